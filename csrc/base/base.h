@@ -1,0 +1,116 @@
+/* base.h: what every room stands on: error codes, messages, clock, random bits.
+ *
+ * Every function that can fail returns an int: PERSIA_OK (0) or one of the
+ * codes below.  The text of a failure (what was wrong, where, the remedy) is
+ * kept per thread by err_set() and read with err_text() by the same thread.
+ */
+#ifndef PERSIA_BASE_H
+#define PERSIA_BASE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PERSIA_API __attribute__((visibility("default")))
+
+/* The one list of errors: X(code, name, message).  The class of
+ * persia.errors that the Python side raises has the same name. */
+#define PERSIA_ERRORS(X)                                                      \
+    X(PERSIA_OK, "Ok", "no error")                                            \
+    X(PERSIA_ENOMEM, "OutOfMemory", "out of memory")                          \
+    X(PERSIA_EARG, "InvalidArgument", "invalid argument")                     \
+    X(PERSIA_EDTYPE, "DtypeError", "wrong dtype")                             \
+    X(PERSIA_ESHAPE, "ShapeError", "wrong rank or shape")                     \
+    X(PERSIA_EOFFSETS, "OffsetsError", "offsets or lengths do not add up")    \
+    X(PERSIA_EFEATURE, "MissingFeature", "a configured feature is missing")   \
+    X(PERSIA_ENONFINITE, "NonFiniteGradient", "a gradient is NaN or Inf")     \
+    X(PERSIA_ECAPACITY, "CapacityReached", "the table is full")               \
+    X(PERSIA_ELIMIT, "LimitReached", "a configured limit was reached")        \
+    X(PERSIA_ETICKET, "TicketError", "the batch's ticket cannot be used")     \
+    X(PERSIA_ECORRUPT, "CorruptFile", "a file is truncated or altered")       \
+    X(PERSIA_EMISMATCH, "SchemaMismatch", "declared and stored differ")       \
+    X(PERSIA_EROWSMISSING, "RowsMissing", "the rows were not loaded")         \
+    X(PERSIA_EIO, "StorageError", "reading or writing failed")                \
+    X(PERSIA_EFORK, "UsedAfterFork", "used in a forked child")                \
+    X(PERSIA_EINTR, "Interrupted", "interrupted by a signal")                 \
+    X(PERSIA_ETIMEOUT, "DeadlineExceeded", "a deadline passed")               \
+    X(PERSIA_ECLOSED, "Closed", "the object was closed")                      \
+    X(PERSIA_EDATA, "MalformedData", "a line of input is malformed")          \
+    X(PERSIA_EINTERNAL, "InternalError", "a bug in persia, please report it")
+
+#define PERSIA_ERROR_CODE(code, name, message) code,
+enum persia_error { PERSIA_ERRORS(PERSIA_ERROR_CODE) PERSIA_ERROR_COUNT };
+#undef PERSIA_ERROR_CODE
+
+/* Keeps a message for this thread and returns `code`: the usual way out is
+ * `return err_set(PERSIA_EARG, "table %s: dim is %u, ...", ...)`. */
+PERSIA_API int err_set(int code, const char *format, ...)
+    __attribute__((format(printf, 2, 3), cold));
+/* The message of this thread's last err_set(); "" when there was none. */
+PERSIA_API const char *err_text(void);
+/* "OutOfMemory", ...; "InternalError" for a number that is no code. */
+PERSIA_API const char *err_name(int code);
+/* The general message of a code, for use without err_set(). */
+PERSIA_API const char *err_message(int code);
+
+/* A callback that tells whether the user asked to stop (Ctrl-C): returns
+ * PERSIA_OK or PERSIA_EINTR.  `py` installs it; every blocking wait of a
+ * user's thread calls interrupt_poll() at least every 100 ms.  Calls from
+ * threads other than the user's return PERSIA_OK. */
+typedef int (*interrupt_fn)(void);
+PERSIA_API void interrupt_install(interrupt_fn fn);
+PERSIA_API int interrupt_poll(void);
+
+/* PERSIA_OK, or PERSIA_EFORK in a child of the process in which the library
+ * was loaded: threads and locks do not survive a fork. */
+PERSIA_API int fork_check(const char *what);
+
+/* Monotonic time in nanoseconds. */
+PERSIA_API uint64_t clock_ns(void);
+
+/* Philox4x32-10 (Salmon et al., SC 2011): 128 random bits that depend on
+ * (counter, key) alone.  Used for initial values and stochastic rounding. */
+static inline void philox4x32(const uint32_t counter[4], const uint32_t key[2],
+                              uint32_t out[4])
+{
+    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2],
+             c3 = counter[3], k0 = key[0], k1 = key[1];
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c0;
+        uint64_t p1 = (uint64_t)0xCD9E8D57u * c2;
+        uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+        uint32_t n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c1 = (uint32_t)p1;
+        c3 = (uint32_t)p0;
+        c0 = n0;
+        c2 = n2;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    out[0] = c0;
+    out[1] = c1;
+    out[2] = c2;
+    out[3] = c3;
+}
+
+/* Functions with hot loops are compiled for several instruction sets and
+ * chosen at load time.  Together with -ffp-contract=off every clone gives
+ * the same bits.  Empty where clones do not work (TSan crashes on ifuncs)
+ * and when PERSIA_NO_CLONES is set, as the test that compares bits does. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) &&        \
+    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) &&        \
+    !defined(PERSIA_NO_CLONES)
+#define HOT                                                                   \
+    __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3",         \
+                                 "default")))
+#else
+#define HOT
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+#endif

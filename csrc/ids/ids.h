@@ -1,0 +1,44 @@
+/* ids.h: hashing of ids, and the split of a batch into stripes.
+ *
+ * One 64-bit hash serves all purposes; which bits do what is fixed here:
+ *
+ *   bits 63..32  position: shard (range), directory page, bucket in the page
+ *   bits 31..24  tag in the bucket (0 is mapped to 1: 0 means empty)
+ *   bits 23..16  stripe
+ */
+#ifndef PERSIA_IDS_H
+#define PERSIA_IDS_H
+
+#include "base/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { IDS_CHUNK = 4096, IDS_STRIPES_MAX = 256 };
+
+/* A bijective mix (the finaliser of splitmix64 with its increment, so that
+ * id 0 does not hash to 0). */
+static inline uint64_t id_hash(uint64_t id)
+{
+    uint64_t h = id + 0x9E3779B97F4A7C15u;
+    h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9u;
+    h = (h ^ (h >> 27)) * 0x94D049BB133111EBu;
+    return h ^ (h >> 31);
+}
+
+static inline uint8_t hash_tag(uint64_t hash)
+{
+    uint8_t tag = (uint8_t)(hash >> 24);
+    return tag ? tag : 1;
+}
+
+static inline uint32_t hash_stripe(uint64_t hash, uint32_t stripe_mask)
+{
+    return (uint32_t)(hash >> 16) & stripe_mask;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,54 @@
+/* mem.h: address ranges that grow in place, buffers that are reused, limits.
+ *
+ * arena: one growable range of zeroed memory for fixed-size rows.  Growth
+ * never copies: the range is reserved ahead and pages appear when touched
+ * (a full reserve is moved by the kernel's page tables, mremap).  Small
+ * arenas use 4 KiB pages, large ones ask for 2 MiB pages, so that a table
+ * of few rows stays small and a table of many misses the TLB rarely.
+ */
+#ifndef PERSIA_MEM_H
+#define PERSIA_MEM_H
+
+#include "base/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Bytes in use against a maximum; shared by all arenas and index pages of a
+ * store.  Atomic: no lock. */
+typedef struct mem_limit {
+    _Atomic(uint64_t) used; /* bytes */
+    uint64_t maximum;       /* bytes; 0: no limit */
+} mem_limit;
+
+/* PERSIA_ELIMIT when the maximum would be passed; then nothing is charged.
+ * A NULL limit charges nothing. */
+PERSIA_API int mem_charge(mem_limit *limit, uint64_t bytes);
+PERSIA_API void mem_release(mem_limit *limit, uint64_t bytes);
+
+typedef struct mem_arena {
+    char *base;      /* may change in mem_arena_grow() */
+    size_t size;     /* bytes that may be used */
+    size_t reserved; /* bytes of address space */
+    mem_limit *limit;
+} mem_arena;
+
+PERSIA_API void mem_arena_init(mem_arena *a, mem_limit *limit);
+/* Makes at least `bytes` usable (zero-filled where new). */
+PERSIA_API int mem_arena_grow(mem_arena *a, size_t bytes);
+PERSIA_API void mem_arena_free(mem_arena *a);
+
+/* A buffer that only grows; contents are lost when it does.  For scratch
+ * that is used again and again by one thread.  Aligned to 64 bytes. */
+typedef struct mem_buffer {
+    void *data;
+    size_t size; /* bytes */
+} mem_buffer;
+PERSIA_API int mem_buffer_need(mem_buffer *b, size_t bytes);
+PERSIA_API void mem_buffer_free(mem_buffer *b);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

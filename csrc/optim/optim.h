@@ -1,0 +1,61 @@
+/* optim.h: sparse optimizers that update one row at a time.
+ *
+ * They are lazy: a row changes only when it has a gradient.  Weight decay is
+ * coupled (added to the gradient) in SGD, Adagrad and Adam, decoupled in
+ * AdamW, and touches touched rows only.  Hyper-parameters travel with each
+ * push, so learning-rate schedulers work.
+ *
+ *   algorithm        state of a row (fp32)             formula of
+ *   SGD              dim if momentum, else none        torch.optim.SGD
+ *   ADAGRAD          dim                               torch.optim.Adagrad
+ *   ROWWISE_ADAGRAD  1: sum of mean(g^2)               fbgemm / torchrec
+ *   ADAM, ADAMW      2 dim: m, v                       torch.optim.Adam(W)
+ */
+#ifndef PERSIA_OPTIM_H
+#define PERSIA_OPTIM_H
+
+#include "base/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum optim_kind {
+    OPTIM_SGD,
+    OPTIM_ADAGRAD,
+    OPTIM_ROWWISE_ADAGRAD,
+    OPTIM_ADAM,
+    OPTIM_ADAMW,
+    OPTIM_KINDS
+};
+
+/* Storage of a vector.  BF16 is rounded stochastically when narrowed. */
+enum vector_dtype { VECTOR_FP32, VECTOR_BF16, VECTOR_DTYPES };
+
+/* Hyper-parameters of one push. */
+typedef struct optim_args {
+    uint32_t kind;       /* enum optim_kind; must be the table's */
+    float lr;
+    float eps;           /* Adagrad, Adam: inside torch's own place */
+    float beta1, beta2;  /* Adam, AdamW */
+    float momentum;      /* SGD: > 0 needs a table made with momentum */
+    float weight_decay;
+    uint64_t step;       /* t of Adam's bias correction, from 1 */
+    float max_grad_norm; /* clip a row's gradient to this L2 norm; 0: off */
+    float max_norm;      /* then a row's vector to this L2 norm; 0: off */
+    float weight_bound;  /* then its elements to [-b, b]; 0: off */
+    float grad_scale;    /* multiplies every gradient, usually 1 */
+} optim_args;
+
+/* "sgd", "adagrad", "rowwise_adagrad", "adam", "adamw"; NULL if no kind. */
+PERSIA_API const char *optim_name(uint32_t kind);
+/* Floats of state a row; `momentum`: whether SGD keeps a buffer. */
+PERSIA_API uint32_t optim_state_floats(uint32_t kind, uint32_t dim,
+                                       int momentum);
+/* PERSIA_EARG when a hyper-parameter is out of its range (or not finite). */
+PERSIA_API int optim_check(const optim_args *args);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

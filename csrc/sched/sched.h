@@ -1,0 +1,57 @@
+/* sched.h: a thread pool for loops and background jobs.
+ *
+ * The caller of sched_for() takes part, so a pool of n threads starts n - 1
+ * workers.  Idle workers sleep; nobody spins.  Several threads may call
+ * sched_for() and sched_submit() at once.  A loop body must not block on
+ * another loop of the same pool.
+ */
+#ifndef PERSIA_SCHED_H
+#define PERSIA_SCHED_H
+
+#include "base/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct sched sched;
+
+/* One index of a loop.  Returns PERSIA_OK or an error (set by err_set() on
+ * the thread that runs it); sched_for() hands the error of the lowest
+ * failing index and its text to its caller, after all indices ran. */
+typedef int (*sched_loop_fn)(void *ctx, size_t index);
+/* A background job; it reports through ctx (see future below). */
+typedef void (*sched_job_fn)(void *ctx);
+
+PERSIA_API int sched_create(unsigned threads, sched **out);
+/* Waits for every job that was submitted, then joins the workers. */
+PERSIA_API void sched_destroy(sched *s);
+PERSIA_API unsigned sched_threads(const sched *s);
+
+/* Runs fn(ctx, 0..n-1), each index once, on any threads; returns when all
+ * have run.  n of 0 or 1, or a pool of one, runs on the caller alone. */
+PERSIA_API int sched_for(sched *s, size_t n, sched_loop_fn fn, void *ctx);
+
+/* Runs fn(ctx) once on a thread of its own kind (background threads are
+ * separate from loop workers, so a job may call sched_for()).  Jobs start
+ * in the order of submission; with one background thread they also end so.
+ * There are `threads` loop threads and one background thread a pool. */
+PERSIA_API int sched_submit(sched *s, sched_job_fn fn, void *ctx);
+
+/* A value that one thread completes and others wait for. */
+typedef struct future future;
+PERSIA_API int future_create(future **out);
+/* Only after completion or when nobody will complete it. */
+PERSIA_API void future_destroy(future *f);
+/* Completes with a result and, if it is an error, this thread's err_text(). */
+PERSIA_API void future_complete(future *f, int result);
+PERSIA_API int future_done(const future *f);
+/* Waits; polls interrupt_poll() every 50 ms.  Returns the result (its text
+ * becomes this thread's err_text()), PERSIA_EINTR, or PERSIA_ETIMEOUT after
+ * timeout_ns (0: no limit). */
+PERSIA_API int future_wait(future *f, uint64_t timeout_ns);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

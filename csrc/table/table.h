@@ -1,0 +1,153 @@
+/* table.h: a hash table from 64-bit ids to rows of one width.
+ *
+ *   row   [ id u64 | clock u32 | vector | optimizer state fp32 ]
+ *
+ * A row stays in its slot for life.  `clock` is the number (mod 2^32, never
+ * 0) of the push that touched the row last; 0 marks a free slot.  Rows are
+ * spread over stripes by their hash; a stripe has a lock, an index and an
+ * arena of its own.
+ *
+ * Pull never changes the table: a missing id reads as its initial value.
+ * Push creates rows, sums the gradients of equal ids in the order in which
+ * they come, and applies one optimizer step a row.  The same calls give the
+ * same bits for any number of threads and stripes (eviction excepted).
+ *
+ * All functions may be called from any thread at any time, except that
+ * table_destroy() must be the last call.
+ */
+#ifndef PERSIA_TABLE_H
+#define PERSIA_TABLE_H
+
+#include "mem/mem.h"
+#include "optim/optim.h"
+#include "sched/sched.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct table table;
+
+enum table_init_kind { INIT_UNIFORM, INIT_NORMAL, INIT_CONSTANT };
+enum table_full { FULL_RAISE, FULL_EVICT_LRU };
+enum table_missing { MISSING_INIT, MISSING_ZEROS };
+enum table_nonfinite { NONFINITE_RAISE, NONFINITE_SKIP };
+
+typedef struct table_config {
+    char name[256];        /* decides initial values, with seed */
+    uint64_t seed;
+    uint32_t dim;          /* 1 .. 4096 */
+    uint32_t dtype;        /* enum vector_dtype */
+    uint32_t optimizer;    /* enum optim_kind */
+    uint32_t momentum;     /* SGD: 1 if rows keep a momentum buffer */
+    uint32_t init;         /* enum table_init_kind */
+    float init_a, init_b;  /* uniform: [a, b); normal: mean, std;
+                              constant: a */
+    float state_init;      /* Adagrad: initial accumulator */
+    uint32_t missing;      /* enum table_missing: what pull reads */
+    uint32_t nonfinite;    /* enum table_nonfinite: what push does */
+    uint64_t capacity;     /* rows; 0: unbounded */
+    uint32_t full;         /* enum table_full */
+    float admission;       /* probability that an unseen id gets a row, 1: all */
+    uint32_t stripes;      /* power of two up to 256; 0: chosen */
+    mem_limit *limit;      /* NULL: none */
+} table_config;
+
+/* Sets every field to its default: fp32, Adagrad, uniform [-0.01, 0.01). */
+PERSIA_API void table_config_init(table_config *config);
+PERSIA_API int table_create(const table_config *config, table **out);
+PERSIA_API void table_destroy(table *t);
+PERSIA_API const table_config *table_get_config(const table *t);
+
+typedef struct table_stats {
+    uint64_t rows;         /* now */
+    uint64_t bytes;        /* rows, index and slack, touched memory */
+    uint64_t row_bytes;    /* stride of a row */
+    uint64_t pushes;       /* the table's clock */
+    uint64_t pulled, missed;            /* ids read; of them without a row */
+    uint64_t created, evicted, refused; /* rows made, evicted; ids refused */
+    uint64_t nonfinite;    /* row gradients skipped as NaN or Inf */
+} table_stats;
+PERSIA_API void table_get_stats(const table *t, table_stats *out);
+
+/* A row number is a hint of where an id was found: ROW_NONE if it had no
+ * row.  Push tries it first and looks up where it does not hold any more. */
+#define ROW_NONE UINT32_MAX
+
+/* One pull: out[i * stride .. + dim) = vector of ids[i], as fp32. */
+typedef struct pull_job {
+    table *t;
+    size_t n;
+    const uint64_t *ids; /* [n] */
+    float *out;          /* [n] rows of dim, `stride` floats apart */
+    size_t stride;
+    uint32_t *rows;      /* [n] row numbers out, or NULL */
+} pull_job;
+/* Runs the jobs on all threads of `s`. */
+PERSIA_API int table_pull(sched *s, pull_job *jobs, size_t jobs_n);
+
+/* Gradients of n ids: that of ids[i] is
+ * scale[i] * grad[bag[i] * stride .. + dim). */
+typedef struct push_part {
+    size_t n;
+    const uint64_t *ids;  /* [n] */
+    const uint32_t *rows; /* [n] row numbers from pull, or NULL */
+    const uint32_t *bag;  /* [n] row of grad, or NULL: bag[i] = i */
+    const float *scale;   /* [n], or NULL: 1 */
+    const float *grad;
+    size_t stride;        /* floats */
+    size_t bags;          /* rows of grad; with bag == NULL it equals n */
+} push_part;
+
+/* One push to one table: the parts are summed per id in their order, then
+ * applied once.  `batch` names the batch for probabilistic admission. */
+typedef struct push_job {
+    table *t;
+    const push_part *parts;
+    size_t parts_n;
+    const optim_args *optim;
+    uint64_t batch;
+    /* out: */
+    uint64_t created, refused, evicted, nonfinite; /* of this push */
+    uint64_t touched;                              /* distinct ids applied */
+} push_job;
+/* Runs the jobs (each of another table) on all threads of `s`.  Arguments,
+ * non-finite gradients (policy raise) and capacity (policy raise) are
+ * checked for all jobs before the first row changes. */
+PERSIA_API int table_push(sched *s, push_job *jobs, size_t jobs_n);
+
+/* Whole rows.  state is [n, state_floats] or NULL; found[i] is 1 if ids[i]
+ * has a row (else its initial value is given), found may be NULL. */
+PERSIA_API uint32_t table_state_floats(const table *t);
+PERSIA_API int table_get(table *t, size_t n, const uint64_t *ids,
+                         float *vectors, float *state, uint8_t *found);
+/* Creates or replaces rows (fresh state if NULL).  Values must be finite. */
+PERSIA_API int table_set(table *t, size_t n, const uint64_t *ids,
+                         const float *vectors, const float *state);
+/* Removes every row; counters and clock stay. */
+PERSIA_API int table_clear(table *t);
+
+/* A cut: all rows as they were at one moment, read out while pushes go on.
+ * One cut a table at a time.  Vectors are in the table's dtype (raw bytes). */
+typedef struct table_cut table_cut;
+/* Takes the moment for several tables at once. */
+PERSIA_API int table_cut_begin(table *const *tables, size_t n,
+                               table_cut **out /* [n] */);
+PERSIA_API uint64_t table_cut_rows(const table_cut *cut);
+PERSIA_API uint64_t table_cut_clock(const table_cut *cut);
+/* Hands out up to `room` rows; *n is 0 at the end. */
+PERSIA_API int table_cut_next(table_cut *cut, size_t room, uint64_t *ids,
+                              void *vectors, float *state, uint32_t *clocks,
+                              size_t *n);
+PERSIA_API void table_cut_end(table_cut *cut);
+/* The reverse: adds rows as table_cut_next() gave them (an id that is there
+ * already is replaced). */
+PERSIA_API int table_restore(table *t, size_t n, const uint64_t *ids,
+                             const void *vectors, const float *state,
+                             const uint32_t *clocks);
+PERSIA_API void table_set_clock(table *t, uint64_t pushes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
