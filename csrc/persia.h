@@ -1,0 +1,13 @@
+/* persia.h: the C interface of libpersia.so, all rooms in their order. */
+#ifndef PERSIA_H
+#define PERSIA_H
+
+#include "base/base.h"
+#include "mem/mem.h"
+#include "sched/sched.h"
+#include "ids/ids.h"
+#include "pool/pool.h"
+#include "optim/optim.h"
+#include "table/table.h"
+
+#endif
