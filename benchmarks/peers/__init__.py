@@ -1,0 +1,1 @@
+"""Other systems that the benchmarks compare with, in interpreters of their own."""
