@@ -1,0 +1,119 @@
+"""The exceptions of Persia: one class per error code of the C core (csrc/base/base.h).
+
+All derive from :class:`PersiaError`, and from the builtin exception that
+a caller would expect (ValueError, TypeError, OSError, ...). Each message names what
+was wrong, where, and the remedy.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CapacityReached",
+    "Closed",
+    "CorruptFile",
+    "DeadlineExceeded",
+    "DtypeError",
+    "InternalError",
+    "Interrupted",
+    "InvalidArgument",
+    "LimitReached",
+    "MalformedData",
+    "MissingFeature",
+    "NonFiniteGradient",
+    "OffsetsError",
+    "OutOfMemory",
+    "PersiaError",
+    "RowsMissing",
+    "SchemaMismatch",
+    "ShapeError",
+    "StorageError",
+    "TicketError",
+    "UsedAfterFork",
+]
+
+
+class PersiaError(Exception):
+    """The base of all exceptions of Persia."""
+
+
+class OutOfMemory(PersiaError, MemoryError):
+    """The operating system gave no memory."""
+
+
+class InvalidArgument(PersiaError, ValueError):
+    """An argument is out of its range."""
+
+
+class DtypeError(PersiaError, TypeError):
+    """A tensor has the wrong dtype."""
+
+
+class ShapeError(PersiaError, ValueError):
+    """A tensor has the wrong rank or shape."""
+
+
+class OffsetsError(PersiaError, ValueError):
+    """Offsets or lengths are negative, fall, or do not add up."""
+
+
+class MissingFeature(PersiaError, KeyError):
+    """A configured feature is not in the batch."""
+
+    def __str__(self) -> str:  # KeyError would print the repr of the message
+        return Exception.__str__(self)
+
+
+class NonFiniteGradient(PersiaError, FloatingPointError):
+    """A gradient is NaN or infinite."""
+
+
+class CapacityReached(PersiaError, RuntimeError):
+    """A table is full and may not evict."""
+
+
+class LimitReached(PersiaError, RuntimeError):
+    """A configured limit was met."""
+
+
+class TicketError(PersiaError, RuntimeError):
+    """A batch's ticket cannot be used (again)."""
+
+
+class CorruptFile(PersiaError, OSError):
+    """A file is truncated or altered."""
+
+
+class SchemaMismatch(PersiaError, ValueError):
+    """What was declared differs from what is stored."""
+
+
+class RowsMissing(PersiaError, RuntimeError):
+    """The rows that belong to a state were not loaded."""
+
+
+class StorageError(PersiaError, OSError):
+    """Reading or writing a file failed."""
+
+
+class UsedAfterFork(PersiaError, RuntimeError):
+    """A store or table was used in a forked child."""
+
+
+class Interrupted(PersiaError, RuntimeError):
+    """A wait was interrupted by a signal."""
+
+
+class DeadlineExceeded(PersiaError, TimeoutError):
+    """A deadline passed."""
+
+
+class Closed(PersiaError, RuntimeError):
+    """The object was closed."""
+
+
+class MalformedData(PersiaError, ValueError):
+    """A line of input is malformed."""
+
+
+class InternalError(PersiaError, RuntimeError):
+    """A bug in Persia."""

@@ -1,0 +1,413 @@
+"""Batches of ids: :class:`JaggedBatch`, and :class:`Batch` around it.
+
+Both are plain containers of tensors: they know no store and no table, so
+they work in forked children (the workers of ``torch.utils.data.DataLoader``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from persia import errors
+
+__all__ = ["Batch", "JaggedBatch"]
+
+# Integer dtypes that widen to int64 without changing a value.
+_WIDENED = (torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def _ids(what: str, x: Any) -> Tensor:
+    """``x`` as an int64 tensor; DtypeError if that could change a value."""
+    t = x if isinstance(x, Tensor) else torch.as_tensor(x)
+    if t.dtype == torch.int64:
+        return t
+    if t.dtype in _WIDENED:
+        return t.to(torch.int64)
+    if t.numel() == 0 and not isinstance(x, Tensor):  # [] has no dtype
+        return t.to(torch.int64)
+    remedy = (
+        "pass t.view(torch.int64), the same 64 bits"
+        if t.dtype == torch.uint64
+        else "ids and lengths are integers: convert with .to(torch.int64)"
+    )
+    raise errors.DtypeError(f"{what} has dtype {t.dtype}, need torch.int64; {remedy}")
+
+
+def _vector(what: str, t: Tensor) -> Tensor:
+    if t.dim() != 1:
+        raise errors.ShapeError(
+            f"{what} has shape {tuple(t.shape)}, need one dimension; "
+            "JaggedBatch.from_dict takes 2-D tensors of padded ids"
+        )
+    return t
+
+
+def _weights(what: str, w: Any, n: int) -> Tensor:
+    t = w if isinstance(w, Tensor) else torch.as_tensor(w, dtype=torch.float32)
+    if not t.dtype.is_floating_point:
+        raise errors.DtypeError(
+            f"{what} has dtype {t.dtype}, need a floating dtype such as torch.float32"
+        )
+    _vector(what, t)
+    if t.numel() != n:
+        raise errors.ShapeError(f"{what} has {t.numel()} elements for {n} ids; need one weight an id")
+    return t
+
+
+class JaggedBatch:
+    """Ids of F features for B samples, feature-major like a KeyedJaggedTensor.
+
+    The ids of feature f and sample b are
+    ``values[offsets[f * B + b] : offsets[f * B + b + 1]]``.
+
+    Args:
+        keys: F distinct feature names.
+        values: ids, int64 [n]; narrower integers are widened.
+        lengths: ids in each bag, int64 or int32 [F * B], or None.
+        offsets: where each bag begins, and n at the end, int64 or int32
+            [F * B + 1], or None. Give one of the two (both is allowed).
+            With neither, every bag has exactly one id and B = n / F.
+        weights: one weight an id, floating [n], or None.
+
+    Raises:
+        DtypeError, ShapeError: an argument of the wrong dtype or rank.
+        OffsetsError: lengths or offsets that are negative, fall, or do not
+            add up to n.
+        InvalidArgument: no keys, or a key twice.
+
+    Attributes:
+        ticket: set by ``persia.DataLoader`` on ids that it looked up ahead;
+            kept by :meth:`to` and :meth:`pin_memory`, never pickled.
+    """
+
+    ticket: Tensor | None
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        values: Tensor,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> None:
+        if isinstance(keys, str):
+            raise errors.InvalidArgument(f"keys is the string {keys!r}; pass a list of names")
+        self._keys = list(keys)
+        if not self._keys:
+            raise errors.InvalidArgument("keys is empty; a JaggedBatch has at least one feature")
+        if len(set(self._keys)) != len(self._keys):
+            twice = sorted({k for k in self._keys if self._keys.count(k) > 1})
+            raise errors.InvalidArgument(f"keys {twice} occur more than once; names are distinct")
+        self._values = _vector("values", _ids("values", values))
+        self._lengths: Tensor | None = None
+        self._offsets: Tensor | None = None
+        self._weights: Tensor | None = None
+        self.ticket = None
+
+        n, count = self._values.numel(), len(self._keys)
+        if lengths is None and offsets is None:
+            if n % count:
+                raise errors.OffsetsError(
+                    f"{n} ids do not divide into {count} features of one id a sample; "
+                    "pass lengths or offsets"
+                )
+            self._stride = n // count
+        else:
+            self._set_bags(lengths, offsets)
+        if weights is not None:
+            self._weights = _weights("weights", weights, n)
+
+    def _set_bags(self, lengths: Tensor | None, offsets: Tensor | None) -> None:
+        """Checks lengths and offsets, and keeps both."""
+        n, count = self._values.numel(), len(self._keys)
+        if lengths is not None:
+            lengths = _vector("lengths", _ids("lengths", lengths))
+            bags = lengths.numel()
+            ends = torch.cumsum(lengths, 0)
+            whole = torch.cat((ends.new_zeros(1), ends))
+            if offsets is not None:
+                given = _vector("offsets", _ids("offsets", offsets))
+                if not torch.equal(given, whole):
+                    raise errors.OffsetsError(
+                        "offsets are not the running sums of lengths; pass one of the two"
+                    )
+            offsets = whole
+        else:
+            assert offsets is not None
+            offsets = _vector("offsets", _ids("offsets", offsets))
+            if offsets.numel() == 0:
+                raise errors.OffsetsError("offsets is empty; need F * B + 1 elements, the first is 0")
+            bags = offsets.numel() - 1
+            lengths = torch.diff(offsets)
+            if int(offsets[0]) != 0:
+                raise errors.OffsetsError(f"offsets begin with {int(offsets[0])}, need 0")
+        if bags % count:
+            raise errors.OffsetsError(
+                f"{bags} bags do not divide by {count} features; "
+                "every feature has one bag a sample (variable stride is not taken)"
+            )
+        self._stride = bags // count
+        if bags and int(lengths.min()) < 0:
+            at = int((lengths < 0).nonzero()[0])
+            raise errors.OffsetsError(
+                f"feature {self._keys[at // self._stride]!r}, sample {at % self._stride}: "
+                f"the length is {int(lengths[at])}; lengths are 0 or more, offsets never fall"
+            )
+        if int(offsets[-1]) != n:
+            raise errors.OffsetsError(f"the lengths add up to {int(offsets[-1])}, but there are {n} ids")
+        self._lengths, self._offsets = lengths, offsets
+
+    @classmethod
+    def from_dict(
+        cls, features: Mapping[str, Any], *, padding_value: int | None = None
+    ) -> JaggedBatch:
+        """Builds a batch from one entry a feature.
+
+        Args:
+            features: name to one of: ids [B], one id a sample; ids [B, L],
+                up to L ids a sample; a tuple (values [n], lengths [B]); a
+                tuple (values, lengths, weights [n]).
+            padding_value: in 2-D tensors, ids of this value are left out;
+                None keeps all L.
+
+        Raises:
+            ShapeError: another rank, or features that differ in B.
+            DtypeError, OffsetsError: as for the constructor.
+        """
+        if not features:
+            raise errors.InvalidArgument("features is empty; a JaggedBatch has at least one feature")
+        values: list[Tensor] = []
+        lengths: list[Tensor | None] = []
+        weights: list[Tensor | None] = []
+        first: tuple[str, int] | None = None
+        for key, entry in features.items():
+            v, le, w = _entry(key, entry, padding_value)
+            size = v.numel() if le is None else le.numel()
+            if first is None:
+                first = (key, size)
+            elif size != first[1]:
+                raise errors.ShapeError(
+                    f"feature {key!r} has {size} samples, but {first[0]!r} has {first[1]}; "
+                    "all features of a batch have the same samples"
+                )
+            values.append(v)
+            lengths.append(le)
+            weights.append(w)
+        if all(le is None for le in lengths):
+            return cls(list(features), torch.cat(values))
+        whole = torch.cat(
+            [torch.ones_like(v) if le is None else le for v, le in zip(values, lengths, strict=True)]
+        )
+        weighted = None
+        if any(w is not None for w in weights):
+            dtype = next(w.dtype for w in weights if w is not None)
+            weighted = torch.cat(
+                [
+                    torch.ones_like(v, dtype=dtype) if w is None else w.to(dtype)
+                    for v, w in zip(values, weights, strict=True)
+                ]
+            )
+        return cls(list(features), torch.cat(values), lengths=whole, weights=weighted)
+
+    def keys(self) -> list[str]:
+        """The F feature names, in the order of the values."""
+        return self._keys
+
+    def values(self) -> Tensor:
+        """All ids, int64 [n], feature-major."""
+        return self._values
+
+    def lengths(self) -> Tensor:
+        """Ids in each bag, int64 [F * B]."""
+        if self._lengths is None:
+            return torch.ones_like(self._values)
+        return self._lengths
+
+    def offsets(self) -> Tensor:
+        """Where each bag begins in values, and n at the end: int64 [F * B + 1]."""
+        if self._offsets is None:
+            return torch.arange(self._values.numel() + 1, device=self._values.device)
+        return self._offsets
+
+    def lengths_or_none(self) -> Tensor | None:
+        """lengths(), or None when every bag has exactly one id."""
+        return self._lengths
+
+    def offsets_or_none(self) -> Tensor | None:
+        """offsets(), or None when every bag has exactly one id."""
+        return self._offsets
+
+    def weights(self) -> Tensor:
+        """One weight an id, floating [n]; raises MissingFeature without weights."""
+        if self._weights is None:
+            raise errors.MissingFeature(
+                "this JaggedBatch has no weights; pass weights= when it is made"
+            )
+        return self._weights
+
+    def weights_or_none(self) -> Tensor | None:
+        """One weight an id, floating [n], or None."""
+        return self._weights
+
+    def stride(self) -> int:
+        """The number of samples, B."""
+        return self._stride
+
+    def stride_per_key(self) -> list[int]:
+        """B for each of the F features."""
+        return [self._stride] * len(self._keys)
+
+    def variable_stride_per_key(self) -> bool:
+        """False: every feature has B bags."""
+        return False
+
+    def offset_per_key(self) -> list[int]:
+        """Where each feature begins in values, and n at the end: F + 1 numbers."""
+        if self._offsets is None:
+            return [f * self._stride for f in range(len(self._keys) + 1)]
+        if self._stride == 0:
+            return [0] * (len(self._keys) + 1)
+        starts: list[int] = self._offsets[:: self._stride].tolist()
+        return starts
+
+    def length_per_key(self) -> list[int]:
+        """The number of ids of each of the F features."""
+        at = self.offset_per_key()
+        return [b - a for a, b in zip(at, at[1:], strict=False)]
+
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self._values.device
+
+    def __getitem__(self, key: str) -> tuple[Tensor, Tensor]:
+        """(values [n_f], lengths [B]) of one feature, both int64; views."""
+        part = self._part(key)
+        return part[0], part[1]
+
+    def to_dict(self) -> dict[str, tuple[Tensor, ...]]:
+        """name to (values, lengths) or (values, lengths, weights); from_dict() reverses it."""
+        return {key: self._part(key) for key in self._keys}
+
+    def _part(self, key: str) -> tuple[Tensor, ...]:
+        try:
+            f = self._keys.index(key)
+        except ValueError:
+            raise errors.MissingFeature(
+                f"no feature {key!r} in this JaggedBatch; it has {self._keys}"
+            ) from None
+        bags = slice(f * self._stride, (f + 1) * self._stride)
+        if self._lengths is None or self._offsets is None:
+            values = self._values[bags]
+            ids, lengths = bags, torch.ones_like(values)
+        else:
+            ids = slice(int(self._offsets[bags.start]), int(self._offsets[bags.stop]))
+            values, lengths = self._values[ids], self._lengths[bags]
+        if self._weights is None:
+            return values, lengths
+        return values, lengths, self._weights[ids]
+
+    def _map(self, fn: Any) -> JaggedBatch:
+        """The same batch with ``fn`` applied to each tensor; keeps the ticket."""
+        out = JaggedBatch.__new__(JaggedBatch)
+        out._keys, out._stride, out.ticket = self._keys, self._stride, self.ticket
+        out._values = fn(self._values)
+        out._lengths = None if self._lengths is None else fn(self._lengths)
+        out._offsets = None if self._offsets is None else fn(self._offsets)
+        out._weights = None if self._weights is None else fn(self._weights)
+        return out
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> JaggedBatch:
+        """A copy on ``device`` (this very batch if it is there), ticket kept."""
+        if self._values.device == torch.device(device):
+            return self
+        return self._map(lambda t: t.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> JaggedBatch:
+        """A copy in page-locked memory, ticket kept (needs CUDA, as torch's own)."""
+        return self._map(lambda t: t.pin_memory())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "ticket": None}
+
+    def __repr__(self) -> str:
+        return (
+            f"JaggedBatch(keys={self._keys}, samples={self._stride}, "
+            f"ids={self._values.numel()}, weighted={self._weights is not None})"
+        )
+
+
+def _entry(
+    key: str, entry: Any, padding_value: int | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """One value of from_dict() as (values, lengths or None, weights or None)."""
+    what = f"feature {key!r}"
+    if isinstance(entry, tuple):
+        if len(entry) not in (2, 3):
+            raise errors.ShapeError(
+                f"{what} is a tuple of {len(entry)}; need (values, lengths) or "
+                "(values, lengths, weights)"
+            )
+        values = _vector(f"{what}: values", _ids(f"{what}: values", entry[0]))
+        lengths = _vector(f"{what}: lengths", _ids(f"{what}: lengths", entry[1]))
+        # Checked for each feature: a surplus in one could hide a lack in the next.
+        if lengths.numel() and int(lengths.min()) < 0:
+            raise errors.OffsetsError(f"{what}: a length is {int(lengths.min())}; lengths are 0 or more")
+        if int(lengths.sum()) != values.numel():
+            raise errors.OffsetsError(
+                f"{what}: the lengths add up to {int(lengths.sum())}, "
+                f"but there are {values.numel()} ids"
+            )
+        if len(entry) == 2 or entry[2] is None:
+            return values, lengths, None
+        return values, lengths, _weights(f"{what}: weights", entry[2], values.numel())
+    ids = _ids(what, entry)
+    if ids.dim() == 1:
+        return ids, None, None
+    if ids.dim() != 2:
+        raise errors.ShapeError(
+            f"{what} has shape {tuple(ids.shape)}; need [B], [B, L] or a tuple (values, lengths)"
+        )
+    if padding_value is None:
+        return ids.reshape(-1), torch.full((ids.shape[0],), ids.shape[1]).to(ids.device), None
+    kept = ids != padding_value
+    return ids[kept], kept.sum(1), None
+
+
+@dataclass
+class Batch:
+    """One batch of samples.
+
+    Attributes:
+        dense: float32 [B, number of dense features], or None.
+        ids: the categorical features of the B samples.
+        label: float32 [B], or None.
+    """
+
+    dense: Tensor | None
+    ids: JaggedBatch
+    label: Tensor | None = None
+
+    def __len__(self) -> int:
+        """The number of samples, B."""
+        return self.ids.stride()
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """The batch on ``device``; tensors that are there already are shared."""
+        return Batch(
+            None if self.dense is None else self.dense.to(device, non_blocking=non_blocking),
+            self.ids.to(device, non_blocking),
+            None if self.label is None else self.label.to(device, non_blocking=non_blocking),
+        )
+
+    def pin_memory(self) -> Batch:
+        """A copy in page-locked memory (needs CUDA, as torch's own)."""
+        return Batch(
+            None if self.dense is None else self.dense.pin_memory(),
+            self.ids.pin_memory(),
+            None if self.label is None else self.label.pin_memory(),
+        )
