@@ -3,7 +3,8 @@
  * A feature is n ids in `bags` bags, ids of bag b at offsets[b]..offsets[b+1).
  * Pooling with scales s_i:  out[b] = sum_i s_i * row_i, in the order of ids.
  *   SUM: s_i = w_i;  MEAN: w_i / (number of ids);  SQRTN: w_i / sqrt(number);
- *   NONE: no bags, every id is a row of the output.      (w_i = 1 if no weights)
+ *   NONE: no bags, every id is a row of the output, scaled by w_i.
+ * Without weights w_i = 1.
  * An empty bag is zeros.  The gradient of row_i is s_i * gradient of its bag.
  */
 #ifndef PERSIA_POOL_H
@@ -27,11 +28,19 @@ PERSIA_API int pool_check(const char *feature, size_t bags,
 PERSIA_API void pool_expand(uint32_t kind, size_t bags, const int64_t *offsets,
                             const float *weights, uint32_t *bag, float *scale);
 
-/* out[b * out_stride .. + dim) = pooled bag b; rows [n, dim] packed. */
+/* out[b * out_stride .. + dim) = pooled bag b; rows [n, dim] packed.  With
+ * NONE out has a row for each id. */
 PERSIA_API void pool_forward(uint32_t kind, size_t bags,
                              const int64_t *offsets, const float *weights,
                              const float *rows, uint32_t dim, float *out,
                              size_t out_stride);
+
+/* Gradient of weights: out[i] = (s_i / w_i) * <row_i, gradient of its bag>,
+ * grad_stride floats apart; the sum of products in a fixed order. */
+PERSIA_API void pool_weight_grad(uint32_t kind, size_t bags,
+                                 const int64_t *offsets, const float *rows,
+                                 uint32_t dim, const float *grad,
+                                 size_t grad_stride, float *out);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,97 @@
+/* base.c: messages, interrupts, fork detection, clock. */
+#define _GNU_SOURCE
+#include "base/base.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+enum { TEXT_BYTES = 1024 };
+
+static _Thread_local char thread_text[TEXT_BYTES];
+
+int err_set(int code, const char *format, ...)
+{
+    char text[TEXT_BYTES]; /* the arguments may point to thread_text */
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (n < 0)
+        text[0] = 0;
+    memcpy(thread_text, text, strlen(text) + 1);
+    return code;
+}
+
+const char *err_text(void)
+{
+    return thread_text;
+}
+
+#define ERROR_NAME(code, name, message) [code] = name,
+static const char *const error_names[] = {PERSIA_ERRORS(ERROR_NAME)};
+#define ERROR_MESSAGE(code, name, message) [code] = message,
+static const char *const error_messages[] = {PERSIA_ERRORS(ERROR_MESSAGE)};
+
+static size_t error_index(int code)
+{
+    return code >= 0 && code < PERSIA_ERROR_COUNT ? (size_t)code
+                                                  : PERSIA_EINTERNAL;
+}
+
+const char *err_name(int code)
+{
+    return error_names[error_index(code)];
+}
+
+const char *err_message(int code)
+{
+    return error_messages[error_index(code)];
+}
+
+static _Atomic(interrupt_fn) interrupt_callback;
+
+void interrupt_install(interrupt_fn fn)
+{
+    atomic_store(&interrupt_callback, fn);
+}
+
+int interrupt_poll(void)
+{
+    interrupt_fn fn = atomic_load(&interrupt_callback);
+    return fn ? fn() : PERSIA_OK;
+}
+
+/* Set in a child of the process in which the library was loaded. */
+static atomic_int forked;
+
+static void fork_in_child(void)
+{
+    atomic_store(&forked, 1);
+}
+
+__attribute__((constructor)) static void fork_watch(void)
+{
+    pthread_atfork(NULL, NULL, fork_in_child);
+}
+
+int fork_check(const char *what)
+{
+    if (!atomic_load_explicit(&forked, memory_order_relaxed))
+        return PERSIA_OK;
+    return err_set(PERSIA_EFORK,
+                   "%s cannot be used in a forked child process: its threads "
+                   "and locks stayed in the parent; create it in the child, "
+                   "in a process started with \"spawn\"",
+                   what);
+}
+
+uint64_t clock_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}

@@ -1,0 +1,456 @@
+/* sched.c: loops over indices on several threads, and background jobs.
+ *
+ * A loop lives on its caller's stack and is linked into the pool while it
+ * has indices to claim.  Indices are claimed with an atomic counter; joining
+ * and leaving a loop goes through the pool's lock, so the caller knows that
+ * nobody touches the loop any more when its `users` is 0.
+ */
+#define _GNU_SOURCE
+#include "sched/sched.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { TEXT_BYTES = 1024, THREADS_MAX = 1024, POLL_MS = 50 };
+
+/* How long the caller of a loop watches for stragglers before it sleeps. */
+enum { LINGER_NS = 4000 };
+
+typedef struct loop {
+    sched_loop_fn fn;
+    void *ctx;
+    size_t n;
+    _Atomic(size_t) next;    /* first index not claimed yet */
+    _Atomic(unsigned) users; /* workers inside; written under the lock */
+    /* The rest is guarded by the pool's lock. */
+    struct loop *link;
+    int asleep; /* the caller sleeps on `left` */
+    pthread_cond_t left;
+    int code; /* of the lowest failing index */
+    size_t failed;
+    char text[TEXT_BYTES];
+} loop;
+
+typedef struct job {
+    sched_job_fn fn;
+    void *ctx;
+    struct job *link;
+} job;
+
+struct sched {
+    unsigned threads;  /* constant */
+    pthread_t *worker; /* [workers], constant */
+    unsigned workers;
+    pthread_t background;
+    int background_runs;
+
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t work;  /* a loop was linked, or stop */
+    loop *loops;          /* oldest first */
+    unsigned idle;        /* workers that sleep on `work` */
+    int stop;
+
+    pthread_mutex_t job_lock; /* guards what follows */
+    pthread_cond_t job_added; /* a job was queued, or job_stop */
+    job *first, **last;
+    int job_stop;
+};
+
+/* ---- loops ---- */
+
+static void loop_fail(pthread_mutex_t *lock, loop *l, size_t index, int code)
+{
+    pthread_mutex_lock(lock);
+    if (l->code == PERSIA_OK || index < l->failed) {
+        l->code = code;
+        l->failed = index;
+        strncpy(l->text, err_text(), TEXT_BYTES - 1);
+        l->text[TEXT_BYTES - 1] = 0;
+    }
+    pthread_mutex_unlock(lock);
+}
+
+static void loop_run(pthread_mutex_t *lock, loop *l)
+{
+    for (;;) {
+        size_t i = atomic_fetch_add_explicit(&l->next, 1,
+                                             memory_order_relaxed);
+        if (i >= l->n)
+            return;
+        int code = l->fn(l->ctx, i);
+        if (code != PERSIA_OK)
+            loop_fail(lock, l, i, code);
+    }
+}
+
+static loop *find_loop(sched *s)
+{
+    for (loop *l = s->loops; l; l = l->link)
+        if (atomic_load_explicit(&l->next, memory_order_relaxed) < l->n)
+            return l;
+    return NULL;
+}
+
+static void *worker_main(void *arg)
+{
+    sched *s = arg;
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        loop *l = find_loop(s);
+        if (!l) {
+            if (s->stop)
+                break;
+            s->idle++;
+            pthread_cond_wait(&s->work, &s->lock);
+            s->idle--;
+            continue;
+        }
+        atomic_fetch_add_explicit(&l->users, 1, memory_order_relaxed);
+        pthread_mutex_unlock(&s->lock);
+
+        loop_run(&s->lock, l);
+
+        pthread_mutex_lock(&s->lock);
+        /* A caller that is awake may free the loop once users is 0. */
+        int asleep = l->asleep;
+        if (atomic_fetch_sub_explicit(&l->users, 1, memory_order_release) == 1
+            && asleep)
+            pthread_cond_signal(&l->left);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+static void wake_workers(sched *s, size_t wanted, unsigned idle)
+{
+    if (wanted >= idle) {
+        if (idle)
+            pthread_cond_broadcast(&s->work);
+        return;
+    }
+    while (wanted--)
+        pthread_cond_signal(&s->work);
+}
+
+static void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Waits until no worker is inside the loop, which is unlinked already. */
+static void loop_wait(sched *s, loop *l)
+{
+    uint64_t until = 0;
+    for (unsigned i = 0;; i++) {
+        if (!atomic_load_explicit(&l->users, memory_order_acquire))
+            return;
+        relax();
+        if (i % 16 == 0) {
+            uint64_t now = clock_ns();
+            if (!until)
+                until = now + LINGER_NS;
+            else if (now > until)
+                break;
+        }
+    }
+    pthread_mutex_lock(&s->lock);
+    l->asleep = 1;
+    while (atomic_load_explicit(&l->users, memory_order_acquire))
+        pthread_cond_wait(&l->left, &s->lock);
+    pthread_mutex_unlock(&s->lock);
+}
+
+int sched_for(sched *s, size_t n, sched_loop_fn fn, void *ctx)
+{
+    int code = fork_check("a thread pool");
+    if (code != PERSIA_OK)
+        return code;
+    if (n == 0)
+        return PERSIA_OK;
+    if (n == 1)
+        return fn(ctx, 0);
+
+    loop l;
+    l.fn = fn;
+    l.ctx = ctx;
+    l.n = n;
+    atomic_init(&l.next, 0);
+    atomic_init(&l.users, 0);
+    l.link = NULL;
+    l.asleep = 0;
+    l.code = PERSIA_OK;
+    l.failed = 0;
+    if (!s->workers) {
+        loop_run(&s->lock, &l);
+    } else {
+        pthread_cond_init(&l.left, NULL);
+        pthread_mutex_lock(&s->lock);
+        loop **end = &s->loops;
+        while (*end)
+            end = &(*end)->link;
+        *end = &l;
+        unsigned idle = s->idle;
+        pthread_mutex_unlock(&s->lock);
+        wake_workers(s, n - 1, idle);
+
+        loop_run(&s->lock, &l);
+
+        pthread_mutex_lock(&s->lock);
+        loop **at = &s->loops;
+        while (*at != &l)
+            at = &(*at)->link;
+        *at = l.link;
+        pthread_mutex_unlock(&s->lock);
+        loop_wait(s, &l);
+        pthread_cond_destroy(&l.left);
+    }
+    if (l.code == PERSIA_OK)
+        return PERSIA_OK;
+    return err_set(l.code, "%s", l.text);
+}
+
+/* ---- background jobs ---- */
+
+static void *background_main(void *arg)
+{
+    sched *s = arg;
+    pthread_mutex_lock(&s->job_lock);
+    for (;;) {
+        job *j = s->first;
+        if (!j) {
+            if (s->job_stop)
+                break;
+            pthread_cond_wait(&s->job_added, &s->job_lock);
+            continue;
+        }
+        s->first = j->link;
+        if (!s->first)
+            s->last = &s->first;
+        pthread_mutex_unlock(&s->job_lock);
+        j->fn(j->ctx);
+        free(j);
+        pthread_mutex_lock(&s->job_lock);
+    }
+    pthread_mutex_unlock(&s->job_lock);
+    return NULL;
+}
+
+int sched_submit(sched *s, sched_job_fn fn, void *ctx)
+{
+    int code = fork_check("a thread pool");
+    if (code != PERSIA_OK)
+        return code;
+    job *j = malloc(sizeof *j);
+    if (!j)
+        return err_set(PERSIA_ENOMEM, "out of memory: a background job");
+    *j = (job){.fn = fn, .ctx = ctx};
+    pthread_mutex_lock(&s->job_lock);
+    *s->last = j;
+    s->last = &j->link;
+    pthread_mutex_unlock(&s->job_lock);
+    pthread_cond_signal(&s->job_added);
+    return PERSIA_OK;
+}
+
+/* ---- life of a pool ---- */
+
+static int start_thread(pthread_t *out, void *(*main)(void *), sched *s,
+                        const char *name)
+{
+    /* Signals are for the user's threads (Ctrl-C). */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(out, NULL, main, s);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed)
+        return err_set(PERSIA_ENOMEM, "cannot start thread %s: %s", name,
+                       strerror(failed));
+    pthread_setname_np(*out, name);
+    return PERSIA_OK;
+}
+
+int sched_create(unsigned threads, sched **out)
+{
+    *out = NULL;
+    if (threads == 0 || threads > THREADS_MAX)
+        return err_set(PERSIA_EARG,
+                       "a thread pool of %u threads: give 1 to %d", threads,
+                       (int)THREADS_MAX);
+    int code = PERSIA_ENOMEM;
+    sched *s = calloc(1, sizeof *s);
+    if (!s)
+        return err_set(code, "out of memory: a thread pool");
+    s->threads = threads;
+    s->last = &s->first;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_mutex_init(&s->job_lock, NULL);
+    pthread_cond_init(&s->work, NULL);
+    pthread_cond_init(&s->job_added, NULL);
+    s->worker = calloc(threads, sizeof *s->worker);
+    if (!s->worker) {
+        code = err_set(code, "out of memory: a pool of %u threads", threads);
+        goto fail;
+    }
+    /* `workers` counts threads to join; sched_for reads it only later. */
+    for (unsigned i = 0; i + 1 < threads; i++) {
+        code = start_thread(&s->worker[i], worker_main, s, "persia-loop");
+        if (code != PERSIA_OK)
+            goto fail;
+        s->workers++;
+    }
+    code = start_thread(&s->background, background_main, s, "persia-jobs");
+    if (code != PERSIA_OK)
+        goto fail;
+    s->background_runs = 1;
+    *out = s;
+    return PERSIA_OK;
+fail:
+    sched_destroy(s);
+    return code;
+}
+
+void sched_destroy(sched *s)
+{
+    /* In a forked child there is nobody to join: leave everything. */
+    if (!s || fork_check("a thread pool") != PERSIA_OK)
+        return;
+    if (s->background_runs) {
+        pthread_mutex_lock(&s->job_lock);
+        s->job_stop = 1;
+        pthread_mutex_unlock(&s->job_lock);
+        pthread_cond_signal(&s->job_added);
+        pthread_join(s->background, NULL);
+    }
+    pthread_mutex_lock(&s->lock);
+    s->stop = 1;
+    pthread_mutex_unlock(&s->lock);
+    pthread_cond_broadcast(&s->work);
+    for (unsigned i = 0; i < s->workers; i++)
+        pthread_join(s->worker[i], NULL);
+    pthread_cond_destroy(&s->job_added);
+    pthread_cond_destroy(&s->work);
+    pthread_mutex_destroy(&s->job_lock);
+    pthread_mutex_destroy(&s->lock);
+    free(s->worker);
+    free(s);
+}
+
+unsigned sched_threads(const sched *s)
+{
+    return s->threads;
+}
+
+/* ---- futures ---- */
+
+struct future {
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t completed;
+    atomic_int done; /* set last, under the lock; read anywhere */
+    int result;
+    char *text; /* of an error; NULL: none kept */
+};
+
+int future_create(future **out)
+{
+    *out = NULL;
+    future *f = calloc(1, sizeof *f);
+    if (!f)
+        return err_set(PERSIA_ENOMEM, "out of memory: a future");
+    pthread_mutex_init(&f->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&f->completed, &attr);
+    pthread_condattr_destroy(&attr);
+    *out = f;
+    return PERSIA_OK;
+}
+
+void future_destroy(future *f)
+{
+    if (!f)
+        return;
+    /* The completing thread may be about to release the lock. */
+    pthread_mutex_lock(&f->lock);
+    pthread_mutex_unlock(&f->lock);
+    pthread_cond_destroy(&f->completed);
+    pthread_mutex_destroy(&f->lock);
+    free(f->text);
+    free(f);
+}
+
+void future_complete(future *f, int result)
+{
+    pthread_mutex_lock(&f->lock);
+    f->result = result;
+    if (result != PERSIA_OK)
+        f->text = strdup(err_text());
+    atomic_store_explicit(&f->done, 1, memory_order_release);
+    pthread_cond_broadcast(&f->completed);
+    pthread_mutex_unlock(&f->lock);
+}
+
+int future_done(const future *f)
+{
+    return atomic_load_explicit(&f->done, memory_order_acquire);
+}
+
+static int future_result(const future *f)
+{
+    if (f->result == PERSIA_OK)
+        return PERSIA_OK;
+    return err_set(f->result, "%s",
+                   f->text ? f->text : err_message(f->result));
+}
+
+int future_wait(future *f, uint64_t timeout_ns)
+{
+    if (future_done(f))
+        return future_result(f);
+    int code = fork_check("a pending operation");
+    if (code != PERSIA_OK)
+        return code;
+    uint64_t start = clock_ns();
+    uint64_t until =
+        !timeout_ns || timeout_ns > UINT64_MAX - start ? UINT64_MAX
+                                                       : start + timeout_ns;
+    pthread_mutex_lock(&f->lock);
+    while (!future_done(f)) {
+        uint64_t now = clock_ns();
+        if (now >= until) {
+            code = PERSIA_ETIMEOUT;
+            break;
+        }
+        uint64_t wake = now + (uint64_t)POLL_MS * 1000000u;
+        if (wake > until)
+            wake = until;
+        struct timespec t = {.tv_sec = (time_t)(wake / 1000000000u),
+                             .tv_nsec = (long)(wake % 1000000000u)};
+        pthread_cond_timedwait(&f->completed, &f->lock, &t);
+        if (future_done(f))
+            break;
+        /* The callback may run any code of the user. */
+        pthread_mutex_unlock(&f->lock);
+        code = interrupt_poll();
+        pthread_mutex_lock(&f->lock);
+        if (code != PERSIA_OK)
+            break;
+    }
+    if (future_done(f))
+        code = PERSIA_OK;
+    pthread_mutex_unlock(&f->lock);
+    if (code == PERSIA_OK)
+        return future_result(f);
+    return err_set(code, code == PERSIA_ETIMEOUT
+                             ? "no answer within the deadline"
+                             : "interrupted while waiting");
+}
