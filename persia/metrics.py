@@ -1,0 +1,182 @@
+"""Metrics of click models: exact ones, and ones that follow a stream.
+
+Everything here takes *logits* (scores before the sigmoid) and labels of 0 and
+1 as tensors or arrays of one dimension; nothing touches a table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from persia import errors
+
+__all__ = ["BinaryMetrics", "Scores", "StreamingAUC", "auc", "logloss"]
+
+Values = torch.Tensor | npt.NDArray[np.floating]
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How well logits of ``rows`` samples foretell their labels.
+
+    ``auc`` and ``normalized_entropy`` are NaN where the labels are all equal
+    (neither is defined there), ``calibration`` where there is no positive.
+    """
+
+    rows: int
+    positives: int
+    auc: float
+    logloss: float
+    """Mean cross entropy in nats."""
+    normalized_entropy: float
+    """Log loss over that of always answering the base rate; below 1 is
+    better than knowing nothing but the rate."""
+    calibration: float
+    """Mean predicted probability over the base rate; 1 is unbiased."""
+
+
+def auc(logits: Values, labels: Values) -> float:
+    """Exact area under the ROC curve; equal scores count one half.
+
+    Args:
+        logits: [n] scores; only their order matters.
+        labels: [n] of 0 and 1.
+
+    Returns:
+        The area, or NaN where all labels are equal.
+    """
+    x, y = _arrays(logits, labels)
+    return _auc(x, y)
+
+
+def logloss(logits: Values, labels: Values) -> float:
+    """Mean cross entropy in nats of the sigmoid of [n] logits (NaN for none)."""
+    x, y = _arrays(logits, labels)
+    return _logloss(x, y)
+
+
+class BinaryMetrics:
+    """Keeps the logits and labels of an evaluation and scores them exactly.
+
+    Memory: 5 bytes a sample.
+    """
+
+    def __init__(self) -> None:
+        self._logits: list[npt.NDArray[np.float32]] = []
+        self._labels: list[npt.NDArray[np.bool_]] = []
+
+    def update(self, logits: Values, labels: Values) -> None:
+        """Adds one batch: logits [n] and labels [n]."""
+        x, y = _arrays(logits, labels)
+        self._logits.append(x.astype(np.float32))
+        self._labels.append(y > 0.5)
+
+    def compute(self) -> Scores:
+        """The scores of everything added so far."""
+        if not self._logits:
+            nan = float("nan")
+            return Scores(0, 0, nan, nan, nan, nan)
+        x = np.concatenate(self._logits).astype(np.float64)
+        y = np.concatenate(self._labels).astype(np.float64)
+        rows, positives = len(y), int(y.sum())
+        loss, rate = _logloss(x, y), positives / max(rows, 1)
+        entropy = 0.0
+        if 0 < positives < rows:
+            entropy = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate)
+        return Scores(
+            rows=rows,
+            positives=positives,
+            auc=_auc(x, y),
+            logloss=loss,
+            normalized_entropy=float(loss / entropy) if entropy else float("nan"),
+            calibration=float(_sigmoid(x).sum() / positives) if positives else float("nan"),
+        )
+
+
+class StreamingAUC:
+    """AUC of a stream in constant memory, from two histograms of the logits.
+
+    The logits in [-limit, limit] fall into ``bins`` equal bins, those outside
+    into the first or the last.  A pair of one positive and one negative in the
+    same bin counts one half, whatever its order; so the true AUC lies within
+    ``error()`` of ``compute()``, where ``error()`` is half the share of such
+    pairs: a bound, no estimate.  With the defaults a bin is 1/128 of a logit
+    wide, and the bound is about 0.001 for logits of unit variance.
+    """
+
+    def __init__(self, bins: int = 4096, limit: float = 16.0) -> None:
+        if bins < 2 or not limit > 0:
+            raise errors.InvalidArgument(
+                f"StreamingAUC(bins={bins}, limit={limit}): bins must be at least 2 and limit "
+                "positive"
+            )
+        self._bins = bins
+        self._limit = limit
+        self._counts = torch.zeros(2, bins, dtype=torch.int64)
+
+    def update(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        """Adds one batch: float logits [n] (NaN is refused) and labels [n]."""
+        x = logits.detach().reshape(-1).float()
+        if bool(x.isnan().any()):
+            raise errors.InvalidArgument("StreamingAUC: a logit is NaN")
+        bin_of = ((x + self._limit) * (self._bins / (2 * self._limit))).floor_()
+        index = bin_of.clamp_(0, self._bins - 1).long()
+        index += (labels.reshape(-1) > 0.5).long() * self._bins
+        self._counts += torch.bincount(index.cpu(), minlength=2 * self._bins).view(2, -1)
+
+    def compute(self) -> float:
+        """The AUC so far, within ``error()``; NaN while all labels are equal."""
+        negative, positive = self._counts.double()
+        pairs = float(negative.sum() * positive.sum())
+        below = negative.cumsum(0) - negative
+        return float((positive * (below + 0.5 * negative)).sum()) / pairs if pairs else float("nan")
+
+    def error(self) -> float:
+        """Largest possible distance between ``compute()`` and the exact AUC."""
+        negative, positive = self._counts.double()
+        pairs = float(negative.sum() * positive.sum())
+        return float(0.5 * (positive * negative).sum()) / pairs if pairs else float("nan")
+
+
+def _arrays(logits: Values, labels: Values) -> tuple[Array, Array]:
+    x, y = _array(logits), _array(labels)
+    if x.shape != y.shape:
+        raise errors.ShapeError(f"metrics: {len(x)} logits but {len(y)} labels")
+    if np.isnan(x).any():
+        raise errors.InvalidArgument(f"metrics: {int(np.isnan(x).sum())} logits are NaN")
+    if not ((y == 0) | (y == 1)).all():
+        raise errors.InvalidArgument("metrics: labels must be 0 or 1")
+    return x, y
+
+
+def _array(values: Values) -> Array:
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu().double().numpy()
+    return np.asarray(values, dtype=np.float64).reshape(-1)
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * x)))
+
+
+def _logloss(x: Array, y: Array) -> float:
+    return float((np.logaddexp(0, x) - x * y).mean()) if len(x) else float("nan")
+
+
+def _auc(x: Array, y: Array) -> float:
+    """The statistic of Mann and Whitney, from counts of equal scores."""
+    if not len(x):
+        return float("nan")
+    order = np.argsort(x)
+    x, y = x[order], y[order]
+    ends = np.flatnonzero(np.append(x[1:] != x[:-1], True))
+    positive = np.diff(np.cumsum(y)[ends], prepend=0.0)
+    negative = np.diff(np.cumsum(1 - y)[ends], prepend=0.0)
+    pairs = positive.sum() * negative.sum()
+    below = np.cumsum(negative) - negative
+    return float((positive * (below + 0.5 * negative)).sum() / pairs) if pairs else float("nan")

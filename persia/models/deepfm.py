@@ -1,0 +1,64 @@
+"""DeepFM (Guo et al., arXiv 1703.04247): a factorisation machine beside an MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from persia import errors
+from persia.jagged import JaggedBatch
+from persia.models.mlp import mlp
+from persia.modules import EmbeddingBagCollection
+
+__all__ = ["DeepFM"]
+
+
+class DeepFM(nn.Module):
+    """The logit is the sum of a linear model, of all pairwise products of the
+    features' factors, and of an MLP over the dense features and the factors.
+
+    The first column of an embedding is the feature's weight in the linear
+    model, the other dim - 1 are its factors: one look-up serves both.
+
+    Args:
+        bags: the embeddings; all of one dim, at least 2.
+        dense_features: dense columns of a batch, 0 for none.
+        deep: hidden widths of the MLP; 1 is added as its last.
+    """
+
+    def __init__(
+        self,
+        bags: EmbeddingBagCollection,
+        dense_features: int,
+        deep: Sequence[int] = (256, 64),
+    ) -> None:
+        super().__init__()
+        configs = bags.embedding_bag_configs()
+        dims = {config.embedding_dim for config in configs}
+        if len(dims) != 1 or min(dims) < 2:
+            raise errors.InvalidArgument(
+                f"DeepFM: tables of the dims {sorted(dims)}; give all one of at least 2"
+            )
+        self.dim = dims.pop()
+        features = sum(len(config.feature_names) for config in configs)
+        self.bags = bags
+        self.linear = nn.Linear(dense_features, 1) if dense_features else None
+        width = dense_features + features * (self.dim - 1)
+        self.deep = mlp(width, [*deep, 1], last_relu=False)
+
+    def forward(self, dense: torch.Tensor | None, ids: JaggedBatch) -> torch.Tensor:
+        """Logits [B] of dense [B, dense_features] (or None) and B bags a feature."""
+        x = self.bags(ids).values()
+        x = x.view(len(x), -1, self.dim)
+        weights, factors = x[:, :, 0], x[:, :, 1:]
+        # sum over pairs i < j of <f_i, f_j>, without the pairs
+        total = factors.sum(1)
+        machine = 0.5 * (total.square().sum(1) - factors.square().sum((1, 2)))
+        deep = factors.flatten(1)
+        logits = weights.sum(1) + machine
+        if self.linear is not None and dense is not None:
+            deep = torch.cat([dense, deep], 1)
+            logits = logits + self.linear(dense).squeeze(1)
+        return logits + self.deep(deep).squeeze(1)  # type: ignore[no-any-return]

@@ -1,0 +1,67 @@
+"""DLRM (Naumov et al., arXiv 1906.00091): products of all pairs of features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from persia import errors
+from persia.jagged import JaggedBatch
+from persia.models.mlp import mlp
+from persia.modules import EmbeddingBagCollection
+
+__all__ = ["DLRM"]
+
+
+class DLRM(nn.Module):
+    """A bottom MLP turns the dense features into one more embedding, the dot
+    products of all pairs of embeddings follow, and a top MLP gives the logit.
+
+    Args:
+        bags: the embeddings; all of one dim.
+        dense_features: dense columns of a batch, 0 for none.
+        bottom: hidden widths of the bottom MLP; dim is added as its last.
+        top: hidden widths of the top MLP; 1 is added as its last.
+    """
+
+    def __init__(
+        self,
+        bags: EmbeddingBagCollection,
+        dense_features: int,
+        bottom: Sequence[int] = (64,),
+        top: Sequence[int] = (256, 64),
+    ) -> None:
+        super().__init__()
+        configs = bags.embedding_bag_configs()
+        dims = {config.embedding_dim for config in configs}
+        if len(dims) != 1:
+            raise errors.InvalidArgument(f"DLRM: tables of the dims {sorted(dims)}; give all one")
+        self.dim = dims.pop()
+        vectors = sum(len(config.feature_names) for config in configs)
+        self.bags = bags
+        self.bottom = mlp(dense_features, [*bottom, self.dim]) if dense_features else None
+        if self.bottom is not None:
+            vectors += 1
+        one, other = torch.tril_indices(vectors, vectors, -1)
+        self.register_buffer("pairs", one * vectors + other, persistent=False)
+        width = len(one) + (self.dim if self.bottom is not None else 0)
+        self.top = mlp(width, [*top, 1], last_relu=False)
+
+    def forward(self, dense: torch.Tensor | None, ids: JaggedBatch) -> torch.Tensor:
+        """Logits [B] of dense [B, dense_features] (or None) and B bags a feature."""
+        sparse = self.bags(ids).values()
+        if self.bottom is None or dense is None:
+            return self.interact(None, sparse)
+        return self.interact(self.bottom(dense), sparse)
+
+    def interact(self, bottom: torch.Tensor | None, sparse: torch.Tensor) -> torch.Tensor:
+        """Logits [B] of the bottom MLP's [B, dim] and the bags' [B, features * dim]."""
+        vectors = sparse if bottom is None else torch.cat([bottom, sparse], 1)
+        x = vectors.view(len(vectors), -1, self.dim)
+        products = torch.bmm(x, x.transpose(1, 2)).flatten(1)
+        # gather: its backward is several times faster than that of indexing.
+        pairs = products.gather(1, self.pairs.expand(len(products), -1))  # type: ignore[operator]
+        top = pairs if bottom is None else torch.cat([bottom, pairs], 1)
+        return self.top(top).squeeze(1)  # type: ignore[no-any-return]

@@ -1,0 +1,111 @@
+"""persia.metrics against scikit-learn."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import log_loss, roc_auc_score
+
+from persia import errors
+from persia.metrics import BinaryMetrics, StreamingAUC, auc, logloss
+
+
+def sample(n: int, seed: int, ties: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(-2.0, 1.3, n)
+    y = (rng.random(n) < 1 / (1 + np.exp(-x))).astype(np.float64)
+    if ties:
+        x = np.round(x * 4) / 4
+    return x, y
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_exact_auc_and_logloss_agree_with_sklearn(ties: bool) -> None:
+    x, y = sample(5000, 1, ties)
+    assert auc(torch.from_numpy(x), torch.from_numpy(y)) == pytest.approx(
+        roc_auc_score(y, x), abs=1e-12
+    )
+    assert logloss(x, y) == pytest.approx(log_loss(y, 1 / (1 + np.exp(-x))), rel=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(-6, 6), st.booleans()), min_size=2, max_size=40
+    ).filter(lambda rows: len({label for _, label in rows}) == 2)
+)
+def test_exact_auc_of_any_small_sample(rows: list[tuple[int, bool]]) -> None:
+    x = np.array([score for score, _ in rows], dtype=float)
+    y = np.array([label for _, label in rows], dtype=float)
+    assert auc(x, y) == pytest.approx(roc_auc_score(y, x), abs=1e-12)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_streaming_auc_is_within_its_own_bound(ties: bool) -> None:
+    x, y = sample(20000, 2, ties)
+    for bins in (32, 256, 4096):
+        stream = StreamingAUC(bins=bins)
+        for i in range(0, len(x), 1000):
+            stream.update(torch.from_numpy(x[i : i + 1000]), torch.from_numpy(y[i : i + 1000]))
+        assert abs(stream.compute() - roc_auc_score(y, x)) <= stream.error() + 1e-12
+    assert stream.error() < 2e-3 or ties
+
+
+def test_streaming_auc_counts_scores_beyond_its_range() -> None:
+    stream = StreamingAUC(bins=64, limit=1.0)
+    stream.update(torch.tensor([-50.0, 50.0, float("inf"), 0.0]), torch.tensor([0.0, 1, 1, 0]))
+    assert stream.compute() == 1.0
+    assert stream.error() == 0.0
+
+
+def test_batches_score_as_one() -> None:
+    x, y = sample(3000, 3)
+    metrics = BinaryMetrics()
+    for part in np.array_split(np.arange(3000), 7):
+        metrics.update(torch.from_numpy(x[part]), torch.from_numpy(y[part]))
+    scores = metrics.compute()
+    p = 1 / (1 + np.exp(-x))
+    rate = y.mean()
+    entropy = -rate * np.log(rate) - (1 - rate) * np.log(1 - rate)
+    assert (scores.rows, scores.positives) == (3000, int(y.sum()))
+    assert scores.auc == pytest.approx(roc_auc_score(y, x), abs=1e-6)
+    assert scores.logloss == pytest.approx(log_loss(y, p), rel=1e-6)
+    assert scores.normalized_entropy == pytest.approx(log_loss(y, p) / entropy, rel=1e-6)
+    assert scores.calibration == pytest.approx(p.mean() / rate, rel=1e-6)
+
+
+def test_extreme_logits_stay_finite() -> None:
+    metrics = BinaryMetrics()
+    metrics.update(torch.tensor([-800.0, 800.0]), torch.tensor([0.0, 1.0]))
+    scores = metrics.compute()
+    assert scores.logloss == 0.0
+    assert scores.auc == 1.0
+    assert scores.calibration == 1.0
+
+
+def test_metrics_that_are_not_defined_are_nan() -> None:
+    assert math.isnan(auc(np.zeros(3), np.ones(3)))
+    assert math.isnan(auc(np.zeros(0), np.zeros(0)))
+    assert math.isnan(BinaryMetrics().compute().auc)
+    assert math.isnan(StreamingAUC().compute())
+    metrics = BinaryMetrics()
+    metrics.update(torch.zeros(3), torch.zeros(3))
+    scores = metrics.compute()
+    assert scores.rows == 3 and scores.logloss == pytest.approx(math.log(2))
+    assert math.isnan(scores.normalized_entropy) and math.isnan(scores.calibration)
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(errors.ShapeError, match="3 logits but 2 labels"):
+        auc(np.zeros(3), np.zeros(2))
+    with pytest.raises(errors.InvalidArgument, match="1 logits are NaN"):
+        auc(np.array([0.0, np.nan]), np.array([0.0, 1.0]))
+    with pytest.raises(errors.InvalidArgument, match="0 or 1"):
+        auc(np.zeros(2), np.array([0.0, 2.0]))
+    with pytest.raises(errors.InvalidArgument, match="NaN"):
+        StreamingAUC().update(torch.tensor([float("nan")]), torch.tensor([1.0]))
+    with pytest.raises(errors.InvalidArgument, match="bins"):
+        StreamingAUC(bins=1)
