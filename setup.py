@@ -1,0 +1,130 @@
+"""Builds the native libraries with CMake; all metadata is in pyproject.toml.
+
+The libraries are compiled against the torch of the environment in which
+persia is installed, also when pip builds in isolation; only where there is
+none does the build ask for one of its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
+
+ROOT = Path(__file__).resolve().parent
+LIBRARIES = ("libpersia.so", "_core.abi3.so", "_torch.so")
+FIND_TORCH = """
+import importlib.util, sys
+sys.exit(importlib.util.find_spec("torch") is None)
+"""
+
+
+def has_torch(*flags: str) -> bool:
+    """Whether this interpreter, run with `flags`, finds torch."""
+    return subprocess.call([sys.executable, *flags, "-c", FIND_TORCH]) == 0
+
+
+def python_with_torch() -> Path:
+    """An executable that finds torch.
+
+    The flag -I leaves out PYTHONPATH, by which pip's isolated build
+    environment hides the user's packages.
+    """
+    launcher = ROOT / "build" / "python-with-torch"
+    flag = "" if has_torch() else "-I"
+    launcher.parent.mkdir(exist_ok=True)
+    launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" {flag} "$@"\n')
+    launcher.chmod(0o755)
+    return launcher
+
+
+def build_requirements() -> list[str]:
+    """What the machine lacks of cmake, ninja and torch."""
+    needed = []
+    if not shutil.which("cmake"):
+        needed.append("cmake>=3.25")
+    if not shutil.which("ninja"):
+        needed.append("ninja")
+    if not has_torch() and not has_torch("-I"):
+        needed.append("torch==2.13.0")
+    return needed
+
+
+class BuildNative(build_ext):
+    """Runs CMake; its outputs lie beside the Python files of the package."""
+
+    def package(self) -> Path:
+        """The folder into which the libraries go."""
+        lib = ROOT if self.inplace else Path(self.build_lib).resolve()
+        return lib / "persia"
+
+    def run(self) -> None:
+        """Configure, build, and copy the headers of the C interface."""
+        build = Path(self.build_temp).resolve()
+        subprocess.check_call(
+            [
+                "cmake",
+                "-S",
+                str(ROOT / "csrc"),
+                "-B",
+                str(build),
+                "-G",
+                "Ninja",
+                f"-DPERSIA_PYTHON={python_with_torch()}",
+                f"-DPERSIA_OUTPUT={self.package()}",
+            ]
+        )
+        subprocess.check_call(["cmake", "--build", str(build)])
+        if not self.inplace:
+            for header in self.headers():
+                target = self.header_target(header)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(header, target)
+
+    def headers(self) -> list[Path]:
+        """persia.h and the public header of each room."""
+        csrc = ROOT / "csrc"
+        rooms = [
+            h for h in sorted(csrc.glob("*/*.h")) if h.stem == h.parent.name
+        ]
+        return [csrc / "persia.h", *rooms]
+
+    def header_target(self, header: Path) -> Path:
+        """Where a header lies in the installed package."""
+        return self.package() / "include" / header.relative_to(ROOT / "csrc")
+
+    def get_outputs(self) -> list[str]:
+        """All files that run() makes."""
+        files = [self.package() / name for name in LIBRARIES]
+        files += [self.header_target(h) for h in self.headers()]
+        return [str(f) for f in files]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        """For editable installs: the libraries are built in place."""
+        return {}
+
+
+class SourceArchive(sdist):
+    """The source archive holds the native sources too."""
+
+    def add_defaults(self) -> None:
+        """The defaults, and csrc/."""
+        super().add_defaults()
+        self.filelist.graft("csrc")
+        self.filelist.include("constraints.txt")
+
+
+commands: dict[str, Any] = {"build_ext": BuildNative, "sdist": SourceArchive}
+setup(
+    cmdclass=commands,
+    # The extensions need no more than Python's limited API of 3.11.
+    ext_modules=[Extension("persia._core", [], py_limited_api=True)],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    setup_requires=build_requirements(),
+)
