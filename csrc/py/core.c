@@ -1,0 +1,88 @@
+/* core.c: the module persia._core: initialisation, errors, Ctrl-C. */
+#include "py/py.h"
+
+/* Runs Python's signal handlers; a no-op on other threads than the main
+ * one.  Installed as the C core's interrupt callback. */
+static int check_signals(void)
+{
+    PyGILState_STATE gil = PyGILState_Ensure();
+    int stop = PyErr_CheckSignals();
+    PyGILState_Release(gil);
+    return stop ? PERSIA_EINTR : PERSIA_OK;
+}
+
+PyObject *py_raise(int code)
+{
+    if (code == PERSIA_EINTR && PyErr_Occurred())
+        return NULL;
+    PyObject *errors = PyImport_ImportModule("persia.errors");
+    if (!errors)
+        return NULL;
+    PyObject *type = PyObject_GetAttrString(errors, err_name(code));
+    Py_DECREF(errors);
+    if (!type)
+        return NULL;
+    const char *text = err_text();
+    PyErr_SetString(type, *text ? text : err_message(code));
+    Py_DECREF(type);
+    return NULL;
+}
+
+PyTypeObject *py_add_type(PyObject *module, PyType_Spec *spec)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+    if (!type)
+        return NULL;
+    int rc = PyModule_AddType(module, (PyTypeObject *)type);
+    Py_DECREF(type);
+    return rc ? NULL : (PyTypeObject *)type;
+}
+
+static PyObject *error_names(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    PyObject *names = PyTuple_New(PERSIA_ERROR_COUNT);
+    for (int code = 0; names && code < PERSIA_ERROR_COUNT; code++) {
+        PyObject *name = PyUnicode_FromString(err_name(code));
+        if (!name || PyTuple_SetItem(names, code, name))
+            Py_CLEAR(names);
+    }
+    return names;
+}
+
+static PyMethodDef methods[] = {
+    {"error_names", error_names, METH_NOARGS,
+     "error_names()\n--\n\nThe names of all error codes, by number."},
+    {NULL, NULL, 0, NULL},
+};
+
+static int exec(PyObject *module)
+{
+#define PY_ADD(file)                                                          \
+    if (py_add_##file(module))                                                \
+        return -1;
+    PY_FILES(PY_ADD)
+#undef PY_ADD
+    interrupt_install(check_signals);
+    return 0;
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)exec},
+    {0, NULL},
+};
+
+static PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "persia._core",
+    .m_doc = "The C core of Persia.",
+    .m_size = 0,
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__core(void)
+{
+    return PyModuleDef_Init(&definition);
+}

@@ -1,0 +1,33 @@
+/* py.h: what the files of persia._core share.
+ *
+ * Limited API 3.11, multi-phase initialisation, heap types, all objects in
+ * the module's state.  Each file adds its functions and types in a function
+ * py_add_<file>(module), listed in PY_FILES below.
+ */
+#ifndef PERSIA_PY_H
+#define PERSIA_PY_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "base/base.h"
+
+/* The files of csrc/py that add something to the module. */
+#define PY_FILES(X)                                                           \
+    X(store)
+
+#define PY_DECLARE(file) int py_add_##file(PyObject *module);
+PY_FILES(PY_DECLARE)
+#undef PY_DECLARE
+
+/* Raises the exception of persia.errors that belongs to `code`, with this
+ * thread's err_text().  PERSIA_EINTR keeps the exception that the signal
+ * handler raised.  Returns NULL.  Call it with the GIL, on the thread that
+ * got the code, before anything else calls err_set(). */
+PyObject *py_raise(int code);
+
+/* Adds a heap type made from `spec` to the module under its short name;
+ * returns a borrowed reference or NULL. */
+PyTypeObject *py_add_type(PyObject *module, PyType_Spec *spec);
+
+#endif

@@ -1,0 +1,95 @@
+/* worker.h: the embedding worker: whole batches of ids in, pooled embeddings
+ * out, gradients of the output back to the tables.
+ *
+ * A plan describes once what a module wants of the batches it is given: for
+ * each feature its place among the keys of the batch, its table, its pooling
+ * and its columns of the output.  Plans are immutable and live as long as
+ * the worker; equal plans are one.
+ *
+ *   PLAN_BAGS  output [bags, width]: feature f fills its `dim` columns
+ *   PLAN_ROWS  output [n, width]: row i is the vector of id i (columns
+ *              beyond the table's dim, and ids of other keys, are zero)
+ */
+#ifndef PERSIA_WORKER_H
+#define PERSIA_WORKER_H
+
+#include "optim/optim.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct ps;
+typedef struct worker worker;
+
+enum plan_kind { PLAN_BAGS, PLAN_ROWS, PLAN_KINDS };
+
+typedef struct plan_feature {
+    char name[256];
+    uint32_t key;       /* its place among the keys of the batch */
+    uint32_t table;     /* number in the shard */
+    uint32_t pooling;   /* enum pool_kind; PLAN_BAGS only */
+    uint32_t trainable; /* 0: its gradients are not used */
+} plan_feature;
+
+/* The ids of one batch, feature-major: those of key k and sample b are
+ * values[offsets[k * bags + b] .. offsets[k * bags + b + 1]). */
+typedef struct id_batch {
+    size_t n;
+    size_t bags;            /* samples */
+    const int64_t *values;  /* [n] */
+    const int64_t *offsets; /* [keys * bags + 1], or NULL: one id a bag */
+    const float *weights;   /* [n], or NULL: all 1 */
+} id_batch;
+
+/* The shard must outlive the worker. */
+PERSIA_API int worker_create(struct ps *p, worker **out);
+PERSIA_API void worker_destroy(worker *w);
+
+/* Columns of the output follow the order of the features. */
+PERSIA_API int worker_plan(worker *w, uint32_t kind, uint32_t keys,
+                           const plan_feature *features, uint32_t features_n,
+                           uint32_t *plan);
+/* Columns of the output, keys of a batch and kind of a plan. */
+PERSIA_API int worker_plan_shape(worker *w, uint32_t plan, uint32_t *kind,
+                                 uint32_t *keys, uint32_t *width);
+
+/* Looks up a batch.  out: [bags, width] or [n, width], rows `stride` floats
+ * apart.  rows: [n] row numbers for the backward.  Nothing is written
+ * unless the batch is in order (PERSIA_EOFFSETS, PERSIA_ESHAPE). */
+PERSIA_API int worker_forward(worker *w, uint32_t plan, const id_batch *batch,
+                              float *out, size_t stride, uint32_t *rows);
+
+/* The gradient of one forward's output. */
+typedef struct worker_grad {
+    uint32_t plan;
+    id_batch batch;
+    const uint32_t *rows; /* [n] from worker_forward() */
+    const float *grad;    /* shaped as the output */
+    size_t stride;        /* floats from row to row of grad */
+} worker_grad;
+
+typedef struct worker_counts {
+    uint64_t created, refused, evicted, nonfinite, touched;
+} worker_counts;
+
+/* Sums the gradients per table and id in the order given, and applies them
+ * as one update.  optim: [tables of the shard]; the step of Adam's bias
+ * correction is filled in here. */
+PERSIA_API int worker_backward(worker *w, const worker_grad *grads, size_t n,
+                               const optim_args *optim, uint32_t optim_n,
+                               worker_counts *counts);
+
+/* finite[t] = 0 for each table t with a NaN or Inf among its gradients; the
+ * others are left as they are. */
+PERSIA_API int worker_finite(worker *w, const worker_grad *grads, size_t n,
+                             uint8_t *finite, uint32_t finite_n);
+
+/* *sum = sum over all tables and ids of |scale[t] * summed gradient|^2. */
+PERSIA_API int worker_norm(worker *w, const worker_grad *grads, size_t n,
+                           const float *scale, uint32_t scale_n, double *sum);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
