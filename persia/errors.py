@@ -1,8 +1,8 @@
-"""The exceptions of Persia: one class per error code of the C core (csrc/base/base.h).
+"""The exceptions of Persia: one class per error code of the C core.
 
-All derive from :class:`PersiaError`, and from the builtin exception that
-a caller would expect (ValueError, TypeError, OSError, ...). Each message names what
-was wrong, where, and the remedy.
+All derive from :class:`PersiaError`, and from the builtin exception that a
+caller would expect (ValueError, TypeError, OSError, ...). Each message names
+what was wrong, where, and the remedy.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ they work in forked children (the workers of ``torch.utils.data.DataLoader``).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,9 @@ def _ids(what: str, x: Any) -> Tensor:
         if t.dtype == torch.uint64
         else "ids and lengths are integers: convert with .to(torch.int64)"
     )
-    raise errors.DtypeError(f"{what} has dtype {t.dtype}, need torch.int64; {remedy}")
+    raise errors.DtypeError(
+        f"{what} has dtype {t.dtype}, need torch.int64; {remedy}"
+    )
 
 
 def _vector(what: str, t: Tensor) -> Tensor:
@@ -51,11 +54,15 @@ def _weights(what: str, w: Any, n: int) -> Tensor:
     t = w if isinstance(w, Tensor) else torch.as_tensor(w, dtype=torch.float32)
     if not t.dtype.is_floating_point:
         raise errors.DtypeError(
-            f"{what} has dtype {t.dtype}, need a floating dtype such as torch.float32"
+            f"{what} has dtype {t.dtype}, need a floating dtype such as "
+            "torch.float32"
         )
     _vector(what, t)
     if t.numel() != n:
-        raise errors.ShapeError(f"{what} has {t.numel()} elements for {n} ids; need one weight an id")
+        raise errors.ShapeError(
+            f"{what} has {t.numel()} elements for {n} ids; need one weight "
+            "an id"
+        )
     return t
 
 
@@ -96,13 +103,19 @@ class JaggedBatch:
         weights: Tensor | None = None,
     ) -> None:
         if isinstance(keys, str):
-            raise errors.InvalidArgument(f"keys is the string {keys!r}; pass a list of names")
+            raise errors.InvalidArgument(
+                f"keys is the string {keys!r}; pass a list of names"
+            )
         self._keys = list(keys)
         if not self._keys:
-            raise errors.InvalidArgument("keys is empty; a JaggedBatch has at least one feature")
+            raise errors.InvalidArgument(
+                "keys is empty; a JaggedBatch has at least one feature"
+            )
         if len(set(self._keys)) != len(self._keys):
             twice = sorted({k for k in self._keys if self._keys.count(k) > 1})
-            raise errors.InvalidArgument(f"keys {twice} occur more than once; names are distinct")
+            raise errors.InvalidArgument(
+                f"keys {twice} occur more than once; names are distinct"
+            )
         self._values = _vector("values", _ids("values", values))
         self._lengths: Tensor | None = None
         self._offsets: Tensor | None = None
@@ -113,7 +126,8 @@ class JaggedBatch:
         if lengths is None and offsets is None:
             if n % count:
                 raise errors.OffsetsError(
-                    f"{n} ids do not divide into {count} features of one id a sample; "
+                    f"{n} ids do not divide into {count} features of one id "
+                    "a sample; "
                     "pass lengths or offsets"
                 )
             self._stride = n // count
@@ -122,7 +136,9 @@ class JaggedBatch:
         if weights is not None:
             self._weights = _weights("weights", weights, n)
 
-    def _set_bags(self, lengths: Tensor | None, offsets: Tensor | None) -> None:
+    def _set_bags(
+        self, lengths: Tensor | None, offsets: Tensor | None
+    ) -> None:
         """Checks lengths and offsets, and keeps both."""
         n, count = self._values.numel(), len(self._keys)
         if lengths is not None:
@@ -134,32 +150,43 @@ class JaggedBatch:
                 given = _vector("offsets", _ids("offsets", offsets))
                 if not torch.equal(given, whole):
                     raise errors.OffsetsError(
-                        "offsets are not the running sums of lengths; pass one of the two"
+                        "offsets are not the running sums of lengths; pass "
+                        "one of the two"
                     )
             offsets = whole
         else:
             assert offsets is not None
             offsets = _vector("offsets", _ids("offsets", offsets))
             if offsets.numel() == 0:
-                raise errors.OffsetsError("offsets is empty; need F * B + 1 elements, the first is 0")
+                raise errors.OffsetsError(
+                    "offsets is empty; need F * B + 1 elements, the first is 0"
+                )
             bags = offsets.numel() - 1
             lengths = torch.diff(offsets)
             if int(offsets[0]) != 0:
-                raise errors.OffsetsError(f"offsets begin with {int(offsets[0])}, need 0")
+                raise errors.OffsetsError(
+                    f"offsets begin with {int(offsets[0])}, need 0"
+                )
         if bags % count:
             raise errors.OffsetsError(
                 f"{bags} bags do not divide by {count} features; "
-                "every feature has one bag a sample (variable stride is not taken)"
+                "every feature has one bag a sample (variable stride is not "
+                "taken)"
             )
         self._stride = bags // count
         if bags and int(lengths.min()) < 0:
             at = int((lengths < 0).nonzero()[0])
             raise errors.OffsetsError(
-                f"feature {self._keys[at // self._stride]!r}, sample {at % self._stride}: "
-                f"the length is {int(lengths[at])}; lengths are 0 or more, offsets never fall"
+                f"feature {self._keys[at // self._stride]!r}, sample "
+                f"{at % self._stride}: "
+                f"the length is {int(lengths[at])}; lengths are 0 or more, "
+                "offsets never fall"
             )
         if int(offsets[-1]) != n:
-            raise errors.OffsetsError(f"the lengths add up to {int(offsets[-1])}, but there are {n} ids")
+            raise errors.OffsetsError(
+                f"the lengths add up to {int(offsets[-1])}, but there are "
+                f"{n} ids"
+            )
         self._lengths, self._offsets = lengths, offsets
 
     @classmethod
@@ -180,7 +207,9 @@ class JaggedBatch:
             DtypeError, OffsetsError: as for the constructor.
         """
         if not features:
-            raise errors.InvalidArgument("features is empty; a JaggedBatch has at least one feature")
+            raise errors.InvalidArgument(
+                "features is empty; a JaggedBatch has at least one feature"
+            )
         values: list[Tensor] = []
         lengths: list[Tensor | None] = []
         weights: list[Tensor | None] = []
@@ -192,7 +221,8 @@ class JaggedBatch:
                 first = (key, size)
             elif size != first[1]:
                 raise errors.ShapeError(
-                    f"feature {key!r} has {size} samples, but {first[0]!r} has {first[1]}; "
+                    f"feature {key!r} has {size} samples, but {first[0]!r} "
+                    f"has {first[1]}; "
                     "all features of a batch have the same samples"
                 )
             values.append(v)
@@ -201,18 +231,25 @@ class JaggedBatch:
         if all(le is None for le in lengths):
             return cls(list(features), torch.cat(values))
         whole = torch.cat(
-            [torch.ones_like(v) if le is None else le for v, le in zip(values, lengths, strict=True)]
+            [
+                torch.ones_like(v) if le is None else le
+                for v, le in zip(values, lengths, strict=True)
+            ]
         )
         weighted = None
         if any(w is not None for w in weights):
             dtype = next(w.dtype for w in weights if w is not None)
             weighted = torch.cat(
                 [
-                    torch.ones_like(v, dtype=dtype) if w is None else w.to(dtype)
+                    torch.ones_like(v, dtype=dtype)
+                    if w is None
+                    else w.to(dtype)
                     for v, w in zip(values, weights, strict=True)
                 ]
             )
-        return cls(list(features), torch.cat(values), lengths=whole, weights=weighted)
+        return cls(
+            list(features), torch.cat(values), lengths=whole, weights=weighted
+        )
 
     def keys(self) -> list[str]:
         """The F feature names, in the order of the values."""
@@ -229,9 +266,13 @@ class JaggedBatch:
         return self._lengths
 
     def offsets(self) -> Tensor:
-        """Where each bag begins in values, and n at the end: int64 [F * B + 1]."""
+        """Where each bag begins in values, and n at the end: int64 [F * B +
+        1].
+        """
         if self._offsets is None:
-            return torch.arange(self._values.numel() + 1, device=self._values.device)
+            return torch.arange(
+                self._values.numel() + 1, device=self._values.device
+            )
         return self._offsets
 
     def lengths_or_none(self) -> Tensor | None:
@@ -243,10 +284,13 @@ class JaggedBatch:
         return self._offsets
 
     def weights(self) -> Tensor:
-        """One weight an id, floating [n]; raises MissingFeature without weights."""
+        """One weight an id, floating [n]; raises MissingFeature without
+        weights.
+        """
         if self._weights is None:
             raise errors.MissingFeature(
-                "this JaggedBatch has no weights; pass weights= when it is made"
+                "this JaggedBatch has no weights; pass weights= when it is "
+                "made"
             )
         return self._weights
 
@@ -267,7 +311,9 @@ class JaggedBatch:
         return False
 
     def offset_per_key(self) -> list[int]:
-        """Where each feature begins in values, and n at the end: F + 1 numbers."""
+        """Where each feature begins in values, and n at the end: F + 1
+        numbers.
+        """
         if self._offsets is None:
             return [f * self._stride for f in range(len(self._keys) + 1)]
         if self._stride == 0:
@@ -278,7 +324,7 @@ class JaggedBatch:
     def length_per_key(self) -> list[int]:
         """The number of ids of each of the F features."""
         at = self.offset_per_key()
-        return [b - a for a, b in zip(at, at[1:], strict=False)]
+        return [b - a for a, b in itertools.pairwise(at)]
 
     def device(self) -> torch.device:
         """Where the tensors are."""
@@ -290,7 +336,9 @@ class JaggedBatch:
         return part[0], part[1]
 
     def to_dict(self) -> dict[str, tuple[Tensor, ...]]:
-        """name to (values, lengths) or (values, lengths, weights); from_dict() reverses it."""
+        """name to (values, lengths) or (values, lengths, weights);
+        from_dict() reverses it.
+        """
         return {key: self._part(key) for key in self._keys}
 
     def _part(self, key: str) -> tuple[Tensor, ...]:
@@ -305,30 +353,44 @@ class JaggedBatch:
             values = self._values[bags]
             ids, lengths = bags, torch.ones_like(values)
         else:
-            ids = slice(int(self._offsets[bags.start]), int(self._offsets[bags.stop]))
+            ids = slice(
+                int(self._offsets[bags.start]), int(self._offsets[bags.stop])
+            )
             values, lengths = self._values[ids], self._lengths[bags]
         if self._weights is None:
             return values, lengths
         return values, lengths, self._weights[ids]
 
     def _map(self, fn: Any) -> JaggedBatch:
-        """The same batch with ``fn`` applied to each tensor; keeps the ticket."""
+        """The same batch with ``fn`` applied to each tensor; keeps the
+        ticket.
+        """
         out = JaggedBatch.__new__(JaggedBatch)
-        out._keys, out._stride, out.ticket = self._keys, self._stride, self.ticket
+        out._keys, out._stride, out.ticket = (
+            self._keys,
+            self._stride,
+            self.ticket,
+        )
         out._values = fn(self._values)
         out._lengths = None if self._lengths is None else fn(self._lengths)
         out._offsets = None if self._offsets is None else fn(self._offsets)
         out._weights = None if self._weights is None else fn(self._weights)
         return out
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> JaggedBatch:
-        """A copy on ``device`` (this very batch if it is there), ticket kept."""
+    def to(
+        self, device: torch.device | str, non_blocking: bool = False
+    ) -> JaggedBatch:
+        """A copy on ``device`` (this very batch if it is there), ticket
+        kept.
+        """
         if self._values.device == torch.device(device):
             return self
         return self._map(lambda t: t.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> JaggedBatch:
-        """A copy in page-locked memory, ticket kept (needs CUDA, as torch's own)."""
+        """A copy in page-locked memory, ticket kept (needs CUDA, as torch's
+        own).
+        """
         return self._map(lambda t: t.pin_memory())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -337,26 +399,36 @@ class JaggedBatch:
     def __repr__(self) -> str:
         return (
             f"JaggedBatch(keys={self._keys}, samples={self._stride}, "
-            f"ids={self._values.numel()}, weighted={self._weights is not None})"
+            f"ids={self._values.numel()}, "
+            f"weighted={self._weights is not None})"
         )
 
 
 def _entry(
     key: str, entry: Any, padding_value: int | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """One value of from_dict() as (values, lengths or None, weights or None)."""
+    """One value of from_dict() as (values, lengths or None, weights or
+    None).
+    """
     what = f"feature {key!r}"
     if isinstance(entry, tuple):
         if len(entry) not in (2, 3):
             raise errors.ShapeError(
-                f"{what} is a tuple of {len(entry)}; need (values, lengths) or "
+                f"{what} is a tuple of {len(entry)}; need (values, lengths) "
+                "or "
                 "(values, lengths, weights)"
             )
         values = _vector(f"{what}: values", _ids(f"{what}: values", entry[0]))
-        lengths = _vector(f"{what}: lengths", _ids(f"{what}: lengths", entry[1]))
-        # Checked for each feature: a surplus in one could hide a lack in the next.
+        lengths = _vector(
+            f"{what}: lengths", _ids(f"{what}: lengths", entry[1])
+        )
+        # Checked for each feature: a surplus in one could hide a lack in the
+        # next.
         if lengths.numel() and int(lengths.min()) < 0:
-            raise errors.OffsetsError(f"{what}: a length is {int(lengths.min())}; lengths are 0 or more")
+            raise errors.OffsetsError(
+                f"{what}: a length is {int(lengths.min())}; lengths are 0 or "
+                "more"
+            )
         if int(lengths.sum()) != values.numel():
             raise errors.OffsetsError(
                 f"{what}: the lengths add up to {int(lengths.sum())}, "
@@ -364,16 +436,25 @@ def _entry(
             )
         if len(entry) == 2 or entry[2] is None:
             return values, lengths, None
-        return values, lengths, _weights(f"{what}: weights", entry[2], values.numel())
+        return (
+            values,
+            lengths,
+            _weights(f"{what}: weights", entry[2], values.numel()),
+        )
     ids = _ids(what, entry)
     if ids.dim() == 1:
         return ids, None, None
     if ids.dim() != 2:
         raise errors.ShapeError(
-            f"{what} has shape {tuple(ids.shape)}; need [B], [B, L] or a tuple (values, lengths)"
+            f"{what} has shape {tuple(ids.shape)}; need [B], [B, L] or a "
+            "tuple (values, lengths)"
         )
     if padding_value is None:
-        return ids.reshape(-1), torch.full((ids.shape[0],), ids.shape[1]).to(ids.device), None
+        return (
+            ids.reshape(-1),
+            torch.full((ids.shape[0],), ids.shape[1]).to(ids.device),
+            None,
+        )
     kept = ids != padding_value
     return ids[kept], kept.sum(1), None
 
@@ -396,12 +477,20 @@ class Batch:
         """The number of samples, B."""
         return self.ids.stride()
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """The batch on ``device``; tensors that are there already are shared."""
+    def to(
+        self, device: torch.device | str, non_blocking: bool = False
+    ) -> Batch:
+        """The batch on ``device``; tensors that are there already are
+        shared.
+        """
         return Batch(
-            None if self.dense is None else self.dense.to(device, non_blocking=non_blocking),
+            None
+            if self.dense is None
+            else self.dense.to(device, non_blocking=non_blocking),
             self.ids.to(device, non_blocking),
-            None if self.label is None else self.label.to(device, non_blocking=non_blocking),
+            None
+            if self.label is None
+            else self.label.to(device, non_blocking=non_blocking),
         )
 
     def pin_memory(self) -> Batch:
