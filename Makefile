@@ -1,0 +1,119 @@
+# make demo     train a recommender on this machine, now (DATA=path: on yours)
+# make test     C tests (plain and sanitized) and Python tests
+# make help     all targets
+#
+# Everything is set up on the first call: system packages (apt, only those
+# that are missing), .venv, pinned Python packages, the native build.
+
+PYTHON ?= python3
+VENV   ?= .venv
+# Where torch without CUDA comes from; TORCH_INDEX= (empty) takes the
+# default package index, whose Linux build brings gigabytes of CUDA.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH  := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
+DATA   ?= synthetic
+DEMO   ?=
+
+RUN    := $(VENV)/bin/python
+READY  := $(VENV)/.requirements
+CMAKE  := cmake -S csrc -G Ninja -DPERSIA_PYTHON=$(abspath $(RUN))
+BUILD  := build
+JOBS   ?= $(shell nproc)
+
+.PHONY: help setup build demo test test-c test-long bench lint format docs \
+	clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make setup | build | demo | test | test-long | bench | lint |'
+	@echo '     format | docs | clean'
+	@sed -n 's/^# \(make .*\)/  \1/p' Makefile
+
+# ---- set-up ----------------------------------------------------------------
+setup: build
+
+$(READY): constraints.txt .ci/system-packages Makefile
+	.ci/system-packages $(PYTHON)
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -c 'import importlib.metadata as m, sys; \
+	    v = m.version("torch").split("+")[0]; \
+	    sys.exit("torch==" + v != "$(TORCH)")' 2>/dev/null \
+	|| $(RUN) -m pip install -q --no-deps --no-index $(TORCH) 2>/dev/null \
+	|| { test -n "$(TORCH_INDEX)" && $(RUN) -m pip install -q --no-deps \
+	    --index-url $(TORCH_INDEX) $(TORCH); } \
+	|| $(RUN) -m pip install -q $(TORCH)
+	$(RUN) -m pip install -q -r constraints.txt
+	touch $@
+
+build: $(READY)
+	@test -e $(BUILD)/build.ninja || $(CMAKE) -B $(BUILD) -DPERSIA_TESTS=ON
+	@cmake --build $(BUILD) --parallel $(JOBS)
+
+# ---- use -------------------------------------------------------------------
+demo: build
+	$(RUN) -m persia train --data $(DATA) $(DEMO)
+
+bench: build
+ifdef PEERS
+	$(MAKE) .venv-peers/.requirements
+endif
+	@for b in $$(ls benchmarks/*.py); do \
+	    name=$$(basename $$b .py); \
+	    case $$name in __init__|common) continue;; esac; \
+	    echo "# python -m benchmarks.$$name" >&2; \
+	    $(RUN) -m benchmarks.$$name || exit 1; \
+	done
+
+# ---- tests -----------------------------------------------------------------
+# $(call ctest,folder,options of CMake)
+define ctest
+	@test -e $(1)/build.ninja || $(CMAKE) -B $(1) -DPERSIA_TESTS=ON $(2)
+	cmake --build $(1) --parallel $(JOBS)
+	ctest --test-dir $(1) --output-on-failure --no-tests=error -j $(JOBS)
+endef
+
+test-c: build
+	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error \
+	    -j $(JOBS)
+	$(call ctest,build/asan,-DPERSIA_SANITIZE=address$(comma)undefined)
+
+comma := ,
+
+test: test-c
+	$(RUN) -m pytest
+
+test-long: test-c
+	.ci/system-packages $(PYTHON) fuzz
+	$(call ctest,build/tsan,-DPERSIA_SANITIZE=thread)
+	test -e build/fuzz/build.ninja || \
+	    CC=clang $(CMAKE) -B build/fuzz -DPERSIA_FUZZ=ON
+	cmake --build build/fuzz --parallel $(JOBS)
+	cd build/fuzz && for t in fuzz_*; do \
+	    test -f $$t && test -x $$t || continue; \
+	    ./$$t -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; \
+	done
+	$(RUN) -m pytest -m long
+
+FUZZ_SECONDS ?= 30
+
+# ---- care ------------------------------------------------------------------
+PYFILES := persia tests examples benchmarks docs setup.py
+
+lint: build
+	$(RUN) tests/lint/native.py csrc
+	$(VENV)/bin/ruff check $(PYFILES)
+	$(VENV)/bin/ruff format --check $(PYFILES)
+	$(VENV)/bin/mypy
+
+format: $(READY)
+	$(VENV)/bin/ruff check --fix $(PYFILES)
+	$(VENV)/bin/ruff format $(PYFILES)
+
+docs: build
+	$(VENV)/bin/sphinx-build -q -W --keep-going -b html docs docs/_build
+	@echo 'docs/_build/index.html'
+
+clean:
+	rm -rf build dist docs/_build out *.egg-info
+	rm -f persia/*.so persia/*.so.*
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

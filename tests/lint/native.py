@@ -1,0 +1,174 @@
+"""Checks of csrc/ that no compiler makes; prints each finding.
+
+usage: python tests/lint/native.py csrc
+
+- A room includes only rooms above it in ROOMS, and of them only the public
+  header `<room>/<room>.h`.
+- Python.h, torch, gRPC and CUDA are each included by one room alone.
+- Calls that write without bounds, hide errors or share hidden state are
+  banned.
+- Files have at most 800 lines of at most 79 columns, no tabs, no unfinished
+  business.
+- Every header compiles alone.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+#: The rooms in their order: the list of docs/architecture.md.
+ROOMS = (
+    *("base", "mem", "sched", "ids", "data", "pool", "optim", "table"),
+    *("ckpt", "wire", "rpc", "ps", "worker", "step", "py", "torch", "cuda"),
+)
+
+#: System headers that belong to one room: (pattern, room).
+OWNED = (
+    (re.compile(r"Python\.h$"), "py"),
+    (re.compile(r"(torch|ATen|c10)/"), "torch"),
+    (re.compile(r"grpc"), "rpc"),
+    (re.compile(r"cuda"), "cuda"),
+)
+
+BANNED = {
+    "strcpy": "memcpy with a checked length, or snprintf",
+    "strcat": "snprintf",
+    "strncpy": "memcpy with a checked length, or snprintf",
+    "strncat": "snprintf",
+    "sprintf": "snprintf",
+    "vsprintf": "vsnprintf",
+    "gets": "fgets",
+    "scanf": "a parser that reports where it failed",
+    "sscanf": "a parser that reports where it failed",
+    "fscanf": "a parser that reports where it failed",
+    "atoi": "strtol, and check the end",
+    "atol": "strtol, and check the end",
+    "atoll": "strtoll, and check the end",
+    "atof": "strtod, and check the end",
+    "strtok": "strcspn, or strtok_r",
+    "rand": "philox4x32",
+    "srand": "philox4x32",
+    "random": "philox4x32",
+    "drand48": "philox4x32",
+    "alloca": "a buffer with a known bound",
+    "system": "posix_spawn",
+    "tmpnam": "mkstemp",
+    "mktemp": "mkstemp",
+    "localtime": "localtime_r",
+    "gmtime": "gmtime_r",
+    "asctime": "strftime",
+    "usleep": "a condition variable with a deadline",
+}
+
+MAX_LINES = 800
+MAX_COLUMNS = 79
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+CALL = re.compile(r"(?<![\w.>])(" + "|".join(BANNED) + r")\s*\(")
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+# Comments, strings and character constants, in one alternation so that a
+# quote inside a comment opens nothing.
+LITERAL = re.compile(
+    r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|' r"'(?:\\.|[^'\\\n])*'",
+    re.DOTALL,
+)
+
+Finding = tuple[Path, int, str]
+
+
+def code_only(text: str) -> str:
+    """The text with comments and literals blanked, lines kept."""
+
+    def blank(match: re.Match[str]) -> str:
+        return re.sub(r"[^\n]", " ", match.group())
+
+    return LITERAL.sub(blank, text)
+
+
+def check_includes(path: Path, room: str, text: str) -> Iterator[Finding]:
+    """Room order, public headers only, owners of outside libraries."""
+    for number, line in enumerate(text.splitlines(), 1):
+        match = INCLUDE.match(line)
+        if not match:
+            continue
+        quote, target = match.groups()
+        for pattern, owner in OWNED:
+            if quote == "<" and pattern.match(target) and room != owner:
+                yield path, number, f"<{target}> belongs to room {owner} alone"
+        if quote == "<":
+            continue
+        other, slash, name = target.partition("/")
+        if not slash or other not in ROOMS:
+            yield path, number, f'write "{room}/..." instead of "{target}"'
+        elif other == room:
+            continue
+        elif ROOMS.index(other) > ROOMS.index(room):
+            yield path, number, f"room {room} stands above {other}"
+        elif name != f"{other}.h":
+            yield path, number, f"{target} is private to room {other}"
+
+
+def check_text(path: Path, text: str) -> Iterator[Finding]:
+    """Banned calls, sizes, white space, unfinished business."""
+    lines = text.splitlines()
+    if len(lines) > MAX_LINES:
+        yield path, len(lines), f"{len(lines)} lines, at most {MAX_LINES}"
+    if text and not text.endswith("\n"):
+        yield path, len(lines), "no newline at the end"
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_COLUMNS:
+            yield path, number, f"{len(line)} columns, at most {MAX_COLUMNS}"
+        if "\t" in line or line != line.rstrip():
+            yield path, number, "a tab, or white space at the end"
+        if match := UNFINISHED.search(line):
+            yield path, number, f"unfinished: {match.group()}"
+    for number, line in enumerate(code_only(text).splitlines(), 1):
+        for match in CALL.finditer(line):
+            name = match.group(1)
+            yield path, number, f"{name}() is banned: use {BANNED[name]}"
+
+
+def check_alone(csrc: Path, path: Path) -> Iterator[Finding]:
+    """A header must compile with nothing included before it."""
+    command = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-fsyntax-only", "-Wall"]
+    command += ["-Werror", f"-I{csrc}", "-x", "c", "-include", str(path)]
+    result = subprocess.run(
+        [*command, "/dev/null"], capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+        yield path, 1, "does not compile alone:\n" + result.stderr
+
+
+def check_tree(csrc: Path) -> Iterator[Finding]:
+    """All findings in a source tree."""
+    for path in sorted(csrc.rglob("*")):
+        if path.suffix not in {".c", ".h", ".cpp"}:
+            continue
+        text = path.read_text(encoding="utf-8")
+        room = path.relative_to(csrc).parts[0]
+        yield from check_text(path, text)
+        if room in ROOMS:
+            yield from check_includes(path, room, text)
+        elif path.parent == csrc or room in {"tests", "fuzz"}:
+            pass
+        else:
+            yield path, 1, f"{room} is not a room: add it to ROOMS in order"
+        if path.suffix == ".h" and room not in {"py", "torch", "cuda"}:
+            yield from check_alone(csrc, path)
+
+
+def main() -> int:
+    """Print the findings of the tree named on the command line."""
+    found = 0
+    for path, line, message in check_tree(Path(sys.argv[1])):
+        print(f"{path}:{line}: {message}")
+        found += 1
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
