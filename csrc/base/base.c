@@ -1,5 +1,4 @@
 /* base.c: messages, interrupts, fork detection, clock. */
-#define _GNU_SOURCE
 #include "base/base.h"
 
 #include <pthread.h>

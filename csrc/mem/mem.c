@@ -6,7 +6,6 @@
  * neither copies the page tables of a large table nor makes the parent copy
  * pages afterwards.
  */
-#define _GNU_SOURCE
 #include "mem/mem.h"
 
 #include <errno.h>

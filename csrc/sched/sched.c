@@ -5,7 +5,6 @@
  * and leaving a loop goes through the pool's lock, so the caller knows that
  * nobody touches the loop any more when its `users` is 0.
  */
-#define _GNU_SOURCE
 #include "sched/sched.h"
 
 #include <pthread.h>
