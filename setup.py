@@ -59,7 +59,7 @@ def build_requirements() -> list[str]:
 class BuildNative(build_ext):
     """Runs CMake; its outputs lie beside the Python files of the package."""
 
-    def package(self) -> Path:
+    def destination(self) -> Path:
         """The folder into which the libraries go."""
         lib = ROOT if self.inplace else Path(self.build_lib).resolve()
         return lib / "persia"
@@ -77,17 +77,17 @@ class BuildNative(build_ext):
                 "-G",
                 "Ninja",
                 f"-DPERSIA_PYTHON={python_with_torch()}",
-                f"-DPERSIA_OUTPUT={self.package()}",
+                f"-DPERSIA_OUTPUT={self.destination()}",
             ]
         )
         subprocess.check_call(["cmake", "--build", str(build)])
         if not self.inplace:
-            for header in self.headers():
+            for header in self.public_headers():
                 target = self.header_target(header)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(header, target)
 
-    def headers(self) -> list[Path]:
+    def public_headers(self) -> list[Path]:
         """persia.h and the public header of each room."""
         csrc = ROOT / "csrc"
         rooms = [
@@ -97,12 +97,14 @@ class BuildNative(build_ext):
 
     def header_target(self, header: Path) -> Path:
         """Where a header lies in the installed package."""
-        return self.package() / "include" / header.relative_to(ROOT / "csrc")
+        return (
+            self.destination() / "include" / header.relative_to(ROOT / "csrc")
+        )
 
     def get_outputs(self) -> list[str]:
         """All files that run() makes."""
-        files = [self.package() / name for name in LIBRARIES]
-        files += [self.header_target(h) for h in self.headers()]
+        files = [self.destination() / name for name in LIBRARIES]
+        files += [self.header_target(h) for h in self.public_headers()]
         return [str(f) for f in files]
 
     def get_output_mapping(self) -> dict[str, str]:
