@@ -1,0 +1,142 @@
+/* base: messages per thread, error names, interrupts, fork, philox. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/base.h"
+
+static void *other_thread(void *arg)
+{
+    char *text = arg;
+    snprintf(text, 64, "[%s]", err_text());
+    err_set(PERSIA_EARG, "of the other thread");
+    return NULL;
+}
+
+static void test_text_is_kept_per_thread(void **state)
+{
+    (void)state;
+    char seen[64];
+    assert_int_equal(err_set(PERSIA_EIO, "file %s: %d", "a", 7), PERSIA_EIO);
+    pthread_t t;
+    assert_int_equal(pthread_create(&t, NULL, other_thread, seen), 0);
+    pthread_join(t, NULL);
+    assert_string_equal(seen, "[]");
+    assert_string_equal(err_text(), "file a: 7");
+}
+
+static void test_text_may_quote_itself_and_is_cut(void **state)
+{
+    (void)state;
+    err_set(PERSIA_EIO, "inner");
+    err_set(PERSIA_EIO, "outer: %s", err_text());
+    assert_string_equal(err_text(), "outer: inner");
+    char big[5000];
+    memset(big, 'x', sizeof big - 1);
+    big[sizeof big - 1] = 0;
+    err_set(PERSIA_EIO, "%s", big);
+    size_t n = strlen(err_text());
+    assert_true(n >= 255 && n < sizeof big);
+    assert_memory_equal(err_text(), big, n);
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    assert_string_equal(err_name(PERSIA_OK), "Ok");
+    assert_string_equal(err_name(PERSIA_EOFFSETS), "OffsetsError");
+    assert_string_equal(err_name(-1), "InternalError");
+    assert_string_equal(err_name(PERSIA_ERROR_COUNT), "InternalError");
+    for (int code = 0; code < PERSIA_ERROR_COUNT; code++) {
+        assert_true(strlen(err_message(code)) > 0);
+        for (int other = 0; other < code; other++)
+            assert_string_not_equal(err_name(code), err_name(other));
+    }
+}
+
+static int always_interrupted(void)
+{
+    return PERSIA_EINTR;
+}
+
+static void test_interrupt_callback(void **state)
+{
+    (void)state;
+    assert_int_equal(interrupt_poll(), PERSIA_OK);
+    interrupt_install(always_interrupted);
+    assert_int_equal(interrupt_poll(), PERSIA_EINTR);
+    interrupt_install(NULL);
+    assert_int_equal(interrupt_poll(), PERSIA_OK);
+}
+
+static void test_fork_is_noticed_in_the_child_only(void **state)
+{
+    (void)state;
+    pid_t child = fork();
+    if (child == 0)
+        _exit(fork_check("a store") == PERSIA_EFORK &&
+                      strstr(err_text(), "a store")
+                  ? 0
+                  : 1);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    assert_int_equal(fork_check("a store"), PERSIA_OK);
+}
+
+static void test_clock_counts_nanoseconds(void **state)
+{
+    (void)state;
+    uint64_t before = clock_ns();
+    nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+    uint64_t took = clock_ns() - before;
+    assert_true(took >= 20000000u && took < 20000000000u);
+}
+
+/* Known answers of the Random123 distribution (kat_vectors, philox4x32 10). */
+static void test_philox_known_answers(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t counter[4], key[2], out[4];
+    } known[] = {
+        {{0, 0, 0, 0},
+         {0, 0},
+         {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+        {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
+         {0xffffffff, 0xffffffff},
+         {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+        {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+         {0xa4093822, 0x299f31d0},
+         {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        uint32_t out[4];
+        philox4x32(known[i].counter, known[i].key, out);
+        assert_memory_equal(out, known[i].out, sizeof out);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_text_is_kept_per_thread),
+        cmocka_unit_test(test_text_may_quote_itself_and_is_cut),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_interrupt_callback),
+        cmocka_unit_test(test_fork_is_noticed_in_the_child_only),
+        cmocka_unit_test(test_clock_counts_nanoseconds),
+        cmocka_unit_test(test_philox_known_answers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,248 @@
+/* mem: limits, arenas that grow in place, buffers. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "mem/mem.h"
+
+static const size_t MIB = (size_t)1 << 20;
+
+/* ---- limits ---- */
+
+static void test_limit_is_exact(void **state)
+{
+    (void)state;
+    mem_limit limit = {.maximum = 100};
+    assert_int_equal(mem_charge(&limit, 60), PERSIA_OK);
+    assert_int_equal(mem_charge(&limit, 41), PERSIA_ELIMIT);
+    assert_non_null(strstr(err_text(), "60"));
+    assert_int_equal(mem_charge(&limit, UINT64_MAX), PERSIA_ELIMIT);
+    assert_int_equal(mem_charge(&limit, 40), PERSIA_OK);
+    mem_release(&limit, 100);
+    assert_int_equal(atomic_load(&limit.used), 0);
+    assert_int_equal(mem_charge(NULL, UINT64_MAX), PERSIA_OK);
+    mem_release(NULL, 1);
+    mem_limit none = {0};
+    assert_int_equal(mem_charge(&none, (uint64_t)1 << 60), PERSIA_OK);
+}
+
+static void *charge_many(void *arg)
+{
+    mem_limit *limit = arg;
+    intptr_t charged = 0;
+    for (int i = 0; i < 20000; i++)
+        if (mem_charge(limit, 3) == PERSIA_OK) {
+            charged++;
+            if (i % 2) {
+                mem_release(limit, 3);
+                charged--;
+            }
+        }
+    return (void *)charged;
+}
+
+static void test_limit_holds_among_threads(void **state)
+{
+    (void)state;
+    mem_limit limit = {.maximum = 60000};
+    pthread_t threads[4];
+    uint64_t charged = 0;
+    for (int i = 0; i < 4; i++)
+        pthread_create(&threads[i], NULL, charge_many, &limit);
+    for (int i = 0; i < 4; i++) {
+        void *n;
+        pthread_join(threads[i], &n);
+        charged += (uint64_t)(intptr_t)n;
+    }
+    assert_int_equal(atomic_load(&limit.used), 3 * charged);
+    assert_true(3 * charged <= limit.maximum);
+}
+
+/* ---- arenas ---- */
+
+/* A word whose value tells where it lies. */
+static uint64_t word_at(size_t i)
+{
+    return (uint64_t)i * 0x9E3779B97F4A7C15u + 1;
+}
+
+static void test_arena_keeps_bytes_and_grows_zeroed(void **state)
+{
+    (void)state;
+    mem_limit limit = {0};
+    mem_arena a;
+    mem_arena_init(&a, &limit);
+    size_t words = 0;
+    /* Past 2 MiB pages afterwards (4 MiB) and ahead (40 MiB), in steps that
+     * fit nothing. */
+    for (size_t bytes = 8; bytes < 90 * MIB; bytes += bytes / 3 + 1000) {
+        assert_int_equal(mem_arena_grow(&a, bytes), PERSIA_OK);
+        assert_true(a.size >= bytes && a.reserved >= a.size);
+        assert_int_equal(atomic_load(&limit.used), a.size);
+        uint64_t *p = (uint64_t *)a.base;
+        for (size_t i = 0; i < words; i += 509)
+            assert_int_equal(p[i], word_at(i));
+        for (; words < a.size / 8; words++) {
+            if (p[words])
+                fail_msg("word %zu is not zero", words);
+            p[words] = word_at(words);
+        }
+    }
+    uint64_t *p = (uint64_t *)a.base;
+    for (size_t i = 0; i < words; i++)
+        if (p[i] != word_at(i))
+            fail_msg("word %zu changed", i);
+    mem_arena_free(&a);
+    assert_int_equal(atomic_load(&limit.used), 0);
+    assert_null(a.base);
+    assert_int_equal(mem_arena_grow(&a, 10), PERSIA_OK); /* as new */
+    assert_int_equal(a.base[0], 0);
+    mem_arena_free(&a);
+}
+
+/* Small steps, so that full ranges are made huge one by one. */
+static void test_arena_in_small_steps(void **state)
+{
+    (void)state;
+    mem_arena a;
+    mem_arena_init(&a, NULL);
+    for (size_t bytes = 0; bytes < 48 * MIB; bytes += MIB / 4) {
+        assert_int_equal(mem_arena_grow(&a, bytes + MIB / 4), PERSIA_OK);
+        memset(a.base + bytes, (int)(bytes / (MIB / 4)) & 0xff, MIB / 4);
+    }
+    for (size_t bytes = 0; bytes < 48 * MIB; bytes += 4001)
+        assert_int_equal((unsigned char)a.base[bytes],
+                         bytes / (MIB / 4) & 0xff);
+    mem_arena_free(&a);
+}
+
+static size_t resident_pages(const mem_arena *a)
+{
+    static unsigned char page[4096];
+    size_t n = 0;
+    assert_true(a->reserved <= sizeof page * 4096);
+    assert_int_equal(mincore(a->base, a->reserved, page), 0);
+    for (size_t i = 0; i < a->reserved / 4096; i++)
+        n += page[i] & 1;
+    return n;
+}
+
+static void test_small_arenas_stay_small(void **state)
+{
+    (void)state;
+    mem_arena a;
+    mem_arena_init(&a, NULL);
+    assert_int_equal(mem_arena_grow(&a, 5000), PERSIA_OK);
+    assert_int_equal(resident_pages(&a), 0);
+    memset(a.base, 1, 5000);
+    assert_int_equal(resident_pages(&a), 2);
+    mem_arena_free(&a);
+}
+
+static void test_arena_at_its_limit_is_unchanged(void **state)
+{
+    (void)state;
+    mem_limit limit = {.maximum = MIB};
+    mem_arena a;
+    mem_arena_init(&a, &limit);
+    assert_int_equal(mem_arena_grow(&a, MIB / 2), PERSIA_OK);
+    mem_arena copy = a;
+    assert_int_equal(mem_arena_grow(&a, 2 * MIB), PERSIA_ELIMIT);
+    assert_memory_equal(&a, &copy, sizeof a);
+    assert_int_equal(atomic_load(&limit.used), a.size);
+    assert_int_equal(mem_arena_grow(&a, MIB), PERSIA_OK);
+    mem_arena_free(&a);
+}
+
+static void test_arena_without_address_space_is_unchanged(void **state)
+{
+    (void)state;
+    mem_limit limit = {0};
+    mem_arena a;
+    mem_arena_init(&a, &limit);
+    assert_int_equal(mem_arena_grow(&a, 5000), PERSIA_OK);
+    a.base[4999] = 7;
+    mem_arena copy = a;
+    assert_int_equal(mem_arena_grow(&a, (size_t)1 << 50), PERSIA_ENOMEM);
+    assert_true(strlen(err_text()) > 0);
+    assert_int_equal(mem_arena_grow(&a, SIZE_MAX), PERSIA_ENOMEM);
+    assert_memory_equal(&a, &copy, sizeof a);
+    assert_int_equal(a.base[4999], 7);
+    assert_int_equal(atomic_load(&limit.used), a.size);
+    mem_arena_free(&a);
+}
+
+static void test_forked_child_neither_copies_nor_crashes(void **state)
+{
+    (void)state;
+    mem_arena a;
+    mem_arena_init(&a, NULL);
+    assert_int_equal(mem_arena_grow(&a, 3 * MIB), PERSIA_OK);
+    memset(a.base, 5, 3 * MIB);
+    pid_t child = fork();
+    if (child == 0) {
+        int zero = a.base[MIB] == 0;
+        mem_arena_free(&a);
+        _exit(zero ? 0 : 1);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    assert_int_equal(a.base[MIB], 5);
+    mem_arena_free(&a);
+}
+
+/* ---- buffers ---- */
+
+static void test_buffer(void **state)
+{
+    (void)state;
+    mem_buffer b = {0};
+    unsigned grown = 0;
+    for (size_t bytes = 1; bytes < 40 * MIB; bytes += bytes / 8 + 1) {
+        void *before = b.data;
+        size_t size = b.size;
+        assert_int_equal(mem_buffer_need(&b, bytes), PERSIA_OK);
+        assert_true(b.size >= bytes);
+        assert_int_equal((uintptr_t)b.data % 64, 0);
+        memset(b.data, 1, b.size);
+        if (b.size == size)
+            assert_ptr_equal(b.data, before);
+        else
+            grown++;
+    }
+    assert_true(grown < 60); /* by half each time */
+    size_t size = b.size;
+    assert_int_equal(mem_buffer_need(&b, 5), PERSIA_OK);
+    assert_int_equal(b.size, size);
+    mem_buffer_free(&b);
+    assert_null(b.data);
+    assert_int_equal(mem_buffer_need(&b, SIZE_MAX - 5), PERSIA_ENOMEM);
+    mem_buffer_free(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_limit_is_exact),
+        cmocka_unit_test(test_limit_holds_among_threads),
+        cmocka_unit_test(test_arena_keeps_bytes_and_grows_zeroed),
+        cmocka_unit_test(test_arena_in_small_steps),
+        cmocka_unit_test(test_small_arenas_stay_small),
+        cmocka_unit_test(test_arena_at_its_limit_is_unchanged),
+        cmocka_unit_test(test_arena_without_address_space_is_unchanged),
+        cmocka_unit_test(test_forked_child_neither_copies_nor_crashes),
+        cmocka_unit_test(test_buffer),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

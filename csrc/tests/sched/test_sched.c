@@ -1,0 +1,387 @@
+/* sched: every index once, errors, several callers, jobs, futures. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "sched/sched.h"
+
+static void sleep_ms(long ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000,
+                                 .tv_nsec = ms % 1000 * 1000000},
+              NULL);
+}
+
+static sched *pool_of(unsigned threads)
+{
+    sched *s;
+    assert_int_equal(sched_create(threads, &s), PERSIA_OK);
+    assert_int_equal(sched_threads(s), threads);
+    return s;
+}
+
+static void test_bad_arguments(void **state)
+{
+    (void)state;
+    sched *s = (sched *)1;
+    assert_int_equal(sched_create(0, &s), PERSIA_EARG);
+    assert_null(s);
+    assert_int_equal(sched_create(1000000, &s), PERSIA_EARG);
+    assert_non_null(strstr(err_text(), "1000000"));
+    sched_destroy(NULL);
+}
+
+/* ---- loops ---- */
+
+enum { COUNTS = 1000 };
+
+static int count_one(void *ctx, size_t i)
+{
+    /* Not atomic on purpose: each index must have one visitor, and the
+     * caller must see the visit without further locking (TSan judges). */
+    ((int *)ctx)[i]++;
+    return PERSIA_OK;
+}
+
+static void test_each_index_once(void **state)
+{
+    (void)state;
+    for (unsigned threads = 1; threads <= 5; threads++) {
+        sched *s = pool_of(threads);
+        for (size_t n = 0; n < 40; n++) {
+            int counts[40] = {0};
+            assert_int_equal(sched_for(s, n, count_one, counts), PERSIA_OK);
+            for (size_t i = 0; i < 40; i++)
+                assert_int_equal(counts[i], i < n);
+        }
+        sched_destroy(s);
+    }
+}
+
+typedef struct meeting {
+    atomic_int here;
+    int wanted;
+} meeting;
+
+/* Returns only when `wanted` threads are inside at once. */
+static int meet(void *ctx, size_t i)
+{
+    (void)i;
+    meeting *m = ctx;
+    atomic_fetch_add(&m->here, 1);
+    for (int ms = 0; atomic_load(&m->here) < m->wanted; ms++) {
+        if (ms > 20000)
+            return err_set(PERSIA_ETIMEOUT, "nobody came");
+        sleep_ms(1);
+    }
+    return PERSIA_OK;
+}
+
+static void test_all_threads_take_part(void **state)
+{
+    (void)state;
+    sched *s = pool_of(4);
+    for (int round = 0; round < 20; round++) {
+        meeting m = {.wanted = 4};
+        assert_int_equal(sched_for(s, 4, meet, &m), PERSIA_OK);
+    }
+    sched_destroy(s);
+}
+
+static int fail_from_seven(void *ctx, size_t i)
+{
+    atomic_fetch_add((atomic_int *)ctx, 1);
+    if (i < 7)
+        return PERSIA_OK;
+    return err_set(i == 7 ? PERSIA_EDATA : PERSIA_EIO, "index %zu", i);
+}
+
+static void test_lowest_error_wins_and_all_indices_run(void **state)
+{
+    (void)state;
+    for (unsigned threads = 1; threads <= 4; threads++) {
+        sched *s = pool_of(threads);
+        for (int round = 0; round < 50; round++) {
+            atomic_int ran = 0;
+            assert_int_equal(sched_for(s, 64, fail_from_seven, &ran),
+                             PERSIA_EDATA);
+            assert_string_equal(err_text(), "index 7");
+            assert_int_equal(atomic_load(&ran), 64);
+        }
+        sched_destroy(s);
+    }
+}
+
+static void *call_loops(void *arg)
+{
+    sched *s = arg;
+    int counts[COUNTS] = {0};
+    intptr_t bad = 0;
+    for (int round = 0; round < 200; round++)
+        bad += sched_for(s, (size_t)(round * 5), count_one, counts) != 0;
+    for (int i = 0; i < COUNTS; i++) {
+        int loops = 0;
+        for (int round = 0; round < 200; round++)
+            loops += i < round * 5;
+        bad += counts[i] != loops;
+    }
+    return (void *)bad;
+}
+
+static void test_several_callers(void **state)
+{
+    (void)state;
+    sched *s = pool_of(3);
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, call_loops, s), 0);
+    for (int i = 0; i < 4; i++) {
+        void *bad;
+        pthread_join(threads[i], &bad);
+        assert_int_equal((intptr_t)bad, 0);
+    }
+    sched_destroy(s);
+}
+
+static double cpu_seconds(void)
+{
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+           1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
+static int sleep_if_first(void *ctx, size_t i)
+{
+    (void)ctx;
+    if (i == 0)
+        sleep_ms(300);
+    return PERSIA_OK;
+}
+
+static void test_nobody_spins(void **state)
+{
+    (void)state;
+    sched *s = pool_of(4);
+    double before = cpu_seconds();
+    assert_int_equal(sched_for(s, 8, sleep_if_first, NULL), PERSIA_OK);
+    sleep_ms(200);
+    assert_true(cpu_seconds() - before < 0.15);
+    sched_destroy(s);
+}
+
+/* ---- jobs ---- */
+
+typedef struct log {
+    sched *s;
+    int order[200];
+    atomic_int n;
+} job_log;
+
+typedef struct numbered {
+    job_log *log;
+    int number;
+} numbered;
+
+static void note(void *ctx)
+{
+    numbered *j = ctx;
+    int counts[10] = {0};
+    sched_for(j->log->s, 10, count_one, counts); /* jobs may run loops */
+    int at = atomic_load(&j->log->n);
+    j->log->order[at] = counts[9] ? j->number : -1;
+    atomic_store(&j->log->n, at + 1);
+}
+
+static void test_jobs_run_in_order_and_destroy_waits(void **state)
+{
+    (void)state;
+    sched *s = pool_of(2);
+    job_log log = {.s = s};
+    numbered jobs[200];
+    for (int i = 0; i < 200; i++) {
+        jobs[i] = (numbered){&log, i};
+        assert_int_equal(sched_submit(s, note, &jobs[i]), PERSIA_OK);
+    }
+    sched_destroy(s);
+    assert_int_equal(atomic_load(&log.n), 200);
+    for (int i = 0; i < 200; i++)
+        assert_int_equal(log.order[i], i);
+}
+
+static void test_forked_child_gets_an_error(void **state)
+{
+    (void)state;
+    sched *s = pool_of(2);
+    pid_t child = fork();
+    if (child == 0) {
+        int counts[4] = {0};
+        int ok = sched_for(s, 4, count_one, counts) == PERSIA_EFORK &&
+                 sched_submit(s, note, NULL) == PERSIA_EFORK;
+        sched_destroy(s); /* returns at once */
+        _exit(ok ? 0 : 1);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    sched_destroy(s);
+}
+
+static volatile sig_atomic_t signalled;
+static pthread_t signalled_thread;
+
+static void on_signal(int number)
+{
+    (void)number;
+    signalled = 1;
+    signalled_thread = pthread_self();
+}
+
+static void test_signals_reach_the_users_thread(void **state)
+{
+    (void)state;
+    sched *s = pool_of(8);
+    struct sigaction action = {.sa_handler = on_signal}, before;
+    sigaction(SIGUSR1, &action, &before);
+    for (int i = 0; i < 20; i++) {
+        signalled = 0;
+        kill(getpid(), SIGUSR1);
+        for (int ms = 0; !signalled && ms < 5000; ms++)
+            sleep_ms(1);
+        assert_true(signalled);
+        assert_true(pthread_equal(signalled_thread, pthread_self()));
+    }
+    sigaction(SIGUSR1, &before, NULL);
+    sched_destroy(s);
+}
+
+/* ---- futures ---- */
+
+static void complete_soon(void *ctx)
+{
+    sleep_ms(20);
+    future_complete(ctx, PERSIA_OK);
+}
+
+static void fail_soon(void *ctx)
+{
+    sleep_ms(20);
+    future_complete(ctx, err_set(PERSIA_EDATA, "line 3 is bad"));
+}
+
+static void test_future_carries_result_and_text(void **state)
+{
+    (void)state;
+    sched *s = pool_of(1);
+    future *f;
+    assert_int_equal(future_create(&f), PERSIA_OK);
+    assert_false(future_done(f));
+    sched_submit(s, complete_soon, f);
+    assert_int_equal(future_wait(f, 0), PERSIA_OK);
+    assert_true(future_done(f));
+    future_destroy(f);
+
+    assert_int_equal(future_create(&f), PERSIA_OK);
+    sched_submit(s, fail_soon, f);
+    for (int again = 0; again < 2; again++) {
+        assert_int_equal(future_wait(f, 0), PERSIA_EDATA);
+        assert_string_equal(err_text(), "line 3 is bad");
+        err_set(PERSIA_EIO, "something else");
+    }
+    future_destroy(f);
+    sched_destroy(s);
+}
+
+static void test_future_timeout(void **state)
+{
+    (void)state;
+    future *f;
+    assert_int_equal(future_create(&f), PERSIA_OK);
+    uint64_t before = clock_ns();
+    assert_int_equal(future_wait(f, 130000000u), PERSIA_ETIMEOUT);
+    uint64_t took = clock_ns() - before;
+    assert_true(took >= 130000000u && took < 5000000000u);
+    future_complete(f, PERSIA_OK);
+    assert_int_equal(future_wait(f, 1), PERSIA_OK);
+    future_destroy(f);
+}
+
+static atomic_int polls;
+
+static int interrupt_third(void)
+{
+    return atomic_fetch_add(&polls, 1) == 2 ? PERSIA_EINTR : PERSIA_OK;
+}
+
+static void test_future_wait_can_be_interrupted(void **state)
+{
+    (void)state;
+    future *f;
+    assert_int_equal(future_create(&f), PERSIA_OK);
+    atomic_store(&polls, 0);
+    interrupt_install(interrupt_third);
+    uint64_t before = clock_ns();
+    assert_int_equal(future_wait(f, 0), PERSIA_EINTR);
+    assert_true(clock_ns() - before < 3000000000u);
+    interrupt_install(NULL);
+    future_complete(f, PERSIA_OK);
+    assert_int_equal(future_wait(f, 0), PERSIA_OK);
+    future_destroy(f);
+}
+
+static void *wait_for(void *f)
+{
+    return (void *)(intptr_t)future_wait(f, 0);
+}
+
+static void test_future_wakes_all_waiters(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 50; round++) {
+        future *f;
+        assert_int_equal(future_create(&f), PERSIA_OK);
+        pthread_t threads[3];
+        for (int i = 0; i < 3; i++)
+            pthread_create(&threads[i], NULL, wait_for, f);
+        future_complete(f, err_set(PERSIA_ECLOSED, "closed"));
+        for (int i = 0; i < 3; i++) {
+            void *result;
+            pthread_join(threads[i], &result);
+            assert_int_equal((intptr_t)result, PERSIA_ECLOSED);
+        }
+        future_destroy(f);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_each_index_once),
+        cmocka_unit_test(test_all_threads_take_part),
+        cmocka_unit_test(test_lowest_error_wins_and_all_indices_run),
+        cmocka_unit_test(test_several_callers),
+        cmocka_unit_test(test_nobody_spins),
+        cmocka_unit_test(test_jobs_run_in_order_and_destroy_waits),
+        cmocka_unit_test(test_forked_child_gets_an_error),
+        cmocka_unit_test(test_signals_reach_the_users_thread),
+        cmocka_unit_test(test_future_carries_result_and_text),
+        cmocka_unit_test(test_future_timeout),
+        cmocka_unit_test(test_future_wait_can_be_interrupted),
+        cmocka_unit_test(test_future_wakes_all_waiters),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
