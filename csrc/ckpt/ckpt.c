@@ -1,0 +1,319 @@
+#include "ckpt/ckpt.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ckpt/crc32c.h"
+#include "ckpt/rows.h"
+
+int ckpt_files_add(ckpt_files *list, const ckpt_file *file)
+{
+    if (list->n == list->room) {
+        size_t room = list->room ? 2 * list->room : 16;
+        ckpt_file *grown = realloc(list->files, room * sizeof *grown);
+        if (!grown)
+            return err_set(PERSIA_ENOMEM, "a list of %zu row files", room);
+        list->files = grown;
+        list->room = room;
+    }
+    list->files[list->n++] = *file;
+    return PERSIA_OK;
+}
+
+void ckpt_files_free(ckpt_files *list)
+{
+    free(list->files);
+    memset(list, 0, sizeof *list);
+}
+
+int ckpt_name_check(const char *name)
+{
+    size_t n = strlen(name);
+    if (n == 0 || n >= CKPT_NAME || *name == '.')
+        return err_set(PERSIA_EARG,
+                       "'%.40s' cannot name a file of a checkpoint: empty, "
+                       "too long or beginning with a dot",
+                       name);
+    for (size_t i = 0; i < n; i++) {
+        char c = name[i];
+        if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+              (c >= '0' && c <= '9') || c == '.' || c == '-' || c == '_'))
+            return err_set(PERSIA_EARG,
+                           "'%s' cannot name a file of a checkpoint: only "
+                           "letters, digits, '.', '-' and '_' can",
+                           name);
+    }
+    return PERSIA_OK;
+}
+
+/* ---- writing ------------------------------------------------------------ */
+
+/* Two pieces take turns: while one is filled from the cut, the other is
+ * written.  No field is shared: each half of a turn touches its own. */
+typedef struct saver {
+    /* filling */
+    table_cut *cut;
+    row_piece piece[2];
+    unsigned filling; /* which piece is filled in this turn */
+    /* writing */
+    const table_config *config;
+    row_shape shape;
+    row_writer writer; /* fd -1: no file is open */
+    int folder;
+    const char *stem;
+    uint64_t chunk_rows; /* rows of a full file */
+    uint64_t total, written;
+    ckpt_files *out;
+} saver;
+
+/* JSON text of the metadata of a row file. */
+static int format_metadata(const saver *s, uint64_t rows, char *out,
+                           size_t room)
+{
+    size_t n = (size_t)snprintf(out, room,
+                                "{\"format\":\"persia.rows.1\","
+                                "\"optimizer\":\"%s\","
+                                "\"rows\":\"%" PRIu64 "\",\"table\":\"",
+                                optim_name(s->config->optimizer), rows);
+    for (const char *p = s->config->name; *p && n + 16 < room; p++) {
+        unsigned char c = (unsigned char)*p;
+        const char *format = c == '"' || c == '\\' ? "\\%c"
+                             : c < 0x20            ? "\\u%04x"
+                                                   : "%c";
+        n += (size_t)snprintf(out + n, room - n, format, c);
+    }
+    if (n + 16 >= room)
+        return err_set(PERSIA_ELIMIT, "table '%s': its name is too long",
+                       s->config->name);
+    snprintf(out + n, room - n, "\"}");
+    return PERSIA_OK;
+}
+
+static int next_file(saver *s)
+{
+    char name[CKPT_NAME + 32], metadata[2048];
+    uint64_t rows = s->total - s->written;
+    if (rows > s->chunk_rows)
+        rows = s->chunk_rows;
+    snprintf(name, sizeof name, "%s-%05zu.safetensors", s->stem, s->out->n);
+    int code = format_metadata(s, rows, metadata, sizeof metadata);
+    if (!code)
+        code = row_writer_create(&s->writer, s->folder, name, &s->shape,
+                                 rows, metadata);
+    return code;
+}
+
+static int write_piece(saver *s, const row_piece *p)
+{
+    for (size_t first = 0; first < p->n;) {
+        int code;
+        if (s->total == s->written)
+            return err_set(PERSIA_EINTERNAL,
+                           "table '%s': the cut gave more than its %" PRIu64
+                           " rows",
+                           s->config->name, s->total);
+        if (s->writer.fd < 0 && (code = next_file(s)))
+            return code;
+        uint64_t room = s->writer.rows - s->writer.written;
+        size_t n = p->n - first < room ? p->n - first : (size_t)room;
+        if ((code = row_writer_append(&s->writer, p, first, n)))
+            return code;
+        first += n;
+        s->written += n;
+        if (s->writer.written < s->writer.rows)
+            continue;
+        if ((code = row_writer_finish(&s->writer)) ||
+            (code = ckpt_files_add(s->out, &s->writer.file)))
+            return code;
+    }
+    return PERSIA_OK;
+}
+
+/* Half of a turn: 0 fills a piece, 1 writes the other. */
+static int save_turn(void *ctx, size_t half)
+{
+    saver *s = ctx;
+    row_piece *p = &s->piece[half == 0 ? s->filling : 1 - s->filling];
+    if (half == 1)
+        return write_piece(s, p);
+    return table_cut_next(s->cut, p->room, p->col[COL_IDS],
+                          p->col[COL_VECTORS], p->col[COL_STATE],
+                          p->col[COL_CLOCK], &p->n);
+}
+
+int ckpt_write(sched *sch, table_cut *cut, const table_config *config,
+               int folder, const char *stem, uint64_t chunk, ckpt_files *out)
+{
+    saver s = {.cut = cut,
+               .config = config,
+               .folder = folder,
+               .stem = stem,
+               .total = table_cut_rows(cut),
+               .out = out,
+               .writer = {.fd = -1}};
+    int code = ckpt_name_check(stem);
+    if (code)
+        return code;
+    row_shape_of(config, &s.shape);
+    s.chunk_rows = chunk > 4096 ? (chunk - 4096) / s.shape.row : 0;
+    if (s.chunk_rows == 0)
+        s.chunk_rows = 1;
+    if ((code = row_piece_init(&s.piece[0], &s.shape)) ||
+        (code = row_piece_init(&s.piece[1], &s.shape)))
+        goto out;
+    do {
+        if ((code = interrupt_poll()) ||
+            (code = sched_for(sch, 2, save_turn, &s)))
+            goto out;
+        s.filling = 1 - s.filling;
+    } while (s.piece[1 - s.filling].n);
+    if (s.written != s.total)
+        code = err_set(PERSIA_EINTERNAL,
+                       "table '%s': the cut gave %" PRIu64 " of its %" PRIu64
+                       " rows",
+                       config->name, s.written, s.total);
+out:
+    row_writer_close(&s.writer);
+    row_piece_free(&s.piece[0]);
+    row_piece_free(&s.piece[1]);
+    return code;
+}
+
+/* ---- reading ------------------------------------------------------------ */
+
+typedef struct verifier {
+    const table_config *config;
+    int folder;
+    const ckpt_file *files;
+} verifier;
+
+static int verify_file(void *ctx, size_t index)
+{
+    verifier *v = ctx;
+    const ckpt_file *f = &v->files[index];
+    row_reader r;
+    uint32_t crc = 0;
+    int code = row_reader_open(&r, v->folder, f->name, v->config);
+    if (code)
+        return code;
+    if (r.header.bytes != f->bytes || r.rows != f->rows)
+        code = err_set(PERSIA_ECORRUPT,
+                       "%s: %" PRIu64 " bytes with %" PRIu64
+                       " rows; the manifest says %" PRIu64 " with %" PRIu64,
+                       f->name, r.header.bytes, r.rows, f->bytes, f->rows);
+    if (!code)
+        code = row_reader_verify(&r, &crc);
+    if (!code && crc != f->crc)
+        code = err_set(PERSIA_ECORRUPT,
+                       "%s: its checksum is %08x, the manifest says %08x: "
+                       "the file was altered",
+                       f->name, crc, f->crc);
+    row_reader_close(&r);
+    return code;
+}
+
+int ckpt_verify(sched *s, const table_config *config, int folder,
+                const ckpt_file *files, size_t n)
+{
+    verifier v = {config, folder, files};
+    return sched_for(s, n, verify_file, &v);
+}
+
+/* The threads take pieces of one file in turn, each with its own buffer. */
+typedef struct restorer {
+    table *t;
+    const row_reader *reader;
+    row_piece *pieces;         /* one a thread */
+    _Atomic(uint64_t) next;    /* first row that nobody has taken */
+} restorer;
+
+static int restore_pieces(void *ctx, size_t index)
+{
+    restorer *r = ctx;
+    row_piece *p = &r->pieces[index];
+    for (;;) {
+        uint64_t first = atomic_fetch_add(&r->next, p->room);
+        if (first >= r->reader->rows)
+            return PERSIA_OK;
+        uint64_t left = r->reader->rows - first;
+        size_t n = left < p->room ? (size_t)left : p->room;
+        int code = row_reader_read(r->reader, first, n, p);
+        if (!code)
+            code = table_restore(r->t, n, p->col[COL_IDS],
+                                 p->col[COL_VECTORS], p->col[COL_STATE],
+                                 p->col[COL_CLOCK]);
+        if (code) {
+            atomic_store(&r->next, r->reader->rows); /* others may stop */
+            return code;
+        }
+    }
+}
+
+int ckpt_restore(sched *s, table *t, int folder, const ckpt_file *files,
+                 size_t n)
+{
+    const table_config *config = table_get_config(t);
+    size_t threads = sched_threads(s);
+    restorer r = {.t = t, .pieces = calloc(threads, sizeof *r.pieces)};
+    row_shape shape;
+    int code = PERSIA_OK;
+    if (!r.pieces)
+        return err_set(PERSIA_ENOMEM, "%zu buffers to restore rows", threads);
+    row_shape_of(config, &shape);
+    for (size_t i = 0; i < threads && !code; i++)
+        code = row_piece_init(&r.pieces[i], &shape);
+    for (size_t i = 0; i < n && !code; i++) {
+        row_reader reader;
+        if ((code = row_reader_open(&reader, folder, files[i].name, config)))
+            break;
+        r.reader = &reader;
+        atomic_store(&r.next, 0);
+        code = sched_for(s, threads, restore_pieces, &r);
+        row_reader_close(&reader);
+    }
+    for (size_t i = 0; i < threads; i++)
+        row_piece_free(&r.pieces[i]);
+    free(r.pieces);
+    return code;
+}
+
+/* ---- plain files -------------------------------------------------------- */
+
+int ckpt_file_crc(int folder, const char *name, uint32_t *crc,
+                  uint64_t *bytes)
+{
+    int fd, code = file_open(folder, name, &fd, bytes);
+    char *buffer;
+    if (code)
+        return code;
+    *crc = 0;
+    buffer = malloc(PIECE_BYTES);
+    if (!buffer)
+        code = err_set(PERSIA_ENOMEM, "%d bytes to read %s", PIECE_BYTES,
+                       name);
+    for (uint64_t at = 0; at < *bytes && !code;) {
+        uint64_t left = *bytes - at;
+        size_t n = left < PIECE_BYTES ? (size_t)left : PIECE_BYTES;
+        if ((code = interrupt_poll()) ||
+            (code = file_read(fd, name, buffer, n, at)))
+            break;
+        *crc = crc32c(*crc, buffer, n);
+        at += n;
+    }
+    free(buffer);
+    close(fd);
+    return code;
+}
+
+int ckpt_exchange(int folder, const char *a, const char *b)
+{
+    if (renameat2(folder, a, folder, b, RENAME_EXCHANGE))
+        return err_set(PERSIA_EIO, "%s and %s cannot be exchanged: %s", a, b,
+                       strerror(errno));
+    return PERSIA_OK;
+}

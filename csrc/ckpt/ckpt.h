@@ -1,0 +1,84 @@
+/* ckpt.h: the rows of a table in files, and back.
+ *
+ * A table's rows are written as files of a bounded size.  Each is a complete
+ * safetensors file
+ *
+ *   ids      U64  [n]
+ *   vectors  F32 or BF16 [n, dim]     in the table's dtype
+ *   state    F32  [n, state floats]   absent if the optimizer keeps none
+ *   clock    U32  [n]                 number of the push that touched last
+ *
+ * with a CRC-32C over all its bytes.  The folder, the manifest and the order
+ * in which files become visible belong to persia/checkpoint.py; here are the
+ * parts that touch every row, with buffers of a bounded size.
+ *
+ * Bytes that are read may come from anywhere: nothing in a file is believed
+ * before it is checked.
+ */
+#ifndef PERSIA_CKPT_H
+#define PERSIA_CKPT_H
+
+#include "table/table.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { CKPT_NAME = 200 };                /* bytes of a file's name, with 0 */
+#define CKPT_CHUNK ((uint64_t)256 << 20) /* bytes of a row file at most */
+
+/* One row file, as the manifest has it. */
+typedef struct ckpt_file {
+    char name[CKPT_NAME];
+    uint64_t rows;
+    uint64_t bytes;
+    uint32_t crc; /* CRC-32C of the whole file */
+} ckpt_file;
+
+/* A list that grows; `files` is freed by ckpt_files_free(). */
+typedef struct ckpt_files {
+    ckpt_file *files;
+    size_t n, room;
+} ckpt_files;
+PERSIA_API int ckpt_files_add(ckpt_files *list, const ckpt_file *file);
+PERSIA_API void ckpt_files_free(ckpt_files *list);
+
+/* PERSIA_EARG unless `name` is the plain name of a file: letters, digits,
+ * '.', '-' and '_', not empty, not beginning with '.', below CKPT_NAME. */
+PERSIA_API int ckpt_name_check(const char *name);
+
+/* Writes what `cut` still has to give into new files
+ * <stem>-00000.safetensors, ... of at most `chunk` bytes in the folder that
+ * `folder` is open on, syncs each, and appends them to `out`.  `config` is
+ * the table's.  An empty table makes no file.  Reading the cut and writing
+ * overlap on the threads of `s`.  Polls interrupt_poll().  After an error
+ * the files that were made are left to whoever owns the folder. */
+PERSIA_API int ckpt_write(sched *s, table_cut *cut,
+                          const table_config *config, int folder,
+                          const char *stem, uint64_t chunk, ckpt_files *out);
+
+/* Reads every byte of the files and changes nothing: size, checksum, header,
+ * shapes and clocks.  PERSIA_ECORRUPT names the file that is not as `files`
+ * says, PERSIA_EMISMATCH the table whose dim, dtype or state differs,
+ * PERSIA_EIO a file that cannot be read.  Polls interrupt_poll(). */
+PERSIA_API int ckpt_verify(sched *s, const table_config *config, int folder,
+                           const ckpt_file *files, size_t n);
+
+/* Adds the rows of verified files to a table, on all threads of `s`.
+ * Whatever changed in the files since is found or harmless; after an error
+ * some rows may have been added. */
+PERSIA_API int ckpt_restore(sched *s, table *t, int folder,
+                            const ckpt_file *files, size_t n);
+
+/* The CRC-32C and the size of a file in a folder. */
+PERSIA_API int ckpt_file_crc(int folder, const char *name, uint32_t *crc,
+                             uint64_t *bytes);
+
+/* Exchanges two entries of a folder in one step (renameat2): the way to
+ * replace a folder that has content.  PERSIA_EIO if the file system cannot. */
+PERSIA_API int ckpt_exchange(int folder, const char *a, const char *b);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
