@@ -9,7 +9,7 @@ from torch import nn
 
 from persia import errors
 from persia.jagged import JaggedBatch
-from persia.models.mlp import mlp
+from persia.models.dense import Standardize, mlp
 from persia.modules import EmbeddingBagCollection
 
 __all__ = ["DeepFM"]
@@ -26,6 +26,7 @@ class DeepFM(nn.Module):
         bags: the embeddings; all of one dim, at least 2.
         dense_features: dense columns of a batch, 0 for none.
         deep: hidden widths of the MLP; 1 is added as its last.
+        standardize: bring dense features to mean 0 and variance 1 first.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class DeepFM(nn.Module):
         bags: EmbeddingBagCollection,
         dense_features: int,
         deep: Sequence[int] = (256, 64),
+        standardize: bool = True,
     ) -> None:
         super().__init__()
         configs = bags.embedding_bag_configs()
@@ -44,6 +46,7 @@ class DeepFM(nn.Module):
         self.dim = dims.pop()
         features = sum(len(config.feature_names) for config in configs)
         self.bags = bags
+        self.scale = Standardize(dense_features) if standardize else nn.Identity()
         self.linear = nn.Linear(dense_features, 1) if dense_features else None
         width = dense_features + features * (self.dim - 1)
         self.deep = mlp(width, [*deep, 1], last_relu=False)
@@ -59,6 +62,7 @@ class DeepFM(nn.Module):
         deep = factors.flatten(1)
         logits = weights.sum(1) + machine
         if self.linear is not None and dense is not None:
+            dense = self.scale(dense)
             deep = torch.cat([dense, deep], 1)
             logits = logits + self.linear(dense).squeeze(1)
         return logits + self.deep(deep).squeeze(1)  # type: ignore[no-any-return]

@@ -9,7 +9,7 @@ from torch import nn
 
 from persia import errors
 from persia.jagged import JaggedBatch
-from persia.models.mlp import mlp
+from persia.models.dense import Standardize, mlp
 from persia.modules import EmbeddingBagCollection
 
 __all__ = ["DLRM"]
@@ -24,6 +24,7 @@ class DLRM(nn.Module):
         dense_features: dense columns of a batch, 0 for none.
         bottom: hidden widths of the bottom MLP; dim is added as its last.
         top: hidden widths of the top MLP; 1 is added as its last.
+        standardize: bring dense features to mean 0 and variance 1 first.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class DLRM(nn.Module):
         dense_features: int,
         bottom: Sequence[int] = (64,),
         top: Sequence[int] = (256, 64),
+        standardize: bool = True,
     ) -> None:
         super().__init__()
         configs = bags.embedding_bag_configs()
@@ -41,8 +43,11 @@ class DLRM(nn.Module):
         self.dim = dims.pop()
         vectors = sum(len(config.feature_names) for config in configs)
         self.bags = bags
-        self.bottom = mlp(dense_features, [*bottom, self.dim]) if dense_features else None
-        if self.bottom is not None:
+        self.bottom: nn.Sequential | None = None
+        if dense_features:
+            self.bottom = mlp(dense_features, [*bottom, self.dim])
+            if standardize:
+                self.bottom.insert(0, Standardize(dense_features))
             vectors += 1
         one, other = torch.tril_indices(vectors, vectors, -1)
         self.register_buffer("pairs", one * vectors + other, persistent=False)

@@ -1,0 +1,61 @@
+"""What click models do with dense features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+__all__ = ["Standardize", "mlp"]
+
+
+def mlp(width: int, layers: Sequence[int], last_relu: bool = True) -> nn.Sequential:
+    """Linear layers on [B, width] of the widths ``layers``, each with a ReLU.
+
+    ``last_relu=False`` leaves out the last ReLU, as before a logit.
+    """
+    modules: list[nn.Module] = []
+    for out in layers:
+        modules += [nn.Linear(width, out), nn.ReLU()]
+        width = out
+    return nn.Sequential(*(modules if last_relu else modules[:-1]))
+
+
+class Standardize(nn.Module):
+    """Brings each of ``width`` columns to mean 0 and variance 1.
+
+    In training, each batch is first added to the statistics, which are those
+    of all samples seen so far: unlike batch normalisation, a sample's result
+    does not hang on the size of its batch.  No gradient passes through them.
+    """
+
+    count: torch.Tensor
+    mean: torch.Tensor
+    square: torch.Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(width, dtype=torch.float64))
+        self.register_buffer("square", torch.zeros(width, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, width] in, [B, width] out; unchanged before the first sample."""
+        if self.training:
+            self._add(x.detach().double())
+        variance = self.square / self.count.clamp(min=1)
+        scale = torch.where(variance > 0, variance, 1.0).rsqrt()
+        return (x - self.mean.to(x.dtype)) * scale.to(x.dtype)
+
+    def _add(self, x: torch.Tensor) -> None:
+        """Merges a batch's mean and squared distances (Chan et al., 1979)."""
+        n = len(x)
+        if n == 0:
+            return
+        count = self.count + n
+        mean = x.mean(0)
+        far = mean - self.mean
+        self.square += (x - mean).square().sum(0) + far.square() * (self.count * n / count)
+        self.mean += far * (n / count)
+        self.count.copy_(count)
