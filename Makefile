@@ -88,9 +88,14 @@ test-long: test-c
 	test -e build/fuzz/build.ninja || \
 	    CC=clang $(CMAKE) -B build/fuzz -DPERSIA_FUZZ=ON
 	cmake --build build/fuzz --parallel $(JOBS)
-	cd build/fuzz && for t in fuzz_*; do \
-	    test -f $$t && test -x $$t || continue; \
-	    ./$$t -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; \
+	for t in csrc/fuzz/*.c; do \
+	    name=$$(basename $$t .c); \
+	    found=build/fuzz/found/$$name; \
+	    mkdir -p $$found; \
+	    seeds=csrc/fuzz/corpus/$${name#fuzz_}; \
+	    test -d $$seeds || seeds=; \
+	    build/fuzz/$$name -max_total_time=$(FUZZ_SECONDS) \
+	        -artifact_prefix=$$found- $$found $$seeds || exit 1; \
 	done
 	$(RUN) -m pytest -m long
 

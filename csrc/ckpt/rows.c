@@ -344,7 +344,7 @@ int row_reader_open(row_reader *r, int folder, const char *name,
                     const table_config *config)
 {
     int fd;
-    uint64_t bytes;
+    uint64_t bytes = 0;
     int code = file_open(folder, name, &fd, &bytes);
     return code ? code : row_reader_from(r, fd, name, bytes, config);
 }
