@@ -1,1 +1,1 @@
-"""Benchmarks: one command each (``python -m benchmarks.table``), JSON lines out."""
+"""Benchmarks: one command each, as ``python -m benchmarks.table``."""

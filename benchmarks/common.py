@@ -33,8 +33,12 @@ ZIPF = 1.05
 def arguments(description: str) -> argparse.ArgumentParser:
     """A parser with the options that every benchmark has."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="small sizes, a minute at most")
-    parser.add_argument("--only", default="", help="run only cases whose name contains this")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, a minute at most"
+    )
+    parser.add_argument(
+        "--only", default="", help="run only cases whose name contains this"
+    )
     parser.add_argument("--seed", type=int, default=1)
     return parser
 
@@ -44,7 +48,14 @@ def machine() -> dict[str, Any]:
     model = platform.processor()
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as info:
-            model = next((x.split(":", 1)[1].strip() for x in info if x.startswith("model name")), model)
+            model = next(
+                (
+                    x.split(":", 1)[1].strip()
+                    for x in info
+                    if x.startswith("model name")
+                ),
+                model,
+            )
     except OSError:
         pass
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -60,7 +71,10 @@ def machine() -> dict[str, Any]:
 
 def print_machine(bench: str, **more: Any) -> None:
     """Prints the line of the machine; once, before the first case."""
-    print(json.dumps({"bench": bench, "case": "machine"} | machine() | more), flush=True)
+    print(
+        json.dumps({"bench": bench, "case": "machine"} | machine() | more),
+        flush=True,
+    )
 
 
 def report(
@@ -100,8 +114,12 @@ def report(
         "baseline_source": baseline_source,
         "ratio": _short(ratio),
         "target": target,
-        "target_on": None if target is None else ("value" if ratio is None else "ratio"),
-        "target_sense": None if target is None else ("at most" if at_most else "at least"),
+        "target_on": None
+        if target is None
+        else ("value" if ratio is None else "ratio"),
+        "target_sense": None
+        if target is None
+        else ("at most" if at_most else "at least"),
         "ok": ok,
     }
     print(json.dumps(line | more), flush=True)
@@ -145,7 +163,11 @@ class Times:
         return statistics.median(b / a for a, b in pairs)
 
 
-def alternate(contestants: Mapping[str, Callable[[int], float]], rounds: int, warmup: int = 1) -> Times:
+def alternate(
+    contestants: Mapping[str, Callable[[int], float]],
+    rounds: int,
+    warmup: int = 1,
+) -> Times:
     """Runs the contestants in turn, ``rounds`` times each.
 
     A contestant is called with the number of its round (use it to choose
@@ -209,11 +231,21 @@ def scatter(ranks: np.ndarray, salt: int = 0) -> np.ndarray:
     return x.view(np.int64)
 
 
-def feature_batches(kind: str, rows: int, batches: int, seed: int, batch: int = BATCH, features: int = FEATURES) -> np.ndarray:
-    """Ranks [batches, features, batch]: each feature over ``rows`` of its own."""
+def feature_batches(
+    kind: str,
+    rows: int,
+    batches: int,
+    seed: int,
+    batch: int = BATCH,
+    features: int = FEATURES,
+) -> np.ndarray:
+    """Ranks [batches, features, batch]; each feature has rows of its own."""
     return Ranks(kind, rows).draw((batches, features, batch), seed)
 
 
 def feature_ids(ranks: np.ndarray) -> np.ndarray:
     """The ids of :func:`feature_batches`, another vocabulary a feature."""
-    return np.stack([scatter(ranks[:, f], salt=f + 1) for f in range(ranks.shape[1])], axis=1)
+    return np.stack(
+        [scatter(ranks[:, f], salt=f + 1) for f in range(ranks.shape[1])],
+        axis=1,
+    )

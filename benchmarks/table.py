@@ -10,12 +10,31 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
-from benchmarks.common import BATCH, FEATURES, Ranks, Times, alternate, arguments, print_machine, report, scatter, timed
-from benchmarks.native import ADAGRAD, BF16, ROWWISE_ADAGRAD, KnownRows, Sched, Table
+from benchmarks.common import (
+    BATCH,
+    FEATURES,
+    Ranks,
+    Times,
+    alternate,
+    arguments,
+    print_machine,
+    report,
+    scatter,
+    timed,
+)
+from benchmarks.native import (
+    ADAGRAD,
+    BF16,
+    ROWWISE_ADAGRAD,
+    KnownRows,
+    Sched,
+    Table,
+)
 
 BENCH = "table"
 BATCH_IDS = FEATURES * BATCH
@@ -51,17 +70,21 @@ def fill(s: Sched, table: Table, start: int, stop: int) -> None:
     span = 1 << 22  # shuffled span by span, to stay small
     for first in range(start, stop, span):
         last = min(first + span, stop)
-        ranks = np.random.default_rng(first).permutation(np.arange(first, last))
+        ranks = np.random.default_rng(first).permutation(
+            np.arange(first, last)
+        )
         for at in range(0, last - first, chunk):
-            table.push(s, scatter(ranks[at : at + chunk]), grad)
+            table.push(s, grad, scatter(ranks[at : at + chunk]))
 
 
-def contestant(one: Callable[[int], object], batches: int) -> Callable[[int], float]:
-    """Does ``CALLS`` batches a round, other ones each time."""
+def contestant(
+    one: Callable[[np.ndarray], object], batches: Sequence[np.ndarray]
+) -> Callable[[int], float]:
+    """Does ``one`` with ``CALLS`` batches a round, other ones each time."""
 
     def run(k: int) -> None:
-        for j in range(CALLS):
-            one((k * CALLS + j) % batches)
+        for j in range(k * CALLS, (k + 1) * CALLS):
+            one(batches[j % len(batches)])
 
     return timed(run)
 
@@ -93,7 +116,9 @@ class Worst:
         )
 
 
-def known_rows(sizes: Sizes, dim: int, optimizer: int, push: bool, seed: int) -> None:
+def known_rows(
+    sizes: Sizes, dim: int, optimizer: int, pushes: bool, seed: int
+) -> None:
     """Pull, push and bytes a row while one table grows through every N."""
     one, two = Sched(1), Sched(2)
     table = Table(dim, optimizer=optimizer)
@@ -102,85 +127,127 @@ def known_rows(sizes: Sizes, dim: int, optimizer: int, push: bool, seed: int) ->
     same = KnownRows(sizes.rows[-1], stride, HEADER, dim, table.state_floats)
     packed = KnownRows(sizes.rows[-1], 4 * dim, 0, dim, 0)
     out = np.zeros((BATCH_IDS, dim), np.float32)
-    grad = np.random.default_rng(seed).normal(0, 1e-3, (BATCH_IDS, dim)).astype(np.float32)
+    grad = np.full((BATCH_IDS, dim), 1e-3, np.float32)
+    # Functions of one batch.
+    pull = partial(table.pull, one, out)
+    push = partial(table.push, one, grad)
+    gather = partial(same.gather, out)
+    gather_packed = partial(packed.gather, out)
+    known_push = partial(same.adagrad, grad)
+
     cases: dict[tuple[str, str], Worst] = defaultdict(Worst)
+    payload = 4 * (dim + table.state_floats)
     beyond: list[tuple[float, int]] = []
-    held, done, batches = 0, 1, sizes.batches
+    held, done = 0, 1
     for n in sizes.rows:
         before = resident()
         fill(two, table, done, n)
         held += resident() - before
         done = n
-        if table.stats()[0] != n:
-            raise RuntimeError(f"{table.stats()[0]} rows in place of {n}")
-        beyond.append((max(held, table.stats()[1]) / n - 4 * (dim + table.state_floats), n))
+        rows, counted, _ = table.stats()
+        if rows != n:
+            raise RuntimeError(f"{rows} rows in place of {n}")
+        beyond.append((max(held, counted) / n - payload, n))
         same.fill(n)
         packed.fill(n)
         place = np.random.default_rng(n).permutation(n).astype(np.uint32)
         for kind in KINDS:
-            ranks = Ranks(kind, n).draw((batches, BATCH_IDS), seed)
+            ranks = Ranks(kind, n).draw((sizes.batches, BATCH_IDS), seed)
             ids, at = scatter(ranks), place[ranks]
-            rounds = {
-                "ours": contestant(lambda b: table.pull(one, ids[b], out), batches),
-                "same": contestant(lambda b: same.gather(at[b], out), batches),
-                "packed": contestant(lambda b: packed.gather(at[b], out), batches),
-            }
-            times = alternate(rounds, sizes.rounds)
+            times = alternate(
+                {
+                    "ours": contestant(pull, ids),
+                    "same": contestant(gather, at),
+                    "packed": contestant(gather_packed, at),
+                },
+                sizes.rounds,
+            )
             work = CALLS * BATCH_IDS
             cases["pull", kind].add(n, times, work, "same")
-            cases["pull, packed baseline", kind].add(n, times, work, "packed")
-            if not push:
-                continue
-            unique = [np.unique(r) for r in ranks]
-            ids_of, at_of = [scatter(u) for u in unique], [place[u] for u in unique]
-            rounds = {
-                "ours": contestant(lambda b: table.push(one, ids_of[b], grad), batches),
-                "same": contestant(lambda b: same.adagrad(at_of[b], grad), batches),
-            }
-            times = alternate(rounds, sizes.rounds)
-            cases["push", kind].add(n, times, CALLS * float(np.mean([len(u) for u in unique])), "same")
-    gather, packing = "prefetched gather of the same rows at known numbers", "the same of packed vectors"
+            cases["packed", kind].add(n, times, work, "packed")
+            if pushes:
+                distinct = [np.unique(r) for r in ranks]
+                times = alternate(
+                    {
+                        "ours": contestant(
+                            push, [scatter(d) for d in distinct]
+                        ),
+                        "same": contestant(
+                            known_push, [place[d] for d in distinct]
+                        ),
+                    },
+                    sizes.rounds,
+                )
+                work = CALLS * mean_size(distinct)
+                cases["push", kind].add(n, times, work, "same")
+
     for kind in KINDS:
-        cases["pull", kind].report(f"pull dim {dim} {kind}", gather, 0.40)
-        cases["pull, packed baseline", kind].report(f"pull dim {dim} {kind}, packed", packing, None)
-        if push:
-            what = "the same arithmetic on the same rows at known numbers"
-            cases["push", kind].report(f"Adagrad push of distinct ids dim {dim} {kind}", what, 0.5)
+        tail = f"dim {dim} {kind}"
+        cases["pull", kind].report(
+            f"pull {tail}",
+            "prefetched gather of the same rows at known numbers",
+            0.40,
+        )
+        cases["packed", kind].report(
+            f"pull {tail}, packed baseline",
+            "the gather from an array of vectors alone",
+            None,
+        )
+        if pushes:
+            cases["push", kind].report(
+                f"Adagrad push of distinct ids {tail}",
+                "the same arithmetic on the same rows at known numbers",
+                0.5,
+            )
     worst, n = max(beyond)
-    report(BENCH, f"bytes a row beyond vector and state dim {dim}", worst, "B", target=26, at_most=True, rows=n)
-    if push:
+    report(
+        BENCH,
+        f"bytes a row beyond vector and state dim {dim}",
+        worst,
+        "B",
+        target=26,
+        at_most=True,
+        rows=n,
+        bytes_by_rows={n: round(b, 1) for b, n in beyond},
+    )
+    if pushes:
         two_threads(sizes, table, done, one, two, seed)
     for x in (table, same, packed, one, two):
         x.close()
 
 
-def two_threads(sizes: Sizes, table: Table, n: int, one: Sched, two: Sched, seed: int) -> None:
+def mean_size(batches: Sequence[np.ndarray]) -> float:
+    return float(np.mean([len(b) for b in batches]))
+
+
+def two_threads(
+    sizes: Sizes, table: Table, n: int, one: Sched, two: Sched, seed: int
+) -> None:
     """Both threads of a pool against one."""
     out = np.zeros((BATCH_IDS, table.dim), np.float32)
     grad = np.full((BATCH_IDS, table.dim), 1e-4, np.float32)
     for kind in KINDS:
         ranks = Ranks(kind, n).draw((sizes.batches, BATCH_IDS), seed)
-        ids = scatter(ranks)
         distinct = [scatter(np.unique(r)) for r in ranks]
-
-        def pull(s: Sched, ids: np.ndarray = ids) -> Callable[[int], float]:
-            return contestant(lambda b: table.pull(s, ids[b], out), sizes.batches)
-
-        def push(s: Sched, distinct: list[np.ndarray] = distinct) -> Callable[[int], float]:
-            return contestant(lambda b: table.push(s, distinct[b], grad), sizes.batches)
-
-        for case, run, work in (
-            ("pull", pull, BATCH_IDS),
-            ("Adagrad push", push, float(np.mean([len(d) for d in distinct]))),
+        for case, call, buffer, batches in (
+            ("pull", table.pull, out, list(scatter(ranks))),
+            ("Adagrad push", table.push, grad, distinct),
         ):
-            times = alternate({"two": run(two), "one": run(one)}, sizes.rounds)
+            times = alternate(
+                {
+                    "two": contestant(partial(call, two, buffer), batches),
+                    "one": contestant(partial(call, one, buffer), batches),
+                },
+                sizes.rounds,
+            )
+            work = CALLS * mean_size(batches)
             report(
                 BENCH,
                 f"{case} dim {table.dim} {kind}, two threads",
-                times.rate("two", CALLS * work),
+                times.rate("two", work),
                 "M rows/s",
                 baseline="one thread",
-                baseline_value=times.rate("one", CALLS * work),
+                baseline_value=times.rate("one", work),
                 baseline_source=SAME_RUN,
                 ratio=times.ratio("two", "one"),
                 target=1.8,
@@ -199,10 +266,17 @@ def inserts(sizes: Sizes, dim: int) -> None:
         table = Table(dim)
         start = time.perf_counter()
         for at in range(0, len(ids), BATCH_IDS):
-            table.push(s, ids[at : at + BATCH_IDS], grad)
+            table.push(s, grad, ids[at : at + BATCH_IDS])
         rates.append(len(ids) / (time.perf_counter() - start) / 1e6)
         table.close()
-    report(BENCH, f"insert of unseen ids dim {dim}", float(np.median(rates)), "M rows/s", target=5.0, rows=len(ids))
+    report(
+        BENCH,
+        f"insert of unseen ids dim {dim}",
+        float(np.median(rates)),
+        "M rows/s",
+        target=5.0,
+        rows=len(ids),
+    )
 
     # A call may be slow because the machine gave the core to somebody else:
     # the processor time beside the clock tells.
@@ -210,7 +284,7 @@ def inserts(sizes: Sizes, dim: int) -> None:
     spent, used = [], []
     for at in range(0, len(ids), 1000):
         cpu, start = time.thread_time(), time.perf_counter()
-        table.push(s, ids[at : at + 1000], grad)
+        table.push(s, grad, ids[at : at + 1000])
         spent.append(time.perf_counter() - start)
         used.append(time.thread_time() - cpu)
     table.close()
@@ -234,26 +308,35 @@ def inserts(sizes: Sizes, dim: int) -> None:
 def far_and_near(sizes: Sizes, seed: int) -> None:
     """Pull from a table of 64 M bf16 rows against one of 1 M."""
     one, two = Sched(1), Sched(2)
-    tables = {n: Table(16, BF16, ROWWISE_ADAGRAD) for n in (sizes.far, sizes.near)}
+    tables = {
+        n: Table(16, BF16, ROWWISE_ADAGRAD) for n in (sizes.far, sizes.near)
+    }
     for n, table in tables.items():
         fill(two, table, 0, n)
     out = np.zeros((BATCH_IDS, 16), np.float32)
     for kind in KINDS:
-        ids = {n: scatter(Ranks(kind, n).draw((sizes.batches, BATCH_IDS), seed)) for n in tables}
-
-        def pull(n: int, ids: dict[int, np.ndarray] = ids) -> Callable[[int], float]:
-            return contestant(lambda b: tables[n].pull(one, ids[n][b], out), sizes.batches)
-
-        times = alternate({"far": pull(sizes.far), "near": pull(sizes.near)}, sizes.rounds)
+        times = alternate(
+            {
+                str(n): contestant(
+                    partial(table.pull, one, out),
+                    scatter(
+                        Ranks(kind, n).draw((sizes.batches, BATCH_IDS), seed)
+                    ),
+                )
+                for n, table in tables.items()
+            },
+            sizes.rounds,
+        )
+        far, near = str(sizes.far), str(sizes.near)
         report(
             BENCH,
-            f"pull from {sizes.far:,} rows dim 16 bf16 {kind}",
-            times.rate("far", CALLS * BATCH_IDS),
+            f"pull from {far} rows dim 16 bf16 {kind}",
+            times.rate(far, CALLS * BATCH_IDS),
             "M rows/s",
-            baseline=f"pull from {sizes.near:,} rows",
-            baseline_value=times.rate("near", CALLS * BATCH_IDS),
+            baseline=f"pull from {near} rows",
+            baseline_value=times.rate(near, CALLS * BATCH_IDS),
             baseline_source=SAME_RUN,
-            ratio=times.ratio("far", "near"),
+            ratio=times.ratio(far, near),
             target=0.7,
         )
     for x in (*tables.values(), one, two):
@@ -267,7 +350,9 @@ def main(argv: list[str] | None = None) -> None:
     parts: dict[str, Callable[[], None]] = {
         "known16": lambda: known_rows(sizes, 16, ADAGRAD, True, options.seed),
         # One scalar of state, so that rows and baseline fit into memory.
-        "known64": lambda: known_rows(sizes, 64, ROWWISE_ADAGRAD, False, options.seed),
+        "known64": lambda: known_rows(
+            sizes, 64, ROWWISE_ADAGRAD, False, options.seed
+        ),
         "inserts": lambda: inserts(sizes, 16),
         "far": lambda: far_and_near(sizes, options.seed),
     }

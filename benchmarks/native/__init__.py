@@ -6,7 +6,16 @@ import ctypes
 import os
 import shutil
 import subprocess
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    byref,
+    c_char_p,
+    c_int,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +35,25 @@ def _build() -> Path:
     sources = [SOURCE, LIBRARY, *ROOT.glob("csrc/*/*.h")]
     if not LIBRARY.exists():
         raise SystemExit(f"{LIBRARY} is missing: run `make setup` first")
-    if out.exists() and out.stat().st_mtime > max(s.stat().st_mtime for s in sources):
+    if out.exists() and out.stat().st_mtime > max(
+        s.stat().st_mtime for s in sources
+    ):
         return out
     out.parent.mkdir(parents=True, exist_ok=True)
     cc = os.environ.get("CC") or shutil.which("cc") or "gcc"
     scratch = out.with_suffix(f".{os.getpid()}")
-    flags = "-std=c11 -O3 -march=native -ffp-contract=off -fno-math-errno -Wall -Wextra -fPIC -shared -fvisibility=hidden"
-    command = [cc, *flags.split(), f"-I{ROOT / 'csrc'}", str(SOURCE), "-o", str(scratch)]
+    flags = (
+        "-std=c11 -O3 -march=native -ffp-contract=off -fno-math-errno"
+        " -Wall -Wextra -fPIC -shared -fvisibility=hidden"
+    )
+    command = [
+        cc,
+        *flags.split(),
+        f"-I{ROOT / 'csrc'}",
+        str(SOURCE),
+        "-o",
+        str(scratch),
+    ]
     command += [str(LIBRARY), f"-Wl,-rpath,{LIBRARY.parent}", "-lm"]
     subprocess.run(command, check=True)
     scratch.replace(out)
@@ -43,23 +64,60 @@ _lib = ctypes.CDLL(str(_build()))
 _core = ctypes.CDLL(str(LIBRARY))
 
 
-def _declare(name: str, *types: type, result: type | None = c_int, lib: ctypes.CDLL = _lib):  # type: ignore[no-untyped-def]
+def _declare(
+    name: str,
+    *types: type,
+    result: type | None = c_int,
+    lib: ctypes.CDLL = _lib,
+):  # type: ignore[no-untyped-def]
     function = getattr(lib, name)
     function.argtypes = types
     function.restype = result
     return function
 
 
-_create = _declare("bench_create", c_uint32, c_uint32, c_uint32, POINTER(c_void_p))
-_pull = _declare("bench_pull", c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p)
-_push = _declare("bench_push", c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p)
-_stats = _declare("bench_stats", c_void_p, *[POINTER(c_uint64)] * 3, result=None)
+_create = _declare(
+    "bench_create", c_uint32, c_uint32, c_uint32, POINTER(c_void_p)
+)
+_pull = _declare(
+    "bench_pull", c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p
+)
+_push = _declare(
+    "bench_push", c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p
+)
+_stats = _declare(
+    "bench_stats", c_void_p, *[POINTER(c_uint64)] * 3, result=None
+)
 _rows_new = _declare("bench_rows_new", c_size_t, result=c_void_p)
 _rows_free = _declare("bench_rows_free", c_void_p, c_size_t, result=None)
-_rows_fill = _declare("bench_rows_fill", c_void_p, *[c_size_t] * 4, c_uint32, result=None)
-_gather = _declare("bench_gather", c_void_p, c_size_t, c_size_t, c_void_p, c_size_t, c_uint32, c_void_p, result=None)
-_adagrad = _declare("bench_adagrad", c_void_p, c_size_t, c_size_t, c_void_p, c_size_t, c_uint32, c_void_p, result=None)
-_sched_create = _declare("sched_create", ctypes.c_uint, POINTER(c_void_p), lib=_core)
+_rows_fill = _declare(
+    "bench_rows_fill", c_void_p, *[c_size_t] * 4, c_uint32, result=None
+)
+_gather = _declare(
+    "bench_gather",
+    c_void_p,
+    c_size_t,
+    c_size_t,
+    c_void_p,
+    c_size_t,
+    c_uint32,
+    c_void_p,
+    result=None,
+)
+_adagrad = _declare(
+    "bench_adagrad",
+    c_void_p,
+    c_size_t,
+    c_size_t,
+    c_void_p,
+    c_size_t,
+    c_uint32,
+    c_void_p,
+    result=None,
+)
+_sched_create = _declare(
+    "sched_create", ctypes.c_uint, POINTER(c_void_p), lib=_core
+)
 _sched_destroy = _declare("sched_destroy", c_void_p, result=None, lib=_core)
 _table_destroy = _declare("table_destroy", c_void_p, result=None, lib=_core)
 _err_text = _declare("err_text", result=c_char_p, lib=_core)
@@ -84,7 +142,9 @@ class Sched:
 class Table:
     """One table.  ids: uint64 or int64 [n]; vectors: float32 [n, dim]."""
 
-    def __init__(self, dim: int, dtype: int = FP32, optimizer: int = ADAGRAD) -> None:
+    def __init__(
+        self, dim: int, dtype: int = FP32, optimizer: int = ADAGRAD
+    ) -> None:
         self.dim, self.dtype = dim, dtype
         self.state_floats = STATE_FLOATS[optimizer](dim)
         self.handle = c_void_p()
@@ -93,13 +153,29 @@ class Table:
     def close(self) -> None:
         _table_destroy(self.handle)
 
-    def pull(self, s: Sched, ids: np.ndarray, out: np.ndarray, rows: np.ndarray | None = None) -> None:
-        at = None if rows is None else rows.ctypes.data
-        _check(_pull(s.handle, self.handle, len(ids), ids.ctypes.data, out.ctypes.data, at))
+    def pull(self, s: Sched, out: np.ndarray, ids: np.ndarray) -> None:
+        _check(
+            _pull(
+                s.handle,
+                self.handle,
+                len(ids),
+                ids.ctypes.data,
+                out.ctypes.data,
+                None,
+            )
+        )
 
-    def push(self, s: Sched, ids: np.ndarray, grad: np.ndarray, rows: np.ndarray | None = None) -> None:
-        at = None if rows is None else rows.ctypes.data
-        _check(_push(s.handle, self.handle, len(ids), ids.ctypes.data, at, grad.ctypes.data))
+    def push(self, s: Sched, grad: np.ndarray, ids: np.ndarray) -> None:
+        _check(
+            _push(
+                s.handle,
+                self.handle,
+                len(ids),
+                ids.ctypes.data,
+                None,
+                grad.ctypes.data,
+            )
+        )
 
     def stats(self) -> tuple[int, int, int]:
         """Rows; bytes of rows, index and slack; bytes of one row."""
@@ -111,8 +187,15 @@ class Table:
 class KnownRows:
     """The baseline: an array of rows of ``stride`` bytes, found by number."""
 
-    def __init__(self, rows: int, stride: int, offset: int, dim: int, state_floats: int) -> None:
-        self.stride, self.offset, self.dim, self.floats = stride, offset, dim, dim + state_floats
+    def __init__(
+        self, rows: int, stride: int, offset: int, dim: int, state_floats: int
+    ) -> None:
+        self.stride, self.offset, self.dim, self.floats = (
+            stride,
+            offset,
+            dim,
+            dim + state_floats,
+        )
         self.bytes = rows * stride + 4096
         self.base = _rows_new(self.bytes)
         if not self.base:
@@ -123,11 +206,29 @@ class KnownRows:
         _rows_free(self.base, self.bytes)
 
     def fill(self, rows: int) -> None:
-        _rows_fill(self.base, self.stride, self.offset, self.filled, rows, self.floats)
+        _rows_fill(
+            self.base, self.stride, self.offset, self.filled, rows, self.floats
+        )
         self.filled = rows
 
-    def gather(self, rows: np.ndarray, out: np.ndarray) -> None:
-        _gather(self.base, self.stride, self.offset, rows.ctypes.data, len(rows), self.dim, out.ctypes.data)
+    def gather(self, out: np.ndarray, rows: np.ndarray) -> None:
+        _gather(
+            self.base,
+            self.stride,
+            self.offset,
+            rows.ctypes.data,
+            len(rows),
+            self.dim,
+            out.ctypes.data,
+        )
 
-    def adagrad(self, rows: np.ndarray, grad: np.ndarray) -> None:
-        _adagrad(self.base, self.stride, self.offset, rows.ctypes.data, len(rows), self.dim, grad.ctypes.data)
+    def adagrad(self, grad: np.ndarray, rows: np.ndarray) -> None:
+        _adagrad(
+            self.base,
+            self.stride,
+            self.offset,
+            rows.ctypes.data,
+            len(rows),
+            self.dim,
+            grad.ctypes.data,
+        )

@@ -1,1 +1,1 @@
-"""Other systems that the benchmarks compare with, in interpreters of their own."""
+"""Other systems to compare with, in an interpreter of their own."""

@@ -39,7 +39,12 @@ class Peers:
     def __enter__(self) -> Peers:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._process.stdin:
             self._process.stdin.close()
         try:
@@ -47,17 +52,24 @@ class Peers:
         except subprocess.TimeoutExpired:
             self._process.kill()
 
-    def call(self, name: str, **args: Any) -> Any:
+    def call(self, name: str, /, **args: Any) -> Any:
         assert self._process.stdin
         assert self._process.stdout
-        self._process.stdin.write(json.dumps({"call": name, "args": args}) + "\n")
+        self._process.stdin.write(
+            json.dumps({"call": name, "args": args}) + "\n"
+        )
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the peers' process ended (status {self._process.wait()}); see {self._log}")
+            raise RuntimeError(
+                "the peers' process ended with status"
+                f" {self._process.wait()}; see {self._log}"
+            )
         answer = json.loads(line)
         if "error" in answer:
-            raise RuntimeError(f"peer, in {name}({args}): {answer['error']}; see {self._log}")
+            raise RuntimeError(
+                f"peer, in {name}({args}): {answer['error']}; see {self._log}"
+            )
         return answer["result"]
 
     def versions(self) -> dict[str, str]:
@@ -65,7 +77,7 @@ class Peers:
         return result
 
     def open(self, name: str, kind: str, **args: Any) -> PeerObject:
-        """Makes an object there: kind fbgemm, fbgemm_threads, torchrec, dlrm."""
+        """Makes an object there; kind is one of the runner's."""
         self.call("open", name=name, kind=kind, **args)
         return PeerObject(self, name)
 
@@ -76,5 +88,5 @@ class PeerObject:
     def __init__(self, peers: Peers, name: str) -> None:
         self._peers, self._name = peers, name
 
-    def call(self, method: str, **args: Any) -> Any:
+    def call(self, method: str, /, **args: Any) -> Any:
         return self._peers.call(method, name=self._name, **args)

@@ -21,8 +21,20 @@ from benchmarks.common import FEATURES, feature_batches
 class Layer:
     """Timing common to all layers.  Batches: see :meth:`stream`."""
 
-    def __init__(self, rows: int, dim: int, optimizer: str, threads: int = 1, features: int = FEATURES) -> None:
-        self.rows, self.dim, self.features, self.optimizer = rows, dim, features, optimizer
+    def __init__(
+        self,
+        rows: int,
+        dim: int,
+        optimizer: str,
+        threads: int = 1,
+        features: int = FEATURES,
+    ) -> None:
+        self.rows, self.dim, self.features, self.optimizer = (
+            rows,
+            dim,
+            features,
+            optimizer,
+        )
         self.threads = threads
         self.batches: list[Any] = []
         torch.set_num_threads(threads)
@@ -45,17 +57,25 @@ class Layer:
 
     def stream(self, kind: str, batches: int, seed: int, batch: int) -> None:
         """Makes the batches that the next calls use, in turn."""
-        ranks = torch.from_numpy(feature_batches(kind, self.rows, batches, seed, batch, self.features))
+        ranks = torch.from_numpy(
+            feature_batches(
+                kind, self.rows, batches, seed, batch, self.features
+            )
+        )
         self.batches = [self.prepare(r) for r in ranks]
         with torch.no_grad():
-            self.grad = torch.randn_like(self.forward_batch(self.batches[0])) * 1e-3
+            self.grad = (
+                torch.randn_like(self.forward_batch(self.batches[0])) * 1e-3
+            )
 
     def train(self, start: int, count: int) -> float:
         """Seconds of ``count`` steps: forward, backward, update."""
         torch.set_num_threads(self.threads)
         begin = time.perf_counter()
         for k in range(start, start + count):
-            self.forward_batch(self.batches[k % len(self.batches)]).backward(self.grad)
+            self.forward_batch(self.batches[k % len(self.batches)]).backward(
+                self.grad
+            )
             self.update()
         return time.perf_counter() - begin
 
@@ -78,8 +98,13 @@ class TorchBags(Layer):
     than one table a feature.  optimizer: adagrad or adam (SparseAdam)."""
 
     def build(self) -> None:
-        self.bag = torch.nn.EmbeddingBag(self.rows * self.features, self.dim, mode="sum", sparse=True)
-        kinds = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.SparseAdam}
+        self.bag = torch.nn.EmbeddingBag(
+            self.rows * self.features, self.dim, mode="sum", sparse=True
+        )
+        kinds = {
+            "adagrad": torch.optim.Adagrad,
+            "adam": torch.optim.SparseAdam,
+        }
         self.steps = kinds[self.optimizer](self.bag.parameters(), lr=0.01)
 
     def prepare(self, ranks: torch.Tensor) -> Any:
@@ -101,21 +126,9 @@ class Fbgemm(Layer):
     """fbgemm's fused CPU tables; optimizer: rowwise_adagrad or adagrad."""
 
     def build(self) -> None:
-        self.tables = self._make(self.features)
-
-    def _make(self, features: int) -> Any:
-        from fbgemm_gpu.split_embedding_configs import EmbOptimType
-        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-            ComputeDevice,
-            SplitTableBatchedEmbeddingBagsCodegen,
+        self.tables = fbgemm_tables(
+            [self.rows] * self.features, self.dim, self.optimizer, 0.01
         )
-
-        kinds = {"rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "adagrad": EmbOptimType.EXACT_ADAGRAD}
-        spec = (self.rows, self.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)
-        tables = SplitTableBatchedEmbeddingBagsCodegen([spec] * features, optimizer=kinds[self.optimizer], learning_rate=0.01)
-        tables.init_embedding_weights_uniform(-0.01, 0.01)
-        return tables
 
     def prepare(self, ranks: torch.Tensor) -> Any:
         ids = ranks.reshape(-1).contiguous()
@@ -136,14 +149,18 @@ class FbgemmThreads(Fbgemm):
     def build(self) -> None:
         self.workers = 2
         self.counts = [self.features // 2, self.features - self.features // 2]
-        self.parts = [self._make(n) for n in self.counts]
-        self.torch_threads = 1
+        self.parts = [
+            fbgemm_tables([self.rows] * n, self.dim, self.optimizer, 0.01)
+            for n in self.counts
+        ]
 
     def prepare(self, ranks: torch.Tensor) -> Any:
         return [Fbgemm.prepare(self, r) for r in ranks.split(self.counts)]
 
     def forward_batch(self, batch: Any) -> torch.Tensor:
-        return torch.cat([part(*b) for part, b in zip(self.parts, batch, strict=True)], 1)
+        return torch.cat(
+            [part(*b) for part, b in zip(self.parts, batch, strict=True)], 1
+        )
 
     def train(self, start: int, count: int) -> float:
         grads = self.grad.split([n * self.dim for n in self.counts], 1)
@@ -152,7 +169,9 @@ class FbgemmThreads(Fbgemm):
     def forward(self, start: int, count: int) -> float:
         return self._both(start, count, None)
 
-    def _both(self, start: int, count: int, grads: list[torch.Tensor] | None) -> float:
+    def _both(
+        self, start: int, count: int, grads: list[torch.Tensor] | None
+    ) -> float:
         torch.set_num_threads(1)
         barrier = threading.Barrier(self.workers)
 
@@ -164,7 +183,10 @@ class FbgemmThreads(Fbgemm):
                     out.backward(grads[w])
                 barrier.wait()
 
-        threads = [threading.Thread(target=work, args=(w,)) for w in range(self.workers)]
+        threads = [
+            threading.Thread(target=work, args=(w,))
+            for w in range(self.workers)
+        ]
         begin = time.perf_counter()
         for t in threads:
             t.start()
@@ -178,34 +200,84 @@ class Torchrec(Layer):
     rank; optimizer: rowwise_adagrad or adagrad, fused."""
 
     def build(self) -> None:
-        self.model, self.keys = torchrec_model(self.rows, self.dim, self.features, self.optimizer, 0.01)
+        self.model, self.keys = torchrec_model(
+            [self.rows] * self.features, self.dim, self.optimizer, 0.01
+        )
 
     def prepare(self, ranks: torch.Tensor) -> Any:
         from torchrec import KeyedJaggedTensor
 
         features, batch = ranks.shape
-        return KeyedJaggedTensor(self.keys, ranks.reshape(-1), lengths=torch.ones(features * batch, dtype=torch.int64))
+        return KeyedJaggedTensor(
+            self.keys,
+            ranks.reshape(-1),
+            lengths=torch.ones(features * batch, dtype=torch.int64),
+        )
 
     def forward_batch(self, batch: Any) -> torch.Tensor:
         out: torch.Tensor = self.model(batch).values()
         return out
 
 
-def torchrec_model(rows: int, dim: int, features: int, optimizer: str, lr: float) -> tuple[Any, list[str]]:
+def fbgemm_tables(
+    sizes: list[int], dim: int, optimizer: str, lr: float
+) -> Any:
+    """fbgemm's fused tables on the CPU, as torchrec makes them."""
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+        EmbeddingLocation,
+    )
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    kinds = {
+        "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        "adagrad": EmbOptimType.EXACT_ADAGRAD,
+    }
+    specs = [
+        (rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)
+        for rows in sizes
+    ]
+    tables = SplitTableBatchedEmbeddingBagsCodegen(
+        specs, optimizer=kinds[optimizer], learning_rate=lr
+    )
+    tables.init_embedding_weights_uniform(-0.01, 0.01)
+    return tables
+
+
+def torchrec_model(
+    sizes: list[int], dim: int, optimizer: str, lr: float
+) -> tuple[Any, list[str]]:
     """A DistributedModelParallel over one gloo rank, and its feature names."""
     import torch.distributed as dist
     import torchrec
-    from torch.distributed.optim import _apply_optimizer_in_backward as in_backward
+    from torch.distributed.optim import (
+        _apply_optimizer_in_backward as in_backward,
+    )
     from torchrec.distributed import DistributedModelParallel
     from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
     if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    keys = [f"f{k}" for k in range(features)]
+        dist.init_process_group(
+            "gloo", store=dist.HashStore(), rank=0, world_size=1
+        )
+    keys = [f"f{k}" for k in range(len(sizes))]
     tables = [
-        torchrec.EmbeddingBagConfig(name=f"t_{k}", num_embeddings=rows, embedding_dim=dim, feature_names=[k]) for k in keys
+        torchrec.EmbeddingBagConfig(
+            name=f"t_{k}",
+            num_embeddings=rows,
+            embedding_dim=dim,
+            feature_names=[k],
+        )
+        for k, rows in zip(keys, sizes, strict=True)
     ]
-    bags = torchrec.EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
-    kind = {"rowwise_adagrad": RowWiseAdagrad, "adagrad": torch.optim.Adagrad}[optimizer]
+    bags = torchrec.EmbeddingBagCollection(
+        tables=tables, device=torch.device("meta")
+    )
+    kind = {"rowwise_adagrad": RowWiseAdagrad, "adagrad": torch.optim.Adagrad}[
+        optimizer
+    ]
     in_backward(kind, bags.parameters(), {"lr": lr, "eps": 1e-8})
     return DistributedModelParallel(bags, device=torch.device("cpu")), keys

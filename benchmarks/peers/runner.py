@@ -23,7 +23,11 @@ def versions() -> dict[str, str]:
     import torch
     import torchrec
 
-    return {"torch": torch.__version__, "fbgemm": fbgemm_gpu.__version__, "torchrec": torchrec.__version__}
+    return {
+        "torch": torch.__version__,
+        "fbgemm": fbgemm_gpu.__version__,
+        "torchrec": torchrec.__version__,
+    }
 
 
 def main() -> None:
@@ -47,11 +51,14 @@ def main() -> None:
             if name == "versions":
                 answer = {"result": versions()}
             elif name == "open":
-                objects[args.pop("name")] = kinds[args.pop("kind")](**args)
+                key, kind = args.pop("name"), args.pop("kind")
+                objects[key] = kinds[kind](**args)
                 answer = {"result": None}
             else:
-                target = objects.pop(args.pop("name")) if name == "close" else objects[args.pop("name")]
-                answer = {"result": getattr(target, name)(**args)}
+                key = args.pop("name")
+                answer = {"result": getattr(objects[key], name)(**args)}
+                if name == "close":
+                    del objects[key]
         except Exception as error:
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
