@@ -55,7 +55,7 @@ demo: build
 
 bench: build
 ifdef PEERS
-	$(MAKE) .venv-peers/.requirements
+	benchmarks/peers/setup.sh $(RUN)
 endif
 	@for b in $$(ls benchmarks/*.py); do \
 	    name=$$(basename $$b .py); \
