@@ -1,10 +1,14 @@
 /* core.c: the module persia._core: initialisation, errors, Ctrl-C. */
 #include "py/py.h"
 
+static unsigned long main_thread; /* set once, before the callback is */
+
 /* Runs Python's signal handlers; a no-op on other threads than the main
  * one.  Installed as the C core's interrupt callback. */
 static int check_signals(void)
 {
+    if (PyThread_get_thread_ident() != main_thread)
+        return PERSIA_OK; /* never waits for the GIL on a worker thread */
     PyGILState_STATE gil = PyGILState_Ensure();
     int stop = PyErr_CheckSignals();
     PyGILState_Release(gil);
@@ -57,6 +61,24 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static int find_main_thread(void)
+{
+    PyObject *threading = PyImport_ImportModule("threading");
+    if (!threading)
+        return -1;
+    PyObject *main = PyObject_CallMethod(threading, "main_thread", NULL);
+    Py_DECREF(threading);
+    if (!main)
+        return -1;
+    PyObject *ident = PyObject_GetAttrString(main, "ident");
+    Py_DECREF(main);
+    if (!ident)
+        return -1;
+    main_thread = PyLong_AsUnsignedLong(ident);
+    Py_DECREF(ident);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 static int exec(PyObject *module)
 {
 #define PY_ADD(file)                                                          \
@@ -64,6 +86,8 @@ static int exec(PyObject *module)
         return -1;
     PY_FILES(PY_ADD)
 #undef PY_ADD
+    if (find_main_thread())
+        return -1;
     interrupt_install(check_signals);
     return 0;
 }

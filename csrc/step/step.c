@@ -1,0 +1,289 @@
+/* step.c: numbered forwards, held gradients, one update; and the registry of
+ * handles. */
+#include "step/step.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "ps/ps.h"
+
+enum { STORES_MAX = 4096, WINDOW_WORDS = STEP_TICKET_WINDOW / 64 };
+
+struct step {
+    ps *p;
+    worker *w;
+    _Atomic(uint64_t) tickets; /* the last number given */
+    pthread_mutex_t lock;      /* guards all below */
+    step_grad *held;
+    size_t held_n, held_room;
+    uint64_t newest;               /* ticket that came back */
+    uint64_t window[WINDOW_WORDS]; /* bit t mod window: t came back */
+    unsigned references;           /* guarded by registry.lock */
+};
+
+/* All stores of the process. */
+static struct {
+    pthread_mutex_t lock; /* guards all below and step.references */
+    struct {
+        step *s;
+        uint32_t generation;
+    } slots[STORES_MAX];
+} registry = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void destroy(step *s)
+{
+    if (!s)
+        return;
+    step_discard(s);
+    worker_destroy(s->w);
+    ps_destroy(s->p);
+    pthread_mutex_destroy(&s->lock);
+    free(s->held);
+    free(s);
+}
+
+int step_open(unsigned threads, uint64_t memory_limit, uint64_t *handle)
+{
+    step *s = calloc(1, sizeof *s);
+    if (!s)
+        return err_set(PERSIA_ENOMEM, "no memory for a store");
+    pthread_mutex_init(&s->lock, NULL);
+    s->references = 1;
+    ps_config config = {.threads = threads, .memory_limit = memory_limit};
+    int rc = ps_create(&config, &s->p);
+    if (!rc)
+        rc = worker_create(s->p, &s->w);
+    if (rc)
+        goto fail;
+    pthread_mutex_lock(&registry.lock);
+    uint32_t slot = 0;
+    while (slot < STORES_MAX && registry.slots[slot].s)
+        slot++;
+    if (slot < STORES_MAX) {
+        registry.slots[slot].s = s;
+        uint64_t generation = ++registry.slots[slot].generation;
+        *handle = (generation & 0x7FFFFFFF) << 32 | slot;
+    }
+    pthread_mutex_unlock(&registry.lock);
+    if (slot < STORES_MAX)
+        return PERSIA_OK;
+    rc = err_set(PERSIA_ELIMIT, "%d stores are open in this process; close "
+                 "some", STORES_MAX);
+fail:
+    destroy(s);
+    return rc;
+}
+
+/* The store of a handle, or NULL; registry.lock is held. */
+static step *find(uint64_t handle)
+{
+    uint32_t slot = (uint32_t)handle;
+    if (slot >= STORES_MAX ||
+        (registry.slots[slot].generation & 0x7FFFFFFF) != handle >> 32)
+        return NULL;
+    return registry.slots[slot].s;
+}
+
+int step_get(uint64_t handle, const char *what, step **out)
+{
+    int rc = fork_check(what);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&registry.lock);
+    step *s = find(handle);
+    if (s)
+        s->references++;
+    pthread_mutex_unlock(&registry.lock);
+    *out = s;
+    return s ? PERSIA_OK
+             : err_set(PERSIA_ECLOSED, "%s: the store was closed", what);
+}
+
+void step_put(step *s)
+{
+    pthread_mutex_lock(&registry.lock);
+    int last = --s->references == 0;
+    pthread_mutex_unlock(&registry.lock);
+    if (last)
+        destroy(s);
+}
+
+void step_close(uint64_t handle)
+{
+    if (fork_check("Store.close"))
+        return;
+    pthread_mutex_lock(&registry.lock);
+    step *s = find(handle);
+    if (s)
+        registry.slots[(uint32_t)handle].s = NULL;
+    pthread_mutex_unlock(&registry.lock);
+    if (s)
+        step_put(s);
+}
+
+ps *step_ps(const step *s)
+{
+    return s->p;
+}
+
+worker *step_worker(const step *s)
+{
+    return s->w;
+}
+
+uint64_t step_ticket(step *s)
+{
+    return atomic_fetch_add(&s->tickets, 1) + 1;
+}
+
+/* Marks a ticket as come back; the lock is held. */
+static int mark(step *s, uint64_t ticket)
+{
+    uint64_t *word = &s->window[ticket / 64 % WINDOW_WORDS];
+    uint64_t bit = (uint64_t)1 << (ticket % 64);
+    if (ticket == 0 || ticket > atomic_load(&s->tickets))
+        return err_set(PERSIA_ETICKET, "backward of a forward that made no "
+                       "ticket (number %llu)", (unsigned long long)ticket);
+    if (ticket / 64 + WINDOW_WORDS <= s->newest / 64)
+        return err_set(PERSIA_ETICKET,
+                       "backward of a forward of %llu forwards ago; the "
+                       "store remembers %d",
+                       (unsigned long long)(s->newest - ticket),
+                       STEP_TICKET_WINDOW);
+    if (ticket > s->newest) { /* the words that are entered anew are old */
+        uint64_t from = s->newest / 64, to = ticket / 64;
+        if (to - from > WINDOW_WORDS)
+            from = to - WINDOW_WORDS;
+        while (from < to)
+            s->window[++from % WINDOW_WORDS] = 0;
+        s->newest = ticket;
+    }
+    if (*word & bit)
+        return err_set(PERSIA_ETICKET,
+                       "second backward through one forward: its gradients "
+                       "were pushed already; run the forward again (or sum "
+                       "the losses and call backward once)");
+    *word |= bit;
+    return PERSIA_OK;
+}
+
+static int hold_locked(step *s, const step_grad *g)
+{
+    if (s->held_n == STEP_HELD_MAX)
+        return err_set(PERSIA_ELIMIT,
+                       "%d gradients wait for an update; call "
+                       "store.optimizer.step() more often", STEP_HELD_MAX);
+    if (s->held_n == s->held_room) {
+        size_t room = s->held_room ? 2 * s->held_room : 16;
+        step_grad *more = realloc(s->held, room * sizeof *more);
+        if (!more)
+            return err_set(PERSIA_ENOMEM, "no memory for gradients");
+        s->held = more;
+        s->held_room = room;
+    }
+    int rc = mark(s, g->ticket);
+    if (rc)
+        return rc;
+    /* Kept in the order of the forwards, whatever order the backward has. */
+    size_t at = s->held_n++;
+    for (; at > 0 && s->held[at - 1].ticket > g->ticket; at--)
+        s->held[at] = s->held[at - 1];
+    s->held[at] = *g;
+    return PERSIA_OK;
+}
+
+int step_hold(step *s, const step_grad *g)
+{
+    pthread_mutex_lock(&s->lock);
+    int rc = hold_locked(s, g);
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+size_t step_held(step *s)
+{
+    pthread_mutex_lock(&s->lock);
+    size_t n = s->held_n;
+    pthread_mutex_unlock(&s->lock);
+    return n;
+}
+
+/* Takes all that is held out of the step, as an array to be freed. */
+static step_grad *take_held(step *s, size_t *n)
+{
+    pthread_mutex_lock(&s->lock);
+    step_grad *held = s->held;
+    *n = s->held_n;
+    s->held = NULL;
+    s->held_n = s->held_room = 0;
+    pthread_mutex_unlock(&s->lock);
+    return held;
+}
+
+static void release(step_grad *held, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        held[i].release(held[i].owner);
+    free(held);
+}
+
+/* The gradients alone, as the worker takes them; NULL: no memory. */
+static worker_grad *grads_of(const step_grad *held, size_t n)
+{
+    worker_grad *grads = malloc((n ? n : 1) * sizeof *grads);
+    if (!grads)
+        err_set(PERSIA_ENOMEM, "no memory for %zu gradients", n);
+    for (size_t i = 0; grads && i < n; i++)
+        grads[i] = held[i].grad;
+    return grads;
+}
+
+int step_apply(step *s, const optim_args *optim, uint32_t optim_n,
+               worker_counts *counts)
+{
+    *counts = (worker_counts){0};
+    size_t n;
+    step_grad *held = take_held(s, &n);
+    if (n == 0) {
+        free(held);
+        return PERSIA_OK;
+    }
+    worker_grad *grads = grads_of(held, n);
+    int rc = grads ? worker_backward(s->w, grads, n, optim, optim_n, counts)
+                   : PERSIA_ENOMEM;
+    free(grads);
+    release(held, n);
+    return rc;
+}
+
+size_t step_discard(step *s)
+{
+    size_t n;
+    step_grad *held = take_held(s, &n);
+    release(held, n);
+    return n;
+}
+
+int step_finite(step *s, uint8_t *finite, uint32_t finite_n)
+{
+    pthread_mutex_lock(&s->lock);
+    worker_grad *grads = grads_of(s->held, s->held_n);
+    int rc = grads ? worker_finite(s->w, grads, s->held_n, finite, finite_n)
+                   : PERSIA_ENOMEM;
+    pthread_mutex_unlock(&s->lock);
+    free(grads);
+    return rc;
+}
+
+int step_norm(step *s, const float *scale, uint32_t scale_n, double *sum)
+{
+    *sum = 0;
+    pthread_mutex_lock(&s->lock);
+    worker_grad *grads = grads_of(s->held, s->held_n);
+    int rc = grads ? worker_norm(s->w, grads, s->held_n, scale, scale_n, sum)
+                   : PERSIA_ENOMEM;
+    pthread_mutex_unlock(&s->lock);
+    free(grads);
+    return rc;
+}

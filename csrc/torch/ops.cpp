@@ -1,0 +1,256 @@
+/* ops.cpp: the kernels of torch.ops.persia.*, through torch's stable ABI.
+ *
+ * They unpack tensors, call the step room and keep tensors alive; fake
+ * kernels, autograd and the ordered effects are registered in Python
+ * (persia/_library.py).  A name's version grows when its meaning changes:
+ * inductor's cache on disk knows graphs by the names of their operators.
+ */
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include "step/step.h"
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using Optional = std::optional<Tensor>;
+
+namespace {
+
+/* Errors leave as RuntimeError "<class of persia.errors>: <text>". */
+[[noreturn]] void fail(int code)
+{
+    const char *text = err_text();
+    throw std::runtime_error(std::string(err_name(code)) + ": " +
+                             (*text ? text : err_message(code)));
+}
+
+void check(int code)
+{
+    if (code != PERSIA_OK)
+        fail(code);
+}
+
+/* A reference to a store for the time of one call. */
+class Store {
+  public:
+    Store(int64_t handle, const char *what)
+    {
+        check(step_get(static_cast<uint64_t>(handle), what, &step_));
+    }
+    ~Store() { step_put(step_); }
+    Store(const Store &) = delete;
+    Store &operator=(const Store &) = delete;
+    step *get() const { return step_; }
+
+  private:
+    step *step_ = nullptr;
+};
+
+struct Shape {
+    uint32_t kind, keys, width;
+};
+
+Shape shape_of(step *s, int64_t plan)
+{
+    Shape shape;
+    check(worker_plan_shape(step_worker(s), static_cast<uint32_t>(plan),
+                            &shape.kind, &shape.keys, &shape.width));
+    return shape;
+}
+
+void expect(const Tensor &t, const char *name, ScalarType dtype,
+            const char *dtype_name)
+{
+    if (t.scalar_type() != dtype) {
+        err_set(PERSIA_EDTYPE, "%s: wrong dtype, need %s", name, dtype_name);
+        fail(PERSIA_EDTYPE);
+    }
+    if (t.dim() != 1 || !t.is_contiguous()) {
+        err_set(PERSIA_ESHAPE, "%s: need one contiguous dimension", name);
+        fail(PERSIA_ESHAPE);
+    }
+}
+
+/* The tensors of a batch seen as the worker's struct. */
+id_batch batch_of(const Shape &shape, const Tensor &values,
+                  const Optional &offsets, const Optional &weights)
+{
+    expect(values, "values", ScalarType::Long, "int64");
+    id_batch b = {};
+    b.n = static_cast<size_t>(values.numel());
+    b.values = static_cast<const int64_t *>(values.const_data_ptr());
+    size_t bags = b.n;
+    if (offsets) {
+        expect(*offsets, "offsets", ScalarType::Long, "int64");
+        bags = static_cast<size_t>(offsets->numel()) - 1;
+        if (offsets->numel() == 0 || bags % shape.keys) {
+            err_set(PERSIA_EOFFSETS,
+                    "%lld offsets for %u features; need features * samples "
+                    "+ 1",
+                    static_cast<long long>(offsets->numel()), shape.keys);
+            fail(PERSIA_EOFFSETS);
+        }
+        b.offsets = static_cast<const int64_t *>(offsets->const_data_ptr());
+    }
+    b.bags = bags / shape.keys;
+    if (weights) {
+        expect(*weights, "weights", ScalarType::Float, "float32");
+        if (weights->numel() != values.numel()) {
+            err_set(PERSIA_ESHAPE, "%lld weights for %zu ids",
+                    static_cast<long long>(weights->numel()), b.n);
+            fail(PERSIA_ESHAPE);
+        }
+        b.weights = static_cast<const float *>(weights->const_data_ptr());
+    }
+    return b;
+}
+
+/* A forward's number, [1] int64: the names of forwards are tensors so that
+ * compiled graphs take them as inputs. */
+Tensor ticket(const Tensor &like, int64_t store)
+{
+    Store s(store, "forward");
+    Tensor out = torch::stable::new_empty(like, {1}, ScalarType::Long);
+    *static_cast<int64_t *>(out.mutable_data_ptr()) =
+        static_cast<int64_t>(step_ticket(s.get()));
+    return out;
+}
+
+std::tuple<Tensor, Tensor> pull(const Tensor &values, const Optional &offsets,
+                                const Optional &weights, const Tensor &,
+                                const Tensor &, int64_t store, int64_t plan)
+{
+    Store s(store, "forward");
+    Shape shape = shape_of(s.get(), plan);
+    id_batch b = batch_of(shape, values, offsets, weights);
+    size_t height = shape.kind == PLAN_BAGS ? b.bags : b.n;
+    Tensor out = torch::stable::new_empty(
+        values, {static_cast<int64_t>(height), shape.width},
+        ScalarType::Float);
+    Tensor rows = torch::stable::new_empty(
+        values, {static_cast<int64_t>(b.n)}, ScalarType::Int);
+    check(worker_forward(step_worker(s.get()), static_cast<uint32_t>(plan),
+                         &b, static_cast<float *>(out.mutable_data_ptr()),
+                         shape.width,
+                         static_cast<uint32_t *>(rows.mutable_data_ptr())));
+    return {out, rows};
+}
+
+/* What a held gradient needs until it is applied: the tensors, or a copy of
+ * their contents. */
+struct Held {
+    Optional grad, values, offsets, weights, rows;
+    void *copy = nullptr;
+    ~Held() { std::free(copy); }
+};
+
+void release(void *owner)
+{
+    delete static_cast<Held *>(owner);
+}
+
+template <typename T> T *copied(char **to, const T *from, size_t n)
+{
+    if (from == nullptr)
+        return nullptr;
+    char *at = *to;
+    std::memcpy(at, from, n * sizeof(T));
+    *to = at + (n * sizeof(T) + 63) / 64 * 64;
+    return reinterpret_cast<T *>(at);
+}
+
+/* Replaces every pointer of g by one into a block that `held` owns. */
+void copy_all(worker_grad *g, size_t floats, size_t offsets, Held *held)
+{
+    size_t n = g->batch.n;
+    size_t bytes = floats * 4 + n * (8 + 4 + 4) + offsets * 8 + 5 * 64;
+    if (posix_memalign(&held->copy, 64, bytes) != 0) {
+        held->copy = nullptr;
+        err_set(PERSIA_ENOMEM, "no memory to keep %zu bytes of gradients",
+                bytes);
+        fail(PERSIA_ENOMEM);
+    }
+    char *to = static_cast<char *>(held->copy);
+    g->grad = copied(&to, g->grad, floats);
+    g->rows = copied(&to, g->rows, n);
+    g->batch.values = copied(&to, g->batch.values, n);
+    g->batch.offsets = copied(&to, g->batch.offsets, offsets);
+    g->batch.weights = copied(&to, g->batch.weights, n);
+}
+
+/* keep: the tensors stay as they are until the update, so their references
+ * are held; otherwise (compiled graphs reuse their buffers) a copy is. */
+void push(const Tensor &grad, const Tensor &values, const Optional &offsets,
+          const Optional &weights, const Tensor &rows, const Tensor &ticket,
+          int64_t store, int64_t plan, bool keep)
+{
+    Store s(store, "backward");
+    Shape shape = shape_of(s.get(), plan);
+    step_grad g = {};
+    g.grad.plan = static_cast<uint32_t>(plan);
+    g.grad.batch = batch_of(shape, values, offsets, weights);
+    expect(rows, "rows", ScalarType::Int, "int32");
+    size_t height =
+        shape.kind == PLAN_BAGS ? g.grad.batch.bags : g.grad.batch.n;
+    if (grad.scalar_type() != ScalarType::Float || grad.dim() != 2 ||
+        grad.size(0) != static_cast<int64_t>(height) ||
+        grad.size(1) != shape.width || !grad.is_contiguous() ||
+        rows.numel() != values.numel()) {
+        err_set(PERSIA_ESHAPE,
+                "the gradient is not a contiguous float32 tensor [%zu, %u]",
+                height, shape.width);
+        fail(PERSIA_ESHAPE);
+    }
+    expect(ticket, "ticket", ScalarType::Long, "int64");
+    g.ticket = static_cast<uint64_t>(
+        *static_cast<const int64_t *>(ticket.const_data_ptr()));
+    g.grad.rows = static_cast<const uint32_t *>(rows.const_data_ptr());
+    g.grad.grad = static_cast<const float *>(grad.const_data_ptr());
+    g.grad.stride = shape.width;
+
+    auto held = std::make_unique<Held>();
+    if (keep) {
+        held->grad = grad;
+        held->values = values;
+        held->offsets = offsets;
+        held->weights = weights;
+        held->rows = rows;
+    } else {
+        copy_all(&g.grad, height * shape.width,
+                 offsets ? static_cast<size_t>(offsets->numel()) : 0,
+                 held.get());
+    }
+    g.owner = held.get();
+    g.release = release;
+    check(step_hold(s.get(), &g));
+    held.release();
+}
+
+} // namespace
+
+STABLE_TORCH_LIBRARY(persia, m)
+{
+    m.def("ticket_v1(Tensor like, int store) -> Tensor");
+    m.def("pull_v1(Tensor values, Tensor? offsets, Tensor? weights, "
+          "Tensor anchor, Tensor ticket, int store, int plan) "
+          "-> (Tensor, Tensor)");
+    m.def("push_v1(Tensor grad, Tensor values, Tensor? offsets, "
+          "Tensor? weights, Tensor rows, Tensor ticket, int store, int plan, "
+          "bool keep) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(persia, CPU, m)
+{
+    m.impl("ticket_v1", TORCH_BOX(&ticket));
+    m.impl("pull_v1", TORCH_BOX(&pull));
+    m.impl("push_v1", TORCH_BOX(&push));
+}

@@ -1,0 +1,359 @@
+/* backward.c: gradients of outputs to pushes, one a table. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pool/pool.h"
+#include "worker/plan.h"
+
+/* What one feature of one gradient becomes: a part of its table's push. */
+typedef struct piece {
+    slice s;
+    const worker_grad *g;
+    const float *grad; /* of its first bag, or its first id */
+    uint32_t kind;     /* of the plan */
+    uint32_t *bag;     /* where to put them; NULL: not needed */
+    float *scale;
+    push_part part;
+} piece;
+
+/* All pieces of some gradients, sorted by table (those of one table in the
+ * order of the gradients), and where each table's begin. */
+typedef struct pieces {
+    piece *all;
+    size_t n;
+    size_t expanded; /* bag numbers and scales to compute */
+    uint32_t tables;
+    size_t *starts; /* [tables + 1] */
+} pieces;
+
+static int by_table(const void *a, const void *b)
+{
+    const piece *x = a, *y = b;
+    uint32_t i = x->s.f->want.table, j = y->s.f->want.table;
+    if (i != j)
+        return i < j ? -1 : 1;
+    if (x->g != y->g)
+        return x->g < y->g ? -1 : 1;
+    return x->s.f < y->s.f ? -1 : x->s.f > y->s.f;
+}
+
+/* Fills in a piece's bag numbers, scales and part. */
+static int piece_expand(void *ctx, size_t i)
+{
+    piece *p = (piece *)ctx + i;
+    const slice *s = &p->s;
+    const id_batch *b = &p->g->batch;
+    if (p->scale && !s->offsets)
+        memcpy(p->scale, b->weights + s->first, s->n * sizeof(float));
+    else if (p->bag || p->scale)
+        pool_expand(s->f->want.pooling, b->bags, s->offsets,
+                    b->weights ? b->weights + s->first : NULL, p->bag,
+                    p->scale);
+    p->part = (push_part){.n = s->n,
+                          .ids = (const uint64_t *)b->values + s->first,
+                          .rows = p->g->rows + s->first,
+                          .bag = p->bag,
+                          .scale = p->scale,
+                          .grad = p->grad,
+                          .stride = p->g->stride,
+                          .bags = p->bag ? b->bags : s->n};
+    return PERSIA_OK;
+}
+
+/* How many bag numbers and scales a piece needs. */
+static void piece_needs(const piece *p, size_t *bags, size_t *scales)
+{
+    const slice *s = &p->s;
+    int bagged = p->kind == PLAN_BAGS && s->offsets;
+    int scaled = p->kind == PLAN_BAGS &&
+                 (s->weighted ||
+                  (bagged && s->f->want.pooling != POOL_SUM));
+    *bags = bagged ? s->n : 0;
+    *scales = scaled ? s->n : 0;
+}
+
+static int collect(worker *w, const worker_grad *grads, size_t n,
+                   scratch *tmp, pieces *out)
+{
+    size_t most = 0, slices = 0;
+    for (size_t i = 0; i < n; i++) {
+        const plan *p = worker_plan_get(w, grads[i].plan);
+        if (!p)
+            return PERSIA_EARG;
+        most += p->n;
+        slices = p->n > slices ? p->n : slices;
+    }
+    uint32_t tables = ps_tables(w->p);
+    int rc = mem_buffer_need(&tmp->slices, slices * sizeof(slice));
+    if (!rc)
+        rc = mem_buffer_need(&tmp->rows, most * sizeof(piece) +
+                                             (tables + 1) * sizeof(size_t));
+    if (rc)
+        return rc;
+    *out = (pieces){.tables = tables, .starts = tmp->rows.data};
+    out->all = (piece *)(out->starts + tables + 1);
+
+    size_t bags = 0, scales = 0;
+    for (size_t i = 0; i < n; i++) {
+        const worker_grad *g = &grads[i];
+        const plan *p = worker_plan_get(w, g->plan);
+        slice *cut = tmp->slices.data;
+        rc = batch_slice(w, p, &g->batch, cut);
+        if (rc)
+            return rc;
+        for (uint32_t k = 0; k < p->n; k++) {
+            if (cut[k].n == 0 || !cut[k].f->want.trainable)
+                continue;
+            size_t at = p->kind == PLAN_BAGS ? cut[k].f->column
+                                             : cut[k].first * g->stride;
+            piece *it = &out->all[out->n++];
+            *it = (piece){.s = cut[k], .g = g, .kind = p->kind,
+                          .grad = g->grad + at};
+            size_t more_bags, more_scales;
+            piece_needs(it, &more_bags, &more_scales);
+            bags += more_bags;
+            scales += more_scales;
+        }
+    }
+    qsort(out->all, out->n, sizeof(piece), by_table);
+    size_t at = 0;
+    for (uint32_t t = 0; t <= tables; t++) {
+        while (at < out->n && out->all[at].s.f->want.table < t)
+            at++;
+        out->starts[t] = at;
+    }
+
+    rc = mem_buffer_need(&tmp->bags, (bags + scales) * sizeof(uint32_t));
+    if (rc)
+        return rc;
+    out->expanded = bags + scales;
+    uint32_t *bag = tmp->bags.data;
+    float *scale = (float *)bag + bags;
+    for (size_t i = 0; i < out->n; i++) {
+        piece *it = &out->all[i];
+        size_t more_bags, more_scales;
+        piece_needs(it, &more_bags, &more_scales);
+        it->bag = more_bags ? bag : NULL;
+        it->scale = more_scales ? scale : NULL;
+        bag += more_bags;
+        scale += more_scales;
+    }
+    return PERSIA_OK;
+}
+
+/* One push job a table that has pieces. */
+static int build_jobs(worker *w, const pieces *all, scratch *tmp,
+                      push_job **out, size_t *n)
+{
+    *n = 0;
+    int rc = mem_buffer_need(&tmp->jobs, all->tables * sizeof(push_job) +
+                                             all->n * sizeof(push_part));
+    if (rc || all->n == 0)
+        return rc;
+    push_job *jobs = tmp->jobs.data;
+    push_part *parts = (push_part *)(jobs + all->tables);
+    *out = jobs;
+    if (all->expanded)
+        sched_for(ps_sched(w->p), all->n, piece_expand, all->all);
+    else
+        for (size_t i = 0; i < all->n; i++)
+            piece_expand(all->all, i);
+    for (size_t i = 0; i < all->n; i++)
+        parts[i] = all->all[i].part;
+    for (uint32_t t = 0; t < all->tables; t++) {
+        size_t first = all->starts[t], count = all->starts[t + 1] - first;
+        if (count)
+            jobs[(*n)++] = (push_job){.t = ps_table(w->p, t),
+                                      .parts = parts + first,
+                                      .parts_n = count};
+    }
+    return PERSIA_OK;
+}
+
+static uint32_t job_table(const pieces *all, const push_job *jobs,
+                          const push_job *job)
+{
+    const push_part *parts = jobs[0].parts - all->starts[0];
+    return all->all[job->parts - parts].s.f->want.table;
+}
+
+static int backward(worker *w, const worker_grad *grads, size_t n,
+                    scratch *tmp, const optim_args *optim, uint32_t optim_n,
+                    worker_counts *counts)
+{
+    pieces all;
+    push_job *jobs;
+    size_t jobs_n;
+    int rc = collect(w, grads, n, tmp, &all);
+    if (!rc)
+        rc = build_jobs(w, &all, tmp, &jobs, &jobs_n);
+    if (rc || jobs_n == 0)
+        return rc;
+    if (optim_n < all.tables)
+        return err_set(PERSIA_EARG,
+                       "optimizer settings for %u tables, but there are %u",
+                       optim_n, all.tables);
+    uint64_t update = ps_updates(w->p) + 1;
+    optim_args *args = malloc(jobs_n * sizeof *args);
+    if (!args)
+        return err_set(PERSIA_ENOMEM, "no memory for %zu tables", jobs_n);
+    for (size_t i = 0; i < jobs_n; i++) {
+        args[i] = optim[job_table(&all, jobs, &jobs[i])];
+        args[i].step = update;
+        jobs[i].optim = &args[i];
+        jobs[i].batch = update;
+    }
+    rc = ps_push(w->p, jobs, jobs_n);
+    for (size_t i = 0; i < jobs_n; i++) {
+        counts->created += jobs[i].created;
+        counts->refused += jobs[i].refused;
+        counts->evicted += jobs[i].evicted;
+        counts->nonfinite += jobs[i].nonfinite;
+        counts->touched += jobs[i].touched;
+    }
+    free(args);
+    return rc;
+}
+
+int worker_backward(worker *w, const worker_grad *grads, size_t n,
+                    const optim_args *optim, uint32_t optim_n,
+                    worker_counts *counts)
+{
+    *counts = (worker_counts){0};
+    scratch *tmp = scratch_take(w);
+    if (!tmp)
+        return PERSIA_ENOMEM;
+    int rc = backward(w, grads, n, tmp, optim, optim_n, counts);
+    scratch_give(w, tmp);
+    return rc;
+}
+
+/* Whether n rows of dim floats hold no NaN and no Inf. */
+HOT static int rows_finite(const float *x, size_t n, size_t dim,
+                           size_t stride)
+{
+    uint32_t bad = 0;
+    for (size_t i = 0; i < n; i++) {
+        for (size_t j = 0; j < dim; j++) {
+            uint32_t bits;
+            memcpy(&bits, &x[i * stride + j], sizeof bits);
+            bad |= (bits & 0x7F800000u) == 0x7F800000u;
+        }
+    }
+    return !bad;
+}
+
+typedef struct checking {
+    const piece *all;
+    uint8_t *finite; /* [pieces] */
+} checking;
+
+static int piece_finite(void *ctx, size_t i)
+{
+    const checking *c = ctx;
+    const piece *p = &c->all[i];
+    size_t n = p->kind == PLAN_BAGS ? p->g->batch.bags : p->s.n;
+    c->finite[i] = (uint8_t)rows_finite(p->grad, n, p->s.f->dim,
+                                        p->g->stride);
+    return PERSIA_OK;
+}
+
+int worker_finite(worker *w, const worker_grad *grads, size_t n,
+                  uint8_t *finite, uint32_t finite_n)
+{
+    scratch *tmp = scratch_take(w);
+    if (!tmp)
+        return PERSIA_ENOMEM;
+    pieces all;
+    int rc = collect(w, grads, n, tmp, &all);
+    if (!rc)
+        rc = mem_buffer_need(&tmp->jobs, all.n);
+    if (!rc && all.n) {
+        checking c = {all.all, tmp->jobs.data};
+        rc = sched_for(ps_sched(w->p), all.n, piece_finite, &c);
+        for (size_t i = 0; i < all.n && !rc; i++) {
+            uint32_t t = all.all[i].s.f->want.table;
+            if (t < finite_n && !c.finite[i])
+                finite[t] = 0;
+        }
+    }
+    scratch_give(w, tmp);
+    return rc;
+}
+
+/* Sum of squares of a table that holds summed gradients. */
+static int table_squares(table *t, uint32_t dim, double *sum)
+{
+    enum { ROOM = 1024 };
+    table_cut *cut = NULL;
+    uint64_t *ids = malloc(ROOM * sizeof *ids);
+    float *rows = malloc(ROOM * dim * sizeof *rows);
+    uint32_t *clocks = malloc(ROOM * sizeof *clocks);
+    int rc = ids && rows && clocks
+                 ? table_cut_begin(&t, 1, &cut)
+                 : err_set(PERSIA_ENOMEM, "no memory for a norm");
+    size_t n = 1;
+    *sum = 0;
+    while (!rc && n) {
+        rc = table_cut_next(cut, ROOM, ids, rows, NULL, clocks, &n);
+        for (size_t i = 0; !rc && i < n * dim; i++)
+            *sum += (double)rows[i] * (double)rows[i];
+    }
+    if (cut)
+        table_cut_end(cut);
+    free(clocks);
+    free(rows);
+    free(ids);
+    return rc;
+}
+
+/* The summed gradients of one job: pushed by SGD with a rate of 1 into an
+ * empty table of zeros, which then holds their negatives. */
+static int job_squares(worker *w, const push_job *job, double *sum)
+{
+    table_config config;
+    table_config_init(&config);
+    config.dim = table_get_config(job->t)->dim;
+    config.optimizer = OPTIM_SGD;
+    config.init = INIT_CONSTANT;
+    config.init_a = 0;
+    config.nonfinite = NONFINITE_SKIP; /* GradScaler looks for those */
+    optim_args sgd = {.kind = OPTIM_SGD, .lr = 1, .grad_scale = 1};
+    push_job mine = *job;
+    mine.optim = &sgd;
+    int rc = table_create(&config, &mine.t);
+    if (rc)
+        return rc;
+    rc = table_push(ps_sched(w->p), &mine, 1);
+    if (!rc && mine.nonfinite)
+        *sum = NAN;
+    else if (!rc)
+        rc = table_squares(mine.t, config.dim, sum);
+    table_destroy(mine.t);
+    return rc;
+}
+
+int worker_norm(worker *w, const worker_grad *grads, size_t n,
+                const float *scale, uint32_t scale_n, double *sum)
+{
+    *sum = 0;
+    scratch *tmp = scratch_take(w);
+    if (!tmp)
+        return PERSIA_ENOMEM;
+    pieces all;
+    push_job *jobs;
+    size_t jobs_n = 0;
+    int rc = collect(w, grads, n, tmp, &all);
+    if (!rc)
+        rc = build_jobs(w, &all, tmp, &jobs, &jobs_n);
+    for (size_t i = 0; i < jobs_n && !rc; i++) {
+        uint32_t t = job_table(&all, jobs, &jobs[i]);
+        double squares = 0;
+        rc = job_squares(w, &jobs[i], &squares);
+        double by = t < scale_n ? (double)scale[t] : 1;
+        *sum += by * by * squares;
+    }
+    scratch_give(w, tmp);
+    return rc;
+}

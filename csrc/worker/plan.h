@@ -1,0 +1,59 @@
+/* plan.h: private to the worker: a plan and a batch that was checked. */
+#ifndef PERSIA_WORKER_PLAN_H
+#define PERSIA_WORKER_PLAN_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "mem/mem.h"
+#include "ps/ps.h"
+#include "worker/worker.h"
+
+enum { WORKER_PLANS_MAX = 65536 };
+
+/* A feature of a plan with what follows from its table. */
+typedef struct planned {
+    plan_feature want;
+    table *t;
+    uint32_t dim;
+    uint32_t column; /* its first column in the output of PLAN_BAGS */
+} planned;
+
+typedef struct plan {
+    uint32_t kind, keys, width, n;
+    uint32_t gaps; /* PLAN_ROWS: some columns or keys have no feature */
+    planned features[];
+} plan;
+
+/* Buffers of one call; kept for the next one. */
+typedef struct scratch {
+    struct scratch *next;
+    mem_buffer jobs, slices, rows, bags;
+} scratch;
+
+struct worker {
+    ps *p;
+    pthread_mutex_t lock; /* guards plans beyond plans_n, and free */
+    scratch *free;
+    /* Slots below `plans_n` never change: readers need no lock. */
+    _Atomic(uint32_t) plans_n;
+    plan *plans[WORKER_PLANS_MAX];
+};
+
+/* The ids of one feature in one batch. */
+typedef struct slice {
+    const planned *f;
+    size_t first, n;        /* its ids */
+    const int64_t *offsets; /* [bags + 1], or NULL: one id a bag */
+    int weighted;           /* scales differ from 1 although one id a bag */
+} slice;
+
+/* Checks the batch against the plan and cuts it into one slice a feature. */
+int batch_slice(worker *w, const plan *p, const id_batch *b, slice *out);
+
+const plan *worker_plan_get(const worker *w, uint32_t no);
+/* A scratch for this call, or NULL with the error set. */
+scratch *scratch_take(worker *w);
+void scratch_give(worker *w, scratch *s);
+
+#endif
