@@ -1,0 +1,666 @@
+/* store.c: persia._core.Store, the step object of a store with its tables.
+ *
+ * Checks of user input that need names and remedies are made in Python;
+ * here only what keeps memory safe is checked again.  Buffers come in
+ * through the buffer protocol and must be C-contiguous.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "optim/optim.h"
+#include "pool/pool.h"
+#include "ps/ps.h"
+#include "py/py.h"
+#include "step/step.h"
+#include "worker/worker.h"
+
+/* Entries of a param group that travel with every update. */
+#define GROUP_FIELDS(X)                                                       \
+    X(lr) X(eps) X(momentum) X(weight_decay) X(max_grad_norm) X(max_norm)     \
+    X(weight_bound)
+
+enum {
+#define FIELD_NUMBER(name) FIELD_##name,
+    GROUP_FIELDS(FIELD_NUMBER)
+#undef FIELD_NUMBER
+    FIELDS
+};
+
+typedef struct store_object {
+    PyObject_HEAD
+    uint64_t handle;
+    PyObject *names[FIELDS]; /* interned: looked up at every step */
+    PyObject *algorithm, *betas;
+} store_object;
+
+/* Begins a method: `s` is the store, with a reference that END gives back. */
+#define BEGIN(self, what)                                                     \
+    step *s;                                                                  \
+    int rc = step_get(((store_object *)(self))->handle, what, &s);            \
+    if (rc)                                                                   \
+    return py_raise(rc)
+#define END() step_put(s)
+
+static int store_init(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *words[] = {"threads", "memory_limit", NULL};
+    unsigned threads;
+    unsigned long long limit;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IK", words, &threads,
+                                     &limit))
+        return -1;
+    store_object *o = (store_object *)self;
+    if (o->handle) {
+        PyErr_SetString(PyExc_RuntimeError, "a Store is initialised once");
+        return -1;
+    }
+    static const char *const names[] = {
+#define FIELD_NAME(name) #name,
+        GROUP_FIELDS(FIELD_NAME)
+#undef FIELD_NAME
+    };
+    for (int i = 0; i < FIELDS; i++) {
+        o->names[i] = PyUnicode_InternFromString(names[i]);
+        if (!o->names[i])
+            return -1;
+    }
+    o->algorithm = PyUnicode_InternFromString("algorithm");
+    o->betas = PyUnicode_InternFromString("betas");
+    if (!o->algorithm || !o->betas)
+        return -1;
+    int rc = step_open(threads, limit, &o->handle);
+    if (rc) {
+        py_raise(rc);
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *store_close(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    store_object *o = (store_object *)self;
+    uint64_t handle = o->handle;
+    if (handle) {
+        Py_BEGIN_ALLOW_THREADS
+        step_close(handle);
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+static void store_dealloc(PyObject *self)
+{
+    store_object *o = (store_object *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    if (o->handle)
+        step_close(o->handle);
+    for (int i = 0; i < FIELDS; i++)
+        Py_XDECREF(o->names[i]);
+    Py_XDECREF(o->algorithm);
+    Py_XDECREF(o->betas);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyObject *store_handle(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(((store_object *)self)->handle);
+}
+
+static PyObject *store_declare(PyObject *self, PyObject *args,
+                               PyObject *kwargs)
+{
+    static char *words[] = {
+        "name",     "seed",     "dim",       "dtype",    "optimizer",
+        "momentum", "init",     "init_a",    "init_b",   "state_init",
+        "missing",  "nonfinite", "capacity", "full",     "admission", NULL};
+    table_config c;
+    table_config_init(&c);
+    const char *name;
+    unsigned long long seed, capacity;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "sKIIIIIfffIIKIf", words, &name, &seed, &c.dim,
+            &c.dtype, &c.optimizer, &c.momentum, &c.init, &c.init_a,
+            &c.init_b, &c.state_init, &c.missing, &c.nonfinite, &capacity,
+            &c.full, &c.admission))
+        return NULL;
+    size_t length = strlen(name);
+    if (length == 0 || length >= sizeof c.name)
+        return py_raise(err_set(PERSIA_EARG, "a table's name has 1 .. %zu "
+                                "bytes, this has %zu",
+                                sizeof c.name - 1, length));
+    memcpy(c.name, name, length + 1);
+    c.seed = seed;
+    c.capacity = capacity;
+    BEGIN(self, "Store.declare");
+    uint32_t no = 0;
+    int created = 0;
+    rc = ps_declare(step_ps(s), &c, &no, &created);
+    END();
+    return rc ? py_raise(rc) : Py_BuildValue("(IO)", no,
+                                             created ? Py_True : Py_False);
+}
+
+static int read_feature(PyObject *tuple, plan_feature *f)
+{
+    const char *name;
+    if (!PyArg_ParseTuple(tuple, "sIIII", &name, &f->key, &f->table,
+                          &f->pooling, &f->trainable))
+        return -1;
+    size_t length = strlen(name);
+    if (length >= sizeof f->name)
+        length = sizeof f->name - 1; /* for messages only */
+    memcpy(f->name, name, length);
+    return 0;
+}
+
+static PyObject *store_plan(PyObject *self, PyObject *args)
+{
+    unsigned kind, keys;
+    PyObject *list;
+    if (!PyArg_ParseTuple(args, "IIO", &kind, &keys, &list))
+        return NULL;
+    Py_ssize_t n = PyList_Size(list);
+    if (n < 0)
+        return NULL;
+    plan_feature *features = calloc((size_t)n + 1, sizeof *features);
+    if (!features)
+        return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (read_feature(PyList_GetItem(list, i), &features[i])) {
+            free(features);
+            return NULL;
+        }
+    }
+    step *s;
+    uint32_t plan = 0;
+    int rc = step_get(((store_object *)self)->handle, "Store.plan", &s);
+    if (!rc) {
+        rc = worker_plan(step_worker(s), kind, keys, features, (uint32_t)n,
+                         &plan);
+        step_put(s);
+    }
+    free(features);
+    return rc ? py_raise(rc) : PyLong_FromUnsignedLong(plan);
+}
+
+static PyObject *store_plan_shape(PyObject *self, PyObject *arg)
+{
+    unsigned long plan = PyLong_AsUnsignedLong(arg);
+    if (PyErr_Occurred())
+        return NULL;
+    BEGIN(self, "Store.plan_shape");
+    uint32_t kind, keys, width;
+    rc = worker_plan_shape(step_worker(s), (uint32_t)plan, &kind, &keys,
+                           &width);
+    END();
+    return rc ? py_raise(rc) : Py_BuildValue("(III)", kind, keys, width);
+}
+
+/* *out = group[key] as a float; left as it is where there is no such key. */
+static int read_float(PyObject *group, PyObject *key, float *out)
+{
+    PyObject *value = PyDict_GetItemWithError(group, key);
+    if (!value)
+        return PyErr_Occurred() ? -1 : 0;
+    *out = (float)PyFloat_AsDouble(value);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int read_group(const store_object *o, PyObject *group, optim_args *a)
+{
+    *a = (optim_args){.grad_scale = 1, .momentum = 0};
+    if (!PyDict_Check(group)) {
+        PyErr_SetString(PyExc_TypeError, "a param group is a dict");
+        return -1;
+    }
+    PyObject *kind = PyDict_GetItemWithError(group, o->algorithm);
+    if (!kind) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_KeyError, "algorithm");
+        return -1;
+    }
+    PyObject *text = PyUnicode_AsUTF8String(kind);
+    if (!text)
+        return -1;
+    const char *name = PyBytes_AsString(text);
+    uint32_t k = 0;
+    while (name && k < OPTIM_KINDS && strcmp(optim_name(k), name) != 0)
+        k++;
+    Py_DECREF(text);
+    a->kind = k;
+#define READ_FIELD(field)                                                     \
+    if (read_float(group, o->names[FIELD_##field], &a->field))                \
+        return -1;
+    GROUP_FIELDS(READ_FIELD)
+#undef READ_FIELD
+    PyObject *betas = PyDict_GetItemWithError(group, o->betas);
+    if (!betas)
+        return PyErr_Occurred() ? -1 : 0;
+    double b1, b2;
+    if (!PyArg_ParseTuple(betas, "dd", &b1, &b2))
+        return -1;
+    a->beta1 = (float)b1;
+    a->beta2 = (float)b2;
+    return 0;
+}
+
+static PyObject *store_apply(PyObject *self, PyObject *args)
+{
+    PyObject *groups, *scales = Py_None;
+    if (!PyArg_ParseTuple(args, "O|O", &groups, &scales))
+        return NULL;
+    Py_ssize_t n = PyList_Size(groups);
+    if (n < 0)
+        return NULL;
+    if (scales != Py_None && PyList_Size(scales) != n) {
+        PyErr_SetString(PyExc_ValueError, "one scale a group");
+        return NULL;
+    }
+    optim_args *optim = calloc((size_t)n + 1, sizeof *optim);
+    if (!optim)
+        return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (read_group((store_object *)self, PyList_GetItem(groups, i),
+                       &optim[i]))
+            goto fail;
+        if (scales != Py_None) {
+            double scale = PyFloat_AsDouble(PyList_GetItem(scales, i));
+            if (PyErr_Occurred())
+                goto fail;
+            optim[i].grad_scale = (float)scale;
+        }
+    }
+    step *s;
+    worker_counts counts = {0};
+    int rc = step_get(((store_object *)self)->handle, "update", &s);
+    if (!rc) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = step_apply(s, optim, (uint32_t)n, &counts);
+        step_put(s);
+        Py_END_ALLOW_THREADS
+    }
+    free(optim);
+    if (rc)
+        return py_raise(rc);
+    return Py_BuildValue("(KKKKK)", (unsigned long long)counts.created,
+                         (unsigned long long)counts.refused,
+                         (unsigned long long)counts.evicted,
+                         (unsigned long long)counts.nonfinite,
+                         (unsigned long long)counts.touched);
+fail:
+    free(optim);
+    return NULL;
+}
+
+static PyObject *store_held(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    BEGIN(self, "Store.held");
+    size_t n = step_held(s);
+    END();
+    return PyLong_FromSize_t(n);
+}
+
+static PyObject *store_discard(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    BEGIN(self, "Store.discard");
+    size_t n = step_discard(s);
+    END();
+    return PyLong_FromSize_t(n);
+}
+
+static PyObject *store_finite(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    BEGIN(self, "Store.finite");
+    uint32_t n = ps_tables(step_ps(s));
+    uint8_t *finite = malloc(n + 1);
+    if (finite) {
+        memset(finite, 1, n);
+        Py_BEGIN_ALLOW_THREADS
+        rc = step_finite(s, finite, n);
+        Py_END_ALLOW_THREADS
+    }
+    END();
+    PyObject *out =
+        !finite ? PyErr_NoMemory()
+        : rc    ? py_raise(rc)
+                : PyBytes_FromStringAndSize((const char *)finite, n);
+    free(finite);
+    return out;
+}
+
+static PyObject *store_norm(PyObject *self, PyObject *scales)
+{
+    Py_ssize_t n = PyList_Size(scales);
+    if (n < 0)
+        return NULL;
+    float *scale = calloc((size_t)n + 1, sizeof *scale);
+    if (!scale)
+        return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < n; i++)
+        scale[i] = (float)PyFloat_AsDouble(PyList_GetItem(scales, i));
+    step *s;
+    double sum = 0;
+    int rc = PyErr_Occurred() ? PERSIA_EARG
+                              : step_get(((store_object *)self)->handle,
+                                         "Store.norm", &s);
+    if (!rc) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = step_norm(s, scale, (uint32_t)n, &sum);
+        step_put(s);
+        Py_END_ALLOW_THREADS
+    }
+    free(scale);
+    if (PyErr_Occurred())
+        return NULL;
+    return rc ? py_raise(rc) : PyFloat_FromDouble(sum);
+}
+
+static PyObject *store_updates(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    BEGIN(self, "Store.updates");
+    uint64_t n = ps_updates(step_ps(s));
+    END();
+    return PyLong_FromUnsignedLongLong(n);
+}
+
+static PyObject *store_set_updates(PyObject *self, PyObject *arg)
+{
+    unsigned long long n = PyLong_AsUnsignedLongLong(arg);
+    if (PyErr_Occurred())
+        return NULL;
+    BEGIN(self, "Store.set_updates");
+    ps_set_updates(step_ps(s), n);
+    END();
+    Py_RETURN_NONE;
+}
+
+/* Table `no` of the store, or NULL with the error set. */
+static table *find_table(step *s, unsigned no, int *rc)
+{
+    table *t = ps_table(step_ps(s), no);
+    if (!t)
+        *rc = err_set(PERSIA_EARG, "the store has no table number %u", no);
+    return t;
+}
+
+static PyObject *store_stats(PyObject *self, PyObject *arg)
+{
+    unsigned long no = PyLong_AsUnsignedLong(arg);
+    if (PyErr_Occurred())
+        return NULL;
+    BEGIN(self, "Store.stats");
+    table_stats t = {0};
+    table *found = find_table(s, (unsigned)no, &rc);
+    if (found)
+        table_get_stats(found, &t);
+    END();
+    if (rc)
+        return py_raise(rc);
+    return Py_BuildValue(
+        "{sKsKsKsKsKsKsKsKsKsK}", "rows", (unsigned long long)t.rows,
+        "bytes", (unsigned long long)t.bytes, "row_bytes",
+        (unsigned long long)t.row_bytes, "pushes",
+        (unsigned long long)t.pushes, "pulled", (unsigned long long)t.pulled,
+        "missed", (unsigned long long)t.missed, "created",
+        (unsigned long long)t.created, "evicted",
+        (unsigned long long)t.evicted, "refused",
+        (unsigned long long)t.refused, "nonfinite",
+        (unsigned long long)t.nonfinite);
+}
+
+static PyObject *store_memory(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    BEGIN(self, "Store.memory");
+    const mem_limit *limit = ps_limit(step_ps(s));
+    uint64_t used = limit->used, maximum = limit->maximum;
+    END();
+    return Py_BuildValue("(KK)", (unsigned long long)used,
+                         (unsigned long long)maximum);
+}
+
+static PyObject *store_state_floats(PyObject *self, PyObject *arg)
+{
+    unsigned long no = PyLong_AsUnsignedLong(arg);
+    if (PyErr_Occurred())
+        return NULL;
+    BEGIN(self, "Store.state_floats");
+    table *t = find_table(s, (unsigned)no, &rc);
+    uint32_t floats = t ? table_state_floats(t) : 0;
+    END();
+    return rc ? py_raise(rc) : PyLong_FromUnsignedLong(floats);
+}
+
+/* Whether the buffers of a get or set fit n rows of table t. */
+static int fits(table *t, size_t n, const Py_buffer *vectors,
+                const Py_buffer *state, const Py_buffer *found)
+{
+    size_t dim = table_get_config(t)->dim;
+    size_t floats = table_state_floats(t);
+    return (size_t)vectors->len == n * dim * sizeof(float) &&
+           (!state->buf || (size_t)state->len == n * floats * sizeof(float)) &&
+           (!found->buf || (size_t)found->len == n);
+}
+
+/* The buffer of an argument that may be None (out->buf is NULL then). */
+static int optional_buffer(PyObject *arg, int flags, Py_buffer *out)
+{
+    *out = (Py_buffer){0};
+    return arg == Py_None ? 0 : PyObject_GetBuffer(arg, out, flags);
+}
+
+/* get and set differ in the direction of the copy alone. */
+static PyObject *rows_call(PyObject *self, PyObject *args, int set)
+{
+    unsigned no;
+    PyObject *state_arg = Py_None, *found_arg = Py_None;
+    Py_buffer ids = {0}, vectors = {0}, state = {0}, found = {0};
+    PyObject *ids_arg, *vectors_arg;
+    int flags = set ? PyBUF_SIMPLE : PyBUF_WRITABLE;
+    if (!PyArg_ParseTuple(args, "IOOO|O", &no, &ids_arg, &vectors_arg,
+                          &state_arg, &found_arg))
+        return NULL;
+    PyObject *out = NULL;
+    if (PyObject_GetBuffer(ids_arg, &ids, PyBUF_SIMPLE) ||
+        PyObject_GetBuffer(vectors_arg, &vectors, flags) ||
+        optional_buffer(state_arg, flags, &state) ||
+        optional_buffer(found_arg, PyBUF_WRITABLE, &found))
+        goto done;
+    step *s;
+    int rc = step_get(((store_object *)self)->handle,
+                      set ? "Store.set_rows" : "Store.rows", &s);
+    if (!rc) {
+        size_t n = (size_t)ids.len / sizeof(uint64_t);
+        table *t = find_table(s, no, &rc);
+        if (t && !fits(t, n, &vectors, &state, &found))
+            rc = err_set(PERSIA_ESHAPE, "buffers do not fit %zu rows", n);
+        if (!rc) {
+            Py_BEGIN_ALLOW_THREADS
+            rc = set ? table_set(t, n, ids.buf, vectors.buf, state.buf)
+                     : table_get(t, n, ids.buf, vectors.buf, state.buf,
+                                 found.buf);
+            Py_END_ALLOW_THREADS
+        }
+        step_put(s);
+    }
+    out = rc ? py_raise(rc) : Py_NewRef(Py_None);
+done:
+    PyBuffer_Release(&ids);
+    PyBuffer_Release(&vectors);
+    PyBuffer_Release(&state);
+    PyBuffer_Release(&found);
+    return out;
+}
+
+static PyObject *store_get(PyObject *self, PyObject *args)
+{
+    return rows_call(self, args, 0);
+}
+
+static PyObject *store_set(PyObject *self, PyObject *args)
+{
+    return rows_call(self, args, 1);
+}
+
+static PyObject *store_clear(PyObject *self, PyObject *arg)
+{
+    unsigned long no = PyLong_AsUnsignedLong(arg);
+    if (PyErr_Occurred())
+        return NULL;
+    BEGIN(self, "Store.clear");
+    table *t = find_table(s, (unsigned)no, &rc);
+    if (t) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = table_clear(t);
+        Py_END_ALLOW_THREADS
+    }
+    END();
+    if (rc)
+        return py_raise(rc);
+    Py_RETURN_NONE;
+}
+
+/* Every id of a table, as the bytes of uint64. */
+static PyObject *store_ids(PyObject *self, PyObject *arg)
+{
+    unsigned long no = PyLong_AsUnsignedLong(arg);
+    if (PyErr_Occurred())
+        return NULL;
+    BEGIN(self, "Store.ids");
+    table *t = find_table(s, (unsigned)no, &rc);
+    PyObject *out = NULL;
+    table_cut *cut = NULL;
+    if (!rc)
+        rc = table_cut_begin(&t, 1, &cut);
+    if (!rc) {
+        size_t n = table_cut_rows(cut), at = 0, got = 1;
+        size_t dim = table_get_config(t)->dim;
+        uint64_t *ids = malloc((n + 1) * sizeof *ids);
+        enum { ROOM = 4096 };
+        void *vectors = malloc(ROOM * dim * sizeof(float));
+        uint32_t *clocks = malloc(ROOM * sizeof *clocks);
+        if (!ids || !vectors || !clocks)
+            rc = err_set(PERSIA_ENOMEM, "no memory for %zu ids", n);
+        Py_BEGIN_ALLOW_THREADS
+        while (!rc && at < n && got) {
+            size_t room = n - at < ROOM ? n - at : ROOM;
+            rc = table_cut_next(cut, room, ids + at, vectors, NULL, clocks,
+                                &got);
+            at += rc ? 0 : got;
+        }
+        table_cut_end(cut);
+        Py_END_ALLOW_THREADS
+        if (!rc)
+            out = PyBytes_FromStringAndSize(
+                (const char *)ids, (Py_ssize_t)(at * sizeof *ids));
+        free(clocks);
+        free(vectors);
+        free(ids);
+    }
+    END();
+    return rc ? py_raise(rc) : out;
+}
+
+#define METHOD(name, flags, text)                                             \
+    {#name, (PyCFunction)(void (*)(void))store_##name, flags, text}
+
+static PyMethodDef methods[] = {
+    METHOD(close, METH_NOARGS, "close()"),
+    METHOD(declare, METH_VARARGS | METH_KEYWORDS,
+           "declare(**config) -> (number, created)"),
+    METHOD(plan, METH_VARARGS,
+           "plan(kind, keys, [(name, key, table, pooling, trainable)]) -> "
+           "number"),
+    METHOD(plan_shape, METH_O, "plan_shape(plan) -> (kind, keys, width)"),
+    METHOD(apply, METH_VARARGS,
+           "apply(groups, scales=None) -> (created, refused, evicted, "
+           "nonfinite, touched)"),
+    METHOD(held, METH_NOARGS, "held() -> gradients that wait"),
+    METHOD(discard, METH_NOARGS, "discard() -> gradients dropped"),
+    METHOD(finite, METH_NOARGS, "finite() -> bytes, 0 for tables with NaN"),
+    METHOD(norm, METH_O, "norm(scales) -> sum of squares"),
+    METHOD(updates, METH_NOARGS, "updates() -> updates applied"),
+    METHOD(set_updates, METH_O, "set_updates(n)"),
+    METHOD(stats, METH_O, "stats(table) -> dict"),
+    METHOD(memory, METH_NOARGS, "memory() -> (used, maximum) bytes"),
+    METHOD(state_floats, METH_O, "state_floats(table) -> floats a row"),
+    METHOD(get, METH_VARARGS, "get(table, ids, vectors, state, found)"),
+    METHOD(set, METH_VARARGS, "set(table, ids, vectors, state)"),
+    METHOD(clear, METH_O, "clear(table)"),
+    METHOD(ids, METH_O, "ids(table) -> bytes of uint64"),
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef properties[] = {
+    {"handle", store_handle, NULL, "the store's number for torch.ops", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Store(threads, memory_limit)\n--\n\nTables in this "
+                "process."},
+    {Py_tp_init, (void *)store_init},
+    {Py_tp_dealloc, (void *)store_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, properties},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {
+    .name = "persia._core.Store",
+    .basicsize = sizeof(store_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};
+
+static int add_numbers(PyObject *module)
+{
+    static const struct {
+        const char *name;
+        long value;
+    } numbers[] = {
+        {"FP32", VECTOR_FP32},
+        {"BF16", VECTOR_BF16},
+        {"INIT_UNIFORM", INIT_UNIFORM},
+        {"INIT_NORMAL", INIT_NORMAL},
+        {"INIT_CONSTANT", INIT_CONSTANT},
+        {"FULL_RAISE", FULL_RAISE},
+        {"FULL_EVICT_LRU", FULL_EVICT_LRU},
+        {"MISSING_INIT", MISSING_INIT},
+        {"MISSING_ZEROS", MISSING_ZEROS},
+        {"NONFINITE_RAISE", NONFINITE_RAISE},
+        {"NONFINITE_SKIP", NONFINITE_SKIP},
+        {"POOL_SUM", POOL_SUM},
+        {"POOL_MEAN", POOL_MEAN},
+        {"POOL_SQRTN", POOL_SQRTN},
+        {"POOL_NONE", POOL_NONE},
+        {"PLAN_BAGS", PLAN_BAGS},
+        {"PLAN_ROWS", PLAN_ROWS},
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        if (PyModule_AddIntConstant(module, numbers[i].name,
+                                    numbers[i].value))
+            return -1;
+    PyObject *optimizers = PyTuple_New(OPTIM_KINDS);
+    for (uint32_t k = 0; optimizers && k < OPTIM_KINDS; k++) {
+        PyObject *name = PyUnicode_FromString(optim_name(k));
+        if (!name || PyTuple_SetItem(optimizers, k, name))
+            Py_CLEAR(optimizers);
+    }
+    int rc = PyModule_AddObjectRef(module, "OPTIMIZERS", optimizers);
+    Py_XDECREF(optimizers);
+    return rc;
+}
+
+int py_add_store(PyObject *module)
+{
+    return py_add_type(module, &spec) ? add_numbers(module) : -1;
+}
