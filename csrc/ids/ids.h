@@ -38,6 +38,16 @@ static inline uint32_t hash_stripe(uint64_t hash, uint32_t stripe_mask)
     return (uint32_t)(hash >> 16) & stripe_mask;
 }
 
+/* Orders a chunk of n <= IDS_CHUNK ids by stripe (their count a power of two
+ * up to IDS_STRIPES_MAX).  Equal stripes keep the order in which the ids
+ * came, so sums over a stripe's ids are sums in sample order.
+ *   hash  [n]            hashes, ordered by stripe
+ *   order [n]            position in the chunk of each
+ *   start [stripes + 1]  first of each stripe's run */
+PERSIA_API void ids_split_chunk(const uint64_t *ids, size_t n,
+                                uint32_t stripes, uint64_t *hash,
+                                uint16_t *order, uint16_t *start);
+
 #ifdef __cplusplus
 }
 #endif

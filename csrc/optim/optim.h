@@ -55,6 +55,38 @@ PERSIA_API uint32_t optim_state_floats(uint32_t kind, uint32_t dim,
 /* PERSIA_EARG when a hyper-parameter is out of its range (or not finite). */
 PERSIA_API int optim_check(const optim_args *args);
 
+/* How one push updates rows; made once a push by optim_prepare().  A row is
+ * given by the address of its id; the vector lies `vector` bytes behind it,
+ * the state `state` bytes. */
+typedef struct optim_plan optim_plan;
+typedef void (*optim_kernel)(const optim_plan *plan, size_t n,
+                             char *const *rows, const float *grads);
+struct optim_plan {
+    optim_args args;
+    uint32_t dim;
+    uint32_t vector, state;  /* offsets in a row, bytes */
+    float step_size;         /* Adam: lr / (1 - beta1^t) */
+    float bias2_sqrt;        /* Adam: sqrt(1 - beta2^t) */
+    uint32_t noise_key[2];   /* stochastic rounding: the table's */
+    uint64_t noise_clock;    /* and the push's number */
+    optim_kernel kernel;     /* rows [n]; grads [n, dim] packed */
+};
+/* plan->dim, vector, state, noise_* are set by the caller before. */
+PERSIA_API void optim_prepare(optim_plan *plan, const optim_args *args,
+                              uint32_t dtype, int momentum);
+
+/* bf16 bits <-> fp32; narrowing to nearest (ties to even). */
+static inline float bf16_widen(uint16_t bits)
+{
+    union { uint32_t u; float f; } x = { (uint32_t)bits << 16 };
+    return x.f;
+}
+static inline uint16_t bf16_nearest(float value)
+{
+    union { float f; uint32_t u; } x = { value };
+    return (uint16_t)((x.u + 0x7FFFu + ((x.u >> 16) & 1)) >> 16);
+}
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,32 @@
+#include "ids/ids.h"
+
+#include <string.h>
+
+HOT static void hash_all(const uint64_t *restrict ids, size_t n,
+                         uint64_t *restrict hash)
+{
+    for (size_t i = 0; i < n; i++)
+        hash[i] = id_hash(ids[i]);
+}
+
+void ids_split_chunk(const uint64_t *ids, size_t n, uint32_t stripes,
+                     uint64_t *hash, uint16_t *order, uint16_t *start)
+{
+    uint64_t unordered[IDS_CHUNK];
+    uint16_t next[IDS_STRIPES_MAX];
+    const uint32_t mask = stripes - 1;
+
+    hash_all(ids, n, unordered);
+    memset(start, 0, (stripes + 1) * sizeof start[0]);
+    for (size_t i = 0; i < n; i++)
+        start[hash_stripe(unordered[i], mask) + 1]++;
+    for (uint32_t s = 0; s < stripes; s++) {
+        next[s] = start[s];
+        start[s + 1] = (uint16_t)(start[s + 1] + start[s]);
+    }
+    for (size_t i = 0; i < n; i++) {
+        uint16_t to = next[hash_stripe(unordered[i], mask)]++;
+        hash[to] = unordered[i];
+        order[to] = (uint16_t)i;
+    }
+}

@@ -1,0 +1,62 @@
+#include "optim/optim.h"
+
+#include <math.h>
+
+const char *optim_name(uint32_t kind)
+{
+    static const char *const names[OPTIM_KINDS] = {
+        "sgd", "adagrad", "rowwise_adagrad", "adam", "adamw"
+    };
+    return kind < OPTIM_KINDS ? names[kind] : NULL;
+}
+
+uint32_t optim_state_floats(uint32_t kind, uint32_t dim, int momentum)
+{
+    switch (kind) {
+    case OPTIM_SGD:
+        return momentum ? dim : 0;
+    case OPTIM_ADAGRAD:
+        return dim;
+    case OPTIM_ROWWISE_ADAGRAD:
+        return 1;
+    default:
+        return 2 * dim;
+    }
+}
+
+static int in_range(const char *what, float value, float low, float high)
+{
+    if (isfinite(value) && value >= low && value <= high)
+        return PERSIA_OK;
+    return err_set(PERSIA_EARG,
+                   "optimizer: %s is %g, it must be within [%g, %g]", what,
+                   (double)value, (double)low, (double)high);
+}
+
+int optim_check(const optim_args *a)
+{
+    const float big = 1e30f;
+    int rc;
+
+    if (a->kind >= OPTIM_KINDS)
+        return err_set(PERSIA_EARG, "optimizer: unknown algorithm %u",
+                       a->kind);
+    if ((rc = in_range("lr", a->lr, 0, big)) ||
+        (rc = in_range("eps", a->eps, 0, big)) ||
+        (rc = in_range("weight_decay", a->weight_decay, 0, big)) ||
+        (rc = in_range("momentum", a->momentum, 0, big)) ||
+        (rc = in_range("max_grad_norm", a->max_grad_norm, 0, big)) ||
+        (rc = in_range("max_norm", a->max_norm, 0, big)) ||
+        (rc = in_range("weight_bound", a->weight_bound, 0, big)) ||
+        (rc = in_range("grad_scale", a->grad_scale, -big, big)))
+        return rc;
+    if (a->kind == OPTIM_ADAM || a->kind == OPTIM_ADAMW) {
+        if ((rc = in_range("beta1", a->beta1, 0, 0.9999999f)) ||
+            (rc = in_range("beta2", a->beta2, 0, 0.9999999f)))
+            return rc;
+        if (a->step == 0)
+            return err_set(PERSIA_EARG,
+                           "optimizer: step is 0, Adam counts from 1");
+    }
+    return PERSIA_OK;
+}

@@ -1,0 +1,182 @@
+/* cut.c: all rows as they were at one moment.
+ *
+ * Taking the cut holds the gates exclusively for as long as it takes to note
+ * each stripe's number of slots.  Then slots are handed out in order; a push
+ * that is about to change a slot not yet handed out first puts the old row
+ * aside (stripe_touch_locked), and marks it, so that it is handed out once,
+ * as it was.  A stripe is through when its slots and its rows put aside are
+ * handed out; only then does the next one begin.
+ */
+#include "table/stripe.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct table_cut {
+    table *t;
+    uint64_t rows;
+    uint64_t clock;
+    uint32_t at; /* stripe */
+};
+
+static void stripe_cut_end(const table *t, stripe *s)
+{
+    stripe_cut *c = &s->cut;
+
+    mem_release(t->config.limit, (uint64_t)c->aside_room * t->stride);
+    free(c->copied);
+    free(c->aside);
+    memset(c, 0, sizeof *c);
+}
+
+static int stripe_cut_begin(const table *t, stripe *s)
+{
+    s->cut.copied = calloc((size_t)s->used / 64 + 1, sizeof(uint64_t));
+    if (!s->cut.copied)
+        return err_set(PERSIA_ENOMEM, "table %s: no memory for a snapshot",
+                       t->config.name);
+    s->cut.mark = s->used;
+    return PERSIA_OK;
+}
+
+static int cut_make(table *t, table_cut **out)
+{
+    table_cut *cut;
+    int rc = PERSIA_OK;
+
+    if (t->cut)
+        return err_set(PERSIA_EARG, "table %s: a snapshot is under way; wait "
+                       "for its end", t->config.name);
+    cut = calloc(1, sizeof *cut);
+    if (!cut)
+        return err_set(PERSIA_ENOMEM, "table %s: no memory for a snapshot",
+                       t->config.name);
+    cut->t = t;
+    cut->clock = atomic_load(&t->pushes);
+    for (uint32_t i = 0; i < t->stripes && !rc; i++) {
+        stripe *s = &t->stripe[i];
+        pthread_rwlock_wrlock(&s->lock);
+        rc = stripe_cut_begin(t, s);
+        cut->rows += s->rows;
+        pthread_rwlock_unlock(&s->lock);
+    }
+    t->cut = cut; /* so that table_cut_end() undoes a part of it */
+    *out = cut;
+    return rc;
+}
+
+static int by_address(const void *a, const void *b)
+{
+    table *const *x = a, *const *y = b;
+
+    return *x < *y ? -1 : *x > *y;
+}
+
+int table_cut_begin(table *const *tables, size_t n, table_cut **out)
+{
+    table **locked = malloc((n + 1) * sizeof *locked);
+    int rc = PERSIA_OK;
+
+    if (!locked)
+        return err_set(PERSIA_ENOMEM, "no memory for a snapshot");
+    memcpy(locked, tables, n * sizeof *locked);
+    qsort(locked, n, sizeof *locked, by_address);
+    for (size_t i = 0; i < n; i++)
+        pthread_rwlock_wrlock(&locked[i]->gate);
+    for (size_t i = 0; i < n; i++)
+        out[i] = NULL;
+    for (size_t i = 0; i < n && !rc; i++)
+        rc = cut_make(tables[i], &out[i]);
+    for (size_t i = 0; i < n; i++)
+        pthread_rwlock_unlock(&locked[i]->gate);
+    free(locked);
+    for (size_t i = 0; rc && i < n; i++) {
+        if (out[i])
+            table_cut_end(out[i]);
+        out[i] = NULL;
+    }
+    return rc;
+}
+
+uint64_t table_cut_rows(const table_cut *cut)
+{
+    return cut->rows;
+}
+
+uint64_t table_cut_clock(const table_cut *cut)
+{
+    return cut->clock;
+}
+
+/* Where the next row goes. */
+typedef struct cut_out {
+    uint64_t *ids;
+    char *vectors;
+    float *state;
+    uint32_t *clocks;
+    size_t n;
+} cut_out;
+
+static void emit(const table *t, const char *row, cut_out *o)
+{
+    o->ids[o->n] = row_id(row);
+    memcpy(o->vectors + o->n * t->vector_bytes, row + ROW_VECTOR,
+           t->vector_bytes);
+    if (t->state_floats)
+        memcpy(o->state + o->n * t->state_floats, row + t->state_offset,
+               t->state_floats * sizeof(float));
+    o->clocks[o->n++] = row_clock(row);
+}
+
+static void stripe_emit_locked(const table *t, stripe *s, size_t room,
+                               cut_out *o)
+{
+    stripe_cut *c = &s->cut;
+
+    for (; c->cursor < c->mark && o->n < room; c->cursor++) {
+        const char *row = stripe_row(t, s, c->cursor);
+        uint64_t bit = c->copied[c->cursor / 64] >> (c->cursor % 64) & 1;
+        if (!bit && row_clock(row))
+            emit(t, row, o);
+    }
+    for (; c->aside_done < c->aside_n && o->n < room; c->aside_done++)
+        emit(t, c->aside + (size_t)c->aside_done * t->stride, o);
+}
+
+int table_cut_next(table_cut *cut, size_t room, uint64_t *ids, void *vectors,
+                   float *state, uint32_t *clocks, size_t *n)
+{
+    enum { PIECE = 8192 }; /* rows for which a lock is held at most */
+    cut_out o = { ids, vectors, state, clocks, 0 };
+    table *t = cut->t;
+
+    while (o.n < room && cut->at < t->stripes) {
+        stripe *s = &t->stripe[cut->at];
+        size_t piece = room - o.n < PIECE ? room : o.n + PIECE;
+        pthread_rwlock_wrlock(&s->lock);
+        stripe_emit_locked(t, s, piece, &o);
+        if (s->cut.cursor == s->cut.mark &&
+            s->cut.aside_done == s->cut.aside_n) {
+            stripe_cut_end(t, s);
+            cut->at++;
+        }
+        pthread_rwlock_unlock(&s->lock);
+    }
+    *n = o.n;
+    return PERSIA_OK;
+}
+
+void table_cut_end(table_cut *cut)
+{
+    table *t = cut->t;
+
+    pthread_rwlock_wrlock(&t->gate);
+    for (uint32_t i = cut->at; i < t->stripes; i++) {
+        pthread_rwlock_wrlock(&t->stripe[i].lock);
+        stripe_cut_end(t, &t->stripe[i]);
+        pthread_rwlock_unlock(&t->stripe[i].lock);
+    }
+    t->cut = NULL;
+    pthread_rwlock_unlock(&t->gate);
+    free(cut);
+}

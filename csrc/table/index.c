@@ -1,0 +1,275 @@
+#include "table/index.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    LOAD_LOW = 55,  /* percent: after growing */
+    LOAD_HIGH = 70, /* percent: grows at */
+    SPLIT_ROWS = 24576,
+    DEPTH_MAX = 24
+};
+
+/* 0..255, spread evenly over pages: staggers when they grow and split. */
+static uint32_t page_phase(uint64_t prefix, uint32_t depth)
+{
+    return (uint32_t)(((prefix + depth) * 0x9E3779B97F4A7C15u) >> 56);
+}
+
+static void page_set_limits(page *p)
+{
+    uint64_t entries = (uint64_t)p->buckets * BUCKET_ENTRIES;
+
+    p->grow_at = (uint32_t)(entries * LOAD_HIGH / 100);
+}
+
+static int page_create(row_index *ix, uint64_t buckets, uint32_t depth,
+                       uint32_t phase, page **out)
+{
+    size_t bytes = sizeof(page) + buckets * sizeof(bucket);
+    page *p;
+    int rc = mem_charge(ix->limit, bytes);
+
+    if (rc)
+        return rc;
+    p = aligned_alloc(64, bytes);
+    if (!p) {
+        mem_release(ix->limit, bytes);
+        return err_set(PERSIA_ENOMEM, "table index: no %zu bytes", bytes);
+    }
+    memset(p, 0, bytes);
+    p->buckets = (uint32_t)buckets;
+    p->depth = depth;
+    p->split_at = SPLIT_ROWS + SPLIT_ROWS * phase / 256;
+    page_set_limits(p);
+    ix->bytes += bytes;
+    *out = p;
+    return PERSIA_OK;
+}
+
+static void page_destroy(row_index *ix, page *p)
+{
+    size_t bytes = sizeof *p + p->buckets * sizeof(bucket);
+
+    ix->bytes -= bytes;
+    mem_release(ix->limit, bytes);
+    free(p);
+}
+
+/* Counts passed buckets as full ones: the caller made sure of room. */
+static void page_insert(page *p, uint64_t hash, uint32_t slot)
+{
+    uint32_t at = page_home(hash, p->depth, p->buckets);
+
+    for (;;) {
+        bucket *b = &p->bucket[at];
+        uint32_t empty = bucket_match(b, 0);
+        if (empty) {
+            uint32_t i = (uint32_t)__builtin_ctz(empty);
+            b->tag[i] = hash_tag(hash);
+            b->slot[i] = slot;
+            p->rows++;
+            return;
+        }
+        if (b->passed < 255)
+            b->passed++;
+        if (++at == p->buckets)
+            at = 0;
+    }
+}
+
+int row_index_init(row_index *ix, mem_limit *limit)
+{
+    int rc;
+    page *p = NULL;
+
+    memset(ix, 0, sizeof *ix);
+    ix->limit = limit;
+    ix->directory = malloc(sizeof *ix->directory);
+    if (!ix->directory)
+        return err_set(PERSIA_ENOMEM, "table index: no directory");
+    rc = page_create(ix, 1, 0, 0, &p);
+    if (rc) {
+        free(ix->directory);
+        ix->directory = NULL;
+        return rc;
+    }
+    ix->directory[0] = (page_ref){ p, p->buckets, 0 };
+    return PERSIA_OK;
+}
+
+void row_index_free(row_index *ix)
+{
+    if (!ix->directory)
+        return;
+    for (size_t i = 0; i < (size_t)1 << ix->depth;) {
+        page *p = ix->directory[i].page;
+        i += (size_t)1 << (ix->depth - p->depth);
+        page_destroy(ix, p);
+    }
+    free(ix->directory);
+    ix->directory = NULL;
+}
+
+/* First directory entry of the page of this hash, and how many it has. */
+static size_t page_entries(const row_index *ix, const page *p, uint64_t hash,
+                           size_t *first)
+{
+    uint64_t prefix = p->depth ? hash >> (64 - p->depth) : 0;
+    size_t n = (size_t)1 << (ix->depth - p->depth);
+
+    *first = (size_t)prefix << (ix->depth - p->depth);
+    return n;
+}
+
+static void directory_set(row_index *ix, size_t first, size_t n, page *p)
+{
+    for (size_t i = first; i < first + n; i++)
+        ix->directory[i] = (page_ref){ p, p->buckets, p->depth };
+}
+
+static int directory_double(row_index *ix)
+{
+    size_t n = (size_t)1 << ix->depth;
+    page_ref *wide;
+
+    if (ix->depth == DEPTH_MAX)
+        return err_set(PERSIA_ELIMIT, "table index: directory is full");
+    wide = malloc(2 * n * sizeof *wide);
+    if (!wide)
+        return err_set(PERSIA_ENOMEM, "table index: no directory of %zu",
+                       2 * n);
+    for (size_t i = 0; i < n; i++)
+        wide[2 * i] = wide[2 * i + 1] = ix->directory[i];
+    free(ix->directory);
+    ix->directory = wide;
+    ix->depth++;
+    return PERSIA_OK;
+}
+
+/* Visits all entries of `from`.  Without `to`: counts those whose next bit
+ * of the hash is set.  With it: moves them to to[0], or to to[next bit] when
+ * there are two.  Rows are fetched ahead: their ids are what is rehashed. */
+static uint32_t page_visit(const page *from, row_store rows, page **to)
+{
+    enum { AHEAD = 64 };
+    uint32_t slots[AHEAD + BUCKET_ENTRIES];
+    uint32_t n = 0, ones = 0;
+
+    for (uint32_t b = 0; b <= from->buckets; b++) {
+        if (b < from->buckets) {
+            uint32_t mask = ~bucket_match(&from->bucket[b], 0) & 0xFFFu;
+            for (; mask; mask &= mask - 1) {
+                uint32_t slot = from->bucket[b].slot[__builtin_ctz(mask)];
+                __builtin_prefetch(rows.base + slot * rows.stride);
+                slots[n++] = slot;
+            }
+        }
+        if (n < AHEAD && b < from->buckets)
+            continue;
+        for (uint32_t i = 0; i < n; i++) {
+            const char *row = rows.base + slots[i] * rows.stride;
+            uint64_t hash = id_hash(row_id(row));
+            uint32_t one = (uint32_t)((hash << from->depth) >> 63);
+            ones += one;
+            if (to)
+                page_insert(to[1] ? to[one] : to[0], hash, slots[i]);
+        }
+        n = 0;
+    }
+    return ones;
+}
+
+static int page_grow(row_index *ix, row_store rows, uint64_t hash, page *old)
+{
+    page *to[2] = { NULL, NULL };
+    size_t first, n;
+    uint64_t buckets =
+        old->buckets + (uint64_t)old->buckets * 27 / 100 + 1;
+    int rc = page_create(ix, buckets, old->depth, 0, &to[0]);
+
+    if (rc)
+        return rc;
+    to[0]->split_at = old->split_at;
+    (void)page_visit(old, rows, to);
+    n = page_entries(ix, old, hash, &first);
+    directory_set(ix, first, n, to[0]);
+    page_destroy(ix, old);
+    return PERSIA_OK;
+}
+
+static int page_split(row_index *ix, row_store rows, uint64_t hash, page *old)
+{
+    page *to[2] = { NULL, NULL };
+    size_t first, n;
+    uint64_t prefix = old->depth ? hash >> (64 - old->depth) : 0;
+    const uint32_t ones = page_visit(old, rows, NULL);
+    int rc = PERSIA_OK;
+
+    if (ix->depth == old->depth)
+        rc = directory_double(ix);
+    for (uint32_t half = 0; half < 2 && !rc; half++) {
+        uint32_t phase = page_phase(prefix * 2 + half, old->depth + 1);
+        uint64_t load = LOAD_LOW + (LOAD_HIGH - LOAD_LOW) * phase / 256;
+        uint64_t share = half ? ones : old->rows - ones;
+        uint64_t buckets = share * 100 / load / BUCKET_ENTRIES + 1;
+        rc = page_create(ix, buckets, old->depth + 1, phase, &to[half]);
+    }
+    if (rc) {
+        if (to[0])
+            page_destroy(ix, to[0]);
+        return rc;
+    }
+    (void)page_visit(old, rows, to);
+    n = page_entries(ix, old, hash, &first);
+    directory_set(ix, first, n / 2, to[0]);
+    directory_set(ix, first + n / 2, n / 2, to[1]);
+    page_destroy(ix, old);
+    return PERSIA_OK;
+}
+
+int row_index_reserve(row_index *ix, row_store rows, uint64_t hash)
+{
+    page *p = row_index_page(ix, hash)->page;
+    int rc;
+
+    while (p->rows >= p->grow_at) {
+        if (p->rows >= p->split_at && p->depth < DEPTH_MAX)
+            rc = page_split(ix, rows, hash, p);
+        else
+            rc = page_grow(ix, rows, hash, p);
+        if (rc)
+            return rc;
+        p = row_index_page(ix, hash)->page;
+    }
+    return PERSIA_OK;
+}
+
+void row_index_insert(row_index *ix, uint64_t hash, uint32_t slot)
+{
+    page_insert(row_index_page(ix, hash)->page, hash, slot);
+}
+
+void row_index_remove(row_index *ix, uint64_t hash, uint32_t slot)
+{
+    page *p = row_index_page(ix, hash)->page;
+    const uint8_t tag = hash_tag(hash);
+    uint32_t home = page_home(hash, p->depth, p->buckets), at = home;
+
+    for (;;) {
+        bucket *b = &p->bucket[at];
+        for (uint32_t mask = bucket_match(b, tag); mask; mask &= mask - 1) {
+            uint32_t i = (uint32_t)__builtin_ctz(mask);
+            if (b->slot[i] != slot)
+                continue;
+            b->tag[i] = 0;
+            p->rows--;
+            for (; home != at; home = home + 1 == p->buckets ? 0 : home + 1)
+                if (p->bucket[home].passed < 255)
+                    p->bucket[home].passed--;
+            return;
+        }
+        if (++at == p->buckets)
+            at = 0;
+    }
+}

@@ -1,0 +1,154 @@
+/* index.h: from a hash to the slot of a row, for one stripe (private).
+ *
+ * A directory (by the top bits of the hash) of pages; a page is an array of
+ * buckets of one cache line:
+ *
+ *   byte  0..11  tag of each entry, 0: empty
+ *        12      entries that wanted this bucket and went on to a later one
+ *                (saturates at 255 and then stays)
+ *        16..63  slot of each entry, u32
+ *
+ * The index holds no keys: they are in the rows.  A bucket is chosen by
+ * multiplication, so bucket counts need not be powers of two; load stays
+ * within 0.55 .. 0.70.  It grows a page at a time (by 27 %, or by a split of
+ * a page that has become large), which takes well under a millisecond; pages
+ * grow at different moments, so that the mean load hardly changes with size.
+ *
+ * Guarded by the stripe's lock: reads shared, changes exclusive.
+ */
+#ifndef PERSIA_TABLE_INDEX_H
+#define PERSIA_TABLE_INDEX_H
+
+#include "ids/ids.h"
+#include "mem/mem.h"
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+/* SLOT_NONE: surely absent; SLOT_SEARCH: it takes row_index_find(). */
+enum { BUCKET_ENTRIES = 12, SLOT_NONE = -1, SLOT_SEARCH = -2 };
+
+typedef struct bucket {
+    uint8_t tag[BUCKET_ENTRIES];
+    uint8_t passed;
+    uint8_t unused[3];
+    uint32_t slot[BUCKET_ENTRIES];
+} bucket;
+
+/* One cache line before the buckets. */
+typedef struct page {
+    uint32_t rows;      /* entries in use */
+    uint32_t buckets;
+    uint32_t depth;     /* top bits that all its hashes share */
+    uint32_t grow_at;   /* rows at which it grows */
+    uint32_t split_at;  /* rows at which it splits instead */
+    uint32_t unused[11];
+    bucket bucket[];
+} page;
+
+/* What a lookup needs of a page without touching it. */
+typedef struct page_ref {
+    page *page;
+    uint32_t buckets;
+    uint32_t depth;
+} page_ref;
+
+typedef struct row_index {
+    page_ref *directory; /* [1 << depth] */
+    uint32_t depth;
+    uint64_t bytes;
+    mem_limit *limit;
+} row_index;
+
+/* Where the rows are: rows_at(slot) starts with the id. */
+typedef struct row_store {
+    const char *base;
+    size_t stride;
+} row_store;
+
+int row_index_init(row_index *ix, mem_limit *limit);
+void row_index_free(row_index *ix);
+/* Makes room for one more entry of this hash; must come before an insert. */
+int row_index_reserve(row_index *ix, row_store rows, uint64_t hash);
+/* The id must not be in it; the row's id must be in place. */
+void row_index_insert(row_index *ix, uint64_t hash, uint32_t slot);
+void row_index_remove(row_index *ix, uint64_t hash, uint32_t slot);
+
+static inline uint64_t row_id(const char *row)
+{
+    uint64_t id;
+    __builtin_memcpy(&id, row, sizeof id);
+    return id;
+}
+
+static inline const page_ref *row_index_page(const row_index *ix,
+                                             uint64_t hash)
+{
+    /* two shifts: depth may be 0 */
+    return &ix->directory[(hash >> 1) >> (63 - ix->depth)];
+}
+
+static inline uint32_t page_home(uint64_t hash, uint32_t depth,
+                                 uint32_t buckets)
+{
+    return (uint32_t)((((hash << depth) >> 32) * buckets) >> 32);
+}
+
+static inline const bucket *row_index_home(const row_index *ix, uint64_t hash)
+{
+    const page_ref *ref = row_index_page(ix, hash);
+    return &ref->page->bucket[page_home(hash, ref->depth, ref->buckets)];
+}
+
+/* Bit i is set where entry i has this tag. */
+static inline uint32_t bucket_match(const bucket *b, uint8_t tag)
+{
+#ifdef __SSE2__
+    __m128i tags = _mm_load_si128((const __m128i *)(const void *)b);
+    __m128i same = _mm_cmpeq_epi8(tags, _mm_set1_epi8((char)tag));
+    return (uint32_t)_mm_movemask_epi8(same) & 0xFFFu;
+#else
+    uint32_t mask = 0;
+    for (uint32_t i = 0; i < BUCKET_ENTRIES; i++)
+        mask |= (uint32_t)(b->tag[i] == tag) << i;
+    return mask;
+#endif
+}
+
+/* A guess from the home bucket alone: the slot that the id has if it is
+ * there (its row must be checked), SLOT_NONE or SLOT_SEARCH. */
+static inline int64_t bucket_likely(const bucket *b, uint64_t hash)
+{
+    uint32_t mask = bucket_match(b, hash_tag(hash));
+
+    if (mask)
+        return b->slot[__builtin_ctz(mask)];
+    return b->passed ? SLOT_SEARCH : SLOT_NONE;
+}
+
+/* The slot of `id`, or SLOT_NONE. */
+static inline int64_t row_index_find(const row_index *ix, row_store rows,
+                                     uint64_t hash, uint64_t id)
+{
+    const page_ref *ref = row_index_page(ix, hash);
+    const uint8_t tag = hash_tag(hash);
+    uint32_t at = page_home(hash, ref->depth, ref->buckets);
+
+    for (uint32_t tried = 0; tried < ref->buckets; tried++) {
+        const bucket *b = &ref->page->bucket[at];
+        uint32_t mask = bucket_match(b, tag);
+        for (; mask; mask &= mask - 1) {
+            uint32_t slot = b->slot[__builtin_ctz(mask)];
+            if (row_id(rows.base + slot * rows.stride) == id)
+                return slot;
+        }
+        if (!b->passed)
+            return SLOT_NONE;
+        if (++at == ref->buckets)
+            at = 0;
+    }
+    return SLOT_NONE;
+}
+
+#endif

@@ -1,0 +1,168 @@
+#include "table/push.h"
+
+#include <string.h>
+
+HOT int floats_finite(const float *x, size_t n)
+{
+    uint32_t bad = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        bad |= (bits & 0x7F800000u) == 0x7F800000u;
+    }
+    return !bad;
+}
+
+static int job_check(const push_job *job)
+{
+    const table_config *c = &job->t->config;
+    int rc = optim_check(job->optim);
+
+    if (rc)
+        return rc;
+    if (job->optim->kind != c->optimizer)
+        return err_set(PERSIA_EMISMATCH,
+                       "table %s keeps the state of %s, the push is for %s",
+                       c->name, optim_name(c->optimizer),
+                       optim_name(job->optim->kind));
+    if (job->optim->kind == OPTIM_SGD && job->optim->momentum > 0 &&
+        !c->momentum)
+        return err_set(PERSIA_EMISMATCH, "table %s was made for SGD without "
+                       "momentum, the push has momentum %g", c->name,
+                       (double)job->optim->momentum);
+    return PERSIA_OK;
+}
+
+static void tables_sort(table **tables, size_t n)
+{
+    for (size_t i = 1; i < n; i++)
+        for (size_t j = i; j && tables[j] < tables[j - 1]; j--) {
+            table *swap = tables[j];
+            tables[j] = tables[j - 1];
+            tables[j - 1] = swap;
+        }
+}
+
+/* Takes `bytes` from a block that was measured before. */
+static void *carve(char **at, size_t bytes)
+{
+    void *p = *at;
+
+    *at += (bytes + 63) / 64 * 64;
+    return p;
+}
+
+int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
+{
+    size_t chunks = 0, ids = 0, starts = 0, at = 0, stripes = 0;
+    void *scratch;
+    char *p;
+    int rc;
+
+    for (size_t j = 0; j < jobs_n; j++) {
+        rc = job_check(&jobs[j]);
+        if (rc)
+            return rc;
+        for (size_t k = 0; k < jobs[j].parts_n; k++) {
+            size_t n = (jobs[j].parts[k].n + IDS_CHUNK - 1) / IDS_CHUNK;
+            chunks += n;
+            ids += n * IDS_CHUNK;
+            starts += n * (jobs[j].t->stripes + 1);
+        }
+    }
+    rc = scratch_need(SCRATCH_SPLIT,
+                      ids * (sizeof(uint64_t) + sizeof(uint16_t)) +
+                          starts * sizeof(uint16_t) +
+                          chunks * sizeof(push_chunk) +
+                          (jobs_n + 1) * (2 * sizeof(size_t) +
+                                          sizeof(table *) + sizeof(uint64_t) +
+                                          sizeof(optim_plan)) + 64 * 8,
+                      &scratch);
+    if (rc)
+        return rc;
+    p = scratch;
+    plan->jobs = jobs;
+    plan->jobs_n = jobs_n;
+    plan->chunks = carve(&p, chunks * sizeof(push_chunk));
+    plan->chunks_n = chunks;
+    plan->first_chunk = carve(&p, (jobs_n + 1) * sizeof(size_t));
+    plan->first_stripe = carve(&p, (jobs_n + 1) * sizeof(size_t));
+    plan->locked = carve(&p, jobs_n * sizeof(table *));
+    plan->clock = carve(&p, jobs_n * sizeof(uint64_t));
+    plan->optim = carve(&p, jobs_n * sizeof(optim_plan));
+    uint64_t *hash = carve(&p, ids * sizeof(uint64_t));
+    uint16_t *order = carve(&p, ids * sizeof(uint16_t));
+    uint16_t *start = carve(&p, starts * sizeof(uint16_t));
+
+    for (size_t j = 0; j < jobs_n; j++) {
+        plan->first_chunk[j] = at;
+        plan->first_stripe[j] = stripes;
+        plan->locked[j] = jobs[j].t;
+        stripes += jobs[j].t->stripes;
+        for (size_t k = 0; k < jobs[j].parts_n; k++) {
+            const push_part *part = &jobs[j].parts[k];
+            for (size_t i = 0; i < part->n; i += IDS_CHUNK) {
+                size_t n = part->n - i < IDS_CHUNK ? part->n - i : IDS_CHUNK;
+                plan->chunks[at++] = (push_chunk){
+                    (uint32_t)j, (uint32_t)k, i, n, hash, order, start
+                };
+                hash += IDS_CHUNK;
+                order += IDS_CHUNK;
+                start += jobs[j].t->stripes + 1;
+            }
+        }
+    }
+    plan->first_chunk[jobs_n] = at;
+    plan->first_stripe[jobs_n] = stripes;
+    tables_sort(plan->locked, jobs_n);
+    for (size_t j = 1; j < jobs_n; j++)
+        if (plan->locked[j] == plan->locked[j - 1])
+            return err_set(PERSIA_EARG, "table %s comes twice in one push",
+                           plan->locked[j]->config.name);
+    return PERSIA_OK;
+}
+
+static int refuse_nonfinite(const table *t, uint64_t id, size_t sample)
+{
+    return err_set(PERSIA_ENONFINITE,
+                   "table %s: the gradient of id %llu (row %zu of the "
+                   "gradients) is NaN or Inf; nothing was applied. Find its "
+                   "source, or let such rows be skipped and counted: "
+                   "nonfinite=\"skip\"",
+                   t->config.name, (unsigned long long)id, sample);
+}
+
+/* The gradients of the chunk's ids; those of a bag are looked at once where
+ * its ids follow each other. */
+static int chunk_check_finite(const table *t, const push_part *part,
+                              size_t first, size_t n)
+{
+    const uint32_t dim = t->config.dim;
+    size_t last = SIZE_MAX;
+
+    for (size_t i = first; i < first + n; i++) {
+        size_t row = part->bag ? part->bag[i] : i;
+        if (row != last &&
+            !floats_finite(part->grad + row * part->stride, dim))
+            return refuse_nonfinite(t, part->ids[i], row);
+        last = row;
+        if (part->scale && !floats_finite(part->scale + i, 1))
+            return refuse_nonfinite(t, part->ids[i], row);
+    }
+    return PERSIA_OK;
+}
+
+int push_plan_chunk(void *ctx, size_t i)
+{
+    push_plan *plan = ctx;
+    push_chunk *c = &plan->chunks[i];
+    const push_job *job = &plan->jobs[c->job];
+    const push_part *part = &job->parts[c->part];
+
+    ids_split_chunk(part->ids + c->first, c->n, job->t->stripes, c->hash,
+                    c->order, c->start);
+    if (job->t->config.nonfinite == NONFINITE_RAISE)
+        return chunk_check_finite(job->t, part, c->first, c->n);
+    return PERSIA_OK;
+}

@@ -1,0 +1,204 @@
+/* rows.c: whole rows in and out, by id: chunks ordered by stripe, a lock
+ * taken once for a run. */
+#include "table/push.h"
+
+#include <string.h>
+
+/* One id of a run, with the stripe's lock held: `at` is its position. */
+typedef int (*row_fn)(table *t, stripe *s, uint64_t hash, uint64_t id,
+                      size_t at, void *ctx);
+
+static int rows_visit(table *t, size_t n, const uint64_t *ids, int exclusive,
+                      row_fn fn, void *ctx)
+{
+    uint64_t hash[IDS_CHUNK];
+    uint16_t order[IDS_CHUNK], start[IDS_STRIPES_MAX + 1];
+    int rc = PERSIA_OK;
+
+    for (size_t first = 0; first < n; first += IDS_CHUNK) {
+        size_t here = n - first < IDS_CHUNK ? n - first : IDS_CHUNK;
+        ids_split_chunk(ids + first, here, t->stripes, hash, order, start);
+        for (uint32_t i = 0; i < t->stripes; i++) {
+            stripe *s = &t->stripe[i];
+            if (start[i] == start[i + 1])
+                continue;
+            if (exclusive)
+                pthread_rwlock_wrlock(&s->lock);
+            else
+                pthread_rwlock_rdlock(&s->lock);
+            for (uint32_t k = start[i]; k < start[i + 1] && !rc; k++)
+                rc = fn(t, s, hash[k], ids[first + order[k]],
+                        first + order[k], ctx);
+            pthread_rwlock_unlock(&s->lock);
+            if (rc)
+                return rc;
+        }
+    }
+    return PERSIA_OK;
+}
+
+typedef struct rows_out {
+    float *vectors, *state;
+    uint8_t *found;
+} rows_out;
+
+static int row_get(table *t, stripe *s, uint64_t hash, uint64_t id, size_t at,
+                   void *ctx)
+{
+    rows_out *o = ctx;
+    float *vector = o->vectors + at * t->config.dim;
+    float *state = o->state ? o->state + at * t->state_floats : NULL;
+    int64_t slot = row_index_find(&s->index, stripe_rows(t, s), hash, id);
+
+    if (o->found)
+        o->found[at] = slot >= 0;
+    if (slot >= 0) {
+        const char *row = stripe_row(t, s, (uint32_t)slot);
+        row_load_vector(t, row, vector);
+        if (state)
+            memcpy(state, row + t->state_offset,
+                   t->state_floats * sizeof *state);
+        return PERSIA_OK;
+    }
+    row_init_vector(t, id, vector);
+    if (state)
+        for (uint32_t j = 0; j < t->state_floats; j++)
+            state[j] = row_init_state_value(t);
+    return PERSIA_OK;
+}
+
+int table_get(table *t, size_t n, const uint64_t *ids, float *vectors,
+              float *state, uint8_t *found)
+{
+    rows_out out = { vectors, state, found };
+    int rc = fork_check("table_get");
+
+    return rc ? rc : rows_visit(t, n, ids, 0, row_get, &out);
+}
+
+/* Rows to write: fp32 vectors or raw ones (the table's dtype). */
+typedef struct rows_in {
+    const float *vectors;
+    const char *raw;
+    const float *state;
+    const uint32_t *clocks;
+    uint32_t clock;
+} rows_in;
+
+static int row_put(table *t, stripe *s, uint64_t hash, uint64_t id, size_t at,
+                   void *ctx)
+{
+    const rows_in *in = ctx;
+    uint32_t clock = in->clocks ? in->clocks[at] : in->clock, slot, evicted;
+    int64_t found = row_index_find(&s->index, stripe_rows(t, s), hash, id);
+    char *row;
+    int rc;
+
+    if (!clock)
+        clock = in->clock;
+    if (found >= 0) {
+        slot = (uint32_t)found;
+        rc = stripe_touch_locked(t, s, slot);
+    } else {
+        rc = stripe_add_locked(t, s, hash, id, in->clock, &slot, &evicted);
+        if (rc == PERSIA_ECAPACITY)
+            return err_set(rc, "table %s: no room for id %llu at capacity "
+                           "%llu", t->config.name, (unsigned long long)id,
+                           (unsigned long long)t->config.capacity);
+        if (!rc) {
+            atomic_fetch_add(&t->created, 1);
+            atomic_fetch_add(&t->evicted, evicted);
+        }
+    }
+    if (rc)
+        return rc;
+    row = stripe_row(t, s, slot);
+    row_set_clock(row, clock);
+    if (in->raw)
+        memcpy(row + ROW_VECTOR, in->raw + at * t->vector_bytes,
+               t->vector_bytes);
+    else
+        row_store_vector(t, in->vectors + at * t->config.dim, row);
+    if (in->state)
+        memcpy(row + t->state_offset, in->state + at * t->state_floats,
+               t->state_floats * sizeof(float));
+    else
+        row_init_state(t, row);
+    return PERSIA_OK;
+}
+
+static int row_absent(table *t, stripe *s, uint64_t hash, uint64_t id,
+                      size_t at, void *ctx)
+{
+    uint64_t *missing = ctx;
+
+    (void)at;
+    *missing += row_index_find(&s->index, stripe_rows(t, s), hash, id) ==
+                SLOT_NONE;
+    return PERSIA_OK;
+}
+
+/* Refuses rows that would not fit before the first one is written; an id
+ * that comes twice counts twice. */
+static int rows_reserve(table *t, size_t n, const uint64_t *ids)
+{
+    const table_config *c = &t->config;
+    uint64_t missing = 0;
+    int rc;
+
+    if (!c->capacity || c->full != FULL_RAISE ||
+        atomic_load(&t->rows) + n <= c->capacity)
+        return PERSIA_OK;
+    rc = rows_visit(t, n, ids, 0, row_absent, &missing);
+    if (!rc && atomic_load(&t->rows) + missing > c->capacity)
+        rc = err_set(PERSIA_ECAPACITY, "table %s holds %llu rows of at most "
+                     "%llu, %llu more do not fit; nothing was written",
+                     c->name, (unsigned long long)atomic_load(&t->rows),
+                     (unsigned long long)c->capacity,
+                     (unsigned long long)missing);
+    return rc;
+}
+
+static int rows_put(table *t, size_t n, const uint64_t *ids, rows_in *in)
+{
+    int rc;
+
+    in->clock = clock_short(atomic_load(&t->pushes));
+    pthread_rwlock_rdlock(&t->gate);
+    pthread_mutex_lock(&t->full_lock);
+    rc = rows_reserve(t, n, ids);
+    if (!rc)
+        rc = rows_visit(t, n, ids, 1, row_put, in);
+    pthread_mutex_unlock(&t->full_lock);
+    pthread_rwlock_unlock(&t->gate);
+    return rc;
+}
+
+int table_set(table *t, size_t n, const uint64_t *ids, const float *vectors,
+              const float *state)
+{
+    rows_in in = { .vectors = vectors, .state = state };
+    int rc = fork_check("table_set");
+
+    if (rc)
+        return rc;
+    for (size_t i = 0; i < n; i++)
+        if (!floats_finite(vectors + i * t->config.dim, t->config.dim) ||
+            (state &&
+             !floats_finite(state + i * t->state_floats, t->state_floats)))
+            return err_set(PERSIA_ENONFINITE,
+                           "table %s: the values for id %llu (row %zu) are "
+                           "not finite; nothing was written", t->config.name,
+                           (unsigned long long)ids[i], i);
+    return rows_put(t, n, ids, &in);
+}
+
+int table_restore(table *t, size_t n, const uint64_t *ids,
+                  const void *vectors, const float *state,
+                  const uint32_t *clocks)
+{
+    rows_in in = { .raw = vectors, .state = state, .clocks = clocks };
+    int rc = fork_check("table_restore");
+
+    return rc ? rc : rows_put(t, n, ids, &in);
+}

@@ -1,0 +1,129 @@
+/* stripe.h: one lockable part of a table: rows, index, free slots, cut
+ * (private).
+ *
+ * Invariants, under the stripe's lock:
+ *   1. slot < used; a slot is live iff its clock is not 0;
+ *   2. a slot is in the index iff it is live; free slots are chained by the
+ *      first four bytes of their id;
+ *   3. rows = live slots.
+ *
+ * Functions that assume the lock say so by their name's end: _locked.
+ */
+#ifndef PERSIA_TABLE_STRIPE_H
+#define PERSIA_TABLE_STRIPE_H
+
+#include "table/index.h"
+#include "table/table.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { ROW_CLOCK = 8, ROW_VECTOR = 12 }; /* offsets in a row, bytes */
+
+typedef struct stripe_cut {
+    uint32_t mark;    /* slots used at the moment of the cut; 0: no cut */
+    uint32_t cursor;  /* slots below it were handed out */
+    uint64_t *copied; /* a bit a slot: its old row was put aside */
+    char *aside;      /* rows put aside */
+    uint32_t aside_n, aside_room, aside_done;
+} stripe_cut;
+
+typedef struct stripe {
+    _Alignas(64) pthread_rwlock_t lock; /* guards all fields below */
+    row_index index;
+    mem_arena arena;
+    uint32_t used;      /* slots ever used */
+    uint32_t free_head; /* ROW_NONE: no free slot */
+    uint32_t rows;
+    stripe_cut cut;
+    uint32_t *victims;  /* slots to evict, oldest first, with the clock */
+    uint32_t *victim_clocks; /* that made them so */
+    uint32_t victims_n, victims_at, victims_room;
+    _Atomic uint64_t pulled, missed; /* atomic: pulls hold it shared */
+} stripe;
+
+struct table {
+    table_config config;
+    uint32_t stripes;      /* power of two */
+    uint32_t vector_bytes;
+    uint32_t state_offset; /* in a row, bytes */
+    uint32_t state_floats;
+    size_t stride;         /* bytes */
+    uint32_t init_key[2];  /* philox key of (seed, name) */
+    uint32_t noise_key[2];
+    pthread_rwlock_t gate; /* pushes hold it shared, a cut exclusively */
+    pthread_mutex_t full_lock; /* held by pushes that may meet capacity */
+    _Atomic uint64_t rows;
+    _Atomic uint64_t pushes;
+    _Atomic uint64_t created, evicted, refused, nonfinite;
+    table_cut *cut;        /* guarded by gate, held exclusively */
+    stripe stripe[];
+};
+
+static inline row_store stripe_rows(const table *t, const stripe *s)
+{
+    return (row_store){ s->arena.base, t->stride };
+}
+static inline char *stripe_row(const table *t, const stripe *s, uint32_t slot)
+{
+    return s->arena.base + (size_t)slot * t->stride;
+}
+static inline uint32_t row_clock(const char *row)
+{
+    uint32_t clock;
+    __builtin_memcpy(&clock, row + ROW_CLOCK, sizeof clock);
+    return clock;
+}
+static inline void row_set_clock(char *row, uint32_t clock)
+{
+    __builtin_memcpy(row + ROW_CLOCK, &clock, sizeof clock);
+}
+/* The push counter as rows keep it: never 0. */
+static inline uint32_t clock_short(uint64_t pushes)
+{
+    return (uint32_t)pushes ? (uint32_t)pushes : UINT32_MAX;
+}
+static inline void row_prefetch(const char *row, size_t stride)
+{
+    for (size_t at = 0; at < stride; at += 64)
+        __builtin_prefetch(row + at);
+    __builtin_prefetch(row + stride - 1);
+}
+
+int stripe_init(const table *t, stripe *s);
+void stripe_free(stripe *s);
+
+/* Adds a row for an id that has none: initial vector and state, the clock
+ * given.  At capacity it evicts the row touched longest ago (*evicted is 1
+ * then), never one touched at `clock`; PERSIA_ECAPACITY when there is none. */
+int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
+                      uint32_t clock, uint32_t *slot, uint32_t *evicted);
+/* Must come before a live row changes: a cut may need the old one. */
+int stripe_touch_slow(const table *t, stripe *s, uint32_t slot);
+static inline int stripe_touch_locked(const table *t, stripe *s,
+                                      uint32_t slot)
+{
+    if (__builtin_expect(slot < s->cut.mark, 0))
+        return stripe_touch_slow(t, s, slot);
+    return PERSIA_OK;
+}
+/* Removes all rows. */
+int stripe_clear_locked(table *t, stripe *s);
+
+/* Initial values (init.c). */
+void row_init_vector(const table *t, uint64_t id, float *out);
+void row_init_keys(table *t);
+float row_init_state_value(const table *t);
+void row_init_state(const table *t, char *row);
+/* Writes fp32 values as the table's dtype, to nearest. */
+void row_store_vector(const table *t, const float *values, char *row);
+void row_load_vector(const table *t, const char *row, float *out);
+
+/* Scratch of the calling thread, reused by its next call; `which` tells
+ * buffers that live at the same time apart (scratch.c). */
+enum scratch_kind {
+    SCRATCH_PLAN, SCRATCH_SPLIT, SCRATCH_GROUP, SCRATCH_SUM, SCRATCH_KINDS
+};
+int scratch_need(enum scratch_kind which, size_t bytes, void **out);
+
+#endif

@@ -1,0 +1,160 @@
+#include "table/stripe.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    STRIPES_DEFAULT = 16,
+    /* A table of a small capacity has one stripe: then "the row touched
+     * longest ago" is that of the whole table. */
+    ONE_STRIPE_CAPACITY = 65536
+};
+
+void table_config_init(table_config *c)
+{
+    memset(c, 0, sizeof *c);
+    c->dim = 16;
+    c->optimizer = OPTIM_ADAGRAD;
+    c->init_a = -0.01f;
+    c->init_b = 0.01f;
+    c->admission = 1;
+}
+
+static int config_check(const table_config *c)
+{
+    if (!memchr(c->name, 0, sizeof c->name) || !c->name[0])
+        return err_set(PERSIA_EARG, "a table's name has 1 to 255 bytes");
+    if (c->dim < 1 || c->dim > 4096)
+        return err_set(PERSIA_EARG, "table %s: dim is %u, it must be within "
+                       "1 .. 4096", c->name, c->dim);
+    if (c->dtype >= VECTOR_DTYPES || c->optimizer >= OPTIM_KINDS ||
+        c->init > INIT_CONSTANT || c->missing > MISSING_ZEROS ||
+        c->nonfinite > NONFINITE_SKIP || c->full > FULL_EVICT_LRU)
+        return err_set(PERSIA_EARG, "table %s: an option has no such value",
+                       c->name);
+    if (!isfinite(c->init_a) || !isfinite(c->init_b) ||
+        !isfinite(c->state_init))
+        return err_set(PERSIA_EARG, "table %s: initial values must be finite",
+                       c->name);
+    if (!(c->admission >= 0 && c->admission <= 1))
+        return err_set(PERSIA_EARG, "table %s: admission probability is %g, "
+                       "it must be within [0, 1]", c->name,
+                       (double)c->admission);
+    if (c->stripes & (c->stripes - 1) || c->stripes > IDS_STRIPES_MAX)
+        return err_set(PERSIA_EARG, "table %s: stripes is %u, it must be a "
+                       "power of two up to 256", c->name, c->stripes);
+    return PERSIA_OK;
+}
+
+static uint32_t stripes_of(const table_config *c)
+{
+    if (c->stripes)
+        return c->stripes;
+    return c->capacity && c->capacity < ONE_STRIPE_CAPACITY ? 1
+                                                            : STRIPES_DEFAULT;
+}
+
+int table_create(const table_config *config, table **out)
+{
+    uint32_t stripes;
+    size_t size, bytes;
+    table *t;
+    int rc = config_check(config);
+
+    *out = NULL;
+    if (rc)
+        return rc;
+    stripes = stripes_of(config);
+    size = sizeof *t + stripes * sizeof t->stripe[0];
+    t = aligned_alloc(64, (size + 63) / 64 * 64);
+    if (!t)
+        return err_set(PERSIA_ENOMEM, "table %s: no memory", config->name);
+    memset(t, 0, size);
+    t->config = *config;
+    t->stripes = stripes;
+    t->vector_bytes = config->dim * (config->dtype == VECTOR_BF16 ? 2 : 4);
+    t->state_offset = (ROW_VECTOR + t->vector_bytes + 3) / 4 * 4;
+    t->state_floats = optim_state_floats(config->optimizer, config->dim,
+                                         (int)config->momentum);
+    bytes = t->state_offset + t->state_floats * sizeof(float);
+    t->stride = bytes;
+    row_init_keys(t);
+    pthread_rwlock_init(&t->gate, NULL);
+    pthread_mutex_init(&t->full_lock, NULL);
+    for (uint32_t i = 0; i < stripes; i++) {
+        rc = stripe_init(t, &t->stripe[i]);
+        if (rc) {
+            table_destroy(t);
+            return rc;
+        }
+    }
+    *out = t;
+    return PERSIA_OK;
+}
+
+void table_destroy(table *t)
+{
+    if (!t)
+        return;
+    if (t->cut)
+        table_cut_end(t->cut);
+    for (uint32_t i = 0; i < t->stripes; i++)
+        stripe_free(&t->stripe[i]);
+    pthread_rwlock_destroy(&t->gate);
+    pthread_mutex_destroy(&t->full_lock);
+    free(t);
+}
+
+const table_config *table_get_config(const table *t)
+{
+    return &t->config;
+}
+
+uint32_t table_state_floats(const table *t)
+{
+    return t->state_floats;
+}
+
+void table_get_stats(const table *ct, table_stats *out)
+{
+    table *t = (table *)(uintptr_t)ct; /* its locks are not const */
+
+    memset(out, 0, sizeof *out);
+    out->rows = atomic_load(&t->rows);
+    out->row_bytes = t->stride;
+    out->pushes = atomic_load(&t->pushes);
+    out->created = atomic_load(&t->created);
+    out->evicted = atomic_load(&t->evicted);
+    out->refused = atomic_load(&t->refused);
+    out->nonfinite = atomic_load(&t->nonfinite);
+    for (uint32_t i = 0; i < t->stripes; i++) {
+        stripe *s = &t->stripe[i];
+        pthread_rwlock_rdlock(&s->lock);
+        out->bytes += s->arena.size + s->index.bytes;
+        pthread_rwlock_unlock(&s->lock);
+        out->pulled += atomic_load(&s->pulled);
+        out->missed += atomic_load(&s->missed);
+    }
+}
+
+void table_set_clock(table *t, uint64_t pushes)
+{
+    atomic_store(&t->pushes, pushes);
+}
+
+int table_clear(table *t)
+{
+    int rc = fork_check("table_clear");
+
+    if (rc)
+        return rc;
+    pthread_rwlock_rdlock(&t->gate);
+    for (uint32_t i = 0; i < t->stripes && !rc; i++) {
+        pthread_rwlock_wrlock(&t->stripe[i].lock);
+        rc = stripe_clear_locked(t, &t->stripe[i]);
+        pthread_rwlock_unlock(&t->stripe[i].lock);
+    }
+    pthread_rwlock_unlock(&t->gate);
+    return rc;
+}
