@@ -6,6 +6,7 @@
 #include "mem/mem.h"
 #include "sched/sched.h"
 #include "ids/ids.h"
+#include "data/data.h"
 #include "pool/pool.h"
 #include "optim/optim.h"
 #include "table/table.h"
