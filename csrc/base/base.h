@@ -73,7 +73,8 @@ PERSIA_API uint64_t clock_ns(void);
 
 /* Philox4x32-10 (Salmon et al., SC 2011): 128 random bits that depend on
  * (counter, key) alone.  Used for initial values and stochastic rounding. */
-static inline void philox4x32(const uint32_t counter[4], const uint32_t key[2],
+static inline __attribute__((always_inline)) void
+philox4x32(const uint32_t counter[4], const uint32_t key[2],
                               uint32_t out[4])
 {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2],
@@ -109,6 +110,10 @@ static inline void philox4x32(const uint32_t counter[4], const uint32_t key[2],
 #else
 #define HOT
 #endif
+
+/* What HOT functions call must be inlined into each clone, or it would run
+ * as compiled for the oldest machine. */
+#define INLINE_HOT static inline __attribute__((always_inline))
 
 #ifdef __cplusplus
 }

@@ -13,7 +13,15 @@
 
 enum { DIM_MAX = 4096 };
 
-static inline float sum_squares(const float *restrict x, uint32_t dim)
+/* Columns of a row are independent and its arrays do not overlap. */
+#ifdef __clang__
+#define EACH_COLUMN(j, dim) for (uint32_t j = 0; j < (dim); j++)
+#else
+#define EACH_COLUMN(j, dim)                                                   \
+    _Pragma("GCC ivdep") for (uint32_t j = 0; j < (dim); j++)
+#endif
+
+INLINE_HOT float sum_squares(const float *restrict x, uint32_t dim)
 {
     float part[16] = { 0 };
     uint32_t j = 0;
@@ -29,14 +37,14 @@ static inline float sum_squares(const float *restrict x, uint32_t dim)
     return part[0];
 }
 
-static inline void row_scale(float *restrict x, uint32_t dim, float factor)
+INLINE_HOT void row_scale(float *restrict x, uint32_t dim, float factor)
 {
-    for (uint32_t j = 0; j < dim; j++)
+    EACH_COLUMN (j, dim)
         x[j] *= factor;
 }
 
 /* Shrinks x to an L2 norm of at most `norm`. */
-static inline void row_clip(float *restrict x, uint32_t dim, float norm)
+INLINE_HOT void row_clip(float *restrict x, uint32_t dim, float norm)
 {
     float squares = sum_squares(x, dim);
 
@@ -44,40 +52,40 @@ static inline void row_clip(float *restrict x, uint32_t dim, float norm)
         row_scale(x, dim, norm / sqrtf(squares));
 }
 
-static inline void sgd_row(const optim_plan *p, float *restrict w,
+INLINE_HOT void sgd_row(const optim_plan *p, float *restrict w,
                            const float *restrict g, uint32_t dim)
 {
     const float lr = p->args.lr;
 
-    for (uint32_t j = 0; j < dim; j++)
+    EACH_COLUMN (j, dim)
         w[j] -= lr * g[j];
 }
 
-static inline void momentum_row(const optim_plan *p, float *restrict w,
+INLINE_HOT void momentum_row(const optim_plan *p, float *restrict w,
                                 float *restrict s, const float *restrict g,
                                 uint32_t dim)
 {
     const float lr = p->args.lr, momentum = p->args.momentum;
 
-    for (uint32_t j = 0; j < dim; j++) {
+    EACH_COLUMN (j, dim) {
         s[j] = momentum * s[j] + g[j];
         w[j] -= lr * s[j];
     }
 }
 
-static inline void adagrad_row(const optim_plan *p, float *restrict w,
+INLINE_HOT void adagrad_row(const optim_plan *p, float *restrict w,
                                float *restrict s, const float *restrict g,
                                uint32_t dim)
 {
     const float lr = p->args.lr, eps = p->args.eps;
 
-    for (uint32_t j = 0; j < dim; j++) {
+    EACH_COLUMN (j, dim) {
         s[j] += g[j] * g[j];
         w[j] -= lr * g[j] / (sqrtf(s[j]) + eps);
     }
 }
 
-static inline void rowwise_row(const optim_plan *p, float *restrict w,
+INLINE_HOT void rowwise_row(const optim_plan *p, float *restrict w,
                                float *restrict s, const float *restrict g,
                                uint32_t dim)
 {
@@ -85,11 +93,11 @@ static inline void rowwise_row(const optim_plan *p, float *restrict w,
     float factor = p->args.lr / (sqrtf(squares) + p->args.eps);
 
     *s = squares;
-    for (uint32_t j = 0; j < dim; j++)
+    EACH_COLUMN (j, dim)
         w[j] -= factor * g[j];
 }
 
-static inline void adam_row(const optim_plan *p, float *restrict w,
+INLINE_HOT void adam_row(const optim_plan *p, float *restrict w,
                             float *restrict m, float *restrict v,
                             const float *restrict g, uint32_t dim)
 {
@@ -97,7 +105,7 @@ static inline void adam_row(const optim_plan *p, float *restrict w,
     const float size = p->step_size, root = p->bias2_sqrt;
     const float eps = p->args.eps;
 
-    for (uint32_t j = 0; j < dim; j++) {
+    EACH_COLUMN (j, dim) {
         m[j] += (g[j] - m[j]) * b1;
         v[j] = v[j] * b2 + c2 * g[j] * g[j];
         w[j] -= size * m[j] / (sqrtf(v[j]) / root + eps);
@@ -106,7 +114,7 @@ static inline void adam_row(const optim_plan *p, float *restrict w,
 
 /* Adds the fp32 noise below bf16's last bit, then cuts: the expectation of
  * the result is the value. */
-static inline void narrow_stochastic(const optim_plan *p, uint64_t id,
+INLINE_HOT void narrow_stochastic(const optim_plan *p, uint64_t id,
                                      const float *restrict w,
                                      uint16_t *restrict to, uint32_t dim)
 {
@@ -132,7 +140,7 @@ static inline void narrow_stochastic(const optim_plan *p, uint64_t id,
 
 /* One algorithm on one row; `kind` and `momentum` are constants where this
  * is inlined. */
-static inline void step_row(const optim_plan *p, uint32_t kind, int momentum,
+INLINE_HOT void step_row(const optim_plan *p, uint32_t kind, int momentum,
                             float *restrict w, float *restrict s,
                             const float *restrict g, uint32_t dim)
 {
@@ -154,7 +162,7 @@ static inline void step_row(const optim_plan *p, uint32_t kind, int momentum,
     }
 }
 
-static inline void extras_before(const optim_plan *p, uint32_t kind,
+INLINE_HOT void extras_before(const optim_plan *p, uint32_t kind,
                                  float *restrict w, float *restrict g,
                                  uint32_t dim)
 {
@@ -166,11 +174,11 @@ static inline void extras_before(const optim_plan *p, uint32_t kind,
     if (kind == OPTIM_ADAMW)
         row_scale(w, dim, 1 - a->lr * a->weight_decay);
     else
-        for (uint32_t j = 0; j < dim; j++)
+        EACH_COLUMN (j, dim)
             g[j] += a->weight_decay * w[j];
 }
 
-static inline void extras_after(const optim_plan *p, float *restrict w,
+INLINE_HOT void extras_after(const optim_plan *p, float *restrict w,
                                 uint32_t dim)
 {
     const float bound = p->args.weight_bound;
@@ -178,11 +186,11 @@ static inline void extras_after(const optim_plan *p, float *restrict w,
     if (p->args.max_norm > 0)
         row_clip(w, dim, p->args.max_norm);
     if (bound > 0)
-        for (uint32_t j = 0; j < dim; j++)
+        EACH_COLUMN (j, dim)
             w[j] = w[j] > bound ? bound : w[j] < -bound ? -bound : w[j];
 }
 
-static inline void run(const optim_plan *p, size_t n, char *const *rows,
+INLINE_HOT void run(const optim_plan *p, size_t n, char *const *rows,
                        const float *grads, uint32_t kind, int momentum,
                        uint32_t dtype, int extras, uint32_t dim)
 {
@@ -196,7 +204,7 @@ static inline void run(const optim_plan *p, size_t n, char *const *rows,
         uint16_t *narrow = (uint16_t *)(void *)(row + p->vector);
 
         if (dtype == VECTOR_BF16) {
-            for (uint32_t j = 0; j < dim; j++)
+            EACH_COLUMN (j, dim)
                 wide[j] = bf16_widen(narrow[j]);
             w = wide;
         }

@@ -25,7 +25,7 @@ void row_init_keys(table *t)
 }
 
 /* [0, 1), 24 bits. */
-static inline float unit(uint32_t bits)
+INLINE_HOT float unit(uint32_t bits)
 {
     return (float)(bits >> 8) * (1.0f / 16777216.0f);
 }

@@ -16,7 +16,7 @@ enum { BLOCK = 32, STAGES = 4 };
 typedef void (*gather_fn)(const char *const *rows, const uint16_t *order,
                           size_t n, uint32_t dim, float *out, size_t stride);
 
-static inline void gather_fp32(const char *const *rows, const uint16_t *order,
+INLINE_HOT void gather_fp32(const char *const *rows, const uint16_t *order,
                                size_t n, uint32_t dim, float *out,
                                size_t stride)
 {
@@ -26,7 +26,7 @@ static inline void gather_fp32(const char *const *rows, const uint16_t *order,
                    dim * sizeof(float));
 }
 
-static inline void gather_bf16(const char *const *rows, const uint16_t *order,
+INLINE_HOT void gather_bf16(const char *const *rows, const uint16_t *order,
                                size_t n, uint32_t dim, float *out,
                                size_t stride)
 {

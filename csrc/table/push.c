@@ -22,14 +22,14 @@ typedef struct group {
     float *grad;    /* [n, dim] */
 } group;
 
-static inline void grad_first(float *restrict to, const float *restrict g,
+INLINE_HOT void grad_first(float *restrict to, const float *restrict g,
                               float scale, uint32_t dim)
 {
     for (uint32_t j = 0; j < dim; j++)
         to[j] = scale * g[j];
 }
 
-static inline void grad_add(float *restrict to, const float *restrict g,
+INLINE_HOT void grad_add(float *restrict to, const float *restrict g,
                             float scale, uint32_t dim)
 {
     for (uint32_t j = 0; j < dim; j++)
@@ -38,7 +38,7 @@ static inline void grad_add(float *restrict to, const float *restrict g,
 
 /* Adds the run of one chunk to the group; `entry` is a hash table of
  * group positions + 1, 0: empty. */
-static inline void group_run(group *g, const push_part *part,
+INLINE_HOT void group_run(group *g, const push_part *part,
                              const push_chunk *c, uint32_t from, uint32_t to,
                              uint32_t *entry, uint32_t mask, uint32_t dim)
 {
