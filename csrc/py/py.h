@@ -15,7 +15,8 @@
 /* The files of csrc/py that add something to the module. */
 #define PY_FILES(X)                                                           \
     X(store)                                                                  \
-    X(data)
+    X(data)                                                                   \
+    X(ckpt)
 
 #define PY_DECLARE(file) int py_add_##file(PyObject *module);
 PY_FILES(PY_DECLARE)

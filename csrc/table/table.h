@@ -146,6 +146,11 @@ PERSIA_API int table_restore(table *t, size_t n, const uint64_t *ids,
                              const void *vectors, const float *state,
                              const uint32_t *clocks);
 PERSIA_API void table_set_clock(table *t, uint64_t pushes);
+/* Exchanges the rows of `t` with those of `other`, a table of the same
+ * configuration that only the caller knows.  Pushes see one or the other; a
+ * pull that runs meanwhile may see both.  Counters and clocks stay.
+ * PERSIA_EARG while a cut of either is open. */
+PERSIA_API int table_exchange(table *t, table *other);
 
 #ifdef __cplusplus
 }

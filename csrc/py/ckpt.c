@@ -1,0 +1,553 @@
+/* ckpt.c: what persia/checkpoint.py needs of the C core: tables as data,
+ * cuts, row files, checksums. */
+#include "py/py.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "ckpt/ckpt.h"
+#include "ckpt/crc32c.h"
+#include "ps/ps.h"
+#include "step/step.h"
+
+static const char *const dtype_names[VECTOR_DTYPES] = {"fp32", "bf16"};
+static const char *const init_names[] = {"uniform", "normal", "constant"};
+
+/* ---- tables as data ----------------------------------------------------- */
+
+static PyObject *describe(const table *t)
+{
+    const table_config *c = table_get_config(t);
+    table_stats stats;
+    table_get_stats(t, &stats);
+    return Py_BuildValue(
+        "{s:s, s:K, s:I, s:s, s:s, s:N, s:s, s:d, s:d, s:d, s:d, s:s, s:s,"
+        " s:K, s:s, s:I, s:K, s:K}",
+        "name", c->name, "seed", (unsigned long long)c->seed, "dim", c->dim,
+        "dtype", dtype_names[c->dtype], "optimizer", optim_name(c->optimizer),
+        "momentum", PyBool_FromLong((long)c->momentum), "init",
+        init_names[c->init], "init_a", (double)c->init_a, "init_b",
+        (double)c->init_b, "state_init", (double)c->state_init, "admission",
+        (double)c->admission, "missing",
+        c->missing == MISSING_ZEROS ? "zeros" : "init", "nonfinite",
+        c->nonfinite == NONFINITE_SKIP ? "skip" : "raise", "capacity",
+        (unsigned long long)c->capacity, "full",
+        c->full == FULL_EVICT_LRU ? "evict_lru" : "raise", "state_floats",
+        table_state_floats(t), "rows", (unsigned long long)stats.rows,
+        "pushes", (unsigned long long)stats.pushes);
+}
+
+static PyObject *ckpt_tables(PyObject *module, PyObject *args)
+{
+    unsigned long long handle;
+    step *owner;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "K", &handle))
+        return NULL;
+    int code = step_get(handle, "checkpoint", &owner);
+    if (code)
+        return py_raise(code);
+    ps *p = step_ps(owner);
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && i < ps_tables(p); i++) {
+        PyObject *one = describe(ps_table(p, i));
+        if (!one || PyList_Append(list, one))
+            Py_CLEAR(list);
+        Py_XDECREF(one);
+    }
+    step_put(owner);
+    return list;
+}
+
+/* ---- a cut of all tables ------------------------------------------------ */
+
+typedef struct cut_object {
+    PyObject_HEAD
+    step *owner; /* NULL: closed */
+    table_cut **cuts;
+    uint32_t n;
+    uint64_t updates; /* of the shard at the cut */
+    int busy;         /* a thread is writing; guarded by the GIL */
+} cut_object;
+
+static void cut_release(cut_object *self)
+{
+    for (uint32_t i = 0; i < self->n; i++)
+        table_cut_end(self->cuts[i]);
+    free(self->cuts);
+    self->cuts = NULL;
+    self->n = 0;
+    if (self->owner)
+        step_put(self->owner);
+    self->owner = NULL;
+}
+
+static void cut_dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    cut_release((cut_object *)object);
+    release(object);
+    Py_DECREF(type);
+}
+
+static PyObject *cut_new(PyTypeObject *type, PyObject *args,
+                         PyObject *keywords)
+{
+    static char *names[] = {"handle", NULL};
+    unsigned long long handle;
+    step *owner;
+    table **tables = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "K", names, &handle))
+        return NULL;
+    int code = step_get(handle, "save", &owner);
+    if (code)
+        return py_raise(code);
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    cut_object *self = (cut_object *)alloc(type, 0);
+    if (!self) {
+        step_put(owner);
+        return NULL;
+    }
+    self->owner = owner;
+    ps *p = step_ps(owner);
+    uint32_t n = ps_tables(p);
+    tables = calloc(n + 1, sizeof *tables);
+    self->cuts = calloc(n + 1, sizeof *self->cuts);
+    if (!tables || !self->cuts) {
+        code = err_set(PERSIA_ENOMEM, "a cut of %u tables", n);
+    } else {
+        for (uint32_t i = 0; i < n; i++)
+            tables[i] = ps_table(p, i);
+        Py_BEGIN_ALLOW_THREADS
+        code = n ? table_cut_begin(tables, n, self->cuts) : PERSIA_OK;
+        self->updates = ps_updates(p);
+        Py_END_ALLOW_THREADS
+        if (!code)
+            self->n = n;
+    }
+    free(tables);
+    if (code) {
+        py_raise(code);
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static PyObject *cut_table(PyObject *object, PyObject *args)
+{
+    cut_object *self = (cut_object *)object;
+    unsigned no;
+    if (!PyArg_ParseTuple(args, "I", &no))
+        return NULL;
+    if (no >= self->n) {
+        PyErr_Format(PyExc_IndexError, "table %u of a cut of %u", no,
+                     self->n);
+        return NULL;
+    }
+    return Py_BuildValue("(KK)",
+                         (unsigned long long)table_cut_rows(self->cuts[no]),
+                         (unsigned long long)table_cut_clock(self->cuts[no]));
+}
+
+static PyObject *files_to_list(const ckpt_files *files)
+{
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list && i < files->n; i++) {
+        const ckpt_file *f = &files->files[i];
+        PyObject *one = Py_BuildValue("(sKKI)", f->name,
+                                      (unsigned long long)f->rows,
+                                      (unsigned long long)f->bytes, f->crc);
+        if (!one || PyList_Append(list, one))
+            Py_CLEAR(list);
+        Py_XDECREF(one);
+    }
+    return list;
+}
+
+static PyObject *cut_write(PyObject *object, PyObject *args)
+{
+    cut_object *self = (cut_object *)object;
+    unsigned no;
+    int folder, code;
+    const char *stem;
+    unsigned long long chunk;
+    ckpt_files files = {0};
+    if (!PyArg_ParseTuple(args, "IisK", &no, &folder, &stem, &chunk))
+        return NULL;
+    if (no >= self->n || self->busy) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "the cut is closed or in use, or has no such table");
+        return NULL;
+    }
+    self->busy = 1;
+    ps *p = step_ps(self->owner);
+    Py_BEGIN_ALLOW_THREADS
+    code = ckpt_write(ps_sched(p), self->cuts[no],
+                      table_get_config(ps_table(p, no)), folder, stem, chunk,
+                      &files);
+    Py_END_ALLOW_THREADS
+    self->busy = 0;
+    PyObject *list = code ? py_raise(code) : files_to_list(&files);
+    ckpt_files_free(&files);
+    return list;
+}
+
+static PyObject *cut_close(PyObject *object, PyObject *unused)
+{
+    cut_object *self = (cut_object *)object;
+    (void)unused;
+    if (self->busy) {
+        PyErr_SetString(PyExc_RuntimeError, "the cut is in use");
+        return NULL;
+    }
+    cut_release(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *cut_updates(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(((cut_object *)object)->updates);
+}
+
+static PyObject *cut_tables(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLong(((cut_object *)object)->n);
+}
+
+static PyMethodDef cut_methods[] = {
+    {"table", cut_table, METH_VARARGS,
+     "table(no)\n--\n\nRows and clock of a table at the cut."},
+    {"write", cut_write, METH_VARARGS,
+     "write(no, folder, stem, chunk)\n--\n\nWrites a table's rows into files "
+     "of at most `chunk` bytes; [(name, rows, bytes, crc)]."},
+    {"close", cut_close, METH_NOARGS, "close()\n--\n\nEnds the cut."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef cut_getset[] = {
+    {"tables", cut_tables, NULL, "How many tables there were.", NULL},
+    {"updates", cut_updates, NULL, "Updates of the store at the cut.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot cut_slots[] = {
+    {Py_tp_new, (void *)cut_new},
+    {Py_tp_dealloc, (void *)cut_dealloc},
+    {Py_tp_methods, cut_methods},
+    {Py_tp_getset, cut_getset},
+    {Py_tp_doc, (void *)"The rows of all tables of a store at one moment."},
+    {0, NULL},
+};
+
+static PyType_Spec cut_spec = {
+    .name = "persia._core.Cut",
+    .basicsize = (int)sizeof(cut_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = cut_slots,
+};
+
+/* ---- reading ------------------------------------------------------------ */
+
+/* [(name, rows, bytes, crc)] to an array; -1 with an exception set. */
+static int files_from_list(PyObject *list, ckpt_files *out)
+{
+    Py_ssize_t n = PySequence_Size(list);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *item = PySequence_GetItem(list, i);
+        PyObject *tuple = item ? PySequence_Tuple(item) : NULL;
+        const char *name;
+        unsigned long long rows, bytes;
+        unsigned crc;
+        ckpt_file f;
+        int code, ok = tuple && PyArg_ParseTuple(tuple, "sKKI", &name, &rows,
+                                                 &bytes, &crc);
+        Py_XDECREF(item);
+        if (ok) {
+            code = ckpt_name_check(name);
+            if (!code) {
+                memset(&f, 0, sizeof f);
+                memcpy(f.name, name, strlen(name) + 1);
+                f.rows = rows;
+                f.bytes = bytes;
+                f.crc = crc;
+                code = ckpt_files_add(out, &f);
+            }
+            if (code)
+                py_raise(code);
+            ok = !code;
+        }
+        Py_XDECREF(tuple);
+        if (!ok)
+            return -1;
+    }
+    return n < 0 ? -1 : 0;
+}
+
+/* (handle, table, folder, files) of a call that reads row files. */
+typedef struct reading {
+    step *owner;
+    table *t;
+    int folder;
+    ckpt_files files;
+} reading;
+
+static void reading_end(reading *r)
+{
+    ckpt_files_free(&r->files);
+    if (r->owner)
+        step_put(r->owner);
+}
+
+static int reading_begin(reading *r, PyObject *args, const char *what)
+{
+    unsigned long long handle;
+    unsigned no;
+    PyObject *list;
+    memset(r, 0, sizeof *r);
+    if (!PyArg_ParseTuple(args, "KIiO", &handle, &no, &r->folder, &list))
+        return -1;
+    int code = step_get(handle, what, &r->owner);
+    if (code) {
+        r->owner = NULL;
+        py_raise(code);
+        return -1;
+    }
+    r->t = ps_table(step_ps(r->owner), no);
+    if (!r->t)
+        PyErr_Format(PyExc_IndexError, "there is no table %u", no);
+    if (r->t && !files_from_list(list, &r->files))
+        return 0;
+    reading_end(r);
+    return -1;
+}
+
+static PyObject *ckpt_verify_(PyObject *module, PyObject *args)
+{
+    reading r;
+    int code;
+    (void)module;
+    if (reading_begin(&r, args, "load"))
+        return NULL;
+    sched *s = ps_sched(step_ps(r.owner));
+    Py_BEGIN_ALLOW_THREADS
+    code = ckpt_verify(s, table_get_config(r.t), r.folder, r.files.files,
+                       r.files.n);
+    Py_END_ALLOW_THREADS
+    PyObject *result = code ? py_raise(code) : Py_NewRef(Py_None);
+    reading_end(&r);
+    return result;
+}
+
+/* The rows of a checkpoint in a table of their own, until commit() puts
+ * them in the place of the store's: the store changes whole or not at all. */
+typedef struct staged_object {
+    PyObject_HEAD
+    step *owner;    /* keeps `into` alive */
+    table *into;    /* of the store */
+    table *staging; /* NULL: committed */
+    uint64_t pushes;
+} staged_object;
+
+static void staged_dealloc(PyObject *object)
+{
+    staged_object *self = (staged_object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    if (self->staging)
+        table_destroy(self->staging);
+    if (self->owner)
+        step_put(self->owner);
+    release(object);
+    Py_DECREF(type);
+}
+
+static int stage(const reading *r, table **out)
+{
+    sched *s = ps_sched(step_ps(r->owner));
+    uint64_t rows = 0;
+    table_stats stats;
+    int code = table_create(table_get_config(r->t), out);
+    if (code)
+        return code;
+    code = ckpt_restore(s, *out, r->folder, r->files.files, r->files.n);
+    if (code)
+        return code;
+    for (size_t i = 0; i < r->files.n; i++)
+        rows += r->files.files[i].rows;
+    table_get_stats(*out, &stats);
+    if (stats.rows != rows && stats.evicted == 0)
+        return err_set(PERSIA_ECORRUPT,
+                       "table '%s': its row files hold some ids twice",
+                       table_get_config(r->t)->name);
+    return PERSIA_OK;
+}
+
+static PyObject *staged_new(PyTypeObject *type, PyObject *args,
+                            PyObject *keywords)
+{
+    reading r;
+    int code;
+    (void)keywords;
+    PyObject *first = PyTuple_GetSlice(args, 0, 4);
+    PyObject *last = PySequence_GetItem(args, 4);
+    unsigned long long pushes =
+        last ? PyLong_AsUnsignedLongLong(last) : (unsigned long long)-1;
+    Py_XDECREF(last);
+    if (!first || PyErr_Occurred() || reading_begin(&r, first, "load")) {
+        Py_XDECREF(first);
+        return NULL;
+    }
+    Py_DECREF(first);
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    staged_object *self = (staged_object *)alloc(type, 0);
+    if (!self) {
+        reading_end(&r);
+        return NULL;
+    }
+    self->into = r.t;
+    self->pushes = pushes;
+    Py_BEGIN_ALLOW_THREADS
+    code = stage(&r, &self->staging);
+    Py_END_ALLOW_THREADS
+    self->owner = r.owner;
+    r.owner = NULL;
+    if (code)
+        py_raise(code);
+    reading_end(&r);
+    if (code)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static PyObject *staged_commit(PyObject *object, PyObject *unused)
+{
+    staged_object *self = (staged_object *)object;
+    int code;
+    (void)unused;
+    if (!self->staging) {
+        PyErr_SetString(PyExc_RuntimeError, "committed before");
+        return NULL;
+    }
+    table *staging = self->staging;
+    Py_BEGIN_ALLOW_THREADS
+    code = table_exchange(self->into, staging);
+    if (!code) {
+        table_set_clock(self->into, self->pushes);
+        table_destroy(staging);
+    }
+    Py_END_ALLOW_THREADS
+    if (code)
+        return py_raise(code);
+    self->staging = NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef staged_methods[] = {
+    {"commit", staged_commit, METH_NOARGS,
+     "commit()\n--\n\nPuts the rows in the place of the store's."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot staged_slots[] = {
+    {Py_tp_new, (void *)staged_new},
+    {Py_tp_dealloc, (void *)staged_dealloc},
+    {Py_tp_methods, staged_methods},
+    {Py_tp_doc,
+     (void *)"Staged(handle, no, folder, files, pushes)\n--\n\nThe rows of "
+             "a table, read from verified files, beside those of the store."},
+    {0, NULL},
+};
+
+static PyType_Spec staged_spec = {
+    .name = "persia._core.Staged",
+    .basicsize = (int)sizeof(staged_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = staged_slots,
+};
+
+static PyObject *ckpt_set_updates(PyObject *module, PyObject *args)
+{
+    unsigned long long handle, updates;
+    step *owner;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "KK", &handle, &updates))
+        return NULL;
+    int code = step_get(handle, "load", &owner);
+    if (code)
+        return py_raise(code);
+    ps_set_updates(step_ps(owner), updates);
+    step_put(owner);
+    return Py_NewRef(Py_None);
+}
+
+/* ---- plain files -------------------------------------------------------- */
+
+static PyObject *ckpt_crc(PyObject *module, PyObject *args)
+{
+    const char *data;
+    Py_ssize_t n;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y#", &data, &n))
+        return NULL;
+    return PyLong_FromUnsignedLong(crc32c(0, data, (size_t)n));
+}
+
+static PyObject *ckpt_file_crc_(PyObject *module, PyObject *args)
+{
+    int folder, code;
+    const char *name;
+    uint32_t crc;
+    uint64_t bytes;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "is", &folder, &name))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    code = ckpt_file_crc(folder, name, &crc, &bytes);
+    Py_END_ALLOW_THREADS
+    return code ? py_raise(code)
+                : Py_BuildValue("(KI)", (unsigned long long)bytes, crc);
+}
+
+static PyObject *ckpt_exchange_(PyObject *module, PyObject *args)
+{
+    int folder;
+    const char *a, *b;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "iss", &folder, &a, &b))
+        return NULL;
+    int code = ckpt_exchange(folder, a, b);
+    return code ? py_raise(code) : Py_NewRef(Py_None);
+}
+
+static PyMethodDef methods[] = {
+    {"ckpt_tables", ckpt_tables, METH_VARARGS,
+     "ckpt_tables(handle)\n--\n\nName, options, rows and clock of each table "
+     "of a store, in the order of declaration."},
+    {"ckpt_verify", ckpt_verify_, METH_VARARGS,
+     "ckpt_verify(handle, no, folder, files)\n--\n\nReads every byte of a "
+     "table's row files and changes nothing."},
+    {"ckpt_set_updates", ckpt_set_updates, METH_VARARGS,
+     "ckpt_set_updates(handle, updates)\n--\n\nSets the updates of a "
+     "store."},
+    {"ckpt_crc", ckpt_crc, METH_VARARGS,
+     "ckpt_crc(data)\n--\n\nThe CRC-32C of bytes."},
+    {"ckpt_file_crc", ckpt_file_crc_, METH_VARARGS,
+     "ckpt_file_crc(folder, name)\n--\n\nBytes and CRC-32C of a file."},
+    {"ckpt_exchange", ckpt_exchange_, METH_VARARGS,
+     "ckpt_exchange(folder, a, b)\n--\n\nExchanges two entries of a folder "
+     "in one step."},
+    {NULL, NULL, 0, NULL},
+};
+
+int py_add_ckpt(PyObject *module)
+{
+    if (PyModule_AddFunctions(module, methods))
+        return -1;
+    if (!py_add_type(module, &cut_spec))
+        return -1;
+    return py_add_type(module, &staged_spec) ? 0 : -1;
+}

@@ -1,0 +1,410 @@
+/* Tables to row files and back: every row, of one moment. */
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "ckpt/ckpt.h"
+#include "ckpt/rows.h"
+
+static char folder_path[64];
+static int folder = -1;
+static sched *threads;
+
+static int setup(void **state)
+{
+    (void)state;
+    strcpy(folder_path, "/tmp/persia-ckpt-XXXXXX");
+    assert_non_null(mkdtemp(folder_path));
+    folder = open(folder_path, O_RDONLY | O_DIRECTORY);
+    return folder < 0 || sched_create(2, &threads);
+}
+
+static int teardown(void **state)
+{
+    char command[100];
+    (void)state;
+    sched_destroy(threads);
+    close(folder);
+    snprintf(command, sizeof command, "rm -r %s", folder_path);
+    return system(command);
+}
+
+static table *make_table(uint32_t dim, uint32_t dtype, uint32_t kind)
+{
+    table_config config;
+    table *t;
+    table_config_init(&config);
+    strcpy(config.name, "user \"\\\n");
+    config.dim = dim;
+    config.dtype = dtype;
+    config.optimizer = kind;
+    assert_int_equal(table_create(&config, &t), PERSIA_OK);
+    return t;
+}
+
+static optim_args some_optim(uint32_t kind)
+{
+    optim_args a;
+    memset(&a, 0, sizeof a);
+    a.kind = kind;
+    a.lr = 0.1f;
+    a.eps = 1e-8f;
+    a.beta1 = 0.9f;
+    a.beta2 = 0.999f;
+    a.step = 1;
+    a.grad_scale = 1;
+    return a;
+}
+
+static void push(table *t, const optim_args *optim, size_t n,
+                 const uint64_t *ids, const float *grad)
+{
+    size_t dim = table_get_config(t)->dim;
+    push_part part = {.n = n, .ids = ids, .grad = grad, .stride = dim,
+                      .bags = n};
+    push_job job = {.t = t, .parts = &part, .parts_n = 1, .optim = optim};
+    assert_int_equal(table_push(threads, &job, 1), PERSIA_OK);
+}
+
+static uint64_t mix(uint64_t i)
+{
+    return i * 0x9E3779B97F4A7C15u ^ i >> 7;
+}
+
+/* n rows from pushes of 1,000 ids with gradients of their own. */
+static void fill_table(table *t, size_t n)
+{
+    enum { BATCH = 1000 };
+    size_t dim = table_get_config(t)->dim;
+    optim_args optim = some_optim(table_get_config(t)->optimizer);
+    float *grad = malloc(BATCH * dim * sizeof *grad);
+    uint64_t ids[BATCH];
+    for (size_t first = 0; first < n; first += BATCH) {
+        size_t m = n - first < BATCH ? n - first : BATCH;
+        for (size_t i = 0; i < m; i++)
+            ids[i] = mix(first + i);
+        for (size_t i = 0; i < m * dim; i++)
+            grad[i] = (float)((first + i) % 97) - 48;
+        push(t, &optim, m, ids, grad);
+    }
+    free(grad);
+}
+
+static ckpt_files save(table *t, const char *stem, uint64_t chunk)
+{
+    ckpt_files files = {0};
+    table_cut *cut;
+    assert_int_equal(table_cut_begin(&t, 1, &cut), PERSIA_OK);
+    assert_int_equal(ckpt_write(threads, cut, table_get_config(t), folder,
+                                stem, chunk, &files),
+                     PERSIA_OK);
+    table_cut_end(cut);
+    return files;
+}
+
+static void remove_files(ckpt_files *files)
+{
+    for (size_t i = 0; i < files->n; i++)
+        assert_int_equal(unlinkat(folder, files->files[i].name, 0), 0);
+    ckpt_files_free(files);
+}
+
+/* All of a table in the order of ids: id, vector, state, clock of a row. */
+typedef struct dump {
+    size_t n, row;
+    char *rows;
+} dump;
+
+static int by_id(const void *a, const void *b)
+{
+    uint64_t x, y;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    return x < y ? -1 : x > y;
+}
+
+static dump dump_table(table *t)
+{
+    row_shape shape;
+    row_piece p;
+    table_cut *cut;
+    row_shape_of(table_get_config(t), &shape);
+    assert_int_equal(row_piece_init(&p, &shape), PERSIA_OK);
+    assert_int_equal(table_cut_begin(&t, 1, &cut), PERSIA_OK);
+    dump d = {0, shape.row, malloc(table_cut_rows(cut) * shape.row + 1)};
+    do {
+        assert_int_equal(table_cut_next(cut, p.room, p.col[COL_IDS],
+                                        p.col[COL_VECTORS], p.col[COL_STATE],
+                                        p.col[COL_CLOCK], &p.n),
+                         PERSIA_OK);
+        for (size_t i = 0; i < p.n; i++, d.n++) {
+            char *at = d.rows + d.n * d.row;
+            for (int c = 0; c < COLS; c++) {
+                if (shape.bytes[c])
+                    memcpy(at, (char *)p.col[c] + i * shape.bytes[c],
+                           shape.bytes[c]);
+                at += shape.bytes[c];
+            }
+        }
+    } while (p.n);
+    assert_int_equal(d.n, table_cut_rows(cut));
+    table_cut_end(cut);
+    row_piece_free(&p);
+    qsort(d.rows, d.n, d.row, by_id);
+    return d;
+}
+
+static void assert_same_rows(table *a, table *b)
+{
+    dump x = dump_table(a), y = dump_table(b);
+    assert_int_equal(x.n, y.n);
+    assert_int_equal(x.row, y.row);
+    assert_memory_equal(x.rows, y.rows, x.n * x.row);
+    free(x.rows);
+    free(y.rows);
+}
+
+static void round_trip(void **state)
+{
+    static const size_t sizes[] = {0, 1, 100, 9000};
+    (void)state;
+    for (uint32_t dtype = 0; dtype < VECTOR_DTYPES; dtype++)
+        for (uint32_t kind = 0; kind < OPTIM_KINDS; kind++)
+            for (size_t k = 0; k < 4; k++) {
+                table *from = make_table(5, dtype, kind);
+                table *to = make_table(5, dtype, kind);
+                fill_table(from, sizes[k]);
+                ckpt_files files = save(from, "000-user", 64 << 10);
+                uint64_t rows = 0;
+                for (size_t i = 0; i < files.n; i++) {
+                    assert_true(files.files[i].bytes <= 64 << 10);
+                    rows += files.files[i].rows;
+                }
+                assert_int_equal(rows, sizes[k]);
+                assert_true(sizes[k] < 9000 ? files.n <= 1 : files.n > 1);
+                assert_int_equal(ckpt_verify(threads, table_get_config(to),
+                                             folder, files.files, files.n),
+                                 PERSIA_OK);
+                assert_int_equal(ckpt_restore(threads, to, folder,
+                                              files.files, files.n),
+                                 PERSIA_OK);
+                assert_same_rows(from, to);
+                remove_files(&files);
+                table_destroy(from);
+                table_destroy(to);
+            }
+}
+
+/* Every push adds 1 to every row, so a row tells how many pushes it saw. */
+typedef struct counting {
+    table *t;
+    const uint64_t *ids;
+    size_t n;
+    const float *grad;
+    atomic_int stop;
+} counting;
+
+static void count_once(counting *c)
+{
+    optim_args optim = some_optim(OPTIM_SGD);
+    optim.lr = 1;
+    push(c->t, &optim, c->n, c->ids, c->grad);
+}
+
+static void *count_on(void *ctx)
+{
+    counting *c = ctx;
+    while (!atomic_load(&c->stop))
+        count_once(c);
+    return NULL;
+}
+
+static void rows_of_one_moment(void **state)
+{
+    enum { N = 20000 };
+    table_config config;
+    uint64_t *ids = malloc(N * sizeof *ids);
+    float *grad = malloc(N * sizeof *grad);
+    pthread_t thread;
+    counting c = {.ids = ids, .n = N, .grad = grad};
+    int moved = 0;
+    (void)state;
+    table_config_init(&config);
+    strcpy(config.name, "count");
+    config.dim = 1;
+    config.optimizer = OPTIM_SGD;
+    config.init = INIT_CONSTANT;
+    config.init_a = 0;
+    assert_int_equal(table_create(&config, &c.t), PERSIA_OK);
+    for (size_t i = 0; i < N; i++) {
+        ids[i] = mix(i);
+        grad[i] = -1;
+    }
+    count_once(&c);
+    assert_int_equal(pthread_create(&thread, NULL, count_on, &c), 0);
+    for (int round = 0; round < 10; round++) {
+        ckpt_files files = {0};
+        table_cut *cut;
+        table_stats stats;
+        assert_int_equal(table_cut_begin(&c.t, 1, &cut), PERSIA_OK);
+        uint64_t clock = table_cut_clock(cut);
+        assert_int_equal(ckpt_write(threads, cut, &config, folder, "count",
+                                    32 << 10, &files),
+                         PERSIA_OK);
+        table_get_stats(c.t, &stats);
+        moved += stats.pushes > clock;
+        table_cut_end(cut);
+        uint64_t rows = 0;
+        for (size_t i = 0; i < files.n; i++) {
+            row_reader r;
+            row_piece p;
+            assert_int_equal(row_reader_open(&r, folder, files.files[i].name,
+                                             &config),
+                             PERSIA_OK);
+            assert_int_equal(row_piece_init(&p, &r.shape), PERSIA_OK);
+            assert_int_equal(row_reader_read(&r, 0, (size_t)r.rows, &p),
+                             PERSIA_OK);
+            for (size_t k = 0; k < p.n; k++) {
+                assert_int_equal(((float *)p.col[COL_VECTORS])[k], clock);
+                assert_int_equal(((uint32_t *)p.col[COL_CLOCK])[k], clock);
+            }
+            rows += p.n;
+            row_piece_free(&p);
+            row_reader_close(&r);
+        }
+        assert_int_equal(rows, N);
+        remove_files(&files);
+    }
+    atomic_store(&c.stop, 1);
+    pthread_join(thread, NULL);
+    assert_true(moved > 0); /* pushes did go on while files were written */
+    table_destroy(c.t);
+    free(ids);
+    free(grad);
+}
+
+static int verify(table *t, const ckpt_files *files)
+{
+    return ckpt_verify(threads, table_get_config(t), folder, files->files,
+                       files->n);
+}
+
+static void bad_files(void **state)
+{
+    table *t = make_table(4, VECTOR_FP32, OPTIM_ADAM), *other;
+    (void)state;
+    fill_table(t, 3000);
+    ckpt_files files = save(t, "bad", 40 << 10);
+    assert_true(files.n >= 3);
+    ckpt_file *f = &files.files[1];
+
+    f->crc ^= 1;
+    assert_int_equal(verify(t, &files), PERSIA_ECORRUPT);
+    assert_non_null(strstr(err_text(), f->name));
+    f->crc ^= 1;
+    f->rows++;
+    assert_int_equal(verify(t, &files), PERSIA_ECORRUPT);
+    f->rows--;
+    f->bytes--;
+    assert_int_equal(verify(t, &files), PERSIA_ECORRUPT);
+    f->bytes++;
+    f->name[0] = '/';
+    assert_int_equal(verify(t, &files), PERSIA_EARG);
+    f->name[0] = 'x';
+    assert_int_equal(verify(t, &files), PERSIA_EIO);
+    assert_int_equal(ckpt_restore(threads, t, folder, files.files, files.n),
+                     PERSIA_EIO);
+    f->name[0] = 'b';
+    assert_int_equal(verify(t, &files), PERSIA_OK);
+
+    other = make_table(4, VECTOR_FP32, OPTIM_ADAGRAD);
+    assert_int_equal(verify(other, &files), PERSIA_EMISMATCH);
+    table_destroy(other);
+    int fd = openat(folder, f->name, O_WRONLY);
+    assert_int_equal(pwrite(fd, "\377", 1, (off_t)f->bytes - 1), 1);
+    close(fd);
+    assert_int_equal(verify(t, &files), PERSIA_ECORRUPT);
+    remove_files(&files);
+    table_destroy(t);
+}
+
+static void write_fails(void **state)
+{
+    table *t = make_table(4, VECTOR_FP32, OPTIM_ADAM);
+    ckpt_files files = {0};
+    table_cut *cut;
+    (void)state;
+    fill_table(t, 100);
+    ckpt_files first = save(t, "twice", CKPT_CHUNK);
+    assert_int_equal(table_cut_begin(&t, 1, &cut), PERSIA_OK);
+    const table_config *config = table_get_config(t);
+    assert_int_equal(ckpt_write(threads, cut, config, folder, "../x",
+                                CKPT_CHUNK, &files),
+                     PERSIA_EARG);
+    /* A file of that name is there: it is not overwritten. */
+    assert_int_equal(ckpt_write(threads, cut, config, folder, "twice",
+                                CKPT_CHUNK, &files),
+                     PERSIA_EIO);
+    assert_int_equal(files.n, 0);
+    table_cut_end(cut);
+    assert_int_equal(verify(t, &first), PERSIA_OK);
+    remove_files(&first);
+    table_destroy(t);
+}
+
+static void exchange(void **state)
+{
+    table *a = make_table(3, VECTOR_BF16, OPTIM_ADAGRAD);
+    table *b = make_table(3, VECTOR_BF16, OPTIM_ADAGRAD);
+    table *like_a = make_table(3, VECTOR_BF16, OPTIM_ADAGRAD);
+    table *wide = make_table(4, VECTOR_BF16, OPTIM_ADAGRAD);
+    table *empty = make_table(3, VECTOR_BF16, OPTIM_ADAGRAD);
+    table_cut *cut;
+    table_stats stats;
+    (void)state;
+    fill_table(a, 5000);
+    fill_table(like_a, 5000);
+    assert_int_equal(table_exchange(a, b), PERSIA_OK);
+    assert_same_rows(a, empty);
+    assert_same_rows(b, like_a);
+    table_get_stats(a, &stats);
+    assert_int_equal(stats.rows, 0);
+    fill_table(a, 10); /* a table goes on living */
+    assert_int_equal(table_exchange(b, a), PERSIA_OK);
+    assert_same_rows(a, like_a);
+    table_get_stats(b, &stats);
+    assert_int_equal(stats.rows, 10);
+    assert_int_equal(table_exchange(a, wide), PERSIA_EARG);
+    assert_int_equal(table_cut_begin(&a, 1, &cut), PERSIA_OK);
+    assert_int_equal(table_exchange(a, b), PERSIA_EARG);
+    assert_int_equal(table_exchange(b, a), PERSIA_EARG);
+    table_cut_end(cut);
+    assert_same_rows(a, like_a);
+    table_destroy(a);
+    table_destroy(b);
+    table_destroy(like_a);
+    table_destroy(wide);
+    table_destroy(empty);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(round_trip),
+        cmocka_unit_test(rows_of_one_moment),
+        cmocka_unit_test(bad_files),
+        cmocka_unit_test(write_fails),
+        cmocka_unit_test(exchange),
+    };
+    return cmocka_run_group_tests_name("ckpt", tests, setup, teardown);
+}
