@@ -7,18 +7,21 @@
 #include <stdlib.h>
 
 #include "ps/ps.h"
+#include "step/ahead.h"
 
 enum { STORES_MAX = 4096, WINDOW_WORDS = STEP_TICKET_WINDOW / 64 };
 
 struct step {
     ps *p;
     worker *w;
+    ahead *a;
     _Atomic(uint64_t) tickets; /* the last number given */
     pthread_mutex_t lock;      /* guards all below */
     step_grad *held;
     size_t held_n, held_room;
     uint64_t newest;               /* ticket that came back */
     uint64_t window[WINDOW_WORDS]; /* bit t mod window: t came back */
+    uint64_t refused[WINDOW_WORDS]; /* ... or will not be taken */
     unsigned references;           /* guarded by registry.lock */
 };
 
@@ -35,7 +38,9 @@ static void destroy(step *s)
 {
     if (!s)
         return;
-    step_discard(s);
+    if (s->a)
+        step_discard(s);
+    ahead_destroy(s->a);
     worker_destroy(s->w);
     ps_destroy(s->p);
     pthread_mutex_destroy(&s->lock);
@@ -54,6 +59,8 @@ int step_open(unsigned threads, uint64_t memory_limit, uint64_t *handle)
     int rc = ps_create(&config, &s->p);
     if (!rc)
         rc = worker_create(s->p, &s->w);
+    if (!rc)
+        rc = ahead_create(s, &s->a);
     if (rc)
         goto fail;
     pthread_mutex_lock(&registry.lock);
@@ -132,6 +139,11 @@ worker *step_worker(const step *s)
     return s->w;
 }
 
+ahead *step_ahead(step *s)
+{
+    return s->a;
+}
+
 uint64_t step_ticket(step *s)
 {
     return atomic_fetch_add(&s->tickets, 1) + 1;
@@ -155,10 +167,19 @@ static int mark(step *s, uint64_t ticket)
         uint64_t from = s->newest / 64, to = ticket / 64;
         if (to - from > WINDOW_WORDS)
             from = to - WINDOW_WORDS;
-        while (from < to)
+        while (from < to) {
             s->window[++from % WINDOW_WORDS] = 0;
+            s->refused[from % WINDOW_WORDS] = 0;
+        }
         s->newest = ticket;
     }
+    if (s->refused[ticket / 64 % WINDOW_WORDS] & bit)
+        return err_set(PERSIA_ETICKET,
+                       "backward of a batch that was skipped, or abandoned "
+                       "because the data loader had to go on without its "
+                       "gradients; with a larger staleness more batches may "
+                       "await their backward, with update=\"step\" any number "
+                       "of backwards is summed");
     if (*word & bit)
         return err_set(PERSIA_ETICKET,
                        "second backward through one forward: its gradients "
@@ -166,6 +187,16 @@ static int mark(step *s, uint64_t ticket)
                        "the losses and call backward once)");
     *word |= bit;
     return PERSIA_OK;
+}
+
+int step_refuse(step *s, uint64_t ticket)
+{
+    pthread_mutex_lock(&s->lock);
+    int rc = mark(s, ticket);
+    if (rc == PERSIA_OK)
+        s->refused[ticket / 64 % WINDOW_WORDS] |= (uint64_t)1 << ticket % 64;
+    pthread_mutex_unlock(&s->lock);
+    return rc == PERSIA_OK;
 }
 
 static int hold_locked(step *s, const step_grad *g)
@@ -198,6 +229,8 @@ int step_hold(step *s, const step_grad *g)
     pthread_mutex_lock(&s->lock);
     int rc = hold_locked(s, g);
     pthread_mutex_unlock(&s->lock);
+    if (!rc)
+        ahead_held(s->a, g->ticket);
     return rc;
 }
 
@@ -221,8 +254,10 @@ static step_grad *take_held(step *s, size_t *n)
     return held;
 }
 
-static void release(step_grad *held, size_t n)
+/* Frees what was held, after it was applied or dropped. */
+static void release(step *s, step_grad *held, size_t n, int applied)
 {
+    ahead_ended(s->a, held, n, applied);
     for (size_t i = 0; i < n; i++)
         held[i].release(held[i].owner);
     free(held);
@@ -250,10 +285,11 @@ int step_apply(step *s, const optim_args *optim, uint32_t optim_n,
         return PERSIA_OK;
     }
     worker_grad *grads = grads_of(held, n);
+    ahead_applying(s->a, held, n);
     int rc = grads ? worker_backward(s->w, grads, n, optim, optim_n, counts)
                    : PERSIA_ENOMEM;
     free(grads);
-    release(held, n);
+    release(s, held, n, rc == PERSIA_OK);
     return rc;
 }
 
@@ -261,7 +297,7 @@ size_t step_discard(step *s)
 {
     size_t n;
     step_grad *held = take_held(s, &n);
-    release(held, n);
+    release(s, held, n, 0);
     return n;
 }
 

@@ -62,6 +62,76 @@ PERSIA_API int step_finite(step *s, uint8_t *finite, uint32_t finite_n);
 PERSIA_API int step_norm(step *s, const float *scale, uint32_t scale_n,
                          double *sum);
 
+/* ---- look-ahead ----
+ *
+ * A stream is one pass of a data loader.  Its batches are looked up on
+ * threads of the store before the training loop asks for them, in order, and
+ * under a bound: the lookups of a batch start when at most `staleness`
+ * earlier batches of the stream are open.  A batch is open from its birth
+ * until its gradients are applied or dropped, it is skipped, or abandoned.
+ * A batch whose gradients wait for store.optimizer.step() is not open; all
+ * such count as one towards lookups that start by themselves (it may be the
+ * last of its step), and not for a batch that the loop waits for.
+ *
+ * Stream and batch numbers are of the store, from 1, and never used again;
+ * calls with numbers that have ended do nothing.
+ */
+#define STEP_ASYNC UINT64_MAX /* staleness without bound */
+enum { STEP_STALENESS_BUCKETS = 65 };
+
+PERSIA_API int step_ahead_open(step *s, uint64_t staleness, uint64_t *stream);
+/* Lookups that did not start are cancelled, results that nobody took are
+ * dropped, and no batch of the stream is open any more; gradients of batches
+ * that were handed out are still welcome. */
+PERSIA_API void step_ahead_close(step *s, uint64_t stream);
+
+/* A new batch at the end of the stream, without lookups. */
+PERSIA_API int step_ahead_batch(step *s, uint64_t stream, uint64_t *batch);
+
+typedef struct step_lookup {
+    uint32_t plan;
+    id_batch batch;
+    float *out;               /* see worker_forward() */
+    size_t stride;
+    uint32_t *rows;
+    void *owner;              /* keeps all this memory alive */
+    void (*release)(void *owner); /* called on a thread of the user */
+} step_lookup;
+
+/* Adds a lookup (on success the batch owns l->owner). */
+PERSIA_API int step_ahead_add(step *s, uint64_t batch, const step_lookup *l);
+/* All lookups are added: they start when the bound allows. */
+PERSIA_API void step_ahead_ready(step *s, uint64_t batch);
+
+/* The loop asks for this batch: returns when its lookups may start (not when
+ * they are done).  While they may not, and no update is being applied, the
+ * oldest open batch is abandoned: later gradients of its forwards are
+ * refused (PERSIA_ETICKET).  `reading`: no gradients are expected.
+ * PERSIA_EINTR, PERSIA_ECLOSED. */
+PERSIA_API int step_ahead_next(step *s, uint64_t batch, int reading);
+/* The loop gives up this batch; its forwards' gradients are refused. */
+PERSIA_API void step_ahead_skip(step *s, uint64_t batch);
+
+/* A forward of `ticket` (0: without gradient) uses this batch. */
+PERSIA_API void step_ahead_bind(step *s, uint64_t batch, uint64_t ticket);
+/* Hands over the owner of the looked-up result, once: waits for it, or looks
+ * up on this thread what did not start.  *owner is NULL if there is none.
+ * Its error is the lookup's. */
+PERSIA_API int step_ahead_take(step *s, uint64_t batch, uint32_t plan,
+                               void **owner);
+
+typedef struct step_ahead_stats {
+    uint64_t batches;        /* that the loop asked for */
+    uint64_t prefetched;     /* forwards served from a lookup made ahead */
+    uint64_t not_prefetched; /* other forwards while a stream was open */
+    uint64_t waited;         /* times the loop asked before it was allowed */
+    uint64_t abandoned, skipped, read, dropped; /* batches, by their end */
+    /* staleness[k]: batches whose lookups started while k earlier ones were
+     * open; the last bucket holds all above. */
+    uint64_t staleness[STEP_STALENESS_BUCKETS];
+} step_ahead_stats;
+PERSIA_API void step_ahead_get_stats(step *s, step_ahead_stats *out);
+
 #ifdef __cplusplus
 }
 #endif

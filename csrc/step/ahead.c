@@ -1,0 +1,657 @@
+/* ahead.c: lookups of the next batches, under a bound on their staleness.
+ *
+ * One lock guards everything here; lookups run without it.  The memory of a
+ * lookup belongs to its batch's `owner`, which is released without the lock
+ * and only on threads of the user: it may be a Python tensor.
+ */
+#include "step/ahead.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "ps/ps.h"
+
+enum { POLL_MS = 50 };
+
+typedef enum progress { WAITING, RUNNING, DONE, TAKEN } progress;
+
+typedef struct lookup {
+    struct lookup *next;
+    step_lookup want; /* its owner is NULL when handed over */
+    progress at;
+    int result; /* of DONE */
+    char *text; /* of an error, or NULL */
+} lookup;
+
+/* A forward of a batch, by what became of its gradient. */
+typedef enum course { OUT, HELD, APPLYING, ENDED } course;
+
+typedef struct forward {
+    uint64_t ticket;
+    course at;
+} forward;
+
+typedef struct batch {
+    struct batch *next;
+    uint64_t number;
+    lookup *lookups;
+    unsigned users;  /* threads that use a lookup; not freed meanwhile */
+    int ready;       /* all lookups are added */
+    int started;     /* they may run */
+    int handed;      /* the loop has asked for it */
+    int reading;     /* no gradients are expected */
+    int read;        /* there was a forward without gradient */
+    int dropped;     /* some gradients were */
+    int closed;      /* not open any more; freed when `users` is 0 */
+    forward *forwards;
+    size_t forwards_n, forwards_room;
+} batch;
+
+typedef struct stream {
+    struct stream *next;
+    uint64_t number, staleness;
+    batch *batches; /* oldest first */
+} stream;
+
+struct ahead {
+    step *s;
+    _Atomic(unsigned) streams_n; /* written under the lock */
+    pthread_mutex_t lock; /* guards all below and all streams */
+    pthread_cond_t moved; /* a lookup or an update ended, a job left */
+    stream *streams;
+    uint64_t numbers;  /* the last one given to a stream or batch */
+    unsigned jobs;     /* submitted and not ended */
+    lookup *garbage;   /* owners to be released without the lock */
+    step_ahead_stats stats;
+};
+
+/* ---- life ---- */
+
+int ahead_create(step *s, ahead **out)
+{
+    ahead *a = calloc(1, sizeof *a);
+    *out = a;
+    if (!a)
+        return err_set(PERSIA_ENOMEM, "no memory for a store");
+    a->s = s;
+    pthread_mutex_init(&a->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&a->moved, &attr);
+    pthread_condattr_destroy(&attr);
+    return PERSIA_OK;
+}
+
+/* Ends a call: leaves the lock and releases what it threw away. */
+static void leave(ahead *a)
+{
+    lookup *l = a->garbage;
+    a->garbage = NULL;
+    pthread_mutex_unlock(&a->lock);
+    while (l) {
+        lookup *next = l->next;
+        if (l->want.owner)
+            l->want.release(l->want.owner);
+        free(l->text);
+        free(l);
+        l = next;
+    }
+}
+
+static void batch_free(ahead *a, batch *b)
+{
+    while (b->lookups) {
+        lookup *l = b->lookups;
+        b->lookups = l->next;
+        l->next = a->garbage;
+        a->garbage = l;
+    }
+    free(b->forwards);
+    free(b);
+}
+
+/* Frees closed batches that nobody uses; only on threads of the user. */
+static void sweep(ahead *a)
+{
+    for (stream *t = a->streams; t; t = t->next)
+        for (batch **at = &t->batches; *at;) {
+            batch *b = *at;
+            if (b->closed && b->users == 0) {
+                *at = b->next;
+                batch_free(a, b);
+            } else {
+                at = &b->next;
+            }
+        }
+}
+
+static void end_of_call(ahead *a)
+{
+    sweep(a);
+    leave(a);
+}
+
+static stream *find_stream(ahead *a, uint64_t number)
+{
+    for (stream *t = a->streams; t; t = t->next)
+        if (t->number == number)
+            return t;
+    return NULL;
+}
+
+/* A batch that is open, and its stream (`in` may be NULL). */
+static batch *find_batch(ahead *a, uint64_t number, stream **in)
+{
+    for (stream *t = a->streams; t; t = t->next)
+        for (batch *b = t->batches; b; b = b->next)
+            if (b->number == number && !b->closed) {
+                if (in)
+                    *in = t;
+                return b;
+            }
+    return NULL;
+}
+
+/* ---- lookups ---- */
+
+/* Runs a lookup that waits; the lock is left meanwhile. */
+static void run(ahead *a, batch *b, lookup *l)
+{
+    l->at = RUNNING;
+    b->users++;
+    pthread_mutex_unlock(&a->lock);
+    int rc = worker_forward(step_worker(a->s), l->want.plan, &l->want.batch,
+                            l->want.out, l->want.stride, l->want.rows);
+    char *text = rc ? strdup(err_text()) : NULL;
+    pthread_mutex_lock(&a->lock);
+    l->at = DONE;
+    l->result = rc;
+    l->text = text;
+    b->users--;
+    pthread_cond_broadcast(&a->moved);
+}
+
+static lookup *waiting(batch *b)
+{
+    lookup *l = b->started && !b->closed ? b->lookups : NULL;
+    while (l && l->at != WAITING)
+        l = l->next;
+    return l;
+}
+
+/* A background job: everything that may run and does not yet. */
+static void lookup_job(void *ctx)
+{
+    ahead *a = ctx;
+    pthread_mutex_lock(&a->lock);
+    for (stream *t = a->streams; t;) {
+        batch *b = t->batches;
+        while (b && !waiting(b))
+            b = b->next;
+        if (b) {
+            run(a, b, waiting(b));
+            t = a->streams; /* all may have changed */
+        } else {
+            t = t->next;
+        }
+    }
+    a->jobs--;
+    pthread_cond_broadcast(&a->moved);
+    pthread_mutex_unlock(&a->lock);
+}
+
+/* ---- permits ---- */
+
+/* Whether all gradients that came wait for an update, and none is out. */
+static int is_held(const batch *b)
+{
+    int held = 0;
+    for (size_t i = 0; i < b->forwards_n; i++) {
+        if (b->forwards[i].at == OUT || b->forwards[i].at == APPLYING)
+            return 0;
+        held |= b->forwards[i].at == HELD;
+    }
+    return held;
+}
+
+static int is_applying(const batch *b)
+{
+    for (size_t i = 0; i < b->forwards_n; i++)
+        if (b->forwards[i].at == APPLYING)
+            return 1;
+    return 0;
+}
+
+/* Earlier batches that are open; *held: whether others wait for a step. */
+static uint64_t open_before(const stream *t, const batch *last, int *held)
+{
+    uint64_t n = 0;
+    *held = 0;
+    for (const batch *b = t->batches; b != last; b = b->next) {
+        if (b->closed || b->reading)
+            continue;
+        int waits = is_held(b);
+        *held |= waits;
+        n += !waits;
+    }
+    return n;
+}
+
+/* Starts what may start, in order; the loop waits for `asked` (or NULL). */
+static void advance(ahead *a, stream *t, const batch *asked)
+{
+    for (batch *b = t->batches; b; b = b->next) {
+        if (b->started || b->closed)
+            continue;
+        int held;
+        uint64_t n = open_before(t, b, &held);
+        n += held && b != asked;
+        if (!b->ready || n > t->staleness)
+            return;
+        b->started = 1;
+        if (!b->lookups)
+            continue;
+        uint64_t top = STEP_STALENESS_BUCKETS - 1;
+        a->stats.staleness[n < top ? n : top]++;
+        /* Without memory for a job the forward itself looks up. */
+        if (sched_submit(ps_sched(step_ps(a->s)), lookup_job, a) == PERSIA_OK)
+            a->jobs++;
+    }
+}
+
+static void advance_all(ahead *a)
+{
+    for (stream *t = a->streams; t; t = t->next)
+        advance(a, t, NULL);
+}
+
+/* The gradients of b's forwards that are still out are refused from now on;
+ * b is closed unless other gradients of it wait.  1 if it is closed. */
+static int refuse(ahead *a, batch *b)
+{
+    int waits = 0;
+    for (size_t i = 0; i < b->forwards_n; i++) {
+        forward *f = &b->forwards[i];
+        if (f->at == OUT)
+            f->at = step_refuse(a->s, f->ticket) ? ENDED : HELD;
+        waits |= f->at != ENDED;
+    }
+    b->closed = !waits;
+    return b->closed;
+}
+
+/* A forward that still counts, by its ticket, and its batch. */
+static forward *find_forward(ahead *a, uint64_t ticket, batch **of)
+{
+    for (stream *t = a->streams; t; t = t->next)
+        for (batch *b = t->batches; b; b = b->next)
+            for (size_t i = 0; i < b->forwards_n && !b->closed; i++)
+                if (b->forwards[i].ticket == ticket) {
+                    *of = b;
+                    return &b->forwards[i];
+                }
+    return NULL;
+}
+
+static int nobody_looks_ahead(ahead *a)
+{
+    return atomic_load_explicit(&a->streams_n, memory_order_acquire) == 0;
+}
+
+void ahead_held(ahead *a, uint64_t ticket)
+{
+    if (nobody_looks_ahead(a))
+        return;
+    pthread_mutex_lock(&a->lock);
+    batch *b;
+    forward *f = find_forward(a, ticket, &b);
+    if (f && f->at == OUT)
+        f->at = HELD;
+    advance_all(a);
+    end_of_call(a);
+}
+
+void ahead_applying(ahead *a, const step_grad *held, size_t n)
+{
+    if (nobody_looks_ahead(a))
+        return;
+    pthread_mutex_lock(&a->lock);
+    for (size_t i = 0; i < n; i++) {
+        batch *b;
+        forward *f = find_forward(a, held[i].ticket, &b);
+        if (f)
+            f->at = APPLYING;
+    }
+    leave(a);
+}
+
+void ahead_ended(ahead *a, const step_grad *held, size_t n, int applied)
+{
+    if (nobody_looks_ahead(a))
+        return;
+    pthread_mutex_lock(&a->lock);
+    for (size_t i = 0; i < n; i++) {
+        batch *b;
+        forward *f = find_forward(a, held[i].ticket, &b);
+        if (!f)
+            continue;
+        f->at = ENDED;
+        b->dropped |= !applied;
+        int all = 1;
+        for (size_t k = 0; k < b->forwards_n; k++)
+            all &= b->forwards[k].at == ENDED;
+        b->closed = all;
+        a->stats.dropped += (uint64_t)(all && b->dropped);
+    }
+    pthread_cond_broadcast(&a->moved);
+    advance_all(a);
+    end_of_call(a);
+}
+
+/* ---- streams ---- */
+
+int step_ahead_open(step *s, uint64_t staleness, uint64_t *number)
+{
+    ahead *a = step_ahead(s);
+    stream *t = calloc(1, sizeof *t);
+    if (!t)
+        return err_set(PERSIA_ENOMEM, "no memory for a data loader");
+    pthread_mutex_lock(&a->lock);
+    t->staleness = staleness;
+    *number = t->number = ++a->numbers;
+    t->next = a->streams;
+    a->streams = t;
+    atomic_fetch_add(&a->streams_n, 1);
+    leave(a);
+    return PERSIA_OK;
+}
+
+static int in_use(const stream *t)
+{
+    for (const batch *b = t->batches; b; b = b->next)
+        if (b->users)
+            return 1;
+    return 0;
+}
+
+/* The lock is held. */
+static void close_stream(ahead *a, stream *t)
+{
+    t->number = 0; /* found no more */
+    for (batch *b = t->batches; b; b = b->next)
+        b->closed = 1;
+    while (in_use(t))
+        pthread_cond_wait(&a->moved, &a->lock);
+    stream **at = &a->streams;
+    while (*at != t)
+        at = &(*at)->next;
+    *at = t->next;
+    while (t->batches) {
+        batch *b = t->batches;
+        t->batches = b->next;
+        batch_free(a, b);
+    }
+    free(t);
+    atomic_fetch_sub(&a->streams_n, 1);
+}
+
+void step_ahead_close(step *s, uint64_t number)
+{
+    ahead *a = step_ahead(s);
+    pthread_mutex_lock(&a->lock);
+    stream *t = number ? find_stream(a, number) : NULL;
+    if (t)
+        close_stream(a, t);
+    leave(a);
+}
+
+void ahead_destroy(ahead *a)
+{
+    if (!a)
+        return;
+    pthread_mutex_lock(&a->lock);
+    while (a->streams)
+        close_stream(a, a->streams);
+    while (a->jobs)
+        pthread_cond_wait(&a->moved, &a->lock);
+    leave(a);
+    pthread_cond_destroy(&a->moved);
+    pthread_mutex_destroy(&a->lock);
+    free(a);
+}
+
+static int ended(void)
+{
+    return err_set(PERSIA_ECLOSED, "this pass of the data loader has ended");
+}
+
+int step_ahead_batch(step *s, uint64_t number, uint64_t *out)
+{
+    ahead *a = step_ahead(s);
+    batch *b = calloc(1, sizeof *b);
+    if (!b)
+        return err_set(PERSIA_ENOMEM, "no memory to look ahead");
+    pthread_mutex_lock(&a->lock);
+    stream *t = find_stream(a, number);
+    if (t) {
+        *out = b->number = ++a->numbers;
+        batch **end = &t->batches;
+        while (*end)
+            end = &(*end)->next;
+        *end = b;
+    }
+    end_of_call(a);
+    if (t)
+        return PERSIA_OK;
+    free(b);
+    return ended();
+}
+
+int step_ahead_add(step *s, uint64_t number, const step_lookup *want)
+{
+    ahead *a = step_ahead(s);
+    lookup *l = calloc(1, sizeof *l);
+    if (!l)
+        return err_set(PERSIA_ENOMEM, "no memory to look ahead");
+    l->want = *want;
+    pthread_mutex_lock(&a->lock);
+    batch *b = find_batch(a, number, NULL);
+    if (b && !b->ready) {
+        lookup **end = &b->lookups;
+        while (*end)
+            end = &(*end)->next;
+        *end = l;
+        l = NULL;
+    }
+    leave(a);
+    if (!l)
+        return PERSIA_OK;
+    free(l);
+    return ended();
+}
+
+void step_ahead_ready(step *s, uint64_t number)
+{
+    ahead *a = step_ahead(s);
+    pthread_mutex_lock(&a->lock);
+    stream *t;
+    batch *b = find_batch(a, number, &t);
+    if (b) {
+        b->ready = 1;
+        advance(a, t, NULL);
+    }
+    leave(a);
+}
+
+/* ---- the loop ---- */
+
+/* Sleeps until something moved, at most POLL_MS; polls for Ctrl-C. */
+static int wait_and_poll(ahead *a)
+{
+    uint64_t wake = clock_ns() + (uint64_t)POLL_MS * 1000000u;
+    struct timespec t = {.tv_sec = (time_t)(wake / 1000000000u),
+                         .tv_nsec = (long)(wake % 1000000000u)};
+    pthread_cond_timedwait(&a->moved, &a->lock, &t);
+    pthread_mutex_unlock(&a->lock);
+    int rc = interrupt_poll();
+    pthread_mutex_lock(&a->lock);
+    return rc;
+}
+
+/* Earlier batches that were only read are done when the loop goes on. */
+static void close_read(ahead *a, stream *t, const batch *last)
+{
+    for (batch *b = t->batches; b != last; b = b->next)
+        if (!b->closed && b->forwards_n == 0 && (b->reading || b->read)) {
+            b->closed = 1;
+            a->stats.read++;
+        }
+}
+
+/* Makes room for `last`: 1 if a batch was given up, 0 if one must wait for
+ * an update that is being applied. */
+static int make_room(ahead *a, stream *t, const batch *last)
+{
+    for (batch *b = t->batches; b != last; b = b->next)
+        if (!b->closed && is_applying(b))
+            return 0;
+    for (batch *b = t->batches; b != last; b = b->next) {
+        if (b->closed || b->reading || is_held(b))
+            continue;
+        int some = 0; /* gradients came already */
+        for (size_t i = 0; i < b->forwards_n; i++)
+            some |= b->forwards[i].at != OUT;
+        if (refuse(a, b) && !some)
+            a->stats.abandoned++;
+        return 1;
+    }
+    return 0;
+}
+
+int step_ahead_next(step *s, uint64_t number, int reading)
+{
+    ahead *a = step_ahead(s);
+    int rc = PERSIA_OK;
+    pthread_mutex_lock(&a->lock);
+    stream *t;
+    batch *b = find_batch(a, number, &t);
+    if (b && !b->handed) {
+        b->handed = 1;
+        b->reading = reading;
+        a->stats.batches++;
+        close_read(a, t, b);
+        advance(a, t, b);
+        a->stats.waited += (uint64_t)!b->started;
+    }
+    while (rc == PERSIA_OK && b && !b->started) {
+        if (!make_room(a, t, b))
+            rc = wait_and_poll(a);
+        b = find_batch(a, number, &t); /* the stream may have been closed */
+        if (b)
+            advance(a, t, b);
+    }
+    if (b)
+        advance(a, t, NULL); /* with b handed out, others may follow */
+    else if (rc == PERSIA_OK)
+        rc = ended();
+    end_of_call(a);
+    return rc;
+}
+
+void step_ahead_skip(step *s, uint64_t number)
+{
+    ahead *a = step_ahead(s);
+    pthread_mutex_lock(&a->lock);
+    stream *t;
+    batch *b = find_batch(a, number, &t);
+    if (b) {
+        refuse(a, b);
+        a->stats.skipped++;
+        advance(a, t, NULL);
+    }
+    end_of_call(a);
+}
+
+/* ---- forwards ---- */
+
+static void add_forward(batch *b, uint64_t ticket)
+{
+    for (size_t i = 0; i < b->forwards_n; i++)
+        if (b->forwards[i].ticket == ticket)
+            return; /* computed again by a checkpoint */
+    if (b->forwards_n == b->forwards_room) {
+        size_t room = b->forwards_room ? 2 * b->forwards_room : 4;
+        forward *more = realloc(b->forwards, room * sizeof *more);
+        if (!more)
+            return; /* then it does not count: as ids that were not ours */
+        b->forwards = more;
+        b->forwards_room = room;
+    }
+    b->forwards[b->forwards_n++] = (forward){ticket, OUT};
+    b->reading = 0;
+}
+
+void step_ahead_bind(step *s, uint64_t number, uint64_t ticket)
+{
+    ahead *a = step_ahead(s);
+    if (!number || nobody_looks_ahead(a))
+        return;
+    pthread_mutex_lock(&a->lock);
+    batch *b = find_batch(a, number, NULL);
+    if (b && ticket)
+        add_forward(b, ticket);
+    else if (b)
+        b->read = 1;
+    leave(a);
+}
+
+int step_ahead_take(step *s, uint64_t number, uint32_t plan, void **owner)
+{
+    *owner = NULL;
+    ahead *a = step_ahead(s);
+    if (nobody_looks_ahead(a))
+        return PERSIA_OK;
+    int rc = PERSIA_OK;
+    pthread_mutex_lock(&a->lock);
+    batch *b = number ? find_batch(a, number, NULL) : NULL;
+    lookup *l = b && b->started ? b->lookups : NULL;
+    while (l && (l->want.plan != plan || l->at == TAKEN))
+        l = l->next;
+    if (l) {
+        b->users++;
+        if (l->at == WAITING)
+            run(a, b, l);
+        while (l->at == RUNNING)
+            pthread_cond_wait(&a->moved, &a->lock);
+        b->users--;
+        if (l->at == TAKEN) /* by another thread meanwhile */
+            l = NULL;
+    }
+    if (l) {
+        rc = l->result;
+        if (rc) {
+            err_set(rc, "%s", l->text ? l->text : err_message(rc));
+        } else {
+            l->at = TAKEN;
+            *owner = l->want.owner;
+            l->want.owner = NULL;
+        }
+    }
+    a->stats.prefetched += (uint64_t)(l && !rc);
+    a->stats.not_prefetched += (uint64_t)!l;
+    pthread_cond_broadcast(&a->moved); /* for close_stream() */
+    end_of_call(a);
+    return rc;
+}
+
+void step_ahead_get_stats(step *s, step_ahead_stats *out)
+{
+    ahead *a = step_ahead(s);
+    pthread_mutex_lock(&a->lock);
+    *out = a->stats;
+    leave(a);
+}
