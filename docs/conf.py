@@ -1,14 +1,19 @@
 """Sphinx configuration; `make docs` builds with warnings as errors."""
 
-from importlib.metadata import PackageNotFoundError, version
+import importlib.metadata
+import sys
+from pathlib import Path
 
 project = "Persia"
 author = "the Persia developers"
-copyright = author  # noqa: A001 (Sphinx's name)
+copyright = author
 try:
-    release = version("persia")
-except PackageNotFoundError:  # built from the source tree
+    release = importlib.metadata.version("persia")
+except importlib.metadata.PackageNotFoundError:  # built from the source tree
     release = ""
+
+# The package and its libraries are taken from the source tree.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 extensions = [
     "myst_parser",
