@@ -1,6 +1,21 @@
 """Persia: recommender embeddings for PyTorch that outgrow any fixed vocabulary."""
 
-from persia import errors
+from persia import errors, optim
+from persia.configs import EmbeddingBagConfig, EmbeddingConfig
 from persia.jagged import Batch, JaggedBatch
+from persia.modules import EmbeddingBagCollection, EmbeddingCollection
+from persia.optim import clip_grad_norm_
+from persia.store import Store
 
-__all__ = ["Batch", "JaggedBatch", "errors"]
+__all__ = [
+    "Batch",
+    "EmbeddingBagCollection",
+    "EmbeddingBagConfig",
+    "EmbeddingCollection",
+    "EmbeddingConfig",
+    "JaggedBatch",
+    "Store",
+    "clip_grad_norm_",
+    "errors",
+    "optim",
+]

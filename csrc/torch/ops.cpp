@@ -114,14 +114,19 @@ id_batch batch_of(const Shape &shape, const Tensor &values,
     return b;
 }
 
-/* A forward's number, [1] int64: the names of forwards are tensors so that
+/* The name of a forward: int64 [2], its number (0 without grad) and the
+ * number of its batch (0: not looked up ahead).  Names are tensors so that
  * compiled graphs take them as inputs. */
-Tensor ticket(const Tensor &like, int64_t store)
+Tensor ticket(const Tensor &batch, int64_t store, bool grad)
 {
     Store s(store, "forward");
-    Tensor out = torch::stable::new_empty(like, {1}, ScalarType::Long);
-    *static_cast<int64_t *>(out.mutable_data_ptr()) =
-        static_cast<int64_t>(step_ticket(s.get()));
+    expect(batch, "ticket of the batch", ScalarType::Long, "int64");
+    Tensor out = torch::stable::new_empty(batch, {2}, ScalarType::Long);
+    auto *name = static_cast<int64_t *>(out.mutable_data_ptr());
+    name[0] = grad ? static_cast<int64_t>(step_ticket(s.get())) : 0;
+    name[1] = batch.numel() > 0
+                  ? *static_cast<const int64_t *>(batch.const_data_ptr())
+                  : 0;
     return out;
 }
 
@@ -211,6 +216,10 @@ void push(const Tensor &grad, const Tensor &values, const Optional &offsets,
         fail(PERSIA_ESHAPE);
     }
     expect(ticket, "ticket", ScalarType::Long, "int64");
+    if (ticket.numel() != 2) {
+        err_set(PERSIA_ESHAPE, "ticket: need 2 numbers");
+        fail(PERSIA_ESHAPE);
+    }
     g.ticket = static_cast<uint64_t>(
         *static_cast<const int64_t *>(ticket.const_data_ptr()));
     g.grad.rows = static_cast<const uint32_t *>(rows.const_data_ptr());
@@ -239,7 +248,7 @@ void push(const Tensor &grad, const Tensor &values, const Optional &offsets,
 
 STABLE_TORCH_LIBRARY(persia, m)
 {
-    m.def("ticket_v1(Tensor like, int store) -> Tensor");
+    m.def("ticket_v1(Tensor batch, int store, bool grad) -> Tensor");
     m.def("pull_v1(Tensor values, Tensor? offsets, Tensor? weights, "
           "Tensor anchor, Tensor ticket, int store, int plan) "
           "-> (Tensor, Tensor)");

@@ -1,0 +1,201 @@
+"""Loads the native libraries and registers ``torch.ops.persia.*``.
+
+Pull and push are *ordered effects*: a compiler may neither drop, merge nor
+reorder them. Their names carry a version, because inductor's cache on disk
+knows a graph by the names of its operators alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from persia import _core, errors
+
+__all__ = ["SHAPES", "pull", "typed"]
+
+torch.ops.load_library(str(Path(__file__).with_name("_torch.so")))
+
+_ops = torch.ops.persia
+_NAMES = ("ticket_v1", "pull_v1", "push_v1")
+
+# (store handle, plan number) -> (kind, keys of a batch, output columns): what the
+# fake kernels need to know. Filled where plans are made.
+SHAPES: dict[tuple[int, int], tuple[int, int, int]] = {}
+
+
+def _register_effects() -> None:
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    for name in _NAMES:
+        _register_effectful_op(getattr(_ops, name).default, _EffectType.ORDERED)
+
+
+_register_effects()
+
+
+@torch.library.register_fake("persia::ticket_v1")
+def _fake_ticket(batch: Tensor, store: int, grad: bool) -> Tensor:
+    return batch.new_empty((2,), dtype=torch.int64)
+
+
+@torch.library.register_fake("persia::pull_v1")
+def _fake_pull(
+    values: Tensor,
+    offsets: Tensor | None,
+    weights: Tensor | None,
+    anchor: Tensor,
+    ticket: Tensor,
+    store: int,
+    plan: int,
+) -> tuple[Tensor, Tensor]:
+    kind, keys, width = SHAPES[store, plan]
+    n = height = values.shape[0]
+    if kind == _core.PLAN_BAGS:
+        height = (n if offsets is None else offsets.shape[0] - 1) // keys
+    return (
+        values.new_empty((height, width), dtype=torch.float32),
+        values.new_empty((n,), dtype=torch.int32),
+    )
+
+
+@torch.library.register_fake("persia::push_v1")
+def _fake_push(
+    grad: Tensor,
+    values: Tensor,
+    offsets: Tensor | None,
+    weights: Tensor | None,
+    rows: Tensor,
+    ticket: Tensor,
+    store: int,
+    plan: int,
+    keep: bool,
+) -> None:
+    return None
+
+
+def _refuse_double_backward() -> None:
+    if torch.is_grad_enabled():
+        raise errors.TicketError(
+            "backward(create_graph=True) through an embedding: the gradients of embeddings are "
+            "pushed, not returned, so they have no gradients; use create_graph=False, or "
+            "detach() the embeddings"
+        )
+
+
+# Compiled code and direct calls of the op. Compilers reuse the buffers of a graph, so the
+# push copies its gradient (keep=False).
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    values, offsets, weights, _, ticket, store, plan = inputs
+    ctx.save_for_backward(values, offsets, weights, output[1], ticket)
+    ctx.store, ctx.plan = store, plan
+
+
+def _backward(ctx: Any, grad: Tensor, _rows: Tensor | None) -> tuple[Tensor | None, ...]:
+    _refuse_double_backward()
+    values, offsets, weights, rows, ticket = ctx.saved_tensors
+    _ops.push_v1(
+        grad.contiguous(), values, offsets, weights, rows, ticket, ctx.store, ctx.plan, False
+    )
+    return None, None, None, grad.new_zeros(1), None, None, None
+
+
+torch.library.register_autograd("persia::pull_v1", _backward, setup_context=_setup)
+
+
+class _Pull(torch.autograd.Function):
+    """The same in eager: no copy of the gradient, exceptions keep their types."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        values: Tensor,
+        offsets: Tensor | None,
+        weights: Tensor | None,
+        anchor: Tensor,
+        ticket: Tensor,
+        store: int,
+        plan: int,
+    ) -> Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            out, rows = _pull(values, offsets, weights, anchor, ticket, store, plan)
+        ctx.save_for_backward(values, offsets, weights, rows)
+        # Not saved as a tensor: a forward that torch.utils.checkpoint repeats keeps the
+        # ticket, and with it the place in the sum, of the first one.
+        ctx.ticket, ctx.store, ctx.plan = ticket, store, plan
+        ctx.set_materialize_grads(False)
+        result: Tensor = out
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        _refuse_double_backward()
+        if grad is None:
+            return (None,) * 7
+        values, offsets, weights, rows = ctx.saved_tensors
+        try:
+            _push(
+                grad.contiguous(),
+                values,
+                offsets,
+                weights,
+                rows,
+                ctx.ticket,
+                ctx.store,
+                ctx.plan,
+                True,
+            )
+        except RuntimeError as error:
+            raise typed(error) from None
+        return None, None, None, grad.new_zeros(1), None, None, None
+
+
+_pull = _ops.pull_v1.default
+_push = _ops.push_v1.default
+_ticket = _ops.ticket_v1.default
+
+
+def pull(
+    values: Tensor,
+    offsets: Tensor | None,
+    weights: Tensor | None,
+    anchor: Tensor,
+    batch: Tensor,
+    store: int,
+    plan: int,
+    grad: bool,
+) -> Tensor:
+    """One forward: the plan's output, float32; its backward pushes if ``grad``.
+
+    ``anchor`` is the store's: its gradient accumulates after all pushes of a backward.
+    ``batch`` is the ticket of the ids, int64 [1], 0 for ids not looked up ahead.
+    """
+    ticket = _ticket(batch, store, grad)
+    if torch.compiler.is_compiling():
+        out: Tensor = _ops.pull_v1(values, offsets, weights, anchor, ticket, store, plan)[0]
+        return out
+    try:
+        if grad:
+            out = _Pull.apply(values, offsets, weights, anchor, ticket, store, plan)  # type: ignore[no-untyped-call]
+            return out
+        with torch._C._AutoDispatchBelowAutograd():
+            out = _pull(values, offsets, weights, anchor, ticket, store, plan)[0]
+        return out
+    except RuntimeError as error:
+        raise typed(error) from None
+
+
+def typed(error: RuntimeError) -> BaseException:
+    """The exception of persia.errors that an operator's RuntimeError stands for."""
+    name, separator, text = str(error).partition(": ")
+    cls = getattr(errors, name, None) if separator else None
+    if not (isinstance(cls, type) and issubclass(cls, errors.PersiaError)):
+        return error
+    if cls is errors.Interrupted:
+        return KeyboardInterrupt(text)
+    return cls(text.split("\nException raised from")[0])

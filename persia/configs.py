@@ -1,0 +1,206 @@
+"""What a table is: :class:`EmbeddingBagConfig` (pooled) and :class:`EmbeddingConfig` (sequences).
+
+The names of the fields are those of torchrec.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from persia import _core, errors
+from persia.optim import SparseOptimizer
+
+__all__ = ["EmbeddingBagConfig", "EmbeddingConfig", "TableConfig"]
+
+_POOLINGS = {
+    "sum": _core.POOL_SUM,
+    "mean": _core.POOL_MEAN,
+    "sqrtn": _core.POOL_SQRTN,
+}
+_DTYPES = {
+    "fp32": _core.FP32,
+    "float32": _core.FP32,
+    "torch.float32": _core.FP32,
+    "bf16": _core.BF16,
+    "bfloat16": _core.BF16,
+    "torch.bfloat16": _core.BF16,
+}
+_INITS = {
+    "uniform": (_core.INIT_UNIFORM, 2),
+    "normal": (_core.INIT_NORMAL, 2),
+    "constant": (_core.INIT_CONSTANT, 1),
+}
+
+
+def _word(value: Any) -> str:
+    """A string, or the value of an enum such as torchrec's PoolingType, in lower case."""
+    return str(getattr(value, "value", value)).lower()
+
+
+def _choice(where: str, name: str, value: Any, choices: dict[str, int]) -> int:
+    try:
+        return choices[_word(value)]
+    except KeyError:
+        raise errors.InvalidArgument(
+            f"{where}: {name} is {value!r}, need one of {sorted(choices)}"
+        ) from None
+
+
+@dataclass
+class TableConfig:
+    """A table of embeddings, and the features that are looked up in it.
+
+    Attributes:
+        name: of the table; same store and name are the same rows. It decides the initial
+            values, together with the store's seed.
+        embedding_dim: elements of a vector, 1 to 4096.
+        feature_names: keys of the batches; several features may share a table.
+        num_embeddings: a hint of how many rows there will be; never a limit or a modulus.
+        init: of new rows: ``("uniform", low, high)``, ``("normal", mean, std)``,
+            ``("constant", c)``, or a float r for uniform in [-r, r). Default: 0.01.
+        data_type: of the stored vectors: "fp32", or "bf16" (rounded stochastically).
+        optimizer: a ``persia.optim`` object whose settings this table uses; None: the store's.
+        lr: a learning rate of its own.
+        trainable: False: looked up, never updated.
+        capacity: largest number of rows; None: no limit.
+        eviction: what happens to a new id at capacity: "lru" removes rows that were not
+            updated for longest, None raises CapacityReached.
+        admission: "all", or the probability with which an unseen id gets a row at each
+            update that it occurs in.
+        missing: what a lookup without a row gives: "init" (its initial value) or "zeros".
+    """
+
+    name: str
+    embedding_dim: int
+    feature_names: Sequence[str] = field(default_factory=list)
+    num_embeddings: int = 0
+    init: float | tuple[Any, ...] = 0.01
+    data_type: Any = "fp32"
+    optimizer: SparseOptimizer | None = None
+    lr: float | None = None
+    trainable: bool = True
+    capacity: int | None = None
+    eviction: str | None = None
+    admission: str | float = "all"
+    missing: str = "init"
+
+    def __post_init__(self) -> None:
+        where = f"table {self.name!r}"
+        if isinstance(self.feature_names, str):
+            raise errors.InvalidArgument(
+                f"{where}: feature_names is the string {self.feature_names!r}; pass a list"
+            )
+        self.feature_names = list(self.feature_names) or [self.name]
+        if not isinstance(self.name, str) or not self.name:
+            raise errors.InvalidArgument(f"{where}: name is a string that is not empty")
+        if isinstance(self.embedding_dim, bool) or not isinstance(self.embedding_dim, int):
+            raise errors.InvalidArgument(
+                f"{where}: embedding_dim is {self.embedding_dim!r}, need an integer 1 .. 4096"
+            )
+        if self.optimizer is not None and not isinstance(self.optimizer, SparseOptimizer):
+            raise errors.InvalidArgument(
+                f"{where}: optimizer is {self.optimizer!r}, need one of persia.optim"
+            )
+        self._native(0)
+
+    def _native(self, seed: int) -> dict[str, Any]:
+        """The arguments of ``_core.Store.declare`` that do not depend on the store."""
+        where = f"table {self.name!r}"
+        init = self.init
+        if isinstance(init, (int, float)):
+            init = ("uniform", -abs(float(init)), abs(float(init)))
+        kind, count = _INITS.get(_word(init[0]), (-1, 0))
+        numbers = [float(x) for x in init[1:]]
+        if kind < 0 or len(numbers) != count or not all(map(math.isfinite, numbers)):
+            raise errors.InvalidArgument(
+                f"{where}: init is {self.init!r}, need a float, ('uniform', low, high), "
+                "('normal', mean, std) or ('constant', c)"
+            )
+        if self.capacity is not None and self.capacity < 1:
+            raise errors.InvalidArgument(
+                f"{where}: capacity is {self.capacity}, need at least 1 (or None: no limit)"
+            )
+        if self.eviction is not None and self.capacity is None:
+            raise errors.InvalidArgument(f"{where}: eviction without a capacity; give both")
+        admission = 1.0 if self.admission == "all" else self.admission
+        if isinstance(admission, str) or not 0.0 < admission <= 1.0:
+            raise errors.InvalidArgument(
+                f"{where}: admission is {self.admission!r}, need 'all' or a probability in (0, 1]"
+            )
+        full = {"none": _core.FULL_RAISE, "lru": _core.FULL_EVICT_LRU}
+        missing = {"init": _core.MISSING_INIT, "zeros": _core.MISSING_ZEROS}
+        return {
+            "name": self.name,
+            "seed": seed,
+            "dim": self.embedding_dim,
+            "dtype": _choice(where, "data_type", self.data_type, _DTYPES),
+            "init": kind,
+            "init_a": numbers[0],
+            "init_b": numbers[-1],
+            "missing": _choice(where, "missing", self.missing, missing),
+            "capacity": self.capacity or 0,
+            "full": _choice(where, "eviction", self.eviction, full),
+            "admission": float(admission),
+        }
+
+
+@dataclass
+class EmbeddingBagConfig(TableConfig):
+    """A table whose features are pooled: one vector a sample.
+
+    Attributes:
+        pooling: "sum", "mean" or "sqrtn" (sum / sqrt(number of ids)).
+    """
+
+    pooling: Any = "sum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._pooling()
+
+    def _pooling(self) -> int:
+        return _choice(f"table {self.name!r}", "pooling", self.pooling, _POOLINGS)
+
+
+@dataclass
+class EmbeddingConfig(TableConfig):
+    """A table whose features are sequences: one vector an id."""
+
+
+def as_config(config: Any, cls: type[TableConfig]) -> TableConfig:
+    """``config`` as ``cls``: itself, or made from a config of torchrec."""
+    if isinstance(config, TableConfig):
+        if not isinstance(config, cls):
+            raise errors.InvalidArgument(
+                f"table {config.name!r}: is a {type(config).__name__}, need {cls.__name__}"
+            )
+        return config
+    if hasattr(config, "embedding_dim") and hasattr(config, "feature_names"):
+        arguments: dict[str, Any] = {
+            "name": config.name,
+            "embedding_dim": config.embedding_dim,
+            "feature_names": list(config.feature_names),
+            "num_embeddings": getattr(config, "num_embeddings", 0),
+        }
+        data_type = getattr(config, "data_type", "fp32")
+        if _word(data_type) in _DTYPES:
+            arguments["data_type"] = _word(data_type)
+        if cls is EmbeddingBagConfig:
+            arguments["pooling"] = getattr(config, "pooling", "sum")
+        return cls(**arguments)
+    raise errors.InvalidArgument(f"tables holds {config!r}, need a persia.{cls.__name__}")
+
+
+def float_rows(where: str, rows: Any, shape: tuple[int, ...]) -> torch.Tensor:
+    """``rows`` as a contiguous float32 tensor on the CPU of this shape."""
+    t = torch.as_tensor(rows).detach()
+    if not t.dtype.is_floating_point:
+        raise errors.DtypeError(f"{where} has dtype {t.dtype}, need torch.float32")
+    if tuple(t.shape) != shape:
+        raise errors.ShapeError(f"{where} has shape {tuple(t.shape)}, need {shape}")
+    return t.to(device="cpu", dtype=torch.float32).contiguous()

@@ -1,0 +1,591 @@
+"""Embedding modules: ids in, vectors out, with torchrec's names and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from persia import _core, errors
+from persia._library import pull
+from persia.configs import (
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    TableConfig,
+    as_config,
+)
+from persia.jagged import JaggedBatch
+from persia.optim import SparseOptimizer
+from persia.store import Store
+
+__all__ = [
+    "EmbeddingBagCollection",
+    "EmbeddingCollection",
+    "JaggedTensor",
+    "KeyedTensor",
+    "Sequences",
+]
+
+# What a batch is to a module: keys, values, offsets, weights, ticket.
+_Ids = tuple[tuple[str, ...], Tensor, Tensor | None, Tensor | None, Tensor | None]
+
+
+class KeyedTensor:
+    """Pooled embeddings of all features side by side, like torchrec's KeyedTensor.
+
+    ``values()`` is [B, sum of dims]; ``out["feature"]`` is a view [B, dim].
+    """
+
+    __slots__ = ("_keys", "_lengths", "_values")
+
+    def __init__(self, keys: list[str], length_per_key: list[int], values: Tensor) -> None:
+        self._keys = keys
+        self._lengths = length_per_key
+        self._values = values
+
+    def keys(self) -> list[str]:
+        """The features, in the order of the columns."""
+        return self._keys
+
+    def values(self) -> Tensor:
+        """[B, sum of dims]."""
+        return self._values
+
+    def key_dim(self) -> int:
+        """The dimension that the features share: 1."""
+        return 1
+
+    def length_per_key(self) -> list[int]:
+        """The number of columns of each feature."""
+        return self._lengths
+
+    def offset_per_key(self) -> list[int]:
+        """The first column of each feature, and the number of columns at the end."""
+        offsets = [0]
+        for length in self._lengths:
+            offsets.append(offsets[-1] + length)
+        return offsets
+
+    def __getitem__(self, key: str) -> Tensor:
+        """The columns of one feature, [B, dim]; a view."""
+        try:
+            at = self._keys.index(key)
+        except ValueError:
+            raise errors.MissingFeature(
+                f"no feature {key!r} in the output; it has {self._keys}"
+            ) from None
+        return self._values.narrow(1, sum(self._lengths[:at]), self._lengths[at])
+
+    def to_dict(self) -> dict[str, Tensor]:
+        """Each feature's columns, [B, dim]; views."""
+        parts = self._values.split(self._lengths, 1)
+        return dict(zip(self._keys, parts, strict=True))
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __repr__(self) -> str:
+        return f"KeyedTensor({dict(zip(self._keys, self._lengths, strict=True))}, values={self._values})"
+
+
+class JaggedTensor:
+    """The vectors of one sequence feature: values [n_f, dim], offsets int64 [B + 1]."""
+
+    __slots__ = ("_offsets", "_values")
+
+    def __init__(self, values: Tensor, offsets: Tensor) -> None:
+        self._values = values
+        self._offsets = offsets
+
+    def values(self) -> Tensor:
+        """One vector an id: [n_f, dim]."""
+        return self._values
+
+    def offsets(self) -> Tensor:
+        """Where each sample's vectors begin, and n_f at the end: int64 [B + 1]."""
+        return self._offsets
+
+    def lengths(self) -> Tensor:
+        """Vectors of each sample: int64 [B]."""
+        return torch.diff(self._offsets)
+
+    def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
+        """[B, length, dim]: sequences cut at ``desired_length`` or padded to it (None: longest)."""
+        lengths = self.lengths()
+        longest = int(lengths.max()) if len(lengths) else 0
+        size = longest if desired_length is None else desired_length
+        at = torch.arange(size, device=lengths.device)
+        present = at < lengths[:, None]
+        index = (self._offsets[:-1, None] + at).masked_fill(~present, 0)
+        if len(self._values) == 0:
+            shape = (len(lengths), size, self._values.shape[1])
+            return self._values.new_full(shape, padding_value)
+        picked = self._values[index.to(self._values.device)]
+        return picked.masked_fill(~present.to(picked.device)[..., None], padding_value)
+
+    def to_dense(self) -> list[Tensor]:
+        """One tensor [length, dim] a sample; views."""
+        return list(self._values.split(self.lengths().tolist()))
+
+
+class Sequences(Mapping[str, JaggedTensor]):
+    """Sequence embeddings by feature; ``values()`` of a feature are cut out when asked for.
+
+    ``rows()`` is the whole: one vector for each id of the batch, [n, dim].
+    """
+
+    def __init__(
+        self, names: dict[str, int], rows: Tensor, offsets: Tensor | None, bags: int
+    ) -> None:
+        self._names = names
+        self._rows = rows
+        self._offsets = offsets
+        self._bags = bags
+
+    def rows(self) -> Tensor:
+        """One vector an id, in the order of the batch's values: [n, dim]."""
+        return self._rows
+
+    def __getitem__(self, key: str) -> JaggedTensor:
+        try:
+            at = self._names[key]
+        except KeyError:
+            raise errors.MissingFeature(
+                f"no feature {key!r} in the output; it has {list(self._names)}"
+            ) from None
+        first = at * self._bags
+        if self._offsets is None:
+            offsets = torch.arange(self._bags + 1, device=self._rows.device)
+            return JaggedTensor(self._rows.narrow(0, first, self._bags), offsets)
+        offsets = self._offsets[first : first + self._bags + 1]
+        start, stop = int(offsets[0]), int(offsets[-1])
+        return JaggedTensor(self._rows[start:stop], offsets - start)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _unpack(features: Any, padding_value: int | None) -> _Ids:
+    """The tensors of a JaggedBatch, a KeyedJaggedTensor or its like, or a dict."""
+    if isinstance(features, JaggedBatch):
+        return (
+            tuple(features._keys),
+            features._values,
+            features._offsets,
+            features._weights,
+            features.ticket,
+        )
+    if isinstance(features, Mapping):
+        return _unpack(JaggedBatch.from_dict(features, padding_value=padding_value), None)
+    try:
+        variable = getattr(features, "variable_stride_per_key", None)
+        if variable is not None and variable():
+            raise errors.ShapeError(
+                "the batch has a variable stride per key; a module pools one bag a sample for "
+                "every feature: pass features of equal batch size"
+            )
+        values, offsets = features.values(), features.offsets()
+        weights = features.weights_or_none()
+        keys = tuple(features.keys())
+    except AttributeError as error:
+        raise errors.InvalidArgument(
+            f"ids are a {type(features).__name__}; need a persia.JaggedBatch, a "
+            f"KeyedJaggedTensor, an object like it, or a dict of tensors ({error})"
+        ) from None
+    for name, t in (("values", values), ("offsets", offsets)):
+        if t.dtype != torch.int64 and t.dtype != torch.int32:
+            raise errors.DtypeError(f"{name} have dtype {t.dtype}, need torch.int64")
+        if t.dim() != 1:
+            raise errors.ShapeError(f"{name} have shape {tuple(t.shape)}, need one dimension")
+    if offsets.numel() == 0 or (offsets.numel() - 1) % len(keys):
+        raise errors.OffsetsError(
+            f"{offsets.numel()} offsets for {len(keys)} features; need features * samples + 1"
+        )
+    return (
+        keys,
+        values.to(torch.int64).contiguous(),
+        offsets.to(torch.int64).contiguous(),
+        weights,
+        getattr(features, "ticket", None),
+    )
+
+
+class _Collection(nn.Module):
+    """What pooled and sequence modules share: tables, plans, the lookup."""
+
+    _config_class: type[TableConfig]
+    _kind: int
+
+    def __init__(
+        self,
+        tables: Sequence[Any],
+        *,
+        store: Store | None,
+        optimizer: SparseOptimizer | None,
+        device: torch.device | str | None,
+        output_dtype: torch.dtype,
+        padding_value: int | None,
+    ) -> None:
+        super().__init__()
+        if not tables:
+            raise errors.InvalidArgument("tables is empty; a module looks up at least one table")
+        if store is not None and optimizer is not None:
+            raise errors.InvalidArgument(
+                "optimizer= is for a module with a store of its own; a Store has its optimizer"
+            )
+        self.store = Store(optimizer) if store is None else store
+        self._configs = [as_config(c, self._config_class) for c in tables]
+        self._device = None if device is None else torch.device(device)
+        self._output_dtype = output_dtype
+        self._padding_value = padding_value
+        names = [c.name for c in self._configs]
+        if len(set(names)) != len(names):
+            twice = sorted({n for n in names if names.count(n) > 1})
+            raise errors.InvalidArgument(f"tables {twice} occur more than once in one module")
+        # (output name, feature, config) in the order of the output.
+        features = [f for c in self._configs for f in c.feature_names]
+        self._outputs = [
+            (f if features.count(f) == 1 else f"{f}@{c.name}", f, c)
+            for c in self._configs
+            for f in c.feature_names
+        ]
+        self._names = [name for name, _, _ in self._outputs]
+        self._dims = [c.embedding_dim for _, _, c in self._outputs]
+        self._connect()
+
+    def _connect(self) -> None:
+        """Declares the tables, and makes the plan for keys in the order of the configs."""
+        self._trainable = any(c.trainable for c in self._configs)
+        self._plans: dict[tuple[str, ...], int] = {}
+        self._numbers = [self.store._declare(c).number for c in self._configs]
+        self._handle = self.store._handle
+        keys = tuple(dict.fromkeys(f for _, f, _ in self._outputs))
+        self._plans[keys] = self._make_plan(self._kind, keys)
+
+    def _make_plan(self, kind: int, keys: tuple[str, ...]) -> int:
+        at = {key: i for i, key in enumerate(keys)}
+        numbers = dict(zip((c.name for c in self._configs), self._numbers, strict=True))
+        features = []
+        for _, feature, config in self._outputs:
+            if feature not in at:
+                raise errors.MissingFeature(
+                    f"the batch has no feature {feature!r} (table {config.name!r}); it has "
+                    f"{list(keys)}"
+                )
+            pooling = (
+                config._pooling() if isinstance(config, EmbeddingBagConfig) else _core.POOL_NONE
+            )
+            features.append(
+                (feature, at[feature], numbers[config.name], pooling, int(config.trainable))
+            )
+        return self.store._plan(kind, len(keys), features)
+
+    def _lookup(self, ids: _Ids, weights: Tensor | None) -> Tensor:
+        """The output of the plan for these keys, float32 on the CPU."""
+        keys = ids[0]
+        plan = self._plans.get(keys)
+        if plan is None:
+            plan = self._plans[keys] = self._make_plan(self._kind, keys)
+        store = self.store
+        grad = self._trainable and torch.is_grad_enabled()
+        if grad and store.update == "backward" and _fp16_autocast():
+            raise errors.InvalidArgument(
+                'fp16 autocast needs a GradScaler, but Store(update="backward") applies gradients '
+                'before they are unscaled; make the store with update="step" (or use bfloat16)'
+            )
+        batch = ids[4]
+        return pull(
+            ids[1],
+            ids[2],
+            weights,
+            store._anchor if grad else store._still,
+            store._no_batch if batch is None else batch,
+            self._handle,
+            plan,
+            grad,
+        )
+
+    def _on_cpu(self, ids: _Ids) -> _Ids:
+        """The batch with its tensors on the CPU."""
+        keys, values, offsets, weights, ticket = ids
+        self.store._counts["cuda_ids_copied"] += values.numel()
+        return (
+            keys,
+            values.cpu(),
+            None if offsets is None else offsets.cpu(),
+            None if weights is None else weights.cpu(),
+            ticket,
+        )
+
+    def _placed(self, out: Tensor, ids_device: torch.device) -> Tensor:
+        """The output on the module's device, in its dtype."""
+        device = self._device or ids_device
+        if device.type != "cpu" or self._output_dtype != torch.float32:
+            return out.to(device=device, dtype=self._output_dtype)
+        return out
+
+    def _apply(self, fn: Any, recurse: bool = True) -> _Collection:
+        """``.to(device)``, ``.cuda()``: where the output goes; the tables stay."""
+        super()._apply(fn, recurse)
+        probe = torch.zeros(0, device=self._device)
+        self._device = fn(probe).device if self._device or fn(probe).device != probe.device else None
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Where the output goes."""
+        return self._device or torch.device("cpu")
+
+    # -- state: the schema alone, rows are in the store -------------------------------------
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Schema, row counts and checkpoint id; rows are saved by ``store.save``."""
+        stats = self.store.stats()["tables"]
+        return {
+            "tables": {
+                c.name: {"embedding_dim": c.embedding_dim, "rows": stats[c.name]["rows"]}
+                for c in self._configs
+            },
+            "checkpoint": self.store._checkpoint_id,
+        }
+
+    def set_extra_state(self, state: Any) -> None:
+        """Checks that the rows that belong to a ``state_dict()`` are in the store."""
+        mine = self.get_extra_state()["tables"]
+        for name, saved in state["tables"].items():
+            if name not in mine:
+                raise errors.SchemaMismatch(
+                    f"the state has a table {name!r}, the module has {sorted(mine)}"
+                )
+            if mine[name]["embedding_dim"] != saved["embedding_dim"]:
+                raise errors.SchemaMismatch(
+                    f"table {name!r}: embedding_dim is {mine[name]['embedding_dim']}, in the "
+                    f"state {saved['embedding_dim']}"
+                )
+            if saved["rows"] and not mine[name]["rows"]:
+                raise errors.RowsMissing(
+                    f"table {name!r} had {saved['rows']} rows when this state was saved, now it "
+                    "is empty: a state_dict holds no rows. Load them first with store.load(path) "
+                    f"(checkpoint {state['checkpoint'] or 'not saved'!r})"
+                )
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        for name in ("_plans", "_row_plans", "_numbers", "_handle"):
+            state.pop(name, None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._connect()
+
+    def extra_repr(self) -> str:
+        return ", ".join(
+            f"{c.name}: {c.embedding_dim} <- {list(c.feature_names)}" for c in self._configs
+        )
+
+
+def _fp16_autocast() -> bool:
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16:
+            return True
+    return False
+
+
+class EmbeddingBagCollection(_Collection):
+    """Pooled embeddings: one vector a sample and feature.
+
+    Args:
+        tables: the tables, :class:`persia.EmbeddingBagConfig` (or torchrec's).
+        store: where the rows are; None: a private store, made with ``optimizer``.
+        optimizer: of the private store.
+        device: of the output; default: where the ids are. ``.to()`` changes it.
+        is_weighted: ids have weights; True makes a batch without weights an error. Weights
+            that require grad get a gradient.
+        output_dtype: of the output.
+        padding_value: in dicts of 2-D tensors, ids of this value are left out.
+
+    ``forward(ids)`` takes a :class:`persia.JaggedBatch`, a KeyedJaggedTensor, an object like it,
+    or a dict of tensors; extra keys are ignored. It returns a :class:`KeyedTensor`
+    [B, sum of embedding_dim]; a feature of several tables is named ``feature@table``.
+
+    Raises (in forward): MissingFeature, DtypeError, ShapeError, OffsetsError.
+    """
+
+    _config_class = EmbeddingBagConfig
+    _kind = _core.PLAN_BAGS
+
+    def __init__(
+        self,
+        tables: Sequence[Any],
+        *,
+        store: Store | None = None,
+        optimizer: SparseOptimizer | None = None,
+        device: torch.device | str | None = None,
+        is_weighted: bool = False,
+        output_dtype: torch.dtype = torch.float32,
+        padding_value: int | None = None,
+    ) -> None:
+        super().__init__(
+            tables,
+            store=store,
+            optimizer=optimizer,
+            device=device,
+            output_dtype=output_dtype,
+            padding_value=padding_value,
+        )
+        self._is_weighted = is_weighted
+
+    def _connect(self) -> None:
+        super()._connect()
+        self._row_plans: dict[tuple[str, ...], int] = {}
+
+    def embedding_bag_configs(self) -> list[TableConfig]:
+        """The tables."""
+        return self._configs
+
+    def is_weighted(self) -> bool:
+        """Whether ids have weights."""
+        return self._is_weighted
+
+    def forward(self, features: Any) -> KeyedTensor:
+        """Looks up and pools a batch."""
+        ids = _unpack(features, self._padding_value)
+        device = ids[1].device
+        if device.type != "cpu":
+            ids = self._on_cpu(ids)
+        weights = ids[3] if self._is_weighted else None
+        if weights is None:
+            if self._is_weighted:
+                raise errors.InvalidArgument(
+                    "the module is weighted (is_weighted=True) but the batch has no weights"
+                )
+            out = self._lookup(ids, None)
+        elif weights.requires_grad and torch.is_grad_enabled():
+            out = self._pool_in_torch(ids, weights)
+        else:
+            out = self._lookup(ids, weights.to(torch.float32).contiguous())
+        return KeyedTensor(self._names, self._dims, self._placed(out, device))
+
+    def _pool_in_torch(self, ids: _Ids, weights: Tensor) -> Tensor:
+        """Pools unpooled rows with torch, so that the weights get a gradient."""
+        keys, values, offsets = ids[0], ids[1], ids[2]
+        if offsets is None:
+            offsets = torch.arange(len(values) + 1)
+        lengths = torch.diff(offsets)
+        at = {key: i for i, key in enumerate(keys)}
+        bags = len(lengths) // len(keys)
+        bag = torch.repeat_interleave(torch.arange(len(lengths)), lengths, output_size=len(values))
+        parts = []
+        for place in _places(self._outputs):
+            # One plan names a key once; features of several tables take several rounds.
+            chosen = [self._outputs[i] for i in place]
+            rows = self._rows_of(ids, offsets, place)
+            pooled = torch.zeros(len(lengths), rows.shape[1]).index_add(
+                0, bag, rows * weights.to(torch.float32)[:, None]
+            )
+            for i, (_, feature, config) in zip(place, chosen, strict=True):
+                first = at[feature] * bags
+                part = pooled[first : first + bags, : config.embedding_dim]
+                count = lengths[first : first + bags].clamp(min=1).to(torch.float32)[:, None]
+                assert isinstance(config, EmbeddingBagConfig)
+                kind = config._pooling()
+                if kind == _core.POOL_MEAN:
+                    part = part / count
+                elif kind == _core.POOL_SQRTN:
+                    part = part / count.sqrt()
+                parts.append((i, part))
+        return torch.cat([part for _, part in sorted(parts, key=lambda p: p[0])], 1)
+
+    def _rows_of(self, ids: _Ids, offsets: Tensor, place: tuple[int, ...]) -> Tensor:
+        """Unpooled rows of some of the outputs, [n, widest dim]."""
+        keys = ids[0]
+        memo = (*map(str, place), "|", *keys)
+        plan = self._row_plans.get(memo)
+        if plan is None:
+            whole, self._outputs = self._outputs, [self._outputs[i] for i in place]
+            try:
+                plan = self._row_plans[memo] = self._make_plan(_core.PLAN_ROWS, keys)
+            finally:
+                self._outputs = whole
+        store = self.store
+        anchor = store._anchor if self._trainable else store._still
+        batch = store._no_batch
+        return pull(ids[1], offsets, None, anchor, batch, self._handle, plan, self._trainable)
+
+
+def _places(outputs: list[tuple[str, str, TableConfig]]) -> list[tuple[int, ...]]:
+    """The outputs in rounds in which no feature occurs twice."""
+    rounds: list[dict[str, int]] = []
+    for i, (_, feature, _) in enumerate(outputs):
+        for one in rounds:
+            if feature not in one:
+                one[feature] = i
+                break
+        else:
+            rounds.append({feature: i})
+    return [tuple(one.values()) for one in rounds]
+
+
+class EmbeddingCollection(_Collection):
+    """Sequence embeddings: one vector an id, not pooled.
+
+    Args: as for :class:`EmbeddingBagCollection`; all tables have the same ``embedding_dim``,
+    and no feature occurs in two tables.
+
+    ``forward(ids)`` returns :class:`Sequences`, a mapping from feature to :class:`JaggedTensor`.
+    """
+
+    _config_class = EmbeddingConfig
+    _kind = _core.PLAN_ROWS
+
+    def __init__(
+        self,
+        tables: Sequence[Any],
+        *,
+        store: Store | None = None,
+        optimizer: SparseOptimizer | None = None,
+        device: torch.device | str | None = None,
+        output_dtype: torch.dtype = torch.float32,
+        padding_value: int | None = None,
+    ) -> None:
+        configs = [as_config(c, EmbeddingConfig) for c in tables]
+        if len({c.embedding_dim for c in configs}) > 1:
+            raise errors.InvalidArgument(
+                "the tables of an EmbeddingCollection have one embedding_dim, these have "
+                f"{[c.embedding_dim for c in configs]}; make one collection for each"
+            )
+        super().__init__(
+            configs,
+            store=store,
+            optimizer=optimizer,
+            device=device,
+            output_dtype=output_dtype,
+            padding_value=padding_value,
+        )
+
+    def embedding_configs(self) -> list[TableConfig]:
+        """The tables."""
+        return self._configs
+
+    def embedding_dim(self) -> int:
+        """Elements of a vector."""
+        return self._configs[0].embedding_dim
+
+    def forward(self, features: Any) -> Sequences:
+        """Looks up a batch."""
+        ids = _unpack(features, self._padding_value)
+        device = ids[1].device
+        if device.type != "cpu":
+            ids = self._on_cpu(ids)
+        rows = self._placed(self._lookup(ids, None), device)
+        keys, values, offsets = ids[0], ids[1], ids[2]
+        at = {key: i for i, key in enumerate(keys)}
+        bags = (values.numel() if offsets is None else offsets.numel() - 1) // len(keys)
+        names = {name: at[feature] for name, feature, _ in self._outputs}
+        return Sequences(names, rows, offsets, bags)

@@ -1,0 +1,315 @@
+"""Optimizers of embedding rows, as ``torch.optim.Optimizer`` objects.
+
+They hold no parameters: their ``param_groups`` are one group per table of the
+:class:`persia.Store` that they are given to, with the hyper-parameters of that table.
+Learning-rate schedulers, ``torch.amp.GradScaler`` and ``state_dict()`` work as usual.
+
+All are *lazy*: a row changes only when it has a gradient. Weight decay is coupled (added
+to the gradient) except in :class:`AdamW`, and touches touched rows only. Where every row
+is touched at every step the results equal those of torch's dense optimizers.
+
+Entries of a group, beside those of the algorithm:
+
+* ``max_grad_norm``: the gradient of a row is clipped to this L2 norm (0: not);
+* ``max_norm``: then the row is scaled down to this L2 norm (0: not);
+* ``weight_bound``: then its elements are clamped to [-bound, bound] (0: not).
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from persia import errors
+
+if TYPE_CHECKING:
+    from persia.store import Store
+
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "RowWiseAdagrad", "SparseOptimizer", "clip_grad_norm_"]
+
+
+def _number(name: str, value: Any, low: float, high: float = math.inf) -> float:
+    """``value`` as a float in [low, high)."""
+    x = float(value)
+    if not (low <= x < high):
+        bound = f"in [{low}, {high})" if high < math.inf else f"finite and at least {low}"
+        raise errors.InvalidArgument(f"{name} is {value!r}, need a number {bound}")
+    return x
+
+
+class SparseOptimizer(torch.optim.Optimizer):
+    """The base of all optimizers of a store; use one of its subclasses."""
+
+    algorithm: ClassVar[str] = ""
+    # GradScaler calls step() itself; the probe of each group tells it what is finite.
+    _step_supports_amp_scaling = True
+
+    def __init__(self, defaults: dict[str, Any], common: dict[str, float]) -> None:
+        for name in common:
+            if name not in ("max_grad_norm", "max_norm", "weight_bound"):
+                raise TypeError(
+                    f"{type(self).__name__}() got an unexpected keyword argument {name!r}"
+                )
+        settings = {"lr": _number("lr", defaults.pop("lr"), 0.0), **defaults}
+        for name in ("max_grad_norm", "max_norm", "weight_bound"):
+            settings[name] = _number(name, common.get(name, 0.0), 0.0)
+        self._store: weakref.ref[Store] | None = None
+        self._probe_grads = torch.zeros(0)
+        # torch refuses an empty list of parameters, but not a group without any.
+        super().__init__([{"params": []}], settings)
+        self.param_groups.clear()
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{k}={v}" for k, v in self.defaults.items())
+        return f"persia.optim.{type(self).__name__}({settings})"
+
+    def _bind(self, store: Store) -> None:
+        """Makes this the optimizer of ``store``."""
+        if self._store is not None:
+            raise errors.InvalidArgument(
+                "this optimizer belongs to another Store; make one optimizer a Store"
+            )
+        self._store = weakref.ref(store)
+
+    def _add_table(self, name: str, template: SparseOptimizer, lr: float | None) -> None:
+        """Adds the group of a table, with the settings of ``template``."""
+        probe = torch.nn.Parameter(torch.zeros(1))
+        group = {**template.defaults, "params": [probe], "table": name}
+        group["algorithm"] = template.algorithm
+        if lr is not None:
+            group["lr"] = _number(f"table {name}: lr", lr, 0.0)
+        self.add_param_group(group)
+
+    def _set_probes(self, finite: bytes) -> None:
+        """Gives each group's probe the gradient 1, or NaN where one is not finite."""
+        grads = torch.tensor([1.0 if ok else math.nan for ok in finite])
+        self._probe_grads = grads
+        for i, group in enumerate(self.param_groups):
+            group["params"][0].grad = grads[i : i + 1]
+
+    def _factors(self) -> list[float]:
+        """What unscaling and clipping made of the probes: a factor a table."""
+        factors: list[float] = self._probe_grads.tolist()
+        factors += [1.0] * (len(self.param_groups) - len(factors))
+        return [1.0 if math.isnan(f) else f for f in factors]
+
+    @property
+    def store(self) -> Store:
+        """The store that this optimizer was given to."""
+        store = None if self._store is None else self._store()
+        if store is None:
+            raise errors.InvalidArgument(
+                "this optimizer has no Store; pass it to persia.Store(optimizer=...)"
+            )
+        return store
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Applies the gradients of all backwards since the last step.
+
+        With ``Store(update="backward")`` they were applied at the end of each backward
+        already, and there is nothing left to do.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        store = self.store
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        if store.update == "backward":
+            if found_inf is not None:
+                raise errors.InvalidArgument(
+                    'a GradScaler scales the gradients, but Store(update="backward") applies '
+                    'them before they are unscaled; make the store with update="step"'
+                )
+            return loss
+        if found_inf is not None and float(found_inf) > 0:
+            store._discard()
+            return loss
+        factors = self._factors()
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        if scale is not None:
+            factors = [f / float(scale) for f in factors]
+        store._apply(factors)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops gradients that no step has applied."""
+        store = None if self._store is None else self._store()
+        if store is not None and store.update == "step":
+            store._discard()
+        for group in self.param_groups:
+            group["params"][0].grad = None
+        self._probe_grads = torch.zeros(0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        return {**state, "_probe_grads": torch.zeros(0), "_store": None}
+
+
+class SGD(SparseOptimizer):
+    """``w -= lr * g``, with momentum if wished; the formula of ``torch.optim.SGD``.
+
+    Args:
+        lr: learning rate.
+        momentum: 0 keeps no state; else one float32 buffer a row.
+        weight_decay: coupled.
+    """
+
+    algorithm = "sgd"
+
+    def __init__(
+        self, lr: float = 0.01, *, momentum: float = 0.0, weight_decay: float = 0.0, **common: float
+    ) -> None:
+        settings = {
+            "lr": lr,
+            "momentum": _number("momentum", momentum, 0.0, 1.0),
+            "weight_decay": _number("weight_decay", weight_decay, 0.0),
+        }
+        super().__init__(settings, common)
+
+
+class Adagrad(SparseOptimizer):
+    """One accumulator an element; the formula of ``torch.optim.Adagrad``.
+
+    Args:
+        lr: learning rate.
+        eps: added to the root of the accumulator.
+        initial_accumulator_value: of new rows.
+        weight_decay: coupled.
+    """
+
+    algorithm = "adagrad"
+
+    def __init__(
+        self,
+        lr: float = 0.01,
+        *,
+        eps: float = 1e-10,
+        initial_accumulator_value: float = 0.0,
+        weight_decay: float = 0.0,
+        **common: float,
+    ) -> None:
+        settings = {
+            "lr": lr,
+            "eps": _number("eps", eps, 0.0),
+            "initial_accumulator_value": _number(
+                "initial_accumulator_value", initial_accumulator_value, 0.0
+            ),
+            "weight_decay": _number("weight_decay", weight_decay, 0.0),
+        }
+        super().__init__(settings, common)
+
+
+class RowWiseAdagrad(Adagrad):
+    """One accumulator a row, of the mean of the squared gradient (fbgemm, torchrec)."""
+
+    algorithm = "rowwise_adagrad"
+
+    def __init__(
+        self,
+        lr: float = 0.01,
+        *,
+        eps: float = 1e-8,
+        initial_accumulator_value: float = 0.0,
+        weight_decay: float = 0.0,
+        **common: float,
+    ) -> None:
+        super().__init__(
+            lr,
+            eps=eps,
+            initial_accumulator_value=initial_accumulator_value,
+            weight_decay=weight_decay,
+            **common,
+        )
+
+
+class Adam(SparseOptimizer):
+    """Adam on touched rows, with dense Adam's bias correction (``torch.optim.Adam``).
+
+    Its step t is the store's count of updates, not a count of each row.
+
+    Args:
+        lr: learning rate.
+        betas: decay of the two moments.
+        eps: added after the bias correction.
+        weight_decay: coupled.
+    """
+
+    algorithm = "adam"
+
+    def __init__(
+        self,
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        **common: float,
+    ) -> None:
+        settings = {
+            "lr": lr,
+            "betas": (_number("betas[0]", betas[0], 0.0, 1.0), _number("betas[1]", betas[1], 0.0, 1.0)),
+            "eps": _number("eps", eps, 0.0),
+            "weight_decay": _number("weight_decay", weight_decay, 0.0),
+        }
+        super().__init__(settings, common)
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay (``torch.optim.AdamW``)."""
+
+    algorithm = "adamw"
+
+    def __init__(
+        self,
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        **common: float,
+    ) -> None:
+        super().__init__(lr, betas=betas, eps=eps, weight_decay=weight_decay, **common)
+
+
+def clip_grad_norm_(model: torch.nn.Module | Iterable[torch.nn.Module], max_norm: float) -> Tensor:
+    """Clips the gradients of a model, dense and sparse, to one common L2 norm.
+
+    Call it between ``backward()`` (after ``scaler.unscale_`` of all optimizers, if there is a
+    scaler) and the ``step()`` of both optimizers. Stores need ``update="step"``. The gradients
+    of equal ids are summed before they count.
+
+    Args:
+        model: a module, or several.
+        max_norm: the largest norm that is left as it is.
+
+    Returns:
+        The norm before clipping, a float32 scalar on the CPU.
+    """
+    _number("max_norm", max_norm, 0.0)
+    models = [model] if isinstance(model, torch.nn.Module) else list(model)
+    stores: list[Store] = []
+    grads: list[Tensor] = []
+    for part in models:
+        grads += [p.grad for p in part.parameters() if p.grad is not None]
+        for module in part.modules():
+            store = getattr(module, "store", None)
+            if hasattr(store, "_grad_norm_squared") and all(store is not s for s in stores):
+                stores.append(store)
+    squares = sum(store._grad_norm_squared() for store in stores)
+    if grads:
+        dense = float(torch.nn.utils.get_total_norm(grads))
+        squares += dense * dense
+    norm = math.sqrt(squares)
+    factor = max_norm / (norm + 1e-6)
+    if factor < 1.0 or math.isnan(factor):
+        for grad in grads:
+            grad.mul_(factor)
+        for store in stores:
+            store.optimizer._probe_grads.mul_(factor)
+    return torch.tensor(norm)
