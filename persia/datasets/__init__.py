@@ -1,0 +1,13 @@
+"""Data sets as iterables of :class:`persia.Batch`.
+
+Reading, decompressing and hashing run in C and in background threads, so
+that they go on while the model trains. Nothing here touches a table: all of
+it works in the forked workers of ``torch.utils.data.DataLoader`` (pass
+``batch_size=None``), which then share the batches among them.
+"""
+
+from persia.datasets.base import Dataset, value_hash
+from persia.datasets.criteo import Criteo
+from persia.datasets.synthetic import SyntheticCTR
+
+__all__ = ["Criteo", "Dataset", "SyntheticCTR", "value_hash"]

@@ -1,0 +1,153 @@
+"""What the data sets share: the share of a worker, and reading ahead."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, TypeVar
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from persia import _core, errors
+from persia.jagged import Batch
+
+__all__ = ["Dataset", "read_ahead", "value_hash"]
+
+T = TypeVar("T")
+
+
+def value_hash(value: str | bytes, salt: int = 0) -> int:
+    """The 64-bit id of a categorical value, as all data sets compute it.
+
+    It is XXH64 of the value's bytes (UTF-8 for a str) with ``salt`` as seed,
+    read as a signed number.
+    """
+    raw = value.encode() if isinstance(value, str) else value
+    return _core.value_hash(raw, check_salt("value_hash", salt))
+
+
+def check_salt(what: str, salt: int) -> int:
+    if not 0 <= salt < 2**64:
+        raise errors.InvalidArgument(
+            f"{what}: hash_salt is {salt}, need 0 to 2**64 - 1"
+        )
+    return salt
+
+
+class Dataset(IterableDataset[Batch]):
+    """An iterable of batches that knows its features.
+
+    Under a ``torch.utils.data.DataLoader`` with workers, each worker makes
+    its share of the batches; under ``torchrun``, ``shard=(rank, world)``
+    does the same for ranks.
+
+    Attributes:
+        keys: names of the id features, as in ``batch.ids.keys()``.
+        dense_names: names of the columns of ``batch.dense``.
+        batch_size: samples of a batch; the last one may have fewer.
+        epoch: number of the pass; with ``seed`` it decides the shuffle. The
+            caller sets it.
+    """
+
+    keys: list[str]
+    dense_names: list[str]
+
+    def __init__(
+        self,
+        batch_size: int,
+        *,
+        seed: int,
+        drop_last: bool,
+        shard: tuple[int, int],
+    ) -> None:
+        if batch_size < 1:
+            raise errors.InvalidArgument(
+                f"batch_size is {batch_size}, need at least 1"
+            )
+        rank, world = shard
+        if not 0 <= rank < world:
+            raise errors.InvalidArgument(
+                f"shard is {shard}, need (rank, world) with 0 <= rank < world"
+            )
+        self.batch_size = batch_size
+        self.seed = seed
+        self.epoch = 0
+        self.drop_last = drop_last
+        self.shard = shard
+
+    @property
+    def dense_features(self) -> int:
+        """The number of columns of ``batch.dense``."""
+        return len(self.dense_names)
+
+    def __iter__(self) -> Iterator[Batch]:
+        rank, world = self.shard
+        worker = get_worker_info()
+        if worker is not None:
+            rank = rank * worker.num_workers + worker.id
+            world *= worker.num_workers
+        return read_ahead(lambda: self._batches(rank, world))
+
+    @abstractmethod
+    def _batches(self, shard: int, shards: int) -> Iterator[Batch]:
+        """The batches of one of ``shards`` parts, in order."""
+
+
+class _End:
+    """The last thing in the queue of read_ahead(): how the source ended."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+
+
+def read_ahead(
+    source: Callable[[], Iterator[T]], depth: int = 4
+) -> Generator[T, None, None]:
+    """Iterates over ``source()`` in a thread, up to ``depth`` items ahead.
+
+    An exception of the source is raised here, after the items before it.
+    Closing the iterator (``break`` does) ends the thread.
+    """
+    ready: queue.Queue[Any] = queue.Queue(depth)
+    closed = threading.Event()
+
+    def put(item: Any) -> bool:
+        while not closed.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                pass
+        return False
+
+    def run() -> None:
+        end = _End()
+        try:
+            items = source()
+            try:
+                for item in items:
+                    if not put(item):
+                        break
+            finally:
+                if hasattr(items, "close"):  # closes a source's own source
+                    items.close()
+        except BaseException as error:
+            end = _End(error)
+        put(end)
+
+    thread = threading.Thread(
+        target=run, name="persia-read-ahead", daemon=True
+    )
+    thread.start()
+    try:
+        while not isinstance(item := ready.get(), _End):
+            yield item
+        if item.error is not None:
+            raise item.error
+    finally:
+        closed.set()
+        while not ready.empty():  # wakes a thread that waits for room
+            ready.get_nowait()
+        thread.join()
