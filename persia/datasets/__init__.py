@@ -8,6 +8,8 @@ it works in the forked workers of ``torch.utils.data.DataLoader`` (pass
 
 from persia.datasets.base import Dataset, value_hash
 from persia.datasets.criteo import Criteo
+from persia.datasets.csv import CSV
+from persia.datasets.schema import Schema
 from persia.datasets.synthetic import SyntheticCTR
 
-__all__ = ["Criteo", "Dataset", "SyntheticCTR", "value_hash"]
+__all__ = ["CSV", "Criteo", "Dataset", "Schema", "SyntheticCTR", "value_hash"]
