@@ -32,6 +32,39 @@ if(PERSIA_TESTS)
     endforeach()
 endif()
 
+# The same bits whatever the instruction set: the kernels' rooms compiled for
+# each -march alone, against the clones of the plain build.
+function(add_bits_test)
+    set(programs "$<TARGET_FILE:bits_clones>")
+    add_executable(bits_clones "${CMAKE_SOURCE_DIR}/tests/bits/bits.c")
+    target_link_libraries(bits_clones PRIVATE persia_static)
+    file(GLOB kernels CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/base/*.c"
+        "${CMAKE_SOURCE_DIR}/mem/*.c" "${CMAKE_SOURCE_DIR}/sched/*.c"
+        "${CMAKE_SOURCE_DIR}/ids/*.c" "${CMAKE_SOURCE_DIR}/pool/*.c"
+        "${CMAKE_SOURCE_DIR}/optim/*.c" "${CMAKE_SOURCE_DIR}/table/*.c")
+    foreach(march x86-64 x86-64-v2 x86-64-v3 x86-64-v4)
+        add_library(rooms_${march} STATIC EXCLUDE_FROM_ALL ${kernels})
+        target_link_libraries(rooms_${march} PUBLIC persia_flags)
+        target_compile_options(rooms_${march} PRIVATE -march=${march})
+        target_compile_definitions(rooms_${march} PRIVATE PERSIA_NO_CLONES)
+        add_executable(bits_${march} "${CMAKE_SOURCE_DIR}/tests/bits/bits.c")
+        target_link_libraries(bits_${march} PRIVATE rooms_${march})
+        target_compile_definitions(bits_${march} PRIVATE
+            BITS_MARCH="${march}")
+        list(APPEND programs "$<TARGET_FILE:bits_${march}>")
+    endforeach()
+    list(JOIN programs "," programs)
+    add_test(NAME bits COMMAND "${CMAKE_COMMAND}" "-DPROGRAMS=${programs}"
+        -P "${CMAKE_SOURCE_DIR}/tests/bits/compare.cmake")
+    set_tests_properties(bits PROPERTIES TIMEOUT 300)
+endfunction()
+
+if(PERSIA_TESTS AND NOT PERSIA_SANITIZE
+        AND CMAKE_C_COMPILER_ID STREQUAL "GNU"
+        AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
+    add_bits_test()
+endif()
+
 if(PERSIA_FUZZ)
     file(GLOB targets CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/fuzz/*.c")
     foreach(target IN LISTS targets)
