@@ -1,4 +1,6 @@
-"""Persia: recommender embeddings for PyTorch that outgrow any fixed vocabulary."""
+"""Persia: recommender embeddings for PyTorch that outgrow any fixed
+vocabulary.
+"""
 
 from persia import errors, optim
 from persia.configs import EmbeddingBagConfig, EmbeddingConfig

@@ -8,6 +8,97 @@ Buffer = _Buffer | npt.NDArray[Any]
 
 def __getattr__(name: str) -> Any: ...
 
+# --- csrc/py/core.c ---
+
+def error_names() -> tuple[str, ...]: ...
+
+# --- csrc/py/store.c ---
+
+FP32: int
+BF16: int
+INIT_UNIFORM: int
+INIT_NORMAL: int
+INIT_CONSTANT: int
+FULL_RAISE: int
+FULL_EVICT_LRU: int
+MISSING_INIT: int
+MISSING_ZEROS: int
+NONFINITE_RAISE: int
+NONFINITE_SKIP: int
+POOL_SUM: int
+POOL_MEAN: int
+POOL_SQRTN: int
+POOL_NONE: int
+PLAN_BAGS: int
+PLAN_ROWS: int
+OPTIMIZERS: tuple[str, ...]
+
+@final
+class Store:
+    handle: int
+    def __init__(self, threads: int, memory_limit: int) -> None: ...
+    def close(self) -> None: ...
+    def declare(
+        self,
+        name: str,
+        seed: int,
+        dim: int,
+        dtype: int,
+        optimizer: int,
+        momentum: int,
+        init: int,
+        init_a: float,
+        init_b: float,
+        state_init: float,
+        missing: int,
+        nonfinite: int,
+        capacity: int,
+        full: int,
+        admission: float,
+    ) -> tuple[int, bool]: ...
+    def plan(
+        self,
+        kind: int,
+        keys: int,
+        features: list[tuple[str, int, int, int, int]],
+        /,
+    ) -> int: ...
+    def plan_shape(self, plan: int, /) -> tuple[int, int, int]: ...
+    def apply(
+        self,
+        groups: list[dict[str, Any]],
+        scales: list[float] | None = None,
+        /,
+    ) -> tuple[int, int, int, int, int]: ...
+    def held(self) -> int: ...
+    def discard(self) -> int: ...
+    def finite(self) -> bytes: ...
+    def norm(self, scales: list[float], /) -> float: ...
+    def updates(self) -> int: ...
+    def set_updates(self, n: int, /) -> None: ...
+    def stats(self, table: int, /) -> dict[str, int]: ...
+    def memory(self) -> tuple[int, int]: ...
+    def state_floats(self, table: int, /) -> int: ...
+    def get(
+        self,
+        table: int,
+        ids: Buffer,
+        vectors: Buffer,
+        state: Buffer | None,
+        found: Buffer | None = None,
+        /,
+    ) -> None: ...
+    def set(
+        self,
+        table: int,
+        ids: Buffer,
+        vectors: Buffer,
+        state: Buffer | None,
+        /,
+    ) -> None: ...
+    def clear(self, table: int, /) -> None: ...
+    def ids(self, table: int, /) -> bytes: ...
+
 # --- csrc/py/data.c ---
 
 def value_hash(value: Buffer, salt: int = 0, /) -> int: ...

@@ -17,32 +17,37 @@ from persia import _core, errors
 
 __all__ = ["SHAPES", "pull", "typed"]
 
-torch.ops.load_library(str(Path(__file__).with_name("_torch.so")))
+torch.ops.load_library(  # type: ignore[no-untyped-call]
+    str(Path(__file__).with_name("_torch.so"))
+)
 
 _ops = torch.ops.persia
 _NAMES = ("ticket_v1", "pull_v1", "push_v1")
 
-# (store handle, plan number) -> (kind, keys of a batch, output columns): what the
-# fake kernels need to know. Filled where plans are made.
+# (store handle, plan number) -> (kind, keys of a batch, output columns): what
+# the fake kernels need to know. Filled where plans are made.
 SHAPES: dict[tuple[int, int], tuple[int, int, int]] = {}
 
 
 def _register_effects() -> None:
-    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+    from torch._higher_order_ops.effects import (
+        _EffectType,
+        _register_effectful_op,
+    )
 
     for name in _NAMES:
-        _register_effectful_op(getattr(_ops, name).default, _EffectType.ORDERED)
+        _register_effectful_op(
+            getattr(_ops, name).default, _EffectType.ORDERED
+        )
 
 
 _register_effects()
 
 
-@torch.library.register_fake("persia::ticket_v1")
 def _fake_ticket(batch: Tensor, store: int, grad: bool) -> Tensor:
     return batch.new_empty((2,), dtype=torch.int64)
 
 
-@torch.library.register_fake("persia::pull_v1")
 def _fake_pull(
     values: Tensor,
     offsets: Tensor | None,
@@ -62,7 +67,6 @@ def _fake_pull(
     )
 
 
-@torch.library.register_fake("persia::push_v1")
 def _fake_push(
     grad: Tensor,
     values: Tensor,
@@ -77,42 +81,65 @@ def _fake_push(
     return None
 
 
+torch.library.register_fake("persia::ticket_v1", _fake_ticket)
+torch.library.register_fake("persia::pull_v1", _fake_pull)
+torch.library.register_fake("persia::push_v1", _fake_push)
+
+
 def _refuse_double_backward() -> None:
     if torch.is_grad_enabled():
         raise errors.TicketError(
-            "backward(create_graph=True) through an embedding: the gradients of embeddings are "
-            "pushed, not returned, so they have no gradients; use create_graph=False, or "
+            "backward(create_graph=True) through an embedding: the gradients "
+            "of embeddings are "
+            "pushed, not returned, so they have no gradients; use "
+            "create_graph=False, or "
             "detach() the embeddings"
         )
 
 
-# Compiled code and direct calls of the op. Compilers reuse the buffers of a graph, so the
-# push copies its gradient (keep=False).
+# Compiled code and direct calls of the op. Compilers reuse the buffers of a
+# graph, so the push copies its gradient (keep=False).
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
+) -> None:
     values, offsets, weights, _, ticket, store, plan = inputs
     ctx.save_for_backward(values, offsets, weights, output[1], ticket)
     ctx.store, ctx.plan = store, plan
 
 
-def _backward(ctx: Any, grad: Tensor, _rows: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(
+    ctx: Any, grad: Tensor, _rows: Tensor | None
+) -> tuple[Tensor | None, ...]:
     _refuse_double_backward()
     values, offsets, weights, rows, ticket = ctx.saved_tensors
     _ops.push_v1(
-        grad.contiguous(), values, offsets, weights, rows, ticket, ctx.store, ctx.plan, False
+        grad.contiguous(),
+        values,
+        offsets,
+        weights,
+        rows,
+        ticket,
+        ctx.store,
+        ctx.plan,
+        False,
     )
     return None, None, None, grad.new_zeros(1), None, None, None
 
 
-torch.library.register_autograd("persia::pull_v1", _backward, setup_context=_setup)
+torch.library.register_autograd(
+    "persia::pull_v1", _backward, setup_context=_setup
+)
 
 
 class _Pull(torch.autograd.Function):
-    """The same in eager: no copy of the gradient, exceptions keep their types."""
+    """The same in eager: no copy of the gradient, exceptions keep their
+    types.
+    """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         values: Tensor,
         offsets: Tensor | None,
@@ -123,17 +150,19 @@ class _Pull(torch.autograd.Function):
         plan: int,
     ) -> Tensor:
         with torch._C._AutoDispatchBelowAutograd():
-            out, rows = _pull(values, offsets, weights, anchor, ticket, store, plan)
+            out, rows = _pull(
+                values, offsets, weights, anchor, ticket, store, plan
+            )
         ctx.save_for_backward(values, offsets, weights, rows)
-        # Not saved as a tensor: a forward that torch.utils.checkpoint repeats keeps the
-        # ticket, and with it the place in the sum, of the first one.
+        # Not saved as a tensor: a forward that torch.utils.checkpoint repeats
+        # keeps the ticket, and with it the place in the sum, of the first one.
         ctx.ticket, ctx.store, ctx.plan = ticket, store, plan
         ctx.set_materialize_grads(False)
         result: Tensor = out
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         _refuse_double_backward()
         if grad is None:
             return (None,) * 7
@@ -170,28 +199,38 @@ def pull(
     plan: int,
     grad: bool,
 ) -> Tensor:
-    """One forward: the plan's output, float32; its backward pushes if ``grad``.
+    """One forward: the plan's output, float32; its backward pushes if
+    ``grad``.
 
-    ``anchor`` is the store's: its gradient accumulates after all pushes of a backward.
-    ``batch`` is the ticket of the ids, int64 [1], 0 for ids not looked up ahead.
+    ``anchor`` is the store's: its gradient accumulates after all pushes of a
+    backward. ``batch`` is the ticket of the ids, int64 [1], 0 for ids not
+    looked up ahead.
     """
     ticket = _ticket(batch, store, grad)
     if torch.compiler.is_compiling():
-        out: Tensor = _ops.pull_v1(values, offsets, weights, anchor, ticket, store, plan)[0]
+        out: Tensor = _ops.pull_v1(
+            values, offsets, weights, anchor, ticket, store, plan
+        )[0]
         return out
     try:
         if grad:
-            out = _Pull.apply(values, offsets, weights, anchor, ticket, store, plan)  # type: ignore[no-untyped-call]
+            out = _Pull.apply(
+                values, offsets, weights, anchor, ticket, store, plan
+            )  # type: ignore[no-untyped-call]
             return out
         with torch._C._AutoDispatchBelowAutograd():
-            out = _pull(values, offsets, weights, anchor, ticket, store, plan)[0]
+            out = _pull(values, offsets, weights, anchor, ticket, store, plan)[
+                0
+            ]
         return out
     except RuntimeError as error:
         raise typed(error) from None
 
 
 def typed(error: RuntimeError) -> BaseException:
-    """The exception of persia.errors that an operator's RuntimeError stands for."""
+    """The exception of persia.errors that an operator's RuntimeError stands
+    for.
+    """
     name, separator, text = str(error).partition(": ")
     cls = getattr(errors, name, None) if separator else None
     if not (isinstance(cls, type) and issubclass(cls, errors.PersiaError)):

@@ -1,4 +1,5 @@
-"""What a table is: :class:`EmbeddingBagConfig` (pooled) and :class:`EmbeddingConfig` (sequences).
+"""What a table is: :class:`EmbeddingBagConfig` (pooled) and
+:class:`EmbeddingConfig` (sequences).
 
 The names of the fields are those of torchrec.
 """
@@ -38,7 +39,9 @@ _INITS = {
 
 
 def _word(value: Any) -> str:
-    """A string, or the value of an enum such as torchrec's PoolingType, in lower case."""
+    """A string, or the value of an enum such as torchrec's PoolingType, in
+    lower case.
+    """
     return str(getattr(value, "value", value)).lower()
 
 
@@ -56,23 +59,28 @@ class TableConfig:
     """A table of embeddings, and the features that are looked up in it.
 
     Attributes:
-        name: of the table; same store and name are the same rows. It decides the initial
-            values, together with the store's seed.
+        name: of the table; same store and name are the same rows. It decides
+            the initial values, together with the store's seed.
         embedding_dim: elements of a vector, 1 to 4096.
         feature_names: keys of the batches; several features may share a table.
-        num_embeddings: a hint of how many rows there will be; never a limit or a modulus.
-        init: of new rows: ``("uniform", low, high)``, ``("normal", mean, std)``,
-            ``("constant", c)``, or a float r for uniform in [-r, r). Default: 0.01.
-        data_type: of the stored vectors: "fp32", or "bf16" (rounded stochastically).
-        optimizer: a ``persia.optim`` object whose settings this table uses; None: the store's.
+        num_embeddings: a hint of how many rows there will be; never a limit or
+            a modulus.
+        init: of new rows: ``("uniform", low, high)``, ``("normal", mean,
+            std)``, ``("constant", c)``, or a float r for uniform in [-r, r).
+            Default: 0.01.
+        data_type: of the stored vectors: "fp32", or "bf16" (rounded
+            stochastically).
+        optimizer: a ``persia.optim`` object whose settings this table uses;
+            None: the store's.
         lr: a learning rate of its own.
         trainable: False: looked up, never updated.
         capacity: largest number of rows; None: no limit.
-        eviction: what happens to a new id at capacity: "lru" removes rows that were not
-            updated for longest, None raises CapacityReached.
-        admission: "all", or the probability with which an unseen id gets a row at each
-            update that it occurs in.
-        missing: what a lookup without a row gives: "init" (its initial value) or "zeros".
+        eviction: what happens to a new id at capacity: "lru" removes rows that
+            were not updated for longest, None raises CapacityReached.
+        admission: "all", or the probability with which an unseen id gets a row
+            at each update that it occurs in.
+        missing: what a lookup without a row gives: "init" (its initial value)
+            or "zeros".
     """
 
     name: str
@@ -93,44 +101,64 @@ class TableConfig:
         where = f"table {self.name!r}"
         if isinstance(self.feature_names, str):
             raise errors.InvalidArgument(
-                f"{where}: feature_names is the string {self.feature_names!r}; pass a list"
+                f"{where}: feature_names is the string "
+                f"{self.feature_names!r}; pass a list"
             )
         self.feature_names = list(self.feature_names) or [self.name]
         if not isinstance(self.name, str) or not self.name:
-            raise errors.InvalidArgument(f"{where}: name is a string that is not empty")
-        if isinstance(self.embedding_dim, bool) or not isinstance(self.embedding_dim, int):
             raise errors.InvalidArgument(
-                f"{where}: embedding_dim is {self.embedding_dim!r}, need an integer 1 .. 4096"
+                f"{where}: name is a string that is not empty"
             )
-        if self.optimizer is not None and not isinstance(self.optimizer, SparseOptimizer):
+        if isinstance(self.embedding_dim, bool) or not isinstance(
+            self.embedding_dim, int
+        ):
             raise errors.InvalidArgument(
-                f"{where}: optimizer is {self.optimizer!r}, need one of persia.optim"
+                f"{where}: embedding_dim is {self.embedding_dim!r}, need an "
+                "integer 1 .. 4096"
+            )
+        if self.optimizer is not None and not isinstance(
+            self.optimizer, SparseOptimizer
+        ):
+            raise errors.InvalidArgument(
+                f"{where}: optimizer is {self.optimizer!r}, need one of "
+                "persia.optim"
             )
         self._native(0)
 
     def _native(self, seed: int) -> dict[str, Any]:
-        """The arguments of ``_core.Store.declare`` that do not depend on the store."""
+        """The arguments of ``_core.Store.declare`` that do not depend on the
+        store.
+        """
         where = f"table {self.name!r}"
         init = self.init
         if isinstance(init, (int, float)):
             init = ("uniform", -abs(float(init)), abs(float(init)))
         kind, count = _INITS.get(_word(init[0]), (-1, 0))
         numbers = [float(x) for x in init[1:]]
-        if kind < 0 or len(numbers) != count or not all(map(math.isfinite, numbers)):
+        if (
+            kind < 0
+            or len(numbers) != count
+            or not all(map(math.isfinite, numbers))
+        ):
             raise errors.InvalidArgument(
-                f"{where}: init is {self.init!r}, need a float, ('uniform', low, high), "
+                f"{where}: init is {self.init!r}, need a float, ('uniform', "
+                "low, high), "
                 "('normal', mean, std) or ('constant', c)"
             )
         if self.capacity is not None and self.capacity < 1:
             raise errors.InvalidArgument(
-                f"{where}: capacity is {self.capacity}, need at least 1 (or None: no limit)"
+                f"{where}: capacity is {self.capacity}, need at least 1 (or "
+                "None: no limit)"
             )
         if self.eviction is not None and self.capacity is None:
-            raise errors.InvalidArgument(f"{where}: eviction without a capacity; give both")
+            raise errors.InvalidArgument(
+                f"{where}: eviction without a capacity; give both"
+            )
         admission = 1.0 if self.admission == "all" else self.admission
         if isinstance(admission, str) or not 0.0 < admission <= 1.0:
             raise errors.InvalidArgument(
-                f"{where}: admission is {self.admission!r}, need 'all' or a probability in (0, 1]"
+                f"{where}: admission is {self.admission!r}, need 'all' or a "
+                "probability in (0, 1]"
             )
         full = {"none": _core.FULL_RAISE, "lru": _core.FULL_EVICT_LRU}
         missing = {"init": _core.MISSING_INIT, "zeros": _core.MISSING_ZEROS}
@@ -164,7 +192,9 @@ class EmbeddingBagConfig(TableConfig):
         self._pooling()
 
     def _pooling(self) -> int:
-        return _choice(f"table {self.name!r}", "pooling", self.pooling, _POOLINGS)
+        return _choice(
+            f"table {self.name!r}", "pooling", self.pooling, _POOLINGS
+        )
 
 
 @dataclass
@@ -177,7 +207,8 @@ def as_config(config: Any, cls: type[TableConfig]) -> TableConfig:
     if isinstance(config, TableConfig):
         if not isinstance(config, cls):
             raise errors.InvalidArgument(
-                f"table {config.name!r}: is a {type(config).__name__}, need {cls.__name__}"
+                f"table {config.name!r}: is a {type(config).__name__}, need "
+                f"{cls.__name__}"
             )
         return config
     if hasattr(config, "embedding_dim") and hasattr(config, "feature_names"):
@@ -193,14 +224,20 @@ def as_config(config: Any, cls: type[TableConfig]) -> TableConfig:
         if cls is EmbeddingBagConfig:
             arguments["pooling"] = getattr(config, "pooling", "sum")
         return cls(**arguments)
-    raise errors.InvalidArgument(f"tables holds {config!r}, need a persia.{cls.__name__}")
+    raise errors.InvalidArgument(
+        f"tables holds {config!r}, need a persia.{cls.__name__}"
+    )
 
 
 def float_rows(where: str, rows: Any, shape: tuple[int, ...]) -> torch.Tensor:
     """``rows`` as a contiguous float32 tensor on the CPU of this shape."""
     t = torch.as_tensor(rows).detach()
     if not t.dtype.is_floating_point:
-        raise errors.DtypeError(f"{where} has dtype {t.dtype}, need torch.float32")
+        raise errors.DtypeError(
+            f"{where} has dtype {t.dtype}, need torch.float32"
+        )
     if tuple(t.shape) != shape:
-        raise errors.ShapeError(f"{where} has shape {tuple(t.shape)}, need {shape}")
+        raise errors.ShapeError(
+            f"{where} has shape {tuple(t.shape)}, need {shape}"
+        )
     return t.to(device="cpu", dtype=torch.float32).contiguous()

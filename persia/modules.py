@@ -29,18 +29,23 @@ __all__ = [
 ]
 
 # What a batch is to a module: keys, values, offsets, weights, ticket.
-_Ids = tuple[tuple[str, ...], Tensor, Tensor | None, Tensor | None, Tensor | None]
+_Ids = tuple[
+    tuple[str, ...], Tensor, Tensor | None, Tensor | None, Tensor | None
+]
 
 
 class KeyedTensor:
-    """Pooled embeddings of all features side by side, like torchrec's KeyedTensor.
+    """Pooled embeddings of all features side by side, like torchrec's
+    KeyedTensor.
 
     ``values()`` is [B, sum of dims]; ``out["feature"]`` is a view [B, dim].
     """
 
     __slots__ = ("_keys", "_lengths", "_values")
 
-    def __init__(self, keys: list[str], length_per_key: list[int], values: Tensor) -> None:
+    def __init__(
+        self, keys: list[str], length_per_key: list[int], values: Tensor
+    ) -> None:
         self._keys = keys
         self._lengths = length_per_key
         self._values = values
@@ -62,7 +67,9 @@ class KeyedTensor:
         return self._lengths
 
     def offset_per_key(self) -> list[int]:
-        """The first column of each feature, and the number of columns at the end."""
+        """The first column of each feature, and the number of columns at the
+        end.
+        """
         offsets = [0]
         for length in self._lengths:
             offsets.append(offsets[-1] + length)
@@ -76,22 +83,27 @@ class KeyedTensor:
             raise errors.MissingFeature(
                 f"no feature {key!r} in the output; it has {self._keys}"
             ) from None
-        return self._values.narrow(1, sum(self._lengths[:at]), self._lengths[at])
+        return self._values.narrow(
+            1, sum(self._lengths[:at]), self._lengths[at]
+        )
 
     def to_dict(self) -> dict[str, Tensor]:
         """Each feature's columns, [B, dim]; views."""
-        parts = self._values.split(self._lengths, 1)
+        parts = torch.split(self._values, self._lengths, 1)
         return dict(zip(self._keys, parts, strict=True))
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def __repr__(self) -> str:
-        return f"KeyedTensor({dict(zip(self._keys, self._lengths, strict=True))}, values={self._values})"
+        columns = dict(zip(self._keys, self._lengths, strict=True))
+        return f"KeyedTensor({columns}, values={self._values})"
 
 
 class JaggedTensor:
-    """The vectors of one sequence feature: values [n_f, dim], offsets int64 [B + 1]."""
+    """The vectors of one sequence feature: values [n_f, dim], offsets int64 [B
+    + 1].
+    """
 
     __slots__ = ("_offsets", "_values")
 
@@ -104,15 +116,21 @@ class JaggedTensor:
         return self._values
 
     def offsets(self) -> Tensor:
-        """Where each sample's vectors begin, and n_f at the end: int64 [B + 1]."""
+        """Where each sample's vectors begin, and n_f at the end: int64 [B +
+        1].
+        """
         return self._offsets
 
     def lengths(self) -> Tensor:
         """Vectors of each sample: int64 [B]."""
         return torch.diff(self._offsets)
 
-    def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
-        """[B, length, dim]: sequences cut at ``desired_length`` or padded to it (None: longest)."""
+    def to_padded_dense(
+        self, desired_length: int | None = None, padding_value: float = 0.0
+    ) -> Tensor:
+        """[B, length, dim]: sequences cut at ``desired_length`` or padded to
+        it (None: longest).
+        """
         lengths = self.lengths()
         longest = int(lengths.max()) if len(lengths) else 0
         size = longest if desired_length is None else desired_length
@@ -123,21 +141,28 @@ class JaggedTensor:
             shape = (len(lengths), size, self._values.shape[1])
             return self._values.new_full(shape, padding_value)
         picked = self._values[index.to(self._values.device)]
-        return picked.masked_fill(~present.to(picked.device)[..., None], padding_value)
+        return picked.masked_fill(
+            ~present.to(picked.device)[..., None], padding_value
+        )
 
     def to_dense(self) -> list[Tensor]:
         """One tensor [length, dim] a sample; views."""
-        return list(self._values.split(self.lengths().tolist()))
+        return list(torch.split(self._values, self.lengths().tolist()))
 
 
 class Sequences(Mapping[str, JaggedTensor]):
-    """Sequence embeddings by feature; ``values()`` of a feature are cut out when asked for.
+    """Sequence embeddings by feature; ``values()`` of a feature are cut out
+    when asked for.
 
     ``rows()`` is the whole: one vector for each id of the batch, [n, dim].
     """
 
     def __init__(
-        self, names: dict[str, int], rows: Tensor, offsets: Tensor | None, bags: int
+        self,
+        names: dict[str, int],
+        rows: Tensor,
+        offsets: Tensor | None,
+        bags: int,
     ) -> None:
         self._names = names
         self._rows = rows
@@ -158,7 +183,9 @@ class Sequences(Mapping[str, JaggedTensor]):
         first = at * self._bags
         if self._offsets is None:
             offsets = torch.arange(self._bags + 1, device=self._rows.device)
-            return JaggedTensor(self._rows.narrow(0, first, self._bags), offsets)
+            return JaggedTensor(
+                self._rows.narrow(0, first, self._bags), offsets
+            )
         offsets = self._offsets[first : first + self._bags + 1]
         start, stop = int(offsets[0]), int(offsets[-1])
         return JaggedTensor(self._rows[start:stop], offsets - start)
@@ -171,7 +198,9 @@ class Sequences(Mapping[str, JaggedTensor]):
 
 
 def _unpack(features: Any, padding_value: int | None) -> _Ids:
-    """The tensors of a JaggedBatch, a KeyedJaggedTensor or its like, or a dict."""
+    """The tensors of a JaggedBatch, a KeyedJaggedTensor or its like, or a
+    dict.
+    """
     if isinstance(features, JaggedBatch):
         return (
             tuple(features._keys),
@@ -181,12 +210,15 @@ def _unpack(features: Any, padding_value: int | None) -> _Ids:
             features.ticket,
         )
     if isinstance(features, Mapping):
-        return _unpack(JaggedBatch.from_dict(features, padding_value=padding_value), None)
+        return _unpack(
+            JaggedBatch.from_dict(features, padding_value=padding_value), None
+        )
     try:
         variable = getattr(features, "variable_stride_per_key", None)
         if variable is not None and variable():
             raise errors.ShapeError(
-                "the batch has a variable stride per key; a module pools one bag a sample for "
+                "the batch has a variable stride per key; a module pools one "
+                "bag a sample for "
                 "every feature: pass features of equal batch size"
             )
         values, offsets = features.values(), features.offsets()
@@ -194,17 +226,24 @@ def _unpack(features: Any, padding_value: int | None) -> _Ids:
         keys = tuple(features.keys())
     except AttributeError as error:
         raise errors.InvalidArgument(
-            f"ids are a {type(features).__name__}; need a persia.JaggedBatch, a "
-            f"KeyedJaggedTensor, an object like it, or a dict of tensors ({error})"
+            f"ids are a {type(features).__name__}; need a "
+            "persia.JaggedBatch, a "
+            "KeyedJaggedTensor, an object like it, or a dict of tensors "
+            f"({error})"
         ) from None
     for name, t in (("values", values), ("offsets", offsets)):
         if t.dtype != torch.int64 and t.dtype != torch.int32:
-            raise errors.DtypeError(f"{name} have dtype {t.dtype}, need torch.int64")
+            raise errors.DtypeError(
+                f"{name} have dtype {t.dtype}, need torch.int64"
+            )
         if t.dim() != 1:
-            raise errors.ShapeError(f"{name} have shape {tuple(t.shape)}, need one dimension")
+            raise errors.ShapeError(
+                f"{name} have shape {tuple(t.shape)}, need one dimension"
+            )
     if offsets.numel() == 0 or (offsets.numel() - 1) % len(keys):
         raise errors.OffsetsError(
-            f"{offsets.numel()} offsets for {len(keys)} features; need features * samples + 1"
+            f"{offsets.numel()} offsets for {len(keys)} features; need "
+            "features * samples + 1"
         )
     return (
         keys,
@@ -233,10 +272,13 @@ class _Collection(nn.Module):
     ) -> None:
         super().__init__()
         if not tables:
-            raise errors.InvalidArgument("tables is empty; a module looks up at least one table")
+            raise errors.InvalidArgument(
+                "tables is empty; a module looks up at least one table"
+            )
         if store is not None and optimizer is not None:
             raise errors.InvalidArgument(
-                "optimizer= is for a module with a store of its own; a Store has its optimizer"
+                "optimizer= is for a module with a store of its own; a Store "
+                "has its optimizer"
             )
         self.store = Store(optimizer) if store is None else store
         self._configs = [as_config(c, self._config_class) for c in tables]
@@ -246,7 +288,9 @@ class _Collection(nn.Module):
         names = [c.name for c in self._configs]
         if len(set(names)) != len(names):
             twice = sorted({n for n in names if names.count(n) > 1})
-            raise errors.InvalidArgument(f"tables {twice} occur more than once in one module")
+            raise errors.InvalidArgument(
+                f"tables {twice} occur more than once in one module"
+            )
         # (output name, feature, config) in the order of the output.
         features = [f for c in self._configs for f in c.feature_names]
         self._outputs = [
@@ -259,7 +303,9 @@ class _Collection(nn.Module):
         self._connect()
 
     def _connect(self) -> None:
-        """Declares the tables, and makes the plan for keys in the order of the configs."""
+        """Declares the tables, and makes the plan for keys in the order of the
+        configs.
+        """
         self._trainable = any(c.trainable for c in self._configs)
         self._plans: dict[tuple[str, ...], int] = {}
         self._numbers = [self.store._declare(c).number for c in self._configs]
@@ -269,19 +315,30 @@ class _Collection(nn.Module):
 
     def _make_plan(self, kind: int, keys: tuple[str, ...]) -> int:
         at = {key: i for i, key in enumerate(keys)}
-        numbers = dict(zip((c.name for c in self._configs), self._numbers, strict=True))
+        numbers = dict(
+            zip((c.name for c in self._configs), self._numbers, strict=True)
+        )
         features = []
         for _, feature, config in self._outputs:
             if feature not in at:
                 raise errors.MissingFeature(
-                    f"the batch has no feature {feature!r} (table {config.name!r}); it has "
+                    f"the batch has no feature {feature!r} (table "
+                    f"{config.name!r}); it has "
                     f"{list(keys)}"
                 )
             pooling = (
-                config._pooling() if isinstance(config, EmbeddingBagConfig) else _core.POOL_NONE
+                config._pooling()
+                if isinstance(config, EmbeddingBagConfig)
+                else _core.POOL_NONE
             )
             features.append(
-                (feature, at[feature], numbers[config.name], pooling, int(config.trainable))
+                (
+                    feature,
+                    at[feature],
+                    numbers[config.name],
+                    pooling,
+                    int(config.trainable),
+                )
             )
         return self.store._plan(kind, len(keys), features)
 
@@ -295,8 +352,10 @@ class _Collection(nn.Module):
         grad = self._trainable and torch.is_grad_enabled()
         if grad and store.update == "backward" and _fp16_autocast():
             raise errors.InvalidArgument(
-                'fp16 autocast needs a GradScaler, but Store(update="backward") applies gradients '
-                'before they are unscaled; make the store with update="step" (or use bfloat16)'
+                "fp16 autocast needs a GradScaler, but "
+                'Store(update="backward") applies gradients '
+                'before they are unscaled; make the store with update="step" '
+                "(or use bfloat16)"
             )
         batch = ids[4]
         return pull(
@@ -330,10 +389,16 @@ class _Collection(nn.Module):
         return out
 
     def _apply(self, fn: Any, recurse: bool = True) -> _Collection:
-        """``.to(device)``, ``.cuda()``: where the output goes; the tables stay."""
-        super()._apply(fn, recurse)
+        """``.to(device)``, ``.cuda()``: where the output goes; the tables
+        stay.
+        """
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         probe = torch.zeros(0, device=self._device)
-        self._device = fn(probe).device if self._device or fn(probe).device != probe.device else None
+        self._device = (
+            fn(probe).device
+            if self._device or fn(probe).device != probe.device
+            else None
+        )
         return self
 
     @property
@@ -341,36 +406,47 @@ class _Collection(nn.Module):
         """Where the output goes."""
         return self._device or torch.device("cpu")
 
-    # -- state: the schema alone, rows are in the store -------------------------------------
+    # ---- state: the schema alone, rows are in the store
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Schema, row counts and checkpoint id; rows are saved by ``store.save``."""
+        """Schema, row counts and checkpoint id; rows are saved by
+        ``store.save``.
+        """
         stats = self.store.stats()["tables"]
         return {
             "tables": {
-                c.name: {"embedding_dim": c.embedding_dim, "rows": stats[c.name]["rows"]}
+                c.name: {
+                    "embedding_dim": c.embedding_dim,
+                    "rows": stats[c.name]["rows"],
+                }
                 for c in self._configs
             },
             "checkpoint": self.store._checkpoint_id,
         }
 
     def set_extra_state(self, state: Any) -> None:
-        """Checks that the rows that belong to a ``state_dict()`` are in the store."""
+        """Checks that the rows that belong to a ``state_dict()`` are in the
+        store.
+        """
         mine = self.get_extra_state()["tables"]
         for name, saved in state["tables"].items():
             if name not in mine:
                 raise errors.SchemaMismatch(
-                    f"the state has a table {name!r}, the module has {sorted(mine)}"
+                    f"the state has a table {name!r}, the module has "
+                    f"{sorted(mine)}"
                 )
             if mine[name]["embedding_dim"] != saved["embedding_dim"]:
                 raise errors.SchemaMismatch(
-                    f"table {name!r}: embedding_dim is {mine[name]['embedding_dim']}, in the "
+                    f"table {name!r}: embedding_dim is "
+                    f"{mine[name]['embedding_dim']}, in the "
                     f"state {saved['embedding_dim']}"
                 )
             if saved["rows"] and not mine[name]["rows"]:
                 raise errors.RowsMissing(
-                    f"table {name!r} had {saved['rows']} rows when this state was saved, now it "
-                    "is empty: a state_dict holds no rows. Load them first with store.load(path) "
+                    f"table {name!r} had {saved['rows']} rows when this "
+                    "state was saved, now it "
+                    "is empty: a state_dict holds no rows. Load them first "
+                    "with store.load(path) "
                     f"(checkpoint {state['checkpoint'] or 'not saved'!r})"
                 )
 
@@ -386,13 +462,17 @@ class _Collection(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join(
-            f"{c.name}: {c.embedding_dim} <- {list(c.feature_names)}" for c in self._configs
+            f"{c.name}: {c.embedding_dim} <- {list(c.feature_names)}"
+            for c in self._configs
         )
 
 
 def _fp16_autocast() -> bool:
     for device in ("cuda", "cpu"):
-        if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16:
+        if (
+            torch.is_autocast_enabled(device)
+            and torch.get_autocast_dtype(device) == torch.float16
+        ):
             return True
     return False
 
@@ -402,17 +482,20 @@ class EmbeddingBagCollection(_Collection):
 
     Args:
         tables: the tables, :class:`persia.EmbeddingBagConfig` (or torchrec's).
-        store: where the rows are; None: a private store, made with ``optimizer``.
+        store: where the rows are; None: a private store, made with
+            ``optimizer``.
         optimizer: of the private store.
-        device: of the output; default: where the ids are. ``.to()`` changes it.
-        is_weighted: ids have weights; True makes a batch without weights an error. Weights
-            that require grad get a gradient.
+        device: of the output; default: where the ids are. ``.to()`` changes
+            it.
+        is_weighted: ids have weights; True makes a batch without weights an
+            error. Weights that require grad get a gradient.
         output_dtype: of the output.
         padding_value: in dicts of 2-D tensors, ids of this value are left out.
 
-    ``forward(ids)`` takes a :class:`persia.JaggedBatch`, a KeyedJaggedTensor, an object like it,
-    or a dict of tensors; extra keys are ignored. It returns a :class:`KeyedTensor`
-    [B, sum of embedding_dim]; a feature of several tables is named ``feature@table``.
+    ``forward(ids)`` takes a :class:`persia.JaggedBatch`, a KeyedJaggedTensor,
+    an object like it, or a dict of tensors; extra keys are ignored. It returns
+    a :class:`KeyedTensor` [B, sum of embedding_dim]; a feature of several
+    tables is named ``feature@table``.
 
     Raises (in forward): MissingFeature, DtypeError, ShapeError, OffsetsError.
     """
@@ -463,7 +546,8 @@ class EmbeddingBagCollection(_Collection):
         if weights is None:
             if self._is_weighted:
                 raise errors.InvalidArgument(
-                    "the module is weighted (is_weighted=True) but the batch has no weights"
+                    "the module is weighted (is_weighted=True) but the batch "
+                    "has no weights"
                 )
             out = self._lookup(ids, None)
         elif weights.requires_grad and torch.is_grad_enabled():
@@ -473,17 +557,22 @@ class EmbeddingBagCollection(_Collection):
         return KeyedTensor(self._names, self._dims, self._placed(out, device))
 
     def _pool_in_torch(self, ids: _Ids, weights: Tensor) -> Tensor:
-        """Pools unpooled rows with torch, so that the weights get a gradient."""
+        """Pools unpooled rows with torch, so that the weights get a
+        gradient.
+        """
         keys, values, offsets = ids[0], ids[1], ids[2]
         if offsets is None:
             offsets = torch.arange(len(values) + 1)
         lengths = torch.diff(offsets)
         at = {key: i for i, key in enumerate(keys)}
         bags = len(lengths) // len(keys)
-        bag = torch.repeat_interleave(torch.arange(len(lengths)), lengths, output_size=len(values))
+        bag = torch.repeat_interleave(
+            torch.arange(len(lengths)), lengths, output_size=len(values)
+        )
         parts = []
         for place in _places(self._outputs):
-            # One plan names a key once; features of several tables take several rounds.
+            # One plan names a key once; features of several tables take
+            # several rounds.
             chosen = [self._outputs[i] for i in place]
             rows = self._rows_of(ids, offsets, place)
             pooled = torch.zeros(len(lengths), rows.shape[1]).index_add(
@@ -492,7 +581,11 @@ class EmbeddingBagCollection(_Collection):
             for i, (_, feature, config) in zip(place, chosen, strict=True):
                 first = at[feature] * bags
                 part = pooled[first : first + bags, : config.embedding_dim]
-                count = lengths[first : first + bags].clamp(min=1).to(torch.float32)[:, None]
+                count = (
+                    lengths[first : first + bags]
+                    .clamp(min=1)
+                    .to(torch.float32)[:, None]
+                )
                 assert isinstance(config, EmbeddingBagConfig)
                 kind = config._pooling()
                 if kind == _core.POOL_MEAN:
@@ -500,26 +593,46 @@ class EmbeddingBagCollection(_Collection):
                 elif kind == _core.POOL_SQRTN:
                     part = part / count.sqrt()
                 parts.append((i, part))
-        return torch.cat([part for _, part in sorted(parts, key=lambda p: p[0])], 1)
+        return torch.cat(
+            [part for _, part in sorted(parts, key=lambda p: p[0])], 1
+        )
 
-    def _rows_of(self, ids: _Ids, offsets: Tensor, place: tuple[int, ...]) -> Tensor:
+    def _rows_of(
+        self, ids: _Ids, offsets: Tensor, place: tuple[int, ...]
+    ) -> Tensor:
         """Unpooled rows of some of the outputs, [n, widest dim]."""
         keys = ids[0]
         memo = (*map(str, place), "|", *keys)
         plan = self._row_plans.get(memo)
         if plan is None:
-            whole, self._outputs = self._outputs, [self._outputs[i] for i in place]
+            whole, self._outputs = (
+                self._outputs,
+                [self._outputs[i] for i in place],
+            )
             try:
-                plan = self._row_plans[memo] = self._make_plan(_core.PLAN_ROWS, keys)
+                plan = self._row_plans[memo] = self._make_plan(
+                    _core.PLAN_ROWS, keys
+                )
             finally:
                 self._outputs = whole
         store = self.store
         anchor = store._anchor if self._trainable else store._still
         batch = store._no_batch
-        return pull(ids[1], offsets, None, anchor, batch, self._handle, plan, self._trainable)
+        return pull(
+            ids[1],
+            offsets,
+            None,
+            anchor,
+            batch,
+            self._handle,
+            plan,
+            self._trainable,
+        )
 
 
-def _places(outputs: list[tuple[str, str, TableConfig]]) -> list[tuple[int, ...]]:
+def _places(
+    outputs: list[tuple[str, str, TableConfig]],
+) -> list[tuple[int, ...]]:
     """The outputs in rounds in which no feature occurs twice."""
     rounds: list[dict[str, int]] = []
     for i, (_, feature, _) in enumerate(outputs):
@@ -535,10 +648,12 @@ def _places(outputs: list[tuple[str, str, TableConfig]]) -> list[tuple[int, ...]
 class EmbeddingCollection(_Collection):
     """Sequence embeddings: one vector an id, not pooled.
 
-    Args: as for :class:`EmbeddingBagCollection`; all tables have the same ``embedding_dim``,
+    Args: as for :class:`EmbeddingBagCollection`; all tables have the same
+        ``embedding_dim``,
     and no feature occurs in two tables.
 
-    ``forward(ids)`` returns :class:`Sequences`, a mapping from feature to :class:`JaggedTensor`.
+    ``forward(ids)`` returns :class:`Sequences`, a mapping from feature to
+    :class:`JaggedTensor`.
     """
 
     _config_class = EmbeddingConfig
@@ -557,8 +672,10 @@ class EmbeddingCollection(_Collection):
         configs = [as_config(c, EmbeddingConfig) for c in tables]
         if len({c.embedding_dim for c in configs}) > 1:
             raise errors.InvalidArgument(
-                "the tables of an EmbeddingCollection have one embedding_dim, these have "
-                f"{[c.embedding_dim for c in configs]}; make one collection for each"
+                "the tables of an EmbeddingCollection have one "
+                "embedding_dim, these have "
+                f"{[c.embedding_dim for c in configs]}; make one collection "
+                "for each"
             )
         super().__init__(
             configs,
@@ -586,6 +703,8 @@ class EmbeddingCollection(_Collection):
         rows = self._placed(self._lookup(ids, None), device)
         keys, values, offsets = ids[0], ids[1], ids[2]
         at = {key: i for i, key in enumerate(keys)}
-        bags = (values.numel() if offsets is None else offsets.numel() - 1) // len(keys)
+        bags = (
+            values.numel() if offsets is None else offsets.numel() - 1
+        ) // len(keys)
         names = {name: at[feature] for name, feature, _ in self._outputs}
         return Sequences(names, rows, offsets, bags)

@@ -1,12 +1,14 @@
 """Optimizers of embedding rows, as ``torch.optim.Optimizer`` objects.
 
 They hold no parameters: their ``param_groups`` are one group per table of the
-:class:`persia.Store` that they are given to, with the hyper-parameters of that table.
-Learning-rate schedulers, ``torch.amp.GradScaler`` and ``state_dict()`` work as usual.
+:class:`persia.Store` that they are given to, with the hyper-parameters of that
+table. Learning-rate schedulers, ``torch.amp.GradScaler`` and ``state_dict()``
+work as usual.
 
-All are *lazy*: a row changes only when it has a gradient. Weight decay is coupled (added
-to the gradient) except in :class:`AdamW`, and touches touched rows only. Where every row
-is touched at every step the results equal those of torch's dense optimizers.
+All are *lazy*: a row changes only when it has a gradient. Weight decay is
+coupled (added to the gradient) except in :class:`AdamW`, and touches touched
+rows only. Where every row is touched at every step the results equal those of
+torch's dense optimizers.
 
 Entries of a group, beside those of the algorithm:
 
@@ -30,15 +32,31 @@ from persia import errors
 if TYPE_CHECKING:
     from persia.store import Store
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "RowWiseAdagrad", "SparseOptimizer", "clip_grad_norm_"]
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "RowWiseAdagrad",
+    "SparseOptimizer",
+    "clip_grad_norm_",
+]
 
 
-def _number(name: str, value: Any, low: float, high: float = math.inf) -> float:
+def _number(
+    name: str, value: Any, low: float, high: float = math.inf
+) -> float:
     """``value`` as a float in [low, high)."""
     x = float(value)
     if not (low <= x < high):
-        bound = f"in [{low}, {high})" if high < math.inf else f"finite and at least {low}"
-        raise errors.InvalidArgument(f"{name} is {value!r}, need a number {bound}")
+        bound = (
+            f"in [{low}, {high})"
+            if high < math.inf
+            else f"finite and at least {low}"
+        )
+        raise errors.InvalidArgument(
+            f"{name} is {value!r}, need a number {bound}"
+        )
     return x
 
 
@@ -46,21 +64,26 @@ class SparseOptimizer(torch.optim.Optimizer):
     """The base of all optimizers of a store; use one of its subclasses."""
 
     algorithm: ClassVar[str] = ""
-    # GradScaler calls step() itself; the probe of each group tells it what is finite.
+    # GradScaler calls step() itself; the probe of each group tells it what is
+    # finite.
     _step_supports_amp_scaling = True
 
-    def __init__(self, defaults: dict[str, Any], common: dict[str, float]) -> None:
+    def __init__(
+        self, defaults: dict[str, Any], common: dict[str, float]
+    ) -> None:
         for name in common:
             if name not in ("max_grad_norm", "max_norm", "weight_bound"):
                 raise TypeError(
-                    f"{type(self).__name__}() got an unexpected keyword argument {name!r}"
+                    f"{type(self).__name__}() got an unexpected keyword "
+                    f"argument {name!r}"
                 )
         settings = {"lr": _number("lr", defaults.pop("lr"), 0.0), **defaults}
         for name in ("max_grad_norm", "max_norm", "weight_bound"):
             settings[name] = _number(name, common.get(name, 0.0), 0.0)
         self._store: weakref.ref[Store] | None = None
         self._probe_grads = torch.zeros(0)
-        # torch refuses an empty list of parameters, but not a group without any.
+        # torch refuses an empty list of parameters, but not a group without
+        # any.
         super().__init__([{"params": []}], settings)
         self.param_groups.clear()
 
@@ -72,11 +95,14 @@ class SparseOptimizer(torch.optim.Optimizer):
         """Makes this the optimizer of ``store``."""
         if self._store is not None:
             raise errors.InvalidArgument(
-                "this optimizer belongs to another Store; make one optimizer a Store"
+                "this optimizer belongs to another Store; make one optimizer "
+                "a Store"
             )
         self._store = weakref.ref(store)
 
-    def _add_table(self, name: str, template: SparseOptimizer, lr: float | None) -> None:
+    def _add_table(
+        self, name: str, template: SparseOptimizer, lr: float | None
+    ) -> None:
         """Adds the group of a table, with the settings of ``template``."""
         probe = torch.nn.Parameter(torch.zeros(1))
         group = {**template.defaults, "params": [probe], "table": name}
@@ -86,7 +112,9 @@ class SparseOptimizer(torch.optim.Optimizer):
         self.add_param_group(group)
 
     def _set_probes(self, finite: bytes) -> None:
-        """Gives each group's probe the gradient 1, or NaN where one is not finite."""
+        """Gives each group's probe the gradient 1, or NaN where one is not
+        finite.
+        """
         grads = torch.tensor([1.0 if ok else math.nan for ok in finite])
         self._probe_grads = grads
         for i, group in enumerate(self.param_groups):
@@ -104,15 +132,18 @@ class SparseOptimizer(torch.optim.Optimizer):
         store = None if self._store is None else self._store()
         if store is None:
             raise errors.InvalidArgument(
-                "this optimizer has no Store; pass it to persia.Store(optimizer=...)"
+                "this optimizer has no Store; pass it to "
+                "persia.Store(optimizer=...)"
             )
         return store
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
         """Applies the gradients of all backwards since the last step.
 
-        With ``Store(update="backward")`` they were applied at the end of each backward
-        already, and there is nothing left to do.
+        With ``Store(update="backward")`` they were applied at the end of each
+        backward already, and there is nothing left to do.
         """
         loss = None
         if closure is not None:
@@ -123,8 +154,10 @@ class SparseOptimizer(torch.optim.Optimizer):
         if store.update == "backward":
             if found_inf is not None:
                 raise errors.InvalidArgument(
-                    'a GradScaler scales the gradients, but Store(update="backward") applies '
-                    'them before they are unscaled; make the store with update="step"'
+                    "a GradScaler scales the gradients, but "
+                    'Store(update="backward") applies '
+                    "them before they are unscaled; make the store with "
+                    'update="step"'
                 )
             return loss
         if found_inf is not None and float(found_inf) > 0:
@@ -147,12 +180,13 @@ class SparseOptimizer(torch.optim.Optimizer):
         self._probe_grads = torch.zeros(0)
 
     def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        state: dict[str, Any] = super().__getstate__()
         return {**state, "_probe_grads": torch.zeros(0), "_store": None}
 
 
 class SGD(SparseOptimizer):
-    """``w -= lr * g``, with momentum if wished; the formula of ``torch.optim.SGD``.
+    """``w -= lr * g``, with momentum if wished; the formula of
+    ``torch.optim.SGD``.
 
     Args:
         lr: learning rate.
@@ -163,7 +197,12 @@ class SGD(SparseOptimizer):
     algorithm = "sgd"
 
     def __init__(
-        self, lr: float = 0.01, *, momentum: float = 0.0, weight_decay: float = 0.0, **common: float
+        self,
+        lr: float = 0.01,
+        *,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        **common: float,
     ) -> None:
         settings = {
             "lr": lr,
@@ -206,7 +245,9 @@ class Adagrad(SparseOptimizer):
 
 
 class RowWiseAdagrad(Adagrad):
-    """One accumulator a row, of the mean of the squared gradient (fbgemm, torchrec)."""
+    """One accumulator a row, of the mean of the squared gradient (fbgemm,
+    torchrec).
+    """
 
     algorithm = "rowwise_adagrad"
 
@@ -229,7 +270,8 @@ class RowWiseAdagrad(Adagrad):
 
 
 class Adam(SparseOptimizer):
-    """Adam on touched rows, with dense Adam's bias correction (``torch.optim.Adam``).
+    """Adam on touched rows, with dense Adam's bias correction
+    (``torch.optim.Adam``).
 
     Its step t is the store's count of updates, not a count of each row.
 
@@ -253,7 +295,10 @@ class Adam(SparseOptimizer):
     ) -> None:
         settings = {
             "lr": lr,
-            "betas": (_number("betas[0]", betas[0], 0.0, 1.0), _number("betas[1]", betas[1], 0.0, 1.0)),
+            "betas": (
+                _number("betas[0]", betas[0], 0.0, 1.0),
+                _number("betas[1]", betas[1], 0.0, 1.0),
+            ),
             "eps": _number("eps", eps, 0.0),
             "weight_decay": _number("weight_decay", weight_decay, 0.0),
         }
@@ -274,15 +319,20 @@ class AdamW(Adam):
         weight_decay: float = 0.01,
         **common: float,
     ) -> None:
-        super().__init__(lr, betas=betas, eps=eps, weight_decay=weight_decay, **common)
+        super().__init__(
+            lr, betas=betas, eps=eps, weight_decay=weight_decay, **common
+        )
 
 
-def clip_grad_norm_(model: torch.nn.Module | Iterable[torch.nn.Module], max_norm: float) -> Tensor:
+def clip_grad_norm_(
+    model: torch.nn.Module | Iterable[torch.nn.Module], max_norm: float
+) -> Tensor:
     """Clips the gradients of a model, dense and sparse, to one common L2 norm.
 
-    Call it between ``backward()`` (after ``scaler.unscale_`` of all optimizers, if there is a
-    scaler) and the ``step()`` of both optimizers. Stores need ``update="step"``. The gradients
-    of equal ids are summed before they count.
+    Call it between ``backward()`` (after ``scaler.unscale_`` of all
+    optimizers, if there is a scaler) and the ``step()`` of both optimizers.
+    Stores need ``update="step"``. The gradients of equal ids are summed before
+    they count.
 
     Args:
         model: a module, or several.
@@ -298,9 +348,10 @@ def clip_grad_norm_(model: torch.nn.Module | Iterable[torch.nn.Module], max_norm
     for part in models:
         grads += [p.grad for p in part.parameters() if p.grad is not None]
         for module in part.modules():
-            store = getattr(module, "store", None)
-            if hasattr(store, "_grad_norm_squared") and all(store is not s for s in stores):
+            store: Any = getattr(module, "store", None)
+            if store is not None and hasattr(store, "_grad_norm_squared"):
                 stores.append(store)
+    stores = list({id(store): store for store in stores}.values())
     squares = sum(store._grad_norm_squared() for store in stores)
     if grads:
         dense = float(torch.nn.utils.get_total_norm(grads))

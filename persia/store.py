@@ -7,7 +7,6 @@ import secrets
 import threading
 import warnings
 import weakref
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from persia.configs import TableConfig, as_config, float_rows
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
     from persia.checkpoint import Checkpoint
 
@@ -38,7 +38,9 @@ class _Table:
 
 
 def _after_backward(store: weakref.ref[Store]) -> Any:
-    """The hook of a store's anchor: runs once a backward, after all its pushes."""
+    """The hook of a store's anchor: runs once a backward, after all its
+    pushes.
+    """
 
     def hook(anchor: Tensor) -> None:
         anchor.grad = None
@@ -52,21 +54,25 @@ def _after_backward(store: weakref.ref[Store]) -> Any:
 class Store:
     """Embedding tables without bounds, in this process.
 
-    Modules that are given the same store and table name share rows. All methods may be called
-    from any thread. In a forked child every use of a table raises
-    :class:`persia.errors.UsedAfterFork`.
+    Modules that are given the same store and table name share rows. All
+    methods may be called from any thread. In a forked child every use of a
+    table raises :class:`persia.errors.UsedAfterFork`.
 
     Args:
-        optimizer: a ``persia.optim`` object; it becomes :attr:`optimizer`. Default:
-            ``persia.optim.Adagrad()``.
+        optimizer: a ``persia.optim`` object; it becomes :attr:`optimizer`.
+            Default: ``persia.optim.Adagrad()``.
         seed: of initial values, admission and rounding, 0 to 2**64 - 1.
-        update: "backward": the gradients that one ``backward()`` reaches are summed per id and
-            applied at its end. "step": those of any number of backwards are applied by
-            ``store.optimizer.step()`` (accumulation, GradScaler, clipping of the common norm).
-        memory_limit: bytes of all tables; beyond it updates raise LimitReached. None: no limit.
-        nonfinite: a gradient that is NaN or infinite: "raise" changes no row of the update and
-            raises NonFiniteGradient, "skip" leaves out the rows concerned and counts them.
-        threads: that lookups and updates use; default: ``torch.get_num_threads()``.
+        update: "backward": the gradients that one ``backward()`` reaches are
+            summed per id and applied at its end. "step": those of any number
+            of backwards are applied by ``store.optimizer.step()``
+            (accumulation, GradScaler, clipping of the common norm).
+        memory_limit: bytes of all tables; beyond it updates raise
+            LimitReached. None: no limit.
+        nonfinite: a gradient that is NaN or infinite: "raise" changes no row
+            of the update and raises NonFiniteGradient, "skip" leaves out the
+            rows concerned and counts them.
+        threads: that lookups and updates use; default:
+            ``torch.get_num_threads()``.
     """
 
     def __init__(
@@ -83,18 +89,29 @@ class Store:
             optimizer = optim.Adagrad()
         if not isinstance(optimizer, optim.SparseOptimizer):
             raise errors.InvalidArgument(
-                f"optimizer is a {type(optimizer).__name__}, need one of persia.optim: they "
+                f"optimizer is a {type(optimizer).__name__}, need one of "
+                "persia.optim: they "
                 "update rows that torch knows nothing of"
             )
         if update not in ("backward", "step"):
-            raise errors.InvalidArgument(f"update is {update!r}, need 'backward' or 'step'")
+            raise errors.InvalidArgument(
+                f"update is {update!r}, need 'backward' or 'step'"
+            )
         if nonfinite not in _NONFINITE:
-            raise errors.InvalidArgument(f"nonfinite is {nonfinite!r}, need 'raise' or 'skip'")
+            raise errors.InvalidArgument(
+                f"nonfinite is {nonfinite!r}, need 'raise' or 'skip'"
+            )
         if not 0 <= seed < 2**64:
-            raise errors.InvalidArgument(f"seed is {seed}, need 0 to 2**64 - 1")
+            raise errors.InvalidArgument(
+                f"seed is {seed}, need 0 to 2**64 - 1"
+            )
         if memory_limit is not None and memory_limit < 1:
-            raise errors.InvalidArgument(f"memory_limit is {memory_limit}, need bytes or None")
-        self._configure(optimizer, seed, update, memory_limit, nonfinite, threads)
+            raise errors.InvalidArgument(
+                f"memory_limit is {memory_limit}, need bytes or None"
+            )
+        self._configure(
+            optimizer, seed, update, memory_limit, nonfinite, threads
+        )
 
     def _configure(
         self,
@@ -111,29 +128,42 @@ class Store:
         self.memory_limit = memory_limit
         self._threads = threads
         self._core = _core.Store(
-            torch.get_num_threads() if threads is None else threads, memory_limit or 0
+            torch.get_num_threads() if threads is None else threads,
+            memory_limit or 0,
         )
         self._handle: int = self._core.handle
-        self._lock = threading.Lock()  # guards _tables and the groups of the optimizer
+        self._lock = (
+            threading.Lock()
+        )  # guards _tables and the groups of the optimizer
         self._tables: dict[str, _Table] = {}
-        self._counts = {"updates_failed": 0, "gradients_discarded": 0, "cuda_ids_copied": 0}
+        self._counts = {
+            "updates_failed": 0,
+            "gradients_discarded": 0,
+            "cuda_ids_copied": 0,
+        }
         self._lineage = secrets.token_hex(8)
         self._checkpoint_id = ""
         optimizer._bind(self)
         self._optimizer = optimizer
-        # The anchor requires grad, so that autograd visits every lookup; its gradient arrives
-        # after all pushes of a backward. Neither Parameter nor buffer: DDP, .to() and
-        # state_dict() do not know it.
+        # The anchor requires grad, so that autograd visits every lookup; its
+        # gradient arrives after all pushes of a backward. Neither Parameter
+        # nor buffer: DDP, .to() and state_dict() do not know it.
         self._anchor = torch.zeros(1, requires_grad=True)
-        self._anchor.register_post_accumulate_grad_hook(_after_backward(weakref.ref(self)))
-        self._still = torch.zeros(1)  # in its place where no gradient is wanted
+        hook = _after_backward(weakref.ref(self))
+        register: Any = self._anchor.register_post_accumulate_grad_hook
+        register(hook)
+        self._still = torch.zeros(
+            1
+        )  # in its place where no gradient is wanted
         self._no_batch = torch.zeros(1, dtype=torch.int64)
 
-    # -- optimizer and updates ---------------------------------------------------------
+    # ---- optimizer and updates
 
     @property
     def optimizer(self) -> optim.SparseOptimizer:
-        """The optimizer of all tables: ``param_groups`` holds one group a table."""
+        """The optimizer of all tables: ``param_groups`` holds one group a
+        table.
+        """
         return self._optimizer
 
     @property
@@ -162,10 +192,13 @@ class Store:
         self._counts["gradients_discarded"] += self._core.discard()
 
     def _grad_norm_squared(self) -> float:
-        """Of the gradients that wait for a step, summed per id and unscaled."""
+        """Of the gradients that wait for a step, summed per id and
+        unscaled.
+        """
         if self.update != "step":
             raise errors.InvalidArgument(
-                "clip_grad_norm_ needs the gradients before they are applied; make the store "
+                "clip_grad_norm_ needs the gradients before they are "
+                "applied; make the store "
                 'with update="step"'
             )
         return self._core.norm(self._optimizer._factors())
@@ -173,23 +206,28 @@ class Store:
     def flush(self) -> None:
         """Returns when every gradient of a finished backward is in the tables.
 
-        With ``update="step"`` gradients that wait for ``optimizer.step()`` go on waiting.
+        With ``update="step"`` gradients that wait for ``optimizer.step()`` go
+        on waiting.
         """
         if self.update == "backward" and self._core.held():
             # A backward that an exception ended; its gradients are not whole.
             self._discard()
 
-    # -- tables -------------------------------------------------------------------------
+    # ---- tables
 
     def _declare(self, config: TableConfig) -> _Table:
-        """The table of a config; made if it is new, an error if it contradicts."""
+        """The table of a config; made if it is new, an error if it
+        contradicts.
+        """
         template = config.optimizer or self._optimizer
         with self._lock:
             number, created = self._core.declare(
                 **config._native(self.seed),
                 optimizer=_core.OPTIMIZERS.index(template.algorithm),
                 momentum=int(template.defaults.get("momentum", 0.0) > 0),
-                state_init=template.defaults.get("initial_accumulator_value", 0.0),
+                state_init=template.defaults.get(
+                    "initial_accumulator_value", 0.0
+                ),
                 nonfinite=_NONFINITE[self.nonfinite],
             )
             if created:
@@ -198,13 +236,21 @@ class Store:
             table = self._tables[config.name]
             if config.lr is not None and table.config.lr != config.lr:
                 raise errors.SchemaMismatch(
-                    f"table {config.name!r}: lr is {config.lr}, but was first declared as "
+                    f"table {config.name!r}: lr is {config.lr}, but was "
+                    "first declared as "
                     f"{table.config.lr}; give both the same"
                 )
         return table
 
-    def _plan(self, kind: int, keys: int, features: list[tuple[str, int, int, int, int]]) -> int:
-        """A plan for batches of so many keys: (name, key, table, pooling, trainable) each."""
+    def _plan(
+        self,
+        kind: int,
+        keys: int,
+        features: list[tuple[str, int, int, int, int]],
+    ) -> int:
+        """A plan for batches of so many keys: (name, key, table, pooling,
+        trainable) each.
+        """
         plan = self._core.plan(kind, keys, features)
         SHAPES[self._handle, plan] = self._core.plan_shape(plan)
         return plan
@@ -214,7 +260,8 @@ class Store:
             return self._tables[table]
         except KeyError:
             raise errors.InvalidArgument(
-                f"no table {table!r} in this store; it has {sorted(self._tables)}"
+                f"no table {table!r} in this store; it has "
+                f"{sorted(self._tables)}"
             ) from None
 
     @property
@@ -223,7 +270,9 @@ class Store:
         return {name: copy.copy(t.config) for name, t in self._tables.items()}
 
     def add_table(self, config: TableConfig) -> None:
-        """Makes a table before any module asks for it (a scheduler wants all groups)."""
+        """Makes a table before any module asks for it (a scheduler wants all
+        groups).
+        """
         self._declare(as_config(config, TableConfig))
 
     @staticmethod
@@ -231,10 +280,20 @@ class Store:
         t = torch.as_tensor(ids)
         if t.numel() == 0:
             t = t.to(torch.int64)
-        if t.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
-            raise errors.DtypeError(f"ids have dtype {t.dtype}, need torch.int64")
+        if t.dtype not in (
+            torch.int64,
+            torch.int32,
+            torch.int16,
+            torch.uint8,
+            torch.int8,
+        ):
+            raise errors.DtypeError(
+                f"ids have dtype {t.dtype}, need torch.int64"
+            )
         if t.dim() != 1:
-            raise errors.ShapeError(f"ids have shape {tuple(t.shape)}, need one dimension")
+            raise errors.ShapeError(
+                f"ids have shape {tuple(t.shape)}, need one dimension"
+            )
         return t.to(device="cpu", dtype=torch.int64).contiguous().numpy()
 
     def _get(self, table: str, ids: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -245,7 +304,9 @@ class Store:
         vectors = torch.empty(n, t.config.embedding_dim)
         state = torch.empty(n, self._core.state_floats(t.number))
         found = torch.empty(n, dtype=torch.uint8)
-        self._core.get(t.number, wanted, vectors.numpy(), state.numpy(), found.numpy())
+        self._core.get(
+            t.number, wanted, vectors.numpy(), state.numpy(), found.numpy()
+        )
         return vectors, state, found.bool()
 
     def rows(self, table: str, ids: Any) -> Tensor:
@@ -256,7 +317,8 @@ class Store:
             ids: integers [n].
 
         Returns:
-            float32 [n, embedding_dim]; an id without a row has its initial value.
+            float32 [n, embedding_dim]; an id without a row has its initial
+            value.
         """
         return self._get(table, ids)[0]
 
@@ -264,26 +326,33 @@ class Store:
         """Which of ``ids`` (integers [n]) have a row: bool [n]."""
         return self._get(table, ids)[2]
 
-    def set_rows(self, table: str, ids: Any, values: Any, state: Any = None) -> None:
+    def set_rows(
+        self, table: str, ids: Any, values: Any, state: Any = None
+    ) -> None:
         """Creates or replaces rows.
 
         Args:
             table: its name.
             ids: integers [n].
             values: floating [n, embedding_dim], finite.
-            state: floating [n, state_floats] of the optimizer; None: as in a new row.
+            state: floating [n, state_floats] of the optimizer; None: as in a
+                new row.
         """
         t = self._find(table)
         wanted = self._ids(ids)
         n = len(wanted)
-        vectors = float_rows("values", values, (n, t.config.embedding_dim)).numpy()
+        vectors = float_rows(
+            "values", values, (n, t.config.embedding_dim)
+        ).numpy()
         if state is not None:
             floats = self._core.state_floats(t.number)
             state = float_rows("state", state, (n, floats)).numpy()
         self._core.set(t.number, wanted, vectors, state)
 
     def ids(self, table: str) -> Tensor:
-        """The ids of all rows of a table: int64 [rows], in no particular order."""
+        """The ids of all rows of a table: int64 [rows], in no particular
+        order.
+        """
         data = self._core.ids(self._find(table).number)
         return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.int64))
 
@@ -305,7 +374,9 @@ class Store:
             return out
         reasons = ["it occurred in no update yet"]
         if stats["refused"]:
-            reasons.append(f"it was not admitted (admission={t.config.admission!r})")
+            reasons.append(
+                f"it was not admitted (admission={t.config.admission!r})"
+            )
         if stats["evicted"]:
             reasons.append(f"it was evicted (capacity={t.config.capacity})")
         out["why"] = ", or ".join(reasons)
@@ -314,9 +385,9 @@ class Store:
     def stats(self) -> dict[str, Any]:
         """Counters of the store and, under "tables", of each table.
 
-        A table's: rows, bytes, row_bytes, pushes (updates that touched it), pulled and missed
-        (ids looked up; those without a row), created, evicted, refused, nonfinite (row
-        gradients left out).
+        A table's: rows, bytes, row_bytes, pushes (updates that touched it),
+        pulled and missed (ids looked up; those without a row), created,
+        evicted, refused, nonfinite (row gradients left out).
         """
         used, _ = self._core.memory()
         return {
@@ -325,12 +396,20 @@ class Store:
             "memory": used,
             "memory_limit": self.memory_limit,
             **self._counts,
-            "tables": {n: self._core.stats(t.number) for n, t in self._tables.items()},
+            "tables": {
+                n: self._core.stats(t.number) for n, t in self._tables.items()
+            },
         }
 
     def clear(self, table: str | None = None) -> None:
-        """Removes all rows of a table, or of every table; configuration and counters stay."""
-        chosen = list(self._tables.values()) if table is None else [self._find(table)]
+        """Removes all rows of a table, or of every table; configuration and
+        counters stay.
+        """
+        chosen = (
+            list(self._tables.values())
+            if table is None
+            else [self._find(table)]
+        )
         for t in chosen:
             self._core.clear(t.number)
 
@@ -338,7 +417,8 @@ class Store:
         """A table as a torch module.
 
         Returns:
-            ids, int64 [rows], sorted, and an ``EmbeddingBag`` whose row i is that of ids[i].
+            ids, int64 [rows], sorted, and an ``EmbeddingBag`` whose row i is
+            that of ids[i].
         """
         config = self._find(table).config
         ids = self.ids(table).sort().values
@@ -346,7 +426,8 @@ class Store:
             max(len(ids), 1),
             config.embedding_dim,
             mode=str(getattr(config, "pooling", "sum")).lower()
-            if str(getattr(config, "pooling", "sum")).lower() in ("sum", "mean")
+            if str(getattr(config, "pooling", "sum")).lower()
+            in ("sum", "mean")
             else "sum",
             _weight=self.rows(table, ids)
             if len(ids)
@@ -354,16 +435,16 @@ class Store:
         )
         return ids, bag
 
-    # -- life ---------------------------------------------------------------------------
+    # ---- life
 
-    def save(self, path: str | os.PathLike[str], **what: Any) -> Any:
-        """Writes a checkpoint of all tables; see :func:`persia.checkpoint.save`."""
+    def save(self, path: str | os.PathLike[str], **what: Any) -> Path:
+        """Writes a checkpoint; see :func:`persia.checkpoint.save`."""
         from persia import checkpoint
 
         return checkpoint.save(self, path, **what)
 
     def load(self, path: str | os.PathLike[str], **what: Any) -> Checkpoint:
-        """Reads a checkpoint into the tables; see :func:`persia.checkpoint.load`."""
+        """Reads a checkpoint; see :func:`persia.checkpoint.load`."""
         from persia import checkpoint
 
         return checkpoint.load(self, path, **what)
@@ -380,8 +461,9 @@ class Store:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Store:
         warnings.warn(
-            "a copy of a module shares the tables of its persia.Store: training one changes "
-            "both. Give the copy a store of its own if that is not wanted",
+            "a copy of a module shares the tables of its persia.Store: "
+            "training one changes both. Give the copy a store of its own if "
+            "that is not wanted",
             stacklevel=2,
         )
         return self
@@ -402,8 +484,15 @@ class Store:
                 self._threads,
             ),
             "tables": [
-                (t.config, None) if t.config.optimizer is None
-                else (t.config, (type(t.config.optimizer), dict(t.config.optimizer.defaults)))
+                (t.config, None)
+                if t.config.optimizer is None
+                else (
+                    t.config,
+                    (
+                        type(t.config.optimizer),
+                        dict(t.config.optimizer.defaults),
+                    ),
+                )
                 for t in self._tables.values()
             ],
         }
@@ -415,11 +504,13 @@ class Store:
 
     def __repr__(self) -> str:
         return (
-            f"Store(tables={sorted(self._tables)}, optimizer={self._optimizer!r}, "
-            f"update={self.update!r})"
+            f"Store(tables={sorted(self._tables)}, "
+            f"optimizer={self._optimizer!r}, update={self.update!r})"
         )
 
 
-def _optimizer(spec: tuple[type[optim.SparseOptimizer], dict[str, Any]]) -> optim.SparseOptimizer:
+def _optimizer(
+    spec: tuple[type[optim.SparseOptimizer], dict[str, Any]],
+) -> optim.SparseOptimizer:
     cls, defaults = spec
     return cls(**defaults)
