@@ -24,9 +24,9 @@
  * is then at most 5 % of the arena. */
 #define HUGE_AHEAD (20 * HUGE)
 /* Below that, ranges that are full are made huge afterwards. */
-#define HUGE_AFTER (2 * HUGE)
+#define HUGE_AFTER HUGE
 /* A collapse that took longer is the last one of its arena. */
-#define COLLAPSE_NS 1000000u
+#define COLLAPSE_NS 20000000u
 #define NO_MORE SIZE_MAX
 
 int mem_charge(mem_limit *limit, uint64_t bytes)

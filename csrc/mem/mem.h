@@ -11,6 +11,8 @@
 
 #include "base/base.h"
 
+#include <pthread.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -44,6 +46,26 @@ PERSIA_API void mem_arena_init(mem_arena *a, mem_limit *limit);
  * (at most one a call). */
 PERSIA_API int mem_arena_grow(mem_arena *a, size_t bytes);
 PERSIA_API void mem_arena_free(mem_arena *a);
+
+/* blocks: blocks of any size that never move, taken and given back all the
+ * time: the pages of an index.  They are carved from regions that grow from
+ * 64 KiB to 64 MiB, in 2 MiB pages once they are large; neighbours that were
+ * given back are joined and taken again, best fit first. */
+typedef struct mem_blocks {
+    pthread_mutex_t lock;     /* guards all below */
+    struct mem_region *regions; /* newest first */
+    struct mem_block *free;   /* blocks given back, in no order */
+    uint64_t bytes;           /* in use, headers included */
+    mem_limit *limit;
+} mem_blocks;
+
+PERSIA_API void mem_blocks_init(mem_blocks *b, mem_limit *limit);
+/* All blocks at once. */
+PERSIA_API void mem_blocks_free(mem_blocks *b);
+PERSIA_API uint64_t mem_blocks_bytes(mem_blocks *b);
+/* A block aligned to 64 bytes; its contents are undefined. */
+PERSIA_API int mem_blocks_take(mem_blocks *b, size_t bytes, void **out);
+PERSIA_API void mem_blocks_give(mem_blocks *b, void *block);
 
 /* A buffer that only grows; contents are lost when it does.  For scratch
  * that is used again and again by one thread.  Aligned to 64 bytes. */

@@ -16,44 +16,29 @@ static uint32_t page_phase(uint64_t prefix, uint32_t depth)
     return (uint32_t)(((prefix + depth) * 0x9E3779B97F4A7C15u) >> 56);
 }
 
-static void page_set_limits(page *p)
-{
-    uint64_t entries = (uint64_t)p->buckets * BUCKET_ENTRIES;
-
-    p->grow_at = (uint32_t)(entries * LOAD_HIGH / 100);
-}
-
 static int page_create(row_index *ix, uint64_t buckets, uint32_t depth,
                        uint32_t phase, page **out)
 {
     size_t bytes = sizeof(page) + buckets * sizeof(bucket);
+    void *block;
     page *p;
-    int rc = mem_charge(ix->limit, bytes);
+    int rc = mem_blocks_take(ix->blocks, bytes, &block);
 
     if (rc)
         return rc;
-    p = aligned_alloc(64, bytes);
-    if (!p) {
-        mem_release(ix->limit, bytes);
-        return err_set(PERSIA_ENOMEM, "table index: no %zu bytes", bytes);
-    }
+    p = block;
     memset(p, 0, bytes);
     p->buckets = (uint32_t)buckets;
     p->depth = depth;
+    p->grow_at = (uint32_t)(buckets * BUCKET_ENTRIES * LOAD_HIGH / 100);
     p->split_at = SPLIT_ROWS + SPLIT_ROWS * phase / 256;
-    page_set_limits(p);
-    ix->bytes += bytes;
     *out = p;
     return PERSIA_OK;
 }
 
 static void page_destroy(row_index *ix, page *p)
 {
-    size_t bytes = sizeof *p + p->buckets * sizeof(bucket);
-
-    ix->bytes -= bytes;
-    mem_release(ix->limit, bytes);
-    free(p);
+    mem_blocks_give(ix->blocks, p);
 }
 
 /* Counts passed buckets as full ones: the caller made sure of room. */
@@ -78,13 +63,13 @@ static void page_insert(page *p, uint64_t hash, uint32_t slot)
     }
 }
 
-int row_index_init(row_index *ix, mem_limit *limit)
+int row_index_init(row_index *ix, mem_blocks *blocks)
 {
     int rc;
     page *p = NULL;
 
     memset(ix, 0, sizeof *ix);
-    ix->limit = limit;
+    ix->blocks = blocks;
     ix->directory = malloc(sizeof *ix->directory);
     if (!ix->directory)
         return err_set(PERSIA_ENOMEM, "table index: no directory");

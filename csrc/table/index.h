@@ -13,6 +13,7 @@
  * within 0.55 .. 0.70.  It grows a page at a time (by 27 %, or by a split of
  * a page that has become large), which takes well under a millisecond; pages
  * grow at different moments, so that the mean load hardly changes with size.
+ * Pages are blocks of mem.h, shared by the stripes of a table.
  *
  * Guarded by the stripe's lock: reads shared, changes exclusive.
  */
@@ -57,8 +58,7 @@ typedef struct page_ref {
 typedef struct row_index {
     page_ref *directory; /* [1 << depth] */
     uint32_t depth;
-    uint64_t bytes;
-    mem_limit *limit;
+    mem_blocks *blocks;
 } row_index;
 
 /* Where the rows are: rows_at(slot) starts with the id. */
@@ -67,7 +67,7 @@ typedef struct row_store {
     size_t stride;
 } row_store;
 
-int row_index_init(row_index *ix, mem_limit *limit);
+int row_index_init(row_index *ix, mem_blocks *blocks);
 void row_index_free(row_index *ix);
 /* Makes room for one more entry of this hash; must come before an insert. */
 int row_index_reserve(row_index *ix, row_store rows, uint64_t hash);

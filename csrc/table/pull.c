@@ -1,158 +1,198 @@
 /* pull.c: reads rows.  Work is split into chunks of ids; a chunk is ordered
- * by stripe, and a stripe's lock is taken (shared) once for its run.  In a
- * run, blocks of ids go through three stages, each a block behind the one
- * before, so that memory answers while other ids are worked on:
+ * by stripe.  Blocks of ids go through three stages, each a block behind the
+ * one before, so that memory answers while other ids are worked on:
  *
  *   1. fetch the bucket      2. match tags, fetch the row      3. copy
+ *
+ * A stripe's lock is held (shared) from its first block's first stage to its
+ * last block's third, so up to three of them at a time, taken in order.
  */
 #include "table/stripe.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOCK = 32, STAGES = 4 };
+enum { BLOCK = 32, STAGES = 4 /* a power of two above 2 */ };
 
-/* Copies vectors of n rows (NULL: skip) to out[order[i] * stride]. */
-typedef void (*gather_fn)(const char *const *rows, const uint16_t *order,
-                          size_t n, uint32_t dim, float *out, size_t stride);
-
-INLINE_HOT void gather_fp32(const char *const *rows, const uint16_t *order,
-                               size_t n, uint32_t dim, float *out,
-                               size_t stride)
-{
-    for (size_t i = 0; i < n; i++)
-        if (rows[i])
-            memcpy(out + order[i] * stride, rows[i] + ROW_VECTOR,
-                   dim * sizeof(float));
-}
-
-INLINE_HOT void gather_bf16(const char *const *rows, const uint16_t *order,
-                               size_t n, uint32_t dim, float *out,
-                               size_t stride)
-{
-    for (size_t i = 0; i < n; i++) {
-        float *restrict to = out + order[i] * stride;
-        if (!rows[i])
-            continue;
-        for (uint32_t j = 0; j < dim; j++) {
-            uint16_t bits;
-            memcpy(&bits, rows[i] + ROW_VECTOR + 2 * j, sizeof bits);
-            to[j] = bf16_widen(bits);
-        }
-    }
-}
-
-#define GATHER(name, body, width)                                             \
-    HOT static void name(const char *const *rows, const uint16_t *order,      \
-                         size_t n, uint32_t dim, float *out, size_t stride)   \
-    {                                                                         \
-        (void)dim;                                                            \
-        body(rows, order, n, width, out, stride);                             \
-    }
-GATHER(gather_fp32_16, gather_fp32, 16)
-GATHER(gather_fp32_64, gather_fp32, 64)
-GATHER(gather_fp32_any, gather_fp32, dim)
-GATHER(gather_bf16_16, gather_bf16, 16)
-GATHER(gather_bf16_any, gather_bf16, dim)
-
-static gather_fn gather_of(const table_config *c)
-{
-    if (c->dtype == VECTOR_BF16)
-        return c->dim == 16 ? gather_bf16_16 : gather_bf16_any;
-    return c->dim == 16   ? gather_fp32_16
-           : c->dim == 64 ? gather_fp32_64
-                          : gather_fp32_any;
-}
-
-/* One run: ids of one stripe in one chunk. */
-typedef struct pull_run {
+/* A chunk of a job's ids, ordered by stripe. */
+typedef struct pull_chunk {
     const pull_job *job;
-    size_t first; /* of the chunk in the job */
-    const uint64_t *hash;
+    size_t first;          /* of the chunk in the job */
+    const uint64_t *hash;  /* these three as of ids_split_chunk() */
     const uint16_t *order;
-    size_t n;
-    gather_fn gather;
-} pull_run;
+    const uint16_t *start;
+} pull_chunk;
 
-static void read_missing(const table *t, uint64_t id, float *out)
+/* Up to BLOCK ids of one stripe, on their way through the stages. */
+typedef struct pull_block {
+    stripe *s;
+    uint32_t at, n; /* in the chunk's order */
+    int last;       /* of its stripe */
+    const bucket *home[BLOCK];
+    int64_t slot[BLOCK];
+} pull_block;
+
+/* The next block in the order of stripes; takes a stripe's lock with its
+ * first block.  0 at the end. */
+static inline int block_next(table *t, const pull_chunk *c, uint32_t *stripe,
+                             uint32_t *at, pull_block *b)
 {
-    if (t->config.missing == MISSING_INIT)
+    while (*stripe < t->stripes && *at == c->start[*stripe + 1])
+        ++*stripe;
+    if (*stripe == t->stripes)
+        return 0;
+    uint32_t end = c->start[*stripe + 1];
+    b->s = &t->stripe[*stripe];
+    b->at = *at;
+    b->n = end - *at < BLOCK ? end - *at : BLOCK;
+    if (*at == c->start[*stripe])
+        pthread_rwlock_rdlock(&b->s->lock);
+    *at += b->n;
+    b->last = *at == end;
+    return 1;
+}
+
+INLINE_HOT void stage_bucket(const pull_chunk *c, pull_block *b)
+{
+    const row_index *ix = &b->s->index;
+
+    for (uint32_t i = 0; i < b->n; i++) {
+        const bucket *home = row_index_home(ix, c->hash[b->at + i]);
+        __builtin_prefetch(home);
+        b->home[i] = home;
+    }
+}
+
+INLINE_HOT void stage_row(const pull_chunk *c, pull_block *b, size_t stride,
+                          size_t bytes)
+{
+    const char *base = b->s->arena.base;
+
+    for (uint32_t i = 0; i < b->n; i++) {
+        int64_t slot = bucket_likely(b->home[i], c->hash[b->at + i]);
+        b->slot[i] = slot;
+        if (slot >= 0)
+            row_prefetch(base + (size_t)slot * stride, bytes);
+    }
+}
+
+INLINE_HOT void vector_read(const char *row, float *restrict to,
+                            uint32_t dtype, uint32_t dim)
+{
+    if (dtype == VECTOR_FP32) {
+        memcpy(to, row + ROW_VECTOR, dim * sizeof *to);
+        return;
+    }
+    for (uint32_t j = 0; j < dim; j++) {
+        uint16_t bits;
+        memcpy(&bits, row + ROW_VECTOR + 2 * j, sizeof bits);
+        to[j] = bf16_widen(bits);
+    }
+}
+
+/* What the guess of the home bucket did not settle: the slot, or SLOT_NONE
+ * with the value of a missing row written. */
+static __attribute__((noinline)) int64_t
+pull_search(const table *t, const stripe *s, uint64_t hash, uint64_t id,
+            float *out)
+{
+    int64_t slot = row_index_find(&s->index, stripe_rows(t, s), hash, id);
+
+    if (slot >= 0)
+        row_load_vector(t, stripe_row(t, s, (uint32_t)slot), out);
+    else if (t->config.missing == MISSING_INIT)
         row_init_vector(t, id, out);
     else
         memset(out, 0, t->config.dim * sizeof *out);
+    return slot;
 }
 
-static size_t pull_block(const table *t, const stripe *s, const pull_run *r,
-                         size_t at, size_t n, int64_t *slots)
+/* Returns how many ids had no row. */
+INLINE_HOT uint64_t stage_copy(const table *t, const pull_chunk *c,
+                               const pull_block *b, uint32_t dtype,
+                               uint32_t dim)
 {
-    const uint64_t *ids = r->job->ids + r->first;
-    float *out = r->job->out + r->first * r->job->stride;
-    const char *rows[BLOCK];
-    size_t missed = 0;
+    const pull_job *job = c->job;
+    const uint64_t *ids = job->ids + c->first;
+    const char *base = b->s->arena.base;
+    const size_t stride = t->stride;
+    uint64_t missed = 0;
 
-    for (size_t i = 0; i < n; i++) {
-        uint64_t id = ids[r->order[at + i]];
-        int64_t slot = slots[i];
-        const char *row = NULL;
-        if (slot >= 0)
-            row = stripe_row(t, s, (uint32_t)slot);
-        if (slot == SLOT_SEARCH || (row && row_id(row) != id)) {
-            slot = row_index_find(&s->index, stripe_rows(t, s),
-                                  r->hash[at + i], id);
-            row = slot < 0 ? NULL : stripe_row(t, s, (uint32_t)slot);
+    for (uint32_t i = 0; i < b->n; i++) {
+        uint32_t at = c->order[b->at + i];
+        float *to = job->out + (c->first + at) * job->stride;
+        int64_t slot = b->slot[i];
+        const char *row = base + (size_t)slot * stride;
+        if (__builtin_expect(slot >= 0 && row_id(row) == ids[at], 1)) {
+            vector_read(row, to, dtype, dim);
+        } else {
+            slot = pull_search(t, b->s, c->hash[b->at + i], ids[at], to);
+            missed += slot < 0;
         }
-        if (!row) {
-            read_missing(t, id, out + r->order[at + i] * r->job->stride);
-            missed++;
-        }
-        if (r->job->rows)
-            r->job->rows[r->first + r->order[at + i]] =
-                row ? (uint32_t)slot : ROW_NONE;
-        rows[i] = row;
+        if (job->rows)
+            job->rows[c->first + at] = (uint32_t)slot; /* -1: ROW_NONE */
     }
-    r->gather(rows, r->order + at, n, t->config.dim, out, r->job->stride);
     return missed;
 }
 
-static void pull_stripe(const table *t, stripe *s, const pull_run *r)
+INLINE_HOT void pull_blocks(table *t, const pull_chunk *c, uint32_t dtype,
+                            uint32_t dim)
 {
-    const bucket *home[STAGES][BLOCK];
-    int64_t slots[STAGES][BLOCK];
-    const size_t blocks = (r->n + BLOCK - 1) / BLOCK;
-    size_t missed = 0;
+    pull_block ring[STAGES];
+    const size_t bytes = ROW_VECTOR + dim * (dtype == VECTOR_BF16 ? 2 : 4);
+    uint32_t stripe = 0, at = 0;
+    uint64_t missed = 0;
+    size_t made = 0, end = SIZE_MAX;
 
-    pthread_rwlock_rdlock(&s->lock);
-    for (size_t b = 0; b < blocks + 2; b++) {
-        if (b < blocks) {
-            size_t at = b * BLOCK, n = r->n - at < BLOCK ? r->n - at : BLOCK;
-            for (size_t i = 0; i < n; i++) {
-                const bucket *h = row_index_home(&s->index, r->hash[at + i]);
-                __builtin_prefetch(h);
-                home[b % STAGES][i] = h;
+    for (size_t turn = 0; turn < end; turn++) {
+        pull_block *first = &ring[turn % STAGES];
+        if (end == SIZE_MAX) {
+            if (block_next(t, c, &stripe, &at, first)) {
+                stage_bucket(c, first);
+                made++;
+            } else {
+                end = made + 2;
             }
         }
-        if (b >= 1 && b - 1 < blocks) {
-            size_t k = b - 1, at = k * BLOCK;
-            size_t n = r->n - at < BLOCK ? r->n - at : BLOCK;
-            for (size_t i = 0; i < n; i++) {
-                int64_t slot =
-                    bucket_likely(home[k % STAGES][i], r->hash[at + i]);
-                slots[k % STAGES][i] = slot;
-                if (slot >= 0)
-                    row_prefetch(stripe_row(t, s, (uint32_t)slot),
-                                 ROW_VECTOR + t->vector_bytes);
+        if (turn >= 1 && turn - 1 < made)
+            stage_row(c, &ring[(turn - 1) % STAGES], t->stride, bytes);
+        if (turn >= 2 && turn - 2 < made) {
+            pull_block *b = &ring[(turn - 2) % STAGES];
+            missed += stage_copy(t, c, b, dtype, dim);
+            if (b->last) {
+                uint32_t n = b->at + b->n - c->start[b->s - t->stripe];
+                pthread_rwlock_unlock(&b->s->lock);
+                atomic_fetch_add_explicit(&b->s->pulled, n,
+                                          memory_order_relaxed);
+                if (missed)
+                    atomic_fetch_add_explicit(&b->s->missed, missed,
+                                              memory_order_relaxed);
+                missed = 0;
             }
-        }
-        if (b >= 2) {
-            size_t k = b - 2, at = k * BLOCK;
-            size_t n = r->n - at < BLOCK ? r->n - at : BLOCK;
-            missed += pull_block(t, s, r, at, n, slots[k % STAGES]);
         }
     }
-    pthread_rwlock_unlock(&s->lock);
-    atomic_fetch_add_explicit(&s->pulled, r->n, memory_order_relaxed);
-    if (missed)
-        atomic_fetch_add_explicit(&s->missed, missed, memory_order_relaxed);
+}
+
+typedef void (*pull_fn)(table *t, const pull_chunk *c);
+
+#define PULL(name, dtype, dim)                                                \
+    HOT static void name(table *t, const pull_chunk *c)                       \
+    {                                                                         \
+        pull_blocks(t, c, dtype, dim);                                        \
+    }
+PULL(pull_fp32_16, VECTOR_FP32, 16)
+PULL(pull_fp32_64, VECTOR_FP32, 64)
+PULL(pull_fp32_any, VECTOR_FP32, t->config.dim)
+PULL(pull_bf16_16, VECTOR_BF16, 16)
+PULL(pull_bf16_any, VECTOR_BF16, t->config.dim)
+
+static pull_fn pull_of(const table_config *c)
+{
+    if (c->dtype == VECTOR_BF16)
+        return c->dim == 16 ? pull_bf16_16 : pull_bf16_any;
+    return c->dim == 16   ? pull_fp32_16
+           : c->dim == 64 ? pull_fp32_64
+                          : pull_fp32_any;
 }
 
 /* Chunks of all jobs, numbered through. */
@@ -162,7 +202,7 @@ typedef struct pull_plan {
     size_t jobs_n;
 } pull_plan;
 
-static int pull_chunk(void *ctx, size_t chunk)
+static int pull_one(void *ctx, size_t chunk)
 {
     const pull_plan *plan = ctx;
     uint64_t hash[IDS_CHUNK];
@@ -182,13 +222,8 @@ static int pull_chunk(void *ctx, size_t chunk)
     size_t n = job->n - first < IDS_CHUNK ? job->n - first : IDS_CHUNK;
 
     ids_split_chunk(job->ids + first, n, t->stripes, hash, order, start);
-    for (uint32_t i = 0; i < t->stripes; i++) {
-        pull_run run = { job, first, hash + start[i], order + start[i],
-                         (size_t)(start[i + 1] - start[i]),
-                         gather_of(&t->config) };
-        if (run.n)
-            pull_stripe(t, &t->stripe[i], &run);
-    }
+    const pull_chunk c = { job, first, hash, order, start };
+    pull_of(&t->config)(t, &c);
     return PERSIA_OK;
 }
 
@@ -210,5 +245,5 @@ int table_pull(sched *s, pull_job *jobs, size_t jobs_n)
         chunks += (jobs[j].n + IDS_CHUNK - 1) / IDS_CHUNK;
     }
     plan.first_chunk[jobs_n] = chunks;
-    return sched_for(s, chunks, pull_chunk, &plan);
+    return sched_for(s, chunks, pull_one, &plan);
 }

@@ -3,14 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-int stripe_init(const table *t, stripe *s)
+int stripe_init(table *t, stripe *s)
 {
     pthread_rwlockattr_t attr;
     int rc;
 
     mem_arena_init(&s->arena, t->config.limit);
     s->free_head = ROW_NONE;
-    rc = row_index_init(&s->index, t->config.limit);
+    rc = row_index_init(&s->index, &t->blocks);
     if (rc)
         return rc;
     pthread_rwlockattr_init(&attr);
@@ -252,7 +252,7 @@ int stripe_clear_locked(table *t, stripe *s)
                 rc = slot_release(t, s, slot);
         return rc;
     }
-    rc = row_index_init(&fresh, t->config.limit);
+    rc = row_index_init(&fresh, &t->blocks);
     if (rc)
         return rc;
     row_index_free(&s->index);

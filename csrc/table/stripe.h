@@ -57,6 +57,7 @@ struct table {
     _Atomic uint64_t pushes;
     _Atomic uint64_t created, evicted, refused, nonfinite;
     table_cut *cut;        /* guarded by gate, held exclusively */
+    mem_blocks blocks;     /* the stripes' index pages */
     stripe stripe[];
 };
 
@@ -83,14 +84,14 @@ static inline uint32_t clock_short(uint64_t pushes)
 {
     return (uint32_t)pushes ? (uint32_t)pushes : UINT32_MAX;
 }
-static inline void row_prefetch(const char *row, size_t stride)
+static inline void row_prefetch(const char *row, size_t bytes)
 {
-    for (size_t at = 0; at < stride; at += 64)
+    for (size_t at = 0; at + 64 < bytes; at += 64)
         __builtin_prefetch(row + at);
-    __builtin_prefetch(row + stride - 1);
+    __builtin_prefetch(row + bytes - 1);
 }
 
-int stripe_init(const table *t, stripe *s);
+int stripe_init(table *t, stripe *s);
 void stripe_free(stripe *s);
 
 /* Adds a row for an id that has none: initial vector and state, the clock

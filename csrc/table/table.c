@@ -82,6 +82,7 @@ int table_create(const table_config *config, table **out)
     row_init_keys(t);
     pthread_rwlock_init(&t->gate, NULL);
     pthread_mutex_init(&t->full_lock, NULL);
+    mem_blocks_init(&t->blocks, config->limit);
     for (uint32_t i = 0; i < stripes; i++) {
         rc = stripe_init(t, &t->stripe[i]);
         if (rc) {
@@ -103,6 +104,7 @@ void table_destroy(table *t)
         stripe_free(&t->stripe[i]);
     pthread_rwlock_destroy(&t->gate);
     pthread_mutex_destroy(&t->full_lock);
+    mem_blocks_free(&t->blocks);
     free(t);
 }
 
@@ -128,10 +130,11 @@ void table_get_stats(const table *ct, table_stats *out)
     out->evicted = atomic_load(&t->evicted);
     out->refused = atomic_load(&t->refused);
     out->nonfinite = atomic_load(&t->nonfinite);
+    out->bytes = mem_blocks_bytes(&t->blocks);
     for (uint32_t i = 0; i < t->stripes; i++) {
         stripe *s = &t->stripe[i];
         pthread_rwlock_rdlock(&s->lock);
-        out->bytes += s->arena.size + s->index.bytes;
+        out->bytes += s->arena.size;
         pthread_rwlock_unlock(&s->lock);
         out->pulled += atomic_load(&s->pulled);
         out->missed += atomic_load(&s->missed);

@@ -1,0 +1,236 @@
+/* blocks.c: a small allocator with boundary tags.
+ *
+ *   region   [ mem_region 64 B | block | block | ... ]
+ *   block    [ mem_block 64 B | payload ]      sizes are multiples of 64
+ *
+ * Invariants: the blocks of a region fill it; no two neighbours are free
+ * (mem_blocks_give joins them); a block knows the size of the one before.
+ */
+#include "mem/mem.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1 */
+#endif
+
+#define HUGE ((size_t)2 << 20)
+#define REGION_FIRST ((size_t)64 << 10)
+#define REGION_MAX ((size_t)64 << 20)
+/* A region from this size on has huge pages: at most one is hardly used. */
+#define REGION_HUGE ((size_t)8 << 20)
+
+typedef struct mem_region {
+    struct mem_region *next;
+    size_t bytes;
+    char unused[48];
+} mem_region;
+
+typedef struct mem_block {
+    size_t bytes;   /* with this header */
+    size_t before;  /* bytes of the block before it; 0: it is the first */
+    uint32_t used;
+    uint32_t last;  /* of its region */
+    struct mem_block *next, *previous; /* in the free list */
+    char unused[24];
+} mem_block;
+
+_Static_assert(sizeof(mem_region) == 64 && sizeof(mem_block) == 64,
+               "payloads must stay aligned to cache lines");
+
+void mem_blocks_init(mem_blocks *b, mem_limit *limit)
+{
+    memset(b, 0, sizeof *b);
+    pthread_mutex_init(&b->lock, NULL);
+    b->limit = limit;
+}
+
+void mem_blocks_free(mem_blocks *b)
+{
+    for (mem_region *r = b->regions; r;) {
+        mem_region *next = r->next;
+        munmap(r, r->bytes);
+        r = next;
+    }
+    mem_release(b->limit, b->bytes);
+    pthread_mutex_destroy(&b->lock);
+}
+
+uint64_t mem_blocks_bytes(mem_blocks *b)
+{
+    pthread_mutex_lock(&b->lock);
+    uint64_t bytes = b->bytes;
+    pthread_mutex_unlock(&b->lock);
+    return bytes;
+}
+
+static mem_block *block_after(mem_block *k)
+{
+    return k->last ? NULL : (mem_block *)(void *)((char *)k + k->bytes);
+}
+
+static void free_insert(mem_blocks *b, mem_block *k)
+{
+    k->used = 0;
+    k->previous = NULL;
+    k->next = b->free;
+    if (b->free)
+        b->free->previous = k;
+    b->free = k;
+}
+
+static void free_remove(mem_blocks *b, mem_block *k)
+{
+    if (k->previous)
+        k->previous->next = k->next;
+    else
+        b->free = k->next;
+    if (k->next)
+        k->next->previous = k->previous;
+}
+
+/* Makes [k, k + its bytes + those of the next] one block. */
+static void block_join(mem_block *k, const mem_block *next)
+{
+    mem_block *after;
+
+    k->bytes += next->bytes;
+    k->last = next->last;
+    after = block_after(k);
+    if (after)
+        after->before = k->bytes;
+}
+
+/* Cuts what k has beyond `bytes` off into a free block. */
+static void block_cut(mem_blocks *b, mem_block *k, size_t bytes)
+{
+    mem_block *rest, *after;
+
+    if (k->bytes < bytes + 2 * sizeof *k)
+        return;
+    rest = (mem_block *)(void *)((char *)k + bytes);
+    rest->bytes = k->bytes - bytes;
+    rest->before = bytes;
+    rest->last = k->last;
+    k->bytes = bytes;
+    k->last = 0;
+    after = block_after(rest);
+    if (after)
+        after->before = rest->bytes;
+    free_insert(b, rest);
+}
+
+/* An aligned mapping, so that its pages can be huge. */
+static char *map_aligned(size_t bytes)
+{
+    char *p = mmap(NULL, bytes + HUGE, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    size_t head;
+
+    if (p == MAP_FAILED)
+        return NULL;
+    head = (HUGE - (uintptr_t)p % HUGE) % HUGE;
+    if (head)
+        munmap(p, head);
+    munmap(p + head + bytes, HUGE - head);
+    return p + head;
+}
+
+static int region_add(mem_blocks *b, size_t need)
+{
+    mem_region *old = b->regions, *r;
+    size_t bytes = old ? 2 * old->bytes : REGION_FIRST;
+    mem_block *k;
+
+    if (bytes > REGION_MAX)
+        bytes = REGION_MAX;
+    while (bytes < need + sizeof *r)
+        bytes *= 2;
+    r = (mem_region *)(void *)map_aligned(bytes);
+    if (!r)
+        return err_set(PERSIA_ENOMEM, "no %zu bytes for an index: %s", bytes,
+                       strerror(errno));
+    if (bytes >= REGION_HUGE)
+        madvise(r, bytes, MADV_HUGEPAGE);
+    else if (old && old->bytes >= HUGE) /* it is full now; best effort */
+        madvise(old, old->bytes, MADV_COLLAPSE);
+    r->next = old;
+    r->bytes = bytes;
+    b->regions = r;
+    k = (mem_block *)(void *)(r + 1);
+    k->bytes = bytes - sizeof *r;
+    k->before = 0;
+    k->last = 1;
+    free_insert(b, k);
+    return PERSIA_OK;
+}
+
+static mem_block *best_fit(const mem_blocks *b, size_t bytes)
+{
+    mem_block *best = NULL;
+
+    for (mem_block *k = b->free; k; k = k->next)
+        if (k->bytes >= bytes && (!best || k->bytes < best->bytes))
+            best = k;
+    return best;
+}
+
+static int take_locked(mem_blocks *b, size_t bytes, void **out)
+{
+    mem_block *k = best_fit(b, bytes);
+    int rc;
+
+    if (!k) {
+        rc = region_add(b, bytes);
+        if (rc)
+            return rc;
+        k = best_fit(b, bytes);
+    }
+    if (k->bytes < bytes + 2 * sizeof *k)
+        bytes = k->bytes; /* too little to cut off */
+    rc = mem_charge(b->limit, bytes);
+    if (rc)
+        return rc;
+    free_remove(b, k);
+    block_cut(b, k, bytes);
+    k->used = 1;
+    b->bytes += k->bytes;
+    *out = k + 1;
+    return PERSIA_OK;
+}
+
+int mem_blocks_take(mem_blocks *b, size_t bytes, void **out)
+{
+    int rc;
+
+    pthread_mutex_lock(&b->lock);
+    rc = take_locked(b, (bytes + sizeof(mem_block) + 63) / 64 * 64, out);
+    pthread_mutex_unlock(&b->lock);
+    return rc;
+}
+
+void mem_blocks_give(mem_blocks *b, void *block)
+{
+    mem_block *k = (mem_block *)block - 1, *near;
+
+    pthread_mutex_lock(&b->lock);
+    b->bytes -= k->bytes;
+    mem_release(b->limit, k->bytes);
+    near = block_after(k);
+    if (near && !near->used) {
+        free_remove(b, near);
+        block_join(k, near);
+    }
+    if (k->before) {
+        near = (mem_block *)(void *)((char *)k - k->before);
+        if (!near->used) {
+            free_remove(b, near);
+            block_join(near, k);
+            k = near;
+        }
+    }
+    free_insert(b, k);
+    pthread_mutex_unlock(&b->lock);
+}
