@@ -1,9 +1,10 @@
 /* push.c: applies gradients.  See push.h for the way of a push.
  *
- * A stripe's distinct ids go through three stages in blocks, each a block
- * behind the one before: fetch the row at the hinted slot (or the bucket);
- * match tags and fetch the row; then check it, or search, or make it, and
- * run the optimizer's kernel over the block.
+ * Rows with a hint are fetched while gradients are summed.  Then a stripe's
+ * distinct ids go through three stages in blocks, each a block behind the
+ * one before: fetch the row at the hinted slot (or the bucket); match tags
+ * and fetch the row; then check it, or search, or make it, and run the
+ * optimizer's kernel over the block.
  *
  * Order of locks: gates by address, full locks by address, one stripe.
  */
@@ -11,7 +12,12 @@
 
 #include <string.h>
 
-enum { BLOCK = 32, STAGES = 4 };
+enum {
+    BLOCK = 32,
+    STAGES = 4,
+    /* Rows fetched ahead of their lock must still be in the cache then. */
+    FETCH_BYTES = 256 << 10
+};
 
 /* The distinct ids of one stripe in one push, with summed gradients. */
 typedef struct group {
@@ -20,6 +26,9 @@ typedef struct group {
     uint64_t *hash; /* [n] */
     uint32_t *hint; /* [n] */
     float *grad;    /* [n, dim] */
+    const char *base; /* hinted rows to fetch: only an address, it may be */
+    uint32_t used;    /* out of date */
+    size_t stride;
 } group;
 
 INLINE_HOT void grad_first(float *restrict to, const float *restrict g,
@@ -72,6 +81,8 @@ INLINE_HOT void group_run(group *g, const push_part *part,
         g->id[g->n] = id;
         g->hash[g->n] = hash;
         g->hint[g->n] = part->rows ? part->rows[i] : ROW_NONE;
+        if (g->hint[g->n] < g->used)
+            row_prefetch(g->base + g->hint[g->n] * g->stride, g->stride);
         entry[at] = (uint32_t)++g->n;
     }
 }
@@ -99,7 +110,6 @@ static int group_make(const push_plan *plan, size_t j, uint32_t stripe,
     void *scratch;
     int rc;
 
-    g->n = 0;
     for (size_t c = plan->first_chunk[j]; c < plan->first_chunk[j + 1]; c++)
         n += (size_t)(plan->chunks[c].start[stripe + 1] -
                       plan->chunks[c].start[stripe]);
@@ -122,6 +132,8 @@ static int group_make(const push_plan *plan, size_t j, uint32_t stripe,
         return rc;
     g->grad = scratch;
     memset(entry, 0, room * sizeof *entry);
+    if (n * g->stride > FETCH_BYTES)
+        g->used = 0;
     for (size_t c = plan->first_chunk[j]; c < plan->first_chunk[j + 1]; c++) {
         const push_chunk *chunk = &plan->chunks[c];
         (dim == 16   ? group_run_16
@@ -287,6 +299,10 @@ static int apply_stripe(void *ctx, size_t item)
     uint32_t i = (uint32_t)(item - plan->first_stripe[low]);
     stripe *s = &t->stripe[i];
 
+    pthread_rwlock_rdlock(&s->lock);
+    g = (group){ .base = s->arena.base, .used = s->used,
+                 .stride = t->stride };
+    pthread_rwlock_unlock(&s->lock);
     rc = group_make(plan, low, i, &g);
     if (rc || !g.n)
         return rc;

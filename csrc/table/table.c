@@ -5,7 +5,7 @@
 #include <string.h>
 
 enum {
-    STRIPES_DEFAULT = 16,
+    STRIPES_DEFAULT = 8,
     /* A table of a small capacity has one stripe: then "the row touched
      * longest ago" is that of the whole table. */
     ONE_STRIPE_CAPACITY = 65536
