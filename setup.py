@@ -7,6 +7,7 @@ none does the build ask for one of its own.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -88,12 +89,10 @@ class BuildNative(build_ext):
                 shutil.copy(header, target)
 
     def public_headers(self) -> list[Path]:
-        """persia.h and the public header of each room."""
-        csrc = ROOT / "csrc"
-        rooms = [
-            h for h in sorted(csrc.glob("*/*.h")) if h.stem == h.parent.name
-        ]
-        return [csrc / "persia.h", *rooms]
+        """persia.h and the headers of the rooms that it includes."""
+        persia = ROOT / "csrc" / "persia.h"
+        rooms = re.findall(r'#include "(.+)"', persia.read_text())
+        return [persia, *(ROOT / "csrc" / room for room in rooms)]
 
     def header_target(self, header: Path) -> Path:
         """Where a header lies in the installed package."""

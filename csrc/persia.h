@@ -7,8 +7,13 @@
 #include "sched/sched.h"
 #include "ids/ids.h"
 #include "data/data.h"
+#include "data/data.h"
 #include "pool/pool.h"
 #include "optim/optim.h"
 #include "table/table.h"
+#include "ckpt/ckpt.h"
+#include "ps/ps.h"
+#include "worker/worker.h"
+#include "step/step.h"
 
 #endif
