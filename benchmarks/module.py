@@ -65,7 +65,7 @@ class Sizes:
         self.batches = 4 if quick else 16
         self.rounds = 2 if quick else 15
         self.unseen_steps = 4 if quick else 60
-        self.memory_rows = 200_000 if quick else 10_000_000
+        self.memory_rows = 1_000_000 if quick else 10_000_000
 
 
 class Ours:
@@ -448,17 +448,12 @@ def main(argv: list[str] | None = None) -> None:
     parts["unseen"] = lambda _: [unseen(sizes, t) for t in (1, 2)]
     parts["memory"] = lambda _: memory(sizes)
     with client.Peers() if client.available() else nullcontext() as peers:
-        versions = (
-            peers.versions()
-            if peers
-            else {"fbgemm": "not installed: make bench PEERS=1"}
-        )
-        print_machine(
-            BENCH,
-            persia=persia.__version__,
-            **versions,
-            torch=torch.__version__,
-        )
+        versions = {"torch": torch.__version__}
+        if peers:
+            versions |= peers.versions()
+        else:
+            versions["fbgemm"] = "not installed: make bench PEERS=1"
+        print_machine(BENCH, **versions)
         for name, part in parts.items():
             if options.only in name:
                 part(peers)
