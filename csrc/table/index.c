@@ -6,7 +6,7 @@
 enum {
     LOAD_LOW = 55,  /* percent: after growing */
     LOAD_HIGH = 70, /* percent: grows at */
-    SPLIT_ROWS = 24576,
+    SPLIT_ROWS = 12288,
     DEPTH_MAX = 24
 };
 
@@ -132,37 +132,78 @@ static int directory_double(row_index *ix)
     return PERSIA_OK;
 }
 
-/* Visits all entries of `from`.  Without `to`: counts those whose next bit
- * of the hash is set.  With it: moves them to to[0], or to to[next bit] when
- * there are two.  Rows are fetched ahead: their ids are what is rehashed. */
-static uint32_t page_visit(const page *from, row_store rows, page **to)
-{
-    enum { AHEAD = 64 };
-    uint32_t slots[AHEAD + BUCKET_ENTRIES];
-    uint32_t n = 0, ones = 0;
+/* Entries of a page on their way: their rows, whose ids are to be rehashed,
+ * are fetched AHEAD entries before they are read. */
+enum { AHEAD = 32 };
+typedef struct page_walk {
+    const page *from;
+    row_store rows;
+    uint32_t bucket, mask; /* of the next entry */
+    uint32_t slots[AHEAD];
+    size_t made, read;
+} page_walk;
 
-    for (uint32_t b = 0; b <= from->buckets; b++) {
-        if (b < from->buckets) {
-            uint32_t mask = ~bucket_match(&from->bucket[b], 0) & 0xFFFu;
-            for (; mask; mask &= mask - 1) {
-                uint32_t slot = from->bucket[b].slot[__builtin_ctz(mask)];
-                __builtin_prefetch(rows.base + slot * rows.stride);
-                slots[n++] = slot;
-            }
-        }
-        if (n < AHEAD && b < from->buckets)
-            continue;
-        for (uint32_t i = 0; i < n; i++) {
-            const char *row = rows.base + slots[i] * rows.stride;
-            uint64_t hash = id_hash(row_id(row));
-            uint32_t one = (uint32_t)((hash << from->depth) >> 63);
-            ones += one;
-            if (to)
-                page_insert(to[1] ? to[one] : to[0], hash, slots[i]);
-        }
-        n = 0;
+static inline int walk_fetch(page_walk *w)
+{
+    uint32_t slot;
+
+    while (!w->mask) {
+        if (w->bucket == w->from->buckets)
+            return 0;
+        w->mask = ~bucket_match(&w->from->bucket[w->bucket++], 0) & 0xFFFu;
     }
+    slot = w->from->bucket[w->bucket - 1].slot[__builtin_ctz(w->mask)];
+    w->mask &= w->mask - 1;
+    __builtin_prefetch(w->rows.base + slot * w->rows.stride);
+    w->slots[w->made++ % AHEAD] = slot;
+    return 1;
+}
+
+static inline void walk_start(page_walk *w, const page *from, row_store rows)
+{
+    *w = (page_walk){ .from = from, .rows = rows };
+    while (w->made < AHEAD && walk_fetch(w))
+        ;
+}
+
+/* 0 at the end. */
+static inline int walk_next(page_walk *w, uint32_t *slot, uint64_t *hash)
+{
+    if (w->read == w->made)
+        return 0;
+    *slot = w->slots[w->read++ % AHEAD];
+    *hash = id_hash(row_id(w->rows.base + *slot * w->rows.stride));
+    walk_fetch(w);
+    return 1;
+}
+
+/* Entries whose next bit of the hash is set. */
+static uint32_t page_count_ones(const page *from, row_store rows)
+{
+    page_walk w;
+    uint32_t slot, ones = 0;
+    uint64_t hash;
+
+    for (walk_start(&w, from, rows); walk_next(&w, &slot, &hash);)
+        ones += (uint32_t)((hash << from->depth) >> 63);
     return ones;
+}
+
+/* Moves all entries to to[0], or to to[next bit of the hash] when there are
+ * two; 0 when one became too full. */
+static int page_move(const page *from, row_store rows, page *to[2])
+{
+    page_walk w;
+    uint32_t slot;
+    uint64_t hash;
+
+    for (walk_start(&w, from, rows); walk_next(&w, &slot, &hash);) {
+        page *p = to[1] && (hash << from->depth) >> 63 ? to[1] : to[0];
+        if (p->rows > p->grow_at)
+            return 0;
+        page_insert(p, hash, slot);
+    }
+    return 1;
 }
 
 static int page_grow(row_index *ix, row_store rows, uint64_t hash, page *old)
@@ -176,10 +217,30 @@ static int page_grow(row_index *ix, row_store rows, uint64_t hash, page *old)
     if (rc)
         return rc;
     to[0]->split_at = old->split_at;
-    (void)page_visit(old, rows, to);
+    page_move(old, rows, to);
     n = page_entries(ix, old, hash, &first);
     directory_set(ix, first, n, to[0]);
     page_destroy(ix, old);
+    return PERSIA_OK;
+}
+
+/* Pages for the two halves of `old`, of which `ones` rows are expected in
+ * the second. */
+static int halves_create(row_index *ix, uint64_t prefix, const page *old,
+                         uint32_t ones, page *to[2])
+{
+    for (uint32_t half = 0; half < 2; half++) {
+        uint32_t phase = page_phase(prefix * 2 + half, old->depth + 1);
+        uint64_t load = LOAD_LOW + (LOAD_HIGH - 5 - LOAD_LOW) * phase / 256;
+        uint64_t share = half ? ones : old->rows - ones;
+        uint64_t buckets = share * 100 / load / BUCKET_ENTRIES + 1;
+        int rc = page_create(ix, buckets, old->depth + 1, phase, &to[half]);
+        if (rc) {
+            if (half)
+                page_destroy(ix, to[0]);
+            return rc;
+        }
+    }
     return PERSIA_OK;
 }
 
@@ -188,24 +249,22 @@ static int page_split(row_index *ix, row_store rows, uint64_t hash, page *old)
     page *to[2] = { NULL, NULL };
     size_t first, n;
     uint64_t prefix = old->depth ? hash >> (64 - old->depth) : 0;
-    const uint32_t ones = page_visit(old, rows, NULL);
     int rc = PERSIA_OK;
 
     if (ix->depth == old->depth)
         rc = directory_double(ix);
-    for (uint32_t half = 0; half < 2 && !rc; half++) {
-        uint32_t phase = page_phase(prefix * 2 + half, old->depth + 1);
-        uint64_t load = LOAD_LOW + (LOAD_HIGH - LOAD_LOW) * phase / 256;
-        uint64_t share = half ? ones : old->rows - ones;
-        uint64_t buckets = share * 100 / load / BUCKET_ENTRIES + 1;
-        rc = page_create(ix, buckets, old->depth + 1, phase, &to[half]);
-    }
-    if (rc) {
-        if (to[0])
-            page_destroy(ix, to[0]);
+    if (!rc) /* halves are nearly equal: the hash is a good one */
+        rc = halves_create(ix, prefix, old, old->rows / 2, to);
+    if (rc)
         return rc;
+    if (!page_move(old, rows, to)) { /* unless a shard has one half only */
+        page_destroy(ix, to[0]);
+        page_destroy(ix, to[1]);
+        rc = halves_create(ix, prefix, old, page_count_ones(old, rows), to);
+        if (rc)
+            return rc;
+        page_move(old, rows, to);
     }
-    (void)page_visit(old, rows, to);
     n = page_entries(ix, old, hash, &first);
     directory_set(ix, first, n / 2, to[0]);
     directory_set(ix, first + n / 2, n / 2, to[1]);
