@@ -648,9 +648,8 @@ def _places(
 class EmbeddingCollection(_Collection):
     """Sequence embeddings: one vector an id, not pooled.
 
-    Args: as for :class:`EmbeddingBagCollection`; all tables have the same
-        ``embedding_dim``,
-    and no feature occurs in two tables.
+    Its arguments are those of :class:`EmbeddingBagCollection`; all tables
+    have the same ``embedding_dim``, and no feature occurs in two tables.
 
     ``forward(ids)`` returns :class:`Sequences`, a mapping from feature to
     :class:`JaggedTensor`.
