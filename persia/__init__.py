@@ -5,12 +5,14 @@ vocabulary.
 from persia import errors, optim
 from persia.configs import EmbeddingBagConfig, EmbeddingConfig
 from persia.jagged import Batch, JaggedBatch
+from persia.loader import DataLoader
 from persia.modules import EmbeddingBagCollection, EmbeddingCollection
 from persia.optim import clip_grad_norm_
 from persia.store import Store
 
 __all__ = [
     "Batch",
+    "DataLoader",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
     "EmbeddingCollection",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from persia import _core, errors
 
-__all__ = ["SHAPES", "pull", "typed"]
+__all__ = ["SHAPES", "prefetch", "pull", "typed", "versions"]
 
 torch.ops.load_library(  # type: ignore[no-untyped-call]
     str(Path(__file__).with_name("_torch.so"))
@@ -187,6 +187,11 @@ class _Pull(torch.autograd.Function):
 _pull = _ops.pull_v1.default
 _push = _ops.push_v1.default
 _ticket = _ops.ticket_v1.default
+_no_batch = torch.zeros(2, dtype=torch.int64)
+
+#: prefetch(values, offsets, weights, store, plan, number): adds a lookup to
+#: a data loader's batch.
+prefetch = _ops.prefetch_v1.default
 
 
 def pull(
@@ -203,15 +208,20 @@ def pull(
     ``grad``.
 
     ``anchor`` is the store's: its gradient accumulates after all pushes of a
-    backward. ``batch`` is the ticket of the ids, int64 [1], 0 for ids not
-    looked up ahead.
+    backward. ``batch`` is the ticket of the ids, int64 [2]: the number of
+    the data loader's batch, 0 for other ids; and the version of the tensors
+    when they were looked up, -1 to look up anew.
     """
-    ticket = _ticket(batch, store, grad)
     if torch.compiler.is_compiling():
+        ticket = _ticket(batch, store, grad)
         out: Tensor = _ops.pull_v1(
             values, offsets, weights, anchor, ticket, store, plan
         )[0]
         return out
+    if torch._C._current_graph_task_id() != -1:
+        # Repeated by torch.utils.checkpoint: the first forward stands for it.
+        batch = _no_batch
+    ticket = _ticket(batch, store, grad)
     try:
         if grad:
             out = _Pull.apply(
@@ -225,6 +235,15 @@ def pull(
         return out
     except RuntimeError as error:
         raise typed(error) from None
+
+
+def versions(*tensors: Tensor | None) -> int:
+    """A number that changes with each in-place change of the tensors."""
+    return sum(
+        t._version
+        for t in tensors
+        if t is not None and not t.is_inference()
+    )
 
 
 def typed(error: RuntimeError) -> BaseException:

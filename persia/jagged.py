@@ -493,6 +493,17 @@ class Batch:
             else self.label.to(device, non_blocking=non_blocking),
         )
 
+    def skip(self) -> None:
+        """Gives this batch up: no backward will come.
+
+        A :class:`persia.DataLoader` that looked it up then need not wait for
+        its gradients; a later backward of it raises TicketError. Batches of
+        other sources are not concerned.
+        """
+        from persia.loader import skip
+
+        skip(self.ids)
+
     def pin_memory(self) -> Batch:
         """A copy in page-locked memory (needs CUDA, as torch's own)."""
         return Batch(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from persia import _core, errors
-from persia._library import pull
+from persia._library import prefetch, pull, typed, versions
 from persia.configs import (
     EmbeddingBagConfig,
     EmbeddingConfig,
@@ -342,12 +342,39 @@ class _Collection(nn.Module):
             )
         return self.store._plan(kind, len(keys), features)
 
-    def _lookup(self, ids: _Ids, weights: Tensor | None) -> Tensor:
-        """The output of the plan for these keys, float32 on the CPU."""
-        keys = ids[0]
+    def _plan_of(self, keys: tuple[str, ...]) -> int:
+        """The plan for batches with these keys."""
         plan = self._plans.get(keys)
         if plan is None:
             plan = self._plans[keys] = self._make_plan(self._kind, keys)
+        return plan
+
+    def _weights_of(self, ids: _Ids) -> Tensor | None:
+        """The weights that take part in the lookup, float32."""
+        return None
+
+    def _look_ahead(self, features: Any, number: int) -> int:
+        """Adds the lookup of a data loader's batch.
+
+        Returns the version of its ids, or -1 if this batch is not for looking
+        ahead. Raises what the forward would raise.
+        """
+        ids = _unpack(features, self._padding_value)
+        weights = self._weights_of(ids)
+        if ids[1].device.type != "cpu" or (
+            weights is not None and weights.requires_grad
+        ):
+            return -1
+        plan = self._plan_of(ids[0])
+        try:
+            prefetch(ids[1], ids[2], weights, self._handle, plan, number)
+        except RuntimeError as error:
+            raise typed(error) from None
+        return versions(*ids[1:4])
+
+    def _lookup(self, ids: _Ids, weights: Tensor | None) -> Tensor:
+        """The output of the plan for these keys, float32 on the CPU."""
+        plan = self._plan_of(ids[0])
         store = self.store
         grad = self._trainable and torch.is_grad_enabled()
         if grad and store.update == "backward" and _fp16_autocast():
@@ -358,6 +385,12 @@ class _Collection(nn.Module):
                 "(or use bfloat16)"
             )
         batch = ids[4]
+        if (
+            batch is not None
+            and not torch.compiler.is_compiling()
+            and versions(*ids[1:4]) != int(batch[1])
+        ):
+            batch = _looked_up_anew(batch)  # for they changed in between
         return pull(
             ids[1],
             ids[2],
@@ -542,19 +575,26 @@ class EmbeddingBagCollection(_Collection):
         device = ids[1].device
         if device.type != "cpu":
             ids = self._on_cpu(ids)
-        weights = ids[3] if self._is_weighted else None
-        if weights is None:
-            if self._is_weighted:
-                raise errors.InvalidArgument(
-                    "the module is weighted (is_weighted=True) but the batch "
-                    "has no weights"
-                )
-            out = self._lookup(ids, None)
-        elif weights.requires_grad and torch.is_grad_enabled():
+        weights = self._weights_of(ids)
+        if (
+            weights is not None
+            and weights.requires_grad
+            and torch.is_grad_enabled()
+        ):
             out = self._pool_in_torch(ids, weights)
         else:
-            out = self._lookup(ids, weights.to(torch.float32).contiguous())
+            out = self._lookup(ids, weights)
         return KeyedTensor(self._names, self._dims, self._placed(out, device))
+
+    def _weights_of(self, ids: _Ids) -> Tensor | None:
+        if not self._is_weighted:
+            return None
+        if ids[3] is None:
+            raise errors.InvalidArgument(
+                "the module is weighted (is_weighted=True) but the batch "
+                "has no weights"
+            )
+        return ids[3].to(torch.float32).contiguous()
 
     def _pool_in_torch(self, ids: _Ids, weights: Tensor) -> Tensor:
         """Pools unpooled rows with torch, so that the weights get a
@@ -617,7 +657,7 @@ class EmbeddingBagCollection(_Collection):
                 self._outputs = whole
         store = self.store
         anchor = store._anchor if self._trainable else store._still
-        batch = store._no_batch
+        batch = store._no_batch if ids[4] is None else _looked_up_anew(ids[4])
         return pull(
             ids[1],
             offsets,
@@ -628,6 +668,11 @@ class EmbeddingBagCollection(_Collection):
             plan,
             self._trainable,
         )
+
+
+def _looked_up_anew(batch: Tensor) -> Tensor:
+    """The ticket of a batch whose lookup does not fit."""
+    return torch.stack((batch[0], torch.tensor(-1)))
 
 
 def _places(

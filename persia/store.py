@@ -155,7 +155,7 @@ class Store:
         self._still = torch.zeros(
             1
         )  # in its place where no gradient is wanted
-        self._no_batch = torch.zeros(1, dtype=torch.int64)
+        self._no_batch = torch.zeros(2, dtype=torch.int64)
 
     # ---- optimizer and updates
 
@@ -388,6 +388,13 @@ class Store:
         A table's: rows, bytes, row_bytes, pushes (updates that touched it),
         pulled and missed (ids looked up; those without a row), created,
         evicted, refused, nonfinite (row gradients left out).
+
+        "loader", of all passes of :class:`persia.DataLoader`: batches given
+        out; forwards prefetched and (while a pass was open) not_prefetched;
+        how often the loop waited for a permit; batches by their end if they
+        were not trained: abandoned, skipped, read (no forward with gradient),
+        dropped (the update failed); staleness: {k: batches looked up while k
+        earlier ones were open}.
         """
         used, _ = self._core.memory()
         return {
@@ -396,6 +403,7 @@ class Store:
             "memory": used,
             "memory_limit": self.memory_limit,
             **self._counts,
+            "loader": _core.ahead_stats(self._handle),
             "tables": {
                 n: self._core.stats(t.number) for n, t in self._tables.items()
             },

@@ -62,7 +62,7 @@ struct ahead {
     pthread_mutex_t lock; /* guards all below and all streams */
     pthread_cond_t moved; /* a lookup or an update ended, a job left */
     stream *streams;
-    uint64_t numbers;  /* the last one given to a stream or batch */
+    uint64_t numbers;  /* the last one given to a stream */
     unsigned jobs;     /* submitted and not ended */
     lookup *garbage;   /* owners to be released without the lock */
     step_ahead_stats stats;
@@ -429,16 +429,22 @@ static int ended(void)
     return err_set(PERSIA_ECLOSED, "this pass of the data loader has ended");
 }
 
-int step_ahead_batch(step *s, uint64_t number, uint64_t *out)
+uint64_t step_ahead_number(void)
+{
+    static _Atomic(uint64_t) last;
+    return atomic_fetch_add(&last, 1) + 1;
+}
+
+int step_ahead_batch(step *s, uint64_t in, uint64_t number)
 {
     ahead *a = step_ahead(s);
     batch *b = calloc(1, sizeof *b);
     if (!b)
         return err_set(PERSIA_ENOMEM, "no memory to look ahead");
     pthread_mutex_lock(&a->lock);
-    stream *t = find_stream(a, number);
+    stream *t = find_stream(a, in);
     if (t) {
-        *out = b->number = ++a->numbers;
+        b->number = number;
         batch **end = &t->batches;
         while (*end)
             end = &(*end)->next;

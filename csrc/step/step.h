@@ -73,8 +73,9 @@ PERSIA_API int step_norm(step *s, const float *scale, uint32_t scale_n,
  * such count as one towards lookups that start by themselves (it may be the
  * last of its step), and not for a batch that the loop waits for.
  *
- * Stream and batch numbers are of the store, from 1, and never used again;
- * calls with numbers that have ended do nothing.
+ * Batch numbers are of the process, so that a batch has the same one in every
+ * store it is looked up in; stream numbers are of the store.  Both begin at 1
+ * and are never used again; calls with numbers that have ended do nothing.
  */
 #define STEP_ASYNC UINT64_MAX /* staleness without bound */
 enum { STEP_STALENESS_BUCKETS = 65 };
@@ -85,8 +86,10 @@ PERSIA_API int step_ahead_open(step *s, uint64_t staleness, uint64_t *stream);
  * that were handed out are still welcome. */
 PERSIA_API void step_ahead_close(step *s, uint64_t stream);
 
+/* A number for a new batch. */
+PERSIA_API uint64_t step_ahead_number(void);
 /* A new batch at the end of the stream, without lookups. */
-PERSIA_API int step_ahead_batch(step *s, uint64_t stream, uint64_t *batch);
+PERSIA_API int step_ahead_batch(step *s, uint64_t stream, uint64_t batch);
 
 typedef struct step_lookup {
     uint32_t plan;

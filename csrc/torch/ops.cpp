@@ -114,40 +114,119 @@ id_batch batch_of(const Shape &shape, const Tensor &values,
     return b;
 }
 
+/* The two numbers of a name or a ticket. */
+const int64_t *numbers_of(const Tensor &ticket)
+{
+    expect(ticket, "ticket", ScalarType::Long, "int64");
+    if (ticket.numel() != 2) {
+        err_set(PERSIA_ESHAPE, "ticket: need 2 numbers");
+        fail(PERSIA_ESHAPE);
+    }
+    return static_cast<const int64_t *>(ticket.const_data_ptr());
+}
+
 /* The name of a forward: int64 [2], its number (0 without grad) and the
  * number of its batch (0: not looked up ahead).  Names are tensors so that
- * compiled graphs take them as inputs. */
+ * compiled graphs take them as inputs.  `batch` is the ticket of the ids:
+ * the batch's number, and a version that is negative if its ids are to be
+ * looked up now. */
 Tensor ticket(const Tensor &batch, int64_t store, bool grad)
 {
     Store s(store, "forward");
-    expect(batch, "ticket of the batch", ScalarType::Long, "int64");
     Tensor out = torch::stable::new_empty(batch, {2}, ScalarType::Long);
     auto *name = static_cast<int64_t *>(out.mutable_data_ptr());
     name[0] = grad ? static_cast<int64_t>(step_ticket(s.get())) : 0;
-    name[1] = batch.numel() > 0
-                  ? *static_cast<const int64_t *>(batch.const_data_ptr())
-                  : 0;
+    const int64_t *of = numbers_of(batch);
+    step_ahead_bind(s.get(), static_cast<uint64_t>(of[0]),
+                    static_cast<uint64_t>(name[0]));
+    name[1] = of[1] < 0 ? 0 : of[0];
     return out;
+}
+
+/* A lookup: what goes in and what comes out. */
+struct Lookup {
+    Tensor values;
+    Optional offsets, weights;
+    id_batch batch;
+    uint32_t plan, width;
+    int64_t height;
+    Tensor out, rows;
+
+    Lookup(step *s, const Tensor &values, const Optional &offsets,
+           const Optional &weights, int64_t plan)
+        : values(values), offsets(offsets), weights(weights),
+          plan(static_cast<uint32_t>(plan))
+    {
+        Shape shape = shape_of(s, plan);
+        width = shape.width;
+        batch = batch_of(shape, values, offsets, weights);
+        height = static_cast<int64_t>(shape.kind == PLAN_BAGS ? batch.bags
+                                                              : batch.n);
+    }
+
+    void allocate()
+    {
+        out = torch::stable::new_empty(values, {height, width},
+                                       ScalarType::Float);
+        rows = torch::stable::new_empty(
+            values, {static_cast<int64_t>(batch.n)}, ScalarType::Int);
+    }
+
+    float *vectors() { return static_cast<float *>(out.mutable_data_ptr()); }
+    uint32_t *numbers()
+    {
+        return static_cast<uint32_t *>(rows.mutable_data_ptr());
+    }
+    static void release(void *owner) { delete static_cast<Lookup *>(owner); }
+};
+
+/* Adds a lookup to a batch of a data loader that looks ahead. */
+void prefetch(const Tensor &values, const Optional &offsets,
+              const Optional &weights, int64_t store, int64_t plan,
+              int64_t number)
+{
+    Store s(store, "data loader");
+    auto own = std::make_unique<Lookup>(s.get(), values, offsets, weights,
+                                        plan);
+    own->allocate();
+    step_lookup want = {};
+    want.plan = own->plan;
+    want.batch = own->batch;
+    want.out = own->vectors();
+    want.stride = own->width;
+    want.rows = own->numbers();
+    want.owner = own.get();
+    want.release = Lookup::release;
+    check(step_ahead_add(s.get(), static_cast<uint64_t>(number), &want));
+    own.release();
+}
+
+/* Takes what was looked up for this batch, if it fits it. */
+std::unique_ptr<Lookup> ahead_of(step *s, int64_t number, const Lookup &now)
+{
+    void *owner = nullptr;
+    check(step_ahead_take(s, static_cast<uint64_t>(number), now.plan,
+                          &owner));
+    std::unique_ptr<Lookup> ahead(static_cast<Lookup *>(owner));
+    if (ahead &&
+        (ahead->batch.n != now.batch.n || ahead->height != now.height))
+        ahead.reset();
+    return ahead;
 }
 
 std::tuple<Tensor, Tensor> pull(const Tensor &values, const Optional &offsets,
                                 const Optional &weights, const Tensor &,
-                                const Tensor &, int64_t store, int64_t plan)
+                                const Tensor &ticket, int64_t store,
+                                int64_t plan)
 {
     Store s(store, "forward");
-    Shape shape = shape_of(s.get(), plan);
-    id_batch b = batch_of(shape, values, offsets, weights);
-    size_t height = shape.kind == PLAN_BAGS ? b.bags : b.n;
-    Tensor out = torch::stable::new_empty(
-        values, {static_cast<int64_t>(height), shape.width},
-        ScalarType::Float);
-    Tensor rows = torch::stable::new_empty(
-        values, {static_cast<int64_t>(b.n)}, ScalarType::Int);
-    check(worker_forward(step_worker(s.get()), static_cast<uint32_t>(plan),
-                         &b, static_cast<float *>(out.mutable_data_ptr()),
-                         shape.width,
-                         static_cast<uint32_t *>(rows.mutable_data_ptr())));
-    return {out, rows};
+    Lookup now(s.get(), values, offsets, weights, plan);
+    if (auto ahead = ahead_of(s.get(), numbers_of(ticket)[1], now))
+        return {std::move(ahead->out), std::move(ahead->rows)};
+    now.allocate();
+    check(worker_forward(step_worker(s.get()), now.plan, &now.batch,
+                         now.vectors(), now.width, now.numbers()));
+    return {now.out, now.rows};
 }
 
 /* What a held gradient needs until it is applied: the tensors, or a copy of
@@ -215,13 +294,7 @@ void push(const Tensor &grad, const Tensor &values, const Optional &offsets,
                 height, shape.width);
         fail(PERSIA_ESHAPE);
     }
-    expect(ticket, "ticket", ScalarType::Long, "int64");
-    if (ticket.numel() != 2) {
-        err_set(PERSIA_ESHAPE, "ticket: need 2 numbers");
-        fail(PERSIA_ESHAPE);
-    }
-    g.ticket = static_cast<uint64_t>(
-        *static_cast<const int64_t *>(ticket.const_data_ptr()));
+    g.ticket = static_cast<uint64_t>(numbers_of(ticket)[0]);
     g.grad.rows = static_cast<const uint32_t *>(rows.const_data_ptr());
     g.grad.grad = static_cast<const float *>(grad.const_data_ptr());
     g.grad.stride = shape.width;
@@ -249,6 +322,8 @@ void push(const Tensor &grad, const Tensor &values, const Optional &offsets,
 STABLE_TORCH_LIBRARY(persia, m)
 {
     m.def("ticket_v1(Tensor batch, int store, bool grad) -> Tensor");
+    m.def("prefetch_v1(Tensor values, Tensor? offsets, Tensor? weights, "
+          "int store, int plan, int batch) -> ()");
     m.def("pull_v1(Tensor values, Tensor? offsets, Tensor? weights, "
           "Tensor anchor, Tensor ticket, int store, int plan) "
           "-> (Tensor, Tensor)");
@@ -260,6 +335,7 @@ STABLE_TORCH_LIBRARY(persia, m)
 STABLE_TORCH_LIBRARY_IMPL(persia, CPU, m)
 {
     m.impl("ticket_v1", TORCH_BOX(&ticket));
+    m.impl("prefetch_v1", TORCH_BOX(&prefetch));
     m.impl("pull_v1", TORCH_BOX(&pull));
     m.impl("push_v1", TORCH_BOX(&push));
 }

@@ -95,8 +95,8 @@ static uint64_t stream_open(uint64_t staleness)
 /* A batch that is looked up ahead. */
 static uint64_t batch_add(uint64_t stream)
 {
-    uint64_t batch;
-    assert_int_equal(step_ahead_batch(s, stream, &batch), PERSIA_OK);
+    uint64_t batch = step_ahead_number();
+    assert_int_equal(step_ahead_batch(s, stream, batch), PERSIA_OK);
     memory *m = memory_new();
     step_lookup l = {.plan = plan, .batch = batch_of(m), .out = m->out,
                      .stride = DIM, .rows = m->rows, .owner = m,
@@ -371,8 +371,8 @@ static void test_close_frees_and_welcomes_late_gradients(void **state)
     assert_int_equal(forward(batch[5], &ticket[0]), 2); /* the plain path */
     backward(ticket[0]);
     assert_int_equal(step_ahead_next(s, batch[6], 0), PERSIA_ECLOSED);
-    uint64_t number;
-    assert_int_equal(step_ahead_batch(s, stream, &number), PERSIA_ECLOSED);
+    assert_int_equal(step_ahead_batch(s, stream, step_ahead_number()),
+                     PERSIA_ECLOSED);
     step_ahead_skip(s, batch[6]);
 }
 
@@ -392,8 +392,8 @@ static void test_a_bad_batch_fails_its_forward(void **state)
 {
     (void)state;
     static const int64_t offsets[IDS + 1] = {0, 2, 1, 3};
-    uint64_t stream = stream_open(1), batch;
-    assert_int_equal(step_ahead_batch(s, stream, &batch), PERSIA_OK);
+    uint64_t stream = stream_open(1), batch = step_ahead_number();
+    assert_int_equal(step_ahead_batch(s, stream, batch), PERSIA_OK);
     memory *m = memory_new();
     step_lookup l = {.plan = plan, .batch = batch_of(m), .out = m->out,
                      .stride = DIM, .rows = m->rows, .owner = m,

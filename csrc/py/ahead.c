@@ -1,0 +1,162 @@
+/* ahead.c: the look-ahead of persia.DataLoader, as functions of a store's
+ * handle.  All but the counting ones leave the GIL: they may wait, or free
+ * tensors. */
+#include "py/py.h"
+#include "step/step.h"
+
+/* Runs `call` with a reference `s` to the store, without the GIL. */
+#define WITH_STORE(handle, call)                                              \
+    step *s;                                                                  \
+    int rc = step_get((handle), "data loader", &s);                           \
+    if (rc)                                                                   \
+        return py_raise(rc);                                                  \
+    Py_BEGIN_ALLOW_THREADS                                                    \
+    call;                                                                     \
+    step_put(s);                                                              \
+    Py_END_ALLOW_THREADS                                                      \
+    if (rc)                                                                   \
+        return py_raise(rc)
+
+static PyObject *py_open(PyObject *module, PyObject *args)
+{
+    (void)module;
+    unsigned long long handle;
+    long long staleness;
+    if (!PyArg_ParseTuple(args, "KL", &handle, &staleness))
+        return NULL;
+    uint64_t stream = 0;
+    uint64_t bound = staleness < 0 ? STEP_ASYNC : (uint64_t)staleness;
+    WITH_STORE(handle, rc = step_ahead_open(s, bound, &stream));
+    return PyLong_FromUnsignedLongLong(stream);
+}
+
+static PyObject *py_close(PyObject *module, PyObject *args)
+{
+    (void)module;
+    unsigned long long handle, stream;
+    if (!PyArg_ParseTuple(args, "KK", &handle, &stream))
+        return NULL;
+    step *s;
+    /* A store that was closed has closed its streams; a forked child has
+     * none. */
+    if (step_get(handle, "data loader", &s) == PERSIA_OK) {
+        Py_BEGIN_ALLOW_THREADS
+        step_ahead_close(s, stream);
+        step_put(s);
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_number(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(step_ahead_number());
+}
+
+static PyObject *py_batch(PyObject *module, PyObject *args)
+{
+    (void)module;
+    unsigned long long handle, stream, number;
+    if (!PyArg_ParseTuple(args, "KKK", &handle, &stream, &number))
+        return NULL;
+    WITH_STORE(handle, rc = step_ahead_batch(s, stream, number));
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_ready(PyObject *module, PyObject *args)
+{
+    (void)module;
+    unsigned long long handle, number;
+    if (!PyArg_ParseTuple(args, "KK", &handle, &number))
+        return NULL;
+    WITH_STORE(handle, step_ahead_ready(s, number));
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_next(PyObject *module, PyObject *args)
+{
+    (void)module;
+    unsigned long long handle, number;
+    int reading;
+    if (!PyArg_ParseTuple(args, "KKp", &handle, &number, &reading))
+        return NULL;
+    WITH_STORE(handle, rc = step_ahead_next(s, number, reading));
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_skip(PyObject *module, PyObject *args)
+{
+    (void)module;
+    unsigned long long handle, number;
+    if (!PyArg_ParseTuple(args, "KK", &handle, &number))
+        return NULL;
+    WITH_STORE(handle, step_ahead_skip(s, number));
+    Py_RETURN_NONE;
+}
+
+/* {k: batches} of the buckets that are not empty. */
+static PyObject *histogram(const uint64_t *count)
+{
+    PyObject *out = PyDict_New();
+    for (long k = 0; out && k < STEP_STALENESS_BUCKETS; k++) {
+        if (!count[k])
+            continue;
+        PyObject *key = PyLong_FromLong(k);
+        PyObject *value = PyLong_FromUnsignedLongLong(count[k]);
+        if (!key || !value || PyDict_SetItem(out, key, value))
+            Py_CLEAR(out);
+        Py_XDECREF(key);
+        Py_XDECREF(value);
+    }
+    return out;
+}
+
+static PyObject *py_stats(PyObject *module, PyObject *arg)
+{
+    (void)module;
+    unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
+    if (PyErr_Occurred())
+        return NULL;
+    step_ahead_stats t;
+    WITH_STORE(handle, step_ahead_get_stats(s, &t));
+    PyObject *staleness = histogram(t.staleness);
+    if (!staleness)
+        return NULL;
+    return Py_BuildValue(
+        "{sKsKsKsKsKsKsKsKsN}", "batches", (unsigned long long)t.batches,
+        "prefetched", (unsigned long long)t.prefetched, "not_prefetched",
+        (unsigned long long)t.not_prefetched, "waited",
+        (unsigned long long)t.waited, "abandoned",
+        (unsigned long long)t.abandoned, "skipped",
+        (unsigned long long)t.skipped, "read", (unsigned long long)t.read,
+        "dropped", (unsigned long long)t.dropped, "staleness", staleness);
+}
+
+static PyMethodDef functions[] = {
+    {"ahead_open", py_open, METH_VARARGS,
+     "ahead_open(handle, staleness)\n--\n\n"
+     "A new stream; a staleness below 0 is none."},
+    {"ahead_close", py_close, METH_VARARGS,
+     "ahead_close(handle, stream)\n--\n\nEnds a stream."},
+    {"ahead_number", py_number, METH_NOARGS,
+     "ahead_number()\n--\n\nA number for a new batch."},
+    {"ahead_batch", py_batch, METH_VARARGS,
+     "ahead_batch(handle, stream, number)\n--\n\nAdds a batch."},
+    {"ahead_ready", py_ready, METH_VARARGS,
+     "ahead_ready(handle, number)\n--\n\nAll its lookups are added."},
+    {"ahead_next", py_next, METH_VARARGS,
+     "ahead_next(handle, number, reading)\n--\n\n"
+     "Returns when the batch may be handed out."},
+    {"ahead_skip", py_skip, METH_VARARGS,
+     "ahead_skip(handle, number)\n--\n\nGives up a batch."},
+    {"ahead_stats", py_stats, METH_O,
+     "ahead_stats(handle)\n--\n\nCounters of all streams of a store."},
+    {NULL, NULL, 0, NULL},
+};
+
+int py_add_ahead(PyObject *module)
+{
+    return PyModule_AddFunctions(module, functions);
+}

@@ -1,0 +1,305 @@
+"""The :class:`DataLoader`: batches whose embeddings are looked up ahead."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from persia import _core, errors
+from persia.jagged import JaggedBatch
+from persia.modules import _Collection
+
+__all__ = ["DataLoader", "skip"]
+
+T = TypeVar("T")
+
+# Batches taken from the source beyond the one that is trained: more would
+# cost memory and hide no more time. Without a bound (async) it is all that
+# bounds the staleness.
+_DEPTH_MAX = 8
+_DEPTH_ASYNC = 4
+
+# All passes under way, for skip().
+_passes: weakref.WeakSet[_Pass[Any]] = weakref.WeakSet()
+
+
+class DataLoader(Generic[T]):
+    """Looks up the embeddings of the next batches while a batch is trained.
+
+    It takes batches as they are from any iterable and gives them out in the
+    same order, each with a ticket on its ids: a forward with these ids finds
+    its embeddings looked up already, on threads of the store. The bound: the
+    lookup of a batch starts when at most ``staleness`` earlier batches have
+    gradients that are not applied yet. With 0 the rows are those that a plain
+    loop would read, bit for bit.
+
+    A batch counts until its gradients are applied, until ``batch.skip()``, or
+    until the loop asks for a next batch that could not be looked up
+    otherwise: then the oldest batch without a backward is abandoned (counted
+    in ``store.stats()``; its later backward raises TicketError). So
+    ``continue`` after a bad loss never blocks. With ``Store(update="step")``
+    the staleness counts optimizer steps. Under ``torch.no_grad()`` nothing is
+    waited for.
+
+    Args:
+        batches: an iterable of ready batches, torch's DataLoader included. A
+            batch is anything that holds ids. It must not change batches that
+            it gave out: they are taken ahead.
+        model: its persia modules are those to look up for.
+        staleness: 0 is synchronous, None without bound.
+        ids: where a batch keeps its ids: a field (attribute, key or place in
+            a tuple) or a function of the batch. Default: the field ``ids``,
+            else the first JaggedBatch or KeyedJaggedTensor among its fields.
+
+    Ids that are not found, that changed, or that were copied into another
+    object than a JaggedBatch are looked up by the forward and counted:
+    ``store.stats()["loader"]["not_prefetched"]``.
+
+    Leaving the loop (``break``, an exception, ``close()`` of the iterator)
+    cancels what was looked up ahead. Several iterators may be open at once.
+
+    Raises:
+        InvalidArgument: an argument of the wrong kind, or a model without
+            persia modules.
+        MissingFeature: (iterating) a batch has no field ``ids``.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[T],
+        model: nn.Module,
+        staleness: int | None = 1,
+        ids: str | int | Callable[[T], Any] | None = None,
+    ) -> None:
+        if not isinstance(batches, Iterable) and not hasattr(
+            batches, "__getitem__"
+        ):
+            raise errors.InvalidArgument(
+                f"batches is a {type(batches).__name__}, need an iterable of "
+                "batches"
+            )
+        if not isinstance(model, nn.Module):
+            raise errors.InvalidArgument(
+                f"model is a {type(model).__name__}, need the nn.Module that "
+                "is trained"
+            )
+        if staleness is not None and (
+            isinstance(staleness, bool)
+            or not isinstance(staleness, int)
+            or staleness < 0
+        ):
+            raise errors.InvalidArgument(
+                f"staleness is {staleness!r}, need a number of batches, 0 or "
+                "more, or None"
+            )
+        if (
+            ids is not None
+            and not callable(ids)
+            and not isinstance(ids, str | int)
+        ):
+            raise errors.InvalidArgument(
+                f"ids is a {type(ids).__name__}, need the name of a field or "
+                "a function"
+            )
+        if not any(isinstance(m, _Collection) for m in model.modules()):
+            raise errors.InvalidArgument(
+                "the model has no persia module (EmbeddingBagCollection, "
+                "EmbeddingCollection), so there is nothing to look up ahead"
+            )
+        self.batches = batches
+        self.model = model
+        self.staleness = staleness
+        self.ids = ids
+
+    def __iter__(self) -> _Pass[T]:
+        return _Pass(self)
+
+    def __len__(self) -> int:
+        """The number of batches, where the source knows it."""
+        return len(self.batches)  # type: ignore[arg-type]
+
+
+class _Pass(Iterator[T]):
+    """One iteration over a DataLoader."""
+
+    def __init__(self, loader: DataLoader[T]) -> None:
+        self._streams: list[
+            tuple[int, int]
+        ] = []  # (handle of a store, stream)
+        self._modules = [
+            m for m in loader.model.modules() if isinstance(m, _Collection)
+        ]
+        self._find = _finder(loader.ids)
+        bound = loader.staleness
+        self._depth = (
+            _DEPTH_ASYNC if bound is None else max(1, min(bound, _DEPTH_MAX))
+        )
+        self._ahead: deque[tuple[int, T]] = (
+            deque()
+        )  # (number, batch) not given out yet
+        self._end: BaseException | None = None  # what the source ended with
+        self._source: Iterator[T] | None = iter(loader.batches)
+        for handle in {m._handle: None for m in self._modules}:
+            stream = _core.ahead_open(handle, -1 if bound is None else bound)
+            self._streams.append((handle, stream))
+        _passes.add(self)
+
+    def __iter__(self) -> _Pass[T]:
+        return self
+
+    def __next__(self) -> T:
+        if self._source is None:
+            raise StopIteration
+        try:
+            self._fetch(1)
+            if not self._ahead:
+                assert self._end is not None
+                raise self._end
+            number, batch = self._ahead[0]
+            reading = not torch.is_grad_enabled()
+            for handle, _ in self._streams:
+                _core.ahead_next(handle, number, reading)
+            self._ahead.popleft()
+            self._fetch(self._depth)
+            return batch
+        except BaseException:
+            self.close()
+            raise
+
+    def _fetch(self, n: int) -> None:
+        """Takes batches until n are ahead, and starts their lookups.
+
+        An exception (the end is one) waits until the batches before it were
+        given out.
+        """
+        assert self._source is not None
+        while len(self._ahead) < n and self._end is None:
+            try:
+                batch = next(self._source)
+                number = self._look_ahead(batch)
+            except Exception as end:
+                self._end = end
+                return
+            self._ahead.append((number, batch))
+
+    def _look_ahead(self, batch: T) -> int:
+        """Starts the lookups of a batch and puts the ticket on its ids."""
+        number = _core.ahead_number()
+        for handle, stream in self._streams:
+            _core.ahead_batch(handle, stream, number)
+        ids = self._find(batch)
+        version = -1
+        if ids is not None:
+            # Ordinary tensors, whatever mode the loop is in: a forward may
+            # need gradients.
+            with torch.inference_mode(False):
+                for module in self._modules:
+                    try:
+                        version = max(version, module._look_ahead(ids, number))
+                    except errors.Closed:
+                        raise
+                    except errors.PersiaError:
+                        continue  # a forward with these ids will raise it
+        if version >= 0 and not _put(ids, torch.tensor([number, version])):
+            version = -1
+        for handle, _ in self._streams:
+            _core.ahead_ready(handle, number)
+        return number
+
+    def _skip(self, number: int) -> None:
+        for handle, _ in self._streams:
+            _core.ahead_skip(handle, number)
+
+    def close(self) -> None:
+        """Cancels what was looked up ahead; the iteration is over."""
+        self._source = None
+        self._end = None
+        self._ahead.clear()
+        for handle, stream in self._streams:
+            _core.ahead_close(handle, stream)
+        self._streams = []
+        _passes.discard(self)
+
+    def __del__(self) -> None:
+        if getattr(self, "_streams", None):
+            self.close()
+
+
+def skip(ids: Any) -> None:
+    """Gives up the batch that these ids are of; see
+    :meth:`persia.Batch.skip`.
+    """
+    ticket = getattr(ids, "ticket", None)
+    if isinstance(ticket, Tensor) and ticket.numel():
+        for one in list(_passes):
+            one._skip(int(ticket[0]))
+
+
+def _put(ids: Any, ticket: Tensor) -> bool:
+    """Puts the ticket on an ids object; False where it takes no attribute."""
+    try:
+        ids.ticket = ticket
+    except AttributeError:
+        return False
+    return True
+
+
+def _is_ids(value: Any) -> bool:
+    """A JaggedBatch, a KeyedJaggedTensor or its like."""
+    return isinstance(value, JaggedBatch) or all(
+        callable(getattr(value, name, None))
+        for name in ("keys", "values", "offsets", "weights_or_none")
+    )
+
+
+def _fields(batch: Any) -> Iterator[Any]:
+    """The values that a batch consists of."""
+    if isinstance(batch, Mapping):
+        yield from batch.values()
+    elif isinstance(batch, Sequence) and not isinstance(batch, str):
+        yield from batch
+    elif dataclasses.is_dataclass(batch):
+        for field in dataclasses.fields(batch):
+            yield getattr(batch, field.name)
+    elif hasattr(batch, "__dict__"):
+        yield from vars(batch).values()
+
+
+def _default_ids(batch: Any) -> Any:
+    if _is_ids(batch):
+        return batch
+    named = (
+        batch.get("ids")
+        if isinstance(batch, Mapping)
+        else getattr(batch, "ids", None)
+    )
+    if named is not None and _is_ids(named):
+        return named
+    return next((value for value in _fields(batch) if _is_ids(value)), None)
+
+
+def _finder(ids: Any) -> Callable[[Any], Any]:
+    """A function from a batch to its ids; None where there are none."""
+    if ids is None:
+        return _default_ids
+    if callable(ids):
+        return ids  # type: ignore[no-any-return]
+
+    def named(batch: Any) -> Any:
+        try:
+            if isinstance(ids, int) or isinstance(batch, Mapping):
+                return batch[ids]
+            return getattr(batch, ids)
+        except (AttributeError, KeyError, IndexError):
+            raise errors.MissingFeature(
+                f"ids={ids!r}, but a batch ({type(batch).__name__}) has no "
+                "such field"
+            ) from None
+
+    return named

@@ -1,0 +1,753 @@
+"""persia.DataLoader against plain loops, and its bound on staleness.
+
+The oracle of staleness is a table itself: every batch holds id 7, whose row
+begins at 0; with SGD(lr=1) and a gradient of -1 each update adds 1 to it. So
+a vector read by a forward is the number of updates that its lookup saw.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import persia
+from persia import Batch, JaggedBatch, errors
+
+
+def jagged(
+    seed: int, samples: int = 32, weighted: bool = False
+) -> JaggedBatch:
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 4, (3 * samples,), generator=g)
+    n = int(lengths.sum())
+    return JaggedBatch(
+        ["a", "b", "c"],
+        torch.randint(0, 60, (n,), generator=g),
+        lengths=lengths,
+        weights=torch.rand(n, generator=g) if weighted else None,
+    )
+
+
+def batches(n: int = 30, weighted: bool = False) -> Iterator[Batch]:
+    for i in range(n):
+        label = torch.rand(32, generator=torch.Generator().manual_seed(i))
+        yield Batch(None, jagged(i, weighted=weighted), label.round())
+
+
+class Model(nn.Module):
+    """Pooled and sequence features of one store, and a linear layer."""
+
+    def __init__(self, store: persia.Store, weighted: bool = False) -> None:
+        super().__init__()
+        self.bags = persia.EmbeddingBagCollection(
+            store=store,
+            is_weighted=weighted,
+            tables=[
+                persia.EmbeddingBagConfig(
+                    "x", embedding_dim=8, feature_names=["a"], pooling="mean"
+                ),
+                persia.EmbeddingBagConfig(
+                    "y", embedding_dim=16, feature_names=["b", "c"]
+                ),
+            ],
+        )
+        self.rows = persia.EmbeddingCollection(
+            store=store,
+            tables=[
+                persia.EmbeddingConfig(
+                    "x", embedding_dim=8, feature_names=["a"]
+                )
+            ],
+        )
+        torch.manual_seed(0)
+        self.linear = nn.Linear(40, 1)
+
+    def forward(self, ids: Any) -> Tensor:
+        pooled: Tensor = self.linear(self.bags(ids).values())
+        return pooled[:, 0] + self.rows(ids)["a"].values().square().mean()
+
+
+def state_of(store: persia.Store) -> dict[str, tuple[Tensor, ...]]:
+    return {name: store._get(name, torch.arange(60)) for name in store.tables}
+
+
+def same(a: dict[str, tuple[Tensor, ...]], b: Any) -> bool:
+    return a.keys() == b.keys() and all(
+        torch.equal(x, y) for t in a for x, y in zip(a[t], b[t], strict=True)
+    )
+
+
+def train(
+    loop: Callable[[Any, nn.Module], Any],
+    update: str = "backward",
+    weighted: bool = False,
+    optimizer: Any = None,
+    accumulate: int = 1,
+    compiled: str | None = None,
+) -> tuple[dict[str, tuple[Tensor, ...]], Tensor, dict[str, Any]]:
+    """Trains; gives rows and states, dense weights and the loader's stats."""
+    store = persia.Store(
+        optimizer or persia.optim.Adagrad(lr=0.1), update=update
+    )
+    model = Model(store, weighted)
+    call: Any = torch.compile(model, backend=compiled) if compiled else model
+    dense = torch.optim.SGD(model.linear.parameters(), 0.1)
+    for i, batch in enumerate(loop(batches(weighted=weighted), model)):
+        loss = nn.functional.binary_cross_entropy_with_logits(
+            call(batch.ids), batch.label
+        )
+        loss.backward()
+        if (i + 1) % accumulate == 0:
+            dense.step()
+            dense.zero_grad()
+            if update == "step":
+                store.optimizer.step()
+    return state_of(store), model.linear.weight, store.stats()["loader"]
+
+
+def plain(source: Any, model: nn.Module) -> Any:
+    return source
+
+
+def ahead(staleness: int | None) -> Callable[[Any, nn.Module], Any]:
+    return lambda source, model: persia.DataLoader(source, model, staleness)
+
+
+# -- the same bits --------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("update", ["backward", "step"])
+def test_synchronous_has_the_bits_of_the_plain_loop(
+    update: str, weighted: bool
+) -> None:
+    rows, weight, _ = train(plain, update, weighted)
+    rows_ahead, weight_ahead, stats = train(ahead(0), update, weighted)
+    assert same(rows, rows_ahead)
+    assert torch.equal(weight, weight_ahead)
+    assert stats["prefetched"] == 60  # two modules
+    assert stats["not_prefetched"] == 0
+    assert stats["staleness"] == {0: 30}
+    assert stats["abandoned"] == stats["skipped"] == stats["waited"] == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: persia.optim.SGD(lr=0.1, momentum=0.9),
+        lambda: persia.optim.RowWiseAdagrad(lr=0.1),
+        lambda: persia.optim.Adam(lr=0.01),
+    ],
+)
+def test_synchronous_bits_with_every_optimizer(make: Any) -> None:
+    assert same(
+        train(plain, optimizer=make())[0], train(ahead(0), optimizer=make())[0]
+    )
+
+
+def test_synchronous_bits_with_accumulation() -> None:
+    rows, weight, _ = train(plain, "step", accumulate=3)
+    rows_ahead, weight_ahead, stats = train(ahead(0), "step", accumulate=3)
+    assert same(rows, rows_ahead)
+    assert torch.equal(weight, weight_ahead)
+    assert stats["abandoned"] == 0
+    assert stats["staleness"] == {0: 30}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_forwards_are_served_ahead(backend: str) -> None:
+    torch._dynamo.reset()
+    rows, _, _ = train(plain, compiled=backend)
+    rows_ahead, _, stats = train(ahead(0), compiled=backend)
+    for table, (vectors, *_) in rows.items():
+        assert torch.allclose(vectors, rows_ahead[table][0], atol=1e-6)
+    assert stats["prefetched"] == 60
+    assert stats["not_prefetched"] == 0
+    assert stats["staleness"] == {0: 30}
+
+
+def test_asynchronous_trains() -> None:
+    rows, _, stats = train(ahead(None))
+    assert stats["prefetched"] == 60
+    assert max(stats["staleness"]) <= 8
+    assert all(bool(t[0].isfinite().all()) for t in rows.values())
+
+
+# -- the bound ------------------------------------------------------------
+
+
+class Counter:
+    """A store whose row 7 counts its updates."""
+
+    def __init__(self, update: str = "backward") -> None:
+        self.store = persia.Store(persia.optim.SGD(lr=1.0), update=update)
+        self.model = persia.EmbeddingBagCollection(
+            store=self.store,
+            tables=[
+                persia.EmbeddingBagConfig(
+                    "t", embedding_dim=4, feature_names=["f"], init=0.0
+                )
+            ],
+        )
+
+    @staticmethod
+    def source(n: int) -> Iterator[Batch]:
+        for _ in range(n):
+            yield Batch(None, JaggedBatch(["f"], torch.tensor([7])))
+
+    def loader(self, n: int, staleness: int | None) -> Any:
+        return persia.DataLoader(self.source(n), self.model, staleness)
+
+    def forward(self, batch: Batch) -> tuple[int, Tensor]:
+        """(updates seen, a loss whose backward adds one update)."""
+        out = self.model(batch.ids).values()
+        return int(out[0, 0]), -out.sum()
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        stats: dict[str, Any] = self.store.stats()["loader"]
+        return stats
+
+    @property
+    def value(self) -> int:
+        return int(self.store.rows("t", [7])[0, 0])
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 5, 20])
+def test_staleness_is_bounded_and_measured(staleness: int) -> None:
+    c = Counter()
+    for t, batch in enumerate(c.loader(100, staleness)):
+        seen, loss = c.forward(batch)
+        assert t - staleness <= seen <= t
+        loss.backward()
+    assert c.value == 100
+    histogram = c.stats["staleness"]
+    assert sum(histogram.values()) == 100
+    assert max(histogram) == min(staleness, 8)  # it takes no more ahead
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_staleness_under_random_schedules(seed: int) -> None:
+    """Whatever the loop does, a lookup misses at most `staleness` updates."""
+    rng = random.Random(seed)
+    staleness = rng.randrange(4)
+    c = Counter()
+    seen: list[int | None] = []
+    updated: list[bool] = []
+    losses: dict[int, Tensor] = {}
+    for t, batch in enumerate(c.loader(150, staleness)):
+        seen.append(None)
+        updated.append(False)
+        if rng.random() < 0.15:
+            continue
+        seen[t], losses[t] = c.forward(batch)
+        back = t - rng.randrange(3)
+        if back in losses and rng.random() < 0.8:
+            try:
+                losses.pop(back).backward()
+                updated[back] = True
+            except errors.TicketError:
+                c.store.flush()
+        if rng.random() < 0.1:
+            batch.skip()
+    applied = 0
+    for one, was in zip(seen, updated, strict=True):
+        assert one is None or applied - one <= staleness
+        applied += was
+    assert applied == c.value > 20
+    assert max(c.stats["staleness"]) <= staleness
+
+
+def test_permits_of_optimizer_steps() -> None:
+    c = Counter(update="step")
+    for t, batch in enumerate(c.loader(60, 1)):
+        seen, loss = c.forward(batch)
+        assert t // 4 - 1 <= seen <= t
+        loss.backward()
+        if t % 4 == 3:
+            c.store.optimizer.step()
+    assert c.value == 60
+    assert c.stats["abandoned"] == 0
+    assert max(c.stats["staleness"]) <= 1
+
+
+# -- loops that leave the path --------------------------------------------
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_continue_on_a_bad_loss_never_hangs(staleness: int) -> None:
+    c = Counter()
+    late = []
+    for t, batch in enumerate(c.loader(50, staleness)):
+        _, loss = c.forward(batch)
+        if t % 2:
+            late.append(loss)
+            continue
+        loss.backward()
+    assert c.value == 25
+    assert c.stats["abandoned"] >= 24 - staleness
+    with pytest.raises(errors.TicketError, match="abandoned"):
+        late[0].backward()
+    c.store.flush()
+    assert c.value == 25
+
+
+def test_batches_without_forward() -> None:
+    c = Counter()
+    assert sum(1 for _ in c.loader(40, 0)) == 40
+    assert c.value == 0
+
+
+def test_skip() -> None:
+    c = Counter()
+    for batch in c.loader(20, 0):
+        _, loss = c.forward(batch)
+        batch.skip()
+        with pytest.raises(errors.TicketError, match="skipped"):
+            loss.backward()
+        c.store.flush()
+    assert c.stats["skipped"] == 20
+    assert c.stats["abandoned"] == c.stats["waited"] == 0
+    Batch(None, jagged(0)).skip()  # of no loader: does nothing
+
+
+def test_a_failed_update_frees_its_permit() -> None:
+    c = Counter()
+    for t, batch in enumerate(c.loader(20, 0)):
+        seen, loss = c.forward(batch)
+        assert seen == (t + 1) // 2
+        if t % 2:
+            with pytest.raises(errors.NonFiniteGradient):
+                (loss * float("nan")).backward()
+        else:
+            loss.backward()
+    assert c.value == 10
+    assert c.stats["dropped"] == 10
+    assert c.stats["abandoned"] == 0
+
+
+@pytest.mark.parametrize("end", ["break", "exception", "close", "del"])
+def test_leaving_the_loop_cancels(end: str) -> None:
+    c = Counter()
+    alive = []
+
+    def source() -> Iterator[Batch]:
+        for batch in c.source(100):
+            alive.append(weakref.ref(batch.ids.values()))
+            yield batch
+
+    iterator = iter(persia.DataLoader(source(), c.model, 3))
+    if end in ("break", "exception"):
+        try:
+            for t, batch in enumerate(iterator):
+                c.forward(batch)[1].backward()
+                if t == 5:
+                    if end == "break":
+                        break
+                    raise ZeroDivisionError
+        except ZeroDivisionError:
+            pass
+    else:
+        for _ in range(6):
+            batch = next(iterator)
+            c.forward(batch)[1].backward()
+    if end == "close":
+        iterator.close()
+        with pytest.raises(StopIteration):
+            next(iterator)
+    late = c.forward(batch)[1]
+    del iterator, batch
+    gc.collect()
+    assert 6 < len(alive) < 12
+    assert sum(r() is not None for r in alive) <= 1  # that of `late`
+    late.backward()  # a plain forward after the end
+    assert c.value == 7
+    for batch in c.loader(3, 0):  # and the loop can run again
+        c.forward(batch)[1].backward()
+    assert c.value == 10
+
+
+def test_backward_after_the_loop() -> None:
+    c = Counter()
+    losses = [c.forward(batch)[1] for batch in c.loader(3, 3)]
+    for loss in losses:
+        loss.backward()
+    assert c.value == 3
+
+
+def test_an_exception_of_the_source_comes_in_its_turn() -> None:
+    c = Counter()
+
+    def source() -> Iterator[Batch]:
+        yield from c.source(5)
+        raise OSError("disk")
+
+    iterator = iter(persia.DataLoader(source(), c.model, 3))
+    for _ in range(5):
+        c.forward(next(iterator))[1].backward()
+    with pytest.raises(OSError, match="disk"):
+        next(iterator)
+    with pytest.raises(StopIteration):
+        next(iterator)
+    assert c.value == 5
+
+
+def test_ctrl_c_in_the_source() -> None:
+    c = Counter()
+
+    def source() -> Iterator[Batch]:
+        yield from c.source(3)
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        time.sleep(30)
+
+    def run() -> None:
+        for batch in persia.DataLoader(source(), c.model):
+            c.forward(batch)[1].backward()
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert time.monotonic() - started < 10
+    before = c.value
+    for batch in c.loader(4, 1):  # the notebook cell runs again
+        c.forward(batch)[1].backward()
+    assert c.value == before + 4
+
+
+# -- evaluation -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["around the loop", "around the model"])
+def test_evaluation_takes_no_permit(where: str) -> None:
+    c = Counter()
+    if where == "around the loop":
+        with torch.no_grad():
+            for batch in c.loader(20, 0):
+                c.forward(batch)
+    else:
+        for batch in c.loader(20, 0):
+            with torch.no_grad():
+                c.forward(batch)
+    assert c.stats["prefetched"] == 20
+    assert c.stats["abandoned"] == 0
+    assert c.value == 0
+
+
+def test_a_second_iterator_inside_the_loop() -> None:
+    c = Counter()
+    for t, batch in enumerate(c.loader(12, 0)):
+        seen, loss = c.forward(batch)
+        assert seen == t
+        loss.backward()
+        if t % 4 == 0:
+            with torch.inference_mode():
+                for other in c.loader(5, 1):
+                    assert c.forward(other)[0] == t + 1
+    assert c.value == 12
+    assert c.stats["abandoned"] == 0
+    assert c.stats["not_prefetched"] == 0
+
+
+def test_two_loops_train_in_turns() -> None:
+    c = Counter()
+    for one, two in zip(c.loader(20, 1), c.loader(20, 1), strict=True):
+        (c.forward(one)[1] + c.forward(two)[1]).backward()
+    assert c.value == 40
+    assert c.stats["abandoned"] == 0
+
+
+# -- what a batch may be --------------------------------------------------
+
+
+class Duck:
+    """A KeyedJaggedTensor as far as modules look."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = values
+
+    def keys(self) -> list[str]:
+        return ["f"]
+
+    def values(self) -> Tensor:
+        return self._values
+
+    def offsets(self) -> Tensor:
+        return torch.arange(len(self._values) + 1)
+
+    def weights_or_none(self) -> None:
+        return None
+
+
+@dataclass
+class Named:
+    label: int
+    history: Any
+
+
+SHAPES: dict[str, tuple[Callable[[], Any], Any, Callable[[Any], Any]]] = {
+    "ids itself": (
+        lambda: JaggedBatch(["f"], torch.tensor([7])),
+        None,
+        lambda b: b,
+    ),
+    "tuple": (
+        lambda: (1, JaggedBatch(["f"], torch.tensor([7]))),
+        None,
+        lambda b: b[1],
+    ),
+    "place": (
+        lambda: (JaggedBatch(["g"], torch.tensor([1])),
+                 JaggedBatch(["f"], torch.tensor([7]))),
+        1,
+        lambda b: b[1],
+    ),
+    "dict": (
+        lambda: {"label": 1, "sparse": JaggedBatch(["f"], torch.tensor([7]))},
+        None,
+        lambda b: b["sparse"],
+    ),
+    "key": (
+        lambda: {"other": JaggedBatch(["g"], torch.tensor([1])),
+                 "sparse": JaggedBatch(["f"], torch.tensor([7]))},
+        "sparse",
+        lambda b: b["sparse"],
+    ),
+    "dataclass": (
+        lambda: Named(1, JaggedBatch(["f"], torch.tensor([7]))),
+        None,
+        lambda b: b.history,
+    ),
+    "attribute": (
+        lambda: Named(1, JaggedBatch(["f"], torch.tensor([7]))),
+        "history",
+        lambda b: b.history,
+    ),
+    "function": (
+        lambda: Named(1, [JaggedBatch(["f"], torch.tensor([7]))]),
+        lambda b: b.history[0],
+        lambda b: b.history[0],
+    ),
+    "duck": (lambda: (Duck(torch.tensor([7])), 1), None, lambda b: b[0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_any_batch_with_ids(shape: str) -> None:
+    make, ids, get = SHAPES[shape]
+    c = Counter()
+    source = [make() for _ in range(10)]
+    for t, batch in enumerate(persia.DataLoader(source, c.model, 0, ids=ids)):
+        assert batch is source[t]
+        out = c.model(get(batch)).values()
+        assert int(out[0, 0]) == t
+        (-out.sum()).backward()
+    assert c.stats["prefetched"] == 10
+    assert c.stats["not_prefetched"] == 0
+
+
+def test_keyed_jagged_tensor() -> None:
+    torchrec = pytest.importorskip("torchrec")
+    c = Counter()
+    source = [
+        torchrec.KeyedJaggedTensor(
+            ["f"], torch.tensor([7]), lengths=torch.tensor([1])
+        )
+        for _ in range(10)
+    ]
+    for t, batch in enumerate(persia.DataLoader(source, c.model, 0)):
+        out = c.model(batch).values()
+        assert int(out[0, 0]) == t
+        (-out.sum()).backward()
+    assert c.stats["prefetched"] == 10
+
+
+def test_a_missing_field_is_named_in_its_turn() -> None:
+    c = Counter()
+    source = [{"sparse": JaggedBatch(["f"], torch.tensor([7]))}, {"x": 1}]
+    iterator = iter(persia.DataLoader(source, c.model, ids="sparse"))
+    next(iterator)
+    with pytest.raises(errors.MissingFeature, match="'sparse'"):
+        next(iterator)
+
+
+def test_other_ids_take_the_plain_path() -> None:
+    c = Counter()
+    for t, batch in enumerate(c.loader(10, 0)):
+        copy = Batch(None, JaggedBatch(["f"], batch.ids.values().clone()))
+        seen, loss = c.forward(copy)
+        assert seen == t
+        loss.backward()
+    assert c.stats["not_prefetched"] == 10
+    assert c.stats["prefetched"] == 0
+    assert c.value == 10
+
+
+def test_ids_changed_in_place_are_looked_up_anew() -> None:
+    c = Counter()
+    c.store.set_rows("t", [8], [[5.0] * 4])
+    for batch in c.loader(6, 0):
+        batch.ids.values().fill_(8)
+        seen, loss = c.forward(batch)
+        assert seen == 5 + int(c.stats["batches"]) - 1
+        loss.backward()
+    assert c.value == 0
+    assert c.stats["not_prefetched"] == 6
+    assert c.stats["abandoned"] == 0
+
+
+def test_a_bad_batch_fails_in_its_forward() -> None:
+    c = Counter()
+    bad = Duck(torch.tensor([7.5]))
+    good = JaggedBatch(["f"], torch.tensor([7]))
+    wrong = JaggedBatch(["g"], torch.tensor([7]))
+    iterator = iter(persia.DataLoader([bad, good, wrong], c.model, 2))
+    with pytest.raises(errors.DtypeError):
+        c.model(next(iterator))
+    (-c.model(next(iterator)).values().sum()).backward()
+    with pytest.raises(errors.MissingFeature, match="'f'"):
+        c.model(next(iterator))
+    assert c.value == 1
+
+
+def test_several_stores() -> None:
+    one, two = Counter(), Counter()
+    model = nn.ModuleList([one.model, two.model])
+    for t, batch in enumerate(persia.DataLoader(one.source(20), model, 0)):
+        seen, loss = one.forward(batch)
+        also_seen, other = two.forward(batch)
+        assert seen == also_seen == t
+        (loss + other).backward()
+    assert one.value == two.value == 20
+    for c in (one, two):
+        assert c.stats["prefetched"] == 20
+        assert c.stats["abandoned"] == 0
+
+
+def test_several_forwards_share_a_permit() -> None:
+    c = Counter()
+    for t, batch in enumerate(c.loader(10, 0)):
+        (seen, one), (_, two) = c.forward(batch), c.forward(batch)
+        assert seen == 2 * t
+        one.backward()
+        two.backward()
+    assert c.value == 20
+    assert c.stats["abandoned"] == 0
+    assert c.stats["staleness"] == {0: 10}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_forwards_hold_no_permit(reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    c = Counter()
+    needs_grad = torch.zeros(1, requires_grad=True)
+
+    def part(ids: JaggedBatch, x: Tensor) -> Tensor:
+        return c.model(ids).values() + x
+
+    for t, batch in enumerate(c.loader(10, 0)):
+        out = checkpoint(part, batch.ids, needs_grad, use_reentrant=reentrant)
+        assert int(out[0, 0]) == t
+        (-out.sum()).backward()
+    assert c.value == 10
+    assert c.stats["abandoned"] == 0
+
+
+def collate(items: list[tuple[int, Tensor]]) -> Batch:
+    ids = torch.tensor([i for i, _ in items])
+    return Batch(
+        torch.stack([d for _, d in items]),
+        JaggedBatch(["a", "b", "c"], torch.cat([ids, ids + 1, ids + 2])),
+    )
+
+
+def test_torch_dataloader_with_workers() -> None:
+    data = [(i, torch.full((2,), float(i))) for i in range(64)]
+    source: Any = torch.utils.data.DataLoader(
+        data,  # type: ignore[arg-type]
+        batch_size=4,
+        num_workers=2,
+        collate_fn=collate,
+        multiprocessing_context="fork",
+    )
+    store = persia.Store(persia.optim.SGD(lr=1.0))
+    model = Model(store)
+    loader = persia.DataLoader(source, model, 2)
+    assert len(loader) == 16
+    for epoch in range(2):
+        for t, batch in enumerate(loader):
+            assert batch.dense[0, 0] == 4 * t
+            model(batch.ids).sum().backward()
+        assert store.updates == 16 * (epoch + 1)
+    assert store.stats()["loader"]["prefetched"] == 2 * 32
+
+
+# -- errors ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("staleness", [-1, 1.5, True, "1"])
+def test_bad_staleness(staleness: Any) -> None:
+    c = Counter()
+    with pytest.raises(errors.InvalidArgument, match="staleness"):
+        persia.DataLoader([], c.model, staleness)
+
+
+def test_bad_arguments() -> None:
+    c = Counter()
+    with pytest.raises(errors.InvalidArgument, match="no persia module"):
+        persia.DataLoader([], nn.Linear(1, 1))
+    with pytest.raises(errors.InvalidArgument, match="batches"):
+        persia.DataLoader(3, c.model)  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidArgument, match="model"):
+        persia.DataLoader([], None)  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidArgument, match="ids"):
+        persia.DataLoader([], c.model, ids=1.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        len(persia.DataLoader(iter([]), c.model))
+    assert list(persia.DataLoader([], c.model)) == []
+
+
+def test_a_closed_store() -> None:
+    c = Counter()
+    iterator = iter(c.loader(10, 1))
+    next(iterator)
+    c.store.close()
+    with pytest.raises(errors.Closed):
+        for _ in iterator:
+            pass
+    with pytest.raises(errors.Closed):
+        iter(c.loader(1, 1))
+
+
+def _iterate(c: Counter, out: Any) -> None:
+    try:
+        iter(c.loader(1, 1))
+    except errors.UsedAfterFork:
+        out.put("UsedAfterFork")
+
+
+def test_a_forked_child() -> None:
+    c = Counter()
+    iterator = iter(c.loader(10, 1))
+    next(iterator)
+    fork = multiprocessing.get_context("fork")
+    out = fork.SimpleQueue()
+    child = fork.Process(target=_iterate, args=(c, out))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    assert out.get() == "UsedAfterFork"
+    assert len(list(iterator)) == 9
