@@ -4,6 +4,7 @@ vocabulary.
 
 from persia import errors, optim
 from persia.configs import EmbeddingBagConfig, EmbeddingConfig
+from persia.convert import from_torch
 from persia.jagged import Batch, JaggedBatch
 from persia.loader import DataLoader
 from persia.modules import EmbeddingBagCollection, EmbeddingCollection
@@ -21,5 +22,6 @@ __all__ = [
     "Store",
     "clip_grad_norm_",
     "errors",
+    "from_torch",
     "optim",
 ]

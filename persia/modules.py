@@ -213,6 +213,11 @@ def _unpack(features: Any, padding_value: int | None) -> _Ids:
         return _unpack(
             JaggedBatch.from_dict(features, padding_value=padding_value), None
         )
+    if isinstance(features, Tensor):
+        raise errors.InvalidArgument(
+            "ids are a Tensor, whose features have no names; pass a dict "
+            "such as {'item': ids}, or a persia.JaggedBatch"
+        )
     try:
         variable = getattr(features, "variable_stride_per_key", None)
         if variable is not None and variable():

@@ -1,0 +1,235 @@
+"""When gradients are summed and pushed, and what may not be pushed twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import persia
+from persia import errors
+
+IDS = torch.tensor([1, 2])
+
+
+def make(update: str = "backward", lr: float = 1.0, **store: Any) -> Any:
+    return persia.EmbeddingBagCollection(
+        store=persia.Store(persia.optim.SGD(lr=lr), update=update, **store),
+        tables=[persia.EmbeddingBagConfig("t", 4, feature_names=["f"])],
+    )
+
+
+def ids(*values: int) -> persia.JaggedBatch:
+    return persia.JaggedBatch(["f"], torch.tensor(values))
+
+
+def rows(bags: Any) -> torch.Tensor:
+    out: torch.Tensor = bags.store.rows("t", IDS)
+    return out
+
+
+def test_second_backward_raises() -> None:
+    bags = make()
+    before = rows(bags)
+    loss = bags(ids(1, 2)).values().sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(errors.TicketError, match="second backward"):
+        loss.backward()
+    torch.testing.assert_close(rows(bags), before - 1)
+    assert bags.store.updates == 1
+
+
+def test_second_backward_raises_with_update_step() -> None:
+    bags = make("step")
+    loss = bags(ids(1, 2)).values().sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(errors.TicketError, match="second backward"):
+        loss.backward()
+
+
+def test_create_graph_raises() -> None:
+    bags = make()
+    before = rows(bags)
+    loss = bags(ids(1, 2)).values().square().sum()
+    with pytest.raises(errors.TicketError, match="create_graph"):
+        loss.backward(create_graph=True)
+    assert torch.equal(rows(bags), before)
+
+
+def test_one_update_for_all_forwards_of_a_backward() -> None:
+    bags = make()
+    bags.store.optimizer.param_groups[0]["lr"] = 1.0
+    before = rows(bags)
+    a, b = bags(ids(1, 2)).values(), bags(ids(2, 1)).values()
+    (a.sum() + 3 * b.sum()).backward()
+    assert bags.store.updates == 1
+    torch.testing.assert_close(rows(bags), before - 4)
+
+
+def test_update_step_accumulates() -> None:
+    bags = make("step")
+    before = rows(bags)
+    for _ in range(3):
+        bags(ids(1, 2)).values().sum().backward()
+    assert torch.equal(rows(bags), before)
+    assert bags.store.stats()["held"] == 3
+    bags.store.optimizer.step()
+    torch.testing.assert_close(rows(bags), before - 3)
+    assert bags.store.updates == 1
+    bags.store.optimizer.step()  # nothing waits: nothing happens
+    assert bags.store.updates == 1
+
+
+def test_zero_grad_drops_what_waits() -> None:
+    bags = make("step")
+    before = rows(bags)
+    bags(ids(1, 2)).values().sum().backward()
+    bags.store.optimizer.zero_grad()
+    bags.store.optimizer.step()
+    assert torch.equal(rows(bags), before)
+    assert bags.store.stats()["gradients_discarded"] == 1
+
+
+def test_accumulated_adagrad_is_one_update() -> None:
+    """The squares are of the sum, not the sum of squares."""
+    one = persia.EmbeddingBagCollection(
+        store=persia.Store(persia.optim.Adagrad(lr=0.1), update="step"),
+        tables=[persia.EmbeddingBagConfig("t", 4, feature_names=["f"])],
+    )
+    weight = torch.nn.Parameter(rows(one).clone())
+    theirs = torch.optim.Adagrad([weight], lr=0.1)
+    for _ in range(2):
+        g = torch.randn(2, 4)
+        one(ids(1, 2)).values().backward(g)
+        weight.grad = g if weight.grad is None else weight.grad + g
+    one.store.optimizer.step()
+    theirs.step()
+    torch.testing.assert_close(rows(one), weight.detach())
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_forward_is_pushed_once(reentrant: bool) -> None:
+    bags = make()
+    linear = torch.nn.Linear(4, 4)
+    x = torch.ones(2, 4, requires_grad=True)
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = linear(bags(ids(1, 2)).values() + x)
+        return out.tanh()
+
+    before = rows(bags)
+    checkpoint(block, x, use_reentrant=reentrant).sum().backward()
+    assert bags.store.updates == 1
+    after = rows(bags)
+    other = make()
+    assert torch.equal(rows(other), before)
+    out = linear(other(ids(1, 2)).values() + x.detach()).tanh()
+    out.sum().backward()
+    assert torch.equal(rows(other), after)
+
+
+def test_forwards_are_summed_in_their_order() -> None:
+    """The bits do not depend on the order in which backward visits them."""
+    g = [torch.randn(2, 4) * 10.0**k for k in (0, 4, -4)]
+    results = []
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        bags = make("step")
+        outs = [bags(ids(1, 2)).values() for _ in g]
+        for k in order:
+            outs[k].backward(g[k])
+        bags.store.optimizer.step()
+        results.append(rows(bags))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_a_forward_without_backward_leaves_nothing() -> None:
+    bags = make()
+    for _ in range(10):
+        bags(ids(1, 2)).values().sum()
+    assert bags.store.stats()["held"] == 0
+    assert bags.store.stats()["tables"]["t"]["rows"] == 0
+    bags(ids(1, 2)).values().sum().backward()
+    assert bags.store.updates == 1
+
+
+def test_backward_that_an_exception_ends_is_dropped() -> None:
+    bags = make()
+    before = rows(bags)
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            raise ValueError("on purpose")
+
+    w = torch.ones(2, 4, requires_grad=True)
+    first = Fails.apply(w)  # visited last: made first
+    loss = (bags(ids(1, 2)).values() * 5).sum() + first.sum()
+    with pytest.raises(ValueError, match="on purpose"):
+        loss.backward()
+    held = bags.store.stats()["held"]
+    bags(ids(1, 2)).values().sum().backward()
+    torch.testing.assert_close(rows(bags), before - 1)
+    assert bags.store.stats()["gradients_discarded"] == held
+
+
+def test_autograd_grad_of_other_inputs_pushes_nothing() -> None:
+    bags = make()
+    before = rows(bags)
+    w = torch.ones(4, requires_grad=True)
+    out = bags(ids(1, 2)).values() * w
+    (g,) = torch.autograd.grad(out.sum(), [w])
+    torch.testing.assert_close(g, before.sum(0))
+    assert torch.equal(rows(bags), before)
+    assert bags.store.stats()["held"] == 0
+
+
+def test_modules_of_one_store_share_rows_and_updates() -> None:
+    store = persia.Store(persia.optim.SGD(lr=1.0))
+    bags = persia.EmbeddingBagCollection(
+        store=store,
+        tables=[persia.EmbeddingBagConfig("t", 4, feature_names=["f"])],
+    )
+    sequences = persia.EmbeddingCollection(
+        store=store,
+        tables=[persia.EmbeddingConfig("t", 4, feature_names=["f"])],
+    )
+    before = store.rows("t", IDS)
+    batch = ids(1, 2)
+    loss = bags(batch).values().sum()
+    loss = loss + 2 * sequences(batch)["f"].values().sum()
+    loss.backward()
+    assert store.updates == 1
+    torch.testing.assert_close(store.rows("t", IDS), before - 3)
+
+
+def test_a_contradicting_table_is_an_error() -> None:
+    bags = make()
+    with pytest.raises(errors.SchemaMismatch, match="embedding_dim"):
+        persia.EmbeddingBagCollection(
+            store=bags.store, tables=[persia.EmbeddingBagConfig("t", 8)]
+        )
+    with pytest.raises(errors.SchemaMismatch, match="optimizer"):
+        persia.EmbeddingBagCollection(
+            store=bags.store,
+            tables=[
+                persia.EmbeddingBagConfig(
+                    "t", 4, optimizer=persia.optim.Adam()
+                )
+            ],
+        )
+
+
+def test_gradients_that_wait_are_bounded() -> None:
+    bags = make("step")
+    batch = ids(1)
+    with pytest.raises(errors.LimitReached, match="step"):
+        for _ in range(20000):
+            bags(batch).values().sum().backward()
+    bags.store.optimizer.zero_grad()
