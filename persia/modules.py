@@ -382,6 +382,8 @@ class _Collection(nn.Module):
         plan = self._plan_of(ids[0])
         store = self.store
         grad = self._trainable and torch.is_grad_enabled()
+        if grad and not torch.compiler.is_compiling():
+            store._drop_unfinished()
         if grad and store.update == "backward" and _fp16_autocast():
             raise errors.InvalidArgument(
                 "fp16 autocast needs a GradScaler, but "

@@ -167,7 +167,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         scale: Tensor | None = getattr(self, "grad_scale", None)
         if scale is not None:
             factors = [f / float(scale) for f in factors]
-        store._apply(factors)
+        store._apply(factors, all_threads=True)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

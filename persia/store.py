@@ -173,23 +173,27 @@ class Store:
 
     def _backward_done(self) -> None:
         if self.update == "backward":
-            self._apply(None)
+            self._apply(None, all_threads=False)
         else:
             self._optimizer._set_probes(self._core.finite())
 
-    def _apply(self, factors: list[float] | None) -> None:
-        """Applies all gradients that are held as one update."""
+    def _apply(
+        self, factors: list[float] | None, *, all_threads: bool
+    ) -> None:
+        """Applies the gradients that are held as one update."""
         # A scheduler asks whether the optimizer made a step before its own.
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
         try:
-            self._core.apply(self._optimizer.param_groups, factors)
+            self._core.apply(
+                self._optimizer.param_groups, factors, all_threads
+            )
         except errors.PersiaError:
             self._counts["updates_failed"] += 1
             raise
 
     def _discard(self) -> None:
         """Drops all gradients that are held."""
-        self._counts["gradients_discarded"] += self._core.discard()
+        self._counts["gradients_discarded"] += self._core.discard(True)
 
     def _grad_norm_squared(self) -> float:
         """Of the gradients that wait for a step, summed per id and
@@ -209,9 +213,20 @@ class Store:
         With ``update="step"`` gradients that wait for ``optimizer.step()`` go
         on waiting.
         """
-        if self.update == "backward" and self._core.held():
-            # A backward that an exception ended; its gradients are not whole.
-            self._discard()
+        self._drop_unfinished()
+
+    def _drop_unfinished(self) -> None:
+        """Drops what a backward left that an exception ended.
+
+        Its gradients are not whole, and the next backward of this thread
+        must not apply them.
+        """
+        if (
+            self.update == "backward"
+            and self._core.held(False)
+            and torch._C._current_graph_task_id() == -1
+        ):
+            self._counts["gradients_discarded"] += self._core.discard(False)
 
     # ---- tables
 
@@ -399,7 +414,7 @@ class Store:
         used, _ = self._core.memory()
         return {
             "updates": self.updates,
-            "held": self._core.held(),
+            "held": self._core.held(True),
             "memory": used,
             "memory_limit": self.memory_limit,
             **self._counts,

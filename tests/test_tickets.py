@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -168,15 +169,15 @@ def test_backward_that_an_exception_ends_is_dropped() -> None:
         def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
             raise ValueError("on purpose")
 
-    w = torch.ones(2, 4, requires_grad=True)
-    first = Fails.apply(w)  # visited last: made first
+    # Made first, so visited last; the update waits for both lookups.
+    first = Fails.apply(bags(ids(1, 2)).values())
     loss = (bags(ids(1, 2)).values() * 5).sum() + first.sum()
     with pytest.raises(ValueError, match="on purpose"):
         loss.backward()
-    held = bags.store.stats()["held"]
+    assert bags.store.stats()["held"] == 1
     bags(ids(1, 2)).values().sum().backward()
     torch.testing.assert_close(rows(bags), before - 1)
-    assert bags.store.stats()["gradients_discarded"] == held
+    assert bags.store.stats()["gradients_discarded"] == 1
 
 
 def test_autograd_grad_of_other_inputs_pushes_nothing() -> None:
@@ -233,3 +234,36 @@ def test_gradients_that_wait_are_bounded() -> None:
         for _ in range(20000):
             bags(batch).values().sum().backward()
     bags.store.optimizer.zero_grad()
+
+
+def test_threads_have_backwards_of_their_own() -> None:
+    """The end of one thread's backward leaves alone what another holds."""
+    bags = make()
+    before = rows(bags)
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Waits(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            inside.set()
+            assert go_on.wait(20)
+            return g
+
+    def other() -> None:
+        first = Waits.apply(bags(ids(1, 2)).values())
+        (bags(ids(1, 2)).values().sum() * 10 + first.sum()).backward()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert inside.wait(20)
+    assert bags.store.stats()["held"] == 1
+    bags(ids(1, 2)).values().sum().backward()
+    torch.testing.assert_close(rows(bags), before - 1)
+    go_on.set()
+    thread.join()
+    torch.testing.assert_close(rows(bags), before - 12)
+    assert bags.store.updates == 2

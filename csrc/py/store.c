@@ -250,8 +250,9 @@ static int read_group(const store_object *o, PyObject *group, optim_args *a)
 
 static PyObject *store_apply(PyObject *self, PyObject *args)
 {
-    PyObject *groups, *scales = Py_None;
-    if (!PyArg_ParseTuple(args, "O|O", &groups, &scales))
+    PyObject *groups, *scales;
+    int all;
+    if (!PyArg_ParseTuple(args, "OOp", &groups, &scales, &all))
         return NULL;
     Py_ssize_t n = PyList_Size(groups);
     if (n < 0)
@@ -279,7 +280,8 @@ static PyObject *store_apply(PyObject *self, PyObject *args)
     int rc = step_get(((store_object *)self)->handle, "update", &s);
     if (!rc) {
         Py_BEGIN_ALLOW_THREADS
-        rc = step_apply(s, optim, (uint32_t)n, &counts);
+        rc = step_apply(s, all ? STEP_ALL : STEP_MINE, optim, (uint32_t)n,
+                        &counts);
         step_put(s);
         Py_END_ALLOW_THREADS
     }
@@ -296,20 +298,24 @@ fail:
     return NULL;
 }
 
-static PyObject *store_held(PyObject *self, PyObject *unused)
+static PyObject *store_held(PyObject *self, PyObject *arg)
 {
-    (void)unused;
+    int all = PyObject_IsTrue(arg);
+    if (all < 0)
+        return NULL;
     BEGIN(self, "Store.held");
-    size_t n = step_held(s);
+    size_t n = step_held(s, all ? STEP_ALL : STEP_MINE);
     END();
     return PyLong_FromSize_t(n);
 }
 
-static PyObject *store_discard(PyObject *self, PyObject *unused)
+static PyObject *store_discard(PyObject *self, PyObject *arg)
 {
-    (void)unused;
+    int all = PyObject_IsTrue(arg);
+    if (all < 0)
+        return NULL;
     BEGIN(self, "Store.discard");
-    size_t n = step_discard(s);
+    size_t n = step_discard(s, all ? STEP_ALL : STEP_MINE);
     END();
     return PyLong_FromSize_t(n);
 }
@@ -581,10 +587,10 @@ static PyMethodDef methods[] = {
            "number"),
     METHOD(plan_shape, METH_O, "plan_shape(plan) -> (kind, keys, width)"),
     METHOD(apply, METH_VARARGS,
-           "apply(groups, scales=None) -> (created, refused, evicted, "
-           "nonfinite, touched)"),
-    METHOD(held, METH_NOARGS, "held() -> gradients that wait"),
-    METHOD(discard, METH_NOARGS, "discard() -> gradients dropped"),
+           "apply(groups, scales, all) -> (created, refused, evicted, "
+           "nonfinite, touched); all: not just this thread's"),
+    METHOD(held, METH_O, "held(all) -> gradients that wait"),
+    METHOD(discard, METH_O, "discard(all) -> gradients dropped"),
     METHOD(finite, METH_NOARGS, "finite() -> bytes, 0 for tables with NaN"),
     METHOD(norm, METH_O, "norm(scales) -> sum of squares"),
     METHOD(updates, METH_NOARGS, "updates() -> updates applied"),

@@ -39,7 +39,7 @@ static void destroy(step *s)
     if (!s)
         return;
     if (s->a)
-        step_discard(s);
+        step_discard(s, STEP_ALL);
     ahead_destroy(s->a);
     worker_destroy(s->w);
     ps_destroy(s->p);
@@ -221,6 +221,7 @@ static int hold_locked(step *s, const step_grad *g)
     for (; at > 0 && s->held[at - 1].ticket > g->ticket; at--)
         s->held[at] = s->held[at - 1];
     s->held[at] = *g;
+    s->held[at].thread = (uint64_t)pthread_self();
     return PERSIA_OK;
 }
 
@@ -234,24 +235,51 @@ int step_hold(step *s, const step_grad *g)
     return rc;
 }
 
-size_t step_held(step *s)
+size_t step_held(step *s, enum step_whose whose)
 {
+    uint64_t me = (uint64_t)pthread_self();
     pthread_mutex_lock(&s->lock);
-    size_t n = s->held_n;
+    size_t n = whose == STEP_ALL ? s->held_n : 0;
+    for (size_t i = 0; i < s->held_n && whose == STEP_MINE; i++)
+        n += s->held[i].thread == me;
     pthread_mutex_unlock(&s->lock);
     return n;
 }
 
-/* Takes all that is held out of the step, as an array to be freed. */
-static step_grad *take_held(step *s, size_t *n)
+/* Takes what is held out of the step, as an array to be freed; NULL (and
+ * *n == 0) if there is nothing.  The order of the forwards is kept. */
+static int take_held(step *s, enum step_whose whose, step_grad **out,
+                     size_t *n)
 {
+    uint64_t me = (uint64_t)pthread_self();
+    int rc = PERSIA_OK;
     pthread_mutex_lock(&s->lock);
-    step_grad *held = s->held;
-    *n = s->held_n;
-    s->held = NULL;
-    s->held_n = s->held_room = 0;
+    size_t mine = 0;
+    for (size_t i = 0; i < s->held_n; i++)
+        mine += whose == STEP_ALL || s->held[i].thread == me;
+    *n = mine;
+    *out = NULL;
+    if (mine && mine == s->held_n) { /* as nearly always */
+        *out = s->held;
+        s->held = NULL;
+        s->held_n = s->held_room = 0;
+    } else if (mine) {
+        step_grad *taken = malloc(mine * sizeof *taken);
+        size_t kept = 0, at = 0;
+        for (size_t i = 0; i < s->held_n && taken; i++) {
+            if (s->held[i].thread == me)
+                taken[at++] = s->held[i];
+            else
+                s->held[kept++] = s->held[i];
+        }
+        if (taken)
+            s->held_n = kept;
+        else
+            rc = err_set(PERSIA_ENOMEM, "no memory for %zu gradients", mine);
+        *out = taken;
+    }
     pthread_mutex_unlock(&s->lock);
-    return held;
+    return rc;
 }
 
 /* Frees what was held, after it was applied or dropped. */
@@ -274,29 +302,30 @@ static worker_grad *grads_of(const step_grad *held, size_t n)
     return grads;
 }
 
-int step_apply(step *s, const optim_args *optim, uint32_t optim_n,
-               worker_counts *counts)
+int step_apply(step *s, enum step_whose whose, const optim_args *optim,
+               uint32_t optim_n, worker_counts *counts)
 {
     *counts = (worker_counts){0};
     size_t n;
-    step_grad *held = take_held(s, &n);
-    if (n == 0) {
-        free(held);
-        return PERSIA_OK;
-    }
+    step_grad *held;
+    int rc = take_held(s, whose, &held, &n);
+    if (rc || n == 0)
+        return rc;
     worker_grad *grads = grads_of(held, n);
     ahead_applying(s->a, held, n);
-    int rc = grads ? worker_backward(s->w, grads, n, optim, optim_n, counts)
-                   : PERSIA_ENOMEM;
+    rc = grads ? worker_backward(s->w, grads, n, optim, optim_n, counts)
+               : PERSIA_ENOMEM;
     free(grads);
     release(s, held, n, rc == PERSIA_OK);
     return rc;
 }
 
-size_t step_discard(step *s)
+size_t step_discard(step *s, enum step_whose whose)
 {
     size_t n;
-    step_grad *held = take_held(s, &n);
+    step_grad *held;
+    if (take_held(s, whose, &held, &n) || n == 0)
+        return 0;
     release(s, held, n, 0);
     return n;
 }

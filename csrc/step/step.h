@@ -46,18 +46,24 @@ typedef struct step_grad {
     worker_grad grad;
     void *owner;              /* keeps the memory of grad alive */
     void (*release)(void *owner);
+    uint64_t thread;          /* that held it; filled in by step_hold() */
 } step_grad;
+
+/* Which of the held gradients: those that the calling thread held (autograd
+ * runs a backward's pushes and its end on one thread), or all. */
+enum step_whose { STEP_MINE, STEP_ALL };
 
 /* Takes the gradient of one forward (on success also its owner).
  * PERSIA_ETICKET if that forward's gradient came before, PERSIA_ELIMIT. */
 PERSIA_API int step_hold(step *s, const step_grad *g);
-PERSIA_API size_t step_held(step *s);
-/* Applies everything held.  Whatever the result, nothing is held after. */
-PERSIA_API int step_apply(step *s, const optim_args *optim, uint32_t optim_n,
+PERSIA_API size_t step_held(step *s, enum step_whose whose);
+/* Applies what is held.  Whatever the result, it is not held after. */
+PERSIA_API int step_apply(step *s, enum step_whose whose,
+                          const optim_args *optim, uint32_t optim_n,
                           worker_counts *counts);
-/* Drops everything held; returns how many gradients that were. */
-PERSIA_API size_t step_discard(step *s);
-/* worker_finite() and worker_norm() of everything held. */
+/* Drops what is held; returns how many gradients that were. */
+PERSIA_API size_t step_discard(step *s, enum step_whose whose);
+/* worker_finite() and worker_norm() of all that is held. */
 PERSIA_API int step_finite(step *s, uint8_t *finite, uint32_t finite_n);
 PERSIA_API int step_norm(step *s, const float *scale, uint32_t scale_n,
                          double *sum);

@@ -150,7 +150,7 @@ static int apply(void)
 {
     optim_args o = {.kind = OPTIM_SGD, .lr = 1, .grad_scale = 1};
     worker_counts counts;
-    return step_apply(s, &o, 1, &counts);
+    return step_apply(s, STEP_ALL, &o, 1, &counts);
 }
 
 static void backward(uint64_t ticket)
@@ -341,10 +341,10 @@ static void test_dropped_gradients_free_the_permit(void **state)
         forward(batch, &ticket);
         assert_int_equal(hold(ticket), PERSIA_OK);
         if (t % 2) {
-            assert_int_equal(step_discard(s), 1);
+            assert_int_equal(step_discard(s, STEP_ALL), 1);
         } else { /* an update that fails */
             worker_counts counts;
-            assert_int_not_equal(step_apply(s, NULL, 0, &counts), PERSIA_OK);
+            assert_int_not_equal(step_apply(s, STEP_ALL, NULL, 0, &counts), PERSIA_OK);
         }
     }
     assert_int_equal(stats().dropped, 5);
@@ -484,7 +484,7 @@ static void random_loop(uint32_t seed)
             int rc = hold(ticket[back]);
             assert_true(rc == PERSIA_OK || rc == PERSIA_ETICKET);
             if (!rc && random_u32(&seed) % 10 == 0) {
-                step_discard(s);
+                step_discard(s, STEP_ALL);
             } else if (!rc) {
                 assert_int_equal(apply(), PERSIA_OK);
                 updated[back] = 1;
