@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -224,62 +223,73 @@ int ckpt_verify(sched *s, const table_config *config, int folder,
     return sched_for(s, n, verify_file, &v);
 }
 
-/* The threads take pieces of one file in turn, each with its own buffer. */
+/* Each thread restores a share of all rows, one after the other in the order
+ * of the files.  A cut gives rows stripe by stripe, so the threads are in
+ * different stripes and rarely wait for each other's locks. */
 typedef struct restorer {
     table *t;
-    const row_reader *reader;
-    row_piece *pieces;         /* one a thread */
-    _Atomic(uint64_t) next;    /* first row that nobody has taken */
+    int folder;
+    const ckpt_file *files;
+    size_t n;
+    uint64_t total; /* rows of all files */
+    size_t shares;
 } restorer;
 
-static int restore_pieces(void *ctx, size_t index)
+/* Rows begin..end of one file. */
+static int restore_file(const restorer *r, const ckpt_file *f,
+                        uint64_t begin, uint64_t end, row_piece *p)
 {
-    restorer *r = ctx;
-    row_piece *p = &r->pieces[index];
-    for (;;) {
-        uint64_t first = atomic_fetch_add(&r->next, p->room);
-        if (first >= r->reader->rows)
-            return PERSIA_OK;
-        uint64_t left = r->reader->rows - first;
-        size_t n = left < p->room ? (size_t)left : p->room;
-        int code = row_reader_read(r->reader, first, n, p);
+    row_reader reader;
+    int code = row_reader_open(&reader, r->folder, f->name,
+                               table_get_config(r->t));
+    if (code)
+        return code;
+    for (uint64_t at = begin; at < end && !code; at += p->n) {
+        size_t n = end - at < p->room ? (size_t)(end - at) : p->room;
+        code = row_reader_read(&reader, at, n, p);
         if (!code)
             code = table_restore(r->t, n, p->col[COL_IDS],
                                  p->col[COL_VECTORS], p->col[COL_STATE],
                                  p->col[COL_CLOCK]);
-        if (code) {
-            atomic_store(&r->next, r->reader->rows); /* others may stop */
-            return code;
-        }
     }
+    row_reader_close(&reader);
+    return code;
+}
+
+static int restore_share(void *ctx, size_t index)
+{
+    const restorer *r = ctx;
+    uint64_t begin = r->total / r->shares * index, first = 0;
+    uint64_t end = index + 1 < r->shares ? begin + r->total / r->shares
+                                         : r->total;
+    row_shape shape;
+    row_piece p;
+    row_shape_of(table_get_config(r->t), &shape);
+    int code = row_piece_init(&p, &shape);
+    for (size_t i = 0; i < r->n && !code; i++) {
+        uint64_t last = first + r->files[i].rows;
+        uint64_t from = begin > first ? begin : first;
+        uint64_t to = end < last ? end : last;
+        if (from < to)
+            code = restore_file(r, &r->files[i], from - first, to - first,
+                                &p);
+        first = last;
+    }
+    row_piece_free(&p);
+    return code;
 }
 
 int ckpt_restore(sched *s, table *t, int folder, const ckpt_file *files,
                  size_t n)
 {
-    const table_config *config = table_get_config(t);
-    size_t threads = sched_threads(s);
-    restorer r = {.t = t, .pieces = calloc(threads, sizeof *r.pieces)};
-    row_shape shape;
-    int code = PERSIA_OK;
-    if (!r.pieces)
-        return err_set(PERSIA_ENOMEM, "%zu buffers to restore rows", threads);
-    row_shape_of(config, &shape);
-    for (size_t i = 0; i < threads && !code; i++)
-        code = row_piece_init(&r.pieces[i], &shape);
-    for (size_t i = 0; i < n && !code; i++) {
-        row_reader reader;
-        if ((code = row_reader_open(&reader, folder, files[i].name, config)))
-            break;
-        r.reader = &reader;
-        atomic_store(&r.next, 0);
-        code = sched_for(s, threads, restore_pieces, &r);
-        row_reader_close(&reader);
-    }
-    for (size_t i = 0; i < threads; i++)
-        row_piece_free(&r.pieces[i]);
-    free(r.pieces);
-    return code;
+    restorer r = {.t = t,
+                  .folder = folder,
+                  .files = files,
+                  .n = n,
+                  .shares = sched_threads(s)};
+    for (size_t i = 0; i < n; i++)
+        r.total += files[i].rows;
+    return sched_for(s, r.shares, restore_share, &r);
 }
 
 /* ---- plain files -------------------------------------------------------- */

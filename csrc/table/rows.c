@@ -165,11 +165,13 @@ static int rows_put(table *t, size_t n, const uint64_t *ids, rows_in *in)
 
     in->clock = clock_short(atomic_load(&t->pushes));
     pthread_rwlock_rdlock(&t->gate);
-    pthread_mutex_lock(&t->full_lock);
+    if (t->config.capacity)
+        pthread_mutex_lock(&t->full_lock);
     rc = rows_reserve(t, n, ids);
     if (!rc)
         rc = rows_visit(t, n, ids, 1, row_put, in);
-    pthread_mutex_unlock(&t->full_lock);
+    if (t->config.capacity)
+        pthread_mutex_unlock(&t->full_lock);
     pthread_rwlock_unlock(&t->gate);
     return rc;
 }
