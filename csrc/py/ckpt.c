@@ -342,14 +342,15 @@ static PyObject *ckpt_verify_(PyObject *module, PyObject *args)
     return result;
 }
 
-/* The rows of a checkpoint in a table of their own, until commit() puts
- * them in the place of the store's: the store changes whole or not at all. */
+/* The rows of a checkpoint in a table of their own, until exchange() puts
+ * them in the place of the store's, or back: a load that fails later can be
+ * undone. */
 typedef struct staged_object {
     PyObject_HEAD
     step *owner;    /* keeps `into` alive */
     table *into;    /* of the store */
-    table *staging; /* NULL: committed */
-    uint64_t pushes;
+    table *staging; /* at first with the checkpoint's rows */
+    uint64_t pushes; /* the clock that belongs to staging */
 } staged_object;
 
 static void staged_dealloc(PyObject *object)
@@ -423,32 +424,26 @@ static PyObject *staged_new(PyTypeObject *type, PyObject *args,
     return (PyObject *)self;
 }
 
-static PyObject *staged_commit(PyObject *object, PyObject *unused)
+static PyObject *staged_exchange(PyObject *object, PyObject *unused)
 {
     staged_object *self = (staged_object *)object;
+    table_stats stats;
     int code;
     (void)unused;
-    if (!self->staging) {
-        PyErr_SetString(PyExc_RuntimeError, "committed before");
-        return NULL;
-    }
-    table *staging = self->staging;
     Py_BEGIN_ALLOW_THREADS
-    code = table_exchange(self->into, staging);
+    table_get_stats(self->into, &stats);
+    code = table_exchange(self->into, self->staging);
     if (!code) {
         table_set_clock(self->into, self->pushes);
-        table_destroy(staging);
+        self->pushes = stats.pushes;
     }
     Py_END_ALLOW_THREADS
-    if (code)
-        return py_raise(code);
-    self->staging = NULL;
-    Py_RETURN_NONE;
+    return code ? py_raise(code) : Py_NewRef(Py_None);
 }
 
 static PyMethodDef staged_methods[] = {
-    {"commit", staged_commit, METH_NOARGS,
-     "commit()\n--\n\nPuts the rows in the place of the store's."},
+    {"exchange", staged_exchange, METH_NOARGS,
+     "exchange()\n--\n\nExchanges rows and clock with the store's."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -468,21 +463,6 @@ static PyType_Spec staged_spec = {
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = staged_slots,
 };
-
-static PyObject *ckpt_set_updates(PyObject *module, PyObject *args)
-{
-    unsigned long long handle, updates;
-    step *owner;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "KK", &handle, &updates))
-        return NULL;
-    int code = step_get(handle, "load", &owner);
-    if (code)
-        return py_raise(code);
-    ps_set_updates(step_ps(owner), updates);
-    step_put(owner);
-    return Py_NewRef(Py_None);
-}
 
 /* ---- plain files -------------------------------------------------------- */
 
@@ -530,9 +510,6 @@ static PyMethodDef methods[] = {
     {"ckpt_verify", ckpt_verify_, METH_VARARGS,
      "ckpt_verify(handle, no, folder, files)\n--\n\nReads every byte of a "
      "table's row files and changes nothing."},
-    {"ckpt_set_updates", ckpt_set_updates, METH_VARARGS,
-     "ckpt_set_updates(handle, updates)\n--\n\nSets the updates of a "
-     "store."},
     {"ckpt_crc", ckpt_crc, METH_VARARGS,
      "ckpt_crc(data)\n--\n\nThe CRC-32C of bytes."},
     {"ckpt_file_crc", ckpt_file_crc_, METH_VARARGS,

@@ -1,32 +1,39 @@
 /* exchange.c: all rows of a table replaced in one step. */
 #include "table/stripe.h"
 
-/* Everything of a stripe that belongs to its rows. */
+#include <string.h>
+
+/* Everything of a stripe but its lock: rows, index, lists. */
 static void stripe_exchange_locked(stripe *a, stripe *b)
 {
-#define EXCHANGE(field)                                                       \
-    do {                                                                      \
-        __typeof__(a->field) was = a->field;                                  \
-        a->field = b->field;                                                  \
-        b->field = was;                                                       \
-    } while (0)
-    EXCHANGE(index);
-    EXCHANGE(arena);
-    EXCHANGE(used);
-    EXCHANGE(free_head);
-    EXCHANGE(rows);
-    EXCHANGE(victims);
-    EXCHANGE(victim_clocks);
-    EXCHANGE(victims_n);
-    EXCHANGE(victims_at);
-    EXCHANGE(victims_room);
-#undef EXCHANGE
+    enum { FROM = offsetof(stripe, index), BYTES = sizeof(stripe) - FROM };
+    mem_blocks *blocks_a = a->index.blocks, *blocks_b = b->index.blocks;
+    char was[BYTES];
+
+    memcpy(was, (char *)a + FROM, BYTES);
+    memcpy((char *)a + FROM, (char *)b + FROM, BYTES);
+    memcpy((char *)b + FROM, was, BYTES);
+    a->index.blocks = blocks_a; /* the blocks change hands too, below */
+    b->index.blocks = blocks_b;
+}
+
+/* What the blocks hold, not which table they belong to. */
+static void blocks_exchange(mem_blocks *a, mem_blocks *b)
+{
+    pthread_mutex_lock(&a->lock);
+    mem_blocks was = *a;
+    a->regions = b->regions;
+    a->free = b->free;
+    a->bytes = b->bytes;
+    b->regions = was.regions;
+    b->free = was.free;
+    b->bytes = was.bytes;
+    pthread_mutex_unlock(&a->lock);
 }
 
 int table_exchange(table *t, table *other)
 {
     int rc = fork_check("table_exchange");
-    uint64_t rows;
 
     if (rc)
         return rc;
@@ -35,7 +42,7 @@ int table_exchange(table *t, table *other)
         t->config.limit != other->config.limit)
         return err_set(PERSIA_EARG, "table %s: its rows differ in shape from "
                        "those of the other table", t->config.name);
-    pthread_rwlock_wrlock(&t->gate);
+    pthread_rwlock_wrlock(&t->gate); /* nobody changes an index now */
     if (t->cut || other->cut)
         rc = err_set(PERSIA_EARG, "table %s: a snapshot is under way; wait "
                      "for its end", t->config.name);
@@ -45,8 +52,9 @@ int table_exchange(table *t, table *other)
         pthread_rwlock_unlock(&t->stripe[i].lock);
     }
     if (!rc) {
-        rows = atomic_exchange(&t->rows, atomic_load(&other->rows));
-        atomic_store(&other->rows, rows);
+        blocks_exchange(&t->blocks, &other->blocks);
+        uint64_t rows = atomic_load(&other->rows);
+        atomic_store(&other->rows, atomic_exchange(&t->rows, rows));
     }
     pthread_rwlock_unlock(&t->gate);
     return rc;
