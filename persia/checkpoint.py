@@ -510,5 +510,5 @@ def _apply(
         for name, part in parts.items():
             part.load_state_dict(before[name])
         raise
-    if store._core.held():
+    if store._core.held(True):
         store._discard()  # gradients of the rows that were
