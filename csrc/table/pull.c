@@ -1,78 +1,81 @@
-/* pull.c: reads rows.  Work is split into chunks of ids; a chunk is ordered
- * by stripe.  Blocks of ids go through three stages, each a block behind the
- * one before, so that memory answers while other ids are worked on:
+/* pull.c: reads rows.  Work is split into chunks of ids.  For a chunk all
+ * stripes are locked (shared, in order, for some 50 us): ids are then taken
+ * as they come, and what they read is written in order.  Blocks of ids go
+ * through three stages, each a block behind the one before, so that memory
+ * answers while other ids are worked on:
  *
  *   1. fetch the bucket      2. match tags, fetch the row      3. copy
  *
- * A stripe's lock is held (shared) from its first block's first stage to its
- * last block's third, so up to three of them at a time, taken in order.
+ * A few per cent of ids are not settled by their home bucket (another id has
+ * the same tag, or the bucket was full): they come last, also in stages.
  */
 #include "table/stripe.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-enum { BLOCK = 32, STAGES = 4 /* a power of two above 2 */ };
+enum { CHUNK = 2048, BLOCK = 32, RING = 4 /* a power of two above 2 */ };
 
-/* A chunk of a job's ids, ordered by stripe. */
-typedef struct pull_chunk {
-    const pull_job *job;
-    size_t first;          /* of the chunk in the job */
-    const uint64_t *hash;  /* these three as of ids_split_chunk() */
-    const uint16_t *order;
-    const uint16_t *start;
-} pull_chunk;
+/* What lookups need of a stripe, side by side, while it is locked. */
+typedef struct stripe_view {
+    const page_ref *directory;
+    const char *base;
+    uint32_t shift; /* 63 - depth of the directory */
+} stripe_view;
 
-/* Up to BLOCK ids of one stripe, on their way through the stages. */
 typedef struct pull_block {
-    stripe *s;
-    uint32_t at, n; /* in the chunk's order */
-    int last;       /* of its stripe */
+    uint64_t hash[BLOCK];
     const bucket *home[BLOCK];
-    int64_t slot[BLOCK];
+    const char *row[BLOCK]; /* likely; NULL: no entry has its tag */
+    uint32_t slot[BLOCK];
 } pull_block;
 
-/* The next block in the order of stripes; takes a stripe's lock with its
- * first block.  0 at the end. */
-static inline int block_next(table *t, const pull_chunk *c, uint32_t *stripe,
-                             uint32_t *at, pull_block *b)
-{
-    while (*stripe < t->stripes && *at == c->start[*stripe + 1])
-        ++*stripe;
-    if (*stripe == t->stripes)
-        return 0;
-    uint32_t end = c->start[*stripe + 1];
-    b->s = &t->stripe[*stripe];
-    b->at = *at;
-    b->n = end - *at < BLOCK ? end - *at : BLOCK;
-    if (*at == c->start[*stripe])
-        pthread_rwlock_rdlock(&b->s->lock);
-    *at += b->n;
-    b->last = *at == end;
-    return 1;
-}
+/* Ids of a chunk that take a search. */
+typedef struct pull_late {
+    size_t n;
+    uint16_t at[CHUNK];
+    uint64_t hash[CHUNK];
+} pull_late;
 
-INLINE_HOT void stage_bucket(const pull_chunk *c, pull_block *b)
-{
-    const row_index *ix = &b->s->index;
+/* A chunk of a job; its stripes are locked. */
+typedef struct pull_chunk {
+    table *t;
+    const uint64_t *ids;
+    size_t n;
+    float *out;
+    size_t stride;  /* floats */
+    uint32_t *rows; /* NULL: not wanted */
+    const stripe_view *view;
+} pull_chunk;
 
-    for (uint32_t i = 0; i < b->n; i++) {
-        const bucket *home = row_index_home(ix, c->hash[b->at + i]);
+INLINE_HOT void stage_bucket(const pull_chunk *c, size_t at, size_t n,
+                             uint32_t mask, pull_block *b)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint64_t hash = id_hash(c->ids[at + i]);
+        const stripe_view *v = &c->view[hash_stripe(hash, mask)];
+        const page_ref *ref = &v->directory[(hash >> 1) >> v->shift];
+        const bucket *home =
+            &ref->page->bucket[page_home(hash, ref->depth, ref->buckets)];
         __builtin_prefetch(home);
+        b->hash[i] = hash;
         b->home[i] = home;
     }
 }
 
-INLINE_HOT void stage_row(const pull_chunk *c, pull_block *b, size_t stride,
-                          size_t bytes)
+INLINE_HOT void stage_row(const pull_chunk *c, size_t n, uint32_t mask,
+                          size_t stride, size_t bytes, pull_block *b)
 {
-    const char *base = b->s->arena.base;
-
-    for (uint32_t i = 0; i < b->n; i++) {
-        int64_t slot = bucket_likely(b->home[i], c->hash[b->at + i]);
-        b->slot[i] = slot;
-        if (slot >= 0)
-            row_prefetch(base + (size_t)slot * stride, bytes);
+    for (size_t i = 0; i < n; i++) {
+        uint64_t hash = b->hash[i];
+        uint32_t match = bucket_match(b->home[i], hash_tag(hash));
+        const char *row = NULL;
+        if (match) {
+            uint32_t slot = b->home[i]->slot[__builtin_ctz(match)];
+            row = c->view[hash_stripe(hash, mask)].base + slot * stride;
+            b->slot[i] = slot;
+            row_prefetch(row, bytes);
+        }
+        b->row[i] = row;
     }
 }
 
@@ -90,101 +93,134 @@ INLINE_HOT void vector_read(const char *row, float *restrict to,
     }
 }
 
-/* What the guess of the home bucket did not settle: the slot, or SLOT_NONE
- * with the value of a missing row written. */
-static __attribute__((noinline)) int64_t
-pull_search(const table *t, const stripe *s, uint64_t hash, uint64_t id,
-            float *out)
+static const stripe *stripe_of(const table *t, uint64_t hash)
 {
-    int64_t slot = row_index_find(&s->index, stripe_rows(t, s), hash, id);
-
-    if (slot >= 0)
-        row_load_vector(t, stripe_row(t, s, (uint32_t)slot), out);
-    else if (t->config.missing == MISSING_INIT)
-        row_init_vector(t, id, out);
-    else
-        memset(out, 0, t->config.dim * sizeof *out);
-    return slot;
+    return &t->stripe[hash_stripe(hash, t->stripes - 1)];
 }
 
-/* Returns how many ids had no row. */
-INLINE_HOT uint64_t stage_copy(const table *t, const pull_chunk *c,
-                               const pull_block *b, uint32_t dtype,
-                               uint32_t dim)
+static void read_missing(const pull_chunk *c, size_t at)
 {
-    const pull_job *job = c->job;
-    const uint64_t *ids = job->ids + c->first;
-    const char *base = b->s->arena.base;
-    const size_t stride = t->stride;
-    uint64_t missed = 0;
+    const table_config *config = &c->t->config;
+    float *to = c->out + at * c->stride;
 
-    for (uint32_t i = 0; i < b->n; i++) {
-        uint32_t at = c->order[b->at + i];
-        float *to = job->out + (c->first + at) * job->stride;
-        int64_t slot = b->slot[i];
-        const char *row = base + (size_t)slot * stride;
-        if (__builtin_expect(slot >= 0 && row_id(row) == ids[at], 1)) {
-            vector_read(row, to, dtype, dim);
+    if (config->missing == MISSING_INIT)
+        row_init_vector(c->t, c->ids[at], to);
+    else
+        memset(to, 0, config->dim * sizeof *to);
+    if (c->rows)
+        c->rows[at] = ROW_NONE;
+}
+
+/* Returns how many ids had no row for sure; those in doubt go to `late`,
+ * the bucket behind their home being fetched. */
+INLINE_HOT size_t stage_copy(const pull_chunk *c, size_t at, size_t n,
+                             const pull_block *b, uint32_t dtype,
+                             uint32_t dim, pull_late *late)
+{
+    size_t missed = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        const char *row = b->row[i];
+        if (__builtin_expect(row && row_id(row) == c->ids[at + i], 1)) {
+            vector_read(row, c->out + (at + i) * c->stride, dtype, dim);
+            if (c->rows)
+                c->rows[at + i] = b->slot[i];
+        } else if (row || b->home[i]->passed) {
+            __builtin_prefetch(b->home[i] + 1);
+            late->at[late->n] = (uint16_t)(at + i);
+            late->hash[late->n++] = b->hash[i];
         } else {
-            slot = pull_search(t, b->s, c->hash[b->at + i], ids[at], to);
-            missed += slot < 0;
+            read_missing(c, at + i);
+            missed++;
         }
-        if (job->rows)
-            job->rows[c->first + at] = (uint32_t)slot; /* -1: ROW_NONE */
     }
     return missed;
 }
 
-INLINE_HOT void pull_blocks(table *t, const pull_chunk *c, uint32_t dtype,
-                            uint32_t dim)
+/* Fetches the rows that an id may have, in its home bucket and the next. */
+static void late_fetch(const table *t, uint64_t hash)
 {
-    pull_block ring[STAGES];
-    const size_t bytes = ROW_VECTOR + dim * (dtype == VECTOR_BF16 ? 2 : 4);
-    uint32_t stripe = 0, at = 0;
-    uint64_t missed = 0;
-    size_t made = 0, end = SIZE_MAX;
+    const stripe *s = stripe_of(t, hash);
+    const page_ref *ref = row_index_page(&s->index, hash);
+    uint32_t home = page_home(hash, ref->depth, ref->buckets);
 
-    for (size_t turn = 0; turn < end; turn++) {
-        pull_block *first = &ring[turn % STAGES];
-        if (end == SIZE_MAX) {
-            if (block_next(t, c, &stripe, &at, first)) {
-                stage_bucket(c, first);
-                made++;
-            } else {
-                end = made + 2;
-            }
-        }
-        if (turn >= 1 && turn - 1 < made)
-            stage_row(c, &ring[(turn - 1) % STAGES], t->stride, bytes);
-        if (turn >= 2 && turn - 2 < made) {
-            pull_block *b = &ring[(turn - 2) % STAGES];
-            missed += stage_copy(t, c, b, dtype, dim);
-            if (b->last) {
-                uint32_t n = b->at + b->n - c->start[b->s - t->stripe];
-                pthread_rwlock_unlock(&b->s->lock);
-                atomic_fetch_add_explicit(&b->s->pulled, n,
-                                          memory_order_relaxed);
-                if (missed)
-                    atomic_fetch_add_explicit(&b->s->missed, missed,
-                                              memory_order_relaxed);
-                missed = 0;
-            }
-        }
+    for (uint32_t k = 0; k < 2 && home + k < ref->buckets; k++) {
+        const bucket *b = &ref->page->bucket[home + k];
+        uint32_t match = bucket_match(b, hash_tag(hash));
+        for (; match; match &= match - 1)
+            row_prefetch(stripe_row(t, s, b->slot[__builtin_ctz(match)]),
+                         ROW_VECTOR + t->vector_bytes);
     }
 }
 
-typedef void (*pull_fn)(table *t, const pull_chunk *c);
+static size_t pull_late_ids(const pull_chunk *c, const pull_late *late)
+{
+    size_t missed = 0;
+
+    for (size_t i = 0; i < late->n; i++)
+        late_fetch(c->t, late->hash[i]);
+    for (size_t i = 0; i < late->n; i++) {
+        const stripe *s = stripe_of(c->t, late->hash[i]);
+        size_t at = late->at[i];
+        int64_t slot = row_index_find(&s->index, stripe_rows(c->t, s),
+                                      late->hash[i], c->ids[at]);
+        if (slot < 0) {
+            read_missing(c, at);
+            missed++;
+            continue;
+        }
+        row_load_vector(c->t, stripe_row(c->t, s, (uint32_t)slot),
+                        c->out + at * c->stride);
+        if (c->rows)
+            c->rows[at] = (uint32_t)slot;
+    }
+    return missed;
+}
+
+INLINE_HOT size_t pull_blocks(const pull_chunk *c, uint32_t dtype,
+                              uint32_t dim)
+{
+    pull_block ring[RING];
+    const uint32_t mask = c->t->stripes - 1;
+    const size_t stride = c->t->stride;
+    const size_t bytes = ROW_VECTOR + dim * (dtype == VECTOR_BF16 ? 2 : 4);
+    pull_late late;
+    size_t missed = 0;
+
+    late.n = 0;
+    for (size_t at = 0; at < c->n + 2 * BLOCK; at += BLOCK) {
+        size_t turn = at / BLOCK;
+        if (at < c->n)
+            stage_bucket(c, at, c->n - at < BLOCK ? c->n - at : BLOCK, mask,
+                         &ring[turn % RING]);
+        if (turn >= 1 && at - BLOCK < c->n) {
+            size_t left = c->n - (at - BLOCK);
+            stage_row(c, left < BLOCK ? left : BLOCK, mask, stride, bytes,
+                      &ring[(turn - 1) % RING]);
+        }
+        if (turn >= 2) {
+            size_t left = c->n - (at - 2 * BLOCK);
+            missed += stage_copy(c, at - 2 * BLOCK,
+                                 left < BLOCK ? left : BLOCK,
+                                 &ring[(turn - 2) % RING], dtype, dim,
+                                 &late);
+        }
+    }
+    return missed + pull_late_ids(c, &late);
+}
+
+typedef size_t (*pull_fn)(const pull_chunk *c);
 
 #define PULL(name, dtype, dim)                                                \
-    HOT static void name(table *t, const pull_chunk *c)                       \
+    HOT static size_t name(const pull_chunk *c)                               \
     {                                                                         \
-        pull_blocks(t, c, dtype, dim);                                        \
+        return pull_blocks(c, dtype, dim);                                    \
     }
 PULL(pull_fp32_16, VECTOR_FP32, 16)
 PULL(pull_fp32_64, VECTOR_FP32, 64)
-PULL(pull_fp32_any, VECTOR_FP32, t->config.dim)
+PULL(pull_fp32_any, VECTOR_FP32, c->t->config.dim)
 PULL(pull_bf16_16, VECTOR_BF16, 16)
-PULL(pull_bf16_any, VECTOR_BF16, t->config.dim)
+PULL(pull_bf16_any, VECTOR_BF16, c->t->config.dim)
 
 static pull_fn pull_of(const table_config *c)
 {
@@ -193,6 +229,22 @@ static pull_fn pull_of(const table_config *c)
     return c->dim == 16   ? pull_fp32_16
            : c->dim == 64 ? pull_fp32_64
                           : pull_fp32_any;
+}
+
+static void stripes_lock(table *t, stripe_view *view)
+{
+    for (uint32_t i = 0; i < t->stripes; i++) {
+        stripe *s = &t->stripe[i];
+        pthread_rwlock_rdlock(&s->lock);
+        view[i] = (stripe_view){ s->index.directory, s->arena.base,
+                                 63 - s->index.depth };
+    }
+}
+
+static void stripes_unlock(table *t)
+{
+    for (uint32_t i = t->stripes; i-- > 0;)
+        pthread_rwlock_unlock(&t->stripe[i].lock);
 }
 
 /* Chunks of all jobs, numbered through. */
@@ -205,8 +257,7 @@ typedef struct pull_plan {
 static int pull_one(void *ctx, size_t chunk)
 {
     const pull_plan *plan = ctx;
-    uint64_t hash[IDS_CHUNK];
-    uint16_t order[IDS_CHUNK], start[IDS_STRIPES_MAX + 1];
+    stripe_view view[IDS_STRIPES_MAX];
     size_t low = 0, high = plan->jobs_n;
 
     while (high - low > 1) { /* the job of this chunk */
@@ -218,12 +269,19 @@ static int pull_one(void *ctx, size_t chunk)
     }
     const pull_job *job = &plan->jobs[low];
     table *t = job->t;
-    size_t first = (chunk - plan->first_chunk[low]) * IDS_CHUNK;
-    size_t n = job->n - first < IDS_CHUNK ? job->n - first : IDS_CHUNK;
+    size_t first = (chunk - plan->first_chunk[low]) * CHUNK;
+    size_t n = job->n - first < CHUNK ? job->n - first : CHUNK;
 
-    ids_split_chunk(job->ids + first, n, t->stripes, hash, order, start);
-    const pull_chunk c = { job, first, hash, order, start };
-    pull_of(&t->config)(t, &c);
+    const pull_chunk c = {
+        t, job->ids + first, n, job->out + first * job->stride, job->stride,
+        job->rows ? job->rows + first : NULL, view
+    };
+    stripes_lock(t, view);
+    size_t missed = pull_of(&t->config)(&c);
+    stripes_unlock(t);
+    atomic_fetch_add_explicit(&t->pulled, n, memory_order_relaxed);
+    if (missed)
+        atomic_fetch_add_explicit(&t->missed, missed, memory_order_relaxed);
     return PERSIA_OK;
 }
 
@@ -242,7 +300,7 @@ int table_pull(sched *s, pull_job *jobs, size_t jobs_n)
     plan.first_chunk = scratch;
     for (size_t j = 0; j < jobs_n; j++) {
         plan.first_chunk[j] = chunks;
-        chunks += (jobs[j].n + IDS_CHUNK - 1) / IDS_CHUNK;
+        chunks += (jobs[j].n + CHUNK - 1) / CHUNK;
     }
     plan.first_chunk[jobs_n] = chunks;
     return sched_for(s, chunks, pull_one, &plan);

@@ -39,7 +39,6 @@ typedef struct stripe {
     uint32_t *victims;  /* slots to evict, oldest first, with the clock */
     uint32_t *victim_clocks; /* that made them so */
     uint32_t victims_n, victims_at, victims_room;
-    _Atomic uint64_t pulled, missed; /* atomic: pulls hold it shared */
 } stripe;
 
 struct table {
@@ -55,6 +54,7 @@ struct table {
     pthread_mutex_t full_lock; /* held by pushes that may meet capacity */
     _Atomic uint64_t rows;
     _Atomic uint64_t pushes;
+    _Atomic uint64_t pulled, missed;
     _Atomic uint64_t created, evicted, refused, nonfinite;
     table_cut *cut;        /* guarded by gate, held exclusively */
     mem_blocks blocks;     /* the stripes' index pages */

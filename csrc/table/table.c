@@ -126,6 +126,8 @@ void table_get_stats(const table *ct, table_stats *out)
     out->rows = atomic_load(&t->rows);
     out->row_bytes = t->stride;
     out->pushes = atomic_load(&t->pushes);
+    out->pulled = atomic_load(&t->pulled);
+    out->missed = atomic_load(&t->missed);
     out->created = atomic_load(&t->created);
     out->evicted = atomic_load(&t->evicted);
     out->refused = atomic_load(&t->refused);
@@ -136,8 +138,6 @@ void table_get_stats(const table *ct, table_stats *out)
         pthread_rwlock_rdlock(&s->lock);
         out->bytes += s->arena.size;
         pthread_rwlock_unlock(&s->lock);
-        out->pulled += atomic_load(&s->pulled);
-        out->missed += atomic_load(&s->missed);
     }
 }
 
