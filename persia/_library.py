@@ -240,9 +240,7 @@ def pull(
 def versions(*tensors: Tensor | None) -> int:
     """A number that changes with each in-place change of the tensors."""
     return sum(
-        t._version
-        for t in tensors
-        if t is not None and not t.is_inference()
+        t._version for t in tensors if t is not None and not t.is_inference()
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -316,7 +317,9 @@ class _Collection(nn.Module):
         self._numbers = [self.store._declare(c).number for c in self._configs]
         self._handle = self.store._handle
         keys = tuple(dict.fromkeys(f for _, f, _ in self._outputs))
-        self._plans[keys] = self._make_plan(self._kind, keys)
+        self._first_plan = self._make_plan(self._kind, keys)
+        self._plans[keys] = self._first_plan
+        _modules[self._handle, self._first_plan] = self
 
     def _make_plan(self, kind: int, keys: tuple[str, ...]) -> int:
         at = {key: i for i, key in enumerate(keys)}
@@ -351,6 +354,9 @@ class _Collection(nn.Module):
         """The plan for batches with these keys."""
         plan = self._plans.get(keys)
         if plan is None:
+            if torch.compiler.is_compiling():
+                plan = _plan_for_graph(self._handle, self._first_plan, keys)
+                return int(plan)
             plan = self._plans[keys] = self._make_plan(self._kind, keys)
         return plan
 
@@ -492,7 +498,13 @@ class _Collection(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("_plans", "_row_plans", "_numbers", "_handle"):
+        for name in (
+            "_plans",
+            "_first_plan",
+            "_row_plans",
+            "_numbers",
+            "_handle",
+        ):
             state.pop(name, None)
         return state
 
@@ -505,6 +517,19 @@ class _Collection(nn.Module):
             f"{c.name}: {c.embedding_dim} <- {list(c.feature_names)}"
             for c in self._configs
         )
+
+
+# Modules by store and first plan; those of one plan are alike.
+_modules: weakref.WeakValueDictionary[tuple[int, int], _Collection] = (
+    weakref.WeakValueDictionary()
+)
+
+
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+def _plan_for_graph(handle: int, first: int, keys: tuple[str, ...]) -> int:
+    """A plan made while a compiler traces: a constant of its arguments."""
+    module = _modules[handle, first]
+    return module._make_plan(module._kind, keys)
 
 
 def _fp16_autocast() -> bool:

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persia
-from tests.oracle import VOCABULARY, TorchTables, random_batch, single_batch
 from persia import errors
+from tests.oracle import VOCABULARY, TorchTables, random_batch, single_batch
 
 KEYS = ["a", "b", "c", "spare"]
 
@@ -173,7 +173,10 @@ def test_lazy_adam_is_sparse_adam() -> None:
         want.backward(g)
         optimizer.step()
     torch.testing.assert_close(
-        bags.store.rows("one", ids), theirs.weight.detach(), rtol=1e-4, atol=1e-5
+        bags.store.rows("one", ids),
+        theirs.weight.detach(),
+        rtol=1e-4,
+        atol=1e-5,
     )
 
 
@@ -431,12 +434,16 @@ def test_dicts_of_tensors() -> None:
     }
     out = bags(ids)
     rows = bags.store.rows("two", torch.tensor([3, 4, 5]))
-    torch.testing.assert_close(out["b"], torch.stack([rows[0], rows[1] + rows[2]]))
+    torch.testing.assert_close(
+        out["b"], torch.stack([rows[0], rows[1] + rows[2]])
+    )
 
 
 def test_keys_in_another_order_and_extra_keys() -> None:
     bags = make_bags("sum")
-    batch = single_batch(np.random.default_rng(12), ["spare", "b", "c", "a"], 4)
+    batch = single_batch(
+        np.random.default_rng(12), ["spare", "b", "c", "a"], 4
+    )
     out = bags(batch)
     for key, table in (("a", "two"), ("b", "two"), ("c", "one")):
         rows = bags.store.rows(table, batch[key][0])
@@ -538,7 +545,9 @@ def test_non_finite_gradients_raise(bad: float) -> None:
 
 def test_non_finite_gradients_skip() -> None:
     bags = make_bags("sum", persia.optim.SGD(lr=1.0), nonfinite="skip")
-    batch = persia.JaggedBatch(["a", "b", "c"], torch.tensor([1, 2, 3, 4, 5, 6]))
+    batch = persia.JaggedBatch(
+        ["a", "b", "c"], torch.tensor([1, 2, 3, 4, 5, 6])
+    )
     before = bags.store.rows("one", torch.tensor([5, 6]))
     out = bags(batch).values()
     g = torch.ones_like(out)
@@ -556,7 +565,11 @@ def test_capacity_raises_or_evicts() -> None:
             optimizer=persia.optim.SGD(lr=1.0),
             tables=[
                 persia.EmbeddingBagConfig(
-                    "t", 4, feature_names=["f"], capacity=100, eviction=eviction
+                    "t",
+                    4,
+                    feature_names=["f"],
+                    capacity=100,
+                    eviction=eviction,
                 )
             ],
         )

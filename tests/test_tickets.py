@@ -230,9 +230,13 @@ def test_a_contradicting_table_is_an_error() -> None:
 def test_gradients_that_wait_are_bounded() -> None:
     bags = make("step")
     batch = ids(1)
-    with pytest.raises(errors.LimitReached, match="step"):
+
+    def forever() -> None:
         for _ in range(20000):
             bags(batch).values().sum().backward()
+
+    with pytest.raises(errors.LimitReached, match="step"):
+        forever()
     bags.store.optimizer.zero_grad()
 
 

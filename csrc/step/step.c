@@ -154,7 +154,9 @@ static int mark(step *s, uint64_t ticket)
 {
     uint64_t *word = &s->window[ticket / 64 % WINDOW_WORDS];
     uint64_t bit = (uint64_t)1 << (ticket % 64);
-    if (ticket == 0 || ticket > atomic_load(&s->tickets))
+    if (ticket == 0) /* a forward that nobody numbered may repeat */
+        return PERSIA_OK;
+    if (ticket > atomic_load(&s->tickets))
         return err_set(PERSIA_ETICKET, "backward of a forward that made no "
                        "ticket (number %llu)", (unsigned long long)ticket);
     if (ticket / 64 + WINDOW_WORDS <= s->newest / 64)

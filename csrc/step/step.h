@@ -42,7 +42,7 @@ PERSIA_API worker *step_worker(const step *s);
 PERSIA_API uint64_t step_ticket(step *s);
 
 typedef struct step_grad {
-    uint64_t ticket;
+    uint64_t ticket;          /* 0: of an unnumbered forward, not checked */
     worker_grad grad;
     void *owner;              /* keeps the memory of grad alive */
     void (*release)(void *owner);
