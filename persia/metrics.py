@@ -55,7 +55,7 @@ def auc(logits: Values, labels: Values) -> float:
 
 
 def logloss(logits: Values, labels: Values) -> float:
-    """Mean cross entropy in nats of the sigmoid of [n] logits (NaN for none)."""
+    """Mean cross entropy in nats of the sigmoids of [n] logits."""
     x, y = _arrays(logits, labels)
     return _logloss(x, y)
 
@@ -78,23 +78,21 @@ class BinaryMetrics:
 
     def compute(self) -> Scores:
         """The scores of everything added so far."""
-        if not self._logits:
-            nan = float("nan")
-            return Scores(0, 0, nan, nan, nan, nan)
-        x = np.concatenate(self._logits).astype(np.float64)
-        y = np.concatenate(self._labels).astype(np.float64)
+        x = np.concatenate([np.empty(0, np.float32), *self._logits])
+        y = np.concatenate([np.empty(0, np.bool_), *self._labels])
+        x, y = x.astype(np.float64), y.astype(np.float64)
         rows, positives = len(y), int(y.sum())
-        loss, rate = _logloss(x, y), positives / max(rows, 1)
-        entropy = 0.0
+        loss, entropy = _logloss(x, y), 0.0
         if 0 < positives < rows:
+            rate = positives / rows
             entropy = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate)
         return Scores(
             rows=rows,
             positives=positives,
             auc=_auc(x, y),
             logloss=loss,
-            normalized_entropy=float(loss / entropy) if entropy else float("nan"),
-            calibration=float(_sigmoid(x).sum() / positives) if positives else float("nan"),
+            normalized_entropy=_ratio(loss, entropy),
+            calibration=_ratio(_sigmoid(x).sum(), positives),
         )
 
 
@@ -112,8 +110,8 @@ class StreamingAUC:
     def __init__(self, bins: int = 4096, limit: float = 16.0) -> None:
         if bins < 2 or not limit > 0:
             raise errors.InvalidArgument(
-                f"StreamingAUC(bins={bins}, limit={limit}): bins must be at least 2 and limit "
-                "positive"
+                f"StreamingAUC(bins={bins}, limit={limit}): bins must be at "
+                "least 2 and limit positive"
             )
         self._bins = bins
         self._limit = limit
@@ -124,31 +122,35 @@ class StreamingAUC:
         x = logits.detach().reshape(-1).float()
         if bool(x.isnan().any()):
             raise errors.InvalidArgument("StreamingAUC: a logit is NaN")
-        bin_of = ((x + self._limit) * (self._bins / (2 * self._limit))).floor_()
-        index = bin_of.clamp_(0, self._bins - 1).long()
-        index += (labels.reshape(-1) > 0.5).long() * self._bins
-        self._counts += torch.bincount(index.cpu(), minlength=2 * self._bins).view(2, -1)
+        bins = self._bins
+        index = ((x + self._limit) * (bins / (2 * self._limit))).floor_()
+        index = index.clamp_(0, bins - 1).long()
+        index += (labels.reshape(-1) > 0.5).long() * bins
+        counts = torch.bincount(index.cpu(), minlength=2 * bins)
+        self._counts += counts.view(2, bins)
 
     def compute(self) -> float:
-        """The AUC so far, within ``error()``; NaN while all labels are equal."""
-        negative, positive = self._counts.double()
-        pairs = float(negative.sum() * positive.sum())
-        below = negative.cumsum(0) - negative
-        return float((positive * (below + 0.5 * negative)).sum()) / pairs if pairs else float("nan")
+        """The AUC so far, within ``error()``; NaN if all labels are equal."""
+        negative, positive = self._counts.double().numpy()
+        return _area(negative, positive)
 
     def error(self) -> float:
-        """Largest possible distance between ``compute()`` and the exact AUC."""
-        negative, positive = self._counts.double()
-        pairs = float(negative.sum() * positive.sum())
-        return float(0.5 * (positive * negative).sum()) / pairs if pairs else float("nan")
+        """The most by which ``compute()`` can differ from the exact AUC."""
+        negative, positive = self._counts.double().numpy()
+        pairs = negative.sum() * positive.sum()
+        return _ratio(0.5 * (positive * negative).sum(), pairs)
 
 
 def _arrays(logits: Values, labels: Values) -> tuple[Array, Array]:
     x, y = _array(logits), _array(labels)
     if x.shape != y.shape:
-        raise errors.ShapeError(f"metrics: {len(x)} logits but {len(y)} labels")
+        raise errors.ShapeError(
+            f"metrics: {len(x)} logits but {len(y)} labels"
+        )
     if np.isnan(x).any():
-        raise errors.InvalidArgument(f"metrics: {int(np.isnan(x).sum())} logits are NaN")
+        raise errors.InvalidArgument(
+            f"metrics: {int(np.isnan(x).sum())} logits are NaN"
+        )
     if not ((y == 0) | (y == 1)).all():
         raise errors.InvalidArgument("metrics: labels must be 0 or 1")
     return x, y
@@ -164,19 +166,26 @@ def _sigmoid(x: Array) -> Array:
     return np.asarray(0.5 * (1 + np.tanh(0.5 * x)))
 
 
+def _ratio(a: float, b: float) -> float:
+    return float(a / b) if b else float("nan")
+
+
 def _logloss(x: Array, y: Array) -> float:
-    return float((np.logaddexp(0, x) - x * y).mean()) if len(x) else float("nan")
+    return _ratio((np.logaddexp(0, x) - x * y).sum(), len(x))
 
 
 def _auc(x: Array, y: Array) -> float:
-    """The statistic of Mann and Whitney, from counts of equal scores."""
-    if not len(x):
-        return float("nan")
     order = np.argsort(x)
     x, y = x[order], y[order]
-    ends = np.flatnonzero(np.append(x[1:] != x[:-1], True))
-    positive = np.diff(np.cumsum(y)[ends], prepend=0.0)
-    negative = np.diff(np.cumsum(1 - y)[ends], prepend=0.0)
-    pairs = positive.sum() * negative.sum()
+    starts = np.flatnonzero(np.diff(x, prepend=np.nan))
+    positive = np.add.reduceat(y, starts) if len(x) else y
+    negative = np.add.reduceat(1 - y, starts) if len(x) else y
+    return _area(negative, positive)
+
+
+def _area(negative: Array, positive: Array) -> float:
+    """The statistic of Mann and Whitney, from the negatives and positives
+    of each distinct score, in ascending order."""
     below = np.cumsum(negative) - negative
-    return float((positive * (below + 0.5 * negative)).sum() / pairs) if pairs else float("nan")
+    area = (positive * (below + 0.5 * negative)).sum()
+    return _ratio(area, negative.sum() * positive.sum())

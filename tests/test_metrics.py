@@ -13,7 +13,9 @@ from persia import errors
 from persia.metrics import BinaryMetrics, StreamingAUC, auc, logloss
 
 
-def sample(n: int, seed: int, ties: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def sample(
+    n: int, seed: int, ties: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     x = rng.normal(-2.0, 1.3, n)
     y = (rng.random(n) < 1 / (1 + np.exp(-x))).astype(np.float64)
@@ -28,7 +30,9 @@ def test_exact_auc_and_logloss_agree_with_sklearn(ties: bool) -> None:
     assert auc(torch.from_numpy(x), torch.from_numpy(y)) == pytest.approx(
         roc_auc_score(y, x), abs=1e-12
     )
-    assert logloss(x, y) == pytest.approx(log_loss(y, 1 / (1 + np.exp(-x))), rel=1e-9)
+    assert logloss(x, y) == pytest.approx(
+        log_loss(y, 1 / (1 + np.exp(-x))), rel=1e-9
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -49,14 +53,23 @@ def test_streaming_auc_is_within_its_own_bound(ties: bool) -> None:
     for bins in (32, 256, 4096):
         stream = StreamingAUC(bins=bins)
         for i in range(0, len(x), 1000):
-            stream.update(torch.from_numpy(x[i : i + 1000]), torch.from_numpy(y[i : i + 1000]))
-        assert abs(stream.compute() - roc_auc_score(y, x)) <= stream.error() + 1e-12
+            stream.update(
+                torch.from_numpy(x[i : i + 1000]),
+                torch.from_numpy(y[i : i + 1000]),
+            )
+        assert (
+            abs(stream.compute() - roc_auc_score(y, x))
+            <= stream.error() + 1e-12
+        )
     assert stream.error() < 2e-3 or ties
 
 
 def test_streaming_auc_counts_scores_beyond_its_range() -> None:
     stream = StreamingAUC(bins=64, limit=1.0)
-    stream.update(torch.tensor([-50.0, 50.0, float("inf"), 0.0]), torch.tensor([0.0, 1, 1, 0]))
+    stream.update(
+        torch.tensor([-50.0, 50.0, float("inf"), 0.0]),
+        torch.tensor([0.0, 1, 1, 0]),
+    )
     assert stream.compute() == 1.0
     assert stream.error() == 0.0
 
@@ -73,7 +86,9 @@ def test_batches_score_as_one() -> None:
     assert (scores.rows, scores.positives) == (3000, int(y.sum()))
     assert scores.auc == pytest.approx(roc_auc_score(y, x), abs=1e-6)
     assert scores.logloss == pytest.approx(log_loss(y, p), rel=1e-6)
-    assert scores.normalized_entropy == pytest.approx(log_loss(y, p) / entropy, rel=1e-6)
+    assert scores.normalized_entropy == pytest.approx(
+        log_loss(y, p) / entropy, rel=1e-6
+    )
     assert scores.calibration == pytest.approx(p.mean() / rate, rel=1e-6)
 
 
@@ -95,7 +110,9 @@ def test_metrics_that_are_not_defined_are_nan() -> None:
     metrics.update(torch.zeros(3), torch.zeros(3))
     scores = metrics.compute()
     assert scores.rows == 3 and scores.logloss == pytest.approx(math.log(2))
-    assert math.isnan(scores.normalized_entropy) and math.isnan(scores.calibration)
+    assert math.isnan(scores.normalized_entropy) and math.isnan(
+        scores.calibration
+    )
 
 
 def test_bad_input_is_named() -> None:
@@ -106,6 +123,8 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(errors.InvalidArgument, match="0 or 1"):
         auc(np.zeros(2), np.array([0.0, 2.0]))
     with pytest.raises(errors.InvalidArgument, match="NaN"):
-        StreamingAUC().update(torch.tensor([float("nan")]), torch.tensor([1.0]))
+        StreamingAUC().update(
+            torch.tensor([float("nan")]), torch.tensor([1.0])
+        )
     with pytest.raises(errors.InvalidArgument, match="bins"):
         StreamingAUC(bins=1)

@@ -1,4 +1,4 @@
-"""DeepFM (Guo et al., arXiv 1703.04247): a factorisation machine beside an MLP."""
+"""DeepFM (Guo et al., arXiv 1703.04247): factorisation machine and MLP."""
 
 from __future__ import annotations
 
@@ -41,18 +41,23 @@ class DeepFM(nn.Module):
         dims = {config.embedding_dim for config in configs}
         if len(dims) != 1 or min(dims) < 2:
             raise errors.InvalidArgument(
-                f"DeepFM: tables of the dims {sorted(dims)}; give all one of at least 2"
+                f"DeepFM: tables of the dims {sorted(dims)}; give all one, "
+                "of at least 2"
             )
         self.dim = dims.pop()
         features = sum(len(config.feature_names) for config in configs)
         self.bags = bags
-        self.scale = Standardize(dense_features) if standardize else nn.Identity()
+        self.scale = (
+            Standardize(dense_features) if standardize else nn.Identity()
+        )
         self.linear = nn.Linear(dense_features, 1) if dense_features else None
         width = dense_features + features * (self.dim - 1)
         self.deep = mlp(width, [*deep, 1], last_relu=False)
 
-    def forward(self, dense: torch.Tensor | None, ids: JaggedBatch) -> torch.Tensor:
-        """Logits [B] of dense [B, dense_features] (or None) and B bags a feature."""
+    def forward(
+        self, dense: torch.Tensor | None, ids: JaggedBatch
+    ) -> torch.Tensor:
+        """Logits [B] of dense [B, dense_features] and of B samples' ids."""
         x = self.bags(ids).values()
         x = x.view(len(x), -1, self.dim)
         weights, factors = x[:, :, 0], x[:, :, 1:]
@@ -65,4 +70,5 @@ class DeepFM(nn.Module):
             dense = self.scale(dense)
             deep = torch.cat([dense, deep], 1)
             logits = logits + self.linear(dense).squeeze(1)
-        return logits + self.deep(deep).squeeze(1)  # type: ignore[no-any-return]
+        deep = self.deep(deep)
+        return logits + deep.squeeze(1)

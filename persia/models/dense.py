@@ -10,7 +10,9 @@ from torch import nn
 __all__ = ["Standardize", "mlp"]
 
 
-def mlp(width: int, layers: Sequence[int], last_relu: bool = True) -> nn.Sequential:
+def mlp(
+    width: int, layers: Sequence[int], last_relu: bool = True
+) -> nn.Sequential:
     """Linear layers on [B, width] of the widths ``layers``, each with a ReLU.
 
     ``last_relu=False`` leaves out the last ReLU, as before a logit.
@@ -56,6 +58,8 @@ class Standardize(nn.Module):
         count = self.count + n
         mean = x.mean(0)
         far = mean - self.mean
-        self.square += (x - mean).square().sum(0) + far.square() * (self.count * n / count)
+        self.square += (x - mean).square().sum(0) + far.square() * (
+            self.count * n / count
+        )
         self.mean += far * (n / count)
         self.count.copy_(count)

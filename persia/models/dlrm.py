@@ -1,4 +1,4 @@
-"""DLRM (Naumov et al., arXiv 1906.00091): products of all pairs of features."""
+"""DLRM (Naumov et al., arXiv 1906.00091): products of all pairs."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ class DLRM(nn.Module):
         standardize: bring dense features to mean 0 and variance 1 first.
     """
 
+    pairs: torch.Tensor
+
     def __init__(
         self,
         bags: EmbeddingBagCollection,
@@ -39,10 +41,12 @@ class DLRM(nn.Module):
         configs = bags.embedding_bag_configs()
         dims = {config.embedding_dim for config in configs}
         if len(dims) != 1:
-            raise errors.InvalidArgument(f"DLRM: tables of the dims {sorted(dims)}; give all one")
+            raise errors.InvalidArgument(
+                f"DLRM: tables of the dims {sorted(dims)}; give all one"
+            )
         self.dim = dims.pop()
-        vectors = sum(len(config.feature_names) for config in configs)
         self.bags = bags
+        vectors = sum(len(config.feature_names) for config in configs)
         self.bottom: nn.Sequential | None = None
         if dense_features:
             self.bottom = mlp(dense_features, [*bottom, self.dim])
@@ -51,22 +55,20 @@ class DLRM(nn.Module):
             vectors += 1
         one, other = torch.tril_indices(vectors, vectors, -1)
         self.register_buffer("pairs", one * vectors + other, persistent=False)
-        width = len(one) + (self.dim if self.bottom is not None else 0)
+        width = self.dim + len(one)
         self.top = mlp(width, [*top, 1], last_relu=False)
 
-    def forward(self, dense: torch.Tensor | None, ids: JaggedBatch) -> torch.Tensor:
-        """Logits [B] of dense [B, dense_features] (or None) and B bags a feature."""
-        sparse = self.bags(ids).values()
-        if self.bottom is None or dense is None:
-            return self.interact(None, sparse)
-        return self.interact(self.bottom(dense), sparse)
-
-    def interact(self, bottom: torch.Tensor | None, sparse: torch.Tensor) -> torch.Tensor:
-        """Logits [B] of the bottom MLP's [B, dim] and the bags' [B, features * dim]."""
-        vectors = sparse if bottom is None else torch.cat([bottom, sparse], 1)
-        x = vectors.view(len(vectors), -1, self.dim)
-        products = torch.bmm(x, x.transpose(1, 2)).flatten(1)
-        # gather: its backward is several times faster than that of indexing.
-        pairs = products.gather(1, self.pairs.expand(len(products), -1))  # type: ignore[operator]
-        top = pairs if bottom is None else torch.cat([bottom, pairs], 1)
-        return self.top(top).squeeze(1)  # type: ignore[no-any-return]
+    def forward(
+        self, dense: torch.Tensor | None, ids: JaggedBatch
+    ) -> torch.Tensor:
+        """Logits [B] of dense [B, dense_features] and of B samples' ids."""
+        x = self.bags(ids).values()
+        if self.bottom is not None:
+            x = torch.cat([self.bottom(dense), x], 1)
+        vectors = x.view(len(x), -1, self.dim)
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+        # gather: its backward is faster than that of indexing.
+        pairs = products.gather(1, self.pairs.expand(len(x), -1))
+        # Without dense features the first embedding stands in for theirs.
+        logits: torch.Tensor = self.top(torch.cat([vectors[:, 0], pairs], 1))
+        return logits.squeeze(1)
