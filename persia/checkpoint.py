@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from persia.optim import SparseOptimizer
     from persia.store import Store
 
-__all__ = ["Checkpoint", "load", "save"]
+__all__ = ["Checkpoint", "load", "read_extra", "save"]
 
 _CHUNK = 256 << 20  # bytes of a row file at most
 _DENSE = "dense.pt"
@@ -368,6 +368,22 @@ def load(
         extra=dense.get("extra"),
         lineage=manifest.lineage,
     )
+
+
+def read_extra(path: str | os.PathLike[str], step: int | None = None) -> Any:
+    """What was given to ``Store.save(extra=...)``, and nothing else: for the
+    options that decide which store to make before it can be loaded.
+    """
+    folder = files.find(Path(path), step)
+    manifest = files.read_manifest(folder)
+    try:
+        with files.opened(folder) as descriptor:
+            dense = _read_dense(descriptor, folder, manifest.dense, {})
+    except PersiaError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be read: {error}") from error
+    return dense.get("extra")
 
 
 def _match(

@@ -65,10 +65,10 @@ class DeepFM(nn.Module):
         total = factors.sum(1)
         machine = 0.5 * (total.square().sum(1) - factors.square().sum((1, 2)))
         deep = factors.flatten(1)
-        logits = weights.sum(1) + machine
+        logits: torch.Tensor = weights.sum(1) + machine
         if self.linear is not None and dense is not None:
             dense = self.scale(dense)
             deep = torch.cat([dense, deep], 1)
             logits = logits + self.linear(dense).squeeze(1)
-        deep = self.deep(deep)
-        return logits + deep.squeeze(1)
+        logits = logits + self.deep(deep).squeeze(1)
+        return logits

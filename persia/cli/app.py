@@ -1,0 +1,39 @@
+"""The commands, and how their errors are shown."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from persia import errors
+from persia.cli.train import train
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="persia",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _persia() -> None:
+    """Recommender models with embedding tables without bounds."""
+
+
+app.command()(train)
+
+
+def main() -> None:
+    """Runs a command; an error of Persia is one line, not a traceback."""
+    try:
+        app()
+    except errors.PersiaError as e:
+        console = Console(stderr=True)
+        console.print(f"[bold red]error:[/] {type(e).__name__}: ", end="")
+        console.print(str(e), markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)

@@ -1,0 +1,171 @@
+"""What ``persia train`` can be told, by flags or by a YAML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+import yaml
+from pydantic import Field
+
+from persia import errors
+
+__all__ = ["TrainConfig", "read_yaml", "resolve"]
+
+LEARNING_RATES = {
+    "adagrad": 0.05,
+    "rowwise_adagrad": 0.05,
+    "adam": 0.002,
+    "adamw": 0.002,
+    "sgd": 5.0,
+}
+
+Optimizer = Literal["adagrad", "rowwise_adagrad", "adam", "adamw", "sgd"]
+
+
+class TrainConfig(pydantic.BaseModel):
+    """The options of a run; their names are those of the flags."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=()
+    )
+
+    data: str = Field(
+        "synthetic",
+        description="A file or glob (Criteo TSV, or CSV with --schema), or "
+        "'synthetic': a made click log.",
+    )
+    table_schema: str | None = Field(
+        None,
+        alias="schema",
+        description="Columns of CSV files: a YAML file, or adult, avazu or "
+        "movielens.",
+    )
+    rows: int = Field(
+        2_000_000,
+        ge=1,
+        description="Samples of an epoch of synthetic data.",
+    )
+    shuffle: int = Field(
+        0,
+        ge=0,
+        description="Lines of a file to read at a time and give out in "
+        "random order.",
+    )
+    eval_data: str | None = Field(
+        None, description="A file or glob to score the model on."
+    )
+    eval_split: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="Share of --data, its last lines, to score the model on; "
+        "0: none.  [default: 0.1]",
+    )
+    model: Literal["dlrm", "deepfm"] = Field(
+        "dlrm", description="dlrm or deepfm."
+    )
+    dim: int = Field(16, ge=1, le=4096, description="Floats an embedding.")
+    optimizer: Optimizer = Field(
+        "adagrad",
+        description="Of the embeddings: adagrad, rowwise_adagrad, adam, "
+        "adamw or sgd.",
+    )
+    lr: float | None = Field(
+        None,
+        gt=0,
+        description="Learning rate of the embeddings.  [default: 0.05 for "
+        "Adagrad, 0.002 for Adam, 5 for SGD]",
+    )
+    dense_lr: float = Field(
+        0.002, gt=0, description="Learning rate of the dense part (Adam)."
+    )
+    batch_size: int = Field(1024, ge=1, description="Samples a step.")
+    staleness: int | None = Field(
+        1,
+        ge=0,
+        description="Batches that may be trained before their predecessors' "
+        "updates arrive; 0: synchronous, async: no bound.",
+    )
+    epochs: int = Field(1, ge=1, description="Passes over the training data.")
+    save: str | None = Field(
+        None,
+        description="Folder for a checkpoint, written at the end and at "
+        "Ctrl-C.",
+    )
+    compile: bool = Field(
+        False, description="Run the model through torch.compile."
+    )
+    seed: int = Field(0, ge=0, description="Decides all that is random.")
+    threads: int | None = Field(
+        None,
+        ge=1,
+        description="Threads of torch and of the tables.  [default: torch's]",
+    )
+
+    @pydantic.field_validator("staleness", mode="before")
+    @classmethod
+    def _staleness(cls, value: Any) -> Any:
+        return None if value == "async" else value
+
+    @pydantic.model_validator(mode="after")
+    def _one_evaluation(self) -> TrainConfig:
+        if self.eval_data is not None and self.eval_split is not None:
+            raise ValueError("eval_data and eval_split exclude each other")
+        return self
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the embeddings."""
+        return LEARNING_RATES[self.optimizer] if self.lr is None else self.lr
+
+    def options(self) -> dict[str, Any]:
+        """What :func:`resolve` makes this configuration of again."""
+        return self.model_dump(by_alias=True, exclude_none=True) | (
+            {"staleness": "async"} if self.staleness is None else {}
+        )
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The options in a YAML file, ``batch-size`` or ``batch_size``."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise errors.StorageError(f"--config {path}: {e.strerror or e}") from e
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise errors.InvalidArgument(f"--config {path}: no YAML: {e}") from e
+    if not isinstance(content, dict):
+        raise errors.InvalidArgument(
+            f"--config {path}: need lines 'option: value', such as 'dim: 16'"
+        )
+    return {str(k).replace("-", "_"): value for k, value in content.items()}
+
+
+def resolve(*layers: dict[str, Any]) -> TrainConfig:
+    """The configuration of several layers of options; the last one wins."""
+    options: dict[str, Any] = {}
+    for layer in layers:
+        # These exclude each other, so one of a later layer removes both.
+        if "eval_data" in layer or "eval_split" in layer:
+            options.pop("eval_data", None)
+            options.pop("eval_split", None)
+        options |= layer
+    try:
+        return TrainConfig.model_validate(options)
+    except pydantic.ValidationError as e:
+        raise errors.InvalidArgument(
+            "; ".join(_explain(error) for error in e.errors())
+        ) from e
+
+
+def _explain(error: Any) -> str:
+    name = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        known = (
+            field.alias or key
+            for key, field in TrainConfig.model_fields.items()
+        )
+        return f"{name}: no such option; there are {', '.join(known)}"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{name}: {message}, not {error['input']!r}" if name else message

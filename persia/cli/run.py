@@ -1,0 +1,202 @@
+"""What a configuration describes: data, model, store and trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import persia
+from persia import checkpoint, errors, models, optim
+from persia.cli.config import TrainConfig
+from persia.datasets import CSV, Criteo, Dataset, SyntheticCTR
+from persia.metrics import Scores
+from persia.trainer import Clock, Progress, Trainer
+
+__all__ = ["Result", "Run", "saved_options"]
+
+OPTIMIZERS: dict[str, Callable[..., optim.SparseOptimizer]] = {
+    "adagrad": optim.Adagrad,
+    "rowwise_adagrad": optim.RowWiseAdagrad,
+    "adam": optim.Adam,
+    "adamw": optim.AdamW,
+    "sgd": optim.SGD,
+}
+MODELS = {"dlrm": models.DLRM, "deepfm": models.DeepFM}
+
+SYNTHETIC_TEST_ROWS = 200_000
+TEST_SHARE = 0.1  # of files, where no option says otherwise
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is told at the end of a run."""
+
+    scores: Scores | None
+    """Of the samples held out; None if there are none."""
+    auc: float
+    """Of the last epoch, each batch scored before it was trained on."""
+    planted_auc: float | None
+    rows: int
+    bytes_a_row: float
+    samples_per_second: float
+    clock: Clock
+    compiled: bool
+    malformed: int
+
+
+class Run:
+    """A run of ``persia train``, ready to :meth:`fit`.
+
+    Args:
+        config: what to do.
+        resume: the folder of a checkpoint to go on from.
+    """
+
+    def __init__(self, config: TrainConfig, resume: Path | None = None):
+        self.config = config
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        torch.manual_seed(config.seed)
+        self.train, self.test = open_data(config)
+        self.store = persia.Store(
+            OPTIMIZERS[config.optimizer](lr=config.learning_rate),
+            seed=config.seed,
+        )
+        bags = persia.EmbeddingBagCollection(
+            store=self.store,
+            tables=[
+                persia.EmbeddingBagConfig(key, config.dim, [key])
+                for key in self.train.keys
+            ],
+        )
+        self.model = MODELS[config.model](bags, self.train.dense_features)
+        self.optimizer = torch.optim.Adam(
+            self.model.parameters(), lr=config.dense_lr, fused=True
+        )
+        self.trainer = Trainer(
+            self.model,
+            self.optimizer,
+            staleness=config.staleness,
+            compile=config.compile,
+        )
+        self._last: Progress | None = None
+        if resume is not None:
+            self._load(resume)
+
+    @property
+    def batches(self) -> int | None:
+        """Batches of an epoch, where known beforehand."""
+        data = self.train
+        if isinstance(data, SyntheticCTR):
+            return len(data)
+        if isinstance(data, Criteo | CSV) and data.rows[1] is not None:
+            return -(-data.count_lines() // data.batch_size)
+        return None
+
+    def fit(self, on_progress: Callable[[Progress], object]) -> bool:
+        """Trains; False if it was stopped before the end."""
+
+        def report(at: Progress) -> None:
+            self._last = at
+            on_progress(at)
+
+        return self.trainer.fit(self.train, self.config.epochs, report)
+
+    def save(self) -> Path:
+        """Writes rows, model, optimizer, options and position as one
+        checkpoint; the path of its folder."""
+        assert self.config.save is not None
+        return self.store.save(
+            self.config.save,
+            model=self.model,
+            optimizer=self.optimizer,
+            extra={
+                "options": self.config.options(),
+                "epoch": self.trainer.epoch,
+                "batch": self.trainer.batch,
+            },
+        )
+
+    def result(self) -> Result:
+        """Scores the model on the samples held out."""
+        scores = (
+            None if self.test is None else self.trainer.evaluate(self.test)
+        )
+        planted = None
+        if isinstance(self.test, SyntheticCTR):
+            planted = self.test.planted_auc()
+        tables = self.store.stats()["tables"].values()
+        rows = sum(table["rows"] for table in tables)
+        clock = self.trainer.clock
+        return Result(
+            scores=scores,
+            auc=self._last.auc if self._last is not None else float("nan"),
+            planted_auc=planted,
+            rows=rows,
+            bytes_a_row=sum(table["bytes"] for table in tables) / max(rows, 1),
+            samples_per_second=self.trainer.rows / (clock.total or 1.0),
+            clock=clock,
+            compiled=self.config.compile,
+            malformed=getattr(self.train, "malformed", 0),
+        )
+
+    def _load(self, folder: Path) -> None:
+        found = self.store.load(
+            folder, model=self.model, optimizer=self.optimizer
+        )
+        self.trainer.epoch = found.extra["epoch"]
+        self.trainer.batch = found.extra["batch"]
+
+
+def saved_options(folder: Path) -> dict[str, object]:
+    """The options of the run that wrote a checkpoint."""
+    extra = checkpoint.read_extra(folder)
+    if not isinstance(extra, dict) or "options" not in extra:
+        raise errors.SchemaMismatch(
+            f"{folder} was not written by persia train; load it with "
+            "Store.load"
+        )
+    options: dict[str, object] = extra["options"]
+    return options
+
+
+def open_data(config: TrainConfig) -> tuple[Dataset, Dataset | None]:
+    """Training data, and what is held out of it or apart to score on."""
+    if config.data == "synthetic":
+        return _synthetic(config)
+
+    def read(paths: str) -> Criteo | CSV:
+        size, shuffle, seed = config.batch_size, config.shuffle, config.seed
+        if config.table_schema is None:
+            return Criteo(paths, size, shuffle=shuffle, seed=seed)
+        schema = config.table_schema
+        return CSV(paths, schema, size, shuffle=shuffle, seed=seed)
+
+    data = read(config.data)
+    if config.eval_data is not None:
+        test = read(config.eval_data)
+        test.shuffle = 0
+        return data, test
+    share = TEST_SHARE if config.eval_split is None else config.eval_split
+    if share == 0:
+        return data, None
+    train, test = data.split(share)
+    test.shuffle = 0
+    return train, test
+
+
+def _synthetic(config: TrainConfig) -> tuple[SyntheticCTR, SyntheticCTR]:
+    for name in ("table_schema", "eval_data"):
+        if getattr(config, name) is not None:
+            raise errors.InvalidArgument(
+                f"--{name.removeprefix('table_').replace('_', '-')} goes "
+                "with files, not with --data synthetic"
+            )
+    data = SyntheticCTR(config.rows, config.batch_size, seed=config.seed)
+    rows = min(SYNTHETIC_TEST_ROWS, config.rows)
+    if config.eval_split is not None:
+        rows = round(config.rows * config.eval_split)
+    return data, data.test(rows)

@@ -1,0 +1,172 @@
+"""``persia train``: reads options, shows progress, prints the result."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from persia.cli.config import TrainConfig, read_yaml, resolve
+from persia.cli.run import Result, Run, saved_options
+from persia.trainer import Progress as Position
+from persia.trainer import Trainer
+
+__all__ = ["train"]
+
+console = Console(highlight=False)
+
+
+def _flag(name: str) -> Any:
+    """The flag of an option; what it means stands in TrainConfig."""
+    field = TrainConfig.model_fields[name]
+    default = "" if field.default is None else str(field.default)
+    return typer.Option(help=field.description, show_default=default or False)
+
+
+def train(
+    data: Annotated[str | None, _flag("data")] = None,
+    schema: Annotated[str | None, _flag("table_schema")] = None,
+    rows: Annotated[int | None, _flag("rows")] = None,
+    shuffle: Annotated[int | None, _flag("shuffle")] = None,
+    eval_data: Annotated[str | None, _flag("eval_data")] = None,
+    eval_split: Annotated[float | None, _flag("eval_split")] = None,
+    model: Annotated[str | None, _flag("model")] = None,
+    dim: Annotated[int | None, _flag("dim")] = None,
+    optimizer: Annotated[str | None, _flag("optimizer")] = None,
+    lr: Annotated[float | None, _flag("lr")] = None,
+    dense_lr: Annotated[float | None, _flag("dense_lr")] = None,
+    batch_size: Annotated[int | None, _flag("batch_size")] = None,
+    staleness: Annotated[str | None, _flag("staleness")] = None,
+    epochs: Annotated[int | None, _flag("epochs")] = None,
+    save: Annotated[str | None, _flag("save")] = None,
+    compile: Annotated[bool | None, _flag("compile")] = None,
+    seed: Annotated[int | None, _flag("seed")] = None,
+    threads: Annotated[int | None, _flag("threads")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="YAML file of these options; flags override it."),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Go on from the checkpoint in this folder; its options hold "
+            "where no flag and no --config says otherwise."
+        ),
+    ] = None,
+) -> None:
+    """Train a click model, then score it on samples it has not seen."""
+    flags = {k: v for k, v in locals().items() if v is not None}
+    flags.pop("config", None)
+    flags.pop("resume", None)
+    file = read_yaml(config) if config is not None else {}
+    saved = saved_options(resume) if resume is not None else {}
+    run = Run(resolve(saved, file, flags), resume)
+    with _progress_bar(run) as show, _interrupts(run.trainer):
+        finished = run.fit(show)
+    if run.config.save is not None:
+        run.save()
+        console.print(f"saved to {run.config.save}")
+    if not finished:
+        if run.config.save is not None:
+            console.print(f"go on: persia train --resume {run.config.save}")
+        raise typer.Exit(130)
+    console.print(_table(run.result()))
+
+
+@contextmanager
+def _interrupts(trainer: Trainer) -> Iterator[None]:
+    """The first Ctrl-C ends the training after its batch, a second one at
+    once."""
+
+    def handle(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        trainer.stop()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _progress_bar(run: Run) -> Iterator[Callable[[Position], None]]:
+    columns = (
+        TextColumn("epoch {task.fields[epoch]}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.fields[speed]:>9,.0f} samples/s"),
+        TextColumn("loss {task.fields[loss]:.4f}"),
+        TextColumn("AUC {task.fields[auc]:.4f}"),
+        TimeRemainingColumn(compact=True),
+    )
+    batches = run.batches
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(
+            "train", total=batches, epoch=1, speed=0.0, loss=0.0, auc=0.0
+        )
+
+        def show(at: Position) -> None:
+            bar.update(
+                task,
+                completed=at.batch,
+                epoch=at.epoch + 1,
+                speed=at.rows_per_second,
+                loss=at.loss,
+                auc=at.auc,
+            )
+
+        yield show
+
+
+def _table(result: Result) -> Table:
+    table = Table(title="result", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+
+    def row(name: str, value: str, note: str = "") -> None:
+        table.add_row(name, value, note)
+
+    scores = result.scores
+    if scores is None:
+        note = "of the last epoch, scored before it was trained on"
+        row("AUC", f"{result.auc:.4f}", note)
+    else:
+        row("AUC", f"{scores.auc:.4f}", f"{scores.rows:,} samples held out")
+        if result.planted_auc is not None:
+            note = "of the model that made the data, same samples"
+            row("planted AUC", f"{result.planted_auc:.4f}", note)
+        row("log loss", f"{scores.logloss:.5f}")
+        row(
+            "normalised entropy",
+            f"{scores.normalized_entropy:.4f}",
+            "below 1: better than the base rate",
+        )
+        row(
+            "calibration",
+            f"{scores.calibration:.3f}",
+            "predicted clicks / clicks",
+        )
+    if result.malformed:
+        row("malformed", f"{result.malformed:,}", "lines left out")
+    row("rows", f"{result.rows:,}", "distinct ids with an embedding")
+    row("bytes a row", f"{result.bytes_a_row:.0f}", "vector, state and index")
+    row("samples/s", f"{result.samples_per_second:,.0f}")
+    clock = result.clock
+    total = clock.total or 1.0
+    row("time in data", f"{clock.data / total:.1%}")
+    if result.compiled:
+        row("in compiled code", f"{clock.dense / total:.1%}", "all the rest")
+    else:
+        row("time in lookup", f"{clock.lookup / total:.1%}")
+        row("time in dense", f"{clock.dense / total:.1%}")
+        row("time in update", f"{clock.update / total:.1%}")
+    return table
