@@ -7,7 +7,7 @@ they work in forked children (the workers of ``torch.utils.data.DataLoader``).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -334,6 +334,14 @@ class JaggedBatch:
         """(values [n_f], lengths [B]) of one feature, both int64; views."""
         part = self._part(key)
         return part[0], part[1]
+
+    def __contains__(self, key: object) -> bool:
+        """Whether there is a feature of this name."""
+        return key in self._keys
+
+    def __iter__(self) -> Iterator[str]:
+        """The feature names, as of a dict."""
+        return iter(self._keys)
 
     def to_dict(self) -> dict[str, tuple[Tensor, ...]]:
         """name to (values, lengths) or (values, lengths, weights);

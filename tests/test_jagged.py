@@ -245,6 +245,9 @@ def test_missing_feature_names_those_there_are() -> None:
         example()["zip"]
     with pytest.raises(KeyError):
         example()["zip"]
+    assert "zip" not in example()
+    assert "item" in example()
+    assert list(example()) == ["user", "item"]
 
 
 def test_ticket_is_kept_by_to_and_left_out_by_pickle() -> None:

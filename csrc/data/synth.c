@@ -28,13 +28,13 @@ enum {
     MULTIS_MAX = 64,
     LENGTH_MAX = 64,
     DENSE_MAX = 512,
-    COMMON_IDS = 64, /* the rank at which effects begin to fade */
+    COMMON_IDS = 24, /* the rank at which effects begin to fade */
 };
 
 /* Shares of the variance of the logit, where there are such features. */
-static const double share_singles = 0.70, share_multis = 0.05,
-                    share_pairs = 0.05, share_dense = 0.20,
-                    share_product = 0.2 /* of the dense part */;
+static const double share_singles = 0.62, share_multis = 0.05,
+                    share_pairs = 0.03, share_dense = 0.30,
+                    share_product = 0.1 /* of the dense part */;
 
 /* Draws a rank by the alias method: slot k is k with probability
  * keep / 2^32, else `other`. */

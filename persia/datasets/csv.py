@@ -257,6 +257,7 @@ class _File:
         self._bad: list[int] = []  # lines of the wrong number of columns
         self._good = 0  # lines given out
         self._head = 0  # lines of the header: 0 or 1
+        self._error: errors.MalformedData | None = None
         self.lines = 0
 
     def count(self) -> int:
@@ -274,9 +275,8 @@ class _File:
             names, rest = self._names(stream)
             if names is None:
                 return
-            reader = self._open(names, rest, check)
             try:
-                for batch in reader:
+                for batch in self._open(names, rest, check):
                     n = batch.num_rows
                     bad = np.array(self._bad, np.int64)
                     # Line b is bad and follows b - i good ones, where i
@@ -293,6 +293,12 @@ class _File:
                 raise errors.CorruptFile(
                     f"cannot read {self._path!r}: {error}"
                 ) from error
+            except pa.ArrowInvalid as error:
+                if self._error is not None:
+                    raise self._error from None
+                raise errors.MalformedData(
+                    f"{self._path!r}: {error}"
+                ) from error
 
     def _open(self, names: list[str], rest: Any, check: bool) -> Any:
         schema = self._schema
@@ -301,13 +307,18 @@ class _File:
         def malformed(row: Any) -> str:
             # Numbers count from 1, at the first line after the header.
             insort(self._bad, row.number - 1)
-            if check and row.text:
+            if not check:
+                return "skip"
+            try:
                 self._faults.add(
                     self._path,
                     row.number + self._head,
                     f"{row.actual_columns} columns, need"
                     f" {row.expected_columns}",
                 )
+            except errors.MalformedData as error:
+                self._error = error  # an exception does not cross pyarrow
+                return "error"
             return "skip"
 
         try:
@@ -333,7 +344,7 @@ class _File:
         except pa.ArrowInvalid as error:
             if "Empty CSV file" in str(error):
                 return ()
-            raise errors.MalformedData(f"{self._path!r}: {error}") from error
+            raise
 
     def _names(self, stream: Any) -> tuple[list[str] | None, Any]:
         """The columns' names, and a stream of what follows the header."""
@@ -379,7 +390,13 @@ class _File:
             table, lines = table.filter(pa.array(wanted)), lines[wanted]
         schema = self._schema
         columns: dict[str, Any] = {}
-        ok = np.ones(table.num_rows, bool)
+        ok = ~self._empty(table)
+        for line in lines[~ok]:
+            self._faults.add(
+                self._path,
+                int(line) + 1 + self._head,
+                "an empty line, or no value in any column that is used",
+            )
         for j, spec in enumerate(schema.dense):
             texts = self._texts(table, spec.column)
             blank = pc.is_in(texts, pa.array(schema.missing))
@@ -407,6 +424,16 @@ class _File:
             columns[f"ids{j}"] = table.column(feature.column)
         parsed = pa.table(columns)
         return parsed if ok.all() else parsed.filter(pa.array(ok))
+
+    def _empty(self, table: pa.Table) -> npt.NDArray[np.bool_]:
+        """Where all used columns are empty, as pyarrow reads empty lines."""
+        empty = np.ones(table.num_rows, bool)
+        for column in table.columns:
+            if not empty.any():
+                break
+            lengths = pc.binary_length(column).to_numpy()
+            empty &= lengths == 0
+        return empty
 
     def _texts(self, table: pa.Table, name: str) -> pa.Array:
         """A column as strings; bytes that are no UTF-8 become "�"."""

@@ -1,0 +1,368 @@
+import csv as python_csv
+import gzip
+import io
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from persia import errors
+from persia.datasets import CSV, Schema, files
+from tests.datasets.reference import data_file, write, xxh64
+
+SCHEMA = Schema.model_validate(
+    {
+        "label": "y",
+        "dense": ["x", {"column": "z", "missing": 2, "log": True, "scale": 3}],
+        "categorical": ["c", {"column": "x", "name": "x_id", "hash_salt": 9}],
+        "multivalued": [{"column": "m", "separator": "|"}],
+    }
+)
+HEADER = b"c,skipped,m,x,y,z\n"
+
+
+def line(i: int) -> bytes:
+    bag = "|".join(str(j) for j in range(i % 4))
+    z = "" if i % 3 == 0 else str(i - 5)
+    return f"c{i % 7},?,{bag},{i / 2},{i % 2},{z}\n".encode()
+
+
+def lines(n: int) -> bytes:
+    return b"".join(map(line, range(n)))
+
+
+def check(batches: list, text: bytes) -> None:
+    """The batches hold the rows of the text (without a header) in order."""
+    rows = list(python_csv.reader(io.StringIO(text.decode())))
+    assert sum(map(len, batches)) == len(rows)
+    at = 0
+    for b in batches:
+        part = rows[at : at + len(b)]
+        at += len(b)
+        assert b.ids.keys() == ["c", "x_id", "m"]
+        assert b.ids["c"][0].tolist() == [xxh64(r[0].encode()) for r in part]
+        salted = [xxh64(r[3].encode(), 9) for r in part]
+        assert b.ids["x_id"][0].tolist() == salted
+        bags = [[v for v in r[2].split("|") if v] for r in part]
+        values, lengths = b.ids["m"]
+        assert lengths.tolist() == [len(bag) for bag in bags]
+        ids = [xxh64(v.encode()) for bag in bags for v in bag]
+        assert values.tolist() == ids
+        assert b.label.tolist() == [float(r[4]) for r in part]
+        x = np.array([float(r[3]) for r in part])
+        z = np.array([float(r[5] or 2) for r in part])
+        expected = np.stack([x, 3 * np.log1p(np.maximum(z, 0))], 1)
+        np.testing.assert_allclose(b.dense, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_columns(tmp_path: Path, name: str) -> None:
+    data = CSV(write(tmp_path / name, HEADER + lines(50)), SCHEMA, 16)
+    assert data.keys == ["c", "x_id", "m"]
+    assert data.dense_names == ["x", "z"]
+    assert data.dense_features == 2
+    batches = list(data)
+    assert [len(b) for b in batches] == [16, 16, 16, 2]
+    check(batches, lines(50))
+    assert data.malformed == 0
+
+
+def test_single_valued_features_have_no_lengths(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", b"u,i\n1,2\n3,\n")
+    (b,) = CSV(path, Schema(categorical=["u", "i"]))  # type: ignore[list-item]
+    assert b.dense is None
+    assert b.label is None
+    assert b.ids.lengths_or_none() is None
+    expected = [xxh64(v) for v in (b"1", b"3", b"2", b"")]
+    assert b.ids.values().tolist() == expected
+
+
+def test_small_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from persia.datasets import csv
+
+    monkeypatch.setattr(csv, "CHUNK_BYTES", 100)
+    path = write(tmp_path / "a", HEADER + lines(500))
+    check(list(CSV(path, SCHEMA, 64)), lines(500))
+
+
+def test_malformed_lines(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from persia.datasets import csv
+
+    monkeypatch.setattr(csv, "CHUNK_BYTES", 120)
+    rows = [line(i) for i in range(60)]
+    rows[10] = b"a,b\n"
+    rows[20] = b"c,,,1,maybe,\n"
+    rows[21] = b"\n"
+    rows[30] = b"c,,,1e400,1,\n"
+    rows[31] = b"c,,,nan,1,\n"  # a missing number, not a bad one
+    rows[40] = b"c,,,1,1,0x7\n"
+    rows[50] = b"1,2,3,4,5,6,7\n"
+    path = write(tmp_path / "a", HEADER + b"".join(rows))
+    data = CSV(path, SCHEMA, 8)
+    with caplog.at_level(logging.WARNING):
+        batches = list(data)
+    assert sum(map(len, batches)) == 54
+    at = sorted(int(m.split(":")[1]) for m in data.malformed_lines)
+    assert at == [12, 22, 23, 32, 42, 52]
+    texts = " ".join(data.malformed_lines)
+    assert f"{path}:12: 2 columns, need 6" in texts
+    assert f"{path}:22: column 'y': 'maybe'" in texts
+    assert f"{path}:42: column 'z': '0x7'" in texts
+    assert f"{path}:52: 7 columns, need 6" in caplog.text
+    assert f"{path}:23: an empty line" in texts
+    assert data.malformed == 6
+    with pytest.raises(errors.MalformedData, match="strict"):
+        list(CSV(path, SCHEMA, strict=True))
+    # Ranges count malformed lines too.
+    assert data.count_lines() == 60
+    check(list(CSV(path, SCHEMA, 8, rows=(51, None))), b"".join(rows[51:]))
+    check(
+        list(CSV(path, SCHEMA, 8, rows=(8, 20))),
+        b"".join(rows[i] for i in range(8, 20) if i != 10),
+    )
+
+
+def test_bytes_that_are_no_utf8_are_hashed_as_they_are(
+    tmp_path: Path,
+) -> None:
+    text = b"c,x\n\xff\xfe,1\nok,\xff\n"
+    schema = Schema(categorical=["c"], dense=["x"])  # type: ignore[list-item]
+    data = CSV(write(tmp_path / "a", text), schema)
+    (b,) = data
+    assert b.ids.values().tolist() == [xxh64(b"\xff\xfe")]
+    assert data.malformed == 1
+
+
+value = st.text(
+    st.characters(codec="utf-8", exclude_characters='\r\n"\0'), max_size=6
+)
+bag = st.lists(st.integers(0, 99).map(str), max_size=5).map("|".join)
+row = st.tuples(
+    value.filter(lambda v: "," not in v and not v.startswith("\ufeff")),
+    bag,
+    st.integers(-(10**6), 10**6).map(str),
+    st.sampled_from(["0", "1"]),
+    st.sampled_from(["", "4", "2.5", "-1e3"]),
+)
+
+
+@settings(
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    rows=st.lists(row, max_size=20),
+    batch=st.integers(1, 7),
+    chunk=st.integers(20, 400),
+    crlf=st.booleans(),
+    end=st.booleans(),
+)
+def test_any_text(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: list,
+    batch: int,
+    chunk: int,
+    crlf: bool,
+    end: bool,
+) -> None:
+    monkeypatch.setattr(files, "CHUNK_BYTES", chunk)
+    text = "\n".join(f"{c},s,{m},{x},{y},{z}" for c, m, x, y, z in rows)
+    whole = HEADER + text.encode() + (b"\n" if end and rows else b"")
+    if crlf:
+        whole = whole.replace(b"\n", b"\r\n")
+    data = CSV(write(tmp_path / "a", whole), SCHEMA, batch)
+    check(list(data), text.encode())
+    assert data.malformed == 0
+    assert data.count_lines() == len(rows)
+
+
+def test_quotes_and_other_delimiters(tmp_path: Path) -> None:
+    text = b"'a b';n\n'1;2';5\n3;6\n"
+    schema = Schema(
+        categorical=["a b"],  # type: ignore[list-item]
+        label="n",  # type: ignore[arg-type]
+        delimiter=";",
+        quote="'",
+    )
+    (b,) = CSV(write(tmp_path / "a", text), schema)
+    assert b.ids.values().tolist() == [xxh64(b"1;2"), xxh64(b"3")]
+    assert b.label.tolist() == [5, 6]
+
+
+def test_headers(tmp_path: Path) -> None:
+    body = b"1,a\n0,b\n"
+    with_header = write(tmp_path / "a", b"\xef\xbb\xbfy,c\n" + body)
+    without = write(tmp_path / "b", body)
+    for header, path in (
+        ("auto", with_header),
+        ("auto", without),
+        (False, without),
+    ):
+        schema = Schema(
+            categorical=["c"],
+            label="y",
+            columns=["y", "c"],
+            header=header,  # type: ignore[list-item, arg-type]
+        )
+        (b,) = CSV(path, schema)
+        assert b.label.tolist() == [1, 0]
+        assert b.ids.values().tolist() == [xxh64(b"a"), xxh64(b"b")]
+    with pytest.raises(errors.SchemaMismatch, match=r"b.* no column \['c'"):
+        list(CSV(without, Schema(categorical=["c"])))  # type: ignore[list-item]
+
+
+def test_empty_files(tmp_path: Path) -> None:
+    for name, text in (("a", b""), ("b", HEADER), ("c", HEADER[:-1])):
+        data = CSV(write(tmp_path / name, text), SCHEMA)
+        assert list(data) == []
+        assert data.count_lines() == 0
+
+
+def test_ranges_shards_and_workers(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{k}", HEADER + lines(30)) for k in range(3)]
+    whole = (lines(30) * 3).splitlines(True)
+    for rows in ((0, None), (5, 60), (33, 34), (7, 7)):
+        data = CSV(paths, SCHEMA, 8, rows=rows)
+        check(list(data), b"".join(whole[slice(*rows)]))
+        assert data.count_lines() == len(whole[slice(*rows)])
+    train, test = CSV(paths, SCHEMA, 8).split(0.2)
+    check(list(train), b"".join(whole[:72]))
+    check(list(test), b"".join(whole[72:]))
+    every = list(CSV(paths, SCHEMA, 8))
+    for r in range(3):
+        part = list(CSV(paths, SCHEMA, 8, shard=(r, 3)))
+        assert len(part) == len(every[r::3])
+        for a, b in zip(part, every[r::3]):
+            assert torch.equal(a.ids.values(), b.ids.values())
+    loader = torch.utils.data.DataLoader(
+        CSV(paths, SCHEMA, 8),
+        batch_size=None,
+        num_workers=2,
+        multiprocessing_context="fork",
+    )
+    check(list(loader), b"".join(whole))
+
+
+def test_shuffle(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", HEADER + lines(100))
+    data = CSV(path, SCHEMA, 8, shuffle=30, seed=3)
+
+    def rows() -> list[tuple]:
+        batches = list(data)
+        assert [len(b) for b in batches] == [8] * 12 + [4]
+        return [
+            (d.tolist()[0], y.item(), n)
+            for b in batches
+            for d, y, n in zip(b.dense, b.label, b.ids["m"][1].tolist())
+        ]
+
+    first = rows()
+    assert rows() == first
+    plain = [(i / 2, float(i % 2), i % 4) for i in range(100)]
+    assert first != plain
+    for at in range(0, 100, 32):
+        assert sorted(first[at : at + 32]) == plain[at : at + 32]
+    data.epoch = 1
+    assert rows() != first
+
+
+def test_damaged_file(tmp_path: Path) -> None:
+    whole = gzip.compress(HEADER + lines(100_000))
+    (tmp_path / "a.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(errors.CorruptFile, match=r"a\.gz"):
+        list(CSV(tmp_path / "a.gz", SCHEMA))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "at least one"),
+        ({"categorical": ["a", "a"]}, "more than once"),
+        ({"categorical": ["a"], "header": False}, "columns must list"),
+        ({"categorical": ["a"], "columns": ["b"]}, "not among columns"),
+        ({"categorical": ["a"], "delimiter": "||"}, "delimiter"),
+        ({"categorical": ["a"], "sparse": ["b"]}, "sparse"),
+        (
+            {"categorical": [{"column": "a", "separator": "|"}]},
+            "under multivalued",
+        ),
+        (
+            {"categorical": [{"column": "a", "hash_salt": -1}]},
+            "hash_salt",
+        ),
+    ],
+)
+def test_bad_schemas(tmp_path: Path, fields: dict, text: str) -> None:
+    import yaml
+
+    path = tmp_path / "s.yaml"
+    path.write_text(yaml.safe_dump(fields))
+    with pytest.raises(errors.InvalidArgument, match=text) as info:
+        Schema.load(path)
+    assert "s.yaml" in str(info.value)
+
+
+def test_schema_that_is_not_there() -> None:
+    with pytest.raises(errors.StorageError, match=r"adult.*avazu.*movielens"):
+        Schema.load("movie")
+
+
+def test_schema_of_a_yaml_file(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("""
+        label: y
+        dense: [x, {column: z, missing: 2, log: true, scale: 3}]
+        categorical: [c, {column: x, name: x_id, hash_salt: 9}]
+        multivalued: [{column: m, separator: "|"}]
+    """)
+    assert Schema.load(path) == SCHEMA
+
+
+# rows, positives: counted by hand with zcat, wc and grep.
+@pytest.mark.parametrize(
+    ("name", "schema", "rows", "positives"),
+    [
+        ("adult.data.gz", "adult", 32561, 7841),
+        ("adult.test.gz", "adult", 16281, 3846),
+        ("avazu_8k.train.csv.gz", "avazu", 8087, None),
+        ("ml100k_multivalued.tsv.gz", "movielens", 100_000, 55_375),
+    ],
+)
+def test_presets(
+    name: str, schema: str, rows: int, positives: int | None
+) -> None:
+    data = CSV(data_file(name), schema, 1000)
+    batches = list(data)
+    assert data.malformed == 0
+    assert sum(map(len, batches)) == rows
+    with gzip.open(data_file(name), "rt") as file:
+        spec = Schema.load(schema)
+        plain = list(
+            python_csv.DictReader(
+                file,
+                delimiter=spec.delimiter,
+                skipinitialspace=spec.strip,
+            )
+        )
+    labels = sum(b.label.sum().item() for b in batches)
+    if positives is None:
+        positives = sum(int(r["click"]) for r in plain)
+    assert labels == positives
+    first = batches[0]
+    for column in spec.categorical:
+        texts = [r[column.column].encode() for r in plain[:1000]]
+        assert first.ids[column.feature][0].tolist() == list(map(xxh64, texts))
+    for column in spec.multivalued:
+        bags = [r[column.column].split(",") for r in plain[:1000]]
+        values = [xxh64(v.encode()) for bag in bags for v in bag if v]
+        assert first.ids[column.feature][0].tolist() == values
