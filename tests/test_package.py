@@ -1,0 +1,60 @@
+"""The wheel: one binary for Python 3.11 and later, and all that it needs."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_wheel(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps"]
+    command += ["--no-build-isolation", "-w", str(tmp_path), str(ROOT)]
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert "-cp311-abi3-linux" in wheel.name
+
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        archive.extractall(tmp_path / "site")
+    needed = {
+        "persia/libpersia.so",
+        "persia/_core.abi3.so",
+        "persia/_torch.so",
+        "persia/_core.pyi",
+        "persia/py.typed",
+        "persia/datasets/presets/adult.yaml",
+        "persia/include/persia.h",
+        "persia/include/table/table.h",
+    }
+    assert needed <= names
+    assert not any("csrc" in n or n.startswith("tests") for n in names)
+
+    # It works from there, with nothing of the source tree in reach.
+    use = "import persia; print(persia.Store().stats()['updates'])"
+    result = subprocess.run(
+        [sys.executable, "-c", use],
+        cwd=tmp_path / "site",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "0\n"
+
+    # The headers are whole: a C program compiles with them alone.
+    include = tmp_path / "site" / "persia" / "include"
+    subprocess.run(
+        ["cc", "-fsyntax-only", "-x", "c", "-", f"-I{include}"],
+        input="#include <persia.h>\nint main(void) { return PERSIA_OK; }\n",
+        text=True,
+        check=True,
+    )
