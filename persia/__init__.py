@@ -2,7 +2,7 @@
 vocabulary.
 """
 
-from persia import errors, optim
+from persia import datasets, errors, metrics, models, optim
 from persia.configs import EmbeddingBagConfig, EmbeddingConfig
 from persia.convert import from_torch
 from persia.jagged import Batch, JaggedBatch
@@ -21,7 +21,10 @@ __all__ = [
     "JaggedBatch",
     "Store",
     "clip_grad_norm_",
+    "datasets",
     "errors",
     "from_torch",
+    "metrics",
+    "models",
     "optim",
 ]
