@@ -1,5 +1,6 @@
 """The example of the README runs as it is printed there."""
 
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ def test_readme_example(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", short],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=150,
