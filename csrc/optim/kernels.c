@@ -217,14 +217,14 @@ INLINE_HOT void extras_after(const optim_plan *p, float *restrict w,
 }
 
 INLINE_HOT void run(const optim_plan *p, size_t n, char *const *rows,
-                       const float *grads, uint32_t kind, int momentum,
+                       const float *const *grads, uint32_t kind, int momentum,
                        uint32_t dtype, int extras, uint32_t dim)
 {
     float wide[DIM_MAX], clipped[DIM_MAX];
 
     for (size_t i = 0; i < n; i++) {
         char *row = rows[i];
-        const float *g = grads + i * dim;
+        const float *g = grads[i];
         float *state = (float *)(void *)(row + p->state);
         float *w = (float *)(void *)(row + p->vector);
         uint16_t *narrow = (uint16_t *)(void *)(row + p->vector);
@@ -252,7 +252,7 @@ INLINE_HOT void run(const optim_plan *p, size_t n, char *const *rows,
 
 #define KERNEL(name, kind, momentum, dtype, extras, width)                    \
     HOT static void name(const optim_plan *p, size_t n, char *const *rows,    \
-                         const float *grads)                                  \
+                         const float *const *grads)                           \
     {                                                                         \
         run(p, n, rows, grads, kind, momentum, dtype, extras, width);         \
     }

@@ -60,7 +60,7 @@ PERSIA_API int optim_check(const optim_args *args);
  * the state `state` bytes. */
 typedef struct optim_plan optim_plan;
 typedef void (*optim_kernel)(const optim_plan *plan, size_t n,
-                             char *const *rows, const float *grads);
+                             char *const *rows, const float *const *grads);
 struct optim_plan {
     optim_args args;
     uint32_t dim;
@@ -69,7 +69,7 @@ struct optim_plan {
     float bias2_sqrt;        /* Adam: sqrt(1 - beta2^t) */
     uint32_t noise_key[2];   /* stochastic rounding: the table's */
     uint64_t noise_clock;    /* and the push's number */
-    optim_kernel kernel;     /* rows [n]; grads [n, dim] packed */
+    optim_kernel kernel;     /* rows [n]; grads [n] of dim each */
 };
 /* plan->dim, vector, state, noise_* are set by the caller before. */
 PERSIA_API void optim_prepare(optim_plan *plan, const optim_args *args,

@@ -137,28 +137,14 @@ INLINE_HOT size_t stage_copy(const pull_chunk *c, size_t at, size_t n,
     return missed;
 }
 
-/* Fetches the rows that an id may have, in its home bucket and the next. */
-static void late_fetch(const table *t, uint64_t hash)
-{
-    const stripe *s = stripe_of(t, hash);
-    const page_ref *ref = row_index_page(&s->index, hash);
-    uint32_t home = page_home(hash, ref->depth, ref->buckets);
-
-    for (uint32_t k = 0; k < 2 && home + k < ref->buckets; k++) {
-        const bucket *b = &ref->page->bucket[home + k];
-        uint32_t match = bucket_match(b, hash_tag(hash));
-        for (; match; match &= match - 1)
-            row_prefetch(stripe_row(t, s, b->slot[__builtin_ctz(match)]),
-                         ROW_VECTOR + t->vector_bytes);
-    }
-}
-
 static size_t pull_late_ids(const pull_chunk *c, const pull_late *late)
 {
     size_t missed = 0;
 
     for (size_t i = 0; i < late->n; i++)
-        late_fetch(c->t, late->hash[i]);
+        stripe_fetch_candidates(c->t, stripe_of(c->t, late->hash[i]),
+                                late->hash[i],
+                                ROW_VECTOR + c->t->vector_bytes);
     for (size_t i = 0; i < late->n; i++) {
         const stripe *s = stripe_of(c->t, late->hash[i]);
         size_t at = late->at[i];

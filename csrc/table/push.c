@@ -3,8 +3,9 @@
  * Rows with a hint are fetched while gradients are summed.  Then a stripe's
  * distinct ids go through three stages in blocks, each a block behind the
  * one before: fetch the row at the hinted slot (or the bucket); match tags
- * and fetch the row; then check it, or search, or make it, and run the
- * optimizer's kernel over the block.
+ * and fetch the row; then check it, or make it, and run the optimizer's
+ * kernel over the block.  Ids that their home bucket does not settle come
+ * last.
  *
  * Order of locks: gates by address, full locks by address, one stripe.
  */
@@ -25,6 +26,8 @@ typedef struct group {
     uint64_t *id;   /* [n] */
     uint64_t *hash; /* [n] */
     uint32_t *hint; /* [n] */
+    uint32_t *late; /* [n] entries that take a search */
+    size_t late_n;
     float *grad;    /* [n, dim] */
     const char *base; /* hinted rows to fetch: only an address, it may be */
     uint32_t used;    /* out of date */
@@ -118,7 +121,7 @@ static int group_make(const push_plan *plan, size_t j, uint32_t stripe,
     while (room < 2 * n)
         room *= 2;
     rc = scratch_need(SCRATCH_GROUP,
-                      n * (2 * sizeof(uint64_t) + sizeof(uint32_t)) +
+                      n * (2 * sizeof(uint64_t) + 2 * sizeof(uint32_t)) +
                           room * sizeof *entry, &scratch);
     if (rc)
         return rc;
@@ -126,7 +129,8 @@ static int group_make(const push_plan *plan, size_t j, uint32_t stripe,
     g->id = (void *)p;
     g->hash = (void *)(p + n * 8);
     g->hint = (void *)(p + n * 16);
-    entry = (void *)(p + n * 20);
+    g->late = (void *)(p + n * 20);
+    entry = (void *)(p + n * 24);
     rc = scratch_need(SCRATCH_SUM, n * dim * sizeof(float), &scratch);
     if (rc)
         return rc;
@@ -150,139 +154,189 @@ typedef struct apply_counts {
     uint64_t created, refused, evicted, nonfinite, touched;
 } apply_counts;
 
-/* The row of group entry d: found at `slot`, by a search, or made.  `slot`
- * becomes SLOT_NONE where the id gets no row. */
-static int row_resolve(table *t, stripe *s, const group *g, size_t d,
-                       uint64_t batch, uint32_t clock, int64_t *slot,
-                       apply_counts *counts)
+/* What the stages of a stripe share. */
+typedef struct apply {
+    table *t;
+    stripe *s;
+    const push_job *job;
+    const optim_plan *optim;
+    group *g;
+    uint32_t clock;
+    int make_last; /* near eviction: first claim the rows that are there */
+    apply_counts counts;
+} apply;
+
+/* Whether `slot` holds entry d. */
+static inline int slot_holds(const apply *a, int64_t slot, size_t d)
+{
+    const char *row = stripe_row(a->t, a->s, (uint32_t)slot);
+
+    return row_id(row) == a->g->id[d] && row_clock(row);
+}
+
+/* A row for entry d, which has none; `slot` stays SLOT_NONE where it gets
+ * none. */
+static int row_make(apply *a, size_t d, int64_t *slot)
 {
     uint32_t made, evicted;
     int rc;
 
-    if (*slot >= 0) {
-        const char *row = stripe_row(t, s, (uint32_t)*slot);
-        if (row_id(row) == g->id[d] && row_clock(row))
-            return PERSIA_OK;
-    }
-    *slot = row_index_find(&s->index, stripe_rows(t, s), g->hash[d], g->id[d]);
-    if (*slot >= 0)
-        return PERSIA_OK;
-    if (!push_admits(t, g->hash[d], batch)) {
-        counts->refused++;
+    *slot = SLOT_NONE;
+    if (!push_admits(a->t, a->g->hash[d], a->job->batch)) {
+        a->counts.refused++;
         return PERSIA_OK;
     }
-    rc = stripe_add_locked(t, s, g->hash[d], g->id[d], clock, &made,
-                           &evicted);
+    rc = stripe_add_locked(a->t, a->s, a->g->hash[d], a->g->id[d], a->clock,
+                           &made, &evicted);
     if (rc == PERSIA_ECAPACITY) { /* all rows are of this very push */
-        counts->refused++;
+        a->counts.refused++;
         return PERSIA_OK;
     }
     if (rc)
         return rc;
-    counts->created++;
-    counts->evicted += evicted;
+    a->counts.created++;
+    a->counts.evicted += evicted;
     *slot = made;
     return PERSIA_OK;
 }
 
-static int apply_block(table *t, stripe *s, const push_job *job,
-                       const optim_plan *optim, const group *g, size_t at,
-                       size_t n, int64_t *slots, uint32_t clock,
-                       apply_counts *counts)
+/* A row that is about to change. */
+static int row_claim(apply *a, int64_t slot)
 {
-    const uint32_t dim = t->config.dim;
-    float *grads = g->grad + at * (size_t)dim;
+    int rc = stripe_touch_locked(a->t, a->s, (uint32_t)slot);
+
+    if (!rc)
+        row_set_clock(stripe_row(a->t, a->s, (uint32_t)slot), a->clock);
+    return rc;
+}
+
+/* Entries [at, at + n); slots as guessed by stages 1 and 2. */
+static int apply_block(apply *a, size_t at, size_t n, int64_t *slots)
+{
+    const uint32_t dim = a->t->config.dim;
+    const float *grads[BLOCK];
     char *rows[BLOCK];
     size_t live = 0;
     int rc;
 
     for (size_t i = 0; i < n; i++) {
-        if (!floats_finite(grads + i * dim, dim)) {
-            counts->nonfinite++;
+        if (slots[i] == SLOT_SEARCH || (slots[i] < 0 && a->make_last) ||
+            (slots[i] >= 0 && !slot_holds(a, slots[i], at + i))) {
+            a->g->late[a->g->late_n++] = (uint32_t)(at + i);
             slots[i] = SLOT_NONE;
             continue;
         }
-        rc = row_resolve(t, s, g, at + i, job->batch, clock, &slots[i],
-                         counts);
-        if (rc)
-            return rc;
-        if (slots[i] < 0)
+        grads[i] = a->g->grad + (at + i) * dim;
+        if (!floats_finite(grads[i], dim)) {
+            a->counts.nonfinite++;
+            slots[i] = SLOT_NONE;
             continue;
-        rc = stripe_touch_locked(t, s, (uint32_t)slots[i]);
+        }
+        rc = slots[i] < 0 ? row_make(a, at + i, &slots[i]) : PERSIA_OK;
+        if (!rc && slots[i] >= 0)
+            rc = row_claim(a, slots[i]);
         if (rc)
             return rc;
-        row_set_clock(stripe_row(t, s, (uint32_t)slots[i]), clock);
     }
     for (size_t i = 0; i < n; i++) { /* after the last growth of the arena */
         if (slots[i] < 0)
             continue;
-        if (live != i)
-            memmove(grads + live * dim, grads + i * dim, dim * sizeof *grads);
-        rows[live++] = stripe_row(t, s, (uint32_t)slots[i]);
+        grads[live] = grads[i];
+        rows[live++] = stripe_row(a->t, a->s, (uint32_t)slots[i]);
     }
-    optim->kernel(optim, live, rows, grads);
-    counts->touched += live;
+    a->optim->kernel(a->optim, live, rows, grads);
+    a->counts.touched += live;
     return PERSIA_OK;
 }
-
-static int apply_group(table *t, stripe *s, const push_job *job,
-                       const optim_plan *optim, const group *g,
-                       uint32_t clock, apply_counts *counts)
+/* Stage 1 of a block: fetches the row at the hint, or the home bucket. */
+static void stage_fetch(const apply *a, size_t at, size_t n, int64_t *slots)
 {
-    const bucket *home[STAGES][BLOCK];
+    const stripe *s = a->s;
+
+    for (size_t i = 0; i < n; i++) {
+        uint32_t hint = a->g->hint[at + i];
+        if (hint < s->used) {
+            row_prefetch(stripe_row(a->t, s, hint), a->t->stride);
+            slots[i] = hint;
+        } else {
+            __builtin_prefetch(row_index_home(&s->index, a->g->hash[at + i]));
+            slots[i] = SLOT_SEARCH;
+        }
+    }
+}
+
+/* Stage 2: what the bucket says; it is computed anew, for a page may have
+ * grown since stage 1. */
+static void stage_match(const apply *a, size_t at, size_t n, int64_t *slots)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint64_t hash = a->g->hash[at + i];
+        if (slots[i] != SLOT_SEARCH)
+            continue;
+        slots[i] = bucket_likely(row_index_home(&a->s->index, hash), hash);
+        if (slots[i] >= 0)
+            row_prefetch(stripe_row(a->t, a->s, (uint32_t)slots[i]),
+                         a->t->stride);
+    }
+}
+
+/* The entries that take a search; then those without a row. */
+static int apply_late(apply *a)
+{
+    group *g = a->g;
+    size_t n = g->late_n, absent = 0;
+    int64_t slot;
+    int rc = PERSIA_OK;
+
+    for (size_t k = 0; k < n; k++)
+        stripe_fetch_candidates(a->t, a->s, g->hash[g->late[k]],
+                                a->t->stride);
+    for (size_t k = 0; k < n && !rc; k++) {
+        const size_t d = g->late[k];
+        slot = row_index_find(&a->s->index, stripe_rows(a->t, a->s),
+                              g->hash[d], g->id[d]);
+        if (slot >= 0)
+            rc = apply_block(a, d, 1, &slot);
+        else
+            g->late[absent++] = (uint32_t)d;
+    }
+    a->make_last = 0;
+    for (size_t k = 0; k < absent && !rc; k++) {
+        slot = SLOT_NONE;
+        rc = apply_block(a, g->late[k], 1, &slot);
+    }
+    return rc;
+}
+
+static int apply_group(apply *a)
+{
     int64_t slots[STAGES][BLOCK];
-    const size_t blocks = (g->n + BLOCK - 1) / BLOCK;
+    const size_t n = a->g->n;
     int rc;
 
-    for (size_t b = 0; b < blocks + 2; b++) {
-        if (b < blocks) {
-            size_t at = b * BLOCK, n = g->n - at < BLOCK ? g->n - at : BLOCK;
-            for (size_t i = 0; i < n; i++) {
-                uint32_t hint = g->hint[at + i];
-                if (hint < s->used) {
-                    row_prefetch(stripe_row(t, s, hint), t->stride);
-                    slots[b % STAGES][i] = hint;
-                } else {
-                    home[b % STAGES][i] =
-                        row_index_home(&s->index, g->hash[at + i]);
-                    __builtin_prefetch(home[b % STAGES][i]);
-                    slots[b % STAGES][i] = SLOT_SEARCH;
-                }
-            }
-        }
-        if (b >= 2) { /* before stage 2: this may free a bucket */
-            size_t k = b - 2, at = k * BLOCK;
-            rc = apply_block(t, s, job, optim, g, at,
-                             g->n - at < BLOCK ? g->n - at : BLOCK,
-                             slots[k % STAGES], clock, counts);
+    for (size_t at = 0; at < n + 2 * BLOCK; at += BLOCK) {
+        size_t turn = at / BLOCK, before = at - BLOCK;
+        if (at < n)
+            stage_fetch(a, at, n - at < BLOCK ? n - at : BLOCK,
+                        slots[turn % STAGES]);
+        if (turn >= 2) { /* before stage 2: it may change the index */
+            size_t k = at - 2 * BLOCK;
+            rc = apply_block(a, k, n - k < BLOCK ? n - k : BLOCK,
+                             slots[(turn - 2) % STAGES]);
             if (rc)
                 return rc;
         }
-        if (b >= 1 && b - 1 < blocks) {
-            size_t k = b - 1, at = k * BLOCK;
-            size_t n = g->n - at < BLOCK ? g->n - at : BLOCK;
-            for (size_t i = 0; i < n; i++) {
-                int64_t *slot = &slots[k % STAGES][i];
-                if (*slot != SLOT_SEARCH)
-                    continue;
-                /* the bucket anew: a page may have grown since stage 1 */
-                *slot = bucket_likely(
-                    row_index_home(&s->index, g->hash[at + i]),
-                    g->hash[at + i]);
-                if (*slot >= 0)
-                    row_prefetch(stripe_row(t, s, (uint32_t)*slot),
-                                 t->stride);
-            }
-        }
+        if (turn >= 1 && before < n)
+            stage_match(a, before, n - before < BLOCK ? n - before : BLOCK,
+                        slots[(turn - 1) % STAGES]);
     }
-    return PERSIA_OK;
+    return apply_late(a);
 }
 
 /* One (job, stripe) of a push: a sched_loop_fn. */
 static int apply_stripe(void *ctx, size_t item)
 {
     const push_plan *plan = ctx;
-    apply_counts counts = { 0 };
     size_t low = 0, high = plan->jobs_n;
     group g;
     int rc;
@@ -306,15 +360,19 @@ static int apply_stripe(void *ctx, size_t item)
     rc = group_make(plan, low, i, &g);
     if (rc || !g.n)
         return rc;
+    apply a = { t, s, job, &plan->optim[low], &g,
+                clock_short(plan->clock[low]), 0, { 0 } };
     pthread_rwlock_wrlock(&s->lock);
-    rc = apply_group(t, s, job, &plan->optim[low], &g,
-                     clock_short(plan->clock[low]), &counts);
+    a.make_last = t->config.capacity &&
+                  atomic_load_explicit(&t->rows, memory_order_relaxed) + g.n >
+                      t->config.capacity;
+    rc = apply_group(&a);
     pthread_rwlock_unlock(&s->lock);
-    __atomic_fetch_add(&job->created, counts.created, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&job->refused, counts.refused, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&job->evicted, counts.evicted, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&job->nonfinite, counts.nonfinite, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&job->touched, counts.touched, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&job->created, a.counts.created, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&job->refused, a.counts.refused, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&job->evicted, a.counts.evicted, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&job->nonfinite, a.counts.nonfinite, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&job->touched, a.counts.touched, __ATOMIC_RELAXED);
     return rc;
 }
 

@@ -241,6 +241,21 @@ int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
     return PERSIA_OK;
 }
 
+void stripe_fetch_candidates(const table *t, const stripe *s, uint64_t hash,
+                             size_t bytes)
+{
+    const page_ref *ref = row_index_page(&s->index, hash);
+    uint32_t home = page_home(hash, ref->depth, ref->buckets);
+
+    for (uint32_t k = 0; k < 2 && home + k < ref->buckets; k++) {
+        const bucket *b = &ref->page->bucket[home + k];
+        uint32_t match = bucket_match(b, hash_tag(hash));
+        for (; match; match &= match - 1)
+            row_prefetch(stripe_row(t, s, b->slot[__builtin_ctz(match)]),
+                         bytes);
+    }
+}
+
 int stripe_clear_locked(table *t, stripe *s)
 {
     row_index fresh;

@@ -108,6 +108,10 @@ static inline int stripe_touch_locked(const table *t, stripe *s,
         return stripe_touch_slow(t, s, slot);
     return PERSIA_OK;
 }
+/* Fetches the first `bytes` of each row that may be the one of this hash, in
+ * its home bucket and the next. */
+void stripe_fetch_candidates(const table *t, const stripe *s, uint64_t hash,
+                             size_t bytes);
 /* Removes all rows. */
 int stripe_clear_locked(table *t, stripe *s);
 

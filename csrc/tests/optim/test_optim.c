@@ -147,6 +147,18 @@ static void check_row(const rows *r, int i, const double *w, const double *s,
 
 /* Some steps on a run of rows; each compared with a step of the model from
  * the same numbers. */
+/* Runs a plan's kernel on packed gradients [n, dim]. */
+static void kernel_run(const optim_plan *plan, size_t n, char *const *row,
+                       const float *packed)
+{
+    const float *grads[256];
+
+    assert_true(n <= 256);
+    for (size_t i = 0; i < n; i++)
+        grads[i] = packed + i * plan->dim;
+    plan->kernel(plan, n, row, grads);
+}
+
 static void steps_against_model(optim_args a, int momentum, uint32_t dtype,
                                 uint32_t dim, const char *what)
 {
@@ -170,7 +182,7 @@ static void steps_against_model(optim_args a, int momentum, uint32_t dtype,
             before.row[i] = before.bytes + (size_t)i * r.stride;
         for (uint32_t j = 0; j < (uint32_t)n * dim; j++)
             grads[j] = j % 11 == 5 ? 0 : any_float() * (step == 2 ? 8 : 1);
-        plan.kernel(&plan, (size_t)n, r.row, grads);
+        kernel_run(&plan, (size_t)n, r.row, grads);
         for (int i = 0; i < n; i++) {
             for (uint32_t j = 0; j < dim; j++) {
                 w[j] = (double)vector_get(&before, i, j);
@@ -267,8 +279,8 @@ static void test_neutral_extras_change_no_bit(void **state)
                 assert_ptr_not_equal(p.kernel, q.kernel);
                 for (uint32_t j = 0; j < ROWS * dims[d]; j++)
                     grads[j] = any_float();
-                p.kernel(&p, ROWS, x.row, grads);
-                q.kernel(&q, ROWS, y.row, grads);
+                kernel_run(&p, ROWS, x.row, grads);
+                kernel_run(&q, ROWS, y.row, grads);
                 assert_memory_equal(x.bytes, y.bytes, ROWS * x.stride);
                 free(x.bytes);
                 free(y.bytes);
@@ -305,7 +317,7 @@ static void test_huge_gradients_leave_rows_finite(void **state)
         p = plan_of(&r, &a, 0, 1);
         for (int j = 0; j < 16; j++)
             g[j] = j % 2 ? 3e38f : -1e30f;
-        p.kernel(&p, 1, r.row, g);
+        kernel_run(&p, 1, r.row, g);
         for (uint32_t j = 0; j < 16; j++)
             if (!isfinite(vector_get(&r, 0, j)))
                 fail_msg("%s makes %g", optim_name(kind),
@@ -417,7 +429,7 @@ static unsigned ups(uint64_t id, uint64_t clock, float sign, float step,
         g[j] = -sign * step;
     }
     p = plan_of(&r, &a, 0, clock);
-    p.kernel(&p, 1, r.row, g);
+    kernel_run(&p, 1, r.row, g);
     for (uint32_t j = 0; j < 17; j++) {
         float got = vector_get(&r, 0, j);
         assert_true(got == sign || got == sign * 1.0078125f);
@@ -488,7 +500,7 @@ static void test_small_steps_add_up(void **state)
     }
     for (uint64_t i = 0; i < STEPS; i++) {
         optim_plan p = plan_of(&r, &a, 0, i);
-        p.kernel(&p, 1, r.row, g);
+        kernel_run(&p, 1, r.row, g);
     }
     for (uint32_t j = 0; j < 64; j++)
         mean += (double)vector_get(&r, 0, j) / 64;
