@@ -551,14 +551,16 @@ static PyObject *store_ids(PyObject *self, PyObject *arg)
         size_t dim = table_get_config(t)->dim;
         uint64_t *ids = malloc((n + 1) * sizeof *ids);
         enum { ROOM = 4096 };
-        void *vectors = malloc(ROOM * dim * sizeof(float));
+        float *vectors = malloc(ROOM * dim * sizeof *vectors);
+        float *state =
+            malloc((ROOM * table_state_floats(t) + 1) * sizeof *state);
         uint32_t *clocks = malloc(ROOM * sizeof *clocks);
-        if (!ids || !vectors || !clocks)
+        if (!ids || !vectors || !state || !clocks)
             rc = err_set(PERSIA_ENOMEM, "no memory for %zu ids", n);
         Py_BEGIN_ALLOW_THREADS
         while (!rc && at < n && got) {
             size_t room = n - at < ROOM ? n - at : ROOM;
-            rc = table_cut_next(cut, room, ids + at, vectors, NULL, clocks,
+            rc = table_cut_next(cut, room, ids + at, vectors, state, clocks,
                                 &got);
             at += rc ? 0 : got;
         }
@@ -568,6 +570,7 @@ static PyObject *store_ids(PyObject *self, PyObject *arg)
             out = PyBytes_FromStringAndSize(
                 (const char *)ids, (Py_ssize_t)(at * sizeof *ids));
         free(clocks);
+        free(state);
         free(vectors);
         free(ids);
     }

@@ -286,6 +286,7 @@ int worker_finite(worker *w, const worker_grad *grads, size_t n,
 static int table_squares(table *t, uint32_t dim, double *sum)
 {
     enum { ROOM = 1024 };
+    float none[1]; /* SGD keeps no state */
     table_cut *cut = NULL;
     uint64_t *ids = malloc(ROOM * sizeof *ids);
     float *rows = malloc(ROOM * dim * sizeof *rows);
@@ -296,7 +297,7 @@ static int table_squares(table *t, uint32_t dim, double *sum)
     size_t n = 1;
     *sum = 0;
     while (!rc && n) {
-        rc = table_cut_next(cut, ROOM, ids, rows, NULL, clocks, &n);
+        rc = table_cut_next(cut, ROOM, ids, rows, none, clocks, &n);
         for (size_t i = 0; !rc && i < n * dim; i++)
             *sum += (double)rows[i] * (double)rows[i];
     }
@@ -314,6 +315,7 @@ static int job_squares(worker *w, const push_job *job, double *sum)
 {
     table_config config;
     table_config_init(&config);
+    config.name[0] = '='; /* it has none of a user's */
     config.dim = table_get_config(job->t)->dim;
     config.optimizer = OPTIM_SGD;
     config.init = INIT_CONSTANT;

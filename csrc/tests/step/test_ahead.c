@@ -344,7 +344,8 @@ static void test_dropped_gradients_free_the_permit(void **state)
             assert_int_equal(step_discard(s, STEP_ALL), 1);
         } else { /* an update that fails */
             worker_counts counts;
-            assert_int_not_equal(step_apply(s, STEP_ALL, NULL, 0, &counts), PERSIA_OK);
+            assert_int_not_equal(
+                step_apply(s, STEP_ALL, NULL, 0, &counts), PERSIA_OK);
         }
     }
     assert_int_equal(stats().dropped, 5);

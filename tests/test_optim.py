@@ -1,0 +1,315 @@
+"""persia.optim under schedulers, GradScaler, clipping; per-table settings."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import persia
+from persia import errors
+
+IDS = torch.arange(6)
+
+
+def make(
+    default: Any, update: str = "backward", **table: Any
+) -> persia.EmbeddingBagCollection:
+    return persia.EmbeddingBagCollection(
+        store=persia.Store(default, update=update),
+        tables=[
+            persia.EmbeddingBagConfig("a", 4, feature_names=["f"], **table),
+            persia.EmbeddingBagConfig("b", 2, feature_names=["g"]),
+        ],
+    )
+
+
+def batch() -> persia.JaggedBatch:
+    return persia.JaggedBatch(["f", "g"], torch.cat([IDS, IDS]))
+
+
+def rows(bags: Any, table: str = "a") -> torch.Tensor:
+    out: torch.Tensor = bags.store.rows(table, IDS)
+    return out
+
+
+def test_one_group_a_table() -> None:
+    bags = make(
+        persia.optim.Adagrad(lr=0.1),
+        optimizer=persia.optim.Adam(lr=0.5, betas=(0.5, 0.6)),
+    )
+    groups = bags.store.optimizer.param_groups
+    assert [g["table"] for g in groups] == ["a", "b"]
+    assert [g["algorithm"] for g in groups] == ["adam", "adagrad"]
+    assert groups[0]["betas"] == (0.5, 0.6)
+    assert [g["lr"] for g in groups] == [0.5, 0.1]
+    assert isinstance(bags.store.optimizer, torch.optim.Optimizer)
+
+
+def test_lr_of_a_table() -> None:
+    bags = make(persia.optim.SGD(lr=0.1), lr=1.0)
+    a, b = rows(bags), rows(bags, "b")
+    bags(batch()).values().sum().backward()
+    torch.testing.assert_close(rows(bags), a - 1.0)
+    torch.testing.assert_close(rows(bags, "b"), b - 0.1)
+
+
+@pytest.mark.parametrize("update", ["backward", "step"])
+def test_schedulers_work_without_a_warning(update: str) -> None:
+    bags = make(persia.optim.SGD(lr=1.0), update)
+    optimizer = bags.store.optimizer
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    want = rows(bags)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for k in range(4):
+            bags(batch()).values().sum().backward()
+            if update == "step":
+                optimizer.step()
+            scheduler.step()
+            want = want - 0.5**k
+            torch.testing.assert_close(rows(bags), want)
+    assert scheduler.get_last_lr() == [0.0625, 0.0625]
+
+
+def test_lambda_and_one_cycle_schedulers() -> None:
+    bags = make(persia.optim.SGD(lr=1.0))
+    optimizer = bags.store.optimizer
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, [lambda t: 1.0 / (1 + t), lambda t: 1.0]
+    )
+    before = rows(bags)
+    for _ in range(2):
+        bags(batch()).values().sum().backward()
+        scheduler.step()
+    torch.testing.assert_close(rows(bags), before - 1.5)
+    torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10).step()
+
+
+def test_state_dict_of_the_optimizer() -> None:
+    bags = make(persia.optim.Adam(lr=0.3))
+    state = bags.store.optimizer.state_dict()
+    other = make(persia.optim.Adam(lr=0.1))
+    other.store.optimizer.load_state_dict(state)
+    assert other.store.optimizer.param_groups[0]["lr"] == 0.3
+    again = pickle.loads(pickle.dumps(state))
+    assert again["param_groups"][1]["table"] == "b"
+
+
+def test_step_of_adam_is_the_updates_of_the_store() -> None:
+    bags = make(persia.optim.Adam(lr=0.1))
+    one = persia.JaggedBatch(["f", "g"], torch.tensor([1, 9]))
+    weight = torch.nn.Parameter(bags.store.rows("a", [5]).clone())
+    theirs = torch.optim.Adam([weight], lr=0.1)
+    for _ in range(3):  # id 5 is not touched, but torch's step counts
+        bags(one).values().sum().backward()
+        weight.grad = torch.zeros_like(weight)
+        theirs.step()
+    last = persia.JaggedBatch(["f", "g"], torch.tensor([5, 9]))
+    bags(last).values().sum().backward()
+    weight.grad = torch.ones_like(weight)
+    theirs.step()
+    torch.testing.assert_close(bags.store.rows("a", [5]), weight.detach())
+
+
+class Both(torch.nn.Module):
+    """A dense and a sparse part."""
+
+    def __init__(self, bags: Any) -> None:
+        super().__init__()
+        self.bags = bags
+        self.linear = torch.nn.Linear(6, 1)
+        torch.nn.init.constant_(self.linear.weight, 0.1)
+        torch.nn.init.constant_(self.linear.bias, 0.1)
+
+    def forward(self, ids: Any) -> torch.Tensor:
+        out: torch.Tensor = self.linear(self.bags(ids).values())
+        return out
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_grad_scaler(unscale: bool) -> None:
+    plain, scaled = (
+        Both(make(persia.optim.Adagrad(lr=0.1), "step")) for _ in range(2)
+    )
+    sparse = [m.bags.store.optimizer for m in (plain, scaled)]
+    dense = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (plain, scaled)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for _ in range(3):
+        dense[0].zero_grad()
+        plain(batch()).square().sum().backward()
+        dense[0].step()
+        sparse[0].step()
+
+        dense[1].zero_grad()
+        scaler.scale(scaled(batch()).square().sum()).backward()
+        if unscale:
+            scaler.unscale_(dense[1])
+            scaler.unscale_(sparse[1])
+        scaler.step(dense[1])
+        scaler.step(sparse[1])
+        scaler.update()
+        torch.testing.assert_close(rows(scaled.bags), rows(plain.bags))
+    assert scaler.get_scale() == 1024.0
+    # An overflow: the step is skipped, the scale halved, training goes on.
+    before = rows(scaled.bags)
+    loss = scaled(batch()).square().sum() * float("inf")
+    scaler.scale(loss).backward()
+    if unscale:
+        scaler.unscale_(dense[1])
+        scaler.unscale_(sparse[1])
+    scaler.step(dense[1])
+    scaler.step(sparse[1])
+    scaler.update()
+    assert scaler.get_scale() == 512.0
+    assert torch.equal(rows(scaled.bags), before)
+    assert scaled.bags.store.stats()["held"] == 0
+    dense[1].zero_grad()
+    scaler.scale(scaled(batch()).sum() * 0 + 1).backward()
+    scaler.step(sparse[1])
+    scaler.update()
+
+
+def test_grad_scaler_sees_overflow_of_the_embeddings_alone() -> None:
+    bags = make(persia.optim.SGD(lr=1.0), "step")
+    before = rows(bags)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    out = bags(batch()).values()
+    g = torch.ones_like(out)
+    g[2, 5] = float("nan")  # a column of table b
+    out.backward(g)
+    assert torch.isnan(bags.store.optimizer.param_groups[1]["params"][0].grad)
+    scaler.scale(torch.ones(1))  # sets the scale up
+    scaler.step(bags.store.optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 4.0
+    assert torch.equal(rows(bags), before)
+
+
+def test_scaler_and_fp16_need_update_step() -> None:
+    bags = make(persia.optim.SGD(lr=1.0))
+    with (
+        torch.autocast("cpu", dtype=torch.float16),
+        pytest.raises(errors.InvalidArgument, match='update="step"'),
+    ):
+        bags(batch())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        bags(batch())
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(bags(batch()).values().sum()).backward()
+    bags.store.optimizer._set_probes(b"\1\1")
+    with pytest.raises(errors.InvalidArgument, match='update="step"'):
+        scaler.step(bags.store.optimizer)
+
+
+def test_clip_grad_norm() -> None:
+    model = Both(make(persia.optim.SGD(lr=1.0), "step"))
+    theirs = Both(make(persia.optim.SGD(lr=1.0), "step"))
+    tables = {t: torch.nn.Parameter(rows(model.bags, t).clone()) for t in "ab"}
+    ids = torch.tensor([0, 1, 1, 1, 4, 5])  # duplicates are summed first
+    out = torch.cat([tables["a"][ids], tables["b"][ids]], 1)
+    (theirs.linear(out) * 50).sum().backward()
+    every = [*theirs.linear.parameters(), *tables.values()]
+    want = torch.nn.utils.clip_grad_norm_(every, 2.0)
+
+    (
+        model(persia.JaggedBatch(["f", "g"], torch.cat([ids, ids]))) * 50
+    ).sum().backward()
+    got = persia.clip_grad_norm_(model, 2.0)
+    torch.testing.assert_close(got, want)
+    for mine, other in zip(
+        model.linear.parameters(), theirs.linear.parameters(), strict=True
+    ):
+        torch.testing.assert_close(mine.grad, other.grad)
+    model.bags.store.optimizer.step()
+    for t, weight in tables.items():
+        assert weight.grad is not None
+        torch.testing.assert_close(
+            rows(model.bags, t), (weight - weight.grad).detach()
+        )
+    with pytest.raises(errors.InvalidArgument, match='update="step"'):
+        persia.clip_grad_norm_(Both(make(persia.optim.SGD(lr=1.0))), 1.0)
+
+
+def test_clip_leaves_small_gradients() -> None:
+    bags = make(persia.optim.SGD(lr=1.0), "step")
+    before = rows(bags)
+    bags(batch()).values().sum().backward()
+    norm = persia.clip_grad_norm_(bags, 100.0)
+    torch.testing.assert_close(norm, torch.tensor(36.0).sqrt())
+    bags.store.optimizer.step()
+    torch.testing.assert_close(rows(bags), before - 1)
+
+
+def test_norms_and_bounds_of_rows() -> None:
+    ones = torch.ones(6, 4)
+    bags = make(persia.optim.SGD(lr=1.0, max_grad_norm=0.5))
+    before = rows(bags)
+    bags(batch())["f"].sum().backward()
+    torch.testing.assert_close(rows(bags), before - 0.25 * ones)
+
+    bags = make(persia.optim.SGD(lr=1.0, max_norm=0.5))
+    bags(batch())["f"].sum().backward()
+    torch.testing.assert_close(rows(bags).norm(dim=1), torch.full((6,), 0.5))
+
+    bags = make(persia.optim.SGD(lr=1.0, weight_bound=0.75))
+    bags(batch())["f"].sum().backward()
+    torch.testing.assert_close(rows(bags), -0.75 * ones)
+
+
+def test_bf16_rows_follow_fp32_rows() -> None:
+    """Stochastic rounding is right in the mean."""
+    wide = make(persia.optim.SGD(lr=1.0))
+    narrow = make(persia.optim.SGD(lr=1.0), data_type="bf16")
+    ids = torch.arange(4096)
+    both = persia.JaggedBatch(["f", "g"], torch.cat([ids, ids]))
+    for _ in range(20):
+        for bags in (wide, narrow):
+            bags(both).values().backward(torch.full((4096, 6), -0.01))
+    a, b = (x.store.rows("a", ids) for x in (wide, narrow))
+    assert torch.equal(b, b.bfloat16().float())
+    assert abs(float((a - b).mean())) < 2e-4
+    assert float((a - b).abs().max()) < 0.02
+
+
+def test_admission_by_probability() -> None:
+    bags = make(persia.optim.SGD(lr=1.0), admission=0.25)
+    ids = torch.arange(20000)
+    bags(
+        persia.JaggedBatch(["f", "g"], torch.cat([ids, ids]))
+    ).values().sum().backward()
+    stats = bags.store.stats()["tables"]["a"]
+    assert 4700 < stats["rows"] < 5300
+    assert stats["refused"] == 20000 - stats["rows"]
+    assert bags.store.stats()["tables"]["b"]["rows"] == 20000
+
+
+def test_bad_settings_are_named() -> None:
+    with pytest.raises(errors.InvalidArgument, match="lr is -1"):
+        persia.optim.Adam(lr=-1)
+    with pytest.raises(errors.InvalidArgument, match=r"betas\[1\]"):
+        persia.optim.Adam(betas=(0.9, 1.0))
+    with pytest.raises(errors.InvalidArgument, match="eps"):
+        persia.optim.Adagrad(eps=float("nan"))
+    with pytest.raises(TypeError, match="rho"):
+        persia.optim.SGD(rho=1.0)
+    with pytest.raises(errors.InvalidArgument, match=r"persia\.optim"):
+        persia.Store(torch.optim.SGD([torch.zeros(1)]))  # type: ignore[arg-type]
+    optimizer = persia.optim.SGD()
+    persia.Store(optimizer)
+    with pytest.raises(errors.InvalidArgument, match="another Store"):
+        persia.Store(optimizer)
+    with pytest.raises(errors.InvalidArgument, match="no Store"):
+        persia.optim.SGD().step()
+
+
+def test_a_bad_setting_of_an_update_changes_nothing() -> None:
+    bags = make(persia.optim.SGD(lr=1.0))
+    before = rows(bags)
+    bags.store.optimizer.param_groups[0]["lr"] = float("nan")
+    with pytest.raises(errors.InvalidArgument, match="lr"):
+        bags(batch()).values().sum().backward()
+    assert torch.equal(rows(bags), before)
