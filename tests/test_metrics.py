@@ -109,10 +109,10 @@ def test_metrics_that_are_not_defined_are_nan() -> None:
     metrics = BinaryMetrics()
     metrics.update(torch.zeros(3), torch.zeros(3))
     scores = metrics.compute()
-    assert scores.rows == 3 and scores.logloss == pytest.approx(math.log(2))
-    assert math.isnan(scores.normalized_entropy) and math.isnan(
-        scores.calibration
-    )
+    assert scores.rows == 3
+    assert scores.logloss == pytest.approx(math.log(2))
+    assert math.isnan(scores.normalized_entropy)
+    assert math.isnan(scores.calibration)
 
 
 def test_bad_input_is_named() -> None:

@@ -96,6 +96,17 @@ class Run:
             return -(-data.count_lines() // data.batch_size)
         return None
 
+    def describe(self) -> str:
+        """What will be done, in a line."""
+        config, data, at = self.config, self.train, self.trainer
+        text = (
+            f"{config.model} of dim {config.dim} on {config.data}: "
+            f"{len(data.keys)} id features, {data.dense_features} dense"
+        )
+        if at.epoch or at.batch:
+            text += f"; from epoch {at.epoch + 1}, batch {at.batch}"
+        return text
+
     def fit(self, on_progress: Callable[[Progress], object]) -> bool:
         """Trains; False if it was stopped before the end."""
 

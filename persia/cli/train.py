@@ -68,6 +68,7 @@ def train(
     file = read_yaml(config) if config is not None else {}
     saved = saved_options(resume) if resume is not None else {}
     run = Run(resolve(saved, file, flags), resume)
+    console.print(run.describe())
     with _progress_bar(run) as show, _interrupts(run.trainer):
         finished = run.fit(show)
     if run.config.save is not None:

@@ -1,0 +1,274 @@
+"""``persia train``, as a user types it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.text import Text
+from typer.testing import CliRunner
+
+from persia import checkpoint, errors
+from persia.cli.app import app
+from persia.cli.config import TrainConfig, read_yaml, resolve
+from persia.cli.run import Run
+from persia.jagged import Batch
+
+ROOT = Path(__file__).parents[2]
+DATA = Path(os.environ.get("PERSIA_TEST_DATA", ROOT.parent / "shared/data"))
+TINY = ["--rows", "6000", "--batch-size", "256", "--threads", "1"]
+
+
+def persia(*args: str) -> list[str]:
+    return [sys.executable, "-m", "persia", "train", *args]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+
+
+def shown(output: str) -> dict[str, str]:
+    """The result table as a dict."""
+    lines = Text.from_ansi(output).plain.splitlines()
+    cells = [line.split("│") for line in lines if line.count("│") == 4]
+    return {row[1].strip(): row[2].strip() for row in cells}
+
+
+def run(*args: str) -> dict[str, str]:
+    """The result table of a run in this process."""
+    result = CliRunner().invoke(app, ["train", *args], env={"COLUMNS": "200"})
+    if result.exception is not None and result.exit_code == 1:
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return shown(result.output)
+
+
+def criteo_line(i: int) -> str:
+    integers = [str((i * k) % 17) for k in range(13)]
+    categories = [f"{(i * 31 + k) % 97:08x}" for k in range(26)]
+    return "\t".join([str(int(i % 3 == 0)), *integers, *categories])
+
+
+def test_synthetic_end_to_end() -> None:
+    done = subprocess.run(
+        persia(*TINY),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    table = shown(done.stdout)
+    assert 0.5 < float(table["AUC"]) < float(table["planted AUC"]) < 0.9
+    assert float(table["normalised entropy"]) < 1.1
+    assert int(table["rows"].replace(",", "")) > 1000
+    assert float(table["bytes a row"]) > 4 * 16 * 2
+    shares = [v for k, v in table.items() if k.startswith("time in ")]
+    assert sum(float(share.rstrip("%")) for share in shares) == pytest.approx(
+        100, abs=0.3
+    )
+    assert "samples/s" in done.stdout
+
+
+def test_flags_override_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("model: deepfm\ndim: 4\nbatch-size: 64\nstaleness: async")
+    config = resolve(read_yaml(file), {"dim": 8, "staleness": "3"})
+    assert (config.model, config.dim, config.batch_size) == ("deepfm", 8, 64)
+    assert config.staleness == 3
+    assert resolve(read_yaml(file)).staleness is None
+    args = ["--config", str(file), "--rows", "2000", "--dim", "2"]
+    table = run(*args)
+    # 2 floats and 2 of Adagrad's state a row: far below those of dim 4.
+    assert float(table["bytes a row"]) < 60
+
+
+def test_options_survive_a_round_trip() -> None:
+    config = resolve({"schema": "adult", "staleness": "async", "lr": 0.1})
+    assert resolve(config.options()) == config
+    # A later layer's way of evaluation takes the place of an earlier one's.
+    layers = ({"eval_split": 0.2}, {"eval_data": "x"})
+    assert resolve(*layers).eval_split is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dims": 4}, "dims: no such option; there are data, schema,"),
+        ({"dim": 0}, "dim: .* greater than or equal to 1, not 0"),
+        ({"model": "mlp"}, "model: .*'dlrm' or 'deepfm', not 'mlp'"),
+        ({"staleness": "never"}, "staleness: .*integer.* not 'never'"),
+        ({"eval_data": "x", "eval_split": 0.1}, "exclude each other"),
+        ({"lr": -1.0}, "lr: .* greater than 0"),
+    ],
+)
+def test_wrong_options_are_named(
+    options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(errors.InvalidArgument, match=message):
+        resolve(options)
+
+
+def test_wrong_files_are_named(tmp_path: Path) -> None:
+    text = tmp_path / "text.yaml"
+    text.write_text("- a list")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("dim: [")
+    with pytest.raises(errors.InvalidArgument, match="option: value"):
+        read_yaml(text)
+    with pytest.raises(errors.InvalidArgument, match=r"broken\.yaml: no YAML"):
+        read_yaml(broken)
+    with pytest.raises(errors.StorageError, match="No such file"):
+        read_yaml(tmp_path / "none.yaml")
+    with pytest.raises(errors.StorageError, match="nowhere"):
+        run("--data", str(tmp_path / "nowhere*.tsv"))
+    with pytest.raises(errors.StorageError, match="no schema 'unknown'"):
+        run("--data", str(text), "--schema", "unknown")
+    with pytest.raises(errors.SchemaMismatch, match="no Criteo file"):
+        run("--data", str(text))
+    with pytest.raises(errors.InvalidArgument, match="--schema goes with"):
+        run("--schema", "adult")
+    with pytest.raises(errors.PersiaError, match="nowhere"):
+        run("--resume", str(tmp_path / "nowhere"))
+
+
+def test_an_error_is_a_line_not_a_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        persia("--data", str(tmp_path / "none.tsv")),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "error: StorageError" in done.stderr
+    assert "none.tsv" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_malformed_lines_are_counted(tmp_path: Path) -> None:
+    file = tmp_path / "day.tsv"
+    lines = [criteo_line(i) for i in range(600)]
+    lines[10] = "not\ta\tline"
+    lines[20] = lines[20].replace("\t", "\tx", 1)
+    file.write_text("\n".join(lines) + "\n")
+    table = run("--data", str(file), "--batch-size", "64", "--dim", "4")
+    assert table["malformed"] == "2"
+    assert 0.0 <= float(table["AUC"]) <= 1.0
+
+
+def test_without_a_part_held_out(tmp_path: Path) -> None:
+    file = tmp_path / "day.tsv"
+    file.write_text("".join(f"{criteo_line(i)}\n" for i in range(600)))
+    options = ["--data", str(file), "--batch-size", "64", "--dim", "4"]
+    table = run(*options, "--eval-split", "0", "--epochs", "2")
+    assert "log loss" not in table
+    assert 0.0 <= float(table["AUC"]) <= 1.0
+    again = run(*options, "--eval-data", str(file), "--optimizer", "adam")
+    assert "log loss" in again
+
+
+class Stopping:
+    """A data set that stops the trainer when batch ``at`` is read."""
+
+    def __init__(self, run: Run, at: int) -> None:
+        self.run, self.at, self.epoch = run, at, 0
+        self.data = run.train
+
+    def __iter__(self) -> Iterator[Batch]:
+        for number, batch in enumerate(self.data):
+            if number == self.at and self.epoch == 1:
+                self.run.trainer.stop()
+            yield batch
+
+
+@pytest.mark.parametrize("model", ["dlrm", "deepfm"])
+def test_a_run_that_is_resumed_ends_as_if_it_had_not_stopped(
+    model: str, tmp_path: Path
+) -> None:
+    config = TrainConfig(
+        rows=4000,
+        batch_size=256,
+        epochs=2,
+        staleness=0,
+        model=model,  # type: ignore[arg-type]
+        save=str(tmp_path / "out"),
+        threads=1,
+        seed=3,
+    )
+    whole = Run(config)
+    assert whole.fit(lambda at: None)
+    stopped = Run(config)
+    data = Stopping(stopped, 7)
+    assert not stopped.trainer.fit(data, config.epochs)
+    assert stopped.trainer.epoch == 1
+    assert 0 < stopped.trainer.batch < 16
+    stopped.save()
+    resumed = Run(config, tmp_path / "out")
+    assert resumed.trainer.batch == stopped.trainer.batch
+    assert resumed.fit(lambda at: None)
+    assert resumed.trainer.rows < whole.trainer.rows
+    assert resumed.result().scores == whole.result().scores
+    assert resumed.result().rows == whole.result().rows
+
+
+def test_resume_goes_on_for_more_epochs(tmp_path: Path) -> None:
+    folder = str(tmp_path / "out")
+    first = run(*TINY, "--dim", "4", "--save", folder)
+    again = run("--resume", folder)
+    assert again["AUC"] == first["AUC"]  # its one epoch is done
+    more = run("--resume", folder, "--epochs", "2")
+    assert more["AUC"] != first["AUC"]
+    extra = checkpoint.read_extra(folder)
+    assert (extra["epoch"], extra["batch"]) == (2, 0)
+    assert extra["options"]["dim"] == 4
+    with pytest.raises(errors.SchemaMismatch, match="embedding_dim"):
+        run("--resume", folder, "--dim", "8")
+
+
+def test_ctrl_c_saves_and_exits(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    process = subprocess.Popen(
+        persia("--rows", "20000000", "--threads", "1", "--save", str(folder)),
+        env={**environment(), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        assert "dlrm of dim 16" in process.stdout.readline()
+        time.sleep(3)  # some batches
+        process.send_signal(signal.SIGINT)
+        output, messages = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 130, messages
+    assert "saved to" in output
+    assert f"--resume {folder}" in output.replace("\n", "")
+    extra = checkpoint.read_extra(folder)
+    assert extra["epoch"] == 0
+    assert extra["batch"] > 0
+
+
+@pytest.mark.skipif(
+    not (DATA / "adult.data.gz").exists(),
+    reason=f"no real data in {DATA} (set PERSIA_TEST_DATA)",
+)
+@pytest.mark.parametrize("model", ["dlrm", "deepfm"])
+def test_adult(model: str) -> None:
+    table = run(
+        *("--data", str(DATA / "adult.data.gz"), "--schema", "adult"),
+        *("--eval-data", str(DATA / "adult.test.gz"), "--model", model),
+        *("--epochs", "3", "--batch-size", "512"),
+    )
+    assert float(table["AUC"]) >= 0.905
+    assert 0.9 < float(table["calibration"]) < 1.1

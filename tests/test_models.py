@@ -1,0 +1,153 @@
+"""The models against formulas written out in numpy."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import persia
+from persia import JaggedBatch, errors
+from persia.models import DLRM, DeepFM
+from persia.models.dense import Standardize
+
+KEYS = ["a", "b", "c"]
+
+
+def bags(dim: int, keys: list[str] = KEYS) -> persia.EmbeddingBagCollection:
+    return persia.EmbeddingBagCollection(
+        tables=[persia.EmbeddingBagConfig(k, dim, [k], init=0.5) for k in keys]
+    )
+
+
+def ids(samples: int, keys: list[str] = KEYS) -> JaggedBatch:
+    g = torch.Generator().manual_seed(5)
+    lengths = torch.randint(0, 3, (len(keys) * samples,), generator=g)
+    values = torch.randint(0, 50, (int(lengths.sum()),), generator=g)
+    return JaggedBatch(keys, values, lengths=lengths)
+
+
+def by_hand(module: nn.Sequential, x: np.ndarray) -> np.ndarray:
+    for layer in module:
+        if isinstance(layer, nn.Linear):
+            weight = layer.weight.detach().double().numpy()
+            x = x @ weight.T + layer.bias.detach().double().numpy()
+        else:
+            assert isinstance(layer, nn.ReLU)
+            x = np.maximum(x, 0)
+    return x
+
+
+@pytest.mark.parametrize("features", [0, 4])
+def test_dlrm_is_its_formula(features: int) -> None:
+    torch.manual_seed(1)
+    model = DLRM(bags(8), features, (5,), (7, 3), standardize=False)
+    dense = torch.randn(6, features) if features else None
+    batch = ids(6)
+    vectors = model.bags(batch).values().detach().double().numpy()
+    rows = []
+    for i in range(6):
+        sample = list(vectors[i].reshape(3, 8))
+        if dense is not None:
+            assert model.bottom is not None
+            sample.insert(0, by_hand(model.bottom, dense[i].double().numpy()))
+        # All pairs (i, j < i), in that order.
+        pairs = [
+            sample[j] @ sample[k] for j in range(len(sample)) for k in range(j)
+        ]
+        rows.append(np.concatenate([sample[0], pairs]))
+    expected = by_hand(model.top, np.array(rows))[:, 0]
+    logits = model(dense, batch)
+    assert logits.shape == (6,)
+    np.testing.assert_allclose(logits.detach(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("features", [0, 4])
+def test_deepfm_is_its_formula(features: int) -> None:
+    torch.manual_seed(1)
+    model = DeepFM(bags(8), features, (7, 3), standardize=False)
+    dense = torch.randn(6, features) if features else None
+    batch = ids(6)
+    vectors = model.bags(batch).values().detach().double().numpy()
+    expected = []
+    for i in range(6):
+        sample = vectors[i].reshape(3, 8)
+        logit = sample[:, 0].sum()
+        factors = sample[:, 1:]
+        for one, other in itertools.combinations(factors, 2):
+            logit += one @ other
+        deep = factors.reshape(-1)
+        if dense is not None:
+            x = dense[i].double().numpy()
+            assert model.linear is not None
+            logit += by_hand(nn.Sequential(model.linear), x)[0]
+            deep = np.concatenate([x, deep])
+        expected.append(logit + by_hand(model.deep, deep)[0])
+    logits = model(dense, batch)
+    assert logits.shape == (6,)
+    np.testing.assert_allclose(logits.detach(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", [DLRM, DeepFM])
+def test_all_parts_are_trained(model: type[DLRM] | type[DeepFM]) -> None:
+    torch.manual_seed(1)
+    net = model(bags(4), 2)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    before = [p.detach().clone() for p in net.parameters()]
+    batch, dense, label = ids(64), torch.randn(64, 2), torch.rand(64).round()
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(
+            net(dense, batch), label
+        )
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]  # the labels are learned by heart
+    for old, new in zip(before, net.parameters(), strict=True):
+        assert not torch.equal(old, new)
+    tables = net.bags.store.stats()["tables"]
+    assert all(tables[key]["rows"] > 0 for key in KEYS)
+
+
+def test_dims_that_do_not_fit_are_named() -> None:
+    mixed = persia.EmbeddingBagCollection(
+        tables=[
+            persia.EmbeddingBagConfig("a", 4, ["a"]),
+            persia.EmbeddingBagConfig("b", 8, ["b"]),
+        ]
+    )
+    for model in (DLRM, DeepFM):
+        with pytest.raises(errors.InvalidArgument, match=r"\[4, 8\]"):
+            model(mixed, 3)
+    with pytest.raises(errors.InvalidArgument, match="at least 2"):
+        DeepFM(bags(1), 3)
+
+
+def test_standardize_uses_all_samples_seen() -> None:
+    g = torch.Generator().manual_seed(2)
+    x = torch.randn(1000, 3, generator=g) * torch.tensor([1e-3, 1.0, 1e4])
+    x += torch.tensor([5.0, -2.0, 3e4])
+    module = Standardize(3)
+    assert torch.equal(module.eval()(x[:5]), x[:5])  # nothing is known yet
+    module.train()
+    for part in x.split([1, 500, 0, 99, 400]):
+        module(part)
+    module.eval()
+    expected = (x - x.mean(0)) / x.std(0, correction=0)
+    torch.testing.assert_close(module(x), expected, atol=2e-3, rtol=1e-3)
+    assert float(module.count) == 1000
+    fresh = Standardize(3)
+    fresh.load_state_dict(module.state_dict())
+    assert torch.equal(fresh.eval()(x), module(x))
+
+
+def test_standardize_of_a_constant_column_is_finite() -> None:
+    module = Standardize(2)
+    out = module(torch.tensor([[3.0, 1.0], [3.0, 2.0]]))
+    assert torch.equal(out[:, 0], torch.zeros(2))
+    assert out.isfinite().all()
