@@ -79,7 +79,10 @@ test-c: build
 
 comma := ,
 
+# One test reads batches of the real torchrec, which needs its own place.
 test: test-c
+	@benchmarks/peers/setup.sh $(RUN) || \
+	    echo 'no torchrec: the test that needs it will be skipped' >&2
 	$(RUN) -m pytest
 
 test-long: test-c
