@@ -127,14 +127,15 @@ def strings_split(
     lengths: Buffer,
     /,
 ) -> int: ...
-def lines_skip(text: Buffer, final: bool, lines: int, /) -> tuple[int, int]: ...
+def lines_skip(
+    text: Buffer, final: bool, lines: int, /
+) -> tuple[int, int]: ...
+
 @final
 class CriteoReader:
     lines: int
     faults: int
-    def __init__(
-        self, has_label: bool, salts: tuple[int, ...], /
-    ) -> None: ...
+    def __init__(self, has_label: bool, salts: tuple[int, ...], /) -> None: ...
     def read(
         self,
         text: Buffer,
@@ -148,6 +149,7 @@ class CriteoReader:
     ) -> tuple[int, int]: ...
     def take_faults(self) -> list[tuple[int, int, int]]: ...
     def pass_lines(self, n: int, /) -> None: ...
+
 @final
 class Synth:
     def __init__(
@@ -201,6 +203,7 @@ class Cut:
         self, no: int, folder: int, stem: str, chunk: int, /
     ) -> list[_RowFile]: ...
     def close(self) -> None: ...
+
 @final
 class Staged:
     def __init__(

@@ -1,4 +1,5 @@
-/* base.h: what every room stands on: error codes, messages, clock, random bits.
+/* base.h: what every room stands on: error codes, messages, clock, random
+ * bits.
  *
  * Every function that can fail returns an int: PERSIA_OK (0) or one of the
  * codes below.  The text of a failure (what was wrong, where, the remedy) is

@@ -70,6 +70,10 @@ PERSIA_API int ckpt_verify(sched *s, const table_config *config, int folder,
 PERSIA_API int ckpt_restore(sched *s, table *t, int folder,
                             const ckpt_file *files, size_t n);
 
+/* The CRC-32C of a message whose first part has `crc` and that goes on with
+ * data[0..n).  Start with 0. */
+PERSIA_API uint32_t crc32c(uint32_t crc, const void *data, size_t n);
+
 /* The CRC-32C and the size of a file in a folder. */
 PERSIA_API int ckpt_file_crc(int folder, const char *name, uint32_t *crc,
                              uint64_t *bytes);

@@ -5,11 +5,7 @@
 #ifndef PERSIA_CKPT_CRC32C_H
 #define PERSIA_CKPT_CRC32C_H
 
-#include "base/base.h"
-
-/* The CRC of a message whose first part has `crc` and that goes on with
- * data[0..n).  Start with 0. */
-PERSIA_API uint32_t crc32c(uint32_t crc, const void *data, size_t n);
+#include "ckpt/ckpt.h" /* crc32c() itself */
 
 /* The CRC of A followed by B, from their own CRCs and the bytes of B. */
 PERSIA_API uint32_t crc32c_combine(uint32_t crc_a, uint32_t crc_b,

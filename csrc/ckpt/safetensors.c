@@ -247,7 +247,7 @@ static int read_object(reader *r, st_header *h)
             if (h->n == ST_TENSORS)
                 return corrupt(r, "too many tensors");
             st_tensor *t = &h->tensors[h->n++];
-            strcpy(t->name, key); /* both have ST_NAME bytes */
+            snprintf(t->name, sizeof t->name, "%s", key);
             code = read_tensor(r, t);
         }
         if (code)

@@ -22,7 +22,8 @@ static inline uint64_t block_bits(const char *p, char a, char b)
     __m128i va = _mm_set1_epi8(a), vb = _mm_set1_epi8(b);
     uint64_t bits = 0;
     for (int i = 0; i < BLOCK / 16; i++) {
-        __m128i x = _mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i));
+        const void *at = p + 16 * i;
+        __m128i x = _mm_loadu_si128((const __m128i *)at);
         __m128i is = _mm_or_si128(_mm_cmpeq_epi8(x, va),
                                   _mm_cmpeq_epi8(x, vb));
         bits |= (uint64_t)(uint32_t)_mm_movemask_epi8(is) << (16 * i);
@@ -203,7 +204,8 @@ static inline int row_read(criteo_reader *r, const char *text,
 size_t criteo_read(criteo_reader *r, const char *text, size_t size, int final,
                    criteo_rows *rows)
 {
-    const uint32_t columns = r->has_label ? CRITEO_COLUMNS : CRITEO_COLUMNS - 1;
+    const uint32_t columns =
+        r->has_label ? CRITEO_COLUMNS : CRITEO_COLUMNS - 1;
     const char *stop[CRITEO_COLUMNS + 1];
     const char *line = text;
     scan s = scan_begin(text, size);

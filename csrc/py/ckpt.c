@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "ckpt/ckpt.h"
-#include "ckpt/crc32c.h"
 #include "ps/ps.h"
 #include "step/step.h"
 

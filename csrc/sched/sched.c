@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -67,8 +68,7 @@ static void loop_fail(pthread_mutex_t *lock, loop *l, size_t index, int code)
     if (l->code == PERSIA_OK || index < l->failed) {
         l->code = code;
         l->failed = index;
-        strncpy(l->text, err_text(), TEXT_BYTES - 1);
-        l->text[TEXT_BYTES - 1] = 0;
+        snprintf(l->text, TEXT_BYTES, "%s", err_text());
     }
     pthread_mutex_unlock(lock);
 }

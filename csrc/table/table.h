@@ -48,7 +48,8 @@ typedef struct table_config {
     uint32_t nonfinite;    /* enum table_nonfinite: what push does */
     uint64_t capacity;     /* rows; 0: unbounded */
     uint32_t full;         /* enum table_full */
-    float admission;       /* probability that an unseen id gets a row, 1: all */
+    float admission;       /* probability that an unseen id gets a row;
+                              1: all */
     uint32_t stripes;      /* power of two up to 256; 0: chosen */
     mem_limit *limit;      /* NULL: none */
 } table_config;
