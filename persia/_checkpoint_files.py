@@ -41,7 +41,7 @@ class _Entry(pydantic.BaseModel):
 class File(_Entry):
     """A file of the folder; its checksum is the CRC-32C of all its bytes."""
 
-    name: str
+    name: str = pydantic.Field(pattern="^[A-Za-z0-9_-][A-Za-z0-9._-]*$")
     bytes: int = pydantic.Field(ge=0)
     crc32c: str = pydantic.Field(pattern="^[0-9a-f]{8}$")
 

@@ -460,17 +460,112 @@ class Store:
 
     # ---- life
 
-    def save(self, path: str | os.PathLike[str], **what: Any) -> Path:
-        """Writes a checkpoint; see :func:`persia.checkpoint.save`."""
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        loader: Any = None,
+        extra: Any = None,
+        keep: int | None = None,
+        step: int | None = None,
+    ) -> Path:
+        """Writes a checkpoint: ``path/step-N``, and its name to LATEST.
+
+        All rows are of one moment, with the state of their optimizer; other
+        threads may go on training meanwhile. The folder is there whole or not
+        at all: an interrupted save leaves the checkpoint before it, and the
+        next save removes what was left. Gradients that wait for
+        ``store.optimizer.step()`` are not saved.
+
+        Args:
+            path: the root; made if it is not there.
+            model: a module, DistributedDataParallel and compiled ones too;
+                its parameters and buffers are saved.
+            optimizer: of the dense parameters; like all that follow, an
+                object with ``state_dict()`` and ``load_state_dict()``, or a
+                list of such.
+            scheduler: of any optimizer.
+            loader: for its position in the data.
+            extra: tensors, numbers, strings, lists and dicts of them.
+            keep: remove all but so many checkpoints, the oldest first.
+            step: the number N; default: :attr:`updates`. A checkpoint of the
+                same number is replaced.
+
+        Returns:
+            The folder of the step.
+
+        Raises:
+            InvalidArgument: a state that ``torch.load(weights_only=True)``
+                would refuse.
+            StorageError: writing failed, or another save into ``path`` is
+                under way.
+        """
         from persia import checkpoint
 
-        return checkpoint.save(self, path, **what)
+        return checkpoint.save(
+            self,
+            path,
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            loader=loader,
+            extra=extra,
+            keep=keep,
+            step=step,
+        )
 
-    def load(self, path: str | os.PathLike[str], **what: Any) -> Checkpoint:
-        """Reads a checkpoint; see :func:`persia.checkpoint.load`."""
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        loader: Any = None,
+        step: int | None = None,
+        strict: bool = True,
+        random_states: bool = True,
+    ) -> Checkpoint:
+        """Reads a checkpoint: rows, counters, and the states of what is given.
+
+        Every byte is verified first. If anything does not fit or fails, the
+        store and all objects are as before. After a load at staleness 0,
+        training gives the same bits as if it had not been interrupted
+        (eviction excepted). No other thread may train meanwhile.
+
+        Args:
+            path: a root, then its LATEST is read, or the folder of a step.
+            model, optimizer, scheduler, loader: as they were saved.
+            step: of the checkpoint in the root; default: LATEST.
+            strict: False: tables that the checkpoint or the store does not
+                have are left as they are, else an error.
+            random_states: whether the global random generators of torch,
+                Python and numpy are set, too.
+
+        Returns:
+            Folder, step, rows per table, and what was saved as ``extra``.
+
+        Raises:
+            SchemaMismatch: tables, dims, dtypes, optimizers or states differ.
+            CorruptFile: a file is truncated or altered.
+            StorageError: there is no checkpoint, or it cannot be read.
+        """
         from persia import checkpoint
 
-        return checkpoint.load(self, path, **what)
+        return checkpoint.load(
+            self,
+            path,
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            loader=loader,
+            step=step,
+            strict=strict,
+            random_states=random_states,
+        )
 
     def close(self) -> None:
         """Frees the tables; later use raises :class:`persia.errors.Closed`."""

@@ -365,7 +365,7 @@ static void staged_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-static int stage(const reading *r, table **out)
+static int stage(const reading *r, uint64_t pushes, table **out)
 {
     sched *s = ps_sched(step_ps(r->owner));
     uint64_t rows = 0;
@@ -373,6 +373,9 @@ static int stage(const reading *r, table **out)
     int code = table_create(table_get_config(r->t), out);
     if (code)
         return code;
+    /* Later than every row: all may be evicted if the capacity is smaller
+     * than it was, the one touched longest ago first. */
+    table_set_clock(*out, pushes + 1);
     code = ckpt_restore(s, *out, r->folder, r->files.files, r->files.n);
     if (code)
         return code;
@@ -411,7 +414,7 @@ static PyObject *staged_new(PyTypeObject *type, PyObject *args,
     self->into = r.t;
     self->pushes = pushes;
     Py_BEGIN_ALLOW_THREADS
-    code = stage(&r, &self->staging);
+    code = stage(&r, pushes, &self->staging);
     Py_END_ALLOW_THREADS
     self->owner = r.owner;
     r.owner = NULL;

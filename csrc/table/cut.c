@@ -122,7 +122,7 @@ static void emit(const table *t, const char *row, cut_out *o)
     o->ids[o->n] = row_id(row);
     memcpy(o->vectors + o->n * t->vector_bytes, row + ROW_VECTOR,
            t->vector_bytes);
-    if (t->state_floats)
+    if (o->state)
         memcpy(o->state + o->n * t->state_floats, row + t->state_offset,
                t->state_floats * sizeof(float));
     o->clocks[o->n++] = row_clock(row);
