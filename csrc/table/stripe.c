@@ -103,6 +103,32 @@ static int aged_older(const void *a, const void *b)
     return x->slot < y->slot ? -1 : x->slot > y->slot;
 }
 
+/* Brings the `want` oldest of all[0 .. n) to the front (Hoare's FIND). */
+static void aged_select(aged *all, size_t n, size_t want)
+{
+    ptrdiff_t low = 0, high = (ptrdiff_t)n - 1, k = (ptrdiff_t)want - 1;
+
+    while (k >= 0 && low < high) {
+        const aged pivot = all[k];
+        ptrdiff_t i = low, j = high;
+        while (i <= j) {
+            while (aged_older(&all[i], &pivot) < 0)
+                i++;
+            while (aged_older(&all[j], &pivot) > 0)
+                j--;
+            if (i > j)
+                break;
+            aged swap = all[i];
+            all[i++] = all[j];
+            all[j--] = swap;
+        }
+        if (j < k)
+            low = i;
+        if (k < i)
+            high = j;
+    }
+}
+
 /* Fills the list of victims with the oldest 1/16 of the rows (at least 32),
  * exactly: ages are compared among all live rows of the stripe. */
 static int victims_find(const table *t, stripe *s, uint32_t clock)
@@ -119,9 +145,10 @@ static int victims_find(const table *t, stripe *s, uint32_t clock)
         if (touched && touched != clock)
             all[n++] = (aged){ clock - touched, slot };
     }
-    qsort(all, n, sizeof *all, aged_older);
     if (want > n)
         want = (uint32_t)n;
+    aged_select(all, n, want);
+    qsort(all, want, sizeof *all, aged_older);
     if (want > s->victims_room) {
         victims_free(s);
         s->victims = malloc(want * sizeof *s->victims);
