@@ -181,10 +181,16 @@ class Dlrm:
             )
             sizes = arrays["sizes"].tolist()
         self.bags = BAGS[peer](sizes, dim, lr, optimizer)
-        self.model = DLRM(self.bags, dense.shape[1])  # type: ignore[arg-type]
+        self.model = DLRM(
+            self.bags,  # type: ignore[arg-type]
+            dense.shape[1],
+            standardize=False,
+        )
         inside = {id(p) for p in self.bags.parameters()}
         outside = [p for p in self.model.parameters() if id(p) not in inside]
-        self.dense_optimizer = torch.optim.Adam(outside, lr=dense_lr)
+        self.dense_optimizer = torch.optim.Adam(
+            outside, lr=dense_lr, fused=True
+        )
         self.run = torch.compile(self.model) if compiled else self.model
 
         def batches(start: int, stop: int) -> list[Any]:
