@@ -15,6 +15,7 @@ DATA   ?= synthetic
 DEMO   ?=
 
 RUN    := $(VENV)/bin/python
+PIP    := $(RUN) -m pip install -q --disable-pip-version-check
 READY  := $(VENV)/.requirements
 CMAKE  := cmake -S csrc -G Ninja -DPERSIA_PYTHON=$(abspath $(RUN))
 BUILD  := build
@@ -32,18 +33,21 @@ help:
 # ---- set-up ----------------------------------------------------------------
 setup: build
 
-$(READY): constraints.txt .ci/system-packages Makefile
-	.ci/system-packages $(PYTHON)
-	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(RUN) -c 'import importlib.metadata as m, sys; \
-	    v = m.version("torch").split("+")[0]; \
-	    sys.exit("torch==" + v != "$(TORCH)")' 2>/dev/null \
-	|| $(RUN) -m pip install -q --no-deps --no-index $(TORCH) 2>/dev/null \
-	|| { test -n "$(TORCH_INDEX)" && $(RUN) -m pip install -q --no-deps \
-	    --index-url $(TORCH_INDEX) $(TORCH); } \
-	|| $(RUN) -m pip install -q $(TORCH)
-	$(RUN) -m pip install -q -r constraints.txt
-	touch $@
+# Torch first and alone: a wheel that pip is told to find (find-links), else
+# the one without CUDA, else what the default index has.
+$(READY): constraints.txt .ci/system-packages
+	@.ci/system-packages $(PYTHON)
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@echo 'installing Python packages into $(VENV)'
+	@$(RUN) -c 'import importlib.metadata as m, sys; \
+	    version = m.version("torch").split("+")[0]; \
+	    sys.exit("torch==" + version != "$(TORCH)")' 2>/dev/null \
+	|| $(PIP) --no-deps --no-index $(TORCH) 2>/dev/null \
+	|| { test -n "$(TORCH_INDEX)" \
+	    && $(PIP) --no-deps --index-url $(TORCH_INDEX) $(TORCH); } \
+	|| $(PIP) $(TORCH)
+	@$(PIP) -r constraints.txt
+	@touch $@
 
 build: $(READY)
 	@test -e $(BUILD)/build.ninja || $(CMAKE) -B $(BUILD) -DPERSIA_TESTS=ON
@@ -105,7 +109,7 @@ test-long: test-c
 FUZZ_SECONDS ?= 30
 
 # ---- care ------------------------------------------------------------------
-PYFILES := persia tests examples benchmarks docs setup.py
+PYFILES := $(wildcard persia tests examples benchmarks docs setup.py)
 
 lint: build
 	$(RUN) tests/lint/native.py csrc
