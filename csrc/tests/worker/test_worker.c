@@ -1,0 +1,299 @@
+/* worker: whole batches against a plain loop over rows. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pool/pool.h"
+#include "ps/ps.h"
+#include "worker/worker.h"
+
+enum { KEYS = 4, BAGS = 700, VOCABULARY = 50, DIM_A = 3, DIM_B = 5 };
+
+static ps *p;
+static worker *w;
+
+static int setup(void **state)
+{
+    (void)state;
+    ps_config config = {.threads = 3};
+    assert_int_equal(ps_create(&config, &p), PERSIA_OK);
+    for (int i = 0; i < 2; i++) {
+        table_config c;
+        table_config_init(&c);
+        snprintf(c.name, sizeof c.name, "%c", 'a' + i);
+        c.dim = i ? DIM_B : DIM_A;
+        c.optimizer = OPTIM_SGD;
+        c.init_a = -1;
+        c.init_b = 1;
+        uint32_t no;
+        int created;
+        assert_int_equal(ps_declare(p, &c, &no, &created), PERSIA_OK);
+    }
+    assert_int_equal(worker_create(p, &w), PERSIA_OK);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    worker_destroy(w);
+    ps_destroy(p);
+    return 0;
+}
+
+/* Key 2 to table a, keys 3 and 0 to table b; key 1 is nobody's. */
+static uint32_t plan_of(uint32_t kind, uint32_t pooling)
+{
+    plan_feature f[] = {
+        {.name = "x", .key = 2, .table = 0, .pooling = pooling,
+         .trainable = 1},
+        {.name = "y", .key = 3, .table = 1, .pooling = pooling,
+         .trainable = 1},
+        {.name = "z", .key = 0, .table = 1, .pooling = pooling,
+         .trainable = 1},
+    };
+    uint32_t plan;
+    assert_int_equal(worker_plan(w, kind, KEYS, f, 3, &plan), PERSIA_OK);
+    return plan;
+}
+
+static int64_t values[KEYS * BAGS * 4], offsets[KEYS * BAGS + 1];
+static float weights[KEYS * BAGS * 4];
+
+/* Bags of 0 to 3 ids, or of exactly one. */
+static id_batch random_batch(int single, int weighted)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < KEYS * BAGS; i++) {
+        offsets[i] = (int64_t)n;
+        size_t length = single ? 1 : (size_t)rand() % 4;
+        for (size_t k = 0; k < length; k++, n++) {
+            values[n] = rand() % VOCABULARY;
+            weights[n] = (float)rand() / (float)RAND_MAX;
+        }
+    }
+    offsets[KEYS * BAGS] = (int64_t)n;
+    return (id_batch){.n = n, .bags = BAGS, .values = values,
+                      .offsets = single == 2 ? NULL : offsets,
+                      .weights = weighted ? weights : NULL};
+}
+
+static void rows_of(uint32_t table, float *out)
+{
+    uint64_t ids[VOCABULARY];
+    for (uint64_t i = 0; i < VOCABULARY; i++)
+        ids[i] = i;
+    assert_int_equal(table_get(ps_table(p, table), VOCABULARY, ids, out,
+                               NULL, NULL), PERSIA_OK);
+}
+
+static float scale_of(uint32_t pooling, size_t length)
+{
+    return pooling == POOL_MEAN    ? 1.0f / (float)length
+           : pooling == POOL_SQRTN ? 1.0f / sqrtf((float)length)
+                                   : 1.0f;
+}
+
+enum { WIDTH = DIM_A + 2 * DIM_B };
+static const struct {
+    uint32_t key, table, dim, column;
+} features[] = {{2, 0, DIM_A, 0},
+                {3, 1, DIM_B, DIM_A},
+                {0, 1, DIM_B, DIM_A + DIM_B}};
+
+static float out[BAGS * WIDTH], grad[BAGS * WIDTH];
+static uint32_t rows[KEYS * BAGS * 4];
+
+static void check(uint32_t pooling, int single, int weighted)
+{
+    static float table[2][VOCABULARY * DIM_B], after[VOCABULARY * DIM_B];
+    static double want[2][VOCABULARY * DIM_B];
+    uint32_t plan = plan_of(PLAN_BAGS, pooling);
+    id_batch b = random_batch(single, weighted);
+    rows_of(0, table[0]);
+    rows_of(1, table[1]);
+    for (int t = 0; t < 2; t++)
+        for (int i = 0; i < VOCABULARY * DIM_B; i++)
+            want[t][i] = table[t][i];
+    for (size_t i = 0; i < BAGS * WIDTH; i++)
+        grad[i] = (float)rand() / (float)RAND_MAX - 0.5f;
+    memset(out, 0xFF, sizeof out);
+    assert_int_equal(worker_forward(w, plan, &b, out, WIDTH, rows),
+                     PERSIA_OK);
+
+    for (size_t f = 0; f < 3; f++) {
+        uint32_t dim = features[f].dim, t = features[f].table;
+        for (size_t bag = 0; bag < BAGS; bag++) {
+            const int64_t *o = offsets + features[f].key * BAGS + bag;
+            const float *got = out + bag * WIDTH + features[f].column;
+            const float *g = grad + bag * WIDTH + features[f].column;
+            for (uint32_t d = 0; d < dim; d++) {
+                double sum = 0;
+                for (int64_t i = o[0]; i < o[1]; i++) {
+                    double s = scale_of(pooling, (size_t)(o[1] - o[0])) *
+                               (weighted ? weights[i] : 1.0f);
+                    size_t at = (size_t)values[i] * dim + d;
+                    sum += s * table[t][at];
+                    want[t][at] -= 0.1 * s * g[d];
+                }
+                assert_true(fabs(sum - got[d]) < 1e-5);
+            }
+        }
+    }
+
+    worker_grad g = {.plan = plan, .batch = b, .rows = rows, .grad = grad,
+                     .stride = WIDTH};
+    optim_args optim[2] = {{.kind = OPTIM_SGD, .lr = 0.1f, .grad_scale = 1},
+                           {.kind = OPTIM_SGD, .lr = 0.1f, .grad_scale = 1}};
+    worker_counts counts;
+    assert_int_equal(worker_backward(w, &g, 1, optim, 2, &counts),
+                     PERSIA_OK);
+    for (int t = 0; t < 2; t++) {
+        int dim = t ? DIM_B : DIM_A;
+        rows_of((uint32_t)t, after);
+        for (int i = 0; i < VOCABULARY * dim; i++)
+            assert_true(fabs(after[i] - want[t][i]) < 1e-4);
+    }
+}
+
+static void batches_as_a_plain_loop_has_them(void **state)
+{
+    (void)state;
+    srand(1);
+    for (uint32_t pooling = POOL_SUM; pooling <= POOL_SQRTN; pooling++)
+        for (int single = 0; single < 3; single++)
+            for (int weighted = 0; weighted < 2; weighted++)
+                check(pooling, single, weighted);
+}
+
+static void rows_have_gaps_of_zeros(void **state)
+{
+    (void)state;
+    uint32_t plan = plan_of(PLAN_ROWS, POOL_NONE);
+    id_batch b = random_batch(0, 0);
+    static float all[KEYS * BAGS * 4 * DIM_B], table[2][VOCABULARY * DIM_B];
+    memset(all, 0xFF, sizeof all);
+    rows_of(0, table[0]);
+    rows_of(1, table[1]);
+    assert_int_equal(worker_forward(w, plan, &b, all, DIM_B, rows),
+                     PERSIA_OK);
+    for (size_t key = 0; key < KEYS; key++) {
+        const float *t = table[key == 2 ? 0 : 1];
+        size_t dim = key == 1 ? 0 : key == 2 ? DIM_A : DIM_B;
+        for (int64_t i = offsets[key * BAGS]; i < offsets[(key + 1) * BAGS];
+             i++)
+            for (size_t d = 0; d < DIM_B; d++) {
+                float want = d < dim ? t[(size_t)values[i] * dim + d] : 0;
+                assert_true(all[(size_t)i * DIM_B + d] == want);
+            }
+    }
+}
+
+static void equal_plans_are_one(void **state)
+{
+    (void)state;
+    uint32_t a = plan_of(PLAN_BAGS, POOL_SUM);
+    assert_int_equal(plan_of(PLAN_BAGS, POOL_SUM), a);
+    assert_int_not_equal(plan_of(PLAN_BAGS, POOL_MEAN), a);
+    uint32_t kind, keys, width;
+    assert_int_equal(worker_plan_shape(w, a, &kind, &keys, &width),
+                     PERSIA_OK);
+    assert_int_equal(kind, PLAN_BAGS);
+    assert_int_equal(keys, KEYS);
+    assert_int_equal(width, WIDTH);
+    assert_int_equal(worker_plan_shape(w, 999, &kind, &keys, &width),
+                     PERSIA_EARG);
+    plan_feature f = {.name = "x", .key = 9};
+    assert_int_equal(worker_plan(w, PLAN_BAGS, KEYS, &f, 1, &a),
+                     PERSIA_EARG);
+}
+
+static void bad_batches_write_nothing(void **state)
+{
+    (void)state;
+    uint32_t plan = plan_of(PLAN_BAGS, POOL_SUM);
+    id_batch good = random_batch(0, 0);
+    struct {
+        size_t at;
+        int64_t value;
+    } bad[] = {{0, 1},       {0, -1},
+               {5, 1 << 30}, {KEYS * BAGS, (int64_t)good.n + 1},
+               {BAGS * 3, -7}, {BAGS * 2, (int64_t)good.n + 9}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        int64_t was = offsets[bad[i].at];
+        offsets[bad[i].at] = bad[i].value;
+        memset(out, 0x55, sizeof out);
+        memset(rows, 0x55, sizeof rows);
+        assert_int_equal(worker_forward(w, plan, &good, out, WIDTH, rows),
+                         PERSIA_EOFFSETS);
+        for (size_t k = 0; k < sizeof out; k++)
+            assert_int_equal(((unsigned char *)out)[k], 0x55);
+        worker_grad g = {.plan = plan, .batch = good, .rows = rows,
+                         .grad = grad, .stride = WIDTH};
+        optim_args optim[2] = {{.kind = OPTIM_SGD, .grad_scale = 1},
+                               {.kind = OPTIM_SGD, .grad_scale = 1}};
+        worker_counts counts;
+        assert_int_equal(worker_backward(w, &g, 1, optim, 2, &counts),
+                         PERSIA_EOFFSETS);
+        offsets[bad[i].at] = was;
+    }
+    id_batch b = {.n = 10, .bags = 3, .values = values};
+    assert_int_equal(worker_forward(w, plan, &b, out, WIDTH, rows),
+                     PERSIA_ESHAPE);
+}
+
+static void norm_and_finite(void **state)
+{
+    (void)state;
+    uint32_t plan = plan_of(PLAN_BAGS, POOL_SUM);
+    id_batch b = random_batch(2, 0);
+    double sums[2][VOCABULARY * DIM_B] = {{0}};
+    for (size_t i = 0; i < BAGS * WIDTH; i++)
+        grad[i] = (float)rand() / (float)RAND_MAX - 0.5f;
+    for (size_t f = 0; f < 3; f++)
+        for (size_t bag = 0; bag < BAGS; bag++)
+            for (uint32_t d = 0; d < features[f].dim; d++)
+                sums[features[f].table]
+                    [(size_t)values[features[f].key * BAGS + bag] *
+                         features[f].dim + d] +=
+                    grad[bag * WIDTH + features[f].column + d];
+    double want = 0;
+    for (int i = 0; i < VOCABULARY * DIM_B; i++)
+        want += sums[0][i] * sums[0][i] + 4 * sums[1][i] * sums[1][i];
+    worker_grad g = {.plan = plan, .batch = b, .rows = rows, .grad = grad,
+                     .stride = WIDTH};
+    assert_int_equal(worker_forward(w, plan, &b, out, WIDTH, rows),
+                     PERSIA_OK);
+    float scale[2] = {1, 2};
+    double got;
+    assert_int_equal(worker_norm(w, &g, 1, scale, 2, &got), PERSIA_OK);
+    assert_true(fabs(got - want) < 1e-4 * want);
+
+    uint8_t finite[2] = {1, 1};
+    assert_int_equal(worker_finite(w, &g, 1, finite, 2), PERSIA_OK);
+    assert_true(finite[0] && finite[1]);
+    grad[123 * WIDTH + DIM_A + 2] = INFINITY;
+    assert_int_equal(worker_finite(w, &g, 1, finite, 2), PERSIA_OK);
+    assert_true(finite[0] && !finite[1]);
+    assert_int_equal(worker_norm(w, &g, 1, scale, 2, &got), PERSIA_OK);
+    assert_true(isnan(got));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(batches_as_a_plain_loop_has_them),
+        cmocka_unit_test(rows_have_gaps_of_zeros),
+        cmocka_unit_test(equal_plans_are_one),
+        cmocka_unit_test(bad_batches_write_nothing),
+        cmocka_unit_test(norm_and_finite),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
