@@ -60,6 +60,16 @@ struct sched {
     int job_stop;
 };
 
+/* Whether this thread is one of a pool's. */
+static _Thread_local int of_a_pool;
+
+static _Atomic(const sched_team *) installed_team;
+
+void sched_team_install(const sched_team *team)
+{
+    atomic_store(&installed_team, team);
+}
+
 /* ---- loops ---- */
 
 static void loop_fail(pthread_mutex_t *lock, loop *l, size_t index, int code)
@@ -97,6 +107,7 @@ static loop *find_loop(sched *s)
 static void *worker_main(void *arg)
 {
     sched *s = arg;
+    of_a_pool = 1;
     pthread_mutex_lock(&s->lock);
     for (;;) {
         loop *l = find_loop(s);
@@ -167,6 +178,53 @@ static void loop_wait(sched *s, loop *l)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* Runs a loop on the pool's workers and this thread. */
+static void run_on_pool(sched *s, loop *l)
+{
+    pthread_cond_init(&l->left, NULL);
+    pthread_mutex_lock(&s->lock);
+    loop **end = &s->loops;
+    while (*end)
+        end = &(*end)->link;
+    *end = l;
+    unsigned idle = s->idle;
+    pthread_mutex_unlock(&s->lock);
+    wake_workers(s, l->n - 1, idle);
+
+    loop_run(&s->lock, l);
+
+    pthread_mutex_lock(&s->lock);
+    loop **at = &s->loops;
+    while (*at != l)
+        at = &(*at)->link;
+    *at = l->link;
+    pthread_mutex_unlock(&s->lock);
+    loop_wait(s, l);
+    pthread_cond_destroy(&l->left);
+}
+
+typedef struct team_loop {
+    sched *s;
+    loop *l;
+} team_loop;
+
+static void team_body(void *ctx)
+{
+    team_loop *t = ctx;
+    loop_run(&t->s->lock, t->l);
+}
+
+/* 1 if a team that serves this thread ran the loop. */
+static int run_on_team(sched *s, loop *l)
+{
+    const sched_team *team = of_a_pool ? NULL : atomic_load(&installed_team);
+    if (!team || team->size() < s->threads)
+        return 0;
+    team_loop t = {s, l};
+    team->run(l->n < s->threads ? (unsigned)l->n : s->threads, team_body, &t);
+    return 1;
+}
+
 int sched_for(sched *s, size_t n, sched_loop_fn fn, void *ctx)
 {
     int code = fork_check("a thread pool");
@@ -187,30 +245,10 @@ int sched_for(sched *s, size_t n, sched_loop_fn fn, void *ctx)
     l.asleep = 0;
     l.code = PERSIA_OK;
     l.failed = 0;
-    if (!s->workers) {
+    if (!s->workers)
         loop_run(&s->lock, &l);
-    } else {
-        pthread_cond_init(&l.left, NULL);
-        pthread_mutex_lock(&s->lock);
-        loop **end = &s->loops;
-        while (*end)
-            end = &(*end)->link;
-        *end = &l;
-        unsigned idle = s->idle;
-        pthread_mutex_unlock(&s->lock);
-        wake_workers(s, n - 1, idle);
-
-        loop_run(&s->lock, &l);
-
-        pthread_mutex_lock(&s->lock);
-        loop **at = &s->loops;
-        while (*at != &l)
-            at = &(*at)->link;
-        *at = l.link;
-        pthread_mutex_unlock(&s->lock);
-        loop_wait(s, &l);
-        pthread_cond_destroy(&l.left);
-    }
+    else if (!run_on_team(s, &l))
+        run_on_pool(s, &l);
     if (l.code == PERSIA_OK)
         return PERSIA_OK;
     return err_set(l.code, "%s", l.text);
@@ -221,6 +259,7 @@ int sched_for(sched *s, size_t n, sched_loop_fn fn, void *ctx)
 static void *background_main(void *arg)
 {
     sched *s = arg;
+    of_a_pool = 1;
     pthread_mutex_lock(&s->job_lock);
     for (;;) {
         job *j = s->first;

@@ -4,6 +4,9 @@
  * workers.  Idle workers sleep; nobody spins.  Several threads may call
  * sched_for() and sched_submit() at once.  A loop body must not block on
  * another loop of the same pool.
+ *
+ * A host whose own threads spin between its loops (OpenMP's do) would keep
+ * the cores from our workers: such a host lends its threads, see sched_team.
  */
 #ifndef PERSIA_SCHED_H
 #define PERSIA_SCHED_H
@@ -31,6 +34,19 @@ PERSIA_API unsigned sched_threads(const sched *s);
 /* Runs fn(ctx, 0..n-1), each index once, on any threads; returns when all
  * have run.  n of 0 or 1, or a pool of one, runs on the caller alone. */
 PERSIA_API int sched_for(sched *s, size_t n, sched_loop_fn fn, void *ctx);
+
+/* Threads of the host that it lends to loops of its own threads. */
+typedef struct sched_team {
+    /* Threads that a loop of the calling thread would get, itself included. */
+    unsigned (*size)(void);
+    /* Runs body(ctx) on up to n threads at once, the caller among them;
+     * returns when all have returned. */
+    void (*run)(unsigned n, void (*body)(void *ctx), void *ctx);
+} sched_team;
+/* From now on loops use the team where it is no smaller than the pool; loops
+ * of background jobs use the pool's workers.  NULL: no team.  `team` must
+ * live as long as the process. */
+PERSIA_API void sched_team_install(const sched_team *team);
 
 /* Runs fn(ctx) once on a thread of its own kind (background threads are
  * separate from loop workers, so a job may call sched_for()).  Jobs start

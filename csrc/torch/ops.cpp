@@ -17,6 +17,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include "sched/sched.h"
 #include "step/step.h"
 
 using torch::headeronly::ScalarType;
@@ -317,10 +318,26 @@ void push(const Tensor &grad, const Tensor &values, const Optional &offsets,
     held.release();
 }
 
+/* Loops of the user's threads run on torch's OpenMP threads: between torch's
+ * own loops those spin, and would keep the cores from workers of ours. */
+unsigned team_size()
+{
+    return torch::stable::get_num_threads();
+}
+
+void team_run(unsigned n, void (*body)(void *ctx), void *ctx)
+{
+    torch::stable::parallel_for(0, n, 1,
+                                [&](int64_t, int64_t) { body(ctx); });
+}
+
+const sched_team team = {team_size, team_run};
+
 } // namespace
 
 STABLE_TORCH_LIBRARY(persia, m)
 {
+    sched_team_install(&team);
     m.def("ticket_v1(Tensor batch, int store, bool grad) -> Tensor");
     m.def("prefetch_v1(Tensor values, Tensor? offsets, Tensor? weights, "
           "int store, int plan, int batch) -> ()");

@@ -182,6 +182,77 @@ static void test_nobody_spins(void **state)
     sched_destroy(s);
 }
 
+/* A team as a host would lend it: threads that are made for each loop. */
+static atomic_int team_runs;
+
+static unsigned team_size(void)
+{
+    return 3;
+}
+
+typedef struct team_call {
+    void (*body)(void *ctx);
+    void *ctx;
+} team_call;
+
+static void *team_thread(void *arg)
+{
+    team_call *call = arg;
+    call->body(call->ctx);
+    return NULL;
+}
+
+static void team_run(unsigned n, void (*body)(void *ctx), void *ctx)
+{
+    pthread_t threads[2];
+    team_call call = {body, ctx};
+    assert_in_range(n, 1, 3);
+    for (unsigned i = 0; i + 1 < n; i++)
+        pthread_create(&threads[i], NULL, team_thread, &call);
+    body(ctx);
+    for (unsigned i = 0; i + 1 < n; i++)
+        pthread_join(threads[i], NULL);
+    atomic_fetch_add(&team_runs, 1);
+}
+
+static void job_with_a_loop(void *ctx)
+{
+    int counts[10] = {0};
+    sched_for(ctx, 10, count_one, counts);
+}
+
+static void test_a_team_runs_loops_of_the_users_threads(void **state)
+{
+    (void)state;
+    static const sched_team team = {team_size, team_run};
+    sched_team_install(&team);
+    sched *small = pool_of(3), *large = pool_of(4), *one = pool_of(1);
+    int counts[40] = {0};
+    atomic_int ran = 0;
+    assert_int_equal(sched_for(small, 40, count_one, counts), PERSIA_OK);
+    for (int i = 0; i < 40; i++)
+        assert_int_equal(counts[i], 1);
+    assert_int_equal(sched_for(small, 64, fail_from_seven, &ran),
+                     PERSIA_EDATA);
+    assert_string_equal(err_text(), "index 7");
+    assert_int_equal(atomic_load(&team_runs), 2);
+    meeting all = {.wanted = 3};
+    assert_int_equal(sched_for(small, 3, meet, &all), PERSIA_OK);
+    assert_int_equal(atomic_load(&team_runs), 3);
+    /* A larger pool than the team, a pool of one, a background job: not. */
+    meeting more = {.wanted = 4};
+    assert_int_equal(sched_for(large, 4, meet, &more), PERSIA_OK);
+    assert_int_equal(sched_for(one, 40, count_one, counts), PERSIA_OK);
+    assert_int_equal(sched_submit(small, job_with_a_loop, small), PERSIA_OK);
+    sched_destroy(small);
+    assert_int_equal(atomic_load(&team_runs), 3);
+    sched_team_install(NULL);
+    assert_int_equal(sched_for(large, 40, count_one, counts), PERSIA_OK);
+    assert_int_equal(atomic_load(&team_runs), 3);
+    sched_destroy(large);
+    sched_destroy(one);
+}
+
 /* ---- jobs ---- */
 
 typedef struct log {
@@ -375,6 +446,7 @@ int main(void)
         cmocka_unit_test(test_lowest_error_wins_and_all_indices_run),
         cmocka_unit_test(test_several_callers),
         cmocka_unit_test(test_nobody_spins),
+        cmocka_unit_test(test_a_team_runs_loops_of_the_users_threads),
         cmocka_unit_test(test_jobs_run_in_order_and_destroy_waits),
         cmocka_unit_test(test_forked_child_gets_an_error),
         cmocka_unit_test(test_signals_reach_the_users_thread),
