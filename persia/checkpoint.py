@@ -29,7 +29,7 @@ import secrets
 import shutil
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -365,25 +365,33 @@ def load(
         path=folder,
         step=manifest.step,
         rows={table.name: table.rows for _, table in pairs},
-        extra=dense.get("extra"),
+        extra=dense["extra"],
         lineage=manifest.lineage,
     )
 
 
 def read_extra(path: str | os.PathLike[str], step: int | None = None) -> Any:
-    """What was given to ``Store.save(extra=...)``, and nothing else: for the
+    """What was given to ``Store.save(extra=…)``, and nothing else: for the
     options that decide which store to make before it can be loaded.
+
+    Args:
+        path: a root, then its LATEST is read, or the folder of a step.
+        step: of the checkpoint in the root; default: LATEST.
+
+    Raises:
+        CorruptFile: a file is truncated or altered.
+        StorageError: there is no checkpoint, or it cannot be read.
     """
     folder = files.find(Path(path), step)
     manifest = files.read_manifest(folder)
     try:
         with files.opened(folder) as descriptor:
-            dense = _read_dense(descriptor, folder, manifest.dense, {})
+            dense = _read_dense(descriptor, folder, manifest.dense, ())
     except PersiaError:
         raise
     except OSError as error:
         raise StorageError(f"{folder} cannot be read: {error}") from error
-    return dense.get("extra")
+    return dense["extra"]
 
 
 def _match(
@@ -442,7 +450,7 @@ def _check_table(
 
 
 def _read_dense(
-    descriptor: int, folder: Path, entry: files.File, parts: Mapping[str, Any]
+    descriptor: int, folder: Path, entry: files.File, parts: Collection[str]
 ) -> dict[str, Any]:
     path = folder / entry.name
     size, crc = _core.ckpt_file_crc(descriptor, entry.name)
@@ -457,7 +465,7 @@ def _read_dense(
         raise CorruptFile(f"{path} cannot be read: {error}") from error
     if not isinstance(dense, dict):
         raise CorruptFile(f"{path} holds a {type(dense).__name__}, no dict")
-    for name in parts.keys() - dense.keys():
+    for name in {"extra", *parts} - dense.keys():
         raise SchemaMismatch(
             f"{folder} holds no state of the {name} (it has {sorted(dense)}): "
             f"leave {name.split()[0]}= out, or save it, too"

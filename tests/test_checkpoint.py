@@ -257,6 +257,7 @@ def test_resumed_training_has_the_same_bits(
 
     resumed = Trained(optimizer, dtype)
     resumed.train(50, 53)  # something else, of which nothing may remain
+    assert checkpoint.read_extra(tmp_path) == {"epoch": 3}
     found = resumed.store.load(tmp_path, **resumed.state())
     assert found.extra == {"epoch": 3}
     assert found.step == 6
