@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
 from collections import deque
@@ -125,6 +126,16 @@ class DataLoader(Generic[T]):
         return len(self.batches)  # type: ignore[arg-type]
 
 
+@dataclasses.dataclass(slots=True)
+class _Batch(Generic[T]):
+    """A batch that was taken from the source and not given out."""
+
+    number: int
+    batch: T
+    ids: Any
+    version: int  # of the ids when they were looked up; -1: they were not
+
+
 class _Pass(Iterator[T]):
     """One iteration over a DataLoader."""
 
@@ -140,9 +151,7 @@ class _Pass(Iterator[T]):
         self._depth = (
             _DEPTH_ASYNC if bound is None else max(1, min(bound, _DEPTH_MAX))
         )
-        self._ahead: deque[tuple[int, T]] = (
-            deque()
-        )  # (number, batch) not given out yet
+        self._ahead: deque[_Batch[T]] = deque()
         self._end: BaseException | None = None  # what the source ended with
         self._source: Iterator[T] | None = iter(loader.batches)
         for handle in {m._handle: None for m in self._modules}:
@@ -161,13 +170,16 @@ class _Pass(Iterator[T]):
             if not self._ahead:
                 assert self._end is not None
                 raise self._end
-            number, batch = self._ahead[0]
+            one = self._ahead[0]
             reading = not torch.is_grad_enabled()
             for handle, _ in self._streams:
-                _core.ahead_next(handle, number, reading)
+                _core.ahead_next(handle, one.number, reading)
             self._ahead.popleft()
             self._fetch(self._depth)
-            return batch
+            if one.version >= 0:
+                # Now, as another pass may have ids of the same batch ahead.
+                _put(one.ids, torch.tensor([one.number, one.version]))
+            return one.batch
         except BaseException:
             self.close()
             raise
@@ -182,14 +194,13 @@ class _Pass(Iterator[T]):
         while len(self._ahead) < n and self._end is None:
             try:
                 batch = next(self._source)
-                number = self._look_ahead(batch)
+                self._ahead.append(self._look_ahead(batch))
             except Exception as end:
                 self._end = end
                 return
-            self._ahead.append((number, batch))
 
-    def _look_ahead(self, batch: T) -> int:
-        """Starts the lookups of a batch and puts the ticket on its ids."""
+    def _look_ahead(self, batch: T) -> _Batch[T]:
+        """Starts the lookups of a batch."""
         number = _core.ahead_number()
         for handle, stream in self._streams:
             _core.ahead_batch(handle, stream, number)
@@ -206,11 +217,9 @@ class _Pass(Iterator[T]):
                         raise
                     except errors.PersiaError:
                         continue  # a forward with these ids will raise it
-        if version >= 0 and not _put(ids, torch.tensor([number, version])):
-            version = -1
         for handle, _ in self._streams:
             _core.ahead_ready(handle, number)
-        return number
+        return _Batch(number, batch, ids, version)
 
     def _skip(self, number: int) -> None:
         for handle, _ in self._streams:
@@ -241,13 +250,10 @@ def skip(ids: Any) -> None:
             one._skip(int(ticket[0]))
 
 
-def _put(ids: Any, ticket: Tensor) -> bool:
-    """Puts the ticket on an ids object; False where it takes no attribute."""
-    try:
+def _put(ids: Any, ticket: Tensor) -> None:
+    """Puts the ticket on an ids object, if it takes attributes."""
+    with contextlib.suppress(AttributeError):
         ids.ticket = ticket
-    except AttributeError:
-        return False
-    return True
 
 
 def _is_ids(value: Any) -> bool:

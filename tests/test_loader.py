@@ -461,6 +461,20 @@ def test_a_second_iterator_inside_the_loop() -> None:
     assert c.stats["not_prefetched"] == 0
 
 
+def test_two_passes_over_the_same_batches() -> None:
+    c = Counter()
+    data = list(c.source(12))
+    for t, batch in enumerate(persia.DataLoader(data, c.model, 1)):
+        seen, loss = c.forward(batch)
+        assert t - 1 <= seen <= t
+        loss.backward()
+        with torch.no_grad():
+            for other in persia.DataLoader(data, c.model, 1):
+                assert c.forward(other)[0] == t + 1
+    assert c.stats["not_prefetched"] == 0
+    assert c.stats["abandoned"] == 0
+
+
 def test_two_loops_train_in_turns() -> None:
     c = Counter()
     for one, two in zip(c.loader(20, 1), c.loader(20, 1), strict=True):
