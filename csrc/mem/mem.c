@@ -21,8 +21,8 @@
 #define PAGE ((size_t)4096)
 #define HUGE ((size_t)2 << 20)
 /* From this size on new pages are huge: one that is touched but hardly used
- * is then at most 5 % of the arena. */
-#define HUGE_AHEAD (20 * HUGE)
+ * is then at most 12 % of the arena. */
+#define HUGE_AHEAD (8 * HUGE)
 /* Below that, ranges that are full are made huge afterwards. */
 #define HUGE_AFTER HUGE
 /* A collapse that took longer is the last one of its arena. */

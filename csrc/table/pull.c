@@ -62,10 +62,13 @@ INLINE_HOT void stage_bucket(const pull_chunk *c, size_t at, size_t n,
     }
 }
 
-INLINE_HOT void stage_row(const pull_chunk *c, size_t n, uint32_t mask,
-                          size_t stride, size_t bytes, pull_block *b)
+INLINE_HOT void stage_row(const pull_chunk *c, size_t at, size_t n,
+                          uint32_t mask, size_t stride, size_t bytes,
+                          uint32_t dim, pull_block *b)
 {
     for (size_t i = 0; i < n; i++) {
+        for (uint32_t j = 0; j < dim; j += 16)
+            __builtin_prefetch(c->out + (at + i) * c->stride + j, 1);
         uint64_t hash = b->hash[i];
         uint32_t match = bucket_match(b->home[i], hash_tag(hash));
         const char *row = NULL;
@@ -181,8 +184,8 @@ INLINE_HOT size_t pull_blocks(const pull_chunk *c, uint32_t dtype,
                          &ring[turn % RING]);
         if (turn >= 1 && at - BLOCK < c->n) {
             size_t left = c->n - (at - BLOCK);
-            stage_row(c, left < BLOCK ? left : BLOCK, mask, stride, bytes,
-                      &ring[(turn - 1) % RING]);
+            stage_row(c, at - BLOCK, left < BLOCK ? left : BLOCK, mask,
+                      stride, bytes, dim, &ring[(turn - 1) % RING]);
         }
         if (turn >= 2) {
             size_t left = c->n - (at - 2 * BLOCK);
