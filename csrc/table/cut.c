@@ -19,16 +19,6 @@ struct table_cut {
     uint32_t at; /* stripe */
 };
 
-static void stripe_cut_end(const table *t, stripe *s)
-{
-    stripe_cut *c = &s->cut;
-
-    mem_release(t->config.limit, (uint64_t)c->aside_room * t->stride);
-    free(c->copied);
-    free(c->aside);
-    memset(c, 0, sizeof *c);
-}
-
 static int stripe_cut_begin(const table *t, stripe *s)
 {
     s->cut.copied = calloc((size_t)s->used / 64 + 1, sizeof(uint64_t));
@@ -74,17 +64,29 @@ static int by_address(const void *a, const void *b)
 
 int table_cut_begin(table *const *tables, size_t n, table_cut **out)
 {
-    table **locked = malloc((n + 1) * sizeof *locked);
-    int rc = PERSIA_OK;
+    table **locked;
+    int rc = fork_check("table_cut_begin");
 
+    if (rc)
+        return rc;
+    locked = malloc((n + 1) * sizeof *locked);
     if (!locked)
         return err_set(PERSIA_ENOMEM, "no memory for a snapshot");
-    memcpy(locked, tables, n * sizeof *locked);
+    for (size_t i = 0; i < n; i++) {
+        locked[i] = tables[i];
+        out[i] = NULL;
+    }
     qsort(locked, n, sizeof *locked, by_address);
+    for (size_t i = 1; i < n && !rc; i++)
+        if (locked[i] == locked[i - 1])
+            rc = err_set(PERSIA_EARG, "table %s comes twice in one snapshot",
+                         locked[i]->config.name);
+    if (rc) {
+        free(locked);
+        return rc;
+    }
     for (size_t i = 0; i < n; i++)
         pthread_rwlock_wrlock(&locked[i]->gate);
-    for (size_t i = 0; i < n; i++)
-        out[i] = NULL;
     for (size_t i = 0; i < n && !rc; i++)
         rc = cut_make(tables[i], &out[i]);
     for (size_t i = 0; i < n; i++)
@@ -108,7 +110,7 @@ uint64_t table_cut_clock(const table_cut *cut)
     return cut->clock;
 }
 
-/* Where the next row goes. */
+/* Where the next row goes; NULL: not wanted. */
 typedef struct cut_out {
     uint64_t *ids;
     char *vectors;
@@ -119,13 +121,17 @@ typedef struct cut_out {
 
 static void emit(const table *t, const char *row, cut_out *o)
 {
-    o->ids[o->n] = row_id(row);
-    memcpy(o->vectors + o->n * t->vector_bytes, row + ROW_VECTOR,
-           t->vector_bytes);
+    if (o->ids)
+        o->ids[o->n] = row_id(row);
+    if (o->vectors)
+        memcpy(o->vectors + o->n * t->vector_bytes, row + ROW_VECTOR,
+               t->vector_bytes);
     if (o->state)
         memcpy(o->state + o->n * t->state_floats, row + t->state_offset,
                t->state_floats * sizeof(float));
-    o->clocks[o->n++] = row_clock(row);
+    if (o->clocks)
+        o->clocks[o->n] = row_clock(row);
+    o->n++;
 }
 
 static void stripe_emit_locked(const table *t, stripe *s, size_t room,
@@ -149,19 +155,27 @@ int table_cut_next(table_cut *cut, size_t room, uint64_t *ids, void *vectors,
     enum { PIECE = 8192 }; /* rows for which a lock is held at most */
     cut_out o = { ids, vectors, state, clocks, 0 };
     table *t = cut->t;
+    int rc = PERSIA_OK;
 
-    while (o.n < room && cut->at < t->stripes) {
+    *n = 0;
+    while (o.n < room && cut->at < t->stripes && !rc) {
         stripe *s = &t->stripe[cut->at];
         size_t piece = room - o.n < PIECE ? room : o.n + PIECE;
         pthread_rwlock_wrlock(&s->lock);
+        rc = s->cut.failed;
         stripe_emit_locked(t, s, piece, &o);
-        if (s->cut.cursor == s->cut.mark &&
+        if (!rc && s->cut.cursor == s->cut.mark &&
             s->cut.aside_done == s->cut.aside_n) {
             stripe_cut_end(t, s);
             cut->at++;
         }
         pthread_rwlock_unlock(&s->lock);
     }
+    if (rc)
+        return err_set(rc, "table %s: the snapshot failed: no memory to put "
+                       "aside rows that changed meanwhile. Raise "
+                       "memory_limit, or train less while it is written",
+                       t->config.name);
     *n = o.n;
     return PERSIA_OK;
 }

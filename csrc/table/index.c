@@ -16,23 +16,28 @@ static uint32_t page_phase(uint64_t prefix, uint32_t depth)
     return (uint32_t)(((prefix + depth) * 0x9E3779B97F4A7C15u) >> 56);
 }
 
-static int page_create(row_index *ix, uint64_t buckets, uint32_t depth,
-                       uint32_t phase, page **out)
+/* Makes an empty page of a block of memory. */
+static void page_start(page *p, uint64_t buckets, uint32_t depth,
+                       uint32_t phase)
 {
-    size_t bytes = sizeof(page) + buckets * sizeof(bucket);
-    void *block;
-    page *p;
-    int rc = mem_blocks_take(ix->blocks, bytes, &block);
-
-    if (rc)
-        return rc;
-    p = block;
-    memset(p, 0, bytes);
+    memset(p, 0, sizeof *p + buckets * sizeof(bucket));
     p->buckets = (uint32_t)buckets;
     p->depth = depth;
     p->grow_at = (uint32_t)(buckets * BUCKET_ENTRIES * LOAD_HIGH / 100);
     p->split_at = SPLIT_ROWS + SPLIT_ROWS * phase / 256;
-    *out = p;
+}
+
+static int page_create(row_index *ix, uint64_t buckets, uint32_t depth,
+                       uint32_t phase, page **out)
+{
+    void *block;
+    int rc = mem_blocks_take(ix->blocks,
+                             sizeof(page) + buckets * sizeof(bucket), &block);
+
+    if (rc)
+        return rc;
+    *out = block;
+    page_start(*out, buckets, depth, phase);
     return PERSIA_OK;
 }
 
@@ -94,6 +99,28 @@ void row_index_free(row_index *ix)
     }
     free(ix->directory);
     ix->directory = NULL;
+}
+
+void row_index_clear(row_index *ix)
+{
+    row_index fresh;
+    page *first = ix->directory[0].page;
+
+    if (row_index_init(&fresh, ix->blocks) == PERSIA_OK) {
+        row_index_free(ix);
+        *ix = fresh;
+        return;
+    }
+    /* at the limit of memory: go on with the first page, made small */
+    for (size_t i = (size_t)1 << (ix->depth - first->depth);
+         i < (size_t)1 << ix->depth;) {
+        page *p = ix->directory[i].page;
+        i += (size_t)1 << (ix->depth - p->depth);
+        page_destroy(ix, p);
+    }
+    page_start(first, 1, 0, 0);
+    ix->depth = 0;
+    ix->directory[0] = (page_ref){ first, 1, 0 };
 }
 
 /* First directory entry of the page of this hash, and how many it has. */

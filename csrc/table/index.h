@@ -69,6 +69,8 @@ typedef struct row_store {
 
 int row_index_init(row_index *ix, mem_blocks *blocks);
 void row_index_free(row_index *ix);
+/* Takes out all entries and gives the memory back; cannot fail. */
+void row_index_clear(row_index *ix);
 /* Makes room for one more entry of this hash; must come before an insert. */
 int row_index_reserve(row_index *ix, row_store rows, uint64_t hash);
 /* The id must not be in it; the row's id must be in place. */

@@ -187,7 +187,7 @@ static int row_make(apply *a, size_t d, int64_t *slot)
         return PERSIA_OK;
     }
     rc = stripe_add_locked(a->t, a->s, a->g->hash[d], a->g->id[d], a->clock,
-                           &made, &evicted);
+                           a->clock, &made, &evicted);
     if (rc == PERSIA_ECAPACITY) { /* all rows are of this very push */
         a->counts.refused++;
         return PERSIA_OK;
@@ -201,13 +201,10 @@ static int row_make(apply *a, size_t d, int64_t *slot)
 }
 
 /* A row that is about to change. */
-static int row_claim(apply *a, int64_t slot)
+static void row_claim(apply *a, int64_t slot)
 {
-    int rc = stripe_touch_locked(a->t, a->s, (uint32_t)slot);
-
-    if (!rc)
-        row_set_clock(stripe_row(a->t, a->s, (uint32_t)slot), a->clock);
-    return rc;
+    stripe_touch_locked(a->t, a->s, (uint32_t)slot);
+    row_set_clock(stripe_row(a->t, a->s, (uint32_t)slot), a->clock);
 }
 
 /* Entries [at, at + n); slots as guessed by stages 1 and 2. */
@@ -233,10 +230,10 @@ static int apply_block(apply *a, size_t at, size_t n, int64_t *slots)
             continue;
         }
         rc = slots[i] < 0 ? row_make(a, at + i, &slots[i]) : PERSIA_OK;
-        if (!rc && slots[i] >= 0)
-            rc = row_claim(a, slots[i]);
         if (rc)
             return rc;
+        if (slots[i] >= 0)
+            row_claim(a, slots[i]);
     }
     for (size_t i = 0; i < n; i++) { /* after the last growth of the arena */
         if (slots[i] < 0)
@@ -248,6 +245,7 @@ static int apply_block(apply *a, size_t at, size_t n, int64_t *slots)
     a->counts.touched += live;
     return PERSIA_OK;
 }
+
 /* Stage 1 of a block: fetches the row at the hint, or the home bucket. */
 static void stage_fetch(const apply *a, size_t at, size_t n, int64_t *slots)
 {
@@ -363,8 +361,9 @@ static int apply_stripe(void *ctx, size_t item)
     apply a = { t, s, job, &plan->optim[low], &g,
                 clock_short(plan->clock[low]), 0, { 0 } };
     pthread_rwlock_wrlock(&s->lock);
+    /* with all that other stripes and pushes may make meanwhile */
     a.make_last = t->config.capacity &&
-                  atomic_load_explicit(&t->rows, memory_order_relaxed) + g.n >
+                  atomic_load(&t->rows) + atomic_load(&t->pending) + g.n >
                       t->config.capacity;
     rc = apply_group(&a);
     pthread_rwlock_unlock(&s->lock);
@@ -405,20 +404,58 @@ static void job_finish(push_job *job)
     atomic_fetch_add(&t->nonfinite, job->nonfinite);
 }
 
-/* All jobs, with their tables' gates held shared. */
-static int push_gated(sched *s, push_plan *plan)
+/* Tells each table with a limit how many rows the push may make; whether one
+ * is near its limit. */
+static int room_announce_all(const push_plan *plan)
 {
-    size_t full = 0;
+    int near = 0;
+
+    for (size_t j = 0; j < plan->jobs_n; j++)
+        if (room_limited(plan->jobs[j].t))
+            near |= room_announce(plan->jobs[j].t,
+                                  push_job_ids(&plan->jobs[j]));
+    return near;
+}
+
+static void room_leave(const push_plan *plan)
+{
+    for (size_t j = 0; j < plan->jobs_n; j++) {
+        table *t = plan->jobs[j].t;
+        if (!room_limited(t))
+            continue;
+        room_retract(t, push_job_ids(&plan->jobs[j]));
+        pthread_rwlock_unlock(&t->full_lock);
+    }
+}
+
+/* Takes the full locks of tables that have limits: shared, or, near one,
+ * exclusively; then all new rows are counted and must fit.  room_leave()
+ * comes after it in any case. */
+static int room_take(const push_plan *plan)
+{
     int rc = PERSIA_OK;
 
     for (size_t j = 0; j < plan->jobs_n; j++)
-        full += (size_t)push_needs_reserve(&plan->jobs[j]);
-    if (full) { /* one such push at a time, so that the count holds */
-        for (size_t j = 0; j < plan->jobs_n; j++)
-            pthread_mutex_lock(&plan->locked[j]->full_lock);
-        for (size_t j = 0; j < plan->jobs_n && !rc; j++)
+        if (room_limited(plan->locked[j]))
+            pthread_rwlock_rdlock(&plan->locked[j]->full_lock);
+    if (!room_announce_all(plan))
+        return PERSIA_OK;
+    room_leave(plan);
+    for (size_t j = 0; j < plan->jobs_n; j++)
+        if (room_limited(plan->locked[j]))
+            pthread_rwlock_wrlock(&plan->locked[j]->full_lock);
+    (void)room_announce_all(plan);
+    for (size_t j = 0; j < plan->jobs_n && !rc; j++)
+        if (room_limited(plan->jobs[j].t))
             rc = push_reserve(plan, j);
-    }
+    return rc;
+}
+
+/* All jobs, with their tables' gates held shared. */
+static int push_gated(sched *s, push_plan *plan)
+{
+    int rc = room_take(plan);
+
     if (!rc) {
         for (size_t j = 0; j < plan->jobs_n; j++)
             job_start(plan, j);
@@ -427,9 +464,7 @@ static int push_gated(sched *s, push_plan *plan)
         for (size_t j = 0; j < plan->jobs_n; j++)
             job_finish(&plan->jobs[j]);
     }
-    if (full)
-        for (size_t j = 0; j < plan->jobs_n; j++)
-            pthread_mutex_unlock(&plan->locked[j]->full_lock);
+    room_leave(plan);
     return rc;
 }
 

@@ -37,10 +37,18 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n);
 /* Hashes, orders and checks chunk i: a sched_loop_fn. */
 int push_plan_chunk(void *plan, size_t i);
 
+/* Rows are made in a table with a limit by holding its full_lock, between
+ * room_announce() of at most `ids` new rows and room_retract(): shared, or,
+ * if room_announce() says that they come near the limit, exclusively and
+ * after counting them. */
+int room_limited(const table *t);
+int room_announce(table *t, size_t ids);
+void room_retract(table *t, size_t ids);
 /* PERSIA_ECAPACITY or PERSIA_ELIMIT if job's new rows would not fit. */
 int push_reserve(const push_plan *plan, size_t job);
-/* Whether the job comes near enough to a limit for push_reserve(). */
-int push_needs_reserve(const push_job *job);
+/* The same for n rows that are not there. */
+int room_reserve(const table *t, size_t n, uint64_t an_id);
+size_t push_job_ids(const push_job *job);
 
 /* Whether an id without a row gets one in this batch. */
 int push_admits(const table *t, uint64_t hash, uint64_t batch);

@@ -167,8 +167,8 @@ HOT static int rows_finite(const float *x, size_t n, size_t dim,
 }
 
 /* The rows of gradients that a chunk names lie in [*low, *high]. */
-static void chunk_rows(const push_part *part, size_t first, size_t n,
-                       size_t *low, size_t *high)
+HOT static void chunk_rows(const push_part *part, size_t first, size_t n,
+                           size_t *low, size_t *high)
 {
     *low = first;
     *high = first + n - 1;
@@ -187,12 +187,11 @@ static void chunk_rows(const push_part *part, size_t first, size_t n,
  * the largest one named, in one sweep; only if that finds something (maybe
  * in a row that no id names) each id's own. */
 static int chunk_check_finite(const table *t, const push_part *part,
-                              size_t first, size_t n)
+                              size_t first, size_t n, size_t low,
+                              size_t high)
 {
     const uint32_t dim = t->config.dim;
-    size_t low, high;
 
-    chunk_rows(part, first, n, &low, &high);
     if (high - low < 2 * n &&
         rows_finite(part->grad + low * part->stride, high - low + 1, dim,
                     part->stride) &&
@@ -213,10 +212,15 @@ int push_plan_chunk(void *ctx, size_t i)
     push_chunk *c = &plan->chunks[i];
     const push_job *job = &plan->jobs[c->job];
     const push_part *part = &job->parts[c->part];
+    size_t low, high;
 
+    chunk_rows(part, c->first, c->n, &low, &high);
+    if (high >= part->bags)
+        return err_set(PERSIA_EARG, "table %s: an id has the gradient of row "
+                       "%zu of %zu", job->t->config.name, high, part->bags);
     ids_split_chunk(part->ids + c->first, c->n, job->t->stripes, c->hash,
                     c->order, c->start);
     if (job->t->config.nonfinite == NONFINITE_RAISE)
-        return chunk_check_finite(job->t, part, c->first, c->n);
+        return chunk_check_finite(job->t, part, c->first, c->n, low, high);
     return PERSIA_OK;
 }

@@ -98,9 +98,9 @@ static int row_put(table *t, stripe *s, uint64_t hash, uint64_t id, size_t at,
         clock = in->clock;
     if (found >= 0) {
         slot = (uint32_t)found;
-        rc = stripe_touch_locked(t, s, slot);
+        stripe_touch_locked(t, s, slot);
     } else {
-        rc = stripe_add_locked(t, s, hash, id, in->clock, &slot, &evicted);
+        rc = stripe_add_locked(t, s, hash, id, in->clock, 0, &slot, &evicted);
         if (rc == PERSIA_ECAPACITY)
             return err_set(rc, "table %s: no room for id %llu at capacity "
                            "%llu", t->config.name, (unsigned long long)id,
@@ -109,9 +109,9 @@ static int row_put(table *t, stripe *s, uint64_t hash, uint64_t id, size_t at,
             atomic_fetch_add(&t->created, 1);
             atomic_fetch_add(&t->evicted, evicted);
         }
+        if (rc)
+            return rc;
     }
-    if (rc)
-        return rc;
     row = stripe_row(t, s, slot);
     row_set_clock(row, clock);
     if (in->raw)
@@ -138,42 +138,59 @@ static int row_absent(table *t, stripe *s, uint64_t hash, uint64_t id,
     return PERSIA_OK;
 }
 
-/* Refuses rows that would not fit before the first one is written; an id
- * that comes twice counts twice. */
-static int rows_reserve(table *t, size_t n, const uint64_t *ids)
+static void rows_leave(table *t, size_t n)
 {
-    const table_config *c = &t->config;
+    if (!room_limited(t))
+        return;
+    room_retract(t, n);
+    pthread_rwlock_unlock(&t->full_lock);
+}
+
+/* Takes the table's full lock as a push does; an id without a row that
+ * comes twice counts twice. */
+static int rows_take(table *t, size_t n, const uint64_t *ids)
+{
     uint64_t missing = 0;
     int rc;
 
-    if (!c->capacity || c->full != FULL_RAISE ||
-        atomic_load(&t->rows) + n <= c->capacity)
+    if (!room_limited(t))
         return PERSIA_OK;
+    pthread_rwlock_rdlock(&t->full_lock);
+    if (!room_announce(t, n))
+        return PERSIA_OK;
+    rows_leave(t, n);
+    pthread_rwlock_wrlock(&t->full_lock);
+    (void)room_announce(t, n);
     rc = rows_visit(t, n, ids, 0, row_absent, &missing);
-    if (!rc && atomic_load(&t->rows) + missing > c->capacity)
-        rc = err_set(PERSIA_ECAPACITY, "table %s holds %llu rows of at most "
-                     "%llu, %llu more do not fit; nothing was written",
-                     c->name, (unsigned long long)atomic_load(&t->rows),
-                     (unsigned long long)c->capacity,
-                     (unsigned long long)missing);
-    return rc;
+    return rc ? rc : room_reserve(t, missing, ids[0]);
 }
 
 static int rows_put(table *t, size_t n, const uint64_t *ids, rows_in *in)
 {
     int rc;
 
-    in->clock = clock_short(atomic_load(&t->pushes));
+    if (!n)
+        return PERSIA_OK;
     pthread_rwlock_rdlock(&t->gate);
-    if (t->config.capacity)
-        pthread_mutex_lock(&t->full_lock);
-    rc = rows_reserve(t, n, ids);
+    in->clock = clock_short(atomic_load(&t->pushes));
+    rc = rows_take(t, n, ids);
     if (!rc)
         rc = rows_visit(t, n, ids, 1, row_put, in);
-    if (t->config.capacity)
-        pthread_mutex_unlock(&t->full_lock);
+    rows_leave(t, n);
     pthread_rwlock_unlock(&t->gate);
     return rc;
+}
+
+/* Whether all of x is finite as the table keeps it. */
+static int vector_fits(const table *t, const float *x)
+{
+    const float most = t->config.dtype == VECTOR_BF16 ? 0x1.FEFFFEp127f
+                                                      : 0x1.FFFFFEp127f;
+
+    for (uint32_t j = 0; j < t->config.dim; j++)
+        if (!(x[j] >= -most && x[j] <= most))
+            return 0;
+    return 1;
 }
 
 int table_set(table *t, size_t n, const uint64_t *ids, const float *vectors,
@@ -185,7 +202,7 @@ int table_set(table *t, size_t n, const uint64_t *ids, const float *vectors,
     if (rc)
         return rc;
     for (size_t i = 0; i < n; i++)
-        if (!floats_finite(vectors + i * t->config.dim, t->config.dim) ||
+        if (!vector_fits(t, vectors + i * t->config.dim) ||
             (state &&
              !floats_finite(state + i * t->state_floats, t->state_floats)))
             return err_set(PERSIA_ENONFINITE,

@@ -3,9 +3,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-int stripe_init(table *t, stripe *s)
+void fair_lock_init(pthread_rwlock_t *lock)
 {
     pthread_rwlockattr_t attr;
+
+    pthread_rwlockattr_init(&attr);
+    pthread_rwlockattr_setkind_np(
+        &attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(lock, &attr);
+    pthread_rwlockattr_destroy(&attr);
+}
+
+int stripe_init(table *t, stripe *s)
+{
     int rc;
 
     mem_arena_init(&s->arena, t->config.limit);
@@ -13,11 +23,7 @@ int stripe_init(table *t, stripe *s)
     rc = row_index_init(&s->index, &t->blocks);
     if (rc)
         return rc;
-    pthread_rwlockattr_init(&attr);
-    pthread_rwlockattr_setkind_np(
-        &attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-    pthread_rwlock_init(&s->lock, &attr);
-    pthread_rwlockattr_destroy(&attr);
+    fair_lock_init(&s->lock);
     return PERSIA_OK;
 }
 
@@ -69,29 +75,43 @@ static int cut_room(const table *t, stripe_cut *c)
     return PERSIA_OK;
 }
 
-int stripe_touch_slow(const table *t, stripe *s, uint32_t slot)
+void stripe_cut_end(const table *t, stripe *s)
+{
+    stripe_cut *c = &s->cut;
+
+    mem_release(t->config.limit, (uint64_t)c->aside_room * t->stride);
+    free(c->copied);
+    free(c->aside);
+    memset(c, 0, sizeof *c);
+}
+
+void stripe_touch_slow(const table *t, stripe *s, uint32_t slot)
 {
     stripe_cut *c = &s->cut;
     const char *row = stripe_row(t, s, slot);
-    int rc;
 
-    if (slot < c->cursor)
-        return PERSIA_OK;
-    if (row_clock(row) && c->aside_n == c->aside_room &&
-        !(c->copied[slot / 64] >> (slot % 64) & 1)) {
-        rc = cut_room(t, c);
-        if (rc)
-            return rc;
+    if (slot < c->cursor || cut_copied(c, slot) || !row_clock(row))
+        return;
+    if (c->aside_n == c->aside_room) {
+        int rc = cut_room(t, c);
+        if (rc) {
+            stripe_cut_end(t, s);
+            c->failed = rc;
+            return;
+        }
     }
-    if (!cut_copied(c, slot) && row_clock(row))
-        memcpy(c->aside + (size_t)c->aside_n++ * t->stride, row, t->stride);
-    return PERSIA_OK;
+    memcpy(c->aside + (size_t)c->aside_n++ * t->stride, row, t->stride);
 }
 
 /* ---- eviction: the rows touched longest ago ------------------------- */
 
+/* Ages are pushes, negative for rows of a push that began after this one.
+ * Among equals the hash decides, not the slot: a table that was restored
+ * evicts the same rows. */
 typedef struct aged {
-    uint32_t age, slot;
+    int32_t age;
+    uint32_t slot;
+    uint64_t hash;
 } aged;
 
 static int aged_older(const void *a, const void *b)
@@ -100,7 +120,7 @@ static int aged_older(const void *a, const void *b)
 
     if (x->age != y->age)
         return x->age < y->age ? 1 : -1;
-    return x->slot < y->slot ? -1 : x->slot > y->slot;
+    return x->hash < y->hash ? -1 : x->hash > y->hash;
 }
 
 /* Brings the `want` oldest of all[0 .. n) to the front (Hoare's FIND). */
@@ -131,7 +151,8 @@ static void aged_select(aged *all, size_t n, size_t want)
 
 /* Fills the list of victims with the oldest 1/16 of the rows (at least 32),
  * exactly: ages are compared among all live rows of the stripe. */
-static int victims_find(const table *t, stripe *s, uint32_t clock)
+static int victims_find(const table *t, stripe *s, uint32_t clock,
+                        uint32_t spare)
 {
     uint32_t want = s->rows / 16 > 32 ? s->rows / 16 : 32;
     size_t n = 0;
@@ -141,9 +162,11 @@ static int victims_find(const table *t, stripe *s, uint32_t clock)
         return err_set(PERSIA_ENOMEM, "table %s: no memory to choose rows to "
                        "evict", t->config.name);
     for (uint32_t slot = 0; slot < s->used; slot++) {
-        uint32_t touched = row_clock(stripe_row(t, s, slot));
-        if (touched && touched != clock)
-            all[n++] = (aged){ clock - touched, slot };
+        const char *row = stripe_row(t, s, slot);
+        uint32_t touched = row_clock(row);
+        if (touched && touched != spare)
+            all[n++] = (aged){ (int32_t)(clock - touched), slot,
+                               id_hash(row_id(row)) };
     }
     if (want > n)
         want = (uint32_t)n;
@@ -163,7 +186,7 @@ static int victims_find(const table *t, stripe *s, uint32_t clock)
     }
     for (uint32_t i = 0; i < want; i++) {
         s->victims[i] = all[i].slot;
-        s->victim_clocks[i] = clock - all[i].age;
+        s->victim_clocks[i] = clock - (uint32_t)all[i].age;
     }
     s->victims_n = want;
     s->victims_at = 0;
@@ -171,34 +194,35 @@ static int victims_find(const table *t, stripe *s, uint32_t clock)
     return PERSIA_OK;
 }
 
-static int slot_release(table *t, stripe *s, uint32_t slot)
+/* Leaves t->rows to the caller. */
+static void slot_release(const table *t, stripe *s, uint32_t slot)
 {
     char *row = stripe_row(t, s, slot);
-    int rc = stripe_touch_locked(t, s, slot);
 
-    if (rc)
-        return rc;
+    stripe_touch_locked(t, s, slot);
     row_index_remove(&s->index, id_hash(row_id(row)), slot);
     row_set_clock(row, 0);
     memcpy(row, &s->free_head, sizeof s->free_head);
     s->free_head = slot;
     s->rows--;
-    atomic_fetch_sub_explicit(&t->rows, 1, memory_order_relaxed);
-    return PERSIA_OK;
 }
 
 /* A victim that was touched since it was listed is passed over. */
-static int evict_one(table *t, stripe *s, uint32_t clock)
+static int evict_one(const table *t, stripe *s, uint32_t clock,
+                     uint32_t spare)
 {
     for (int fresh = 0; fresh < 2; fresh++) {
         while (s->victims_at < s->victims_n) {
             uint32_t slot = s->victims[s->victims_at];
             uint32_t listed = s->victim_clocks[s->victims_at++];
-            if (row_clock(stripe_row(t, s, slot)) == listed)
-                return slot_release(t, s, slot);
+            if (listed == spare ||
+                row_clock(stripe_row(t, s, slot)) != listed)
+                continue;
+            slot_release(t, s, slot);
+            return PERSIA_OK;
         }
         if (!fresh) {
-            int rc = victims_find(t, s, clock);
+            int rc = victims_find(t, s, clock, spare);
             if (rc)
                 return rc;
         }
@@ -214,9 +238,7 @@ static int slot_take(const table *t, stripe *s, uint32_t *slot)
 
     if (s->free_head != ROW_NONE) {
         *slot = s->free_head;
-        rc = stripe_touch_locked(t, s, *slot);
-        if (rc)
-            return rc;
+        stripe_touch_locked(t, s, *slot);
         memcpy(&s->free_head, stripe_row(t, s, *slot), sizeof s->free_head);
         return PERSIA_OK;
     }
@@ -232,30 +254,46 @@ static int slot_take(const table *t, stripe *s, uint32_t *slot)
     return PERSIA_OK;
 }
 
-int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
-                      uint32_t clock, uint32_t *slot, uint32_t *evicted)
+/* Counts one row more, at capacity in the place of an evicted one. */
+static int row_count(table *t, stripe *s, uint32_t clock, uint32_t spare,
+                     uint32_t *evicted)
 {
     const uint64_t capacity = t->config.capacity;
+    uint64_t rows = atomic_load_explicit(&t->rows, memory_order_relaxed);
+    int rc;
+
+    while (!capacity || rows < capacity)
+        if (atomic_compare_exchange_weak_explicit(&t->rows, &rows, rows + 1,
+                                                  memory_order_relaxed,
+                                                  memory_order_relaxed))
+            return PERSIA_OK;
+    if (t->config.full == FULL_RAISE)
+        return PERSIA_ECAPACITY;
+    rc = evict_one(t, s, clock, spare);
+    *evicted = !rc;
+    return rc;
+}
+
+int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
+                      uint32_t clock, uint32_t spare, uint32_t *slot,
+                      uint32_t *evicted)
+{
     float vector[4096];
     char *row;
     int rc;
 
     *evicted = 0;
-    if (capacity && atomic_load_explicit(&t->rows, memory_order_relaxed) >=
-                        capacity) {
-        if (t->config.full == FULL_RAISE)
-            return PERSIA_ECAPACITY;
-        rc = evict_one(t, s, clock);
-        if (rc)
-            return rc;
-        *evicted = 1;
-    }
     rc = row_index_reserve(&s->index, stripe_rows(t, s), hash);
     if (rc)
         return rc;
-    rc = slot_take(t, s, slot);
+    rc = row_count(t, s, clock, spare, evicted);
     if (rc)
         return rc;
+    rc = slot_take(t, s, slot); /* the one just evicted, if one was */
+    if (rc) {
+        atomic_fetch_sub_explicit(&t->rows, 1, memory_order_relaxed);
+        return rc;
+    }
     row = stripe_row(t, s, *slot);
     memcpy(row, &id, sizeof id);
     row_set_clock(row, clock);
@@ -264,7 +302,6 @@ int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
     row_init_state(t, row);
     row_index_insert(&s->index, hash, *slot);
     s->rows++;
-    atomic_fetch_add_explicit(&t->rows, 1, memory_order_relaxed);
     return PERSIA_OK;
 }
 
@@ -283,27 +320,18 @@ void stripe_fetch_candidates(const table *t, const stripe *s, uint64_t hash,
     }
 }
 
-int stripe_clear_locked(table *t, stripe *s)
+void stripe_clear_locked(table *t, stripe *s)
 {
-    row_index fresh;
-    int rc = PERSIA_OK;
-
-    if (s->cut.mark) { /* a cut still reads the slots: free them one by one */
-        for (uint32_t slot = 0; slot < s->used && !rc; slot++)
-            if (row_clock(stripe_row(t, s, slot)))
-                rc = slot_release(t, s, slot);
-        return rc;
-    }
-    rc = row_index_init(&fresh, &t->blocks);
-    if (rc)
-        return rc;
-    row_index_free(&s->index);
-    mem_arena_free(&s->arena);
-    mem_arena_init(&s->arena, t->config.limit);
-    s->index = fresh;
     atomic_fetch_sub_explicit(&t->rows, s->rows, memory_order_relaxed);
+    s->victims_n = s->victims_at = 0;
+    if (s->cut.mark) { /* a cut still reads the slots: free them one by one */
+        for (uint32_t slot = 0; slot < s->used; slot++)
+            if (row_clock(stripe_row(t, s, slot)))
+                slot_release(t, s, slot);
+        return;
+    }
+    row_index_clear(&s->index);
+    mem_arena_free(&s->arena);
     s->used = s->rows = 0;
     s->free_head = ROW_NONE;
-    s->victims_n = s->victims_at = 0;
-    return PERSIA_OK;
 }

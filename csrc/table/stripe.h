@@ -26,6 +26,7 @@ typedef struct stripe_cut {
     uint64_t *copied; /* a bit a slot: its old row was put aside */
     char *aside;      /* rows put aside */
     uint32_t aside_n, aside_room, aside_done;
+    int failed;       /* why rows could not be put aside; then mark is 0 */
 } stripe_cut;
 
 typedef struct stripe {
@@ -51,8 +52,11 @@ struct table {
     uint32_t init_key[2];  /* philox key of (seed, name) */
     uint32_t noise_key[2];
     pthread_rwlock_t gate; /* pushes hold it shared, a cut exclusively */
-    pthread_mutex_t full_lock; /* held by pushes that may meet capacity */
-    _Atomic uint64_t rows;
+    /* Of a table with a limit (push_reserve.c): held shared while rows are
+     * made far from it, exclusively by who comes near and counts. */
+    pthread_rwlock_t full_lock;
+    _Atomic uint64_t pending; /* rows that those who hold it may make */
+    _Atomic uint64_t rows;    /* at most capacity, at any time */
     _Atomic uint64_t pushes;
     _Atomic uint64_t pulled, missed;
     _Atomic uint64_t created, evicted, refused, nonfinite;
@@ -91,29 +95,34 @@ static inline void row_prefetch(const char *row, size_t bytes)
     __builtin_prefetch(row + bytes - 1);
 }
 
+/* A lock whose writers do not starve, however many readers come. */
+void fair_lock_init(pthread_rwlock_t *lock);
 int stripe_init(table *t, stripe *s);
 void stripe_free(stripe *s);
 
 /* Adds a row for an id that has none: initial vector and state, the clock
  * given.  At capacity it evicts the row touched longest ago (*evicted is 1
- * then), never one touched at `clock`; PERSIA_ECAPACITY when there is none. */
+ * then), never one touched at `spare` (0: any); PERSIA_ECAPACITY when there
+ * is none. */
 int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
-                      uint32_t clock, uint32_t *slot, uint32_t *evicted);
-/* Must come before a live row changes: a cut may need the old one. */
-int stripe_touch_slow(const table *t, stripe *s, uint32_t slot);
-static inline int stripe_touch_locked(const table *t, stripe *s,
-                                      uint32_t slot)
+                      uint32_t clock, uint32_t spare, uint32_t *slot,
+                      uint32_t *evicted);
+/* Must come before a live row changes: a cut may need the old one.  Where
+ * there is no memory for it, the cut fails, not its caller. */
+void stripe_touch_slow(const table *t, stripe *s, uint32_t slot);
+static inline void stripe_touch_locked(const table *t, stripe *s,
+                                       uint32_t slot)
 {
     if (__builtin_expect(slot < s->cut.mark, 0))
-        return stripe_touch_slow(t, s, slot);
-    return PERSIA_OK;
+        stripe_touch_slow(t, s, slot);
 }
+void stripe_cut_end(const table *t, stripe *s);
 /* Fetches the first `bytes` of each row that may be the one of this hash, in
  * its home bucket and the next. */
 void stripe_fetch_candidates(const table *t, const stripe *s, uint64_t hash,
                              size_t bytes);
 /* Removes all rows. */
-int stripe_clear_locked(table *t, stripe *s);
+void stripe_clear_locked(table *t, stripe *s);
 
 /* Initial values (init.c). */
 void row_init_vector(const table *t, uint64_t id, float *out);

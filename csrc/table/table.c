@@ -33,10 +33,16 @@ static int config_check(const table_config *c)
         c->nonfinite > NONFINITE_SKIP || c->full > FULL_EVICT_LRU)
         return err_set(PERSIA_EARG, "table %s: an option has no such value",
                        c->name);
+    /* six standard deviations are the most that INIT_NORMAL gives */
     if (!isfinite(c->init_a) || !isfinite(c->init_b) ||
-        !isfinite(c->state_init))
+        !isfinite(c->init_b - c->init_a) ||
+        !isfinite(fabsf(c->init_a) + 6 * fabsf(c->init_b)))
         return err_set(PERSIA_EARG, "table %s: initial values must be finite",
                        c->name);
+    if (!isfinite(c->state_init) || c->state_init < 0)
+        return err_set(PERSIA_EARG, "table %s: the initial state is %g, it "
+                       "must be finite and not negative", c->name,
+                       (double)c->state_init);
     if (!(c->admission >= 0 && c->admission <= 1))
         return err_set(PERSIA_EARG, "table %s: admission probability is %g, "
                        "it must be within [0, 1]", c->name,
@@ -80,8 +86,8 @@ int table_create(const table_config *config, table **out)
     bytes = t->state_offset + t->state_floats * sizeof(float);
     t->stride = bytes;
     row_init_keys(t);
-    pthread_rwlock_init(&t->gate, NULL);
-    pthread_mutex_init(&t->full_lock, NULL);
+    fair_lock_init(&t->gate);
+    fair_lock_init(&t->full_lock);
     mem_blocks_init(&t->blocks, config->limit);
     for (uint32_t i = 0; i < stripes; i++) {
         rc = stripe_init(t, &t->stripe[i]);
@@ -103,7 +109,7 @@ void table_destroy(table *t)
     for (uint32_t i = 0; i < t->stripes; i++)
         stripe_free(&t->stripe[i]);
     pthread_rwlock_destroy(&t->gate);
-    pthread_mutex_destroy(&t->full_lock);
+    pthread_rwlock_destroy(&t->full_lock);
     mem_blocks_free(&t->blocks);
     free(t);
 }
@@ -153,11 +159,11 @@ int table_clear(table *t)
     if (rc)
         return rc;
     pthread_rwlock_rdlock(&t->gate);
-    for (uint32_t i = 0; i < t->stripes && !rc; i++) {
+    for (uint32_t i = 0; i < t->stripes; i++) {
         pthread_rwlock_wrlock(&t->stripe[i].lock);
-        rc = stripe_clear_locked(t, &t->stripe[i]);
+        stripe_clear_locked(t, &t->stripe[i]);
         pthread_rwlock_unlock(&t->stripe[i].lock);
     }
     pthread_rwlock_unlock(&t->gate);
-    return rc;
+    return PERSIA_OK;
 }

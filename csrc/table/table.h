@@ -136,7 +136,9 @@ PERSIA_API int table_cut_begin(table *const *tables, size_t n,
                                table_cut **out /* [n] */);
 PERSIA_API uint64_t table_cut_rows(const table_cut *cut);
 PERSIA_API uint64_t table_cut_clock(const table_cut *cut);
-/* Hands out up to `room` rows; *n is 0 at the end.  state may be NULL. */
+/* Hands out up to `room` rows; *n is 0 at the end.  An array that is NULL is
+ * left out.  PERSIA_ELIMIT or PERSIA_ENOMEM when rows that changed meanwhile
+ * could not be put aside: then the cut is lost, the table is not. */
 PERSIA_API int table_cut_next(table_cut *cut, size_t room, uint64_t *ids,
                               void *vectors, float *state, uint32_t *clocks,
                               size_t *n);
