@@ -1,0 +1,284 @@
+#include "tests/table/help.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+uint64_t rng_next(rng *r)
+{
+    const uint32_t counter[4] = { (uint32_t)r->state,
+                                  (uint32_t)(r->state >> 32), 3, 3 };
+    const uint32_t key[2] = { 4, 5 };
+    uint32_t out[4];
+
+    r->state++;
+    philox4x32(counter, key, out);
+    return ((uint64_t)out[1] << 32) | out[0];
+}
+
+uint64_t rng_below(rng *r, uint64_t n)
+{
+    return rng_next(r) % n;
+}
+
+float rng_float(rng *r)
+{
+    return (float)(int32_t)(uint32_t)rng_next(r) * 0x1p-31f;
+}
+
+static uint64_t unshift(uint64_t x, int by)
+{
+    uint64_t y = x;
+
+    for (int done = by; done < 64; done += by)
+        y = x ^ (y >> by);
+    return y;
+}
+
+static uint64_t inverse(uint64_t odd)
+{
+    uint64_t x = odd;
+
+    for (int i = 0; i < 6; i++)
+        x *= 2 - odd * x;
+    return x;
+}
+
+uint64_t id_of_hash(uint64_t hash)
+{
+    hash = unshift(hash, 31) * inverse(0x94D049BB133111EBu);
+    hash = unshift(hash, 27) * inverse(0xBF58476D1CE4E5B9u);
+    return unshift(hash, 30) - 0x9E3779B97F4A7C15u;
+}
+
+table_config config_of(uint32_t dim, uint32_t optimizer)
+{
+    table_config c;
+
+    table_config_init(&c);
+    snprintf(c.name, sizeof c.name, "test");
+    c.seed = 17;
+    c.dim = dim;
+    c.optimizer = optimizer;
+    return c;
+}
+
+table *table_of(const table_config *config)
+{
+    table *t;
+
+    if (table_create(config, &t))
+        fail_msg("%s", err_text());
+    return t;
+}
+
+sched *pool_of(unsigned threads)
+{
+    sched *s;
+
+    if (sched_create(threads, &s))
+        fail_msg("%s", err_text());
+    return s;
+}
+
+optim_args args_of(uint32_t kind)
+{
+    return (optim_args){ .kind = kind,
+                         .lr = 0.1f,
+                         .eps = 1e-6f,
+                         .beta1 = 0.9f,
+                         .beta2 = 0.99f,
+                         .step = 1,
+                         .grad_scale = 1 };
+}
+
+int push_try(sched *s, table *t, const optim_args *args, size_t n,
+             const uint64_t *ids, const float *grad, uint64_t batch,
+             push_job *out)
+{
+    const push_part part = { .n = n,
+                             .ids = ids,
+                             .grad = grad,
+                             .stride = table_get_config(t)->dim,
+                             .bags = n };
+    push_job job = {
+        .t = t, .parts = &part, .parts_n = 1, .optim = args, .batch = batch
+    };
+    int rc = table_push(s, &job, 1);
+
+    job.parts = NULL;
+    *out = job;
+    return rc;
+}
+
+push_job push_one(sched *s, table *t, const optim_args *args, size_t n,
+                  const uint64_t *ids, const float *grad, uint64_t batch)
+{
+    push_job job;
+
+    if (push_try(s, t, args, n, ids, grad, batch, &job))
+        fail_msg("%s", err_text());
+    return job;
+}
+
+void pull_one(sched *s, table *t, size_t n, const uint64_t *ids, float *out)
+{
+    pull_job job = { .t = t,
+                     .n = n,
+                     .ids = ids,
+                     .out = out,
+                     .stride = table_get_config(t)->dim };
+
+    if (table_pull(s, &job, 1))
+        fail_msg("%s", err_text());
+}
+
+table_stats stats_of(const table *t)
+{
+    table_stats stats;
+
+    table_get_stats(t, &stats);
+    return stats;
+}
+
+int has_row(table *t, uint64_t id)
+{
+    static float vector[4096];
+    uint8_t found;
+
+    if (table_get(t, 1, &id, vector, NULL, &found))
+        fail_msg("%s", err_text());
+    return found;
+}
+
+/* ---- dumps ---- */
+
+static void dump_grow(dump *d, size_t room)
+{
+    d->room = room;
+    d->ids = realloc(d->ids, room * sizeof *d->ids);
+    d->vectors = realloc(d->vectors, room * d->vector_bytes);
+    d->state = realloc(d->state, room * d->state_floats * sizeof(float) + 1);
+    d->clocks = realloc(d->clocks, room * sizeof *d->clocks);
+    if (!d->ids || !d->vectors || !d->state || !d->clocks)
+        fail_msg("no memory for a dump");
+}
+
+typedef struct numbered {
+    uint64_t id;
+    size_t at;
+} numbered;
+
+static int by_id(const void *a, const void *b)
+{
+    uint64_t x = ((const numbered *)a)->id, y = ((const numbered *)b)->id;
+
+    return x < y ? -1 : x > y;
+}
+
+static void dump_sort(dump *d)
+{
+    numbered *order = malloc((d->n + 1) * sizeof *order);
+    const size_t state_bytes = d->state_floats * sizeof(float);
+    dump to = *d;
+
+    if (!order)
+        fail_msg("no memory for a dump");
+    to.ids = NULL;
+    to.vectors = NULL;
+    to.state = NULL;
+    to.clocks = NULL;
+    dump_grow(&to, d->n + 1);
+    for (size_t i = 0; i < d->n; i++)
+        order[i] = (numbered){ d->ids[i], i };
+    qsort(order, d->n, sizeof *order, by_id);
+    for (size_t i = 0; i < d->n; i++) {
+        size_t from = order[i].at;
+        if (i && order[i].id == order[i - 1].id)
+            fail_msg("id %llu comes twice in a cut",
+                     (unsigned long long)order[i].id);
+        to.ids[i] = order[i].id;
+        to.clocks[i] = d->clocks[from];
+        memcpy(to.vectors + i * d->vector_bytes,
+               d->vectors + from * d->vector_bytes, d->vector_bytes);
+        memcpy(to.state + i * d->state_floats,
+               d->state + from * d->state_floats, state_bytes);
+    }
+    free(order);
+    dump_free(d);
+    *d = to;
+}
+
+dump dump_cut(table *t, table_cut *cut, size_t room)
+{
+    const table_config *c = table_get_config(t);
+    dump d = { .dim = c->dim,
+               .state_floats = table_state_floats(t),
+               .vector_bytes = c->dim * (c->dtype == VECTOR_BF16 ? 2u : 4u),
+               .clock = table_cut_clock(cut) };
+    const uint64_t rows = table_cut_rows(cut);
+    size_t n = 1;
+
+    dump_grow(&d, room);
+    while (n) {
+        if (d.n + room > d.room)
+            dump_grow(&d, 2 * d.room + room);
+        if (table_cut_next(cut, room, d.ids + d.n,
+                           d.vectors + d.n * d.vector_bytes,
+                           d.state + d.n * d.state_floats, d.clocks + d.n,
+                           &n))
+            fail_msg("%s", err_text());
+        if (n > room)
+            fail_msg("a cut gives %zu rows where %zu fit", n, room);
+        d.n += n;
+    }
+    table_cut_end(cut);
+    if (d.n != rows)
+        fail_msg("a cut announces %llu rows and gives %zu",
+                 (unsigned long long)rows, d.n);
+    dump_sort(&d);
+    return d;
+}
+
+dump dump_table(table *t)
+{
+    table_cut *cut;
+
+    if (table_cut_begin(&t, 1, &cut))
+        fail_msg("%s", err_text());
+    return dump_cut(t, cut, 5000);
+}
+
+void dump_free(dump *d)
+{
+    free(d->ids);
+    free(d->vectors);
+    free(d->state);
+    free(d->clocks);
+    memset(d, 0, sizeof *d);
+}
+
+void dump_equal(const dump *a, const dump *b, const char *what)
+{
+    if (a->n != b->n)
+        fail_msg("%s: %zu rows and %zu rows", what, a->n, b->n);
+    for (size_t i = 0; i < a->n; i++) {
+        if (a->ids[i] != b->ids[i])
+            fail_msg("%s: id %llu and id %llu", what,
+                     (unsigned long long)a->ids[i],
+                     (unsigned long long)b->ids[i]);
+        if (memcmp(a->vectors + i * a->vector_bytes,
+                   b->vectors + i * b->vector_bytes, a->vector_bytes))
+            fail_msg("%s: vectors of id %llu differ", what,
+                     (unsigned long long)a->ids[i]);
+        if (memcmp(a->state + i * a->state_floats,
+                   b->state + i * b->state_floats,
+                   a->state_floats * sizeof(float)))
+            fail_msg("%s: states of id %llu differ", what,
+                     (unsigned long long)a->ids[i]);
+        if (a->clocks[i] != b->clocks[i])
+            fail_msg("%s: clocks of id %llu are %u and %u", what,
+                     (unsigned long long)a->ids[i], a->clocks[i],
+                     b->clocks[i]);
+    }
+}

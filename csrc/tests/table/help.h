@@ -1,0 +1,70 @@
+/* help.h: what the tests of the table share. */
+#ifndef PERSIA_TESTS_TABLE_HELP_H
+#define PERSIA_TESTS_TABLE_HELP_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "table/table.h"
+
+/* Sizes shrink where a sanitizer makes everything ten times slower. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { SANITIZED = 1 };
+#else
+enum { SANITIZED = 0 };
+#endif
+
+typedef struct rng {
+    uint64_t state;
+} rng;
+uint64_t rng_next(rng *r);
+uint64_t rng_below(rng *r, uint64_t n);
+float rng_float(rng *r); /* [-1, 1) */
+
+/* The id whose hash is this. */
+uint64_t id_of_hash(uint64_t hash);
+
+/* Default configuration with the given name, dim, optimizer. */
+table_config config_of(uint32_t dim, uint32_t optimizer);
+table *table_of(const table_config *config);
+sched *pool_of(unsigned threads);
+
+/* Usual hyper-parameters, lr 0.1. */
+optim_args args_of(uint32_t kind);
+
+/* One part, dense gradients [n, dim]; fails the test on an error. */
+push_job push_one(sched *s, table *t, const optim_args *args, size_t n,
+                  const uint64_t *ids, const float *grad, uint64_t batch);
+/* The same, but hands the error back. */
+int push_try(sched *s, table *t, const optim_args *args, size_t n,
+             const uint64_t *ids, const float *grad, uint64_t batch,
+             push_job *out);
+/* Vectors of n ids, packed. */
+void pull_one(sched *s, table *t, size_t n, const uint64_t *ids, float *out);
+
+table_stats stats_of(const table *t);
+int has_row(table *t, uint64_t id);
+
+/* All rows of a table as a cut gives them, by ascending id. */
+typedef struct dump {
+    size_t n, room;
+    uint32_t dim, state_floats;
+    size_t vector_bytes;
+    uint64_t clock;
+    uint64_t *ids;
+    char *vectors;
+    float *state;
+    uint32_t *clocks;
+} dump;
+dump dump_table(table *t);
+/* What is left of a cut that has begun, `room` rows a call, then its end;
+ * ids come once each. */
+dump dump_cut(table *t, table_cut *cut, size_t room);
+void dump_free(dump *d);
+/* Fails the test where two dumps differ in a bit. */
+void dump_equal(const dump *a, const dump *b, const char *what);
+
+#endif

@@ -1,0 +1,121 @@
+/* The same bits for any number of threads and stripes, with hints and
+ * without. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/table/help.h"
+
+enum { N = 9000, BAGS = 700, WIDE = 64 };
+
+typedef struct load {
+    uint64_t ids[N];
+    uint32_t bag[N], hint[N];
+    float scale[N], grad[N * WIDE];
+} load;
+
+/* Some pushes of two tables at once, Zipf-like ids, all of it from a seed. */
+static void train(sched *s, table **t, const load *l, int hinted)
+{
+    static float out[N * WIDE];
+    static uint32_t hints[N];
+
+    for (uint64_t step = 0; step < 4; step++) {
+        push_job jobs[2];
+        push_part parts[2][3];
+        optim_args a[2];
+        for (int k = 0; k < 2; k++) {
+            const uint32_t dim = table_get_config(t[k])->dim;
+            pull_job pull = { t[k], N, l->ids, out, dim, hints };
+            assert_int_equal(table_pull(s, &pull, 1), PERSIA_OK);
+            parts[k][0] = (push_part){ .n = N - step * 100,
+                                       .ids = l->ids + step * 100,
+                                       .rows = hinted ? hints : NULL,
+                                       .bag = l->bag,
+                                       .scale = l->scale,
+                                       .grad = l->grad,
+                                       .stride = dim,
+                                       .bags = BAGS };
+            parts[k][1] = (push_part){ .n = 0 };
+            parts[k][2] = (push_part){ .n = 5000,
+                                       .ids = l->ids + 77 * step,
+                                       .grad = l->grad,
+                                       .stride = dim,
+                                       .bags = 5000 };
+            a[k] = args_of(table_get_config(t[k])->optimizer);
+            a[k].step = step + 1;
+            if (step == 2)
+                a[k].weight_decay = a[k].max_grad_norm = a[k].max_norm = 0.5f;
+            jobs[k] = (push_job){ .t = t[k],
+                                  .parts = parts[k],
+                                  .parts_n = 3,
+                                  .optim = &a[k],
+                                  .batch = step };
+        }
+        if (table_push(s, jobs, 2))
+            fail_msg("%s", err_text());
+    }
+}
+
+static void make(table **t, uint32_t kind, uint32_t stripes, float admission)
+{
+    for (uint32_t k = 0; k < 2; k++) {
+        table_config c = config_of(k ? 64 : 17, kind);
+        c.dtype = k;
+        c.stripes = stripes;
+        c.admission = admission;
+        c.name[0] = (char)('a' + k);
+        t[k] = table_of(&c);
+    }
+}
+
+static void test_same_bits(void **state)
+{
+    static const unsigned threads[] = { 1, 2, 4 };
+    static const uint32_t stripes[] = { 1, 4, 16, 64 };
+    load *l = malloc(sizeof *l);
+    rng r = { 9 };
+    (void)state;
+    assert_non_null(l);
+    for (size_t i = 0; i < N; i++) {
+        uint64_t top = (uint64_t)1 << rng_below(&r, 14);
+        l->ids[i] = rng_below(&r, top);
+        l->bag[i] = (uint32_t)rng_below(&r, BAGS);
+        l->scale[i] = rng_float(&r);
+    }
+    for (size_t i = 0; i < N * WIDE; i++)
+        l->grad[i] = rng_float(&r) * (i % 3 ? 1 : 1e-3f);
+    for (uint32_t kind = 0; kind < OPTIM_KINDS; kind++) {
+        dump first[2] = { { 0 } };
+        for (size_t j = 0; j < 3; j++)
+            for (size_t k = 0; k < 4; k++) {
+                sched *s = pool_of(threads[j]);
+                table *t[2];
+                make(t, kind, stripes[k], kind % 2 ? 1 : 0.7f);
+                train(s, t, l, (int)(j + k) % 2);
+                for (int i = 0; i < 2; i++) {
+                    dump d = dump_table(t[i]);
+                    if (first[i].n) {
+                        dump_equal(&first[i], &d, optim_name(kind));
+                        dump_free(&d);
+                    } else {
+                        first[i] = d;
+                    }
+                    table_destroy(t[i]);
+                }
+                sched_destroy(s);
+            }
+        for (int i = 0; i < 2; i++) {
+            assert_true(first[i].n > 1000);
+            dump_free(&first[i]);
+        }
+    }
+    free(l);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_bits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
