@@ -7,6 +7,7 @@ import dataclasses
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -117,6 +118,8 @@ class DataLoader(Generic[T]):
         self.model = model
         self.staleness = staleness
         self.ids = ids
+        self._given = 0  # batches given out by the latest iteration
+        self._begin = 0  # batches that the next iteration leaves out
 
     def __iter__(self) -> _Pass[T]:
         return _Pass(self)
@@ -124,6 +127,26 @@ class DataLoader(Generic[T]):
     def __len__(self) -> int:
         """The number of batches, where the source knows it."""
         return len(self.batches)  # type: ignore[arg-type]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the data: how many batches the latest iteration
+        gave out (0 after its end), and ``epoch`` of the source if it has one.
+        """
+        epoch = getattr(self.batches, "epoch", None)
+        return {
+            "batches": self._given,
+            "epoch": epoch if isinstance(epoch, int) else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iteration goes on behind the batches that were given out.
+
+        The source must give the same batches again, as those of
+        ``persia.datasets`` do; those left out are read and dropped.
+        """
+        self._given = self._begin = int(state["batches"])
+        if state["epoch"] is not None and hasattr(self.batches, "epoch"):
+            self.batches.epoch = state["epoch"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -153,7 +176,12 @@ class _Pass(Iterator[T]):
         )
         self._ahead: deque[_Batch[T]] = deque()
         self._end: BaseException | None = None  # what the source ended with
-        self._source: Iterator[T] | None = iter(loader.batches)
+        self._loader = loader
+        begin, loader._begin = loader._begin, 0
+        loader._given = begin
+        self._source: Iterator[T] | None = islice(
+            iter(loader.batches), begin, None
+        )
         for handle in {m._handle: None for m in self._modules}:
             stream = _core.ahead_open(handle, -1 if bound is None else bound)
             self._streams.append((handle, stream))
@@ -169,12 +197,15 @@ class _Pass(Iterator[T]):
             self._fetch(1)
             if not self._ahead:
                 assert self._end is not None
+                if isinstance(self._end, StopIteration):
+                    self._loader._given = 0
                 raise self._end
             one = self._ahead[0]
             reading = not torch.is_grad_enabled()
             for handle, _ in self._streams:
                 _core.ahead_next(handle, one.number, reading)
             self._ahead.popleft()
+            self._loader._given += 1
             self._fetch(self._depth)
             if one.version >= 0:
                 # Now, as another pass may have ids of the same batch ahead.

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +273,61 @@ def test_resumed_training_has_the_same_bits(
     )
     for a, b in groups:
         assert a["lr"] == b["lr"]
+
+
+class Source:
+    """Epochs of 20 batches, another 20 in each."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[persia.Batch]:
+        for i in range(20):
+            rng = np.random.default_rng((self.epoch, i))
+            ids = torch.from_numpy(rng.integers(0, 500, 32))
+            label = torch.from_numpy(rng.random(16, dtype=np.float32))
+            yield persia.Batch(
+                None, persia.JaggedBatch(["u", "i"], ids), label
+            )
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_resuming_in_the_middle_of_an_epoch(
+    tmp_path: Path, staleness: int
+) -> None:
+    def train(trained: Trained, loader: Any, first: int, last: int) -> None:
+        """Batches first to last, over as many epochs as that takes."""
+        step = first
+        while True:
+            loader.batches.epoch = step // 20
+            for batch in loader:
+                out = trained.model["top"](trained.bags(batch.ids).values())
+                loss = (out.squeeze(1) - batch.label).square().mean()
+                trained.optimizer.zero_grad()
+                loss.backward()
+                trained.optimizer.step()
+                step += 1
+                if step == last:
+                    return
+
+    def make() -> tuple[Trained, Any]:
+        trained = Trained("adagrad", "bf16")
+        return trained, persia.DataLoader(Source(), trained.model, staleness)
+
+    whole, loader = make()
+    train(whole, loader, 0, 27)  # 7 of the second epoch
+    assert loader.state_dict() == {"batches": 7, "epoch": 1}
+    whole.store.save(tmp_path, **whole.state(), loader=loader)
+    resumed, again = make()
+    resumed.store.load(tmp_path, **resumed.state(), loader=again)
+    for trained, batches in ((whole, loader), (resumed, again)):
+        batches.load_state_dict({"batches": 7, "epoch": 1})
+        torch.manual_seed(1)
+        train(trained, batches, 27, 44)
+    if staleness == 0:
+        for table in ("u", "i"):
+            assert_same_rows(whole.store, resumed.store, table)
+    assert whole.store.updates == resumed.store.updates == 44
+    assert loader.state_dict() == again.state_dict()
 
 
 def test_random_states(tmp_path: Path) -> None:
