@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +19,9 @@ from persia.trainer import Clock, Progress, Trainer
 __all__ = ["Result", "Run", "saved_options"]
 
 OPTIMIZERS: dict[str, Callable[..., optim.SparseOptimizer]] = {
-    "adagrad": optim.Adagrad,
+    # An eps above the gradient of one sample (they are divided by the batch
+    # size) keeps ids that were seen a few times from learning by heart.
+    "adagrad": partial(optim.Adagrad, eps=5e-4),
     "rowwise_adagrad": optim.RowWiseAdagrad,
     "adam": optim.Adam,
     "adamw": optim.AdamW,

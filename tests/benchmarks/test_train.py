@@ -7,10 +7,18 @@ import pytest
 
 from benchmarks import train
 
-NEEDED = (
-    "bench case value unit baseline baseline_value baseline_source ratio "
-    "target ok"
-).split()
+NEEDED = [
+    "bench",
+    "case",
+    "value",
+    "unit",
+    "baseline",
+    "baseline_value",
+    "baseline_source",
+    "ratio",
+    "target",
+    "ok",
+]
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> dict[str, dict]:

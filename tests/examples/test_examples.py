@@ -1,0 +1,72 @@
+"""The examples run as they are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbclient
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+def criteo_line(i: int) -> str:
+    integers = [str((i * k) % 17) for k in range(13)]
+    categories = [f"{(i * 31 + k) % 97:08x}" for k in range(26)]
+    # The click follows the first category, so that there is something to
+    # learn.
+    label = str(int((i * 31) % 97 < 30))
+    return "\t".join([label, *integers, *categories])
+
+
+@pytest.mark.timeout(400)
+def test_quickstart_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    client = nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3"
+    )
+    client.execute(cwd=str(EXAMPLES))
+    text = "".join(
+        output.get("text", "")
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+    )
+    assert "best possible AUC: 0." in text
+    assert "as before" in text
+    (trained,) = [
+        float(line.split()[-1])
+        for line in text.splitlines()
+        if line.startswith("AUC while training")
+    ]
+    assert trained > 0.6
+
+
+def test_criteo_dlrm(tmp_path: Path) -> None:
+    data = tmp_path / "day_0.tsv"
+    data.write_text("".join(f"{criteo_line(i)}\n" for i in range(4000)))
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(EXAMPLES / "criteo_dlrm.py"),
+            str(data),
+            *("--epochs", "2", "--batch-size", "64", "--dim", "8"),
+            *("--save", str(tmp_path / "out")),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.strip().splitlines()[-1]
+    assert last.startswith("epoch 2: ")
+    assert float(last.split("AUC ")[1].split(",")[0]) > 0.9
+    assert (tmp_path / "out" / "LATEST").exists()
