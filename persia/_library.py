@@ -24,9 +24,9 @@ torch.ops.load_library(  # type: ignore[no-untyped-call]
 _ops = torch.ops.persia
 _NAMES = ("ticket_v1", "pull_v1", "push_v1")
 
-# (store handle, plan number) -> (kind, keys of a batch, output columns): what
+# Store handle -> plan number -> (kind, keys of a batch, output columns): what
 # the fake kernels need to know. Filled where plans are made.
-SHAPES: dict[tuple[int, int], tuple[int, int, int]] = {}
+SHAPES: dict[int, dict[int, tuple[int, int, int]]] = {}
 
 
 def _register_effects() -> None:
@@ -57,7 +57,7 @@ def _fake_pull(
     store: int,
     plan: int,
 ) -> tuple[Tensor, Tensor]:
-    kind, keys, width = SHAPES[store, plan]
+    kind, keys, width = SHAPES[store][plan]
     n = height = values.shape[0]
     if kind == _core.PLAN_BAGS:
         height = (n if offsets is None else offsets.shape[0] - 1) // keys
@@ -90,10 +90,8 @@ def _refuse_double_backward() -> None:
     if torch.is_grad_enabled():
         raise errors.TicketError(
             "backward(create_graph=True) through an embedding: the gradients "
-            "of embeddings are "
-            "pushed, not returned, so they have no gradients; use "
-            "create_graph=False, or "
-            "detach() the embeddings"
+            "of embeddings are pushed, not returned, so they have no "
+            "gradients; use create_graph=False, or detach() the embeddings"
         )
 
 
@@ -134,9 +132,7 @@ torch.library.register_autograd(
 
 
 class _Pull(torch.autograd.Function):
-    """The same in eager: no copy of the gradient, exceptions keep their
-    types.
-    """
+    """The same in eager: no copy, and exceptions keep their types."""
 
     @staticmethod
     def forward(
@@ -245,9 +241,7 @@ def versions(*tensors: Tensor | None) -> int:
 
 
 def typed(error: RuntimeError) -> BaseException:
-    """The exception of persia.errors that an operator's RuntimeError stands
-    for.
-    """
+    """The exception that an operator's RuntimeError stands for."""
     name, separator, text = str(error).partition(": ")
     cls = getattr(errors, name, None) if separator else None
     if not (isinstance(cls, type) and issubclass(cls, errors.PersiaError)):

@@ -39,9 +39,7 @@ _INITS = {
 
 
 def _word(value: Any) -> str:
-    """A string, or the value of an enum such as torchrec's PoolingType, in
-    lower case.
-    """
+    """A string, or an enum's (torchrec's PoolingType), in lower case."""
     return str(getattr(value, "value", value)).lower()
 
 
@@ -126,9 +124,7 @@ class TableConfig:
         self._native(0)
 
     def _native(self, seed: int) -> dict[str, Any]:
-        """The arguments of ``_core.Store.declare`` that do not depend on the
-        store.
-        """
+        """Arguments of ``_core.Store.declare``, the store's own left out."""
         where = f"table {self.name!r}"
         init = self.init
         if isinstance(init, (int, float)):
@@ -142,8 +138,7 @@ class TableConfig:
         ):
             raise errors.InvalidArgument(
                 f"{where}: init is {self.init!r}, need a float, ('uniform', "
-                "low, high), "
-                "('normal', mean, std) or ('constant', c)"
+                "low, high), ('normal', mean, std) or ('constant', c)"
             )
         if self.capacity is not None and self.capacity < 1:
             raise errors.InvalidArgument(

@@ -68,9 +68,7 @@ class KeyedTensor:
         return self._lengths
 
     def offset_per_key(self) -> list[int]:
-        """The first column of each feature, and the number of columns at the
-        end.
-        """
+        """The first column of each feature, and the width at the end."""
         offsets = [0]
         for length in self._lengths:
             offsets.append(offsets[-1] + length)
@@ -102,9 +100,7 @@ class KeyedTensor:
 
 
 class JaggedTensor:
-    """The vectors of one sequence feature: values [n_f, dim], offsets int64 [B
-    + 1].
-    """
+    """One sequence feature: values [n_f, dim], offsets int64 [B + 1]."""
 
     __slots__ = ("_offsets", "_values")
 
@@ -117,9 +113,7 @@ class JaggedTensor:
         return self._values
 
     def offsets(self) -> Tensor:
-        """Where each sample's vectors begin, and n_f at the end: int64 [B +
-        1].
-        """
+        """Where each sample begins, and n_f at the end: int64 [B + 1]."""
         return self._offsets
 
     def lengths(self) -> Tensor:
@@ -129,9 +123,7 @@ class JaggedTensor:
     def to_padded_dense(
         self, desired_length: int | None = None, padding_value: float = 0.0
     ) -> Tensor:
-        """[B, length, dim]: sequences cut at ``desired_length`` or padded to
-        it (None: longest).
-        """
+        """[B, length, dim], cut or padded to a length (None: the longest)."""
         lengths = self.lengths()
         longest = int(lengths.max()) if len(lengths) else 0
         size = longest if desired_length is None else desired_length
@@ -199,14 +191,13 @@ class Sequences(Mapping[str, JaggedTensor]):
 
 
 def _unpack(features: Any, padding_value: int | None) -> _Ids:
-    """The tensors of a JaggedBatch, a KeyedJaggedTensor or its like, or a
-    dict.
-    """
+    """The tensors of a JaggedBatch, a KeyedJaggedTensor or a dict."""
     if isinstance(features, JaggedBatch):
+        offsets = features._offsets
         return (
             tuple(features._keys),
-            features._values,
-            features._offsets,
+            features._values.contiguous(),
+            None if offsets is None else offsets.contiguous(),
             features._weights,
             features.ticket,
         )
@@ -224,17 +215,16 @@ def _unpack(features: Any, padding_value: int | None) -> _Ids:
         if variable is not None and variable():
             raise errors.ShapeError(
                 "the batch has a variable stride per key; a module pools one "
-                "bag a sample for "
-                "every feature: pass features of equal batch size"
+                "bag a sample for every feature: pass features of equal "
+                "batch size"
             )
         values, offsets = features.values(), features.offsets()
         weights = features.weights_or_none()
         keys = tuple(features.keys())
     except AttributeError as error:
         raise errors.InvalidArgument(
-            f"ids are a {type(features).__name__}; need a "
-            "persia.JaggedBatch, a "
-            "KeyedJaggedTensor, an object like it, or a dict of tensors "
+            f"ids are a {type(features).__name__}; need a persia.JaggedBatch, "
+            "a KeyedJaggedTensor, an object like it, or a dict of tensors "
             f"({error})"
         ) from None
     for name, t in (("values", values), ("offsets", offsets)):
@@ -309,9 +299,7 @@ class _Collection(nn.Module):
         self._connect()
 
     def _connect(self) -> None:
-        """Declares the tables, and makes the plan for keys in the order of the
-        configs.
-        """
+        """Declares the tables; plans for keys in the order of the configs."""
         self._trainable = any(c.trainable for c in self._configs)
         self._plans: dict[tuple[str, ...], int] = {}
         self._numbers = [self.store._declare(c).number for c in self._configs]
@@ -331,8 +319,7 @@ class _Collection(nn.Module):
             if feature not in at:
                 raise errors.MissingFeature(
                     f"the batch has no feature {feature!r} (table "
-                    f"{config.name!r}); it has "
-                    f"{list(keys)}"
+                    f"{config.name!r}); it has {list(keys)}"
                 )
             pooling = (
                 config._pooling()
@@ -435,16 +422,12 @@ class _Collection(nn.Module):
         return out
 
     def _apply(self, fn: Any, recurse: bool = True) -> _Collection:
-        """``.to(device)``, ``.cuda()``: where the output goes; the tables
-        stay.
-        """
+        """``.to(device)`` moves the output; the tables stay."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        probe = torch.zeros(0, device=self._device)
-        self._device = (
-            fn(probe).device
-            if self._device or fn(probe).device != probe.device
-            else None
-        )
+        here = torch.zeros(0, device=self._device)
+        there = fn(here)
+        if there.device != here.device:
+            self._device = there.device
         return self
 
     @property
@@ -455,9 +438,7 @@ class _Collection(nn.Module):
     # ---- state: the schema alone, rows are in the store
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Schema, row counts and checkpoint id; rows are saved by
-        ``store.save``.
-        """
+        """Schema, row counts, checkpoint id; ``store.save`` saves rows."""
         stats = self.store.stats()["tables"]
         return {
             "tables": {
@@ -471,9 +452,7 @@ class _Collection(nn.Module):
         }
 
     def set_extra_state(self, state: Any) -> None:
-        """Checks that the rows that belong to a ``state_dict()`` are in the
-        store.
-        """
+        """Checks that the rows of a ``state_dict()`` are in the store."""
         mine = self.get_extra_state()["tables"]
         for name, saved in state["tables"].items():
             if name not in mine:
@@ -484,16 +463,15 @@ class _Collection(nn.Module):
             if mine[name]["embedding_dim"] != saved["embedding_dim"]:
                 raise errors.SchemaMismatch(
                     f"table {name!r}: embedding_dim is "
-                    f"{mine[name]['embedding_dim']}, in the "
-                    f"state {saved['embedding_dim']}"
+                    f"{mine[name]['embedding_dim']}, in the state "
+                    f"{saved['embedding_dim']}"
                 )
             if saved["rows"] and not mine[name]["rows"]:
                 raise errors.RowsMissing(
-                    f"table {name!r} had {saved['rows']} rows when this "
-                    "state was saved, now it "
-                    "is empty: a state_dict holds no rows. Load them first "
-                    "with store.load(path) "
-                    f"(checkpoint {state['checkpoint'] or 'not saved'!r})"
+                    f"table {name!r} had {saved['rows']} rows when this state "
+                    "was saved, now it is empty: a state_dict holds no rows. "
+                    "Load them first with store.load(path) (checkpoint "
+                    f"{state['checkpoint'] or 'not saved'!r})"
                 )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -623,15 +601,13 @@ class EmbeddingBagCollection(_Collection):
             return None
         if ids[3] is None:
             raise errors.InvalidArgument(
-                "the module is weighted (is_weighted=True) but the batch "
-                "has no weights"
+                "the module is weighted (is_weighted=True) but the batch has "
+                "no weights"
             )
         return ids[3].to(torch.float32).contiguous()
 
     def _pool_in_torch(self, ids: _Ids, weights: Tensor) -> Tensor:
-        """Pools unpooled rows with torch, so that the weights get a
-        gradient.
-        """
+        """Pools rows with torch, so that the weights get a gradient."""
         keys, values, offsets = ids[0], ids[1], ids[2]
         if offsets is None:
             offsets = torch.arange(len(values) + 1)

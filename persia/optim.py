@@ -112,9 +112,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         self.add_param_group(group)
 
     def _set_probes(self, finite: bytes) -> None:
-        """Gives each group's probe the gradient 1, or NaN where one is not
-        finite.
-        """
+        """Probes get the gradient 1, or NaN where one is not finite."""
         grads = torch.tensor([1.0 if ok else math.nan for ok in finite])
         self._probe_grads = grads
         for i, group in enumerate(self.param_groups):
@@ -245,9 +243,7 @@ class Adagrad(SparseOptimizer):
 
 
 class RowWiseAdagrad(Adagrad):
-    """One accumulator a row, of the mean of the squared gradient (fbgemm,
-    torchrec).
-    """
+    """One accumulator a row, of the mean squared gradient (torchrec)."""
 
     algorithm = "rowwise_adagrad"
 

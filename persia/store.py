@@ -16,7 +16,7 @@ from torch import Tensor
 
 from persia import _core, errors, optim
 from persia._library import SHAPES
-from persia.configs import TableConfig, as_config, float_rows
+from persia.configs import TableConfig, _word, as_config, float_rows
 
 if TYPE_CHECKING:
     import os
@@ -38,9 +38,7 @@ class _Table:
 
 
 def _after_backward(store: weakref.ref[Store]) -> Any:
-    """The hook of a store's anchor: runs once a backward, after all its
-    pushes.
-    """
+    """The anchor's hook: runs once a backward, after all its pushes."""
 
     def hook(anchor: Tensor) -> None:
         anchor.grad = None
@@ -90,8 +88,7 @@ class Store:
         if not isinstance(optimizer, optim.SparseOptimizer):
             raise errors.InvalidArgument(
                 f"optimizer is a {type(optimizer).__name__}, need one of "
-                "persia.optim: they "
-                "update rows that torch knows nothing of"
+                "persia.optim: they update rows that torch knows nothing of"
             )
         if update not in ("backward", "step"):
             raise errors.InvalidArgument(
@@ -132,6 +129,8 @@ class Store:
             memory_limit or 0,
         )
         self._handle: int = self._core.handle
+        SHAPES[self._handle] = {}
+        weakref.finalize(self, SHAPES.pop, self._handle)
         self._lock = (
             threading.Lock()
         )  # guards _tables and the groups of the optimizer
@@ -161,9 +160,7 @@ class Store:
 
     @property
     def optimizer(self) -> optim.SparseOptimizer:
-        """The optimizer of all tables: ``param_groups`` holds one group a
-        table.
-        """
+        """The optimizer of all tables, with one group a table."""
         return self._optimizer
 
     @property
@@ -196,9 +193,7 @@ class Store:
         self._counts["gradients_discarded"] += self._core.discard(True)
 
     def _grad_norm_squared(self) -> float:
-        """Of the gradients that wait for a step, summed per id and
-        unscaled.
-        """
+        """Of the gradients that wait, summed per id and unscaled."""
         if self.update != "step":
             raise errors.InvalidArgument(
                 "clip_grad_norm_ needs the gradients before they are "
@@ -231,9 +226,7 @@ class Store:
     # ---- tables
 
     def _declare(self, config: TableConfig) -> _Table:
-        """The table of a config; made if it is new, an error if it
-        contradicts.
-        """
+        """The table of a config, made if new; contradictions raise."""
         template = config.optimizer or self._optimizer
         with self._lock:
             number, created = self._core.declare(
@@ -251,9 +244,8 @@ class Store:
             table = self._tables[config.name]
             if config.lr is not None and table.config.lr != config.lr:
                 raise errors.SchemaMismatch(
-                    f"table {config.name!r}: lr is {config.lr}, but was "
-                    "first declared as "
-                    f"{table.config.lr}; give both the same"
+                    f"table {config.name!r}: lr is {config.lr}, but was first "
+                    f"declared as {table.config.lr}; give both the same"
                 )
         return table
 
@@ -263,11 +255,9 @@ class Store:
         keys: int,
         features: list[tuple[str, int, int, int, int]],
     ) -> int:
-        """A plan for batches of so many keys: (name, key, table, pooling,
-        trainable) each.
-        """
+        """A plan; each feature is (name, key, table, pooling, trainable)."""
         plan = self._core.plan(kind, keys, features)
-        SHAPES[self._handle, plan] = self._core.plan_shape(plan)
+        SHAPES[self._handle][plan] = self._core.plan_shape(plan)
         return plan
 
     def _find(self, table: str) -> _Table:
@@ -285,9 +275,7 @@ class Store:
         return {name: copy.copy(t.config) for name, t in self._tables.items()}
 
     def add_table(self, config: TableConfig) -> None:
-        """Makes a table before any module asks for it (a scheduler wants all
-        groups).
-        """
+        """Makes a table early: a scheduler wants all groups at its start."""
         self._declare(as_config(config, TableConfig))
 
     @staticmethod
@@ -365,9 +353,7 @@ class Store:
         self._core.set(t.number, wanted, vectors, state)
 
     def ids(self, table: str) -> Tensor:
-        """The ids of all rows of a table: int64 [rows], in no particular
-        order.
-        """
+        """The ids of all rows: int64 [rows], in no particular order."""
         data = self._core.ids(self._find(table).number)
         return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.int64))
 
@@ -425,9 +411,7 @@ class Store:
         }
 
     def clear(self, table: str | None = None) -> None:
-        """Removes all rows of a table, or of every table; configuration and
-        counters stay.
-        """
+        """Removes all rows of a table (None: of all); it stays declared."""
         chosen = (
             list(self._tables.values())
             if table is None
@@ -445,16 +429,14 @@ class Store:
         """
         config = self._find(table).config
         ids = self.ids(table).sort().values
+        weight = self.rows(table, ids) if len(ids) else None
         bag = torch.nn.EmbeddingBag(
             max(len(ids), 1),
             config.embedding_dim,
-            mode=str(getattr(config, "pooling", "sum")).lower()
-            if str(getattr(config, "pooling", "sum")).lower()
-            in ("sum", "mean")
+            mode="mean"
+            if _word(getattr(config, "pooling", "")) == "mean"
             else "sum",
-            _weight=self.rows(table, ids)
-            if len(ids)
-            else torch.zeros(1, config.embedding_dim),
+            _weight=weight,
         )
         return ids, bag
 

@@ -450,6 +450,32 @@ def test_keys_in_another_order_and_extra_keys() -> None:
         assert torch.equal(out[key], rows)
 
 
+def test_strided_ids_and_offsets() -> None:
+    bags = make_bags("sum")
+    batch = random_batch(np.random.default_rng(16), KEYS, 5)
+    strided = persia.JaggedBatch(
+        KEYS,
+        torch.stack([batch.values(), batch.values()], 1)[:, 0],
+        offsets=torch.stack([batch.offsets(), batch.offsets()], 1)[:, 1],
+    )
+    want = bags(batch).values()
+    assert torch.equal(bags(strided).values(), want)
+    bags(strided).values().sum().backward()
+
+
+def test_where_the_output_goes() -> None:
+    bags = make_bags()
+    batch = single_batch(np.random.default_rng(17), KEYS, 3)
+    assert bags.device.type == "cpu"
+    with torch.no_grad():
+        torch.nn.Sequential(bags).to("meta")
+        assert bags(batch).values().device.type == "meta"
+        other = make_bags()
+        other.to("cpu", torch.float64)
+        assert other(batch).values().device.type == "cpu"
+        assert other(batch).values().dtype == torch.float32
+
+
 def test_missing_feature_is_named() -> None:
     bags = make_bags()
     with pytest.raises(errors.MissingFeature, match=r"'b'.*'two'"):
