@@ -28,13 +28,13 @@ enum {
     MULTIS_MAX = 64,
     LENGTH_MAX = 64,
     DENSE_MAX = 512,
-    COMMON_IDS = 24, /* the rank at which effects begin to fade */
+    COMMON_IDS = 10, /* the rank at which effects begin to fade */
 };
 
 /* Shares of the variance of the logit, where there are such features. */
-static const double share_singles = 0.62, share_multis = 0.05,
-                    share_pairs = 0.03, share_dense = 0.30,
-                    share_product = 0.1 /* of the dense part */;
+static const double share_singles = 0.485, share_multis = 0.03,
+                    share_pairs = 0.015, share_dense = 0.47,
+                    share_product = 0.04 /* of the dense part */;
 
 /* Draws a rank by the alias method: slot k is k with probability
  * keep / 2^32, else `other`. */
@@ -73,7 +73,7 @@ void synth_config_init(synth_config *config)
                              .dense = 13,
                              .vocabulary = 10000,
                              .zipf = 1.05,
-                             .ctr = 0.23,
+                             .ctr = 0.25,
                              .signal = 1.35};
 }
 
@@ -190,6 +190,13 @@ static void feature_centre(feature *f, const synth *s, const double *p)
     }
 }
 
+/* How much of the singles' variance feature f has: the first ones matter
+ * most, as in real logs. */
+static double feature_strength(uint32_t f)
+{
+    return 1 / (1 + f / 4.0);
+}
+
 /* Turns the shares into weights of the parts, for the features there are. */
 static void weights_set(synth *s)
 {
@@ -202,7 +209,13 @@ static void weights_set(synth *s)
            dense = c->dense ? share_dense : 0,
            product = c->dense > 1 ? share_product : 0;
     double all = c->signal / sqrt(singles + multis + pair + dense);
-    s->w_singles = c->singles ? all * sqrt(singles / c->singles) : 0;
+    s->w_singles = all * sqrt(singles);
+    double strengths = 0;
+    for (uint32_t f = 0; f < c->singles; f++)
+        strengths += feature_strength(f);
+    for (uint32_t f = 0; f < c->singles; f++)
+        s->features[f].scale[0] *=
+            (float)sqrt(feature_strength(f) / strengths);
     s->w_multis = c->multis ? all * sqrt(multis / (c->multis * bag)) : 0;
     s->w_pairs = pair > 0 ? all * sqrt(pair / pairs) : 0;
     double squares = 0;
