@@ -102,7 +102,7 @@ typedef struct synth_config {
     uint32_t multis;     /* features of 0 .. max_length ids */
     uint32_t max_length;
     uint32_t dense;
-    uint32_t vocabulary; /* ids of a feature */
+    uint32_t vocabulary; /* ids of a single; a multi has a tenth */
     double zipf;         /* P(k-th most frequent id) ~ k^-zipf */
     double ctr;          /* about the share of clicks */
     double signal;       /* standard deviation of the logit */
@@ -110,8 +110,8 @@ typedef struct synth_config {
 
 typedef struct synth synth;
 
-/* The defaults: 26 singles and 2 multis of 10,000 ids by Zipf's law with
- * exponent 1.05, 13 dense; clicks 23 %, planted AUC 0.80. */
+/* The defaults: 26 singles of 10,000 ids and 2 multis of 1,000 by Zipf's law
+ * with exponent 1.05, 13 dense; clicks 25 %, planted AUC 0.80. */
 PERSIA_API void synth_config_init(synth_config *config);
 PERSIA_API int synth_create(const synth_config *config, synth **out);
 PERSIA_API void synth_destroy(synth *s);

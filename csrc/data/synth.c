@@ -42,6 +42,13 @@ typedef struct alias_slot {
     uint32_t keep, other;
 } alias_slot;
 
+/* Zipf's law over the ranks 0 .. n - 1. */
+typedef struct zipf_table {
+    uint32_t n;
+    alias_slot *slots; /* [n] */
+    double *p;         /* [n], probabilities; only while tables are made */
+} zipf_table;
+
 /* Centre and scale of the effects of a feature's ids. */
 typedef struct feature {
     uint64_t id_key, effect_key;
@@ -59,7 +66,8 @@ struct synth {
     double w_singles, w_multis, w_pairs; /* of the parts */
     float *w_dense;     /* [dense] */
     float w_product;
-    alias_slot *slots;  /* [vocabulary] */
+    zipf_table singles; /* the vocabulary of a single-valued feature */
+    zipf_table multis;  /* a multi-valued one's: a tenth of it */
     float *fade;        /* [vocabulary] factor of a rank's effects */
     feature *features;  /* [singles + multis] */
 };
@@ -136,9 +144,27 @@ static inline void unit_effects(const feature *f, uint32_t rank, float fade,
         out[e] = (out[e] - f->mean[e]) * f->scale[e];
 }
 
-/* Vose's construction.  p: [n], sums to 1; destroyed. */
-static int alias_build(double *p, uint32_t n, alias_slot *slots)
+static int zipf_begin(zipf_table *z, uint32_t n, double exponent)
 {
+    z->n = n;
+    z->slots = malloc(n * sizeof *z->slots);
+    z->p = malloc(n * sizeof *z->p);
+    if (!z->slots || !z->p)
+        return err_set(PERSIA_ENOMEM, "no memory for %u ids", n);
+    double sum = 0;
+    for (uint32_t k = 0; k < n; k++)
+        sum += z->p[k] = pow(k + 1.0, -exponent);
+    for (uint32_t k = 0; k < n; k++)
+        z->p[k] /= sum;
+    return PERSIA_OK;
+}
+
+/* Makes the slots of the probabilities (Vose's construction). */
+static int zipf_finish(zipf_table *z)
+{
+    uint32_t n = z->n;
+    double *p = z->p;
+    alias_slot *slots = z->slots;
     uint32_t *stack = malloc(n * sizeof *stack);
     if (!stack)
         return err_set(PERSIA_ENOMEM, "no memory for %u ids", n);
@@ -168,19 +194,28 @@ static int alias_build(double *p, uint32_t n, alias_slot *slots)
     for (; large < n; large++)
         slots[stack[large]] = (alias_slot){UINT32_MAX, stack[large]};
     free(stack);
+    free(p);
+    z->p = NULL;
     return PERSIA_OK;
 }
 
-/* Sets mean and scale of a feature's effects, given p [vocabulary]. */
-static void feature_centre(feature *f, const synth *s, const double *p)
+static void zipf_free(zipf_table *z)
+{
+    free(z->slots);
+    free(z->p);
+}
+
+/* Sets mean and scale of the effects of a feature of vocabulary z. */
+static void feature_centre(feature *f, const zipf_table *z,
+                           const float *fade)
 {
     double mean[EFFECTS] = {0}, square[EFFECTS] = {0};
-    for (uint32_t k = 0; k < s->c.vocabulary; k++) {
+    for (uint32_t k = 0; k < z->n; k++) {
         float x[EFFECTS];
-        rank_effects(f, k, s->fade[k], x);
+        rank_effects(f, k, fade[k], x);
         for (int e = 0; e < EFFECTS; e++) {
-            mean[e] += p[k] * x[e];
-            square[e] += p[k] * x[e] * x[e];
+            mean[e] += z->p[k] * x[e];
+            square[e] += z->p[k] * x[e] * x[e];
         }
     }
     for (int e = 0; e < EFFECTS; e++) {
@@ -194,7 +229,7 @@ static void feature_centre(feature *f, const synth *s, const double *p)
  * most, as in real logs. */
 static double feature_strength(uint32_t f)
 {
-    return 1 / (1 + f / 4.0);
+    return 1 / (1 + f / 3.0);
 }
 
 /* Turns the shares into weights of the parts, for the features there are. */
@@ -234,21 +269,20 @@ static void weights_set(synth *s)
 static int tables_fill(synth *s)
 {
     const synth_config *c = &s->c;
-    double *p = malloc(c->vocabulary * sizeof *p);
-    if (!p)
-        return err_set(PERSIA_ENOMEM, "no memory for %u ids", c->vocabulary);
-    double sum = 0;
+    uint32_t tenth = (c->vocabulary + 9) / 10;
+    int rc = zipf_begin(&s->singles, c->vocabulary, c->zipf);
+    if (!rc)
+        rc = zipf_begin(&s->multis, tenth, c->zipf);
+    if (rc)
+        return rc;
     for (uint32_t k = 0; k < c->vocabulary; k++)
-        sum += p[k] = pow(k + 1.0, -c->zipf);
-    for (uint32_t k = 0; k < c->vocabulary; k++) {
-        p[k] /= sum;
         s->fade[k] = (float)sqrt(COMMON_IDS / (double)(COMMON_IDS + k));
-    }
     for (uint32_t f = 0; f < c->singles + c->multis; f++) {
-        s->features[f].id_key = mix(c->seed ^ 0x1D5u) + ((uint64_t)f << 32);
-        s->features[f].effect_key =
-            mix(c->seed ^ 0xEFFEC7u) + ((uint64_t)f << 32);
-        feature_centre(&s->features[f], s, p);
+        feature *feat = &s->features[f];
+        feat->id_key = mix(c->seed ^ 0x1D5u) + ((uint64_t)f << 32);
+        feat->effect_key = mix(c->seed ^ 0xEFFEC7u) + ((uint64_t)f << 32);
+        feature_centre(feat, f < c->singles ? &s->singles : &s->multis,
+                       s->fade);
     }
     for (uint32_t j = 0; j < c->dense; j++) {
         uint64_t bits = mix(mix(c->seed ^ 0xDE5Eu) + j);
@@ -256,9 +290,8 @@ static int tables_fill(synth *s)
         s->w_dense[j] = x < 0 ? x - 0.25f : x + 0.25f; /* none is near 0 */
     }
     weights_set(s);
-    int rc = alias_build(p, c->vocabulary, s->slots);
-    free(p);
-    return rc;
+    rc = zipf_finish(&s->singles);
+    return rc ? rc : zipf_finish(&s->multis);
 }
 
 int synth_create(const synth_config *config, synth **out)
@@ -279,11 +312,10 @@ int synth_create(const synth_config *config, synth **out)
         s->word_bag + 2 * (size_t)c->multis * (1 + (size_t)c->max_length);
     s->word_label = s->word_dense + 2 * (size_t)c->dense;
     s->blocks = (s->word_label + 2 + 3) / 4;
-    s->slots = malloc(c->vocabulary * sizeof *s->slots);
     s->fade = malloc(c->vocabulary * sizeof *s->fade);
     s->features = calloc(features, sizeof *s->features);
     s->w_dense = calloc(c->dense + 1, sizeof *s->w_dense);
-    if (!s->slots || !s->fade || !s->features || !s->w_dense)
+    if (!s->fade || !s->features || !s->w_dense)
         goto fail;
     rc = tables_fill(s);
     if (rc)
@@ -300,7 +332,8 @@ void synth_destroy(synth *s)
 {
     if (!s)
         return;
-    free(s->slots);
+    zipf_free(&s->singles);
+    zipf_free(&s->multis);
     free(s->fade);
     free(s->features);
     free(s->w_dense);
@@ -333,10 +366,10 @@ static inline void row_words(const synth *s, uint64_t row, size_t blocks,
     }
 }
 
-static inline uint32_t rank_draw(const synth *s, const uint32_t *words)
+static inline uint32_t rank_draw(const zipf_table *z, const uint32_t *words)
 {
-    uint32_t k = (uint32_t)(((uint64_t)words[0] * s->c.vocabulary) >> 32);
-    alias_slot slot = s->slots[k];
+    uint32_t k = (uint32_t)(((uint64_t)words[0] * z->n) >> 32);
+    alias_slot slot = z->slots[k];
     return words[1] < slot.keep ? k : slot.other;
 }
 
@@ -355,7 +388,7 @@ static inline double singles_draw(const synth *s, const uint32_t *words,
     float sum[EFFECTS] = {0}, squares[EFFECTS] = {0};
     for (uint32_t f = 0; f < s->c.singles; f++) {
         const feature *feat = &s->features[f];
-        uint32_t rank = rank_draw(s, words + 2 * f);
+        uint32_t rank = rank_draw(&s->singles, words + 2 * f);
         float x[EFFECTS];
         ids[f * room] = rank_id(feat, rank);
         unit_effects(feat, rank, s->fade[rank], x);
@@ -383,7 +416,7 @@ static inline double multis_draw(const synth *s, const uint32_t *words,
             (uint32_t)(((uint64_t)words[0] * (s->c.max_length + 1)) >> 32);
         words += 2;
         for (uint32_t i = 0; i < length; i++) {
-            uint32_t rank = rank_draw(s, words + 2 * i);
+            uint32_t rank = rank_draw(&s->multis, words + 2 * i);
             float x[EFFECTS];
             ids[m * bag_room + used[m]++] = rank_id(feat, rank);
             unit_effects(feat, rank, s->fade[rank], x);

@@ -39,7 +39,8 @@ class SyntheticCTR(Dataset):
         multis: features ``M1``, ... with 0 to ``max_length`` ids a sample.
         max_length: most ids of a multi-valued feature.
         dense: dense features ``I1``, ..., about standard normal.
-        vocabulary: ids of each feature.
+        vocabulary: ids of each single-valued feature; a multi-valued one
+            has a tenth of them.
         zipf: the k-th most frequent id has probability ~ k ** -zipf.
         ctr: about the share of clicks.
         signal: standard deviation of the planted logit; it sets the AUC.
@@ -63,7 +64,7 @@ class SyntheticCTR(Dataset):
         dense: int = 13,
         vocabulary: int = 10_000,
         zipf: float = 1.05,
-        ctr: float = 0.23,
+        ctr: float = 0.25,
         signal: float = 1.35,
         start: int = 0,
         drop_last: bool = False,

@@ -56,6 +56,18 @@ def test_module_memory_and_unseen(capsys, monkeypatch):
         assert line["value"] > (32 if "bf16" in line["case"] else 64)
 
 
+def test_ingest_runs_on_a_file_that_it_makes(capsys, monkeypatch, tmp_path):
+    from benchmarks import ingest
+
+    monkeypatch.setenv("PERSIA_TEST_DATA", str(tmp_path))
+    ingest.main(["--quick"])
+    found = {line["case"]: line for line in lines(capsys)}
+    assert found["criteo_gz"]["rows"] == 20_000
+    assert found["criteo_plain"]["rows"] == 20_000
+    for case in ("train_criteo_waits", "train_synthetic_waits"):
+        assert 0 < found[case]["value"] < 1
+
+
 def test_zipf_has_the_frequencies_of_its_formula():
     n = 1000
     ranks = common.Ranks("zipf", n).draw((200_000,), seed=3)

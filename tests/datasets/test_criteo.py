@@ -1,6 +1,7 @@
 import bz2
 import gzip
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
@@ -427,3 +428,16 @@ def test_real_lines() -> None:
     }
     # 183,569 distinct values, and the missing one of most columns.
     assert 183_569 <= len(ids) <= 183_569 + 26
+
+
+def test_hashes_in_the_documentation() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "data.md"
+    rows = re.findall(
+        r"^\| (?:`(.*)`|\(empty\)) \| (\d+) \| (-?\d+) \|$",
+        page.read_text(),
+        re.MULTILINE,
+    )
+    assert len(rows) == 6
+    for value, salt, expected in rows:
+        assert value_hash(value, int(salt)) == int(expected)
+        assert xxh64(value.encode(), int(salt)) == int(expected)

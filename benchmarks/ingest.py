@@ -1,0 +1,222 @@
+"""From files to ready batches: ``python -m benchmarks.ingest``.
+
+Reads Criteo's TSV into batches of 4,096 (ids hashed, dense features
+transformed) and compares with pyarrow's CSV reader alone on the same columns
+of the same file, which makes no batches and hashes nothing; its faster mode
+of one thread and many counts. Then a DLRM is trained from the same file, and
+the time that it waits for data is told.
+
+``--data`` names a Criteo TSV file (.gz or not), such as Criteo's own; without
+it, and without ../shared/data, a file of that format is made.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+from pyarrow import csv as pa_csv
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+import persia
+from benchmarks.common import (
+    BATCH,
+    alternate,
+    arguments,
+    print_machine,
+    report,
+    timed,
+)
+from persia.datasets import Criteo, SyntheticCTR
+from persia.jagged import Batch
+from persia.models.dlrm import DLRM
+
+BENCH = "ingest"
+SAME_RUN = "same run"
+DATA = "criteo_tb_80k.tsv.gz"
+
+
+def find_data(folder: Path, rows: int) -> tuple[Path, str]:
+    """(a gzipped Criteo file, what it is)."""
+    default = Path(__file__).resolve().parents[1] / "../shared/data"
+    known = Path(os.environ.get("PERSIA_TEST_DATA", default)) / DATA
+    if known.exists():
+        return known, DATA
+    path = folder / "made.tsv.gz"
+    with gzip.open(path, "wb", compresslevel=6) as out:
+        for batch in SyntheticCTR(rows, multis=0):
+            out.write(criteo_lines(batch))
+    return path, f"made, {rows} rows"
+
+
+def criteo_lines(batch: Batch) -> bytes:
+    """A batch as Criteo lines: counts, and ids of 32 bits in hex."""
+    assert batch.dense is not None
+    assert batch.label is not None
+    counts = (batch.dense.clamp(-0.5, 3).exp() * 5 - 3).long().tolist()
+    labels = batch.label.long().tolist()
+    ids = (batch.ids.values().view(26, -1).T & 0xFFFFFFFF).tolist()
+    return b"".join(
+        b"%d\t%s\t%s\n"
+        % (
+            label,
+            b"\t".join(b"%d" % x for x in row),
+            b"\t".join(b"%08x" % x for x in values),
+        )
+        for label, row, values in zip(labels, counts, ids)
+    )
+
+
+def read_persia(path: Path) -> int:
+    return sum(len(batch) for batch in Criteo(path, BATCH))
+
+
+def read_pyarrow(path: Path, threads: bool) -> int:
+    names = [f"c{i}" for i in range(40)]
+    types = {n: pa.int32() for n in names[:14]}
+    types |= {n: pa.string() for n in names[14:]}
+    table = pa_csv.read_csv(
+        path,
+        read_options=pa_csv.ReadOptions(
+            column_names=names, use_threads=threads
+        ),
+        parse_options=pa_csv.ParseOptions(delimiter="\t"),
+        convert_options=pa_csv.ConvertOptions(column_types=types),
+    )
+    return int(table.num_rows)
+
+
+def reading(name: str, path: Path, rounds: int, target: float | None) -> None:
+    rows = read_persia(path)
+    assert rows == read_pyarrow(path, True)
+    times = alternate(
+        {
+            "persia": timed(lambda _: read_persia(path)),
+            "one": timed(lambda _: read_pyarrow(path, False)),
+            "many": timed(lambda _: read_pyarrow(path, True)),
+        },
+        rounds,
+    )
+    best = max(("one", "many"), key=lambda mode: times.rate(mode, rows))
+    report(
+        BENCH,
+        name,
+        times.rate("persia", rows),
+        "M rows/s",
+        baseline=f"pyarrow.csv.read_csv, {best} thread(s)",
+        baseline_value=times.rate(best, rows),
+        baseline_source=SAME_RUN,
+        ratio=times.ratio("persia", best),
+        target=target,
+        rows=rows,
+        megabytes=round(path.stat().st_size / 1e6, 1),
+    )
+
+
+class Waited:
+    """Batches, and the seconds that their consumer waited for them."""
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self.batches = batches
+        self.seconds = 0.0
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches = iter(self.batches)
+        while True:
+            start = time.perf_counter()
+            batch = next(batches, None)
+            self.seconds += time.perf_counter() - start
+            if batch is None:
+                return
+            yield batch
+
+
+def training(name: str, source: Iterable[Batch], keys: list[str]) -> None:
+    """Trains DLRM on one pass and reports the share of time it waited."""
+    torch.manual_seed(1)
+    store = persia.Store(optimizer=persia.optim.RowWiseAdagrad(lr=0.05))
+    tables = [
+        persia.EmbeddingBagConfig(key, embedding_dim=16, feature_names=[key])
+        for key in keys
+    ]
+    bags = persia.EmbeddingBagCollection(store=store, tables=tables)
+    model = DLRM(bags, 13)
+    dense_optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    waited, rows = Waited(source), 0
+    start = time.perf_counter()
+    for batch in waited:
+        dense_optimizer.zero_grad()
+        logits = model(batch.dense, batch.ids)
+        binary_cross_entropy_with_logits(logits, batch.label).backward()
+        dense_optimizer.step()
+        rows += len(batch)
+    seconds = time.perf_counter() - start
+    report(
+        BENCH,
+        name,
+        waited.seconds / seconds,
+        "share of the time",
+        target=0.05,
+        at_most=True,
+        batch=BATCH,
+        rows=rows,
+        rows_per_second=round(rows / seconds),
+        threads=torch.get_num_threads(),
+    )
+
+
+class Repeated:
+    """Several passes over a data set; each begins with nothing read ahead."""
+
+    def __init__(self, data: Criteo, passes: int) -> None:
+        self.data = data
+        self.passes = passes
+
+    def __iter__(self) -> Iterator[Batch]:
+        for _ in range(self.passes):
+            yield from self.data
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--data", type=Path, help="a Criteo TSV file")
+    options = parser.parse_args(argv)
+    rounds = 2 if options.quick else 7
+    with tempfile.TemporaryDirectory() as folder:
+        if options.data:
+            path, what = options.data, options.data.name
+        else:
+            path, what = find_data(
+                Path(folder), 20_000 if options.quick else 200_000
+            )
+        print_machine(BENCH, data=what, torch=torch.__version__)
+        packed = path.suffix == ".gz"
+        if packed and options.only in "criteo_gz":
+            reading("criteo_gz", path, rounds, 0.6)
+        if packed and options.only in "criteo_plain":
+            plain = Path(folder) / "plain.tsv"
+            with gzip.open(path) as source, plain.open("wb") as out:
+                shutil.copyfileobj(source, out)
+            reading("criteo_plain", plain, rounds, None)
+        if not packed and options.only in "criteo_plain":
+            reading("criteo_plain", path, rounds, None)
+        if options.only in "train_criteo_waits":
+            data = Criteo(path, BATCH)
+            passes = 1 if options.quick else 3
+            training("train_criteo_waits", Repeated(data, passes), data.keys)
+        if options.only in "train_synthetic_waits":
+            made = SyntheticCTR(
+                20_000 if options.quick else 400_000, BATCH, options.seed
+            )
+            training("train_synthetic_waits", made, made.keys)
+
+
+if __name__ == "__main__":
+    main()
