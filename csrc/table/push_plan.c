@@ -137,7 +137,7 @@ static int refuse_nonfinite(const table *t, uint64_t id, size_t sample)
 HOT static int rows_finite(const float *x, size_t n, size_t dim,
                            size_t stride)
 {
-    enum { AHEAD = 16 }; /* rows; such strides are nothing the CPU follows */
+    enum { AHEAD = 48 }; /* rows; such strides are nothing the CPU follows */
     uint32_t most[16] = { 0 };
 
     for (size_t i = 0; i < n; i++) {
