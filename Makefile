@@ -51,7 +51,7 @@ $(READY): constraints.txt .ci/system-packages
 
 build: $(READY)
 	@test -e $(BUILD)/build.ninja || $(CMAKE) -B $(BUILD) -DPERSIA_TESTS=ON
-	@cmake --build $(BUILD) --parallel $(JOBS)
+	@cmake --build $(BUILD) --target libraries --parallel $(JOBS)
 
 # ---- use -------------------------------------------------------------------
 demo: build
@@ -77,8 +77,7 @@ define ctest
 endef
 
 test-c: build
-	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error \
-	    -j $(JOBS)
+	$(call ctest,$(BUILD))
 	$(call ctest,build/asan,-DPERSIA_SANITIZE=address$(comma)undefined)
 
 comma := ,

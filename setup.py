@@ -81,7 +81,9 @@ class BuildNative(build_ext):
                 f"-DPERSIA_OUTPUT={self.destination()}",
             ]
         )
-        subprocess.check_call(["cmake", "--build", str(build)])
+        subprocess.check_call(
+            ["cmake", "--build", str(build), "--target", "libraries"]
+        )
         if not self.inplace:
             for header in self.public_headers():
                 target = self.header_target(header)

@@ -29,6 +29,7 @@ function(add_extension target name)
         LIBRARY_OUTPUT_DIRECTORY "${output}"
         BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN")
     target_link_libraries(${target} PRIVATE persia_strict persia)
+    add_dependencies(libraries ${target})
 endfunction()
 
 file(GLOB py_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/py/*.c")

@@ -1,4 +1,4 @@
-"""The example of the README runs as it is printed there."""
+"""The examples of the README and the quick start run as printed there."""
 
 import os
 import re
@@ -9,15 +9,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def test_readme_example(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    # The same lines over fewer rows: the test is about names and arguments.
-    short, changes = re.subn(r"rows=[\d_]+", "rows=20_000", example)
-    assert changes == 1
+def blocks(path: str) -> list[str]:
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def run(program: str, folder: Path) -> str:
     result = subprocess.run(
-        [sys.executable, "-c", short],
-        cwd=tmp_path,
+        [sys.executable, "-c", program],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -25,4 +25,18 @@ def test_readme_example(tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_readme(tmp_path: Path) -> None:
+    (example,) = blocks("README.md")
+    # The same lines over fewer rows: the test is about names and arguments.
+    short, changes = re.subn(r"rows=[\d_]+", "rows=20_000", example)
+    assert changes == 1
+    run(short, tmp_path)
     assert (tmp_path / "out" / "LATEST").exists()
+
+
+def test_quickstart(tmp_path: Path) -> None:
+    (example,) = blocks("docs/quickstart.md")
+    assert run(example, tmp_path).startswith("3\n")
