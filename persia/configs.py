@@ -129,8 +129,9 @@ class TableConfig:
         init = self.init
         if isinstance(init, (int, float)):
             init = ("uniform", -abs(float(init)), abs(float(init)))
-        kind, count = _INITS.get(_word(init[0]), (-1, 0))
-        numbers = [float(x) for x in init[1:]]
+        words: list[Any] = list(init) if isinstance(init, tuple) else [None]
+        kind, count = _INITS.get(_word(words[0]), (-1, 0))
+        numbers = [float(x) for x in words[1:]]
         if (
             kind < 0
             or len(numbers) != count
@@ -213,9 +214,8 @@ def as_config(config: Any, cls: type[TableConfig]) -> TableConfig:
             "feature_names": list(config.feature_names),
             "num_embeddings": getattr(config, "num_embeddings", 0),
         }
-        data_type = getattr(config, "data_type", "fp32")
-        if _word(data_type) in _DTYPES:
-            arguments["data_type"] = _word(data_type)
+        if hasattr(config, "data_type"):
+            arguments["data_type"] = config.data_type
         if cls is EmbeddingBagConfig:
             arguments["pooling"] = getattr(config, "pooling", "sum")
         return cls(**arguments)

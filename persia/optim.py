@@ -177,6 +177,25 @@ class SparseOptimizer(torch.optim.Optimizer):
             group["params"][0].grad = None
         self._probe_grads = torch.zeros(0)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the settings of each table that both have, by its name.
+
+        Raises:
+            SchemaMismatch: a table was updated by another algorithm.
+        """
+        saved = {group["table"]: group for group in state_dict["param_groups"]}
+        groups = []
+        for i, mine in enumerate(self.param_groups):
+            group = saved.get(mine["table"], mine)
+            if group["algorithm"] != mine["algorithm"]:
+                raise errors.SchemaMismatch(
+                    f"table {mine['table']!r}: the state is of "
+                    f"{group['algorithm']}, the table's optimizer is "
+                    f"{mine['algorithm']}"
+                )
+            groups.append({**group, "params": [i]})
+        super().load_state_dict({"state": {}, "param_groups": groups})
+
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
         return {**state, "_probe_grads": torch.zeros(0), "_store": None}

@@ -583,23 +583,12 @@ class Store:
                 self.nonfinite,
                 self._threads,
             ),
-            "tables": [
-                (t.config, None)
-                if t.config.optimizer is None
-                else (
-                    t.config,
-                    (
-                        type(t.config.optimizer),
-                        dict(t.config.optimizer.defaults),
-                    ),
-                )
-                for t in self._tables.values()
-            ],
+            "tables": [t.config for t in self._tables.values()],
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._configure(_optimizer(state["optimizer"]), *state["arguments"])
-        for config, _ in state["tables"]:
+        for config in state["tables"]:
             self._declare(config)
 
     def __repr__(self) -> str:

@@ -99,6 +99,22 @@ def test_state_dict_of_the_optimizer() -> None:
     assert again["param_groups"][1]["table"] == "b"
 
 
+def test_state_dict_goes_by_the_names_of_tables() -> None:
+    bags = make(persia.optim.SGD(lr=0.3))
+    groups = bags.store.optimizer.param_groups
+    groups[0]["lr"], groups[1]["lr"] = 1.0, 2.0
+    store = persia.Store(persia.optim.SGD(lr=0.1))
+    for name in ("c", "b", "a"):
+        store.add_table(persia.EmbeddingBagConfig(name, 4))
+    store.optimizer.load_state_dict(bags.store.optimizer.state_dict())
+    got = {g["table"]: g["lr"] for g in store.optimizer.param_groups}
+    assert got == {"a": 1.0, "b": 2.0, "c": 0.1}
+    with pytest.raises(errors.SchemaMismatch, match="adam"):
+        make(persia.optim.Adam()).store.optimizer.load_state_dict(
+            bags.store.optimizer.state_dict()
+        )
+
+
 def test_step_of_adam_is_the_updates_of_the_store() -> None:
     bags = make(persia.optim.Adam(lr=0.1))
     one = persia.JaggedBatch(["f", "g"], torch.tensor([1, 9]))

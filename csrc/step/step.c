@@ -50,13 +50,16 @@ static void destroy(step *s)
 
 int step_open(unsigned threads, uint64_t memory_limit, uint64_t *handle)
 {
+    int rc = fork_check("a new store");
+    if (rc)
+        return rc;
     step *s = calloc(1, sizeof *s);
     if (!s)
         return err_set(PERSIA_ENOMEM, "no memory for a store");
     pthread_mutex_init(&s->lock, NULL);
     s->references = 1;
     ps_config config = {.threads = threads, .memory_limit = memory_limit};
-    int rc = ps_create(&config, &s->p);
+    rc = ps_create(&config, &s->p);
     if (!rc)
         rc = worker_create(s->p, &s->w);
     if (!rc)

@@ -1,0 +1,114 @@
+"""What a table may be, and what is said of one that it may not be."""
+
+from __future__ import annotations
+
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import persia
+from persia import errors
+from persia.configs import as_config
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"embedding_dim": 0}, "dim"),
+        ({"embedding_dim": 5000}, "dim"),
+        ({"embedding_dim": 4.0}, "embedding_dim"),
+        ({"name": ""}, "name"),
+        ({"name": "n" * 300}, "name"),
+        ({"feature_names": "user"}, "string 'user'"),
+        ({"pooling": "max"}, "pooling"),
+        ({"data_type": "int8"}, "data_type"),
+        ({"init": ("uniform", 1.0)}, "init"),
+        ({"init": ("normal", 0.0, float("nan"))}, "init"),
+        ({"init": None}, "init"),
+        ({"capacity": 0}, "capacity"),
+        ({"eviction": "lru"}, "capacity"),
+        ({"eviction": "fifo", "capacity": 9}, "eviction"),
+        ({"admission": 0.0}, "admission"),
+        ({"admission": 1.5}, "admission"),
+        ({"admission": "some"}, "admission"),
+        ({"missing": "error"}, "missing"),
+        ({"optimizer": "adam"}, r"persia\.optim"),
+        ({"lr": -1.0}, "lr"),
+    ],
+)
+def test_wrong_settings_are_named(wrong: dict[str, Any], match: str) -> None:
+    settings = {"name": "t", "embedding_dim": 4, **wrong}
+    with pytest.raises(errors.InvalidArgument, match=match):
+        persia.EmbeddingBagCollection(
+            tables=[persia.EmbeddingBagConfig(**settings)]
+        )
+
+
+class Pooling(Enum):
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+
+class DataType(Enum):
+    FP32 = "FP32"
+    FP16 = "FP16"
+
+
+def test_configs_like_torchrecs() -> None:
+    theirs = SimpleNamespace(
+        name="t",
+        embedding_dim=8,
+        num_embeddings=1000,
+        feature_names=["a", "b"],
+        pooling=Pooling.MEAN,
+        data_type=DataType.FP32,
+    )
+    config = as_config(theirs, persia.EmbeddingBagConfig)
+    bags = persia.EmbeddingBagCollection(tables=[theirs])
+    ids = {"a": torch.tensor([[1, 2]]), "b": torch.tensor([3])}
+    rows = bags.store.rows("t", [1, 2, 3])
+    torch.testing.assert_close(bags(ids)["a"][0], rows[:2].mean(0))
+    assert config.num_embeddings == 1000
+    with pytest.raises(errors.InvalidArgument, match="data_type"):
+        theirs.data_type = DataType.FP16
+        persia.EmbeddingBagCollection(tables=[theirs])
+
+
+def test_kinds_of_configs_are_not_mixed() -> None:
+    with pytest.raises(errors.InvalidArgument, match="EmbeddingBagConfig"):
+        persia.EmbeddingBagCollection(tables=[persia.EmbeddingConfig("t", 4)])
+    with pytest.raises(errors.InvalidArgument, match="EmbeddingConfig"):
+        persia.EmbeddingCollection(tables=[persia.EmbeddingBagConfig("t", 4)])
+    with pytest.raises(errors.InvalidArgument, match="one embedding_dim"):
+        persia.EmbeddingCollection(
+            tables=[
+                persia.EmbeddingConfig("t", 4),
+                persia.EmbeddingConfig("u", 8),
+            ]
+        )
+    with pytest.raises(errors.InvalidArgument, match="more than once"):
+        persia.EmbeddingBagCollection(
+            tables=[
+                persia.EmbeddingBagConfig("t", 4),
+                persia.EmbeddingBagConfig("t", 4),
+            ]
+        )
+    with pytest.raises(errors.InvalidArgument, match="empty"):
+        persia.EmbeddingBagCollection(tables=[])
+    with pytest.raises(errors.InvalidArgument, match="optimizer="):
+        persia.EmbeddingBagCollection(
+            tables=[persia.EmbeddingBagConfig("t", 4)],
+            store=persia.Store(),
+            optimizer=persia.optim.SGD(),
+        )
+
+
+def test_a_table_is_named_after_its_feature_by_default() -> None:
+    bags = persia.EmbeddingBagCollection(
+        tables=[persia.EmbeddingBagConfig("user", 4)]
+    )
+    assert bags({"user": torch.arange(3)}).keys() == ["user"]
+    assert list(bags.store.tables) == ["user"]
