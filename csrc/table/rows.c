@@ -11,6 +11,7 @@ typedef int (*row_fn)(table *t, stripe *s, uint64_t hash, uint64_t id,
 static int rows_visit(table *t, size_t n, const uint64_t *ids, int exclusive,
                       row_fn fn, void *ctx)
 {
+    enum { AHEAD = 12 }; /* ids whose bucket is fetched meanwhile */
     uint64_t hash[IDS_CHUNK];
     uint16_t order[IDS_CHUNK], start[IDS_STRIPES_MAX + 1];
     int rc = PERSIA_OK;
@@ -26,9 +27,13 @@ static int rows_visit(table *t, size_t n, const uint64_t *ids, int exclusive,
                 pthread_rwlock_wrlock(&s->lock);
             else
                 pthread_rwlock_rdlock(&s->lock);
-            for (uint32_t k = start[i]; k < start[i + 1] && !rc; k++)
+            for (uint32_t k = start[i]; k < start[i + 1] && !rc; k++) {
+                if (k + AHEAD < start[i + 1])
+                    __builtin_prefetch(
+                        row_index_home(&s->index, hash[k + AHEAD]), 1);
                 rc = fn(t, s, hash[k], ids[first + order[k]],
                         first + order[k], ctx);
+            }
             pthread_rwlock_unlock(&s->lock);
             if (rc)
                 return rc;
