@@ -15,7 +15,7 @@ from torch import Tensor
 
 from persia import _core, errors
 
-__all__ = ["SHAPES", "prefetch", "pull", "typed", "versions"]
+__all__ = ["HELD", "SHAPES", "prefetch", "pull", "typed", "versions"]
 
 torch.ops.load_library(  # type: ignore[no-untyped-call]
     str(Path(__file__).with_name("_torch.so"))
@@ -27,6 +27,11 @@ _NAMES = ("ticket_v1", "pull_v1", "push_v1")
 # Store handle -> plan number -> (kind, keys of a batch, output columns): what
 # the fake kernels need to know. Filled where plans are made.
 SHAPES: dict[int, dict[int, tuple[int, int, int]]] = {}
+
+# Store handle -> tensors that the C core holds until optimizer.step(), and
+# their versions() at the backward. Only for stores with update="step": their
+# user could change a tensor before the step.
+HELD: dict[int, list[tuple[tuple[Tensor | None, ...], int]]] = {}
 
 
 def _register_effects() -> None:
@@ -163,9 +168,10 @@ class _Pull(torch.autograd.Function):
         if grad is None:
             return (None,) * 7
         values, offsets, weights, rows = ctx.saved_tensors
+        grad = grad.contiguous()
         try:
             _push(
-                grad.contiguous(),
+                grad,
                 values,
                 offsets,
                 weights,
@@ -177,6 +183,10 @@ class _Pull(torch.autograd.Function):
             )
         except RuntimeError as error:
             raise typed(error) from None
+        held = HELD.get(ctx.store)
+        if held is not None:
+            tensors = (grad, values, offsets, weights)
+            held.append((tensors, versions(*tensors)))
         return None, None, None, grad.new_zeros(1), None, None, None
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from persia import _core, errors, optim
-from persia._library import SHAPES
+from persia._library import HELD, SHAPES, versions
 from persia.configs import TableConfig, _word, as_config, float_rows
 
 if TYPE_CHECKING:
@@ -131,6 +131,9 @@ class Store:
         self._handle: int = self._core.handle
         SHAPES[self._handle] = {}
         weakref.finalize(self, SHAPES.pop, self._handle)
+        if update == "step":
+            HELD[self._handle] = []
+            weakref.finalize(self, HELD.pop, self._handle)
         self._lock = (
             threading.Lock()
         )  # guards _tables and the groups of the optimizer
@@ -178,6 +181,16 @@ class Store:
         self, factors: list[float] | None, *, all_threads: bool
     ) -> None:
         """Applies the gradients that are held as one update."""
+        held = HELD.get(self._handle, [])
+        changed = any(versions(*t) != version for t, version in held)
+        held.clear()
+        if changed:
+            self._discard()
+            raise errors.TicketError(
+                "a gradient, ids or weights were changed in place between "
+                "backward() and optimizer.step(); the gradients that waited "
+                "are dropped. Change a copy, or step first"
+            )
         # A scheduler asks whether the optimizer made a step before its own.
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
         try:
@@ -190,6 +203,7 @@ class Store:
 
     def _discard(self) -> None:
         """Drops all gradients that are held."""
+        HELD.get(self._handle, []).clear()
         self._counts["gradients_discarded"] += self._core.discard(True)
 
     def _grad_norm_squared(self) -> float:

@@ -72,8 +72,8 @@ def test_configs_like_torchrecs() -> None:
     rows = bags.store.rows("t", [1, 2, 3])
     torch.testing.assert_close(bags(ids)["a"][0], rows[:2].mean(0))
     assert config.num_embeddings == 1000
+    theirs.data_type = DataType.FP16
     with pytest.raises(errors.InvalidArgument, match="data_type"):
-        theirs.data_type = DataType.FP16
         persia.EmbeddingBagCollection(tables=[theirs])
 
 

@@ -227,6 +227,21 @@ def test_a_contradicting_table_is_an_error() -> None:
         )
 
 
+@pytest.mark.parametrize("what", ["gradient", "ids"])
+def test_tensors_may_not_change_before_the_step(what: str) -> None:
+    bags = make("step")
+    before = rows(bags)
+    batch, g = ids(1, 2), torch.ones(2, 4)
+    bags(batch).values().backward(g)
+    (g if what == "gradient" else batch.values()).mul_(2)
+    with pytest.raises(errors.TicketError, match="in place"):
+        bags.store.optimizer.step()
+    assert torch.equal(rows(bags), before)
+    bags(ids(1, 2)).values().backward(g)
+    bags.store.optimizer.step()
+    assert bags.store.updates == 1
+
+
 def test_gradients_that_wait_are_bounded() -> None:
     bags = make("step")
     batch = ids(1)
