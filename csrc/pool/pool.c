@@ -1,8 +1,8 @@
 /* pool.c: pooling kernels.
  *
  * Each output element is a chain of products and sums in the order of ids,
- * so vector width changes no bit; sums of products (pool_weight_grad) use 16
- * fixed partial sums.  Widths that are common keep the bag in registers.
+ * so vector width changes no bit.  Widths that are common keep the bag in
+ * registers.
  */
 #include "pool/pool.h"
 
@@ -177,41 +177,4 @@ HOT void pool_forward(uint32_t kind, size_t bags, const int64_t *offsets,
                     out_stride);
     }
 #undef FIXED
-}
-
-/* <a, b> in 16 partial sums, element d in sum d % 16, added pairwise. */
-INLINE float dot(const float *a, const float *b, uint32_t dim)
-{
-    float sum[16] = {0};
-    uint32_t d = 0;
-    for (; d + 16 <= dim; d += 16)
-        for (uint32_t k = 0; k < 16; k++)
-            sum[k] = sum[k] + a[d + k] * b[d + k];
-    for (; d < dim; d++)
-        sum[d % 16] = sum[d % 16] + a[d] * b[d];
-    for (uint32_t half = 8; half; half /= 2)
-        for (uint32_t k = 0; k < half; k++)
-            sum[k] = sum[k] + sum[k + half];
-    return sum[0];
-}
-
-HOT void pool_weight_grad(uint32_t kind, size_t bags, const int64_t *offsets,
-                          const float *rows, uint32_t dim, const float *grad,
-                          size_t grad_stride, float *out)
-{
-    int64_t first = offsets[0];
-    size_t at = 0;
-    if (kind == POOL_NONE) {
-        size_t n = (size_t)(offsets[bags] - first);
-        for (; at < n; at++)
-            out[at] = dot(rows + at * dim, grad + at * grad_stride, dim);
-        return;
-    }
-    for (size_t b = 0; b < bags; b++) {
-        size_t end = (size_t)(offsets[b + 1] - first);
-        float divisor = bag_divisor(kind, offsets[b + 1] - offsets[b]);
-        for (; at < end; at++)
-            out[at] = dot(rows + at * dim, grad + b * grad_stride, dim) /
-                      divisor;
-    }
 }

@@ -35,13 +35,6 @@ PERSIA_API void pool_forward(uint32_t kind, size_t bags,
                              const float *rows, uint32_t dim, float *out,
                              size_t out_stride);
 
-/* Gradient of weights: out[i] = (s_i / w_i) * <row_i, gradient of its bag>,
- * grad_stride floats apart; the sum of products in a fixed order. */
-PERSIA_API void pool_weight_grad(uint32_t kind, size_t bags,
-                                 const int64_t *offsets, const float *rows,
-                                 uint32_t dim, const float *grad,
-                                 size_t grad_stride, float *out);
-
 #ifdef __cplusplus
 }
 #endif

@@ -9,21 +9,19 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "ps/ps.h"
 
 enum { POLL_MS = 50 };
 
-typedef enum progress { WAITING, RUNNING, DONE, TAKEN } progress;
+typedef enum progress { WAITING, STARTED, TAKEN } progress;
 
 typedef struct lookup {
     struct lookup *next;
     step_lookup want; /* its owner is NULL when handed over */
     progress at;
-    int result; /* of DONE */
-    char *text; /* of an error, or NULL */
+    future *done;
 } lookup;
 
 /* A forward of a batch, by what became of its gradient. */
@@ -96,7 +94,7 @@ static void leave(ahead *a)
         lookup *next = l->next;
         if (l->want.owner)
             l->want.release(l->want.owner);
-        free(l->text);
+        future_destroy(l->done);
         free(l);
         l = next;
     }
@@ -161,16 +159,13 @@ static batch *find_batch(ahead *a, uint64_t number, stream **in)
 /* Runs a lookup that waits; the lock is left meanwhile. */
 static void run(ahead *a, batch *b, lookup *l)
 {
-    l->at = RUNNING;
+    l->at = STARTED;
     b->users++;
     pthread_mutex_unlock(&a->lock);
     int rc = worker_forward(step_worker(a->s), l->want.plan, &l->want.batch,
                             l->want.out, l->want.stride, l->want.rows);
-    char *text = rc ? strdup(err_text()) : NULL;
+    future_complete(l->done, rc);
     pthread_mutex_lock(&a->lock);
-    l->at = DONE;
-    l->result = rc;
-    l->text = text;
     b->users--;
     pthread_cond_broadcast(&a->moved);
 }
@@ -463,6 +458,9 @@ int step_ahead_add(step *s, uint64_t number, const step_lookup *want)
     lookup *l = calloc(1, sizeof *l);
     if (!l)
         return err_set(PERSIA_ENOMEM, "no memory to look ahead");
+    int rc = future_create(&l->done);
+    if (rc)
+        goto fail;
     l->want = *want;
     pthread_mutex_lock(&a->lock);
     batch *b = find_batch(a, number, NULL);
@@ -471,13 +469,16 @@ int step_ahead_add(step *s, uint64_t number, const step_lookup *want)
         while (*end)
             end = &(*end)->next;
         *end = l;
-        l = NULL;
+    } else {
+        rc = ended();
     }
     leave(a);
-    if (!l)
+    if (rc == PERSIA_OK)
         return PERSIA_OK;
+    future_destroy(l->done);
+fail:
     free(l);
-    return ended();
+    return rc;
 }
 
 void step_ahead_ready(step *s, uint64_t number)
@@ -631,21 +632,17 @@ int step_ahead_take(step *s, uint64_t number, uint32_t plan, void **owner)
         b->users++;
         if (l->at == WAITING)
             run(a, b, l);
-        while (l->at == RUNNING)
-            pthread_cond_wait(&a->moved, &a->lock);
+        pthread_mutex_unlock(&a->lock);
+        rc = future_wait(l->done, 0);
+        pthread_mutex_lock(&a->lock);
         b->users--;
-        if (l->at == TAKEN) /* by another thread meanwhile */
-            l = NULL;
+        if (rc == PERSIA_OK && l->at == TAKEN)
+            l = NULL; /* by another thread meanwhile */
     }
-    if (l) {
-        rc = l->result;
-        if (rc) {
-            err_set(rc, "%s", l->text ? l->text : err_message(rc));
-        } else {
-            l->at = TAKEN;
-            *owner = l->want.owner;
-            l->want.owner = NULL;
-        }
+    if (l && rc == PERSIA_OK) {
+        l->at = TAKEN;
+        *owner = l->want.owner;
+        l->want.owner = NULL;
     }
     a->stats.prefetched += (uint64_t)(l && !rc);
     a->stats.not_prefetched += (uint64_t)!l;

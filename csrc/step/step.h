@@ -125,7 +125,7 @@ PERSIA_API void step_ahead_skip(step *s, uint64_t batch);
 PERSIA_API void step_ahead_bind(step *s, uint64_t batch, uint64_t ticket);
 /* Hands over the owner of the looked-up result, once: waits for it, or looks
  * up on this thread what did not start.  *owner is NULL if there is none.
- * Its error is the lookup's. */
+ * Its error is the lookup's, or PERSIA_EINTR. */
 PERSIA_API int step_ahead_take(step *s, uint64_t batch, uint32_t plan,
                                void **owner);
 

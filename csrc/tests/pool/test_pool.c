@@ -179,39 +179,6 @@ static void test_expand_agrees_with_forward(void **state)
     }
 }
 
-/* d(loss)/d(w_i) by the definition, in double precision. */
-static void test_weight_grad(void **state)
-{
-    (void)state;
-    static const uint32_t dims[] = {1, 7, 8, 16, 19, 64, DIM_MAX};
-    static float grad[IDS_MAX * DIM_MAX], out[IDS_MAX];
-    for (int round = 0; round < 30; round++)
-        for (size_t k = 0; k < sizeof dims / sizeof *dims; k++) {
-            jagged *j = random_jagged(dims[k]);
-            uint32_t dim = j->dim;
-            for (size_t i = 0; i < sizeof grad / sizeof *grad; i++)
-                grad[i] = random_float();
-            for (uint32_t kind = 0; kind < POOL_KINDS; kind++) {
-                pool_weight_grad(kind, j->bags, j->offsets, j->rows, dim,
-                                 grad, dim, out);
-                size_t i = 0;
-                for (size_t b = 0; b < j->bags; b++) {
-                    size_t n = (size_t)(j->offsets[b + 1] - j->offsets[b]);
-                    for (size_t m = 0; m < n; m++, i++) {
-                        size_t g = kind == POOL_NONE ? i : b;
-                        double sum = 0;
-                        for (uint32_t d = 0; d < dim; d++)
-                            sum += (double)grad[g * dim + d] *
-                                   (double)j->rows[i * dim + d];
-                        sum *= (double)naive_scale(kind, n, NULL);
-                        assert_true(fabs(sum - (double)out[i]) < 1e-4);
-                    }
-                }
-            }
-            free(j);
-        }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -219,7 +186,6 @@ int main(void)
         cmocka_unit_test(test_forward_has_the_stated_bits),
         cmocka_unit_test(test_single_ids_are_copied),
         cmocka_unit_test(test_expand_agrees_with_forward),
-        cmocka_unit_test(test_weight_grad),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
