@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import os
     from pathlib import Path
 
+    import pyarrow
+
     from persia.checkpoint import Checkpoint
 
 __all__ = ["Store"]
@@ -453,6 +455,34 @@ class Store:
             _weight=weight,
         )
         return ids, bag
+
+    def to_arrow(self, table: str, *, state: bool = False) -> pyarrow.Table:
+        """All rows of a table as a ``pyarrow.Table``, sorted by id.
+
+        Columns: ``id`` int64, ``vector`` lists of ``embedding_dim`` float32
+        and, with ``state=True``, ``state`` lists of float32 (not there if the
+        optimizer keeps none).
+        """
+        from persia import arrow
+
+        return arrow.to_arrow(self, table, state)
+
+    def set_arrow(self, table: str, rows: Any) -> None:
+        """Creates or replaces rows, as :meth:`set_rows`.
+
+        Args:
+            table: its name.
+            rows: a ``pyarrow.Table`` or ``RecordBatch`` with the columns of
+                :meth:`to_arrow`; without ``state``, that of new rows. Other
+                columns are ignored.
+
+        Raises:
+            InvalidArgument: a column is missing or has nulls.
+            DtypeError, ShapeError: a column of another type or width.
+        """
+        from persia import arrow
+
+        arrow.from_arrow(self, table, rows)
 
     # ---- life
 
