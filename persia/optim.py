@@ -10,7 +10,7 @@ coupled (added to the gradient) except in :class:`AdamW`, and touches touched
 rows only. Where every row is touched at every step the results equal those of
 torch's dense optimizers.
 
-Entries of a group, beside those of the algorithm:
+Every optimizer takes three more keywords, which are entries of its groups:
 
 * ``max_grad_norm``: the gradient of a row is clipped to this L2 norm (0: not);
 * ``max_norm``: then the row is scaled down to this L2 norm (0: not);
@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "RowLimits",
     "RowWiseAdagrad",
     "SparseOptimizer",
     "clip_grad_norm_",
@@ -60,6 +61,14 @@ def _number(
     return x
 
 
+class RowLimits(TypedDict, total=False):
+    """Keywords that every optimizer takes: limits of one row, 0 for none."""
+
+    max_grad_norm: float
+    max_norm: float
+    weight_bound: float
+
+
 class SparseOptimizer(torch.optim.Optimizer):
     """The base of all optimizers of a store; use one of its subclasses."""
 
@@ -68,18 +77,16 @@ class SparseOptimizer(torch.optim.Optimizer):
     # finite.
     _step_supports_amp_scaling = True
 
-    def __init__(
-        self, defaults: dict[str, Any], common: dict[str, float]
-    ) -> None:
-        for name in common:
-            if name not in ("max_grad_norm", "max_norm", "weight_bound"):
+    def __init__(self, defaults: dict[str, Any], limits: RowLimits) -> None:
+        for name in limits:
+            if name not in RowLimits.__annotations__:
                 raise TypeError(
                     f"{type(self).__name__}() got an unexpected keyword "
                     f"argument {name!r}"
                 )
         settings = {"lr": _number("lr", defaults.pop("lr"), 0.0), **defaults}
-        for name in ("max_grad_norm", "max_norm", "weight_bound"):
-            settings[name] = _number(name, common.get(name, 0.0), 0.0)
+        for name in RowLimits.__annotations__:
+            settings[name] = _number(name, limits.get(name, 0.0), 0.0)
         self._store: weakref.ref[Store] | None = None
         self._probe_grads = torch.zeros(0)
         # torch refuses an empty list of parameters, but not a group without
@@ -219,14 +226,14 @@ class SGD(SparseOptimizer):
         *,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
-        **common: float,
+        **limits: Unpack[RowLimits],
     ) -> None:
         settings = {
             "lr": lr,
             "momentum": _number("momentum", momentum, 0.0, 1.0),
             "weight_decay": _number("weight_decay", weight_decay, 0.0),
         }
-        super().__init__(settings, common)
+        super().__init__(settings, limits)
 
 
 class Adagrad(SparseOptimizer):
@@ -248,7 +255,7 @@ class Adagrad(SparseOptimizer):
         eps: float = 1e-10,
         initial_accumulator_value: float = 0.0,
         weight_decay: float = 0.0,
-        **common: float,
+        **limits: Unpack[RowLimits],
     ) -> None:
         settings = {
             "lr": lr,
@@ -258,7 +265,7 @@ class Adagrad(SparseOptimizer):
             ),
             "weight_decay": _number("weight_decay", weight_decay, 0.0),
         }
-        super().__init__(settings, common)
+        super().__init__(settings, limits)
 
 
 class RowWiseAdagrad(Adagrad):
@@ -273,14 +280,14 @@ class RowWiseAdagrad(Adagrad):
         eps: float = 1e-8,
         initial_accumulator_value: float = 0.0,
         weight_decay: float = 0.0,
-        **common: float,
+        **limits: Unpack[RowLimits],
     ) -> None:
         super().__init__(
             lr,
             eps=eps,
             initial_accumulator_value=initial_accumulator_value,
             weight_decay=weight_decay,
-            **common,
+            **limits,
         )
 
 
@@ -306,7 +313,7 @@ class Adam(SparseOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
-        **common: float,
+        **limits: Unpack[RowLimits],
     ) -> None:
         settings = {
             "lr": lr,
@@ -317,7 +324,7 @@ class Adam(SparseOptimizer):
             "eps": _number("eps", eps, 0.0),
             "weight_decay": _number("weight_decay", weight_decay, 0.0),
         }
-        super().__init__(settings, common)
+        super().__init__(settings, limits)
 
 
 class AdamW(Adam):
@@ -332,10 +339,10 @@ class AdamW(Adam):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.01,
-        **common: float,
+        **limits: Unpack[RowLimits],
     ) -> None:
         super().__init__(
-            lr, betas=betas, eps=eps, weight_decay=weight_decay, **common
+            lr, betas=betas, eps=eps, weight_decay=weight_decay, **limits
         )
 
 

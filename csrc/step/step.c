@@ -107,7 +107,8 @@ int step_get(uint64_t handle, const char *what, step **out)
     pthread_mutex_unlock(&registry.lock);
     *out = s;
     return s ? PERSIA_OK
-             : err_set(PERSIA_ECLOSED, "%s: the store was closed", what);
+             : err_set(PERSIA_ECLOSED, "%s: the store was closed; make a new "
+                       "persia.Store", what);
 }
 
 void step_put(step *s)

@@ -1,5 +1,6 @@
 /* backward.c: gradients of outputs to pushes, one a table. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -178,6 +179,17 @@ static uint32_t job_table(const pieces *all, const push_job *jobs,
     return all->all[job->parts - parts].s.f->want.table;
 }
 
+/* Checks the settings of a table's update; the text names the table. */
+static int check_optim(const table *t, const optim_args *args)
+{
+    int rc = optim_check(args);
+    if (rc == PERSIA_OK)
+        return rc;
+    char text[256];
+    snprintf(text, sizeof text, "%s", err_text());
+    return err_set(rc, "table %s: %s", table_get_config(t)->name, text);
+}
+
 static int backward(worker *w, const worker_grad *grads, size_t n,
                     scratch *tmp, const optim_args *optim, uint32_t optim_n,
                     worker_counts *counts)
@@ -198,13 +210,15 @@ static int backward(worker *w, const worker_grad *grads, size_t n,
     optim_args *args = malloc(jobs_n * sizeof *args);
     if (!args)
         return err_set(PERSIA_ENOMEM, "no memory for %zu tables", jobs_n);
-    for (size_t i = 0; i < jobs_n; i++) {
+    for (size_t i = 0; i < jobs_n && !rc; i++) {
         args[i] = optim[job_table(&all, jobs, &jobs[i])];
         args[i].step = update;
         jobs[i].optim = &args[i];
         jobs[i].batch = update;
+        rc = check_optim(jobs[i].t, &args[i]);
     }
-    rc = ps_push(w->p, jobs, jobs_n);
+    if (!rc)
+        rc = ps_push(w->p, jobs, jobs_n);
     for (size_t i = 0; i < jobs_n; i++) {
         counts->created += jobs[i].created;
         counts->refused += jobs[i].refused;
