@@ -13,7 +13,8 @@ struct ps {
     /* Slots below `tables_n` never change; so readers need no lock. */
     table *tables[PS_TABLES_MAX];
     _Atomic(uint32_t) tables_n;
-    _Atomic(uint64_t) updates;
+    pthread_rwlock_t gate; /* pushes hold it shared, a cut exclusively */
+    _Atomic(uint64_t) updates; /* changes under the gate */
 };
 
 int ps_create(const ps_config *config, ps **out)
@@ -32,6 +33,13 @@ int ps_create(const ps_config *config, ps **out)
         return rc;
     }
     pthread_mutex_init(&p->declaring, NULL);
+    /* A cut comes next, however many threads push. */
+    pthread_rwlockattr_t attr;
+    pthread_rwlockattr_init(&attr);
+    pthread_rwlockattr_setkind_np(
+        &attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(&p->gate, &attr);
+    pthread_rwlockattr_destroy(&attr);
     *out = p;
     return PERSIA_OK;
 }
@@ -44,6 +52,7 @@ void ps_destroy(ps *p)
     for (uint32_t i = 0; i < p->tables_n; i++)
         table_destroy(p->tables[i]);
     pthread_mutex_destroy(&p->declaring);
+    pthread_rwlock_destroy(&p->gate);
     free(p);
 }
 
@@ -145,9 +154,20 @@ int ps_pull(ps *p, pull_job *jobs, size_t jobs_n)
 
 int ps_push(ps *p, push_job *jobs, size_t jobs_n)
 {
+    pthread_rwlock_rdlock(&p->gate);
     int rc = table_push(p->s, jobs, jobs_n);
     if (rc == PERSIA_OK)
         atomic_fetch_add(&p->updates, 1);
+    pthread_rwlock_unlock(&p->gate);
+    return rc;
+}
+
+int ps_cut_begin(ps *p, uint32_t tables_n, table_cut **out, uint64_t *updates)
+{
+    pthread_rwlock_wrlock(&p->gate);
+    int rc = tables_n ? table_cut_begin(p->tables, tables_n, out) : PERSIA_OK;
+    *updates = atomic_load(&p->updates);
+    pthread_rwlock_unlock(&p->gate);
     return rc;
 }
 

@@ -44,6 +44,12 @@ PERSIA_API const mem_limit *ps_limit(const ps *p);
 PERSIA_API int ps_pull(ps *p, pull_job *jobs, size_t jobs_n);
 PERSIA_API int ps_push(ps *p, push_job *jobs, size_t jobs_n);
 
+/* A cut of the first `tables_n` tables, between two updates: `updates` were
+ * applied before it, all of their rows are in it. */
+PERSIA_API int ps_cut_begin(ps *p, uint32_t tables_n,
+                            table_cut **out /* [tables_n] */,
+                            uint64_t *updates);
+
 /* Updates applied so far: Adam's t of the next one is this plus 1.  Set when
  * a checkpoint is loaded. */
 PERSIA_API uint64_t ps_updates(const ps *p);

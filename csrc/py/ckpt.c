@@ -96,7 +96,6 @@ static PyObject *cut_new(PyTypeObject *type, PyObject *args,
     static char *names[] = {"handle", NULL};
     unsigned long long handle;
     step *owner;
-    table **tables = NULL;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "K", names, &handle))
         return NULL;
     int code = step_get(handle, "save", &owner);
@@ -111,21 +110,16 @@ static PyObject *cut_new(PyTypeObject *type, PyObject *args,
     self->owner = owner;
     ps *p = step_ps(owner);
     uint32_t n = ps_tables(p);
-    tables = calloc(n + 1, sizeof *tables);
     self->cuts = calloc(n + 1, sizeof *self->cuts);
-    if (!tables || !self->cuts) {
+    if (!self->cuts)
         code = err_set(PERSIA_ENOMEM, "a cut of %u tables", n);
-    } else {
-        for (uint32_t i = 0; i < n; i++)
-            tables[i] = ps_table(p, i);
+    if (!code) {
         Py_BEGIN_ALLOW_THREADS
-        code = n ? table_cut_begin(tables, n, self->cuts) : PERSIA_OK;
-        self->updates = ps_updates(p);
+        code = ps_cut_begin(p, n, self->cuts, &self->updates);
         Py_END_ALLOW_THREADS
-        if (!code)
-            self->n = n;
     }
-    free(tables);
+    if (!code)
+        self->n = n;
     if (code) {
         py_raise(code);
         Py_DECREF(self);
