@@ -31,7 +31,8 @@ static void require(int true_of_all_inputs)
 static size_t read_piece(sink *s, const char *text, size_t size, int final,
                          size_t room)
 {
-    float label[ROWS], integers[ROWS * CRITEO_INTEGERS];
+    float label[ROWS] = {0}; /* stays so without labels */
+    float integers[ROWS * CRITEO_INTEGERS];
     uint64_t ids[CRITEO_CATEGORIES * ROWS];
     char *copy = malloc(size + !size);
     size_t used = 0;
