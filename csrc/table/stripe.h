@@ -88,9 +88,11 @@ static inline uint32_t clock_short(uint64_t pushes)
 {
     return (uint32_t)pushes ? (uint32_t)pushes : UINT32_MAX;
 }
+/* Every cache line of the row's first bytes: a row may begin anywhere in a
+ * line, so its last byte may be in one more line than its size suggests. */
 static inline void row_prefetch(const char *row, size_t bytes)
 {
-    for (size_t at = 0; at + 64 < bytes; at += 64)
+    for (size_t at = 0; at < bytes; at += 64)
         __builtin_prefetch(row + at);
     __builtin_prefetch(row + bytes - 1);
 }
