@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,6 +70,7 @@ def train(
     saved = saved_options(resume) if resume is not None else {}
     run = Run(resolve(saved, file, flags), resume)
     console.print(run.describe())
+    gc.freeze()  # what was imported need not be searched for garbage again
     with _progress_bar(run) as show, _interrupts(run.trainer):
         finished = run.fit(show)
     if run.config.save is not None:

@@ -259,6 +259,19 @@ def test_ctrl_c_saves_and_exits(tmp_path: Path) -> None:
     assert extra["batch"] > 0
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_compiled_code_learns_the_same() -> None:
+    options = ("--rows", "20000", "--batch-size", "256", "--staleness", "0")
+    eager = run(*options)
+    compiled = run(*options, "--compile")
+    assert compiled["rows"] == eager["rows"]
+    assert float(compiled["AUC"]) == pytest.approx(
+        float(eager["AUC"]), abs=2e-3
+    )
+    assert "in compiled code" in compiled
+
+
 @pytest.mark.skipif(
     not (DATA / "adult.data.gz").exists(),
     reason=f"no real data in {DATA} (set PERSIA_TEST_DATA)",
