@@ -506,7 +506,15 @@ static void test_exchange(void **state)
     some_rows(s, t, 5000, 0);
     some_rows(s, u, 30000, 100000);
     dump a = dump_table(t), b = dump_table(u);
+    const uint64_t known[] = { id_hash(1), id_hash(200000) };
+    float out[8];
+    pull_one(s, t, 2, known, out);
     assert_int_equal(table_exchange(t, u), PERSIA_OK);
+    assert_int_equal(stats_of(t).pulled, 2); /* counters stay */
+    assert_int_equal(stats_of(t).missed, 1);
+    assert_int_equal(stats_of(t).created, 5000);
+    assert_int_equal(stats_of(t).rows, 30000);
+    assert_int_equal(stats_of(u).rows, 5000);
     dump x = dump_table(t), y = dump_table(u);
     dump_equal(&x, &b, "exchanged");
     dump_equal(&y, &a, "exchanged");
