@@ -461,7 +461,7 @@ static void test_schedules(void **state)
                     c.init_b = 0.4f;
                     c.state_init = seed % 5 ? 0 : 0.1f;
                     c.admission = seed % 4 ? 1 : 0.6f;
-                    schedule(c, 1u << seed % 3, SANITIZED ? 25 : 80, seed);
+                    schedule(c, 1u << seed % 3, SANITIZED ? 40 : 200, seed);
                 }
 }
 
