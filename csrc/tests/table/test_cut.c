@@ -359,6 +359,42 @@ static void test_one_cut_a_table(void **state)
     table_destroy(u);
 }
 
+/* A slot that is free keeps the upper half of its id, and the lower half is
+ * the next free slot: a hint must not find the dead row. */
+static void test_a_hint_of_a_freed_slot(void **state)
+{
+    const uint64_t id = UINT64_MAX; /* reads the same at a list's end */
+    const float grad[2] = { 1, 1 };
+    sched *s = pool_of(1);
+    table_config c = config_of(2, OPTIM_ADAGRAD);
+    optim_args a = args_of(OPTIM_ADAGRAD);
+    float v[2], accumulators[2];
+    uint32_t row;
+    table_cut *cut;
+    (void)state;
+    c.stripes = 1;
+    table *t = table_of(&c);
+    push_one(s, t, &a, 1, &id, grad, 0);
+    pull_job pull = { t, 1, &id, v, 2, &row };
+    assert_int_equal(table_pull(s, &pull, 1), PERSIA_OK);
+    assert_int_equal(table_cut_begin(&t, 1, &cut), PERSIA_OK);
+    assert_int_equal(table_clear(t), PERSIA_OK); /* keeps the slots */
+    push_part part = { .n = 1, .ids = &id, .rows = &row, .grad = grad,
+                       .stride = 2, .bags = 1 };
+    push_job job = { .t = t, .parts = &part, .parts_n = 1, .optim = &a };
+    assert_int_equal(table_push(s, &job, 1), PERSIA_OK);
+    assert_int_equal(job.created, 1);
+    assert_int_equal(stats_of(t).rows, 1);
+    assert_int_equal(table_get(t, 1, &id, v, accumulators, NULL), 0);
+    assert_true(accumulators[0] == 1);
+    dump d = dump_cut(t, cut, 10);
+    assert_int_equal(d.n, 1);
+    assert_true(d.state[0] == 1 && d.clocks[0] == 1);
+    dump_free(&d);
+    table_destroy(t);
+    sched_destroy(s);
+}
+
 static void test_ids_alone(void **state)
 {
     enum { N = 1000 };
@@ -435,6 +471,7 @@ int main(void)
         cmocka_unit_test(test_a_cut_of_tables_is_one_moment),
         cmocka_unit_test(test_each_cut_is_a_moment_of_history),
         cmocka_unit_test(test_one_cut_a_table),
+        cmocka_unit_test(test_a_hint_of_a_freed_slot),
         cmocka_unit_test(test_ids_alone),
         cmocka_unit_test(test_a_cut_gives_way_to_a_push),
     };

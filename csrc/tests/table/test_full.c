@@ -385,6 +385,37 @@ static void test_set_and_restore_evict(void **state)
     sched_destroy(s);
 }
 
+/* Plans of whom to evict do not outlive the rows. */
+static void test_clear_forgets_whom_to_evict(void **state)
+{
+    sched *s = pool_of(1);
+    table_config c = config_of(1, OPTIM_SGD);
+    optim_args a = args_of(OPTIM_SGD);
+    uint64_t ids[40];
+    uint32_t clocks[40];
+    (void)state;
+    c.capacity = 40;
+    c.full = FULL_EVICT_LRU;
+    table *t = table_of(&c);
+    for (uint64_t i = 0; i <= 40; i++) /* the last one evicts id 0 */
+        push_one(s, t, &a, 1, &i, ones, 0);
+    assert_false(has_row(t, 0));
+    assert_int_equal(table_clear(t), PERSIA_OK);
+    ids_fill(ids, 100, 40);
+    for (uint32_t i = 0; i < 40; i++) /* most as they were, but one older */
+        clocks[i] = i == 39 ? 1 : i + 1 + (i == 0);
+    assert_int_equal(table_restore(t, 40, ids, ones, NULL, clocks), 0);
+    push_one(s, t, &a, 1, ids, ones, 0);
+    for (uint64_t i = 200; i < 202; i++)
+        push_one(s, t, &a, 1, &i, ones, 0);
+    assert_false(has_row(t, 139)); /* of push 1 */
+    assert_false(has_row(t, 101)); /* of push 2 */
+    for (uint64_t i = 100; i < 139; i++)
+        assert_int_equal(has_row(t, i), i != 101);
+    table_destroy(t);
+    sched_destroy(s);
+}
+
 /* ---- admission ---- */
 
 static void test_admission(void **state)
@@ -745,6 +776,7 @@ int main(void)
         cmocka_unit_test(test_hot_rows_keep_their_state),
         cmocka_unit_test(test_a_large_table_evicts_too),
         cmocka_unit_test(test_set_and_restore_evict),
+        cmocka_unit_test(test_clear_forgets_whom_to_evict),
         cmocka_unit_test(test_admission),
         cmocka_unit_test(test_admission_and_capacity),
         cmocka_unit_test(test_nonfinite_raise),

@@ -227,8 +227,13 @@ static void test_one_bucket_wanted_by_all(void **state)
     }
     check_all(w);
     for (size_t i = 0; i < N; i++)
-        if (w->in[i])
-            drop(w, i);
+        if (!w->in[i])
+            insert(w, i);
+    for (size_t i = 0; i < N; i++) { /* the last ones are found to the end */
+        drop(w, i);
+        check(w, N - 1);
+        check(w, i + (N - i) / 2);
+    }
     check_all(w);
     for (size_t i = 0; i < N; i++)
         insert(w, i);
