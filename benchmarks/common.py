@@ -37,7 +37,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
         "--quick", action="store_true", help="small sizes, a minute at most"
     )
     parser.add_argument(
-        "--only", default="", help="run only cases whose name contains this"
+        "--only", default="", help="run only the parts whose name begins so"
     )
     parser.add_argument("--seed", type=int, default=1)
     return parser

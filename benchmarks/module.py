@@ -455,7 +455,7 @@ def main(argv: list[str] | None = None) -> None:
             versions["fbgemm"] = "not installed: make bench PEERS=1"
         print_machine(BENCH, **versions)
         for name, part in parts.items():
-            if options.only in name:
+            if name.startswith(options.only):
                 part(peers)
 
 

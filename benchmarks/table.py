@@ -357,7 +357,7 @@ def main(argv: list[str] | None = None) -> None:
         "far": lambda: far_and_near(sizes, options.seed),
     }
     for name, part in parts.items():
-        if options.only in name:
+        if name.startswith(options.only):
             part()
 
 
