@@ -17,7 +17,10 @@ DEMO   ?=
 RUN    := $(VENV)/bin/python
 PIP    := $(RUN) -m pip install -q --disable-pip-version-check
 READY  := $(VENV)/.requirements
-CMAKE  := cmake -S csrc -G Ninja -DPERSIA_PYTHON=$(abspath $(RUN))
+# Other compilers have other warnings: they stop CI, not a user.
+WERROR ?= $(if $(CI),ON,OFF)
+CMAKE  := cmake -S csrc -G Ninja -DPERSIA_PYTHON=$(abspath $(RUN)) \
+	-DPERSIA_WERROR=$(WERROR)
 BUILD  := build
 JOBS   ?= $(shell nproc)
 

@@ -79,6 +79,7 @@ class BuildNative(build_ext):
                 "Ninja",
                 f"-DPERSIA_PYTHON={python_with_torch()}",
                 f"-DPERSIA_OUTPUT={self.destination()}",
+                "-DPERSIA_WERROR=OFF",
             ]
         )
         subprocess.check_call(

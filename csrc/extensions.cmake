@@ -33,34 +33,26 @@ function(add_extension target name)
 endfunction()
 
 file(GLOB py_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/py/*.c")
-if(py_sources)
-    ask_python(py_include
-        "import sysconfig; print(sysconfig.get_path('include'))")
-    add_extension(core "_core.abi3" ${py_sources})
-    target_compile_definitions(core PRIVATE Py_LIMITED_API=0x030B0000)
-    target_include_directories(core SYSTEM PRIVATE "${py_include}")
-else()
-    message(STATUS "persia: csrc/py has no sources yet, no _core")
-endif()
+ask_python(py_include
+    "import sysconfig; print(sysconfig.get_path('include'))")
+add_extension(core "_core.abi3" ${py_sources})
+target_compile_definitions(core PRIVATE Py_LIMITED_API=0x030B0000)
+target_include_directories(core SYSTEM PRIVATE "${py_include}")
 
 file(GLOB torch_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/torch/*.cpp")
-if(torch_sources)
-    enable_language(CXX)
-    # Found without importing torch, which would take seconds.
-    ask_python(torch_dir
+enable_language(CXX)
+# Found without importing torch, which would take seconds.
+ask_python(torch_dir
 "import importlib.util as u
 print(u.find_spec('torch').submodule_search_locations[0])")
-    add_extension(torch_ops "_torch" ${torch_sources})
-    set_target_properties(torch_ops PROPERTIES
-        CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF)
-    # Torch's stable ABI of 2.10: the binary serves later releases too.
-    target_compile_definitions(torch_ops PRIVATE
-        TORCH_TARGET_VERSION=0x020a000000000000)
-    target_include_directories(torch_ops SYSTEM PRIVATE
-        "${torch_dir}/include"
-        "${torch_dir}/include/torch/csrc/api/include")
-    target_link_directories(torch_ops PRIVATE "${torch_dir}/lib")
-    target_link_libraries(torch_ops PRIVATE torch_cpu c10)
-else()
-    message(STATUS "persia: csrc/torch has no sources yet, no _torch")
-endif()
+add_extension(torch_ops "_torch" ${torch_sources})
+set_target_properties(torch_ops PROPERTIES
+    CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF)
+# Torch's stable ABI of 2.10: the binary serves later releases too.
+target_compile_definitions(torch_ops PRIVATE
+    TORCH_TARGET_VERSION=0x020a000000000000)
+target_include_directories(torch_ops SYSTEM PRIVATE
+    "${torch_dir}/include"
+    "${torch_dir}/include/torch/csrc/api/include")
+target_link_directories(torch_ops PRIVATE "${torch_dir}/lib")
+target_link_libraries(torch_ops PRIVATE torch_cpu c10)
