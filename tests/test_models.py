@@ -151,3 +151,14 @@ def test_standardize_of_a_constant_column_is_finite() -> None:
     out = module(torch.tensor([[3.0, 1.0], [3.0, 2.0]]))
     assert torch.equal(out[:, 0], torch.zeros(2))
     assert out.isfinite().all()
+
+
+def test_standardize_compiled_keeps_its_statistics() -> None:
+    plain, other = Standardize(3), Standardize(3)
+    compiled = torch.compile(other, backend="aot_eager")
+    for seed in range(3):
+        g = torch.Generator().manual_seed(seed)
+        x = torch.randn(32, 3, generator=g) + 4
+        torch.testing.assert_close(compiled(x), plain(x))
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], value)

@@ -38,7 +38,7 @@ class Standardize(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("count", torch.zeros(1, dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(width, dtype=torch.float64))
         self.register_buffer("square", torch.zeros(width, dtype=torch.float64))
 
@@ -50,16 +50,16 @@ class Standardize(nn.Module):
         scale = torch.where(variance > 0, variance, 1.0).rsqrt()
         return (x - self.mean.to(x.dtype)) * scale.to(x.dtype)
 
+    @torch.no_grad()
     def _add(self, x: torch.Tensor) -> None:
         """Merges a batch's mean and squared distances (Chan et al., 1979)."""
         n = len(x)
         if n == 0:
             return
-        count = self.count + n
         mean = x.mean(0)
         far = mean - self.mean
-        self.square += (x - mean).square().sum(0) + far.square() * (
-            self.count * n / count
-        )
-        self.mean += far * (n / count)
-        self.count.copy_(count)
+        total = self.count + n
+        self.square.add_((x - mean).square().sum(0))
+        self.square.add_(far.square() * (self.count * n / total))
+        self.mean.add_(far * (n / total))
+        self.count.add_(n)
