@@ -326,6 +326,6 @@ def test_a_bad_setting_of_an_update_changes_nothing() -> None:
     bags = make(persia.optim.SGD(lr=1.0))
     before = rows(bags)
     bags.store.optimizer.param_groups[0]["lr"] = float("nan")
-    with pytest.raises(errors.InvalidArgument, match="table a: .*lr"):
+    with pytest.raises(errors.InvalidArgument, match=r"table a: .*lr"):
         bags(batch()).values().sum().backward()
     assert torch.equal(rows(bags), before)

@@ -8,6 +8,7 @@
 
 #include "ps/ps.h"
 #include "step/ahead.h"
+#include "step/copies.h"
 
 enum { STORES_MAX = 4096, WINDOW_WORDS = STEP_TICKET_WINDOW / 64 };
 
@@ -15,6 +16,7 @@ struct step {
     ps *p;
     worker *w;
     ahead *a;
+    copies copies;
     _Atomic(uint64_t) tickets; /* the last number given */
     pthread_mutex_t lock;      /* guards all below */
     step_grad *held;
@@ -43,6 +45,7 @@ static void destroy(step *s)
     ahead_destroy(s->a);
     worker_destroy(s->w);
     ps_destroy(s->p);
+    copies_free(&s->copies);
     pthread_mutex_destroy(&s->lock);
     free(s->held);
     free(s);
@@ -57,6 +60,7 @@ int step_open(unsigned threads, uint64_t memory_limit, uint64_t *handle)
     if (!s)
         return err_set(PERSIA_ENOMEM, "no memory for a store");
     pthread_mutex_init(&s->lock, NULL);
+    copies_init(&s->copies);
     s->references = 1;
     ps_config config = {.threads = threads, .memory_limit = memory_limit};
     rc = ps_create(&config, &s->p);
@@ -151,6 +155,11 @@ ahead *step_ahead(step *s)
 uint64_t step_ticket(step *s)
 {
     return atomic_fetch_add(&s->tickets, 1) + 1;
+}
+
+int step_copy(step *s, step_grad *g, size_t floats, size_t offsets)
+{
+    return copies_make(&s->copies, ps_sched(s->p), g, floats, offsets);
 }
 
 /* Marks a ticket as come back; the lock is held. */

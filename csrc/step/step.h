@@ -56,6 +56,11 @@ enum step_whose { STEP_MINE, STEP_ALL };
 /* Takes the gradient of one forward (on success also its owner).
  * PERSIA_ETICKET if that forward's gradient came before, PERSIA_ELIMIT. */
 PERSIA_API int step_hold(step *s, const step_grad *g);
+/* For gradients in memory that will not last until the update: copies all
+ * that g points at (`floats` of grad, `offsets` of the batch) and makes the
+ * copy g's owner, to be released where step_hold() refuses it. */
+PERSIA_API int step_copy(step *s, step_grad *g, size_t floats,
+                         size_t offsets);
 PERSIA_API size_t step_held(step *s, enum step_whose whose);
 /* Applies what is held.  Whatever the result, it is not held after. */
 PERSIA_API int step_apply(step *s, enum step_whose whose,

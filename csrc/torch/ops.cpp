@@ -5,8 +5,6 @@
  * (persia/_library.py).  A name's version grows when its meaning changes:
  * inductor's cache on disk knows graphs by the names of their operators.
  */
-#include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -230,46 +228,16 @@ std::tuple<Tensor, Tensor> pull(const Tensor &values, const Optional &offsets,
     return {now.out, now.rows};
 }
 
-/* What a held gradient needs until it is applied: the tensors, or a copy of
- * their contents. */
+/* The tensors that a held gradient needs until it is applied. */
 struct Held {
-    Optional grad, values, offsets, weights, rows;
-    void *copy = nullptr;
-    ~Held() { std::free(copy); }
+    Tensor grad, values;
+    Optional offsets, weights;
+    Tensor rows;
 };
 
 void release(void *owner)
 {
     delete static_cast<Held *>(owner);
-}
-
-template <typename T> T *copied(char **to, const T *from, size_t n)
-{
-    if (from == nullptr)
-        return nullptr;
-    char *at = *to;
-    std::memcpy(at, from, n * sizeof(T));
-    *to = at + (n * sizeof(T) + 63) / 64 * 64;
-    return reinterpret_cast<T *>(at);
-}
-
-/* Replaces every pointer of g by one into a block that `held` owns. */
-void copy_all(worker_grad *g, size_t floats, size_t offsets, Held *held)
-{
-    size_t n = g->batch.n;
-    size_t bytes = floats * 4 + n * (8 + 4 + 4) + offsets * 8 + 5 * 64;
-    if (posix_memalign(&held->copy, 64, bytes) != 0) {
-        held->copy = nullptr;
-        err_set(PERSIA_ENOMEM, "no memory to keep %zu bytes of gradients",
-                bytes);
-        fail(PERSIA_ENOMEM);
-    }
-    char *to = static_cast<char *>(held->copy);
-    g->grad = copied(&to, g->grad, floats);
-    g->rows = copied(&to, g->rows, n);
-    g->batch.values = copied(&to, g->batch.values, n);
-    g->batch.offsets = copied(&to, g->batch.offsets, offsets);
-    g->batch.weights = copied(&to, g->batch.weights, n);
 }
 
 /* keep: the tensors stay as they are until the update, so their references
@@ -300,22 +268,18 @@ void push(const Tensor &grad, const Tensor &values, const Optional &offsets,
     g.grad.grad = static_cast<const float *>(grad.const_data_ptr());
     g.grad.stride = shape.width;
 
-    auto held = std::make_unique<Held>();
     if (keep) {
-        held->grad = grad;
-        held->values = values;
-        held->offsets = offsets;
-        held->weights = weights;
-        held->rows = rows;
+        g.owner = new Held{grad, values, offsets, weights, rows};
+        g.release = release;
     } else {
-        copy_all(&g.grad, height * shape.width,
-                 offsets ? static_cast<size_t>(offsets->numel()) : 0,
-                 held.get());
+        check(step_copy(s.get(), &g, height * shape.width,
+                        offsets ? static_cast<size_t>(offsets->numel()) : 0));
     }
-    g.owner = held.get();
-    g.release = release;
-    check(step_hold(s.get(), &g));
-    held.release();
+    int code = step_hold(s.get(), &g);
+    if (code != PERSIA_OK) {
+        g.release(g.owner);
+        fail(code);
+    }
 }
 
 /* Loops of the user's threads run on torch's OpenMP threads: between torch's

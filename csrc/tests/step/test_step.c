@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -145,6 +146,68 @@ static void held_gradients_are_bounded(void **state)
     step_close(handle);
 }
 
+/* Copies hold what was there, whatever becomes of the original; blocks that
+ * come back are used again. */
+static void copies_are_whole(void **state)
+{
+    (void)state;
+    enum { N = 300000, FLOATS = 700000, OFFSETS = 1001 };
+    uint64_t handle;
+    step *s;
+    assert_int_equal(step_open(3, 0, &handle), PERSIA_OK);
+    assert_int_equal(step_get(handle, "test", &s), PERSIA_OK);
+    float *grad = malloc(FLOATS * sizeof *grad);
+    uint32_t *rows = malloc(N * sizeof *rows);
+    int64_t *values = malloc(N * sizeof *values);
+    int64_t *offsets = malloc(OFFSETS * sizeof *offsets);
+    assert_true(grad && rows && values && offsets);
+    void *first = NULL;
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < FLOATS; i++)
+            grad[i] = (float)(i + round);
+        for (int i = 0; i < N; i++) {
+            rows[i] = (uint32_t)(i * 7 + round);
+            values[i] = (int64_t)i * 11 + round;
+        }
+        for (int i = 0; i < OFFSETS; i++)
+            offsets[i] = i * 13 + round;
+        step_grad g = {.grad = {.batch = {.n = N, .values = values,
+                                          .offsets = offsets},
+                                .rows = rows, .grad = grad}};
+        assert_int_equal(step_copy(s, &g, FLOATS, OFFSETS), PERSIA_OK);
+        memset(grad, 0, FLOATS * sizeof *grad);
+        memset(rows, 0, N * sizeof *rows);
+        memset(values, 0, N * sizeof *values);
+        memset(offsets, 0, OFFSETS * sizeof *offsets);
+        assert_null(g.grad.batch.weights);
+        for (int i = 0; i < FLOATS; i++)
+            assert_true(g.grad.grad[i] == (float)(i + round));
+        for (int i = 0; i < N; i++) {
+            assert_true(g.grad.rows[i] == (uint32_t)(i * 7 + round));
+            assert_true(g.grad.batch.values[i] == (int64_t)i * 11 + round);
+        }
+        for (int i = 0; i < OFFSETS; i++)
+            assert_true(g.grad.batch.offsets[i] == i * 13 + round);
+        if (first)
+            assert_ptr_equal(g.owner, first);
+        first = g.owner;
+        g.release(g.owner);
+    }
+    step_grad held[12];
+    for (int i = 0; i < 12; i++) {
+        held[i] = (step_grad){.grad = {.grad = grad}};
+        assert_int_equal(step_copy(s, &held[i], 100, 0), PERSIA_OK);
+    }
+    for (int i = 0; i < 12; i++)
+        held[i].release(held[i].owner);
+    free(grad);
+    free(rows);
+    free(values);
+    free(offsets);
+    step_put(s);
+    step_close(handle);
+}
+
 static void a_forked_child_is_refused(void **state)
 {
     (void)state;
@@ -172,6 +235,7 @@ int main(void)
         cmocka_unit_test(tickets_come_back_once),
         cmocka_unit_test(threads_hold_for_themselves),
         cmocka_unit_test(held_gradients_are_bounded),
+        cmocka_unit_test(copies_are_whole),
         cmocka_unit_test(a_forked_child_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

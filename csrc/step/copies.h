@@ -1,0 +1,23 @@
+/* copies.h: private to the step: copies of gradients that wait, in blocks
+ * that are used again: fresh memory costs more than the copy. */
+#ifndef PERSIA_STEP_COPIES_H
+#define PERSIA_STEP_COPIES_H
+
+#include <pthread.h>
+
+#include "sched/sched.h"
+#include "step/step.h"
+
+typedef struct copies {
+    pthread_mutex_t lock; /* guards all below */
+    struct copy_block *free;
+    unsigned free_n;
+} copies;
+
+void copies_init(copies *c);
+void copies_free(copies *c);
+/* See step_copy(). */
+int copies_make(copies *c, sched *s, step_grad *g, size_t floats,
+                size_t offsets);
+
+#endif
