@@ -65,7 +65,7 @@ class Sizes:
         self.batches = 4 if quick else 16
         self.rounds = 2 if quick else 15
         self.unseen_steps = 4 if quick else 60
-        self.memory_rows = 1_000_000 if quick else 10_000_000
+        self.memory_rows = 1_000_000 if quick else 26_000_000
 
 
 class Ours:
