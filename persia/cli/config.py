@@ -61,7 +61,7 @@ class TrainConfig(pydantic.BaseModel):
         ge=0,
         lt=1,
         description="Share of --data, its last lines, to score the model on; "
-        "0: none.  [default: 0.1]",
+        "0: none (default: 0.1).",
     )
     model: Literal["dlrm", "deepfm"] = Field(
         "dlrm", description="dlrm or deepfm."
@@ -75,8 +75,8 @@ class TrainConfig(pydantic.BaseModel):
     lr: float | None = Field(
         None,
         gt=0,
-        description="Learning rate of the embeddings.  [default: 0.05 for "
-        "Adagrad, 0.002 for Adam, 5 for SGD]",
+        description="Learning rate of the embeddings (default: 0.05 for "
+        "Adagrad, 0.002 for Adam, 5 for SGD).",
     )
     dense_lr: float = Field(
         0.002, gt=0, description="Learning rate of the dense part (Adam)."
@@ -85,8 +85,8 @@ class TrainConfig(pydantic.BaseModel):
     staleness: int | None = Field(
         1,
         ge=0,
-        description="Batches that may be trained before their predecessors' "
-        "updates arrive; 0: synchronous, async: no bound.",
+        description="Batches whose updates a look-up may miss; 0: "
+        "synchronous, async: no bound.",
     )
     epochs: int = Field(1, ge=1, description="Passes over the training data.")
     save: str | None = Field(
@@ -101,7 +101,7 @@ class TrainConfig(pydantic.BaseModel):
     threads: int | None = Field(
         None,
         ge=1,
-        description="Threads of torch and of the tables.  [default: torch's]",
+        description="Threads of torch and of the tables (default: torch's).",
     )
 
     @pydantic.field_validator("staleness", mode="before")
