@@ -220,7 +220,7 @@ int push_plan_chunk(void *ctx, size_t i)
                        "%zu of %zu", job->t->config.name, high, part->bags);
     ids_split_chunk(part->ids + c->first, c->n, job->t->stripes, c->hash,
                     c->order, c->start);
-    if (job->t->config.nonfinite == NONFINITE_RAISE)
+    if (job->t->config.nonfinite == NONFINITE_RAISE && !part->finite)
         return chunk_check_finite(job->t, part, c->first, c->n, low, high);
     return PERSIA_OK;
 }

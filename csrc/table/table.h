@@ -98,6 +98,8 @@ typedef struct push_part {
     const float *grad;
     size_t stride;        /* floats */
     size_t bags;          /* rows of grad; with bag == NULL it equals n */
+    int finite;           /* 1: the caller knows that grad and scale hold
+                             no NaN and no Inf; 0: to be checked */
 } push_part;
 
 /* One push to one table: the parts are summed per id in their order, then
