@@ -7,9 +7,10 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
-# Where torch without CUDA comes from; TORCH_INDEX= (empty) takes the
-# default package index, whose Linux build brings gigabytes of CUDA.
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# An index of wheels for torch alone.  Empty: the default index, whose Linux
+# build brings gigabytes of CUDA; PyTorch's own index of CPU wheels (see its
+# installation page) spares them.
+TORCH_INDEX ?=
 TORCH  := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
 DATA   ?= synthetic
 DEMO   ?=
@@ -37,7 +38,7 @@ help:
 setup: build
 
 # Torch first and alone: a wheel that pip is told to find (find-links), else
-# the one without CUDA, else what the default index has.
+# from TORCH_INDEX, else what the default index has.
 $(READY): constraints.txt .ci/system-packages
 	@.ci/system-packages $(PYTHON)
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
