@@ -94,6 +94,7 @@ class TorchBags(Bags):
         joined = (ids + base[:, None]).t().reshape(-1).contiguous()
         return joined, torch.arange(joined.numel())
 
+    @torch.compiler.disable  # inductor has no sparse gradients
     def forward(self, ids: Any) -> Pooled:
         return Pooled(self.bag(*ids).view(-1, len(self.sizes) * self.dim))
 
