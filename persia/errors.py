@@ -8,6 +8,7 @@ what was wrong, where, and the remedy.
 from __future__ import annotations
 
 __all__ = [
+    "AccessDenied",
     "CapacityReached",
     "Closed",
     "CorruptFile",
@@ -23,11 +24,15 @@ __all__ = [
     "OffsetsError",
     "OutOfMemory",
     "PersiaError",
+    "ProtocolError",
     "RowsMissing",
     "SchemaMismatch",
     "ShapeError",
+    "StaleLineage",
     "StorageError",
     "TicketError",
+    "Unavailable",
+    "UpdatesLost",
     "UsedAfterFork",
 ]
 
@@ -113,6 +118,26 @@ class Closed(PersiaError, RuntimeError):
 
 class MalformedData(PersiaError, ValueError):
     """A line of input is malformed."""
+
+
+class Unavailable(PersiaError, ConnectionError):
+    """A server cannot be reached."""
+
+
+class ProtocolError(PersiaError, ValueError):
+    """A message is malformed."""
+
+
+class AccessDenied(PersiaError, PermissionError):
+    """A token or certificate is missing or wrong."""
+
+
+class StaleLineage(PersiaError, RuntimeError):
+    """The server has other rows than those that the caller knew."""
+
+
+class UpdatesLost(PersiaError, RuntimeError):
+    """A server lost updates that it had acknowledged."""
 
 
 class InternalError(PersiaError, RuntimeError):

@@ -40,6 +40,11 @@ extern "C" {
     X(PERSIA_ETIMEOUT, "DeadlineExceeded", "a deadline passed")               \
     X(PERSIA_ECLOSED, "Closed", "the object was closed")                      \
     X(PERSIA_EDATA, "MalformedData", "a line of input is malformed")          \
+    X(PERSIA_EUNAVAILABLE, "Unavailable", "a server cannot be reached")       \
+    X(PERSIA_EPROTOCOL, "ProtocolError", "a message is malformed")            \
+    X(PERSIA_EDENIED, "AccessDenied", "a token or certificate is missing")    \
+    X(PERSIA_ESTALE, "StaleLineage", "the server has other rows now")         \
+    X(PERSIA_ELOST, "UpdatesLost", "acknowledged updates were lost")          \
     X(PERSIA_EINTERNAL, "InternalError", "a bug in persia, please report it")
 
 #define PERSIA_ERROR_CODE(code, name, message) code,

@@ -2,9 +2,11 @@
  *
  * One 64-bit hash serves all purposes; which bits do what is fixed here:
  *
- *   bits 63..32  position: shard (range), directory page, bucket in the page
+ *   bits 63..32  position: directory page, bucket in the page
  *   bits 31..24  tag in the bucket (0 is mapped to 1: 0 means empty)
  *   bits 23..16  stripe
+ *   bits 15..0   shard (range), so that pages fill alike for any number of
+ *                shards; shards of sizes that differ by 1/65536 of all ids
  */
 #ifndef PERSIA_IDS_H
 #define PERSIA_IDS_H
@@ -36,6 +38,13 @@ static inline uint8_t hash_tag(uint64_t hash)
 static inline uint32_t hash_stripe(uint64_t hash, uint32_t stripe_mask)
 {
     return (uint32_t)(hash >> 16) & stripe_mask;
+}
+
+enum { IDS_SHARDS_MAX = 4096 };
+/* The shard of an id, of `shards`: [i * 65536 / N, (i+1) * 65536 / N). */
+static inline uint32_t hash_shard(uint64_t hash, uint32_t shards)
+{
+    return (uint32_t)((hash & 0xFFFF) * shards >> 16);
 }
 
 /* Orders a chunk of n <= IDS_CHUNK ids by stripe (their count a power of two

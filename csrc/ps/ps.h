@@ -1,61 +1,14 @@
-/* ps.h: a shard of the parameter server: named tables that share threads, a
- * memory limit and a count of updates.
+/* ps.h: the parameter server.
  *
- * Its callers (worker, step) use jobs of ids, rows and gradients only, so a
- * shard in another process is another body behind the same calls.
- *
- * All functions may be called from any thread; ps_destroy() must be last.
+ *   shard.h    a shard in this process: named tables
+ *   service.h  a shard behind messages
+ *   client.h   all shards of a store, here or elsewhere
  */
 #ifndef PERSIA_PS_H
 #define PERSIA_PS_H
 
-#include "table/table.h"
+#include "ps/client.h"
+#include "ps/service.h"
+#include "ps/shard.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-enum { PS_TABLES_MAX = 4096 };
-
-typedef struct ps ps;
-
-typedef struct ps_config {
-    unsigned threads;      /* of loops, the caller included; at least 1 */
-    uint64_t memory_limit; /* bytes of all tables; 0: no limit */
-} ps_config;
-
-PERSIA_API int ps_create(const ps_config *config, ps **out);
-PERSIA_API void ps_destroy(ps *p);
-
-/* Makes a table, or finds the one of that name (*created is 0 then).
- * PERSIA_EMISMATCH, naming the field, if its configuration differs.  The
- * caller leaves config->limit NULL: the shard's own is used. */
-PERSIA_API int ps_declare(ps *p, const table_config *config, uint32_t *no,
-                          int *created);
-/* Tables are numbered from 0 in the order of their declaration. */
-PERSIA_API uint32_t ps_tables(const ps *p);
-/* NULL if there is no such table. */
-PERSIA_API table *ps_table(const ps *p, uint32_t no);
-PERSIA_API sched *ps_sched(const ps *p);
-PERSIA_API const mem_limit *ps_limit(const ps *p);
-
-/* table_pull() and table_push() on the shard's threads.  A push that
- * succeeds counts as one update. */
-PERSIA_API int ps_pull(ps *p, pull_job *jobs, size_t jobs_n);
-PERSIA_API int ps_push(ps *p, push_job *jobs, size_t jobs_n);
-
-/* A cut of the first `tables_n` tables, between two updates: `updates` were
- * applied before it, all of their rows are in it. */
-PERSIA_API int ps_cut_begin(ps *p, uint32_t tables_n,
-                            table_cut **out /* [tables_n] */,
-                            uint64_t *updates);
-
-/* Updates applied so far: Adam's t of the next one is this plus 1.  Set when
- * a checkpoint is loaded. */
-PERSIA_API uint64_t ps_updates(const ps *p);
-PERSIA_API void ps_set_updates(ps *p, uint64_t updates);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -1,5 +1,5 @@
-/* ps.c: the shard that lives in this process. */
-#include "ps/ps.h"
+/* shard.c: the shard that lives in this process. */
+#include "ps/shard.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,0 +1,125 @@
+/* client.h: the tables of a store, wherever their shards are.
+ *
+ * The worker, step and py know tables by number through this object alone.
+ * Two bodies: *local*, the shard of this process, called directly; *remote*,
+ * N shards behind channels.  A remote call finds the distinct ids of each
+ * table in the batch, sends every shard its own in one message for all
+ * tables, and puts the answers where the jobs want them.  Same jobs, same
+ * bits.
+ *
+ * All functions may be called from any thread; client_destroy() must be last.
+ * Remote calls wait at most `timeout_ns` in all, retries included, poll
+ * interrupt_poll(), and name the server in their errors.
+ */
+#ifndef PERSIA_PS_CLIENT_H
+#define PERSIA_PS_CLIENT_H
+
+#include "ps/shard.h"
+#include "rpc/rpc.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ps_client ps_client;
+
+/* The shard must outlive the client. */
+PERSIA_API int client_local(ps *p, ps_client **out);
+
+/* What to do about updates that a server had acknowledged and then lost (it
+ * was killed and came back from its last snapshot). */
+enum client_lost { LOST_RAISE, LOST_CONTINUE };
+
+typedef struct client_config {
+    unsigned threads;         /* of loops in this process */
+    const char *const *addresses;
+    size_t addresses_n;
+    struct ps_service *own;   /* a shard in this process, or NULL: called
+                                 without a connection; addresses[own_at] */
+    size_t own_at;
+    char name_space[WIRE_NAME];
+    uint32_t rank, world;
+    uint64_t stream;          /* of this rank's updates; the same after a
+                                 restart of the rank */
+    uint64_t incarnation;
+    uint64_t timeout_ns;
+    uint64_t message_limit;
+    uint32_t dtype;           /* enum wire_dtype of vectors and gradients */
+    enum client_lost lost;
+    rpc_security security;
+} client_config;
+/* Says Hello to all: PERSIA_EMISMATCH unless they are shards 0..N-1 of N of
+ * one namespace, naming those that are missing or twice. */
+PERSIA_API int client_remote(const client_config *config, ps_client **out);
+PERSIA_API void client_destroy(ps_client *c);
+
+PERSIA_API int client_is_remote(const ps_client *c);
+/* The shard of a local client; NULL for a remote one. */
+PERSIA_API ps *client_ps(const ps_client *c);
+PERSIA_API sched *client_sched(const ps_client *c);
+PERSIA_API uint32_t client_shards(const ps_client *c);
+
+/* See ps_declare(). */
+PERSIA_API int client_declare(ps_client *c, const table_config *config,
+                              uint32_t *no, int *created);
+PERSIA_API uint32_t client_tables(const ps_client *c);
+/* NULL if there is no such table. */
+PERSIA_API const table_config *client_table(const ps_client *c, uint32_t no);
+
+/* Job i reads table tables[i]; jobs[i].t is filled in by the local body.  In
+ * a remote body rows are numbers of the id's own shard. */
+PERSIA_API int client_pull(ps_client *c, const uint32_t *tables,
+                           pull_job *jobs, size_t jobs_n);
+
+/* The name and place of an update.  Local: number 0 (counted by the shard). */
+typedef struct client_update {
+    uint64_t number;      /* in this client's stream, from 1 */
+    uint64_t step;        /* sync: of the job, from 1; else 0 */
+    uint32_t part, parts; /* sync: rank of world; else 0 of 1 */
+} client_update;
+/* Sums equal ids and applies (remote: sends, retries, waits until every shard
+ * has applied, or answered that it had).  Every shard hears of every update.
+ * In one call each table occurs once.  jobs_n may be 0. */
+PERSIA_API int client_push(ps_client *c, const client_update *update,
+                           const uint32_t *tables, push_job *jobs,
+                           size_t jobs_n);
+/* Updates applied so far, of shard 0; the next Adam t is this plus 1. */
+PERSIA_API uint64_t client_updates(const ps_client *c);
+/* The highest number of this stream that any shard had at Hello. */
+PERSIA_API uint64_t client_last_number(const ps_client *c);
+
+/* Joins or leaves the sync steps at all shards; *step: the largest number of
+ * steps applied. */
+PERSIA_API int client_join(ps_client *c, int joins, uint64_t step,
+                           uint64_t *applied);
+
+/* Whole rows, see table_get(), table_set(), table_clear(). */
+PERSIA_API uint32_t client_state_floats(const ps_client *c, uint32_t no);
+PERSIA_API int client_get(ps_client *c, uint32_t no, size_t n,
+                          const uint64_t *ids, float *vectors, float *state,
+                          uint8_t *found);
+PERSIA_API int client_set(ps_client *c, uint32_t no, size_t n,
+                          const uint64_t *ids, const float *vectors,
+                          const float *state);
+PERSIA_API int client_clear(ps_client *c, uint32_t no);
+/* Sums over the shards (row_bytes: of a row). */
+PERSIA_API int client_stats(ps_client *c, uint32_t no, table_stats *out);
+PERSIA_API int client_memory(ps_client *c, uint64_t *used, uint64_t *limit);
+
+typedef struct client_counts {
+    uint64_t pulls, pushes;      /* calls */
+    uint64_t ids, distinct;      /* pulled */
+    uint64_t bytes_out, bytes_in;
+    uint64_t retries, duplicates, reconnects, lost; /* lost: updates */
+} client_counts;
+PERSIA_API void client_get_counts(const ps_client *c, client_counts *out);
+
+/* One administrative request to one shard; see rpc_wait(). */
+PERSIA_API int client_call(ps_client *c, uint32_t shard, uint32_t method,
+                           wire_out *o, rpc_reply *reply);
+PERSIA_API wire_caller client_caller(const ps_client *c, uint32_t shard);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,46 @@
+/* service.h: a shard behind messages: requests of wire.h in, replies out.
+ *
+ * Knows nothing of connections: whoever has a request makes an rpc_call of it
+ * (rpc_server over gRPC, a local channel, a test).  Requests of many clients
+ * run side by side on the threads that bring them.
+ *
+ *   ledger   per stream a watermark and a window of numbers: an update is
+ *            applied once, whatever is sent again
+ *   sync     parts of one step wait until all ranks that have joined sent
+ *            theirs, are added in the order of the ranks and applied once;
+ *            pulls with after_step wait as parked calls, no thread is held.
+ *            At a call's deadline it fails and names the missing ranks; then
+ *            the step's parts are dropped.
+ */
+#ifndef PERSIA_PS_SERVICE_H
+#define PERSIA_PS_SERVICE_H
+
+#include "ps/shard.h"
+#include "rpc/rpc.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ps_service ps_service;
+
+typedef struct service_config {
+    char name_space[WIRE_NAME];
+    uint32_t shard, shards;
+    uint64_t lineage;         /* of the rows; 0: chosen */
+    uint64_t message_limit;   /* bytes, told to clients */
+    const char *checkpoints;  /* folder of snapshots, or NULL: none */
+} service_config;
+
+/* The shard must outlive the service. */
+PERSIA_API int service_create(ps *p, const service_config *config,
+                              ps_service **out);
+/* Fails what is parked; the caller sees to it that no call comes after. */
+PERSIA_API void service_destroy(ps_service *s);
+/* Answers the call, now or later: an rpc_handler. */
+PERSIA_API void service_handle(void *service, rpc_call *call);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,136 @@
+/* rpc.h: requests and replies as bytes, over gRPC or within the process.
+ *
+ * The only room that includes gRPC.  Without gRPC it is built from none.c:
+ * rpc_available() is 0 and everything but calls within the process fails
+ * with PERSIA_EUNAVAILABLE.
+ *
+ * A client's channel stands for one server.  A call takes a gather list,
+ * gives one callback and, if all went well, one contiguous reply.  A server
+ * gives each request to a handler as an rpc_call, which is answered exactly
+ * once, by any thread, now or later.
+ */
+#ifndef PERSIA_RPC_H
+#define PERSIA_RPC_H
+
+#include "wire/wire.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+PERSIA_API int rpc_available(void);
+/* "1.51.1", or "none". */
+PERSIA_API const char *rpc_version(void);
+
+/* ---- a request at the server -------------------------------------------- */
+
+/* Made by whoever takes requests; the handler answers through the two
+ * functions, which end its life. */
+typedef struct rpc_call rpc_call;
+struct rpc_call {
+    uint32_t method;      /* enum wire_method */
+    const void *request;  /* contiguous, aligned to 64 bytes; valid until the
+                             call is answered */
+    size_t request_n;     /* bytes */
+    uint64_t deadline;    /* of clock_ns(); the caller waits no longer */
+    int admin;            /* it may do administration */
+    char peer[64];        /* who asks, for messages */
+    /* Sends the reply.  `done(owner)` is called once the memory of o's bulk
+     * data is not needed any more (maybe on another thread); o itself is
+     * taken over and freed.  done may be NULL. */
+    void (*reply)(rpc_call *call, wire_out *o, void (*done)(void *owner),
+                  void *owner);
+    /* Answers with an error: a code of base.h and its text, which the client
+     * finds again. */
+    void (*fail)(rpc_call *call, int code, const char *text);
+};
+
+typedef void (*rpc_handler)(void *ctx, rpc_call *call);
+
+/* ---- identity ----------------------------------------------------------- */
+
+/* TLS and tokens; files in PEM.  All NULL: neither. */
+typedef struct rpc_security {
+    const char *ca;    /* text of the certificates that are trusted */
+    const char *cert;  /* own chain: servers always, clients for mutual TLS */
+    const char *key;   /* of cert */
+    int mutual;        /* servers: clients must show a certificate of `ca` */
+    const char *token; /* servers: asked for; clients: shown */
+    const char *admin_token; /* the same for administration */
+    const char *server_name; /* clients: name in the server's certificate, or
+                                NULL: the host of the address */
+    int insecure;      /* allow an address that is not loopback without TLS
+                          and token */
+} rpc_security;
+
+/* ---- server ------------------------------------------------------------- */
+
+typedef struct rpc_server rpc_server;
+typedef struct rpc_server_config {
+    const char *address;    /* "0.0.0.0:8888", "[::]:0", "127.0.0.1:0" */
+    unsigned threads;       /* that take and handle requests; at least 1 */
+    uint64_t message_limit; /* bytes of a request, and of a reply */
+    uint32_t calls_max;     /* requests in hand at once; more wait */
+    rpc_security security;
+    rpc_handler handler;
+    void *ctx;
+} rpc_server_config;
+/* PERSIA_EARG when the address may not be served without TLS and token,
+ * PERSIA_EUNAVAILABLE when the port is taken. */
+PERSIA_API int rpc_server_start(const rpc_server_config *config,
+                                rpc_server **out);
+PERSIA_API int rpc_server_port(const rpc_server *s);
+/* What grpc.health.v1.Health/Check says (0 at first). */
+PERSIA_API void rpc_server_health(rpc_server *s, int serving);
+/* Health to not serving, no new calls; waits `grace_ns` for those under way,
+ * then cancels them (their handlers still answer, into the void); returns
+ * when every call was answered; frees. */
+PERSIA_API void rpc_server_stop(rpc_server *s, uint64_t grace_ns);
+
+/* ---- client ------------------------------------------------------------- */
+
+typedef struct rpc_channel rpc_channel;
+typedef struct rpc_channel_config {
+    const char *address;    /* "host:8888" */
+    uint64_t message_limit; /* bytes of a reply */
+    uint64_t keepalive_ns;  /* 0: none */
+    rpc_security security;
+} rpc_channel_config;
+/* Connects when the first call needs it. */
+PERSIA_API int rpc_channel_open(const rpc_channel_config *config,
+                                rpc_channel **out);
+/* A server in this process: calls go straight to the handler. */
+PERSIA_API int rpc_channel_local(rpc_handler handler, void *ctx,
+                                 rpc_channel **out);
+/* Cancels what is under way and waits for its callbacks. */
+PERSIA_API void rpc_channel_close(rpc_channel *c);
+PERSIA_API const char *rpc_channel_address(const rpc_channel *c);
+
+/* A reply, contiguous and aligned to 64 bytes. */
+typedef struct rpc_reply {
+    void *data;
+    size_t n;
+    void *memory; /* private */
+} rpc_reply;
+PERSIA_API void rpc_reply_free(rpc_reply *r);
+
+/* Called once, on a thread of the room or (local channels) of the handler:
+ * keep it short.  rc is PERSIA_OK, the server's code, PERSIA_EUNAVAILABLE
+ * (no connection: the request may or may not have been served),
+ * PERSIA_ETIMEOUT, PERSIA_EDENIED or PERSIA_ECLOSED; the text is err_text() of
+ * the thread and names the address.  The callback owns *reply. */
+typedef void (*rpc_callback)(void *ctx, int rc, rpc_reply *reply);
+/* Sends o (taken over and freed, also on failure, when there is no callback).
+ * Its bulk memory must stay until the callback: that comes when the reply is
+ * there and gRPC is done with the request's memory. */
+PERSIA_API int rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
+                         uint64_t timeout_ns, rpc_callback callback,
+                         void *ctx);
+/* The same, waiting: polls interrupt_poll(). */
+PERSIA_API int rpc_wait(rpc_channel *c, uint32_t method, wire_out *o,
+                        uint64_t timeout_ns, rpc_reply *reply);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
