@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 
 #include "ckpt/crc32c.h"
 #include "ckpt/rows.h"
+#include "ids/ids.h"
 
 int ckpt_files_add(ckpt_files *list, const ckpt_file *file)
 {
@@ -231,26 +233,58 @@ typedef struct restorer {
     int folder;
     const ckpt_file *files;
     size_t n;
+    uint32_t shard, shards;
     uint64_t total; /* rows of all files */
     size_t shares;
+    _Atomic(uint64_t) kept; /* rows added */
 } restorer;
 
+/* Leaves the rows of one shard in a piece, in their order. */
+static void keep_shard(row_piece *p, const row_shape *shape, uint32_t shard,
+                       uint32_t shards)
+{
+    const uint64_t *ids = p->col[COL_IDS];
+    size_t kept = 0, run;
+    for (size_t i = 0; i < p->n; i += run) {
+        int mine = hash_shard(id_hash(ids[i]), shards) == shard;
+        for (run = 1; i + run < p->n; run++) {
+            uint64_t hash = id_hash(ids[i + run]);
+            if ((hash_shard(hash, shards) == shard) != mine)
+                break;
+        }
+        if (!mine)
+            continue;
+        for (int c = 0; c < COLS && kept < i; c++) {
+            size_t bytes = shape->bytes[c];
+            char *col = p->col[c];
+            if (bytes)
+                memmove(col + kept * bytes, col + i * bytes, run * bytes);
+        }
+        kept += run;
+    }
+    p->n = kept;
+}
+
 /* Rows begin..end of one file. */
-static int restore_file(const restorer *r, const ckpt_file *f,
-                        uint64_t begin, uint64_t end, row_piece *p)
+static int restore_file(restorer *r, const ckpt_file *f, uint64_t begin,
+                        uint64_t end, row_piece *p)
 {
     row_reader reader;
     int code = row_reader_open(&reader, r->folder, f->name,
                                table_get_config(r->t));
     if (code)
         return code;
-    for (uint64_t at = begin; at < end && !code; at += p->n) {
+    for (uint64_t at = begin; at < end && !code;) {
         size_t n = end - at < p->room ? (size_t)(end - at) : p->room;
-        code = row_reader_read(&reader, at, n, p);
-        if (!code)
-            code = table_restore(r->t, n, p->col[COL_IDS],
-                                 p->col[COL_VECTORS], p->col[COL_STATE],
-                                 p->col[COL_CLOCK]);
+        if ((code = row_reader_read(&reader, at, n, p)))
+            break;
+        if (r->shards > 1)
+            keep_shard(p, &reader.shape, r->shard, r->shards);
+        code = table_restore(r->t, p->n, p->col[COL_IDS],
+                             p->col[COL_VECTORS], p->col[COL_STATE],
+                             p->col[COL_CLOCK]);
+        atomic_fetch_add(&r->kept, p->n);
+        at += n;
     }
     row_reader_close(&reader);
     return code;
@@ -258,7 +292,7 @@ static int restore_file(const restorer *r, const ckpt_file *f,
 
 static int restore_share(void *ctx, size_t index)
 {
-    const restorer *r = ctx;
+    restorer *r = ctx;
     uint64_t begin = r->total / r->shares * index, first = 0;
     uint64_t end = index + 1 < r->shares ? begin + r->total / r->shares
                                          : r->total;
@@ -280,16 +314,30 @@ static int restore_share(void *ctx, size_t index)
 }
 
 int ckpt_restore(sched *s, table *t, int folder, const ckpt_file *files,
-                 size_t n)
+                 size_t n, uint32_t shard, uint32_t shards)
 {
+    const char *name = table_get_config(t)->name;
     restorer r = {.t = t,
                   .folder = folder,
                   .files = files,
                   .n = n,
+                  .shard = shard,
+                  .shards = shards,
                   .shares = sched_threads(s)};
+    if (shards < 1 || shards > IDS_SHARDS_MAX || shard >= shards)
+        return err_set(PERSIA_EARG, "table '%s': there is no shard %u of %u",
+                       name, shard, shards);
     for (size_t i = 0; i < n; i++)
         r.total += files[i].rows;
-    return sched_for(s, r.shares, restore_share, &r);
+    int code = sched_for(s, r.shares, restore_share, &r);
+    if (code)
+        return code;
+    table_stats stats;
+    table_get_stats(t, &stats);
+    if (stats.rows != r.kept && stats.evicted == 0)
+        return err_set(PERSIA_ECORRUPT,
+                       "table '%s': its row files hold some ids twice", name);
+    return PERSIA_OK;
 }
 
 /* ---- plain files -------------------------------------------------------- */

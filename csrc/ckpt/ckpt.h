@@ -64,11 +64,16 @@ PERSIA_API int ckpt_write(sched *s, table_cut *cut,
 PERSIA_API int ckpt_verify(sched *s, const table_config *config, int folder,
                            const ckpt_file *files, size_t n);
 
-/* Adds the rows of verified files to a table, on all threads of `s`.
- * Whatever changed in the files since is found or harmless; after an error
- * some rows may have been added. */
+/* Adds the rows of verified files to an empty table, on all threads of `s`:
+ * those of shard `shard` of `shards` (see hash_shard(); 0 of 1: all).
+ * Whatever changed in the files since is found or harmless.  PERSIA_ECORRUPT
+ * if an id occurs twice.  After an error some rows may have been added.
+ *
+ * A table with a capacity evicts by clock, so its own must be set beyond
+ * those of the rows (table_set_clock()) before. */
 PERSIA_API int ckpt_restore(sched *s, table *t, int folder,
-                            const ckpt_file *files, size_t n);
+                            const ckpt_file *files, size_t n, uint32_t shard,
+                            uint32_t shards);
 
 /* The CRC-32C of a message whose first part has `crc` and that goes on with
  * data[0..n).  Start with 0. */

@@ -15,6 +15,7 @@
 
 #include "ckpt/ckpt.h"
 #include "ckpt/rows.h"
+#include "ids/ids.h"
 
 static char folder_path[64];
 static int folder = -1;
@@ -196,13 +197,71 @@ static void round_trip(void **state)
                                              folder, files.files, files.n),
                                  PERSIA_OK);
                 assert_int_equal(ckpt_restore(threads, to, folder,
-                                              files.files, files.n),
+                                              files.files, files.n, 0, 1),
                                  PERSIA_OK);
                 assert_same_rows(from, to);
                 remove_files(&files);
                 table_destroy(from);
                 table_destroy(to);
             }
+}
+
+static int restore(table *t, const ckpt_files *files, uint32_t shard,
+                   uint32_t shards)
+{
+    return ckpt_restore(threads, t, folder, files->files, files->n, shard,
+                        shards);
+}
+
+/* One table to N shards, those to M, and all of them to one again. */
+static void other_numbers_of_shards(void **state)
+{
+    enum { ROWS = 9000, N = 3, M = 5 };
+    static const uint32_t counts[] = {N, M, 1};
+    table *whole = make_table(5, VECTOR_BF16, OPTIM_ADAM);
+    (void)state;
+    fill_table(whole, ROWS);
+    ckpt_files all = save(whole, "whole", 64 << 10);
+    for (int k = 0; k < 3; k++) {
+        ckpt_files next = {0};
+        uint64_t rows = 0;
+        for (uint32_t i = 0; i < counts[k]; i++) {
+            table *t = make_table(5, VECTOR_BF16, OPTIM_ADAM);
+            assert_int_equal(restore(t, &all, i, counts[k]), PERSIA_OK);
+            dump d = dump_table(t);
+            for (size_t row = 0; row < d.n; row++) {
+                uint64_t id;
+                memcpy(&id, d.rows + row * d.row, sizeof id);
+                assert_int_equal(hash_shard(id_hash(id), counts[k]), i);
+            }
+            assert_true(d.n > ROWS / counts[k] / 2);
+            rows += d.n;
+            free(d.rows);
+            char stem[32];
+            snprintf(stem, sizeof stem, "k%d-s%u", k, i);
+            ckpt_files files = save(t, stem, 64 << 10);
+            for (size_t f = 0; f < files.n; f++)
+                assert_int_equal(ckpt_files_add(&next, &files.files[f]),
+                                 PERSIA_OK);
+            ckpt_files_free(&files);
+            if (counts[k] == 1)
+                assert_same_rows(t, whole);
+            table_destroy(t);
+        }
+        assert_int_equal(rows, ROWS);
+        remove_files(&all);
+        all = next;
+    }
+    table *t = make_table(5, VECTOR_BF16, OPTIM_ADAM);
+    assert_int_equal(restore(t, &all, 2, 2), PERSIA_EARG);
+    assert_int_equal(restore(t, &all, 0, 0), PERSIA_EARG);
+    assert_int_equal(ckpt_files_add(&all, &all.files[0]), PERSIA_OK);
+    assert_int_equal(restore(t, &all, 0, 2), PERSIA_ECORRUPT);
+    assert_non_null(strstr(err_text(), "twice"));
+    all.n--;
+    remove_files(&all);
+    table_destroy(t);
+    table_destroy(whole);
 }
 
 /* Every push adds 1 to every row, so a row tells how many pushes it saw. */
@@ -322,7 +381,8 @@ static void bad_files(void **state)
     assert_int_equal(verify(t, &files), PERSIA_EARG);
     f->name[0] = 'x';
     assert_int_equal(verify(t, &files), PERSIA_EIO);
-    assert_int_equal(ckpt_restore(threads, t, folder, files.files, files.n),
+    assert_int_equal(ckpt_restore(threads, t, folder, files.files, files.n,
+                                  0, 1),
                      PERSIA_EIO);
     f->name[0] = 'b';
     assert_int_equal(verify(t, &files), PERSIA_OK);
@@ -401,6 +461,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(round_trip),
+        cmocka_unit_test(other_numbers_of_shards),
         cmocka_unit_test(rows_of_one_moment),
         cmocka_unit_test(bad_files),
         cmocka_unit_test(write_fails),
