@@ -14,6 +14,7 @@ enum { STORES_MAX = 4096, WINDOW_WORDS = STEP_TICKET_WINDOW / 64 };
 
 struct step {
     ps *p;
+    ps_client *c;
     worker *w;
     ahead *a;
     copies copies;
@@ -44,6 +45,7 @@ static void destroy(step *s)
         step_discard(s, STEP_ALL);
     ahead_destroy(s->a);
     worker_destroy(s->w);
+    client_destroy(s->c);
     ps_destroy(s->p);
     copies_free(&s->copies);
     pthread_mutex_destroy(&s->lock);
@@ -65,7 +67,9 @@ int step_open(unsigned threads, uint64_t memory_limit, uint64_t *handle)
     ps_config config = {.threads = threads, .memory_limit = memory_limit};
     rc = ps_create(&config, &s->p);
     if (!rc)
-        rc = worker_create(s->p, &s->w);
+        rc = client_local(s->p, &s->c);
+    if (!rc)
+        rc = worker_create(s->c, &s->w);
     if (!rc)
         rc = ahead_create(s, &s->a);
     if (rc)
@@ -328,7 +332,8 @@ int step_apply(step *s, enum step_whose whose, const optim_args *optim,
         return rc;
     worker_grad *grads = grads_of(held, n);
     ahead_applying(s->a, held, n);
-    rc = grads ? worker_backward(s->w, grads, n, optim, optim_n, counts)
+    rc = grads ? worker_backward(s->w, grads, n, NULL, optim, optim_n,
+                                 counts)
                : PERSIA_ENOMEM;
     free(grads);
     release(s, held, n, rc == PERSIA_OK);

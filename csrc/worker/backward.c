@@ -88,7 +88,7 @@ static int collect(worker *w, const worker_grad *grads, size_t n,
         most += p->n;
         slices = p->n > slices ? p->n : slices;
     }
-    uint32_t tables = ps_tables(w->p);
+    uint32_t tables = client_tables(w->c);
     int rc = mem_buffer_need(&tmp->slices, slices * sizeof(slice));
     if (!rc)
         rc = mem_buffer_need(&tmp->rows, most * sizeof(piece) +
@@ -146,20 +146,26 @@ static int collect(worker *w, const worker_grad *grads, size_t n,
     return PERSIA_OK;
 }
 
-/* One push job a table that has pieces. */
+/* One push job a table that has pieces, and the numbers of the tables. */
 static int build_jobs(worker *w, const pieces *all, scratch *tmp,
-                      push_job **out, size_t *n)
+                      push_job **out, uint32_t **out_tables, size_t *n)
 {
     *n = 0;
-    int rc = mem_buffer_need(&tmp->jobs, all->tables * sizeof(push_job) +
-                                             all->n * sizeof(push_part));
+    *out = NULL;
+    *out_tables = NULL;
+    int rc = mem_buffer_need(&tmp->jobs,
+                             all->tables *
+                                     (sizeof(push_job) + sizeof(uint32_t)) +
+                                 all->n * sizeof(push_part));
     if (rc || all->n == 0)
         return rc;
     push_job *jobs = tmp->jobs.data;
     push_part *parts = (push_part *)(jobs + all->tables);
+    uint32_t *tables = (uint32_t *)(parts + all->n);
     *out = jobs;
+    *out_tables = tables;
     if (all->expanded)
-        sched_for(ps_sched(w->p), all->n, piece_expand, all->all);
+        sched_for(client_sched(w->c), all->n, piece_expand, all->all);
     else
         for (size_t i = 0; i < all->n; i++)
             piece_expand(all->all, i);
@@ -167,30 +173,24 @@ static int build_jobs(worker *w, const pieces *all, scratch *tmp,
         parts[i] = all->all[i].part;
     for (uint32_t t = 0; t < all->tables; t++) {
         size_t first = all->starts[t], count = all->starts[t + 1] - first;
-        if (count)
-            jobs[(*n)++] = (push_job){.t = ps_table(w->p, t),
-                                      .parts = parts + first,
-                                      .parts_n = count};
+        if (!count)
+            continue;
+        tables[*n] = t;
+        jobs[(*n)++] = (push_job){.parts = parts + first,
+                                  .parts_n = count};
     }
     return PERSIA_OK;
 }
 
-static uint32_t job_table(const pieces *all, const push_job *jobs,
-                          const push_job *job)
-{
-    const push_part *parts = jobs[0].parts - all->starts[0];
-    return all->all[job->parts - parts].s.f->want.table;
-}
-
 /* Checks the settings of a table's update; the text names the table. */
-static int check_optim(const table *t, const optim_args *args)
+static int check_optim(const table_config *t, const optim_args *args)
 {
     int rc = optim_check(args);
     if (rc == PERSIA_OK)
         return rc;
     char text[256];
     snprintf(text, sizeof text, "%s", err_text());
-    return err_set(rc, "table %s: %s", table_get_config(t)->name, text);
+    return err_set(rc, "table %s: %s", t->name, text);
 }
 
 /* Whether n rows of dim floats hold no NaN and no Inf. */
@@ -237,7 +237,7 @@ static int sweep_grads(worker *w, const worker_grad *grads, size_t n,
         sweep s = {.grad = g->grad, .floats = g->batch.bags * g->stride};
         if (p->kind != PLAN_BAGS || g->stride != p->width || g->batch.weights)
             continue;
-        int rc = sched_for(ps_sched(w->p), (s.floats + SWEEP - 1) / SWEEP,
+        int rc = sched_for(client_sched(w->c), (s.floats + SWEEP - 1) / SWEEP,
                            sweep_piece, &s);
         if (rc)
             return rc;
@@ -249,36 +249,38 @@ static int sweep_grads(worker *w, const worker_grad *grads, size_t n,
 }
 
 static int backward(worker *w, const worker_grad *grads, size_t n,
-                    scratch *tmp, const optim_args *optim, uint32_t optim_n,
+                    scratch *tmp, const client_update *update,
+                    const optim_args *optim, uint32_t optim_n,
                     worker_counts *counts)
 {
     pieces all;
     push_job *jobs;
+    uint32_t *tables;
     size_t jobs_n;
     int rc = collect(w, grads, n, tmp, &all);
     if (!rc)
         rc = sweep_grads(w, grads, n, &all);
     if (!rc)
-        rc = build_jobs(w, &all, tmp, &jobs, &jobs_n);
-    if (rc || jobs_n == 0)
+        rc = build_jobs(w, &all, tmp, &jobs, &tables, &jobs_n);
+    if (rc || (jobs_n == 0 && !(update && update->number)))
         return rc;
     if (optim_n < all.tables)
         return err_set(PERSIA_EARG,
                        "optimizer settings for %u tables, but there are %u",
                        optim_n, all.tables);
-    uint64_t update = ps_updates(w->p) + 1;
-    optim_args *args = malloc(jobs_n * sizeof *args);
+    uint64_t t = client_updates(w->c) + 1;
+    optim_args *args = malloc((jobs_n ? jobs_n : 1) * sizeof *args);
     if (!args)
         return err_set(PERSIA_ENOMEM, "no memory for %zu tables", jobs_n);
     for (size_t i = 0; i < jobs_n && !rc; i++) {
-        args[i] = optim[job_table(&all, jobs, &jobs[i])];
-        args[i].step = update;
+        args[i] = optim[tables[i]];
+        args[i].step = t;
         jobs[i].optim = &args[i];
-        jobs[i].batch = update;
-        rc = check_optim(jobs[i].t, &args[i]);
+        jobs[i].batch = t;
+        rc = check_optim(client_table(w->c, tables[i]), &args[i]);
     }
     if (!rc)
-        rc = ps_push(w->p, jobs, jobs_n);
+        rc = client_push(w->c, update, tables, jobs, jobs_n);
     for (size_t i = 0; i < jobs_n; i++) {
         counts->created += jobs[i].created;
         counts->refused += jobs[i].refused;
@@ -291,6 +293,7 @@ static int backward(worker *w, const worker_grad *grads, size_t n,
 }
 
 int worker_backward(worker *w, const worker_grad *grads, size_t n,
+                    const client_update *update,
                     const optim_args *optim, uint32_t optim_n,
                     worker_counts *counts)
 {
@@ -298,7 +301,7 @@ int worker_backward(worker *w, const worker_grad *grads, size_t n,
     scratch *tmp = scratch_take(w);
     if (!tmp)
         return PERSIA_ENOMEM;
-    int rc = backward(w, grads, n, tmp, optim, optim_n, counts);
+    int rc = backward(w, grads, n, tmp, update, optim, optim_n, counts);
     scratch_give(w, tmp);
     return rc;
 }
@@ -330,7 +333,7 @@ int worker_finite(worker *w, const worker_grad *grads, size_t n,
         rc = mem_buffer_need(&tmp->jobs, all.n);
     if (!rc && all.n) {
         checking c = {all.all, tmp->jobs.data};
-        rc = sched_for(ps_sched(w->p), all.n, piece_finite, &c);
+        rc = sched_for(client_sched(w->c), all.n, piece_finite, &c);
         for (size_t i = 0; i < all.n && !rc; i++) {
             uint32_t t = all.all[i].s.f->want.table;
             if (t < finite_n && !c.finite[i])
@@ -370,12 +373,13 @@ static int table_squares(table *t, uint32_t dim, double *sum)
 
 /* The summed gradients of one job: pushed by SGD with a rate of 1 into an
  * empty table of zeros, which then holds their negatives. */
-static int job_squares(worker *w, const push_job *job, double *sum)
+static int job_squares(worker *w, uint32_t no, const push_job *job,
+                       double *sum)
 {
     table_config config;
     table_config_init(&config);
     config.name[0] = '='; /* it has none of a user's */
-    config.dim = table_get_config(job->t)->dim;
+    config.dim = client_table(w->c, no)->dim;
     config.optimizer = OPTIM_SGD;
     config.init = INIT_CONSTANT;
     config.init_a = 0;
@@ -386,7 +390,7 @@ static int job_squares(worker *w, const push_job *job, double *sum)
     int rc = table_create(&config, &mine.t);
     if (rc)
         return rc;
-    rc = table_push(ps_sched(w->p), &mine, 1);
+    rc = table_push(client_sched(w->c), &mine, 1);
     if (!rc && mine.nonfinite)
         *sum = NAN;
     else if (!rc)
@@ -404,14 +408,15 @@ int worker_norm(worker *w, const worker_grad *grads, size_t n,
         return PERSIA_ENOMEM;
     pieces all;
     push_job *jobs;
+    uint32_t *tables;
     size_t jobs_n = 0;
     int rc = collect(w, grads, n, tmp, &all);
     if (!rc)
-        rc = build_jobs(w, &all, tmp, &jobs, &jobs_n);
+        rc = build_jobs(w, &all, tmp, &jobs, &tables, &jobs_n);
     for (size_t i = 0; i < jobs_n && !rc; i++) {
-        uint32_t t = job_table(&all, jobs, &jobs[i]);
+        uint32_t t = tables[i];
         double squares = 0;
-        rc = job_squares(w, &jobs[i], &squares);
+        rc = job_squares(w, t, &jobs[i], &squares);
         double by = t < scale_n ? (double)scale[t] : 1;
         *sum += by * by * squares;
     }

@@ -69,7 +69,7 @@ static int pool_all(worker *w, const plan *p, const id_batch *b,
         return PERSIA_OK;
     pooling c = {b, features, (b->bags + BAGS_A_CHUNK - 1) / BAGS_A_CHUNK,
                  out, stride};
-    return sched_for(ps_sched(w->p), n * c.chunks, pool_chunk, &c);
+    return sched_for(client_sched(w->c), n * c.chunks, pool_chunk, &c);
 }
 
 static int forward(worker *w, const plan *p, const id_batch *b, scratch *tmp,
@@ -78,7 +78,8 @@ static int forward(worker *w, const plan *p, const id_batch *b, scratch *tmp,
     int rc = mem_buffer_need(&tmp->slices,
                              p->n * (sizeof(slice) + sizeof(pooled)));
     if (!rc)
-        rc = mem_buffer_need(&tmp->jobs, p->n * sizeof(pull_job));
+        rc = mem_buffer_need(&tmp->jobs, p->n * (sizeof(pull_job) +
+                                              sizeof(uint32_t)));
     if (rc)
         return rc;
     slice *slices = tmp->slices.data;
@@ -98,13 +99,14 @@ static int forward(worker *w, const plan *p, const id_batch *b, scratch *tmp,
             memset(out + i * stride, 0, p->width * sizeof(float));
 
     pull_job *jobs = tmp->jobs.data;
+    uint32_t *tables = (uint32_t *)(jobs + p->n);
     size_t jobs_n = 0;
     float *packed = tmp->rows.data;
     for (uint32_t i = 0; i < p->n; i++) {
         const slice *s = &slices[i];
         pull_job *job = &jobs[jobs_n];
-        *job = (pull_job){.t = s->f->t,
-                          .n = s->n,
+        tables[jobs_n] = s->f->want.table;
+        *job = (pull_job){.n = s->n,
                           .ids = (const uint64_t *)b->values + s->first,
                           .rows = rows + s->first};
         if (is_pooled(p, s)) {
@@ -120,7 +122,7 @@ static int forward(worker *w, const plan *p, const id_batch *b, scratch *tmp,
         }
         jobs_n += s->n > 0;
     }
-    rc = ps_pull(w->p, jobs, jobs_n);
+    rc = client_pull(w->c, tables, jobs, jobs_n);
     if (rc)
         return rc;
     return pool_all(w, p, b, slices, tmp->rows.data,

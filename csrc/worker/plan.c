@@ -6,13 +6,13 @@
 
 #include "pool/pool.h"
 
-int worker_create(struct ps *p, worker **out)
+int worker_create(ps_client *c, worker **out)
 {
     worker *w = calloc(1, sizeof *w);
     *out = w;
     if (!w)
         return err_set(PERSIA_ENOMEM, "no memory for a store");
-    w->p = p;
+    w->c = c;
     pthread_mutex_init(&w->lock, NULL);
     return PERSIA_OK;
 }
@@ -83,14 +83,14 @@ static int plan_build(worker *w, uint32_t kind, uint32_t keys,
     for (uint32_t i = 0; i < n; i++) {
         planned *f = &p->features[i];
         f->want = features[i];
-        f->t = ps_table(w->p, f->want.table);
-        if (!f->t || f->want.key >= keys || f->want.pooling >= POOL_KINDS) {
+        const table_config *t = client_table(w->c, f->want.table);
+        if (!t || f->want.key >= keys || f->want.pooling >= POOL_KINDS) {
             rc = err_set(PERSIA_EARG,
                          "feature %s: no such table, key or pooling",
                          f->want.name);
             goto done;
         }
-        f->dim = table_get_config(f->t)->dim;
+        f->dim = t->dim;
         if (kind == PLAN_BAGS) {
             f->column = p->width;
             p->width += f->dim;
@@ -236,7 +236,7 @@ int batch_slice(worker *w, const plan *p, const id_batch *b, slice *out)
     /* Reading 26 features of 4096 offsets takes as long as waking a thread:
      * only large batches are shared out. */
     if (b->offsets && p->n * b->bags > 1u << 18)
-        return sched_for(ps_sched(w->p), p->n, slice_feature, &c);
+        return sched_for(client_sched(w->c), p->n, slice_feature, &c);
     for (uint32_t i = 0; i < p->n; i++) {
         int rc = slice_feature(&c, i);
         if (rc)

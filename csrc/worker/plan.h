@@ -14,7 +14,6 @@ enum { WORKER_PLANS_MAX = 65536 };
 /* A feature of a plan with what follows from its table. */
 typedef struct planned {
     plan_feature want;
-    table *t;
     uint32_t dim;
     uint32_t column; /* its first column in the output of PLAN_BAGS */
 } planned;
@@ -32,7 +31,7 @@ typedef struct scratch {
 } scratch;
 
 struct worker {
-    ps *p;
+    ps_client *c;
     pthread_mutex_t lock; /* guards plans beyond plans_n, and free */
     scratch *free;
     /* Slots below `plans_n` never change: readers need no lock. */

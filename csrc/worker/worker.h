@@ -19,7 +19,8 @@
 extern "C" {
 #endif
 
-struct ps;
+struct ps_client;
+struct client_update;
 typedef struct worker worker;
 
 enum plan_kind { PLAN_BAGS, PLAN_ROWS, PLAN_KINDS };
@@ -27,7 +28,7 @@ enum plan_kind { PLAN_BAGS, PLAN_ROWS, PLAN_KINDS };
 typedef struct plan_feature {
     char name[256];
     uint32_t key;       /* its place among the keys of the batch */
-    uint32_t table;     /* number in the shard */
+    uint32_t table;     /* number in the store */
     uint32_t pooling;   /* enum pool_kind; PLAN_BAGS only */
     uint32_t trainable; /* 0: its gradients are not used */
 } plan_feature;
@@ -42,8 +43,8 @@ typedef struct id_batch {
     const float *weights;   /* [n], or NULL: all 1 */
 } id_batch;
 
-/* The shard must outlive the worker. */
-PERSIA_API int worker_create(struct ps *p, worker **out);
+/* The client must outlive the worker. */
+PERSIA_API int worker_create(struct ps_client *c, worker **out);
 PERSIA_API void worker_destroy(worker *w);
 
 /* Columns of the output follow the order of the features. */
@@ -74,9 +75,11 @@ typedef struct worker_counts {
 } worker_counts;
 
 /* Sums the gradients per table and id in the order given, and applies them
- * as one update.  optim: [tables of the shard]; the step of Adam's bias
- * correction is filled in here. */
+ * as one update.  optim: [tables of the store]; the step of Adam's bias
+ * correction is filled in here.  update: its name, NULL (or number 0): the
+ * shard counts.  An update with a name is sent also if it is empty. */
 PERSIA_API int worker_backward(worker *w, const worker_grad *grads, size_t n,
+                               const struct client_update *update,
                                const optim_args *optim, uint32_t optim_n,
                                worker_counts *counts);
 

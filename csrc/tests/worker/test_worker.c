@@ -17,6 +17,7 @@
 enum { KEYS = 4, BAGS = 700, VOCABULARY = 50, DIM_A = 3, DIM_B = 5 };
 
 static ps *p;
+static ps_client *c;
 static worker *w;
 
 static int setup(void **state)
@@ -25,18 +26,19 @@ static int setup(void **state)
     ps_config config = {.threads = 3};
     assert_int_equal(ps_create(&config, &p), PERSIA_OK);
     for (int i = 0; i < 2; i++) {
-        table_config c;
-        table_config_init(&c);
-        snprintf(c.name, sizeof c.name, "%c", 'a' + i);
-        c.dim = i ? DIM_B : DIM_A;
-        c.optimizer = OPTIM_SGD;
-        c.init_a = -1;
-        c.init_b = 1;
+        table_config t;
+        table_config_init(&t);
+        snprintf(t.name, sizeof t.name, "%c", 'a' + i);
+        t.dim = i ? DIM_B : DIM_A;
+        t.optimizer = OPTIM_SGD;
+        t.init_a = -1;
+        t.init_b = 1;
         uint32_t no;
         int created;
-        assert_int_equal(ps_declare(p, &c, &no, &created), PERSIA_OK);
+        assert_int_equal(ps_declare(p, &t, &no, &created), PERSIA_OK);
     }
-    assert_int_equal(worker_create(p, &w), PERSIA_OK);
+    assert_int_equal(client_local(p, &c), PERSIA_OK);
+    assert_int_equal(worker_create(c, &w), PERSIA_OK);
     return 0;
 }
 
@@ -44,6 +46,7 @@ static int teardown(void **state)
 {
     (void)state;
     worker_destroy(w);
+    client_destroy(c);
     ps_destroy(p);
     return 0;
 }
@@ -153,7 +156,7 @@ static void check(uint32_t pooling, int single, int weighted)
     optim_args optim[2] = {{.kind = OPTIM_SGD, .lr = 0.1f, .grad_scale = 1},
                            {.kind = OPTIM_SGD, .lr = 0.1f, .grad_scale = 1}};
     worker_counts counts;
-    assert_int_equal(worker_backward(w, &g, 1, optim, 2, &counts),
+    assert_int_equal(worker_backward(w, &g, 1, NULL, optim, 2, &counts),
                      PERSIA_OK);
     for (int t = 0; t < 2; t++) {
         int dim = t ? DIM_B : DIM_A;
@@ -240,7 +243,7 @@ static void bad_batches_write_nothing(void **state)
         optim_args optim[2] = {{.kind = OPTIM_SGD, .grad_scale = 1},
                                {.kind = OPTIM_SGD, .grad_scale = 1}};
         worker_counts counts;
-        assert_int_equal(worker_backward(w, &g, 1, optim, 2, &counts),
+        assert_int_equal(worker_backward(w, &g, 1, NULL, optim, 2, &counts),
                          PERSIA_EOFFSETS);
         offsets[bad[i].at] = was;
     }
