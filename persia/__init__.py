@@ -2,14 +2,20 @@
 vocabulary.
 """
 
-from persia import datasets, errors, metrics, models, optim
-from persia.configs import EmbeddingBagConfig, EmbeddingConfig
-from persia.convert import from_torch
-from persia.jagged import Batch, JaggedBatch
-from persia.loader import DataLoader
-from persia.modules import EmbeddingBagCollection, EmbeddingCollection
-from persia.optim import clip_grad_norm_
-from persia.store import Store
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from persia import datasets, errors, metrics, models, optim
+    from persia.configs import EmbeddingBagConfig, EmbeddingConfig
+    from persia.convert import from_torch
+    from persia.jagged import Batch, JaggedBatch
+    from persia.loader import DataLoader
+    from persia.modules import EmbeddingBagCollection, EmbeddingCollection
+    from persia.optim import clip_grad_norm_
+    from persia.store import Store
 
 __all__ = [
     "Batch",
@@ -28,3 +34,33 @@ __all__ = [
     "models",
     "optim",
 ]
+
+# Imported when first asked for: a parameter server is a Python process that
+# needs no torch, whose import takes seconds.
+_WHERE = {
+    "Batch": "jagged",
+    "DataLoader": "loader",
+    "EmbeddingBagCollection": "modules",
+    "EmbeddingBagConfig": "configs",
+    "EmbeddingCollection": "modules",
+    "EmbeddingConfig": "configs",
+    "JaggedBatch": "jagged",
+    "Store": "store",
+    "clip_grad_norm_": "optim",
+    "from_torch": "convert",
+}
+_MODULES = set(__all__) - _WHERE.keys()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"persia.{name}")
+    if name not in _WHERE:
+        raise AttributeError(f"module 'persia' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"persia.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -58,3 +58,23 @@ def test_wheel(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
+
+
+def test_torch_is_imported_only_when_it_is_needed() -> None:
+    code = """
+import sys
+import persia
+from persia.cli.app import app
+assert "torch" not in sys.modules
+for name in persia.__all__:
+    assert getattr(persia, name) is not None
+assert set(persia.__all__) <= set(dir(persia))
+assert "torch" in sys.modules
+try:
+    persia.nothing
+except AttributeError as e:
+    assert "'nothing'" in str(e)
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

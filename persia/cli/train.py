@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,9 +15,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from persia.cli.config import TrainConfig, read_yaml, resolve
-from persia.cli.run import Result, Run, saved_options
-from persia.trainer import Progress as Position
-from persia.trainer import Trainer
+
+if TYPE_CHECKING:  # importing them takes seconds that no other command needs
+    from persia.cli.run import Result, Run
+    from persia.trainer import Progress as Position
+    from persia.trainer import Trainer
 
 __all__ = ["train"]
 
@@ -64,6 +66,8 @@ def train(
 ) -> None:
     """Train a click model, then score it on samples it has not seen."""
     flags = {k: v for k, v in locals().items() if v is not None}
+    from persia.cli.run import Run, saved_options
+
     flags.pop("config", None)
     flags.pop("resume", None)
     file = read_yaml(config) if config is not None else {}
