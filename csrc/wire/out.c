@@ -1,0 +1,68 @@
+#include "wire/memory.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Up to here a copy costs less than a span of its own, bytes. */
+enum { POINT_FROM = 512 };
+
+void wire_out_init(wire_out *o)
+{
+    *o = (wire_out){ 0 };
+}
+
+void wire_out_free(wire_out *o)
+{
+    free(o->spans);
+    chunks_free(&o->chunks);
+    *o = (wire_out){ 0 };
+}
+
+void wire_out_copy(const wire_out *o, void *to)
+{
+    char *at = to;
+    for (size_t i = 0; i < o->spans_n; i++) {
+        memcpy(at, o->spans[i].data, o->spans[i].n);
+        at += o->spans[i].n;
+    }
+}
+
+/* Adds a span, or makes the last one longer where the new one continues it.
+ * `bytes` is not 0. */
+static int add_span(wire_out *o, const void *data, size_t bytes)
+{
+    wire_span *last = o->spans_n ? &o->spans[o->spans_n - 1] : NULL;
+    if (last && (const char *)last->data + last->n == data) {
+        last->n += bytes;
+    } else {
+        if (o->spans_n == o->spans_room) {
+            size_t room = o->spans_room ? 2 * o->spans_room : 16;
+            wire_span *spans = realloc(o->spans, room * sizeof *spans);
+            if (!spans)
+                return err_set(PERSIA_ENOMEM, "no memory for %zu spans of a "
+                               "message", room);
+            o->spans = spans;
+            o->spans_room = room;
+        }
+        o->spans[o->spans_n++] = (wire_span){ data, bytes };
+    }
+    o->bytes += bytes;
+    return PERSIA_OK;
+}
+
+int out_copy(wire_out *o, const void *data, size_t bytes)
+{
+    if (!bytes)
+        return PERSIA_OK;
+    void *to = chunks_take(&o->chunks, bytes, 1);
+    if (!to)
+        return PERSIA_ENOMEM;
+    memcpy(to, data, bytes);
+    return add_span(o, to, bytes);
+}
+
+int out_point(wire_out *o, const void *data, size_t bytes)
+{
+    return bytes < POINT_FROM ? out_copy(o, data, bytes)
+                              : add_span(o, data, bytes);
+}
