@@ -5,7 +5,11 @@
  * run side by side on the threads that bring them.
  *
  *   ledger   per stream a watermark and a window of numbers: an update is
- *            applied once, whatever is sent again
+ *            applied once, whatever is sent again.  A stream is opened by
+ *            the Hello that asks for its ledger; of more than 65,536 the one
+ *            used longest ago expires.  A push in a stream that is not open
+ *            is refused (PERSIA_ESTALE): whoever sent it says Hello and sees
+ *            what the ledger still knows.
  *   sync     parts of one step wait until all ranks that have joined sent
  *            theirs, are added in the order of the ranks and applied once;
  *            pulls with after_step wait as parked calls, no thread is held.
@@ -35,7 +39,10 @@ typedef struct service_config {
 /* The shard must outlive the service. */
 PERSIA_API int service_create(ps *p, const service_config *config,
                               ps_service **out);
-/* Fails what is parked; the caller sees to it that no call comes after. */
+/* Fails what is parked and every call from now on with
+ * PERSIA_EUNAVAILABLE: the server is about to stop. */
+PERSIA_API void service_close(ps_service *s);
+/* Closes, too; the caller sees to it that no call comes after. */
 PERSIA_API void service_destroy(ps_service *s);
 /* Answers the call, now or later: an rpc_handler. */
 PERSIA_API void service_handle(void *service, rpc_call *call);

@@ -184,6 +184,10 @@ typedef struct wire_push_table {
 typedef struct wire_push {
     wire_caller caller;
     uint64_t stream, number; /* the update's name; numbers begin at 1 */
+    uint64_t settled;        /* all numbers up to it are through: applied by
+                                every shard, or given up; the ledger's
+                                watermark follows, so that an update that
+                                failed or was lost leaves no gap for ever */
     uint64_t step;           /* sync: of the job, from 1; else 0 */
     uint32_t part, parts;    /* sync: part of parts; else 0 of 1 */
     uint32_t dtype;
@@ -268,7 +272,9 @@ typedef struct wire_restore {
     uint32_t verb;
     char root[WIRE_NAME], folder[WIRE_NAME], proof[64];
     uint64_t lineage, updates, step; /* to be taken on */
-    uint64_t *pushes;                /* [pushes_n] of each table */
+    /* [pushes_n] clock of each table; UINT64_MAX, and tables from pushes_n
+     * on: the table keeps what it has. */
+    uint64_t *pushes;
     size_t pushes_n;
     wire_ledger *ledgers;
     size_t ledgers_n;
