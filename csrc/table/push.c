@@ -20,6 +20,13 @@ enum {
     FETCH_BYTES = 256 << 10
 };
 
+/* A gradient of an id that came before. */
+typedef struct again {
+    const float *grad;
+    uint32_t entry;
+    float scale;
+} again;
+
 /* The distinct ids of one stripe in one push, with summed gradients. */
 typedef struct group {
     size_t n;
@@ -28,11 +35,22 @@ typedef struct group {
     uint32_t *hint; /* [n] */
     uint32_t *late; /* [n] entries that take a search */
     size_t late_n;
-    float *grad;    /* [n, dim] */
+    const float **grad; /* [n] where its gradient lies: with the caller, */
+    float *sums;        /* or here, where it is a sum or scaled */
+    size_t sums_n;
+    again *again; /* [again_n], in the order in which they came */
+    size_t again_n;
     const char *base; /* hinted rows to fetch: only an address, it may be */
     uint32_t used;    /* out of date */
     size_t stride;
 } group;
+
+/* Whether a gradient lies with the caller, as it came. */
+static inline int group_is_callers(const group *g, const float *grad,
+                                   uint32_t dim)
+{
+    return grad < g->sums || grad >= g->sums + g->sums_n * dim;
+}
 
 /* Named by hand: where the loops are unrolled the compiler goes on one by
  * one. */
@@ -58,13 +76,12 @@ INLINE_HOT void grad_sum(float *to, const float *g, float scale, int first,
         to[j] = first ? scale * g[j] : to[j] + scale * g[j];
 }
 
-/* Adds the run of one chunk to the group; `entry` is a hash table of
+/* Adds the ids of one chunk's run to the group; `entry` is a hash table of
  * group positions + 1, 0: empty. */
 INLINE_HOT void group_run(group *g, const push_part *part,
                              const push_chunk *c, uint32_t from, uint32_t to,
                              uint32_t *entry, uint32_t mask, uint32_t dim)
 {
-    enum { AHEAD = 8 };
     const uint64_t *ids = part->ids + c->first;
 
     for (uint32_t k = from; k < to; k++) {
@@ -75,28 +92,51 @@ INLINE_HOT void group_run(group *g, const push_part *part,
         float scale = part->scale ? part->scale[i] : 1;
         uint32_t at = (uint32_t)(hash >> 32) & mask;
 
-        if (k + AHEAD < to) {
-            size_t next = c->first + c->order[k + AHEAD];
-            const float *ahead =
-                part->grad +
-                (part->bag ? part->bag[next] : next) * part->stride;
-            for (uint32_t j = 0; j < dim; j += 16)
-                __builtin_prefetch(ahead + j);
-        }
         while (entry[at] && g->id[entry[at] - 1] != id)
             at = (at + 1) & mask;
         if (entry[at]) {
-            grad_sum(g->grad + (entry[at] - 1) * (size_t)dim, grad, scale,
-                     0, dim);
+            g->again[g->again_n++] = (again){ grad, entry[at] - 1, scale };
             continue;
         }
-        grad_sum(g->grad + g->n * (size_t)dim, grad, scale, 1, dim);
+        if (part->scale) {
+            float *scaled = g->sums + g->sums_n++ * dim;
+            grad_sum(scaled, grad, scale, 1, dim);
+            grad = scaled;
+        }
+        g->grad[g->n] = grad;
         g->id[g->n] = id;
         g->hash[g->n] = hash;
         g->hint[g->n] = part->rows ? part->rows[i] : ROW_NONE;
         if (g->hint[g->n] < g->used)
             row_prefetch(g->base + g->hint[g->n] * g->stride, g->stride);
         entry[at] = (uint32_t)++g->n;
+    }
+}
+
+INLINE_HOT void grad_prefetch(const float *grad, uint32_t dim)
+{
+    for (uint32_t j = 0; j < dim; j += 16)
+        __builtin_prefetch(grad + j);
+}
+
+/* Adds the gradients of ids that came again, in their order. */
+INLINE_HOT void group_sum_again(group *g, uint32_t dim)
+{
+    enum { AHEAD = 12 };
+
+    for (size_t k = 0; k < g->again_n; k++) {
+        const again *a = &g->again[k];
+        const float **sum = &g->grad[a->entry];
+        if (k + AHEAD < g->again_n) {
+            grad_prefetch(a[AHEAD].grad, dim);
+            grad_prefetch(g->grad[a[AHEAD].entry], dim);
+        }
+        if (group_is_callers(g, *sum, dim)) {
+            float *own = g->sums + g->sums_n++ * dim;
+            grad_sum(own, *sum, 1, 1, dim);
+            *sum = own;
+        }
+        grad_sum(g->sums + (*sum - g->sums), a->grad, a->scale, 0, dim);
     }
 }
 
@@ -107,6 +147,11 @@ INLINE_HOT void group_run(group *g, const push_part *part,
     {                                                                         \
         (void)dim;                                                            \
         group_run(g, part, c, from, to, entry, mask, width);                  \
+    }                                                                         \
+    HOT static void name##_again(group *g, uint32_t dim)                      \
+    {                                                                         \
+        (void)dim;                                                            \
+        group_sum_again(g, width);                                            \
     }
 GROUP_RUN(group_run_16, 16)
 GROUP_RUN(group_run_64, 64)
@@ -131,20 +176,23 @@ static int group_make(const push_plan *plan, size_t j, uint32_t stripe,
     while (room < 2 * n)
         room *= 2;
     rc = scratch_need(SCRATCH_GROUP,
-                      n * (2 * sizeof(uint64_t) + 2 * sizeof(uint32_t)) +
+                      n * (2 * sizeof(uint64_t) + sizeof(float *) +
+                           2 * sizeof(uint32_t) + sizeof(again)) +
                           room * sizeof *entry, &scratch);
     if (rc)
         return rc;
     p = scratch;
     g->id = (void *)p;
     g->hash = (void *)(p + n * 8);
-    g->hint = (void *)(p + n * 16);
-    g->late = (void *)(p + n * 20);
-    entry = (void *)(p + n * 24);
+    g->grad = (void *)(p + n * 16);
+    g->hint = (void *)(p + n * 24);
+    g->late = (void *)(p + n * 28);
+    g->again = (void *)(p + n * 32);
+    entry = (void *)(p + n * 48);
     rc = scratch_need(SCRATCH_SUM, n * dim * sizeof(float), &scratch);
     if (rc)
         return rc;
-    g->grad = scratch;
+    g->sums = scratch;
     memset(entry, 0, room * sizeof *entry);
     if (n * g->stride > FETCH_BYTES)
         g->used = 0;
@@ -156,6 +204,9 @@ static int group_make(const push_plan *plan, size_t j, uint32_t stripe,
             g, &job->parts[chunk->part], chunk, chunk->start[stripe],
             chunk->start[stripe + 1], entry, (uint32_t)room - 1, dim);
     }
+    (dim == 16   ? group_run_16_again
+     : dim == 64 ? group_run_64_again
+                 : group_run_any_again)(g, dim);
     return PERSIA_OK;
 }
 
@@ -172,6 +223,7 @@ typedef struct apply {
     const optim_plan *optim;
     group *g;
     uint32_t clock;
+    int swept;     /* no gradient as it came holds NaN or Inf */
     int make_last; /* near eviction: first claim the rows that are there */
     apply_counts counts;
 } apply;
@@ -233,8 +285,9 @@ static int apply_block(apply *a, size_t at, size_t n, int64_t *slots)
             slots[i] = SLOT_NONE;
             continue;
         }
-        grads[i] = a->g->grad + (at + i) * dim;
-        if (!floats_finite(grads[i], dim)) {
+        grads[i] = a->g->grad[at + i];
+        if (!(a->swept && group_is_callers(a->g, grads[i], dim)) &&
+            !floats_finite(grads[i], dim)) {
             a->counts.nonfinite++;
             slots[i] = SLOT_NONE;
             continue;
@@ -263,6 +316,9 @@ static void stage_fetch(const apply *a, size_t at, size_t n, int64_t *slots)
 
     for (size_t i = 0; i < n; i++) {
         uint32_t hint = a->g->hint[at + i];
+        const float *grad = a->g->grad[at + i];
+        for (uint32_t j = 0; j < a->t->config.dim; j += 16)
+            __builtin_prefetch(grad + j);
         if (hint < s->used) {
             row_prefetch(stripe_row(a->t, s, hint), a->t->stride);
             slots[i] = hint;
@@ -316,29 +372,48 @@ static int apply_late(apply *a)
     return rc;
 }
 
+/* Entries a block: what two blocks fetch ahead must fit the first cache. */
+static size_t block_size(const apply *a)
+{
+    size_t bytes = a->t->stride + a->t->config.dim * sizeof(float);
+
+    return bytes <= 320 ? BLOCK : bytes <= 1280 ? BLOCK / 2 : BLOCK / 8;
+}
+
 static int apply_group(apply *a)
 {
     int64_t slots[STAGES][BLOCK];
-    const size_t n = a->g->n;
+    const size_t n = a->g->n, block = block_size(a);
     int rc;
 
-    for (size_t at = 0; at < n + 2 * BLOCK; at += BLOCK) {
-        size_t turn = at / BLOCK, before = at - BLOCK;
+    for (size_t at = 0, turn = 0; at < n + 2 * block; at += block, turn++) {
+        size_t before = at - block;
         if (at < n)
-            stage_fetch(a, at, n - at < BLOCK ? n - at : BLOCK,
+            stage_fetch(a, at, n - at < block ? n - at : block,
                         slots[turn % STAGES]);
         if (turn >= 2) { /* before stage 2: it may change the index */
-            size_t k = at - 2 * BLOCK;
-            rc = apply_block(a, k, n - k < BLOCK ? n - k : BLOCK,
+            size_t k = at - 2 * block;
+            rc = apply_block(a, k, n - k < block ? n - k : block,
                              slots[(turn - 2) % STAGES]);
             if (rc)
                 return rc;
         }
         if (turn >= 1 && before < n)
-            stage_match(a, before, n - before < BLOCK ? n - before : BLOCK,
+            stage_match(a, before, n - before < block ? n - before : block,
                         slots[(turn - 1) % STAGES]);
     }
     return apply_late(a);
+}
+
+/* Whether the plan or its caller has looked at every gradient. */
+static int job_swept(const push_job *job)
+{
+    if (job->t->config.nonfinite == NONFINITE_RAISE)
+        return 1;
+    for (size_t k = 0; k < job->parts_n; k++)
+        if (!job->parts[k].finite)
+            return 0;
+    return 1;
 }
 
 /* One (job, stripe) of a push: a sched_loop_fn. */
@@ -369,7 +444,7 @@ static int apply_stripe(void *ctx, size_t item)
     if (rc || !g.n)
         return rc;
     apply a = { t, s, job, &plan->optim[low], &g,
-                clock_short(plan->clock[low]), 0, { 0 } };
+                clock_short(plan->clock[low]), job_swept(job), 0, { 0 } };
     pthread_rwlock_wrlock(&s->lock);
     /* with all that other stripes and pushes may make meanwhile */
     a.make_last = t->config.capacity &&
