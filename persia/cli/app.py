@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from persia import errors
+from persia.cli.certs import certs
 from persia.cli.train import train
 
 __all__ = ["app", "main"]
@@ -26,6 +27,7 @@ def _persia() -> None:
 
 
 app.command()(train)
+app.command()(certs)
 
 
 def main() -> None:

@@ -1,0 +1,50 @@
+"""``persia certs``: certificates and tokens to try TLS with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+__all__ = ["certs"]
+
+console = Console(highlight=False)
+
+_TEXTS = {
+    "ca.pem": "trusted by both: --tls-ca, PERSIA_TLS_CA",
+    "server.pem": "--tls-cert of persia serve",
+    "server-key.pem": "--tls-key of persia serve",
+    "client.pem": "PERSIA_TLS_CERT of clients, for --mutual-tls",
+    "client-key.pem": "PERSIA_TLS_KEY of clients",
+    "token": "--token-file, PERSIA_TOKEN_FILE",
+    "admin-token": "--admin-token-file, PERSIA_ADMIN_TOKEN_FILE",
+}
+
+
+def certs(
+    folder: Annotated[Path, typer.Argument(help="Where the files go.")],
+    hosts: Annotated[
+        str,
+        typer.Option(
+            help="Names and IP addresses of the servers, with commas."
+        ),
+    ] = "localhost,127.0.0.1,::1",
+    days: Annotated[
+        int, typer.Option(min=1, max=36500, help="How long they are valid.")
+    ] = 365,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files that are there.")
+    ] = False,
+) -> None:
+    """Make a set of certificates and tokens for tests.
+
+    The key of the authority is forgotten: what it signed is all that it will
+    ever sign. Servers that stay need those of your organisation.
+    """
+    from persia.certs import write_set
+
+    names = [host.strip() for host in hosts.split(",") if host.strip()]
+    for path in write_set(folder, names, days, force):
+        console.print(f"{path}  [dim]{_TEXTS[path.name]}[/]", soft_wrap=True)

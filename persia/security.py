@@ -1,0 +1,157 @@
+"""Who may speak with whom: TLS and tokens of servers and clients."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from persia.errors import InvalidArgument, StorageError
+
+__all__ = ["Security"]
+
+# Environment variable -> keyword of Security.load(), for clients.
+_VARIABLES = {
+    "PERSIA_TLS_CA": "ca",
+    "PERSIA_TLS_CERT": "cert",
+    "PERSIA_TLS_KEY": "key",
+    "PERSIA_TLS_SERVER_NAME": "server_name",
+    "PERSIA_TOKEN": "token",
+    "PERSIA_TOKEN_FILE": "token_file",
+    "PERSIA_ADMIN_TOKEN": "admin_token",
+    "PERSIA_ADMIN_TOKEN_FILE": "admin_token_file",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Security:
+    """TLS and tokens, as texts: PEM and words without spaces.
+
+    Attributes:
+        ca: the certificates that are trusted; with it a client uses TLS.
+        cert: the own chain: servers always, clients for mutual TLS.
+        key: of ``cert``.
+        mutual: servers ask clients for a certificate of ``ca``.
+        token: servers ask for it, clients show it.
+        admin_token: the same for administration (snapshots, whole rows).
+        server_name: clients: the name in the server's certificate, where it
+            is not the host of its address.
+        insecure: allow other addresses than loopback without TLS and token.
+    """
+
+    ca: str | None = None
+    cert: str | None = dataclasses.field(default=None, repr=False)
+    key: str | None = dataclasses.field(default=None, repr=False)
+    mutual: bool = False
+    token: str | None = dataclasses.field(default=None, repr=False)
+    admin_token: str | None = dataclasses.field(default=None, repr=False)
+    server_name: str | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise InvalidArgument(
+                "a certificate and its key go together; give both or none"
+            )
+        if self.mutual and (self.ca is None or self.cert is None):
+            raise InvalidArgument(
+                "mutual TLS needs the CA of the clients' certificates and a "
+                "certificate of the server's own"
+            )
+        for name in ("token", "admin_token"):
+            text = getattr(self, name)
+            if text is not None and (
+                not text
+                or not text.isascii()
+                or not text.isprintable()
+                or " " in text
+            ):
+                raise InvalidArgument(
+                    f"{name.replace('_', ' ')}: need visible ASCII characters "
+                    "without spaces, at least one"
+                )
+
+    @classmethod
+    def load(
+        cls,
+        *,
+        ca: str | os.PathLike[str] | None = None,
+        cert: str | os.PathLike[str] | None = None,
+        key: str | os.PathLike[str] | None = None,
+        mutual: bool = False,
+        token: str | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        admin_token: str | None = None,
+        admin_token_file: str | os.PathLike[str] | None = None,
+        server_name: str | None = None,
+        insecure: bool = False,
+    ) -> Security:
+        """From files of PEM and of a token.
+
+        Raises:
+            InvalidArgument: parts that do not go together.
+            StorageError: a file cannot be read.
+        """
+        return cls(
+            ca=_read("TLS CA", ca),
+            cert=_read("TLS certificate", cert),
+            key=_read("TLS key", key),
+            mutual=mutual,
+            token=_token("token", token, token_file),
+            admin_token=_token("admin token", admin_token, admin_token_file),
+            server_name=server_name,
+            insecure=insecure,
+        )
+
+    @classmethod
+    def from_environment(
+        cls, environment: Mapping[str, str] | None = None
+    ) -> Security:
+        """What a client is told by ``PERSIA_TLS_CA``, ``PERSIA_TLS_CERT``,
+        ``PERSIA_TLS_KEY`` (files), ``PERSIA_TLS_SERVER_NAME``,
+        ``PERSIA_TOKEN``, ``PERSIA_ADMIN_TOKEN`` or, with ``_FILE``, the files
+        of these, and ``PERSIA_INSECURE`` (1: addresses other than loopback
+        without TLS and token)."""
+        if environment is None:
+            environment = os.environ
+        given: dict[str, Any] = {
+            keyword: environment[name]
+            for name, keyword in _VARIABLES.items()
+            if environment.get(name)
+        }
+        insecure = environment.get("PERSIA_INSECURE", "0") not in ("", "0")
+        return cls.load(**given, insecure=insecure)
+
+    def arguments(self) -> dict[str, Any]:
+        """For ``_core``."""
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """With its secrets: for the other ranks of a job, not for a log."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Security:
+        """The reverse of :meth:`to_json`."""
+        return cls(**json.loads(text))
+
+
+def _read(what: str, path: str | os.PathLike[str] | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageError(f"{what}: {path} cannot be read: {error}") from None
+
+
+def _token(
+    what: str, text: str | None, path: str | os.PathLike[str] | None
+) -> str | None:
+    if text is not None and path is not None:
+        raise InvalidArgument(f"{what}: give the word or its file, not both")
+    read = _read(what, path)
+    return text if read is None else read.strip()
