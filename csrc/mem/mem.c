@@ -80,7 +80,7 @@ static char *reserve(size_t bytes)
 /* Moves to a larger reserve; the kernel moves page tables, not bytes. */
 static int arena_reserve(mem_arena *a, size_t bytes)
 {
-    size_t want = round_up(bytes, HUGE);
+    size_t want = round_up(bytes + a->lead, HUGE);
     if (a->reserved > want / 2)
         want = 2 * a->reserved;
     char *p = want >= bytes ? reserve(want) : NULL;
@@ -88,14 +88,14 @@ static int arena_reserve(mem_arena *a, size_t bytes)
         goto fail;
     if (!a->base) {
         madvise(p, want, MADV_WIPEONFORK);
-    } else if (mremap(a->base, a->reserved, want,
+    } else if (mremap(a->base - a->lead, a->reserved, want,
                       MREMAP_MAYMOVE | MREMAP_FIXED, p) == MAP_FAILED) {
         int saved = errno;
         munmap(p, want);
         errno = saved;
         goto fail;
     }
-    a->base = p;
+    a->base = p + a->lead;
     a->reserved = want;
     return PERSIA_OK;
 fail:
@@ -105,9 +105,11 @@ fail:
                    want, strerror(errno));
 }
 
-/* Makes at most one full range of small pages huge. */
-static void arena_collapse(mem_arena *a, size_t used)
+/* Makes at most one full range of small pages huge; here and in ahead_from
+ * bytes are counted from the first of the mapping. */
+static void arena_collapse(mem_arena *a)
 {
+    size_t used = a->size + a->lead;
     if (a->collapsed == NO_MORE || used < HUGE_AFTER)
         return;
     size_t end = used & ~(HUGE - 1);
@@ -116,16 +118,16 @@ static void arena_collapse(mem_arena *a, size_t used)
     if (a->collapsed >= end)
         return;
     uint64_t start = clock_ns();
-    if (madvise(a->base + a->collapsed, HUGE, MADV_COLLAPSE) ||
+    if (madvise(a->base - a->lead + a->collapsed, HUGE, MADV_COLLAPSE) ||
         clock_ns() - start > COLLAPSE_NS)
         a->collapsed = NO_MORE;
     else
         a->collapsed += HUGE;
 }
 
-void mem_arena_init(mem_arena *a, mem_limit *limit)
+void mem_arena_init(mem_arena *a, mem_limit *limit, size_t lead)
 {
-    *a = (mem_arena){.limit = limit};
+    *a = (mem_arena){.limit = limit, .lead = lead % HUGE / 64 * 64};
 }
 
 int mem_arena_grow(mem_arena *a, size_t bytes)
@@ -139,7 +141,7 @@ int mem_arena_grow(mem_arena *a, size_t bytes)
     int code = mem_charge(a->limit, size - a->size);
     if (code != PERSIA_OK)
         return code;
-    if (size > a->reserved) {
+    if (size + a->lead > a->reserved) {
         code = arena_reserve(a, size);
         if (code != PERSIA_OK) {
             mem_release(a->limit, size - a->size);
@@ -149,10 +151,10 @@ int mem_arena_grow(mem_arena *a, size_t bytes)
     if (size >= HUGE_AHEAD && !a->ahead_from) {
         /* Ranges touched so far keep their small pages until collapsed (by
          * us or by the kernel's khugepaged). */
-        madvise(a->base, a->reserved, MADV_HUGEPAGE);
-        a->ahead_from = round_up(a->size + 1, HUGE);
+        madvise(a->base - a->lead, a->reserved, MADV_HUGEPAGE);
+        a->ahead_from = round_up(a->size + a->lead + 1, HUGE);
     }
-    arena_collapse(a, a->size);
+    arena_collapse(a);
     a->size = size;
     return PERSIA_OK;
 }
@@ -160,9 +162,9 @@ int mem_arena_grow(mem_arena *a, size_t bytes)
 void mem_arena_free(mem_arena *a)
 {
     if (a->base)
-        munmap(a->base, a->reserved);
+        munmap(a->base - a->lead, a->reserved);
     mem_release(a->limit, a->size);
-    mem_arena_init(a, a->limit);
+    mem_arena_init(a, a->limit, a->lead);
 }
 
 /* ---- buffers ---- */

@@ -32,14 +32,17 @@ PERSIA_API void mem_release(mem_limit *limit, uint64_t bytes);
 typedef struct mem_arena {
     char *base;      /* may change in mem_arena_grow() */
     size_t size;     /* bytes that may be used */
-    size_t reserved; /* bytes of address space */
+    size_t reserved; /* bytes of address space, `lead` included */
+    size_t lead;     /* bytes before base that are not used */
     mem_limit *limit;
     /* private: */
     size_t ahead_from; /* from here on pages are huge when touched; 0: none */
     size_t collapsed;  /* up to here small pages were made huge afterwards */
 } mem_arena;
 
-PERSIA_API void mem_arena_init(mem_arena *a, mem_limit *limit);
+/* lead: where in its first 2 MiB the arena begins, a multiple of 64.  Arenas
+ * that grow alike, but begin apart, do not wait for new pages all at once. */
+PERSIA_API void mem_arena_init(mem_arena *a, mem_limit *limit, size_t lead);
 /* Makes at least `bytes` usable (zero-filled where new).  The size is charged
  * to the limit in whole pages of 4 KiB; nothing changes on failure.  Takes
  * microseconds, or about 0.3 ms where 2 MiB of small pages become a huge one

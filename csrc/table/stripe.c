@@ -14,11 +14,16 @@ void fair_lock_init(pthread_rwlock_t *lock)
     pthread_rwlockattr_destroy(&attr);
 }
 
+/* Stripes fill alike: each begins elsewhere in a huge page, so that they do
+ * not wait for the next one in the same push. */
+#define STAGGER ((size_t)2 << 20)
+
 int stripe_init(table *t, stripe *s)
 {
     int rc;
 
-    mem_arena_init(&s->arena, t->config.limit);
+    mem_arena_init(&s->arena, t->config.limit,
+                   (size_t)(s - t->stripe) * STAGGER / t->stripes);
     s->free_head = ROW_NONE;
     rc = row_index_init(&s->index, &t->blocks);
     if (rc)

@@ -80,7 +80,7 @@ static void test_arena_keeps_bytes_and_grows_zeroed(void **state)
     (void)state;
     mem_limit limit = {0};
     mem_arena a;
-    mem_arena_init(&a, &limit);
+    mem_arena_init(&a, &limit, 0);
     size_t words = 0;
     /* Past 2 MiB pages afterwards (4 MiB) and ahead (40 MiB), in steps that
      * fit nothing. */
@@ -114,7 +114,7 @@ static void test_arena_in_small_steps(void **state)
 {
     (void)state;
     mem_arena a;
-    mem_arena_init(&a, NULL);
+    mem_arena_init(&a, NULL, MIB + 64);
     for (size_t bytes = 0; bytes < 48 * MIB; bytes += MIB / 4) {
         assert_int_equal(mem_arena_grow(&a, bytes + MIB / 4), PERSIA_OK);
         memset(a.base + bytes, (int)(bytes / (MIB / 4)) & 0xff, MIB / 4);
@@ -140,7 +140,7 @@ static void test_small_arenas_stay_small(void **state)
 {
     (void)state;
     mem_arena a;
-    mem_arena_init(&a, NULL);
+    mem_arena_init(&a, NULL, 0);
     assert_int_equal(mem_arena_grow(&a, 5000), PERSIA_OK);
     assert_int_equal(resident_pages(&a), 0);
     memset(a.base, 1, 5000);
@@ -153,7 +153,7 @@ static void test_arena_at_its_limit_is_unchanged(void **state)
     (void)state;
     mem_limit limit = {.maximum = MIB};
     mem_arena a;
-    mem_arena_init(&a, &limit);
+    mem_arena_init(&a, &limit, 0);
     assert_int_equal(mem_arena_grow(&a, MIB / 2), PERSIA_OK);
     mem_arena copy = a;
     assert_int_equal(mem_arena_grow(&a, 2 * MIB), PERSIA_ELIMIT);
@@ -168,7 +168,7 @@ static void test_arena_without_address_space_is_unchanged(void **state)
     (void)state;
     mem_limit limit = {0};
     mem_arena a;
-    mem_arena_init(&a, &limit);
+    mem_arena_init(&a, &limit, 0);
     assert_int_equal(mem_arena_grow(&a, 5000), PERSIA_OK);
     a.base[4999] = 7;
     mem_arena copy = a;
@@ -185,7 +185,7 @@ static void test_forked_child_neither_copies_nor_crashes(void **state)
 {
     (void)state;
     mem_arena a;
-    mem_arena_init(&a, NULL);
+    mem_arena_init(&a, NULL, 0);
     assert_int_equal(mem_arena_grow(&a, 3 * MIB), PERSIA_OK);
     memset(a.base, 5, 3 * MIB);
     pid_t child = fork();
