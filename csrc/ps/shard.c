@@ -152,23 +152,63 @@ int ps_pull(ps *p, pull_job *jobs, size_t jobs_n)
     return table_pull(p->s, jobs, jobs_n);
 }
 
+/* Whether the push began to change rows before it failed. */
+static int push_started(const push_job *jobs, size_t jobs_n)
+{
+    return jobs_n && jobs[0].touched != UINT64_MAX;
+}
+
+int ps_push_noted(ps *p, push_job *jobs, size_t jobs_n, const ps_note *note)
+{
+    if (jobs_n)
+        jobs[0].touched = UINT64_MAX;
+    pthread_rwlock_rdlock(&p->gate);
+    int rc = note ? note->before(note->ctx) : PERSIA_OK;
+    if (!rc)
+        rc = table_push(p->s, jobs, jobs_n);
+    if (!rc || push_started(jobs, jobs_n)) {
+        atomic_fetch_add(&p->updates, 1);
+        if (note)
+            note->after(note->ctx, rc);
+    }
+    pthread_rwlock_unlock(&p->gate);
+    if (rc && jobs_n && !push_started(jobs, jobs_n))
+        jobs[0].touched = 0;
+    return rc;
+}
+
 int ps_push(ps *p, push_job *jobs, size_t jobs_n)
 {
-    pthread_rwlock_rdlock(&p->gate);
-    int rc = table_push(p->s, jobs, jobs_n);
-    if (rc == PERSIA_OK)
-        atomic_fetch_add(&p->updates, 1);
+    return ps_push_noted(p, jobs, jobs_n, NULL);
+}
+
+int ps_between(ps *p, int (*fn)(void *ctx), void *ctx)
+{
+    pthread_rwlock_wrlock(&p->gate);
+    int rc = fn(ctx);
     pthread_rwlock_unlock(&p->gate);
     return rc;
 }
 
+typedef struct taking {
+    ps *p;
+    uint32_t tables_n;
+    table_cut **out;
+    uint64_t *updates;
+} taking;
+
+static int take_cut(void *ctx)
+{
+    taking *t = ctx;
+    *t->updates = atomic_load(&t->p->updates);
+    return t->tables_n ? table_cut_begin(t->p->tables, t->tables_n, t->out)
+                       : PERSIA_OK;
+}
+
 int ps_cut_begin(ps *p, uint32_t tables_n, table_cut **out, uint64_t *updates)
 {
-    pthread_rwlock_wrlock(&p->gate);
-    int rc = tables_n ? table_cut_begin(p->tables, tables_n, out) : PERSIA_OK;
-    *updates = atomic_load(&p->updates);
-    pthread_rwlock_unlock(&p->gate);
-    return rc;
+    taking t = {p, tables_n, out, updates};
+    return ps_between(p, take_cut, &t);
 }
 
 uint64_t ps_updates(const ps *p)

@@ -44,6 +44,23 @@ PERSIA_API const mem_limit *ps_limit(const ps *p);
 PERSIA_API int ps_pull(ps *p, pull_job *jobs, size_t jobs_n);
 PERSIA_API int ps_push(ps *p, push_job *jobs, size_t jobs_n);
 
+/* What is kept beside the rows about an update: whatever runs between two
+ * updates sees the update and its note, or neither. */
+typedef struct ps_note {
+    /* Before the push, which does not run if this is an error. */
+    int (*before)(void *ctx);
+    /* After it: all was applied (rc is PERSIA_OK), or memory gave out when
+     * some of it was; that counts as an update, too.  Not called when the
+     * push was refused as a whole. */
+    void (*after)(void *ctx, int rc);
+    void *ctx;
+} ps_note;
+PERSIA_API int ps_push_noted(ps *p, push_job *jobs, size_t jobs_n,
+                             const ps_note *note);
+/* Runs fn(ctx) between two updates: none is under way meanwhile.  Its result
+ * is returned. */
+PERSIA_API int ps_between(ps *p, int (*fn)(void *ctx), void *ctx);
+
 /* A cut of the first `tables_n` tables, between two updates: `updates` were
  * applied before it, all of their rows are in it. */
 PERSIA_API int ps_cut_begin(ps *p, uint32_t tables_n,
@@ -51,7 +68,7 @@ PERSIA_API int ps_cut_begin(ps *p, uint32_t tables_n,
                             uint64_t *updates);
 
 /* Updates applied so far: Adam's t of the next one is this plus 1.  Set when
- * a checkpoint is loaded. */
+ * a checkpoint is loaded; may be called by ps_between()'s fn. */
 PERSIA_API uint64_t ps_updates(const ps *p);
 PERSIA_API void ps_set_updates(ps *p, uint64_t updates);
 

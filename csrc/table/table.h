@@ -110,7 +110,7 @@ typedef struct push_job {
     size_t parts_n;
     const optim_args *optim;
     uint64_t batch;
-    /* out: */
+    /* out, set when all checks are passed: */
     uint64_t created, refused, evicted, nonfinite; /* of this push */
     uint64_t touched;                              /* distinct ids applied */
 } push_job;

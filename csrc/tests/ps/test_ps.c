@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -115,6 +116,120 @@ static void updates_count_pushes_that_succeed(void **state)
     ps_destroy(p);
 }
 
+/* A note counts the pushes of row 5; each adds 1 to it. */
+typedef struct noted {
+    ps *p;
+    int refuse, before, after, code;
+    table_cut *cut;
+    int after_at_cut;
+} noted;
+
+static int note_before(void *ctx)
+{
+    noted *n = ctx;
+    n->before++;
+    return n->refuse ? err_set(PERSIA_ESTALE, "no") : PERSIA_OK;
+}
+
+static void note_after(void *ctx, int rc)
+{
+    noted *n = ctx;
+    n->after++;
+    n->code = rc;
+}
+
+static int push_noted(noted *n, float gradient)
+{
+    const uint64_t id = 5;
+    const float grad[4] = {gradient, -1, -1, -1};
+    push_part part = {.n = 1, .ids = &id, .grad = grad, .stride = 4,
+                      .bags = 1};
+    optim_args optim = {.kind = OPTIM_SGD, .lr = 1, .grad_scale = 1};
+    push_job job = {.t = ps_table(n->p, 0), .parts = &part, .parts_n = 1,
+                    .optim = &optim};
+    ps_note note = {note_before, note_after, n};
+    int rc = ps_push_noted(n->p, &job, 1, &note);
+    assert_true(rc == PERSIA_OK ? job.touched == 1 : job.touched == 0);
+    return rc;
+}
+
+static void a_note_belongs_to_its_update(void **state)
+{
+    (void)state;
+    noted n = {.p = make(0)};
+    table_config c = config_of("a");
+    uint32_t no;
+    int created;
+    c.optimizer = OPTIM_SGD;
+    assert_int_equal(ps_declare(n.p, &c, &no, &created), PERSIA_OK);
+    assert_int_equal(push_noted(&n, 1), PERSIA_OK);
+    assert_int_equal(n.before, 1);
+    assert_int_equal(n.after, 1);
+    assert_int_equal(n.code, PERSIA_OK);
+    assert_int_equal(push_noted(&n, (float)NAN), PERSIA_ENONFINITE);
+    assert_int_equal(n.before, 2);
+    assert_int_equal(n.after, 1);
+    n.refuse = 1;
+    assert_int_equal(push_noted(&n, 1), PERSIA_ESTALE);
+    assert_int_equal(n.after, 1);
+    assert_int_equal(ps_updates(n.p), 1);
+    /* an update without any table */
+    ps_note note = {note_before, note_after, &n};
+    n.refuse = 0;
+    assert_int_equal(ps_push_noted(n.p, NULL, 0, &note), PERSIA_OK);
+    assert_int_equal(n.after, 2);
+    assert_int_equal(ps_updates(n.p), 2);
+    ps_destroy(n.p);
+}
+
+static void *push_many(void *arg)
+{
+    for (int i = 0; i < 2000; i++)
+        if (push_noted(arg, -1))
+            return arg;
+    return NULL;
+}
+
+static int cut_now(void *ctx)
+{
+    noted *n = ctx;
+    table *t = ps_table(n->p, 0);
+    n->after_at_cut = n->after;
+    return table_cut_begin(&t, 1, &n->cut);
+}
+
+/* One thread pushes; cuts find as many gradients in the row as notes. */
+static void between_two_updates(void **state)
+{
+    (void)state;
+    noted n = {.p = make(0)};
+    table_config c = config_of("a");
+    uint32_t no;
+    int created;
+    c.optimizer = OPTIM_SGD;
+    c.init = INIT_CONSTANT;
+    pthread_t thread;
+    assert_int_equal(ps_declare(n.p, &c, &no, &created), PERSIA_OK);
+    assert_int_equal(push_noted(&n, -1), PERSIA_OK);
+    assert_int_equal(pthread_create(&thread, NULL, push_many, &n), 0);
+    for (int i = 0; i < 50; i++) {
+        uint64_t id;
+        float vector[4], none[1];
+        uint32_t clock;
+        size_t rows;
+        assert_int_equal(ps_between(n.p, cut_now, &n), PERSIA_OK);
+        assert_int_equal(table_cut_next(n.cut, 1, &id, vector, none, &clock,
+                                        &rows), PERSIA_OK);
+        assert_int_equal(rows, 1);
+        assert_int_equal((int)(vector[0] + 0.5f), n.after_at_cut);
+        table_cut_end(n.cut);
+    }
+    void *failed;
+    pthread_join(thread, &failed);
+    assert_null(failed);
+    ps_destroy(n.p);
+}
+
 static void *declare_all(void *arg)
 {
     ps *p = arg;
@@ -163,6 +278,8 @@ int main(void)
         cmocka_unit_test(same_name_is_the_same_table),
         cmocka_unit_test(contradictions_name_the_field),
         cmocka_unit_test(updates_count_pushes_that_succeed),
+        cmocka_unit_test(a_note_belongs_to_its_update),
+        cmocka_unit_test(between_two_updates),
         cmocka_unit_test(threads_declare_at_once),
         cmocka_unit_test(bad_threads),
     };
