@@ -65,7 +65,7 @@ def test_a_set_serves_mutual_tls(tmp_path: Path) -> None:
     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
         handshake(server, client, "ps-1.example")
     nobody = context(folder, server=False, pair=None)
-    with pytest.raises(ssl.SSLError, match="(?i)certificate"):
+    with pytest.raises(ssl.SSLError, match=r"(?i)certificate"):
         handshake(server, nobody, "ps-0.example")
     # A client's certificate does not make a server.
     fraud = context(folder, server=True, pair="client")
