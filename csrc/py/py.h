@@ -33,4 +33,16 @@ PyObject *py_raise(int code);
  * returns a borrowed reference or NULL. */
 PyTypeObject *py_add_type(PyObject *module, PyType_Spec *spec);
 
+/* The words of Store.declare as a table's configuration (store.c).  Returns
+ * -1 with an exception set. */
+struct table_config;
+int py_table_config(PyObject *args, PyObject *kwargs,
+                    struct table_config *out);
+
+/* TLS and tokens from the dict of persia.security.Security.arguments(); the
+ * texts last as long as the dict (security.c).  Returns -1 with an exception
+ * set. */
+struct rpc_security;
+int py_security(PyObject *dict, struct rpc_security *out);
+
 #endif

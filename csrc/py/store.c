@@ -110,31 +110,39 @@ static PyObject *store_handle(PyObject *self, void *unused)
     return PyLong_FromUnsignedLongLong(((store_object *)self)->handle);
 }
 
-static PyObject *store_declare(PyObject *self, PyObject *args,
-                               PyObject *kwargs)
+int py_table_config(PyObject *args, PyObject *kwargs, table_config *out)
 {
     static char *words[] = {
         "name",     "seed",     "dim",       "dtype",    "optimizer",
         "momentum", "init",     "init_a",    "init_b",   "state_init",
         "missing",  "nonfinite", "capacity", "full",     "admission", NULL};
-    table_config c;
-    table_config_init(&c);
     const char *name;
     unsigned long long seed, capacity;
+    table_config_init(out);
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "sKIIIIIfffIIKIf", words, &name, &seed, &c.dim,
-            &c.dtype, &c.optimizer, &c.momentum, &c.init, &c.init_a,
-            &c.init_b, &c.state_init, &c.missing, &c.nonfinite, &capacity,
-            &c.full, &c.admission))
-        return NULL;
+            args, kwargs, "sKIIIIIfffIIKIf", words, &name, &seed, &out->dim,
+            &out->dtype, &out->optimizer, &out->momentum, &out->init,
+            &out->init_a, &out->init_b, &out->state_init, &out->missing,
+            &out->nonfinite, &capacity, &out->full, &out->admission))
+        return -1;
     size_t length = strlen(name);
-    if (length == 0 || length >= sizeof c.name)
-        return py_raise(err_set(PERSIA_EARG, "a table's name has 1 .. %zu "
-                                "bytes, this has %zu",
-                                sizeof c.name - 1, length));
-    memcpy(c.name, name, length + 1);
-    c.seed = seed;
-    c.capacity = capacity;
+    if (length == 0 || length >= sizeof out->name) {
+        py_raise(err_set(PERSIA_EARG, "a table's name has 1 .. %zu bytes, "
+                         "this has %zu", sizeof out->name - 1, length));
+        return -1;
+    }
+    memcpy(out->name, name, length + 1);
+    out->seed = seed;
+    out->capacity = capacity;
+    return 0;
+}
+
+static PyObject *store_declare(PyObject *self, PyObject *args,
+                               PyObject *kwargs)
+{
+    table_config c;
+    if (py_table_config(args, kwargs, &c))
+        return NULL;
     BEGIN(self, "Store.declare");
     uint32_t no = 0;
     int created = 0;
