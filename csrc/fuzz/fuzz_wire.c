@@ -1,0 +1,79 @@
+/* Messages made of arbitrary bytes, the first of which tells their type:
+ * they are refused with an error, or what they mean can be written and read
+ * again without loss. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "wire/wire.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+typedef struct message {
+    const char *name;
+    size_t size;
+    int (*put)(wire_out *o, const void *m);
+    int (*get)(const void *data, size_t n, wire_memory *memory, void *out);
+} message;
+
+#define MESSAGE(id)                                                           \
+    static int put_##id(wire_out *o, const void *m)                           \
+    {                                                                         \
+        return wire_put_##id(o, m);                                           \
+    }                                                                         \
+    static int get_##id(const void *data, size_t n, wire_memory *memory,      \
+                        void *out)                                            \
+    {                                                                         \
+        return wire_get_##id(data, n, memory, out);                           \
+    }
+WIRE_MESSAGES(MESSAGE)
+#undef MESSAGE
+#define MESSAGE(id) { #id, sizeof(wire_##id), put_##id, get_##id },
+static const message messages[] = { WIRE_MESSAGES(MESSAGE) };
+#undef MESSAGE
+enum { MESSAGES_N = sizeof messages / sizeof messages[0] };
+
+/* Reads the n bytes at data and writes what they mean to a block of *bytes,
+ * which the caller frees; NULL if they are refused. */
+static unsigned char *rewrite(const message *type, const void *data, size_t n,
+                              size_t *bytes)
+{
+    unsigned char *written = NULL;
+    void *m = malloc(type->size);
+    wire_memory memory;
+    wire_out out;
+    wire_memory_init(&memory);
+    wire_out_init(&out);
+    int code = m ? type->get(data, n, &memory, m) : PERSIA_ENOMEM;
+    if (code == PERSIA_OK) {
+        if (type->put(&out, m))
+            abort();
+        *bytes = out.bytes;
+        written = aligned_alloc(64, (out.bytes + 64) & ~(size_t)63);
+        if (!written)
+            abort();
+        wire_out_copy(&out, written);
+    } else if (code != PERSIA_EPROTOCOL || !strstr(err_text(), "message ")) {
+        abort();
+    }
+    wire_out_free(&out);
+    wire_memory_free(&memory);
+    free(m);
+    return written;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    size_t once_n, again_n;
+    if (!size)
+        return 0;
+    const message *type = &messages[data[0] % MESSAGES_N];
+    unsigned char *once = rewrite(type, data + 1, size - 1, &once_n);
+    if (!once)
+        return 0;
+    unsigned char *again = rewrite(type, once, once_n, &again_n);
+    if (!again || once_n != again_n || memcmp(once, again, once_n))
+        abort();
+    free(again);
+    free(once);
+    return 0;
+}

@@ -1,0 +1,401 @@
+/* Messages: written, read, cut short, altered.  That protobuf reads what we
+ * write, and the reverse, is in tests/wire/. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "fuzz/fuzz_wire.c"
+
+/* ---- a sample of each message ------------------------------------------- */
+
+#define CALLER { 0xFEDCBA9876543210u, 3, 0x1122334455667788u, 99 }
+#define SPEC                                                                  \
+    {                                                                         \
+        .name = "us\xC3\xA9r", .seed = UINT64_MAX, .dim = 16, .dtype = 1,     \
+        .optimizer = 4, .momentum = 1, .init = 2, .init_a = -0.5f,            \
+        .init_b = -0.0f, .state_init = 0.1f, .missing = 1, .nonfinite = 1,    \
+        .capacity = 1000, .full = 1, .admission = 0.25f                       \
+    }
+#define LEDGER(n)                                                             \
+    {                                                                         \
+        .stream = 77 + (n), .watermark = 300 + (n), .window = { [n] = 5 }     \
+    }
+
+enum { N = 300, DIM = 5 };
+static uint64_t ids[N];
+static float floats[N * 2 * DIM];
+static uint16_t halves[N * DIM];
+static uint32_t rows[N];
+static uint8_t found[N];
+
+static wire_hello hello = { CALLER, 1, "space", "nn_worker", 2, 4, 5 };
+static wire_table_spec specs[] = { SPEC, { .name = "item", .dim = 4096 } };
+static wire_hello_reply hello_reply = {
+    1, "space", 1, 2, 3, 4, 5, 1 << 30, LEDGER(63), specs, 2
+};
+static wire_declare declare = { CALLER, SPEC };
+static wire_declare_reply declare_reply = { 4095, 1 };
+static wire_pull_table pull_tables[] = {
+    { 0, N, ids }, { 1, 0, NULL }, { 4095, 3, ids + 1 }
+};
+static wire_pull pull = { CALLER, WIRE_FP16, 1, 12345, pull_tables, 3 };
+static wire_values values[] = {
+    { 0, DIM, N, halves, floats, rows },
+    { 1, 0, 0, NULL, NULL, NULL },
+    { 2, 1, 7, halves + 1, floats + 3, NULL },
+};
+static wire_pull_reply pull_reply = { WIRE_FP16, values, 3 };
+static wire_push_table push_tables[] = {
+    { { 0, DIM, N, floats, NULL, rows }, ids,
+      { 3, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 } },
+    { { 1, 3, 0, NULL, NULL, NULL }, NULL, { .lr = 0.5f } },
+    { { 7, 2, 9, floats + 1, NULL, NULL }, ids + 5, { .grad_scale = 1 } },
+};
+static wire_push push = {
+    CALLER, 8, 9, 10, 2, 3, WIRE_FP32, push_tables, 3
+};
+static wire_push_reply push_reply = { PUSH_DUPLICATE, 1, 2, 3, 4, 5, 6 };
+static wire_leave leave = { CALLER, 1, 2, 1, 55 };
+static wire_leave_reply leave_reply = { 56 };
+static wire_rows rows_all = {
+    CALLER, 3, N, ids, DIM, 2 * DIM, floats, floats, found, 1
+};
+static wire_snapshot snapshot = {
+    CALLER, SNAPSHOT_END, "root", "step-7", "0123456789"
+};
+static uint64_t pushes[] = { 0, 127, 128, UINT64_MAX };
+static wire_ledger ledgers[] = { LEDGER(0), LEDGER(31) };
+static wire_file files[] = {
+    { 0, "a-0.safetensors", 1, 2, UINT32_MAX }, { 1, "b", 3, 4, 5 }
+};
+static wire_snapshot_reply snapshot_reply = {
+    1, 2, 3, pushes, 4, ledgers, 2, files, 2, 9
+};
+static wire_restore restore = {
+    CALLER, RESTORE_COMMIT, "root", "step-7", "proof", 1, 2, 3,
+    pushes, 4, ledgers, 2, files, 2
+};
+static wire_restore_reply restore_reply = { 1, 1000 };
+static wire_stats stats = { CALLER };
+static wire_table_stats table_stats[] = {
+    { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 }, { .rows = 1 }
+};
+static wire_stats_reply stats_reply = {
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, specs, 2, table_stats
+};
+
+static const void *const samples[MESSAGES_N] = {
+    &hello, &hello_reply, &declare, &declare_reply, &pull, &pull_reply,
+    &push, &push_reply, &leave, &leave_reply, &rows_all, &snapshot,
+    &snapshot_reply, &restore, &restore_reply, &stats, &stats_reply
+};
+
+static int fill_arrays(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < N * 2 * DIM; i++) {
+        floats[i] = (float)i / 7 - 100;
+        if (i < N * DIM)
+            halves[i] = (uint16_t)(i * 77);
+        if (i < N) {
+            ids[i] = i * 0x9E3779B97F4A7C15u;
+            rows[i] = ~i;
+            found[i] = i % 3 == 0;
+        }
+    }
+    return 0;
+}
+
+/* ---- helpers ------------------------------------------------------------ */
+
+typedef struct bytes {
+    unsigned char *data;
+    size_t n;
+} bytes;
+
+static bytes encode(const message *type, const void *m)
+{
+    wire_out out;
+    wire_out_init(&out);
+    assert_int_equal(type->put(&out, m), PERSIA_OK);
+    bytes b = { aligned_alloc(64, (out.bytes + 64) & ~(size_t)63),
+                out.bytes };
+    assert_non_null(b.data);
+    wire_out_copy(&out, b.data);
+    wire_out_free(&out);
+    return b;
+}
+
+/* What the bytes mean, in a block of exactly their size, `shift` behind an
+ * aligned address; NULL if they are refused. */
+static unsigned char *rewrite_at(const message *type, const void *data,
+                                 size_t n, size_t shift, size_t *again_n)
+{
+    unsigned char *copy = aligned_alloc(64, (n + shift + 64) & ~(size_t)63);
+    assert_non_null(copy);
+    memcpy(copy + shift, data, n);
+    unsigned char *again = rewrite(type, copy + shift, n, again_n);
+    free(copy);
+    return again;
+}
+
+static int inside(const void *pointer, bytes b)
+{
+    const unsigned char *p = pointer;
+    return (uintptr_t)p % 8 == 0 && p >= b.data && p < b.data + b.n;
+}
+
+/* ---- tests -------------------------------------------------------------- */
+
+static void every_message_comes_back(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < MESSAGES_N; i++)
+        for (size_t shift = 0; shift < 9; shift++) {
+            bytes b = encode(&messages[i], samples[i]);
+            size_t n;
+            unsigned char *again = rewrite_at(&messages[i], b.data, b.n,
+                                              shift, &n);
+            assert_non_null(again);
+            assert_int_equal(n, b.n);
+            assert_memory_equal(again, b.data, n);
+            free(again);
+            free(b.data);
+        }
+}
+
+static void a_push_is_read_as_it_was_written(void **state)
+{
+    (void)state;
+    bytes b = encode(&messages[6], &push);
+    wire_memory memory;
+    wire_push got;
+    wire_memory_init(&memory);
+    assert_int_equal(wire_get_push(b.data, b.n, &memory, &got), PERSIA_OK);
+    assert_memory_equal(&got.caller, &push.caller, sizeof got.caller);
+    assert_int_equal(got.stream, 8);
+    assert_int_equal(got.number, 9);
+    assert_int_equal(got.step, 10);
+    assert_int_equal(got.part, 2);
+    assert_int_equal(got.parts, 3);
+    assert_int_equal(got.dtype, WIRE_FP32);
+    assert_int_equal(got.tables_n, 3);
+    for (size_t i = 0; i < 3; i++) {
+        const wire_push_table *t = &got.tables[i], *s = &push_tables[i];
+        const size_t n = s->grads.n, dim = s->grads.dim;
+        assert_int_equal(t->grads.no, s->grads.no);
+        assert_int_equal(t->grads.dim, dim);
+        assert_int_equal(t->grads.n, n);
+        assert_memory_equal(&t->hyper, &s->hyper, sizeof t->hyper);
+        assert_null(t->grads.scales);
+        if (!n) {
+            assert_null(t->ids);
+            assert_null(t->grads.values);
+            continue;
+        }
+        assert_true(inside(t->ids, b) && inside(t->grads.values, b));
+        assert_memory_equal(t->ids, s->ids, n * 8);
+        assert_memory_equal(t->grads.values, s->grads.values, n * dim * 4);
+        assert_int_equal(!t->grads.rows, !s->grads.rows);
+        if (t->grads.rows) {
+            assert_true(inside(t->grads.rows, b));
+            assert_memory_equal(t->grads.rows, s->grads.rows, n * 4);
+        }
+    }
+    wire_memory_free(&memory);
+    free(b.data);
+}
+
+static void a_pull_is_read_as_it_was_written(void **state)
+{
+    (void)state;
+    bytes b = encode(&messages[4], &pull);
+    wire_memory memory;
+    wire_pull got;
+    wire_memory_init(&memory);
+    assert_int_equal(wire_get_pull(b.data, b.n, &memory, &got), PERSIA_OK);
+    assert_int_equal(got.dtype, WIRE_FP16);
+    assert_int_equal(got.want_rows, 1);
+    assert_int_equal(got.after_step, 12345);
+    assert_int_equal(got.tables_n, 3);
+    assert_int_equal(got.tables[2].no, 4095);
+    assert_int_equal(got.tables[1].n, 0);
+    assert_int_equal(got.tables[2].n, 3);
+    assert_true(inside(got.tables[0].ids, b) && inside(got.tables[2].ids, b));
+    assert_memory_equal(got.tables[0].ids, ids, sizeof ids);
+    assert_memory_equal(got.tables[2].ids, ids + 1, 24);
+    free(b.data);
+    wire_memory_free(&memory);
+
+    wire_pull_reply reply;
+    b = encode(&messages[5], &pull_reply);
+    wire_memory_init(&memory);
+    assert_int_equal(wire_get_pull_reply(b.data, b.n, &memory, &reply),
+                     PERSIA_OK);
+    assert_int_equal(reply.tables_n, 3);
+    assert_int_equal(reply.tables[0].n, N);
+    assert_int_equal(reply.tables[0].dim, DIM);
+    assert_true(inside(reply.tables[0].values, b));
+    assert_true(inside(reply.tables[0].scales, b));
+    assert_true(inside(reply.tables[0].rows, b));
+    assert_memory_equal(reply.tables[0].values, halves, sizeof halves);
+    assert_memory_equal(reply.tables[0].scales, floats, N * 4);
+    assert_memory_equal(reply.tables[0].rows, rows, sizeof rows);
+    assert_memory_equal(reply.tables[2].values, halves + 1, 14);
+    assert_null(reply.tables[2].rows);
+    wire_memory_free(&memory);
+    free(b.data);
+}
+
+static void messages_are_appended(void **state)
+{
+    (void)state;
+    wire_out out;
+    bytes b = encode(&messages[4], &pull);
+    wire_out_init(&out);
+    assert_int_equal(wire_put_leave_reply(&out, &leave_reply), PERSIA_OK);
+    const size_t before = out.bytes;
+    assert_int_equal(wire_put_pull(&out, &pull), PERSIA_OK);
+    assert_int_equal(out.bytes, before + b.n);
+    unsigned char *all = test_malloc(out.bytes);
+    wire_out_copy(&out, all);
+    assert_memory_equal(all + before, b.data, b.n);
+    test_free(all);
+    wire_out_free(&out);
+    free(b.data);
+}
+
+static void an_empty_message_has_its_defaults(void **state)
+{
+    (void)state;
+    wire_memory memory;
+    wire_pull got;
+    wire_memory_init(&memory);
+    memset(&got, 1, sizeof got);
+    assert_int_equal(wire_get_pull(NULL, 0, &memory, &got), PERSIA_OK);
+    assert_int_equal(got.tables_n, 0);
+    assert_null(got.tables);
+    assert_int_equal(got.caller.client, 0);
+
+    /* fixed64 stream = 2: 8, number = 3: 1; `parts` is not there. */
+    static const unsigned char least[] = "\x11\x08\0\0\0\0\0\0\0\x18\x01";
+    wire_push p;
+    assert_int_equal(wire_get_push(least, sizeof least - 1, &memory, &p),
+                     PERSIA_OK);
+    assert_int_equal(p.part, 0);
+    assert_int_equal(p.parts, 1);
+    wire_memory_free(&memory);
+}
+
+static void a_part_of_a_message_harms_nobody(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < MESSAGES_N; i++) {
+        bytes b = encode(&messages[i], samples[i]);
+        for (size_t n = 0, again_n; n < b.n; n++) {
+            if (n > 3000 && n < b.n - 3000)
+                n += 100;
+            free(rewrite_at(&messages[i], b.data, n, 64 - n % 64, &again_n));
+        }
+        free(b.data);
+    }
+}
+
+static void an_altered_message_harms_nobody(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < MESSAGES_N; i++) {
+        bytes b = encode(&messages[i], samples[i]);
+        unsigned char *input = test_malloc(b.n + 1);
+        input[0] = (unsigned char)i;
+        memcpy(input + 1, b.data, b.n);
+        for (size_t bit = 0; bit < b.n * 8; bit++) {
+            if (bit > 1600 && bit % 64)
+                bit += 16; /* bulk, mostly */
+            if (bit >= b.n * 8)
+                break;
+            input[1 + bit / 8] ^= (unsigned char)(1u << bit % 8);
+            (void)LLVMFuzzerTestOneInput(input, b.n + 1);
+            input[1 + bit / 8] ^= (unsigned char)(1u << bit % 8);
+        }
+        test_free(input);
+        free(b.data);
+    }
+}
+
+static void refuse(const message *type, const void *m, const char *text)
+{
+    wire_out out;
+    wire_out_init(&out);
+    assert_int_equal(type->put(&out, m), PERSIA_EARG);
+    assert_string_equal(err_text(), text);
+    wire_out_free(&out);
+}
+
+static void what_nobody_would_read_is_not_written(void **state)
+{
+    (void)state;
+    wire_push p = push;
+    p.tables_n = WIRE_TABLES_MAX + 1;
+    refuse(&messages[6], &p, "message PushRequest.tables: has 4097 elements, "
+           "at most 4096");
+    p = push;
+    p.part = 3;
+    refuse(&messages[6], &p, "message PushRequest.part: is 3 of 3");
+    p = push;
+    p.number = 0;
+    refuse(&messages[6], &p, "message PushRequest.number: is 0, numbers "
+           "begin at 1");
+    p = push;
+    p.dtype = WIRE_FP16;
+    refuse(&messages[6], &p, "message PushRequest.tables[0].scales: fp16 "
+           "needs a scale for each of 300 rows");
+    wire_push_table t = push_tables[0];
+    p = push;
+    p.tables = &t;
+    p.tables_n = 1;
+    t.hyper.lr = NAN;
+    refuse(&messages[6], &p, "message PushRequest.tables[0].hyper.lr: is not "
+           "finite");
+    t = push_tables[0];
+    t.grads.dim = 4097;
+    refuse(&messages[6], &p, "message PushRequest.tables[0].dim: is 4097, at "
+           "most 4096");
+    t = push_tables[0];
+    t.ids = NULL;
+    refuse(&messages[6], &p, "message PushRequest.tables[0].ids: is NULL, "
+           "but there are 300");
+    wire_declare d = declare;
+    memset(d.table.name, 'x', sizeof d.table.name);
+    refuse(&messages[2], &d, "message DeclareRequest.table.name: has 256 "
+           "bytes, at most 255");
+    d.table.name[0] = (char)0xFF;
+    d.table.name[1] = 0;
+    refuse(&messages[2], &d, "message DeclareRequest.table.name: is not "
+           "UTF-8 at byte 0");
+    d = declare;
+    d.table.dim = 0;
+    refuse(&messages[2], &d, "message DeclareRequest.table.dim: is 0, 1 to "
+           "4096 allowed");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_message_comes_back),
+        cmocka_unit_test(a_push_is_read_as_it_was_written),
+        cmocka_unit_test(a_pull_is_read_as_it_was_written),
+        cmocka_unit_test(messages_are_appended),
+        cmocka_unit_test(an_empty_message_has_its_defaults),
+        cmocka_unit_test(a_part_of_a_message_harms_nobody),
+        cmocka_unit_test(an_altered_message_harms_nobody),
+        cmocka_unit_test(what_nobody_would_read_is_not_written),
+    };
+    return cmocka_run_group_tests(tests, fill_arrays, NULL);
+}

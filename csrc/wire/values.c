@@ -1,0 +1,178 @@
+/* values.c: fp32 rows to wire values and back.
+ *
+ * Conversions are arithmetic on bits that every instruction set vectorises
+ * to the same result, whatever the processor does about subnormal numbers.
+ */
+#include "wire/wire.h"
+
+#include <float.h>
+#include <string.h>
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+               "bulk data leave as they lie in memory: little-endian");
+
+INLINE_HOT uint32_t float_bits(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+INLINE_HOT float bits_float(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* To nearest, ties to even: adding a number of the right size makes the
+ * hardware round where binary16 ends.  NaN becomes the quiet one. */
+INLINE_HOT uint16_t fp16_narrow(float value)
+{
+    const uint32_t bits = float_bits(value), sign = bits & 0x80000000u;
+    const uint32_t twice = bits << 1;
+    /* From 2^16 on to Inf; the multiplication undoes itself below. */
+    float base = bits_float(bits ^ sign) * 0x1p112f * 0x1p-110f;
+    uint32_t bias = twice & 0xFF000000u;
+    bias = bias < 0x71000000u ? 0x71000000u : bias;
+    base += bits_float((bias >> 1) + 0x07800000u);
+    const uint32_t rounded = float_bits(base);
+    const uint32_t half = ((rounded >> 13) & 0x7C00u) + (rounded & 0xFFFu);
+    return (uint16_t)(sign >> 16 | (twice > 0xFF000000u ? 0x7E00u : half));
+}
+
+INLINE_HOT float fp16_widen(uint16_t half)
+{
+    const uint32_t bits = (uint32_t)half << 16, sign = bits & 0x80000000u;
+    const uint32_t twice = bits << 1;
+    const float normal =
+        bits_float((twice >> 4) + (0xE0u << 23)) * 0x1p-112f;
+    const float subnormal =
+        bits_float((twice >> 17) | (126u << 23)) - 0.5f;
+    return bits_float(sign | (twice < (1u << 27) ? float_bits(subnormal)
+                                                 : float_bits(normal)));
+}
+
+INLINE_HOT uint16_t bf16_narrow(float value)
+{
+    const uint32_t bits = float_bits(value);
+    const uint32_t nearest = (bits + 0x7FFFu + ((bits >> 16) & 1)) >> 16;
+    return (uint16_t)((bits << 1) > 0xFF000000u ? (bits >> 16 | 0x40u)
+                                                : nearest);
+}
+
+/* max |row| / 32768, but at least the smallest normal number, by which one
+ * can divide; 1 for a row with NaN or Inf, which stay what they are. */
+INLINE_HOT float row_scale(const float *row, uint32_t dim)
+{
+    uint32_t most = 0;
+    for (uint32_t j = 0; j < dim; j++) {
+        const uint32_t bits = float_bits(row[j]) & 0x7FFFFFFFu;
+        most = bits > most ? bits : most;
+    }
+    if (most >= 0x7F800000u)
+        return 1;
+    const float scale = bits_float(most) * 0x1p-15f;
+    return scale < FLT_MIN ? FLT_MIN : scale;
+}
+
+/* Rows too short for a loop of vectors: their dim is known to the compiler,
+ * which works on several at once. */
+#define EACH_DIM(call_)                                                       \
+    switch (dim) {                                                            \
+    case 4: call_(4); break;                                                  \
+    case 8: call_(8); break;                                                  \
+    default: call_(dim);                                                      \
+    }
+
+INLINE_HOT void narrow_rows(size_t n, uint32_t dim,
+                            const float *restrict from, size_t stride,
+                            uint16_t *restrict to, float *restrict scales)
+{
+    for (size_t i = 0; i < n; i++, from += stride, to += dim) {
+        const float scale = row_scale(from, dim);
+        scales[i] = scale;
+        for (uint32_t j = 0; j < dim; j++)
+            to[j] = fp16_narrow(from[j] / scale);
+    }
+}
+
+HOT static void narrow_fp16(size_t n, uint32_t dim, const float *from,
+                            size_t stride, uint16_t *to, float *scales)
+{
+#define CALL(d) narrow_rows(n, d, from, stride, to, scales)
+    EACH_DIM(CALL)
+#undef CALL
+}
+
+INLINE_HOT void widen_rows(size_t n, uint32_t dim,
+                           const uint16_t *restrict from,
+                           const float *restrict scales, float *restrict to,
+                           size_t stride)
+{
+    for (size_t i = 0; i < n; i++, from += dim, to += stride) {
+        const float scale = scales[i];
+        for (uint32_t j = 0; j < dim; j++)
+            to[j] = scale * fp16_widen(from[j]);
+    }
+}
+
+HOT static void widen_fp16(size_t n, uint32_t dim, const uint16_t *from,
+                           const float *scales, float *to, size_t stride)
+{
+#define CALL(d) widen_rows(n, d, from, scales, to, stride)
+    EACH_DIM(CALL)
+#undef CALL
+}
+
+HOT static void narrow_bf16(size_t n, uint32_t dim, const float *restrict from,
+                            size_t stride, uint16_t *restrict to)
+{
+    for (size_t i = 0; i < n; i++, from += stride, to += dim)
+        for (uint32_t j = 0; j < dim; j++)
+            to[j] = bf16_narrow(from[j]);
+}
+
+HOT static void widen_bf16(size_t n, uint32_t dim,
+                           const uint16_t *restrict from, float *restrict to,
+                           size_t stride)
+{
+    for (size_t i = 0; i < n; i++, from += dim, to += stride)
+        for (uint32_t j = 0; j < dim; j++)
+            to[j] = bits_float((uint32_t)from[j] << 16);
+}
+
+static void copy_rows(size_t n, uint32_t dim, const float *from,
+                      size_t from_stride, float *to, size_t to_stride)
+{
+    if (from_stride == dim && to_stride == dim) {
+        if (n)
+            memcpy(to, from, n * dim * sizeof *to);
+        return;
+    }
+    for (size_t i = 0; i < n; i++)
+        memcpy(to + i * to_stride, from + i * from_stride,
+               dim * sizeof *to);
+}
+
+void wire_narrow(uint32_t dtype, size_t n, uint32_t dim, const float *from,
+                 size_t stride, void *to, float *scales)
+{
+    if (dtype == WIRE_FP32)
+        copy_rows(n, dim, from, stride, to, dim);
+    else if (dtype == WIRE_FP16)
+        narrow_fp16(n, dim, from, stride, to, scales);
+    else
+        narrow_bf16(n, dim, from, stride, to);
+}
+
+void wire_widen(uint32_t dtype, size_t n, uint32_t dim, const void *from,
+                const float *scales, float *to, size_t stride)
+{
+    if (dtype == WIRE_FP32)
+        copy_rows(n, dim, from, dim, to, stride);
+    else if (dtype == WIRE_FP16)
+        widen_fp16(n, dim, from, scales, to, stride);
+    else
+        widen_bf16(n, dim, from, to, stride);
+}
