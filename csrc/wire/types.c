@@ -371,6 +371,7 @@ static const wire_field push_fields[] = {
     [6] = F(U32, "parts", parts, MOST(PARTS_MAX), .unset = 1),
     [7] = F(U32, "dtype", dtype, MOST(WIRE_DTYPES - 1)),
     [8] = F(MESSAGES, "tables", tables, TABLES(push_table)),
+    [9] = F(U64, "settled", settled),
 };
 #undef THIS
 static int check_push(const wire_at *at, const void *m, uint32_t dtype)
@@ -381,6 +382,10 @@ static int check_push(const wire_at *at, const void *m, uint32_t dtype)
         return at_refuse(at, 2, "is 0, which is no stream");
     if (!p->number)
         return at_refuse(at, 3, "is 0, numbers begin at 1");
+    if (p->settled >= p->number)
+        return at_refuse(at, 9, "is %llu, it must be below the number %llu",
+                         (unsigned long long)p->settled,
+                         (unsigned long long)p->number);
     if (p->part >= p->parts)
         return at_refuse(at, 5, "is %u of %u", p->part, p->parts);
     if (p->parts > 1 && !p->step)

@@ -58,7 +58,7 @@ static wire_push_table push_tables[] = {
     { { 7, 2, 9, floats + 1, NULL, NULL }, ids + 5, { .grad_scale = 1 } },
 };
 static wire_push push = {
-    CALLER, 8, 9, 10, 2, 3, WIRE_FP32, push_tables, 3
+    CALLER, 8, 9, 7, 10, 2, 3, WIRE_FP32, push_tables, 3
 };
 static wire_push_reply push_reply = { PUSH_DUPLICATE, 1, 2, 3, 4, 5, 6 };
 static wire_leave leave = { CALLER, 1, 2, 1, 55 };
@@ -352,6 +352,10 @@ static void what_nobody_would_read_is_not_written(void **state)
     p.number = 0;
     refuse(&messages[6], &p, "message PushRequest.number: is 0, numbers "
            "begin at 1");
+    p = push;
+    p.settled = 9;
+    refuse(&messages[6], &p, "message PushRequest.settled: is 9, it must be "
+           "below the number 9");
     p = push;
     p.dtype = WIRE_FP16;
     refuse(&messages[6], &p, "message PushRequest.tables[0].scales: fp16 "
