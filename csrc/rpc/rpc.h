@@ -19,7 +19,8 @@ extern "C" {
 #endif
 
 PERSIA_API int rpc_available(void);
-/* "1.51.1", or "none". */
+/* Of the core that is loaded, which counts on its own ("29.0.0" came with
+ * gRPC 1.51); "none". */
 PERSIA_API const char *rpc_version(void);
 
 /* ---- a request at the server -------------------------------------------- */
@@ -99,10 +100,13 @@ typedef struct rpc_channel_config {
 /* Connects when the first call needs it. */
 PERSIA_API int rpc_channel_open(const rpc_channel_config *config,
                                 rpc_channel **out);
-/* A server in this process: calls go straight to the handler. */
+/* A server in this process: calls go straight to the handler, on the caller's
+ * thread.  The handler keeps the deadline: only rpc_wait() does not wait for
+ * one that is late by a second. */
 PERSIA_API int rpc_channel_local(rpc_handler handler, void *ctx,
                                  rpc_channel **out);
-/* Cancels what is under way and waits for its callbacks. */
+/* Cancels what is under way and waits for its callbacks; not for callbacks
+ * and handlers to call. */
 PERSIA_API void rpc_channel_close(rpc_channel *c);
 PERSIA_API const char *rpc_channel_address(const rpc_channel *c);
 

@@ -1,0 +1,53 @@
+/* channel.h: what all kinds of channels and servers share, with gRPC or
+ * without; private to rpc.
+ */
+#ifndef PERSIA_RPC_CHANNEL_H
+#define PERSIA_RPC_CHANNEL_H
+
+#include "rpc/rpc.h"
+
+/* ---- contiguous messages ------------------------------------------------ */
+
+/* Memory of at least n bytes, aligned to 64, not cleared; from the pool where
+ * it has some that fits.  NULL with the error set. */
+void *bytes_take(size_t n);
+/* NULL is fine. */
+void bytes_give(void *data);
+
+/* ---- addresses ---------------------------------------------------------- */
+
+/* The parts of "host:port", "1.2.3.4:port", "[v6]:port". */
+typedef struct rpc_address {
+    char host[256]; /* without brackets */
+    unsigned port;
+    int loopback; /* only processes of this machine can be meant */
+} rpc_address;
+int address_parse(const char *text, rpc_address *out);
+
+/* PERSIA_EARG where `s` does not make sense, or where peers at `a` would be
+ * talked to in the clear without `insecure`. */
+int security_check(const rpc_security *s, const rpc_address *a,
+                   const char *address, int server);
+
+/* ---- channels ----------------------------------------------------------- */
+
+/* A kind of channels.  Each has a struct that begins with an rpc_channel. */
+typedef struct channel_kind {
+    /* See rpc_start(). */
+    int (*start)(rpc_channel *c, uint32_t method, wire_out *o,
+                 uint64_t timeout_ns, rpc_callback callback, void *ctx);
+    /* Ends the calls that were started with ctx: their callbacks come soon,
+     * on any thread, maybe this one. */
+    void (*cancel)(rpc_channel *c, void *ctx);
+    void (*close)(rpc_channel *c);
+} channel_kind;
+
+struct rpc_channel {
+    const channel_kind *kind;
+    char *address; /* as it was given */
+};
+
+/* "Pull"; "?" for a number that is none. */
+const char *method_name(uint32_t method);
+
+#endif

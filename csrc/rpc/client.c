@@ -1,0 +1,417 @@
+/* client.c: a channel to a server over gRPC. */
+#include "rpc/core.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    TEXT_BYTES = 1024,
+    BACKOFF_MS = 100,      /* after the first failed connection */
+    BACKOFF_MAX_MS = 1000, /* a server that comes back is soon found */
+    CONNECT_MS = 5000,     /* one attempt to connect */
+    RESOLVE_MS = 1000      /* at least, between questions to the DNS */
+};
+
+typedef struct client_call client_call;
+
+typedef struct client_channel {
+    rpc_channel base;
+    grpc_completion_queue *queue;
+    grpc_channel *channel;
+    void *methods[WIRE_METHODS_N]; /* gRPC's handles */
+    grpc_slice token;              /* "Bearer ..." */
+    int has_token;
+    pthread_mutex_t lock; /* guards what follows, and the calls' links */
+    pthread_cond_t idle;  /* calls became empty */
+    client_call *calls;   /* until their callback has returned */
+    int closed;
+} client_channel;
+
+struct client_call {
+    rpc_tag tag; /* first */
+    rpc_sent sent;
+    client_channel *channel;
+    uint32_t method;
+    uint64_t timeout_ns;
+    rpc_callback callback;
+    void *ctx;
+
+    grpc_call *call;
+    grpc_byte_buffer *request, *reply;
+    grpc_metadata_array initial, trailing;
+    grpc_status_code status;
+    grpc_slice details;
+
+    /* What the callback is told. */
+    int rc;
+    rpc_reply answer;
+    char *text; /* of an error */
+
+    client_call *next, **link; /* guarded by the channel's lock */
+};
+
+/* ---- one call ---- */
+
+static void call_unlink(client_call *l)
+{
+    client_channel *c = l->channel;
+    pthread_mutex_lock(&c->lock);
+    *l->link = l->next;
+    if (l->next)
+        l->next->link = l->link;
+    if (!c->calls)
+        pthread_cond_broadcast(&c->idle);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* Gives back what is gRPC's. */
+static void call_leave(client_call *l)
+{
+    client_channel *c = l->channel;
+    pthread_mutex_lock(&c->lock);
+    grpc_call *call = l->call;
+    l->call = NULL; /* nobody cancels it any more */
+    pthread_mutex_unlock(&c->lock);
+    grpc_metadata_array_destroy(&l->initial);
+    grpc_metadata_array_destroy(&l->trailing);
+    grpc_slice_unref(l->details);
+    grpc_byte_buffer_destroy(l->request);
+    if (call)
+        grpc_call_unref(call);
+}
+
+static void call_free(client_call *l)
+{
+    wire_out_free(&l->sent.out);
+    free(l->text);
+    free(l);
+}
+
+/* The answer is there and gRPC has let go of the request. */
+static void call_ended(rpc_sent *sent)
+{
+    client_call *l =
+        (client_call *)((char *)sent - offsetof(client_call, sent));
+    call_leave(l);
+    if (l->rc != PERSIA_OK)
+        (void)err_set(l->rc, "%s", l->text ? l->text : err_message(l->rc));
+    l->callback(l->ctx, l->rc, &l->answer);
+    call_unlink(l);
+    call_free(l);
+}
+
+/* The text of a status that is not of our server. */
+static void tell_status(client_call *l, const char *details)
+{
+    const char *address = l->channel->base.address;
+    const char *method = method_name(l->method);
+    char text[TEXT_BYTES];
+    switch (l->rc) {
+    case PERSIA_ETIMEOUT:
+        snprintf(text, sizeof text,
+                 "server %s did not answer %s within %.3g s", address, method,
+                 (double)l->timeout_ns * 1e-9);
+        break;
+    case PERSIA_ECLOSED:
+        snprintf(text, sizeof text, "the channel to server %s was closed",
+                 address);
+        break;
+    case PERSIA_EUNAVAILABLE:
+        snprintf(text, sizeof text, "server %s cannot be reached (%s): %s",
+                 address, method, details);
+        break;
+    default:
+        snprintf(text, sizeof text, "server %s, %s: %s", address, method,
+                 details);
+    }
+    l->text = strdup(text);
+}
+
+static void call_judge(client_call *l)
+{
+    int sent;
+    l->rc = status_to_code(l->status, &l->trailing, &sent);
+    if (l->status == GRPC_STATUS_CANCELLED && !sent) {
+        pthread_mutex_lock(&l->channel->lock);
+        if (l->channel->closed)
+            l->rc = PERSIA_ECLOSED;
+        pthread_mutex_unlock(&l->channel->lock);
+    }
+    if (l->rc != PERSIA_OK) {
+        char *details = slice_text(l->details);
+        const char *text = details ? details : "";
+        size_t room = strlen(l->channel->base.address) + strlen(text) + 3;
+        if (!sent)
+            tell_status(l, text);
+        else if ((l->text = malloc(room)))
+            snprintf(l->text, room, "%s: %s", l->channel->base.address, text);
+        free(details);
+        return;
+    }
+    if (!l->reply) {
+        l->rc = PERSIA_EPROTOCOL;
+        tell_status(l, "the answer holds no message");
+        return;
+    }
+    l->rc = received_join(l->reply, &l->answer.memory, &l->answer.n);
+    l->answer.data = l->answer.memory;
+    if (l->rc != PERSIA_OK)
+        tell_status(l, err_text());
+}
+
+static void call_done(rpc_tag *tag, int ok)
+{
+    (void)ok; /* the status tells */
+    client_call *l = (client_call *)tag;
+    call_judge(l);
+    grpc_byte_buffer_destroy(l->reply);
+    l->reply = NULL;
+    sent_drop(&l->sent);
+}
+
+static gpr_timespec deadline_after(uint64_t timeout_ns)
+{
+    gpr_timespec now = gpr_now(GPR_CLOCK_MONOTONIC);
+    if (timeout_ns > INT64_MAX)
+        return gpr_inf_future(GPR_CLOCK_MONOTONIC);
+    return gpr_time_add(
+        now, gpr_time_from_nanos((int64_t)timeout_ns, GPR_TIMESPAN));
+}
+
+static grpc_call_error call_start(client_call *l)
+{
+    client_channel *c = l->channel;
+    grpc_metadata token;
+    memset(&token, 0, sizeof token);
+    token.key = grpc_slice_from_static_string("authorization");
+    token.value = c->token;
+    grpc_op ops[6];
+    memset(ops, 0, sizeof ops);
+    ops[0].op = GRPC_OP_SEND_INITIAL_METADATA;
+    if (c->has_token) {
+        ops[0].data.send_initial_metadata.count = 1;
+        ops[0].data.send_initial_metadata.metadata = &token;
+    }
+    ops[1].op = GRPC_OP_SEND_MESSAGE;
+    ops[1].data.send_message.send_message = l->request;
+    ops[2].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
+    ops[3].op = GRPC_OP_RECV_INITIAL_METADATA;
+    ops[3].data.recv_initial_metadata.recv_initial_metadata = &l->initial;
+    ops[4].op = GRPC_OP_RECV_MESSAGE;
+    ops[4].data.recv_message.recv_message = &l->reply;
+    ops[5].op = GRPC_OP_RECV_STATUS_ON_CLIENT;
+    ops[5].data.recv_status_on_client.trailing_metadata = &l->trailing;
+    ops[5].data.recv_status_on_client.status = &l->status;
+    ops[5].data.recv_status_on_client.status_details = &l->details;
+    return grpc_call_start_batch(l->call, ops, 6, &l->tag, NULL);
+}
+
+static int client_start(rpc_channel *base, uint32_t method, wire_out *o,
+                        uint64_t timeout_ns, rpc_callback callback, void *ctx)
+{
+    client_channel *c = (client_channel *)base;
+    size_t n = o->bytes;
+    client_call *l = n > INT_MAX ? NULL : calloc(1, sizeof *l);
+    if (!l) {
+        wire_out_free(o);
+        return n > INT_MAX
+                   ? err_set(PERSIA_ELIMIT,
+                             "server %s, %s: a request of %zu bytes: no "
+                             "message can be larger than 2 GiB",
+                             c->base.address, method_name(method), n)
+                   : err_set(PERSIA_ENOMEM, "out of memory: a call");
+    }
+    l->tag.done = call_done;
+    l->channel = c;
+    l->method = method;
+    l->timeout_ns = timeout_ns;
+    l->callback = callback;
+    l->ctx = ctx;
+    l->details = grpc_empty_slice();
+    grpc_metadata_array_init(&l->initial);
+    grpc_metadata_array_init(&l->trailing);
+    int code = sent_start(&l->sent, o, call_ended, &l->request);
+    if (code != PERSIA_OK) {
+        call_leave(l);
+        call_free(l);
+        return code;
+    }
+
+    /* Whoever closes must find the call, or the call finds it closed. */
+    pthread_mutex_lock(&c->lock);
+    if (c->closed) {
+        pthread_mutex_unlock(&c->lock);
+        call_leave(l);
+        call_free(l);
+        return err_set(PERSIA_ECLOSED, "the channel to server %s was closed",
+                       c->base.address);
+    }
+    l->call = grpc_channel_create_registered_call(
+        c->channel, NULL, GRPC_PROPAGATE_DEFAULTS, c->queue,
+        c->methods[method], deadline_after(timeout_ns), NULL);
+    l->next = c->calls;
+    l->link = &c->calls;
+    if (c->calls)
+        c->calls->link = &l->next;
+    c->calls = l;
+    pthread_mutex_unlock(&c->lock);
+
+    grpc_call_error error = call_start(l);
+    if (error == GRPC_CALL_OK)
+        return PERSIA_OK;
+    call_leave(l);
+    call_unlink(l);
+    call_free(l);
+    return err_set(PERSIA_EINTERNAL, "server %s, %s: the call cannot start: "
+                   "%s", c->base.address, method_name(method),
+                   grpc_call_error_to_string(error));
+}
+
+/* ---- the channel ---- */
+
+static void client_cancel(rpc_channel *base, void *ctx)
+{
+    client_channel *c = (client_channel *)base;
+    pthread_mutex_lock(&c->lock);
+    for (client_call *l = c->calls; l; l = l->next)
+        if (l->call && (!ctx || l->ctx == ctx))
+            grpc_call_cancel(l->call, NULL);
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void channel_free(client_channel *c)
+{
+    if (c->channel)
+        grpc_channel_destroy(c->channel);
+    grpc_slice_unref(c->token);
+    pthread_cond_destroy(&c->idle);
+    pthread_mutex_destroy(&c->lock);
+    free(c->base.address);
+    free(c);
+}
+
+static void client_close(rpc_channel *base)
+{
+    client_channel *c = (client_channel *)base;
+    pthread_mutex_lock(&c->lock);
+    c->closed = 1;
+    pthread_mutex_unlock(&c->lock);
+    client_cancel(base, NULL);
+    pthread_mutex_lock(&c->lock);
+    while (c->calls)
+        pthread_cond_wait(&c->idle, &c->lock);
+    pthread_mutex_unlock(&c->lock);
+    channel_free(c);
+    runtime_leave_client();
+}
+
+static const channel_kind client_kind = {client_start, client_cancel,
+                                         client_close};
+
+static int milliseconds(uint64_t ns)
+{
+    uint64_t ms = ns / 1000000;
+    return ms > INT_MAX ? INT_MAX : ms < 1 ? 1 : (int)ms;
+}
+
+static int channel_connect(client_channel *c, const rpc_channel_config *config)
+{
+    rpc_args a = {.n = 0};
+    args_messages(&a, config->message_limit);
+    args_integer(&a, GRPC_ARG_ENABLE_RETRIES, 0);
+    args_integer(&a, GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    args_integer(&a, GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, BACKOFF_MS);
+    args_integer(&a, GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, BACKOFF_MAX_MS);
+    args_integer(&a, GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_MS);
+    args_integer(&a, GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, RESOLVE_MS);
+    /* The address is where the bytes go: no proxy, no rules from the DNS. */
+    args_integer(&a, GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    args_integer(&a, GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
+    if (config->keepalive_ns) {
+        int ms = milliseconds(config->keepalive_ns);
+        args_integer(&a, GRPC_ARG_KEEPALIVE_TIME_MS, ms);
+        args_integer(&a, GRPC_ARG_KEEPALIVE_TIMEOUT_MS, ms);
+        args_integer(&a, GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+        args_integer(&a, GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+    }
+    if (config->security.ca && config->security.server_name)
+        args_string(&a, GRPC_SSL_TARGET_NAME_OVERRIDE_ARG,
+                   config->security.server_name);
+
+    grpc_channel_credentials *credentials =
+        client_credentials(&config->security);
+    if (!credentials)
+        return err_set(PERSIA_EARG,
+                       "server %s: the certificates cannot be used",
+                       config->address);
+    /* A scheme of its own: "dns:1" would be one too. */
+    char target[320];
+    snprintf(target, sizeof target, "dns:///%s", config->address);
+    grpc_channel_args args = {a.n, a.list};
+    c->channel = grpc_channel_create(target, credentials, &args);
+    grpc_channel_credentials_release(credentials);
+    static const char *const paths[] = {
+#define METHOD_PATH(upper, name) SERVICE_PATH #name,
+        WIRE_METHODS(METHOD_PATH)
+#undef METHOD_PATH
+    };
+    for (unsigned i = 0; i < WIRE_METHODS_N; i++)
+        c->methods[i] =
+            grpc_channel_register_call(c->channel, paths[i], NULL, NULL);
+    return PERSIA_OK;
+}
+
+int rpc_channel_open(const rpc_channel_config *config, rpc_channel **out)
+{
+    *out = NULL;
+    rpc_address address;
+    rpc_guard shown;
+    int code = fork_check("a channel");
+    if (code == PERSIA_OK)
+        code = address_parse(config->address, &address);
+    if (code == PERSIA_OK && !address.port)
+        code = err_set(PERSIA_EARG, "address \"%s\": no server has port 0",
+                       config->address);
+    if (code == PERSIA_OK)
+        code = security_check(&config->security, &address, config->address,
+                              0);
+    if (code != PERSIA_OK)
+        return code;
+
+    client_channel *c = calloc(1, sizeof *c);
+    char *text = strdup(config->address);
+    if (!c || !text) {
+        free(c);
+        free(text);
+        return err_set(PERSIA_ENOMEM, "out of memory: a channel");
+    }
+    c->base = (rpc_channel){&client_kind, text};
+    c->token = grpc_empty_slice();
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->idle, NULL);
+    code = runtime_enter_client(&c->queue);
+    if (code != PERSIA_OK) {
+        channel_free(c);
+        return code;
+    }
+    /* The administrator's token serves for all else, too. */
+    code = guard_init(&shown, &config->security);
+    if (code == PERSIA_OK) {
+        const char *token = shown.admin_token ? shown.admin_token
+                                              : shown.token;
+        c->has_token = token != NULL;
+        if (token)
+            c->token = grpc_slice_from_copied_string(token);
+        guard_free(&shown);
+        code = channel_connect(c, config);
+    }
+    if (code != PERSIA_OK) {
+        channel_free(c);
+        runtime_leave_client();
+        return code;
+    }
+    *out = &c->base;
+    return PERSIA_OK;
+}

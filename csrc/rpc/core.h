@@ -1,0 +1,109 @@
+/* core.h: gRPC's threads and its slices; private to the files of rpc that
+ * drive gRPC.
+ */
+#ifndef PERSIA_RPC_CORE_H
+#define PERSIA_RPC_CORE_H
+
+#include "rpc/channel.h"
+
+#include <grpc/grpc.h>
+#include <grpc/grpc_security.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+/* ---- threads ------------------------------------------------------------ */
+
+/* What a completion queue gives back: the struct of an operation begins with
+ * it. */
+typedef struct rpc_tag rpc_tag;
+struct rpc_tag {
+    void (*done)(rpc_tag *tag, int ok);
+};
+
+/* Threads that wait on one completion queue.  Whichever is free takes the
+ * next event: a short call does not wait behind a long one while a thread
+ * idles. */
+typedef struct rpc_pollers {
+    grpc_completion_queue *queue;
+    pthread_t *threads;
+    unsigned threads_n;
+} rpc_pollers;
+int pollers_start(rpc_pollers *p, unsigned threads, const char *name);
+/* Nothing may be under way on the queue any more. */
+void pollers_stop(rpc_pollers *p);
+
+/* The user's use of gRPC: it is initialised with the first and shut down with
+ * the last. */
+int runtime_enter(void);
+void runtime_leave(void);
+/* The same for clients, whose threads are shared by all channels. */
+int runtime_enter_client(grpc_completion_queue **out);
+void runtime_leave_client(void);
+
+/* ---- messages ----------------------------------------------------------- */
+
+/* A message that gRPC sends from where it lies.  It has users: each span that
+ * gRPC holds, and the call.  The last one ends it; spans go on threads that
+ * are deep inside gRPC, so a thread of the runtime takes over then. */
+typedef struct rpc_sent rpc_sent;
+struct rpc_sent {
+    wire_out out;
+    _Atomic(size_t) users;
+    void (*ended)(rpc_sent *sent); /* may do anything */
+    rpc_sent *next;                /* of the runtime's queue */
+};
+/* Takes *o over, also on failure.  *out is to be destroyed by the caller when
+ * the operation is done. */
+int sent_start(rpc_sent *s, wire_out *o, void (*ended)(rpc_sent *sent),
+               grpc_byte_buffer **out);
+/* The call needs it no more: calls `ended` now if gRPC does neither. */
+void sent_drop(rpc_sent *s);
+/* For span_released() of slices.c: `ended` is called on the runtime's
+ * thread. */
+void runtime_end_sent(rpc_sent *s);
+
+/* One piece of memory (bytes_give()) with the whole message. */
+int received_join(grpc_byte_buffer *b, void **data, size_t *n);
+
+/* Before the name of a method. */
+#define SERVICE_NAME "persia.v1.ParameterServer"
+#define SERVICE_PATH "/" SERVICE_NAME "/"
+
+/* Arguments of a channel or server.  Keys and strings are not copied. */
+typedef struct rpc_args {
+    grpc_arg list[24];
+    size_t n;
+} rpc_args;
+void args_integer(rpc_args *a, const char *key, int value);
+void args_string(rpc_args *a, const char *key, const char *value);
+/* What both sides say of messages; limit: bytes of one that comes in. */
+void args_messages(rpc_args *a, uint64_t limit);
+
+/* ---- errors ------------------------------------------------------------- */
+
+/* Trailing metadata with the name of a code of base.h. */
+#define ERROR_KEY "persia-error"
+grpc_status_code status_of_code(int code);
+/* The code that the server sent, or what the status means if it sent none
+ * (then *sent is 0). */
+int status_to_code(grpc_status_code status,
+                   const grpc_metadata_array *trailing, int *sent);
+
+/* ---- security ----------------------------------------------------------- */
+
+/* The text of a slice as a new string; NULL: no memory. */
+char *slice_text(grpc_slice s);
+grpc_channel_credentials *client_credentials(const rpc_security *s);
+grpc_server_credentials *server_credentials(const rpc_security *s);
+
+/* Who may call a server. */
+typedef struct rpc_guard {
+    char *token, *admin_token; /* "Bearer ...", or NULL */
+} rpc_guard;
+int guard_init(rpc_guard *g, const rpc_security *s);
+void guard_free(rpc_guard *g);
+/* 1: may call; *admin: may administrate. */
+int guard_admits(const rpc_guard *g, const grpc_metadata_array *metadata,
+                 int *admin);
+
+#endif

@@ -1,0 +1,52 @@
+/* none.c: instead of the files that drive gRPC, where it was not there when
+ * persia was built.  Calls within the process work.
+ */
+#include "rpc/channel.h"
+
+static int without(const char *what, const char *address)
+{
+    return err_set(PERSIA_EUNAVAILABLE,
+                   "%s %s: this build of persia has no gRPC; build it again "
+                   "where libgrpc-dev is installed",
+                   what, address ? address : "");
+}
+
+int rpc_available(void)
+{
+    return 0;
+}
+
+const char *rpc_version(void)
+{
+    return "none";
+}
+
+int rpc_server_start(const rpc_server_config *config, rpc_server **out)
+{
+    *out = NULL;
+    return without("serving at", config->address);
+}
+
+int rpc_server_port(const rpc_server *s)
+{
+    (void)s;
+    return 0;
+}
+
+void rpc_server_health(rpc_server *s, int serving)
+{
+    (void)s;
+    (void)serving;
+}
+
+void rpc_server_stop(rpc_server *s, uint64_t grace_ns)
+{
+    (void)s;
+    (void)grace_ns;
+}
+
+int rpc_channel_open(const rpc_channel_config *config, rpc_channel **out)
+{
+    *out = NULL;
+    return without("connecting to", config->address);
+}

@@ -1,0 +1,244 @@
+/* runtime.c: gRPC's life in this process and the threads that drive it. */
+#include "rpc/core.h"
+
+#include <grpc/support/log.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CLIENT_THREADS_MAX = 4 };
+
+/* All that is shared by channels and servers. */
+static struct {
+    pthread_mutex_t lock; /* guards users, clients and what they start */
+    unsigned users, clients;
+    rpc_pollers pollers; /* of all clients */
+    pthread_t reaper;
+
+    pthread_mutex_t sent_lock; /* guards what follows */
+    pthread_cond_t sent_added; /* `sent` has one, or stop */
+    rpc_sent *sent;            /* whose last span was released */
+    int stop;
+} runtime = {
+    .lock = PTHREAD_MUTEX_INITIALIZER,
+    .sent_lock = PTHREAD_MUTEX_INITIALIZER,
+    .sent_added = PTHREAD_COND_INITIALIZER,
+};
+
+int rpc_available(void)
+{
+    return 1;
+}
+
+const char *rpc_version(void)
+{
+    return grpc_version_string();
+}
+
+/* ---- pollers ---- */
+
+static void *poller_main(void *arg)
+{
+    rpc_pollers *p = arg;
+    gpr_timespec never = gpr_inf_future(GPR_CLOCK_MONOTONIC);
+    for (;;) {
+        grpc_event e = grpc_completion_queue_next(p->queue, never, NULL);
+        if (e.type == GRPC_QUEUE_SHUTDOWN)
+            return NULL;
+        if (e.type == GRPC_OP_COMPLETE)
+            ((rpc_tag *)e.tag)->done(e.tag, e.success);
+    }
+}
+
+/* Signals are for the user's threads (Ctrl-C), also those of gRPC's own
+ * threads: they inherit this mask. */
+static void signals_block(sigset_t *before)
+{
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, before);
+}
+
+static int start_thread(pthread_t *out, void *(*main)(void *), void *arg,
+                        const char *name)
+{
+    sigset_t before;
+    signals_block(&before);
+    int failed = pthread_create(out, NULL, main, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed)
+        return err_set(PERSIA_ENOMEM, "cannot start thread %s: %s", name,
+                       strerror(failed));
+    pthread_setname_np(*out, name);
+    return PERSIA_OK;
+}
+
+int pollers_start(rpc_pollers *p, unsigned threads, const char *name)
+{
+    *p = (rpc_pollers){0};
+    p->threads = calloc(threads, sizeof *p->threads);
+    if (!p->threads)
+        return err_set(PERSIA_ENOMEM, "out of memory: %u threads", threads);
+    p->queue = grpc_completion_queue_create_for_next(NULL);
+    for (unsigned i = 0; i < threads; i++) {
+        int code = start_thread(&p->threads[i], poller_main, p, name);
+        if (code != PERSIA_OK) {
+            pollers_stop(p);
+            return code;
+        }
+        p->threads_n++;
+    }
+    return PERSIA_OK;
+}
+
+void pollers_stop(rpc_pollers *p)
+{
+    if (!p->queue)
+        return;
+    grpc_completion_queue_shutdown(p->queue);
+    for (unsigned i = 0; i < p->threads_n; i++)
+        pthread_join(p->threads[i], NULL);
+    if (!p->threads_n)
+        while (grpc_completion_queue_next(
+                   p->queue, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL)
+                   .type != GRPC_QUEUE_SHUTDOWN)
+            ;
+    grpc_completion_queue_destroy(p->queue);
+    free(p->threads);
+    *p = (rpc_pollers){0};
+}
+
+/* ---- messages that were sent ---- */
+
+static void *reaper_main(void *arg)
+{
+    (void)arg;
+    pthread_mutex_lock(&runtime.sent_lock);
+    for (;;) {
+        rpc_sent *s = runtime.sent;
+        if (!s) {
+            if (runtime.stop)
+                break;
+            pthread_cond_wait(&runtime.sent_added, &runtime.sent_lock);
+            continue;
+        }
+        runtime.sent = s->next;
+        pthread_mutex_unlock(&runtime.sent_lock);
+        s->ended(s);
+        pthread_mutex_lock(&runtime.sent_lock);
+    }
+    pthread_mutex_unlock(&runtime.sent_lock);
+    return NULL;
+}
+
+void runtime_end_sent(rpc_sent *s)
+{
+    pthread_mutex_lock(&runtime.sent_lock);
+    s->next = runtime.sent;
+    runtime.sent = s;
+    pthread_mutex_unlock(&runtime.sent_lock);
+    pthread_cond_signal(&runtime.sent_added);
+}
+
+/* ---- life ---- */
+
+/* gRPC tells on stderr what we report as errors; it does so only for those
+ * who asked for it. */
+static void log_nothing(gpr_log_func_args *args)
+{
+    (void)args;
+}
+
+static int runtime_start(void)
+{
+    sigset_t before;
+    signals_block(&before);
+    if (!getenv("GRPC_VERBOSITY") && !getenv("GRPC_TRACE"))
+        gpr_set_log_function(log_nothing);
+    grpc_init();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    runtime.stop = 0;
+    int code =
+        start_thread(&runtime.reaper, reaper_main, NULL, "persia-rpc-sent");
+    if (code != PERSIA_OK)
+        grpc_shutdown();
+    return code;
+}
+
+static void runtime_stop(void)
+{
+    pthread_mutex_lock(&runtime.sent_lock);
+    runtime.stop = 1;
+    pthread_mutex_unlock(&runtime.sent_lock);
+    pthread_cond_signal(&runtime.sent_added);
+    pthread_join(runtime.reaper, NULL);
+    grpc_shutdown();
+}
+
+/* Both under the lock. */
+static int enter(void)
+{
+    int code = runtime.users ? PERSIA_OK : runtime_start();
+    if (code == PERSIA_OK)
+        runtime.users++;
+    return code;
+}
+
+static void leave(void)
+{
+    if (--runtime.users == 0)
+        runtime_stop();
+}
+
+int runtime_enter(void)
+{
+    pthread_mutex_lock(&runtime.lock);
+    int code = enter();
+    pthread_mutex_unlock(&runtime.lock);
+    return code;
+}
+
+void runtime_leave(void)
+{
+    pthread_mutex_lock(&runtime.lock);
+    leave();
+    pthread_mutex_unlock(&runtime.lock);
+}
+
+static unsigned client_threads(void)
+{
+    cpu_set_t cpus;
+    int n = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus)
+                                                          : 1;
+    return n > CLIENT_THREADS_MAX ? CLIENT_THREADS_MAX
+           : n < 1                ? 1
+                                  : (unsigned)n;
+}
+
+int runtime_enter_client(grpc_completion_queue **out)
+{
+    pthread_mutex_lock(&runtime.lock);
+    int code = enter();
+    if (code == PERSIA_OK && !runtime.clients) {
+        code = pollers_start(&runtime.pollers, client_threads(),
+                             "persia-rpc-cli");
+        if (code != PERSIA_OK)
+            leave();
+    }
+    if (code == PERSIA_OK) {
+        runtime.clients++;
+        *out = runtime.pollers.queue;
+    }
+    pthread_mutex_unlock(&runtime.lock);
+    return code;
+}
+
+void runtime_leave_client(void)
+{
+    pthread_mutex_lock(&runtime.lock);
+    if (--runtime.clients == 0)
+        pollers_stop(&runtime.pollers);
+    leave();
+    pthread_mutex_unlock(&runtime.lock);
+}

@@ -1,0 +1,557 @@
+/* server.c: requests over gRPC, to a handler.
+ *
+ * A slot takes one call after the other: it waits for a call, reads the
+ * request, is in the hands of the handler, and sends the answer.  There are
+ * calls_max slots; gRPC lets further calls wait, unread.  Who may not call is
+ * told so before the request is read.  The health service has slots of its
+ * own, so that a full server still says that it lives.
+ */
+#include "rpc/core.h"
+
+#include <grpc/support/alloc.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    HEALTH_SLOTS = 2,
+    HEALTH_REQUEST_MAX = 4096,     /* bytes */
+    TEXT_MAX = 1000,               /* bytes of an error's text */
+    HANDSHAKE_MS = 10000,          /* for a connection to say what it is */
+    PING_MS = 60000,               /* clients that vanished are found out */
+    PING_TIMEOUT_MS = 20000
+};
+
+static const char HEALTH_PATH[] = "/grpc.health.v1.Health/Check";
+
+typedef struct slot slot;
+
+struct rpc_server {
+    grpc_server *server;
+    rpc_pollers pollers;
+    rpc_guard guard;
+    rpc_handler handler;
+    void *ctx;
+    uint64_t message_limit;
+    int port;
+    void *health_method; /* gRPC's handle */
+    atomic_int serving;
+
+    slot *slots; /* [slots_n] */
+    size_t slots_n;
+
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t changed;
+    size_t live; /* slots that gRPC or a handler has, and their threads
+                    that are inside gRPC */
+    int is_down; /* gRPC has told so */
+    rpc_tag down;
+};
+
+struct slot {
+    rpc_call call; /* first: the handler's pointer is ours */
+    rpc_tag tag;
+    rpc_sent sent;
+    rpc_server *server;
+    int health; /* one of the health service's */
+
+    grpc_call *grpc;
+    grpc_call_details details;
+    grpc_metadata_array metadata;
+    gpr_timespec deadline;
+    grpc_byte_buffer *request, *reply;
+    void *memory; /* of the joined request */
+    int cancelled;
+    void (*done)(void *owner);
+    void *owner;
+};
+
+static void slot_wait(slot *l);
+
+static slot *slot_of_tag(rpc_tag *tag)
+{
+    return (slot *)((char *)tag - offsetof(slot, tag));
+}
+
+/* ---- the end of a call ---- */
+
+static void live_add(rpc_server *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->live++;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void live_drop(rpc_server *s)
+{
+    pthread_mutex_lock(&s->lock);
+    if (--s->live == 0)
+        pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* gRPC needs nothing of the answer any more. */
+static void slot_ended(rpc_sent *sent)
+{
+    slot *l = (slot *)((char *)sent - offsetof(slot, sent));
+    rpc_server *s = l->server;
+    wire_out_free(&l->sent.out);
+    if (l->done)
+        l->done(l->owner);
+    bytes_give(l->memory);
+    grpc_byte_buffer_destroy(l->reply);
+    grpc_metadata_array_destroy(&l->metadata);
+    if (!l->health)
+        grpc_call_details_destroy(&l->details);
+    grpc_call_unref(l->grpc);
+    /* While this thread is inside gRPC another one may see the slot's end,
+     * and the server must not be freed before this one is out. */
+    live_add(s);
+    slot_wait(l);
+    live_drop(s);
+}
+
+static void slot_answered(rpc_tag *tag, int ok)
+{
+    (void)ok; /* whoever asked may be gone */
+    sent_drop(&slot_of_tag(tag)->sent);
+}
+
+static void bug(const char *what, grpc_call_error error)
+{
+    /* A batch of ours that gRPC does not take: nothing can be answered. */
+    fprintf(stderr, "persia: bug in room rpc: %s: %s\n", what,
+            grpc_call_error_to_string(error));
+    abort();
+}
+
+/* Sends what is in l->reply and the status. */
+static void slot_send(slot *l, grpc_status_code status, const char *name,
+                      const char *text)
+{
+    grpc_op ops[4];
+    size_t n = 0;
+    memset(ops, 0, sizeof ops);
+    grpc_metadata error;
+    memset(&error, 0, sizeof error);
+    grpc_slice details = grpc_empty_slice();
+    ops[n++].op = GRPC_OP_SEND_INITIAL_METADATA;
+    if (l->reply) {
+        ops[n].op = GRPC_OP_SEND_MESSAGE;
+        ops[n++].data.send_message.send_message = l->reply;
+    }
+    ops[n].op = GRPC_OP_SEND_STATUS_FROM_SERVER;
+    ops[n].data.send_status_from_server.status = status;
+    if (status != GRPC_STATUS_OK) {
+        size_t bytes = strnlen(text, TEXT_MAX);
+        details = grpc_slice_from_copied_buffer(text, bytes);
+        ops[n].data.send_status_from_server.status_details = &details;
+    }
+    if (name) {
+        error.key = grpc_slice_from_static_string(ERROR_KEY);
+        error.value = grpc_slice_from_static_string(name);
+        ops[n].data.send_status_from_server.trailing_metadata_count = 1;
+        ops[n].data.send_status_from_server.trailing_metadata = &error;
+    }
+    n++;
+    ops[n].op = GRPC_OP_RECV_CLOSE_ON_SERVER;
+    ops[n++].data.recv_close_on_server.cancelled = &l->cancelled;
+    l->tag.done = slot_answered;
+    grpc_call_error error_code =
+        grpc_call_start_batch(l->grpc, ops, n, &l->tag, NULL);
+    if (error_code != GRPC_CALL_OK)
+        bug("an answer", error_code);
+    grpc_slice_unref(details);
+}
+
+/* An answer without a message; name: of the code, or NULL for foreign ones. */
+static void slot_refuse(slot *l, grpc_status_code status, const char *name,
+                        const char *text)
+{
+    atomic_init(&l->sent.users, 1);
+    l->sent.ended = slot_ended;
+    slot_send(l, status, name, text);
+}
+
+static void slot_fail(rpc_call *call, int code, const char *text)
+{
+    if (code <= PERSIA_OK || code >= PERSIA_ERROR_COUNT)
+        code = PERSIA_EINTERNAL;
+    slot_refuse((slot *)call, status_of_code(code), err_name(code),
+                text && *text ? text : err_message(code));
+}
+
+static void slot_reply(rpc_call *call, wire_out *o, void (*done)(void *owner),
+                       void *owner)
+{
+    slot *l = (slot *)call;
+    size_t n = o->bytes;
+    l->done = done;
+    l->owner = owner;
+    if (n > l->server->message_limit) {
+        char text[160];
+        wire_out_free(o);
+        snprintf(text, sizeof text,
+                 "the reply would have %zu bytes, the server's limit is %llu: "
+                 "ask for fewer rows at once",
+                 n, (unsigned long long)l->server->message_limit);
+        slot_fail(call, PERSIA_ELIMIT, text);
+        return;
+    }
+    int code = sent_start(&l->sent, o, slot_ended, &l->reply);
+    if (code != PERSIA_OK) {
+        slot_fail(call, code, err_text());
+        return;
+    }
+    slot_send(l, GRPC_STATUS_OK, NULL, NULL);
+}
+
+/* ---- health ---- */
+
+/* Whether the request, a HealthCheckRequest, is about `service`. */
+static int health_asks(const unsigned char *data, size_t n,
+                       const char *service)
+{
+    size_t length = strlen(service);
+    if (!length)
+        return n == 0 || (n == 2 && data[0] == 0x0a && data[1] == 0);
+    return n == length + 2 && data[0] == 0x0a && data[1] == length &&
+           memcmp(data + 2, service, length) == 0;
+}
+
+static void health_answer(slot *l)
+{
+    static const unsigned char states[2][2] = {{8, 2}, {8, 1}};
+    const unsigned char *data = l->memory;
+    if (!health_asks(data, l->call.request_n, "") &&
+        !health_asks(data, l->call.request_n, SERVICE_NAME)) {
+        slot_refuse(l, GRPC_STATUS_NOT_FOUND, NULL, "no such service");
+        return;
+    }
+    grpc_slice state = grpc_slice_from_static_buffer(
+        states[atomic_load(&l->server->serving) != 0], 2);
+    l->reply = grpc_raw_byte_buffer_create(&state, 1);
+    slot_refuse(l, GRPC_STATUS_OK, NULL, NULL);
+}
+
+/* ---- the beginning of a call ---- */
+
+static void slot_read(rpc_tag *tag, int ok)
+{
+    slot *l = slot_of_tag(tag);
+    if (!ok || !l->request) {
+        /* It was cancelled, or gRPC refused the message: nobody reads this
+         * but clients that sent none. */
+        slot_refuse(l, GRPC_STATUS_INVALID_ARGUMENT,
+                    err_name(PERSIA_EPROTOCOL), "no message");
+        return;
+    }
+    int code;
+    if (l->health &&
+        grpc_byte_buffer_length(l->request) > HEALTH_REQUEST_MAX)
+        code = err_set(PERSIA_ELIMIT, "too long a name of a service");
+    else
+        code = received_join(l->request, &l->memory, &l->call.request_n);
+    grpc_byte_buffer_destroy(l->request);
+    l->request = NULL;
+    l->call.request = l->memory;
+    if (code != PERSIA_OK)
+        slot_fail(&l->call, code, err_text());
+    else if (l->health)
+        health_answer(l);
+    else
+        l->server->handler(l->server->ctx, &l->call);
+    /* From here on the slot may be another call's. */
+}
+
+/* The number of the method, or WIRE_METHODS_N. */
+static uint32_t method_of(grpc_slice path)
+{
+    static const char *const paths[] = {
+#define METHOD_PATH(upper, name) SERVICE_PATH #name,
+        WIRE_METHODS(METHOD_PATH)
+#undef METHOD_PATH
+    };
+    uint32_t i = 0;
+    while (i < WIRE_METHODS_N && grpc_slice_str_cmp(path, paths[i]) != 0)
+        i++;
+    return i;
+}
+
+/* A little before the caller's own deadline, so that an answer which says
+ * what was waited for still arrives.  gRPC rounds the time left, by at most
+ * a hundredth, up. */
+static uint64_t deadline_of(gpr_timespec deadline)
+{
+    gpr_timespec d = gpr_convert_clock_type(deadline, GPR_CLOCK_MONOTONIC);
+    if (gpr_time_cmp(d, gpr_inf_future(GPR_CLOCK_MONOTONIC)) == 0)
+        return UINT64_MAX;
+    uint64_t now = clock_ns();
+    int64_t at = d.tv_sec * 1000000000 + d.tv_nsec;
+    if (at <= (int64_t)now)
+        return now;
+    uint64_t left = (uint64_t)at - now;
+    uint64_t margin = left / 50 + 250000000;
+    return (uint64_t)at - (margin < left / 10 ? margin : left / 10);
+}
+
+static void slot_identify(slot *l)
+{
+    char *peer = grpc_call_get_peer(l->grpc);
+    snprintf(l->call.peer, sizeof l->call.peer, "%s", peer ? peer : "?");
+    gpr_free(peer);
+}
+
+/* A call came (ok), or the server goes down. */
+static void slot_taken(rpc_tag *tag, int ok)
+{
+    slot *l = slot_of_tag(tag);
+    rpc_server *s = l->server;
+    if (!ok) {
+        grpc_metadata_array_destroy(&l->metadata);
+        if (!l->health)
+            grpc_call_details_destroy(&l->details);
+        live_drop(s);
+        return;
+    }
+    if (!l->health) {
+        l->call.method = method_of(l->details.method);
+        if (l->call.method == WIRE_METHODS_N) {
+            slot_refuse(l, GRPC_STATUS_UNIMPLEMENTED, NULL,
+                        "this server has " SERVICE_NAME
+                        " and grpc.health.v1.Health/Check");
+            return;
+        }
+        if (!guard_admits(&s->guard, &l->metadata, &l->call.admin)) {
+            slot_refuse(l, GRPC_STATUS_UNAUTHENTICATED,
+                        err_name(PERSIA_EDENIED),
+                        "the token is missing or wrong");
+            return;
+        }
+        l->call.deadline = deadline_of(l->details.deadline);
+        slot_identify(l);
+    }
+    grpc_op op;
+    memset(&op, 0, sizeof op);
+    op.op = GRPC_OP_RECV_MESSAGE;
+    op.data.recv_message.recv_message = &l->request;
+    l->tag.done = slot_read;
+    grpc_call_error error =
+        grpc_call_start_batch(l->grpc, &op, 1, &l->tag, NULL);
+    if (error != GRPC_CALL_OK)
+        bug("reading a request", error);
+}
+
+/* Waits for the next call.  After the server went down gRPC answers at once
+ * that there is none. */
+static void slot_wait(slot *l)
+{
+    rpc_server *s = l->server;
+    *l = (slot){.server = s, .health = l->health};
+    l->call.reply = slot_reply;
+    l->call.fail = slot_fail;
+    l->tag.done = slot_taken;
+    grpc_metadata_array_init(&l->metadata);
+    grpc_completion_queue *q = s->pollers.queue;
+    grpc_call_error error;
+    if (l->health) {
+        error = grpc_server_request_registered_call(
+            s->server, s->health_method, &l->grpc, &l->deadline, &l->metadata,
+            NULL, q, q, &l->tag);
+    } else {
+        grpc_call_details_init(&l->details);
+        error = grpc_server_request_call(s->server, &l->grpc, &l->details,
+                                         &l->metadata, q, q, &l->tag);
+    }
+    if (error != GRPC_CALL_OK)
+        bug("waiting for a call", error);
+}
+
+/* ---- life ---- */
+
+static void server_is_down(rpc_tag *tag, int ok)
+{
+    (void)ok;
+    rpc_server *s =
+        (rpc_server *)((char *)tag - offsetof(rpc_server, down));
+    pthread_mutex_lock(&s->lock);
+    s->is_down = 1;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void server_free(rpc_server *s)
+{
+    pollers_stop(&s->pollers);
+    if (s->server)
+        grpc_server_destroy(s->server);
+    guard_free(&s->guard);
+    pthread_cond_destroy(&s->changed);
+    pthread_mutex_destroy(&s->lock);
+    free(s->slots);
+    free(s);
+}
+
+static grpc_server *server_create(const rpc_server_config *config)
+{
+    rpc_args a = {.n = 0};
+    args_messages(&a, config->message_limit);
+    args_integer(&a, GRPC_ARG_ALLOW_REUSEPORT, 0);
+    args_integer(&a, GRPC_ARG_MAX_CONCURRENT_STREAMS,
+                 config->calls_max > INT_MAX ? INT_MAX
+                                             : (int)config->calls_max);
+    args_integer(&a, GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, HANDSHAKE_MS);
+    args_integer(&a, GRPC_ARG_KEEPALIVE_TIME_MS, PING_MS);
+    args_integer(&a, GRPC_ARG_KEEPALIVE_TIMEOUT_MS, PING_TIMEOUT_MS);
+    args_integer(&a, GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+    /* Clients choose how often they ask whether we live. */
+    args_integer(&a, GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                 1);
+    args_integer(&a, GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
+    grpc_channel_args args = {a.n, a.list};
+    return grpc_server_create(&args, NULL);
+}
+
+static int server_listen(rpc_server *s, const rpc_server_config *config)
+{
+    grpc_server_credentials *credentials =
+        server_credentials(&config->security);
+    if (!credentials)
+        return err_set(PERSIA_EARG,
+                       "serving at %s: the certificates cannot be used",
+                       config->address);
+    s->port =
+        grpc_server_add_http2_port(s->server, config->address, credentials);
+    grpc_server_credentials_release(credentials);
+    if (s->port <= 0)
+        return err_set(PERSIA_EUNAVAILABLE,
+                       "cannot listen on %s: the port is taken, the address "
+                       "is not this machine's%s",
+                       config->address,
+                       config->security.cert
+                           ? ", or the certificate and key cannot be used"
+                           : "");
+    return PERSIA_OK;
+}
+
+static int server_check(const rpc_server_config *config)
+{
+    rpc_address address;
+    int code = fork_check("a server");
+    if (code == PERSIA_OK)
+        code = address_parse(config->address, &address);
+    if (code == PERSIA_OK)
+        code = security_check(&config->security, &address, config->address,
+                              1);
+    if (code == PERSIA_OK &&
+        (config->threads == 0 || config->threads > 1024 ||
+         config->calls_max == 0 || config->calls_max > 65536))
+        code = err_set(PERSIA_EARG,
+                       "serving at %s: %u threads, at most %u calls: give 1 "
+                       "to 1024 threads, 1 to 65536 calls",
+                       config->address, config->threads, config->calls_max);
+    return code;
+}
+
+int rpc_server_start(const rpc_server_config *config, rpc_server **out)
+{
+    *out = NULL;
+    int code = server_check(config);
+    if (code != PERSIA_OK)
+        return code;
+    rpc_server *s = calloc(1, sizeof *s);
+    if (!s)
+        return err_set(PERSIA_ENOMEM, "out of memory: a server");
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    s->handler = config->handler;
+    s->ctx = config->ctx;
+    s->message_limit = config->message_limit;
+    s->down.done = server_is_down;
+    s->slots_n = (size_t)config->calls_max + HEALTH_SLOTS;
+    s->slots = calloc(s->slots_n, sizeof *s->slots);
+    if (!s->slots) {
+        code = err_set(PERSIA_ENOMEM, "out of memory: a server of %u calls",
+                       config->calls_max);
+        server_free(s);
+        return code;
+    }
+    code = runtime_enter();
+    if (code != PERSIA_OK) {
+        server_free(s);
+        return code;
+    }
+    code = guard_init(&s->guard, &config->security);
+    if (code != PERSIA_OK)
+        goto fail;
+    code = pollers_start(&s->pollers, config->threads, "persia-rpc-srv");
+    if (code != PERSIA_OK)
+        goto fail;
+    s->server = server_create(config);
+    grpc_server_register_completion_queue(s->server, s->pollers.queue, NULL);
+    s->health_method = grpc_server_register_method(
+        s->server, HEALTH_PATH, NULL, GRPC_SRM_PAYLOAD_NONE, 0);
+    code = server_listen(s, config);
+    if (code != PERSIA_OK)
+        goto fail;
+    grpc_server_start(s->server);
+    s->live = s->slots_n;
+    for (size_t i = 0; i < s->slots_n; i++) {
+        s->slots[i].server = s;
+        s->slots[i].health = i < HEALTH_SLOTS;
+        slot_wait(&s->slots[i]);
+    }
+    *out = s;
+    return PERSIA_OK;
+fail:
+    rpc_server_stop(s, 0);
+    return code;
+}
+
+int rpc_server_port(const rpc_server *s)
+{
+    return s->port;
+}
+
+void rpc_server_health(rpc_server *s, int serving)
+{
+    atomic_store(&s->serving, serving);
+}
+
+/* Waits until gRPC is down and no slot is live, at most until `until`. */
+static int server_wait(rpc_server *s, uint64_t until)
+{
+    struct timespec t = {.tv_sec = (time_t)(until / 1000000000u),
+                         .tv_nsec = (long)(until % 1000000000u)};
+    pthread_mutex_lock(&s->lock);
+    int late = 0;
+    while ((!s->is_down || s->live) && !late)
+        late = pthread_cond_timedwait(&s->changed, &s->lock, &t) != 0;
+    int over = s->is_down && !s->live;
+    pthread_mutex_unlock(&s->lock);
+    return over;
+}
+
+void rpc_server_stop(rpc_server *s, uint64_t grace_ns)
+{
+    if (!s || fork_check("a server") != PERSIA_OK)
+        return;
+    rpc_server_health(s, 0);
+    if (s->server) {
+        uint64_t now = clock_ns();
+        uint64_t never = INT64_MAX;
+        grpc_server_shutdown_and_notify(s->server, s->pollers.queue,
+                                        &s->down);
+        if (!server_wait(s, grace_ns > never - now ? never : now + grace_ns)) {
+            grpc_server_cancel_all_calls(s->server);
+            (void)server_wait(s, never);
+        }
+    }
+    server_free(s);
+    runtime_leave();
+}

@@ -1,0 +1,113 @@
+/* slices.c: messages to gRPC without copies, and from gRPC with one. */
+#include "rpc/core.h"
+
+#include <grpc/byte_buffer_reader.h>
+#include <grpc/compression.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Up to here a copy costs less than a slice that points, bytes. */
+enum { POINT_FROM = 512, SLICES_ON_STACK = 32 };
+
+/* Called by gRPC, on any thread, maybe with its locks held. */
+static void span_released(void *arg)
+{
+    rpc_sent *s = arg;
+    if (atomic_fetch_sub_explicit(&s->users, 1, memory_order_acq_rel) == 1)
+        runtime_end_sent(s);
+}
+
+int sent_start(rpc_sent *s, wire_out *o, void (*ended)(rpc_sent *sent),
+               grpc_byte_buffer **out)
+{
+    grpc_slice some[SLICES_ON_STACK], *slices = some;
+    *out = NULL;
+    s->out = *o;
+    wire_out_init(o);
+    s->ended = ended;
+    size_t n = s->out.spans_n, pointed = 0;
+    if (n > SLICES_ON_STACK && !(slices = malloc(n * sizeof *slices))) {
+        wire_out_free(&s->out);
+        return err_set(PERSIA_ENOMEM, "out of memory: a message of %zu pieces",
+                       n);
+    }
+    for (size_t i = 0; i < n; i++)
+        pointed += s->out.spans[i].n >= POINT_FROM;
+    atomic_init(&s->users, 1 + pointed);
+    for (size_t i = 0; i < n; i++) {
+        wire_span span = s->out.spans[i];
+        if (span.n < POINT_FROM)
+            slices[i] = grpc_slice_from_copied_buffer(span.data, span.n);
+        else
+            slices[i] = grpc_slice_new_with_user_data(
+                (void *)(uintptr_t)span.data, span.n, span_released, s);
+    }
+    *out = grpc_raw_byte_buffer_create(slices, n);
+    for (size_t i = 0; i < n; i++)
+        grpc_slice_unref(slices[i]);
+    if (slices != some)
+        free(slices);
+    return PERSIA_OK;
+}
+
+void sent_drop(rpc_sent *s)
+{
+    if (atomic_fetch_sub_explicit(&s->users, 1, memory_order_acq_rel) == 1)
+        s->ended(s);
+}
+
+int received_join(grpc_byte_buffer *b, void **data, size_t *n)
+{
+    *data = NULL;
+    *n = grpc_byte_buffer_length(b);
+    grpc_byte_buffer_reader reader;
+    /* Both sides say that they take no compressed messages: few bytes must
+     * not become many. */
+    if (b->type != GRPC_BB_RAW ||
+        b->data.raw.compression != GRPC_COMPRESS_NONE ||
+        !grpc_byte_buffer_reader_init(&reader, b))
+        return err_set(PERSIA_EPROTOCOL, "compressed messages are not taken");
+    *data = bytes_take(*n);
+    if (!*data) {
+        grpc_byte_buffer_reader_destroy(&reader);
+        return PERSIA_ENOMEM;
+    }
+    char *at = *data;
+    grpc_slice *slice;
+    while (grpc_byte_buffer_reader_peek(&reader, &slice)) {
+        size_t bytes = GRPC_SLICE_LENGTH(*slice);
+        memcpy(at, GRPC_SLICE_START_PTR(*slice), bytes);
+        at += bytes;
+    }
+    grpc_byte_buffer_reader_destroy(&reader);
+    return PERSIA_OK;
+}
+
+/* ---- arguments ---- */
+
+void args_integer(rpc_args *a, const char *key, int value)
+{
+    grpc_arg *arg = &a->list[a->n++];
+    arg->type = GRPC_ARG_INTEGER;
+    arg->key = (char *)(uintptr_t)key;
+    arg->value.integer = value;
+}
+
+void args_string(rpc_args *a, const char *key, const char *value)
+{
+    grpc_arg *arg = &a->list[a->n++];
+    arg->type = GRPC_ARG_STRING;
+    arg->key = (char *)(uintptr_t)key;
+    arg->value.string = (char *)(uintptr_t)value;
+}
+
+void args_messages(rpc_args *a, uint64_t limit)
+{
+    args_integer(a, GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH,
+                 limit > INT_MAX ? INT_MAX : (int)limit);
+    args_integer(a, GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, -1);
+    args_integer(a, GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
+                 1 << GRPC_COMPRESS_NONE);
+    args_integer(a, GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+}
