@@ -366,12 +366,12 @@ static const wire_field push_fields[] = {
     [1] = CALLER,
     [2] = F(FIXED64, "stream", stream),
     [3] = F(U64, "number", number),
-    [4] = F(U64, "step", step),
-    [5] = F(U32, "part", part, MOST(PARTS_MAX - 1)),
-    [6] = F(U32, "parts", parts, MOST(PARTS_MAX), .unset = 1),
-    [7] = F(U32, "dtype", dtype, MOST(WIRE_DTYPES - 1)),
-    [8] = F(MESSAGES, "tables", tables, TABLES(push_table)),
-    [9] = F(U64, "settled", settled),
+    [4] = F(U64, "settled", settled),
+    [5] = F(U64, "step", step),
+    [6] = F(U32, "part", part, MOST(PARTS_MAX - 1)),
+    [7] = F(U32, "parts", parts, MOST(PARTS_MAX), .unset = 1),
+    [8] = F(U32, "dtype", dtype, MOST(WIRE_DTYPES - 1)),
+    [9] = F(MESSAGES, "tables", tables, TABLES(push_table)),
 };
 #undef THIS
 static int check_push(const wire_at *at, const void *m, uint32_t dtype)
@@ -383,17 +383,17 @@ static int check_push(const wire_at *at, const void *m, uint32_t dtype)
     if (!p->number)
         return at_refuse(at, 3, "is 0, numbers begin at 1");
     if (p->settled >= p->number)
-        return at_refuse(at, 9, "is %llu, it must be below the number %llu",
+        return at_refuse(at, 4, "is %llu, it must be below the number %llu",
                          (unsigned long long)p->settled,
                          (unsigned long long)p->number);
     if (p->part >= p->parts)
-        return at_refuse(at, 5, "is %u of %u", p->part, p->parts);
+        return at_refuse(at, 6, "is %u of %u", p->part, p->parts);
     if (p->parts > 1 && !p->step)
-        return at_refuse(at, 4, "is 0, but %u parts belong to a step, from 1",
+        return at_refuse(at, 5, "is 0, but %u parts belong to a step, from 1",
                          p->parts);
     return PERSIA_OK;
 }
-TYPE(push, "PushRequest", .dtype = 7, .check = check_push);
+TYPE(push, "PushRequest", .dtype = 8, .check = check_push);
 
 #define THIS wire_push_reply
 static const wire_field push_reply_fields[] = {

@@ -11,6 +11,7 @@
 
 #include "pool/pool.h"
 #include "table/table.h"
+#include "wire/wire.h"
 
 enum { IDS = 700, BAGS = 90, DISTINCT = 230, PUSHES = 4, DIM_MAX = 100 };
 
@@ -163,6 +164,29 @@ static void run_case(sched *s, const table_case *c)
     table_destroy(t);
 }
 
+/* ---- wire ---- */
+
+/* Floats of any bits: subnormal, Inf and NaN too; every third row is tame. */
+static void wire_case(uint32_t dtype, uint32_t dim)
+{
+    static float values[IDS * DIM_MAX], scales[IDS];
+    static uint16_t narrow[IDS * DIM_MAX];
+
+    for (size_t i = 0; i < (size_t)IDS * dim; i++) {
+        union { uint32_t u; float f; } x = { random_u32() };
+        values[i] = i / dim % 3 ? x.f : random_float();
+    }
+    wire_narrow(dtype, IDS, dim, values, dim, narrow, scales);
+    uint64_t sum = checksum(CHECKSUM_START, narrow,
+                            sizeof *narrow * IDS * dim);
+    if (dtype == WIRE_FP16)
+        sum = checksum(sum, scales, sizeof scales);
+    wire_widen(dtype, IDS, dim, narrow, scales, values, dim);
+    sum = checksum(sum, values, sizeof *values * IDS * dim);
+    printf("wire %u dim %u: %016llx\n", dtype, dim,
+           (unsigned long long)sum);
+}
+
 /* ---- all ---- */
 
 static int processor_has(void)
@@ -187,6 +211,8 @@ int main(void)
     offsets[BAGS] = IDS;
     check(sched_create(2, &s), "sched_create");
     for (size_t d = 0; d < DIMS; d++) {
+        wire_case(WIRE_FP16, dims[d]);
+        wire_case(WIRE_BF16, dims[d]);
         for (uint32_t kind = 0; kind < POOL_NONE; kind++) {
             pool_case(kind, dims[d], 0);
             pool_case(kind, dims[d], 1);

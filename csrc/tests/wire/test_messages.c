@@ -181,6 +181,7 @@ static void a_push_is_read_as_it_was_written(void **state)
     assert_memory_equal(&got.caller, &push.caller, sizeof got.caller);
     assert_int_equal(got.stream, 8);
     assert_int_equal(got.number, 9);
+    assert_int_equal(got.settled, 7);
     assert_int_equal(got.step, 10);
     assert_int_equal(got.part, 2);
     assert_int_equal(got.parts, 3);
