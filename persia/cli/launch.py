@@ -1,0 +1,95 @@
+"""``persia launch``: a cluster on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["launch"]
+
+
+def launch(
+    command: Annotated[
+        list[str],
+        typer.Argument(help="What uses them.", metavar="-- COMMAND..."),
+    ],
+    ps: Annotated[
+        int, typer.Option(min=1, max=4096, help="Parameter servers.")
+    ] = 1,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="YAML file of options of persia serve ps."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of each server.")
+    ] = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(help="Of the tables of each server, such as 8GiB."),
+    ] = None,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(help="Folder in which checkpoints are written."),
+    ] = None,
+    restore: Annotated[
+        str | None,
+        typer.Option(help="Begin with the rows of this checkpoint there."),
+    ] = None,
+    save_on_exit: Annotated[
+        str | None,
+        typer.Option(help="Write the rows as this checkpoint at the end."),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Prometheus metrics of server 0; the others follow.",
+        ),
+    ] = None,
+    tls: Annotated[
+        bool,
+        typer.Option("--tls", help="Mutual TLS and tokens, made for this."),
+    ] = False,
+    start_timeout: Annotated[
+        float, typer.Option(help="Seconds until all servers must be ready.")
+    ] = 60.0,
+    grace: Annotated[
+        float,
+        typer.Option(help="Seconds that processes have to end themselves."),
+    ] = 30.0,
+) -> None:
+    """Start parameter servers here, and a command that uses them.
+
+    The command finds their addresses in PERSIA_SERVERS. When it ends, or a
+    process fails, all others end, too, and whatever they have started; the
+    exit status is that of what failed, else of the command.
+
+    persia launch --ps 2 -- torchrun --nproc-per-node 2 train.py
+    """
+    from persia.launch import Cluster, run
+
+    given = {
+        "--config": config,
+        "--threads": threads,
+        "--memory-limit": memory_limit,
+        "--checkpoints": checkpoints,
+        "--restore": restore,
+        "--save-on-exit": save_on_exit,
+    }
+    options: list[str] = []
+    for name, value in given.items():
+        if value is not None:
+            options += [name, str(value)]
+    cluster = Cluster(
+        command,
+        ps,
+        options,
+        metrics_port=metrics_port,
+        tls=tls,
+        start=start_timeout,
+        grace=grace,
+    )
+    raise typer.Exit(run(cluster))

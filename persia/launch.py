@@ -1,0 +1,550 @@
+"""A cluster on this machine: parameter servers and a command that uses them.
+
+Three kinds of processes: the one that the user started, which waits; the
+*supervisor*, its child, which starts all others and reads what they print; and
+these. Every way in which one of them can end ends the others: the supervisor
+is told by the kernel when its parent dies, as its children are when it dies,
+and it inherits whatever its children leave behind (``PR_SET_CHILD_SUBREAPER``)
+and ends that, too.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import os
+import re
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, NoReturn
+
+from persia.errors import InvalidArgument, PersiaError, Unavailable
+
+__all__ = ["Cluster", "run"]
+
+_SERVING = re.compile(r"serving shard (\d+) of (\d+) on (\S+)")
+_LAST_LINES = 20
+_LINE_MAX = 1 << 16  # bytes that may wait for the end of their line
+_KILL_AFTER = 5.0  # seconds that what a command left has to end itself
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Cluster:
+    """Servers, and then a command with their addresses in PERSIA_SERVERS.
+
+    Args:
+        command: and its arguments.
+        servers: how many.
+        options: of ``persia serve ps``, for each server.
+        metrics_port: of server 0, the others follow; None: no metrics.
+        tls: make certificates and tokens for servers and command.
+        start: seconds within which all servers must be ready.
+        grace: seconds that processes have to end themselves.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        servers: int = 1,
+        options: Sequence[str] = (),
+        *,
+        metrics_port: int | None = None,
+        tls: bool = False,
+        start: float = 60.0,
+        grace: float = 30.0,
+    ) -> None:
+        if not command:
+            raise InvalidArgument(
+                "no command: persia launch --ps 2 -- python train.py"
+            )
+        if shutil.which(command[0]) is None:
+            raise InvalidArgument(
+                f"{command[0]}: no such command, or it cannot be executed"
+            )
+        if servers < 1:
+            raise InvalidArgument(f"servers is {servers}, need at least 1")
+        self.command = list(command)
+        self.servers = servers
+        self.options = list(options)
+        self.metrics_port = metrics_port
+        self.tls = tls
+        self.start = start
+        self.grace = grace
+
+    def server_command(self, shard: int, options: Sequence[str]) -> list[str]:
+        """What starts a server."""
+        command = [sys.executable, "-m", "persia", "serve", "ps"]
+        command += ["--port", "0", "--shard", f"{shard}/{self.servers}"]
+        if self.metrics_port is not None:
+            command += ["--metrics-port", str(self.metrics_port + shard)]
+        return [*command, *self.options, *options]
+
+    @contextlib.contextmanager
+    def security(self) -> Iterator[tuple[list[str], dict[str, str]]]:
+        """Options of the servers and environment of the command."""
+        if not self.tls:
+            yield [], {}
+            return
+        from persia.certs import write_set
+
+        with tempfile.TemporaryDirectory(prefix="persia-launch-") as name:
+            folder = Path(name)
+            write_set(folder, ["127.0.0.1", "localhost"])
+            options = {
+                "--tls-ca": "ca.pem",
+                "--tls-cert": "server.pem",
+                "--tls-key": "server-key.pem",
+                "--token-file": "token",
+                "--admin-token-file": "admin-token",
+            }
+            variables = {
+                "PERSIA_TLS_CA": "ca.pem",
+                "PERSIA_TLS_CERT": "client.pem",
+                "PERSIA_TLS_KEY": "client-key.pem",
+                "PERSIA_TOKEN_FILE": "token",
+                "PERSIA_ADMIN_TOKEN_FILE": "admin-token",
+            }
+            flags = ["--mutual-tls"]
+            for option, file in options.items():
+                flags += [option, str(folder / file)]
+            yield flags, {k: str(folder / v) for k, v in variables.items()}
+
+
+def run(cluster: Cluster) -> int:
+    """Runs it to its end.
+
+    Returns:
+        The exit status of the command, or of what failed first.
+    """
+    # Blocked until the handlers are there: none may get lost, or end this
+    # process while its child goes on.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    supervisor = os.fork()
+    if supervisor == 0:
+        _supervisor_main(cluster, parent)
+
+    def forward(number: int, frame: object) -> None:
+        _kill(supervisor, number)
+
+    before = {number: signal.signal(number, forward) for number in _SIGNALS}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    try:
+        return _exit_status(os.waitpid(supervisor, 0)[1])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _supervisor_main(cluster: Cluster, parent: int) -> NoReturn:
+    """The life of the supervisor; never returns into the parent's code."""
+    status = 1
+    try:
+        os.setsid()  # Ctrl-C comes from the parent, once
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        if os.getppid() == parent:
+            status = _Supervisor(cluster).run()
+    except PersiaError as error:
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl failed")
+
+
+def _exit_status(status: int) -> int:
+    """Of waitpid(), as a shell has it: 128 + n for signal n."""
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code < 0 else code
+
+
+class _Process:
+    """A child of the supervisor, with what it prints."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        self.name = name
+        self.command = list(command)
+        self.status: int | None = None  # None: it runs
+        self.last: collections.deque[str] = collections.deque(
+            maxlen=_LAST_LINES
+        )
+        self.rest: dict[int, bytes] = {}  # descriptor -> unfinished line
+        mine = os.getpid()
+
+        def begin() -> None:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != mine:
+                os._exit(1)
+
+        server = name != "job"
+        try:
+            self.popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL if server else None,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=dict(environment),
+                start_new_session=True,
+                preexec_fn=begin,
+            )
+        except OSError as error:
+            raise InvalidArgument(
+                f"{command[0]} cannot be started: {error.strerror}"
+            ) from None
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    def pipes(self) -> Iterable[IO[bytes]]:
+        assert self.popen.stdout is not None
+        assert self.popen.stderr is not None
+        return self.popen.stdout, self.popen.stderr
+
+    def signal(self, number: int) -> None:
+        """To it and the others of its process group."""
+        if self.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    def end(self) -> str:
+        """How it ended, in words."""
+        assert self.status is not None
+        if self.status > 128:
+            with contextlib.suppress(ValueError):
+                name = signal.Signals(self.status - 128).name
+                return f"was ended by {name}"
+        return f"exited with status {self.status}"
+
+
+class _Stopped(Exception):
+    """The user, or the system, wants an end."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class _Supervisor:
+    """Starts, watches and ends the processes; one thread, one loop."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.processes: dict[int, _Process] = {}  # by pid
+        self.addresses: dict[int, str] = {}  # by shard
+        self.signals: collections.deque[int] = collections.deque()
+        self.printer = _Printer(cluster.servers)
+        self.selector = selectors.DefaultSelector()
+        # A signal writes a byte into one end, which wakes the loop.
+        receive, send = socket.socketpair()
+        receive.setblocking(False)
+        send.setblocking(False)
+        self.selector.register(receive, selectors.EVENT_READ)
+        self.wake = (receive, send)
+        signal.set_wakeup_fd(send.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for number in _SIGNALS:
+            signal.signal(number, lambda n, frame: self.signals.append(n))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+    # ---- from start to end
+
+    def run(self) -> int:
+        """The exit status of all."""
+        with self.cluster.security() as (options, environment):
+            try:
+                return self._run(options, environment)
+            finally:
+                self._end_all()
+
+    def _run(self, options: list[str], environment: dict[str, str]) -> int:
+        servers: list[_Process] = []
+        job: _Process | None = None
+        try:
+            for shard in range(self.cluster.servers):
+                command = self.cluster.server_command(shard, options)
+                servers.append(self._start(f"ps{shard}", command, os.environ))
+            self._wait_for_servers(servers)
+            if not self._failed(servers):
+                addresses = [self.addresses[s] for s in range(len(servers))]
+                environment["PERSIA_SERVERS"] = ",".join(addresses)
+                command = self.cluster.command
+                job = self._start("job", command, os.environ | environment)
+                while job.status is None and not self._failed(servers):
+                    self._step(None)
+        except _Stopped as stopped:
+            return self._interrupted(job, servers, stopped.number)
+        failed = self._failed(servers)
+        if failed is None and job is not None and job.status:
+            failed = job
+        if failed is not None:
+            self.printer.tell_failure(failed)
+        if job is not None:
+            self._stop([job], signal.SIGTERM)
+            self._end_orphans()
+        self._stop(servers, signal.SIGTERM)
+        if failed is not None:
+            return failed.status or 1
+        bad = next((s for s in servers if s.status), None)
+        if bad is not None:  # its checkpoint was not written, for example
+            self.printer.tell_failure(bad)
+        return bad.status or 0 if bad is not None else 0
+
+    def _interrupted(
+        self, job: _Process | None, servers: list[_Process], number: int
+    ) -> int:
+        """Ends all because of a signal; a second one ends them at once."""
+        self.printer.tell(f"stopping: {signal.Signals(number).name}")
+        unread = number == signal.SIGPIPE  # what we print
+        if job is not None:
+            self._stop([job], signal.SIGTERM if unread else number)
+            self._end_orphans()
+        self._stop(servers, signal.SIGTERM)
+        if unread:
+            return 128 + number
+        return (job.status if job is not None else 0) or 128 + number
+
+    @staticmethod
+    def _failed(servers: list[_Process]) -> _Process | None:
+        """A server that ended, whatever its status: none should."""
+        return next((s for s in servers if s.status is not None), None)
+
+    def _start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str]
+    ) -> _Process:
+        environment = {"PYTHONUNBUFFERED": "1"} | dict(environment)
+        process = _Process(name, command, environment)
+        self.processes[process.pid] = process
+        for pipe in process.pipes():
+            os.set_blocking(pipe.fileno(), False)
+            self.selector.register(pipe, selectors.EVENT_READ, process)
+        return process
+
+    def _wait_for_servers(self, servers: list[_Process]) -> None:
+        deadline = time.monotonic() + self.cluster.start
+        while len(self.addresses) < len(servers) and not self._failed(servers):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                late = [
+                    server.name
+                    for shard, server in enumerate(servers)
+                    if shard not in self.addresses
+                ]
+                raise Unavailable(
+                    f"{' and '.join(late)}: not ready within "
+                    f"{self.cluster.start:g} s (--start-timeout)"
+                )
+            self._step(left)
+
+    # ---- the loop
+
+    def _step(self, timeout: float | None, *, ending: bool = False) -> None:
+        """Waits for something to happen, and deals with it."""
+        if self.signals and not ending:
+            raise _Stopped(self.signals.popleft())
+        for key, _ in self.selector.select(timeout):
+            if key.data is None:
+                with contextlib.suppress(BlockingIOError):
+                    self.wake[0].recv(4096)
+            else:
+                self._read(key.fd, key.fileobj, key.data)
+        self._reap()
+        if self.printer.broken and not ending:
+            raise _Stopped(signal.SIGPIPE)
+        if self.signals and not ending:
+            raise _Stopped(self.signals.popleft())
+
+    def _read(self, fd: int, pipe: object, process: _Process) -> bool:
+        """Whether there was something to read."""
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        rest = process.rest.pop(fd, b"") + data
+        *lines, rest = re.split(rb"[\r\n]+", rest)
+        if not data or len(rest) > _LINE_MAX:
+            lines, rest = [*lines, rest], b""
+        if rest:
+            process.rest[fd] = rest
+        if not data:
+            self.selector.unregister(fd)
+        error = pipe is process.popen.stderr
+        for line in lines:
+            if line:
+                text = line.decode("utf-8", "replace")
+                process.last.append(text)
+                self._note(process, text)
+                self.printer.line(process.name, text, error)
+        return bool(data)
+
+    def _note(self, process: _Process, text: str) -> None:
+        """Remembers where a server is ready."""
+        found = _SERVING.match(text)
+        if found and process.name == f"ps{found[1]}":
+            self.addresses.setdefault(int(found[1]), found[3])
+
+    def _reap(self) -> None:
+        """Takes note of all that ended, orphans that came to us included."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            process = self.processes.get(pid)
+            if process is not None:
+                process.status = process.popen.returncode = _exit_status(
+                    status
+                )
+                self._drain(process)
+
+    def _drain(self, process: _Process) -> None:
+        """Reads what a process that has ended still had to say."""
+        for pipe in process.pipes():
+            for _ in range(64):  # a child of its own may write for ever
+                fd = pipe.fileno()
+                if fd not in self.selector.get_map():
+                    break
+                if not self._read(fd, pipe, process):
+                    break
+
+    # ---- ending
+
+    def _stop(self, processes: list[_Process], number: int) -> None:
+        """Sends a signal, waits, and kills what is still there."""
+        for process in processes:
+            process.signal(number)
+        deadline = time.monotonic() + self.cluster.grace
+        while any(p.status is None for p in processes):
+            left = deadline - time.monotonic()
+            if left <= 0 or self.signals:  # a second Ctrl-C
+                self.signals.clear()
+                for process in processes:
+                    if process.status is None:
+                        self.printer.tell(f"killing {process.name}")
+                    process.signal(signal.SIGKILL)
+                deadline = time.monotonic() + self.cluster.grace
+                left = self.cluster.grace
+            self._step(left, ending=True)
+
+    def _end_orphans(self) -> None:
+        """Ends what a command has left, asking first."""
+        asked: set[int] = set()
+        deadline = time.monotonic() + _KILL_AFTER
+        while True:
+            mine = {p.pid for p in self.processes.values() if p.status is None}
+            orphans = _descendants(os.getpid(), mine)
+            if not orphans:
+                return
+            late = time.monotonic() > deadline or bool(self.signals)
+            for pid in orphans:
+                if late or pid not in asked:
+                    _kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+            asked.update(orphans)
+            self._step(0.05, ending=True)
+
+    def _end_all(self) -> None:
+        """Kills whatever is left; there is nothing in the usual case."""
+        while True:
+            left = _descendants(os.getpid())
+            if not left:
+                return
+            for pid in left:
+                _kill(pid, signal.SIGKILL)
+            self._reap()
+            time.sleep(0.01)
+
+
+def _kill(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _descendants(root: int, without: Collection[int] = ()) -> list[int]:
+    """All processes below one, whatever their sessions, but those that have
+    ended, and ``without`` some and what is below these."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) not in without:
+            with contextlib.suppress(OSError, ValueError):
+                stat = Path(f"/proc/{name}/stat").read_text()
+                state, parent = stat.rpartition(")")[2].split()[:2]
+                if state not in "ZX":
+                    parents[int(name)] = int(parent)
+    found: list[int] = []
+    level = {root}
+    while level:
+        level = {pid for pid, parent in parents.items() if parent in level}
+        found += sorted(level)
+    return found
+
+
+class _Printer:
+    """Lines with the name of who wrote them in front."""
+
+    _COLOURS = (36, 33, 32, 35, 34, 31)
+
+    def __init__(self, servers: int) -> None:
+        self.width = max(len(f"ps{servers - 1}"), len("job"))
+        self.broken = False
+        plain = bool(os.environ.get("NO_COLOR"))
+        self.coloured = {
+            stream: stream.isatty() and not plain
+            for stream in (sys.stdout, sys.stderr)
+        }
+
+    def line(self, name: str, text: str, error: bool) -> None:
+        stream = sys.stderr if error else sys.stdout
+        label = f"{name:<{self.width}} |"
+        if self.coloured[stream]:
+            number = 0 if name == "job" else 1 + int(name[2:])
+            colour = self._COLOURS[number % len(self._COLOURS)]
+            label = f"\033[{colour}m{label}\033[0m"
+        self._write(stream, f"{label} {text}\n")
+
+    def tell(self, text: str) -> None:
+        """A word of our own."""
+        self._write(sys.stderr, f"persia launch: {text}\n")
+
+    def tell_failure(self, process: _Process) -> None:
+        lines = [f"{process.name} (pid {process.pid}) {process.end()}"]
+        if process.last:
+            lines[0] += "; its last lines:"
+            lines += [f"  {line}" for line in process.last]
+        self.tell("\n".join(lines))
+
+    def _write(self, stream: IO[str], text: str) -> None:
+        try:
+            stream.write(text)
+            stream.flush()
+        except (BrokenPipeError, ValueError):
+            self.broken = True
