@@ -1,136 +1,136 @@
-"""The files of a checkpoint: the manifest, and folders that appear whole.
+"""The folders of checkpoints, on a local file system: they appear whole.
 
-All access to the file system that is not a row file's is here.
+Nothing of torch: a server reads checkpoints, too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+import urllib.parse
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, Literal
-
-import pydantic
+from typing import Any, NamedTuple, Protocol
 
 from persia import _core
-from persia.errors import CorruptFile, SchemaMismatch, StorageError
+from persia._checkpoint_manifest import (
+    MANIFEST,
+    File,
+    Manifest,
+    Part,
+    decode_manifest,
+    encode_manifest,
+    part_of,
+)
+from persia.errors import CorruptFile, InvalidArgument, StorageError
 
-FORMAT = "persia.checkpoint"
-VERSION = 1
-MANIFEST = "manifest.json"
 LATEST = "LATEST"
 TEMPORARY = ".tmp-"
-_STEP = re.compile(r"step-(0|[1-9][0-9]{0,18})")
+STEP = re.compile(r"step-(0|[1-9][0-9]{0,18})")
 
 
-# ---- the manifest ----------------------------------------------------------
+class Found(NamedTuple):
+    """A checkpoint: its folder (a path or URI), and what it holds."""
+
+    folder: Path | str
+    name: str  # in its root; "" where the path named the folder itself
+    manifest: Manifest
 
 
-class _Entry(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(
-        extra="forbid", frozen=True, strict=True
-    )
+class Root(Protocol):
+    """Where checkpoints are kept; str() of it is its name for messages."""
+
+    def writing(self) -> contextlib.AbstractContextManager[Path]:
+        """An empty local folder for the files of a new checkpoint; what
+        interrupted saves have left is removed, and at the end the folder.
+        """
+
+    def publish(
+        self, temporary: Path, document: dict[str, Any], keep: int | None
+    ) -> Path | str:
+        """Makes a checkpoint of the folder and the entries of its manifest,
+        and removes all but the newest ``keep``; its folder.
+        """
+
+    def steps(self) -> list[int]:
+        """The complete checkpoints, in the order of their saving."""
+
+    def read(self, name: str) -> bytes | None:
+        """A small file by its path in the root; None if it is not there."""
+
+    def at(self, name: str) -> Path | str:
+        """The path of a folder in the root ("": the root)."""
+
+    def reading(
+        self, found: Found, chosen: Collection[File]
+    ) -> contextlib.AbstractContextManager[Path]:
+        """A local folder that has the chosen files of a checkpoint."""
 
 
-class File(_Entry):
-    """A file of the folder; its checksum is the CRC-32C of all its bytes."""
+def root_of(path: str | os.PathLike[str]) -> Root:
+    """The root that a path or the URI of a file system means."""
+    text = os.fspath(path)
+    if isinstance(path, str) and "://" in text:
+        uri = urllib.parse.urlsplit(text)
+        if uri.scheme == "file":
+            return LocalRoot(Path(urllib.parse.unquote(uri.path)))
+        from persia._checkpoint_remote import RemoteRoot
 
-    name: str = pydantic.Field(pattern="^[A-Za-z0-9_-][A-Za-z0-9._-]*$")
-    bytes: int = pydantic.Field(ge=0)
-    crc32c: str = pydantic.Field(pattern="^[0-9a-f]{8}$")
-
-
-class RowFile(File):
-    """A safetensors file with rows of one table."""
-
-    rows: int = pydantic.Field(ge=0)
-
-
-class Table(_Entry):
-    """A table: its options, and its rows and clock at the checkpoint."""
-
-    name: str
-    seed: int
-    dim: int
-    dtype: str
-    optimizer: str
-    momentum: bool
-    init: str
-    init_a: float
-    init_b: float
-    state_init: float
-    admission: float
-    missing: str
-    nonfinite: str
-    capacity: int
-    full: str
-    state_floats: int
-    rows: int = pydantic.Field(ge=0)
-    pushes: int = pydantic.Field(ge=0, lt=1 << 64)
-    files: list[RowFile]
-
-
-class Manifest(_Entry):
-    """What a checkpoint holds."""
-
-    format: Literal["persia.checkpoint"]
-    version: Literal[1]
-    id: str
-    lineage: str
-    step: int = pydantic.Field(ge=0)
-    shards: Literal[1]
-    updates: int = pydantic.Field(ge=0, lt=1 << 64)
-    saved: str
-    torch: str
-    tables: list[Table]
-    dense: File
-
-
-def encode_manifest(document: dict[str, Any]) -> bytes:
-    """The one text of a manifest: it ends with a checksum of the rest."""
-    body = {key: document[key] for key in document if key != "crc32c"}
-    crc = _core.ckpt_crc(json.dumps(body, sort_keys=True).encode())
-    text = json.dumps(body | {"crc32c": f"{crc:08x}"}, indent=1)
-    return (text + "\n").encode()
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder: CorruptFile, StorageError, SchemaMismatch."""
-    path = folder / MANIFEST
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        raise StorageError(
-            f"{folder} has no {MANIFEST}: it is not a complete checkpoint"
-        ) from None
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error}") from error
-    try:
-        document = json.loads(raw)
-        if not isinstance(document, dict) or encode_manifest(document) != raw:
-            raise ValueError("its text is not what its checksum says")
-        del document["crc32c"]
-    except (ValueError, KeyError, RecursionError) as error:
-        raise CorruptFile(f"{path} is truncated or altered: {error}") from None
-    if (document.get("format"), document.get("version")) != (FORMAT, VERSION):
-        raise SchemaMismatch(
-            f"{path} has format {document.get('format')!r}, version "
-            f"{document.get('version')!r}; this Persia reads {FORMAT!r}, "
-            f"version {VERSION}: load it with the Persia that wrote it"
+        return RemoteRoot(text)
+    if re.match("[a-z][a-z0-9+.-]+:/", text) and not isinstance(path, str):
+        raise InvalidArgument(
+            f"{text!r} was the URI of a file system before it became a "
+            f"{type(path).__name__}; give it as a string"
         )
-    try:
-        return Manifest.model_validate(document)
-    except pydantic.ValidationError as error:
-        raise CorruptFile(f"{path} is not a manifest: {error}") from None
+    return LocalRoot(Path(text))
 
 
-# ---- writing ---------------------------------------------------------------
+def find(root: Root, step: int | None) -> Found:
+    """A checkpoint: a step of a root, its latest, or the path itself."""
+    there = root.steps()
+    listed = ", ".join(map(str, sorted(there))) or "none"
+    name = ""
+    if step is not None:
+        if step not in there:
+            raise StorageError(
+                f"{root} has no complete checkpoint of step {step}; steps "
+                f"there: {listed}"
+            )
+        name = f"step-{step}"
+    elif root.read(MANIFEST) is None:
+        name = _latest(root, listed)
+    prefix = f"{name}/" if name else ""
+    raw = root.read(f"{prefix}{MANIFEST}")
+    if raw is None:
+        raise CorruptFile(
+            f"{root}/{LATEST} names {name}, which is not there; steps there: "
+            f"{listed}"
+        )
+    manifest = decode_manifest(raw, f"{root}/{prefix}{MANIFEST}")
+    return Found(root.at(name), name, manifest)
+
+
+def _latest(root: Root, listed: str) -> str:
+    raw = root.read(LATEST)
+    if raw is None:
+        advice = "; choose one with step=" if listed != "none" else ""
+        raise StorageError(
+            f"{root} is no checkpoint: it has neither {LATEST} nor "
+            f"{MANIFEST}; steps there: {listed}{advice}"
+        )
+    name = raw.decode("ascii", "replace").removesuffix("\n")
+    if not STEP.fullmatch(name):
+        raise CorruptFile(
+            f"{root}/{LATEST} names no step: it holds {name[:40]!r}"
+        )
+    return name
+
+
+# ---- the local file system -------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -157,101 +157,140 @@ def write_file(path: Path, fill: Callable[[Any], object]) -> None:
         os.fsync(file.fileno())
 
 
-@contextlib.contextmanager
-def locked(root: Path) -> Iterator[None]:
-    """One save at a time in a root; a killed process leaves no lock."""
-    with (root / ".lock").open("wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StorageError(
-                f"another save into {root} is going on; wait for it, or save "
-                "into another folder"
-            ) from None
-        yield
+class LocalRoot:
+    """A folder of checkpoints. Implements :class:`Root`."""
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
-def publish(root: Path, temporary: Path, name: str) -> None:
-    """Gives a complete folder its name, then LATEST that name.
+    def __str__(self) -> str:
+        return str(self.path)
 
-    What had the name before is then at ``temporary``.
-    """
-    if (root / name).exists():
-        with opened(root) as descriptor:
-            _core.ckpt_exchange(descriptor, temporary.name, name)
-    else:
-        temporary.rename(root / name)
-    sync_folder(root)
-    latest = root / f"{TEMPORARY}{LATEST}"
-    latest.unlink(missing_ok=True)
-    write_file(latest, lambda file: file.write(f"{name}\n".encode()))
-    latest.rename(root / LATEST)
-    sync_folder(root)
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Path]:
+        self.path.mkdir(parents=True, exist_ok=True)
+        sync_folder(self.path.parent)
+        with self._locked():
+            self._remove_temporary()
+            temporary = self.path / f"{TEMPORARY}{secrets.token_hex(8)}"
+            temporary.mkdir()
+            try:
+                yield temporary
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
 
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One save at a time in a root; a killed process leaves no lock."""
+        with (self.path / ".lock").open("wb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StorageError(
+                    f"another save into {self} is going on; wait for it, or "
+                    "save into another folder"
+                ) from None
+            yield
 
-def remove_temporary(root: Path) -> None:
-    """Removes what interrupted saves have left."""
-    for entry in root.glob(f"{TEMPORARY}*"):
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
+    def _remove_temporary(self) -> None:
+        for entry in self.path.glob(f"{TEMPORARY}*"):
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+
+    def publish(
+        self, temporary: Path, document: dict[str, Any], keep: int | None
+    ) -> Path:
+        text = encode_manifest(document)
+        write_file(temporary / MANIFEST, lambda file: file.write(text))
+        sync_folder(temporary)
+        name = f"step-{document['step']}"
+        if (self.path / name).exists():
+            # What had the name is then at `temporary`, and goes with it.
+            with opened(self.path) as descriptor:
+                _core.ckpt_exchange(descriptor, temporary.name, name)
         else:
-            entry.unlink()
+            temporary.rename(self.path / name)
+        sync_folder(self.path)
+        latest = self.path / f"{TEMPORARY}{LATEST}"
+        latest.unlink(missing_ok=True)
+        write_file(latest, lambda file: file.write(f"{name}\n".encode()))
+        latest.rename(self.path / LATEST)
+        sync_folder(self.path)
+        if keep is not None:
+            self._prune(keep, name)
+        return self.path / name
 
+    def _prune(self, keep: int, newest: str) -> None:
+        """A folder vanishes in one step."""
+        old = [f"step-{step}" for step in self.steps()]
+        old.remove(newest)
+        for name in old[: max(0, len(old) - (keep - 1))]:
+            away = self.path / f"{TEMPORARY}old-{secrets.token_hex(8)}"
+            (self.path / name).rename(away)
+            shutil.rmtree(away)
 
-def prune(root: Path, keep: int, newest: str) -> None:
-    """Removes all but the newest ``keep``; a folder vanishes in one step."""
-    old = [f"step-{step}" for step in steps(root)]
-    old.remove(newest)
-    for name in old[: max(0, len(old) - (keep - 1))]:
-        away = root / f"{TEMPORARY}old-{name}-{secrets.token_hex(4)}"
-        (root / name).rename(away)
-        shutil.rmtree(away)
+    def steps(self) -> list[int]:
+        found: list[tuple[int, int]] = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for entry in self.path.iterdir():
+                match = STEP.fullmatch(entry.name)
+                manifest = entry / MANIFEST
+                if match and manifest.is_file():
+                    found.append((manifest.stat().st_mtime_ns, int(match[1])))
+        return [step for _, step in sorted(found)]
 
-
-# ---- finding ---------------------------------------------------------------
-
-
-def steps(root: Path) -> list[int]:
-    """The complete checkpoints of a root, in the order of their saving."""
-    found: list[tuple[int, int]] = []
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for entry in root.iterdir():
-            match = _STEP.fullmatch(entry.name)
-            manifest = entry / MANIFEST
-            if match and manifest.is_file():
-                found.append((manifest.stat().st_mtime_ns, int(match[1])))
-    return [step for _, step in sorted(found)]
-
-
-def find(path: Path, step: int | None) -> Path:
-    """The folder of a checkpoint: a step of a root, its latest, or itself."""
-    there = steps(path)
-    listed = ", ".join(map(str, sorted(there))) or "none"
-    if step is not None:
-        if step not in there:
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self.path / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
             raise StorageError(
-                f"{path} has no complete checkpoint of step {step}; steps "
-                f"there: {listed}"
-            )
-        return path / f"step-{step}"
-    if (path / MANIFEST).exists():
-        return path
-    latest = path / LATEST
-    try:
-        name = latest.read_bytes().decode("ascii", "replace")
-    except FileNotFoundError:
-        advice = "; choose one with step=" if there else ""
-        raise StorageError(
-            f"{path} is no checkpoint: it has neither {LATEST} nor "
-            f"{MANIFEST}; steps there: {listed}{advice}"
-        ) from None
-    except OSError as error:
-        raise StorageError(f"{latest} cannot be read: {error}") from error
-    name = name.removesuffix("\n")
-    if not _STEP.fullmatch(name):
-        raise CorruptFile(f"{latest} names no step: it holds {name[:40]!r}")
-    if not (path / name / MANIFEST).exists():
-        raise CorruptFile(
-            f"{latest} names {name}, which is not there; steps there: {listed}"
-        )
-    return path / name
+                f"{self.path / name} cannot be read: {error}"
+            ) from error
+
+    def at(self, name: str) -> Path:
+        return self.path / name
+
+    @contextlib.contextmanager
+    def reading(
+        self, found: Found, chosen: Collection[File]
+    ) -> Iterator[Path]:
+        yield self.path / found.name
+
+
+# ---- a server's share ------------------------------------------------------
+
+
+class ShardPart(NamedTuple):
+    """A checkpoint as one shard sees it."""
+
+    folder: Path
+    manifest: Manifest
+    part: Part
+
+
+def shard_part(
+    path: Path, shard: int, shards: int, step: int | None = None
+) -> ShardPart:
+    """What a server that is shard `shard` of `shards` has to read.
+
+    Args:
+        path: a root, then its LATEST is read, or the folder of a step.
+        shard, shards: which range of the ids; N shards may read what M wrote.
+        step: of the checkpoint in the root; default: LATEST.
+
+    Returns:
+        The folder of the row files; the manifest, whose tables are numbered
+        in their order (``Table.native()``: their options for the core); the
+        shard's files, clocks, counters and ledgers.
+
+    Raises:
+        CorruptFile, SchemaMismatch: of the manifest; row files are not read.
+        StorageError: there is no checkpoint, or it cannot be read.
+    """
+    found = find(LocalRoot(path), step)
+    part = part_of(found.manifest, shard, shards)
+    return ShardPart(path / found.name, found.manifest, part)

@@ -1,11 +1,11 @@
 """Checkpoints: a folder per step that is whole or not there.
 
 A root holds ``step-N/`` folders and ``LATEST``, a file with the name of the
-newest. A folder holds, per table, row files of at most 256 MiB (safetensors:
-``ids``, ``vectors``, ``state``, ``clock``), ``dense.pt`` (the states of
-model, optimizers, scheduler, loader and random generators, read with
-``weights_only=True``) and ``manifest.json``: what there is, with the size and
-CRC-32C of every file.
+newest. A folder holds, per table and shard, row files of at most 256 MiB
+(safetensors: ``ids``, ``vectors``, ``state``, ``clock``), ``dense.pt`` (the
+states of model, optimizers and scheduler, and of each rank's loader and
+random generators, read with ``weights_only=True``) and ``manifest.json``:
+what there is, with the size and CRC-32C of every file.
 
 It is written as ``.tmp-…``, synced and renamed, so that a crash at any moment
 leaves the checkpoint before; the next save removes what was left. All rows
@@ -18,6 +18,7 @@ and the rest together or not at all.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import datetime
@@ -26,16 +27,16 @@ import os
 import random
 import re
 import secrets
-import shutil
 import sys
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from persia import _checkpoint_files as files
+from persia import _checkpoint_manifest as manifests
 from persia import _core
 from persia.errors import (
     CorruptFile,
@@ -60,14 +61,14 @@ class Checkpoint:
     """What :meth:`persia.Store.load` found.
 
     Attributes:
-        path: the folder of the step.
+        path: the folder of the step, or its URI.
         step: its number.
         rows: rows loaded, per table.
         extra: what was given to ``save(extra=…)``, else None.
         lineage: names the training that the rows come from.
     """
 
-    path: Path
+    path: Path | str
     step: int
     rows: Mapping[str, int]
     extra: Any
@@ -135,7 +136,7 @@ def _unwrap(model: Any) -> Any:
             return model
 
 
-def _parts(store: Store, given: Mapping[str, Any]) -> dict[str, Any]:
+def _parts(**given: Any) -> dict[str, Any]:
     """The objects with a state_dict() that go into dense.pt, by name."""
     parts: dict[str, Any] = {}
     for name, value in given.items():
@@ -151,7 +152,7 @@ def _parts(store: Store, given: Mapping[str, Any]) -> dict[str, Any]:
                 f"{name}= is a {type(value).__name__} without state_dict() "
                 "and load_state_dict(); give its state as extra="
             )
-    return {"store": _TableSettings(store.optimizer)} | parts
+    return parts
 
 
 # ---- saving ----------------------------------------------------------------
@@ -168,7 +169,7 @@ def save(
     extra: Any = None,
     keep: int | None = None,
     step: int | None = None,
-) -> Path:
+) -> Path | str:
     """Implements :meth:`persia.Store.save`."""
     if keep is not None and keep < 1:
         raise InvalidArgument(
@@ -176,117 +177,103 @@ def save(
         )
     if step is not None and not 0 <= step < 10**19:
         raise InvalidArgument(f"step is {step}, need 0 to 10**19 - 1")
-    parts = _parts(
-        store,
-        {
-            "model": model,
-            "optimizer": optimizer,
-            "scheduler": scheduler,
-            "loader": loader,
-        },
+    shared = {"store": _TableSettings(store.optimizer)} | _parts(
+        model=model, optimizer=optimizer, scheduler=scheduler
     )
-    root = Path(path)
+    own = {"random": _RandomStates()} | _parts(loader=loader)
+    root = files.root_of(path)
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        files.sync_folder(root.parent)
-        with files.locked(root):
-            files.remove_temporary(root)
-            name = _save_locked(store, root, parts, extra, step)
-            if keep is not None:
-                files.prune(root, keep, name)
+        with root.writing() as temporary:
+            store.flush()
+            cut = _core.Cut(store._handle)
+            try:
+                # First: the model may go on changing, the cut does not.
+                dense = _write_dense(
+                    temporary, _states(shared), [_states(own)], extra
+                )
+                tables = _core.ckpt_tables(store._handle)[: cut.tables]
+                with files.opened(temporary) as descriptor:
+                    part = _write_rows(cut, tables, descriptor)
+            finally:
+                cut.close()
+            document = _document(store, tables, [part], dense, step)
+            folder = root.publish(temporary, document, keep)
     except PersiaError:
         raise
     except OSError as error:
         raise StorageError(f"saving into {root} failed: {error}") from error
-    return root / name
+    store._checkpoint_id = str(document["id"])
+    return folder
 
 
-def _save_locked(
+def _states(parts: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: part.state_dict() for name, part in parts.items()}
+
+
+def _document(
     store: Store,
-    root: Path,
-    parts: Mapping[str, Any],
-    extra: Any,
+    tables: Sequence[dict[str, Any]],
+    parts: Sequence[manifests.Part],
+    dense: dict[str, Any],
     step: int | None,
-) -> str:
-    temporary = root / f"{files.TEMPORARY}{secrets.token_hex(8)}"
-    store.flush()
-    cut = _core.Cut(store._handle)
-    try:
-        tables = _core.ckpt_tables(store._handle)[: cut.tables]
-        temporary.mkdir()
-        with files.opened(temporary) as descriptor:
-            # First: the model may go on changing, the cut does not.
-            _write_dense(temporary / _DENSE, parts, extra)
-            document: dict[str, Any] = {
-                "format": files.FORMAT,
-                "version": files.VERSION,
-                "id": secrets.token_hex(16),
-                "lineage": store._lineage,
-                "step": cut.updates if step is None else step,
-                "shards": 1,
-                "updates": cut.updates,
-                "saved": datetime.datetime.now(datetime.UTC).isoformat(),
-                "torch": torch.__version__,
-                "tables": _write_tables(cut, tables, descriptor),
-                "dense": _entry(descriptor, _DENSE),
-            }
-            text = files.encode_manifest(document)
-            files.write_file(
-                temporary / files.MANIFEST, lambda file: file.write(text)
-            )
-            os.fsync(descriptor)
-        name = f"step-{document['step']}"
-        files.publish(root, temporary, name)
-        store._checkpoint_id = str(document["id"])
-    finally:
-        cut.close()
-        shutil.rmtree(temporary, ignore_errors=True)
-    return name
+) -> dict[str, Any]:
+    """The entries of a manifest."""
+    return {
+        "format": manifests.FORMAT,
+        "version": manifests.VERSION,
+        "id": secrets.token_hex(16),
+        "lineage": store._lineage,
+        "step": max(p.updates for p in parts) if step is None else step,
+        "saved": datetime.datetime.now(datetime.UTC).isoformat(),
+        "torch": torch.__version__,
+        **manifests.to_manifest(tables, parts),
+        "dense": dense,
+    }
 
 
-def _entry(descriptor: int, name: str) -> dict[str, Any]:
-    size, crc = _core.ckpt_file_crc(descriptor, name)
-    return {"name": name, "bytes": size, "crc32c": f"{crc:08x}"}
-
-
-def _write_tables(
+def _write_rows(
     cut: _core.Cut, tables: Sequence[dict[str, Any]], descriptor: int
-) -> list[dict[str, Any]]:
-    entries = []
+) -> manifests.Part:
+    """The row files of the only shard, in this process."""
+    pushes, rows = [], []
     for number, table in enumerate(tables):
         word = re.sub("[^A-Za-z0-9_-]", "_", table["name"])[:80]
-        rows, pushes = cut.table(number)
+        _, clock = cut.table(number)
+        pushes.append(clock)
         written = cut.write(number, descriptor, f"{number:04d}-{word}", _CHUNK)
-        entries.append(
-            table
-            | {
-                "rows": rows,
-                "pushes": pushes,
-                "files": [
-                    {"name": n, "rows": r, "bytes": b, "crc32c": f"{c:08x}"}
-                    for n, r, b, c in written
-                ],
-            }
-        )
-    return entries
+        rows += [manifests.Rows(number, *file) for file in written]
+    return manifests.Part(cut.updates, 0, pushes, [], rows)
 
 
-def _write_dense(path: Path, parts: Mapping[str, Any], extra: Any) -> None:
-    """Finds out now, not at the load, what weights_only=True refuses."""
-    dense = {name: part.state_dict() for name, part in parts.items()}
-    dense |= {"random": _RandomStates().state_dict(), "extra": extra}
+def _write_dense(
+    folder: Path,
+    shared: dict[str, Any],
+    ranks: Sequence[dict[str, Any]],
+    extra: Any,
+) -> dict[str, Any]:
+    """Writes dense.pt; its entry in the manifest. Finds out now, not at the
+    load, what weights_only=True refuses.
+    """
+    path = folder / _DENSE
+    dense = shared | {"ranks": list(ranks), "extra": extra}
     try:
         files.write_file(path, lambda file: torch.save(dense, file))
         torch.load(path, weights_only=True, map_location="cpu", mmap=True)
     except OSError:
         raise
     except Exception as error:
-        bad = [name for name, state in dense.items() if not _readable(state)]
+        named = shared | {"extra": extra}
+        for rank, states in enumerate(ranks):
+            named |= {f"{n} of rank {rank}": s for n, s in states.items()}
+        bad = [name for name, state in named.items() if not _readable(state)]
         raise InvalidArgument(
             f"the state of {' and '.join(bad) or 'the model'} cannot be "
             "saved: torch.load(weights_only=True) would refuse it; keep to "
             f"tensors, numbers, strings, lists and dicts ({error})"
         ) from error
+    with files.opened(folder) as descriptor:
+        size, crc = _core.ckpt_file_crc(descriptor, _DENSE)
+    return {"name": _DENSE, "bytes": size, "crc32c": f"{crc:08x}"}
 
 
 def _readable(state: object) -> bool:
@@ -334,40 +321,45 @@ def load(
     random_states: bool = True,
 ) -> Checkpoint:
     """Implements :meth:`persia.Store.load`."""
-    parts = _parts(
-        store,
-        {
-            "model": model,
-            "optimizer": optimizer,
-            "scheduler": scheduler,
-            "loader": loader,
-        },
+    parts = {"store": _TableSettings(store.optimizer)} | _parts(
+        model=model, optimizer=optimizer, scheduler=scheduler, loader=loader
     )
     if random_states:
         parts["random"] = _RandomStates()
-    folder = files.find(Path(path), step)
-    manifest = files.read_manifest(folder)
-    here = _core.ckpt_tables(store._handle)
-    pairs = _match(manifest, here, folder, strict)
-    try:
-        with files.opened(folder) as descriptor:
-            dense = _read_dense(descriptor, folder, manifest.dense, parts)
+    root = files.root_of(path)
+    with _reading(root):
+        found = files.find(root, step)
+        here = _core.ckpt_tables(store._handle)
+        pairs = _match(found, here, strict)
+        manifest = found.manifest
+        chosen = [file for _, table in pairs for file in table.files]
+        with (
+            root.reading(found, [manifest.dense, *chosen]) as folder,
+            files.opened(folder) as descriptor,
+        ):
+            dense = _read_dense(descriptor, folder, found, parts)
             staged = _stage(store._handle, descriptor, pairs)
-    except PersiaError as error:
-        error.add_note(f"while loading {folder}; nothing was changed")
-        raise
-    except OSError as error:
-        raise StorageError(f"{folder} cannot be read: {error}") from error
-    _apply(store, staged, manifest.updates, parts, dense, folder)
+    _apply(store, staged, manifest.updates, parts, dense, found)
     store._lineage = manifest.lineage
     store._checkpoint_id = manifest.id
     return Checkpoint(
-        path=folder,
+        path=found.folder,
         step=manifest.step,
         rows={table.name: table.rows for _, table in pairs},
         extra=dense["extra"],
         lineage=manifest.lineage,
     )
+
+
+@contextlib.contextmanager
+def _reading(root: files.Root) -> Iterator[None]:
+    try:
+        yield
+    except PersiaError as error:
+        error.add_note(f"while loading from {root}; nothing was changed")
+        raise
+    except OSError as error:
+        raise StorageError(f"{root} cannot be read: {error}") from error
 
 
 def read_extra(path: str | os.PathLike[str], step: int | None = None) -> Any:
@@ -382,26 +374,22 @@ def read_extra(path: str | os.PathLike[str], step: int | None = None) -> Any:
         CorruptFile: a file is truncated or altered.
         StorageError: there is no checkpoint, or it cannot be read.
     """
-    folder = files.find(Path(path), step)
-    manifest = files.read_manifest(folder)
-    try:
-        with files.opened(folder) as descriptor:
-            dense = _read_dense(descriptor, folder, manifest.dense, ())
-    except PersiaError:
-        raise
-    except OSError as error:
-        raise StorageError(f"{folder} cannot be read: {error}") from error
-    return dense["extra"]
+    root = files.root_of(path)
+    with _reading(root):
+        found = files.find(root, step)
+        with (
+            root.reading(found, [found.manifest.dense]) as folder,
+            files.opened(folder) as descriptor,
+        ):
+            return _read_dense(descriptor, folder, found, ())["extra"]
 
 
 def _match(
-    manifest: files.Manifest,
-    here: Sequence[Mapping[str, Any]],
-    folder: Path,
-    strict: bool,
-) -> list[tuple[int, files.Table]]:
+    found: files.Found, here: Sequence[Mapping[str, Any]], strict: bool
+) -> list[tuple[int, manifests.Table]]:
     """Numbers of the store's tables with what the checkpoint has of them."""
-    saved = {table.name: table for table in manifest.tables}
+    folder = found.folder
+    saved = {table.name: table for table in found.manifest.tables}
     declared = {table["name"]: number for number, table in enumerate(here)}
     if strict and saved.keys() - declared.keys():
         raise SchemaMismatch(
@@ -422,7 +410,7 @@ def _match(
 
 
 def _check_table(
-    mine: Mapping[str, Any], theirs: files.Table, folder: Path
+    mine: Mapping[str, Any], theirs: manifests.Table, folder: Path | str
 ) -> None:
     for field, option in _MUST_AGREE.items():
         if mine[field] != getattr(theirs, field):
@@ -431,11 +419,6 @@ def _check_table(
                 f"store and {getattr(theirs, field)!r} in {folder}: declare "
                 "it as it was saved, or give it another name and train anew"
             )
-    if sum(file.rows for file in theirs.files) != theirs.rows:
-        raise CorruptFile(
-            f"{folder / files.MANIFEST}: the rows of the files of table "
-            f"{theirs.name!r} are not {theirs.rows}"
-        )
     differing = [
         f"{field} ({mine[field]!r} here, {getattr(theirs, field)!r} there)"
         for field in _SHOULD_AGREE
@@ -450,8 +433,10 @@ def _check_table(
 
 
 def _read_dense(
-    descriptor: int, folder: Path, entry: files.File, parts: Collection[str]
+    descriptor: int, folder: Path, found: files.Found, parts: Collection[str]
 ) -> dict[str, Any]:
+    """ "extra" and the states of the parts that are wanted, by name."""
+    entry = found.manifest.dense
     path = folder / entry.name
     size, crc = _core.ckpt_file_crc(descriptor, entry.name)
     if size != entry.bytes or f"{crc:08x}" != entry.crc32c:
@@ -465,16 +450,19 @@ def _read_dense(
         raise CorruptFile(f"{path} cannot be read: {error}") from error
     if not isinstance(dense, dict):
         raise CorruptFile(f"{path} holds a {type(dense).__name__}, no dict")
+    # Version 1 has the states of its only rank among those of all.
+    ranks = dense.pop("ranks", [{}])
+    dense |= ranks[0]
     for name in {"extra", *parts} - dense.keys():
         raise SchemaMismatch(
-            f"{folder} holds no state of the {name} (it has {sorted(dense)}): "
-            f"leave {name.split()[0]}= out, or save it, too"
+            f"{found.folder} holds no state of the {name} (it has "
+            f"{sorted(dense)}): leave {name.split()[0]}= out, or save it, too"
         )
     return dense
 
 
 def _stage(
-    handle: int, descriptor: int, pairs: Sequence[tuple[int, files.Table]]
+    handle: int, descriptor: int, pairs: Sequence[tuple[int, manifests.Table]]
 ) -> list[_core.Staged]:
     """The rows of the checkpoint, beside those of the store."""
     lists = [
@@ -484,12 +472,12 @@ def _stage(
     for (number, _), rows in zip(pairs, lists):
         _core.ckpt_verify(handle, number, descriptor, rows)
     return [
-        _core.Staged(handle, number, descriptor, rows, table.pushes)
+        _core.Staged(handle, number, descriptor, rows, max(table.pushes))
         for (number, table), rows in zip(pairs, lists)
     ]
 
 
-def _load_state(part: Any, state: Any, name: str, folder: Path) -> None:
+def _load_state(part: Any, state: Any, name: str, folder: Path | str) -> None:
     try:
         part.load_state_dict(state)
     except PersiaError:
@@ -512,7 +500,7 @@ def _apply(
     updates: int,
     parts: Mapping[str, Any],
     dense: Mapping[str, Any],
-    folder: Path,
+    found: files.Found,
 ) -> None:
     """Changes rows, counters and states together, or nothing."""
     before = {
@@ -526,7 +514,7 @@ def _apply(
             exchanged.append(table)
         store._core.set_updates(updates)
         for name, part in parts.items():
-            _load_state(part, dense[name], name, folder)
+            _load_state(part, dense[name], name, found.folder)
     except BaseException:
         for table in exchanged:
             table.exchange()

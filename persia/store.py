@@ -497,7 +497,7 @@ class Store:
         extra: Any = None,
         keep: int | None = None,
         step: int | None = None,
-    ) -> Path:
+    ) -> Path | str:
         """Writes a checkpoint: ``path/step-N``, and its name to LATEST.
 
         All rows are of one moment, with the state of their optimizer; other
@@ -507,7 +507,9 @@ class Store:
         ``store.optimizer.step()`` are not saved.
 
         Args:
-            path: the root; made if it is not there.
+            path: the root; made if it is not there. A folder, or the URI
+                (as a string) of one on S3 or any other file system that
+                ``pyarrow.fs`` knows.
             model: a module, DistributedDataParallel and compiled ones too;
                 its parameters and buffers are saved.
             optimizer: of the dense parameters; like all that follow, an
@@ -521,7 +523,7 @@ class Store:
                 same number is replaced.
 
         Returns:
-            The folder of the step.
+            The folder of the step; its URI if ``path`` is one.
 
         Raises:
             InvalidArgument: a state that ``torch.load(weights_only=True)``
@@ -563,7 +565,8 @@ class Store:
         (eviction excepted). No other thread may train meanwhile.
 
         Args:
-            path: a root, then its LATEST is read, or the folder of a step.
+            path: a root, then its LATEST is read, or the folder of a step;
+                or the URI of either.
             model, optimizer, scheduler, loader: as they were saved.
             step: of the checkpoint in the root; default: LATEST.
             strict: False: tables that the checkpoint or the store does not

@@ -55,10 +55,10 @@ class Run:
 
     Args:
         config: what to do.
-        resume: the folder of a checkpoint to go on from.
+        resume: the folder of a checkpoint to go on from, or its URI.
     """
 
-    def __init__(self, config: TrainConfig, resume: Path | None = None):
+    def __init__(self, config: TrainConfig, resume: Path | str | None = None):
         self.config = config
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -119,7 +119,7 @@ class Run:
 
         return self.trainer.fit(self.train, self.config.epochs, report)
 
-    def save(self) -> Path:
+    def save(self) -> Path | str:
         """Writes rows, model, optimizer, options and position as one
         checkpoint; the path of its folder."""
         assert self.config.save is not None
@@ -157,7 +157,7 @@ class Run:
             malformed=getattr(self.train, "malformed", 0),
         )
 
-    def _load(self, folder: Path) -> None:
+    def _load(self, folder: Path | str) -> None:
         found = self.store.load(
             folder, model=self.model, optimizer=self.optimizer
         )
@@ -165,7 +165,7 @@ class Run:
         self.trainer.batch = found.extra["batch"]
 
 
-def saved_options(folder: Path) -> dict[str, object]:
+def saved_options(folder: Path | str) -> dict[str, object]:
     """The options of the run that wrote a checkpoint."""
     extra = checkpoint.read_extra(folder)
     if not isinstance(extra, dict) or "options" not in extra:

@@ -57,7 +57,7 @@ def train(
         typer.Option(help="YAML file of these options; flags override it."),
     ] = None,
     resume: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             help="Go on from the checkpoint in this folder; its options hold "
             "where no flag and no --config says otherwise."

@@ -1,0 +1,371 @@
+"""The manifest of a checkpoint: what there is, and which shard reads what.
+
+Nothing of torch: a server reads manifests, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import pydantic
+
+from persia import _core
+from persia.errors import CorruptFile, InvalidArgument, SchemaMismatch
+
+FORMAT = "persia.checkpoint"
+VERSION = 2
+MANIFEST = "manifest.json"
+SHARDS_MAX = 4096
+_WINDOW = 512  # bytes of a ledger's window
+
+
+class _Entry(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(
+        extra="forbid", frozen=True, strict=True
+    )
+
+
+_U64 = pydantic.Field(ge=0, lt=1 << 64)
+
+
+class File(_Entry):
+    """A file of the folder; its checksum is the CRC-32C of all its bytes."""
+
+    name: str = pydantic.Field(pattern="^[A-Za-z0-9_-][A-Za-z0-9._-]*$")
+    bytes: int = _U64
+    crc32c: str = pydantic.Field(pattern="^[0-9a-f]{8}$")
+
+
+class RowFile(File):
+    """A safetensors file with rows of one table and one shard."""
+
+    rows: int = _U64
+    shard: int = pydantic.Field(ge=0)
+
+
+class Table(_Entry):
+    """A table: its options, its rows, and its clock at each shard."""
+
+    name: str
+    seed: int
+    dim: int
+    dtype: Literal["fp32", "bf16"]
+    optimizer: str
+    momentum: bool
+    init: Literal["uniform", "normal", "constant"]
+    init_a: float
+    init_b: float
+    state_init: float
+    admission: float
+    missing: Literal["init", "zeros"]
+    nonfinite: Literal["raise", "skip"]
+    capacity: int
+    full: Literal["raise", "evict_lru"]
+    state_floats: int
+    rows: int = _U64
+    pushes: list[int] = pydantic.Field(min_length=1)
+    files: list[RowFile]
+
+    def native(self) -> dict[str, Any]:
+        """The options as the core's numbers: arguments of its declare()."""
+        return {
+            "name": self.name,
+            "seed": self.seed,
+            "dim": self.dim,
+            "dtype": {"fp32": _core.FP32, "bf16": _core.BF16}[self.dtype],
+            "optimizer": _core.OPTIMIZERS.index(self.optimizer),
+            "momentum": int(self.momentum),
+            "init": {
+                "uniform": _core.INIT_UNIFORM,
+                "normal": _core.INIT_NORMAL,
+                "constant": _core.INIT_CONSTANT,
+            }[self.init],
+            "init_a": self.init_a,
+            "init_b": self.init_b,
+            "state_init": self.state_init,
+            "missing": {
+                "init": _core.MISSING_INIT,
+                "zeros": _core.MISSING_ZEROS,
+            }[self.missing],
+            "nonfinite": {
+                "raise": _core.NONFINITE_RAISE,
+                "skip": _core.NONFINITE_SKIP,
+            }[self.nonfinite],
+            "capacity": self.capacity,
+            "full": {
+                "raise": _core.FULL_RAISE,
+                "evict_lru": _core.FULL_EVICT_LRU,
+            }[self.full],
+            "admission": self.admission,
+        }
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Table:
+        if self.optimizer not in _core.OPTIMIZERS:
+            raise ValueError(
+                f"table {self.name!r} has optimizer {self.optimizer!r}"
+            )
+        if sum(file.rows for file in self.files) != self.rows:
+            raise ValueError(
+                f"the rows of the files of table {self.name!r} are not "
+                f"{self.rows}"
+            )
+        if not all(0 <= clock < 1 << 64 for clock in self.pushes):
+            raise ValueError(f"a clock of table {self.name!r} is impossible")
+        return self
+
+
+class Ledger(_Entry):
+    """The updates of a stream that a shard has: all up to the watermark, and
+    watermark + 1 + i where bit i of the window (hexadecimal) is 1.
+    """
+
+    stream: int = _U64
+    watermark: int = _U64
+    window: str = pydantic.Field(pattern="^(0|[1-9a-f][0-9a-f]{0,1023})$")
+
+
+class Shard(_Entry):
+    """Counters of a shard at the checkpoint; `sync_step`: of steps that all
+    ranks took together.
+    """
+
+    updates: int = _U64
+    sync_step: int = _U64
+    ledgers: list[Ledger]
+
+
+class Manifest(_Entry):
+    """What a checkpoint holds. Shard i of N has the rows whose ids hash (low
+    16 bits) to i * 65536 / N up to (i + 1) * 65536 / N.
+    """
+
+    format: Literal["persia.checkpoint"]
+    version: Literal[2]
+    id: str
+    lineage: str
+    step: int = pydantic.Field(ge=0)
+    saved: str
+    torch: str
+    shards: list[Shard] = pydantic.Field(min_length=1, max_length=SHARDS_MAX)
+    tables: list[Table]
+    dense: File
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Manifest:
+        names = {MANIFEST, self.dense.name}
+        files = [file for table in self.tables for file in table.files]
+        if len(names | {file.name for file in files}) != len(files) + 2:
+            raise ValueError("two files have one name")
+        if any(file.shard >= len(self.shards) for file in files):
+            raise ValueError("a file is of a shard that is not there")
+        if any(len(t.pushes) != len(self.shards) for t in self.tables):
+            raise ValueError("a table has not one clock a shard")
+        if len({table.name for table in self.tables}) != len(self.tables):
+            raise ValueError("two tables have one name")
+        return self
+
+    @property
+    def updates(self) -> int:
+        """Of the shard that has most."""
+        return max(shard.updates for shard in self.shards)
+
+
+def _upgrade(document: dict[str, Any]) -> dict[str, Any]:
+    """A manifest of version 1 (one process, one shard) as one of version 2."""
+    if document["shards"] != 1:
+        raise ValueError("version 1 has one shard")
+    shard = {"updates": document.pop("updates"), "sync_step": 0, "ledgers": []}
+    tables = [
+        table
+        | {
+            "pushes": [table["pushes"]],
+            "files": [file | {"shard": 0} for file in table["files"]],
+        }
+        for table in document["tables"]
+    ]
+    return document | {"version": 2, "shards": [shard], "tables": tables}
+
+
+def encode_manifest(document: dict[str, Any]) -> bytes:
+    """The one text of a manifest: it ends with a checksum of the rest."""
+    body = {key: document[key] for key in document if key != "crc32c"}
+    crc = _core.ckpt_crc(json.dumps(body, sort_keys=True).encode())
+    text = json.dumps(body | {"crc32c": f"{crc:08x}"}, indent=1)
+    return (text + "\n").encode()
+
+
+def decode_manifest(raw: bytes, path: Path | str) -> Manifest:
+    """The reverse; `path` is for messages."""
+    try:
+        document = json.loads(raw)
+        if not isinstance(document, dict) or encode_manifest(document) != raw:
+            raise ValueError("its text is not what its checksum says")
+        del document["crc32c"]
+    except (ValueError, KeyError, RecursionError) as error:
+        raise CorruptFile(f"{path} is truncated or altered: {error}") from None
+    version = document.get("version")
+    if document.get("format") != FORMAT or version not in (1, VERSION):
+        raise SchemaMismatch(
+            f"{path} has format {document.get('format')!r}, version "
+            f"{version!r}; this Persia reads {FORMAT!r}, versions 1 and "
+            f"{VERSION}: load it with the Persia that wrote it"
+        )
+    try:
+        if version == 1:
+            document = _upgrade(document)
+        return Manifest.model_validate(document)
+    except (pydantic.ValidationError, KeyError, TypeError, ValueError) as e:
+        raise CorruptFile(f"{path} is not a manifest: {e}") from None
+
+
+# ---- shards ----------------------------------------------------------------
+
+
+class Rows(NamedTuple):
+    """A row file of a table, known by its number."""
+
+    table: int
+    name: str
+    rows: int
+    bytes: int
+    crc: int
+
+
+class Numbers(NamedTuple):
+    """A stream's ledger; window: 512 bytes, little-endian."""
+
+    stream: int
+    watermark: int
+    window: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What one shard wrote, or is to read.
+
+    Attributes:
+        updates, sync_step: its counters.
+        pushes: the clock of each table, by number.
+        ledgers: of all streams that it knows.
+        files: what it wrote; to be read: of all shards that had rows of its
+            range.
+    """
+
+    updates: int
+    sync_step: int
+    pushes: Sequence[int]
+    ledgers: Sequence[Numbers]
+    files: Sequence[Rows]
+
+
+def to_manifest(
+    tables: Sequence[Mapping[str, Any]], parts: Sequence[Part]
+) -> dict[str, Any]:
+    """The entries "shards" and "tables" of a manifest.
+
+    Args:
+        tables: name and options of each, see :class:`Table`.
+        parts: of each shard.
+    """
+    files: list[list[dict[str, Any]]] = [[] for _ in tables]
+    for shard, part in enumerate(parts):
+        for file in part.files:
+            files[file.table].append(
+                {
+                    "name": file.name,
+                    "rows": file.rows,
+                    "bytes": file.bytes,
+                    "crc32c": f"{file.crc:08x}",
+                    "shard": shard,
+                }
+            )
+    return {
+        "shards": [
+            {
+                "updates": part.updates,
+                "sync_step": part.sync_step,
+                "ledgers": [
+                    {
+                        "stream": stream,
+                        "watermark": watermark,
+                        "window": f"{int.from_bytes(window, 'little'):x}",
+                    }
+                    for stream, watermark, window in part.ledgers
+                ],
+            }
+            for part in parts
+        ],
+        "tables": [
+            {
+                **table,
+                "rows": sum(file["rows"] for file in files[number]),
+                "pushes": [part.pushes[number] for part in parts],
+                "files": files[number],
+            }
+            for number, table in enumerate(tables)
+        ],
+    }
+
+
+def _range(shard: int, shards: int) -> range:
+    """The hash values of a shard, see csrc/ids/ids.h."""
+    return range(
+        -(-shard * 65536 // shards), -(-(shard + 1) * 65536 // shards)
+    )
+
+
+def part_of(manifest: Manifest, shard: int, shards: int) -> Part:
+    """What shard `shard` of `shards` has to read of a checkpoint.
+
+    Its clocks and counters are its own if as many shards wrote the
+    checkpoint, else the largest; an update counts as applied if any had it.
+    Its files are those that overlap its range of hash values: rows of
+    others may be among theirs.
+    """
+    if not 0 <= shard < shards <= SHARDS_MAX:
+        raise InvalidArgument(f"there is no shard {shard} of {shards}")
+    n = len(manifest.shards)
+    mine = _range(shard, shards)
+    sources = {
+        i
+        for i, theirs in enumerate(_range(i, n) for i in range(n))
+        if theirs.start < mine.stop and mine.start < theirs.stop
+    }
+    chosen = [shard] if n == shards else list(range(n))
+    return Part(
+        updates=max(manifest.shards[i].updates for i in chosen),
+        sync_step=max(manifest.shards[i].sync_step for i in chosen),
+        pushes=[max(t.pushes[i] for i in chosen) for t in manifest.tables],
+        ledgers=_merge(
+            ledger for i in chosen for ledger in manifest.shards[i].ledgers
+        ),
+        files=[
+            Rows(no, f.name, f.rows, f.bytes, int(f.crc32c, 16))
+            for no, table in enumerate(manifest.tables)
+            for f in table.files
+            if f.shard in sources
+        ],
+    )
+
+
+def _merge(ledgers: Iterator[Ledger]) -> list[Numbers]:
+    """One ledger a stream, with all that any had."""
+    merged: dict[int, tuple[int, int]] = {}
+    for ledger in ledgers:
+        mark, window = ledger.watermark, int(ledger.window, 16)
+        other, bits = merged.get(ledger.stream, (mark, 0))
+        if other < mark:
+            other, bits, mark, window = mark, window, other, bits
+        bits |= window >> (other - mark)  # now of the larger watermark
+        while bits & 1:
+            other, bits = other + 1, bits >> 1
+        merged[ledger.stream] = other, bits
+    return [
+        Numbers(stream, mark, bits.to_bytes(_WINDOW, "little"))
+        for stream, (mark, bits) in merged.items()
+    ]

@@ -1,0 +1,221 @@
+"""Checkpoints on remote storage (S3, GCS, HDFS), through ``pyarrow.fs``.
+
+Such file systems rename no folder in one step, but a file appears whole. So a
+checkpoint is made in a local folder and uploaded, its manifest last and then
+LATEST: a folder without a manifest is no checkpoint, and the next save
+removes it. The names of all other files begin with the checkpoint's id, so
+that one that replaces another of the same step touches none of its files
+before the manifest is exchanged. One job saves into a root at a time: there
+is no lock.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+import shutil
+import tempfile
+import urllib.parse
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+from persia._checkpoint_files import (
+    LATEST,
+    STEP,
+    Found,
+    LocalRoot,
+)
+from persia._checkpoint_manifest import MANIFEST, File, encode_manifest
+from persia.errors import InvalidArgument, StorageError
+
+#: Where the files of remote checkpoints are made: with servers, the folder
+#: that they were started with as --checkpoints. Default: a temporary folder.
+STAGING = "PERSIA_CHECKPOINTS"
+
+_TRANSFERS = 4  # files at once
+_PIECE = 8 << 20  # bytes
+
+
+class RemoteRoot:
+    """A folder of checkpoints, by its URI. Implements
+    :class:`persia._checkpoint_files.Root`.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self._uri = urllib.parse.urlsplit(uri)
+        with self._calls("used"):
+            self._fs, path = fs.FileSystem.from_uri(uri)
+        self._path = path.rstrip("/")
+        self.name = self._path.rpartition("/")[2]
+        if not self._uri.path.strip("/"):
+            raise InvalidArgument(
+                f"{self} names no folder: give one, as in {self}/out"
+            )
+
+    def __str__(self) -> str:
+        # Without the user and password and the options.
+        host = self._uri.netloc.rpartition("@")[2]
+        return f"{self._uri.scheme}://{host}{self._uri.path.rstrip('/')}"
+
+    @contextlib.contextmanager
+    def _calls(self, what: str) -> Iterator[None]:
+        """Errors of pyarrow by their name: OSError or ArrowException."""
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            if isinstance(error, StorageError):
+                raise
+            text = (str(error) or type(error).__name__).splitlines()[0]
+            raise StorageError(f"{self} cannot be {what}: {text}") from error
+
+    # ---- writing
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Path]:
+        with self._calls("written"):
+            whole = set(self.steps())
+            for name, step in self._folders():
+                if step not in whole:
+                    self._fs.delete_dir(f"{self._path}/{name}")
+        parent = os.environ.get(STAGING)
+        if parent:
+            with LocalRoot(Path(parent) / self.name).writing() as temporary:
+                yield temporary
+        else:
+            with tempfile.TemporaryDirectory(prefix="persia-") as staging:
+                yield Path(staging)
+
+    def publish(
+        self, temporary: Path, document: dict[str, Any], keep: int | None
+    ) -> str:
+        name = f"step-{document['step']}"
+        folder = f"{self._path}/{name}"
+        prefix = f"{document['id'][:8]}-"
+
+        def renamed(file: dict[str, Any]) -> dict[str, Any]:
+            return file | {"name": f"{prefix}{file['name']}"}
+
+        names = [f["name"] for t in document["tables"] for f in t["files"]]
+        names.append(document["dense"]["name"])
+        text = encode_manifest(
+            document
+            | {
+                "dense": renamed(document["dense"]),
+                "tables": [
+                    t | {"files": [renamed(f) for f in t["files"]]}
+                    for t in document["tables"]
+                ],
+            }
+        )
+
+        def upload(name: str) -> None:
+            with (
+                (temporary / name).open("rb") as source,
+                self._fs.open_output_stream(
+                    f"{folder}/{prefix}{name}"
+                ) as target,
+            ):
+                shutil.copyfileobj(source, target, _PIECE)
+
+        with self._calls("written"):
+            self._fs.create_dir(folder, recursive=True)
+            _side_by_side(upload, names)
+            self._write(f"{name}/{MANIFEST}", text)
+            self._write(LATEST, f"{name}\n".encode())
+            self._remove_others(folder, prefix)
+            if keep is not None:
+                self._prune(keep, name)
+        return self.at(name)
+
+    def _write(self, name: str, data: bytes) -> None:
+        with self._fs.open_output_stream(f"{self._path}/{name}") as file:
+            file.write(data)
+
+    def _remove_others(self, folder: str, prefix: str) -> None:
+        """Files of the checkpoint that was replaced."""
+        for info in self._fs.get_file_info(fs.FileSelector(folder)):
+            if not info.base_name.startswith((prefix, MANIFEST)):
+                self._fs.delete_file(info.path)
+
+    def _prune(self, keep: int, newest: str) -> None:
+        old = [f"step-{step}" for step in self.steps()]
+        old.remove(newest)
+        for name in old[: max(0, len(old) - (keep - 1))]:
+            self._fs.delete_file(f"{self._path}/{name}/{MANIFEST}")
+            self._fs.delete_dir(f"{self._path}/{name}")
+
+    # ---- reading
+
+    def _folders(self) -> Iterator[tuple[str, int]]:
+        """Name and number of the folders of steps, whole or not."""
+        chosen = fs.FileSelector(self._path, allow_not_found=True)
+        for info in self._fs.get_file_info(chosen):
+            match = STEP.fullmatch(info.base_name)
+            if match and info.type == fs.FileType.Directory:
+                yield info.base_name, int(match[1])
+
+    def steps(self) -> list[int]:
+        with self._calls("read"):
+            found = list(self._folders())
+            infos = self._fs.get_file_info(
+                [f"{self._path}/{name}/{MANIFEST}" for name, _ in found]
+            )
+        return [
+            step
+            for _, step in sorted(
+                (info.mtime_ns or 0, step)
+                for info, (_, step) in zip(infos, found)
+                if info.type == fs.FileType.File
+            )
+        ]
+
+    def read(self, name: str) -> bytes | None:
+        path = f"{self._path}/{name}"
+        with self._calls("read"):
+            if self._fs.get_file_info(path).type != fs.FileType.File:
+                return None
+            with self._fs.open_input_stream(path) as file:
+                data = file.read()
+        return bytes(data)
+
+    def at(self, name: str) -> str:
+        path = self._uri.path.rstrip("/")
+        if name:
+            path += f"/{name}"
+        return urllib.parse.urlunsplit(self._uri._replace(path=path))
+
+    @contextlib.contextmanager
+    def reading(
+        self, found: Found, chosen: Collection[File]
+    ) -> Iterator[Path]:
+        parent = f"{self._path}/{found.name}".rstrip("/")
+
+        def download(name: str) -> None:
+            with (
+                self._fs.open_input_stream(f"{parent}/{name}") as source,
+                (folder / name).open("xb") as target,
+            ):
+                shutil.copyfileobj(source, target, _PIECE)
+
+        with tempfile.TemporaryDirectory(prefix="persia-") as temporary:
+            folder = Path(temporary)
+            with self._calls("read"):
+                _side_by_side(download, [file.name for file in chosen])
+            yield folder
+
+
+def _side_by_side(
+    transfer: Callable[[str], None], names: Iterable[str]
+) -> None:
+    """Several files at once; those not begun are left after an error."""
+    pool = concurrent.futures.ThreadPoolExecutor(_TRANSFERS)
+    try:
+        for _ in pool.map(transfer, names):
+            pass
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,223 @@
+"""Folders of checkpoints: whole or not there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import persia
+from persia import _checkpoint_files as files
+from persia import errors
+from tests.checkpoints import (
+    contents,
+    counting_store,
+    fill,
+    make_store,
+)
+
+CHILD = """
+import sys, torch, persia
+from persia import checkpoint
+from tests.checkpoints import counting_store
+checkpoint._CHUNK = 4 << 10
+store, push = counting_store()
+if sys.argv[2] == "resume":
+    store.load(sys.argv[1])
+print("ready", flush=True)
+while True:
+    push()
+    store.save(sys.argv[1], keep=2, extra={"pushes": store.updates})
+"""
+
+
+def test_killed_while_saving(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    repository = Path(persia.__file__).parents[1]
+    rng = random.Random(1)
+    leftovers = 0
+    last = 0
+    for turn in range(4):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, root, "resume" if turn else "new"],
+            cwd=repository,
+            stdout=subprocess.PIPE,
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        while not (root / "LATEST").exists():
+            time.sleep(0.01)
+        time.sleep(0.05 + rng.random() / 4)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        leftovers += len(list(root.glob(".tmp-*")))
+
+        store, push = counting_store()
+        found = store.load(root)
+        assert found.step >= last
+        last = found.step
+        assert found.extra == {"pushes": found.step}
+        for table in ("a", "b"):
+            _, vectors, _ = contents(store, table)
+            assert vectors.shape == (2000, 2)
+            assert (vectors == found.step).all()
+        push()
+        store.save(root, keep=2, extra={"pushes": store.updates})
+        assert not list(root.glob(".tmp-*"))
+        assert len(files.LocalRoot(root).steps()) <= 2
+        last = store.updates
+    assert leftovers  # at least one was killed in the middle
+
+
+@pytest.mark.parametrize("same_step", [False, True])
+def test_each_step_of_a_save_may_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_step: bool
+) -> None:
+    """Every fsync and every rename in turn: old or new, never a mixture."""
+    step = 1 if same_step else None
+    store, push = counting_store()
+    push()
+    store.save(tmp_path, step=step)
+    calls = 0
+    fail_at = 0
+
+    def failing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == fail_at:
+                raise OSError(5, "injected")
+            return real(*args)
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", failing(os.fsync))
+    monkeypatch.setattr(Path, "rename", failing(Path.rename))
+    failures = 0
+    while True:
+        calls = 0
+        fail_at += 1
+        before = store.updates
+        push()
+        try:
+            store.save(tmp_path, step=step)
+            saved = True
+        except errors.StorageError as error:
+            failures += "injected" in str(error)
+            saved = False
+        other, _ = counting_store()
+        try:
+            other.load(tmp_path)
+        except errors.PersiaError as error:
+            pytest.fail(f"nothing whole after failure {fail_at}: {error}")
+        assert other.updates in (
+            (before + 1,) if saved else (before, before + 1, *range(1, before))
+        )
+        for table in ("a", "b"):
+            assert (contents(other, table)[1] == other.updates).all()
+        if saved:
+            break
+    assert failures >= 6
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    """A write that fails in C: an error, and the checkpoint before stays."""
+    store = make_store()
+    fill(store, "t", 3)
+    first = store.save(tmp_path, step=1)
+    fill(store, "t", 5000, seed=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises(errors.StorageError, match="safetensors"):
+            store.save(tmp_path, step=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert files.find(files.LocalRoot(tmp_path), None).folder == first
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        ".lock",
+        "LATEST",
+        "step-1",
+    ]
+
+
+def test_folders(tmp_path: Path) -> None:
+    store = make_store()
+    root = tmp_path / "deep" / "root"
+    for step in (10, 20, 30):
+        store.clear()
+        fill(store, "t", step)
+        assert store.save(root, step=step) == root / f"step-{step}"
+    assert (root / "LATEST").read_text() == "step-30\n"
+    assert store.load(root).rows == {"t": 30}
+    assert store.load(root, step=10).step == 10
+    assert store.load(str(root / "step-20")).rows == {"t": 20}
+    shutil.copytree(root / "step-10", tmp_path / "best")
+    assert store.load(tmp_path / "best").rows == {"t": 10}
+    for path, step in ((root, 11), (tmp_path, None), (tmp_path / "no", None)):
+        with pytest.raises(errors.StorageError, match=path.name):
+            store.load(path, step=step)
+    (root / "LATEST").unlink()
+    with pytest.raises(errors.StorageError, match="10, 20, 30"):
+        store.load(root)
+
+
+def test_keep(tmp_path: Path) -> None:
+    store = make_store()
+    for step in (5, 6, 7, 1, 2):  # training began again at 1
+        store.save(tmp_path, step=step, keep=3)
+    assert sorted(files.LocalRoot(tmp_path).steps()) == [1, 2, 7]
+    assert files.find(files.LocalRoot(tmp_path), None).name == "step-2"
+    store.save(tmp_path, step=7, keep=1)
+    assert files.LocalRoot(tmp_path).steps() == [7]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        ".lock",
+        "LATEST",
+        "step-7",
+    ]
+
+
+def test_the_same_step_is_replaced(tmp_path: Path) -> None:
+    store = make_store()
+    store.save(tmp_path, step=1)
+    fill(store, "t", 3)
+    store.save(tmp_path, step=1)
+    other = make_store()
+    assert other.load(tmp_path).rows == {"t": 3}
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+def test_two_saves_at_once(tmp_path: Path) -> None:
+    store = make_store()
+    store.save(tmp_path)
+    with (tmp_path / ".lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(errors.StorageError, match="another save"):
+            store.save(tmp_path)
+    store.save(tmp_path)
+
+
+def test_arguments(tmp_path: Path) -> None:
+    store = make_store()
+    for bad in ({"keep": 0}, {"step": -1}, {"model": 5}):
+        with pytest.raises(errors.InvalidArgument, match=next(iter(bad))):
+            store.save(tmp_path, **bad)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.StorageError):
+        store.save(tmp_path / "file")
+    store.close()
+    with pytest.raises(errors.Closed):
+        store.save(tmp_path)

@@ -1,0 +1,299 @@
+"""Checkpoints on S3, as a local server has it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pyarrow import fs
+
+import persia
+from persia import _checkpoint_files as files
+from persia import _checkpoint_remote as remote
+from persia import checkpoint, errors
+from tests.checkpoints import (
+    Trained,
+    assert_same_rows,
+    contents,
+    fill,
+    make_store,
+)
+
+SECRET = "hidden"
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """The address of an S3 server without anything in it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
+                break
+            assert server.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture
+def bucket(endpoint: str) -> Iterator[fs.FileSystem]:
+    """The file system, with an empty bucket."""
+    s3 = fs.S3FileSystem(
+        access_key="me",
+        secret_key=SECRET,
+        scheme="http",
+        endpoint_override=endpoint,
+        allow_bucket_creation=True,
+        allow_bucket_deletion=True,
+    )
+    s3.create_dir("bucket")
+    yield s3
+    s3.delete_dir("bucket")
+
+
+@pytest.fixture
+def uri(endpoint: str, bucket: fs.FileSystem) -> Callable[[str], str]:
+    """The URI of a path in the bucket."""
+    options = f"scheme=http&endpoint_override={endpoint}"
+    return lambda path: f"s3://me:{SECRET}@bucket/{path}?{options}"
+
+
+def listing(bucket: fs.FileSystem, path: str) -> list[str]:
+    chosen = fs.FileSelector(f"bucket/{path}", recursive=True)
+    return sorted(
+        info.path.removeprefix(f"bucket/{path}/")
+        for info in bucket.get_file_info(chosen)
+        if info.type == fs.FileType.File
+    )
+
+
+def test_round_trip(
+    uri: Callable[[str], str], bucket: fs.FileSystem, tmp_path: Path
+) -> None:
+    saved = Trained("adam", "bf16")
+    saved.train(0, 3)
+    folder = saved.store.save(
+        uri("deep/out"), **saved.state(), extra={"epoch": 3}
+    )
+    assert folder == uri("deep/out/step-3")
+    losses = saved.train(3, 6)
+    assert checkpoint.read_extra(uri("deep/out")) == {"epoch": 3}
+    for path in (uri("deep/out"), uri("deep/out/"), folder):
+        resumed = Trained("adam", "bf16")
+        found = resumed.store.load(path, **resumed.state())
+        assert found.step == 3
+        assert found.path in (folder, path)
+        assert resumed.train(3, 6) == losses
+        for table in ("u", "i"):
+            assert_same_rows(saved.store, resumed.store, table)
+    # A copy on a local file system is a checkpoint, too.
+    (tmp_path / "copy").mkdir()
+    fs.copy_files(
+        "bucket/deep/out/step-3",
+        str(tmp_path / "copy"),
+        source_filesystem=bucket,
+    )
+    copied = Trained("adam", "bf16")
+    copied.store.load(tmp_path / "copy", **copied.state())
+    assert copied.train(3, 6) == losses
+
+
+def test_keep_and_steps(
+    uri: Callable[[str], str], bucket: fs.FileSystem
+) -> None:
+    store = make_store()
+    for step in (5, 6, 7):
+        store.clear()
+        fill(store, "t", step)
+        store.save(uri("out"), step=step, keep=2)
+    root = files.root_of(uri("out"))
+    assert root.steps() == [6, 7]
+    assert {name.split("/")[0] for name in listing(bucket, "out")} == {
+        "LATEST",
+        "step-6",
+        "step-7",
+    }
+    other = make_store()
+    assert other.load(uri("out")).rows == {"t": 7}
+    assert other.load(uri("out"), step=6).rows == {"t": 6}
+    with pytest.raises(errors.StorageError, match=r"bucket/out.*6, 7") as e:
+        other.load(uri("out"), step=5)
+    assert SECRET not in str(e.value)
+    with pytest.raises(errors.StorageError, match="no checkpoint"):
+        other.load(uri("nothing"))
+
+
+def test_the_same_step_is_replaced(
+    uri: Callable[[str], str], bucket: fs.FileSystem
+) -> None:
+    store = make_store()
+    fill(store, "t", 3)
+    store.save(uri("out"), step=1)
+    before = listing(bucket, "out")
+    store.clear()
+    fill(store, "t", 5)
+    store.save(uri("out"), step=1)
+    after = listing(bucket, "out")
+    assert set(before) & set(after) == {"LATEST", "step-1/manifest.json"}
+    assert len(before) == len(after)
+    assert make_store().load(uri("out")).rows == {"t": 5}
+
+
+@pytest.mark.parametrize("same_step", [False, True])
+def test_each_step_of_an_upload_may_fail(
+    uri: Callable[[str], str],
+    bucket: fs.FileSystem,
+    monkeypatch: pytest.MonkeyPatch,
+    same_step: bool,
+) -> None:
+    """Every file in turn: old or new, never a mixture."""
+    store = make_store()
+    fill(store, "t", 1)
+    store.save(uri("out"), step=1)
+    calls = fail_at = 0
+
+    class Failing:
+        """The file system, but one stream cannot be opened."""
+
+        def __init__(self, real: fs.FileSystem) -> None:
+            self._real = real
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+        def open_output_stream(self, path: str) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == fail_at:
+                raise OSError(5, "injected")
+            return self._real.open_output_stream(path)
+
+    init = remote.RemoteRoot.__init__
+
+    def failing(self: Any, text: str) -> None:
+        init(self, text)
+        self._fs = Failing(self._fs)
+
+    monkeypatch.setattr(remote.RemoteRoot, "__init__", failing)
+    rows = {1}
+    while True:
+        fail_at += 1
+        calls = 0
+        store.clear()
+        fill(store, "t", 10 + fail_at)
+        saved = True
+        try:
+            step = 1 if same_step else 1 + fail_at
+            store.save(uri("out"), step=step)
+        except errors.StorageError as error:
+            text = str(error)
+            saved = False
+        assert saved or ("injected" in text and SECRET not in text)
+        other = make_store()
+        (n,) = other.load(uri("out")).rows.values()
+        assert n in ({10 + fail_at} if saved else rows | {10 + fail_at})
+        rows = {n}
+        if saved:
+            break
+    assert fail_at == 5  # rows, dense, manifest, LATEST
+    folders = {name.split("/")[0] for name in listing(bucket, "out")}
+    whole = {f"step-{step}" for step in files.root_of(uri("out")).steps()}
+    assert folders == whole | {"LATEST"}
+
+
+def test_altered_files_are_named(
+    uri: Callable[[str], str], bucket: fs.FileSystem
+) -> None:
+    store = make_store()
+    fill(store, "t", 30)
+    store.save(uri("out"))
+    before = contents(store, "t")
+    for name in listing(bucket, "out"):
+        with bucket.open_input_stream(f"bucket/out/{name}") as file:
+            good = file.read()
+        bad = good[:-1]
+        if name == "LATEST":
+            bad = b"step"
+        with bucket.open_output_stream(f"bucket/out/{name}") as file:
+            file.write(bad)
+        with pytest.raises(errors.CorruptFile, match=name.split("/")[-1]):
+            store.load(uri("out"))
+        with bucket.open_output_stream(f"bucket/out/{name}") as file:
+            file.write(good)
+        for a, b in zip(contents(store, "t"), before):
+            assert torch.equal(a, b)
+    store.load(uri("out"))
+
+
+def test_storage_that_is_not_there(
+    uri: Callable[[str], str], endpoint: str
+) -> None:
+    store = make_store()
+    elsewhere = uri("out").replace("@bucket", "@other")
+    with pytest.raises(errors.StorageError, match="s3://other/out") as e:
+        store.save(elsewhere)
+    assert SECRET not in str(e.value)
+    with pytest.raises(errors.StorageError, match="s3://other/out"):
+        store.load(elsewhere)
+    for bad in ("s3://bucket", "s3://bucket/"):
+        with pytest.raises(errors.InvalidArgument, match="no folder"):
+            store.save(f"{bad}?scheme=http&endpoint_override={endpoint}")
+    with pytest.raises(errors.StorageError, match="nosuch://x/y"):
+        store.save("nosuch://x/y")
+    with pytest.raises(errors.InvalidArgument, match="as a string"):
+        store.save(Path("s3://bucket/out"))
+
+
+def test_file_uris_are_paths(tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, "t", 4)
+    root = tmp_path / "a b"
+    assert store.save(root.as_uri()) == root / "step-0"
+    assert make_store().load(root.as_uri()).rows == {"t": 4}
+
+
+def test_files_are_made_in_the_folder_of_the_environment(
+    uri: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That is where servers can write them."""
+    monkeypatch.setenv("PERSIA_CHECKPOINTS", str(tmp_path))
+    store = make_store()
+    fill(store, "t", 4)
+    seen: list[str] = []
+    write = checkpoint._write_rows
+
+    def spy(*args: Any) -> Any:
+        seen.extend(os.listdir(tmp_path / "out"))
+        return write(*args)
+
+    monkeypatch.setattr(checkpoint, "_write_rows", spy)
+    store.save(uri("deep/out"))
+    assert any(name.startswith(".tmp-") for name in seen)
+    assert os.listdir(tmp_path / "out") == [".lock"]
+    assert persia.Store  # the package was imported without S3 in the way
+    assert make_store().load(uri("deep/out")).rows == {"t": 4}
