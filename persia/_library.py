@@ -227,8 +227,8 @@ def pull(
     if torch._C._current_graph_task_id() != -1:
         # Repeated by torch.utils.checkpoint: the first forward stands for it.
         batch = _no_batch
-    ticket = _ticket(batch, store, grad)
     try:
+        ticket = _ticket(batch, store, grad)
         if grad:
             out = _Pull.apply(
                 values, offsets, weights, anchor, ticket, store, plan

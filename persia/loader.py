@@ -39,7 +39,10 @@ class DataLoader(Generic[T]):
     its embeddings looked up already, on threads of the store. The bound: the
     lookup of a batch starts when at most ``staleness`` earlier batches have
     gradients that are not applied yet. With 0 the rows are those that a plain
-    loop would read, bit for bit.
+    loop would read, bit for bit. With 1 or more ``backward()`` hands its
+    update to a thread of the store and goes on; the end of the loop,
+    evaluation and every look at the rows wait for it. Should it fail, the next
+    call that trains, or ``store.flush()``, raises its error.
 
     A batch counts until its gradients are applied, until ``batch.skip()``, or
     until the loop asks for a next batch that could not be looked up
@@ -197,6 +200,8 @@ class _Pass(Iterator[T]):
             self._fetch(1)
             if not self._ahead:
                 assert self._end is not None
+                for handle, _ in self._streams:
+                    _core.ahead_flush(handle)
                 if isinstance(self._end, StopIteration):
                     self._loader._given = 0
                 raise self._end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import secrets
 import threading
@@ -141,7 +142,6 @@ class Store:
         )  # guards _tables and the groups of the optimizer
         self._tables: dict[str, _Table] = {}
         self._counts = {
-            "updates_failed": 0,
             "gradients_discarded": 0,
             "cuda_ids_copied": 0,
         }
@@ -171,6 +171,7 @@ class Store:
     @property
     def updates(self) -> int:
         """Updates applied so far; Adam's step t of the last one."""
+        self._core.settle()
         return self._core.updates()
 
     def _backward_done(self) -> None:
@@ -195,13 +196,7 @@ class Store:
             )
         # A scheduler asks whether the optimizer made a step before its own.
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
-        try:
-            self._core.apply(
-                self._optimizer.param_groups, factors, all_threads
-            )
-        except errors.PersiaError:
-            self._counts["updates_failed"] += 1
-            raise
+        self._core.apply(self._optimizer.param_groups, factors, all_threads)
 
     def _discard(self) -> None:
         """Drops all gradients that are held."""
@@ -218,13 +213,22 @@ class Store:
             )
         return self._core.norm(self._optimizer._factors())
 
-    def flush(self) -> None:
+    def flush(self, timeout: float | None = None) -> None:
         """Returns when every gradient of a finished backward is in the tables.
 
         With ``update="step"`` gradients that wait for ``optimizer.step()`` go
         on waiting.
+
+        Args:
+            timeout: seconds; None: as long as it takes.
+
+        Raises:
+            DeadlineExceeded: after ``timeout``; the updates go on.
+            PersiaError: an update that was applied in the background failed;
+                its error, once.
         """
         self._drop_unfinished()
+        self._core.flush(timeout)
 
     def _drop_unfinished(self) -> None:
         """Drops what a backward left that an exception ended.
@@ -402,6 +406,11 @@ class Store:
     def stats(self) -> dict[str, Any]:
         """Counters of the store and, under "tables", of each table.
 
+        The store's: updates (applied), pending (updates that threads of the
+        store have yet to apply), updates_failed, held (gradients that wait
+        for an update), memory and memory_limit (bytes), gradients_discarded,
+        cuda_ids_copied.
+
         A table's: rows, bytes, row_bytes, pushes (updates that touched it),
         pulled and missed (ids looked up; those without a row), created,
         evicted, refused, nonfinite (row gradients left out).
@@ -414,8 +423,11 @@ class Store:
         earlier ones were open}.
         """
         used, _ = self._core.memory()
+        _, failed, pending = self._core.counts()
         return {
-            "updates": self.updates,
+            "updates": self._core.updates(),
+            "pending": pending,
+            "updates_failed": failed,
             "held": self._core.held(True),
             "memory": used,
             "memory_limit": self.memory_limit,
@@ -597,14 +609,28 @@ class Store:
         )
 
     def close(self) -> None:
-        """Frees the tables; later use raises :class:`persia.errors.Closed`."""
-        self._core.close()
+        """Frees the tables, after the last update is applied.
+
+        Later use raises :class:`persia.errors.Closed`. An error of an update
+        that was applied in the background is raised, see :meth:`flush`.
+        """
+        try:
+            with contextlib.suppress(errors.Closed, errors.UsedAfterFork):
+                self._core.flush(None)
+        finally:
+            self._core.close()
 
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, *exception: object
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        with contextlib.suppress(errors.PersiaError):
+            self.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Store:
         warnings.warn(

@@ -182,7 +182,7 @@ def test_compiled_forwards_are_served_ahead(backend: str) -> None:
 def test_asynchronous_trains() -> None:
     rows, _, stats = train(ahead(None))
     assert stats["prefetched"] == 60
-    assert max(stats["staleness"]) <= 8
+    assert max(stats["staleness"]) <= 6  # 4 ahead, 2 updates under way
     assert all(bool(t[0].isfinite().all()) for t in rows.values())
 
 
@@ -236,7 +236,8 @@ def test_staleness_is_bounded_and_measured(staleness: int) -> None:
     assert c.value == 100
     histogram = c.stats["staleness"]
     assert sum(histogram.values()) == 100
-    assert max(histogram) == min(staleness, 8)  # it takes no more ahead
+    # It takes 8 ahead, and 2 updates may be under way.
+    assert min(staleness, 8) <= max(histogram) <= min(staleness, 10)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -370,6 +371,7 @@ def test_leaving_the_loop_cancels(end: str) -> None:
             next(iterator)
     late = c.forward(batch)[1]
     del iterator, batch
+    c.store.flush()
     gc.collect()
     assert 6 < len(alive) < 12
     assert sum(r() is not None for r in alive) <= 1  # that of `late`

@@ -134,6 +134,16 @@ static PyObject *py_stats(PyObject *module, PyObject *arg)
         "dropped", (unsigned long long)t.dropped, "staleness", staleness);
 }
 
+static PyObject *py_flush(PyObject *module, PyObject *arg)
+{
+    (void)module;
+    unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
+    if (PyErr_Occurred())
+        return NULL;
+    WITH_STORE(handle, rc = step_flush(s, 0));
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"ahead_open", py_open, METH_VARARGS,
      "ahead_open(handle, staleness)\n--\n\n"
@@ -151,6 +161,9 @@ static PyMethodDef functions[] = {
      "Returns when the batch may be handed out."},
     {"ahead_skip", py_skip, METH_VARARGS,
      "ahead_skip(handle, number)\n--\n\nGives up a batch."},
+    {"ahead_flush", py_flush, METH_O,
+     "ahead_flush(handle)\n--\n\n"
+     "Waits until all updates of a store are applied."},
     {"ahead_stats", py_stats, METH_O,
      "ahead_stats(handle)\n--\n\nCounters of all streams of a store."},
     {NULL, NULL, 0, NULL},

@@ -146,7 +146,7 @@ static PyObject *store_declare(PyObject *self, PyObject *args,
     BEGIN(self, "Store.declare");
     uint32_t no = 0;
     int created = 0;
-    rc = ps_declare(step_ps(s), &c, &no, &created);
+    rc = client_declare(step_client(s), &c, &no, &created);
     END();
     return rc ? py_raise(rc) : Py_BuildValue("(IO)", no,
                                              created ? Py_True : Py_False);
@@ -284,26 +284,76 @@ static PyObject *store_apply(PyObject *self, PyObject *args)
         }
     }
     step *s;
-    worker_counts counts = {0};
     int rc = step_get(((store_object *)self)->handle, "update", &s);
     if (!rc) {
         Py_BEGIN_ALLOW_THREADS
-        rc = step_apply(s, all ? STEP_ALL : STEP_MINE, optim, (uint32_t)n,
-                        &counts);
+        rc = step_apply(s, all ? STEP_ALL : STEP_MINE, optim, (uint32_t)n);
         step_put(s);
         Py_END_ALLOW_THREADS
     }
     free(optim);
     if (rc)
         return py_raise(rc);
-    return Py_BuildValue("(KKKKK)", (unsigned long long)counts.created,
-                         (unsigned long long)counts.refused,
-                         (unsigned long long)counts.evicted,
-                         (unsigned long long)counts.nonfinite,
-                         (unsigned long long)counts.touched);
+    Py_RETURN_NONE;
 fail:
     free(optim);
     return NULL;
+}
+
+/* Seconds to nanoseconds; 0 (no limit) for None.  -1: an error is set. */
+static int read_timeout(PyObject *arg, uint64_t *out)
+{
+    *out = 0;
+    double seconds = arg == Py_None ? 0 : PyFloat_AsDouble(arg);
+    if (PyErr_Occurred())
+        return -1;
+    if (arg != Py_None && !(seconds > 0 && seconds < 1e9)) {
+        PyErr_SetString(PyExc_ValueError, "a timeout is a number of seconds "
+                        "above 0, or None");
+        return -1;
+    }
+    *out = (uint64_t)(seconds * 1e9);
+    return 0;
+}
+
+static PyObject *store_flush(PyObject *self, PyObject *arg)
+{
+    uint64_t timeout;
+    if (read_timeout(arg, &timeout))
+        return NULL;
+    BEGIN(self, "Store.flush");
+    Py_BEGIN_ALLOW_THREADS
+    rc = step_flush(s, timeout);
+    END();
+    Py_END_ALLOW_THREADS
+    if (rc)
+        return py_raise(rc);
+    Py_RETURN_NONE;
+}
+
+static PyObject *store_settle(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    BEGIN(self, "Store");
+    Py_BEGIN_ALLOW_THREADS
+    rc = step_settle(s);
+    END();
+    Py_END_ALLOW_THREADS
+    if (rc)
+        return py_raise(rc);
+    Py_RETURN_NONE;
+}
+
+static PyObject *store_counts(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    BEGIN(self, "Store.counts");
+    step_counts counts;
+    step_get_counts(s, &counts);
+    END();
+    return Py_BuildValue("(KKK)", (unsigned long long)counts.applied,
+                         (unsigned long long)counts.failed,
+                         (unsigned long long)counts.pending);
 }
 
 static PyObject *store_held(PyObject *self, PyObject *arg)
@@ -332,7 +382,7 @@ static PyObject *store_finite(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.finite");
-    uint32_t n = ps_tables(step_ps(s));
+    uint32_t n = client_tables(step_client(s));
     uint8_t *finite = malloc(n + 1);
     if (finite) {
         memset(finite, 1, n);
@@ -380,7 +430,7 @@ static PyObject *store_updates(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.updates");
-    uint64_t n = ps_updates(step_ps(s));
+    uint64_t n = client_updates(step_client(s));
     END();
     return PyLong_FromUnsignedLongLong(n);
 }
@@ -396,15 +446,6 @@ static PyObject *store_set_updates(PyObject *self, PyObject *arg)
     Py_RETURN_NONE;
 }
 
-/* Table `no` of the store, or NULL with the error set. */
-static table *find_table(step *s, unsigned no, int *rc)
-{
-    table *t = ps_table(step_ps(s), no);
-    if (!t)
-        *rc = err_set(PERSIA_EARG, "the store has no table number %u", no);
-    return t;
-}
-
 static PyObject *store_stats(PyObject *self, PyObject *arg)
 {
     unsigned long no = PyLong_AsUnsignedLong(arg);
@@ -412,10 +453,10 @@ static PyObject *store_stats(PyObject *self, PyObject *arg)
         return NULL;
     BEGIN(self, "Store.stats");
     table_stats t = {0};
-    table *found = find_table(s, (unsigned)no, &rc);
-    if (found)
-        table_get_stats(found, &t);
+    Py_BEGIN_ALLOW_THREADS
+    rc = client_stats(step_client(s), (uint32_t)no, &t);
     END();
+    Py_END_ALLOW_THREADS
     if (rc)
         return py_raise(rc);
     return Py_BuildValue(
@@ -434,11 +475,14 @@ static PyObject *store_memory(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.memory");
-    const mem_limit *limit = ps_limit(step_ps(s));
-    uint64_t used = limit->used, maximum = limit->maximum;
+    uint64_t used = 0, maximum = 0;
+    Py_BEGIN_ALLOW_THREADS
+    rc = client_memory(step_client(s), &used, &maximum);
     END();
-    return Py_BuildValue("(KK)", (unsigned long long)used,
-                         (unsigned long long)maximum);
+    Py_END_ALLOW_THREADS
+    return rc ? py_raise(rc)
+              : Py_BuildValue("(KK)", (unsigned long long)used,
+                              (unsigned long long)maximum);
 }
 
 static PyObject *store_state_floats(PyObject *self, PyObject *arg)
@@ -447,21 +491,26 @@ static PyObject *store_state_floats(PyObject *self, PyObject *arg)
     if (PyErr_Occurred())
         return NULL;
     BEGIN(self, "Store.state_floats");
-    table *t = find_table(s, (unsigned)no, &rc);
-    uint32_t floats = t ? table_state_floats(t) : 0;
+    uint32_t floats = client_state_floats(step_client(s), (uint32_t)no);
     END();
     return rc ? py_raise(rc) : PyLong_FromUnsignedLong(floats);
 }
 
-/* Whether the buffers of a get or set fit n rows of table t. */
-static int fits(table *t, size_t n, const Py_buffer *vectors,
-                const Py_buffer *state, const Py_buffer *found)
+/* PERSIA_OK if the buffers of a get or set fit n rows of a table. */
+static int check_buffers(const ps_client *c, uint32_t no, size_t n,
+                         const Py_buffer *vectors, const Py_buffer *state,
+                         const Py_buffer *found)
 {
-    size_t dim = table_get_config(t)->dim;
-    size_t floats = table_state_floats(t);
-    return (size_t)vectors->len == n * dim * sizeof(float) &&
-           (!state->buf || (size_t)state->len == n * floats * sizeof(float)) &&
-           (!found->buf || (size_t)found->len == n);
+    const table_config *t = client_table(c, no);
+    if (!t)
+        return err_set(PERSIA_EARG, "the store has no table number %u", no);
+    size_t floats = client_state_floats(c, no);
+    int fit =
+        (size_t)vectors->len == n * t->dim * sizeof(float) &&
+        (!state->buf || (size_t)state->len == n * floats * sizeof(float)) &&
+        (!found->buf || (size_t)found->len == n);
+    return fit ? PERSIA_OK
+               : err_set(PERSIA_ESHAPE, "buffers do not fit %zu rows", n);
 }
 
 /* The buffer of an argument that may be None (out->buf is NULL then). */
@@ -493,17 +542,17 @@ static PyObject *rows_call(PyObject *self, PyObject *args, int set)
                       set ? "Store.set_rows" : "Store.rows", &s);
     if (!rc) {
         size_t n = (size_t)ids.len / sizeof(uint64_t);
-        table *t = find_table(s, no, &rc);
-        if (t && !fits(t, n, &vectors, &state, &found))
-            rc = err_set(PERSIA_ESHAPE, "buffers do not fit %zu rows", n);
-        if (!rc) {
-            Py_BEGIN_ALLOW_THREADS
-            rc = set ? table_set(t, n, ids.buf, vectors.buf, state.buf)
-                     : table_get(t, n, ids.buf, vectors.buf, state.buf,
-                                 found.buf);
-            Py_END_ALLOW_THREADS
-        }
+        ps_client *c = step_client(s);
+        Py_BEGIN_ALLOW_THREADS
+        rc = check_buffers(c, no, n, &vectors, &state, &found);
+        if (!rc)
+            rc = step_settle(s);
+        if (!rc)
+            rc = set ? client_set(c, no, n, ids.buf, vectors.buf, state.buf)
+                     : client_get(c, no, n, ids.buf, vectors.buf, state.buf,
+                                  found.buf);
         step_put(s);
+        Py_END_ALLOW_THREADS
     }
     out = rc ? py_raise(rc) : Py_NewRef(Py_None);
 done:
@@ -530,13 +579,12 @@ static PyObject *store_clear(PyObject *self, PyObject *arg)
     if (PyErr_Occurred())
         return NULL;
     BEGIN(self, "Store.clear");
-    table *t = find_table(s, (unsigned)no, &rc);
-    if (t) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = table_clear(t);
-        Py_END_ALLOW_THREADS
-    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = step_settle(s);
+    if (!rc)
+        rc = client_clear(step_client(s), (uint32_t)no);
     END();
+    Py_END_ALLOW_THREADS
     if (rc)
         return py_raise(rc);
     Py_RETURN_NONE;
@@ -549,9 +597,11 @@ static PyObject *store_ids(PyObject *self, PyObject *arg)
     if (PyErr_Occurred())
         return NULL;
     BEGIN(self, "Store.ids");
-    table *t = find_table(s, (unsigned)no, &rc);
+    table *t = ps_table(step_ps(s), (uint32_t)no);
     PyObject *out = NULL;
     table_cut *cut = NULL;
+    rc = t ? step_settle(s)
+           : err_set(PERSIA_EARG, "the store has no table number %lu", no);
     if (!rc)
         rc = table_cut_begin(&t, 1, &cut);
     if (!rc) {
@@ -598,8 +648,10 @@ static PyMethodDef methods[] = {
            "number"),
     METHOD(plan_shape, METH_O, "plan_shape(plan) -> (kind, keys, width)"),
     METHOD(apply, METH_VARARGS,
-           "apply(groups, scales, all) -> (created, refused, evicted, "
-           "nonfinite, touched); all: not just this thread's"),
+           "apply(groups, scales, all); all: not just this thread's"),
+    METHOD(flush, METH_O, "flush(seconds or None): waits for all updates"),
+    METHOD(settle, METH_NOARGS, "settle(): waits, without their errors"),
+    METHOD(counts, METH_NOARGS, "counts() -> (applied, failed, pending)"),
     METHOD(held, METH_O, "held(all) -> gradients that wait"),
     METHOD(discard, METH_O, "discard(all) -> gradients dropped"),
     METHOD(finite, METH_NOARGS, "finite() -> bytes, 0 for tables with NaN"),

@@ -45,8 +45,7 @@ struct sched {
     unsigned threads;  /* constant */
     pthread_t *worker; /* [workers], constant */
     unsigned workers;
-    pthread_t background;
-    int background_runs;
+    unsigned background_max; /* constant */
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t work;  /* a loop was linked, or stop */
@@ -57,6 +56,10 @@ struct sched {
     pthread_mutex_t job_lock; /* guards what follows */
     pthread_cond_t job_added; /* a job was queued, or job_stop */
     job *first, **last;
+    unsigned queued;     /* jobs that no thread has taken */
+    unsigned idle_jobs;  /* threads that sleep on `job_added` */
+    pthread_t *background; /* [background_max] */
+    unsigned background_n;
     int job_stop;
 };
 
@@ -266,10 +269,13 @@ static void *background_main(void *arg)
         if (!j) {
             if (s->job_stop)
                 break;
+            s->idle_jobs++;
             pthread_cond_wait(&s->job_added, &s->job_lock);
+            s->idle_jobs--;
             continue;
         }
         s->first = j->link;
+        s->queued--;
         if (!s->first)
             s->last = &s->first;
         pthread_mutex_unlock(&s->job_lock);
@@ -279,23 +285,6 @@ static void *background_main(void *arg)
     }
     pthread_mutex_unlock(&s->job_lock);
     return NULL;
-}
-
-int sched_submit(sched *s, sched_job_fn fn, void *ctx)
-{
-    int code = fork_check("a thread pool");
-    if (code != PERSIA_OK)
-        return code;
-    job *j = malloc(sizeof *j);
-    if (!j)
-        return err_set(PERSIA_ENOMEM, "out of memory: a background job");
-    *j = (job){.fn = fn, .ctx = ctx};
-    pthread_mutex_lock(&s->job_lock);
-    *s->last = j;
-    s->last = &j->link;
-    pthread_mutex_unlock(&s->job_lock);
-    pthread_cond_signal(&s->job_added);
-    return PERSIA_OK;
 }
 
 /* ---- life of a pool ---- */
@@ -316,12 +305,60 @@ static int start_thread(pthread_t *out, void *(*main)(void *), sched *s,
     return PERSIA_OK;
 }
 
+/* Sees to a background thread for one more job; job_lock is held.  Jobs that
+ * come when the pool stops are of jobs, whose own threads go on. */
+static int need_background(sched *s)
+{
+    if (s->queued < s->idle_jobs || s->background_n == s->background_max ||
+        s->job_stop)
+        return PERSIA_OK;
+    int code = start_thread(&s->background[s->background_n], background_main,
+                            s, "persia-jobs");
+    if (code == PERSIA_OK)
+        s->background_n++;
+    return s->background_n ? PERSIA_OK : code;
+}
+
+int sched_submit(sched *s, sched_job_fn fn, void *ctx)
+{
+    int code = fork_check("a thread pool");
+    if (code != PERSIA_OK)
+        return code;
+    job *j = malloc(sizeof *j);
+    if (!j)
+        return err_set(PERSIA_ENOMEM, "out of memory: a background job");
+    *j = (job){.fn = fn, .ctx = ctx};
+    pthread_mutex_lock(&s->job_lock);
+    code = need_background(s);
+    if (code == PERSIA_OK) {
+        *s->last = j;
+        s->last = &j->link;
+        s->queued++;
+    }
+    pthread_mutex_unlock(&s->job_lock);
+    if (code == PERSIA_OK)
+        pthread_cond_signal(&s->job_added);
+    else
+        free(j);
+    return code;
+}
+
 int sched_create(unsigned threads, sched **out)
+{
+    return sched_create_background(threads, 1, out);
+}
+
+int sched_create_background(unsigned threads, unsigned background,
+                            sched **out)
 {
     *out = NULL;
     if (threads == 0 || threads > THREADS_MAX)
         return err_set(PERSIA_EARG,
                        "a thread pool of %u threads: give 1 to %d", threads,
+                       (int)THREADS_MAX);
+    if (background == 0 || background > THREADS_MAX)
+        return err_set(PERSIA_EARG,
+                       "%u background threads: give 1 to %d", background,
                        (int)THREADS_MAX);
     int code = PERSIA_ENOMEM;
     sched *s = calloc(1, sizeof *s);
@@ -334,7 +371,9 @@ int sched_create(unsigned threads, sched **out)
     pthread_cond_init(&s->work, NULL);
     pthread_cond_init(&s->job_added, NULL);
     s->worker = calloc(threads, sizeof *s->worker);
-    if (!s->worker) {
+    s->background = calloc(background, sizeof *s->background);
+    s->background_max = background;
+    if (!s->worker || !s->background) {
         code = err_set(code, "out of memory: a pool of %u threads", threads);
         goto fail;
     }
@@ -345,10 +384,6 @@ int sched_create(unsigned threads, sched **out)
             goto fail;
         s->workers++;
     }
-    code = start_thread(&s->background, background_main, s, "persia-jobs");
-    if (code != PERSIA_OK)
-        goto fail;
-    s->background_runs = 1;
     *out = s;
     return PERSIA_OK;
 fail:
@@ -361,13 +396,13 @@ void sched_destroy(sched *s)
     /* In a forked child there is nobody to join: leave everything. */
     if (!s || fork_check("a thread pool") != PERSIA_OK)
         return;
-    if (s->background_runs) {
-        pthread_mutex_lock(&s->job_lock);
-        s->job_stop = 1;
-        pthread_mutex_unlock(&s->job_lock);
-        pthread_cond_signal(&s->job_added);
-        pthread_join(s->background, NULL);
-    }
+    pthread_mutex_lock(&s->job_lock);
+    s->job_stop = 1;
+    unsigned background = s->background_n;
+    pthread_mutex_unlock(&s->job_lock);
+    pthread_cond_broadcast(&s->job_added);
+    for (unsigned i = 0; i < background; i++)
+        pthread_join(s->background[i], NULL);
     pthread_mutex_lock(&s->lock);
     s->stop = 1;
     pthread_mutex_unlock(&s->lock);
@@ -378,6 +413,7 @@ void sched_destroy(sched *s)
     pthread_cond_destroy(&s->work);
     pthread_mutex_destroy(&s->job_lock);
     pthread_mutex_destroy(&s->lock);
+    free(s->background);
     free(s->worker);
     free(s);
 }

@@ -27,6 +27,10 @@ typedef int (*sched_loop_fn)(void *ctx, size_t index);
 typedef void (*sched_job_fn)(void *ctx);
 
 PERSIA_API int sched_create(unsigned threads, sched **out);
+/* The same with at most `background` threads for jobs (sched_create(): 1).
+ * One more is started when a job finds none idle. */
+PERSIA_API int sched_create_background(unsigned threads, unsigned background,
+                                       sched **out);
 /* Waits for every job that was submitted, then joins the workers. */
 PERSIA_API void sched_destroy(sched *s);
 PERSIA_API unsigned sched_threads(const sched *s);
@@ -50,8 +54,7 @@ PERSIA_API void sched_team_install(const sched_team *team);
 
 /* Runs fn(ctx) once on a thread of its own kind (background threads are
  * separate from loop workers, so a job may call sched_for()).  Jobs start
- * in the order of submission; with one background thread they also end so.
- * There are `threads` loop threads and one background thread a pool. */
+ * in the order of submission; with one background thread they also end so. */
 PERSIA_API int sched_submit(sched *s, sched_job_fn fn, void *ctx);
 
 /* A value that one thread completes and others wait for. */

@@ -50,25 +50,27 @@ typedef struct batch {
 
 typedef struct stream {
     struct stream *next;
-    uint64_t number, staleness;
+    uint64_t number; /* 0: closed */
+    uint64_t staleness;
     batch *batches; /* oldest first */
+    unsigned waiters; /* threads that close it */
 } stream;
 
 struct ahead {
     step *s;
+    sched *pool; /* of the jobs */
     _Atomic(unsigned) streams_n; /* written under the lock */
     pthread_mutex_t lock; /* guards all below and all streams */
-    pthread_cond_t moved; /* a lookup or an update ended, a job left */
+    pthread_cond_t moved; /* a lookup or an update ended */
     stream *streams;
     uint64_t numbers;  /* the last one given to a stream */
-    unsigned jobs;     /* submitted and not ended */
     lookup *garbage;   /* owners to be released without the lock */
     step_ahead_stats stats;
 };
 
 /* ---- life ---- */
 
-int ahead_create(step *s, ahead **out)
+int ahead_create(step *s, unsigned threads, ahead **out)
 {
     ahead *a = calloc(1, sizeof *a);
     *out = a;
@@ -81,7 +83,7 @@ int ahead_create(step *s, ahead **out)
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&a->moved, &attr);
     pthread_condattr_destroy(&attr);
-    return PERSIA_OK;
+    return sched_create_background(1, threads, &a->pool);
 }
 
 /* Ends a call: leaves the lock and releases what it threw away. */
@@ -112,10 +114,12 @@ static void batch_free(ahead *a, batch *b)
     free(b);
 }
 
-/* Frees closed batches that nobody uses; only on threads of the user. */
+/* Frees closed batches and streams that nobody uses; only on threads of the
+ * user. */
 static void sweep(ahead *a)
 {
-    for (stream *t = a->streams; t; t = t->next)
+    for (stream **of = &a->streams; *of;) {
+        stream *t = *of;
         for (batch **at = &t->batches; *at;) {
             batch *b = *at;
             if (b->closed && b->users == 0) {
@@ -125,6 +129,14 @@ static void sweep(ahead *a)
                 at = &b->next;
             }
         }
+        if (t->number || t->batches || t->waiters) {
+            of = &t->next;
+        } else {
+            *of = t->next;
+            free(t);
+            atomic_fetch_sub(&a->streams_n, 1);
+        }
+    }
 }
 
 static void end_of_call(ahead *a)
@@ -136,7 +148,7 @@ static void end_of_call(ahead *a)
 static stream *find_stream(ahead *a, uint64_t number)
 {
     for (stream *t = a->streams; t; t = t->next)
-        if (t->number == number)
+        if (number && t->number == number)
             return t;
     return NULL;
 }
@@ -194,8 +206,6 @@ static void lookup_job(void *ctx)
             t = t->next;
         }
     }
-    a->jobs--;
-    pthread_cond_broadcast(&a->moved);
     pthread_mutex_unlock(&a->lock);
 }
 
@@ -253,8 +263,8 @@ static void advance(ahead *a, stream *t, const batch *asked)
         uint64_t top = STEP_STALENESS_BUCKETS - 1;
         a->stats.staleness[n < top ? n : top]++;
         /* Without memory for a job the forward itself looks up. */
-        if (sched_submit(ps_sched(step_ps(a->s)), lookup_job, a) == PERSIA_OK)
-            a->jobs++;
+        for (lookup *l = b->lookups; l; l = l->next)
+            sched_submit(a->pool, lookup_job, a);
     }
 }
 
@@ -321,7 +331,31 @@ void ahead_applying(ahead *a, const step_grad *held, size_t n)
         if (f)
             f->at = APPLYING;
     }
-    leave(a);
+    pthread_mutex_unlock(&a->lock);
+}
+
+int ahead_allows(ahead *a, const step_grad *held, size_t n)
+{
+    if (nobody_looks_ahead(a))
+        return 0;
+    int all = 1;
+    pthread_mutex_lock(&a->lock);
+    for (stream *t = a->streams; t; t = t->next)
+        all &= !t->number || t->staleness > 0;
+    for (size_t i = 0; i < n && all; i++) {
+        batch *b;
+        all = find_forward(a, held[i].ticket, &b) != NULL;
+    }
+    pthread_mutex_unlock(&a->lock);
+    return all;
+}
+
+void ahead_tidy(ahead *a)
+{
+    if (nobody_looks_ahead(a))
+        return;
+    pthread_mutex_lock(&a->lock);
+    end_of_call(a);
 }
 
 void ahead_ended(ahead *a, const step_grad *held, size_t n, int applied)
@@ -344,7 +378,7 @@ void ahead_ended(ahead *a, const step_grad *held, size_t n, int applied)
     }
     pthread_cond_broadcast(&a->moved);
     advance_all(a);
-    end_of_call(a);
+    pthread_mutex_unlock(&a->lock);
 }
 
 /* ---- streams ---- */
@@ -352,6 +386,9 @@ void ahead_ended(ahead *a, const step_grad *held, size_t n, int applied)
 int step_ahead_open(step *s, uint64_t staleness, uint64_t *number)
 {
     ahead *a = step_ahead(s);
+    int rc = step_settle(s);
+    if (rc)
+        return rc;
     stream *t = calloc(1, sizeof *t);
     if (!t)
         return err_set(PERSIA_ENOMEM, "no memory for a data loader");
@@ -373,35 +410,28 @@ static int in_use(const stream *t)
     return 0;
 }
 
-/* The lock is held. */
-static void close_stream(ahead *a, stream *t)
+/* What is used is freed later; the lock is held. */
+static void close_stream(stream *t)
 {
-    t->number = 0; /* found no more */
+    t->number = 0;
     for (batch *b = t->batches; b; b = b->next)
         b->closed = 1;
-    while (in_use(t))
-        pthread_cond_wait(&a->moved, &a->lock);
-    stream **at = &a->streams;
-    while (*at != t)
-        at = &(*at)->next;
-    *at = t->next;
-    while (t->batches) {
-        batch *b = t->batches;
-        t->batches = b->next;
-        batch_free(a, b);
-    }
-    free(t);
-    atomic_fetch_sub(&a->streams_n, 1);
 }
 
 void step_ahead_close(step *s, uint64_t number)
 {
     ahead *a = step_ahead(s);
     pthread_mutex_lock(&a->lock);
-    stream *t = number ? find_stream(a, number) : NULL;
-    if (t)
-        close_stream(a, t);
-    leave(a);
+    stream *t = find_stream(a, number);
+    if (t) {
+        close_stream(t);
+        t->waiters++; /* nobody frees it meanwhile */
+        /* Lookups in this process end soon; others may wait for a server. */
+        while (!client_is_remote(step_client(s)) && in_use(t))
+            pthread_cond_wait(&a->moved, &a->lock);
+        t->waiters--;
+    }
+    end_of_call(a);
 }
 
 void ahead_destroy(ahead *a)
@@ -409,11 +439,12 @@ void ahead_destroy(ahead *a)
     if (!a)
         return;
     pthread_mutex_lock(&a->lock);
-    while (a->streams)
-        close_stream(a, a->streams);
-    while (a->jobs)
-        pthread_cond_wait(&a->moved, &a->lock);
-    leave(a);
+    for (stream *t = a->streams; t; t = t->next)
+        close_stream(t);
+    pthread_mutex_unlock(&a->lock);
+    sched_destroy(a->pool); /* its jobs find nothing any more */
+    pthread_mutex_lock(&a->lock);
+    end_of_call(a);
     pthread_cond_destroy(&a->moved);
     pthread_mutex_destroy(&a->lock);
     free(a);
@@ -542,7 +573,9 @@ static int make_room(ahead *a, stream *t, const batch *last)
 int step_ahead_next(step *s, uint64_t number, int reading)
 {
     ahead *a = step_ahead(s);
-    int rc = PERSIA_OK;
+    int rc = step_error(s);
+    if (rc)
+        return rc;
     pthread_mutex_lock(&a->lock);
     stream *t;
     batch *b = find_batch(a, number, &t);

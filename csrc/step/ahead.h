@@ -6,7 +6,8 @@
 
 typedef struct ahead ahead;
 
-int ahead_create(step *s, ahead **out);
+/* threads: of lookups, at most. */
+int ahead_create(step *s, unsigned threads, ahead **out);
 /* Ends every stream and waits for its lookups. */
 void ahead_destroy(ahead *a);
 
@@ -14,8 +15,13 @@ void ahead_destroy(ahead *a);
 void ahead_held(ahead *a, uint64_t ticket);
 /* An update of these gradients begins. */
 void ahead_applying(ahead *a, const step_grad *held, size_t n);
-/* They are applied, or dropped. */
+/* Whether a bound lets the loop go on before they are applied: all are of
+ * open batches, and no open stream is synchronous. */
+int ahead_allows(ahead *a, const step_grad *held, size_t n);
+/* They are applied, or dropped; on any thread. */
 void ahead_ended(ahead *a, const step_grad *held, size_t n, int applied);
+/* Frees what ended; on threads of the user. */
+void ahead_tidy(ahead *a);
 
 /* From step.c: */
 ahead *step_ahead(step *s);

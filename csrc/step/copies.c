@@ -53,7 +53,7 @@ static copy_block *block_take(copies *c, size_t room)
 }
 
 /* Gives a block back; the oldest free one goes where there are many. */
-static void block_give(void *owner)
+void copies_give(void *owner)
 {
     copy_block *b = owner, *last = NULL;
     copies *c = b->home;
@@ -98,48 +98,83 @@ static int copy_piece(void *ctx, size_t index)
     return PERSIA_OK;
 }
 
-int copies_make(copies *c, sched *s, step_grad *g, size_t floats,
-                size_t offsets)
+/* Copies all arrays into one block; to[i] is where the i-th begins. */
+static int copy_arrays(copies *c, sched *s, copying *job, copy_block **out)
 {
-    worker_grad *w = &g->grad;
-    size_t n = w->batch.n;
-    const struct {
-        const void *from;
-        size_t bytes;
-    } arrays[ARRAYS] = {
-        {w->grad, floats * sizeof *w->grad},
-        {w->rows, n * sizeof *w->rows},
-        {w->batch.values, n * sizeof *w->batch.values},
-        {w->batch.offsets, offsets * sizeof *w->batch.offsets},
-        {w->batch.weights, n * sizeof *w->batch.weights},
-    };
-    copying job = {0};
     size_t room = 0, pieces = 0;
     for (int i = 0; i < ARRAYS; i++) {
-        job.arrays[i].from = arrays[i].from;
-        job.arrays[i].bytes = arrays[i].from ? arrays[i].bytes : 0;
-        room += (job.arrays[i].bytes + ALIGNED - 1) / ALIGNED * ALIGNED;
-        pieces += (job.arrays[i].bytes + PIECE - 1) / PIECE;
+        if (!job->arrays[i].from)
+            job->arrays[i].bytes = 0;
+        room += (job->arrays[i].bytes + ALIGNED - 1) / ALIGNED * ALIGNED;
+        pieces += (job->arrays[i].bytes + PIECE - 1) / PIECE;
     }
     copy_block *b = block_take(c, room);
+    *out = b;
     if (!b)
         return err_set(PERSIA_ENOMEM, "no memory to keep %zu bytes of "
                        "gradients", room);
     char *to = (char *)b + ALIGNED;
     for (int i = 0; i < ARRAYS; i++) {
-        job.arrays[i].to = to;
-        to += (job.arrays[i].bytes + ALIGNED - 1) / ALIGNED * ALIGNED;
+        job->arrays[i].to = to;
+        to += (job->arrays[i].bytes + ALIGNED - 1) / ALIGNED * ALIGNED;
     }
-    sched_for(s, pieces, copy_piece, &job); /* its pieces cannot fail */
+    sched_for(s, pieces, copy_piece, job); /* its pieces cannot fail */
+    return PERSIA_OK;
+}
 
-    w->grad = (const float *)(const void *)job.arrays[0].to;
-    w->rows = (const uint32_t *)(const void *)job.arrays[1].to;
-    w->batch.values = (const int64_t *)(const void *)job.arrays[2].to;
-    if (w->batch.offsets)
-        w->batch.offsets = (const int64_t *)(const void *)job.arrays[3].to;
-    if (w->batch.weights)
-        w->batch.weights = (const float *)(const void *)job.arrays[4].to;
+/* The places of the arrays in a job. */
+enum { VALUES, OFFSETS, WEIGHTS, GRAD, ROWS };
+
+static void add_batch(copying *job, const id_batch *b, size_t offsets)
+{
+    job->arrays[VALUES].from = (const char *)b->values;
+    job->arrays[VALUES].bytes = b->n * sizeof *b->values;
+    job->arrays[OFFSETS].from = (const char *)b->offsets;
+    job->arrays[OFFSETS].bytes = offsets * sizeof *b->offsets;
+    job->arrays[WEIGHTS].from = (const char *)b->weights;
+    job->arrays[WEIGHTS].bytes = b->n * sizeof *b->weights;
+}
+
+static void use_batch(const copying *job, id_batch *b)
+{
+    b->values = (const int64_t *)(const void *)job->arrays[VALUES].to;
+    if (b->offsets)
+        b->offsets = (const int64_t *)(const void *)job->arrays[OFFSETS].to;
+    if (b->weights)
+        b->weights = (const float *)(const void *)job->arrays[WEIGHTS].to;
+}
+
+int copies_make(copies *c, sched *s, step_grad *g, size_t floats,
+                size_t offsets)
+{
+    worker_grad *w = &g->grad;
+    copying job = {0};
+    add_batch(&job, &w->batch, offsets);
+    job.arrays[GRAD].from = (const char *)w->grad;
+    job.arrays[GRAD].bytes = floats * sizeof *w->grad;
+    job.arrays[ROWS].from = (const char *)w->rows;
+    job.arrays[ROWS].bytes = w->batch.n * sizeof *w->rows;
+    copy_block *b;
+    int rc = copy_arrays(c, s, &job, &b);
+    if (rc)
+        return rc;
+    use_batch(&job, &w->batch);
+    w->grad = (const float *)(const void *)job.arrays[GRAD].to;
+    w->rows = (const uint32_t *)(const void *)job.arrays[ROWS].to;
     g->owner = b;
-    g->release = block_give;
+    g->release = copies_give;
+    return PERSIA_OK;
+}
+
+int copies_ids(copies *c, sched *s, step_grad *g, size_t offsets)
+{
+    copying job = {0};
+    add_batch(&job, &g->grad.batch, offsets);
+    copy_block *b;
+    int rc = copy_arrays(c, s, &job, &b);
+    if (rc)
+        return rc;
+    use_batch(&job, &g->grad.batch);
+    g->ids = b;
     return PERSIA_OK;
 }

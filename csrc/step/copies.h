@@ -19,5 +19,9 @@ void copies_free(copies *c);
 /* See step_copy(). */
 int copies_make(copies *c, sched *s, step_grad *g, size_t floats,
                 size_t offsets);
+/* Copies ids, offsets and weights alone, to g->ids. */
+int copies_ids(copies *c, sched *s, step_grad *g, size_t offsets);
+/* Gives back a copy, on any thread. */
+void copies_give(void *copy);
 
 #endif

@@ -9,14 +9,20 @@
 #include "ps/ps.h"
 #include "step/ahead.h"
 #include "step/copies.h"
+#include "step/updates.h"
 
 enum { STORES_MAX = 4096, WINDOW_WORDS = STEP_TICKET_WINDOW / 64 };
+
+/* Updates that may be pending.  In this process more would only be older: a
+ * loop that is faster than its updates waits for them in the end. */
+enum { PENDING_LOCAL = 2 };
 
 struct step {
     ps *p;
     ps_client *c;
     worker *w;
     ahead *a;
+    updates *u;
     copies copies;
     _Atomic(uint64_t) tickets; /* the last number given */
     pthread_mutex_t lock;      /* guards all below */
@@ -41,6 +47,7 @@ static void destroy(step *s)
 {
     if (!s)
         return;
+    updates_destroy(s->u);
     if (s->a)
         step_discard(s, STEP_ALL);
     ahead_destroy(s->a);
@@ -71,7 +78,9 @@ int step_open(unsigned threads, uint64_t memory_limit, uint64_t *handle)
     if (!rc)
         rc = worker_create(s->c, &s->w);
     if (!rc)
-        rc = ahead_create(s, &s->a);
+        rc = ahead_create(s, 1, &s->a);
+    if (!rc)
+        rc = updates_create(s, 1, PENDING_LOCAL, &s->u);
     if (rc)
         goto fail;
     pthread_mutex_lock(&registry.lock);
@@ -146,6 +155,11 @@ ps *step_ps(const step *s)
     return s->p;
 }
 
+ps_client *step_client(const step *s)
+{
+    return s->c;
+}
+
 worker *step_worker(const step *s)
 {
     return s->w;
@@ -163,7 +177,19 @@ uint64_t step_ticket(step *s)
 
 int step_copy(step *s, step_grad *g, size_t floats, size_t offsets)
 {
-    return copies_make(&s->copies, ps_sched(s->p), g, floats, offsets);
+    int rc = copies_make(&s->copies, client_sched(s->c), g, floats, offsets);
+    g->copied = !rc;
+    return rc;
+}
+
+int step_copy_ids(step *s, step_grad *g)
+{
+    if (g->copied || g->ids)
+        return PERSIA_OK;
+    uint32_t kind, keys, width;
+    int rc = worker_plan_shape(s->w, g->grad.plan, &kind, &keys, &width);
+    size_t offsets = g->grad.batch.bags * keys + 1;
+    return rc ? rc : copies_ids(&s->copies, client_sched(s->c), g, offsets);
 }
 
 /* Marks a ticket as come back; the lock is held. */
@@ -301,12 +327,13 @@ static int take_held(step *s, enum step_whose whose, step_grad **out,
     return rc;
 }
 
-/* Frees what was held, after it was applied or dropped. */
-static void release(step *s, step_grad *held, size_t n, int applied)
+void step_release(step_grad *held, size_t n)
 {
-    ahead_ended(s->a, held, n, applied);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
+        if (held[i].ids)
+            copies_give(held[i].ids);
         held[i].release(held[i].owner);
+    }
     free(held);
 }
 
@@ -321,23 +348,86 @@ static worker_grad *grads_of(const step_grad *held, size_t n)
     return grads;
 }
 
-int step_apply(step *s, enum step_whose whose, const optim_args *optim,
-               uint32_t optim_n, worker_counts *counts)
+int step_run(step *s, const update *one)
 {
-    *counts = (worker_counts){0};
+    worker_counts counts = {0};
+    worker_grad *grads = grads_of(one->held, one->n);
+    int rc = grads ? worker_backward(s->w, grads, one->n, &one->name,
+                                     one->optim, one->optim_n, &counts)
+                   : PERSIA_ENOMEM;
+    free(grads);
+    ahead_ended(s->a, one->held, one->n, rc == PERSIA_OK);
+    return rc;
+}
+
+/* On threads of the store.  Owns `held`. */
+static int apply_later(step *s, step_grad *held, size_t n,
+                       const optim_args *optim, uint32_t optim_n)
+{
+    update *one;
+    int rc = updates_make(s->u, held, n, optim, optim_n, &one);
+    if (rc) {
+        ahead_ended(s->a, held, n, 0);
+        step_release(held, n);
+        return rc;
+    }
+    return updates_add(s->u, one);
+}
+
+/* On this thread, after those that were handed over.  Owns `held`. */
+static int apply_now(step *s, step_grad *held, size_t n,
+                     const optim_args *optim, uint32_t optim_n)
+{
+    int rc = updates_wait(s->u, 0, 0);
+    if (rc) {
+        apply_later(s, held, n, optim, optim_n);
+        return rc;
+    }
+    update one = {.held = held, .n = n, .optim = optim, .optim_n = optim_n};
+    rc = updates_now(s->u, &one);
+    ahead_tidy(s->a);
+    step_release(held, n);
+    return rc;
+}
+
+int step_apply(step *s, enum step_whose whose, const optim_args *optim,
+               uint32_t optim_n)
+{
     size_t n;
     step_grad *held;
     int rc = take_held(s, whose, &held, &n);
-    if (rc || n == 0)
+    if (rc)
         return rc;
-    worker_grad *grads = grads_of(held, n);
+    if (n == 0)
+        return updates_error(s->u);
     ahead_applying(s->a, held, n);
-    rc = grads ? worker_backward(s->w, grads, n, NULL, optim, optim_n,
-                                 counts)
-               : PERSIA_ENOMEM;
-    free(grads);
-    release(s, held, n, rc == PERSIA_OK);
-    return rc;
+    if (client_is_remote(s->c) ||
+        (whose == STEP_MINE && ahead_allows(s->a, held, n)))
+        return apply_later(s, held, n, optim, optim_n);
+    rc = apply_now(s, held, n, optim, optim_n);
+    return rc ? rc : updates_error(s->u);
+}
+
+int step_settle(step *s)
+{
+    return updates_wait(s->u, 0, 0);
+}
+
+int step_flush(step *s, uint64_t timeout_ns)
+{
+    int rc = updates_wait(s->u, 0, timeout_ns);
+    return rc ? rc : updates_error(s->u);
+}
+
+int step_error(step *s)
+{
+    updates_tidy(s->u);
+    return updates_error(s->u);
+}
+
+void step_get_counts(step *s, step_counts *out)
+{
+    updates_get_counts(s->u, out);
 }
 
 size_t step_discard(step *s, enum step_whose whose)
@@ -346,7 +436,9 @@ size_t step_discard(step *s, enum step_whose whose)
     step_grad *held;
     if (take_held(s, whose, &held, &n) || n == 0)
         return 0;
-    release(s, held, n, 0);
+    ahead_ended(s->a, held, n, 0);
+    ahead_tidy(s->a);
+    step_release(held, n);
     return n;
 }
 

@@ -35,7 +35,9 @@ PERSIA_API void step_put(step *s);
  * child nothing is freed: its locks belong to threads that are not there. */
 PERSIA_API void step_close(uint64_t handle);
 
+/* NULL if the tables are remote. */
 PERSIA_API struct ps *step_ps(const step *s);
+PERSIA_API struct ps_client *step_client(const step *s);
 PERSIA_API worker *step_worker(const step *s);
 
 /* The number of a new forward, from 1. */
@@ -47,6 +49,8 @@ typedef struct step_grad {
     void *owner;              /* keeps the memory of grad alive */
     void (*release)(void *owner);
     uint64_t thread;          /* that held it; filled in by step_hold() */
+    void *ids;                /* private: a copy of the ids */
+    int copied;               /* private: by step_copy() */
 } step_grad;
 
 /* Which of the held gradients: those that the calling thread held (autograd
@@ -62,10 +66,32 @@ PERSIA_API int step_hold(step *s, const step_grad *g);
 PERSIA_API int step_copy(step *s, step_grad *g, size_t floats,
                          size_t offsets);
 PERSIA_API size_t step_held(step *s, enum step_whose whose);
-/* Applies what is held.  Whatever the result, it is not held after. */
+/* Applies what is held.  Whatever the result, it is not held after.
+ *
+ * Threads of the store do it while the caller goes on (a) if the tables are
+ * remote; (b) with STEP_MINE, if all gradients are of batches that the
+ * look-ahead counts, under a bound of at least 1.  Otherwise it is done on
+ * return.  Updates that are under way may fail later: the first error is kept,
+ * and returned once by the next call of step_apply(), step_ahead_next() or
+ * step_flush(), which did all the same what they were asked for.
+ * PERSIA_EINTR: interrupted while it waited for earlier updates; it is handed
+ * over. */
 PERSIA_API int step_apply(step *s, enum step_whose whose,
-                          const optim_args *optim, uint32_t optim_n,
-                          worker_counts *counts);
+                          const optim_args *optim, uint32_t optim_n);
+/* Waits until every update that was handed over is applied or has failed.
+ * PERSIA_ETIMEOUT (timeout_ns; 0: no limit), PERSIA_EINTR, or the error that
+ * was kept. */
+PERSIA_API int step_flush(step *s, uint64_t timeout_ns);
+/* The same without that error: before a look at the rows. */
+PERSIA_API int step_settle(step *s);
+/* The error that was kept, once. */
+PERSIA_API int step_error(step *s);
+
+typedef struct step_counts {
+    uint64_t applied, failed; /* updates */
+    uint64_t pending;         /* handed over and not applied yet */
+} step_counts;
+PERSIA_API void step_get_counts(step *s, step_counts *out);
 /* Drops what is held; returns how many gradients that were. */
 PERSIA_API size_t step_discard(step *s, enum step_whose whose);
 /* worker_finite() and worker_norm() of all that is held. */
@@ -91,6 +117,8 @@ PERSIA_API int step_norm(step *s, const float *scale, uint32_t scale_n,
 #define STEP_ASYNC UINT64_MAX /* staleness without bound */
 enum { STEP_STALENESS_BUCKETS = 65 };
 
+/* Waits for the updates before it: its first lookups see them.
+ * PERSIA_EINTR. */
 PERSIA_API int step_ahead_open(step *s, uint64_t staleness, uint64_t *stream);
 /* Lookups that did not start are cancelled, results that nobody took are
  * dropped, and no batch of the stream is open any more; gradients of batches
@@ -121,7 +149,8 @@ PERSIA_API void step_ahead_ready(step *s, uint64_t batch);
  * they are done).  While they may not, and no update is being applied, the
  * oldest open batch is abandoned: later gradients of its forwards are
  * refused (PERSIA_ETICKET).  `reading`: no gradients are expected.
- * PERSIA_EINTR, PERSIA_ECLOSED. */
+ * PERSIA_EINTR, PERSIA_ECLOSED, or the error of an update, see step_apply():
+ * the batch may be asked for again. */
 PERSIA_API int step_ahead_next(step *s, uint64_t batch, int reading);
 /* The loop gives up this batch; its forwards' gradients are refused. */
 PERSIA_API void step_ahead_skip(step *s, uint64_t batch);

@@ -134,6 +134,8 @@ Tensor ticket(const Tensor &batch, int64_t store, bool grad)
     Store s(store, "forward");
     Tensor out = torch::stable::new_empty(batch, {2}, ScalarType::Long);
     auto *name = static_cast<int64_t *>(out.mutable_data_ptr());
+    if (grad) /* an update that failed meanwhile is told here, too */
+        check(step_error(s.get()));
     name[0] = grad ? static_cast<int64_t>(step_ticket(s.get())) : 0;
     const int64_t *of = numbers_of(batch);
     step_ahead_bind(s.get(), static_cast<uint64_t>(of[0]),
@@ -220,8 +222,11 @@ std::tuple<Tensor, Tensor> pull(const Tensor &values, const Optional &offsets,
 {
     Store s(store, "forward");
     Lookup now(s.get(), values, offsets, weights, plan);
-    if (auto ahead = ahead_of(s.get(), numbers_of(ticket)[1], now))
+    const int64_t *name = numbers_of(ticket);
+    if (auto ahead = ahead_of(s.get(), name[1], now))
         return {std::move(ahead->out), std::move(ahead->rows)};
+    if (name[0] == 0) /* evaluation sees every update before it */
+        check(step_settle(s.get()));
     now.allocate();
     check(worker_forward(step_worker(s.get()), now.plan, &now.batch,
                          now.vectors(), now.width, now.numbers()));

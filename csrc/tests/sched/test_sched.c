@@ -292,6 +292,39 @@ static void test_jobs_run_in_order_and_destroy_waits(void **state)
         assert_int_equal(log.order[i], i);
 }
 
+/* Jobs that end only when four of them run at once, and how many did. */
+typedef struct gathering {
+    atomic_int inside, most, met;
+} gathering;
+
+static void gather(void *ctx)
+{
+    gathering *m = ctx;
+    int now = atomic_fetch_add(&m->inside, 1) + 1;
+    int most = atomic_load(&m->most);
+    while (now > most && !atomic_compare_exchange_weak(&m->most, &most, now))
+        continue;
+    for (int i = 0; i < 20000 && atomic_load(&m->most) < 4; i++)
+        sleep_ms(1);
+    sleep_ms(1);
+    atomic_fetch_add(&m->met, atomic_load(&m->most) >= 4);
+    atomic_fetch_sub(&m->inside, 1);
+}
+
+static void test_background_threads_run_side_by_side(void **state)
+{
+    (void)state;
+    sched *s;
+    assert_int_equal(sched_create_background(1, 0, &s), PERSIA_EARG);
+    assert_int_equal(sched_create_background(1, 4, &s), PERSIA_OK);
+    gathering m = {0};
+    for (int i = 0; i < 40; i++)
+        assert_int_equal(sched_submit(s, gather, &m), PERSIA_OK);
+    sched_destroy(s);
+    assert_int_equal(atomic_load(&m.met), 40);
+    assert_int_equal(atomic_load(&m.most), 4);
+}
+
 static void test_forked_child_gets_an_error(void **state)
 {
     (void)state;
@@ -448,6 +481,7 @@ int main(void)
         cmocka_unit_test(test_nobody_spins),
         cmocka_unit_test(test_a_team_runs_loops_of_the_users_threads),
         cmocka_unit_test(test_jobs_run_in_order_and_destroy_waits),
+        cmocka_unit_test(test_background_threads_run_side_by_side),
         cmocka_unit_test(test_forked_child_gets_an_error),
         cmocka_unit_test(test_signals_reach_the_users_thread),
         cmocka_unit_test(test_future_carries_result_and_text),

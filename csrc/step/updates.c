@@ -1,0 +1,235 @@
+/* updates.c: see updates.h.
+ *
+ * One lock guards the queue.  An update runs without it; when it has ended
+ * it waits in `ended` for a thread of the user.
+ */
+#include "step/updates.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "step/ahead.h"
+
+enum { POLL_MS = 50, TEXT_BYTES = 1024 };
+
+struct updates {
+    step *s;
+    sched *jobs;
+    size_t most; /* constant */
+    pthread_mutex_t lock;  /* guards all below */
+    pthread_cond_t moved;  /* an update ended */
+    update *first, **last; /* that wait */
+    update *ended;
+    size_t left; /* waiting or under way */
+    int closing;
+    int code; /* of the first failure since it was told */
+    char text[TEXT_BYTES];
+    step_counts counts;
+};
+
+int updates_create(step *s, unsigned threads, size_t most, updates **out)
+{
+    updates *u = calloc(1, sizeof *u);
+    *out = u;
+    if (!u)
+        return err_set(PERSIA_ENOMEM, "no memory for a store");
+    u->s = s;
+    u->most = most;
+    u->last = &u->first;
+    pthread_mutex_init(&u->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&u->moved, &attr);
+    pthread_condattr_destroy(&attr);
+    return sched_create_background(1, threads, &u->jobs);
+}
+
+static void update_free(update *one)
+{
+    step_release(one->held, one->n);
+    free(one->own);
+    free(one);
+}
+
+void updates_tidy(updates *u)
+{
+    pthread_mutex_lock(&u->lock);
+    update *one = u->ended;
+    u->ended = NULL;
+    pthread_mutex_unlock(&u->lock);
+    while (one) {
+        update *next = one->next;
+        update_free(one);
+        one = next;
+    }
+}
+
+void updates_destroy(updates *u)
+{
+    if (!u)
+        return;
+    pthread_mutex_lock(&u->lock);
+    u->closing = 1;
+    pthread_mutex_unlock(&u->lock);
+    sched_destroy(u->jobs);
+    updates_tidy(u);
+    pthread_cond_destroy(&u->moved);
+    pthread_mutex_destroy(&u->lock);
+    free(u);
+}
+
+int updates_make(updates *u, step_grad *held, size_t n,
+                 const optim_args *optim, uint32_t optim_n, update **out)
+{
+    *out = NULL;
+    update *one = calloc(1, sizeof *one);
+    optim_args *args = malloc((optim_n + 1) * sizeof *args);
+    int rc = one && args ? PERSIA_OK
+                         : err_set(PERSIA_ENOMEM, "no memory for an update");
+    for (size_t i = 0; i < n && !rc; i++)
+        rc = step_copy_ids(u->s, &held[i]);
+    if (rc) {
+        free(one);
+        free(args);
+        return rc;
+    }
+    memcpy(args, optim, optim_n * sizeof *args);
+    *one = (update){.held = held, .n = n, .optim = args, .optim_n = optim_n,
+                    .own = args};
+    *out = one;
+    return PERSIA_OK;
+}
+
+/* The lock is held. */
+static void count(updates *u, int code)
+{
+    u->counts.applied += code == PERSIA_OK;
+    u->counts.failed += code != PERSIA_OK;
+}
+
+/* Keeps this thread's error unless there is one; the lock is held. */
+static void keep(updates *u, int code)
+{
+    if (u->code)
+        return;
+    u->code = code;
+    snprintf(u->text, sizeof u->text, "%s", err_text());
+}
+
+/* A background job: one update. */
+static void update_job(void *ctx)
+{
+    updates *u = ctx;
+    pthread_mutex_lock(&u->lock);
+    update *one = u->first;
+    if (one)
+        u->first = one->next;
+    if (!u->first)
+        u->last = &u->first;
+    int drop = u->closing && u->code;
+    pthread_mutex_unlock(&u->lock);
+    if (!one)
+        return;
+
+    int rc = drop ? PERSIA_ECLOSED : step_run(u->s, one);
+    if (drop)
+        ahead_ended(step_ahead(u->s), one->held, one->n, 0);
+
+    pthread_mutex_lock(&u->lock);
+    count(u, rc);
+    if (rc)
+        keep(u, rc);
+    one->next = u->ended;
+    u->ended = one;
+    u->left--;
+    pthread_cond_broadcast(&u->moved);
+    pthread_mutex_unlock(&u->lock);
+}
+
+int updates_add(updates *u, update *one)
+{
+    char text[TEXT_BYTES];
+    pthread_mutex_lock(&u->lock);
+    int earlier = u->code; /* not that of this update, were it fast */
+    u->code = PERSIA_OK;
+    memcpy(text, u->text, sizeof text);
+    one->next = NULL;
+    *u->last = one;
+    u->last = &one->next;
+    u->left++;
+    pthread_mutex_unlock(&u->lock);
+    if (sched_submit(u->jobs, update_job, u))
+        update_job(u); /* there is no memory for a job */
+    int rc = updates_wait(u, u->most, 0);
+    if (!earlier)
+        return rc;
+    err_set(earlier, "%s", text);
+    if (!rc)
+        return earlier;
+    pthread_mutex_lock(&u->lock);
+    keep(u, earlier);
+    pthread_mutex_unlock(&u->lock);
+    return rc;
+}
+
+int updates_wait(updates *u, size_t most, uint64_t timeout_ns)
+{
+    uint64_t start = clock_ns();
+    int rc = PERSIA_OK;
+    pthread_mutex_lock(&u->lock);
+    while (!rc && u->left > most) {
+        uint64_t now = clock_ns(), wake = (uint64_t)POLL_MS * 1000000u;
+        if (timeout_ns && now - start >= timeout_ns) {
+            rc = err_set(PERSIA_ETIMEOUT,
+                         "%zu updates are not applied after %.1f s",
+                         u->left, (double)timeout_ns / 1e9);
+            break;
+        }
+        if (timeout_ns && start + timeout_ns - now < wake)
+            wake = start + timeout_ns - now;
+        wake += now;
+        struct timespec t = {.tv_sec = (time_t)(wake / 1000000000u),
+                             .tv_nsec = (long)(wake % 1000000000u)};
+        pthread_cond_timedwait(&u->moved, &u->lock, &t);
+        if (u->left <= most)
+            break;
+        pthread_mutex_unlock(&u->lock);
+        rc = interrupt_poll();
+        pthread_mutex_lock(&u->lock);
+    }
+    pthread_mutex_unlock(&u->lock);
+    updates_tidy(u);
+    return rc;
+}
+
+int updates_error(updates *u)
+{
+    pthread_mutex_lock(&u->lock);
+    int rc = u->code;
+    u->code = PERSIA_OK;
+    if (rc)
+        err_set(rc, "%s", u->text);
+    pthread_mutex_unlock(&u->lock);
+    return rc;
+}
+
+int updates_now(updates *u, const update *one)
+{
+    int rc = step_run(u->s, one);
+    pthread_mutex_lock(&u->lock);
+    count(u, rc);
+    pthread_mutex_unlock(&u->lock);
+    return rc;
+}
+
+void updates_get_counts(updates *u, step_counts *out)
+{
+    pthread_mutex_lock(&u->lock);
+    *out = u->counts;
+    out->pending = u->left;
+    pthread_mutex_unlock(&u->lock);
+}

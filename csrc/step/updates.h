@@ -1,0 +1,60 @@
+/* updates.h: private to the step: updates that threads of the store apply
+ * while the training loop goes on.
+ *
+ * They begin in the order in which they were added; with one thread they end
+ * so.  The memory of their gradients may be Python's: it is released by
+ * threads of the user alone, in updates_tidy() and updates_wait().
+ */
+#ifndef PERSIA_STEP_UPDATES_H
+#define PERSIA_STEP_UPDATES_H
+
+#include "ps/ps.h"
+#include "step/copies.h"
+#include "step/step.h"
+
+typedef struct updates updates;
+
+typedef struct update {
+    struct update *next;
+    client_update name; /* number 0: the shard counts */
+    step_grad *held;    /* [n] */
+    size_t n;
+    const optim_args *optim; /* [optim_n] */
+    uint32_t optim_n;
+    optim_args *own; /* memory of optim, or NULL */
+} update;
+
+/* threads: that apply them.  most: that may wait or be under way when an
+ * update is added; more make the loop wait. */
+int updates_create(step *s, unsigned threads, size_t most, updates **out);
+/* Applies what waits; unless some failed since it was last told: then the
+ * others are dropped. */
+void updates_destroy(updates *u);
+
+/* A new update of these gradients, which it owns on success; the settings
+ * and the ids of gradients that may still change are copied. */
+int updates_make(updates *u, step_grad *held, size_t n,
+                 const optim_args *optim, uint32_t optim_n, update **out);
+/* Takes over the update, then waits until there is room for the next.
+ * PERSIA_EINTR, or the error that was kept before. */
+int updates_add(updates *u, update *one);
+
+/* One on this thread, of gradients that the caller keeps. */
+int updates_now(updates *u, const update *one);
+
+/* Waits until at most `most` are left.  PERSIA_EINTR, PERSIA_ETIMEOUT. */
+int updates_wait(updates *u, size_t most, uint64_t timeout_ns);
+/* The first error since it was last told, with its text. */
+int updates_error(updates *u);
+/* Releases the memory of those that ended; on threads of the user. */
+void updates_tidy(updates *u);
+void updates_get_counts(updates *u, step_counts *out);
+
+/* From step.c: applies the gradients, and tells the look-ahead. */
+int step_run(step *s, const update *one);
+/* Copies the ids of a gradient that may change. */
+int step_copy_ids(step *s, step_grad *g);
+/* Frees gradients and their array; on threads of the user. */
+void step_release(step_grad *held, size_t n);
+
+#endif
