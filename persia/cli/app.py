@@ -10,6 +10,7 @@ from rich.console import Console
 from persia import errors
 from persia.cli.certs import certs
 from persia.cli.launch import launch
+from persia.cli.plan import plan
 from persia.cli.train import train
 
 __all__ = ["app", "main"]
@@ -28,6 +29,7 @@ def _persia() -> None:
 
 
 app.command()(train)
+app.command()(plan)
 app.command()(certs)
 app.command(context_settings={"allow_interspersed_args": False})(launch)
 

@@ -1,0 +1,239 @@
+"""How many servers a job needs: memory, network and requests of each.
+
+The formulas are these few functions; tests hold them against tables that are
+really filled and messages that are really encoded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from persia import _core
+from persia.errors import InvalidArgument
+
+__all__ = [
+    "DTYPES",
+    "WIRE",
+    "Plan",
+    "bytes_a_row",
+    "message_bytes",
+    "plan",
+]
+
+DTYPES = {"fp32": _core.FP32, "bf16": _core.BF16}
+
+#: dtype on the wire -> bytes of a value, bytes of a row's scale.
+WIRE = {"fp32": (4, 0), "fp16": (2, 4), "bf16": (2, 0)}
+
+# A bucket of the index is a cache line for 12 rows; the load of a page moves
+# between 0.55 and 0.70 and is 0.62 on average of many.
+_INDEX_BYTES = 64 / 12 / 0.62
+
+_ID_BYTES = 8
+_HINT_BYTES = 4  # a row number, which travels back with the gradient
+_REQUEST_BYTES = 100  # who asks, number of the update, lengths
+_TABLE_BYTES = 45  # a table's part of a request: hyper-parameters, padding
+
+_SHARDS_MAX = 4096
+_RANGES = 65536  # of the hash: a shard has some of them
+_SLOTS = 8 * (2**32 - 1)  # rows of one table in one shard
+
+
+def row_stride(dim: int, dtype: str, optimizer: str) -> int:
+    """Bytes of a row: id, clock, vector and state, as the core lays it out."""
+    if optimizer not in _core.OPTIMIZERS:
+        raise InvalidArgument(
+            f"optimizer is {optimizer!r}, need one of "
+            f"{', '.join(_core.OPTIMIZERS)}"
+        )
+    store = _core.Store(1, 0)
+    try:
+        number, _ = store.declare(
+            name="plan",
+            seed=0,
+            dim=dim,
+            dtype=DTYPES[dtype],
+            optimizer=_core.OPTIMIZERS.index(optimizer),
+            momentum=0,
+            init=_core.INIT_UNIFORM,
+            init_a=0.0,
+            init_b=0.0,
+            state_init=0.0,
+            missing=_core.MISSING_INIT,
+            nonfinite=_core.NONFINITE_RAISE,
+            capacity=0,
+            full=_core.FULL_RAISE,
+            admission=1.0,
+        )
+        return store.stats(number)["row_bytes"]
+    finally:
+        store.close()
+
+
+def bytes_a_row(dim: int, dtype: str, optimizer: str) -> float:
+    """Memory of a row with its part of the index, in a large table."""
+    return row_stride(dim, dtype, optimizer) + _INDEX_BYTES
+
+
+def message_bytes(
+    ids: Sequence[float], dim: int, wire: str
+) -> tuple[float, float]:
+    """(to the server, from it): the pull and the push of one batch, with
+    their replies.
+
+    Args:
+        ids: distinct ids of each table at this shard.
+        dim: elements of a vector.
+        wire: dtype of vectors and gradients.
+    """
+    value, scale = WIRE[wire]
+    n, tables = sum(ids), len(ids)
+    row = dim * value + scale + _HINT_BYTES
+    fixed = _REQUEST_BYTES + tables * _TABLE_BYTES
+    to = 2 * fixed + n * (_ID_BYTES + _ID_BYTES + row)
+    return to, fixed + n * row
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What :func:`plan` found. Bytes, seconds; rates are of one server."""
+
+    shards: int
+    because: str
+    """What asks for so many."""
+    parameters: float
+    row_bytes: float
+    memory: float
+    """Of all rows together."""
+    shard_rows: float
+    """Of the shard that has most."""
+    shard_memory: float
+    bytes_in: float
+    bytes_out: float
+    ids: float
+    """Distinct ids a second."""
+    calls: float
+
+
+def plan(
+    rows: float,
+    dim: int,
+    *,
+    optimizer: str = "adagrad",
+    dtype: str = "fp32",
+    qps: float = 0.0,
+    batch: int = 4096,
+    ids: int = 26,
+    distinct: float = 1.0,
+    tables: int = 1,
+    wire: str = "fp16",
+    server_memory: float = 256 * 2**30,
+    server_network: float = 25e9 / 8,
+    server_ids: float = 5e6,
+    headroom: float = 0.25,
+) -> Plan:
+    """The smallest number of servers on which a job fits.
+
+    Args:
+        rows: of all tables together.
+        dim: elements of a vector.
+        optimizer: of the embeddings.
+        dtype: of stored vectors: fp32 or bf16.
+        qps: samples that are trained a second, all ranks together.
+        batch: samples of a rank's batch: one pull and one push to each
+            server.
+        ids: of a sample.
+        distinct: share of a batch's ids that differ, 0 to 1.
+        tables: in which they are looked up.
+        wire: dtype of vectors and gradients on the wire.
+        server_memory: bytes of a server.
+        server_network: bytes a second of a server, each way.
+        server_ids: distinct ids a second that a server pulls and pushes:
+            measure it (``python -m benchmarks.cluster``).
+        headroom: share of memory, network and ids to be left free.
+
+    Raises:
+        InvalidArgument: a number out of its range, or more servers than
+            there can be.
+    """
+    _check(rows, dim, dtype, wire, qps, batch, distinct, headroom, tables)
+    usable = 1 - headroom
+    row = bytes_a_row(dim, dtype, optimizer)
+    batch_ids = batch * ids * distinct
+    batches = qps / batch
+
+    def at(shards: int) -> Plan:
+        share = math.ceil(_RANGES / shards) / _RANGES
+        per_table = [batch_ids * share / tables] * tables
+        to, back = message_bytes(per_table, dim, wire)
+        return Plan(
+            shards=shards,
+            because="one is enough",
+            parameters=rows * dim,
+            row_bytes=row,
+            memory=rows * row,
+            shard_rows=rows * share,
+            shard_memory=rows * share * row,
+            bytes_in=batches * to,
+            bytes_out=batches * back,
+            ids=batches * batch_ids * share,
+            calls=2 * batches,
+        )
+
+    def lacks(p: Plan) -> str:
+        """What is too much for one of so many servers."""
+        if p.shard_memory > server_memory * usable:
+            return "memory"
+        if p.shard_rows / tables > _SLOTS:
+            return "rows of a table in a server"
+        if max(p.bytes_in, p.bytes_out) > server_network * usable:
+            return "network"
+        return "ids a second" if p.ids > server_ids * usable else ""
+
+    low, high, because = 1, _SHARDS_MAX, "one is enough"
+    if missing := lacks(at(high)):
+        raise InvalidArgument(
+            f"{_SHARDS_MAX} servers, the most there can be, have too little "
+            f"{missing}: take larger ones, bf16, or an optimizer with less "
+            "state"
+        )
+    while low < high:  # more servers never lack what fewer have
+        middle = (low + high) // 2
+        missing = lacks(at(middle))
+        if missing:
+            low, because = middle + 1, missing
+        else:
+            high = middle
+    return dataclasses.replace(at(low), because=because)
+
+
+def _check(
+    rows: float,
+    dim: int,
+    dtype: str,
+    wire: str,
+    qps: float,
+    batch: int,
+    distinct: float,
+    headroom: float,
+    tables: int,
+) -> None:
+    wrong = [
+        f"{name} is {value!r}, need {need}"
+        for name, value, need, good in (
+            ("rows", rows, "at least 1", 1 <= rows < math.inf),
+            ("dim", dim, "1 to 4096", 1 <= dim <= 4096),
+            ("dtype", dtype, " or ".join(DTYPES), dtype in DTYPES),
+            ("wire", wire, " or ".join(WIRE), wire in WIRE),
+            ("qps", qps, "0 or more", 0 <= qps < math.inf),
+            ("batch", batch, "at least 1", batch >= 1),
+            ("tables", tables, "at least 1", tables >= 1),
+            ("distinct", distinct, "0 to 1", 0 < distinct <= 1),
+            ("headroom", headroom, "0 to below 1", 0 <= headroom < 1),
+        )
+        if not good
+    ]
+    if wrong:
+        raise InvalidArgument("; ".join(wrong))
