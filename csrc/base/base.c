@@ -58,8 +58,17 @@ void interrupt_install(interrupt_fn fn)
     atomic_store(&interrupt_callback, fn);
 }
 
+static _Thread_local const int *interrupt_stop;
+
+void interrupt_watch(const int *stop)
+{
+    interrupt_stop = stop;
+}
+
 int interrupt_poll(void)
 {
+    if (interrupt_stop && __atomic_load_n(interrupt_stop, __ATOMIC_ACQUIRE))
+        return err_set(PERSIA_EINTR, "it was stopped");
     interrupt_fn fn = atomic_load(&interrupt_callback);
     return fn ? fn() : PERSIA_OK;
 }

@@ -69,6 +69,10 @@ PERSIA_API const char *err_message(int code);
 typedef int (*interrupt_fn)(void);
 PERSIA_API void interrupt_install(interrupt_fn fn);
 PERSIA_API int interrupt_poll(void);
+/* How a background thread is told to end: from now on its interrupt_poll()
+ * returns PERSIA_EINTR when *stop (changed by __atomic_store_n) is not 0.
+ * NULL: no more. */
+PERSIA_API void interrupt_watch(const int *stop);
 
 /* PERSIA_OK, or PERSIA_EFORK in a child of the process in which the library
  * was loaded: threads and locks do not survive a fork. */

@@ -237,6 +237,7 @@ typedef struct restorer {
     uint64_t total; /* rows of all files */
     size_t shares;
     _Atomic(uint64_t) kept; /* rows added */
+    _Atomic(int) failed;    /* a share; the others end, too */
 } restorer;
 
 /* Leaves the rows of one shard in a piece, in their order. */
@@ -276,7 +277,10 @@ static int restore_file(restorer *r, const ckpt_file *f, uint64_t begin,
         return code;
     for (uint64_t at = begin; at < end && !code;) {
         size_t n = end - at < p->room ? (size_t)(end - at) : p->room;
-        if ((code = row_reader_read(&reader, at, n, p)))
+        if (atomic_load(&r->failed)) /* another share, which says why */
+            break;
+        if ((code = interrupt_poll()) ||
+            (code = row_reader_read(&reader, at, n, p)))
             break;
         if (r->shards > 1)
             keep_shard(p, &reader.shape, r->shard, r->shards);
@@ -309,6 +313,8 @@ static int restore_share(void *ctx, size_t index)
                                 &p);
         first = last;
     }
+    if (code)
+        atomic_store(&r->failed, 1);
     row_piece_free(&p);
     return code;
 }

@@ -67,7 +67,8 @@ PERSIA_API int ckpt_verify(sched *s, const table_config *config, int folder,
 /* Adds the rows of verified files to an empty table, on all threads of `s`:
  * those of shard `shard` of `shards` (see hash_shard(); 0 of 1: all).
  * Whatever changed in the files since is found or harmless.  PERSIA_ECORRUPT
- * if an id occurs twice.  After an error some rows may have been added.
+ * if an id occurs twice.  Polls interrupt_poll().  After an error some rows
+ * may have been added.
  *
  * A table with a capacity evicts by clock, so its own must be set beyond
  * those of the rows (table_set_clock()) before. */

@@ -78,6 +78,31 @@ static void test_interrupt_callback(void **state)
     assert_int_equal(interrupt_poll(), PERSIA_OK);
 }
 
+static void *poll_unwatched(void *arg)
+{
+    static char found;
+    (void)arg;
+    return interrupt_poll() ? &found : NULL;
+}
+
+static void test_a_watched_thread_is_told_to_stop(void **state)
+{
+    (void)state;
+    int stop = 0;
+    pthread_t other;
+    void *failed;
+    interrupt_install(NULL);
+    interrupt_watch(&stop);
+    assert_int_equal(interrupt_poll(), PERSIA_OK);
+    __atomic_store_n(&stop, 1, __ATOMIC_RELEASE);
+    assert_int_equal(interrupt_poll(), PERSIA_EINTR);
+    assert_int_equal(pthread_create(&other, NULL, poll_unwatched, NULL), 0);
+    pthread_join(other, &failed);
+    assert_null(failed);
+    interrupt_watch(NULL);
+    assert_int_equal(interrupt_poll(), PERSIA_OK);
+}
+
 static void test_fork_is_noticed_in_the_child_only(void **state)
 {
     (void)state;
@@ -134,6 +159,7 @@ int main(void)
         cmocka_unit_test(test_text_may_quote_itself_and_is_cut),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_interrupt_callback),
+        cmocka_unit_test(test_a_watched_thread_is_told_to_stop),
         cmocka_unit_test(test_fork_is_noticed_in_the_child_only),
         cmocka_unit_test(test_clock_counts_nanoseconds),
         cmocka_unit_test(test_philox_known_answers),

@@ -1,0 +1,399 @@
+/* service_wait.c: calls that wait: parts of steps for the other ranks, pulls
+ * for a step.  No thread is held; one timer fails what has waited too long.
+ */
+#include "ps/serve.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+int wait_room(ps_service *s)
+{
+    if (atomic_fetch_add(&s->parked_n, 1) < PARKED_MAX)
+        return 1;
+    atomic_fetch_sub(&s->parked_n, 1);
+    return 0;
+}
+
+static void wake_locked(ps_service *s, uint64_t at)
+{
+    if (at >= s->wake_at)
+        return;
+    s->wake_at = at;
+    pthread_cond_signal(&s->wake);
+}
+
+void wait_poke(ps_service *s)
+{
+    pthread_mutex_lock(&s->wait_lock);
+    wake_locked(s, 0);
+    pthread_mutex_unlock(&s->wait_lock);
+}
+
+uint64_t wait_step(ps_service *s)
+{
+    pthread_mutex_lock(&s->wait_lock);
+    uint64_t step = s->sync.step;
+    pthread_mutex_unlock(&s->wait_lock);
+    return step;
+}
+
+/* ---- parts of steps ----------------------------------------------------- */
+
+/* Parts that were taken and will not be applied. */
+static void fail_parts(ps_service *s, void **parts, uint32_t n, int code,
+                       const char *text)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        atomic_fetch_sub(&s->parked_n, 1);
+        if (code == PERSIA_ESTALE)
+            push_reply_status(s, parts[i], PUSH_STALE_LINEAGE);
+        else
+            push_fail(s, parts[i], code, text);
+    }
+    free(parts);
+}
+
+/* Marks the parts of a step as under way in the ledger: from now on copies
+ * of them wait for their answers. */
+static int begin_locked(ps_service *s, void **parts, uint32_t n)
+{
+    enum ledger_state state;
+    int rc = PERSIA_OK;
+    for (uint32_t i = 0; i < n && !rc; i++) {
+        const push_call *c = parts[i];
+        rc = ledger_begin(s->ledger, &c->key, NULL, &state);
+        if (!rc && state != LEDGER_NEW)
+            rc = err_set(PERSIA_EARG, "update %llu of the stream of rank %u "
+                         "is under way twice: every rank needs a stream of "
+                         "its own", (unsigned long long)c->key.number,
+                         c->m.part);
+        for (uint32_t k = 0; rc && k < i; k++)
+            (void)ledger_end(s->ledger, &((push_call *)parts[k])->key);
+    }
+    return rc;
+}
+
+/* Takes the pending step if it is whole; NULL if it is not. */
+static void **take_whole_locked(ps_service *s, uint32_t *n, int *rc)
+{
+    *rc = PERSIA_OK;
+    if (!sync_complete(&s->sync))
+        return NULL;
+    void **parts = sync_take(&s->sync, 1, n);
+    *rc = begin_locked(s, parts, *n);
+    if (*rc)
+        sync_failed(&s->sync);
+    return parts;
+}
+
+static void apply_step(ps_service *s, void **parts, uint32_t n, int rc)
+{
+    if (rc) {
+        char text[256];
+        snprintf(text, sizeof text, "%s", err_text());
+        fail_parts(s, parts, n, rc, text);
+        return;
+    }
+    atomic_fetch_sub(&s->parked_n, n);
+    push_apply(s, (push_call **)parts, n);
+    free(parts);
+}
+
+void wait_part(ps_service *s, push_call *c)
+{
+    void *replaced = NULL, **whole = NULL;
+    uint32_t n = 0;
+    int stale = 0, rc = PERSIA_OK, whole_rc = PERSIA_OK;
+
+    if (!wait_room(s)) {
+        push_fail(s, c, PERSIA_ELIMIT, "too many requests wait");
+        return;
+    }
+    pthread_mutex_lock(&s->wait_lock);
+    enum ledger_state state = ledger_look(s->ledger, &c->key, &c->waiter);
+    if (state == LEDGER_NEW && atomic_load(&s->closed))
+        rc = err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
+    else if (state == LEDGER_NEW && service_is_stale(s, &c->m.caller))
+        stale = 1; /* a restore drops what was added before */
+    else if (state == LEDGER_NEW)
+        rc = sync_add(&s->sync, c->m.step, c->m.part, c->m.parts, c,
+                      &replaced);
+    if (state == LEDGER_NEW && !rc && !stale) {
+        wake_locked(s, c->call->deadline);
+        whole = take_whole_locked(s, &n, &whole_rc);
+    }
+    pthread_mutex_unlock(&s->wait_lock);
+
+    if (state == LEDGER_BUSY)
+        return;
+    if (state != LEDGER_NEW || rc || stale) {
+        atomic_fetch_sub(&s->parked_n, 1);
+        if (stale)
+            push_reply_status(s, c, PUSH_STALE_LINEAGE);
+        else if (rc)
+            push_fail(s, c, rc, err_text());
+        else
+            push_reply_state(s, c, state);
+        return;
+    }
+    if (replaced) {
+        atomic_fetch_sub(&s->parked_n, 1);
+        push_fail(s, replaced, PERSIA_ECLOSED, "this part of the step came "
+                  "once more; the later one waits now");
+    }
+    if (whole) {
+        apply_step(s, whole, n, whole_rc);
+        wait_go_on(s);
+    }
+}
+
+void wait_applied(ps_service *s, uint64_t step)
+{
+    pthread_mutex_lock(&s->wait_lock);
+    sync_applied(&s->sync, step);
+    pthread_mutex_unlock(&s->wait_lock);
+}
+
+void wait_failed(ps_service *s)
+{
+    pthread_mutex_lock(&s->wait_lock);
+    sync_failed(&s->sync);
+    pthread_mutex_unlock(&s->wait_lock);
+}
+
+void wait_set_step(ps_service *s, uint64_t step)
+{
+    pthread_mutex_lock(&s->wait_lock);
+    s->sync.step = step;
+    pthread_mutex_unlock(&s->wait_lock);
+}
+
+int handle_leave(ps_service *s, rpc_call *call, wire_memory *memory,
+                 answer *a)
+{
+    wire_leave m;
+    uint32_t n = 0;
+    int rc = wire_get_leave(call->request, call->request_n, memory, &m);
+    if (!rc)
+        rc = service_check_boot(s, &m.caller);
+    if (!rc && m.world > SYNC_RANKS)
+        rc = err_set(PERSIA_ELIMIT, "a world of %u ranks, at most %d can "
+                     "train in step", m.world, SYNC_RANKS);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&s->wait_lock);
+    void **dropped = sync_move(&s->sync, m.rank, m.world, (int)m.joins,
+                               m.step, &n);
+    pthread_mutex_unlock(&s->wait_lock);
+    if (dropped) {
+        char text[128];
+        snprintf(text, sizeof text, "rank %u %s the steps of the job before "
+                 "this step was whole", m.rank,
+                 m.joins ? "joined" : "left");
+        fail_parts(s, dropped, n, PERSIA_ECLOSED, text);
+    }
+    wait_go_on(s);
+    wire_leave_reply reply = {.step = wait_step(s)};
+    return wire_put_leave_reply(&a->o, &reply);
+}
+
+/* ---- pulls -------------------------------------------------------------- */
+
+int wait_pull(ps_service *s, rpc_call *call, wire_memory *memory,
+              const wire_pull *m)
+{
+    parked *one;
+    int waits = 0, rc = PERSIA_OK;
+    if (wait_step(s) >= m->after_step)
+        return PERSIA_OK;
+    one = wire_memory_take(memory, sizeof *one);
+    if (!one)
+        return PERSIA_ENOMEM;
+    if (!wait_room(s))
+        return err_set(PERSIA_ELIMIT, "too many requests wait for a step");
+    *one = (parked){.call = call, .memory = *memory, .m = *m};
+    pthread_mutex_lock(&s->wait_lock);
+    if (atomic_load(&s->closed)) {
+        rc = err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
+    } else if (s->sync.step < m->after_step) {
+        one->next = s->parked;
+        s->parked = one;
+        wake_locked(s, call->deadline);
+        waits = 1;
+    }
+    pthread_mutex_unlock(&s->wait_lock);
+    if (waits)
+        return TAKEN;
+    atomic_fetch_sub(&s->parked_n, 1);
+    return rc;
+}
+
+/* Takes the pulls that wait for nothing any more, or whose time is up. */
+static parked *take_pulls_locked(ps_service *s, uint64_t step, uint64_t now)
+{
+    parked *taken = NULL, **at = &s->parked;
+    while (*at) {
+        parked *one = *at;
+        if (one->m.after_step > step && one->call->deadline > now) {
+            at = &one->next;
+            continue;
+        }
+        *at = one->next;
+        one->next = taken;
+        taken = one;
+    }
+    return taken;
+}
+
+static void answer_pulls(ps_service *s, parked *list, int code,
+                         const char *text)
+{
+    while (list) {
+        parked *one = list;
+        list = one->next;
+        wire_memory memory = one->memory; /* it lies in it */
+        answer a = {.bulk = NULL};
+        wire_out_init(&a.o);
+        atomic_fetch_sub(&s->parked_n, 1);
+        int rc = code ? err_set(code, "%s", text)
+                      : pull_answer(s, &one->m, &memory, &a);
+        service_answer(s, one->call, rc, &a);
+        wire_memory_free(&memory);
+    }
+}
+
+/* ---- going on ----------------------------------------------------------- */
+
+void wait_go_on(ps_service *s)
+{
+    void **whole;
+    do {
+        uint32_t n = 0;
+        int rc;
+        pthread_mutex_lock(&s->wait_lock);
+        parked *pulls = take_pulls_locked(s, s->sync.step, 0);
+        whole = take_whole_locked(s, &n, &rc);
+        pthread_mutex_unlock(&s->wait_lock);
+        answer_pulls(s, pulls, PERSIA_OK, NULL);
+        if (whole)
+            apply_step(s, whole, n, rc);
+    } while (whole);
+}
+
+void wait_drop(ps_service *s, int code, const char *text)
+{
+    uint32_t n;
+    pthread_mutex_lock(&s->wait_lock);
+    parked *pulls = take_pulls_locked(s, UINT64_MAX, 0);
+    void **parts = sync_take(&s->sync, 0, &n);
+    pthread_mutex_unlock(&s->wait_lock);
+    answer_pulls(s, pulls, code, text);
+    fail_parts(s, parts, n, code, text);
+}
+
+/* ---- the timer ---------------------------------------------------------- */
+
+/* The earliest deadline of what waits. */
+static uint64_t next_deadline_locked(const ps_service *s)
+{
+    uint64_t next = UINT64_MAX;
+    for (const parked *p = s->parked; p; p = p->next)
+        if (p->call->deadline < next)
+            next = p->call->deadline;
+    for (uint32_t i = 0; i < s->sync.parts; i++) {
+        const push_call *c = s->sync.part[i];
+        if (c && c->call->deadline < next)
+            next = c->call->deadline;
+    }
+    return next;
+}
+
+/* Fails what has waited too long; all parts of a step if one of them has. */
+static void fail_late(ps_service *s, uint64_t now)
+{
+    char missing[160], text[320];
+    void **parts = NULL;
+    uint32_t n = 0;
+
+    pthread_mutex_lock(&s->wait_lock);
+    parked *pulls = take_pulls_locked(s, 0, now);
+    const unsigned long long done = s->sync.step;
+    unsigned long long step = s->sync.pending;
+    if (next_deadline_locked(s) <= now) { /* of a part */
+        sync_missing(&s->sync, missing, sizeof missing);
+        parts = sync_take(&s->sync, 0, &n);
+    }
+    pthread_mutex_unlock(&s->wait_lock);
+    snprintf(text, sizeof text, "the rows of a later step than %llu were "
+             "asked for, which did not come in time", done);
+    answer_pulls(s, pulls, PERSIA_ETIMEOUT, text);
+    if (!parts)
+        return;
+    snprintf(text, sizeof text, "step %llu: the part of %s did not come in "
+             "time; nothing of it was applied, its parts may be sent again",
+             step, missing);
+    fail_parts(s, parts, n, PERSIA_ETIMEOUT, text);
+}
+
+static void *timer_main(void *arg)
+{
+    ps_service *s = arg;
+    for (;;) {
+        uint64_t now = clock_ns();
+        pthread_mutex_lock(&s->wait_lock);
+        s->wake_at = UINT64_MAX; /* others may set it again meanwhile */
+        pthread_mutex_unlock(&s->wait_lock);
+        fail_late(s, now);
+        uint64_t first = snapshot_expire(s, now);
+        uint64_t second = restore_expire(s, now);
+        pthread_mutex_lock(&s->wait_lock);
+        wake_locked(s, next_deadline_locked(s));
+        wake_locked(s, first);
+        wake_locked(s, second);
+        while (!s->stop && s->wake_at > clock_ns()) {
+            if (s->wake_at == UINT64_MAX) {
+                pthread_cond_wait(&s->wake, &s->wait_lock);
+                continue;
+            }
+            struct timespec until = {
+                .tv_sec = (time_t)(s->wake_at / 1000000000u),
+                .tv_nsec = (long)(s->wake_at % 1000000000u)};
+            pthread_cond_timedwait(&s->wake, &s->wait_lock, &until);
+        }
+        int stop = s->stop;
+        pthread_mutex_unlock(&s->wait_lock);
+        if (stop)
+            return NULL;
+    }
+}
+
+int wait_start(ps_service *s)
+{
+    sigset_t all, before;
+    sigfillset(&all); /* signals are for the user's threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&s->timer, NULL, timer_main, s);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed)
+        return err_set(PERSIA_ENOMEM, "cannot start a timer: %s",
+                       strerror(failed));
+    pthread_setname_np(s->timer, "persia-timer");
+    s->timer_runs = 1;
+    return PERSIA_OK;
+}
+
+void wait_end(ps_service *s)
+{
+    if (!s->timer_runs)
+        return;
+    pthread_mutex_lock(&s->wait_lock);
+    s->stop = 1;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->wait_lock);
+    pthread_join(s->timer, NULL);
+    s->timer_runs = 0;
+}
