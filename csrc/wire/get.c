@@ -148,16 +148,17 @@ static int count_numbers(const wire_at *at, const payload *p, size_t *n)
 static int get_numbers(const wire_at *at, const payload *p, uint64_t *out,
                        size_t *n)
 {
-    cursor c = { p->data, p->data + p->n };
     if (p->coding == CODING_VARINT) {
         out[(*n)++] = p->number;
         return PERSIA_OK;
     }
+    cursor c = { p->data, p->data + p->n };
     while (c.at < c.end) {
-        int rc = get_varint(at, p->no, &c, &out[*n]);
+        uint64_t value = 0;
+        int rc = get_varint(at, p->no, &c, &value);
         if (rc)
             return rc;
-        *n += 1;
+        out[(*n)++] = value;
     }
     return PERSIA_OK;
 }

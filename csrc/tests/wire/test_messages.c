@@ -294,6 +294,25 @@ static void an_empty_message_has_its_defaults(void **state)
     wire_memory_free(&memory);
 }
 
+static void numbers_come_packed_or_one_by_one(void **state)
+{
+    (void)state;
+    /* SnapshotReply: pushes = 4, twice one number, then two packed. */
+    static const unsigned char good[] = "\x20\x05\x20\x06\x22\x02\x07\x08";
+    static const unsigned char cut[] = "\x22\x01\x80";
+    wire_memory memory;
+    wire_snapshot_reply got;
+    wire_memory_init(&memory);
+    assert_int_equal(wire_get_snapshot_reply(good, sizeof good - 1, &memory,
+                                             &got), PERSIA_OK);
+    assert_int_equal(got.pushes_n, 4);
+    for (size_t i = 0; i < 4; i++)
+        assert_int_equal(got.pushes[i], 5 + i);
+    assert_int_equal(wire_get_snapshot_reply(cut, sizeof cut - 1, &memory,
+                                             &got), PERSIA_EPROTOCOL);
+    wire_memory_free(&memory);
+}
+
 static void a_part_of_a_message_harms_nobody(void **state)
 {
     (void)state;
@@ -398,6 +417,7 @@ int main(void)
         cmocka_unit_test(a_pull_is_read_as_it_was_written),
         cmocka_unit_test(messages_are_appended),
         cmocka_unit_test(an_empty_message_has_its_defaults),
+        cmocka_unit_test(numbers_come_packed_or_one_by_one),
         cmocka_unit_test(a_part_of_a_message_harms_nobody),
         cmocka_unit_test(an_altered_message_harms_nobody),
         cmocka_unit_test(what_nobody_would_read_is_not_written),
