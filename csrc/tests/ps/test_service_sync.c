@@ -1,0 +1,342 @@
+/* Calls that wait: parts of steps for each other, pulls for a step. */
+#include "tests/ps/service_help.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RANKS = 3, N = 50 };
+static const uint64_t LONG = 60 * (uint64_t)SECOND;
+
+/* A table whose rows count the gradients that they got. */
+typedef struct job {
+    server v;
+    uint64_t ids[N];
+    float grads[N];
+    wire_hyper hyper;
+    wire_push_table table;
+} job;
+
+static job *job_start(void)
+{
+    job *j = calloc(1, sizeof *j);
+    wire_table_spec spec = spec_of("a", 1, OPTIM_SGD);
+    spec.init = INIT_CONSTANT;
+    spec.init_a = 0;
+    j->v = server_start(0, 1, NULL);
+    declare(&j->v, &spec);
+    for (uint64_t i = 0; i < N; i++) {
+        j->ids[i] = i;
+        j->grads[i] = -1;
+    }
+    j->hyper = sgd(1);
+    j->table = push_table(0, 1, N, j->ids, j->grads, &j->hyper);
+    return j;
+}
+
+static void job_stop(job *j)
+{
+    server_stop(&j->v);
+    free(j);
+}
+
+/* Part `rank` of a step; the number of the update is the step's. */
+static wire_push part_of(job *j, uint32_t rank, uint64_t step)
+{
+    wire_push m = push_of(&j->v, STREAM + rank, step, &j->table, 1);
+    m.step = step;
+    m.part = rank;
+    m.parts = RANKS;
+    return m;
+}
+
+static pending *send_part(job *j, uint32_t rank, uint64_t step,
+                          uint64_t timeout)
+{
+    wire_push m = part_of(j, rank, step);
+    return push_start(&j->v, &m, timeout);
+}
+
+static void expect_error(pending *c, int code, const char *text)
+{
+    result r = call_wait(c);
+    if (r.code != code || !strstr(r.text, text))
+        fail_msg("%s: %s", err_name(r.code), r.text);
+    result_free(&r);
+}
+
+static float value(job *j)
+{
+    float out[N];
+    pull(&j->v, 0, N, j->ids, out);
+    for (int i = 1; i < N; i++)
+        assert_true(out[i] == out[0]);
+    return out[0];
+}
+
+static void who_is_missing_is_named(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    pending *a = send_part(j, 1, 1, LONG);
+    pending *b = send_part(j, 0, 1, SECOND / 50);
+    expect_error(b, PERSIA_ETIMEOUT, "step 1: the part of rank 2 did not");
+    expect_error(a, PERSIA_ETIMEOUT, "rank 2");
+    assert_true(value(j) == 0);
+    assert_int_equal(ledger_of(&j->v, STREAM).watermark, 0);
+    /* they may be sent again */
+    pending *c[RANKS];
+    for (uint32_t r = 0; r < RANKS; r++)
+        c[r] = send_part(j, r, 1, LONG);
+    for (uint32_t r = 0; r < RANKS; r++)
+        assert_int_equal(push_wait(c[r]).status, PUSH_APPLIED);
+    assert_true(value(j) == RANKS);
+    wire_stats_reply stats = stats_of(&j->v);
+    assert_int_equal(stats.step, 1);
+    assert_int_equal(stats.updates, 1);
+    assert_int_equal(stats.parked, 0);
+    job_stop(j);
+}
+
+static void one_bad_part_fails_the_step(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    float bad[N];
+    memcpy(bad, j->grads, sizeof bad);
+    bad[3] = (float)NAN;
+    pending *a = send_part(j, 0, 1, LONG), *b = send_part(j, 2, 1, LONG);
+    wire_push m = part_of(j, 1, 1);
+    wire_push_table t = j->table;
+    m.tables = &t;
+    t.grads.values = bad;
+    assert_int_equal(push_code(&j->v, &m), PERSIA_ENONFINITE);
+    expect_error(a, PERSIA_ENONFINITE, "id 3 ");
+    expect_error(b, PERSIA_ENONFINITE, "id 3 ");
+    assert_int_equal(stats_of(&j->v).step, 0);
+    /* settings that contradict each other */
+    t = j->table;
+    t.hyper.lr = 0.5f;
+    a = send_part(j, 0, 1, LONG);
+    b = send_part(j, 2, 1, LONG);
+    assert_int_equal(push_code(&j->v, &m), PERSIA_EARG);
+    expect_error(a, PERSIA_EARG, "table a: ranks 0 and 1 of step 1");
+    expect_error(b, PERSIA_EARG, "(lr 1 and 0.5)");
+    /* two ranks with one stream */
+    m = part_of(j, 1, 1);
+    m.stream = STREAM;
+    a = send_part(j, 0, 1, LONG);
+    b = send_part(j, 2, 1, LONG);
+    assert_int_equal(push_code(&j->v, &m), PERSIA_EARG);
+    expect_error(a, PERSIA_EARG, "needs a stream of its own");
+    expect_error(b, PERSIA_EARG, "needs a stream of its own");
+    assert_true(value(j) == 0);
+    /* and after all that: a step */
+    a = send_part(j, 0, 1, LONG);
+    b = send_part(j, 2, 1, LONG);
+    pending *c = send_part(j, 1, 1, LONG);
+    assert_int_equal(push_wait(a).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(b).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(c).status, PUSH_APPLIED);
+    assert_true(value(j) == RANKS);
+    job_stop(j);
+}
+
+static void ranks_come_and_go(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    for (uint32_t r = 0; r < RANKS; r++)
+        assert_int_equal(join(&j->v, r, RANKS, 1, 0), 0);
+    pending *a = send_part(j, 0, 1, LONG), *b = send_part(j, 2, 1, LONG);
+    assert_int_equal(join(&j->v, 1, RANKS, 0, 0), 1); /* it ends early */
+    assert_int_equal(push_wait(a).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(b).status, PUSH_APPLIED);
+    assert_true(value(j) == 2);
+    wire_push m = part_of(j, 1, 2);
+    assert_int_equal(push_code(&j->v, &m), PERSIA_EARG);
+    assert_non_null(strstr(err_text(), "rank 1 has left"));
+    /* rank 0 begins anew: what it sent before is void */
+    a = send_part(j, 0, 2, LONG);
+    assert_int_equal(join(&j->v, 0, RANKS, 1, 1), 1);
+    expect_error(a, PERSIA_ECLOSED, "rank 0 joined");
+    /* another world: everything is */
+    a = send_part(j, 2, 2, LONG);
+    assert_int_equal(join(&j->v, 0, 2, 1, 1), 1);
+    expect_error(a, PERSIA_ECLOSED, "rank 0 joined");
+    /* this shard missed steps that others had */
+    assert_int_equal(join(&j->v, 1, 2, 1, 7), 7);
+    wire_push p = part_of(j, 0, 8), q = part_of(j, 1, 8);
+    p.parts = q.parts = 2;
+    a = push_start(&j->v, &p, LONG);
+    assert_int_equal(push(&j->v, &q).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(a).status, PUSH_APPLIED);
+    assert_true(value(j) == 4);
+    assert_int_equal(stats_of(&j->v).step, 8);
+    job_stop(j);
+}
+
+static void one_rank_alone(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    for (uint64_t step = 1; step <= 3; step++) {
+        wire_push m = part_of(j, 0, step);
+        m.parts = 1;
+        assert_int_equal(push(&j->v, &m).status, PUSH_APPLIED);
+        assert_int_equal(push(&j->v, &m).status, PUSH_DUPLICATE);
+    }
+    assert_int_equal(stats_of(&j->v).step, 3);
+    assert_true(value(j) == 3);
+    job_stop(j);
+}
+
+static pending *pull_after(job *j, uint64_t step, uint64_t timeout)
+{
+    wire_pull_table t = {0, N, j->ids};
+    wire_pull m = {.caller = caller_of(&j->v), .after_step = step,
+                   .tables = &t, .tables_n = 1};
+    wire_out o = ENCODED(pull, &m);
+    return call_start(&j->v, WIRE_PULL, &o, timeout);
+}
+
+static void pulls_wait_for_a_step(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    pending *late = pull_after(j, 1, SECOND / 50);
+    expect_error(late, PERSIA_ETIMEOUT, "a later step than 0");
+    pending *first = pull_after(j, 1, LONG), *second = pull_after(j, 2, LONG);
+    pending *parts[RANKS];
+    assert_int_equal(stats_of(&j->v).parked, 2);
+    for (uint64_t step = 1; step <= 2; step++) {
+        pending *waiting = step == 1 ? first : second;
+        for (uint32_t r = 0; r < RANKS; r++) {
+            assert_false(call_done(waiting));
+            parts[r] = send_part(j, r, step, LONG);
+        }
+        for (uint32_t r = 0; r < RANKS; r++)
+            assert_int_equal(push_wait(parts[r]).status, PUSH_APPLIED);
+        wire_pull_reply reply;
+        result r = call_wait(waiting);
+        DECODE(&r, pull_reply, &reply);
+        assert_true(((const float *)reply.tables[0].values)[0] ==
+                    (float)(step * RANKS));
+        result_free(&r);
+        assert_true(step == 2 || !call_done(second));
+    }
+    pending *now = pull_after(j, 2, LONG);
+    assert_true(call_done(now));
+    result r = call_wait(now);
+    assert_int_equal(r.code, PERSIA_OK);
+    result_free(&r);
+    job_stop(j);
+}
+
+static void what_waits_is_bounded_and_closed(void **state)
+{
+    enum { MOST = 1024 };
+    static pending *waiting[MOST];
+    (void)state;
+    job *j = job_start();
+    waiting[0] = send_part(j, 2, 1, LONG);
+    for (int i = 1; i < MOST; i++)
+        waiting[i] = pull_after(j, 1, LONG);
+    assert_int_equal(stats_of(&j->v).parked, MOST);
+    expect_error(pull_after(j, 1, LONG), PERSIA_ELIMIT, "too many");
+    expect_error(send_part(j, 1, 1, LONG), PERSIA_ELIMIT, "too many");
+    service_close(j->v.s);
+    for (int i = 0; i < MOST; i++)
+        expect_error(waiting[i], PERSIA_EUNAVAILABLE, "stopping");
+    expect_error(pull_after(j, 1, LONG), PERSIA_EUNAVAILABLE, "stopping");
+    job_stop(j);
+}
+
+/* Ranks as threads: random pauses, resends and time-outs that are too short;
+ * every step is applied once. */
+enum { STEPS = SANITIZED ? 60 : 250 };
+
+typedef struct rank_thread {
+    job *j;
+    uint32_t rank;
+    pthread_barrier_t *round;
+} rank_thread;
+
+static void *rank_run(void *arg)
+{
+    rank_thread *t = arg;
+    rng g = {t->rank * 1000000};
+    for (uint64_t step = 1; step <= STEPS; step++) {
+        int through = 0;
+        while (!through) {
+            pending *calls[3];
+            int n = 1 + (int)rng_below(&g, 3);
+            for (int i = 0; i < n; i++)
+                calls[i] = send_part(t->j, t->rank, step,
+                                     rng_below(&g, 10) ? LONG
+                                                       : SECOND / 2000);
+            for (int i = 0; i < n; i++) {
+                result r = call_wait(calls[i]);
+                wire_push_reply reply;
+                if (r.code == PERSIA_OK) {
+                    DECODE(&r, push_reply, &reply);
+                    through = 1;
+                    if (reply.status > PUSH_DUPLICATE)
+                        return arg;
+                } else if (r.code != PERSIA_ECLOSED &&
+                           r.code != PERSIA_ETIMEOUT) {
+                    fprintf(stderr, "%s\n", r.text);
+                    return arg;
+                }
+                result_free(&r);
+            }
+        }
+        pthread_barrier_wait(t->round); /* all ranks are through */
+    }
+    return NULL;
+}
+
+static void ranks_as_threads(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    pthread_t threads[RANKS];
+    rank_thread ranks[RANKS];
+    pthread_barrier_t round;
+    pthread_barrier_init(&round, NULL, RANKS);
+    for (uint32_t r = 0; r < RANKS; r++) {
+        ranks[r] = (rank_thread){j, r, &round};
+        assert_int_equal(
+            pthread_create(&threads[r], NULL, rank_run, &ranks[r]), 0);
+    }
+    for (int r = 0; r < RANKS; r++) {
+        void *failed;
+        pthread_join(threads[r], &failed);
+        assert_null(failed);
+    }
+    pthread_barrier_destroy(&round);
+    assert_true(value(j) == RANKS * STEPS);
+    wire_stats_reply stats = stats_of(&j->v);
+    assert_int_equal(stats.step, STEPS);
+    assert_int_equal(stats.updates, STEPS);
+    assert_int_equal(stats.parked, 0);
+    for (uint32_t r = 0; r < RANKS; r++)
+        assert_int_equal(ledger_of(&j->v, STREAM + r).watermark, STEPS);
+    job_stop(j);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(who_is_missing_is_named),
+        cmocka_unit_test(one_bad_part_fails_the_step),
+        cmocka_unit_test(ranks_come_and_go),
+        cmocka_unit_test(one_rank_alone),
+        cmocka_unit_test(pulls_wait_for_a_step),
+        cmocka_unit_test(what_waits_is_bounded_and_closed),
+        cmocka_unit_test(ranks_as_threads),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
