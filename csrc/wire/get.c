@@ -142,6 +142,8 @@ static int count_numbers(const wire_at *at, const payload *p, size_t *n)
     }
     for (size_t i = 0; i < p->n; i++)
         *n += p->data[i] < 0x80;
+    if (p->n && p->data[p->n - 1] >= 0x80)
+        return at_refuse(at, p->no, "ends in a varint");
     return PERSIA_OK;
 }
 
