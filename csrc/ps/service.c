@@ -401,6 +401,13 @@ void service_answer(ps_service *s, rpc_call *call, int rc, answer *a)
         call->reply(call, &a->o, NULL, NULL);
 }
 
+/* A server that stops may still write its rows. */
+static int outlives_close(uint32_t method)
+{
+    return method == WIRE_HELLO || method == WIRE_SNAPSHOT ||
+           method == WIRE_STATS;
+}
+
 void service_handle(void *service, rpc_call *call)
 {
     static const handler handlers[WIRE_METHODS_N] = {
@@ -422,7 +429,7 @@ void service_handle(void *service, rpc_call *call)
 
     wire_memory_init(&memory);
     wire_out_init(&a.o);
-    if (atomic_load(&s->closed))
+    if (atomic_load(&s->closed) && !outlives_close(call->method))
         rc = err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
     else if (call->method >= WIRE_METHODS_N)
         rc = err_set(PERSIA_EPROTOCOL, "there is no method %u",

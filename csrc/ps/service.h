@@ -39,8 +39,8 @@ typedef struct service_config {
 /* The shard must outlive the service. */
 PERSIA_API int service_create(ps *p, const service_config *config,
                               ps_service **out);
-/* Fails what is parked and every call from now on with
- * PERSIA_EUNAVAILABLE: the server is about to stop. */
+/* Fails what is parked, and every call from now on but Hello, Snapshot and
+ * Stats, with PERSIA_EUNAVAILABLE: the server is about to stop. */
 PERSIA_API void service_close(ps_service *s);
 /* Closes, too; the caller sees to it that no call comes after. */
 PERSIA_API void service_destroy(ps_service *s);

@@ -289,9 +289,7 @@ int handle_snapshot(ps_service *s, rpc_call *call, wire_memory *memory,
     if (rc)
         return rc;
     pthread_mutex_lock(&s->admin_lock);
-    if (m.verb == SNAPSHOT_BEGIN && atomic_load(&s->closed))
-        rc = err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
-    else if (m.verb == SNAPSHOT_BEGIN)
+    if (m.verb == SNAPSHOT_BEGIN)
         rc = begin_locked(s, &m);
     else if (!is_same(s->snapshot, &m) && m.verb == SNAPSHOT_STATUS)
         rc = err_set(PERSIA_EARG, "no snapshot into %s/%s is known: it was "
