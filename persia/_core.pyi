@@ -1,4 +1,5 @@
 # The C core: csrc/py. Buffers are any object with the buffer protocol.
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy.typing as npt
@@ -228,3 +229,77 @@ def ckpt_verify(
 def ckpt_crc(data: Buffer, /) -> int: ...
 def ckpt_file_crc(folder: int, name: str, /) -> tuple[int, int]: ...
 def ckpt_exchange(folder: int, a: str, b: str, /) -> None: ...
+
+# --- csrc/py/peer.c, csrc/py/server.c ---
+
+GRPC: str  # version of the gRPC library, or "none"
+SNAPSHOT_BEGIN: int
+SNAPSHOT_STATUS: int
+SNAPSHOT_END: int
+RESTORE_PREPARE: int
+RESTORE_COMMIT: int
+RESTORE_ABORT: int
+
+_Ledger = tuple[int, int, bytes]  # stream, watermark, window
+_ShardFile = tuple[int, str, int, int, int]  # table and a _RowFile
+
+@final
+class Channel:
+    address: str
+    def __init__(
+        self,
+        address: str,
+        security: dict[str, Any],
+        message_limit: int,
+        timeout: float,
+    ) -> None: ...
+    def hello(
+        self, namespace: str, role: str, stream: int, /
+    ) -> dict[str, Any]: ...
+    def declare(self, **config: Any) -> tuple[int, bool]: ...
+    def stats(self) -> dict[str, Any]: ...
+    def snapshot(
+        self, verb: int, root: str, folder: str, proof: str, /
+    ) -> dict[str, Any]: ...
+    def restore(
+        self,
+        verb: int,
+        root: str,
+        folder: str,
+        proof: str,
+        lineage: int,
+        updates: int,
+        step: int,
+        pushes: Sequence[int],
+        ledgers: Sequence[_Ledger],
+        files: Sequence[_ShardFile],
+        /,
+    ) -> dict[str, int]: ...
+    def close(self) -> None: ...
+
+@final
+class Server:
+    port: int
+    def __init__(
+        self,
+        namespace: str,
+        shard: int,
+        shards: int,
+        threads: int,
+        memory_limit: int,
+        lineage: int,
+        message_limit: int,
+        checkpoints: str | None,
+    ) -> None: ...
+    def start(
+        self,
+        address: str,
+        threads: int,
+        calls: int,
+        message_limit: int,
+        security: dict[str, Any],
+    ) -> int: ...
+    def health(self, serving: bool, /) -> None: ...
+    def stop(self, grace: float, /) -> None: ...
+    def channel(self, timeout: float, /) -> Channel: ...
+    def close(self) -> None: ...

@@ -17,7 +17,8 @@
     X(store)                                                                  \
     X(ahead)                                                                  \
     X(data)                                                                   \
-    X(ckpt)
+    X(ckpt)                                                                   \
+    X(server)
 
 #define PY_DECLARE(file) int py_add_##file(PyObject *module);
 PY_FILES(PY_DECLARE)
@@ -44,5 +45,14 @@ int py_table_config(PyObject *args, PyObject *kwargs,
  * set. */
 struct rpc_security;
 int py_security(PyObject *dict, struct rpc_security *out);
+
+/* The service of a _core.Server, for a store in the same process that calls
+ * it directly, with a reference that keeps it alive; NULL with an exception
+ * set.  py_served_drop() gives the reference back, on any thread, with or
+ * without the GIL; the last one frees the shard (server.c). */
+typedef struct py_served py_served;
+struct ps_service;
+py_served *py_server_served(PyObject *server, struct ps_service **service);
+void py_served_drop(py_served *s);
 
 #endif

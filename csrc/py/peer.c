@@ -1,0 +1,438 @@
+/* peer.c: administration of one server, as Python data. */
+#include "py/peer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "ps/ps.h"
+
+/* ---- sending ------------------------------------------------------------ */
+
+/* Sends what `o` holds, if encoding it went well (`rc`). */
+static int send(const py_peer *p, uint32_t method, int rc, wire_out *o,
+                rpc_reply *reply)
+{
+    *reply = (rpc_reply){0};
+    if (rc) {
+        wire_out_free(o);
+        return rc;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = p->call(p->ctx, method, o, reply);
+    Py_END_ALLOW_THREADS
+    return rc;
+}
+
+/* A name of WIRE_NAME bytes, or whatever the field has. */
+static int name_into(const char *what, const char *text, char *to,
+                     size_t room)
+{
+    size_t n = strlen(text);
+    if (n >= room)
+        return err_set(PERSIA_EARG, "%s has %zu bytes, it may have %zu", what,
+                       n, room - 1);
+    memcpy(to, text, n + 1);
+    return PERSIA_OK;
+}
+
+static int add(PyObject *dict, const char *key, PyObject *value)
+{
+    int rc = value ? PyDict_SetItemString(dict, key, value) : -1;
+    Py_XDECREF(value);
+    return rc;
+}
+
+/* ---- ledgers and files -------------------------------------------------- */
+
+static PyObject *ledger_to_tuple(const wire_ledger *l)
+{
+    return Py_BuildValue("(KKy#)", (unsigned long long)l->stream,
+                         (unsigned long long)l->watermark,
+                         (const char *)l->window,
+                         (Py_ssize_t)sizeof l->window);
+}
+
+/* [(stream, watermark, window)]; the window is bytes, little-endian. */
+static PyObject *ledgers_to_list(const wire_ledger *ledgers, size_t n)
+{
+    PyObject *list = PyList_New((Py_ssize_t)n);
+    for (size_t i = 0; list && i < n; i++) {
+        PyObject *one = ledger_to_tuple(&ledgers[i]);
+        if (!one || PyList_SetItem(list, (Py_ssize_t)i, one))
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *files_to_list(const wire_file *files, size_t n)
+{
+    PyObject *list = PyList_New((Py_ssize_t)n);
+    for (size_t i = 0; list && i < n; i++) {
+        const wire_file *f = &files[i];
+        PyObject *one = Py_BuildValue(
+            "(IsKKI)", f->no, f->name, (unsigned long long)f->rows,
+            (unsigned long long)f->bytes, f->crc);
+        if (!one || PyList_SetItem(list, (Py_ssize_t)i, one))
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+/* An array of a Python sequence's items, of `size` bytes each and zeroed, for
+ * the caller to free; NULL with an exception set. */
+static void *array_for(PyObject *sequence, size_t size, size_t *n)
+{
+    Py_ssize_t length = PySequence_Size(sequence);
+    if (length < 0)
+        return NULL;
+    *n = (size_t)length;
+    void *array = calloc(*n + 1, size);
+    return array ? array : PyErr_NoMemory();
+}
+
+static uint64_t *numbers_from(PyObject *sequence, size_t *n)
+{
+    uint64_t *out = array_for(sequence, sizeof *out, n);
+    for (size_t i = 0; out && i < *n; i++) {
+        PyObject *item = PySequence_GetItem(sequence, (Py_ssize_t)i);
+        out[i] = item ? PyLong_AsUnsignedLongLong(item) : 0;
+        Py_XDECREF(item);
+        if (PyErr_Occurred()) {
+            free(out);
+            return NULL;
+        }
+    }
+    return out;
+}
+
+static int ledger_from(PyObject *item, wire_ledger *out)
+{
+    unsigned long long stream, watermark;
+    const char *window;
+    Py_ssize_t bytes;
+    if (!PyArg_ParseTuple(item, "KKy#", &stream, &watermark, &window, &bytes))
+        return -1;
+    if ((size_t)bytes != sizeof out->window) {
+        PyErr_Format(PyExc_ValueError, "a ledger's window has %zu bytes",
+                     sizeof out->window);
+        return -1;
+    }
+    out->stream = stream;
+    out->watermark = watermark;
+    memcpy(out->window, window, sizeof out->window);
+    return 0;
+}
+
+static int file_from(PyObject *item, wire_file *out)
+{
+    const char *name;
+    unsigned long long rows, bytes;
+    if (!PyArg_ParseTuple(item, "IsKKI", &out->no, &name, &rows, &bytes,
+                          &out->crc))
+        return -1;
+    out->rows = rows;
+    out->bytes = bytes;
+    int rc = name_into("a file's name", name, out->name, sizeof out->name);
+    if (rc)
+        py_raise(rc);
+    return rc ? -1 : 0;
+}
+
+static wire_ledger *ledgers_from(PyObject *sequence, size_t *n)
+{
+    wire_ledger *out = array_for(sequence, sizeof *out, n);
+    for (size_t i = 0; out && i < *n; i++) {
+        PyObject *item = PySequence_GetItem(sequence, (Py_ssize_t)i);
+        int bad = !item || ledger_from(item, &out[i]);
+        Py_XDECREF(item);
+        if (bad) {
+            free(out);
+            return NULL;
+        }
+    }
+    return out;
+}
+
+static wire_file *files_from(PyObject *sequence, size_t *n)
+{
+    wire_file *out = array_for(sequence, sizeof *out, n);
+    for (size_t i = 0; out && i < *n; i++) {
+        PyObject *item = PySequence_GetItem(sequence, (Py_ssize_t)i);
+        int bad = !item || file_from(item, &out[i]);
+        Py_XDECREF(item);
+        if (bad) {
+            free(out);
+            return NULL;
+        }
+    }
+    return out;
+}
+
+/* ---- hello, declare, stats ---------------------------------------------- */
+
+/* The words of declare() again. */
+static PyObject *spec_to_dict(const wire_table_spec *t)
+{
+    return Py_BuildValue(
+        "{ss sK sI sI sI sI sI sd sd sd sI sI sK sI sd}", "name", t->name,
+        "seed", (unsigned long long)t->seed, "dim", t->dim, "dtype", t->dtype,
+        "optimizer", t->optimizer, "momentum", t->momentum, "init", t->init,
+        "init_a", (double)t->init_a, "init_b", (double)t->init_b,
+        "state_init", (double)t->state_init, "missing", t->missing,
+        "nonfinite", t->nonfinite, "capacity",
+        (unsigned long long)t->capacity, "full", t->full, "admission",
+        (double)t->admission);
+}
+
+static PyObject *specs_to_list(const wire_table_spec *tables, size_t n)
+{
+    PyObject *list = PyList_New((Py_ssize_t)n);
+    for (size_t i = 0; list && i < n; i++) {
+        PyObject *one = spec_to_dict(&tables[i]);
+        if (!one || PyList_SetItem(list, (Py_ssize_t)i, one))
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+PyObject *py_peer_hello(const py_peer *p, PyObject *args)
+{
+    const char *name_space, *role;
+    unsigned long long stream;
+    wire_hello hello = {.caller = p->caller,
+                        .version = WIRE_VERSION,
+                        .world = 1};
+    if (!PyArg_ParseTuple(args, "ssK", &name_space, &role, &stream))
+        return NULL;
+    hello.stream = stream;
+    int rc = name_into("the namespace", name_space, hello.name_space,
+                       sizeof hello.name_space);
+    if (!rc)
+        rc = name_into("the role", role, hello.role, sizeof hello.role);
+    if (rc)
+        return py_raise(rc);
+    wire_out o;
+    wire_out_init(&o);
+    rpc_reply reply;
+    rc = send(p, WIRE_HELLO, wire_put_hello(&o, &hello), &o, &reply);
+    if (rc)
+        return py_raise(rc);
+    wire_memory memory;
+    wire_memory_init(&memory);
+    wire_hello_reply r;
+    PyObject *out = NULL;
+    rc = wire_get_hello_reply(reply.data, reply.n, &memory, &r);
+    if (rc)
+        py_raise(rc);
+    else
+        out = Py_BuildValue(
+            "{sI sI sI ss sK sK sK sK sN sN}", "version", r.version, "shard",
+            r.shard, "shards", r.shards, "namespace", r.name_space, "boot",
+            (unsigned long long)r.boot, "lineage",
+            (unsigned long long)r.lineage, "updates",
+            (unsigned long long)r.updates, "message_limit",
+            (unsigned long long)r.message_limit, "ledger",
+            ledger_to_tuple(&r.ledger), "tables",
+            specs_to_list(r.tables, r.tables_n));
+    wire_memory_free(&memory);
+    rpc_reply_free(&reply);
+    return out;
+}
+
+PyObject *py_peer_declare(const py_peer *p, PyObject *args, PyObject *kwargs)
+{
+    table_config c;
+    wire_declare declare = {.caller = p->caller};
+    wire_table_spec *t = &declare.table;
+    if (py_table_config(args, kwargs, &c))
+        return NULL;
+    *t = (wire_table_spec){.seed = c.seed,
+                           .dim = c.dim,
+                           .dtype = c.dtype,
+                           .optimizer = c.optimizer,
+                           .momentum = c.momentum,
+                           .init = c.init,
+                           .init_a = c.init_a,
+                           .init_b = c.init_b,
+                           .state_init = c.state_init,
+                           .missing = c.missing,
+                           .nonfinite = c.nonfinite,
+                           .capacity = c.capacity,
+                           .full = c.full,
+                           .admission = c.admission};
+    memcpy(t->name, c.name, sizeof t->name);
+    wire_out o;
+    wire_out_init(&o);
+    rpc_reply reply;
+    int rc = send(p, WIRE_DECLARE, wire_put_declare(&o, &declare), &o,
+                  &reply);
+    if (rc)
+        return py_raise(rc);
+    wire_memory memory;
+    wire_memory_init(&memory);
+    wire_declare_reply r;
+    rc = wire_get_declare_reply(reply.data, reply.n, &memory, &r);
+    wire_memory_free(&memory);
+    rpc_reply_free(&reply);
+    return rc ? py_raise(rc)
+              : Py_BuildValue("(IO)", r.no, r.created ? Py_True : Py_False);
+}
+
+static PyObject *table_to_dict(const wire_table_spec *t,
+                               const wire_table_stats *s)
+{
+    return Py_BuildValue(
+        "{ss sI sI sK sK sK sK sK sK sK sK sK sK}", "name", t->name, "dim",
+        t->dim, "dtype", t->dtype, "rows", (unsigned long long)s->rows,
+        "bytes", (unsigned long long)s->bytes, "row_bytes",
+        (unsigned long long)s->row_bytes, "pushes",
+        (unsigned long long)s->pushes, "pulled",
+        (unsigned long long)s->pulled, "missed",
+        (unsigned long long)s->missed, "created",
+        (unsigned long long)s->created, "evicted",
+        (unsigned long long)s->evicted, "refused",
+        (unsigned long long)s->refused, "nonfinite",
+        (unsigned long long)s->nonfinite);
+}
+
+static PyObject *stats_to_dict(const wire_stats_reply *r)
+{
+    PyObject *tables = PyList_New((Py_ssize_t)r->tables_n);
+    for (size_t i = 0; tables && i < r->tables_n; i++) {
+        PyObject *one = table_to_dict(&r->tables[i], &r->stats[i]);
+        if (!one || PyList_SetItem(tables, (Py_ssize_t)i, one))
+            Py_CLEAR(tables);
+    }
+    if (!tables)
+        return NULL;
+    return Py_BuildValue(
+        "{sK sK sK sK sK sK sK sK sK sK sK sK sN}", "boot",
+        (unsigned long long)r->boot, "lineage",
+        (unsigned long long)r->lineage, "updates",
+        (unsigned long long)r->updates, "step", (unsigned long long)r->step,
+        "uptime_ns", (unsigned long long)r->uptime_ns, "memory_used",
+        (unsigned long long)r->memory_used, "memory_limit",
+        (unsigned long long)r->memory_limit, "pulls",
+        (unsigned long long)r->pulls, "pushes",
+        (unsigned long long)r->pushes, "duplicates",
+        (unsigned long long)r->duplicates, "parked",
+        (unsigned long long)r->parked, "failed",
+        (unsigned long long)r->failed, "tables", tables);
+}
+
+PyObject *py_peer_stats(const py_peer *p)
+{
+    wire_stats stats = {.caller = p->caller};
+    wire_out o;
+    wire_out_init(&o);
+    rpc_reply reply;
+    int rc = send(p, WIRE_STATS, wire_put_stats(&o, &stats), &o, &reply);
+    if (rc)
+        return py_raise(rc);
+    wire_memory memory;
+    wire_memory_init(&memory);
+    wire_stats_reply r;
+    rc = wire_get_stats_reply(reply.data, reply.n, &memory, &r);
+    PyObject *out = rc ? py_raise(rc) : stats_to_dict(&r);
+    wire_memory_free(&memory);
+    rpc_reply_free(&reply);
+    return out;
+}
+
+/* ---- snapshot and restore ----------------------------------------------- */
+
+/* The three texts that both begin with. */
+static int place_into(const char *const texts[3], char *root, char *folder,
+                      char *proof, size_t proof_room)
+{
+    int rc = name_into("the root's name", texts[0], root, WIRE_NAME);
+    if (!rc)
+        rc = name_into("the folder's name", texts[1], folder, WIRE_NAME);
+    return rc ? rc : name_into("the proof", texts[2], proof, proof_room);
+}
+
+static PyObject *snapshot_to_dict(const wire_snapshot_reply *r)
+{
+    PyObject *out = Py_BuildValue(
+        "{sI sK sK sK}", "done", r->done, "updates",
+        (unsigned long long)r->updates, "step", (unsigned long long)r->step,
+        "rows_written", (unsigned long long)r->rows_written);
+    PyObject *pushes = PyList_New((Py_ssize_t)r->pushes_n);
+    for (size_t i = 0; pushes && i < r->pushes_n; i++) {
+        PyObject *n = PyLong_FromUnsignedLongLong(r->pushes[i]);
+        if (!n || PyList_SetItem(pushes, (Py_ssize_t)i, n))
+            Py_CLEAR(pushes);
+    }
+    if (!out || add(out, "pushes", pushes) ||
+        add(out, "ledgers", ledgers_to_list(r->ledgers, r->ledgers_n)) ||
+        add(out, "files", files_to_list(r->files, r->files_n)))
+        Py_CLEAR(out);
+    return out;
+}
+
+PyObject *py_peer_snapshot(const py_peer *p, PyObject *args)
+{
+    wire_snapshot s = {.caller = p->caller};
+    const char *texts[3];
+    if (!PyArg_ParseTuple(args, "Isss", &s.verb, &texts[0], &texts[1],
+                          &texts[2]))
+        return NULL;
+    int rc = place_into(texts, s.root, s.folder, s.proof, sizeof s.proof);
+    if (rc)
+        return py_raise(rc);
+    wire_out o;
+    wire_out_init(&o);
+    rpc_reply reply;
+    rc = send(p, WIRE_SNAPSHOT, wire_put_snapshot(&o, &s), &o, &reply);
+    if (rc)
+        return py_raise(rc);
+    wire_memory memory;
+    wire_memory_init(&memory);
+    wire_snapshot_reply r;
+    rc = wire_get_snapshot_reply(reply.data, reply.n, &memory, &r);
+    PyObject *out = rc ? py_raise(rc) : snapshot_to_dict(&r);
+    wire_memory_free(&memory);
+    rpc_reply_free(&reply);
+    return out;
+}
+
+PyObject *py_peer_restore(const py_peer *p, PyObject *args)
+{
+    wire_restore w = {.caller = p->caller};
+    const char *texts[3];
+    unsigned long long lineage, updates, step;
+    PyObject *pushes, *ledgers, *files, *out = NULL;
+    if (!PyArg_ParseTuple(args, "IsssKKKOOO", &w.verb, &texts[0], &texts[1],
+                          &texts[2], &lineage, &updates, &step, &pushes,
+                          &ledgers, &files))
+        return NULL;
+    w.lineage = lineage;
+    w.updates = updates;
+    w.step = step;
+    int rc = place_into(texts, w.root, w.folder, w.proof, sizeof w.proof);
+    if (rc)
+        return py_raise(rc);
+    w.pushes = numbers_from(pushes, &w.pushes_n);
+    w.ledgers = w.pushes ? ledgers_from(ledgers, &w.ledgers_n) : NULL;
+    w.files = w.ledgers ? files_from(files, &w.files_n) : NULL;
+    if (w.files) {
+        wire_out o;
+        wire_out_init(&o);
+        rpc_reply reply;
+        rc = send(p, WIRE_RESTORE, wire_put_restore(&o, &w), &o, &reply);
+        wire_memory memory;
+        wire_memory_init(&memory);
+        wire_restore_reply r;
+        if (!rc)
+            rc = wire_get_restore_reply(reply.data, reply.n, &memory, &r);
+        out = rc ? py_raise(rc)
+                 : Py_BuildValue("{sI sK}", "done", r.done, "rows",
+                                 (unsigned long long)r.rows);
+        wire_memory_free(&memory);
+        rpc_reply_free(&reply);
+    }
+    free(w.files);
+    free(w.ledgers);
+    free(w.pushes);
+    return out;
+}

@@ -1,0 +1,29 @@
+/* peer.h: administration of one server, as Python data: whoever can send a
+ * request (a channel, a store's client) offers these calls to Python. */
+#ifndef PERSIA_PY_PEER_H
+#define PERSIA_PY_PEER_H
+
+#include "py/py.h"
+#include "rpc/rpc.h"
+
+typedef struct py_peer {
+    /* Sends o (taken over) and waits; called without the GIL. */
+    int (*call)(void *ctx, uint32_t method, wire_out *o, rpc_reply *reply);
+    void *ctx;
+    wire_caller caller;
+} py_peer;
+
+/* hello(namespace, role, stream) -> dict */
+PyObject *py_peer_hello(const py_peer *p, PyObject *args);
+/* declare(**config) -> (number, created); the words of Store.declare */
+PyObject *py_peer_declare(const py_peer *p, PyObject *args,
+                          PyObject *kwargs);
+/* stats() -> dict */
+PyObject *py_peer_stats(const py_peer *p);
+/* snapshot(verb, root, folder, proof) -> dict */
+PyObject *py_peer_snapshot(const py_peer *p, PyObject *args);
+/* restore(verb, root, folder, proof, lineage, updates, step, pushes,
+ * ledgers, files) -> dict */
+PyObject *py_peer_restore(const py_peer *p, PyObject *args);
+
+#endif

@@ -1,0 +1,526 @@
+/* server.c: persia._core.Server, a shard behind messages, and
+ * persia._core.Channel, the way to one server for administration. */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ps/ps.h"
+#include "py/peer.h"
+
+/* ---- a channel ---------------------------------------------------------- */
+
+typedef struct channel_object {
+    PyObject_HEAD
+    rpc_channel *channel; /* NULL: closed */
+    unsigned busy;        /* calls under way; guarded by the GIL */
+    uint64_t timeout_ns;
+    py_served *served;    /* what a local channel leads to, or NULL */
+} channel_object;
+
+static int channel_call(void *ctx, uint32_t method, wire_out *o,
+                        rpc_reply *reply)
+{
+    const channel_object *c = ctx;
+    return rpc_wait(c->channel, method, o, c->timeout_ns, reply);
+}
+
+/* Begins a call; -1 with an exception set. */
+static int channel_begin(PyObject *self, py_peer *p)
+{
+    channel_object *c = (channel_object *)self;
+    if (!c->channel) {
+        py_raise(err_set(PERSIA_ECLOSED, "the channel was closed"));
+        return -1;
+    }
+    *p = (py_peer){.call = channel_call, .ctx = c};
+    c->busy++;
+    return 0;
+}
+
+static PyObject *channel_end(PyObject *self, PyObject *result)
+{
+    ((channel_object *)self)->busy--;
+    return result;
+}
+
+static PyObject *channel_hello(PyObject *self, PyObject *args)
+{
+    py_peer p;
+    return channel_begin(self, &p)
+               ? NULL
+               : channel_end(self, py_peer_hello(&p, args));
+}
+
+static PyObject *channel_declare(PyObject *self, PyObject *args,
+                                 PyObject *kwargs)
+{
+    py_peer p;
+    return channel_begin(self, &p)
+               ? NULL
+               : channel_end(self, py_peer_declare(&p, args, kwargs));
+}
+
+static PyObject *channel_stats(PyObject *self, PyObject *unused)
+{
+    py_peer p;
+    (void)unused;
+    return channel_begin(self, &p) ? NULL
+                                   : channel_end(self, py_peer_stats(&p));
+}
+
+static PyObject *channel_snapshot(PyObject *self, PyObject *args)
+{
+    py_peer p;
+    return channel_begin(self, &p)
+               ? NULL
+               : channel_end(self, py_peer_snapshot(&p, args));
+}
+
+static PyObject *channel_restore(PyObject *self, PyObject *args)
+{
+    py_peer p;
+    return channel_begin(self, &p)
+               ? NULL
+               : channel_end(self, py_peer_restore(&p, args));
+}
+
+static PyObject *channel_address(PyObject *self, void *unused)
+{
+    channel_object *c = (channel_object *)self;
+    (void)unused;
+    return PyUnicode_FromString(
+        c->channel ? rpc_channel_address(c->channel) : "closed");
+}
+
+static PyObject *channel_close(PyObject *self, PyObject *unused)
+{
+    channel_object *c = (channel_object *)self;
+    rpc_channel *channel = c->channel;
+    py_served *served = c->served;
+    (void)unused;
+    if (c->busy) {
+        PyErr_SetString(PyExc_RuntimeError, "the channel is in use");
+        return NULL;
+    }
+    c->channel = NULL;
+    c->served = NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (channel)
+        rpc_channel_close(channel);
+    if (served)
+        py_served_drop(served);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static void channel_dealloc(PyObject *self)
+{
+    channel_object *c = (channel_object *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    if (c->channel && fork_check("a channel") == PERSIA_OK)
+        rpc_channel_close(c->channel);
+    if (c->served)
+        py_served_drop(c->served);
+    release(self);
+    Py_DECREF(type);
+}
+
+/* Seconds of a Python number as nanoseconds. */
+static int nanoseconds(double seconds, uint64_t *out)
+{
+    if (!(seconds >= 0 && seconds < 1e9)) {
+        PyErr_SetString(PyExc_ValueError, "seconds: need 0 to 1e9");
+        return -1;
+    }
+    *out = (uint64_t)(seconds * 1e9);
+    return 0;
+}
+
+static PyObject *channel_new(PyTypeObject *type, PyObject *args,
+                             PyObject *kwargs)
+{
+    static char *words[] = {"address", "security", "message_limit",
+                            "timeout", NULL};
+    rpc_channel_config config = {0};
+    unsigned long long limit;
+    double timeout;
+    uint64_t timeout_ns;
+    PyObject *security;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOKd", words,
+                                     &config.address, &security, &limit,
+                                     &timeout) ||
+        py_security(security, &config.security) ||
+        nanoseconds(timeout, &timeout_ns))
+        return NULL;
+    config.message_limit = limit;
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    channel_object *self = (channel_object *)alloc(type, 0);
+    if (!self)
+        return NULL;
+    self->timeout_ns = timeout_ns;
+    int rc = rpc_channel_open(&config, &self->channel);
+    if (rc) {
+        self->channel = NULL;
+        py_raise(rc);
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static PyMethodDef channel_methods[] = {
+    {"hello", channel_hello, METH_VARARGS,
+     "hello(namespace, role, stream)\n--\n\nWho the server is."},
+    {"declare", (PyCFunction)(void (*)(void))channel_declare,
+     METH_VARARGS | METH_KEYWORDS,
+     "declare(**config) -> (number, created); words as Store.declare"},
+    {"stats", channel_stats, METH_NOARGS, "stats()\n--\n\nIts counters."},
+    {"snapshot", channel_snapshot, METH_VARARGS,
+     "snapshot(verb, root, folder, proof)\n--\n\nSee wire.h."},
+    {"restore", channel_restore, METH_VARARGS,
+     "restore(verb, root, folder, proof, lineage, updates, step, pushes, "
+     "ledgers, files)\n--\n\nSee wire.h."},
+    {"close", channel_close, METH_NOARGS, "close()\n--\n\nEnds it."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef channel_getset[] = {
+    {"address", channel_address, NULL, "Of the server.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot channel_slots[] = {
+    {Py_tp_new, (void *)channel_new},
+    {Py_tp_dealloc, (void *)channel_dealloc},
+    {Py_tp_methods, channel_methods},
+    {Py_tp_getset, channel_getset},
+    {Py_tp_doc, (void *)"Channel(address, security, message_limit, timeout)"
+                        "\n--\n\nThe way to one server; seconds, bytes."},
+    {0, NULL},
+};
+
+static PyType_Spec channel_spec = {
+    .name = "persia._core.Channel",
+    .basicsize = (int)sizeof(channel_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = channel_slots,
+};
+
+/* ---- what is served ----------------------------------------------------- */
+
+/* A shard with its service.  The Server has a reference, and each store in
+ * this process that calls the shard directly. */
+struct py_served {
+    atomic_uint users;
+    ps *p;
+    ps_service *service;
+};
+
+void py_served_drop(py_served *s)
+{
+    if (atomic_fetch_sub(&s->users, 1) != 1)
+        return;
+    /* In a forked child its locks belong to threads that are not there. */
+    if (fork_check("a server") != PERSIA_OK)
+        return;
+    service_destroy(s->service);
+    ps_destroy(s->p);
+    free(s);
+}
+
+typedef struct server_object {
+    PyObject_HEAD
+    py_served *served;  /* NULL: closed */
+    rpc_server *rpc;    /* NULL: not listening */
+    int busy;           /* a thread is in stop(); guarded by the GIL */
+} server_object;
+
+py_served *py_server_served(PyObject *server, struct ps_service **service)
+{
+    PyObject *core = PyImport_ImportModule("persia._core");
+    PyObject *type = core ? PyObject_GetAttrString(core, "Server") : NULL;
+    Py_XDECREF(core);
+    if (!type)
+        return NULL;
+    int is = PyObject_IsInstance(server, type);
+    Py_DECREF(type);
+    if (is < 0)
+        return NULL;
+    py_served *s = is ? ((server_object *)server)->served : NULL;
+    if (!s) {
+        PyErr_SetString(PyExc_TypeError, "need a Server that is not closed");
+        return NULL;
+    }
+    atomic_fetch_add(&s->users, 1);
+    *service = s->service;
+    return s;
+}
+
+static int served_create(const ps_config *shard, const service_config *config,
+                         py_served **out)
+{
+    py_served *s = calloc(1, sizeof *s);
+    if (!s)
+        return err_set(PERSIA_ENOMEM, "no memory for a server");
+    int rc = ps_create(shard, &s->p);
+    if (rc)
+        goto fail;
+    rc = service_create(s->p, config, &s->service);
+    if (rc)
+        goto fail;
+    atomic_init(&s->users, 1);
+    *out = s;
+    return PERSIA_OK;
+fail:
+    ps_destroy(s->p);
+    free(s);
+    return rc;
+}
+
+/* ---- a server ----------------------------------------------------------- */
+
+static PyObject *server_new(PyTypeObject *type, PyObject *args,
+                            PyObject *kwargs)
+{
+    static char *words[] = {"namespace",     "shard",       "shards",
+                            "threads",       "memory_limit", "lineage",
+                            "message_limit", "checkpoints", NULL};
+    const char *name_space;
+    ps_config shard = {0};
+    service_config config = {0};
+    unsigned long long memory, lineage, message;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "sIIIKKKz", words, &name_space, &config.shard,
+            &config.shards, &shard.threads, &memory, &lineage, &message,
+            &config.checkpoints))
+        return NULL;
+    size_t length = strlen(name_space);
+    if (length >= sizeof config.name_space)
+        return py_raise(err_set(PERSIA_EARG, "the namespace has %zu bytes, "
+                                "it may have %zu", length,
+                                sizeof config.name_space - 1));
+    memcpy(config.name_space, name_space, length + 1);
+    shard.memory_limit = memory;
+    config.lineage = lineage;
+    config.message_limit = message;
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    server_object *self = (server_object *)alloc(type, 0);
+    if (!self)
+        return NULL;
+    int rc = served_create(&shard, &config, &self->served);
+    if (rc) {
+        self->served = NULL;
+        py_raise(rc);
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+/* The server, or NULL with an exception set where it was closed. */
+static server_object *server_open(PyObject *self)
+{
+    server_object *s = (server_object *)self;
+    if (s->served && !s->busy)
+        return s;
+    py_raise(err_set(PERSIA_ECLOSED, "the server was closed"));
+    return NULL;
+}
+
+static PyObject *server_start(PyObject *self, PyObject *args,
+                              PyObject *kwargs)
+{
+    static char *words[] = {"address", "threads", "calls", "message_limit",
+                            "security", NULL};
+    server_object *s = server_open(self);
+    rpc_server_config config = {.handler = service_handle};
+    unsigned long long message;
+    PyObject *security;
+    if (!s || !PyArg_ParseTupleAndKeywords(
+                  args, kwargs, "sIIKO", words, &config.address,
+                  &config.threads, &config.calls_max, &message, &security) ||
+        py_security(security, &config.security))
+        return NULL;
+    if (s->rpc) {
+        PyErr_SetString(PyExc_RuntimeError, "the server listens already");
+        return NULL;
+    }
+    config.message_limit = message;
+    config.ctx = s->served->service;
+    int rc = rpc_server_start(&config, &s->rpc);
+    if (rc) {
+        s->rpc = NULL;
+        return py_raise(rc);
+    }
+    return PyLong_FromLong(rpc_server_port(s->rpc));
+}
+
+static PyObject *server_health(PyObject *self, PyObject *arg)
+{
+    server_object *s = server_open(self);
+    int serving = PyObject_IsTrue(arg);
+    if (!s || serving < 0)
+        return NULL;
+    if (s->rpc)
+        rpc_server_health(s->rpc, serving);
+    Py_RETURN_NONE;
+}
+
+static PyObject *server_stop(PyObject *self, PyObject *arg)
+{
+    server_object *s = server_open(self);
+    double seconds = PyFloat_AsDouble(arg);
+    uint64_t grace;
+    if (!s || PyErr_Occurred() || nanoseconds(seconds, &grace))
+        return NULL;
+    rpc_server *rpc = s->rpc;
+    s->rpc = NULL;
+    s->busy = 1;
+    Py_BEGIN_ALLOW_THREADS
+    /* Calls that wait for other ranks would outlast any grace. */
+    service_close(s->served->service);
+    if (rpc)
+        rpc_server_stop(rpc, grace);
+    Py_END_ALLOW_THREADS
+    s->busy = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *server_close(PyObject *self, PyObject *unused)
+{
+    server_object *s = (server_object *)self;
+    py_served *served = s->served;
+    rpc_server *rpc = s->rpc;
+    (void)unused;
+    if (s->busy) {
+        PyErr_SetString(PyExc_RuntimeError, "the server is being stopped");
+        return NULL;
+    }
+    s->served = NULL;
+    s->rpc = NULL;
+    if (served) {
+        Py_BEGIN_ALLOW_THREADS
+        if (rpc) {
+            service_close(served->service);
+            rpc_server_stop(rpc, 0);
+        }
+        py_served_drop(served);
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+static void server_dealloc(PyObject *self)
+{
+    server_object *s = (server_object *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    if (s->rpc && fork_check("a server") == PERSIA_OK) {
+        service_close(s->served->service);
+        rpc_server_stop(s->rpc, 0);
+    }
+    if (s->served)
+        py_served_drop(s->served);
+    release(self);
+    Py_DECREF(type);
+}
+
+/* A Channel to this server without a connection. */
+static PyObject *server_channel(PyObject *self, PyObject *arg)
+{
+    server_object *s = server_open(self);
+    double seconds = PyFloat_AsDouble(arg);
+    uint64_t timeout;
+    if (!s || PyErr_Occurred() || nanoseconds(seconds, &timeout))
+        return NULL;
+    PyObject *core = PyImport_ImportModule("persia._core");
+    PyObject *type = core ? PyObject_GetAttrString(core, "Channel") : NULL;
+    Py_XDECREF(core);
+    if (!type)
+        return NULL;
+    allocfunc alloc =
+        (allocfunc)PyType_GetSlot((PyTypeObject *)type, Py_tp_alloc);
+    channel_object *c = (channel_object *)alloc((PyTypeObject *)type, 0);
+    Py_DECREF(type);
+    if (!c)
+        return NULL;
+    c->timeout_ns = timeout;
+    int rc = rpc_channel_local(service_handle, s->served->service,
+                               &c->channel);
+    if (rc) {
+        c->channel = NULL;
+        py_raise(rc);
+        Py_DECREF(c);
+        return NULL;
+    }
+    c->served = s->served;
+    atomic_fetch_add(&c->served->users, 1);
+    return (PyObject *)c;
+}
+
+static PyObject *server_port(PyObject *self, void *unused)
+{
+    server_object *s = (server_object *)self;
+    (void)unused;
+    return PyLong_FromLong(s->rpc ? rpc_server_port(s->rpc) : 0);
+}
+
+static PyMethodDef server_methods[] = {
+    {"start", (PyCFunction)(void (*)(void))server_start,
+     METH_VARARGS | METH_KEYWORDS,
+     "start(address, threads, calls, message_limit, security) -> port"},
+    {"health", server_health, METH_O,
+     "health(serving)\n--\n\nWhat the health service says."},
+    {"stop", server_stop, METH_O,
+     "stop(grace)\n--\n\nNo more requests; waits `grace` seconds for those "
+     "under way."},
+    {"channel", server_channel, METH_O,
+     "channel(timeout)\n--\n\nA Channel to it without a connection."},
+    {"close", server_close, METH_NOARGS, "close()\n--\n\nFrees its tables."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef server_getset[] = {
+    {"port", server_port, NULL, "0 while it does not listen.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot server_slots[] = {
+    {Py_tp_new, (void *)server_new},
+    {Py_tp_dealloc, (void *)server_dealloc},
+    {Py_tp_methods, server_methods},
+    {Py_tp_getset, server_getset},
+    {Py_tp_doc, (void *)"One shard of a parameter server."},
+    {0, NULL},
+};
+
+static PyType_Spec server_spec = {
+    .name = "persia._core.Server",
+    .basicsize = (int)sizeof(server_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = server_slots,
+};
+
+int py_add_server(PyObject *module)
+{
+    if (!py_add_type(module, &channel_spec) ||
+        !py_add_type(module, &server_spec) ||
+        PyModule_AddStringConstant(module, "GRPC", rpc_version()))
+        return -1;
+    static const struct {
+        const char *name;
+        long value;
+    } verbs[] = {
+        {"SNAPSHOT_BEGIN", SNAPSHOT_BEGIN},
+        {"SNAPSHOT_STATUS", SNAPSHOT_STATUS},
+        {"SNAPSHOT_END", SNAPSHOT_END},
+        {"RESTORE_PREPARE", RESTORE_PREPARE},
+        {"RESTORE_COMMIT", RESTORE_COMMIT},
+        {"RESTORE_ABORT", RESTORE_ABORT},
+    };
+    for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
+        if (PyModule_AddIntConstant(module, verbs[i].name, verbs[i].value))
+            return -1;
+    return 0;
+}
