@@ -11,6 +11,8 @@ from persia import errors
 from persia.cli.certs import certs
 from persia.cli.launch import launch
 from persia.cli.plan import plan
+from persia.cli.serve import serve
+from persia.cli.status import status
 from persia.cli.train import train
 
 __all__ = ["app", "main"]
@@ -29,6 +31,8 @@ def _persia() -> None:
 
 
 app.command()(train)
+app.add_typer(serve, name="serve")
+app.command()(status)
 app.command()(plan)
 app.command()(certs)
 app.command(context_settings={"allow_interspersed_args": False})(launch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pydantic
 import yaml
@@ -11,7 +11,9 @@ from pydantic import Field
 
 from persia import errors
 
-__all__ = ["TrainConfig", "read_yaml", "resolve"]
+__all__ = ["TrainConfig", "read_yaml", "resolve", "validated"]
+
+Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 LEARNING_RATES = {
     "adagrad": 0.05,
@@ -151,20 +153,24 @@ def resolve(*layers: dict[str, Any]) -> TrainConfig:
             options.pop("eval_data", None)
             options.pop("eval_split", None)
         options |= layer
+    return validated(TrainConfig, options)
+
+
+def validated(model: type[Model], options: dict[str, Any]) -> Model:
+    """The options as a configuration: InvalidArgument names the wrong ones."""
     try:
-        return TrainConfig.model_validate(options)
+        return model.model_validate(options)
     except pydantic.ValidationError as e:
         raise errors.InvalidArgument(
-            "; ".join(_explain(error) for error in e.errors())
+            "; ".join(_explain(error, model) for error in e.errors())
         ) from e
 
 
-def _explain(error: Any) -> str:
+def _explain(error: Any, model: type[pydantic.BaseModel]) -> str:
     name = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         known = (
-            field.alias or key
-            for key, field in TrainConfig.model_fields.items()
+            field.alias or key for key, field in model.model_fields.items()
         )
         return f"{name}: no such option; there are {', '.join(known)}"
     message = error["msg"].removeprefix("Value error, ")

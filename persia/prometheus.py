@@ -1,0 +1,212 @@
+"""Metrics for Prometheus: of servers, and of stores in workers.
+
+A worker exports its own with :func:`export`; ``persia train`` does so where
+``PERSIA_METRICS_PORT`` is set.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from prometheus_client import (
+    CollectorRegistry,
+    ProcessCollector,
+    start_http_server,
+)
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from persia import _core
+from persia.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from persia.store import Store
+
+__all__ = ["PORT", "ServerCollector", "StoreCollector", "export", "listen"]
+
+#: Names the port of the metrics of a job's first rank on a host; those of the
+#: others follow.
+PORT = "PERSIA_METRICS_PORT"
+
+
+class _Collector(Protocol):
+    def collect(self) -> Iterator[Metric]: ...
+
+
+def listen(collector: _Collector, port: int, host: str) -> int:
+    """Answers Prometheus on threads of its own; the port (0 takes any)."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    registry.register(collector)
+    try:
+        http, _ = start_http_server(port, host, registry)
+    except OSError as error:
+        raise InvalidArgument(
+            f"metrics cannot be served on port {port} of {host}: "
+            f"{error.strerror}"
+        ) from None
+    return int(http.server_port)
+
+
+def export(
+    store: Store, port: int | None = None, host: str = "127.0.0.1"
+) -> int | None:
+    """Exports the counters of a worker's store, the staleness of its
+    look-ups among them: the job is over before they are asked for otherwise.
+
+    Args:
+        store: it must not be closed before the process ends.
+        port: 0 takes any. None: PERSIA_METRICS_PORT plus LOCAL_RANK, and
+            nothing where that is not set.
+        host: address to listen on.
+
+    Returns:
+        The port, or None.
+    """
+    rank = os.environ.get("RANK", "0")
+    if port is None:
+        given = os.environ.get(PORT)
+        if not given:
+            return None
+        if not given.isdecimal():
+            raise InvalidArgument(f"{PORT} is {given!r}, need a port")
+        port = int(given)
+        port += int(os.environ.get("LOCAL_RANK", "0")) if port else 0
+    return listen(StoreCollector(store, rank), port, host)
+
+
+# ---- servers ---------------------------------------------------------------
+
+_COUNTERS = {
+    "updates": "Updates applied.",
+    "step": "Synchronous steps applied.",
+    "pulls": "Requests for rows.",
+    "pushes": "Requests with gradients that were applied.",
+    "duplicates": "Updates that came again and changed nothing.",
+    "failed": "Requests that failed.",
+}
+_GAUGES = {
+    "memory_used": "Bytes of all tables.",
+    "memory_limit": "Bytes that all tables may have; 0: no limit.",
+    "parked": "Requests that wait for others.",
+}
+_TABLE_GAUGES = {
+    "rows": "Rows.",
+    "bytes": "Bytes of rows and index.",
+}
+_TABLE_COUNTERS = {
+    "pushes": "Updates that touched the table.",
+    "pulled": "Ids looked up.",
+    "missed": "Ids looked up that had no row.",
+    "created": "Rows made.",
+    "evicted": "Rows evicted.",
+    "refused": "Ids that were not admitted.",
+    "nonfinite": "Row gradients left out as NaN or infinite.",
+}
+
+
+class ServerCollector:
+    """The counters of a server, read when Prometheus asks.
+
+    Args:
+        stats: gives them, as ``_core.Channel.stats``.
+        namespace, shard, shards: of the server.
+    """
+
+    def __init__(
+        self,
+        stats: Callable[[], dict[str, Any]],
+        namespace: str,
+        shard: int,
+        shards: int,
+    ) -> None:
+        self._stats = stats
+        self._shard = {
+            "namespace": namespace,
+            "shard": str(shard),
+            "shards": str(shards),
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics."""
+        stats, shard = self._stats(), self._shard
+        info = GaugeMetricFamily("persia_shard", "Which.", labels=list(shard))
+        info.add_metric(list(shard.values()), 1)
+        yield info
+        uptime = stats["uptime_ns"] / 1e9
+        text = "Seconds since the start."
+        yield GaugeMetricFamily("persia_uptime_seconds", text, value=uptime)
+        for name, text in _COUNTERS.items():
+            metric = f"persia_{'sync_steps' if name == 'step' else name}"
+            yield CounterMetricFamily(metric, text, value=stats[name])
+        for name, text in _GAUGES.items():
+            suffix = "_bytes" if name.startswith("memory") else ""
+            value = stats[name]
+            yield GaugeMetricFamily(f"persia_{name}{suffix}", text, value)
+        for names, kind in (
+            (_TABLE_GAUGES, GaugeMetricFamily),
+            (_TABLE_COUNTERS, CounterMetricFamily),
+        ):
+            for name, text in names.items():
+                family = kind(f"persia_table_{name}", text, labels=["table"])
+                for table in stats["tables"]:
+                    family.add_metric([table["name"]], table[name])
+                yield family
+
+
+# ---- workers ---------------------------------------------------------------
+
+_ENDS = ("abandoned", "skipped", "read", "dropped")
+_LOADER = {
+    "batches": "Batches that the loop asked for.",
+    "prefetched": "Forwards served from a lookup made ahead.",
+    "not_prefetched": "Other forwards while a loader was open.",
+    "waited": "Times the loop had to wait for a permit.",
+}
+
+
+class StoreCollector:
+    """The counters of a store's look-ahead; asks no server."""
+
+    def __init__(self, store: Store, rank: str = "0") -> None:
+        self._handle: int = store._handle
+        self._rank = rank
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics."""
+        stats, rank = _core.ahead_stats(self._handle), [self._rank]
+        for name, text in _LOADER.items():
+            metric = f"persia_loader_{name}"
+            counter = CounterMetricFamily(metric, text, labels=["rank"])
+            counter.add_metric(rank, stats[name])
+            yield counter
+        ends = CounterMetricFamily(
+            "persia_loader_untrained",
+            "Batches that were not trained, by their end.",
+            labels=["rank", "end"],
+        )
+        for name in _ENDS:
+            ends.add_metric([*rank, name], stats[name])
+        yield ends
+        yield self._staleness(stats["staleness"])
+
+    def _staleness(self, seen: dict[int, int]) -> Metric:
+        buckets, total = [], 0
+        for k in range(max(seen, default=0) + 1):
+            total += seen.get(k, 0)
+            buckets.append((str(k), float(total)))
+        buckets.append(("+Inf", float(total)))
+        family = HistogramMetricFamily(
+            "persia_staleness",
+            "Look-ups of batches, by how many earlier ones were not applied.",
+            labels=["rank"],
+        )
+        mass = float(sum(k * n for k, n in seen.items()))
+        family.add_metric([self._rank], buckets, mass)
+        return family

@@ -1,0 +1,612 @@
+"""A parameter server: one shard of the tables of a job, in its own process.
+
+:class:`Server` configures objects of the C core, which then serve without
+Python; what is left here is to begin with the rows of a checkpoint, to show
+metrics and to stop. ``persia serve ps`` is the way in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from persia import _checkpoint_files as files
+from persia import _checkpoint_manifest as manifests
+from persia import _core
+from persia.errors import (
+    CorruptFile,
+    InvalidArgument,
+    SchemaMismatch,
+    StorageError,
+)
+from persia.security import Security
+
+__all__ = ["ServeConfig", "Server", "find_shard", "serve"]
+
+_WAIT = 3600.0  # seconds that a call within the process may take
+_POLL = 0.02  # seconds between questions whether something is done
+_NAME = "^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
+
+
+# ---- configuration ---------------------------------------------------------
+
+
+class ServeConfig(pydantic.BaseModel):
+    """The options of ``persia serve ps``; their names are those of the
+    flags."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field(
+        "127.0.0.1", description="Address to listen on; 0.0.0.0: on all."
+    )
+    port: int = Field(
+        8888, ge=0, le=65535, description="Port to listen on; 0: any."
+    )
+    shard: str = Field(
+        "0/1",
+        description="Which shard of how many, such as 0/2; auto: the index "
+        "of the pod (PERSIA_SHARD, JOB_COMPLETION_INDEX, POD_NAME or the "
+        "host's name).",
+    )
+    shards: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="Shards in all, where --shard does not say it "
+        "(default: PERSIA_SHARDS).",
+    )
+    namespace: str = Field(
+        "default",
+        min_length=1,
+        max_length=255,
+        description="Name of the job; clients of another one are refused.",
+    )
+    threads: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="Threads that serve (default: one a core).",
+    )
+    memory_limit: pydantic.ByteSize | None = Field(
+        None,
+        description="Of all tables, such as 64GiB; beyond it new ids are "
+        "errors (default: none).",
+    )
+    message_limit: pydantic.ByteSize = Field(
+        pydantic.ByteSize(256 << 20),
+        ge=1 << 16,
+        le=(2 << 30) - 1,
+        validate_default=True,
+        description="Of a request and of a reply (default: 256MiB).",
+    )
+    calls: int = Field(
+        256, ge=1, le=65536, description="Requests in hand at once."
+    )
+    checkpoints: Path | None = Field(
+        None, description="Folder in which checkpoints are written and read."
+    )
+    restore: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/step-[0-9]+)?$",
+        description="Begin with the rows of this checkpoint there: NAME or "
+        "NAME/step-N.",
+    )
+    or_empty: bool = Field(
+        False,
+        description="Begin without rows where the checkpoint of --restore is "
+        "not there.",
+    )
+    save_on_exit: str | None = Field(
+        None,
+        pattern=_NAME,
+        max_length=200,
+        description="At SIGTERM write this shard's rows there, for --restore "
+        "of the same name.",
+    )
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Prometheus metrics; 0: any port."
+    )
+    token: str | None = Field(
+        None, description="Clients must show it (needs TLS)."
+    )
+    token_file: Path | None = Field(None, description="File with the token.")
+    admin_token_file: Path | None = Field(
+        None,
+        description="File with the token of administration: snapshots, "
+        "restores, whole rows.",
+    )
+    tls_cert: Path | None = Field(
+        None, description="Certificate chain of the server, PEM."
+    )
+    tls_key: Path | None = Field(None, description="Key of --tls-cert, PEM.")
+    tls_ca: Path | None = Field(
+        None, description="Certificates that clients' are signed with, PEM."
+    )
+    mutual_tls: bool = Field(
+        False, description="Clients must show a certificate of --tls-ca."
+    )
+    insecure: bool = Field(
+        False,
+        description="Allow other addresses than loopback without TLS and "
+        "token.",
+    )
+    grace: float = Field(
+        30.0,
+        ge=0,
+        le=86400,
+        description="Seconds that requests under way have at SIGTERM.",
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> ServeConfig:
+        for name in ("restore", "save_on_exit"):
+            if getattr(self, name) is not None and self.checkpoints is None:
+                option = name.replace("_", "-")
+                raise ValueError(
+                    f"--{option} names a checkpoint in the folder of "
+                    "--checkpoints; give that, too"
+                )
+        return self
+
+    def security(self) -> Security:
+        """TLS and tokens, read from their files."""
+        return Security.load(
+            ca=self.tls_ca,
+            cert=self.tls_cert,
+            key=self.tls_key,
+            mutual=self.mutual_tls,
+            token=self.token,
+            token_file=self.token_file,
+            admin_token_file=self.admin_token_file,
+            insecure=self.insecure,
+        )
+
+
+def find_shard(
+    shard: str,
+    shards: int | None,
+    environment: Mapping[str, str] | None = None,
+    host: str | None = None,
+) -> tuple[int, int]:
+    """(shard, shards) of the options ``--shard`` and ``--shards``.
+
+    Args:
+        shard: "0/2", "0" or "auto".
+        shards: how many, where ``shard`` does not say it.
+        environment: default: that of the process.
+        host: the host's name; default: that of the system.
+    """
+    if environment is None:
+        environment = os.environ
+    index, _, count = shard.partition("/")
+    if index == "auto":
+        index = _auto_index(environment, host or socket.gethostname())
+    if not count and shards is None:
+        count = environment.get("PERSIA_SHARDS", "")
+    elif not count:
+        count = str(shards)
+    elif shards is not None and count != str(shards):
+        raise InvalidArgument(f"--shard {shard} and --shards {shards} differ")
+    if not count:
+        raise InvalidArgument(
+            f"--shard {shard}: of how many? Give --shards, or PERSIA_SHARDS"
+        )
+    if (
+        not (index.isdecimal() and count.isdecimal())
+        or not int(index) < int(count) <= manifests.SHARDS_MAX
+    ):
+        raise InvalidArgument(
+            f"there is no shard {index} of {count}: shards are 0 to N - 1 of "
+            f"N, at most {manifests.SHARDS_MAX} (--shard 0/2)"
+        )
+    return int(index), int(count)
+
+
+def _auto_index(environment: Mapping[str, str], host: str) -> str:
+    for name in ("PERSIA_SHARD", "JOB_COMPLETION_INDEX"):
+        if environment.get(name):
+            return environment[name]
+    pod = environment.get("POD_NAME") or host
+    found = re.search(r"-([0-9]+)$", pod.partition(".")[0])
+    if not found:
+        raise InvalidArgument(
+            "--shard auto: neither PERSIA_SHARD nor JOB_COMPLETION_INDEX is "
+            f"set, and {pod!r} does not end in -<number> as the name of a "
+            "pod does; give --shard 0/2"
+        )
+    return found[1]
+
+
+# ---- the server ------------------------------------------------------------
+
+
+class Server:
+    """A shard that is served, from the making to :meth:`close`.
+
+    Its rows are there, but nobody can reach it before :meth:`start`.
+    """
+
+    def __init__(self, config: ServeConfig) -> None:
+        self.config = config
+        self.shard, self.shards = find_shard(config.shard, config.shards)
+        threads = config.threads or len(os.sched_getaffinity(0))
+        self._threads = threads
+        if config.checkpoints is not None:
+            try:
+                config.checkpoints.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StorageError(
+                    f"--checkpoints {config.checkpoints}: {error.strerror}"
+                ) from None
+        self._security = config.security()
+        self._core = _core.Server(
+            namespace=config.namespace,
+            shard=self.shard,
+            shards=self.shards,
+            threads=threads,
+            memory_limit=config.memory_limit or 0,
+            lineage=0,
+            message_limit=config.message_limit,
+            checkpoints=str(config.checkpoints)
+            if config.checkpoints is not None
+            else None,
+        )
+        self._channel = self._core.channel(_WAIT)
+
+    def start(self) -> str:
+        """Listens, and says that it is healthy; the address."""
+        config = self.config
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        port = self._core.start(
+            address=f"{host}:{config.port}",
+            threads=self._threads,
+            calls=config.calls,
+            message_limit=config.message_limit,
+            security=self._security.arguments(),
+        )
+        self._core.health(True)
+        return f"{host}:{port}"
+
+    def stats(self) -> dict[str, Any]:
+        """Its counters and, under "tables", those of each table."""
+        return self._channel.stats()
+
+    def show_metrics(self, port: int) -> int:
+        """Answers Prometheus from now on; the port."""
+        from persia import prometheus
+
+        collector = prometheus.ServerCollector(
+            self.stats, self.config.namespace, self.shard, self.shards
+        )
+        return prometheus.listen(collector, port, self.config.host)
+
+    def stop(self) -> None:
+        """No more requests; those under way have their grace."""
+        self._core.stop(self.config.grace)
+
+    def close(self) -> None:
+        """Frees the rows."""
+        self._channel.close()
+        self._core.close()
+
+    # ---- checkpoints
+
+    def restore(self) -> int | None:
+        """Takes the rows of the checkpoint that the configuration names; how
+        many. None if there is none and that is allowed.
+
+        Of a job's checkpoint NAME and what this shard has saved on exit under
+        that name the newer one is taken; NAME/step-N is the job's.
+        """
+        config = self.config
+        assert config.restore is not None and config.checkpoints is not None
+        name, _, step = config.restore.partition("/step-")
+        job = self._job_checkpoint(name, int(step) if step else None)
+        own = None if step else self._own_snapshot(name)
+        if job is not None and (
+            own is None or _time(own) < _time(job.manifest)
+        ):
+            return self._restore_job(name, job)
+        if own is not None:
+            return self._restore_own(name, own)
+        if config.or_empty:
+            return None
+        raise StorageError(
+            f"{config.checkpoints} has no checkpoint {config.restore}, and "
+            f"shard {self.shard} of {self.shards} has saved none of that name "
+            "on exit; --or-empty begins without rows"
+        )
+
+    def _job_checkpoint(
+        self, name: str, step: int | None
+    ) -> files.Found | None:
+        """The checkpoint of that name, its latest or one step."""
+        assert self.config.checkpoints is not None
+        root = files.root_of(self.config.checkpoints / name)
+        if not root.steps() and root.read(files.LATEST) is None:
+            return None
+        return files.find(root, step)
+
+    def _restore_job(self, name: str, found: files.Found) -> int:
+        manifest = found.manifest
+        part = manifests.part_of(manifest, self.shard, self.shards)
+        tables = [table.native() for table in manifest.tables]
+        lineage = int(manifest.lineage, 16)
+        return self._read_rows(name, found.name, tables, lineage, part)
+
+    def _own_name(self, name: str) -> str:
+        return f"{name}-{self.shard}-of-{self.shards}"
+
+    def _own_snapshot(self, name: str) -> Snapshot | None:
+        """What this shard has saved on exit under that name."""
+        assert self.config.checkpoints is not None
+        path = self.config.checkpoints / self._own_name(name) / _ROWS
+        try:
+            raw = (path / _SNAPSHOT).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error}") from error
+        return Snapshot.decode(raw, path / _SNAPSHOT)
+
+    def _restore_own(self, name: str, own: Snapshot) -> int:
+        if (own.shard, own.shards) != (self.shard, self.shards):
+            raise SchemaMismatch(
+                f"{self._own_name(name)} holds shard {own.shard} of "
+                f"{own.shards}, this is shard {self.shard} of {self.shards}"
+            )
+        place = (self._own_name(name), _ROWS)
+        return self._read_rows(*place, own.tables, own.lineage, own.part())
+
+    def _read_rows(
+        self,
+        root: str,
+        folder: str,
+        tables: list[dict[str, Any]],
+        lineage: int,
+        part: manifests.Part,
+    ) -> int:
+        """Declares the tables and reads this shard's rows; how many."""
+        for table in tables:
+            self._channel.declare(**table)
+
+        def ask(verb: int) -> dict[str, int]:
+            return self._channel.restore(
+                verb,
+                *(root, folder, ""),
+                *(lineage, part.updates, part.sync_step),
+                *(part.pushes, part.ledgers, part.files),
+            )
+
+        while not (answer := ask(_core.RESTORE_PREPARE))["done"]:
+            time.sleep(_POLL)
+        ask(_core.RESTORE_COMMIT)
+        return answer["rows"]
+
+    def save(self, name: str) -> int:
+        """Writes this shard's rows beside the checkpoints of the job, for
+        :meth:`restore`; how many."""
+        assert self.config.checkpoints is not None
+        own = self._own_name(name)
+        root = files.LocalRoot(self.config.checkpoints / own)
+        with root.writing() as temporary:
+            snapshot = self._write_rows(own, temporary)
+            text = manifests.encode_manifest(snapshot.model_dump(mode="json"))
+            files.write_file(
+                temporary / _SNAPSHOT, lambda file: file.write(text)
+            )
+            files.sync_folder(temporary)
+            if (root.path / _ROWS).exists():
+                # What had the name is then at `temporary`, and goes with it.
+                with files.opened(root.path) as descriptor:
+                    _core.ckpt_exchange(descriptor, temporary.name, _ROWS)
+            else:
+                temporary.rename(root.path / _ROWS)
+            files.sync_folder(root.path)
+        return sum(file.rows for file in snapshot.files)
+
+    def _write_rows(self, root: str, folder: Path) -> Snapshot:
+        proof = secrets.token_hex(16)
+        (folder / _PROOF).write_text(proof)
+        place = (root, folder.name, proof)
+        answer = self._channel.snapshot(_core.SNAPSHOT_BEGIN, *place)
+        while not answer["done"]:
+            time.sleep(_POLL)
+            answer = self._channel.snapshot(_core.SNAPSHOT_STATUS, *place)
+        self._channel.snapshot(_core.SNAPSHOT_END, *place)
+        (folder / _PROOF).unlink()
+        hello = self._channel.hello(self.config.namespace, "admin", 0)
+        return Snapshot.of(hello, answer)
+
+
+def _time(saved: Snapshot | manifests.Manifest) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(saved.saved)
+
+
+# ---- what a shard has saved on exit ----------------------------------------
+
+_ROWS = "rows"
+_SNAPSHOT = "shard.json"
+_PROOF = ".proof"
+
+
+class _Rows(manifests.File):
+    table: int = Field(ge=0)
+    rows: int = Field(ge=0)
+
+
+class Snapshot(pydantic.BaseModel):
+    """The description of one shard's rows, beside their files."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid", frozen=True, strict=True
+    )
+
+    format: Literal["persia.shard"] = "persia.shard"
+    version: Literal[1] = 1
+    saved: str
+    shard: int
+    shards: int
+    lineage: int
+    updates: int
+    sync_step: int
+    tables: list[dict[str, str | int | float]]
+    pushes: list[int]
+    ledgers: list[manifests.Ledger]
+    files: list[_Rows]
+
+    @classmethod
+    def of(cls, hello: dict[str, Any], answer: dict[str, Any]) -> Snapshot:
+        """Of the answers to Hello and Snapshot."""
+        return cls(
+            saved=datetime.datetime.now(datetime.UTC).isoformat(),
+            shard=hello["shard"],
+            shards=hello["shards"],
+            lineage=hello["lineage"],
+            updates=answer["updates"],
+            sync_step=answer["step"],
+            tables=hello["tables"][: len(answer["pushes"])],
+            pushes=answer["pushes"],
+            ledgers=[
+                manifests.Ledger(
+                    stream=stream,
+                    watermark=watermark,
+                    window=f"{int.from_bytes(window, 'little'):x}",
+                )
+                for stream, watermark, window in answer["ledgers"]
+            ],
+            files=[
+                _Rows(
+                    table=table,
+                    name=name,
+                    rows=rows,
+                    bytes=size,
+                    crc32c=f"{crc:08x}",
+                )
+                for table, name, rows, size, crc in answer["files"]
+            ],
+        )
+
+    @classmethod
+    def decode(cls, raw: bytes, path: Path) -> Snapshot:
+        """From the bytes of its file; ``path`` is for messages."""
+        try:
+            document = json.loads(raw)
+            if manifests.encode_manifest(document) != raw:
+                raise ValueError("its text is not what its checksum says")
+            del document["crc32c"]
+            return cls.model_validate(document)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CorruptFile(
+                f"{path} is truncated or altered: {error}"
+            ) from None
+
+    def part(self) -> manifests.Part:
+        """What the shard has to read."""
+        return manifests.Part(
+            updates=self.updates,
+            sync_step=self.sync_step,
+            pushes=self.pushes,
+            ledgers=[
+                manifests.Numbers(
+                    ledger.stream,
+                    ledger.watermark,
+                    int(ledger.window, 16).to_bytes(512, "little"),
+                )
+                for ledger in self.ledgers
+            ],
+            files=[
+                manifests.Rows(
+                    file.table,
+                    file.name,
+                    file.rows,
+                    file.bytes,
+                    int(file.crc32c, 16),
+                )
+                for file in self.files
+            ],
+        )
+
+
+# ---- the process -----------------------------------------------------------
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def serve(config: ServeConfig) -> None:
+    """Serves until SIGTERM or SIGINT; a second one ends it at once."""
+    server = Server(config)
+    try:
+        if config.restore is not None:
+            rows = server.restore()
+            what = "none" if rows is None else f"{rows:,}"
+            _say(f"restored {config.restore}: {what} rows")
+        if config.metrics_port is not None:
+            port = server.show_metrics(config.metrics_port)
+            _say(f"metrics on http://{config.host}:{port}/metrics")
+        with _signals() as wait:
+            address = server.start()
+            if config.insecure:
+                print(
+                    "warning: --insecure: whoever reaches this port may read "
+                    "and change all rows",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            where = f"shard {server.shard} of {server.shards} on {address}"
+            _say(f"serving {where}")
+            wait()
+            _say("stopping")
+            server.stop()
+            if config.save_on_exit is not None:
+                rows = server.save(config.save_on_exit)
+                _say(f"saved {config.save_on_exit}: {rows:,} rows")
+    finally:
+        server.close()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[Callable[[], None]]:
+    """A function that waits for the first SIGTERM or SIGINT.
+
+    The handlers take no lock, as the main thread may hold it; they make the
+    next signal fatal.
+    """
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    receive, send = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(receive, True)
+
+    def handle(number: int, frame: object) -> None:
+        for n in numbers:
+            signal.signal(n, signal.SIG_DFL)
+
+    def wait() -> None:
+        os.read(receive, 1)
+
+    before = {n: signal.signal(n, handle) for n in numbers}
+    old = signal.set_wakeup_fd(send, warn_on_full_buffer=False)
+    try:
+        yield wait
+    finally:
+        signal.set_wakeup_fd(old)
+        for n, handler in before.items():
+            signal.signal(n, handler)
+        os.close(receive)
+        os.close(send)

@@ -1,0 +1,116 @@
+"""Options of ``persia serve``, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from persia import errors
+from persia.cli.app import app
+from persia.cli.config import read_yaml, validated
+from persia.server import ServeConfig, find_shard
+
+
+@pytest.mark.parametrize(
+    ("shard", "shards", "environment", "host", "found"),
+    [
+        ("0/2", None, {}, "h", (0, 2)),
+        ("1/2", 2, {}, "h", (1, 2)),
+        ("3", 4, {}, "h", (3, 4)),
+        ("3", None, {"PERSIA_SHARDS": "5"}, "h", (3, 5)),
+        ("auto", 4, {}, "persia-ps-3", (3, 4)),
+        ("auto", 40, {}, "persia-ps-12.persia.svc", (12, 40)),
+        ("auto", 4, {"POD_NAME": "ps-2"}, "other-0", (2, 4)),
+        ("auto", 4, {"JOB_COMPLETION_INDEX": "1"}, "ps-2", (1, 4)),
+        ("auto", 4, {"PERSIA_SHARD": "0"}, "ps-2", (0, 4)),
+        ("auto/4", None, {}, "ps-2", (2, 4)),
+    ],
+)
+def test_the_shard_is_found(
+    shard: str,
+    shards: int | None,
+    environment: dict[str, str],
+    host: str,
+    found: tuple[int, int],
+) -> None:
+    assert find_shard(shard, shards, environment, host) == found
+
+
+@pytest.mark.parametrize(
+    ("shard", "shards", "host", "message"),
+    [
+        ("2/2", None, "h", "no shard 2 of 2"),
+        ("-1/2", None, "h", "no shard -1 of 2"),
+        ("x/2", None, "h", "no shard x of 2"),
+        ("0", None, "h", "of how many"),
+        ("0/2", 3, "h", "--shard 0/2 and --shards 3 differ"),
+        ("auto", 4, "workstation", "'workstation' does not end in -<number>"),
+        ("auto", None, "ps-1", "of how many"),
+        ("0/5000", None, "h", "at most 4096"),
+    ],
+)
+def test_what_is_no_shard_is_named(
+    shard: str, shards: int | None, host: str, message: str
+) -> None:
+    with pytest.raises(errors.InvalidArgument, match=message):
+        find_shard(shard, shards, {}, host)
+
+
+def test_a_file_of_options(tmp_path: Path) -> None:
+    file = tmp_path / "ps.yaml"
+    file.write_text(
+        "port: 9000\nmemory-limit: 8GiB\nmutual_tls: true\n"
+        "checkpoints: /data\nrestore: job/step-12\nor-empty: yes"
+    )
+    config = validated(ServeConfig, read_yaml(file) | {"port": 1})
+    assert config.port == 1
+    assert config.memory_limit == 8 << 30
+    assert config.message_limit == 256 << 20
+    assert config.restore == "job/step-12"
+    assert config.mutual_tls and config.or_empty
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prot": 1}, "prot: no such option; there are host, port, shard"),
+        ({"port": 70000}, "port: .*65535, not 70000"),
+        ({"memory_limit": "lots"}, "memory_limit: .*not 'lots'"),
+        ({"message_limit": "1B"}, "message_limit: "),
+        ({"threads": 0}, "threads: "),
+        ({"restore": "x"}, "--restore names .* --checkpoints"),
+        ({"save_on_exit": "x"}, "--save-on-exit names .* --checkpoints"),
+        ({"checkpoints": "c", "restore": "../x"}, "restore: "),
+        ({"checkpoints": "c", "save_on_exit": "a/b"}, "save_on_exit: "),
+    ],
+)
+def test_wrong_options_are_named(
+    options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(errors.InvalidArgument, match=message):
+        validated(ServeConfig, options)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--host", "0.0.0.0"], "0.0.0.0.*TLS"),
+        (["--tls-cert", "/none.pem"], "TLS certificate: /none.pem"),
+        (["--token", "a", "--token-file", "b"], "not both"),
+        (["--mutual-tls"], "mutual TLS needs"),
+        (["--shard", "auto"], "of how many|--shard auto"),
+        (["--checkpoints", "/proc/none"], "--checkpoints /proc/none"),
+        (["--config", "/none.yaml"], "--config /none.yaml"),
+    ],
+)
+def test_what_cannot_be_served_is_an_error(
+    flags: list[str], message: str
+) -> None:
+    with pytest.raises(errors.PersiaError, match=message):
+        CliRunner().invoke(
+            app,
+            ["serve", "ps", "--port", "0", *flags],
+            catch_exceptions=False,
+        )
