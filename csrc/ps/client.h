@@ -79,14 +79,31 @@ typedef struct client_update {
 } client_update;
 /* Sums equal ids and applies (remote: sends, retries, waits until every shard
  * has applied, or answered that it had).  Every shard hears of every update.
- * In one call each table occurs once.  jobs_n may be 0. */
+ * In one call each table occurs once.  jobs_n may be 0.
+ *
+ * Remote: numbers follow one another, at most 4,096 are under way; update
+ * NULL or number 0: the client counts.  What is wrong with the jobs, NaN and
+ * Inf (policy raise) included, is found before any shard hears of it; then an
+ * empty part of the sync step is sent, for which other ranks wait.  After any
+ * other error the update may be applied at some shards.  It is given up: its
+ * number is not used again.  Shards do not count by table, so the sums are
+ * in jobs[0].  PERSIA_ELOST tells once of updates that were lost before; this
+ * one was applied. */
 PERSIA_API int client_push(ps_client *c, const client_update *update,
                            const uint32_t *tables, push_job *jobs,
                            size_t jobs_n);
 /* Updates applied so far, of shard 0; the next Adam t is this plus 1. */
 PERSIA_API uint64_t client_updates(const ps_client *c);
-/* The highest number of this stream that any shard had at Hello. */
+/* The highest number of this stream that any shard had at the last Hello. */
 PERSIA_API uint64_t client_last_number(const ps_client *c);
+/* The stream goes on after `number`: a job that resumes from a checkpoint
+ * sends again what came after it, and shards answer that they had it.  No
+ * update is under way meanwhile. */
+PERSIA_API void client_set_last_number(ps_client *c, uint64_t number);
+/* Says Hello to all shards again, for their lineage and ledgers after rows
+ * were restored; the stream goes on after client_last_number().  No update is
+ * under way meanwhile. */
+PERSIA_API int client_greet(ps_client *c);
 
 /* Joins or leaves the sync steps at all shards; *step: the largest number of
  * steps applied. */
@@ -110,10 +127,15 @@ typedef struct client_counts {
     uint64_t pulls, pushes;      /* calls */
     uint64_t ids, distinct;      /* pulled */
     uint64_t bytes_out, bytes_in;
-    uint64_t retries, duplicates, reconnects, lost; /* lost: updates */
+    uint64_t retries, duplicates, reconnects;
+    uint64_t lost;  /* updates that servers had acknowledged */
+    uint64_t stale; /* updates of before a restore, dropped by shards */
 } client_counts;
 PERSIA_API void client_get_counts(const ps_client *c, client_counts *out);
 
+/* The number that a shard has for a table, for requests of the caller's. */
+PERSIA_API uint32_t client_shard_table(const ps_client *c, uint32_t shard,
+                                       uint32_t no);
 /* One administrative request to one shard; see rpc_wait(). */
 PERSIA_API int client_call(ps_client *c, uint32_t shard, uint32_t method,
                            wire_out *o, rpc_reply *reply);

@@ -1,0 +1,533 @@
+/* client_push.c: an update, summed per id here, to all shards. */
+#include "ps/client_remote.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* One push: its units are its jobs. */
+typedef struct pushing {
+    remote *r;
+    call *k;
+    client_update update;
+    const uint32_t *table;       /* [units] */
+    push_job *jobs;              /* [units] */
+    uint32_t units, shards;
+    const push_part **part_of;   /* [segments] */
+    size_t *sum_at;              /* [units] floats before the unit's sums */
+    float *sums;                 /* [distinct] rows of the unit's dim */
+    uint32_t *rows;              /* [distinct] hints; NULL: none came */
+    uint16_t *narrow;            /* as sums, if they do not leave as fp32 */
+    float *scales;               /* [distinct], fp16 */
+    wire_push_table *tables;     /* [shards * units] */
+    int empty;                   /* sent without its tables */
+    uint64_t deadline;
+} pushing;
+
+static void *carve(char **at, size_t bytes)
+{
+    void *p = *at;
+    *at += (bytes + 63) / 64 * 64;
+    return p;
+}
+
+static const table_config *config_of(const pushing *p, uint32_t unit)
+{
+    return p->r->tables[p->table[unit]];
+}
+
+/* ---- sums ---- */
+
+/* to = scale * g, or to += scale * g: the same operations in the same order
+ * as in table_push(). */
+INLINE_HOT void add(float *restrict to, const float *restrict g, float scale,
+                    int first, uint32_t dim)
+{
+    if (first)
+        for (uint32_t j = 0; j < dim; j++)
+            to[j] = scale * g[j];
+    else
+        for (uint32_t j = 0; j < dim; j++)
+            to[j] = to[j] + scale * g[j];
+}
+
+/* The ids [from, to) of one chunk in its order, all of one cell, to the sums
+ * of the cell.  Returns the first whose bag does not exist, or `to`. */
+INLINE_HOT uint32_t sum_run(const push_part *part, const group_chunk *c,
+                            uint32_t from, uint32_t to, float *sums,
+                            uint32_t dim)
+{
+    enum { AHEAD = 8 };
+
+    for (uint32_t k = from; k < to; k++) {
+        size_t i = c->first + c->order[k], row = part->bag ? part->bag[i] : i;
+        uint32_t place = c->place[k] & ~GROUP_FIRST;
+        if (k + AHEAD < to) {
+            size_t next = c->first + c->order[k + AHEAD];
+            const float *ahead =
+                part->grad +
+                (part->bag ? part->bag[next] : next) * part->stride;
+            for (uint32_t j = 0; j < dim; j += 16)
+                __builtin_prefetch(ahead + j);
+        }
+        if (row >= part->bags)
+            return k;
+        add(sums + (size_t)place * dim, part->grad + row * part->stride,
+            part->scale ? part->scale[i] : 1, (c->place[k] & GROUP_FIRST) != 0,
+            dim);
+    }
+    return to;
+}
+
+#define SUM_RUN(name, width)                                                  \
+    HOT static uint32_t name(const push_part *part, const group_chunk *c,     \
+                             uint32_t from, uint32_t to, float *sums,         \
+                             uint32_t dim)                                    \
+    {                                                                         \
+        (void)dim;                                                            \
+        return sum_run(part, c, from, to, sums, width);                       \
+    }
+SUM_RUN(sum_run_16, 16)
+SUM_RUN(sum_run_64, 64)
+SUM_RUN(sum_run_any, dim)
+
+HOT static int all_finite(const float *x, size_t n)
+{
+    uint32_t bad = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        bad |= (bits & 0x7F800000u) == 0x7F800000u;
+    }
+    return !bad;
+}
+
+/* A sum of the cell is NaN or Inf: whose? */
+static int refuse_nonfinite(const pushing *p, uint32_t unit, uint32_t cell,
+                            size_t first, size_t n, const float *sums)
+{
+    const group *g = &p->k->group;
+    const table_config *t = config_of(p, unit);
+    for (size_t i = g->first_chunk[unit]; i < g->first_chunk[unit + 1]; i++) {
+        const group_chunk *c = &g->chunks[i];
+        const push_part *part = p->part_of[c->segment];
+        for (uint32_t k = c->start[cell]; k < c->start[cell + 1]; k++) {
+            size_t id = c->first + c->order[k];
+            size_t row = part->bag ? part->bag[id] : id;
+            if (!all_finite(part->grad + row * part->stride, t->dim) ||
+                (part->scale && !isfinite(part->scale[id])))
+                return err_set(
+                    PERSIA_ENONFINITE,
+                    "table %s: the gradient of id %llu (row %zu of the "
+                    "gradients) is NaN or Inf; nothing was applied. Find its "
+                    "source, or let such rows be skipped and counted: "
+                    "nonfinite=\"skip\"",
+                    t->name, (unsigned long long)part->ids[id], row);
+        }
+    }
+    for (size_t i = 0; i < n; i++)
+        if (!all_finite(sums + i * t->dim, t->dim))
+            return err_set(PERSIA_ENONFINITE,
+                           "table %s: the gradients of id %llu have the sum "
+                           "Inf; nothing was applied. Lower the scale of the "
+                           "loss, or let such rows be skipped and counted: "
+                           "nonfinite=\"skip\"",
+                           t->name, (unsigned long long)g->ids[first + i]);
+    return PERSIA_OK;
+}
+
+/* Sums and hints of one (unit, cell). */
+static int sum_cell(void *ctx, size_t index)
+{
+    pushing *p = ctx;
+    const group *g = &p->k->group;
+    uint32_t unit = (uint32_t)(index / g->cells);
+    uint32_t cell = (uint32_t)(index % g->cells);
+    const table_config *t = config_of(p, unit);
+    size_t first = g->base[index], n = g->base[index + 1] - first;
+    size_t at = p->sum_at[unit] +
+                (first - g->base[(size_t)unit * g->cells]) * t->dim;
+    float *sums = p->sums + at;
+
+    for (size_t i = g->first_chunk[unit];
+         n && i < g->first_chunk[unit + 1]; i++) {
+        const group_chunk *c = &g->chunks[i];
+        const push_part *part = p->part_of[c->segment];
+        uint32_t from = c->start[cell], to = c->start[cell + 1];
+        uint32_t end = (t->dim == 16   ? sum_run_16
+                        : t->dim == 64 ? sum_run_64
+                                       : sum_run_any)(part, c, from, to, sums,
+                                                      t->dim);
+        if (end < to)
+            return err_set(PERSIA_EARG, "table %s: an id has the gradient of "
+                           "row %u of %zu", t->name,
+                           part->bag ? part->bag[c->first + c->order[end]]
+                                     : 0, part->bags);
+        for (uint32_t k = from; k < to && p->rows; k++)
+            if (c->place[k] & GROUP_FIRST)
+                p->rows[first + (c->place[k] & ~GROUP_FIRST)] =
+                    part->rows ? part->rows[c->first + c->order[k]]
+                               : ROW_NONE;
+    }
+    if (t->nonfinite == NONFINITE_RAISE && !all_finite(sums, n * t->dim))
+        return refuse_nonfinite(p, unit, cell, first, n, sums);
+    if (p->r->dtype != WIRE_FP32)
+        wire_narrow(p->r->dtype, n, t->dim, sums, t->dim, p->narrow + at,
+                    p->scales ? p->scales + first : NULL);
+    return PERSIA_OK;
+}
+
+static int make_sums(pushing *p)
+{
+    const group *g = &p->k->group;
+    call *k = p->k;
+    size_t floats = 0, n = group_distinct(g);
+    uint32_t dtype = p->r->dtype;
+    int hints = 0;
+    for (uint32_t u = 0; u < p->units; u++) {
+        p->sum_at[u] = floats;
+        floats += (group_to(g, u, p->shards - 1) - group_from(g, u, 0)) *
+                  config_of(p, u)->dim;
+    }
+    for (size_t i = 0; i < g->segments_n; i++)
+        hints |= p->part_of[i]->rows != NULL;
+    int rc = mem_buffer_need(&k->rows, floats * sizeof(float) +
+                                           n * sizeof(uint32_t) + 128);
+    if (!rc && dtype != WIRE_FP32)
+        rc = mem_buffer_need(&k->narrow, floats * sizeof(uint16_t) +
+                                             n * sizeof(float) + 128);
+    if (rc)
+        return rc;
+    char *at = k->rows.data;
+    p->sums = carve(&at, floats * sizeof(float));
+    p->rows = hints ? carve(&at, n * sizeof(uint32_t)) : NULL;
+    at = k->narrow.data;
+    p->narrow = dtype != WIRE_FP32 ? carve(&at, floats * sizeof(uint16_t))
+                                   : NULL;
+    p->scales = dtype == WIRE_FP16 ? carve(&at, n * sizeof(float)) : NULL;
+    return sched_for(p->r->s, (size_t)p->units * g->cells, sum_cell, p);
+}
+
+/* ---- messages ---- */
+
+static wire_hyper hyper_of(const optim_args *a)
+{
+    return (wire_hyper){.kind = a->kind,
+                        .lr = a->lr,
+                        .eps = a->eps,
+                        .beta1 = a->beta1,
+                        .beta2 = a->beta2,
+                        .momentum = a->momentum,
+                        .weight_decay = a->weight_decay,
+                        .max_grad_norm = a->max_grad_norm,
+                        .max_norm = a->max_norm,
+                        .weight_bound = a->weight_bound,
+                        .grad_scale = a->grad_scale};
+}
+
+/* What each shard is sent of each table; maybe nothing. */
+static void list_tables(pushing *p)
+{
+    const group *g = &p->k->group;
+    for (uint32_t s = 0; s < p->shards; s++) {
+        for (uint32_t u = 0; u < p->units; u++) {
+            uint32_t dim = config_of(p, u)->dim;
+            size_t from = group_from(g, u, s), n = group_to(g, u, s) - from;
+            size_t at = p->sum_at[u] +
+                        (from - group_from(g, u, 0)) * (size_t)dim;
+            const void *values = p->sums + at;
+            if (p->narrow)
+                values = p->narrow + at;
+            p->tables[(size_t)s * p->units + u] = (wire_push_table){
+                .grads = {.dim = dim,
+                          .n = n,
+                          .values = values,
+                          .scales = p->scales ? p->scales + from : NULL,
+                          .rows = p->rows ? p->rows + from : NULL},
+                .ids = g->ids + from,
+                .hyper = hyper_of(p->jobs[u].optim)};
+        }
+    }
+}
+
+static int encode_push(void *ctx, const request *q, wire_out *o)
+{
+    const pushing *p = ctx;
+    remote *r = p->r;
+    size_t shard = q->to->shard;
+    wire_push m = {.caller = q->caller,
+                   .stream = r->stream,
+                   .number = p->update.number,
+                   .step = p->update.step,
+                   .part = p->update.part,
+                   .parts = p->update.parts,
+                   .dtype = r->dtype};
+    pthread_mutex_lock(&r->lock);
+    m.settled = r->settled.watermark;
+    pthread_mutex_unlock(&r->lock);
+    if (m.settled >= m.number) /* one that is sent again */
+        m.settled = m.number - 1;
+    if (!p->empty) {
+        m.tables = p->tables + shard * p->units;
+        m.tables_n = p->units;
+        pthread_mutex_lock(&q->to->lock);
+        for (uint32_t u = 0; u < p->units; u++)
+            m.tables[u].grads.no = q->to->numbers[p->table[u]];
+        pthread_mutex_unlock(&q->to->lock);
+    }
+    return wire_put_push(o, &m);
+}
+
+static void note_acked(remote *r, server *from, uint64_t boot,
+                       uint64_t number)
+{
+    pthread_mutex_lock(&r->lock);
+    uint64_t settled = r->settled.watermark;
+    pthread_mutex_unlock(&r->lock);
+    pthread_mutex_lock(&from->lock);
+    if (from->boot == boot) {
+        uint64_t skipped = numbers_settle(&from->acked, settled);
+        if (skipped)
+            from->skip_top = settled;
+        from->skipped += skipped;
+        (void)numbers_add(&from->acked, number);
+    }
+    pthread_mutex_unlock(&from->lock);
+}
+
+/* Decodes a reply and notes what it acknowledges. */
+static int read_reply(request *q, uint64_t number, wire_push_reply *m)
+{
+    int rc = wire_get_push_reply(q->reply.data, q->reply.n, &q->call->memory,
+                                 m);
+    if (rc)
+        return remote_bad_reply(q->to, err_text());
+    if (m->status == PUSH_APPLIED || m->status == PUSH_DUPLICATE)
+        note_acked(q->call->r, q->to, q->caller.boot, number);
+    return PERSIA_OK;
+}
+
+static void note_updates(remote *r, uint64_t updates)
+{
+    uint64_t had = atomic_load(&r->updates);
+    while (had < updates &&
+           !atomic_compare_exchange_weak(&r->updates, &had, updates))
+        ;
+}
+
+static int accept_push(void *ctx, request *q)
+{
+    pushing *p = ctx;
+    remote *r = p->r;
+    wire_push_reply m;
+    int rc = read_reply(q, p->update.number, &m);
+    if (rc)
+        return rc;
+    switch (m.status) {
+    case PUSH_RETRY_LATER:
+        return err_set(PERSIA_EUNAVAILABLE,
+                       "%s: update %llu has to wait for earlier ones",
+                       q->to->address, (unsigned long long)p->update.number);
+    case PUSH_STALE_LINEAGE:
+        /* Made with rows that are there no longer: dropped. */
+        r->counts.stale++;
+        return remote_repair(r, q->to, q->caller.boot, p->deadline);
+    case PUSH_DUPLICATE:
+        r->counts.duplicates++;
+        break;
+    case PUSH_APPLIED:
+        break;
+    default:
+        return remote_bad_reply(q->to, "its answer to a push is none");
+    }
+    if (q->to == r->servers[0])
+        note_updates(r, m.updates);
+    if (p->units) { /* the shards do not count by table */
+        push_job *all = &p->jobs[0];
+        all->created += m.created;
+        all->refused += m.refused;
+        all->evicted += m.evicted;
+        all->nonfinite += m.nonfinite;
+        all->touched += m.touched;
+    }
+    return PERSIA_OK;
+}
+
+static void settle(remote *r, uint64_t number)
+{
+    pthread_mutex_lock(&r->lock);
+    (void)numbers_add(&r->settled, number);
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* The update is through or given up.  Answers that came when its caller had
+ * gone are noted. */
+static void push_ended(call *k)
+{
+    remote *r = k->r;
+    wire_push_reply m;
+    for (size_t i = 0; i < k->requests_n; i++) {
+        request *q = &k->requests[i];
+        if (q->state == REQUEST_CAME && !q->rc)
+            (void)read_reply(q, k->number, &m);
+    }
+    settle(r, k->number);
+}
+
+/* ---- the call ---- */
+
+static int check_job(const table_config *t, const push_job *job)
+{
+    int rc = optim_check(job->optim);
+    if (rc)
+        return rc;
+    if (job->optim->kind != t->optimizer)
+        return err_set(PERSIA_EMISMATCH,
+                       "table %s keeps the state of %s, the push is for %s",
+                       t->name, optim_name(t->optimizer),
+                       optim_name(job->optim->kind));
+    if (job->optim->kind == OPTIM_SGD && job->optim->momentum > 0 &&
+        !t->momentum)
+        return err_set(PERSIA_EMISMATCH, "table %s was made for SGD without "
+                       "momentum, the push has momentum %g", t->name,
+                       (double)job->optim->momentum);
+    return PERSIA_OK;
+}
+
+/* Checks the jobs; their parts become segments. */
+static int make_segments(pushing *p, size_t *segments_n)
+{
+    uint64_t seen[PS_TABLES_MAX / 64] = {0};
+    size_t parts = 0, at = 0;
+    for (uint32_t u = 0; u < p->units; u++) {
+        const table_config *t;
+        int rc = remote_find_table(p->r, p->table[u], &t);
+        if (!rc)
+            rc = check_job(t, &p->jobs[u]);
+        if (rc)
+            return rc;
+        uint64_t *word = &seen[p->table[u] / 64];
+        uint64_t bit = (uint64_t)1 << p->table[u] % 64;
+        if (*word & bit)
+            return err_set(PERSIA_EARG, "table %s comes twice in one push",
+                           t->name);
+        *word |= bit;
+        parts += p->jobs[u].parts_n;
+    }
+    int rc = mem_buffer_need(
+        &p->k->lists,
+        parts * (sizeof(group_segment) + sizeof(push_part *)) +
+            p->units * (sizeof(size_t) + p->shards * sizeof *p->tables) +
+            (size_t)64 * 4);
+    if (rc)
+        return rc;
+    char *to = p->k->lists.data;
+    group_segment *segments = carve(&to, parts * sizeof *segments);
+    p->part_of = carve(&to, parts * sizeof *p->part_of);
+    p->sum_at = carve(&to, p->units * sizeof *p->sum_at);
+    p->tables = carve(&to, p->shards * p->units * sizeof *p->tables);
+    for (uint32_t u = 0; u < p->units; u++) {
+        const push_job *job = &p->jobs[u];
+        for (size_t i = 0; i < job->parts_n; i++) {
+            segments[at] = (group_segment){u, job->parts[i].n,
+                                           job->parts[i].ids};
+            p->part_of[at++] = &job->parts[i];
+        }
+    }
+    *segments_n = at;
+    return PERSIA_OK;
+}
+
+/* All that can fail before a shard hears of the update. */
+static int prepare(pushing *p)
+{
+    size_t segments_n = 0;
+    int rc = make_segments(p, &segments_n);
+    if (!rc)
+        rc = group_make(&p->k->group, p->r->s, p->shards,
+                        p->k->lists.data, segments_n, p->units);
+    if (!rc)
+        rc = make_sums(p);
+    if (!rc)
+        list_tables(p);
+    return rc;
+}
+
+static int send_all(pushing *p)
+{
+    fan f = {.method = WIRE_PUSH, .encode = encode_push,
+             .accept = accept_push, .ctx = p};
+    int rc = fan_prepare(p->k, NULL, p->shards);
+    return rc ? rc : fan_run(p->k, &f, p->deadline);
+}
+
+/* An update that cannot be sent.  The other ranks wait for its part of the
+ * step: they are sent an empty one. */
+static int refuse(pushing *p, int rc)
+{
+    char text[FAN_TEXT];
+    if (p->update.parts <= 1)
+        return rc;
+    snprintf(text, sizeof text, "%s", err_text());
+    p->empty = 1;
+    p->units = 0;
+    (void)send_all(p);
+    return err_set(rc, "%s", text);
+}
+
+/* Gives the update its number, if the caller did not. */
+static int name_update(remote *r, const client_update *update,
+                       client_update *out)
+{
+    int rc = PERSIA_OK;
+    *out = update ? *update : (client_update){0};
+    if (!out->parts)
+        out->parts = 1;
+    pthread_mutex_lock(&r->lock);
+    uint64_t settled = r->settled.watermark;
+    if (!out->number)
+        out->number = r->next_number + 1;
+    if (out->number > r->next_number)
+        r->next_number = out->number;
+    if (out->number > settled + NUMBERS_WINDOW)
+        rc = err_set(PERSIA_EARG,
+                     "update %llu, but update %llu was not sent yet; at most "
+                     "%d may be under way",
+                     (unsigned long long)out->number,
+                     (unsigned long long)settled + 1, NUMBERS_WINDOW);
+    if (r->joined && out->step > r->joined_step + 1)
+        r->joined_step = out->step - 1;
+    pthread_mutex_unlock(&r->lock);
+    return rc;
+}
+
+int remote_push(remote *r, const client_update *update,
+                const uint32_t *tables, push_job *jobs, size_t jobs_n)
+{
+    int rc = fork_check("an update");
+    if (!rc && jobs_n > PS_TABLES_MAX)
+        rc = err_set(PERSIA_EARG, "%zu tables in one push", jobs_n);
+    if (rc)
+        return rc;
+    pushing p = {.r = r, .table = tables, .jobs = jobs,
+                 .units = (uint32_t)jobs_n, .shards = r->servers_n,
+                 .deadline = remote_deadline(r)};
+    rc = name_update(r, update, &p.update);
+    if (rc)
+        return rc;
+    for (size_t i = 0; i < jobs_n; i++)
+        jobs[i].created = jobs[i].refused = jobs[i].evicted =
+            jobs[i].nonfinite = jobs[i].touched = 0;
+    p.k = call_take(r);
+    if (!p.k) {
+        settle(r, p.update.number);
+        return PERSIA_ENOMEM;
+    }
+    r->counts.pushes++;
+    p.k->number = p.update.number;
+    p.k->ended = push_ended;
+    rc = prepare(&p);
+    rc = rc ? refuse(&p, rc) : send_all(&p);
+    call_give(p.k);
+    return rc ? rc : remote_tell_lost(r);
+}

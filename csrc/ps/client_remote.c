@@ -1,0 +1,391 @@
+/* client_remote.c: what a remote client knows of its servers; servers that
+ * come back. */
+#include "ps/client_remote.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MS ((uint64_t)1000000)
+#define POLL_NS (50 * MS)
+
+/* ---- small things ---- */
+
+uint64_t remote_deadline(const remote *r)
+{
+    uint64_t now = clock_ns();
+    return r->timeout_ns > UINT64_MAX / 2 - now ? UINT64_MAX / 2
+                                                : now + r->timeout_ns;
+}
+
+wire_caller remote_caller(const remote *r, server *to)
+{
+    wire_caller who = {.client = r->client, .incarnation = r->incarnation};
+    pthread_mutex_lock(&to->lock);
+    who.boot = to->boot;
+    who.lineage = to->lineage;
+    pthread_mutex_unlock(&to->lock);
+    return who;
+}
+
+uint32_t server_table(server *to, uint32_t no)
+{
+    pthread_mutex_lock(&to->lock);
+    uint32_t number = to->numbers[no];
+    pthread_mutex_unlock(&to->lock);
+    return number;
+}
+
+int remote_bad_reply(const server *from, const char *what)
+{
+    return err_set(PERSIA_EPROTOCOL, "%s: %s", from->address, what);
+}
+
+int remote_find_table(const remote *r, uint32_t no, const table_config **out)
+{
+    *out = NULL;
+    if (no >= atomic_load_explicit(&r->tables_n, memory_order_acquire))
+        return err_set(PERSIA_EARG, "the store has no table number %u", no);
+    *out = r->tables[no];
+    return PERSIA_OK;
+}
+
+static wire_table_spec spec_of(const table_config *c)
+{
+    wire_table_spec s = {.seed = c->seed,
+                         .dim = c->dim,
+                         .dtype = c->dtype,
+                         .optimizer = c->optimizer,
+                         .momentum = c->momentum,
+                         .init = c->init,
+                         .init_a = c->init_a,
+                         .init_b = c->init_b,
+                         .state_init = c->state_init,
+                         .missing = c->missing,
+                         .nonfinite = c->nonfinite,
+                         .capacity = c->capacity,
+                         .full = c->full,
+                         .admission = c->admission};
+    snprintf(s.name, sizeof s.name, "%s", c->name);
+    return s;
+}
+
+int remote_tell_lost(remote *r)
+{
+    char text[FAN_TEXT];
+    pthread_mutex_lock(&r->lock);
+    memcpy(text, r->lost_text, sizeof text);
+    r->lost_text[0] = 0;
+    pthread_mutex_unlock(&r->lock);
+    return text[0] ? err_set(PERSIA_ELOST, "%s", text) : PERSIA_OK;
+}
+
+/* ---- Hello ---- */
+
+int put_hello(const remote *r, wire_out *o)
+{
+    wire_hello m = {.caller = {.client = r->client,
+                               .incarnation = r->incarnation},
+                    .version = WIRE_VERSION,
+                    .role = "nn_worker",
+                    .rank = r->rank,
+                    .world = r->world,
+                    .stream = r->stream};
+    memcpy(m.name_space, r->name_space, sizeof m.name_space);
+    return wire_put_hello(o, &m);
+}
+
+/* Whether the reply is of a server that we may speak to. */
+int check_hello(const remote *r, const server *from,
+                       const wire_hello_reply *m)
+{
+    if (m->version != WIRE_VERSION)
+        return err_set(PERSIA_EMISMATCH,
+                       "%s speaks version %u of the protocol, this process "
+                       "version %d; install the same release on both",
+                       from->address, m->version, WIRE_VERSION);
+    if (strcmp(m->name_space, r->name_space) != 0)
+        return err_set(PERSIA_EMISMATCH,
+                       "%s serves the namespace \"%s\", this store is of "
+                       "\"%s\"; check the addresses",
+                       from->address, m->name_space, r->name_space);
+    if (m->shards < 1 || m->shards > IDS_SHARDS_MAX || m->shard >= m->shards)
+        return remote_bad_reply(from, "its Hello names no shard");
+    return PERSIA_OK;
+}
+
+void server_learn(server *to, const wire_hello_reply *m)
+{
+    to->boot = m->boot;
+    to->lineage = m->lineage;
+    to->message_limit = m->message_limit;
+    to->acked = m->ledger;
+    to->skipped = to->skip_top = 0;
+}
+
+/* How many updates it had acknowledged and has no more; its lock is held. */
+static uint64_t server_lost(const server *to, const wire_hello_reply *m)
+{
+    if (m->boot == to->boot)
+        return 0;
+    uint64_t lost = numbers_missing(&to->acked, &m->ledger);
+    if (m->ledger.watermark < to->skip_top)
+        lost -= lost < to->skipped ? lost : to->skipped;
+    return lost;
+}
+
+void remote_learn(remote *r, const wire_hello_reply *m)
+{
+    uint64_t top = numbers_top(&m->ledger);
+    pthread_mutex_lock(&r->lock);
+    if (top > r->last_number)
+        r->last_number = top;
+    pthread_mutex_unlock(&r->lock);
+    if (m->shard == 0)
+        atomic_store(&r->updates, m->updates);
+}
+
+/* One request to one server, with its reply decoded by `get` of wire.h. */
+static int ask(server *to, uint32_t method, wire_out *o, uint64_t deadline,
+               rpc_reply *reply)
+{
+    uint64_t now = clock_ns();
+    return rpc_wait(to->channel, method, o,
+                    deadline > now ? deadline - now : 1, reply);
+}
+
+static int ask_hello(remote *r, server *to, uint64_t deadline,
+                     wire_memory *memory, wire_hello_reply *out)
+{
+    wire_out o;
+    rpc_reply reply;
+    wire_out_init(&o);
+    int rc = put_hello(r, &o);
+    if (rc) {
+        wire_out_free(&o);
+        return rc;
+    }
+    rc = ask(to, WIRE_HELLO, &o, deadline, &reply);
+    if (rc)
+        return rc;
+    rc = wire_get_hello_reply(reply.data, reply.n, memory, out);
+    /* Nothing of the reply but numbers and names is used. */
+    rpc_reply_free(&reply);
+    return rc ? remote_bad_reply(to, err_text()) : check_hello(r, to, out);
+}
+
+int put_declare(const table_config *config, wire_caller who,
+                       wire_out *o)
+{
+    wire_declare m = {.caller = who, .table = spec_of(config)};
+    return wire_put_declare(o, &m);
+}
+
+int get_declare(const server *from, const rpc_reply *reply,
+                       wire_memory *memory, wire_declare_reply *out)
+{
+    int rc = wire_get_declare_reply(reply->data, reply->n, memory, out);
+    return rc ? remote_bad_reply(from, err_text()) : PERSIA_OK;
+}
+
+/* Declares all tables at a server of this boot; numbers: [tables]. */
+static int declare_again(remote *r, server *to, wire_caller who,
+                         uint64_t deadline, uint32_t *numbers)
+{
+    wire_memory memory;
+    wire_memory_init(&memory);
+    pthread_mutex_lock(&r->lock);
+    uint32_t n = r->tables_declared;
+    pthread_mutex_unlock(&r->lock);
+    int rc = PERSIA_OK;
+    for (uint32_t i = 0; i < n && !rc; i++) {
+        wire_out o;
+        rpc_reply reply;
+        wire_declare_reply m;
+        wire_out_init(&o);
+        rc = put_declare(r->tables[i], who, &o);
+        if (rc) {
+            wire_out_free(&o);
+            break;
+        }
+        rc = ask(to, WIRE_DECLARE, &o, deadline, &reply);
+        if (rc)
+            break;
+        rc = get_declare(to, &reply, &memory, &m);
+        rpc_reply_free(&reply);
+        if (!rc)
+            numbers[i] = m.no;
+    }
+    wire_memory_free(&memory);
+    return rc;
+}
+
+/* Joins the sync steps at a server that has forgotten us. */
+static int join_again(remote *r, server *to, wire_caller who,
+                      uint64_t deadline)
+{
+    wire_leave m = {.caller = who, .rank = r->rank, .world = r->world,
+                    .joins = 1};
+    wire_out o;
+    rpc_reply reply;
+    pthread_mutex_lock(&r->lock);
+    int joined = r->joined;
+    m.step = r->joined_step;
+    pthread_mutex_unlock(&r->lock);
+    if (!joined)
+        return PERSIA_OK;
+    wire_out_init(&o);
+    int rc = wire_put_leave(&o, &m);
+    if (rc) {
+        wire_out_free(&o);
+        return rc;
+    }
+    rc = ask(to, WIRE_LEAVE, &o, deadline, &reply);
+    if (!rc)
+        rpc_reply_free(&reply);
+    return rc;
+}
+
+/* Updates that a restarted server does not have. */
+static void note_lost(remote *r, const server *to, uint64_t lost)
+{
+    r->counts.lost += lost;
+    if (lost == 0 || r->policy != LOST_RAISE)
+        return;
+    pthread_mutex_lock(&r->lock);
+    snprintf(r->lost_text, sizeof r->lost_text,
+             "%s was started again and has lost %llu updates that it had "
+             "acknowledged; load a checkpoint, or go on without them "
+             "(lost=\"continue\")",
+             to->address, (unsigned long long)lost);
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* Hello, tables and membership; between greeting_begin() and its end. */
+static int greet(remote *r, server *to, uint64_t deadline)
+{
+    wire_memory memory;
+    wire_hello_reply m;
+    uint32_t shard = to->shard;
+    uint32_t *numbers = calloc(PS_TABLES_MAX, sizeof *numbers);
+    if (!numbers)
+        return err_set(PERSIA_ENOMEM, "no memory for a server's tables");
+    wire_memory_init(&memory);
+    int rc = ask_hello(r, to, deadline, &memory, &m);
+    if (!rc && (m.shard != shard || m.shards != r->servers_n))
+        rc = err_set(PERSIA_EMISMATCH,
+                     "%s was shard %u of %u and is shard %u of %u now; open "
+                     "the store again", to->address, shard, r->servers_n,
+                     m.shard, m.shards);
+    wire_caller who = {.client = r->client, .incarnation = r->incarnation,
+                       .boot = m.boot, .lineage = m.lineage};
+    if (!rc)
+        rc = declare_again(r, to, who, deadline, numbers);
+    if (!rc && m.boot != to->boot)
+        rc = join_again(r, to, who, deadline);
+    /* It was started once more meanwhile: in a moment, then. */
+    if (rc == PERSIA_ESTALE)
+        rc = err_set(PERSIA_EUNAVAILABLE, "%s was started again twice",
+                     to->address);
+    if (!rc) {
+        remote_learn(r, &m);
+        pthread_mutex_lock(&to->lock);
+        uint64_t lost = server_lost(to, &m);
+        server_learn(to, &m);
+        memcpy(to->numbers, numbers, PS_TABLES_MAX * sizeof *numbers);
+        pthread_mutex_unlock(&to->lock);
+        note_lost(r, to, lost);
+    }
+    wire_memory_free(&memory);
+    free(numbers);
+    return rc;
+}
+
+int greeting_begin(server *to, int poll)
+{
+    int rc = PERSIA_OK;
+    pthread_mutex_lock(&to->lock);
+    while (to->greeting && !rc) {
+        uint64_t wake = clock_ns() + POLL_NS;
+        struct timespec t = {.tv_sec = (time_t)(wake / 1000000000u),
+                             .tv_nsec = (long)(wake % 1000000000u)};
+        pthread_cond_timedwait(&to->greeted, &to->lock, &t);
+        if (!to->greeting || !poll)
+            continue;
+        /* The callback may run any code of the user. */
+        pthread_mutex_unlock(&to->lock);
+        rc = interrupt_poll();
+        pthread_mutex_lock(&to->lock);
+    }
+    if (!rc)
+        to->greeting = 1;
+    pthread_mutex_unlock(&to->lock);
+    return rc ? err_set(rc, "interrupted while waiting for servers")
+              : PERSIA_OK;
+}
+
+void greeting_end(server *to)
+{
+    pthread_mutex_lock(&to->lock);
+    to->greeting = 0;
+    pthread_cond_broadcast(&to->greeted);
+    pthread_mutex_unlock(&to->lock);
+}
+
+int remote_repair(remote *r, server *to, uint64_t boot, uint64_t deadline)
+{
+    int rc = greeting_begin(to, 1);
+    if (rc)
+        return rc;
+    wire_caller now = remote_caller(r, to);
+    if (now.boot == boot) {
+        rc = greet(r, to, deadline);
+        if (!rc)
+            r->counts.reconnects++;
+    }
+    greeting_end(to);
+    return rc;
+}
+
+int remote_greet(remote *r)
+{
+    uint64_t deadline = remote_deadline(r), last = 0;
+    int rc = PERSIA_OK;
+    for (uint32_t i = 0; i < r->servers_n && !rc; i++) {
+        server *to = r->servers[i];
+        rc = greeting_begin(to, 1);
+        if (rc)
+            break;
+        rc = greet(r, to, deadline);
+        greeting_end(to);
+        pthread_mutex_lock(&to->lock);
+        uint64_t top = numbers_top(&to->acked);
+        pthread_mutex_unlock(&to->lock);
+        last = top > last ? top : last;
+    }
+    if (!rc)
+        remote_set_last(r, last);
+    return rc;
+}
+
+void remote_set_last(remote *r, uint64_t number)
+{
+    pthread_mutex_lock(&r->lock);
+    r->last_number = r->next_number = number;
+    r->settled = (wire_ledger){.stream = r->stream, .watermark = number};
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* ---- one request of the caller's ---- */
+
+int remote_call(remote *r, uint32_t shard, uint32_t method, wire_out *o,
+                rpc_reply *reply)
+{
+    *reply = (rpc_reply){0};
+    if (shard >= r->servers_n) {
+        wire_out_free(o);
+        return err_set(PERSIA_EARG, "there is no shard %u of %u", shard,
+                       r->servers_n);
+    }
+    return ask(r->servers[shard], method, o, remote_deadline(r), reply);
+}

@@ -1,0 +1,205 @@
+/* client_remote.h: a client of shards behind channels (private to ps).
+ *
+ *   client_open.c    its beginning and end
+ *   client_remote.c  what it knows of its servers; servers that come back
+ *   client_fan.c     requests to several servers at once, tried again
+ *   client_group.c   the distinct ids of a batch, by table and shard
+ *   client_tables.c, client_pull.c, client_push.c, client_rows.c
+ *
+ * Every request names the boot of the server that it is meant for.  A server
+ * that was started again refuses it (PERSIA_ESTALE): then the client says
+ * Hello, declares its tables, and counts the updates that were acknowledged
+ * and are not in the server's ledger: they are lost.
+ */
+#ifndef PERSIA_PS_CLIENT_REMOTE_H
+#define PERSIA_PS_CLIENT_REMOTE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "ps/client.h"
+#include "ps/client_group.h"
+#include "ps/numbers.h"
+
+/* ---- a server ---- */
+
+typedef struct server {
+    rpc_channel *channel;
+    char *address;
+    uint32_t shard;         /* its place in the list */
+    int own;                /* in this process */
+    pthread_mutex_t lock;   /* guards all below */
+    pthread_cond_t greeted; /* greeting became 0 */
+    int greeting;           /* one Hello at a time */
+    uint64_t boot, lineage;
+    uint64_t message_limit; /* bytes of a request */
+    /* Updates that it said it has applied, and all that are settled; of
+     * these `skipped`, all up to skip_top, it has not applied in this life. */
+    wire_ledger acked;
+    uint64_t skipped, skip_top;
+    uint32_t *numbers;      /* [PS_TABLES_MAX] its number of each table */
+} server;
+
+/* ---- a call ---- */
+
+enum { FAN_TEXT = 640 };
+
+/* How a call's request to one server stands. */
+enum request_state {
+    REQUEST_READY,
+    REQUEST_FLYING, /* until its callback; changes under the call's lock */
+    REQUEST_CAME,
+    REQUEST_PAUSED, /* to be tried again at `at` */
+    REQUEST_DONE
+};
+
+typedef struct request {
+    struct call *call;
+    server *to;
+    size_t index;
+    enum request_state state;
+    int rc;
+    unsigned tries, repairs;
+    uint64_t at;
+    wire_caller caller; /* as it was sent */
+    rpc_reply reply;
+    char text[FAN_TEXT]; /* of rc */
+} request;
+
+/* All that one call of the user needs; kept for the next one.  The memory
+ * that requests point to is in here, so a caller that gives up leaves it
+ * behind to the callbacks; the last one ends the call. */
+typedef struct call {
+    struct call *next;
+    struct remote *r;
+    pthread_mutex_t lock; /* guards flying, left and the states FLYING */
+    pthread_cond_t came;  /* and CAME */
+    size_t flying;
+    int left;             /* the caller has gone */
+    /* Called once at the end of the call, by the caller or, if it has gone,
+     * by the last callback; NULL: nothing. */
+    void (*ended)(struct call *k);
+    uint64_t number; /* push: of its update, for ended() */
+    request *requests;
+    size_t requests_n, requests_room;
+    wire_memory memory; /* of decoded replies */
+    group group;
+    mem_buffer lists, messages, rows, narrow;
+} call;
+
+call *call_take(struct remote *r);
+/* The end of the call; its results are not used any more. */
+void call_give(call *k);
+void call_free(call *k);
+
+/* What all requests of a fan-out have in common. */
+typedef struct fan {
+    uint32_t method;
+    /* The message of request i.  It may be asked for again. */
+    int (*encode)(void *ctx, const request *q, wire_out *o);
+    /* Its reply, on the caller's thread.  PERSIA_EUNAVAILABLE: try again. */
+    int (*accept)(void *ctx, request *q);
+    void *ctx;
+    int fresh; /* no boot is known yet (Hello): refusals are final */
+} fan;
+
+/* Requests for the servers to[0..n); NULL: all. */
+int fan_prepare(call *k, server *const *to, size_t n);
+/* Sends the requests all at once and waits for all.  Servers that cannot be
+ * reached are tried again until the deadline; one that was started again is
+ * greeted first.  Once a request has failed for good no other is tried
+ * again; the result is that of the first one that failed. */
+int fan_run(call *k, const fan *f, uint64_t deadline);
+
+/* ---- the client ---- */
+
+typedef struct remote {
+    sched *s;
+    server **servers; /* [servers_n] by shard */
+    uint32_t servers_n;
+    char name_space[WIRE_NAME];
+    uint32_t rank, world;
+    uint64_t client, incarnation, stream;
+    uint64_t timeout_ns, message_limit;
+    uint32_t dtype;
+    enum client_lost policy;
+
+    pthread_mutex_t declaring; /* one new table at a time */
+    /* Slots below tables_n never change: readers need no lock. */
+    table_config *tables[PS_TABLES_MAX];
+    _Atomic(uint32_t) tables_n;
+
+    pthread_mutex_t lock;      /* guards all below */
+    uint32_t tables_declared;  /* tables_n, or one more */
+    wire_ledger settled;       /* updates of this stream that are through */
+    uint64_t last_number;      /* that any server had at its Hello */
+    uint64_t next_number;      /* for updates without one: the last given */
+    int joined;                /* in the sync steps */
+    uint64_t joined_step;
+    char lost_text[FAN_TEXT];  /* not told yet; "": none */
+    call *calls;               /* free */
+
+    _Atomic(uint64_t) updates; /* of shard 0 */
+    struct {
+        _Atomic(uint64_t) pulls, pushes, ids, distinct, bytes_out, bytes_in,
+            retries, duplicates, reconnects, lost, stale;
+    } counts;
+} remote;
+
+uint64_t remote_deadline(const remote *r);
+/* Who asks, as this server knows it. */
+wire_caller remote_caller(const remote *r, server *to);
+/* Says Hello again to a server whose boot is `boot` no longer. */
+int remote_repair(remote *r, server *to, uint64_t boot, uint64_t deadline);
+/* The server's number of a table. */
+uint32_t server_table(server *to, uint32_t no);
+/* PERSIA_ELOST once, if updates were lost and the policy is to raise. */
+int remote_tell_lost(remote *r);
+/* PERSIA_EPROTOCOL, naming the server. */
+int remote_bad_reply(const server *from, const char *what);
+int remote_find_table(const remote *r, uint32_t no, const table_config **out);
+
+/* Hello and Declare, for a fan-out and for one server. */
+int put_hello(const remote *r, wire_out *o);
+int check_hello(const remote *r, const server *from,
+                const wire_hello_reply *m);
+/* Takes on what a Hello said; the server's lock is held. */
+void server_learn(server *to, const wire_hello_reply *m);
+void remote_learn(remote *r, const wire_hello_reply *m);
+int put_declare(const table_config *config, wire_caller who, wire_out *o);
+int get_declare(const server *from, const rpc_reply *reply,
+                wire_memory *memory, wire_declare_reply *out);
+/* One server is greeted by one thread at a time.  poll: the wait may be
+ * interrupted (PERSIA_EINTR; then it has not begun). */
+int greeting_begin(server *to, int poll);
+void greeting_end(server *to);
+
+/* The calls of client.h. */
+/* channels: [addresses], taken over, also on failure; NULL: to be opened. */
+int remote_create(const client_config *config, rpc_channel *const *channels,
+                  remote **out);
+/* client_remote() over channels that are open, for tests. */
+int client_over(const client_config *config, rpc_channel *const *channels,
+                ps_client **out);
+void remote_destroy(remote *r);
+int remote_declare(remote *r, const table_config *config, uint32_t *no,
+                   int *created);
+int remote_pull(remote *r, const uint32_t *tables, pull_job *jobs,
+                size_t jobs_n);
+int remote_push(remote *r, const client_update *update,
+                const uint32_t *tables, push_job *jobs, size_t jobs_n);
+int remote_join(remote *r, int joins, uint64_t step, uint64_t *applied);
+int remote_greet(remote *r);
+void remote_set_last(remote *r, uint64_t number);
+int remote_get(remote *r, uint32_t no, size_t n, const uint64_t *ids,
+               float *vectors, float *state, uint8_t *found);
+int remote_set(remote *r, uint32_t no, size_t n, const uint64_t *ids,
+               const float *vectors, const float *state);
+int remote_clear(remote *r, uint32_t no);
+int remote_stats(remote *r, uint32_t no, table_stats *out);
+int remote_memory(remote *r, uint64_t *used, uint64_t *limit);
+void remote_get_counts(const remote *r, client_counts *out);
+int remote_call(remote *r, uint32_t shard, uint32_t method, wire_out *o,
+                rpc_reply *reply);
+
+#endif

@@ -1,0 +1,663 @@
+/* client: servers that fail, stop and come back. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cluster.h"
+
+enum { IDS = 64, DIM = 2 };
+#define SECOND ((uint64_t)1000000000)
+
+/* ---- a store whose rows count ---- */
+
+/* Rows begin with 0; an update adds 1 to those it names. */
+static uint32_t declare_counting(ps_client *c)
+{
+    table_config t;
+    uint32_t no;
+    int created;
+    table_config_init(&t);
+    snprintf(t.name, sizeof t.name, "counts");
+    t.dim = DIM;
+    t.optimizer = OPTIM_SGD;
+    t.init = INIT_CONSTANT;
+    t.init_a = 0;
+    int rc = client_declare(c, &t, &no, &created);
+    if (rc)
+        fail_msg("%s", err_text());
+    return no;
+}
+
+static int add_one(ps_client *c, const client_update *name, uint32_t no,
+                   uint64_t first, size_t n)
+{
+    uint64_t ids[IDS];
+    float grad[IDS * DIM];
+    for (size_t i = 0; i < n; i++)
+        ids[i] = first + i;
+    for (size_t i = 0; i < IDS * DIM; i++)
+        grad[i] = -1;
+    push_part part = {.n = n, .ids = ids, .grad = grad, .stride = DIM,
+                      .bags = n};
+    optim_args sgd = {.kind = OPTIM_SGD, .lr = 1, .step = 1,
+                      .grad_scale = 1};
+    push_job job = {.parts = &part, .parts_n = 1, .optim = &sgd};
+    return client_push(c, name, &no, &job, 1);
+}
+
+static void read_counts(ps_client *c, uint32_t no, float *out)
+{
+    uint64_t ids[IDS];
+    static float rows[IDS * DIM];
+    for (uint64_t i = 0; i < IDS; i++)
+        ids[i] = i;
+    pull_job pull = {.n = IDS, .ids = ids, .out = rows, .stride = DIM};
+    int rc = client_pull(c, &no, &pull, 1);
+    if (rc)
+        fail_msg("%s", err_text());
+    for (size_t i = 0; i < IDS; i++) {
+        assert_true(rows[i * DIM] == rows[i * DIM + 1]);
+        out[i] = rows[i * DIM];
+    }
+}
+
+static int shard_of(uint64_t id, uint32_t shards)
+{
+    return (int)hash_shard(id_hash(id), shards);
+}
+
+static ps_client *open_one(cluster *c, uint32_t shards, uint64_t timeout_ns,
+                           enum client_lost lost)
+{
+    cluster_make(c, shards);
+    client_config config = cluster_config(c);
+    config.timeout_ns = timeout_ns;
+    config.lost = lost;
+    return cluster_client(c, &config);
+}
+
+static client_counts counts_of(const ps_client *c)
+{
+    client_counts n;
+    client_get_counts(c, &n);
+    return n;
+}
+
+/* ---- numbers ---- */
+
+static void numbers_are_a_set(void **state)
+{
+    (void)state;
+    enum { N = 3 * NUMBERS_WINDOW };
+    static uint8_t in[N + 1];
+    static wire_ledger l, other;
+    uint64_t low = 0; /* all up to here are in */
+    for (uint64_t i = 0; low < N; i++) {
+        uint64_t chance = id_hash(i) % 200;
+        uint64_t number = low + 1 + (chance < 60 ? 0 : chance);
+        if (number > N)
+            number = low + 1;
+        assert_int_equal(numbers_has(&l, number), in[number]);
+        assert_int_equal(numbers_add(&l, number), 1);
+        in[number] = 1;
+        while (low < N && in[low + 1])
+            low++;
+        assert_int_equal(l.watermark, low);
+        uint64_t top = numbers_top(&l);
+        assert_true(in[top] && (top == N || !in[top + 1]));
+        for (uint64_t k = top + 1; k <= N; k++)
+            assert_false(in[k]);
+        if (i % 50 == 0)
+            for (uint64_t k = 0; k <= low + 300 && k <= N; k++)
+                assert_int_equal(numbers_has(&l, k), k == 0 || in[k]);
+    }
+    l = (wire_ledger){.watermark = 10};
+    other = (wire_ledger){.watermark = 4};
+    assert_int_equal(numbers_missing(&l, &other), 6);
+    assert_int_equal(numbers_missing(&other, &l), 0);
+    assert_int_equal(numbers_add(&other, 8), 1);
+    assert_int_equal(numbers_add(&other, 12), 1);
+    assert_int_equal(numbers_add(&l, 15), 1);
+    assert_int_equal(numbers_missing(&l, &other), 6); /* 5 6 7 9 10 15 */
+    assert_int_equal(numbers_missing(&other, &l), 1); /* 12 */
+    assert_int_equal(numbers_add(&l, 10 + NUMBERS_WINDOW), 1);
+    assert_int_equal(numbers_add(&l, 11 + NUMBERS_WINDOW), 0);
+    assert_int_equal(numbers_top(&l), 10 + NUMBERS_WINDOW);
+    assert_int_equal(numbers_settle(&l, 10), 0);
+    assert_int_equal(numbers_settle(&l, 16), 5); /* all but 15 */
+    assert_int_equal(numbers_settle(&l, 9 + NUMBERS_WINDOW),
+                     NUMBERS_WINDOW - 7);
+    assert_int_equal(l.watermark, 10 + NUMBERS_WINDOW);
+    assert_int_equal(numbers_add(&l, 12 + NUMBERS_WINDOW), 1);
+    assert_int_equal(numbers_settle(&l, 1000000), 1000000 -
+                     NUMBERS_WINDOW - 11);
+    assert_int_equal(l.watermark, 1000000);
+    assert_int_equal(l.window[0] | l.window[63], 0);
+}
+
+/* ---- exactly once ---- */
+
+enum { THREADS = 4, UPDATES = 60 };
+
+typedef struct pusher {
+    ps_client *c;
+    uint32_t no;
+    uint64_t first;
+    int failed;
+} pusher;
+
+static void *push_many(void *arg)
+{
+    pusher *p = arg;
+    for (uint64_t i = 0; i < UPDATES; i++)
+        if (add_one(p->c, NULL, p->no, (p->first + i) % 8, IDS / 2))
+            p->failed++;
+    return NULL;
+}
+
+static void what_is_lost_on_the_way_is_applied_once(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *remote = open_one(&c, 3, 60 * SECOND, LOST_RAISE);
+    uint32_t no = declare_counting(remote);
+    float want[IDS] = {0}, got[IDS];
+    for (uint32_t i = 0; i < 3; i++)
+        c.nodes[i].lose = 100;
+    pthread_t threads[THREADS];
+    pusher pushers[THREADS];
+    for (uint64_t t = 0; t < THREADS; t++) {
+        pushers[t] = (pusher){remote, no, t, 0};
+        assert_int_equal(pthread_create(&threads[t], NULL, push_many,
+                                        &pushers[t]), 0);
+        for (uint64_t i = 0; i < UPDATES; i++)
+            for (uint64_t k = 0; k < IDS / 2; k++)
+                want[(t + i) % 8 + k]++;
+    }
+    for (int t = 0; t < THREADS; t++) {
+        pthread_join(threads[t], NULL);
+        assert_int_equal(pushers[t].failed, 0);
+    }
+    read_counts(remote, no, got);
+    assert_memory_equal(want, got, sizeof want);
+    client_counts n = counts_of(remote);
+    assert_true(n.retries > 0 && n.duplicates > 0);
+    assert_int_equal(n.lost, 0);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(ps_updates(c.nodes[i].p), THREADS * UPDATES);
+    assert_int_equal(client_updates(remote), THREADS * UPDATES);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+static void every_shard_hears_of_every_update(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *remote = open_one(&c, 3, 10 * SECOND, LOST_RAISE);
+    uint32_t no = declare_counting(remote);
+    assert_int_equal(add_one(remote, NULL, no, 5, 1), PERSIA_OK);
+    assert_int_equal(add_one(remote, NULL, no, 5, 0), PERSIA_OK);
+    assert_int_equal(client_push(remote, NULL, NULL, NULL, 0), PERSIA_OK);
+    for (uint32_t i = 0; i < 3; i++) {
+        table_stats stats;
+        assert_int_equal(ps_updates(c.nodes[i].p), 3);
+        table_get_stats(ps_table(c.nodes[i].p, 0), &stats);
+        assert_int_equal(stats.pushes, 2);
+    }
+    client_update again = {.number = 2};
+    assert_int_equal(add_one(remote, &again, no, 5, 1), PERSIA_OK);
+    assert_int_equal(counts_of(remote).duplicates, 3);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+static void a_stream_goes_on_in_a_new_process(void **state)
+{
+    (void)state;
+    cluster c;
+    float got[IDS];
+    ps_client *remote = open_one(&c, 2, 10 * SECOND, LOST_RAISE);
+    uint32_t no = declare_counting(remote);
+    for (int i = 0; i < 5; i++)
+        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    client_destroy(remote);
+    client_config config = cluster_config(&c);
+    config.incarnation = 1;
+    remote = cluster_client(&c, &config);
+    assert_int_equal(client_last_number(remote), 5);
+    assert_int_equal(client_updates(remote), 5);
+    no = declare_counting(remote);
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    /* A job that resumes from an older checkpoint repeats updates. */
+    client_set_last_number(remote, 3);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    assert_int_equal(counts_of(remote).duplicates, 6);
+    read_counts(remote, no, got);
+    assert_true(got[0] == 7);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+/* ---- a server that comes back without its rows ---- */
+
+static void lost_updates_are_counted_and_told(void **state)
+{
+    (void)state;
+    cluster c;
+    float got[IDS];
+    ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_RAISE);
+    uint32_t no = declare_counting(remote);
+    for (int i = 0; i < 7; i++)
+        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    cluster_restart(&c, 1);
+    /* Applied everywhere, and told once. */
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_ELOST);
+    assert_non_null(strstr(err_text(), "ps1:8888"));
+    assert_non_null(strstr(err_text(), "7 updates"));
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    read_counts(remote, no, got);
+    for (uint64_t i = 0; i < IDS; i++)
+        assert_true(got[i] == (shard_of(i, 2) ? 2 : 9));
+    assert_int_equal(counts_of(remote).lost, 7);
+    assert_int_equal(counts_of(remote).reconnects, 1);
+    cluster_restart(&c, 0);
+    uint64_t id = 0;
+    float row[DIM];
+    while (shard_of(id, 2))
+        id++;
+    pull_job pull = {.n = 1, .ids = &id, .out = row, .stride = DIM};
+    assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_ELOST);
+    assert_non_null(strstr(err_text(), "9 updates"));
+    assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_OK);
+    assert_true(row[0] == 0);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+static void training_may_go_on_without_them(void **state)
+{
+    (void)state;
+    cluster c;
+    float got[IDS];
+    ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_CONTINUE);
+    uint32_t no = declare_counting(remote);
+    /* More than the window of a ledger. */
+    for (int i = 0; i < NUMBERS_WINDOW + 100; i++)
+        assert_int_equal(add_one(remote, NULL, no, 0, 1), PERSIA_OK);
+    cluster_restart(&c, 0);
+    cluster_restart(&c, 1);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    read_counts(remote, no, got);
+    for (uint64_t i = 0; i < IDS; i++)
+        assert_true(got[i] == 3);
+    assert_int_equal(counts_of(remote).lost, 2 * (NUMBERS_WINDOW + 100));
+    cluster_restart(&c, 1); /* what was lost before is not counted again */
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    assert_int_equal(counts_of(remote).lost, 2 * NUMBERS_WINDOW + 203);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+static void *restart_often(void *arg)
+{
+    cluster *c = arg;
+    for (uint32_t i = 0; i < 6; i++) {
+        for (int k = 0; k < 20000; k++)
+            sched_yield();
+        cluster_restart(c, i % c->n);
+    }
+    return NULL;
+}
+
+static void many_threads_while_servers_come_and_go(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *remote = open_one(&c, 3, 60 * SECOND, LOST_CONTINUE);
+    uint32_t no = declare_counting(remote);
+    pthread_t restarts, threads[THREADS];
+    pusher pushers[THREADS];
+    assert_int_equal(pthread_create(&restarts, NULL, restart_often, &c), 0);
+    for (uint64_t t = 0; t < THREADS; t++) {
+        pushers[t] = (pusher){remote, no, t, 0};
+        assert_int_equal(pthread_create(&threads[t], NULL, push_many,
+                                        &pushers[t]), 0);
+    }
+    for (int t = 0; t < THREADS; t++) {
+        pthread_join(threads[t], NULL);
+        assert_int_equal(pushers[t].failed, 0);
+    }
+    pthread_join(restarts, NULL);
+    /* A shard's updates and those lost there are all that there were. */
+    client_update last = {.number = THREADS * UPDATES + 1};
+    assert_int_equal(add_one(remote, &last, no, 0, IDS), PERSIA_OK);
+    uint64_t updates = 0;
+    for (uint32_t i = 0; i < 3; i++)
+        updates += ps_updates(c.nodes[i].p);
+    client_counts n = counts_of(remote);
+    /* An update may have been applied by a server that stopped before its
+     * answer came: it was sent again, and is counted by neither. */
+    assert_int_equal(updates + n.lost, 3 * (THREADS * UPDATES + 1));
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+static void updates_of_before_a_restore_are_dropped(void **state)
+{
+    (void)state;
+    cluster c;
+    float got[IDS];
+    ps_client *remote = open_one(&c, 2, 10 * SECOND, LOST_RAISE);
+    uint32_t no = declare_counting(remote);
+    c.nodes[0].stale = 1;
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    assert_int_equal(counts_of(remote).stale, 1);
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    read_counts(remote, no, got);
+    for (uint64_t i = 0; i < IDS; i++)
+        assert_true(got[i] == (shard_of(i, 2) ? 2 : 1));
+    assert_int_equal(client_greet(remote), PERSIA_OK);
+    assert_int_equal(client_last_number(remote), 2);
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+/* ---- servers that do not answer ---- */
+
+static void an_unreachable_server_is_named_in_time(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *remote = open_one(&c, 3, SECOND / 3, LOST_RAISE);
+    uint32_t no = declare_counting(remote);
+    atomic_store(&c.nodes[2].down, 1);
+    uint64_t start = clock_ns();
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_EUNAVAILABLE);
+    assert_non_null(strstr(err_text(), "ps2:8888"));
+    assert_null(strstr(err_text(), "ps1:8888"));
+    assert_true(clock_ns() - start < 20 * SECOND);
+    float rows[DIM];
+    uint64_t id = 0;
+    while (shard_of(id, 3) != 2)
+        id++;
+    pull_job pull = {.n = 1, .ids = &id, .out = rows, .stride = DIM};
+    assert_int_equal(client_pull(remote, &no, &pull, 1),
+                     PERSIA_EUNAVAILABLE);
+    /* Its rows are of nobody's concern to a batch without them. */
+    while (shard_of(id, 3) == 2)
+        id++;
+    assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_OK);
+    atomic_store(&c.nodes[2].down, 0);
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(ps_updates(c.nodes[i].p), i == 2 ? 1 : 2);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+static void a_server_may_still_be_starting(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *remote;
+    uint32_t order[2] = {1, 0};
+    cluster_make(&c, 2);
+    client_config config = cluster_config(&c);
+    config.timeout_ns = SECOND / 4;
+    atomic_store(&c.nodes[0].down, 1);
+    assert_int_equal(cluster_open(&c, &config, order, 2, &remote),
+                     PERSIA_EUNAVAILABLE);
+    assert_null(remote);
+    assert_non_null(strstr(err_text(), "ps0:8888"));
+    atomic_store(&c.nodes[1].down, 1);
+    assert_int_equal(cluster_open(&c, &config, order, 2, &remote),
+                     PERSIA_EUNAVAILABLE);
+    assert_non_null(strstr(err_text(), "ps0:8888"));
+    assert_non_null(strstr(err_text(), "ps1:8888"));
+    pthread_t restarts; /* after a while they are there */
+    config.timeout_ns = 60 * SECOND;
+    assert_int_equal(pthread_create(&restarts, NULL, restart_often, &c), 0);
+    assert_int_equal(cluster_open(&c, &config, order, 2, &remote),
+                     PERSIA_OK);
+    pthread_join(restarts, NULL);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+static _Atomic(int) polls;
+static int stop_at_third(void)
+{
+    return ++polls >= 3 ? PERSIA_EINTR : PERSIA_OK;
+}
+
+static void an_interrupt_ends_a_wait(void **state)
+{
+    (void)state;
+    cluster c;
+    float got[IDS];
+    ps_client *remote = open_one(&c, 2, 60 * SECOND, LOST_RAISE);
+    uint32_t no = declare_counting(remote);
+    atomic_store(&c.nodes[1].held, 1);
+    polls = 0;
+    interrupt_install(stop_at_third);
+    uint64_t start = clock_ns();
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_EINTR);
+    assert_true(clock_ns() - start < 30 * SECOND);
+    polls = 0;
+    float rows[IDS * DIM];
+    uint64_t ids[IDS];
+    for (uint64_t i = 0; i < IDS; i++)
+        ids[i] = i;
+    pull_job pull = {.n = IDS, .ids = ids, .out = rows, .stride = DIM};
+    assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_EINTR);
+    interrupt_install(NULL);
+    atomic_store(&c.nodes[1].held, 0);
+    /* The update that was left behind is still on its way, and lands. */
+    while (atomic_load(&c.nodes[1].active))
+        sched_yield();
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    read_counts(remote, no, got);
+    for (uint64_t i = 0; i < IDS; i++)
+        assert_true(got[i] == 2);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+static void a_store_may_end_while_a_call_is_left_behind(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *remote = open_one(&c, 2, SECOND / 5, LOST_RAISE);
+    uint32_t no = declare_counting(remote);
+    atomic_store(&c.nodes[1].held, 1);
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_ETIMEOUT);
+    assert_non_null(strstr(err_text(), "ps1:8888"));
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+static void nonsense_is_an_error_with_a_name(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *remote = open_one(&c, 2, 10 * SECOND, LOST_RAISE);
+    uint32_t no = declare_counting(remote);
+    float rows[IDS * DIM];
+    uint64_t ids[IDS];
+    for (uint64_t i = 0; i < IDS; i++)
+        ids[i] = i;
+    pull_job pull = {.n = IDS, .ids = ids, .out = rows, .stride = DIM};
+    c.nodes[1].garbage = 1;
+    assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_EPROTOCOL);
+    assert_non_null(strstr(err_text(), "ps1:8888"));
+    assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_OK);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+/* ---- who the servers are ---- */
+
+static void hello_fails(cluster *c, const uint32_t *order, size_t n,
+                        const char *name_space, const char *a, const char *b)
+{
+    ps_client *remote;
+    client_config config = cluster_config(c);
+    snprintf(config.name_space, sizeof config.name_space, "%s", name_space);
+    assert_int_equal(cluster_open(c, &config, order, n, &remote),
+                     PERSIA_EMISMATCH);
+    assert_null(remote);
+    if (!strstr(err_text(), a) || !strstr(err_text(), b))
+        fail_msg("%s", err_text());
+}
+
+static void hello_finds_what_is_wrong(void **state)
+{
+    (void)state;
+    cluster c;
+    cluster_make(&c, 4);
+    hello_fails(&c, (uint32_t[]){2, 0}, 2, "test", "shards 1, 3 of 4",
+                "missing");
+    hello_fails(&c, (uint32_t[]){2, 0, 1, 2}, 4, "test",
+                "ps2:8888 and ps2:8888", "both shard 2 of 4");
+    hello_fails(&c, (uint32_t[]){0, 1, 2, 3}, 4, "other", "other",
+                "'test'");
+    c.nodes[3].config.shards = 5;
+    cluster_restart(&c, 3);
+    hello_fails(&c, (uint32_t[]){0, 1, 2, 3}, 4, "test", "ps3:8888",
+                "shard 3 of 5");
+    cluster_free(&c);
+}
+
+static void the_order_of_addresses_means_nothing(void **state)
+{
+    (void)state;
+    cluster c;
+    float got[IDS], again[IDS];
+    ps_client *a = open_one(&c, 5, 10 * SECOND, LOST_RAISE), *b;
+    uint32_t no = declare_counting(a);
+    assert_int_equal(add_one(a, NULL, no, 3, 20), PERSIA_OK);
+    client_config config = cluster_config(&c);
+    config.stream = 78;
+    uint32_t order[5] = {3, 0, 4, 1, 2};
+    assert_int_equal(cluster_open(&c, &config, order, 5, &b), PERSIA_OK);
+    no = declare_counting(b);
+    assert_int_equal(client_last_number(b), 0);
+    assert_int_equal(add_one(b, NULL, no, 3, 20), PERSIA_OK);
+    read_counts(a, no, got);
+    read_counts(b, no, again);
+    assert_memory_equal(got, again, sizeof got);
+    assert_true(got[3] == 2 && got[2] == 0);
+    client_destroy(a);
+    client_destroy(b);
+    cluster_free(&c);
+}
+
+/* ---- synchronous steps ---- */
+
+enum { RANKS = 3, STEPS = 8 };
+
+typedef struct rank {
+    ps_client *c;
+    uint32_t no, rank;
+    int rc;
+} rank;
+
+static void *run_rank(void *arg)
+{
+    rank *r = arg;
+    for (uint64_t s = 1; s <= STEPS && !r->rc; s++) {
+        client_update name = {.number = s, .step = s, .part = r->rank,
+                              .parts = RANKS};
+        r->rc = add_one(r->c, &name, r->no, r->rank, IDS / 2);
+    }
+    return NULL;
+}
+
+static void ranks_apply_one_step_together(void **state)
+{
+    (void)state;
+    cluster c;
+    rank ranks[RANKS];
+    pthread_t threads[RANKS];
+    float got[IDS];
+    cluster_make(&c, 2);
+    client_config config = cluster_config(&c);
+    config.world = RANKS;
+    for (uint32_t i = 0; i < RANKS; i++) {
+        uint64_t applied = 9;
+        config.rank = i;
+        config.stream = 200 + i;
+        ranks[i] = (rank){.c = cluster_client(&c, &config), .rank = i};
+        ranks[i].no = declare_counting(ranks[i].c);
+        assert_int_equal(client_join(ranks[i].c, 1, 0, &applied),
+                         PERSIA_OK);
+        assert_int_equal(applied, 0);
+    }
+    for (int i = 0; i < RANKS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, run_rank,
+                                        &ranks[i]), 0);
+    for (int i = 0; i < RANKS; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < RANKS; i++)
+        assert_int_equal(ranks[i].rc, PERSIA_OK);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(ps_updates(c.nodes[i].p), STEPS);
+    read_counts(ranks[1].c, ranks[1].no, got);
+    assert_true(got[0] == STEPS && got[1] == 2 * STEPS &&
+                got[2] == RANKS * STEPS);
+    /* A rank whose gradients are refused does not stop the others. */
+    float bad = NAN;
+    uint64_t id = 1, applied;
+    push_part part = {.n = 1, .ids = &id, .grad = &bad, .stride = 1,
+                      .bags = 1};
+    optim_args sgd = {.kind = OPTIM_SGD, .lr = NAN, .step = 1,
+                      .grad_scale = 1};
+    push_job job = {.parts = &part, .parts_n = 1, .optim = &sgd};
+    client_update name = {.number = STEPS + 1, .step = STEPS + 1,
+                          .parts = RANKS};
+    assert_int_equal(client_join(ranks[1].c, 0, STEPS, &applied), PERSIA_OK);
+    assert_int_equal(applied, STEPS);
+    assert_int_equal(client_join(ranks[2].c, 0, STEPS, &applied), PERSIA_OK);
+    assert_int_equal(client_push(ranks[0].c, &name, &ranks[0].no, &job, 1),
+                     PERSIA_EARG);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(ps_updates(c.nodes[i].p), STEPS + 1);
+    for (int i = 0; i < RANKS; i++)
+        client_destroy(ranks[i].c);
+    cluster_free(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(numbers_are_a_set),
+        cmocka_unit_test(what_is_lost_on_the_way_is_applied_once),
+        cmocka_unit_test(every_shard_hears_of_every_update),
+        cmocka_unit_test(a_stream_goes_on_in_a_new_process),
+        cmocka_unit_test(lost_updates_are_counted_and_told),
+        cmocka_unit_test(training_may_go_on_without_them),
+        cmocka_unit_test(many_threads_while_servers_come_and_go),
+        cmocka_unit_test(updates_of_before_a_restore_are_dropped),
+        cmocka_unit_test(an_unreachable_server_is_named_in_time),
+        cmocka_unit_test(a_server_may_still_be_starting),
+        cmocka_unit_test(an_interrupt_ends_a_wait),
+        cmocka_unit_test(a_store_may_end_while_a_call_is_left_behind),
+        cmocka_unit_test(nonsense_is_an_error_with_a_name),
+        cmocka_unit_test(hello_finds_what_is_wrong),
+        cmocka_unit_test(the_order_of_addresses_means_nothing),
+        cmocka_unit_test(ranks_apply_one_step_together),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
