@@ -23,7 +23,7 @@ from prometheus_client.core import (
 )
 
 from persia import _core
-from persia.errors import InvalidArgument
+from persia.errors import Closed, InvalidArgument
 
 if TYPE_CHECKING:
     from persia.store import Store
@@ -61,7 +61,7 @@ def export(
     look-ups among them: the job is over before they are asked for otherwise.
 
     Args:
-        store: it must not be closed before the process ends.
+        store: once it was closed there are no metrics of it.
         port: 0 takes any. None: PERSIA_METRICS_PORT plus LOCAL_RANK, and
             nothing where that is not set.
         host: address to listen on.
@@ -179,8 +179,11 @@ class StoreCollector:
         self._rank = rank
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics."""
-        stats, rank = _core.ahead_stats(self._handle), [self._rank]
+        """All metrics; none once the store was closed."""
+        try:
+            stats, rank = _core.ahead_stats(self._handle), [self._rank]
+        except Closed:
+            return
         for name, text in _LOADER.items():
             metric = f"persia_loader_{name}"
             counter = CounterMetricFamily(metric, text, labels=["rank"])

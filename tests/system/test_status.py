@@ -1,0 +1,172 @@
+"""``persia status`` of processes that serve and of workers."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import persia
+from persia import _core, errors, prometheus
+from persia import status as looking
+from tests.system.processes import environment
+from tests.system.test_serve import IDS, Client, serving
+
+if not _core.GRPC[0].isdigit():
+    pytest.skip("built without gRPC", allow_module_level=True)
+
+
+def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "persia", "status", *arguments],
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def half(shard: int) -> np.ndarray:
+    """IDS of one shard of two, by the hash that csrc/ids/ids.h describes."""
+    out = []
+    for i in map(int, IDS):
+        h = (i + 0x9E3779B97F4A7C15) % 2**64
+        h = ((h ^ h >> 30) * 0xBF58476D1CE4E5B9) % 2**64
+        h = ((h ^ h >> 27) * 0x94D049BB133111EB) % 2**64
+        if ((h ^ h >> 31) & 0xFFFF) * 2 >> 16 == shard:
+            out.append(i)
+    return np.array(out, dtype="<u8")
+
+
+def test_two_servers_in_numbers_and_in_words() -> None:
+    with (
+        serving("--shard", "0/2", "--memory-limit", "1GiB") as a,
+        serving("--shard", "1/2") as b,
+    ):
+        for shard, server in enumerate((a, b)):
+            client = Client(server.address)
+            client.hello(stream=77)
+            client.declare()
+            client.push(half(shard), 1)
+            client.pull(half(shard))
+        flags = ["--interval", "0.1"]
+        done = run(b.address, a.address, *flags, "--json")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert [s["shard"] for s in found["servers"]] == [0, 1]
+        assert [s["address"] for s in found["servers"]] == [
+            a.address,
+            b.address,
+        ]
+        (table,) = found["tables"]
+        assert (table["name"], table["dim"], table["rows"]) == ("user", 4, 100)
+        assert (table["pulled"], table["missed"]) == (100, 0)
+        most = max(len(half(0)), len(half(1)))
+        assert table["uneven"] == pytest.approx(most / 50)
+        words = run(*flags, PERSIA_SERVERS=f"{a.address}, {b.address}")
+        assert words.returncode == 0, words.stderr
+        assert "0 of 2" in words.stdout and "1 of 2" in words.stdout
+        assert "of 1.0 GiB" in words.stdout
+        assert re.search(r"user +│ +4 │ +100 │", words.stdout)
+        # One that does not answer is named; the others are shown.
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+            part = run(a.address, nobody, *flags, "--timeout", "5")
+        assert part.returncode == 1
+        assert "Unavailable" in part.stdout and "0 of 2" in part.stdout
+        other = run(a.address, *flags, "--namespace", "another")
+        assert other.returncode == 1
+        assert "SchemaMismatch" in other.stdout
+
+
+def test_rates_are_what_happened_between_two_looks() -> None:
+    with serving() as server:
+        client = Client(server.address)
+        client.hello(stream=77)
+        client.declare()
+        stop = threading.Event()
+
+        def pull() -> None:
+            while not stop.is_set():
+                client.pull(IDS)
+
+        thread = threading.Thread(target=pull)
+        thread.start()
+        try:
+            (found,) = looking.ask([server.address], interval=0.5)
+        finally:
+            stop.set()
+            thread.join()
+        assert found.rates["pulls"] > 0
+        assert found.rates["pushes"] == found.rates["updates"] == 0
+        ids = found.table_rates["user"]["pulled"]
+        # Counters of one look are not of exactly one moment.
+        assert ids == pytest.approx(100 * found.rates["pulls"], rel=0.1)
+    with pytest.raises(errors.InvalidArgument, match="PERSIA_SERVERS"):
+        looking.ask([])
+
+
+def train(store: persia.Store, batches: int, staleness: int) -> None:
+    bags = persia.EmbeddingBagCollection(
+        store=store, tables=[persia.EmbeddingBagConfig("user", 4)]
+    )
+    ids = [
+        persia.JaggedBatch.from_dict({"user": torch.tensor([i, i + 1])})
+        for i in range(batches)
+    ]
+    for batch in persia.DataLoader(ids, bags, staleness=staleness):
+        bags(batch).values().sum().backward()
+
+
+def test_the_staleness_of_workers() -> None:
+    store = persia.Store(persia.optim.SGD(lr=0.1))
+    train(store, 30, 3)
+    port = prometheus.export(store, 0)
+    url = f"http://127.0.0.1:{port}/metrics"
+    found = looking.staleness([url])
+    seen = store.stats()["loader"]["staleness"]
+    assert found == {k: n for k, n in seen.items() if n}
+    assert sum(found.values()) == 30 and max(found) <= 3
+    assert looking.staleness([url, url])[0] == 2 * found[0]
+    with serving() as server:
+        done = run(server.address, url, "--interval", "0", "--json")
+        assert done.returncode == 0, done.stderr
+        shown = json.loads(done.stdout)["staleness"]
+        assert {int(k): n for k, n in shown.items()} == found
+        words = run(server.address, url, "--interval", "0")
+        assert "staleness of look-ups" in words.stdout
+    store.close()
+    assert looking.staleness([url]) == {}
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}/metrics"
+        with pytest.raises(errors.Unavailable, match="no metrics"):
+            looking.staleness([nobody])
+    with pytest.raises(errors.InvalidArgument, match="no URL"):
+        looking.staleness(["127.0.0.1:9100"])
+
+
+def test_the_port_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = persia.Store()
+    monkeypatch.delenv(prometheus.PORT, raising=False)
+    assert prometheus.export(store) is None
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv(prometheus.PORT, str(port - 1))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert prometheus.export(store) == port
+    with pytest.raises(errors.InvalidArgument, match=f"port {port}"):
+        prometheus.export(store)
+    monkeypatch.setenv(prometheus.PORT, "x")
+    with pytest.raises(errors.InvalidArgument, match="'x', need a port"):
+        prometheus.export(store)
