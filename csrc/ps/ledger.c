@@ -375,29 +375,34 @@ int ledger_copy(ledger *l, wire_ledger **out, size_t *n)
     return rc;
 }
 
-int ledger_replace(ledger *l, const wire_ledger *from, size_t n)
+int ledger_fill(ledger *l, const wire_ledger *from, size_t n)
 {
-    ledger *fresh;
-    int rc = ledger_create(l->streams_max, &fresh);
+    int rc = PERSIA_OK;
+    pthread_mutex_lock(&l->lock);
     for (size_t i = 0; i < n && !rc; i++) {
-        stream *s = find_locked(fresh, from[i].stream);
+        stream *s = find_locked(l, from[i].stream);
         if (s)
             rc = err_set(PERSIA_EARG, "the ledger of a stream comes twice");
-        else if (!(rc = add_locked(fresh, from[i].stream, &s)))
+        else if (!(rc = add_locked(l, from[i].stream, &s)))
             import_stream(s, &from[i]);
     }
-    if (!rc) {
-        pthread_mutex_lock(&l->lock);
-        stream **bucket = l->bucket;
-        uint32_t buckets = l->buckets;
-        l->bucket = fresh->bucket;
-        l->buckets = fresh->buckets;
-        l->streams = fresh->streams;
-        l->uses = fresh->uses;
-        fresh->bucket = bucket;
-        fresh->buckets = buckets;
-        pthread_mutex_unlock(&l->lock);
-    }
-    ledger_destroy(fresh);
+    pthread_mutex_unlock(&l->lock);
     return rc;
+}
+
+void ledger_exchange(ledger *l, ledger *other)
+{
+    pthread_mutex_lock(&l->lock);
+    stream **bucket = l->bucket;
+    uint32_t buckets = l->buckets, streams = l->streams;
+    uint64_t uses = l->uses;
+    l->bucket = other->bucket;
+    l->buckets = other->buckets;
+    l->streams = other->streams;
+    l->uses = other->uses;
+    other->bucket = bucket;
+    other->buckets = buckets;
+    other->streams = streams;
+    other->uses = uses;
+    pthread_mutex_unlock(&l->lock);
 }

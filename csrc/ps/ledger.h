@@ -70,7 +70,10 @@ ledger_waiter *ledger_end(ledger *l, const ledger_key *key);
 /* All streams in which something was applied, for a snapshot; the caller
  * frees *out. */
 int ledger_copy(ledger *l, wire_ledger **out, size_t *n);
-/* Forgets all streams and takes on these; with the gate held exclusively. */
-int ledger_replace(ledger *l, const wire_ledger *from, size_t n);
+/* The reverse, into a new ledger. */
+int ledger_fill(ledger *l, const wire_ledger *from, size_t n);
+/* Exchanges the streams of two ledgers, of which only the caller knows the
+ * second; with the gate held exclusively. */
+void ledger_exchange(ledger *l, ledger *other);
 
 #endif

@@ -22,8 +22,7 @@ typedef struct restore {
     uint32_t tables_n;
     uint64_t *pushes; /* [tables_n]; UINT64_MAX: the table stays */
     table **staged;   /* [tables_n]; the reader's until it is done */
-    wire_ledger *ledgers;
-    size_t ledgers_n;
+    ledger *ledger;
     ckpt_file *files; /* table by table */
     size_t *first;    /* [tables_n + 1] files of each */
     /* Guarded by admin_lock: */
@@ -45,7 +44,7 @@ static void restore_free(restore *r)
         close(r->fd);
     free(r->pushes);
     free(r->staged);
-    free(r->ledgers);
+    ledger_destroy(r->ledger);
     free(r->files);
     free(r->first);
     free(r);
@@ -82,16 +81,6 @@ static int take_files(restore *r, const wire_restore *m)
     return PERSIA_OK;
 }
 
-static int check_ledgers(const wire_restore *m)
-{
-    ledger *l;
-    int rc = ledger_create(LEDGER_STREAMS, &l);
-    if (!rc)
-        rc = ledger_replace(l, m->ledgers, m->ledgers_n);
-    ledger_destroy(l);
-    return rc;
-}
-
 static int restore_make(ps_service *s, const wire_restore *m, restore **out)
 {
     restore *r = calloc(1, sizeof *r);
@@ -111,21 +100,19 @@ static int restore_make(ps_service *s, const wire_restore *m, restore **out)
         return err_set(PERSIA_EARG, "%zu tables are to be restored, only %u "
                        "were declared", m->pushes_n, ps_tables(s->p));
     r->tables_n = (uint32_t)m->pushes_n;
-    r->ledgers_n = m->ledgers_n;
     r->pushes = calloc(m->pushes_n + 1, sizeof *r->pushes);
     r->staged = calloc(m->pushes_n + 1, sizeof *r->staged);
     r->first = calloc(m->pushes_n + 2, sizeof *r->first);
-    r->ledgers = calloc(m->ledgers_n + 1, sizeof *r->ledgers);
     r->files = calloc(m->files_n + 1, sizeof *r->files);
-    if (!r->pushes || !r->staged || !r->first || !r->ledgers || !r->files)
+    if (!r->pushes || !r->staged || !r->first || !r->files)
         return err_set(PERSIA_ENOMEM, "no memory for a restore");
     if (m->pushes_n)
         memcpy(r->pushes, m->pushes, m->pushes_n * sizeof *r->pushes);
-    if (m->ledgers_n)
-        memcpy(r->ledgers, m->ledgers, m->ledgers_n * sizeof *r->ledgers);
     int rc = take_files(r, m);
     if (!rc)
-        rc = check_ledgers(m);
+        rc = ledger_create(LEDGER_STREAMS, &r->ledger);
+    if (!rc)
+        rc = ledger_fill(r->ledger, m->ledgers, m->ledgers_n);
     return rc ? rc
               : folder_open(s, m->root, m->folder, m->proof, &r->fd);
 }
@@ -206,22 +193,17 @@ static int commit(void *ctx)
 {
     restore *r = ctx;
     ps_service *s = r->s;
-    char text[512];
     int rc = exchange(r, r->tables_n);
     if (rc)
         return rc;
-    rc = ledger_replace(s->ledger, r->ledgers, r->ledgers_n);
-    if (rc) {
-        snprintf(text, sizeof text, "%s", err_text());
-        (void)exchange(r, r->tables_n);
-        return err_set(rc, "%s", text);
-    }
+    /* First: who finds the new ledger can tell that it is stale. */
+    atomic_store(&s->lineage, r->lineage);
+    ledger_exchange(s->ledger, r->ledger);
     for (uint32_t i = 0; i < r->tables_n; i++)
         if (r->staged[i])
             table_set_clock(ps_table(s->p, i), r->pushes[i]);
     ps_set_updates(s->p, r->updates);
     wait_set_step(s, r->step);
-    atomic_store(&s->lineage, r->lineage);
     return PERSIA_OK;
 }
 

@@ -40,7 +40,9 @@ void push_reply_status(ps_service *s, push_call *c, uint32_t status)
 
 void push_reply_state(ps_service *s, push_call *c, enum ledger_state state)
 {
-    if (state == LEDGER_DONE)
+    if (service_is_stale(s, &c->m.caller)) /* it is another ledger's */
+        push_reply_status(s, c, PUSH_STALE_LINEAGE);
+    else if (state == LEDGER_DONE)
         push_reply_status(s, c, PUSH_DUPLICATE);
     else if (state == LEDGER_BEYOND)
         push_reply_status(s, c, PUSH_RETRY_LATER);

@@ -169,7 +169,7 @@ static void random_numbers_against_a_set(void **state)
         size_t n;
         assert_int_equal(ledger_copy(l, &all, &n), PERSIA_OK);
         ledger *second = make(STREAMS);
-        assert_int_equal(ledger_replace(second, all, n), PERSIA_OK);
+        assert_int_equal(ledger_fill(second, all, n), PERSIA_OK);
         for (uint64_t s = 0; s < STREAMS; s++) {
             wire_ledger a = entry(l, s + 1), b = entry(second, s + 1);
             assert_int_equal(a.watermark, low[s]);
@@ -263,11 +263,16 @@ static void many_streams(void **state)
     assert_int_equal(n, N - N / 5); /* those that applied something */
     for (uint64_t s = 1; s <= N; s++)
         assert_int_equal(entry(l, s * 0x1000000000).watermark, s % 5);
+    ledger *second = make(N), *third = make(N);
     all[1].stream = all[0].stream;
-    assert_int_equal(ledger_replace(l, all, n), PERSIA_EARG);
-    assert_int_equal(entry(l, 0x1000000000).watermark, 1);
-    assert_int_equal(ledger_replace(l, all, 1), PERSIA_OK);
+    assert_int_equal(ledger_fill(second, all, n), PERSIA_EARG);
+    assert_int_equal(ledger_fill(third, all, 1), PERSIA_OK);
+    ledger_exchange(l, third);
     assert_int_equal(entry(l, all[0].stream).watermark, all[0].watermark);
+    assert_int_equal(begin(l, all[2].stream, 1), LEDGER_UNKNOWN);
+    assert_int_equal(begin(third, all[2].stream, 1), LEDGER_DONE);
+    ledger_destroy(second);
+    ledger_destroy(third);
     free(all);
     ledger_destroy(l);
 }
