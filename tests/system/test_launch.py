@@ -12,10 +12,11 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from persia import errors
+from persia import _core, errors
 from persia.launch import Cluster
 from tests.system.processes import environment, marked, wait_until
 
@@ -270,6 +271,45 @@ def test_a_server_that_is_late_is_named(mark: str) -> None:
     assert process.returncode == 1
     assert "Unavailable: ps0 and ps1: not ready within 1.5 s" in messages
     assert "begun" not in output
+
+
+@pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")
+@pytest.mark.parametrize("flags", [[], ["--tls"]])
+def test_real_servers(mark: str, tmp_path: Path, flags: list[str]) -> None:
+    job = """
+import os
+from persia import _core
+from persia.security import Security
+security = Security.from_environment()
+assert bool(security.token) == bool(security.ca) == TLS
+for shard, address in enumerate(os.environ["PERSIA_SERVERS"].split(",")):
+    way = _core.Channel(address, security.arguments(), 1 << 20, 30.0)
+    hello = way.hello("default", "nn_worker", 0)
+    assert (hello["shard"], hello["shards"]) == (shard, 2)
+    way.close()
+print("all there")
+""".replace("TLS", str(bool(flags)))
+    config = tmp_path / "ps.yaml"
+    config.write_text("memory-limit: 64MiB")
+    command = [sys.executable, "-m", "persia", "launch", "--ps", "2", *flags]
+    command += ["--config", str(config), "--checkpoints", str(tmp_path / "c")]
+    command += ["--save-on-exit", "end", "--", sys.executable, "-c", job]
+    process = subprocess.Popen(
+        command,
+        env=environment(mark, TMPDIR=str(tmp_path)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    output, messages = finish(process, mark)
+    assert process.returncode == 0, messages
+    assert "job | all there" in output
+    for shard in range(2):
+        assert f"ps{shard} | saved end: 0 rows" in output
+        folder = tmp_path / "c" / f"end-{shard}-of-2" / "rows"
+        assert (folder / "shard.json").exists()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"ps.yaml", "c"}  # no certificates
 
 
 def test_wrong_clusters_are_named() -> None:

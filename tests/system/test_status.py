@@ -109,8 +109,9 @@ def test_rates_are_what_happened_between_two_looks() -> None:
         assert found.rates["pulls"] > 0
         assert found.rates["pushes"] == found.rates["updates"] == 0
         ids = found.table_rates["user"]["pulled"]
-        # Counters of one look are not of exactly one moment.
-        assert ids == pytest.approx(100 * found.rates["pulls"], rel=0.1)
+        # Counters of one look are not of exactly one moment: a pull more, or
+        # one less, at either look.
+        assert ids == pytest.approx(100 * found.rates["pulls"], abs=400)
     with pytest.raises(errors.InvalidArgument, match="PERSIA_SERVERS"):
         looking.ask([])
 
