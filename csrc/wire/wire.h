@@ -305,8 +305,10 @@ typedef struct wire_stats_reply {
 /* ---- encode and decode -------------------------------------------------- */
 
 /* wire_put_X appends the message to `o`; bulk data must stay in place until
- * the message was sent.  wire_get_X fills in *out, whose pointers hold as
- * long as data and memory do. */
+ * the message was sent.  What no wire_get_X would read it refuses to write
+ * (PERSIA_EARG, the same text).  wire_get_X fills in *out, whose pointers hold
+ * as long as data and memory do; arrays without elements are NULL.  Whether
+ * tables exist, and an answer has what was asked for, is not known here. */
 #define WIRE_MESSAGES(X)                                                     \
     X(hello) X(hello_reply) X(declare) X(declare_reply) X(pull)               \
     X(pull_reply) X(push) X(push_reply) X(leave) X(leave_reply) X(rows)       \
