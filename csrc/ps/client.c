@@ -128,6 +128,11 @@ int client_push(ps_client *c, const client_update *update,
     return ps_push(c->p, jobs, jobs_n);
 }
 
+int client_skip(ps_client *c, const client_update *update)
+{
+    return c->r ? remote_skip(c->r, update) : PERSIA_OK;
+}
+
 uint64_t client_updates(const ps_client *c)
 {
     return c->r ? atomic_load(&c->r->updates) : ps_updates(c->p);

@@ -92,6 +92,9 @@ typedef struct client_update {
 PERSIA_API int client_push(ps_client *c, const client_update *update,
                            const uint32_t *tables, push_job *jobs,
                            size_t jobs_n);
+/* The update of this name will not come: its number is given up; other ranks
+ * that wait for its part of a sync step are sent an empty one. */
+PERSIA_API int client_skip(ps_client *c, const client_update *update);
 /* Updates applied so far, of shard 0; the next Adam t is this plus 1. */
 PERSIA_API uint64_t client_updates(const ps_client *c);
 /* The highest number of this stream that any shard had at the last Hello. */

@@ -461,17 +461,21 @@ static int send_all(pushing *p)
     return rc ? rc : fan_run(p->k, &f, p->deadline);
 }
 
-/* An update that cannot be sent.  The other ranks wait for its part of the
+/* An update that will not come.  Other ranks may wait for its part of the
  * step: they are sent an empty one. */
+static int send_empty(pushing *p)
+{
+    p->empty = 1;
+    p->units = 0;
+    return p->update.parts > 1 ? send_all(p) : PERSIA_OK;
+}
+
+/* The same because of an error. */
 static int refuse(pushing *p, int rc)
 {
     char text[FAN_TEXT];
-    if (p->update.parts <= 1)
-        return rc;
     snprintf(text, sizeof text, "%s", err_text());
-    p->empty = 1;
-    p->units = 0;
-    (void)send_all(p);
+    (void)send_empty(p);
     return err_set(rc, "%s", text);
 }
 
@@ -501,33 +505,53 @@ static int name_update(remote *r, const client_update *update,
     return rc;
 }
 
+/* Begins the call of an update with a number. */
+static int begin(pushing *p, const client_update *update)
+{
+    int rc = fork_check("an update");
+    if (!rc)
+        rc = name_update(p->r, update, &p->update);
+    if (rc)
+        return rc;
+    p->shards = p->r->servers_n;
+    p->deadline = remote_deadline(p->r);
+    p->k = call_take(p->r);
+    if (!p->k) {
+        settle(p->r, p->update.number);
+        return PERSIA_ENOMEM;
+    }
+    p->k->number = p->update.number;
+    p->k->ended = push_ended;
+    return PERSIA_OK;
+}
+
 int remote_push(remote *r, const client_update *update,
                 const uint32_t *tables, push_job *jobs, size_t jobs_n)
 {
-    int rc = fork_check("an update");
-    if (!rc && jobs_n > PS_TABLES_MAX)
-        rc = err_set(PERSIA_EARG, "%zu tables in one push", jobs_n);
-    if (rc)
-        return rc;
     pushing p = {.r = r, .table = tables, .jobs = jobs,
-                 .units = (uint32_t)jobs_n, .shards = r->servers_n,
-                 .deadline = remote_deadline(r)};
-    rc = name_update(r, update, &p.update);
-    if (rc)
-        return rc;
+                 .units = (uint32_t)jobs_n};
     for (size_t i = 0; i < jobs_n; i++)
         jobs[i].created = jobs[i].refused = jobs[i].evicted =
             jobs[i].nonfinite = jobs[i].touched = 0;
-    p.k = call_take(r);
-    if (!p.k) {
-        settle(r, p.update.number);
-        return PERSIA_ENOMEM;
-    }
+    int rc = begin(&p, update);
+    if (rc)
+        return rc;
     r->counts.pushes++;
-    p.k->number = p.update.number;
-    p.k->ended = push_ended;
-    rc = prepare(&p);
+    rc = jobs_n > PS_TABLES_MAX
+             ? err_set(PERSIA_EARG, "%zu tables in one push", jobs_n)
+             : prepare(&p);
     rc = rc ? refuse(&p, rc) : send_all(&p);
     call_give(p.k);
     return rc ? rc : remote_tell_lost(r);
+}
+
+int remote_skip(remote *r, const client_update *update)
+{
+    pushing p = {.r = r};
+    int rc = begin(&p, update);
+    if (rc)
+        return rc;
+    rc = send_empty(&p);
+    call_give(p.k);
+    return rc;
 }

@@ -220,19 +220,19 @@ static int declare_again(remote *r, server *to, wire_caller who,
     return rc;
 }
 
-/* Joins the sync steps at a server that has forgotten us. */
+/* Tells a server that has forgotten it whether we take part in sync steps. */
 static int join_again(remote *r, server *to, wire_caller who,
                       uint64_t deadline)
 {
-    wire_leave m = {.caller = who, .rank = r->rank, .world = r->world,
-                    .joins = 1};
+    wire_leave m = {.caller = who, .rank = r->rank, .world = r->world};
     wire_out o;
     rpc_reply reply;
     pthread_mutex_lock(&r->lock);
-    int joined = r->joined;
+    int moved = r->moved;
+    m.joins = r->joined != 0;
     m.step = r->joined_step;
     pthread_mutex_unlock(&r->lock);
-    if (!joined)
+    if (!moved)
         return PERSIA_OK;
     wire_out_init(&o);
     int rc = wire_put_leave(&o, &m);

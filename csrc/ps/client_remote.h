@@ -134,8 +134,9 @@ typedef struct remote {
     wire_ledger settled;       /* updates of this stream that are through */
     uint64_t last_number;      /* that any server had at its Hello */
     uint64_t next_number;      /* for updates without one: the last given */
-    int joined;                /* in the sync steps */
-    uint64_t joined_step;
+    int moved;                 /* it has joined or left the sync steps: */
+    int joined;
+    uint64_t joined_step;      /* the one before its next */
     char lost_text[FAN_TEXT];  /* not told yet; "": none */
     call *calls;               /* free */
 
@@ -188,6 +189,7 @@ int remote_pull(remote *r, const uint32_t *tables, pull_job *jobs,
                 size_t jobs_n);
 int remote_push(remote *r, const client_update *update,
                 const uint32_t *tables, push_job *jobs, size_t jobs_n);
+int remote_skip(remote *r, const client_update *update);
 int remote_join(remote *r, int joins, uint64_t step, uint64_t *applied);
 int remote_greet(remote *r);
 void remote_set_last(remote *r, uint64_t number);

@@ -146,6 +146,7 @@ int remote_join(remote *r, int joins, uint64_t step, uint64_t *applied)
     if (!k)
         return PERSIA_ENOMEM;
     pthread_mutex_lock(&r->lock);
+    r->moved = 1;
     r->joined = joins != 0;
     r->joined_step = step;
     pthread_mutex_unlock(&r->lock);

@@ -248,10 +248,11 @@ static int sweep_grads(worker *w, const worker_grad *grads, size_t n,
     return PERSIA_OK;
 }
 
+/* *sent: the client heard of the update. */
 static int backward(worker *w, const worker_grad *grads, size_t n,
                     scratch *tmp, const client_update *update,
                     const optim_args *optim, uint32_t optim_n,
-                    worker_counts *counts)
+                    worker_counts *counts, int *sent)
 {
     pieces all;
     push_job *jobs;
@@ -262,9 +263,9 @@ static int backward(worker *w, const worker_grad *grads, size_t n,
         rc = sweep_grads(w, grads, n, &all);
     if (!rc)
         rc = build_jobs(w, &all, tmp, &jobs, &tables, &jobs_n);
-    if (rc || (jobs_n == 0 && !(update && update->number)))
+    if (rc || (jobs_n == 0 && !client_is_remote(w->c)))
         return rc;
-    if (optim_n < all.tables)
+    if (jobs_n && optim_n < all.tables)
         return err_set(PERSIA_EARG,
                        "optimizer settings for %u tables, but there are %u",
                        optim_n, all.tables);
@@ -279,6 +280,7 @@ static int backward(worker *w, const worker_grad *grads, size_t n,
         jobs[i].batch = t;
         rc = check_optim(client_table(w->c, tables[i]), &args[i]);
     }
+    *sent = !rc;
     if (!rc)
         rc = client_push(w->c, update, tables, jobs, jobs_n);
     for (size_t i = 0; i < jobs_n; i++) {
@@ -297,12 +299,19 @@ int worker_backward(worker *w, const worker_grad *grads, size_t n,
                     const optim_args *optim, uint32_t optim_n,
                     worker_counts *counts)
 {
-    *counts = (worker_counts){0};
+    int sent = 0, rc = PERSIA_ENOMEM;
     scratch *tmp = scratch_take(w);
-    if (!tmp)
-        return PERSIA_ENOMEM;
-    int rc = backward(w, grads, n, tmp, update, optim, optim_n, counts);
+    *counts = (worker_counts){0};
+    if (tmp)
+        rc = backward(w, grads, n, tmp, update, optim, optim_n, counts,
+                      &sent);
     scratch_give(w, tmp);
+    if (rc && !sent && update) { /* others may wait for it */
+        char text[512];
+        snprintf(text, sizeof text, "%s", err_text());
+        (void)client_skip(w->c, update);
+        return err_set(rc, "%s", text);
+    }
     return rc;
 }
 

@@ -77,7 +77,8 @@ typedef struct worker_counts {
 /* Sums the gradients per table and id in the order given, and applies them
  * as one update.  optim: [tables of the store]; the step of Adam's bias
  * correction is filled in here.  update: its name, NULL (or number 0): the
- * shard counts.  An update with a name is sent also if it is empty. */
+ * client counts.  Shards elsewhere hear of it also if it is empty; if it
+ * fails before it is sent, its name is given up (client_skip()). */
 PERSIA_API int worker_backward(worker *w, const worker_grad *grads, size_t n,
                                const struct client_update *update,
                                const optim_args *optim, uint32_t optim_n,

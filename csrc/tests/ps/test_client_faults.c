@@ -213,7 +213,10 @@ static void every_shard_hears_of_every_update(void **state)
         table_get_stats(ps_table(c.nodes[i].p, 0), &stats);
         assert_int_equal(stats.pushes, 2);
     }
-    client_update again = {.number = 2};
+    client_update again = {.number = 4}; /* nobody hears of it */
+    assert_int_equal(client_skip(remote, &again), PERSIA_OK);
+    assert_int_equal(cluster_calls(&c, WIRE_PUSH), 9);
+    again.number = 2;
     assert_int_equal(add_one(remote, &again, no, 5, 1), PERSIA_OK);
     assert_int_equal(counts_of(remote).duplicates, 3);
     client_destroy(remote);
@@ -595,6 +598,7 @@ static void ranks_apply_one_step_together(void **state)
     cluster_make(&c, 2);
     client_config config = cluster_config(&c);
     config.world = RANKS;
+    config.lost = LOST_CONTINUE;
     for (uint32_t i = 0; i < RANKS; i++) {
         uint64_t applied = 9;
         config.rank = i;
@@ -634,6 +638,19 @@ static void ranks_apply_one_step_together(void **state)
                      PERSIA_EARG);
     for (uint32_t i = 0; i < 2; i++)
         assert_int_equal(ps_updates(c.nodes[i].p), STEPS + 1);
+    name.number++;
+    name.step++;
+    assert_int_equal(client_skip(ranks[0].c, &name), PERSIA_OK);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(ps_updates(c.nodes[i].p), STEPS + 2);
+    /* A shard that comes back hears who has left. */
+    cluster_restart(&c, 0);
+    read_counts(ranks[1].c, ranks[1].no, got);
+    read_counts(ranks[2].c, ranks[2].no, got);
+    name.number++;
+    name.step++;
+    assert_int_equal(add_one(ranks[0].c, &name, ranks[0].no, 0, 4),
+                     PERSIA_OK);
     for (int i = 0; i < RANKS; i++)
         client_destroy(ranks[i].c);
     cluster_free(&c);

@@ -18,13 +18,12 @@ enum { KEYS = 4, BAGS = 700, VOCABULARY = 50, DIM_A = 3, DIM_B = 5 };
 
 static ps *p;
 static ps_client *c;
+static ps_service *service; /* NULL: the client is local */
 static worker *w;
 
-static int setup(void **state)
+static int setup_client(void **state)
 {
     (void)state;
-    ps_config config = {.threads = 3};
-    assert_int_equal(ps_create(&config, &p), PERSIA_OK);
     for (int i = 0; i < 2; i++) {
         table_config t;
         table_config_init(&t);
@@ -35,11 +34,33 @@ static int setup(void **state)
         t.init_b = 1;
         uint32_t no;
         int created;
-        assert_int_equal(ps_declare(p, &t, &no, &created), PERSIA_OK);
+        assert_int_equal(client_declare(c, &t, &no, &created), PERSIA_OK);
     }
-    assert_int_equal(client_local(p, &c), PERSIA_OK);
     assert_int_equal(worker_create(c, &w), PERSIA_OK);
     return 0;
+}
+
+static int setup(void **state)
+{
+    ps_config config = {.threads = 3};
+    assert_int_equal(ps_create(&config, &p), PERSIA_OK);
+    assert_int_equal(client_local(p, &c), PERSIA_OK);
+    return setup_client(state);
+}
+
+/* The same shard, but behind messages. */
+static int setup_remote(void **state)
+{
+    ps_config config = {.threads = 3};
+    service_config behind = {.shards = 1, .message_limit = 1 << 30};
+    const char *address = "rank0:1";
+    assert_int_equal(ps_create(&config, &p), PERSIA_OK);
+    assert_int_equal(service_create(p, &behind, &service), PERSIA_OK);
+    client_config remote = {.threads = 2, .addresses = &address,
+                            .addresses_n = 1, .own = service, .world = 1,
+                            .stream = 1, .timeout_ns = 60000000000u};
+    assert_int_equal(client_remote(&remote, &c), PERSIA_OK);
+    return setup_client(state);
 }
 
 static int teardown(void **state)
@@ -47,6 +68,8 @@ static int teardown(void **state)
     (void)state;
     worker_destroy(w);
     client_destroy(c);
+    service_destroy(service);
+    service = NULL;
     ps_destroy(p);
     return 0;
 }
@@ -298,5 +321,6 @@ int main(void)
         cmocka_unit_test(bad_batches_write_nothing),
         cmocka_unit_test(norm_and_finite),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    int failed = cmocka_run_group_tests(tests, setup, teardown);
+    return failed + cmocka_run_group_tests(tests, setup_remote, teardown);
 }
