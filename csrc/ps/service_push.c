@@ -217,7 +217,7 @@ static int widen(update *u, entry *entries, size_t n, wire_memory *memory)
         const wire_values *v = &entries[i].m->grads;
         if (u->calls[entries[i].part]->m.dtype == WIRE_FP32) {
             entries[i].grad = v->values;
-        } else {
+        } else if (v->n) {
             entries[i].grad = at;
             at += v->n * v->dim;
         }

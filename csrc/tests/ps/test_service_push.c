@@ -33,7 +33,7 @@ static const struct {
 
 static wire_table_spec shape_spec(int i)
 {
-    char name[8];
+    char name[16];
     snprintf(name, sizeof name, "t%d", i);
     wire_table_spec spec = spec_of(name, shapes[i].dim, shapes[i].optimizer);
     spec.dtype = shapes[i].dtype;

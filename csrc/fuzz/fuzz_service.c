@@ -1,0 +1,94 @@
+/* Requests made of arbitrary bytes, one after the other to one server: each
+ * is answered once, and nothing crashes.
+ *
+ * An input is a row of [ method | flags | length, 2 bytes | request ]; bit 0
+ * of flags: not administration, bit 1: the deadline is over. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ps/ps.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+enum { CALLS = 64, HEAD = 4 };
+
+typedef struct fuzz_call {
+    rpc_call call; /* first */
+    _Atomic(int) answers;
+} fuzz_call;
+
+static void on_reply(rpc_call *call, wire_out *o, void (*done)(void *owner),
+                     void *owner)
+{
+    unsigned char *all = malloc(o->bytes + 1);
+    if (!all)
+        abort();
+    wire_out_copy(o, all);
+    free(all);
+    wire_out_free(o);
+    if (done)
+        done(owner);
+    ((fuzz_call *)call)->answers++;
+}
+
+static void on_fail(rpc_call *call, int code, const char *text)
+{
+    if (code <= PERSIA_OK || code >= PERSIA_ERROR_COUNT || !*text ||
+        code == PERSIA_EINTERNAL)
+        abort();
+    ((fuzz_call *)call)->answers++;
+}
+
+/* The next request of the input; its memory is the caller's. */
+static int next_call(const uint8_t **data, size_t *size, fuzz_call *c,
+                     void **memory)
+{
+    if (*size < HEAD)
+        return 0;
+    const uint8_t *head = *data;
+    size_t n = (size_t)head[2] | (size_t)head[3] << 8;
+    n = n < *size - HEAD ? n : *size - HEAD;
+    *memory = aligned_alloc(64, (n + 64) & ~(size_t)63);
+    if (!*memory)
+        abort();
+    memcpy(*memory, head + HEAD, n);
+    *data += HEAD + n;
+    *size -= HEAD + n;
+    c->answers = 0;
+    c->call = (rpc_call){.method = head[0] % (WIRE_METHODS_N + 1),
+                         .request = *memory,
+                         .request_n = n,
+                         .deadline = head[1] & 2
+                                         ? 1
+                                         : clock_ns() + 60000000000u,
+                         .admin = !(head[1] & 1),
+                         .peer = "fuzz",
+                         .reply = on_reply,
+                         .fail = on_fail};
+    return 1;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static fuzz_call calls[CALLS];
+    void *memory[CALLS];
+    size_t n = 0;
+    ps *p;
+    ps_service *s;
+    ps_config config = {.threads = 1, .memory_limit = 64 << 20};
+    service_config service = {.name_space = "fuzz", .shards = 1,
+                              .message_limit = 1 << 20};
+    if (ps_create(&config, &p) || service_create(p, &service, &s))
+        abort();
+    while (n < CALLS && next_call(&data, &size, &calls[n], &memory[n]))
+        service_handle(s, &calls[n++].call);
+    service_destroy(s);
+    ps_destroy(p);
+    for (size_t i = 0; i < n; i++) {
+        if (calls[i].answers != 1)
+            abort();
+        free(memory[i]);
+    }
+    return 0;
+}
