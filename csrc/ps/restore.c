@@ -209,27 +209,34 @@ static int commit(void *ctx)
 
 /* ---- the requests ------------------------------------------------------- */
 
-void restore_drop_locked(ps_service *s)
+/* Takes it out; what is to be freed, which may take a while. */
+static restore *take_locked(ps_service *s)
 {
     restore *r = s->restore;
     s->restore = NULL;
     if (!r)
-        return;
+        return NULL;
     __atomic_store_n(&r->stop, 1, __ATOMIC_RELEASE);
     r->forgotten = 1;
-    if (!r->running)
-        restore_free(r);
+    return r->running ? NULL : r;
+}
+
+void restore_drop_locked(ps_service *s)
+{
+    restore_free(take_locked(s));
 }
 
 uint64_t restore_expire(ps_service *s, uint64_t now)
 {
     uint64_t next = UINT64_MAX;
+    restore *old = NULL;
     pthread_mutex_lock(&s->admin_lock);
     if (s->restore && s->restore->asked + FORGET_NS <= now)
-        restore_drop_locked(s);
+        old = take_locked(s);
     if (s->restore)
         next = s->restore->asked + FORGET_NS;
     pthread_mutex_unlock(&s->admin_lock);
+    restore_free(old);
     return next;
 }
 
@@ -239,15 +246,16 @@ static int is_same(const restore *r, const wire_restore *m)
            (!m->lineage || m->lineage == r->lineage);
 }
 
+/* *old: to be freed without the lock, here and below. */
 static int prepare_locked(ps_service *s, const wire_restore *m,
-                          wire_restore_reply *reply)
+                          wire_restore_reply *reply, restore **old)
 {
     restore *r = s->restore;
     if (!is_same(r, m)) {
         if (r && r->running)
             return err_set(PERSIA_EARG, "a restore of %s/%s is under way; "
                            "wait for its end", r->root, r->folder);
-        restore_drop_locked(s);
+        *old = take_locked(s);
         int rc = restore_make(s, m, &r);
         if (!rc)
             rc = thread_start(reader, r, "persia-restore");
@@ -265,12 +273,12 @@ static int prepare_locked(ps_service *s, const wire_restore *m,
     if (!r->code)
         return PERSIA_OK;
     int rc = err_set(r->code, "%s/%s: %s", r->root, r->folder, r->text);
-    restore_drop_locked(s); /* asked for once more it begins anew */
+    *old = take_locked(s); /* asked for once more it begins anew */
     return rc;
 }
 
 static int commit_locked(ps_service *s, const wire_restore *m,
-                         wire_restore_reply *reply, int *changed)
+                         wire_restore_reply *reply, restore **old)
 {
     restore *r = s->restore;
     reply->done = 1;
@@ -283,9 +291,8 @@ static int commit_locked(ps_service *s, const wire_restore *m,
     int rc = ps_between(s->p, commit, r);
     if (rc)
         return rc;
-    *changed = 1;
     reply->rows = r->rows;
-    restore_drop_locked(s); /* with the rows that were there before */
+    *old = take_locked(s); /* with the rows that were there before */
     return PERSIA_OK;
 }
 
@@ -294,7 +301,7 @@ int handle_restore(ps_service *s, rpc_call *call, wire_memory *memory,
 {
     wire_restore m;
     wire_restore_reply reply = {0};
-    int changed = 0;
+    restore *old = NULL;
     int rc = service_check_admin(call, "Restore");
     if (!rc)
         rc = wire_get_restore(call->request, call->request_n, memory, &m);
@@ -306,15 +313,16 @@ int handle_restore(ps_service *s, rpc_call *call, wire_memory *memory,
     if (m.verb == RESTORE_PREPARE && atomic_load(&s->closed))
         rc = err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
     else if (m.verb == RESTORE_PREPARE)
-        rc = prepare_locked(s, &m, &reply);
+        rc = prepare_locked(s, &m, &reply, &old);
     else if (m.verb == RESTORE_COMMIT)
-        rc = commit_locked(s, &m, &reply, &changed);
+        rc = commit_locked(s, &m, &reply, &old);
     else if (is_same(s->restore, &m))
-        restore_drop_locked(s);
+        old = take_locked(s);
     pthread_mutex_unlock(&s->admin_lock);
-    if (changed)
+    if (old && m.verb == RESTORE_COMMIT)
         wait_drop(s, PERSIA_ESTALE, "other rows were restored meanwhile");
     if (m.verb == RESTORE_PREPARE)
         wait_poke(s); /* the timer: to forget it some day */
+    restore_free(old);
     return rc ? rc : wire_put_restore_reply(&a->o, &reply);
 }

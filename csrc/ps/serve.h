@@ -23,6 +23,7 @@
 
 enum {
     PARKED_MAX = 1024, /* pulls, and copies of updates */
+    PARTS_MAX = PARKED_MAX + SYNC_RANKS, /* with parts of steps */
     TAKEN = -1         /* a handler's: it answers the call itself */
 };
 
@@ -141,8 +142,8 @@ void push_reply_state(ps_service *s, push_call *c, enum ledger_state state);
  * their ranks; or one update), and answers. */
 void push_apply(ps_service *s, push_call **parts, uint32_t n);
 
-/* Counts one more that is parked; 0 if there are too many. */
-int wait_room(ps_service *s);
+/* Counts one more that is parked; 0 if there are `most` already. */
+int wait_room(ps_service *s, uint32_t most);
 /* A part of a step: waits, or applies the step. */
 void wait_part(ps_service *s, push_call *c);
 /* Parks a pull: TAKEN; PERSIA_OK if it need not wait. */

@@ -153,19 +153,26 @@ int service_table(const ps_service *s, uint32_t no, table **out)
                    "declared", no, ps_tables(s->p));
 }
 
-HOT static size_t count_foreign(const uint64_t *ids, size_t n, uint32_t shard,
-                                uint32_t shards)
+/* Whether hashes have their low 16 bits within [low, high): 1.5 % of the
+ * time of a pull where 64-bit products are vectorised. */
+HOT static int all_within(const uint64_t *ids, size_t n, uint32_t low,
+                          uint32_t high)
 {
-    size_t foreign = 0;
-    for (size_t i = 0; i < n; i++)
-        foreign += hash_shard(id_hash(ids[i]), shards) != shard;
-    return foreign;
+    uint32_t out = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t place = (uint32_t)id_hash(ids[i]) & 0xFFFF;
+        out |= place - low >= high - low;
+    }
+    return !out;
 }
 
 int service_check_ids(const ps_service *s, const table *t,
                       const uint64_t *ids, size_t n)
 {
-    if (s->shards == 1 || !count_foreign(ids, n, s->shard, s->shards))
+    /* The least hash of a shard: see hash_shard(). */
+    uint32_t low = ((s->shard << 16) + s->shards - 1) / s->shards;
+    uint32_t high = (((s->shard + 1) << 16) + s->shards - 1) / s->shards;
+    if (all_within(ids, n, low, high))
         return PERSIA_OK;
     size_t i = 0;
     while (hash_shard(id_hash(ids[i]), s->shards) == s->shard)

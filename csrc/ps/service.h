@@ -10,8 +10,9 @@
  *            used longest ago expires.  A push in a stream that is not open
  *            is refused (PERSIA_ESTALE): whoever sent it says Hello and sees
  *            what the ledger still knows.
- *   sync     parts of one step wait until all ranks that have joined sent
- *            theirs, are added in the order of the ranks and applied once;
+ *   sync     parts of one step wait until all ranks but those that have
+ *            left sent theirs, are added in the order of the ranks and
+ *            applied once (the counts are in the answer to the first part);
  *            pulls with after_step wait as parked calls, no thread is held.
  *            At a call's deadline it fails and names the missing ranks; then
  *            the step's parts are dropped.

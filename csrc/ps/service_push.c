@@ -392,7 +392,7 @@ static void apply_alone(ps_service *s, push_call *c)
     enum ledger_state state;
     /* If another copy is under way, this one is parked: others may answer
      * and free it from then on. */
-    int room = wait_room(s);
+    int room = wait_room(s, PARKED_MAX);
     int rc = ledger_begin(s->ledger, &c->key, room ? &c->waiter : NULL,
                           &state);
     if (!rc && state == LEDGER_BUSY && room)

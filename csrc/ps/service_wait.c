@@ -10,9 +10,9 @@
 #include <string.h>
 #include <time.h>
 
-int wait_room(ps_service *s)
+int wait_room(ps_service *s, uint32_t most)
 {
-    if (atomic_fetch_add(&s->parked_n, 1) < PARKED_MAX)
+    if (atomic_fetch_add(&s->parked_n, 1) < most)
         return 1;
     atomic_fetch_sub(&s->parked_n, 1);
     return 0;
@@ -109,7 +109,7 @@ void wait_part(ps_service *s, push_call *c)
     uint32_t n = 0;
     int stale = 0, rc = PERSIA_OK, whole_rc = PERSIA_OK;
 
-    if (!wait_room(s)) {
+    if (!wait_room(s, PARTS_MAX)) {
         push_fail(s, c, PERSIA_ELIMIT, "too many requests wait");
         return;
     }
@@ -213,7 +213,7 @@ int wait_pull(ps_service *s, rpc_call *call, wire_memory *memory,
     one = wire_memory_take(memory, sizeof *one);
     if (!one)
         return PERSIA_ENOMEM;
-    if (!wait_room(s))
+    if (!wait_room(s, PARKED_MAX))
         return err_set(PERSIA_ELIMIT, "too many requests wait for a step");
     *one = (parked){.call = call, .memory = *memory, .m = *m};
     pthread_mutex_lock(&s->wait_lock);

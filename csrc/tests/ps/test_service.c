@@ -2,6 +2,7 @@
 #include "tests/ps/service_help.h"
 
 #include "ids/ids.h"
+#include "ps/buffers.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -205,6 +206,34 @@ static void what_pulls_refuse(void **state)
     server_stop(&v);
 }
 
+/* Exactly the ids of a shard are taken, however many shards there are. */
+static void each_shard_takes_its_own_ids(void **state)
+{
+    static const uint32_t counts[] = {1, 2, 3, 7, 100, IDS_SHARDS_MAX};
+    (void)state;
+    rng g = {8};
+    for (size_t c = 0; c < sizeof counts / sizeof *counts; c++)
+        for (uint32_t k = 0; k < 3; k++) {
+            const uint32_t n = counts[c], shard = k * (n - 1) / 2;
+            server v = server_start(shard, n, NULL);
+            wire_table_spec spec = spec_of("a", 1, OPTIM_SGD);
+            uint64_t id = 0;
+            wire_pull_table t = {.no = 0, .n = 1, .ids = &id};
+            wire_pull m = {.tables = &t, .tables_n = 1};
+            declare(&v, &spec);
+            for (int i = 0; i < 200; i++) {
+                id = rng_next(&g);
+                if (i % 2) /* near the edges of the range */
+                    while (hash_shard(id_hash(id), n) + 1 - shard > 2)
+                        id++;
+                int mine = hash_shard(id_hash(id), n) == shard;
+                int code = code_of(CALL(&v, PULL, pull, &m));
+                assert_int_equal(code, mine ? PERSIA_OK : PERSIA_EARG);
+            }
+            server_stop(&v);
+        }
+}
+
 static void whole_rows_out_and_in(void **state)
 {
     enum { N = 300, DIM = 3 };
@@ -353,6 +382,37 @@ static void stats_count(void **state)
     server_stop(&v);
 }
 
+static void buffers_are_used_again(void **state)
+{
+    enum { KEEP = 1 << 20 };
+    (void)state;
+    buffers *b;
+    buffer *one, *two, *three;
+    assert_int_equal(buffers_create(KEEP, &b), PERSIA_OK);
+    assert_int_equal(buffers_take(b, 300000, &one), PERSIA_OK);
+    assert_true(one->size >= 300000 && one->size < 350000);
+    assert_int_equal((uintptr_t)one->data % 64, 0);
+    void *data = one->data;
+    buffer_give(one);
+    assert_int_equal(buffers_take(b, 290000, &two), PERSIA_OK);
+    assert_ptr_equal(two->data, data); /* about the same size */
+    buffer_give(two);
+    assert_int_equal(buffers_take(b, 100, &one), PERSIA_OK);
+    assert_ptr_not_equal(one->data, data); /* that would be a waste */
+    assert_int_equal(buffers_take(b, 0, &two), PERSIA_OK);
+    /* no more is kept than the limit says */
+    assert_int_equal(buffers_take(b, KEEP, &three), PERSIA_OK);
+    uint64_t all = buffers_bytes(b);
+    buffer_give(three);
+    assert_true(buffers_bytes(b) < all);
+    buffer_give(two);
+    assert_true(buffers_bytes(b) <= KEEP + one->size);
+    assert_int_equal(buffers_take(b, SIZE_MAX / 2, &three), PERSIA_ELIMIT);
+    buffers_destroy(b); /* before the last one comes back */
+    buffer_give(one);
+    buffer_give(NULL);
+}
+
 static void bad_configurations(void **state)
 {
     (void)state;
@@ -376,9 +436,11 @@ int main(void)
         cmocka_unit_test(tables_are_declared_once),
         cmocka_unit_test(pulls_give_what_the_table_gives),
         cmocka_unit_test(what_pulls_refuse),
+        cmocka_unit_test(each_shard_takes_its_own_ids),
         cmocka_unit_test(whole_rows_out_and_in),
         cmocka_unit_test(administration_and_malformed_requests),
         cmocka_unit_test(stats_count),
+        cmocka_unit_test(buffers_are_used_again),
         cmocka_unit_test(bad_configurations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

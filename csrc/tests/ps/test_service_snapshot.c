@@ -14,6 +14,7 @@
 
 #include "ckpt/ckpt.h"
 #include "ids/ids.h"
+#include "ps/serve.h"
 
 static char base[64]; /* the servers' folder of checkpoints */
 
@@ -620,6 +621,32 @@ static void what_restores_refuse(void **state)
     server_stop(&v);
 }
 
+static void what_nobody_asks_about_is_forgotten(void **state)
+{
+    (void)state;
+    const uint64_t minute = 60 * (uint64_t)SECOND, now = clock_ns();
+    server v = server_start(0, 1, base);
+    wire_restore m = {.folder = ".tmp-forget", .lineage = 9};
+    result r;
+    declare_two(&v, 1);
+    push_some(&v, 1, 0, 1);
+    make_folder(".tmp-forget", "secret");
+    (void)snapshot_whole(&v, ".tmp-forget", &r);
+    result_free(&r);
+    (void)restore_prepare(&v, &m);
+    uint64_t next = snapshot_expire(v.s, now + 9 * minute);
+    assert_true(next >= now + 10 * minute && next < now + 11 * minute);
+    next = restore_expire(v.s, now + 9 * minute);
+    assert_true(next >= now + 10 * minute && next < now + 11 * minute);
+    wire_snapshot s = snapshot_of(&v, SNAPSHOT_STATUS, ".tmp-forget");
+    expect(CALL(&v, SNAPSHOT, snapshot, &s), PERSIA_OK, "");
+    assert_true(snapshot_expire(v.s, now + 12 * minute) == UINT64_MAX);
+    assert_true(restore_expire(v.s, now + 12 * minute) == UINT64_MAX);
+    expect(CALL(&v, SNAPSHOT, snapshot, &s), PERSIA_EARG, "10 minutes");
+    expect(restore_ask(&v, &m, RESTORE_COMMIT), PERSIA_EARG, "10 minutes");
+    server_stop(&v);
+}
+
 /* Servers that end in the middle of things. */
 static void stopped_in_the_middle(void **state)
 {
@@ -653,6 +680,7 @@ int main(void)
         cmocka_unit_test(one_snapshot_at_a_time),
         cmocka_unit_test(folders_that_are_not_ours),
         cmocka_unit_test(what_restores_refuse),
+        cmocka_unit_test(what_nobody_asks_about_is_forgotten),
         cmocka_unit_test(stopped_in_the_middle),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
