@@ -11,7 +11,7 @@ import torch
 from persia import errors
 
 if TYPE_CHECKING:
-    from persia.store import Store
+    from persia._rows import Rows
 
 __all__ = ["from_arrow", "to_arrow"]
 
@@ -22,7 +22,7 @@ def _lists(values: torch.Tensor) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
 
-def to_arrow(store: Store, table: str, state: bool) -> pa.Table:
+def to_arrow(store: Rows, table: str, state: bool) -> pa.Table:
     """Implements :meth:`persia.Store.to_arrow`."""
     ids = store.ids(table).sort().values
     vectors, states, _ = store._get(table, ids)
@@ -70,7 +70,7 @@ def _floats(rows: pa.Table, name: str, width: int) -> torch.Tensor:
     return torch.from_numpy(numbers).view(-1, width)
 
 
-def from_arrow(store: Store, table: str, rows: Any) -> None:
+def from_arrow(store: Rows, table: str, rows: Any) -> None:
     """Implements :meth:`persia.Store.set_arrow`."""
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])

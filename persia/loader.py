@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from persia import _core, errors
 from persia.jagged import JaggedBatch
 from persia.modules import _Collection
+from persia.store import Store
 
 __all__ = ["DataLoader", "skip"]
 
@@ -39,10 +40,14 @@ class DataLoader(Generic[T]):
     its embeddings looked up already, on threads of the store. The bound: the
     lookup of a batch starts when at most ``staleness`` earlier batches have
     gradients that are not applied yet. With 0 the rows are those that a plain
-    loop would read, bit for bit. With 1 or more ``backward()`` hands its
-    update to a thread of the store and goes on; the end of the loop,
-    evaluation and every look at the rows wait for it. Should it fail, the next
-    call that trains, or ``store.flush()``, raises its error.
+    loop would read, bit for bit; over several ranks all take each step
+    together, and a rank without a gradient for a batch (``batch.skip()``), or
+    without more batches, holds up nobody.
+
+    With 1 or more ``backward()`` hands its update to a thread of the store and
+    goes on; the end of the loop, evaluation and every look at the rows wait
+    for it. Should it fail, the next call that trains, or ``store.flush()``,
+    raises its error.
 
     A batch counts until its gradients are applied, until ``batch.skip()``, or
     until the loop asks for a next batch that could not be looked up
@@ -166,9 +171,9 @@ class _Pass(Iterator[T]):
     """One iteration over a DataLoader."""
 
     def __init__(self, loader: DataLoader[T]) -> None:
-        self._streams: list[
-            tuple[int, int]
-        ] = []  # (handle of a store, stream)
+        # (handle of a store, stream)
+        self._streams: list[tuple[int, int]] = []
+        self._joined: list[Store] | None = None  # in steps of all ranks
         self._modules = [
             m for m in loader.model.modules() if isinstance(m, _Collection)
         ]
@@ -197,6 +202,8 @@ class _Pass(Iterator[T]):
         if self._source is None:
             raise StopIteration
         try:
+            if self._joined is None and torch.is_grad_enabled():
+                self._join()
             self._fetch(1)
             if not self._ahead:
                 assert self._end is not None
@@ -216,8 +223,12 @@ class _Pass(Iterator[T]):
                 # Now, as another pass may have ids of the same batch ahead.
                 _put(one.ids, torch.tensor([one.number, one.version]))
             return one.batch
-        except BaseException:
+        except StopIteration:
             self.close()
+            raise
+        except BaseException:
+            with contextlib.suppress(errors.PersiaError):
+                self._close(settle=False)
             raise
 
     def _fetch(self, n: int) -> None:
@@ -257,12 +268,27 @@ class _Pass(Iterator[T]):
             _core.ahead_ready(handle, number)
         return _Batch(number, batch, ids, version)
 
+    def _join(self) -> None:
+        """A synchronous pass that trains begins: with all ranks."""
+        self._joined = []
+        if self._loader.staleness != 0:
+            return
+        stores = {m._handle: m.store for m in self._modules}
+        for handle, stream in self._streams:
+            store = stores[handle]
+            by_batch = store.update == "backward"
+            if store._connection.join(stream, by_batch):
+                self._joined.append(store)
+
     def _skip(self, number: int) -> None:
         for handle, _ in self._streams:
             _core.ahead_skip(handle, number)
 
     def close(self) -> None:
         """Cancels what was looked up ahead; the iteration is over."""
+        self._close(settle=True)
+
+    def _close(self, settle: bool) -> None:
         self._source = None
         self._end = None
         self._ahead.clear()
@@ -270,6 +296,9 @@ class _Pass(Iterator[T]):
             _core.ahead_close(handle, stream)
         self._streams = []
         _passes.discard(self)
+        joined, self._joined = self._joined or [], []
+        for store in joined:
+            store._connection.leave(settle)
 
     def __del__(self) -> None:
         if getattr(self, "_streams", None):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from persia import _core, errors
+from persia._default import default_store
 from persia._library import prefetch, pull, typed, versions
 from persia.configs import (
     EmbeddingBagConfig,
@@ -276,8 +277,11 @@ class _Collection(nn.Module):
                 "optimizer= is for a module with a store of its own; a Store "
                 "has its optimizer"
             )
-        self.store = Store(optimizer) if store is None else store
-        self._configs = [as_config(c, self._config_class) for c in tables]
+        configs = [as_config(c, self._config_class) for c in tables]
+        if store is None:
+            store, configs = default_store(optimizer, configs)
+        self.store = store
+        self._configs = configs
         self._device = None if device is None else torch.device(device)
         self._output_dtype = output_dtype
         self._padding_value = padding_value
@@ -526,8 +530,9 @@ class EmbeddingBagCollection(_Collection):
     Args:
         tables: the tables, :class:`persia.EmbeddingBagConfig` (or torchrec's).
         store: where the rows are; None: a private store, made with
-            ``optimizer``.
-        optimizer: of the private store.
+            ``optimizer``; or, where PERSIA_SERVERS or a job of several ranks
+            says so, one that such modules share.
+        optimizer: of the private store, or of these tables in a shared one.
         device: of the output; default: where the ids are. ``.to()`` changes
             it.
         is_weighted: ids have weights; True makes a batch without weights an

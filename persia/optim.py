@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from persia import errors
+from persia.cluster import all_max
 
 if TYPE_CHECKING:
     from persia.store import Store
@@ -69,6 +70,27 @@ class RowLimits(TypedDict, total=False):
     weight_bound: float
 
 
+class _Probe(torch.nn.Parameter):
+    """Stands for the gradients of a table: its own is 1, or NaN where one of
+    them is not finite. The ranks of a job agree on that when one reads it: so
+    a GradScaler, which all ranks call, finds the same on all.
+    """
+
+    _owner: weakref.ref[SparseOptimizer] | None = None
+    _gradient: Tensor | None = None
+
+    @property
+    def grad(self) -> Tensor | None:
+        owner = None if self._owner is None else self._owner()
+        if owner is not None:
+            owner._agree()
+        return self._gradient
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        self._gradient = value
+
+
 class SparseOptimizer(torch.optim.Optimizer):
     """The base of all optimizers of a store; use one of its subclasses."""
 
@@ -89,6 +111,7 @@ class SparseOptimizer(torch.optim.Optimizer):
             settings[name] = _number(name, limits.get(name, 0.0), 0.0)
         self._store: weakref.ref[Store] | None = None
         self._probe_grads = torch.zeros(0)
+        self._agreed = False  # with the other ranks, on the probes
         # torch refuses an empty list of parameters, but not a group without
         # any.
         super().__init__([{"params": []}], settings)
@@ -111,7 +134,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         self, name: str, template: SparseOptimizer, lr: float | None
     ) -> None:
         """Adds the group of a table, with the settings of ``template``."""
-        probe = torch.nn.Parameter(torch.zeros(1))
+        probe = _Probe(torch.zeros(1))
+        probe._owner = weakref.ref(self)
         group = {**template.defaults, "params": [probe], "table": name}
         group["algorithm"] = template.algorithm
         if lr is not None:
@@ -122,8 +146,23 @@ class SparseOptimizer(torch.optim.Optimizer):
         """Probes get the gradient 1, or NaN where one is not finite."""
         grads = torch.tensor([1.0 if ok else math.nan for ok in finite])
         self._probe_grads = grads
+        self._agreed = False
         for i, group in enumerate(self.param_groups):
             group["params"][0].grad = grads[i : i + 1]
+
+    def _agree(self) -> None:
+        """What is not finite on one rank is so on all."""
+        if self._agreed:
+            return
+        self._agreed = True
+        store = None if self._store is None else self._store()
+        if store is None or store.world == 1:
+            return
+        bad = torch.zeros(len(self.param_groups), dtype=torch.bool)
+        mine = self._probe_grads
+        bad[: len(mine)] = mine.isnan()
+        of_all = torch.tensor(all_max(bad.tolist()), dtype=torch.bool)
+        mine[of_all[: len(mine)]] = math.nan
 
     def _factors(self) -> list[float]:
         """What unscaling and clipping made of the probes: a factor a table."""
@@ -155,6 +194,7 @@ class SparseOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         store = self.store
+        self._agreed = False
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         if store.update == "backward":
             if found_inf is not None:
@@ -183,6 +223,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             group["params"][0].grad = None
         self._probe_grads = torch.zeros(0)
+        self._agreed = False
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the settings of each table that both have, by its name.
@@ -354,7 +395,7 @@ def clip_grad_norm_(
     Call it between ``backward()`` (after ``scaler.unscale_`` of all
     optimizers, if there is a scaler) and the ``step()`` of both optimizers.
     Stores need ``update="step"``. The gradients of equal ids are summed before
-    they count.
+    they count, those of other ranks count as well (all ranks call it).
 
     Args:
         model: a module, or several.

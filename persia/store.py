@@ -4,40 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import secrets
 import threading
 import warnings
 import weakref
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from persia import _core, errors, optim
 from persia._library import HELD, SHAPES, versions
-from persia.configs import TableConfig, _word, as_config, float_rows
+from persia._rows import Rows, Table
+from persia.cluster import Settings, all_sum
+from persia.configs import TableConfig, as_config
 
 if TYPE_CHECKING:
     import os
     from pathlib import Path
 
-    import pyarrow
-
     from persia.checkpoint import Checkpoint
+    from persia.security import Security
 
 __all__ = ["Store"]
 
 _NONFINITE = {"raise": _core.NONFINITE_RAISE, "skip": _core.NONFINITE_SKIP}
-
-
-@dataclass(frozen=True)
-class _Table:
-    """A declared table: its number in the C store, and what declared it."""
-
-    number: int
-    config: TableConfig
 
 
 def _after_backward(store: weakref.ref[Store]) -> Any:
@@ -52,12 +45,18 @@ def _after_backward(store: weakref.ref[Store]) -> Any:
     return hook
 
 
-class Store:
-    """Embedding tables without bounds, in this process.
+class Store(Rows):
+    """Embedding tables without bounds.
 
     Modules that are given the same store and table name share rows. All
     methods may be called from any thread. In a forked child every use of a
     table raises :class:`persia.errors.UsedAfterFork`.
+
+    The tables are in this process (*embedded*), on parameter servers, or on
+    the ranks of the job, each of which serves its part of every table to the
+    others. Then updates are applied while training goes on, within the
+    staleness of the :class:`persia.DataLoader` (without one: at most 64 are
+    under way), and looks at the rows wait for those of this process alone.
 
     Args:
         optimizer: a ``persia.optim`` object; it becomes :attr:`optimizer`.
@@ -74,6 +73,32 @@ class Store:
             rows concerned and counts them.
         threads: that lookups and updates use; default:
             ``torch.get_num_threads()``.
+        servers: where the tables are: "embedded"; "ranks", for which
+            torch.distributed needs its process group first; or addresses
+            "host:port", several with commas between or as a list. A name with
+            several addresses stands for so many servers. Default: the
+            environment variable PERSIA_SERVERS, else "ranks" in a job of
+            several ranks, else "embedded".
+        namespace: servers: of the tables; all users of them give the same.
+        security: servers: TLS and tokens; default: as the environment says,
+            see :meth:`persia.security.Security.from_environment`.
+        timeout: seconds after which a server that does not answer is an
+            error.
+        wire_dtype: of vectors and gradients under way: "fp32", "fp16" (with
+            a scale for each vector) or "bf16".
+        lost: what to do about updates that a server had acknowledged and
+            then lost, because it was started again: "raise" UpdatesLost
+            once, or "continue" and count them.
+        rank, world: of this process in the job; default: as torch.distributed
+            or torchrun says.
+        grad_division: whether gradients are divided by ``world``, so that an
+            update is the mean over the ranks, as that of the dense
+            parameters under DistributedDataParallel.
+
+    Raises:
+        Unavailable, DeadlineExceeded: a server cannot be reached.
+        SchemaMismatch: the servers are not all shards of one namespace.
+        AccessDenied: a token or certificate is missing.
     """
 
     def __init__(
@@ -85,6 +110,15 @@ class Store:
         memory_limit: int | None = None,
         nonfinite: str = "raise",
         threads: int | None = None,
+        servers: str | Sequence[str] | None = None,
+        namespace: str = "default",
+        security: Security | None = None,
+        timeout: float = 60.0,
+        wire_dtype: str = "fp32",
+        lost: str = "raise",
+        rank: int | None = None,
+        world: int | None = None,
+        grad_division: bool = True,
     ) -> None:
         if optimizer is None:
             optimizer = optim.Adagrad()
@@ -109,8 +143,27 @@ class Store:
             raise errors.InvalidArgument(
                 f"memory_limit is {memory_limit}, need bytes or None"
             )
+        if servers is not None and not isinstance(servers, str):
+            servers = tuple(servers)
+        settings = Settings(
+            servers,
+            namespace,
+            security,
+            timeout,
+            wire_dtype,
+            lost,
+            rank,
+            world,
+        )
         self._configure(
-            optimizer, seed, update, memory_limit, nonfinite, threads
+            optimizer,
+            seed,
+            update,
+            memory_limit,
+            nonfinite,
+            threads,
+            settings,
+            grad_division,
         )
 
     def _configure(
@@ -121,16 +174,21 @@ class Store:
         memory_limit: int | None,
         nonfinite: str,
         threads: int | None,
+        settings: Settings,
+        grad_division: bool,
     ) -> None:
         self.update = update
         self.seed = seed
         self.nonfinite = nonfinite
         self.memory_limit = memory_limit
         self._threads = threads
-        self._core = _core.Store(
+        self.grad_division = grad_division
+        self._settings = settings
+        self._connection = settings.open(
             torch.get_num_threads() if threads is None else threads,
             memory_limit or 0,
         )
+        self._core = self._connection.core
         self._handle: int = self._core.handle
         SHAPES[self._handle] = {}
         weakref.finalize(self, SHAPES.pop, self._handle)
@@ -140,7 +198,7 @@ class Store:
         self._lock = (
             threading.Lock()
         )  # guards _tables and the groups of the optimizer
-        self._tables: dict[str, _Table] = {}
+        self._tables: dict[str, Table] = {}
         self._counts = {
             "gradients_discarded": 0,
             "cuda_ids_copied": 0,
@@ -167,6 +225,21 @@ class Store:
     def optimizer(self) -> optim.SparseOptimizer:
         """The optimizer of all tables, with one group a table."""
         return self._optimizer
+
+    @property
+    def remote(self) -> bool:
+        """Whether the tables are on servers or ranks."""
+        return self._connection.remote
+
+    @property
+    def rank(self) -> int:
+        """Of this process among those that train the tables."""
+        return self._connection.job.rank
+
+    @property
+    def world(self) -> int:
+        """How many processes train the tables; 1 if they are embedded."""
+        return self._connection.job.world
 
     @property
     def updates(self) -> int:
@@ -196,7 +269,15 @@ class Store:
             )
         # A scheduler asks whether the optimizer made a step before its own.
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
-        self._core.apply(self._optimizer.param_groups, factors, all_threads)
+        groups = self._optimizer.param_groups
+        division = self._division()
+        if division != 1.0:
+            factors = [f * division for f in factors or [1.0] * len(groups)]
+        self._core.apply(groups, factors, all_threads)
+
+    def _division(self) -> float:
+        """What gradients of this rank are multiplied with."""
+        return 1.0 / self.world if self.grad_division else 1.0
 
     def _discard(self) -> None:
         """Drops all gradients that are held."""
@@ -204,14 +285,18 @@ class Store:
         self._counts["gradients_discarded"] += self._core.discard(True)
 
     def _grad_norm_squared(self) -> float:
-        """Of the gradients that wait, summed per id and unscaled."""
+        """Of the gradients that wait, summed per id and unscaled; of all
+        ranks, divided by their number as they will be applied."""
         if self.update != "step":
             raise errors.InvalidArgument(
                 "clip_grad_norm_ needs the gradients before they are "
                 "applied; make the store "
                 'with update="step"'
             )
-        return self._core.norm(self._optimizer._factors())
+        division = self._division()
+        factors = [f * division for f in self._optimizer._factors()]
+        squares = self._core.norm(factors)
+        return all_sum([squares])[0] if self.world > 1 else squares
 
     def flush(self, timeout: float | None = None) -> None:
         """Returns when every gradient of a finished backward is in the tables.
@@ -245,11 +330,11 @@ class Store:
 
     # ---- tables
 
-    def _declare(self, config: TableConfig) -> _Table:
+    def _declare(self, config: TableConfig) -> Table:
         """The table of a config, made if new; contradictions raise."""
         template = config.optimizer or self._optimizer
         with self._lock:
-            number, created = self._core.declare(
+            number, _ = self._core.declare(
                 **config._native(self.seed),
                 optimizer=_core.OPTIMIZERS.index(template.algorithm),
                 momentum=int(template.defaults.get("momentum", 0.0) > 0),
@@ -258,8 +343,8 @@ class Store:
                 ),
                 nonfinite=_NONFINITE[self.nonfinite],
             )
-            if created:
-                self._tables[config.name] = _Table(number, config)
+            if config.name not in self._tables:
+                self._tables[config.name] = Table(number, config)
                 self._optimizer._add_table(config.name, template, config.lr)
             table = self._tables[config.name]
             if config.lr is not None and table.config.lr != config.lr:
@@ -280,15 +365,6 @@ class Store:
         SHAPES[self._handle][plan] = self._core.plan_shape(plan)
         return plan
 
-    def _find(self, table: str) -> _Table:
-        try:
-            return self._tables[table]
-        except KeyError:
-            raise errors.InvalidArgument(
-                f"no table {table!r} in this store; it has "
-                f"{sorted(self._tables)}"
-            ) from None
-
     @property
     def tables(self) -> dict[str, TableConfig]:
         """The configuration of each table, by name."""
@@ -297,111 +373,6 @@ class Store:
     def add_table(self, config: TableConfig) -> None:
         """Makes a table early: a scheduler wants all groups at its start."""
         self._declare(as_config(config, TableConfig))
-
-    @staticmethod
-    def _ids(ids: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-        t = torch.as_tensor(ids)
-        if t.numel() == 0:
-            t = t.to(torch.int64)
-        if t.dtype not in (
-            torch.int64,
-            torch.int32,
-            torch.int16,
-            torch.uint8,
-            torch.int8,
-        ):
-            raise errors.DtypeError(
-                f"ids have dtype {t.dtype}, need torch.int64"
-            )
-        if t.dim() != 1:
-            raise errors.ShapeError(
-                f"ids have shape {tuple(t.shape)}, need one dimension"
-            )
-        return t.to(device="cpu", dtype=torch.int64).contiguous().numpy()
-
-    def _get(self, table: str, ids: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """(vectors, state, found) of ids."""
-        t = self._find(table)
-        wanted = self._ids(ids)
-        n = len(wanted)
-        vectors = torch.empty(n, t.config.embedding_dim)
-        state = torch.empty(n, self._core.state_floats(t.number))
-        found = torch.empty(n, dtype=torch.uint8)
-        self._core.get(
-            t.number, wanted, vectors.numpy(), state.numpy(), found.numpy()
-        )
-        return vectors, state, found.bool()
-
-    def rows(self, table: str, ids: Any) -> Tensor:
-        """The vectors of ``ids``; the table is not changed.
-
-        Args:
-            table: its name.
-            ids: integers [n].
-
-        Returns:
-            float32 [n, embedding_dim]; an id without a row has its initial
-            value.
-        """
-        return self._get(table, ids)[0]
-
-    def contains(self, table: str, ids: Any) -> Tensor:
-        """Which of ``ids`` (integers [n]) have a row: bool [n]."""
-        return self._get(table, ids)[2]
-
-    def set_rows(
-        self, table: str, ids: Any, values: Any, state: Any = None
-    ) -> None:
-        """Creates or replaces rows.
-
-        Args:
-            table: its name.
-            ids: integers [n].
-            values: floating [n, embedding_dim], finite.
-            state: floating [n, state_floats] of the optimizer; None: as in a
-                new row.
-        """
-        t = self._find(table)
-        wanted = self._ids(ids)
-        n = len(wanted)
-        vectors = float_rows(
-            "values", values, (n, t.config.embedding_dim)
-        ).numpy()
-        if state is not None:
-            floats = self._core.state_floats(t.number)
-            state = float_rows("state", state, (n, floats)).numpy()
-        self._core.set(t.number, wanted, vectors, state)
-
-    def ids(self, table: str) -> Tensor:
-        """The ids of all rows: int64 [rows], in no particular order."""
-        data = self._core.ids(self._find(table).number)
-        return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.int64))
-
-    def explain(self, table: str, id: int) -> dict[str, Any]:
-        """What the store knows of one id, for a person to read."""
-        vectors, state, found = self._get(table, torch.tensor([id]))
-        t = self._find(table)
-        stats = self._core.stats(t.number)
-        out: dict[str, Any] = {
-            "table": table,
-            "id": int(id),
-            "shard": 0,
-            "present": bool(found[0]),
-            "norm": float(vectors[0].norm()),
-            "trainable": t.config.trainable,
-        }
-        if out["present"]:
-            out["state_norm"] = float(state[0].norm())
-            return out
-        reasons = ["it occurred in no update yet"]
-        if stats["refused"]:
-            reasons.append(
-                f"it was not admitted (admission={t.config.admission!r})"
-            )
-        if stats["evicted"]:
-            reasons.append(f"it was evicted (capacity={t.config.capacity})")
-        out["why"] = ", or ".join(reasons)
-        return out
 
     def stats(self) -> dict[str, Any]:
         """Counters of the store and, under "tables", of each table.
@@ -421,6 +392,11 @@ class Store:
         were not trained: abandoned, skipped, read (no forward with gradient),
         dropped (the update failed); staleness: {k: batches looked up while k
         earlier ones were open}.
+
+        "client", of tables that are not embedded: calls (pulls, pushes), ids
+        and distinct ids looked up, bytes sent and received, retries,
+        duplicates (updates that a server had already), reconnects, lost and
+        stale updates; and under "servers" what each shard counted.
         """
         used, _ = self._core.memory()
         _, failed, pending = self._core.counts()
@@ -437,64 +413,6 @@ class Store:
                 n: self._core.stats(t.number) for n, t in self._tables.items()
             },
         }
-
-    def clear(self, table: str | None = None) -> None:
-        """Removes all rows of a table (None: of all); it stays declared."""
-        chosen = (
-            list(self._tables.values())
-            if table is None
-            else [self._find(table)]
-        )
-        for t in chosen:
-            self._core.clear(t.number)
-
-    def to_torch(self, table: str) -> tuple[Tensor, torch.nn.EmbeddingBag]:
-        """A table as a torch module.
-
-        Returns:
-            ids, int64 [rows], sorted, and an ``EmbeddingBag`` whose row i is
-            that of ids[i].
-        """
-        config = self._find(table).config
-        ids = self.ids(table).sort().values
-        weight = self.rows(table, ids) if len(ids) else None
-        bag = torch.nn.EmbeddingBag(
-            max(len(ids), 1),
-            config.embedding_dim,
-            mode="mean"
-            if _word(getattr(config, "pooling", "")) == "mean"
-            else "sum",
-            _weight=weight,
-        )
-        return ids, bag
-
-    def to_arrow(self, table: str, *, state: bool = False) -> pyarrow.Table:
-        """All rows of a table as a ``pyarrow.Table``, sorted by id.
-
-        Columns: ``id`` int64, ``vector`` lists of ``embedding_dim`` float32
-        and, with ``state=True``, ``state`` lists of float32 (not there if the
-        optimizer keeps none).
-        """
-        from persia import arrow
-
-        return arrow.to_arrow(self, table, state)
-
-    def set_arrow(self, table: str, rows: Any) -> None:
-        """Creates or replaces rows, as :meth:`set_rows`.
-
-        Args:
-            table: its name.
-            rows: a ``pyarrow.Table`` or ``RecordBatch`` with the columns of
-                :meth:`to_arrow`; without ``state``, that of new rows. Other
-                columns are ignored.
-
-        Raises:
-            InvalidArgument: a column is missing or has nulls.
-            DtypeError, ShapeError: a column of another type or width.
-        """
-        from persia import arrow
-
-        arrow.from_arrow(self, table, rows)
 
     # ---- life
 
@@ -609,7 +527,9 @@ class Store:
         )
 
     def close(self) -> None:
-        """Frees the tables, after the last update is applied.
+        """Ends the store after its last update is applied; frees embedded
+        tables. With tables on the ranks it returns when all ranks have
+        called it.
 
         Later use raises :class:`persia.errors.Closed`. An error of an update
         that was applied in the background is raised, see :meth:`flush`.
@@ -618,7 +538,12 @@ class Store:
             with contextlib.suppress(errors.Closed, errors.UsedAfterFork):
                 self._core.flush(None)
         finally:
-            self._core.close()
+            self._connection.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._connection.closed
 
     def __enter__(self) -> Store:
         return self
@@ -645,7 +570,8 @@ class Store:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """The configuration alone: rows go into checkpoints."""
+        """The configuration alone: rows go into checkpoints, keys and tokens
+        come from the environment."""
         o = self._optimizer
         return {
             "optimizer": (type(o), dict(o.defaults)),
@@ -655,6 +581,8 @@ class Store:
                 self.memory_limit,
                 self.nonfinite,
                 self._threads,
+                dataclasses.replace(self._settings, security=None),
+                self.grad_division,
             ),
             "tables": [t.config for t in self._tables.values()],
         }
@@ -665,9 +593,12 @@ class Store:
             self._declare(config)
 
     def __repr__(self) -> str:
+        where = (
+            f", servers={self._connection.addresses}" if self.remote else ""
+        )
         return (
             f"Store(tables={sorted(self._tables)}, "
-            f"optimizer={self._optimizer!r}, update={self.update!r})"
+            f"optimizer={self._optimizer!r}, update={self.update!r}{where})"
         )
 
 

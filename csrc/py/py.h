@@ -16,6 +16,7 @@
 #define PY_FILES(X)                                                           \
     X(store)                                                                  \
     X(ahead)                                                                  \
+    X(cluster)                                                                \
     X(data)                                                                   \
     X(ckpt)                                                                   \
     X(server)
@@ -39,6 +40,10 @@ PyTypeObject *py_add_type(PyObject *module, PyType_Spec *spec);
 struct table_config;
 int py_table_config(PyObject *args, PyObject *kwargs,
                     struct table_config *out);
+
+/* Opens a store whose tables are remote, from the dict of persia.cluster
+ * (cluster.c).  Returns -1 with an exception set. */
+int py_open_remote(unsigned threads, PyObject *dict, uint64_t *handle);
 
 /* TLS and tokens from the dict of persia.security.Security.arguments(); the
  * texts last as long as the dict (security.c).  Returns -1 with an exception

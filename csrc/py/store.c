@@ -43,11 +43,12 @@ typedef struct store_object {
 
 static int store_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *words[] = {"threads", "memory_limit", NULL};
+    static char *words[] = {"threads", "memory_limit", "remote", NULL};
     unsigned threads;
     unsigned long long limit;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IK", words, &threads,
-                                     &limit))
+    PyObject *remote = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IK|O", words, &threads,
+                                     &limit, &remote))
         return -1;
     store_object *o = (store_object *)self;
     if (o->handle) {
@@ -68,6 +69,8 @@ static int store_init(PyObject *self, PyObject *args, PyObject *kwargs)
     o->betas = PyUnicode_InternFromString("betas");
     if (!o->algorithm || !o->betas)
         return -1;
+    if (remote != Py_None)
+        return py_open_remote(threads, remote, &o->handle);
     int rc = step_open(threads, limit, &o->handle);
     if (rc) {
         py_raise(rc);
@@ -597,7 +600,8 @@ static PyObject *store_ids(PyObject *self, PyObject *arg)
     if (PyErr_Occurred())
         return NULL;
     BEGIN(self, "Store.ids");
-    table *t = ps_table(step_ps(s), (uint32_t)no);
+    ps *p = step_ps(s);
+    table *t = p ? ps_table(p, (uint32_t)no) : NULL;
     PyObject *out = NULL;
     table_cut *cut = NULL;
     rc = t ? step_settle(s)
@@ -674,8 +678,9 @@ static PyGetSetDef properties[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Store(threads, memory_limit)\n--\n\nTables in this "
-                "process."},
+    {Py_tp_doc, "Store(threads, memory_limit, remote=None)\n--\n\n"
+                "Tables in this process, or behind the servers that the dict "
+                "`remote` names."},
     {Py_tp_init, (void *)store_init},
     {Py_tp_dealloc, (void *)store_dealloc},
     {Py_tp_methods, methods},

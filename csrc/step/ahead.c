@@ -43,6 +43,7 @@ typedef struct batch {
     int reading;     /* no gradients are expected */
     int read;        /* there was a forward without gradient */
     int dropped;     /* some gradients were */
+    int updated;     /* an update has some, so it needs no empty part */
     int closed;      /* not open any more; freed when `users` is 0 */
     forward *forwards;
     size_t forwards_n, forwards_room;
@@ -52,6 +53,7 @@ typedef struct stream {
     struct stream *next;
     uint64_t number; /* 0: closed */
     uint64_t staleness;
+    int sync;     /* steps of all ranks: 1, and 2 if by batch */
     batch *batches; /* oldest first */
     unsigned waiters; /* threads that close it */
 } stream;
@@ -64,6 +66,8 @@ struct ahead {
     pthread_cond_t moved; /* a lookup or an update ended */
     stream *streams;
     uint64_t numbers;  /* the last one given to a stream */
+    unsigned owed;     /* empty parts of steps that nobody has sent */
+    unsigned paying;   /* ... that are under way */
     lookup *garbage;   /* owners to be released without the lock */
     step_ahead_stats stats;
 };
@@ -249,6 +253,8 @@ static uint64_t open_before(const stream *t, const batch *last, int *held)
 /* Starts what may start, in order; the loop waits for `asked` (or NULL). */
 static void advance(ahead *a, stream *t, const batch *asked)
 {
+    if (t->sync && a->owed + a->paying)
+        return; /* the step that these belong to is not applied */
     for (batch *b = t->batches; b; b = b->next) {
         if (b->started || b->closed)
             continue;
@@ -268,6 +274,16 @@ static void advance(ahead *a, stream *t, const batch *asked)
     }
 }
 
+/* A batch is not open any more.  On threads of the user step_pay() must
+ * follow, without the lock. */
+static void batch_close(ahead *a, const stream *t, batch *b)
+{
+    if (b->closed)
+        return;
+    b->closed = 1;
+    a->owed += t->number && t->sync == 2 && b->handed && !b->updated;
+}
+
 static void advance_all(ahead *a)
 {
     for (stream *t = a->streams; t; t = t->next)
@@ -276,7 +292,7 @@ static void advance_all(ahead *a)
 
 /* The gradients of b's forwards that are still out are refused from now on;
  * b is closed unless other gradients of it wait.  1 if it is closed. */
-static int refuse(ahead *a, batch *b)
+static int refuse(ahead *a, const stream *t, batch *b)
 {
     int waits = 0;
     for (size_t i = 0; i < b->forwards_n; i++) {
@@ -285,17 +301,20 @@ static int refuse(ahead *a, batch *b)
             f->at = step_refuse(a->s, f->ticket) ? ENDED : HELD;
         waits |= f->at != ENDED;
     }
-    b->closed = !waits;
-    return b->closed;
+    if (!waits)
+        batch_close(a, t, b);
+    return !waits;
 }
 
 /* A forward that still counts, by its ticket, and its batch. */
-static forward *find_forward(ahead *a, uint64_t ticket, batch **of)
+static forward *find_forward(ahead *a, uint64_t ticket, stream **in,
+                             batch **of)
 {
     for (stream *t = a->streams; t; t = t->next)
         for (batch *b = t->batches; b; b = b->next)
             for (size_t i = 0; i < b->forwards_n && !b->closed; i++)
                 if (b->forwards[i].ticket == ticket) {
+                    *in = t;
                     *of = b;
                     return &b->forwards[i];
                 }
@@ -312,8 +331,9 @@ void ahead_held(ahead *a, uint64_t ticket)
     if (nobody_looks_ahead(a))
         return;
     pthread_mutex_lock(&a->lock);
+    stream *t;
     batch *b;
-    forward *f = find_forward(a, ticket, &b);
+    forward *f = find_forward(a, ticket, &t, &b);
     if (f && f->at == OUT)
         f->at = HELD;
     advance_all(a);
@@ -326,10 +346,13 @@ void ahead_applying(ahead *a, const step_grad *held, size_t n)
         return;
     pthread_mutex_lock(&a->lock);
     for (size_t i = 0; i < n; i++) {
+        stream *t;
         batch *b;
-        forward *f = find_forward(a, held[i].ticket, &b);
-        if (f)
+        forward *f = find_forward(a, held[i].ticket, &t, &b);
+        if (f) {
             f->at = APPLYING;
+            b->updated = 1;
+        }
     }
     pthread_mutex_unlock(&a->lock);
 }
@@ -339,12 +362,13 @@ int ahead_allows(ahead *a, const step_grad *held, size_t n)
     if (nobody_looks_ahead(a))
         return 0;
     int all = 1;
+    stream *t;
     pthread_mutex_lock(&a->lock);
-    for (stream *t = a->streams; t; t = t->next)
+    for (t = a->streams; t; t = t->next)
         all &= !t->number || t->staleness > 0;
     for (size_t i = 0; i < n && all; i++) {
         batch *b;
-        all = find_forward(a, held[i].ticket, &b) != NULL;
+        all = find_forward(a, held[i].ticket, &t, &b) != NULL;
     }
     pthread_mutex_unlock(&a->lock);
     return all;
@@ -364,8 +388,9 @@ void ahead_ended(ahead *a, const step_grad *held, size_t n, int applied)
         return;
     pthread_mutex_lock(&a->lock);
     for (size_t i = 0; i < n; i++) {
+        stream *t;
         batch *b;
-        forward *f = find_forward(a, held[i].ticket, &b);
+        forward *f = find_forward(a, held[i].ticket, &t, &b);
         if (!f)
             continue;
         f->at = ENDED;
@@ -373,9 +398,54 @@ void ahead_ended(ahead *a, const step_grad *held, size_t n, int applied)
         int all = 1;
         for (size_t k = 0; k < b->forwards_n; k++)
             all &= b->forwards[k].at == ENDED;
-        b->closed = all;
+        if (all)
+            batch_close(a, t, b);
         a->stats.dropped += (uint64_t)(all && b->dropped);
     }
+    pthread_cond_broadcast(&a->moved);
+    advance_all(a);
+    pthread_mutex_unlock(&a->lock);
+}
+
+/* ---- steps of all ranks ---- */
+
+static int ended(void)
+{
+    return err_set(PERSIA_ECLOSED, "this pass of the data loader has ended");
+}
+
+int step_ahead_sync(step *s, uint64_t number, int by_batch)
+{
+    ahead *a = step_ahead(s);
+    pthread_mutex_lock(&a->lock);
+    stream *t = find_stream(a, number);
+    if (t)
+        t->sync = by_batch ? 2 : 1;
+    pthread_mutex_unlock(&a->lock);
+    return t ? PERSIA_OK : ended();
+}
+
+void ahead_owe(ahead *a)
+{
+    pthread_mutex_lock(&a->lock);
+    a->owed++;
+    pthread_mutex_unlock(&a->lock);
+}
+
+unsigned ahead_owed(ahead *a)
+{
+    pthread_mutex_lock(&a->lock);
+    unsigned n = a->owed;
+    a->paying += n;
+    a->owed = 0;
+    pthread_mutex_unlock(&a->lock);
+    return n;
+}
+
+void ahead_paid(ahead *a)
+{
+    pthread_mutex_lock(&a->lock);
+    a->paying--;
     pthread_cond_broadcast(&a->moved);
     advance_all(a);
     pthread_mutex_unlock(&a->lock);
@@ -448,11 +518,6 @@ void ahead_destroy(ahead *a)
     pthread_cond_destroy(&a->moved);
     pthread_mutex_destroy(&a->lock);
     free(a);
-}
-
-static int ended(void)
-{
-    return err_set(PERSIA_ECLOSED, "this pass of the data loader has ended");
 }
 
 uint64_t step_ahead_number(void)
@@ -545,7 +610,7 @@ static void close_read(ahead *a, stream *t, const batch *last)
 {
     for (batch *b = t->batches; b != last; b = b->next)
         if (!b->closed && b->forwards_n == 0 && (b->reading || b->read)) {
-            b->closed = 1;
+            batch_close(a, t, b);
             a->stats.read++;
         }
 }
@@ -554,6 +619,8 @@ static void close_read(ahead *a, stream *t, const batch *last)
  * an update that is being applied. */
 static int make_room(ahead *a, stream *t, const batch *last)
 {
+    if (t->sync && a->owed + a->paying)
+        return 0;
     for (batch *b = t->batches; b != last; b = b->next)
         if (!b->closed && is_applying(b))
             return 0;
@@ -563,7 +630,7 @@ static int make_room(ahead *a, stream *t, const batch *last)
         int some = 0; /* gradients came already */
         for (size_t i = 0; i < b->forwards_n; i++)
             some |= b->forwards[i].at != OUT;
-        if (refuse(a, b) && !some)
+        if (refuse(a, t, b) && !some)
             a->stats.abandoned++;
         return 1;
     }
@@ -588,8 +655,14 @@ int step_ahead_next(step *s, uint64_t number, int reading)
         a->stats.waited += (uint64_t)!b->started;
     }
     while (rc == PERSIA_OK && b && !b->started) {
-        if (!make_room(a, t, b))
+        int room = make_room(a, t, b);
+        if (a->owed) {
+            pthread_mutex_unlock(&a->lock);
+            rc = step_pay(s);
+            pthread_mutex_lock(&a->lock);
+        } else if (!room) {
             rc = wait_and_poll(a);
+        }
         b = find_batch(a, number, &t); /* the stream may have been closed */
         if (b)
             advance(a, t, b);
@@ -599,7 +672,7 @@ int step_ahead_next(step *s, uint64_t number, int reading)
     else if (rc == PERSIA_OK)
         rc = ended();
     end_of_call(a);
-    return rc;
+    return rc ? rc : step_pay(s);
 }
 
 void step_ahead_skip(step *s, uint64_t number)
@@ -609,11 +682,12 @@ void step_ahead_skip(step *s, uint64_t number)
     stream *t;
     batch *b = find_batch(a, number, &t);
     if (b) {
-        refuse(a, b);
+        refuse(a, t, b);
         a->stats.skipped++;
         advance(a, t, NULL);
     }
     end_of_call(a);
+    step_pay(s);
 }
 
 /* ---- forwards ---- */

@@ -23,8 +23,17 @@ void ahead_ended(ahead *a, const step_grad *held, size_t n, int applied);
 /* Frees what ended; on threads of the user. */
 void ahead_tidy(ahead *a);
 
+/* One more empty part is owed to the other ranks. */
+void ahead_owe(ahead *a);
+/* How many are owed; the caller sends them now. */
+unsigned ahead_owed(ahead *a);
+/* One of them was applied, or failed. */
+void ahead_paid(ahead *a);
+
 /* From step.c: */
 ahead *step_ahead(step *s);
+/* Sends the empty parts that are owed. */
+int step_pay(step *s);
 /* From now on the gradient of this forward is refused; 0 if it came
  * already. */
 int step_refuse(step *s, uint64_t ticket);

@@ -15,11 +15,16 @@ enum { STORES_MAX = 4096, WINDOW_WORDS = STEP_TICKET_WINDOW / 64 };
 
 /* Updates that may be pending.  In this process more would only be older: a
  * loop that is faster than its updates waits for them in the end. */
-enum { PENDING_LOCAL = 2 };
+enum { PENDING_LOCAL = 2, PENDING_REMOTE = 64 };
+
+/* Lookups, and updates, that may be under way to servers at once. */
+enum { IN_FLIGHT = 16 };
 
 struct step {
-    ps *p;
+    ps *p; /* NULL: the tables are remote */
     ps_client *c;
+    void *owner; /* of what a remote client uses */
+    void (*release)(void *owner);
     worker *w;
     ahead *a;
     updates *u;
@@ -54,35 +59,41 @@ static void destroy(step *s)
     worker_destroy(s->w);
     client_destroy(s->c);
     ps_destroy(s->p);
+    if (s->release)
+        s->release(s->owner);
     copies_free(&s->copies);
     pthread_mutex_destroy(&s->lock);
     free(s->held);
     free(s);
 }
 
-int step_open(unsigned threads, uint64_t memory_limit, uint64_t *handle)
+static step *step_new(void)
 {
-    int rc = fork_check("a new store");
-    if (rc)
-        return rc;
     step *s = calloc(1, sizeof *s);
-    if (!s)
-        return err_set(PERSIA_ENOMEM, "no memory for a store");
+    if (!s) {
+        err_set(PERSIA_ENOMEM, "no memory for a store");
+        return NULL;
+    }
     pthread_mutex_init(&s->lock, NULL);
     copies_init(&s->copies);
     s->references = 1;
-    ps_config config = {.threads = threads, .memory_limit = memory_limit};
-    rc = ps_create(&config, &s->p);
-    if (!rc)
-        rc = client_local(s->p, &s->c);
+    return s;
+}
+
+/* Gives a step with a client (rc: of making it) the rest, and a handle. */
+static int start(step *s, int rc, uint64_t *handle)
+{
+    int remote = !rc && client_is_remote(s->c);
     if (!rc)
         rc = worker_create(s->c, &s->w);
     if (!rc)
-        rc = ahead_create(s, 1, &s->a);
+        rc = ahead_create(s, remote ? IN_FLIGHT : 1, &s->a);
     if (!rc)
-        rc = updates_create(s, 1, PENDING_LOCAL, &s->u);
+        rc = updates_create(s, remote ? IN_FLIGHT : 1,
+                            remote ? PENDING_REMOTE : PENDING_LOCAL, &s->u);
     if (rc)
         goto fail;
+    step_renumber(s);
     pthread_mutex_lock(&registry.lock);
     uint32_t slot = 0;
     while (slot < STORES_MAX && registry.slots[slot].s)
@@ -99,6 +110,35 @@ int step_open(unsigned threads, uint64_t memory_limit, uint64_t *handle)
                  "some", STORES_MAX);
 fail:
     destroy(s);
+    return rc;
+}
+
+int step_open(unsigned threads, uint64_t memory_limit, uint64_t *handle)
+{
+    ps_config config = {.threads = threads, .memory_limit = memory_limit};
+    int rc = fork_check("a new store");
+    step *s = rc ? NULL : step_new();
+    if (!s)
+        return rc ? rc : PERSIA_ENOMEM;
+    rc = ps_create(&config, &s->p);
+    if (!rc)
+        rc = client_local(s->p, &s->c);
+    return start(s, rc, handle);
+}
+
+int step_open_remote(const client_config *config, void *owner,
+                     void (*release)(void *owner), uint64_t *handle)
+{
+    int rc = fork_check("a new store");
+    step *s = rc ? NULL : step_new();
+    if (!s)
+        return rc ? rc : PERSIA_ENOMEM;
+    rc = client_remote(config, &s->c);
+    rc = start(s, rc, handle);
+    if (!rc) {
+        s->owner = owner;
+        s->release = release;
+    }
     return rc;
 }
 
@@ -351,6 +391,8 @@ static worker_grad *grads_of(const step_grad *held, size_t n)
 int step_run(step *s, const update *one)
 {
     worker_counts counts = {0};
+    if (one->n == 0)
+        return client_push(s->c, &one->name, NULL, NULL, 0);
     worker_grad *grads = grads_of(one->held, one->n);
     int rc = grads ? worker_backward(s->w, grads, one->n, &one->name,
                                      one->optim, one->optim_n, &counts)
@@ -371,7 +413,7 @@ static int apply_later(step *s, step_grad *held, size_t n,
         step_release(held, n);
         return rc;
     }
-    return updates_add(s->u, one);
+    return updates_add(s->u, one, 1);
 }
 
 /* On this thread, after those that were handed over.  Owns `held`. */
@@ -390,6 +432,21 @@ static int apply_now(step *s, step_grad *held, size_t n,
     return rc;
 }
 
+int step_pay(step *s)
+{
+    int rc = PERSIA_OK;
+    for (unsigned n = ahead_owed(s->a); n; n--) {
+        update *one;
+        int failed = updates_make(s->u, NULL, 0, NULL, 0, &one);
+        if (failed)
+            ahead_paid(s->a);
+        else
+            failed = updates_add(s->u, one, 0);
+        rc = rc ? rc : failed;
+    }
+    return rc;
+}
+
 int step_apply(step *s, enum step_whose whose, const optim_args *optim,
                uint32_t optim_n)
 {
@@ -398,8 +455,12 @@ int step_apply(step *s, enum step_whose whose, const optim_args *optim,
     int rc = take_held(s, whose, &held, &n);
     if (rc)
         return rc;
+    if (n == 0 && whose == STEP_ALL && updates_are_parts(s->u)) {
+        ahead_owe(s->a);
+        rc = step_pay(s);
+    }
     if (n == 0)
-        return updates_error(s->u);
+        return rc ? rc : updates_error(s->u);
     ahead_applying(s->a, held, n);
     if (client_is_remote(s->c) ||
         (whose == STEP_MINE && ahead_allows(s->a, held, n)))
@@ -425,6 +486,34 @@ int step_error(step *s)
     return updates_error(s->u);
 }
 
+void step_renumber(step *s)
+{
+    updates_renumber(s->u, client_last_number(s->c));
+}
+
+int step_join(step *s, uint64_t *applied)
+{
+    int rc = updates_wait(s->u, 0, 0);
+    return rc ? rc : client_join(s->c, 1, 0, applied);
+}
+
+int step_sync(step *s, uint64_t last, uint32_t rank, uint32_t world)
+{
+    if (world < 2 || rank >= world)
+        return err_set(PERSIA_EARG, "rank %u of %u ranks", rank, world);
+    updates_sync(s->u, last, rank, world);
+    return PERSIA_OK;
+}
+
+int step_leave(step *s, int settle)
+{
+    uint64_t applied;
+    int rc = settle ? updates_wait(s->u, 0, 0) : PERSIA_OK;
+    updates_sync(s->u, 0, 0, 0);
+    int left = client_join(s->c, 0, 0, &applied);
+    return rc ? rc : left;
+}
+
 void step_get_counts(step *s, step_counts *out)
 {
     updates_get_counts(s->u, out);
@@ -437,6 +526,7 @@ size_t step_discard(step *s, enum step_whose whose)
     if (take_held(s, whose, &held, &n) || n == 0)
         return 0;
     ahead_ended(s->a, held, n, 0);
+    step_pay(s);
     ahead_tidy(s->a);
     step_release(held, n);
     return n;

@@ -28,6 +28,13 @@ enum {
 /* A store: a shard in this process, its worker, and this object. */
 PERSIA_API int step_open(unsigned threads, uint64_t memory_limit,
                          uint64_t *handle);
+/* A store whose tables are behind a client of this configuration.  `owner`
+ * keeps what the configuration names alive (its shard in this process); on
+ * success release(owner) is called when the store ends. */
+struct client_config;
+PERSIA_API int step_open_remote(const struct client_config *config,
+                                void *owner, void (*release)(void *owner),
+                                uint64_t *handle);
 /* Takes a reference.  PERSIA_ECLOSED, PERSIA_EFORK; `what` begins the text. */
 PERSIA_API int step_get(uint64_t handle, const char *what, step **out);
 PERSIA_API void step_put(step *s);
@@ -86,6 +93,10 @@ PERSIA_API int step_flush(step *s, uint64_t timeout_ns);
 PERSIA_API int step_settle(step *s);
 /* The error that was kept, once. */
 PERSIA_API int step_error(step *s);
+
+/* The numbers of updates go on after client_last_number().  No update is
+ * under way. */
+PERSIA_API void step_renumber(step *s);
 
 typedef struct step_counts {
     uint64_t applied, failed; /* updates */
@@ -162,6 +173,26 @@ PERSIA_API void step_ahead_bind(step *s, uint64_t batch, uint64_t ticket);
  * Its error is the lookup's, or PERSIA_EINTR. */
 PERSIA_API int step_ahead_take(step *s, uint64_t batch, uint32_t plan,
                                void **owner);
+
+/* ---- steps of all ranks ----
+ *
+ * A synchronous pass over several ranks: all ranks join, agree on the number
+ * of the last step, and then every update of this rank is its part of the
+ * next step, which shards apply when all parts are there.  So every rank must
+ * send a part for every step.  `by_batch`: a batch of the stream that ends
+ * without an update sends an empty one; otherwise each step_apply() with
+ * STEP_ALL sends one, even if nothing is held.  No lookup of such a stream
+ * starts while an empty part is under way. */
+
+/* Joins at all shards; *applied: the largest step that was applied. */
+PERSIA_API int step_join(step *s, uint64_t *applied);
+/* Updates are parts of the steps after `last` from now on. */
+PERSIA_API int step_sync(step *s, uint64_t last, uint32_t rank,
+                         uint32_t world);
+PERSIA_API int step_ahead_sync(step *s, uint64_t stream, int by_batch);
+/* Updates are no parts any more, and the other ranks go on without this one:
+ * after those that are under way (`settle`; PERSIA_EINTR), or at once. */
+PERSIA_API int step_leave(step *s, int settle);
 
 typedef struct step_ahead_stats {
     uint64_t batches;        /* that the loop asked for */

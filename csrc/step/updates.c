@@ -18,13 +18,15 @@ enum { POLL_MS = 50, TEXT_BYTES = 1024 };
 struct updates {
     step *s;
     sched *jobs;
-    size_t most; /* constant */
+    size_t most;  /* constant */
+    int named;    /* constant: updates have numbers */
     pthread_mutex_t lock;  /* guards all below */
     pthread_cond_t moved;  /* an update ended */
     update *first, **last; /* that wait */
     update *ended;
     size_t left; /* waiting or under way */
     int closing;
+    client_update name; /* of the last one that was added */
     int code; /* of the first failure since it was told */
     char text[TEXT_BYTES];
     step_counts counts;
@@ -38,6 +40,8 @@ int updates_create(step *s, unsigned threads, size_t most, updates **out)
         return err_set(PERSIA_ENOMEM, "no memory for a store");
     u->s = s;
     u->most = most;
+    u->named = client_is_remote(step_client(s));
+    u->name = (client_update){.parts = 1};
     u->last = &u->first;
     pthread_mutex_init(&u->lock, NULL);
     pthread_condattr_t attr;
@@ -97,7 +101,8 @@ int updates_make(updates *u, step_grad *held, size_t n,
         free(args);
         return rc;
     }
-    memcpy(args, optim, optim_n * sizeof *args);
+    if (optim_n)
+        memcpy(args, optim, optim_n * sizeof *args);
     *one = (update){.held = held, .n = n, .optim = args, .optim_n = optim_n,
                     .own = args};
     *out = one;
@@ -138,6 +143,8 @@ static void update_job(void *ctx)
     int rc = drop ? PERSIA_ECLOSED : step_run(u->s, one);
     if (drop)
         ahead_ended(step_ahead(u->s), one->held, one->n, 0);
+    if (one->n == 0)
+        ahead_paid(step_ahead(u->s));
 
     pthread_mutex_lock(&u->lock);
     count(u, rc);
@@ -150,13 +157,21 @@ static void update_job(void *ctx)
     pthread_mutex_unlock(&u->lock);
 }
 
-int updates_add(updates *u, update *one)
+int updates_add(updates *u, update *one, int tell)
 {
     char text[TEXT_BYTES];
     pthread_mutex_lock(&u->lock);
-    int earlier = u->code; /* not that of this update, were it fast */
-    u->code = PERSIA_OK;
-    memcpy(text, u->text, sizeof text);
+    /* Not the error of this update, were it fast. */
+    int earlier = tell ? u->code : PERSIA_OK;
+    if (earlier) {
+        u->code = PERSIA_OK;
+        memcpy(text, u->text, sizeof text);
+    }
+    if (u->named) {
+        u->name.number++;
+        u->name.step += u->name.parts > 1;
+        one->name = u->name;
+    }
     one->next = NULL;
     *u->last = one;
     u->last = &one->next;
@@ -174,6 +189,30 @@ int updates_add(updates *u, update *one)
     keep(u, earlier);
     pthread_mutex_unlock(&u->lock);
     return rc;
+}
+
+void updates_renumber(updates *u, uint64_t last)
+{
+    pthread_mutex_lock(&u->lock);
+    u->name.number = last;
+    pthread_mutex_unlock(&u->lock);
+}
+
+void updates_sync(updates *u, uint64_t last, uint32_t part, uint32_t parts)
+{
+    pthread_mutex_lock(&u->lock);
+    u->name.step = last;
+    u->name.part = part;
+    u->name.parts = parts ? parts : 1;
+    pthread_mutex_unlock(&u->lock);
+}
+
+int updates_are_parts(updates *u)
+{
+    pthread_mutex_lock(&u->lock);
+    int are = u->name.parts > 1;
+    pthread_mutex_unlock(&u->lock);
+    return are;
 }
 
 int updates_wait(updates *u, size_t most, uint64_t timeout_ns)

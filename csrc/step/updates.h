@@ -18,7 +18,7 @@ typedef struct update {
     struct update *next;
     client_update name; /* number 0: the shard counts */
     step_grad *held;    /* [n] */
-    size_t n;
+    size_t n;           /* 0: an empty part of a step */
     const optim_args *optim; /* [optim_n] */
     uint32_t optim_n;
     optim_args *own; /* memory of optim, or NULL */
@@ -32,15 +32,21 @@ int updates_create(step *s, unsigned threads, size_t most, updates **out);
 void updates_destroy(updates *u);
 
 /* A new update of these gradients, which it owns on success; the settings
- * and the ids of gradients that may still change are copied. */
+ * and the ids of gradients that may still change are copied.  n may be 0. */
 int updates_make(updates *u, step_grad *held, size_t n,
                  const optim_args *optim, uint32_t optim_n, update **out);
 /* Takes over the update, then waits until there is room for the next.
- * PERSIA_EINTR, or the error that was kept before. */
-int updates_add(updates *u, update *one);
+ * PERSIA_EINTR, or (`tell`) the error that was kept before. */
+int updates_add(updates *u, update *one, int tell);
 
 /* One on this thread, of gradients that the caller keeps. */
 int updates_now(updates *u, const update *one);
+
+/* Numbers go on after this one. */
+void updates_renumber(updates *u, uint64_t last);
+/* Updates that are added are parts of steps; parts of 0: no more. */
+void updates_sync(updates *u, uint64_t last, uint32_t part, uint32_t parts);
+int updates_are_parts(updates *u);
 
 /* Waits until at most `most` are left.  PERSIA_EINTR, PERSIA_ETIMEOUT. */
 int updates_wait(updates *u, size_t most, uint64_t timeout_ns);

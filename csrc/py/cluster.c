@@ -1,0 +1,239 @@
+/* cluster.c: stores whose tables are remote: how they are opened, and, as
+ * functions of a store's handle, steps of all ranks and what the client
+ * counts. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ids/ids.h"
+#include "ps/ps.h"
+#include "py/py.h"
+#include "step/step.h"
+
+/* ---- opening ---- */
+
+static void drop_own(void *served)
+{
+    py_served_drop(served);
+}
+
+/* The texts of a list; they last as long as the list. */
+static const char **read_texts(PyObject *list, size_t *n)
+{
+    Py_ssize_t size = PyList_Size(list);
+    const char **out = size < 0 ? NULL : calloc((size_t)size + 1, sizeof *out);
+    if (!out) {
+        if (!PyErr_Occurred())
+            PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < size; i++) {
+        out[i] = PyUnicode_AsUTF8AndSize(PyList_GetItem(list, i), NULL);
+        if (!out[i]) {
+            free(out);
+            return NULL;
+        }
+    }
+    *n = (size_t)size;
+    return out;
+}
+
+static int read_config(PyObject *dict, client_config *c, PyObject **own,
+                       PyObject **addresses)
+{
+    static char *words[] = {
+        "addresses", "own",         "own_at",  "namespace",     "rank",
+        "world",     "stream",      "incarnation", "timeout",
+        "message_limit", "dtype",   "lost",    "security",      NULL};
+    const char *name_space;
+    double timeout;
+    unsigned lost, own_at;
+    unsigned long long stream, incarnation, limit;
+    PyObject *security, *none = PyTuple_New(0);
+    if (!none)
+        return -1;
+    int ok = PyArg_ParseTupleAndKeywords(
+        none, dict, "OOIsIIKKdKIIO", words, addresses, own, &own_at,
+        &name_space, &c->rank, &c->world, &stream, &incarnation, &timeout,
+        &limit, &c->dtype, &lost, &security);
+    Py_DECREF(none);
+    if (!ok || py_security(security, &c->security))
+        return -1;
+    size_t length = strlen(name_space);
+    if (length >= sizeof c->name_space || !(timeout > 0 && timeout < 1e9)) {
+        PyErr_SetString(PyExc_ValueError, "namespace or timeout");
+        return -1;
+    }
+    memcpy(c->name_space, name_space, length + 1);
+    c->own_at = own_at;
+    c->stream = stream;
+    c->incarnation = incarnation;
+    c->timeout_ns = (uint64_t)(timeout * 1e9);
+    c->message_limit = limit;
+    c->lost = lost ? LOST_CONTINUE : LOST_RAISE;
+    return 0;
+}
+
+int py_open_remote(unsigned threads, PyObject *dict, uint64_t *handle)
+{
+    client_config c = {.threads = threads};
+    PyObject *own, *addresses;
+    if (read_config(dict, &c, &own, &addresses))
+        return -1;
+    c.addresses = read_texts(addresses, &c.addresses_n);
+    if (!c.addresses)
+        return -1;
+    py_served *served = NULL;
+    if (own != Py_None) {
+        served = py_server_served(own, &c.own);
+        if (!served) {
+            free((void *)(uintptr_t)c.addresses);
+            return -1;
+        }
+    }
+    int rc;
+    Py_BEGIN_ALLOW_THREADS
+    rc = step_open_remote(&c, served, served ? drop_own : NULL, handle);
+    Py_END_ALLOW_THREADS
+    free((void *)(uintptr_t)c.addresses);
+    if (!rc)
+        return 0;
+    if (served)
+        py_served_drop(served);
+    py_raise(rc);
+    return -1;
+}
+
+/* ---- functions of a handle ---- */
+
+/* Runs `call` with a reference `s` to the store, without the GIL. */
+#define WITH_STORE(handle, call)                                              \
+    step *s;                                                                  \
+    int rc = step_get((handle), "store", &s);                                 \
+    if (rc)                                                                   \
+        return py_raise(rc);                                                  \
+    Py_BEGIN_ALLOW_THREADS                                                    \
+    call;                                                                     \
+    step_put(s);                                                              \
+    Py_END_ALLOW_THREADS                                                      \
+    if (rc)                                                                   \
+        return py_raise(rc)
+
+static PyObject *py_join(PyObject *module, PyObject *arg)
+{
+    (void)module;
+    unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
+    uint64_t applied = 0;
+    if (PyErr_Occurred())
+        return NULL;
+    WITH_STORE(handle, rc = step_join(s, &applied));
+    return PyLong_FromUnsignedLongLong(applied);
+}
+
+static PyObject *py_sync(PyObject *module, PyObject *args)
+{
+    (void)module;
+    unsigned long long handle, last;
+    unsigned rank, world;
+    if (!PyArg_ParseTuple(args, "KKII", &handle, &last, &rank, &world))
+        return NULL;
+    WITH_STORE(handle, rc = step_sync(s, last, rank, world));
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_sync_stream(PyObject *module, PyObject *args)
+{
+    (void)module;
+    unsigned long long handle, stream;
+    int by_batch;
+    if (!PyArg_ParseTuple(args, "KKp", &handle, &stream, &by_batch))
+        return NULL;
+    WITH_STORE(handle, rc = step_ahead_sync(s, stream, by_batch));
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_leave(PyObject *module, PyObject *args)
+{
+    (void)module;
+    unsigned long long handle;
+    int settle;
+    if (!PyArg_ParseTuple(args, "Kp", &handle, &settle))
+        return NULL;
+    step *s;
+    /* A store that was closed is not in any step. */
+    if (step_get(handle, "store", &s) != PERSIA_OK)
+        Py_RETURN_NONE;
+    int rc;
+    Py_BEGIN_ALLOW_THREADS
+    rc = step_leave(s, settle);
+    step_put(s);
+    Py_END_ALLOW_THREADS
+    if (rc)
+        return py_raise(rc);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_counts(PyObject *module, PyObject *arg)
+{
+    (void)module;
+    unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
+    client_counts c;
+    if (PyErr_Occurred())
+        return NULL;
+    WITH_STORE(handle, client_get_counts(step_client(s), &c));
+    PyObject *out = PyDict_New();
+    const struct {
+        const char *name;
+        uint64_t value;
+    } counts[] = {
+        {"pulls", c.pulls},           {"pushes", c.pushes},
+        {"ids", c.ids},               {"distinct", c.distinct},
+        {"bytes_out", c.bytes_out},   {"bytes_in", c.bytes_in},
+        {"retries", c.retries},       {"duplicates", c.duplicates},
+        {"reconnects", c.reconnects}, {"lost", c.lost},
+        {"stale", c.stale},
+    };
+    for (size_t i = 0; out && i < sizeof counts / sizeof counts[0]; i++) {
+        PyObject *value = PyLong_FromUnsignedLongLong(counts[i].value);
+        if (!value || PyDict_SetItemString(out, counts[i].name, value))
+            Py_CLEAR(out);
+        Py_XDECREF(value);
+    }
+    return out;
+}
+
+static PyObject *py_shard(PyObject *module, PyObject *args)
+{
+    (void)module;
+    unsigned long long handle;
+    long long id;
+    uint32_t shard;
+    if (!PyArg_ParseTuple(args, "KL", &handle, &id))
+        return NULL;
+    WITH_STORE(handle, shard = hash_shard(id_hash((uint64_t)id),
+                                          client_shards(step_client(s))));
+    return PyLong_FromUnsignedLong(shard);
+}
+
+static PyMethodDef functions[] = {
+    {"cluster_join", py_join, METH_O,
+     "cluster_join(handle)\n--\n\n"
+     "Joins the steps of all ranks; the last step that was applied."},
+    {"cluster_sync", py_sync, METH_VARARGS,
+     "cluster_sync(handle, last, rank, world)\n--\n\n"
+     "Updates are parts of the steps after `last`."},
+    {"cluster_sync_stream", py_sync_stream, METH_VARARGS,
+     "cluster_sync_stream(handle, stream, by_batch)\n--\n\n"
+     "A data loader's stream takes part in them."},
+    {"cluster_leave", py_leave, METH_VARARGS,
+     "cluster_leave(handle, settle)\n--\n\nLeaves the steps of all ranks."},
+    {"cluster_counts", py_counts, METH_O,
+     "cluster_counts(handle)\n--\n\nWhat the client of a store counted."},
+    {"cluster_shard", py_shard, METH_VARARGS,
+     "cluster_shard(handle, id)\n--\n\nThe shard of an id."},
+    {NULL, NULL, 0, NULL},
+};
+
+int py_add_cluster(PyObject *module)
+{
+    return PyModule_AddFunctions(module, functions);
+}

@@ -1,0 +1,206 @@
+"""The rows of a store's tables: looks at them, and changes by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from persia import _core, errors
+from persia.configs import TableConfig, _word, float_rows
+
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = ["Rows", "Table"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A declared table: its number in the C store, and what declared it."""
+
+    number: int
+    config: TableConfig
+
+
+class Rows:
+    """What a :class:`persia.Store` can do with rows."""
+
+    _core: _core.Store
+    _handle: int
+    _tables: dict[str, Table]
+
+    def _find(self, table: str) -> Table:
+        try:
+            return self._tables[table]
+        except KeyError:
+            raise errors.InvalidArgument(
+                f"no table {table!r} in this store; it has "
+                f"{sorted(self._tables)}"
+            ) from None
+
+    @staticmethod
+    def _ids(ids: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+        t = torch.as_tensor(ids)
+        if t.numel() == 0:
+            t = t.to(torch.int64)
+        if t.dtype not in (
+            torch.int64,
+            torch.int32,
+            torch.int16,
+            torch.uint8,
+            torch.int8,
+        ):
+            raise errors.DtypeError(
+                f"ids have dtype {t.dtype}, need torch.int64"
+            )
+        if t.dim() != 1:
+            raise errors.ShapeError(
+                f"ids have shape {tuple(t.shape)}, need one dimension"
+            )
+        return t.to(device="cpu", dtype=torch.int64).contiguous().numpy()
+
+    def _get(self, table: str, ids: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """(vectors, state, found) of ids."""
+        t = self._find(table)
+        wanted = self._ids(ids)
+        n = len(wanted)
+        vectors = torch.empty(n, t.config.embedding_dim)
+        state = torch.empty(n, self._core.state_floats(t.number))
+        found = torch.empty(n, dtype=torch.uint8)
+        self._core.get(
+            t.number, wanted, vectors.numpy(), state.numpy(), found.numpy()
+        )
+        return vectors, state, found.bool()
+
+    def rows(self, table: str, ids: Any) -> Tensor:
+        """The vectors of ``ids``; the table is not changed.
+
+        Args:
+            table: its name.
+            ids: integers [n].
+
+        Returns:
+            float32 [n, embedding_dim]; an id without a row has its initial
+            value.
+        """
+        return self._get(table, ids)[0]
+
+    def contains(self, table: str, ids: Any) -> Tensor:
+        """Which of ``ids`` (integers [n]) have a row: bool [n]."""
+        return self._get(table, ids)[2]
+
+    def set_rows(
+        self, table: str, ids: Any, values: Any, state: Any = None
+    ) -> None:
+        """Creates or replaces rows.
+
+        Args:
+            table: its name.
+            ids: integers [n].
+            values: floating [n, embedding_dim], finite.
+            state: floating [n, state_floats] of the optimizer; None: as in a
+                new row.
+        """
+        t = self._find(table)
+        wanted = self._ids(ids)
+        n = len(wanted)
+        vectors = float_rows(
+            "values", values, (n, t.config.embedding_dim)
+        ).numpy()
+        if state is not None:
+            floats = self._core.state_floats(t.number)
+            state = float_rows("state", state, (n, floats)).numpy()
+        self._core.set(t.number, wanted, vectors, state)
+
+    def ids(self, table: str) -> Tensor:
+        """The ids of all rows: int64 [rows], in no particular order."""
+        data = self._core.ids(self._find(table).number)
+        return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.int64))
+
+    def explain(self, table: str, id: int) -> dict[str, Any]:
+        """What the store knows of one id, for a person to read."""
+        vectors, state, found = self._get(table, torch.tensor([id]))
+        t = self._find(table)
+        stats = self._core.stats(t.number)
+        out: dict[str, Any] = {
+            "table": table,
+            "id": int(id),
+            "shard": _core.cluster_shard(self._handle, int(id)),
+            "present": bool(found[0]),
+            "norm": float(vectors[0].norm()),
+            "trainable": t.config.trainable,
+        }
+        if out["present"]:
+            out["state_norm"] = float(state[0].norm())
+            return out
+        reasons = ["it occurred in no update yet"]
+        if stats["refused"]:
+            reasons.append(
+                f"it was not admitted (admission={t.config.admission!r})"
+            )
+        if stats["evicted"]:
+            reasons.append(f"it was evicted (capacity={t.config.capacity})")
+        out["why"] = ", or ".join(reasons)
+        return out
+
+    def clear(self, table: str | None = None) -> None:
+        """Removes all rows of a table (None: of all); it stays declared."""
+        chosen = (
+            list(self._tables.values())
+            if table is None
+            else [self._find(table)]
+        )
+        for t in chosen:
+            self._core.clear(t.number)
+
+    def to_torch(self, table: str) -> tuple[Tensor, torch.nn.EmbeddingBag]:
+        """A table as a torch module.
+
+        Returns:
+            ids, int64 [rows], sorted, and an ``EmbeddingBag`` whose row i is
+            that of ids[i].
+        """
+        config = self._find(table).config
+        ids = self.ids(table).sort().values
+        weight = self.rows(table, ids) if len(ids) else None
+        bag = torch.nn.EmbeddingBag(
+            max(len(ids), 1),
+            config.embedding_dim,
+            mode="mean"
+            if _word(getattr(config, "pooling", "")) == "mean"
+            else "sum",
+            _weight=weight,
+        )
+        return ids, bag
+
+    def to_arrow(self, table: str, *, state: bool = False) -> pyarrow.Table:
+        """All rows of a table as a ``pyarrow.Table``, sorted by id.
+
+        Columns: ``id`` int64, ``vector`` lists of ``embedding_dim`` float32
+        and, with ``state=True``, ``state`` lists of float32 (not there if the
+        optimizer keeps none).
+        """
+        from persia import arrow
+
+        return arrow.to_arrow(self, table, state)
+
+    def set_arrow(self, table: str, rows: Any) -> None:
+        """Creates or replaces rows, as :meth:`set_rows`.
+
+        Args:
+            table: its name.
+            rows: a ``pyarrow.Table`` or ``RecordBatch`` with the columns of
+                :meth:`to_arrow`; without ``state``, that of new rows. Other
+                columns are ignored.
+
+        Raises:
+            InvalidArgument: a column is missing or has nulls.
+            DtypeError, ShapeError: a column of another type or width.
+        """
+        from persia import arrow
+
+        arrow.from_arrow(self, table, rows)

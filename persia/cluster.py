@@ -1,0 +1,576 @@
+"""Where a store's tables are, and who else works on them.
+
+A store is *embedded* (its tables are in this process), or it has *servers*:
+parameter servers that run by themselves, or the ranks of the job, each of
+which serves a part of every table to all others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import hashlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from persia import _core, errors
+from persia.security import Security
+
+__all__ = ["Job", "Settings", "all_max", "all_sum", "resolve", "stream_id"]
+
+_DTYPES = ("fp32", "fp16", "bf16")
+_LOST = ("raise", "continue")
+_MESSAGE_LIMIT = 256 << 20  # bytes
+# Threads that take requests of the other ranks, and requests in hand at once.
+_SERVER_THREADS = 2
+_SERVER_CALLS = 1024
+_POLL = 0.05  # seconds
+
+
+# ---- the job ---------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """This process among those that train together.
+
+    Attributes:
+        rank: its number.
+        world: how many there are.
+        restarts: how often the job was started again.
+    """
+
+    rank: int
+    world: int
+    restarts: int
+
+    @classmethod
+    def here(cls, rank: int | None = None, world: int | None = None) -> Job:
+        """As given, else as torch.distributed or torchrun says."""
+        if (rank is None) != (world is None):
+            raise errors.InvalidArgument(
+                "rank and world go together; give both or none"
+            )
+        if rank is None or world is None:
+            group = _group()
+            if group is not None:
+                rank, world = group.get_rank(), group.get_world_size()
+            else:
+                rank = _number("RANK", 0)
+                world = _number("WORLD_SIZE", 1)
+        if not 0 <= rank < world:
+            raise errors.InvalidArgument(
+                f"rank is {rank} of {world}, need 0 to {world - 1}"
+            )
+        return cls(rank, world, _number("TORCHELASTIC_RESTART_COUNT", 0))
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable)
+    if not text:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise errors.InvalidArgument(
+            f"environment: {variable} is {text!r}, need a number"
+        ) from None
+
+
+def _group() -> Any:
+    """torch.distributed with its default process group, or None."""
+    dist = torch.distributed
+    return dist if dist.is_available() and dist.is_initialized() else None
+
+
+def need_group(why: str) -> Any:
+    """torch.distributed; an error that says what needs it."""
+    group = _group()
+    if group is None:
+        raise errors.InvalidArgument(
+            f"{why} needs a process group: call "
+            "torch.distributed.init_process_group() first"
+        )
+    return group
+
+
+def _reduce(values: Sequence[float], dtype: torch.dtype, op: Any) -> Any:
+    group = need_group("a value of all ranks")
+    on_cpu = any(b in group.get_backend() for b in ("gloo", "mpi", "cpu:"))
+    device = "cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}"
+    t = torch.tensor(values, dtype=dtype, device=device)
+    group.all_reduce(t, op)
+    return t.tolist()
+
+
+def all_max(values: Sequence[int]) -> list[int]:
+    """The largest of all ranks, place by place. All ranks call it."""
+    op = torch.distributed.ReduceOp.MAX
+    return [int(x) for x in _reduce(values, torch.int64, op)]
+
+
+def all_sum(values: Sequence[float]) -> list[float]:
+    """The sums over all ranks, place by place. All ranks call it."""
+    op = torch.distributed.ReduceOp.SUM
+    return [float(x) for x in _reduce(values, torch.float64, op)]
+
+
+# ---- addresses -------------------------------------------------------------
+
+
+def resolve(
+    servers: str | Sequence[str], security: Security
+) -> tuple[list[str], Security]:
+    """The addresses of all servers, and how to speak with them.
+
+    A name with several addresses stands for so many servers. Their
+    certificates are then checked for that name.
+
+    Args:
+        servers: "host:port", several with commas between, or a list.
+    """
+    texts = servers.split(",") if isinstance(servers, str) else list(servers)
+    addresses: list[str] = []
+    names: list[str] = []
+    for text in (t.strip() for t in texts):
+        host, port = _split(text)
+        several = _addresses(host)
+        if len(several) < 2:
+            addresses.append(text)
+            continue
+        names.append(host)
+        addresses += [f"{_bracketed(a)}:{port}" for a in several]
+    if not addresses:
+        raise errors.InvalidArgument("servers: no address")
+    twice = sorted({a for a in addresses if addresses.count(a) > 1})
+    if twice:
+        raise errors.InvalidArgument(f"servers: {', '.join(twice)} twice")
+    if names and security.ca and security.server_name is None:
+        if len(addresses) > len(names) and len(set(names)) > 1:
+            raise errors.InvalidArgument(
+                f"servers: {', '.join(names)} have several addresses each; "
+                "give the name in their certificates (server_name)"
+            )
+        security = dataclasses.replace(security, server_name=names[0])
+    return addresses, security
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, separator, port = address.rpartition(":")
+    bare = host.strip("[]")
+    if (
+        not separator
+        or not bare
+        or not port.isdecimal()
+        or not 0 < int(port) < 65536
+        or (":" in bare) != host.startswith("[")
+    ):
+        raise errors.InvalidArgument(
+            f"servers: {address!r} is no address; need host:port, with "
+            "commas between several"
+        )
+    return bare, int(port)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _addresses(host: str) -> list[str]:
+    """IPv4 addresses of a name, or else its IPv6 addresses; empty if it has
+    none now: it may be resolved when the connection is made."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    for family in (socket.AF_INET, socket.AF_INET6):
+        some = sorted({str(f[4][0]) for f in found if f[0] == family})
+        if some:
+            return some
+    return []
+
+
+def stream_id(namespace: str, role: str, rank: int) -> int:
+    """The number of a rank's stream of updates: the first 64 bits
+    (little-endian) of BLAKE2b over namespace, role and rank with zero bytes
+    between; the same after a restart."""
+    text = f"{namespace}\0{role}\0{rank}".encode()
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+# Streams of this process that are in use: several stores of one namespace
+# must not number their updates in one.
+_streams: set[tuple[str, int, int]] = set()
+_streams_lock = threading.Lock()
+
+
+def _take_stream(namespace: str, rank: int) -> tuple[str, int, int]:
+    with _streams_lock:
+        index = 0
+        while (namespace, rank, index) in _streams:
+            index += 1
+        key = (namespace, rank, index)
+        _streams.add(key)
+    return key
+
+
+def _drop_stream(key: tuple[str, int, int]) -> None:
+    with _streams_lock:
+        _streams.discard(key)
+
+
+# ---- settings --------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a store reaches its tables; the arguments of
+    :class:`persia.Store`."""
+
+    servers: str | tuple[str, ...] | None = None
+    namespace: str = "default"
+    security: Security | None = None
+    timeout: float = 60.0
+    wire_dtype: str = "fp32"
+    lost: str = "raise"
+    rank: int | None = None
+    world: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.wire_dtype not in _DTYPES:
+            raise errors.InvalidArgument(
+                f"wire_dtype is {self.wire_dtype!r}, need one of {_DTYPES}"
+            )
+        if self.lost not in _LOST:
+            raise errors.InvalidArgument(
+                f"lost is {self.lost!r}, need 'raise' or 'continue'"
+            )
+        if not 0 < self.timeout < 1e9:
+            raise errors.InvalidArgument(
+                f"timeout is {self.timeout!r}, need seconds above 0"
+            )
+        if not self.namespace or len(self.namespace.encode()) > 255:
+            raise errors.InvalidArgument(
+                f"namespace is {self.namespace!r}, need 1 to 255 bytes"
+            )
+
+    def where(self) -> str | tuple[str, ...]:
+        """ "embedded", "ranks", or the addresses of servers.
+
+        What was given, else ``PERSIA_SERVERS``, else the ranks of the job if
+        there are several.
+        """
+        servers = self.servers
+        if servers is None:
+            servers = os.environ.get("PERSIA_SERVERS") or None
+        if servers is None:
+            job = Job.here(self.rank, self.world)
+            servers = "ranks" if job.world > 1 else "embedded"
+        if servers == "ranks" and Job.here(self.rank, self.world).world == 1:
+            return "embedded"
+        return servers
+
+    def open(self, threads: int, memory_limit: int) -> Connection:
+        """Connects."""
+        where = self.where()
+        if where == "embedded":
+            return Connection(_core.Store(threads, memory_limit))
+        if where == "ranks":
+            return self._open_ranks(threads, memory_limit)
+        if memory_limit:
+            raise errors.InvalidArgument(
+                "memory_limit is of tables in this process; these are on "
+                "servers, which have their own (persia serve ps --help)"
+            )
+        security = self.security or Security.from_environment()
+        addresses, security = resolve(where, security)
+        return self._connect(threads, addresses, security)
+
+    def _open_ranks(self, threads: int, memory_limit: int) -> Connection:
+        job = Job.here(self.rank, self.world)
+        group = need_group(
+            f"a Store over the {job.world} ranks of this job (give "
+            'servers="embedded" for tables that each rank keeps for itself)'
+        )
+        if (group.get_rank(), group.get_world_size()) != (job.rank, job.world):
+            raise errors.InvalidArgument(
+                f"rank {job.rank} of {job.world} is rank {group.get_rank()} "
+                f"of {group.get_world_size()} in torch.distributed"
+            )
+        hosting = Hosting(self.namespace, job, threads, memory_limit)
+        return self._connect(
+            threads, hosting.addresses, hosting.security, hosting
+        )
+
+    def _connect(
+        self,
+        threads: int,
+        addresses: list[str],
+        security: Security,
+        hosting: Hosting | None = None,
+    ) -> Connection:
+        job = Job.here(self.rank, self.world)
+        key = _take_stream(self.namespace, job.rank)
+        role = f"nn_worker/{key[2]}" if key[2] else "nn_worker"
+        try:
+            core = _core.Store(
+                threads,
+                0,
+                {
+                    "addresses": addresses,
+                    "own": hosting.server if hosting else None,
+                    "own_at": job.rank if hosting else 0,
+                    "namespace": self.namespace,
+                    "rank": job.rank,
+                    "world": job.world,
+                    "stream": stream_id(self.namespace, role, job.rank),
+                    "incarnation": job.restarts,
+                    "timeout": float(self.timeout),
+                    "message_limit": _MESSAGE_LIMIT,
+                    "dtype": _DTYPES.index(self.wire_dtype),
+                    "lost": _LOST.index(self.lost),
+                    "security": security.arguments(),
+                },
+            )
+        except BaseException:
+            _drop_stream(key)
+            raise
+        return Connection(core, job, addresses, key, hosting)
+
+
+class Connection:
+    """The C store of a :class:`persia.Store`, and what is around it."""
+
+    def __init__(
+        self,
+        core: _core.Store,
+        job: Job | None = None,
+        addresses: Sequence[str] = (),
+        key: tuple[str, int, int] | None = None,
+        hosting: Hosting | None = None,
+    ) -> None:
+        self.core = core
+        self.job = job or Job(0, 1, 0)
+        self.addresses = list(addresses)
+        self.hosting = hosting
+        self.closed = False
+        self._key = key
+        self._passes = 0  # synchronous passes over all ranks that are open
+
+    @property
+    def remote(self) -> bool:
+        """Whether the tables are behind messages."""
+        return bool(self.addresses)
+
+    def join(self, stream: int, by_batch: bool) -> bool:
+        """A synchronous pass begins: with all ranks, if there are several.
+
+        Returns:
+            Whether :meth:`leave` must follow.
+        """
+        if not self.remote or self.job.world == 1:
+            return False
+        handle = self.core.handle
+        if self._passes == 0:
+            self._agree_on_step(handle)
+        self._passes += 1
+        _core.cluster_sync_stream(handle, stream, by_batch)
+        return True
+
+    def _agree_on_step(self, handle: int) -> None:
+        """All ranks join at all servers; then all go on behind the same
+        step."""
+        rank, world = self.job.rank, self.job.world
+        group = need_group("a synchronous pass (staleness=0) over all ranks")
+        if (group.get_rank(), group.get_world_size()) != (rank, world):
+            raise errors.InvalidArgument(
+                f"this store is of rank {rank} of {world}, but "
+                f"torch.distributed of rank {group.get_rank()} of "
+                f"{group.get_world_size()}"
+            )
+        all_max([0])  # none is in an earlier pass any more
+        applied = _core.cluster_join(handle)
+        last = all_max([applied])[0]
+        _core.cluster_sync(handle, last, rank, world)
+
+    def leave(self, settle: bool) -> None:
+        """The pass ends; the other ranks go on without this one."""
+        self._passes -= 1
+        if self._passes == 0:
+            _core.cluster_leave(self.core.handle, settle)
+
+    def close(self) -> None:
+        """Ends it; with tables on the ranks, when all ranks have."""
+        self.closed = True
+        self.core.close()
+        if self._key is not None:
+            _drop_stream(self._key)
+            self._key = None
+        if self.hosting is not None:
+            self.hosting.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_key", None) is not None:
+            _drop_stream(self._key)  # type: ignore[arg-type]
+
+
+# ---- tables on the ranks ---------------------------------------------------
+
+_hosted: list[Hosting] = []  # of this process, until its end
+_hostings: dict[str, int] = {}  # by namespace: how many there were
+_pid = os.getpid()
+
+
+class Hosting:
+    """A shard of a job's tables in each rank, which serves it to the others.
+
+    The ranks find each other through the key-value store of
+    torch.distributed. On one machine they speak over loopback; on several
+    with TLS, certificates and tokens that rank 0 makes for this job.
+
+    Attributes:
+        server: the shard in this process.
+        addresses: of all ranks.
+        security: of this job.
+    """
+
+    def __init__(
+        self, namespace: str, job: Job, threads: int, memory_limit: int
+    ) -> None:
+        self._job = job
+        count = _hostings[namespace] = _hostings.get(namespace, 0) + 1
+        prefix = f"persia/{namespace}/{job.restarts}/{count}"
+        self._keys = _Keys(prefix)
+        host = self._keys.gather("host", _machine(), job)
+        alone = len({h["machine"] for h in host}) == 1
+        if alone:
+            self.security = Security()
+            address = "127.0.0.1"
+        else:
+            self.security = self._shared_security()
+            address = host[job.rank]["address"]
+        self.server = _core.Server(
+            namespace=namespace,
+            shard=job.rank,
+            shards=job.world,
+            threads=threads,
+            memory_limit=memory_limit,
+            lineage=0,
+            message_limit=_MESSAGE_LIMIT,
+            checkpoints=None,
+        )
+        port = self.server.start(
+            address=f"{_bracketed(address)}:0",
+            threads=_SERVER_THREADS,
+            calls=_SERVER_CALLS,
+            message_limit=_MESSAGE_LIMIT,
+            security=self.security.arguments(),
+        )
+        mine = f"{_bracketed(address)}:{port}"
+        self.addresses: list[str] = self._keys.gather("address", mine, job)
+        self.server.health(True)
+        _hosted.append(self)
+
+    def _shared_security(self) -> Security:
+        if self._job.rank == 0:
+            from persia.certs import one_job
+
+            self._keys.set("security", one_job().to_json())
+        return Security.from_json(self._keys.get("security"))
+
+    def close(self) -> None:
+        """Serves until all ranks have closed, then ends."""
+        if self not in _hosted:
+            return
+        _hosted.remove(self)
+        if os.getpid() != _pid:
+            return
+        try:
+            self._keys.meet("done", self._job.world)
+        except KeyboardInterrupt:
+            self.server.stop(0.0)
+            raise
+        except RuntimeError:
+            pass  # the ranks' key-value store is gone, and so are they
+        self.server.stop(1.0)
+        self.server.close()
+
+
+def _machine() -> dict[str, str]:
+    """What tells machines apart, and the address that others reach this one
+    by: the one from which it reaches rank 0."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    machine = socket.gethostname()
+    if boot.exists():
+        machine += boot.read_text().strip()
+    return {"machine": machine, "address": _own_address()}
+
+
+def _own_address() -> str:
+    master = os.environ.get("MASTER_ADDR", "")
+    for host in (master, socket.gethostname()):
+        for found in _addresses(host) if host else []:
+            family = socket.AF_INET6 if ":" in found else socket.AF_INET
+            try:
+                with socket.socket(family, socket.SOCK_DGRAM) as s:
+                    s.connect((found, 9))  # sends nothing
+                    return str(s.getsockname()[0])
+            except OSError:
+                continue
+    return "127.0.0.1"
+
+
+class _Keys:
+    """The key-value store of torch.distributed, under a prefix; waits poll,
+    so that Ctrl-C works."""
+
+    def __init__(self, prefix: str) -> None:
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        store: Any = torch.distributed.PrefixStore  # type: ignore[attr-defined]
+        self._store = store(prefix, _get_default_store())
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str) -> str:
+        while not self._store.check([key]):
+            time.sleep(_POLL)
+        return bytes(self._store.get(key)).decode()
+
+    def gather(self, key: str, value: Any, job: Job) -> list[Any]:
+        """The values of all ranks."""
+        self.set(f"{key}/{job.rank}", json.dumps(value))
+        return [json.loads(self.get(f"{key}/{r}")) for r in range(job.world)]
+
+    def meet(self, key: str, world: int) -> None:
+        """Returns when all ranks have called it."""
+        there = self._store.add(key, 1)
+        while there < world:
+            time.sleep(_POLL)
+            there = self._store.add(key, 0)
+
+
+def _at_exit() -> None:
+    """The other ranks may still need what is here, unless this one failed."""
+    if os.getpid() != _pid or getattr(sys, "last_value", None) is not None:
+        return
+    for hosting in list(_hosted):
+        try:
+            hosting.close()
+        except Exception as error:
+            warnings.warn(f"a Store's shard: {error}", stacklevel=1)
+
+
+atexit.register(_at_exit)

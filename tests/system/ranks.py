@@ -1,0 +1,290 @@
+"""What the ranks of a job do in tests/system/test_ranks.py.
+
+    torchrun ... ranks.py FOLDER SCENARIO[=ADDRESSES] ...
+
+Each scenario gets a store of its own, on servers or on the ranks, and returns
+what the test compares: FOLDER/SCENARIO.RANK.pt.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import persia
+from persia import Batch, JaggedBatch
+
+IDS = 60
+STEPS = 8
+
+
+def batch(number: int, samples: int = 16) -> Batch:
+    """Batch `number` of the job, the same in every process."""
+    g = torch.Generator().manual_seed(number)
+    lengths = torch.randint(0, 4, (2 * samples,), generator=g)
+    ids = torch.randint(0, IDS, (int(lengths.sum()),), generator=g)
+    label = torch.rand(samples, generator=g)
+    return Batch(None, JaggedBatch(["a", "b"], ids, lengths=lengths), label)
+
+
+class Model(nn.Module):
+    def __init__(self, store: persia.Store) -> None:
+        super().__init__()
+        self.bags = persia.EmbeddingBagCollection(
+            store=store,
+            tables=[
+                persia.EmbeddingBagConfig(
+                    "x", embedding_dim=8, feature_names=["a"], pooling="mean"
+                ),
+                persia.EmbeddingBagConfig(
+                    "y", embedding_dim=16, feature_names=["b"]
+                ),
+            ],
+        )
+        torch.manual_seed(0)
+        self.linear = nn.Linear(24, 1)
+
+    def forward(self, ids: Any) -> Tensor:
+        out: Tensor = self.linear(self.bags(ids).values())
+        return out[:, 0]
+
+
+def loss_of(out: Tensor, one: Batch) -> Tensor:
+    return nn.functional.binary_cross_entropy_with_logits(out, one.label)
+
+
+def everything(store: persia.Store, model: Model) -> dict[str, Any]:
+    ids = torch.arange(IDS)
+    return {
+        "x": store._get("x", ids),
+        "y": store._get("y", ids),
+        "weight": model.linear.weight.detach().clone(),
+    }
+
+
+class Counter:
+    """As in test_updates.py: row 7 counts updates."""
+
+    def __init__(self, store: persia.Store) -> None:
+        self.store = store
+        self.model = persia.EmbeddingBagCollection(
+            store=store,
+            tables=[
+                persia.EmbeddingBagConfig(
+                    "t", embedding_dim=4, feature_names=["f"], init=0.0
+                )
+            ],
+        )
+
+    def loader(self, n: int, staleness: int = 0) -> Any:
+        def source() -> Iterator[Batch]:
+            for _ in range(n):
+                yield Batch(None, JaggedBatch(["f"], torch.tensor([7])))
+
+        return persia.DataLoader(source(), self.model, staleness)
+
+    def forward(self, one: Batch) -> tuple[int, Tensor]:
+        out = self.model(one.ids).values()
+        return int(out[0, 0]), -out.sum()
+
+    @property
+    def value(self) -> int:
+        return int(self.store.rows("t", [7])[0, 0])
+
+
+# ---- scenarios -------------------------------------------------------------
+
+Open = Callable[..., persia.Store]
+
+
+def train(open_store: Open, rank: int, world: int) -> Any:
+    """Synchronous, under DDP, with evaluation in the middle."""
+    store = open_store(persia.optim.Adam(lr=0.05))
+    model = Model(store)
+    net = nn.parallel.DistributedDataParallel(model)
+    dense = torch.optim.SGD(model.linear.parameters(), 0.1)
+    for epoch in range(2):
+        own = [batch(100 * epoch + world * i + rank) for i in range(STEPS)]
+        for i, one in enumerate(persia.DataLoader(own, model, 0)):
+            dense.zero_grad()
+            loss_of(net(one.ids), one).backward()
+            dense.step()
+            if i == 2 and rank == 0:
+                with torch.no_grad():
+                    for other in persia.DataLoader([batch(5)], model, 0):
+                        model(other.ids)
+    dist.barrier()
+    return everything(store, model)
+
+
+def accumulate(open_store: Open, rank: int, world: int) -> Any:
+    """update="step": two backwards a step; the last step is smaller."""
+    store = open_store(persia.optim.Adagrad(lr=0.1), update="step")
+    model = Model(store)
+    own = [batch(world * i + rank) for i in range(5)]
+    for i, one in enumerate(persia.DataLoader(own, model, 0)):
+        loss_of(model(one.ids), one).backward()
+        if i % 2 or i == 4:
+            store.optimizer.step()
+    dist.barrier()
+    return everything(store, model) | {"updates": store.updates}
+
+
+def uneven(open_store: Open, rank: int, world: int) -> Any:
+    """Rank 0 has fewer batches; then both have as many."""
+    c = Counter(open_store(persia.optim.SGD(lr=1.0), grad_division=False))
+    seen = []
+    for n in (3 + 4 * rank, 2):
+        for one in c.loader(n):
+            value, loss = c.forward(one)
+            seen.append(value)
+            loss.backward()
+    dist.barrier()
+    return {"seen": seen, "value": c.value, "updates": c.store.updates}
+
+
+def gaps(open_store: Open, rank: int, world: int) -> Any:
+    """Rank 1 leaves out gradients in every way there is."""
+    c = Counter(open_store(persia.optim.SGD(lr=1.0), grad_division=False))
+    seen = []
+    for t, one in enumerate(c.loader(8)):
+        if rank == 1 and t == 1:
+            seen.append(-1)
+            continue  # not even a forward
+        if rank == 1 and t == 2:
+            with torch.no_grad():
+                seen.append(c.forward(one)[0])
+            continue
+        value, loss = c.forward(one)
+        seen.append(value)
+        if rank == 1 and t == 3:
+            one.skip()
+        elif rank == 1 and t == 4:
+            continue  # a bad loss
+        elif rank == 1 and t == 5:
+            try:
+                (loss * float("nan")).backward()
+                c.store.flush()
+            except persia.errors.NonFiniteGradient:
+                seen[-1] += 1000
+        else:
+            loss.backward()
+    dist.barrier()
+    return {"seen": seen, "value": c.value, "updates": c.store.updates}
+
+
+def leaving(open_store: Open, rank: int, world: int) -> Any:
+    """A break at the same place, then another pass."""
+    c = Counter(open_store(persia.optim.SGD(lr=1.0), grad_division=False))
+    seen = []
+    for stop in (3, 100):
+        for t, one in enumerate(c.loader(6)):
+            value, loss = c.forward(one)
+            seen.append(value)
+            loss.backward()
+            if t == stop:
+                break
+    dist.barrier()
+    return {"seen": seen, "value": c.value}
+
+
+def hybrid(open_store: Open, rank: int, world: int) -> Any:
+    """No step waits for the other rank; nothing is lost."""
+    c = Counter(open_store(persia.optim.SGD(lr=1.0), grad_division=False))
+    own = []
+    for t, one in enumerate(c.loader(50, 3)):
+        value, loss = c.forward(one)
+        own.append(value - (t - 3))
+        loss.backward()
+    dist.barrier()
+    histogram = c.store.stats()["loader"]["staleness"]
+    return {"value": c.value, "least": min(own), "stalest": max(histogram)}
+
+
+def scaled(open_store: Open, rank: int, world: int) -> Any:
+    """GradScaler: what overflows on rank 1 makes no rank step."""
+    store = open_store(persia.optim.SGD(lr=1.0), update="step")
+    c = Counter(store)
+    dense = nn.Linear(4, 1)
+    adam = torch.optim.SGD(dense.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=2)
+    values, scales = [], []
+    for t, one in enumerate(c.loader(6)):
+        out = c.model(one.ids).values()
+        loss = dense(torch.ones(1, 4)).sum() - out.sum()
+        if rank == 1 and t == 2:
+            loss = loss + (out * float("inf")).sum()
+        scaler.scale(loss).backward()
+        if t % 2:
+            scaler.unscale_(store.optimizer)
+        scaler.step(store.optimizer)
+        scaler.step(adam)
+        scaler.update()
+        store.optimizer.zero_grad()
+        adam.zero_grad()
+        store.flush()
+        dist.barrier()
+        values.append(c.value)
+        dist.barrier()
+        scales.append(scaler.get_scale())
+    return {"values": values, "scales": scales}
+
+
+def clipped(open_store: Open, rank: int, world: int) -> Any:
+    """One norm over dense, sparse and ranks."""
+    store = open_store(persia.optim.SGD(lr=1.0), update="step")
+    model = Model(store)
+    net = nn.parallel.DistributedDataParallel(model)
+    one = batch(rank)
+    loss_of(net(one.ids), one).backward()
+    dense = model.linear.weight.grad
+    bias = model.linear.bias.grad
+    assert dense is not None and bias is not None
+    squares = float(dense.square().sum() + bias.square().sum())
+    norm = persia.clip_grad_norm_(net, 0.01)
+    store.optimizer.step()
+    store.flush()
+    dist.barrier()
+    ids = torch.arange(IDS)
+    return {
+        "norm": float(norm),
+        "dense": squares,
+        "clipped": float((dense.square().sum() + bias.square().sum()).sqrt()),
+        "x": store.rows("x", ids),
+        "y": store.rows("y", ids),
+    }
+
+
+def main() -> None:
+    folder, *wanted = sys.argv[1:]
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for one in wanted:
+        name, _, addresses = one.partition("=")
+
+        def open_store(*args: Any, **kwargs: Any) -> persia.Store:
+            return persia.Store(
+                *args,
+                servers=addresses or None,  # noqa: B023
+                namespace=name,  # noqa: B023
+                timeout=15.0,
+                threads=1,
+                **kwargs,
+            )
+
+        result = globals()[name.partition("-")[0]](open_store, rank, world)
+        torch.save(result, Path(folder) / f"{name}.{rank}.pt")
+        print(f"{name}: done on rank {rank}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.pop("PERSIA_SERVERS", None)
+    main()

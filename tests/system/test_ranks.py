@@ -1,0 +1,224 @@
+"""Jobs of two ranks under torchrun, with their tables on one to three servers
+and on the ranks themselves: tests/system/ranks.py has what they do.
+
+The oracle is one process that runs the batches of all ranks in turn and makes
+one update of them.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import persia
+from tests.remote import Servers
+from tests.system import ranks
+from tests.system.processes import environment
+
+WORLD = 2
+
+
+def launch(folder: Path, *scenarios: str) -> dict[str, list[Any]]:
+    """The results of each scenario, by rank."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "torch.distributed.run"]
+    command += ["--nproc-per-node", str(WORLD), "--standalone"]
+    command += [ranks.__file__, str(folder), *scenarios]
+    done = subprocess.run(
+        command,
+        env=environment(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return {
+        name: [torch.load(folder / f"{name}.{r}.pt") for r in range(WORLD)]
+        for name in (s.partition("=")[0] for s in scenarios)
+    }
+
+
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory: Any) -> dict[str, list[Any]]:
+    """Every scenario with the tables on the ranks."""
+    names = "train accumulate uneven gaps leaving hybrid scaled clipped"
+    return launch(tmp_path_factory.mktemp("ranks"), *names.split())
+
+
+@pytest.fixture(scope="module")
+def on_servers(tmp_path_factory: Any) -> Iterator[dict[str, list[Any]]]:
+    """Training with one to three servers, and counting with two."""
+    names = {f"{name}-{n}": n for n in (1, 2, 3)
+             for name in ("train", "accumulate")}  # fmt: skip
+    names |= {"uneven": 2, "gaps": 2, "leaving": 2, "hybrid": 2}
+    servers = {name: Servers(n, name) for name, n in names.items()}
+    scenarios = [f"{name}={s.text}" for name, s in servers.items()]
+    yield launch(tmp_path_factory.mktemp("servers"), *scenarios)
+    for one in servers.values():
+        one.close()
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, tuple):
+        return all(same(x, y) for x, y in zip(a, b, strict=True))
+    return torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b)
+
+
+def close(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(close(a[k], b[k]) for k in a)
+    if isinstance(a, tuple):
+        return all(close(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, Tensor) and a.is_floating_point():
+        return torch.allclose(a, b, atol=1e-5, rtol=1e-4)
+    return same(a, b)
+
+
+def one_process(
+    optimizer: persia.optim.SparseOptimizer, steps: list[list[int]], lr: float
+) -> dict[str, Any]:
+    """Each step is a list of batches; the mean of their gradients."""
+    store = persia.Store(optimizer, update="step")
+    model = ranks.Model(store)
+    dense = torch.optim.SGD(model.linear.parameters(), lr)
+    for step in steps:
+        dense.zero_grad()
+        for number in step:
+            one = ranks.batch(number)
+            (ranks.loss_of(model(one.ids), one) / WORLD).backward()
+        store.optimizer.step()
+        dense.step()
+    return ranks.everything(store, model)
+
+
+@pytest.fixture(params=["ranks", "1", "2", "3"])
+def trained(
+    request: Any, on_ranks: dict[str, Any], on_servers: dict[str, Any]
+) -> Any:
+    """The results of `train` and `accumulate` somewhere."""
+    if request.param == "ranks":
+        return on_ranks["train"], on_ranks["accumulate"]
+    n = request.param
+    return on_servers[f"train-{n}"], on_servers[f"accumulate-{n}"]
+
+
+def test_training_is_that_of_one_process(trained: Any) -> None:
+    steps = [
+        [100 * epoch + WORLD * i + r for r in range(WORLD)]
+        for epoch in range(2)
+        for i in range(ranks.STEPS)
+    ]
+    expected = one_process(persia.optim.Adam(lr=0.05), steps, 0.1)
+    for result in trained[0]:
+        assert close(result, expected)
+
+
+def test_accumulation_is_that_of_one_process(trained: Any) -> None:
+    steps = [
+        [WORLD * i + r for r in range(WORLD) for i in some]
+        for some in ((0, 1), (2, 3), (4,))
+    ]
+    expected = one_process(persia.optim.Adagrad(lr=0.1), steps, 0.0)
+    for result in trained[1]:
+        assert result.pop("updates") == 3
+        assert close(result, expected)
+
+
+def test_every_layout_gives_the_same_bits(
+    on_ranks: dict[str, Any], on_servers: dict[str, Any]
+) -> None:
+    for name in ("train", "accumulate"):
+        first = on_ranks[name][0]
+        first.pop("updates", None)
+        for results in (
+            on_ranks[name],
+            *(on_servers[f"{name}-{n}"] for n in (1, 2, 3)),
+        ):
+            for result in results:
+                result.pop("updates", None)
+                assert same(result, first)
+
+
+@pytest.fixture(params=["ranks", "servers"])
+def counted(
+    request: Any, on_ranks: dict[str, Any], on_servers: dict[str, Any]
+) -> Any:
+    return on_ranks if request.param == "ranks" else on_servers
+
+
+def test_ranks_may_end_at_different_times(counted: Any) -> None:
+    short, long = counted["uneven"]
+    assert long["seen"] == [0, 2, 4, 6, 7, 8, 9, 10, 12]
+    assert short["seen"] == [0, 2, 4, 10, 12]
+    for result in (short, long):
+        assert (result["value"], result["updates"]) == (14, 9)
+
+
+def test_a_rank_without_gradients_holds_up_nobody(counted: Any) -> None:
+    whole, gaps = counted["gaps"]
+    assert whole["seen"] == [0, 2, 3, 4, 5, 6, 7, 9]
+    # Left out: no forward, no_grad, skip(), continue, NaN.
+    assert gaps["seen"] == [0, -1, 3, 4, 5, 1006, 7, 9]
+    for result in (whole, gaps):
+        assert (result["value"], result["updates"]) == (11, 8)
+
+
+def test_break_and_another_pass(counted: Any) -> None:
+    for result in counted["leaving"]:
+        assert result["seen"] == [0, 2, 4, 6, 8, 10, 12, 14, 16, 18]
+        assert result["value"] == 20
+
+
+def test_hybrid_loses_nothing(counted: Any) -> None:
+    for result in counted["hybrid"]:
+        assert result["value"] == 100
+        assert result["least"] >= 0
+        assert result["stalest"] <= 3
+
+
+def test_scaler_steps_on_all_ranks_or_on_none(
+    on_ranks: dict[str, Any],
+) -> None:
+    for result in on_ranks["scaled"]:
+        assert result["values"] == [1, 2, 2, 3, 4, 5]
+        assert result["scales"] == [16.0, 32.0, 16.0, 16.0, 32.0, 32.0]
+
+
+def test_one_norm_over_dense_sparse_and_ranks(
+    on_ranks: dict[str, Any],
+) -> None:
+    """The gradients of each rank, from what SGD(lr=1) made of its rows."""
+    one, two = on_ranks["clipped"]
+    ids = torch.arange(ranks.IDS)
+    squares = one["dense"]
+    change = {"x": torch.zeros(ranks.IDS, 8), "y": torch.zeros(ranks.IDS, 16)}
+    for rank in range(WORLD):
+        store = persia.Store(persia.optim.SGD(lr=1.0))
+        model = ranks.Model(store)
+        first = {t: store.rows(t, ids) for t in change}
+        alone = ranks.batch(rank)
+        (ranks.loss_of(model(alone.ids), alone) / WORLD).backward()
+        for table, sum_of in change.items():
+            gradient = first[table] - store.rows(table, ids)
+            squares += float(gradient.square().sum())
+            sum_of += gradient
+    norm = squares**0.5
+    for result in (one, two):
+        assert result["norm"] == pytest.approx(norm, rel=1e-4)
+        assert result["clipped"] == pytest.approx(
+            0.01 / norm * one["dense"] ** 0.5, rel=1e-2
+        )
+        for table, sum_of in change.items():
+            expected = first[table] - sum_of * (0.01 / norm)
+            assert torch.allclose(result[table], expected, atol=1e-6)
