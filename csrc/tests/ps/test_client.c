@@ -349,6 +349,47 @@ static void some_shards_have_the_bits_of_local(void **state)
     same_bits(7);
 }
 
+/* Many chunks, and hash tables that do not fit on the stack. */
+static void large_batches_have_the_bits_of_local(void **state)
+{
+    enum { N = 150001, DIM = 16 };
+    static uint64_t ids[N];
+    static float grad[N * DIM], out[2][N * DIM];
+    (void)state;
+    for (uint32_t shards = 1; shards < 4; shards += 2) {
+        cluster c;
+        ps *p;
+        ps_client *both[2] = {local_client(&p), NULL};
+        cluster_make(&c, shards);
+        client_config config = cluster_config(&c);
+        both[1] = cluster_client(&c, &config);
+        turn = 17;
+        for (size_t i = 0; i < N; i++)
+            ids[i] = random_below(N / 2 * 3);
+        for (size_t i = 0; i < N * DIM; i++)
+            grad[i] = random_float();
+        optim_args adagrad = {.kind = OPTIM_ADAGRAD, .lr = 0.1f,
+                              .eps = 1e-8f, .grad_scale = 1, .step = 1};
+        push_part part = {.n = N, .ids = ids, .grad = grad, .stride = DIM,
+                          .bags = N};
+        push_job push = {.parts = &part, .parts_n = 1, .optim = &adagrad};
+        uint32_t no = 0;
+        for (int k = 0; k < 2; k++) {
+            pull_job pull = {.n = N, .ids = ids, .out = out[k],
+                             .stride = DIM};
+            declare_all(both[k]);
+            assert_int_equal(client_push(both[k], NULL, &no, &push, 1),
+                             PERSIA_OK);
+            assert_int_equal(client_pull(both[k], &no, &pull, 1), PERSIA_OK);
+        }
+        assert_memory_equal(out[0], out[1], sizeof out[0]);
+        client_destroy(both[1]);
+        client_destroy(both[0]);
+        ps_destroy(p);
+        cluster_free(&c);
+    }
+}
+
 /* ---- narrow values ---- */
 
 static void narrow_values_come_close(void **state)
@@ -584,6 +625,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_shard_has_the_bits_of_local),
         cmocka_unit_test(some_shards_have_the_bits_of_local),
+        cmocka_unit_test(large_batches_have_the_bits_of_local),
         cmocka_unit_test(narrow_values_come_close),
         cmocka_unit_test(rows_are_set_and_cleared),
         cmocka_unit_test(servers_may_number_tables_differently),
