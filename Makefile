@@ -1,6 +1,7 @@
-# make demo     train a recommender on this machine, now (DATA=path: on yours)
-# make test     C tests (plain and sanitized) and Python tests
-# make help     all targets
+# make demo          train a recommender here, now (DATA=path: on your data)
+# make demo-cluster  the same on two servers and two ranks
+# make test          C tests (plain and sanitized) and Python tests
+# make help          all targets
 #
 # Everything is set up on the first call: system packages (apt, only those
 # that are missing), .venv, pinned Python packages, the native build.
@@ -25,13 +26,13 @@ CMAKE  := cmake -S csrc -G Ninja -DPERSIA_PYTHON=$(abspath $(RUN)) \
 BUILD  := build
 JOBS   ?= $(shell nproc)
 
-.PHONY: help setup build demo test test-c test-long bench lint format docs \
-	clean
+.PHONY: help setup build demo demo-cluster test test-c test-long bench lint \
+	format docs clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo 'make setup | build | demo | test | test-long | bench | lint |'
-	@echo '     format | docs | clean'
+	@echo 'make setup | build | demo | demo-cluster | test | test-long |'
+	@echo '     bench | lint | format | docs | clean'
 	@sed -n 's/^# \(make .*\)/  \1/p' Makefile
 
 # ---- set-up ----------------------------------------------------------------
@@ -60,6 +61,10 @@ build: $(READY)
 # ---- use -------------------------------------------------------------------
 demo: build
 	$(RUN) -m persia train --data $(DATA) $(DEMO)
+
+CLUSTER := --ps 2 -- $(RUN) -m torch.distributed.run --nproc-per-node 2
+demo-cluster: build
+	$(RUN) -m persia launch $(CLUSTER) -m persia train --data $(DATA) $(DEMO)
 
 bench: build
 ifdef PEERS

@@ -1,17 +1,26 @@
 """DLRM on Criteo's click logs, to copy and change.
 
     python examples/criteo_dlrm.py 'day_*.tsv.gz' --save out
+    torchrun --nproc-per-node 2 examples/criteo_dlrm.py 'day_*.tsv.gz'
 
-The last tenth of the lines is held out to score the model on.
+The last tenth of the lines is held out to score the model on. Under torchrun
+each rank trains on its share of the batches; the embeddings are spread over
+the ranks, or lie on the servers that PERSIA_SERVERS names.
 """
 
 import argparse
+import contextlib
+import os
 import time
 
 import torch
+import torch.distributed as dist
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.parallel import DistributedDataParallel
 
 import persia
+
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def build(keys, dim, lr, seed):
@@ -20,29 +29,36 @@ def build(keys, dim, lr, seed):
     store = persia.Store(optimizer=persia.optim.Adagrad(lr=lr), seed=seed)
     tables = [persia.EmbeddingBagConfig(key, dim, [key]) for key in keys]
     bags = persia.EmbeddingBagCollection(store=store, tables=tables)
-    return store, persia.models.DLRM(bags, dense_features=13)
+    model = persia.models.DLRM(bags, dense_features=13)
+    return store, DistributedDataParallel(model) if RANKS > 1 else model
 
 
 def train(model, optimizer, batches, staleness):
     """One epoch; returns the samples a second."""
     model.train()
     samples, start = 0, time.perf_counter()
-    for batch in persia.DataLoader(batches, model, staleness=staleness):
-        logits = model(batch.dense, batch.ids)
-        loss = binary_cross_entropy_with_logits(logits, batch.label)
-        optimizer.zero_grad()
-        loss.backward()  # updates the embeddings as well
-        optimizer.step()
-        samples += len(batch)
-    return samples / (time.perf_counter() - start)
+    # A rank may have a batch more than others: join() lets them wait for it.
+    with model.join() if RANKS > 1 else contextlib.nullcontext():
+        for batch in persia.DataLoader(batches, model, staleness=staleness):
+            logits = model(batch.dense, batch.ids)
+            loss = binary_cross_entropy_with_logits(logits, batch.label)
+            optimizer.zero_grad()
+            loss.backward()  # updates the embeddings as well
+            optimizer.step()
+            samples += len(batch)
+    return RANKS * samples / (time.perf_counter() - start)
 
 
 @torch.no_grad()
 def evaluate(model, batches):
+    if RANKS > 1:
+        model = model.module
     model.eval()
     metrics = persia.metrics.BinaryMetrics()
     for batch in batches:
         metrics.update(model(batch.dense, batch.ids), batch.label)
+    if RANKS > 1:
+        metrics.gather()  # what the other ranks have scored
     return metrics.compute()
 
 
@@ -59,7 +75,11 @@ def main():
     parser.add_argument("--save", help="folder for a checkpoint")
     args = parser.parse_args()
 
-    data = persia.datasets.Criteo(args.data, batch_size=args.batch_size)
+    shard = (0, 1)
+    if RANKS > 1:
+        dist.init_process_group("gloo")
+        shard = (dist.get_rank(), RANKS)
+    data = persia.datasets.Criteo(args.data, args.batch_size, shard=shard)
     training, test = data.split(0.1)
     store, model = build(data.keys, args.dim, args.lr, args.seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.dense_lr)
@@ -67,12 +87,16 @@ def main():
         training.epoch = epoch
         speed = train(model, optimizer, training, args.staleness)
         scores = evaluate(model, test)
-        print(
-            f"epoch {epoch + 1}: {speed:,.0f} samples/s, "
-            f"AUC {scores.auc:.4f}, log loss {scores.logloss:.4f}"
-        )
+        if shard[0] == 0:
+            print(
+                f"epoch {epoch + 1}: {speed:,.0f} samples/s, "
+                f"AUC {scores.auc:.4f}, log loss {scores.logloss:.4f}"
+            )
         if args.save:
             store.save(args.save, model=model, optimizer=optimizer)
+    store.close()
+    if RANKS > 1:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Everything here takes *logits* (scores before the sigmoid) and labels of 0 and
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +76,18 @@ class BinaryMetrics:
         x, y = _arrays(logits, labels)
         self._logits.append(x.astype(np.float32))
         self._labels.append(y > 0.5)
+
+    def gather(self) -> None:
+        """Adds what the other ranks of the job have added; all call it."""
+        mine = (
+            np.concatenate([np.empty(0, np.float32), *self._logits]),
+            np.concatenate([np.empty(0, np.bool_), *self._labels]),
+        )
+        world = torch.distributed.get_world_size()
+        found: list[Any] = [None] * world
+        torch.distributed.all_gather_object(found, mine)
+        self._logits = [logits for logits, _ in found]
+        self._labels = [labels for _, labels in found]
 
     def compute(self) -> Scores:
         """The scores of everything added so far."""

@@ -2,10 +2,15 @@
 
 A :class:`Trainer` knows its position (epoch, batch), so that a run can stop
 after any batch and go on from there, in this process or in another one.
+
+Under ``torchrun`` each rank has a Trainer, its model in
+``DistributedDataParallel``. All ranks stop after the same batch: an epoch ends
+with the rank that has fewest batches.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
@@ -16,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.parallel import DistributedDataParallel
 
 from persia import errors
 from persia.jagged import Batch
@@ -50,7 +56,8 @@ class Clock:
 @dataclass(frozen=True)
 class Progress:
     """Where a run is.  ``loss`` is the mean since the last report, ``auc``
-    that of the epoch so far, each batch scored before it was trained on."""
+    that of the epoch so far, each batch scored before it was trained on; both
+    are of this rank, ``rows_per_second`` of all."""
 
     epoch: int
     batch: int
@@ -64,7 +71,8 @@ class Trainer:
     """Trains a click model: cross entropy of one logit a sample.
 
     Args:
-        model: called as ``model(batch.dense, batch.ids)``, gives logits [B].
+        model: called as ``model(batch.dense, batch.ids)``, gives logits [B];
+            in DistributedDataParallel where there are several ranks.
         optimizer: of the model's dense parameters.
         staleness: see :class:`persia.DataLoader`.
         compile: run the model through ``torch.compile``.
@@ -87,6 +95,11 @@ class Trainer:
         self.rows = 0
         """Samples trained by this object."""
         self.clock = Clock()
+        self._ranks = (
+            torch.distributed.get_world_size()
+            if isinstance(model, DistributedDataParallel)
+            else 1
+        )
         self._stop = False
         self._lookup_began = 0.0
         self._update_began = math.inf
@@ -130,17 +143,23 @@ class Trainer:
         return True
 
     def stop(self) -> None:
-        """Makes :meth:`fit` return after the batch it is at (for a signal
-        handler)."""
+        """Makes :meth:`fit` return after the batch it is at, in all ranks
+        (for a signal handler)."""
         self._stop = True
 
     @torch.no_grad()
     def evaluate(self, dataset: Iterable[Batch]) -> Scores:
-        """Scores the model on all batches of ``dataset``."""
-        self.model.eval()
+        """Scores the model on all batches of ``dataset``, of all ranks
+        together: each brings its share."""
+        model: Any = self.model
+        if self._ranks > 1:
+            model = self.model.module
+        model.eval()
         metrics = BinaryMetrics()
         for batch in dataset:
-            metrics.update(self.model(batch.dense, batch.ids), _label(batch))
+            metrics.update(model(batch.dense, batch.ids), _label(batch))
+        if self._ranks > 1:
+            metrics.gather()
         return metrics.compute()
 
     def _fit_epoch(
@@ -167,30 +186,44 @@ class Trainer:
                 )
             auc.update(logits, labels)
             if on_progress is not None:
-                speed = self.rows / clock.total
+                speed = self._ranks * self.rows / clock.total
                 position = (self.epoch, self.batch, self.rows)
                 on_progress(Progress(*position, speed, loss, auc.compute()))
 
         source = self._timed(itertools.islice(dataset, self.batch, None))
         reported = before = time.perf_counter()
         data = clock.data
-        for batch in DataLoader(source, self.model, staleness=self.staleness):
-            waited = time.perf_counter() - before
-            clock.lookup += waited - (clock.data - data)
-            label = _label(batch)
-            scored.append((self._train(batch, label), label))
-            self.batch += 1
-            self.rows += len(label)
-            now = time.perf_counter()
-            clock.total += now - before
-            if now - reported >= every:
-                report()
-                reported = now
-            if self._stop:
-                return False
-            before, data = now, clock.data
+        loader = DataLoader(source, self.model, staleness=self.staleness)
+        with contextlib.closing(iter(loader)) as batches:
+            while True:
+                batch = next(batches, None)
+                waited = time.perf_counter() - before
+                clock.lookup += waited - (clock.data - data)
+                ended, stopped = self._agree(batch is None, self._stop)
+                if ended or batch is None:
+                    break
+                if stopped:
+                    return False
+                label = _label(batch)
+                scored.append((self._train(batch, label), label))
+                self.batch += 1
+                self.rows += len(label)
+                now = time.perf_counter()
+                clock.total += now - before
+                if now - reported >= every:
+                    report()
+                    reported = now
+                before, data = now, clock.data
         report()
         return True
+
+    def _agree(self, ended: bool, stopped: bool) -> tuple[bool, bool]:
+        """Whether any rank is at its end, or is to stop."""
+        if self._ranks == 1:
+            return ended, stopped
+        both = torch.tensor([int(ended), int(stopped)])
+        torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX)
+        return bool(both[0]), bool(both[1])
 
     def _timed(self, source: Iterator[Batch]) -> Iterator[Batch]:
         """``source``, its time counted as ``data``."""

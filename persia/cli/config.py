@@ -23,6 +23,9 @@ LEARNING_RATES = {
     "sgd": 5.0,
 }
 
+# Options that tell where a run is, not what it does.
+_PLACES = {"servers", "namespace", "wire_dtype"}
+
 Optimizer = Literal["adagrad", "rowwise_adagrad", "adam", "adamw", "sgd"]
 
 
@@ -91,6 +94,21 @@ class TrainConfig(pydantic.BaseModel):
         "synchronous, async: no bound.",
     )
     epochs: int = Field(1, ge=1, description="Passes over the training data.")
+    servers: str | None = Field(
+        None,
+        description="Where the tables are: host:port of parameter servers, "
+        "with commas between; ranks: shared among the ranks of torchrun; "
+        "embedded: in this process (default: PERSIA_SERVERS, else ranks "
+        "under torchrun, else embedded).",
+    )
+    namespace: str = Field(
+        "default", description="That of the servers: the name of the job."
+    )
+    wire_dtype: Literal["fp32", "fp16", "bf16"] = Field(
+        "fp32",
+        description="Of vectors and gradients on the way to servers: fp32, "
+        "fp16 or bf16.",
+    )
     save: str | None = Field(
         None,
         description="Folder for a checkpoint, written at the end and at "
@@ -123,10 +141,11 @@ class TrainConfig(pydantic.BaseModel):
         return LEARNING_RATES[self.optimizer] if self.lr is None else self.lr
 
     def options(self) -> dict[str, Any]:
-        """What :func:`resolve` makes this configuration of again."""
-        return self.model_dump(by_alias=True, exclude_none=True) | (
-            {"staleness": "async"} if self.staleness is None else {}
-        )
+        """What :func:`resolve` makes this configuration of again, wherever
+        the tables will be then."""
+        return self.model_dump(
+            by_alias=True, exclude_none=True, exclude=_PLACES
+        ) | ({"staleness": "async"} if self.staleness is None else {})
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

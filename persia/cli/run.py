@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import persia
-from persia import checkpoint, errors, models, optim
+from persia import checkpoint, errors, models, optim, prometheus
 from persia.cli.config import TrainConfig
 from persia.datasets import CSV, Criteo, Dataset, SyntheticCTR
 from persia.metrics import Scores
@@ -60,14 +63,19 @@ class Run:
 
     def __init__(self, config: TrainConfig, resume: Path | str | None = None):
         self.config = config
+        self.rank, self.ranks = join_ranks()
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
-        self.train, self.test = open_data(config)
+        self.train, self.test = open_data(config, (self.rank, self.ranks))
         self.store = persia.Store(
             OPTIMIZERS[config.optimizer](lr=config.learning_rate),
             seed=config.seed,
+            servers=config.servers,
+            namespace=config.namespace,
+            wire_dtype=config.wire_dtype,
         )
+        prometheus.export(self.store)
         bags = persia.EmbeddingBagCollection(
             store=self.store,
             tables=[
@@ -75,7 +83,11 @@ class Run:
                 for key in self.train.keys
             ],
         )
-        self.model = MODELS[config.model](bags, self.train.dense_features)
+        self.model: nn.Module = MODELS[config.model](
+            bags, self.train.dense_features
+        )
+        if self.ranks > 1:
+            self.model = DistributedDataParallel(self.model)
         self.optimizer = torch.optim.Adam(
             self.model.parameters(), lr=config.dense_lr, fused=True
         )
@@ -96,7 +108,8 @@ class Run:
         if isinstance(data, SyntheticCTR):
             return len(data)
         if isinstance(data, Criteo | CSV) and data.rows[1] is not None:
-            return -(-data.count_lines() // data.batch_size)
+            batches = -(-data.count_lines() // data.batch_size)
+            return len(range(self.rank, batches, self.ranks))
         return None
 
     def describe(self) -> str:
@@ -106,6 +119,8 @@ class Run:
             f"{config.model} of dim {config.dim} on {config.data}: "
             f"{len(data.keys)} id features, {data.dense_features} dense"
         )
+        if self.ranks > 1:
+            text += f"; {self.ranks} ranks"
         if at.epoch or at.batch:
             text += f"; from epoch {at.epoch + 1}, batch {at.batch}"
         return text
@@ -140,7 +155,7 @@ class Run:
             None if self.test is None else self.trainer.evaluate(self.test)
         )
         planted = None
-        if isinstance(self.test, SyntheticCTR):
+        if isinstance(self.test, SyntheticCTR) and self.rank == 0:
             planted = self.test.planted_auc()
         tables = self.store.stats()["tables"].values()
         rows = sum(table["rows"] for table in tables)
@@ -151,11 +166,24 @@ class Run:
             planted_auc=planted,
             rows=rows,
             bytes_a_row=sum(table["bytes"] for table in tables) / max(rows, 1),
-            samples_per_second=self.trainer.rows / (clock.total or 1.0),
+            samples_per_second=self._samples() / (clock.total or 1.0),
             clock=clock,
             compiled=self.config.compile,
             malformed=getattr(self.train, "malformed", 0),
         )
+
+    def _samples(self) -> int:
+        """That all ranks have trained on."""
+        rows = torch.tensor(self.trainer.rows)
+        if self.ranks > 1:
+            torch.distributed.all_reduce(rows)
+        return int(rows)
+
+    def close(self) -> None:
+        """Ends the store and leaves the other ranks."""
+        self.store.close()
+        if self.ranks > 1:
+            torch.distributed.destroy_process_group()
 
     def _load(self, folder: Path | str) -> None:
         found = self.store.load(
@@ -177,17 +205,36 @@ def saved_options(folder: Path | str) -> dict[str, object]:
     return options
 
 
-def open_data(config: TrainConfig) -> tuple[Dataset, Dataset | None]:
-    """Training data, and what is held out of it or apart to score on."""
+def join_ranks() -> tuple[int, int]:
+    """(rank, ranks) of the job that torchrun has started, else (0, 1)."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks == 1:
+        return 0, 1
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo")
+    return torch.distributed.get_rank(), ranks
+
+
+def open_data(
+    config: TrainConfig, shard: tuple[int, int] = (0, 1)
+) -> tuple[Dataset, Dataset | None]:
+    """Training data, and what is held out of it or apart to score on; of
+    both the share of one rank: ``shard`` is (rank, ranks)."""
     if config.data == "synthetic":
-        return _synthetic(config)
+        return _synthetic(config, shard)
 
     def read(paths: str) -> Criteo | CSV:
         size, shuffle, seed = config.batch_size, config.shuffle, config.seed
         if config.table_schema is None:
-            return Criteo(paths, size, shuffle=shuffle, seed=seed)
-        schema = config.table_schema
-        return CSV(paths, schema, size, shuffle=shuffle, seed=seed)
+            return Criteo(paths, size, shuffle=shuffle, seed=seed, shard=shard)
+        return CSV(
+            paths,
+            config.table_schema,
+            size,
+            shuffle=shuffle,
+            seed=seed,
+            shard=shard,
+        )
 
     data = read(config.data)
     if config.eval_data is not None:
@@ -202,14 +249,18 @@ def open_data(config: TrainConfig) -> tuple[Dataset, Dataset | None]:
     return train, test
 
 
-def _synthetic(config: TrainConfig) -> tuple[SyntheticCTR, SyntheticCTR]:
+def _synthetic(
+    config: TrainConfig, shard: tuple[int, int]
+) -> tuple[SyntheticCTR, SyntheticCTR]:
     for name in ("table_schema", "eval_data"):
         if getattr(config, name) is not None:
             raise errors.InvalidArgument(
                 f"--{name.removeprefix('table_').replace('_', '-')} goes "
                 "with files, not with --data synthetic"
             )
-    data = SyntheticCTR(config.rows, config.batch_size, seed=config.seed)
+    data = SyntheticCTR(
+        config.rows, config.batch_size, seed=config.seed, shard=shard
+    )
     rows = min(SYNTHETIC_TEST_ROWS, config.rows)
     if config.eval_split is not None:
         rows = round(config.rows * config.eval_split)

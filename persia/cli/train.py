@@ -48,6 +48,9 @@ def train(
     batch_size: Annotated[int | None, _flag("batch_size")] = None,
     staleness: Annotated[str | None, _flag("staleness")] = None,
     epochs: Annotated[int | None, _flag("epochs")] = None,
+    servers: Annotated[str | None, _flag("servers")] = None,
+    namespace: Annotated[str | None, _flag("namespace")] = None,
+    wire_dtype: Annotated[str | None, _flag("wire_dtype")] = None,
     save: Annotated[str | None, _flag("save")] = None,
     compile: Annotated[bool | None, _flag("compile")] = None,
     seed: Annotated[int | None, _flag("seed")] = None,
@@ -64,7 +67,11 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train a click model, then score it on samples it has not seen."""
+    """Train a click model, then score it on samples it has not seen.
+
+    Under torchrun each rank trains on its share of the data:
+    torchrun --nproc-per-node 2 -m persia train
+    """
     flags = {k: v for k, v in locals().items() if v is not None}
     from persia.cli.run import Run, saved_options
 
@@ -73,6 +80,7 @@ def train(
     file = read_yaml(config) if config is not None else {}
     saved = saved_options(resume) if resume is not None else {}
     run = Run(resolve(saved, file, flags), resume)
+    console.quiet = run.rank > 0
     console.print(run.describe())
     gc.freeze()  # what was imported need not be searched for garbage again
     with _progress_bar(run) as show, _interrupts(run.trainer):
@@ -85,22 +93,30 @@ def train(
             console.print(f"go on: persia train --resume {run.config.save}")
         raise typer.Exit(130)
     console.print(_table(run.result()))
+    run.close()
 
 
 @contextmanager
 def _interrupts(trainer: Trainer) -> Iterator[None]:
-    """The first Ctrl-C ends the training after its batch, a second one at
-    once."""
+    """The first Ctrl-C or SIGTERM ends the training after its batch, a
+    second one at once."""
 
     def handle(number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, before)
+        restore()
         trainer.stop()
 
-    before = signal.signal(signal.SIGINT, handle)
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    before = {
+        number: signal.signal(number, handle)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()
 
 
 @contextmanager

@@ -11,6 +11,8 @@ import nbclient
 import nbformat
 import pytest
 
+from persia import _core
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
@@ -48,16 +50,16 @@ def test_quickstart_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trained > 0.6
 
 
-def test_criteo_dlrm(tmp_path: Path) -> None:
-    data = tmp_path / "day_0.tsv"
+def criteo_dlrm(python: list[str], data: Path, *options: str) -> float:
+    """The AUC that the example reaches."""
     data.write_text("".join(f"{criteo_line(i)}\n" for i in range(4000)))
     done = subprocess.run(
         [
-            sys.executable,
+            *python,
             str(EXAMPLES / "criteo_dlrm.py"),
             str(data),
             *("--epochs", "2", "--batch-size", "64", "--dim", "8"),
-            *("--save", str(tmp_path / "out")),
+            *options,
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -66,7 +68,21 @@ def test_criteo_dlrm(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    last = done.stdout.strip().splitlines()[-1]
-    assert last.startswith("epoch 2: ")
-    assert float(last.split("AUC ")[1].split(",")[0]) > 0.9
-    assert (tmp_path / "out" / "LATEST").exists()
+    lines = done.stdout.strip().splitlines()
+    assert len(lines) == 2 and lines[1].startswith("epoch 2: ")
+    return float(lines[1].split("AUC ")[1].split(",")[0])
+
+
+def test_criteo_dlrm(tmp_path: Path) -> None:
+    data, out = tmp_path / "day_0.tsv", tmp_path / "out"
+    auc = criteo_dlrm([sys.executable], data, "--save", str(out))
+    assert auc > 0.9
+    assert (out / "LATEST").exists()
+
+
+@pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_criteo_dlrm_on_ranks(tmp_path: Path, ranks: int) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    torchrun += ["--nproc-per-node", str(ranks)]
+    assert criteo_dlrm(torchrun, tmp_path / "day_0.tsv") > 0.9
