@@ -72,7 +72,7 @@ ifdef PEERS
 endif
 	@for b in $$(ls benchmarks/*.py); do \
 	    name=$$(basename $$b .py); \
-	    case $$name in __init__|common) continue;; esac; \
+	    case $$name in __init__|common|accuracy) continue;; esac; \
 	    echo "# python -m benchmarks.$$name" >&2; \
 	    $(RUN) -m benchmarks.$$name || exit 1; \
 	done
@@ -113,6 +113,7 @@ test-long: test-c
 	        -artifact_prefix=$$found- $$found $$seeds || exit 1; \
 	done
 	$(RUN) -m pytest -m long
+	$(RUN) -m benchmarks.accuracy
 
 FUZZ_SECONDS ?= 30
 

@@ -1,4 +1,4 @@
-"""Builds ``bench.c`` against libpersia and wraps it for Python (ctypes)."""
+"""Builds C files against libpersia and wraps ``bench.c`` for Python."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = Path(__file__).with_name("bench.c")
 LIBRARY = ROOT / "persia" / "libpersia.so"
 
 FP32, BF16 = 0, 1
@@ -29,10 +28,11 @@ ADAGRAD, ROWWISE_ADAGRAD = 1, 2
 STATE_FLOATS = {ADAGRAD: lambda dim: dim, ROWWISE_ADAGRAD: lambda dim: 1}
 
 
-def _build() -> Path:
-    """Compiles bench.c if it is older than its sources."""
-    out = ROOT / "build" / "benchmarks" / "bench.so"
-    sources = [SOURCE, LIBRARY, *ROOT.glob("csrc/*/*.h")]
+def build(name: str) -> Path:
+    """Compiles NAME.c, if it is newer than the library made of it."""
+    source = Path(__file__).with_name(f"{name}.c")
+    out = ROOT / "build" / "benchmarks" / f"{name}.so"
+    sources = [source, LIBRARY, *ROOT.glob("csrc/*/*.h")]
     if not LIBRARY.exists():
         raise SystemExit(f"{LIBRARY} is missing: run `make setup` first")
     if out.exists() and out.stat().st_mtime > max(
@@ -50,7 +50,7 @@ def _build() -> Path:
         cc,
         *flags.split(),
         f"-I{ROOT / 'csrc'}",
-        str(SOURCE),
+        str(source),
         "-o",
         str(scratch),
     ]
@@ -60,11 +60,11 @@ def _build() -> Path:
     return out
 
 
-_lib = ctypes.CDLL(str(_build()))
+_lib = ctypes.CDLL(str(build("bench")))
 _core = ctypes.CDLL(str(LIBRARY))
 
 
-def _declare(
+def declare(
     name: str,
     *types: type,
     result: type | None = c_int,
@@ -76,24 +76,24 @@ def _declare(
     return function
 
 
-_create = _declare(
+_create = declare(
     "bench_create", c_uint32, c_uint32, c_uint32, POINTER(c_void_p)
 )
-_pull = _declare(
+_pull = declare(
     "bench_pull", c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p
 )
-_push = _declare(
+_push = declare(
     "bench_push", c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p
 )
-_stats = _declare(
+_stats = declare(
     "bench_stats", c_void_p, *[POINTER(c_uint64)] * 3, result=None
 )
-_rows_new = _declare("bench_rows_new", c_size_t, result=c_void_p)
-_rows_free = _declare("bench_rows_free", c_void_p, c_size_t, result=None)
-_rows_fill = _declare(
+_rows_new = declare("bench_rows_new", c_size_t, result=c_void_p)
+_rows_free = declare("bench_rows_free", c_void_p, c_size_t, result=None)
+_rows_fill = declare(
     "bench_rows_fill", c_void_p, *[c_size_t] * 4, c_uint32, result=None
 )
-_gather = _declare(
+_gather = declare(
     "bench_gather",
     c_void_p,
     c_size_t,
@@ -104,7 +104,7 @@ _gather = _declare(
     c_void_p,
     result=None,
 )
-_adagrad = _declare(
+_adagrad = declare(
     "bench_adagrad",
     c_void_p,
     c_size_t,
@@ -115,15 +115,16 @@ _adagrad = _declare(
     c_void_p,
     result=None,
 )
-_sched_create = _declare(
+_sched_create = declare(
     "sched_create", ctypes.c_uint, POINTER(c_void_p), lib=_core
 )
-_sched_destroy = _declare("sched_destroy", c_void_p, result=None, lib=_core)
-_table_destroy = _declare("table_destroy", c_void_p, result=None, lib=_core)
-_err_text = _declare("err_text", result=c_char_p, lib=_core)
+_sched_destroy = declare("sched_destroy", c_void_p, result=None, lib=_core)
+_table_destroy = declare("table_destroy", c_void_p, result=None, lib=_core)
+_err_text = declare("err_text", result=c_char_p, lib=_core)
 
 
-def _check(code: int) -> None:
+def check(code: int) -> None:
+    """Raises what a function of the library has failed with."""
     if code:
         raise RuntimeError(f"error {code}: {_err_text().decode()}")
 
@@ -133,7 +134,7 @@ class Sched:
 
     def __init__(self, threads: int) -> None:
         self.handle = c_void_p()
-        _check(_sched_create(threads, byref(self.handle)))
+        check(_sched_create(threads, byref(self.handle)))
 
     def close(self) -> None:
         _sched_destroy(self.handle)
@@ -148,13 +149,13 @@ class Table:
         self.dim, self.dtype = dim, dtype
         self.state_floats = STATE_FLOATS[optimizer](dim)
         self.handle = c_void_p()
-        _check(_create(dim, dtype, optimizer, byref(self.handle)))
+        check(_create(dim, dtype, optimizer, byref(self.handle)))
 
     def close(self) -> None:
         _table_destroy(self.handle)
 
     def pull(self, s: Sched, out: np.ndarray, ids: np.ndarray) -> None:
-        _check(
+        check(
             _pull(
                 s.handle,
                 self.handle,
@@ -166,7 +167,7 @@ class Table:
         )
 
     def push(self, s: Sched, grad: np.ndarray, ids: np.ndarray) -> None:
-        _check(
+        check(
             _push(
                 s.handle,
                 self.handle,

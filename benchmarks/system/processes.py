@@ -264,14 +264,30 @@ class Processes:
         return started
 
 
-class Echo:
-    """Bytes through bare gRPC C core, between two processes."""
+# What csrc/rpc tells glibc, as its environment variable has it.
+_KEEP_MEMORY = {
+    "GLIBC_TUNABLES": f"glibc.malloc.mmap_threshold={32 << 20}"
+    f":glibc.malloc.trim_threshold={64 << 20}"
+}
 
-    def __init__(self, processes: Processes, threads: int) -> None:
+
+class Echo:
+    """Bytes through bare gRPC C core, between two processes.
+
+    ``keep``: their malloc keeps the memory of messages, as ours does; by
+    itself it gives every buffer back to the system.
+    """
+
+    def __init__(
+        self, processes: Processes, threads: int, keep: bool = False
+    ) -> None:
         echo = program("echo", "grpc", "gpr")
-        server = processes.start("echo-server", [echo, "serve", str(threads)])
+        environment = _KEEP_MEMORY if keep else None
+        server = processes.start(
+            "echo-server", [echo, "serve", str(threads)], environment
+        )
         self._client = processes.start(
-            "echo-client", [echo, "call", server.line()]
+            "echo-client", [echo, "call", server.line()], environment
         )
 
     def run(

@@ -1,0 +1,134 @@
+/* remote.c: what benchmarks/rpc.py calls: the object through which a trainer
+ * reaches its tables (ps/client.h), with connections to real servers.
+ *
+ * It includes the library's headers, so the structs are the library's own.
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ps/client.h"
+
+#define BENCH __attribute__((visibility("default")))
+
+enum { TABLES_MAX = 64 };
+
+typedef struct bench_remote {
+    ps_client *client;
+    uint32_t tables, dim;
+    uint32_t numbers[TABLES_MAX];
+    optim_args optim;
+} bench_remote;
+
+BENCH void bench_remote_close(bench_remote *r)
+{
+    if (!r)
+        return;
+    client_destroy(r->client);
+    free(r);
+}
+
+/* Connects to one server and declares tables `<name>0`, ... with Adagrad. */
+BENCH int bench_remote_open(const char *address, const char *name,
+                            uint32_t tables, uint32_t dim, uint32_t dtype,
+                            unsigned threads, uint64_t stream,
+                            bench_remote **out)
+{
+    if (tables > TABLES_MAX)
+        return err_set(PERSIA_EARG, "at most %d tables", TABLES_MAX);
+    bench_remote *r = calloc(1, sizeof(*r));
+    if (!r)
+        return PERSIA_ENOMEM;
+    r->tables = tables;
+    r->dim = dim;
+    r->optim = (optim_args){.kind = OPTIM_ADAGRAD,
+                            .lr = 0.01f,
+                            .eps = 1e-8f,
+                            .beta1 = 0.9f,
+                            .beta2 = 0.999f,
+                            .grad_scale = 1};
+    client_config config = {.threads = threads,
+                            .addresses = &address,
+                            .addresses_n = 1,
+                            .world = 1,
+                            .stream = stream,
+                            .incarnation = 1,
+                            .timeout_ns = 60000000000u,
+                            .message_limit = UINT64_C(1) << 30,
+                            .dtype = dtype,
+                            .lost = LOST_RAISE};
+    snprintf(config.name_space, sizeof(config.name_space), "default");
+    int rc = client_remote(&config, &r->client);
+    for (uint32_t i = 0; i < tables && rc == PERSIA_OK; i++) {
+        table_config t;
+        int created;
+        table_config_init(&t);
+        snprintf(t.name, sizeof(t.name), "%s%u", name, i);
+        t.seed = 1;
+        t.dim = dim;
+        rc = client_declare(r->client, &t, &r->numbers[i], &created);
+    }
+    if (rc == PERSIA_OK)
+        *out = r;
+    else
+        bench_remote_close(r);
+    return rc;
+}
+
+/* Ids [tables, n], out [tables, n, dim], rows [tables, n]: of the first
+ * `tables` tables. */
+BENCH int bench_remote_pull(bench_remote *r, uint32_t tables, size_t n,
+                            const uint64_t *ids, float *out, uint32_t *rows)
+{
+    pull_job jobs[TABLES_MAX];
+    for (uint32_t i = 0; i < tables; i++)
+        jobs[i] = (pull_job){.n = n,
+                             .ids = ids + i * n,
+                             .out = out + i * n * r->dim,
+                             .stride = r->dim,
+                             .rows = rows + i * n};
+    return client_pull(r->client, r->numbers, jobs, tables);
+}
+
+/* Gradients [tables, n, dim] of the rows of a pull. */
+BENCH int bench_remote_push(bench_remote *r, uint64_t number, uint32_t tables,
+                            size_t n, const uint64_t *ids,
+                            const uint32_t *rows, const float *grad)
+{
+    push_job jobs[TABLES_MAX];
+    push_part parts[TABLES_MAX];
+    for (uint32_t i = 0; i < tables; i++) {
+        parts[i] = (push_part){.n = n,
+                               .ids = ids + i * n,
+                               .rows = rows ? rows + i * n : NULL,
+                               .grad = grad + i * n * r->dim,
+                               .stride = r->dim,
+                               .bags = n};
+        jobs[i] = (push_job){
+            .parts = &parts[i], .parts_n = 1, .optim = &r->optim};
+    }
+    client_update update = {.number = number, .parts = 1};
+    return client_push(r->client, &update, r->numbers, jobs, tables);
+}
+
+BENCH uint64_t bench_remote_rows(bench_remote *r)
+{
+    uint64_t rows = 0;
+    for (uint32_t i = 0; i < r->tables; i++) {
+        table_stats stats;
+        if (client_stats(r->client, r->numbers[i], &stats) == PERSIA_OK)
+            rows += stats.rows;
+    }
+    return rows;
+}
+
+/* Bytes of all requests and replies so far. */
+BENCH void bench_remote_bytes(const bench_remote *r, uint64_t *sent,
+                              uint64_t *received)
+{
+    client_counts counts;
+    client_get_counts(r->client, &counts);
+    *sent = counts.bytes_out;
+    *received = counts.bytes_in;
+}
