@@ -1,11 +1,12 @@
 # Finds the gRPC core.  Included by CMakeLists.txt.
 #
-# Sets rpc_includes, rpc_libraries, and rpc_unused: the sources of room rpc
-# that are not built.
+# Sets rpc_includes, rpc_libraries, rpc_definitions (for tests that speak gRPC
+# themselves), and rpc_unused: the sources of room rpc that are not built.
 include(CheckCSourceCompiles)
 
 set(rpc_includes)
 set(rpc_libraries)
+set(rpc_definitions)
 set(rpc_found OFF)
 if(NOT PERSIA_RPC STREQUAL "OFF")
     find_path(PERSIA_GRPC_INCLUDE grpc/grpc.h)
@@ -46,6 +47,7 @@ if(NOT PERSIA_RPC STREQUAL "OFF")
 endif()
 
 if(rpc_found)
+    set(rpc_definitions PERSIA_TESTS_GRPC)
     set(rpc_unused none)
 else()
     set(rpc_unused client runtime security server slices)

@@ -2,6 +2,12 @@
 # CMakeLists.txt.  ctest runs the tests.
 enable_testing()
 
+# What ThreadSanitizer must be told of libraries that it cannot look into.
+set(tsan)
+if(PERSIA_SANITIZE MATCHES "thread")
+    set(tsan "${CMAKE_SOURCE_DIR}/tests/tsan.c")
+endif()
+
 # A file test_*.c has a main() and makes one binary; other files of the
 # folder are helpers that each of its binaries gets.
 function(add_room_tests room)
@@ -18,7 +24,7 @@ function(add_room_tests room)
         if(NOT name MATCHES "^${room}")
             set(name "${room}_${name}")
         endif()
-        add_executable(test_${name} "${main}" ${helpers})
+        add_executable(test_${name} "${main}" ${helpers} ${tsan})
         target_compile_options(test_${name} PRIVATE
             $<$<BOOL:${PERSIA_WERROR}>:-Werror>)
         target_link_libraries(test_${name} PRIVATE persia_static cmocka)

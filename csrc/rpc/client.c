@@ -205,7 +205,9 @@ static grpc_call_error call_start(client_call *l)
     ops[5].data.recv_status_on_client.trailing_metadata = &l->trailing;
     ops[5].data.recv_status_on_client.status = &l->status;
     ops[5].data.recv_status_on_client.status_details = &l->details;
-    return grpc_call_start_batch(l->call, ops, 6, &l->tag, NULL);
+    grpc_call *call = l->call; /* l may be gone before start_batch returns */
+    tag_give(&l->tag, call_done);
+    return grpc_call_start_batch(call, ops, 6, &l->tag, NULL);
 }
 
 static int client_start(rpc_channel *base, uint32_t method, wire_out *o,
@@ -223,7 +225,6 @@ static int client_start(rpc_channel *base, uint32_t method, wire_out *o,
                              c->base.address, method_name(method), n)
                    : err_set(PERSIA_ENOMEM, "out of memory: a call");
     }
-    l->tag.done = call_done;
     l->channel = c;
     l->method = method;
     l->timeout_ns = timeout_ns;

@@ -46,8 +46,11 @@ static void *poller_main(void *arg)
         grpc_event e = grpc_completion_queue_next(p->queue, never, NULL);
         if (e.type == GRPC_QUEUE_SHUTDOWN)
             return NULL;
-        if (e.type == GRPC_OP_COMPLETE)
-            ((rpc_tag *)e.tag)->done(e.tag, e.success);
+        if (e.type != GRPC_OP_COMPLETE)
+            continue;
+        rpc_tag *tag = e.tag;
+        (void)atomic_load_explicit(&tag->given, memory_order_acquire);
+        tag->done(tag, e.success);
     }
 }
 

@@ -115,7 +115,7 @@ char *slice_text(grpc_slice s)
     size_t n = GRPC_SLICE_LENGTH(s);
     char *text = malloc(n + 1);
     if (text) {
-        memcpy(text, GRPC_SLICE_START_PTR(s), n);
+        slice_copy(text, s);
         text[n] = 0;
     }
     return text;

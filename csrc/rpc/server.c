@@ -157,9 +157,10 @@ static void slot_send(slot *l, grpc_status_code status, const char *name,
     n++;
     ops[n].op = GRPC_OP_RECV_CLOSE_ON_SERVER;
     ops[n++].data.recv_close_on_server.cancelled = &l->cancelled;
-    l->tag.done = slot_answered;
+    grpc_call *grpc = l->grpc;
+    tag_give(&l->tag, slot_answered);
     grpc_call_error error_code =
-        grpc_call_start_batch(l->grpc, ops, n, &l->tag, NULL);
+        grpc_call_start_batch(grpc, ops, n, &l->tag, NULL);
     if (error_code != GRPC_CALL_OK)
         bug("an answer", error_code);
     grpc_slice_unref(details);
@@ -336,9 +337,10 @@ static void slot_taken(rpc_tag *tag, int ok)
     memset(&op, 0, sizeof op);
     op.op = GRPC_OP_RECV_MESSAGE;
     op.data.recv_message.recv_message = &l->request;
-    l->tag.done = slot_read;
+    grpc_call *grpc = l->grpc;
+    tag_give(&l->tag, slot_read);
     grpc_call_error error =
-        grpc_call_start_batch(l->grpc, &op, 1, &l->tag, NULL);
+        grpc_call_start_batch(grpc, &op, 1, &l->tag, NULL);
     if (error != GRPC_CALL_OK)
         bug("reading a request", error);
 }
@@ -351,19 +353,20 @@ static void slot_wait(slot *l)
     *l = (slot){.server = s, .health = l->health};
     l->call.reply = slot_reply;
     l->call.fail = slot_fail;
-    l->tag.done = slot_taken;
     grpc_metadata_array_init(&l->metadata);
+    if (!l->health)
+        grpc_call_details_init(&l->details);
     grpc_completion_queue *q = s->pollers.queue;
     grpc_call_error error;
-    if (l->health) {
+    int health = l->health;
+    tag_give(&l->tag, slot_taken);
+    if (health)
         error = grpc_server_request_registered_call(
             s->server, s->health_method, &l->grpc, &l->deadline, &l->metadata,
             NULL, q, q, &l->tag);
-    } else {
-        grpc_call_details_init(&l->details);
+    else
         error = grpc_server_request_call(s->server, &l->grpc, &l->details,
                                          &l->metadata, q, q, &l->tag);
-    }
     if (error != GRPC_CALL_OK)
         bug("waiting for a call", error);
 }
@@ -472,7 +475,6 @@ int rpc_server_start(const rpc_server_config *config, rpc_server **out)
     s->handler = config->handler;
     s->ctx = config->ctx;
     s->message_limit = config->message_limit;
-    s->down.done = server_is_down;
     s->slots_n = (size_t)config->calls_max + HEALTH_SLOTS;
     s->slots = calloc(s->slots_n, sizeof *s->slots);
     if (!s->slots) {
@@ -545,6 +547,7 @@ void rpc_server_stop(rpc_server *s, uint64_t grace_ns)
     if (s->server) {
         uint64_t now = clock_ns();
         uint64_t never = INT64_MAX;
+        tag_give(&s->down, server_is_down);
         grpc_server_shutdown_and_notify(s->server, s->pollers.queue,
                                         &s->down);
         if (!server_wait(s, grace_ns > never - now ? never : now + grace_ns)) {

@@ -5,7 +5,6 @@
 #include <grpc/compression.h>
 #include <limits.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* Up to here a copy costs less than a slice that points, bytes. */
 enum { POINT_FROM = 512, SLICES_ON_STACK = 32 };
@@ -76,9 +75,8 @@ int received_join(grpc_byte_buffer *b, void **data, size_t *n)
     char *at = *data;
     grpc_slice *slice;
     while (grpc_byte_buffer_reader_peek(&reader, &slice)) {
-        size_t bytes = GRPC_SLICE_LENGTH(*slice);
-        memcpy(at, GRPC_SLICE_START_PTR(*slice), bytes);
-        at += bytes;
+        slice_copy(at, *slice);
+        at += GRPC_SLICE_LENGTH(*slice);
     }
     grpc_byte_buffer_reader_destroy(&reader);
     return PERSIA_OK;

@@ -1,0 +1,366 @@
+/* rpc: what others send to our port: health checks, other methods, bytes. */
+#include "help.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#ifdef PERSIA_TESTS_GRPC
+
+#include <grpc/byte_buffer_reader.h>
+#include <grpc/grpc.h>
+#include <grpc/grpc_security.h>
+
+/* ---- a client that is not ours ---- */
+
+typedef struct foreign {
+    grpc_channel *channel;
+    grpc_completion_queue *queue;
+} foreign;
+
+typedef struct answer {
+    grpc_status_code status;
+    char text[256], error[64];
+    char bytes[64];
+    size_t n; /* of the message; SIZE_MAX: none */
+} answer;
+
+static void foreign_open(foreign *f, int port, int compress)
+{
+    grpc_init();
+    char target[64];
+    snprintf(target, sizeof target, "127.0.0.1:%d", port);
+    grpc_arg arg = {.type = GRPC_ARG_INTEGER,
+                    .key = (char *)GRPC_COMPRESSION_CHANNEL_DEFAULT_ALGORITHM,
+                    .value.integer = compress ? GRPC_COMPRESS_GZIP
+                                              : GRPC_COMPRESS_NONE};
+    grpc_channel_args args = {1, &arg};
+    grpc_channel_credentials *credentials =
+        grpc_insecure_credentials_create();
+    f->channel = grpc_channel_create(target, credentials, &args);
+    grpc_channel_credentials_release(credentials);
+    f->queue = grpc_completion_queue_create_for_pluck(NULL);
+}
+
+static void foreign_close(foreign *f)
+{
+    grpc_channel_destroy(f->channel);
+    grpc_completion_queue_shutdown(f->queue);
+    grpc_completion_queue_destroy(f->queue);
+    grpc_shutdown();
+}
+
+static void keep_text(grpc_slice s, char *to, size_t room)
+{
+    snprintf(to, room, "%.*s", (int)GRPC_SLICE_LENGTH(s),
+             (const char *)GRPC_SLICE_START_PTR(s));
+}
+
+/* n SIZE_MAX: no message. */
+static answer foreign_call(foreign *f, const char *path, const void *data,
+                           size_t n)
+{
+    answer a = {.n = SIZE_MAX};
+    grpc_metadata_array initial, trailing;
+    grpc_metadata_array_init(&initial);
+    grpc_metadata_array_init(&trailing);
+    grpc_slice details, message = grpc_empty_slice();
+    grpc_byte_buffer *request = NULL, *reply = NULL;
+    if (n != SIZE_MAX) {
+        message = grpc_slice_from_copied_buffer(data, n);
+        request = grpc_raw_byte_buffer_create(&message, 1);
+    }
+    grpc_op ops[6];
+    memset(ops, 0, sizeof ops);
+    size_t k = 0;
+    ops[k++].op = GRPC_OP_SEND_INITIAL_METADATA;
+    if (request) {
+        ops[k].op = GRPC_OP_SEND_MESSAGE;
+        ops[k++].data.send_message.send_message = request;
+    }
+    ops[k++].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
+    ops[k].op = GRPC_OP_RECV_INITIAL_METADATA;
+    ops[k++].data.recv_initial_metadata.recv_initial_metadata = &initial;
+    ops[k].op = GRPC_OP_RECV_MESSAGE;
+    ops[k++].data.recv_message.recv_message = &reply;
+    ops[k].op = GRPC_OP_RECV_STATUS_ON_CLIENT;
+    ops[k].data.recv_status_on_client.trailing_metadata = &trailing;
+    ops[k].data.recv_status_on_client.status = &a.status;
+    ops[k++].data.recv_status_on_client.status_details = &details;
+    gpr_timespec never = gpr_inf_future(GPR_CLOCK_MONOTONIC);
+    gpr_timespec late = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                                     gpr_time_from_seconds(30, GPR_TIMESPAN));
+    grpc_call *call = grpc_channel_create_call(
+        f->channel, NULL, GRPC_PROPAGATE_DEFAULTS, f->queue,
+        grpc_slice_from_static_string(path), NULL, late, NULL);
+    assert_int_equal(grpc_call_start_batch(call, ops, k, &a, NULL),
+                     GRPC_CALL_OK);
+    (void)grpc_completion_queue_pluck(f->queue, &a, never, NULL);
+    keep_text(details, a.text, sizeof a.text);
+    for (size_t i = 0; i < trailing.count; i++)
+        if (grpc_slice_str_cmp(trailing.metadata[i].key, "persia-error") == 0)
+            keep_text(trailing.metadata[i].value, a.error, sizeof a.error);
+    if (reply) {
+        grpc_byte_buffer_reader reader;
+        assert_true(grpc_byte_buffer_reader_init(&reader, reply));
+        grpc_slice all = grpc_byte_buffer_reader_readall(&reader);
+        a.n = GRPC_SLICE_LENGTH(all);
+        memcpy(a.bytes, GRPC_SLICE_START_PTR(all), a.n < 64 ? a.n : 64);
+        grpc_slice_unref(all);
+        grpc_byte_buffer_reader_destroy(&reader);
+    }
+    grpc_slice_unref(details);
+    grpc_slice_unref(message);
+    grpc_byte_buffer_destroy(request);
+    grpc_byte_buffer_destroy(reply);
+    grpc_metadata_array_destroy(&initial);
+    grpc_metadata_array_destroy(&trailing);
+    grpc_call_unref(call);
+    return a;
+}
+
+static void *park_main(void *arg)
+{
+    (void)call_with(arg, WIRE_PUSH, "x", 1, 60 * SECOND);
+    return NULL;
+}
+
+static const char CHECK[] = "/grpc.health.v1.Health/Check";
+
+static void health_is_told_also_without_a_token(void **state)
+{
+    (void)state;
+    deck d;
+    deck_start(&d);
+    rpc_server_config config = server_config_of(&d);
+    config.security.token = "tok";
+    config.calls_max = 1;
+    rpc_server *s;
+    assert_int_equal(rpc_server_start(&config, &s), PERSIA_OK);
+    foreign f;
+    foreign_open(&f, rpc_server_port(s), 0);
+    static const char ours[] = "\x0a\x19persia.v1.ParameterServer";
+    static const char other[] = "\x0a\x19persia.v1.ParameterServes";
+    answer a = foreign_call(&f, CHECK, "", 0);
+    assert_int_equal(a.status, GRPC_STATUS_OK);
+    assert_int_equal(a.n, 2);
+    assert_memory_equal(a.bytes, "\x08\x02", 2);
+    rpc_server_health(s, 1);
+    a = foreign_call(&f, CHECK, "", 0);
+    assert_memory_equal(a.bytes, "\x08\x01", 2);
+    a = foreign_call(&f, CHECK, "\x0a", 2); /* an empty name, spelt out */
+    assert_int_equal(a.status, GRPC_STATUS_OK);
+    a = foreign_call(&f, CHECK, ours, sizeof ours - 1);
+    assert_int_equal(a.status, GRPC_STATUS_OK);
+    assert_memory_equal(a.bytes, "\x08\x01", 2);
+    a = foreign_call(&f, CHECK, other, sizeof other - 1);
+    assert_int_equal(a.status, GRPC_STATUS_NOT_FOUND);
+    a = foreign_call(&f, CHECK, "\x0a\x7fx", 3);
+    assert_int_equal(a.status, GRPC_STATUS_NOT_FOUND);
+    char *large = calloc(1, 1 << 20);
+    a = foreign_call(&f, CHECK, large, 1 << 20);
+    assert_int_equal(a.status, GRPC_STATUS_RESOURCE_EXHAUSTED);
+    free(large);
+
+    /* All slots are taken; health still answers. */
+    rpc_security token = {.token = "tok"};
+    rpc_channel *c = channel_with(rpc_server_port(s), &token);
+    pthread_t t;
+    assert_int_equal(pthread_create(&t, NULL, park_main, c), 0);
+    deck_wait_parked(&d, 1);
+    a = foreign_call(&f, CHECK, "", 0);
+    assert_int_equal(a.status, GRPC_STATUS_OK);
+    deck_release(&d);
+    pthread_join(t, NULL);
+    rpc_channel_close(c);
+    foreign_close(&f);
+    rpc_server_stop(s, SECOND);
+    deck_stop(&d);
+}
+
+#define PS "/persia.v1.ParameterServer/"
+
+static void foreign_clients_read_the_errors(void **state)
+{
+    (void)state;
+    deck d;
+    deck_start(&d);
+    rpc_server *s = server_of(&d);
+    foreign f;
+    foreign_open(&f, rpc_server_port(s), 0);
+    static const char *const paths[] = {
+        PS "Nothing", PS, PS "PullX", "/persia.v2.ParameterServer/Pull",
+        "/grpc.health.v1.Health/Watch", "/x", "/"};
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        answer a = foreign_call(&f, paths[i], "x", 1);
+        assert_int_equal(a.status, GRPC_STATUS_UNIMPLEMENTED);
+        assert_non_null(strstr(a.text, "persia.v1.ParameterServer"));
+    }
+    uint32_t code = PERSIA_ECAPACITY;
+    char message[32];
+    memcpy(message, &code, 4);
+    memcpy(message + 4, "table t is full", 15);
+    answer a = foreign_call(&f, PS "Leave", message, 19);
+    assert_int_equal(a.status, GRPC_STATUS_RESOURCE_EXHAUSTED);
+    assert_string_equal(a.text, "table t is full");
+    assert_string_equal(a.error, "CapacityReached");
+    a = foreign_call(&f, PS "Hello", "abc", 3);
+    assert_int_equal(a.status, GRPC_STATUS_OK);
+    assert_memory_equal(a.bytes, "abc", 3);
+    a = foreign_call(&f, PS "Hello", NULL, SIZE_MAX); /* no message at all */
+    assert_int_equal(a.status, GRPC_STATUS_INVALID_ARGUMENT);
+    foreign_close(&f);
+
+    /* 1 MiB of zeros in a few bytes. */
+    foreign_open(&f, rpc_server_port(s), 1);
+    char *zeros = calloc(1, 1 << 20);
+    unsigned before = d.requests;
+    a = foreign_call(&f, PS "Hello", zeros, 1 << 20);
+    assert_int_not_equal(a.status, GRPC_STATUS_OK);
+    assert_int_equal(d.requests, before);
+    free(zeros);
+    foreign_close(&f);
+    rpc_server_stop(s, SECOND);
+    deck_stop(&d);
+}
+
+/* ---- bytes ---- */
+
+static int connect_to(int port)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_port = htons((uint16_t)port),
+                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&a, sizeof a), 0);
+    return fd;
+}
+
+static void send_bytes(int fd, const void *data, size_t n)
+{
+    const char *at = data;
+    while (n) {
+        ssize_t sent = send(fd, at, n, MSG_NOSIGNAL);
+        if (sent <= 0)
+            return; /* it hung up: its right */
+        at += sent;
+        n -= (size_t)sent;
+    }
+}
+
+static const unsigned char PREFACE[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+                                       "\0\0\0\4\0\0\0\0"; /* and SETTINGS */
+
+/* A frame of HTTP/2. */
+static size_t frame(unsigned char *to, unsigned n, unsigned type,
+                    unsigned flags, unsigned stream)
+{
+    unsigned char head[9] = {
+        (unsigned char)(n >> 16),      (unsigned char)(n >> 8),
+        (unsigned char)n,              (unsigned char)type,
+        (unsigned char)flags,          (unsigned char)(stream >> 24),
+        (unsigned char)(stream >> 16), (unsigned char)(stream >> 8),
+        (unsigned char)stream};
+    memcpy(to, head, sizeof head);
+    return sizeof head;
+}
+
+static void any_bytes_do_no_harm(void **state)
+{
+    (void)state;
+    deck d;
+    deck_start(&d);
+    rpc_server *s = server_of(&d);
+    int port = rpc_server_port(s);
+    rpc_channel *c = channel_to(port);
+    enum { OPEN = 40 };
+    int fds[OPEN];
+    unsigned char data[4096];
+    for (unsigned round = 0; round < 400; round++) {
+        int fd = connect_to(port);
+        uint32_t random[4], key[2] = {round, 1};
+        for (unsigned i = 0; i < sizeof data; i += 16) {
+            philox4x32((uint32_t[4]){i, 0, 0, 0}, key, random);
+            memcpy(data + i, random, 16);
+        }
+        size_t n = data[0] % 64 ? data[1] * 16u : 0;
+        size_t head = 0;
+        switch (round % 4) {
+        case 0: /* noise */
+            break;
+        case 1: /* the preface of HTTP/2, then noise */
+            send_bytes(fd, PREFACE, sizeof PREFACE - 1);
+            break;
+        case 2: /* and frames of any type with noise inside */
+            send_bytes(fd, PREFACE, sizeof PREFACE - 1);
+            head = frame(data, (unsigned)n, data[20] % 11, data[21],
+                         round / 4 % 3);
+            n += head;
+            break;
+        default: /* half a preface, half a frame */
+            send_bytes(fd, PREFACE, sizeof PREFACE - 1 - round / 4 % 20);
+            n = round / 4 % 9;
+        }
+        send_bytes(fd, data, n);
+        if (round < OPEN)
+            fds[round] = fd; /* stays open, says no more */
+        else
+            close(fd);
+        if (round % 50 == 0)
+            echo(c, WIRE_PULL, round, 10000);
+    }
+    echo(c, WIRE_HELLO, 5, 3 << 20);
+    rpc_channel *fresh = channel_to(port);
+    echo(fresh, WIRE_HELLO, 5, 1000);
+    rpc_channel_close(fresh);
+    rpc_channel_close(c);
+    for (unsigned i = 0; i < OPEN; i++)
+        close(fds[i]);
+    rpc_server_stop(s, SECOND);
+    deck_stop(&d);
+}
+
+static void a_server_of_another_kind_is_an_error(void **state)
+{
+    (void)state;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof a;
+    assert_int_equal(bind(listener, (struct sockaddr *)&a, n), 0);
+    assert_int_equal(listen(listener, 8), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&a, &n), 0);
+    rpc_channel *c = channel_to(ntohs(a.sin_port));
+    /* It accepts and says nothing. */
+    assert_int_equal(call_with(c, WIRE_HELLO, "x", 1, SECOND / 5),
+                     PERSIA_ETIMEOUT);
+    assert_non_null(strstr(err_text(), rpc_channel_address(c)));
+    rpc_channel_close(c);
+    close(listener);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(health_is_told_also_without_a_token),
+        cmocka_unit_test(foreign_clients_read_the_errors),
+        cmocka_unit_test(any_bytes_do_no_harm),
+        cmocka_unit_test(a_server_of_another_kind_is_an_error),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#else
+
+int main(void)
+{
+    print_message("built without gRPC: nothing to test\n");
+    return 0;
+}
+
+#endif

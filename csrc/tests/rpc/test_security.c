@@ -1,0 +1,427 @@
+/* rpc: addresses, tokens, TLS. */
+#include "help.h"
+
+#include <errno.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "rpc/channel.h"
+
+extern char **environ;
+
+/* ---- addresses ---- */
+
+static void addresses_are_read(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *host;
+        unsigned port;
+        int loopback;
+    } good[] = {
+        {"localhost:1", "localhost", 1, 1},
+        {"LOCALHOST:65535", "LOCALHOST", 65535, 1},
+        {"127.0.0.1:0", "127.0.0.1", 0, 1},
+        {"127.9.8.7:80", "127.9.8.7", 80, 1},
+        {"[::1]:80", "::1", 80, 1},
+        {"[::ffff:127.0.0.1]:80", "::ffff:127.0.0.1", 80, 1},
+        {"0.0.0.0:80", "0.0.0.0", 80, 0},
+        {"[::]:80", "::", 80, 0},
+        {"[fe80::1]:80", "fe80::1", 80, 0},
+        {"10.127.0.1:80", "10.127.0.1", 80, 0},
+        {"128.0.0.1:80", "128.0.0.1", 80, 0},
+        {"ps-0.ps.default.svc:8888", "ps-0.ps.default.svc", 8888, 0},
+        {"localhost.evil.example:1", "localhost.evil.example", 1, 0},
+        {"127.0.0.1.evil.example:1", "127.0.0.1.evil.example", 1, 0},
+    };
+    rpc_address a;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        assert_int_equal(address_parse(good[i].text, &a), PERSIA_OK);
+        assert_string_equal(a.host, good[i].host);
+        assert_int_equal(a.port, good[i].port);
+        assert_int_equal(a.loopback, good[i].loopback);
+    }
+    static const char *const bad[] = {
+        "",          "host",       ":80",        "host:",
+        "host:x",    "host:65536", "host:-1",    "host:+1",
+        "host: 1",   "host:1 ",    "ho st:1",    "::1:80",
+        "[::1]",     "[::1]80",    "[::1:80",    "[]:80",
+        "unix:/tmp", "unix:1:2",   "dns:///a:1", "a/b:1",
+        "a@b:1",     "host:123456", "host:00000000000000000080",
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(address_parse(bad[i], &a), PERSIA_EARG);
+        assert_non_null(strstr(err_text(), "host:port"));
+    }
+    assert_int_equal(address_parse(NULL, &a), PERSIA_EARG);
+    char text[400];
+    memset(text, 'a', sizeof text);
+    memcpy(text + sizeof text - 4, ":80", 4);
+    assert_int_equal(address_parse(text, &a), PERSIA_EARG);
+}
+
+static const char PEM[] = "-----BEGIN CERTIFICATE-----\n";
+
+static void what_may_be_served(void **state)
+{
+    (void)state;
+    rpc_address here, there;
+    assert_int_equal(address_parse("127.0.0.1:1", &here), PERSIA_OK);
+    assert_int_equal(address_parse("0.0.0.0:1", &there), PERSIA_OK);
+    const struct {
+        rpc_security s;
+        int server, here, there; /* whether it may be, and where */
+    } cases[] = {
+        {{0}, 1, 1, 0},
+        {{.insecure = 1}, 1, 1, 1},
+        {{.token = "t"}, 1, 1, 0},
+        {{.token = "t", .insecure = 1}, 1, 1, 0},
+        {{.admin_token = "t", .insecure = 1}, 1, 1, 0},
+        {{.cert = PEM, .key = PEM}, 1, 1, 0},
+        {{.cert = PEM, .key = PEM, .insecure = 1}, 1, 1, 1},
+        {{.cert = PEM, .key = PEM, .admin_token = "t"}, 1, 1, 0},
+        {{.cert = PEM, .key = PEM, .token = "t"}, 1, 1, 1},
+        {{.cert = PEM, .token = "t"}, 1, 0, 0},
+        {{.key = PEM, .token = "t"}, 1, 0, 0},
+        {{.cert = PEM, .key = PEM, .token = "t", .mutual = 1}, 1, 0, 0},
+        {{.ca = PEM, .token = "t", .mutual = 1}, 1, 0, 0},
+        {{.ca = PEM, .cert = PEM, .key = PEM, .token = "t", .mutual = 1},
+         1, 1, 1},
+        {{.cert = "server.pem", .key = PEM, .token = "t"}, 1, 0, 0},
+        {{.token = ""}, 1, 0, 0},
+        {{.token = "a b"}, 1, 0, 0},
+        {{.token = "a\n"}, 1, 0, 0},
+        {{.admin_token = "caf\xc3\xa9"}, 1, 0, 0},
+        {{0}, 0, 1, 0},
+        {{.insecure = 1}, 0, 1, 1},
+        {{.token = "t"}, 0, 1, 0},
+        {{.token = "t", .insecure = 1}, 0, 1, 0},
+        {{.ca = PEM}, 0, 1, 1},
+        {{.ca = PEM, .token = "t"}, 0, 1, 1},
+        {{.ca = PEM, .cert = PEM, .token = "t"}, 0, 0, 0},
+        {{.cert = PEM, .key = PEM}, 0, 0, 0},
+        {{.ca = "/etc/ssl/ca.pem"}, 0, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const rpc_security *s = &cases[i].s;
+        int a = security_check(s, &here, "127.0.0.1:1", cases[i].server);
+        assert_int_equal(a, cases[i].here ? PERSIA_OK : PERSIA_EARG);
+        a = security_check(s, &there, "0.0.0.0:1", cases[i].server);
+        assert_int_equal(a, cases[i].there ? PERSIA_OK : PERSIA_EARG);
+    }
+}
+
+static void other_machines_are_refused_without_tls_and_token(void **state)
+{
+    NEED_GRPC();
+    deck d;
+    deck_start(&d);
+    rpc_server_config config = server_config_of(&d);
+    rpc_server *s = (rpc_server *)1;
+    config.address = "0.0.0.0:0";
+    assert_int_equal(rpc_server_start(&config, &s), PERSIA_EARG);
+    assert_null(s);
+    assert_non_null(strstr(err_text(), "TLS"));
+    rpc_channel_config to = {.address = "192.0.2.1:1", .message_limit = 1000};
+    rpc_channel *c = (rpc_channel *)1;
+    assert_int_equal(rpc_channel_open(&to, &c), PERSIA_EARG);
+    assert_null(c);
+    to.security = (rpc_security){.token = "secret", .insecure = 1};
+    assert_int_equal(rpc_channel_open(&to, &c), PERSIA_EARG);
+    assert_non_null(strstr(err_text(), "in the clear"));
+    assert_null(strstr(err_text(), "secret"));
+    to.security.insecure = 0;
+    to.address = "127.0.0.1:0";
+    assert_int_equal(rpc_channel_open(&to, &c), PERSIA_EARG);
+
+    config.security.insecure = 1;
+    assert_int_equal(rpc_server_start(&config, &s), PERSIA_OK);
+    c = channel_to(rpc_server_port(s));
+    echo(c, WIRE_HELLO, 1, 100);
+    rpc_channel_close(c);
+    rpc_server_stop(s, SECOND);
+    deck_stop(&d);
+}
+
+/* ---- tokens ---- */
+
+/* What the server says of a caller: "admin", "user", or the error's name. */
+static const char *who(int port, const rpc_security *security)
+{
+    rpc_channel *c = channel_with(port, security);
+    wire_out o = message_of("x", 1, 1);
+    rpc_reply reply;
+    int code = rpc_wait(c, WIRE_STATS, &o, 20 * SECOND, &reply);
+    const char *answer = code != PERSIA_OK   ? err_name(code)
+                         : reply.n == 5      ? "admin"
+                                             : "user";
+    rpc_reply_free(&reply);
+    rpc_channel_close(c);
+    return answer;
+}
+
+static rpc_server *secure_server(deck *d, rpc_security security)
+{
+    rpc_server_config config = server_config_of(d);
+    rpc_server *s;
+    config.security = security;
+    if (rpc_server_start(&config, &s) != PERSIA_OK)
+        fail_msg("%s", err_text());
+    return s;
+}
+
+static void tokens_say_who_may_what(void **state)
+{
+    NEED_GRPC();
+    deck d;
+    deck_start(&d);
+    static const struct {
+        const char *token, *admin;    /* the server's */
+        const char *shown, *admin_shown; /* the client's */
+        const char *answer;
+    } cases[] = {
+        {NULL, NULL, NULL, NULL, "admin"},
+        {NULL, NULL, "any", NULL, "admin"},
+        {"tok", NULL, "tok", NULL, "admin"},
+        {"tok", NULL, NULL, NULL, "AccessDenied"},
+        {"tok", NULL, "toK", NULL, "AccessDenied"},
+        {"tok", NULL, "to", NULL, "AccessDenied"},
+        {"tok", NULL, "tokk", NULL, "AccessDenied"},
+        {"tok", "adm", "tok", NULL, "user"},
+        {"tok", "adm", NULL, "adm", "admin"},
+        {"tok", "adm", "tok", "adm", "admin"},
+        {"tok", "adm", "adm", NULL, "admin"},
+        {"tok", "adm", NULL, "tok", "user"},
+        {"tok", "adm", NULL, "adn", "AccessDenied"},
+        {NULL, "adm", NULL, NULL, "user"},
+        {NULL, "adm", "any", NULL, "user"},
+        {NULL, "adm", NULL, "adm", "admin"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        rpc_server *s = secure_server(
+            &d, (rpc_security){.token = cases[i].token,
+                               .admin_token = cases[i].admin});
+        const char *answer =
+            who(rpc_server_port(s),
+                &(rpc_security){.token = cases[i].shown,
+                                .admin_token = cases[i].admin_shown});
+        assert_string_equal(answer, cases[i].answer);
+        rpc_server_stop(s, SECOND);
+    }
+    assert_int_equal(d.requests, 11); /* those denied never came here */
+    deck_stop(&d);
+}
+
+/* ---- TLS ---- */
+
+static char folder[] = "/tmp/persia-test-rpc-XXXXXX";
+static int has_certificates;
+
+/* What cmocka's skip() cannot say. */
+static int need_certificates(void)
+{
+    if (!has_certificates)
+        print_message("no openssl program here: TLS is not tested\n");
+    return has_certificates;
+}
+
+static int run_openssl(const char *arguments)
+{
+    char command[1024];
+    snprintf(command, sizeof command,
+             "cd %s && openssl %s >/dev/null 2>&1", folder, arguments);
+    char *argv[] = {"sh", "-c", command, NULL};
+    pid_t child;
+    int status;
+    if (posix_spawnp(&child, "sh", NULL, NULL, argv, environ) != 0)
+        return 0;
+    while (waitpid(child, &status, 0) < 0)
+        if (errno != EINTR)
+            return 0;
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+/* An authority `ca` and a certificate of it; `other` stands alone. */
+static int make_certificates(void)
+{
+    static const char *const steps[] = {
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+        " -days 2 -subj /CN=test-ca -keyout ca.key -out ca.pem",
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+        " -days 2 -subj /CN=other-ca -keyout other.key -out other.pem",
+        "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+        " -subj /CN=persia -keyout node.key -out node.csr",
+        "x509 -req -in node.csr -CA ca.pem -CAkey ca.key -CAcreateserial"
+        " -days 2 -extfile names -out node.pem",
+    };
+    char path[256];
+    snprintf(path, sizeof path, "%s/names", folder);
+    FILE *f = fopen(path, "w");
+    if (!f)
+        return 0;
+    fputs("subjectAltName=DNS:ps.persia.test,IP:127.0.0.1\n", f);
+    fclose(f);
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        if (!run_openssl(steps[i]))
+            return 0;
+    return 1;
+}
+
+static char *file_text(const char *name)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    char *text = calloc(1, 16384);
+    assert_true(fread(text, 1, 16383, f) > 0);
+    fclose(f);
+    return text;
+}
+
+typedef struct certificates {
+    char *ca, *other, *other_key, *cert, *key;
+} certificates;
+
+static certificates certificates_load(void)
+{
+    return (certificates){file_text("ca.pem"), file_text("other.pem"),
+                          file_text("other.key"), file_text("node.pem"),
+                          file_text("node.key")};
+}
+
+static void certificates_free(certificates *k)
+{
+    free(k->ca);
+    free(k->other);
+    free(k->other_key);
+    free(k->cert);
+    free(k->key);
+}
+
+static void tls_and_token_serve_other_machines(void **state)
+{
+    NEED_GRPC();
+    if (!need_certificates())
+        skip();
+    certificates k = certificates_load();
+    deck d;
+    deck_start(&d);
+    rpc_server_config config = server_config_of(&d);
+    config.address = "0.0.0.0:0";
+    config.security =
+        (rpc_security){.cert = k.cert, .key = k.key, .token = "tok"};
+    rpc_server *s;
+    assert_int_equal(rpc_server_start(&config, &s), PERSIA_OK);
+    int port = rpc_server_port(s);
+    rpc_security good = {.ca = k.ca, .token = "tok"};
+    rpc_channel *c = channel_with(port, &good);
+    echo(c, WIRE_HELLO, 1, 100);
+    echo(c, WIRE_PULL, 2, 20 << 20);
+    rpc_channel_close(c);
+
+    rpc_security s_other = {.ca = k.other, .token = "tok"};
+    assert_string_equal(who(port, &s_other), "Unavailable");
+    rpc_security s_plain = {.token = "tok"};
+    assert_string_equal(who(port, &s_plain), "Unavailable");
+    rpc_security s_wrong = {.ca = k.ca, .token = "wrong"};
+    assert_string_equal(who(port, &s_wrong), "AccessDenied");
+    rpc_security s_name = {
+        .ca = k.ca, .token = "tok", .server_name = "ps.persia.test"};
+    assert_string_equal(who(port, &s_name), "admin");
+    s_name.server_name = "bad.persia.test";
+    assert_string_equal(who(port, &s_name), "Unavailable");
+    rpc_server_stop(s, SECOND);
+    deck_stop(&d);
+    certificates_free(&k);
+}
+
+static void mutual_tls_asks_for_the_clients_certificate(void **state)
+{
+    NEED_GRPC();
+    if (!need_certificates())
+        skip();
+    certificates k = certificates_load();
+    deck d;
+    deck_start(&d);
+    rpc_server *s = secure_server(
+        &d, (rpc_security){
+                .ca = k.ca, .cert = k.cert, .key = k.key, .mutual = 1});
+    int port = rpc_server_port(s);
+    rpc_security good = {.ca = k.ca, .cert = k.cert, .key = k.key};
+    assert_string_equal(who(port, &good), "admin");
+    rpc_security none = {.ca = k.ca};
+    assert_string_equal(who(port, &none), "Unavailable");
+    rpc_security foreign = {
+        .ca = k.ca, .cert = k.other, .key = k.other_key};
+    assert_string_equal(who(port, &foreign), "Unavailable");
+    rpc_server_stop(s, SECOND);
+    deck_stop(&d);
+    certificates_free(&k);
+}
+
+static void certificates_that_do_not_fit_are_an_error(void **state)
+{
+    NEED_GRPC();
+    if (!need_certificates())
+        skip();
+    certificates k = certificates_load();
+    deck d;
+    deck_start(&d);
+    rpc_server_config config = server_config_of(&d);
+    config.security = (rpc_security){.cert = k.cert, .key = k.other_key};
+    rpc_server *s;
+    assert_int_equal(rpc_server_start(&config, &s), PERSIA_EUNAVAILABLE);
+    assert_non_null(strstr(err_text(), "certificate"));
+    config.security = (rpc_security){.cert = PEM, .key = PEM};
+    assert_int_equal(rpc_server_start(&config, &s), PERSIA_EUNAVAILABLE);
+
+    s = secure_server(&d, (rpc_security){.cert = k.cert, .key = k.key});
+    rpc_security broken = {.ca = PEM};
+    assert_string_equal(who(rpc_server_port(s), &broken), "Unavailable");
+    rpc_server_stop(s, SECOND);
+    deck_stop(&d);
+    certificates_free(&k);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    if (!mkdtemp(folder))
+        return -1;
+    has_certificates = make_certificates();
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "ca.key", "ca.pem", "ca.srl",   "other.key", "other.pem",
+        "names",  "node.key", "node.csr", "node.pem",
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char path[256];
+        snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+        (void)unlink(path);
+    }
+    return rmdir(folder);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(addresses_are_read),
+        cmocka_unit_test(what_may_be_served),
+        cmocka_unit_test(other_machines_are_refused_without_tls_and_token),
+        cmocka_unit_test(tokens_say_who_may_what),
+        cmocka_unit_test(tls_and_token_serve_other_machines),
+        cmocka_unit_test(mutual_tls_asks_for_the_clients_certificate),
+        cmocka_unit_test(certificates_that_do_not_fit_are_an_error),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
