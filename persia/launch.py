@@ -49,6 +49,8 @@ class Cluster:
         command: and its arguments.
         servers: how many.
         options: of ``persia serve ps``, for each server.
+        checkpoints: folder of the servers' checkpoints, which the command
+            finds in PERSIA_CHECKPOINTS.
         metrics_port: of server 0, the others follow; None: no metrics.
         tls: make certificates and tokens for servers and command.
         start: seconds within which all servers must be ready.
@@ -61,6 +63,7 @@ class Cluster:
         servers: int = 1,
         options: Sequence[str] = (),
         *,
+        checkpoints: Path | None = None,
         metrics_port: int | None = None,
         tls: bool = False,
         start: float = 60.0,
@@ -79,6 +82,11 @@ class Cluster:
         self.command = list(command)
         self.servers = servers
         self.options = list(options)
+        self.variables: dict[str, str] = {}
+        if checkpoints is not None:
+            folder = str(checkpoints.absolute())
+            self.options += ["--checkpoints", folder]
+            self.variables["PERSIA_CHECKPOINTS"] = folder
         self.metrics_port = metrics_port
         self.tls = tls
         self.start = start
@@ -295,6 +303,7 @@ class _Supervisor:
             self._wait_for_servers(servers)
             if not self._failed(servers):
                 addresses = [self.addresses[s] for s in range(len(servers))]
+                environment |= self.cluster.variables
                 environment["PERSIA_SERVERS"] = ",".join(addresses)
                 command = self.cluster.command
                 job = self._start("job", command, os.environ | environment)

@@ -31,7 +31,10 @@ def launch(
     ] = None,
     checkpoints: Annotated[
         Path | None,
-        typer.Option(help="Folder in which checkpoints are written."),
+        typer.Option(
+            help="Folder of the servers' checkpoints, for the command in "
+            "PERSIA_CHECKPOINTS."
+        ),
     ] = None,
     restore: Annotated[
         str | None,
@@ -75,7 +78,6 @@ def launch(
         "--config": config,
         "--threads": threads,
         "--memory-limit": memory_limit,
-        "--checkpoints": checkpoints,
         "--restore": restore,
         "--save-on-exit": save_on_exit,
     }
@@ -87,6 +89,7 @@ def launch(
         command,
         ps,
         options,
+        checkpoints=checkpoints,
         metrics_port=metrics_port,
         tls=tls,
         start=start_timeout,

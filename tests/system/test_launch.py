@@ -282,6 +282,7 @@ from persia import _core
 from persia.security import Security
 security = Security.from_environment()
 assert bool(security.token) == bool(security.ca) == TLS
+assert os.path.isdir(os.environ["PERSIA_CHECKPOINTS"])
 for shard, address in enumerate(os.environ["PERSIA_SERVERS"].split(",")):
     way = _core.Channel(address, security.arguments(), 1 << 20, 30.0)
     hello = way.hello("default", "nn_worker", 0)
