@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from persia import errors
+from persia import _core, errors
 from persia.cli.app import app
 from persia.cli.config import read_yaml, validated
 from persia.server import ServeConfig, find_shard
@@ -114,3 +116,33 @@ def test_what_cannot_be_served_is_an_error(
             ["serve", "ps", "--port", "0", *flags],
             catch_exceptions=False,
         )
+
+
+@pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")
+def test_a_channel_may_be_closed_during_a_call() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        way = _core.Channel(address, {}, 1 << 20, 2.0)
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(way.stats)
+            silent.accept()[0].close()  # it is under way
+            way.close()
+            assert way.address == "closed"
+            error = call.exception(timeout=60)
+    assert isinstance(error, errors.PersiaError)
+    with pytest.raises(errors.Closed):
+        way.stats()
+
+
+def test_a_server_in_this_process_outlives_its_object() -> None:
+    server = _core.Server("job", 0, 1, 1, 0, 0, 1 << 20, None)
+    assert server.port == 0
+    way = server.channel(10.0)
+    server.close()
+    with pytest.raises(errors.Closed):
+        server.health(True)
+    assert way.hello("job", "admin", 0)["shards"] == 1
+    with pytest.raises(errors.SchemaMismatch, match="namespace 'job'"):
+        way.hello("another", "admin", 0)
+    way.close()
+    way.close()

@@ -11,8 +11,9 @@
 
 typedef struct channel_object {
     PyObject_HEAD
-    rpc_channel *channel; /* NULL: closed */
+    rpc_channel *channel; /* NULL: freed */
     unsigned busy;        /* calls under way; guarded by the GIL */
+    int closed;           /* the last call frees */
     uint64_t timeout_ns;
     py_served *served;    /* what a local channel leads to, or NULL */
 } channel_object;
@@ -28,7 +29,7 @@ static int channel_call(void *ctx, uint32_t method, wire_out *o,
 static int channel_begin(PyObject *self, py_peer *p)
 {
     channel_object *c = (channel_object *)self;
-    if (!c->channel) {
+    if (c->closed) {
         py_raise(err_set(PERSIA_ECLOSED, "the channel was closed"));
         return -1;
     }
@@ -37,9 +38,28 @@ static int channel_begin(PyObject *self, py_peer *p)
     return 0;
 }
 
+/* Frees what a closed channel has, once no call uses it. */
+static void channel_free(channel_object *c)
+{
+    rpc_channel *channel = c->channel;
+    py_served *served = c->served;
+    if (!c->closed || c->busy)
+        return;
+    c->channel = NULL;
+    c->served = NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (channel)
+        rpc_channel_close(channel);
+    if (served)
+        py_served_drop(served);
+    Py_END_ALLOW_THREADS
+}
+
 static PyObject *channel_end(PyObject *self, PyObject *result)
 {
-    ((channel_object *)self)->busy--;
+    channel_object *c = (channel_object *)self;
+    c->busy--;
+    channel_free(c);
     return result;
 }
 
@@ -89,27 +109,15 @@ static PyObject *channel_address(PyObject *self, void *unused)
     channel_object *c = (channel_object *)self;
     (void)unused;
     return PyUnicode_FromString(
-        c->channel ? rpc_channel_address(c->channel) : "closed");
+        c->closed ? "closed" : rpc_channel_address(c->channel));
 }
 
 static PyObject *channel_close(PyObject *self, PyObject *unused)
 {
     channel_object *c = (channel_object *)self;
-    rpc_channel *channel = c->channel;
-    py_served *served = c->served;
     (void)unused;
-    if (c->busy) {
-        PyErr_SetString(PyExc_RuntimeError, "the channel is in use");
-        return NULL;
-    }
-    c->channel = NULL;
-    c->served = NULL;
-    Py_BEGIN_ALLOW_THREADS
-    if (channel)
-        rpc_channel_close(channel);
-    if (served)
-        py_served_drop(served);
-    Py_END_ALLOW_THREADS
+    c->closed = 1;
+    channel_free(c);
     Py_RETURN_NONE;
 }
 
@@ -162,6 +170,7 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args,
     int rc = rpc_channel_open(&config, &self->channel);
     if (rc) {
         self->channel = NULL;
+        self->closed = 1;
         py_raise(rc);
         Py_DECREF(self);
         return NULL;
@@ -450,6 +459,7 @@ static PyObject *server_channel(PyObject *self, PyObject *arg)
                                &c->channel);
     if (rc) {
         c->channel = NULL;
+        c->closed = 1;
         py_raise(rc);
         Py_DECREF(c);
         return NULL;
