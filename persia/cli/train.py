@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:  # importing them takes seconds that no other command needs
 __all__ = ["train"]
 
 console = Console(highlight=False)
+_EVERY = 5.0  # seconds between lines of progress
 
 
 def _flag(name: str) -> Any:
@@ -83,7 +85,7 @@ def train(
     console.quiet = run.rank > 0
     console.print(run.describe())
     gc.freeze()  # what was imported need not be searched for garbage again
-    with _progress_bar(run) as show, _interrupts(run.trainer):
+    with _progress(run) as show, _interrupts(run.trainer):
         finished = run.fit(show)
     if run.config.save is not None:
         run.save()
@@ -117,6 +119,29 @@ def _interrupts(trainer: Trainer) -> Iterator[None]:
         yield
     finally:
         restore()
+
+
+@contextmanager
+def _progress(run: Run) -> Iterator[Callable[[Position], None]]:
+    """A bar in a terminal, else a line now and then."""
+    if console.is_terminal:
+        with _progress_bar(run) as show:
+            yield show
+        return
+    batches, last = run.batches, time.monotonic()
+
+    def tell(at: Position) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _EVERY:
+            last = time.monotonic()
+            share = f", {at.batch / batches:.0%}" if batches else ""
+            console.print(
+                f"epoch {at.epoch + 1}, batch {at.batch}{share}: "
+                f"{at.rows_per_second:,.0f} samples/s, "
+                f"loss {at.loss:.4f}, AUC {at.auc:.4f}"
+            )
+
+    yield tell
 
 
 @contextmanager
