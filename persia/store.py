@@ -30,6 +30,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Store"]
 
+_COUNTERS = (
+    "rows",
+    "bytes",
+    "row_bytes",
+    "pushes",
+    "pulled",
+    "missed",
+    "created",
+    "evicted",
+    "refused",
+    "nonfinite",
+)
 _NONFINITE = {"raise": _core.NONFINITE_RAISE, "skip": _core.NONFINITE_SKIP}
 
 
@@ -398,8 +410,12 @@ class Store(Rows):
         duplicates (updates that a server had already), reconnects, lost and
         stale updates; and under "servers" what each shard counted.
         """
-        used, _ = self._core.memory()
+        tables, shards, used = self._shard_stats()
         _, failed, pending = self._core.counts()
+        remote: dict[str, Any] = {}
+        if self.remote:
+            remote["client"] = _core.cluster_counts(self._handle)
+            remote["servers"] = shards
         return {
             "updates": self._core.updates(),
             "pending": pending,
@@ -409,10 +425,30 @@ class Store(Rows):
             "memory_limit": self.memory_limit,
             **self._counts,
             "loader": _core.ahead_stats(self._handle),
-            "tables": {
-                n: self._core.stats(t.number) for n, t in self._tables.items()
-            },
+            **remote,
+            "tables": tables,
         }
+
+    def _shard_stats(
+        self,
+    ) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]], int]:
+        """Of tables, of shards, and the bytes of all tables."""
+        tables = self._tables.items()
+        if not self.remote:
+            used, _ = self._core.memory()
+            stats = {n: self._core.stats(t.number) for n, t in tables}
+            return stats, [], used
+        shards = [
+            _core.cluster_stats(self._handle, i)
+            for i in range(len(self._connection.addresses))
+        ]
+        used = sum(s["memory_used"] for s in shards)
+        parts = [{t["name"]: t for t in s.pop("tables")} for s in shards]
+        stats = {
+            name: _sum_of([p[name] for p in parts if name in p])
+            for name, _ in tables
+        }
+        return stats, shards, used
 
     # ---- life
 
@@ -600,6 +636,14 @@ class Store(Rows):
             f"Store(tables={sorted(self._tables)}, "
             f"optimizer={self._optimizer!r}, update={self.update!r}{where})"
         )
+
+
+def _sum_of(shards: list[dict[str, Any]]) -> dict[str, int]:
+    """The counters of a table. Its shards all hear of every update."""
+    out = {k: sum(s[k] for s in shards) for k in _COUNTERS}
+    for name in ("pushes", "row_bytes"):
+        out[name] = max((s[name] for s in shards), default=0)
+    return out
 
 
 def _optimizer(

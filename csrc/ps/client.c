@@ -194,6 +194,19 @@ int client_set(ps_client *c, uint32_t no, size_t n, const uint64_t *ids,
     return rc ? rc : table_set(t, n, ids, vectors, state);
 }
 
+int client_list(ps_client *c, uint32_t no, uint32_t shard, uint64_t *cursor,
+                size_t room, uint64_t *ids, size_t *n)
+{
+    table *t;
+    *n = 0;
+    if (shard >= client_shards(c))
+        return err_set(PERSIA_EARG, "there is no shard %u", shard);
+    if (c->r)
+        return remote_list(c->r, no, shard, cursor, room, ids, n);
+    int rc = find_table(c, no, &t);
+    return rc ? rc : table_list(t, cursor, room, ids, n);
+}
+
 int client_clear(ps_client *c, uint32_t no)
 {
     table *t;

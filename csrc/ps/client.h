@@ -121,6 +121,10 @@ PERSIA_API int client_get(ps_client *c, uint32_t no, size_t n,
 PERSIA_API int client_set(ps_client *c, uint32_t no, size_t n,
                           const uint64_t *ids, const float *vectors,
                           const float *state);
+/* The ids of up to `room` rows of a shard, see table_list(). */
+PERSIA_API int client_list(ps_client *c, uint32_t no, uint32_t shard,
+                           uint64_t *cursor, size_t room, uint64_t *ids,
+                           size_t *n);
 PERSIA_API int client_clear(ps_client *c, uint32_t no);
 /* Sums over the shards (row_bytes: of a row). */
 PERSIA_API int client_stats(ps_client *c, uint32_t no, table_stats *out);

@@ -197,6 +197,8 @@ int remote_get(remote *r, uint32_t no, size_t n, const uint64_t *ids,
                float *vectors, float *state, uint8_t *found);
 int remote_set(remote *r, uint32_t no, size_t n, const uint64_t *ids,
                const float *vectors, const float *state);
+int remote_list(remote *r, uint32_t no, uint32_t shard, uint64_t *cursor,
+                size_t room, uint64_t *ids, size_t *n);
 int remote_clear(remote *r, uint32_t no);
 int remote_stats(remote *r, uint32_t no, table_stats *out);
 int remote_memory(remote *r, uint64_t *used, uint64_t *limit);

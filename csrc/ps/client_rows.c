@@ -211,6 +211,65 @@ int remote_set(remote *r, uint32_t no, size_t n, const uint64_t *ids,
     return move(&m, n, ids);
 }
 
+/* ---- the ids of rows ---- */
+
+typedef struct listing {
+    uint32_t no;
+    size_t room;
+    uint64_t cursor, *ids;
+    size_t n;
+} listing;
+
+static int encode_list(void *ctx, const request *q, wire_out *o)
+{
+    const listing *l = ctx;
+    wire_rows m = {.caller = q->caller,
+                   .no = server_table(q->to, l->no),
+                   .list = l->room < UINT32_MAX ? (uint32_t)l->room
+                                                : UINT32_MAX,
+                   .cursor = l->cursor};
+    return wire_put_rows(o, &m);
+}
+
+static int accept_list(void *ctx, request *q)
+{
+    listing *l = ctx;
+    wire_rows m;
+    int rc = wire_get_rows(q->reply.data, q->reply.n, &q->call->memory, &m);
+    if (rc)
+        return remote_bad_reply(q->to, err_text());
+    if (m.n > l->room || (m.n == 0 && m.cursor != UINT64_MAX))
+        return remote_bad_reply(q->to, "not the ids that were asked for");
+    if (m.n)
+        memcpy(l->ids, m.ids, m.n * sizeof *m.ids);
+    l->n = m.n;
+    l->cursor = m.cursor;
+    return PERSIA_OK;
+}
+
+int remote_list(remote *r, uint32_t no, uint32_t shard, uint64_t *cursor,
+                size_t room, uint64_t *ids, size_t *n)
+{
+    const table_config *t;
+    listing l = {.no = no, .room = room, .cursor = *cursor, .ids = ids};
+    fan f = {.method = WIRE_GET_ROWS, .encode = encode_list,
+             .accept = accept_list, .ctx = &l};
+    int rc = fork_check("ids of a table");
+    if (!rc)
+        rc = remote_find_table(r, no, &t);
+    call *k = rc ? NULL : call_take(r);
+    if (!k)
+        return rc ? rc : PERSIA_ENOMEM;
+    server *to = r->servers[shard];
+    rc = fan_prepare(k, &to, 1);
+    if (!rc)
+        rc = fan_run(k, &f, remote_deadline(r));
+    call_give(k);
+    *n = l.n;
+    *cursor = l.cursor;
+    return rc;
+}
+
 /* ---- requests without rows, to all shards ---- */
 
 static int ask_all(remote *r, fan *f)

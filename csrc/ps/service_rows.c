@@ -3,6 +3,21 @@
 
 #include <string.h>
 
+/* Ids of rows, as many as were asked for and fit in an answer. */
+static int list_rows(ps_service *s, table *t, const wire_rows *m, answer *a)
+{
+    enum { MOST = 1 << 20 };
+    size_t room = m->list < MOST ? m->list : MOST;
+    if (s->message_limit / 16 < room)
+        room = (size_t)(s->message_limit / 16);
+    wire_rows reply = {.no = m->no, .cursor = m->cursor};
+    int rc = buffers_take(s->buffers, room * sizeof *m->ids, &a->bulk);
+    if (!rc)
+        rc = table_list(t, &reply.cursor, room, a->bulk->data, &reply.n);
+    reply.ids = rc ? NULL : a->bulk->data;
+    return rc ? rc : wire_put_rows(&a->o, &reply);
+}
+
 int handle_get_rows(ps_service *s, rpc_call *call, wire_memory *memory,
                     answer *a)
 {
@@ -13,6 +28,8 @@ int handle_get_rows(ps_service *s, rpc_call *call, wire_memory *memory,
         (rc = service_table(s, m.no, &t)) ||
         (rc = service_check_ids(s, t, m.ids, m.n)))
         return rc;
+    if (m.list)
+        return list_rows(s, t, &m, a);
     const uint32_t dim = table_get_config(t)->dim;
     const uint32_t state = table_state_floats(t);
     const uint64_t row = 8 + ((uint64_t)dim + state) * sizeof(float) + 1;

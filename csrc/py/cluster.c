@@ -6,7 +6,7 @@
 
 #include "ids/ids.h"
 #include "ps/ps.h"
-#include "py/py.h"
+#include "py/peer.h"
 #include "step/step.h"
 
 /* ---- opening ---- */
@@ -214,6 +214,42 @@ static PyObject *py_shard(PyObject *module, PyObject *args)
     return PyLong_FromUnsignedLong(shard);
 }
 
+/* One shard of a store, as peer.h asks it. */
+typedef struct shard_of {
+    step *s;
+    uint32_t shard;
+} shard_of;
+
+static int ask_shard(void *ctx, uint32_t method, wire_out *o,
+                     rpc_reply *reply)
+{
+    const shard_of *of = ctx;
+    return client_call(step_client(of->s), of->shard, method, o, reply);
+}
+
+static PyObject *py_shard_stats(PyObject *module, PyObject *args)
+{
+    (void)module;
+    unsigned long long handle;
+    shard_of of;
+    if (!PyArg_ParseTuple(args, "KI", &handle, &of.shard))
+        return NULL;
+    int rc = step_get(handle, "Store.stats", &of.s);
+    if (rc)
+        return py_raise(rc);
+    const ps_client *c = step_client(of.s);
+    PyObject *out = NULL;
+    if (client_is_remote(c) && of.shard < client_shards(c)) {
+        py_peer peer = {.call = ask_shard, .ctx = &of,
+                        .caller = client_caller(c, of.shard)};
+        out = py_peer_stats(&peer);
+    } else {
+        PyErr_Format(PyExc_IndexError, "there is no shard %u", of.shard);
+    }
+    step_put(of.s);
+    return out;
+}
+
 static PyMethodDef functions[] = {
     {"cluster_join", py_join, METH_O,
      "cluster_join(handle)\n--\n\n"
@@ -228,6 +264,8 @@ static PyMethodDef functions[] = {
      "cluster_leave(handle, settle)\n--\n\nLeaves the steps of all ranks."},
     {"cluster_counts", py_counts, METH_O,
      "cluster_counts(handle)\n--\n\nWhat the client of a store counted."},
+    {"cluster_stats", py_shard_stats, METH_VARARGS,
+     "cluster_stats(handle, shard)\n--\n\nAs Channel.stats()."},
     {"cluster_shard", py_shard, METH_VARARGS,
      "cluster_shard(handle, id)\n--\n\nThe shard of an id."},
     {NULL, NULL, 0, NULL},

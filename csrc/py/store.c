@@ -593,6 +593,33 @@ static PyObject *store_clear(PyObject *self, PyObject *arg)
     Py_RETURN_NONE;
 }
 
+/* The ids of a table's rows, in memory that the caller frees. */
+static int list_ids(step *s, uint32_t no, uint64_t **out, size_t *n)
+{
+    enum { BLOCK = 1 << 20 };
+    ps_client *c = step_client(s);
+    size_t room = 0;
+    int rc = step_settle(s);
+    for (uint32_t shard = 0; !rc && shard < client_shards(c); shard++) {
+        uint64_t cursor = 0;
+        while (!rc && cursor != TABLE_LIST_END) {
+            if (room - *n < BLOCK) {
+                room = 2 * room + BLOCK;
+                uint64_t *more = realloc(*out, room * sizeof *more);
+                if (!more)
+                    return err_set(PERSIA_ENOMEM, "no memory for %zu ids",
+                                   room);
+                *out = more;
+            }
+            size_t got;
+            rc = client_list(c, no, shard, &cursor, room - *n, *out + *n,
+                             &got);
+            *n += got;
+        }
+    }
+    return rc;
+}
+
 /* Every id of a table, as the bytes of uint64. */
 static PyObject *store_ids(PyObject *self, PyObject *arg)
 {
@@ -600,44 +627,18 @@ static PyObject *store_ids(PyObject *self, PyObject *arg)
     if (PyErr_Occurred())
         return NULL;
     BEGIN(self, "Store.ids");
-    ps *p = step_ps(s);
-    table *t = p ? ps_table(p, (uint32_t)no) : NULL;
-    PyObject *out = NULL;
-    table_cut *cut = NULL;
-    rc = t ? step_settle(s)
-           : err_set(PERSIA_EARG, "the store has no table number %lu", no);
-    if (!rc)
-        rc = table_cut_begin(&t, 1, &cut);
-    if (!rc) {
-        size_t n = table_cut_rows(cut), at = 0, got = 1;
-        size_t dim = table_get_config(t)->dim;
-        uint64_t *ids = malloc((n + 1) * sizeof *ids);
-        enum { ROOM = 4096 };
-        float *vectors = malloc(ROOM * dim * sizeof *vectors);
-        float *state =
-            malloc((ROOM * table_state_floats(t) + 1) * sizeof *state);
-        uint32_t *clocks = malloc(ROOM * sizeof *clocks);
-        if (!ids || !vectors || !state || !clocks)
-            rc = err_set(PERSIA_ENOMEM, "no memory for %zu ids", n);
-        Py_BEGIN_ALLOW_THREADS
-        while (!rc && at < n && got) {
-            size_t room = n - at < ROOM ? n - at : ROOM;
-            rc = table_cut_next(cut, room, ids + at, vectors, state, clocks,
-                                &got);
-            at += rc ? 0 : got;
-        }
-        table_cut_end(cut);
-        Py_END_ALLOW_THREADS
-        if (!rc)
-            out = PyBytes_FromStringAndSize(
-                (const char *)ids, (Py_ssize_t)(at * sizeof *ids));
-        free(clocks);
-        free(state);
-        free(vectors);
-        free(ids);
-    }
+    uint64_t *ids = NULL;
+    size_t n = 0;
+    Py_BEGIN_ALLOW_THREADS
+    rc = list_ids(s, (uint32_t)no, &ids, &n);
     END();
-    return rc ? py_raise(rc) : out;
+    Py_END_ALLOW_THREADS
+    PyObject *out =
+        rc ? py_raise(rc)
+           : PyBytes_FromStringAndSize((const char *)ids,
+                                       (Py_ssize_t)(n * sizeof *ids));
+    free(ids);
+    return out;
 }
 
 #define METHOD(name, flags, text)                                             \

@@ -172,14 +172,23 @@ static batch *find_batch(ahead *a, uint64_t number, stream **in)
 
 /* ---- lookups ---- */
 
+static int look_up(step *s, const step_lookup *l)
+{
+    return worker_forward(step_worker(s), l->plan, &l->batch, l->out,
+                          l->stride, l->rows);
+}
+
 /* Runs a lookup that waits; the lock is left meanwhile. */
 static void run(ahead *a, batch *b, lookup *l)
 {
     l->at = STARTED;
     b->users++;
     pthread_mutex_unlock(&a->lock);
-    int rc = worker_forward(step_worker(a->s), l->want.plan, &l->want.batch,
-                            l->want.out, l->want.stride, l->want.rows);
+    int rc = look_up(a->s, &l->want);
+    if (rc == PERSIA_ELOST) { /* it may be that nobody wants this lookup */
+        step_keep_error(a->s, rc);
+        rc = look_up(a->s, &l->want);
+    }
     future_complete(l->done, rc);
     pthread_mutex_lock(&a->lock);
     b->users--;

@@ -34,6 +34,8 @@ void ahead_paid(ahead *a);
 ahead *step_ahead(step *s);
 /* Sends the empty parts that are owed. */
 int step_pay(step *s);
+/* Keeps this thread's error for the next call that trains. */
+void step_keep_error(step *s, int code);
 /* From now on the gradient of this forward is refused; 0 if it came
  * already. */
 int step_refuse(step *s, uint64_t ticket);

@@ -394,11 +394,14 @@ int step_run(step *s, const update *one)
     if (one->n == 0)
         return client_push(s->c, &one->name, NULL, NULL, 0);
     worker_grad *grads = grads_of(one->held, one->n);
+    if (!grads)
+        client_skip(s->c, &one->name);
     int rc = grads ? worker_backward(s->w, grads, one->n, &one->name,
                                      one->optim, one->optim_n, &counts)
                    : PERSIA_ENOMEM;
     free(grads);
-    ahead_ended(s->a, one->held, one->n, rc == PERSIA_OK);
+    ahead_ended(s->a, one->held, one->n,
+                rc == PERSIA_OK || rc == PERSIA_ELOST);
     return rc;
 }
 
@@ -478,6 +481,11 @@ int step_flush(step *s, uint64_t timeout_ns)
 {
     int rc = updates_wait(s->u, 0, timeout_ns);
     return rc ? rc : updates_error(s->u);
+}
+
+void step_keep_error(step *s, int code)
+{
+    updates_keep(s->u, code);
 }
 
 int step_error(step *s)

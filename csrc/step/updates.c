@@ -109,11 +109,11 @@ int updates_make(updates *u, step_grad *held, size_t n,
     return PERSIA_OK;
 }
 
-/* The lock is held. */
+/* PERSIA_ELOST tells of earlier ones; the lock is held. */
 static void count(updates *u, int code)
 {
-    u->counts.applied += code == PERSIA_OK;
-    u->counts.failed += code != PERSIA_OK;
+    u->counts.applied += code == PERSIA_OK || code == PERSIA_ELOST;
+    u->counts.failed += code != PERSIA_OK && code != PERSIA_ELOST;
 }
 
 /* Keeps this thread's error unless there is one; the lock is held. */
@@ -243,6 +243,13 @@ int updates_wait(updates *u, size_t most, uint64_t timeout_ns)
     pthread_mutex_unlock(&u->lock);
     updates_tidy(u);
     return rc;
+}
+
+void updates_keep(updates *u, int code)
+{
+    pthread_mutex_lock(&u->lock);
+    keep(u, code);
+    pthread_mutex_unlock(&u->lock);
 }
 
 int updates_error(updates *u)

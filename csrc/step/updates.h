@@ -50,6 +50,8 @@ int updates_are_parts(updates *u);
 
 /* Waits until at most `most` are left.  PERSIA_EINTR, PERSIA_ETIMEOUT. */
 int updates_wait(updates *u, size_t most, uint64_t timeout_ns);
+/* Keeps this thread's error, unless there is one. */
+void updates_keep(updates *u, int code);
 /* The first error since it was last told, with its text. */
 int updates_error(updates *u);
 /* Releases the memory of those that ended; on threads of the user. */

@@ -226,3 +226,43 @@ int table_restore(table *t, size_t n, const uint64_t *ids,
 
     return rc ? rc : rows_put(t, n, ids, &in);
 }
+
+/* Ids of a stripe from slot `*at` on; *at moves on. */
+static size_t list_stripe(const table *t, stripe *s, uint32_t *at,
+                          size_t room, uint64_t *ids)
+{
+    enum { SLOTS = 65536 }; /* that are looked at while the lock is held */
+    size_t n = 0;
+    pthread_rwlock_rdlock(&s->lock);
+    for (uint32_t i = 0; i < SLOTS && *at < s->used && n < room; i++) {
+        const char *row = stripe_row(t, s, (*at)++);
+        if (row_clock(row))
+            memcpy(&ids[n++], row, sizeof *ids);
+    }
+    if (*at >= s->used)
+        *at = UINT32_MAX;
+    pthread_rwlock_unlock(&s->lock);
+    return n;
+}
+
+int table_list(table *t, uint64_t *cursor, size_t room, uint64_t *ids,
+               size_t *n)
+{
+    uint64_t stripe_no = *cursor >> 32;
+    uint32_t slot = (uint32_t)*cursor;
+    int rc = fork_check("table_list");
+    *n = 0;
+    if (rc)
+        return rc;
+    while (stripe_no < t->stripes && *n < room) {
+        *n += list_stripe(t, &t->stripe[stripe_no], &slot, room - *n,
+                          ids + *n);
+        if (slot == UINT32_MAX) {
+            slot = 0;
+            stripe_no++;
+        }
+    }
+    *cursor = stripe_no < t->stripes ? stripe_no << 32 | slot
+                                     : TABLE_LIST_END;
+    return PERSIA_OK;
+}

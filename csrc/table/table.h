@@ -127,6 +127,12 @@ PERSIA_API int table_get(table *t, size_t n, const uint64_t *ids,
 /* Creates or replaces rows (fresh state if NULL).  Values must be finite. */
 PERSIA_API int table_set(table *t, size_t n, const uint64_t *ids,
                          const float *vectors, const float *state);
+/* The ids of up to `room` rows, in no order, from *cursor on (0: the first);
+ * moves *cursor on, to TABLE_LIST_END after the last.  Rows that come or go
+ * meanwhile may be among them or not. */
+#define TABLE_LIST_END UINT64_MAX
+PERSIA_API int table_list(table *t, uint64_t *cursor, size_t room,
+                          uint64_t *ids, size_t *n);
 /* Removes every row; counters and clock stay. */
 PERSIA_API int table_clear(table *t);
 

@@ -447,6 +447,8 @@ static const wire_field rows_fields[] = {
     [7] = F(BULK, "state", state, COUNT(n), WIDTH(state_floats), .item = 4),
     [8] = F(BULK, "found", found, COUNT(n), .item = 1),
     [9] = F(U32, "clear", clear, MOST(1)),
+    [10] = F(U32, "list", list, ANY),
+    [11] = F(U64, "cursor", cursor),
 };
 #undef THIS
 TYPE(rows, "Rows", .leader = 3);

@@ -220,7 +220,9 @@ typedef struct wire_leave_reply {
     uint64_t step; /* sync steps applied */
 } wire_leave_reply;
 
-/* Whole rows, fp32.  GetRows is asked with ids alone. */
+/* Whole rows, fp32.  GetRows is asked with ids alone; or for ids: of up to
+ * `list` rows from `cursor` on (0: the first), which come with the cursor of
+ * the next (UINT64_MAX: there are no more). */
 typedef struct wire_rows {
     wire_caller caller; /* requests */
     uint32_t no;
@@ -231,6 +233,8 @@ typedef struct wire_rows {
     const float *state;   /* [n, state_floats] or NULL */
     const uint8_t *found; /* [n], replies, or NULL */
     uint32_t clear;       /* PutRows: first remove all rows of the table */
+    uint32_t list;
+    uint64_t cursor;
 } wire_rows;
 
 /* A file of rows, as ckpt_file has it. */

@@ -474,6 +474,45 @@ static void test_clear(void **state)
     sched_destroy(s);
 }
 
+/* The ids of all rows, in blocks of any size, each once. */
+static void test_list(void **state)
+{
+    sched *s = pool_of(2);
+    table_config c = config_of(4, OPTIM_ADAM);
+    (void)state;
+    c.capacity = 9000;
+    c.full = FULL_EVICT_LRU;
+    table *t = table_of(&c);
+    uint64_t cursor = 0, ids[10000];
+    size_t n = 1;
+    assert_int_equal(table_list(t, &cursor, 10, ids, &n), PERSIA_OK);
+    assert_int_equal(n, 0);
+    assert_true(cursor == TABLE_LIST_END);
+    for (uint64_t i = 0; i < 4; i++)
+        some_rows(s, t, 5000, i * 3000); /* some are evicted */
+    dump all = dump_table(t);
+    const size_t rooms[] = { 1, 7, 1000, 10000 };
+    for (int i = 0; i < 4; i++) {
+        size_t at = 0;
+        for (cursor = 0; cursor != TABLE_LIST_END; at += n) {
+            assert_int_equal(table_list(t, &cursor, rooms[i], ids + at, &n),
+                             PERSIA_OK);
+            assert_true(n == rooms[i] || cursor == TABLE_LIST_END);
+        }
+        assert_int_equal(at, all.n);
+        for (size_t k = 0; k < all.n; k++) {
+            size_t j = 0;
+            while (j < at && ids[j] != all.ids[k])
+                j++;
+            assert_true(j < at);
+            ids[j] = ids[--at];
+        }
+    }
+    dump_free(&all);
+    table_destroy(t);
+    sched_destroy(s);
+}
+
 /* A table at its limit can be cleared, all the more. */
 static void test_clear_at_the_memory_limit(void **state)
 {
@@ -641,6 +680,7 @@ int main(void)
         cmocka_unit_test(test_set_refuses_what_is_not_finite),
         cmocka_unit_test(test_set_keeps_bf16_finite),
         cmocka_unit_test(test_restore_of_a_cut_is_the_same_table),
+        cmocka_unit_test(test_list),
         cmocka_unit_test(test_clear),
         cmocka_unit_test(test_clear_at_the_memory_limit),
         cmocka_unit_test(test_exchange),
