@@ -155,9 +155,9 @@ void client_set_last_number(ps_client *c, uint64_t number)
         remote_set_last(c->r, number);
 }
 
-int client_greet(ps_client *c)
+int client_greet(ps_client *c, int restored)
 {
-    return c->r ? remote_greet(c->r) : PERSIA_OK;
+    return c->r ? remote_greet(c->r, restored) : PERSIA_OK;
 }
 
 int client_join(ps_client *c, int joins, uint64_t step, uint64_t *applied)
@@ -249,6 +249,12 @@ uint32_t client_shard_table(const ps_client *c, uint32_t shard, uint32_t no)
     if (c->r && shard < c->r->servers_n && no < client_tables(c))
         return server_table(c->r->servers[shard], no);
     return no;
+}
+
+const char *client_address(const ps_client *c, uint32_t shard)
+{
+    return c->r && shard < c->r->servers_n ? c->r->servers[shard]->address
+                                           : NULL;
 }
 
 int client_call(ps_client *c, uint32_t shard, uint32_t method, wire_out *o,

@@ -103,10 +103,11 @@ PERSIA_API uint64_t client_last_number(const ps_client *c);
  * sends again what came after it, and shards answer that they had it.  No
  * update is under way meanwhile. */
 PERSIA_API void client_set_last_number(ps_client *c, uint64_t number);
-/* Says Hello to all shards again, for their lineage and ledgers after rows
- * were restored; the stream goes on after client_last_number().  No update is
- * under way meanwhile. */
-PERSIA_API int client_greet(ps_client *c);
+/* Says Hello to all shards again, for their lineage and ledgers, and declares
+ * the tables to those that were started again; the stream goes on after
+ * client_last_number().  `restored`: rows were restored, so PERSIA_ELOST does
+ * not tell of what was lost before.  No update is under way meanwhile. */
+PERSIA_API int client_greet(ps_client *c, int restored);
 
 /* Joins or leaves the sync steps at all shards; *step: the largest number of
  * steps applied. */
@@ -143,6 +144,8 @@ PERSIA_API void client_get_counts(const ps_client *c, client_counts *out);
 /* The number that a shard has for a table, for requests of the caller's. */
 PERSIA_API uint32_t client_shard_table(const ps_client *c, uint32_t shard,
                                        uint32_t no);
+/* Where a shard is; NULL for a local client. */
+PERSIA_API const char *client_address(const ps_client *c, uint32_t shard);
 /* One administrative request to one shard; see rpc_wait(). */
 PERSIA_API int client_call(ps_client *c, uint32_t shard, uint32_t method,
                            wire_out *o, rpc_reply *reply);

@@ -347,7 +347,7 @@ int remote_repair(remote *r, server *to, uint64_t boot, uint64_t deadline)
     return rc;
 }
 
-int remote_greet(remote *r)
+int remote_greet(remote *r, int restored)
 {
     uint64_t deadline = remote_deadline(r), last = 0;
     int rc = PERSIA_OK;
@@ -363,9 +363,12 @@ int remote_greet(remote *r)
         pthread_mutex_unlock(&to->lock);
         last = top > last ? top : last;
     }
-    if (!rc)
-        remote_set_last(r, last);
-    return rc;
+    if (rc)
+        return rc;
+    remote_set_last(r, last);
+    if (restored)
+        (void)remote_tell_lost(r);
+    return PERSIA_OK;
 }
 
 void remote_set_last(remote *r, uint64_t number)

@@ -191,7 +191,7 @@ int remote_push(remote *r, const client_update *update,
                 const uint32_t *tables, push_job *jobs, size_t jobs_n);
 int remote_skip(remote *r, const client_update *update);
 int remote_join(remote *r, int joins, uint64_t step, uint64_t *applied);
-int remote_greet(remote *r);
+int remote_greet(remote *r, int restored);
 void remote_set_last(remote *r, uint64_t number);
 int remote_get(remote *r, uint32_t no, size_t n, const uint64_t *ids,
                float *vectors, float *state, uint8_t *found);

@@ -46,7 +46,6 @@ struct ps_service {
     char name_space[WIRE_NAME];
     uint32_t shard, shards;
     uint64_t message_limit; /* bytes */
-    int checkpoints;        /* the open folder, or -1 */
     uint64_t boot, born;    /* born: of clock_ns() */
     _Atomic(uint64_t) lineage; /* changes under the gate, held exclusively */
     ledger *ledger;
@@ -68,6 +67,7 @@ struct ps_service {
     int timer_runs;
 
     pthread_mutex_t admin_lock; /* guards: */
+    int checkpoints;            /* the open folder, or -1 */
     struct snapshot *snapshot;  /* NULL: none */
     struct restore *restore;    /* NULL: none */
     uint32_t writers, readers;  /* threads of theirs that still run */

@@ -41,14 +41,18 @@ static int config_check(const service_config *c)
     return PERSIA_OK;
 }
 
-static int open_checkpoints(ps_service *s, const char *path)
+int service_set_checkpoints(ps_service *s, const char *path)
 {
-    if (!path)
-        return PERSIA_OK;
-    s->checkpoints = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (s->checkpoints < 0)
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), before;
+    if (fd < 0)
         return err_set(PERSIA_EIO, "the folder of checkpoints %s cannot be "
                        "opened: %s", path, strerror(errno));
+    pthread_mutex_lock(&s->admin_lock);
+    before = s->checkpoints;
+    s->checkpoints = fd;
+    pthread_mutex_unlock(&s->admin_lock);
+    if (before >= 0)
+        close(before);
     return PERSIA_OK;
 }
 
@@ -84,7 +88,8 @@ int service_create(ps *p, const service_config *config, ps_service **out)
         (!lineage && (rc = service_random(&lineage))) ||
         (rc = ledger_create(LEDGER_STREAMS, &s->ledger)) ||
         (rc = buffers_create(KEEP_BYTES, &s->buffers)) ||
-        (rc = open_checkpoints(s, config->checkpoints)) ||
+        (config->checkpoints &&
+         (rc = service_set_checkpoints(s, config->checkpoints))) ||
         (rc = wait_start(s))) {
         service_destroy(s);
         return rc;

@@ -40,6 +40,8 @@ typedef struct service_config {
 /* The shard must outlive the service. */
 PERSIA_API int service_create(ps *p, const service_config *config,
                               ps_service **out);
+/* Another folder of snapshots; those under way are not disturbed. */
+PERSIA_API int service_set_checkpoints(ps_service *s, const char *path);
 /* Fails what is parked, and every call from now on but Hello, Snapshot and
  * Stats, with PERSIA_EUNAVAILABLE: the server is about to stop. */
 PERSIA_API void service_close(ps_service *s);

@@ -436,6 +436,20 @@ static void server_dealloc(PyObject *self)
 }
 
 /* A Channel to this server without a connection. */
+static PyObject *server_checkpoints(PyObject *self, PyObject *arg)
+{
+    server_object *s = server_open(self);
+    PyObject *path = s ? PyUnicode_AsUTF8String(arg) : NULL;
+    const char *text = path ? PyBytes_AsString(path) : NULL;
+    if (!text) {
+        Py_XDECREF(path);
+        return NULL;
+    }
+    int rc = service_set_checkpoints(s->served->service, text);
+    Py_DECREF(path);
+    return rc ? py_raise(rc) : Py_NewRef(Py_None);
+}
+
 static PyObject *server_channel(PyObject *self, PyObject *arg)
 {
     server_object *s = server_open(self);
@@ -485,6 +499,8 @@ static PyMethodDef server_methods[] = {
     {"stop", server_stop, METH_O,
      "stop(grace)\n--\n\nNo more requests; waits `grace` seconds for those "
      "under way."},
+    {"checkpoints", server_checkpoints, METH_O,
+     "checkpoints(path)\n--\n\nAnother folder of checkpoints."},
     {"channel", server_channel, METH_O,
      "channel(timeout)\n--\n\nA Channel to it without a connection."},
     {"close", server_close, METH_NOARGS, "close()\n--\n\nFrees its tables."},

@@ -370,7 +370,7 @@ static void updates_of_before_a_restore_are_dropped(void **state)
     read_counts(remote, no, got);
     for (uint64_t i = 0; i < IDS; i++)
         assert_true(got[i] == (shard_of(i, 2) ? 2 : 1));
-    assert_int_equal(client_greet(remote), PERSIA_OK);
+    assert_int_equal(client_greet(remote, 1), PERSIA_OK);
     assert_int_equal(client_last_number(remote), 2);
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
     client_destroy(remote);
