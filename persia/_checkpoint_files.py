@@ -30,6 +30,9 @@ from persia.errors import CorruptFile, InvalidArgument, StorageError
 
 LATEST = "LATEST"
 TEMPORARY = ".tmp-"
+#: Where the files of remote checkpoints are made: with servers, the folder
+#: that they were started with as --checkpoints. Default: a temporary folder.
+STAGING = "PERSIA_CHECKPOINTS"
 STEP = re.compile(r"step-(0|[1-9][0-9]{0,18})")
 
 
@@ -43,6 +46,12 @@ class Found(NamedTuple):
 
 class Root(Protocol):
     """Where checkpoints are kept; str() of it is its name for messages."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes may see the folders of `writing` and
+        `reading`.
+        """
 
     def writing(self) -> contextlib.AbstractContextManager[Path]:
         """An empty local folder for the files of a new checkpoint; what
@@ -69,6 +78,11 @@ class Root(Protocol):
         self, found: Found, chosen: Collection[File]
     ) -> contextlib.AbstractContextManager[Path]:
         """A local folder that has the chosen files of a checkpoint."""
+
+    def above(self, found: Found | None) -> Path:
+        """The folder two levels above that of `reading`, or (None) of
+        `writing`: what servers know as their --checkpoints.
+        """
 
 
 def root_of(path: str | os.PathLike[str]) -> Root:
@@ -159,6 +173,8 @@ def write_file(path: Path, fill: Callable[[Any], object]) -> None:
 
 class LocalRoot:
     """A folder of checkpoints. Implements :class:`Root`."""
+
+    shared = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -259,6 +275,11 @@ class LocalRoot:
         self, found: Found, chosen: Collection[File]
     ) -> Iterator[Path]:
         yield self.path / found.name
+
+    def above(self, found: Found | None) -> Path:
+        named = found is None or found.name
+        root = self.path.absolute()
+        return root.parent if named else root.parent.parent
 
 
 # ---- a server's share ------------------------------------------------------

@@ -26,16 +26,14 @@ from pyarrow import fs
 
 from persia._checkpoint_files import (
     LATEST,
+    STAGING,
     STEP,
+    TEMPORARY,
     Found,
     LocalRoot,
 )
 from persia._checkpoint_manifest import MANIFEST, File, encode_manifest
 from persia.errors import InvalidArgument, StorageError
-
-#: Where the files of remote checkpoints are made: with servers, the folder
-#: that they were started with as --checkpoints. Default: a temporary folder.
-STAGING = "PERSIA_CHECKPOINTS"
 
 _TRANSFERS = 4  # files at once
 _PIECE = 8 << 20  # bytes
@@ -51,7 +49,7 @@ class RemoteRoot:
         with self._calls("used"):
             self._fs, path = fs.FileSystem.from_uri(uri)
         self._path = path.rstrip("/")
-        self.name = self._path.rpartition("/")[2]
+        self.name: str = self._path.rpartition("/")[2]
         if not self._uri.path.strip("/"):
             raise InvalidArgument(
                 f"{self} names no folder: give one, as in {self}/out"
@@ -61,6 +59,10 @@ class RemoteRoot:
         # Without the user and password and the options.
         host = self._uri.netloc.rpartition("@")[2]
         return f"{self._uri.scheme}://{host}{self._uri.path.rstrip('/')}"
+
+    @property
+    def shared(self) -> bool:
+        return bool(os.environ.get(STAGING))
 
     @contextlib.contextmanager
     def _calls(self, what: str) -> Iterator[None]:
@@ -82,13 +84,21 @@ class RemoteRoot:
             for name, step in self._folders():
                 if step not in whole:
                     self._fs.delete_dir(f"{self._path}/{name}")
-        parent = os.environ.get(STAGING)
-        if parent:
-            with LocalRoot(Path(parent) / self.name).writing() as temporary:
+        if self.shared:
+            with LocalRoot(self._staging()).writing() as temporary:
                 yield temporary
         else:
-            with tempfile.TemporaryDirectory(prefix="persia-") as staging:
-                yield Path(staging)
+            with tempfile.TemporaryDirectory(prefix=TEMPORARY) as temporary:
+                yield Path(temporary)
+
+    def _staging(self) -> Path:
+        """Where the folders of `writing` and `reading` are made."""
+        if self.shared:
+            return Path(os.environ[STAGING]) / self.name
+        return Path(tempfile.gettempdir())
+
+    def above(self, found: Found | None) -> Path:
+        return self._staging().absolute().parent
 
     def publish(
         self, temporary: Path, document: dict[str, Any], keep: int | None
@@ -202,7 +212,11 @@ class RemoteRoot:
             ):
                 shutil.copyfileobj(source, target, _PIECE)
 
-        with tempfile.TemporaryDirectory(prefix="persia-") as temporary:
+        staging = self._staging()
+        staging.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            prefix=TEMPORARY, dir=staging
+        ) as temporary:
             folder = Path(temporary)
             with self._calls("read"):
                 _side_by_side(download, [file.name for file in chosen])

@@ -25,19 +25,24 @@ import datetime
 import io
 import os
 import random
-import re
 import secrets
 import sys
+import threading
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from persia import _checkpoint_files as files
 from persia import _checkpoint_manifest as manifests
 from persia import _core
+from persia._checkpoint_ranks import Ranks
+from persia._checkpoint_rows import LocalRows, Staged, StoreRows
+from persia._checkpoint_shards import ShardRows, patiently, peers_of
+from persia.cluster import need_group
 from persia.errors import (
     CorruptFile,
     InvalidArgument,
@@ -52,7 +57,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "load", "read_extra", "save"]
 
-_CHUNK = 256 << 20  # bytes of a row file at most
 _DENSE = "dense.pt"
 
 
@@ -155,6 +159,44 @@ def _parts(**given: Any) -> dict[str, Any]:
     return parts
 
 
+def _rows(store: Store) -> StoreRows:
+    if store.remote:
+        peers = peers_of(store._handle)
+        return ShardRows(peers, store._connection.namespace)
+    return LocalRows(store._core, store._lineage)
+
+
+def _ranks(store: Store) -> Ranks:
+    """Those who save or load together."""
+    if store.world == 1:
+        return Ranks(alone=True)
+    group = need_group("a checkpoint of a store of several ranks")
+    place = group.get_rank(), group.get_world_size()
+    if place != (store.rank, store.world):
+        raise InvalidArgument(
+            f"this store is of rank {store.rank} of {store.world}, but "
+            f"torch.distributed of rank {place[0]} of {place[1]}"
+        )
+    return Ranks(alone=False)
+
+
+def _share(store: Store, root: files.Root, found: files.Found | None) -> None:
+    """Lets the shards use the folder that one process is about to make for
+    all, or (`found`) to read.
+    """
+    hosting = store._connection.hosting
+    if hosting is not None:
+        above = root.above(found)
+        above.mkdir(parents=True, exist_ok=True)
+        hosting.server.checkpoints(str(above))
+    elif store.remote and not root.shared:
+        raise InvalidArgument(
+            f"the files of {root} pass through a folder that this process "
+            f"shares with the servers: set {files.STAGING} to the folder "
+            "that they know as their --checkpoints"
+        )
+
+
 # ---- saving ----------------------------------------------------------------
 
 
@@ -171,91 +213,87 @@ def save(
     step: int | None = None,
 ) -> Path | str:
     """Implements :meth:`persia.Store.save`."""
-    if keep is not None and keep < 1:
-        raise InvalidArgument(
-            f"keep is {keep}, need at least 1: the new checkpoint"
+    with _ranks(store) as ranks:
+        with ranks.agreed():
+            if keep is not None and keep < 1:
+                raise InvalidArgument(
+                    f"keep is {keep}, need at least 1: the new checkpoint"
+                )
+            if step is not None and not 0 <= step < 10**19:
+                raise InvalidArgument(f"step is {step}, need 0 to 10**19 - 1")
+            root = files.root_of(path)
+            shared = _states(
+                {"store": _TableSettings(store.optimizer)}
+                | _parts(model=model, optimizer=optimizer, scheduler=scheduler)
+            )
+            own = _states({"random": _RandomStates()} | _parts(loader=loader))
+            _share(store, root, None)
+            store.flush()
+        # No rank changes a row from here to the end of lead().
+        states = _Dense(shared, ranks.gathered(own), extra)
+        folder, store._checkpoint_id = ranks.lead(
+            lambda: _save(store, root, states, keep, step, ranks.stop)
         )
-    if step is not None and not 0 <= step < 10**19:
-        raise InvalidArgument(f"step is {step}, need 0 to 10**19 - 1")
-    shared = {"store": _TableSettings(store.optimizer)} | _parts(
-        model=model, optimizer=optimizer, scheduler=scheduler
-    )
-    own = {"random": _RandomStates()} | _parts(loader=loader)
-    root = files.root_of(path)
+    return folder
+
+
+class _Dense(NamedTuple):
+    """What goes into dense.pt, by name: states that are equal on all ranks or
+    of the first alone, those of each rank, and what the user gave.
+    """
+
+    shared: dict[str, Any]
+    ranks: list[dict[str, Any]]
+    extra: Any
+
+
+def _save(
+    store: Store,
+    root: files.Root,
+    states: _Dense,
+    keep: int | None,
+    step: int | None,
+    stop: threading.Event,
+) -> tuple[Path | str, str]:
+    """One process does it all; the checkpoint's folder and id."""
+    rows = _rows(store)
+    document: dict[str, Any] = {
+        "format": manifests.FORMAT,
+        "version": manifests.VERSION,
+        "id": secrets.token_hex(16),
+        "lineage": rows.lineage(),
+        "saved": datetime.datetime.now(datetime.UTC).isoformat(),
+        "torch": torch.__version__,
+    }
     try:
         with root.writing() as temporary:
-            store.flush()
-            cut = _core.Cut(store._handle)
-            try:
-                # First: the model may go on changing, the cut does not.
-                dense = _write_dense(
-                    temporary, _states(shared), [_states(own)], extra
-                )
-                tables = _core.ckpt_tables(store._handle)[: cut.tables]
-                with files.opened(temporary) as descriptor:
-                    part = _write_rows(cut, tables, descriptor)
-            finally:
-                cut.close()
-            document = _document(store, tables, [part], dense, step)
+
+            def write_dense() -> None:
+                document["dense"] = _write_dense(temporary, states)
+
+            tables, parts = rows.write(temporary, write_dense, stop)
+            if step is None:
+                step = max(part.updates for part in parts)
+            document |= {"step": step} | manifests.to_manifest(tables, parts)
             folder = root.publish(temporary, document, keep)
     except PersiaError:
         raise
     except OSError as error:
         raise StorageError(f"saving into {root} failed: {error}") from error
-    store._checkpoint_id = str(document["id"])
-    return folder
+    return folder, document["id"]
 
 
 def _states(parts: Mapping[str, Any]) -> dict[str, Any]:
     return {name: part.state_dict() for name, part in parts.items()}
 
 
-def _document(
-    store: Store,
-    tables: Sequence[dict[str, Any]],
-    parts: Sequence[manifests.Part],
-    dense: dict[str, Any],
-    step: int | None,
-) -> dict[str, Any]:
-    """The entries of a manifest."""
-    return {
-        "format": manifests.FORMAT,
-        "version": manifests.VERSION,
-        "id": secrets.token_hex(16),
-        "lineage": store._lineage,
-        "step": max(p.updates for p in parts) if step is None else step,
-        "saved": datetime.datetime.now(datetime.UTC).isoformat(),
-        "torch": torch.__version__,
-        **manifests.to_manifest(tables, parts),
-        "dense": dense,
-    }
-
-
-def _write_rows(
-    cut: _core.Cut, tables: Sequence[dict[str, Any]], descriptor: int
-) -> manifests.Part:
-    """The row files of the only shard, in this process."""
-    pushes, rows = [], []
-    for number, table in enumerate(tables):
-        word = re.sub("[^A-Za-z0-9_-]", "_", table["name"])[:80]
-        _, clock = cut.table(number)
-        pushes.append(clock)
-        written = cut.write(number, descriptor, f"{number:04d}-{word}", _CHUNK)
-        rows += [manifests.Rows(number, *file) for file in written]
-    return manifests.Part(cut.updates, 0, pushes, [], rows)
-
-
-def _write_dense(
-    folder: Path,
-    shared: dict[str, Any],
-    ranks: Sequence[dict[str, Any]],
-    extra: Any,
-) -> dict[str, Any]:
+def _write_dense(folder: Path, states: _Dense) -> dict[str, Any]:
     """Writes dense.pt; its entry in the manifest. Finds out now, not at the
     load, what weights_only=True refuses.
     """
     path = folder / _DENSE
-    dense = shared | {"ranks": list(ranks), "extra": extra}
+    shared, ranks, extra = states
+    dense = shared | {"ranks": ranks, "extra": extra}
     try:
         files.write_file(path, lambda file: torch.save(dense, file))
         torch.load(path, weights_only=True, map_location="cpu", mmap=True)
@@ -263,8 +301,8 @@ def _write_dense(
         raise
     except Exception as error:
         named = shared | {"extra": extra}
-        for rank, states in enumerate(ranks):
-            named |= {f"{n} of rank {rank}": s for n, s in states.items()}
+        for rank, own in enumerate(ranks):
+            named |= {f"{n} of rank {rank}": s for n, s in own.items()}
         bad = [name for name, state in named.items() if not _readable(state)]
         raise InvalidArgument(
             f"the state of {' and '.join(bad) or 'the model'} cannot be "
@@ -319,36 +357,122 @@ def load(
     step: int | None = None,
     strict: bool = True,
     random_states: bool = True,
+    resume: str = "rollback",
 ) -> Checkpoint:
     """Implements :meth:`persia.Store.load`."""
-    parts = {"store": _TableSettings(store.optimizer)} | _parts(
-        model=model, optimizer=optimizer, scheduler=scheduler, loader=loader
-    )
-    if random_states:
-        parts["random"] = _RandomStates()
-    root = files.root_of(path)
-    with _reading(root):
-        found = files.find(root, step)
-        here = _core.ckpt_tables(store._handle)
-        pairs = _match(found, here, strict)
+    with _ranks(store) as ranks:
+        with ranks.agreed():
+            if resume not in ("rollback", "continue"):
+                raise InvalidArgument(
+                    f"resume is {resume!r}, need 'rollback' or 'continue'"
+                )
+            if resume == "continue" and not store.remote:
+                raise InvalidArgument(
+                    "resume='continue' keeps the rows that servers have; the "
+                    "rows of this store are in this process"
+                )
+            parts = {"store": _TableSettings(store.optimizer)} | _parts(
+                model=model,
+                optimizer=optimizer,
+                scheduler=scheduler,
+                loader=loader,
+            )
+            if random_states:
+                parts["random"] = _RandomStates()
+            root = files.root_of(path)
+            store._drop_unfinished()
+            store._core.settle()  # what failed before does not matter any more
+        found = ranks.lead(lambda: _find(root, step))
         manifest = found.manifest
-        chosen = [file for _, table in pairs for file in table.files]
-        with (
-            root.reading(found, [manifest.dense, *chosen]) as folder,
-            files.opened(folder) as descriptor,
-        ):
-            dense = _read_dense(descriptor, folder, found, parts)
-            staged = _stage(store._handle, descriptor, pairs)
-    _apply(store, staged, manifest.updates, parts, dense, found)
-    store._lineage = manifest.lineage
-    store._checkpoint_id = manifest.id
+        with ranks.agreed(), _reading(root):
+            here = _core.ckpt_tables(store._handle)
+            tables = _match(found, here, strict)
+            number = None
+            with root.reading(found, [manifest.dense]) as folder:
+                dense = _read_dense(folder, found, parts, ranks)
+            if resume == "continue":
+                number = _last_number(store, found, len(dense["ranks"]))
+            _share(store, root, found)
+        staged: list[Staged] = []  # of the rank that leads
+        if resume == "rollback":
+            ranks.lead(
+                lambda: staged.append(
+                    _stage(store, root, found, tables, ranks.stop)
+                )
+            )
+        store._loading = True
+        try:
+            _apply(ranks, staged, parts, dense, found)
+        finally:
+            store._loading = False
+        with ranks.agreed():
+            _go_on(store, manifest, resume, number)
     return Checkpoint(
         path=found.folder,
         step=manifest.step,
-        rows={table.name: table.rows for _, table in pairs},
+        rows={table.name: table.rows for table in tables.values()},
         extra=dense["extra"],
         lineage=manifest.lineage,
     )
+
+
+def _find(root: files.Root, step: int | None) -> files.Found:
+    with _reading(root):
+        return files.find(root, step)
+
+
+def _stage(
+    store: Store,
+    root: files.Root,
+    found: files.Found,
+    tables: Mapping[int, manifests.Table],
+    stop: threading.Event,
+) -> Staged:
+    chosen = [file for table in tables.values() for file in table.files]
+    if store.remote:
+        # A server that was started again knows no table yet.
+        patiently(partial(_core.ckpt_greet, store._handle, False))
+    with _reading(root), root.reading(found, chosen) as folder:
+        return _rows(store).stage(folder, found.manifest, tables, stop)
+
+
+def _go_on(
+    store: Store,
+    manifest: manifests.Manifest,
+    resume: str,
+    number: int | None,
+) -> None:
+    """With the rows that the store has now."""
+    if store._core.held(True):
+        store._discard()  # gradients of the rows that were
+    if store.remote and resume == "rollback":
+        patiently(partial(_core.ckpt_greet, store._handle, True))
+    elif number is not None:
+        _core.ckpt_go_on(store._handle, number)
+    store._lineage = manifest.lineage
+    store._checkpoint_id = manifest.id
+
+
+def _last_number(store: Store, found: files.Found, ranks: int) -> int | None:
+    """The last update of this rank that a checkpoint of so many has; None if
+    the rank is a new one.
+    """
+    last: dict[int, int] = {}
+    for shard in found.manifest.shards:
+        for ledger in shard.ledgers:
+            number = ledger.watermark + int(ledger.window, 16).bit_length()
+            last[ledger.stream] = max(last.get(ledger.stream, 0), number)
+    streams = [store._connection.stream(rank) for rank in range(ranks)]
+    if last and not last.keys() & set(streams):
+        raise SchemaMismatch(
+            f"{found.folder} is of another namespace than "
+            f"{store._connection.namespace!r}: which updates the servers have "
+            "of those that follow it cannot be told; load it with "
+            "resume='rollback'"
+        )
+    if store.rank >= ranks:
+        return None
+    return last.get(streams[store.rank], 0)
 
 
 @contextlib.contextmanager
@@ -377,17 +501,14 @@ def read_extra(path: str | os.PathLike[str], step: int | None = None) -> Any:
     root = files.root_of(path)
     with _reading(root):
         found = files.find(root, step)
-        with (
-            root.reading(found, [found.manifest.dense]) as folder,
-            files.opened(folder) as descriptor,
-        ):
-            return _read_dense(descriptor, folder, found, ())["extra"]
+        with root.reading(found, [found.manifest.dense]) as folder:
+            return _read_dense(folder, found, (), None)["extra"]
 
 
 def _match(
     found: files.Found, here: Sequence[Mapping[str, Any]], strict: bool
-) -> list[tuple[int, manifests.Table]]:
-    """Numbers of the store's tables with what the checkpoint has of them."""
+) -> dict[int, manifests.Table]:
+    """What the checkpoint has of the store's tables, by their number."""
     folder = found.folder
     saved = {table.name: table for table in found.manifest.tables}
     declared = {table["name"]: number for number, table in enumerate(here)}
@@ -403,10 +524,10 @@ def _match(
             f"{folder} (it has {sorted(saved)}): give strict=False to keep "
             "the rows that they have now"
         )
-    pairs = [(declared[name], saved[name]) for name in declared.keys() & saved]
-    for number, table in sorted(pairs, key=lambda pair: pair[0]):
+    both = {no: saved[name] for name, no in declared.items() if name in saved}
+    for number, table in both.items():
         _check_table(here[number], table, folder)
-    return pairs
+    return both
 
 
 def _check_table(
@@ -433,12 +554,18 @@ def _check_table(
 
 
 def _read_dense(
-    descriptor: int, folder: Path, found: files.Found, parts: Collection[str]
+    folder: Path,
+    found: files.Found,
+    parts: Collection[str],
+    ranks: Ranks | None,
 ) -> dict[str, Any]:
-    """ "extra" and the states of the parts that are wanted, by name."""
+    """What was given as extra, and the states of the parts that are wanted,
+    by name; without `ranks`, those that all ranks share.
+    """
     entry = found.manifest.dense
     path = folder / entry.name
-    size, crc = _core.ckpt_file_crc(descriptor, entry.name)
+    with files.opened(folder) as descriptor:
+        size, crc = _core.ckpt_file_crc(descriptor, entry.name)
     if size != entry.bytes or f"{crc:08x}" != entry.crc32c:
         raise CorruptFile(
             f"{path} is truncated or altered: {size} bytes with checksum "
@@ -451,8 +578,15 @@ def _read_dense(
     if not isinstance(dense, dict):
         raise CorruptFile(f"{path} holds a {type(dense).__name__}, no dict")
     # Version 1 has the states of its only rank among those of all.
-    ranks = dense.pop("ranks", [{}])
-    dense |= ranks[0]
+    every = dense.setdefault("ranks", [{}])
+    if (
+        not isinstance(every, list)
+        or not every
+        or not all(isinstance(one, dict) for one in every)
+    ):
+        raise CorruptFile(f"{path} has no states of ranks")
+    if ranks is not None:
+        dense |= _own_states(every, parts, ranks, found)
     for name in {"extra", *parts} - dense.keys():
         raise SchemaMismatch(
             f"{found.folder} holds no state of the {name} (it has "
@@ -461,20 +595,24 @@ def _read_dense(
     return dense
 
 
-def _stage(
-    handle: int, descriptor: int, pairs: Sequence[tuple[int, manifests.Table]]
-) -> list[_core.Staged]:
-    """The rows of the checkpoint, beside those of the store."""
-    lists = [
-        [(f.name, f.rows, f.bytes, int(f.crc32c, 16)) for f in table.files]
-        for _, table in pairs
-    ]
-    for (number, _), rows in zip(pairs, lists):
-        _core.ckpt_verify(handle, number, descriptor, rows)
-    return [
-        _core.Staged(handle, number, descriptor, rows, max(table.pushes))
-        for (number, table), rows in zip(pairs, lists)
-    ]
+def _own_states(
+    every: Sequence[dict[str, Any]],
+    parts: Collection[str],
+    ranks: Ranks,
+    found: files.Found,
+) -> dict[str, Any]:
+    """The states of this rank, of those that the ranks saved."""
+    if len(every) == ranks.world:
+        return every[ranks.rank]
+    if any(name.split()[0] == "loader" for name in parts):
+        raise SchemaMismatch(
+            f"{found.folder} was saved by {len(every)} ranks, this job has "
+            f"{ranks.world}: the positions of their loaders mean other "
+            "batches here; leave loader= out and choose where to begin"
+        )
+    if ranks.rank < len(every):
+        return every[ranks.rank]
+    return {"random": _RandomStates().state_dict()}  # it stays as it is
 
 
 def _load_state(part: Any, state: Any, name: str, folder: Path | str) -> None:
@@ -495,32 +633,29 @@ def _load_state(part: Any, state: Any, name: str, folder: Path | str) -> None:
 
 
 def _apply(
-    store: Store,
-    staged: Sequence[_core.Staged],
-    updates: int,
+    ranks: Ranks,
+    staged: Sequence[Staged],
     parts: Mapping[str, Any],
     dense: Mapping[str, Any],
     found: files.Found,
 ) -> None:
-    """Changes rows, counters and states together, or nothing."""
+    """Changes states, then rows and counters: on all ranks or none."""
     before = {
         name: copy.deepcopy(part.state_dict()) for name, part in parts.items()
     }
-    updates_before = store.updates
-    exchanged = []
+
+    def commit() -> None:
+        for one in staged:
+            one.commit()
+
     try:
-        for table in staged:
-            table.exchange()
-            exchanged.append(table)
-        store._core.set_updates(updates)
-        for name, part in parts.items():
-            _load_state(part, dense[name], name, found.folder)
+        with ranks.agreed():
+            for name, part in parts.items():
+                _load_state(part, dense[name], name, found.folder)
+        ranks.lead(commit)
     except BaseException:
-        for table in exchanged:
-            table.exchange()
-        store._core.set_updates(updates_before)
+        for one in staged:
+            one.abort()
         for name, part in parts.items():
             part.load_state_dict(before[name])
         raise
-    if store._core.held(True):
-        store._discard()  # gradients of the rows that were

@@ -225,6 +225,12 @@ def _take_stream(namespace: str, rank: int) -> tuple[str, int, int]:
     return key
 
 
+def _stream_of(key: tuple[str, int, int]) -> int:
+    namespace, rank, index = key
+    role = f"nn_worker/{index}" if index else "nn_worker"
+    return stream_id(namespace, role, rank)
+
+
 def _drop_stream(key: tuple[str, int, int]) -> None:
     with _streams_lock:
         _streams.discard(key)
@@ -322,7 +328,6 @@ class Settings:
     ) -> Connection:
         job = Job.here(self.rank, self.world)
         key = _take_stream(self.namespace, job.rank)
-        role = f"nn_worker/{key[2]}" if key[2] else "nn_worker"
         try:
             core = _core.Store(
                 threads,
@@ -334,7 +339,7 @@ class Settings:
                     "namespace": self.namespace,
                     "rank": job.rank,
                     "world": job.world,
-                    "stream": stream_id(self.namespace, role, job.rank),
+                    "stream": _stream_of(key),
                     "incarnation": job.restarts,
                     "timeout": float(self.timeout),
                     "message_limit": _MESSAGE_LIMIT,
@@ -372,6 +377,18 @@ class Connection:
     def remote(self) -> bool:
         """Whether the tables are behind messages."""
         return bool(self.addresses)
+
+    @property
+    def namespace(self) -> str:
+        """Of tables behind messages."""
+        assert self._key is not None
+        return self._key[0]
+
+    def stream(self, rank: int) -> int:
+        """The stream of the updates of a rank's store like this one."""
+        assert self._key is not None
+        namespace, _, index = self._key
+        return _stream_of((namespace, rank, index))
 
     def join(self, stream: int, by_batch: bool) -> bool:
         """A synchronous pass begins: with all ranks, if there are several.

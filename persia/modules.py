@@ -470,7 +470,11 @@ class _Collection(nn.Module):
                     f"{mine[name]['embedding_dim']}, in the state "
                     f"{saved['embedding_dim']}"
                 )
-            if saved["rows"] and not mine[name]["rows"]:
+            if (
+                saved["rows"]
+                and not mine[name]["rows"]
+                and not self.store._loading
+            ):
                 raise errors.RowsMissing(
                     f"table {name!r} had {saved['rows']} rows when this state "
                     "was saved, now it is empty: a state_dict holds no rows. "

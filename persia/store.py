@@ -217,6 +217,7 @@ class Store(Rows):
         }
         self._lineage = secrets.token_hex(8)
         self._checkpoint_id = ""
+        self._loading = False  # a checkpoint's states come before its rows
         optimizer._bind(self)
         self._optimizer = optimizer
         # The anchor requires grad, so that autograd visits every lookup; its
@@ -472,6 +473,13 @@ class Store(Rows):
         next save removes what was left. Gradients that wait for
         ``store.optimizer.step()`` are not saved.
 
+        In a job of several ranks all call it together, between two steps of
+        their loops, and all return when the checkpoint is complete, or raise
+        the same error. Model, optimizer, scheduler and extra are those of
+        rank 0; position in the data and random generators are saved of each
+        rank. Servers write their rows themselves: ``path`` must lie in the
+        folder that they were started with as ``--checkpoints``.
+
         Args:
             path: the root; made if it is not there. A folder, or the URI
                 (as a string) of one on S3 or any other file system that
@@ -494,8 +502,9 @@ class Store(Rows):
         Raises:
             InvalidArgument: a state that ``torch.load(weights_only=True)``
                 would refuse.
-            StorageError: writing failed, or another save into ``path`` is
-                under way.
+            StorageError: writing failed, another save into ``path`` is under
+                way, or a server does not see that folder.
+            Unavailable, DeadlineExceeded: a server or a rank was lost.
         """
         from persia import checkpoint
 
@@ -522,6 +531,7 @@ class Store(Rows):
         step: int | None = None,
         strict: bool = True,
         random_states: bool = True,
+        resume: str = "rollback",
     ) -> Checkpoint:
         """Reads a checkpoint: rows, counters, and the states of what is given.
 
@@ -529,6 +539,11 @@ class Store(Rows):
         store and all objects are as before. After a load at staleness 0,
         training gives the same bits as if it had not been interrupted
         (eviction excepted). No other thread may train meanwhile.
+
+        In a job of several ranks all call it together, outside of any pass
+        over a DataLoader, and all succeed or raise the same error. Any number
+        of shards and ranks reads what any number wrote; positions in the data
+        (``loader``) belong to the number of ranks that saved.
 
         Args:
             path: a root, then its LATEST is read, or the folder of a step;
@@ -539,6 +554,12 @@ class Store(Rows):
                 have are left as they are, else an error.
             random_states: whether the global random generators of torch,
                 Python and numpy are set, too.
+            resume: "rollback": rows and all else are as they were saved.
+                "continue", after ranks have failed and servers have not: the
+                servers keep the rows that they have; updates that are
+                repeated because the position in the data went back are not
+                applied again, but counted
+                (``stats()["client"]["duplicates"]``).
 
         Returns:
             Folder, step, rows per table, and what was saved as ``extra``.
@@ -560,6 +581,7 @@ class Store(Rows):
             step=step,
             strict=strict,
             random_states=random_states,
+            resume=resume,
         )
 
     def close(self) -> None:

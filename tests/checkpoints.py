@@ -69,9 +69,9 @@ def assert_same_rows(a: persia.Store, b: persia.Store, table: str) -> None:
 class Trained:
     """A model that uses all that has a state: dropout, scheduler, Adam."""
 
-    def __init__(self, optimizer: str, dtype: str) -> None:
+    def __init__(self, optimizer: str, dtype: str, **options: Any) -> None:
         torch.manual_seed(0)
-        self.store = persia.Store(OPTIMIZERS[optimizer](), seed=5)
+        self.store = persia.Store(OPTIMIZERS[optimizer](), seed=5, **options)
         bags = persia.EmbeddingBagCollection(
             store=self.store,
             tables=[
@@ -105,22 +105,24 @@ class Trained:
             "scheduler": self.schedulers,
         }
 
+    def batch(self, step: int) -> persia.JaggedBatch:
+        """Later steps have ids that no step had before."""
+        rng = np.random.default_rng(step)
+        values = rng.integers(0, 40 + 20 * step, 60)
+        return persia.JaggedBatch(["u", "i"], torch.from_numpy(values))
+
+    def step(self, ids: persia.JaggedBatch) -> float:
+        out = self.model["top"](self.bags(ids).values())
+        loss = (out - torch.rand(30, 1)).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        for scheduler in self.schedulers:
+            scheduler.step()
+        return loss.item()
+
     def train(self, first: int, last: int) -> list[float]:
-        losses = []
-        for step in range(first, last):
-            rng = np.random.default_rng(step)
-            # Later steps see ids that no step saw before.
-            values = rng.integers(0, 40 + 20 * step, 60)
-            ids = persia.JaggedBatch(["u", "i"], torch.from_numpy(values))
-            out = self.model["top"](self.bags(ids).values())
-            loss = (out - torch.rand(30, 1)).square().mean()
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-            for scheduler in self.schedulers:
-                scheduler.step()
-            losses.append(loss.item())
-        return losses
+        return [self.step(self.batch(step)) for step in range(first, last)]
 
 
 def counting_store() -> tuple[persia.Store, Callable[[], None]]:

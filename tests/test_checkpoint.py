@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import persia
 from persia import _checkpoint_files as files
-from persia import checkpoint, errors, optim
+from persia import _checkpoint_rows, checkpoint, errors, optim
 from tests.checkpoints import (
     DTYPES,
     OPTIMIZERS,
@@ -45,7 +45,7 @@ def test_row_files_are_safetensors(
     optimizer: str,
     dtype: str,
 ) -> None:
-    monkeypatch.setattr(checkpoint, "_CHUNK", 16 << 10)
+    monkeypatch.setattr(_checkpoint_rows, "CHUNK", 16 << 10)
     store = make_store(optimizer, ('odd "name"/ü', 5, dtype))
     fill(store, 'odd "name"/ü', 700)
     folder = store.save(tmp_path)
@@ -105,7 +105,7 @@ def test_round_trip(
         fill(a, f"t{i}", n, seed=i)
         fill(b, f"t{i}", 10, seed=100 + i)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "_CHUNK", chunk)
+        patch.setattr(_checkpoint_rows, "CHUNK", chunk)
         a.save(root)
     loaded = b.load(root)
     assert loaded.rows == {f"t{i}": n for i, (_, _, n) in enumerate(tables)}
@@ -261,7 +261,7 @@ def test_state_dict_without_rows_names_store_load(tmp_path: Path) -> None:
 def test_rows_are_of_one_moment_while_others_push(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "_CHUNK", 8 << 10)
+    monkeypatch.setattr(_checkpoint_rows, "CHUNK", 8 << 10)
     store, push = counting_store()
     push()
     stop = threading.Event()

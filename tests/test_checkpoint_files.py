@@ -29,9 +29,9 @@ from tests.checkpoints import (
 
 CHILD = """
 import sys, torch, persia
-from persia import checkpoint
+from persia import _checkpoint_rows
 from tests.checkpoints import counting_store
-checkpoint._CHUNK = 4 << 10
+_checkpoint_rows.CHUNK = 4 << 10
 store, push = counting_store()
 if sys.argv[2] == "resume":
     store.load(sys.argv[1])

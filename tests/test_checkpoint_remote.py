@@ -20,7 +20,7 @@ from pyarrow import fs
 import persia
 from persia import _checkpoint_files as files
 from persia import _checkpoint_remote as remote
-from persia import checkpoint, errors
+from persia import _checkpoint_rows, checkpoint, errors
 from tests.checkpoints import (
     Trained,
     assert_same_rows,
@@ -285,13 +285,13 @@ def test_files_are_made_in_the_folder_of_the_environment(
     store = make_store()
     fill(store, "t", 4)
     seen: list[str] = []
-    write = checkpoint._write_rows
+    write = _checkpoint_rows._write
 
     def spy(*args: Any) -> Any:
         seen.extend(os.listdir(tmp_path / "out"))
         return write(*args)
 
-    monkeypatch.setattr(checkpoint, "_write_rows", spy)
+    monkeypatch.setattr(_checkpoint_rows, "_write", spy)
     store.save(uri("deep/out"))
     assert any(name.startswith(".tmp-") for name in seen)
     assert os.listdir(tmp_path / "out") == [".lock"]

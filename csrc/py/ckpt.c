@@ -1,5 +1,5 @@
 /* ckpt.c: what persia/checkpoint.py needs of the C core: tables as data,
- * cuts, row files, checksums. */
+ * cuts, row files, checksums, requests to a store's shards. */
 #include "py/py.h"
 
 #include <stdlib.h>
@@ -7,6 +7,7 @@
 
 #include "ckpt/ckpt.h"
 #include "ps/ps.h"
+#include "py/peer.h"
 #include "step/step.h"
 
 static const char *const dtype_names[VECTOR_DTYPES] = {"fp32", "bf16"};
@@ -14,14 +15,13 @@ static const char *const init_names[] = {"uniform", "normal", "constant"};
 
 /* ---- tables as data ----------------------------------------------------- */
 
-static PyObject *describe(const table *t)
+static PyObject *describe(const table_config *c)
 {
-    const table_config *c = table_get_config(t);
-    table_stats stats;
-    table_get_stats(t, &stats);
+    uint32_t floats =
+        optim_state_floats(c->optimizer, c->dim, (int)c->momentum);
     return Py_BuildValue(
         "{s:s, s:K, s:I, s:s, s:s, s:N, s:s, s:d, s:d, s:d, s:d, s:s, s:s,"
-        " s:K, s:s, s:I, s:K, s:K}",
+        " s:K, s:s, s:I}",
         "name", c->name, "seed", (unsigned long long)c->seed, "dim", c->dim,
         "dtype", dtype_names[c->dtype], "optimizer", optim_name(c->optimizer),
         "momentum", PyBool_FromLong((long)c->momentum), "init",
@@ -32,8 +32,23 @@ static PyObject *describe(const table *t)
         c->nonfinite == NONFINITE_SKIP ? "skip" : "raise", "capacity",
         (unsigned long long)c->capacity, "full",
         c->full == FULL_EVICT_LRU ? "evict_lru" : "raise", "state_floats",
-        table_state_floats(t), "rows", (unsigned long long)stats.rows,
-        "pushes", (unsigned long long)stats.pushes);
+        floats);
+}
+
+static PyObject *ckpt_describe(PyObject *module, PyObject *args,
+                               PyObject *kwargs)
+{
+    table_config c;
+    (void)module;
+    if (py_table_config(args, kwargs, &c))
+        return NULL;
+    /* A server may have sent anything. */
+    if (c.dtype >= VECTOR_DTYPES || c.optimizer >= OPTIM_KINDS ||
+        c.init > INIT_CONSTANT)
+        return py_raise(err_set(PERSIA_EPROTOCOL,
+                                "table %s: an option is out of its range",
+                                c.name));
+    return describe(&c);
 }
 
 static PyObject *ckpt_tables(PyObject *module, PyObject *args)
@@ -46,10 +61,10 @@ static PyObject *ckpt_tables(PyObject *module, PyObject *args)
     int code = step_get(handle, "checkpoint", &owner);
     if (code)
         return py_raise(code);
-    ps *p = step_ps(owner);
+    const ps_client *c = step_client(owner);
     PyObject *list = PyList_New(0);
-    for (uint32_t i = 0; list && i < ps_tables(p); i++) {
-        PyObject *one = describe(ps_table(p, i));
+    for (uint32_t i = 0; list && i < client_tables(c); i++) {
+        PyObject *one = describe(client_table(c, i));
         if (!one || PyList_Append(list, one))
             Py_CLEAR(list);
         Py_XDECREF(one);
@@ -448,6 +463,147 @@ static PyType_Spec staged_spec = {
     .slots = staged_slots,
 };
 
+/* ---- shards behind messages --------------------------------------------- */
+
+/* One shard of a remote store, while it is asked. */
+typedef struct asked {
+    step *owner;
+    uint32_t shard;
+    py_peer peer;
+    PyObject *rest; /* of the arguments */
+} asked;
+
+static int ask(void *ctx, uint32_t method, wire_out *o, rpc_reply *reply)
+{
+    const asked *a = ctx;
+    return client_call(step_client(a->owner), a->shard, method, o, reply);
+}
+
+static void asked_end(asked *a)
+{
+    Py_XDECREF(a->rest);
+    step_put(a->owner);
+}
+
+/* (handle, shard, ...); -1 with an exception set. */
+static int asked_begin(asked *a, PyObject *args)
+{
+    unsigned long long handle;
+    PyObject *head = PyTuple_GetSlice(args, 0, 2);
+    int ok = head && PyArg_ParseTuple(head, "KI", &handle, &a->shard);
+    Py_XDECREF(head);
+    if (!ok)
+        return -1;
+    int code = step_get(handle, "checkpoint", &a->owner);
+    if (code) {
+        py_raise(code);
+        return -1;
+    }
+    a->peer = (py_peer){
+        .call = ask,
+        .ctx = a,
+        .caller = client_caller(step_client(a->owner), a->shard)};
+    a->rest = PyTuple_GetSlice(args, 2, PyTuple_Size(args));
+    if (a->rest && a->shard < client_shards(step_client(a->owner)))
+        return 0;
+    if (a->rest)
+        PyErr_Format(PyExc_IndexError, "there is no shard %u", a->shard);
+    asked_end(a);
+    return -1;
+}
+
+static PyObject *ckpt_hello(PyObject *module, PyObject *args)
+{
+    asked a;
+    (void)module;
+    if (asked_begin(&a, args))
+        return NULL;
+    PyObject *out = py_peer_hello(&a.peer, a.rest);
+    asked_end(&a);
+    return out;
+}
+
+static PyObject *ckpt_snapshot(PyObject *module, PyObject *args)
+{
+    asked a;
+    (void)module;
+    if (asked_begin(&a, args))
+        return NULL;
+    PyObject *out = py_peer_snapshot(&a.peer, a.rest);
+    asked_end(&a);
+    return out;
+}
+
+static PyObject *ckpt_restore_(PyObject *module, PyObject *args)
+{
+    asked a;
+    (void)module;
+    if (asked_begin(&a, args))
+        return NULL;
+    PyObject *out = py_peer_restore(&a.peer, a.rest);
+    asked_end(&a);
+    return out;
+}
+
+static PyObject *ckpt_shards(PyObject *module, PyObject *arg)
+{
+    unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
+    step *owner;
+    (void)module;
+    if (PyErr_Occurred())
+        return NULL;
+    int code = step_get(handle, "checkpoint", &owner);
+    if (code)
+        return py_raise(code);
+    const ps_client *c = step_client(owner);
+    PyObject *list = PyList_New(0);
+    uint32_t n = client_is_remote(c) ? client_shards(c) : 0;
+    for (uint32_t i = 0; list && i < n; i++) {
+        PyObject *address = PyUnicode_FromString(client_address(c, i));
+        if (!address || PyList_Append(list, address))
+            Py_CLEAR(list);
+        Py_XDECREF(address);
+    }
+    step_put(owner);
+    return list;
+}
+
+static PyObject *ckpt_greet(PyObject *module, PyObject *args)
+{
+    unsigned long long handle;
+    int restored;
+    step *owner;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "Kp", &handle, &restored))
+        return NULL;
+    int code = step_get(handle, "load", &owner);
+    if (code)
+        return py_raise(code);
+    Py_BEGIN_ALLOW_THREADS
+    code = client_greet(step_client(owner), restored);
+    if (!code)
+        step_renumber(owner);
+    step_put(owner);
+    Py_END_ALLOW_THREADS
+    return code ? py_raise(code) : Py_NewRef(Py_None);
+}
+
+static PyObject *ckpt_go_on(PyObject *module, PyObject *args)
+{
+    unsigned long long handle, number;
+    step *owner;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "KK", &handle, &number))
+        return NULL;
+    int code = step_get(handle, "load", &owner);
+    if (code)
+        return py_raise(code);
+    client_set_last_number(step_client(owner), number);
+    step_renumber(owner);
+    step_put(owner);
+    Py_RETURN_NONE;
+}
+
 /* ---- plain files -------------------------------------------------------- */
 
 static PyObject *ckpt_crc(PyObject *module, PyObject *args)
@@ -489,8 +645,30 @@ static PyObject *ckpt_exchange_(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"ckpt_tables", ckpt_tables, METH_VARARGS,
-     "ckpt_tables(handle)\n--\n\nName, options, rows and clock of each table "
-     "of a store, in the order of declaration."},
+     "ckpt_tables(handle)\n--\n\nName and options of each table of a store, "
+     "in the order of declaration."},
+    {"ckpt_describe", (PyCFunction)(void (*)(void))ckpt_describe,
+     METH_VARARGS | METH_KEYWORDS,
+     "ckpt_describe(**config)\n--\n\nThe words of Store.declare() as those of "
+     "ckpt_tables()."},
+    {"ckpt_shards", ckpt_shards, METH_O,
+     "ckpt_shards(handle)\n--\n\nThe addresses of a store's shards; none if "
+     "it is embedded."},
+    {"ckpt_hello", ckpt_hello, METH_VARARGS,
+     "ckpt_hello(handle, shard, namespace, role, stream)\n--\n\nAs "
+     "Channel.hello()."},
+    {"ckpt_snapshot", ckpt_snapshot, METH_VARARGS,
+     "ckpt_snapshot(handle, shard, verb, root, folder, proof)\n--\n\nAs "
+     "Channel.snapshot()."},
+    {"ckpt_restore", ckpt_restore_, METH_VARARGS,
+     "ckpt_restore(handle, shard, verb, root, folder, proof, lineage, "
+     "updates, step, pushes, ledgers, files)\n--\n\nAs Channel.restore()."},
+    {"ckpt_greet", ckpt_greet, METH_VARARGS,
+     "ckpt_greet(handle, restored)\n--\n\nLearns what the shards have, now "
+     "or because rows were restored."},
+    {"ckpt_go_on", ckpt_go_on, METH_VARARGS,
+     "ckpt_go_on(handle, number)\n--\n\nThe store's updates go on after this "
+     "one."},
     {"ckpt_verify", ckpt_verify_, METH_VARARGS,
      "ckpt_verify(handle, no, folder, files)\n--\n\nReads every byte of a "
      "table's row files and changes nothing."},

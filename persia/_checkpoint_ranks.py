@@ -1,0 +1,202 @@
+"""Work that the ranks of a job do together, and fail together."""
+
+from __future__ import annotations
+
+import builtins
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed
+
+from persia import errors
+
+T = TypeVar("T")
+
+_TICK = 1.0  # seconds between signs of life while rank 0 works
+_PATIENCE = 10.0  # seconds for the others after Ctrl-C
+
+
+class _Message(NamedTuple):
+    """What a rank tells the others."""
+
+    failure: tuple[str, str] | None  # class and text of an exception
+    done: bool
+    value: Any
+
+
+def _failure(error: BaseException | None) -> tuple[str, str] | None:
+    if error is None:
+        return None
+    if isinstance(error, OSError) and not isinstance(
+        error, errors.PersiaError
+    ):
+        return "StorageError", str(error)
+    if isinstance(error, Exception):
+        return type(error).__name__, str(error)
+    return "Interrupted", f"interrupted ({type(error).__name__})"
+
+
+def _exception(rank: int, failure: tuple[str, str]) -> Exception:
+    """The exception that another rank had."""
+    name, text = failure
+    kind = getattr(errors, name, None) or getattr(builtins, name, None)
+    text = f"rank {rank}: {text}"
+    try:
+        error = kind(text) if kind is not None else None
+    except TypeError:  # some want more than a text
+        error = None
+    if isinstance(error, Exception):
+        return error
+    return RuntimeError(f"{text} ({name})")
+
+
+class Ranks:
+    """This rank among all of torch.distributed's default process group, or
+    the only one. A context manager around one collective call.
+
+    Every rank calls the same methods in the same order. An exception of one
+    rank is raised by all, at the next of these calls: by others with the
+    text "rank N: …". Ctrl-C waits until the others have heard of it (at most
+    ten seconds).
+
+    Args:
+        alone: no other rank takes part, whatever the process group says.
+    """
+
+    def __init__(self, alone: bool) -> None:
+        self.rank, self.world = 0, 1
+        #: Set when the work of rank 0 is not wanted any more.
+        self.stop = threading.Event()
+        self._interrupt: BaseException | None = None
+        self._device: int | None = None
+        if alone:
+            return
+        self.rank = torch.distributed.get_rank()
+        self.world = torch.distributed.get_world_size()
+        if "nccl" in str(torch.distributed.get_backend()):
+            self._device = torch.cuda.current_device()
+
+    def __enter__(self) -> Ranks:
+        # One thread for what passes between the ranks, as a signal must not
+        # end that half-way, and one for the work of rank 0.
+        self._threads = concurrent.futures.ThreadPoolExecutor(2)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._threads.shutdown(wait=False)
+        if error is None and self._interrupt is not None:
+            raise self._interrupt
+
+    # ---- messages
+
+    def _gather(self, mine: _Message) -> list[_Message]:
+        if self._device is not None:
+            torch.cuda.set_device(self._device)
+        every: list[Any] = [None] * self.world
+        try:
+            torch.distributed.all_gather_object(every, mine)
+        except RuntimeError as error:
+            text = (str(error) or "no text").splitlines()[0]
+            raise errors.Unavailable(
+                f"rank {self.rank} of {self.world} lost another in the "
+                f"middle of a checkpoint: {text}"
+            ) from error
+        return every
+
+    def _wait(
+        self, future: concurrent.futures.Future[Any], seconds: float | None
+    ) -> None:
+        """Waits; an exception that a signal handler raises is kept."""
+        try:
+            concurrent.futures.wait([future], seconds)
+        except BaseException as error:
+            self._interrupt = error
+
+    def _exchange(
+        self,
+        value: Any = None,
+        error: BaseException | None = None,
+        done: bool = False,
+    ) -> list[_Message]:
+        """What each rank has to say; raises what any has failed with."""
+        error = error or self._interrupt
+        message = _Message(_failure(error), done, value)
+        future = self._threads.submit(self._gather, message)
+        while not future.done():
+            if self._interrupt is None:
+                self._wait(future, None)
+                continue
+            self._wait(future, _PATIENCE)
+            if not future.done():
+                raise self._interrupt
+        every = future.result()
+        for rank, one in enumerate(every):
+            if one.failure is None:
+                continue
+            if error is not None and (
+                rank == self.rank or not isinstance(error, Exception)
+            ):
+                raise error
+            raise _exception(rank, one.failure) from error
+        return every
+
+    # ---- what ranks do together
+
+    @contextlib.contextmanager
+    def agreed(self) -> Iterator[None]:
+        """What is done within succeeds on all ranks, or fails on all. A
+        barrier at its end.
+        """
+        if self.world == 1:
+            yield
+            return
+        own: BaseException | None = None
+        try:
+            yield
+        except BaseException as error:
+            own = error
+        self._exchange(error=own)
+
+    def gathered(self, mine: T) -> list[T]:
+        """What each rank has, on all ranks."""
+        if self.world == 1:
+            return [mine]
+        return [message.value for message in self._exchange(mine)]
+
+    def lead(self, work: Callable[[], T]) -> T:
+        """Rank 0 works while the others wait; all return its result.
+
+        The ranks hear of each other every second meanwhile, so that no
+        deadline of the process group passes, and a dead rank is noticed. Work
+        that may take long looks at `stop` now and then.
+        """
+        if self.world == 1:
+            return work()
+        self.stop.clear()
+        future = self._threads.submit(work) if self.rank == 0 else None
+        try:
+            while True:
+                done, error, value = False, None, None
+                if future is not None:
+                    self._wait(future, _TICK)
+                    if future.done():
+                        done, error = True, future.exception()
+                        value = None if error else future.result()
+                every = self._exchange(value, error, done)
+                if every[0].done:
+                    result: T = every[0].value
+                    return result
+        finally:
+            self.stop.set()
+            while future is not None and not future.done():
+                self._wait(future, None)

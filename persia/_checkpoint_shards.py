@@ -1,0 +1,375 @@
+"""Rows of shards behind messages: each writes and reads its own files, in a
+folder that it shares with this process; here they are asked to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from persia import _checkpoint_files as files
+from persia import _core
+from persia._checkpoint_manifest import Manifest, Part, Rows, Table, part_of
+from persia.errors import (
+    DeadlineExceeded,
+    Interrupted,
+    InvalidArgument,
+    PersiaError,
+    SchemaMismatch,
+    StorageError,
+    Unavailable,
+)
+
+_PROOF = ".proof"
+_PAUSES = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)  # seconds
+_REMIND = 60.0  # seconds
+_STAYS = 2**64 - 1  # clock of a table that is not restored
+
+T = TypeVar("T")
+
+
+class Peer(Protocol):
+    """One shard; what :class:`persia._core.Channel` has of it."""
+
+    @property
+    def address(self) -> str:
+        """For messages."""
+
+    def hello(
+        self, namespace: str, role: str, stream: int, /
+    ) -> dict[str, Any]:
+        """See Hello in persia.proto."""
+
+    def snapshot(
+        self, verb: int, root: str, folder: str, proof: str, /
+    ) -> dict[str, Any]:
+        """See Snapshot in persia.proto."""
+
+    def restore(
+        self,
+        verb: int,
+        root: str,
+        folder: str,
+        proof: str,
+        lineage: int,
+        updates: int,
+        step: int,
+        pushes: Sequence[int],
+        ledgers: Sequence[tuple[int, int, bytes]],
+        files: Sequence[tuple[int, str, int, int, int]],
+        /,
+    ) -> dict[str, int]:
+        """See Restore in persia.proto."""
+
+
+class _StorePeer:
+    """A shard by the connection of a store. Implements :class:`Peer`."""
+
+    def __init__(self, handle: int, shard: int, address: str) -> None:
+        self.address = address
+        self.hello = partial(_core.ckpt_hello, handle, shard)
+        self.snapshot = partial(_core.ckpt_snapshot, handle, shard)
+        self.restore = partial(_core.ckpt_restore, handle, shard)
+
+
+def peers_of(handle: int) -> list[Peer]:
+    """The shards of a store in their order; none if it is embedded."""
+    return [
+        _StorePeer(handle, shard, address)
+        for shard, address in enumerate(_core.ckpt_shards(handle))
+    ]
+
+
+def _place(folder: Path) -> tuple[str, str]:
+    """The names by which a server finds the folder in its --checkpoints."""
+    folder = folder.absolute()
+    return folder.parent.name, folder.name
+
+
+@contextlib.contextmanager
+def _used_by(peer: Peer, folder: Path) -> Iterator[None]:
+    """A server's first use of a folder: where it fails, with the remedy."""
+    try:
+        yield
+    except (InvalidArgument, StorageError) as error:
+        root, name = _place(folder)
+        parent = folder.absolute().parent.parent
+        raise StorageError(
+            f"server {peer.address} cannot use {folder}, which must be "
+            f"{root}/{name} in the folder of its --checkpoints: {error}. "
+            f"Start all servers with --checkpoints {parent}, on storage that "
+            "they share with this process"
+        ) from error
+
+
+def patiently(ask: Callable[[], T]) -> T:
+    """Asks again after a failure of the connection: all that is asked here
+    may be asked twice.
+    """
+    for pause in _PAUSES:
+        try:
+            return ask()
+        except (Unavailable, DeadlineExceeded):
+            time.sleep(pause)
+    return ask()
+
+
+def _poll(
+    shards: int,
+    ask: Callable[[int], dict[str, Any]],
+    stop: threading.Event,
+) -> list[dict[str, Any]]:
+    """Asks each shard until it is done; their last answers."""
+    answers = [patiently(partial(ask, shard)) for shard in range(shards)]
+    pause, asked = 0.01, time.monotonic()
+    while not all(answer["done"] for answer in answers):
+        if stop.is_set():
+            raise Interrupted("the checkpoint was given up by another rank")
+        time.sleep(pause)
+        pause = min(2 * pause, 0.5)
+        # A shard that nobody asks about forgets what it has done.
+        every = time.monotonic() - asked > _REMIND
+        if every:
+            asked = time.monotonic()
+        for shard in range(shards):
+            if every or not answers[shard]["done"]:
+                answers[shard] = patiently(partial(ask, shard))
+    return answers
+
+
+class ShardRows:
+    """The rows of shards behind messages. Implements
+    :class:`persia._checkpoint_rows.StoreRows`.
+
+    Args:
+        peers: all shards, in their order.
+        namespace: of the tables.
+    """
+
+    def __init__(self, peers: Sequence[Peer], namespace: str) -> None:
+        self._peers = peers
+        self._namespace = namespace
+
+    def lineage(self) -> str:
+        return f"{self._hello(self._peers[0])['lineage']:016x}"
+
+    def _tables(self) -> list[list[dict[str, Any]]]:
+        """Name and options of the tables of each shard, by its numbers."""
+        return [
+            [
+                _core.ckpt_describe(**table)
+                for table in self._hello(peer)["tables"]
+            ]
+            for peer in self._peers
+        ]
+
+    def _hello(self, peer: Peer) -> dict[str, Any]:
+        return patiently(partial(peer.hello, self._namespace, "admin", 0))
+
+    def write(
+        self,
+        folder: Path,
+        between: Callable[[], None],
+        stop: threading.Event,
+    ) -> tuple[list[dict[str, Any]], list[Part]]:
+        peers = self._peers
+        proof = secrets.token_hex(16)
+        place = (*_place(folder), proof)
+        files.write_file(folder / _PROOF, lambda f: f.write(proof.encode()))
+
+        def ask(verb: int, shard: int) -> dict[str, Any]:
+            return peers[shard].snapshot(verb, *place)
+
+        try:
+            for shard, peer in enumerate(peers):
+                with _used_by(peer, folder):
+                    patiently(partial(ask, _core.SNAPSHOT_BEGIN, shard))
+            tables = self._tables()
+            between()
+            answers = _poll(
+                len(peers), partial(ask, _core.SNAPSHOT_STATUS), stop
+            )
+        finally:
+            # Where that fails the shard forgets it by itself.
+            for shard in range(len(peers)):
+                with contextlib.suppress(PersiaError):
+                    ask(_core.SNAPSHOT_END, shard)
+        (folder / _PROOF).unlink()
+        every, parts = _parts(tables, answers)
+        for peer, part in zip(peers, parts):
+            for file in part.files:
+                _check_file(peer, folder, file)
+        return every, parts
+
+    def stage(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        tables: Mapping[int, Table],
+        stop: threading.Event,
+    ) -> _ShardStaged:
+        staged = _ShardStaged(
+            self._peers,
+            self._tables(),
+            folder,
+            manifest,
+            {table.name for table in tables.values()},
+        )
+        try:
+            staged.prepare(stop)
+        except BaseException:
+            staged.abort()
+            raise
+        return staged
+
+
+def _parts(
+    tables: Sequence[Sequence[dict[str, Any]]],
+    answers: Sequence[Mapping[str, Any]],
+) -> tuple[list[dict[str, Any]], list[Part]]:
+    """Tables numbered alike, whatever their numbers are at each shard."""
+    every: dict[str, dict[str, Any]] = {}
+    for there, answer in zip(tables, answers):
+        for table in there[: len(answer["pushes"])]:
+            known = every.setdefault(table["name"], table)
+            for option, value in table.items():
+                if known[option] != value:
+                    raise SchemaMismatch(
+                        f"table {table['name']!r}: {option} is {value!r} at "
+                        f"one shard and {known[option]!r} at another"
+                    )
+    number = {name: no for no, name in enumerate(every)}
+    parts = []
+    for there, answer in zip(tables, answers):
+        names = [table["name"] for table in there]
+        pushes = [0] * len(every)
+        for name, clock in zip(names, answer["pushes"]):
+            pushes[number[name]] = clock
+        parts.append(
+            Part(
+                answer["updates"],
+                answer["step"],
+                pushes,
+                answer["ledgers"],
+                [
+                    Rows(number[names[no]], *file)
+                    for no, *file in answer["files"]
+                ],
+            )
+        )
+    return list(every.values()), parts
+
+
+def _check_file(peer: Peer, folder: Path, file: Rows) -> None:
+    """What a shard has written is here, too."""
+    try:
+        size = (folder / file.name).stat().st_size
+    except OSError as error:
+        raise StorageError(
+            f"{file.name}, which server {peer.address} wrote, cannot be seen "
+            f"in {folder}: {error}"
+        ) from error
+    if size != file.bytes:
+        raise StorageError(
+            f"{file.name} has {size} bytes in {folder}, server "
+            f"{peer.address} wrote {file.bytes}"
+        )
+
+
+class _ShardStaged:
+    """Implements :class:`persia._checkpoint_rows.Staged`."""
+
+    def __init__(
+        self,
+        peers: Sequence[Peer],
+        tables: Sequence[Sequence[dict[str, Any]]],
+        folder: Path,
+        manifest: Manifest,
+        chosen: Collection[str],
+    ) -> None:
+        self._peers = peers
+        self._folder = folder
+        self._place = (*_place(folder), "")
+        # Requests of those who know the rows that were are refused.
+        self._lineage = secrets.randbits(64) or 1
+        self._requests = [
+            self._request(
+                shard, [table["name"] for table in there], manifest, chosen
+            )
+            for shard, there in enumerate(tables)
+        ]
+
+    def _request(
+        self,
+        shard: int,
+        there: Sequence[str],
+        manifest: Manifest,
+        chosen: Collection[str],
+    ) -> tuple[Any, ...]:
+        part = part_of(manifest, shard, len(self._peers))
+        number = {name: no for no, name in enumerate(there)}
+        names = [table.name for table in manifest.tables]
+        pushes = [_STAYS] * len(there)
+        for name, clock in zip(names, part.pushes):
+            if name in chosen:
+                if name not in number:
+                    raise SchemaMismatch(
+                        f"server {self._peers[shard].address} has no table "
+                        f"{name!r}; it has {sorted(there)}"
+                    )
+                pushes[number[name]] = clock
+        return (
+            part.updates,
+            part.sync_step,
+            pushes,
+            part.ledgers,
+            [
+                (number[names[no]], *file)
+                for no, *file in part.files
+                if names[no] in chosen
+            ],
+        )
+
+    def _ask(self, verb: int, shard: int) -> dict[str, Any]:
+        return self._peers[shard].restore(
+            verb, *self._place, self._lineage, *self._requests[shard]
+        )
+
+    def prepare(self, stop: threading.Event) -> None:
+        """Each shard reads and checks its rows beside those it has."""
+        for shard, peer in enumerate(self._peers):
+            with _used_by(peer, self._folder):
+                patiently(partial(self._ask, _core.RESTORE_PREPARE, shard))
+        _poll(
+            len(self._peers),
+            partial(self._ask, _core.RESTORE_PREPARE),
+            stop,
+        )
+
+    def commit(self) -> None:
+        """They take the place of the rows that were there."""
+        done = 0
+        try:
+            for shard in range(len(self._peers)):
+                patiently(partial(self._ask, _core.RESTORE_COMMIT, shard))
+                done += 1
+        except PersiaError as error:
+            if not done:
+                raise
+            raise Unavailable(
+                f"{done} of {len(self._peers)} shards have the rows of "
+                f"{self._folder}, then {self._peers[done].address} failed: "
+                f"load it again ({error})"
+            ) from error
+
+    def abort(self) -> None:
+        """They are forgotten."""
+        for shard in range(len(self._peers)):
+            with contextlib.suppress(PersiaError):
+                self._ask(_core.RESTORE_ABORT, shard)
