@@ -94,7 +94,6 @@ static void call_ended(rpc_sent *sent)
 {
     client_call *l =
         (client_call *)((char *)sent - offsetof(client_call, sent));
-    call_leave(l);
     if (l->rc != PERSIA_OK)
         (void)err_set(l->rc, "%s", l->text ? l->text : err_message(l->rc));
     l->callback(l->ctx, l->rc, &l->answer);
@@ -168,6 +167,8 @@ static void call_done(rpc_tag *tag, int ok)
     call_judge(l);
     grpc_byte_buffer_destroy(l->reply);
     l->reply = NULL;
+    /* What a cancelled call did not send it holds until it is gone. */
+    call_leave(l);
     sent_drop(&l->sent);
 }
 

@@ -100,11 +100,6 @@ static void slot_ended(rpc_sent *sent)
     if (l->done)
         l->done(l->owner);
     bytes_give(l->memory);
-    grpc_byte_buffer_destroy(l->reply);
-    grpc_metadata_array_destroy(&l->metadata);
-    if (!l->health)
-        grpc_call_details_destroy(&l->details);
-    grpc_call_unref(l->grpc);
     /* While this thread is inside gRPC another one may see the slot's end,
      * and the server must not be freed before this one is out. */
     live_add(s);
@@ -112,10 +107,22 @@ static void slot_ended(rpc_sent *sent)
     live_drop(s);
 }
 
+static void slot_leave(slot *l)
+{
+    grpc_metadata_array_destroy(&l->metadata);
+    if (!l->health)
+        grpc_call_details_destroy(&l->details);
+}
+
 static void slot_answered(rpc_tag *tag, int ok)
 {
     (void)ok; /* whoever asked may be gone */
-    sent_drop(&slot_of_tag(tag)->sent);
+    slot *l = slot_of_tag(tag);
+    grpc_byte_buffer_destroy(l->reply);
+    slot_leave(l);
+    /* What a cancelled call did not send it holds until it is gone. */
+    grpc_call_unref(l->grpc);
+    sent_drop(&l->sent);
 }
 
 static void bug(const char *what, grpc_call_error error)
@@ -310,9 +317,7 @@ static void slot_taken(rpc_tag *tag, int ok)
     slot *l = slot_of_tag(tag);
     rpc_server *s = l->server;
     if (!ok) {
-        grpc_metadata_array_destroy(&l->metadata);
-        if (!l->health)
-            grpc_call_details_destroy(&l->details);
+        slot_leave(l);
         live_drop(s);
         return;
     }

@@ -322,22 +322,25 @@ static void closing_cancels_what_is_under_way(void **state)
     NEED_GRPC();
     deck d;
     deck_start(&d);
-    rpc_server *s = server_of(&d);
-    rpc_channel *c = channel_to(rpc_server_port(s));
-    outcome r = {0};
+    stopper p = {.s = server_of(&d)};
     unsigned char *data = pattern_make(1, 5 << 20);
-    for (int i = 0; i < 3; i++) {
-        wire_out o = message_of(data, 5 << 20, 5);
-        assert_int_equal(rpc_start(c, WIRE_PUSH, &o, 60 * SECOND,
-                                   note_outcome, &r),
-                         PERSIA_OK);
+    for (int round = 0; round < 10; round++) {
+        rpc_channel *c = channel_to(rpc_server_port(p.s));
+        if (round % 2) /* connected, or not yet */
+            echo(c, WIRE_HELLO, 1, 1);
+        outcome r = {0};
+        for (int i = 0; i < 3; i++) {
+            wire_out o = message_of(data, 5 << 20, 5);
+            assert_int_equal(rpc_start(c, WIRE_PUSH, &o, 60 * SECOND,
+                                       note_outcome, &r),
+                             PERSIA_OK);
+        }
+        rpc_channel_close(c);
+        assert_int_equal(atomic_load(&r.count), 3);
+        assert_int_equal(atomic_load(&r.code), PERSIA_ECLOSED);
     }
-    rpc_channel_close(c);
-    assert_int_equal(atomic_load(&r.count), 3);
-    assert_int_equal(atomic_load(&r.code), PERSIA_ECLOSED);
     free(data); /* gRPC has let go of it */
     /* Those that arrived are answered into the void. */
-    stopper p = {.s = s};
     pthread_t t;
     pthread_create(&t, NULL, stop_main, &p);
     while (!atomic_load(&p.stopped)) {
@@ -345,6 +348,29 @@ static void closing_cancels_what_is_under_way(void **state)
         sleep_ms(1);
     }
     pthread_join(t, NULL);
+    deck_stop(&d);
+}
+
+static void answers_to_those_who_left_hold_nothing(void **state)
+{
+    NEED_GRPC();
+    deck d;
+    deck_start(&d);
+    rpc_server_config config = server_config_of(&d);
+    config.calls_max = 2;
+    rpc_server *s;
+    assert_int_equal(rpc_server_start(&config, &s), PERSIA_OK);
+    uint64_t n = 20 << 20;
+    for (uint64_t ms = 1; ms < 20; ms++) {
+        rpc_channel *c = channel_to(rpc_server_port(s));
+        echo(c, WIRE_HELLO, 1, 1);
+        (void)call_with(c, WIRE_DECLARE, &n, sizeof n, ms * SECOND / 1000);
+        rpc_channel_close(c);
+    }
+    rpc_channel *c = channel_to(rpc_server_port(s));
+    echo(c, WIRE_HELLO, 1, 100);
+    rpc_channel_close(c);
+    rpc_server_stop(s, SECOND);
     deck_stop(&d);
 }
 
@@ -436,6 +462,7 @@ int main(void)
         cmocka_unit_test(stop_cancels_parked_calls_and_waits_for_them),
         cmocka_unit_test(stop_lets_calls_end_within_the_grace),
         cmocka_unit_test(closing_cancels_what_is_under_way),
+        cmocka_unit_test(answers_to_those_who_left_hold_nothing),
         cmocka_unit_test(messages_have_limits_both_ways),
         cmocka_unit_test(more_calls_than_slots_wait),
     };
