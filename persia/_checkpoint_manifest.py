@@ -120,13 +120,15 @@ class Table(_Entry):
 
 
 class Ledger(_Entry):
-    """The updates of a stream that a shard has: all up to the watermark, and
-    watermark + 1 + i where bit i of the window (hexadecimal) is 1.
+    """The updates of a stream that a shard has: all up to the watermark but
+    for `skipped` of them, and watermark + 1 + i where bit i of the window
+    (hexadecimal) is 1.
     """
 
     stream: int = _U64
     watermark: int = _U64
     window: str = pydantic.Field(pattern="^(0|[1-9a-f][0-9a-f]{0,1023})$")
+    skipped: int = pydantic.Field(0, ge=0, lt=2**64)
 
 
 class Shard(_Entry):
@@ -242,6 +244,7 @@ class Numbers(NamedTuple):
     stream: int
     watermark: int
     window: bytes
+    skipped: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,8 +297,9 @@ def to_manifest(
                         "stream": stream,
                         "watermark": watermark,
                         "window": f"{int.from_bytes(window, 'little'):x}",
+                        "skipped": skipped,
                     }
-                    for stream, watermark, window in part.ledgers
+                    for stream, watermark, window, skipped in part.ledgers
                 ],
             }
             for part in parts
@@ -354,9 +358,14 @@ def part_of(manifest: Manifest, shard: int, shards: int) -> Part:
 
 
 def _merge(ledgers: Iterator[Ledger]) -> list[Numbers]:
-    """One ledger a stream, with all that any had."""
+    """One ledger a stream, with all that any had; none is skipped where
+    there were several.
+    """
     merged: dict[int, tuple[int, int]] = {}
+    skipped: dict[int, int] = {}
     for ledger in ledgers:
+        one = ledger.stream not in skipped
+        skipped[ledger.stream] = ledger.skipped if one else 0
         mark, window = ledger.watermark, int(ledger.window, 16)
         other, bits = merged.get(ledger.stream, (mark, 0))
         if other < mark:
@@ -366,6 +375,8 @@ def _merge(ledgers: Iterator[Ledger]) -> list[Numbers]:
             other, bits = other + 1, bits >> 1
         merged[ledger.stream] = other, bits
     return [
-        Numbers(stream, mark, bits.to_bytes(_WINDOW, "little"))
+        Numbers(
+            stream, mark, bits.to_bytes(_WINDOW, "little"), skipped[stream]
+        )
         for stream, (mark, bits) in merged.items()
     ]

@@ -282,7 +282,7 @@ RESTORE_PREPARE: int
 RESTORE_COMMIT: int
 RESTORE_ABORT: int
 
-_Ledger = tuple[int, int, bytes]  # stream, watermark, window
+_Ledger = tuple[int, int, bytes, int]  # see manifests.Numbers
 _ShardFile = tuple[int, str, int, int, int]  # table and a _RowFile
 
 @final

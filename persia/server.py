@@ -487,8 +487,9 @@ class Snapshot(pydantic.BaseModel):
                     stream=stream,
                     watermark=watermark,
                     window=f"{int.from_bytes(window, 'little'):x}",
+                    skipped=skipped,
                 )
-                for stream, watermark, window in answer["ledgers"]
+                for stream, watermark, window, skipped in answer["ledgers"]
             ],
             files=[
                 _Rows(
@@ -527,6 +528,7 @@ class Snapshot(pydantic.BaseModel):
                     ledger.stream,
                     ledger.watermark,
                     int(ledger.window, 16).to_bytes(512, "little"),
+                    ledger.skipped,
                 )
                 for ledger in self.ledgers
             ],

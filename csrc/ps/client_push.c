@@ -286,10 +286,7 @@ static void note_acked(remote *r, server *from, uint64_t boot,
     pthread_mutex_unlock(&r->lock);
     pthread_mutex_lock(&from->lock);
     if (from->boot == boot) {
-        uint64_t skipped = numbers_settle(&from->acked, settled);
-        if (skipped)
-            from->skip_top = settled;
-        from->skipped += skipped;
+        numbers_settle(&from->acked, settled);
         (void)numbers_add(&from->acked, number);
     }
     pthread_mutex_unlock(&from->lock);

@@ -120,18 +120,22 @@ void server_learn(server *to, const wire_hello_reply *m)
     to->lineage = m->lineage;
     to->message_limit = m->message_limit;
     to->acked = m->ledger;
-    to->skipped = to->skip_top = 0;
 }
 
-/* How many updates it had acknowledged and has no more; its lock is held. */
-static uint64_t server_lost(const server *to, const wire_hello_reply *m)
+/* How many updates it had acknowledged and has no more; its lock is held.
+ * Numbers up to `settled` that it has not acknowledged it may have skipped
+ * (and then neither had nor lost). */
+static uint64_t server_lost(server *to, uint64_t settled,
+                            const wire_hello_reply *m)
 {
     if (m->boot == to->boot)
         return 0;
-    uint64_t lost = numbers_missing(&to->acked, &m->ledger);
-    if (m->ledger.watermark < to->skip_top)
-        lost -= lost < to->skipped ? lost : to->skipped;
-    return lost;
+    numbers_settle(&to->acked, settled);
+    /* What it still has but has not acknowledged is not counted as kept. */
+    uint64_t kept = numbers_count(&m->ledger) -
+                    numbers_missing(&m->ledger, &to->acked);
+    uint64_t had = numbers_count(&to->acked);
+    return had > kept ? had - kept : 0;
 }
 
 void remote_learn(remote *r, const wire_hello_reply *m)
@@ -289,8 +293,11 @@ static int greet(remote *r, server *to, uint64_t deadline)
                      to->address);
     if (!rc) {
         remote_learn(r, &m);
+        pthread_mutex_lock(&r->lock);
+        uint64_t settled = r->settled.watermark;
+        pthread_mutex_unlock(&r->lock);
         pthread_mutex_lock(&to->lock);
-        uint64_t lost = server_lost(to, &m);
+        uint64_t lost = server_lost(to, settled, &m);
         server_learn(to, &m);
         memcpy(to->numbers, numbers, PS_TABLES_MAX * sizeof *numbers);
         pthread_mutex_unlock(&to->lock);

@@ -33,10 +33,9 @@ typedef struct server {
     int greeting;           /* one Hello at a time */
     uint64_t boot, lineage;
     uint64_t message_limit; /* bytes of a request */
-    /* Updates that it said it has applied, and all that are settled; of
-     * these `skipped`, all up to skip_top, it has not applied in this life. */
+    /* Updates that it said it has applied; what is settled without is
+     * skipped. */
     wire_ledger acked;
-    uint64_t skipped, skip_top;
     uint32_t *numbers;      /* [PS_TABLES_MAX] its number of each table */
 } server;
 

@@ -10,6 +10,7 @@ typedef struct stream {
     struct stream *next; /* of the same bucket */
     uint64_t name;
     uint64_t watermark;
+    uint64_t skipped; /* numbers up to the watermark that were not applied */
     uint64_t used; /* when it was used last, in uses of the ledger */
     /* Bit number % LEDGER_WINDOW: `number` was applied.  Only of numbers
      * within watermark + 1 .. watermark + LEDGER_WINDOW; the first is 0. */
@@ -115,8 +116,10 @@ static void advance(stream *s)
 
 static void mark(stream *s, uint64_t number)
 {
-    if (number <= s->watermark) /* settled while it was under way */
+    if (number <= s->watermark) { /* settled while it was under way */
+        s->skipped--;
         return;
+    }
     s->window[number / 64 % WIRE_WINDOW_WORDS] |= (uint64_t)1
                                                   << (number % 64);
     advance(s);
@@ -126,12 +129,15 @@ static void settle(stream *s, uint64_t settled)
 {
     if (settled <= s->watermark)
         return;
-    if (settled - s->watermark >= LEDGER_WINDOW) {
-        memset(s->window, 0, sizeof s->window);
-        s->watermark = settled;
+    /* Beyond the window none was applied. */
+    if (settled - s->watermark > LEDGER_WINDOW)
+        s->skipped += settled - s->watermark - LEDGER_WINDOW;
+    for (uint64_t n = s->watermark + 1;
+         n <= settled && n <= s->watermark + LEDGER_WINDOW; n++) {
+        s->skipped += !is_set(s, n);
+        clear_bit(s, n);
     }
-    while (s->watermark < settled)
-        clear_bit(s, ++s->watermark);
+    s->watermark = settled;
     advance(s);
 }
 
@@ -150,6 +156,7 @@ static void export_stream(const stream *s, wire_ledger *out)
     const uint64_t word = first / 64;
     out->stream = s->name;
     out->watermark = s->watermark;
+    out->skipped = s->skipped;
     for (uint64_t i = 0; i < WIRE_WINDOW_WORDS; i++) {
         uint64_t low = s->window[(word + i) % WIRE_WINDOW_WORDS];
         uint64_t high = s->window[(word + i + 1) % WIRE_WINDOW_WORDS];
@@ -161,6 +168,7 @@ static void import_stream(stream *s, const wire_ledger *from)
 {
     s->name = from->stream;
     s->watermark = from->watermark;
+    s->skipped = from->skipped;
     for (uint64_t i = 0; i < WIRE_WINDOW_WORDS; i++)
         for (uint64_t bits = from->window[i]; bits; bits &= bits - 1) {
             uint64_t number = from->watermark + 1 + i * 64 +

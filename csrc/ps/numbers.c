@@ -13,27 +13,26 @@ int numbers_has(const wire_ledger *l, uint64_t number)
     return i < NUMBERS_WINDOW && bit_of(l, i);
 }
 
-/* Moves the watermark on by n <= 64 numbers; returns how many were in. */
-static uint64_t shift(wire_ledger *l, uint64_t n)
+/* Moves the watermark on by n <= 64 numbers. */
+static void shift(wire_ledger *l, uint64_t n)
 {
     uint64_t in = n < 64 ? l->window[0] & (((uint64_t)1 << n) - 1)
                          : l->window[0];
     l->watermark += n;
+    l->skipped += n - (uint64_t)__builtin_popcountll(in);
     for (uint32_t i = 0; i < WIRE_WINDOW_WORDS; i++) {
         uint64_t low = n < 64 ? l->window[i] >> n : 0;
         uint64_t next = i + 1 < WIRE_WINDOW_WORDS ? l->window[i + 1] : 0;
         l->window[i] = low | (n < 64 ? next << (64 - n) : next);
     }
-    return (uint64_t)__builtin_popcountll(in);
 }
 
 /* Moves the watermark over the numbers that have come. */
 static void advance(wire_ledger *l)
 {
     while (l->window[0] & 1)
-        (void)shift(l, ~l->window[0]
-                           ? (uint64_t)__builtin_ctzll(~l->window[0])
-                           : 64);
+        shift(l, ~l->window[0] ? (uint64_t)__builtin_ctzll(~l->window[0])
+                               : 64);
 }
 
 int numbers_add(wire_ledger *l, uint64_t number)
@@ -48,23 +47,28 @@ int numbers_add(wire_ledger *l, uint64_t number)
     return 1;
 }
 
-uint64_t numbers_settle(wire_ledger *l, uint64_t number)
+void numbers_settle(wire_ledger *l, uint64_t number)
 {
-    uint64_t out = 0;
     while (l->watermark < number) {
         uint64_t n = number - l->watermark;
         if (n > NUMBERS_WINDOW) { /* nothing is in beyond the window */
-            out += n - NUMBERS_WINDOW;
             for (uint32_t i = 0; i < WIRE_WINDOW_WORDS; i++)
-                out += 64 - shift(l, 64);
+                shift(l, 64);
+            l->skipped += number - l->watermark;
             l->watermark = number;
             break;
         }
-        n = n > 64 ? 64 : n;
-        out += n - shift(l, n);
+        shift(l, n > 64 ? 64 : n);
     }
     advance(l);
-    return out;
+}
+
+uint64_t numbers_count(const wire_ledger *l)
+{
+    uint64_t n = l->watermark - l->skipped;
+    for (uint32_t i = 0; i < WIRE_WINDOW_WORDS; i++)
+        n += (uint64_t)__builtin_popcountll(l->window[i]);
+    return n;
 }
 
 uint64_t numbers_top(const wire_ledger *l)

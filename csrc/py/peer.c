@@ -46,13 +46,15 @@ static int add(PyObject *dict, const char *key, PyObject *value)
 
 static PyObject *ledger_to_tuple(const wire_ledger *l)
 {
-    return Py_BuildValue("(KKy#)", (unsigned long long)l->stream,
+    return Py_BuildValue("(KKy#K)", (unsigned long long)l->stream,
                          (unsigned long long)l->watermark,
                          (const char *)l->window,
-                         (Py_ssize_t)sizeof l->window);
+                         (Py_ssize_t)sizeof l->window,
+                         (unsigned long long)l->skipped);
 }
 
-/* [(stream, watermark, window)]; the window is bytes, little-endian. */
+/* [(stream, watermark, window, skipped)]; the window is bytes,
+ * little-endian. */
 static PyObject *ledgers_to_list(const wire_ledger *ledgers, size_t n)
 {
     PyObject *list = PyList_New((Py_ssize_t)n);
@@ -107,10 +109,11 @@ static uint64_t *numbers_from(PyObject *sequence, size_t *n)
 
 static int ledger_from(PyObject *item, wire_ledger *out)
 {
-    unsigned long long stream, watermark;
+    unsigned long long stream, watermark, skipped;
     const char *window;
     Py_ssize_t bytes;
-    if (!PyArg_ParseTuple(item, "KKy#", &stream, &watermark, &window, &bytes))
+    if (!PyArg_ParseTuple(item, "KKy#K", &stream, &watermark, &window, &bytes,
+                          &skipped))
         return -1;
     if ((size_t)bytes != sizeof out->window) {
         PyErr_Format(PyExc_ValueError, "a ledger's window has %zu bytes",
@@ -118,6 +121,7 @@ static int ledger_from(PyObject *item, wire_ledger *out)
         return -1;
     }
     out->stream = stream;
+    out->skipped = skipped;
     out->watermark = watermark;
     memcpy(out->window, window, sizeof out->window);
     return 0;

@@ -141,6 +141,7 @@ static const wire_field ledger_fields[] = {
     [1] = F(FIXED64, "stream", stream),
     [2] = F(U64, "watermark", watermark),
     [3] = F(WORDS, "window", window, MOST(WIRE_WINDOW_WORDS)),
+    [4] = F(U64, "skipped", skipped),
 };
 #undef THIS
 TYPE(ledger, "Ledger");

@@ -97,12 +97,13 @@ typedef struct wire_hello {
     uint64_t stream;      /* whose ledger is wanted; 0: none */
 } wire_hello;
 
-/* A stream of updates: all numbers up to `watermark` came, and those of
- * window: bit i is watermark + 1 + i. */
+/* A stream of updates: all numbers up to `watermark` came, but for `skipped`
+ * of them, and those of window: bit i is watermark + 1 + i. */
 enum { WIRE_WINDOW_WORDS = 64 };
 typedef struct wire_ledger {
     uint64_t stream, watermark;
     uint64_t window[WIRE_WINDOW_WORDS];
+    uint64_t skipped;
 } wire_ledger;
 
 /* A table as it was declared; fields as in table_config and in that order. */

@@ -131,14 +131,18 @@ static void numbers_are_a_set(void **state)
     assert_int_equal(numbers_add(&l, 10 + NUMBERS_WINDOW), 1);
     assert_int_equal(numbers_add(&l, 11 + NUMBERS_WINDOW), 0);
     assert_int_equal(numbers_top(&l), 10 + NUMBERS_WINDOW);
-    assert_int_equal(numbers_settle(&l, 10), 0);
-    assert_int_equal(numbers_settle(&l, 16), 5); /* all but 15 */
-    assert_int_equal(numbers_settle(&l, 9 + NUMBERS_WINDOW),
-                     NUMBERS_WINDOW - 7);
+    assert_int_equal(numbers_count(&l), 12);
+    numbers_settle(&l, 10);
+    assert_int_equal(l.skipped, 0);
+    numbers_settle(&l, 16);
+    assert_int_equal(l.skipped, 5); /* all but 15 */
+    numbers_settle(&l, 9 + NUMBERS_WINDOW);
+    assert_int_equal(l.skipped, NUMBERS_WINDOW - 2);
     assert_int_equal(l.watermark, 10 + NUMBERS_WINDOW);
     assert_int_equal(numbers_add(&l, 12 + NUMBERS_WINDOW), 1);
-    assert_int_equal(numbers_settle(&l, 1000000), 1000000 -
-                     NUMBERS_WINDOW - 11);
+    assert_int_equal(numbers_count(&l), 13);
+    numbers_settle(&l, 1000000);
+    assert_int_equal(numbers_count(&l), 13);
     assert_int_equal(l.watermark, 1000000);
     assert_int_equal(l.window[0] | l.window[63], 0);
 }
@@ -283,6 +287,32 @@ static void lost_updates_are_counted_and_told(void **state)
     assert_non_null(strstr(err_text(), "9 updates"));
     assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_OK);
     assert_true(row[0] == 0);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+/* What an earlier process of the rank has counted. */
+static void a_new_process_counts_its_own_losses(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_CONTINUE);
+    uint32_t no = declare_counting(remote);
+    for (int i = 0; i < 7; i++)
+        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    cluster_restart(&c, 1);
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    assert_int_equal(counts_of(remote).lost, 7);
+    client_destroy(remote);
+    client_config config = cluster_config(&c);
+    config.incarnation = 1;
+    config.lost = LOST_CONTINUE;
+    remote = cluster_client(&c, &config);
+    no = declare_counting(remote);
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    cluster_restart(&c, 1); /* it had the last two of nine */
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    assert_int_equal(counts_of(remote).lost, 2);
     client_destroy(remote);
     cluster_free(&c);
 }
@@ -664,6 +694,7 @@ int main(void)
         cmocka_unit_test(every_shard_hears_of_every_update),
         cmocka_unit_test(a_stream_goes_on_in_a_new_process),
         cmocka_unit_test(lost_updates_are_counted_and_told),
+        cmocka_unit_test(a_new_process_counts_its_own_losses),
         cmocka_unit_test(training_may_go_on_without_them),
         cmocka_unit_test(many_threads_while_servers_come_and_go),
         cmocka_unit_test(updates_of_before_a_restore_are_dropped),

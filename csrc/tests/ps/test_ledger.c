@@ -109,10 +109,13 @@ static void settled_numbers_leave_no_gap(void **state)
     assert_int_equal(apply(l, &(ledger_key){7, 6, 3}), LEDGER_NEW);
     wire_ledger e = entry(l, 7);
     assert_int_equal(e.watermark, 3);
+    assert_int_equal(e.skipped, 3);
     assert_true(in_window(&e, 5) && in_window(&e, 6));
     assert_int_equal(apply(l, &(ledger_key){7, 2, 0}), LEDGER_DONE);
     assert_int_equal(apply(l, &(ledger_key){7, 7, 4}), LEDGER_NEW);
     assert_int_equal(entry(l, 7).watermark, 7);
+    assert_int_equal(entry(l, 7).skipped, 4);
+    assert_int_equal(apply(l, &(ledger_key){7, 9, 0}), LEDGER_NEW);
     /* far beyond the window, as after a server that lost its updates */
     ledger_key far = {7, 1000001, 1000000};
     assert_int_equal(apply(l, &(ledger_key){7, 1000001, 0}), LEDGER_BEYOND);
@@ -120,12 +123,24 @@ static void settled_numbers_leave_no_gap(void **state)
                      LEDGER_BEYOND);
     assert_int_equal(apply(l, &far), LEDGER_NEW);
     assert_int_equal(entry(l, 7).watermark, 1000001);
+    /* but 5, 6, 7, 9 and itself */
+    assert_int_equal(entry(l, 7).skipped, 1000001 - 5);
+    /* settled while it is under way, and applied after all */
+    ledger_key late = {7, 1000002, 1000001};
+    enum ledger_state s;
+    assert_int_equal(ledger_begin(l, &late, NULL, &s), PERSIA_OK);
+    assert_int_equal(apply(l, &(ledger_key){7, 1000003, 1000002}),
+                     LEDGER_NEW);
+    assert_int_equal(entry(l, 7).skipped, 1000001 - 4);
+    ledger_commit(l, &late);
+    assert_null(ledger_end(l, &late));
+    assert_int_equal(entry(l, 7).watermark, 1000003);
+    assert_int_equal(entry(l, 7).skipped, 1000001 - 5);
     /* a number that is not applied does not settle anything */
     ledger_key not_applied = {7, 1000100, 1000099};
-    enum ledger_state s;
     assert_int_equal(ledger_begin(l, &not_applied, NULL, &s), PERSIA_OK);
     assert_null(ledger_end(l, &not_applied));
-    assert_int_equal(entry(l, 7).watermark, 1000001);
+    assert_int_equal(entry(l, 7).watermark, 1000003);
     ledger_destroy(l);
 }
 

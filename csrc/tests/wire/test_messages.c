@@ -24,7 +24,8 @@
     }
 #define LEDGER(n)                                                             \
     {                                                                         \
-        .stream = 77 + (n), .watermark = 300 + (n), .window = { [n] = 5 }     \
+        .stream = 77 + (n), .watermark = 300 + (n), .window = { [n] = 5 },    \
+        .skipped = 200 + (n)                                                  \
     }
 
 enum { N = 300, DIM = 5 };
