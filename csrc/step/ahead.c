@@ -250,7 +250,8 @@ static uint64_t open_before(const stream *t, const batch *last, int *held)
     uint64_t n = 0;
     *held = 0;
     for (const batch *b = t->batches; b != last; b = b->next) {
-        if (b->closed || b->reading)
+        /* Other ranks wait for a part even of a batch that is only read. */
+        if (b->closed || (b->reading && !t->sync))
             continue;
         int waits = is_held(b);
         *held |= waits;
@@ -267,6 +268,8 @@ static void advance(ahead *a, stream *t, const batch *asked)
     for (batch *b = t->batches; b; b = b->next) {
         if (b->started || b->closed)
             continue;
+        if (t->sync == 1 && b != asked)
+            return; /* who knows how many optimizer steps are to come? */
         int held;
         uint64_t n = open_before(t, b, &held);
         n += held && b != asked;

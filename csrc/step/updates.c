@@ -24,7 +24,8 @@ struct updates {
     pthread_cond_t moved;  /* an update ended */
     update *first, **last; /* that wait */
     update *ended;
-    size_t left; /* waiting or under way */
+    size_t left;   /* waiting or under way */
+    int part_runs; /* a part of a step is under way */
     int closing;
     client_update name; /* of the last one that was added */
     int code; /* of the first failure since it was told */
@@ -125,36 +126,52 @@ static void keep(updates *u, int code)
     snprintf(u->text, sizeof u->text, "%s", err_text());
 }
 
-/* A background job: one update. */
+/* Takes the next one, unless it is a part of a step and the part before it
+ * is under way: shards take them in order. */
+static update *take(updates *u, int *drop)
+{
+    pthread_mutex_lock(&u->lock);
+    update *one = u->first;
+    int is_part = one && one->name.parts > 1;
+    if (is_part && u->part_runs)
+        one = NULL;
+    if (one) {
+        u->first = one->next;
+        if (!u->first)
+            u->last = &u->first;
+        u->part_runs |= is_part;
+    }
+    *drop = u->closing && u->code;
+    pthread_mutex_unlock(&u->lock);
+    return one;
+}
+
+/* A background job: one update; after a part also those that came meanwhile,
+ * whose jobs did not wait. */
 static void update_job(void *ctx)
 {
     updates *u = ctx;
-    pthread_mutex_lock(&u->lock);
-    update *one = u->first;
-    if (one)
-        u->first = one->next;
-    if (!u->first)
-        u->last = &u->first;
-    int drop = u->closing && u->code;
-    pthread_mutex_unlock(&u->lock);
-    if (!one)
-        return;
+    int drop, is_part = 1;
+    for (update *one; is_part && (one = take(u, &drop));) {
+        int rc = drop ? PERSIA_ECLOSED : step_run(u->s, one);
+        if (drop)
+            ahead_ended(step_ahead(u->s), one->held, one->n, 0);
+        if (one->n == 0)
+            ahead_paid(step_ahead(u->s));
+        is_part = one->name.parts > 1;
 
-    int rc = drop ? PERSIA_ECLOSED : step_run(u->s, one);
-    if (drop)
-        ahead_ended(step_ahead(u->s), one->held, one->n, 0);
-    if (one->n == 0)
-        ahead_paid(step_ahead(u->s));
-
-    pthread_mutex_lock(&u->lock);
-    count(u, rc);
-    if (rc)
-        keep(u, rc);
-    one->next = u->ended;
-    u->ended = one;
-    u->left--;
-    pthread_cond_broadcast(&u->moved);
-    pthread_mutex_unlock(&u->lock);
+        pthread_mutex_lock(&u->lock);
+        count(u, rc);
+        if (rc)
+            keep(u, rc);
+        if (is_part)
+            u->part_runs = 0;
+        one->next = u->ended;
+        u->ended = one;
+        u->left--;
+        pthread_cond_broadcast(&u->moved);
+        pthread_mutex_unlock(&u->lock);
+    }
 }
 
 int updates_add(updates *u, update *one, int tell)
