@@ -328,7 +328,8 @@ static int synchronous_loop(rank *r)
             told.seen[r->number][t] = forward(r, batch, &ticket);
         if (dice == 2)
             step_ahead_skip(r->s, batch);
-        if (dice == 3 && (hold(r, ticket) || step_discard(r->s, STEP_ALL) != 1))
+        if (dice == 3 &&
+            (hold(r, ticket) || step_discard(r->s, STEP_ALL) != 1))
             return 4;
         if (give && hold(r, ticket))
             return 5;
