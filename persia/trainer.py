@@ -154,6 +154,10 @@ class Trainer:
         model: Any = self.model
         if self._ranks > 1:
             model = self.model.module
+            # DDP sends those of rank 0 before a forward: since the last one
+            # each rank has added a batch of its own to its statistics.
+            for buffer in model.buffers():
+                torch.distributed.broadcast(buffer, 0)
         model.eval()
         metrics = BinaryMetrics()
         for batch in dataset:

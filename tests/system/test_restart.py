@@ -38,7 +38,7 @@ for step, batch in enumerate(
         print("step", step, flush=True)
 store.flush()
 print("rows", store.rows("user", range(10)).tolist())
-counts = persia.store._core.cluster_counts(store._handle)
+counts = store.stats()["client"]
 print("lost", counts["lost"])
 print("reconnects", counts["reconnects"])
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.text import Text
 
-from persia import _core
+from persia import _core, checkpoint
 from tests.system.processes import environment, marked
 from tests.system.test_serve import serving
 
@@ -115,3 +115,67 @@ def test_a_rank_that_fails_ends_the_cluster(mark: str, tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert "job (pid" in done.stderr
     assert not marked(mark)
+
+
+def launched(folder: Path, *options: str) -> list[str]:
+    return [*PERSIA, "launch", "--checkpoints", str(folder), *options, "--"]
+
+
+@pytest.mark.timeout(500)
+def test_what_a_cluster_saves_goes_on_anywhere(
+    mark: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    two = launched(tmp_path, "--ps", "2")
+    first = run(mark, *two, *RANKS, *TRAIN, "--save", str(out))
+    resume = ["train", "--resume", str(out), "--threads", "1"]
+    # In one process, on the ranks, on other servers: the same model.
+    three = launched(tmp_path, "--ps", "3")
+    for place in (PERSIA, RANKS, [*three, *PERSIA]):
+        again = run(mark, *place, *resume)
+        assert rows(again) == rows(first)
+        assert again["AUC"] == first["AUC"]
+        assert again["log loss"] == first["log loss"]
+    # Servers that begin with its rows need no load.
+    count = """
+import os
+from persia import status
+found = status.ask(os.environ["PERSIA_SERVERS"].split(","), interval=0)
+print("rows", sum(table.rows for table in status.tables(found)))
+"""
+    begin = launched(tmp_path, "--ps", "3", "--restore", "out")
+    done = subprocess.run(
+        [*begin, sys.executable, "-c", count],
+        env=environment(mark),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert f"job | rows {rows(first)}\n" in done.stdout, done.stderr
+
+
+@pytest.mark.timeout(500)
+def test_ctrl_c_saves_on_all_ranks_at_one_batch(
+    mark: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    options = [*TRAIN, "--rows", "100000000", "--save", str(out)]
+    process = subprocess.Popen(
+        [*launched(tmp_path, "--ps", "2"), *RANKS, *options],
+        env=environment(mark),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    while "epoch 1, batch" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    output, messages = process.communicate(timeout=120)
+    assert f"job | saved to {out}" in output, messages
+    assert not marked(mark)
+    extra = checkpoint.read_extra(out)
+    assert extra["epoch"] == 0 and extra["batch"] > 0
+    again = ["train", "--resume", str(out), "--rows", "1024"]
+    assert float(run(mark, *PERSIA, *again)["AUC"]) > 0.5
