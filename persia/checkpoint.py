@@ -187,7 +187,10 @@ def _share(store: Store, root: files.Root, found: files.Found | None) -> None:
     hosting = store._connection.hosting
     if hosting is not None:
         above = root.above(found)
-        above.mkdir(parents=True, exist_ok=True)
+        try:
+            above.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{above} cannot be made: {error}") from error
         hosting.server.checkpoints(str(above))
     elif store.remote and not root.shared:
         raise InvalidArgument(
@@ -653,9 +656,14 @@ def _apply(
             for name, part in parts.items():
                 _load_state(part, dense[name], name, found.folder)
         ranks.lead(commit)
-    except BaseException:
+    except BaseException as error:
         for one in staged:
             one.abort()
         for name, part in parts.items():
-            part.load_state_dict(before[name])
+            try:
+                part.load_state_dict(before[name])
+            except Exception as another:
+                error.add_note(
+                    f"the {name} could not be set back, either: {another}"
+                )
         raise

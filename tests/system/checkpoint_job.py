@@ -1,0 +1,261 @@
+"""What the ranks of a job do in tests/system/test_checkpoint_job.py.
+
+    torchrun ... checkpoint_job.py FOLDER SCENARIO SERVERS ROOT
+
+SERVERS: addresses, or "ranks". A scenario returns what the test compares:
+FOLDER/SCENARIO.RANK.pt.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import persia
+from persia import Batch, JaggedBatch
+
+STEPS = 8
+SAVED = 3  # steps before the checkpoint
+ROWS = 500
+
+
+class Source:
+    """Batches of one rank: another seed in each."""
+
+    epoch = 0
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __iter__(self) -> Iterator[Batch]:
+        for step in range(STEPS):
+            g = torch.Generator().manual_seed(2 * step + self.rank)
+            ids = torch.randint(0, 40 + 20 * step, (60,), generator=g)
+            yield Batch(None, JaggedBatch(["u", "i"], ids))
+
+
+class Trained:
+    """A job that uses all that has a state."""
+
+    def __init__(self, servers: str, rank: int) -> None:
+        torch.manual_seed(0)
+        self.store = persia.Store(
+            persia.optim.Adam(lr=0.02), servers=servers, timeout=15, threads=1
+        )
+        bags = persia.EmbeddingBagCollection(
+            store=self.store,
+            tables=[
+                persia.EmbeddingBagConfig("u", 8, data_type="bf16"),
+                persia.EmbeddingBagConfig("i", 6),
+            ],
+        )
+        top = nn.Sequential(nn.Dropout(0.3), nn.Linear(14, 1))
+        self.model = nn.ModuleDict({"bags": bags, "top": top})
+        self.net = nn.parallel.DistributedDataParallel(top)
+        self.optimizer = torch.optim.Adam(top.parameters(), lr=0.01)
+        self.loader = persia.DataLoader(Source(rank), self.model, 0)
+        torch.manual_seed(rank)  # ranks draw numbers of their own
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "loader": self.loader,
+        }
+
+    def train(self, root: str | None = None) -> list[float]:
+        """To the end of the epoch; saves on the way if a root is given."""
+        losses = []
+        for step, batch in enumerate(self.loader):
+            out = self.net(self.model["bags"](batch.ids).values())
+            loss = (out - torch.rand(30, 1)).square().mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            losses.append(loss.item())
+            if root is not None and step + 1 == SAVED:
+                self.store.save(
+                    root, **self.state(), extra={"rank": dist.get_rank()}
+                )
+        self.store.flush()
+        dist.barrier()
+        return losses
+
+    def everything(self) -> dict[str, Any]:
+        ids = torch.arange(200)
+        return {
+            "u": self.store._get("u", ids),
+            "i": self.store._get("i", ids),
+            "weight": self.model["top"][1].weight.detach().clone(),
+            "updates": self.store.updates,
+        }
+
+
+def undisturbed(servers: str, root: str, rank: int) -> Any:
+    """Saves in the middle of an epoch, and goes on to its end."""
+    job = Trained(servers, rank)
+    losses = job.train(root)
+    return {"losses": losses[SAVED:], **job.everything()}
+
+
+def resumed(servers: str, root: str, rank: int) -> Any:
+    """Goes on from there, twice."""
+    job = Trained(servers, rank)
+    every = []
+    for _ in range(2):
+        found = job.store.load(root, **job.state())
+        assert found.extra == {"rank": 0}
+        every.append({"losses": job.train(), **job.everything()})
+    return every
+
+
+# ---- counting --------------------------------------------------------------
+
+
+class Counter:
+    """Every update adds 1 to every row of a table."""
+
+    def __init__(self, servers: str, batches: int, staleness: int) -> None:
+        self.store = persia.Store(
+            persia.optim.SGD(lr=1.0),
+            servers=servers,
+            timeout=15,
+            threads=1,
+            grad_division=False,
+        )
+        self.bags = persia.EmbeddingBagCollection(
+            store=self.store,
+            tables=[persia.EmbeddingBagConfig("t", 2, init=0.0)],
+        )
+        ids = torch.arange(ROWS)
+        source = [Batch(None, JaggedBatch(["t"], ids)) for _ in range(batches)]
+        self.loader = persia.DataLoader(source, self.bags, staleness)
+
+    def push(self, batch: Any) -> None:
+        self.bags(batch.ids).values().sum().neg().backward()
+
+    def values(self) -> set[float]:
+        self.store.flush()
+        dist.barrier()
+        return set(self.store.rows("t", torch.arange(ROWS)).flatten().tolist())
+
+
+def counting(servers: str, root: str, rank: int) -> Any:
+    """Saves after every second batch, until it is killed."""
+    job = Counter(servers, 10_000, 2)
+    if Path(root, "LATEST").exists():
+        job.store.load(root, model=job.bags, loader=job.loader)
+    Path(f"{root}.{rank}").write_text(str(os.getpid()))
+    for done, batch in enumerate(job.loader, job.loader._given + 1):
+        job.push(batch)
+        if done % 2 == 0:
+            job.store.save(
+                root,
+                model=job.bags,
+                loader=job.loader,
+                extra={"pushes": done * dist.get_world_size()},
+                keep=2,
+                step=done,
+            )
+    raise AssertionError("not killed")
+
+
+def restarted(servers: str, root: str, rank: int) -> Any:
+    """Rank 1 dies once; the ranks that are started anew go on with the rows
+    that the servers have."""
+    job = Counter(servers, 20, 3)
+    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if restart:
+        job.store.load(
+            root, model=job.bags, loader=job.loader, resume="continue"
+        )
+    for done, batch in enumerate(job.loader, job.loader._given + 1):
+        job.push(batch)
+        if done == 6 and not restart:
+            job.store.save(root, model=job.bags, loader=job.loader)
+        if done == 11 and not restart:
+            job.store.flush()  # so that there is something to repeat
+            dist.barrier()
+            if rank == 1:
+                os._exit(1)
+    values = job.values()
+    counts = job.store.stats()["client"]
+    return {"values": values, "duplicates": counts["duplicates"]}
+
+
+# ---- failures --------------------------------------------------------------
+
+
+class Bad:
+    """A part with a state that fails in some way."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.how == "raises":
+            raise KeyError("no such state")
+        return {"x": Path("/") if self.how == "unreadable" else 1}
+
+    def load_state_dict(self, state: Any) -> None:
+        if self.how == "load":
+            raise ValueError("it does not fit")
+
+
+def failing(servers: str, root: str, rank: int) -> Any:
+    """One rank fails: what each of them raises, and what is left."""
+    job = Counter(servers, 2, 0)
+    ids = torch.arange(ROWS)
+    for batch in job.loader:
+        job.push(batch)
+    good = job.store.save(root, model=job.bags, optimizer=Bad("fine"))
+    for batch in job.loader:
+        job.push(batch)
+    out: dict[str, Any] = {}
+
+    def attempt(name: str, call: Any) -> None:
+        try:
+            call()
+        except Exception as error:
+            out[name] = f"{type(error).__name__}: {error}"
+        else:
+            out[name] = "nothing"
+        assert job.store.rows("t", ids).eq(8.0).all()
+        assert job.store.updates == 4
+
+    for how in ("raises", "unreadable"):
+        bad = Bad(how if rank == 1 else "fine")
+        attempt(how, lambda: job.store.save(root, loader=bad))  # noqa: B023
+    where = root if rank == 0 else Path("s3:/bucket/out")
+    attempt("path", lambda: job.store.save(where))
+    attempt("disk", lambda: job.store.save("/proc/nothing/out"))
+    bad = Bad("load" if rank == 1 else "fine")
+    attempt("load", lambda: job.store.load(root, optimizer=bad))
+    attempt("step", lambda: job.store.load(root, step=77))
+    dist.barrier()
+    found = job.store.load(root, optimizer=Bad("fine"))
+    assert found.path == good
+    out["rows"] = set(job.store.rows("t", ids).flatten().tolist())
+    out["files"] = sorted(os.listdir(root))
+    return out
+
+
+def main() -> None:
+    folder, scenario, servers, root = sys.argv[1:]
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    result = globals()[scenario](servers, root, rank)
+    torch.save(result, Path(folder) / f"{scenario}.{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
