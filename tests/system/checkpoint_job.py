@@ -9,9 +9,13 @@ FOLDER/SCENARIO.RANK.pt.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -20,6 +24,7 @@ from torch import nn
 
 import persia
 from persia import Batch, JaggedBatch
+from persia._checkpoint_ranks import Ranks
 
 STEPS = 8
 SAVED = 3  # steps before the checkpoint
@@ -245,6 +250,35 @@ def failing(servers: str, root: str, rank: int) -> Any:
     out["rows"] = set(job.store.rows("t", ids).flatten().tolist())
     out["files"] = sorted(os.listdir(root))
     return out
+
+
+def interrupted(servers: str, root: str, rank: int) -> Any:
+    """Ctrl-C at each rank in turn while rank 0 works and the others wait."""
+    out: list[str] = []
+    for victim in range(dist.get_world_size()):
+        ready = Path(f"{root}.ready.{victim}")
+        try:
+            with Ranks(alone=False) as ranks:
+                assert ranks.gathered(rank) == [0, 1]
+                if rank == victim:
+                    Thread(target=interrupt, args=(ready,)).start()
+                ranks.lead(partial(until_stopped, ranks, ready))
+        except (KeyboardInterrupt, Exception) as error:
+            out.append(f"{type(error).__name__}: {error}")
+        dist.barrier()
+    return out
+
+
+def until_stopped(ranks: Ranks, ready: Path) -> None:
+    ready.touch()
+    assert ranks.stop.wait(60)
+
+
+def interrupt(ready: Path) -> None:
+    """Sends Ctrl-C to this process when rank 0 works."""
+    while not ready.exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def main() -> None:

@@ -173,3 +173,10 @@ def test_ranks_that_were_started_again_go_on(tmp_path: Path) -> None:
     # when it was stopped.
     assert victim["duplicates"] == 10
     assert 10 <= survivor["duplicates"] <= 28
+
+
+def test_ctrl_c_ends_the_work_of_all_ranks(tmp_path: Path) -> None:
+    one, two = launch(tmp_path, "interrupted", "ranks", tmp_path / "out")
+    told = "rank {}: interrupted (KeyboardInterrupt)"
+    assert one == ["KeyboardInterrupt: ", f"Interrupted: {told.format(1)}"]
+    assert two == [f"Interrupted: {told.format(0)}", "KeyboardInterrupt: "]
