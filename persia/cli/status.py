@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -72,6 +73,9 @@ def status(
         )
     else:
         console.print(_servers(found))
+        for s in found:
+            if s.error:
+                console.print(f"{s.address}: [red]{s.error}[/]")
         if tables:
             console.print(_tables(tables))
         if urls:
@@ -80,69 +84,100 @@ def status(
         raise typer.Exit(1)
 
 
-def _table(title: str, columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for number, name in enumerate(columns.split(",")):
-        table.add_column(name.strip(), justify="right" if number else "left")
+def _table(title: str, columns: str, rows: list[list[str]]) -> Table:
+    """A table for 80 columns; counters ("name!") of zeros are left out."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    names = [name.strip() for name in columns.split(",")]
+    kept = [
+        i
+        for i, name in enumerate(names)
+        if not name.endswith("!") or any(row[i] != "0" for row in rows)
+    ]
+    for i in kept:
+        table.add_column(
+            names[i].rstrip("!"),
+            justify="right" if i else "left",
+            no_wrap=bool(i),
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*(row[i] for i in kept))
     return table
 
 
 def _servers(servers: list[ServerStatus]) -> Table:
-    table = _table(
-        "servers",
-        "address, shard, up, memory, updates, updates/s, pulls/s, pushes/s, "
-        "parked, duplicates, failed",
-    )
+    rows = []
     for s in servers:
         if s.error:
-            table.add_row(s.address, f"[red]{s.error}[/]")
             continue
         stats, limit = s.stats, s.stats["memory_limit"]
         memory = _bytes(stats["memory_used"])
         if limit:
             memory += f" of {_bytes(limit)}"
-        table.add_row(
-            s.address,
-            f"{s.shard} of {s.shards}",
-            _seconds(stats["uptime_ns"] / 1e9),
-            memory,
-            f"{stats['updates']:,}",
-            *(f"{s.rates[n]:,.1f}" for n in ("updates", "pulls", "pushes")),
-            *(f"{stats[n]:,}" for n in ("parked", "duplicates", "failed")),
+        rows.append(
+            [
+                s.address,
+                f"{s.shard}/{s.shards}",
+                _seconds(stats["uptime_ns"] / 1e9),
+                memory,
+                f"{stats['updates']:,}",
+                *(f"{s.rates[n]:,.1f}" for n in ("pulls", "pushes")),
+                *(f"{stats[n]:,}" for n in ("parked", "duplicates", "failed")),
+            ]
         )
-    return table
+    return _table(
+        "servers",
+        "address, shard, up, memory, updates, pulls/s, pushes/s, parked, "
+        "duplicates!, failed!",
+        rows,
+    )
 
 
 def _tables(tables: list[TableStatus]) -> Table:
-    table = _table(
+    return _table(
         "tables",
-        "table, dim, rows, uneven, bytes a row, memory, ids/s, rows/s, "
-        "missed, evicted, refused, nonfinite",
+        "table, dim, rows, uneven, B/row, memory, ids/s, rows/s, missed, "
+        "evicted!, refused!, nonfinite!",
+        [
+            [
+                t.name,
+                str(t.dim),
+                f"{t.rows:,}",
+                f"{t.uneven:.3f}",
+                f"{t.bytes / t.rows:.1f}" if t.rows else "",
+                _bytes(t.bytes),
+                f"{t.rates['pulled']:,.0f}",
+                f"{t.rates['created']:,.0f}",
+                f"{t.missed / t.pulled:.1%}" if t.pulled else "",
+                *(f"{n:,}" for n in (t.evicted, t.refused, t.nonfinite)),
+            ]
+            for t in tables
+        ],
     )
-    for t in tables:
-        table.add_row(
-            t.name,
-            str(t.dim),
-            f"{t.rows:,}",
-            f"{t.uneven:.3f}",
-            f"{t.bytes / t.rows:.1f}" if t.rows else "",
-            _bytes(t.bytes),
-            f"{t.rates['pulled']:,.0f}",
-            f"{t.rates['created']:,.0f}",
-            f"{t.missed / t.pulled:.1%}" if t.pulled else "",
-            *(f"{n:,}" for n in (t.evicted, t.refused, t.nonfinite)),
-        )
-    return table
 
 
 def _staleness(found: dict[int, int]) -> Table:
-    table = _table("staleness of look-ups", "batches, look-ups, share, ")
-    table.columns[-1].justify = "left"
     total, most = sum(found.values()), max(found.values(), default=0)
-    for k in range(max(found, default=-1) + 1):
-        n = found.get(k, 0)
-        bar = "█" * round(_BAR * n / most)
-        table.add_row(str(k), f"{n:,}", f"{n / total:.1%}", bar)
+    table = _table(
+        "staleness of look-ups",
+        "batches, look-ups, share, ",
+        [
+            [
+                str(k),
+                f"{found.get(k, 0):,}",
+                f"{found.get(k, 0) / total:.1%}",
+                "█" * round(_BAR * found.get(k, 0) / most),
+            ]
+            for k in range(max(found, default=-1) + 1)
+        ],
+    )
+    table.columns[-1].justify = "left"
     return table
 
 
