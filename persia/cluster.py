@@ -8,6 +8,7 @@ which serves a part of every table to all others.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ _MESSAGE_LIMIT = 256 << 20  # bytes
 _SERVER_THREADS = 2
 _SERVER_CALLS = 1024
 _POLL = 0.05  # seconds
+_FIRST_PAUSE = 5e-5
+_PATIENCE = 600.0  # seconds for other ranks to come
 
 
 # ---- the job ---------------------------------------------------------------
@@ -106,10 +110,15 @@ def need_group(why: str) -> Any:
 
 def _reduce(values: Sequence[float], dtype: torch.dtype, op: Any) -> Any:
     group = need_group("a value of all ranks")
-    on_cpu = any(b in group.get_backend() for b in ("gloo", "mpi", "cpu:"))
+    on_cpu = any(b in group.get_backend() for b in ("gloo", "mpi"))
     device = "cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}"
     t = torch.tensor(values, dtype=dtype, device=device)
-    group.all_reduce(t, op)
+    work = group.all_reduce(t, op, async_op=True)
+    pause = _FIRST_PAUSE  # a wait within torch would not hear of Ctrl-C
+    while not work.is_completed():
+        time.sleep(pause)
+        pause = min(2 * pause, _POLL)
+    work.wait()
     return t.tolist()
 
 
@@ -141,27 +150,30 @@ def resolve(
     """
     texts = servers.split(",") if isinstance(servers, str) else list(servers)
     addresses: list[str] = []
-    names: list[str] = []
+    names: set[str] = set()
+    expanded = False
     for text in (t.strip() for t in texts):
         host, port = _split(text)
         several = _addresses(host)
+        names.add(host)
         if len(several) < 2:
             addresses.append(text)
             continue
-        names.append(host)
+        expanded = True
         addresses += [f"{_bracketed(a)}:{port}" for a in several]
     if not addresses:
         raise errors.InvalidArgument("servers: no address")
     twice = sorted({a for a in addresses if addresses.count(a) > 1})
     if twice:
         raise errors.InvalidArgument(f"servers: {', '.join(twice)} twice")
-    if names and security.ca and security.server_name is None:
-        if len(addresses) > len(names) and len(set(names)) > 1:
+    if expanded and security.ca and security.server_name is None:
+        if len(names) > 1:
             raise errors.InvalidArgument(
-                f"servers: {', '.join(names)} have several addresses each; "
-                "give the name in their certificates (server_name)"
+                f"servers: of {', '.join(sorted(names))} some have several "
+                "addresses; give the name in the servers' certificates "
+                "(server_name)"
             )
-        security = dataclasses.replace(security, server_name=names[0])
+        security = dataclasses.replace(security, server_name=names.pop())
     return addresses, security
 
 
@@ -372,6 +384,8 @@ class Connection:
         self.closed = False
         self._key = key
         self._passes = 0  # synchronous passes over all ranks that are open
+        if self.remote:
+            _open.add(self)
 
     @property
     def remote(self) -> bool:
@@ -418,7 +432,12 @@ class Connection:
             )
         all_max([0])  # none is in an earlier pass any more
         applied = _core.cluster_join(handle)
-        last = all_max([applied])[0]
+        try:
+            last = all_max([applied])[0]
+        except BaseException:
+            with contextlib.suppress(errors.PersiaError):
+                _core.cluster_leave(handle, False)
+            raise
         _core.cluster_sync(handle, last, rank, world)
 
     def leave(self, settle: bool) -> None:
@@ -444,6 +463,7 @@ class Connection:
 
 # ---- tables on the ranks ---------------------------------------------------
 
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()  # remote ones
 _hosted: list[Hosting] = []  # of this process, until its end
 _hostings: dict[str, int] = {}  # by namespace: how many there were
 _pid = os.getpid()
@@ -562,7 +582,13 @@ class _Keys:
         self._store.set(key, value)
 
     def get(self, key: str) -> str:
+        deadline = time.monotonic() + _PATIENCE
         while not self._store.check([key]):
+            if time.monotonic() > deadline:
+                raise errors.DeadlineExceeded(
+                    f"no {key} of this job within {_PATIENCE:.0f} s: a rank "
+                    "has not opened its Store"
+                )
             time.sleep(_POLL)
         return bytes(self._store.get(key)).decode()
 
@@ -580,14 +606,16 @@ class _Keys:
 
 
 def _at_exit() -> None:
-    """The other ranks may still need what is here, unless this one failed."""
+    """Updates that are under way are applied; and the other ranks may still
+    need the shard that is here. Unless this process failed."""
     if os.getpid() != _pid or getattr(sys, "last_value", None) is not None:
         return
-    for hosting in list(_hosted):
+    ends = [lambda c=c: c.core.flush(None) for c in _open if not c.closed]
+    for end in (*ends, *(hosting.close for hosting in _hosted)):
         try:
-            hosting.close()
+            end()
         except Exception as error:
-            warnings.warn(f"a Store's shard: {error}", stacklevel=1)
+            warnings.warn(f"the end of a Store: {error}", stacklevel=1)
 
 
 atexit.register(_at_exit)

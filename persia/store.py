@@ -409,7 +409,7 @@ class Store(Rows):
         "client", of tables that are not embedded: calls (pulls, pushes), ids
         and distinct ids looked up, bytes sent and received, retries,
         duplicates (updates that a server had already), reconnects, lost and
-        stale updates; and under "servers" what each shard counted.
+        stale updates; and under "servers" what each shard counted, by number.
         """
         tables, shards, used = self._shard_stats()
         _, failed, pending = self._core.counts()
@@ -443,6 +443,10 @@ class Store(Rows):
             _core.cluster_stats(self._handle, i)
             for i in range(len(self._connection.addresses))
         ]
+        for shard, address in zip(
+            shards, _core.ckpt_shards(self._handle), strict=True
+        ):
+            shard["address"] = address
         used = sum(s["memory_used"] for s in shards)
         parts = [{t["name"]: t for t in s.pop("tables")} for s in shards]
         stats = {
@@ -590,11 +594,12 @@ class Store(Rows):
         called it.
 
         Later use raises :class:`persia.errors.Closed`. An error of an update
-        that was applied in the background is raised, see :meth:`flush`.
+        that was applied in the background is raised, see :meth:`flush`; those
+        that have not begun then are dropped.
         """
         try:
             with contextlib.suppress(errors.Closed, errors.UsedAfterFork):
-                self._core.flush(None)
+                self._core.finish()
         finally:
             self._connection.close()
 

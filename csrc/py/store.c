@@ -334,6 +334,19 @@ static PyObject *store_flush(PyObject *self, PyObject *arg)
     Py_RETURN_NONE;
 }
 
+static PyObject *store_finish(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    BEGIN(self, "Store.close");
+    Py_BEGIN_ALLOW_THREADS
+    rc = step_finish(s);
+    END();
+    Py_END_ALLOW_THREADS
+    if (rc)
+        return py_raise(rc);
+    Py_RETURN_NONE;
+}
+
 static PyObject *store_settle(PyObject *self, PyObject *unused)
 {
     (void)unused;
@@ -655,6 +668,7 @@ static PyMethodDef methods[] = {
     METHOD(apply, METH_VARARGS,
            "apply(groups, scales, all); all: not just this thread's"),
     METHOD(flush, METH_O, "flush(seconds or None): waits for all updates"),
+    METHOD(finish, METH_NOARGS, "finish(): flushes, before close()"),
     METHOD(settle, METH_NOARGS, "settle(): waits, without their errors"),
     METHOD(counts, METH_NOARGS, "counts() -> (applied, failed, pending)"),
     METHOD(held, METH_O, "held(all) -> gradients that wait"),

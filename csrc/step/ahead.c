@@ -684,7 +684,9 @@ int step_ahead_next(step *s, uint64_t number, int reading)
     else if (rc == PERSIA_OK)
         rc = ended();
     end_of_call(a);
-    return rc ? rc : step_pay(s);
+    if (!rc)
+        rc = step_pay(s);
+    return rc ? rc : step_error(s); /* of an update that it waited for */
 }
 
 void step_ahead_skip(step *s, uint64_t number)

@@ -477,6 +477,12 @@ int step_settle(step *s)
     return updates_wait(s->u, 0, 0);
 }
 
+int step_finish(step *s)
+{
+    updates_close(s->u);
+    return step_flush(s, 0);
+}
+
 int step_flush(step *s, uint64_t timeout_ns)
 {
     int rc = updates_wait(s->u, 0, timeout_ns);

@@ -89,7 +89,10 @@ PERSIA_API int step_apply(step *s, enum step_whose whose,
  * PERSIA_ETIMEOUT (timeout_ns; 0: no limit), PERSIA_EINTR, or the error that
  * was kept. */
 PERSIA_API int step_flush(step *s, uint64_t timeout_ns);
-/* The same without that error: before a look at the rows. */
+/* The same before the store is closed: once an update has failed, those that
+ * have not begun are dropped. */
+PERSIA_API int step_finish(step *s);
+/* Waits, too, without telling that error: before a look at the rows. */
 PERSIA_API int step_settle(step *s);
 /* The error that was kept, once. */
 PERSIA_API int step_error(step *s);

@@ -73,13 +73,18 @@ void updates_tidy(updates *u)
     }
 }
 
+void updates_close(updates *u)
+{
+    pthread_mutex_lock(&u->lock);
+    u->closing = 1;
+    pthread_mutex_unlock(&u->lock);
+}
+
 void updates_destroy(updates *u)
 {
     if (!u)
         return;
-    pthread_mutex_lock(&u->lock);
-    u->closing = 1;
-    pthread_mutex_unlock(&u->lock);
+    updates_close(u);
     sched_destroy(u->jobs);
     updates_tidy(u);
     pthread_cond_destroy(&u->moved);

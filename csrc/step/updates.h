@@ -27,8 +27,9 @@ typedef struct update {
 /* threads: that apply them.  most: that may wait or be under way when an
  * update is added; more make the loop wait. */
 int updates_create(step *s, unsigned threads, size_t most, updates **out);
-/* Applies what waits; unless some failed since it was last told: then the
- * others are dropped. */
+/* No more will come: once one has failed, those that wait are dropped. */
+void updates_close(updates *u);
+/* Closes, and waits for them. */
 void updates_destroy(updates *u);
 
 /* A new update of these gradients, which it owns on success; the settings

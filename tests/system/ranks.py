@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,71 @@ def hybrid(open_store: Open, rank: int, world: int) -> Any:
     return {"value": c.value, "least": min(own), "stalest": max(histogram)}
 
 
+def secured(open_store: Open, rank: int, world: int) -> Any:
+    """As on several machines: with TLS and tokens of this job."""
+    machine = {"machine": f"machine {rank}", "address": "127.0.0.1"}
+    before = persia.cluster._machine
+    persia.cluster._machine = lambda: machine
+    try:
+        c = Counter(open_store(persia.optim.SGD(lr=1.0)))
+    finally:
+        persia.cluster._machine = before
+    for one in c.loader(5):
+        c.forward(one)[1].backward()
+    dist.barrier()
+    hosting = c.store._connection.hosting
+    assert hosting is not None
+    security = hosting.security
+    return {
+        "value": c.value,
+        "tls": bool(security.ca and security.cert and security.token),
+        "refused": _refused(hosting.addresses[1 - rank]),
+    }
+
+
+def _refused(address: str) -> bool:
+    """Whether a client without certificate and token is."""
+    try:
+        persia.Store(
+            servers=address, namespace="secured", timeout=2.0, rank=0, world=1
+        )
+    except (persia.errors.AccessDenied, persia.errors.Unavailable):
+        return True
+    return False
+
+
+def stuck(open_store: Open, rank: int, world: int) -> Any:
+    """Rank 1 does not send its part: an error names it."""
+    store = open_store(persia.optim.SGD(lr=1.0), grad_division=False)
+    c = Counter(store)
+    text = ""
+    iterator = iter(c.loader(3))
+    loss = c.forward(next(iterator))[1]
+    if rank == 0:
+        loss.backward()
+        try:
+            next(iterator)
+        except persia.errors.DeadlineExceeded as error:
+            text = str(error)
+    dist.barrier()
+    iterator.close()
+    dist.barrier()
+    for one in c.loader(2):  # both go on
+        c.forward(one)[1].backward()
+    dist.barrier()
+    return {"text": text, "value": c.value}
+
+
+def late(open_store: Open, rank: int, world: int) -> Any:
+    """The last one: rank 0 ends at once, rank 1 still needs its rows."""
+    c = Counter(open_store(persia.optim.SGD(lr=1.0)))
+    c.store.set_rows("t", range(100), torch.ones(100, 4))
+    dist.barrier()
+    if rank == 1:
+        time.sleep(2.0)
+    return {"sum": float(c.store.rows("t", range(100)).sum())}
+
+
 def scaled(open_store: Open, rank: int, world: int) -> Any:
     """GradScaler: what overflows on rank 1 makes no rank step."""
     store = open_store(persia.optim.SGD(lr=1.0), update="step")
@@ -274,7 +340,7 @@ def main() -> None:
                 *args,
                 servers=addresses or None,  # noqa: B023
                 namespace=name,  # noqa: B023
-                timeout=15.0,
+                timeout=3.0 if name == "stuck" else 20.0,  # noqa: B023
                 threads=1,
                 **kwargs,
             )

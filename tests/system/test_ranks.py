@@ -51,6 +51,7 @@ def launch(folder: Path, *scenarios: str) -> dict[str, list[Any]]:
 def on_ranks(tmp_path_factory: Any) -> dict[str, list[Any]]:
     """Every scenario with the tables on the ranks."""
     names = "train accumulate uneven gaps leaving hybrid scaled clipped"
+    names += " secured stuck late"
     return launch(tmp_path_factory.mktemp("ranks"), *names.split())
 
 
@@ -185,6 +186,23 @@ def test_hybrid_loses_nothing(counted: Any) -> None:
         assert result["value"] == 100
         assert result["least"] >= 0
         assert result["stalest"] <= 3
+
+
+def test_several_machines_speak_with_tls(on_ranks: dict[str, Any]) -> None:
+    for result in on_ranks["secured"]:
+        assert result == {"value": 5, "tls": True, "refused": True}
+
+
+def test_a_rank_that_is_stuck_is_named(on_ranks: dict[str, Any]) -> None:
+    waiting, stuck = on_ranks["stuck"]
+    assert "rank 1" in waiting["text"]
+    assert stuck["text"] == ""
+    assert waiting["value"] == stuck["value"] == 4
+
+
+def test_a_rank_that_ends_serves_the_others(on_ranks: dict[str, Any]) -> None:
+    for result in on_ranks["late"]:
+        assert result["sum"] == 400.0
 
 
 def test_scaler_steps_on_all_ranks_or_on_none(

@@ -1,0 +1,229 @@
+"""persia.cluster: where tables are, who this process is, addresses."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import persia
+from persia import errors
+from persia.cluster import Job, Settings, all_max, all_sum, resolve, stream_id
+from persia.security import Security
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: Any) -> None:
+    """No job and no servers but those of the test."""
+    for name in (
+        "PERSIA_SERVERS",
+        "RANK",
+        "WORLD_SIZE",
+        "TORCHELASTIC_RESTART_COUNT",
+    ):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def group(tmp_path: Any) -> Any:
+    """A process group of this process alone."""
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(str(tmp_path / "store"), 1),
+        rank=0,
+        world_size=1,
+    )
+    yield dist
+    dist.destroy_process_group()
+
+
+# -- the job --------------------------------------------------------------
+
+
+def test_a_process_alone() -> None:
+    assert Job.here() == Job(0, 1, 0)
+
+
+def test_torchrun_says_who_we_are(monkeypatch: Any) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    assert Job.here() == Job(3, 8, 2)
+    assert Job.here(1, 4) == Job(1, 4, 2)
+
+
+def test_torch_distributed_says_more(group: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert Job.here() == Job(0, 1, 0)
+
+
+@pytest.mark.parametrize("place", [(2, 2), (-1, 2), (0, 0), (1, None)])
+def test_bad_places(place: Any) -> None:
+    with pytest.raises(errors.InvalidArgument, match="rank"):
+        Job.here(*place)
+
+
+def test_a_bad_environment(monkeypatch: Any) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "many")
+    with pytest.raises(errors.InvalidArgument, match="WORLD_SIZE"):
+        Job.here()
+
+
+def test_values_of_all_ranks(group: Any) -> None:
+    assert all_max([3, -4, 2**62]) == [3, -4, 2**62]
+    assert all_sum([0.5, 1e300]) == [0.5, 1e300]
+
+
+def test_values_of_all_ranks_need_a_group() -> None:
+    with pytest.raises(errors.InvalidArgument, match="init_process_group"):
+        all_max([1])
+
+
+# -- where tables are -----------------------------------------------------
+
+
+def test_embedded_by_default() -> None:
+    assert Settings().where() == "embedded"
+    store = persia.Store()
+    assert not store.remote
+    assert (store.rank, store.world) == (0, 1)
+
+
+def test_the_environment_names_servers(monkeypatch: Any) -> None:
+    monkeypatch.setenv("PERSIA_SERVERS", "ps0:8888,ps1:8888")
+    assert Settings().where() == "ps0:8888,ps1:8888"
+    assert Settings("embedded").where() == "embedded"
+    assert Settings("ps2:1").where() == "ps2:1"
+    monkeypatch.setenv("PERSIA_SERVERS", "")
+    assert Settings().where() == "embedded"
+
+
+def test_a_job_of_several_ranks_has_its_tables_on_them(
+    monkeypatch: Any,
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert Settings().where() == "ranks"
+    with pytest.raises(errors.InvalidArgument, match="init_process_group"):
+        persia.Store()
+    assert not persia.Store(servers="embedded").remote
+    assert Settings("ranks", rank=0, world=1).where() == "embedded"
+
+
+def test_ranks_are_those_of_torch(group: Any) -> None:
+    with pytest.raises(errors.InvalidArgument, match="rank 0 of 1"):
+        persia.Store(servers="ranks", rank=1, world=2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"wire_dtype": "fp8"},
+        {"lost": "ignore"},
+        {"timeout": 0.0},
+        {"timeout": float("nan")},
+        {"namespace": ""},
+        {"namespace": "x" * 300},
+        {"rank": 1},
+        {"servers": "here:1", "memory_limit": 1 << 20},
+    ],
+)
+def test_bad_arguments(arguments: Any) -> None:
+    with pytest.raises(errors.InvalidArgument):
+        persia.Store(**({"servers": "127.0.0.1:1"} | arguments))
+
+
+# -- addresses ------------------------------------------------------------
+
+
+def resolving(monkeypatch: Any, names: dict[str, list[str]]) -> None:
+    def getaddrinfo(host: str, *args: Any, **kwargs: Any) -> Any:
+        if host not in names:
+            raise socket.gaierror("unknown")
+        return [
+            (
+                socket.AF_INET6 if ":" in a else socket.AF_INET,
+                socket.SOCK_STREAM,
+                6,
+                "",
+                (a, 0),
+            )
+            for a in names[host]
+        ]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+def test_addresses(monkeypatch: Any) -> None:
+    resolving(monkeypatch, {"ps0": ["10.0.0.1"], "ps1": ["10.0.0.2"]})
+    plain = Security()
+    wanted = ["ps0:1", "ps1:2", "[::1]:3", "unknown:4"]
+    assert resolve(" ps0:1, ps1:2,[::1]:3,unknown:4", plain) == (wanted, plain)
+    assert resolve(wanted, plain) == (wanted, plain)
+
+
+def test_a_name_with_several_addresses_is_several_servers(
+    monkeypatch: Any,
+) -> None:
+    names = {
+        "ps": ["10.0.0.2", "10.0.0.1", "10.0.0.1", "fd00::1"],
+        "six": ["fd00::1", "fd00::2"],
+        "localhost": ["::1", "127.0.0.1"],
+    }
+    resolving(monkeypatch, names)
+    assert resolve("ps:8", Security())[0] == ["10.0.0.1:8", "10.0.0.2:8"]
+    assert resolve("six:8", Security())[0] == ["[fd00::1]:8", "[fd00::2]:8"]
+    assert resolve("localhost:8", Security())[0] == ["localhost:8"]
+    # Their certificates are for the name.
+    secure = Security(ca="-")
+    assert resolve("ps:8", secure)[1].server_name == "ps"
+    named = Security(ca="-", server_name="all")
+    assert resolve("ps:8,six:8", named)[1].server_name == "all"
+    with pytest.raises(errors.InvalidArgument, match="server_name"):
+        resolve("ps:8,six:8", secure)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "host",
+        "host:",
+        "host:0",
+        "host:70000",
+        ":1",
+        "::1:2",
+        "[::1]",
+        "a:b",
+    ],
+)
+def test_bad_addresses(text: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match="servers"):
+        resolve(text, Security())
+
+
+def test_an_address_twice() -> None:
+    with pytest.raises(errors.InvalidArgument, match="twice"):
+        resolve("10.0.0.1:1,10.0.0.1:1", Security())
+
+
+# -- streams --------------------------------------------------------------
+
+
+def test_streams_are_those_of_the_documented_hash() -> None:
+    data = b"default\0nn_worker\x003"
+    digest = hashlib.blake2b(data, digest_size=8).digest()
+    assert stream_id("default", "nn_worker", 3) == int.from_bytes(
+        digest, "little"
+    )
+    ids = {
+        stream_id(n, r, i)
+        for n in ("a", "ab")
+        for r in ("b", "nn_worker")
+        for i in range(100)
+    }
+    assert len(ids) == 400
