@@ -183,8 +183,9 @@ def test_a_name_with_several_addresses_is_several_servers(
     assert resolve("ps:8", secure)[1].server_name == "ps"
     named = Security(ca="-", server_name="all")
     assert resolve("ps:8,six:8", named)[1].server_name == "all"
-    with pytest.raises(errors.InvalidArgument, match="server_name"):
-        resolve("ps:8,six:8", secure)
+    for several in ("ps:8,six:8", "ps:8,other:8"):
+        with pytest.raises(errors.InvalidArgument, match="server_name"):
+            resolve(several, secure)
 
 
 @pytest.mark.parametrize(
