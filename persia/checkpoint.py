@@ -45,6 +45,7 @@ from persia._checkpoint_shards import ShardRows, patiently, peers_of
 from persia.cluster import need_group
 from persia.errors import (
     CorruptFile,
+    Interrupted,
     InvalidArgument,
     PersiaError,
     SchemaMismatch,
@@ -275,6 +276,8 @@ def _save(
                 document["dense"] = _write_dense(temporary, states)
 
             tables, parts = rows.write(temporary, write_dense, stop)
+            if stop.is_set():
+                raise Interrupted("the save was given up by another rank")
             if step is None:
                 step = max(part.updates for part in parts)
             document |= {"step": step} | manifests.to_manifest(tables, parts)
@@ -368,6 +371,11 @@ def load(
             if resume not in ("rollback", "continue"):
                 raise InvalidArgument(
                     f"resume is {resume!r}, need 'rollback' or 'continue'"
+                )
+            if store._connection.in_step:
+                raise InvalidArgument(
+                    "load inside of a synchronous pass over a DataLoader of "
+                    "several ranks: leave its loop first"
                 )
             if resume == "continue" and not store.remote:
                 raise InvalidArgument(

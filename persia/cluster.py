@@ -404,6 +404,11 @@ class Connection:
         namespace, _, index = self._key
         return _stream_of((namespace, rank, index))
 
+    @property
+    def in_step(self) -> bool:
+        """Whether a synchronous pass over all ranks is open."""
+        return self._passes > 0
+
     def join(self, stream: int, by_batch: bool) -> bool:
         """A synchronous pass begins: with all ranks, if there are several.
 

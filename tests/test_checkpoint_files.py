@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 
 import persia
 from persia import _checkpoint_files as files
-from persia import errors
+from persia import checkpoint, errors
 from tests.checkpoints import (
     contents,
     counting_store,
@@ -221,3 +222,15 @@ def test_arguments(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(errors.Closed):
         store.save(tmp_path)
+
+
+def test_a_save_that_is_given_up_is_not_published(tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, "t", 3)
+    stop = threading.Event()
+    stop.set()
+    states = checkpoint._Dense({}, [{}], None)
+    root = files.LocalRoot(tmp_path)
+    with pytest.raises(errors.Interrupted):
+        checkpoint._save(store, root, states, None, None, stop)
+    assert os.listdir(tmp_path) == [".lock"]

@@ -108,6 +108,7 @@ def test_one_rank_fails(tmp_path: Path, where: Callable[[int], str]) -> None:
         ("disk", "StorageError", "/proc/nothing"),
         ("load", "SchemaMismatch", "does not fit"),
         ("step", "StorageError", "no complete checkpoint of step 77"),
+        ("pass", "InvalidArgument", "leave its loop first"),
     ):
         for result in results:
             assert result[name].startswith(f"{kind}: ")
