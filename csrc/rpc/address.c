@@ -69,11 +69,13 @@ int address_parse(const char *text, rpc_address *out)
 
 static int not_pem(const char *text, const char *what)
 {
-    if (!text || strstr(text, "-----BEGIN "))
+    if (!text ||
+        (strstr(text, "-----BEGIN ") && strstr(text, "-----END ")))
         return 0;
     (void)err_set(PERSIA_EARG,
-                  "%s: the text is not in PEM (no -----BEGIN line): give the "
-                  "contents of the file, not its name",
+                  "%s: the text is not in PEM (it has no lines -----BEGIN "
+                  "and -----END): give the contents of the file, not its "
+                  "name",
                   what);
     return 1;
 }

@@ -118,8 +118,11 @@ static void tell_status(client_call *l, const char *details)
                  address);
         break;
     case PERSIA_EUNAVAILABLE:
-        snprintf(text, sizeof text, "server %s cannot be reached (%s): %s",
-                 address, method, details);
+        snprintf(text, sizeof text, "server %s cannot be reached (%s): %s%s",
+                 address, method, details,
+                 strstr(details, "connect") && strstr(details, "closed")
+                     ? " (maybe it asks for TLS, or for a certificate)"
+                     : "");
         break;
     default:
         snprintf(text, sizeof text, "server %s, %s: %s", address, method,
@@ -141,6 +144,10 @@ static void call_judge(client_call *l)
     if (l->rc != PERSIA_OK) {
         char *details = slice_text(l->details);
         const char *text = details ? details : "";
+        /* No use in trying again. */
+        if (l->rc == PERSIA_EUNAVAILABLE && !sent &&
+            strstr(text, "certificate"))
+            l->rc = PERSIA_EDENIED;
         size_t room = strlen(l->channel->base.address) + strlen(text) + 3;
         if (!sent)
             tell_status(l, text);

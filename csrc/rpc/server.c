@@ -13,11 +13,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 enum {
     HEALTH_SLOTS = 2,
     HEALTH_REQUEST_MAX = 4096,     /* bytes */
     TEXT_MAX = 1000,               /* bytes of an error's text */
+    FILES = 65536,                 /* open in the process, if it may */
     HANDSHAKE_MS = 10000,          /* for a connection to say what it is */
     PING_MS = 60000,               /* clients that vanished are found out */
     PING_TIMEOUT_MS = 20000
@@ -378,6 +380,20 @@ static void slot_wait(slot *l)
 
 /* ---- life ---- */
 
+/* A listener of gRPC 1.51 that once finds no file descriptor free takes no
+ * connection ever again: raise the limit as far as we may. */
+static void files_allow(void)
+{
+    struct rlimit l;
+    if (getrlimit(RLIMIT_NOFILE, &l) != 0)
+        return;
+    rlim_t wanted = l.rlim_max < FILES ? l.rlim_max : FILES;
+    if (l.rlim_cur >= wanted)
+        return;
+    l.rlim_cur = wanted;
+    (void)setrlimit(RLIMIT_NOFILE, &l);
+}
+
 static void server_is_down(rpc_tag *tag, int ok)
 {
     (void)ok;
@@ -488,6 +504,7 @@ int rpc_server_start(const rpc_server_config *config, rpc_server **out)
         server_free(s);
         return code;
     }
+    files_allow();
     code = runtime_enter();
     if (code != PERSIA_OK) {
         server_free(s);

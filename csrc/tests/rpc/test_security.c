@@ -64,7 +64,8 @@ static void addresses_are_read(void **state)
     assert_int_equal(address_parse(text, &a), PERSIA_EARG);
 }
 
-static const char PEM[] = "-----BEGIN CERTIFICATE-----\n";
+static const char PEM[] = "-----BEGIN CERTIFICATE-----\n"
+                          "-----END CERTIFICATE-----\n";
 
 static void what_may_be_served(void **state)
 {
@@ -91,6 +92,7 @@ static void what_may_be_served(void **state)
         {{.ca = PEM, .token = "t", .mutual = 1}, 1, 0, 0},
         {{.ca = PEM, .cert = PEM, .key = PEM, .token = "t", .mutual = 1},
          1, 1, 1},
+        {{.ca = "-----BEGIN CERTIFICATE-----"}, 1, 0, 0},
         {{.cert = "server.pem", .key = PEM, .token = "t"}, 1, 0, 0},
         {{.token = ""}, 1, 0, 0},
         {{.token = "a b"}, 1, 0, 0},
@@ -325,16 +327,19 @@ static void tls_and_token_serve_other_machines(void **state)
     rpc_channel_close(c);
 
     rpc_security s_other = {.ca = k.other, .token = "tok"};
-    assert_string_equal(who(port, &s_other), "Unavailable");
+    assert_string_equal(who(port, &s_other), "AccessDenied");
+    assert_non_null(strstr(err_text(), "certificate"));
     rpc_security s_plain = {.token = "tok"};
     assert_string_equal(who(port, &s_plain), "Unavailable");
+    assert_non_null(strstr(err_text(), "TLS"));
     rpc_security s_wrong = {.ca = k.ca, .token = "wrong"};
     assert_string_equal(who(port, &s_wrong), "AccessDenied");
     rpc_security s_name = {
         .ca = k.ca, .token = "tok", .server_name = "ps.persia.test"};
     assert_string_equal(who(port, &s_name), "admin");
     s_name.server_name = "bad.persia.test";
-    assert_string_equal(who(port, &s_name), "Unavailable");
+    assert_string_equal(who(port, &s_name), "AccessDenied");
+    assert_non_null(strstr(err_text(), "bad.persia.test"));
     rpc_server_stop(s, SECOND);
     deck_stop(&d);
     certificates_free(&k);
