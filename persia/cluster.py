@@ -532,21 +532,41 @@ class Hosting:
         return Security.from_json(self._keys.get("security"))
 
     def close(self) -> None:
-        """Serves until all ranks have closed, then ends."""
+        """Serves until all ranks have closed, or nobody has asked for
+        anything for ten minutes; then ends."""
         if self not in _hosted:
             return
         _hosted.remove(self)
         if os.getpid() != _pid:
             return
         try:
-            self._keys.meet("done", self._job.world)
-        except KeyboardInterrupt:
-            self.server.stop(0.0)
-            raise
+            self._wait()
         except RuntimeError:
             pass  # the ranks' key-value store is gone, and so are they
-        self.server.stop(1.0)
-        self.server.close()
+        finally:
+            self.server.stop(1.0)
+            self.server.close()
+
+    def _wait(self) -> None:
+        channel = self.server.channel(10.0)
+        served, since = -1, time.monotonic()
+        there = self._keys.count("done", 1)
+        while there < self._job.world:
+            stats = channel.stats()
+            now = time.monotonic()
+            if stats["pulls"] + stats["pushes"] != served:
+                served, since = stats["pulls"] + stats["pushes"], now
+            if now - since > _PATIENCE:
+                warnings.warn(
+                    f"{self._job.world - there} ranks have not ended and ask "
+                    f"for nothing since {_PATIENCE:.0f} s: rank "
+                    f"{self._job.rank} ends without them",
+                    stacklevel=3,
+                )
+                break
+            time.sleep(_POLL)
+            there = self._keys.count("done", 0)
+        channel.close()
 
 
 def _machine() -> dict[str, str]:
@@ -602,12 +622,9 @@ class _Keys:
         self.set(f"{key}/{job.rank}", json.dumps(value))
         return [json.loads(self.get(f"{key}/{r}")) for r in range(job.world)]
 
-    def meet(self, key: str, world: int) -> None:
-        """Returns when all ranks have called it."""
-        there = self._store.add(key, 1)
-        while there < world:
-            time.sleep(_POLL)
-            there = self._store.add(key, 0)
+    def count(self, key: str, more: int) -> int:
+        """Adds to a counter of all ranks; what it is then."""
+        return int(self._store.add(key, more))
 
 
 def _at_exit() -> None:

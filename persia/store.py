@@ -258,6 +258,8 @@ class Store(Rows):
     def updates(self) -> int:
         """Updates applied so far; Adam's step t of the last one."""
         self._core.settle()
+        if self.remote:  # other ranks make some, too
+            return int(_core.cluster_stats(self._handle, 0)["updates"])
         return self._core.updates()
 
     def _backward_done(self) -> None:
@@ -413,12 +415,16 @@ class Store(Rows):
         """
         tables, shards, used = self._shard_stats()
         _, failed, pending = self._core.counts()
+        updates = self._core.updates()
         remote: dict[str, Any] = {}
         if self.remote:
+            updates = shards[0]["updates"]
             remote["client"] = _core.cluster_counts(self._handle)
             remote["servers"] = shards
         return {
-            "updates": self._core.updates(),
+            "updates": shards[0]["updates"]
+            if shards
+            else self._core.updates(),
             "pending": pending,
             "updates_failed": failed,
             "held": self._core.held(True),

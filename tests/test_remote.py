@@ -162,6 +162,22 @@ def test_half_the_bytes_cost_little_accuracy(servers: Any, dtype: str) -> None:
     assert full.stats()["client"]["bytes_in"] > 0
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_training(servers: Any, backend: str) -> None:
+    torch._dynamo.reset()
+    results = []
+    for where in (None, servers(2).text):
+        store = persia.Store(persia.optim.Adagrad(lr=0.1),
+                             servers=where or "embedded")  # fmt: skip
+        model = Model(store)
+        call: Any = torch.compile(model, backend=backend)
+        for batch in persia.DataLoader(batches(8), model, 0):
+            call(batch.ids).square().mean().backward()
+        assert store.stats()["loader"]["prefetched"] == 16
+        results.append(state_of(store))
+    assert same(*results)
+
+
 def test_asynchronous_trains(servers: Any) -> None:
     store = persia.Store(persia.optim.Adagrad(lr=0.1),
                          servers=servers(2).text)  # fmt: skip
@@ -299,6 +315,7 @@ def test_stores_of_one_process_share_tables(servers: Any) -> None:
     two.train(30, 0)
     one.train(5, 0)
     assert one.value == two.value == 55
+    assert one.store.updates == two.store.updates == 55
 
 
 def test_a_store_goes_on_where_its_rank_was(servers: Any) -> None:
