@@ -422,9 +422,7 @@ class Store(Rows):
             remote["client"] = _core.cluster_counts(self._handle)
             remote["servers"] = shards
         return {
-            "updates": shards[0]["updates"]
-            if shards
-            else self._core.updates(),
+            "updates": updates,
             "pending": pending,
             "updates_failed": failed,
             "held": self._core.held(True),
