@@ -47,7 +47,7 @@ class Sizes:
     """Everything that ``--quick`` makes smaller."""
 
     def __init__(self, quick: bool) -> None:
-        self.rows = 10_000 if quick else 500_000  # of each table
+        self.rows = 10_000 if quick else 100_000  # of each table
         self.batches = 4 if quick else 16
         self.rounds = 3 if quick else 15
         self.calls = 4 if quick else 16  # pulls and pushes of a round

@@ -56,8 +56,7 @@ def main() -> None:
         ],
     )
     model = DLRM(bags, data.dense_features, standardize=False)
-    # Its one buffer is a constant.
-    parallel = DistributedDataParallel(model, broadcast_buffers=False)
+    parallel = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=DENSE_LR, fused=True)
     steps = 0
     dist.barrier()
