@@ -105,9 +105,6 @@ static void over_sockets(void **state)
 {
     static float want[IDS * DIM], got[IDS * DIM];
     (void)state;
-#ifdef __SANITIZE_THREAD__
-    skip(); /* it knows nothing of gRPC's threads */
-#endif
     if (!rpc_available())
         skip();
     shard s[SHARDS];
