@@ -24,6 +24,13 @@ from tests.system import checkpoint_job as job
 from tests.system.processes import environment, marked, wait_until
 
 WORLD = 2
+# Otherwise ranks that are started again may find the addresses of those that
+# were (pytorch/pytorch issue 135712).
+SETTINGS = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+}
 
 
 def command(
@@ -42,7 +49,7 @@ def launch(
     """What each rank returned."""
     done = subprocess.run(
         command(folder, scenario, servers, root, restarts),
-        env=environment(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE"),
+        env=environment(**SETTINGS),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -135,7 +142,7 @@ def test_ranks_are_killed_while_they_save(
             pid.unlink()
         running = subprocess.Popen(
             command(tmp_path, "counting", where(2), root),
-            env=environment(mark, OMP_NUM_THREADS="1"),
+            env=environment(mark, **SETTINGS),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
