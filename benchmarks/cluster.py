@@ -47,7 +47,7 @@ class Sizes:
         self.steps = 8 if quick else 128
         self.rounds = 2 if quick else 7
         self.starts = 1 if quick else 5
-        self.memory_rows = 20_000 if quick else 400_000  # of each feature
+        self.memory_rows = 20_000 if quick else 1_000_000  # of each feature
         self.capacity = 100_000_000  # rows of each feature
 
 

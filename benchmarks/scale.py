@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = dict(sorted(names.items()))
     seconds: dict[int, list[float]] = {p: [] for p in names}
     making: dict[int, float] = {}
-    resident: dict[int, float] = {}
+    held: dict[int, int] = {}
     with Processes() as processes:
         trainer = processes.trainer()
         for parameters, rows in names.items():
@@ -101,7 +101,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                 optimizer="rowwise_adagrad",
                 data_type="bf16",
             )
-            before = server.resident()
             made = trainer.call(
                 "make_rows", loop=str(parameters), first=0, stop=rows
             )
@@ -109,7 +108,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             have = trainer.call("rows", loop=str(parameters))
             if have != rows * FEATURES:
                 raise RuntimeError(f"{have} rows in place of {parameters}")
-            resident[parameters] = (server.resident() - before) / have
+            held[parameters] = trainer.call(
+                "table_bytes", loop=str(parameters)
+            )
             trainer.call(
                 "draw",
                 loop=str(parameters),
@@ -139,13 +140,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             rate,
             "samples/s",
             rows=names[parameters] * FEATURES,
-            resident_bytes_a_row=round(resident[parameters], 1),
+            bytes_a_row=round(
+                held[parameters] / (names[parameters] * FEATURES), 1
+            ),
             made_m_rows_a_second=round(making[parameters], 2),
         )
     beyond = [
-        p
-        for p in rates
-        if p // DIM * resident[p] >= (0 if options.quick else 4 * cache)
+        p for p in rates if held[p] >= (0 if options.quick else 4 * cache)
     ]
     if not beyond:
         raise SystemExit("no size is beyond the caches")

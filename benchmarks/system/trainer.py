@@ -207,6 +207,11 @@ class Loop:
         tables: dict[str, Any] = self.store.stats()["tables"]
         return sum(t["rows"] for t in tables.values())
 
+    def table_bytes(self) -> int:
+        """Of rows and index, on all servers."""
+        tables: dict[str, Any] = self.store.stats()["tables"]
+        return sum(t["bytes"] for t in tables.values())
+
     def stats(self) -> dict[str, Any]:
         stats: dict[str, Any] = self.store.stats()
         return stats
