@@ -33,12 +33,14 @@ __all__ = ["Job", "Settings", "all_max", "all_sum", "resolve", "stream_id"]
 _DTYPES = ("fp32", "fp16", "bf16")
 _LOST = ("raise", "continue")
 _MESSAGE_LIMIT = 256 << 20  # bytes
-# Threads that take requests of the other ranks, and requests in hand at once.
+# Threads, at least, that take requests of the other ranks, and requests in
+# hand at once.
 _SERVER_THREADS = 2
 _SERVER_CALLS = 1024
 _POLL = 0.05  # seconds
 _FIRST_PAUSE = 5e-5
 _PATIENCE = 600.0  # seconds for other ranks to come
+_LAST_SECONDS = 5.0  # for updates of a process that ends with an exception
 
 
 # ---- the job ---------------------------------------------------------------
@@ -224,7 +226,7 @@ def stream_id(namespace: str, role: str, rank: int) -> int:
 # Streams of this process that are in use: several stores of one namespace
 # must not number their updates in one.
 _streams: set[tuple[str, int, int]] = set()
-_streams_lock = threading.Lock()
+_streams_lock = threading.RLock()  # taken by finalizers, too
 
 
 def _take_stream(namespace: str, rank: int) -> tuple[str, int, int]:
@@ -514,7 +516,7 @@ class Hosting:
         )
         port = self.server.start(
             address=f"{_bracketed(address)}:0",
-            threads=_SERVER_THREADS,
+            threads=max(threads, _SERVER_THREADS),
             calls=_SERVER_CALLS,
             message_limit=_MESSAGE_LIMIT,
             security=self.security.arguments(),
@@ -629,11 +631,14 @@ class _Keys:
 
 def _at_exit() -> None:
     """Updates that are under way are applied; and the other ranks may still
-    need the shard that is here. Unless this process failed."""
-    if os.getpid() != _pid or getattr(sys, "last_value", None) is not None:
+    need the shard that is here, unless this process failed."""
+    if os.getpid() != _pid:
         return
-    ends = [lambda c=c: c.core.flush(None) for c in _open if not c.closed]
-    for end in (*ends, *(hosting.close for hosting in _hosted)):
+    failed = getattr(sys, "last_value", None) is not None
+    limit = _LAST_SECONDS if failed else None
+    ends = [lambda c=c: c.core.flush(limit) for c in _open if not c.closed]
+    hosted = [] if failed else list(_hosted)
+    for end in (*ends, *(hosting.close for hosting in hosted)):
         try:
             end()
         except Exception as error:

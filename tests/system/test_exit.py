@@ -1,0 +1,55 @@
+"""A script that ends without close(): its updates are applied."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import persia
+from tests.remote import Servers
+from tests.system.processes import environment
+
+SCRIPT = """
+import sys, torch, persia
+store = persia.Store(persia.optim.SGD(lr=1.0))
+bags = persia.EmbeddingBagCollection(store=store, tables=[
+    persia.EmbeddingBagConfig("t", 4, feature_names=["f"], init=0.0)])
+for i in range(40):
+    (-bags({"f": torch.tensor([7])}).values().sum()).backward()
+print("ready", flush=True)
+END
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("", 0),
+        ("del store, bags", 0),
+        ("sys.exit(3)", 3),
+        ("raise ZeroDivisionError", 1),
+        ("store.close()", 0),
+    ],
+)
+def test_updates_are_applied_at_the_end(end: str, status: int) -> None:
+    servers = Servers(2)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.replace("END", end)],
+        env=environment(PERSIA_SERVERS=servers.text),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    store = persia.Store(persia.optim.SGD(lr=1.0), servers=servers.text)
+    store.add_table(
+        persia.EmbeddingBagConfig("t", 4, feature_names=["f"], init=0.0)
+    )
+    assert store.rows("t", [7]).tolist() == [[40.0] * 4]
+    assert torch.equal(store.ids("t"), torch.tensor([7]))
+    store.close()
+    servers.close()
