@@ -4,6 +4,7 @@ ranks or on servers: tests/system/checkpoint_job.py has what they do.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -43,19 +44,30 @@ def command(
     ]
 
 
+def end(mark: str) -> None:
+    """Ends what a test has left, if it failed."""
+    for pid in marked(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def launch(
     folder: Path, scenario: str, servers: str, root: Path, restarts: int = 0
 ) -> list[Any]:
     """What each rank returned."""
-    done = subprocess.run(
-        command(folder, scenario, servers, root, restarts),
-        env=environment(**SETTINGS),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    mark = f"{folder}/{scenario}"
+    try:
+        done = subprocess.run(
+            command(folder, scenario, servers, root, restarts),
+            env=environment(mark, **SETTINGS),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+    finally:
+        end(mark)
     assert done.returncode == 0, done.stdout
     return [torch.load(folder / f"{scenario}.{r}.pt") for r in range(WORLD)]
 
@@ -149,13 +161,17 @@ def test_ranks_are_killed_while_they_save(
         )
         victim = tmp_path / f"out.{rng.randrange(WORLD)}"
         before = text_of(latest)
-        wait_until(partial(text_of, victim))
-        wait_until(lambda: text_of(latest) != before)  # noqa: B023
-        time.sleep(rng.random() / 2)
-        os.kill(int(victim.read_text()), signal.SIGKILL)
-        # The others notice, and torchrun ends.
-        assert running.wait(60) != 0
-        wait_until(lambda: not marked(mark))
+        try:
+            wait_until(partial(text_of, victim))
+            wait_until(lambda: text_of(latest) != before)  # noqa: B023
+            time.sleep(rng.random() / 2)
+            os.kill(int(victim.read_text()), signal.SIGKILL)
+            # The others notice, and torchrun ends.
+            assert running.wait(60) != 0
+            wait_until(lambda: not marked(mark))
+        finally:
+            end(mark)
+            running.wait()
 
         store = persia.Store(persia.optim.SGD(lr=1.0))
         store.add_table(persia.EmbeddingBagConfig("t", 2, init=0.0))
