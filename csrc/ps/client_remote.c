@@ -116,10 +116,13 @@ int check_hello(const remote *r, const server *from,
 
 void server_learn(server *to, const wire_hello_reply *m)
 {
+    /* In the same life with the same rows acknowledgements may have come
+     * since it made this ledger. */
+    if (to->boot != m->boot || to->lineage != m->lineage)
+        to->acked = m->ledger;
     to->boot = m->boot;
     to->lineage = m->lineage;
     to->message_limit = m->message_limit;
-    to->acked = m->ledger;
 }
 
 /* How many updates it had acknowledged and has no more; its lock is held.
@@ -265,8 +268,9 @@ static void note_lost(remote *r, const server *to, uint64_t lost)
     pthread_mutex_unlock(&r->lock);
 }
 
-/* Hello, tables and membership; between greeting_begin() and its end. */
-static int greet(remote *r, server *to, uint64_t deadline)
+/* Hello, tables and membership; between greeting_begin() and its end.  *top:
+ * the largest number that the server has. */
+static int greet(remote *r, server *to, uint64_t deadline, uint64_t *top)
 {
     wire_memory memory;
     wire_hello_reply m;
@@ -302,6 +306,7 @@ static int greet(remote *r, server *to, uint64_t deadline)
         memcpy(to->numbers, numbers, PS_TABLES_MAX * sizeof *numbers);
         pthread_mutex_unlock(&to->lock);
         note_lost(r, to, lost);
+        *top = numbers_top(&m.ledger);
     }
     wire_memory_free(&memory);
     free(numbers);
@@ -341,12 +346,13 @@ void greeting_end(server *to)
 
 int remote_repair(remote *r, server *to, uint64_t boot, uint64_t deadline)
 {
+    uint64_t top;
     int rc = greeting_begin(to, 1);
     if (rc)
         return rc;
     wire_caller now = remote_caller(r, to);
     if (now.boot == boot) {
-        rc = greet(r, to, deadline);
+        rc = greet(r, to, deadline, &top);
         if (!rc)
             r->counts.reconnects++;
     }
@@ -356,18 +362,15 @@ int remote_repair(remote *r, server *to, uint64_t boot, uint64_t deadline)
 
 int remote_greet(remote *r, int restored)
 {
-    uint64_t deadline = remote_deadline(r), last = 0;
+    uint64_t deadline = remote_deadline(r), last = 0, top = 0;
     int rc = PERSIA_OK;
     for (uint32_t i = 0; i < r->servers_n && !rc; i++) {
         server *to = r->servers[i];
         rc = greeting_begin(to, 1);
         if (rc)
             break;
-        rc = greet(r, to, deadline);
+        rc = greet(r, to, deadline, &top);
         greeting_end(to);
-        pthread_mutex_lock(&to->lock);
-        uint64_t top = numbers_top(&to->acked);
-        pthread_mutex_unlock(&to->lock);
         last = top > last ? top : last;
     }
     if (rc)

@@ -12,6 +12,10 @@ typedef struct stream {
     uint64_t watermark;
     uint64_t skipped; /* numbers up to the watermark that were not applied */
     uint64_t used; /* when it was used last, in uses of the ledger */
+    int owned;     /* by client; displaced: the owner before, if any */
+    int applied;   /* an update of this owner's */
+    int has_displaced;
+    uint64_t client, displaced;
     /* Bit number % LEDGER_WINDOW: `number` was applied.  Only of numbers
      * within watermark + 1 .. watermark + LEDGER_WINDOW; the first is 0. */
     uint64_t window[WIRE_WINDOW_WORDS];
@@ -20,7 +24,7 @@ typedef struct stream {
 /* An update under way. */
 typedef struct flight {
     struct flight *next;
-    uint64_t stream, number;
+    uint64_t stream, number, client;
     ledger_waiter *first, **last;
 } flight;
 
@@ -246,15 +250,42 @@ static int add_locked(ledger *l, uint64_t name, stream **out)
     return PERSIA_OK;
 }
 
-int ledger_open(ledger *l, uint64_t name, wire_ledger *out)
+static int own(stream *s, uint64_t client, int *taken)
+{
+    *taken = s->owned && s->client != client;
+    if (*taken && s->applied && s->has_displaced && s->displaced == client)
+        return err_set(PERSIA_ECLOSED, "another process sends the updates of "
+                       "this rank now");
+    if (*taken) {
+        s->has_displaced = 1;
+        s->displaced = s->client;
+    }
+    if (*taken || !s->owned)
+        s->applied = 0;
+    s->owned = 1;
+    s->client = client;
+    return PERSIA_OK;
+}
+
+int ledger_open(ledger *l, uint64_t name, uint64_t client, int *taken,
+                wire_ledger *out)
 {
     int rc = PERSIA_OK;
+    *taken = 0;
     pthread_mutex_lock(&l->lock);
     stream *s = find_locked(l, name);
     if (!s)
         rc = add_locked(l, name, &s);
     if (!rc)
+        rc = own(s, client, taken);
+    if (!rc)
         export_stream(s, out);
+    for (const flight *f = l->flights; f && !rc; f = f->next) {
+        uint64_t bit = f->number - s->watermark - 1;
+        if (f->stream == name && f->client != client &&
+            f->number > s->watermark && bit < LEDGER_WINDOW)
+            out->window[bit / 64] |= (uint64_t)1 << (bit % 64);
+    }
     pthread_mutex_unlock(&l->lock);
     return rc;
 }
@@ -290,6 +321,10 @@ static enum ledger_state look_locked(ledger *l, const ledger_key *key,
 {
     enum ledger_state state = check_locked(l, key);
     flight *f = *flight_locked(l, key);
+    if (!f && (state == LEDGER_NEW || state == LEDGER_BEYOND)) {
+        const stream *s = find_locked(l, key->stream);
+        return s->owned && s->client != key->client ? LEDGER_TAKEN : state;
+    }
     if (!f || state != LEDGER_NEW)
         return state;
     if (waiter) {
@@ -320,7 +355,8 @@ int ledger_begin(ledger *l, const ledger_key *key, ledger_waiter *waiter,
     if (*state == LEDGER_NEW) {
         *f = (flight){.next = l->flights,
                       .stream = key->stream,
-                      .number = key->number};
+                      .number = key->number,
+                      .client = key->client};
         f->last = &f->first;
         l->flights = f;
         f = NULL;
@@ -346,6 +382,7 @@ void ledger_commit(ledger *l, const ledger_key *key)
     if (s) {
         settle(s, key->settled);
         mark(s, key->number);
+        s->applied |= s->client == key->client;
     }
     pthread_mutex_unlock(&l->lock);
 }

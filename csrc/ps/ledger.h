@@ -15,6 +15,12 @@
  * Streams are opened by name.  When there are too many, the one used longest
  * ago expires; updates of a stream that is not open are refused.
  *
+ * A stream belongs to the client that has opened it last.  What another one
+ * has sent and comes late (its process was killed) is not applied: the owner
+ * may have used its number.  A client that was displaced may open the stream
+ * again as long as the new owner has applied nothing: that one may have come
+ * to look at rows alone.
+ *
  * Any thread may call; one lock, held for microseconds.
  */
 #ifndef PERSIA_PS_LEDGER_H
@@ -29,9 +35,10 @@ enum {
 
 typedef struct ledger ledger;
 
-/* The name of an update; `settled` as in wire_push, below number. */
+/* The name of an update; `settled` as in wire_push, below number; who sends
+ * it. */
 typedef struct ledger_key {
-    uint64_t stream, number, settled;
+    uint64_t stream, number, settled, client;
 } ledger_key;
 
 /* A copy that waits: the first field of what its owner keeps. */
@@ -44,15 +51,19 @@ enum ledger_state {
     LEDGER_DONE,   /* applied, or settled, before */
     LEDGER_BUSY,   /* another copy is under way */
     LEDGER_BEYOND, /* of the window: send it again when others are through */
-    LEDGER_UNKNOWN /* the stream is not open */
+    LEDGER_UNKNOWN, /* the stream is not open */
+    LEDGER_TAKEN    /* by another client */
 };
 
 /* At most `streams` (>= 1) are open. */
 int ledger_create(uint32_t streams, ledger **out);
 void ledger_destroy(ledger *l);
 
-/* Opens a stream if it is not, and copies its entry. */
-int ledger_open(ledger *l, uint64_t stream, wire_ledger *out);
+/* Opens a stream for a client, and copies its entry; what others have under
+ * way counts as applied.  *taken: it was another client's before.
+ * PERSIA_ECLOSED when this client was displaced for good. */
+int ledger_open(ledger *l, uint64_t stream, uint64_t client, int *taken,
+                wire_ledger *out);
 
 /* In LEDGER_BUSY the waiter (NULL: none) is kept until ledger_end(). */
 enum ledger_state ledger_look(ledger *l, const ledger_key *key,

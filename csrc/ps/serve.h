@@ -144,6 +144,9 @@ void push_apply(ps_service *s, push_call **parts, uint32_t n);
 
 /* Counts one more that is parked; 0 if there are `most` already. */
 int wait_room(ps_service *s, uint32_t most);
+/* Opens the stream of a Hello; a part of a step that waits and is of another
+ * client in this stream is sent back. */
+int wait_open(ps_service *s, const wire_hello *m, wire_ledger *out);
 /* A part of a step: waits, or applies the step. */
 void wait_part(ps_service *s, push_call *c);
 /* Parks a pull: TAKEN; PERSIA_OK if it need not wait. */

@@ -335,7 +335,7 @@ static int handle_hello(ps_service *s, rpc_call *call, wire_memory *memory,
                               .message_limit = s->message_limit,
                               .tables_n = ps_tables(s->p)};
     memcpy(reply.name_space, s->name_space, sizeof reply.name_space);
-    if (m.stream && (rc = ledger_open(s->ledger, m.stream, &reply.ledger)))
+    if (m.stream && (rc = wait_open(s, &m, &reply.ledger)))
         return rc;
     rc = specs(s, (uint32_t)reply.tables_n, memory, &reply.tables);
     return rc ? rc : wire_put_hello_reply(&a->o, &reply);

@@ -46,6 +46,9 @@ void push_reply_state(ps_service *s, push_call *c, enum ledger_state state)
         push_reply_status(s, c, PUSH_DUPLICATE);
     else if (state == LEDGER_BEYOND)
         push_reply_status(s, c, PUSH_RETRY_LATER);
+    else if (state == LEDGER_TAKEN)
+        push_fail(s, c, PERSIA_ESTALE, "another client has opened the stream "
+                  "of this update since: say Hello with it again");
     else
         push_fail(s, c, PERSIA_ESTALE, "the stream of this update is not "
                   "open here, or has expired: say Hello with it and see what "
@@ -424,7 +427,8 @@ int handle_push(ps_service *s, rpc_call *call, wire_memory *memory,
         return rc;
     c->call = call;
     c->memory = *memory;
-    c->key = (ledger_key){c->m.stream, c->m.number, c->m.settled};
+    c->key = (ledger_key){c->m.stream, c->m.number, c->m.settled,
+                          c->m.caller.client};
     if (service_is_stale(s, &c->m.caller))
         push_reply_status(s, c, PUSH_STALE_LINEAGE);
     else if (c->m.step)

@@ -151,6 +151,31 @@ void wait_part(ps_service *s, push_call *c)
     }
 }
 
+int wait_open(ps_service *s, const wire_hello *m, wire_ledger *out)
+{
+    void **dropped = NULL;
+    uint32_t n = 0;
+    int taken;
+    pthread_mutex_lock(&s->wait_lock);
+    int rc = ledger_open(s->ledger, m->stream, m->caller.client, &taken, out);
+    for (uint32_t i = 0; i < s->sync.parts && taken && !rc && !dropped; i++) {
+        const push_call *c = s->sync.part[i];
+        if (c && c->key.stream == m->stream &&
+            c->key.client != m->caller.client)
+            dropped = sync_take_one(&s->sync, i, &n);
+    }
+    pthread_mutex_unlock(&s->wait_lock);
+    if (dropped)
+        fail_parts(s, dropped, n, PERSIA_EUNAVAILABLE, "another client has "
+                   "opened the stream of this part of a step");
+    if (rc == PERSIA_ECLOSED)
+        return err_set(rc, "another process sends the updates of rank %u of "
+                       "namespace '%s' now, those of this one are not applied "
+                       "any more; give every process a rank of its own",
+                       m->rank, m->name_space);
+    return rc;
+}
+
 void wait_applied(ps_service *s, uint64_t step)
 {
     pthread_mutex_lock(&s->wait_lock);

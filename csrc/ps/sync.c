@@ -101,8 +101,7 @@ void sync_failed(sync_steps *s)
     s->applying = 0;
 }
 
-/* The part of one rank. */
-static void **take_one(sync_steps *s, uint32_t rank, uint32_t *n)
+void **sync_take_one(sync_steps *s, uint32_t rank, uint32_t *n)
 {
     *n = 0;
     if (rank >= s->parts || !s->part[rank])
@@ -128,7 +127,7 @@ void **sync_move(sync_steps *s, uint32_t rank, uint32_t world, int joins,
     if (joins && s->pending &&
         (s->pending <= s->step || s->parts != world))
         return sync_take(s, 0, n);
-    return take_one(s, rank, n);
+    return sync_take_one(s, rank, n);
 }
 
 void sync_missing(const sync_steps *s, char *out, size_t room)

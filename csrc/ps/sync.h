@@ -47,6 +47,8 @@ void sync_failed(sync_steps *s);
  * part of that rank, or all parts if the step cannot be any more. */
 void **sync_move(sync_steps *s, uint32_t rank, uint32_t world, int joins,
                  uint64_t step, uint32_t *n);
+/* Takes the part of one rank of the pending step, as by sync_take(). */
+void **sync_take_one(sync_steps *s, uint32_t rank, uint32_t *n);
 /* "rank 3", "ranks 0, 1, 7 and 40 more": whose parts are missing. */
 void sync_missing(const sync_steps *s, char *out, size_t room);
 

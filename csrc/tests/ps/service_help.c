@@ -119,7 +119,8 @@ server server_start(uint32_t shard, uint32_t shards, const char *folder)
     if (ps_create(&config, &v.p) || service_create(v.p, &service, &v.s))
         fail_msg("%s", err_text());
     for (uint64_t i = 0; i < 8; i++) {
-        wire_hello m = {.version = WIRE_VERSION,
+        wire_hello m = {.caller = {.client = 1},
+                        .version = WIRE_VERSION,
                         .name_space = "test",
                         .stream = STREAM + i};
         wire_hello_reply reply;
@@ -240,7 +241,8 @@ int push_code(const server *v, const wire_push *m)
 
 wire_ledger ledger_of(const server *v, uint64_t stream)
 {
-    wire_hello m = {.version = WIRE_VERSION,
+    wire_hello m = {.caller = {.client = 1},
+                    .version = WIRE_VERSION,
                     .name_space = "test",
                     .stream = stream};
     wire_hello_reply reply;

@@ -317,6 +317,41 @@ static void a_new_process_counts_its_own_losses(void **state)
     cluster_free(&c);
 }
 
+/* A notebook that is taken for the rank itself. */
+static void who_looks_at_rows_disturbs_nobody(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *remote = open_one(&c, 2, 60 * SECOND, LOST_CONTINUE);
+    client_config config = cluster_config(&c);
+    uint32_t no = declare_counting(remote);
+    pthread_t threads[THREADS];
+    pusher pushers[THREADS];
+    for (uint64_t t = 0; t < THREADS; t++) {
+        pushers[t] = (pusher){remote, no, t, 0};
+        assert_int_equal(pthread_create(&threads[t], NULL, push_many,
+                                        &pushers[t]), 0);
+    }
+    for (int i = 0; i < 20; i++) {
+        ps_client *other = cluster_client(&c, &config);
+        float got[IDS];
+        read_counts(other, declare_counting(other), got);
+        client_destroy(other);
+    }
+    for (int t = 0; t < THREADS; t++) {
+        pthread_join(threads[t], NULL);
+        assert_int_equal(pushers[t].failed, 0);
+    }
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(ps_updates(c.nodes[i].p), THREADS * UPDATES);
+    assert_int_equal(counts_of(remote).lost, 0);
+    cluster_restart(&c, 1);
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    assert_int_equal(counts_of(remote).lost, THREADS * UPDATES);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
 static void training_may_go_on_without_them(void **state)
 {
     (void)state;
@@ -695,6 +730,7 @@ int main(void)
         cmocka_unit_test(a_stream_goes_on_in_a_new_process),
         cmocka_unit_test(lost_updates_are_counted_and_told),
         cmocka_unit_test(a_new_process_counts_its_own_losses),
+        cmocka_unit_test(who_looks_at_rows_disturbs_nobody),
         cmocka_unit_test(training_may_go_on_without_them),
         cmocka_unit_test(many_threads_while_servers_come_and_go),
         cmocka_unit_test(updates_of_before_a_restore_are_dropped),

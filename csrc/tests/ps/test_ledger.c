@@ -23,7 +23,9 @@ static ledger *make(uint32_t streams)
 static wire_ledger entry(ledger *l, uint64_t stream)
 {
     wire_ledger e;
-    assert_int_equal(ledger_open(l, stream, &e), PERSIA_OK);
+    int taken;
+    assert_int_equal(ledger_open(l, stream, 0, &taken, &e), PERSIA_OK);
+    assert_false(taken);
     assert_int_equal(e.stream, stream);
     return e;
 }
@@ -37,7 +39,7 @@ static int in_window(const wire_ledger *e, uint64_t number)
 
 static enum ledger_state begin(ledger *l, uint64_t stream, uint64_t number)
 {
-    ledger_key key = {stream, number, 0};
+    ledger_key key = {stream, number, 0, 0};
     enum ledger_state state;
     assert_int_equal(ledger_begin(l, &key, NULL, &state), PERSIA_OK);
     return state;
@@ -62,8 +64,8 @@ static void numbers_in_order(void **state)
     ledger *l = make(4);
     (void)entry(l, 7);
     for (uint64_t i = 1; i <= 3 * LEDGER_WINDOW; i++) {
-        assert_int_equal(apply(l, &(ledger_key){7, i, 0}), LEDGER_NEW);
-        assert_int_equal(apply(l, &(ledger_key){7, i, 0}), LEDGER_DONE);
+        assert_int_equal(apply(l, &(ledger_key){7, i, 0, 0}), LEDGER_NEW);
+        assert_int_equal(apply(l, &(ledger_key){7, i, 0, 0}), LEDGER_DONE);
     }
     wire_ledger e = entry(l, 7);
     assert_int_equal(e.watermark, 3 * LEDGER_WINDOW);
@@ -78,16 +80,16 @@ static void the_window_has_an_edge(void **state)
     (void)state;
     ledger *l = make(4);
     (void)entry(l, 7);
-    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW + 1, 0}),
+    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW + 1, 0, 0}),
                      LEDGER_BEYOND);
-    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW, 0}),
+    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW, 0, 0}),
                      LEDGER_NEW);
-    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW, 0}),
+    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW, 0, 0}),
                      LEDGER_DONE);
-    assert_int_equal(apply(l, &(ledger_key){7, UINT64_MAX, 0}),
+    assert_int_equal(apply(l, &(ledger_key){7, UINT64_MAX, 0, 0}),
                      LEDGER_BEYOND);
-    assert_int_equal(apply(l, &(ledger_key){7, 1, 0}), LEDGER_NEW);
-    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW + 1, 0}),
+    assert_int_equal(apply(l, &(ledger_key){7, 1, 0, 0}), LEDGER_NEW);
+    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW + 1, 0, 0}),
                      LEDGER_NEW);
     wire_ledger e = entry(l, 7);
     assert_int_equal(e.watermark, 1);
@@ -95,7 +97,7 @@ static void the_window_has_an_edge(void **state)
     assert_true(in_window(&e, LEDGER_WINDOW + 1));
     assert_false(in_window(&e, 2));
     for (uint64_t i = 2; i < LEDGER_WINDOW; i++)
-        assert_int_equal(apply(l, &(ledger_key){7, i, 0}), LEDGER_NEW);
+        assert_int_equal(apply(l, &(ledger_key){7, i, 0, 0}), LEDGER_NEW);
     assert_int_equal(entry(l, 7).watermark, LEDGER_WINDOW + 1);
     ledger_destroy(l);
 }
@@ -105,31 +107,31 @@ static void settled_numbers_leave_no_gap(void **state)
     (void)state;
     ledger *l = make(4);
     (void)entry(l, 7);
-    assert_int_equal(apply(l, &(ledger_key){7, 5, 0}), LEDGER_NEW);
-    assert_int_equal(apply(l, &(ledger_key){7, 6, 3}), LEDGER_NEW);
+    assert_int_equal(apply(l, &(ledger_key){7, 5, 0, 0}), LEDGER_NEW);
+    assert_int_equal(apply(l, &(ledger_key){7, 6, 3, 0}), LEDGER_NEW);
     wire_ledger e = entry(l, 7);
     assert_int_equal(e.watermark, 3);
     assert_int_equal(e.skipped, 3);
     assert_true(in_window(&e, 5) && in_window(&e, 6));
-    assert_int_equal(apply(l, &(ledger_key){7, 2, 0}), LEDGER_DONE);
-    assert_int_equal(apply(l, &(ledger_key){7, 7, 4}), LEDGER_NEW);
+    assert_int_equal(apply(l, &(ledger_key){7, 2, 0, 0}), LEDGER_DONE);
+    assert_int_equal(apply(l, &(ledger_key){7, 7, 4, 0}), LEDGER_NEW);
     assert_int_equal(entry(l, 7).watermark, 7);
     assert_int_equal(entry(l, 7).skipped, 4);
-    assert_int_equal(apply(l, &(ledger_key){7, 9, 0}), LEDGER_NEW);
+    assert_int_equal(apply(l, &(ledger_key){7, 9, 0, 0}), LEDGER_NEW);
     /* far beyond the window, as after a server that lost its updates */
-    ledger_key far = {7, 1000001, 1000000};
-    assert_int_equal(apply(l, &(ledger_key){7, 1000001, 0}), LEDGER_BEYOND);
-    assert_int_equal(apply(l, &(ledger_key){7, 1000001, 900000}),
+    ledger_key far = {7, 1000001, 1000000, 0};
+    assert_int_equal(apply(l, &(ledger_key){7, 1000001, 0, 0}), LEDGER_BEYOND);
+    assert_int_equal(apply(l, &(ledger_key){7, 1000001, 900000, 0}),
                      LEDGER_BEYOND);
     assert_int_equal(apply(l, &far), LEDGER_NEW);
     assert_int_equal(entry(l, 7).watermark, 1000001);
     /* but 5, 6, 7, 9 and itself */
     assert_int_equal(entry(l, 7).skipped, 1000001 - 5);
     /* settled while it is under way, and applied after all */
-    ledger_key late = {7, 1000002, 1000001};
+    ledger_key late = {7, 1000002, 1000001, 0};
     enum ledger_state s;
     assert_int_equal(ledger_begin(l, &late, NULL, &s), PERSIA_OK);
-    assert_int_equal(apply(l, &(ledger_key){7, 1000003, 1000002}),
+    assert_int_equal(apply(l, &(ledger_key){7, 1000003, 1000002, 0}),
                      LEDGER_NEW);
     assert_int_equal(entry(l, 7).skipped, 1000001 - 4);
     ledger_commit(l, &late);
@@ -137,7 +139,7 @@ static void settled_numbers_leave_no_gap(void **state)
     assert_int_equal(entry(l, 7).watermark, 1000003);
     assert_int_equal(entry(l, 7).skipped, 1000001 - 5);
     /* a number that is not applied does not settle anything */
-    ledger_key not_applied = {7, 1000100, 1000099};
+    ledger_key not_applied = {7, 1000100, 1000099, 0};
     assert_int_equal(ledger_begin(l, &not_applied, NULL, &s), PERSIA_OK);
     assert_null(ledger_end(l, &not_applied));
     assert_int_equal(entry(l, 7).watermark, 1000003);
@@ -167,7 +169,7 @@ static void random_numbers_against_a_set(void **state)
                 number = low[s] + 1;
             if (number >= N)
                 continue;
-            ledger_key key = {s + 1, number, 0};
+            ledger_key key = {s + 1, number, 0, 0};
             enum ledger_state want = number <= low[s] || mine[number]
                                          ? LEDGER_DONE
                                      : number - low[s] > LEDGER_WINDOW
@@ -199,6 +201,60 @@ static void random_numbers_against_a_set(void **state)
     }
 }
 
+static enum ledger_state apply_of(ledger *l, uint64_t client, uint64_t number)
+{
+    return apply(l, &(ledger_key){7, number, 0, client});
+}
+
+static int open_of(ledger *l, uint64_t client, wire_ledger *e)
+{
+    int taken;
+    int rc = ledger_open(l, 7, client, &taken, e);
+    return rc ? -rc : taken;
+}
+
+/* Updates of a process that was killed do not take the numbers of the next
+ * one; who only looks displaces nobody. */
+static void a_stream_has_one_owner(void **state)
+{
+    (void)state;
+    enum { OLD = 1, NEXT, THIRD, LOOKS };
+    ledger *l = make(4);
+    ledger_key late = {7, 2, 0, OLD};
+    enum ledger_state s;
+    wire_ledger e;
+    assert_int_equal(apply_of(l, OLD, 1), LEDGER_UNKNOWN);
+    assert_int_equal(open_of(l, OLD, &e), 0);
+    assert_int_equal(apply_of(l, OLD, 1), LEDGER_NEW);
+    /* one is under way: it counts for the next owner, and is applied */
+    assert_int_equal(ledger_begin(l, &late, NULL, &s), PERSIA_OK);
+    assert_int_equal(open_of(l, OLD, &e), 0);
+    assert_false(in_window(&e, 2));
+    assert_int_equal(open_of(l, NEXT, &e), 1);
+    assert_int_equal(e.watermark, 1);
+    assert_true(in_window(&e, 2));
+    assert_int_equal(ledger_check(l, &late), LEDGER_NEW);
+    ledger_commit(l, &late);
+    assert_null(ledger_end(l, &late));
+    /* the others come too late */
+    assert_int_equal(apply_of(l, OLD, 2), LEDGER_DONE);
+    assert_int_equal(apply_of(l, OLD, 3), LEDGER_TAKEN);
+    assert_int_equal(apply_of(l, OLD, 2 * LEDGER_WINDOW), LEDGER_TAKEN);
+    assert_int_equal(apply_of(l, NEXT, 3), LEDGER_NEW);
+    assert_int_equal(open_of(l, OLD, &e), -PERSIA_ECLOSED);
+    assert_int_equal(open_of(l, NEXT, &e), 0);
+    assert_int_equal(open_of(l, LOOKS, &e), 1);
+    assert_int_equal(apply_of(l, NEXT, 4), LEDGER_TAKEN);
+    assert_int_equal(open_of(l, NEXT, &e), 1);
+    assert_int_equal(apply_of(l, NEXT, 4), LEDGER_NEW);
+    assert_int_equal(open_of(l, LOOKS, &e), -PERSIA_ECLOSED);
+    assert_int_equal(open_of(l, THIRD, &e), 1);
+    assert_int_equal(e.watermark, 4);
+    assert_int_equal(apply_of(l, THIRD, 5), LEDGER_NEW);
+    assert_int_equal(apply_of(l, NEXT, 6), LEDGER_TAKEN);
+    ledger_destroy(l);
+}
+
 typedef struct copy {
     ledger_waiter waiter;
     int no;
@@ -208,7 +264,7 @@ static void copies_wait_for_the_first(void **state)
 {
     (void)state;
     ledger *l = make(4);
-    ledger_key key = {7, 1, 0};
+    ledger_key key = {7, 1, 0, 0};
     copy a = {.no = 1}, b = {.no = 2};
     enum ledger_state s;
     (void)entry(l, 7);
@@ -226,9 +282,9 @@ static void copies_wait_for_the_first(void **state)
     assert_null(b.waiter.next);
     /* one that failed may come again */
     assert_int_equal(begin(l, 7, 2), LEDGER_NEW);
-    assert_null(ledger_end(l, &(ledger_key){7, 2, 0}));
+    assert_null(ledger_end(l, &(ledger_key){7, 2, 0, 0}));
     assert_int_equal(begin(l, 7, 2), LEDGER_NEW);
-    assert_null(ledger_end(l, &(ledger_key){7, 2, 0}));
+    assert_null(ledger_end(l, &(ledger_key){7, 2, 0, 0}));
     ledger_destroy(l);
 }
 
@@ -239,26 +295,27 @@ static void streams_expire_the_oldest_first(void **state)
     assert_int_equal(begin(l, 1, 1), LEDGER_UNKNOWN);
     for (uint64_t s = 1; s <= 3; s++) {
         (void)entry(l, s);
-        assert_int_equal(apply(l, &(ledger_key){s, 1, 0}), LEDGER_NEW);
+        assert_int_equal(apply(l, &(ledger_key){s, 1, 0, 0}), LEDGER_NEW);
     }
-    assert_int_equal(apply(l, &(ledger_key){1, 1, 0}), LEDGER_DONE);
+    assert_int_equal(apply(l, &(ledger_key){1, 1, 0, 0}), LEDGER_DONE);
     (void)entry(l, 4);
     assert_int_equal(begin(l, 2, 2), LEDGER_UNKNOWN);
-    assert_int_equal(apply(l, &(ledger_key){1, 1, 0}), LEDGER_DONE);
+    assert_int_equal(apply(l, &(ledger_key){1, 1, 0, 0}), LEDGER_DONE);
     /* one with an update under way stays, though it is the oldest */
     assert_int_equal(begin(l, 3, 2), LEDGER_NEW);
-    assert_int_equal(apply(l, &(ledger_key){1, 2, 0}), LEDGER_NEW);
+    assert_int_equal(apply(l, &(ledger_key){1, 2, 0, 0}), LEDGER_NEW);
     (void)entry(l, 4);
     (void)entry(l, 5);
-    ledger_commit(l, &(ledger_key){3, 2, 0});
-    assert_null(ledger_end(l, &(ledger_key){3, 2, 0}));
+    ledger_commit(l, &(ledger_key){3, 2, 0, 0});
+    assert_null(ledger_end(l, &(ledger_key){3, 2, 0, 0}));
     assert_int_equal(entry(l, 3).watermark, 2);
     assert_int_equal(begin(l, 1, 3), LEDGER_UNKNOWN);
     assert_int_equal(begin(l, 4, 1), LEDGER_NEW);
     assert_int_equal(begin(l, 5, 1), LEDGER_NEW);
     assert_int_equal(begin(l, 3, 3), LEDGER_NEW);
     wire_ledger e;
-    assert_int_equal(ledger_open(l, 6, &e), PERSIA_ELIMIT);
+    int taken;
+    assert_int_equal(ledger_open(l, 6, 0, &taken, &e), PERSIA_ELIMIT);
     ledger_destroy(l);
 }
 
@@ -270,7 +327,7 @@ static void many_streams(void **state)
     for (uint64_t s = 1; s <= N; s++) {
         (void)entry(l, s * 0x1000000000);
         for (uint64_t i = 1; i <= s % 5; i++)
-            (void)apply(l, &(ledger_key){s * 0x1000000000, i, 0});
+            (void)apply(l, &(ledger_key){s * 0x1000000000, i, 0, 0});
     }
     wire_ledger *all;
     size_t n;
@@ -305,7 +362,7 @@ static void *run_race(void *arg)
     race *r = arg;
     rng g = {(uint64_t)atomic_fetch_add(&r->seed, 1) * 1000000};
     for (uint64_t i = 1; i <= RACE;) {
-        ledger_key key = {1, i, 0};
+        ledger_key key = {1, i, 0, 0};
         enum ledger_state state;
         if (ledger_begin(r->l, &key, NULL, &state))
             return arg;
@@ -354,6 +411,7 @@ int main(void)
         cmocka_unit_test(the_window_has_an_edge),
         cmocka_unit_test(settled_numbers_leave_no_gap),
         cmocka_unit_test(random_numbers_against_a_set),
+        cmocka_unit_test(a_stream_has_one_owner),
         cmocka_unit_test(copies_wait_for_the_first),
         cmocka_unit_test(streams_expire_the_oldest_first),
         cmocka_unit_test(many_streams),

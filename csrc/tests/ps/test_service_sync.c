@@ -178,6 +178,36 @@ static void ranks_come_and_go(void **state)
     job_stop(j);
 }
 
+/* Rank 0 was killed and is there again. */
+static void parts_of_a_process_before_are_not_applied(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    pending *a = send_part(j, 0, 1, LONG), *b = send_part(j, 1, 1, LONG);
+    wire_hello hello = {.caller = {.client = 2}, .version = WIRE_VERSION,
+                        .name_space = "test", .stream = STREAM};
+    result r = CALL(&j->v, HELLO, hello, &hello);
+    assert_int_equal(r.code, PERSIA_OK);
+    result_free(&r);
+    expect_error(a, PERSIA_EUNAVAILABLE, "another client");
+    wire_push m = part_of(j, 0, 1);
+    assert_int_equal(push_code(&j->v, &m), PERSIA_ESTALE);
+    pending *c = send_part(j, 2, 1, LONG);
+    assert_false(call_done(b) || call_done(c));
+    m.caller.client = 2;
+    assert_int_equal(push(&j->v, &m).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(b).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(c).status, PUSH_APPLIED);
+    assert_true(value(j) == RANKS);
+    /* the one before does not come back */
+    hello.caller.client = 1;
+    hello.rank = 0;
+    wire_out o = ENCODED(hello, &hello);
+    expect_error(call_start(&j->v, WIRE_HELLO, &o, LONG), PERSIA_ECLOSED,
+                 "the updates of rank 0 of namespace 'test'");
+    job_stop(j);
+}
+
 static void one_rank_alone(void **state)
 {
     (void)state;
@@ -335,6 +365,7 @@ int main(void)
         cmocka_unit_test(who_is_missing_is_named),
         cmocka_unit_test(one_bad_part_fails_the_step),
         cmocka_unit_test(ranks_come_and_go),
+        cmocka_unit_test(parts_of_a_process_before_are_not_applied),
         cmocka_unit_test(one_rank_alone),
         cmocka_unit_test(pulls_wait_for_a_step),
         cmocka_unit_test(what_waits_is_bounded_and_closed),
