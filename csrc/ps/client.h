@@ -136,7 +136,8 @@ typedef struct client_counts {
     uint64_t ids, distinct;      /* pulled */
     uint64_t bytes_out, bytes_in;
     uint64_t retries, duplicates, reconnects;
-    uint64_t lost;  /* updates that servers had acknowledged */
+    uint64_t lost;  /* updates that servers had acknowledged, or that only
+                       some of them have of an earlier life of the rank */
     uint64_t stale; /* updates of before a restore, dropped by shards */
 } client_counts;
 PERSIA_API void client_get_counts(const ps_client *c, client_counts *out);

@@ -329,6 +329,9 @@ static int accept_push(void *ctx, request *q)
         /* Made with rows that are there no longer: dropped. */
         r->counts.stale++;
         return remote_repair(r, q->to, q->caller.boot, p->deadline);
+    case PUSH_LOST:
+        remote_note_lost(r, q->to, 1);
+        return PERSIA_OK;
     case PUSH_DUPLICATE:
         r->counts.duplicates++;
         break;
@@ -519,6 +522,7 @@ static int begin(pushing *p, const client_update *update)
     }
     p->k->number = p->update.number;
     p->k->ended = push_ended;
+    p->r->counts.lost += atomic_exchange(&p->r->missing, 0);
     return PERSIA_OK;
 }
 

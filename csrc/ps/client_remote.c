@@ -253,8 +253,7 @@ static int join_again(remote *r, server *to, wire_caller who,
     return rc;
 }
 
-/* Updates that a restarted server does not have. */
-static void note_lost(remote *r, const server *to, uint64_t lost)
+void remote_note_lost(remote *r, const server *to, uint64_t lost)
 {
     r->counts.lost += lost;
     if (lost == 0 || r->policy != LOST_RAISE)
@@ -305,7 +304,7 @@ static int greet(remote *r, server *to, uint64_t deadline, uint64_t *top)
         server_learn(to, &m);
         memcpy(to->numbers, numbers, PS_TABLES_MAX * sizeof *numbers);
         pthread_mutex_unlock(&to->lock);
-        note_lost(r, to, lost);
+        remote_note_lost(r, to, lost);
         *top = numbers_top(&m.ledger);
     }
     wire_memory_free(&memory);
@@ -383,6 +382,15 @@ int remote_greet(remote *r, int restored)
 
 void remote_set_last(remote *r, uint64_t number)
 {
+    const wire_ledger all = {.watermark = number};
+    uint64_t missing = 0;
+    for (uint32_t i = 0; i < r->servers_n; i++) {
+        server *to = r->servers[i];
+        pthread_mutex_lock(&to->lock);
+        missing += numbers_missing(&all, &to->acked);
+        pthread_mutex_unlock(&to->lock);
+    }
+    atomic_store(&r->missing, missing);
     pthread_mutex_lock(&r->lock);
     r->last_number = r->next_number = number;
     r->settled = (wire_ledger){.stream = r->stream, .watermark = number};

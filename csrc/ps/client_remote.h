@@ -140,6 +140,9 @@ typedef struct remote {
     call *calls;               /* free */
 
     _Atomic(uint64_t) updates; /* of shard 0 */
+    /* Updates of an earlier life of the rank that servers do not have; the
+     * next update passes over them, then they count as lost. */
+    _Atomic(uint64_t) missing;
     struct {
         _Atomic(uint64_t) pulls, pushes, ids, distinct, bytes_out, bytes_in,
             retries, duplicates, reconnects, lost, stale;
@@ -153,6 +156,8 @@ wire_caller remote_caller(const remote *r, server *to);
 int remote_repair(remote *r, server *to, uint64_t boot, uint64_t deadline);
 /* The server's number of a table. */
 uint32_t server_table(server *to, uint32_t no);
+/* Counts updates that a restarted server does not have. */
+void remote_note_lost(remote *r, const server *to, uint64_t lost);
 /* PERSIA_ELOST once, if updates were lost and the policy is to raise. */
 int remote_tell_lost(remote *r);
 /* PERSIA_EPROTOCOL, naming the server. */

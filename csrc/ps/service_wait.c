@@ -51,6 +51,8 @@ static void fail_parts(ps_service *s, void **parts, uint32_t n, int code,
         atomic_fetch_sub(&s->parked_n, 1);
         if (code == PERSIA_ESTALE)
             push_reply_status(s, parts[i], PUSH_STALE_LINEAGE);
+        else if (code == PERSIA_ELOST)
+            push_reply_status(s, parts[i], PUSH_LOST);
         else
             push_fail(s, parts[i], code, text);
     }
@@ -107,7 +109,7 @@ void wait_part(ps_service *s, push_call *c)
 {
     void *replaced = NULL, **whole = NULL;
     uint32_t n = 0;
-    int stale = 0, rc = PERSIA_OK, whole_rc = PERSIA_OK;
+    int stale = 0, missed = 0, rc = PERSIA_OK, whole_rc = PERSIA_OK;
 
     if (!wait_room(s, PARTS_MAX)) {
         push_fail(s, c, PERSIA_ELIMIT, "too many requests wait");
@@ -119,10 +121,12 @@ void wait_part(ps_service *s, push_call *c)
         rc = err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
     else if (state == LEDGER_NEW && service_is_stale(s, &c->m.caller))
         stale = 1; /* a restore drops what was added before */
+    else if (state == LEDGER_NEW && c->m.step <= s->sync.missed)
+        missed = 1;
     else if (state == LEDGER_NEW)
         rc = sync_add(&s->sync, c->m.step, c->m.part, c->m.parts, c,
                       &replaced);
-    if (state == LEDGER_NEW && !rc && !stale) {
+    if (state == LEDGER_NEW && !rc && !stale && !missed) {
         wake_locked(s, c->call->deadline);
         whole = take_whole_locked(s, &n, &whole_rc);
     }
@@ -130,10 +134,12 @@ void wait_part(ps_service *s, push_call *c)
 
     if (state == LEDGER_BUSY)
         return;
-    if (state != LEDGER_NEW || rc || stale) {
+    if (state != LEDGER_NEW || rc || stale || missed) {
         atomic_fetch_sub(&s->parked_n, 1);
         if (stale)
             push_reply_status(s, c, PUSH_STALE_LINEAGE);
+        else if (missed)
+            push_reply_status(s, c, PUSH_LOST);
         else if (rc)
             push_fail(s, c, rc, err_text());
         else
@@ -194,6 +200,7 @@ void wait_set_step(ps_service *s, uint64_t step)
 {
     pthread_mutex_lock(&s->wait_lock);
     s->sync.step = step;
+    s->sync.missed = 0;
     pthread_mutex_unlock(&s->wait_lock);
 }
 
@@ -213,8 +220,11 @@ int handle_leave(ps_service *s, rpc_call *call, wire_memory *memory,
     pthread_mutex_lock(&s->wait_lock);
     void **dropped = sync_move(&s->sync, m.rank, m.world, (int)m.joins,
                                m.step, &n);
+    int missed = n && ((push_call *)dropped[0])->m.step <= s->sync.missed;
     pthread_mutex_unlock(&s->wait_lock);
-    if (dropped) {
+    if (missed) {
+        fail_parts(s, dropped, n, PERSIA_ELOST, "");
+    } else if (dropped) {
         char text[128];
         snprintf(text, sizeof text, "rank %u %s the steps of the job before "
                  "this step was whole", m.rank,

@@ -123,7 +123,7 @@ void **sync_move(sync_steps *s, uint32_t rank, uint32_t world, int joins,
 {
     s->left[rank] = !joins;
     if (joins && step > s->step)
-        s->step = step;
+        s->step = s->missed = step;
     if (joins && s->pending &&
         (s->pending <= s->step || s->parts != world))
         return sync_take(s, 0, n);

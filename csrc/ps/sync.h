@@ -1,8 +1,9 @@
 /* sync.h: the parts of one step, which wait for each other (private to ps).
  *
  * A step of a synchronous job is one update whose parts come from its ranks.
- * Steps are numbered for the whole job; a shard may miss some (it was down),
- * never go back.  All ranks take part but those that said that they leave.
+ * Steps are numbered for the whole job; a shard may miss some (it was killed
+ * and came back from a snapshot), never go back.  All ranks take part but
+ * those that said that they leave.
  *
  * A part is whatever its owner makes of it: here it is a pointer.  Not
  * locked: the owner's lock is held around every call.
@@ -16,6 +17,8 @@ enum { SYNC_RANKS = 4096 };
 
 typedef struct sync_steps {
     uint64_t step;     /* applied last */
+    uint64_t missed;   /* the last one that was applied elsewhere, or here in
+                          an earlier life, as a rank has told */
     uint64_t applying; /* was taken to be applied; 0: none */
     uint64_t pending;  /* is being collected; 0: none */
     uint32_t parts;    /* of the pending step */
@@ -44,7 +47,8 @@ void sync_failed(sync_steps *s);
 
 /* A rank of `world` joins (its first step comes after `step`) or leaves.
  * What of the pending step is void then is handed out as by sync_take(): the
- * part of that rank, or all parts if the step cannot be any more. */
+ * part of that rank, or all parts if the step cannot be any more (it was
+ * missed, if it is not behind `missed`). */
 void **sync_move(sync_steps *s, uint32_t rank, uint32_t world, int joins,
                  uint64_t step, uint32_t *n);
 /* Takes the part of one rank of the pending step, as by sync_take(). */

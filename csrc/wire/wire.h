@@ -202,6 +202,7 @@ enum wire_push_status {
     PUSH_DUPLICATE,     /* applied before; nothing changed */
     PUSH_STALE_LINEAGE, /* other rows were restored meanwhile */
     PUSH_RETRY_LATER,   /* beyond the ledger's window */
+    PUSH_LOST,          /* the step was applied before the server started */
     PUSH_STATUSES
 };
 typedef struct wire_push_reply {

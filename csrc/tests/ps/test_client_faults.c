@@ -11,85 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cluster.h"
-
-enum { IDS = 64, DIM = 2 };
-#define SECOND ((uint64_t)1000000000)
-
-/* ---- a store whose rows count ---- */
-
-/* Rows begin with 0; an update adds 1 to those it names. */
-static uint32_t declare_counting(ps_client *c)
-{
-    table_config t;
-    uint32_t no;
-    int created;
-    table_config_init(&t);
-    snprintf(t.name, sizeof t.name, "counts");
-    t.dim = DIM;
-    t.optimizer = OPTIM_SGD;
-    t.init = INIT_CONSTANT;
-    t.init_a = 0;
-    int rc = client_declare(c, &t, &no, &created);
-    if (rc)
-        fail_msg("%s", err_text());
-    return no;
-}
-
-static int add_one(ps_client *c, const client_update *name, uint32_t no,
-                   uint64_t first, size_t n)
-{
-    uint64_t ids[IDS];
-    float grad[IDS * DIM];
-    for (size_t i = 0; i < n; i++)
-        ids[i] = first + i;
-    for (size_t i = 0; i < IDS * DIM; i++)
-        grad[i] = -1;
-    push_part part = {.n = n, .ids = ids, .grad = grad, .stride = DIM,
-                      .bags = n};
-    optim_args sgd = {.kind = OPTIM_SGD, .lr = 1, .step = 1,
-                      .grad_scale = 1};
-    push_job job = {.parts = &part, .parts_n = 1, .optim = &sgd};
-    return client_push(c, name, &no, &job, 1);
-}
-
-static void read_counts(ps_client *c, uint32_t no, float *out)
-{
-    uint64_t ids[IDS];
-    static float rows[IDS * DIM];
-    for (uint64_t i = 0; i < IDS; i++)
-        ids[i] = i;
-    pull_job pull = {.n = IDS, .ids = ids, .out = rows, .stride = DIM};
-    int rc = client_pull(c, &no, &pull, 1);
-    if (rc)
-        fail_msg("%s", err_text());
-    for (size_t i = 0; i < IDS; i++) {
-        assert_true(rows[i * DIM] == rows[i * DIM + 1]);
-        out[i] = rows[i * DIM];
-    }
-}
-
-static int shard_of(uint64_t id, uint32_t shards)
-{
-    return (int)hash_shard(id_hash(id), shards);
-}
-
-static ps_client *open_one(cluster *c, uint32_t shards, uint64_t timeout_ns,
-                           enum client_lost lost)
-{
-    cluster_make(c, shards);
-    client_config config = cluster_config(c);
-    config.timeout_ns = timeout_ns;
-    config.lost = lost;
-    return cluster_client(c, &config);
-}
-
-static client_counts counts_of(const ps_client *c)
-{
-    client_counts n;
-    client_get_counts(c, &n);
-    return n;
-}
+#include "counting.h"
 
 /* ---- numbers ---- */
 
@@ -149,24 +71,6 @@ static void numbers_are_a_set(void **state)
 
 /* ---- exactly once ---- */
 
-enum { THREADS = 4, UPDATES = 60 };
-
-typedef struct pusher {
-    ps_client *c;
-    uint32_t no;
-    uint64_t first;
-    int failed;
-} pusher;
-
-static void *push_many(void *arg)
-{
-    pusher *p = arg;
-    for (uint64_t i = 0; i < UPDATES; i++)
-        if (add_one(p->c, NULL, p->no, (p->first + i) % 8, IDS / 2))
-            p->failed++;
-    return NULL;
-}
-
 static void what_is_lost_on_the_way_is_applied_once(void **state)
 {
     (void)state;
@@ -176,20 +80,13 @@ static void what_is_lost_on_the_way_is_applied_once(void **state)
     float want[IDS] = {0}, got[IDS];
     for (uint32_t i = 0; i < 3; i++)
         c.nodes[i].lose = 100;
-    pthread_t threads[THREADS];
     pusher pushers[THREADS];
-    for (uint64_t t = 0; t < THREADS; t++) {
-        pushers[t] = (pusher){remote, no, t, 0};
-        assert_int_equal(pthread_create(&threads[t], NULL, push_many,
-                                        &pushers[t]), 0);
+    pushers_start(remote, no, pushers);
+    for (uint64_t t = 0; t < THREADS; t++)
         for (uint64_t i = 0; i < UPDATES; i++)
             for (uint64_t k = 0; k < IDS / 2; k++)
                 want[(t + i) % 8 + k]++;
-    }
-    for (int t = 0; t < THREADS; t++) {
-        pthread_join(threads[t], NULL);
-        assert_int_equal(pushers[t].failed, 0);
-    }
+    pushers_join(pushers);
     read_counts(remote, no, got);
     assert_memory_equal(want, got, sizeof want);
     client_counts n = counts_of(remote);
@@ -255,171 +152,7 @@ static void a_stream_goes_on_in_a_new_process(void **state)
     cluster_free(&c);
 }
 
-/* ---- a server that comes back without its rows ---- */
-
-static void lost_updates_are_counted_and_told(void **state)
-{
-    (void)state;
-    cluster c;
-    float got[IDS];
-    ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_RAISE);
-    uint32_t no = declare_counting(remote);
-    for (int i = 0; i < 7; i++)
-        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
-    cluster_restart(&c, 1);
-    /* Applied everywhere, and told once. */
-    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_ELOST);
-    assert_non_null(strstr(err_text(), "ps1:8888"));
-    assert_non_null(strstr(err_text(), "7 updates"));
-    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
-    read_counts(remote, no, got);
-    for (uint64_t i = 0; i < IDS; i++)
-        assert_true(got[i] == (shard_of(i, 2) ? 2 : 9));
-    assert_int_equal(counts_of(remote).lost, 7);
-    assert_int_equal(counts_of(remote).reconnects, 1);
-    cluster_restart(&c, 0);
-    uint64_t id = 0;
-    float row[DIM];
-    while (shard_of(id, 2))
-        id++;
-    pull_job pull = {.n = 1, .ids = &id, .out = row, .stride = DIM};
-    assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_ELOST);
-    assert_non_null(strstr(err_text(), "9 updates"));
-    assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_OK);
-    assert_true(row[0] == 0);
-    client_destroy(remote);
-    cluster_free(&c);
-}
-
-/* What an earlier process of the rank has counted. */
-static void a_new_process_counts_its_own_losses(void **state)
-{
-    (void)state;
-    cluster c;
-    ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_CONTINUE);
-    uint32_t no = declare_counting(remote);
-    for (int i = 0; i < 7; i++)
-        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
-    cluster_restart(&c, 1);
-    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
-    assert_int_equal(counts_of(remote).lost, 7);
-    client_destroy(remote);
-    client_config config = cluster_config(&c);
-    config.incarnation = 1;
-    config.lost = LOST_CONTINUE;
-    remote = cluster_client(&c, &config);
-    no = declare_counting(remote);
-    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
-    cluster_restart(&c, 1); /* it had the last two of nine */
-    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
-    assert_int_equal(counts_of(remote).lost, 2);
-    client_destroy(remote);
-    cluster_free(&c);
-}
-
-/* A notebook that is taken for the rank itself. */
-static void who_looks_at_rows_disturbs_nobody(void **state)
-{
-    (void)state;
-    cluster c;
-    ps_client *remote = open_one(&c, 2, 60 * SECOND, LOST_CONTINUE);
-    client_config config = cluster_config(&c);
-    uint32_t no = declare_counting(remote);
-    pthread_t threads[THREADS];
-    pusher pushers[THREADS];
-    for (uint64_t t = 0; t < THREADS; t++) {
-        pushers[t] = (pusher){remote, no, t, 0};
-        assert_int_equal(pthread_create(&threads[t], NULL, push_many,
-                                        &pushers[t]), 0);
-    }
-    for (int i = 0; i < 20; i++) {
-        ps_client *other = cluster_client(&c, &config);
-        float got[IDS];
-        read_counts(other, declare_counting(other), got);
-        client_destroy(other);
-    }
-    for (int t = 0; t < THREADS; t++) {
-        pthread_join(threads[t], NULL);
-        assert_int_equal(pushers[t].failed, 0);
-    }
-    for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(ps_updates(c.nodes[i].p), THREADS * UPDATES);
-    assert_int_equal(counts_of(remote).lost, 0);
-    cluster_restart(&c, 1);
-    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
-    assert_int_equal(counts_of(remote).lost, THREADS * UPDATES);
-    client_destroy(remote);
-    cluster_free(&c);
-}
-
-static void training_may_go_on_without_them(void **state)
-{
-    (void)state;
-    cluster c;
-    float got[IDS];
-    ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_CONTINUE);
-    uint32_t no = declare_counting(remote);
-    /* More than the window of a ledger. */
-    for (int i = 0; i < NUMBERS_WINDOW + 100; i++)
-        assert_int_equal(add_one(remote, NULL, no, 0, 1), PERSIA_OK);
-    cluster_restart(&c, 0);
-    cluster_restart(&c, 1);
-    for (int i = 0; i < 3; i++)
-        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
-    read_counts(remote, no, got);
-    for (uint64_t i = 0; i < IDS; i++)
-        assert_true(got[i] == 3);
-    assert_int_equal(counts_of(remote).lost, 2 * (NUMBERS_WINDOW + 100));
-    cluster_restart(&c, 1); /* what was lost before is not counted again */
-    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
-    assert_int_equal(counts_of(remote).lost, 2 * NUMBERS_WINDOW + 203);
-    client_destroy(remote);
-    cluster_free(&c);
-}
-
-static void *restart_often(void *arg)
-{
-    cluster *c = arg;
-    for (uint32_t i = 0; i < 6; i++) {
-        for (int k = 0; k < 20000; k++)
-            sched_yield();
-        cluster_restart(c, i % c->n);
-    }
-    return NULL;
-}
-
-static void many_threads_while_servers_come_and_go(void **state)
-{
-    (void)state;
-    cluster c;
-    ps_client *remote = open_one(&c, 3, 60 * SECOND, LOST_CONTINUE);
-    uint32_t no = declare_counting(remote);
-    pthread_t restarts, threads[THREADS];
-    pusher pushers[THREADS];
-    assert_int_equal(pthread_create(&restarts, NULL, restart_often, &c), 0);
-    for (uint64_t t = 0; t < THREADS; t++) {
-        pushers[t] = (pusher){remote, no, t, 0};
-        assert_int_equal(pthread_create(&threads[t], NULL, push_many,
-                                        &pushers[t]), 0);
-    }
-    for (int t = 0; t < THREADS; t++) {
-        pthread_join(threads[t], NULL);
-        assert_int_equal(pushers[t].failed, 0);
-    }
-    pthread_join(restarts, NULL);
-    /* A shard's updates and those lost there are all that there were. */
-    client_update last = {.number = THREADS * UPDATES + 1};
-    assert_int_equal(add_one(remote, &last, no, 0, IDS), PERSIA_OK);
-    uint64_t updates = 0;
-    for (uint32_t i = 0; i < 3; i++)
-        updates += ps_updates(c.nodes[i].p);
-    client_counts n = counts_of(remote);
-    /* An update may have been applied by a server that stopped before its
-     * answer came: it was sent again, and is counted by neither. */
-    assert_int_equal(updates + n.lost, 3 * (THREADS * UPDATES + 1));
-    client_destroy(remote);
-    cluster_free(&c);
-}
+/* ---- a server that is restored, gone, or late ---- */
 
 static void updates_of_before_a_restore_are_dropped(void **state)
 {
@@ -471,35 +204,6 @@ static void an_unreachable_server_is_named_in_time(void **state)
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
     for (uint32_t i = 0; i < 3; i++)
         assert_int_equal(ps_updates(c.nodes[i].p), i == 2 ? 1 : 2);
-    client_destroy(remote);
-    cluster_free(&c);
-}
-
-static void a_server_may_still_be_starting(void **state)
-{
-    (void)state;
-    cluster c;
-    ps_client *remote;
-    uint32_t order[2] = {1, 0};
-    cluster_make(&c, 2);
-    client_config config = cluster_config(&c);
-    config.timeout_ns = SECOND / 4;
-    atomic_store(&c.nodes[0].down, 1);
-    assert_int_equal(cluster_open(&c, &config, order, 2, &remote),
-                     PERSIA_EUNAVAILABLE);
-    assert_null(remote);
-    assert_non_null(strstr(err_text(), "ps0:8888"));
-    atomic_store(&c.nodes[1].down, 1);
-    assert_int_equal(cluster_open(&c, &config, order, 2, &remote),
-                     PERSIA_EUNAVAILABLE);
-    assert_non_null(strstr(err_text(), "ps0:8888"));
-    assert_non_null(strstr(err_text(), "ps1:8888"));
-    pthread_t restarts; /* after a while they are there */
-    config.timeout_ns = 60 * SECOND;
-    assert_int_equal(pthread_create(&restarts, NULL, restart_often, &c), 0);
-    assert_int_equal(cluster_open(&c, &config, order, 2, &remote),
-                     PERSIA_OK);
-    pthread_join(restarts, NULL);
     client_destroy(remote);
     cluster_free(&c);
 }
@@ -728,14 +432,8 @@ int main(void)
         cmocka_unit_test(what_is_lost_on_the_way_is_applied_once),
         cmocka_unit_test(every_shard_hears_of_every_update),
         cmocka_unit_test(a_stream_goes_on_in_a_new_process),
-        cmocka_unit_test(lost_updates_are_counted_and_told),
-        cmocka_unit_test(a_new_process_counts_its_own_losses),
-        cmocka_unit_test(who_looks_at_rows_disturbs_nobody),
-        cmocka_unit_test(training_may_go_on_without_them),
-        cmocka_unit_test(many_threads_while_servers_come_and_go),
         cmocka_unit_test(updates_of_before_a_restore_are_dropped),
         cmocka_unit_test(an_unreachable_server_is_named_in_time),
-        cmocka_unit_test(a_server_may_still_be_starting),
         cmocka_unit_test(an_interrupt_ends_a_wait),
         cmocka_unit_test(a_store_may_end_while_a_call_is_left_behind),
         cmocka_unit_test(nonsense_is_an_error_with_a_name),

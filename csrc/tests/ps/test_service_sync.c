@@ -168,6 +168,9 @@ static void ranks_come_and_go(void **state)
     expect_error(a, PERSIA_ECLOSED, "rank 0 joined");
     /* this shard missed steps that others had */
     assert_int_equal(join(&j->v, 1, 2, 1, 7), 7);
+    wire_push gone = part_of(j, 0, 7);
+    gone.parts = 2;
+    assert_int_equal(push(&j->v, &gone).status, PUSH_LOST);
     wire_push p = part_of(j, 0, 8), q = part_of(j, 1, 8);
     p.parts = q.parts = 2;
     a = push_start(&j->v, &p, LONG);
@@ -175,6 +178,13 @@ static void ranks_come_and_go(void **state)
     assert_int_equal(push_wait(a).status, PUSH_APPLIED);
     assert_true(value(j) == 4);
     assert_int_equal(stats_of(&j->v).step, 8);
+    /* and one learns so while another waits with its part */
+    gone = part_of(j, 0, 9);
+    gone.parts = 2;
+    a = push_start(&j->v, &gone, LONG);
+    assert_int_equal(join(&j->v, 1, 2, 1, 9), 9);
+    assert_int_equal(push_wait(a).status, PUSH_LOST);
+    assert_true(value(j) == 4);
     job_stop(j);
 }
 

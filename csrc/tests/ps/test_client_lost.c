@@ -1,0 +1,293 @@
+/* client: servers that were killed and start again, and what they had
+ * acknowledged. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <sched.h>
+#include <string.h>
+
+#include "counting.h"
+
+static void lost_updates_are_counted_and_told(void **state)
+{
+    (void)state;
+    cluster c;
+    float got[IDS];
+    ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_RAISE);
+    uint32_t no = declare_counting(remote);
+    for (int i = 0; i < 7; i++)
+        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    cluster_restart(&c, 1);
+    /* Applied everywhere, and told once. */
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_ELOST);
+    assert_non_null(strstr(err_text(), "ps1:8888"));
+    assert_non_null(strstr(err_text(), "7 updates"));
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    read_counts(remote, no, got);
+    for (uint64_t i = 0; i < IDS; i++)
+        assert_true(got[i] == (shard_of(i, 2) ? 2 : 9));
+    assert_int_equal(counts_of(remote).lost, 7);
+    assert_int_equal(counts_of(remote).reconnects, 1);
+    cluster_restart(&c, 0);
+    uint64_t id = 0;
+    float row[DIM];
+    while (shard_of(id, 2))
+        id++;
+    pull_job pull = {.n = 1, .ids = &id, .out = row, .stride = DIM};
+    assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_ELOST);
+    assert_non_null(strstr(err_text(), "9 updates"));
+    assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_OK);
+    assert_true(row[0] == 0);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+/* What an earlier process of the rank has counted. */
+static void a_new_process_counts_its_own_losses(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_CONTINUE);
+    uint32_t no = declare_counting(remote);
+    for (int i = 0; i < 7; i++)
+        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    cluster_restart(&c, 1);
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    assert_int_equal(counts_of(remote).lost, 7);
+    client_destroy(remote);
+    client_config config = cluster_config(&c);
+    config.incarnation = 1;
+    config.lost = LOST_CONTINUE;
+    remote = cluster_client(&c, &config);
+    no = declare_counting(remote);
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    cluster_restart(&c, 1); /* it had the last two of nine */
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    assert_int_equal(counts_of(remote).lost, 2);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+/* Rank and server were killed; another server still knows. */
+static void what_only_some_servers_have_is_counted(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_RAISE);
+    client_config config = cluster_config(&c);
+    uint32_t no = declare_counting(remote);
+    for (int i = 0; i < 7; i++)
+        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    client_destroy(remote);
+    cluster_restart(&c, 1);
+    remote = cluster_client(&c, &config);
+    no = declare_counting(remote);
+    assert_int_equal(client_last_number(remote), 7);
+    assert_int_equal(counts_of(remote).lost, 0); /* it may only look */
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    assert_int_equal(counts_of(remote).lost, 7);
+    client_destroy(remote);
+    remote = cluster_client(&c, &config); /* counted, and passed over */
+    no = declare_counting(remote);
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    assert_int_equal(counts_of(remote).lost, 0);
+    client_destroy(remote);
+    cluster_restart(&c, 1);
+    remote = cluster_client(&c, &config);
+    no = declare_counting(remote);
+    client_set_last_number(remote, 5); /* four are sent again */
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    assert_int_equal(counts_of(remote).lost, 5);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+/* A notebook that is taken for the rank itself. */
+static void who_looks_at_rows_disturbs_nobody(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *remote = open_one(&c, 2, 60 * SECOND, LOST_CONTINUE);
+    client_config config = cluster_config(&c);
+    uint32_t no = declare_counting(remote);
+    pusher pushers[THREADS];
+    pushers_start(remote, no, pushers);
+    for (int i = 0; i < 20; i++) {
+        ps_client *other = cluster_client(&c, &config);
+        float got[IDS];
+        read_counts(other, declare_counting(other), got);
+        client_destroy(other);
+    }
+    pushers_join(pushers);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(ps_updates(c.nodes[i].p), THREADS * UPDATES);
+    assert_int_equal(counts_of(remote).lost, 0);
+    cluster_restart(&c, 1);
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    assert_int_equal(counts_of(remote).lost, THREADS * UPDATES);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+typedef struct stepper {
+    ps_client *c;
+    uint32_t no, rank;
+    uint64_t step;
+} stepper;
+
+static void *take_step(void *arg)
+{
+    const stepper *p = arg;
+    client_update name = {.number = p->step, .step = p->step,
+                          .part = p->rank, .parts = 2};
+    assert_int_equal(add_one(p->c, &name, p->no, 0, IDS), PERSIA_OK);
+    return NULL;
+}
+
+/* The server was killed after one rank had its answer. */
+static void a_step_that_one_rank_knows_of_is_lost_for_all(void **state)
+{
+    (void)state;
+    cluster c;
+    float got[IDS];
+    stepper ranks[2];
+    uint64_t applied;
+    cluster_make(&c, 1);
+    for (uint32_t r = 0; r < 2; r++) {
+        client_config config = cluster_config(&c);
+        config.rank = r;
+        config.world = 2;
+        config.stream += r;
+        config.lost = LOST_CONTINUE;
+        ps_client *one = cluster_client(&c, &config);
+        ranks[r] = (stepper){one, declare_counting(one), r, 1};
+        assert_int_equal(client_join(one, r == 0, 0, &applied), PERSIA_OK);
+    }
+    take_step(&ranks[0]);
+    assert_int_equal(client_join(ranks[1].c, 1, 0, &applied), PERSIA_OK);
+    cluster_restart(&c, 0);
+    pthread_t other;
+    ranks[0].step = 2;
+    assert_int_equal(pthread_create(&other, NULL, take_step, &ranks[0]), 0);
+    take_step(&ranks[1]);
+    assert_int_equal(counts_of(ranks[1].c).lost, 1);
+    ranks[1].step = 2;
+    take_step(&ranks[1]);
+    pthread_join(other, NULL);
+    assert_int_equal(counts_of(ranks[0].c).lost, 1);
+    read_counts(ranks[0].c, ranks[0].no, got);
+    assert_true(got[0] == 2);
+    for (int r = 0; r < 2; r++)
+        client_destroy(ranks[r].c);
+    cluster_free(&c);
+}
+
+static void training_may_go_on_without_them(void **state)
+{
+    (void)state;
+    cluster c;
+    float got[IDS];
+    ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_CONTINUE);
+    uint32_t no = declare_counting(remote);
+    /* More than the window of a ledger. */
+    for (int i = 0; i < NUMBERS_WINDOW + 100; i++)
+        assert_int_equal(add_one(remote, NULL, no, 0, 1), PERSIA_OK);
+    cluster_restart(&c, 0);
+    cluster_restart(&c, 1);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    read_counts(remote, no, got);
+    for (uint64_t i = 0; i < IDS; i++)
+        assert_true(got[i] == 3);
+    assert_int_equal(counts_of(remote).lost, 2 * (NUMBERS_WINDOW + 100));
+    cluster_restart(&c, 1); /* what was lost before is not counted again */
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    assert_int_equal(counts_of(remote).lost, 2 * NUMBERS_WINDOW + 203);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+static void *restart_often(void *arg)
+{
+    cluster *c = arg;
+    for (uint32_t i = 0; i < 6; i++) {
+        for (int k = 0; k < 20000; k++)
+            sched_yield();
+        cluster_restart(c, i % c->n);
+    }
+    return NULL;
+}
+
+static void many_threads_while_servers_come_and_go(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *remote = open_one(&c, 3, 60 * SECOND, LOST_CONTINUE);
+    uint32_t no = declare_counting(remote);
+    pthread_t restarts;
+    pusher pushers[THREADS];
+    assert_int_equal(pthread_create(&restarts, NULL, restart_often, &c), 0);
+    pushers_start(remote, no, pushers);
+    pushers_join(pushers);
+    pthread_join(restarts, NULL);
+    /* A shard's updates and those lost there are all that there were. */
+    client_update last = {.number = THREADS * UPDATES + 1};
+    assert_int_equal(add_one(remote, &last, no, 0, IDS), PERSIA_OK);
+    uint64_t updates = 0;
+    for (uint32_t i = 0; i < 3; i++)
+        updates += ps_updates(c.nodes[i].p);
+    client_counts n = counts_of(remote);
+    /* An update may have been applied by a server that stopped before its
+     * answer came: it was sent again, and is counted by neither. */
+    assert_int_equal(updates + n.lost, 3 * (THREADS * UPDATES + 1));
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+static void a_server_may_still_be_starting(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *remote;
+    uint32_t order[2] = {1, 0};
+    cluster_make(&c, 2);
+    client_config config = cluster_config(&c);
+    config.timeout_ns = SECOND / 4;
+    atomic_store(&c.nodes[0].down, 1);
+    assert_int_equal(cluster_open(&c, &config, order, 2, &remote),
+                     PERSIA_EUNAVAILABLE);
+    assert_null(remote);
+    assert_non_null(strstr(err_text(), "ps0:8888"));
+    atomic_store(&c.nodes[1].down, 1);
+    assert_int_equal(cluster_open(&c, &config, order, 2, &remote),
+                     PERSIA_EUNAVAILABLE);
+    assert_non_null(strstr(err_text(), "ps0:8888"));
+    assert_non_null(strstr(err_text(), "ps1:8888"));
+    pthread_t restarts; /* after a while they are there */
+    config.timeout_ns = 60 * SECOND;
+    assert_int_equal(pthread_create(&restarts, NULL, restart_often, &c), 0);
+    assert_int_equal(cluster_open(&c, &config, order, 2, &remote),
+                     PERSIA_OK);
+    pthread_join(restarts, NULL);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(lost_updates_are_counted_and_told),
+        cmocka_unit_test(a_new_process_counts_its_own_losses),
+        cmocka_unit_test(what_only_some_servers_have_is_counted),
+        cmocka_unit_test(who_looks_at_rows_disturbs_nobody),
+        cmocka_unit_test(a_step_that_one_rank_knows_of_is_lost_for_all),
+        cmocka_unit_test(training_may_go_on_without_them),
+        cmocka_unit_test(many_threads_while_servers_come_and_go),
+        cmocka_unit_test(a_server_may_still_be_starting),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
