@@ -127,8 +127,10 @@ class Rank:
     def go_on(self) -> None:
         self.journal.set(wanted=GO)
 
-    def finish(self) -> None:
-        self.journal.set(wanted=FINISH)
+    def finish(self, stop: bool = True) -> None:
+        """Until it has ended; stop: it is told to."""
+        if stop:
+            self.journal.set(wanted=FINISH)
         self.wait_for(FINISHED)
         assert self.process.wait(60) == 0, self._log.read_text()
 
@@ -148,14 +150,24 @@ def work(
     staleness: int | None = 2,
     timeout: float = 60.0,
     life: int = 0,
+    steps: int | None = None,
+    group: str | None = None,
     **more: Any,
 ) -> None:
-    """Counts until it is told to finish."""
+    """Counts until it is told to finish, or so many steps.
+
+    group: a file for the process group, which steps of all ranks
+    (staleness 0) need.
+    """
     import torch
 
     import persia
     from persia import Batch, JaggedBatch, _core
 
+    if group is not None:
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{group}", rank=rank, world_size=world
+        )
     store = persia.Store(
         persia.optim.SGD(lr=1.0),
         servers=servers,
@@ -184,7 +196,9 @@ def work(
     order = np.random.default_rng((rank, life))
 
     def source() -> Iterator[Batch]:
-        while journal.wanted != FINISH:
+        number = 0
+        while journal.wanted != FINISH and number != steps:
+            number += 1
             k = int(order.integers(ROWS))
             yield Batch(None, batches[k], torch.tensor([k]))
 

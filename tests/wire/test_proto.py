@@ -490,7 +490,7 @@ def test_a_wrong_push_is_refused_by_field(change: str, text: str) -> None:
             pb.Rows(ids=bytes(8), state_floats=8193),
             "Rows.state_floats: is 8193, at most 8192",
         ),
-        (pb.PushReply(status=4), "PushReply.status: is 4, at most 3"),
+        (pb.PushReply(status=5), "PushReply.status: is 5, at most 4"),
     ],
 )
 def test_a_wrong_message_is_refused_by_field(
