@@ -573,11 +573,15 @@ class Hosting:
 
 def _machine() -> dict[str, str]:
     """What tells machines apart, and the address that others reach this one
-    by: the one from which it reaches rank 0."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
+    by: the one from which it reaches rank 0.  Processes of one machine share
+    its loopback interface: two containers of one host do not."""
     machine = socket.gethostname()
+    boot = Path("/proc/sys/kernel/random/boot_id")
     if boot.exists():
         machine += boot.read_text().strip()
+    network = Path("/proc/self/ns/net")
+    if network.exists():
+        machine += os.readlink(network)
     return {"machine": machine, "address": _own_address()}
 
 

@@ -1,0 +1,94 @@
+"""A job on two machines, with its tables on the ranks.
+
+Two network namespaces stand in for the machines: each has a loopback
+interface of its own, and a link to the other.  Needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.system import ranks
+from tests.system.processes import environment
+from tests.system.test_ranks import launch, same
+
+PORT = 29500
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[tuple[str, str]]]:
+    """(name, address) of two that reach each other."""
+    if shutil.which("ip") is None:
+        pytest.skip("no iproute2: network namespaces are made with ip")
+    names = [f"persia-{os.getpid()}-{i}" for i in range(2)]
+    links = [f"pv{os.getpid()}-{i}" for i in range(2)]
+    made = []
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+                made.append(name)
+            ip("link", "add", links[0], "type", "veth", "peer", links[1])
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
+        found = []
+        for i, (name, link) in enumerate(zip(names, links, strict=True)):
+            address = f"10.231.77.{i + 1}"
+            ip("link", "set", link, "netns", name, "name", "link0")
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", "link0")
+            ip("-n", name, "link", "set", "link0", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+            found.append((name, address))
+        yield found
+    finally:
+        for name in made:
+            ip("netns", "del", name)
+
+
+def test_a_job_on_two_hosts_gives_the_bits_of_one(
+    hosts: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    scenarios = ["train", "hybrid"]
+    jobs = []
+    for i, (name, _) in enumerate(hosts):
+        command = ["ip", "netns", "exec", name, sys.executable]
+        command += ["-m", "torch.distributed.run", "--nnodes", "2"]
+        command += ["--node-rank", str(i), "--nproc-per-node", "1"]
+        command += ["--master-addr", hosts[0][1], "--master-port", str(PORT)]
+        command += [ranks.__file__, str(tmp_path), *scenarios]
+        jobs.append(
+            subprocess.Popen(
+                command,
+                env=environment(
+                    OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="link0"
+                ),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    try:
+        for job in jobs:
+            text, _ = job.communicate(timeout=120)
+            assert job.returncode == 0, text
+    finally:
+        for job in jobs:
+            job.kill()
+    alone = launch(tmp_path / "alone", "train")["train"]
+    for rank in range(2):
+        trained = torch.load(tmp_path / f"train.{rank}.pt")
+        assert same(trained, alone[rank])
+        counted = torch.load(tmp_path / f"hybrid.{rank}.pt")
+        assert counted["value"] == 100
