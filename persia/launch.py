@@ -37,6 +37,10 @@ _LINE_MAX = 1 << 16  # bytes that may wait for the end of their line
 _KILL_AFTER = 5.0  # seconds that what a command left has to end itself
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+# With --max-restarts ranks that are started again could otherwise meet in the
+# key-value store of those before (pytorch/pytorch issue 135712).
+_FOR_TORCHRUN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -305,8 +309,8 @@ class _Supervisor:
                 addresses = [self.addresses[s] for s in range(len(servers))]
                 environment |= self.cluster.variables
                 environment["PERSIA_SERVERS"] = ",".join(addresses)
-                command = self.cluster.command
-                job = self._start("job", command, os.environ | environment)
+                environment = _FOR_TORCHRUN | os.environ | environment
+                job = self._start("job", self.cluster.command, environment)
                 while job.status is None and not self._failed(servers):
                     self._step(None)
         except _Stopped as stopped:

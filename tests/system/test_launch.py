@@ -63,13 +63,14 @@ def start(
     servers: int = 2,
     start: float = 60,
     grace: float = 20,
+    **variables: str,
 ) -> subprocess.Popen[str]:
     code = DRIVER.format(
         server=server, job=job, servers=servers, start=start, grace=grace
     )
     return subprocess.Popen(
         [sys.executable, "-c", code],
-        env=environment(mark),
+        env=environment(mark, **variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -114,6 +115,17 @@ sys.exit(7)
         "  servers 127.0.0.1:7000,127.0.0.1:7001",
         "  oh",
     ]
+
+
+def test_torchrun_makes_a_new_store_for_ranks_it_starts_again(
+    mark: str,
+) -> None:
+    name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    job = f"import os; print('set to', os.environ[{name!r}])"
+    output, _ = finish(start(mark, job), mark)
+    assert "job | set to 1" in output
+    output, _ = finish(start(mark, job, **{name: "0"}), mark)
+    assert "job | set to 0" in output  # by the user
 
 
 def test_success_stops_the_servers_in_peace(mark: str) -> None:
