@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -36,11 +36,12 @@ class Source:
 
     epoch = 0
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, steps: int) -> None:
         self.rank = rank
+        self.steps = steps
 
     def __iter__(self) -> Iterator[Batch]:
-        for step in range(STEPS):
+        for step in range(self.steps):
             g = torch.Generator().manual_seed(2 * step + self.rank)
             ids = torch.randint(0, 40 + 20 * step, (60,), generator=g)
             yield Batch(None, JaggedBatch(["u", "i"], ids))
@@ -49,7 +50,7 @@ class Source:
 class Trained:
     """A job that uses all that has a state."""
 
-    def __init__(self, servers: str, rank: int) -> None:
+    def __init__(self, servers: str, rank: int, steps: int = STEPS) -> None:
         torch.manual_seed(0)
         self.store = persia.Store(
             persia.optim.Adam(lr=0.02), servers=servers, timeout=15, threads=1
@@ -65,7 +66,9 @@ class Trained:
         self.model = nn.ModuleDict({"bags": bags, "top": top})
         self.net = nn.parallel.DistributedDataParallel(top)
         self.optimizer = torch.optim.Adam(top.parameters(), lr=0.01)
-        self.loader = persia.DataLoader(Source(rank), self.model, 0)
+        self.loader = persia.DataLoader(
+            Source(rank, steps), self.model, staleness=0
+        )
         torch.manual_seed(rank)  # ranks draw numbers of their own
 
     def state(self) -> dict[str, Any]:
@@ -75,20 +78,19 @@ class Trained:
             "loader": self.loader,
         }
 
-    def train(self, root: str | None = None) -> list[float]:
-        """To the end of the epoch; saves on the way if a root is given."""
+    def train(
+        self, did: Callable[[int], None] = lambda step: None
+    ) -> list[float]:
+        """To the end of the epoch; did(i) is called after step i, from 1."""
         losses = []
-        for step, batch in enumerate(self.loader):
+        for step, batch in enumerate(self.loader, self.loader._given + 1):
             out = self.net(self.model["bags"](batch.ids).values())
             loss = (out - torch.rand(30, 1)).square().mean()
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
             losses.append(loss.item())
-            if root is not None and step + 1 == SAVED:
-                self.store.save(
-                    root, **self.state(), extra={"rank": dist.get_rank()}
-                )
+            did(step)
         self.store.flush()
         dist.barrier()
         return losses
@@ -106,7 +108,12 @@ class Trained:
 def undisturbed(servers: str, root: str, rank: int) -> Any:
     """Saves in the middle of an epoch, and goes on to its end."""
     job = Trained(servers, rank)
-    losses = job.train(root)
+
+    def did(step: int) -> None:
+        if step == SAVED:
+            job.store.save(root, **job.state(), extra={"rank": rank})
+
+    losses = job.train(did)
     return {"losses": losses[SAVED:], **job.everything()}
 
 
@@ -143,6 +150,9 @@ class Counter:
         source = [Batch(None, JaggedBatch(["t"], ids)) for _ in range(batches)]
         self.loader = persia.DataLoader(source, self.bags, staleness)
 
+    def state(self) -> dict[str, Any]:
+        return {"model": self.bags, "loader": self.loader}
+
     def push(self, batch: Any) -> None:
         self.bags(batch.ids).values().sum().neg().backward()
 
@@ -156,43 +166,19 @@ def counting(servers: str, root: str, rank: int) -> Any:
     """Saves after every second batch, until it is killed."""
     job = Counter(servers, 10_000, 2)
     if Path(root, "LATEST").exists():
-        job.store.load(root, model=job.bags, loader=job.loader)
+        job.store.load(root, **job.state())
     Path(f"{root}.{rank}").write_text(str(os.getpid()))
     for done, batch in enumerate(job.loader, job.loader._given + 1):
         job.push(batch)
         if done % 2 == 0:
             job.store.save(
                 root,
-                model=job.bags,
-                loader=job.loader,
+                **job.state(),
                 extra={"pushes": done * dist.get_world_size()},
                 keep=2,
                 step=done,
             )
     raise AssertionError("not killed")
-
-
-def restarted(servers: str, root: str, rank: int) -> Any:
-    """Rank 1 dies once; the ranks that are started anew go on with the rows
-    that the servers have."""
-    job = Counter(servers, 20, 3)
-    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    if restart:
-        job.store.load(
-            root, model=job.bags, loader=job.loader, resume="continue"
-        )
-    for done, batch in enumerate(job.loader, job.loader._given + 1):
-        job.push(batch)
-        if done == 6 and not restart:
-            job.store.save(root, model=job.bags, loader=job.loader)
-        if done == 11 and not restart:
-            job.store.flush()  # so that there is something to repeat
-            dist.barrier()
-            if rank == 1:
-                os._exit(1)
-    values = job.values()
-    counts = job.store.stats()["client"]
-    return {"values": values, "duplicates": counts["duplicates"]}
 
 
 # ---- failures --------------------------------------------------------------

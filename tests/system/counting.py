@@ -37,12 +37,13 @@ class Journal:
         started: updates whose backward began.
         acked: updates that all shards have acknowledged, at least.
         lost, duplicates, reconnects, retries: as the client counts them.
+        pid: of its process, where the test does not know it.
         rows: started updates of each row of a shard.
     """
 
     FIELDS = (
         *("state", "wanted", "started", "acked"),
-        *("lost", "duplicates", "reconnects", "retries"),
+        *("lost", "duplicates", "reconnects", "retries", "pid"),
     )
 
     def __init__(self, path: Path) -> None:

@@ -25,21 +25,15 @@ from tests.system import checkpoint_job as job
 from tests.system.processes import environment, marked, wait_until
 
 WORLD = 2
-# Otherwise ranks that are started again may find the addresses of those that
-# were (pytorch/pytorch issue 135712).
-SETTINGS = {
-    "OMP_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-}
+SETTINGS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def command(
-    folder: Path, scenario: str, servers: str, root: Path, restarts: int = 0
+    folder: Path, scenario: str, servers: str, root: Path
 ) -> list[str]:
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(WORLD), "--max-restarts", str(restarts)),
+        *("--nproc-per-node", str(WORLD)),
         *(job.__file__, str(folder), scenario, servers, str(root)),
     ]
 
@@ -51,14 +45,12 @@ def end(mark: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def launch(
-    folder: Path, scenario: str, servers: str, root: Path, restarts: int = 0
-) -> list[Any]:
+def launch(folder: Path, scenario: str, servers: str, root: Path) -> list[Any]:
     """What each rank returned."""
     mark = f"{folder}/{scenario}"
     try:
         done = subprocess.run(
-            command(folder, scenario, servers, root, restarts),
+            command(folder, scenario, servers, root),
             env=environment(mark, **SETTINGS),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -180,23 +172,6 @@ def test_ranks_are_killed_while_they_save(
         last = found.step
         rows = store.rows("t", torch.arange(job.ROWS))
         assert rows.eq(found.extra["pushes"]).all()
-
-
-def test_ranks_that_were_started_again_go_on(tmp_path: Path) -> None:
-    """Every batch of both ranks counts once."""
-    servers = Servers(2, checkpoints=str(tmp_path))
-    try:
-        results = launch(
-            tmp_path, "restarted", servers.text, tmp_path / "out", 1
-        )
-    finally:
-        servers.close()
-    survivor, victim = results
-    assert survivor["values"] == victim["values"] == {40.0}
-    # Batches 7 to 11 again, at both servers; rank 0 may have been further
-    # when it was stopped.
-    assert victim["duplicates"] == 10
-    assert 10 <= survivor["duplicates"] <= 28
 
 
 def test_ctrl_c_ends_the_work_of_all_ranks(tmp_path: Path) -> None:
