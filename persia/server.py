@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -552,63 +552,88 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
+class _Stopped(BaseException):
+    """A signal came before anything was served."""
+
+
 def serve(config: ServeConfig) -> None:
-    """Serves until SIGTERM or SIGINT; a second one ends it at once."""
-    server = Server(config)
-    try:
-        if config.restore is not None:
-            rows = server.restore()
-            what = "none" if rows is None else f"{rows:,}"
-            _say(f"restored {config.restore}: {what} rows")
-        if config.metrics_port is not None:
-            port = server.show_metrics(config.metrics_port)
-            _say(f"metrics on http://{config.host}:{port}/metrics")
-        with _signals() as wait:
-            address = server.start()
-            if config.insecure:
-                print(
-                    "warning: --insecure: whoever reaches this port may read "
-                    "and change all rows",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            where = f"shard {server.shard} of {server.shards} on {address}"
-            _say(f"serving {where}")
-            wait()
-            _say("stopping")
-            server.stop()
-            if config.save_on_exit is not None:
-                rows = server.save(config.save_on_exit)
-                _say(f"saved {config.save_on_exit}: {rows:,} rows")
-    finally:
-        server.close()
+    """Serves until SIGTERM or SIGINT; a second one ends it at once.
 
-
-@contextlib.contextmanager
-def _signals() -> Iterator[Callable[[], None]]:
-    """A function that waits for the first SIGTERM or SIGINT.
-
-    The handlers take no lock, as the main thread may hold it; they make the
-    next signal fatal.
+    One that comes earlier, while rows are being restored, ends it without
+    ``save_on_exit``: the rows that it would write are not all there.
     """
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    receive, send = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    os.set_blocking(receive, True)
+    with contextlib.closing(_Signals()) as signals:
+        try:
+            with contextlib.closing(Server(config)) as server:
+                _prepare(server)
+                signals.keep()
+                _run(server, signals)
+        except _Stopped:
+            _say("stopping: nothing was served, nothing is saved")
 
-    def handle(number: int, frame: object) -> None:
-        for n in numbers:
+
+def _prepare(server: Server) -> None:
+    config = server.config
+    if config.restore is not None:
+        rows = server.restore()
+        what = "none" if rows is None else f"{rows:,}"
+        _say(f"restored {config.restore}: {what} rows")
+    if config.metrics_port is not None:
+        port = server.show_metrics(config.metrics_port)
+        _say(f"metrics on http://{config.host}:{port}/metrics")
+
+
+def _run(server: Server, signals: _Signals) -> None:
+    config = server.config
+    address = server.start()
+    if config.insecure:
+        print(
+            "warning: --insecure: whoever reaches this port may read and "
+            "change all rows",
+            file=sys.stderr,
+            flush=True,
+        )
+    _say(f"serving shard {server.shard} of {server.shards} on {address}")
+    signals.wait()
+    _say("stopping")
+    server.stop()
+    if config.save_on_exit is not None:
+        rows = server.save(config.save_on_exit)
+        _say(f"saved {config.save_on_exit}: {rows:,} rows")
+
+
+class _Signals:
+    """SIGTERM and SIGINT: the first is told, the next is fatal.
+
+    The handlers take no lock, as the main thread may hold it.
+    """
+
+    NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+    def __init__(self) -> None:
+        self._kept = False
+        self._receive, self._send = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        os.set_blocking(self._receive, True)
+        self._before = {n: signal.signal(n, self._take) for n in self.NUMBERS}
+        self._old = signal.set_wakeup_fd(self._send, warn_on_full_buffer=False)
+
+    def _take(self, number: int, frame: object) -> None:
+        for n in self.NUMBERS:
             signal.signal(n, signal.SIG_DFL)
+        if not self._kept:
+            raise _Stopped
 
-    def wait() -> None:
-        os.read(receive, 1)
+    def keep(self) -> None:
+        """From now on one waits for :meth:`wait`; so far it raises."""
+        self._kept = True
 
-    before = {n: signal.signal(n, handle) for n in numbers}
-    old = signal.set_wakeup_fd(send, warn_on_full_buffer=False)
-    try:
-        yield wait
-    finally:
-        signal.set_wakeup_fd(old)
-        for n, handler in before.items():
+    def wait(self) -> None:
+        """Until there was one."""
+        os.read(self._receive, 1)
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(self._old)
+        for n, handler in self._before.items():
             signal.signal(n, handler)
-        os.close(receive)
-        os.close(send)
+        os.close(self._receive)
+        os.close(self._send)

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,9 +41,10 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
-def wait_until(
-    condition: Callable[[], object], seconds: float = 60.0
-) -> object:
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], seconds: float = 60.0) -> T:
     """What the condition gives as soon as it is true; fails at the end."""
     deadline = time.monotonic() + seconds
     while True:

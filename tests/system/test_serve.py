@@ -26,7 +26,7 @@ import persia
 from persia import _core, certs, errors
 from persia.security import Security
 from tests.protobuf import stubs
-from tests.system.processes import environment
+from tests.system.processes import environment, wait_until
 
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)
@@ -282,6 +282,42 @@ def test_what_cannot_be_restored_is_named(tmp_path: Path) -> None:
     assert "has no checkpoint job" in failing(*flags)
     message = failing(*flags, "--shard", "1/2")
     assert "job-1-of-2 holds shard 0 of 1" in message
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_it_serves(tmp_path: Path, number: int) -> None:
+    """It ends in peace, and does not save rows that it has not read."""
+    folder = tmp_path / "job-0-of-1" / "rows"
+    folder.mkdir(parents=True)
+    pipe = folder / "shard.json"
+    os.mkfifo(pipe)
+    flags = ["--checkpoints", str(tmp_path), "--restore", "job"]
+    flags += ["--save-on-exit", "job", "--port", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "persia", "serve", "ps", *flags],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def being_read() -> int:
+        try:
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # by nobody
+            return 0
+
+    try:
+        end = wait_until(being_read)
+        process.send_signal(number)
+        output, messages = process.communicate(timeout=60)
+        os.close(end)
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+    assert (process.returncode, messages) == (0, "")
+    assert output == "stopping: nothing was served, nothing is saved\n"
+    assert os.listdir(folder) == ["shard.json"]
 
 
 def test_a_port_that_is_taken_is_named() -> None:
