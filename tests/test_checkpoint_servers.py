@@ -186,6 +186,39 @@ def test_a_restore_that_is_given_up_changes_nothing(
         assert servers.rows.lineage() != before
 
 
+def test_wrong_requests_do_not_end_the_work_of_others(
+    one: tuple[persia.Store, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the end of a snapshot, or of reading rows, and the moment at
+    which its owner asks for it."""
+    store, folder = one
+    poll = _checkpoint_shards._poll
+    refused = 0
+    with serving(1, folder.parent.parent) as servers:
+        (channel,) = servers.channels
+
+        def polled(*arguments: Any) -> Any:
+            nonlocal refused
+            poll(*arguments)  # the answers are lost
+            for place in (("", "", ""), ("two", ".tmp-x", "y")):
+                with pytest.raises(errors.PersiaError):
+                    channel.snapshot(_core.SNAPSHOT_BEGIN, *place)
+                with pytest.raises(errors.PersiaError):
+                    channel.restore(
+                        _core.RESTORE_PREPARE, *place, 7, 0, 0, [], [], []
+                    )
+                refused += 1
+            return poll(*arguments)
+
+        servers.declare(store)
+        monkeypatch.setattr(_checkpoint_shards, "_poll", polled)
+        load(servers.rows, folder)
+        assert rows_of(servers) == 600
+        save(servers.rows, folder.parent.parent / "two", folder)
+    assert refused == 4
+
+
 @pytest.mark.parametrize("where", ["elsewhere", None])
 def test_servers_that_see_another_folder(
     one: tuple[persia.Store, Path], tmp_path: Path, where: str | None

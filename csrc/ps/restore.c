@@ -255,7 +255,6 @@ static int prepare_locked(ps_service *s, const wire_restore *m,
         if (r && r->running)
             return err_set(PERSIA_EARG, "a restore of %s/%s is under way; "
                            "wait for its end", r->root, r->folder);
-        *old = take_locked(s);
         int rc = restore_make(s, m, &r);
         if (!rc)
             rc = thread_start(reader, r, "persia-restore");
@@ -263,6 +262,7 @@ static int prepare_locked(ps_service *s, const wire_restore *m,
             restore_free(r);
             return rc;
         }
+        *old = take_locked(s);
         r->running = 1;
         s->readers++;
         s->restore = r;

@@ -97,12 +97,7 @@ static int snapshot_make(ps_service *s, const wire_snapshot *m,
     if (!*m->proof)
         return err_set(PERSIA_EARG, "a snapshot needs a proof: the content "
                        "of a file .proof in its folder");
-    int rc = folder_open(s, m->root, m->folder, m->proof, &n->fd);
-    if (!rc)
-        rc = ps_between(s->p, take_cut, n);
-    for (uint32_t i = 0; i < n->tables_n && !rc; i++)
-        n->pushes[i] = table_cut_clock(n->cuts[i]);
-    return rc;
+    return folder_open(s, m->root, m->folder, m->proof, &n->fd);
 }
 
 /* ---- the writer --------------------------------------------------------- */
@@ -190,6 +185,14 @@ static void *writer(void *arg)
     return NULL;
 }
 
+static int snapshot_start(snapshot *n)
+{
+    int rc = ps_between(n->s->p, take_cut, n);
+    for (uint32_t i = 0; i < n->tables_n && !rc; i++)
+        n->pushes[i] = table_cut_clock(n->cuts[i]);
+    return rc ? rc : thread_start(writer, n, "persia-snapshot");
+}
+
 /* ---- the requests ------------------------------------------------------- */
 
 void snapshot_drop_locked(ps_service *s)
@@ -222,23 +225,34 @@ static int is_same(const snapshot *n, const wire_snapshot *m)
            !strcmp(n->proof, m->proof);
 }
 
-static int begin_locked(ps_service *s, const wire_snapshot *m)
+/* What is there already. */
+static int look_locked(ps_service *s, const wire_snapshot *m, int *same)
 {
-    snapshot *n = s->snapshot;
-    if (is_same(n, m) && !n->code) /* the answer to the first was lost */
-        return PERSIA_OK;
-    if (n && n->running)
+    const snapshot *n = s->snapshot;
+    *same = is_same(n, m) && !n->code; /* the answer to the first was lost */
+    if (!*same && n && n->running)
         return err_set(PERSIA_EARG, "a snapshot into %s/%s is under way; "
                        "wait for its end", n->root, n->folder);
-    snapshot_drop_locked(s);
-    while (s->writers) /* one that was stopped */
-        pthread_cond_wait(&s->ended, &s->admin_lock);
-    if (s->snapshot) /* another request was faster */
-        return begin_locked(s, m);
-    int rc = snapshot_make(s, m, &n);
-    if (!rc)
-        rc = thread_start(writer, n, "persia-snapshot");
-    if (rc) {
+    return PERSIA_OK;
+}
+
+static int begin_locked(ps_service *s, const wire_snapshot *m)
+{
+    snapshot *n = NULL;
+    int same, rc = look_locked(s, m, &same);
+    if (rc || same)
+        return rc;
+    /* First: a request that is wrong ends nobody's snapshot. */
+    rc = snapshot_make(s, m, &n);
+    while (!rc && !same && (s->snapshot || s->writers)) {
+        snapshot_drop_locked(s);
+        while (s->writers) /* one that was stopped */
+            pthread_cond_wait(&s->ended, &s->admin_lock);
+        rc = look_locked(s, m, &same); /* another one was faster? */
+    }
+    if (!rc && !same)
+        rc = snapshot_start(n);
+    if (rc || same) {
         snapshot_free(n);
         return rc;
     }
