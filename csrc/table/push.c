@@ -451,6 +451,7 @@ static int apply_stripe(void *ctx, size_t item)
                   atomic_load(&t->rows) + atomic_load(&t->pending) + g.n >
                       t->config.capacity;
     rc = apply_group(&a);
+    stripe_count_locked(t, s);
     pthread_rwlock_unlock(&s->lock);
     __atomic_fetch_add(&job->created, a.counts.created, __ATOMIC_RELAXED);
     __atomic_fetch_add(&job->refused, a.counts.refused, __ATOMIC_RELAXED);

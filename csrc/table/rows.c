@@ -34,6 +34,8 @@ static int rows_visit(table *t, size_t n, const uint64_t *ids, int exclusive,
                 rc = fn(t, s, hash[k], ids[first + order[k]],
                         first + order[k], ctx);
             }
+            if (exclusive)
+                stripe_count_locked(t, s);
             pthread_rwlock_unlock(&s->lock);
             if (rc)
                 return rc;

@@ -264,10 +264,15 @@ static int row_count(table *t, stripe *s, uint32_t clock, uint32_t spare,
                      uint32_t *evicted)
 {
     const uint64_t capacity = t->config.capacity;
-    uint64_t rows = atomic_load_explicit(&t->rows, memory_order_relaxed);
+    uint64_t rows;
     int rc;
 
-    while (!capacity || rows < capacity)
+    if (!capacity) {
+        s->uncounted++;
+        return PERSIA_OK;
+    }
+    rows = atomic_load_explicit(&t->rows, memory_order_relaxed);
+    while (rows < capacity)
         if (atomic_compare_exchange_weak_explicit(&t->rows, &rows, rows + 1,
                                                   memory_order_relaxed,
                                                   memory_order_relaxed))
@@ -277,6 +282,23 @@ static int row_count(table *t, stripe *s, uint32_t clock, uint32_t spare,
     rc = evict_one(t, s, clock, spare);
     *evicted = !rc;
     return rc;
+}
+
+/* Takes back what row_count() counted. */
+static void row_uncount(table *t, stripe *s)
+{
+    if (t->config.capacity)
+        atomic_fetch_sub_explicit(&t->rows, 1, memory_order_relaxed);
+    else
+        s->uncounted--;
+}
+
+void stripe_count_locked(table *t, stripe *s)
+{
+    if (s->uncounted)
+        atomic_fetch_add_explicit(&t->rows, s->uncounted,
+                                  memory_order_relaxed);
+    s->uncounted = 0;
 }
 
 int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
@@ -296,7 +318,7 @@ int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
         return rc;
     rc = slot_take(t, s, slot); /* the one just evicted, if one was */
     if (rc) {
-        atomic_fetch_sub_explicit(&t->rows, 1, memory_order_relaxed);
+        row_uncount(t, s);
         return rc;
     }
     row = stripe_row(t, s, *slot);
