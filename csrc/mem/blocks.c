@@ -7,25 +7,23 @@
  * (mem_blocks_give joins them); a block knows the size of the one before.
  */
 #include "mem/mem.h"
+#include "mem/huge.h"
 
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25 /* Linux 6.1 */
-#endif
-
-#define HUGE ((size_t)2 << 20)
 #define REGION_FIRST ((size_t)64 << 10)
 #define REGION_MAX ((size_t)64 << 20)
-/* A region from this size on has huge pages: at most one is hardly used. */
+/* Where full ranges cannot be made huge, a region from this size on has huge
+ * pages from the start: at most one is hardly used. */
 #define REGION_HUGE ((size_t)8 << 20)
 
 typedef struct mem_region {
     struct mem_region *next;
     size_t bytes;
-    char unused[48];
+    size_t handed; /* bytes given to huge_later() */
+    char unused[40];
 } mem_region;
 
 typedef struct mem_block {
@@ -51,6 +49,7 @@ void mem_blocks_free(mem_blocks *b)
 {
     for (mem_region *r = b->regions; r;) {
         mem_region *next = r->next;
+        huge_forget((char *)r, r->bytes);
         munmap(r, r->bytes);
         r = next;
     }
@@ -138,6 +137,13 @@ static char *map_aligned(size_t bytes)
     return p + head;
 }
 
+/* Hands on what was used at least once: the first `bytes` of the region. */
+static void region_huge(mem_region *r, size_t bytes)
+{
+    for (; r->handed + HUGE <= bytes; r->handed += HUGE)
+        huge_later((char *)r + r->handed);
+}
+
 static int region_add(mem_blocks *b, size_t need)
 {
     mem_region *old = b->regions, *r;
@@ -152,12 +158,13 @@ static int region_add(mem_blocks *b, size_t need)
     if (!r)
         return err_set(PERSIA_ENOMEM, "no %zu bytes for an index: %s", bytes,
                        strerror(errno));
-    if (bytes >= REGION_HUGE)
+    if (bytes >= REGION_HUGE && !huge_can())
         madvise(r, bytes, MADV_HUGEPAGE);
-    else if (old && old->bytes >= HUGE) /* it is full now; best effort */
-        madvise(old, old->bytes, MADV_COLLAPSE);
+    if (old)
+        region_huge(old, old->bytes);
     r->next = old;
     r->bytes = bytes;
+    r->handed = 0;
     b->regions = r;
     k = (mem_block *)(void *)(r + 1);
     k->bytes = bytes - sizeof *r;
@@ -197,6 +204,10 @@ static int take_locked(mem_blocks *b, size_t bytes, void **out)
     block_cut(b, k, bytes);
     k->used = 1;
     b->bytes += k->bytes;
+    if ((char *)k > (char *)b->regions &&
+        (char *)k < (char *)b->regions + b->regions->bytes)
+        region_huge(b->regions,
+                    (size_t)((char *)k - (char *)b->regions) + k->bytes);
     *out = k + 1;
     return PERSIA_OK;
 }

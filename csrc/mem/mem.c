@@ -7,6 +7,7 @@
  * pages afterwards.
  */
 #include "mem/mem.h"
+#include "mem/huge.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -14,20 +15,18 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25 /* Linux 6.1 */
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
 
 #define PAGE ((size_t)4096)
-#define HUGE ((size_t)2 << 20)
-/* From this size on new pages are huge: one that is touched but hardly used
- * is then at most 12 % of the arena. */
+/* An arena that grows by small steps is touched by these, from the size on
+ * where they are at most 6 % of it: half the time of a fault for each page. */
+#define STEP ((size_t)64 << 10)
+#define STEPS_FROM (16 * STEP)
+/* Where full ranges cannot be made huge, pages are huge when touched, from
+ * this size on: one that is hardly used is then at most 12 % of the arena. */
 #define HUGE_AHEAD (8 * HUGE)
-/* Below that, ranges that are full are made huge afterwards. */
-#define HUGE_AFTER HUGE
-/* A collapse that took longer is the last one of its arena. */
-#define COLLAPSE_NS 20000000u
-#define NO_MORE SIZE_MAX
 
 int mem_charge(mem_limit *limit, uint64_t bytes)
 {
@@ -88,12 +87,17 @@ static int arena_reserve(mem_arena *a, size_t bytes)
         goto fail;
     if (!a->base) {
         madvise(p, want, MADV_WIPEONFORK);
-    } else if (mremap(a->base - a->lead, a->reserved, want,
-                      MREMAP_MAYMOVE | MREMAP_FIXED, p) == MAP_FAILED) {
-        int saved = errno;
-        munmap(p, want);
-        errno = saved;
-        goto fail;
+    } else {
+        char *was = a->base - a->lead, *left = huge_forget(was, a->reserved);
+        if (left)
+            a->handed = (size_t)(left - was);
+        if (mremap(was, a->reserved, want, MREMAP_MAYMOVE | MREMAP_FIXED,
+                   p) == MAP_FAILED) {
+            int saved = errno;
+            munmap(p, want);
+            errno = saved;
+            goto fail;
+        }
     }
     a->base = p + a->lead;
     a->reserved = want;
@@ -105,24 +109,31 @@ fail:
                    want, strerror(errno));
 }
 
-/* Makes at most one full range of small pages huge; here and in ahead_from
- * bytes are counted from the first of the mapping. */
-static void arena_collapse(mem_arena *a)
+/* Hands on what is full: all of the mapping up to the last whole 2 MiB, but
+ * for those that the lead leaves unused in part. */
+static void arena_huge(mem_arena *a)
 {
-    size_t used = a->size + a->lead;
-    if (a->collapsed == NO_MORE || used < HUGE_AFTER)
+    if (!a->handed && a->lead)
+        a->handed = HUGE;
+    for (; a->handed + HUGE <= a->size + a->lead; a->handed += HUGE)
+        huge_later(a->base - a->lead + a->handed);
+}
+
+/* Touches the pages behind `from`, where the arena goes on from there by a
+ * small step. */
+static void arena_touch(mem_arena *a, size_t from)
+{
+    const size_t end = a->size + a->lead;
+
+    if (a->touched < from)
+        a->touched = from;
+    if (end <= a->touched || a->size < STEPS_FROM)
         return;
-    size_t end = used & ~(HUGE - 1);
-    if (a->ahead_from && end > a->ahead_from)
-        end = a->ahead_from;
-    if (a->collapsed >= end)
-        return;
-    uint64_t start = clock_ns();
-    if (madvise(a->base - a->lead + a->collapsed, HUGE, MADV_COLLAPSE) ||
-        clock_ns() - start > COLLAPSE_NS)
-        a->collapsed = NO_MORE;
-    else
-        a->collapsed += HUGE;
+    if (end <= a->touched + STEP && a->touched + STEP <= a->reserved) {
+        size_t start = a->touched & ~(PAGE - 1);
+        madvise(a->base - a->lead + start, STEP, MADV_POPULATE_WRITE);
+        a->touched = start + STEP;
+    }
 }
 
 void mem_arena_init(mem_arena *a, mem_limit *limit, size_t lead)
@@ -148,21 +159,21 @@ int mem_arena_grow(mem_arena *a, size_t bytes)
             return code;
         }
     }
-    if (size >= HUGE_AHEAD && !a->ahead_from) {
-        /* Ranges touched so far keep their small pages until collapsed (by
-         * us or by the kernel's khugepaged). */
+    if (!huge_can() && size >= HUGE_AHEAD && a->size < HUGE_AHEAD)
         madvise(a->base - a->lead, a->reserved, MADV_HUGEPAGE);
-        a->ahead_from = round_up(a->size + a->lead + 1, HUGE);
-    }
-    arena_collapse(a);
+    size_t from = a->size + a->lead;
     a->size = size;
+    arena_touch(a, from);
+    arena_huge(a);
     return PERSIA_OK;
 }
 
 void mem_arena_free(mem_arena *a)
 {
-    if (a->base)
+    if (a->base) {
+        huge_forget(a->base - a->lead, a->reserved);
         munmap(a->base - a->lead, a->reserved);
+    }
     mem_release(a->limit, a->size);
     mem_arena_init(a, a->limit, a->lead);
 }

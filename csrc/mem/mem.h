@@ -2,9 +2,10 @@
  *
  * arena: one growable range of zeroed memory for fixed-size rows.  Growth
  * never copies: the range is reserved ahead and pages appear when touched
- * (a full reserve is moved by the kernel's page tables, mremap).  Small
- * arenas use 4 KiB pages, large ones ask for 2 MiB pages, so that a table
- * of few rows stays small and a table of many misses the TLB rarely.
+ * (a full reserve is moved by the kernel's page tables, mremap).  Pages have
+ * 4 KiB when they are touched; each full 2 MiB become one page afterwards, in
+ * the background (huge.h), so that a table of few rows stays small and a
+ * table of many misses the TLB rarely.
  */
 #ifndef PERSIA_MEM_H
 #define PERSIA_MEM_H
@@ -36,8 +37,8 @@ typedef struct mem_arena {
     size_t lead;     /* bytes before base that are not used */
     mem_limit *limit;
     /* private: */
-    size_t ahead_from; /* from here on pages are huge when touched; 0: none */
-    size_t collapsed;  /* up to here small pages were made huge afterwards */
+    size_t handed;  /* bytes of the mapping given to huge_later() */
+    size_t touched; /* bytes of the mapping that were touched ahead */
 } mem_arena;
 
 /* lead: where in its first 2 MiB the arena begins, a multiple of 64.  Arenas
@@ -45,8 +46,7 @@ typedef struct mem_arena {
 PERSIA_API void mem_arena_init(mem_arena *a, mem_limit *limit, size_t lead);
 /* Makes at least `bytes` usable (zero-filled where new).  The size is charged
  * to the limit in whole pages of 4 KiB; nothing changes on failure.  Takes
- * microseconds, or about 0.3 ms where 2 MiB of small pages become a huge one
- * (at most one a call). */
+ * microseconds, or, once in 64 KiB, those of touching them ahead. */
 PERSIA_API int mem_arena_grow(mem_arena *a, size_t bytes);
 PERSIA_API void mem_arena_free(mem_arena *a);
 

@@ -5,13 +5,16 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "mem/huge.h"
 #include "mem/mem.h"
 
 static const size_t MIB = (size_t)1 << 20;
@@ -127,11 +130,12 @@ static void test_arena_in_small_steps(void **state)
 
 static size_t resident_pages(const mem_arena *a)
 {
-    static unsigned char page[4096];
+    static unsigned char page[16384];
     size_t n = 0;
-    assert_true(a->reserved <= sizeof page * 4096);
-    assert_int_equal(mincore(a->base, a->reserved, page), 0);
-    for (size_t i = 0; i < a->reserved / 4096; i++)
+    const size_t bytes = a->reserved - a->lead;
+    assert_true(bytes <= sizeof page * 4096);
+    assert_int_equal(mincore(a->base, bytes, page), 0);
+    for (size_t i = 0; i < bytes / 4096; i++)
         n += page[i] & 1;
     return n;
 }
@@ -146,6 +150,89 @@ static void test_small_arenas_stay_small(void **state)
     memset(a.base, 1, 5000);
     assert_int_equal(resident_pages(&a), 2);
     mem_arena_free(&a);
+}
+
+/* Bytes of a mapping that are in 2 MiB pages. */
+static size_t huge_bytes(const char *at)
+{
+    char line[256];
+    size_t found = 0, kib;
+    int inside = 0;
+    FILE *f = fopen("/proc/self/smaps", "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f)) {
+        uintptr_t from, to;
+        if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " ", &from, &to) == 2)
+            inside = (uintptr_t)at >= from && (uintptr_t)at < to;
+        else if (inside && sscanf(line, "AnonHugePages: %zu", &kib) == 1)
+            found += kib * 1024;
+    }
+    fclose(f);
+    return found;
+}
+
+/* A growing arena waits for no huge page: it is touched in small ones, which
+ * are joined behind it, but for the 2 MiB that its lead leaves unused. */
+static void test_full_ranges_become_huge_behind(void **state)
+{
+    (void)state;
+    mem_arena a;
+    if (!huge_can())
+        skip();
+    mem_arena_init(&a, NULL, MIB);
+    for (size_t bytes = 0; bytes < 33 * MIB; bytes += 4096) {
+        assert_int_equal(mem_arena_grow(&a, bytes + 4096), PERSIA_OK);
+        a.base[bytes] = (char)(bytes / 4096);
+        if (bytes % (MIB / 4) == 0)
+            assert_true(resident_pages(&a) <= bytes / 4096 + 17);
+    }
+    huge_wait();
+    assert_true(huge_bytes(a.base) >= 28 * MIB);
+    for (size_t bytes = 0; bytes < 33 * MIB; bytes += 4096)
+        assert_int_equal(a.base[bytes], (char)(bytes / 4096));
+    mem_arena_free(&a);
+}
+
+/* Arenas that grow, move and go away while their ranges are worked on. */
+static void *arenas_come_and_go(void *arg)
+{
+    for (size_t turn = 0; turn < 20; turn++) {
+        mem_arena a;
+        mem_arena_init(&a, NULL, (size_t)(uintptr_t)arg * MIB);
+        for (size_t bytes = 0; bytes < (turn + 1) * MIB; bytes += 65536) {
+            if (mem_arena_grow(&a, bytes + 65536))
+                return NULL;
+            memset(a.base + bytes, (int)turn, 65536);
+        }
+        for (size_t i = 0; i < (turn + 1) * MIB; i += 4096)
+            if (a.base[i] != (char)turn)
+                return NULL;
+        mem_arena_free(&a);
+    }
+    return arg;
+}
+
+static void test_arenas_move_and_go_while_pages_are_made(void **state)
+{
+    (void)state;
+    pthread_t threads[2];
+    for (uintptr_t i = 0; i < 2; i++)
+        pthread_create(&threads[i], NULL, arenas_come_and_go,
+                       (void *)(i + 1));
+    for (uintptr_t i = 0; i < 2; i++) {
+        void *done;
+        pthread_join(threads[i], &done);
+        assert_ptr_equal(done, (void *)(i + 1));
+    }
+    mem_blocks b; /* the same with blocks */
+    mem_blocks_init(&b, NULL);
+    for (int i = 0; i < 100; i++) {
+        void *block;
+        assert_int_equal(mem_blocks_take(&b, 200000, &block), PERSIA_OK);
+        memset(block, i, 200000);
+    }
+    mem_blocks_free(&b);
+    huge_wait();
 }
 
 static void test_arena_at_its_limit_is_unchanged(void **state)
@@ -239,6 +326,8 @@ int main(void)
         cmocka_unit_test(test_arena_keeps_bytes_and_grows_zeroed),
         cmocka_unit_test(test_arena_in_small_steps),
         cmocka_unit_test(test_small_arenas_stay_small),
+        cmocka_unit_test(test_full_ranges_become_huge_behind),
+        cmocka_unit_test(test_arenas_move_and_go_while_pages_are_made),
         cmocka_unit_test(test_arena_at_its_limit_is_unchanged),
         cmocka_unit_test(test_arena_without_address_space_is_unchanged),
         cmocka_unit_test(test_forked_child_neither_copies_nor_crashes),

@@ -1,0 +1,179 @@
+/* huge.c: the thread that makes huge pages; see huge.h. */
+#include "mem/huge.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1 */
+#endif
+
+enum { IDLE_SECONDS = 2 };
+
+/* One a process.  Invariants, under the lock: a thread runs if n > 0 or
+ * now is set; ranges [0, n) wait, in their order. */
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t more, done; /* a range came; one was done */
+    char **ranges;
+    size_t n, room;
+    char *now; /* the range that is worked on */
+    int running;
+} huge = { .lock = PTHREAD_MUTEX_INITIALIZER,
+           .more = PTHREAD_COND_INITIALIZER,
+           .done = PTHREAD_COND_INITIALIZER };
+
+static int can; /* set once */
+
+static void can_find(void)
+{
+    can = !madvise(NULL, 0, MADV_COLLAPSE);
+}
+
+int huge_can(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    pthread_once(&once, can_find);
+    return can;
+}
+
+/* Copying into a huge page happens with the process's mappings locked.  The
+ * kernel takes the page that was freed last: one freed just now is backed by
+ * the host, and copying takes 0.3 ms, not 5. */
+static void page_warm(char *spare)
+{
+    if (!spare)
+        return;
+    *(volatile char *)spare = 1;
+    madvise(spare, HUGE, MADV_DONTNEED);
+}
+
+/* Address space for one huge page; NULL if there is none left. */
+static char *spare_map(char **map)
+{
+    char *p = mmap(NULL, 2 * HUGE, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    *map = p == MAP_FAILED ? NULL : p;
+    if (!*map)
+        return NULL;
+    p += (HUGE - (uintptr_t)p % HUGE) % HUGE;
+    madvise(p, HUGE, MADV_HUGEPAGE);
+    return p;
+}
+
+/* Waits for a range, with the lock held; 0: none came for a while. */
+static int range_await(void)
+{
+    struct timespec until;
+
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += IDLE_SECONDS;
+    while (!huge.n)
+        if (pthread_cond_timedwait(&huge.more, &huge.lock, &until))
+            return huge.n > 0;
+    return 1;
+}
+
+static void *huge_run(void *unused)
+{
+    char *map, *spare = spare_map(&map);
+
+    (void)unused;
+    pthread_mutex_lock(&huge.lock);
+    while (range_await()) {
+        huge.now = huge.ranges[0];
+        memmove(huge.ranges, huge.ranges + 1,
+                --huge.n * sizeof *huge.ranges);
+        pthread_mutex_unlock(&huge.lock);
+        page_warm(spare);
+        int rc = madvise(huge.now, HUGE, MADV_COLLAPSE);
+        pthread_mutex_lock(&huge.lock);
+        if (rc && errno == ENOMEM)
+            huge.n = 0; /* no huge page is left, for them as little */
+        huge.now = NULL;
+        pthread_cond_broadcast(&huge.done);
+    }
+    huge.running = 0;
+    pthread_mutex_unlock(&huge.lock);
+    if (map)
+        munmap(map, 2 * HUGE);
+    return NULL;
+}
+
+/* Starts the thread unless it runs: detached, and deaf to signals, which are
+ * for the user's threads. */
+static int thread_need(void)
+{
+    pthread_attr_t attr;
+    pthread_t thread;
+    sigset_t all, was;
+
+    if (huge.running)
+        return 1;
+    if (pthread_attr_init(&attr))
+        return 0;
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &was);
+    huge.running = !pthread_create(&thread, &attr, huge_run, NULL);
+    pthread_sigmask(SIG_SETMASK, &was, NULL);
+    pthread_attr_destroy(&attr);
+    return huge.running;
+}
+
+void huge_later(char *range)
+{
+    if (!huge_can())
+        return;
+    pthread_mutex_lock(&huge.lock);
+    if (huge.n == huge.room) {
+        size_t room = huge.room ? 2 * huge.room : 64;
+        char **wide = realloc(huge.ranges, room * sizeof *wide);
+        if (!wide)
+            goto out;
+        huge.ranges = wide;
+        huge.room = room;
+    }
+    if (thread_need())
+        huge.ranges[huge.n++] = range;
+    pthread_cond_signal(&huge.more);
+out:
+    pthread_mutex_unlock(&huge.lock);
+}
+
+char *huge_forget(const char *from, size_t bytes)
+{
+    char *lowest = NULL;
+    size_t kept = 0;
+
+    if (fork_check("a table") != PERSIA_OK) /* nor is there a thread */
+        return NULL;
+    pthread_mutex_lock(&huge.lock);
+    for (size_t i = 0; i < huge.n; i++) {
+        char *range = huge.ranges[i];
+        if (range < from || range >= from + bytes)
+            huge.ranges[kept++] = range;
+        else if (!lowest || range < lowest)
+            lowest = range;
+    }
+    huge.n = kept;
+    while (huge.now && huge.now >= from && huge.now < from + bytes)
+        pthread_cond_wait(&huge.done, &huge.lock);
+    pthread_mutex_unlock(&huge.lock);
+    return lowest;
+}
+
+void huge_wait(void)
+{
+    pthread_mutex_lock(&huge.lock);
+    while (huge.n || huge.now)
+        pthread_cond_wait(&huge.done, &huge.lock);
+    pthread_mutex_unlock(&huge.lock);
+}
