@@ -1,8 +1,10 @@
 /* client_group.c: chunks are ordered by cell (parallel over chunks), then
  * each cell's distinct ids are found with a small hash table that stays in
- * the cache (parallel over cells), then they are put side by side. */
+ * the cache (parallel over cells), then they are put side by side.  For the
+ * same ids all of that is known: each has the id of its place, or not. */
 #include "ps/client_group.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 enum {
@@ -25,12 +27,12 @@ static void *carve(char **at, size_t bytes)
 }
 
 /* Memory for all but the hash tables, and the list of chunks. */
-static int make_chunks(group *g)
+static int make_chunks(group *g, const group_batch *b)
 {
     size_t cells = (size_t)g->units * g->cells, ids = 0, chunks = 0;
-    for (size_t i = 0; i < g->segments_n; i++) {
-        ids += g->segments[i].n;
-        chunks += (g->segments[i].n + IDS_CHUNK - 1) / IDS_CHUNK;
+    for (size_t i = 0; i < b->segments_n; i++) {
+        ids += b->segments[i].n;
+        chunks += (b->segments[i].n + IDS_CHUNK - 1) / IDS_CHUNK;
     }
     if (ids >= GROUP_FIRST)
         return err_set(PERSIA_ELIMIT, "%zu ids in one batch, at most %u", ids,
@@ -38,16 +40,24 @@ static int make_chunks(group *g)
     size_t starts = chunks * (g->cells + 1);
     int rc = mem_buffer_need(
         &g->memory,
-        chunks * sizeof(group_chunk) + (g->units + 1) * sizeof(size_t) +
+        chunks * sizeof(group_chunk) + b->segments_n * sizeof *g->segments +
+            (g->units + 1) * (sizeof(size_t) + sizeof(uint32_t)) +
             (cells + 1) * 3 * sizeof(size_t) +
             ids * (2 * sizeof(uint64_t) + sizeof(uint32_t) +
                    sizeof(uint16_t)) +
-            starts * sizeof(uint16_t) + (size_t)64 * 10);
+            starts * sizeof(uint16_t) + (size_t)64 * 12);
     if (rc)
         return rc;
     char *p = g->memory.data;
     g->ids_n = ids;
     g->chunks_n = chunks;
+    g->segments_n = b->segments_n;
+    g->segments = carve(&p, b->segments_n * sizeof *g->segments);
+    g->tables = carve(&p, g->units * sizeof *g->tables);
+    for (size_t i = 0; i < b->segments_n; i++)
+        g->segments[i] = b->segments[i];
+    for (uint32_t u = 0; u < g->units; u++)
+        g->tables[u] = b->tables[u];
     g->chunks = carve(&p, chunks * sizeof(group_chunk));
     g->first_chunk = carve(&p, (g->units + 1) * sizeof(size_t));
     g->base = carve(&p, (cells + 1) * sizeof(size_t));
@@ -149,7 +159,7 @@ static int make_regions(group *g)
     }
     g->region[(size_t)g->units * g->cells] = ids;
     int rc = mem_buffer_need(&g->table_memory, entries * sizeof(uint32_t));
-    g->tables = g->table_memory.data;
+    g->entries = g->table_memory.data;
     return rc;
 }
 
@@ -195,7 +205,7 @@ static int distinct_cell(void *ctx, size_t index)
     if (n == 0)
         return PERSIA_OK;
     if (room > TABLE_ON_STACK)
-        entry = g->tables + g->table_at[index];
+        entry = g->entries + g->table_at[index];
     memset(entry, 0, room * sizeof *entry);
     g->base[index] = find_distinct(g, unit, cell, entry, room - 1,
                                    g->found + g->region[index]);
@@ -210,9 +220,7 @@ static int gather_cell(void *ctx, size_t i)
     return PERSIA_OK;
 }
 
-int group_make(group *g, sched *s, uint32_t shards,
-               const group_segment *segments, size_t segments_n,
-               uint32_t units)
+int group_make(group *g, sched *s, uint32_t shards, const group_batch *b)
 {
     g->s = s;
     g->shards = shards;
@@ -220,15 +228,13 @@ int group_make(group *g, sched *s, uint32_t shards,
     while (2 * g->subs * shards <= CELLS)
         g->subs *= 2;
     g->cells = shards * g->subs;
-    g->units = units;
-    g->segments = segments;
-    g->segments_n = segments_n;
-    int rc = make_chunks(g);
+    g->units = b->units;
+    int rc = make_chunks(g, b);
     if (!rc)
         rc = sched_for(s, g->chunks_n, split_chunk, g);
     if (!rc)
         rc = make_regions(g);
-    size_t cells = (size_t)units * g->cells, before = 0;
+    size_t cells = (size_t)g->units * g->cells, before = 0;
     if (!rc)
         rc = sched_for(s, cells, distinct_cell, g);
     if (rc)
@@ -240,4 +246,62 @@ int group_make(group *g, sched *s, uint32_t shards,
     }
     g->base[cells] = before;
     return sched_for(s, cells, gather_cell, g);
+}
+
+/* ---- the same batch again ---- */
+
+typedef struct fitting {
+    const group *g;
+    const group_segment *segments;
+    atomic_int differs;
+} fitting;
+
+/* Whether the ids of one cell of a chunk are those of their places. */
+HOT static uint64_t compare_run(const uint64_t *ids, const uint16_t *order,
+                                const uint32_t *place, size_t n,
+                                const uint64_t *distinct)
+{
+    uint64_t differs = 0;
+    for (size_t i = 0; i < n; i++)
+        differs |= ids[order[i]] ^ distinct[place[i] & ~GROUP_FIRST];
+    return differs;
+}
+
+static int compare_chunk(void *ctx, size_t i)
+{
+    fitting *f = ctx;
+    const group *g = f->g;
+    const group_chunk *c = &g->chunks[i];
+    const uint64_t *ids = f->segments[c->segment].ids + c->first;
+    const size_t *base = g->base + (size_t)c->unit * g->cells;
+    uint64_t differs = 0;
+    for (uint32_t cell = 0; cell < g->cells; cell++) {
+        uint32_t from = c->start[cell], to = c->start[cell + 1];
+        differs |= compare_run(ids, c->order + from, c->place + from,
+                               to - from, g->ids + base[cell]);
+    }
+    if (differs)
+        atomic_store(&f->differs, 1);
+    return PERSIA_OK;
+}
+
+int group_fits(group *g, const group_batch *b)
+{
+    if (g->units != b->units || g->segments_n != b->segments_n ||
+        memcmp(g->tables, b->tables, b->units * sizeof *b->tables) != 0)
+        return 0;
+    for (size_t i = 0; i < b->segments_n; i++)
+        if (g->segments[i].unit != b->segments[i].unit ||
+            g->segments[i].n != b->segments[i].n)
+            return 0;
+    fitting f = {.g = g, .segments = b->segments};
+    if (g->chunks_n)
+        (void)compare_chunk(&f, 0); /* mostly the first tells */
+    if (atomic_load(&f.differs) ||
+        sched_for(g->s, g->chunks_n, compare_chunk, &f) ||
+        atomic_load(&f.differs))
+        return 0;
+    for (size_t i = 0; i < b->segments_n; i++)
+        g->segments[i].ids = b->segments[i].ids;
+    return 1;
 }

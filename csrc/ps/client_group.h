@@ -41,9 +41,10 @@ typedef struct group {
     uint32_t shards, subs; /* subs: a power of two */
     uint32_t cells;        /* shards * subs */
     uint32_t units;
-    const group_segment *segments;
-    size_t segments_n;
     /* Made by group_make(): */
+    group_segment *segments; /* [segments_n] a copy */
+    size_t segments_n;
+    uint32_t *tables;        /* [units] a copy */
     size_t ids_n; /* of all segments */
     group_chunk *chunks;
     size_t chunks_n;
@@ -55,15 +56,23 @@ typedef struct group {
     size_t *region;      /* [units * cells + 1]: ids before each */
     size_t *table_at;    /* [units * cells]: of a large cell's hash table */
     uint64_t *found;     /* [ids_n] distinct ids, at their cell's region */
-    uint32_t *tables;
+    uint32_t *entries;   /* of hash tables */
     mem_buffer memory, table_memory;
 } group;
 
-/* shards, s, units and segments are set before.  Memory is kept for the next
- * batch. */
-int group_make(group *g, sched *s, uint32_t shards,
-               const group_segment *segments, size_t segments_n,
-               uint32_t units);
+/* What is grouped. */
+typedef struct group_batch {
+    const group_segment *segments;
+    size_t segments_n;
+    const uint32_t *tables; /* [units] their numbers */
+    uint32_t units;
+} group_batch;
+
+/* Memory is kept for the next batch. */
+int group_make(group *g, sched *s, uint32_t shards, const group_batch *b);
+/* Whether g, which was made, is what group_make() would make of b: then it
+ * is b's from now on, and else as before. */
+int group_fits(group *g, const group_batch *b);
 void group_free(group *g);
 
 /* Distinct ids of a unit at a shard: [from, to). */

@@ -251,6 +251,7 @@ void remote_destroy(remote *r)
         r->calls = k->next;
         call_free(k);
     }
+    keep_free(r);
     for (uint32_t i = 0; i < r->servers_n; i++) {
         server *s = r->servers[i];
         pthread_mutex_destroy(&s->lock);

@@ -213,9 +213,10 @@ static int put_answers(pulling *p)
 
 /* ---- the call ---- */
 
-/* Tables and jobs as units and segments; a table may have many jobs. */
+/* Tables in the order of their numbers (as in updates) and jobs as units and
+ * segments; a table may have many jobs. */
 static int make_units(pulling *p, const uint32_t *tables, size_t jobs_n,
-                      size_t *segments_n)
+                      group_batch *out)
 {
     remote *r = p->r;
     uint32_t known = r->tables_n;
@@ -231,7 +232,7 @@ static int make_units(pulling *p, const uint32_t *tables, size_t jobs_n,
     if (rc)
         return rc;
     char *at = p->k->lists.data;
-    (void)carve(&at, jobs_n * sizeof(group_segment)); /* segments() */
+    group_segment *segments = carve(&at, jobs_n * sizeof *segments);
     size_t *job_of = carve(&at, jobs_n * sizeof(size_t));
     uint32_t *unit_of = carve(&at, known * sizeof(uint32_t));
     uint32_t *table = carve(&at, units * sizeof(uint32_t));
@@ -245,25 +246,27 @@ static int make_units(pulling *p, const uint32_t *tables, size_t jobs_n,
     p->job_of = job_of;
     p->table = table;
     p->dim = dim;
-    memset(unit_of, 0xFF, known * sizeof *unit_of);
+    memset(unit_of, 0, known * sizeof *unit_of);
     memset(next, 0, (units + 1) * sizeof *next);
     for (size_t i = 0; i < jobs_n; i++) {
         if (tables[i] >= known)
             return err_set(PERSIA_EARG, "the store has no table number %u",
                            tables[i]);
-        uint32_t *unit = &unit_of[tables[i]];
-        if (*unit == UINT32_MAX) {
-            *unit = p->units++;
-            table[*unit] = tables[i];
-            dim[*unit] = r->tables[tables[i]]->dim;
-        }
-        next[*unit + 1] += p->jobs[i].n > 0; /* of units 0 .. before */
+        unit_of[tables[i]] = 1; /* it is one */
         p->want_rows |= p->jobs[i].rows != NULL;
     }
+    for (uint32_t t = 0; t < known; t++) {
+        if (!unit_of[t])
+            continue;
+        table[p->units] = t;
+        dim[p->units] = r->tables[t]->dim;
+        unit_of[t] = p->units++;
+    }
+    for (size_t i = 0; i < jobs_n; i++) /* of units 0 .. before */
+        next[unit_of[tables[i]] + 1] += p->jobs[i].n > 0;
     for (uint32_t u = 0; u < p->units; u++)
         next[u + 1] += next[u];
-    *segments_n = next[p->units];
-    group_segment *segments = p->k->lists.data;
+    *out = (group_batch){segments, next[p->units], table, p->units};
     for (size_t i = 0; i < jobs_n; i++) {
         uint32_t unit = unit_of[tables[i]];
         if (p->jobs[i].n == 0)
@@ -281,12 +284,12 @@ static int pull(pulling *p, const uint32_t *tables, size_t jobs_n,
 {
     remote *r = p->r;
     call *k = p->k;
-    size_t segments_n = 0, to_n = 0;
-    int rc = make_units(p, tables, jobs_n, &segments_n);
-    if (rc || segments_n == 0)
+    group_batch batch;
+    size_t to_n = 0;
+    int rc = make_units(p, tables, jobs_n, &batch);
+    if (rc || batch.segments_n == 0)
         return rc;
-    rc = group_make(&k->group, r->s, p->shards, k->lists.data, segments_n,
-                    p->units);
+    rc = group_make(&k->group, r->s, p->shards, &batch);
     if (!rc)
         rc = mem_buffer_need(&k->messages, p->shards * sizeof(server *));
     if (rc)
@@ -302,7 +305,10 @@ static int pull(pulling *p, const uint32_t *tables, size_t jobs_n,
         return rc;
     r->counts.ids += k->group.ids_n;
     r->counts.distinct += group_distinct(&k->group);
-    return put_answers(p);
+    rc = put_answers(p);
+    if (!rc && p->want_rows) /* for the update */
+        keep_group(r, &k->group, &batch);
+    return rc;
 }
 
 int remote_pull(remote *r, const uint32_t *tables, pull_job *jobs,

@@ -395,7 +395,7 @@ static int check_job(const table_config *t, const push_job *job)
 }
 
 /* Checks the jobs; their parts become segments. */
-static int make_segments(pushing *p, size_t *segments_n)
+static int make_segments(pushing *p, group_batch *out)
 {
     uint64_t seen[PS_TABLES_MAX / 64] = {0};
     size_t parts = 0, at = 0;
@@ -429,23 +429,25 @@ static int make_segments(pushing *p, size_t *segments_n)
     for (uint32_t u = 0; u < p->units; u++) {
         const push_job *job = &p->jobs[u];
         for (size_t i = 0; i < job->parts_n; i++) {
+            if (job->parts[i].n == 0)
+                continue;
             segments[at] = (group_segment){u, job->parts[i].n,
                                            job->parts[i].ids};
             p->part_of[at++] = &job->parts[i];
         }
     }
-    *segments_n = at;
+    *out = (group_batch){segments, at, p->table, p->units};
     return PERSIA_OK;
 }
 
 /* All that can fail before a shard hears of the update. */
 static int prepare(pushing *p)
 {
-    size_t segments_n = 0;
-    int rc = make_segments(p, &segments_n);
-    if (!rc)
-        rc = group_make(&p->k->group, p->r->s, p->shards,
-                        p->k->lists.data, segments_n, p->units);
+    group_batch batch;
+    group *g = &p->k->group;
+    int rc = make_segments(p, &batch);
+    if (!rc && !keep_find(p->r, g, &batch))
+        rc = group_make(g, p->r->s, p->shards, &batch);
     if (!rc)
         rc = make_sums(p);
     if (!rc)

@@ -4,6 +4,7 @@
  *   client_remote.c  what it knows of its servers; servers that come back
  *   client_fan.c     requests to several servers at once, tried again
  *   client_group.c   the distinct ids of a batch, by table and shard
+ *   client_keep.c    groups of lookups, until their updates come
  *   client_tables.c, client_pull.c, client_push.c, client_rows.c
  *
  * Every request names the boot of the server that it is meant for.  A server
@@ -112,6 +113,14 @@ int fan_run(call *k, const fan *f, uint64_t deadline);
 
 /* ---- the client ---- */
 
+enum { KEPT_MAX = 16 };
+/* A group of a lookup whose update may come. */
+typedef struct kept {
+    group group;
+    uint64_t print; /* of its batch */
+    uint64_t turn;  /* rises; 0: only the memory is kept */
+} kept;
+
 typedef struct remote {
     sched *s;
     server **servers; /* [servers_n] by shard */
@@ -138,6 +147,9 @@ typedef struct remote {
     uint64_t joined_step;      /* the one before its next */
     char lost_text[FAN_TEXT];  /* not told yet; "": none */
     call *calls;               /* free */
+    kept kept[KEPT_MAX];
+    uint64_t kept_turn;        /* the last one given */
+    size_t kept_bytes;
 
     _Atomic(uint64_t) updates; /* of shard 0 */
     /* Updates of an earlier life of the rank that servers do not have; the
@@ -148,6 +160,12 @@ typedef struct remote {
             retries, duplicates, reconnects, lost, stale;
     } counts;
 } remote;
+
+/* Keeps g, which was made of b, and leaves older memory in its place. */
+void keep_group(remote *r, group *g, const group_batch *b);
+/* Whether a kept one fits b: then it is in g.  Else g is to be made. */
+int keep_find(remote *r, group *g, const group_batch *b);
+void keep_free(remote *r);
 
 uint64_t remote_deadline(const remote *r);
 /* Who asks, as this server knows it. */
