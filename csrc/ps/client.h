@@ -4,8 +4,8 @@
  * Two bodies: *local*, the shard of this process, called directly; *remote*,
  * N shards behind channels.  A remote call finds the distinct ids of each
  * table in the batch, sends every shard its own in one message for all
- * tables, and puts the answers where the jobs want them.  Same jobs, same
- * bits.
+ * tables (lookups of megabytes: in a few), and puts the answers where the
+ * jobs want them.  Same jobs, same bits.
  *
  * All functions may be called from any thread; client_destroy() must be last.
  * Remote calls wait at most `timeout_ns` in all, retries included, poll

@@ -3,6 +3,25 @@
 
 #include <string.h>
 
+/* Bytes of values in one reply, about.  A large pull is cut into pieces: while
+ * one is on its way the server reads the next and the one before is put in
+ * its place here. */
+enum { PIECE_BYTES = 2 << 20 };
+
+/* What one request asks of one table: its ids of neighbouring cells. */
+typedef struct wanted {
+    uint32_t unit;
+    uint32_t from, to; /* cells */
+    size_t chunk_at;   /* chunks of the wanted before, in this piece */
+    wire_values got;
+} wanted;
+
+/* What one request asks: wanted [from, to) of one shard. */
+typedef struct piece {
+    size_t from, to;
+    uint64_t bytes; /* of the values */
+} piece;
+
 /* One pull: its units are the tables that it reads. */
 typedef struct pulling {
     remote *r;
@@ -12,11 +31,12 @@ typedef struct pulling {
     uint32_t units, shards;
     const uint32_t *table;   /* [units] its number here */
     const uint32_t *dim;     /* [units] */
-    /* What each shard is asked for: units with ids there. */
-    wire_pull_table *asked;  /* [shards * units] */
-    uint32_t *asked_unit;    /* [shards * units] */
-    uint32_t *asked_n;       /* [shards] */
-    wire_values *got;        /* [units * shards] */
+    piece *pieces;           /* [pieces_n] a request each */
+    size_t pieces_n;
+    server **to;             /* [pieces_n] */
+    wanted *wanted;          /* [wanted_n] */
+    wire_pull_table *asked;  /* [wanted_n] */
+    size_t wanted_n;
     float *wide;             /* vectors that did not come as fp32, packed */
     size_t *wide_at;         /* [units] floats */
     uint32_t want_rows;
@@ -29,94 +49,157 @@ static void *carve(char **at, size_t bytes)
     return p;
 }
 
+/* ---- pieces ---- */
+
+static uint64_t row_bytes(const pulling *p, uint32_t unit)
+{
+    return p->dim[unit] * wire_dtype_bytes(p->r->dtype) +
+           2 * sizeof(uint32_t);
+}
+
+/* Bytes of the values that a shard is asked for. */
+static uint64_t shard_bytes(const pulling *p, uint32_t shard)
+{
+    const group *g = &p->k->group;
+    uint64_t bytes = 0;
+    for (uint32_t u = 0; u < p->units; u++)
+        bytes += (group_to(g, u, shard) - group_from(g, u, shard)) *
+                 row_bytes(p, u);
+    return bytes;
+}
+
+/* Adds the ids of a cell to the last piece. */
+static void ask_cell(pulling *p, uint32_t unit, uint32_t cell)
+{
+    const group *g = &p->k->group;
+    piece *last = &p->pieces[p->pieces_n - 1];
+    size_t first = g->base[(size_t)unit * g->cells + cell];
+    size_t n = g->base[(size_t)unit * g->cells + cell + 1] - first;
+    if (last->from == last->to || p->wanted[last->to - 1].unit != unit) {
+        p->asked[last->to] = (wire_pull_table){.ids = g->ids + first};
+        p->wanted[last->to] = (wanted){.unit = unit, .from = cell};
+        p->wanted_n = ++last->to;
+    }
+    p->asked[last->to - 1].n += n;
+    p->wanted[last->to - 1].to = cell + 1;
+    last->bytes += n * row_bytes(p, unit);
+}
+
+/* Cuts what a shard is asked for into pieces of about one size. */
+static int ask_shard(pulling *p, uint32_t shard)
+{
+    const group *g = &p->k->group;
+    const uint64_t bytes = shard_bytes(p, shard);
+    const uint64_t pieces = (bytes + PIECE_BYTES - 1) / PIECE_BYTES;
+    const uint64_t limit = p->r->message_limit;
+    uint64_t done = 0, cuts = 0;
+    for (uint32_t u = 0; u < p->units; u++)
+        for (uint32_t c = shard * g->subs; c < (shard + 1) * g->subs; c++) {
+            const size_t *base = g->base + (size_t)u * g->cells + c;
+            if (base[1] == base[0])
+                continue;
+            if (done * pieces >= cuts * bytes) {
+                p->to[p->pieces_n] = p->r->servers[shard];
+                p->pieces[p->pieces_n++] = (piece){p->wanted_n, p->wanted_n,
+                                                   0};
+                cuts++;
+            }
+            ask_cell(p, u, c);
+            done += (base[1] - base[0]) * row_bytes(p, u);
+            uint64_t size = p->pieces[p->pieces_n - 1].bytes;
+            if (limit && size > limit)
+                return err_set(PERSIA_ELIMIT,
+                               "a reply of %s would have %llu bytes, the "
+                               "limit is %llu; make the batch smaller or the "
+                               "limit larger", p->r->servers[shard]->address,
+                               (unsigned long long)size,
+                               (unsigned long long)limit);
+        }
+    return PERSIA_OK;
+}
+
+/* What is asked of whom. */
+static int ask_shards(pulling *p)
+{
+    size_t pieces = 0;
+    for (uint32_t s = 0; s < p->shards; s++)
+        pieces += shard_bytes(p, s) / PIECE_BYTES + 1;
+    size_t most = pieces + (size_t)p->shards * p->units;
+    int rc = mem_buffer_need(
+        &p->k->messages,
+        pieces * (sizeof(piece) + sizeof(server *)) +
+            most * (sizeof(wanted) + sizeof(wire_pull_table)) +
+            (size_t)64 * 4);
+    if (rc)
+        return rc;
+    char *at = p->k->messages.data;
+    p->pieces = carve(&at, pieces * sizeof *p->pieces);
+    p->to = carve(&at, pieces * sizeof *p->to);
+    p->wanted = carve(&at, most * sizeof *p->wanted);
+    p->asked = carve(&at, most * sizeof *p->asked);
+    for (uint32_t s = 0; s < p->shards && !rc; s++)
+        rc = ask_shard(p, s);
+    return rc;
+}
+
 /* ---- messages ---- */
 
 static int encode_pull(void *ctx, const request *q, wire_out *o)
 {
     const pulling *p = ctx;
-    size_t shard = q->to->shard;
-    wire_pull_table *tables = p->asked + shard * p->units;
-    uint32_t n = p->asked_n[shard];
+    const piece *one = &p->pieces[q->index];
     pthread_mutex_lock(&q->to->lock);
-    for (uint32_t i = 0; i < n; i++)
-        tables[i].no =
-            q->to->numbers[p->table[p->asked_unit[shard * p->units + i]]];
+    for (size_t i = one->from; i < one->to; i++)
+        p->asked[i].no = q->to->numbers[p->table[p->wanted[i].unit]];
     pthread_mutex_unlock(&q->to->lock);
     wire_pull m = {.caller = q->caller, .dtype = p->r->dtype,
-                   .want_rows = p->want_rows, .tables = tables,
-                   .tables_n = n};
+                   .want_rows = p->want_rows, .tables = p->asked + one->from,
+                   .tables_n = one->to - one->from};
     return wire_put_pull(o, &m);
 }
+
+static int put_piece(pulling *p, const piece *one);
 
 static int accept_pull(void *ctx, request *q)
 {
     pulling *p = ctx;
-    size_t shard = q->to->shard;
+    const piece *one = &p->pieces[q->index];
     wire_pull_reply m;
     int rc = wire_get_pull_reply(q->reply.data, q->reply.n, &p->k->memory,
                                  &m);
     if (rc)
         return remote_bad_reply(q->to, err_text());
-    if (m.tables_n != p->asked_n[shard] || m.dtype != p->r->dtype)
+    if (m.tables_n != one->to - one->from || m.dtype != p->r->dtype)
         return remote_bad_reply(q->to, "not the tables that were asked for");
-    for (uint32_t i = 0; i < m.tables_n; i++) {
-        uint32_t unit = p->asked_unit[shard * p->units + i];
+    for (size_t i = 0; i < m.tables_n; i++) {
         const wire_values *v = &m.tables[i];
-        if (v->n != p->asked[shard * p->units + i].n ||
-            v->dim != p->dim[unit] || (p->want_rows && !v->rows))
+        wanted *w = &p->wanted[one->from + i];
+        if (v->n != p->asked[one->from + i].n ||
+            v->dim != p->dim[w->unit] || (p->want_rows && !v->rows))
             return remote_bad_reply(q->to, "not the rows that were asked "
                                     "for");
-        p->got[unit * p->shards + shard] = *v;
+        w->got = *v;
     }
-    return PERSIA_OK;
-}
-
-/* Lists what each shard is asked for, and the shards that are asked. */
-static int ask_shards(pulling *p, server **to, size_t *to_n)
-{
-    const group *g = &p->k->group;
-    size_t item = wire_dtype_bytes(p->r->dtype);
-    *to_n = 0;
-    for (uint32_t s = 0; s < p->shards; s++) {
-        uint32_t n = 0;
-        uint64_t bytes = 0;
-        for (uint32_t u = 0; u < p->units; u++) {
-            size_t from = group_from(g, u, s), rows = group_to(g, u, s) - from;
-            if (rows == 0)
-                continue;
-            size_t at = (size_t)s * p->units + n++;
-            p->asked_unit[at] = u;
-            p->asked[at] = (wire_pull_table){.n = rows,
-                                             .ids = g->ids + from};
-            bytes += rows * (p->dim[u] * item + 2 * sizeof(uint32_t));
-        }
-        p->asked_n[s] = n;
-        if (n)
-            to[(*to_n)++] = p->r->servers[s];
-        if (p->r->message_limit && bytes > p->r->message_limit)
-            return err_set(PERSIA_ELIMIT,
-                           "the reply of %s would have %llu bytes, the limit "
-                           "is %llu; make the batch smaller or the limit "
-                           "larger", p->r->servers[s]->address,
-                           (unsigned long long)bytes,
-                           (unsigned long long)p->r->message_limit);
-    }
-    return PERSIA_OK;
+    return put_piece(p, one);
 }
 
 /* ---- answers to their places ---- */
 
+typedef struct putting {
+    pulling *p;
+    const piece *piece;
+} putting;
+
 static int widen_values(void *ctx, size_t i)
 {
-    pulling *p = ctx;
-    wire_values *v = &p->got[i];
-    uint32_t unit = (uint32_t)(i / p->shards);
-    uint32_t shard = (uint32_t)(i % p->shards);
-    const group *g = &p->k->group;
-    if (v->n == 0)
-        return PERSIA_OK;
-    size_t first = group_from(g, unit, shard) - group_from(g, unit, 0);
-    float *to = p->wide + p->wide_at[unit] + first * v->dim;
+    const putting *c = ctx;
+    pulling *p = c->p;
+    wanted *w = &p->wanted[c->piece->from + i];
+    wire_values *v = &w->got;
+    const size_t *base = p->k->group.base +
+                         (size_t)w->unit * p->k->group.cells;
+    float *to = p->wide + p->wide_at[w->unit] +
+                (base[w->from] - base[0]) * v->dim;
     wire_widen(p->r->dtype, v->n, v->dim, v->values, v->scales, to, v->dim);
     v->values = to;
     return PERSIA_OK;
@@ -163,52 +246,74 @@ static void scatter_rows(const uint32_t *from, const uint32_t *place,
 
 static int scatter_chunk(void *ctx, size_t index)
 {
-    const pulling *p = ctx;
+    const putting *t = ctx;
+    const pulling *p = t->p;
     const group *g = &p->k->group;
-    const group_chunk *c = &g->chunks[index];
+    size_t low = t->piece->from, high = t->piece->to;
+    while (high - low > 1) { /* the table of this chunk */
+        size_t mid = (low + high) / 2;
+        if (p->wanted[mid].chunk_at <= index)
+            low = mid;
+        else
+            high = mid;
+    }
+    const wanted *w = &p->wanted[low];
+    const group_chunk *c =
+        &g->chunks[g->first_chunk[w->unit] + index - w->chunk_at];
     const pull_job *job = &p->jobs[p->job_of[c->segment]];
     const uint32_t dim = p->dim[c->unit];
     const size_t *base = g->base + (size_t)c->unit * g->cells;
     float *out = job->out + c->first * job->stride;
 
-    for (uint32_t cell = 0; cell < g->cells; cell++) {
+    for (uint32_t cell = w->from; cell < w->to; cell++) {
         uint32_t from = c->start[cell], n = c->start[cell + 1] - from;
-        uint32_t shard = cell / g->subs;
         if (n == 0)
             continue;
-        const wire_values *v = &p->got[c->unit * p->shards + shard];
-        size_t first = base[cell] - base[shard * g->subs];
+        size_t first = base[cell] - base[w->from];
         (dim == 16   ? scatter_16
          : dim == 64 ? scatter_64
-                     : scatter_any)((const float *)v->values + first * dim,
+                     : scatter_any)((const float *)w->got.values +
+                                        first * dim,
                                     c->place + from, c->order + from, n, out,
                                     job->stride, dim);
         if (job->rows)
-            scatter_rows(v->rows + first, c->place + from, c->order + from, n,
-                         job->rows + c->first);
+            scatter_rows(w->got.rows + first, c->place + from,
+                         c->order + from, n, job->rows + c->first);
     }
     return PERSIA_OK;
 }
 
-static int put_answers(pulling *p)
+static int put_piece(pulling *p, const piece *one)
 {
     const group *g = &p->k->group;
-    if (p->r->dtype != WIRE_FP32) {
-        size_t floats = 0;
-        for (uint32_t u = 0; u < p->units; u++) {
-            p->wide_at[u] = floats;
-            floats += (group_to(g, u, p->shards - 1) - group_from(g, u, 0)) *
-                      p->dim[u];
-        }
-        int rc = mem_buffer_need(&p->k->rows, floats * sizeof(float));
-        p->wide = p->k->rows.data;
-        if (!rc)
-            rc = sched_for(p->r->s, (size_t)p->units * p->shards,
-                           widen_values, p);
-        if (rc)
-            return rc;
+    putting t = {p, one};
+    size_t chunks = 0;
+    for (size_t i = one->from; i < one->to; i++) {
+        wanted *w = &p->wanted[i];
+        w->chunk_at = chunks;
+        chunks += g->first_chunk[w->unit + 1] - g->first_chunk[w->unit];
     }
-    return sched_for(p->r->s, g->chunks_n, scatter_chunk, p);
+    int rc = PERSIA_OK;
+    if (p->r->dtype != WIRE_FP32)
+        rc = sched_for(p->r->s, one->to - one->from, widen_values, &t);
+    return rc ? rc : sched_for(p->r->s, chunks, scatter_chunk, &t);
+}
+
+/* Room for vectors that come narrower than fp32. */
+static int make_wide(pulling *p)
+{
+    const group *g = &p->k->group;
+    size_t floats = 0;
+    if (p->r->dtype == WIRE_FP32)
+        return PERSIA_OK;
+    for (uint32_t u = 0; u < p->units; u++) {
+        p->wide_at[u] = floats;
+        floats += (group_to(g, u, p->shards - 1) - group_from(g, u, 0)) *
+                  p->dim[u];
+    }
+    int rc = mem_buffer_need(&p->k->rows, floats * sizeof(float));
+    p->wide = p->k->rows.data;
+    return rc;
 }
 
 /* ---- the call ---- */
@@ -224,11 +329,9 @@ static int make_units(pulling *p, const uint32_t *tables, size_t jobs_n,
     int rc = mem_buffer_need(
         &p->k->lists,
         jobs_n * (sizeof(group_segment) + sizeof(size_t)) +
-            known * sizeof(uint32_t) + units * 3 * sizeof(size_t) +
-            p->shards * (units * (sizeof(wire_pull_table) +
-                                  sizeof(uint32_t) + sizeof(wire_values)) +
-                         sizeof(uint32_t) + sizeof(server *)) +
-            (size_t)64 * 12);
+            known * sizeof(uint32_t) +
+            units * (sizeof(size_t) + 2 * sizeof(uint32_t)) +
+            (size_t)64 * 8);
     if (rc)
         return rc;
     char *at = p->k->lists.data;
@@ -238,10 +341,6 @@ static int make_units(pulling *p, const uint32_t *tables, size_t jobs_n,
     uint32_t *table = carve(&at, units * sizeof(uint32_t));
     uint32_t *dim = carve(&at, units * sizeof(uint32_t));
     size_t *next = carve(&at, (units + 1) * sizeof(size_t));
-    p->asked = carve(&at, p->shards * units * sizeof *p->asked);
-    p->asked_unit = carve(&at, p->shards * units * sizeof(uint32_t));
-    p->asked_n = carve(&at, p->shards * sizeof(uint32_t));
-    p->got = carve(&at, p->shards * units * sizeof *p->got);
     p->wide_at = next; /* not used any more then */
     p->job_of = job_of;
     p->table = table;
@@ -275,7 +374,6 @@ static int make_units(pulling *p, const uint32_t *tables, size_t jobs_n,
                                                p->jobs[i].ids};
         job_of[next[unit]++] = i;
     }
-    memset(p->got, 0, p->units * p->shards * sizeof *p->got);
     return PERSIA_OK;
 }
 
@@ -285,18 +383,16 @@ static int pull(pulling *p, const uint32_t *tables, size_t jobs_n,
     remote *r = p->r;
     call *k = p->k;
     group_batch batch;
-    size_t to_n = 0;
     int rc = make_units(p, tables, jobs_n, &batch);
     if (rc || batch.segments_n == 0)
         return rc;
     rc = group_make(&k->group, r->s, p->shards, &batch);
     if (!rc)
-        rc = mem_buffer_need(&k->messages, p->shards * sizeof(server *));
-    if (rc)
-        return rc;
-    rc = ask_shards(p, k->messages.data, &to_n);
+        rc = ask_shards(p);
     if (!rc)
-        rc = fan_prepare(k, k->messages.data, to_n);
+        rc = make_wide(p);
+    if (!rc)
+        rc = fan_prepare(k, p->to, p->pieces_n);
     fan f = {.method = WIRE_PULL, .encode = encode_pull,
              .accept = accept_pull, .ctx = p};
     if (!rc)
@@ -305,10 +401,9 @@ static int pull(pulling *p, const uint32_t *tables, size_t jobs_n,
         return rc;
     r->counts.ids += k->group.ids_n;
     r->counts.distinct += group_distinct(&k->group);
-    rc = put_answers(p);
-    if (!rc && p->want_rows) /* for the update */
+    if (p->want_rows) /* for the update */
         keep_group(r, &k->group, &batch);
-    return rc;
+    return PERSIA_OK;
 }
 
 int remote_pull(remote *r, const uint32_t *tables, pull_job *jobs,

@@ -393,6 +393,55 @@ static void large_batches_have_the_bits_of_local(void **state)
     }
 }
 
+static void large_lookups_come_in_pieces(void **state)
+{
+    enum { N = 20000, JOBS = 3, DIM = 64 };
+    static const uint32_t tables[JOBS] = {1, 0, 1};
+    static uint64_t ids[JOBS][N];
+    static float out[2][JOBS][N * DIM];
+    static uint32_t rows[2][JOBS][N];
+    (void)state;
+    for (uint32_t dtype = 0; dtype < WIRE_DTYPES; dtype++) {
+        cluster c;
+        ps *p;
+        ps_client *both[2] = {local_client(&p), NULL};
+        cluster_make(&c, 2);
+        client_config config = cluster_config(&c);
+        config.dtype = dtype;
+        both[1] = cluster_client(&c, &config);
+        turn = dtype;
+        for (size_t i = 0; i < (size_t)JOBS * N; i++)
+            ids[i / N][i % N] = random_below(4 * N);
+        for (int k = 0; k < 2; k++) {
+            pull_job jobs[JOBS];
+            for (size_t i = 0; i < JOBS; i++)
+                jobs[i] = (pull_job){.n = N, .ids = ids[i],
+                                     .out = out[k][i],
+                                     .stride = kinds[tables[i]].dim,
+                                     .rows = rows[k][i]};
+            declare_all(both[k]);
+            if (k) /* some pieces have to be asked for again */
+                atomic_store(&c.nodes[1].lose, 64);
+            if (client_pull(both[k], tables, jobs, JOBS))
+                fail_msg("%s", err_text());
+        }
+        for (size_t i = 0; i < JOBS; i++)
+            for (size_t x = 0; x < N * kinds[tables[i]].dim; x++) {
+                float want = out[0][i][x], got = out[1][i][x];
+                if (dtype == WIRE_FP32 ? want != got
+                                       : fabsf(want - got) > 0.01f)
+                    fail_msg("job %zu, float %zu: %g, not %g", i, x,
+                             (double)got, (double)want);
+            }
+        assert_memory_equal(rows[0], rows[1], sizeof rows[0]);
+        assert_true(cluster_calls(&c, WIRE_PULL) >= 4);
+        client_destroy(both[1]);
+        client_destroy(both[0]);
+        ps_destroy(p);
+        cluster_free(&c);
+    }
+}
+
 /* ---- narrow values ---- */
 
 static void narrow_values_come_close(void **state)
@@ -629,6 +678,7 @@ int main(void)
         cmocka_unit_test(one_shard_has_the_bits_of_local),
         cmocka_unit_test(some_shards_have_the_bits_of_local),
         cmocka_unit_test(large_batches_have_the_bits_of_local),
+        cmocka_unit_test(large_lookups_come_in_pieces),
         cmocka_unit_test(narrow_values_come_close),
         cmocka_unit_test(rows_are_set_and_cleared),
         cmocka_unit_test(servers_may_number_tables_differently),
