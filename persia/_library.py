@@ -100,6 +100,11 @@ def _refuse_double_backward() -> None:
         )
 
 
+def _rows_are_contiguous(grad: Tensor) -> bool:
+    apart, step = grad.stride()
+    return step == 1 and apart >= grad.shape[1]
+
+
 # Compiled code and direct calls of the op. Compilers reuse the buffers of a
 # graph, so the push copies its gradient (keep=False).
 
@@ -168,7 +173,11 @@ class _Pull(torch.autograd.Function):
         if grad is None:
             return (None,) * 7
         values, offsets, weights, rows = ctx.saved_tensors
-        grad = grad.contiguous()
+        held = HELD.get(ctx.store)
+        # Columns of a wider gradient (torch.cat) stay where they are, unless
+        # they wait for a step: a view has the version of the whole.
+        if held is not None or not _rows_are_contiguous(grad):
+            grad = grad.contiguous()
         try:
             _push(
                 grad,
@@ -183,7 +192,6 @@ class _Pull(torch.autograd.Function):
             )
         except RuntimeError as error:
             raise typed(error) from None
-        held = HELD.get(ctx.store)
         if held is not None:
             tensors = (grad, values, offsets, weights)
             held.append((tensors, versions(*tensors)))

@@ -259,25 +259,30 @@ void push(const Tensor &grad, const Tensor &values, const Optional &offsets,
     expect(rows, "rows", ScalarType::Int, "int32");
     size_t height =
         shape.kind == PLAN_BAGS ? g.grad.batch.bags : g.grad.batch.n;
+    /* Its rows may lie apart: columns of a wider gradient, as those of what
+     * torch.cat() joined to the embeddings, are taken where they are. */
+    bool dense = grad.is_contiguous();
     if (grad.scalar_type() != ScalarType::Float || grad.dim() != 2 ||
         grad.size(0) != static_cast<int64_t>(height) ||
-        grad.size(1) != shape.width || !grad.is_contiguous() ||
-        rows.numel() != values.numel()) {
+        grad.size(1) != shape.width || rows.numel() != values.numel() ||
+        !(dense || (grad.stride(1) == 1 && grad.stride(0) >= shape.width))) {
         err_set(PERSIA_ESHAPE,
-                "the gradient is not a contiguous float32 tensor [%zu, %u]",
-                height, shape.width);
+                "the gradient is not a float32 tensor [%zu, %u] whose rows "
+                "are contiguous", height, shape.width);
         fail(PERSIA_ESHAPE);
     }
+    size_t stride = static_cast<size_t>(dense ? shape.width : grad.stride(0));
     g.ticket = static_cast<uint64_t>(numbers_of(ticket)[0]);
     g.grad.rows = static_cast<const uint32_t *>(rows.const_data_ptr());
     g.grad.grad = static_cast<const float *>(grad.const_data_ptr());
-    g.grad.stride = shape.width;
+    g.grad.stride = stride;
 
     if (keep) {
         g.owner = new Held{grad, values, offsets, weights, rows};
         g.release = release;
     } else {
-        check(step_copy(s.get(), &g, height * shape.width,
+        size_t floats = height ? (height - 1) * stride + shape.width : 0;
+        check(step_copy(s.get(), &g, floats,
                         offsets ? static_cast<size_t>(offsets->numel()) : 0));
     }
     int code = step_hold(s.get(), &g);

@@ -208,20 +208,28 @@ HOT static int rows_finite(const float *x, size_t n, size_t dim,
     return !bad;
 }
 
-/* A gradient in the order of memory, in pieces of SWEEP floats: much faster
- * than a table's columns, which lie far apart. */
+/* A gradient in the order of memory, in pieces of about SWEEP floats: much
+ * faster than a table's columns, which lie far apart. */
 enum { SWEEP = 65536 };
 typedef struct sweep {
     const float *grad;
-    size_t floats;
+    size_t rows, width, stride;
+    size_t rows_a_piece;
     _Atomic int bad;
 } sweep;
 
 static int sweep_piece(void *ctx, size_t i)
 {
     sweep *s = ctx;
-    size_t first = i * SWEEP, left = s->floats - first;
-    if (!rows_finite(s->grad + first, 1, left < SWEEP ? left : SWEEP, 0))
+    size_t first = i * s->rows_a_piece, n = s->rows - first;
+    size_t dim = s->width;
+    if (n > s->rows_a_piece)
+        n = s->rows_a_piece;
+    if (s->stride == s->width) { /* then it is one row */
+        dim *= n;
+        n = 1;
+    }
+    if (!rows_finite(s->grad + first * s->stride, n, dim, s->stride))
         atomic_store_explicit(&s->bad, 1, memory_order_relaxed);
     return PERSIA_OK;
 }
@@ -234,10 +242,13 @@ static int sweep_grads(worker *w, const worker_grad *grads, size_t n,
     for (size_t i = 0; i < n; i++) {
         const worker_grad *g = &grads[i];
         const plan *p = worker_plan_get(w, g->plan);
-        sweep s = {.grad = g->grad, .floats = g->batch.bags * g->stride};
-        if (p->kind != PLAN_BAGS || g->stride != p->width || g->batch.weights)
+        if (p->kind != PLAN_BAGS || g->batch.weights)
             continue;
-        int rc = sched_for(client_sched(w->c), (s.floats + SWEEP - 1) / SWEEP,
+        sweep s = {.grad = g->grad, .rows = g->batch.bags,
+                   .width = p->width, .stride = g->stride,
+                   .rows_a_piece = p->width < SWEEP ? SWEEP / p->width : 1};
+        int rc = sched_for(client_sched(w->c),
+                           (s.rows + s.rows_a_piece - 1) / s.rows_a_piece,
                            sweep_piece, &s);
         if (rc)
             return rc;
