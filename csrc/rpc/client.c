@@ -161,7 +161,7 @@ static void call_judge(client_call *l)
         tell_status(l, "the answer holds no message");
         return;
     }
-    l->rc = received_join(l->reply, &l->answer.memory, &l->answer.n);
+    l->rc = received_join(l->reply, NULL, &l->answer.memory, &l->answer.n);
     l->answer.data = l->answer.memory;
     if (l->rc != PERSIA_OK)
         tell_status(l, err_text());

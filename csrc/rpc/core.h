@@ -88,8 +88,9 @@ static inline void slice_copy(void *to, grpc_slice s)
     AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
 #endif
 }
-/* One piece of memory (bytes_give()) with the whole message. */
-int received_join(grpc_byte_buffer *b, void **data, size_t *n);
+/* One piece of memory (bytes_give()) with the whole message.  s: joins a
+ * large one, or NULL. */
+int received_join(grpc_byte_buffer *b, sched *s, void **data, size_t *n);
 
 /* Before the name of a method. */
 #define SERVICE_NAME "persia.v1.ParameterServer"

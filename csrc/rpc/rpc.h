@@ -12,6 +12,7 @@
 #ifndef PERSIA_RPC_H
 #define PERSIA_RPC_H
 
+#include "sched/sched.h"
 #include "wire/wire.h"
 
 #ifdef __cplusplus
@@ -72,6 +73,8 @@ typedef struct rpc_server_config {
     unsigned threads;       /* that take and handle requests; at least 1 */
     uint64_t message_limit; /* bytes of a request, and of a reply */
     uint32_t calls_max;     /* requests in hand at once; more wait */
+    sched *s;               /* joins what came of large requests; outlives
+                               the server; NULL: its own threads do */
     rpc_security security;
     rpc_handler handler;
     void *ctx;

@@ -36,6 +36,7 @@ struct rpc_server {
     rpc_handler handler;
     void *ctx;
     uint64_t message_limit;
+    sched *joins;
     int port;
     void *health_method; /* gRPC's handle */
     atomic_int serving;
@@ -262,7 +263,8 @@ static void slot_read(rpc_tag *tag, int ok)
         grpc_byte_buffer_length(l->request) > HEALTH_REQUEST_MAX)
         code = err_set(PERSIA_ELIMIT, "too long a name of a service");
     else
-        code = received_join(l->request, &l->memory, &l->call.request_n);
+        code = received_join(l->request, l->server->joins, &l->memory,
+                             &l->call.request_n);
     grpc_byte_buffer_destroy(l->request);
     l->request = NULL;
     l->call.request = l->memory;
@@ -496,6 +498,7 @@ int rpc_server_start(const rpc_server_config *config, rpc_server **out)
     s->handler = config->handler;
     s->ctx = config->ctx;
     s->message_limit = config->message_limit;
+    s->joins = config->s;
     s->slots_n = (size_t)config->calls_max + HEALTH_SLOTS;
     s->slots = calloc(s->slots_n, sizeof *s->slots);
     if (!s->slots) {

@@ -1,13 +1,15 @@
 /* slices.c: messages to gRPC without copies, and from gRPC with one. */
 #include "rpc/core.h"
 
-#include <grpc/byte_buffer_reader.h>
 #include <grpc/compression.h>
 #include <limits.h>
 #include <stdlib.h>
 
 /* Up to here a copy costs less than a slice that points, bytes. */
 enum { POINT_FROM = 512, SLICES_ON_STACK = 32 };
+
+/* Received messages from here on, in bytes, are joined by several threads. */
+enum { JOIN_TOGETHER = 1 << 20, PART_SLICES = 8 };
 
 /* Called by gRPC, on any thread, maybe with its locks held. */
 static void span_released(void *arg)
@@ -56,30 +58,44 @@ void sent_drop(rpc_sent *s)
         s->ended(s);
 }
 
-int received_join(grpc_byte_buffer *b, void **data, size_t *n)
+/* A message in parts of PART_SLICES, a few hundred KiB. */
+typedef struct joining {
+    const grpc_slice_buffer *from;
+    char *to;
+} joining;
+
+static int join_part(void *ctx, size_t part)
+{
+    const joining *j = ctx;
+    size_t first = part * PART_SLICES, end = first + PART_SLICES, at = 0;
+    for (size_t i = 0; i < end && i < j->from->count; i++) {
+        if (i >= first)
+            slice_copy(j->to + at, j->from->slices[i]);
+        at += GRPC_SLICE_LENGTH(j->from->slices[i]);
+    }
+    return PERSIA_OK;
+}
+
+int received_join(grpc_byte_buffer *b, sched *s, void **data, size_t *n)
 {
     *data = NULL;
     *n = grpc_byte_buffer_length(b);
-    grpc_byte_buffer_reader reader;
     /* Both sides say that they take no compressed messages: few bytes must
      * not become many. */
     if (b->type != GRPC_BB_RAW ||
-        b->data.raw.compression != GRPC_COMPRESS_NONE ||
-        !grpc_byte_buffer_reader_init(&reader, b))
+        b->data.raw.compression != GRPC_COMPRESS_NONE)
         return err_set(PERSIA_EPROTOCOL, "compressed messages are not taken");
     *data = bytes_take(*n);
-    if (!*data) {
-        grpc_byte_buffer_reader_destroy(&reader);
+    if (!*data)
         return PERSIA_ENOMEM;
-    }
-    char *at = *data;
-    grpc_slice *slice;
-    while (grpc_byte_buffer_reader_peek(&reader, &slice)) {
-        slice_copy(at, *slice);
-        at += GRPC_SLICE_LENGTH(*slice);
-    }
-    grpc_byte_buffer_reader_destroy(&reader);
-    return PERSIA_OK;
+    joining j = {&b->data.raw.slice_buffer, *data};
+    size_t parts = (j.from->count + PART_SLICES - 1) / PART_SLICES;
+    int code = PERSIA_OK;
+    if (s && *n >= JOIN_TOGETHER)
+        return sched_for(s, parts, join_part, &j);
+    for (size_t i = 0; i < parts && !code; i++)
+        code = join_part(&j, i);
+    return code;
 }
 
 /* ---- arguments ---- */

@@ -34,6 +34,7 @@ static void shard_start(shard *s, uint32_t i, int port)
                                 .calls_max = 64, .handler = service_handle};
     assert_int_equal(ps_create(&config, &s->p), PERSIA_OK);
     assert_int_equal(service_create(s->p, &service, &s->service), PERSIA_OK);
+    server.s = ps_sched(s->p);
     server.ctx = s->service;
     int rc = rpc_server_start(&server, &s->server);
     if (rc)

@@ -95,6 +95,7 @@ void deck_start(deck *d)
 {
     *d = (deck){.lock = PTHREAD_MUTEX_INITIALIZER,
                 .changed = PTHREAD_COND_INITIALIZER};
+    assert_int_equal(sched_create(2, &d->s), PERSIA_OK);
     assert_int_equal(pthread_create(&d->thread, NULL, deck_main, d), 0);
 }
 
@@ -105,6 +106,7 @@ void deck_stop(deck *d)
     pthread_cond_broadcast(&d->changed);
     pthread_mutex_unlock(&d->lock);
     pthread_join(d->thread, NULL);
+    sched_destroy(d->s);
 }
 
 void deck_wait_parked(deck *d, unsigned n)
@@ -220,6 +222,7 @@ rpc_server_config server_config_of(deck *d)
                                .threads = 2,
                                .message_limit = 64 << 20,
                                .calls_max = 64,
+                               .s = d->s,
                                .handler = deck_handle,
                                .ctx = d};
 }

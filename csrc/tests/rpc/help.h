@@ -52,8 +52,10 @@ typedef struct deck {
     int stop;
     unsigned requests, replies_freed;
     pthread_t thread;
+    sched *s; /* joins requests */
 } deck;
 void deck_start(deck *d);
+/* After its server. */
 void deck_stop(deck *d);
 /* Waits until n calls are parked. */
 void deck_wait_parked(deck *d, unsigned n);
