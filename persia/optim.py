@@ -62,6 +62,12 @@ def _number(
     return x
 
 
+def _eps(value: Any) -> float:
+    """Above 0, as float32 too: elements that have had no gradient are divided
+    by it alone."""
+    return _number("eps", value, torch.finfo(torch.float32).tiny)
+
+
 class RowLimits(TypedDict, total=False):
     """Keywords that every optimizer takes: limits of one row, 0 for none."""
 
@@ -282,7 +288,7 @@ class Adagrad(SparseOptimizer):
 
     Args:
         lr: learning rate.
-        eps: added to the root of the accumulator.
+        eps: added to the root of the accumulator; above 0.
         initial_accumulator_value: of new rows.
         weight_decay: coupled.
     """
@@ -300,7 +306,7 @@ class Adagrad(SparseOptimizer):
     ) -> None:
         settings = {
             "lr": lr,
-            "eps": _number("eps", eps, 0.0),
+            "eps": _eps(eps),
             "initial_accumulator_value": _number(
                 "initial_accumulator_value", initial_accumulator_value, 0.0
             ),
@@ -341,7 +347,7 @@ class Adam(SparseOptimizer):
     Args:
         lr: learning rate.
         betas: decay of the two moments.
-        eps: added after the bias correction.
+        eps: added after the bias correction; above 0.
         weight_decay: coupled.
     """
 
@@ -362,7 +368,7 @@ class Adam(SparseOptimizer):
                 _number("betas[0]", betas[0], 0.0, 1.0),
                 _number("betas[1]", betas[1], 0.0, 1.0),
             ),
-            "eps": _number("eps", eps, 0.0),
+            "eps": _eps(eps),
             "weight_decay": _number("weight_decay", weight_decay, 0.0),
         }
         super().__init__(settings, limits)

@@ -308,8 +308,9 @@ def test_bad_settings_are_named() -> None:
         persia.optim.Adam(lr=-1)
     with pytest.raises(errors.InvalidArgument, match=r"betas\[1\]"):
         persia.optim.Adam(betas=(0.9, 1.0))
-    with pytest.raises(errors.InvalidArgument, match="eps"):
-        persia.optim.Adagrad(eps=float("nan"))
+    for eps in (float("nan"), 0.0, 1e-42):
+        with pytest.raises(errors.InvalidArgument, match="eps"):
+            persia.optim.Adagrad(eps=eps)
     with pytest.raises(TypeError, match="rho"):
         persia.optim.SGD(rho=1.0)
     with pytest.raises(errors.InvalidArgument, match=r"persia\.optim"):
@@ -320,6 +321,16 @@ def test_bad_settings_are_named() -> None:
         persia.Store(optimizer)
     with pytest.raises(errors.InvalidArgument, match="no Store"):
         persia.optim.SGD().step()
+
+
+def test_an_element_without_a_gradient_stays() -> None:
+    """0 / (0 + eps)."""
+    tiny = torch.finfo(torch.float32).tiny
+    for kind in (persia.optim.Adagrad, persia.optim.RowWiseAdagrad):
+        bags = make(kind(lr=1.0, eps=tiny))
+        before = rows(bags)
+        (bags(batch()).values().sum() * 0.0).backward()
+        assert torch.equal(rows(bags), before)
 
 
 def test_a_bad_setting_of_an_update_changes_nothing() -> None:

@@ -1,5 +1,6 @@
 #include "optim/optim.h"
 
+#include <float.h>
 #include <math.h>
 
 const char *optim_name(uint32_t kind)
@@ -36,13 +37,15 @@ static int in_range(const char *what, float value, float low, float high)
 int optim_check(const optim_args *a)
 {
     const float big = 1e30f;
+    /* A column that never had a gradient divides by eps alone. */
+    const float eps_min = a->kind == OPTIM_SGD ? 0 : FLT_MIN;
     int rc;
 
     if (a->kind >= OPTIM_KINDS)
         return err_set(PERSIA_EARG, "optimizer: unknown algorithm %u",
                        a->kind);
     if ((rc = in_range("lr", a->lr, 0, big)) ||
-        (rc = in_range("eps", a->eps, 0, big)) ||
+        (rc = in_range("eps", a->eps, eps_min, big)) ||
         (rc = in_range("weight_decay", a->weight_decay, 0, big)) ||
         (rc = in_range("momentum", a->momentum, 0, big)) ||
         (rc = in_range("max_grad_norm", a->max_grad_norm, 0, big)) ||

@@ -36,7 +36,7 @@ enum vector_dtype { VECTOR_FP32, VECTOR_BF16, VECTOR_DTYPES };
 typedef struct optim_args {
     uint32_t kind;       /* enum optim_kind; must be the table's */
     float lr;
-    float eps;           /* Adagrad, Adam: inside torch's own place */
+    float eps;           /* Adagrad, Adam: above 0, in torch's own place */
     float beta1, beta2;  /* Adam, AdamW */
     float momentum;      /* SGD: > 0 needs a table made with momentum */
     float weight_decay;

@@ -360,6 +360,11 @@ static void test_ranges(void **state)
         a = args_of(kind, 0), a.grad_scale = -3, a.lr = 0;
         assert_int_equal(optim_check(&a), PERSIA_OK);
     }
+    for (uint32_t kind = OPTIM_ADAGRAD; kind <= OPTIM_ADAMW; kind++) {
+        optim_args a = args_of(kind, 0); /* 0 / 0 where no gradient was */
+        a.eps = 0, refused(a, "eps");
+        a.eps = 1e-42f, refused(a, "eps");
+    }
     for (uint32_t kind = OPTIM_ADAM; kind <= OPTIM_ADAMW; kind++) {
         optim_args a = args_of(kind, 0);
         a.step = 0, refused(a, "step");
@@ -371,7 +376,7 @@ static void test_ranges(void **state)
         assert_int_equal(optim_check(&a), PERSIA_OK);
     }
     optim_args a = args_of(OPTIM_SGD, 0); /* others do not look at them */
-    a.beta1 = a.beta2 = NAN, a.step = 0;
+    a.beta1 = a.beta2 = NAN, a.step = 0, a.eps = 0;
     assert_int_equal(optim_check(&a), PERSIA_OK);
     a.kind = OPTIM_KINDS, refused(a, "algorithm");
     a.kind = UINT32_MAX, refused(a, "algorithm");
