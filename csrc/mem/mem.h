@@ -19,10 +19,14 @@ extern "C" {
 #endif
 
 /* Bytes in use against a maximum; shared by all arenas and index pages of a
- * store.  Atomic: no lock. */
+ * store.  All zero but the maximum at first. */
 typedef struct mem_limit {
     _Atomic(uint64_t) used; /* bytes */
     uint64_t maximum;       /* bytes; 0: no limit */
+    /* For those who must know before that all they will charge fits; see
+     * table/room.h.  mem_charge() and mem_release() take no lock. */
+    pthread_rwlock_t lock;
+    _Atomic(uint64_t) announced; /* bytes, by those who hold it shared */
 } mem_limit;
 
 /* PERSIA_ELIMIT when the maximum would be passed; then nothing is charged.

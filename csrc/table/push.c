@@ -490,58 +490,17 @@ static void job_finish(push_job *job)
     atomic_fetch_add(&t->nonfinite, job->nonfinite);
 }
 
-/* Tells each table with a limit how many rows the push may make; whether one
- * is near its limit. */
-static int room_announce_all(const push_plan *plan)
-{
-    int near = 0;
-
-    for (size_t j = 0; j < plan->jobs_n; j++)
-        if (room_limited(plan->jobs[j].t))
-            near |= room_announce(plan->jobs[j].t,
-                                  push_job_ids(&plan->jobs[j]));
-    return near;
-}
-
-static void room_leave(const push_plan *plan)
-{
-    for (size_t j = 0; j < plan->jobs_n; j++) {
-        table *t = plan->jobs[j].t;
-        if (!room_limited(t))
-            continue;
-        room_retract(t, push_job_ids(&plan->jobs[j]));
-        pthread_rwlock_unlock(&t->full_lock);
-    }
-}
-
-/* Takes the full locks of tables that have limits: shared, or, near one,
- * exclusively; then all new rows are counted and must fit.  room_leave()
- * comes after it in any case. */
-static int room_take(const push_plan *plan)
-{
-    int rc = PERSIA_OK;
-
-    for (size_t j = 0; j < plan->jobs_n; j++)
-        if (room_limited(plan->locked[j]))
-            pthread_rwlock_rdlock(&plan->locked[j]->full_lock);
-    if (!room_announce_all(plan))
-        return PERSIA_OK;
-    room_leave(plan);
-    for (size_t j = 0; j < plan->jobs_n; j++)
-        if (room_limited(plan->locked[j]))
-            pthread_rwlock_wrlock(&plan->locked[j]->full_lock);
-    (void)room_announce_all(plan);
-    for (size_t j = 0; j < plan->jobs_n && !rc; j++)
-        if (room_limited(plan->jobs[j].t))
-            rc = push_reserve(plan, j);
-    return rc;
-}
-
 /* All jobs, with their tables' gates held shared. */
 static int push_gated(sched *s, push_plan *plan)
 {
-    int rc = room_take(plan);
+    room *r = &plan->room;
+    int rc = PERSIA_OK;
 
+    if (room_take(r)) {
+        for (size_t i = 0; i < r->n && !rc; i++)
+            rc = push_reserve(plan, &r->claims[i]);
+        rc = rc ? rc : room_check(r);
+    }
     if (!rc) {
         for (size_t j = 0; j < plan->jobs_n; j++)
             job_start(plan, j);
@@ -550,7 +509,7 @@ static int push_gated(sched *s, push_plan *plan)
         for (size_t j = 0; j < plan->jobs_n; j++)
             job_finish(&plan->jobs[j]);
     }
-    room_leave(plan);
+    room_leave(r);
     return rc;
 }
 
@@ -568,9 +527,9 @@ int table_push(sched *s, push_job *jobs, size_t jobs_n)
     if (rc)
         return rc;
     for (size_t j = 0; j < jobs_n; j++)
-        pthread_rwlock_rdlock(&plan.locked[j]->gate);
+        pthread_rwlock_rdlock(&plan.room.claims[j].t->gate);
     rc = push_gated(s, &plan);
     for (size_t j = 0; j < jobs_n; j++)
-        pthread_rwlock_unlock(&plan.locked[j]->gate);
+        pthread_rwlock_unlock(&plan.room.claims[j].t->gate);
     return rc;
 }

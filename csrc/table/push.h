@@ -2,15 +2,15 @@
  *
  *   plan     chunks of all parts are hashed and ordered by stripe, gradients
  *            checked (push_plan.c)                    -- parallel over chunks
- *   reserve  only near a limit: count the rows to be made, refuse the push
- *            before anything changes (push_reserve.c)
+ *   reserve  take room for new rows (room.h); only near a limit they are
+ *            counted (push_reserve.c)
  *   apply    sum equal ids, find or make rows, run the optimizer (push.c)
  *                                           -- parallel over (job, stripe)
  */
 #ifndef PERSIA_TABLE_PUSH_H
 #define PERSIA_TABLE_PUSH_H
 
-#include "table/stripe.h"
+#include "table/room.h"
 
 /* A chunk of a part's ids, ordered by stripe. */
 typedef struct push_chunk {
@@ -28,7 +28,7 @@ typedef struct push_plan {
     size_t chunks_n;
     size_t *first_chunk;  /* [jobs_n + 1] */
     size_t *first_stripe; /* [jobs_n + 1]: numbers (job, stripe) through */
-    table **locked;       /* [jobs_n] the tables by address */
+    room room;            /* a claim a job, by the tables' addresses */
     uint64_t *clock;      /* [jobs_n] this push's number in each table */
     optim_plan *optim;    /* [jobs_n] */
 } push_plan;
@@ -37,17 +37,8 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n);
 /* Hashes, orders and checks chunk i: a sched_loop_fn. */
 int push_plan_chunk(void *plan, size_t i);
 
-/* Rows are made in a table with a limit by holding its full_lock, between
- * room_announce() of at most `ids` new rows and room_retract(): shared, or,
- * if room_announce() says that they come near the limit, exclusively and
- * after counting them. */
-int room_limited(const table *t);
-int room_announce(table *t, size_t ids);
-void room_retract(table *t, size_t ids);
-/* PERSIA_ECAPACITY or PERSIA_ELIMIT if job's new rows would not fit. */
-int push_reserve(const push_plan *plan, size_t job);
-/* The same for n rows that are not there. */
-int room_reserve(const table *t, size_t n, uint64_t an_id);
+/* Counts the new rows of a claim's job. */
+int push_reserve(const push_plan *plan, room_claim *claim);
 size_t push_job_ids(const push_job *job);
 
 /* Whether an id without a row gets one in this batch. */

@@ -34,13 +34,13 @@ static int job_check(const push_job *job)
     return PERSIA_OK;
 }
 
-static void tables_sort(table **tables, size_t n)
+static void claims_sort(room_claim *claims, size_t n)
 {
     for (size_t i = 1; i < n; i++)
-        for (size_t j = i; j && tables[j] < tables[j - 1]; j--) {
-            table *swap = tables[j];
-            tables[j] = tables[j - 1];
-            tables[j - 1] = swap;
+        for (size_t j = i; j && claims[j].t < claims[j - 1].t; j--) {
+            room_claim swap = claims[j];
+            claims[j] = claims[j - 1];
+            claims[j - 1] = swap;
         }
 }
 
@@ -76,7 +76,7 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
                           starts * sizeof(uint16_t) +
                           chunks * sizeof(push_chunk) +
                           (jobs_n + 1) * (2 * sizeof(size_t) +
-                                          sizeof(table *) + sizeof(uint64_t) +
+                                          sizeof(room_claim) + sizeof(uint64_t) +
                                           sizeof(optim_plan)) + 64 * 8,
                       &scratch);
     if (rc)
@@ -88,7 +88,7 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
     plan->chunks_n = chunks;
     plan->first_chunk = carve(&p, (jobs_n + 1) * sizeof(size_t));
     plan->first_stripe = carve(&p, (jobs_n + 1) * sizeof(size_t));
-    plan->locked = carve(&p, jobs_n * sizeof(table *));
+    room_claim *claims = carve(&p, jobs_n * sizeof(room_claim));
     plan->clock = carve(&p, jobs_n * sizeof(uint64_t));
     plan->optim = carve(&p, jobs_n * sizeof(optim_plan));
     uint64_t *hash = carve(&p, ids * sizeof(uint64_t));
@@ -98,7 +98,8 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
     for (size_t j = 0; j < jobs_n; j++) {
         plan->first_chunk[j] = at;
         plan->first_stripe[j] = stripes;
-        plan->locked[j] = jobs[j].t;
+        claims[j] = (room_claim){.t = jobs[j].t, .job = j,
+                                 .most = push_job_ids(&jobs[j])};
         stripes += jobs[j].t->stripes;
         for (size_t k = 0; k < jobs[j].parts_n; k++) {
             const push_part *part = &jobs[j].parts[k];
@@ -115,12 +116,12 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
     }
     plan->first_chunk[jobs_n] = at;
     plan->first_stripe[jobs_n] = stripes;
-    tables_sort(plan->locked, jobs_n);
+    claims_sort(claims, jobs_n);
     for (size_t j = 1; j < jobs_n; j++)
-        if (plan->locked[j] == plan->locked[j - 1])
+        if (claims[j].t == claims[j - 1].t)
             return err_set(PERSIA_EARG, "table %s comes twice in one push",
-                           plan->locked[j]->config.name);
-    return PERSIA_OK;
+                           claims[j].t->config.name);
+    return room_make(&plan->room, claims, jobs_n);
 }
 
 static int refuse_nonfinite(const table *t, uint64_t id, size_t sample)

@@ -1,11 +1,7 @@
-/* push_reserve.c: near a limit, a push that cannot be applied as a whole is
- * refused before the first row changes. */
+/* push_reserve.c: how many rows a push will make. */
 #include "table/push.h"
 
 #include <stdlib.h>
-
-/* Bytes of index a row takes when its page has just grown, generously. */
-enum { INDEX_BYTES = 32 };
 
 int push_admits(const table *t, uint64_t hash, uint64_t batch)
 {
@@ -25,79 +21,6 @@ size_t push_job_ids(const push_job *job)
     for (size_t k = 0; k < job->parts_n; k++)
         n += job->parts[k].n;
     return n;
-}
-
-static int near_capacity(const table *t, uint64_t rows)
-{
-    const table_config *c = &t->config;
-
-    return c->capacity && c->full == FULL_RAISE &&
-           atomic_load(&t->rows) + rows > c->capacity;
-}
-
-/* Rows, and what their index may take on top: pages that grow by 27 % are
- * there twice for a moment, one a stripe, of at most half a MiB; arenas end
- * in whole pages. */
-static int near_memory(const table *t, uint64_t rows)
-{
-    const mem_limit *limit = t->config.limit;
-    const uint64_t capacity = t->config.capacity, now = atomic_load(&t->rows);
-
-    if (!limit || !limit->maximum)
-        return 0;
-    if (capacity && t->config.full == FULL_EVICT_LRU) {
-        if (now >= capacity)
-            return 0; /* new rows take the place of old ones */
-        rows = rows < capacity - now ? rows : capacity - now;
-    }
-
-    const uint64_t all = now + rows;
-    const uint64_t moment = (uint64_t)t->stripes << 19;
-    const uint64_t slack = t->stripes * (uint64_t)(4096 + 512) + 4 * all +
-                           (16 * all < moment ? 16 * all : moment);
-
-    return atomic_load(&limit->used) + rows * (t->stride + INDEX_BYTES) +
-               slack > limit->maximum;
-}
-
-int room_limited(const table *t)
-{
-    return t->config.capacity ||
-           (t->config.limit && t->config.limit->maximum);
-}
-
-int room_announce(table *t, size_t ids)
-{
-    uint64_t pending = atomic_fetch_add(&t->pending, ids) + ids;
-
-    return near_capacity(t, pending) || near_memory(t, pending);
-}
-
-void room_retract(table *t, size_t ids)
-{
-    atomic_fetch_sub(&t->pending, ids);
-}
-
-int room_reserve(const table *t, size_t n, uint64_t an_id)
-{
-    const table_config *c = &t->config;
-
-    if (n && near_capacity(t, n))
-        return err_set(PERSIA_ECAPACITY,
-                       "table %s holds %llu rows of at most %llu and %zu new "
-                       "ids come (id %llu is one); nothing was applied. Raise "
-                       "capacity, or let old rows go: eviction=\"lru\"",
-                       c->name, (unsigned long long)atomic_load(&t->rows),
-                       (unsigned long long)c->capacity, n,
-                       (unsigned long long)an_id);
-    if (n && near_memory(t, n))
-        return err_set(PERSIA_ELIMIT,
-                       "table %s: %zu new rows would pass the memory limit "
-                       "of %llu bytes; nothing was applied. Raise "
-                       "memory_limit, or give the table a capacity with "
-                       "eviction=\"lru\"", c->name, n,
-                       (unsigned long long)c->limit->maximum);
-    return PERSIA_OK;
 }
 
 static int by_value(const void *a, const void *b)
@@ -130,24 +53,23 @@ static size_t chunk_missing(const push_plan *plan, const push_chunk *c,
     return n;
 }
 
-int push_reserve(const push_plan *plan, size_t j)
+int push_reserve(const push_plan *plan, room_claim *claim)
 {
-    const push_job *job = &plan->jobs[j];
-    uint64_t *missing = malloc((push_job_ids(job) + 1) * sizeof *missing);
-    size_t n = 0, distinct = 0;
-    int rc;
+    const size_t j = claim->job;
+    uint64_t *missing = malloc((claim->most + 1) * sizeof *missing);
+    size_t n = 0;
 
     if (!missing)
         return err_set(PERSIA_ENOMEM, "table %s: no memory to count new rows",
-                       job->t->config.name);
+                       claim->t->config.name);
     missing[0] = 0;
     for (size_t c = plan->first_chunk[j]; c < plan->first_chunk[j + 1]; c++)
-        for (uint32_t i = 0; i < job->t->stripes; i++)
+        for (uint32_t i = 0; i < claim->t->stripes; i++)
             n += chunk_missing(plan, &plan->chunks[c], i, missing + n);
     qsort(missing, n, sizeof *missing, by_value);
+    claim->an_id = missing[0];
     for (size_t i = 0; i < n; i++)
-        distinct += i == 0 || missing[i] != missing[i - 1];
-    rc = room_reserve(job->t, distinct, missing[0]);
+        claim->rows += i == 0 || missing[i] != missing[i - 1];
     free(missing);
-    return rc;
+    return PERSIA_OK;
 }

@@ -145,45 +145,39 @@ static int row_absent(table *t, stripe *s, uint64_t hash, uint64_t id,
     return PERSIA_OK;
 }
 
-static void rows_leave(table *t, size_t n)
+/* Takes room for rows of all these ids, and counts them where it is near a
+ * limit; an id without a row that comes twice counts twice. */
+static int rows_take(room *r, const uint64_t *ids)
 {
-    if (!room_limited(t))
-        return;
-    room_retract(t, n);
-    pthread_rwlock_unlock(&t->full_lock);
-}
-
-/* Takes the table's full lock as a push does; an id without a row that
- * comes twice counts twice. */
-static int rows_take(table *t, size_t n, const uint64_t *ids)
-{
+    room_claim *c = r->claims;
     uint64_t missing = 0;
     int rc;
 
-    if (!room_limited(t))
+    if (!room_take(r))
         return PERSIA_OK;
-    pthread_rwlock_rdlock(&t->full_lock);
-    if (!room_announce(t, n))
-        return PERSIA_OK;
-    rows_leave(t, n);
-    pthread_rwlock_wrlock(&t->full_lock);
-    (void)room_announce(t, n);
-    rc = rows_visit(t, n, ids, 0, row_absent, &missing);
-    return rc ? rc : room_reserve(t, missing, ids[0]);
+    rc = rows_visit(c->t, c->most, ids, 0, row_absent, &missing);
+    c->rows = missing;
+    c->an_id = ids[0];
+    return rc ? rc : room_check(r);
 }
 
 static int rows_put(table *t, size_t n, const uint64_t *ids, rows_in *in)
 {
+    room_claim claim = {.t = t, .most = n};
+    room r;
     int rc;
 
     if (!n)
         return PERSIA_OK;
+    rc = room_make(&r, &claim, 1);
+    if (rc)
+        return rc;
     pthread_rwlock_rdlock(&t->gate);
     in->clock = clock_short(atomic_load(&t->pushes));
-    rc = rows_take(t, n, ids);
+    rc = rows_take(&r, ids);
     if (!rc)
         rc = rows_visit(t, n, ids, 1, row_put, in);
-    rows_leave(t, n);
+    room_leave(&r);
     pthread_rwlock_unlock(&t->gate);
     return rc;
 }

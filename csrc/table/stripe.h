@@ -54,8 +54,8 @@ struct table {
     uint32_t init_key[2];  /* philox key of (seed, name) */
     uint32_t noise_key[2];
     pthread_rwlock_t gate; /* pushes hold it shared, a cut exclusively */
-    /* Of a table with a limit (push_reserve.c): held shared while rows are
-     * made far from it, exclusively by who comes near and counts. */
+    /* Of a table with a capacity, see room.h: held shared while rows are made
+     * far from it, exclusively by who comes near and counts. */
     pthread_rwlock_t full_lock;
     _Atomic uint64_t pending; /* rows that those who hold it may make */
     _Atomic uint64_t rows;    /* at most capacity, at any time; without one
