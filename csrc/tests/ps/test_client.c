@@ -599,10 +599,10 @@ static void what_is_wrong_is_found_before_anything_is_sent(void **state)
     declare_all(remote);
     push_part part = {.n = 2, .ids = ids, .grad = grad, .stride = 16,
                       .bags = 2};
-    optim_args adagrad = {.kind = OPTIM_ADAGRAD, .lr = 1, .grad_scale = 1,
-                          .step = 1},
-               adam = {.kind = OPTIM_ADAM, .lr = 1, .grad_scale = 1,
-                       .step = 1};
+    optim_args adagrad = {.kind = OPTIM_ADAGRAD, .lr = 1, .eps = 1e-8f,
+                          .grad_scale = 1, .step = 1},
+               adam = {.kind = OPTIM_ADAM, .lr = 1, .eps = 1e-8f,
+                       .grad_scale = 1, .step = 1};
     push_job jobs[2] = {{.parts = &part, .parts_n = 1, .optim = &adagrad},
                         {.parts = &part, .parts_n = 1, .optim = &adagrad}};
     grad[17] = NAN;

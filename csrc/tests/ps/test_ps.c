@@ -86,8 +86,8 @@ static int push_one(ps *p, uint64_t first, size_t n)
         ids[i] = first + i;
     push_part part = {.n = n, .ids = ids, .grad = grad, .stride = 4,
                       .bags = n};
-    optim_args optim = {.kind = OPTIM_ADAGRAD, .lr = 1, .grad_scale = 1,
-                        .step = ps_updates(p) + 1};
+    optim_args optim = {.kind = OPTIM_ADAGRAD, .lr = 1, .eps = 1e-8f,
+                        .grad_scale = 1, .step = ps_updates(p) + 1};
     push_job job = {.t = ps_table(p, 0), .parts = &part, .parts_n = 1,
                     .optim = &optim};
     return ps_push(p, &job, 1);

@@ -387,6 +387,7 @@ static void what_is_refused_changes_nothing(void **state)
     expect(push_code(&f->v, &m), PERSIA_EARG, "table a: optimizer: lr is -1");
     f->table.hyper = sgd(1);
     f->table.hyper.kind = OPTIM_ADAM;
+    f->table.hyper.eps = 1e-8f;
     f->table.hyper.beta1 = f->table.hyper.beta2 = 0.5f;
     expect(push_code(&f->v, &m), PERSIA_EMISMATCH, "table a keeps the state");
     f->table.hyper = sgd(1);
