@@ -46,17 +46,19 @@ def server() -> Iterator[Serving]:
 
 
 class Client:
-    """Stubs, one stream of updates, and a table of its own."""
+    """Stubs, one stream of updates (0: a new one), and a table of its own."""
 
-    def __init__(self, address: str, table: str, **spec: Any) -> None:
+    def __init__(
+        self, address: str, table: str, stream: int = 0, **spec: Any
+    ) -> None:
         self.channel = grpc.insecure_channel(
             address, options=[("grpc.max_send_message_length", -1)]
         )
         self.call: Any = pb_grpc.ParameterServerStub(self.channel)
         self.caller = pb.Caller(client=random.getrandbits(64))
-        self.stream = random.getrandbits(63) + 1
-        self.number = 0
+        self.stream = stream or random.getrandbits(63) + 1
         self.hello = self.call.Hello(self.hello_request(), timeout=30)
+        self.number = self.hello.ledger.watermark
         self.caller.boot = self.hello.boot
         self.caller.lineage = self.hello.lineage
         self.spec = pb.TableSpec(
@@ -495,18 +497,22 @@ def opening(method: str) -> bytes:
     return preface + frame(1, 4, 1, block)
 
 
-def test_bytes_on_the_port(server: Serving) -> None:
-    """Noise, HTTP, half connections and half messages; while they stay
-    open, others are served."""
-    client = Client(server.address, "noisy")
-    client.push(np.arange(20), np.ones((20, DIM)))
-    before = client.pull(np.arange(20))
-    random_ = random.Random(6)
-    host, _, port = server.address.rpartition(":")
-    good = samples(client)["Pull"]
-    message = b"\0" + struct.pack(">I", len(good)) + good
+def framed(message: bytes) -> bytes:
+    """As gRPC sends it."""
+    return b"\0" + struct.pack(">I", len(message)) + message
+
+
+def connect(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def beginnings(good: bytes, random_: random.Random) -> list[bytes]:
+    """What may come over a connection and is no Pull, or only a part of this
+    one."""
+    message = framed(good)
     call = opening("Pull")
-    beginnings = [
+    return [
         b"",
         b"\0",
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -526,10 +532,22 @@ def test_bytes_on_the_port(server: Serving) -> None:
         call + frame(0, 1, 1, b"\1" + message[1:]),
         call + frame(3, 0, 1, struct.pack(">I", 8)),
     ]
+
+
+def test_bytes_on_the_port(server: Serving) -> None:
+    """Noise, HTTP, half connections and half messages; while they stay
+    open, others are served."""
+    client = Client(server.address, "noisy")
+    client.push(np.arange(20), np.ones((20, DIM)))
+    before = client.pull(np.arange(20))
+    random_ = random.Random(6)
+    good = samples(client)["Pull"]
+    message = framed(good)
+    call = opening("Pull")
     sockets = []
     try:
-        for data in beginnings:
-            made = socket.create_connection((host, int(port)), timeout=30)
+        for data in beginnings(good, random_):
+            made = connect(server.address)
             sockets.append(made)
             try:
                 made.sendall(data)
@@ -541,7 +559,7 @@ def test_bytes_on_the_port(server: Serving) -> None:
             made.close()
     still_the_same(server, client, before)
     # The frames above are right: with the whole message there is an answer.
-    with closing(socket.create_connection((host, int(port)), 30)) as made:
+    with closing(connect(server.address)) as made:
         made.sendall(call + frame(0, 1, 1, message))
         answer = b""
         while before.tobytes()[: 9 * DIM * 4] not in answer:
