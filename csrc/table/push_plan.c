@@ -76,7 +76,8 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
                           starts * sizeof(uint16_t) +
                           chunks * sizeof(push_chunk) +
                           (jobs_n + 1) * (2 * sizeof(size_t) +
-                                          sizeof(room_claim) + sizeof(uint64_t) +
+                                          sizeof(room_claim) +
+                                          sizeof(uint64_t) +
                                           sizeof(optim_plan)) + 64 * 8,
                       &scratch);
     if (rc)

@@ -282,3 +282,27 @@ void dump_equal(const dump *a, const dump *b, const char *what)
                      b->clocks[i]);
     }
 }
+
+void ids_fill(uint64_t *ids, uint64_t from, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        ids[i] = from + i;
+}
+
+picture picture_of(table *t)
+{
+    picture p = { .stats = stats_of(t) };
+
+    p.rows = dump_table(t);
+    return p;
+}
+
+void unchanged(table *t, picture *p)
+{
+    picture now = picture_of(t);
+
+    dump_equal(&p->rows, &now.rows, "a refused push");
+    assert_memory_equal(&p->stats, &now.stats, sizeof p->stats);
+    dump_free(&p->rows);
+    dump_free(&now.rows);
+}

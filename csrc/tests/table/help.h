@@ -67,4 +67,16 @@ void dump_free(dump *d);
 /* Fails the test where two dumps differ in a bit. */
 void dump_equal(const dump *a, const dump *b, const char *what);
 
+/* from, from + 1, ... */
+void ids_fill(uint64_t *ids, uint64_t from, size_t n);
+
+/* Everything of a table that a refused push must leave. */
+typedef struct picture {
+    dump rows;
+    table_stats stats;
+} picture;
+picture picture_of(table *t);
+/* It is as it was; frees the picture. */
+void unchanged(table *t, picture *p);
+
 #endif
