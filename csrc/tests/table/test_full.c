@@ -474,7 +474,7 @@ static void test_nonfinite_raise(void **state)
     table *t = table_of(&c), *u;
     rng r = { 3 };
     (void)state;
-    strcpy(c.name, "other");
+    snprintf(c.name, sizeof c.name, "other");
     u = table_of(&c);
     ids_fill(ids, 0, N);
     push_one(s, t, &a, N / 2, ids, grad, 0);
@@ -592,7 +592,7 @@ static void test_arguments(void **state)
     push_job job;
     picture p;
     (void)state;
-    strcpy(c.name, "other");
+    snprintf(c.name, sizeof c.name, "other");
     u = table_of(&c);
     ids_fill(ids, 0, 100);
     push_one(s, t, &sgd, 50, ids, ones, 0);
