@@ -1,4 +1,5 @@
-/* persia.h: the C interface of libpersia.so, all rooms in their order. */
+/* persia.h: the C interface of libpersia.so, all rooms in their order.  Needs
+ * C11 and POSIX: -std=gnu11, or -std=c11 -D_POSIX_C_SOURCE=200809L. */
 #ifndef PERSIA_H
 #define PERSIA_H
 

@@ -43,8 +43,8 @@ def build(name: str) -> Path:
     cc = os.environ.get("CC") or shutil.which("cc") or "gcc"
     scratch = out.with_suffix(f".{os.getpid()}")
     flags = (
-        "-std=c11 -O3 -march=native -ffp-contract=off -fno-math-errno"
-        " -Wall -Wextra -fPIC -shared -fvisibility=hidden"
+        "-std=c11 -D_GNU_SOURCE -O3 -march=native -ffp-contract=off"
+        " -fno-math-errno -Wall -Wextra -fPIC -shared -fvisibility=hidden"
     )
     command = [
         cc,
