@@ -9,7 +9,7 @@
 enum { POINT_FROM = 512, SLICES_ON_STACK = 32 };
 
 /* Received messages from here on, in bytes, are joined by several threads. */
-enum { JOIN_TOGETHER = 1 << 20, PART_SLICES = 8 };
+enum { JOIN_TOGETHER = 1 << 20, JOIN_PARTS = 32 };
 
 /* Called by gRPC, on any thread, maybe with its locks held. */
 static void span_released(void *arg)
@@ -58,16 +58,16 @@ void sent_drop(rpc_sent *s)
         s->ended(s);
 }
 
-/* A message in parts of PART_SLICES, a few hundred KiB. */
 typedef struct joining {
     const grpc_slice_buffer *from;
     char *to;
+    size_t slices; /* of a part */
 } joining;
 
 static int join_part(void *ctx, size_t part)
 {
     const joining *j = ctx;
-    size_t first = part * PART_SLICES, end = first + PART_SLICES, at = 0;
+    size_t first = part * j->slices, end = first + j->slices, at = 0;
     for (size_t i = 0; i < end && i < j->from->count; i++) {
         if (i >= first)
             slice_copy(j->to + at, j->from->slices[i]);
@@ -88,14 +88,13 @@ int received_join(grpc_byte_buffer *b, sched *s, void **data, size_t *n)
     *data = bytes_take(*n);
     if (!*data)
         return PERSIA_ENOMEM;
-    joining j = {&b->data.raw.slice_buffer, *data};
-    size_t parts = (j.from->count + PART_SLICES - 1) / PART_SLICES;
-    int code = PERSIA_OK;
-    if (s && *n >= JOIN_TOGETHER)
-        return sched_for(s, parts, join_part, &j);
-    for (size_t i = 0; i < parts && !code; i++)
-        code = join_part(&j, i);
-    return code;
+    joining j = {&b->data.raw.slice_buffer, *data, 0};
+    size_t count = j.from->count;
+    int together = s && *n >= JOIN_TOGETHER;
+    j.slices = together ? count / JOIN_PARTS + 1 : count;
+    if (!together)
+        return join_part(&j, 0);
+    return sched_for(s, (count + j.slices - 1) / j.slices, join_part, &j);
 }
 
 /* ---- arguments ---- */

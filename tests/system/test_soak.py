@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -221,14 +222,14 @@ def soak(folder: Path, shards: Shards, root: str) -> None:
 
 
 def begin(
-    folder: Path, shards: Shards, root: str, rank: int, log: object
+    folder: Path, shards: Shards, root: str, rank: int, log: IO[str]
 ) -> subprocess.Popen[bytes]:
     more = [folder / f"{rank}.journal", shards.text, root, folder / "group"]
     more += [rank, len(RANKS)]
     return subprocess.Popen(
         [sys.executable, soak_job.__file__, *map(str, more)],
         env=environment(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE"),
-        stdout=log,  # type: ignore[call-overload]
+        stdout=log,
         stderr=log,
     )
 
