@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,6 +49,11 @@ class DataLoader(Generic[T]):
     goes on; the end of the loop, evaluation and every look at the rows wait
     for it. Should it fail, the next call that trains, or ``store.flush()``,
     raises its error.
+
+    All that is worth it where a core or a wire would wait otherwise. Tables in
+    this process and a model on the CPU with as many threads
+    (``torch.get_num_threads()``) as there are cores leave none: then forward
+    and backward do their own lookups and updates, as in a plain loop.
 
     A batch counts until its gradients are applied, until ``batch.skip()``, or
     until the loop asks for a next batch that could not be looked up
@@ -179,9 +185,13 @@ class _Pass(Iterator[T]):
         ]
         self._find = _finder(loader.ids)
         bound = loader.staleness
-        self._depth = (
-            _DEPTH_ASYNC if bound is None else max(1, min(bound, _DEPTH_MAX))
-        )
+        here = _nothing_to_hide(loader.model, self._modules)
+        if here:
+            self._depth = 0
+        elif bound is None:
+            self._depth = _DEPTH_ASYNC
+        else:
+            self._depth = max(1, min(bound, _DEPTH_MAX))
         self._ahead: deque[_Batch[T]] = deque()
         self._end: BaseException | None = None  # what the source ended with
         self._loader = loader
@@ -191,7 +201,9 @@ class _Pass(Iterator[T]):
             iter(loader.batches), begin, None
         )
         for handle in {m._handle: None for m in self._modules}:
-            stream = _core.ahead_open(handle, -1 if bound is None else bound)
+            stream = _core.ahead_open(
+                handle, -1 if bound is None else bound, here
+            )
             self._streams.append((handle, stream))
         _passes.add(self)
 
@@ -353,6 +365,18 @@ def _default_ids(batch: Any) -> Any:
     if named is not None and _is_ids(named):
         return named
     return next((value for value in _fields(batch) if _is_ids(value)), None)
+
+
+def _nothing_to_hide(
+    model: nn.Module, modules: Sequence[_Collection]
+) -> bool:
+    """Whether no core would wait otherwise: the tables are in this process,
+    and torch computes the model with all of its cores."""
+    return (
+        not any(m.store.remote for m in modules)
+        and all(p.device.type == "cpu" for p in model.parameters())
+        and torch.get_num_threads() >= len(os.sched_getaffinity(0))
+    )
 
 
 def _finder(ids: Any) -> Callable[[Any], Any]:

@@ -21,6 +21,12 @@ from persia import Batch, JaggedBatch, errors
 NAN = float("nan")
 
 
+@pytest.fixture(autouse=True)
+def idle_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many threads torch has here."""
+    monkeypatch.setattr("persia.loader._nothing_to_hide", lambda *_: False)
+
+
 class Counter:
     """A store whose row 7 counts its updates."""
 

@@ -22,11 +22,12 @@ static PyObject *py_open(PyObject *module, PyObject *args)
     (void)module;
     unsigned long long handle;
     long long staleness;
-    if (!PyArg_ParseTuple(args, "KL", &handle, &staleness))
+    int here;
+    if (!PyArg_ParseTuple(args, "KLp", &handle, &staleness, &here))
         return NULL;
     uint64_t stream = 0;
     uint64_t bound = staleness < 0 ? STEP_ASYNC : (uint64_t)staleness;
-    WITH_STORE(handle, rc = step_ahead_open(s, bound, &stream));
+    WITH_STORE(handle, rc = step_ahead_open(s, bound, here, &stream));
     return PyLong_FromUnsignedLongLong(stream);
 }
 
@@ -146,8 +147,9 @@ static PyObject *py_flush(PyObject *module, PyObject *arg)
 
 static PyMethodDef functions[] = {
     {"ahead_open", py_open, METH_VARARGS,
-     "ahead_open(handle, staleness)\n--\n\n"
-     "A new stream; a staleness below 0 is none."},
+     "ahead_open(handle, staleness, here)\n--\n\n"
+     "A new stream; a staleness below 0 is none.  here: the threads that want\n"
+     "lookups and updates do them themselves."},
     {"ahead_close", py_close, METH_VARARGS,
      "ahead_close(handle, stream)\n--\n\nEnds a stream."},
     {"ahead_number", py_number, METH_NOARGS,

@@ -12,7 +12,8 @@ enum {
     CLIENT_THREADS_MAX = 4,
     /* Bytes; glibc takes at most 32 MiB for the first. */
     MALLOC_MAP_FROM = 32 << 20,
-    MALLOC_KEEP = 64 << 20 /* of each of its arenas */
+    MALLOC_KEEP = 64 << 20, /* of each of its arenas */
+    TRIM_SECONDS = 30
 };
 
 /* All that is shared by channels and servers. */
@@ -21,6 +22,7 @@ static struct {
     unsigned users, clients;
     rpc_pollers pollers; /* of all clients */
     pthread_t reaper;
+    _Atomic(unsigned) servers; /* the users that are none of clients */
 
     pthread_mutex_t sent_lock; /* guards what follows */
     pthread_cond_t sent_added; /* `sent` has one, or stop */
@@ -29,7 +31,6 @@ static struct {
 } runtime = {
     .lock = PTHREAD_MUTEX_INITIALIZER,
     .sent_lock = PTHREAD_MUTEX_INITIALIZER,
-    .sent_added = PTHREAD_COND_INITIALIZER,
 };
 
 int rpc_available(void)
@@ -118,23 +119,65 @@ void pollers_stop(rpc_pollers *p)
     *p = (rpc_pollers){0};
 }
 
+/* ---- memory ---- */
+
+/* gRPC takes buffers of megabytes for each message.  glibc gives them back to
+ * the system at once, which clears their pages again for the next message: a
+ * quarter of a server's time.  So it is told to keep them, unless the user
+ * has told it what to do. */
+static void keep_memory(void)
+{
+#ifdef __GLIBC__
+    const char *tunables = getenv("GLIBC_TUNABLES");
+    if (getenv("MALLOC_TRIM_THRESHOLD_") || getenv("MALLOC_MMAP_THRESHOLD_") ||
+        (tunables && strstr(tunables, "glibc.malloc.")))
+        return;
+    mallopt(M_MMAP_THRESHOLD, MALLOC_MAP_FROM);
+    mallopt(M_TRIM_THRESHOLD, MALLOC_KEEP);
+#endif
+}
+
+/* A server lives long, and what its busiest moment took would be kept for
+ * ever: now and then, what is not in use goes back. */
+static void trim_memory(void)
+{
+#ifdef __GLIBC__
+    if (atomic_load(&runtime.servers))
+        malloc_trim(0);
+#endif
+}
+
 /* ---- messages that were sent ---- */
+
+static uint64_t trim_time(void)
+{
+    return clock_ns() + (uint64_t)TRIM_SECONDS * 1000000000u;
+}
 
 static void *reaper_main(void *arg)
 {
+    uint64_t trim_at = trim_time();
     (void)arg;
     pthread_mutex_lock(&runtime.sent_lock);
-    for (;;) {
+    while (runtime.sent || !runtime.stop) {
         rpc_sent *s = runtime.sent;
-        if (!s) {
-            if (runtime.stop)
-                break;
-            pthread_cond_wait(&runtime.sent_added, &runtime.sent_lock);
+        if (!s && clock_ns() < trim_at) {
+            struct timespec until = {
+                .tv_sec = (time_t)(trim_at / 1000000000u),
+                .tv_nsec = (long)(trim_at % 1000000000u)};
+            pthread_cond_timedwait(&runtime.sent_added, &runtime.sent_lock,
+                                   &until);
             continue;
         }
-        runtime.sent = s->next;
+        if (s)
+            runtime.sent = s->next;
         pthread_mutex_unlock(&runtime.sent_lock);
-        s->ended(s);
+        if (s)
+            s->ended(s);
+        if (clock_ns() >= trim_at) {
+            trim_memory();
+            trim_at = trim_time();
+        }
         pthread_mutex_lock(&runtime.sent_lock);
     }
     pthread_mutex_unlock(&runtime.sent_lock);
@@ -159,22 +202,6 @@ static void log_nothing(gpr_log_func_args *args)
     (void)args;
 }
 
-/* gRPC takes buffers of megabytes for each message.  glibc gives them back to
- * the system at once, which clears their pages again for the next message: a
- * quarter of a server's time.  So it is told to keep them, unless the user
- * has told it what to do. */
-static void keep_memory(void)
-{
-#ifdef __GLIBC__
-    const char *tunables = getenv("GLIBC_TUNABLES");
-    if (getenv("MALLOC_TRIM_THRESHOLD_") || getenv("MALLOC_MMAP_THRESHOLD_") ||
-        (tunables && strstr(tunables, "glibc.malloc.")))
-        return;
-    mallopt(M_MMAP_THRESHOLD, MALLOC_MAP_FROM);
-    mallopt(M_TRIM_THRESHOLD, MALLOC_KEEP);
-#endif
-}
-
 static int runtime_start(void)
 {
     sigset_t before;
@@ -185,10 +212,17 @@ static int runtime_start(void)
     grpc_init();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     runtime.stop = 0;
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&runtime.sent_added, &attr);
+    pthread_condattr_destroy(&attr);
     int code =
         start_thread(&runtime.reaper, reaper_main, NULL, "persia-rpc-sent");
-    if (code != PERSIA_OK)
+    if (code != PERSIA_OK) {
+        pthread_cond_destroy(&runtime.sent_added);
         grpc_shutdown();
+    }
     return code;
 }
 
@@ -199,6 +233,7 @@ static void runtime_stop(void)
     pthread_mutex_unlock(&runtime.sent_lock);
     pthread_cond_signal(&runtime.sent_added);
     pthread_join(runtime.reaper, NULL);
+    pthread_cond_destroy(&runtime.sent_added);
     grpc_shutdown();
 }
 
@@ -221,6 +256,8 @@ int runtime_enter(void)
 {
     pthread_mutex_lock(&runtime.lock);
     int code = enter();
+    if (code == PERSIA_OK)
+        atomic_fetch_add(&runtime.servers, 1);
     pthread_mutex_unlock(&runtime.lock);
     return code;
 }
@@ -228,6 +265,7 @@ int runtime_enter(void)
 void runtime_leave(void)
 {
     pthread_mutex_lock(&runtime.lock);
+    atomic_fetch_sub(&runtime.servers, 1);
     leave();
     pthread_mutex_unlock(&runtime.lock);
 }

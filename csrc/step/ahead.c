@@ -53,6 +53,7 @@ typedef struct stream {
     struct stream *next;
     uint64_t number; /* 0: closed */
     uint64_t staleness;
+    int here;     /* nothing is done on threads of the store */
     int sync;     /* steps of all ranks: 1, and 2 if by batch */
     batch *batches; /* oldest first */
     unsigned waiters; /* threads that close it */
@@ -268,8 +269,9 @@ static void advance(ahead *a, stream *t, const batch *asked)
     for (batch *b = t->batches; b; b = b->next) {
         if (b->started || b->closed)
             continue;
-        if (t->sync == 1 && b != asked)
-            return; /* who knows how many optimizer steps are to come? */
+        /* In steps: who knows how many optimizer steps are to come? */
+        if ((t->sync == 1 || t->here) && b != asked)
+            return;
         int held;
         uint64_t n = open_before(t, b, &held);
         n += held && b != asked;
@@ -281,7 +283,7 @@ static void advance(ahead *a, stream *t, const batch *asked)
         uint64_t top = STEP_STALENESS_BUCKETS - 1;
         a->stats.staleness[n < top ? n : top]++;
         /* Without memory for a job the forward itself looks up. */
-        for (lookup *l = b->lookups; l; l = l->next)
+        for (lookup *l = b->lookups; l && !t->here; l = l->next)
             sched_submit(a->pool, lookup_job, a);
     }
 }
@@ -377,7 +379,7 @@ int ahead_allows(ahead *a, const step_grad *held, size_t n)
     stream *t;
     pthread_mutex_lock(&a->lock);
     for (t = a->streams; t; t = t->next)
-        all &= !t->number || t->staleness > 0;
+        all &= !t->number || (t->staleness > 0 && !t->here);
     for (size_t i = 0; i < n && all; i++) {
         batch *b;
         all = find_forward(a, held[i].ticket, &t, &b) != NULL;
@@ -465,7 +467,7 @@ void ahead_paid(ahead *a)
 
 /* ---- streams ---- */
 
-int step_ahead_open(step *s, uint64_t staleness, uint64_t *number)
+int step_ahead_open(step *s, uint64_t staleness, int here, uint64_t *number)
 {
     ahead *a = step_ahead(s);
     int rc = step_settle(s);
@@ -476,6 +478,7 @@ int step_ahead_open(step *s, uint64_t staleness, uint64_t *number)
         return err_set(PERSIA_ENOMEM, "no memory for a data loader");
     pthread_mutex_lock(&a->lock);
     t->staleness = staleness;
+    t->here = here && !client_is_remote(step_client(s));
     *number = t->number = ++a->numbers;
     t->next = a->streams;
     a->streams = t;

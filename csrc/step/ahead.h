@@ -16,7 +16,7 @@ void ahead_held(ahead *a, uint64_t ticket);
 /* An update of these gradients begins. */
 void ahead_applying(ahead *a, const step_grad *held, size_t n);
 /* Whether a bound lets the loop go on before they are applied: all are of
- * open batches, and no open stream is synchronous. */
+ * open batches, and no open stream is synchronous or `here`. */
 int ahead_allows(ahead *a, const step_grad *held, size_t n);
 /* They are applied, or dropped; on any thread. */
 void ahead_ended(ahead *a, const step_grad *held, size_t n, int applied);

@@ -77,7 +77,7 @@ PERSIA_API size_t step_held(step *s, enum step_whose whose);
  *
  * Threads of the store do it while the caller goes on (a) if the tables are
  * remote; (b) with STEP_MINE, if all gradients are of batches that the
- * look-ahead counts, under a bound of at least 1.  Otherwise it is done on
+ * look-ahead counts, under a bound of at least 1 and on threads of the store.  Otherwise it is done on
  * return.  Updates that are under way may fail later: the first error is kept,
  * and returned once by the next call of step_apply(), step_ahead_next() or
  * step_flush(), which did all the same what they were asked for.
@@ -131,9 +131,12 @@ PERSIA_API int step_norm(step *s, const float *scale, uint32_t scale_n,
 #define STEP_ASYNC UINT64_MAX /* staleness without bound */
 enum { STEP_STALENESS_BUCKETS = 65 };
 
-/* Waits for the updates before it: its first lookups see them.
+/* Waits for the updates before it: its first lookups see them.  `here`: no
+ * core is free for threads of the store, so unless the tables are remote, a
+ * lookup is done by the forward that wants it, and an update by the backward.
  * PERSIA_EINTR. */
-PERSIA_API int step_ahead_open(step *s, uint64_t staleness, uint64_t *stream);
+PERSIA_API int step_ahead_open(step *s, uint64_t staleness, int here,
+                               uint64_t *stream);
 /* Lookups that did not start are cancelled, results that nobody took are
  * dropped, and no batch of the stream is open any more; gradients of batches
  * that were handed out are still welcome. */
@@ -199,7 +202,7 @@ PERSIA_API int step_leave(step *s, int settle);
 
 typedef struct step_ahead_stats {
     uint64_t batches;        /* that the loop asked for */
-    uint64_t prefetched;     /* forwards served from a lookup made ahead */
+    uint64_t prefetched;     /* forwards that took a lookup of their batch */
     uint64_t not_prefetched; /* other forwards while a stream was open */
     uint64_t waited;         /* times the loop asked before it was allowed */
     uint64_t abandoned, skipped, read, dropped; /* batches, by their end */

@@ -4,6 +4,10 @@
 
 #include <string.h>
 
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
 static uint64_t name_hash(const char *name)
 {
     uint64_t h = 0;
@@ -47,7 +51,7 @@ INLINE_HOT pair multiply(pair a, uint32_t by)
 }
 
 /* Sixteen columns from block on, in their order. */
-INLINE_HOT void philox_columns(const uint32_t key[2], uint64_t id,
+static void philox_columns_any(const uint32_t key[2], uint64_t id,
                                uint32_t block, uint32_t out[16])
 {
     const pair first = { block, block + 1 };
@@ -79,6 +83,51 @@ INLINE_HOT void philox_columns(const uint32_t key[2], uint64_t id,
         memcpy(out + 8 * p, &one, sizeof one);
         memcpy(out + 8 * p + 4, &two, sizeof two);
     }
+}
+
+#ifdef __x86_64__
+/* The same, four blocks in a vector. */
+typedef uint64_t quad __attribute__((vector_size(32)));
+
+__attribute__((target("avx2"))) static void
+philox_columns_avx2(const uint32_t key[2], uint64_t id, uint32_t block,
+                    uint32_t out[16])
+{
+    const __m256i by0 = _mm256_set1_epi64x(0xD2511F53u);
+    const __m256i by1 = _mm256_set1_epi64x(0xCD9E8D57u);
+    quad k0 = (quad){ 0 } + key[0], k1 = (quad){ 0 } + key[1];
+    quad c0 = (quad){ 0 } + id, c1 = c0 >> 32, c3 = { 0 };
+    quad c2 = { block, block + 1, block + 2, block + 3 };
+
+    for (int round = 0; round < 10; round++) {
+        quad p0 = (quad)_mm256_mul_epu32((__m256i)c0, by0);
+        quad p1 = (quad)_mm256_mul_epu32((__m256i)c2, by1);
+        c0 = (p1 >> 32) ^ c1 ^ k0;
+        c2 = (p0 >> 32) ^ c3 ^ k1;
+        c1 = p1;
+        c3 = p0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    quad left = (c0 & UINT32_MAX) | c1 << 32;
+    quad right = (c2 & UINT32_MAX) | c3 << 32;
+    quad one = { left[0], right[0], left[1], right[1] };
+    quad two = { left[2], right[2], left[3], right[3] };
+    memcpy(out, &one, sizeof one);
+    memcpy(out + 8, &two, sizeof two);
+}
+#endif
+
+INLINE_HOT void philox_columns(const uint32_t key[2], uint64_t id,
+                               uint32_t block, uint32_t out[16])
+{
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx2")) {
+        philox_columns_avx2(key, id, block, out);
+        return;
+    }
+#endif
+    philox_columns_any(key, id, block, out);
 }
 
 HOT static void uniform_fill(const uint32_t key[2], uint64_t id, uint32_t dim,

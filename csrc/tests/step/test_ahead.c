@@ -22,6 +22,7 @@ enum { DIM = 4, IDS = 3 };
 
 static uint64_t handle;
 static step *s;
+static int here; /* of streams that are opened */
 static uint32_t plan;
 
 /* Memory of lookups and gradients that is not released yet. */
@@ -88,7 +89,7 @@ static int teardown(void **state)
 static uint64_t stream_open(uint64_t staleness)
 {
     uint64_t stream;
-    assert_int_equal(step_ahead_open(s, staleness, &stream), PERSIA_OK);
+    assert_int_equal(step_ahead_open(s, staleness, here, &stream), PERSIA_OK);
     return stream;
 }
 
@@ -208,6 +209,16 @@ static void plain_loop(uint64_t staleness, uint64_t depth)
     assert_true(stalest() <= staleness);
     assert_true(stalest() <= depth + 2); /* 2 updates may be pending */
     step_ahead_close(s, stream);
+}
+
+static void test_without_an_idle_core(void **state)
+{
+    (void)state;
+    here = 1;
+    plain_loop(3, 5);
+    here = 0;
+    assert_int_equal(stalest(), 0);
+    assert_int_equal(stats().staleness[0], BATCHES);
 }
 
 static void test_synchronous_sees_every_update(void **state)
@@ -513,7 +524,7 @@ static void test_staleness_under_random_schedules(void **state)
 static void *other_loop(void *arg)
 {
     uint64_t stream, staleness = (uint64_t)(uintptr_t)arg;
-    if (step_ahead_open(s, staleness, &stream))
+    if (step_ahead_open(s, staleness, 0, &stream))
         return (void *)1;
     uint64_t next = 0;
     for (int t = 0; t < 150; t++) {
@@ -550,6 +561,7 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_synchronous_sees_every_update),
+        TEST(test_without_an_idle_core),
         TEST(test_bounds),
         TEST(test_loop_without_backward_goes_on),
         TEST(test_skip_makes_room),

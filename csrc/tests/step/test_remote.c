@@ -210,7 +210,7 @@ static void random_loop(rank *r, uint32_t seed)
 {
     enum { N = 100 };
     uint64_t staleness = random_u32(&seed) % 4, stream;
-    assert_int_equal(step_ahead_open(r->s, staleness, &stream), PERSIA_OK);
+    assert_int_equal(step_ahead_open(r->s, staleness, 0, &stream), PERSIA_OK);
     uint64_t batch[N], ticket[N] = {0};
     int seen[N], updated[N] = {0};
     int added = 0, base = value(r);
@@ -310,7 +310,7 @@ static int synchronous_loop(rank *r)
     for (uint32_t i = 0; i < told.world; i++)
         last = told.applied[i] > last ? told.applied[i] : last;
     if (step_sync(r->s, last, r->number, told.world) ||
-        step_ahead_open(r->s, 0, &stream) ||
+        step_ahead_open(r->s, 0, 0, &stream) ||
         step_ahead_sync(r->s, stream, told.by_batch))
         return 2;
     int n = told.batches[r->number];
