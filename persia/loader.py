@@ -367,9 +367,7 @@ def _default_ids(batch: Any) -> Any:
     return next((value for value in _fields(batch) if _is_ids(value)), None)
 
 
-def _nothing_to_hide(
-    model: nn.Module, modules: Sequence[_Collection]
-) -> bool:
+def _nothing_to_hide(model: nn.Module, modules: Sequence[_Collection]) -> bool:
     """Whether no core would wait otherwise: the tables are in this process,
     and torch computes the model with all of its cores."""
     return (

@@ -148,8 +148,8 @@ static PyObject *py_flush(PyObject *module, PyObject *arg)
 static PyMethodDef functions[] = {
     {"ahead_open", py_open, METH_VARARGS,
      "ahead_open(handle, staleness, here)\n--\n\n"
-     "A new stream; a staleness below 0 is none.  here: the threads that want\n"
-     "lookups and updates do them themselves."},
+     "A new stream; a staleness below 0 is none.  here: lookups and updates\n"
+     "are done by the threads that want them."},
     {"ahead_close", py_close, METH_VARARGS,
      "ahead_close(handle, stream)\n--\n\nEnds a stream."},
     {"ahead_number", py_number, METH_NOARGS,

@@ -42,8 +42,8 @@ int pollers_start(rpc_pollers *p, unsigned threads, const char *name);
 /* Nothing may be under way on the queue any more. */
 void pollers_stop(rpc_pollers *p);
 
-/* The user's use of gRPC: it is initialised with the first and shut down with
- * the last. */
+/* A server's use of gRPC: it is initialised with the first and shut down with
+ * the last user. */
 int runtime_enter(void);
 void runtime_leave(void);
 /* The same for clients, whose threads are shared by all channels. */

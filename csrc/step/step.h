@@ -77,10 +77,11 @@ PERSIA_API size_t step_held(step *s, enum step_whose whose);
  *
  * Threads of the store do it while the caller goes on (a) if the tables are
  * remote; (b) with STEP_MINE, if all gradients are of batches that the
- * look-ahead counts, under a bound of at least 1 and on threads of the store.  Otherwise it is done on
- * return.  Updates that are under way may fail later: the first error is kept,
- * and returned once by the next call of step_apply(), step_ahead_next() or
- * step_flush(), which did all the same what they were asked for.
+ * look-ahead counts, under a bound of at least 1 and on threads of the store.
+ * Otherwise it is done on return.  Updates that are under way may fail later:
+ * the first error is kept, and returned once by the next call of step_apply(),
+ * step_ahead_next() or step_flush(), which did all the same what they were
+ * asked for.
  * PERSIA_EINTR: interrupted while it waited for earlier updates; it is handed
  * over. */
 PERSIA_API int step_apply(step *s, enum step_whose whose,
