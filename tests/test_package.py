@@ -10,6 +10,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
+def test_pins_are_versions_that_every_index_has() -> None:
+    """Not one of this machine's own builds, as ``pip freeze`` writes them:
+    torch==2.13.0+cpu is not on PyPI, torch==2.13.0 takes either."""
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    assert any(pin.startswith("torch==") for pin in pins)
+    assert [pin for pin in pins if "+" in pin or "@" in pin] == []
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_wheel(tmp_path: Path) -> None:
