@@ -114,6 +114,7 @@ philox4x32(const uint32_t counter[4], const uint32_t key[2],
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) &&        \
     !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) &&        \
     !defined(PERSIA_NO_CLONES)
+#define HOT_CLONES
 #define HOT                                                                   \
     __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3",         \
                                  "default")))

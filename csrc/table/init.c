@@ -4,7 +4,9 @@
 
 #include <string.h>
 
-#ifdef __x86_64__
+/* In builds for one instruction set this file goes by that. */
+#if defined(__x86_64__) && (defined(HOT_CLONES) || defined(__AVX2__))
+#define PHILOX_AVX2
 #include <immintrin.h>
 #endif
 
@@ -85,7 +87,7 @@ static void philox_columns_any(const uint32_t key[2], uint64_t id,
     }
 }
 
-#ifdef __x86_64__
+#ifdef PHILOX_AVX2
 /* The same, four blocks in a vector. */
 typedef uint64_t quad __attribute__((vector_size(32)));
 
@@ -121,7 +123,7 @@ philox_columns_avx2(const uint32_t key[2], uint64_t id, uint32_t block,
 INLINE_HOT void philox_columns(const uint32_t key[2], uint64_t id,
                                uint32_t block, uint32_t out[16])
 {
-#ifdef __x86_64__
+#ifdef PHILOX_AVX2
     if (__builtin_cpu_supports("avx2")) {
         philox_columns_avx2(key, id, block, out);
         return;
