@@ -92,10 +92,13 @@ class BuildNative(build_ext):
                 shutil.copy(header, target)
 
     def public_headers(self) -> list[Path]:
-        """persia.h and the headers of the rooms that it includes."""
-        persia = ROOT / "csrc" / "persia.h"
-        rooms = re.findall(r'#include "(.+)"', persia.read_text())
-        return [persia, *(ROOT / "csrc" / room for room in rooms)]
+        """persia.h and all that it includes."""
+        found = [ROOT / "csrc" / "persia.h"]
+        for header in found:  # which grows
+            names = re.findall(r'#include "(.+)"', header.read_text())
+            headers = (ROOT / "csrc" / name for name in names)
+            found += [h for h in headers if h not in found]
+        return found
 
     def header_target(self, header: Path) -> Path:
         """Where a header lies in the installed package."""

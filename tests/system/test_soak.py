@@ -73,7 +73,12 @@ class Watched:
             # checkpoints come and go: what stays is there at the quietest.
             first, last = np.array_split(every[len(every) * 2 // 5 :], 2)
             before, after = int(min(first)), int(min(last))
-            room = 3 * MIB + before // 100 if name == "resident" else 1
+            room = {
+                "resident": 3 * MIB + before // 100,
+                "descriptors": 1,
+                # gRPC starts up to two a core as load asks for them.
+                "threads": 2 * (os.cpu_count() or 1),
+            }[name]
             text = f"{self.name}: {name} {every[0]}, {before}, {after}"
             print(text)
             if after > before + room:
