@@ -19,10 +19,10 @@ enum {
 /* All that is shared by channels and servers. */
 static struct {
     pthread_mutex_t lock; /* guards users, clients and what they start */
-    unsigned users, clients;
+    unsigned users;
+    _Atomic(unsigned) clients; /* among the users; read without the lock */
     rpc_pollers pollers; /* of all clients */
     pthread_t reaper;
-    _Atomic(unsigned) servers; /* the users that are none of clients */
 
     pthread_mutex_t sent_lock; /* guards what follows */
     pthread_cond_t sent_added; /* `sent` has one, or stop */
@@ -137,12 +137,13 @@ static void keep_memory(void)
 #endif
 }
 
-/* A server lives long, and what its busiest moment took would be kept for
- * ever: now and then, what is not in use goes back. */
+/* A parameter server lives long, and what its busiest moment took would be
+ * kept for ever: now and then, what is not in use goes back.  A process that
+ * trains, too, has a use for it in its next step. */
 static void trim_memory(void)
 {
 #ifdef __GLIBC__
-    if (atomic_load(&runtime.servers))
+    if (!atomic_load(&runtime.clients))
         malloc_trim(0);
 #endif
 }
@@ -256,8 +257,6 @@ int runtime_enter(void)
 {
     pthread_mutex_lock(&runtime.lock);
     int code = enter();
-    if (code == PERSIA_OK)
-        atomic_fetch_add(&runtime.servers, 1);
     pthread_mutex_unlock(&runtime.lock);
     return code;
 }
@@ -265,7 +264,6 @@ int runtime_enter(void)
 void runtime_leave(void)
 {
     pthread_mutex_lock(&runtime.lock);
-    atomic_fetch_sub(&runtime.servers, 1);
     leave();
     pthread_mutex_unlock(&runtime.lock);
 }
