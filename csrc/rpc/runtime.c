@@ -203,6 +203,16 @@ static void log_nothing(gpr_log_func_args *args)
     (void)args;
 }
 
+/* Once: gRPC may give back a last span while it is shut down. */
+static void make_condition(void)
+{
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&runtime.sent_added, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
 static int runtime_start(void)
 {
     sigset_t before;
@@ -213,17 +223,12 @@ static int runtime_start(void)
     grpc_init();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     runtime.stop = 0;
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&runtime.sent_added, &attr);
-    pthread_condattr_destroy(&attr);
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_condition);
     int code =
         start_thread(&runtime.reaper, reaper_main, NULL, "persia-rpc-sent");
-    if (code != PERSIA_OK) {
-        pthread_cond_destroy(&runtime.sent_added);
+    if (code != PERSIA_OK)
         grpc_shutdown();
-    }
     return code;
 }
 
@@ -234,7 +239,6 @@ static void runtime_stop(void)
     pthread_mutex_unlock(&runtime.sent_lock);
     pthread_cond_signal(&runtime.sent_added);
     pthread_join(runtime.reaper, NULL);
-    pthread_cond_destroy(&runtime.sent_added);
     grpc_shutdown();
 }
 
