@@ -6,7 +6,6 @@
  * whose addresses are known, written as well as we can (prefetched,
  * specialised by dim, compiled for this very processor).
  */
-#define _GNU_SOURCE
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
