@@ -37,6 +37,7 @@ _MESSAGE_LIMIT = 256 << 20  # bytes
 # hand at once.
 _SERVER_THREADS = 2
 _SERVER_CALLS = 1024
+_SERVER_CONNECTIONS = 4096
 _POLL = 0.05  # seconds
 _FIRST_PAUSE = 5e-5
 _PATIENCE = 600.0  # seconds for other ranks to come
@@ -518,6 +519,7 @@ class Hosting:
             address=f"{_bracketed(address)}:0",
             threads=max(threads, _SERVER_THREADS),
             calls=_SERVER_CALLS,
+            connections=_SERVER_CONNECTIONS,
             message_limit=_MESSAGE_LIMIT,
             security=self.security.arguments(),
         )

@@ -90,11 +90,13 @@ _COUNTERS = {
     "pushes": "Requests with gradients that were applied.",
     "duplicates": "Updates that came again and changed nothing.",
     "failed": "Requests that failed.",
+    "connections_refused": "Connections closed for the limit.",
 }
 _GAUGES = {
     "memory_used": "Bytes of all tables.",
     "memory_limit": "Bytes that all tables may have; 0: no limit.",
     "parked": "Requests that wait for others.",
+    "connections": "Connections open.",
 }
 _TABLE_GAUGES = {
     "rows": "Rows.",
@@ -115,7 +117,7 @@ class ServerCollector:
     """The counters of a server, read when Prometheus asks.
 
     Args:
-        stats: gives them, as ``_core.Channel.stats``.
+        stats: gives them, as ``persia.server.Server.stats``.
         namespace, shard, shards: of the server.
     """
 

@@ -97,6 +97,13 @@ class ServeConfig(pydantic.BaseModel):
     calls: int = Field(
         256, ge=1, le=65536, description="Requests in hand at once."
     )
+    connections: int = Field(
+        4096,
+        ge=1,
+        le=65536,
+        description="Connections at once; more are closed. Each also needs a "
+        "file descriptor (ulimit -n).",
+    )
     checkpoints: Path | None = Field(
         None, description="Folder in which checkpoints are written and read."
     )
@@ -276,6 +283,7 @@ class Server:
             address=f"{host}:{config.port}",
             threads=self._threads,
             calls=config.calls,
+            connections=config.connections,
             message_limit=config.message_limit,
             security=self._security.arguments(),
         )
@@ -284,7 +292,9 @@ class Server:
 
     def stats(self) -> dict[str, Any]:
         """Its counters and, under "tables", those of each table."""
-        return self._channel.stats()
+        open_now, refused = self._core.connections()
+        counts = {"connections": open_now, "connections_refused": refused}
+        return self._channel.stats() | counts
 
     def show_metrics(self, port: int) -> int:
         """Answers Prometheus from now on; the port."""

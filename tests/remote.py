@@ -48,6 +48,7 @@ class Servers:
             address=f"127.0.0.1:{port}",
             threads=2,
             calls=256,
+            connections=256,
             message_limit=_LIMIT,
             security={},
         )

@@ -340,15 +340,17 @@ static server_object *server_open(PyObject *self)
 static PyObject *server_start(PyObject *self, PyObject *args,
                               PyObject *kwargs)
 {
-    static char *words[] = {"address", "threads", "calls", "message_limit",
-                            "security", NULL};
+    static char *words[] = {"address",     "threads",       "calls",
+                            "connections", "message_limit", "security",
+                            NULL};
     server_object *s = server_open(self);
     rpc_server_config config = {.handler = service_handle};
     unsigned long long message;
     PyObject *security;
     if (!s || !PyArg_ParseTupleAndKeywords(
-                  args, kwargs, "sIIKO", words, &config.address,
-                  &config.threads, &config.calls_max, &message, &security) ||
+                  args, kwargs, "sIIIKO", words, &config.address,
+                  &config.threads, &config.calls_max, &config.connections_max,
+                  &message, &security) ||
         py_security(security, &config.security))
         return NULL;
     if (s->rpc) {
@@ -375,6 +377,19 @@ static PyObject *server_health(PyObject *self, PyObject *arg)
     if (s->rpc)
         rpc_server_health(s->rpc, serving);
     Py_RETURN_NONE;
+}
+
+static PyObject *server_connections(PyObject *self, PyObject *unused)
+{
+    server_object *s = server_open(self);
+    uint64_t open = 0, refused = 0;
+    (void)unused;
+    if (!s)
+        return NULL;
+    if (s->rpc)
+        rpc_server_connections(s->rpc, &open, &refused);
+    return Py_BuildValue("KK", (unsigned long long)open,
+                         (unsigned long long)refused);
 }
 
 static PyObject *server_stop(PyObject *self, PyObject *arg)
@@ -494,7 +509,11 @@ static PyObject *server_port(PyObject *self, void *unused)
 static PyMethodDef server_methods[] = {
     {"start", (PyCFunction)(void (*)(void))server_start,
      METH_VARARGS | METH_KEYWORDS,
-     "start(address, threads, calls, message_limit, security) -> port"},
+     "start(address, threads, calls, connections, message_limit, security) "
+     "-> port"},
+    {"connections", server_connections, METH_NOARGS,
+     "connections()\n--\n\nHow many are open, and how many were closed for "
+     "the limit."},
     {"health", server_health, METH_O,
      "health(serving)\n--\n\nWhat the health service says."},
     {"stop", server_stop, METH_O,

@@ -73,6 +73,8 @@ typedef struct rpc_server_config {
     unsigned threads;       /* that take and handle requests; at least 1 */
     uint64_t message_limit; /* bytes of a request, and of a reply */
     uint32_t calls_max;     /* requests in hand at once; more wait */
+    uint32_t connections_max; /* more are closed at once; 0: as many as the
+                                 process may have files */
     sched *s;               /* joins what came of large requests; outlives
                                the server; NULL: its own threads do */
     rpc_security security;
@@ -84,6 +86,9 @@ typedef struct rpc_server_config {
 PERSIA_API int rpc_server_start(const rpc_server_config *config,
                                 rpc_server **out);
 PERSIA_API int rpc_server_port(const rpc_server *s);
+/* Those open, and those closed for the limit since the start. */
+PERSIA_API void rpc_server_connections(const rpc_server *s, uint64_t *open,
+                                       uint64_t *refused);
 /* What grpc.health.v1.Health/Check says (0 at first). */
 PERSIA_API void rpc_server_health(rpc_server *s, int serving);
 /* Health to not serving, no new calls; waits `grace_ns` for those under way,

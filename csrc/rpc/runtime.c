@@ -70,8 +70,8 @@ static void signals_block(sigset_t *before)
     pthread_sigmask(SIG_SETMASK, &all, before);
 }
 
-static int start_thread(pthread_t *out, void *(*main)(void *), void *arg,
-                        const char *name)
+int runtime_thread(pthread_t *out, void *(*main)(void *), void *arg,
+                   const char *name)
 {
     sigset_t before;
     signals_block(&before);
@@ -92,7 +92,7 @@ int pollers_start(rpc_pollers *p, unsigned threads, const char *name)
         return err_set(PERSIA_ENOMEM, "out of memory: %u threads", threads);
     p->queue = grpc_completion_queue_create_for_next(NULL);
     for (unsigned i = 0; i < threads; i++) {
-        int code = start_thread(&p->threads[i], poller_main, p, name);
+        int code = runtime_thread(&p->threads[i], poller_main, p, name);
         if (code != PERSIA_OK) {
             pollers_stop(p);
             return code;
@@ -226,7 +226,7 @@ static int runtime_start(void)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, make_condition);
     int code =
-        start_thread(&runtime.reaper, reaper_main, NULL, "persia-rpc-sent");
+        runtime_thread(&runtime.reaper, reaper_main, NULL, "persia-rpc-sent");
     if (code != PERSIA_OK)
         grpc_shutdown();
     return code;

@@ -6,6 +6,7 @@
  * told so before the request is read.  The health service has slots of its
  * own, so that a full server still says that it lives.
  */
+#include "rpc/connections.h"
 #include "rpc/core.h"
 
 #include <grpc/support/alloc.h>
@@ -20,6 +21,7 @@ enum {
     HEALTH_REQUEST_MAX = 4096,     /* bytes */
     TEXT_MAX = 1000,               /* bytes of an error's text */
     FILES = 65536,                 /* open in the process, if it may */
+    FILES_KEPT = 128,              /* for all that is no connection */
     HANDSHAKE_MS = 10000,          /* for a connection to say what it is */
     PING_MS = 60000,               /* clients that vanished are found out */
     PING_TIMEOUT_MS = 20000
@@ -38,6 +40,7 @@ struct rpc_server {
     uint64_t message_limit;
     sched *joins;
     int port;
+    connections *connections;
     void *health_method; /* gRPC's handle */
     atomic_int serving;
 
@@ -383,17 +386,24 @@ static void slot_wait(slot *l)
 /* ---- life ---- */
 
 /* A listener of gRPC 1.51 that once finds no file descriptor free takes no
- * connection ever again: raise the limit as far as we may. */
-static void files_allow(void)
+ * connection ever again: raise the limit as far as we may.  How many
+ * connections that allows. */
+static uint32_t files_allow(void)
 {
     struct rlimit l;
     if (getrlimit(RLIMIT_NOFILE, &l) != 0)
-        return;
+        return UINT32_MAX;
     rlim_t wanted = l.rlim_max < FILES ? l.rlim_max : FILES;
-    if (l.rlim_cur >= wanted)
-        return;
-    l.rlim_cur = wanted;
-    (void)setrlimit(RLIMIT_NOFILE, &l);
+    if (l.rlim_cur < wanted) {
+        rlim_t before = l.rlim_cur;
+        l.rlim_cur = wanted;
+        if (setrlimit(RLIMIT_NOFILE, &l) != 0)
+            l.rlim_cur = before;
+    }
+    return l.rlim_cur > UINT32_MAX ? UINT32_MAX
+           : l.rlim_cur > 2 * FILES_KEPT
+               ? (uint32_t)l.rlim_cur - FILES_KEPT
+               : FILES_KEPT;
 }
 
 static void server_is_down(rpc_tag *tag, int ok)
@@ -507,7 +517,9 @@ int rpc_server_start(const rpc_server_config *config, rpc_server **out)
         server_free(s);
         return code;
     }
-    files_allow();
+    uint32_t connections_max = files_allow();
+    if (config->connections_max && config->connections_max < connections_max)
+        connections_max = config->connections_max;
     code = runtime_enter();
     if (code != PERSIA_OK) {
         server_free(s);
@@ -524,6 +536,9 @@ int rpc_server_start(const rpc_server_config *config, rpc_server **out)
     s->health_method = grpc_server_register_method(
         s->server, HEALTH_PATH, NULL, GRPC_SRM_PAYLOAD_NONE, 0);
     code = server_listen(s, config);
+    if (code != PERSIA_OK)
+        goto fail;
+    code = connections_guard(s->port, connections_max, &s->connections);
     if (code != PERSIA_OK)
         goto fail;
     grpc_server_start(s->server);
@@ -543,6 +558,12 @@ fail:
 int rpc_server_port(const rpc_server *s)
 {
     return s->port;
+}
+
+void rpc_server_connections(const rpc_server *s, uint64_t *open,
+                            uint64_t *refused)
+{
+    connections_count(s->connections, open, refused);
 }
 
 void rpc_server_health(rpc_server *s, int serving)
@@ -569,6 +590,7 @@ void rpc_server_stop(rpc_server *s, uint64_t grace_ns)
     if (!s || fork_check("a server") != PERSIA_OK)
         return;
     rpc_server_health(s, 0);
+    connections_free(s->connections);
     if (s->server) {
         uint64_t now = clock_ns();
         uint64_t never = INT64_MAX;

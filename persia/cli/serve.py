@@ -42,6 +42,7 @@ def ps(
     memory_limit: Annotated[str | None, _flag("memory_limit")] = None,
     message_limit: Annotated[str | None, _flag("message_limit")] = None,
     calls: Annotated[int | None, _flag("calls")] = None,
+    connections: Annotated[int | None, _flag("connections")] = None,
     checkpoints: Annotated[Path | None, _flag("checkpoints")] = None,
     restore: Annotated[str | None, _flag("restore")] = None,
     or_empty: Annotated[bool | None, _flag("or_empty", "--or-empty")] = None,

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -167,6 +167,36 @@ def test_life(number: int) -> None:
         with socket.socket() as free:
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             free.bind(("127.0.0.1", port))
+
+
+def test_a_flood_of_connections() -> None:
+    """Who is connected works on; who comes beyond the limit is closed, and
+    may come when others have gone."""
+    with (
+        serving("--connections", "20", "--metrics-port", "0") as server,
+        ExitStack() as stack,
+    ):
+        client = Client(server.address)
+        client.hello()
+        host, _, port = server.address.rpartition(":")
+        flood = [
+            stack.enter_context(socket.create_connection((host, int(port))))
+            for _ in range(300)
+        ]
+
+        def flood_is_refused() -> bool:
+            found = metrics(server.metrics)
+            refused = found["persia_connections_refused_total"]
+            return refused > 200 and found["persia_connections"] <= 20
+
+        wait_until(flood_is_refused, 60)
+        files = f"/proc/{server.process.pid}/fd"
+        wait_until(lambda: len(os.listdir(files)) < 100)
+        client.declare()  # over its first connection
+        for one in flood:
+            one.close()
+        assert health(server.address) == health_pb2.HealthCheckResponse.SERVING
+        server.stop()
 
 
 def test_metrics_tell_what_was_done() -> None:

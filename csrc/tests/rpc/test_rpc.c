@@ -418,6 +418,65 @@ static void messages_have_limits_both_ways(void **state)
     deck_stop(&d);
 }
 
+/* Until the server has counted so many open ones, and closed another since
+ * `refused`; returns how many it has closed. */
+static uint64_t wait_connections(const rpc_server *s, uint64_t open,
+                                 uint64_t refused)
+{
+    for (int i = 0; i < 3000; i++) {
+        uint64_t n, closed;
+        rpc_server_connections(s, &n, &closed);
+        if (n == open && closed >= refused)
+            return closed;
+        sleep_ms(10);
+    }
+    fail_msg("not %llu connections in half a minute",
+             (unsigned long long)open);
+    return 0;
+}
+
+static void who_comes_beyond_the_limit_is_closed(void **state)
+{
+    NEED_GRPC();
+    deck d;
+    deck_start(&d);
+    rpc_server_config config = server_config_of(&d);
+    config.connections_max = 3;
+    rpc_server *s;
+    assert_int_equal(rpc_server_start(&config, &s), PERSIA_OK);
+    rpc_channel *c[4];
+    for (int i = 0; i < 3; i++) {
+        c[i] = channel_to(rpc_server_port(s));
+        echo(c[i], WIRE_HELLO, 1, 100);
+    }
+    wait_connections(s, 3, 0);
+    c[3] = channel_to(rpc_server_port(s));
+    outcome r = {0};
+    wire_out o = message_of("park", 4, 1);
+    assert_int_equal(
+        rpc_start(c[3], WIRE_PUSH, &o, 30 * SECOND, note_outcome, &r),
+        PERSIA_OK);
+    uint64_t refused = wait_connections(s, 3, 1);
+    while (!atomic_load(&r.count))
+        sleep_ms(1);
+    assert_int_equal(atomic_load(&r.code), PERSIA_EUNAVAILABLE);
+    for (int i = 0; i < 3; i++) /* who was there before stays */
+        echo(c[i], WIRE_HELLO, 1, 100000);
+
+    rpc_channel_close(c[0]);
+    while (call_with(c[3], WIRE_HELLO, "again", 5, 30 * SECOND) !=
+           PERSIA_OK)
+        sleep_ms(10);
+    wait_connections(s, 3, refused);
+    for (int i = 1; i < 4; i++) {
+        echo(c[i], WIRE_HELLO, 1, 100);
+        rpc_channel_close(c[i]);
+    }
+    deck_release(&d);
+    rpc_server_stop(s, SECOND);
+    deck_stop(&d);
+}
+
 static void more_calls_than_slots_wait(void **state)
 {
     NEED_GRPC();
@@ -464,6 +523,7 @@ int main(void)
         cmocka_unit_test(closing_cancels_what_is_under_way),
         cmocka_unit_test(answers_to_those_who_left_hold_nothing),
         cmocka_unit_test(messages_have_limits_both_ways),
+        cmocka_unit_test(who_comes_beyond_the_limit_is_closed),
         cmocka_unit_test(more_calls_than_slots_wait),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,274 @@
+#include "rpc/connections.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "rpc/core.h"
+
+enum {
+    SETTLE_MS = 20,  /* connections that come together are counted once */
+    RECOUNT_MS = 500 /* gRPC may have accepted some after the count */
+};
+
+/* One connection, by the kernel's number of its socket: file descriptors are
+ * used again. */
+typedef struct connection {
+    uint64_t cookie;
+    int fd; /* gRPC's */
+} connection;
+
+struct connections {
+    int port;
+    uint32_t max;
+    int events; /* epoll: the listeners, and `stop` */
+    int stop;   /* an eventfd */
+    DIR *files; /* /proc/self/fd, open for when no descriptor is left */
+    pthread_t thread;
+    int started;
+    _Atomic(uint64_t) refused;
+    /* The thread's own: those that may stay, by cookie, and what a count
+     * finds. */
+    uint64_t *known;
+    size_t known_n;
+    connection *found;
+    size_t found_n, found_max;
+};
+
+/* ---- sockets of this process -------------------------------------------- */
+
+/* Of a TCP socket at this port; -1: it is none. */
+static int state_at_port(int fd, int port)
+{
+    struct sockaddr_storage a;
+    struct tcp_info info;
+    socklen_t n = sizeof a, info_n = sizeof info;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &info_n) != 0 ||
+        getsockname(fd, (struct sockaddr *)&a, &n) != 0)
+        return -1;
+    uint16_t at = a.ss_family == AF_INET
+                      ? ((const struct sockaddr_in *)&a)->sin_port
+                  : a.ss_family == AF_INET6
+                      ? ((const struct sockaddr_in6 *)&a)->sin6_port
+                      : 0;
+    return ntohs(at) == port ? info.tcpi_state : -1;
+}
+
+static int cookie_of(int fd, uint64_t *out)
+{
+    socklen_t n = sizeof *out;
+    return getsockopt(fd, SOL_SOCKET, SO_COOKIE, out, &n) == 0;
+}
+
+/* Listeners, or connections that neither we nor gRPC have closed. */
+static int is_wanted(int state, int listeners)
+{
+    return listeners ? state == TCP_LISTEN
+                     : state == TCP_ESTABLISHED || state == TCP_CLOSE_WAIT;
+}
+
+/* The next of them, in the order of the folder; -1: no more. */
+static int next_socket(DIR *files, int port, int listeners)
+{
+    for (struct dirent *e; (e = readdir(files));) {
+        char *end;
+        long fd = strtol(e->d_name, &end, 10);
+        if (!*end && end != e->d_name &&
+            is_wanted(state_at_port((int)fd, port), listeners))
+            return (int)fd;
+    }
+    return -1;
+}
+
+/* Each connection that comes wakes us once, whether gRPC has taken it or not
+ * (the edge).  The kernel forgets a listener when gRPC closes it. */
+static int watch_listeners(connections *c)
+{
+    rewinddir(c->files);
+    for (int fd; (fd = next_socket(c->files, c->port, 1)) >= 0;) {
+        struct epoll_event e = {.events = EPOLLIN | EPOLLET, .data.fd = fd};
+        if (epoll_ctl(c->events, EPOLL_CTL_ADD, fd, &e) != 0)
+            return err_set(PERSIA_EINTERNAL, "connections cannot be watched: "
+                           "%s", strerror(errno));
+    }
+    return PERSIA_OK;
+}
+
+static int note_found(connections *c, int fd)
+{
+    if (c->found_n == c->found_max) {
+        size_t max = c->found_max ? 2 * c->found_max : 64;
+        connection *more = realloc(c->found, max * sizeof *more);
+        if (!more)
+            return 0;
+        c->found = more;
+        c->found_max = max;
+    }
+    connection *f = &c->found[c->found_n];
+    f->fd = fd;
+    c->found_n += (size_t)cookie_of(fd, &f->cookie);
+    return 1;
+}
+
+/* ---- the count ---------------------------------------------------------- */
+
+static int by_number(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static int is_known(const connections *c, uint64_t cookie)
+{
+    return bsearch(&cookie, c->known, c->known_n, sizeof cookie, by_number) !=
+           NULL;
+}
+
+/* gRPC may close its descriptor at any time, and another file may get its
+ * number: so ours keeps the socket while we look which one it is. */
+static void refuse(connections *c, const connection *one)
+{
+    uint64_t cookie;
+    int fd = fcntl(one->fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0)
+        return; /* the next count sees it again */
+    if (cookie_of(fd, &cookie) && cookie == one->cookie &&
+        shutdown(fd, SHUT_RDWR) == 0)
+        atomic_fetch_add(&c->refused, 1);
+    close(fd);
+}
+
+/* Closes those beyond the limit; what was there before stays. */
+static void count(connections *c)
+{
+    size_t old = 0, room, stay = 0;
+    c->found_n = 0;
+    rewinddir(c->files);
+    for (int fd; (fd = next_socket(c->files, c->port, 0)) >= 0;)
+        if (!note_found(c, fd))
+            return; /* no memory: when the next one comes */
+    for (size_t i = 0; i < c->found_n; i++)
+        old += (size_t)is_known(c, c->found[i].cookie);
+    room = c->max - old;
+    for (size_t i = 0; i < c->found_n; i++) {
+        const connection *f = &c->found[i];
+        if (!is_known(c, f->cookie)) {
+            if (!room) {
+                refuse(c, f);
+                continue;
+            }
+            room--;
+        }
+        c->found[stay++] = *f;
+    }
+    for (size_t i = 0; i < stay; i++)
+        c->known[i] = c->found[i].cookie;
+    c->known_n = stay;
+    qsort(c->known, stay, sizeof *c->known, by_number);
+}
+
+/* Whether it is to go on. */
+static int pause_for(const connections *c, int ms)
+{
+    struct pollfd p = {.fd = c->stop, .events = POLLIN};
+    return poll(&p, 1, ms) <= 0;
+}
+
+static void *guard_main(void *arg)
+{
+    connections *c = arg;
+    int timeout = -1;
+    for (;;) {
+        struct epoll_event e;
+        int n = epoll_wait(c->events, &e, 1, timeout);
+        if (n < 0 && errno != EINTR)
+            return NULL;
+        timeout = n > 0 ? RECOUNT_MS : -1;
+        if (!pause_for(c, n > 0 ? SETTLE_MS : 0))
+            return NULL;
+        count(c);
+    }
+}
+
+/* ---- life --------------------------------------------------------------- */
+
+int connections_guard(int port, uint32_t max, connections **out)
+{
+    connections *c = calloc(1, sizeof *c);
+    int rc;
+    *out = NULL;
+    if (!c)
+        return err_set(PERSIA_ENOMEM, "no memory for a limit of connections");
+    c->port = port;
+    c->max = max;
+    c->known = malloc(max * sizeof *c->known);
+    c->events = epoll_create1(EPOLL_CLOEXEC);
+    c->stop = eventfd(0, EFD_CLOEXEC);
+    struct epoll_event e = {.events = EPOLLIN, .data.fd = c->stop};
+    if (!c->known || c->events < 0 || c->stop < 0 ||
+        epoll_ctl(c->events, EPOLL_CTL_ADD, c->stop, &e) != 0) {
+        rc = err_set(PERSIA_ENOMEM, "no means to limit connections to %u: %s",
+                     max, strerror(errno));
+        goto fail;
+    }
+    c->files = opendir("/proc/self/fd");
+    if (!c->files) {
+        rc = err_set(PERSIA_EIO, "limiting connections to %u: "
+                     "/proc/self/fd: %s", max, strerror(errno));
+        goto fail;
+    }
+    rc = watch_listeners(c);
+    if (rc)
+        goto fail;
+    rc = runtime_thread(&c->thread, guard_main, c, "persia-rpc-conn");
+    if (rc)
+        goto fail;
+    c->started = 1;
+    *out = c;
+    return PERSIA_OK;
+fail:
+    connections_free(c);
+    return rc;
+}
+
+void connections_count(const connections *c, uint64_t *open,
+                       uint64_t *refused)
+{
+    DIR *files = opendir("/proc/self/fd");
+    *open = 0;
+    while (files && next_socket(files, c->port, 0) >= 0)
+        ++*open;
+    if (files)
+        closedir(files);
+    *refused = atomic_load(&c->refused);
+}
+
+void connections_free(connections *c)
+{
+    if (!c)
+        return;
+    if (c->started) {
+        (void)eventfd_write(c->stop, 1);
+        pthread_join(c->thread, NULL);
+    }
+    if (c->files)
+        closedir(c->files);
+    if (c->events >= 0)
+        close(c->events);
+    if (c->stop >= 0)
+        close(c->stop);
+    free(c->known);
+    free(c->found);
+    free(c);
+}

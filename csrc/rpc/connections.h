@@ -1,0 +1,23 @@
+/* connections.h: a server's limit of connections (private to rpc).
+ *
+ * gRPC 1.51 has none, and its listener is lost for ever once the process has
+ * no file descriptor left.  So a thread wakes when a connection comes, counts
+ * those of the server's port and closes what came last beyond the limit; who
+ * is connected stays so.  It sleeps while nothing comes.
+ */
+#ifndef PERSIA_RPC_CONNECTIONS_H
+#define PERSIA_RPC_CONNECTIONS_H
+
+#include <stdint.h>
+
+typedef struct connections connections;
+
+/* Of the port at which this process listens already; max >= 1. */
+int connections_guard(int port, uint32_t max, connections **out);
+/* Those open, and those closed for the limit since the beginning. */
+void connections_count(const connections *c, uint64_t *open,
+                       uint64_t *refused);
+/* Ends the thread; before the server closes its listener. */
+void connections_free(connections *c);
+
+#endif
