@@ -126,6 +126,11 @@ philox4x32(const uint32_t counter[4], const uint32_t key[2],
  * as compiled for the oldest machine. */
 #define INLINE_HOT static inline __attribute__((always_inline))
 
+/* Whether x[n] holds no NaN and no Inf; for n rows of dim, `stride` floats
+ * apart. */
+int floats_finite(const float *x, size_t n);
+int rows_finite(const float *x, size_t n, size_t dim, size_t stride);
+
 #ifdef __cplusplus
 }
 #endif

@@ -91,17 +91,6 @@ SUM_RUN(sum_run_16, 16)
 SUM_RUN(sum_run_64, 64)
 SUM_RUN(sum_run_any, dim)
 
-HOT static int all_finite(const float *x, size_t n)
-{
-    uint32_t bad = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, x + i, sizeof bits);
-        bad |= (bits & 0x7F800000u) == 0x7F800000u;
-    }
-    return !bad;
-}
-
 /* A sum of the cell is NaN or Inf: whose? */
 static int refuse_nonfinite(const pushing *p, uint32_t unit, uint32_t cell,
                             size_t first, size_t n, const float *sums)
@@ -114,7 +103,7 @@ static int refuse_nonfinite(const pushing *p, uint32_t unit, uint32_t cell,
         for (uint32_t k = c->start[cell]; k < c->start[cell + 1]; k++) {
             size_t id = c->first + c->order[k];
             size_t row = part->bag ? part->bag[id] : id;
-            if (!all_finite(part->grad + row * part->stride, t->dim) ||
+            if (!floats_finite(part->grad + row * part->stride, t->dim) ||
                 (part->scale && !isfinite(part->scale[id])))
                 return err_set(
                     PERSIA_ENONFINITE,
@@ -126,7 +115,7 @@ static int refuse_nonfinite(const pushing *p, uint32_t unit, uint32_t cell,
         }
     }
     for (size_t i = 0; i < n; i++)
-        if (!all_finite(sums + i * t->dim, t->dim))
+        if (!floats_finite(sums + i * t->dim, t->dim))
             return err_set(PERSIA_ENONFINITE,
                            "table %s: the gradients of id %llu have the sum "
                            "Inf; nothing was applied. Lower the scale of the "
@@ -169,7 +158,7 @@ static int sum_cell(void *ctx, size_t index)
                     part->rows ? part->rows[c->first + c->order[k]]
                                : ROW_NONE;
     }
-    if (t->nonfinite == NONFINITE_RAISE && !all_finite(sums, n * t->dim))
+    if (t->nonfinite == NONFINITE_RAISE && !floats_finite(sums, n * t->dim))
         return refuse_nonfinite(p, unit, cell, first, n, sums);
     if (p->r->dtype != WIRE_FP32)
         wire_narrow(p->r->dtype, n, t->dim, sums, t->dim, p->narrow + at,
@@ -376,24 +365,6 @@ static void push_ended(call *k)
 
 /* ---- the call ---- */
 
-static int check_job(const table_config *t, const push_job *job)
-{
-    int rc = optim_check(job->optim);
-    if (rc)
-        return rc;
-    if (job->optim->kind != t->optimizer)
-        return err_set(PERSIA_EMISMATCH,
-                       "table %s keeps the state of %s, the push is for %s",
-                       t->name, optim_name(t->optimizer),
-                       optim_name(job->optim->kind));
-    if (job->optim->kind == OPTIM_SGD && job->optim->momentum > 0 &&
-        !t->momentum)
-        return err_set(PERSIA_EMISMATCH, "table %s was made for SGD without "
-                       "momentum, the push has momentum %g", t->name,
-                       (double)job->optim->momentum);
-    return PERSIA_OK;
-}
-
 /* Checks the jobs; their parts become segments. */
 static int make_segments(pushing *p, group_batch *out)
 {
@@ -403,7 +374,7 @@ static int make_segments(pushing *p, group_batch *out)
         const table_config *t;
         int rc = remote_find_table(p->r, p->table[u], &t);
         if (!rc)
-            rc = check_job(t, &p->jobs[u]);
+            rc = table_check_optim(t, p->jobs[u].optim);
         if (rc)
             return rc;
         uint64_t *word = &seen[p->table[u] / 64];

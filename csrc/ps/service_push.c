@@ -97,15 +97,9 @@ static int check_table(const ps_service *s, const wire_push_table *m)
         return rc;
     const table_config *c = table_get_config(t);
     const optim_args args = args_of(&m->hyper);
-    if ((rc = optim_check(&args))) {
-        char text[256];
-        snprintf(text, sizeof text, "%s", err_text());
-        return err_set(rc, "table %s: %s", c->name, text);
-    }
-    if (args.kind != c->optimizer)
-        return err_set(PERSIA_EMISMATCH, "table %s keeps the state of %s, "
-                       "the push is for %s", c->name,
-                       optim_name(c->optimizer), optim_name(args.kind));
+    rc = table_check_optim(c, &args);
+    if (rc)
+        return rc;
     if (m->grads.n && m->grads.dim != c->dim)
         return err_set(PERSIA_ESHAPE, "table %s: gradients of dim %u come, "
                        "the table has dim %u", c->name, m->grads.dim, c->dim);

@@ -44,7 +44,4 @@ size_t push_job_ids(const push_job *job);
 /* Whether an id without a row gets one in this batch. */
 int push_admits(const table *t, uint64_t hash, uint64_t batch);
 
-/* Whether all of x is finite. */
-int floats_finite(const float *x, size_t n);
-
 #endif

@@ -2,38 +2,6 @@
 
 #include <string.h>
 
-HOT int floats_finite(const float *x, size_t n)
-{
-    uint32_t bad = 0;
-
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, x + i, sizeof bits);
-        bad |= (bits & 0x7F800000u) == 0x7F800000u;
-    }
-    return !bad;
-}
-
-static int job_check(const push_job *job)
-{
-    const table_config *c = &job->t->config;
-    int rc = optim_check(job->optim);
-
-    if (rc)
-        return rc;
-    if (job->optim->kind != c->optimizer)
-        return err_set(PERSIA_EMISMATCH,
-                       "table %s keeps the state of %s, the push is for %s",
-                       c->name, optim_name(c->optimizer),
-                       optim_name(job->optim->kind));
-    if (job->optim->kind == OPTIM_SGD && job->optim->momentum > 0 &&
-        !c->momentum)
-        return err_set(PERSIA_EMISMATCH, "table %s was made for SGD without "
-                       "momentum, the push has momentum %g", c->name,
-                       (double)job->optim->momentum);
-    return PERSIA_OK;
-}
-
 static void claims_sort(room_claim *claims, size_t n)
 {
     for (size_t i = 1; i < n; i++)
@@ -61,7 +29,7 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
     int rc;
 
     for (size_t j = 0; j < jobs_n; j++) {
-        rc = job_check(&jobs[j]);
+        rc = table_check_optim(&jobs[j].t->config, jobs[j].optim);
         if (rc)
             return rc;
         for (size_t k = 0; k < jobs[j].parts_n; k++) {
@@ -133,39 +101,6 @@ static int refuse_nonfinite(const table *t, uint64_t id, size_t sample)
                    "source, or let such rows be skipped and counted: "
                    "nonfinite=\"skip\"",
                    t->config.name, (unsigned long long)id, sample);
-}
-
-/* Whether n rows of dim floats, `stride` apart, hold no NaN and no Inf. */
-HOT static int rows_finite(const float *x, size_t n, size_t dim,
-                           size_t stride)
-{
-    enum { AHEAD = 48 }; /* rows; such strides are nothing the CPU follows */
-    uint32_t most[16] = { 0 };
-
-    for (size_t i = 0; i < n; i++) {
-        const float *row = x + i * stride;
-        uint32_t bits[16];
-        size_t j = 0;
-        if (i + AHEAD < n)
-            for (size_t k = 0; k < dim; k += 16)
-                __builtin_prefetch(row + AHEAD * stride + k);
-        for (; j + 16 <= dim; j += 16) {
-            memcpy(bits, row + j, sizeof bits);
-            for (uint32_t k = 0; k < 16; k++) {
-                bits[k] &= 0x7FFFFFFFu;
-                most[k] = bits[k] > most[k] ? bits[k] : most[k];
-            }
-        }
-        for (uint32_t k = 0; j + k < dim; k++) {
-            memcpy(bits, row + j + k, sizeof bits[0]);
-            bits[0] &= 0x7FFFFFFFu;
-            most[k] = bits[0] > most[k] ? bits[0] : most[k];
-        }
-    }
-    for (uint32_t k = 0; k < 16; k++)
-        if (most[k] >= 0x7F800000u)
-            return 0;
-    return 1;
 }
 
 /* The rows of gradients that a chunk names lie in [*low, *high]. */

@@ -1,6 +1,7 @@
 #include "table/stripe.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,6 +60,27 @@ static uint32_t stripes_of(const table_config *c)
         return c->stripes;
     return c->capacity && c->capacity < ONE_STRIPE_CAPACITY ? 1
                                                             : STRIPES_DEFAULT;
+}
+
+int table_check_optim(const table_config *c, const optim_args *optim)
+{
+    char text[256];
+    int rc = optim_check(optim);
+
+    if (rc) {
+        snprintf(text, sizeof text, "%s", err_text());
+        return err_set(rc, "table %s: %s", c->name, text);
+    }
+    if (optim->kind != c->optimizer)
+        return err_set(PERSIA_EMISMATCH,
+                       "table %s keeps the state of %s, the push is for %s",
+                       c->name, optim_name(c->optimizer),
+                       optim_name(optim->kind));
+    if (optim->kind == OPTIM_SGD && optim->momentum > 0 && !c->momentum)
+        return err_set(PERSIA_EMISMATCH, "table %s was made for SGD without "
+                       "momentum, the push has momentum %g", c->name,
+                       (double)optim->momentum);
+    return PERSIA_OK;
 }
 
 int table_create(const table_config *config, table **out)

@@ -114,6 +114,10 @@ typedef struct push_job {
     uint64_t created, refused, evicted, nonfinite; /* of this push */
     uint64_t touched;                              /* distinct ids applied */
 } push_job;
+/* PERSIA_EARG for settings out of their range, PERSIA_EMISMATCH for those of
+ * another optimizer than the table keeps the state of. */
+PERSIA_API int table_check_optim(const table_config *config,
+                                 const optim_args *optim);
 /* Runs the jobs (each of another table) on all threads of `s`.  Arguments,
  * non-finite gradients (policy raise) and capacity (policy raise) are
  * checked for all jobs before the first row changes. */

@@ -182,32 +182,6 @@ static int build_jobs(worker *w, const pieces *all, scratch *tmp,
     return PERSIA_OK;
 }
 
-/* Checks the settings of a table's update; the text names the table. */
-static int check_optim(const table_config *t, const optim_args *args)
-{
-    int rc = optim_check(args);
-    if (rc == PERSIA_OK)
-        return rc;
-    char text[256];
-    snprintf(text, sizeof text, "%s", err_text());
-    return err_set(rc, "table %s: %s", t->name, text);
-}
-
-/* Whether n rows of dim floats hold no NaN and no Inf. */
-HOT static int rows_finite(const float *x, size_t n, size_t dim,
-                           size_t stride)
-{
-    uint32_t bad = 0;
-    for (size_t i = 0; i < n; i++) {
-        for (size_t j = 0; j < dim; j++) {
-            uint32_t bits;
-            memcpy(&bits, &x[i * stride + j], sizeof bits);
-            bad |= (bits & 0x7F800000u) == 0x7F800000u;
-        }
-    }
-    return !bad;
-}
-
 /* A gradient in the order of memory, in pieces of about SWEEP floats: much
  * faster than a table's columns, which lie far apart. */
 enum { SWEEP = 65536 };
@@ -289,7 +263,7 @@ static int backward(worker *w, const worker_grad *grads, size_t n,
         args[i].step = t;
         jobs[i].optim = &args[i];
         jobs[i].batch = t;
-        rc = check_optim(client_table(w->c, tables[i]), &args[i]);
+        rc = table_check_optim(client_table(w->c, tables[i]), &args[i]);
     }
     *sent = !rc;
     if (!rc)
