@@ -19,7 +19,7 @@
 
 enum {
     SETTLE_MS = 20,  /* connections that come together are counted once */
-    RECOUNT_MS = 500 /* gRPC may have accepted some after the count */
+    RECOUNT_MS = 500 /* one that gRPC was just accepting at the count */
 };
 
 /* One connection, by the kernel's number of its socket: file descriptors are
@@ -48,8 +48,9 @@ struct connections {
 
 /* ---- sockets of this process -------------------------------------------- */
 
-/* Of a TCP socket at this port; -1: it is none. */
-static int state_at_port(int fd, int port)
+/* Of a TCP socket at this port; -1: it is none.  *waiting: how many a
+ * listener has that were not accepted. */
+static int state_at_port(int fd, int port, uint32_t *waiting)
 {
     struct sockaddr_storage a;
     struct tcp_info info;
@@ -57,6 +58,7 @@ static int state_at_port(int fd, int port)
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &info_n) != 0 ||
         getsockname(fd, (struct sockaddr *)&a, &n) != 0)
         return -1;
+    *waiting = info.tcpi_unacked;
     uint16_t at = a.ss_family == AF_INET
                       ? ((const struct sockaddr_in *)&a)->sin_port
                   : a.ss_family == AF_INET6
@@ -79,13 +81,13 @@ static int is_wanted(int state, int listeners)
 }
 
 /* The next of them, in the order of the folder; -1: no more. */
-static int next_socket(DIR *files, int port, int listeners)
+static int next_socket(DIR *files, int port, int listeners, uint32_t *waiting)
 {
     for (struct dirent *e; (e = readdir(files));) {
         char *end;
         long fd = strtol(e->d_name, &end, 10);
         if (!*end && end != e->d_name &&
-            is_wanted(state_at_port((int)fd, port), listeners))
+            is_wanted(state_at_port((int)fd, port, waiting), listeners))
             return (int)fd;
     }
     return -1;
@@ -95,8 +97,9 @@ static int next_socket(DIR *files, int port, int listeners)
  * (the edge).  The kernel forgets a listener when gRPC closes it. */
 static int watch_listeners(connections *c)
 {
+    uint32_t waiting;
     rewinddir(c->files);
-    for (int fd; (fd = next_socket(c->files, c->port, 1)) >= 0;) {
+    for (int fd; (fd = next_socket(c->files, c->port, 1, &waiting)) >= 0;) {
         struct epoll_event e = {.events = EPOLLIN | EPOLLET, .data.fd = fd};
         if (epoll_ctl(c->events, EPOLL_CTL_ADD, fd, &e) != 0)
             return err_set(PERSIA_EINTERNAL, "connections cannot be watched: "
@@ -149,13 +152,24 @@ static void refuse(connections *c, const connection *one)
     close(fd);
 }
 
+/* Whether gRPC has not accepted all that came. */
+static int some_wait(connections *c)
+{
+    uint32_t waiting, any = 0;
+    rewinddir(c->files);
+    while (next_socket(c->files, c->port, 1, &waiting) >= 0)
+        any |= waiting;
+    return any != 0;
+}
+
 /* Closes those beyond the limit; what was there before stays. */
 static void count(connections *c)
 {
     size_t old = 0, room, stay = 0;
+    uint32_t waiting;
     c->found_n = 0;
     rewinddir(c->files);
-    for (int fd; (fd = next_socket(c->files, c->port, 0)) >= 0;)
+    for (int fd; (fd = next_socket(c->files, c->port, 0, &waiting)) >= 0;)
         if (!note_found(c, fd))
             return; /* no memory: when the next one comes */
     for (size_t i = 0; i < c->found_n; i++)
@@ -195,9 +209,12 @@ static void *guard_main(void *arg)
         if (n < 0 && errno != EINTR)
             return NULL;
         timeout = n > 0 ? RECOUNT_MS : -1;
-        if (!pause_for(c, n > 0 ? SETTLE_MS : 0))
-            return NULL;
-        count(c);
+        for (int more = 1; more;) {
+            if (!pause_for(c, n > 0 ? SETTLE_MS : 0))
+                return NULL;
+            more = some_wait(c);
+            count(c);
+        }
     }
 }
 
@@ -246,8 +263,9 @@ void connections_count(const connections *c, uint64_t *open,
                        uint64_t *refused)
 {
     DIR *files = opendir("/proc/self/fd");
+    uint32_t waiting;
     *open = 0;
-    while (files && next_socket(files, c->port, 0) >= 0)
+    while (files && next_socket(files, c->port, 0, &waiting) >= 0)
         ++*open;
     if (files)
         closedir(files);
