@@ -267,21 +267,29 @@ static int encode_push(void *ctx, const request *q, wire_out *o)
     return wire_put_push(o, &m);
 }
 
-static void note_acked(remote *r, server *from, uint64_t boot,
-                       uint64_t number)
+/* PERSIA_ESTALE: the server was started again since it answered, and this
+ * life of it has not the update. */
+static int note_acked(remote *r, server *from, uint64_t boot, uint64_t number)
 {
     pthread_mutex_lock(&r->lock);
     uint64_t settled = r->settled.watermark;
     pthread_mutex_unlock(&r->lock);
     pthread_mutex_lock(&from->lock);
-    if (from->boot == boot) {
+    int there = from->boot == boot;
+    if (there) {
         numbers_settle(&from->acked, settled);
         (void)numbers_add(&from->acked, number);
+    } else {
+        there = numbers_has(&from->acked, number);
     }
     pthread_mutex_unlock(&from->lock);
+    return there ? PERSIA_OK
+                 : err_set(PERSIA_ESTALE, "%s was started again and has lost "
+                           "update %llu", from->address,
+                           (unsigned long long)number);
 }
 
-/* Decodes a reply and notes what it acknowledges. */
+/* Decodes a reply and notes what it acknowledges; see note_acked(). */
 static int read_reply(request *q, uint64_t number, wire_push_reply *m)
 {
     int rc = wire_get_push_reply(q->reply.data, q->reply.n, &q->call->memory,
@@ -289,7 +297,7 @@ static int read_reply(request *q, uint64_t number, wire_push_reply *m)
     if (rc)
         return remote_bad_reply(q->to, err_text());
     if (m->status == PUSH_APPLIED || m->status == PUSH_DUPLICATE)
-        note_acked(q->call->r, q->to, q->caller.boot, number);
+        return note_acked(q->call->r, q->to, q->caller.boot, number);
     return PERSIA_OK;
 }
 
@@ -307,7 +315,7 @@ static int accept_push(void *ctx, request *q)
     remote *r = p->r;
     wire_push_reply m;
     int rc = read_reply(q, p->update.number, &m);
-    if (rc)
+    if (rc) /* PERSIA_ESTALE: it is sent again */
         return rc;
     switch (m.status) {
     case PUSH_RETRY_LATER:
@@ -357,8 +365,9 @@ static void push_ended(call *k)
     wire_push_reply m;
     for (size_t i = 0; i < k->requests_n; i++) {
         request *q = &k->requests[i];
-        if (q->state == REQUEST_CAME && !q->rc)
-            (void)read_reply(q, k->number, &m);
+        if (q->state == REQUEST_CAME && !q->rc &&
+            read_reply(q, k->number, &m) == PERSIA_ESTALE)
+            remote_note_lost(r, q->to, 1); /* nobody has it any more */
     }
     settle(r, k->number);
 }

@@ -74,7 +74,7 @@ static void answer_stale(rpc_call *call)
 static void serve(node *at, rpc_call *call)
 {
     uint32_t method = call->method;
-    while (atomic_load(&at->held) && !atomic_load(&at->down))
+    while ((atomic_load(&at->held) >> method & 1) && !atomic_load(&at->down))
         sched_yield();
     at->calls[method]++;
     if (atomic_load(&at->down)) {

@@ -20,7 +20,7 @@ typedef struct node {
     _Atomic(int) down;    /* no connection */
     _Atomic(int) lose;    /* of 256 requests: not served, or served but the
                              answer is lost */
-    _Atomic(int) held;    /* requests wait until it is 0 */
+    _Atomic(uint32_t) held; /* requests of these methods (bits) wait */
     _Atomic(int) garbage; /* the next so many answers are no messages */
     _Atomic(int) stale;   /* the next so many pushes: STALE_LINEAGE */
     _Atomic(uint64_t) calls[WIRE_METHODS_N];

@@ -221,7 +221,7 @@ static void an_interrupt_ends_a_wait(void **state)
     float got[IDS];
     ps_client *remote = open_one(&c, 2, 60 * SECOND, LOST_RAISE);
     uint32_t no = declare_counting(remote);
-    atomic_store(&c.nodes[1].held, 1);
+    atomic_store(&c.nodes[1].held, UINT32_MAX);
     polls = 0;
     interrupt_install(stop_at_third);
     uint64_t start = clock_ns();
@@ -253,7 +253,7 @@ static void a_store_may_end_while_a_call_is_left_behind(void **state)
     cluster c;
     ps_client *remote = open_one(&c, 2, SECOND / 5, LOST_RAISE);
     uint32_t no = declare_counting(remote);
-    atomic_store(&c.nodes[1].held, 1);
+    atomic_store(&c.nodes[1].held, UINT32_MAX);
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_ETIMEOUT);
     assert_non_null(strstr(err_text(), "ps1:8888"));
     client_destroy(remote);

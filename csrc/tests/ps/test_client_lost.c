@@ -106,6 +106,51 @@ static void what_only_some_servers_have_is_counted(void **state)
     cluster_free(&c);
 }
 
+static void *add_one_aside(void *arg)
+{
+    pusher *p = arg;
+    p->failed = add_one(p->c, NULL, p->no, 0, IDS);
+    return NULL;
+}
+
+/* While the answer of one server waits for the greeting of another, its
+ * server starts again: the update is not in this life, and is sent again. */
+static void an_answer_of_an_earlier_life_is_none(void **state)
+{
+    (void)state;
+    cluster c;
+    float got[IDS], row[DIM];
+    ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_CONTINUE);
+    uint32_t no = declare_counting(remote);
+    for (int i = 0; i < 5; i++)
+        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    cluster_restart(&c, 0);
+    atomic_store(&c.nodes[0].held, 1u << WIRE_HELLO);
+    pusher sixth = {.c = remote, .no = no};
+    assert_int_equal(
+        pthread_create(&sixth.thread, NULL, add_one_aside, &sixth), 0);
+    while (atomic_load(&c.nodes[1].calls[WIRE_PUSH]) < 6 ||
+           atomic_load(&c.nodes[1].active) ||
+           !atomic_load(&c.nodes[0].active))
+        sched_yield();
+    cluster_restart(&c, 1);
+    uint64_t id = 0;
+    while (!shard_of(id, 2))
+        id++;
+    pull_job pull = {.n = 1, .ids = &id, .out = row, .stride = DIM};
+    assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_OK);
+    assert_true(row[0] == 0);
+    atomic_store(&c.nodes[0].held, 0);
+    pthread_join(sixth.thread, NULL);
+    assert_int_equal(sixth.failed, PERSIA_OK);
+    read_counts(remote, no, got);
+    for (uint64_t i = 0; i < IDS; i++)
+        assert_true(got[i] == 1);
+    assert_int_equal(counts_of(remote).lost, 10);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
 /* A notebook that is taken for the rank itself. */
 static void who_looks_at_rows_disturbs_nobody(void **state)
 {
@@ -283,6 +328,7 @@ int main(void)
         cmocka_unit_test(lost_updates_are_counted_and_told),
         cmocka_unit_test(a_new_process_counts_its_own_losses),
         cmocka_unit_test(what_only_some_servers_have_is_counted),
+        cmocka_unit_test(an_answer_of_an_earlier_life_is_none),
         cmocka_unit_test(who_looks_at_rows_disturbs_nobody),
         cmocka_unit_test(a_step_that_one_rank_knows_of_is_lost_for_all),
         cmocka_unit_test(training_may_go_on_without_them),
