@@ -47,6 +47,9 @@ PERSIA_API int service_set_checkpoints(ps_service *s, const char *path);
 /* Fails what is parked, and every call from now on but Hello, Snapshot and
  * Stats, with PERSIA_EUNAVAILABLE: the server is about to stop. */
 PERSIA_API void service_close(ps_service *s);
+/* Ends a snapshot that a client has begun and may not end any more, and waits
+ * for its writer: after the last call of others. */
+PERSIA_API void service_end_snapshot(ps_service *s);
 /* Closes, too; the caller sees to it that no call comes after. */
 PERSIA_API void service_destroy(ps_service *s);
 /* Answers the call, now or later: an rpc_handler. */

@@ -282,13 +282,18 @@ static int answer_locked(ps_service *s, answer *a)
     return wire_put_snapshot_reply(&a->o, &reply); /* copies all of it */
 }
 
-static int end_locked(ps_service *s, answer *a)
+static void end_locked(ps_service *s)
 {
-    wire_snapshot_reply reply = {.done = 1};
     snapshot_drop_locked(s);
     while (s->writers)
         pthread_cond_wait(&s->ended, &s->admin_lock);
-    return wire_put_snapshot_reply(&a->o, &reply);
+}
+
+void service_end_snapshot(ps_service *s)
+{
+    pthread_mutex_lock(&s->admin_lock);
+    end_locked(s);
+    pthread_mutex_unlock(&s->admin_lock);
 }
 
 int handle_snapshot(ps_service *s, rpc_call *call, wire_memory *memory,
@@ -309,13 +314,14 @@ int handle_snapshot(ps_service *s, rpc_call *call, wire_memory *memory,
         rc = err_set(PERSIA_EARG, "no snapshot into %s/%s is known: it was "
                      "ended, nobody asked about it for 10 minutes, or the "
                      "server was started anew", m.root, m.folder);
-    if (!rc && m.verb == SNAPSHOT_END)
-        rc = is_same(s->snapshot, &m)
-                 ? end_locked(s, a)
-                 : wire_put_snapshot_reply(&a->o, &(wire_snapshot_reply){
-                                                      .done = 1});
-    else if (!rc)
+    if (!rc && m.verb == SNAPSHOT_END) {
+        if (is_same(s->snapshot, &m))
+            end_locked(s);
+        rc = wire_put_snapshot_reply(&a->o,
+                                     &(wire_snapshot_reply){.done = 1});
+    } else if (!rc) {
         rc = answer_locked(s, a);
+    }
     pthread_mutex_unlock(&s->admin_lock);
     if (m.verb == SNAPSHOT_BEGIN)
         wait_poke(s); /* the timer: to forget it some day */

@@ -407,6 +407,7 @@ static PyObject *server_stop(PyObject *self, PyObject *arg)
     service_close(s->served->service);
     if (rpc)
         rpc_server_stop(rpc, grace);
+    service_end_snapshot(s->served->service);
     Py_END_ALLOW_THREADS
     s->busy = 0;
     Py_RETURN_NONE;
