@@ -23,7 +23,10 @@ int handle_get_rows(ps_service *s, rpc_call *call, wire_memory *memory,
 {
     wire_rows m;
     table *t;
-    int rc = wire_get_rows(call->request, call->request_n, memory, &m);
+    int rc = service_check_admin(call, "GetRows");
+    if (rc)
+        return rc;
+    rc = wire_get_rows(call->request, call->request_n, memory, &m);
     if (rc || (rc = service_check_rows(s, &m.caller)) ||
         (rc = service_table(s, m.no, &t)) ||
         (rc = service_check_ids(s, t, m.ids, m.n)))
