@@ -149,7 +149,9 @@ static PyObject *store_declare(PyObject *self, PyObject *args,
     BEGIN(self, "Store.declare");
     uint32_t no = 0;
     int created = 0;
+    Py_BEGIN_ALLOW_THREADS
     rc = client_declare(step_client(s), &c, &no, &created);
+    Py_END_ALLOW_THREADS
     END();
     return rc ? py_raise(rc) : Py_BuildValue("(IO)", no,
                                              created ? Py_True : Py_False);
