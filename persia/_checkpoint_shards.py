@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from persia import _checkpoint_files as files
 from persia import _core
 from persia._checkpoint_manifest import Manifest, Part, Rows, Table, part_of
+from persia.cluster import Connection, patiently
 from persia.errors import (
-    DeadlineExceeded,
     Interrupted,
     InvalidArgument,
     PersiaError,
@@ -27,11 +27,8 @@ from persia.errors import (
 )
 
 _PROOF = ".proof"
-_PAUSES = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)  # seconds
 _REMIND = 60.0  # seconds
 _STAYS = 2**64 - 1  # clock of a table that is not restored
-
-T = TypeVar("T")
 
 
 class Peer(Protocol):
@@ -71,19 +68,24 @@ class Peer(Protocol):
 class _StorePeer:
     """A shard by the connection of a store. Implements :class:`Peer`."""
 
-    def __init__(self, handle: int, shard: int, address: str) -> None:
+    def __init__(
+        self, connection: Connection, shard: int, address: str
+    ) -> None:
         self.address = address
-        self.hello = partial(_core.ckpt_hello, handle, shard)
-        self.snapshot = partial(_core.ckpt_snapshot, handle, shard)
-        self.restore = partial(_core.ckpt_restore, handle, shard)
+        ask = connection.ask
+        self.hello = partial(ask, _core.ckpt_hello, shard)
+        self.snapshot = partial(ask, _core.ckpt_snapshot, shard)
+        self.restore = partial(ask, _core.ckpt_restore, shard)
 
 
-def peers_of(handle: int) -> list[Peer]:
-    """The shards of a store in their order; none if it is embedded."""
-    return [
-        _StorePeer(handle, shard, address)
-        for shard, address in enumerate(_core.ckpt_shards(handle))
-    ]
+def rows_of(connection: Connection) -> ShardRows:
+    """The rows of a store that is not embedded."""
+    shards = enumerate(_core.ckpt_shards(connection.core.handle))
+    return ShardRows(
+        [_StorePeer(connection, shard, address) for shard, address in shards],
+        connection.namespace,
+        connection.timeout,
+    )
 
 
 def _place(folder: Path) -> tuple[str, str]:
@@ -108,25 +110,18 @@ def _used_by(peer: Peer, folder: Path) -> Iterator[None]:
         ) from error
 
 
-def patiently(ask: Callable[[], T]) -> T:
-    """Asks again after a failure of the connection: all that is asked here
-    may be asked twice.
-    """
-    for pause in _PAUSES:
-        try:
-            return ask()
-        except (Unavailable, DeadlineExceeded):
-            time.sleep(pause)
-    return ask()
-
-
 def _poll(
     shards: int,
     ask: Callable[[int], dict[str, Any]],
+    timeout: float,
     stop: threading.Event,
 ) -> list[dict[str, Any]]:
     """Asks each shard until it is done; their last answers."""
-    answers = [patiently(partial(ask, shard)) for shard in range(shards)]
+
+    def once(shard: int) -> dict[str, Any]:
+        return patiently(partial(ask, shard), timeout)
+
+    answers = [once(shard) for shard in range(shards)]
     pause, asked = 0.01, time.monotonic()
     while not all(answer["done"] for answer in answers):
         if stop.is_set():
@@ -139,7 +134,7 @@ def _poll(
             asked = time.monotonic()
         for shard in range(shards):
             if every or not answers[shard]["done"]:
-                answers[shard] = patiently(partial(ask, shard))
+                answers[shard] = once(shard)
     return answers
 
 
@@ -150,11 +145,15 @@ class ShardRows:
     Args:
         peers: all shards, in their order.
         namespace: of the tables.
+        timeout: seconds; so long a shard is asked that cannot be reached.
     """
 
-    def __init__(self, peers: Sequence[Peer], namespace: str) -> None:
+    def __init__(
+        self, peers: Sequence[Peer], namespace: str, timeout: float = 60.0
+    ) -> None:
         self._peers = peers
         self._namespace = namespace
+        self._timeout = timeout
 
     def lineage(self) -> str:
         return f"{self._hello(self._peers[0])['lineage']:016x}"
@@ -170,7 +169,8 @@ class ShardRows:
         ]
 
     def _hello(self, peer: Peer) -> dict[str, Any]:
-        return patiently(partial(peer.hello, self._namespace, "admin", 0))
+        ask = partial(peer.hello, self._namespace, "admin", 0)
+        return patiently(ask, self._timeout)
 
     def write(
         self,
@@ -189,11 +189,15 @@ class ShardRows:
         try:
             for shard, peer in enumerate(peers):
                 with _used_by(peer, folder):
-                    patiently(partial(ask, _core.SNAPSHOT_BEGIN, shard))
+                    begin = partial(ask, _core.SNAPSHOT_BEGIN, shard)
+                    patiently(begin, self._timeout)
             tables = self._tables()
             between()
             answers = _poll(
-                len(peers), partial(ask, _core.SNAPSHOT_STATUS), stop
+                len(peers),
+                partial(ask, _core.SNAPSHOT_STATUS),
+                self._timeout,
+                stop,
             )
         finally:
             # Where that fails the shard forgets it by itself.
@@ -220,6 +224,7 @@ class ShardRows:
             folder,
             manifest,
             {table.name for table in tables.values()},
+            self._timeout,
         )
         try:
             staged.prepare(stop)
@@ -292,8 +297,10 @@ class _ShardStaged:
         folder: Path,
         manifest: Manifest,
         chosen: Collection[str],
+        timeout: float,
     ) -> None:
         self._peers = peers
+        self._timeout = timeout
         self._folder = folder
         self._place = (*_place(folder), "")
         # Requests of those who know the rows that were are refused.
@@ -345,10 +352,12 @@ class _ShardStaged:
         """Each shard reads and checks its rows beside those it has."""
         for shard, peer in enumerate(self._peers):
             with _used_by(peer, self._folder):
-                patiently(partial(self._ask, _core.RESTORE_PREPARE, shard))
+                prepare = partial(self._ask, _core.RESTORE_PREPARE, shard)
+                patiently(prepare, self._timeout)
         _poll(
             len(self._peers),
             partial(self._ask, _core.RESTORE_PREPARE),
+            self._timeout,
             stop,
         )
 
@@ -357,7 +366,8 @@ class _ShardStaged:
         done = 0
         try:
             for shard in range(len(self._peers)):
-                patiently(partial(self._ask, _core.RESTORE_COMMIT, shard))
+                commit = partial(self._ask, _core.RESTORE_COMMIT, shard)
+                patiently(commit, self._timeout)
                 done += 1
         except PersiaError as error:
             if not done:

@@ -41,8 +41,8 @@ from persia import _checkpoint_manifest as manifests
 from persia import _core
 from persia._checkpoint_ranks import Ranks
 from persia._checkpoint_rows import LocalRows, Staged, StoreRows
-from persia._checkpoint_shards import ShardRows, patiently, peers_of
-from persia.cluster import need_group
+from persia._checkpoint_shards import rows_of
+from persia.cluster import need_group, patiently
 from persia.errors import (
     CorruptFile,
     Interrupted,
@@ -162,8 +162,7 @@ def _parts(**given: Any) -> dict[str, Any]:
 
 def _rows(store: Store) -> StoreRows:
     if store.remote:
-        peers = peers_of(store._handle)
-        return ShardRows(peers, store._connection.namespace)
+        return rows_of(store._connection)
     return LocalRows(store._core, store._lineage)
 
 
@@ -432,6 +431,11 @@ def _find(root: files.Root, step: int | None) -> files.Found:
         return files.find(root, step)
 
 
+def _greet(store: Store, restored: bool) -> None:
+    ask = partial(_core.ckpt_greet, store._handle, restored)
+    patiently(ask, store._connection.timeout)
+
+
 def _stage(
     store: Store,
     root: files.Root,
@@ -442,7 +446,7 @@ def _stage(
     chosen = [file for table in tables.values() for file in table.files]
     if store.remote:
         # A server that was started again knows no table yet.
-        patiently(partial(_core.ckpt_greet, store._handle, False))
+        _greet(store, restored=False)
     with _reading(root), root.reading(found, chosen) as folder:
         return _rows(store).stage(folder, found.manifest, tables, stop)
 
@@ -457,7 +461,7 @@ def _go_on(
     if store._core.held(True):
         store._discard()  # gradients of the rows that were
     if store.remote and resume == "rollback":
-        patiently(partial(_core.ckpt_greet, store._handle, True))
+        _greet(store, restored=True)
     elif number is not None:
         _core.ckpt_go_on(store._handle, number)
     store._lineage = manifest.lineage

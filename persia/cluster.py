@@ -19,16 +19,26 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from persia import _core, errors
 from persia.security import Security
 
-__all__ = ["Job", "Settings", "all_max", "all_sum", "resolve", "stream_id"]
+__all__ = [
+    "Job",
+    "Settings",
+    "all_max",
+    "all_sum",
+    "patiently",
+    "resolve",
+    "stream_id",
+]
+
+T = TypeVar("T")
 
 _DTYPES = ("fp32", "fp16", "bf16")
 _LOST = ("raise", "continue")
@@ -40,6 +50,7 @@ _SERVER_CALLS = 1024
 _SERVER_CONNECTIONS = 4096
 _POLL = 0.05  # seconds
 _FIRST_PAUSE = 5e-5
+_FIRST_RETRY, _RETRY = 0.05, 2.0  # seconds
 _PATIENCE = 600.0  # seconds for other ranks to come
 _LAST_SECONDS = 5.0  # for updates of a process that ends with an exception
 
@@ -123,6 +134,21 @@ def _reduce(values: Sequence[float], dtype: torch.dtype, op: Any) -> Any:
         pause = min(2 * pause, _POLL)
     work.wait()
     return t.tolist()
+
+
+def patiently(ask: Callable[[], T], timeout: float) -> T:
+    """Asks again while the server cannot be reached, for ``timeout`` seconds:
+    all that is asked here may be asked twice.
+    """
+    until, pause = time.monotonic() + timeout, _FIRST_RETRY
+    while True:
+        try:
+            return ask()
+        except errors.Unavailable:
+            if time.monotonic() + pause > until:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, _RETRY)
 
 
 def all_max(values: Sequence[int]) -> list[int]:
@@ -366,7 +392,7 @@ class Settings:
         except BaseException:
             _drop_stream(key)
             raise
-        return Connection(core, job, addresses, key, hosting)
+        return Connection(core, job, addresses, key, hosting, self.timeout)
 
 
 class Connection:
@@ -379,8 +405,10 @@ class Connection:
         addresses: Sequence[str] = (),
         key: tuple[str, int, int] | None = None,
         hosting: Hosting | None = None,
+        timeout: float = 60.0,
     ) -> None:
         self.core = core
+        self.timeout = timeout
         self.job = job or Job(0, 1, 0)
         self.addresses = list(addresses)
         self.hosting = hosting
@@ -400,6 +428,16 @@ class Connection:
         """Of tables behind messages."""
         assert self._key is not None
         return self._key[0]
+
+    def ask(self, what: Callable[..., T], shard: int, *args: Any) -> T:
+        """A request of ``_core`` to one shard, of (handle, shard, ...). It is
+        made again where the server was started again since we spoke."""
+        handle = self.core.handle
+        try:
+            return what(handle, shard, *args)
+        except errors.StaleLineage:
+            _core.cluster_repair(handle, shard)
+            return what(handle, shard, *args)
 
     def stream(self, rank: int) -> int:
         """The stream of the updates of a rank's store like this one."""

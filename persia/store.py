@@ -10,6 +10,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from persia import _core, errors, optim
 from persia._library import HELD, SHAPES, versions
 from persia._rows import Rows, Table
-from persia.cluster import Settings, all_sum
+from persia.cluster import Settings, all_sum, patiently
 from persia.configs import TableConfig, as_config
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ class Store(Rows):
         """Updates applied so far; Adam's step t of the last one."""
         self._core.settle()
         if self.remote:  # other ranks make some, too
-            return int(_core.cluster_stats(self._handle, 0)["updates"])
+            return int(self._ask_stats(0)["updates"])
         return self._core.updates()
 
     def _backward_done(self) -> None:
@@ -434,6 +435,10 @@ class Store(Rows):
             "tables": tables,
         }
 
+    def _ask_stats(self, shard: int) -> dict[str, Any]:
+        ask = partial(self._connection.ask, _core.cluster_stats, shard)
+        return patiently(ask, self._connection.timeout)
+
     def _shard_stats(
         self,
     ) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]], int]:
@@ -444,8 +449,7 @@ class Store(Rows):
             stats = {n: self._core.stats(t.number) for n, t in tables}
             return stats, [], used
         shards = [
-            _core.cluster_stats(self._handle, i)
-            for i in range(len(self._connection.addresses))
+            self._ask_stats(i) for i in range(len(self._connection.addresses))
         ]
         for shard, address in zip(
             shards, _core.ckpt_shards(self._handle), strict=True

@@ -47,7 +47,7 @@ class Servers:
             for shard in range(shards)
         ]
         self.channels = [server.channel(60.0) for server in self.servers]
-        self.rows = ShardRows(self.channels, "test")
+        self.rows = ShardRows(self.channels, "test", 4.0)
 
     def declare(self, store: persia.Store, names: str = "ab") -> None:
         """The tables of an embedded store, in the order of their names, and
@@ -311,7 +311,7 @@ def test_a_shard_fails_in_the_middle_of_a_save(
             for shard, c in enumerate(servers.channels)
         ]
         with pytest.raises(errors.StorageError, match="disk is full"):
-            save(ShardRows(peers, "test"), top / "out", folder, step=2)
+            save(ShardRows(peers, "test", 4.0), top / "out", folder, step=2)
         assert all(_core.SNAPSHOT_END in peer.calls for peer in peers)
         assert sorted(os.listdir(top / "out")) == [".lock", "LATEST", "step-1"]
         assert files.find(files.LocalRoot(top / "out"), None).folder == good
@@ -333,11 +333,11 @@ def test_a_shard_fails_in_the_middle_of_a_load(
             for verb in (_core.RESTORE_PREPARE, _core.RESTORE_COMMIT)
         )
         with pytest.raises(errors.OutOfMemory):
-            load(ShardRows(prepares, "test"), folder)
+            load(ShardRows(prepares, "test", 4.0), folder)
         assert all(_core.RESTORE_ABORT in peer.calls for peer in prepares)
         assert rows_of(servers) == 0
         with pytest.raises(errors.Unavailable, match="load it again"):
-            load(ShardRows(commits, "test"), folder)
+            load(ShardRows(commits, "test", 4.0), folder)
         assert 0 < rows_of(servers) < 600
         load(servers.rows, folder)
         assert rows_of(servers) == 600
@@ -374,9 +374,9 @@ def test_the_connection_fails_now_and_then(
         peers = [Flaky(channel, "", 0) for channel in servers.channels]
         for peer in peers:
             peer.lost = set()
-        load(ShardRows(peers, "test"), folder)
+        load(ShardRows(peers, "test", 4.0), folder)
         assert rows_of(servers) == 600
-        saved = save(ShardRows(peers, "test"), top / "out", folder)
+        saved = save(ShardRows(peers, "test", 4.0), top / "out", folder)
     loaded = make_store("adagrad", *TABLES)
     loaded.load(saved)
     for table, _, _ in TABLES:
@@ -435,7 +435,7 @@ def test_work_that_is_given_up(one: tuple[persia.Store, Path]) -> None:
         temporary = folder.parent / "temporary"
         temporary.mkdir()
         with pytest.raises(errors.Interrupted):
-            ShardRows(peers, "test").write(temporary, lambda: None, stop)
+            ShardRows(peers, "test", 4.0).write(temporary, lambda: None, stop)
         assert all(_core.SNAPSHOT_END in peer.calls for peer in peers)
 
 
@@ -578,9 +578,30 @@ def test_continue_needs_rows_that_outlive_the_process(
         one.store.load(root, resume="continue")
 
 
-def test_a_server_dies(
-    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+def test_servers_start_again_between_two_calls(
+    tmp_path: Path, cluster: Cluster
 ) -> None:
+    """Who saves or asks for counts waits for them, and says Hello."""
+    root = tmp_path / "checkpoints" / "out"
+    servers = cluster(2)
+    job = Job(servers, timeout=20.0, lost="continue")
+    job.train(0, 2)
+    calls: list[Callable[[], object]] = [
+        lambda: job.store.save(root, **job.state()),
+        job.store.stats,
+        lambda: job.store.updates,
+        lambda: job.store.add_table(persia.EmbeddingBagConfig("later", 4)),
+    ]
+    for call in calls:
+        servers.kill(0)
+        again = threading.Timer(0.3, servers.restart, [0])
+        again.start()
+        call()
+        again.join()
+    assert job.store.stats()["client"]["lost"] == 2
+
+
+def test_a_server_dies(tmp_path: Path, cluster: Cluster) -> None:
     root = tmp_path / "checkpoints" / "out"
     servers = cluster(2)
     job = Job(servers, timeout=4.0)
@@ -591,8 +612,6 @@ def test_a_server_dies(
     trained = job.model["top"][1].weight.detach().clone()
     servers.kill(1)
     gone = servers.addresses[1]
-    patience = _checkpoint_shards._PAUSES
-    monkeypatch.setattr(_checkpoint_shards, "_PAUSES", (0.1,))
     with pytest.raises(errors.Unavailable, match=gone):
         job.store.save(root, **job.state())
     assert files.find(files.LocalRoot(root), None).folder == good
@@ -602,7 +621,6 @@ def test_a_server_dies(
     assert torch.equal(job.model["top"][1].weight, trained)
     # A new one in its place, without rows, gets them from the checkpoint.
     servers.restart(1)
-    monkeypatch.setattr(_checkpoint_shards, "_PAUSES", patience)
     job.store.load(root, **job.state())
     assert torch.equal(job.model["top"][1].weight, weight)
     losses = job.train(2, 4)

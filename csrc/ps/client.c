@@ -267,6 +267,15 @@ int client_call(ps_client *c, uint32_t shard, uint32_t method, wire_out *o,
                    method);
 }
 
+int client_repair(ps_client *c, uint32_t shard)
+{
+    if (!c->r || shard >= c->r->servers_n)
+        return err_set(PERSIA_EARG, "there is no shard %u", shard);
+    server *to = c->r->servers[shard];
+    return remote_repair(c->r, to, remote_caller(c->r, to).boot,
+                         remote_deadline(c->r));
+}
+
 wire_caller client_caller(const ps_client *c, uint32_t shard)
 {
     if (c->r && shard < c->r->servers_n)

@@ -150,6 +150,8 @@ PERSIA_API const char *client_address(const ps_client *c, uint32_t shard);
 /* One administrative request to one shard; see rpc_wait(). */
 PERSIA_API int client_call(ps_client *c, uint32_t shard, uint32_t method,
                            wire_out *o, rpc_reply *reply);
+/* After PERSIA_ESTALE: says Hello to a server that was started again. */
+PERSIA_API int client_repair(ps_client *c, uint32_t shard);
 PERSIA_API wire_caller client_caller(const ps_client *c, uint32_t shard);
 
 #ifdef __cplusplus

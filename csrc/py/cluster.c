@@ -250,6 +250,24 @@ static PyObject *py_shard_stats(PyObject *module, PyObject *args)
     return out;
 }
 
+static PyObject *py_repair(PyObject *module, PyObject *args)
+{
+    (void)module;
+    unsigned long long handle;
+    unsigned shard;
+    if (!PyArg_ParseTuple(args, "KI", &handle, &shard))
+        return NULL;
+    step *s;
+    int rc = step_get(handle, "Store", &s);
+    if (rc)
+        return py_raise(rc);
+    Py_BEGIN_ALLOW_THREADS
+    rc = client_repair(step_client(s), shard);
+    Py_END_ALLOW_THREADS
+    step_put(s);
+    return rc ? py_raise(rc) : Py_NewRef(Py_None);
+}
+
 static PyMethodDef functions[] = {
     {"cluster_join", py_join, METH_O,
      "cluster_join(handle)\n--\n\n"
@@ -266,6 +284,9 @@ static PyMethodDef functions[] = {
      "cluster_counts(handle)\n--\n\nWhat the client of a store counted."},
     {"cluster_stats", py_shard_stats, METH_VARARGS,
      "cluster_stats(handle, shard)\n--\n\nAs Channel.stats()."},
+    {"cluster_repair", py_repair, METH_VARARGS,
+     "cluster_repair(handle, shard)\n--\n\n"
+     "Says Hello to a server that was started again."},
     {"cluster_shard", py_shard, METH_VARARGS,
      "cluster_shard(handle, id)\n--\n\nThe shard of an id."},
     {NULL, NULL, 0, NULL},

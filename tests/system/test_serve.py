@@ -11,7 +11,8 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -255,6 +256,27 @@ def test_rows_and_ledger_outlive_a_restart(tmp_path: Path) -> None:
         assert Client(server.address).pull(IDS).tolist() == (rows + 1).tolist()
 
 
+def test_a_stop_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    """The job's checkpoint is given up; what is saved on exit is whole."""
+    flags = ["--checkpoints", str(tmp_path), "--save-on-exit", "job"]
+    ids = np.arange(400_000)
+    with serving(*flags) as server:
+        store = persia.Store(
+            persia.optim.SGD(lr=1.0), servers=server.address, timeout=5.0
+        )
+        store.add_table(persia.EmbeddingBagConfig("user", 32))
+        store.set_rows("user", ids, np.ones((len(ids), 32)))
+        with ThreadPoolExecutor() as pool:
+            saving = pool.submit(store.save, tmp_path / "job", step=1)
+            wait_until(lambda: list(tmp_path.glob("job/**/shard-*")))
+            assert "saved job: 400,000 rows" in server.stop()
+            with suppress(errors.PersiaError):
+                saving.result()
+        store.close()
+    with serving(*flags, "--restore", "job") as server:
+        assert server.said[0] == "restored job: 400,000 rows"
+
+
 def test_a_checkpoint_of_another_number_of_shards(tmp_path: Path) -> None:
     store = persia.Store(persia.optim.SGD(lr=1.0))
     store.add_table(persia.EmbeddingBagConfig("user", 4))
@@ -398,6 +420,18 @@ def test_tls_and_tokens(tmp_path: Path) -> None:
         )
         with pytest.raises(errors.Unavailable):
             hello(no_certificate, address)
+        # Whole rows are for administrators; look-ups are for all.
+        store = persia.Store(
+            persia.optim.SGD(lr=1.0), servers=address, security=whole
+        )
+        store.add_table(persia.EmbeddingBagConfig("user", 4))
+        for whole_rows in (
+            lambda: store.rows("user", [1]),
+            lambda: store.set_rows("user", [1], np.zeros((1, 4))),
+        ):
+            with pytest.raises(errors.AccessDenied, match="Rows"):
+                whole_rows()
+        store.close()
         server.stop()
 
 
