@@ -42,7 +42,8 @@ from persia import _core
 from persia._checkpoint_ranks import Ranks
 from persia._checkpoint_rows import LocalRows, Staged, StoreRows
 from persia._checkpoint_shards import rows_of
-from persia.cluster import need_group, patiently
+from persia._ranks import need_group
+from persia.cluster import patiently
 from persia.errors import (
     CorruptFile,
     Interrupted,

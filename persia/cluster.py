@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import socket
 import sys
@@ -23,20 +22,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from persia import _core, errors
+from persia._ranks import Keys, Passes, all_max, group_here, need_group
 from persia.security import Security
 
-__all__ = [
-    "Job",
-    "Settings",
-    "all_max",
-    "all_sum",
-    "patiently",
-    "resolve",
-    "stream_id",
-]
+__all__ = ["Job", "Settings", "patiently", "resolve", "stream_id"]
 
 T = TypeVar("T")
 
@@ -49,9 +39,8 @@ _SERVER_THREADS = 2
 _SERVER_CALLS = 1024
 _SERVER_CONNECTIONS = 4096
 _POLL = 0.05  # seconds
-_FIRST_PAUSE = 5e-5
 _FIRST_RETRY, _RETRY = 0.05, 2.0  # seconds
-_PATIENCE = 600.0  # seconds for other ranks to come
+_PATIENCE = 600.0  # seconds for other ranks to close
 _LAST_SECONDS = 5.0  # for updates of a process that ends with an exception
 
 
@@ -80,7 +69,7 @@ class Job:
                 "rank and world go together; give both or none"
             )
         if rank is None or world is None:
-            group = _group()
+            group = group_here()
             if group is not None:
                 rank, world = group.get_rank(), group.get_world_size()
             else:
@@ -105,37 +94,6 @@ def _number(variable: str, default: int) -> int:
         ) from None
 
 
-def _group() -> Any:
-    """torch.distributed with its default process group, or None."""
-    dist = torch.distributed
-    return dist if dist.is_available() and dist.is_initialized() else None
-
-
-def need_group(why: str) -> Any:
-    """torch.distributed; an error that says what needs it."""
-    group = _group()
-    if group is None:
-        raise errors.InvalidArgument(
-            f"{why} needs a process group: call "
-            "torch.distributed.init_process_group() first"
-        )
-    return group
-
-
-def _reduce(values: Sequence[float], dtype: torch.dtype, op: Any) -> Any:
-    group = need_group("a value of all ranks")
-    on_cpu = any(b in group.get_backend() for b in ("gloo", "mpi"))
-    device = "cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}"
-    t = torch.tensor(values, dtype=dtype, device=device)
-    work = group.all_reduce(t, op, async_op=True)
-    pause = _FIRST_PAUSE  # a wait within torch would not hear of Ctrl-C
-    while not work.is_completed():
-        time.sleep(pause)
-        pause = min(2 * pause, _POLL)
-    work.wait()
-    return t.tolist()
-
-
 def patiently(ask: Callable[[], T], timeout: float) -> T:
     """Asks again while the server cannot be reached, for ``timeout`` seconds:
     all that is asked here may be asked twice.
@@ -149,18 +107,6 @@ def patiently(ask: Callable[[], T], timeout: float) -> T:
                 raise
         time.sleep(pause)
         pause = min(2 * pause, _RETRY)
-
-
-def all_max(values: Sequence[int]) -> list[int]:
-    """The largest of all ranks, place by place. All ranks call it."""
-    op = torch.distributed.ReduceOp.MAX
-    return [int(x) for x in _reduce(values, torch.int64, op)]
-
-
-def all_sum(values: Sequence[float]) -> list[float]:
-    """The sums over all ranks, place by place. All ranks call it."""
-    op = torch.distributed.ReduceOp.SUM
-    return [float(x) for x in _reduce(values, torch.float64, op)]
 
 
 # ---- addresses -------------------------------------------------------------
@@ -415,6 +361,10 @@ class Connection:
         self.closed = False
         self._key = key
         self._passes = 0  # synchronous passes over all ranks that are open
+        name, _, index = key or ("", 0, 0)
+        self.passes = Passes(
+            f"persia/{name}/{index}/{self.job.restarts}/pass", self.job
+        )
         if self.remote:
             _open.add(self)
 
@@ -534,7 +484,7 @@ class Hosting:
         self._job = job
         count = _hostings[namespace] = _hostings.get(namespace, 0) + 1
         prefix = f"persia/{namespace}/{job.restarts}/{count}"
-        self._keys = _Keys(prefix)
+        self._keys = Keys(prefix)
         host = self._keys.gather("host", _machine(), job)
         alone = len({h["machine"] for h in host}) == 1
         if alone:
@@ -637,40 +587,6 @@ def _own_address() -> str:
             except OSError:
                 continue
     return "127.0.0.1"
-
-
-class _Keys:
-    """The key-value store of torch.distributed, under a prefix; waits poll,
-    so that Ctrl-C works."""
-
-    def __init__(self, prefix: str) -> None:
-        from torch.distributed.distributed_c10d import _get_default_store
-
-        store: Any = torch.distributed.PrefixStore  # type: ignore[attr-defined]
-        self._store = store(prefix, _get_default_store())
-
-    def set(self, key: str, value: str) -> None:
-        self._store.set(key, value)
-
-    def get(self, key: str) -> str:
-        deadline = time.monotonic() + _PATIENCE
-        while not self._store.check([key]):
-            if time.monotonic() > deadline:
-                raise errors.DeadlineExceeded(
-                    f"no {key} of this job within {_PATIENCE:.0f} s: a rank "
-                    "has not opened its Store"
-                )
-            time.sleep(_POLL)
-        return bytes(self._store.get(key)).decode()
-
-    def gather(self, key: str, value: Any, job: Job) -> list[Any]:
-        """The values of all ranks."""
-        self.set(f"{key}/{job.rank}", json.dumps(value))
-        return [json.loads(self.get(f"{key}/{r}")) for r in range(job.world)]
-
-    def count(self, key: str, more: int) -> int:
-        """Adds to a counter of all ranks; what it is then."""
-        return int(self._store.add(key, more))
 
 
 def _at_exit() -> None:

@@ -179,7 +179,8 @@ class _Pass(Iterator[T]):
     def __init__(self, loader: DataLoader[T]) -> None:
         # (handle of a store, stream)
         self._streams: list[tuple[int, int]] = []
-        self._joined: list[Store] | None = None  # in steps of all ranks
+        self._trains: list[Store] | None = None  # those of a training pass
+        self._joined: list[Store] = []  # in steps of all ranks
         self._modules = [
             m for m in loader.model.modules() if isinstance(m, _Collection)
         ]
@@ -214,8 +215,8 @@ class _Pass(Iterator[T]):
         if self._source is None:
             raise StopIteration
         try:
-            if self._joined is None and torch.is_grad_enabled():
-                self._join()
+            if self._trains is None and torch.is_grad_enabled():
+                self._begin_training()
             self._fetch(1)
             if not self._ahead:
                 assert self._end is not None
@@ -280,12 +281,15 @@ class _Pass(Iterator[T]):
             _core.ahead_ready(handle, number)
         return _Batch(number, batch, ids, version)
 
-    def _join(self) -> None:
-        """A synchronous pass that trains begins: with all ranks."""
-        self._joined = []
+    def _begin_training(self) -> None:
+        """A pass that trains begins; a synchronous one with all ranks."""
+        self._trains = []
+        stores = {m._handle: m.store for m in self._modules}
+        for store in stores.values():
+            store._connection.passes.begin()
+            self._trains.append(store)
         if self._loader.staleness != 0:
             return
-        stores = {m._handle: m.store for m in self._modules}
         for handle, stream in self._streams:
             store = stores[handle]
             by_batch = store.update == "backward"
@@ -308,9 +312,12 @@ class _Pass(Iterator[T]):
             _core.ahead_close(handle, stream)
         self._streams = []
         _passes.discard(self)
-        joined, self._joined = self._joined or [], []
+        joined, self._joined = self._joined, []
         for store in joined:
             store._connection.leave(settle)
+        trained, self._trains = self._trains or [], []
+        for store in trained:
+            store._connection.passes.end()
 
     def __del__(self) -> None:
         if getattr(self, "_streams", None):

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from persia import errors
-from persia.cluster import all_max
 
 if TYPE_CHECKING:
     from persia.store import Store
@@ -167,7 +166,9 @@ class SparseOptimizer(torch.optim.Optimizer):
         bad = torch.zeros(len(self.param_groups), dtype=torch.bool)
         mine = self._probe_grads
         bad[: len(mine)] = mine.isnan()
-        of_all = torch.tensor(all_max(bad.tolist()), dtype=torch.bool)
+        of_all = torch.tensor(
+            store._connection.passes.all_max(bad.tolist()), dtype=torch.bool
+        )
         mine[of_all[: len(mine)]] = math.nan
 
     def _factors(self) -> list[float]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from persia import _core, errors, optim
 from persia._library import HELD, SHAPES, versions
 from persia._rows import Rows, Table
-from persia.cluster import Settings, all_sum, patiently
+from persia.cluster import Settings, patiently
 from persia.configs import TableConfig, as_config
 
 if TYPE_CHECKING:
@@ -312,7 +312,9 @@ class Store(Rows):
         division = self._division()
         factors = [f * division for f in self._optimizer._factors()]
         squares = self._core.norm(factors)
-        return all_sum([squares])[0] if self.world > 1 else squares
+        if self.world == 1:
+            return squares
+        return self._connection.passes.all_sum([squares])[0]
 
     def flush(self, timeout: float | None = None) -> None:
         """Returns when every gradient of a finished backward is in the tables.

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from typing import Any
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
 
 import pytest
 import torch.distributed as dist
 
 import persia
-from persia import errors
-from persia.cluster import Job, Settings, all_max, all_sum, resolve, stream_id
+from persia import _ranks, errors
+from persia._ranks import all_max, all_sum
+from persia.cluster import Job, Settings, resolve, stream_id
 from persia.security import Security
 
 
@@ -228,3 +232,93 @@ def test_streams_are_those_of_the_documented_hash() -> None:
         for i in range(100)
     }
     assert len(ids) == 400
+
+
+class _Board:
+    """Stands for the ranks' key-value store, within one process."""
+
+    kept: ClassVar[dict[str, Any]] = {}
+    lock = threading.Lock()
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def set(self, key: str, value: str) -> None:
+        with self.lock:
+            self.kept[f"{self._prefix}/{key}"] = value
+
+    def has(self, key: str) -> bool:
+        with self.lock:
+            return f"{self._prefix}/{key}" in self.kept
+
+    def get(self, key: str, why: str) -> str:
+        while not self.has(key):
+            time.sleep(1e-4)
+        return str(self.kept[f"{self._prefix}/{key}"])
+
+    def drop(self, key: str) -> None:
+        with self.lock:
+            del self.kept[f"{self._prefix}/{key}"]
+
+    def count(self, key: str, more: int) -> int:
+        with self.lock:
+            name = f"{self._prefix}/{key}#"
+            self.kept[name] = int(self.kept.get(name, 0)) + more
+            return int(self.kept[name])
+
+
+@pytest.mark.parametrize("steps", [(1, 3, 6), (4, 4, 2), (5, 5, 5), (0, 2, 2)])
+def test_ranks_that_go_on_agree_among_themselves(
+    steps: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice: as many ranks as have a step take part in its values."""
+    world = len(steps)
+    meeting = threading.Barrier(world)
+    said: dict[int, Any] = {}
+
+    def collective(rank: int, values: list[float], fold: Any) -> list[float]:
+        said[rank] = values
+        meeting.wait(20)
+        out = [fold(x) for x in zip(*said.values(), strict=True)]
+        meeting.wait(20)
+        return out
+
+    monkeypatch.setattr(_ranks, "Keys", _Board)
+    monkeypatch.setattr(_ranks, "group_here", lambda: "a group")
+    monkeypatch.setattr(_Board, "kept", {})
+    of_thread = threading.local()
+    monkeypatch.setattr(
+        _ranks, "all_max", lambda v: collective(of_thread.rank, v, max)
+    )
+    monkeypatch.setattr(
+        _ranks, "all_sum", lambda v: collective(of_thread.rank, v, sum)
+    )
+    # As in model.join(): no step begins before all who end have said so.
+    backward = [threading.Barrier(world) for _ in range(2 * max(steps))]
+
+    def run(rank: int) -> list[tuple[float, float]]:
+        of_thread.rank = rank
+        passes = _ranks.Passes("p", Job(rank, world, 0))
+        seen = []
+        for epoch in range(2):
+            passes.begin()
+            for step in range(steps[rank]):
+                backward[epoch * max(steps) + step].wait(20)
+                most = passes.all_max([rank, -rank])
+                total = passes.all_sum([10.0**rank])
+                seen.append((most[0] - most[1], total[0]))
+            passes.end()
+            for step in range(steps[rank], max(steps)):
+                backward[epoch * max(steps) + step].wait(20)
+        return seen
+
+    with ThreadPoolExecutor(world) as pool:
+        found = list(pool.map(run, range(world)))
+    for rank in range(world):
+        expected = []
+        for step in range(steps[rank]):
+            there = [r for r in range(world) if steps[r] > step]
+            expected.append(
+                (max(there) + min(there), sum(10.0**r for r in there))
+            )
+        assert found[rank] == expected * 2

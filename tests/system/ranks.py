@@ -328,6 +328,36 @@ def clipped(open_store: Open, rank: int, world: int) -> Any:
     }
 
 
+def joined(open_store: Open, rank: int, world: int) -> Any:
+    """GradScaler and one norm where rank 0 has fewer batches, twice."""
+    store = open_store(persia.optim.SGD(lr=1.0), update="step")
+    model = Model(store)
+    net = nn.parallel.DistributedDataParallel(model)
+    dense = torch.optim.SGD(model.linear.parameters(), 0.1)
+    steps: list[tuple[int, float]] = []
+    for epoch in range(2):
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        own = [batch(10 * epoch + i) for i in range(2 + 3 * rank)]
+        with net.join():
+            for i, one in enumerate(persia.DataLoader(own, model, 1)):
+                loss = loss_of(net(one.ids), one)
+                if rank == 1 and i == 3:
+                    loss = loss * float("inf")
+                dense.zero_grad()
+                scaler.scale(loss).backward()
+                scaler.unscale_(dense)
+                scaler.unscale_(store.optimizer)
+                norm = persia.clip_grad_norm_(net, 1.0)
+                scaler.step(dense)
+                scaler.step(store.optimizer)
+                scaler.update()
+                steps.append((i, float(norm)))
+    store.flush()
+    dist.barrier()
+    weight = model.linear.weight.detach().clone()
+    return {"steps": steps, "weight": weight, "updates": store.updates}
+
+
 def main() -> None:
     folder, *wanted = sys.argv[1:]
     dist.init_process_group("gloo")

@@ -7,6 +7,7 @@ one update of them.
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,7 +52,7 @@ def launch(folder: Path, *scenarios: str) -> dict[str, list[Any]]:
 def on_ranks(tmp_path_factory: Any) -> dict[str, list[Any]]:
     """Every scenario with the tables on the ranks."""
     names = "train accumulate uneven gaps leaving hybrid scaled clipped"
-    names += " secured stuck late"
+    names += " joined secured stuck late"
     return launch(tmp_path_factory.mktemp("ranks"), *names.split())
 
 
@@ -211,6 +212,23 @@ def test_scaler_steps_on_all_ranks_or_on_none(
     for result in on_ranks["scaled"]:
         assert result["values"] == [1, 2, 2, 3, 4, 5]
         assert result["scales"] == [16.0, 32.0, 16.0, 16.0, 32.0, 32.0]
+
+
+def test_scaler_and_norm_where_a_rank_has_fewer_batches(
+    on_ranks: dict[str, Any],
+) -> None:
+    """Rank 1 goes on by itself in model.join(); its fourth step overflows."""
+    short, long = on_ranks["joined"]
+    assert [i for i, _ in short["steps"]] == [0, 1] * 2
+    assert [i for i, _ in long["steps"]] == [0, 1, 2, 3, 4] * 2
+    together = [norm for i, norm in long["steps"] if i < 2]
+    assert together == [norm for _, norm in short["steps"]]
+    assert [math.isfinite(n) for _, n in long["steps"]] == [
+        *(True, True, True, False, True)
+    ] * 2
+    assert torch.equal(short["weight"], long["weight"])
+    # Of each rank one a step, but for the step that no rank makes.
+    assert short["updates"] == long["updates"] == 2 * (2 + 5 - 1)
 
 
 def test_one_norm_over_dense_sparse_and_ranks(

@@ -1,0 +1,178 @@
+"""What the ranks of a job say to each other, through torch.distributed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from persia import errors
+
+if TYPE_CHECKING:
+    from persia.cluster import Job
+
+_POLL = 0.05  # seconds
+_FIRST_PAUSE = 5e-5
+_PATIENCE = 600.0  # seconds for other ranks to come
+
+
+def group_here() -> Any:
+    """torch.distributed with its default process group, or None."""
+    dist = torch.distributed
+    return dist if dist.is_available() and dist.is_initialized() else None
+
+
+def need_group(why: str) -> Any:
+    """torch.distributed; an error that says what needs it."""
+    group = group_here()
+    if group is None:
+        raise errors.InvalidArgument(
+            f"{why} needs a process group: call "
+            "torch.distributed.init_process_group() first"
+        )
+    return group
+
+
+def _reduce(values: Sequence[float], dtype: torch.dtype, op: Any) -> Any:
+    group = need_group("a value of all ranks")
+    on_cpu = any(b in group.get_backend() for b in ("gloo", "mpi"))
+    device = "cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}"
+    t = torch.tensor(values, dtype=dtype, device=device)
+    work = group.all_reduce(t, op, async_op=True)
+    pause = _FIRST_PAUSE  # a wait within torch would not hear of Ctrl-C
+    while not work.is_completed():
+        time.sleep(pause)
+        pause = min(2 * pause, _POLL)
+    work.wait()
+    return t.tolist()
+
+
+def all_max(values: Sequence[int]) -> list[int]:
+    """The largest of all ranks, place by place. All ranks call it."""
+    op = torch.distributed.ReduceOp.MAX
+    return [int(x) for x in _reduce(values, torch.int64, op)]
+
+
+def all_sum(values: Sequence[float]) -> list[float]:
+    """The sums over all ranks, place by place. All ranks call it."""
+    op = torch.distributed.ReduceOp.SUM
+    return [float(x) for x in _reduce(values, torch.float64, op)]
+
+
+class Keys:
+    """The key-value store of torch.distributed, under a prefix; waits poll,
+    so that Ctrl-C works."""
+
+    def __init__(self, prefix: str) -> None:
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        store: Any = torch.distributed.PrefixStore  # type: ignore[attr-defined]
+        self._store = store(prefix, _get_default_store())
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(key, value)
+
+    def has(self, key: str) -> bool:
+        return bool(self._store.check([key]))
+
+    def drop(self, key: str) -> None:
+        self._store.delete_key(key)
+
+    def get(self, key: str, why: str = "has not opened its Store") -> str:
+        """Waits for it; ``why``: what a rank then has not done."""
+        deadline, pause = time.monotonic() + _PATIENCE, _FIRST_PAUSE
+        while not self.has(key):
+            if time.monotonic() > deadline:
+                raise errors.DeadlineExceeded(
+                    f"no {key} of this job within {_PATIENCE:.0f} s: a rank "
+                    f"{why}"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL)
+        return bytes(self._store.get(key)).decode()
+
+    def gather(self, key: str, value: Any, job: Job) -> list[Any]:
+        """The values of all ranks."""
+        self.set(f"{key}/{job.rank}", json.dumps(value))
+        return [json.loads(self.get(f"{key}/{r}")) for r in range(job.world)]
+
+    def count(self, key: str, more: int) -> int:
+        """Adds to a counter of all ranks; what it is then."""
+        return int(self._store.add(key, more))
+
+
+class Passes:
+    """The training passes of a rank over its batches, and values that the
+    ranks agree on within them.
+
+    A rank whose batches have ended takes part in no collective of ours any
+    more: in ``model.join()`` it shadows those of DistributedDataParallel
+    alone. The others then exchange their values through the key-value store.
+    They know of it in time: a rank tells its end after its last step, and
+    before its shadow takes part in the backward of the step behind.
+
+    Args:
+        prefix: of the keys; the same on all ranks, and in no other use.
+        job: this rank.
+    """
+
+    def __init__(self, prefix: str, job: Job) -> None:
+        self._prefix = prefix
+        self._job = job
+        self._number = 0  # of passes so far
+        self._open = 0  # of these, of this rank
+        self._turn = 0  # values exchanged through keys in this pass
+        self._keys: Keys | None = None
+
+    def begin(self) -> None:
+        """A pass that trains begins."""
+        self._open += 1
+        if self._open > 1 or self._job.world == 1 or group_here() is None:
+            return
+        self._number += 1
+        self._turn = 0
+        self._keys = Keys(f"{self._prefix}/{self._number}")
+
+    def end(self) -> None:
+        """It ends, for this rank."""
+        self._open -= 1
+        keys, self._keys = self._keys, None
+        if self._open or keys is None:
+            return
+        try:
+            keys.set(f"ended/{self._job.rank}", "")
+            keys.count("ended", 1)
+        except RuntimeError:
+            pass  # the ranks' key-value store is gone, and so are they
+
+    def all_max(self, values: Sequence[int]) -> list[int]:
+        """The largest of all ranks that go on, place by place."""
+        return self._agree(values, all_max, max)
+
+    def all_sum(self, values: Sequence[float]) -> list[float]:
+        """The sums over all ranks that go on, place by place."""
+        return self._agree(values, all_sum, sum)
+
+    def _agree(
+        self,
+        values: Sequence[Any],
+        collective: Callable[[Sequence[Any]], list[Any]],
+        fold: Callable[[Sequence[Any]], Any],
+    ) -> list[Any]:
+        keys, job = self._keys, self._job
+        if keys is None or not keys.count("ended", 0):
+            return collective(values)
+        ranks = [r for r in range(job.world) if not keys.has(f"ended/{r}")]
+        self._turn += 1
+        keys.set(f"{self._turn}/{job.rank}", json.dumps(list(values)))
+        late = "that has not ended its batches sends no values"
+        every = [
+            json.loads(keys.get(f"{self._turn}/{rank}", late))
+            for rank in ranks
+        ]
+        if self._turn > 1:  # all have read it: they are at this turn
+            keys.drop(f"{self._turn - 1}/{job.rank}")
+        return [fold(place) for place in zip(*every, strict=True)]
