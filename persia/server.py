@@ -129,7 +129,8 @@ class ServeConfig(pydantic.BaseModel):
         None, ge=0, le=65535, description="Prometheus metrics; 0: any port."
     )
     token: str | None = Field(
-        None, description="Clients must show it (needs TLS)."
+        None,
+        description="Clients must show it (needs TLS but on the loopback).",
     )
     token_file: Path | None = Field(None, description="File with the token.")
     admin_token_file: Path | None = Field(

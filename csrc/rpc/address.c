@@ -131,14 +131,16 @@ int security_check(const rpc_security *s, const rpc_address *a,
     if (server && (!tls || !s->token))
         return err_set(PERSIA_EARG,
                        "serving at %s: an address that other machines reach "
-                       "needs TLS (security.cert, key) and security.token, "
-                       "or security.insecure where the network is trusted",
+                       "needs TLS and a token (--tls-cert, --tls-key, "
+                       "--token-file), or --insecure where the network is "
+                       "trusted",
                        address);
     if (!tls)
         return err_set(PERSIA_EARG,
-                       "server %s is on another machine: give security.ca "
-                       "(TLS), or security.insecure where the network is "
-                       "trusted",
+                       "server %s is on another machine: give the "
+                       "certificate that it is trusted by (PERSIA_TLS_CA, or "
+                       "Security(ca=)), or Security(insecure=True) where the "
+                       "network is trusted",
                        address);
     return PERSIA_OK;
 }

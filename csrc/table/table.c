@@ -65,17 +65,18 @@ static uint32_t stripes_of(const table_config *c)
 int table_check_optim(const table_config *c, const optim_args *optim)
 {
     char text[256];
-    int rc = optim_check(optim);
+    int rc;
 
-    if (rc) {
-        snprintf(text, sizeof text, "%s", err_text());
-        return err_set(rc, "table %s: %s", c->name, text);
-    }
-    if (optim->kind != c->optimizer)
+    if (optim->kind < OPTIM_KINDS && optim->kind != c->optimizer)
         return err_set(PERSIA_EMISMATCH,
                        "table %s keeps the state of %s, the push is for %s",
                        c->name, optim_name(c->optimizer),
                        optim_name(optim->kind));
+    rc = optim_check(optim);
+    if (rc) {
+        snprintf(text, sizeof text, "%s", err_text());
+        return err_set(rc, "table %s: %s", c->name, text);
+    }
     if (optim->kind == OPTIM_SGD && optim->momentum > 0 && !c->momentum)
         return err_set(PERSIA_EMISMATCH, "table %s was made for SGD without "
                        "momentum, the push has momentum %g", c->name,
