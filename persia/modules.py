@@ -618,20 +618,24 @@ class EmbeddingBagCollection(_Collection):
     def _pool_in_torch(self, ids: _Ids, weights: Tensor) -> Tensor:
         """Pools rows with torch, so that the weights get a gradient."""
         keys, values, offsets = ids[0], ids[1], ids[2]
+        if weights.shape != values.shape:  # torch would broadcast them
+            raise errors.ShapeError(
+                f"weights have shape {tuple(weights.shape)}, but there are "
+                f"{len(values)} ids; need one weight an id"
+            )
+        # One plan names a key once; features of several tables take several
+        # rounds. The lookups come first: they check the offsets.
+        places = _places(self._outputs)
+        lookups = [self._rows_of(ids, place) for place in places]
         if offsets is None:
             offsets = torch.arange(len(values) + 1)
         lengths = torch.diff(offsets)
         at = {key: i for i, key in enumerate(keys)}
         bags = len(lengths) // len(keys)
-        bag = torch.repeat_interleave(
-            torch.arange(len(lengths)), lengths, output_size=len(values)
-        )
+        bag = _bags_of(keys, offsets, len(values))
         parts = []
-        for place in _places(self._outputs):
-            # One plan names a key once; features of several tables take
-            # several rounds.
+        for place, rows in zip(places, lookups, strict=True):
             chosen = [self._outputs[i] for i in place]
-            rows = self._rows_of(ids, offsets, place)
             pooled = torch.zeros(len(lengths), rows.shape[1]).index_add(
                 0, bag, rows * weights.to(torch.float32)[:, None]
             )
@@ -654,9 +658,7 @@ class EmbeddingBagCollection(_Collection):
             [part for _, part in sorted(parts, key=lambda p: p[0])], 1
         )
 
-    def _rows_of(
-        self, ids: _Ids, offsets: Tensor, place: tuple[int, ...]
-    ) -> Tensor:
+    def _rows_of(self, ids: _Ids, place: tuple[int, ...]) -> Tensor:
         """Unpooled rows of some of the outputs, [n, widest dim]."""
         keys = ids[0]
         memo = (*map(str, place), "|", *keys)
@@ -677,7 +679,7 @@ class EmbeddingBagCollection(_Collection):
         batch = store._no_batch if ids[4] is None else _looked_up_anew(ids[4])
         return pull(
             ids[1],
-            offsets,
+            ids[2],
             None,
             anchor,
             batch,
@@ -690,6 +692,25 @@ class EmbeddingBagCollection(_Collection):
 def _looked_up_anew(batch: Tensor) -> Tensor:
     """The ticket of a batch whose lookup does not fit."""
     return torch.stack((batch[0], torch.tensor(-1)))
+
+
+def _bags_of(keys: tuple[str, ...], offsets: Tensor, n: int) -> Tensor:
+    """The bag of each of n ids.
+
+    No offsets lead out of the bags: lookups check those of their features
+    alone, and compiled code may come here before them.
+    """
+    if not torch.compiler.is_compiling():
+        falls = offsets[1:] < offsets[:-1]
+        if falls.any():
+            bag = int(falls.nonzero()[0])
+            key = keys[bag // (len(falls) // len(keys))]
+            raise errors.OffsetsError(
+                f"feature {key}: offsets fall from {int(offsets[bag])} to "
+                f"{int(offsets[bag + 1])}; they must never fall"
+            )
+    bag = torch.searchsorted(offsets[1:], torch.arange(n), right=True)
+    return bag.clamp(max=max(len(offsets) - 2, 0))
 
 
 def _places(
