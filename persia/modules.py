@@ -374,9 +374,10 @@ class _Collection(nn.Module):
             raise typed(error) from None
         return versions(*ids[1:4])
 
-    def _lookup(self, ids: _Ids, weights: Tensor | None) -> Tensor:
-        """The output of the plan for these keys, float32 on the CPU."""
-        plan = self._plan_of(ids[0])
+    def _may_train(self) -> bool:
+        """Whether a lookup is part of a training step; raises if that cannot
+        work, and ends what a failed backward left.
+        """
         store = self.store
         grad = self._trainable and torch.is_grad_enabled()
         if grad and not torch.compiler.is_compiling():
@@ -388,6 +389,13 @@ class _Collection(nn.Module):
                 'before they are unscaled; make the store with update="step" '
                 "(or use bfloat16)"
             )
+        return grad
+
+    def _lookup(self, ids: _Ids, weights: Tensor | None) -> Tensor:
+        """The output of the plan for these keys, float32 on the CPU."""
+        plan = self._plan_of(ids[0])
+        store = self.store
+        grad = self._may_train()
         batch = ids[4]
         if (
             batch is not None
@@ -675,7 +683,8 @@ class EmbeddingBagCollection(_Collection):
             finally:
                 self._outputs = whole
         store = self.store
-        anchor = store._anchor if self._trainable else store._still
+        grad = self._may_train()
+        anchor = store._anchor if grad else store._still
         batch = store._no_batch if ids[4] is None else _looked_up_anew(ids[4])
         return pull(
             ids[1],
@@ -685,7 +694,7 @@ class EmbeddingBagCollection(_Collection):
             batch,
             self._handle,
             plan,
-            self._trainable,
+            grad,
         )
 
 

@@ -221,6 +221,20 @@ def test_scaler_and_fp16_need_update_step() -> None:
         scaler.step(bags.store.optimizer)
 
 
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_fp16_with_weights_needs_update_step(needs_grad: bool) -> None:
+    bags = persia.EmbeddingBagCollection(
+        [persia.EmbeddingBagConfig("t", 4)], is_weighted=True
+    )
+    one = torch.ones(1).long()
+    weights = torch.ones(1, requires_grad=needs_grad)
+    with (
+        torch.autocast("cpu", dtype=torch.float16),
+        pytest.raises(errors.InvalidArgument, match='update="step"'),
+    ):
+        bags({"t": (one, one, weights)})
+
+
 def test_clip_grad_norm() -> None:
     model = Both(make(persia.optim.SGD(lr=1.0), "step"))
     theirs = Both(make(persia.optim.SGD(lr=1.0), "step"))
