@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from persia import _core, errors
-from persia.optim import SparseOptimizer
+from persia.optim import SparseOptimizer, _number
 
 __all__ = ["EmbeddingBagConfig", "EmbeddingConfig", "TableConfig"]
 
@@ -156,6 +156,8 @@ class TableConfig:
                 f"{where}: admission is {self.admission!r}, need 'all' or a "
                 "probability in (0, 1]"
             )
+        if self.lr is not None:
+            _number(f"{where}: lr", self.lr, 0.0)
         full = {"none": _core.FULL_RAISE, "lru": _core.FULL_EVICT_LRU}
         missing = {"init": _core.MISSING_INIT, "zeros": _core.MISSING_ZEROS}
         return {

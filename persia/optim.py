@@ -49,7 +49,10 @@ def _number(
     name: str, value: Any, low: float, high: float = math.inf
 ) -> float:
     """``value`` as a float in [low, high)."""
-    x = float(value)
+    try:
+        x = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        x = math.nan  # a tensor of several elements is a RuntimeError
     if not (low <= x < high):
         bound = (
             f"in [{low}, {high})"
@@ -145,7 +148,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         group = {**template.defaults, "params": [probe], "table": name}
         group["algorithm"] = template.algorithm
         if lr is not None:
-            group["lr"] = _number(f"table {name}: lr", lr, 0.0)
+            group["lr"] = float(lr)
         self.add_param_group(group)
 
     def _set_probes(self, finite: bytes) -> None:

@@ -359,8 +359,8 @@ class Store(Rows):
                 nonfinite=_NONFINITE[self.nonfinite],
             )
             if config.name not in self._tables:
-                self._tables[config.name] = Table(number, config)
                 self._optimizer._add_table(config.name, template, config.lr)
+                self._tables[config.name] = Table(number, config)
             table = self._tables[config.name]
             if config.lr is not None and table.config.lr != config.lr:
                 raise errors.SchemaMismatch(

@@ -36,7 +36,9 @@ from persia.configs import as_config
         ({"admission": "some"}, "admission"),
         ({"missing": "error"}, "missing"),
         ({"optimizer": "adam"}, r"persia\.optim"),
-        ({"lr": -1.0}, "lr"),
+        ({"lr": -1.0}, "table 't': lr is -1"),
+        ({"lr": float("nan")}, "table 't': lr is nan"),
+        ({"lr": "x"}, "table 't': lr is 'x'"),
     ],
 )
 def test_wrong_settings_are_named(wrong: dict[str, Any], match: str) -> None:
