@@ -367,7 +367,32 @@ class Store(Rows):
                     f"table {config.name!r}: lr is {config.lr}, but was first "
                     f"declared as {table.config.lr}; give both the same"
                 )
+            if config.optimizer is not None:
+                self._check_optimizer(config, table.config)
         return table
+
+    def _check_optimizer(
+        self, config: TableConfig, first: TableConfig
+    ) -> None:
+        """Raises if an optimizer has other settings than the first of its
+        table; the C core has compared what changes the rows' layout."""
+        mine, theirs = (
+            {
+                **(c.optimizer or self._optimizer).defaults,
+                **({} if c.lr is None else {"lr": float(c.lr)}),
+            }
+            for c in (config, first)
+        )
+        other = sorted(k for k in mine if mine[k] != theirs.get(k, mine[k]))
+        if other:
+            differences = ", ".join(
+                f"{k} is {mine[k]}, but was first declared as {theirs[k]}"
+                for k in other
+            )
+            raise errors.SchemaMismatch(
+                f"table {config.name!r}: the optimizer differs: "
+                f"{differences}; give both the same"
+            )
 
     def _plan(
         self,

@@ -354,3 +354,26 @@ def test_a_bad_setting_of_an_update_changes_nothing() -> None:
     with pytest.raises(errors.InvalidArgument, match=r"table a: .*lr"):
         bags(batch()).values().sum().backward()
     assert torch.equal(rows(bags), before)
+
+
+def test_a_table_has_one_optimizer() -> None:
+    SGD = persia.optim.SGD
+
+    def config(**settings: Any) -> persia.EmbeddingBagConfig:
+        return persia.EmbeddingBagConfig("t", 4, **settings)
+
+    store = persia.Store(SGD(lr=1.0))
+    store.add_table(config())
+    store.add_table(config(optimizer=SGD(lr=1.0)))  # the same, said twice
+    with pytest.raises(
+        errors.SchemaMismatch, match=r"'t': .*lr is 99.*weight_decay is 0\.1"
+    ):
+        store.add_table(config(optimizer=SGD(lr=99, weight_decay=0.1)))
+    with pytest.raises(errors.SchemaMismatch, match="optimizer differs"):
+        store.add_table(config(optimizer=persia.optim.Adam(lr=1.0)))
+    assert store.optimizer.param_groups[0]["lr"] == 1.0
+    store = persia.Store(persia.optim.Adam())
+    store.add_table(config(optimizer=SGD(lr=0.5), lr=2.0))
+    store.add_table(config(optimizer=SGD(lr=0.1), lr=2.0))
+    with pytest.raises(errors.SchemaMismatch, match=r"lr is 0\.5"):
+        store.add_table(config(optimizer=SGD(lr=0.5)))
