@@ -272,6 +272,13 @@ class Store(Rows):
         self, factors: list[float] | None, *, all_threads: bool
     ) -> None:
         """Applies the gradients that are held as one update."""
+        groups = self._optimizer.param_groups
+        for group in groups:
+            if "lr" not in group:  # the C core would take it for 0
+                raise errors.InvalidArgument(
+                    f"table {group['table']!r}: its group in "
+                    "store.optimizer.param_groups has no 'lr'; set one"
+                )
         held = HELD.get(self._handle, [])
         changed = any(versions(*t) != version for t, version in held)
         held.clear()
@@ -284,7 +291,6 @@ class Store(Rows):
             )
         # A scheduler asks whether the optimizer made a step before its own.
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
-        groups = self._optimizer.param_groups
         division = self._division()
         if division != 1.0:
             factors = [f * division for f in factors or [1.0] * len(groups)]

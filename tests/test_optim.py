@@ -356,6 +356,26 @@ def test_a_bad_setting_of_an_update_changes_nothing() -> None:
     assert torch.equal(rows(bags), before)
 
 
+@pytest.mark.parametrize("update", ["backward", "step"])
+def test_a_group_without_lr_is_named(update: str) -> None:
+    bags = make(persia.optim.SGD(lr=1.0), update)
+    before = rows(bags)
+    group = bags.store.optimizer.param_groups[1]
+    del group["lr"]
+
+    def step() -> None:
+        bags(batch()).values().sum().backward()
+        bags.store.optimizer.step()
+
+    with pytest.raises(errors.InvalidArgument, match="table 'b': .*lr"):
+        step()
+    assert torch.equal(rows(bags), before)
+    group["lr"] = 1.0
+    bags.store.optimizer.zero_grad()
+    step()
+    assert not torch.equal(rows(bags), before)
+
+
 def test_a_table_has_one_optimizer() -> None:
     SGD = persia.optim.SGD
 
