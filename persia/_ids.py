@@ -56,6 +56,21 @@ def unpack(features: Any, padding_value: int | None) -> Ids:
             "a KeyedJaggedTensor, an object like it, or a dict of tensors "
             f"({error})"
         ) from None
+    for name, t in (
+        ("values", values),
+        ("offsets", offsets),
+        ("weights", weights),
+    ):
+        if not isinstance(t, Tensor) and (t is not None or name != "weights"):
+            raise errors.InvalidArgument(
+                f"{name} of the {type(features).__name__} are a "
+                f"{type(t).__name__}, need a torch.Tensor"
+            )
+    if not keys:
+        raise errors.InvalidArgument(
+            f"the {type(features).__name__} has no keys; a batch has at "
+            "least one feature"
+        )
     for name, t in (("values", values), ("offsets", offsets)):
         if t.dtype != torch.int64 and t.dtype != torch.int32:
             raise errors.DtypeError(

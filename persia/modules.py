@@ -696,6 +696,17 @@ class EmbeddingCollection(_Collection):
         padding_value: int | None = None,
     ) -> None:
         configs = [as_config(c, EmbeddingConfig) for c in tables]
+        first: dict[str, str] = {}
+        for c in configs:
+            for feature in c.feature_names:
+                if feature in first:
+                    raise errors.InvalidArgument(
+                        f"feature {feature!r} occurs in table "
+                        f"{first[feature]!r} and again in table {c.name!r}; "
+                        "in an EmbeddingCollection a feature has one table: "
+                        "leave one out, or make one collection for each"
+                    )
+                first[feature] = c.name
         if len({c.embedding_dim for c in configs}) > 1:
             raise errors.InvalidArgument(
                 "the tables of an EmbeddingCollection have one "

@@ -584,6 +584,23 @@ def test_wrong_rank_and_wrong_type() -> None:
         bags(batch)
 
 
+@pytest.mark.parametrize(
+    ("method", "value", "match"),
+    [
+        ("keys", [], "no keys"),
+        ("offsets", None, "offsets .*NoneType"),
+        ("offsets", [0, 2], "offsets .*list"),
+        ("values", [1, 2], "values .*list"),
+        ("weights_or_none", [1.0], "weights .*list"),
+    ],
+)
+def test_a_duck_without_tensors(method: str, value: Any, match: str) -> None:
+    batch = bad_offsets([0, 1, 2, 3, 4, 5, 8])
+    setattr(batch, method, lambda: value)
+    with pytest.raises(errors.InvalidArgument, match=match):
+        make_bags()(batch)
+
+
 def test_empty_batch_and_empty_bags() -> None:
     bags = make_bags("mean")
     empty = persia.JaggedBatch(["a", "b", "c"], torch.zeros(0).long())
