@@ -365,6 +365,10 @@ class Adam(SparseOptimizer):
         weight_decay: float = 0.0,
         **limits: Unpack[RowLimits],
     ) -> None:
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise errors.InvalidArgument(
+                f"betas is {betas!r}, need two numbers, such as (0.9, 0.999)"
+            )
         settings = {
             "lr": lr,
             "betas": (

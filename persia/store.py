@@ -19,7 +19,7 @@ from persia import _core, errors, optim
 from persia._library import HELD, SHAPES, versions
 from persia._rows import Rows, Table
 from persia.cluster import Settings, all_sum
-from persia.configs import TableConfig, as_config
+from persia.configs import TableConfig, as_config, whole
 
 if TYPE_CHECKING:
     import os
@@ -147,14 +147,13 @@ class Store(Rows):
             raise errors.InvalidArgument(
                 f"nonfinite is {nonfinite!r}, need 'raise' or 'skip'"
             )
-        if not 0 <= seed < 2**64:
-            raise errors.InvalidArgument(
-                f"seed is {seed}, need 0 to 2**64 - 1"
+        seed = whole("seed", seed, 0, 2**64 - 1)
+        if memory_limit is not None:
+            memory_limit = whole(
+                "memory_limit", memory_limit, 1, 2**63 - 1, " bytes, or None"
             )
-        if memory_limit is not None and memory_limit < 1:
-            raise errors.InvalidArgument(
-                f"memory_limit is {memory_limit}, need bytes or None"
-            )
+        if threads is not None:
+            threads = whole("threads", threads, 1, 1024)
         if servers is not None and not isinstance(servers, str):
             servers = tuple(servers)
         settings = Settings(

@@ -322,6 +322,12 @@ def test_bad_settings_are_named() -> None:
         persia.optim.Adam(lr=-1)
     with pytest.raises(errors.InvalidArgument, match=r"betas\[1\]"):
         persia.optim.Adam(betas=(0.9, 1.0))
+    for betas in ((0.9,), (0.9, 0.99, 0.999), 0.9):
+        with pytest.raises(errors.InvalidArgument, match="betas is"):
+            persia.optim.Adam(betas=betas)  # type: ignore[arg-type]
+    for lr in ("x", None, [0.1], torch.ones(2)):
+        with pytest.raises(errors.InvalidArgument, match="lr is"):
+            persia.optim.SGD(lr=lr)  # type: ignore[arg-type]
     for eps in (float("nan"), 0.0, 1e-42):
         with pytest.raises(errors.InvalidArgument, match="eps"):
             persia.optim.Adagrad(eps=eps)
@@ -367,7 +373,7 @@ def test_a_group_without_lr_is_named(update: str) -> None:
         bags(batch()).values().sum().backward()
         bags.store.optimizer.step()
 
-    with pytest.raises(errors.InvalidArgument, match="table 'b': .*lr"):
+    with pytest.raises(errors.InvalidArgument, match=r"table 'b': .*lr"):
         step()
     assert torch.equal(rows(bags), before)
     group["lr"] = 1.0

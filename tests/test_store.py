@@ -175,6 +175,11 @@ def test_bad_arguments_of_a_store() -> None:
         ({"seed": -1}, "seed"),
         ({"memory_limit": 0}, "memory_limit"),
         ({"threads": 0}, "threads"),
+        ({"threads": -1}, "threads is -1"),
+        ({"threads": "2"}, "threads is '2'"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"seed": 2**64}, "seed"),
+        ({"memory_limit": 1.5}, "memory_limit is 1.5"),
     ):
         with pytest.raises(errors.InvalidArgument, match=match):
             persia.Store(**wrong)  # type: ignore[arg-type]
