@@ -7,14 +7,15 @@ The names of the fields are those of torchrec.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from persia import _core, errors
-from persia.optim import SparseOptimizer
+from persia.optim import SparseOptimizer, _number
 
 __all__ = ["EmbeddingBagConfig", "EmbeddingConfig", "TableConfig"]
 
@@ -50,6 +51,31 @@ def _choice(where: str, name: str, value: Any, choices: dict[str, int]) -> int:
         raise errors.InvalidArgument(
             f"{where}: {name} is {value!r}, need one of {sorted(choices)}"
         ) from None
+
+
+def whole(what: str, value: Any, low: int, high: int, else_: str = "") -> int:
+    """``value`` as an int in [low, high]; 1e9 is one, 1.5 and True are not."""
+    x: int | None = None
+    if isinstance(value, float):
+        x = int(value) if value.is_integer() else None
+    elif not isinstance(value, bool):
+        try:
+            x = operator.index(value)
+        except TypeError:
+            x = None
+    if x is None or not low <= x <= high:
+        raise errors.InvalidArgument(
+            f"{what} is {value!r}, need an integer from {low} to {high}{else_}"
+        )
+    return x
+
+
+def _real(value: Any) -> float:
+    """``value`` as a float; NaN, which no check lets pass, if it is none."""
+    try:
+        return math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return math.nan
 
 
 @dataclass
@@ -97,18 +123,26 @@ class TableConfig:
 
     def __post_init__(self) -> None:
         where = f"table {self.name!r}"
-        if isinstance(self.feature_names, str):
+        names = self.feature_names
+        if isinstance(names, str):
             raise errors.InvalidArgument(
-                f"{where}: feature_names is the string "
-                f"{self.feature_names!r}; pass a list"
+                f"{where}: feature_names is the string {names!r}; pass a list"
             )
-        self.feature_names = list(self.feature_names) or [self.name]
+        names = list(names) if isinstance(names, Iterable) else [names]
+        if not all(isinstance(name, str) for name in names):
+            raise errors.InvalidArgument(
+                f"{where}: feature_names is {self.feature_names!r}, need a "
+                "list of strings"
+            )
+        self.feature_names = names or [self.name]
         if not isinstance(self.name, str) or not self.name:
             raise errors.InvalidArgument(
                 f"{where}: name is a string that is not empty"
             )
-        if isinstance(self.embedding_dim, bool) or not isinstance(
-            self.embedding_dim, int
+        if (
+            isinstance(self.embedding_dim, bool)
+            or not isinstance(self.embedding_dim, int)
+            or not 1 <= self.embedding_dim <= 4096
         ):
             raise errors.InvalidArgument(
                 f"{where}: embedding_dim is {self.embedding_dim!r}, need an "
@@ -121,7 +155,9 @@ class TableConfig:
                 f"{where}: optimizer is {self.optimizer!r}, need one of "
                 "persia.optim"
             )
-        self._native(0)
+        native = self._native(0)
+        if self.capacity is not None:
+            self.capacity = native["capacity"]  # an int, of 1e6 too
 
     def _native(self, seed: int) -> dict[str, Any]:
         """Arguments of ``_core.Store.declare``, the store's own left out."""
@@ -131,31 +167,38 @@ class TableConfig:
             init = ("uniform", -abs(float(init)), abs(float(init)))
         words: list[Any] = list(init) if isinstance(init, tuple) else [None]
         kind, count = _INITS.get(_word(words[0]), (-1, 0))
-        numbers = [float(x) for x in words[1:]]
+        numbers = [_real(x) for x in words[1:]]
         if (
             kind < 0
             or len(numbers) != count
             or not all(map(math.isfinite, numbers))
+            or (kind == _core.INIT_NORMAL and numbers[1] < 0)
         ):
             raise errors.InvalidArgument(
                 f"{where}: init is {self.init!r}, need a float, ('uniform', "
-                "low, high), ('normal', mean, std) or ('constant', c)"
+                "low, high), ('normal', mean, std >= 0) or ('constant', c)"
             )
-        if self.capacity is not None and self.capacity < 1:
-            raise errors.InvalidArgument(
-                f"{where}: capacity is {self.capacity}, need at least 1 (or "
-                "None: no limit)"
+        capacity = 0
+        if self.capacity is not None:
+            capacity = whole(
+                f"{where}: capacity",
+                self.capacity,
+                1,
+                2**63 - 1,
+                " (or None: no limit)",
             )
         if self.eviction is not None and self.capacity is None:
             raise errors.InvalidArgument(
                 f"{where}: eviction without a capacity; give both"
             )
-        admission = 1.0 if self.admission == "all" else self.admission
-        if isinstance(admission, str) or not 0.0 < admission <= 1.0:
+        admission = 1.0 if self.admission == "all" else _real(self.admission)
+        if not 0.0 < admission <= 1.0:
             raise errors.InvalidArgument(
                 f"{where}: admission is {self.admission!r}, need 'all' or a "
                 "probability in (0, 1]"
             )
+        if self.lr is not None:
+            _number(f"{where}: lr", self.lr, 0.0)
         full = {"none": _core.FULL_RAISE, "lru": _core.FULL_EVICT_LRU}
         missing = {"init": _core.MISSING_INIT, "zeros": _core.MISSING_ZEROS}
         return {
@@ -167,9 +210,9 @@ class TableConfig:
             "init_a": numbers[0],
             "init_b": numbers[-1],
             "missing": _choice(where, "missing", self.missing, missing),
-            "capacity": self.capacity or 0,
+            "capacity": capacity,
             "full": _choice(where, "eviction", self.eviction, full),
-            "admission": float(admission),
+            "admission": admission,
         }
 
 

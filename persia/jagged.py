@@ -22,9 +22,30 @@ __all__ = ["Batch", "JaggedBatch"]
 _WIDENED = (torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
+def _tensor(what: str, x: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """``x`` as a tensor; errors of torch as those of Persia."""
+    if isinstance(x, Tensor):
+        return x
+    try:
+        return torch.as_tensor(x, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        if isinstance(x, (list, tuple)):
+            sizes = {len(e) for e in x if isinstance(e, (list, tuple))}
+            if len(sizes) > 1:
+                raise errors.ShapeError(
+                    f"{what} is a list of lists of {min(sizes)} to "
+                    f"{max(sizes)} elements; pad them to one length, or pass "
+                    "a tuple (values, lengths)"
+                ) from None
+        raise errors.DtypeError(
+            f"{what} is a {type(x).__name__} that makes no tensor of numbers "
+            f"({error}); ids are int64: hash strings to them first"
+        ) from None
+
+
 def _ids(what: str, x: Any) -> Tensor:
     """``x`` as an int64 tensor; DtypeError if that could change a value."""
-    t = x if isinstance(x, Tensor) else torch.as_tensor(x)
+    t = _tensor(what, x)
     if t.dtype == torch.int64:
         return t
     if t.dtype in _WIDENED:
@@ -51,7 +72,7 @@ def _vector(what: str, t: Tensor) -> Tensor:
 
 
 def _weights(what: str, w: Any, n: int) -> Tensor:
-    t = w if isinstance(w, Tensor) else torch.as_tensor(w, dtype=torch.float32)
+    t = _tensor(what, w, torch.float32)
     if not t.dtype.is_floating_point:
         raise errors.DtypeError(
             f"{what} has dtype {t.dtype}, need a floating dtype such as "

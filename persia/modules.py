@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from persia import _core, errors
 from persia._default import default_store
+from persia._ids import Ids, unpack
 from persia._library import prefetch, pull, typed, versions
 from persia.configs import (
     EmbeddingBagConfig,
@@ -18,7 +19,6 @@ from persia.configs import (
     TableConfig,
     as_config,
 )
-from persia.jagged import JaggedBatch
 from persia.optim import SparseOptimizer
 from persia.store import Store
 
@@ -28,11 +28,6 @@ __all__ = [
     "JaggedTensor",
     "KeyedTensor",
     "Sequences",
-]
-
-# What a batch is to a module: keys, values, offsets, weights, ticket.
-_Ids = tuple[
-    tuple[str, ...], Tensor, Tensor | None, Tensor | None, Tensor | None
 ]
 
 
@@ -191,66 +186,6 @@ class Sequences(Mapping[str, JaggedTensor]):
         return len(self._names)
 
 
-def _unpack(features: Any, padding_value: int | None) -> _Ids:
-    """The tensors of a JaggedBatch, a KeyedJaggedTensor or a dict."""
-    if isinstance(features, JaggedBatch):
-        offsets = features._offsets
-        return (
-            tuple(features._keys),
-            features._values.contiguous(),
-            None if offsets is None else offsets.contiguous(),
-            features._weights,
-            features.ticket,
-        )
-    if isinstance(features, Mapping):
-        return _unpack(
-            JaggedBatch.from_dict(features, padding_value=padding_value), None
-        )
-    if isinstance(features, Tensor):
-        raise errors.InvalidArgument(
-            "ids are a Tensor, whose features have no names; pass a dict "
-            "such as {'item': ids}, or a persia.JaggedBatch"
-        )
-    try:
-        variable = getattr(features, "variable_stride_per_key", None)
-        if variable is not None and variable():
-            raise errors.ShapeError(
-                "the batch has a variable stride per key; a module pools one "
-                "bag a sample for every feature: pass features of equal "
-                "batch size"
-            )
-        values, offsets = features.values(), features.offsets()
-        weights = features.weights_or_none()
-        keys = tuple(features.keys())
-    except AttributeError as error:
-        raise errors.InvalidArgument(
-            f"ids are a {type(features).__name__}; need a persia.JaggedBatch, "
-            "a KeyedJaggedTensor, an object like it, or a dict of tensors "
-            f"({error})"
-        ) from None
-    for name, t in (("values", values), ("offsets", offsets)):
-        if t.dtype != torch.int64 and t.dtype != torch.int32:
-            raise errors.DtypeError(
-                f"{name} have dtype {t.dtype}, need torch.int64"
-            )
-        if t.dim() != 1:
-            raise errors.ShapeError(
-                f"{name} have shape {tuple(t.shape)}, need one dimension"
-            )
-    if offsets.numel() == 0 or (offsets.numel() - 1) % len(keys):
-        raise errors.OffsetsError(
-            f"{offsets.numel()} offsets for {len(keys)} features; need "
-            "features * samples + 1"
-        )
-    return (
-        keys,
-        values.to(torch.int64).contiguous(),
-        offsets.to(torch.int64).contiguous(),
-        weights,
-        getattr(features, "ticket", None),
-    )
-
-
 class _Collection(nn.Module):
     """What pooled and sequence modules share: tables, plans, the lookup."""
 
@@ -351,7 +286,7 @@ class _Collection(nn.Module):
             plan = self._plans[keys] = self._make_plan(self._kind, keys)
         return plan
 
-    def _weights_of(self, ids: _Ids) -> Tensor | None:
+    def _weights_of(self, ids: Ids) -> Tensor | None:
         """The weights that take part in the lookup, float32."""
         return None
 
@@ -361,7 +296,7 @@ class _Collection(nn.Module):
         Returns the version of its ids, or -1 if this batch is not for looking
         ahead. Raises what the forward would raise.
         """
-        ids = _unpack(features, self._padding_value)
+        ids = unpack(features, self._padding_value)
         weights = self._weights_of(ids)
         if ids[1].device.type != "cpu" or (
             weights is not None and weights.requires_grad
@@ -374,9 +309,10 @@ class _Collection(nn.Module):
             raise typed(error) from None
         return versions(*ids[1:4])
 
-    def _lookup(self, ids: _Ids, weights: Tensor | None) -> Tensor:
-        """The output of the plan for these keys, float32 on the CPU."""
-        plan = self._plan_of(ids[0])
+    def _may_train(self) -> bool:
+        """Whether a lookup is part of a training step; raises if that cannot
+        work, and ends what a failed backward left.
+        """
         store = self.store
         grad = self._trainable and torch.is_grad_enabled()
         if grad and not torch.compiler.is_compiling():
@@ -388,6 +324,13 @@ class _Collection(nn.Module):
                 'before they are unscaled; make the store with update="step" '
                 "(or use bfloat16)"
             )
+        return grad
+
+    def _lookup(self, ids: Ids, weights: Tensor | None) -> Tensor:
+        """The output of the plan for these keys, float32 on the CPU."""
+        plan = self._plan_of(ids[0])
+        store = self.store
+        grad = self._may_train()
         batch = ids[4]
         if (
             batch is not None
@@ -406,7 +349,7 @@ class _Collection(nn.Module):
             grad,
         )
 
-    def _on_cpu(self, ids: _Ids) -> _Ids:
+    def _on_cpu(self, ids: Ids) -> Ids:
         """The batch with its tensors on the CPU."""
         keys, values, offsets, weights, ticket = ids
         self.store._counts["cuda_ids_copied"] += values.numel()
@@ -590,7 +533,7 @@ class EmbeddingBagCollection(_Collection):
 
     def forward(self, features: Any) -> KeyedTensor:
         """Looks up and pools a batch."""
-        ids = _unpack(features, self._padding_value)
+        ids = unpack(features, self._padding_value)
         device = ids[1].device
         if device.type != "cpu":
             ids = self._on_cpu(ids)
@@ -605,7 +548,7 @@ class EmbeddingBagCollection(_Collection):
             out = self._lookup(ids, weights)
         return KeyedTensor(self._names, self._dims, self._placed(out, device))
 
-    def _weights_of(self, ids: _Ids) -> Tensor | None:
+    def _weights_of(self, ids: Ids) -> Tensor | None:
         if not self._is_weighted:
             return None
         if ids[3] is None:
@@ -615,23 +558,27 @@ class EmbeddingBagCollection(_Collection):
             )
         return ids[3].to(torch.float32).contiguous()
 
-    def _pool_in_torch(self, ids: _Ids, weights: Tensor) -> Tensor:
+    def _pool_in_torch(self, ids: Ids, weights: Tensor) -> Tensor:
         """Pools rows with torch, so that the weights get a gradient."""
         keys, values, offsets = ids[0], ids[1], ids[2]
+        if weights.shape != values.shape:  # torch would broadcast them
+            raise errors.ShapeError(
+                f"weights have shape {tuple(weights.shape)}, but there are "
+                f"{len(values)} ids; need one weight an id"
+            )
+        # One plan names a key once; features of several tables take several
+        # rounds. The lookups come first: they check the offsets.
+        places = _places(self._outputs)
+        lookups = [self._rows_of(ids, place) for place in places]
         if offsets is None:
             offsets = torch.arange(len(values) + 1)
         lengths = torch.diff(offsets)
         at = {key: i for i, key in enumerate(keys)}
         bags = len(lengths) // len(keys)
-        bag = torch.repeat_interleave(
-            torch.arange(len(lengths)), lengths, output_size=len(values)
-        )
+        bag = _bags_of(keys, offsets, len(values))
         parts = []
-        for place in _places(self._outputs):
-            # One plan names a key once; features of several tables take
-            # several rounds.
+        for place, rows in zip(places, lookups, strict=True):
             chosen = [self._outputs[i] for i in place]
-            rows = self._rows_of(ids, offsets, place)
             pooled = torch.zeros(len(lengths), rows.shape[1]).index_add(
                 0, bag, rows * weights.to(torch.float32)[:, None]
             )
@@ -654,9 +601,7 @@ class EmbeddingBagCollection(_Collection):
             [part for _, part in sorted(parts, key=lambda p: p[0])], 1
         )
 
-    def _rows_of(
-        self, ids: _Ids, offsets: Tensor, place: tuple[int, ...]
-    ) -> Tensor:
+    def _rows_of(self, ids: Ids, place: tuple[int, ...]) -> Tensor:
         """Unpooled rows of some of the outputs, [n, widest dim]."""
         keys = ids[0]
         memo = (*map(str, place), "|", *keys)
@@ -673,23 +618,43 @@ class EmbeddingBagCollection(_Collection):
             finally:
                 self._outputs = whole
         store = self.store
-        anchor = store._anchor if self._trainable else store._still
+        grad = self._may_train()
+        anchor = store._anchor if grad else store._still
         batch = store._no_batch if ids[4] is None else _looked_up_anew(ids[4])
         return pull(
             ids[1],
-            offsets,
+            ids[2],
             None,
             anchor,
             batch,
             self._handle,
             plan,
-            self._trainable,
+            grad,
         )
 
 
 def _looked_up_anew(batch: Tensor) -> Tensor:
     """The ticket of a batch whose lookup does not fit."""
     return torch.stack((batch[0], torch.tensor(-1)))
+
+
+def _bags_of(keys: tuple[str, ...], offsets: Tensor, n: int) -> Tensor:
+    """The bag of each of n ids.
+
+    No offsets lead out of the bags: lookups check those of their features
+    alone, and compiled code may come here before them.
+    """
+    if not torch.compiler.is_compiling():
+        falls = offsets[1:] < offsets[:-1]
+        if falls.any():
+            first = int(falls.nonzero()[0])
+            key = keys[first // (len(falls) // len(keys))]
+            raise errors.OffsetsError(
+                f"feature {key}: offsets fall from {int(offsets[first])} to "
+                f"{int(offsets[first + 1])}; they must never fall"
+            )
+    bag = torch.searchsorted(offsets[1:], torch.arange(n), right=True)
+    return bag.clamp(max=max(len(offsets) - 2, 0))
 
 
 def _places(
@@ -731,6 +696,17 @@ class EmbeddingCollection(_Collection):
         padding_value: int | None = None,
     ) -> None:
         configs = [as_config(c, EmbeddingConfig) for c in tables]
+        first: dict[str, str] = {}
+        for c in configs:
+            for feature in c.feature_names:
+                if feature in first:
+                    raise errors.InvalidArgument(
+                        f"feature {feature!r} occurs in table "
+                        f"{first[feature]!r} and again in table {c.name!r}; "
+                        "in an EmbeddingCollection a feature has one table: "
+                        "leave one out, or make one collection for each"
+                    )
+                first[feature] = c.name
         if len({c.embedding_dim for c in configs}) > 1:
             raise errors.InvalidArgument(
                 "the tables of an EmbeddingCollection have one "
@@ -757,7 +733,7 @@ class EmbeddingCollection(_Collection):
 
     def forward(self, features: Any) -> Sequences:
         """Looks up a batch."""
-        ids = _unpack(features, self._padding_value)
+        ids = unpack(features, self._padding_value)
         device = ids[1].device
         if device.type != "cpu":
             ids = self._on_cpu(ids)

@@ -48,7 +48,10 @@ def _number(
     name: str, value: Any, low: float, high: float = math.inf
 ) -> float:
     """``value`` as a float in [low, high)."""
-    x = float(value)
+    try:
+        x = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        x = math.nan  # a tensor of several elements is a RuntimeError
     if not (low <= x < high):
         bound = (
             f"in [{low}, {high})"
@@ -144,7 +147,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         group = {**template.defaults, "params": [probe], "table": name}
         group["algorithm"] = template.algorithm
         if lr is not None:
-            group["lr"] = _number(f"table {name}: lr", lr, 0.0)
+            group["lr"] = float(lr)
         self.add_param_group(group)
 
     def _set_probes(self, finite: bytes) -> None:
@@ -363,6 +366,10 @@ class Adam(SparseOptimizer):
         weight_decay: float = 0.0,
         **limits: Unpack[RowLimits],
     ) -> None:
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise errors.InvalidArgument(
+                f"betas is {betas!r}, need two numbers, such as (0.9, 0.999)"
+            )
         settings = {
             "lr": lr,
             "betas": (

@@ -20,7 +20,7 @@ from persia import _core, errors, optim
 from persia._library import HELD, SHAPES, versions
 from persia._rows import Rows, Table
 from persia.cluster import Settings, patiently
-from persia.configs import TableConfig, as_config
+from persia.configs import TableConfig, as_config, whole
 
 if TYPE_CHECKING:
     import os
@@ -148,14 +148,13 @@ class Store(Rows):
             raise errors.InvalidArgument(
                 f"nonfinite is {nonfinite!r}, need 'raise' or 'skip'"
             )
-        if not 0 <= seed < 2**64:
-            raise errors.InvalidArgument(
-                f"seed is {seed}, need 0 to 2**64 - 1"
+        seed = whole("seed", seed, 0, 2**64 - 1)
+        if memory_limit is not None:
+            memory_limit = whole(
+                "memory_limit", memory_limit, 1, 2**63 - 1, " bytes, or None"
             )
-        if memory_limit is not None and memory_limit < 1:
-            raise errors.InvalidArgument(
-                f"memory_limit is {memory_limit}, need bytes or None"
-            )
+        if threads is not None:
+            threads = whole("threads", threads, 1, 1024)
         if servers is not None and not isinstance(servers, str):
             servers = tuple(servers)
         settings = Settings(
@@ -273,6 +272,13 @@ class Store(Rows):
         self, factors: list[float] | None, *, all_threads: bool
     ) -> None:
         """Applies the gradients that are held as one update."""
+        groups = self._optimizer.param_groups
+        for group in groups:
+            if "lr" not in group:  # the C core would take it for 0
+                raise errors.InvalidArgument(
+                    f"table {group['table']!r}: its group in "
+                    "store.optimizer.param_groups has no 'lr'; set one"
+                )
         held = HELD.get(self._handle, [])
         changed = any(versions(*t) != version for t, version in held)
         held.clear()
@@ -285,7 +291,6 @@ class Store(Rows):
             )
         # A scheduler asks whether the optimizer made a step before its own.
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
-        groups = self._optimizer.param_groups
         division = self._division()
         if division != 1.0:
             factors = [f * division for f in factors or [1.0] * len(groups)]
@@ -362,15 +367,40 @@ class Store(Rows):
                 nonfinite=_NONFINITE[self.nonfinite],
             )
             if config.name not in self._tables:
-                self._tables[config.name] = Table(number, config)
                 self._optimizer._add_table(config.name, template, config.lr)
+                self._tables[config.name] = Table(number, config)
             table = self._tables[config.name]
             if config.lr is not None and table.config.lr != config.lr:
                 raise errors.SchemaMismatch(
                     f"table {config.name!r}: lr is {config.lr}, but was first "
                     f"declared as {table.config.lr}; give both the same"
                 )
+            if config.optimizer is not None:
+                self._check_optimizer(config, table.config)
         return table
+
+    def _check_optimizer(
+        self, config: TableConfig, first: TableConfig
+    ) -> None:
+        """Raises if an optimizer has other settings than the first of its
+        table; the C core has compared what changes the rows' layout."""
+        mine, theirs = (
+            {
+                **(c.optimizer or self._optimizer).defaults,
+                **({} if c.lr is None else {"lr": float(c.lr)}),
+            }
+            for c in (config, first)
+        )
+        other = sorted(k for k in mine if mine[k] != theirs.get(k, mine[k]))
+        if other:
+            differences = ", ".join(
+                f"{k} is {mine[k]}, but was first declared as {theirs[k]}"
+                for k in other
+            )
+            raise errors.SchemaMismatch(
+                f"table {config.name!r}: the optimizer differs: "
+                f"{differences}; give both the same"
+            )
 
     def _plan(
         self,

@@ -28,15 +28,26 @@ from persia.configs import as_config
         ({"init": ("uniform", 1.0)}, "init"),
         ({"init": ("normal", 0.0, float("nan"))}, "init"),
         ({"init": None}, "init"),
+        ({"init": ("uniform", "x", 1)}, "init"),
+        ({"init": ("normal", 0.0, -1.0)}, "init.*std >= 0"),
         ({"capacity": 0}, "capacity"),
+        ({"capacity": 1.5}, "'t': capacity is 1.5"),
+        ({"capacity": "5"}, "'t': capacity is '5'"),
+        ({"capacity": True}, "'t': capacity"),
+        ({"capacity": 2**63}, "'t': capacity"),
         ({"eviction": "lru"}, "capacity"),
         ({"eviction": "fifo", "capacity": 9}, "eviction"),
         ({"admission": 0.0}, "admission"),
         ({"admission": 1.5}, "admission"),
         ({"admission": "some"}, "admission"),
+        ({"admission": None}, "admission is None"),
+        ({"feature_names": [1]}, r"'t': feature_names is \[1\]"),
+        ({"feature_names": 1}, "'t': feature_names is 1"),
         ({"missing": "error"}, "missing"),
         ({"optimizer": "adam"}, r"persia\.optim"),
-        ({"lr": -1.0}, "lr"),
+        ({"lr": -1.0}, "table 't': lr is -1"),
+        ({"lr": float("nan")}, "table 't': lr is nan"),
+        ({"lr": "x"}, "table 't': lr is 'x'"),
     ],
 )
 def test_wrong_settings_are_named(wrong: dict[str, Any], match: str) -> None:
@@ -44,6 +55,31 @@ def test_wrong_settings_are_named(wrong: dict[str, Any], match: str) -> None:
     with pytest.raises(errors.InvalidArgument, match=match):
         persia.EmbeddingBagCollection(
             tables=[persia.EmbeddingBagConfig(**settings)]
+        )
+
+
+@pytest.mark.parametrize("dim", [0, -1, 4097])
+def test_the_config_knows_the_range_of_embedding_dim(dim: int) -> None:
+    with pytest.raises(errors.InvalidArgument, match=f"is {dim}, .*4096"):
+        persia.EmbeddingBagConfig("t", dim)
+
+
+def test_whole_numbers_may_be_floats() -> None:
+    assert persia.EmbeddingBagConfig("t", 4, capacity=1e6).capacity == 10**6  # type: ignore[arg-type]
+    store = persia.Store(memory_limit=1e9)  # type: ignore[arg-type]
+    assert store.stats()["memory_limit"] == 10**9
+
+
+@pytest.mark.parametrize("names", [(["a"], ["b", "a"]), (["b"], ["a", "a"])])
+def test_a_feature_of_sequences_has_one_table(names: Any) -> None:
+    with pytest.raises(
+        errors.InvalidArgument, match=r"'a' occurs in table .* make one"
+    ):
+        persia.EmbeddingCollection(
+            [
+                persia.EmbeddingConfig(f"t{i}", 4, features)
+                for i, features in enumerate(names)
+            ]
         )
 
 

@@ -231,6 +231,12 @@ def test_bad_arguments(arguments: tuple, error: type, text: str) -> None:
             "'a'.* 2.* 1 ids",
         ),
         ({"a": (I([1]), I([2, -1]))}, errors.OffsetsError, "-1"),
+        ({"a": [[1, 2], [3]]}, errors.ShapeError, "'a' .* 1 to 2 .*lengths"),
+        ({"a": "one"}, errors.DtypeError, "'a' is a str.*hash"),
+        ({"a": ["one"]}, errors.DtypeError, "'a' is a list.*hash"),
+        ({"a": None}, errors.DtypeError, "'a' is a NoneType"),
+        ({"a": [2**64]}, errors.DtypeError, "'a'.* int64"),
+        ({"a": ([1], [1], ["x"])}, errors.DtypeError, "'a': weights"),
     ],
 )
 def test_bad_dicts(features: dict, error: type, text: str) -> None:

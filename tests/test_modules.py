@@ -511,6 +511,56 @@ def test_bad_offsets(offsets: list[int], match: str) -> None:
     assert bags.store.stats()["tables"]["one"]["pulled"] == 0
 
 
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize(
+    ("offsets", "weights", "error"),
+    [
+        ([0, -1, 1, 2], (2,), errors.OffsetsError),
+        ([0, 5000, 1, 2], (2,), errors.OffsetsError),
+        ([0, 1, 1, 3], (2,), errors.OffsetsError),
+        ([0, 1, 1, 100_000], (2,), errors.OffsetsError),
+        ([1, 1, 1, 2], (2,), errors.OffsetsError),
+        ([0, 1, 1, 1], (2,), errors.OffsetsError),
+        ([0, 1, 1, 2], (1,), errors.ShapeError),
+        ([0, 1, 1, 2], (3,), errors.ShapeError),
+        ([0, 1, 1, 2], (2, 1), errors.ShapeError),
+        ([0, 1, 1, 2], (2, 2), errors.ShapeError),
+        ([0, 1, 1, 2], (), errors.ShapeError),
+    ],
+)
+def test_bad_batches_with_weights(
+    offsets: list[int],
+    weights: tuple[int, ...],
+    error: type[Exception],
+    needs_grad: bool,
+) -> None:
+    bags = make_bags(is_weighted=True)
+    batch = bad_offsets(offsets, n=2)
+    weight = torch.ones(weights, requires_grad=needs_grad)
+    batch.weights_or_none = lambda: weight
+    with pytest.raises(error):
+        bags(batch)
+    assert weight.grad is None
+    stats = bags.store.stats()
+    assert stats["held"] == stats["tables"]["one"]["rows"] == 0
+
+
+def test_offsets_changed_in_place_with_weights() -> None:
+    bags = make_bags(is_weighted=True)
+    weights = torch.ones(8, requires_grad=True)
+    # No table has the feature "spare", so no lookup looks at its offsets.
+    for at, feature in ((1, "a"), (3, "spare")):
+        batch = persia.JaggedBatch(
+            ["a", "spare", "b", "c"],
+            torch.arange(8),
+            lengths=torch.ones(8).long(),
+            weights=weights,
+        )
+        batch.offsets()[at] = -100
+        with pytest.raises(errors.OffsetsError, match=f"{feature}: .*-100"):
+            bags(batch)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.bool])
 def test_wrong_dtype_of_ids(dtype: torch.dtype) -> None:
     bags = make_bags()
@@ -532,6 +582,23 @@ def test_wrong_rank_and_wrong_type() -> None:
     batch.variable_stride_per_key = lambda: True
     with pytest.raises(errors.ShapeError, match="variable stride"):
         bags(batch)
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "match"),
+    [
+        ("keys", [], "no keys"),
+        ("offsets", None, "offsets .*NoneType"),
+        ("offsets", [0, 2], "offsets .*list"),
+        ("values", [1, 2], "values .*list"),
+        ("weights_or_none", [1.0], "weights .*list"),
+    ],
+)
+def test_a_duck_without_tensors(method: str, value: Any, match: str) -> None:
+    batch = bad_offsets([0, 1, 2, 3, 4, 5, 8])
+    setattr(batch, method, lambda: value)
+    with pytest.raises(errors.InvalidArgument, match=match):
+        make_bags()(batch)
 
 
 def test_empty_batch_and_empty_bags() -> None:

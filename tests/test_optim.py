@@ -221,6 +221,20 @@ def test_scaler_and_fp16_need_update_step() -> None:
         scaler.step(bags.store.optimizer)
 
 
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_fp16_with_weights_needs_update_step(needs_grad: bool) -> None:
+    bags = persia.EmbeddingBagCollection(
+        [persia.EmbeddingBagConfig("t", 4)], is_weighted=True
+    )
+    one = torch.ones(1).long()
+    weights = torch.ones(1, requires_grad=needs_grad)
+    with (
+        torch.autocast("cpu", dtype=torch.float16),
+        pytest.raises(errors.InvalidArgument, match='update="step"'),
+    ):
+        bags({"t": (one, one, weights)})
+
+
 def test_clip_grad_norm() -> None:
     model = Both(make(persia.optim.SGD(lr=1.0), "step"))
     theirs = Both(make(persia.optim.SGD(lr=1.0), "step"))
@@ -308,6 +322,12 @@ def test_bad_settings_are_named() -> None:
         persia.optim.Adam(lr=-1)
     with pytest.raises(errors.InvalidArgument, match=r"betas\[1\]"):
         persia.optim.Adam(betas=(0.9, 1.0))
+    for betas in ((0.9,), (0.9, 0.99, 0.999), 0.9):
+        with pytest.raises(errors.InvalidArgument, match="betas is"):
+            persia.optim.Adam(betas=betas)  # type: ignore[arg-type]
+    for lr in ("x", None, [0.1], torch.ones(2)):
+        with pytest.raises(errors.InvalidArgument, match="lr is"):
+            persia.optim.SGD(lr=lr)  # type: ignore[arg-type]
     for eps in (float("nan"), 0.0, 1e-42):
         with pytest.raises(errors.InvalidArgument, match="eps"):
             persia.optim.Adagrad(eps=eps)
@@ -340,3 +360,46 @@ def test_a_bad_setting_of_an_update_changes_nothing() -> None:
     with pytest.raises(errors.InvalidArgument, match=r"table a: .*lr"):
         bags(batch()).values().sum().backward()
     assert torch.equal(rows(bags), before)
+
+
+@pytest.mark.parametrize("update", ["backward", "step"])
+def test_a_group_without_lr_is_named(update: str) -> None:
+    bags = make(persia.optim.SGD(lr=1.0), update)
+    before = rows(bags)
+    group = bags.store.optimizer.param_groups[1]
+    del group["lr"]
+
+    def step() -> None:
+        bags(batch()).values().sum().backward()
+        bags.store.optimizer.step()
+
+    with pytest.raises(errors.InvalidArgument, match=r"table 'b': .*lr"):
+        step()
+    assert torch.equal(rows(bags), before)
+    group["lr"] = 1.0
+    bags.store.optimizer.zero_grad()
+    step()
+    assert not torch.equal(rows(bags), before)
+
+
+def test_a_table_has_one_optimizer() -> None:
+    SGD = persia.optim.SGD
+
+    def config(**settings: Any) -> persia.EmbeddingBagConfig:
+        return persia.EmbeddingBagConfig("t", 4, **settings)
+
+    store = persia.Store(SGD(lr=1.0))
+    store.add_table(config())
+    store.add_table(config(optimizer=SGD(lr=1.0)))  # the same, said twice
+    with pytest.raises(
+        errors.SchemaMismatch, match=r"'t': .*lr is 99.*weight_decay is 0\.1"
+    ):
+        store.add_table(config(optimizer=SGD(lr=99, weight_decay=0.1)))
+    with pytest.raises(errors.SchemaMismatch, match="optimizer differs"):
+        store.add_table(config(optimizer=persia.optim.Adam(lr=1.0)))
+    assert store.optimizer.param_groups[0]["lr"] == 1.0
+    store = persia.Store(persia.optim.Adam())
+    store.add_table(config(optimizer=SGD(lr=0.5), lr=2.0))
+    store.add_table(config(optimizer=SGD(lr=0.1), lr=2.0))
+    with pytest.raises(errors.SchemaMismatch, match=r"lr is 0\.5"):
+        store.add_table(config(optimizer=SGD(lr=0.5)))

@@ -175,9 +175,30 @@ def test_bad_arguments_of_a_store() -> None:
         ({"seed": -1}, "seed"),
         ({"memory_limit": 0}, "memory_limit"),
         ({"threads": 0}, "threads"),
+        ({"threads": -1}, "threads is -1"),
+        ({"threads": "2"}, "threads is '2'"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"seed": 2**64}, "seed"),
+        ({"memory_limit": 1.5}, "memory_limit is 1.5"),
     ):
         with pytest.raises(errors.InvalidArgument, match=match):
             persia.Store(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lr", [-1.0, "x"])
+def test_a_rejected_lr_declares_nothing(lr: Any) -> None:
+    store = persia.Store(persia.optim.SGD(lr=1.0))
+    config = persia.EmbeddingBagConfig("t", 4, ["f"])
+    config.lr = lr  # after the checks of the config
+    with pytest.raises(errors.InvalidArgument, match="table 't': lr"):
+        persia.EmbeddingBagCollection([config], store=store)
+    assert not store.tables
+    assert not store.optimizer.param_groups
+    config.lr = 0.5
+    bags = persia.EmbeddingBagCollection([config], store=store)
+    before = store.rows("t", IDS)
+    train(bags)
+    torch.testing.assert_close(store.rows("t", IDS), before - 0.5)
 
 
 def test_closed_store() -> None:
