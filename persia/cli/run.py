@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import persia
 from persia import checkpoint, errors, models, optim, prometheus
+from persia.cli import position
 from persia.cli.config import TrainConfig
 from persia.datasets import CSV, Criteo, Dataset, SyntheticCTR
 from persia.metrics import Scores
@@ -33,7 +34,6 @@ OPTIMIZERS: dict[str, Callable[..., optim.SparseOptimizer]] = {
 MODELS = {"dlrm": models.DLRM, "deepfm": models.DeepFM}
 
 SYNTHETIC_TEST_ROWS = 200_000
-TEST_SHARE = 0.1  # of files, where no option says otherwise
 
 
 @dataclass(frozen=True)
@@ -138,14 +138,20 @@ class Run:
         """Writes rows, model, optimizer, options and position as one
         checkpoint; the path of its folder."""
         assert self.config.save is not None
+        at, samples = self.trainer, self.config.batch_size * self.ranks
         return self.store.save(
             self.config.save,
             model=self.model,
             optimizer=self.optimizer,
             extra={
                 "options": self.config.options(),
-                "epoch": self.trainer.epoch,
-                "batch": self.trainer.batch,
+                "epoch": at.epoch,
+                "batch": at.batch,
+                # Of the epoch, by all ranks: a batch may have another size
+                # in the run that goes on.
+                "rows": at.batch * samples + at.offset,
+                "ranks": self.ranks,
+                "source": position.source(self.config, self.train),
             },
         )
 
@@ -186,11 +192,12 @@ class Run:
             torch.distributed.destroy_process_group()
 
     def _load(self, folder: Path | str) -> None:
-        found = self.store.load(
-            folder, model=self.model, optimizer=self.optimizer
-        )
-        self.trainer.epoch = found.extra["epoch"]
-        self.trainer.batch = found.extra["batch"]
+        # Before the load: rows of servers that it replaces do not come back.
+        extra = checkpoint.read_extra(folder)
+        at = position.find(extra, self.config, self.train, self.ranks)
+        self.store.load(folder, model=self.model, optimizer=self.optimizer)
+        trainer = self.trainer
+        trainer.epoch, trainer.batch, trainer.offset = at
 
 
 def saved_options(folder: Path | str) -> dict[str, object]:
@@ -241,7 +248,9 @@ def open_data(
         test = read(config.eval_data)
         test.shuffle = 0
         return data, test
-    share = TEST_SHARE if config.eval_split is None else config.eval_split
+    share = (
+        position.TEST_SHARE if config.eval_split is None else config.eval_split
+    )
     if share == 0:
         return data, None
     train, test = data.split(share)
