@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import persia
 from persia import checkpoint, errors, models, optim, prometheus
 from persia.cli import position
-from persia.cli.config import TrainConfig
+from persia.cli.config import TrainConfig, resolve
 from persia.datasets import CSV, Criteo, Dataset, SyntheticCTR
 from persia.metrics import Scores
 from persia.trainer import Clock, Progress, Trainer
@@ -198,6 +198,14 @@ class Run:
         self.store.load(folder, model=self.model, optimizer=self.optimizer)
         trainer = self.trainer
         trainer.epoch, trainer.batch, trainer.offset = at
+        # The load brought back the rates of the run that saved.
+        here, there = self.config, resolve(extra["options"])
+        if here.learning_rate != there.learning_rate:
+            for group in self.store.optimizer.param_groups:
+                group["lr"] = here.learning_rate
+        if here.dense_lr != there.dense_lr:
+            for group in self.optimizer.param_groups:
+                group["lr"] = here.dense_lr
 
 
 def saved_options(folder: Path | str) -> dict[str, object]:

@@ -302,6 +302,24 @@ def test_resume_with_another_batch_size_trains_on_the_rest(
     assert not any(checkpoint.read_extra(folder)[k] for k in ("batch", "rows"))
 
 
+def test_resume_takes_learning_rates_of_flags(tmp_path: Path) -> None:
+    folder = str(tmp_path / "out")
+    options = {"rows": 1000, "save": folder, "dim": 2, "dense_lr": 0.01}
+    saved = Run(resolve(options))
+    saved.store.optimizer.param_groups[0]["lr"] = 0.03  # as a schedule would
+    saved.save()
+
+    def rates(flags: dict[str, object]) -> list[float]:
+        run = Run(resolve(saved_options(folder), flags), folder)
+        groups = run.store.optimizer.param_groups
+        found = [groups[0]["lr"], groups[-1]["lr"]]
+        return [*found, run.optimizer.param_groups[0]["lr"]]
+
+    assert rates({}) == [0.03, 0.05, 0.01]
+    assert rates({"lr": 0.5}) == [0.5, 0.5, 0.01]
+    assert rates({"dense_lr": 0.2}) == [0.03, 0.05, 0.2]
+
+
 def test_resume_within_other_data_is_refused(tmp_path: Path) -> None:
     folder = str(tmp_path / "out")
     options = csv_file(tmp_path) | {"batch_size": 100, "shuffle": 100}
