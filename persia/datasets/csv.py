@@ -272,10 +272,10 @@ class _File:
         """Pieces of the file as text, with the number of each line (from 0,
         without the header)."""
         with open_stream(self._path) as stream:
-            names, rest = self._names(stream)
-            if names is None:
-                return
             try:
+                names, rest = self._names(stream)
+                if names is None:
+                    return
                 for batch in self._open(names, rest, check):
                     n = batch.num_rows
                     bad = np.array(self._bad, np.int64)
@@ -289,6 +289,8 @@ class _File:
                     self.lines = self._good + len(bad)
                     yield pa.Table.from_batches([batch]), good + skipped
                 self.lines = self._good + len(self._bad)
+            except errors.PersiaError:  # some are OSErrors, too
+                raise
             except OSError as error:
                 raise errors.CorruptFile(
                     f"cannot read {self._path!r}: {error}"

@@ -283,6 +283,22 @@ def test_damaged_file(tmp_path: Path) -> None:
         list(CSV(tmp_path / "a.gz", SCHEMA))
 
 
+def test_damaged_small_files(tmp_path: Path) -> None:
+    whole = gzip.compress(HEADER + lines(100))
+    for name, content in (
+        ("cut.gz", whole[:40]),
+        ("cut8.gz", whole[:-8]),
+        ("plain.gz", HEADER + lines(3)),
+        ("plain.zst", HEADER + lines(3)),
+    ):
+        (tmp_path / name).write_bytes(content)
+        data = CSV(tmp_path / name, SCHEMA)
+        with pytest.raises(errors.CorruptFile, match=name):
+            list(data)
+        with pytest.raises(errors.CorruptFile, match=name):
+            data.split(0.1)
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
