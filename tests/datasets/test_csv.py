@@ -199,6 +199,46 @@ def test_quotes_and_other_delimiters(tmp_path: Path) -> None:
     assert b.label.tolist() == [5, 6]
 
 
+def test_line_ends_in_quotes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from persia.datasets import csv
+
+    monkeypatch.setattr(csv, "CHUNK_BYTES", 100)
+    rows = [b'%d,"a\n%d\r\n\nb"\n' % (i % 2, i) for i in range(300)]
+    rows[200] = b"bad\n"
+    path = write(tmp_path / "a", b"y,c\n" + b"".join(rows))
+    schema = Schema(categorical=["c"], label="y")  # type: ignore[list-item, arg-type]
+    data = CSV(path, schema, 64)
+    ids = torch.cat([b.ids.values() for b in data])
+    good = [i for i in range(300) if i != 200]
+    assert ids.tolist() == [xxh64(b"a\n%d\r\n\nb" % i) for i in good]
+    # Their lines are those of the table, not of the file.
+    assert data.malformed_lines == [f"{path}:202: 1 columns, need 2"]
+    assert data.count_lines() == 300
+
+
+def test_lines_of_up_to_1_mib(tmp_path: Path) -> None:
+    schema = Schema(categorical=["c"], label="y")  # type: ignore[list-item, arg-type]
+    before = b"1,a\n" * 200_000
+    for text in (b"y,c\n", b"y,c\n" + before):
+        path = write(
+            tmp_path / "a", text + b"1,%b\n" % (b"a" * ((1 << 20) - 3))
+        )
+        assert len(list(CSV(path, schema, 300_000))) == 1
+    for text in (
+        b"y,c\n1,%b\n" % (b"a" * (3 << 20)),
+        b"y,c,%b\n1,a\n" % (b"a" * (1 << 20)),
+        b'y,c\n1,"a\n' + before * 3,
+        b"a" * (3 << 20),
+    ):
+        path = write(tmp_path / "long", text)
+        with pytest.raises(
+            errors.MalformedData, match=r"long.*line [12].*1,048,576 bytes"
+        ):
+            list(CSV(path, schema))
+
+
 def test_headers(tmp_path: Path) -> None:
     body = b"1,a\n0,b\n"
     with_header = write(tmp_path / "a", b"\xef\xbb\xbfy,c\n" + body)
