@@ -126,13 +126,43 @@ class Run:
         return text
 
     def fit(self, on_progress: Callable[[Progress], object]) -> bool:
-        """Trains; False if it was stopped before the end."""
+        """Trains; False if it was stopped before the end.
+
+        Raises:
+            MalformedData: there is not one sample to train on.
+        """
+        begins = self.trainer.batch == self.trainer.offset == 0
+        begins &= self.trainer.epoch < self.config.epochs
 
         def report(at: Progress) -> None:
             self._last = at
             on_progress(at)
 
-        return self.trainer.fit(self.train, self.config.epochs, report)
+        done = self.trainer.fit(self.train, self.config.epochs, report)
+        if done and begins and not self.trainer.rows:
+            raise errors.MalformedData(self._why_nothing())
+        return done
+
+    def _why_nothing(self) -> str:
+        """Why there was no sample to train on."""
+        data = self.train
+        if not isinstance(data, Criteo | CSV):
+            text = f"{self.config.rows} rows"
+        else:
+            names = ", ".join(map(repr, data.files[:3]))
+            names += ", ..." if len(data.files) > 3 else ""
+            text = f"no usable line in {names}"
+            if data.malformed:
+                text += f": {data.malformed:,} malformed, the first of them"
+                text += f" {data.malformed_lines[0]}"
+            elif data.rows[1] is not None:
+                text += ", apart from those that are held out"
+        if self.ranks > 1:
+            text += (
+                f"; each of {self.ranks} ranks needs a block of"
+                f" {self.config.batch_size} samples (--batch-size)"
+            )
+        return f"nothing to train on: {text}"
 
     def save(self) -> Path | str:
         """Writes rows, model, optimizer, options and position as one

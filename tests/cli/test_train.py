@@ -168,6 +168,26 @@ def test_malformed_lines_are_counted(tmp_path: Path) -> None:
     assert 0.0 <= float(table["AUC"]) <= 1.0
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"no usable line in '.*a\.csv'"),
+        ("y,x,c,m\n", r"no usable line in '.*a\.csv'"),
+        ("y,x,c,m\n" + "bad\n" * 100, r"a\.csv': 100 .*a\.csv:2: 1 columns"),
+    ],
+)
+def test_no_usable_line_is_an_error(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    file, saved = tmp_path / "a.csv", tmp_path / "out"
+    csv_file(tmp_path)
+    file.write_text(text)
+    options = ["--data", str(file), "--schema", str(tmp_path / "a.yaml")]
+    with pytest.raises(errors.MalformedData, match=message):
+        run(*options, "--save", str(saved))
+    assert not saved.exists()
+
+
 def test_without_a_part_held_out(tmp_path: Path) -> None:
     file = tmp_path / "day.tsv"
     file.write_text("".join(f"{criteo_line(i)}\n" for i in range(600)))
