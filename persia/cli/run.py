@@ -62,6 +62,8 @@ class Run:
     """
 
     def __init__(self, config: TrainConfig, resume: Path | str | None = None):
+        if config.save == "":  # the save would find out after the training
+            raise errors.InvalidArgument("--save: the path is empty")
         self.config = config
         self.rank, self.ranks = join_ranks()
         if config.threads is not None:
