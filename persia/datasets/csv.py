@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import io
 import os
 from bisect import insort
@@ -382,8 +383,8 @@ class _File:
         line, _, _ = head.partition(b"\n")
         text = line.decode("utf-8-sig", "replace").rstrip("\r")
         names = text.split(schema.delimiter)
-        if schema.quote:
-            names = [name.strip(schema.quote) for name in names]
+        if schema.quote and schema.quote in text:
+            names = self._unquote(text)
         if schema.strip:
             names = [name.strip(" \t") for name in names]
         missing = sorted(schema.used_columns - set(names))
@@ -400,6 +401,22 @@ class _File:
             )
         self._head = 1
         return names, _Joined(head[len(line) + 1 :], stream)
+
+    def _unquote(self, header: str) -> list[str]:
+        schema = self._schema
+        assert schema.quote is not None
+        try:
+            return next(
+                csv.reader(
+                    [header],
+                    delimiter=schema.delimiter,
+                    quotechar=schema.quote,
+                )
+            )
+        except (csv.Error, TypeError, ValueError) as error:
+            raise errors.SchemaMismatch(
+                f"{self._path!r}: its header cannot be read: {error}"
+            ) from error
 
     def parse(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import logging
 import os
@@ -86,12 +87,13 @@ def open_stream(path: str) -> Any:
 
 
 def read_lines(path: str) -> Iterator[bytes]:
-    """The file's bytes, decompressed, in pieces of whole lines.
+    """The file's bytes, decompressed, in pieces of whole lines, without a
+    byte order mark.
 
     Only the last piece may lack its line end. A line of more than 1 MiB is
     cut, and given so many tabs that it is malformed in any format.
     """
-    tail = b""
+    tail, first = b"", True
     with open_stream(path) as stream:
         while True:
             try:
@@ -102,6 +104,8 @@ def read_lines(path: str) -> Iterator[bytes]:
                 ) from error
             if not chunk:
                 break
+            if first:  # no part of a column, whatever wrote it
+                chunk, first = chunk.removeprefix(codecs.BOM_UTF8), False
             cut = chunk.rfind(b"\n") + 1
             if cut:
                 yield b"".join((tail, chunk[:cut])) if tail else chunk[:cut]

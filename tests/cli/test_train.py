@@ -138,7 +138,7 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
         run("--data", str(text))
     with pytest.raises(errors.InvalidArgument, match="--schema goes with"):
         run("--schema", "adult")
-    with pytest.raises(errors.InvalidArgument, match="--save: .* empty"):
+    with pytest.raises(errors.InvalidArgument, match=r"--save: .* empty"):
         run("--save", "")
     with pytest.raises(errors.PersiaError, match="nowhere"):
         run("--resume", str(tmp_path / "nowhere"))

@@ -199,6 +199,15 @@ def test_quotes_and_other_delimiters(tmp_path: Path) -> None:
     assert b.label.tolist() == [5, 6]
 
 
+def test_quotes_in_the_header(tmp_path: Path) -> None:
+    text = b'"y","z,z","say ""c""",d\r\n1,q,a,b\r\n'
+    schema = Schema(categorical=['say "c"', "z,z", "d"], label="y")  # type: ignore[list-item, arg-type]
+    data = CSV(write(tmp_path / "a", text), schema)
+    (b,) = data
+    assert b.ids.values().tolist() == [xxh64(x) for x in (b"a", b"q", b"b")]
+    assert data.malformed == 0
+
+
 def test_line_ends_in_quotes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
