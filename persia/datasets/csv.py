@@ -28,6 +28,7 @@ from persia.datasets.files import (
     Paths,
     check_rows,
     find_files,
+    held_out,
     open_stream,
 )
 from persia.datasets.schema import CategoricalColumn, DenseColumn, Schema
@@ -131,13 +132,9 @@ class CSV(Dataset):
 
         Counts the lines first (see :meth:`count_lines`).
         """
-        if test < 0:
-            raise errors.InvalidArgument(
-                f"test is {test}; need a share below 1 or a number of lines"
-            )
+        held_out(test, 0)  # raises before the lines are counted
         lines, first = self.count_lines(), self.rows[0]
-        held = round(lines * test) if test < 1 else int(test)
-        at = first + max(0, lines - held)
+        at = first + max(0, lines - held_out(test, lines))
         return self._range(first, at), self._range(at, first + lines)
 
     def _range(self, first: int, end: int) -> CSV:

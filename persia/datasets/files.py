@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import glob
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ __all__ = [
     "Paths",
     "check_rows",
     "find_files",
+    "held_out",
     "open_stream",
     "read_lines",
 ]
@@ -126,6 +128,15 @@ def check_rows(rows: tuple[int, int | None]) -> tuple[int, int | None]:
             " None"
         )
     return first, end
+
+
+def held_out(test: float, lines: int) -> int:
+    """How many of the lines a ``test`` of split() is."""
+    if not 0 <= test < math.inf:  # NaN is not, either
+        raise errors.InvalidArgument(
+            f"test is {test}; need a share below 1 or a number of lines"
+        )
+    return round(lines * test) if test < 1 else int(test)
 
 
 class LinePlan:

@@ -412,6 +412,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
     ("options", "text"),
     [
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": 1.5}, "batch_size is 1.5, need a whole number"),
         ({"layout": "2tb"}, "layout"),
         ({"shuffle": -1}, "shuffle"),
     ],

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persia import errors
-from persia.datasets import CSV, Schema, files
+from persia.datasets import CSV, Criteo, Schema, files
 from tests.datasets.reference import data_file, write, xxh64
 
 SCHEMA = Schema.model_validate(
@@ -380,6 +380,20 @@ def test_bad_schemas(tmp_path: Path, fields: dict, text: str) -> None:
 def test_schema_that_is_not_there() -> None:
     with pytest.raises(errors.StorageError, match=r"adult.*avazu.*movielens"):
         Schema.load("movie")
+
+
+def test_schema_that_is_no_utf8(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(errors.InvalidArgument, match=r"s\.yaml.*UTF-8"):
+        Schema.load(tmp_path / "s.yaml")
+
+
+@pytest.mark.parametrize("test", [-1, float("nan"), float("inf")])
+def test_bad_splits(tmp_path: Path, test: float) -> None:
+    path = write(tmp_path / "a", HEADER)
+    for data in (CSV(path, SCHEMA), Criteo(path)):
+        with pytest.raises(errors.InvalidArgument, match="test is"):
+            data.split(test)
 
 
 def test_schema_of_a_yaml_file(tmp_path: Path) -> None:
