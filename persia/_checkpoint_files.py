@@ -88,6 +88,8 @@ class Root(Protocol):
 def root_of(path: str | os.PathLike[str]) -> Root:
     """The root that a path or the URI of a file system means."""
     text = os.fspath(path)
+    if text in ("", "file://"):  # Path("") would be the working directory
+        raise InvalidArgument("the path of the checkpoints is empty")
     if isinstance(path, str) and "://" in text:
         uri = urllib.parse.urlsplit(text)
         if uri.scheme == "file":

@@ -24,7 +24,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
 from persia import errors
-from persia.jagged import Batch
+from persia.jagged import Batch, JaggedBatch
 from persia.loader import DataLoader
 from persia.metrics import BinaryMetrics, Scores, StreamingAUC
 from persia.modules import EmbeddingBagCollection
@@ -92,6 +92,9 @@ class Trainer:
         self.epoch = 0
         self.batch = 0
         """Batches of the current epoch that are trained."""
+        self.offset = 0
+        """Samples of the batch after them that are trained, too: by a run
+        whose batches had another size."""
         self.rows = 0
         """Samples trained by this object."""
         self.clock = Clock()
@@ -139,7 +142,7 @@ class Trainer:
                 dataset.epoch = self.epoch
             if not self._fit_epoch(dataset, on_progress, every):
                 return False
-            self.epoch, self.batch = self.epoch + 1, 0
+            self.epoch, self.batch, self.offset = self.epoch + 1, 0, 0
         return True
 
     def stop(self) -> None:
@@ -194,7 +197,8 @@ class Trainer:
                 position = (self.epoch, self.batch, self.rows)
                 on_progress(Progress(*position, speed, loss, auc.compute()))
 
-        source = self._timed(itertools.islice(dataset, self.batch, None))
+        rest = itertools.islice(dataset, self.batch, None)
+        source = self._timed(_without(rest, self.offset))
         reported = before = time.perf_counter()
         data = clock.data
         loader = DataLoader(source, self.model, staleness=self.staleness)
@@ -210,7 +214,7 @@ class Trainer:
                     return False
                 label = _label(batch)
                 scored.append((self._train(batch, label), label))
-                self.batch += 1
+                self.batch, self.offset = self.batch + 1, 0
                 self.rows += len(label)
                 now = time.perf_counter()
                 clock.total += now - before
@@ -273,3 +277,30 @@ def _label(batch: Batch) -> torch.Tensor:
             "without"
         )
     return batch.label
+
+
+def _without(batches: Iterator[Batch], samples: int) -> Iterator[Batch]:
+    """``batches`` without the first samples, which are all of one batch."""
+    if samples:
+        first = next(batches, None)
+        if first is not None and len(first) > samples:
+            yield _tail(first, samples)
+    yield from batches
+
+
+def _tail(batch: Batch, first: int) -> Batch:
+    """The samples of a batch from one on."""
+    ids, lengths = batch.ids, batch.ids.lengths()
+    bags = (torch.arange(len(batch)) >= first).repeat(len(ids.keys()))
+    kept = bags.repeat_interleave(lengths)
+    weights = ids.weights_or_none()
+    return Batch(
+        None if batch.dense is None else batch.dense[first:],
+        JaggedBatch(
+            ids.keys(),
+            ids.values()[kept],
+            None if ids.lengths_or_none() is None else lengths[bags],
+            weights=None if weights is None else weights[kept],
+        ),
+        None if batch.label is None else batch.label[first:],
+    )

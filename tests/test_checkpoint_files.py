@@ -211,11 +211,17 @@ def test_two_saves_at_once(tmp_path: Path) -> None:
     store.save(tmp_path)
 
 
-def test_arguments(tmp_path: Path) -> None:
+def test_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make_store()
     for bad in ({"keep": 0}, {"step": -1}, {"model": 5}):
         with pytest.raises(errors.InvalidArgument, match=next(iter(bad))):
             store.save(tmp_path, **bad)
+    monkeypatch.chdir(tmp_path)
+    for empty in ("", "file://"):
+        for use in (store.save, store.load, checkpoint.read_extra):
+            with pytest.raises(errors.InvalidArgument, match=r"path.* empty"):
+                use(empty)
+    assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.StorageError):
         store.save(tmp_path / "file")

@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import persia
 from persia import checkpoint, errors, models, optim, prometheus
-from persia.cli.config import TrainConfig
+from persia.cli import position
+from persia.cli.config import TrainConfig, resolve
 from persia.datasets import CSV, Criteo, Dataset, SyntheticCTR
 from persia.metrics import Scores
 from persia.trainer import Clock, Progress, Trainer
@@ -33,7 +34,6 @@ OPTIMIZERS: dict[str, Callable[..., optim.SparseOptimizer]] = {
 MODELS = {"dlrm": models.DLRM, "deepfm": models.DeepFM}
 
 SYNTHETIC_TEST_ROWS = 200_000
-TEST_SHARE = 0.1  # of files, where no option says otherwise
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class Run:
     """
 
     def __init__(self, config: TrainConfig, resume: Path | str | None = None):
+        if config.save == "":  # the save would find out after the training
+            raise errors.InvalidArgument("--save: the path is empty")
         self.config = config
         self.rank, self.ranks = join_ranks()
         if config.threads is not None:
@@ -126,26 +128,62 @@ class Run:
         return text
 
     def fit(self, on_progress: Callable[[Progress], object]) -> bool:
-        """Trains; False if it was stopped before the end."""
+        """Trains; False if it was stopped before the end.
+
+        Raises:
+            MalformedData: there is not one sample to train on.
+        """
+        begins = self.trainer.batch == self.trainer.offset == 0
+        begins &= self.trainer.epoch < self.config.epochs
 
         def report(at: Progress) -> None:
             self._last = at
             on_progress(at)
 
-        return self.trainer.fit(self.train, self.config.epochs, report)
+        done = self.trainer.fit(self.train, self.config.epochs, report)
+        if done and begins and not self.trainer.rows:
+            raise errors.MalformedData(self._why_nothing())
+        return done
+
+    def _why_nothing(self) -> str:
+        """Why there was no sample to train on."""
+        data = self.train
+        if not isinstance(data, Criteo | CSV):
+            text = f"{self.config.rows} rows"
+        else:
+            names = ", ".join(map(repr, data.files[:3]))
+            names += ", ..." if len(data.files) > 3 else ""
+            text = f"no usable line in {names}"
+            if data.malformed:
+                text += f": {data.malformed:,} malformed, the first of them"
+                text += f" {data.malformed_lines[0]}"
+            elif data.rows[1] is not None:
+                text += ", apart from those that are held out"
+        if self.ranks > 1:
+            text += (
+                f"; each of {self.ranks} ranks needs a block of"
+                f" {self.config.batch_size} samples (--batch-size)"
+            )
+        return f"nothing to train on: {text}"
 
     def save(self) -> Path | str:
         """Writes rows, model, optimizer, options and position as one
         checkpoint; the path of its folder."""
         assert self.config.save is not None
+        at, samples = self.trainer, self.config.batch_size * self.ranks
         return self.store.save(
             self.config.save,
             model=self.model,
             optimizer=self.optimizer,
             extra={
                 "options": self.config.options(),
-                "epoch": self.trainer.epoch,
-                "batch": self.trainer.batch,
+                "epoch": at.epoch,
+                "batch": at.batch,
+                # Of the epoch, by all ranks: a batch may have another size
+                # in the run that goes on.
+                "rows": at.batch * samples + at.offset,
+                "ranks": self.ranks,
+                "source": position.source(self.config, self.train),
             },
         )
 
@@ -186,11 +224,20 @@ class Run:
             torch.distributed.destroy_process_group()
 
     def _load(self, folder: Path | str) -> None:
-        found = self.store.load(
-            folder, model=self.model, optimizer=self.optimizer
-        )
-        self.trainer.epoch = found.extra["epoch"]
-        self.trainer.batch = found.extra["batch"]
+        # Before the load: rows of servers that it replaces do not come back.
+        extra = checkpoint.read_extra(folder)
+        at = position.find(extra, self.config, self.train, self.ranks)
+        self.store.load(folder, model=self.model, optimizer=self.optimizer)
+        trainer = self.trainer
+        trainer.epoch, trainer.batch, trainer.offset = at
+        # The load brought back the rates of the run that saved.
+        here, there = self.config, resolve(extra["options"])
+        if here.learning_rate != there.learning_rate:
+            for group in self.store.optimizer.param_groups:
+                group["lr"] = here.learning_rate
+        if here.dense_lr != there.dense_lr:
+            for group in self.optimizer.param_groups:
+                group["lr"] = here.dense_lr
 
 
 def saved_options(folder: Path | str) -> dict[str, object]:
@@ -241,7 +288,9 @@ def open_data(
         test = read(config.eval_data)
         test.shuffle = 0
         return data, test
-    share = TEST_SHARE if config.eval_split is None else config.eval_split
+    share = (
+        position.TEST_SHARE if config.eval_split is None else config.eval_split
+    )
     if share == 0:
         return data, None
     train, test = data.split(share)

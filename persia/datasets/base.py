@@ -6,6 +6,7 @@ import queue
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator
+from numbers import Integral
 from typing import Any, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -62,9 +63,11 @@ class Dataset(IterableDataset[Batch]):
         drop_last: bool,
         shard: tuple[int, int],
     ) -> None:
-        if batch_size < 1:
+        given: Any = batch_size  # numpy's integers are no int, but whole
+        if not isinstance(given, Integral) or batch_size < 1:
             raise errors.InvalidArgument(
-                f"batch_size is {batch_size}, need at least 1"
+                f"batch_size is {batch_size}, need a whole number of at least"
+                " 1"
             )
         rank, world = shard
         if not 0 <= rank < world:

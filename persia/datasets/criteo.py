@@ -24,6 +24,7 @@ from persia.datasets.files import (
     Paths,
     check_rows,
     find_files,
+    held_out,
     read_lines,
 )
 from persia.jagged import Batch, JaggedBatch
@@ -154,13 +155,7 @@ class Criteo(Dataset):
             at = max(0, min(lines, sum(self._lines[:-1]) - first))
         else:
             wanted = 1 / 7 if test is None else test
-            if wanted < 0:
-                raise errors.InvalidArgument(
-                    f"test is {test}; need a share below 1 or a number of"
-                    " lines"
-                )
-            held = round(lines * wanted) if wanted < 1 else int(wanted)
-            at = max(0, lines - held)
+            at = max(0, lines - held_out(wanted, lines))
         return (
             self._range(first, first + at),
             self._range(first + at, first + lines),

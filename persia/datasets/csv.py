@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import io
 import os
 from bisect import insort
@@ -22,10 +23,12 @@ from persia import _core, errors
 from persia.datasets.base import Dataset, read_ahead
 from persia.datasets.files import (
     CHUNK_BYTES,
+    LINE_BYTES,
     Faults,
     Paths,
     check_rows,
     find_files,
+    held_out,
     open_stream,
 )
 from persia.datasets.schema import CategoricalColumn, DenseColumn, Schema
@@ -49,7 +52,8 @@ class CSV(Dataset):
         batch_size: samples of a batch.
         rows: (first, end) of the lines to read, headers left out, counted
             over all files in their order, malformed ones included; end may
-            be None.
+            be None. A value in quotes may hold line ends: they count as
+            part of its line, here and in messages.
         strict: raise MalformedData at a malformed line, instead of
             counting it in ``malformed`` and logging its file and number.
         drop_last: leave out a last batch that is smaller.
@@ -61,6 +65,8 @@ class CSV(Dataset):
     Raises:
         StorageError: a file is missing or cannot be opened.
         CorruptFile: a compressed file is damaged or cut off.
+        MalformedData: a line is longer than 1 MiB, or ``strict`` and one is
+            malformed.
         SchemaMismatch: a file lacks a column of the schema.
     """
 
@@ -126,13 +132,9 @@ class CSV(Dataset):
 
         Counts the lines first (see :meth:`count_lines`).
         """
-        if test < 0:
-            raise errors.InvalidArgument(
-                f"test is {test}; need a share below 1 or a number of lines"
-            )
+        held_out(test, 0)  # raises before the lines are counted
         lines, first = self.count_lines(), self.rows[0]
-        held = round(lines * test) if test < 1 else int(test)
-        at = first + max(0, lines - held)
+        at = first + max(0, lines - held_out(test, lines))
         return self._range(first, at), self._range(at, first + lines)
 
     def _range(self, first: int, end: int) -> CSV:
@@ -272,10 +274,10 @@ class _File:
         """Pieces of the file as text, with the number of each line (from 0,
         without the header)."""
         with open_stream(self._path) as stream:
-            names, rest = self._names(stream)
-            if names is None:
-                return
             try:
+                names, rest = self._names(stream)
+                if names is None:
+                    return
                 for batch in self._open(names, rest, check):
                     n = batch.num_rows
                     bad = np.array(self._bad, np.int64)
@@ -289,6 +291,8 @@ class _File:
                     self.lines = self._good + len(bad)
                     yield pa.Table.from_batches([batch]), good + skipped
                 self.lines = self._good + len(self._bad)
+            except errors.PersiaError:  # some are OSErrors, too
+                raise
             except OSError as error:
                 raise errors.CorruptFile(
                     f"cannot read {self._path!r}: {error}"
@@ -296,9 +300,20 @@ class _File:
             except pa.ArrowInvalid as error:
                 if self._error is not None:
                     raise self._error from None
+                if "straddl" in str(error):
+                    raise self._too_long() from error
                 raise errors.MalformedData(
                     f"{self._path!r}: {error}"
                 ) from error
+
+    def _too_long(self) -> errors.MalformedData:
+        line = self._head + self.lines + 1
+        return errors.MalformedData(
+            f"{self._path!r}: line {line}, or one soon after it, has more"
+            f" than {LINE_BYTES:,} bytes, the limit; is a quote not closed?"
+            "  If quotes mean nothing in this file, set quote: null in the"
+            " schema"
+        )
 
     def _open(self, names: list[str], rest: Any, check: bool) -> Any:
         schema = self._schema
@@ -327,11 +342,12 @@ class _File:
                 read_options=pa_csv.ReadOptions(
                     column_names=names,
                     use_threads=False,
-                    block_size=CHUNK_BYTES,
+                    block_size=CHUNK_BYTES,  # >= LINE_BYTES
                 ),
                 parse_options=pa_csv.ParseOptions(
                     delimiter=schema.delimiter,
                     quote_char=schema.quote or False,
+                    newlines_in_values=schema.quote is not None,
                     ignore_empty_lines=False,
                     invalid_row_handler=malformed,
                 ),
@@ -355,13 +371,17 @@ class _File:
             if not chunk:
                 break
             head += chunk
+            if len(head) > 2 * LINE_BYTES:
+                break
+        if head.find(b"\n", 0, LINE_BYTES + 1) < 0 and len(head) > LINE_BYTES:
+            raise self._too_long()
         if not head:
             return None, None
         line, _, _ = head.partition(b"\n")
         text = line.decode("utf-8-sig", "replace").rstrip("\r")
         names = text.split(schema.delimiter)
-        if schema.quote:
-            names = [name.strip(schema.quote) for name in names]
+        if schema.quote and schema.quote in text:
+            names = self._unquote(text)
         if schema.strip:
             names = [name.strip(" \t") for name in names]
         missing = sorted(schema.used_columns - set(names))
@@ -378,6 +398,22 @@ class _File:
             )
         self._head = 1
         return names, _Joined(head[len(line) + 1 :], stream)
+
+    def _unquote(self, header: str) -> list[str]:
+        schema = self._schema
+        assert schema.quote is not None
+        try:
+            return next(
+                csv.reader(
+                    [header],
+                    delimiter=schema.delimiter,
+                    quotechar=schema.quote,
+                )
+            )
+        except (csv.Error, TypeError, ValueError) as error:
+            raise errors.SchemaMismatch(
+                f"{self._path!r}: its header cannot be read: {error}"
+            ) from error
 
     def parse(
         self,
@@ -505,8 +541,17 @@ class _Joined(io.RawIOBase):
         return True
 
     def read(self, n: int = -1) -> bytes:
-        if not len(self._head):
-            return bytes(self._rest.read(n if n >= 0 else None))
-        n = len(self._head) if n < 0 else n
+        if n < 0:
+            part, self._head = bytes(self._head), self._head[:0]
+            return part + bytes(self._rest.read())
         part, self._head = bytes(self._head[:n]), self._head[n:]
+        if len(part) < n:
+            # A short block would let a line reach over two ends of blocks.
+            more = bytes(self._rest.read(n - len(part)))
+            part = part + more if part else more
+        if len(part) == n > 1 and part.endswith(b"\r"):
+            # pyarrow drops a line feed that begins a block, after a carriage
+            # return that ended the one before: in quotes, too.
+            part = part[:-1]
+            self._head = memoryview(b"\r" + self._head)
         return part

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,6 +20,7 @@ __all__ = [
     "Paths",
     "check_rows",
     "find_files",
+    "held_out",
     "open_stream",
     "read_lines",
 ]
@@ -86,12 +89,13 @@ def open_stream(path: str) -> Any:
 
 
 def read_lines(path: str) -> Iterator[bytes]:
-    """The file's bytes, decompressed, in pieces of whole lines.
+    """The file's bytes, decompressed, in pieces of whole lines, without a
+    byte order mark.
 
     Only the last piece may lack its line end. A line of more than 1 MiB is
     cut, and given so many tabs that it is malformed in any format.
     """
-    tail = b""
+    tail, first = b"", True
     with open_stream(path) as stream:
         while True:
             try:
@@ -102,6 +106,8 @@ def read_lines(path: str) -> Iterator[bytes]:
                 ) from error
             if not chunk:
                 break
+            if first:  # no part of a column, whatever wrote it
+                chunk, first = chunk.removeprefix(codecs.BOM_UTF8), False
             cut = chunk.rfind(b"\n") + 1
             if cut:
                 yield b"".join((tail, chunk[:cut])) if tail else chunk[:cut]
@@ -122,6 +128,15 @@ def check_rows(rows: tuple[int, int | None]) -> tuple[int, int | None]:
             " None"
         )
     return first, end
+
+
+def held_out(test: float, lines: int) -> int:
+    """How many of the lines a ``test`` of split() is."""
+    if not 0 <= test < math.inf:  # NaN is not, either
+        raise errors.InvalidArgument(
+            f"test is {test}; need a share below 1 or a number of lines"
+        )
+    return round(lines * test) if test < 1 else int(test)
 
 
 class LinePlan:

@@ -193,13 +193,17 @@ class Schema(_Model):
         preset = resources.files(__package__) / "presets" / f"{source}.yaml"
         try:
             if not path.exists() and path.name == str(source):
-                text = preset.read_text()
+                text = preset.read_text(encoding="utf-8")
             else:
-                text = path.read_text()
+                text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise errors.StorageError(
                 f"no schema {os.fspath(source)!r}: neither a file nor one of"
                 f" the presets {cls.presets()}"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise errors.InvalidArgument(
+                f"schema {os.fspath(source)!r} is no text in UTF-8: {error}"
             ) from error
         try:
             return cls.model_validate(yaml.safe_load(text))

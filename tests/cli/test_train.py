@@ -11,14 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from rich.text import Text
 from typer.testing import CliRunner
 
 from persia import checkpoint, errors
+from persia.cli import position
 from persia.cli.app import app
 from persia.cli.config import TrainConfig, read_yaml, resolve
-from persia.cli.run import Run
+from persia.cli.run import Run, open_data, saved_options
 from persia.jagged import Batch
+from persia.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("PERSIA_TEST_DATA", ROOT.parent / "shared/data"))
@@ -135,6 +138,8 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
         run("--data", str(text))
     with pytest.raises(errors.InvalidArgument, match="--schema goes with"):
         run("--schema", "adult")
+    with pytest.raises(errors.InvalidArgument, match=r"--save: .* empty"):
+        run("--save", "")
     with pytest.raises(errors.PersiaError, match="nowhere"):
         run("--resume", str(tmp_path / "nowhere"))
 
@@ -163,6 +168,26 @@ def test_malformed_lines_are_counted(tmp_path: Path) -> None:
     table = run("--data", str(file), "--batch-size", "64", "--dim", "4")
     assert table["malformed"] == "2"
     assert 0.0 <= float(table["AUC"]) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"no usable line in '.*a\.csv'"),
+        ("y,x,c,m\n", r"no usable line in '.*a\.csv'"),
+        ("y,x,c,m\n" + "bad\n" * 100, r"a\.csv': 100 .*a\.csv:2: 1 columns"),
+    ],
+)
+def test_no_usable_line_is_an_error(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    file, saved = tmp_path / "a.csv", tmp_path / "out"
+    csv_file(tmp_path)
+    file.write_text(text)
+    options = ["--data", str(file), "--schema", str(tmp_path / "a.yaml")]
+    with pytest.raises(errors.MalformedData, match=message):
+        run(*options, "--save", str(saved))
+    assert not saved.exists()
 
 
 def test_without_a_part_held_out(tmp_path: Path) -> None:
@@ -218,6 +243,159 @@ def test_a_run_that_is_resumed_ends_as_if_it_had_not_stopped(
     assert resumed.trainer.rows < whole.trainer.rows
     assert resumed.result().scores == whole.result().scores
     assert resumed.result().rows == whole.result().rows
+
+
+SCHEMA = "{label: y, dense: [x], categorical: [c], multivalued: [m]}"
+
+
+def csv_file(folder: Path, rows: int = 1500) -> dict[str, object]:
+    """The options of a CSV file with bags, and a malformed line."""
+    lines = [f"{i % 3 // 2},{i},c{i % 9},{i % 2 * 'a,b'}" for i in range(rows)]
+    quoted = ['{},{},{},"{}"'.format(*line.split(",", 3)) for line in lines]
+    quoted[7] = "bad"
+    (folder / "a.csv").write_text("\n".join(["y,x,c,m", *quoted, ""]))
+    (folder / "a.yaml").write_text(SCHEMA)
+    return {"data": str(folder / "a.csv"), "schema": str(folder / "a.yaml")}
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
+    """The batches that trainers train on from now on."""
+    batches: list[Batch] = []
+    train = Trainer._train
+
+    def record(self: Trainer, batch: Batch, label: torch.Tensor) -> object:
+        batches.append(batch)
+        return train(self, batch, label)
+
+    monkeypatch.setattr(Trainer, "_train", record)
+    return batches
+
+
+def samples(batches: list[Batch]) -> list[object]:
+    """What there is of each sample of the batches, which it empties."""
+    found: list[object] = []
+    for batch in batches:
+        assert batch.dense is not None and batch.label is not None
+        bags = zip(
+            *(
+                torch.split(values, lengths.tolist())
+                for values, lengths in batch.ids.to_dict().values()
+            ),
+            strict=True,
+        )
+        ids = [[bag.tolist() for bag in sample] for sample in bags]
+        rest = zip(batch.dense.tolist(), batch.label.tolist(), strict=True)
+        found += zip(ids, rest, strict=True)
+    batches.clear()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "then"), [("file", 64), ("shuffled", 50), ("synthetic", 1000)]
+)
+def test_resume_with_another_batch_size_trains_on_the_rest(
+    kind: str, then: int, tmp_path: Path, trained: list[Batch]
+) -> None:
+    folder = str(tmp_path / "out")
+    options: dict[str, object] = {"rows": 1500}
+    if kind != "synthetic":
+        options = csv_file(tmp_path) | {"eval_split": 0.2}
+    if kind == "shuffled":
+        options["shuffle"] = 200
+    options |= {"batch_size": 200, "dim": 2, "save": folder, "threads": 1}
+    whole = Run(resolve(options))
+    assert whole.fit(lambda at: None)
+    every = samples(trained)
+    stopped = Run(resolve(options))
+    batches = iter(stopped.train)
+    assert stopped.trainer.fit([next(batches) for _ in range(3)], 1)
+    stopped.trainer.epoch, stopped.trainer.batch = 0, 3
+    stopped.save()
+    # Saved between the batches of its own size, then gone on with another.
+    other = resolve(saved_options(folder), {"batch_size": then})
+    Run(other, folder).save()
+    assert Run(resolve(options), folder).trainer.batch == 3
+    resumed = Run(other, folder)
+    assert resumed.fit(lambda at: None)
+    assert resumed.trainer.epoch == 1
+    assert samples(trained) == every
+    resumed.save()
+    assert not any(checkpoint.read_extra(folder)[k] for k in ("batch", "rows"))
+
+
+def test_resume_takes_learning_rates_of_flags(tmp_path: Path) -> None:
+    folder = str(tmp_path / "out")
+    options = {"rows": 1000, "save": folder, "dim": 2, "dense_lr": 0.01}
+    saved = Run(resolve(options))
+    saved.store.optimizer.param_groups[0]["lr"] = 0.03  # as a schedule would
+    saved.save()
+
+    def rates(flags: dict[str, object]) -> list[float]:
+        run = Run(resolve(saved_options(folder), flags), folder)
+        groups = run.store.optimizer.param_groups
+        found = [groups[0]["lr"], groups[-1]["lr"]]
+        return [*found, run.optimizer.param_groups[0]["lr"]]
+
+    assert rates({}) == [0.03, 0.05, 0.01]
+    assert rates({"lr": 0.5}) == [0.5, 0.5, 0.01]
+    assert rates({"dense_lr": 0.2}) == [0.03, 0.05, 0.2]
+
+
+def test_resume_within_other_data_is_refused(tmp_path: Path) -> None:
+    folder = str(tmp_path / "out")
+    options = csv_file(tmp_path) | {"batch_size": 100, "shuffle": 100}
+    saved = Run(resolve(options, {"save": folder, "dim": 2}))
+    saved.trainer.batch = 3
+    saved.save()
+    (tmp_path / "more.csv").write_text((tmp_path / "a.csv").read_text() * 2)
+    (tmp_path / "b.yaml").write_text("{label: y, categorical: [c]}")
+    for name, value, message in (
+        ("data", str(tmp_path / "more.csv"), "data: .*'more.csv', .*a.csv"),
+        ("schema", str(tmp_path / "b.yaml"), "schema: "),
+        ("shuffle", 300, "shuffle: 300 here, 100 there"),
+        ("batch_size", 64, "shuffle: 128 here, 100 there"),
+        ("eval_split", 0.3, "eval-split: 0.3 here, 0.1 there"),
+        ("seed", 7, "seed: 7 here, 0 there"),
+    ):
+        with pytest.raises(errors.InvalidArgument, match=message):
+            Run(resolve(saved_options(folder), {name: value}), folder)
+    # The same file at another place is the same data.
+    (tmp_path / "moved").mkdir()
+    moved = (tmp_path / "a.csv").rename(tmp_path / "moved/a.csv")
+    again = resolve(saved_options(folder), {"data": str(moved)})
+    assert Run(again, folder).trainer.batch == 3
+
+
+def test_position_of_an_older_checkpoint() -> None:
+    config = resolve({"rows": 1000, "batch_size": 100})
+    old = {"options": config.options(), "epoch": 1, "batch": 3}
+    data = open_data(config)[0]
+    assert position.find(old, config, data, 2) == (1, 3, 0)
+    other = resolve(config.options(), {"batch_size": 64})
+    with pytest.raises(errors.InvalidArgument, match="--batch-size 100"):
+        position.find(old, other, data, 1)
+    assert position.find(old | {"batch": 0}, other, data, 1) == (1, 0, 0)
+
+
+def test_position_of_several_ranks(tmp_path: Path) -> None:
+    config = resolve({"rows": 10_000, "batch_size": 100})
+    data = open_data(config)[0]
+    saved = {"options": config.options(), "epoch": 0, "batch": 3}
+    saved |= {"rows": 600, "ranks": 2, "source": position.source(config, data)}
+    other = resolve(config.options(), {"batch_size": 70})
+    assert position.find(saved, config, data, 1) == (0, 6, 0)
+    assert position.find(saved, other, data, 1) == (0, 8, 40)
+    with pytest.raises(errors.InvalidArgument, match="600 samples are no"):
+        position.find(saved, other, data, 2)
+    # The lines of a file that each rank has left out are not known.
+    config = resolve(csv_file(tmp_path), {"batch_size": 100})
+    data = open_data(config)[0]
+    saved |= {"options": config.options()}
+    saved |= {"source": position.source(config, data)}
+    assert position.find(saved, config, data, 2) == (0, 3, 0)
+    with pytest.raises(errors.InvalidArgument, match="2 ranks and --batch-s"):
+        position.find(saved, config, data, 1)
 
 
 def test_resume_goes_on_for_more_epochs(tmp_path: Path) -> None:

@@ -152,6 +152,16 @@ def test_files_without_labels(tmp_path: Path) -> None:
         list(Criteo(both, layout="kaggle"))
 
 
+def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", b"\xef\xbb\xbf" + lines(3))
+    data = Criteo(path, log_dense=False)
+    check(list(data), lines(3))
+    assert data.malformed == 0
+    empty = Criteo(write(tmp_path / "b.tsv", b"\xef\xbb\xbf"))
+    assert list(empty) == []
+    assert empty.count_lines() == 0
+
+
 def test_another_format_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", b"a,b,c\n1,2,3\n")
     with pytest.raises(
@@ -402,6 +412,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
     ("options", "text"),
     [
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": 1.5}, "batch_size is 1.5, need a whole number"),
         ({"layout": "2tb"}, "layout"),
         ({"shuffle": -1}, "shuffle"),
     ],

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persia import errors
-from persia.datasets import CSV, Schema, files
+from persia.datasets import CSV, Criteo, Schema, files
 from tests.datasets.reference import data_file, write, xxh64
 
 SCHEMA = Schema.model_validate(
@@ -199,6 +199,55 @@ def test_quotes_and_other_delimiters(tmp_path: Path) -> None:
     assert b.label.tolist() == [5, 6]
 
 
+def test_quotes_in_the_header(tmp_path: Path) -> None:
+    text = b'"y","z,z","say ""c""",d\r\n1,q,a,b\r\n'
+    schema = Schema(categorical=['say "c"', "z,z", "d"], label="y")  # type: ignore[list-item, arg-type]
+    data = CSV(write(tmp_path / "a", text), schema)
+    (b,) = data
+    assert b.ids.values().tolist() == [xxh64(x) for x in (b"a", b"q", b"b")]
+    assert data.malformed == 0
+
+
+def test_line_ends_in_quotes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from persia.datasets import csv
+
+    monkeypatch.setattr(csv, "CHUNK_BYTES", 100)
+    rows = [b'%d,"a\n%d\r\n\nb"\n' % (i % 2, i) for i in range(300)]
+    rows[200] = b"bad\n"
+    path = write(tmp_path / "a", b"y,c\n" + b"".join(rows))
+    schema = Schema(categorical=["c"], label="y")  # type: ignore[list-item, arg-type]
+    data = CSV(path, schema, 64)
+    ids = torch.cat([b.ids.values() for b in data])
+    good = [i for i in range(300) if i != 200]
+    assert ids.tolist() == [xxh64(b"a\n%d\r\n\nb" % i) for i in good]
+    # Their lines are those of the table, not of the file.
+    assert data.malformed_lines == [f"{path}:202: 1 columns, need 2"]
+    assert data.count_lines() == 300
+
+
+def test_lines_of_up_to_1_mib(tmp_path: Path) -> None:
+    schema = Schema(categorical=["c"], label="y")  # type: ignore[list-item, arg-type]
+    before = b"1,a\n" * 200_000
+    for text in (b"y,c\n", b"y,c\n" + before):
+        path = write(
+            tmp_path / "a", text + b"1,%b\n" % (b"a" * ((1 << 20) - 3))
+        )
+        assert len(list(CSV(path, schema, 300_000))) == 1
+    for text in (
+        b"y,c\n1,%b\n" % (b"a" * (3 << 20)),
+        b"y,c,%b\n1,a\n" % (b"a" * (1 << 20)),
+        b'y,c\n1,"a\n' + before * 3,
+        b"a" * (3 << 20),
+    ):
+        path = write(tmp_path / "long", text)
+        with pytest.raises(
+            errors.MalformedData, match=r"long.*line [12].*1,048,576 bytes"
+        ):
+            list(CSV(path, schema))
+
+
 def test_headers(tmp_path: Path) -> None:
     body = b"1,a\n0,b\n"
     with_header = write(tmp_path / "a", b"\xef\xbb\xbfy,c\n" + body)
@@ -283,6 +332,22 @@ def test_damaged_file(tmp_path: Path) -> None:
         list(CSV(tmp_path / "a.gz", SCHEMA))
 
 
+def test_damaged_small_files(tmp_path: Path) -> None:
+    whole = gzip.compress(HEADER + lines(100))
+    for name, content in (
+        ("cut.gz", whole[:40]),
+        ("cut8.gz", whole[:-8]),
+        ("plain.gz", HEADER + lines(3)),
+        ("plain.zst", HEADER + lines(3)),
+    ):
+        (tmp_path / name).write_bytes(content)
+        data = CSV(tmp_path / name, SCHEMA)
+        with pytest.raises(errors.CorruptFile, match=name):
+            list(data)
+        with pytest.raises(errors.CorruptFile, match=name):
+            data.split(0.1)
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
@@ -315,6 +380,20 @@ def test_bad_schemas(tmp_path: Path, fields: dict, text: str) -> None:
 def test_schema_that_is_not_there() -> None:
     with pytest.raises(errors.StorageError, match=r"adult.*avazu.*movielens"):
         Schema.load("movie")
+
+
+def test_schema_that_is_no_utf8(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(errors.InvalidArgument, match=r"s\.yaml.*UTF-8"):
+        Schema.load(tmp_path / "s.yaml")
+
+
+@pytest.mark.parametrize("test", [-1, float("nan"), float("inf")])
+def test_bad_splits(tmp_path: Path, test: float) -> None:
+    path = write(tmp_path / "a", HEADER)
+    for data in (CSV(path, SCHEMA), Criteo(path)):
+        with pytest.raises(errors.InvalidArgument, match="test is"):
+            data.split(test)
 
 
 def test_schema_of_a_yaml_file(tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""Where a run of ``persia train`` is in its data: kept in its checkpoints,
+and found again by a run that has other options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from persia import errors
+from persia.cli.config import TrainConfig, resolve
+from persia.datasets import CSV, Criteo, Dataset
+
+__all__ = ["TEST_SHARE", "find", "source"]
+
+TEST_SHARE = 0.1  # of files, where no option says otherwise
+
+
+def source(config: TrainConfig, data: Dataset | None) -> dict[str, Any]:
+    """What decides which samples a pass has, and their order, by option.
+
+    ``data`` tells files and schema from others of the same name, which may
+    lie elsewhere by now; without it their names have to do.
+    """
+    if config.data == "synthetic":  # row r is a function of (seed, r)
+        return {"data": config.data, "seed": config.seed}
+    files: Any = config.data
+    schema: Any = config.table_schema
+    if isinstance(data, Criteo | CSV):
+        files = [
+            [os.path.basename(path), os.path.getsize(path)]
+            for path in data.files
+        ]
+    if isinstance(data, CSV):
+        schema = data.schema.model_dump_json(exclude_defaults=True)
+    share = TEST_SHARE if config.eval_split is None else config.eval_split
+    size = config.batch_size
+    return {
+        "data": files,
+        "schema": schema,
+        "eval-split": 0.0 if config.eval_data is not None else share,
+        # As many rows are read at a time, whole batches.
+        "shuffle": -(-config.shuffle // size) * size,
+        "seed": config.seed if config.shuffle else None,
+    }
+
+
+def find(
+    extra: Mapping[str, Any],
+    config: TrainConfig,
+    data: Dataset,
+    ranks: int,
+) -> tuple[int, int, int]:
+    """(epoch, batch, samples of the batch after it) to go on from.
+
+    Args:
+        extra: of the checkpoint.
+        config: of the run that goes on.
+        data: that it trains on.
+        ranks: that it has.
+
+    Raises:
+        InvalidArgument: the checkpoint is within an epoch, and with the
+            options of this run that place is not known.
+    """
+    epoch, batch = extra["epoch"], extra["batch"]
+    rows: int | None = extra.get("rows")  # absent in older checkpoints
+    if not batch and not rows:
+        return epoch, 0, 0
+    begin = f"the checkpoint was made within epoch {epoch + 1}: "
+    then = resolve(extra["options"])
+    there = extra.get("source") or source(then, None)
+    here = source(config, data if "source" in extra else None)
+    if here != there:
+        names = [n for n in here | there if here.get(n) != there.get(n)]
+        differ = "; ".join(
+            f"{name}: {here.get(name)} here, {there.get(name)} there"
+            for name in names
+        )
+        raise errors.InvalidArgument(
+            f"{begin}to go on there needs the same samples in the same order,"
+            f" but they differ by {differ}"
+        )
+    size, before = config.batch_size, then.batch_size
+    if rows is None:
+        if size != before:
+            raise errors.InvalidArgument(
+                f"{begin}it is of an earlier version of Persia, so go on with"
+                f" --batch-size {before}"
+            )
+        return epoch, batch, 0
+    was = extra["ranks"]
+    # Each rank leaves out the malformed lines of its own share, so that only
+    # the same shares have the same place.
+    if config.data != "synthetic" and max(was, ranks) > 1:
+        if (was, before) != (ranks, size):
+            raise errors.InvalidArgument(
+                f"{begin}go on with {was} ranks and --batch-size {before}, as"
+                f" it was trained, not {ranks} and {size}: other ones read"
+                " other shares of the files"
+            )
+        return epoch, batch, 0
+    batch, offset = divmod(rows, size * ranks)
+    if offset and ranks > 1:
+        raise errors.InvalidArgument(
+            f"{begin}{rows:,} samples are no whole batches of {size} for each"
+            f" of {ranks} ranks; go on with another --batch-size, such as"
+            f" {before}"
+        )
+    return epoch, batch, offset
