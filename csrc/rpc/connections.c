@@ -10,7 +10,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -18,8 +17,8 @@
 #include "rpc/core.h"
 
 enum {
-    SETTLE_MS = 20,  /* connections that come together are counted once */
-    RECOUNT_MS = 500 /* one that gRPC was just accepting at the count */
+    COUNT_MS = 100,   /* between two counts, at least */
+    COUNT_SHARE = 100 /* they take at most 1 / 100 of a core */
 };
 
 /* One connection, by the kernel's number of its socket: file descriptors are
@@ -32,7 +31,6 @@ typedef struct connection {
 struct connections {
     int port;
     uint32_t max;
-    int events; /* epoll: the listeners, and `stop` */
     int stop;   /* an eventfd */
     DIR *files; /* /proc/self/fd, open for when no descriptor is left */
     pthread_t thread;
@@ -48,23 +46,24 @@ struct connections {
 
 /* ---- sockets of this process -------------------------------------------- */
 
-/* Of a TCP socket at this port; -1: it is none.  *waiting: how many a
- * listener has that were not accepted. */
-static int state_at_port(int fd, int port, uint32_t *waiting)
+/* Whether it is a TCP connection at this port that neither we nor gRPC have
+ * closed. */
+static int is_connection(int fd, int port)
 {
     struct sockaddr_storage a;
     struct tcp_info info;
     socklen_t n = sizeof a, info_n = sizeof info;
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &info_n) != 0 ||
+        (info.tcpi_state != TCP_ESTABLISHED &&
+         info.tcpi_state != TCP_CLOSE_WAIT) ||
         getsockname(fd, (struct sockaddr *)&a, &n) != 0)
-        return -1;
-    *waiting = info.tcpi_unacked;
+        return 0;
     uint16_t at = a.ss_family == AF_INET
                       ? ((const struct sockaddr_in *)&a)->sin_port
                   : a.ss_family == AF_INET6
                       ? ((const struct sockaddr_in6 *)&a)->sin6_port
                       : 0;
-    return ntohs(at) == port ? info.tcpi_state : -1;
+    return ntohs(at) == port;
 }
 
 static int cookie_of(int fd, uint64_t *out)
@@ -73,39 +72,16 @@ static int cookie_of(int fd, uint64_t *out)
     return getsockopt(fd, SOL_SOCKET, SO_COOKIE, out, &n) == 0;
 }
 
-/* Listeners, or connections that neither we nor gRPC have closed. */
-static int is_wanted(int state, int listeners)
-{
-    return listeners ? state == TCP_LISTEN
-                     : state == TCP_ESTABLISHED || state == TCP_CLOSE_WAIT;
-}
-
 /* The next of them, in the order of the folder; -1: no more. */
-static int next_socket(DIR *files, int port, int listeners, uint32_t *waiting)
+static int next_connection(DIR *files, int port)
 {
     for (struct dirent *e; (e = readdir(files));) {
         char *end;
         long fd = strtol(e->d_name, &end, 10);
-        if (!*end && end != e->d_name &&
-            is_wanted(state_at_port((int)fd, port, waiting), listeners))
+        if (!*end && end != e->d_name && is_connection((int)fd, port))
             return (int)fd;
     }
     return -1;
-}
-
-/* Each connection that comes wakes us once, whether gRPC has taken it or not
- * (the edge).  The kernel forgets a listener when gRPC closes it. */
-static int watch_listeners(connections *c)
-{
-    uint32_t waiting;
-    rewinddir(c->files);
-    for (int fd; (fd = next_socket(c->files, c->port, 1, &waiting)) >= 0;) {
-        struct epoll_event e = {.events = EPOLLIN | EPOLLET, .data.fd = fd};
-        if (epoll_ctl(c->events, EPOLL_CTL_ADD, fd, &e) != 0)
-            return err_set(PERSIA_EINTERNAL, "connections cannot be watched: "
-                           "%s", strerror(errno));
-    }
-    return PERSIA_OK;
 }
 
 static int note_found(connections *c, int fd)
@@ -152,26 +128,15 @@ static void refuse(connections *c, const connection *one)
     close(fd);
 }
 
-/* Whether gRPC has not accepted all that came. */
-static int some_wait(connections *c)
-{
-    uint32_t waiting, any = 0;
-    rewinddir(c->files);
-    while (next_socket(c->files, c->port, 1, &waiting) >= 0)
-        any |= waiting;
-    return any != 0;
-}
-
 /* Closes those beyond the limit; what was there before stays. */
 static void count(connections *c)
 {
     size_t old = 0, room, stay = 0;
-    uint32_t waiting;
     c->found_n = 0;
     rewinddir(c->files);
-    for (int fd; (fd = next_socket(c->files, c->port, 0, &waiting)) >= 0;)
+    for (int fd; (fd = next_connection(c->files, c->port)) >= 0;)
         if (!note_found(c, fd))
-            return; /* no memory: when the next one comes */
+            return; /* no memory: the next time */
     for (size_t i = 0; i < c->found_n; i++)
         old += (size_t)is_known(c, c->found[i].cookie);
     room = c->max - old;
@@ -192,30 +157,18 @@ static void count(connections *c)
     qsort(c->known, stay, sizeof *c->known, by_number);
 }
 
-/* Whether it is to go on. */
-static int pause_for(const connections *c, int ms)
-{
-    struct pollfd p = {.fd = c->stop, .events = POLLIN};
-    return poll(&p, 1, ms) <= 0;
-}
-
 static void *guard_main(void *arg)
 {
     connections *c = arg;
-    int timeout = -1;
-    for (;;) {
-        struct epoll_event e;
-        int n = epoll_wait(c->events, &e, 1, timeout);
-        if (n < 0 && errno != EINTR)
-            return NULL;
-        timeout = n > 0 ? RECOUNT_MS : -1;
-        for (int more = 1; more;) {
-            if (!pause_for(c, n > 0 ? SETTLE_MS : 0))
-                return NULL;
-            more = some_wait(c);
-            count(c);
-        }
+    struct pollfd stop = {.fd = c->stop, .events = POLLIN};
+    uint64_t pause = COUNT_MS;
+    while (poll(&stop, 1, (int)pause) <= 0) {
+        uint64_t start = clock_ns();
+        count(c);
+        pause = (clock_ns() - start) * COUNT_SHARE / 1000000u;
+        pause = pause < COUNT_MS ? COUNT_MS : pause > 10000 ? 10000 : pause;
     }
+    return NULL;
 }
 
 /* ---- life --------------------------------------------------------------- */
@@ -230,11 +183,8 @@ int connections_guard(int port, uint32_t max, connections **out)
     c->port = port;
     c->max = max;
     c->known = malloc(max * sizeof *c->known);
-    c->events = epoll_create1(EPOLL_CLOEXEC);
     c->stop = eventfd(0, EFD_CLOEXEC);
-    struct epoll_event e = {.events = EPOLLIN, .data.fd = c->stop};
-    if (!c->known || c->events < 0 || c->stop < 0 ||
-        epoll_ctl(c->events, EPOLL_CTL_ADD, c->stop, &e) != 0) {
+    if (!c->known || c->stop < 0) {
         rc = err_set(PERSIA_ENOMEM, "no means to limit connections to %u: %s",
                      max, strerror(errno));
         goto fail;
@@ -245,9 +195,6 @@ int connections_guard(int port, uint32_t max, connections **out)
                      "/proc/self/fd: %s", max, strerror(errno));
         goto fail;
     }
-    rc = watch_listeners(c);
-    if (rc)
-        goto fail;
     rc = runtime_thread(&c->thread, guard_main, c, "persia-rpc-conn");
     if (rc)
         goto fail;
@@ -263,9 +210,8 @@ void connections_count(const connections *c, uint64_t *open,
                        uint64_t *refused)
 {
     DIR *files = opendir("/proc/self/fd");
-    uint32_t waiting;
     *open = 0;
-    while (files && next_socket(files, c->port, 0, &waiting) >= 0)
+    while (files && next_connection(files, c->port) >= 0)
         ++*open;
     if (files)
         closedir(files);
@@ -282,8 +228,6 @@ void connections_free(connections *c)
     }
     if (c->files)
         closedir(c->files);
-    if (c->events >= 0)
-        close(c->events);
     if (c->stop >= 0)
         close(c->stop);
     free(c->known);

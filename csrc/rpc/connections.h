@@ -1,9 +1,10 @@
 /* connections.h: a server's limit of connections (private to rpc).
  *
  * gRPC 1.51 has none, and its listener is lost for ever once the process has
- * no file descriptor left.  So a thread wakes when a connection comes, counts
- * those of the server's port and closes what came last beyond the limit; who
- * is connected stays so.  It sleeps while nothing comes.
+ * no file descriptor left.  So a thread counts the connections of the server's
+ * port ten times a second (less often where there are many), and closes what
+ * came last beyond the limit; who is connected stays so.  Nothing tells of a
+ * connection that gRPC has accepted: epoll does not once it is.
  */
 #ifndef PERSIA_RPC_CONNECTIONS_H
 #define PERSIA_RPC_CONNECTIONS_H

@@ -21,7 +21,6 @@ enum {
     HEALTH_REQUEST_MAX = 4096,     /* bytes */
     TEXT_MAX = 1000,               /* bytes of an error's text */
     FILES = 65536,                 /* open in the process, if it may */
-    FILES_KEPT = 128,              /* for all that is no connection */
     HANDSHAKE_MS = 10000,          /* for a connection to say what it is */
     PING_MS = 60000,               /* clients that vanished are found out */
     PING_TIMEOUT_MS = 20000
@@ -386,8 +385,8 @@ static void slot_wait(slot *l)
 /* ---- life ---- */
 
 /* A listener of gRPC 1.51 that once finds no file descriptor free takes no
- * connection ever again: raise the limit as far as we may.  How many
- * connections that allows. */
+ * connection ever again: raise the limit as far as we may.  Connections may
+ * take half of it: others come before those beyond the limit are closed. */
 static uint32_t files_allow(void)
 {
     struct rlimit l;
@@ -400,10 +399,8 @@ static uint32_t files_allow(void)
         if (setrlimit(RLIMIT_NOFILE, &l) != 0)
             l.rlim_cur = before;
     }
-    return l.rlim_cur > UINT32_MAX ? UINT32_MAX
-           : l.rlim_cur > 2 * FILES_KEPT
-               ? (uint32_t)l.rlim_cur - FILES_KEPT
-               : FILES_KEPT;
+    return l.rlim_cur / 2 < UINT32_MAX ? (uint32_t)(l.rlim_cur / 2) + 1
+                                       : UINT32_MAX;
 }
 
 static void server_is_down(rpc_tag *tag, int ok)

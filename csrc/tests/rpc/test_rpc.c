@@ -423,15 +423,15 @@ static void messages_have_limits_both_ways(void **state)
 static uint64_t wait_connections(const rpc_server *s, uint64_t open,
                                  uint64_t refused)
 {
+    uint64_t n = 0, closed = 0;
     for (int i = 0; i < 3000; i++) {
-        uint64_t n, closed;
         rpc_server_connections(s, &n, &closed);
         if (n == open && closed >= refused)
             return closed;
         sleep_ms(10);
     }
-    fail_msg("not %llu connections in half a minute",
-             (unsigned long long)open);
+    fail_msg("%llu connections, %llu refused after half a minute",
+             (unsigned long long)n, (unsigned long long)closed);
     return 0;
 }
 
