@@ -26,6 +26,11 @@ class Table:
     config: TableConfig
 
 
+def _floats(*shape: int) -> Tensor:
+    """Room for the C core, whatever torch's defaults are."""
+    return torch.empty(*shape, dtype=torch.float32, device="cpu")
+
+
 class Rows:
     """What a :class:`persia.Store` can do with rows."""
 
@@ -44,7 +49,7 @@ class Rows:
 
     @staticmethod
     def _ids(ids: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-        t = torch.as_tensor(ids)
+        t = ids if isinstance(ids, Tensor) else torch.as_tensor(ids)
         if t.numel() == 0:
             t = t.to(torch.int64)
         if t.dtype not in (
@@ -68,9 +73,9 @@ class Rows:
         t = self._find(table)
         wanted = self._ids(ids)
         n = len(wanted)
-        vectors = torch.empty(n, t.config.embedding_dim)
-        state = torch.empty(n, self._core.state_floats(t.number))
-        found = torch.empty(n, dtype=torch.uint8)
+        vectors = _floats(n, t.config.embedding_dim)
+        state = _floats(n, self._core.state_floats(t.number))
+        found = torch.empty(n, dtype=torch.uint8, device="cpu")
         self._core.get(
             t.number, wanted, vectors.numpy(), state.numpy(), found.numpy()
         )
@@ -123,7 +128,9 @@ class Rows:
 
     def explain(self, table: str, id: int) -> dict[str, Any]:
         """What the store knows of one id, for a person to read."""
-        vectors, state, found = self._get(table, torch.tensor([id]))
+        vectors, state, found = self._get(
+            table, torch.tensor([id], device="cpu")
+        )
         t = self._find(table)
         stats = self._core.stats(t.number)
         out: dict[str, Any] = {

@@ -269,7 +269,8 @@ def as_config(config: Any, cls: type[TableConfig]) -> TableConfig:
 
 def float_rows(where: str, rows: Any, shape: tuple[int, ...]) -> torch.Tensor:
     """``rows`` as a contiguous float32 tensor on the CPU of this shape."""
-    t = torch.as_tensor(rows).detach()
+    t = rows if isinstance(rows, torch.Tensor) else torch.as_tensor(rows)
+    t = t.detach()
     if not t.dtype.is_floating_point:
         raise errors.DtypeError(
             f"{where} has dtype {t.dtype}, need torch.float32"

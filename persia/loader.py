@@ -234,7 +234,10 @@ class _Pass(Iterator[T]):
             self._fetch(self._depth)
             if one.version >= 0:
                 # Now, as another pass may have ids of the same batch ahead.
-                _put(one.ids, torch.tensor([one.number, one.version]))
+                _put(
+                    one.ids,
+                    torch.tensor([one.number, one.version], device="cpu"),
+                )
             return one.batch
         except StopIteration:
             self.close()

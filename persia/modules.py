@@ -571,7 +571,7 @@ class EmbeddingBagCollection(_Collection):
         places = _places(self._outputs)
         lookups = [self._rows_of(ids, place) for place in places]
         if offsets is None:
-            offsets = torch.arange(len(values) + 1)
+            offsets = torch.arange(len(values) + 1, device="cpu")
         lengths = torch.diff(offsets)
         at = {key: i for i, key in enumerate(keys)}
         bags = len(lengths) // len(keys)
@@ -579,7 +579,7 @@ class EmbeddingBagCollection(_Collection):
         parts = []
         for place, rows in zip(places, lookups, strict=True):
             chosen = [self._outputs[i] for i in place]
-            pooled = torch.zeros(len(lengths), rows.shape[1]).index_add(
+            pooled = rows.new_zeros(len(lengths), rows.shape[1]).index_add(
                 0, bag, rows * weights.to(torch.float32)[:, None]
             )
             for i, (_, feature, config) in zip(place, chosen, strict=True):
@@ -635,7 +635,7 @@ class EmbeddingBagCollection(_Collection):
 
 def _looked_up_anew(batch: Tensor) -> Tensor:
     """The ticket of a batch whose lookup does not fit."""
-    return torch.stack((batch[0], torch.tensor(-1)))
+    return torch.stack((batch[0], torch.tensor(-1, device="cpu")))
 
 
 def _bags_of(keys: tuple[str, ...], offsets: Tensor, n: int) -> Tensor:
@@ -653,7 +653,9 @@ def _bags_of(keys: tuple[str, ...], offsets: Tensor, n: int) -> Tensor:
                 f"feature {key}: offsets fall from {int(offsets[first])} to "
                 f"{int(offsets[first + 1])}; they must never fall"
             )
-    bag = torch.searchsorted(offsets[1:], torch.arange(n), right=True)
+    bag = torch.searchsorted(
+        offsets[1:], torch.arange(n, device="cpu"), right=True
+    )
     return bag.clamp(max=max(len(offsets) - 2, 0))
 
 

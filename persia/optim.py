@@ -44,6 +44,11 @@ __all__ = [
 ]
 
 
+def _probes(values: float | list[float]) -> Tensor:
+    """float32 on the CPU, whatever torch's defaults are."""
+    return torch.tensor(values, dtype=torch.float32, device="cpu")
+
+
 def _number(
     name: str, value: Any, low: float, high: float = math.inf
 ) -> float:
@@ -118,7 +123,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         for name in RowLimits.__annotations__:
             settings[name] = _number(name, limits.get(name, 0.0), 0.0)
         self._store: weakref.ref[Store] | None = None
-        self._probe_grads = torch.zeros(0)
+        self._probe_grads = _probes([])
         self._agreed = False  # with the other ranks, on the probes
         # torch refuses an empty list of parameters, but not a group without
         # any.
@@ -142,7 +147,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         self, name: str, template: SparseOptimizer, lr: float | None
     ) -> None:
         """Adds the group of a table, with the settings of ``template``."""
-        probe = _Probe(torch.zeros(1))
+        probe = _Probe(_probes([0.0]))
         probe._owner = weakref.ref(self)
         group = {**template.defaults, "params": [probe], "table": name}
         group["algorithm"] = template.algorithm
@@ -152,7 +157,7 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     def _set_probes(self, finite: bytes) -> None:
         """Probes get the gradient 1, or NaN where one is not finite."""
-        grads = torch.tensor([1.0 if ok else math.nan for ok in finite])
+        grads = _probes([1.0 if ok else math.nan for ok in finite])
         self._probe_grads = grads
         self._agreed = False
         for i, group in enumerate(self.param_groups):
@@ -166,12 +171,12 @@ class SparseOptimizer(torch.optim.Optimizer):
         store = None if self._store is None else self._store()
         if store is None or store.world == 1:
             return
-        bad = torch.zeros(len(self.param_groups), dtype=torch.bool)
+        bad = self._probe_grads.new_zeros(
+            len(self.param_groups), dtype=torch.bool
+        )
         mine = self._probe_grads
         bad[: len(mine)] = mine.isnan()
-        of_all = torch.tensor(
-            store._connection.passes.all_max(bad.tolist()), dtype=torch.bool
-        )
+        of_all = bad.new_tensor(store._connection.passes.all_max(bad.tolist()))
         mine[of_all[: len(mine)]] = math.nan
 
     def _factors(self) -> list[float]:
@@ -232,7 +237,7 @@ class SparseOptimizer(torch.optim.Optimizer):
             store._discard()
         for group in self.param_groups:
             group["params"][0].grad = None
-        self._probe_grads = torch.zeros(0)
+        self._probe_grads = _probes([])
         self._agreed = False
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -256,7 +261,7 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        return {**state, "_probe_grads": torch.zeros(0), "_store": None}
+        return {**state, "_probe_grads": _probes([]), "_store": None}
 
 
 class SGD(SparseOptimizer):
@@ -440,4 +445,4 @@ def clip_grad_norm_(
             grad.mul_(factor)
         for store in stores:
             store.optimizer._probe_grads.mul_(factor)
-    return torch.tensor(norm)
+    return _probes(norm)

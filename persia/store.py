@@ -58,6 +58,11 @@ def _after_backward(store: weakref.ref[Store]) -> Any:
     return hook
 
 
+def _zeros(n: int) -> Tensor:
+    """float32 on the CPU, whatever torch's defaults are."""
+    return torch.zeros(n, dtype=torch.float32, device="cpu")
+
+
 class Store(Rows):
     """Embedding tables without bounds.
 
@@ -223,14 +228,13 @@ class Store(Rows):
         # The anchor requires grad, so that autograd visits every lookup; its
         # gradient arrives after all pushes of a backward. Neither Parameter
         # nor buffer: DDP, .to() and state_dict() do not know it.
-        self._anchor = torch.zeros(1, requires_grad=True)
+        self._anchor = _zeros(1).requires_grad_()
         hook = _after_backward(weakref.ref(self))
         register: Any = self._anchor.register_post_accumulate_grad_hook
         register(hook)
-        self._still = torch.zeros(
-            1
-        )  # in its place where no gradient is wanted
-        self._no_batch = torch.zeros(2, dtype=torch.int64)
+        # In its place where no gradient is wanted.
+        self._still = _zeros(1)
+        self._no_batch = torch.zeros(2, dtype=torch.int64, device="cpu")
 
     # ---- optimizer and updates
 

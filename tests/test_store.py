@@ -437,3 +437,38 @@ def test_errors_are_those_of_the_core() -> None:
         cls = getattr(errors, name)
         assert issubclass(cls, errors.PersiaError)
     assert names <= set(errors.__all__)
+
+
+@pytest.mark.parametrize(
+    "default", ["cpu", "meta", torch.float64, torch.float16, torch.bfloat16]
+)
+def test_defaults_of_torch_change_nothing(default: Any) -> None:
+    """Rows are float32 on the CPU, and their optimizer's settings, too."""
+    batch = persia.JaggedBatch(["f"], torch.tensor([5, 6]))
+    ids = torch.tensor([5, 6, 7])
+    dtype = torch.get_default_dtype()
+    try:
+        if isinstance(default, str):
+            torch.set_default_device(default)
+        else:
+            torch.set_default_dtype(default)
+        store = persia.Store(persia.optim.SGD(lr=1.0), update="step")
+        module = persia.EmbeddingBagCollection(
+            store=store,
+            tables=[persia.EmbeddingBagConfig("t", 2, ["f"], init=0.0)],
+        )
+        for one in persia.DataLoader([persia.Batch(None, batch)], module, 0):
+            (1e6 * module(one.ids).values().sum()).backward()
+        norm = persia.clip_grad_norm_(module, 0.001)
+        store.optimizer.step()
+        rows = store.rows("t", ids)
+        assert store.explain("t", 5)["present"]
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(dtype)
+    assert norm.dtype == rows.dtype == torch.float32
+    assert float(norm) == pytest.approx(2e6)
+    change = -0.001 / 2
+    assert torch.allclose(
+        rows, torch.tensor([[change] * 2, [change] * 2, [0.0] * 2])
+    )
