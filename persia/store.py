@@ -435,7 +435,8 @@ class Store(Rows):
         cuda_ids_copied.
 
         A table's: rows, bytes, row_bytes, pushes (updates that touched it),
-        pulled and missed (ids looked up; those without a row), created,
+        pulled and missed (ids looked up, on servers and ranks the distinct
+        ones of each lookup; those without a row), created,
         evicted, refused, nonfinite (row gradients left out).
 
         "loader", of all passes of :class:`persia.DataLoader`: batches given

@@ -349,16 +349,41 @@ static void update_answer(update *u, push_call *c, int rc, const char *text,
     }
 }
 
+/* Whether this shard may be the only one that refuses the update: for its
+ * rows or its memory. */
+static int is_refused_here(const update *u, int rc)
+{
+    return u->s->shards > 1 && !u->applied && !u->stale &&
+           u->state == LEDGER_NEW &&
+           (rc == PERSIA_ECAPACITY || rc == PERSIA_ELIMIT ||
+            rc == PERSIA_ENOMEM || rc == PERSIA_ENONFINITE);
+}
+
+/* What a shard refuses others may apply.  It counts here as an update without
+ * ids, so that counts and clocks, and Adam's t with them, move alike. */
+static void apply_empty(update *u, const ps_note *note)
+{
+    for (size_t j = 0; j < u->jobs_n; j++)
+        u->jobs[j].parts_n = 0;
+    (void)ps_push_noted(u->s->p, u->jobs, u->jobs_n, note);
+}
+
 void push_apply(ps_service *s, push_call **calls, uint32_t n)
 {
     update u = {.s = s, .calls = calls, .n = n, .step = calls[0]->m.step};
     ps_note note = {update_before, update_after, &u};
     char text[1024] = "";
     int rc = build(&u);
-    if (!rc)
+    if (!rc) {
         rc = ps_push_noted(s->p, u.jobs, u.jobs_n, &note);
-    if (rc)
+        int here = is_refused_here(&u, rc);
+        snprintf(text, sizeof text, "%.900s%s", rc ? err_text() : "",
+                 here ? " (other shards may have applied their part)" : "");
+        if (here)
+            apply_empty(&u, &note);
+    } else {
         snprintf(text, sizeof text, "%s", err_text());
+    }
     buffer_give(u.wide);
     if (u.step && !u.applied)
         wait_failed(s);

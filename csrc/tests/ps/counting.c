@@ -10,6 +10,11 @@
 
 uint32_t declare_counting(ps_client *c)
 {
+    return declare_bounded(c, 0);
+}
+
+uint32_t declare_bounded(ps_client *c, uint64_t capacity)
+{
     table_config t;
     uint32_t no;
     int created;
@@ -19,6 +24,7 @@ uint32_t declare_counting(ps_client *c)
     t.optimizer = OPTIM_SGD;
     t.init = INIT_CONSTANT;
     t.init_a = 0;
+    t.capacity = capacity;
     int rc = client_declare(c, &t, &no, &created);
     if (rc)
         fail_msg("%s", err_text());

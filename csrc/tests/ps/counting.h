@@ -9,6 +9,8 @@ enum { IDS = 64, DIM = 2, THREADS = 4, UPDATES = 60 };
 
 /* Rows begin with 0. */
 uint32_t declare_counting(ps_client *c);
+/* The same, for so many rows (of all shards; 0: any). */
+uint32_t declare_bounded(ps_client *c, uint64_t capacity);
 /* An update adds 1 to the rows of ids first .. first + n - 1. */
 int add_one(ps_client *c, const client_update *name, uint32_t no,
             uint64_t first, size_t n);

@@ -425,6 +425,37 @@ static void ranks_apply_one_step_together(void **state)
     cluster_free(&c);
 }
 
+/* It is an empty one there: counts and clocks of all shards move alike. */
+static void an_update_that_one_shard_refuses_counts_at_all(void **state)
+{
+    (void)state;
+    cluster c;
+    float got[IDS];
+    ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_RAISE);
+    uint32_t no = declare_bounded(remote, 8); /* 4 a shard */
+    uint64_t low = 0, n = 0, per[2] = {0, 0};
+    while (per[0] < 5 && per[1] < 5) /* then one shard has too many ids */
+        per[shard_of(n++, 2)]++;
+    uint64_t full = per[0] == 5 ? 0 : 1;
+    assert_int_equal(add_one(remote, NULL, no, low, n - 1), PERSIA_OK);
+    assert_int_equal(add_one(remote, NULL, no, low, n), PERSIA_ECAPACITY);
+    assert_non_null(strstr(err_text(), "other shards may have"));
+    assert_int_equal(add_one(remote, NULL, no, low, n - 1), PERSIA_OK);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(ps_updates(c.nodes[i].p), 3);
+        table_stats stats;
+        table_get_stats(ps_table(c.nodes[i].p, no), &stats);
+        assert_int_equal(stats.pushes, 3);
+    }
+    read_counts(remote, no, got);
+    for (uint64_t i = 0; i < IDS; i++) {
+        float there = (uint64_t)shard_of(i, 2) == full ? 2 : 3;
+        assert_true(got[i] == (i < n - 1 ? there : 0));
+    }
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -440,6 +471,7 @@ int main(void)
         cmocka_unit_test(hello_finds_what_is_wrong),
         cmocka_unit_test(the_order_of_addresses_means_nothing),
         cmocka_unit_test(ranks_apply_one_step_together),
+        cmocka_unit_test(an_update_that_one_shard_refuses_counts_at_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
