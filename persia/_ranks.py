@@ -125,6 +125,7 @@ class Passes:
         self._number = 0  # of passes so far
         self._open = 0  # of these, of this rank
         self._turn = 0  # values exchanged through keys in this pass
+        # Made once, and few keys: what a store is told it keeps.
         self._keys: Keys | None = None
 
     def begin(self) -> None:
@@ -134,19 +135,23 @@ class Passes:
             return
         self._number += 1
         self._turn = 0
-        self._keys = Keys(f"{self._prefix}/{self._number}")
+        if self._keys is None:
+            self._keys = Keys(self._prefix)
 
     def end(self) -> None:
         """It ends, for this rank."""
         self._open -= 1
-        keys, self._keys = self._keys, None
-        if self._open or keys is None:
+        if self._open or self._keys is None:
             return
         try:
-            keys.set(f"ended/{self._job.rank}", "")
-            keys.count("ended", 1)
+            self._keys.set(f"ended/{self._job.rank}", str(self._number))
+            self._keys.count("ended", 1)
         except RuntimeError:
             pass  # the ranks' key-value store is gone, and so are they
+
+    def _has_ended(self, keys: Keys, rank: int) -> bool:
+        key = f"ended/{rank}"
+        return keys.has(key) and int(keys.get(key)) >= self._number
 
     def all_max(self, values: Sequence[int]) -> list[int]:
         """The largest of all ranks that go on, place by place."""
@@ -163,16 +168,15 @@ class Passes:
         fold: Callable[[Sequence[Any]], Any],
     ) -> list[Any]:
         keys, job = self._keys, self._job
-        if keys is None or not keys.count("ended", 0):
+        before = (self._number - 1) * job.world  # ends of earlier passes
+        if not self._open or keys is None or keys.count("ended", 0) <= before:
             return collective(values)
-        ranks = [r for r in range(job.world) if not keys.has(f"ended/{r}")]
+        ranks = [r for r in range(job.world) if not self._has_ended(keys, r)]
         self._turn += 1
-        keys.set(f"{self._turn}/{job.rank}", json.dumps(list(values)))
+        at = f"value/{self._number}/{self._turn}"
+        keys.set(f"{at}/{job.rank}", json.dumps(list(values)))
         late = "that has not ended its batches sends no values"
-        every = [
-            json.loads(keys.get(f"{self._turn}/{rank}", late))
-            for rank in ranks
-        ]
+        every = [json.loads(keys.get(f"{at}/{rank}", late)) for rank in ranks]
         if self._turn > 1:  # all have read it: they are at this turn
-            keys.drop(f"{self._turn - 1}/{job.rank}")
+            keys.drop(f"value/{self._number}/{self._turn - 1}/{job.rank}")
         return [fold(place) for place in zip(*every, strict=True)]

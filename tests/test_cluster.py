@@ -251,7 +251,7 @@ class _Board:
         with self.lock:
             return f"{self._prefix}/{key}" in self.kept
 
-    def get(self, key: str, why: str) -> str:
+    def get(self, key: str, why: str = "") -> str:
         while not self.has(key):
             time.sleep(1e-4)
         return str(self.kept[f"{self._prefix}/{key}"])
