@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +114,8 @@ class Passes:
     more: in ``model.join()`` it shadows those of DistributedDataParallel
     alone. The others then exchange their values through the key-value store.
     They know of it in time: a rank tells its end after its last step, and
-    before its shadow takes part in the backward of the step behind.
+    before its shadow takes part in the backward of the step behind; and that
+    it is back, before its next forward.
 
     Args:
         prefix: of the keys; the same on all ranks, and in no other use.
@@ -122,36 +125,37 @@ class Passes:
     def __init__(self, prefix: str, job: Job) -> None:
         self._prefix = prefix
         self._job = job
-        self._number = 0  # of passes so far
-        self._open = 0  # of these, of this rank
-        self._turn = 0  # values exchanged through keys in this pass
+        self._open = 0  # passes of this rank
+        self._is_out = False  # and has told so
+        # Values exchanged by each set of ranks, without the others: a number
+        # that all of the set know.
+        self._turns: Counter[str] = Counter()
         # Made once, and few keys: what a store is told it keeps.
         self._keys: Keys | None = None
 
     def begin(self) -> None:
         """A pass that trains begins."""
         self._open += 1
-        if self._open > 1 or self._job.world == 1 or group_here() is None:
+        if self._job.world == 1 or group_here() is None:
             return
-        self._number += 1
-        self._turn = 0
         if self._keys is None:
             self._keys = Keys(self._prefix)
+        if self._is_out:
+            self._tell(self._keys, is_out=False)
 
     def end(self) -> None:
         """It ends, for this rank."""
         self._open -= 1
         if self._open or self._keys is None:
             return
-        try:
-            self._keys.set(f"ended/{self._job.rank}", str(self._number))
-            self._keys.count("ended", 1)
-        except RuntimeError:
-            pass  # the ranks' key-value store is gone, and so are they
+        # The ranks' key-value store may be gone, and they with it.
+        with contextlib.suppress(RuntimeError):
+            self._tell(self._keys, is_out=True)
 
-    def _has_ended(self, keys: Keys, rank: int) -> bool:
-        key = f"ended/{rank}"
-        return keys.has(key) and int(keys.get(key)) >= self._number
+    def _tell(self, keys: Keys, is_out: bool) -> None:
+        self._is_out = is_out
+        keys.set(f"out/{self._job.rank}", str(int(is_out)))
+        keys.count("out", 1 if is_out else -1)
 
     def all_max(self, values: Sequence[int]) -> list[int]:
         """The largest of all ranks that go on, place by place."""
@@ -168,15 +172,19 @@ class Passes:
         fold: Callable[[Sequence[Any]], Any],
     ) -> list[Any]:
         keys, job = self._keys, self._job
-        before = (self._number - 1) * job.world  # ends of earlier passes
-        if not self._open or keys is None or keys.count("ended", 0) <= before:
+        if not self._open or keys is None or not keys.count("out", 0):
             return collective(values)
-        ranks = [r for r in range(job.world) if not self._has_ended(keys, r)]
-        self._turn += 1
-        at = f"value/{self._number}/{self._turn}"
-        keys.set(f"{at}/{job.rank}", json.dumps(list(values)))
+        outs = [f"out/{r}" for r in range(job.world)]
+        isin = [not (keys.has(out) and int(keys.get(out))) for out in outs]
+        who = "".join(str(int(there)) for there in isin)
+        turn = self._turns[who] = self._turns[who] + 1
+        keys.set(f"{who}/{turn}/{job.rank}", json.dumps(list(values)))
         late = "that has not ended its batches sends no values"
-        every = [json.loads(keys.get(f"{at}/{rank}", late)) for rank in ranks]
-        if self._turn > 1:  # all have read it: they are at this turn
-            keys.drop(f"value/{self._number}/{self._turn - 1}/{job.rank}")
+        every = [
+            json.loads(keys.get(f"{who}/{turn}/{rank}", late))
+            for rank, there in enumerate(isin)
+            if there
+        ]
+        if turn > 1:  # all have read it: they are at this turn
+            keys.drop(f"{who}/{turn - 1}/{job.rank}")
         return [fold(place) for place in zip(*every, strict=True)]

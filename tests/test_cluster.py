@@ -267,11 +267,14 @@ class _Board:
             return int(self.kept[name])
 
 
-@pytest.mark.parametrize("steps", [(1, 3, 6), (4, 4, 2), (5, 5, 5), (0, 2, 2)])
+@pytest.mark.parametrize(
+    "steps", [(1, 3, 6), (4, 4, 2), (5, 5, 5), (0, 2, 2), (6, 1, 3)]
+)
 def test_ranks_that_go_on_agree_among_themselves(
     steps: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twice: as many ranks as have a step take part in its values."""
+    """Twice: as many ranks as have a step take part in its values. The first
+    rank has a pass of its own between."""
     world = len(steps)
     meeting = threading.Barrier(world)
     said: dict[int, Any] = {}
@@ -295,6 +298,7 @@ def test_ranks_that_go_on_agree_among_themselves(
     )
     # As in model.join(): no step begins before all who end have said so.
     backward = [threading.Barrier(world) for _ in range(2 * max(steps))]
+    left = threading.Barrier(world)
 
     def run(rank: int) -> list[tuple[float, float]]:
         of_thread.rank = rank
@@ -310,6 +314,10 @@ def test_ranks_that_go_on_agree_among_themselves(
             passes.end()
             for step in range(steps[rank], max(steps)):
                 backward[epoch * max(steps) + step].wait(20)
+            left.wait(20)  # as model.join() does
+            if rank == 0:
+                passes.begin()
+                passes.end()
         return seen
 
     with ThreadPoolExecutor(world) as pool:

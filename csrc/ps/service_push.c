@@ -374,15 +374,14 @@ void push_apply(ps_service *s, push_call **calls, uint32_t n)
     ps_note note = {update_before, update_after, &u};
     char text[1024] = "";
     int rc = build(&u);
-    if (!rc) {
+    if (!rc)
         rc = ps_push_noted(s->p, u.jobs, u.jobs_n, &note);
+    if (rc) {
         int here = is_refused_here(&u, rc);
-        snprintf(text, sizeof text, "%.900s%s", rc ? err_text() : "",
+        snprintf(text, sizeof text, "%.900s%s", err_text(),
                  here ? " (other shards may have applied their part)" : "");
         if (here)
             apply_empty(&u, &note);
-    } else {
-        snprintf(text, sizeof text, "%s", err_text());
     }
     buffer_give(u.wide);
     if (u.step && !u.applied)
