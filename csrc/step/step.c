@@ -400,8 +400,6 @@ int step_run(step *s, const update *one)
                                      one->optim, one->optim_n, &counts)
                    : PERSIA_ENOMEM;
     free(grads);
-    ahead_ended(s->a, one->held, one->n,
-                rc == PERSIA_OK || rc == PERSIA_ELOST);
     return rc;
 }
 

@@ -151,6 +151,22 @@ static update *take(updates *u, int *drop)
     return one;
 }
 
+/* An update has run.  The error is kept before the look-ahead hears: the loop
+ * that waits for this update must find it. */
+static void tell(updates *u, const update *one, int rc)
+{
+    pthread_mutex_lock(&u->lock);
+    count(u, rc);
+    if (rc)
+        keep(u, rc);
+    pthread_mutex_unlock(&u->lock);
+    if (one->n)
+        ahead_ended(step_ahead(u->s), one->held, one->n,
+                    rc == PERSIA_OK || rc == PERSIA_ELOST);
+    else
+        ahead_paid(step_ahead(u->s));
+}
+
 /* A background job: one update; after a part also those that came meanwhile,
  * whose jobs did not wait. */
 static void update_job(void *ctx)
@@ -159,16 +175,10 @@ static void update_job(void *ctx)
     int drop, is_part = 1;
     for (update *one; is_part && (one = take(u, &drop));) {
         int rc = drop ? PERSIA_ECLOSED : step_run(u->s, one);
-        if (drop)
-            ahead_ended(step_ahead(u->s), one->held, one->n, 0);
-        if (one->n == 0)
-            ahead_paid(step_ahead(u->s));
         is_part = one->name.parts > 1;
+        tell(u, one, rc);
 
         pthread_mutex_lock(&u->lock);
-        count(u, rc);
-        if (rc)
-            keep(u, rc);
         if (is_part)
             u->part_runs = 0;
         one->next = u->ended;
@@ -291,6 +301,8 @@ int updates_now(updates *u, const update *one)
     pthread_mutex_lock(&u->lock);
     count(u, rc);
     pthread_mutex_unlock(&u->lock);
+    ahead_ended(step_ahead(u->s), one->held, one->n,
+                rc == PERSIA_OK || rc == PERSIA_ELOST);
     return rc;
 }
 

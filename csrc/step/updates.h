@@ -59,7 +59,7 @@ int updates_error(updates *u);
 void updates_tidy(updates *u);
 void updates_get_counts(updates *u, step_counts *out);
 
-/* From step.c: applies the gradients, and tells the look-ahead. */
+/* From step.c: applies the gradients. */
 int step_run(step *s, const update *one);
 /* Copies the ids of a gradient that may change. */
 int step_copy_ids(step *s, step_grad *g);

@@ -463,6 +463,28 @@ static void test_waits_for_an_update_and_can_be_interrupted(void **state)
     step_ahead_close(s, stream);
 }
 
+/* Once the loop need not wait for a failed update any more, it is told. */
+static void test_an_update_that_failed_is_told_at_once(void **state)
+{
+    (void)state;
+    optim_args bad = {.kind = OPTIM_SGD, .lr = -1, .grad_scale = 1};
+    for (int round = 0; round < 20000; round++) {
+        uint64_t stream = stream_open(1), batch[3], ticket;
+        for (int t = 0; t < 3; t++)
+            batch[t] = batch_add(stream);
+        assert_int_equal(step_ahead_next(s, batch[0], 0), PERSIA_OK);
+        forward(batch[0], &ticket);
+        assert_int_equal(hold(ticket), PERSIA_OK);
+        assert_int_equal(step_apply(s, STEP_MINE, &bad, 1), PERSIA_OK);
+        int first = step_ahead_next(s, batch[1], 0);
+        forward(batch[1], &ticket); /* takes the permit of batch 1 */
+        int second = step_ahead_next(s, batch[2], 0);
+        if (!first)
+            assert_int_equal(second, PERSIA_EARG);
+        step_ahead_close(s, stream);
+    }
+}
+
 /* ---- any schedule ---- */
 
 static uint32_t random_u32(uint32_t *state)
@@ -573,6 +595,7 @@ int main(void)
         TEST(test_store_closes_with_lookups_under_way),
         TEST(test_a_bad_batch_fails_its_forward),
         TEST(test_waits_for_an_update_and_can_be_interrupted),
+        TEST(test_an_update_that_failed_is_told_at_once),
         TEST(test_staleness_under_random_schedules),
         TEST(test_loops_on_several_threads),
     };
