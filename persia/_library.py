@@ -163,6 +163,7 @@ class _Pull(torch.autograd.Function):
         # Not saved as a tensor: a forward that torch.utils.checkpoint repeats
         # keeps the ticket, and with it the place in the sum, of the first one.
         ctx.ticket, ctx.store, ctx.plan = ticket, store, plan
+        ctx.pushed = False
         ctx.set_materialize_grads(False)
         result: Tensor = out
         return result
@@ -172,6 +173,12 @@ class _Pull(torch.autograd.Function):
         _refuse_double_backward()
         if grad is None:
             return (None,) * 7
+        if ctx.pushed:  # torch may have freed what was saved
+            raise errors.TicketError(
+                "second backward through one forward: its gradients were "
+                "pushed already; run the forward again (or sum the losses "
+                "and call backward once)"
+            )
         values, offsets, weights, rows = ctx.saved_tensors
         held = HELD.get(ctx.store)
         # Columns of a wider gradient (torch.cat) stay where they are, unless
@@ -192,6 +199,7 @@ class _Pull(torch.autograd.Function):
             )
         except RuntimeError as error:
             raise typed(error) from None
+        ctx.pushed = True
         if held is not None:
             tensors = (grad, values, offsets, weights)
             held.append((tensors, versions(*tensors)))

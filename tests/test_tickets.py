@@ -31,11 +31,12 @@ def rows(bags: Any) -> torch.Tensor:
     return out
 
 
-def test_second_backward_raises() -> None:
+@pytest.mark.parametrize("retain", [False, True])
+def test_second_backward_raises(retain: bool) -> None:
     bags = make()
     before = rows(bags)
     loss = bags(ids(1, 2)).values().sum()
-    loss.backward(retain_graph=True)
+    loss.backward(retain_graph=retain)
     with pytest.raises(errors.TicketError, match="second backward"):
         loss.backward()
     torch.testing.assert_close(rows(bags), before - 1)
@@ -48,6 +49,18 @@ def test_second_backward_raises_with_update_step() -> None:
     loss.backward(retain_graph=True)
     with pytest.raises(errors.TicketError, match="second backward"):
         loss.backward()
+
+
+def test_second_backward_through_a_layer_that_was_freed() -> None:
+    bags = make()
+    before = rows(bags)
+    loss = torch.nn.Linear(4, 1)(bags(ids(1, 2)).values()).sigmoid().sum()
+    loss.backward()
+    once = rows(bags)
+    with pytest.raises(RuntimeError, match="second time|second backward"):
+        loss.backward()
+    assert not torch.equal(before, once)
+    assert torch.equal(rows(bags), once)
 
 
 def test_create_graph_raises() -> None:
