@@ -88,7 +88,7 @@ BENCH int bench_remote_pull(bench_remote *r, uint32_t tables, size_t n,
                              .out = out + i * n * r->dim,
                              .stride = r->dim,
                              .rows = rows + i * n};
-    return client_pull(r->client, r->numbers, jobs, tables);
+    return client_pull(r->client, 0, r->numbers, jobs, tables);
 }
 
 /* Gradients [tables, n, dim] of the rows of a pull. */

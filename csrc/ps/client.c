@@ -100,11 +100,11 @@ static int find_table(const ps_client *c, uint32_t no, table **out)
                           no);
 }
 
-int client_pull(ps_client *c, const uint32_t *tables, pull_job *jobs,
-                size_t jobs_n)
+int client_pull(ps_client *c, uint64_t after, const uint32_t *tables,
+                pull_job *jobs, size_t jobs_n)
 {
     if (c->r)
-        return remote_pull(c->r, tables, jobs, jobs_n);
+        return remote_pull(c->r, after, tables, jobs, jobs_n);
     for (size_t i = 0; i < jobs_n; i++) {
         int rc = find_table(c, tables[i], &jobs[i].t);
         if (rc)

@@ -67,9 +67,12 @@ PERSIA_API uint32_t client_tables(const ps_client *c);
 PERSIA_API const table_config *client_table(const ps_client *c, uint32_t no);
 
 /* Job i reads table tables[i]; jobs[i].t is filled in by the local body.  In
- * a remote body rows are numbers of the id's own shard. */
-PERSIA_API int client_pull(ps_client *c, const uint32_t *tables,
-                           pull_job *jobs, size_t jobs_n);
+ * a remote body rows are numbers of the id's own shard; and shards answer when
+ * update `after` of this client, which may be under way, is through (0: do not
+ * wait). */
+PERSIA_API int client_pull(ps_client *c, uint64_t after,
+                           const uint32_t *tables, pull_job *jobs,
+                           size_t jobs_n);
 
 /* The name and place of an update.  Local: number 0 (counted by the shard). */
 typedef struct client_update {

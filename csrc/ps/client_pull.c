@@ -26,6 +26,7 @@ typedef struct piece {
 typedef struct pulling {
     remote *r;
     call *k;
+    uint64_t after; /* waits for this update; 0: for none */
     pull_job *jobs;
     const size_t *job_of;    /* [segments] */
     uint32_t units, shards;
@@ -144,6 +145,18 @@ static int ask_shards(pulling *p)
 
 /* ---- messages ---- */
 
+/* Whether the update is under way: it may have failed meanwhile. */
+static int waits(const pulling *p)
+{
+    remote *r = p->r;
+    if (!p->after)
+        return 0;
+    pthread_mutex_lock(&r->lock);
+    int through = numbers_has(&r->settled, p->after);
+    pthread_mutex_unlock(&r->lock);
+    return !through;
+}
+
 static int encode_pull(void *ctx, const request *q, wire_out *o)
 {
     const pulling *p = ctx;
@@ -155,6 +168,10 @@ static int encode_pull(void *ctx, const request *q, wire_out *o)
     wire_pull m = {.caller = q->caller, .dtype = p->r->dtype,
                    .want_rows = p->want_rows, .tables = p->asked + one->from,
                    .tables_n = one->to - one->from};
+    if (waits(p)) {
+        m.stream = p->r->stream;
+        m.after = p->after;
+    }
     return wire_put_pull(o, &m);
 }
 
@@ -406,8 +423,8 @@ static int pull(pulling *p, const uint32_t *tables, size_t jobs_n,
     return PERSIA_OK;
 }
 
-int remote_pull(remote *r, const uint32_t *tables, pull_job *jobs,
-                size_t jobs_n)
+int remote_pull(remote *r, uint64_t after, const uint32_t *tables,
+                pull_job *jobs, size_t jobs_n)
 {
     int rc = fork_check("a lookup");
     if (rc)
@@ -415,9 +432,11 @@ int remote_pull(remote *r, const uint32_t *tables, pull_job *jobs,
     call *k = call_take(r);
     if (!k)
         return PERSIA_ENOMEM;
-    pulling p = {.r = r, .k = k, .jobs = jobs, .shards = r->servers_n};
+    pulling p = {.r = r, .k = k, .after = after, .jobs = jobs,
+                 .shards = r->servers_n};
     r->counts.pulls++;
-    rc = pull(&p, tables, jobs_n, remote_deadline(r));
+    uint64_t deadline = remote_deadline(r);
+    rc = pull(&p, tables, jobs_n, after ? deadline + r->timeout_ns : deadline);
     call_give(k);
     return rc ? rc : remote_tell_lost(r);
 }

@@ -207,8 +207,8 @@ int client_over(const client_config *config, rpc_channel *const *channels,
 void remote_destroy(remote *r);
 int remote_declare(remote *r, const table_config *config, uint32_t *no,
                    int *created);
-int remote_pull(remote *r, const uint32_t *tables, pull_job *jobs,
-                size_t jobs_n);
+int remote_pull(remote *r, uint64_t after, const uint32_t *tables,
+                pull_job *jobs, size_t jobs_n);
 int remote_push(remote *r, const client_update *update,
                 const uint32_t *tables, push_job *jobs, size_t jobs_n);
 int remote_skip(remote *r, const client_update *update);

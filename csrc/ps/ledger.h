@@ -65,6 +65,10 @@ void ledger_destroy(ledger *l);
 int ledger_open(ledger *l, uint64_t stream, uint64_t client, int *taken,
                 wire_ledger *out);
 
+/* Whether an update was applied, or settled; 0 where the stream is not open.
+ */
+int ledger_has(ledger *l, uint64_t stream, uint64_t number);
+
 /* In LEDGER_BUSY the waiter (NULL: none) is kept until ledger_end(). */
 enum ledger_state ledger_look(ledger *l, const ledger_key *key,
                               ledger_waiter *waiter);

@@ -33,10 +33,11 @@ typedef struct answer {
     buffer *bulk; /* what o points into, or NULL */
 } answer;
 
-/* A pull that waits for a step. */
+/* A pull that waits for an update. */
 typedef struct parked {
     struct parked *next;
     rpc_call *call;
+    uint64_t until; /* of clock_ns() */
     wire_memory memory; /* of m and of this */
     wire_pull m;
 } parked;
@@ -149,7 +150,9 @@ int wait_room(ps_service *s, uint32_t most);
 int wait_open(ps_service *s, const wire_hello *m, wire_ledger *out);
 /* A part of a step: waits, or applies the step. */
 void wait_part(ps_service *s, push_call *c);
-/* Parks a pull: TAKEN; PERSIA_OK if it need not wait. */
+/* Parks a pull until its update is through: TAKEN; PERSIA_OK if it need not
+ * wait.  An update may fail, or never come, so a pull waits for a second, then
+ * its client asks again and knows better. */
 int wait_pull(ps_service *s, rpc_call *call, wire_memory *memory,
               const wire_pull *m);
 /* The step was applied (with the gate held), or is not any more. */

@@ -15,7 +15,7 @@
  *   sync     parts of one step wait until all ranks but those that have
  *            left sent theirs, are added in the order of the ranks and
  *            applied once (the counts are in the answer to the first part);
- *            pulls with after_step wait as parked calls, no thread is held.
+ *            pulls behind an update wait as parked calls, no thread is held.
  *            At a call's deadline it fails and names the missing ranks; then
  *            the step's parts are dropped.
  */

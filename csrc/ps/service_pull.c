@@ -147,7 +147,7 @@ int handle_pull(ps_service *s, rpc_call *call, wire_memory *memory,
     int rc = wire_get_pull(call->request, call->request_n, memory, &m);
     if (!rc)
         rc = service_check_rows(s, &m.caller);
-    if (!rc && m.after_step)
+    if (!rc && m.after)
         rc = wait_pull(s, call, memory, &m);
     return rc ? rc : pull_answer(s, &m, memory, a);
 }

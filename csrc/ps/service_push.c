@@ -408,6 +408,13 @@ void push_apply(ps_service *s, push_call **calls, uint32_t n)
 
 /* ---- the request -------------------------------------------------------- */
 
+static void apply_and_go_on(ps_service *s, push_call *c)
+{
+    push_apply(s, &c, 1);
+    if (atomic_load(&s->parked_n)) /* pulls may wait for it */
+        wait_go_on(s);
+}
+
 static void apply_alone(ps_service *s, push_call *c)
 {
     enum ledger_state state;
@@ -425,7 +432,7 @@ static void apply_alone(ps_service *s, push_call *c)
     else if (state == LEDGER_BUSY)
         push_fail(s, c, PERSIA_ELIMIT, "too many requests wait");
     else if (state == LEDGER_NEW)
-        push_apply(s, &c, 1);
+        apply_and_go_on(s, c);
     else
         push_reply_state(s, c, state);
 }

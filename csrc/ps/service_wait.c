@@ -1,5 +1,5 @@
 /* service_wait.c: calls that wait: parts of steps for the other ranks, pulls
- * for a step.  No thread is held; one timer fails what has waited too long.
+ * for an update.  No thread is held; one timer fails what has waited too long.
  */
 #include "ps/serve.h"
 
@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+enum { PATIENCE_NS = 1000000000 }; /* of a pull with an update; see wait_pull() */
 
 int wait_room(ps_service *s, uint32_t most)
 {
@@ -243,21 +245,24 @@ int wait_pull(ps_service *s, rpc_call *call, wire_memory *memory,
 {
     parked *one;
     int waits = 0, rc = PERSIA_OK;
-    if (wait_step(s) >= m->after_step)
+    if (ledger_has(s->ledger, m->stream, m->after))
         return PERSIA_OK;
     one = wire_memory_take(memory, sizeof *one);
     if (!one)
         return PERSIA_ENOMEM;
     if (!wait_room(s, PARKED_MAX))
-        return err_set(PERSIA_ELIMIT, "too many requests wait for a step");
-    *one = (parked){.call = call, .memory = *memory, .m = *m};
+        return err_set(PERSIA_EUNAVAILABLE, "too many requests wait");
+    uint64_t until = clock_ns() + PATIENCE_NS;
+    if (until > call->deadline)
+        until = call->deadline;
+    *one = (parked){.call = call, .until = until, .memory = *memory, .m = *m};
     pthread_mutex_lock(&s->wait_lock);
     if (atomic_load(&s->closed)) {
         rc = err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
-    } else if (s->sync.step < m->after_step) {
+    } else if (!ledger_has(s->ledger, m->stream, m->after)) {
         one->next = s->parked;
         s->parked = one;
-        wake_locked(s, call->deadline);
+        wake_locked(s, until);
         waits = 1;
     }
     pthread_mutex_unlock(&s->wait_lock);
@@ -267,13 +272,14 @@ int wait_pull(ps_service *s, rpc_call *call, wire_memory *memory,
     return rc;
 }
 
-/* Takes the pulls that wait for nothing any more, or whose time is up. */
-static parked *take_pulls_locked(ps_service *s, uint64_t step, uint64_t now)
+/* Takes the pulls whose time is up or, with 0, whose updates are through. */
+static parked *take_pulls_locked(ps_service *s, uint64_t now)
 {
     parked *taken = NULL, **at = &s->parked;
     while (*at) {
         parked *one = *at;
-        if (one->m.after_step > step && one->call->deadline > now) {
+        if (now ? one->until > now
+                : !ledger_has(s->ledger, one->m.stream, one->m.after)) {
             at = &one->next;
             continue;
         }
@@ -310,7 +316,7 @@ void wait_go_on(ps_service *s)
         uint32_t n = 0;
         int rc;
         pthread_mutex_lock(&s->wait_lock);
-        parked *pulls = take_pulls_locked(s, s->sync.step, 0);
+        parked *pulls = take_pulls_locked(s, 0);
         whole = take_whole_locked(s, &n, &rc);
         pthread_mutex_unlock(&s->wait_lock);
         answer_pulls(s, pulls, PERSIA_OK, NULL);
@@ -323,7 +329,7 @@ void wait_drop(ps_service *s, int code, const char *text)
 {
     uint32_t n;
     pthread_mutex_lock(&s->wait_lock);
-    parked *pulls = take_pulls_locked(s, UINT64_MAX, 0);
+    parked *pulls = take_pulls_locked(s, UINT64_MAX);
     void **parts = sync_take(&s->sync, 0, &n);
     pthread_mutex_unlock(&s->wait_lock);
     answer_pulls(s, pulls, code, text);
@@ -337,8 +343,8 @@ static uint64_t next_deadline_locked(const ps_service *s)
 {
     uint64_t next = UINT64_MAX;
     for (const parked *p = s->parked; p; p = p->next)
-        if (p->call->deadline < next)
-            next = p->call->deadline;
+        if (p->until < next)
+            next = p->until;
     for (uint32_t i = 0; i < s->sync.parts; i++) {
         const push_call *c = s->sync.part[i];
         if (c && c->call->deadline < next)
@@ -355,17 +361,15 @@ static void fail_late(ps_service *s, uint64_t now)
     uint32_t n = 0;
 
     pthread_mutex_lock(&s->wait_lock);
-    parked *pulls = take_pulls_locked(s, 0, now);
-    const unsigned long long done = s->sync.step;
+    parked *pulls = take_pulls_locked(s, now);
     unsigned long long step = s->sync.pending;
     if (next_deadline_locked(s) <= now) { /* of a part */
         sync_missing(&s->sync, missing, sizeof missing);
         parts = sync_take(&s->sync, 0, &n);
     }
     pthread_mutex_unlock(&s->wait_lock);
-    snprintf(text, sizeof text, "the rows of a later step than %llu were "
-             "asked for, which did not come in time", done);
-    answer_pulls(s, pulls, PERSIA_ETIMEOUT, text);
+    answer_pulls(s, pulls, PERSIA_EUNAVAILABLE, "the update whose rows were "
+                 "asked for did not come in time");
     if (!parts)
         return;
     snprintf(text, sizeof text, "step %llu: the part of %s did not come in "

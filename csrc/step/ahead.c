@@ -12,52 +12,9 @@
 #include <time.h>
 
 #include "ps/ps.h"
+#include "step/batches.h"
 
 enum { POLL_MS = 50 };
-
-typedef enum progress { WAITING, STARTED, TAKEN } progress;
-
-typedef struct lookup {
-    struct lookup *next;
-    step_lookup want; /* its owner is NULL when handed over */
-    progress at;
-    future *done;
-} lookup;
-
-/* A forward of a batch, by what became of its gradient. */
-typedef enum course { OUT, HELD, APPLYING, ENDED } course;
-
-typedef struct forward {
-    uint64_t ticket;
-    course at;
-} forward;
-
-typedef struct batch {
-    struct batch *next;
-    uint64_t number;
-    lookup *lookups;
-    unsigned users;  /* threads that use a lookup; not freed meanwhile */
-    int ready;       /* all lookups are added */
-    int started;     /* they may run */
-    int handed;      /* the loop has asked for it */
-    int reading;     /* no gradients are expected */
-    int read;        /* there was a forward without gradient */
-    int dropped;     /* some gradients were */
-    int updated;     /* an update has some, so it needs no empty part */
-    int closed;      /* not open any more; freed when `users` is 0 */
-    forward *forwards;
-    size_t forwards_n, forwards_room;
-} batch;
-
-typedef struct stream {
-    struct stream *next;
-    uint64_t number; /* 0: closed */
-    uint64_t staleness;
-    int here;     /* nothing is done on threads of the store */
-    int sync;     /* steps of all ranks: 1, and 2 if by batch */
-    batch *batches; /* oldest first */
-    unsigned waiters; /* threads that close it */
-} stream;
 
 struct ahead {
     step *s;
@@ -173,9 +130,9 @@ static batch *find_batch(ahead *a, uint64_t number, stream **in)
 
 /* ---- lookups ---- */
 
-static int look_up(step *s, const step_lookup *l)
+static int look_up(step *s, const step_lookup *l, uint64_t after)
 {
-    return worker_forward(step_worker(s), l->plan, &l->batch, l->out,
+    return worker_forward(step_worker(s), l->plan, &l->batch, after, l->out,
                           l->stride, l->rows);
 }
 
@@ -185,10 +142,10 @@ static void run(ahead *a, batch *b, lookup *l)
     l->at = STARTED;
     b->users++;
     pthread_mutex_unlock(&a->lock);
-    int rc = look_up(a->s, &l->want);
+    int rc = look_up(a->s, &l->want, b->after);
     if (rc == PERSIA_ELOST) { /* it may be that nobody wants this lookup */
         step_keep_error(a->s, rc);
-        rc = look_up(a->s, &l->want);
+        rc = look_up(a->s, &l->want, b->after);
     }
     future_complete(l->done, rc);
     pthread_mutex_lock(&a->lock);
@@ -225,42 +182,6 @@ static void lookup_job(void *ctx)
 
 /* ---- permits ---- */
 
-/* Whether all gradients that came wait for an update, and none is out. */
-static int is_held(const batch *b)
-{
-    int held = 0;
-    for (size_t i = 0; i < b->forwards_n; i++) {
-        if (b->forwards[i].at == OUT || b->forwards[i].at == APPLYING)
-            return 0;
-        held |= b->forwards[i].at == HELD;
-    }
-    return held;
-}
-
-static int is_applying(const batch *b)
-{
-    for (size_t i = 0; i < b->forwards_n; i++)
-        if (b->forwards[i].at == APPLYING)
-            return 1;
-    return 0;
-}
-
-/* Earlier batches that are open; *held: whether others wait for a step. */
-static uint64_t open_before(const stream *t, const batch *last, int *held)
-{
-    uint64_t n = 0;
-    *held = 0;
-    for (const batch *b = t->batches; b != last; b = b->next) {
-        /* Other ranks wait for a part even of a batch that is only read. */
-        if (b->closed || (b->reading && !t->sync))
-            continue;
-        int waits = is_held(b);
-        *held |= waits;
-        n += !waits;
-    }
-    return n;
-}
-
 /* Starts what may start, in order; the loop waits for `asked` (or NULL). */
 static void advance(ahead *a, stream *t, const batch *asked)
 {
@@ -272,12 +193,12 @@ static void advance(ahead *a, stream *t, const batch *asked)
         /* In steps: who knows how many optimizer steps are to come? */
         if ((t->sync == 1 || t->here) && b != asked)
             return;
-        int held;
-        uint64_t n = open_before(t, b, &held);
-        n += held && b != asked;
+        earlier e = stream_look_before(t, b);
+        uint64_t n = e.open + (e.held && b != asked);
         if (!b->ready || n > t->staleness)
             return;
         b->started = 1;
+        b->after = e.after;
         if (!b->lookups)
             continue;
         uint64_t top = STEP_STALENESS_BUCKETS - 1;
@@ -368,6 +289,22 @@ void ahead_applying(ahead *a, const step_grad *held, size_t n)
             b->updated = 1;
         }
     }
+    pthread_mutex_unlock(&a->lock);
+}
+
+void ahead_sent(ahead *a, const step_grad *held, size_t n, uint64_t number)
+{
+    if (nobody_looks_ahead(a))
+        return;
+    pthread_mutex_lock(&a->lock);
+    for (size_t i = 0; i < n; i++) {
+        stream *t;
+        batch *b;
+        forward *f = find_forward(a, held[i].ticket, &t, &b);
+        if (f && f->at == APPLYING)
+            f->update = number;
+    }
+    advance_all(a);
     pthread_mutex_unlock(&a->lock);
 }
 
@@ -637,10 +574,10 @@ static int make_room(ahead *a, stream *t, const batch *last)
     if (t->sync && a->owed + a->paying)
         return 0;
     for (batch *b = t->batches; b != last; b = b->next)
-        if (!b->closed && is_applying(b))
+        if (!b->closed && batch_is_applying(b))
             return 0;
     for (batch *b = t->batches; b != last; b = b->next) {
-        if (b->closed || b->reading || is_held(b))
+        if (b->closed || b->reading || batch_is_held(b))
             continue;
         int some = 0; /* gradients came already */
         for (size_t i = 0; i < b->forwards_n; i++)
@@ -667,10 +604,10 @@ int step_ahead_next(step *s, uint64_t number, int reading)
         a->stats.batches++;
         close_read(a, t, b);
         advance(a, t, b);
-        a->stats.waited += (uint64_t)!b->started;
+        a->stats.waited += (uint64_t)(!b->started || stream_is_behind(t, b));
     }
-    while (rc == PERSIA_OK && b && !b->started) {
-        int room = make_room(a, t, b);
+    while (rc == PERSIA_OK && b && (!b->started || stream_is_behind(t, b))) {
+        int room = !b->started && make_room(a, t, b);
         if (a->owed) {
             pthread_mutex_unlock(&a->lock);
             rc = step_pay(s);
@@ -709,23 +646,6 @@ void step_ahead_skip(step *s, uint64_t number)
 
 /* ---- forwards ---- */
 
-static void add_forward(batch *b, uint64_t ticket)
-{
-    for (size_t i = 0; i < b->forwards_n; i++)
-        if (b->forwards[i].ticket == ticket)
-            return; /* computed again by a checkpoint */
-    if (b->forwards_n == b->forwards_room) {
-        size_t room = b->forwards_room ? 2 * b->forwards_room : 4;
-        forward *more = realloc(b->forwards, room * sizeof *more);
-        if (!more)
-            return; /* then it does not count: as ids that were not ours */
-        b->forwards = more;
-        b->forwards_room = room;
-    }
-    b->forwards[b->forwards_n++] = (forward){ticket, OUT};
-    b->reading = 0;
-}
-
 void step_ahead_bind(step *s, uint64_t number, uint64_t ticket)
 {
     ahead *a = step_ahead(s);
@@ -734,7 +654,7 @@ void step_ahead_bind(step *s, uint64_t number, uint64_t ticket)
     pthread_mutex_lock(&a->lock);
     batch *b = find_batch(a, number, NULL);
     if (b && ticket)
-        add_forward(b, ticket);
+        batch_add_forward(b, ticket);
     else if (b)
         b->read = 1;
     leave(a);

@@ -18,6 +18,8 @@ void ahead_applying(ahead *a, const step_grad *held, size_t n);
 /* Whether a bound lets the loop go on before they are applied: all are of
  * open batches, and no open stream is synchronous or `here`. */
 int ahead_allows(ahead *a, const step_grad *held, size_t n);
+/* It has this number in the stream of updates and is about to be sent. */
+void ahead_sent(ahead *a, const step_grad *held, size_t n, uint64_t number);
 /* They are applied, or dropped; on any thread. */
 void ahead_ended(ahead *a, const step_grad *held, size_t n, int applied);
 /* Frees what ended; on threads of the user. */

@@ -167,6 +167,8 @@ PERSIA_API void step_ahead_ready(step *s, uint64_t batch);
  * they are done).  While they may not, and no update is being applied, the
  * oldest open batch is abandoned: later gradients of its forwards are
  * refused (PERSIA_ETICKET).  `reading`: no gradients are expected.
+ * Without staleness it waits for the updates of earlier batches, too; where
+ * tables are remote, lookups are sent right behind such an update.
  * PERSIA_EINTR, PERSIA_ECLOSED, or the error of an update, see step_apply():
  * the batch may be asked for again. */
 PERSIA_API int step_ahead_next(step *s, uint64_t batch, int reading);

@@ -174,6 +174,8 @@ static void update_job(void *ctx)
     updates *u = ctx;
     int drop, is_part = 1;
     for (update *one; is_part && (one = take(u, &drop));) {
+        if (u->named && !drop)
+            ahead_sent(step_ahead(u->s), one->held, one->n, one->name.number);
         int rc = drop ? PERSIA_ECLOSED : step_run(u->s, one);
         is_part = one->name.parts > 1;
         tell(u, one, rc);

@@ -228,7 +228,7 @@ std::tuple<Tensor, Tensor> pull(const Tensor &values, const Optional &offsets,
     if (name[0] == 0) /* evaluation sees every update before it */
         check(step_settle(s.get()));
     now.allocate();
-    check(worker_forward(step_worker(s.get()), now.plan, &now.batch,
+    check(worker_forward(step_worker(s.get()), now.plan, &now.batch, 0,
                          now.vectors(), now.width, now.numbers()));
     return {now.out, now.rows};
 }

@@ -348,8 +348,9 @@ static const wire_field pull_fields[] = {
     [1] = CALLER,
     [2] = F(U32, "dtype", dtype, MOST(WIRE_DTYPES - 1)),
     [3] = F(U32, "want_rows", want_rows, MOST(1)),
-    [4] = F(U64, "after_step", after_step),
+    [4] = F(U64, "after", after),
     [5] = F(MESSAGES, "tables", tables, TABLES(pull_table)),
+    [6] = F(FIXED64, "stream", stream),
 };
 #undef THIS
 TYPE(pull, "PullRequest");

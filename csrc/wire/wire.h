@@ -148,7 +148,8 @@ typedef struct wire_pull {
     wire_caller caller;
     uint32_t dtype;      /* enum wire_dtype: of the reply */
     uint32_t want_rows;
-    uint64_t after_step; /* wait until this many sync steps were applied */
+    uint64_t stream, after; /* wait until this update of this stream was
+                               applied, or is settled; 0: do not wait */
     wire_pull_table *tables;
     size_t tables_n;
 } wire_pull;

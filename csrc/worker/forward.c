@@ -72,8 +72,9 @@ static int pool_all(worker *w, const plan *p, const id_batch *b,
     return sched_for(client_sched(w->c), n * c.chunks, pool_chunk, &c);
 }
 
-static int forward(worker *w, const plan *p, const id_batch *b, scratch *tmp,
-                   float *out, size_t stride, uint32_t *rows)
+static int forward(worker *w, const plan *p, const id_batch *b,
+                   uint64_t after, scratch *tmp, float *out, size_t stride,
+                   uint32_t *rows)
 {
     int rc = mem_buffer_need(&tmp->slices,
                              p->n * (sizeof(slice) + sizeof(pooled)));
@@ -122,15 +123,15 @@ static int forward(worker *w, const plan *p, const id_batch *b, scratch *tmp,
         }
         jobs_n += s->n > 0;
     }
-    rc = client_pull(w->c, tables, jobs, jobs_n);
+    rc = client_pull(w->c, after, tables, jobs, jobs_n);
     if (rc)
         return rc;
     return pool_all(w, p, b, slices, tmp->rows.data,
                     (pooled *)(slices + p->n), out, stride);
 }
 
-int worker_forward(worker *w, uint32_t no, const id_batch *batch, float *out,
-                   size_t stride, uint32_t *rows)
+int worker_forward(worker *w, uint32_t no, const id_batch *batch,
+                   uint64_t after, float *out, size_t stride, uint32_t *rows)
 {
     const plan *p = worker_plan_get(w, no);
     if (!p)
@@ -138,7 +139,7 @@ int worker_forward(worker *w, uint32_t no, const id_batch *batch, float *out,
     scratch *tmp = scratch_take(w);
     if (!tmp)
         return PERSIA_ENOMEM;
-    int rc = forward(w, p, batch, tmp, out, stride, rows);
+    int rc = forward(w, p, batch, after, tmp, out, stride, rows);
     scratch_give(w, tmp);
     return rc;
 }

@@ -55,7 +55,7 @@ void read_counts(ps_client *c, uint32_t no, float *out)
     for (uint64_t i = 0; i < IDS; i++)
         ids[i] = i;
     pull_job pull = {.n = IDS, .ids = ids, .out = rows, .stride = DIM};
-    int rc = client_pull(c, &no, &pull, 1);
+    int rc = client_pull(c, 0, &no, &pull, 1);
     if (rc)
         fail_msg("%s", err_text());
     for (size_t i = 0; i < IDS; i++) {

@@ -132,7 +132,7 @@ static void read_batch(ps_client *c, batch *b, answer *a)
         b->pulls[i].stride = kinds[b->tables[i]].dim + i % 4;
         b->pulls[i].rows = a->rows[i];
     }
-    int rc = client_pull(c, b->tables, b->pulls, b->jobs_n);
+    int rc = client_pull(c, 0, b->tables, b->pulls, b->jobs_n);
     if (rc)
         fail_msg("%s", err_text());
 }
@@ -383,7 +383,7 @@ static void large_batches_have_the_bits_of_local(void **state)
             declare_all(both[k]);
             assert_int_equal(client_push(both[k], NULL, &no, &push, 1),
                              PERSIA_OK);
-            assert_int_equal(client_pull(both[k], &no, &pull, 1), PERSIA_OK);
+            assert_int_equal(client_pull(both[k], 0, &no, &pull, 1), PERSIA_OK);
         }
         assert_memory_equal(out[0], out[1], sizeof out[0]);
         client_destroy(both[1]);
@@ -422,7 +422,7 @@ static void large_lookups_come_in_pieces(void **state)
             declare_all(both[k]);
             if (k) /* some pieces have to be asked for again */
                 atomic_store(&c.nodes[1].lose, 64);
-            if (client_pull(both[k], tables, jobs, JOBS))
+            if (client_pull(both[k], 0, tables, jobs, JOBS))
                 fail_msg("%s", err_text());
         }
         for (size_t i = 0; i < JOBS; i++)
@@ -477,7 +477,7 @@ static void narrow_values_come_close(void **state)
         assert_int_equal(client_get(remote, no, N, ids, want, NULL, NULL),
                          PERSIA_OK);
         pull_job pull = {.n = N, .ids = ids, .out = got, .stride = DIM};
-        assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_OK);
+        assert_int_equal(client_pull(remote, 0, &no, &pull, 1), PERSIA_OK);
         for (int i = 0; i < N * DIM; i++)
             assert_true(fabsf(got[i] - want[i]) <=
                         wire * fabsf(want[i]) + wire * 1e-3f);
@@ -621,7 +621,7 @@ static void what_is_wrong_is_found_before_anything_is_sent(void **state)
     twice[0] = TABLES;
     assert_int_equal(client_push(remote, NULL, twice, jobs, 1), PERSIA_EARG);
     pull_job pull = {.n = 1, .ids = ids, .out = grad, .stride = 16};
-    assert_int_equal(client_pull(remote, twice, &pull, 1), PERSIA_EARG);
+    assert_int_equal(client_pull(remote, 0, twice, &pull, 1), PERSIA_EARG);
     assert_int_equal(cluster_calls(&c, WIRE_PUSH), 0);
     client_update far = {.number = 1000000};
     assert_int_equal(client_push(remote, &far, twice, NULL, 0), PERSIA_EARG);

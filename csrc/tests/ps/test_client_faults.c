@@ -194,12 +194,12 @@ static void an_unreachable_server_is_named_in_time(void **state)
     while (shard_of(id, 3) != 2)
         id++;
     pull_job pull = {.n = 1, .ids = &id, .out = rows, .stride = DIM};
-    assert_int_equal(client_pull(remote, &no, &pull, 1),
+    assert_int_equal(client_pull(remote, 0, &no, &pull, 1),
                      PERSIA_EUNAVAILABLE);
     /* Its rows are of nobody's concern to a batch without them. */
     while (shard_of(id, 3) == 2)
         id++;
-    assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_OK);
+    assert_int_equal(client_pull(remote, 0, &no, &pull, 1), PERSIA_OK);
     atomic_store(&c.nodes[2].down, 0);
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
     for (uint32_t i = 0; i < 3; i++)
@@ -233,7 +233,7 @@ static void an_interrupt_ends_a_wait(void **state)
     for (uint64_t i = 0; i < IDS; i++)
         ids[i] = i;
     pull_job pull = {.n = IDS, .ids = ids, .out = rows, .stride = DIM};
-    assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_EINTR);
+    assert_int_equal(client_pull(remote, 0, &no, &pull, 1), PERSIA_EINTR);
     interrupt_install(NULL);
     atomic_store(&c.nodes[1].held, 0);
     /* The update that was left behind is still on its way, and lands. */
@@ -272,9 +272,9 @@ static void nonsense_is_an_error_with_a_name(void **state)
         ids[i] = i;
     pull_job pull = {.n = IDS, .ids = ids, .out = rows, .stride = DIM};
     c.nodes[1].garbage = 1;
-    assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_EPROTOCOL);
+    assert_int_equal(client_pull(remote, 0, &no, &pull, 1), PERSIA_EPROTOCOL);
     assert_non_null(strstr(err_text(), "ps1:8888"));
-    assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_OK);
+    assert_int_equal(client_pull(remote, 0, &no, &pull, 1), PERSIA_OK);
     client_destroy(remote);
     cluster_free(&c);
 }

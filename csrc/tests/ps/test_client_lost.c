@@ -37,9 +37,9 @@ static void lost_updates_are_counted_and_told(void **state)
     while (shard_of(id, 2))
         id++;
     pull_job pull = {.n = 1, .ids = &id, .out = row, .stride = DIM};
-    assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_ELOST);
+    assert_int_equal(client_pull(remote, 0, &no, &pull, 1), PERSIA_ELOST);
     assert_non_null(strstr(err_text(), "9 updates"));
-    assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_OK);
+    assert_int_equal(client_pull(remote, 0, &no, &pull, 1), PERSIA_OK);
     assert_true(row[0] == 0);
     client_destroy(remote);
     cluster_free(&c);
@@ -138,7 +138,7 @@ static void an_answer_of_an_earlier_life_is_none(void **state)
     while (!shard_of(id, 2))
         id++;
     pull_job pull = {.n = 1, .ids = &id, .out = row, .stride = DIM};
-    assert_int_equal(client_pull(remote, &no, &pull, 1), PERSIA_OK);
+    assert_int_equal(client_pull(remote, 0, &no, &pull, 1), PERSIA_OK);
     assert_true(row[0] == 0);
     atomic_store(&c.nodes[0].held, 0);
     pthread_join(sixth.thread, NULL);

@@ -73,7 +73,7 @@ static float grads[IDS * DIM];
 static int train(ps_client *c, uint32_t no, float *out)
 {
     pull_job pull = {.n = IDS, .ids = ids, .out = out, .stride = DIM};
-    int rc = client_pull(c, &no, &pull, 1);
+    int rc = client_pull(c, 0, &no, &pull, 1);
     if (rc)
         return rc;
     push_part part = {.n = IDS, .ids = ids, .grad = grads, .stride = DIM,

@@ -604,7 +604,8 @@ static void what_restores_refuse(void **state)
     part.step = 3;
     part.parts = 2;
     pending *waits = push_start(&v, &part, 60 * (uint64_t)SECOND);
-    wire_pull pull = {.caller = caller_of(&v), .after_step = 3};
+    wire_pull pull = {.caller = caller_of(&v), .stream = STREAM,
+                      .after = 3};
     wire_out o = ENCODED(pull, &pull);
     pending *pulls = call_start(&v, WIRE_PULL, &o, 60 * (uint64_t)SECOND);
     expect(restore_ask(&v, &m, RESTORE_COMMIT), PERSIA_OK, "");

@@ -1,4 +1,5 @@
-/* Calls that wait: parts of steps for each other, pulls for a step. */
+/* Calls that wait: parts of steps for each other, pulls for an
+ * update. */
 #include "tests/ps/service_help.h"
 
 #include <math.h>
@@ -233,21 +234,29 @@ static void one_rank_alone(void **state)
     job_stop(j);
 }
 
-static pending *pull_after(job *j, uint64_t step, uint64_t timeout)
+/* A pull behind an update of rank 0. */
+static pending *pull_after(job *j, uint64_t number, uint64_t timeout)
 {
     wire_pull_table t = {0, N, j->ids};
-    wire_pull m = {.caller = caller_of(&j->v), .after_step = step,
-                   .tables = &t, .tables_n = 1};
+    wire_pull m = {.caller = caller_of(&j->v), .stream = STREAM,
+                   .after = number, .tables = &t, .tables_n = 1};
     wire_out o = ENCODED(pull, &m);
     return call_start(&j->v, WIRE_PULL, &o, timeout);
+}
+
+static void expect_row(pending *c, float value)
+{
+    wire_pull_reply reply;
+    result r = call_wait(c);
+    DECODE(&r, pull_reply, &reply);
+    assert_true(((const float *)reply.tables[0].values)[0] == value);
+    result_free(&r);
 }
 
 static void pulls_wait_for_a_step(void **state)
 {
     (void)state;
     job *j = job_start();
-    pending *late = pull_after(j, 1, SECOND / 50);
-    expect_error(late, PERSIA_ETIMEOUT, "a later step than 0");
     pending *first = pull_after(j, 1, LONG), *second = pull_after(j, 2, LONG);
     pending *parts[RANKS];
     assert_int_equal(stats_of(&j->v).parked, 2);
@@ -259,19 +268,48 @@ static void pulls_wait_for_a_step(void **state)
         }
         for (uint32_t r = 0; r < RANKS; r++)
             assert_int_equal(push_wait(parts[r]).status, PUSH_APPLIED);
-        wire_pull_reply reply;
-        result r = call_wait(waiting);
-        DECODE(&r, pull_reply, &reply);
-        assert_true(((const float *)reply.tables[0].values)[0] ==
-                    (float)(step * RANKS));
-        result_free(&r);
         assert_true(step == 2 || !call_done(second));
+        expect_row(waiting, (float)(step * RANKS));
     }
     pending *now = pull_after(j, 2, LONG);
     assert_true(call_done(now));
-    result r = call_wait(now);
-    assert_int_equal(r.code, PERSIA_OK);
-    result_free(&r);
+    expect_row(now, 2 * RANKS);
+    job_stop(j);
+}
+
+static void pulls_wait_for_an_update(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    pending *first = pull_after(j, 1, LONG), *third = pull_after(j, 3, LONG);
+    wire_push m = push_of(&j->v, STREAM, 3, &j->table, 1);
+    assert_int_equal(push(&j->v, &m).status, PUSH_APPLIED);
+    expect_row(third, 1);
+    assert_false(call_done(first));
+    m = push_of(&j->v, STREAM, 1, &j->table, 1);
+    assert_int_equal(push(&j->v, &m).status, PUSH_APPLIED);
+    expect_row(first, 2);
+    /* what is settled does not come any more */
+    m = push_of(&j->v, STREAM, 6, &j->table, 1);
+    m.settled = 5;
+    assert_int_equal(push(&j->v, &m).status, PUSH_APPLIED);
+    expect_row(pull_after(j, 5, LONG), 3);
+    job_stop(j);
+}
+
+static void pulls_do_not_wait_for_ever(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    const char *text = "the update whose rows were asked for";
+    expect_error(pull_after(j, 1, SECOND / 50), PERSIA_EUNAVAILABLE, text);
+    j->grads[3] = (float)NAN;
+    wire_push bad = push_of(&j->v, STREAM, 1, &j->table, 1);
+    pending *one = pull_after(j, 1, LONG);
+    assert_int_equal(push_code(&j->v, &bad), PERSIA_ENONFINITE);
+    expect_error(one, PERSIA_EUNAVAILABLE, text);
+    expect_error(pull_after(j, 1, LONG), PERSIA_EUNAVAILABLE, text);
+    assert_int_equal(stats_of(&j->v).parked, 0);
     job_stop(j);
 }
 
@@ -285,7 +323,7 @@ static void what_waits_is_bounded_and_closed(void **state)
     for (int i = 1; i < MOST; i++)
         waiting[i] = pull_after(j, 1, LONG);
     assert_int_equal(stats_of(&j->v).parked, MOST);
-    expect_error(pull_after(j, 1, LONG), PERSIA_ELIMIT, "too many");
+    expect_error(pull_after(j, 1, LONG), PERSIA_EUNAVAILABLE, "too many");
     pending *part = send_part(j, 1, 1, LONG); /* bounded by the ranks */
     assert_int_equal(stats_of(&j->v).parked, MOST + 1);
     service_close(j->v.s);
@@ -378,6 +416,8 @@ int main(void)
         cmocka_unit_test(parts_of_a_process_before_are_not_applied),
         cmocka_unit_test(one_rank_alone),
         cmocka_unit_test(pulls_wait_for_a_step),
+        cmocka_unit_test(pulls_wait_for_an_update),
+        cmocka_unit_test(pulls_do_not_wait_for_ever),
         cmocka_unit_test(what_waits_is_bounded_and_closed),
         cmocka_unit_test(ranks_as_threads),
     };

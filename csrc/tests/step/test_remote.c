@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "pool/pool.h"
 #include "ps/ps.h"
@@ -158,8 +159,8 @@ static int forward(rank *r, uint64_t batch, uint64_t *ticket)
         return -1;
     memory *m = owner ? owner : memory_new();
     id_batch b = batch_of(m);
-    if (!owner && worker_forward(step_worker(r->s), r->plan, &b, m->out, DIM,
-                                 m->rows))
+    if (!owner && worker_forward(step_worker(r->s), r->plan, &b, 0, m->out,
+                                 DIM, m->rows))
         return -1;
     int seen = (int)m->out[0];
     memory_release(m);
@@ -394,6 +395,59 @@ static void test_ranks_take_every_step_together(void **state)
     }
 }
 
+static uint64_t begin_step(rank *r, uint64_t *stream)
+{
+    assert_int_equal(step_sync(r->s, 0, r->number, 2), PERSIA_OK);
+    assert_int_equal(step_ahead_open(r->s, 0, 0, stream), PERSIA_OK);
+    assert_int_equal(step_ahead_sync(r->s, *stream, 1), PERSIA_OK);
+    return batch_add(r, *stream);
+}
+
+static void give_step(rank *r, uint64_t batch)
+{
+    uint64_t ticket;
+    assert_int_equal(step_ahead_next(r->s, batch, 0), PERSIA_OK);
+    assert_int_equal(forward(r, batch, &ticket), 0);
+    assert_int_equal(hold(r, ticket), PERSIA_OK);
+    assert_int_equal(apply(r, STEP_MINE), PERSIA_OK);
+}
+
+static uint64_t lookups_started(rank *r)
+{
+    step_ahead_stats stats;
+    step_ahead_get_stats(r->s, &stats);
+    return stats.staleness[0];
+}
+
+/* No round trip between an update and the next lookup: that waits for it at
+ * the shard. */
+static void test_a_lookup_is_sent_behind_the_update(void **state)
+{
+    (void)state;
+    job j;
+    job_open(&j, 2);
+    rank *one = &j.ranks[0], *other = &j.ranks[1];
+    uint64_t stream, stream_1, applied, ticket;
+    assert_int_equal(step_join(one->s, &applied), PERSIA_OK);
+    assert_int_equal(step_join(other->s, &applied), PERSIA_OK);
+    uint64_t first = begin_step(one, &stream);
+    uint64_t second = batch_add(one, stream);
+    uint64_t first_1 = begin_step(other, &stream_1);
+    give_step(one, first);
+    for (int i = 0; i < 1000 && lookups_started(one) < 2; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    assert_int_equal(lookups_started(one), 2);
+    assert_int_equal(value(one), 0); /* the other part is missing */
+    give_step(other, first_1);
+    assert_int_equal(step_ahead_next(one->s, second, 0), PERSIA_OK);
+    assert_int_equal(forward(one, second, &ticket), 2);
+    step_ahead_close(one->s, stream);
+    step_ahead_close(other->s, stream_1);
+    assert_int_equal(step_leave(one->s, 0), PERSIA_OK);
+    assert_int_equal(step_leave(other->s, 0), PERSIA_OK);
+    job_close(&j);
+}
+
 /* After a pass updates of one rank are whole again. */
 static void test_updates_after_a_pass_are_no_parts(void **state)
 {
@@ -431,6 +485,7 @@ int main(void)
         cmocka_unit_test(test_staleness_under_random_schedules),
         cmocka_unit_test(test_a_store_ends_with_its_updates),
         cmocka_unit_test(test_ranks_take_every_step_together),
+        cmocka_unit_test(test_a_lookup_is_sent_behind_the_update),
         cmocka_unit_test(test_updates_after_a_pass_are_no_parts),
         cmocka_unit_test(test_bad_arguments),
     };

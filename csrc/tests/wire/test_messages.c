@@ -45,7 +45,9 @@ static wire_declare_reply declare_reply = { 4095, 1 };
 static wire_pull_table pull_tables[] = {
     { 0, N, ids }, { 1, 0, NULL }, { 4095, 3, ids + 1 }
 };
-static wire_pull pull = { CALLER, WIRE_FP16, 1, 12345, pull_tables, 3 };
+static wire_pull pull = { 
+    CALLER, WIRE_FP16, 1, UINT64_MAX - 6, 12345, pull_tables, 3
+};
 static wire_values values[] = {
     { 0, DIM, N, halves, floats, rows },
     { 1, 0, 0, NULL, NULL, NULL },
@@ -224,7 +226,8 @@ static void a_pull_is_read_as_it_was_written(void **state)
     assert_int_equal(wire_get_pull(b.data, b.n, &memory, &got), PERSIA_OK);
     assert_int_equal(got.dtype, WIRE_FP16);
     assert_int_equal(got.want_rows, 1);
-    assert_int_equal(got.after_step, 12345);
+    assert_int_equal(got.after, 12345);
+    assert_true(got.stream == UINT64_MAX - 6);
     assert_int_equal(got.tables_n, 3);
     assert_int_equal(got.tables[2].no, 4095);
     assert_int_equal(got.tables[1].n, 0);

@@ -151,7 +151,7 @@ static void check(uint32_t pooling, int single, int weighted)
     for (size_t i = 0; i < BAGS * WIDTH; i++)
         grad[i] = (float)rand() / (float)RAND_MAX - 0.5f;
     memset(out, 0xFF, sizeof out);
-    assert_int_equal(worker_forward(w, plan, &b, out, WIDTH, rows),
+    assert_int_equal(worker_forward(w, plan, &b, 0, out, WIDTH, rows),
                      PERSIA_OK);
 
     for (size_t f = 0; f < 3; f++) {
@@ -208,7 +208,7 @@ static void rows_have_gaps_of_zeros(void **state)
     memset(all, 0xFF, sizeof all);
     rows_of(0, table[0]);
     rows_of(1, table[1]);
-    assert_int_equal(worker_forward(w, plan, &b, all, DIM_B, rows),
+    assert_int_equal(worker_forward(w, plan, &b, 0, all, DIM_B, rows),
                      PERSIA_OK);
     for (size_t key = 0; key < KEYS; key++) {
         const float *t = table[key == 2 ? 0 : 1];
@@ -257,7 +257,7 @@ static void bad_batches_write_nothing(void **state)
         offsets[bad[i].at] = bad[i].value;
         memset(out, 0x55, sizeof out);
         memset(rows, 0x55, sizeof rows);
-        assert_int_equal(worker_forward(w, plan, &good, out, WIDTH, rows),
+        assert_int_equal(worker_forward(w, plan, &good, 0, out, WIDTH, rows),
                          PERSIA_EOFFSETS);
         for (size_t k = 0; k < sizeof out; k++)
             assert_int_equal(((unsigned char *)out)[k], 0x55);
@@ -271,7 +271,7 @@ static void bad_batches_write_nothing(void **state)
         offsets[bad[i].at] = was;
     }
     id_batch b = {.n = 10, .bags = 3, .values = values};
-    assert_int_equal(worker_forward(w, plan, &b, out, WIDTH, rows),
+    assert_int_equal(worker_forward(w, plan, &b, 0, out, WIDTH, rows),
                      PERSIA_ESHAPE);
 }
 
@@ -295,7 +295,7 @@ static void norm_and_finite(void **state)
         want += sums[0][i] * sums[0][i] + 4 * sums[1][i] * sums[1][i];
     worker_grad g = {.plan = plan, .batch = b, .rows = rows, .grad = grad,
                      .stride = WIDTH};
-    assert_int_equal(worker_forward(w, plan, &b, out, WIDTH, rows),
+    assert_int_equal(worker_forward(w, plan, &b, 0, out, WIDTH, rows),
                      PERSIA_OK);
     float scale[2] = {1, 2};
     double got;
