@@ -11,6 +11,7 @@
 #include "ckpt/crc32c.h"
 #include "ckpt/rows.h"
 #include "ids/ids.h"
+#include "mem/mem.h"
 
 int ckpt_files_add(ckpt_files *list, const ckpt_file *file)
 {
@@ -352,14 +353,11 @@ int ckpt_file_crc(int folder, const char *name, uint32_t *crc,
                   uint64_t *bytes)
 {
     int fd, code = file_open(folder, name, &fd, bytes);
-    char *buffer;
+    void *buffer;
     if (code)
         return code;
     *crc = 0;
-    buffer = malloc(PIECE_BYTES);
-    if (!buffer)
-        code = err_set(PERSIA_ENOMEM, "%d bytes to read %s", PIECE_BYTES,
-                       name);
+    code = mem_pages_take(PIECE_BYTES, &buffer);
     for (uint64_t at = 0; at < *bytes && !code;) {
         uint64_t left = *bytes - at;
         size_t n = left < PIECE_BYTES ? (size_t)left : PIECE_BYTES;
@@ -369,7 +367,7 @@ int ckpt_file_crc(int folder, const char *name, uint32_t *crc,
         *crc = crc32c(*crc, buffer, n);
         at += n;
     }
-    free(buffer);
+    mem_pages_give(buffer, PIECE_BYTES);
     close(fd);
     return code;
 }

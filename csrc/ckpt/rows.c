@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "ckpt/crc32c.h"
+#include "mem/mem.h"
 
 static const char *const col_names[COLS] = {
     [COL_IDS] = "ids",
@@ -59,9 +60,10 @@ int row_piece_init(row_piece *p, const row_shape *shape)
         at[c] = size;
         size += (p->room * shape->bytes[c] + 63) / 64 * 64;
     }
-    p->memory = aligned_alloc(64, size);
-    if (!p->memory)
-        return err_set(PERSIA_ENOMEM, "%zu bytes to pass rows through", size);
+    int rc = mem_pages_take(size, &p->memory);
+    if (rc)
+        return rc;
+    p->bytes = size;
     for (int c = 0; c < COLS; c++)
         p->col[c] = shape->bytes[c] ? (char *)p->memory + at[c] : NULL;
     return PERSIA_OK;
@@ -69,7 +71,7 @@ int row_piece_init(row_piece *p, const row_shape *shape)
 
 void row_piece_free(row_piece *p)
 {
-    free(p->memory);
+    mem_pages_give(p->memory, p->bytes);
     memset(p, 0, sizeof *p);
 }
 
@@ -375,11 +377,12 @@ int row_reader_verify(row_reader *r, uint32_t *crc)
     /* The header and then the tensors in the order of their extents are all
      * of the file: st_parse() has seen to it. */
     size_t room = PIECE_BYTES;
-    char *buffer = malloc(room);
-    int code = PERSIA_OK;
+    void *pages;
+    int code = mem_pages_take(room, &pages);
+    char *buffer = pages;
     uint32_t sum = 0;
-    if (!buffer)
-        return err_set(PERSIA_ENOMEM, "%zu bytes to read %s", room, r->name);
+    if (code)
+        return code;
     for (uint64_t at = 0; at < r->header.data && !code;) {
         size_t n = r->header.data - at < room ? (size_t)(r->header.data - at)
                                               : room;
@@ -402,7 +405,7 @@ int row_reader_verify(row_reader *r, uint32_t *crc)
             at += n;
         }
     }
-    free(buffer);
+    mem_pages_give(pages, room);
     *crc = sum;
     return code;
 }

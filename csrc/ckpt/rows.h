@@ -21,7 +21,8 @@ void row_shape_of(const table_config *config, row_shape *out);
 typedef struct row_piece {
     void *col[COLS]; /* aligned to 64 bytes; NULL if there is no column */
     size_t n, room;
-    void *memory;
+    void *memory; /* mem_pages */
+    size_t bytes;
 } row_piece;
 /* Room for about PIECE_BYTES. */
 enum { PIECE_BYTES = 4 << 20 };

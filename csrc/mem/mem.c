@@ -208,3 +208,21 @@ void mem_buffer_free(mem_buffer *b)
     free(b->data);
     *b = (mem_buffer){0};
 }
+
+/* ---- pages ---- */
+
+int mem_pages_take(size_t bytes, void **out)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    *out = p == MAP_FAILED ? NULL : p;
+    return *out ? PERSIA_OK
+                : err_set(PERSIA_ENOMEM, "out of memory: %zu bytes for a "
+                          "moment", bytes);
+}
+
+void mem_pages_give(void *pages, size_t bytes)
+{
+    if (pages)
+        munmap(pages, bytes);
+}

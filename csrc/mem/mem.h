@@ -83,6 +83,12 @@ typedef struct mem_buffer {
 PERSIA_API int mem_buffer_need(mem_buffer *b, size_t bytes);
 PERSIA_API void mem_buffer_free(mem_buffer *b);
 
+/* Pages of the system's, for some megabytes that are needed for a moment, on
+ * whichever thread.  A process that serves tells malloc to keep what is freed,
+ * in every arena that was ever asked for it; these go back. */
+PERSIA_API int mem_pages_take(size_t bytes, void **out);
+PERSIA_API void mem_pages_give(void *pages, size_t bytes);
+
 #ifdef __cplusplus
 }
 #endif
