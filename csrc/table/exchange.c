@@ -54,6 +54,8 @@ int table_exchange(table *t, table *other)
         pthread_rwlock_wrlock(&t->stripe[i].lock);
         stripe_exchange_locked(&t->stripe[i], &other->stripe[i]);
         pthread_rwlock_unlock(&t->stripe[i].lock);
+        int64_t left = atomic_load(&other->left[i]);
+        atomic_store(&other->left[i], atomic_exchange(&t->left[i], left));
     }
     if (!rc) {
         blocks_exchange(&t->blocks, &other->blocks);
