@@ -4,7 +4,9 @@
  *   block    [ mem_block 64 B | payload ]      sizes are multiples of 64
  *
  * Invariants: the blocks of a region fill it; no two neighbours are free
- * (mem_blocks_give joins them); a block knows the size of the one before.
+ * (mem_blocks_give joins them); a block knows the size of the one before;
+ * `open` is at most the size of the largest free block, and at least what is
+ * held and was not taken yet.
  */
 #include "mem/mem.h"
 #include "mem/huge.h"
@@ -137,31 +139,41 @@ static char *map_aligned(size_t bytes)
     return p + head;
 }
 
-/* Hands on what was used at least once: the first `bytes` of the region. */
-static void region_huge(mem_region *r, size_t bytes)
+/* Hands on what was used at least once: up to the end of k, for blocks are
+ * cut off the front. */
+static void region_huge(const mem_blocks *b, const mem_block *k)
 {
-    for (; r->handed + HUGE <= bytes; r->handed += HUGE)
+    const char *end = (const char *)k + k->bytes;
+    mem_region *r = b->regions;
+
+    while ((const char *)k < (char *)r || end > (char *)r + r->bytes)
+        r = r->next;
+    for (; (char *)r + r->handed + HUGE <= end; r->handed += HUGE)
         huge_later((char *)r + r->handed);
 }
 
 static int region_add(mem_blocks *b, size_t need)
 {
     mem_region *old = b->regions, *r;
+    const size_t least = (need + sizeof *r + REGION_FIRST - 1) /
+                         REGION_FIRST * REGION_FIRST;
     size_t bytes = old ? 2 * old->bytes : REGION_FIRST;
     mem_block *k;
 
     if (bytes > REGION_MAX)
         bytes = REGION_MAX;
-    while (bytes < need + sizeof *r)
+    while (bytes < least)
         bytes *= 2;
     r = (mem_region *)(void *)map_aligned(bytes);
+    if (!r && least < bytes) {
+        bytes = least;
+        r = (mem_region *)(void *)map_aligned(bytes);
+    }
     if (!r)
-        return err_set(PERSIA_ENOMEM, "no %zu bytes for an index: %s", bytes,
-                       strerror(errno));
+        return err_set(PERSIA_ENOMEM, "out of memory: %zu KiB for an index: "
+                       "%s", bytes >> 10, strerror(errno));
     if (bytes >= REGION_HUGE && !huge_can())
         madvise(r, bytes, MADV_HUGEPAGE);
-    if (old)
-        region_huge(old, old->bytes);
     r->next = old;
     r->bytes = bytes;
     r->handed = 0;
@@ -171,7 +183,37 @@ static int region_add(mem_blocks *b, size_t need)
     k->before = 0;
     k->last = 1;
     free_insert(b, k);
+    if (k->bytes > b->open)
+        b->open = k->bytes;
     return PERSIA_OK;
+}
+
+static uint64_t free_largest(const mem_blocks *b)
+{
+    uint64_t most = 0;
+
+    for (const mem_block *k = b->free; k; k = k->next)
+        most = k->bytes > most ? k->bytes : most;
+    return most;
+}
+
+/* Whatever is taken, whatever block it is cut off, the largest one loses no
+ * more than that: so it serves all who hold bytes if it has them in sum. */
+static int hold_locked(mem_blocks *b, uint64_t bytes)
+{
+    const uint64_t all = b->held + bytes;
+    int rc = PERSIA_OK;
+
+    if (bytes > SIZE_MAX / 8 || all > SIZE_MAX / 4)
+        return err_set(PERSIA_ENOMEM, "out of memory: %llu bytes of index",
+                       (unsigned long long)bytes);
+    if (b->open < all)
+        b->open = free_largest(b);
+    if (b->open < all)
+        rc = region_add(b, all);
+    if (!rc)
+        b->held = all;
+    return rc;
 }
 
 static mem_block *best_fit(const mem_blocks *b, size_t bytes)
@@ -189,12 +231,9 @@ static int take_locked(mem_blocks *b, size_t bytes, void **out)
     mem_block *k = best_fit(b, bytes);
     int rc;
 
-    if (!k) {
-        rc = region_add(b, bytes);
-        if (rc)
-            return rc;
-        k = best_fit(b, bytes);
-    }
+    if (!k)
+        return err_set(PERSIA_ENOMEM, "out of memory: %zu bytes of index",
+                       bytes);
     if (k->bytes < bytes + 2 * sizeof *k)
         bytes = k->bytes; /* too little to cut off */
     rc = mem_charge(b->limit, bytes);
@@ -204,22 +243,75 @@ static int take_locked(mem_blocks *b, size_t bytes, void **out)
     block_cut(b, k, bytes);
     k->used = 1;
     b->bytes += k->bytes;
-    if ((char *)k > (char *)b->regions &&
-        (char *)k < (char *)b->regions + b->regions->bytes)
-        region_huge(b->regions,
-                    (size_t)((char *)k - (char *)b->regions) + k->bytes);
+    b->open -= k->bytes < b->open ? k->bytes : b->open;
+    region_huge(b, k);
     *out = k + 1;
     return PERSIA_OK;
 }
 
+static size_t block_size(size_t bytes)
+{
+    return (bytes + sizeof(mem_block) + 63) / 64 * 64;
+}
+
 int mem_blocks_take(mem_blocks *b, size_t bytes, void **out)
+{
+    const size_t most = block_size(bytes) + 2 * sizeof(mem_block);
+    int rc;
+
+    pthread_mutex_lock(&b->lock);
+    rc = hold_locked(b, most); /* beside what others hold */
+    if (!rc) {
+        rc = take_locked(b, block_size(bytes), out);
+        b->held -= most;
+    }
+    pthread_mutex_unlock(&b->lock);
+    return rc;
+}
+
+int mem_blocks_take_held(mem_blocks *b, size_t bytes, void **out)
 {
     int rc;
 
     pthread_mutex_lock(&b->lock);
-    rc = take_locked(b, (bytes + sizeof(mem_block) + 63) / 64 * 64, out);
+    rc = take_locked(b, block_size(bytes), out);
     pthread_mutex_unlock(&b->lock);
     return rc;
+}
+
+int mem_blocks_hold(mem_blocks *b, uint64_t bytes)
+{
+    int rc;
+
+    pthread_mutex_lock(&b->lock);
+    rc = hold_locked(b, bytes);
+    pthread_mutex_unlock(&b->lock);
+    return rc;
+}
+
+void mem_blocks_unhold(mem_blocks *b, uint64_t bytes)
+{
+    pthread_mutex_lock(&b->lock);
+    b->held -= bytes;
+    pthread_mutex_unlock(&b->lock);
+}
+
+void mem_blocks_starve(mem_blocks *b)
+{
+    pthread_mutex_lock(&b->lock);
+    b->starved = 1;
+    pthread_mutex_unlock(&b->lock);
+}
+
+int mem_blocks_starved(mem_blocks *b)
+{
+    int was;
+
+    pthread_mutex_lock(&b->lock);
+    was = b->starved;
+    b->starved = 0;
+    pthread_mutex_unlock(&b->lock);
+    return was;
 }
 
 void mem_blocks_give(mem_blocks *b, void *block)

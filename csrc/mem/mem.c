@@ -55,6 +55,26 @@ void mem_release(mem_limit *limit, uint64_t bytes)
         atomic_fetch_sub_explicit(&limit->used, bytes, memory_order_relaxed);
 }
 
+/* Who announces does so before it looks at `used`, and this one the other way
+ * round: of two that do not fit together one sees the other. */
+int mem_charge_beside(mem_limit *limit, uint64_t bytes)
+{
+    int rc = mem_charge(limit, bytes);
+
+    if (rc || !limit || !limit->maximum)
+        return rc;
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load(&limit->used) + atomic_load(&limit->announced) <=
+        limit->maximum)
+        return PERSIA_OK;
+    mem_release(limit, bytes);
+    return err_set(PERSIA_ELIMIT,
+                   "memory limit: %llu bytes more would leave too little of "
+                   "the maximum of %llu for an update that is under way",
+                   (unsigned long long)bytes,
+                   (unsigned long long)limit->maximum);
+}
+
 /* ---- arenas ---- */
 
 static size_t round_up(size_t n, size_t unit)
@@ -79,10 +99,13 @@ static char *reserve(size_t bytes)
 /* Moves to a larger reserve; the kernel moves page tables, not bytes. */
 static int arena_reserve(mem_arena *a, size_t bytes)
 {
-    size_t want = round_up(bytes + a->lead, HUGE);
-    if (a->reserved > want / 2)
-        want = 2 * a->reserved;
-    char *p = want >= bytes ? reserve(want) : NULL;
+    const size_t least = round_up(bytes + a->lead, HUGE);
+    size_t want = a->reserved > least / 2 ? 2 * a->reserved : least;
+    char *p = reserve(want);
+    if (!p) {
+        want = least;
+        p = reserve(want);
+    }
     if (!p)
         goto fail;
     if (!a->base) {
@@ -103,10 +126,8 @@ static int arena_reserve(mem_arena *a, size_t bytes)
     a->reserved = want;
     return PERSIA_OK;
 fail:
-    return err_set(PERSIA_ENOMEM,
-                   "out of memory: %zu bytes of address space for table "
-                   "rows: %s",
-                   want, strerror(errno));
+    return err_set(PERSIA_ENOMEM, "out of memory: %zu MiB for rows: %s",
+                   want >> 20, strerror(errno));
 }
 
 /* Hands on what is full: all of the mapping up to the last whole 2 MiB, but
@@ -141,6 +162,21 @@ void mem_arena_init(mem_arena *a, mem_limit *limit, size_t lead)
     *a = (mem_arena){.limit = limit, .lead = lead % HUGE / 64 * 64};
 }
 
+size_t mem_arena_room(const mem_arena *a)
+{
+    return a->reserved ? (a->reserved - a->lead) & ~(PAGE - 1) : 0;
+}
+
+int mem_arena_reserve(mem_arena *a, size_t bytes)
+{
+    if (bytes <= mem_arena_room(a))
+        return PERSIA_OK;
+    if (bytes > SIZE_MAX / 4)
+        return err_set(PERSIA_ENOMEM, "out of memory: %zu bytes of rows",
+                       bytes);
+    return arena_reserve(a, round_up(bytes, PAGE));
+}
+
 int mem_arena_grow(mem_arena *a, size_t bytes)
 {
     if (bytes <= a->size)
@@ -152,12 +188,10 @@ int mem_arena_grow(mem_arena *a, size_t bytes)
     int code = mem_charge(a->limit, size - a->size);
     if (code != PERSIA_OK)
         return code;
-    if (size + a->lead > a->reserved) {
-        code = arena_reserve(a, size);
-        if (code != PERSIA_OK) {
-            mem_release(a->limit, size - a->size);
-            return code;
-        }
+    code = mem_arena_reserve(a, size);
+    if (code != PERSIA_OK) {
+        mem_release(a->limit, size - a->size);
+        return code;
     }
     if (!huge_can() && size >= HUGE_AHEAD && a->size < HUGE_AHEAD)
         madvise(a->base - a->lead, a->reserved, MADV_HUGEPAGE);

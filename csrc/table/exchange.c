@@ -25,9 +25,13 @@ static void blocks_exchange(mem_blocks *a, mem_blocks *b)
     a->regions = b->regions;
     a->free = b->free;
     a->bytes = b->bytes;
+    a->open = b->open;
+    a->starved = b->starved;
     b->regions = was.regions;
     b->free = was.free;
     b->bytes = was.bytes;
+    b->open = was.open;
+    b->starved = was.starved;
     pthread_mutex_unlock(&a->lock);
 }
 
@@ -50,6 +54,8 @@ int table_exchange(table *t, table *other)
         pthread_rwlock_wrlock(&t->stripe[i].lock);
         stripe_exchange_locked(&t->stripe[i], &other->stripe[i]);
         pthread_rwlock_unlock(&t->stripe[i].lock);
+        int64_t left = atomic_load(&other->left[i]);
+        atomic_store(&other->left[i], atomic_exchange(&t->left[i], left));
     }
     if (!rc) {
         blocks_exchange(&t->blocks, &other->blocks);

@@ -6,6 +6,8 @@
 enum {
     LOAD_LOW = 55,  /* percent: after growing */
     LOAD_HIGH = 70, /* percent: grows at */
+    LOAD_FULL = 88, /* percent: at most, when it cannot; grown by 27 % it is
+                       below LOAD_HIGH again */
     SPLIT_ROWS = 12288,
     DEPTH_MAX = 24
 };
@@ -24,15 +26,19 @@ static void page_start(page *p, uint64_t buckets, uint32_t depth,
     p->buckets = (uint32_t)buckets;
     p->depth = depth;
     p->grow_at = (uint32_t)(buckets * BUCKET_ENTRIES * LOAD_HIGH / 100);
+    p->full_at = (uint32_t)(buckets * BUCKET_ENTRIES * LOAD_FULL / 100);
     p->split_at = SPLIT_ROWS + SPLIT_ROWS * phase / 256;
 }
 
-static int page_create(row_index *ix, uint64_t buckets, uint32_t depth,
-                       uint32_t phase, page **out)
+/* `take`: mem_blocks_take or mem_blocks_take_held. */
+typedef int (*take_fn)(mem_blocks *b, size_t bytes, void **out);
+
+static int page_create(row_index *ix, take_fn take, uint64_t buckets,
+                       uint32_t depth, uint32_t phase, page **out)
 {
     void *block;
-    int rc = mem_blocks_take(ix->blocks,
-                             sizeof(page) + buckets * sizeof(bucket), &block);
+    int rc = take(ix->blocks, sizeof(page) + buckets * sizeof(bucket),
+                  &block);
 
     if (rc)
         return rc;
@@ -78,7 +84,7 @@ int row_index_init(row_index *ix, mem_blocks *blocks)
     ix->directory = malloc(sizeof *ix->directory);
     if (!ix->directory)
         return err_set(PERSIA_ENOMEM, "table index: no directory");
-    rc = page_create(ix, 1, 0, 0, &p);
+    rc = page_create(ix, mem_blocks_take, 1, 0, 0, &p);
     if (rc) {
         free(ix->directory);
         ix->directory = NULL;
@@ -233,13 +239,14 @@ static int page_move(const page *from, row_store rows, page *to[2])
     return 1;
 }
 
-static int page_grow(row_index *ix, row_store rows, uint64_t hash, page *old)
+static int page_grow(row_index *ix, row_store rows, uint64_t hash, page *old,
+                     take_fn take)
 {
     page *to[2] = { NULL, NULL };
     size_t first, n;
     uint64_t buckets =
         old->buckets + (uint64_t)old->buckets * 27 / 100 + 1;
-    int rc = page_create(ix, buckets, old->depth, 0, &to[0]);
+    int rc = page_create(ix, take, buckets, old->depth, 0, &to[0]);
 
     if (rc)
         return rc;
@@ -261,7 +268,8 @@ static int halves_create(row_index *ix, uint64_t prefix, const page *old,
         uint64_t load = LOAD_LOW + (LOAD_HIGH - 5 - LOAD_LOW) * phase / 256;
         uint64_t share = half ? ones : old->rows - ones;
         uint64_t buckets = share * 100 / load / BUCKET_ENTRIES + 1;
-        int rc = page_create(ix, buckets, old->depth + 1, phase, &to[half]);
+        int rc = page_create(ix, mem_blocks_take, buckets, old->depth + 1,
+                             phase, &to[half]);
         if (rc) {
             if (half)
                 page_destroy(ix, to[0]);
@@ -299,20 +307,49 @@ static int page_split(row_index *ix, row_store rows, uint64_t hash, page *old)
     return PERSIA_OK;
 }
 
+static int page_widen(row_index *ix, row_store rows, uint64_t hash, page *p)
+{
+    if (p->rows >= p->split_at && p->depth < DEPTH_MAX)
+        return page_split(ix, rows, hash, p);
+    return page_grow(ix, rows, hash, p, mem_blocks_take);
+}
+
 int row_index_reserve(row_index *ix, row_store rows, uint64_t hash)
 {
     page *p = row_index_page(ix, hash)->page;
     int rc;
 
     while (p->rows >= p->grow_at) {
-        if (p->rows >= p->split_at && p->depth < DEPTH_MAX)
-            rc = page_split(ix, rows, hash, p);
-        else
-            rc = page_grow(ix, rows, hash, p);
+        rc = page_widen(ix, rows, hash, p);
+        if (rc == PERSIA_ENOMEM && p->rows < p->full_at) {
+            mem_blocks_starve(ix->blocks);
+            return PERSIA_OK;
+        }
+        if (rc == PERSIA_ENOMEM)
+            rc = page_grow(ix, rows, hash, p, mem_blocks_take_held);
         if (rc)
             return rc;
         p = row_index_page(ix, hash)->page;
     }
+    return PERSIA_OK;
+}
+
+int row_index_settle(row_index *ix, row_store rows)
+{
+    uint64_t hash = 0, step;
+    int rc;
+
+    do {
+        page *p = row_index_page(ix, hash)->page;
+        while (p->rows > p->grow_at) {
+            rc = page_widen(ix, rows, hash, p);
+            if (rc)
+                return rc;
+            p = row_index_page(ix, hash)->page;
+        }
+        step = p->depth ? (uint64_t)1 << (64 - p->depth) : 0;
+        hash += step;
+    } while (hash); /* until it has gone round */
     return PERSIA_OK;
 }
 

@@ -7,7 +7,8 @@
  * kernel over the block.  Ids that their home bucket does not settle come
  * last.
  *
- * Order of locks: gates by address, full locks by address, one stripe.
+ * Order of locks: gates by address, full locks by address, the memory limit,
+ * one stripe, its blocks.
  */
 #include "table/push.h"
 
@@ -157,12 +158,22 @@ GROUP_RUN(group_run_16, 16)
 GROUP_RUN(group_run_64, 64)
 GROUP_RUN(group_run_any, dim)
 
+size_t push_group_bytes(size_t n, size_t *entries)
+{
+    *entries = 16;
+    while (*entries < 2 * n)
+        *entries *= 2;
+    return n * (2 * sizeof(uint64_t) + sizeof(float *) +
+                2 * sizeof(uint32_t) + sizeof(again)) +
+           *entries * sizeof(uint32_t);
+}
+
 static int group_make(const push_plan *plan, size_t j, uint32_t stripe,
                       group *g)
 {
     const push_job *job = &plan->jobs[j];
     const uint32_t dim = job->t->config.dim;
-    size_t n = 0, room = 16;
+    size_t n = 0, room;
     uint32_t *entry;
     char *p;
     void *scratch;
@@ -173,12 +184,7 @@ static int group_make(const push_plan *plan, size_t j, uint32_t stripe,
                       plan->chunks[c].start[stripe]);
     if (!n)
         return PERSIA_OK;
-    while (room < 2 * n)
-        room *= 2;
-    rc = scratch_need(SCRATCH_GROUP,
-                      n * (2 * sizeof(uint64_t) + sizeof(float *) +
-                           2 * sizeof(uint32_t) + sizeof(again)) +
-                          room * sizeof *entry, &scratch);
+    rc = scratch_need(SCRATCH_GROUP, push_group_bytes(n, &room), &scratch);
     if (rc)
         return rc;
     p = scratch;
@@ -421,6 +427,7 @@ static int apply_stripe(void *ctx, size_t item)
 {
     const push_plan *plan = ctx;
     size_t low = 0, high = plan->jobs_n;
+    uint32_t used;
     group g;
     int rc;
 
@@ -441,8 +448,10 @@ static int apply_stripe(void *ctx, size_t item)
                  .stride = t->stride };
     pthread_rwlock_unlock(&s->lock);
     rc = group_make(plan, low, i, &g);
+    if (rc)
+        plan->late[item] = 1;
     if (rc || !g.n)
-        return rc;
+        return PERSIA_OK;
     apply a = { t, s, job, &plan->optim[low], &g,
                 clock_short(plan->clock[low]), job_swept(job), 0, { 0 } };
     pthread_rwlock_wrlock(&s->lock);
@@ -450,7 +459,9 @@ static int apply_stripe(void *ctx, size_t item)
     a.make_last = t->config.capacity &&
                   atomic_load(&t->rows) + atomic_load(&t->pending) + g.n >
                       t->config.capacity;
+    used = s->used;
     rc = apply_group(&a);
+    plan->held[item] -= s->used - used;
     stripe_count_locked(t, s);
     pthread_rwlock_unlock(&s->lock);
     __atomic_fetch_add(&job->created, a.counts.created, __ATOMIC_RELAXED);
@@ -493,22 +504,20 @@ static void job_finish(push_job *job)
 /* All jobs, with their tables' gates held shared. */
 static int push_gated(sched *s, push_plan *plan)
 {
+    const size_t items = plan->first_stripe[plan->jobs_n];
     room *r = &plan->room;
-    int rc = PERSIA_OK;
+    int rc = room_take(r, push_reserve, plan);
 
-    if (room_take(r)) {
-        for (size_t i = 0; i < r->n && !rc; i++)
-            rc = push_reserve(plan, &r->claims[i]);
-        rc = rc ? rc : room_check(r);
-    }
-    if (!rc) {
-        for (size_t j = 0; j < plan->jobs_n; j++)
-            job_start(plan, j);
-        rc = sched_for(s, plan->first_stripe[plan->jobs_n], apply_stripe,
-                       plan);
-        for (size_t j = 0; j < plan->jobs_n; j++)
-            job_finish(&plan->jobs[j]);
-    }
+    if (rc)
+        return rc;
+    for (size_t j = 0; j < plan->jobs_n; j++)
+        job_start(plan, j);
+    rc = sched_for(s, items, apply_stripe, plan);
+    for (size_t i = 0; i < items; i++)
+        if (plan->late[i] && !rc)
+            rc = apply_stripe(plan, i);
+    for (size_t j = 0; j < plan->jobs_n; j++)
+        job_finish(&plan->jobs[j]);
     room_leave(r);
     return rc;
 }
@@ -524,6 +533,8 @@ int table_push(sched *s, push_job *jobs, size_t jobs_n)
     if (rc)
         return rc;
     rc = sched_for(s, plan.chunks_n, push_plan_chunk, &plan);
+    if (!rc && jobs_n)
+        rc = push_plan_end(&plan);
     if (rc)
         return rc;
     for (size_t j = 0; j < jobs_n; j++)

@@ -2,10 +2,14 @@
  *
  *   plan     chunks of all parts are hashed and ordered by stripe, gradients
  *            checked (push_plan.c)                    -- parallel over chunks
- *   reserve  take room for new rows (room.h); only near a limit they are
- *            counted (push_reserve.c)
+ *   reserve  take room and memory for new rows (room.h); only near a limit
+ *            they are counted (push_reserve.c)
  *   apply    sum equal ids, find or make rows, run the optimizer (push.c)
  *                                           -- parallel over (job, stripe)
+ *
+ * Apply changes rows, so it must not fail.  Memory for rows and index is
+ * reserved; a thread that finds none for its scratch leaves the stripe to the
+ * caller, which has enough.
  */
 #ifndef PERSIA_TABLE_PUSH_H
 #define PERSIA_TABLE_PUSH_H
@@ -28,6 +32,11 @@ typedef struct push_plan {
     size_t chunks_n;
     size_t *first_chunk;  /* [jobs_n + 1] */
     size_t *first_stripe; /* [jobs_n + 1]: numbers (job, stripe) through */
+    size_t *held;         /* [(job, stripe)]: that of the claims; each written
+                             by one thread, under its stripe's lock */
+    uint8_t *late;        /* [(job, stripe)] it is left to the caller; written
+                             by the thread that came to it first, read when
+                             all have ended */
     room room;            /* a claim a job, by the tables' addresses */
     uint64_t *clock;      /* [jobs_n] this push's number in each table */
     optim_plan *optim;    /* [jobs_n] */
@@ -37,8 +46,15 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n);
 /* Hashes, orders and checks chunk i: a sched_loop_fn. */
 int push_plan_chunk(void *plan, size_t i);
 
-/* Counts the new rows of a claim's job. */
-int push_reserve(const push_plan *plan, room_claim *claim);
+/* When all chunks are ordered: the ids of each stripe, for the claims, and
+ * the caller's scratch for the largest of them. */
+int push_plan_end(push_plan *plan);
+
+/* Counts the new rows of a claim's job: a room_count_fn. */
+int push_reserve(room_claim *claim, void *plan);
+/* Scratch for a stripe's n distinct ids: bytes, and the size of the hash
+ * table that is a part of it. */
+size_t push_group_bytes(size_t n, size_t *entries);
 size_t push_job_ids(const push_job *job);
 
 /* Whether an id without a row gets one in this batch. */

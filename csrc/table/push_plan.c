@@ -23,7 +23,7 @@ static void *carve(char **at, size_t bytes)
 
 int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
 {
-    size_t chunks = 0, ids = 0, starts = 0, at = 0, stripes = 0;
+    size_t chunks = 0, ids = 0, starts = 0, at = 0, stripes = 0, items = 0;
     void *scratch;
     char *p;
     int rc;
@@ -32,6 +32,7 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
         rc = table_check_optim(&jobs[j].t->config, jobs[j].optim);
         if (rc)
             return rc;
+        items += jobs[j].t->stripes;
         for (size_t k = 0; k < jobs[j].parts_n; k++) {
             size_t n = (jobs[j].parts[k].n + IDS_CHUNK - 1) / IDS_CHUNK;
             chunks += n;
@@ -46,10 +47,12 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
                           (jobs_n + 1) * (2 * sizeof(size_t) +
                                           sizeof(room_claim) +
                                           sizeof(uint64_t) +
-                                          sizeof(optim_plan)) + 64 * 8,
+                                          sizeof(optim_plan)) +
+                          items * (sizeof(size_t) + sizeof(uint8_t)) +
+                          64 * 10,
                       &scratch);
     if (rc)
-        return rc;
+        return jobs_n ? room_no_memory(jobs[0].t) : rc;
     p = scratch;
     plan->jobs = jobs;
     plan->jobs_n = jobs_n;
@@ -60,6 +63,8 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
     room_claim *claims = carve(&p, jobs_n * sizeof(room_claim));
     plan->clock = carve(&p, jobs_n * sizeof(uint64_t));
     plan->optim = carve(&p, jobs_n * sizeof(optim_plan));
+    plan->late = carve(&p, items * sizeof(uint8_t));
+    plan->held = carve(&p, items * sizeof(size_t));
     uint64_t *hash = carve(&p, ids * sizeof(uint64_t));
     uint16_t *order = carve(&p, ids * sizeof(uint16_t));
     uint16_t *start = carve(&p, starts * sizeof(uint16_t));
@@ -68,7 +73,8 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
         plan->first_chunk[j] = at;
         plan->first_stripe[j] = stripes;
         claims[j] = (room_claim){.t = jobs[j].t, .job = j,
-                                 .most = push_job_ids(&jobs[j])};
+                                 .most = push_job_ids(&jobs[j]),
+                                 .held = plan->held + stripes};
         stripes += jobs[j].t->stripes;
         for (size_t k = 0; k < jobs[j].parts_n; k++) {
             const push_part *part = &jobs[j].parts[k];
@@ -85,6 +91,8 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
     }
     plan->first_chunk[jobs_n] = at;
     plan->first_stripe[jobs_n] = stripes;
+    memset(plan->late, 0, items * sizeof(uint8_t));
+    memset(plan->held, 0, items * sizeof(size_t));
     claims_sort(claims, jobs_n);
     for (size_t j = 1; j < jobs_n; j++)
         if (claims[j].t == claims[j - 1].t)
@@ -159,5 +167,31 @@ int push_plan_chunk(void *ctx, size_t i)
                     c->order, c->start);
     if (job->t->config.nonfinite == NONFINITE_RAISE && !part->finite)
         return chunk_check_finite(job->t, part, c->first, c->n, low, high);
+    return PERSIA_OK;
+}
+
+int push_plan_end(push_plan *plan)
+{
+    size_t group = 0, sum = 0, entries;
+    void *unused;
+
+    for (size_t k = 0; k < plan->room.n; k++) {
+        const room_claim *claim = &plan->room.claims[k];
+        const uint32_t stripes = claim->t->stripes;
+        size_t most = 0, last = plan->first_chunk[claim->job + 1];
+        for (size_t c = plan->first_chunk[claim->job]; c < last; c++)
+            for (uint32_t i = 0; i < stripes; i++)
+                claim->held[i] += (size_t)(plan->chunks[c].start[i + 1] -
+                                           plan->chunks[c].start[i]);
+        for (uint32_t i = 0; i < stripes; i++)
+            most = claim->held[i] > most ? claim->held[i] : most;
+        group = most > group ? most : group;
+        most *= claim->t->config.dim * sizeof(float);
+        sum = most > sum ? most : sum;
+    }
+    if (scratch_need(SCRATCH_GROUP, push_group_bytes(group, &entries),
+                     &unused) ||
+        scratch_need(SCRATCH_SUM, sum, &unused))
+        return room_no_memory(plan->room.claims[0].t);
     return PERSIA_OK;
 }

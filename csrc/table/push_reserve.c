@@ -2,6 +2,7 @@
 #include "table/push.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 int push_admits(const table *t, uint64_t hash, uint64_t batch)
 {
@@ -53,23 +54,29 @@ static size_t chunk_missing(const push_plan *plan, const push_chunk *c,
     return n;
 }
 
-int push_reserve(const push_plan *plan, room_claim *claim)
+int push_reserve(room_claim *claim, void *ctx)
 {
+    const push_plan *plan = ctx;
     const size_t j = claim->job;
+    const uint32_t mask = claim->t->stripes - 1;
     uint64_t *missing = malloc((claim->most + 1) * sizeof *missing);
     size_t n = 0;
 
     if (!missing)
-        return err_set(PERSIA_ENOMEM, "table %s: no memory to count new rows",
-                       claim->t->config.name);
+        return err_set(PERSIA_ENOMEM, "out of memory: %zu bytes to count new "
+                       "rows", (claim->most + 1) * sizeof *missing);
     missing[0] = 0;
     for (size_t c = plan->first_chunk[j]; c < plan->first_chunk[j + 1]; c++)
         for (uint32_t i = 0; i < claim->t->stripes; i++)
             n += chunk_missing(plan, &plan->chunks[c], i, missing + n);
     qsort(missing, n, sizeof *missing, by_value);
     claim->an_id = missing[0];
+    memset(claim->held, 0, claim->t->stripes * sizeof *claim->held);
     for (size_t i = 0; i < n; i++)
-        claim->rows += i == 0 || missing[i] != missing[i - 1];
+        if (i == 0 || missing[i] != missing[i - 1]) {
+            claim->held[hash_stripe(id_hash(missing[i]), mask)]++;
+            claim->rows++;
+        }
     free(missing);
     return PERSIA_OK;
 }

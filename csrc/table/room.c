@@ -1,5 +1,7 @@
 #include "table/room.h"
 
+#include <stdio.h>
+
 /* Bytes of index a row takes when its page has just grown, generously. */
 enum { INDEX_BYTES = 32 };
 
@@ -92,18 +94,8 @@ static int announce(room *r)
     return near;
 }
 
-int room_take(room *r)
-{
-    lock_all(r, pthread_rwlock_rdlock);
-    if (!announce(r))
-        return 0;
-    room_leave(r);
-    lock_all(r, pthread_rwlock_wrlock);
-    (void)announce(r);
-    return 1;
-}
-
-int room_check(const room *r)
+/* Whether the rows counted fit; then no more than these are announced. */
+static int room_check(room *r)
 {
     const room_claim *largest = r->claims;
     uint64_t bytes = 0;
@@ -132,13 +124,133 @@ int room_check(const room *r)
                        "give the table a capacity with eviction=\"lru\"",
                        largest->t->config.name, largest->rows,
                        (unsigned long long)r->limit->maximum);
+    if (r->limit && bytes < r->announced) {
+        atomic_fetch_sub(&r->limit->announced, r->announced - bytes);
+        r->announced = bytes;
+    }
     return PERSIA_OK;
+}
+
+/* ---- memory ---- */
+
+int room_no_memory(const table *t)
+{
+    char text[256];
+
+    snprintf(text, sizeof text, "%s", err_text());
+    return err_set(PERSIA_ENOMEM,
+                   "table %s: %s; nothing was applied. Give the process more "
+                   "memory, or bound its tables: capacity, memory_limit",
+                   t->config.name, text);
+}
+
+static int index_hold(table *t, uint64_t bytes)
+{
+    int rc = mem_blocks_hold(&t->blocks, bytes);
+
+    if (rc || !mem_blocks_starved(&t->blocks))
+        return rc;
+    for (uint32_t i = 0; i < t->stripes && !rc; i++) {
+        stripe *s = &t->stripe[i];
+        pthread_rwlock_wrlock(&s->lock);
+        rc = row_index_settle(&s->index, stripe_rows(t, s));
+        pthread_rwlock_unlock(&s->lock);
+    }
+    if (rc) {
+        mem_blocks_starve(&t->blocks);
+        mem_blocks_unhold(&t->blocks, bytes);
+    }
+    return rc;
+}
+
+/* What it holds before an error, claim_unhold() gives up. */
+static int claim_hold(room_claim *c)
+{
+    table *t = c->t;
+    const uint64_t capacity = t->config.capacity, now = atomic_load(&t->rows);
+    /* rows beyond the capacity take the slots of those that they evict */
+    const uint64_t left = capacity > now ? capacity - now : 0;
+    uint64_t all = 0;
+    int rc = PERSIA_OK;
+
+    c->holds = 1;
+    for (uint32_t i = 0; i < t->stripes; i++) {
+        size_t rows = c->held[i];
+        c->held[i] = 0;
+        all += rows;
+        if (capacity && rows > left)
+            rows = (size_t)left;
+        if (!rows || rc)
+            continue;
+        rc = stripe_hold(t, i, rows);
+        if (!rc)
+            c->held[i] = rows;
+    }
+    if (rc || !all)
+        return rc;
+    rc = index_hold(t, row_index_bytes(all));
+    if (!rc)
+        c->index = row_index_bytes(all);
+    return rc;
+}
+
+static void claim_unhold(room_claim *c)
+{
+    for (uint32_t i = 0; c->holds && i < c->t->stripes; i++)
+        if (c->held[i])
+            atomic_fetch_add(&c->t->left[i], (int64_t)c->held[i]);
+    if (c->index)
+        mem_blocks_unhold(&c->t->blocks, c->index);
+    c->index = 0;
+    c->holds = 0;
+}
+
+static int room_hold(room *r)
+{
+    for (size_t i = 0; i < r->n; i++) {
+        int rc = claim_hold(&r->claims[i]);
+        if (rc)
+            return rc == PERSIA_ENOMEM ? room_no_memory(r->claims[i].t) : rc;
+    }
+    return PERSIA_OK;
+}
+
+/* ---- both ---- */
+
+/* Alone with the tables. */
+static int room_take_exactly(room *r, room_count_fn count, void *ctx)
+{
+    int rc = PERSIA_OK;
+
+    lock_all(r, pthread_rwlock_wrlock);
+    (void)announce(r);
+    for (size_t i = 0; i < r->n && !rc; i++) {
+        r->claims[i].rows = 0;
+        rc = count(&r->claims[i], ctx);
+        if (rc == PERSIA_ENOMEM)
+            rc = room_no_memory(r->claims[i].t);
+    }
+    rc = rc ? rc : room_check(r);
+    rc = rc ? rc : room_hold(r);
+    if (rc)
+        room_leave(r);
+    return rc;
+}
+
+int room_take(room *r, room_count_fn count, void *ctx)
+{
+    lock_all(r, pthread_rwlock_rdlock);
+    if (!announce(r) && !room_hold(r))
+        return PERSIA_OK;
+    room_leave(r);
+    return room_take_exactly(r, count, ctx);
 }
 
 void room_leave(room *r)
 {
     for (size_t i = 0; i < r->n; i++) {
         table *t = r->claims[i].t;
+        claim_unhold(&r->claims[i]);
         if (!has_capacity(t))
             continue;
         atomic_fetch_sub(&t->pending, r->claims[i].most);

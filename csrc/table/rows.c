@@ -8,7 +8,9 @@
 typedef int (*row_fn)(table *t, stripe *s, uint64_t hash, uint64_t id,
                       size_t at, void *ctx);
 
-static int rows_visit(table *t, size_t n, const uint64_t *ids, int exclusive,
+/* `held`: slots held in each stripe, for who makes rows under exclusive
+ * locks; NULL: shared ones. */
+static int rows_visit(table *t, size_t n, const uint64_t *ids, size_t *held,
                       row_fn fn, void *ctx)
 {
     enum { AHEAD = 12 }; /* ids whose bucket is fetched meanwhile */
@@ -23,10 +25,11 @@ static int rows_visit(table *t, size_t n, const uint64_t *ids, int exclusive,
             stripe *s = &t->stripe[i];
             if (start[i] == start[i + 1])
                 continue;
-            if (exclusive)
+            if (held)
                 pthread_rwlock_wrlock(&s->lock);
             else
                 pthread_rwlock_rdlock(&s->lock);
+            const uint32_t used = s->used;
             for (uint32_t k = start[i]; k < start[i + 1] && !rc; k++) {
                 if (k + AHEAD < start[i + 1])
                     __builtin_prefetch(
@@ -34,8 +37,10 @@ static int rows_visit(table *t, size_t n, const uint64_t *ids, int exclusive,
                 rc = fn(t, s, hash[k], ids[first + order[k]],
                         first + order[k], ctx);
             }
-            if (exclusive)
+            if (held) {
+                held[i] -= s->used - used;
                 stripe_count_locked(t, s);
+            }
             pthread_rwlock_unlock(&s->lock);
             if (rc)
                 return rc;
@@ -80,7 +85,7 @@ int table_get(table *t, size_t n, const uint64_t *ids, float *vectors,
     rows_out out = { vectors, state, found };
     int rc = fork_check("table_get");
 
-    return rc ? rc : rows_visit(t, n, ids, 0, row_get, &out);
+    return rc ? rc : rows_visit(t, n, ids, NULL, row_get, &out);
 }
 
 /* Rows to write: fp32 vectors or raw ones (the table's dtype). */
@@ -137,33 +142,31 @@ static int row_put(table *t, stripe *s, uint64_t hash, uint64_t id, size_t at,
 static int row_absent(table *t, stripe *s, uint64_t hash, uint64_t id,
                       size_t at, void *ctx)
 {
-    uint64_t *missing = ctx;
+    room_claim *c = ctx;
 
     (void)at;
-    *missing += row_index_find(&s->index, stripe_rows(t, s), hash, id) ==
-                SLOT_NONE;
+    if (row_index_find(&s->index, stripe_rows(t, s), hash, id) == SLOT_NONE) {
+        c->held[s - t->stripe]++;
+        c->rows++;
+    }
     return PERSIA_OK;
 }
 
-/* Takes room for rows of all these ids, and counts them where it is near a
- * limit; an id without a row that comes twice counts twice. */
-static int rows_take(room *r, const uint64_t *ids)
+/* A room_count_fn: ctx is the ids.  One without a row that comes twice counts
+ * twice. */
+static int rows_count(room_claim *c, void *ctx)
 {
-    room_claim *c = r->claims;
-    uint64_t missing = 0;
-    int rc;
+    const uint64_t *ids = ctx;
 
-    if (!room_take(r))
-        return PERSIA_OK;
-    rc = rows_visit(c->t, c->most, ids, 0, row_absent, &missing);
-    c->rows = missing;
+    memset(c->held, 0, c->t->stripes * sizeof *c->held);
     c->an_id = ids[0];
-    return rc ? rc : room_check(r);
+    return rows_visit(c->t, c->most, ids, NULL, row_absent, c);
 }
 
 static int rows_put(table *t, size_t n, const uint64_t *ids, rows_in *in)
 {
-    room_claim claim = {.t = t, .most = n};
+    size_t held[IDS_STRIPES_MAX] = { 0 };
+    room_claim claim = {.t = t, .most = n, .held = held};
     room r;
     int rc;
 
@@ -172,12 +175,15 @@ static int rows_put(table *t, size_t n, const uint64_t *ids, rows_in *in)
     rc = room_make(&r, &claim, 1);
     if (rc)
         return rc;
+    for (size_t i = 0; i < n; i++)
+        held[hash_stripe(id_hash(ids[i]), t->stripes - 1)]++;
     pthread_rwlock_rdlock(&t->gate);
     in->clock = clock_short(atomic_load(&t->pushes));
-    rc = rows_take(&r, ids);
-    if (!rc)
-        rc = rows_visit(t, n, ids, 1, row_put, in);
-    room_leave(&r);
+    rc = room_take(&r, rows_count, (void *)(uintptr_t)ids);
+    if (!rc) {
+        rc = rows_visit(t, n, ids, held, row_put, in);
+        room_leave(&r);
+    }
     pthread_rwlock_unlock(&t->gate);
     return rc;
 }

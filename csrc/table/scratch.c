@@ -38,7 +38,8 @@ int scratch_need(enum scratch_kind which, size_t bytes, void **out)
         s = calloc(1, sizeof *s);
         if (!s || pthread_setspecific(scratch_key, s)) {
             free(s);
-            return err_set(PERSIA_ENOMEM, "no memory for a thread's scratch");
+            return err_set(PERSIA_ENOMEM, "out of memory: scratch of a "
+                           "thread");
         }
     }
     rc = mem_buffer_need(&s->buffer[which], bytes ? bytes : 1);

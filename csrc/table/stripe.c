@@ -18,6 +18,13 @@ void fair_lock_init(pthread_rwlock_t *lock)
  * not wait for the next one in the same push. */
 #define STAGGER ((size_t)2 << 20)
 
+/* Rows to evict that a list has room for. */
+enum { VICTIMS_LEAST = 32 };
+/* Slots of a stripe: their numbers stay below ROW_NONE. */
+#define SLOTS_MAX ((int64_t)UINT32_MAX - 1)
+
+static uint32_t victims_room(stripe *s, uint32_t room);
+
 int stripe_init(table *t, stripe *s)
 {
     int rc;
@@ -28,6 +35,11 @@ int stripe_init(table *t, stripe *s)
     rc = row_index_init(&s->index, &t->blocks);
     if (rc)
         return rc;
+    if (t->config.capacity && t->config.full == FULL_EVICT_LRU &&
+        !victims_room(s, VICTIMS_LEAST)) {
+        row_index_free(&s->index);
+        return err_set(PERSIA_ENOMEM, "table %s: no memory", t->config.name);
+    }
     fair_lock_init(&s->lock);
     return PERSIA_OK;
 }
@@ -38,6 +50,27 @@ static void victims_free(stripe *s)
     free(s->victim_clocks);
     s->victims = s->victim_clocks = NULL;
     s->victims_n = s->victims_at = s->victims_room = 0;
+}
+
+/* How many victims the stripe can list: `room`, or fewer without memory. */
+static uint32_t victims_room(stripe *s, uint32_t room)
+{
+    uint32_t *slots, *clocks;
+
+    if (room <= s->victims_room)
+        return s->victims_room;
+    slots = malloc(room * sizeof *slots);
+    clocks = malloc(room * sizeof *clocks);
+    if (!slots || !clocks) {
+        free(slots);
+        free(clocks);
+        return s->victims_room;
+    }
+    victims_free(s);
+    s->victims = slots;
+    s->victim_clocks = clocks;
+    s->victims_room = room;
+    return room;
 }
 
 void stripe_free(stripe *s)
@@ -63,8 +96,8 @@ static int cut_room(const table *t, stripe_cut *c)
 {
     uint32_t room = c->aside_room ? 2 * c->aside_room : 64;
     char *wide;
-    int rc = mem_charge(t->config.limit,
-                        (uint64_t)(room - c->aside_room) * t->stride);
+    int rc = mem_charge_beside(t->config.limit,
+                               (uint64_t)(room - c->aside_room) * t->stride);
 
     if (rc)
         return rc;
@@ -154,40 +187,53 @@ static void aged_select(aged *all, size_t n, size_t want)
     }
 }
 
-/* Fills the list of victims with the oldest 1/16 of the rows (at least 32),
- * exactly: ages are compared among all live rows of the stripe. */
-static int victims_find(const table *t, stripe *s, uint32_t clock,
-                        uint32_t spare)
+/* Inserts into the oldest `room` seen so far, in their order. */
+static void aged_insert(aged *oldest, size_t *n, size_t room, const aged *a)
 {
-    uint32_t want = s->rows / 16 > 32 ? s->rows / 16 : 32;
-    size_t n = 0;
-    aged *all = malloc(((size_t)s->rows + 1) * sizeof *all);
+    size_t at = *n;
 
-    if (!all)
-        return err_set(PERSIA_ENOMEM, "table %s: no memory to choose rows to "
-                       "evict", t->config.name);
+    if (at == room && aged_older(a, &oldest[at - 1]) > 0)
+        return;
+    at -= at == room;
+    for (; at && aged_older(a, &oldest[at - 1]) < 0; at--)
+        oldest[at] = oldest[at - 1];
+    oldest[at] = *a;
+    *n += *n < room;
+}
+
+/* Fills the list of victims with the oldest 1/16 of the rows (at least
+ * VICTIMS_LEAST), exactly: ages are compared among all live rows of the
+ * stripe.  Without memory the list is as short as that: it is made more
+ * often, its rows go in the same order. */
+static void victims_find(const table *t, stripe *s, uint32_t clock,
+                         uint32_t spare)
+{
+    uint32_t want = s->rows / 16 > VICTIMS_LEAST ? s->rows / 16
+                                                 : VICTIMS_LEAST;
+    size_t n = 0;
+    aged few[VICTIMS_LEAST];
+    aged *many = malloc(((size_t)s->rows + 1) * sizeof *many);
+    aged *all = many ? many : few;
+
     for (uint32_t slot = 0; slot < s->used; slot++) {
         const char *row = stripe_row(t, s, slot);
         uint32_t touched = row_clock(row);
-        if (touched && touched != spare)
-            all[n++] = (aged){ (int32_t)(clock - touched), slot,
-                               id_hash(row_id(row)) };
+        if (!touched || touched == spare)
+            continue;
+        const aged a = { (int32_t)(clock - touched), slot,
+                         id_hash(row_id(row)) };
+        if (many)
+            many[n++] = a;
+        else
+            aged_insert(few, &n, VICTIMS_LEAST, &a);
     }
     if (want > n)
         want = (uint32_t)n;
-    aged_select(all, n, want);
-    qsort(all, want, sizeof *all, aged_older);
-    if (want > s->victims_room) {
-        victims_free(s);
-        s->victims = malloc(want * sizeof *s->victims);
-        s->victim_clocks = malloc(want * sizeof *s->victim_clocks);
-        if (!s->victims || !s->victim_clocks) {
-            victims_free(s);
-            free(all);
-            return err_set(PERSIA_ENOMEM, "table %s: no memory to choose rows "
-                           "to evict", t->config.name);
-        }
-        s->victims_room = want;
+    if (want > victims_room(s, want))
+        want = s->victims_room;
+    if (many) {
+        aged_select(many, n, want);
+        qsort(many, want, sizeof *many, aged_older);
     }
     for (uint32_t i = 0; i < want; i++) {
         s->victims[i] = all[i].slot;
@@ -195,8 +241,7 @@ static int victims_find(const table *t, stripe *s, uint32_t clock,
     }
     s->victims_n = want;
     s->victims_at = 0;
-    free(all);
-    return PERSIA_OK;
+    free(many);
 }
 
 /* Leaves t->rows to the caller. */
@@ -226,16 +271,55 @@ static int evict_one(const table *t, stripe *s, uint32_t clock,
             slot_release(t, s, slot);
             return PERSIA_OK;
         }
-        if (!fresh) {
-            int rc = victims_find(t, s, clock, spare);
-            if (rc)
-                return rc;
-        }
+        if (!fresh)
+            victims_find(t, s, clock, spare);
     }
     return PERSIA_ECAPACITY;
 }
 
 /* ---- slots ----------------------------------------------------------- */
+
+/* Slots that fit in the stripe's address space. */
+static int64_t slots_fit(const table *t, const stripe *s)
+{
+    const size_t fit = mem_arena_room(&s->arena) / t->stride;
+
+    return fit < SLOTS_MAX ? (int64_t)fit : SLOTS_MAX;
+}
+
+static int slots_more(table *t, uint32_t i, uint64_t rows)
+{
+    stripe *s = &t->stripe[i];
+    int rc;
+
+    pthread_rwlock_wrlock(&s->lock);
+    const int64_t fit = slots_fit(t, s);
+    if (rows > (uint64_t)(SLOTS_MAX - fit))
+        rc = err_set(PERSIA_ELIMIT, "table %s: a stripe holds 2^32 rows; use "
+                     "more stripes", t->config.name);
+    else
+        rc = mem_arena_reserve(&s->arena, ((size_t)fit + rows) * t->stride);
+    atomic_fetch_add(&t->left[i], slots_fit(t, s) - fit);
+    pthread_rwlock_unlock(&s->lock);
+    return rc;
+}
+
+int stripe_hold(table *t, uint32_t i, size_t rows)
+{
+    int64_t left = atomic_load_explicit(&t->left[i], memory_order_relaxed);
+    int rc;
+
+    for (;;) {
+        while (left >= (int64_t)rows)
+            if (atomic_compare_exchange_weak(&t->left[i], &left,
+                                             left - (int64_t)rows))
+                return PERSIA_OK;
+        rc = slots_more(t, i, rows - (uint64_t)left);
+        if (rc)
+            return rc;
+        left = atomic_load(&t->left[i]);
+    }
+}
 
 static int slot_take(const table *t, stripe *s, uint32_t *slot)
 {
@@ -247,9 +331,6 @@ static int slot_take(const table *t, stripe *s, uint32_t *slot)
         memcpy(&s->free_head, stripe_row(t, s, *slot), sizeof s->free_head);
         return PERSIA_OK;
     }
-    if (s->used >= ROW_NONE - 1)
-        return err_set(PERSIA_ELIMIT, "table %s: a stripe holds 2^32 rows; "
-                       "use more stripes", t->config.name);
     if (((size_t)s->used + 1) * t->stride > s->arena.size) {
         rc = mem_arena_grow(&s->arena, ((size_t)s->used + 1) * t->stride);
         if (rc)
@@ -361,4 +442,5 @@ void stripe_clear_locked(table *t, stripe *s)
     mem_arena_free(&s->arena);
     s->used = s->rows = 0;
     s->free_head = ROW_NONE;
+    atomic_store(&t->left[s - t->stripe], 0);
 }

@@ -41,7 +41,8 @@ typedef struct stripe {
     stripe_cut cut;
     uint32_t *victims;  /* slots to evict, oldest first, with the clock */
     uint32_t *victim_clocks; /* that made them so */
-    uint32_t victims_n, victims_at, victims_room;
+    uint32_t victims_n, victims_at;
+    uint32_t victims_room; /* of a table that evicts at least VICTIMS_LEAST */
 } stripe;
 
 struct table {
@@ -65,6 +66,10 @@ struct table {
     _Atomic uint64_t created, evicted, refused, nonfinite;
     table_cut *cut;        /* guarded by gate, held exclusively */
     mem_blocks blocks;     /* the stripes' index pages */
+    /* [stripes] slots that a stripe may come to use without more address
+     * space, but for those that are held: see room.h.  A stripe's grows
+     * under its lock, or all change under the gate, held exclusively. */
+    _Atomic(int64_t) *left;
     stripe stripe[];
 };
 
@@ -109,6 +114,8 @@ void stripe_free(stripe *s);
  * given.  At capacity it evicts the row touched longest ago (*evicted is 1
  * then), never one touched at `spare` (0: any); PERSIA_ECAPACITY when there
  * is none. */
+/* Memory must have been held for it (room.h): then it cannot fail for want of
+ * some. */
 int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
                       uint32_t clock, uint32_t spare, uint32_t *slot,
                       uint32_t *evicted);
@@ -126,6 +133,8 @@ static inline void stripe_touch_locked(const table *t, stripe *s,
         stripe_touch_slow(t, s, slot);
 }
 void stripe_cut_end(const table *t, stripe *s);
+/* Holds address space for `rows` slots more: to use them will need none. */
+int stripe_hold(table *t, uint32_t stripe, size_t rows);
 /* Fetches the first `bytes` of each row that may be the one of this hash, in
  * its home bucket and the next. */
 void stripe_fetch_candidates(const table *t, const stripe *s, uint64_t hash,

@@ -84,6 +84,19 @@ int table_check_optim(const table_config *c, const optim_args *optim)
     return PERSIA_OK;
 }
 
+/* While updates are under way what they have announced is theirs. */
+static void limit_lock(mem_limit *limit)
+{
+    if (limit && limit->maximum)
+        pthread_rwlock_wrlock(&limit->lock);
+}
+
+static void limit_unlock(mem_limit *limit)
+{
+    if (limit && limit->maximum)
+        pthread_rwlock_unlock(&limit->lock);
+}
+
 int table_create(const table_config *config, table **out)
 {
     uint32_t stripes;
@@ -95,13 +108,14 @@ int table_create(const table_config *config, table **out)
     if (rc)
         return rc;
     stripes = stripes_of(config);
-    size = sizeof *t + stripes * sizeof t->stripe[0];
+    size = sizeof *t + stripes * (sizeof t->stripe[0] + sizeof t->left[0]);
     t = aligned_alloc(64, (size + 63) / 64 * 64);
     if (!t)
         return err_set(PERSIA_ENOMEM, "table %s: no memory", config->name);
     memset(t, 0, size);
     t->config = *config;
     t->stripes = stripes;
+    t->left = (_Atomic(int64_t) *)(void *)&t->stripe[stripes];
     t->vector_bytes = config->dim * (config->dtype == VECTOR_BF16 ? 2 : 4);
     t->state_offset = (ROW_VECTOR + t->vector_bytes + 3) / 4 * 4;
     t->state_floats = optim_state_floats(config->optimizer, config->dim,
@@ -112,12 +126,13 @@ int table_create(const table_config *config, table **out)
     fair_lock_init(&t->gate);
     fair_lock_init(&t->full_lock);
     mem_blocks_init(&t->blocks, config->limit);
-    for (uint32_t i = 0; i < stripes; i++) {
+    limit_lock(config->limit);
+    for (uint32_t i = 0; i < stripes && !rc; i++)
         rc = stripe_init(t, &t->stripe[i]);
-        if (rc) {
-            table_destroy(t);
-            return rc;
-        }
+    limit_unlock(config->limit);
+    if (rc) {
+        table_destroy(t);
+        return rc;
     }
     *out = t;
     return PERSIA_OK;
@@ -181,12 +196,14 @@ int table_clear(table *t)
 
     if (rc)
         return rc;
-    pthread_rwlock_rdlock(&t->gate);
+    pthread_rwlock_wrlock(&t->gate); /* nobody holds what it gives up */
+    limit_lock(t->config.limit);
     for (uint32_t i = 0; i < t->stripes; i++) {
         pthread_rwlock_wrlock(&t->stripe[i].lock);
         stripe_clear_locked(t, &t->stripe[i]);
         pthread_rwlock_unlock(&t->stripe[i].lock);
     }
+    limit_unlock(t->config.limit);
     pthread_rwlock_unlock(&t->gate);
     return PERSIA_OK;
 }

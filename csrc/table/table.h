@@ -120,7 +120,8 @@ PERSIA_API int table_check_optim(const table_config *config,
                                  const optim_args *optim);
 /* Runs the jobs (each of another table) on all threads of `s`.  Arguments,
  * non-finite gradients (policy raise) and capacity (policy raise) are
- * checked for all jobs before the first row changes. */
+ * checked for all jobs, and their memory is taken, before the first row
+ * changes. */
 PERSIA_API int table_push(sched *s, push_job *jobs, size_t jobs_n);
 
 /* Whole rows.  state is [n, state_floats] or NULL; found[i] is 1 if ids[i]
@@ -128,7 +129,8 @@ PERSIA_API int table_push(sched *s, push_job *jobs, size_t jobs_n);
 PERSIA_API uint32_t table_state_floats(const table *t);
 PERSIA_API int table_get(table *t, size_t n, const uint64_t *ids,
                          float *vectors, float *state, uint8_t *found);
-/* Creates or replaces rows (fresh state if NULL).  Values must be finite. */
+/* Creates or replaces rows (fresh state if NULL).  Values must be finite.
+ * Memory is taken before the first row changes. */
 PERSIA_API int table_set(table *t, size_t n, const uint64_t *ids,
                          const float *vectors, const float *state);
 /* The ids of up to `room` rows, in no order, from *cursor on (0: the first);
