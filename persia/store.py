@@ -46,16 +46,26 @@ _COUNTERS = (
 _NONFINITE = {"raise": _core.NONFINITE_RAISE, "skip": _core.NONFINITE_SKIP}
 
 
-def _after_backward(store: weakref.ref[Store]) -> Any:
-    """The anchor's hook: runs once a backward, after all its pushes."""
+class _AfterPushes(torch.autograd.Function):
+    """Makes the anchor; autograd comes back here once a backward, after all
+    its pushes.
 
-    def hook(anchor: Tensor) -> None:
-        anchor.grad = None
-        owner = store()
-        if owner is not None:
-            owner._backward_done()
+    It returns no gradient: one that accumulates in a leaf would be shared by
+    the backwards of all threads.
+    """
 
-    return hook
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, store: weakref.ref[Store]) -> Tensor:
+        ctx.store = store
+        ctx.set_materialize_grads(False)
+        return leaf.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[None, None]:
+        store = ctx.store()
+        if grad is not None and store is not None:
+            store._backward_done()
+        return None, None
 
 
 def _zeros(n: int) -> Tensor:
@@ -67,8 +77,10 @@ class Store(Rows):
     """Embedding tables without bounds.
 
     Modules that are given the same store and table name share rows. All
-    methods may be called from any thread. In a forked child every use of a
-    table raises :class:`persia.errors.UsedAfterFork`.
+    methods may be called from any thread; backwards of several threads are
+    updates of their own (``update="step"``: no other thread may be within a
+    backward at the step). In a forked child every use of a table raises
+    :class:`persia.errors.UsedAfterFork`.
 
     The tables are in this process (*embedded*), on parameter servers, or on
     the ranks of the job, each of which serves its part of every table to the
@@ -212,9 +224,9 @@ class Store(Rows):
         if update == "step":
             HELD[self._handle] = []
             weakref.finalize(self, HELD.pop, self._handle)
-        self._lock = (
-            threading.Lock()
-        )  # guards _tables and the groups of the optimizer
+        # The groups of the optimizer are those of the tables of the core: no
+        # update while a table is made. A signal's handler may come in.
+        self._lock = threading.RLock()
         self._tables: dict[str, Table] = {}
         self._counts = {
             "gradients_discarded": 0,
@@ -228,10 +240,10 @@ class Store(Rows):
         # The anchor requires grad, so that autograd visits every lookup; its
         # gradient arrives after all pushes of a backward. Neither Parameter
         # nor buffer: DDP, .to() and state_dict() do not know it.
-        self._anchor = _zeros(1).requires_grad_()
-        hook = _after_backward(weakref.ref(self))
-        register: Any = self._anchor.register_post_accumulate_grad_hook
-        register(hook)
+        with torch.inference_mode(False), torch.enable_grad():
+            self._anchor: Tensor = _AfterPushes.apply(  # type: ignore[no-untyped-call]
+                _zeros(1).requires_grad_(), weakref.ref(self)
+            )
         # In its place where no gradient is wanted.
         self._still = _zeros(1)
         self._no_batch = torch.zeros(2, dtype=torch.int64, device="cpu")
@@ -276,6 +288,12 @@ class Store(Rows):
         self, factors: list[float] | None, *, all_threads: bool
     ) -> None:
         """Applies the gradients that are held as one update."""
+        with self._lock:
+            self._apply_locked(factors, all_threads)
+
+    def _apply_locked(
+        self, factors: list[float] | None, all_threads: bool
+    ) -> None:
         groups = self._optimizer.param_groups
         for group in groups:
             if "lr" not in group:  # the C core would take it for 0
@@ -361,6 +379,9 @@ class Store(Rows):
         """The table of a config, made if new; contradictions raise."""
         template = config.optimizer or self._optimizer
         with self._lock:
+            if config.name not in self._tables:
+                # Updates on their way know nothing of another table.
+                self._core.settle()
             number, _ = self._core.declare(
                 **config._native(self.seed),
                 optimizer=_core.OPTIMIZERS.index(template.algorithm),
