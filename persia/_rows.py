@@ -170,16 +170,24 @@ class Rows:
         Returns:
             ids, int64 [rows], sorted, and an ``EmbeddingBag`` whose row i is
             that of ids[i].
+
+        Raises:
+            InvalidArgument: a table with pooling "sqrtn", which an
+                ``EmbeddingBag`` does not know.
         """
         config = self._find(table).config
+        pooling = _word(getattr(config, "pooling", "sum"))
+        if pooling == "sqrtn":
+            raise errors.InvalidArgument(
+                f"table {table!r} has pooling 'sqrtn', which no EmbeddingBag "
+                "of torch does; take store.ids() and store.rows()"
+            )
         ids = self.ids(table).sort().values
         weight = self.rows(table, ids) if len(ids) else None
         bag = torch.nn.EmbeddingBag(
             max(len(ids), 1),
             config.embedding_dim,
-            mode="mean"
-            if _word(getattr(config, "pooling", "")) == "mean"
-            else "sum",
+            mode=pooling,
             _weight=weight,
         )
         return ids, bag

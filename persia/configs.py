@@ -87,8 +87,9 @@ class TableConfig:
             the initial values, together with the store's seed.
         embedding_dim: elements of a vector, 1 to 4096.
         feature_names: keys of the batches; several features may share a table.
-        num_embeddings: a hint of how many rows there will be; never a limit or
-            a modulus.
+        num_embeddings: how many rows are expected, 0 or more. It is kept for
+            you to read, as torchrec's configs have it, and changes nothing:
+            neither a limit (that is ``capacity``) nor a modulus.
         init: of new rows: ``("uniform", low, high)``, ``("normal", mean,
             std)``, ``("constant", c)``, or a float r for uniform in [-r, r).
             Default: 0.01.
@@ -154,6 +155,13 @@ class TableConfig:
             raise errors.InvalidArgument(
                 f"{where}: optimizer is {self.optimizer!r}, need one of "
                 "persia.optim"
+            )
+        self.num_embeddings = whole(
+            f"{where}: num_embeddings", self.num_embeddings, 0, 2**63 - 1
+        )
+        if not isinstance(self.trainable, bool):
+            raise errors.InvalidArgument(
+                f"{where}: trainable is {self.trainable!r}, need True or False"
             )
         native = self._native(0)
         if self.capacity is not None:
@@ -251,6 +259,7 @@ def as_config(config: Any, cls: type[TableConfig]) -> TableConfig:
             )
         return config
     if hasattr(config, "embedding_dim") and hasattr(config, "feature_names"):
+        _check_foreign(config)
         arguments: dict[str, Any] = {
             "name": config.name,
             "embedding_dim": config.embedding_dim,
@@ -259,12 +268,44 @@ def as_config(config: Any, cls: type[TableConfig]) -> TableConfig:
         }
         if hasattr(config, "data_type"):
             arguments["data_type"] = config.data_type
+        low = getattr(config, "weight_init_min", None)
+        high = getattr(config, "weight_init_max", None)
+        if low is not None and high is not None:
+            arguments["init"] = ("uniform", low, high)
         if cls is EmbeddingBagConfig:
             arguments["pooling"] = getattr(config, "pooling", "sum")
         return cls(**arguments)
     raise errors.InvalidArgument(
         f"tables holds {config!r}, need a persia.{cls.__name__}"
     )
+
+
+def _check_foreign(config: Any) -> None:
+    """Refuses what a config of torchrec asks for and no table here does."""
+    where = f"table {getattr(config, 'name', '')!r}"
+    given = [
+        name
+        for name in ("need_pos", "virtual_table_eviction_policy")
+        if getattr(config, name, None)
+    ]
+    bounds = ("weight_init_min", "weight_init_max")
+    if sum(getattr(config, name, None) is not None for name in bounds) == 1:
+        raise errors.InvalidArgument(
+            f"{where}: give both weight_init_min and weight_init_max, or "
+            "neither: rows then begin as persia's init says"
+        )
+    # torchrec puts one of its own where there is none: uniform between the
+    # bounds above.
+    init = getattr(config, "init_fn", None)
+    own = torch.nn.init.uniform_
+    if init is not None and getattr(init, "func", None) is not own:
+        given.append("init_fn")
+    if given:
+        raise errors.InvalidArgument(
+            f"{where}: {' and '.join(given)} cannot be honoured here; leave "
+            "it out, or describe the table with a persia.EmbeddingBagConfig "
+            "(init=, eviction=)"
+        )
 
 
 def float_rows(where: str, rows: Any, shape: tuple[int, ...]) -> torch.Tensor:

@@ -146,6 +146,12 @@ def test_to_torch_and_from_torch() -> None:
         persia.from_torch(module, IDS[:3])
     with pytest.raises(errors.InvalidArgument, match="Linear"):
         persia.from_torch(torch.nn.Linear(1, 1))
+    for lost in ({"padding_idx": 0}, {"scale_grad_by_freq": True}):
+        with pytest.raises(errors.InvalidArgument, match=next(iter(lost))):
+            persia.from_torch(torch.nn.EmbeddingBag(3, 2, **lost))
+    bags.store.add_table(persia.EmbeddingBagConfig("s", 2, pooling="sqrtn"))
+    with pytest.raises(errors.InvalidArgument, match="'s' has pooling 'sqrt"):
+        bags.store.to_torch("s")
 
 
 def test_memory_limit() -> None:
