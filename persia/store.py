@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from persia import _core, errors, optim
+from persia._check import kind, number, real, whole
 from persia._library import HELD, SHAPES, versions
 from persia._rows import Rows, Table
 from persia.cluster import Settings, patiently
-from persia.configs import TableConfig, as_config, whole
+from persia.configs import TableConfig, as_config
 
 if TYPE_CHECKING:
     import os
@@ -43,6 +44,14 @@ _COUNTERS = (
     "refused",
     "nonfinite",
 )
+# What the core calls otherwise than a config does.
+_OPTIONS = {
+    "dim": "embedding_dim",
+    "dtype": "data_type",
+    "init_a": "init",
+    "init_b": "init",
+    "full": "eviction",
+}
 _NONFINITE = {"raise": _core.NONFINITE_RAISE, "skip": _core.NONFINITE_SKIP}
 
 
@@ -173,7 +182,12 @@ class Store(Rows):
         if threads is not None:
             threads = whole("threads", threads, 1, 1024)
         if servers is not None and not isinstance(servers, str):
-            servers = tuple(servers)
+            kind("servers", servers, Sequence, '"host:port", or a list')
+            servers = tuple(
+                kind("servers", one, str, 'strings "host:port"')
+                for one in servers
+            )
+        kind("grad_division", grad_division, bool, "True or False")
         settings = Settings(
             servers,
             namespace,
@@ -316,7 +330,10 @@ class Store(Rows):
         division = self._division()
         if division != 1.0:
             factors = [f * division for f in factors or [1.0] * len(groups)]
-        self._core.apply(groups, factors, all_threads)
+        try:
+            self._core.apply(groups, factors, all_threads)
+        except TypeError:
+            raise errors.InvalidArgument(_not_numbers(groups)) from None
 
     def _division(self) -> float:
         """What gradients of this rank are multiplied with."""
@@ -357,6 +374,8 @@ class Store(Rows):
             PersiaError: an update that was applied in the background failed;
                 its error, once.
         """
+        if timeout is not None:
+            timeout = number("timeout", timeout, 1e-9, 1e9)
         self._drop_unfinished()
         self._core.flush(timeout)
 
@@ -379,7 +398,10 @@ class Store(Rows):
         """The table of a config, made if new; contradictions raise."""
         template = config.optimizer or self._optimizer
         with self._lock:
-            if config.name not in self._tables:
+            first = self._tables.get(config.name)
+            if first is not None:
+                _check_same(config, first.config)
+            else:
                 # Updates on their way know nothing of another table.
                 self._core.settle()
             number, _ = self._core.declare(
@@ -729,6 +751,35 @@ class Store(Rows):
             f"Store(tables={sorted(self._tables)}, "
             f"optimizer={self._optimizer!r}, update={self.update!r}{where})"
         )
+
+
+def _check_same(config: TableConfig, first: TableConfig) -> None:
+    """Raises if a table was declared otherwise before; the C core compares
+    what remains, and knows of the declarations of other processes."""
+    mine, theirs = config._native(0), first._native(0)
+    for key in mine:
+        if mine[key] != theirs[key]:
+            name = _OPTIONS.get(key, key)
+            raise errors.SchemaMismatch(
+                f"table {config.name!r}: {name} is {getattr(config, name)!r}, "
+                f"but was first declared as {getattr(first, name)!r}; give "
+                "both the same"
+            )
+
+
+def _not_numbers(groups: list[dict[str, Any]]) -> str:
+    """What the core could not read of the optimizer's groups."""
+    wrong = [
+        f"table {group['table']!r}: {name} is {value!r}"
+        for group in groups
+        for name, value in group.items()
+        if name not in ("params", "table", "algorithm", "betas")
+        and real(value) != real(value)
+    ]
+    return (
+        f"store.optimizer.param_groups: {'; '.join(wrong) or 'betas'}; need "
+        "numbers"
+    )
 
 
 def _sum_of(shards: list[dict[str, Any]]) -> dict[str, int]:
