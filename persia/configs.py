@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from persia import _core, errors
-from persia._check import kind, number, real, tensor, whole
+from persia._check import kind, number, real, whole
+from persia._tensors import tensor
 from persia.optim import SparseOptimizer
 
 __all__ = ["EmbeddingBagConfig", "EmbeddingConfig", "TableConfig"]
