@@ -23,6 +23,7 @@ READY  := $(VENV)/.requirements
 WERROR ?= $(if $(CI),ON,OFF)
 CMAKE  := cmake -S csrc -G Ninja -DPERSIA_PYTHON=$(abspath $(RUN)) \
 	-DPERSIA_WERROR=$(WERROR)
+COMMAND := $(VENV)/bin/persia
 BUILD  := build
 JOBS   ?= $(shell nproc)
 
@@ -54,7 +55,16 @@ $(READY): constraints.txt .ci/system-packages
 	@$(PIP) -r constraints.txt
 	@touch $@
 
-build: $(READY)
+# The command, and the package of this folder for the interpreter of $(VENV)
+# wherever it is started. What pip installs there comes before both.
+$(COMMAND): $(READY)
+	@echo '$(CURDIR)' > "$$($(RUN) -c 'import sysconfig; \
+	    print(sysconfig.get_path("purelib"))')/persia-checkout.pth"
+	@printf '%s\n' '#!$(abspath $(RUN))' 'from persia.cli import main' \
+	    'main()' > $@
+	@chmod +x $@
+
+build: $(READY) $(COMMAND)
 	@test -e $(BUILD)/build.ninja || $(CMAKE) -B $(BUILD) -DPERSIA_TESTS=ON
 	@cmake --build $(BUILD) --target libraries --parallel $(JOBS)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from persia import _core
+from persia._check import kind
 from persia._checkpoint_manifest import (
     MANIFEST,
     File,
@@ -87,6 +88,7 @@ class Root(Protocol):
 
 def root_of(path: str | os.PathLike[str]) -> Root:
     """The root that a path or the URI of a file system means."""
+    kind("path", path, (str, os.PathLike), "a folder, or the URI of one")
     text = os.fspath(path)
     if text in ("", "file://"):  # Path("") would be the working directory
         raise InvalidArgument("the path of the checkpoints is empty")
@@ -124,19 +126,22 @@ def find(root: Root, step: int | None) -> Found:
     if raw is None:
         raise CorruptFile(
             f"{root}/{LATEST} names {name}, which is not there; steps there: "
-            f"{listed}"
+            f"{listed}{_advice(listed)}"
         )
     manifest = decode_manifest(raw, f"{root}/{prefix}{MANIFEST}")
     return Found(root.at(name), name, manifest)
 
 
+def _advice(listed: str) -> str:
+    return "; choose one with step=" if listed != "none" else ""
+
+
 def _latest(root: Root, listed: str) -> str:
     raw = root.read(LATEST)
     if raw is None:
-        advice = "; choose one with step=" if listed != "none" else ""
         raise StorageError(
             f"{root} is no checkpoint: it has neither {LATEST} nor "
-            f"{MANIFEST}; steps there: {listed}{advice}"
+            f"{MANIFEST}; steps there: {listed}{_advice(listed)}"
         )
     name = raw.decode("ascii", "replace").removesuffix("\n")
     if not STEP.fullmatch(name):

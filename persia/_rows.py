@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from persia import _core, errors
+from persia._tensors import integers, vector
 from persia.configs import TableConfig, _word, float_rows
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Rows:
     def _find(self, table: str) -> Table:
         try:
             return self._tables[table]
-        except KeyError:
+        except (KeyError, TypeError):
             raise errors.InvalidArgument(
                 f"no table {table!r} in this store; it has "
                 f"{sorted(self._tables)}"
@@ -49,24 +50,8 @@ class Rows:
 
     @staticmethod
     def _ids(ids: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-        t = ids if isinstance(ids, Tensor) else torch.as_tensor(ids)
-        if t.numel() == 0:
-            t = t.to(torch.int64)
-        if t.dtype not in (
-            torch.int64,
-            torch.int32,
-            torch.int16,
-            torch.uint8,
-            torch.int8,
-        ):
-            raise errors.DtypeError(
-                f"ids have dtype {t.dtype}, need torch.int64"
-            )
-        if t.dim() != 1:
-            raise errors.ShapeError(
-                f"ids have shape {tuple(t.shape)}, need one dimension"
-            )
-        return t.to(device="cpu", dtype=torch.int64).contiguous().numpy()
+        t = vector("ids", integers("ids", ids, "cpu"), "pass a list of ids")
+        return t.to(device="cpu").contiguous().numpy()
 
     def _get(self, table: str, ids: Any) -> tuple[Tensor, Tensor, Tensor]:
         """(vectors, state, found) of ids."""
@@ -128,15 +113,15 @@ class Rows:
 
     def explain(self, table: str, id: int) -> dict[str, Any]:
         """What the store knows of one id, for a person to read."""
-        vectors, state, found = self._get(
-            table, torch.tensor([id], device="cpu")
-        )
+        wanted = integers("id", [id], "cpu")
+        vectors, state, found = self._get(table, wanted)
+        id = int(wanted)
         t = self._find(table)
         stats = self._core.stats(t.number)
         out: dict[str, Any] = {
             "table": table,
-            "id": int(id),
-            "shard": _core.cluster_shard(self._handle, int(id)),
+            "id": id,
+            "shard": _core.cluster_shard(self._handle, id),
             "present": bool(found[0]),
             "norm": float(vectors[0].norm()),
             "trainable": t.config.trainable,
@@ -170,16 +155,24 @@ class Rows:
         Returns:
             ids, int64 [rows], sorted, and an ``EmbeddingBag`` whose row i is
             that of ids[i].
+
+        Raises:
+            InvalidArgument: a table with pooling "sqrtn", which an
+                ``EmbeddingBag`` does not know.
         """
         config = self._find(table).config
+        pooling = _word(getattr(config, "pooling", "sum"))
+        if pooling == "sqrtn":
+            raise errors.InvalidArgument(
+                f"table {table!r} has pooling 'sqrtn', which no EmbeddingBag "
+                "of torch does; take store.ids() and store.rows()"
+            )
         ids = self.ids(table).sort().values
         weight = self.rows(table, ids) if len(ids) else None
         bag = torch.nn.EmbeddingBag(
             max(len(ids), 1),
             config.embedding_dim,
-            mode="mean"
-            if _word(getattr(config, "pooling", "")) == "mean"
-            else "sum",
+            mode=pooling,
             _weight=weight,
         )
         return ids, bag

@@ -39,6 +39,7 @@ import torch
 from persia import _checkpoint_files as files
 from persia import _checkpoint_manifest as manifests
 from persia import _core
+from persia._check import whole
 from persia._checkpoint_ranks import Ranks
 from persia._checkpoint_rows import LocalRows, Staged, StoreRows
 from persia._checkpoint_shards import rows_of
@@ -161,6 +162,37 @@ def _parts(**given: Any) -> dict[str, Any]:
     return parts
 
 
+def _classes(parts: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Of the optimizers: their class and its bases, whose states a plain
+    ``load_state_dict`` takes for its own and then breaks at its next step.
+    """
+    top = torch.optim.Optimizer
+    return {
+        name: [
+            cls.__qualname__
+            for cls in type(part).__mro__
+            if issubclass(cls, top) and cls is not top
+        ]
+        for name, part in parts.items()
+        if isinstance(part, top)
+    }
+
+
+def _check_classes(
+    parts: Mapping[str, Any], dense: Mapping[str, Any], folder: Path | str
+) -> None:
+    """An optimizer reads what its own class, or a relative of it, saved."""
+    saved = dense.get("classes", {})  # absent in older checkpoints
+    for name, mine in _classes(parts).items():
+        theirs = saved.get(name)
+        if theirs and not set(theirs) & set(mine):
+            raise SchemaMismatch(
+                f"the {name} saved in {folder} is of class {theirs[0]}, the "
+                f"one given of class {mine[0]}: give one of the same class, "
+                f"or leave {name.split()[0]}= out and let it begin anew"
+            )
+
+
 def _rows(store: Store) -> StoreRows:
     if store.remote:
         return rows_of(store._connection)
@@ -219,17 +251,15 @@ def save(
     """Implements :meth:`persia.Store.save`."""
     with _ranks(store) as ranks:
         with ranks.agreed():
-            if keep is not None and keep < 1:
-                raise InvalidArgument(
-                    f"keep is {keep}, need at least 1: the new checkpoint"
-                )
-            if step is not None and not 0 <= step < 10**19:
-                raise InvalidArgument(f"step is {step}, need 0 to 10**19 - 1")
+            if keep is not None:
+                keep = whole("keep", keep, 1, 2**63 - 1)
+            if step is not None:
+                step = whole("step", step, 0, 10**19 - 1)
             root = files.root_of(path)
-            shared = _states(
-                {"store": _TableSettings(store.optimizer)}
-                | _parts(model=model, optimizer=optimizer, scheduler=scheduler)
+            parts = {"store": _TableSettings(store.optimizer)} | _parts(
+                model=model, optimizer=optimizer, scheduler=scheduler
             )
+            shared = _states(parts) | {"classes": _classes(parts)}
             own = _states({"random": _RandomStates()} | _parts(loader=loader))
             _share(store, root, None)
             store.flush()
@@ -401,6 +431,7 @@ def load(
             number = None
             with root.reading(found, [manifest.dense]) as folder:
                 dense = _read_dense(folder, found, parts, ranks)
+            _check_classes(parts, dense, found.folder)
             if resume == "continue":
                 number = _last_number(store, found, len(dense["ranks"]))
             _share(store, root, found)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from persia import _core, errors
+from persia._check import kind, number
 from persia._ranks import Keys, Passes, all_max, group_here, need_group
 from persia.security import Security
 
@@ -249,10 +250,8 @@ class Settings:
             raise errors.InvalidArgument(
                 f"lost is {self.lost!r}, need 'raise' or 'continue'"
             )
-        if not 0 < self.timeout < 1e9:
-            raise errors.InvalidArgument(
-                f"timeout is {self.timeout!r}, need seconds above 0"
-            )
+        number("timeout", self.timeout, 1e-9, 1e9)
+        kind("namespace", self.namespace, str, "a string")
         if not self.namespace or len(self.namespace.encode()) > 255:
             raise errors.InvalidArgument(
                 f"namespace is {self.namespace!r}, need 1 to 255 bytes"

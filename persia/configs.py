@@ -7,7 +7,6 @@ The names of the fields are those of torchrec.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,9 @@ from typing import Any
 import torch
 
 from persia import _core, errors
-from persia.optim import SparseOptimizer, _number
+from persia._check import kind, number, real, whole
+from persia._tensors import tensor
+from persia.optim import SparseOptimizer
 
 __all__ = ["EmbeddingBagConfig", "EmbeddingConfig", "TableConfig"]
 
@@ -53,31 +54,6 @@ def _choice(where: str, name: str, value: Any, choices: dict[str, int]) -> int:
         ) from None
 
 
-def whole(what: str, value: Any, low: int, high: int, else_: str = "") -> int:
-    """``value`` as an int in [low, high]; 1e9 is one, 1.5 and True are not."""
-    x: int | None = None
-    if isinstance(value, float):
-        x = int(value) if value.is_integer() else None
-    elif not isinstance(value, bool):
-        try:
-            x = operator.index(value)
-        except TypeError:
-            x = None
-    if x is None or not low <= x <= high:
-        raise errors.InvalidArgument(
-            f"{what} is {value!r}, need an integer from {low} to {high}{else_}"
-        )
-    return x
-
-
-def _real(value: Any) -> float:
-    """``value`` as a float; NaN, which no check lets pass, if it is none."""
-    try:
-        return math.nan if isinstance(value, str) else float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        return math.nan
-
-
 @dataclass
 class TableConfig:
     """A table of embeddings, and the features that are looked up in it.
@@ -87,8 +63,9 @@ class TableConfig:
             the initial values, together with the store's seed.
         embedding_dim: elements of a vector, 1 to 4096.
         feature_names: keys of the batches; several features may share a table.
-        num_embeddings: a hint of how many rows there will be; never a limit or
-            a modulus.
+        num_embeddings: how many rows are expected, 0 or more. It is kept for
+            you to read, as torchrec's configs have it, and changes nothing:
+            neither a limit (that is ``capacity``) nor a modulus.
         init: of new rows: ``("uniform", low, high)``, ``("normal", mean,
             std)``, ``("constant", c)``, or a float r for uniform in [-r, r).
             Default: 0.01.
@@ -155,6 +132,10 @@ class TableConfig:
                 f"{where}: optimizer is {self.optimizer!r}, need one of "
                 "persia.optim"
             )
+        self.num_embeddings = whole(
+            f"{where}: num_embeddings", self.num_embeddings, 0, 2**63 - 1
+        )
+        kind(f"{where}: trainable", self.trainable, bool, "True or False")
         native = self._native(0)
         if self.capacity is not None:
             self.capacity = native["capacity"]  # an int, of 1e6 too
@@ -166,13 +147,13 @@ class TableConfig:
         if isinstance(init, (int, float)):
             init = ("uniform", -abs(float(init)), abs(float(init)))
         words: list[Any] = list(init) if isinstance(init, tuple) else [None]
-        kind, count = _INITS.get(_word(words[0]), (-1, 0))
-        numbers = [_real(x) for x in words[1:]]
+        form, count = _INITS.get(_word(words[0]), (-1, 0))
+        numbers = [real(x) for x in words[1:]]
         if (
-            kind < 0
+            form < 0
             or len(numbers) != count
             or not all(map(math.isfinite, numbers))
-            or (kind == _core.INIT_NORMAL and numbers[1] < 0)
+            or (form == _core.INIT_NORMAL and numbers[1] < 0)
         ):
             raise errors.InvalidArgument(
                 f"{where}: init is {self.init!r}, need a float, ('uniform', "
@@ -191,14 +172,14 @@ class TableConfig:
             raise errors.InvalidArgument(
                 f"{where}: eviction without a capacity; give both"
             )
-        admission = 1.0 if self.admission == "all" else _real(self.admission)
+        admission = 1.0 if self.admission == "all" else real(self.admission)
         if not 0.0 < admission <= 1.0:
             raise errors.InvalidArgument(
                 f"{where}: admission is {self.admission!r}, need 'all' or a "
                 "probability in (0, 1]"
             )
         if self.lr is not None:
-            _number(f"{where}: lr", self.lr, 0.0)
+            number(f"{where}: lr", self.lr, 0.0)
         full = {"none": _core.FULL_RAISE, "lru": _core.FULL_EVICT_LRU}
         missing = {"init": _core.MISSING_INIT, "zeros": _core.MISSING_ZEROS}
         return {
@@ -206,7 +187,7 @@ class TableConfig:
             "seed": seed,
             "dim": self.embedding_dim,
             "dtype": _choice(where, "data_type", self.data_type, _DTYPES),
-            "init": kind,
+            "init": form,
             "init_a": numbers[0],
             "init_b": numbers[-1],
             "missing": _choice(where, "missing", self.missing, missing),
@@ -251,6 +232,7 @@ def as_config(config: Any, cls: type[TableConfig]) -> TableConfig:
             )
         return config
     if hasattr(config, "embedding_dim") and hasattr(config, "feature_names"):
+        _check_foreign(config)
         arguments: dict[str, Any] = {
             "name": config.name,
             "embedding_dim": config.embedding_dim,
@@ -259,6 +241,10 @@ def as_config(config: Any, cls: type[TableConfig]) -> TableConfig:
         }
         if hasattr(config, "data_type"):
             arguments["data_type"] = config.data_type
+        low = getattr(config, "weight_init_min", None)
+        high = getattr(config, "weight_init_max", None)
+        if low is not None and high is not None:
+            arguments["init"] = ("uniform", low, high)
         if cls is EmbeddingBagConfig:
             arguments["pooling"] = getattr(config, "pooling", "sum")
         return cls(**arguments)
@@ -267,13 +253,50 @@ def as_config(config: Any, cls: type[TableConfig]) -> TableConfig:
     )
 
 
+def as_configs(tables: Any, cls: type[TableConfig]) -> list[TableConfig]:
+    """The configs that a module is given, as a list."""
+    need = f"a list of persia.{cls.__name__}"
+    if not isinstance(tables, Iterable) or isinstance(tables, str):
+        kind("tables", tables, (), need)
+    return [as_config(c, cls) for c in tables]
+
+
+def _check_foreign(config: Any) -> None:
+    """Refuses what a config of torchrec asks for and no table here does."""
+    where = f"table {getattr(config, 'name', '')!r}"
+    given = [
+        name
+        for name in ("need_pos", "virtual_table_eviction_policy")
+        if getattr(config, name, None)
+    ]
+    bounds = ("weight_init_min", "weight_init_max")
+    if sum(getattr(config, name, None) is not None for name in bounds) == 1:
+        raise errors.InvalidArgument(
+            f"{where}: give both weight_init_min and weight_init_max, or "
+            "neither: rows then begin as persia's init says"
+        )
+    # torchrec puts one of its own where there is none: uniform between the
+    # bounds above.
+    init = getattr(config, "init_fn", None)
+    own = torch.nn.init.uniform_
+    if init is not None and getattr(init, "func", None) is not own:
+        given.append("init_fn")
+    if given:
+        raise errors.InvalidArgument(
+            f"{where}: {' and '.join(given)} cannot be honoured here; leave "
+            "it out, or describe the table with a persia.EmbeddingBagConfig "
+            "(init=, eviction=)"
+        )
+
+
 def float_rows(where: str, rows: Any, shape: tuple[int, ...]) -> torch.Tensor:
     """``rows`` as a contiguous float32 tensor on the CPU of this shape."""
-    t = rows if isinstance(rows, torch.Tensor) else torch.as_tensor(rows)
-    t = t.detach()
+    need = f"need floats of shape {shape}"
+    t = tensor(where, rows, need, device="cpu").detach()
     if not t.dtype.is_floating_point:
         raise errors.DtypeError(
-            f"{where} has dtype {t.dtype}, need torch.float32"
+            f"{where} has dtype {t.dtype}, need torch.float32: convert with "
+            ".to(torch.float32)"
         )
     if tuple(t.shape) != shape:
         raise errors.ShapeError(

@@ -38,16 +38,13 @@ def from_torch(
         optimizer: of the private store.
 
     Raises:
-        InvalidArgument: another kind of module, or one with max_norm.
+        InvalidArgument: another kind of module, or one with max_norm,
+            padding_idx or scale_grad_by_freq.
         ShapeError: ids of another number than the rows.
     """
     weights: list[Tensor]
     if isinstance(module, nn.EmbeddingBag | nn.Embedding):
-        if module.max_norm is not None:
-            raise errors.InvalidArgument(
-                "the module has max_norm; pass persia.optim.*(max_norm=...) "
-                "as optimizer and make the module without it"
-            )
+        _check_settings(module)
         pooling = getattr(module, "mode", "sum")
         configs = [
             EmbeddingBagConfig(
@@ -88,3 +85,19 @@ def from_torch(
             )
         out.store.set_rows(config.name, wanted, weight)
     return out
+
+
+def _check_settings(module: nn.EmbeddingBag | nn.Embedding) -> None:
+    """Refuses a module whose settings would be lost."""
+    remedies = {
+        "max_norm": "pass persia.optim.*(max_norm=...) as optimizer",
+        "padding_idx": "leave these ids out of the batches (padding_value=)",
+        "scale_grad_by_freq": "a row has one gradient, the sum of its ids'",
+    }
+    for name, remedy in remedies.items():
+        value = getattr(module, name)
+        if value is not None and value is not False:
+            raise errors.InvalidArgument(
+                f"the module has {name}={value}, which "
+                f"tables cannot have; {remedy}, and make the module without it"
+            )

@@ -7,7 +7,7 @@ they work in forked children (the workers of ``torch.utils.data.DataLoader``).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,76 +15,66 @@ import torch
 from torch import Tensor
 
 from persia import errors
+from persia._check import kind, whole
+from persia._tensors import integers, tensor, vector
 
 __all__ = ["Batch", "JaggedBatch"]
 
-# Integer dtypes that widen to int64 without changing a value.
-_WIDENED = (torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
-def _tensor(what: str, x: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """``x`` as a tensor; errors of torch as those of Persia."""
-    if isinstance(x, Tensor):
-        return x
-    try:
-        return torch.as_tensor(x, dtype=dtype)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        if isinstance(x, (list, tuple)):
-            sizes = {len(e) for e in x if isinstance(e, (list, tuple))}
-            if len(sizes) > 1:
-                raise errors.ShapeError(
-                    f"{what} is a list of lists of {min(sizes)} to "
-                    f"{max(sizes)} elements; pad them to one length, or pass "
-                    "a tuple (values, lengths)"
-                ) from None
-        raise errors.DtypeError(
-            f"{what} is a {type(x).__name__} that makes no tensor of numbers "
-            f"({error}); ids are int64: hash strings to them first"
-        ) from None
-
-
-def _ids(what: str, x: Any) -> Tensor:
-    """``x`` as an int64 tensor; DtypeError if that could change a value."""
-    t = _tensor(what, x)
-    if t.dtype == torch.int64:
-        return t
-    if t.dtype in _WIDENED:
-        return t.to(torch.int64)
-    if t.numel() == 0 and not isinstance(x, Tensor):  # [] has no dtype
-        return t.to(torch.int64)
-    remedy = (
-        "pass t.view(torch.int64), the same 64 bits"
-        if t.dtype == torch.uint64
-        else "ids and lengths are integers: convert with .to(torch.int64)"
-    )
-    raise errors.DtypeError(
-        f"{what} has dtype {t.dtype}, need torch.int64; {remedy}"
-    )
-
-
-def _vector(what: str, t: Tensor) -> Tensor:
-    if t.dim() != 1:
-        raise errors.ShapeError(
-            f"{what} has shape {tuple(t.shape)}, need one dimension; "
-            "JaggedBatch.from_dict takes 2-D tensors of padded ids"
-        )
-    return t
+_PADDED = "JaggedBatch.from_dict takes 2-D tensors of padded ids"
+_BAGS = "bags lie feature after feature, one a sample"
 
 
 def _weights(what: str, w: Any, n: int) -> Tensor:
-    t = _tensor(what, w, torch.float32)
+    need = "need one weight an id"
+    t = tensor(what, w, need, torch.float32)
     if not t.dtype.is_floating_point:
         raise errors.DtypeError(
             f"{what} has dtype {t.dtype}, need a floating dtype such as "
             "torch.float32"
         )
-    _vector(what, t)
+    vector(what, t, need)
     if t.numel() != n:
         raise errors.ShapeError(
-            f"{what} has {t.numel()} elements for {n} ids; need one weight "
-            "an id"
+            f"{what} has {t.numel()} elements for {n} ids; {need}"
         )
     return t
+
+
+def _check_lengths(
+    lengths: Tensor,
+    total: Tensor,
+    n: int,
+    bag: Callable[[int], str],
+    every: str,
+) -> None:
+    """Raises if lengths cannot be those of the bags of n ids.
+
+    Args:
+        lengths: int64 [bags].
+        total: their sum, where it does not overflow.
+        n: how many ids there are.
+        bag: names one of the bags.
+        every: names all of them.
+    """
+    if lengths.numel():
+        low, high = map(int, torch.aminmax(lengths))
+        wrong = low < 0
+        if wrong or high > n:  # else the sum cannot overflow
+            length = low if wrong else high
+            need = (
+                "lengths are 0 or more, offsets never fall"
+                if wrong
+                else f"but there are {n} ids"
+            )
+            at = int((lengths == length).nonzero()[0])
+            raise errors.OffsetsError(
+                f"{bag(at)}: the length is {length}; {need}"
+            )
+    if int(total) != n:
+        raise errors.OffsetsError(
+            f"{every} add up to {int(total)}, but there are {n} ids; "
+            "each id is in one bag"
+        )
 
 
 class JaggedBatch:
@@ -127,7 +117,10 @@ class JaggedBatch:
             raise errors.InvalidArgument(
                 f"keys is the string {keys!r}; pass a list of names"
             )
-        self._keys = list(keys)
+        self._keys = list(kind("keys", keys, Iterable, "a list of names"))
+        if set(map(type, self._keys)) != {str}:  # mostly they are
+            for key in self._keys:
+                kind("a key", key, str, "a name")
         if not self._keys:
             raise errors.InvalidArgument(
                 "keys is empty; a JaggedBatch has at least one feature"
@@ -137,7 +130,7 @@ class JaggedBatch:
             raise errors.InvalidArgument(
                 f"keys {twice} occur more than once; names are distinct"
             )
-        self._values = _vector("values", _ids("values", values))
+        self._values = vector("values", integers("values", values), _PADDED)
         self._lengths: Tensor | None = None
         self._offsets: Tensor | None = None
         self._weights: Tensor | None = None
@@ -163,21 +156,21 @@ class JaggedBatch:
         """Checks lengths and offsets, and keeps both."""
         n, count = self._values.numel(), len(self._keys)
         if lengths is not None:
-            lengths = _vector("lengths", _ids("lengths", lengths))
+            lengths = vector("lengths", integers("lengths", lengths), _BAGS)
             bags = lengths.numel()
             ends = torch.cumsum(lengths, 0)
-            whole = torch.cat((ends.new_zeros(1), ends))
+            running = torch.cat((ends.new_zeros(1), ends))
             if offsets is not None:
-                given = _vector("offsets", _ids("offsets", offsets))
-                if not torch.equal(given, whole):
+                given = vector("offsets", integers("offsets", offsets), _BAGS)
+                if not torch.equal(given, running):
                     raise errors.OffsetsError(
                         "offsets are not the running sums of lengths; pass "
                         "one of the two"
                     )
-            offsets = whole
+            offsets = running
         else:
             assert offsets is not None
-            offsets = _vector("offsets", _ids("offsets", offsets))
+            offsets = vector("offsets", integers("offsets", offsets), _BAGS)
             if offsets.numel() == 0:
                 raise errors.OffsetsError(
                     "offsets is empty; need F * B + 1 elements, the first is 0"
@@ -186,7 +179,8 @@ class JaggedBatch:
             lengths = torch.diff(offsets)
             if int(offsets[0]) != 0:
                 raise errors.OffsetsError(
-                    f"offsets begin with {int(offsets[0])}, need 0"
+                    f"offsets begin with {int(offsets[0])}, need 0: they "
+                    "count from the first of values"
                 )
         if bags % count:
             raise errors.OffsetsError(
@@ -195,20 +189,13 @@ class JaggedBatch:
                 "taken)"
             )
         self._stride = bags // count
-        if bags and int(lengths.min()) < 0:
-            at = int((lengths < 0).nonzero()[0])
-            raise errors.OffsetsError(
-                f"feature {self._keys[at // self._stride]!r}, sample "
-                f"{at % self._stride}: "
-                f"the length is {int(lengths[at])}; lengths are 0 or more, "
-                "offsets never fall"
-            )
-        if int(offsets[-1]) != n:
-            raise errors.OffsetsError(
-                f"the lengths add up to {int(offsets[-1])}, but there are "
-                f"{n} ids"
-            )
+        _check_lengths(lengths, offsets[-1], n, self._bag, "the lengths")
         self._lengths, self._offsets = lengths, offsets
+
+    def _bag(self, at: int) -> str:
+        """The name of a bag in messages."""
+        feature, sample = divmod(at, self._stride)
+        return f"feature {self._keys[feature]!r}, sample {sample}"
 
     @classmethod
     def from_dict(
@@ -227,9 +214,14 @@ class JaggedBatch:
             ShapeError: another rank, or features that differ in B.
             DtypeError, OffsetsError: as for the constructor.
         """
-        if not features:
+        need = "a dict of tensors, one entry a feature"
+        if not kind("features", features, Mapping, need):
             raise errors.InvalidArgument(
                 "features is empty; a JaggedBatch has at least one feature"
+            )
+        if padding_value is not None:
+            padding_value = whole(
+                "padding_value", padding_value, -(2**63), 2**63 - 1
             )
         values: list[Tensor] = []
         lengths: list[Tensor | None] = []
@@ -249,9 +241,15 @@ class JaggedBatch:
             values.append(v)
             lengths.append(le)
             weights.append(w)
+        devices = {str(v.device) for v in values}
+        if len(devices) > 1:
+            raise errors.InvalidArgument(
+                f"the features are on several devices, {sorted(devices)}; "
+                "move them to one"
+            )
         if all(le is None for le in lengths):
             return cls(list(features), torch.cat(values))
-        whole = torch.cat(
+        every = torch.cat(
             [
                 torch.ones_like(v) if le is None else le
                 for v, le in zip(values, lengths, strict=True)
@@ -269,7 +267,7 @@ class JaggedBatch:
                 ]
             )
         return cls(
-            list(features), torch.cat(values), lengths=whole, weights=weighted
+            list(features), torch.cat(values), lengths=every, weights=weighted
         )
 
     def keys(self) -> list[str]:
@@ -447,22 +445,21 @@ def _entry(
                 "or "
                 "(values, lengths, weights)"
             )
-        values = _vector(f"{what}: values", _ids(f"{what}: values", entry[0]))
-        lengths = _vector(
-            f"{what}: lengths", _ids(f"{what}: lengths", entry[1])
+        values = vector(
+            f"{what}: values", integers(f"{what}: values", entry[0]), _PADDED
+        )
+        lengths = vector(
+            f"{what}: lengths", integers(f"{what}: lengths", entry[1]), _BAGS
         )
         # Checked for each feature: a surplus in one could hide a lack in the
         # next.
-        if lengths.numel() and int(lengths.min()) < 0:
-            raise errors.OffsetsError(
-                f"{what}: a length is {int(lengths.min())}; lengths are 0 or "
-                "more"
-            )
-        if int(lengths.sum()) != values.numel():
-            raise errors.OffsetsError(
-                f"{what}: the lengths add up to {int(lengths.sum())}, "
-                f"but there are {values.numel()} ids"
-            )
+        _check_lengths(
+            lengths,
+            lengths.sum(),
+            values.numel(),
+            lambda at: f"{what}, sample {at}",
+            f"{what}: the lengths",
+        )
         if len(entry) == 2 or entry[2] is None:
             return values, lengths, None
         return (
@@ -470,7 +467,7 @@ def _entry(
             lengths,
             _weights(f"{what}: weights", entry[2], values.numel()),
         )
-    ids = _ids(what, entry)
+    ids = integers(what, entry)
     if ids.dim() == 1:
         return ids, None, None
     if ids.dim() != 2:

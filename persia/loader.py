@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from persia import _core, errors
+from persia._check import whole
 from persia.jagged import JaggedBatch
 from persia.modules import _Collection
 from persia.store import Store
@@ -158,9 +159,17 @@ class DataLoader(Generic[T]):
         The source must give the same batches again, as those of
         ``persia.datasets`` do; those left out are read and dropped.
         """
-        self._given = self._begin = int(state["batches"])
-        if state["epoch"] is not None and hasattr(self.batches, "epoch"):
-            self.batches.epoch = state["epoch"]
+        try:
+            batches, epoch = state["batches"], state["epoch"]
+        except (LookupError, TypeError):
+            raise errors.InvalidArgument(
+                f"the state of a DataLoader has batches and epoch; this is "
+                f"{state!r}"
+            ) from None
+        batches = whole("batches", batches, 0, 2**63 - 1)
+        if epoch is not None and hasattr(self.batches, "epoch"):
+            self.batches.epoch = whole("epoch", epoch, 0, 2**63 - 1)
+        self._given = self._begin = batches
 
 
 @dataclasses.dataclass(slots=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from persia import _core, errors
+from persia._check import kind, whole
 from persia._default import default_store
 from persia._ids import Ids, unpack
 from persia._library import prefetch, pull, typed, versions
@@ -17,7 +18,7 @@ from persia.configs import (
     EmbeddingBagConfig,
     EmbeddingConfig,
     TableConfig,
-    as_config,
+    as_configs,
 )
 from persia.optim import SparseOptimizer
 from persia.store import Store
@@ -203,19 +204,31 @@ class _Collection(nn.Module):
         padding_value: int | None,
     ) -> None:
         super().__init__()
-        if not tables:
-            raise errors.InvalidArgument(
-                "tables is empty; a module looks up at least one table"
-            )
         if store is not None and optimizer is not None:
             raise errors.InvalidArgument(
                 "optimizer= is for a module with a store of its own; a Store "
                 "has its optimizer"
             )
-        configs = [as_config(c, self._config_class) for c in tables]
+        configs = as_configs(tables, self._config_class)
+        if not configs:
+            raise errors.InvalidArgument(
+                "tables is empty; a module looks up at least one table"
+            )
+        if padding_value is not None:
+            padding_value = whole(
+                "padding_value", padding_value, -(2**63), 2**63 - 1
+            )
+        if (
+            not isinstance(output_dtype, torch.dtype)
+            or not output_dtype.is_floating_point
+        ):
+            raise errors.InvalidArgument(
+                f"output_dtype is {output_dtype!r}, need a floating dtype "
+                "such as torch.float32"
+            )
         if store is None:
             store, configs = default_store(optimizer, configs)
-        self.store = store
+        self.store = kind("store", store, Store, "a persia.Store")
         self._configs = configs
         self._device = None if device is None else torch.device(device)
         self._output_dtype = output_dtype
@@ -401,7 +414,16 @@ class _Collection(nn.Module):
     def set_extra_state(self, state: Any) -> None:
         """Checks that the rows of a ``state_dict()`` are in the store."""
         mine = self.get_extra_state()["tables"]
-        for name, saved in state["tables"].items():
+        try:
+            theirs = state["tables"].items()
+            for _, saved in theirs:
+                saved["embedding_dim"], saved["rows"], state["checkpoint"]
+        except (AttributeError, LookupError, TypeError):
+            raise errors.SchemaMismatch(
+                f"the state of a {type(self).__name__} has tables with their "
+                f"embedding_dim and rows, and a checkpoint; this is {state!r}"
+            ) from None
+        for name, saved in theirs:
             if name not in mine:
                 raise errors.SchemaMismatch(
                     f"the state has a table {name!r}, the module has "
@@ -697,7 +719,7 @@ class EmbeddingCollection(_Collection):
         output_dtype: torch.dtype = torch.float32,
         padding_value: int | None = None,
     ) -> None:
-        configs = [as_config(c, EmbeddingConfig) for c in tables]
+        configs = as_configs(tables, EmbeddingConfig)
         first: dict[str, str] = {}
         for c in configs:
             for feature in c.feature_names:

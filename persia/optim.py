@@ -15,6 +15,9 @@ Every optimizer takes three more keywords, which are entries of its groups:
 * ``max_grad_norm``: the gradient of a row is clipped to this L2 norm (0: not);
 * ``max_norm``: then the row is scaled down to this L2 norm (0: not);
 * ``weight_bound``: then its elements are clamped to [-bound, bound] (0: not).
+
+Both hold before the row is stored: those of a bf16 table are rounded then, and
+may exceed them by one unit in the last place (less than 1 %).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import torch
 from torch import Tensor
 
 from persia import errors
+from persia._check import kind, number
 
 if TYPE_CHECKING:
     from persia.store import Store
@@ -49,30 +53,10 @@ def _probes(values: float | list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device="cpu")
 
 
-def _number(
-    name: str, value: Any, low: float, high: float = math.inf
-) -> float:
-    """``value`` as a float in [low, high)."""
-    try:
-        x = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        x = math.nan  # a tensor of several elements is a RuntimeError
-    if not (low <= x < high):
-        bound = (
-            f"in [{low}, {high})"
-            if high < math.inf
-            else f"finite and at least {low}"
-        )
-        raise errors.InvalidArgument(
-            f"{name} is {value!r}, need a number {bound}"
-        )
-    return x
-
-
 def _eps(value: Any) -> float:
     """Above 0, as float32 too: elements that have had no gradient are divided
     by it alone."""
-    return _number("eps", value, torch.finfo(torch.float32).tiny)
+    return number("eps", value, torch.finfo(torch.float32).tiny)
 
 
 class RowLimits(TypedDict, total=False):
@@ -119,9 +103,9 @@ class SparseOptimizer(torch.optim.Optimizer):
                     f"{type(self).__name__}() got an unexpected keyword "
                     f"argument {name!r}"
                 )
-        settings = {"lr": _number("lr", defaults.pop("lr"), 0.0), **defaults}
+        settings = {"lr": number("lr", defaults.pop("lr"), 0.0), **defaults}
         for name in RowLimits.__annotations__:
-            settings[name] = _number(name, limits.get(name, 0.0), 0.0)
+            settings[name] = number(name, limits.get(name, 0.0), 0.0)
         self._store: weakref.ref[Store] | None = None
         self._probe_grads = _probes([])
         self._agreed = False  # with the other ranks, on the probes
@@ -246,7 +230,16 @@ class SparseOptimizer(torch.optim.Optimizer):
         Raises:
             SchemaMismatch: a table was updated by another algorithm.
         """
-        saved = {group["table"]: group for group in state_dict["param_groups"]}
+        try:
+            saved = {g["table"]: g for g in state_dict["param_groups"]}
+            for group in saved.values():
+                group["algorithm"]
+        except (TypeError, LookupError):
+            raise errors.SchemaMismatch(
+                "the state is not of a persia.optim optimizer: it has no "
+                "param_groups with table and algorithm; give what its "
+                "state_dict() returned"
+            ) from None
         groups = []
         for i, mine in enumerate(self.param_groups):
             group = saved.get(mine["table"], mine)
@@ -286,8 +279,8 @@ class SGD(SparseOptimizer):
     ) -> None:
         settings = {
             "lr": lr,
-            "momentum": _number("momentum", momentum, 0.0, 1.0),
-            "weight_decay": _number("weight_decay", weight_decay, 0.0),
+            "momentum": number("momentum", momentum, 0.0, 1.0),
+            "weight_decay": number("weight_decay", weight_decay, 0.0),
         }
         super().__init__(settings, limits)
 
@@ -316,10 +309,10 @@ class Adagrad(SparseOptimizer):
         settings = {
             "lr": lr,
             "eps": _eps(eps),
-            "initial_accumulator_value": _number(
+            "initial_accumulator_value": number(
                 "initial_accumulator_value", initial_accumulator_value, 0.0
             ),
-            "weight_decay": _number("weight_decay", weight_decay, 0.0),
+            "weight_decay": number("weight_decay", weight_decay, 0.0),
         }
         super().__init__(settings, limits)
 
@@ -378,11 +371,11 @@ class Adam(SparseOptimizer):
         settings = {
             "lr": lr,
             "betas": (
-                _number("betas[0]", betas[0], 0.0, 1.0),
-                _number("betas[1]", betas[1], 0.0, 1.0),
+                number("betas[0]", betas[0], 0.0, 1.0),
+                number("betas[1]", betas[1], 0.0, 1.0),
             ),
             "eps": _eps(eps),
-            "weight_decay": _number("weight_decay", weight_decay, 0.0),
+            "weight_decay": number("weight_decay", weight_decay, 0.0),
         }
         super().__init__(settings, limits)
 
@@ -423,8 +416,13 @@ def clip_grad_norm_(
     Returns:
         The norm before clipping, a float32 scalar on the CPU.
     """
-    _number("max_norm", max_norm, 0.0)
-    models = [model] if isinstance(model, torch.nn.Module) else list(model)
+    number("max_norm", max_norm, 0.0)
+    models = [model] if isinstance(model, torch.nn.Module) else model
+    kind("model", models, Iterable, "a module, or a list of them")
+    models = [
+        kind("model", one, torch.nn.Module, "a list of modules")
+        for one in models
+    ]
     stores: list[Store] = []
     grads: list[Tensor] = []
     for part in models:

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from persia import _core, errors, optim
+from persia._check import kind, number, real, whole
 from persia._library import HELD, SHAPES, versions
 from persia._rows import Rows, Table
 from persia.cluster import Settings, patiently
-from persia.configs import TableConfig, as_config, whole
+from persia.configs import TableConfig, as_config
 
 if TYPE_CHECKING:
     import os
@@ -43,19 +44,37 @@ _COUNTERS = (
     "refused",
     "nonfinite",
 )
+# What the core calls otherwise than a config does.
+_OPTIONS = {
+    "dim": "embedding_dim",
+    "dtype": "data_type",
+    "init_a": "init",
+    "init_b": "init",
+    "full": "eviction",
+}
 _NONFINITE = {"raise": _core.NONFINITE_RAISE, "skip": _core.NONFINITE_SKIP}
 
 
-def _after_backward(store: weakref.ref[Store]) -> Any:
-    """The anchor's hook: runs once a backward, after all its pushes."""
+class _AfterPushes(torch.autograd.Function):
+    """Makes the anchor; autograd comes back here once a backward, after all
+    its pushes.
 
-    def hook(anchor: Tensor) -> None:
-        anchor.grad = None
-        owner = store()
-        if owner is not None:
-            owner._backward_done()
+    It returns no gradient: one that accumulates in a leaf would be shared by
+    the backwards of all threads.
+    """
 
-    return hook
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, store: weakref.ref[Store]) -> Tensor:
+        ctx.store = store
+        ctx.set_materialize_grads(False)
+        return leaf.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[None, None]:
+        store = ctx.store()
+        if grad is not None and store is not None:
+            store._backward_done()
+        return None, None
 
 
 def _zeros(n: int) -> Tensor:
@@ -67,8 +86,10 @@ class Store(Rows):
     """Embedding tables without bounds.
 
     Modules that are given the same store and table name share rows. All
-    methods may be called from any thread. In a forked child every use of a
-    table raises :class:`persia.errors.UsedAfterFork`.
+    methods may be called from any thread; backwards of several threads are
+    updates of their own (``update="step"``: no other thread may be within a
+    backward at the step). In a forked child every use of a table raises
+    :class:`persia.errors.UsedAfterFork`.
 
     The tables are in this process (*embedded*), on parameter servers, or on
     the ranks of the job, each of which serves its part of every table to the
@@ -161,7 +182,12 @@ class Store(Rows):
         if threads is not None:
             threads = whole("threads", threads, 1, 1024)
         if servers is not None and not isinstance(servers, str):
-            servers = tuple(servers)
+            kind("servers", servers, Sequence, '"host:port", or a list')
+            servers = tuple(
+                kind("servers", one, str, 'strings "host:port"')
+                for one in servers
+            )
+        kind("grad_division", grad_division, bool, "True or False")
         settings = Settings(
             servers,
             namespace,
@@ -212,9 +238,9 @@ class Store(Rows):
         if update == "step":
             HELD[self._handle] = []
             weakref.finalize(self, HELD.pop, self._handle)
-        self._lock = (
-            threading.Lock()
-        )  # guards _tables and the groups of the optimizer
+        # The groups of the optimizer are those of the tables of the core: no
+        # update while a table is made. A signal's handler may come in.
+        self._lock = threading.RLock()
         self._tables: dict[str, Table] = {}
         self._counts = {
             "gradients_discarded": 0,
@@ -228,10 +254,10 @@ class Store(Rows):
         # The anchor requires grad, so that autograd visits every lookup; its
         # gradient arrives after all pushes of a backward. Neither Parameter
         # nor buffer: DDP, .to() and state_dict() do not know it.
-        self._anchor = _zeros(1).requires_grad_()
-        hook = _after_backward(weakref.ref(self))
-        register: Any = self._anchor.register_post_accumulate_grad_hook
-        register(hook)
+        with torch.inference_mode(False), torch.enable_grad():
+            self._anchor: Tensor = _AfterPushes.apply(  # type: ignore[no-untyped-call]
+                _zeros(1).requires_grad_(), weakref.ref(self)
+            )
         # In its place where no gradient is wanted.
         self._still = _zeros(1)
         self._no_batch = torch.zeros(2, dtype=torch.int64, device="cpu")
@@ -276,6 +302,12 @@ class Store(Rows):
         self, factors: list[float] | None, *, all_threads: bool
     ) -> None:
         """Applies the gradients that are held as one update."""
+        with self._lock:
+            self._apply_locked(factors, all_threads)
+
+    def _apply_locked(
+        self, factors: list[float] | None, all_threads: bool
+    ) -> None:
         groups = self._optimizer.param_groups
         for group in groups:
             if "lr" not in group:  # the C core would take it for 0
@@ -298,7 +330,10 @@ class Store(Rows):
         division = self._division()
         if division != 1.0:
             factors = [f * division for f in factors or [1.0] * len(groups)]
-        self._core.apply(groups, factors, all_threads)
+        try:
+            self._core.apply(groups, factors, all_threads)
+        except TypeError:
+            raise errors.InvalidArgument(_not_numbers(groups)) from None
 
     def _division(self) -> float:
         """What gradients of this rank are multiplied with."""
@@ -339,6 +374,8 @@ class Store(Rows):
             PersiaError: an update that was applied in the background failed;
                 its error, once.
         """
+        if timeout is not None:
+            timeout = number("timeout", timeout, 1e-9, 1e9)
         self._drop_unfinished()
         self._core.flush(timeout)
 
@@ -361,6 +398,12 @@ class Store(Rows):
         """The table of a config, made if new; contradictions raise."""
         template = config.optimizer or self._optimizer
         with self._lock:
+            first = self._tables.get(config.name)
+            if first is not None:
+                _check_same(config, first.config)
+            else:
+                # Updates on their way know nothing of another table.
+                self._core.settle()
             number, _ = self._core.declare(
                 **config._native(self.seed),
                 optimizer=_core.OPTIMIZERS.index(template.algorithm),
@@ -708,6 +751,35 @@ class Store(Rows):
             f"Store(tables={sorted(self._tables)}, "
             f"optimizer={self._optimizer!r}, update={self.update!r}{where})"
         )
+
+
+def _check_same(config: TableConfig, first: TableConfig) -> None:
+    """Raises if a table was declared otherwise before; the C core compares
+    what remains, and knows of the declarations of other processes."""
+    mine, theirs = config._native(0), first._native(0)
+    for key in mine:
+        if mine[key] != theirs[key]:
+            name = _OPTIONS.get(key, key)
+            raise errors.SchemaMismatch(
+                f"table {config.name!r}: {name} is {getattr(config, name)!r}, "
+                f"but was first declared as {getattr(first, name)!r}; give "
+                "both the same"
+            )
+
+
+def _not_numbers(groups: list[dict[str, Any]]) -> str:
+    """What the core could not read of the optimizer's groups."""
+    wrong = [
+        f"table {group['table']!r}: {name} is {value!r}"
+        for group in groups
+        for name, value in group.items()
+        if name not in ("params", "table", "algorithm", "betas")
+        and real(value) != real(value)
+    ]
+    return (
+        f"store.optimizer.param_groups: {'; '.join(wrong) or 'betas'}; need "
+        "numbers"
+    )
 
 
 def _sum_of(shards: list[dict[str, Any]]) -> dict[str, int]:

@@ -327,6 +327,29 @@ def test_momentum_is_part_of_the_schema(tmp_path: Path) -> None:
         make_store("momentum").load(tmp_path)
 
 
+def test_another_class_of_dense_optimizer(tmp_path: Path) -> None:
+    class Mine(torch.optim.Adam):
+        pass
+
+    def stepped(cls: Any) -> Any:
+        weight = torch.nn.Parameter(torch.ones(2))
+        weight.grad = torch.ones(2)
+        optimizer = cls([weight], lr=0.1)
+        optimizer.step()
+        return optimizer
+
+    store = make_store()
+    store.save(tmp_path, optimizer=stepped(torch.optim.Adam))
+    fill(store, "t", 3)
+    before = contents(store, "t")
+    with pytest.raises(errors.SchemaMismatch, match=r"class Adam, .* SGD"):
+        store.load(tmp_path, optimizer=stepped(torch.optim.SGD))
+    with pytest.raises(errors.SchemaMismatch, match=r"class Adam, .* Adamax"):
+        store.load(tmp_path, optimizer=stepped(torch.optim.Adamax))
+    assert_same(contents(store, "t"), before)
+    store.load(tmp_path, optimizer=stepped(Mine))  # one with the same states
+
+
 def test_not_strict(tmp_path: Path) -> None:
     a = make_store("adam", ("x", 4, "fp32"), ("y", 3, "fp32"))
     b = make_store("adam", ("z", 2, "fp32"), ("y", 3, "fp32"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +49,9 @@ from persia.configs import as_config
         ({"lr": -1.0}, "table 't': lr is -1"),
         ({"lr": float("nan")}, "table 't': lr is nan"),
         ({"lr": "x"}, "table 't': lr is 'x'"),
+        ({"num_embeddings": "x"}, "'t': num_embeddings is 'x'"),
+        ({"num_embeddings": -1}, "'t': num_embeddings is -1"),
+        ({"trainable": None}, "'t': trainable is None"),
     ],
 )
 def test_wrong_settings_are_named(wrong: dict[str, Any], match: str) -> None:
@@ -111,6 +115,26 @@ def test_configs_like_torchrecs() -> None:
     theirs.data_type = DataType.FP16
     with pytest.raises(errors.InvalidArgument, match="data_type"):
         persia.EmbeddingBagCollection(tables=[theirs])
+
+
+def test_settings_of_torchrecs_configs_are_kept_or_refused() -> None:
+    def config(**settings: Any) -> Any:
+        plain = {"name": "t", "embedding_dim": 2, "feature_names": ["a"]}
+        theirs = SimpleNamespace(**plain, **settings)
+        return as_config(theirs, persia.EmbeddingBagConfig)
+
+    own = partial(torch.nn.init.uniform_, a=-1.0, b=1.0)
+    kept = config(weight_init_min=0.5, weight_init_max=1.0, init_fn=own)
+    assert kept.init == ("uniform", 0.5, 1.0)
+    plain = config(weight_init_min=None, need_pos=False, init_fn=own)
+    assert plain.init == 0.01
+    for wrong, match in (
+        ({"weight_init_min": 0.5}, "'t': give both weight_init_min"),
+        ({"init_fn": torch.nn.init.zeros_}, "'t': init_fn cannot be"),
+        ({"need_pos": True}, "'t': need_pos cannot be"),
+    ):
+        with pytest.raises(errors.InvalidArgument, match=match):
+            config(**wrong)
 
 
 def test_kinds_of_configs_are_not_mixed() -> None:

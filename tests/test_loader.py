@@ -608,22 +608,6 @@ def test_any_batch_with_ids(shape: str) -> None:
     assert c.stats["not_prefetched"] == 0
 
 
-def test_keyed_jagged_tensor() -> None:
-    torchrec = pytest.importorskip("torchrec")
-    c = Counter()
-    source = [
-        torchrec.KeyedJaggedTensor(
-            ["f"], torch.tensor([7]), lengths=torch.tensor([1])
-        )
-        for _ in range(10)
-    ]
-    for t, batch in enumerate(persia.DataLoader(source, c.model, 0)):
-        out = c.model(batch).values()
-        assert int(out[0, 0]) == t
-        (-out.sum()).backward()
-    assert c.stats["prefetched"] == 10
-
-
 def test_a_missing_field_is_named_in_its_turn() -> None:
     c = Counter()
     source = [{"sparse": JaggedBatch(["f"], torch.tensor([7]))}, {"x": 1}]

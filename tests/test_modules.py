@@ -391,6 +391,13 @@ torch.testing.assert_close(
 )
 other = persia.from_torch(theirs, optimizer=persia.optim.SGD(lr=0.5))
 torch.testing.assert_close(other(kjt).values(), want.values())
+# A data loader looks them up ahead, and their ticket finds what it found.
+seen = 0
+for batch in persia.DataLoader([kjt] * 3 + [kjt.to("cpu")], ours, 0):
+    ours(batch).values().sum().backward()
+    seen += 1
+stats = store.stats()["loader"]
+assert (seen, stats["prefetched"], stats["not_prefetched"]) == (4, 4, 0), stats
 print("equal")
 """
 

@@ -146,6 +146,12 @@ def test_to_torch_and_from_torch() -> None:
         persia.from_torch(module, IDS[:3])
     with pytest.raises(errors.InvalidArgument, match="Linear"):
         persia.from_torch(torch.nn.Linear(1, 1))
+    for lost in ({"padding_idx": 0}, {"scale_grad_by_freq": True}):
+        with pytest.raises(errors.InvalidArgument, match=next(iter(lost))):
+            persia.from_torch(torch.nn.EmbeddingBag(3, 2, **lost))
+    bags.store.add_table(persia.EmbeddingBagConfig("s", 2, pooling="sqrtn"))
+    with pytest.raises(errors.InvalidArgument, match="'s' has pooling 'sqrt"):
+        bags.store.to_torch("s")
 
 
 def test_memory_limit() -> None:
@@ -282,7 +288,8 @@ def test_anchor_is_neither_parameter_nor_buffer() -> None:
     model.to("cpu").double().float()
     train(model[0])
     assert model[0].store.updates == 1
-    assert model[0].store._anchor.grad is None
+    leaf = model[0].store._anchor.grad_fn.next_functions[0][0].variable
+    assert leaf.grad is None
 
 
 def test_distributed_data_parallel() -> None:

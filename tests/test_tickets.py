@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_second_backward_through_a_layer_that_was_freed() -> None:
     loss = torch.nn.Linear(4, 1)(bags(ids(1, 2)).values()).sigmoid().sum()
     loss.backward()
     once = rows(bags)
-    with pytest.raises(RuntimeError, match="second time|second backward"):
+    with pytest.raises(RuntimeError, match=r"second time|second backward"):
         loss.backward()
     assert not torch.equal(before, once)
     assert torch.equal(rows(bags), once)
@@ -299,3 +300,77 @@ def test_threads_have_backwards_of_their_own() -> None:
     thread.join()
     torch.testing.assert_close(rows(bags), before - 12)
     assert bags.store.updates == 2
+
+
+def in_threads(n: int, work: Any) -> None:
+    """Runs ``work(i)`` in n threads that change often; raises what they do."""
+    failed: list[BaseException] = []
+
+    def run(i: int) -> None:
+        try:
+            work(i)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(n)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert failed == []
+
+
+def test_threads_train_one_module() -> None:
+    bags = make()
+    before = rows(bags)
+    in_threads(
+        4,
+        lambda i: [
+            bags(ids(1 + i % 2)).values().sum().backward() for _ in range(300)
+        ],
+    )
+    torch.testing.assert_close(rows(bags), before - 600)
+    assert bags.store.updates == 1200
+
+
+def test_threads_declare_and_train_tables_of_one_store() -> None:
+    store = persia.Store(persia.optim.SGD(lr=1.0))
+
+    def work(i: int) -> None:
+        for j in range(20):
+            bags = persia.EmbeddingBagCollection(
+                store=store,
+                tables=[persia.EmbeddingBagConfig(f"{i}.{j}", 4, ["f"])],
+            )
+            before = store.rows(f"{i}.{j}", IDS)
+            for _ in range(5):
+                bags(ids(1, 2)).values().sum().backward()
+            after = store.rows(f"{i}.{j}", IDS)
+            torch.testing.assert_close(after, before - 5)
+
+    in_threads(4, work)
+    assert store.updates == 400
+
+
+def test_a_table_is_made_while_updates_are_on_their_way() -> None:
+    bags = make(threads=2)
+    loader = persia.DataLoader(
+        [ids(*range(i, i + 20_000)) for i in range(30)],
+        bags,
+        staleness=4,
+        ids=lambda batch: batch,
+    )
+    cores = torch.get_num_threads()
+    torch.set_num_threads(1)  # else nothing is done ahead
+    try:
+        for i, batch in enumerate(loader):
+            bags(batch).values().sum().backward()
+            bags.store.add_table(persia.EmbeddingBagConfig(f"x{i}", 4))
+    finally:
+        torch.set_num_threads(cores)
+    assert bags.store.updates == 30

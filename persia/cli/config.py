@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -11,7 +12,7 @@ from pydantic import Field
 
 from persia import errors
 
-__all__ = ["TrainConfig", "read_yaml", "resolve", "validated"]
+__all__ = ["TrainConfig", "check_used", "read_yaml", "resolve", "validated"]
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
@@ -160,7 +161,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise errors.InvalidArgument(
             f"--config {path}: need lines 'option: value', such as 'dim: 16'"
         )
-    return {str(k).replace("-", "_"): value for k, value in content.items()}
+    options = {str(k).replace("-", "_"): value for k, value in content.items()}
+    resume = options.get("resume", "")
+    if not isinstance(resume, str):
+        raise errors.InvalidArgument(
+            f"--config {path}: resume is {resume!r}, need the path of a "
+            "checkpoint"
+        )
+    return options
 
 
 def resolve(*layers: dict[str, Any]) -> TrainConfig:
@@ -173,6 +181,32 @@ def resolve(*layers: dict[str, Any]) -> TrainConfig:
             options.pop("eval_split", None)
         options |= layer
     return validated(TrainConfig, options)
+
+
+def check_used(
+    config: TrainConfig, given: Iterable[str], remote: bool
+) -> None:
+    """Refuses options that were given, by flag or file, and change nothing.
+
+    Args:
+        config: with them.
+        given: their names.
+        remote: whether the tables are, or may be, on servers or ranks.
+    """
+    synthetic = config.data == "synthetic"
+    tables = "with tables on servers or ranks (--servers)"
+    goes = {
+        "rows": (synthetic, "with --data synthetic; files are read whole"),
+        "shuffle": (not synthetic, "with files, not with --data synthetic"),
+        "namespace": (remote, tables),
+        "wire_dtype": (remote, tables),
+    }
+    for name in given:
+        used, where = goes.get(name, (True, ""))
+        if not used:
+            raise errors.InvalidArgument(
+                f"--{name.replace('_', '-')} goes {where}"
+            )
 
 
 def validated(model: type[Model], options: dict[str, Any]) -> Model:

@@ -42,8 +42,9 @@ class Result:
 
     scores: Scores | None
     """Of the samples held out; None if there are none."""
-    auc: float
-    """Of the last epoch, each batch scored before it was trained on."""
+    auc: float | None
+    """Of the last epoch, each batch scored before it was trained on; None if
+    there was none."""
     planted_auc: float | None
     rows: int
     bytes_a_row: float
@@ -100,6 +101,7 @@ class Run:
             compile=config.compile,
         )
         self._last: Progress | None = None
+        self._resumed = resume
         if resume is not None:
             self._load(resume)
 
@@ -114,6 +116,26 @@ class Run:
             return len(range(self.rank, batches, self.ranks))
         return None
 
+    @property
+    def may_be_remote(self) -> bool:
+        """Whether the tables are not in this process, or would not be with
+        more ranks."""
+        return self.store.remote or self.config.servers == "ranks"
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs are done."""
+        return self.trainer.epoch >= self.config.epochs
+
+    @property
+    def must_save(self) -> bool:
+        """Whether there is anything to save that is not there already."""
+        config = self.config
+        there = self._resumed is not None and str(self._resumed) == config.save
+        return config.save is not None and not (
+            there and self.finished and not self.trainer.rows
+        )
+
     def describe(self) -> str:
         """What will be done, in a line."""
         config, data, at = self.config, self.train, self.trainer
@@ -123,7 +145,10 @@ class Run:
         )
         if self.ranks > 1:
             text += f"; {self.ranks} ranks"
-        if at.epoch or at.batch:
+        if self.finished:
+            epochs = f"{at.epoch} epoch{'s' if at.epoch > 1 else ''}"
+            text += f"; {epochs} done, nothing left to train (see --epochs)"
+        elif at.epoch or at.batch:
             text += f"; from epoch {at.epoch + 1}, batch {at.batch}"
         return text
 
@@ -200,7 +225,7 @@ class Run:
         clock = self.trainer.clock
         return Result(
             scores=scores,
-            auc=self._last.auc if self._last is not None else float("nan"),
+            auc=None if self._last is None else self._last.auc,
             planted_auc=planted,
             rows=rows,
             bytes_a_row=sum(table["bytes"] for table in tables) / max(rows, 1),
@@ -300,7 +325,7 @@ def open_data(
 
 def _synthetic(
     config: TrainConfig, shard: tuple[int, int]
-) -> tuple[SyntheticCTR, SyntheticCTR]:
+) -> tuple[SyntheticCTR, SyntheticCTR | None]:
     for name in ("table_schema", "eval_data"):
         if getattr(config, name) is not None:
             raise errors.InvalidArgument(
@@ -313,4 +338,4 @@ def _synthetic(
     rows = min(SYNTHETIC_TEST_ROWS, config.rows)
     if config.eval_split is not None:
         rows = round(config.rows * config.eval_split)
-    return data, data.test(rows)
+    return data, data.test(rows) if rows else None

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from persia.cli.config import TrainConfig, read_yaml, resolve
+from persia.cli.config import TrainConfig, check_used, read_yaml, resolve
 
 if TYPE_CHECKING:  # importing them takes seconds that no other command needs
     from persia.cli.run import Result, Run
@@ -80,14 +80,17 @@ def train(
     flags.pop("config", None)
     flags.pop("resume", None)
     file = read_yaml(config) if config is not None else {}
+    in_file = file.pop("resume", None)
+    resume = in_file if resume is None else resume
     saved = saved_options(resume) if resume is not None else {}
     run = Run(resolve(saved, file, flags), resume)
+    check_used(run.config, file | flags, run.may_be_remote)
     console.quiet = run.rank > 0
     console.print(run.describe())
     gc.freeze()  # what was imported need not be searched for garbage again
     with _progress(run) as show, _interrupts(run.trainer):
         finished = run.fit(show)
-    if run.config.save is not None:
+    if run.must_save:
         run.save()
         console.print(f"saved to {run.config.save}")
     if not finished:
@@ -184,10 +187,10 @@ def _table(result: Result) -> Table:
         table.add_row(name, value, note)
 
     scores = result.scores
-    if scores is None:
+    if scores is None and result.auc is not None:
         note = "of the last epoch, scored before it was trained on"
         row("AUC", f"{result.auc:.4f}", note)
-    else:
+    if scores is not None:
         row("AUC", f"{scores.auc:.4f}", f"{scores.rows:,} samples held out")
         if result.planted_auc is not None:
             note = "of the model that made the data, same samples"
@@ -207,9 +210,11 @@ def _table(result: Result) -> Table:
         row("malformed", f"{result.malformed:,}", "lines left out")
     row("rows", f"{result.rows:,}", "distinct ids with an embedding")
     row("bytes a row", f"{result.bytes_a_row:.0f}", "vector, state and index")
-    row("samples/s", f"{result.samples_per_second:,.0f}")
     clock = result.clock
-    total = clock.total or 1.0
+    total = clock.total
+    if not total:  # nothing was left to train
+        return table
+    row("samples/s", f"{result.samples_per_second:,.0f}")
     row("time in data", f"{clock.data / total:.1%}")
     if result.compiled:
         row("in compiled code", f"{clock.dense / total:.1%}", "all the rest")

@@ -5,16 +5,16 @@ from __future__ import annotations
 import queue
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator
-from numbers import Integral
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from persia import _core, errors
+from persia._check import kind, whole
 from persia.jagged import Batch
 
-__all__ = ["Dataset", "read_ahead", "value_hash"]
+__all__ = ["Dataset", "pair", "read_ahead", "value_hash"]
 
 T = TypeVar("T")
 
@@ -25,16 +25,20 @@ def value_hash(value: str | bytes, salt: int = 0) -> int:
     It is XXH64 of the value's bytes (UTF-8 for a str) with ``salt`` as seed,
     read as a signed number.
     """
+    kind("value", value, (str, bytes), "a str or bytes")
     raw = value.encode() if isinstance(value, str) else value
     return _core.value_hash(raw, check_salt("value_hash", salt))
 
 
 def check_salt(what: str, salt: int) -> int:
-    if not 0 <= salt < 2**64:
-        raise errors.InvalidArgument(
-            f"{what}: hash_salt is {salt}, need 0 to 2**64 - 1"
-        )
-    return salt
+    return whole(f"{what}: hash_salt", salt, 0, 2**64 - 1)
+
+
+def pair(what: str, value: Any, need: str) -> tuple[Any, Any]:
+    """Both of a pair."""
+    if not isinstance(value, Sequence) or len(value) != 2:
+        kind(what, value, (), need)
+    return value[0], value[1]
 
 
 class Dataset(IterableDataset[Batch]):
@@ -63,19 +67,12 @@ class Dataset(IterableDataset[Batch]):
         drop_last: bool,
         shard: tuple[int, int],
     ) -> None:
-        given: Any = batch_size  # numpy's integers are no int, but whole
-        if not isinstance(given, Integral) or batch_size < 1:
-            raise errors.InvalidArgument(
-                f"batch_size is {batch_size}, need a whole number of at least"
-                " 1"
-            )
-        rank, world = shard
-        if not 0 <= rank < world:
-            raise errors.InvalidArgument(
-                f"shard is {shard}, need (rank, world) with 0 <= rank < world"
-            )
-        self.batch_size = batch_size
-        self.seed = seed
+        self.batch_size = whole("batch_size", batch_size, 1, 2**63 - 1)
+        need = "(rank, world) with 0 <= rank < world"
+        rank, world = pair("shard", shard, need)
+        if not 0 <= whole("rank", rank, 0, 2**63 - 1) < world:
+            raise errors.InvalidArgument(f"shard is {shard}, need {need}")
+        self.seed = whole("seed", seed, 0, 2**64 - 1)
         self.epoch = 0
         self.drop_last = drop_last
         self.shard = shard

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from persia import _core, errors
+from persia._check import kind, whole
 from persia.datasets.base import Dataset, check_salt, read_ahead
 from persia.datasets.files import (
     Faults,
@@ -99,13 +100,12 @@ class Criteo(Dataset):
             layout = "kaggle" if len(self.files) == 1 else "1tb"
         self.layout = layout
         self.rows = check_rows(rows)
-        if shuffle < 0:
-            raise errors.InvalidArgument(f"shuffle is {shuffle}, need >= 0")
-        self.shuffle = shuffle
+        self.shuffle = whole("shuffle", shuffle, 0, 2**63 - 1)
         self.log_dense = log_dense
         self.keys = [f"C{i + 1}" for i in range(CATEGORIES)]
         self.dense_names = [f"I{i + 1}" for i in range(INTEGERS)]
-        salts = dict(hash_salts or {})
+        need = "a dict from columns to salts"
+        salts = dict(kind("hash_salts", hash_salts or {}, Mapping, need))
         if unknown := salts.keys() - set(self.keys):
             raise errors.InvalidArgument(
                 f"hash_salts names {sorted(unknown)}; the columns are C1 to"
@@ -228,8 +228,8 @@ class Criteo(Dataset):
     ) -> None:
         """Takes over the malformed lines that the reader met just now."""
         known = reader.take_faults()
-        for line, kind, column in known:
-            self._faults.add(path, line, _fault_text(kind, column))
+        for line, fault, column in known:
+            self._faults.add(path, line, _fault_text(fault, column))
         # The reader keeps only the first ones of a call.
         self._faults.count += reader.faults - before - len(known)
 

@@ -6,10 +6,11 @@ import copy
 import csv
 import io
 import os
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 from pyarrow import csv as pa_csv
 
 from persia import _core, errors
+from persia._check import whole
 from persia.datasets.base import Dataset, read_ahead
 from persia.datasets.files import (
     CHUNK_BYTES,
@@ -86,14 +88,12 @@ class CSV(Dataset):
         super().__init__(
             batch_size, seed=seed, drop_last=drop_last, shard=shard
         )
-        self.schema = (
-            schema if isinstance(schema, Schema) else Schema.load(schema)
-        )
+        if not isinstance(schema, Schema):
+            schema = Schema.load(schema)
+        self.schema = schema
         self.files = find_files(paths)
         self.rows = check_rows(rows)
-        if shuffle < 0:
-            raise errors.InvalidArgument(f"shuffle is {shuffle}, need >= 0")
-        self.shuffle = shuffle
+        self.shuffle = whole("shuffle", shuffle, 0, 2**63 - 1)
         self.keys = [c.feature for c in self.schema.features]
         self.dense_names = [c.column for c in self.schema.dense]
         self._faults = Faults(strict)
@@ -259,7 +259,8 @@ class _File:
         self._bad: list[int] = []  # lines of the wrong number of columns
         self._good = 0  # lines given out
         self._head = 0  # lines of the header: 0 or 1
-        self._error: errors.MalformedData | None = None
+        # (line, what is wrong), not reported yet: pyarrow is some lines ahead.
+        self._wrong: list[tuple[int, str]] = []
         self.lines = 0
 
     def count(self) -> int:
@@ -291,6 +292,7 @@ class _File:
                     self.lines = self._good + len(bad)
                     yield pa.Table.from_batches([batch]), good + skipped
                 self.lines = self._good + len(self._bad)
+                self._report(None)
             except errors.PersiaError:  # some are OSErrors, too
                 raise
             except OSError as error:
@@ -298,8 +300,7 @@ class _File:
                     f"cannot read {self._path!r}: {error}"
                 ) from error
             except pa.ArrowInvalid as error:
-                if self._error is not None:
-                    raise self._error from None
+                self._report(None)
                 if "straddl" in str(error):
                     raise self._too_long() from error
                 raise errors.MalformedData(
@@ -321,19 +322,12 @@ class _File:
 
         def malformed(row: Any) -> str:
             # Numbers count from 1, at the first line after the header.
-            insort(self._bad, row.number - 1)
-            if not check:
-                return "skip"
-            try:
-                self._faults.add(
-                    self._path,
-                    row.number + self._head,
-                    f"{row.actual_columns} columns, need"
-                    f" {row.expected_columns}",
-                )
-            except errors.MalformedData as error:
-                self._error = error  # an exception does not cross pyarrow
-                return "error"
+            line = row.number - 1
+            insort(self._bad, line)
+            if check:
+                need = f"need {row.expected_columns}"
+                text = f"{row.actual_columns} columns, {need}"
+                self._wrong.append((line, text))
             return "skip"
 
         try:
@@ -422,17 +416,14 @@ class _File:
         wanted: npt.NDArray[np.bool_],
     ) -> pa.Table:
         """The wanted rows that are well-formed, numbers read as such."""
+        last = int(lines[-1]) if len(lines) else -1
         if not wanted.all():
             table, lines = table.filter(pa.array(wanted)), lines[wanted]
         schema = self._schema
         columns: dict[str, Any] = {}
         ok = ~self._empty(table)
-        for line in lines[~ok]:
-            self._faults.add(
-                self._path,
-                int(line) + 1 + self._head,
-                "an empty line, or no value in any column that is used",
-            )
+        text = "an empty line, or no value in any column that is used"
+        self._wrong += [(int(line), text) for line in lines[~ok]]
         for j, spec in enumerate(schema.dense):
             texts = self._texts(table, spec.column)
             blank = pc.is_in(texts, pa.array(schema.missing))
@@ -458,6 +449,7 @@ class _File:
             ok = self._keep(ok, fine, schema.label.column, texts, lines)
         for j, feature in enumerate(schema.features):
             columns[f"ids{j}"] = table.column(feature.column)
+        self._report(last)
         parsed = pa.table(columns)
         return parsed if ok.all() else parsed.filter(pa.array(ok))
 
@@ -492,15 +484,24 @@ class _File:
         texts: pa.Array,
         lines: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.bool_]:
-        """``ok`` without the lines whose field is not fine, each reported."""
+        """``ok`` without the lines whose field is not fine, each noted."""
         for i in np.flatnonzero(ok & ~fine):
-            self._faults.add(
-                self._path,
-                int(lines[i]) + 1 + self._head,
+            text = (
                 f"column {column!r}: {texts[i].as_py()[:80]!r} is not a"
-                " number, nor one of the schema's values",
+                " number, nor one of the schema's values"
             )
+            self._wrong.append((int(lines[i]), text))
         return ok & fine
+
+    def _report(self, last: int | None) -> None:
+        """Reports what is wrong up to a line (None: the end), in order."""
+        self._wrong.sort()
+        n = len(self._wrong)
+        if last is not None:
+            n = bisect_right(self._wrong, last, key=itemgetter(0))
+        found, self._wrong = self._wrong[:n], self._wrong[n:]
+        for line, text in found:
+            self._faults.add(self._path, line + 1 + self._head, text)
 
 
 def _numbers(

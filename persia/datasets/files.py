@@ -7,12 +7,14 @@ import glob
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from persia import _core, errors
+from persia._check import kind, whole
+from persia.datasets.base import pair
 
 __all__ = [
     "Faults",
@@ -42,9 +44,13 @@ def find_files(paths: Paths) -> list[str]:
     A glob's files come in the order of their names, numbers in them by
     value: ``day_2`` before ``day_10``.
     """
+    need = "a path, a glob, or a list of them"
+    if not isinstance(paths, Iterable):
+        kind("paths", paths, os.PathLike, need)
     listed = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     found: list[str] = []
-    for path in [os.fspath(x) for x in listed]:
+    for one in listed:
+        path = os.fspath(kind("paths", one, (str, os.PathLike), need))
         if os.path.exists(path):
             found.append(path)
             continue
@@ -121,12 +127,11 @@ def read_lines(path: str) -> Iterator[bytes]:
 
 
 def check_rows(rows: tuple[int, int | None]) -> tuple[int, int | None]:
-    first, end = rows
-    if first < 0 or (end is not None and end < first):
-        raise errors.InvalidArgument(
-            f"rows is {rows}, need (first, end) with 0 <= first <= end, or end"
-            " None"
-        )
+    need = "(first, end) with 0 <= first <= end, or end None"
+    first, end = pair("rows", rows, need)
+    first = whole("the first of rows", first, 0, 2**63 - 1)
+    if end is not None:
+        end = whole("the end of rows", end, first, 2**63 - 1, " or None")
     return first, end
 
 

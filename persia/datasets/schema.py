@@ -33,6 +33,7 @@ from pydantic import (
 )
 
 from persia import errors
+from persia._check import kind
 
 __all__ = ["CategoricalColumn", "DenseColumn", "LabelColumn", "Schema"]
 
@@ -139,6 +140,20 @@ class Schema(_Model):
     strip: bool = False
     missing: list[str] = ["", "NA", "NaN", "nan", "null", "NULL", "?"]
 
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            wrong = [
+                ".".join(map(str, (*one["loc"], ""))).removesuffix(".")
+                + ": "
+                + one["msg"].removeprefix("Value error, ")
+                for one in error.errors()
+            ]
+            raise errors.InvalidArgument(
+                "; ".join(text.removeprefix(": ") for text in wrong)
+            ) from None
+
     @model_validator(mode="after")
     def _check(self) -> Schema:
         names = [c.feature for c in self.features]
@@ -189,7 +204,8 @@ class Schema(_Model):
             StorageError: there is no such file.
             InvalidArgument: it is no schema.
         """
-        path = Path(source)
+        need = "a Schema, the path of a YAML file, or the name of a preset"
+        path = Path(kind("schema", source, (str, os.PathLike), need))
         preset = resources.files(__package__) / "presets" / f"{source}.yaml"
         try:
             if not path.exists() and path.name == str(source):
@@ -206,8 +222,9 @@ class Schema(_Model):
                 f"schema {os.fspath(source)!r} is no text in UTF-8: {error}"
             ) from error
         try:
-            return cls.model_validate(yaml.safe_load(text))
-        except (yaml.YAMLError, ValidationError) as error:
+            content = yaml.safe_load(text)
+            return cls(**kind("it", content, dict, "lines 'field: value'"))
+        except (yaml.YAMLError, TypeError, errors.InvalidArgument) as error:
             raise errors.InvalidArgument(
                 f"schema {os.fspath(source)!r}: {error}"
             ) from error

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from persia import _core, errors
+from persia import _core
+from persia._check import number, whole
 from persia.datasets.base import Dataset
 from persia.jagged import Batch, JaggedBatch
 from persia.metrics import auc
@@ -73,26 +74,18 @@ class SyntheticCTR(Dataset):
         super().__init__(
             batch_size, seed=seed, drop_last=drop_last, shard=shard
         )
-        if rows < 0 or start < 0 or start + rows >= 1 << 63:
-            raise errors.InvalidArgument(
-                f"rows is {rows} and start {start}; need 0 or more, and a sum"
-                " below 2**63"
-            )
-        if not 0 <= seed < 1 << 64:
-            raise errors.InvalidArgument(
-                f"seed is {seed}, need 0 to 2**64 - 1"
-            )
-        for name, number in [
+        start = whole("start", start, 0, 2**63 - 1)
+        rows = whole("rows", rows, 0, 2**63 - 1 - start)
+        for name, count in [
             ("singles", singles),
             ("multis", multis),
             ("max_length", max_length),
             ("dense", dense),
             ("vocabulary", vocabulary),
         ]:
-            if not 0 <= number < 1 << 32:
-                raise errors.InvalidArgument(
-                    f"{name} is {number}, need 0 or more"
-                )
+            whole(name, count, 0, 2**32 - 1)
+        for name, value in [("zipf", zipf), ("ctr", ctr), ("signal", signal)]:
+            number(name, value, 0)  # their ranges the core knows
         self.rows = rows
         self.start = start
         self.keys = [f"C{i + 1}" for i in range(singles)]

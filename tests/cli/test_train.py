@@ -138,6 +138,20 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
         run("--data", str(text))
     with pytest.raises(errors.InvalidArgument, match="--schema goes with"):
         run("--schema", "adult")
+    for name, value in (
+        ("--rows", "9"),
+        ("--namespace", "n"),
+        ("--wire-dtype", "fp16"),
+    ):
+        data = tmp_path / "day.tsv"
+        data.write_text(criteo_line(0) + "\n")
+        with pytest.raises(errors.InvalidArgument, match=f"{name} goes with"):
+            run("--data", str(data), name, value)
+    with pytest.raises(errors.InvalidArgument, match="--shuffle goes with"):
+        run("--shuffle", "9")
+    broken.write_text("resume: 3")
+    with pytest.raises(errors.InvalidArgument, match="resume is 3, need"):
+        run("--config", str(broken))
     with pytest.raises(errors.InvalidArgument, match=r"--save: .* empty"):
         run("--save", "")
     with pytest.raises(errors.PersiaError, match="nowhere"):
@@ -199,6 +213,31 @@ def test_without_a_part_held_out(tmp_path: Path) -> None:
     assert 0.0 <= float(table["AUC"]) <= 1.0
     again = run(*options, "--eval-data", str(file), "--optimizer", "adam")
     assert "log loss" in again
+
+
+def test_a_finished_run_has_nothing_left_to_train(tmp_path: Path) -> None:
+    folder, file = tmp_path / "out", tmp_path / "options.yaml"
+    trained = run("--rows", "1000", "--dim", "2", "--save", str(folder))
+    saved = sorted(p.stat().st_mtime_ns for p in folder.rglob("*"))
+    file.write_text(f"resume: {folder}")
+    command = ["train", "--config", str(file)]
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert "1 epoch done, nothing left to train" in done.output
+    assert "saved to" not in done.output
+    assert sorted(p.stat().st_mtime_ns for p in folder.rglob("*")) == saved
+    table = shown(done.output)
+    assert table["AUC"] == trained["AUC"]
+    assert not [name for name in table if "time in" in name]
+    # To another folder it is a copy.
+    run("--resume", str(folder), "--save", str(tmp_path / "copy"))
+    assert (tmp_path / "copy" / "LATEST").exists()
+
+
+def test_synthetic_data_without_a_part_held_out() -> None:
+    table = run("--rows", "2000", "--dim", "2", "--eval-split", "0")
+    assert "log loss" not in table
+    assert 0.0 <= float(table["AUC"]) <= 1.0
 
 
 class Stopping:

@@ -412,14 +412,21 @@ def test_an_empty_file(tmp_path: Path) -> None:
     ("options", "text"),
     [
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"batch_size": 1.5}, "batch_size is 1.5, need a whole number"),
+        ({"batch_size": 1.5}, "batch_size is 1.5, need an integer"),
         ({"layout": "2tb"}, "layout"),
         ({"shuffle": -1}, "shuffle"),
+        ({"shuffle": "x"}, "shuffle is 'x'"),
+        ({"rows": 3}, "rows is 3"),
+        ({"shard": "x"}, "shard is 'x'"),
+        ({"seed": "x"}, "seed is 'x'"),
+        ({"hash_salts": {"C1": "x"}}, "C1: hash_salt is 'x'"),
+        ({"paths": None}, "paths is None"),
+        ({"paths": [3]}, "paths is 3"),
     ],
 )
 def test_bad_options(tmp_path: Path, options: dict, text: str) -> None:
     with pytest.raises(errors.InvalidArgument, match=text):
-        Criteo(write(tmp_path / "a", b""), **options)
+        Criteo(**{"paths": write(tmp_path / "a", b""), **options})
 
 
 def test_real_lines() -> None:
