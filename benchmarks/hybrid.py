@@ -16,9 +16,9 @@ measured alone:
 
 The pull of a synchronous step leaves right behind the push of the step before
 and waits for it at the server, so sync may be faster than the sum of its
-parts.  Its line has a second, harder bound: 1 / (dense + the longer of pull and
-push, over this link).  A call over a long link also wakes everybody who slept
-meanwhile, which the other bounds leave out.
+parts.  Its line has a second, harder bound: 1 / (dense + the longer of pull
+and push, over this link).  A call over a long link also wakes everybody who
+slept meanwhile, which the other bounds leave out.
 """
 
 from __future__ import annotations

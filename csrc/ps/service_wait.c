@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { PATIENCE_NS = 1000000000 }; /* of a pull with an update; see wait_pull() */
+enum { PATIENCE_NS = 1000000000 }; /* see wait_pull() */
 
 int wait_room(ps_service *s, uint32_t most)
 {

@@ -55,9 +55,10 @@ PERSIA_API int worker_plan(worker *w, uint32_t kind, uint32_t keys,
 PERSIA_API int worker_plan_shape(worker *w, uint32_t plan, uint32_t *kind,
                                  uint32_t *keys, uint32_t *width);
 
-/* Looks up a batch, once update `after` is through; see client_pull().  out: [bags, width] or [n, width], rows `stride` floats
- * apart.  rows: [n] row numbers for the backward.  Nothing is written
- * unless the batch is in order (PERSIA_EOFFSETS, PERSIA_ESHAPE). */
+/* Looks up a batch.  after: see client_pull().  out: [bags, width] or
+ * [n, width], rows `stride` floats apart.  rows: [n] row numbers for the
+ * backward.  Nothing is written unless the batch is in order
+ * (PERSIA_EOFFSETS, PERSIA_ESHAPE). */
 PERSIA_API int worker_forward(worker *w, uint32_t plan, const id_batch *batch,
                               uint64_t after, float *out, size_t stride,
                               uint32_t *rows);

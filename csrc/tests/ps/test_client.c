@@ -383,7 +383,8 @@ static void large_batches_have_the_bits_of_local(void **state)
             declare_all(both[k]);
             assert_int_equal(client_push(both[k], NULL, &no, &push, 1),
                              PERSIA_OK);
-            assert_int_equal(client_pull(both[k], 0, &no, &pull, 1), PERSIA_OK);
+            assert_int_equal(client_pull(both[k], 0, &no, &pull, 1),
+                             PERSIA_OK);
         }
         assert_memory_equal(out[0], out[1], sizeof out[0]);
         client_destroy(both[1]);
