@@ -218,9 +218,10 @@ def work(
         journal.rows[int(batch.label)] += 1
         journal.set(started=number + 1)
         loss.backward()
-        if (number + 1) % EVERY == 0 or journal.wanted == PAUSE:
+        pause = journal.wanted == PAUSE
+        if (number + 1) % EVERY == 0 or pause:
             settle()
-        while journal.wanted == PAUSE:
+        while pause and journal.wanted == PAUSE:
             journal.set(state=PAUSED)
             time.sleep(0.01)
         journal.set(state=RUNNING)
