@@ -335,15 +335,10 @@ static enum ledger_state look_locked(ledger *l, const ledger_key *key,
     return LEDGER_BUSY;
 }
 
-int ledger_has(ledger *l, uint64_t name, uint64_t number)
+int ledger_has(ledger *l, uint64_t stream, uint64_t number)
 {
-    pthread_mutex_lock(&l->lock);
-    const stream *s = find_locked(l, name);
-    int has = s && (number <= s->watermark ||
-                    (number - s->watermark <= LEDGER_WINDOW &&
-                     is_set(s, number)));
-    pthread_mutex_unlock(&l->lock);
-    return has;
+    const ledger_key key = {.stream = stream, .number = number};
+    return ledger_check(l, &key) == LEDGER_DONE;
 }
 
 enum ledger_state ledger_look(ledger *l, const ledger_key *key,

@@ -275,7 +275,8 @@ void ahead_held(ahead *a, uint64_t ticket)
     end_of_call(a);
 }
 
-void ahead_applying(ahead *a, const step_grad *held, size_t n)
+void ahead_applying(ahead *a, const step_grad *held, size_t n,
+                    uint64_t number)
 {
     if (nobody_looks_ahead(a))
         return;
@@ -286,25 +287,12 @@ void ahead_applying(ahead *a, const step_grad *held, size_t n)
         forward *f = find_forward(a, held[i].ticket, &t, &b);
         if (f) {
             f->at = APPLYING;
+            f->update = number;
             b->updated = 1;
         }
     }
-    pthread_mutex_unlock(&a->lock);
-}
-
-void ahead_sent(ahead *a, const step_grad *held, size_t n, uint64_t number)
-{
-    if (nobody_looks_ahead(a))
-        return;
-    pthread_mutex_lock(&a->lock);
-    for (size_t i = 0; i < n; i++) {
-        stream *t;
-        batch *b;
-        forward *f = find_forward(a, held[i].ticket, &t, &b);
-        if (f && f->at == APPLYING)
-            f->update = number;
-    }
-    advance_all(a);
+    if (number)
+        advance_all(a);
     pthread_mutex_unlock(&a->lock);
 }
 

@@ -13,13 +13,13 @@ void ahead_destroy(ahead *a);
 
 /* The gradient of a forward came back and waits for an update. */
 void ahead_held(ahead *a, uint64_t ticket);
-/* An update of these gradients begins. */
-void ahead_applying(ahead *a, const step_grad *held, size_t n);
+/* An update of these gradients begins; once more, with its number in the
+ * stream of updates (else 0), when it is about to be sent. */
+void ahead_applying(ahead *a, const step_grad *held, size_t n,
+                    uint64_t number);
 /* Whether a bound lets the loop go on before they are applied: all are of
  * open batches, and no open stream is synchronous or `here`. */
 int ahead_allows(ahead *a, const step_grad *held, size_t n);
-/* It has this number in the stream of updates and is about to be sent. */
-void ahead_sent(ahead *a, const step_grad *held, size_t n, uint64_t number);
 /* They are applied, or dropped; on any thread. */
 void ahead_ended(ahead *a, const step_grad *held, size_t n, int applied);
 /* Frees what ended; on threads of the user. */

@@ -462,7 +462,7 @@ int step_apply(step *s, enum step_whose whose, const optim_args *optim,
     }
     if (n == 0)
         return rc ? rc : updates_error(s->u);
-    ahead_applying(s->a, held, n);
+    ahead_applying(s->a, held, n, 0);
     if (client_is_remote(s->c) ||
         (whose == STEP_MINE && ahead_allows(s->a, held, n)))
         return apply_later(s, held, n, optim, optim_n);

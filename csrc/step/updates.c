@@ -175,7 +175,8 @@ static void update_job(void *ctx)
     int drop, is_part = 1;
     for (update *one; is_part && (one = take(u, &drop));) {
         if (u->named && !drop)
-            ahead_sent(step_ahead(u->s), one->held, one->n, one->name.number);
+            ahead_applying(step_ahead(u->s), one->held, one->n,
+                           one->name.number);
         int rc = drop ? PERSIA_ECLOSED : step_run(u->s, one);
         is_part = one->name.parts > 1;
         tell(u, one, rc);

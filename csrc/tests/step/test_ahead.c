@@ -448,7 +448,7 @@ static void test_waits_for_an_update_and_can_be_interrupted(void **state)
     assert_int_equal(step_ahead_next(s, first, 0), PERSIA_OK);
     forward(first, &ticket);
     step_grad g = {.ticket = ticket};
-    ahead_applying(step_ahead(s), &g, 1);
+    ahead_applying(step_ahead(s), &g, 1, 0);
     interrupt_install(interrupted);
     assert_int_equal(step_ahead_next(s, second, 0), PERSIA_EINTR);
     interrupt_install(NULL);
