@@ -5,9 +5,11 @@ from __future__ import annotations
 import builtins
 import concurrent.futures
 import contextlib
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -19,6 +21,11 @@ T = TypeVar("T")
 
 _TICK = 1.0  # seconds between signs of life while rank 0 works
 _PATIENCE = 10.0  # seconds for the others after Ctrl-C
+_POLL = 0.05  # seconds between looks at what a signal left
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Code in which no signal raises: half a message, or a lock that nobody gives
+# back, would leave all ranks waiting.
+_OURS = (globals(), vars(contextlib))
 
 
 class _Message(NamedTuple):
@@ -61,8 +68,8 @@ class Ranks:
 
     Every rank calls the same methods in the same order. An exception of one
     rank is raised by all, at the next of these calls: by others with the
-    text "rank N: …". Ctrl-C waits until the others have heard of it (at most
-    ten seconds).
+    text "rank N: …". Ctrl-C (or what else a handler of SIGINT or SIGTERM
+    raises) waits until the others have heard of it, at most ten seconds.
 
     Args:
         alone: no other rank takes part, whatever the process group says.
@@ -72,7 +79,10 @@ class Ranks:
         self.rank, self.world = 0, 1
         #: Set when the work of rank 0 is not wanted any more.
         self.stop = threading.Event()
+        #: What a signal's handler raised and the others are to hear of.
         self._interrupt: BaseException | None = None
+        self._open = False  # within agreed(): a signal raises there
+        self._handlers: dict[int, Any] = {}  # those before ours
         self._device: int | None = None
         if alone:
             return
@@ -85,6 +95,15 @@ class Ranks:
         # One thread for what passes between the ranks, as a signal must not
         # end that half-way, and one for the work of rank 0.
         self._threads = concurrent.futures.ThreadPoolExecutor(2)
+        if (
+            self.world > 1
+            and threading.current_thread() is threading.main_thread()
+        ):
+            for number in _SIGNALS:
+                before = signal.getsignal(number)
+                if callable(before):
+                    self._handlers[number] = before
+                    signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -93,9 +112,28 @@ class Ranks:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        for number, before in self._handlers.items():
+            signal.signal(number, before)
         self._threads.shutdown(wait=False)
         if error is None and self._interrupt is not None:
             raise self._interrupt
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """A signal: its own handler raises at once only in what is done
+        within agreed(); elsewhere it is kept.
+        """
+        handler = self._handlers[number]
+        if (
+            self._open
+            and frame
+            and not any(frame.f_globals is ours for ours in _OURS)
+        ):
+            handler(number, frame)
+            return
+        try:
+            handler(number, frame)
+        except BaseException as error:
+            self._interrupt = self._interrupt or error
 
     # ---- messages
 
@@ -113,15 +151,6 @@ class Ranks:
             ) from error
         return every
 
-    def _wait(
-        self, future: concurrent.futures.Future[Any], seconds: float | None
-    ) -> None:
-        """Waits; an exception that a signal handler raises is kept."""
-        try:
-            concurrent.futures.wait([future], seconds)
-        except BaseException as error:
-            self._interrupt = error
-
     def _exchange(
         self,
         value: Any = None,
@@ -132,12 +161,12 @@ class Ranks:
         error = error or self._interrupt
         message = _Message(_failure(error), done, value)
         future = self._threads.submit(self._gather, message)
-        while not future.done():
+        deadline: float | None = None
+        while concurrent.futures.wait([future], _POLL).not_done:
             if self._interrupt is None:
-                self._wait(future, None)
                 continue
-            self._wait(future, _PATIENCE)
-            if not future.done():
+            deadline = deadline or time.monotonic() + _PATIENCE
+            if time.monotonic() > deadline:
                 raise self._interrupt
         every = future.result()
         for rank, one in enumerate(every):
@@ -161,10 +190,13 @@ class Ranks:
             yield
             return
         own: BaseException | None = None
+        self._open = True
         try:
             yield
         except BaseException as error:
             own = error
+        finally:
+            self._open = False
         self._exchange(error=own)
 
     def gathered(self, mine: T) -> list[T]:
@@ -188,7 +220,7 @@ class Ranks:
             while True:
                 done, error, value = False, None, None
                 if future is not None:
-                    self._wait(future, _TICK)
+                    concurrent.futures.wait([future], _TICK)
                     if future.done():
                         done, error = True, future.exception()
                         value = None if error else future.result()
@@ -198,5 +230,5 @@ class Ranks:
                     return result
         finally:
             self.stop.set()
-            while future is not None and not future.done():
-                self._wait(future, None)
+            if future is not None:
+                concurrent.futures.wait([future])

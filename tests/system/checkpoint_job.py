@@ -9,6 +9,7 @@ FOLDER/SCENARIO.RANK.pt.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import time
@@ -23,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 import persia
-from persia import Batch, JaggedBatch
+from persia import Batch, JaggedBatch, _checkpoint_ranks
 from persia._checkpoint_ranks import Ranks
 
 STEPS = 8
@@ -242,16 +243,26 @@ def failing(servers: str, root: str, rank: int) -> Any:
 
 
 def interrupted(servers: str, root: str, rank: int) -> Any:
-    """Ctrl-C at each rank in turn while rank 0 works and the others wait."""
+    """Ctrl-C at each rank in turn, at many moments: while rank 0 works and
+    the others wait, then while the rank does its part.
+    """
+    _checkpoint_ranks._TICK = 0.01
+    moments = random.Random(0)
     out: list[str] = []
-    for victim in range(dist.get_world_size()):
-        ready = Path(f"{root}.ready.{victim}")
+    for turn in range(80):
+        delay = moments.uniform(0, 0.02)
+        ready = Path(f"{root}.ready.{turn}")
         try:
             with Ranks(alone=False) as ranks:
                 assert ranks.gathered(rank) == [0, 1]
-                if rank == victim:
-                    Thread(target=interrupt, args=(ready,)).start()
-                ranks.lead(partial(until_stopped, ranks, ready))
+                if rank == turn % 2:
+                    Thread(target=interrupt, args=(ready, delay)).start()
+                if turn < 40:
+                    ranks.lead(partial(until_stopped, ranks, ready))
+                with ranks.agreed():
+                    if rank == turn % 2:
+                        ready.touch()
+                        time.sleep(60)
         except (KeyboardInterrupt, Exception) as error:
             out.append(f"{type(error).__name__}: {error}")
         dist.barrier()
@@ -263,10 +274,11 @@ def until_stopped(ranks: Ranks, ready: Path) -> None:
     assert ranks.stop.wait(60)
 
 
-def interrupt(ready: Path) -> None:
-    """Sends Ctrl-C to this process when rank 0 works."""
+def interrupt(ready: Path, delay: float) -> None:
+    """Sends Ctrl-C to this process so many seconds after rank 0 works."""
     while not ready.exists():
-        time.sleep(0.01)
+        time.sleep(0.001)
+    time.sleep(delay)
     os.kill(os.getpid(), signal.SIGINT)
 
 
