@@ -105,7 +105,7 @@ comma := ,
 test: test-c
 	@benchmarks/peers/setup.sh $(RUN) || \
 	    echo 'no torchrec: the test that needs it will be skipped' >&2
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
 
 test-long: test-c
 	.ci/system-packages $(PYTHON) fuzz
