@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 import urllib.parse
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -52,6 +53,11 @@ class Root(Protocol):
     def shared(self) -> bool:
         """Whether other processes may see the folders of `writing` and
         `reading`.
+        """
+
+    def check(self) -> None:
+        """Fails (OSError, StorageError) where `writing` would; changes
+        nothing.
         """
 
     def writing(self) -> contextlib.AbstractContextManager[Path]:
@@ -188,6 +194,11 @@ class LocalRoot:
 
     def __str__(self) -> str:
         return str(self.path)
+
+    def check(self) -> None:
+        path = self.path.absolute()
+        there = next(p for p in (path, *path.parents) if os.path.lexists(p))
+        tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=there).cleanup()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Path]:

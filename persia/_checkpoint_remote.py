@@ -91,6 +91,9 @@ class RemoteRoot:
             with tempfile.TemporaryDirectory(prefix=TEMPORARY) as temporary:
                 yield Path(temporary)
 
+    def check(self) -> None:
+        self.steps()
+
     def _staging(self) -> Path:
         """Where the folders of `writing` and `reading` are made."""
         if self.shared:

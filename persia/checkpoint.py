@@ -271,6 +271,22 @@ def save(
     return folder
 
 
+def check_root(path: str) -> None:
+    """Finds out whether a save into ``path`` could begin.
+
+    Raises:
+        InvalidArgument: it is no path.
+        StorageError: it could not.
+    """
+    root = files.root_of(path)
+    try:
+        root.check()
+    except OSError as error:
+        raise StorageError(
+            f"saving into {root} would fail: {error}"
+        ) from error
+
+
 class _Dense(NamedTuple):
     """What goes into dense.pt, by name: states that are equal on all ranks or
     of the first alone, those of each rank, and what the user gave.
@@ -492,6 +508,8 @@ def _go_on(
     """With the rows that the store has now."""
     if store._core.held(True):
         store._discard()  # gradients of the rows that were
+    if resume == "rollback":
+        store._core.forget()  # and those that are still to come
     if store.remote and resume == "rollback":
         _greet(store, restored=True)
     elif number is not None:

@@ -87,6 +87,9 @@ class _Probe(torch.nn.Parameter):
     def grad(self, value: Tensor | None) -> None:
         self._gradient = value
 
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return type(self), (self.data,)  # no owner and no gradient: as a copy
+
 
 class SparseOptimizer(torch.optim.Optimizer):
     """The base of all optimizers of a store; use one of its subclasses."""

@@ -647,3 +647,29 @@ def test_a_save_where_servers_do_not_write(
         job.store.save(
             "s3://bucket/out?scheme=http&endpoint_override=127.0.0.1:1"
         )
+
+
+def test_lookups_ahead_of_a_load_are_done_anew(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    where = cluster(2)
+    store = persia.Store(persia.optim.SGD(lr=1.0), servers=where.addresses)
+    bags = persia.EmbeddingBagCollection(
+        store=store, tables=[persia.EmbeddingBagConfig("t", 2, init=0.0)]
+    )
+    ids = torch.arange(10)
+    batches = [persia.Batch(None, persia.JaggedBatch(["t"], ids))] * 12
+    for staleness in (0, 4):
+        store.clear()
+        for i, batch in enumerate(persia.DataLoader(batches, bags, staleness)):
+            if i == 6:
+                store.load(tmp_path / "checkpoints" / "out")
+            values = bags(batch.ids).values()
+            if i == 6:
+                assert values.eq(3.0).all()
+            values.sum().neg().backward()
+            if i == 2:
+                store.flush()
+                store.save(tmp_path / "checkpoints" / "out")
+        store.flush()
+        assert store.rows("t", ids).eq(9.0).all()

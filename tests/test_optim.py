@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import warnings
 from typing import Any
@@ -97,6 +98,23 @@ def test_state_dict_of_the_optimizer() -> None:
     assert other.store.optimizer.param_groups[0]["lr"] == 0.3
     again = pickle.loads(pickle.dumps(state))
     assert again["param_groups"][1]["table"] == "b"
+
+
+def test_pickled_with_its_schedulers() -> None:
+    bags = make(persia.optim.Adam(lr=0.3), "step")
+    bags(batch()).values().sum().backward()
+    scheduler = torch.optim.lr_scheduler.StepLR(bags.store.optimizer, 1)
+    file = io.BytesIO()
+    torch.save(scheduler, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=False).optimizer
+    groups = bags.store.optimizer.param_groups
+    for group, other in zip(groups, again.param_groups, strict=True):
+        assert group.pop("params")[0].grad is not None
+        assert other.pop("params")[0].grad is None
+        assert group == other
+    with pytest.raises(errors.PersiaError):
+        again.store.flush()
 
 
 def test_state_dict_goes_by_the_names_of_tables() -> None:

@@ -115,6 +115,30 @@ def test_set_rows_checks() -> None:
     assert store.stats()["tables"]["t"]["rows"] == 0
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "signs"),
+    [
+        (persia.optim.SGD(lr=0.1, momentum=0.9), [-1.0]),
+        (persia.optim.Adagrad(), []),
+        (persia.optim.RowWiseAdagrad(), []),
+        (persia.optim.Adam(), [-1.0, 1.0]),  # only the second moment's
+    ],
+)
+def test_a_state_with_no_root_is_refused(optimizer: Any, signs: Any) -> None:
+    store = persia.Store(optimizer)
+    store.add_table(persia.EmbeddingBagConfig("t", 2))
+    floats = store._get("t", [1])[1].shape[1]
+    bad = torch.full((1, floats), -1.0)
+    if signs:
+        good = torch.tensor(signs).repeat_interleave(2)[None]
+        store.set_rows("t", [1], torch.ones(1, 2), good)
+        assert torch.equal(store._get("t", [1])[1], good)
+    if len(signs) != 1:
+        with pytest.raises(errors.PersiaError, match=r"id 2 .* negative"):
+            store.set_rows("t", [2], torch.ones(1, 2), bad)
+    assert not store.contains("t", [2]).any()
+
+
 def test_explain() -> None:
     bags = make()
     train(bags)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,6 +63,26 @@ def test_second_backward_through_a_layer_that_was_freed() -> None:
         loss.backward()
     assert not torch.equal(before, once)
     assert torch.equal(rows(bags), once)
+
+
+@pytest.mark.parametrize("update", ["backward", "step"])
+def test_a_forward_from_before_a_load(tmp_path: Path, update: str) -> None:
+    bags = make(update)
+    store = bags.store
+    bags(ids(1, 2)).values().sum().backward()
+    store.optimizer.step()
+    store.save(tmp_path)
+    saved = rows(bags)
+    store.set_rows("t", IDS, torch.full((2, 4), 100.0))
+    loss = bags(ids(1, 2)).values().square().sum()
+    store.load(tmp_path)
+    with pytest.raises(errors.TicketError, match="before a checkpoint"):
+        loss.backward()
+    store.optimizer.step()
+    assert torch.equal(rows(bags), saved)
+    bags(ids(1, 2)).values().sum().backward()
+    store.optimizer.step()
+    assert torch.equal(rows(bags), saved - 1)
 
 
 def test_create_graph_raises() -> None:

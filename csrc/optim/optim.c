@@ -25,6 +25,21 @@ uint32_t optim_state_floats(uint32_t kind, uint32_t dim, int momentum)
     }
 }
 
+int optim_state_fits(uint32_t kind, uint32_t dim, int momentum,
+                     const float *state)
+{
+    const uint32_t n = optim_state_floats(kind, dim, momentum);
+    const uint32_t roots = kind == OPTIM_SGD                              ? n
+                           : kind == OPTIM_ADAM || kind == OPTIM_ADAMW ? dim
+                                                                          : 0;
+    if (!floats_finite(state, n))
+        return 0;
+    for (uint32_t j = roots; j < n; j++)
+        if (state[j] < 0)
+            return 0;
+    return 1;
+}
+
 static int in_range(const char *what, float value, float low, float high)
 {
     if (isfinite(value) && value >= low && value <= high)

@@ -52,6 +52,10 @@ PERSIA_API const char *optim_name(uint32_t kind);
 /* Floats of state a row; `momentum`: whether SGD keeps a buffer. */
 PERSIA_API uint32_t optim_state_floats(uint32_t kind, uint32_t dim,
                                        int momentum);
+/* Whether a row's state may be such: finite, and not negative where a root is
+ * taken of it. */
+PERSIA_API int optim_state_fits(uint32_t kind, uint32_t dim, int momentum,
+                                const float *state);
 /* PERSIA_EARG when a hyper-parameter is out of its range (or not finite). */
 PERSIA_API int optim_check(const optim_args *args);
 

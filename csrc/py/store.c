@@ -396,6 +396,15 @@ static PyObject *store_discard(PyObject *self, PyObject *arg)
     return PyLong_FromSize_t(n);
 }
 
+static PyObject *store_forget(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    BEGIN(self, "Store.forget");
+    step_forget(s);
+    END();
+    Py_RETURN_NONE;
+}
+
 static PyObject *store_finite(PyObject *self, PyObject *unused)
 {
     (void)unused;
@@ -675,6 +684,8 @@ static PyMethodDef methods[] = {
     METHOD(counts, METH_NOARGS, "counts() -> (applied, failed, pending)"),
     METHOD(held, METH_O, "held(all) -> gradients that wait"),
     METHOD(discard, METH_O, "discard(all) -> gradients dropped"),
+    METHOD(forget, METH_NOARGS,
+           "forget(): forwards so far have no backward any more"),
     METHOD(finite, METH_NOARGS, "finite() -> bytes, 0 for tables with NaN"),
     METHOD(norm, METH_O, "norm(scales) -> sum of squares"),
     METHOD(updates, METH_NOARGS, "updates() -> updates applied"),

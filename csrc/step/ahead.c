@@ -346,6 +346,22 @@ void ahead_ended(ahead *a, const step_grad *held, size_t n, int applied)
     pthread_mutex_unlock(&a->lock);
 }
 
+void ahead_forget(ahead *a)
+{
+    pthread_mutex_lock(&a->lock);
+    for (stream *t = a->streams; t; t = t->next)
+        for (batch *b = t->batches; b; b = b->next) {
+            for (lookup *l = b->lookups; l; l = l->next)
+                if (l->at == STARTED)
+                    l->at = TAKEN; /* by nobody */
+            b->after = 0;
+            if (b->forwards_n && !b->closed)
+                refuse(a, t, b);
+        }
+    advance_all(a);
+    end_of_call(a);
+}
+
 /* ---- steps of all ranks ---- */
 
 static int ended(void)

@@ -22,6 +22,8 @@ void ahead_applying(ahead *a, const step_grad *held, size_t n,
 int ahead_allows(ahead *a, const step_grad *held, size_t n);
 /* They are applied, or dropped; on any thread. */
 void ahead_ended(ahead *a, const step_grad *held, size_t n, int applied);
+/* Gradients that are out are refused, and no lookup so far is taken. */
+void ahead_forget(ahead *a);
 /* Frees what ended; on threads of the user. */
 void ahead_tidy(ahead *a);
 

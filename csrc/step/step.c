@@ -33,6 +33,7 @@ struct step {
     pthread_mutex_t lock;      /* guards all below */
     step_grad *held;
     size_t held_n, held_room;
+    uint64_t forgotten;            /* tickets up to it: see step_forget() */
     uint64_t newest;               /* ticket that came back */
     uint64_t window[WINDOW_WORDS]; /* bit t mod window: t came back */
     uint64_t refused[WINDOW_WORDS]; /* ... or will not be taken */
@@ -242,6 +243,10 @@ static int mark(step *s, uint64_t ticket)
     if (ticket > atomic_load(&s->tickets))
         return err_set(PERSIA_ETICKET, "backward of a forward that made no "
                        "ticket (number %llu)", (unsigned long long)ticket);
+    if (ticket <= s->forgotten)
+        return err_set(PERSIA_ETICKET, "backward of a forward from before a "
+                       "checkpoint was loaded: its rows are others now; run "
+                       "the forward again");
     if (ticket / 64 + WINDOW_WORDS <= s->newest / 64)
         return err_set(PERSIA_ETICKET,
                        "backward of a forward of %llu forwards ago; the "
@@ -542,6 +547,15 @@ size_t step_discard(step *s, enum step_whose whose)
     ahead_tidy(s->a);
     step_release(held, n);
     return n;
+}
+
+void step_forget(step *s)
+{
+    ahead_forget(s->a);
+    step_pay(s);
+    pthread_mutex_lock(&s->lock);
+    s->forgotten = atomic_load(&s->tickets);
+    pthread_mutex_unlock(&s->lock);
 }
 
 int step_finite(step *s, uint8_t *finite, uint32_t finite_n)

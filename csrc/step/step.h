@@ -109,6 +109,10 @@ typedef struct step_counts {
 PERSIA_API void step_get_counts(step *s, step_counts *out);
 /* Drops what is held; returns how many gradients that were. */
 PERSIA_API size_t step_discard(step *s, enum step_whose whose);
+/* Other rows were loaded: forwards so far have no backward any more
+ * (PERSIA_ETICKET), and what was looked up ahead is looked up anew.  Nothing
+ * is held or under way. */
+PERSIA_API void step_forget(step *s);
 /* worker_finite() and worker_norm() of all that is held. */
 PERSIA_API int step_finite(step *s, uint8_t *finite, uint32_t finite_n);
 PERSIA_API int step_norm(step *s, const float *scale, uint32_t scale_n,

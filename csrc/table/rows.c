@@ -200,6 +200,13 @@ static int vector_fits(const table *t, const float *x)
     return 1;
 }
 
+static int state_fits(const table *t, const float *state)
+{
+    const table_config *c = &t->config;
+
+    return optim_state_fits(c->optimizer, c->dim, (int)c->momentum, state);
+}
+
 int table_set(table *t, size_t n, const uint64_t *ids, const float *vectors,
               const float *state)
 {
@@ -209,13 +216,19 @@ int table_set(table *t, size_t n, const uint64_t *ids, const float *vectors,
     if (rc)
         return rc;
     for (size_t i = 0; i < n; i++)
-        if (!vector_fits(t, vectors + i * t->config.dim) ||
-            (state &&
-             !floats_finite(state + i * t->state_floats, t->state_floats)))
+        if (!vector_fits(t, vectors + i * t->config.dim))
             return err_set(PERSIA_ENONFINITE,
                            "table %s: the values for id %llu (row %zu) are "
                            "not finite; nothing was written", t->config.name,
                            (unsigned long long)ids[i], i);
+    for (size_t i = 0; i < n && state; i++)
+        if (!state_fits(t, state + i * t->state_floats))
+            return err_set(PERSIA_ENONFINITE,
+                           "table %s: the state for id %llu (row %zu) is not "
+                           "finite, or negative where %s takes a root of it; "
+                           "nothing was written", t->config.name,
+                           (unsigned long long)ids[i], i,
+                           optim_name(t->config.optimizer));
     return rows_put(t, n, ids, &in);
 }
 

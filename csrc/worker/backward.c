@@ -248,7 +248,7 @@ static int backward(worker *w, const worker_grad *grads, size_t n,
         rc = sweep_grads(w, grads, n, &all);
     if (!rc)
         rc = build_jobs(w, &all, tmp, &jobs, &tables, &jobs_n);
-    if (rc || (jobs_n == 0 && !client_is_remote(w->c)))
+    if (rc)
         return rc;
     if (jobs_n && optim_n < all.tables)
         return err_set(PERSIA_EARG,

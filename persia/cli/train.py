@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from persia.cli.config import TrainConfig, check_used, read_yaml, resolve
+from persia.errors import PersiaError
 
 if TYPE_CHECKING:  # importing them takes seconds that no other command needs
     from persia.cli.run import Result, Run
@@ -90,15 +91,23 @@ def train(
     gc.freeze()  # what was imported need not be searched for garbage again
     with _progress(run) as show, _interrupts(run.trainer):
         finished = run.fit(show)
+    failed: PersiaError | None = None
     if run.must_save:
-        run.save()
-        console.print(f"saved to {run.config.save}")
+        try:
+            run.save()
+            console.print(f"saved to {run.config.save}")
+        except PersiaError as error:
+            if not finished:
+                raise
+            failed = error  # the result is told all the same
     if not finished:
         if run.config.save is not None:
             console.print(f"go on: persia train --resume {run.config.save}")
         raise typer.Exit(130)
     console.print(_table(run.result()))
     run.close()
+    if failed is not None:
+        raise failed
 
 
 @contextmanager

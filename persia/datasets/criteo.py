@@ -188,7 +188,8 @@ class Criteo(Dataset):
                             before = reader.faults
                             text = text[block.read(reader, text) :]
                             if reader.faults > before:
-                                self._report(path, reader, before)
+                                columns = CRITEO_COLUMNS - (not labelled)
+                                self._report(path, reader, before, columns)
                             if block.n == room:
                                 yield from self._give_out(block, number)
                                 block, number = None, number + 1
@@ -224,12 +225,13 @@ class Criteo(Dataset):
         return labelled
 
     def _report(
-        self, path: str, reader: _core.CriteoReader, before: int
+        self, path: str, reader: _core.CriteoReader, before: int, columns: int
     ) -> None:
-        """Takes over the malformed lines that the reader met just now."""
+        """Takes over the malformed lines that the reader met just now; they
+        should have had so many columns."""
         known = reader.take_faults()
         for line, fault, column in known:
-            self._faults.add(path, line, _fault_text(fault, column))
+            self._faults.add(path, line, _fault_text(fault, column, columns))
         # The reader keeps only the first ones of a call.
         self._faults.count += reader.faults - before - len(known)
 
@@ -277,10 +279,11 @@ class _Rows:
         return used
 
 
-def _fault_text(kind: int, column: int) -> str:
-    """What a fault of csrc/data/data.h says, as (kind, column)."""
+def _fault_text(kind: int, column: int, columns: int) -> str:
+    """What a fault of csrc/data/data.h says, as (kind, column), in a file of
+    so many columns."""
     if kind == 0:
-        return f"{column} columns, need {CRITEO_COLUMNS}"
+        return f"{column} columns, need {columns}"
     if kind == 1:
         return "column 1: the label is neither 0 nor 1"
     return f"column {column}: not an integer of up to 18 digits"

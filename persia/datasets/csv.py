@@ -430,7 +430,9 @@ class _File:
             numbers, fine = _numbers(
                 pc.if_else(blank, str(spec.missing), texts)
             )
-            columns[f"dense{j}"] = pa.array(_transform(numbers, spec))
+            numbers = _transform(numbers, spec)
+            fine &= np.isfinite(numbers)
+            columns[f"dense{j}"] = pa.array(numbers)
             ok = self._keep(ok, fine, spec.column, texts, lines)
         if schema.label is not None:
             texts = self._texts(table, schema.label.column)
@@ -487,8 +489,8 @@ class _File:
         """``ok`` without the lines whose field is not fine, each noted."""
         for i in np.flatnonzero(ok & ~fine):
             text = (
-                f"column {column!r}: {texts[i].as_py()[:80]!r} is not a"
-                " number, nor one of the schema's values"
+                f"column {column!r}: {texts[i].as_py()[:80]!r} is no"
+                " finite number, nor one of the schema's values"
             )
             self._wrong.append((int(lines[i]), text))
         return ok & fine
@@ -528,7 +530,8 @@ def _transform(
 ) -> npt.NDArray[np.float32]:
     if spec.log:
         x = np.log(np.maximum(x, 0) + np.float32(1))
-    return x * np.float32(spec.scale)
+    with np.errstate(over="ignore"):  # told with the line
+        return x * np.float32(spec.scale)
 
 
 class _Joined(io.RawIOBase):

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from persia import _core, errors
-from persia._check import kind, whole
+from persia._check import kind, real, whole
 from persia.datasets.base import pair
 
 __all__ = [
@@ -45,7 +45,7 @@ def find_files(paths: Paths) -> list[str]:
     value: ``day_2`` before ``day_10``.
     """
     need = "a path, a glob, or a list of them"
-    if not isinstance(paths, Iterable):
+    if not isinstance(paths, Iterable) or isinstance(paths, bytes):
         kind("paths", paths, os.PathLike, need)
     listed = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     found: list[str] = []
@@ -137,9 +137,9 @@ def check_rows(rows: tuple[int, int | None]) -> tuple[int, int | None]:
 
 def held_out(test: float, lines: int) -> int:
     """How many of the lines a ``test`` of split() is."""
-    if not 0 <= test < math.inf:  # NaN is not, either
+    if not 0 <= real(test) < math.inf:  # NaN is not, either
         raise errors.InvalidArgument(
-            f"test is {test}; need a share below 1 or a number of lines"
+            f"test is {test!r}; need a share below 1 or a number of lines"
         )
     return round(lines * test) if test < 1 else int(test)
 

@@ -47,7 +47,8 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-Character = Annotated[str, Field(pattern=r"^[\x01-\x7f]$")]
+Character = Annotated[str, Field(pattern=r"^[\x01-\x09\x0b\x0c\x0e-\x7f]$")]
+Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class DenseColumn(_Model):
@@ -62,9 +63,9 @@ class DenseColumn(_Model):
     """
 
     column: str
-    missing: float = 0.0
+    missing: Number = 0.0
     log: bool = False
-    scale: float = 1.0
+    scale: Number = 1.0
 
 
 class CategoricalColumn(_Model):
@@ -104,7 +105,7 @@ class LabelColumn(_Model):
     """
 
     column: str
-    values: dict[str, float] | None = None
+    values: dict[str, Number] | None = None
 
 
 class Schema(_Model):
@@ -171,6 +172,11 @@ class Schema(_Model):
                     f"categorical column {c.column!r} has a separator; list"
                     " it under multivalued"
                 )
+        if self.delimiter == self.quote:
+            raise ValueError(
+                f"delimiter and quote are both {self.quote!r}; give another, "
+                "or quote: null where nothing is quoted"
+            )
         if self.header is not True and self.columns is None:
             raise ValueError(
                 f"header is {self.header!r}, so columns must list the names"
@@ -208,7 +214,7 @@ class Schema(_Model):
         path = Path(kind("schema", source, (str, os.PathLike), need))
         preset = resources.files(__package__) / "presets" / f"{source}.yaml"
         try:
-            if not path.exists() and path.name == str(source):
+            if not path.is_file() and path.name == str(source):
                 text = preset.read_text(encoding="utf-8")
             else:
                 text = path.read_text(encoding="utf-8")

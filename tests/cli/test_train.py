@@ -154,6 +154,9 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
         run("--config", str(broken))
     with pytest.raises(errors.InvalidArgument, match=r"--save: .* empty"):
         run("--save", "")
+    for place in (broken, broken / "below", "/proc/none"):
+        with pytest.raises(errors.StorageError, match="would fail"):
+            Run(resolve({"rows": 1000, "save": str(place)}))
     with pytest.raises(errors.PersiaError, match="nowhere"):
         run("--resume", str(tmp_path / "nowhere"))
 

@@ -145,6 +145,10 @@ def test_files_without_labels(tmp_path: Path) -> None:
     text = lines(20, label=False)
     path = write(tmp_path / "test.txt", text)
     check(list(Criteo(path, 8, log_dense=False)), text, 39)
+    wrong = write(tmp_path / "wrong.txt", text + b"1\t2\n")
+    data = Criteo(wrong)
+    list(data)
+    assert data.malformed_lines[0].endswith(":21: 2 columns, need 39")
     with pytest.raises(errors.SchemaMismatch, match="39 columns, need 40"):
         list(Criteo(path, layout="1tb"))
     both = [path, write(tmp_path / "train.txt", lines(3))]
@@ -422,6 +426,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
         ({"hash_salts": {"C1": "x"}}, "C1: hash_salt is 'x'"),
         ({"paths": None}, "paths is None"),
         ({"paths": [3]}, "paths is 3"),
+        ({"paths": b"/x"}, "paths is b'/x'"),
     ],
 )
 def test_bad_options(tmp_path: Path, options: dict, text: str) -> None:

@@ -3,6 +3,7 @@ import gzip
 import io
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -362,6 +363,25 @@ def test_damaged_small_files(tmp_path: Path) -> None:
         ({"categorical": ["a"], "columns": ["b"]}, "not among columns"),
         ({"categorical": ["a"], "delimiter": "||"}, "delimiter"),
         ({"categorical": ["a"], "sparse": ["b"]}, "sparse"),
+        ({"categorical": ["a"], "delimiter": "\n"}, "delimiter"),
+        (
+            {"categorical": ["a"], "delimiter": ";", "quote": ";"},
+            "both ';'",
+        ),
+        (
+            {
+                "categorical": ["a"],
+                "dense": [{"column": "b", "scale": float("nan")}],
+            },
+            "scale",
+        ),
+        (
+            {
+                "categorical": ["a"],
+                "dense": [{"column": "b", "missing": float("inf")}],
+            },
+            "missing",
+        ),
         (
             {"categorical": [{"column": "a", "separator": "|"}]},
             "under multivalued",
@@ -382,6 +402,25 @@ def test_bad_schemas(tmp_path: Path, fields: dict, text: str) -> None:
     assert "s.yaml" in str(info.value)
 
 
+def test_a_number_that_overflows_is_malformed(tmp_path: Path) -> None:
+    scaled = Schema(categorical=["c"], dense=[{"column": "x", "scale": 1e30}])
+    data = CSV(write(tmp_path / "a", b"c,x\n1,1e30\n2,2\n"), scaled)
+    (batch,) = data
+    assert batch.dense.tolist() == [[pytest.approx(2e30)]]
+    assert data.malformed_lines[0].endswith(
+        "column 'x': '1e30' is no finite number, nor one of the schema's "
+        "values"
+    )
+
+
+def test_a_folder_does_not_hide_a_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "adult").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert Schema.load("adult").label is not None
+
+
 def test_schema_that_is_not_there() -> None:
     with pytest.raises(errors.StorageError, match=r"adult.*avazu.*movielens"):
         Schema.load("movie")
@@ -393,8 +432,8 @@ def test_schema_that_is_no_utf8(tmp_path: Path) -> None:
         Schema.load(tmp_path / "s.yaml")
 
 
-@pytest.mark.parametrize("test", [-1, float("nan"), float("inf")])
-def test_bad_splits(tmp_path: Path, test: float) -> None:
+@pytest.mark.parametrize("test", [-1, float("nan"), float("inf"), "x"])
+def test_bad_splits(tmp_path: Path, test: Any) -> None:
     path = write(tmp_path / "a", HEADER)
     for data in (CSV(path, SCHEMA), Criteo(path)):
         with pytest.raises(errors.InvalidArgument, match="test is"):

@@ -4,6 +4,7 @@
 #include "ids/ids.h"
 #include "ps/buffers.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -248,7 +249,7 @@ static void whole_rows_out_and_in(void **state)
     for (int i = 0; i < N * DIM; i++)
         vectors[i] = rng_float(&g);
     for (int i = 0; i < N * 2 * DIM; i++)
-        states[i] = rng_float(&g);
+        states[i] = fabsf(rng_float(&g));
     wire_rows put = {.caller = caller_of(&v), .n = N - 1, .ids = ids,
                      .dim = DIM, .state_floats = 2 * DIM,
                      .vectors = vectors, .state = states};
