@@ -425,6 +425,7 @@ class Connection:
                 f"torch.distributed of rank {group.get_rank()} of "
                 f"{group.get_world_size()}"
             )
+        self._check_alone()
         all_max([0])  # none is in an earlier pass any more
         applied = _core.cluster_join(handle)
         try:
@@ -434,6 +435,18 @@ class Connection:
                 _core.cluster_leave(handle, False)
             raise
         _core.cluster_sync(handle, last, rank, world)
+
+    def _check_alone(self) -> None:
+        """Servers count the steps of a rank, not of its stores."""
+        for other in list(_open):
+            both = set(self.addresses) & set(other.addresses)
+            if other.in_step and both:
+                raise errors.InvalidArgument(
+                    "another store of this process is in a synchronous pass "
+                    f"over all ranks at {min(both)}: end that pass first, or "
+                    "declare the tables of both in one store (a table may "
+                    "have an optimizer of its own)"
+                )
 
     def leave(self, settle: bool) -> None:
         """The pass ends; the other ranks go on without this one."""

@@ -231,6 +231,28 @@ def secured(open_store: Open, rank: int, world: int) -> Any:
     }
 
 
+def several(open_store: Open, rank: int, world: int) -> Any:
+    """Two stores of a process on the same servers."""
+    first, other = (
+        Counter(open_store(persia.optim.SGD(lr=1.0), grad_division=False))
+        for _ in range(2)
+    )
+    text = ""
+    for i, one in enumerate(first.loader(3)):
+        first.forward(one)[1].backward()
+        if i == 1:
+            try:
+                next(iter(other.loader(1)))
+            except persia.errors.InvalidArgument as error:
+                text = str(error)
+    for one in other.loader(2):
+        other.forward(one)[1].backward()
+    first.store.flush()
+    other.store.flush()
+    dist.barrier()
+    return {"text": text, "value": first.value}
+
+
 def _refused(address: str) -> bool:
     """Whether a client without certificate and token is."""
     try:

@@ -62,6 +62,7 @@ def on_servers(tmp_path_factory: Any) -> Iterator[dict[str, list[Any]]]:
     names = {f"{name}-{n}": n for n in (1, 2, 3)
              for name in ("train", "accumulate")}  # fmt: skip
     names |= {"uneven": 2, "gaps": 2, "leaving": 2, "hybrid": 2}
+    names |= {"several": 2}
     servers = {name: Servers(n, name) for name, n in names.items()}
     scenarios = [f"{name}={s.text}" for name, s in servers.items()]
     yield launch(tmp_path_factory.mktemp("servers"), *scenarios)
@@ -187,6 +188,14 @@ def test_hybrid_loses_nothing(counted: Any) -> None:
         assert result["value"] == 100
         assert result["least"] >= 0
         assert result["stalest"] <= 3
+
+
+def test_one_store_of_a_process_is_in_step(
+    on_servers: dict[str, Any],
+) -> None:
+    for result in on_servers["several"]:
+        assert "end that pass first" in result["text"]
+        assert result["value"] == 5 * WORLD
 
 
 def test_several_machines_speak_with_tls(on_ranks: dict[str, Any]) -> None:
