@@ -187,17 +187,27 @@ def plan(
         if p.shard_memory > server_memory * usable:
             return "memory"
         if p.shard_rows / tables > _SLOTS:
-            return "rows of a table in a server"
+            return "room for the rows of a table"
         if max(p.bytes_in, p.bytes_out) > server_network * usable:
             return "network"
         return "ids a second" if p.ids > server_ids * usable else ""
 
     low, high, because = 1, _SHARDS_MAX, "one is enough"
-    if missing := lacks(at(high)):
+    most = at(high)
+    if missing := lacks(most):
+        link = max(most.bytes_in, most.bytes_out) / usable
+        remedy = {
+            "memory": "--server-memory of at least "
+            f"{math.ceil(most.shard_memory / usable / 2**30)}GiB, --dtype "
+            "bf16, or an optimizer with less state",
+            "network": "--server-network of at least "
+            f"{math.ceil(link * 8 / 1e9)} Gbit/s, or --wire fp16",
+            "ids a second": "--server-ids of at least "
+            f"{most.ids / usable:.2g}",
+        }.get(missing, "divide them among more --tables")
         raise InvalidArgument(
             f"{_SHARDS_MAX} servers, the most there can be, have too little "
-            f"{missing}: take larger ones, bf16, or an optimizer with less "
-            "state"
+            f"{missing}: {remedy}"
         )
     while low < high:  # more servers never lack what fewer have
         middle = (low + high) // 2

@@ -75,7 +75,8 @@ def ask(
     """
     if not addresses:
         raise InvalidArgument(
-            "no addresses of servers: give host:port, or set PERSIA_SERVERS"
+            "no server's address: give host:port (beside the URLs of "
+            "metrics), or set PERSIA_SERVERS"
         )
     if security is None:
         security = Security.from_environment()

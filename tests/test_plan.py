@@ -137,7 +137,7 @@ def test_what_asks_for_servers_is_told() -> None:
     half = planning.plan(1e6, 256, qps=1e6, wire="fp16", server_ids=1e9)
     assert 0.45 < half.shards / wide.shards < 0.55
     tables = planning.plan(1e12, 1, server_memory=1e15)
-    assert tables.because == "rows of a table in a server"
+    assert tables.because == "room for the rows of a table"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,14 @@ def test_what_asks_for_servers_is_told() -> None:
         ({"wire": "int8"}, "wire is 'int8'"),
         ({"optimizer": "lamb"}, "optimizer is 'lamb', need one of sgd, "),
         ({"headroom": 1.0}, "headroom is 1.0"),
-        ({"rows": 1e18}, "4096 servers, .* too little memory"),
+        (
+            {"rows": 6.25e12, "server_memory": 2**38},
+            "4096 servers, .* too little memory: --server-memory of at least "
+            "282GiB",
+        ),
+        ({"qps": 1e13}, "--server-network of at least .* Gbit/s"),
+        ({"qps": 1e9, "server_network": 1e15}, "--server-ids of at least"),
+        ({"rows": 1e15, "server_memory": 1e15}, "among more --tables"),
     ],
 )
 def test_wrong_numbers_are_named(

@@ -237,6 +237,19 @@ def test_a_finished_run_has_nothing_left_to_train(tmp_path: Path) -> None:
     assert (tmp_path / "copy" / "LATEST").exists()
 
 
+def test_a_save_that_fails_leaves_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(run: Run) -> None:
+        raise errors.StorageError("no space left on device")
+
+    monkeypatch.setattr(Run, "save", full)
+    options = ["--rows", "1000", "--dim", "2", "--save", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, ["train", *options])
+    assert isinstance(done.exception, errors.StorageError)
+    assert 0.0 <= float(shown(done.output)["AUC"]) <= 1.0
+
+
 def test_synthetic_data_without_a_part_held_out() -> None:
     table = run("--rows", "2000", "--dim", "2", "--eval-split", "0")
     assert "log loss" not in table
