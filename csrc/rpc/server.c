@@ -4,10 +4,12 @@
  * request, is in the hands of the handler, and sends the answer.  There are
  * calls_max slots; gRPC lets further calls wait, unread.  Who may not call is
  * told so before the request is read.  The health service has slots of its
- * own, so that a full server still says that it lives.
+ * own, so that a full server still says that it lives.  Requests that do not
+ * come keep no slot which others wait for: see stalls.h.
  */
 #include "rpc/connections.h"
 #include "rpc/core.h"
+#include "rpc/stalls.h"
 
 #include <grpc/support/alloc.h>
 #include <limits.h>
@@ -17,7 +19,7 @@
 #include <sys/resource.h>
 
 enum {
-    HEALTH_SLOTS = 2,
+    HEALTH_SLOTS = 16,
     HEALTH_REQUEST_MAX = 4096,     /* bytes */
     TEXT_MAX = 1000,               /* bytes of an error's text */
     FILES = 65536,                 /* open in the process, if it may */
@@ -43,8 +45,9 @@ struct rpc_server {
     void *health_method; /* gRPC's handle */
     atomic_int serving;
 
-    slot *slots; /* [slots_n] */
+    slot *slots; /* [slots_n], health's first */
     size_t slots_n;
+    stalls *stalls;
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t changed;
@@ -57,9 +60,11 @@ struct rpc_server {
 struct slot {
     rpc_call call; /* first: the handler's pointer is ours */
     rpc_tag tag;
+    rpc_tag refused; /* of a refusal while `tag` reads */
     rpc_sent sent;
     rpc_server *server;
-    int health; /* one of the health service's */
+    int health;  /* one of the health service's */
+    int watched; /* the stalls know the call that is answered */
 
     grpc_call *grpc;
     grpc_call_details details;
@@ -77,6 +82,11 @@ static void slot_wait(slot *l);
 static slot *slot_of_tag(rpc_tag *tag)
 {
     return (slot *)((char *)tag - offsetof(slot, tag));
+}
+
+static size_t slot_number(const slot *l)
+{
+    return (size_t)(l - l->server->slots);
 }
 
 /* ---- the end of a call ---- */
@@ -108,6 +118,7 @@ static void slot_ended(rpc_sent *sent)
     /* While this thread is inside gRPC another one may see the slot's end,
      * and the server must not be freed before this one is out. */
     live_add(s);
+    stalls_freed(s->stalls, slot_number(l));
     slot_wait(l);
     live_drop(s);
 }
@@ -119,15 +130,27 @@ static void slot_leave(slot *l)
         grpc_call_details_destroy(&l->details);
 }
 
-static void slot_answered(rpc_tag *tag, int ok)
+static void slot_gone(slot *l)
 {
-    (void)ok; /* whoever asked may be gone */
-    slot *l = slot_of_tag(tag);
+    if (l->watched)
+        stalls_answered(l->server->stalls, slot_number(l));
     grpc_byte_buffer_destroy(l->reply);
     slot_leave(l);
     /* What a cancelled call did not send it holds until it is gone. */
     grpc_call_unref(l->grpc);
     sent_drop(&l->sent);
+}
+
+static void slot_answered(rpc_tag *tag, int ok)
+{
+    (void)ok; /* whoever asked may be gone */
+    slot_gone(slot_of_tag(tag));
+}
+
+static void slot_refused(rpc_tag *tag, int ok)
+{
+    (void)ok;
+    slot_gone((slot *)((char *)tag - offsetof(slot, refused)));
 }
 
 static void bug(const char *what, grpc_call_error error)
@@ -139,8 +162,10 @@ static void bug(const char *what, grpc_call_error error)
 }
 
 /* Sends what is in l->reply and the status. */
-static void slot_send(slot *l, grpc_status_code status, const char *name,
-                      const char *text)
+static void slot_send_as(slot *l, rpc_tag *tag,
+                         void (*answered)(rpc_tag *tag, int ok),
+                         grpc_status_code status, const char *name,
+                         const char *text)
 {
     grpc_op ops[4];
     size_t n = 0;
@@ -170,12 +195,18 @@ static void slot_send(slot *l, grpc_status_code status, const char *name,
     ops[n].op = GRPC_OP_RECV_CLOSE_ON_SERVER;
     ops[n++].data.recv_close_on_server.cancelled = &l->cancelled;
     grpc_call *grpc = l->grpc;
-    tag_give(&l->tag, slot_answered);
+    tag_give(tag, answered);
     grpc_call_error error_code =
-        grpc_call_start_batch(grpc, ops, n, &l->tag, NULL);
+        grpc_call_start_batch(grpc, ops, n, tag, NULL);
     if (error_code != GRPC_CALL_OK)
         bug("an answer", error_code);
     grpc_slice_unref(details);
+}
+
+static void slot_send(slot *l, grpc_status_code status, const char *name,
+                      const char *text)
+{
+    slot_send_as(l, &l->tag, slot_answered, status, name, text);
 }
 
 /* An answer without a message; name: of the code, or NULL for foreign ones. */
@@ -220,6 +251,20 @@ static void slot_reply(rpc_call *call, wire_out *o, void (*done)(void *owner),
     slot_send(l, GRPC_STATUS_OK, NULL, NULL);
 }
 
+/* For stalls_watch(): a refusal ends the reading, too, as gRPC closes the
+ * stream with it.  To cancel the call would not tell the client why. */
+static void slot_stalled(void *ctx, size_t number)
+{
+    rpc_server *s = ctx;
+    slot *l = &s->slots[number];
+    char text[80];
+    snprintf(text, sizeof text,
+             "the server is full and the request did not come within %d s",
+             (l->health ? STALLS_HEALTH_MS : STALLS_MS) / 1000);
+    slot_send_as(l, &l->refused, slot_refused, GRPC_STATUS_UNAVAILABLE,
+                 l->health ? NULL : err_name(PERSIA_EUNAVAILABLE), text);
+}
+
 /* ---- health ---- */
 
 /* Whether the request, a HealthCheckRequest, is about `service`. */
@@ -253,6 +298,13 @@ static void health_answer(slot *l)
 static void slot_read(rpc_tag *tag, int ok)
 {
     slot *l = slot_of_tag(tag);
+    int watched = l->health || !ok || !l->request;
+    if (!stalls_came(l->server->stalls, slot_number(l), l->grpc, watched)) {
+        grpc_byte_buffer_destroy(l->request);
+        sent_drop(&l->sent);
+        return;
+    }
+    l->watched = watched;
     if (!ok || !l->request) {
         /* It was cancelled, or gRPC refused the message: nobody reads this
          * but clients that sent none. */
@@ -327,20 +379,30 @@ static void slot_taken(rpc_tag *tag, int ok)
         live_drop(s);
         return;
     }
+    int known = 1, admitted = 1;
     if (!l->health) {
         l->call.method = method_of(l->details.method);
-        if (l->call.method == WIRE_METHODS_N) {
-            slot_refuse(l, GRPC_STATUS_UNIMPLEMENTED, NULL,
-                        "this server has " SERVICE_NAME
-                        " and grpc.health.v1.Health/Check");
-            return;
-        }
-        if (!guard_admits(&s->guard, &l->metadata, &l->call.admin)) {
-            slot_refuse(l, GRPC_STATUS_UNAUTHENTICATED,
-                        err_name(PERSIA_EDENIED),
-                        "the token is missing or wrong");
-            return;
-        }
+        known = l->call.method != WIRE_METHODS_N;
+        admitted = guard_admits(&s->guard, &l->metadata, &l->call.admin);
+    }
+    /* A refusal while it reads: the answer and the reading end in any order,
+     * and the slot is another call's after both. */
+    atomic_init(&l->sent.users, 2);
+    l->sent.ended = slot_ended;
+    l->watched = 1;
+    stalls_begin(s->stalls, slot_number(l), l->grpc, known && admitted);
+    if (!known) {
+        slot_refuse(l, GRPC_STATUS_UNIMPLEMENTED, NULL,
+                    "this server has " SERVICE_NAME
+                    " and grpc.health.v1.Health/Check");
+        return;
+    }
+    if (!admitted) {
+        slot_refuse(l, GRPC_STATUS_UNAUTHENTICATED, err_name(PERSIA_EDENIED),
+                    "the token is missing or wrong");
+        return;
+    }
+    if (!l->health) {
         l->call.deadline = deadline_of(l->details.deadline);
         slot_identify(l);
     }
@@ -420,6 +482,7 @@ static void server_free(rpc_server *s)
     if (s->server)
         grpc_server_destroy(s->server);
     guard_free(&s->guard);
+    stalls_free(s->stalls);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
     free(s->slots);
@@ -538,6 +601,10 @@ int rpc_server_start(const rpc_server_config *config, rpc_server **out)
     code = connections_guard(s->port, connections_max, &s->connections);
     if (code != PERSIA_OK)
         goto fail;
+    code = stalls_watch(s->slots_n, HEALTH_SLOTS, slot_stalled, s,
+                        &s->stalls);
+    if (code != PERSIA_OK)
+        goto fail;
     grpc_server_start(s->server);
     s->live = s->slots_n;
     for (size_t i = 0; i < s->slots_n; i++) {
@@ -588,6 +655,7 @@ void rpc_server_stop(rpc_server *s, uint64_t grace_ns)
         return;
     rpc_server_health(s, 0);
     connections_free(s->connections);
+    stalls_stop(s->stalls); /* what follows ends all calls */
     if (s->server) {
         uint64_t now = clock_ns();
         uint64_t never = INT64_MAX;

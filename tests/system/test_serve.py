@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -198,6 +200,66 @@ def test_a_flood_of_connections() -> None:
             one.close()
         assert health(server.address) == health_pb2.HealthCheckResponse.SERVING
         server.stop()
+
+
+@contextmanager
+def stalled(address: str, path: str, n: int) -> Iterator[list[Any]]:
+    """Calls that send nothing until the end, over a connection of their own;
+    as many at once as the server takes of one, the others follow."""
+    end = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        end.wait()
+        yield from ()
+
+    def same(message: bytes) -> bytes:
+        return message
+
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(address, options) as channel:
+        grpc.channel_ready_future(channel).result(30)
+        call = channel.stream_unary(path, same, same)
+        try:
+            yield [call.future(nothing()) for _ in range(n)]
+        finally:
+            end.set()
+
+
+def test_calls_that_send_nothing() -> None:
+    """They may keep a full server waiting, but not for ever."""
+    with serving("--calls", "4") as server, ExitStack() as stack:
+        store = persia.Store(
+            persia.optim.SGD(lr=1.0), servers=server.address, timeout=60.0
+        )
+        stack.callback(store.close)
+        config = persia.EmbeddingBagConfig(
+            "t", embedding_dim=4, feature_names=["f"], init=0.0
+        )
+        model = persia.EmbeddingBagCollection(store=store, tables=[config])
+        batch = persia.Batch(
+            None, persia.JaggedBatch(["f"], torch.tensor([7]))
+        )
+        path = "/persia.v1.ParameterServer/Stats"
+        calls = stack.enter_context(stalled(server.address, path, 44))
+        other = Client(server.address)
+        with pytest.raises(grpc.RpcError) as timeout:  # all slots are taken
+            other.call.Stats(other.pb.StatsRequest(), timeout=0.5)
+        assert timeout.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        for one in persia.DataLoader([batch], model):
+            (-model(one.ids).values().sum()).backward()
+        assert store.rows("t", [7]).tolist() == [[1.0] * 4]
+        refused = [call for call in calls if call.done()]
+        assert refused
+        for call in refused:
+            assert call.code() == grpc.StatusCode.UNAVAILABLE
+            assert "did not come within 5 s" in call.details()
+
+
+def test_health_checks_that_send_nothing() -> None:
+    path = "/grpc.health.v1.Health/Check"
+    with serving() as server, stalled(server.address, path, 32) as calls:
+        assert health(server.address) == health_pb2.HealthCheckResponse.SERVING
+        wait_until(lambda: sum(call.done() for call in calls) >= 16)
 
 
 def test_metrics_tell_what_was_done() -> None:

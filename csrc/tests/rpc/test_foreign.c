@@ -254,7 +254,7 @@ static void send_bytes(int fd, const void *data, size_t n)
 }
 
 static const unsigned char PREFACE[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-                                       "\0\0\0\4\0\0\0\0"; /* and SETTINGS */
+                                       "\0\0\0\4\0\0\0\0\0"; /* SETTINGS */
 
 /* A frame of HTTP/2. */
 static size_t frame(unsigned char *to, unsigned n, unsigned type,
@@ -325,6 +325,209 @@ static void any_bytes_do_no_harm(void **state)
     deck_stop(&d);
 }
 
+/* ---- clients that keep the server waiting ---- */
+
+/* A call whose message does not come. */
+typedef struct stalled {
+    grpc_call *call;
+    grpc_metadata_array initial, trailing;
+    grpc_byte_buffer *reply;
+    grpc_status_code status;
+    grpc_slice details;
+    int sent; /* a tag */
+} stalled;
+
+static gpr_timespec in_ms(int64_t ms)
+{
+    return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                        gpr_time_from_millis(ms, GPR_TIMESPAN));
+}
+
+/* Connects and sends: nobody else waits on the queue. */
+static void stalled_settle(foreign *f, stalled *l)
+{
+    grpc_event e =
+        grpc_completion_queue_pluck(f->queue, l, in_ms(300), NULL);
+    assert_int_equal(e.type, GRPC_QUEUE_TIMEOUT);
+}
+
+static void stalled_start(foreign *f, stalled *l, const char *path)
+{
+    memset(l, 0, sizeof *l);
+    grpc_metadata_array_init(&l->initial);
+    grpc_metadata_array_init(&l->trailing);
+    l->call = grpc_channel_create_call(
+        f->channel, NULL, GRPC_PROPAGATE_DEFAULTS, f->queue,
+        grpc_slice_from_static_string(path), NULL,
+        gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
+    grpc_op ops[4];
+    memset(ops, 0, sizeof ops);
+    ops[0].op = GRPC_OP_SEND_INITIAL_METADATA;
+    ops[1].op = GRPC_OP_RECV_INITIAL_METADATA;
+    ops[1].data.recv_initial_metadata.recv_initial_metadata = &l->initial;
+    ops[2].op = GRPC_OP_RECV_MESSAGE;
+    ops[2].data.recv_message.recv_message = &l->reply;
+    ops[3].op = GRPC_OP_RECV_STATUS_ON_CLIENT;
+    ops[3].data.recv_status_on_client.trailing_metadata = &l->trailing;
+    ops[3].data.recv_status_on_client.status = &l->status;
+    ops[3].data.recv_status_on_client.status_details = &l->details;
+    assert_int_equal(grpc_call_start_batch(l->call, ops, 4, l, NULL),
+                     GRPC_CALL_OK);
+}
+
+/* The message comes after all. */
+static void stalled_send(foreign *f, stalled *l)
+{
+    grpc_slice message = grpc_slice_from_static_string("late");
+    grpc_byte_buffer *request = grpc_raw_byte_buffer_create(&message, 1);
+    grpc_op ops[2];
+    memset(ops, 0, sizeof ops);
+    ops[0].op = GRPC_OP_SEND_MESSAGE;
+    ops[0].data.send_message.send_message = request;
+    ops[1].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
+    assert_int_equal(grpc_call_start_batch(l->call, ops, 2, &l->sent, NULL),
+                     GRPC_CALL_OK);
+    grpc_event e =
+        grpc_completion_queue_pluck(f->queue, &l->sent, in_ms(30000), NULL);
+    assert_int_equal(e.type, GRPC_OP_COMPLETE);
+    grpc_byte_buffer_destroy(request);
+}
+
+/* Its status is there. */
+static void stalled_wait(foreign *f, stalled *l, answer *a)
+{
+    grpc_event e =
+        grpc_completion_queue_pluck(f->queue, l, in_ms(30000), NULL);
+    assert_int_equal(e.type, GRPC_OP_COMPLETE);
+    *a = (answer){.status = l->status,
+                  .n = l->reply ? grpc_byte_buffer_length(l->reply)
+                                : SIZE_MAX};
+    keep_text(l->details, a->text, sizeof a->text);
+    for (size_t i = 0; i < l->trailing.count; i++)
+        if (grpc_slice_str_cmp(l->trailing.metadata[i].key,
+                               "persia-error") == 0)
+            keep_text(l->trailing.metadata[i].value, a->error,
+                      sizeof a->error);
+    grpc_slice_unref(l->details);
+    grpc_byte_buffer_destroy(l->reply);
+    grpc_metadata_array_destroy(&l->initial);
+    grpc_metadata_array_destroy(&l->trailing);
+    grpc_call_unref(l->call);
+}
+
+/* A call's headers by hand, and `n` bytes of its message. */
+static void send_call(int fd, unsigned stream, const char *path,
+                      const void *data, unsigned n, int last)
+{
+    static const char before[] = "\x83\x86\x04";
+    static const char after[] = "\x01\x09localhost\x0f\x10\x10"
+                                "application/grpc\x00\x02te\x08trailers";
+    unsigned char block[256], head[9];
+    unsigned length = (unsigned)strlen(path), size = sizeof before - 1;
+    memcpy(block, before, size);
+    block[size++] = (unsigned char)length;
+    memcpy(block + size, path, length);
+    size += length;
+    memcpy(block + size, after, sizeof after - 1);
+    size += sizeof after - 1;
+    send_bytes(fd, head, frame(head, size, 1, 4, stream));
+    send_bytes(fd, block, size);
+    send_bytes(fd, head, frame(head, n, 0, last ? 1 : 0, stream));
+    send_bytes(fd, data, n);
+}
+
+/* An empty message, and one of which 100 bytes were to come. */
+static const unsigned char EMPTY[] = "\0\0\0\0";
+static const unsigned char HALF[] = "\0\0\0\0\x64half";
+
+/* Nobody can call while all slots read, but not for ever; and our clients'
+ * calls go through within their time. */
+static void a_full_server_does_not_wait_for_requests(void **state)
+{
+    (void)state;
+    deck d;
+    deck_start(&d);
+    rpc_server_config config = server_config_of(&d);
+    rpc_server *full, *other;
+    config.calls_max = 2;
+    assert_int_equal(rpc_server_start(&config, &full), PERSIA_OK);
+    config.calls_max = 3;
+    assert_int_equal(rpc_server_start(&config, &other), PERSIA_OK);
+    foreign f, g;
+    stalled refused, slow[2];
+    answer a;
+    foreign_open(&f, rpc_server_port(full), 0);
+    foreign_open(&g, rpc_server_port(other), 0);
+    stalled_start(&g, &slow[0], PS "Hello");
+    stalled_start(&g, &slow[1], PS "Hello");
+    stalled_start(&f, &refused, PS "Hello");
+    stalled_settle(&g, &slow[0]);
+    stalled_settle(&f, &refused);
+    int fd = connect_to(rpc_server_port(full));
+    send_bytes(fd, PREFACE, sizeof PREFACE - 1);
+    for (unsigned stream = 1; stream < 4; stream += 2)
+        send_call(fd, stream, PS "Hello", HALF, sizeof HALF - 1, 0);
+    sleep_ms(300);
+    rpc_channel *c = channel_to(rpc_server_port(full));
+    assert_int_equal(call_with(c, WIRE_HELLO, "x", 1, SECOND / 5),
+                     PERSIA_ETIMEOUT);
+    stalled_wait(&f, &refused, &a);
+    assert_int_equal(a.status, GRPC_STATUS_UNAVAILABLE);
+    assert_string_equal(a.text, "the server is full and the request did not "
+                                "come within 5 s");
+    assert_string_equal(a.error, err_name(PERSIA_EUNAVAILABLE));
+    echo(c, WIRE_HELLO, 5, 3 << 20);
+    close(fd);
+
+    /* Where a slot is free, the slow may be as slow as they like. */
+    for (size_t i = 0; i < 2; i++) {
+        stalled_send(&g, &slow[i]);
+        stalled_wait(&g, &slow[i], &a);
+        assert_int_equal(a.status, GRPC_STATUS_OK);
+        assert_int_equal(a.n, 4);
+    }
+    rpc_channel_close(c);
+    foreign_close(&f);
+    foreign_close(&g);
+    rpc_server_stop(full, SECOND);
+    rpc_server_stop(other, SECOND);
+    deck_stop(&d);
+}
+
+/* Neither for requests of health nor for those who do not take the answer,
+ * whose windows are 0. */
+static void health_does_not_wait_for_anybody(void **state)
+{
+    (void)state;
+    static const unsigned char closed[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+                                          "\0\0\6\4\0\0\0\0\0"
+                                          "\0\4\0\0\0\0";
+    deck d;
+    deck_start(&d);
+    rpc_server *s = server_of(&d);
+    int fds[2];
+    for (unsigned i = 0; i < 2; i++) {
+        fds[i] = connect_to(rpc_server_port(s));
+        if (i)
+            send_bytes(fds[i], PREFACE, sizeof PREFACE - 1);
+        else
+            send_bytes(fds[i], closed, sizeof closed - 1);
+        for (unsigned k = 0; k < 20; k++)
+            send_call(fds[i], 2 * k + 1, CHECK, i ? HALF : EMPTY,
+                      i ? sizeof HALF - 1 : sizeof EMPTY, !i);
+    }
+    foreign f;
+    foreign_open(&f, rpc_server_port(s), 0);
+    answer a = foreign_call(&f, CHECK, "", 0);
+    assert_int_equal(a.status, GRPC_STATUS_OK);
+    assert_int_equal(a.n, 2);
+    foreign_close(&f);
+    close(fds[0]);
+    close(fds[1]);
+    rpc_server_stop(s, SECOND);
+    deck_stop(&d);
+}
+
 static void a_server_of_another_kind_is_an_error(void **state)
 {
     (void)state;
@@ -350,6 +553,8 @@ int main(void)
         cmocka_unit_test(health_is_told_also_without_a_token),
         cmocka_unit_test(foreign_clients_read_the_errors),
         cmocka_unit_test(any_bytes_do_no_harm),
+        cmocka_unit_test(a_full_server_does_not_wait_for_requests),
+        cmocka_unit_test(health_does_not_wait_for_anybody),
         cmocka_unit_test(a_server_of_another_kind_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

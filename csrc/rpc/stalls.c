@@ -1,0 +1,232 @@
+#include "rpc/stalls.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "rpc/core.h"
+
+enum { LOOK_MS = 250 }; /* between two looks for them */
+
+enum waits {
+    WAITS_REQUEST, /* it reads */
+    WAITS_REFUSED, /* it reads still, and is told that it took too long */
+    WAITS_ANSWER
+};
+
+typedef struct watched {
+    grpc_call *call; /* NULL: the slot does not wait for its client */
+    enum waits waits;
+    uint64_t since; /* clock_ns() when that began */
+} watched;
+
+/* A slot that waited too long. */
+typedef struct late {
+    size_t slot;
+    grpc_call *call; /* a reference: to be cancelled; NULL: to be refused */
+} late;
+
+/* The slots of health, or all others. */
+typedef struct kind {
+    size_t begin, end;
+    uint64_t patience_ns;
+    size_t refusals_min; /* in one look */
+    _Atomic(size_t) free; /* slots that wait for a call */
+    size_t came;     /* requests, since the last look; guarded by the lock */
+    size_t refusals; /* in the next look, at most; the thread's own */
+} kind;
+
+struct stalls {
+    void (*refuse)(void *ctx, size_t slot);
+    void *ctx;
+    kind health, other;
+    late *late; /* [slots_n] the thread's own: what a look found */
+    pthread_t thread;
+    int started;
+
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t changed;
+    int stop;
+    watched *slots; /* [slots_n] */
+};
+
+static kind *kind_of(stalls *w, size_t slot)
+{
+    return slot < w->health.end ? &w->health : &w->other;
+}
+
+/* ---- what slots tell ---------------------------------------------------- */
+
+void stalls_begin(stalls *w, size_t slot, grpc_call *call, int reads)
+{
+    watched now = {call, reads ? WAITS_REQUEST : WAITS_ANSWER, clock_ns()};
+    atomic_fetch_sub(&kind_of(w, slot)->free, 1);
+    pthread_mutex_lock(&w->lock);
+    w->slots[slot] = now;
+    pthread_mutex_unlock(&w->lock);
+}
+
+int stalls_came(stalls *w, size_t slot, grpc_call *call, int answers)
+{
+    watched now = {answers ? call : NULL, WAITS_ANSWER,
+                   answers ? clock_ns() : 0};
+    pthread_mutex_lock(&w->lock);
+    int refused = w->slots[slot].waits == WAITS_REFUSED;
+    if (!refused) {
+        w->slots[slot] = now;
+        kind_of(w, slot)->came++;
+    }
+    pthread_mutex_unlock(&w->lock);
+    return !refused;
+}
+
+void stalls_answered(stalls *w, size_t slot)
+{
+    pthread_mutex_lock(&w->lock);
+    w->slots[slot].call = NULL; /* whether it was refused stays known */
+    pthread_mutex_unlock(&w->lock);
+}
+
+void stalls_freed(stalls *w, size_t slot)
+{
+    atomic_fetch_add(&kind_of(w, slot)->free, 1);
+}
+
+/* ---- the thread --------------------------------------------------------- */
+
+/* Notes those of a kind from w->late[n] on; returns the next n.  Under the
+ * lock. */
+static size_t look(stalls *w, kind *k, uint64_t now, size_t n)
+{
+    size_t free_ones = atomic_load(&k->free), refused = 0;
+    /* Many large requests at once are slow for each other: while some come,
+     * few are sent away, or all would begin again and again. */
+    if (free_ones || k->came)
+        k->refusals = k->refusals_min;
+    k->came = 0;
+    if (free_ones)
+        return n;
+    for (size_t i = k->begin; i < k->end; i++) {
+        watched *one = &w->slots[i];
+        if (!one->call || now < one->since ||
+            now - one->since < k->patience_ns)
+            continue;
+        if (one->waits != WAITS_REQUEST) {
+            grpc_call_ref(one->call);
+            w->late[n++] = (late){i, one->call};
+        } else if (refused < k->refusals) {
+            refused++;
+            one->waits = WAITS_REFUSED;
+            one->since = now;
+            w->late[n++] = (late){i, NULL};
+        }
+    }
+    if (refused && k->refusals < k->end - k->begin)
+        k->refusals *= 2;
+    return n;
+}
+
+static void send_away(stalls *w, const late *l)
+{
+    if (!l->call) {
+        w->refuse(w->ctx, l->slot);
+        return;
+    }
+    grpc_call_cancel(l->call, NULL);
+    grpc_call_unref(l->call);
+}
+
+static void *stalls_main(void *arg)
+{
+    stalls *w = arg;
+    pthread_mutex_lock(&w->lock);
+    while (!w->stop) {
+        uint64_t now = clock_ns();
+        size_t n = look(w, &w->other, now, look(w, &w->health, now, 0));
+        pthread_mutex_unlock(&w->lock);
+        for (size_t i = 0; i < n; i++)
+            send_away(w, &w->late[i]);
+        uint64_t next = clock_ns() + (uint64_t)LOOK_MS * 1000000u;
+        struct timespec t = {.tv_sec = (time_t)(next / 1000000000u),
+                             .tv_nsec = (long)(next % 1000000000u)};
+        pthread_mutex_lock(&w->lock);
+        while (!w->stop &&
+               pthread_cond_timedwait(&w->changed, &w->lock, &t) == 0)
+            ;
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+/* ---- life --------------------------------------------------------------- */
+
+static void kind_init(kind *k, size_t begin, size_t end, uint64_t patience_ms,
+                      size_t refusals_min)
+{
+    k->begin = begin;
+    k->end = end;
+    k->patience_ns = patience_ms * 1000000u;
+    k->refusals_min = k->refusals = refusals_min;
+    atomic_init(&k->free, end - begin);
+}
+
+int stalls_watch(size_t slots_n, size_t health_n,
+                 void (*refuse)(void *ctx, size_t slot), void *ctx,
+                 stalls **out)
+{
+    *out = NULL;
+    stalls *w = calloc(1, sizeof *w);
+    if (!w)
+        return err_set(PERSIA_ENOMEM, "out of memory: a server's slots");
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&w->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    w->refuse = refuse;
+    w->ctx = ctx;
+    /* No request of health is large. */
+    kind_init(&w->health, 0, health_n, STALLS_HEALTH_MS, health_n);
+    kind_init(&w->other, health_n, slots_n, STALLS_MS, 1);
+    w->slots = calloc(slots_n, sizeof *w->slots);
+    w->late = calloc(slots_n, sizeof *w->late);
+    int code = PERSIA_OK;
+    if (!w->slots || !w->late)
+        code = err_set(PERSIA_ENOMEM, "out of memory: a server of %zu slots",
+                       slots_n);
+    if (code == PERSIA_OK)
+        code = runtime_thread(&w->thread, stalls_main, w, "persia-rpc-late");
+    if (code != PERSIA_OK) {
+        stalls_free(w);
+        return code;
+    }
+    w->started = 1;
+    *out = w;
+    return PERSIA_OK;
+}
+
+void stalls_stop(stalls *w)
+{
+    if (!w || !w->started)
+        return;
+    pthread_mutex_lock(&w->lock);
+    w->stop = 1;
+    pthread_cond_signal(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+    pthread_join(w->thread, NULL);
+    w->started = 0;
+}
+
+void stalls_free(stalls *w)
+{
+    if (!w)
+        return;
+    stalls_stop(w);
+    pthread_cond_destroy(&w->changed);
+    pthread_mutex_destroy(&w->lock);
+    free(w->slots);
+    free(w->late);
+    free(w);
+}
