@@ -22,6 +22,7 @@ typedef struct pushing {
     wire_push_table *tables;     /* [shards * units] */
     int empty;                   /* sent without its tables */
     uint64_t deadline;
+    uint32_t moves;              /* of the client, when it was named */
 } pushing;
 
 static void *carve(char **at, size_t bytes)
@@ -317,6 +318,7 @@ static int accept_push(void *ctx, request *q)
     int rc = read_reply(q, p->update.number, &m);
     if (rc) /* PERSIA_ESTALE: it is sent again */
         return rc;
+    sync_note_left(r, p->moves, &m);
     switch (m.status) {
     case PUSH_RETRY_LATER:
         return err_set(PERSIA_EUNAVAILABLE,
@@ -462,9 +464,10 @@ static int refuse(pushing *p, int rc)
 }
 
 /* Gives the update its number, if the caller did not. */
-static int name_update(remote *r, const client_update *update,
-                       client_update *out)
+static int name_update(pushing *p, const client_update *update)
 {
+    remote *r = p->r;
+    client_update *out = &p->update;
     int rc = PERSIA_OK;
     *out = update ? *update : (client_update){0};
     if (!out->parts)
@@ -481,6 +484,7 @@ static int name_update(remote *r, const client_update *update,
                      "%d may be under way",
                      (unsigned long long)out->number,
                      (unsigned long long)settled + 1, NUMBERS_WINDOW);
+    p->moves = r->moves;
     if (r->joined && out->step > r->joined_step + 1)
         r->joined_step = out->step - 1;
     pthread_mutex_unlock(&r->lock);
@@ -492,7 +496,7 @@ static int begin(pushing *p, const client_update *update)
 {
     int rc = fork_check("an update");
     if (!rc)
-        rc = name_update(p->r, update, &p->update);
+        rc = name_update(p, update);
     if (rc)
         return rc;
     p->shards = p->r->servers_n;

@@ -152,8 +152,7 @@ void remote_learn(remote *r, const wire_hello_reply *m)
         atomic_store(&r->updates, m->updates);
 }
 
-/* One request to one server, with its reply decoded by `get` of wire.h. */
-static int ask(server *to, uint32_t method, wire_out *o, uint64_t deadline,
+int remote_ask(server *to, uint32_t method, wire_out *o, uint64_t deadline,
                rpc_reply *reply)
 {
     uint64_t now = clock_ns();
@@ -172,7 +171,7 @@ static int ask_hello(remote *r, server *to, uint64_t deadline,
         wire_out_free(&o);
         return rc;
     }
-    rc = ask(to, WIRE_HELLO, &o, deadline, &reply);
+    rc = remote_ask(to, WIRE_HELLO, &o, deadline, &reply);
     if (rc)
         return rc;
     rc = wire_get_hello_reply(reply.data, reply.n, memory, out);
@@ -215,7 +214,7 @@ static int declare_again(remote *r, server *to, wire_caller who,
             wire_out_free(&o);
             break;
         }
-        rc = ask(to, WIRE_DECLARE, &o, deadline, &reply);
+        rc = remote_ask(to, WIRE_DECLARE, &o, deadline, &reply);
         if (rc)
             break;
         rc = get_declare(to, &reply, &memory, &m);
@@ -224,32 +223,6 @@ static int declare_again(remote *r, server *to, wire_caller who,
             numbers[i] = m.no;
     }
     wire_memory_free(&memory);
-    return rc;
-}
-
-/* Tells a server that has forgotten it whether we take part in sync steps. */
-static int join_again(remote *r, server *to, wire_caller who,
-                      uint64_t deadline)
-{
-    wire_leave m = {.caller = who, .rank = r->rank, .world = r->world};
-    wire_out o;
-    rpc_reply reply;
-    pthread_mutex_lock(&r->lock);
-    int moved = r->moved;
-    m.joins = r->joined != 0;
-    m.step = r->joined_step;
-    pthread_mutex_unlock(&r->lock);
-    if (!moved)
-        return PERSIA_OK;
-    wire_out_init(&o);
-    int rc = wire_put_leave(&o, &m);
-    if (rc) {
-        wire_out_free(&o);
-        return rc;
-    }
-    rc = ask(to, WIRE_LEAVE, &o, deadline, &reply);
-    if (!rc)
-        rpc_reply_free(&reply);
     return rc;
 }
 
@@ -289,7 +262,7 @@ static int greet(remote *r, server *to, uint64_t deadline, uint64_t *top)
     if (!rc)
         rc = declare_again(r, to, who, deadline, numbers);
     if (!rc && m.boot != to->boot)
-        rc = join_again(r, to, who, deadline);
+        rc = sync_join_again(r, to, who, deadline);
     /* It was started once more meanwhile: in a moment, then. */
     if (rc == PERSIA_ESTALE)
         rc = err_set(PERSIA_EUNAVAILABLE, "%s was started again twice",
@@ -408,5 +381,5 @@ int remote_call(remote *r, uint32_t shard, uint32_t method, wire_out *o,
         return err_set(PERSIA_EARG, "there is no shard %u of %u", shard,
                        r->servers_n);
     }
-    return ask(r->servers[shard], method, o, remote_deadline(r), reply);
+    return remote_ask(r->servers[shard], method, o, remote_deadline(r), reply);
 }

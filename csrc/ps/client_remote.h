@@ -5,6 +5,7 @@
  *   client_fan.c     requests to several servers at once, tried again
  *   client_group.c   the distinct ids of a batch, by table and shard
  *   client_keep.c    groups of lookups, until their updates come
+ *   client_sync.c    who takes part in the steps of all ranks
  *   client_tables.c, client_pull.c, client_push.c, client_rows.c
  *
  * Every request names the boot of the server that it is meant for.  A server
@@ -21,6 +22,7 @@
 #include "ps/client.h"
 #include "ps/client_group.h"
 #include "ps/numbers.h"
+#include "ps/sync.h"
 
 /* ---- a server ---- */
 
@@ -142,9 +144,10 @@ typedef struct remote {
     wire_ledger settled;       /* updates of this stream that are through */
     uint64_t last_number;      /* that any server had at its Hello */
     uint64_t next_number;      /* for updates without one: the last given */
-    int moved;                 /* it has joined or left the sync steps: */
-    int joined;
+    uint32_t moves;            /* times it has joined or left the sync steps */
+    int joined;                /* it takes part in them */
     uint64_t joined_step;      /* the one before its next */
+    uint8_t left[SYNC_RANKS];  /* 1: a server told that this rank has left */
     char lost_text[FAN_TEXT];  /* not told yet; "": none */
     call *calls;               /* free */
     kept kept[KEPT_MAX];
@@ -224,6 +227,15 @@ int remote_list(remote *r, uint32_t no, uint32_t shard, uint64_t *cursor,
 int remote_clear(remote *r, uint32_t no);
 int remote_stats(remote *r, uint32_t no, table_stats *out);
 int remote_memory(remote *r, uint64_t *used, uint64_t *limit);
+/* One request to one server; *reply is the caller's. */
+int remote_ask(server *to, uint32_t method, wire_out *o, uint64_t deadline,
+               rpc_reply *reply);
+/* What the answer to a part tells of others; moves: when it was named. */
+void sync_note_left(remote *r, uint32_t moves, const wire_push_reply *m);
+/* Tells a server that was started again who takes part in sync steps: this
+ * rank, and not those that have left. */
+int sync_join_again(remote *r, server *to, wire_caller who,
+                    uint64_t deadline);
 void remote_get_counts(const remote *r, client_counts *out);
 int remote_call(remote *r, uint32_t shard, uint32_t method, wire_out *o,
                 rpc_reply *reply);

@@ -106,58 +106,6 @@ int remote_declare(remote *r, const table_config *config, uint32_t *no,
     return rc;
 }
 
-/* ---- sync steps ---- */
-
-typedef struct joining {
-    remote *r;
-    int joins;
-    uint64_t step, applied;
-} joining;
-
-static int encode_join(void *ctx, const request *q, wire_out *o)
-{
-    const joining *j = ctx;
-    wire_leave m = {.caller = q->caller, .rank = j->r->rank,
-                    .world = j->r->world, .joins = j->joins != 0,
-                    .step = j->step};
-    return wire_put_leave(o, &m);
-}
-
-static int accept_join(void *ctx, request *q)
-{
-    joining *j = ctx;
-    wire_leave_reply m;
-    int rc = wire_get_leave_reply(q->reply.data, q->reply.n,
-                                  &q->call->memory, &m);
-    if (rc)
-        return remote_bad_reply(q->to, err_text());
-    if (m.step > j->applied)
-        j->applied = m.step;
-    return PERSIA_OK;
-}
-
-int remote_join(remote *r, int joins, uint64_t step, uint64_t *applied)
-{
-    joining j = {.r = r, .joins = joins, .step = step};
-    fan f = {.method = WIRE_LEAVE, .encode = encode_join,
-             .accept = accept_join, .ctx = &j};
-    *applied = 0;
-    call *k = call_take(r);
-    if (!k)
-        return PERSIA_ENOMEM;
-    pthread_mutex_lock(&r->lock);
-    r->moved = 1;
-    r->joined = joins != 0;
-    r->joined_step = step;
-    pthread_mutex_unlock(&r->lock);
-    int rc = fan_prepare(k, NULL, r->servers_n);
-    if (!rc)
-        rc = fan_run(k, &f, remote_deadline(r));
-    call_give(k);
-    *applied = j.applied;
-    return rc;
-}
-
 /* ---- counts ---- */
 
 void remote_get_counts(const remote *r, client_counts *out)

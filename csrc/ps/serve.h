@@ -166,6 +166,10 @@ void wait_drop(ps_service *s, int code, const char *text);
 /* Takes on a step, with the gate held exclusively. */
 void wait_set_step(ps_service *s, uint64_t step);
 uint64_t wait_step(ps_service *s);
+/* Ranks of a world that take no part in steps, in `memory`: [*n]; NULL and 0
+ * if there are none (or no memory for them). */
+uint64_t *wait_left(ps_service *s, uint32_t world, wire_memory *memory,
+                    size_t *n);
 /* The timer looks at everything at once. */
 void wait_poke(ps_service *s);
 int wait_start(ps_service *s);

@@ -25,10 +25,13 @@ void push_fail(ps_service *s, push_call *c, int code, const char *text)
 void push_reply(ps_service *s, push_call *c, const wire_push_reply *reply)
 {
     answer a = {.bulk = NULL};
+    wire_push_reply m = *reply;
     wire_out_init(&a.o);
-    if (reply->status == PUSH_DUPLICATE)
+    if (m.status == PUSH_DUPLICATE)
         atomic_fetch_add(&s->duplicates, 1);
-    service_answer(s, c->call, wire_put_push_reply(&a.o, reply), &a);
+    if (c->m.step)
+        m.left = wait_left(s, c->m.parts, &c->memory, &m.left_n);
+    service_answer(s, c->call, wire_put_push_reply(&a.o, &m), &a);
     push_free(c);
 }
 

@@ -43,6 +43,20 @@ uint64_t wait_step(ps_service *s)
     return step;
 }
 
+uint64_t *wait_left(ps_service *s, uint32_t world, wire_memory *memory,
+                    size_t *n)
+{
+    uint64_t *out = NULL;
+    *n = 0;
+    pthread_mutex_lock(&s->wait_lock);
+    if (s->sync.left_n)
+        out = wire_memory_take(memory, s->sync.left_n * sizeof *out);
+    if (out)
+        *n = sync_list_left(&s->sync, world, out, s->sync.left_n);
+    pthread_mutex_unlock(&s->wait_lock);
+    return *n ? out : NULL;
+}
+
 /* ---- parts of steps ----------------------------------------------------- */
 
 /* Parts that were taken and will not be applied. */
@@ -222,6 +236,9 @@ int handle_leave(ps_service *s, rpc_call *call, wire_memory *memory,
     pthread_mutex_lock(&s->wait_lock);
     void **dropped = sync_move(&s->sync, m.rank, m.world, (int)m.joins,
                                m.step, &n);
+    for (size_t i = 0; i < m.left_n && m.joins; i++)
+        if (m.left[i] < m.world && m.left[i] != m.rank)
+            sync_hear(&s->sync, (uint32_t)m.left[i]);
     int missed = n && ((push_call *)dropped[0])->m.step <= s->sync.missed;
     pthread_mutex_unlock(&s->wait_lock);
     if (missed) {

@@ -118,16 +118,40 @@ void **sync_take_one(sync_steps *s, uint32_t rank, uint32_t *n)
     return one;
 }
 
+static void set_left(sync_steps *s, uint32_t rank, int left)
+{
+    s->left_n += (uint32_t)left - s->left[rank];
+    s->left[rank] = (uint8_t)left;
+}
+
 void **sync_move(sync_steps *s, uint32_t rank, uint32_t world, int joins,
                  uint64_t step, uint32_t *n)
 {
-    s->left[rank] = !joins;
+    set_left(s, rank, !joins);
+    s->told[rank] = 1;
     if (joins && step > s->step)
         s->step = s->missed = step;
     if (joins && s->pending &&
         (s->pending <= s->step || s->parts != world))
         return sync_take(s, 0, n);
     return sync_take_one(s, rank, n);
+}
+
+void sync_hear(sync_steps *s, uint32_t rank)
+{
+    int is_here = rank < s->parts && s->part[rank];
+    if (!s->told[rank] && !is_here)
+        set_left(s, rank, 1);
+}
+
+uint32_t sync_list_left(const sync_steps *s, uint32_t world, uint64_t *out,
+                        uint32_t room)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < world && i < SYNC_RANKS && n < room; i++)
+        if (s->left[i])
+            out[n++] = i;
+    return n;
 }
 
 void sync_missing(const sync_steps *s, char *out, size_t room)

@@ -24,7 +24,9 @@ typedef struct sync_steps {
     uint32_t parts;    /* of the pending step */
     uint32_t n;        /* of them that are there */
     void **part;       /* [parts], NULL: missing */
-    uint8_t left[SYNC_RANKS]; /* 1: the rank takes no part */
+    uint32_t left_n;   /* ranks that take no part: */
+    uint8_t left[SYNC_RANKS]; /* 1 */
+    uint8_t told[SYNC_RANKS]; /* 1: the rank has said itself whether it does */
 } sync_steps;
 
 void sync_init(sync_steps *s);
@@ -51,6 +53,13 @@ void sync_failed(sync_steps *s);
  * missed, if it is not behind `missed`). */
 void **sync_move(sync_steps *s, uint32_t rank, uint32_t world, int joins,
                  uint64_t step, uint32_t *n);
+/* Another rank says that this one has left, maybe in an earlier life of the
+ * shard: true unless the rank itself has spoken in this one. */
+void sync_hear(sync_steps *s, uint32_t rank);
+/* The ranks below `world` that take no part: up to `room`, returns how many.
+ */
+uint32_t sync_list_left(const sync_steps *s, uint32_t world, uint64_t *out,
+                        uint32_t room);
 /* Takes the part of one rank of the pending step, as by sync_take(). */
 void **sync_take_one(sync_steps *s, uint32_t rank, uint32_t *n);
 /* "rank 3", "ranks 0, 1, 7 and 40 more": whose parts are missing. */

@@ -397,6 +397,8 @@ static int check_push(const wire_at *at, const void *m, uint32_t dtype)
 }
 TYPE(push, "PushRequest", .dtype = 8, .check = check_push);
 
+#define LEFT F(NUMBERS, "left", left, COUNT(left_n), MOST(PARTS_MAX))
+
 #define THIS wire_push_reply
 static const wire_field push_reply_fields[] = {
     [1] = F(U32, "status", status, MOST(PUSH_STATUSES - 1)),
@@ -406,6 +408,7 @@ static const wire_field push_reply_fields[] = {
     [5] = F(U64, "nonfinite", nonfinite),
     [6] = F(U64, "touched", touched),
     [7] = F(U64, "updates", updates),
+    [8] = LEFT,
 };
 #undef THIS
 TYPE(push_reply, "PushReply");
@@ -417,6 +420,7 @@ static const wire_field leave_fields[] = {
     [3] = F(U32, "world", world, MOST(PARTS_MAX)),
     [4] = F(U32, "joins", joins, MOST(1)),
     [5] = F(U64, "step", step),
+    [6] = LEFT,
 };
 #undef THIS
 static int check_leave(const wire_at *at, const void *m, uint32_t dtype)

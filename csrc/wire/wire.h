@@ -210,6 +210,8 @@ typedef struct wire_push_reply {
     uint32_t status;
     uint64_t created, refused, evicted, nonfinite, touched;
     uint64_t updates; /* of this shard, this one included */
+    uint64_t *left;   /* [left_n] ranks that take no part in steps any more */
+    size_t left_n;
 } wire_push_reply;
 
 /* The rank takes part in the sync steps from now on, or no more. */
@@ -218,6 +220,8 @@ typedef struct wire_leave {
     uint32_t rank, world;
     uint32_t joins; /* 1: joins, 0: leaves */
     uint64_t step;  /* joins: the step before its first */
+    uint64_t *left; /* [left_n] joins: ranks that have left, it was told */
+    size_t left_n;
 } wire_leave;
 typedef struct wire_leave_reply {
     uint64_t step; /* sync steps applied */

@@ -226,6 +226,26 @@ def test_killed_servers_of_ranks_in_step(tmp_path: Path) -> None:
     in_step(tmp_path, seed=1, steps=400, kills=3)
 
 
+def test_killed_servers_do_not_wait_for_a_rank_that_has_left(
+    tmp_path: Path,
+) -> None:
+    """They come back from snapshots of a time when it was there."""
+    count = Count(tmp_path, seed=1, staleness=0, group=f"{tmp_path}/g")
+    try:
+        goes_on, leaves = (count.ranks[rank] for rank in RANKS)
+        leaves.progress()
+        for shard in range(SHARDS):
+            count.shards.save(shard)
+        leaves.finish()
+        goes_on.progress()
+        count.all_servers_die()
+        goes_on.progress()
+        goes_on.finish()
+        assert goes_on.journal.lost > 0
+    finally:
+        count.close()
+
+
 EVENTS = (
     Count.server_dies,
     Count.all_servers_die,

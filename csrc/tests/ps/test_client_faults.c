@@ -343,6 +343,7 @@ enum { RANKS = 3, STEPS = 8 };
 typedef struct rank {
     ps_client *c;
     uint32_t no, rank;
+    uint64_t from; /* the step before its first */
     int rc;
 } rank;
 
@@ -350,8 +351,8 @@ static void *run_rank(void *arg)
 {
     rank *r = arg;
     for (uint64_t s = 1; s <= STEPS && !r->rc; s++) {
-        client_update name = {.number = s, .step = s, .part = r->rank,
-                              .parts = RANKS};
+        client_update name = {.number = r->from + s, .step = r->from + s,
+                              .part = r->rank, .parts = RANKS};
         r->rc = add_one(r->c, &name, r->no, r->rank, IDS / 2);
     }
     return NULL;
@@ -420,6 +421,28 @@ static void ranks_apply_one_step_together(void **state)
     name.step++;
     assert_int_equal(add_one(ranks[0].c, &name, ranks[0].no, 0, 4),
                      PERSIA_OK);
+    /* Also from one that goes on, if those that have left are silent. */
+    cluster_restart(&c, 1);
+    name.number++;
+    name.step++;
+    assert_int_equal(add_one(ranks[0].c, &name, ranks[0].no, 0, 4),
+                     PERSIA_OK);
+    assert_int_equal(ps_updates(c.nodes[1].p), 1);
+    /* In the next pass none of them is taken for one that has left. */
+    for (int i = 0; i < RANKS; i++)
+        assert_int_equal(client_join(ranks[i].c, 1, name.step, &applied),
+                         PERSIA_OK);
+    cluster_restart(&c, 0);
+    for (int i = 0; i < RANKS; i++) {
+        ranks[i].from = name.step;
+        assert_int_equal(pthread_create(&threads[i], NULL, run_rank,
+                                        &ranks[i]), 0);
+    }
+    for (int i = 0; i < RANKS; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < RANKS; i++)
+        assert_int_equal(ranks[i].rc, PERSIA_OK);
+    assert_int_equal(ps_updates(c.nodes[0].p), STEPS);
     for (int i = 0; i < RANKS; i++)
         client_destroy(ranks[i].c);
     cluster_free(&c);

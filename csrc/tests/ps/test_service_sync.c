@@ -189,6 +189,43 @@ static void ranks_come_and_go(void **state)
     job_stop(j);
 }
 
+/* A shard that was started again: ranks 1 and 2 have left, says rank 0. */
+static void who_has_left_is_told_by_who_goes_on(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    uint64_t left[] = {0, 1, 2, RANKS, 1 << 20, UINT64_MAX};
+    wire_leave m = {.caller = caller_of(&j->v), .world = RANKS, .joins = 1,
+                    .step = 4, .left = left, .left_n = 6};
+    pending *a = send_part(j, 0, 5, LONG);
+    result r = CALL(&j->v, LEAVE, leave, &m);
+    result_free(&r);
+    expect_error(a, PERSIA_ECLOSED, "rank 0 joined");
+    wire_push p = part_of(j, 0, 5);
+    a = push_start(&j->v, &p, LONG);
+    result one = call_wait(a);
+    wire_push_reply reply;
+    wire_memory memory;
+    wire_memory_init(&memory);
+    assert_int_equal(wire_get_push_reply(one.data, one.n, &memory, &reply),
+                     PERSIA_OK);
+    assert_int_equal(reply.status, PUSH_APPLIED);
+    assert_int_equal(reply.left_n, 2);
+    assert_true(reply.left[0] == 1 && reply.left[1] == 2);
+    wire_memory_free(&memory);
+    result_free(&one);
+    /* One of them says something else. */
+    assert_int_equal(join(&j->v, 2, RANKS, 1, 5), 5);
+    r = CALL(&j->v, LEAVE, leave, &m);
+    result_free(&r);
+    a = send_part(j, 0, 6, LONG);
+    assert_int_equal(stats_of(&j->v).step, 5);
+    wire_push q = part_of(j, 2, 6);
+    assert_int_equal(push(&j->v, &q).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(a).status, PUSH_APPLIED);
+    job_stop(j);
+}
+
 /* Rank 0 was killed and is there again. */
 static void parts_of_a_process_before_are_not_applied(void **state)
 {
@@ -413,6 +450,7 @@ int main(void)
         cmocka_unit_test(who_is_missing_is_named),
         cmocka_unit_test(one_bad_part_fails_the_step),
         cmocka_unit_test(ranks_come_and_go),
+        cmocka_unit_test(who_has_left_is_told_by_who_goes_on),
         cmocka_unit_test(parts_of_a_process_before_are_not_applied),
         cmocka_unit_test(one_rank_alone),
         cmocka_unit_test(pulls_wait_for_a_step),

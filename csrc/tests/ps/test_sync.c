@@ -150,6 +150,34 @@ static void ranks_leave_and_join(void **state)
     sync_free(&s);
 }
 
+/* What others say of a rank counts until it speaks itself. */
+static void ranks_hear_of_others(void **state)
+{
+    (void)state;
+    sync_steps s;
+    uint64_t left[3];
+    sync_init(&s);
+    assert_int_equal(sync_list_left(&s, 3, left, 3), 0);
+    assert_int_equal(add(&s, 1, 0, 3), PERSIA_OK);
+    sync_hear(&s, 0); /* its part is there */
+    sync_hear(&s, 1);
+    sync_hear(&s, 2);
+    assert_true(sync_complete(&s));
+    assert_int_equal(sync_list_left(&s, 3, left, 3), 2);
+    assert_true(left[0] == 1 && left[1] == 2);
+    assert_int_equal(sync_list_left(&s, 2, left, 3), 1);
+    assert_int_equal(sync_list_left(&s, 3, left, 1), 1);
+    move(&s, 2, 3, 1, 0, "");
+    sync_hear(&s, 2);
+    assert_false(sync_complete(&s));
+    assert_int_equal(s.left_n, 1);
+    move(&s, 2, 3, 0, 0, "");
+    move(&s, 2, 3, 0, 0, "");
+    assert_int_equal(s.left_n, 2);
+    take(&s, 1, "0");
+    sync_free(&s);
+}
+
 static void many_are_missing(void **state)
 {
     (void)state;
@@ -172,6 +200,7 @@ int main(void)
         cmocka_unit_test(a_part_that_comes_again_replaces),
         cmocka_unit_test(what_is_refused),
         cmocka_unit_test(ranks_leave_and_join),
+        cmocka_unit_test(ranks_hear_of_others),
         cmocka_unit_test(many_are_missing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
