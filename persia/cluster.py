@@ -449,7 +449,8 @@ class Connection:
                 )
 
     def leave(self, settle: bool) -> None:
-        """The pass ends; the other ranks go on without this one."""
+        """The pass ends; the other ranks go on without this one. Not settle:
+        because of an error, which does not wait long for servers."""
         self._passes -= 1
         if self._passes == 0:
             _core.cluster_leave(self.core.handle, settle)

@@ -160,12 +160,17 @@ int client_greet(ps_client *c, int restored)
     return c->r ? remote_greet(c->r, restored) : PERSIA_OK;
 }
 
-int client_join(ps_client *c, int joins, uint64_t step, uint64_t *applied)
+int client_join(ps_client *c, uint64_t step, uint64_t *applied)
 {
     if (c->r)
-        return remote_join(c->r, joins, step, applied);
+        return remote_join(c->r, step, applied);
     *applied = ps_updates(c->p);
     return PERSIA_OK;
+}
+
+int client_leave(ps_client *c, int hurry)
+{
+    return c->r ? remote_leave(c->r, hurry) : PERSIA_OK;
 }
 
 uint32_t client_state_floats(const ps_client *c, uint32_t no)

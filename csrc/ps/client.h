@@ -112,10 +112,13 @@ PERSIA_API void client_set_last_number(ps_client *c, uint64_t number);
  * not tell of what was lost before.  No update is under way meanwhile. */
 PERSIA_API int client_greet(ps_client *c, int restored);
 
-/* Joins or leaves the sync steps at all shards; *step: the largest number of
- * steps applied. */
-PERSIA_API int client_join(ps_client *c, int joins, uint64_t step,
-                           uint64_t *applied);
+/* Joins the sync steps at all shards, with its first one after `step`;
+ * *applied: the largest number of steps applied. */
+PERSIA_API int client_join(ps_client *c, uint64_t step, uint64_t *applied);
+/* Leaves them.  `hurry`: an error is on its way to the user and must not wait
+ * for servers that may be the cause: they have a second.  So they have if
+ * one of them did not do what it was asked last within the timeout. */
+PERSIA_API int client_leave(ps_client *c, int hurry);
 
 /* Whole rows, see table_get(), table_set(), table_clear(). */
 PERSIA_API uint32_t client_state_floats(const ps_client *c, uint32_t no);

@@ -206,9 +206,16 @@ static void request_start(const fan *f, request *q, uint64_t deadline)
     request_came(q, rc, &none);
 }
 
-/* Whether, and when, the request is sent again. */
-static void request_pause(remote *r, request *q, uint64_t deadline)
+/* Seconds that a request has. */
+static double limit_of(const fan *f, const remote *r)
 {
+    return (double)(f->limit_ns ? f->limit_ns : r->timeout_ns) * 1e-9;
+}
+
+/* Whether, and when, the request is sent again. */
+static void request_pause(const fan *f, request *q, uint64_t deadline)
+{
+    remote *r = q->call->r;
     uint64_t now = clock_ns();
     unsigned doubled = q->tries > 8 ? 7 : q->tries - 1;
     uint64_t pause = PAUSE_NS << doubled;
@@ -225,7 +232,7 @@ static void request_pause(remote *r, request *q, uint64_t deadline)
     char text[FAN_TEXT];
     snprintf(text, sizeof text, "%s", q->text);
     snprintf(q->text, sizeof q->text, "%.500s (tried %u times in %.3g s)",
-             text, q->tries, (double)r->timeout_ns * 1e-9);
+             text, q->tries, limit_of(f, r));
     q->state = REQUEST_DONE;
 }
 
@@ -256,7 +263,7 @@ static void request_judge(const fan *f, request *q, uint64_t deadline)
         request_fail(q, rc);
     }
     if (rc == PERSIA_EUNAVAILABLE)
-        request_pause(r, q, deadline);
+        request_pause(f, q, deadline);
 }
 
 /* ---- all of them ---- */
@@ -336,7 +343,7 @@ static void stop_paused(call *k)
     }
 }
 
-static int late(call *k)
+static int late(call *k, const fan *f)
 {
     const char *name = "";
     size_t n = 0;
@@ -348,8 +355,7 @@ static int late(call *k)
         }
     pthread_mutex_unlock(&k->lock);
     return err_set(PERSIA_ETIMEOUT, "no answer from %s%s within %.3g s", name,
-                   n > 1 ? " and others" : "",
-                   (double)k->r->timeout_ns * 1e-9);
+                   n > 1 ? " and others" : "", limit_of(f, k->r));
 }
 
 /* The first error, and who else has the same. */
@@ -370,6 +376,33 @@ static int result(const call *k, const request *failed)
             break;
     }
     return err_set(failed->rc, "%s%s", failed->text, others);
+}
+
+/* Whether a server had not done it by the deadline. */
+static int has_failed(request *q)
+{
+    pthread_mutex_lock(&q->call->lock);
+    int failed = q->state == REQUEST_FLYING || q->rc == PERSIA_EUNAVAILABLE ||
+                 q->rc == PERSIA_ETIMEOUT;
+    pthread_mutex_unlock(&q->call->lock);
+    return failed;
+}
+
+/* At the end.  Where some have failed, those that have not keep what they
+ * had: several requests may be of one server. */
+static void note_failed(call *k)
+{
+    size_t failed = 0;
+    for (size_t i = 0; i < k->requests_n; i++)
+        failed += (size_t)has_failed(&k->requests[i]);
+    for (size_t i = 0; i < k->requests_n; i++) {
+        server *to = k->requests[i].to;
+        if (failed && !has_failed(&k->requests[i]))
+            continue;
+        pthread_mutex_lock(&to->lock);
+        to->failed = failed > 0;
+        pthread_mutex_unlock(&to->lock);
+    }
 }
 
 int fan_run(call *k, const fan *f, uint64_t deadline)
@@ -393,8 +426,10 @@ int fan_run(call *k, const fan *f, uint64_t deadline)
             s = look(k);
         }
         pthread_mutex_unlock(&k->lock);
-        if (!s.flying && !s.came && s.next == UINT64_MAX)
+        if (!s.flying && !s.came && s.next == UINT64_MAX) {
+            note_failed(k);
             return result(k, s.failed);
+        }
         now = clock_ns();
         if (now - polled < POLL_NS)
             continue;
@@ -402,7 +437,9 @@ int fan_run(call *k, const fan *f, uint64_t deadline)
         int rc = interrupt_poll();
         if (rc)
             return err_set(rc, "interrupted while waiting for servers");
-        if (now > deadline + GRACE_NS)
-            return late(k);
+        if (now > deadline + GRACE_NS) {
+            note_failed(k);
+            return late(k, f);
+        }
     }
 }

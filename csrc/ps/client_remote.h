@@ -36,6 +36,8 @@ typedef struct server {
     int greeting;           /* one Hello at a time */
     uint64_t boot, lineage;
     uint64_t message_limit; /* bytes of a request */
+    int failed;             /* the last fan_run() had not what it asked for
+                               by its deadline */
     /* Updates that it said it has applied; what is settled without is
      * skipped. */
     wire_ledger acked;
@@ -103,6 +105,7 @@ typedef struct fan {
     int (*accept)(void *ctx, request *q);
     void *ctx;
     int fresh; /* no boot is known yet (Hello): refusals are final */
+    uint64_t limit_ns; /* for texts: its deadline; 0: the client's timeout */
 } fan;
 
 /* Requests for the servers to[0..n); NULL: all. */
@@ -215,7 +218,8 @@ int remote_pull(remote *r, uint64_t after, const uint32_t *tables,
 int remote_push(remote *r, const client_update *update,
                 const uint32_t *tables, push_job *jobs, size_t jobs_n);
 int remote_skip(remote *r, const client_update *update);
-int remote_join(remote *r, int joins, uint64_t step, uint64_t *applied);
+int remote_join(remote *r, uint64_t step, uint64_t *applied);
+int remote_leave(remote *r, int hurry);
 int remote_greet(remote *r, int restored);
 void remote_set_last(remote *r, uint64_t number);
 int remote_get(remote *r, uint32_t no, size_t n, const uint64_t *ids,

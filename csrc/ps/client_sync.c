@@ -10,6 +10,8 @@
 
 #include "ps/client_remote.h"
 
+static const uint64_t HURRY_NS = 1000000000;
+
 typedef struct joining {
     remote *r;
     int joins;
@@ -20,7 +22,7 @@ static int encode_join(void *ctx, const request *q, wire_out *o)
 {
     const joining *j = ctx;
     wire_leave m = {.caller = q->caller, .rank = j->r->rank,
-                    .world = j->r->world, .joins = j->joins != 0,
+                    .world = j->r->world, .joins = (uint32_t)j->joins,
                     .step = j->step};
     return wire_put_leave(o, &m);
 }
@@ -38,27 +40,46 @@ static int accept_join(void *ctx, request *q)
     return PERSIA_OK;
 }
 
-int remote_join(remote *r, int joins, uint64_t step, uint64_t *applied)
+static int tell_all(joining *j, uint64_t limit_ns)
 {
-    joining j = {.r = r, .joins = joins, .step = step};
+    remote *r = j->r;
     fan f = {.method = WIRE_LEAVE, .encode = encode_join,
-             .accept = accept_join, .ctx = &j};
-    *applied = 0;
+             .accept = accept_join, .ctx = j, .limit_ns = limit_ns};
+    uint64_t deadline = limit_ns ? clock_ns() + limit_ns : remote_deadline(r);
     call *k = call_take(r);
     if (!k)
         return PERSIA_ENOMEM;
     pthread_mutex_lock(&r->lock);
     r->moves++;
-    r->joined = joins != 0;
-    r->joined_step = step;
+    r->joined = j->joins;
+    r->joined_step = j->step;
     memset(r->left, 0, sizeof r->left); /* of the steps until now */
     pthread_mutex_unlock(&r->lock);
     int rc = fan_prepare(k, NULL, r->servers_n);
     if (!rc)
-        rc = fan_run(k, &f, remote_deadline(r));
+        rc = fan_run(k, &f, deadline);
     call_give(k);
+    return rc;
+}
+
+int remote_join(remote *r, uint64_t step, uint64_t *applied)
+{
+    joining j = {.r = r, .joins = 1, .step = step};
+    int rc = tell_all(&j, 0);
     *applied = j.applied;
     return rc;
+}
+
+int remote_leave(remote *r, int hurry)
+{
+    joining j = {.r = r};
+    for (uint32_t i = 0; i < r->servers_n; i++) {
+        server *to = r->servers[i];
+        pthread_mutex_lock(&to->lock);
+        hurry |= to->failed;
+        pthread_mutex_unlock(&to->lock);
+    }
+    return tell_all(&j, hurry && r->timeout_ns > HURRY_NS ? HURRY_NS : 0);
 }
 
 void sync_note_left(remote *r, uint32_t moves, const wire_push_reply *m)

@@ -511,7 +511,7 @@ void step_renumber(step *s)
 int step_join(step *s, uint64_t *applied)
 {
     int rc = updates_wait(s->u, 0, 0);
-    return rc ? rc : client_join(s->c, 1, 0, applied);
+    return rc ? rc : client_join(s->c, 0, applied);
 }
 
 int step_sync(step *s, uint64_t last, uint32_t rank, uint32_t world)
@@ -524,10 +524,9 @@ int step_sync(step *s, uint64_t last, uint32_t rank, uint32_t world)
 
 int step_leave(step *s, int settle)
 {
-    uint64_t applied;
     int rc = settle ? updates_wait(s->u, 0, 0) : PERSIA_OK;
     updates_sync(s->u, 0, 0, 0);
-    int left = client_join(s->c, 0, 0, &applied);
+    int left = client_leave(s->c, !settle || rc);
     return rc ? rc : left;
 }
 

@@ -204,7 +204,8 @@ PERSIA_API int step_sync(step *s, uint64_t last, uint32_t rank,
                          uint32_t world);
 PERSIA_API int step_ahead_sync(step *s, uint64_t stream, int by_batch);
 /* Updates are no parts any more, and the other ranks go on without this one:
- * after those that are under way (`settle`; PERSIA_EINTR), or at once. */
+ * after those that are under way (`settle`; PERSIA_EINTR), or at once, and
+ * then without long waits for servers that may not be there. */
 PERSIA_API int step_leave(step *s, int settle);
 
 typedef struct step_ahead_stats {

@@ -71,12 +71,22 @@ static void answer_stale(rpc_call *call)
     call->reply(call, &o, NULL, NULL);
 }
 
+static void note_patience(node *at, const rpc_call *call)
+{
+    uint64_t now = clock_ns(), had = at->patience[call->method];
+    uint64_t left = call->deadline > now ? call->deadline - now : 0;
+    while (had < left && !atomic_compare_exchange_weak(
+                             &at->patience[call->method], &had, left))
+        ;
+}
+
 static void serve(node *at, rpc_call *call)
 {
     uint32_t method = call->method;
     while ((atomic_load(&at->held) >> method & 1) && !atomic_load(&at->down))
         sched_yield();
     at->calls[method]++;
+    note_patience(at, call);
     if (atomic_load(&at->down)) {
         (call->fail)(call, PERSIA_EUNAVAILABLE, "no connection");
         return;

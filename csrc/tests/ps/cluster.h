@@ -24,6 +24,8 @@ typedef struct node {
     _Atomic(int) garbage; /* the next so many answers are no messages */
     _Atomic(int) stale;   /* the next so many pushes: STALE_LINEAGE */
     _Atomic(uint64_t) calls[WIRE_METHODS_N];
+    /* Until the deadline of a request that came, at most. */
+    _Atomic(uint64_t) patience[WIRE_METHODS_N];
     _Atomic(uint64_t) turn;
 } node;
 

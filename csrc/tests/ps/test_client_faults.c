@@ -375,7 +375,7 @@ static void ranks_apply_one_step_together(void **state)
         config.stream = 200 + i;
         ranks[i] = (rank){.c = cluster_client(&c, &config), .rank = i};
         ranks[i].no = declare_counting(ranks[i].c);
-        assert_int_equal(client_join(ranks[i].c, 1, 0, &applied),
+        assert_int_equal(client_join(ranks[i].c, 0, &applied),
                          PERSIA_OK);
         assert_int_equal(applied, 0);
     }
@@ -401,9 +401,8 @@ static void ranks_apply_one_step_together(void **state)
     push_job job = {.parts = &part, .parts_n = 1, .optim = &sgd};
     client_update name = {.number = STEPS + 1, .step = STEPS + 1,
                           .parts = RANKS};
-    assert_int_equal(client_join(ranks[1].c, 0, STEPS, &applied), PERSIA_OK);
-    assert_int_equal(applied, STEPS);
-    assert_int_equal(client_join(ranks[2].c, 0, STEPS, &applied), PERSIA_OK);
+    assert_int_equal(client_leave(ranks[1].c, 0), PERSIA_OK);
+    assert_int_equal(client_leave(ranks[2].c, 1), PERSIA_OK);
     assert_int_equal(client_push(ranks[0].c, &name, &ranks[0].no, &job, 1),
                      PERSIA_EARG);
     for (uint32_t i = 0; i < 2; i++)
@@ -430,7 +429,7 @@ static void ranks_apply_one_step_together(void **state)
     assert_int_equal(ps_updates(c.nodes[1].p), 1);
     /* In the next pass none of them is taken for one that has left. */
     for (int i = 0; i < RANKS; i++)
-        assert_int_equal(client_join(ranks[i].c, 1, name.step, &applied),
+        assert_int_equal(client_join(ranks[i].c, name.step, &applied),
                          PERSIA_OK);
     cluster_restart(&c, 0);
     for (int i = 0; i < RANKS; i++) {
@@ -445,6 +444,48 @@ static void ranks_apply_one_step_together(void **state)
     assert_int_equal(ps_updates(c.nodes[0].p), STEPS);
     for (int i = 0; i < RANKS; i++)
         client_destroy(ranks[i].c);
+    cluster_free(&c);
+}
+
+static uint64_t most_patience(cluster *c, uint32_t method)
+{
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < c->n; i++) {
+        uint64_t one = atomic_exchange(&c->nodes[i].patience[method], 0);
+        most = one > most ? one : most;
+    }
+    return most;
+}
+
+/* An error that is on its way must not wait for its cause once more. */
+static void leaving_does_not_wait_for_servers_that_have_failed(void **state)
+{
+    (void)state;
+    cluster c;
+    uint64_t applied;
+    float got[IDS];
+    ps_client *remote = open_one(&c, 2, 3 * SECOND, LOST_RAISE);
+    uint32_t no = declare_counting(remote);
+    assert_int_equal(client_join(remote, 0, &applied), PERSIA_OK);
+    assert_int_equal(client_leave(remote, 1), PERSIA_OK);
+    (void)most_patience(&c, WIRE_LEAVE); /* that of the join, too */
+    assert_int_equal(client_leave(remote, 1), PERSIA_OK);
+    assert_in_range(most_patience(&c, WIRE_LEAVE), 1, SECOND);
+    assert_int_equal(client_join(remote, 0, &applied), PERSIA_OK);
+    (void)most_patience(&c, WIRE_LEAVE);
+    c.nodes[1].down = 1;
+    assert_int_equal(add_one(remote, NULL, no, 0, 4), PERSIA_EUNAVAILABLE);
+    assert_int_equal(client_leave(remote, 0), PERSIA_EUNAVAILABLE);
+    assert_non_null(strstr(err_text(), " in 1 s)"));
+    assert_in_range(most_patience(&c, WIRE_LEAVE), 1, SECOND);
+    /* It is there again, and has all the time. */
+    c.nodes[1].down = 0;
+    read_counts(remote, no, got);
+    c.nodes[1].down = 1;
+    assert_int_equal(client_leave(remote, 0), PERSIA_EUNAVAILABLE);
+    assert_non_null(strstr(err_text(), " in 3 s)"));
+    c.nodes[1].down = 0;
+    client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -494,6 +535,7 @@ int main(void)
         cmocka_unit_test(hello_finds_what_is_wrong),
         cmocka_unit_test(the_order_of_addresses_means_nothing),
         cmocka_unit_test(ranks_apply_one_step_together),
+        cmocka_unit_test(leaving_does_not_wait_for_servers_that_have_failed),
         cmocka_unit_test(an_update_that_one_shard_refuses_counts_at_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

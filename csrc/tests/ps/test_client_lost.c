@@ -210,12 +210,13 @@ static void a_step_that_one_rank_knows_of_is_lost_for_all(void **state)
         config.lost = LOST_CONTINUE;
         ps_client *one = cluster_client(&c, &config);
         ranks[r] = (stepper){one, declare_counting(one), r, 1};
-        assert_int_equal(client_join(one, r == 0, 0, &applied), PERSIA_OK);
+        assert_int_equal(r ? client_leave(one, 0)
+                           : client_join(one, 0, &applied), PERSIA_OK);
     }
     take_step(&ranks[0]);
     /* They begin the next pass together. */
-    assert_int_equal(client_join(ranks[0].c, 1, 1, &applied), PERSIA_OK);
-    assert_int_equal(client_join(ranks[1].c, 1, 0, &applied), PERSIA_OK);
+    assert_int_equal(client_join(ranks[0].c, 1, &applied), PERSIA_OK);
+    assert_int_equal(client_join(ranks[1].c, 0, &applied), PERSIA_OK);
     cluster_restart(&c, 0);
     pthread_t other;
     ranks[0].step = 2;
