@@ -96,6 +96,8 @@ def root_of(path: str | os.PathLike[str]) -> Root:
     """The root that a path or the URI of a file system means."""
     kind("path", path, (str, os.PathLike), "a folder, or the URI of one")
     text = os.fspath(path)
+    if "\0" in text:
+        raise InvalidArgument(f"the path {text!r} has a NUL character")
     if text in ("", "file://"):  # Path("") would be the working directory
         raise InvalidArgument("the path of the checkpoints is empty")
     if isinstance(path, str) and "://" in text:

@@ -116,6 +116,11 @@ class TableConfig:
             raise errors.InvalidArgument(
                 f"{where}: name is a string that is not empty"
             )
+        for name in (self.name, *self.feature_names):
+            if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in name):
+                raise errors.InvalidArgument(
+                    f"{where}: the name {name!r} has a NUL or half a character"
+                )
         if (
             isinstance(self.embedding_dim, bool)
             or not isinstance(self.embedding_dim, int)

@@ -411,6 +411,11 @@ def test_too_many_rows_for_the_capacity(tmp_path: Path) -> None:
         else:
             b.load(tmp_path)
             assert len(b.ids("t")) == 60
+            assert b.stats()["tables"]["t"]["evicted"] == 40
+            gone = next(i for i in a.ids("t") if not b.contains("t", [i]))
+            assert "evicted" in b.explain("t", gone)["why"]
+            with pytest.raises(errors.InvalidArgument, match="NUL"):
+                b.load(f"{tmp_path}/a\0b")
 
 
 def test_memory_limit(tmp_path: Path) -> None:

@@ -172,3 +172,10 @@ def test_a_table_is_named_after_its_feature_by_default() -> None:
     )
     assert bags({"user": torch.arange(3)}).keys() == ["user"]
     assert list(bags.store.tables) == ["user"]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_names_that_no_server_could_be_told(name: str) -> None:
+    for table, feature in ((name, "f"), ("t", name)):
+        with pytest.raises(errors.InvalidArgument, match="NUL or half"):
+            persia.EmbeddingBagConfig(table, 4, [feature])

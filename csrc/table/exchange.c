@@ -61,6 +61,11 @@ int table_exchange(table *t, table *other)
         blocks_exchange(&t->blocks, &other->blocks);
         uint64_t rows = atomic_load(&other->rows);
         atomic_store(&other->rows, atomic_exchange(&t->rows, rows));
+        /* What found no room there is lost here; a second exchange takes it
+         * back. */
+        uint64_t evicted = atomic_load(&other->evicted);
+        atomic_fetch_add(&t->evicted, evicted);
+        atomic_store(&other->evicted, 0 - evicted);
     }
     pthread_rwlock_unlock(&t->gate);
     return rc;

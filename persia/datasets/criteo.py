@@ -214,7 +214,8 @@ class Criteo(Dataset):
             raise errors.SchemaMismatch(
                 f"{path!r} is no Criteo file: its first line has {counts[0]}"
                 f" columns, need {' or '.join(map(str, allowed))} (a label, 13"
-                " integers, 26 categories, separated by tabs)"
+                " integers, 26 categories, separated by tabs); other files"
+                " need a schema"
             )
         labelled = columns == CRITEO_COLUMNS
         if before is not None and labelled != before:
