@@ -89,8 +89,11 @@ def train(
     console.quiet = run.rank > 0
     console.print(run.describe())
     gc.freeze()  # what was imported need not be searched for garbage again
+    was_finished = run.finished
     with _progress(run) as show, _interrupts(run.trainer):
         finished = run.fit(show)
+    if finished and not was_finished and not run.trainer.rows:
+        console.print("nothing was left to train: the data end before that")
     failed: PersiaError | None = None
     if run.must_save:
         try:

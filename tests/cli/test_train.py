@@ -298,6 +298,9 @@ def test_a_run_that_is_resumed_ends_as_if_it_had_not_stopped(
     assert resumed.trainer.rows < whole.trainer.rows
     assert resumed.result().scores == whole.result().scores
     assert resumed.result().rows == whole.result().rows
+    fewer = ["--resume", str(config.save), "--rows", "1200"]
+    done = CliRunner().invoke(app, ["train", *fewer])
+    assert "nothing was left to train" in " ".join(done.output.split())
 
 
 SCHEMA = "{label: y, dense: [x], categorical: [c], multivalued: [m]}"
