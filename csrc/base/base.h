@@ -8,6 +8,7 @@
 #ifndef PERSIA_BASE_H
 #define PERSIA_BASE_H
 
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -80,6 +81,11 @@ PERSIA_API int fork_check(const char *what);
 
 /* Monotonic time in nanoseconds. */
 PERSIA_API uint64_t clock_ns(void);
+/* Condition variables that wait by it.  cond_wait_until() returns 0 after a
+ * signal (or by chance), else when clock_ns() is `until`. */
+PERSIA_API void cond_init(pthread_cond_t *c);
+PERSIA_API int cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock,
+                               uint64_t until);
 
 /* Philox4x32-10 (Salmon et al., SC 2011): 128 random bits that depend on
  * (counter, key) alone.  Used for initial values and stochastic rounding. */

@@ -29,12 +29,13 @@ int optim_state_fits(uint32_t kind, uint32_t dim, int momentum,
                      const float *state)
 {
     const uint32_t n = optim_state_floats(kind, dim, momentum);
-    const uint32_t roots = kind == OPTIM_SGD                              ? n
-                           : kind == OPTIM_ADAM || kind == OPTIM_ADAMW ? dim
-                                                                          : 0;
+    const int is_adam = kind == OPTIM_ADAM || kind == OPTIM_ADAMW;
+
     if (!floats_finite(state, n))
         return 0;
-    for (uint32_t j = roots; j < n; j++)
+    if (kind == OPTIM_SGD)
+        return 1;
+    for (uint32_t j = is_adam ? dim : 0; j < n; j++) /* m may be negative */
         if (state[j] < 0)
             return 0;
     return 1;

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "ps/client_remote.h"
 
@@ -28,11 +27,7 @@ static call *call_make(remote *r)
     }
     k->r = r;
     pthread_mutex_init(&k->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&k->came, &attr);
-    pthread_condattr_destroy(&attr);
+    cond_init(&k->came);
     wire_memory_init(&k->memory);
     return k;
 }
@@ -282,9 +277,7 @@ static void judge_all(call *k, const fan *f, uint64_t deadline)
 
 static void sleep_until(call *k, uint64_t wake)
 {
-    struct timespec t = {.tv_sec = (time_t)(wake / 1000000000u),
-                         .tv_nsec = (long)(wake % 1000000000u)};
-    pthread_cond_timedwait(&k->came, &k->lock, &t);
+    cond_wait_until(&k->came, &k->lock, wake);
 }
 
 /* Sends what is due.  A server in this process comes last: it works on this

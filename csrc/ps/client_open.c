@@ -140,11 +140,7 @@ static int open_server(remote *r, const client_config *config, size_t i,
     to->address = strdup(config->addresses[i]);
     to->numbers = calloc(PS_TABLES_MAX, sizeof *to->numbers);
     pthread_mutex_init(&to->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&to->greeted, &attr);
-    pthread_condattr_destroy(&attr);
+    cond_init(&to->greeted);
     r->servers[r->servers_n++] = to; /* from here on it is to be freed */
     if (!to->address || !to->numbers)
         return err_set(PERSIA_ENOMEM, "no memory for %zu servers",

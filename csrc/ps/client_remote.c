@@ -291,9 +291,7 @@ int greeting_begin(server *to, int poll)
     pthread_mutex_lock(&to->lock);
     while (to->greeting && !rc) {
         uint64_t wake = clock_ns() + POLL_NS;
-        struct timespec t = {.tv_sec = (time_t)(wake / 1000000000u),
-                             .tv_nsec = (long)(wake % 1000000000u)};
-        pthread_cond_timedwait(&to->greeted, &to->lock, &t);
+        cond_wait_until(&to->greeted, &to->lock, wake);
         if (!to->greeting || !poll)
             continue;
         /* The callback may run any code of the user. */

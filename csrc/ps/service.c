@@ -79,11 +79,7 @@ int service_create(ps *p, const service_config *config, ps_service **out)
     pthread_mutex_init(&s->wait_lock, NULL);
     pthread_mutex_init(&s->admin_lock, NULL);
     pthread_cond_init(&s->ended, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->wake, &attr);
-    pthread_condattr_destroy(&attr);
+    cond_init(&s->wake);
     if ((rc = service_random(&s->boot)) ||
         (!lineage && (rc = service_random(&lineage))) ||
         (rc = ledger_create(LEDGER_STREAMS, &s->ledger)) ||

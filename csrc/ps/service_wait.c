@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { PATIENCE_NS = 1000000000 }; /* see wait_pull() */
 
@@ -415,10 +414,7 @@ static void *timer_main(void *arg)
                 pthread_cond_wait(&s->wake, &s->wait_lock);
                 continue;
             }
-            struct timespec until = {
-                .tv_sec = (time_t)(s->wake_at / 1000000000u),
-                .tv_nsec = (long)(s->wake_at % 1000000000u)};
-            pthread_cond_timedwait(&s->wake, &s->wait_lock, &until);
+            cond_wait_until(&s->wake, &s->wait_lock, s->wake_at);
         }
         int stop = s->stop;
         pthread_mutex_unlock(&s->wait_lock);

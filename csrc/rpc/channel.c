@@ -4,7 +4,6 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 enum { TEXT_BYTES = 1024 };
 
@@ -66,10 +65,8 @@ static void waiter_answer(void *ctx, int rc, rpc_reply *reply)
 /* Sleeps until the answer comes or the clock says `wake`.  Under the lock. */
 static void waiter_sleep(waiter *w, uint64_t wake)
 {
-    struct timespec t = {.tv_sec = (time_t)(wake / 1000000000u),
-                         .tv_nsec = (long)(wake % 1000000000u)};
     while (!w->done &&
-           pthread_cond_timedwait(&w->answered, &w->lock, &t) == 0)
+           cond_wait_until(&w->answered, &w->lock, wake) == 0)
         ;
 }
 
@@ -77,11 +74,7 @@ int rpc_wait(rpc_channel *c, uint32_t method, wire_out *o,
              uint64_t timeout_ns, rpc_reply *reply)
 {
     waiter w = {.lock = PTHREAD_MUTEX_INITIALIZER};
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&w.answered, &attr);
-    pthread_condattr_destroy(&attr);
+    cond_init(&w.answered);
     *reply = (rpc_reply){0};
 
     uint64_t now = clock_ns();

@@ -163,11 +163,7 @@ static void *reaper_main(void *arg)
     while (runtime.sent || !runtime.stop) {
         rpc_sent *s = runtime.sent;
         if (!s && clock_ns() < trim_at) {
-            struct timespec until = {
-                .tv_sec = (time_t)(trim_at / 1000000000u),
-                .tv_nsec = (long)(trim_at % 1000000000u)};
-            pthread_cond_timedwait(&runtime.sent_added, &runtime.sent_lock,
-                                   &until);
+            cond_wait_until(&runtime.sent_added, &runtime.sent_lock, trim_at);
             continue;
         }
         if (s)
@@ -206,11 +202,7 @@ static void log_nothing(gpr_log_func_args *args)
 /* Once: gRPC may give back a last span while it is shut down. */
 static void make_condition(void)
 {
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&runtime.sent_added, &attr);
-    pthread_condattr_destroy(&attr);
+    cond_init(&runtime.sent_added);
 }
 
 static int runtime_start(void)

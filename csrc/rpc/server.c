@@ -560,11 +560,7 @@ int rpc_server_start(const rpc_server_config *config, rpc_server **out)
     if (!s)
         return err_set(PERSIA_ENOMEM, "out of memory: a server");
     pthread_mutex_init(&s->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    cond_init(&s->changed);
     s->handler = config->handler;
     s->ctx = config->ctx;
     s->message_limit = config->message_limit;
@@ -638,12 +634,10 @@ void rpc_server_health(rpc_server *s, int serving)
 /* Waits until gRPC is down and no slot is live, at most until `until`. */
 static int server_wait(rpc_server *s, uint64_t until)
 {
-    struct timespec t = {.tv_sec = (time_t)(until / 1000000000u),
-                         .tv_nsec = (long)(until % 1000000000u)};
     pthread_mutex_lock(&s->lock);
     int late = 0;
     while ((!s->is_down || s->live) && !late)
-        late = pthread_cond_timedwait(&s->changed, &s->lock, &t) != 0;
+        late = cond_wait_until(&s->changed, &s->lock, until) != 0;
     int over = s->is_down && !s->live;
     pthread_mutex_unlock(&s->lock);
     return over;

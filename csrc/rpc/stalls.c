@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "rpc/core.h"
 
@@ -148,11 +147,9 @@ static void *stalls_main(void *arg)
         for (size_t i = 0; i < n; i++)
             send_away(w, &w->late[i]);
         uint64_t next = clock_ns() + (uint64_t)LOOK_MS * 1000000u;
-        struct timespec t = {.tv_sec = (time_t)(next / 1000000000u),
-                             .tv_nsec = (long)(next % 1000000000u)};
         pthread_mutex_lock(&w->lock);
         while (!w->stop &&
-               pthread_cond_timedwait(&w->changed, &w->lock, &t) == 0)
+               cond_wait_until(&w->changed, &w->lock, next) == 0)
             ;
     }
     pthread_mutex_unlock(&w->lock);
@@ -180,11 +177,7 @@ int stalls_watch(size_t slots_n, size_t health_n,
     if (!w)
         return err_set(PERSIA_ENOMEM, "out of memory: a server's slots");
     pthread_mutex_init(&w->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&w->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    cond_init(&w->changed);
     w->refuse = refuse;
     w->ctx = ctx;
     /* No request of health is large. */

@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { TEXT_BYTES = 1024, THREADS_MAX = 1024, POLL_MS = 50 };
 
@@ -440,11 +439,7 @@ int future_create(future **out)
     if (!f)
         return err_set(PERSIA_ENOMEM, "out of memory: a future");
     pthread_mutex_init(&f->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&f->completed, &attr);
-    pthread_condattr_destroy(&attr);
+    cond_init(&f->completed);
     *out = f;
     return PERSIA_OK;
 }
@@ -507,9 +502,7 @@ int future_wait(future *f, uint64_t timeout_ns)
         uint64_t wake = now + (uint64_t)POLL_MS * 1000000u;
         if (wake > until)
             wake = until;
-        struct timespec t = {.tv_sec = (time_t)(wake / 1000000000u),
-                             .tv_nsec = (long)(wake % 1000000000u)};
-        pthread_cond_timedwait(&f->completed, &f->lock, &t);
+        cond_wait_until(&f->completed, &f->lock, wake);
         if (future_done(f))
             break;
         /* The callback may run any code of the user. */

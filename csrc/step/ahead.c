@@ -9,7 +9,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "ps/ps.h"
 #include "step/batches.h"
@@ -40,11 +39,7 @@ int ahead_create(step *s, unsigned threads, ahead **out)
         return err_set(PERSIA_ENOMEM, "no memory for a store");
     a->s = s;
     pthread_mutex_init(&a->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&a->moved, &attr);
-    pthread_condattr_destroy(&attr);
+    cond_init(&a->moved);
     return sched_create_background(1, threads, &a->pool);
 }
 
@@ -552,9 +547,7 @@ void step_ahead_ready(step *s, uint64_t number)
 static int wait_and_poll(ahead *a)
 {
     uint64_t wake = clock_ns() + (uint64_t)POLL_MS * 1000000u;
-    struct timespec t = {.tv_sec = (time_t)(wake / 1000000000u),
-                         .tv_nsec = (long)(wake % 1000000000u)};
-    pthread_cond_timedwait(&a->moved, &a->lock, &t);
+    cond_wait_until(&a->moved, &a->lock, wake);
     pthread_mutex_unlock(&a->lock);
     int rc = interrupt_poll();
     pthread_mutex_lock(&a->lock);

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "step/ahead.h"
 
@@ -45,11 +44,7 @@ int updates_create(step *s, unsigned threads, size_t most, updates **out)
     u->name = (client_update){.parts = 1};
     u->last = &u->first;
     pthread_mutex_init(&u->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&u->moved, &attr);
-    pthread_condattr_destroy(&attr);
+    cond_init(&u->moved);
     return sched_create_background(1, threads, &u->jobs);
 }
 
@@ -266,9 +261,7 @@ int updates_wait(updates *u, size_t most, uint64_t timeout_ns)
         if (timeout_ns && start + timeout_ns - now < wake)
             wake = start + timeout_ns - now;
         wake += now;
-        struct timespec t = {.tv_sec = (time_t)(wake / 1000000000u),
-                             .tv_nsec = (long)(wake % 1000000000u)};
-        pthread_cond_timedwait(&u->moved, &u->lock, &t);
+        cond_wait_until(&u->moved, &u->lock, wake);
         if (u->left <= most)
             break;
         pthread_mutex_unlock(&u->lock);

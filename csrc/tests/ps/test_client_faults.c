@@ -358,12 +358,26 @@ static void *run_rank(void *arg)
     return NULL;
 }
 
+/* All of them side by side, from the step behind `from` on. */
+static void run_ranks(rank *ranks, uint64_t from)
+{
+    pthread_t threads[RANKS];
+    for (int i = 0; i < RANKS; i++) {
+        ranks[i].from = from;
+        assert_int_equal(pthread_create(&threads[i], NULL, run_rank,
+                                        &ranks[i]), 0);
+    }
+    for (int i = 0; i < RANKS; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < RANKS; i++)
+        assert_int_equal(ranks[i].rc, PERSIA_OK);
+}
+
 static void ranks_apply_one_step_together(void **state)
 {
     (void)state;
     cluster c;
     rank ranks[RANKS];
-    pthread_t threads[RANKS];
     float got[IDS];
     cluster_make(&c, 2);
     client_config config = cluster_config(&c);
@@ -379,13 +393,7 @@ static void ranks_apply_one_step_together(void **state)
                          PERSIA_OK);
         assert_int_equal(applied, 0);
     }
-    for (int i = 0; i < RANKS; i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, run_rank,
-                                        &ranks[i]), 0);
-    for (int i = 0; i < RANKS; i++)
-        pthread_join(threads[i], NULL);
-    for (int i = 0; i < RANKS; i++)
-        assert_int_equal(ranks[i].rc, PERSIA_OK);
+    run_ranks(ranks, 0);
     for (uint32_t i = 0; i < 2; i++)
         assert_int_equal(ps_updates(c.nodes[i].p), STEPS);
     read_counts(ranks[1].c, ranks[1].no, got);
@@ -432,15 +440,7 @@ static void ranks_apply_one_step_together(void **state)
         assert_int_equal(client_join(ranks[i].c, name.step, &applied),
                          PERSIA_OK);
     cluster_restart(&c, 0);
-    for (int i = 0; i < RANKS; i++) {
-        ranks[i].from = name.step;
-        assert_int_equal(pthread_create(&threads[i], NULL, run_rank,
-                                        &ranks[i]), 0);
-    }
-    for (int i = 0; i < RANKS; i++)
-        pthread_join(threads[i], NULL);
-    for (int i = 0; i < RANKS; i++)
-        assert_int_equal(ranks[i].rc, PERSIA_OK);
+    run_ranks(ranks, name.step);
     assert_int_equal(ps_updates(c.nodes[0].p), STEPS);
     for (int i = 0; i < RANKS; i++)
         client_destroy(ranks[i].c);

@@ -576,6 +576,31 @@ static void test_exchange(void **state)
     sched_destroy(s);
 }
 
+/* What a capacity left no room for counts where the rows are. */
+static void test_exchange_counts_evictions(void **state)
+{
+    sched *s = pool_of(1);
+    table_config c = config_of(4, OPTIM_ADAM);
+    (void)state;
+    c.capacity = 1000;
+    c.full = FULL_EVICT_LRU;
+    table *t = table_of(&c), *u = table_of(&c);
+    some_rows(s, t, 900, 0);
+    some_rows(s, t, 200, 5000);
+    some_rows(s, u, 900, 0);
+    some_rows(s, u, 900, 5000);
+    uint64_t here = stats_of(t).evicted, there = stats_of(u).evicted;
+    assert_true(here > 0 && there > here);
+    assert_int_equal(table_exchange(t, u), PERSIA_OK);
+    assert_int_equal(stats_of(t).evicted, here + there);
+    assert_int_equal(table_exchange(t, u), PERSIA_OK); /* back again */
+    assert_int_equal(stats_of(t).evicted, here);
+    assert_int_equal(stats_of(u).evicted, there);
+    table_destroy(t);
+    table_destroy(u);
+    sched_destroy(s);
+}
+
 /* ---- growth ---- */
 
 /* From nothing to two million rows, pushed and found again; row numbers. */
@@ -684,6 +709,7 @@ int main(void)
         cmocka_unit_test(test_clear),
         cmocka_unit_test(test_clear_at_the_memory_limit),
         cmocka_unit_test(test_exchange),
+        cmocka_unit_test(test_exchange_counts_evictions),
         cmocka_unit_test(test_two_million_rows),
         cmocka_unit_test(test_calls_fail_in_a_forked_child),
     };
