@@ -157,9 +157,11 @@ class Times:
         """Median work a second, in millions."""
         return work / self.median(name) / 1e6
 
-    def ratio(self, ours: str, theirs: str) -> float:
-        """How many times faster ``ours`` is: the median over the rounds."""
-        pairs = zip(self.seconds[ours], self.seconds[theirs], strict=True)
+    def ratio(self, ours: str, *theirs: str) -> float:
+        """How many times faster ``ours`` is, the median over the rounds; than
+        several others, one after the other."""
+        sums = map(sum, zip(*(self.seconds[x] for x in theirs), strict=True))
+        pairs = zip(self.seconds[ours], sums, strict=True)
         return statistics.median(b / a for a, b in pairs)
 
 

@@ -8,6 +8,10 @@ C core between two processes, where nobody looks at a byte.  Ours also finds
 equal ids, encodes, looks up, copies out, sums and updates, with the same two
 cores for both processes.
 
+The same calls are made on tables of this process, too.  Their time and the
+echo's, one after the other, are what a way over the wire costs whose own work
+(equal ids, copies, messages) hides behind them and nothing else does.
+
 gRPC takes a buffer from malloc for each message, which glibc gives back to the
 system each time.  Our processes tell glibc to keep them.  The echo is measured
 as it is, and once more with that advice, for information.
@@ -41,6 +45,7 @@ BENCH = "rpc"
 DIM = 16
 SAME_RUN = "same run"
 KEEPING = "its malloc keeps memory"
+HERE = "tables of this process"
 
 
 class Sizes:
@@ -108,38 +113,59 @@ def fill(remote: Remote, rows: int) -> None:
         raise RuntimeError(f"{remote.rows()} rows in place of {rows}")
 
 
+def filled(sizes: Sizes, address: str | None, ids: np.ndarray) -> Work:
+    """Tables with all rows, on a server or here, and what is done to them."""
+    remote = Remote(address, "bench", FEATURES, DIM)
+    fill(remote, sizes.rows)
+    return Work(remote, ids, 2, -(-sizes.rows // (1 << 14)) + 1)
+
+
+class Lanes:
+    """Rounds of calls, ``flight`` at once; and this process's time for it."""
+
+    def __init__(self, work: Work, calls: int, flight: int) -> None:
+        self.work, self.flight = work, flight
+        self.each = calls // flight
+        self.pool = ThreadPoolExecutor(flight)
+        self.cpu = 0.0
+
+    def __call__(self, k: int) -> None:
+        def lane(j: int) -> None:
+            for i in range(self.each):
+                self.work.one((k * self.flight + j) * self.each + i, j)
+
+        start = time.process_time()
+        list(self.pool.map(lane, range(self.flight)))
+        self.cpu += time.process_time() - start
+
+
 def throughput(
-    sizes: Sizes, work: Work, echoes: dict[str, Echo], server: Process
+    sizes: Sizes,
+    work: Work,
+    here: Work,
+    echoes: dict[str, Echo],
+    server: Process,
 ) -> None:
     """Payload bytes a second, with one pull and push under way, and two."""
     messages = work.bytes()
     payload = sum(a + b for a, b in messages)
     for flight in (1, 2):
-        pool = ThreadPoolExecutor(flight)
-        each = sizes.calls // flight
-
-        def ours(
-            k: int,
-            pool: ThreadPoolExecutor = pool,
-            flight: int = flight,
-            each: int = each,
-        ) -> None:
-            def lane(j: int) -> None:
-                for i in range(each):
-                    work.one((k * flight + j) * each + i, j)
-
-            list(pool.map(lane, range(flight)))
-
+        ours = Lanes(work, sizes.calls, flight)
         contestants: dict[str, Callable[[int], float]] = {
-            name: lambda k, echo=echo, flight=flight: echo.run(
+            "ours": timed(ours),
+            HERE: timed(Lanes(here, sizes.calls, flight)),
+        }
+        for name, echo in echoes.items():
+            contestants[name] = lambda k, echo=echo, flight=flight: echo.run(
                 sizes.calls, flight, messages
             )
-            for name, echo in echoes.items()
-        }
-        spent, start = server.cpu(), time.process_time()
-        times = alternate({"ours": timed(ours), **contestants}, sizes.rounds)
-        pool.shutdown()
+        spent = server.cpu()
+        times = alternate(contestants, sizes.rounds)
         done = sizes.calls * (sizes.rounds + 1)
+
+        def rate(seconds: float) -> float:
+            return payload * sizes.calls / seconds / 1e9
+
         for keep in (False, True):
             # The better of the echoes, whatever its number of threads.
             best = min(
@@ -149,13 +175,10 @@ def throughput(
                 BENCH,
                 f"pull+push of {BATCH * FEATURES} ids dim {DIM},"
                 f" {flight} under way{', ' + KEEPING if keep else ''}",
-                payload * sizes.calls / times.median("ours") / 1e9,
+                rate(times.median("ours")),
                 "GB/s of payload",
                 baseline=f"echo of the same bytes through gRPC C core, {best}",
-                baseline_value=payload
-                * sizes.calls
-                / times.median(best)
-                / 1e9,
+                baseline_value=rate(times.median(best)),
                 baseline_source=SAME_RUN,
                 ratio=times.ratio("ours", best),
                 target=None if keep else 0.6,
@@ -163,9 +186,9 @@ def throughput(
                 messages=messages,
                 ms=round(1e3 * times.median("ours") / sizes.calls, 2),
                 server_cpu_ms=round(1e3 * (server.cpu() - spent) / done, 2),
-                client_cpu_ms=round(
-                    1e3 * (time.process_time() - start) / done, 2
-                ),
+                client_cpu_ms=round(1e3 * ours.cpu / done, 2),
+                here_ms=round(1e3 * times.median(HERE) / sizes.calls, 2),
+                of_echo_then_here=round(times.ratio("ours", best, HERE), 3),
             )
 
 
@@ -205,13 +228,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     print_machine(BENCH)
     with Processes() as processes:
         (server,) = processes.servers(1)
-        remote = Remote(server.address, "bench", FEATURES, DIM)
-        fill(remote, sizes.rows)
-        first = -(-sizes.rows // (1 << 14)) + 1
-        ranks = feature_batches(
-            "uniform", sizes.rows, sizes.batches, options.seed
+        ids = feature_ids(
+            feature_batches("uniform", sizes.rows, sizes.batches, options.seed)
         )
-        work = Work(remote, feature_ids(ranks), 2, first)
+        work = filled(sizes, server.address, ids)
         if "throughput".startswith(options.only):
             echoes = {
                 f"{n} server thread{'s' * (n > 1)}"
@@ -219,10 +239,12 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for n in (1, 2)
                 for keep in (False, True)
             }
-            throughput(sizes, work, echoes, server)
+            here = filled(sizes, None, ids)
+            throughput(sizes, work, here, echoes, server)
+            here.remote.close()
         if "latency".startswith(options.only):
             latency(sizes, work)
-        remote.close()
+        work.remote.close()
 
 
 if __name__ == "__main__":

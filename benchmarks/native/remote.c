@@ -1,5 +1,6 @@
 /* remote.c: what benchmarks/rpc.py calls: the object through which a trainer
- * reaches its tables (ps/client.h), with connections to real servers.
+ * reaches its tables (ps/client.h), with connections to real servers, or with
+ * tables of this process.
  *
  * It includes the library's headers, so the structs are the library's own.
  */
@@ -16,6 +17,7 @@ enum { TABLES_MAX = 64 };
 
 typedef struct bench_remote {
     ps_client *client;
+    ps *own; /* tables of this process; NULL: they are on a server */
     uint32_t tables, dim;
     uint32_t numbers[TABLES_MAX];
     optim_args optim;
@@ -26,10 +28,20 @@ BENCH void bench_remote_close(bench_remote *r)
     if (!r)
         return;
     client_destroy(r->client);
+    ps_destroy(r->own);
     free(r);
 }
 
-/* Connects to one server and declares tables `<name>0`, ... with Adagrad. */
+/* Tables of this process. */
+static int open_local(bench_remote *r, unsigned threads)
+{
+    ps_config config = {.threads = threads};
+    int rc = ps_create(&config, &r->own);
+    return rc ? rc : client_local(r->own, &r->client);
+}
+
+/* Connects to one server (NULL: to none) and declares tables `<name>0`, ...
+ * with Adagrad. */
 BENCH int bench_remote_open(const char *address, const char *name,
                             uint32_t tables, uint32_t dim, uint32_t dtype,
                             unsigned threads, uint64_t stream,
@@ -59,7 +71,8 @@ BENCH int bench_remote_open(const char *address, const char *name,
                             .dtype = dtype,
                             .lost = LOST_RAISE};
     snprintf(config.name_space, sizeof(config.name_space), "default");
-    int rc = client_remote(&config, &r->client);
+    int rc = address ? client_remote(&config, &r->client)
+                     : open_local(r, threads);
     for (uint32_t i = 0; i < tables && rc == PERSIA_OK; i++) {
         table_config t;
         int created;
@@ -108,7 +121,7 @@ BENCH int bench_remote_push(bench_remote *r, uint64_t number, uint32_t tables,
         jobs[i] = (push_job){
             .parts = &parts[i], .parts_n = 1, .optim = &r->optim};
     }
-    client_update update = {.number = number, .parts = 1};
+    client_update update = {.number = r->own ? 0 : number, .parts = 1};
     return client_push(r->client, &update, r->numbers, jobs, tables);
 }
 

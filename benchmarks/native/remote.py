@@ -67,7 +67,8 @@ _bytes = declare(
 
 
 class Remote:
-    """Tables with Adagrad on one server; calls may come from any thread.
+    """Tables with Adagrad on one server (address None: in this process);
+    calls may come from any thread.
 
     ids: uint64 or int64 [tables, n]; vectors: float32 [tables, n, dim];
     rows: uint32 [tables, n], hints from a pull.
@@ -75,7 +76,7 @@ class Remote:
 
     def __init__(
         self,
-        address: str,
+        address: str | None,
         name: str,
         tables: int,
         dim: int,
@@ -88,7 +89,7 @@ class Remote:
         self._handle = c_void_p()
         check(
             _open(
-                address.encode(),
+                None if address is None else address.encode(),
                 name.encode(),
                 tables,
                 dim,
