@@ -86,6 +86,8 @@ class Run:
                 for key in self.train.keys
             ],
         )
+        # Of earlier jobs; asked before any rank may train.
+        self._found = self._rows() if self.store.remote else 0
         self.model: nn.Module = MODELS[config.model](
             bags, self.train.dense_features
         )
@@ -152,6 +154,8 @@ class Run:
             text += f"; {epochs} done, nothing left to train (see --epochs)"
         elif at.epoch or at.batch:
             text += f"; from epoch {at.epoch + 1}, batch {at.batch}"
+        if self._found and self._resumed is None:
+            text += f"; the servers hold {self._found:,} rows already"
         return text
 
     def fit(self, on_progress: Callable[[Progress], object]) -> bool:
@@ -222,8 +226,8 @@ class Run:
         planted = None
         if isinstance(self.test, SyntheticCTR) and self.rank == 0:
             planted = self.test.planted_auc()
+        rows = self._rows()
         tables = self.store.stats()["tables"].values()
-        rows = sum(table["rows"] for table in tables)
         clock = self.trainer.clock
         return Result(
             scores=scores,
@@ -236,6 +240,10 @@ class Run:
             compiled=self.config.compile,
             malformed=getattr(self.train, "malformed", 0),
         )
+
+    def _rows(self) -> int:
+        tables = self.store.stats()["tables"].values()
+        return sum(table["rows"] for table in tables)
 
     def _samples(self) -> int:
         """That all ranks have trained on."""

@@ -36,8 +36,8 @@ def mark() -> Iterator[str]:
         os.kill(pid, signal.SIGKILL)
 
 
-def run(mark: str, *command: str, **variables: str) -> dict[str, str]:
-    """The result table of a command, which must succeed."""
+def output(mark: str, *command: str, **variables: str) -> str:
+    """What a command prints, which must succeed."""
     done = subprocess.run(
         command,
         env=environment(mark, **variables),
@@ -48,12 +48,17 @@ def run(mark: str, *command: str, **variables: str) -> dict[str, str]:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert not marked(mark)
-    return shown(done.stdout)
+    return Text.from_ansi(done.stdout).plain
 
 
-def shown(output: str) -> dict[str, str]:
+def run(mark: str, *command: str, **variables: str) -> dict[str, str]:
+    """The result table of a command, which must succeed."""
+    return shown(output(mark, *command, **variables))
+
+
+def shown(text: str) -> dict[str, str]:
     """The result table as a dict, with the samples scored."""
-    lines = Text.from_ansi(output).plain.splitlines()
+    lines = text.splitlines()
     cells = [line.split("│") for line in lines if line.count("│") == 4]
     table = {row[1].strip(): row[2].strip() for row in cells}
     return table | {"samples": cells[0][3].split()[0]}
@@ -68,11 +73,18 @@ def test_servers_change_nothing_at_staleness_0(mark: str) -> None:
     here = run(mark, *options)
     with serving("--shard", "0/2") as a, serving("--shard", "1/2") as b:
         addresses = f"{b.address},{a.address}"
-        there = run(mark, *options, "--servers", addresses)
+        text = output(mark, *options, "--servers", addresses)
+        again = output(mark, *options, "--servers", addresses)
         a.stop()
         b.stop()
+    there = shown(text)
     for name in ("AUC", "log loss", "calibration", "rows"):
         assert there[name] == here[name]
+    # The rows of an earlier job are told.
+    assert "rows already" not in text
+    assert f"the servers hold {here['rows']} rows already" in " ".join(
+        again.split()
+    )
 
 
 def test_one_command_is_a_cluster(mark: str) -> None:
@@ -172,8 +184,8 @@ def test_ctrl_c_saves_on_all_ranks_at_one_batch(
     while "epoch 1, batch" not in process.stdout.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    output, messages = process.communicate(timeout=120)
-    assert f"job | saved to {out}" in output, messages
+    printed, messages = process.communicate(timeout=120)
+    assert f"job | saved to {out}" in printed, messages
     assert not marked(mark)
     extra = checkpoint.read_extra(out)
     assert extra["epoch"] == 0 and extra["batch"] > 0
