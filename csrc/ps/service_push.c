@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PIECE = 8192 }; /* rows that are widened, ids that are checked */
+enum { PIECE = 2048 }; /* rows that are widened, ids that are checked */
 
 /* ---- answers ------------------------------------------------------------ */
 
@@ -148,6 +148,7 @@ typedef struct entry {
     const wire_push_table *m;
     uint32_t part;
     const float *grad;
+    atomic_int finite; /* it was widened, and holds no NaN and no Inf */
 } entry;
 
 static int by_table(const void *a, const void *b)
@@ -160,7 +161,7 @@ static int by_table(const void *a, const void *b)
 
 /* Gradients to widen, in pieces numbered through: a sched_loop_fn. */
 typedef struct widening {
-    const entry *entries;
+    entry *entries;
     push_call *const *calls;
     const size_t *first_piece; /* [n + 1] */
     size_t n;
@@ -177,7 +178,7 @@ static int widen_piece(void *ctx, size_t piece)
         else
             high = mid;
     }
-    const entry *e = &w->entries[low];
+    entry *e = &w->entries[low];
     const wire_values *v = &e->m->grads;
     const uint32_t dtype = w->calls[e->part]->m.dtype;
     size_t first = (piece - w->first_piece[low]) * PIECE;
@@ -187,6 +188,8 @@ static int widen_piece(void *ctx, size_t piece)
                (const char *)v->values +
                    first * v->dim * wire_dtype_bytes(dtype),
                v->scales ? v->scales + first : NULL, to, v->dim);
+    if (!floats_finite(to, n * v->dim)) /* while it is in the cache */
+        atomic_store(&e->finite, 0);
     return PERSIA_OK;
 }
 
@@ -219,6 +222,7 @@ static int widen(update *u, entry *entries, size_t n, wire_memory *memory)
             entries[i].grad = v->values;
         } else if (v->n) {
             entries[i].grad = at;
+            atomic_init(&entries[i].finite, 1);
             at += v->n * v->dim;
         }
     }
@@ -249,6 +253,7 @@ static int build_jobs(update *u, const entry *entries, size_t n)
                                   .ids = e->m->ids,
                                   .rows = v->rows,
                                   .grad = e->grad,
+                                  .finite = atomic_load(&e->finite),
                                   .stride = v->dim,
                                   .bags = v->n};
         if (before && before->m->grads.no == v->no) {

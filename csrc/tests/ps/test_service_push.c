@@ -373,6 +373,46 @@ static void narrow_gradients_and_hints(void **state)
     small_stop(f);
 }
 
+/* By policy (state: an enum table_nonfinite) an update with one row of NaN or
+ * Inf is refused, or the row is left out; wherever it is in the message. */
+static void nonfinite_narrow_gradients(void **state)
+{
+    enum { N = 5000, DIM = 4, BAD = 4321 };
+    const uint32_t policy = (uint32_t)(uintptr_t)*state;
+    small *f = small_start(policy, 0);
+    uint64_t *ids = calloc(N, sizeof *ids);
+    uint16_t *narrow = calloc(N * DIM, sizeof *narrow);
+    float *scales = calloc(N, sizeof *scales);
+    for (uint32_t i = 0; i < N; i++) {
+        ids[i] = i + 1;
+        scales[i] = 1;
+    }
+    wire_push_table t = push_table(0, DIM, N, ids, NULL, &f->hyper);
+    t.grads.values = narrow;
+    for (uint64_t number = 1; number <= 3; number++) {
+        const int by_scale = number == 3;
+        wire_push m = push_of(&f->v, STREAM, number, &t, 1);
+        m.dtype = number == 1 ? WIRE_BF16 : WIRE_FP16;
+        t.grads.scales = m.dtype == WIRE_FP16 ? scales : NULL;
+        scales[BAD] = by_scale ? (float)INFINITY : 1;
+        narrow[BAD * DIM + 2] = number == 1 ? 0x7f80 : by_scale ? 1 : 0x7e00;
+        if (policy == NONFINITE_RAISE) {
+            expect(push_code(&f->v, &m), PERSIA_ENONFINITE, "id 4322 ");
+            continue;
+        }
+        wire_push_reply reply = push(&f->v, &m);
+        assert_int_equal(reply.nonfinite, 1);
+        assert_int_equal(reply.touched, N - 1);
+    }
+    table_stats stats;
+    table_get_stats(ps_table(f->v.p, 0), &stats);
+    assert_int_equal(stats.rows, policy == NONFINITE_RAISE ? 0 : N - 1);
+    free(scales);
+    free(narrow);
+    free(ids);
+    small_stop(f);
+}
+
 static void what_is_refused_changes_nothing(void **state)
 {
     (void)state;
@@ -563,6 +603,10 @@ int main(void)
         cmocka_unit_test(shards_have_the_bits_of_one_process),
         cmocka_unit_test(steps_have_the_bits_of_one_process),
         cmocka_unit_test(narrow_gradients_and_hints),
+        cmocka_unit_test_prestate(nonfinite_narrow_gradients,
+                                  (void *)(uintptr_t)NONFINITE_RAISE),
+        cmocka_unit_test_prestate(nonfinite_narrow_gradients,
+                                  (void *)(uintptr_t)NONFINITE_SKIP),
         cmocka_unit_test(what_is_refused_changes_nothing),
         cmocka_unit_test(ids_of_other_shards_are_refused),
         cmocka_unit_test(skipped_gradients_are_counted),
