@@ -105,6 +105,14 @@ typedef struct mem_buffer {
 } mem_buffer;
 PERSIA_API int mem_buffer_need(mem_buffer *b, size_t bytes);
 PERSIA_API void mem_buffer_free(mem_buffer *b);
+/* The next `bytes` of a block of which *at is left; what follows is aligned
+ * to 64 bytes as the block is. */
+static inline void *mem_carve(char **at, size_t bytes)
+{
+    void *p = *at;
+    *at += (bytes + 63) / 64 * 64;
+    return p;
+}
 
 /* Pages of the system's, for some megabytes that are needed for a moment, on
  * whichever thread.  A process that serves tells malloc to keep what is freed,

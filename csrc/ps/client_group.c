@@ -18,14 +18,6 @@ void group_free(group *g)
     mem_buffer_free(&g->table_memory);
 }
 
-/* Takes `bytes` from a block that was measured before. */
-static void *carve(char **at, size_t bytes)
-{
-    void *p = *at;
-    *at += (bytes + 63) / 64 * 64;
-    return p;
-}
-
 /* Memory for all but the hash tables, and the list of chunks. */
 static int make_chunks(group *g, const group_batch *b)
 {
@@ -52,22 +44,22 @@ static int make_chunks(group *g, const group_batch *b)
     g->ids_n = ids;
     g->chunks_n = chunks;
     g->segments_n = b->segments_n;
-    g->segments = carve(&p, b->segments_n * sizeof *g->segments);
-    g->tables = carve(&p, g->units * sizeof *g->tables);
+    g->segments = mem_carve(&p, b->segments_n * sizeof *g->segments);
+    g->tables = mem_carve(&p, g->units * sizeof *g->tables);
     for (size_t i = 0; i < b->segments_n; i++)
         g->segments[i] = b->segments[i];
     for (uint32_t u = 0; u < g->units; u++)
         g->tables[u] = b->tables[u];
-    g->chunks = carve(&p, chunks * sizeof(group_chunk));
-    g->first_chunk = carve(&p, (g->units + 1) * sizeof(size_t));
-    g->base = carve(&p, (cells + 1) * sizeof(size_t));
-    g->region = carve(&p, (cells + 1) * sizeof(size_t));
-    g->table_at = carve(&p, (cells + 1) * sizeof(size_t));
-    g->ids = carve(&p, ids * sizeof(uint64_t));
-    g->found = carve(&p, ids * sizeof(uint64_t));
-    uint32_t *place = carve(&p, ids * sizeof(uint32_t));
-    uint16_t *order = carve(&p, ids * sizeof(uint16_t));
-    uint16_t *start = carve(&p, starts * sizeof(uint16_t));
+    g->chunks = mem_carve(&p, chunks * sizeof(group_chunk));
+    g->first_chunk = mem_carve(&p, (g->units + 1) * sizeof(size_t));
+    g->base = mem_carve(&p, (cells + 1) * sizeof(size_t));
+    g->region = mem_carve(&p, (cells + 1) * sizeof(size_t));
+    g->table_at = mem_carve(&p, (cells + 1) * sizeof(size_t));
+    g->ids = mem_carve(&p, ids * sizeof(uint64_t));
+    g->found = mem_carve(&p, ids * sizeof(uint64_t));
+    uint32_t *place = mem_carve(&p, ids * sizeof(uint32_t));
+    uint16_t *order = mem_carve(&p, ids * sizeof(uint16_t));
+    uint16_t *start = mem_carve(&p, starts * sizeof(uint16_t));
     size_t at = 0, unit = 0;
     g->first_chunk[0] = 0;
     for (size_t i = 0; i < g->segments_n; i++) {

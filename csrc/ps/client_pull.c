@@ -43,13 +43,6 @@ typedef struct pulling {
     uint32_t want_rows;
 } pulling;
 
-static void *carve(char **at, size_t bytes)
-{
-    void *p = *at;
-    *at += (bytes + 63) / 64 * 64;
-    return p;
-}
-
 /* ---- pieces ---- */
 
 static uint64_t row_bytes(const pulling *p, uint32_t unit)
@@ -134,10 +127,10 @@ static int ask_shards(pulling *p)
     if (rc)
         return rc;
     char *at = p->k->messages.data;
-    p->pieces = carve(&at, pieces * sizeof *p->pieces);
-    p->to = carve(&at, pieces * sizeof *p->to);
-    p->wanted = carve(&at, most * sizeof *p->wanted);
-    p->asked = carve(&at, most * sizeof *p->asked);
+    p->pieces = mem_carve(&at, pieces * sizeof *p->pieces);
+    p->to = mem_carve(&at, pieces * sizeof *p->to);
+    p->wanted = mem_carve(&at, most * sizeof *p->wanted);
+    p->asked = mem_carve(&at, most * sizeof *p->asked);
     for (uint32_t s = 0; s < p->shards && !rc; s++)
         rc = ask_shard(p, s);
     return rc;
@@ -352,12 +345,12 @@ static int make_units(pulling *p, const uint32_t *tables, size_t jobs_n,
     if (rc)
         return rc;
     char *at = p->k->lists.data;
-    group_segment *segments = carve(&at, jobs_n * sizeof *segments);
-    size_t *job_of = carve(&at, jobs_n * sizeof(size_t));
-    uint32_t *unit_of = carve(&at, known * sizeof(uint32_t));
-    uint32_t *table = carve(&at, units * sizeof(uint32_t));
-    uint32_t *dim = carve(&at, units * sizeof(uint32_t));
-    size_t *next = carve(&at, (units + 1) * sizeof(size_t));
+    group_segment *segments = mem_carve(&at, jobs_n * sizeof *segments);
+    size_t *job_of = mem_carve(&at, jobs_n * sizeof(size_t));
+    uint32_t *unit_of = mem_carve(&at, known * sizeof(uint32_t));
+    uint32_t *table = mem_carve(&at, units * sizeof(uint32_t));
+    uint32_t *dim = mem_carve(&at, units * sizeof(uint32_t));
+    size_t *next = mem_carve(&at, (units + 1) * sizeof(size_t));
     p->wide_at = next; /* not used any more then */
     p->job_of = job_of;
     p->table = table;

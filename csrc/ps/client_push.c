@@ -25,13 +25,6 @@ typedef struct pushing {
     uint32_t moves;              /* of the client, when it was named */
 } pushing;
 
-static void *carve(char **at, size_t bytes)
-{
-    void *p = *at;
-    *at += (bytes + 63) / 64 * 64;
-    return p;
-}
-
 static const table_config *config_of(const pushing *p, uint32_t unit)
 {
     return p->r->tables[p->table[unit]];
@@ -189,12 +182,12 @@ static int make_sums(pushing *p)
     if (rc)
         return rc;
     char *at = k->rows.data;
-    p->sums = carve(&at, floats * sizeof(float));
-    p->rows = hints ? carve(&at, n * sizeof(uint32_t)) : NULL;
+    p->sums = mem_carve(&at, floats * sizeof(float));
+    p->rows = hints ? mem_carve(&at, n * sizeof(uint32_t)) : NULL;
     at = k->narrow.data;
-    p->narrow = dtype != WIRE_FP32 ? carve(&at, floats * sizeof(uint16_t))
+    p->narrow = dtype != WIRE_FP32 ? mem_carve(&at, floats * sizeof(uint16_t))
                                    : NULL;
-    p->scales = dtype == WIRE_FP16 ? carve(&at, n * sizeof(float)) : NULL;
+    p->scales = dtype == WIRE_FP16 ? mem_carve(&at, n * sizeof(float)) : NULL;
     return sched_for(p->r->s, (size_t)p->units * g->cells, sum_cell, p);
 }
 
@@ -404,10 +397,10 @@ static int make_segments(pushing *p, group_batch *out)
     if (rc)
         return rc;
     char *to = p->k->lists.data;
-    group_segment *segments = carve(&to, parts * sizeof *segments);
-    p->part_of = carve(&to, parts * sizeof *p->part_of);
-    p->sum_at = carve(&to, p->units * sizeof *p->sum_at);
-    p->tables = carve(&to, p->shards * p->units * sizeof *p->tables);
+    group_segment *segments = mem_carve(&to, parts * sizeof *segments);
+    p->part_of = mem_carve(&to, parts * sizeof *p->part_of);
+    p->sum_at = mem_carve(&to, p->units * sizeof *p->sum_at);
+    p->tables = mem_carve(&to, p->shards * p->units * sizeof *p->tables);
     for (uint32_t u = 0; u < p->units; u++) {
         const push_job *job = &p->jobs[u];
         for (size_t i = 0; i < job->parts_n; i++) {

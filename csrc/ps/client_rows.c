@@ -5,13 +5,6 @@
 
 enum { BLOCK_BYTES = 32 << 20, BLOCK_ROWS = 1 << 18 };
 
-static void *carve(char **at, size_t bytes)
-{
-    void *p = *at;
-    *at += (bytes + 63) / 64 * 64;
-    return p;
-}
-
 /* Rows that go to or come from the shards, a block at a time. */
 typedef struct moving {
     remote *r;
@@ -62,12 +55,12 @@ static int split(moving *m)
     if (rc)
         return rc;
     char *at = m->k->lists.data;
-    (void)carve(&at, shards * sizeof(server *)); /* whom to ask */
-    m->start = carve(&at, (shards + 1) * sizeof(size_t));
-    m->order = carve(&at, m->n * sizeof(uint32_t));
-    m->sorted = carve(&at, m->n * sizeof(uint64_t));
-    m->sorted_vectors = carve(&at, floats * sizeof(float));
-    m->sorted_state = states ? carve(&at, states * sizeof(float)) : NULL;
+    (void)mem_carve(&at, shards * sizeof(server *)); /* whom to ask */
+    m->start = mem_carve(&at, (shards + 1) * sizeof(size_t));
+    m->order = mem_carve(&at, m->n * sizeof(uint32_t));
+    m->sorted = mem_carve(&at, m->n * sizeof(uint64_t));
+    m->sorted_vectors = mem_carve(&at, floats * sizeof(float));
+    m->sorted_state = states ? mem_carve(&at, states * sizeof(float)) : NULL;
     memset(m->start, 0, (shards + 1) * sizeof(size_t));
     for (size_t i = 0; i < m->n; i++)
         m->start[hash_shard(id_hash(m->ids[i]), shards) + 1]++;

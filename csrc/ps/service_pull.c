@@ -29,26 +29,19 @@ static size_t piece_ids(const pull_plan *p, size_t i)
 static int pull_piece(void *ctx, size_t piece)
 {
     const pull_plan *p = ctx;
-    size_t low = 0, high = p->m->tables_n;
+    const size_t t = sched_range(p->first_piece, p->m->tables_n, piece);
     float wide[PIECE_FLOATS];
 
-    while (high - low > 1) { /* the table of this piece */
-        size_t mid = (low + high) / 2;
-        if (p->first_piece[mid] <= piece)
-            low = mid;
-        else
-            high = mid;
-    }
-    const wire_pull_table *want = &p->m->tables[low];
-    const wire_values *out = &p->out[low];
-    const size_t first = (piece - p->first_piece[low]) * piece_ids(p, low);
-    const size_t left = want->n - first, most = piece_ids(p, low);
+    const wire_pull_table *want = &p->m->tables[t];
+    const wire_values *out = &p->out[t];
+    const size_t first = (piece - p->first_piece[t]) * piece_ids(p, t);
+    const size_t left = want->n - first, most = piece_ids(p, t);
     const uint32_t dtype = p->m->dtype;
     char *values = (char *)(uintptr_t)out->values +
                    first * out->dim * wire_dtype_bytes(dtype);
     uint32_t *rows = (uint32_t *)(uintptr_t)out->rows;
     float *scales = (float *)(uintptr_t)out->scales;
-    pull_job job = {.t = p->tables[low],
+    pull_job job = {.t = p->tables[t],
                     .n = left < most ? left : most,
                     .ids = want->ids + first,
                     .out = dtype == WIRE_FP32 ? (float *)(void *)values

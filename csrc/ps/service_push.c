@@ -170,18 +170,11 @@ typedef struct widening {
 static int widen_piece(void *ctx, size_t piece)
 {
     const widening *w = ctx;
-    size_t low = 0, high = w->n;
-    while (high - low > 1) { /* the entry of this piece */
-        size_t mid = (low + high) / 2;
-        if (w->first_piece[mid] <= piece)
-            low = mid;
-        else
-            high = mid;
-    }
-    entry *e = &w->entries[low];
+    const size_t k = sched_range(w->first_piece, w->n, piece);
+    entry *e = &w->entries[k];
     const wire_values *v = &e->m->grads;
     const uint32_t dtype = w->calls[e->part]->m.dtype;
-    size_t first = (piece - w->first_piece[low]) * PIECE;
+    size_t first = (piece - w->first_piece[k]) * PIECE;
     size_t n = v->n - first < PIECE ? v->n - first : PIECE;
     float *to = (float *)(uintptr_t)e->grad + first * v->dim;
     wire_widen(dtype, n, v->dim,

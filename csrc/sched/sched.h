@@ -39,6 +39,21 @@ PERSIA_API unsigned sched_threads(const sched *s);
  * have run.  n of 0 or 1, or a pool of one, runs on the caller alone. */
 PERSIA_API int sched_for(sched *s, size_t n, sched_loop_fn fn, void *ctx);
 
+/* Of n ranges of indices, the k-th from first[k] on, the one that has `index`:
+ * for a loop over pieces of several things. */
+static inline size_t sched_range(const size_t *first, size_t n, size_t index)
+{
+    size_t low = 0, high = n;
+    while (high - low > 1) {
+        size_t mid = (low + high) / 2;
+        if (first[mid] <= index)
+            low = mid;
+        else
+            high = mid;
+    }
+    return low;
+}
+
 /* Threads of the host that it lends to loops of its own threads. */
 typedef struct sched_team {
     /* Threads that a loop of the calling thread would get, itself included. */

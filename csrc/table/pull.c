@@ -247,18 +247,11 @@ static int pull_one(void *ctx, size_t chunk)
 {
     const pull_plan *plan = ctx;
     stripe_view view[IDS_STRIPES_MAX];
-    size_t low = 0, high = plan->jobs_n;
+    const size_t j = sched_range(plan->first_chunk, plan->jobs_n, chunk);
 
-    while (high - low > 1) { /* the job of this chunk */
-        size_t mid = (low + high) / 2;
-        if (plan->first_chunk[mid] <= chunk)
-            low = mid;
-        else
-            high = mid;
-    }
-    const pull_job *job = &plan->jobs[low];
+    const pull_job *job = &plan->jobs[j];
     table *t = job->t;
-    size_t first = (chunk - plan->first_chunk[low]) * CHUNK;
+    size_t first = (chunk - plan->first_chunk[j]) * CHUNK;
     size_t n = job->n - first < CHUNK ? job->n - first : CHUNK;
 
     const pull_chunk c = {

@@ -426,34 +426,27 @@ static int job_swept(const push_job *job)
 static int apply_stripe(void *ctx, size_t item)
 {
     const push_plan *plan = ctx;
-    size_t low = 0, high = plan->jobs_n;
+    const size_t j = sched_range(plan->first_stripe, plan->jobs_n, item);
     uint32_t used;
     group g;
     int rc;
 
-    while (high - low > 1) { /* the job of this item */
-        size_t mid = (low + high) / 2;
-        if (plan->first_stripe[mid] <= item)
-            low = mid;
-        else
-            high = mid;
-    }
-    push_job *job = &plan->jobs[low];
+    push_job *job = &plan->jobs[j];
     table *t = job->t;
-    uint32_t i = (uint32_t)(item - plan->first_stripe[low]);
+    uint32_t i = (uint32_t)(item - plan->first_stripe[j]);
     stripe *s = &t->stripe[i];
 
     pthread_rwlock_rdlock(&s->lock);
     g = (group){ .base = s->arena.base, .used = s->used,
                  .stride = t->stride };
     pthread_rwlock_unlock(&s->lock);
-    rc = group_make(plan, low, i, &g);
+    rc = group_make(plan, j, i, &g);
     if (rc)
         plan->late[item] = 1;
     if (rc || !g.n)
         return PERSIA_OK;
-    apply a = { t, s, job, &plan->optim[low], &g,
-                clock_short(plan->clock[low]), job_swept(job), 0, { 0 } };
+    apply a = { t, s, job, &plan->optim[j], &g,
+                clock_short(plan->clock[j]), job_swept(job), 0, { 0 } };
     pthread_rwlock_wrlock(&s->lock);
     /* with all that other stripes and pushes may make meanwhile */
     a.make_last = t->config.capacity &&

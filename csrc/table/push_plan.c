@@ -12,15 +12,6 @@ static void claims_sort(room_claim *claims, size_t n)
         }
 }
 
-/* Takes `bytes` from a block that was measured before. */
-static void *carve(char **at, size_t bytes)
-{
-    void *p = *at;
-
-    *at += (bytes + 63) / 64 * 64;
-    return p;
-}
-
 int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
 {
     size_t chunks = 0, ids = 0, starts = 0, at = 0, stripes = 0, items = 0;
@@ -56,18 +47,18 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
     p = scratch;
     plan->jobs = jobs;
     plan->jobs_n = jobs_n;
-    plan->chunks = carve(&p, chunks * sizeof(push_chunk));
+    plan->chunks = mem_carve(&p, chunks * sizeof(push_chunk));
     plan->chunks_n = chunks;
-    plan->first_chunk = carve(&p, (jobs_n + 1) * sizeof(size_t));
-    plan->first_stripe = carve(&p, (jobs_n + 1) * sizeof(size_t));
-    room_claim *claims = carve(&p, jobs_n * sizeof(room_claim));
-    plan->clock = carve(&p, jobs_n * sizeof(uint64_t));
-    plan->optim = carve(&p, jobs_n * sizeof(optim_plan));
-    plan->late = carve(&p, items * sizeof(uint8_t));
-    plan->held = carve(&p, items * sizeof(size_t));
-    uint64_t *hash = carve(&p, ids * sizeof(uint64_t));
-    uint16_t *order = carve(&p, ids * sizeof(uint16_t));
-    uint16_t *start = carve(&p, starts * sizeof(uint16_t));
+    plan->first_chunk = mem_carve(&p, (jobs_n + 1) * sizeof(size_t));
+    plan->first_stripe = mem_carve(&p, (jobs_n + 1) * sizeof(size_t));
+    room_claim *claims = mem_carve(&p, jobs_n * sizeof(room_claim));
+    plan->clock = mem_carve(&p, jobs_n * sizeof(uint64_t));
+    plan->optim = mem_carve(&p, jobs_n * sizeof(optim_plan));
+    plan->late = mem_carve(&p, items * sizeof(uint8_t));
+    plan->held = mem_carve(&p, items * sizeof(size_t));
+    uint64_t *hash = mem_carve(&p, ids * sizeof(uint64_t));
+    uint16_t *order = mem_carve(&p, ids * sizeof(uint16_t));
+    uint16_t *start = mem_carve(&p, starts * sizeof(uint16_t));
 
     for (size_t j = 0; j < jobs_n; j++) {
         plan->first_chunk[j] = at;
