@@ -476,11 +476,15 @@ _modules: weakref.WeakValueDictionary[tuple[int, int], _Collection] = (
 )
 
 
-@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def _plan_for_graph(handle: int, first: int, keys: tuple[str, ...]) -> int:
     """A plan made while a compiler traces: a constant of its arguments."""
     module = _modules[handle, first]
     return module._make_plan(module._kind, keys)
+
+
+# All that torch._dynamo.assume_constant_result does. To name it would import
+# torch._dynamo, which takes as long as the rest of torch, everywhere.
+_plan_for_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _fp16_autocast() -> bool:

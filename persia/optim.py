@@ -22,6 +22,7 @@ may exceed them by one unit in the last place (less than 1 %).
 
 from __future__ import annotations
 
+import inspect
 import math
 import weakref
 from collections.abc import Callable, Iterable
@@ -120,6 +121,12 @@ class SparseOptimizer(torch.optim.Optimizer):
     def __repr__(self) -> str:
         settings = ", ".join(f"{k}={v}" for k, v in self.defaults.items())
         return f"persia.optim.{type(self).__name__}({settings})"
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Torch's own, without what is around it: that imports torch._dynamo,
+        in processes that compile nothing, too."""
+        add = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+        add(self, param_group)
 
     def _bind(self, store: Store) -> None:
         """Makes this the optimizer of ``store``."""

@@ -86,3 +86,21 @@ else:
     raise AssertionError
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_torch_dynamo_is_imported_only_by_what_compiles() -> None:
+    """The import takes as long as that of the rest of torch."""
+    code = """
+import sys
+import torch
+import persia
+from persia.cli import run
+bags = persia.EmbeddingBagCollection(
+    tables=[persia.EmbeddingBagConfig("a", 4, ["a"])]
+)
+out = bags({"a": torch.tensor([1, 2])}).values()
+out.sum().backward()
+assert bags.store.stats()["updates"] == 1
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
