@@ -26,6 +26,7 @@ from benchmarks.common import (
     report,
 )
 from benchmarks.system.processes import Processes, Trainer
+from persia.launch import reserve
 
 BENCH = "cluster"
 PUBLISHED = "measured-peers.md: published figures, 2 cores of an AMD EPYC"
@@ -118,15 +119,15 @@ def mean(histogram: dict[str, int]) -> float:
 
 def first_batch(sizes: Sizes) -> None:
     """From the start of the server's process to the end of the first batch;
-    the trainer starts when the server serves, as with persia launch."""
+    the trainer starts beside it, as with persia launch."""
     spent, serving = [], []
     for _ in range(sizes.starts):
-        with Processes() as processes:
+        with reserve() as held, Processes() as processes:
             start = time.time()
-            (server,) = processes.servers(1)
+            (server,) = processes.servers(1, port=held.getsockname()[1])
+            trainer = processes.trainer()
             address = server.address
             serving.append(time.time() - start)
-            trainer = processes.trainer()
             trainer.call("open", servers=address, **THREADS)
             spent.append(trainer.call("first_batch") - start)
     report(

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from persia import _checkpoint_files as files
 from persia import _core
 from persia._checkpoint_manifest import Manifest, Part, Rows, Table, part_of
-from persia.cluster import Connection, patiently
+from persia._patience import patiently
+from persia.cluster import Connection
 from persia.errors import (
     Interrupted,
     InvalidArgument,

@@ -43,8 +43,8 @@ from persia._check import whole
 from persia._checkpoint_ranks import Ranks
 from persia._checkpoint_rows import LocalRows, Staged, StoreRows
 from persia._checkpoint_shards import rows_of
+from persia._patience import patiently
 from persia._ranks import need_group
-from persia.cluster import patiently
 from persia.errors import (
     CorruptFile,
     Interrupted,

@@ -27,7 +27,7 @@ from persia._check import kind, number
 from persia._ranks import Keys, Passes, all_max, group_here, need_group
 from persia.security import Security
 
-__all__ = ["Job", "Settings", "patiently", "resolve", "stream_id"]
+__all__ = ["Job", "Settings", "resolve", "stream_id"]
 
 T = TypeVar("T")
 
@@ -40,7 +40,6 @@ _SERVER_THREADS = 2
 _SERVER_CALLS = 1024
 _SERVER_CONNECTIONS = 4096
 _POLL = 0.05  # seconds
-_FIRST_RETRY, _RETRY = 0.05, 2.0  # seconds
 _PATIENCE = 600.0  # seconds for other ranks to close
 _LAST_SECONDS = 5.0  # for updates of a process that ends with an exception
 
@@ -93,21 +92,6 @@ def _number(variable: str, default: int) -> int:
         raise errors.InvalidArgument(
             f"environment: {variable} is {text!r}, need a number"
         ) from None
-
-
-def patiently(ask: Callable[[], T], timeout: float) -> T:
-    """Asks again while the server cannot be reached, for ``timeout`` seconds:
-    all that is asked here may be asked twice.
-    """
-    until, pause = time.monotonic() + timeout, _FIRST_RETRY
-    while True:
-        try:
-            return ask()
-        except errors.Unavailable:
-            if time.monotonic() + pause > until:
-                raise
-        time.sleep(pause)
-        pause = min(2 * pause, _RETRY)
 
 
 # ---- addresses -------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import selectors
@@ -23,15 +24,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
 from typing import IO, NoReturn
 
-from persia.errors import InvalidArgument, PersiaError, Unavailable
+from persia.errors import InvalidArgument, PersiaError
 
-__all__ = ["Cluster", "run"]
+__all__ = ["Cluster", "reserve", "run"]
 
-_SERVING = re.compile(r"serving shard (\d+) of (\d+) on (\S+)")
+_SERVING = re.compile(r"serving shard (\d+) of (\d+) on ")
 _LAST_LINES = 20
 _LINE_MAX = 1 << 16  # bytes that may wait for the end of their line
 _KILL_AFTER = 5.0  # seconds that what a command left has to end itself
@@ -46,8 +54,39 @@ _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+def reserve(host: str = "127.0.0.1") -> socket.socket:
+    """A socket that keeps a free port for a server, which may listen there
+    while it is open.
+
+    It is bound and does not listen, so that Linux lets another socket with
+    SO_REUSEADDR, such as gRPC's, be bound to this port, but gives it to nobody
+    who asks for any port.
+
+    Raises:
+        InvalidArgument: nobody can listen there.
+    """
+    held = None
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(
+            host, 0, type=socket.SOCK_STREAM
+        )[0]
+        held = socket.socket(family, kind)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(place)
+    except OSError as error:
+        if held is not None:
+            held.close()
+        raise InvalidArgument(
+            f"no server can listen on host {host}: {error.strerror}"
+        ) from None
+    return held
+
+
 class Cluster:
-    """Servers, and then a command with their addresses in PERSIA_SERVERS.
+    """Servers, and a command with their addresses in PERSIA_SERVERS.
+
+    The command starts with the servers: what it imports takes longer than
+    their start, and clients wait for servers that do not listen yet.
 
     Args:
         command: and its arguments.
@@ -57,6 +96,9 @@ class Cluster:
             finds in PERSIA_CHECKPOINTS.
         metrics_port: of server 0, the others follow; None: no metrics.
         tls: make certificates and tokens for servers and command.
+        host: where the servers listen.
+        wait: start the command when all servers serve: they load rows, which
+            may take longer than clients wait.
         start: seconds within which all servers must be ready.
         grace: seconds that processes have to end themselves.
     """
@@ -70,6 +112,8 @@ class Cluster:
         checkpoints: Path | None = None,
         metrics_port: int | None = None,
         tls: bool = False,
+        host: str = "127.0.0.1",
+        wait: bool = False,
         start: float = 60.0,
         grace: float = 30.0,
     ) -> None:
@@ -88,18 +132,27 @@ class Cluster:
         self.options = list(options)
         self.variables: dict[str, str] = {}
         if checkpoints is not None:
+            # The command may look there before a server has made it; where it
+            # cannot be made the servers say so.
+            with contextlib.suppress(OSError):
+                checkpoints.mkdir(parents=True, exist_ok=True)
             folder = str(checkpoints.absolute())
             self.options += ["--checkpoints", folder]
             self.variables["PERSIA_CHECKPOINTS"] = folder
         self.metrics_port = metrics_port
         self.tls = tls
+        self.host = host
+        self.wait = wait
         self.start = start
         self.grace = grace
 
-    def server_command(self, shard: int, options: Sequence[str]) -> list[str]:
+    def server_command(
+        self, shard: int, port: int, options: Sequence[str]
+    ) -> list[str]:
         """What starts a server."""
         command = [sys.executable, "-m", "persia", "serve", "ps"]
-        command += ["--port", "0", "--shard", f"{shard}/{self.servers}"]
+        command += ["--host", self.host, "--port", str(port)]
+        command += ["--shard", f"{shard}/{self.servers}"]
         if self.metrics_port is not None:
             command += ["--metrics-port", str(self.metrics_port + shard)]
         return [*command, *self.options, *options]
@@ -265,13 +318,22 @@ class _Stopped(Exception):
         self.number = number
 
 
+class _Late(Exception):
+    """Servers do not serve in time."""
+
+    def __init__(self, servers: list[_Process]) -> None:
+        self.servers = servers
+
+
 class _Supervisor:
     """Starts, watches and ends the processes; one thread, one loop."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.processes: dict[int, _Process] = {}  # by pid
-        self.addresses: dict[int, str] = {}  # by shard
+        self.serving: set[int] = set()  # shards
+        self.deadline = 0.0  # when all must serve
+        self.held = [reserve(cluster.host) for _ in range(cluster.servers)]
         self.signals: collections.deque[int] = collections.deque()
         self.printer = _Printer(cluster.servers)
         self.selector = selectors.DefaultSelector()
@@ -301,34 +363,38 @@ class _Supervisor:
         servers: list[_Process] = []
         job: _Process | None = None
         try:
-            for shard in range(self.cluster.servers):
-                command = self.cluster.server_command(shard, options)
+            for shard, port in enumerate(self._ports()):
+                command = self.cluster.server_command(shard, port, options)
                 servers.append(self._start(f"ps{shard}", command, os.environ))
-            self._wait_for_servers(servers)
+            self.deadline = time.monotonic() + self.cluster.start
+            if self.cluster.wait:
+                self._watch(servers, self._all_serve)
             if not self._failed(servers):
-                addresses = [self.addresses[s] for s in range(len(servers))]
-                environment |= self.cluster.variables
-                environment["PERSIA_SERVERS"] = ",".join(addresses)
-                environment = _FOR_TORCHRUN | os.environ | environment
+                environment = self._environment_of_job() | environment
                 job = self._start("job", self.cluster.command, environment)
-                while job.status is None and not self._failed(servers):
-                    self._step(None)
+                self._watch(servers, functools.partial(self._done, job))
         except _Stopped as stopped:
             return self._interrupted(job, servers, stopped.number)
+        except _Late as late:
+            for server in late.servers:
+                self.printer.tell_failure(
+                    server,
+                    f"does not serve after {self.cluster.start:g} s "
+                    "(--start-timeout)",
+                )
+            self._end(job, servers)
+            return 1
         failed = self._failed(servers)
         if failed is None and job is not None and job.status:
             failed = job
         if failed is not None:
-            self.printer.tell_failure(failed)
-        if job is not None:
-            self._stop([job], signal.SIGTERM)
-            self._end_orphans()
-        self._stop(servers, signal.SIGTERM)
+            self.printer.tell_failure(failed, failed.end())
+        self._end(job, servers)
         if failed is not None:
             return failed.status or 1
         bad = next((s for s in servers if s.status), None)
         if bad is not None:  # its checkpoint was not written, for example
-            self.printer.tell_failure(bad)
+            self.printer.tell_failure(bad, bad.end())
         return bad.status or 0 if bad is not None else 0
 
     def _interrupted(
@@ -337,13 +403,48 @@ class _Supervisor:
         """Ends all because of a signal; a second one ends them at once."""
         self.printer.tell(f"stopping: {signal.Signals(number).name}")
         unread = number == signal.SIGPIPE  # what we print
-        if job is not None:
-            self._stop([job], signal.SIGTERM if unread else number)
-            self._end_orphans()
-        self._stop(servers, signal.SIGTERM)
+        self._end(job, servers, signal.SIGTERM if unread else number)
         if unread:
             return 128 + number
         return (job.status if job is not None else 0) or 128 + number
+
+    def _ports(self) -> list[int]:
+        return [held.getsockname()[1] for held in self.held]
+
+    def _environment_of_job(self) -> dict[str, str]:
+        host = self.cluster.host
+        host = f"[{host}]" if ":" in host else host
+        addresses = ",".join(f"{host}:{port}" for port in self._ports())
+        ours = self.cluster.variables | {"PERSIA_SERVERS": addresses}
+        return _FOR_TORCHRUN | os.environ | ours
+
+    # ---- what is waited for
+
+    def _watch(
+        self, servers: list[_Process], done: Callable[[], bool]
+    ) -> None:
+        """Until that is so, or a server has ended."""
+        while not done() and not self._failed(servers):
+            self._step(self._time_left(servers))
+
+    def _time_left(self, servers: list[_Process]) -> float | None:
+        """Seconds until all must serve; None: they do."""
+        if self._all_serve():
+            return None
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise _Late(
+                [s for i, s in enumerate(servers) if i not in self.serving]
+            )
+        return left
+
+    def _all_serve(self) -> bool:
+        return len(self.serving) == self.cluster.servers
+
+    def _done(self, job: _Process) -> bool:
+        """A server that is stopped while it starts looks like one that has
+        failed: what succeeds before waits for it."""
+        return bool(job.status) or (job.status == 0 and self._all_serve())
 
     @staticmethod
     def _failed(servers: list[_Process]) -> _Process | None:
@@ -360,22 +461,6 @@ class _Supervisor:
             os.set_blocking(pipe.fileno(), False)
             self.selector.register(pipe, selectors.EVENT_READ, process)
         return process
-
-    def _wait_for_servers(self, servers: list[_Process]) -> None:
-        deadline = time.monotonic() + self.cluster.start
-        while len(self.addresses) < len(servers) and not self._failed(servers):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                late = [
-                    server.name
-                    for shard, server in enumerate(servers)
-                    if shard not in self.addresses
-                ]
-                raise Unavailable(
-                    f"{' and '.join(late)}: not ready within "
-                    f"{self.cluster.start:g} s (--start-timeout)"
-                )
-            self._step(left)
 
     # ---- the loop
 
@@ -419,10 +504,10 @@ class _Supervisor:
         return bool(data)
 
     def _note(self, process: _Process, text: str) -> None:
-        """Remembers where a server is ready."""
+        """Remembers which servers are ready."""
         found = _SERVING.match(text)
         if found and process.name == f"ps{found[1]}":
-            self.addresses.setdefault(int(found[1]), found[3])
+            self.serving.add(int(found[1]))
 
     def _reap(self) -> None:
         """Takes note of all that ended, orphans that came to us included."""
@@ -451,6 +536,18 @@ class _Supervisor:
                     break
 
     # ---- ending
+
+    def _end(
+        self,
+        job: _Process | None,
+        servers: list[_Process],
+        number: int = signal.SIGTERM,
+    ) -> None:
+        """Ends the job, by this signal, and what it left, then servers."""
+        if job is not None:
+            self._stop([job], number)
+            self._end_orphans()
+        self._stop(servers, signal.SIGTERM)
 
     def _stop(self, processes: list[_Process], number: int) -> None:
         """Sends a signal, waits, and kills what is still there."""
@@ -548,8 +645,8 @@ class _Printer:
         """A word of our own."""
         self._write(sys.stderr, f"persia launch: {text}\n")
 
-    def tell_failure(self, process: _Process) -> None:
-        lines = [f"{process.name} (pid {process.pid}) {process.end()}"]
+    def tell_failure(self, process: _Process, what: str) -> None:
+        lines = [f"{process.name} (pid {process.pid}) {what}"]
         if process.last:
             lines[0] += "; its last lines:"
             lines += [f"  {line}" for line in process.last]

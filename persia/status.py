@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from persia import _core
+from persia._patience import patiently
 from persia.errors import InvalidArgument, PersiaError, Unavailable
 from persia.security import Security
 
@@ -19,6 +20,7 @@ __all__ = ["ServerStatus", "TableStatus", "ask", "staleness", "tables"]
 _RATES = ("updates", "pulls", "pushes")
 _TABLE_RATES = ("pulled", "created")
 _MESSAGE_LIMIT = 64 << 20
+_START = 2.0  # seconds that a server may take to start
 
 
 @dataclasses.dataclass
@@ -70,7 +72,8 @@ def ask(
         addresses: host:port of each.
         namespace: of the job.
         security: default: that of the environment.
-        timeout: seconds that a server has to answer.
+        timeout: seconds that a server has to answer; to be there, as one that
+            starts, it has two of them.
         interval: seconds between the two looks.
     """
     if not addresses:
@@ -87,7 +90,10 @@ def ask(
         try:
             channel = _core.Channel(address, secret, _MESSAGE_LIMIT, timeout)
             with contextlib.closing(channel):
-                hello = channel.hello(namespace, "admin", 0)
+                hello = patiently(
+                    lambda: channel.hello(namespace, "admin", 0),
+                    min(timeout, _START),
+                )
                 status.shard, status.shards = hello["shard"], hello["shards"]
                 before = channel.stats()
                 time.sleep(interval)

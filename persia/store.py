@@ -19,8 +19,9 @@ from torch import Tensor
 from persia import _core, errors, optim
 from persia._check import kind, number, real, whole
 from persia._library import HELD, SHAPES, versions
+from persia._patience import patiently
 from persia._rows import Rows, Table
-from persia.cluster import Settings, patiently
+from persia.cluster import Settings
 from persia.configs import TableConfig, as_config
 
 if TYPE_CHECKING:

@@ -154,14 +154,19 @@ _SERVING = re.compile(r"serving shard (\d+) of (\d+) on (\S+)")
 
 
 class Server(Process):
-    """``persia serve ps``: one shard."""
+    """``persia serve ps``: one shard; port 0: any."""
 
     def __init__(
-        self, name: str, shard: int, shards: int, options: Sequence[str]
+        self,
+        name: str,
+        shard: int,
+        shards: int,
+        options: Sequence[str],
+        port: int = 0,
     ) -> None:
         command = [sys.executable, "-m", "persia", "serve", "ps"]
-        command += ["--port", "0", "--shard", f"{shard}/{shards}", *options]
-        super().__init__(name, command)
+        command += ["--port", str(port), "--shard", f"{shard}/{shards}"]
+        super().__init__(name, [*command, *options])
         self._address: str | None = None
 
     @property
@@ -246,10 +251,12 @@ class Processes:
         )
         return started
 
-    def servers(self, shards: int = 1, *options: str) -> list[Server]:
-        """One process a shard."""
+    def servers(
+        self, shards: int = 1, *options: str, port: int = 0
+    ) -> list[Server]:
+        """One process a shard; ``port`` is that of a single one."""
         return [
-            self._keep(Server(self._name("ps"), shard, shards, options))
+            self._keep(Server(self._name("ps"), shard, shards, options, port))
             for shard in range(shards)
         ]
 

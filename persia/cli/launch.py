@@ -20,7 +20,10 @@ def launch(
     ] = 1,
     config: Annotated[
         Path | None,
-        typer.Option(help="YAML file of options of persia serve ps."),
+        typer.Option(
+            help="YAML file of options of persia serve ps; its port is not "
+            "used."
+        ),
     ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of each server.")
@@ -66,14 +69,17 @@ def launch(
 ) -> None:
     """Start parameter servers here, and a command that uses them.
 
-    The command finds their addresses in PERSIA_SERVERS. When it ends, or a
+    The command finds their addresses in PERSIA_SERVERS. It starts with them,
+    or, where they restore a checkpoint, when all are ready. When it ends, or a
     process fails, all others end, too, and whatever they have started; the
     exit status is that of what failed, else of the command.
 
     persia launch --ps 2 -- torchrun --nproc-per-node 2 train.py
     """
+    from persia.cli.config import read_yaml
     from persia.launch import Cluster, run
 
+    file = read_yaml(config) if config is not None else {}
     given = {
         "--config": config,
         "--threads": threads,
@@ -92,6 +98,8 @@ def launch(
         checkpoints=checkpoints,
         metrics_port=metrics_port,
         tls=tls,
+        host=str(file.get("host", "127.0.0.1")),
+        wait=bool(restore or file.get("restore")),
         start=start_timeout,
         grace=grace,
     )

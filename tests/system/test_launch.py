@@ -7,7 +7,9 @@ can misbehave.
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -17,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from persia import _core, errors
-from persia.launch import Cluster
+from persia.launch import Cluster, reserve
 from tests.system.processes import environment, marked, wait_until
 
 DRIVER = """
@@ -25,25 +27,24 @@ import sys
 from persia.launch import Cluster, run
 
 class Fake(Cluster):
-    def server_command(self, shard, options):
-        return [sys.executable, "-c", {server!r}, str(shard),
+    def server_command(self, shard, port, options):
+        return [sys.executable, "-c", {server!r}, str(port), str(shard),
                 str(self.servers)]
 
 command = [sys.executable, "-c", {job!r}]
-sys.exit(run(Fake(command, {servers}, start={start}, grace={grace})))
+cluster = Fake(command, {servers}, wait={wait}, start={start}, grace={grace})
+sys.exit(run(cluster))
+"""
+BEGIN = """
+import os, signal, sys, time
+port, shard, shards = sys.argv[1:]
+signal.signal(signal.SIGTERM, lambda *a: sys.exit(0))
 """
 READY = """
-import os, signal, sys, time
-shard, shards = sys.argv[1:]
-print(f"serving shard {shard} of {shards} on 127.0.0.1:{7000 + int(shard)}")
-"""
-SERVER = (
-    READY
-    + """
-signal.signal(signal.SIGTERM, lambda *a: sys.exit(0))
+print(f"serving shard {shard} of {shards} on 127.0.0.1:{port}")
 time.sleep(600)
 """
-)
+SERVER = BEGIN + READY
 WAIT = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
 
 
@@ -61,12 +62,18 @@ def start(
     job: str,
     server: str = SERVER,
     servers: int = 2,
+    wait: bool = False,
     start: float = 60,
     grace: float = 20,
     **variables: str,
 ) -> subprocess.Popen[str]:
     code = DRIVER.format(
-        server=server, job=job, servers=servers, start=start, grace=grace
+        server=server,
+        job=job,
+        servers=servers,
+        wait=wait,
+        start=start,
+        grace=grace,
     )
     return subprocess.Popen(
         [sys.executable, "-c", code],
@@ -84,11 +91,14 @@ def finish(process: subprocess.Popen[str], mark: str) -> tuple[str, str]:
 
 
 def until_begun(process: subprocess.Popen[str]) -> None:
+    """The command, and two servers."""
     assert process.stdout is not None
+    left = {"begun", "serving shard 0 of 2", "serving shard 1 of 2"}
     for line in process.stdout:
-        if "begun" in line:
+        left -= {words for words in left if words in line}
+        if not left:
             return
-    raise AssertionError("the command did not begin")
+    raise AssertionError(f"not said: {left}")
 
 
 def pid_of(mark: str, words: str) -> int:
@@ -103,16 +113,19 @@ print("servers", os.environ["PERSIA_SERVERS"])
 print("oh", file=sys.stderr)
 sys.exit(7)
 """
-    process = start(mark, job)
+    process = start(mark, job, wait=True)
     output, messages = finish(process, mark)
     assert process.returncode == 7
     lines = output.splitlines()
-    assert "job | servers 127.0.0.1:7000,127.0.0.1:7001" in lines
-    assert "ps0 | serving shard 0 of 2 on 127.0.0.1:7000" in lines
+    found = re.search(r"servers ((\S+:\d+),(\S+:\d+))", output)
+    assert found and f"job | servers {found[1]}" in lines
+    for shard in range(2):
+        line = f"serving shard {shard} of 2 on {found[2 + shard]}"
+        assert f"ps{shard} | {line}" in lines
     assert "job | oh" in messages.splitlines()
     assert "exited with status 7; its last lines:" in messages
     assert messages.splitlines()[-2:] == [
-        "  servers 127.0.0.1:7000,127.0.0.1:7001",
+        f"  servers {found[1]}",
         "  oh",
     ]
 
@@ -130,14 +143,14 @@ def test_torchrun_makes_a_new_store_for_ranks_it_starts_again(
 
 def test_success_stops_the_servers_in_peace(mark: str) -> None:
     server = (
-        READY
+        BEGIN
         + """
 def stop(*args):
     print(f"shard {shard} saved its rows")
     sys.exit(0)
 signal.signal(signal.SIGTERM, stop)
-time.sleep(600)
 """
+        + READY
     )
     process = start(mark, "print('done')", server, 3)
     output, messages = finish(process, mark)
@@ -148,13 +161,7 @@ time.sleep(600)
 
 
 def test_a_server_that_cannot_stop_well_is_told(mark: str) -> None:
-    server = (
-        READY
-        + """
-signal.signal(signal.SIGTERM, lambda *a: sys.exit("no room on the disk"))
-time.sleep(600)
-"""
-    )
+    server = SERVER.replace("exit(0)", "exit('no room on the disk')")
     process = start(mark, "pass", server, 1)
     _, messages = finish(process, mark)
     assert process.returncode == 1
@@ -266,23 +273,102 @@ def test_nobody_reads(mark: str) -> None:
     assert not marked(mark)
 
 
-def test_a_server_that_does_not_start(mark: str) -> None:
-    server = READY + "if shard == '1': sys.exit('port is taken')\n"
-    server = server.replace("print", "if shard == '0': print")
-    process = start(mark, WAIT, server + "time.sleep(600)\n")
+ASKED = """
+import signal, sys, time
+def stop(*args):
+    print("asked to stop")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_server_that_does_not_start(
+    mark: str, tmp_path: Path, wait: bool
+) -> None:
+    taken = """
+while shard == "1" and not os.path.exists(os.environ["BEGUN"]):
+    time.sleep(0.01)
+shard == "1" and sys.exit("port is taken")
+"""
+    begun = tmp_path / "begun"
+    if wait:
+        begun.touch()
+    job = ASKED.replace("time.sleep", f"open({str(begun)!r}, 'w')\ntime.sleep")
+    server = BEGIN + taken + READY
+    process = start(mark, job, server, wait=wait, BEGUN=str(begun))
     output, messages = finish(process, mark)
     assert process.returncode == 1
     assert "port is taken" in messages
-    assert "begun" not in output
+    assert ("asked to stop" in output) == (not wait)
+    assert ("begun" in output) == (not wait)
 
 
-def test_a_server_that_is_late_is_named(mark: str) -> None:
-    server = SERVER.replace("print", "0 and print")
-    process = start(mark, WAIT, server, start=1.5)
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_server_that_is_late_is_named(mark: str, wait: bool) -> None:
+    late = "print('slow')\nshard == '1' and time.sleep(600)\n"
+    process = start(mark, ASKED, BEGIN + late + READY, wait=wait, start=3)
     output, messages = finish(process, mark)
     assert process.returncode == 1
-    assert "Unavailable: ps0 and ps1: not ready within 1.5 s" in messages
-    assert "begun" not in output
+    (line,) = [x for x in messages.splitlines() if "ps" in x]
+    assert line.startswith("persia launch: ps1 (pid")
+    assert "does not serve after 3 s (--start-timeout)" in line
+    assert "its last lines:\n  slow\n" in messages
+    assert ("asked to stop" in output) == (not wait)
+    assert ("begun" in output) == (not wait)
+
+
+def test_the_command_starts_beside_the_servers(
+    mark: str, tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    wait = f"while not os.path.exists({str(begun)!r}): time.sleep(0.01)\n"
+    job = f"open({str(begun)!r}, 'w')"
+    process = start(mark, job, BEGIN + wait + READY)
+    output, messages = finish(process, mark)
+    assert process.returncode == 0, messages
+    assert output.count("serving shard") == 2
+
+
+def test_the_command_waits_for_servers_that_load(mark: str) -> None:
+    server = BEGIN + "time.sleep(1 + int(shard))\n" + READY
+    process = start(mark, "print('begun')", server, wait=True)
+    output, messages = finish(process, mark)
+    assert process.returncode == 0, messages
+    assert output.rindex("serving shard") < output.index("begun")
+
+
+def test_a_command_that_is_done_before_its_servers(mark: str) -> None:
+    # Nobody is stopped half started: that would look like a failure.
+    server = "import time\ntime.sleep(1)\n" + SERVER
+    process = start(mark, "pass", server)
+    output, messages = finish(process, mark)
+    assert (process.returncode, messages) == (0, "")
+    assert output.count("serving shard") == 2
+
+
+def test_a_command_that_fails_before_its_servers_serve(mark: str) -> None:
+    server = "import time\ntime.sleep(600)"
+    process = start(mark, "import sys\nsys.exit(7)", server)
+    _, messages = finish(process, mark)
+    assert process.returncode == 7
+    assert "exited with status 7" in messages
+    assert "ps" not in messages.replace("persia", "")
+
+
+def test_a_reserved_port_is_for_a_server_alone() -> None:
+    with reserve() as held:
+        place = held.getsockname()
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(place)
+        with socket.socket() as client, pytest.raises(ConnectionRefusedError):
+            client.connect(place)
+        with socket.create_server(place), socket.socket() as client:
+            client.connect(place)  # create_server sets SO_REUSEADDR
+    with pytest.raises(errors.InvalidArgument, match=r"203\.0\.113\.1"):
+        reserve("203.0.113.1")
 
 
 @pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")
@@ -291,13 +377,14 @@ def test_real_servers(mark: str, tmp_path: Path, flags: list[str]) -> None:
     job = """
 import os
 from persia import _core
+from persia._patience import patiently
 from persia.security import Security
 security = Security.from_environment()
 assert bool(security.token) == bool(security.ca) == TLS
 assert os.path.isdir(os.environ["PERSIA_CHECKPOINTS"])
 for shard, address in enumerate(os.environ["PERSIA_SERVERS"].split(",")):
     way = _core.Channel(address, security.arguments(), 1 << 20, 30.0)
-    hello = way.hello("default", "nn_worker", 0)
+    hello = patiently(lambda: way.hello("default", "nn_worker", 0), 60)
     assert (hello["shard"], hello["shards"]) == (shard, 2)
     way.close()
 print("all there")
@@ -323,6 +410,46 @@ print("all there")
         assert (folder / "shard.json").exists()
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"ps.yaml", "c"}  # no certificates
+
+
+def launch(
+    mark: str, options: list[str], command: list[str]
+) -> subprocess.Popen[str]:
+    options = [sys.executable, "-m", "persia", "launch", *options]
+    return subprocess.Popen(
+        [*options, "--", sys.executable, *command],
+        env=environment(mark),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+LISTENING = """
+import os, socket
+for address in os.environ["PERSIA_SERVERS"].split(","):
+    host, _, port = address.rpartition(":")
+    assert host == "127.0.0.2"
+    socket.create_connection((host, int(port))).close()
+print("all there")
+"""
+
+
+@pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")
+@pytest.mark.parametrize("flags", [[], ["--restore", "out"]])
+def test_servers_that_restore_are_waited_for_at_their_host(
+    mark: str, tmp_path: Path, flags: list[str]
+) -> None:
+    config = tmp_path / "ps.yaml"
+    config.write_text("host: 127.0.0.2\nport: 1\nor-empty: true\n")
+    if not flags:
+        config.write_text(config.read_text() + "restore: out\n")
+    flags = ["--config", str(config), "--checkpoints", str(tmp_path), *flags]
+    process = launch(mark, ["--ps", "2", *flags], ["-c", LISTENING])
+    output, messages = finish(process, mark)
+    assert process.returncode == 0, (output, messages)
+    assert "job | all there" in output
+    assert output.count("restored out: none rows") == 2
 
 
 def test_wrong_clusters_are_named() -> None:

@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ import torch
 import persia
 from persia import _core, errors, prometheus
 from persia import status as looking
+from persia.launch import reserve
 from tests.system.processes import environment
 from tests.system.test_serve import IDS, Client, serving
 
@@ -80,12 +83,29 @@ def test_two_servers_in_numbers_and_in_words() -> None:
         with socket.socket() as closed:
             closed.bind(("127.0.0.1", 0))
             nobody = f"127.0.0.1:{closed.getsockname()[1]}"
-            part = run(a.address, nobody, *flags, "--timeout", "5")
+            part = run(a.address, nobody, *flags, "--timeout", "1")
         assert part.returncode == 1
         assert "Unavailable" in part.stdout and "0/2" in part.stdout
         other = run(a.address, *flags, "--namespace", "another")
         assert other.returncode == 1
         assert "SchemaMismatch" in other.stdout
+
+
+def test_servers_that_do_not_listen_yet_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(looking, "_START", 60)
+    with reserve() as held, ThreadPoolExecutor() as pool:
+        host, port = held.getsockname()
+        address = f"{host}:{port}"
+        asked = pool.submit(looking.ask, [address], timeout=60, interval=0)
+        made = pool.submit(persia.Store, servers=address)
+        time.sleep(1)
+        assert not asked.done() and not made.done()
+        with serving("--port", str(port)):
+            (found,) = asked.result(60)
+            assert (found.error, found.address) == ("", address)
+            made.result(60).close()
 
 
 def test_rates_are_what_happened_between_two_looks() -> None:
