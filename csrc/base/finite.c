@@ -2,45 +2,72 @@
 
 #include <string.h>
 
+/* Bits of floats, side by side. */
+typedef uint32_t lanes __attribute__((vector_size(64)));
+enum { LANES = 16 };
+
+#define EXPONENT 0x7F800000u /* all of it is set in NaN and Inf alone: */
+#define LOWEST 0x00800000u   /* with this added it reaches the sign */
+#define SIGN 0x80000000u
+
+/* Sets the sign of each lane whose float is NaN or Inf. */
+INLINE_HOT void lanes_look(lanes *bad, const float *x)
+{
+    lanes bits;
+    memcpy(&bits, x, sizeof bits);
+    *bad |= (bits & EXPONENT) + LOWEST;
+}
+
+INLINE_HOT uint32_t float_bad(const float *x)
+{
+    uint32_t bits;
+    memcpy(&bits, x, sizeof bits);
+    return (bits & EXPONENT) + LOWEST;
+}
+
+INLINE_HOT int none_bad(const lanes *bad, uint32_t more)
+{
+    for (size_t k = 0; k < LANES; k++)
+        more |= (*bad)[k];
+    return !(more & SIGN);
+}
+
 HOT int floats_finite(const float *x, size_t n)
 {
-    uint32_t bad = 0;
+    lanes bad[2] = {{0}, {0}};
+    uint32_t rest = 0;
+    size_t i = 0;
 
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, x + i, sizeof bits);
-        bad |= (bits & 0x7F800000u) == 0x7F800000u;
+    for (; i + 2 * LANES <= n; i += 2 * LANES) {
+        lanes_look(&bad[0], x + i);
+        lanes_look(&bad[1], x + i + LANES);
     }
-    return !bad;
+    for (; i < n; i++)
+        rest |= float_bad(x + i);
+    bad[0] |= bad[1];
+    return none_bad(&bad[0], rest);
 }
 
 HOT int rows_finite(const float *x, size_t n, size_t dim, size_t stride)
 {
     enum { AHEAD = 48 }; /* rows; such strides are nothing the CPU follows */
-    uint32_t most[16] = {0};
+    lanes bad = {0};
+    uint32_t rest = 0;
 
+    if (stride == dim)
+        return floats_finite(x, n * dim);
     for (size_t i = 0; i < n; i++) {
         const float *row = x + i * stride;
-        uint32_t bits[16];
         size_t j = 0;
         if (i + AHEAD < n)
-            for (size_t k = 0; k < dim; k += 16)
+            for (size_t k = 0; k < dim; k += LANES)
                 __builtin_prefetch(row + AHEAD * stride + k);
-        for (; j + 16 <= dim; j += 16) {
-            memcpy(bits, row + j, sizeof bits);
-            for (uint32_t k = 0; k < 16; k++) {
-                bits[k] &= 0x7FFFFFFFu;
-                most[k] = bits[k] > most[k] ? bits[k] : most[k];
-            }
-        }
-        for (uint32_t k = 0; j + k < dim; k++) {
-            memcpy(bits, row + j + k, sizeof bits[0]);
-            bits[0] &= 0x7FFFFFFFu;
-            most[k] = bits[0] > most[k] ? bits[0] : most[k];
-        }
+        for (; j + LANES <= dim; j += LANES)
+            lanes_look(&bad, row + j);
+        if (j < dim && j) /* the last ones, some of them again */
+            lanes_look(&bad, row + dim - LANES);
+        for (; j < dim && dim < LANES; j++)
+            rest |= float_bad(row + j);
     }
-    for (uint32_t k = 0; k < 16; k++)
-        if (most[k] >= 0x7F800000u)
-            return 0;
-    return 1;
+    return none_bad(&bad, rest);
 }
