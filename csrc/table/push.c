@@ -78,40 +78,49 @@ INLINE_HOT void grad_sum(float *to, const float *g, float scale, int first,
 }
 
 /* Adds the ids of one chunk's run to the group; `entry` is a hash table of
- * group positions + 1, 0: empty. */
+ * group positions + 1, 0: empty.  What is read in the loop is copied before:
+ * for the compiler each write might change it. */
 INLINE_HOT void group_run(group *g, const push_part *part,
-                             const push_chunk *c, uint32_t from, uint32_t to,
-                             uint32_t *entry, uint32_t mask, uint32_t dim)
+                          const push_chunk *c, uint32_t from, uint32_t to,
+                          uint32_t *entry, uint32_t mask, uint32_t dim)
 {
-    const uint64_t *ids = part->ids + c->first;
+    const group own = *g;
+    const push_part of = *part;
+    const uint64_t *const hashes = c->hash;
+    const uint16_t *const order = c->order;
+    const size_t first = c->first;
+    size_t n = own.n, again_n = own.again_n, sums_n = own.sums_n;
 
     for (uint32_t k = from; k < to; k++) {
-        size_t i = c->first + c->order[k];
-        uint64_t id = ids[c->order[k]], hash = c->hash[k];
-        const float *grad =
-            part->grad + (part->bag ? part->bag[i] : i) * part->stride;
-        float scale = part->scale ? part->scale[i] : 1;
+        size_t i = first + order[k];
+        uint64_t id = of.ids[i], hash = hashes[k];
+        const float *grad = of.grad + (of.bag ? of.bag[i] : i) * of.stride;
+        float scale = of.scale ? of.scale[i] : 1;
+        uint32_t hint = of.rows ? of.rows[i] : ROW_NONE;
         uint32_t at = (uint32_t)(hash >> 32) & mask;
 
-        while (entry[at] && g->id[entry[at] - 1] != id)
+        if (hint < own.used)
+            row_prefetch(own.base + hint * own.stride, own.stride);
+        while (entry[at] && own.id[entry[at] - 1] != id)
             at = (at + 1) & mask;
         if (entry[at]) {
-            g->again[g->again_n++] = (again){ grad, entry[at] - 1, scale };
+            own.again[again_n++] = (again){ grad, entry[at] - 1, scale };
             continue;
         }
-        if (part->scale) {
-            float *scaled = g->sums + g->sums_n++ * dim;
+        if (of.scale) {
+            float *scaled = own.sums + sums_n++ * dim;
             grad_sum(scaled, grad, scale, 1, dim);
             grad = scaled;
         }
-        g->grad[g->n] = grad;
-        g->id[g->n] = id;
-        g->hash[g->n] = hash;
-        g->hint[g->n] = part->rows ? part->rows[i] : ROW_NONE;
-        if (g->hint[g->n] < g->used)
-            row_prefetch(g->base + g->hint[g->n] * g->stride, g->stride);
-        entry[at] = (uint32_t)++g->n;
+        own.grad[n] = grad;
+        own.id[n] = id;
+        own.hash[n] = hash;
+        own.hint[n] = hint;
+        entry[at] = (uint32_t)++n;
     }
+    g->n = n;
+    g->again_n = again_n;
+    g->sums_n = sums_n;
 }
 
 INLINE_HOT void grad_prefetch(const float *grad, uint32_t dim)
@@ -234,14 +243,6 @@ typedef struct apply {
     apply_counts counts;
 } apply;
 
-/* Whether `slot` holds entry d. */
-static inline int slot_holds(const apply *a, int64_t slot, size_t d)
-{
-    const char *row = stripe_row(a->t, a->s, (uint32_t)slot);
-
-    return row_id(row) == a->g->id[d] && row_clock(row);
-}
-
 /* A row for entry d, which has none; `slot` stays SLOT_NONE where it gets
  * none. */
 static int row_make(apply *a, size_t d, int64_t *slot)
@@ -268,65 +269,71 @@ static int row_make(apply *a, size_t d, int64_t *slot)
     return PERSIA_OK;
 }
 
-/* A row that is about to change. */
-static void row_claim(apply *a, int64_t slot)
+/* Whether the gradient of an entry is known to be finite. */
+static inline int entry_checked(const apply *a, const float *grad)
 {
-    stripe_touch_locked(a->t, a->s, (uint32_t)slot);
-    row_set_clock(stripe_row(a->t, a->s, (uint32_t)slot), a->clock);
+    return a->swept && group_is_callers(a->g, grad, a->t->config.dim);
 }
 
 /* Entries [at, at + n); slots as guessed by stages 1 and 2. */
-static int apply_block(apply *a, size_t at, size_t n, int64_t *slots)
+static int apply_block(apply *a, size_t at, size_t n, const int64_t *slots)
 {
-    const uint32_t dim = a->t->config.dim;
+    const uint64_t *const id = a->g->id + at;
+    const float *const *const grad = a->g->grad + at;
+    const size_t stride = a->t->stride;
+    const uint32_t clock = a->clock;
+    const int make_last = a->make_last;
+    char *base = a->s->arena.base;
     const float *grads[BLOCK];
     char *rows[BLOCK];
     size_t live = 0;
-    int rc;
 
     for (size_t i = 0; i < n; i++) {
-        if (slots[i] == SLOT_SEARCH || (slots[i] < 0 && a->make_last) ||
-            (slots[i] >= 0 && !slot_holds(a, slots[i], at + i))) {
+        int64_t slot = slots[i];
+        char *row = slot >= 0 ? base + (size_t)slot * stride : NULL;
+        if (row ? row_id(row) != id[i] || !row_clock(row)
+                : slot == SLOT_SEARCH || make_last) {
             a->g->late[a->g->late_n++] = (uint32_t)(at + i);
-            slots[i] = SLOT_NONE;
             continue;
         }
-        grads[i] = a->g->grad[at + i];
-        if (!(a->swept && group_is_callers(a->g, grads[i], dim)) &&
-            !floats_finite(grads[i], dim)) {
+        if (!entry_checked(a, grad[i]) &&
+            !floats_finite(grad[i], a->t->config.dim)) {
             a->counts.nonfinite++;
-            slots[i] = SLOT_NONE;
             continue;
         }
-        rc = slots[i] < 0 ? row_make(a, at + i, &slots[i]) : PERSIA_OK;
-        if (rc)
-            return rc;
-        if (slots[i] >= 0)
-            row_claim(a, slots[i]);
-    }
-    for (size_t i = 0; i < n; i++) { /* after the last growth of the arena */
-        if (slots[i] < 0)
-            continue;
-        grads[live] = grads[i];
-        rows[live++] = stripe_row(a->t, a->s, (uint32_t)slots[i]);
+        if (!row) {
+            int rc = row_make(a, at + i, &slot);
+            if (rc)
+                return rc;
+            for (size_t k = 0; k < live; k++) /* the arena may have moved */
+                rows[k] = a->s->arena.base + (rows[k] - base);
+            base = a->s->arena.base;
+            if (slot < 0)
+                continue;
+            row = base + (size_t)slot * stride;
+        }
+        stripe_touch_locked(a->t, a->s, (uint32_t)slot);
+        row_set_clock(row, clock);
+        grads[live] = grad[i];
+        rows[live++] = row;
     }
     a->optim->kernel(a->optim, live, rows, grads);
     a->counts.touched += live;
     return PERSIA_OK;
 }
 
-/* Stage 1 of a block: fetches the row at the hint, or the home bucket. */
+/* Stage 1 of a block: fetches the gradient and the row at the hint, if it was
+ * not fetched before, or the home bucket. */
 static void stage_fetch(const apply *a, size_t at, size_t n, int64_t *slots)
 {
     const stripe *s = a->s;
 
     for (size_t i = 0; i < n; i++) {
         uint32_t hint = a->g->hint[at + i];
-        const float *grad = a->g->grad[at + i];
-        for (uint32_t j = 0; j < a->t->config.dim; j += 16)
-            __builtin_prefetch(grad + j);
+        grad_prefetch(a->g->grad[at + i], a->t->config.dim);
         if (hint < s->used) {
-            row_prefetch(stripe_row(a->t, s, hint), a->t->stride);
+            if (hint >= a->g->used)
+                row_prefetch(stripe_row(a->t, s, hint), a->t->stride);
             slots[i] = hint;
         } else {
             __builtin_prefetch(row_index_home(&s->index, a->g->hash[at + i]));
