@@ -261,18 +261,29 @@ static int encode_push(void *ctx, const request *q, wire_out *o)
     return wire_put_push(o, &m);
 }
 
+/* With the server's lock held. */
+static void note_step(server *from, uint64_t step)
+{
+    if (step > from->step)
+        from->step = step;
+}
+
 /* PERSIA_ESTALE: the server was started again since it answered, and this
  * life of it has not the update. */
-static int note_acked(remote *r, server *from, uint64_t boot, uint64_t number)
+static int note_acked(const request *q)
 {
+    remote *r = q->call->r;
+    server *from = q->to;
+    const uint64_t number = q->call->number;
     pthread_mutex_lock(&r->lock);
     uint64_t settled = r->settled.watermark;
     pthread_mutex_unlock(&r->lock);
     pthread_mutex_lock(&from->lock);
-    int there = from->boot == boot;
+    int there = from->boot == q->caller.boot;
     if (there) {
         numbers_settle(&from->acked, settled);
         (void)numbers_add(&from->acked, number);
+        note_step(from, q->call->step);
     } else {
         there = numbers_has(&from->acked, number);
     }
@@ -284,14 +295,14 @@ static int note_acked(remote *r, server *from, uint64_t boot, uint64_t number)
 }
 
 /* Decodes a reply and notes what it acknowledges; see note_acked(). */
-static int read_reply(request *q, uint64_t number, wire_push_reply *m)
+static int read_reply(request *q, wire_push_reply *m)
 {
     int rc = wire_get_push_reply(q->reply.data, q->reply.n, &q->call->memory,
                                  m);
     if (rc)
         return remote_bad_reply(q->to, err_text());
     if (m->status == PUSH_APPLIED || m->status == PUSH_DUPLICATE)
-        return note_acked(q->call->r, q->to, q->caller.boot, number);
+        return note_acked(q);
     return PERSIA_OK;
 }
 
@@ -308,7 +319,7 @@ static int accept_push(void *ctx, request *q)
     pushing *p = ctx;
     remote *r = p->r;
     wire_push_reply m;
-    int rc = read_reply(q, p->update.number, &m);
+    int rc = read_reply(q, &m);
     if (rc) /* PERSIA_ESTALE: it is sent again */
         return rc;
     sync_note_left(r, p->moves, &m);
@@ -322,6 +333,9 @@ static int accept_push(void *ctx, request *q)
         r->counts.stale++;
         return remote_repair(r, q->to, q->caller.boot, p->deadline);
     case PUSH_LOST:
+        pthread_mutex_lock(&q->to->lock);
+        note_step(q->to, p->update.step);
+        pthread_mutex_unlock(&q->to->lock);
         remote_note_lost(r, q->to, 1);
         return PERSIA_OK;
     case PUSH_DUPLICATE:
@@ -361,7 +375,7 @@ static void push_ended(call *k)
     for (size_t i = 0; i < k->requests_n; i++) {
         request *q = &k->requests[i];
         if (q->state == REQUEST_CAME && !q->rc &&
-            read_reply(q, k->number, &m) == PERSIA_ESTALE)
+            read_reply(q, &m) == PERSIA_ESTALE)
             remote_note_lost(r, q->to, 1); /* nobody has it any more */
     }
     settle(r, k->number);
@@ -500,6 +514,7 @@ static int begin(pushing *p, const client_update *update)
         return PERSIA_ENOMEM;
     }
     p->k->number = p->update.number;
+    p->k->step = p->update.step;
     p->k->ended = push_ended;
     p->r->counts.lost += atomic_exchange(&p->r->missing, 0);
     return PERSIA_OK;

@@ -41,6 +41,8 @@ typedef struct server {
     /* Updates that it said it has applied; what is settled without is
      * skipped. */
     wire_ledger acked;
+    uint64_t step;          /* the last sync step that it has answered, since
+                               this rank joined; 0: none */
     uint32_t *numbers;      /* [PS_TABLES_MAX] its number of each table */
 } server;
 
@@ -83,7 +85,7 @@ typedef struct call {
     /* Called once at the end of the call, by the caller or, if it has gone,
      * by the last callback; NULL: nothing. */
     void (*ended)(struct call *k);
-    uint64_t number; /* push: of its update, for ended() */
+    uint64_t number, step; /* push: of its update, for ended() */
     request *requests;
     size_t requests_n, requests_room;
     wire_memory memory; /* of decoded replies */

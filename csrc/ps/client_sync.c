@@ -55,6 +55,11 @@ static int tell_all(joining *j, uint64_t limit_ns)
     r->joined_step = j->step;
     memset(r->left, 0, sizeof r->left); /* of the steps until now */
     pthread_mutex_unlock(&r->lock);
+    for (uint32_t i = 0; i < r->servers_n; i++) {
+        pthread_mutex_lock(&r->servers[i]->lock);
+        r->servers[i]->step = 0;
+        pthread_mutex_unlock(&r->servers[i]->lock);
+    }
     int rc = fan_prepare(k, NULL, r->servers_n);
     if (!rc)
         rc = fan_run(k, &f, deadline);
@@ -124,6 +129,12 @@ int sync_join_again(remote *r, server *to, wire_caller who,
     m.step = r->joined_step;
     int rc = list_left(r, &memory, &m);
     pthread_mutex_unlock(&r->lock);
+    /* What it had answered this rank does not send again, so the parts of
+     * others are lost there, too. */
+    pthread_mutex_lock(&to->lock);
+    if (to->step > m.step)
+        m.step = to->step;
+    pthread_mutex_unlock(&to->lock);
     wire_out_init(&o);
     if (!rc && moved)
         rc = wire_put_leave(&o, &m);

@@ -105,7 +105,7 @@ static void serve(node *at, rpc_call *call)
         (call->fail)(call, PERSIA_EUNAVAILABLE, "the request was lost");
         return;
     }
-    if (lose) {
+    if (lose || (method == WIRE_PUSH && atomic_load(&at->mute))) {
         lost *l = malloc(sizeof *l);
         assert_non_null(l);
         *l = (lost){*call, call};

@@ -193,6 +193,28 @@ static void *take_step(void *arg)
     return NULL;
 }
 
+/* Two ranks of one server, before step 1. */
+static void open_ranks(cluster *c, stepper *ranks)
+{
+    cluster_make(c, 1);
+    for (uint32_t r = 0; r < 2; r++) {
+        client_config config = cluster_config(c);
+        config.rank = r;
+        config.world = 2;
+        config.stream += r;
+        config.lost = LOST_CONTINUE;
+        ps_client *one = cluster_client(c, &config);
+        ranks[r] = (stepper){one, declare_counting(one), r, 1};
+    }
+}
+
+static void close_ranks(cluster *c, const stepper *ranks)
+{
+    for (int r = 0; r < 2; r++)
+        client_destroy(ranks[r].c);
+    cluster_free(c);
+}
+
 /* The server was killed after one rank had its answer. */
 static void a_step_that_one_rank_knows_of_is_lost_for_all(void **state)
 {
@@ -201,18 +223,9 @@ static void a_step_that_one_rank_knows_of_is_lost_for_all(void **state)
     float got[IDS];
     stepper ranks[2];
     uint64_t applied;
-    cluster_make(&c, 1);
-    for (uint32_t r = 0; r < 2; r++) {
-        client_config config = cluster_config(&c);
-        config.rank = r;
-        config.world = 2;
-        config.stream += r;
-        config.lost = LOST_CONTINUE;
-        ps_client *one = cluster_client(&c, &config);
-        ranks[r] = (stepper){one, declare_counting(one), r, 1};
-        assert_int_equal(r ? client_leave(one, 0)
-                           : client_join(one, 0, &applied), PERSIA_OK);
-    }
+    open_ranks(&c, ranks);
+    assert_int_equal(client_join(ranks[0].c, 0, &applied), PERSIA_OK);
+    assert_int_equal(client_leave(ranks[1].c, 0), PERSIA_OK);
     take_step(&ranks[0]);
     /* They begin the next pass together. */
     assert_int_equal(client_join(ranks[0].c, 1, &applied), PERSIA_OK);
@@ -229,9 +242,46 @@ static void a_step_that_one_rank_knows_of_is_lost_for_all(void **state)
     assert_int_equal(counts_of(ranks[0].c).lost, 1);
     read_counts(ranks[0].c, ranks[0].no, got);
     assert_true(got[0] == 2);
+    close_ranks(&c, ranks);
+}
+
+/* The same in the middle of a pass, and the rank that had its answer finds the
+ * server by a lookup. */
+static void a_lookup_may_tell_a_server_which_step_it_lost(void **state)
+{
+    (void)state;
+    cluster c;
+    node *ps = &c.nodes[0];
+    float got[IDS];
+    stepper ranks[2];
+    pthread_t threads[2];
+    uint64_t applied;
+    open_ranks(&c, ranks);
     for (int r = 0; r < 2; r++)
-        client_destroy(ranks[r].c);
-    cluster_free(&c);
+        assert_int_equal(client_join(ranks[r].c, 0, &applied), PERSIA_OK);
+    assert_int_equal(
+        pthread_create(&threads[0], NULL, take_step, &ranks[0]), 0);
+    while (!atomic_load(&ps->calls[WIRE_PUSH]) || atomic_load(&ps->active))
+        sched_yield(); /* until it waits there */
+    atomic_store(&ps->mute, 1);
+    assert_int_equal(
+        pthread_create(&threads[1], NULL, take_step, &ranks[1]), 0);
+    pthread_join(threads[0], NULL);
+    cluster_restart(&c, 0);
+    read_counts(ranks[0].c, ranks[0].no, got);
+    atomic_store(&ps->mute, 0);
+    ranks[0].step = 2;
+    assert_int_equal(
+        pthread_create(&threads[0], NULL, take_step, &ranks[0]), 0);
+    pthread_join(threads[1], NULL);
+    assert_int_equal(counts_of(ranks[1].c).lost, 1);
+    ranks[1].step = 2;
+    take_step(&ranks[1]);
+    pthread_join(threads[0], NULL);
+    assert_int_equal(counts_of(ranks[0].c).lost, 1);
+    read_counts(ranks[0].c, ranks[0].no, got);
+    assert_true(got[0] == 2);
+    close_ranks(&c, ranks);
 }
 
 static void training_may_go_on_without_them(void **state)
@@ -334,6 +384,7 @@ int main(void)
         cmocka_unit_test(an_answer_of_an_earlier_life_is_none),
         cmocka_unit_test(who_looks_at_rows_disturbs_nobody),
         cmocka_unit_test(a_step_that_one_rank_knows_of_is_lost_for_all),
+        cmocka_unit_test(a_lookup_may_tell_a_server_which_step_it_lost),
         cmocka_unit_test(training_may_go_on_without_them),
         cmocka_unit_test(many_threads_while_servers_come_and_go),
         cmocka_unit_test(a_server_may_still_be_starting),
