@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import time
@@ -38,18 +39,44 @@ def need_group(why: str) -> Any:
     return group
 
 
-def _reduce(values: Sequence[float], dtype: torch.dtype, op: Any) -> Any:
-    group = need_group("a value of all ranks")
+def _device(group: Any) -> str:
+    """Where tensors of the default group's backend are."""
     on_cpu = any(b in group.get_backend() for b in ("gloo", "mpi"))
-    device = "cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}"
-    t = torch.tensor(values, dtype=dtype, device=device)
-    work = group.all_reduce(t, op, async_op=True)
-    pause = _FIRST_PAUSE  # a wait within torch would not hear of Ctrl-C
+    return "cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}"
+
+
+def _finish(work: Any) -> None:
+    """A wait within torch would not hear of Ctrl-C."""
+    pause = _FIRST_PAUSE
     while not work.is_completed():
         time.sleep(pause)
         pause = min(2 * pause, _POLL)
     work.wait()
+
+
+def _reduce(values: Sequence[float], dtype: torch.dtype, op: Any) -> Any:
+    group = need_group("a value of all ranks")
+    t = torch.tensor(values, dtype=dtype, device=_device(group))
+    _finish(group.all_reduce(t, op, async_op=True))
     return t.tolist()
+
+
+def _swap(pieces: Sequence[bytes]) -> list[bytes]:
+    """Piece r goes to rank r; what came from each. All ranks call it."""
+    group = need_group("an exchange of all ranks")
+    device = _device(group)
+    sizes = torch.tensor([len(piece) for piece in pieces], device=device)
+    theirs = torch.empty_like(sizes)
+    _finish(group.all_to_all_single(theirs, sizes, async_op=True))
+    lengths = theirs.tolist()
+    sent = torch.frombuffer(bytearray(b"".join(pieces)), dtype=torch.uint8)
+    came = torch.empty(sum(lengths), dtype=torch.uint8, device=device)
+    _finish(
+        group.all_to_all_single(
+            came, sent.to(device), lengths, sizes.tolist(), async_op=True
+        )
+    )
+    return [x.numpy().tobytes() for x in torch.split(came.cpu(), lengths)]
 
 
 def all_max(values: Sequence[int]) -> list[int]:
@@ -165,26 +192,53 @@ class Passes:
         """The sums over all ranks that go on, place by place."""
         return self._agree(values, all_sum, sum)
 
+    def swap(self, cut: Callable[[int], Sequence[bytes]]) -> list[bytes]:
+        """Cuts something into a piece (of one byte at least) for each rank
+        that goes on and gives it away; what this rank was given, by rank."""
+        ranks = self._going_on()
+        if ranks is None:
+            return _swap(cut(self._job.world))
+        texts = [base64.b85encode(x).decode() for x in cut(len(ranks))]
+        every = self._tell_each_other(ranks, json.dumps(texts))
+        mine = ranks.index(self._job.rank)
+        return [base64.b85decode(json.loads(x)[mine]) for x in every]
+
     def _agree(
         self,
         values: Sequence[Any],
         collective: Callable[[Sequence[Any]], list[Any]],
         fold: Callable[[Sequence[Any]], Any],
     ) -> list[Any]:
-        keys, job = self._keys, self._job
-        if not self._open or keys is None or not keys.count("out", 0):
+        ranks = self._going_on()
+        if ranks is None:
             return collective(values)
-        outs = [f"out/{r}" for r in range(job.world)]
-        isin = [not (keys.has(out) and int(keys.get(out))) for out in outs]
-        who = "".join(str(int(there)) for there in isin)
-        turn = self._turns[who] = self._turns[who] + 1
-        keys.set(f"{who}/{turn}/{job.rank}", json.dumps(list(values)))
-        late = "that has not ended its batches sends no values"
-        every = [
-            json.loads(keys.get(f"{who}/{turn}/{rank}", late))
-            for rank, there in enumerate(isin)
-            if there
+        every = self._tell_each_other(ranks, json.dumps(list(values)))
+        return [
+            fold(place) for place in zip(*map(json.loads, every), strict=True)
         ]
+
+    def _going_on(self) -> list[int] | None:
+        """The ranks whose batches have not ended; None: all, or those who ask
+        are in no pass."""
+        keys = self._keys
+        if not self._open or keys is None or not keys.count("out", 0):
+            return None
+        outs = [f"out/{r}" for r in range(self._job.world)]
+        return [
+            rank
+            for rank, out in enumerate(outs)
+            if not (keys.has(out) and int(keys.get(out)))
+        ]
+
+    def _tell_each_other(self, ranks: list[int], text: str) -> list[str]:
+        """What each of these ranks, this one among them, says."""
+        keys, job = self._keys, self._job
+        assert keys is not None
+        who = ",".join(map(str, ranks))
+        turn = self._turns[who] = self._turns[who] + 1
+        keys.set(f"{who}/{turn}/{job.rank}", text)
+        late = "that has not ended its batches sends no values"
+        every = [keys.get(f"{who}/{turn}/{rank}", late) for rank in ranks]
         if turn > 1:  # all have read it: they are at this turn
             keys.drop(f"{who}/{turn - 1}/{job.rank}")
-        return [fold(place) for place in zip(*every, strict=True)]
+        return every

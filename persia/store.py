@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import math
 import secrets
 import threading
 import warnings
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from persia import _core, errors, optim
+from persia import _core, _norm, errors, optim
 from persia._check import kind, number, real, whole
 from persia._library import HELD, SHAPES, versions
 from persia._patience import patiently
@@ -346,8 +347,8 @@ class Store(Rows):
         self._counts["gradients_discarded"] += self._core.discard(True)
 
     def _grad_norm_squared(self) -> float:
-        """Of the gradients that wait, summed per id and unscaled; of all
-        ranks, divided by their number as they will be applied."""
+        """Of the gradients that wait, summed per id over all ranks, unscaled,
+        and divided by the ranks' number as they will be applied."""
         if self.update != "step":
             raise errors.InvalidArgument(
                 "clip_grad_norm_ needs the gradients before they are "
@@ -356,10 +357,12 @@ class Store(Rows):
             )
         division = self._division()
         factors = [f * division for f in self._optimizer._factors()]
-        squares = self._core.norm(factors)
-        if self.world == 1:
-            return squares
-        return self._connection.passes.all_sum([squares])[0]
+        finite, held = self._core.sums()
+        sums = _norm.sums_of(held, factors)
+        if self.world > 1:
+            passes = self._connection.passes
+            return _norm.squares_of_ranks(sums, finite, passes)
+        return _norm.squares(sums) if finite else math.nan
 
     def flush(self, timeout: float | None = None) -> None:
         """Returns when every gradient of a finished backward is in the tables.

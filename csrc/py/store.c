@@ -426,31 +426,42 @@ static PyObject *store_finite(PyObject *self, PyObject *unused)
     return out;
 }
 
-static PyObject *store_norm(PyObject *self, PyObject *scales)
+/* [(table, dim, ids, grads)], the arrays as bytes. */
+static PyObject *sums_list(const worker_sum *sums, size_t n)
 {
-    Py_ssize_t n = PyList_Size(scales);
-    if (n < 0)
-        return NULL;
-    float *scale = calloc((size_t)n + 1, sizeof *scale);
-    if (!scale)
-        return PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < n; i++)
-        scale[i] = (float)PyFloat_AsDouble(PyList_GetItem(scales, i));
-    step *s;
-    double sum = 0;
-    int rc = PyErr_Occurred() ? PERSIA_EARG
-                              : step_get(((store_object *)self)->handle,
-                                         "Store.norm", &s);
-    if (!rc) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = step_norm(s, scale, (uint32_t)n, &sum);
-        step_put(s);
-        Py_END_ALLOW_THREADS
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; i < n && list; i++) {
+        const worker_sum *one = &sums[i];
+        Py_ssize_t ids = (Py_ssize_t)(one->n * sizeof *one->ids);
+        Py_ssize_t grads =
+            (Py_ssize_t)(one->n * one->dim * sizeof *one->grads);
+        PyObject *item = Py_BuildValue("(IIy#y#)", one->table, one->dim,
+                                       (const char *)one->ids, ids,
+                                       (const char *)one->grads, grads);
+        if (!item || PyList_Append(list, item))
+            Py_CLEAR(list);
+        Py_XDECREF(item);
     }
-    free(scale);
-    if (PyErr_Occurred())
-        return NULL;
-    return rc ? py_raise(rc) : PyFloat_FromDouble(sum);
+    return list;
+}
+
+static PyObject *store_sums(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    worker_sum *sums = NULL;
+    size_t n = 0;
+    int finite = 1;
+    BEGIN(self, "Store.sums");
+    Py_BEGIN_ALLOW_THREADS
+    rc = step_sums(s, &sums, &n, &finite);
+    Py_END_ALLOW_THREADS
+    END();
+    if (rc)
+        return py_raise(rc);
+    PyObject *list = sums_list(sums, n);
+    worker_sums_free(sums, n);
+    return list ? Py_BuildValue("(ON)", finite ? Py_True : Py_False, list)
+                : NULL;
 }
 
 static PyObject *store_updates(PyObject *self, PyObject *unused)
@@ -687,7 +698,8 @@ static PyMethodDef methods[] = {
     METHOD(forget, METH_NOARGS,
            "forget(): forwards so far have no backward any more"),
     METHOD(finite, METH_NOARGS, "finite() -> bytes, 0 for tables with NaN"),
-    METHOD(norm, METH_O, "norm(scales) -> sum of squares"),
+    METHOD(sums, METH_NOARGS,
+           "sums() -> (finite, [(table, dim, ids, grads)])"),
     METHOD(updates, METH_NOARGS, "updates() -> updates applied"),
     METHOD(set_updates, METH_O, "set_updates(n)"),
     METHOD(stats, METH_O, "stats(table) -> dict"),

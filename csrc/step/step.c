@@ -568,12 +568,12 @@ int step_finite(step *s, uint8_t *finite, uint32_t finite_n)
     return rc;
 }
 
-int step_norm(step *s, const float *scale, uint32_t scale_n, double *sum)
+int step_sums(step *s, worker_sum **out, size_t *n, int *finite)
 {
-    *sum = 0;
+    *out = NULL;
     pthread_mutex_lock(&s->lock);
     worker_grad *grads = grads_of(s->held, s->held_n);
-    int rc = grads ? worker_norm(s->w, grads, s->held_n, scale, scale_n, sum)
+    int rc = grads ? worker_sums(s->w, grads, s->held_n, out, n, finite)
                    : PERSIA_ENOMEM;
     pthread_mutex_unlock(&s->lock);
     free(grads);

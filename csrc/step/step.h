@@ -113,10 +113,9 @@ PERSIA_API size_t step_discard(step *s, enum step_whose whose);
  * (PERSIA_ETICKET), and what was looked up ahead is looked up anew.  Nothing
  * is held or under way. */
 PERSIA_API void step_forget(step *s);
-/* worker_finite() and worker_norm() of all that is held. */
+/* worker_finite() and worker_sums() of all that is held. */
 PERSIA_API int step_finite(step *s, uint8_t *finite, uint32_t finite_n);
-PERSIA_API int step_norm(step *s, const float *scale, uint32_t scale_n,
-                         double *sum);
+PERSIA_API int step_sums(step *s, worker_sum **out, size_t *n, int *finite);
 
 /* ---- look-ahead ----
  *

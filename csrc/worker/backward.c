@@ -338,42 +338,43 @@ int worker_finite(worker *w, const worker_grad *grads, size_t n,
     return rc;
 }
 
-/* Sum of squares of a table that holds summed gradients. */
-static int table_squares(table *t, uint32_t dim, double *sum)
+/* Reads a table that holds the negatives of summed gradients. */
+static int sum_read(table *t, worker_sum *out)
 {
-    enum { ROOM = 1024 };
     float none[1]; /* SGD keeps no state */
-    table_cut *cut = NULL;
-    uint64_t *ids = malloc(ROOM * sizeof *ids);
-    float *rows = malloc(ROOM * dim * sizeof *rows);
-    uint32_t *clocks = malloc(ROOM * sizeof *clocks);
-    int rc = ids && rows && clocks
-                 ? table_cut_begin(&t, 1, &cut)
-                 : err_set(PERSIA_ENOMEM, "no memory for a norm");
+    table_cut *cut;
+    int rc = table_cut_begin(&t, 1, &cut);
+    if (rc)
+        return rc;
+    const size_t rows = (size_t)table_cut_rows(cut);
     size_t n = 1;
-    *sum = 0;
-    while (!rc && n) {
-        rc = table_cut_next(cut, ROOM, ids, rows, none, clocks, &n);
-        for (size_t i = 0; !rc && i < n * dim; i++)
-            *sum += (double)rows[i] * (double)rows[i];
+    out->ids = malloc((rows + 1) * sizeof *out->ids);
+    out->grads = malloc((rows + 1) * out->dim * sizeof *out->grads);
+    uint32_t *clocks = malloc((rows + 1) * sizeof *clocks);
+    if (!out->ids || !out->grads || !clocks)
+        rc = err_set(PERSIA_ENOMEM, "no memory for the gradients of %zu ids",
+                     rows);
+    while (!rc && n && out->n < rows) {
+        rc = table_cut_next(cut, rows - out->n, out->ids + out->n,
+                            out->grads + out->n * out->dim, none, clocks, &n);
+        out->n += rc ? 0 : n;
     }
-    if (cut)
-        table_cut_end(cut);
+    table_cut_end(cut);
     free(clocks);
-    free(rows);
-    free(ids);
+    for (size_t i = 0; i < out->n * out->dim; i++)
+        out->grads[i] = -out->grads[i];
     return rc;
 }
 
 /* The summed gradients of one job: pushed by SGD with a rate of 1 into an
  * empty table of zeros, which then holds their negatives. */
-static int job_squares(worker *w, uint32_t no, const push_job *job,
-                       double *sum)
+static int sum_job(worker *w, const push_job *job, worker_sum *out,
+                   int *finite)
 {
     table_config config;
     table_config_init(&config);
     config.name[0] = '='; /* it has none of a user's */
-    config.dim = client_table(w->c, no)->dim;
+    config.dim = out->dim;
     config.optimizer = OPTIM_SGD;
     config.init = INIT_CONSTANT;
     config.init_a = 0;
@@ -386,17 +387,28 @@ static int job_squares(worker *w, uint32_t no, const push_job *job,
         return rc;
     rc = table_push(client_sched(w->c), &mine, 1);
     if (!rc && mine.nonfinite)
-        *sum = NAN;
-    else if (!rc)
-        rc = table_squares(mine.t, config.dim, sum);
+        *finite = 0;
+    if (!rc)
+        rc = sum_read(mine.t, out);
     table_destroy(mine.t);
     return rc;
 }
 
-int worker_norm(worker *w, const worker_grad *grads, size_t n,
-                const float *scale, uint32_t scale_n, double *sum)
+void worker_sums_free(worker_sum *sums, size_t n)
 {
-    *sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        free(sums[i].ids);
+        free(sums[i].grads);
+    }
+    free(sums);
+}
+
+int worker_sums(worker *w, const worker_grad *grads, size_t n,
+                worker_sum **out, size_t *out_n, int *finite)
+{
+    *out = NULL;
+    *out_n = 0;
+    *finite = 1;
     scratch *tmp = scratch_take(w);
     if (!tmp)
         return PERSIA_ENOMEM;
@@ -407,13 +419,20 @@ int worker_norm(worker *w, const worker_grad *grads, size_t n,
     int rc = collect(w, grads, n, tmp, &all);
     if (!rc)
         rc = build_jobs(w, &all, tmp, &jobs, &tables, &jobs_n);
+    worker_sum *sums = calloc(jobs_n + 1, sizeof *sums);
+    if (!rc && !sums)
+        rc = err_set(PERSIA_ENOMEM, "no memory for %zu tables", jobs_n);
     for (size_t i = 0; i < jobs_n && !rc; i++) {
-        uint32_t t = tables[i];
-        double squares = 0;
-        rc = job_squares(w, t, &jobs[i], &squares);
-        double by = t < scale_n ? (double)scale[t] : 1;
-        *sum += by * by * squares;
+        sums[i].table = tables[i];
+        sums[i].dim = client_table(w->c, tables[i])->dim;
+        rc = sum_job(w, &jobs[i], &sums[i], finite);
     }
     scratch_give(w, tmp);
-    return rc;
+    if (rc && sums)
+        worker_sums_free(sums, jobs_n);
+    if (rc)
+        return rc;
+    *out = sums;
+    *out_n = jobs_n;
+    return PERSIA_OK;
 }

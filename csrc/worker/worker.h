@@ -91,9 +91,18 @@ PERSIA_API int worker_backward(worker *w, const worker_grad *grads, size_t n,
 PERSIA_API int worker_finite(worker *w, const worker_grad *grads, size_t n,
                              uint8_t *finite, uint32_t finite_n);
 
-/* *sum = sum over all tables and ids of |scale[t] * summed gradient|^2. */
-PERSIA_API int worker_norm(worker *w, const worker_grad *grads, size_t n,
-                           const float *scale, uint32_t scale_n, double *sum);
+/* The gradients of a table, summed per id. */
+typedef struct worker_sum {
+    uint32_t table, dim;
+    size_t n;
+    uint64_t *ids; /* [n] each once, in no order */
+    float *grads;  /* [n, dim] */
+} worker_sum;
+/* Of all tables that have some.  *finite: 0 if there are NaN or Inf, which
+ * are left out. */
+PERSIA_API int worker_sums(worker *w, const worker_grad *grads, size_t n,
+                           worker_sum **out, size_t *out_n, int *finite);
+PERSIA_API void worker_sums_free(worker_sum *sums, size_t n);
 
 #ifdef __cplusplus
 }

@@ -22,7 +22,7 @@ typedef struct node {
                              answer is lost */
     _Atomic(uint32_t) held; /* requests of these methods (bits) wait */
     _Atomic(int) garbage; /* the next so many answers are no messages */
-    _Atomic(int) mute;    /* answers to pushes that come from now on are lost */
+    _Atomic(int) mute;    /* answers to pushes from now on are lost */
     _Atomic(int) stale;   /* the next so many pushes: STALE_LINEAGE */
     _Atomic(uint64_t) calls[WIRE_METHODS_N];
     /* Until the deadline of a request that came, at most. */

@@ -275,7 +275,7 @@ static void bad_batches_write_nothing(void **state)
                      PERSIA_ESHAPE);
 }
 
-static void norm_and_finite(void **state)
+static void sums_and_finite(void **state)
 {
     (void)state;
     uint32_t plan = plan_of(PLAN_BAGS, POOL_SUM);
@@ -290,17 +290,26 @@ static void norm_and_finite(void **state)
                     [(size_t)values[features[f].key * BAGS + bag] *
                          features[f].dim + d] +=
                     grad[bag * WIDTH + features[f].column + d];
-    double want = 0;
-    for (int i = 0; i < VOCABULARY * DIM_B; i++)
-        want += sums[0][i] * sums[0][i] + 4 * sums[1][i] * sums[1][i];
     worker_grad g = {.plan = plan, .batch = b, .rows = rows, .grad = grad,
                      .stride = WIDTH};
     assert_int_equal(worker_forward(w, plan, &b, 0, out, WIDTH, rows),
                      PERSIA_OK);
-    float scale[2] = {1, 2};
-    double got;
-    assert_int_equal(worker_norm(w, &g, 1, scale, 2, &got), PERSIA_OK);
-    assert_true(fabs(got - want) < 1e-4 * want);
+    worker_sum *got;
+    size_t n;
+    int all_finite;
+    assert_int_equal(worker_sums(w, &g, 1, &got, &n, &all_finite), PERSIA_OK);
+    assert_true(all_finite);
+    assert_int_equal(n, 2);
+    for (size_t t = 0; t < n; t++) {
+        const uint32_t dim = got[t].dim;
+        double *of = sums[got[t].table];
+        for (size_t i = 0; i < got[t].n; i++)
+            for (uint32_t d = 0; d < dim; d++)
+                of[got[t].ids[i] * dim + d] -= got[t].grads[i * dim + d];
+        for (size_t i = 0; i < VOCABULARY * DIM_B; i++)
+            assert_true(fabs(of[i]) < 1e-5);
+    }
+    worker_sums_free(got, n);
 
     uint8_t finite[2] = {1, 1};
     assert_int_equal(worker_finite(w, &g, 1, finite, 2), PERSIA_OK);
@@ -308,8 +317,9 @@ static void norm_and_finite(void **state)
     grad[123 * WIDTH + DIM_A + 2] = INFINITY;
     assert_int_equal(worker_finite(w, &g, 1, finite, 2), PERSIA_OK);
     assert_true(finite[0] && !finite[1]);
-    assert_int_equal(worker_norm(w, &g, 1, scale, 2, &got), PERSIA_OK);
-    assert_true(isnan(got));
+    assert_int_equal(worker_sums(w, &g, 1, &got, &n, &all_finite), PERSIA_OK);
+    assert_false(all_finite);
+    worker_sums_free(got, n);
 }
 
 int main(void)
@@ -319,7 +329,7 @@ int main(void)
         cmocka_unit_test(rows_have_gaps_of_zeros),
         cmocka_unit_test(equal_plans_are_one),
         cmocka_unit_test(bad_batches_write_nothing),
-        cmocka_unit_test(norm_and_finite),
+        cmocka_unit_test(sums_and_finite),
     };
     int failed = cmocka_run_group_tests(tests, setup, teardown);
     return failed + cmocka_run_group_tests(tests, setup_remote, teardown);

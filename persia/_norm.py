@@ -1,0 +1,77 @@
+"""The norm of gradients that wait for ``optimizer.step()``."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from persia._ranks import Passes
+
+__all__ = ["Sums", "squares", "squares_of_ranks", "sums_of"]
+
+# (table, ids [n] int64, summed gradients [n, dim] float32) of a table each.
+Sums = list[tuple[int, Tensor, Tensor]]
+
+_ODD = -7046029254386353131  # 2**64 / golden ratio, as an int64
+
+
+def sums_of(
+    held: Iterable[tuple[int, int, bytes, bytes]], factors: list[float]
+) -> Sums:
+    """What ``Store.sums()`` of the C core gave, by a factor a table."""
+    return [
+        (
+            table,
+            torch.frombuffer(bytearray(ids), dtype=torch.int64),
+            torch.frombuffer(bytearray(grads), dtype=torch.float32).view(
+                -1, dim
+            )
+            * factors[table],
+        )
+        for table, dim, ids, grads in held
+        if ids
+    ]
+
+
+def squares(sums: Sums) -> float:
+    """The square of their L2 norm."""
+    return sum(float(grads.double().square().sum()) for _, _, grads in sums)
+
+
+def squares_of_ranks(sums: Sums, finite: bool, passes: Passes) -> float:
+    """The same for the sums over all ranks: each rank adds up those of its
+    share of the ids."""
+
+    def cut(ranks: int) -> list[bytes]:
+        shares: list[Sums] = [[] for _ in range(ranks)]
+        for table, ids, grads in sums:
+            of = ((ids * _ODD) >> 33) % ranks
+            for rank, share in enumerate(shares):
+                there = of == rank
+                share.append((table, ids[there], grads[there]))
+        return [
+            pickle.dumps([(t, i.numpy(), g.numpy()) for t, i, g in share])
+            for share in shares
+        ]
+
+    tables = defaultdict(list)
+    for came in passes.swap(cut):
+        for table, ids, grads in pickle.loads(came):
+            tables[table].append(
+                (torch.from_numpy(ids), torch.from_numpy(grads))
+            )
+    total = sum(map(_square_of_table, tables.values()))
+    return passes.all_sum([total if finite else math.nan])[0]
+
+
+def _square_of_table(parts: list[tuple[Tensor, Tensor]]) -> float:
+    every = torch.cat([ids for ids, _ in parts])
+    ids, place = torch.unique(every, return_inverse=True)
+    grads = torch.cat([grads for _, grads in parts]).double()
+    sums = grads.new_zeros(len(ids), grads.shape[1])
+    return float(sums.index_add_(0, place, grads).square().sum())
