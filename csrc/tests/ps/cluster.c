@@ -83,8 +83,10 @@ static void note_patience(node *at, const rpc_call *call)
 static void serve(node *at, rpc_call *call)
 {
     uint32_t method = call->method;
+    atomic_fetch_add(&at->waiting, 1);
     while ((atomic_load(&at->held) >> method & 1) && !atomic_load(&at->down))
         sched_yield();
+    atomic_fetch_sub(&at->waiting, 1);
     at->calls[method]++;
     note_patience(at, call);
     if (atomic_load(&at->down)) {

@@ -21,6 +21,7 @@ typedef struct node {
     _Atomic(int) lose;    /* of 256 requests: not served, or served but the
                              answer is lost */
     _Atomic(uint32_t) held; /* requests of these methods (bits) wait */
+    _Atomic(int) waiting; /* those that do */
     _Atomic(int) garbage; /* the next so many answers are no messages */
     _Atomic(int) mute;    /* answers to pushes from now on are lost */
     _Atomic(int) stale;   /* the next so many pushes: STALE_LINEAGE */

@@ -126,12 +126,16 @@ static void an_answer_of_an_earlier_life_is_none(void **state)
         assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
     cluster_restart(&c, 0);
     atomic_store(&c.nodes[0].held, 1u << WIRE_HELLO);
+    atomic_store(&c.nodes[1].held, 1u << WIRE_PUSH);
     pusher sixth = {.c = remote, .no = no};
     assert_int_equal(
         pthread_create(&sixth.thread, NULL, add_one_aside, &sixth), 0);
+    while (atomic_load(&c.nodes[0].calls[WIRE_PUSH]) < 6 ||
+           !atomic_load(&c.nodes[0].waiting))
+        sched_yield(); /* its push was refused, and it is greeted */
+    atomic_store(&c.nodes[1].held, 0);
     while (atomic_load(&c.nodes[1].calls[WIRE_PUSH]) < 6 ||
-           atomic_load(&c.nodes[1].active) ||
-           !atomic_load(&c.nodes[0].active))
+           atomic_load(&c.nodes[1].active))
         sched_yield();
     cluster_restart(&c, 1);
     uint64_t id = 0;
