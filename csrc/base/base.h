@@ -132,6 +132,30 @@ philox4x32(const uint32_t counter[4], const uint32_t key[2],
  * as compiled for the oldest machine. */
 #define INLINE_HOT static inline __attribute__((always_inline))
 
+/* Named by hand: GCC unrolls loops over 16 floats and then goes on in pieces,
+ * or one by one. */
+typedef float floats16 __attribute__((vector_size(64)));
+
+/* to = scale * g, or to += scale * g. */
+INLINE_HOT void floats_add(float *to, const float *g, float scale, int first,
+                           uint32_t dim)
+{
+    uint32_t j = 0;
+
+    for (; j + 16 <= dim; j += 16) {
+        floats16 sum, more;
+        __builtin_memcpy(&more, g + j, sizeof more);
+        more = more * scale;
+        if (!first) {
+            __builtin_memcpy(&sum, to + j, sizeof sum);
+            more = sum + more;
+        }
+        __builtin_memcpy(to + j, &more, sizeof more);
+    }
+    for (; j < dim; j++)
+        to[j] = first ? scale * g[j] : to[j] + scale * g[j];
+}
+
 /* Whether x[n] holds no NaN and no Inf; for n rows of dim, `stride` floats
  * apart. */
 int floats_finite(const float *x, size_t n);

@@ -190,7 +190,9 @@ static int accept_pull(void *ctx, request *q)
                                     "for");
         w->got = *v;
     }
-    return put_piece(p, one);
+    rc = put_piece(p, one);
+    rpc_reply_free(&q->reply); /* its memory is the next piece's */
+    return rc;
 }
 
 /* ---- answers to their places ---- */

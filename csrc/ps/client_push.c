@@ -32,19 +32,6 @@ static const table_config *config_of(const pushing *p, uint32_t unit)
 
 /* ---- sums ---- */
 
-/* to = scale * g, or to += scale * g: the same operations in the same order
- * as in table_push(). */
-INLINE_HOT void add(float *restrict to, const float *restrict g, float scale,
-                    int first, uint32_t dim)
-{
-    if (first)
-        for (uint32_t j = 0; j < dim; j++)
-            to[j] = scale * g[j];
-    else
-        for (uint32_t j = 0; j < dim; j++)
-            to[j] = to[j] + scale * g[j];
-}
-
 /* The ids [from, to) of one chunk in its order, all of one cell, to the sums
  * of the cell.  Returns the first whose bag does not exist, or `to`. */
 INLINE_HOT uint32_t sum_run(const push_part *part, const group_chunk *c,
@@ -66,9 +53,10 @@ INLINE_HOT uint32_t sum_run(const push_part *part, const group_chunk *c,
         }
         if (row >= part->bags)
             return k;
-        add(sums + (size_t)place * dim, part->grad + row * part->stride,
-            part->scale ? part->scale[i] : 1, (c->place[k] & GROUP_FIRST) != 0,
-            dim);
+        floats_add(sums + (size_t)place * dim,
+                   part->grad + row * part->stride,
+                   part->scale ? part->scale[i] : 1,
+                   (c->place[k] & GROUP_FIRST) != 0, dim);
     }
     return to;
 }

@@ -49,7 +49,8 @@ static piece *pool_remove(unsigned i)
     return p;
 }
 
-/* The smallest piece that holds n bytes and is not much too large. */
+/* The smallest piece that holds n bytes and is not much too large; of several
+ * the one that came back last: it may still be in the cache. */
 static piece *pool_take(size_t n)
 {
     piece *found = NULL;
@@ -58,7 +59,7 @@ static piece *pool_take(size_t n)
     for (unsigned i = 0; i < pool.kept_n; i++) {
         size_t size = pool.kept[i]->size;
         if (size >= n && size / 2 <= n &&
-            (best == POOL_PIECES || size < pool.kept[best]->size))
+            (best == POOL_PIECES || size <= pool.kept[best]->size))
             best = i;
     }
     if (best < POOL_PIECES)

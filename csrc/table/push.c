@@ -53,30 +53,6 @@ static inline int group_is_callers(const group *g, const float *grad,
     return grad < g->sums || grad >= g->sums + g->sums_n * dim;
 }
 
-/* Named by hand: where the loops are unrolled the compiler goes on one by
- * one. */
-typedef float lanes16 __attribute__((vector_size(64)));
-
-/* to = scale * g, or to += scale * g. */
-INLINE_HOT void grad_sum(float *to, const float *g, float scale, int first,
-                         uint32_t dim)
-{
-    uint32_t j = 0;
-
-    for (; j + 16 <= dim; j += 16) {
-        lanes16 sum, more;
-        memcpy(&more, g + j, sizeof more);
-        more = more * scale;
-        if (!first) {
-            memcpy(&sum, to + j, sizeof sum);
-            more = sum + more;
-        }
-        memcpy(to + j, &more, sizeof more);
-    }
-    for (; j < dim; j++)
-        to[j] = first ? scale * g[j] : to[j] + scale * g[j];
-}
-
 /* Adds the ids of one chunk's run to the group; `entry` is a hash table of
  * group positions + 1, 0: empty.  What is read in the loop is copied before:
  * for the compiler each write might change it. */
@@ -109,7 +85,7 @@ INLINE_HOT void group_run(group *g, const push_part *part,
         }
         if (of.scale) {
             float *scaled = own.sums + sums_n++ * dim;
-            grad_sum(scaled, grad, scale, 1, dim);
+            floats_add(scaled, grad, scale, 1, dim);
             grad = scaled;
         }
         own.grad[n] = grad;
@@ -143,10 +119,10 @@ INLINE_HOT void group_sum_again(group *g, uint32_t dim)
         }
         if (group_is_callers(g, *sum, dim)) {
             float *own = g->sums + g->sums_n++ * dim;
-            grad_sum(own, *sum, 1, 1, dim);
+            floats_add(own, *sum, 1, 1, dim);
             *sum = own;
         }
-        grad_sum(g->sums + (*sum - g->sums), a->grad, a->scale, 0, dim);
+        floats_add(g->sums + (*sum - g->sums), a->grad, a->scale, 0, dim);
     }
 }
 
