@@ -246,6 +246,23 @@ class Numbers(NamedTuple):
     window: bytes
     skipped: int = 0
 
+    def applied(self) -> int:
+        """How many are in and were not skipped."""
+        return self.watermark - self.skipped + self._bits().bit_count()
+
+    def lacks(self, other: Numbers) -> int:
+        """How many that are in the other are not in this one."""
+        gap = other.watermark - self.watermark
+        mine, theirs = self._bits(), other._bits()
+        if gap <= 0:
+            return (theirs >> min(-gap, 8 * _WINDOW) & ~mine).bit_count()
+        near = min(gap, 8 * _WINDOW)
+        between = gap - (mine & (1 << near) - 1).bit_count()
+        return between + (theirs & ~(mine >> near)).bit_count()
+
+    def _bits(self) -> int:
+        return int.from_bytes(self.window, "little")
+
 
 @dataclasses.dataclass(frozen=True)
 class Part:

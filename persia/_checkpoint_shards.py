@@ -15,7 +15,14 @@ from typing import Any, Protocol
 
 from persia import _checkpoint_files as files
 from persia import _core
-from persia._checkpoint_manifest import Manifest, Part, Rows, Table, part_of
+from persia._checkpoint_manifest import (
+    Manifest,
+    Numbers,
+    Part,
+    Rows,
+    Table,
+    part_of,
+)
 from persia._patience import patiently
 from persia.cluster import Connection
 from persia.errors import (
@@ -172,6 +179,25 @@ class ShardRows:
     def _hello(self, peer: Peer) -> dict[str, Any]:
         ask = partial(peer.hello, self._namespace, "admin", 0)
         return patiently(ask, self._timeout)
+
+    def lost(self, manifest: Manifest, stream: int) -> dict[str, int]:
+        """The shards that have not all updates of a stream that a checkpoint
+        has, by address, and how many at least those are. The stream is the
+        caller's.
+        """
+        found = {}
+        for shard, peer in enumerate(self._peers):
+            part = part_of(manifest, shard, len(self._peers))
+            ask = partial(peer.hello, self._namespace, "nn_worker", stream)
+            has = Numbers(*patiently(ask, self._timeout)["ledger"])
+            for saved in part.ledgers:
+                if saved.stream != stream:
+                    continue
+                # A server that lost some is told to pass over them.
+                lost = max(has.lacks(saved), saved.applied() - has.applied())
+                if lost > 0:
+                    found[peer.address] = lost
+        return found
 
     def write(
         self,

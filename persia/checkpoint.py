@@ -52,6 +52,7 @@ from persia.errors import (
     PersiaError,
     SchemaMismatch,
     StorageError,
+    UpdatesLost,
 )
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Checkpoint:
     Attributes:
         path: the folder of the step, or its URI.
         step: its number.
-        rows: rows loaded, per table.
+        rows: rows loaded, per table; 0 where those of the servers were kept.
         extra: what was given to ``save(extra=…)``, else None.
         lineage: names the training that the rows come from.
     """
@@ -450,6 +451,7 @@ def load(
             _check_classes(parts, dense, found.folder)
             if resume == "continue":
                 number = _last_number(store, found, len(dense["ranks"]))
+                _check_live(store, found)
             _share(store, root, found)
         staged: list[Staged] = []  # of the rank that leads
         if resume == "rollback":
@@ -468,7 +470,10 @@ def load(
     return Checkpoint(
         path=found.folder,
         step=manifest.step,
-        rows={table.name: table.rows for table in tables.values()},
+        rows={
+            table.name: table.rows if resume == "rollback" else 0
+            for table in tables.values()
+        },
         extra=dense["extra"],
         lineage=manifest.lineage,
     )
@@ -513,7 +518,8 @@ def _go_on(
     if store.remote and resume == "rollback":
         _greet(store, restored=True)
     elif number is not None:
-        _core.ckpt_go_on(store._handle, number)
+        go_on = partial(_core.ckpt_go_on, store._handle, number)
+        patiently(go_on, store._connection.timeout)
     store._lineage = manifest.lineage
     store._checkpoint_id = manifest.id
 
@@ -538,6 +544,33 @@ def _last_number(store: Store, found: files.Found, ranks: int) -> int | None:
     if store.rank >= ranks:
         return None
     return last.get(streams[store.rank], 0)
+
+
+def _check_live(store: Store, found: files.Found) -> None:
+    """The rows that are there are those that the checkpoint was made of, and
+    have the updates of this rank that it has.
+    """
+    connection, manifest = store._connection, found.manifest
+    rows = rows_of(connection)
+    if connection.hosting is not None and manifest.lineage not in (
+        rows.lineage(),
+        store._lineage,  # loaded by this store before
+    ):
+        raise InvalidArgument(
+            "resume='continue' keeps the rows that servers have; the rows of "
+            f"this store are in its ranks, and those of {found.folder} ended "
+            "with the ranks that saved it: load it with resume='rollback', "
+            "or keep the rows on servers, which outlive ranks"
+        )
+    lost = rows.lost(manifest, connection.stream(store.rank))
+    if lost and store._settings.lost == "raise":
+        which = ", ".join(f"{n} at {server}" for server, n in lost.items())
+        raise UpdatesLost(
+            f"servers have lost updates of rank {store.rank} that are in "
+            f"{found.folder}, at least {which} (they were started again with "
+            "older rows, or without any): load it with resume='rollback', or "
+            "go on without these updates (Store(lost='continue'))"
+        )
 
 
 @contextlib.contextmanager

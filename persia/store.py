@@ -658,12 +658,17 @@ class Store(Rows):
                 (``stats()["client"]["duplicates"]``).
 
         Returns:
-            Folder, step, rows per table, and what was saved as ``extra``.
+            Folder, step, rows loaded per table, and what was saved as
+            ``extra``.
 
         Raises:
             SchemaMismatch: tables, dims, dtypes, optimizers or states differ.
             CorruptFile: a file is truncated or altered.
             StorageError: there is no checkpoint, or it cannot be read.
+            InvalidArgument: "continue" where the rows were in processes that
+                have ended.
+            UpdatesLost: "continue" with servers that have lost updates which
+                the checkpoint has (``Store(lost="continue")``: only counts).
         """
         from persia import checkpoint
 

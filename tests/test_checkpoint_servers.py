@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -550,6 +551,64 @@ def test_continue_from_the_beginning(tmp_path: Path, cluster: Cluster) -> None:
     first.store.load(root, **first.state(), resume="continue")
     first.train(0, 3)
     assert first.store.updates == 3
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_continue_where_a_server_has_lost_rows(
+    tmp_path: Path, cluster: Cluster, told: bool
+) -> None:
+    """One came without rows in its place; told: before the job went on."""
+    root = tmp_path / "checkpoints" / "out"
+    servers = cluster(2)
+    first = Job(servers)
+    first.train(0, 3)
+    first.store.save(root, **first.state())
+    servers.kill(1)
+    servers.restart(1)
+    if told:
+        with pytest.raises(errors.UpdatesLost, match="lost 3 updates"):
+            first.train(3, 4)
+    first.store.close()
+
+    raises = Job(servers)
+    before = raises.model["top"][1].weight.detach().clone()
+    with pytest.raises(errors.UpdatesLost) as caught:
+        raises.store.load(root, **raises.state(), resume="continue")
+    # Told by a look-up, or by an update that the new one then has.
+    lost = rf"at least {'[23]' if told else 3} at {servers.addresses[1]} "
+    assert re.search(lost, str(caught.value))
+    for words in ("rank 0", "'rollback'", "lost='continue'"):
+        assert words in str(caught.value)
+    assert torch.equal(raises.model["top"][1].weight, before)
+    assert raises.store.load(root, **raises.state()).rows["u"] > 0
+    raises.train(3, 5)
+    raises.store.close()
+
+
+def test_continue_without_what_a_server_has_lost(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    root = tmp_path / "checkpoints" / "out"
+    servers = cluster(2)
+    first = Job(servers)
+    first.train(0, 3)
+    first.store.save(root, **first.state())
+    first.train(3, 5)
+    first.store.close()
+    servers.kill(1)
+    servers.restart(1)
+    second = Job(servers, lost="continue")
+    found = second.store.load(root, **second.state(), resume="continue")
+    assert found.rows == {"u": 0, "i": 0}  # none was loaded
+    second.train(3, 5)
+    counts = second.store.stats()["client"]
+    assert (counts["lost"], counts["duplicates"]) == (3, 2)
+    # One that has the rows of the checkpoint again has lost nothing.
+    second.store.save(root, **second.state())
+    second.store.load(root, **second.state())
+    second.train(5, 6)
+    second.store.load(root, **second.state(), resume="continue")
+    second.store.close()
 
 
 def test_continue_needs_rows_that_outlive_the_process(

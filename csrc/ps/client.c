@@ -160,6 +160,11 @@ int client_greet(ps_client *c, int restored)
     return c->r ? remote_greet(c->r, restored) : PERSIA_OK;
 }
 
+int client_go_on(ps_client *c, uint64_t number)
+{
+    return c->r ? remote_go_on(c->r, number) : PERSIA_OK;
+}
+
 int client_join(ps_client *c, uint64_t step, uint64_t *applied)
 {
     if (c->r)

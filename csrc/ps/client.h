@@ -111,6 +111,10 @@ PERSIA_API void client_set_last_number(ps_client *c, uint64_t number);
  * client_last_number().  `restored`: rows were restored, so PERSIA_ELOST does
  * not tell of what was lost before.  No update is under way meanwhile. */
 PERSIA_API int client_greet(ps_client *c, int restored);
+/* Says Hello likewise, and the stream goes on after `number`.  What servers
+ * had beyond it is sent again: of those that were started again only updates
+ * up to it count as lost, and PERSIA_ELOST does not tell of them. */
+PERSIA_API int client_go_on(ps_client *c, uint64_t number);
 
 /* Joins the sync steps at all shards, with its first one after `step`;
  * *applied: the largest number of steps applied. */

@@ -241,8 +241,10 @@ void remote_note_lost(remote *r, const server *to, uint64_t lost)
 }
 
 /* Hello, tables and membership; between greeting_begin() and its end.  *top:
- * the largest number that the server has. */
-static int greet(remote *r, server *to, uint64_t deadline, uint64_t *top)
+ * the largest number that the server has.  lossless: what it has lost does
+ * not count. */
+static int greet(remote *r, server *to, uint64_t deadline, int lossless,
+                 uint64_t *top)
 {
     wire_memory memory;
     wire_hello_reply m;
@@ -277,7 +279,7 @@ static int greet(remote *r, server *to, uint64_t deadline, uint64_t *top)
         server_learn(to, &m);
         memcpy(to->numbers, numbers, PS_TABLES_MAX * sizeof *numbers);
         pthread_mutex_unlock(&to->lock);
-        remote_note_lost(r, to, lost);
+        remote_note_lost(r, to, lossless ? 0 : lost);
         *top = numbers_top(&m.ledger);
     }
     wire_memory_free(&memory);
@@ -322,7 +324,7 @@ int remote_repair(remote *r, server *to, uint64_t boot, uint64_t deadline)
         return rc;
     wire_caller now = remote_caller(r, to);
     if (now.boot == boot) {
-        rc = greet(r, to, deadline, &top);
+        rc = greet(r, to, deadline, 0, &top);
         if (!rc)
             r->counts.reconnects++;
     }
@@ -330,24 +332,43 @@ int remote_repair(remote *r, server *to, uint64_t boot, uint64_t deadline)
     return rc;
 }
 
-int remote_greet(remote *r, int restored)
+/* *last: the largest number that any server has. */
+static int greet_each(remote *r, int lossless, uint64_t *last)
 {
-    uint64_t deadline = remote_deadline(r), last = 0, top = 0;
+    uint64_t deadline = remote_deadline(r), top = 0;
     int rc = PERSIA_OK;
     for (uint32_t i = 0; i < r->servers_n && !rc; i++) {
         server *to = r->servers[i];
         rc = greeting_begin(to, 1);
         if (rc)
             break;
-        rc = greet(r, to, deadline, &top);
+        rc = greet(r, to, deadline, lossless, &top);
         greeting_end(to);
-        last = top > last ? top : last;
+        *last = top > *last ? top : *last;
     }
+    return rc;
+}
+
+int remote_greet(remote *r, int restored)
+{
+    uint64_t last = 0;
+    int rc = greet_each(r, 0, &last);
     if (rc)
         return rc;
     remote_set_last(r, last);
     if (restored)
         (void)remote_tell_lost(r);
+    return PERSIA_OK;
+}
+
+int remote_go_on(remote *r, uint64_t number)
+{
+    uint64_t last = 0;
+    int rc = greet_each(r, 1, &last);
+    if (rc)
+        return rc;
+    remote_set_last(r, number);
+    (void)remote_tell_lost(r);
     return PERSIA_OK;
 }
 

@@ -223,6 +223,7 @@ int remote_skip(remote *r, const client_update *update);
 int remote_join(remote *r, uint64_t step, uint64_t *applied);
 int remote_leave(remote *r, int hurry);
 int remote_greet(remote *r, int restored);
+int remote_go_on(remote *r, uint64_t number);
 void remote_set_last(remote *r, uint64_t number);
 int remote_get(remote *r, uint32_t no, size_t n, const uint64_t *ids,
                float *vectors, float *state, uint8_t *found);

@@ -598,10 +598,13 @@ static PyObject *ckpt_go_on(PyObject *module, PyObject *args)
     int code = step_get(handle, "load", &owner);
     if (code)
         return py_raise(code);
-    client_set_last_number(step_client(owner), number);
-    step_renumber(owner);
+    Py_BEGIN_ALLOW_THREADS
+    code = client_go_on(step_client(owner), number);
+    if (!code)
+        step_renumber(owner);
     step_put(owner);
-    Py_RETURN_NONE;
+    Py_END_ALLOW_THREADS
+    return code ? py_raise(code) : Py_NewRef(Py_None);
 }
 
 /* ---- plain files -------------------------------------------------------- */
@@ -667,8 +670,8 @@ static PyMethodDef methods[] = {
      "ckpt_greet(handle, restored)\n--\n\nLearns what the shards have, now "
      "or because rows were restored."},
     {"ckpt_go_on", ckpt_go_on, METH_VARARGS,
-     "ckpt_go_on(handle, number)\n--\n\nThe store's updates go on after this "
-     "one."},
+     "ckpt_go_on(handle, number)\n--\n\nLearns what the shards have; the "
+     "store's updates go on after this one."},
     {"ckpt_verify", ckpt_verify_, METH_VARARGS,
      "ckpt_verify(handle, no, folder, files)\n--\n\nReads every byte of a "
      "table's row files and changes nothing."},

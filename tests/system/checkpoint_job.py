@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 import persia
-from persia import Batch, JaggedBatch, _checkpoint_ranks
+from persia import Batch, JaggedBatch, _checkpoint_ranks, errors
 from persia._checkpoint_ranks import Ranks
 
 STEPS = 8
@@ -180,6 +180,29 @@ def counting(servers: str, root: str, rank: int) -> Any:
                 step=done,
             )
     raise AssertionError("not killed")
+
+
+def kept(servers: str, root: str, rank: int) -> Any:
+    """Goes on with the rows of this job, or tries to with an earlier one's."""
+    job = Counter(servers, 4, 0)
+    if Path(root, "LATEST").exists():
+        try:
+            job.store.load(root, **job.state(), resume="continue")
+        except errors.PersiaError as error:
+            return f"{type(error).__name__}: {error}"
+    for step, batch in enumerate(job.loader, 1):
+        job.push(batch)
+        if step == 2:
+            job.store.save(root, **job.state())
+    job.store.load(root, **job.state(), resume="continue")
+    for batch in job.loader:
+        job.push(batch)
+    once = job.values()
+    job.store.load(root, **job.state())
+    job.store.load(root, **job.state(), resume="continue")
+    for batch in job.loader:
+        job.push(batch)
+    return once, job.values()
 
 
 # ---- failures --------------------------------------------------------------

@@ -110,6 +110,16 @@ def test_a_job_goes_on_with_the_same_bits(
     assert store.stats()["tables"]["u"]["rows"] == found.rows["u"] > 0
 
 
+def test_continue_with_rows_on_the_ranks(tmp_path: Path) -> None:
+    """Every update counts once while they live, and they do not come back."""
+    root = tmp_path / "out"
+    for once, again in launch(tmp_path, "kept", "ranks", root):
+        assert once == again == {4.0 * WORLD}
+    for text in launch(tmp_path, "kept", "ranks", root):
+        assert text.startswith("InvalidArgument: ")
+        assert "the rows of this store are in its ranks" in text
+
+
 def test_one_rank_fails(tmp_path: Path, where: Callable[[int], str]) -> None:
     results = launch(tmp_path, "failing", where(2), tmp_path / "out")
     for name, kind, words in (

@@ -106,6 +106,34 @@ static void what_only_some_servers_have_is_counted(void **state)
     cluster_free(&c);
 }
 
+/* A job that goes on sends again what came after its checkpoint. */
+static void what_is_sent_again_is_not_lost(void **state)
+{
+    (void)state;
+    cluster c;
+    float got[IDS];
+    ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_RAISE);
+    uint32_t no = declare_counting(remote);
+    for (int i = 0; i < 7; i++)
+        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    cluster_restart(&c, 1);
+    assert_int_equal(client_go_on(remote, 0), PERSIA_OK);
+    for (int i = 0; i < 7; i++)
+        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    assert_int_equal(counts_of(remote).lost, 0);
+    assert_int_equal(counts_of(remote).duplicates, 7);
+    read_counts(remote, no, got);
+    for (uint64_t i = 0; i < IDS; i++)
+        assert_true(got[i] == 7);
+    cluster_restart(&c, 0);
+    assert_int_equal(client_go_on(remote, 5), PERSIA_OK);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    assert_int_equal(counts_of(remote).lost, 5);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
 static void *add_one_aside(void *arg)
 {
     pusher *p = arg;
@@ -385,6 +413,7 @@ int main(void)
         cmocka_unit_test(lost_updates_are_counted_and_told),
         cmocka_unit_test(a_new_process_counts_its_own_losses),
         cmocka_unit_test(what_only_some_servers_have_is_counted),
+        cmocka_unit_test(what_is_sent_again_is_not_lost),
         cmocka_unit_test(an_answer_of_an_earlier_life_is_none),
         cmocka_unit_test(who_looks_at_rows_disturbs_nobody),
         cmocka_unit_test(a_step_that_one_rank_knows_of_is_lost_for_all),
