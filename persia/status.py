@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import http.client
+import threading
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,15 +15,24 @@ from typing import Any
 
 from persia import _core
 from persia._patience import patiently
-from persia.errors import InvalidArgument, PersiaError, Unavailable
+from persia.errors import InvalidArgument, PersiaError
 from persia.security import Security
 
-__all__ = ["ServerStatus", "TableStatus", "ask", "staleness", "tables"]
+__all__ = [
+    "ServerStatus",
+    "TableStatus",
+    "WorkerStatus",
+    "ask",
+    "ask_workers",
+    "staleness",
+    "tables",
+]
 
 _RATES = ("updates", "pulls", "pushes")
 _TABLE_RATES = ("pulled", "created")
 _MESSAGE_LIMIT = 64 << 20
 _START = 2.0  # seconds that a server may take to start
+_EXAMPLE = "http://127.0.0.1:9100/metrics"
 
 
 @dataclasses.dataclass
@@ -36,6 +48,16 @@ class ServerStatus:
     table_rates: dict[str, dict[str, float]] = dataclasses.field(
         default_factory=dict
     )
+    error: str = ""
+
+
+@dataclasses.dataclass
+class WorkerStatus:
+    """One worker, by the URL of its metrics. ``staleness``: how many look-ups
+    had which; ``error`` where it could not be asked."""
+
+    url: str
+    staleness: dict[int, int] = dataclasses.field(default_factory=dict)
     error: str = ""
 
 
@@ -147,34 +169,68 @@ def tables(servers: Sequence[ServerStatus]) -> list[TableStatus]:
     return list(found.values())
 
 
-def staleness(urls: Sequence[str], timeout: float = 10.0) -> dict[int, int]:
-    """How many look-ups had which staleness, of all workers together.
+def ask_workers(
+    urls: Sequence[str], timeout: float = 10.0
+) -> list[WorkerStatus]:
+    """The workers with these URLs of metrics, all at once.
 
     Args:
-        urls: of the metrics of workers, see :mod:`persia.prometheus`.
-        timeout: seconds that a worker has to answer.
-
-    Raises:
-        Unavailable: a worker does not answer, or not with its metrics.
+        urls: see :mod:`persia.prometheus`.
+        timeout: seconds that each has for its whole answer.
     """
+    until = time.monotonic() + timeout
+    found, threads = [WorkerStatus(url) for url in urls], []
+    for one in found:
+        # Not of a pool: nobody waits for one that is late.
+        one.error = f"no whole answer within {timeout:g} s"
+        threads.append(
+            threading.Thread(target=_look, args=(one, timeout), daemon=True)
+        )
+        threads[-1].start()
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    return [dataclasses.replace(one) for one in found]
+
+
+def _look(status: WorkerStatus, timeout: float) -> None:
+    """At the page of one worker."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    found: dict[int, int] = {}
-    for url in urls:
+    url = status.url
+    try:
         if not url.startswith(("http://", "https://")):
-            raise InvalidArgument(
-                f"{url!r} is no URL of a worker's metrics, such as "
-                "http://127.0.0.1:9100/metrics"
+            raise ValueError(f"need a URL such as {_EXAMPLE}")
+        _ = urllib.parse.urlsplit(url).port  # raises for what is none
+        with urllib.request.urlopen(url, timeout=timeout) as page:
+            text = page.read(_MESSAGE_LIMIT).decode()
+            if page.length:
+                raise ValueError(f"{page.length} bytes of the page lack")
+        families = list(text_string_to_metric_families(text))
+        if not any(f.name.startswith("persia_") for f in families):
+            raise ValueError(
+                "the page has none of Persia: it is another program's, or "
+                f"the store was closed; need a URL such as {_EXAMPLE}"
             )
-        try:
-            with urllib.request.urlopen(url, timeout=timeout) as page:
-                text = page.read().decode()
-            families = list(text_string_to_metric_families(text))
-        except (OSError, ValueError) as error:
-            raise Unavailable(f"{url}: no metrics: {error}") from None
+        found: dict[int, int] = {}
         for family in families:
             if family.name == "persia_staleness":
                 _add_buckets(family.samples, found)
+    except TimeoutError:
+        return
+    except http.client.BadStatusLine:
+        status.error = "no metrics: what listens there does not speak HTTP"
+    except Exception as error:  # the page may be anything
+        status.error = f"no metrics: {ascii(str(error))[1:-1]}"
+    else:
+        status.staleness, status.error = found, ""
+
+
+def staleness(workers: Sequence[WorkerStatus]) -> dict[int, int]:
+    """How many look-ups had which staleness, of all workers together."""
+    found: dict[int, int] = {}
+    for worker in workers:
+        for k, n in worker.staleness.items():
+            found[k] = found.get(k, 0) + n
     return found
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -47,40 +49,45 @@ def status(
     TLS and tokens are those of the environment (PERSIA_TLS_CA, PERSIA_TOKEN,
     ...). Staleness is counted where it occurs, in the workers: they export it
     where PERSIA_METRICS_PORT is set, and are asked by the URL of their
-    metrics. The exit status is 1 if a server did not answer.
+    metrics. The exit status is 1 if one of those asked did not answer.
     """
     from persia import status as looking
 
     given = addresses or os.environ.get("PERSIA_SERVERS", "").split(",")
     urls = [a for a in given if "://" in a]
-    found = looking.ask(
-        [a.strip() for a in given if a.strip() and a not in urls],
-        namespace=namespace,
-        timeout=timeout,
-        interval=interval,
-    )
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(looking.ask_workers, urls, timeout)
+        found = looking.ask(
+            [a.strip() for a in given if a.strip() and a not in urls],
+            namespace=namespace,
+            timeout=timeout,
+            interval=interval,
+        )
+        workers = asked.result()
     tables = looking.tables(found)
-    stale = looking.staleness(urls, timeout)
+    stale = looking.staleness(workers)
+    failed = [(s.address, s.error) for s in found if s.error]
+    failed += [(w.url, w.error) for w in workers if w.error]
     if as_json:
         print(
             json.dumps(
                 {
                     "servers": [dataclasses.asdict(s) for s in found],
                     "tables": [dataclasses.asdict(t) for t in tables],
+                    "workers": [dataclasses.asdict(w) for w in workers],
                     "staleness": stale,
                 }
             )
         )
     else:
         console.print(_servers(found))
-        for s in found:
-            if s.error:
-                console.print(f"{s.address}: [red]{s.error}[/]")
+        for name, error in failed:
+            console.print(f"{escape(name)}: [red]{escape(error)}[/]")
         if tables:
             console.print(_tables(tables))
-        if urls:
+        if any(not w.error for w in workers):
             console.print(_staleness(stale))
-    if any(s.error for s in found):
+    if failed:
         raise typer.Exit(1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -153,11 +154,13 @@ def test_the_staleness_of_workers() -> None:
     train(store, 30, 3)
     port = prometheus.export(store, 0)
     url = f"http://127.0.0.1:{port}/metrics"
-    found = looking.staleness([url])
+    (worker,) = looking.ask_workers([url])
+    found = looking.staleness([worker])
     seen = store.stats()["loader"]["staleness"]
     assert found == {k: n for k, n in seen.items() if n}
     assert sum(found.values()) == 30 and max(found) <= 3
-    assert looking.staleness([url, url])[0] == 2 * found[0]
+    twice = looking.staleness(looking.ask_workers([url, url]))
+    assert twice[0] == 2 * found[0]
     with serving() as server:
         done = run(server.address, url, "--interval", "0", "--json")
         assert done.returncode == 0, done.stderr
@@ -166,14 +169,77 @@ def test_the_staleness_of_workers() -> None:
         words = run(server.address, url, "--interval", "0")
         assert "staleness of look-ups" in words.stdout
     store.close()
-    assert looking.staleness([url]) == {}
+    (worker,) = looking.ask_workers([url])
+    assert not worker.staleness and "store was closed" in worker.error
+
+
+class Answers:
+    """What listens on a port and answers everybody with these bytes, again and
+    again, a moment apart."""
+
+    def __init__(self, *parts: bytes) -> None:
+        self.parts = parts
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}/metrics"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                one, _ = self.socket.accept()
+                args = (one,)
+                threading.Thread(target=self._one, args=args).start()
+
+    def _one(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.recv(1000)
+            for part in self.parts:
+                connection.sendall(part)
+                time.sleep(0.05)
+
+
+OK = b"HTTP/1.0 200 OK\r\n"
+
+
+def test_urls_of_something_else_are_named() -> None:
+    pages = {
+        "does not speak HTTP": Answers(b"SSH-2.0-OpenSSH_9.2\r\n"),
+        "997 bytes of the page lack": Answers(
+            OK, b"Content-Length: 1000\r\n\r\nabc"
+        ),
+        "has none of Persia": Answers(OK, b"\r\nup 1\n"),
+        "can't decode": Answers(OK, b"\r\n", bytes(range(256))),
+        "no metrics: could not": Answers(
+            OK,
+            b"\r\n# TYPE persia_staleness histogram\n",
+            b'persia_staleness_bucket{le="x"} 1\n',
+        ),
+        "no whole answer within 2 s": Answers(OK, b"\r\n", *[b"# x\n"] * 400),
+    }
+    urls = {page.url: words for words, page in pages.items()}
+    urls["http://127.0.0.1:x/metrics"] = "Port"
+    urls["http://127.0.0.1:99999/metrics"] = "Port out of range"
+    urls["http://[::1/metrics"] = "IPv6"
+    urls["ftp://127.0.0.1/metrics"] = "need a URL such as http://"
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{closed.getsockname()[1]}/metrics"
-        with pytest.raises(errors.Unavailable, match="no metrics"):
-            looking.staleness([nobody])
-    with pytest.raises(errors.InvalidArgument, match="no URL"):
-        looking.staleness(["127.0.0.1:9100"])
+        urls[nobody] = "refused"
+        with serving() as server:
+            urls[f"http://{server.address}/metrics"] = "does not speak HTTP"
+            flags = ["--interval", "0", "--timeout", "2"]
+            done = run(server.address, *urls, *flags, COLUMNS="300")
+            since = time.monotonic()
+            workers = looking.ask_workers(list(urls), 2)
+            assert time.monotonic() - since < 4
+    assert done.returncode == 1, done.stderr
+    assert re.search(rf"{server.address} +0/1 ", done.stdout)
+    assert not done.stderr
+    for worker in workers:
+        assert urls[worker.url] in worker.error
+        assert f"{worker.url}: {worker.error}\n" in done.stdout
+    for page in pages.values():
+        page.socket.close()
 
 
 def test_the_port_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
