@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -92,10 +93,11 @@ class Security:
         """From files of PEM and of a token.
 
         Raises:
-            InvalidArgument: parts that do not go together.
+            InvalidArgument: parts that do not go together, or a file without
+                what it should hold.
             StorageError: a file cannot be read.
         """
-        return cls(
+        made = cls(
             ca=_read("TLS CA", ca),
             cert=_read("TLS certificate", cert),
             key=_read("TLS key", key),
@@ -105,6 +107,8 @@ class Security:
             server_name=server_name,
             insecure=insecure,
         )
+        _check_files(ca, cert, key)
+        return made
 
     @classmethod
     def from_environment(
@@ -146,6 +150,42 @@ def _read(what: str, path: str | os.PathLike[str] | None) -> str | None:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise StorageError(f"{what}: {path} cannot be read: {error}") from None
+
+
+def _check_files(
+    ca: str | os.PathLike[str] | None,
+    cert: str | os.PathLike[str] | None,
+    key: str | os.PathLike[str] | None,
+) -> None:
+    """gRPC would only say that a port cannot be served, or nobody reached."""
+    if ca is None and cert is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_ciphers("ALL:@SECLEVEL=0")  # how strong is gRPC's affair
+    for what, path in (("TLS CA", ca), ("TLS certificate", cert)):
+        if path is None:
+            continue
+        try:
+            context.load_verify_locations(path)
+        except ssl.SSLError:
+            raise InvalidArgument(
+                f"{what}: {path} holds no certificate; need PEM, which begins "
+                "with -----BEGIN CERTIFICATE-----"
+            ) from None
+    if cert is None or key is None:
+        return
+    try:
+        context.load_cert_chain(cert, key, password="")  # asks nobody for one
+    except ssl.SSLError as error:
+        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
+            raise InvalidArgument(
+                f"TLS certificate {cert} and TLS key {key} do not belong "
+                "together: give the key that the certificate was made for"
+            ) from None
+        raise InvalidArgument(
+            f"TLS key: {key} holds no key that can be used; need PEM without "
+            "a password, which begins with -----BEGIN PRIVATE KEY-----"
+        ) from None
 
 
 def _token(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from persia import certs, errors
 from persia.security import Security
@@ -55,3 +56,35 @@ def test_wrong_parts_are_named(tmp_path: Path) -> None:
         Security.load(ca=tmp_path / "none.pem")
     with pytest.raises(errors.InvalidArgument, match="not both"):
         Security.load(token="a", token_file=tmp_path / "t")
+
+
+def test_files_that_do_not_hold_what_they_should(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder in (one, other):
+        certs.write_set(folder, ["localhost"])
+    cert, key, ca = one / "server.pem", one / "server-key.pem", one / "ca.pem"
+    assert Security.load(ca=ca, cert=cert, key=key).mutual is False
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("-----BEGIN CERTIFICATE-----\nno\n")
+    locked = tmp_path / "locked.pem"
+    locked.write_bytes(
+        serialization.load_pem_private_key(
+            key.read_bytes(), None
+        ).private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"word"),
+        )
+    )
+    strange = other / "server-key.pem"
+    for parts, words in (
+        ((ca, cert, strange), f"{cert} and TLS key {strange} do not belong"),
+        ((garbage, None, None), f"TLS CA: {garbage} holds no certificate"),
+        ((key, None, None), f"TLS CA: {key} holds no certificate"),
+        ((ca, garbage, key), f"TLS certificate: {garbage} holds no"),
+        ((ca, cert, garbage), f"TLS key: {garbage} holds no key"),
+        ((ca, cert, cert), f"TLS key: {cert} holds no key"),
+        ((ca, cert, locked), f"TLS key: {locked} .* without a password"),
+    ):
+        with pytest.raises(errors.InvalidArgument, match=words):
+            Security.load(**dict(zip(("ca", "cert", "key"), parts)))
