@@ -37,6 +37,7 @@ _REQUEST_BYTES = 100  # who asks, number of the update, lengths
 _TABLE_BYTES = 45  # a table's part of a request: hyper-parameters, padding
 
 _SHARDS_MAX = 4096
+_TABLES_MAX = 4096  # of a store
 _RANGES = 65536  # of the hash: a shard has some of them
 _SLOTS = 8 * (2**32 - 1)  # rows of one table in one shard
 
@@ -145,7 +146,7 @@ def plan(
         batch: samples of a rank's batch: one pull and one push to each
             server.
         ids: of a sample.
-        distinct: share of a batch's ids that differ, 0 to 1.
+        distinct: share of a batch's ids that differ, more than 0, to 1.
         tables: in which they are looked up.
         wire: dtype of vectors and gradients on the wire.
         server_memory: bytes of a server.
@@ -239,8 +240,13 @@ def _check(
             ("wire", wire, " or ".join(WIRE), wire in WIRE),
             ("qps", qps, "0 or more", 0 <= qps < math.inf),
             ("batch", batch, "at least 1", batch >= 1),
-            ("tables", tables, "at least 1", tables >= 1),
-            ("distinct", distinct, "0 to 1", 0 < distinct <= 1),
+            (
+                "tables",
+                tables,
+                f"1 to {_TABLES_MAX}, as many as a store may have",
+                1 <= tables <= _TABLES_MAX,
+            ),
+            ("distinct", distinct, "more than 0, to 1", 0 < distinct <= 1),
             ("headroom", headroom, "0 to below 1", 0 <= headroom < 1),
         )
         if not good

@@ -149,6 +149,8 @@ def test_what_asks_for_servers_is_told() -> None:
         ({"wire": "int8"}, "wire is 'int8'"),
         ({"optimizer": "lamb"}, "optimizer is 'lamb', need one of sgd, "),
         ({"headroom": 1.0}, "headroom is 1.0"),
+        ({"distinct": 0.0}, "distinct is 0.0, need more than 0, to 1"),
+        ({"tables": 5000}, "tables is 5000, need 1 to 4096, as many as a"),
         (
             {"rows": 6.25e12, "server_memory": 2**38},
             "4096 servers, .* too little memory: --server-memory of at least "
