@@ -48,8 +48,7 @@ class RemoteRoot:
         self._uri = urllib.parse.urlsplit(uri)
         with self._calls("used"):
             self._fs, path = fs.FileSystem.from_uri(uri)
-        self._path = path.rstrip("/")
-        self.name: str = self._path.rpartition("/")[2]
+        self._path: str = path.rstrip("/")
         if not self._uri.path.strip("/"):
             raise InvalidArgument(
                 f"{self} names no folder: give one, as in {self}/out"
@@ -97,7 +96,10 @@ class RemoteRoot:
     def _staging(self) -> Path:
         """Where the folders of `writing` and `reading` are made."""
         if self.shared:
-            return Path(os.environ[STAGING]) / self.name
+            above, _, name = self._path.rpartition("/")
+            if STEP.fullmatch(name):  # of that root
+                name = above.rpartition("/")[2] or name
+            return Path(os.environ[STAGING]) / name
         return Path(tempfile.gettempdir())
 
     def above(self, found: Found | None) -> Path:

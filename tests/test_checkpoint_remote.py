@@ -323,3 +323,5 @@ def test_files_are_made_in_the_folder_of_the_environment(
     assert os.listdir(tmp_path / "out") == [".lock"]
     assert persia.Store  # the package was imported without S3 in the way
     assert make_store().load(uri("deep/out")).rows == {"t": 4}
+    assert make_store().load(uri("deep/out/step-0")).rows == {"t": 4}
+    assert os.listdir(tmp_path) == ["out"]
