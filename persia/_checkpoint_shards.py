@@ -226,6 +226,11 @@ class ShardRows:
                 self._timeout,
                 stop,
             )
+        except InvalidArgument as error:
+            raise Unavailable(
+                f"the save into {folder} has come to nothing, a server was "
+                f"started again in the middle of it: save again ({error})"
+            ) from error
         finally:
             # Where that fails the shard forgets it by itself.
             for shard in range(len(peers)):

@@ -690,6 +690,28 @@ def test_a_server_dies(tmp_path: Path, cluster: Cluster) -> None:
     assert torch.equal(fresh.store.rows("u", ids), job.store.rows("u", ids))
 
 
+def test_a_server_is_started_again_in_the_middle_of_a_save(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "checkpoints" / "out"
+    servers = cluster(2)
+    job = Job(servers, lost="continue")
+    job.train(0, 2)
+    poll = _checkpoint_shards._poll
+
+    def killed(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        servers.kill(1)
+        servers.restart(1)
+        return poll(*arguments)
+
+    monkeypatch.setattr(_checkpoint_shards, "_poll", killed)
+    words = f"started again .*save again .*{servers.addresses[1]}"
+    with pytest.raises(errors.Unavailable, match=words):
+        job.store.save(root, **job.state())
+    assert job.store.save(root, **job.state()) == root / "step-2"
+
+
 def test_a_save_where_servers_do_not_write(
     tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
