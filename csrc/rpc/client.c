@@ -22,7 +22,7 @@ typedef struct client_channel {
     grpc_channel *channel;
     void *methods[WIRE_METHODS_N]; /* gRPC's handles */
     grpc_slice token;              /* "Bearer ..." */
-    int has_token;
+    int has_token, is_admin;       /* is_admin: the administration's */
     pthread_mutex_t lock; /* guards what follows, and the calls' links */
     pthread_cond_t idle;  /* calls became empty */
     client_call *calls;   /* until their callback has returned */
@@ -148,11 +148,18 @@ static void call_judge(client_call *l)
         if (l->rc == PERSIA_EUNAVAILABLE && !sent &&
             strstr(text, "certificate"))
             l->rc = PERSIA_EDENIED;
-        size_t room = strlen(l->channel->base.address) + strlen(text) + 3;
+        const char *which =
+            l->rc == PERSIA_EDENIED && l->channel->is_admin
+                ? " (this client shows its administration token, which "
+                  "serves for all calls)"
+                : "";
+        size_t room = strlen(l->channel->base.address) + strlen(text) +
+                      strlen(which) + 3;
         if (!sent)
             tell_status(l, text);
         else if ((l->text = malloc(room)))
-            snprintf(l->text, room, "%s: %s", l->channel->base.address, text);
+            snprintf(l->text, room, "%s: %s%s", l->channel->base.address,
+                     text, which);
         free(details);
         return;
     }
@@ -411,6 +418,7 @@ int rpc_channel_open(const rpc_channel_config *config, rpc_channel **out)
         const char *token = shown.admin_token ? shown.admin_token
                                               : shown.token;
         c->has_token = token != NULL;
+        c->is_admin = shown.admin_token != NULL;
         if (token)
             c->token = grpc_slice_from_copied_string(token);
         guard_free(&shown);
