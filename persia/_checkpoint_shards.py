@@ -220,17 +220,19 @@ class ShardRows:
                     patiently(begin, self._timeout)
             tables = self._tables()
             between()
-            answers = _poll(
-                len(peers),
-                partial(ask, _core.SNAPSHOT_STATUS),
-                self._timeout,
-                stop,
-            )
-        except InvalidArgument as error:
-            raise Unavailable(
-                f"the save into {folder} has come to nothing, a server was "
-                f"started again in the middle of it: save again ({error})"
-            ) from error
+            try:
+                answers = _poll(
+                    len(peers),
+                    partial(ask, _core.SNAPSHOT_STATUS),
+                    self._timeout,
+                    stop,
+                )
+            except InvalidArgument as error:
+                raise Unavailable(
+                    f"the save into {folder} has come to nothing, a server "
+                    f"was started again in the middle of it: save again "
+                    f"({error})"
+                ) from error
         finally:
             # Where that fails the shard forgets it by itself.
             for shard in range(len(peers)):
