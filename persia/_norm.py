@@ -12,7 +12,7 @@ from torch import Tensor
 
 from persia._ranks import Passes
 
-__all__ = ["Sums", "squares", "squares_of_ranks", "sums_of"]
+__all__ = ["squares"]
 
 # (table, ids [n] int64, summed gradients [n, dim] float32) of a table each.
 Sums = list[tuple[int, Tensor, Tensor]]
@@ -20,11 +20,20 @@ Sums = list[tuple[int, Tensor, Tensor]]
 _ODD = -7046029254386353131  # 2**64 / golden ratio, as an int64
 
 
-def sums_of(
-    held: Iterable[tuple[int, int, bytes, bytes]], factors: list[float]
-) -> Sums:
-    """What ``Store.sums()`` of the C core gave, by a factor a table."""
-    return [
+def squares(
+    finite: bool,
+    held: Iterable[tuple[int, int, bytes, bytes]],
+    factors: list[float],
+    passes: Passes | None,
+) -> float:
+    """The square of their L2 norm; NaN if there are NaN or Inf.
+
+    Args:
+        finite, held: what ``sums()`` of the C core's store gave.
+        factors: one a table.
+        passes: of the ranks over which they are summed; None: of this one.
+    """
+    sums = [
         (
             table,
             torch.frombuffer(bytearray(ids), dtype=torch.int64),
@@ -36,16 +45,15 @@ def sums_of(
         for table, dim, ids, grads in held
         if ids
     ]
+    if passes is None:
+        total = sum(float(g.double().square().sum()) for _, _, g in sums)
+        return total if finite else math.nan
+    total = _squares_of_share(sums, passes)
+    return passes.all_sum([total if finite else math.nan])[0]
 
 
-def squares(sums: Sums) -> float:
-    """The square of their L2 norm."""
-    return sum(float(grads.double().square().sum()) for _, _, grads in sums)
-
-
-def squares_of_ranks(sums: Sums, finite: bool, passes: Passes) -> float:
-    """The same for the sums over all ranks: each rank adds up those of its
-    share of the ids."""
+def _squares_of_share(sums: Sums, passes: Passes) -> float:
+    """Of the ids that are this rank's share, summed over all ranks."""
 
     def cut(ranks: int) -> list[bytes]:
         shares: list[Sums] = [[] for _ in range(ranks)]
@@ -65,11 +73,10 @@ def squares_of_ranks(sums: Sums, finite: bool, passes: Passes) -> float:
             tables[table].append(
                 (torch.from_numpy(ids), torch.from_numpy(grads))
             )
-    total = sum(map(_square_of_table, tables.values()))
-    return passes.all_sum([total if finite else math.nan])[0]
+    return sum(map(_squares_of_table, tables.values()))
 
 
-def _square_of_table(parts: list[tuple[Tensor, Tensor]]) -> float:
+def _squares_of_table(parts: list[tuple[Tensor, Tensor]]) -> float:
     every = torch.cat([ids for ids, _ in parts])
     ids, place = torch.unique(every, return_inverse=True)
     grads = torch.cat([grads for _, grads in parts]).double()

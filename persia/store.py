@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import math
 import secrets
 import threading
 import warnings
@@ -352,17 +351,12 @@ class Store(Rows):
         if self.update != "step":
             raise errors.InvalidArgument(
                 "clip_grad_norm_ needs the gradients before they are "
-                "applied; make the store "
-                'with update="step"'
+                'applied; make the store with update="step"'
             )
         division = self._division()
         factors = [f * division for f in self._optimizer._factors()]
-        finite, held = self._core.sums()
-        sums = _norm.sums_of(held, factors)
-        if self.world > 1:
-            passes = self._connection.passes
-            return _norm.squares_of_ranks(sums, finite, passes)
-        return _norm.squares(sums) if finite else math.nan
+        passes = self._connection.passes if self.world > 1 else None
+        return _norm.squares(*self._core.sums(), factors, passes)
 
     def flush(self, timeout: float | None = None) -> None:
         """Returns when every gradient of a finished backward is in the tables.

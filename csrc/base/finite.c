@@ -42,6 +42,8 @@ HOT int floats_finite(const float *x, size_t n)
         lanes_look(&bad[0], x + i);
         lanes_look(&bad[1], x + i + LANES);
     }
+    for (; i + LANES <= n; i += LANES)
+        lanes_look(&bad[0], x + i);
     for (; i < n; i++)
         rest |= float_bad(x + i);
     bad[0] |= bad[1];

@@ -281,9 +281,10 @@ static int apply_block(apply *a, size_t at, size_t n, const int64_t *slots)
             int rc = row_make(a, at + i, &slot);
             if (rc)
                 return rc;
-            for (size_t k = 0; k < live; k++) /* the arena may have moved */
-                rows[k] = a->s->arena.base + (rows[k] - base);
-            base = a->s->arena.base;
+            char *const moved = a->s->arena.base; /* it may have */
+            for (size_t k = 0; k < live && moved != base; k++)
+                rows[k] = moved + (rows[k] - base);
+            base = moved;
             if (slot < 0)
                 continue;
             row = base + (size_t)slot * stride;

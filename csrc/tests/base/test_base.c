@@ -1,10 +1,13 @@
-/* base: messages per thread, error names, interrupts, fork, philox. */
+/* base: messages per thread, error names, interrupts, fork, philox,
+ * floats. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <float.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -152,9 +155,67 @@ static void test_philox_known_answers(void **state)
     }
 }
 
+static void spoil(float *at, int how)
+{
+    static const float all[] = {NAN, -NAN, INFINITY, -INFINITY};
+    *at = all[how % 4];
+}
+
+/* Finite floats whose exponents come next to those of NaN and Inf. */
+static void fill_finite(float *x, size_t n)
+{
+    static const float all[] = {FLT_MAX, -FLT_MAX, 0, -0.0f, FLT_MIN, 1};
+    for (size_t i = 0; i < n; i++)
+        x[i] = all[i % 6];
+}
+
+static void test_floats_are_finite_or_not(void **state)
+{
+    (void)state;
+    enum { MOST = 70 };
+    float x[MOST + 2];
+    for (size_t n = 0; n <= MOST; n++) {
+        fill_finite(x, MOST + 2);
+        spoil(x, 0);
+        spoil(x + n + 1, 2); /* what is around does not count */
+        assert_true(floats_finite(x + 1, n));
+        for (size_t i = 0; i < n; i++) {
+            float was = x[i + 1];
+            spoil(x + i + 1, (int)i);
+            assert_false(floats_finite(x + 1, n));
+            x[i + 1] = was;
+        }
+    }
+}
+
+static void test_rows_are_finite_or_not(void **state)
+{
+    (void)state;
+    enum { ROWS = 60, DIM = 40, GAP = 3 };
+    static float x[ROWS * (DIM + GAP)];
+    for (size_t dim = 1; dim <= DIM; dim++)
+        for (size_t gap = 0; gap <= GAP; gap += GAP) {
+            const size_t stride = dim + gap;
+            fill_finite(x, ROWS * stride);
+            for (size_t i = 0; i < ROWS; i++)
+                for (size_t j = dim; j < stride; j++)
+                    spoil(x + i * stride + j, (int)j);
+            assert_true(rows_finite(x, ROWS, dim, stride));
+            for (size_t i = 0; i < ROWS; i += 59)
+                for (size_t j = 0; j < dim; j++) {
+                    float was = x[i * stride + j];
+                    spoil(x + i * stride + j, (int)j);
+                    assert_false(rows_finite(x, ROWS, dim, stride));
+                    x[i * stride + j] = was;
+                }
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_floats_are_finite_or_not),
+        cmocka_unit_test(test_rows_are_finite_or_not),
         cmocka_unit_test(test_text_is_kept_per_thread),
         cmocka_unit_test(test_text_may_quote_itself_and_is_cut),
         cmocka_unit_test(test_names),
