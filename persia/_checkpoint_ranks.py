@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,6 +21,7 @@ from persia import errors
 T = TypeVar("T")
 
 _TICK = 1.0  # seconds between signs of life while rank 0 works
+_GRACE = 5.0  # seconds more than rank 0 waits, which knows who is missing
 _PATIENCE = 10.0  # seconds for the others after Ctrl-C
 _POLL = 0.05  # seconds between looks at what a signal left
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -73,10 +75,14 @@ class Ranks:
 
     Args:
         alone: no other rank takes part, whatever the process group says.
+        silence: seconds after which a rank that says nothing while rank 0
+            works is an error. Before and after, ranks may take their time:
+            the timeout of the process group is for that.
     """
 
-    def __init__(self, alone: bool) -> None:
+    def __init__(self, alone: bool, silence: float = 60.0) -> None:
         self.rank, self.world = 0, 1
+        self._silence = silence
         #: Set when the work of rank 0 is not wanted any more.
         self.stop = threading.Event()
         #: What a signal's handler raised and the others are to hear of.
@@ -137,11 +143,45 @@ class Ranks:
 
     # ---- messages
 
-    def _gather(self, mine: _Message) -> list[_Message]:
+    def _wait(self, sign: Any, rank: int, seconds: float | None) -> None:
+        """Until a sign was sent to a rank, or came from it (None: as long as
+        the process group has patience)."""
+        try:
+            if seconds is None:
+                sign.wait()
+            else:
+                sign.wait(timedelta(seconds=seconds))
+        except RuntimeError as error:
+            if "Timed out" not in str(error):
+                raise
+            raise errors.DeadlineExceeded(
+                f"rank {rank} of {self.world} has said nothing for too long "
+                f"in the middle of a checkpoint ({error}): is it stopped, or "
+                "cut off?"
+            ) from error
+
+    def _meet(self, silence: float | None) -> None:
+        """Until every rank is here: rank 0 hears each, then each hears rank
+        0. Unlike the collectives of torch it knows who does not come.
+        """
+        dist, sign = torch.distributed, torch.zeros(1)
+        if self.rank:
+            patience = silence and silence + _GRACE
+            self._wait(dist.isend(sign, 0), 0, patience)
+            self._wait(dist.irecv(sign, 0), 0, patience)
+            return
+        for rank in range(1, self.world):
+            self._wait(dist.irecv(sign, rank), rank, silence)
+        for rank in range(1, self.world):
+            self._wait(dist.isend(sign, rank), rank, silence)
+
+    def _gather(self, mine: _Message, silence: float | None) -> list[_Message]:
         if self._device is not None:
             torch.cuda.set_device(self._device)
         every: list[Any] = [None] * self.world
         try:
+            if torch.distributed.get_backend() == "gloo":
+                self._meet(silence)
             torch.distributed.all_gather_object(every, mine)
         except RuntimeError as error:
             text = (str(error) or "no text").splitlines()[0]
@@ -156,11 +196,12 @@ class Ranks:
         value: Any = None,
         error: BaseException | None = None,
         done: bool = False,
+        silence: float | None = None,
     ) -> list[_Message]:
         """What each rank has to say; raises what any has failed with."""
         error = error or self._interrupt
         message = _Message(_failure(error), done, value)
-        future = self._threads.submit(self._gather, message)
+        future = self._threads.submit(self._gather, message, silence)
         deadline: float | None = None
         while concurrent.futures.wait([future], _POLL).not_done:
             if self._interrupt is None:
@@ -224,7 +265,7 @@ class Ranks:
                     if future.done():
                         done, error = True, future.exception()
                         value = None if error else future.result()
-                every = self._exchange(value, error, done)
+                every = self._exchange(value, error, done, self._silence)
                 if every[0].done:
                     result: T = every[0].value
                     return result

@@ -211,7 +211,7 @@ def _ranks(store: Store) -> Ranks:
             f"this store is of rank {store.rank} of {store.world}, but "
             f"torch.distributed of rank {place[0]} of {place[1]}"
         )
-    return Ranks(alone=False)
+    return Ranks(alone=False, silence=store._connection.timeout + 5)
 
 
 def _share(store: Store, root: files.Root, found: files.Found | None) -> None:

@@ -305,13 +305,47 @@ def interrupt(ready: Path, delay: float) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+def frozen(servers: str, root: str, rank: int) -> Any:
+    """Each rank in turn is stopped while rank 0 works: what the others say."""
+    return [freeze(root, rank, victim) for victim in (1, 0)]
+
+
+def freeze(root: str, rank: int, victim: int) -> str:
+    # A process group that has failed is of no more use: one for each turn.
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    store = f"file://{root}.group.{victim}"
+    world = int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", store, rank=rank, world_size=world)
+    ready = Path(f"{root}.ready.{victim}")
+    try:
+        with Ranks(alone=False, silence=2.0) as ranks:
+            pids = ranks.gathered(os.getpid())
+            if rank == victim:
+                freezing = Thread(target=stop_when, args=(ready,))
+                freezing.start()
+            ranks.lead(partial(until_stopped, ranks, ready))
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+    if rank != victim:
+        os.kill(pids[victim], signal.SIGCONT)
+    return text
+
+
+def stop_when(ready: Path) -> None:
+    while not ready.exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def main() -> None:
     folder, scenario, servers, root = sys.argv[1:]
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     result = globals()[scenario](servers, root, rank)
     torch.save(result, Path(folder) / f"{scenario}.{rank}.pt")
-    dist.barrier()
+    if scenario != "frozen":
+        dist.barrier()
     dist.destroy_process_group()
 
 

@@ -190,3 +190,10 @@ def test_ctrl_c_ends_the_work_of_all_ranks(tmp_path: Path) -> None:
     own = "KeyboardInterrupt: "
     assert one == 40 * [own, f"Interrupted: {told.format(1)}"]
     assert two == 40 * [f"Interrupted: {told.format(0)}", own]
+
+
+def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
+    zero, one = launch(tmp_path, "frozen", "ranks", tmp_path / "out")
+    late = "DeadlineExceeded: rank {} of 2 has said nothing for too long"
+    assert zero[0].startswith(late.format(1))
+    assert one[1].startswith(late.format(0))
