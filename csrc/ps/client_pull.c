@@ -217,20 +217,28 @@ static int widen_values(void *ctx, size_t i)
     return PERSIA_OK;
 }
 
+INLINE_HOT void row_fetch(const float *from, const float *to, uint32_t dim)
+{
+    for (uint32_t j = 0; j < dim; j += 16) {
+        __builtin_prefetch(from + j);
+        __builtin_prefetch(to + j, 1);
+    }
+}
+
 /* Vectors of one cell of a chunk to the rows of the job. */
 INLINE_HOT void scatter(const float *restrict from, const uint32_t *place,
                         const uint16_t *order, uint32_t n,
                         float *restrict out, size_t stride, uint32_t dim)
 {
-    enum { AHEAD = 8 };
+    const uint32_t ahead = rows_ahead(dim);
 
+    for (uint32_t i = 0; i < n && i < ahead; i++)
+        row_fetch(from + (size_t)(place[i] & ~GROUP_FIRST) * dim,
+                  out + order[i] * stride, dim);
     for (uint32_t i = 0; i < n; i++) {
-        if (i + AHEAD < n) {
-            const float *next =
-                from + (size_t)(place[i + AHEAD] & ~GROUP_FIRST) * dim;
-            for (uint32_t j = 0; j < dim; j += 16)
-                __builtin_prefetch(next + j);
-        }
+        if (i + ahead < n)
+            row_fetch(from + (size_t)(place[i + ahead] & ~GROUP_FIRST) * dim,
+                      out + order[i + ahead] * stride, dim);
         memcpy(out + order[i] * stride,
                from + (size_t)(place[i] & ~GROUP_FIRST) * dim,
                dim * sizeof *out);

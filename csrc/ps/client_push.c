@@ -32,25 +32,29 @@ static const table_config *config_of(const pushing *p, uint32_t unit)
 
 /* ---- sums ---- */
 
+INLINE_HOT void grad_fetch(const push_part *part, size_t i, uint32_t dim)
+{
+    const float *grad =
+        part->grad + (part->bag ? part->bag[i] : i) * part->stride;
+    for (uint32_t j = 0; j < dim; j += 16)
+        __builtin_prefetch(grad + j);
+}
+
 /* The ids [from, to) of one chunk in its order, all of one cell, to the sums
  * of the cell.  Returns the first whose bag does not exist, or `to`. */
 INLINE_HOT uint32_t sum_run(const push_part *part, const group_chunk *c,
                             uint32_t from, uint32_t to, float *sums,
                             uint32_t dim)
 {
-    enum { AHEAD = 8 };
+    const uint32_t ahead = rows_ahead(dim);
 
+    for (uint32_t k = from; k < to && k < from + ahead; k++)
+        grad_fetch(part, c->first + c->order[k], dim);
     for (uint32_t k = from; k < to; k++) {
         size_t i = c->first + c->order[k], row = part->bag ? part->bag[i] : i;
         uint32_t place = c->place[k] & ~GROUP_FIRST;
-        if (k + AHEAD < to) {
-            size_t next = c->first + c->order[k + AHEAD];
-            const float *ahead =
-                part->grad +
-                (part->bag ? part->bag[next] : next) * part->stride;
-            for (uint32_t j = 0; j < dim; j += 16)
-                __builtin_prefetch(ahead + j);
-        }
+        if (k + ahead < to)
+            grad_fetch(part, c->first + c->order[k + ahead], dim);
         if (row >= part->bags)
             return k;
         floats_add(sums + (size_t)place * dim,

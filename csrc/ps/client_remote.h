@@ -24,6 +24,13 @@
 #include "ps/numbers.h"
 #include "ps/sync.h"
 
+/* Rows that a loop over rows anywhere in memory fetches before it needs them:
+ * 32 lines, as another core may have written them. */
+INLINE_HOT uint32_t rows_ahead(uint32_t dim)
+{
+    return dim < 512 ? 512 / dim : 1;
+}
+
 /* ---- a server ---- */
 
 typedef struct server {
