@@ -143,14 +143,15 @@ class Ranks:
 
     # ---- messages
 
-    def _wait(self, sign: Any, rank: int, seconds: float | None) -> None:
+    def _wait(self, sign: Any, rank: int, until: float | None) -> None:
         """Until a sign was sent to a rank, or came from it (None: as long as
         the process group has patience)."""
         try:
-            if seconds is None:
+            if until is None:
                 sign.wait()
             else:
-                sign.wait(timedelta(seconds=seconds))
+                left = max(until - time.monotonic(), 1e-3)
+                sign.wait(timedelta(seconds=left))
         except RuntimeError as error:
             if "Timed out" not in str(error):
                 raise
@@ -165,15 +166,18 @@ class Ranks:
         0. Unlike the collectives of torch it knows who does not come.
         """
         dist, sign = torch.distributed, torch.zeros(1)
+        until = None if silence is None else time.monotonic() + silence
         if self.rank:
-            patience = silence and silence + _GRACE
-            self._wait(dist.isend(sign, 0), 0, patience)
-            self._wait(dist.irecv(sign, 0), 0, patience)
+            until = until and until + _GRACE
+            self._wait(dist.isend(sign, 0), 0, until)
+            self._wait(dist.irecv(sign, 0), 0, until)
             return
-        for rank in range(1, self.world):
-            self._wait(dist.irecv(sign, rank), rank, silence)
-        for rank in range(1, self.world):
-            self._wait(dist.isend(sign, rank), rank, silence)
+        others = range(1, self.world)
+        heard = [dist.irecv(torch.empty(1), rank) for rank in others]
+        for rank, one in zip(others, heard, strict=True):
+            self._wait(one, rank, until)
+        for rank in others:
+            self._wait(dist.isend(sign, rank), rank, until)
 
     def _gather(self, mine: _Message, silence: float | None) -> list[_Message]:
         if self._device is not None:
