@@ -162,22 +162,22 @@ static void tell(updates *u, const update *one, int rc)
         ahead_paid(step_ahead(u->s));
 }
 
-/* A background job: one update; after a part also those that came meanwhile,
- * whose jobs did not wait. */
+/* A background job: all updates that it finds.  Jobs that meet a part while
+ * another one is under way do not wait, whatever comes behind it; so nobody
+ * ends while there is something to take. */
 static void update_job(void *ctx)
 {
     updates *u = ctx;
-    int drop, is_part = 1;
-    for (update *one; is_part && (one = take(u, &drop));) {
+    int drop;
+    for (update *one; (one = take(u, &drop));) {
         if (u->named && !drop)
             ahead_applying(step_ahead(u->s), one->held, one->n,
                            one->name.number);
         int rc = drop ? PERSIA_ECLOSED : step_run(u->s, one);
-        is_part = one->name.parts > 1;
         tell(u, one, rc);
 
         pthread_mutex_lock(&u->lock);
-        if (is_part)
+        if (one->name.parts > 1)
             u->part_runs = 0;
         one->next = u->ended;
         u->ended = one;

@@ -468,6 +468,66 @@ static void test_updates_after_a_pass_are_no_parts(void **state)
     job_close(&j);
 }
 
+/* Keeps all updates from being applied until `go`. */
+typedef struct barrier {
+    job *job;
+    _Atomic(int) closed, go;
+} barrier;
+
+static int keep_closed(void *arg)
+{
+    barrier *b = arg;
+    atomic_store(&b->closed, 1);
+    while (!atomic_load(&b->go))
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    return PERSIA_OK;
+}
+
+static void *hold_gate(void *arg)
+{
+    barrier *b = arg;
+    (void)ps_between(b->job->p, keep_closed, b);
+    return NULL;
+}
+
+/* A pass ends while a part is under way and one waits behind it; the updates
+ * that follow are no parts, and all of them are applied. */
+static void test_updates_behind_parts_that_wait(void **state)
+{
+    enum { PARTS = 2, AFTER = 4 };
+    (void)state;
+    job j;
+    uint64_t applied;
+    pthread_t thread;
+    job_open(&j, 2);
+    rank *one = &j.ranks[0];
+    barrier b = {.job = &j};
+    assert_int_equal(step_leave(j.ranks[1].s, 0), PERSIA_OK);
+    assert_int_equal(step_join(one->s, &applied), PERSIA_OK);
+    assert_int_equal(step_sync(one->s, 0, 0, 2), PERSIA_OK);
+    pthread_create(&thread, NULL, hold_gate, &b);
+    while (!atomic_load(&b.closed))
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    for (int i = 0; i < PARTS; i++) {
+        assert_int_equal(hold(one, 0), PERSIA_OK);
+        assert_int_equal(apply(one, STEP_MINE), PERSIA_OK);
+    }
+    nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+    assert_int_equal(step_leave(one->s, 0), PERSIA_OK);
+    for (int i = 0; i < AFTER; i++) {
+        assert_int_equal(hold(one, 0), PERSIA_OK);
+        assert_int_equal(apply(one, STEP_MINE), PERSIA_OK);
+    }
+    nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+    atomic_store(&b.go, 1);
+    pthread_join(thread, NULL);
+    /* The part behind it comes from a rank that has left. */
+    assert_int_equal(step_flush(one->s, 5000000000u), PERSIA_EARG);
+    assert_int_equal(step_flush(one->s, 5000000000u), PERSIA_OK);
+    assert_int_equal(value(one), PARTS - 1 + AFTER);
+    job_close(&j);
+}
+
 static void test_bad_arguments(void **state)
 {
     (void)state;
@@ -487,6 +547,7 @@ int main(void)
         cmocka_unit_test(test_ranks_take_every_step_together),
         cmocka_unit_test(test_a_lookup_is_sent_behind_the_update),
         cmocka_unit_test(test_updates_after_a_pass_are_no_parts),
+        cmocka_unit_test(test_updates_behind_parts_that_wait),
         cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
