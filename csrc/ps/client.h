@@ -86,8 +86,9 @@ typedef struct client_update {
  *
  * Remote: numbers follow one another, at most 4,096 are under way; update
  * NULL or number 0: the client counts.  What is wrong with the jobs, NaN and
- * Inf (policy raise) included, is found before any shard hears of it; then an
- * empty part of the sync step is sent, for which other ranks wait.  After any
+ * Inf (policy raise) and messages over a server's limit included, is found
+ * before any shard hears of it; then an empty part of the sync step is sent,
+ * for which other ranks wait.  After any
  * other error the update may be applied at some shards.  It is given up: its
  * number is not used again.  Shards do not count by table, so the sums are
  * in jobs[0].  PERSIA_ELOST tells once of updates that were lost before; this

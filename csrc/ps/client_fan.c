@@ -153,18 +153,17 @@ static void request_came(void *ctx, int rc, rpc_reply *reply)
         call_end(k);
 }
 
-/* Over the server's limit there is no use in sending it. */
-static int check_size(const request *q, const wire_out *o)
+int server_check_size(server *to, size_t bytes)
 {
-    pthread_mutex_lock(&q->to->lock);
-    uint64_t limit = q->to->message_limit;
-    pthread_mutex_unlock(&q->to->lock);
-    if (!limit || o->bytes <= limit)
+    pthread_mutex_lock(&to->lock);
+    uint64_t limit = to->message_limit;
+    pthread_mutex_unlock(&to->lock);
+    if (!limit || bytes <= limit)
         return PERSIA_OK;
     return err_set(PERSIA_ELIMIT,
                    "%s: a request of %zu bytes is over the server's limit of "
                    "%llu; make the batch smaller or the limit larger",
-                   q->to->address, o->bytes, (unsigned long long)limit);
+                   to->address, bytes, (unsigned long long)limit);
 }
 
 static void request_start(const fan *f, request *q, uint64_t deadline)
@@ -181,7 +180,7 @@ static void request_start(const fan *f, request *q, uint64_t deadline)
     wire_out_init(&o);
     int rc = f->encode(f->ctx, q, &o);
     if (!rc)
-        rc = check_size(q, &o);
+        rc = server_check_size(q->to, o.bytes);
     if (rc) {
         wire_out_free(&o);
         request_fail(q, rc);
@@ -303,7 +302,7 @@ static void start_due(call *k, const fan *f, uint64_t deadline)
 typedef struct fan_state {
     size_t flying, came;
     uint64_t next; /* when a paused one is due; UINT64_MAX: none is */
-    const request *failed; /* for good; the first */
+    const request *failed; /* for good; the first, or one interrupted */
 } fan_state;
 
 static fan_state look(call *k)
@@ -317,7 +316,8 @@ static fan_state look(call *k)
             s.next = 0;
         if (q->state == REQUEST_PAUSED && q->at < s.next)
             s.next = q->at;
-        if (q->state == REQUEST_DONE && q->rc && !s.failed)
+        if (q->state == REQUEST_DONE && q->rc &&
+            (!s.failed || q->rc == PERSIA_EINTR))
             s.failed = q;
     }
     return s;
@@ -419,6 +419,9 @@ int fan_run(call *k, const fan *f, uint64_t deadline)
             s = look(k);
         }
         pthread_mutex_unlock(&k->lock);
+        /* The interrupt was taken, in a greeting: it does not come again. */
+        if (s.failed && s.failed->rc == PERSIA_EINTR)
+            return err_set(PERSIA_EINTR, "%s", s.failed->text);
         if (!s.flying && !s.came && s.next == UINT64_MAX) {
             note_failed(k);
             return result(k, s.failed);

@@ -253,6 +253,38 @@ static int encode_push(void *ctx, const request *q, wire_out *o)
     return wire_put_push(o, &m);
 }
 
+/* More bytes than the message to a shard has. */
+static size_t message_most(const pushing *p, uint32_t shard)
+{
+    enum { FIXED = 1024, A_TABLE = 512, AN_ID = 8 + 4 + 4 };
+    const wire_push_table *m = p->tables + (size_t)shard * p->units;
+    size_t bytes = FIXED;
+    for (uint32_t u = 0; u < p->units; u++)
+        bytes += A_TABLE + m[u].grads.n * (AN_ID + sizeof(float) *
+                                                       m[u].grads.dim);
+    return bytes;
+}
+
+/* Whether all servers take their messages.  It is tried only where the limit
+ * is near. */
+static int check_sizes(pushing *p)
+{
+    int rc = PERSIA_OK;
+    for (uint32_t s = 0; s < p->shards && !rc; s++) {
+        server *to = p->r->servers[s];
+        if (server_check_size(to, message_most(p, s)) == PERSIA_OK)
+            continue;
+        const request q = {.to = to, .caller = remote_caller(p->r, to)};
+        wire_out o;
+        wire_out_init(&o);
+        rc = encode_push(p, &q, &o);
+        if (!rc)
+            rc = server_check_size(to, o.bytes);
+        wire_out_free(&o);
+    }
+    return rc;
+}
+
 /* With the server's lock held. */
 static void note_step(server *from, uint64_t step)
 {
@@ -431,9 +463,10 @@ static int prepare(pushing *p)
         rc = group_make(g, p->r->s, p->shards, &batch);
     if (!rc)
         rc = make_sums(p);
-    if (!rc)
-        list_tables(p);
-    return rc;
+    if (rc)
+        return rc;
+    list_tables(p);
+    return check_sizes(p);
 }
 
 static int send_all(pushing *p)

@@ -125,6 +125,9 @@ int fan_prepare(call *k, server *const *to, size_t n);
  * again; the result is that of the first one that failed. */
 int fan_run(call *k, const fan *f, uint64_t deadline);
 
+/* PERSIA_ELIMIT over the server's limit: there is no use in sending it. */
+int server_check_size(server *to, size_t bytes);
+
 /* ---- the client ---- */
 
 enum { KEPT_MAX = 16 };

@@ -325,7 +325,8 @@ static enum ledger_state look_locked(ledger *l, const ledger_key *key,
         const stream *s = find_locked(l, key->stream);
         return s->owned && s->client != key->client ? LEDGER_TAKEN : state;
     }
-    if (!f || state != LEDGER_NEW)
+    /* Also when it is done already: how it went, its answer says. */
+    if (!f || (state != LEDGER_NEW && state != LEDGER_DONE))
         return state;
     if (waiter) {
         waiter->next = NULL;

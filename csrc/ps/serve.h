@@ -24,6 +24,7 @@
 enum {
     PARKED_MAX = 1024, /* pulls, and copies of updates */
     PARTS_MAX = PARKED_MAX + SYNC_RANKS, /* with parts of steps */
+    REFUSED_MAX = 64, /* that are remembered */
     TAKEN = -1         /* a handler's: it answers the call itself */
 };
 
@@ -41,6 +42,14 @@ typedef struct parked {
     wire_memory memory; /* of m and of this */
     wire_pull m;
 } parked;
+
+/* An update that counts as applied, but failed here.  Who asks again, for the
+ * answer was lost, must not be told that it was applied. */
+typedef struct refusal {
+    uint64_t stream, number; /* number 0: none */
+    int code;
+    char text[512];
+} refusal;
 
 struct ps_service {
     ps *p;
@@ -60,6 +69,8 @@ struct ps_service {
     pthread_mutex_t wait_lock; /* guards: */
     sync_steps sync;           /* parts are push_calls */
     parked *parked;            /* in no order */
+    refusal refused[REFUSED_MAX]; /* the last ones */
+    uint64_t refused_n;        /* all that were put there */
     _Atomic(uint32_t) parked_n; /* those and copies of updates under way */
     uint64_t wake_at;          /* when the timer looks; UINT64_MAX: never */
     int stop;
@@ -155,6 +166,12 @@ void wait_part(ps_service *s, push_call *c);
  * its client asks again and knows better. */
 int wait_pull(ps_service *s, rpc_call *call, wire_memory *memory,
               const wire_pull *m);
+/* An update in the ledger that was not applied; then what is known of it: its
+ * code and text ([room]), or PERSIA_OK. */
+void wait_note_refused(ps_service *s, const ledger_key *key, int code,
+                       const char *text);
+int wait_was_refused(ps_service *s, const ledger_key *key, char *text,
+                     size_t room);
 /* The step was applied (with the gate held), or is not any more. */
 void wait_applied(ps_service *s, uint64_t step);
 void wait_failed(ps_service *s);
@@ -163,7 +180,7 @@ void wait_failed(ps_service *s);
 void wait_go_on(ps_service *s);
 /* Fails all that waits. */
 void wait_drop(ps_service *s, int code, const char *text);
-/* Takes on a step, with the gate held exclusively. */
+/* Takes on a step and forgets refusals, with the gate held exclusively. */
 void wait_set_step(ps_service *s, uint64_t step);
 uint64_t wait_step(ps_service *s);
 /* Ranks of a world that take no part in steps, in `memory`: [*n]; NULL and 0

@@ -43,8 +43,14 @@ void push_reply_status(ps_service *s, push_call *c, uint32_t status)
 
 void push_reply_state(ps_service *s, push_call *c, enum ledger_state state)
 {
+    char text[512];
+    int code = PERSIA_OK;
+    if (state == LEDGER_DONE)
+        code = wait_was_refused(s, &c->key, text, sizeof text);
     if (service_is_stale(s, &c->m.caller)) /* it is another ledger's */
         push_reply_status(s, c, PUSH_STALE_LINEAGE);
+    else if (code)
+        push_fail(s, c, code, text);
     else if (state == LEDGER_DONE)
         push_reply_status(s, c, PUSH_DUPLICATE);
     else if (state == LEDGER_BEYOND)
@@ -387,6 +393,9 @@ void push_apply(ps_service *s, push_call **calls, uint32_t n)
     buffer_give(u.wide);
     if (u.step && !u.applied)
         wait_failed(s);
+    /* Before copies of it stop waiting for this answer. */
+    for (uint32_t i = 0; i < n && rc && u.applied; i++)
+        wait_note_refused(s, &calls[i]->key, rc, text);
     if (!rc)
         atomic_fetch_add(&s->pushes, n);
 

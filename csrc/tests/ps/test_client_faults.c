@@ -520,6 +520,131 @@ static void an_update_that_one_shard_refuses_counts_at_all(void **state)
     cluster_free(&c);
 }
 
+/* A message that is too large for one of the servers: no other one applies
+ * its part, and nobody waits for a part of a step. */
+static void an_update_too_large_for_one_server_reaches_none(void **state)
+{
+    enum { LIMIT = 4096 };
+    (void)state;
+    cluster c;
+    float got[IDS];
+    cluster_make(&c, 2);
+    for (uint32_t i = 0; i < 2; i++) {
+        c.nodes[i].config.message_limit = LIMIT;
+        cluster_restart(&c, i);
+    }
+    client_config config = cluster_config(&c);
+    ps_client *remote = cluster_client(&c, &config);
+    uint32_t no = declare_counting(remote);
+    static uint64_t ids[LIMIT / 8];
+    static float grad[LIMIT / 8 * DIM];
+    size_t n = 0;
+    for (uint64_t id = 0; n < LIMIT / 8; id++)
+        if (shard_of(id, 2) == 1 || n == 0)
+            ids[n++] = id;
+    push_part part = {.n = n, .ids = ids, .grad = grad, .stride = DIM,
+                      .bags = n};
+    optim_args sgd = {.kind = OPTIM_SGD, .lr = 1, .step = 1,
+                      .grad_scale = 1};
+    push_job job = {.parts = &part, .parts_n = 1, .optim = &sgd};
+    assert_int_equal(client_push(remote, NULL, &no, &job, 1), PERSIA_ELIMIT);
+    assert_non_null(strstr(err_text(), "ps1:8888"));
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(ps_updates(c.nodes[i].p), 0);
+    /* Ranks hear that nothing comes. */
+    client_update name = {.number = 2, .step = 1, .part = 0, .parts = 2};
+    uint64_t applied;
+    config.rank = 1;
+    config.world = 2;
+    config.stream++;
+    ps_client *other = cluster_client(&c, &config);
+    assert_int_equal(client_leave(other, 0), PERSIA_OK);
+    assert_int_equal(client_join(remote, 0, &applied), PERSIA_OK);
+    assert_int_equal(client_push(remote, &name, &no, &job, 1),
+                     PERSIA_ELIMIT);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(ps_updates(c.nodes[i].p), 1);
+    read_counts(remote, no, got);
+    assert_true(got[0] == 0);
+    client_destroy(other);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+typedef struct adder {
+    ps_client *c;
+    uint32_t no;
+    size_t n;
+    int rc;
+    char text[FAN_TEXT];
+} adder;
+
+static void *add_aside(void *arg)
+{
+    adder *a = arg;
+    a->rc = add_one(a->c, NULL, a->no, 0, a->n);
+    snprintf(a->text, sizeof a->text, "%s", err_text());
+    return NULL;
+}
+
+/* A server refuses its part, and the answer is lost. */
+static void a_refusal_that_is_lost_is_told_again(void **state)
+{
+    (void)state;
+    cluster c;
+    pthread_t thread;
+    ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_RAISE);
+    uint32_t no = declare_bounded(remote, 8); /* 4 a shard */
+    uint64_t n = 0, per[2] = {0, 0};
+    while (per[0] < 5 && per[1] < 5) /* then one shard has too many ids */
+        per[shard_of(n++, 2)]++;
+    node *full = &c.nodes[per[0] == 5 ? 0 : 1];
+    adder a = {.c = remote, .no = no, .n = n};
+    atomic_store(&full->mute, 1);
+    assert_int_equal(pthread_create(&thread, NULL, add_aside, &a), 0);
+    while (!atomic_load(&full->calls[WIRE_PUSH]))
+        sched_yield();
+    atomic_store(&full->mute, 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(a.rc, PERSIA_ECAPACITY);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
+static node *greeted;
+static _Atomic(int) stopped;
+static int stop_while_greeting(void)
+{
+    if (atomic_load(&stopped) || !greeted ||
+        !atomic_load(&greeted->waiting))
+        return PERSIA_OK;
+    atomic_store(&stopped, 1);
+    return PERSIA_EINTR;
+}
+
+/* Ctrl-C while one server that came back is greeted: the call does not wait
+ * for another one until its deadline. */
+static void an_interrupt_of_a_greeting_ends_the_call(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *remote = open_one(&c, 2, 6 * SECOND, LOST_CONTINUE);
+    uint32_t no = declare_counting(remote);
+    cluster_restart(&c, 0);
+    atomic_store(&c.nodes[0].held, 1u << WIRE_HELLO);
+    atomic_store(&c.nodes[1].held, UINT32_MAX);
+    greeted = &c.nodes[0];
+    interrupt_install(stop_while_greeting);
+    uint64_t start = clock_ns();
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_EINTR);
+    interrupt_install(NULL);
+    assert_true(clock_ns() - start < 3 * SECOND);
+    atomic_store(&c.nodes[0].held, 0);
+    atomic_store(&c.nodes[1].held, 0);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -537,6 +662,9 @@ int main(void)
         cmocka_unit_test(ranks_apply_one_step_together),
         cmocka_unit_test(leaving_does_not_wait_for_servers_that_have_failed),
         cmocka_unit_test(an_update_that_one_shard_refuses_counts_at_all),
+        cmocka_unit_test(an_update_too_large_for_one_server_reaches_none),
+        cmocka_unit_test(a_refusal_that_is_lost_is_told_again),
+        cmocka_unit_test(an_interrupt_of_a_greeting_ends_the_call),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
