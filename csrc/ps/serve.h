@@ -61,6 +61,7 @@ struct ps_service {
     ledger *ledger;
     buffers *buffers;
     _Atomic(int) closed;
+    _Atomic(uint32_t) calls; /* see service_set_calls() */
     _Atomic(uint64_t) pulls, pushes, duplicates, failed;
 
     pthread_mutex_t declare_lock; /* guards: */
@@ -68,7 +69,9 @@ struct ps_service {
 
     pthread_mutex_t wait_lock; /* guards: */
     sync_steps sync;           /* parts are push_calls */
+    uint32_t world;            /* of the rank that joined last */
     parked *parked;            /* in no order */
+    uint32_t parked_pulls;     /* how many these are */
     refusal refused[REFUSED_MAX]; /* the last ones */
     uint64_t refused_n;        /* all that were put there */
     _Atomic(uint32_t) parked_n; /* those and copies of updates under way */

@@ -56,6 +56,11 @@ int service_set_checkpoints(ps_service *s, const char *path)
     return PERSIA_OK;
 }
 
+void service_set_calls(ps_service *s, uint32_t calls)
+{
+    atomic_store(&s->calls, calls);
+}
+
 int service_create(ps *p, const service_config *config, ps_service **out)
 {
     uint64_t lineage = config->lineage;

@@ -247,6 +247,18 @@ void wait_set_step(ps_service *s, uint64_t step)
     pthread_mutex_unlock(&s->wait_lock);
 }
 
+/* Whether all parts of a step but one can wait at once for the last. */
+static int check_world(const ps_service *s, const wire_leave *m)
+{
+    const uint32_t calls = atomic_load(&s->calls);
+    if (!m->joins || !calls || m->world <= calls)
+        return PERSIA_OK;
+    return err_set(PERSIA_ELIMIT, "%u ranks train in step, but the server "
+                   "has at most %u requests in hand at once, of which the "
+                   "part of each rank is one: start it with more (--calls)",
+                   m->world, calls);
+}
+
 int handle_leave(ps_service *s, rpc_call *call, wire_memory *memory,
                  answer *a)
 {
@@ -258,9 +270,13 @@ int handle_leave(ps_service *s, rpc_call *call, wire_memory *memory,
     if (!rc && m.world > SYNC_RANKS)
         rc = err_set(PERSIA_ELIMIT, "a world of %u ranks, at most %d can "
                      "train in step", m.world, SYNC_RANKS);
+    if (!rc)
+        rc = check_world(s, &m);
     if (rc)
         return rc;
     pthread_mutex_lock(&s->wait_lock);
+    if (m.joins)
+        s->world = m.world;
     void **dropped = sync_move(&s->sync, m.rank, m.world, (int)m.joins,
                                m.step, &n);
     for (size_t i = 0; i < m.left_n && m.joins; i++)
@@ -284,6 +300,14 @@ int handle_leave(ps_service *s, rpc_call *call, wire_memory *memory,
 
 /* ---- pulls -------------------------------------------------------------- */
 
+/* Pulls that wait must not keep out the updates that they wait for. */
+static int pulls_fill_locked(const ps_service *s)
+{
+    const uint32_t calls = atomic_load(&s->calls);
+    const uint32_t updates = s->world > calls / 2 ? s->world : calls / 2;
+    return calls && s->parked_pulls + updates >= calls;
+}
+
 int wait_pull(ps_service *s, rpc_call *call, wire_memory *memory,
               const wire_pull *m)
 {
@@ -304,10 +328,15 @@ int wait_pull(ps_service *s, rpc_call *call, wire_memory *memory,
     if (atomic_load(&s->closed)) {
         rc = err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
     } else if (!ledger_has(s->ledger, m->stream, m->after)) {
+        waits = !pulls_fill_locked(s);
+        if (!waits)
+            rc = err_set(PERSIA_EUNAVAILABLE, "too many requests wait");
+    }
+    if (waits) {
         one->next = s->parked;
         s->parked = one;
+        s->parked_pulls++;
         wake_locked(s, until);
-        waits = 1;
     }
     pthread_mutex_unlock(&s->wait_lock);
     if (waits)
@@ -328,6 +357,7 @@ static parked *take_pulls_locked(ps_service *s, uint64_t now)
             continue;
         }
         *at = one->next;
+        s->parked_pulls--;
         one->next = taken;
         taken = one;
     }

@@ -360,6 +360,7 @@ static PyObject *server_start(PyObject *self, PyObject *args,
     config.message_limit = message;
     config.ctx = s->served->service;
     config.s = ps_sched(s->served->p);
+    service_set_calls(s->served->service, config.calls_max);
     int rc = rpc_server_start(&config, &s->rpc);
     if (rc) {
         s->rpc = NULL;

@@ -371,6 +371,41 @@ static void what_waits_is_bounded_and_closed(void **state)
     job_stop(j);
 }
 
+/* A server has so many requests in hand, those that wait included. */
+static void what_waits_leaves_room_for_updates(void **state)
+{
+    enum { CALLS = 8 };
+    (void)state;
+    job *j = job_start();
+    pending *waiting[CALLS / 2];
+    service_set_calls(j->v.s, CALLS);
+    for (int i = 0; i < CALLS / 2; i++)
+        waiting[i] = pull_after(j, 1, LONG);
+    expect_error(pull_after(j, 1, LONG), PERSIA_EUNAVAILABLE, "too many");
+    service_set_calls(j->v.s, 0);
+    pending *more = pull_after(j, 1, LONG);
+    wire_push m = push_of(&j->v, STREAM, 1, &j->table, 1);
+    assert_int_equal(push(&j->v, &m).status, PUSH_APPLIED);
+    for (int i = 0; i < CALLS / 2; i++)
+        expect_row(waiting[i], 1);
+    expect_row(more, 1);
+    /* With many ranks all but one wait for the last. */
+    service_set_calls(j->v.s, CALLS);
+    (void)join(&j->v, 0, CALLS - 1, 1, 0);
+    more = pull_after(j, 2, LONG);
+    expect_error(pull_after(j, 2, LONG), PERSIA_EUNAVAILABLE, "too many");
+    m.number = 2;
+    assert_int_equal(push(&j->v, &m).status, PUSH_APPLIED);
+    expect_row(more, 2);
+    wire_leave all = {.caller = caller_of(&j->v), .world = CALLS + 1,
+                      .joins = 1};
+    result r = CALL(&j->v, LEAVE, leave, &all);
+    assert_int_equal(r.code, PERSIA_ELIMIT);
+    assert_non_null(strstr(r.text, "--calls"));
+    result_free(&r);
+    job_stop(j);
+}
+
 /* Ranks as threads: random pauses, resends and time-outs that are too short;
  * every step is applied once. */
 enum { STEPS = SANITIZED ? 60 : 250 };
@@ -457,6 +492,7 @@ int main(void)
         cmocka_unit_test(pulls_wait_for_an_update),
         cmocka_unit_test(pulls_do_not_wait_for_ever),
         cmocka_unit_test(what_waits_is_bounded_and_closed),
+        cmocka_unit_test(what_waits_leaves_room_for_updates),
         cmocka_unit_test(ranks_as_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
