@@ -45,8 +45,8 @@ PERSIA_API int service_create(ps *p, const service_config *config,
 /* Another folder of snapshots; those under way are not disturbed. */
 PERSIA_API int service_set_checkpoints(ps_service *s, const char *path);
 /* So many requests are in hand at once, and one that waits is one of them (0:
- * any number may be): pulls that wait leave half of them, and one for each rank
- * of steps, to updates; more ranks than that cannot train in step. */
+ * any number may be): pulls that wait leave half of them, and one for each
+ * rank of steps, to updates; more ranks than that cannot train in step. */
 PERSIA_API void service_set_calls(ps_service *s, uint32_t calls);
 /* Fails what is parked, and every call from now on but Hello, Snapshot and
  * Stats, with PERSIA_EUNAVAILABLE: the server is about to stop. */
