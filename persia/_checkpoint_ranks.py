@@ -17,6 +17,7 @@ import torch
 import torch.distributed
 
 from persia import errors
+from persia._ranks import Keys, backends
 
 T = TypeVar("T")
 
@@ -24,6 +25,8 @@ _TICK = 1.0  # seconds between signs of life while rank 0 works
 _GRACE = 5.0  # seconds more than rank 0 waits, which knows who is missing
 _PATIENCE = 10.0  # seconds for the others after Ctrl-C
 _POLL = 0.05  # seconds between looks at what a signal left
+_LOOK = 3.0  # seconds until rank 0 has told the others who is missing
+_SILENT = "persia/checkpoint/silent"  # key of what it tells them
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Code in which no signal raises: half a message, or a lock that nobody gives
 # back, would leave all ranks waiting.
@@ -90,17 +93,22 @@ class Ranks:
         self._open = False  # within agreed(): a signal raises there
         self._handlers: dict[int, Any] = {}  # those before ours
         self._device: int | None = None
+        self._can_meet = False
         if alone:
             return
         self.rank = torch.distributed.get_rank()
         self.world = torch.distributed.get_world_size()
-        if "nccl" in str(torch.distributed.get_backend()):
+        kinds = backends(torch.distributed)
+        self._can_meet = kinds.get("cpu") == "gloo"
+        if "cpu" not in kinds:
             self._device = torch.cuda.current_device()
 
     def __enter__(self) -> Ranks:
         # One thread for what passes between the ranks, as a signal must not
         # end that half-way, and one for the work of rank 0.
         self._threads = concurrent.futures.ThreadPoolExecutor(2)
+        if self._can_meet and self.rank == 0:
+            Keys(_SILENT).drop("rank")
         if (
             self.world > 1
             and threading.current_thread() is threading.main_thread()
@@ -155,11 +163,34 @@ class Ranks:
         except RuntimeError as error:
             if "Timed out" not in str(error):
                 raise
-            raise errors.DeadlineExceeded(
-                f"rank {rank} of {self.world} has said nothing for too long "
-                f"in the middle of a checkpoint ({error}): is it stopped, or "
-                "cut off?"
-            ) from error
+            if self.rank == 0:
+                # gloo has closed the connections to all others by now.
+                with contextlib.suppress(RuntimeError):
+                    Keys(_SILENT).set("rank", str(rank))
+            raise self._silent(rank, error) from error
+
+    def _silent(
+        self, rank: int, error: RuntimeError
+    ) -> errors.DeadlineExceeded:
+        text = (str(error) or "no text").splitlines()[0]
+        return errors.DeadlineExceeded(
+            f"rank {rank} of {self.world} has said nothing for too long in "
+            f"the middle of a checkpoint ({text}): is it stopped, or cut off?"
+        )
+
+    def _told(self) -> int | None:
+        """The rank that rank 0 gave up, where this one hears of that."""
+        if not self._can_meet or self.rank == 0:
+            return None
+        deadline = time.monotonic() + _LOOK
+        # The ranks' key-value store may be gone, and rank 0 with it.
+        with contextlib.suppress(RuntimeError):
+            keys = Keys(_SILENT)
+            while time.monotonic() < deadline:
+                if keys.has("rank"):
+                    return int(keys.get("rank"))
+                time.sleep(_POLL)
+        return None
 
     def _meet(self, silence: float | None) -> None:
         """Until every rank is here: rank 0 hears each, then each hears rank
@@ -184,10 +215,13 @@ class Ranks:
             torch.cuda.set_device(self._device)
         every: list[Any] = [None] * self.world
         try:
-            if torch.distributed.get_backend() == "gloo":
+            if self._can_meet:
                 self._meet(silence)
             torch.distributed.all_gather_object(every, mine)
         except RuntimeError as error:
+            silent = self._told()
+            if silent not in (None, self.rank):
+                raise self._silent(silent, error) from error
             text = (str(error) or "no text").splitlines()[0]
             raise errors.Unavailable(
                 f"rank {self.rank} of {self.world} lost another in the "

@@ -39,10 +39,19 @@ def need_group(why: str) -> Any:
     return group
 
 
+def backends(group: Any) -> dict[str, str]:
+    """Of the default group, by device. A group that was made without the
+    name of a backend may have several; torch then says "undefined" for all.
+    """
+    pairs = group.get_backend_config().split(",")
+    return dict(pair.split(":", 1) for pair in pairs)
+
+
 def _device(group: Any) -> str:
     """Where tensors of the default group's backend are."""
-    on_cpu = any(b in group.get_backend() for b in ("gloo", "mpi"))
-    return "cpu" if on_cpu else f"cuda:{torch.cuda.current_device()}"
+    if "cpu" in backends(group):
+        return "cpu"
+    return f"cuda:{torch.cuda.current_device()}"
 
 
 def _finish(work: Any) -> None:

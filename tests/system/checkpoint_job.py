@@ -310,13 +310,19 @@ def frozen(servers: str, root: str, rank: int) -> Any:
     return [freeze(root, rank, victim) for victim in (1, 0)]
 
 
+def frozen_of_three(servers: str, root: str, rank: int) -> Any:
+    return [freeze(root, rank, 1)]
+
+
 def freeze(root: str, rank: int, victim: int) -> str:
     # A process group that has failed is of no more use: one for each turn.
     if dist.is_initialized():
         dist.destroy_process_group()
     store = f"file://{root}.group.{victim}"
     world = int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", store, rank=rank, world_size=world)
+    # Without a name torch takes gloo on the CPU, too.
+    backend = "gloo" if victim else None
+    dist.init_process_group(backend, store, rank=rank, world_size=world)
     ready = Path(f"{root}.ready.{victim}")
     try:
         with Ranks(alone=False, silence=2.0) as ranks:
@@ -327,7 +333,12 @@ def freeze(root: str, rank: int, victim: int) -> str:
             ranks.lead(partial(until_stopped, ranks, ready))
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
+    Path(f"{ready}.{rank}").touch()
     if rank != victim:
+        # When all others have their errors: what is woken breaks connections.
+        others = [Path(f"{ready}.{r}") for r in range(world) if r != victim]
+        while not all(path.exists() for path in others):
+            time.sleep(0.05)
         os.kill(pids[victim], signal.SIGCONT)
     return text
 
@@ -344,7 +355,7 @@ def main() -> None:
     rank = dist.get_rank()
     result = globals()[scenario](servers, root, rank)
     torch.save(result, Path(folder) / f"{scenario}.{rank}.pt")
-    if scenario != "frozen":
+    if not scenario.startswith("frozen"):
         dist.barrier()
     dist.destroy_process_group()
 

@@ -382,7 +382,8 @@ def joined(open_store: Open, rank: int, world: int) -> Any:
 
 def main() -> None:
     folder, *wanted = sys.argv[1:]
-    dist.init_process_group("gloo")
+    # Without a name torch takes the backends of all devices that it has.
+    dist.init_process_group(None if "=" in wanted[0] else "gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     for one in wanted:
         name, _, addresses = one.partition("=")

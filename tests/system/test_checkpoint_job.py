@@ -29,11 +29,11 @@ SETTINGS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def command(
-    folder: Path, scenario: str, servers: str, root: Path
+    folder: Path, scenario: str, servers: str, root: Path, world: int = WORLD
 ) -> list[str]:
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(WORLD)),
+        *("--nproc-per-node", str(world)),
         *(job.__file__, str(folder), scenario, servers, str(root)),
     ]
 
@@ -45,12 +45,14 @@ def end(mark: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def launch(folder: Path, scenario: str, servers: str, root: Path) -> list[Any]:
+def launch(
+    folder: Path, scenario: str, servers: str, root: Path, world: int = WORLD
+) -> list[Any]:
     """What each rank returned."""
     mark = f"{folder}/{scenario}"
     try:
         done = subprocess.run(
-            command(folder, scenario, servers, root),
+            command(folder, scenario, servers, root, world),
             env=environment(mark, **SETTINGS),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -61,7 +63,7 @@ def launch(folder: Path, scenario: str, servers: str, root: Path) -> list[Any]:
     finally:
         end(mark)
     assert done.returncode == 0, done.stdout
-    return [torch.load(folder / f"{scenario}.{r}.pt") for r in range(WORLD)]
+    return [torch.load(folder / f"{scenario}.{r}.pt") for r in range(world)]
 
 
 @pytest.fixture(params=["ranks", "servers"])
@@ -197,3 +199,12 @@ def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
     late = "DeadlineExceeded: rank {} of 2 has said nothing for too long"
     assert zero[0].startswith(late.format(1))
     assert one[1].startswith(late.format(0))
+
+
+def test_a_rank_that_is_stopped_is_named_by_all_others(tmp_path: Path) -> None:
+    said = launch(
+        tmp_path, "frozen_of_three", "ranks", tmp_path / "out", world=3
+    )
+    late = "DeadlineExceeded: rank 1 of 3 has said nothing for too long"
+    assert said[0][0].startswith(late)
+    assert said[2][0].startswith(late)
