@@ -30,6 +30,7 @@ from persia import _core
 from persia.errors import (
     CorruptFile,
     InvalidArgument,
+    PersiaError,
     SchemaMismatch,
     StorageError,
 )
@@ -415,6 +416,16 @@ class Server:
         assert self.config.checkpoints is not None
         own = self._own_name(name)
         root = files.LocalRoot(self.config.checkpoints / own)
+        try:
+            return self._save(own, root)
+        except PersiaError:
+            raise
+        except OSError as error:
+            raise StorageError(
+                f"saving {name} into {root.path} failed: {error}"
+            ) from error
+
+    def _save(self, own: str, root: files.LocalRoot) -> int:
         with root.writing() as temporary:
             snapshot = self._write_rows(own, temporary)
             text = manifests.encode_manifest(snapshot.model_dump(mode="json"))

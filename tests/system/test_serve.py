@@ -339,6 +339,17 @@ def test_a_stop_while_a_checkpoint_is_written(tmp_path: Path) -> None:
         assert server.said[0] == "restored job: 400,000 rows"
 
 
+def test_what_cannot_be_saved_on_exit_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "job-0-of-1").touch()
+    flags = ["--checkpoints", str(tmp_path), "--save-on-exit", "job"]
+    with serving(*flags) as server:
+        server.process.terminate()
+        messages = server.process.communicate(timeout=60)[1]
+    assert server.process.returncode == 1
+    assert messages.startswith("error: StorageError: saving job into")
+    assert "Traceback" not in messages
+
+
 def test_a_checkpoint_of_another_number_of_shards(tmp_path: Path) -> None:
     store = persia.Store(persia.optim.SGD(lr=1.0))
     store.add_table(persia.EmbeddingBagConfig("user", 4))
