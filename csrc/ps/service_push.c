@@ -260,11 +260,14 @@ static int build_jobs(update *u, const entry *entries, size_t n)
                 return err_set(
                     PERSIA_EARG, "table %s: ranks %u and %u of step %llu "
                     "send different settings of the optimizer (lr %g and "
-                    "%g); their schedulers must agree",
+                    "%g, factor of gradients %g and %g, ...); their "
+                    "schedulers, GradScaler and grad_division must agree",
                     table_get_config(t)->name,
                     u->calls[before->part]->m.part, u->calls[e->part]->m.part,
                     (unsigned long long)u->step, (double)before->m->hyper.lr,
-                    (double)e->m->hyper.lr);
+                    (double)e->m->hyper.lr,
+                    (double)before->m->hyper.grad_scale,
+                    (double)e->m->hyper.grad_scale);
             u->jobs[u->jobs_n - 1].parts_n++;
             continue;
         }
