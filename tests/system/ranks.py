@@ -286,6 +286,20 @@ def stuck(open_store: Open, rank: int, world: int) -> Any:
     return {"text": text, "value": c.value}
 
 
+def differ(open_store: Open, rank: int, world: int) -> Any:
+    """One rank divides its gradients, the other does not."""
+    store = open_store(persia.optim.SGD(lr=1.0), grad_division=rank == 0)
+    c = Counter(store)
+    text = ""
+    try:
+        for one in c.loader(2):
+            c.forward(one)[1].backward()
+    except persia.errors.InvalidArgument as error:
+        text = str(error)
+    dist.barrier()
+    return {"text": text, "value": c.value}
+
+
 def late(open_store: Open, rank: int, world: int) -> Any:
     """The last one: rank 0 ends at once, rank 1 still needs its rows."""
     c = Counter(open_store(persia.optim.SGD(lr=1.0)))

@@ -52,7 +52,7 @@ def launch(folder: Path, *scenarios: str) -> dict[str, list[Any]]:
 def on_ranks(tmp_path_factory: Any) -> dict[str, list[Any]]:
     """Every scenario with the tables on the ranks."""
     names = "train accumulate uneven gaps leaving hybrid scaled clipped"
-    names += " joined secured stuck late"
+    names += " joined secured stuck differ late"
     return launch(tmp_path_factory.mktemp("ranks"), *names.split())
 
 
@@ -208,6 +208,14 @@ def test_a_rank_that_is_stuck_is_named(on_ranks: dict[str, Any]) -> None:
     assert "rank 1" in waiting["text"]
     assert stuck["text"] == ""
     assert waiting["value"] == stuck["value"] == 4
+
+
+def test_ranks_that_divide_differently_are_told_so(
+    on_ranks: dict[str, Any],
+) -> None:
+    for result in on_ranks["differ"]:
+        assert "factor of gradients 0.5 and 1" in result["text"]
+        assert result["value"] == 0
 
 
 def test_a_rank_that_ends_serves_the_others(on_ranks: dict[str, Any]) -> None:
