@@ -413,9 +413,8 @@ class Server:
     def save(self, name: str) -> int:
         """Writes this shard's rows beside the checkpoints of the job, for
         :meth:`restore`; how many."""
-        assert self.config.checkpoints is not None
         own = self._own_name(name)
-        root = files.LocalRoot(self.config.checkpoints / own)
+        root = self._own_root(own)
         try:
             return self._save(own, root)
         except PersiaError:
@@ -424,6 +423,24 @@ class Server:
             raise StorageError(
                 f"saving {name} into {root.path} failed: {error}"
             ) from error
+
+    def check_save(self, name: str) -> None:
+        """Finds out whether :meth:`save` could begin.
+
+        Raises:
+            StorageError: it could not.
+        """
+        root = self._own_root(self._own_name(name))
+        try:
+            root.check()
+        except OSError as error:
+            raise StorageError(
+                f"saving {name} into {root.path} would fail: {error}"
+            ) from error
+
+    def _own_root(self, own: str) -> files.LocalRoot:
+        assert self.config.checkpoints is not None
+        return files.LocalRoot(self.config.checkpoints / own)
 
     def _save(self, own: str, root: files.LocalRoot) -> int:
         with root.writing() as temporary:
@@ -596,6 +613,8 @@ def serve(config: ServeConfig) -> None:
 
 def _prepare(server: Server) -> None:
     config = server.config
+    if config.save_on_exit is not None:
+        server.check_save(config.save_on_exit)
     if config.restore is not None:
         rows = server.restore()
         what = "none" if rows is None else f"{rows:,}"

@@ -340,14 +340,16 @@ def test_a_stop_while_a_checkpoint_is_written(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_saved_on_exit_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "job-0-of-1").touch()
     flags = ["--checkpoints", str(tmp_path), "--save-on-exit", "job"]
     with serving(*flags) as server:
+        (tmp_path / "job-0-of-1").touch()
         server.process.terminate()
         messages = server.process.communicate(timeout=60)[1]
     assert server.process.returncode == 1
     assert messages.startswith("error: StorageError: saving job into")
     assert "Traceback" not in messages
+    # Now it is known from the start.
+    assert "error: StorageError: saving job into" in failing(*flags)
 
 
 def test_a_checkpoint_of_another_number_of_shards(tmp_path: Path) -> None:
