@@ -81,12 +81,12 @@ def status(
         )
     else:
         console.print(_servers(found))
-        for name, error in failed:
-            console.print(f"{escape(name)}: [red]{escape(error)}[/]")
         if tables:
             console.print(_tables(tables))
         if any(not w.error for w in workers):
             console.print(_staleness(stale))
+        for name, error in failed:
+            console.print(f"{escape(name)}: [red]{escape(error)}[/]")
     if failed:
         raise typer.Exit(1)
 
