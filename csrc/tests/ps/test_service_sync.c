@@ -124,7 +124,7 @@ static void one_bad_part_fails_the_step(void **state)
     b = send_part(j, 2, 1, LONG);
     assert_int_equal(push_code(&j->v, &m), PERSIA_EARG);
     expect_error(a, PERSIA_EARG, "table a: ranks 0 and 1 of step 1");
-    expect_error(b, PERSIA_EARG, "(lr 1 and 0.5)");
+    expect_error(b, PERSIA_EARG, "(lr 1 and 0.5, factor");
     /* two ranks with one stream */
     m = part_of(j, 1, 1);
     m.stream = STREAM;
