@@ -21,8 +21,8 @@ and push, over this link).  A call over a long link also wakes everybody who
 slept meanwhile, which the other bounds leave out.
 
 The dense step is measured before and after each run, and a run is compared
-with the bounds that follow from these two: machines change their speed within
-seconds.
+with the bounds that follow from these two, or with another run by what either
+reaches of them: machines change their speed within seconds.
 """
 
 from __future__ import annotations
@@ -213,8 +213,11 @@ def one_delay(
     }
 
     def ratio(a: str, b: str) -> float:
+        """a against b, each against the dense steps around it."""
         pairs = zip(runs[a], runs[b], strict=True)
-        return statistics.median(x["rate"] / y["rate"] for x, y in pairs)
+        return statistics.median(
+            x["rate"] * x["dense"] / (y["rate"] * y["dense"]) for x, y in pairs
+        )
 
     def of_bound(mode: str, bound: Callable[[float], float]) -> float:
         return statistics.median(
