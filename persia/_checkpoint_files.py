@@ -186,6 +186,20 @@ def write_file(path: Path, fill: Callable[[Any], object]) -> None:
         os.fsync(file.fileno())
 
 
+def check(root: Root) -> None:
+    """Finds out whether a save into a root could begin.
+
+    Raises:
+        StorageError: it could not.
+    """
+    try:
+        root.check()
+    except OSError as error:
+        raise StorageError(
+            f"saving into {root} would fail: {error}"
+        ) from error
+
+
 class LocalRoot:
     """A folder of checkpoints. Implements :class:`Root`."""
 

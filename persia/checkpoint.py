@@ -279,13 +279,7 @@ def check_root(path: str) -> None:
         InvalidArgument: it is no path.
         StorageError: it could not.
     """
-    root = files.root_of(path)
-    try:
-        root.check()
-    except OSError as error:
-        raise StorageError(
-            f"saving into {root} would fail: {error}"
-        ) from error
+    files.check(files.root_of(path))
 
 
 class _Dense(NamedTuple):

@@ -430,13 +430,7 @@ class Server:
         Raises:
             StorageError: it could not.
         """
-        root = self._own_root(self._own_name(name))
-        try:
-            root.check()
-        except OSError as error:
-            raise StorageError(
-                f"saving {name} into {root.path} would fail: {error}"
-            ) from error
+        files.check(self._own_root(self._own_name(name)))
 
     def _own_root(self, own: str) -> files.LocalRoot:
         assert self.config.checkpoints is not None

@@ -84,15 +84,15 @@ typedef struct client_update {
  * has applied, or answered that it had).  Every shard hears of every update.
  * In one call each table occurs once.  jobs_n may be 0.
  *
- * Remote: numbers follow one another, at most 4,096 are under way; update
- * NULL or number 0: the client counts.  What is wrong with the jobs, NaN and
- * Inf (policy raise) and messages over a server's limit included, is found
- * before any shard hears of it; then an empty part of the sync step is sent,
- * for which other ranks wait.  After any
- * other error the update may be applied at some shards.  It is given up: its
- * number is not used again.  Shards do not count by table, so the sums are
- * in jobs[0].  PERSIA_ELOST tells once of updates that were lost before; this
- * one was applied. */
+ * Remote: numbers follow one another, at most 4,096 are under way; update NULL
+ * or number 0: the client counts.  What is wrong with the jobs, NaN and Inf
+ * (policy raise) and messages over a server's limit included, is found before
+ * any shard hears of it; then an empty part of the sync step is sent, for
+ * which other ranks wait.  After any other error the update may be applied at
+ * some shards.  It is given up: its number is not used again.  Shards do not
+ * count by table, so the sums are in jobs[0].  PERSIA_ELOST tells once of
+ * updates that were lost before; this one was applied.
+ */
 PERSIA_API int client_push(ps_client *c, const client_update *update,
                            const uint32_t *tables, push_job *jobs,
                            size_t jobs_n);
