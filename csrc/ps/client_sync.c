@@ -15,6 +15,7 @@ static const uint64_t HURRY_NS = 1000000000;
 typedef struct joining {
     remote *r;
     int joins;
+    uint32_t move;
     uint64_t step, applied;
 } joining;
 
@@ -23,7 +24,7 @@ static int encode_join(void *ctx, const request *q, wire_out *o)
     const joining *j = ctx;
     wire_leave m = {.caller = q->caller, .rank = j->r->rank,
                     .world = j->r->world, .joins = (uint32_t)j->joins,
-                    .step = j->step};
+                    .step = j->step, .move = j->move};
     return wire_put_leave(o, &m);
 }
 
@@ -50,7 +51,7 @@ static int tell_all(joining *j, uint64_t limit_ns)
     if (!k)
         return PERSIA_ENOMEM;
     pthread_mutex_lock(&r->lock);
-    r->moves++;
+    j->move = ++r->moves;
     r->joined = j->joins;
     r->joined_step = j->step;
     memset(r->left, 0, sizeof r->left); /* of the steps until now */
@@ -124,7 +125,7 @@ int sync_join_again(remote *r, server *to, wire_caller who,
     rpc_reply reply;
     wire_memory_init(&memory);
     pthread_mutex_lock(&r->lock);
-    int moved = r->moves > 0;
+    m.move = r->moves;
     m.joins = r->joined != 0;
     m.step = r->joined_step;
     int rc = list_left(r, &memory, &m);
@@ -136,10 +137,10 @@ int sync_join_again(remote *r, server *to, wire_caller who,
         m.step = to->step;
     pthread_mutex_unlock(&to->lock);
     wire_out_init(&o);
-    if (!rc && moved)
+    if (!rc && m.move)
         rc = wire_put_leave(&o, &m);
     wire_memory_free(&memory);
-    if (rc || !moved) {
+    if (rc || !m.move) {
         wire_out_free(&o);
         return rc;
     }

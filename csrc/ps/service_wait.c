@@ -259,11 +259,25 @@ static int check_world(const ps_service *s, const wire_leave *m)
                    m->world, calls);
 }
 
+/* Hands out what is void then, as sync_move() does. */
+static void **move_locked(ps_service *s, const wire_leave *m, uint32_t *n)
+{
+    if (m->joins)
+        s->world = m->world;
+    void **dropped = sync_move(&s->sync, m->rank, m->world, (int)m->joins,
+                               m->step, n);
+    for (size_t i = 0; i < m->left_n && m->joins; i++)
+        if (m->left[i] < m->world && m->left[i] != m->rank)
+            sync_hear(&s->sync, (uint32_t)m->left[i]);
+    return dropped;
+}
+
 int handle_leave(ps_service *s, rpc_call *call, wire_memory *memory,
                  answer *a)
 {
     wire_leave m;
     uint32_t n = 0;
+    void **dropped = NULL;
     int rc = wire_get_leave(call->request, call->request_n, memory, &m);
     if (!rc)
         rc = service_check_boot(s, &m.caller);
@@ -275,13 +289,8 @@ int handle_leave(ps_service *s, rpc_call *call, wire_memory *memory,
     if (rc)
         return rc;
     pthread_mutex_lock(&s->wait_lock);
-    if (m.joins)
-        s->world = m.world;
-    void **dropped = sync_move(&s->sync, m.rank, m.world, (int)m.joins,
-                               m.step, &n);
-    for (size_t i = 0; i < m.left_n && m.joins; i++)
-        if (m.left[i] < m.world && m.left[i] != m.rank)
-            sync_hear(&s->sync, (uint32_t)m.left[i]);
+    if (!sync_late(&s->sync, m.rank, m.caller.client, m.move))
+        dropped = move_locked(s, &m, &n);
     int missed = n && ((push_call *)dropped[0])->m.step <= s->sync.missed;
     pthread_mutex_unlock(&s->wait_lock);
     if (missed) {

@@ -137,6 +137,15 @@ void **sync_move(sync_steps *s, uint32_t rank, uint32_t world, int joins,
     return sync_take_one(s, rank, n);
 }
 
+int sync_late(sync_steps *s, uint32_t rank, uint64_t client, uint32_t move)
+{
+    if (s->client[rank] == client && move && move < s->move[rank])
+        return 1;
+    s->client[rank] = client;
+    s->move[rank] = move;
+    return 0;
+}
+
 void sync_hear(sync_steps *s, uint32_t rank)
 {
     int is_here = rank < s->parts && s->part[rank];

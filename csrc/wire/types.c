@@ -421,6 +421,7 @@ static const wire_field leave_fields[] = {
     [4] = F(U32, "joins", joins, MOST(1)),
     [5] = F(U64, "step", step),
     [6] = LEFT,
+    [7] = F(U32, "move", move, MOST(UINT32_MAX)),
 };
 #undef THIS
 static int check_leave(const wire_at *at, const void *m, uint32_t dtype)

@@ -222,6 +222,7 @@ typedef struct wire_leave {
     uint64_t step;  /* joins: the step before its first */
     uint64_t *left; /* [left_n] joins: ranks that have left, it was told */
     size_t left_n;
+    uint32_t move;  /* the client's first, second, ...; 0: in no order */
 } wire_leave;
 typedef struct wire_leave_reply {
     uint64_t step; /* sync steps applied */

@@ -189,6 +189,40 @@ static void ranks_come_and_go(void **state)
     job_stop(j);
 }
 
+static void say_move(const job *j, uint64_t client, uint32_t joins,
+                     uint32_t move)
+{
+    wire_leave m = {.caller = caller_of(&j->v), .rank = 1, .world = RANKS,
+                    .joins = joins, .move = move};
+    m.caller.client = client;
+    result r = CALL(&j->v, LEAVE, leave, &m);
+    assert_int_equal(r.code, PERSIA_OK);
+    result_free(&r);
+}
+
+/* Rank 1 gave up saying that it leaves, and joined; then the server got round
+ * to what it had said. */
+static void what_a_rank_said_before_does_not_count(void **state)
+{
+    enum { LATER = 2 };
+    (void)state;
+    job *j = job_start();
+    say_move(j, 1, 1, LATER);
+    say_move(j, 1, 0, 1);
+    pending *a = send_part(j, 0, 1, LONG), *b = send_part(j, 2, 1, LONG);
+    wire_push m = part_of(j, 1, 1);
+    assert_int_equal(push(&j->v, &m).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(a).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(b).status, PUSH_APPLIED);
+    say_move(j, 1, 0, LATER); /* the same, once more: it is heeded */
+    m = part_of(j, 1, 2);
+    assert_int_equal(push_code(&j->v, &m), PERSIA_EARG);
+    say_move(j, 1, 1, LATER + 1);
+    say_move(j, 2, 0, 1); /* another client counts on its own */
+    assert_int_equal(push_code(&j->v, &m), PERSIA_EARG);
+    job_stop(j);
+}
+
 /* A shard that was started again: ranks 1 and 2 have left, says rank 0. */
 static void who_has_left_is_told_by_who_goes_on(void **state)
 {
@@ -485,6 +519,7 @@ int main(void)
         cmocka_unit_test(who_is_missing_is_named),
         cmocka_unit_test(one_bad_part_fails_the_step),
         cmocka_unit_test(ranks_come_and_go),
+        cmocka_unit_test(what_a_rank_said_before_does_not_count),
         cmocka_unit_test(who_has_left_is_told_by_who_goes_on),
         cmocka_unit_test(parts_of_a_process_before_are_not_applied),
         cmocka_unit_test(one_rank_alone),
