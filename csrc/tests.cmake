@@ -29,7 +29,7 @@ function(add_room_tests room)
             $<$<BOOL:${PERSIA_WERROR}>:-Werror>)
         target_link_libraries(test_${name} PRIVATE persia_static cmocka)
         add_test(NAME ${name} COMMAND test_${name})
-        set_tests_properties(${name} PROPERTIES TIMEOUT 300 LABELS ${room})
+        set_tests_properties(${name} PROPERTIES TIMEOUT 900 LABELS ${room})
     endforeach()
 endfunction()
 
@@ -68,7 +68,7 @@ function(add_bits_test)
     list(JOIN programs "," programs)
     add_test(NAME bits COMMAND "${CMAKE_COMMAND}" "-DPROGRAMS=${programs}"
         -P "${CMAKE_SOURCE_DIR}/tests/bits/compare.cmake")
-    set_tests_properties(bits PROPERTIES TIMEOUT 300)
+    set_tests_properties(bits PROPERTIES TIMEOUT 900)
 endfunction()
 
 if(PERSIA_TESTS AND NOT PERSIA_SANITIZE
