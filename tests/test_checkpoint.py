@@ -418,6 +418,19 @@ def test_too_many_rows_for_the_capacity(tmp_path: Path) -> None:
                 b.load(f"{tmp_path}/a\0b")
 
 
+def test_a_smaller_capacity_of_a_large_table(tmp_path: Path) -> None:
+    """Its rows are in several stripes, which come one after the other."""
+    a = make_store()
+    fill(a, "t", 200_000)
+    a.save(tmp_path)
+    b = persia.Store(optim.Adagrad(initial_accumulator_value=0.5), seed=7)
+    b.add_table(
+        persia.EmbeddingBagConfig("t", 4, capacity=70_000, eviction="lru")
+    )
+    b.load(tmp_path)
+    assert 69_990 <= len(b.ids("t")) <= 70_000
+
+
 def test_memory_limit(tmp_path: Path) -> None:
     a = make_store()
     fill(a, "t", 200_000)

@@ -320,6 +320,47 @@ static int restore_share(void *ctx, size_t index)
     return code;
 }
 
+/* Tells the table which ids of a file will come. */
+static int expect_file(const restorer *r, const ckpt_file *f, row_piece *p)
+{
+    row_reader reader;
+    int code = row_reader_open(&reader, r->folder, f->name,
+                               table_get_config(r->t));
+    if (code)
+        return code;
+    uint64_t *ids = p->col[COL_IDS];
+    for (uint64_t at = 0; at < reader.rows && !code;) {
+        size_t n = reader.rows - at < p->room ? (size_t)(reader.rows - at)
+                                              : p->room, kept = 0;
+        if ((code = interrupt_poll()) ||
+            (code = row_reader_ids(&reader, at, n, ids)))
+            break;
+        for (size_t i = 0; i < n; i++)
+            if (hash_shard(id_hash(ids[i]), r->shards) == r->shard)
+                ids[kept++] = ids[i];
+        table_expect(r->t, kept, ids);
+        at += n;
+    }
+    row_reader_close(&reader);
+    return code;
+}
+
+/* The same of all files, if not all rows may have room. */
+static int expect_all(const restorer *r)
+{
+    const table_config *config = table_get_config(r->t);
+    row_shape shape;
+    row_piece p;
+    if (!config->capacity || r->total <= config->capacity)
+        return PERSIA_OK;
+    row_shape_of(config, &shape);
+    int code = row_piece_init(&p, &shape);
+    for (size_t i = 0; i < r->n && !code; i++)
+        code = expect_file(r, &r->files[i], &p);
+    row_piece_free(&p);
+    return code;
+}
+
 int ckpt_restore(sched *s, table *t, int folder, const ckpt_file *files,
                  size_t n, uint32_t shard, uint32_t shards)
 {
@@ -336,7 +377,9 @@ int ckpt_restore(sched *s, table *t, int folder, const ckpt_file *files,
                        name, shard, shards);
     for (size_t i = 0; i < n; i++)
         r.total += files[i].rows;
-    int code = sched_for(s, r.shares, restore_share, &r);
+    int code = expect_all(&r);
+    if (!code)
+        code = sched_for(s, r.shares, restore_share, &r);
     if (code)
         return code;
     table_stats stats;

@@ -410,6 +410,14 @@ int row_reader_verify(row_reader *r, uint32_t *crc)
     return code;
 }
 
+int row_reader_ids(const row_reader *r, uint64_t first, size_t n,
+                   uint64_t *ids)
+{
+    return file_read(r->fd, r->name, ids, n * sizeof *ids,
+                     r->header.data + r->col[COL_IDS]->begin +
+                         first * sizeof *ids);
+}
+
 int row_reader_read(const row_reader *r, uint64_t first, size_t n,
                     row_piece *p)
 {

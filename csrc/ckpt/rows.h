@@ -74,6 +74,9 @@ int row_reader_from(row_reader *r, int fd, const char *name, uint64_t bytes,
 void row_reader_close(row_reader *r);
 /* Reads the whole file: its CRC, and whether every clock is possible. */
 int row_reader_verify(row_reader *r, uint32_t *crc);
+/* The ids of rows first..first + n. */
+int row_reader_ids(const row_reader *r, uint64_t first, size_t n,
+                   uint64_t *ids);
 /* Rows first..first + n (n <= p->room) into the piece. */
 int row_reader_read(const row_reader *r, uint64_t first, size_t n,
                     row_piece *p);

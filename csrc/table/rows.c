@@ -113,6 +113,11 @@ static int row_put(table *t, stripe *s, uint64_t hash, uint64_t id, size_t at,
         stripe_touch_locked(t, s, slot);
     } else {
         rc = stripe_add_locked(t, s, hash, id, in->clock, 0, &slot, &evicted);
+        if (rc == PERSIA_ECAPACITY && t->expected > t->config.capacity &&
+            t->config.full == FULL_EVICT_LRU) { /* its stripe's part is 0 */
+            atomic_fetch_add(&t->evicted, 1);
+            return PERSIA_OK;
+        }
         if (rc == PERSIA_ECAPACITY)
             return err_set(rc, "table %s: no room for id %llu at capacity "
                            "%llu", t->config.name, (unsigned long long)id,
@@ -230,6 +235,13 @@ int table_set(table *t, size_t n, const uint64_t *ids, const float *vectors,
                            (unsigned long long)ids[i], i,
                            optim_name(t->config.optimizer));
     return rows_put(t, n, ids, &in);
+}
+
+void table_expect(table *t, size_t n, const uint64_t *ids)
+{
+    for (size_t i = 0; i < n; i++)
+        t->stripe[hash_stripe(id_hash(ids[i]), t->stripes - 1)].expected++;
+    t->expected += n;
 }
 
 int table_restore(table *t, size_t n, const uint64_t *ids,

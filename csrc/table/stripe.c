@@ -340,6 +340,17 @@ static int slot_take(const table *t, stripe *s, uint32_t *slot)
     return PERSIA_OK;
 }
 
+/* Whether a stripe has its part of the capacity, of more rows than that. */
+static int has_its_part(const table *t, const stripe *s)
+{
+    const uint64_t capacity = t->config.capacity;
+
+    if (t->expected <= capacity || t->config.full == FULL_RAISE)
+        return 0;
+    return s->rows >= (uint64_t)((double)capacity * (double)s->expected /
+                                 (double)t->expected);
+}
+
 /* Counts one row more, at capacity in the place of an evicted one. */
 static int row_count(table *t, stripe *s, uint32_t clock, uint32_t spare,
                      uint32_t *evicted)
@@ -353,7 +364,7 @@ static int row_count(table *t, stripe *s, uint32_t clock, uint32_t spare,
         return PERSIA_OK;
     }
     rows = atomic_load_explicit(&t->rows, memory_order_relaxed);
-    while (rows < capacity)
+    while (rows < capacity && !has_its_part(t, s))
         if (atomic_compare_exchange_weak_explicit(&t->rows, &rows, rows + 1,
                                                   memory_order_relaxed,
                                                   memory_order_relaxed))

@@ -30,7 +30,8 @@ typedef struct stripe_cut {
 } stripe_cut;
 
 typedef struct stripe {
-    _Alignas(64) pthread_rwlock_t lock; /* guards all fields below */
+    _Alignas(64) pthread_rwlock_t lock; /* guards fields from index on */
+    uint64_t expected; /* of the table's: see table_expect() */
     row_index index;
     mem_arena arena;
     uint32_t used;      /* slots ever used */
@@ -64,6 +65,7 @@ struct table {
     _Atomic uint64_t pushes;
     _Atomic uint64_t pulled, missed;
     _Atomic uint64_t created, evicted, refused, nonfinite;
+    uint64_t expected;     /* rows; written while nobody else knows it */
     table_cut *cut;        /* guarded by gate, held exclusively */
     mem_blocks blocks;     /* the stripes' index pages */
     /* [stripes] slots that a stripe may come to use without more address

@@ -157,8 +157,12 @@ PERSIA_API int table_cut_next(table_cut *cut, size_t room, uint64_t *ids,
                               void *vectors, float *state, uint32_t *clocks,
                               size_t *n);
 PERSIA_API void table_cut_end(table_cut *cut);
-/* The reverse: adds rows as table_cut_next() gave them (an id that is there
- * already is replaced). */
+/* Of a table that only the caller knows: rows of these ids come next, by
+ * table_restore().  A table that evicts and has no room for all of them then
+ * keeps the same part of each stripe's; they come stripe by stripe. */
+PERSIA_API void table_expect(table *t, size_t n, const uint64_t *ids);
+/* The reverse of a cut: adds rows as table_cut_next() gave them (an id that is
+ * there already is replaced). */
 PERSIA_API int table_restore(table *t, size_t n, const uint64_t *ids,
                              const void *vectors, const float *state,
                              const uint32_t *clocks);

@@ -422,6 +422,44 @@ static void write_fails(void **state)
     table_destroy(t);
 }
 
+/* The rows touched longest ago are left out, alike in all stripes. */
+static void smaller_capacity(void **state)
+{
+    enum { ROWS = 9000, ROOM = 2000, STRIPES = 8 };
+    table *whole = make_table(5, VECTOR_FP32, OPTIM_ADAGRAD);
+    row_shape shape;
+    (void)state;
+    row_shape_of(table_get_config(whole), &shape);
+    const size_t before = shape.bytes[COL_IDS] + shape.bytes[COL_STATE];
+    fill_table(whole, ROWS); /* clocks 1 to 9 */
+    ckpt_files files = save(whole, "full", 64 << 10);
+    for (uint32_t shards = 1; shards <= 2; shards++) {
+        table_config config = *table_get_config(whole);
+        table_stats stats;
+        table *t;
+        config.stripes = STRIPES;
+        config.capacity = ROOM / shards;
+        config.full = FULL_EVICT_LRU;
+        assert_int_equal(table_create(&config, &t), PERSIA_OK);
+        table_set_clock(t, 10);
+        assert_int_equal(restore(t, &files, shards - 1, shards), PERSIA_OK);
+        table_get_stats(t, &stats);
+        assert_in_range(stats.rows, config.capacity - STRIPES,
+                        config.capacity);
+        dump d = dump_table(t);
+        assert_int_equal(d.n, stats.rows);
+        for (size_t row = 0; row < d.n; row++) {
+            uint32_t clock;
+            memcpy(&clock, d.rows + row * d.row + before, sizeof clock);
+            assert_in_range(clock, 7, 9);
+        }
+        free(d.rows);
+        table_destroy(t);
+    }
+    remove_files(&files);
+    table_destroy(whole);
+}
+
 static void exchange(void **state)
 {
     table *a = make_table(3, VECTOR_BF16, OPTIM_ADAGRAD);
@@ -465,6 +503,7 @@ int main(void)
         cmocka_unit_test(rows_of_one_moment),
         cmocka_unit_test(bad_files),
         cmocka_unit_test(write_fails),
+        cmocka_unit_test(smaller_capacity),
         cmocka_unit_test(exchange),
     };
     return cmocka_run_group_tests_name("ckpt", tests, setup, teardown);
