@@ -54,8 +54,8 @@ static void destroy(step *s)
     if (!s)
         return;
     updates_destroy(s->u);
-    if (s->a)
-        step_discard(s, STEP_ALL);
+    /* Not step_discard(): nobody could send an empty part any more. */
+    step_release(s->held, s->held_n);
     ahead_destroy(s->a);
     worker_destroy(s->w);
     client_destroy(s->c);
@@ -64,7 +64,6 @@ static void destroy(step *s)
         s->release(s->owner);
     copies_free(&s->copies);
     pthread_mutex_destroy(&s->lock);
-    free(s->held);
     free(s);
 }
 

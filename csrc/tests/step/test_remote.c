@@ -528,6 +528,27 @@ static void test_updates_behind_parts_that_wait(void **state)
     job_close(&j);
 }
 
+/* A backward ended half-way, and its store ends in the middle of the pass: the
+ * empty part that the batch owes is sent by nobody. */
+static void test_a_store_ends_with_gradients_held(void **state)
+{
+    (void)state;
+    job j;
+    uint64_t stream, applied, ticket;
+    job_open(&j, 2);
+    rank *one = &j.ranks[1];
+    assert_int_equal(step_leave(j.ranks[0].s, 0), PERSIA_OK);
+    assert_int_equal(step_join(one->s, &applied), PERSIA_OK);
+    uint64_t batch = begin_step(one, &stream);
+    assert_int_equal(step_ahead_next(one->s, batch, 0), PERSIA_OK);
+    assert_int_equal(forward(one, batch, &ticket), 0);
+    assert_int_equal(hold(one, ticket), PERSIA_OK);
+    rank_close(one);
+    j.world = 1;
+    assert_int_equal(ps_updates(j.p), 0);
+    job_close(&j);
+}
+
 static void test_bad_arguments(void **state)
 {
     (void)state;
@@ -548,6 +569,7 @@ int main(void)
         cmocka_unit_test(test_a_lookup_is_sent_behind_the_update),
         cmocka_unit_test(test_updates_after_a_pass_are_no_parts),
         cmocka_unit_test(test_updates_behind_parts_that_wait),
+        cmocka_unit_test(test_a_store_ends_with_gradients_held),
         cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
