@@ -415,9 +415,11 @@ static void stalled_wait(foreign *f, stalled *l, answer *a)
     grpc_call_unref(l->call);
 }
 
-/* A call's headers by hand, and `n` bytes of its message. */
-static void send_call(int fd, unsigned stream, const char *path,
-                      const void *data, unsigned n, int last)
+/* A call's headers by hand, `more` among them, and `n` bytes of its message.
+ */
+static void send_call_with(int fd, unsigned stream, const char *path,
+                           const char *more, unsigned more_n,
+                           const void *data, unsigned n, int last)
 {
     static const char before[] = "\x83\x86\x04";
     static const char after[] = "\x01\x09localhost\x0f\x10\x10"
@@ -430,15 +432,51 @@ static void send_call(int fd, unsigned stream, const char *path,
     size += length;
     memcpy(block + size, after, sizeof after - 1);
     size += sizeof after - 1;
+    memcpy(block + size, more, more_n);
+    size += more_n;
     send_bytes(fd, head, frame(head, size, 1, 4, stream));
     send_bytes(fd, block, size);
     send_bytes(fd, head, frame(head, n, 0, last ? 1 : 0, stream));
     send_bytes(fd, data, n);
 }
 
+static void send_call(int fd, unsigned stream, const char *path,
+                      const void *data, unsigned n, int last)
+{
+    send_call_with(fd, stream, path, "", 0, data, n, last);
+}
+
 /* An empty message, and one of which 100 bytes were to come. */
 static const unsigned char EMPTY[] = "\0\0\0\0";
 static const unsigned char HALF[] = "\0\0\0\0\x64half";
+
+/* Hundreds of years, too, are a deadline that is not over. */
+static void a_deadline_that_is_far_away(void **state)
+{
+    static const char times[][25] = {
+        "\x00\x0cgrpc-timeout\x09" "02562047H",
+        "\x00\x0cgrpc-timeout\x09" "02562048H",
+        "\x00\x0cgrpc-timeout\x09" "99999999H"};
+    enum { TIMES = sizeof times / sizeof times[0] };
+    (void)state;
+    deck d;
+    deck_start(&d);
+    rpc_server *s = server_of(&d);
+    int fd = connect_to(rpc_server_port(s));
+    send_bytes(fd, PREFACE, sizeof PREFACE - 1);
+    for (unsigned i = 0; i < TIMES; i++)
+        send_call_with(fd, 2 * i + 1, PS "Push", times[i], 24, EMPTY,
+                       sizeof EMPTY, 1);
+    deck_wait_parked(&d, TIMES);
+    pthread_mutex_lock(&d.lock);
+    for (unsigned i = 0; i < TIMES; i++)
+        assert_true(d.parked[i]->deadline > INT64_MAX / 2);
+    pthread_mutex_unlock(&d.lock);
+    deck_release(&d);
+    close(fd);
+    rpc_server_stop(s, SECOND);
+    deck_stop(&d);
+}
 
 /* Nobody can call while all slots read, but not for ever; and our clients'
  * calls go through within their time. */
@@ -553,6 +591,7 @@ int main(void)
         cmocka_unit_test(health_is_told_also_without_a_token),
         cmocka_unit_test(foreign_clients_read_the_errors),
         cmocka_unit_test(any_bytes_do_no_harm),
+        cmocka_unit_test(a_deadline_that_is_far_away),
         cmocka_unit_test(a_full_server_does_not_wait_for_requests),
         cmocka_unit_test(health_does_not_wait_for_anybody),
         cmocka_unit_test(a_server_of_another_kind_is_an_error),
