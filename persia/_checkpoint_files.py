@@ -131,6 +131,8 @@ def find(root: Root, step: int | None) -> Found:
         name = _latest(root, listed)
     prefix = f"{name}/" if name else ""
     raw = root.read(f"{prefix}{MANIFEST}")
+    if raw is None and step is None and name != _latest(root, listed):
+        return find(root, None)  # another was saved, and this one removed
     if raw is None:
         raise CorruptFile(
             f"{root}/{LATEST} names {name}, which is not there; steps there: "
@@ -283,10 +285,14 @@ class LocalRoot:
 
     def steps(self) -> list[int]:
         found: list[tuple[int, int]] = []
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            for entry in self.path.iterdir():
-                match = STEP.fullmatch(entry.name)
-                manifest = entry / MANIFEST
+        gone = FileNotFoundError, NotADirectoryError
+        entries: list[Path] = []
+        with contextlib.suppress(*gone):
+            entries = list(self.path.iterdir())
+        for entry in entries:
+            match = STEP.fullmatch(entry.name)
+            manifest = entry / MANIFEST
+            with contextlib.suppress(*gone):  # another process removes some
                 if match and manifest.is_file():
                     found.append((manifest.stat().st_mtime_ns, int(match[1])))
         return [step for _, step in sorted(found)]

@@ -191,6 +191,47 @@ def test_keep(tmp_path: Path) -> None:
     ]
 
 
+def test_a_checkpoint_is_removed_while_it_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a save of another process, which keeps one."""
+    store, push = counting_store()
+    push()
+    store.save(tmp_path)
+    read = files.LocalRoot.read
+
+    def read_late(root: files.LocalRoot, name: str) -> bytes | None:
+        raw = read(root, name)
+        if name == files.LATEST:
+            monkeypatch.setattr(files.LocalRoot, "read", read)
+            store.save(tmp_path, keep=1, step=3)
+        return raw
+
+    monkeypatch.setattr(files.LocalRoot, "read", read_late)
+    assert files.find(files.LocalRoot(tmp_path), None).name == "step-3"
+
+
+def test_a_checkpoint_is_removed_while_all_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, push = counting_store()
+    for _ in range(3):
+        push()
+        store.save(tmp_path)
+    is_file = Path.is_file
+
+    def is_file_late(path: Path) -> bool:
+        there = is_file(path)
+        if path.parent.name == "step-1":
+            shutil.rmtree(path.parent)
+        return there
+
+    folders = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter(folders))
+    monkeypatch.setattr(Path, "is_file", is_file_late)
+    assert files.LocalRoot(tmp_path).steps() == [2, 3]
+
+
 def test_the_same_step_is_replaced(tmp_path: Path) -> None:
     store = make_store()
     store.save(tmp_path, step=1)
