@@ -124,7 +124,8 @@ void wait_part(ps_service *s, push_call *c)
 {
     void *replaced = NULL, **whole = NULL;
     uint32_t n = 0;
-    int stale = 0, missed = 0, rc = PERSIA_OK, whole_rc = PERSIA_OK;
+    int stale = 0, missed = 0, again = 0;
+    int rc = PERSIA_OK, whole_rc = PERSIA_OK;
 
     if (!wait_room(s, PARTS_MAX)) {
         push_fail(s, c, PERSIA_ELIMIT, "too many requests wait");
@@ -141,6 +142,12 @@ void wait_part(ps_service *s, push_call *c)
     else if (state == LEDGER_NEW)
         rc = sync_add(&s->sync, c->m.step, c->m.part, c->m.parts, c,
                       &replaced);
+    if (replaced) { /* a copy that was late may be the later one */
+        const ledger_key *key = &((push_call *)replaced)->key;
+        again = key->stream == c->key.stream &&
+                key->number == c->key.number &&
+                key->client == c->key.client;
+    }
     if (state == LEDGER_NEW && !rc && !stale && !missed) {
         wake_locked(s, c->call->deadline);
         whole = take_whole_locked(s, &n, &whole_rc);
@@ -163,8 +170,9 @@ void wait_part(ps_service *s, push_call *c)
     }
     if (replaced) {
         atomic_fetch_sub(&s->parked_n, 1);
-        push_fail(s, replaced, PERSIA_ECLOSED, "this part of the step came "
-                  "once more; the later one waits now");
+        push_fail(s, replaced, again ? PERSIA_EUNAVAILABLE : PERSIA_ECLOSED,
+                  "this part of the step came once more; the later one waits "
+                  "now");
     }
     if (whole) {
         apply_step(s, whole, n, whole_rc);

@@ -262,7 +262,7 @@ static void steps_have_the_bits_of_one_process(void **state)
                     assert_int_equal(call_done(waiting[r]), missing == 0);
                     if (again) { /* the one before was replaced */
                         result old = call_wait(again);
-                        assert_int_equal(old.code, PERSIA_ECLOSED);
+                        assert_int_equal(old.code, PERSIA_EUNAVAILABLE);
                         result_free(&old);
                     }
                 }

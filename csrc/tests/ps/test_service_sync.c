@@ -145,6 +145,30 @@ static void one_bad_part_fails_the_step(void **state)
     job_stop(j);
 }
 
+/* Its sender waits for the one that came before, and sends it again. */
+static void a_copy_of_a_part_comes_late(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    pending *a = send_part(j, 0, 1, LONG), *late = send_part(j, 0, 1, LONG);
+    expect_error(a, PERSIA_EUNAVAILABLE, "once more");
+    a = send_part(j, 0, 1, LONG);
+    expect_error(late, PERSIA_EUNAVAILABLE, "once more");
+    pending *b = send_part(j, 1, 1, LONG), *c = send_part(j, 2, 1, LONG);
+    assert_int_equal(push_wait(a).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(b).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(c).status, PUSH_APPLIED);
+    assert_true(value(j) == RANKS);
+    /* but one of another stream is of another process */
+    a = send_part(j, 0, 2, LONG);
+    wire_push m = part_of(j, 0, 2);
+    m.stream = STREAM + RANKS;
+    b = push_start(&j->v, &m, SECOND / 50);
+    expect_error(a, PERSIA_ECLOSED, "once more");
+    expect_error(b, PERSIA_ETIMEOUT, "ranks 1, 2");
+    job_stop(j);
+}
+
 static void ranks_come_and_go(void **state)
 {
     (void)state;
@@ -471,7 +495,7 @@ static void *rank_run(void *arg)
                     through = 1;
                     if (reply.status > PUSH_DUPLICATE)
                         return arg;
-                } else if (r.code != PERSIA_ECLOSED &&
+                } else if (r.code != PERSIA_EUNAVAILABLE &&
                            r.code != PERSIA_ETIMEOUT) {
                     fprintf(stderr, "%s\n", r.text);
                     return arg;
@@ -518,6 +542,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(who_is_missing_is_named),
         cmocka_unit_test(one_bad_part_fails_the_step),
+        cmocka_unit_test(a_copy_of_a_part_comes_late),
         cmocka_unit_test(ranks_come_and_go),
         cmocka_unit_test(what_a_rank_said_before_does_not_count),
         cmocka_unit_test(who_has_left_is_told_by_who_goes_on),
