@@ -380,6 +380,7 @@ int ckpt_restore(sched *s, table *t, int folder, const ckpt_file *files,
     int code = expect_all(&r);
     if (!code)
         code = sched_for(s, r.shares, restore_share, &r);
+    table_expect_none(t);
     if (code)
         return code;
     table_stats stats;

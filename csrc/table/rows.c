@@ -244,6 +244,13 @@ void table_expect(table *t, size_t n, const uint64_t *ids)
     t->expected += n;
 }
 
+void table_expect_none(table *t)
+{
+    for (size_t i = 0; i < t->stripes; i++)
+        t->stripe[i].expected = 0;
+    t->expected = 0;
+}
+
 int table_restore(table *t, size_t n, const uint64_t *ids,
                   const void *vectors, const float *state,
                   const uint32_t *clocks)

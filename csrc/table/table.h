@@ -161,6 +161,7 @@ PERSIA_API void table_cut_end(table_cut *cut);
  * table_restore().  A table that evicts and has no room for all of them then
  * keeps the same part of each stripe's; they come stripe by stripe. */
 PERSIA_API void table_expect(table *t, size_t n, const uint64_t *ids);
+PERSIA_API void table_expect_none(table *t); /* they have come */
 /* The reverse of a cut: adds rows as table_cut_next() gave them (an id that is
  * there already is replaced). */
 PERSIA_API int table_restore(table *t, size_t n, const uint64_t *ids,
