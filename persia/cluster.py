@@ -411,9 +411,21 @@ class Connection:
             )
         self._check_alone()
         all_max([0])  # none is in an earlier pass any more
-        applied = _core.cluster_join(handle)
+        applied, error = 0, None
         try:
-            last = all_max([applied])[0]
+            applied = _core.cluster_join(handle)
+        except errors.PersiaError as caught:
+            error = caught
+        try:
+            failed = -1 if error is None else rank
+            last, failed = all_max([applied, failed])
+            if error is None and failed >= 0:
+                error = errors.Unavailable(
+                    f"rank {failed} could not join the steps of all ranks; "
+                    "its own error says why"
+                )
+            if error is not None:
+                raise error
         except BaseException:
             with contextlib.suppress(errors.PersiaError):
                 _core.cluster_leave(handle, False)

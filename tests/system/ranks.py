@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import persia
-from persia import Batch, JaggedBatch
+from persia import Batch, JaggedBatch, _core
 
 IDS = 60
 STEPS = 8
@@ -284,6 +284,29 @@ def stuck(open_store: Open, rank: int, world: int) -> Any:
         c.forward(one)[1].backward()
     dist.barrier()
     return {"text": text, "value": c.value}
+
+
+def cut_off(open_store: Open, rank: int, world: int) -> Any:
+    """Rank 1 does not reach a server when a pass begins."""
+    store = open_store(persia.optim.SGD(lr=1.0), grad_division=False)
+    c = Counter(store)
+    texts = []
+    join = _core.cluster_join
+
+    def fail(handle: int) -> int:
+        raise persia.errors.Unavailable("no route to the server")
+
+    for attempt in range(2):
+        if rank == 1 and attempt == 0:
+            _core.cluster_join = fail
+        try:
+            for one in c.loader(2):
+                c.forward(one)[1].backward()
+        except persia.errors.Unavailable as error:
+            texts.append(str(error))
+        _core.cluster_join = join
+    dist.barrier()
+    return {"texts": texts, "value": c.value}
 
 
 def differ(open_store: Open, rank: int, world: int) -> Any:

@@ -52,7 +52,7 @@ def launch(folder: Path, *scenarios: str) -> dict[str, list[Any]]:
 def on_ranks(tmp_path_factory: Any) -> dict[str, list[Any]]:
     """Every scenario with the tables on the ranks."""
     names = "train accumulate uneven gaps leaving hybrid scaled clipped"
-    names += " joined secured stuck differ late"
+    names += " joined secured stuck cut_off differ late"
     return launch(tmp_path_factory.mktemp("ranks"), *names.split())
 
 
@@ -208,6 +208,16 @@ def test_a_rank_that_is_stuck_is_named(on_ranks: dict[str, Any]) -> None:
     assert "rank 1" in waiting["text"]
     assert stuck["text"] == ""
     assert waiting["value"] == stuck["value"] == 4
+
+
+def test_all_ranks_hear_of_one_that_cannot_join(
+    on_ranks: dict[str, Any],
+) -> None:
+    others, cut_off = on_ranks["cut_off"]
+    (text,) = others["texts"]
+    assert "rank 1 could not join" in text
+    assert cut_off["texts"] == ["no route to the server"]
+    assert others["value"] == cut_off["value"] == 4
 
 
 def test_ranks_that_divide_differently_are_told_so(
