@@ -120,7 +120,8 @@ static int row_put(table *t, stripe *s, uint64_t hash, uint64_t id, size_t at,
         }
         if (rc == PERSIA_ECAPACITY)
             return err_set(rc, "table %s: no room for id %llu at capacity "
-                           "%llu", t->config.name, (unsigned long long)id,
+                           "%llu: declare a larger one", t->config.name,
+                           (unsigned long long)id,
                            (unsigned long long)t->config.capacity);
         if (!rc) {
             atomic_fetch_add(&t->created, 1);
