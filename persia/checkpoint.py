@@ -347,6 +347,10 @@ def _write_dense(folder: Path, states: _Dense) -> dict[str, Any]:
     except OSError:
         raise
     except Exception as error:
+        # torch's writer fails where Ctrl-C comes into it: that comes first.
+        context = error.__context__
+        if context is not None and not isinstance(context, Exception):
+            raise context from None
         named = shared | {"extra": extra}
         for rank, own in enumerate(ranks):
             named |= {f"{n} of rank {rank}": s for n, s in own.items()}

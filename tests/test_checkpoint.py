@@ -455,6 +455,35 @@ def test_what_cannot_be_read_is_not_saved(tmp_path: Path, extra: Any) -> None:
     assert not list(tmp_path.glob(".tmp-*"))
 
 
+@pytest.mark.parametrize("at", range(1, 12))
+def test_ctrl_c_in_torchs_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    class Interrupted:
+        def __init__(self, file: Any) -> None:
+            self.file, self.writes = file, 0
+
+        def write(self, some: bytes) -> int:
+            self.writes += 1
+            if self.writes == at:
+                raise KeyboardInterrupt
+            return int(self.file.write(some))
+
+        def flush(self) -> None:
+            self.file.flush()
+
+    save = torch.save
+    store = make_store()
+    store.save(tmp_path)
+    monkeypatch.setattr(
+        torch, "save", lambda what, file: save(what, Interrupted(file))
+    )
+    with pytest.raises(KeyboardInterrupt):
+        store.save(tmp_path, step=9, extra={"a": torch.zeros(2)})
+    assert files.LocalRoot(tmp_path).steps() == [0]
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
 def test_gradients_that_wait_belong_to_the_rows_that_were(
     tmp_path: Path,
 ) -> None:
