@@ -149,10 +149,12 @@ def _add_rates(status: ServerStatus, before: dict[str, Any]) -> None:
 
 
 def tables(servers: Sequence[ServerStatus]) -> list[TableStatus]:
-    """The tables of all servers that answered, added up."""
+    """The tables of all servers that answered, added up; a server with
+    several addresses counts once."""
     found: dict[str, TableStatus] = {}
     most: dict[str, list[int]] = {}
-    for server in servers:
+    boots = {s.stats["boot"]: s for s in servers if s.stats}
+    for server in boots.values():
         for table in server.stats.get("tables", ()):
             name = table["name"]
             total = found.setdefault(name, TableStatus(name, table["dim"]))

@@ -21,6 +21,7 @@ __all__ = ["status"]
 
 console = Console(highlight=False)
 _BAR = 40
+_NAME = 20  # columns of a name that must be folded
 
 
 def status(
@@ -80,11 +81,11 @@ def status(
             )
         )
     else:
-        console.print(_servers(found))
+        _show(_servers(found))
         if tables:
-            console.print(_tables(tables))
+            _show(_tables(tables))
         if any(not w.error for w in workers):
-            console.print(_staleness(stale))
+            _show(_staleness(stale))
         for name, error in failed:
             console.print(f"{escape(name)}: [red]{escape(error)}[/]")
     if failed:
@@ -112,10 +113,21 @@ def _table(title: str, columns: str, rows: list[list[str]]) -> Table:
             justify="right" if i else "left",
             no_wrap=bool(i),
             overflow="fold",
+            min_width=max(len(row[i]) for row in rows) if i and rows else None,
         )
     for row in rows:
         table.add_row(*(row[i] for i in kept))
     return table
+
+
+def _show(table: Table) -> None:
+    """Where there is no room, names are folded; else lines are longer than
+    that, as numbers are never cut off."""
+    wide = Console(highlight=False, width=10_000)
+    if wide.measure(table).minimum > console.width:
+        table.columns[0].max_width = _NAME
+    wide.width = max(console.width, wide.measure(table).minimum)
+    wide.print(table)
 
 
 def _servers(servers: list[ServerStatus]) -> Table:

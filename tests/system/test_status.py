@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import re
 import socket
@@ -75,6 +76,10 @@ def test_two_servers_in_numbers_and_in_words() -> None:
         assert (table["pulled"], table["missed"]) == (100, 0)
         most = max(len(half(0)), len(half(1)))
         assert table["uneven"] == pytest.approx(most / 50)
+        same = f"localhost:{a.address.partition(':')[2]}"
+        done = run(a.address, same, *flags, "--json")
+        (table,) = json.loads(done.stdout)["tables"]
+        assert table["rows"] == len(half(0))  # of one server, asked twice
         words = run(*flags, PERSIA_SERVERS=f"{a.address}, {b.address}")
         assert words.returncode == 0, words.stderr
         assert "0/2" in words.stdout and "1/2" in words.stdout
@@ -171,6 +176,37 @@ def test_the_staleness_of_workers() -> None:
     store.close()
     (worker,) = looking.ask_workers([url])
     assert not worker.staleness and "store was closed" in worker.error
+
+
+def test_numbers_are_whole_in_narrow_terminals() -> None:
+    from rich.console import Console
+
+    from persia.cli import status as command
+
+    stats = {
+        "uptime_ns": 10**15,
+        "memory_used": 7 * 10**11,
+        "memory_limit": 10**12,
+        "updates": 123456789,
+        "parked": 12,
+        "duplicates": 1234,
+        "failed": 17,
+    }
+    name = "ps-0.ps.production.svc.cluster.local:8888"
+    server = looking.ServerStatus(
+        name, 0, 12, stats, {"pulls": 12345.6, "pushes": 2345.6}
+    )
+    words = "0/12 11d 651.9 GiB of 931.3 123,456,789 12,345.6 2,345.6 1,234 17"
+    for width in (30, 80, 300):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(command, "console", Console(width=width))
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                command._show(command._servers([server]))
+        assert set(words.split()) <= set(out.getvalue().split()), width
+        cut = 50 if width == 300 else 21  # the first column
+        first = "".join(line[:cut] for line in out.getvalue().splitlines())
+        assert name in first.replace(" ", ""), width
 
 
 class Answers:
