@@ -199,13 +199,11 @@ static void log_nothing(gpr_log_func_args *args)
     (void)args;
 }
 
-/* Once: gRPC may give back a last span while it is shut down. */
-static void make_condition(void)
-{
-    cond_init(&runtime.sent_added);
-}
-
-static int runtime_start(void)
+/* gRPC stays until the process ends.  grpc_shutdown() waits for a thread of
+ * gRPC that looks after connections whose buffers were full, which it does
+ * for 10 s at a time: so long no signal would be heard, and nobody could
+ * begin anew. */
+static void start_grpc(void)
 {
     sigset_t before;
     keep_memory();
@@ -214,14 +212,16 @@ static int runtime_start(void)
         gpr_set_log_function(log_nothing);
     grpc_init();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    runtime.stop = 0;
+    cond_init(&runtime.sent_added);
+}
+
+static int runtime_start(void)
+{
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, make_condition);
-    int code =
-        runtime_thread(&runtime.reaper, reaper_main, NULL, "persia-rpc-sent");
-    if (code != PERSIA_OK)
-        grpc_shutdown();
-    return code;
+    pthread_once(&once, start_grpc);
+    runtime.stop = 0;
+    return runtime_thread(&runtime.reaper, reaper_main, NULL,
+                          "persia-rpc-sent");
 }
 
 static void runtime_stop(void)
@@ -231,7 +231,6 @@ static void runtime_stop(void)
     pthread_mutex_unlock(&runtime.sent_lock);
     pthread_cond_signal(&runtime.sent_added);
     pthread_join(runtime.reaper, NULL);
-    grpc_shutdown();
 }
 
 /* Both under the lock. */

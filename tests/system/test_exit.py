@@ -53,3 +53,35 @@ def test_updates_are_applied_at_the_end(end: str, status: int) -> None:
     assert torch.equal(store.ids("t"), torch.tensor([7]))
     store.close()
     servers.close()
+
+
+LARGE = """
+import sys, time, torch, persia
+ids = {"f": torch.arange(1_000_000)}
+for _ in range(4):
+    store = persia.Store(persia.optim.SGD(lr=1.0))
+    bags = persia.EmbeddingBagCollection(store=store, tables=[
+        persia.EmbeddingBagConfig("t", 2, feature_names=["f"], init=0.0)])
+    for _ in range(2):
+        (-bags(ids).values().sum()).backward()
+    store.flush()
+    begin = time.monotonic()
+    store.close()
+    print(time.monotonic() - begin)
+"""
+
+
+def test_close_does_not_wait_behind_large_updates() -> None:
+    servers = Servers(2)
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE],
+        env=environment(PERSIA_SERVERS=servers.text, OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seconds = [float(one) for one in done.stdout.split()]
+    assert len(seconds) == 4 and max(seconds) < 3, seconds
+    servers.close()
