@@ -54,7 +54,8 @@ def status(
     """
     from persia import status as looking
 
-    given = addresses or os.environ.get("PERSIA_SERVERS", "").split(",")
+    texts = addresses or [os.environ.get("PERSIA_SERVERS", "")]
+    given = [a for text in texts for a in text.split(",")]
     urls = [a for a in given if "://" in a]
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(looking.ask_workers, urls, timeout)

@@ -83,5 +83,6 @@ def test_close_does_not_wait_behind_large_updates() -> None:
     )
     assert done.returncode == 0, done.stderr
     seconds = [float(one) for one in done.stdout.split()]
-    assert len(seconds) == 4 and max(seconds) < 3, seconds
+    # gRPC took 10 s, where it did.
+    assert len(seconds) == 4 and max(seconds) < 9, seconds
     servers.close()

@@ -77,7 +77,7 @@ def test_two_servers_in_numbers_and_in_words() -> None:
         most = max(len(half(0)), len(half(1)))
         assert table["uneven"] == pytest.approx(most / 50)
         same = f"localhost:{a.address.partition(':')[2]}"
-        done = run(a.address, same, *flags, "--json")
+        done = run(f"{a.address},{same}", *flags, "--json")
         (table,) = json.loads(done.stdout)["tables"]
         assert table["rows"] == len(half(0))  # of one server, asked twice
         words = run(*flags, PERSIA_SERVERS=f"{a.address}, {b.address}")
