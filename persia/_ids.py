@@ -13,9 +13,16 @@ from persia.jagged import JaggedBatch
 
 __all__ = ["Ids", "unpack"]
 
-# What a batch is to a module: keys, values, offsets, weights, ticket.
+# What a batch is to a module: keys, values, offsets, weights, ticket; and
+# values, offsets and weights as the batch has them: those before may be
+# copies, which would not show that the batch was changed.
 Ids = tuple[
-    tuple[str, ...], Tensor, Tensor | None, Tensor | None, Tensor | None
+    tuple[str, ...],
+    Tensor,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    tuple[Tensor | None, ...],
 ]
 
 
@@ -29,6 +36,7 @@ def unpack(features: Any, padding_value: int | None) -> Ids:
             None if offsets is None else offsets.contiguous(),
             features._weights,
             features.ticket,
+            (features._values, offsets, features._weights),
         )
     if isinstance(features, Mapping):
         return unpack(
@@ -91,4 +99,5 @@ def unpack(features: Any, padding_value: int | None) -> Ids:
         offsets.to(torch.int64).contiguous(),
         weights,
         getattr(features, "ticket", None),
+        (values, offsets, weights),
     )

@@ -320,7 +320,7 @@ class _Collection(nn.Module):
             prefetch(ids[1], ids[2], weights, self._handle, plan, number)
         except RuntimeError as error:
             raise typed(error) from None
-        return versions(*ids[1:4])
+        return versions(*ids[5])
 
     def _may_train(self) -> bool:
         """Whether a lookup is part of a training step; raises if that cannot
@@ -348,7 +348,7 @@ class _Collection(nn.Module):
         if (
             batch is not None
             and not torch.compiler.is_compiling()
-            and versions(*ids[1:4]) != int(batch[1])
+            and versions(*ids[5]) != int(batch[1])
         ):
             batch = _looked_up_anew(batch)  # for they changed in between
         return pull(
@@ -364,7 +364,7 @@ class _Collection(nn.Module):
 
     def _on_cpu(self, ids: Ids) -> Ids:
         """The batch with its tensors on the CPU."""
-        keys, values, offsets, weights, ticket = ids
+        keys, values, offsets, weights, ticket, given = ids
         self.store._counts["cuda_ids_copied"] += values.numel()
         return (
             keys,
@@ -372,6 +372,7 @@ class _Collection(nn.Module):
             None if offsets is None else offsets.cpu(),
             None if weights is None else weights.cpu(),
             ticket,
+            given,
         )
 
     def _placed(self, out: Tensor, ids_device: torch.device) -> Tensor:

@@ -642,6 +642,25 @@ def test_ids_changed_in_place_are_looked_up_anew() -> None:
     assert c.stats["abandoned"] == 0
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Duck(torch.tensor([7], dtype=torch.int32)),
+        lambda: JaggedBatch(["f"], torch.tensor([[7, 0], [7, 0]])[:, 0]),
+    ],
+    ids=["int32", "columns"],
+)
+def test_changed_ids_that_a_lookup_copies_are_looked_up_anew(
+    make: Callable[[], Any],
+) -> None:
+    c = Counter()
+    c.store.set_rows("t", [8], [[5.0] * 4])
+    for given in persia.DataLoader([make()], c.model, 1):
+        given.values().fill_(8)
+        assert int(c.model(given).values()[0, 0].detach()) == 5
+    assert c.stats["not_prefetched"] == 1
+
+
 def test_a_bad_batch_fails_in_its_forward() -> None:
     c = Counter()
     bad = Duck(torch.tensor([7.5]))
