@@ -239,7 +239,6 @@ class _Pass(Iterator[T]):
             for handle, _ in self._streams:
                 _core.ahead_next(handle, one.number, reading)
             self._ahead.popleft()
-            self._loader._given += 1
             self._fetch(self._depth)
             if one.version >= 0:
                 # Now, as another pass may have ids of the same batch ahead.
@@ -247,6 +246,7 @@ class _Pass(Iterator[T]):
                     one.ids,
                     torch.tensor([one.number, one.version], device="cpu"),
                 )
+            self._loader._given += 1
             return one.batch
         except StopIteration:
             self.close()

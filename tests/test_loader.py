@@ -719,6 +719,26 @@ def test_checkpointed_forwards_hold_no_permit(reentrant: bool) -> None:
     assert c.stats["abandoned"] == 0
 
 
+def test_an_interrupted_batch_was_not_given_out() -> None:
+    def source() -> Iterator[JaggedBatch]:
+        yield JaggedBatch(["f"], torch.tensor([7]))
+        yield JaggedBatch(["f"], torch.tensor([7]))
+        raise KeyboardInterrupt  # while it reads ahead of the second one
+
+    c = Counter()
+    loader = persia.DataLoader(source(), c.model, 1)
+    seen = []
+
+    def loop() -> None:
+        for ids in loader:
+            seen.append(ids)
+            c.model(ids).values().sum().backward()
+
+    with pytest.raises(KeyboardInterrupt):
+        loop()
+    assert loader.state_dict()["batches"] == len(seen)
+
+
 def collate(items: list[tuple[int, Tensor]]) -> Batch:
     ids = torch.tensor([i for i, _ in items])
     return Batch(
