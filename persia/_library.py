@@ -209,7 +209,7 @@ class _Pull(torch.autograd.Function):
 _pull = _ops.pull_v1.default
 _push = _ops.push_v1.default
 _ticket = _ops.ticket_v1.default
-_no_batch = torch.zeros(2, dtype=torch.int64)
+_again = torch.tensor(-2, device="cpu")  # AGAIN of csrc/torch/ops.cpp
 
 #: prefetch(values, offsets, weights, store, plan, number): adds a lookup to
 #: a data loader's batch.
@@ -242,7 +242,8 @@ def pull(
         return out
     if torch._C._current_graph_task_id() != -1:
         # Repeated by torch.utils.checkpoint: the first forward stands for it.
-        batch = _no_batch
+        # Only if that had no gradient (use_reentrant=True) this one's comes.
+        batch = torch.stack((batch[0], _again))
     try:
         ticket = _ticket(batch, store, grad)
         if grad:

@@ -198,6 +198,27 @@ def test_compiled_training(servers: Any, backend: str) -> None:
     assert same(*results)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_synchronous_checkpointed_forwards_see_every_update(
+    servers: Any, reentrant: bool
+) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    c = Counter(servers())
+    needs_grad = torch.zeros(1, requires_grad=True)
+
+    def part(ids: JaggedBatch, x: Tensor) -> Tensor:
+        return c.model(ids).values() + x
+
+    seen = []
+    for batch in c.loader(200, 0):
+        out = checkpoint(part, batch.ids, needs_grad, use_reentrant=reentrant)
+        seen.append(int(out[0, 0]))
+        (-out.sum()).backward()
+    assert seen == list(range(200))
+    assert c.stats["loader"]["read"] == 0
+
+
 def test_asynchronous_trains(servers: Any) -> None:
     store = persia.Store(persia.optim.Adagrad(lr=0.1),
                          servers=servers(2).text)  # fmt: skip

@@ -125,10 +125,13 @@ const int64_t *numbers_of(const Tensor &ticket)
 }
 
 /* The name of a forward: int64 [2], its number (0 without grad) and the
- * number of its batch (0: not looked up ahead).  Names are tensors so that
- * compiled graphs take them as inputs.  `batch` is the ticket of the ids:
- * the batch's number, and a version that is negative if its ids are to be
- * looked up now. */
+ * number of its batch (0: not looked up ahead; negative: it is the batch's
+ * from its push on).  Names are tensors so that compiled graphs take them as
+ * inputs.  `batch` is the ticket of the ids: the batch's number, and a
+ * version that is negative if its ids are to be looked up now; AGAIN if they
+ * were before, and perhaps this forward will never be pushed. */
+enum { AGAIN = -2 };
+
 Tensor ticket(const Tensor &batch, int64_t store, bool grad)
 {
     Store s(store, "forward");
@@ -138,9 +141,10 @@ Tensor ticket(const Tensor &batch, int64_t store, bool grad)
         check(step_error(s.get()));
     name[0] = grad ? static_cast<int64_t>(step_ticket(s.get())) : 0;
     const int64_t *of = numbers_of(batch);
-    step_ahead_bind(s.get(), static_cast<uint64_t>(of[0]),
-                    static_cast<uint64_t>(name[0]));
-    name[1] = of[1] < 0 ? 0 : of[0];
+    name[1] = of[1] == AGAIN ? -of[0] : of[1] < 0 ? 0 : of[0];
+    if (of[1] != AGAIN)
+        step_ahead_bind(s.get(), static_cast<uint64_t>(of[0]),
+                        static_cast<uint64_t>(name[0]));
     return out;
 }
 
@@ -223,7 +227,7 @@ std::tuple<Tensor, Tensor> pull(const Tensor &values, const Optional &offsets,
     Store s(store, "forward");
     Lookup now(s.get(), values, offsets, weights, plan);
     const int64_t *name = numbers_of(ticket);
-    if (auto ahead = ahead_of(s.get(), name[1], now))
+    if (auto ahead = ahead_of(s.get(), name[1] > 0 ? name[1] : 0, now))
         return {std::move(ahead->out), std::move(ahead->rows)};
     if (name[0] == 0) /* evaluation sees every update before it */
         check(step_settle(s.get()));
@@ -272,7 +276,10 @@ void push(const Tensor &grad, const Tensor &values, const Optional &offsets,
         fail(PERSIA_ESHAPE);
     }
     size_t stride = static_cast<size_t>(dense ? shape.width : grad.stride(0));
-    g.ticket = static_cast<uint64_t>(numbers_of(ticket)[0]);
+    const int64_t *name = numbers_of(ticket);
+    g.ticket = static_cast<uint64_t>(name[0]);
+    if (name[1] < 0)
+        step_ahead_bind(s.get(), static_cast<uint64_t>(-name[1]), g.ticket);
     g.grad.rows = static_cast<const uint32_t *>(rows.const_data_ptr());
     g.grad.grad = static_cast<const float *>(grad.const_data_ptr());
     g.grad.stride = stride;
