@@ -274,5 +274,5 @@ def typed(error: RuntimeError) -> BaseException:
     if not (isinstance(cls, type) and issubclass(cls, errors.PersiaError)):
         return error
     if cls is errors.Interrupted:
-        return KeyboardInterrupt(text)
+        return _core.take_raised() or KeyboardInterrupt(text)
     return cls(text.split("\nException raised from")[0])

@@ -493,6 +493,30 @@ def test_ctrl_c_while_a_server_is_away(servers: Any) -> None:
     c.train(3, 2)  # the notebook cell runs again
 
 
+def test_what_a_signal_s_handler_raises_ends_a_forward(
+    servers: Any,
+) -> None:
+    class Alarm(Exception):
+        pass
+
+    def handler(*_: object) -> None:
+        raise Alarm("of the handler")
+
+    where = servers(1)
+    c = Counter(where, timeout=60.0)
+    where.kill(0)
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        for _ in range(2):
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(Alarm, match="of the handler"):
+                c.model(JaggedBatch(["f"], torch.tensor([7])))
+            assert _core.take_raised() is None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_close_after_a_failure_does_not_wait_for_the_rest(
     servers: Any,
 ) -> None:

@@ -2,6 +2,23 @@
 #include "py/py.h"
 
 static unsigned long main_thread; /* set once, before the callback is */
+/* What a signal's handler raised last, until it is raised; of the main thread
+ * alone, with the GIL. */
+static PyObject *raised;
+
+/* Keeps the exception that is set: on the way out of an operator, torch sets
+ * its own in its place. */
+static void keep_raised(void)
+{
+    PyObject *type, *value, *trace, *last = raised;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (value && trace)
+        PyException_SetTraceback(value, trace);
+    raised = Py_XNewRef(value);
+    PyErr_Restore(type, value, trace);
+    Py_XDECREF(last);
+}
 
 /* Runs Python's signal handlers; a no-op on other threads than the main
  * one.  Installed as the C core's interrupt callback. */
@@ -11,14 +28,18 @@ static int check_signals(void)
         return PERSIA_OK; /* never waits for the GIL on a worker thread */
     PyGILState_STATE gil = PyGILState_Ensure();
     int stop = PyErr_CheckSignals();
+    if (stop)
+        keep_raised();
     PyGILState_Release(gil);
     return stop ? PERSIA_EINTR : PERSIA_OK;
 }
 
 PyObject *py_raise(int code)
 {
-    if (code == PERSIA_EINTR && PyErr_Occurred())
+    if (code == PERSIA_EINTR && PyErr_Occurred()) {
+        Py_CLEAR(raised);
         return NULL;
+    }
     PyObject *errors = PyImport_ImportModule("persia.errors");
     if (!errors)
         return NULL;
@@ -55,7 +76,19 @@ static PyObject *error_names(PyObject *module, PyObject *unused)
     return names;
 }
 
+static PyObject *take_raised(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    PyObject *taken = raised;
+    raised = NULL;
+    return taken ? taken : Py_NewRef(Py_None);
+}
+
 static PyMethodDef methods[] = {
+    {"take_raised", take_raised, METH_NOARGS,
+     "take_raised()\n--\n\nWhat a signal's handler raised while an operator "
+     "waited, once; or None."},
     {"error_names", error_names, METH_NOARGS,
      "error_names()\n--\n\nThe names of all error codes, by number."},
     {NULL, NULL, 0, NULL},
