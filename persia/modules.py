@@ -261,13 +261,19 @@ class _Collection(nn.Module):
         self._plans[keys] = self._first_plan
         _modules[self._handle, self._first_plan] = self
 
-    def _make_plan(self, kind: int, keys: tuple[str, ...]) -> int:
+    def _make_plan(
+        self,
+        kind: int,
+        keys: tuple[str, ...],
+        outputs: Sequence[tuple[str, str, TableConfig]] | None = None,
+    ) -> int:
+        """The plan of these outputs, or of all."""
         at = {key: i for i, key in enumerate(keys)}
         numbers = dict(
             zip((c.name for c in self._configs), self._numbers, strict=True)
         )
         features = []
-        for _, feature, config in self._outputs:
+        for _, feature, config in outputs or self._outputs:
             if feature not in at:
                 raise errors.MissingFeature(
                     f"the batch has no feature {feature!r} (table "
@@ -634,16 +640,9 @@ class EmbeddingBagCollection(_Collection):
         memo = (*map(str, place), "|", *keys)
         plan = self._row_plans.get(memo)
         if plan is None:
-            whole, self._outputs = (
-                self._outputs,
-                [self._outputs[i] for i in place],
+            plan = self._row_plans[memo] = self._make_plan(
+                _core.PLAN_ROWS, keys, [self._outputs[i] for i in place]
             )
-            try:
-                plan = self._row_plans[memo] = self._make_plan(
-                    _core.PLAN_ROWS, keys
-                )
-            finally:
-                self._outputs = whole
         store = self.store
         grad = self._may_train()
         anchor = store._anchor if grad else store._still

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -327,6 +328,36 @@ def test_a_feature_of_two_tables_is_named_by_table() -> None:
     bags(batch).values().sum().backward()
     assert bags.store.stats()["tables"]["x"]["rows"] == 3
     assert bags.store.stats()["tables"]["y"]["rows"] == 6
+
+
+def test_forwards_of_two_threads_while_plans_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bags = persia.EmbeddingBagCollection(
+        tables=[
+            persia.EmbeddingBagConfig("x", 4, feature_names=["f"]),
+            persia.EmbeddingBagConfig("y", 2, feature_names=["f"]),
+        ],
+        optimizer=persia.optim.SGD(lr=1.0),
+        is_weighted=True,
+    )
+    weights = torch.ones(3, requires_grad=True)
+    batch = persia.JaggedBatch(["f"], torch.tensor([1, 2, 3]), weights=weights)
+    plan, widths = bags.store._plan, []
+
+    def forward() -> None:
+        widths.append(bags(batch).values().shape[1])
+
+    def slow(*arguments: Any) -> int:
+        monkeypatch.setattr(bags.store, "_plan", plan)
+        other = threading.Thread(target=forward)
+        other.start()
+        other.join()
+        return plan(*arguments)
+
+    monkeypatch.setattr(bags.store, "_plan", slow)
+    forward()
+    assert widths == [6, 6]
 
 
 class Duck:
