@@ -407,9 +407,9 @@ int step_run(step *s, const update *one)
     return rc;
 }
 
-/* On threads of the store.  Owns `held`. */
+/* On threads of the store.  Owns `held`.  tell: see updates_add(). */
 static int apply_later(step *s, step_grad *held, size_t n,
-                       const optim_args *optim, uint32_t optim_n)
+                       const optim_args *optim, uint32_t optim_n, int tell)
 {
     update *one;
     int rc = updates_make(s->u, held, n, optim, optim_n, &one);
@@ -418,7 +418,7 @@ static int apply_later(step *s, step_grad *held, size_t n,
         step_release(held, n);
         return rc;
     }
-    return updates_add(s->u, one, 1);
+    return updates_add(s->u, one, tell);
 }
 
 /* On this thread, after those that were handed over.  Owns `held`. */
@@ -427,7 +427,7 @@ static int apply_now(step *s, step_grad *held, size_t n,
 {
     int rc = updates_wait(s->u, 0, 0);
     if (rc) {
-        apply_later(s, held, n, optim, optim_n);
+        apply_later(s, held, n, optim, optim_n, 0);
         return rc;
     }
     update one = {.held = held, .n = n, .optim = optim, .optim_n = optim_n};
@@ -469,7 +469,7 @@ int step_apply(step *s, enum step_whose whose, const optim_args *optim,
     ahead_applying(s->a, held, n, 0);
     if (client_is_remote(s->c) ||
         (whose == STEP_MINE && ahead_allows(s->a, held, n)))
-        return apply_later(s, held, n, optim, optim_n);
+        return apply_later(s, held, n, optim, optim_n, 1);
     rc = apply_now(s, held, n, optim, optim_n);
     return rc ? rc : updates_error(s->u);
 }

@@ -485,6 +485,56 @@ static void test_an_update_that_failed_is_told_at_once(void **state)
     }
 }
 
+/* A gradient of so many ids that its update takes a while. */
+static int hold_many(uint64_t ticket)
+{
+    enum { MANY = 1 << 21 };
+    struct many {
+        int64_t ids[MANY];
+        float grad[MANY * DIM];
+        uint32_t rows[MANY];
+    } *m = calloc(1, sizeof *m);
+    assert_non_null(m);
+    for (int i = 0; i < MANY; i++) {
+        m->ids[i] = 1000 + i;
+        m->rows[i] = ROW_NONE;
+    }
+    step_grad g = {.ticket = ticket,
+                   .grad = {.plan = plan,
+                            .batch = {.n = MANY, .bags = MANY,
+                                      .values = m->ids},
+                            .rows = m->rows, .grad = m->grad,
+                            .stride = DIM},
+                   .owner = m,
+                   .release = free};
+    return step_hold(s, &g);
+}
+
+/* An update that is interrupted while it waits for those before it leaves
+ * their error to the next call. */
+static void test_an_interrupted_update_keeps_an_earlier_error(void **state)
+{
+    (void)state;
+    optim_args o = {.kind = OPTIM_SGD, .lr = 1, .grad_scale = 1};
+    uint64_t stream = stream_open(3), ticket[2];
+    uint64_t batch[2] = {batch_add(stream), batch_add(stream)};
+    for (int t = 0; t < 2; t++) {
+        assert_int_equal(step_ahead_next(s, batch[t], 0), PERSIA_OK);
+        forward(batch[t], &ticket[t]);
+    }
+    assert_int_equal(hold_many(ticket[0]), PERSIA_OK);
+    assert_int_equal(apply(), PERSIA_OK);
+    step_keep_error(s, err_set(PERSIA_ENONFINITE, "earlier"));
+    assert_int_equal(hold(ticket[1]), PERSIA_OK);
+    interrupt_install(interrupted);
+    assert_int_equal(step_apply(s, STEP_ALL, &o, 1), PERSIA_EINTR);
+    interrupt_install(NULL);
+    assert_int_equal(step_flush(s, 0), PERSIA_ENONFINITE);
+    assert_string_equal(err_text(), "earlier");
+    assert_int_equal(step_flush(s, 0), PERSIA_OK);
+    step_ahead_close(s, stream);
+}
+
 /* ---- any schedule ---- */
 
 static uint32_t random_u32(uint32_t *state)
@@ -596,6 +646,7 @@ int main(void)
         TEST(test_a_bad_batch_fails_its_forward),
         TEST(test_waits_for_an_update_and_can_be_interrupted),
         TEST(test_an_update_that_failed_is_told_at_once),
+        TEST(test_an_interrupted_update_keeps_an_earlier_error),
         TEST(test_staleness_under_random_schedules),
         TEST(test_loops_on_several_threads),
     };
