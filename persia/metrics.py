@@ -184,13 +184,14 @@ def _ratio(a: float, b: float) -> float:
 
 
 def _logloss(x: Array, y: Array) -> float:
-    return _ratio((np.logaddexp(0, x) - x * y).sum(), len(x))
+    # Of the margin: x * y is no number where x is infinite and y is 0.
+    return _ratio(np.logaddexp(0, np.where(y == 1, -x, x)).sum(), len(x))
 
 
 def _auc(x: Array, y: Array) -> float:
     order = np.argsort(x)
     x, y = x[order], y[order]
-    starts = np.flatnonzero(np.diff(x, prepend=np.nan))
+    starts = np.flatnonzero(np.append(True, x[1:] != x[:-1])[: len(x)])
     positive = np.add.reduceat(y, starts) if len(x) else y
     negative = np.add.reduceat(1 - y, starts) if len(x) else y
     return _area(negative, positive)

@@ -128,3 +128,14 @@ def test_bad_input_is_named() -> None:
         )
     with pytest.raises(errors.InvalidArgument, match="bins"):
         StreamingAUC(bins=1)
+
+
+def test_infinite_logits() -> None:
+    """As of a model in half precision: they are scores like others."""
+    x = torch.tensor([math.inf, math.inf, 0.0, -math.inf, -math.inf])
+    y = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
+    finite = x.clamp(-100, 100)
+    assert auc(x, y) == auc(finite, y) == 3.0 / 6
+    right = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
+    assert logloss(x, right) == pytest.approx(math.log(2) / 5)
+    assert logloss(x, y) == math.inf
