@@ -89,9 +89,17 @@ def open_stream(path: str) -> Any:
     """A stream of the file's bytes, decompressed as its suffix says."""
     suffix = os.path.splitext(path)[1].lower()
     try:
-        return pa.input_stream(path, compression=_SUFFIXES.get(suffix))
+        # pyarrow takes it for no data.
+        empty = os.path.isfile(path) and os.path.getsize(path) == 0
+        stream = pa.input_stream(path, compression=_SUFFIXES.get(suffix))
     except OSError as error:
         raise errors.StorageError(f"cannot open {path!r}: {error}") from error
+    if empty and suffix in _SUFFIXES:
+        stream.close()
+        raise errors.CorruptFile(
+            f"cannot read {path!r}: it has 0 bytes, which is no {suffix} file"
+        )
+    return stream
 
 
 def read_lines(path: str) -> Iterator[bytes]:

@@ -400,9 +400,10 @@ def test_damaged_files(tmp_path: Path) -> None:
     with pytest.raises(errors.CorruptFile, match=r"altered\.gz"):
         list(Criteo(altered))
     none = tmp_path / "none.gz"
-    none.write_bytes(b"this is not gzip")
-    with pytest.raises(errors.CorruptFile, match=r"none\.gz"):
-        list(Criteo(none))
+    for content in (b"this is not gzip", b""):
+        none.write_bytes(content)
+        with pytest.raises(errors.CorruptFile, match=r"none\.gz"):
+            list(Criteo(none))
 
 
 def test_an_empty_file(tmp_path: Path) -> None:

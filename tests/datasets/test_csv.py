@@ -343,6 +343,8 @@ def test_damaged_small_files(tmp_path: Path) -> None:
     for name, content in (
         ("cut.gz", whole[:40]),
         ("cut8.gz", whole[:-8]),
+        ("nothing.gz", b""),
+        ("nothing.lz4", b""),
         ("plain.gz", HEADER + lines(3)),
         ("plain.zst", HEADER + lines(3)),
     ):
