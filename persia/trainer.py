@@ -153,7 +153,7 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, dataset: Iterable[Batch]) -> Scores:
         """Scores the model on all batches of ``dataset``, of all ranks
-        together: each brings its share."""
+        together: each brings its share; in eval mode, for as long."""
         model: Any = self.model
         if self._ranks > 1:
             model = self.model.module
@@ -161,10 +161,14 @@ class Trainer:
             # each rank has added a batch of its own to its statistics.
             for buffer in model.buffers():
                 torch.distributed.broadcast(buffer, 0)
-        model.eval()
         metrics = BinaryMetrics()
-        for batch in dataset:
-            metrics.update(model(batch.dense, batch.ids), _label(batch))
+        training = model.training
+        model.eval()
+        try:
+            for batch in dataset:
+                metrics.update(model(batch.dense, batch.ids), _label(batch))
+        finally:
+            model.train(training)
         if self._ranks > 1:
             metrics.gather()
         return metrics.compute()

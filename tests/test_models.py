@@ -13,6 +13,7 @@ import persia
 from persia import JaggedBatch, errors
 from persia.models import DLRM, DeepFM
 from persia.models.dense import Standardize
+from persia.trainer import Trainer
 
 KEYS = ["a", "b", "c"]
 
@@ -162,3 +163,20 @@ def test_standardize_compiled_keeps_its_statistics() -> None:
         torch.testing.assert_close(compiled(x), plain(x))
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(other.state_dict()[name], value)
+
+
+def test_an_evaluation_within_training_changes_no_mode() -> None:
+    data = persia.datasets.SyntheticCTR(rows=600, batch_size=100)
+    model = DLRM(bags(4, data.keys), data.dense_features)
+    trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    modes: list[bool] = []
+
+    def look(progress: object) -> None:
+        trainer.evaluate(data)
+        modes.append(model.training)
+
+    trainer.fit(data, on_progress=look, every=0.0)
+    assert modes and all(modes)
+    model.eval()
+    trainer.evaluate(data)
+    assert not model.training

@@ -69,7 +69,7 @@ class CSV(Dataset):
         CorruptFile: a compressed file is damaged or cut off.
         MalformedData: a line is longer than 1 MiB, or ``strict`` and one is
             malformed.
-        SchemaMismatch: a file lacks a column of the schema.
+        SchemaMismatch: a file lacks a column of the schema, or has it twice.
     """
 
     def __init__(
@@ -388,6 +388,12 @@ class _File:
         if missing:
             raise errors.SchemaMismatch(
                 f"{self._path!r} has no column {missing}; its header says"
+                f" {names}"
+            )
+        twice = sorted(n for n in schema.used_columns if names.count(n) > 1)
+        if twice:
+            raise errors.SchemaMismatch(
+                f"{self._path!r} has several columns {twice}; its header says"
                 f" {names}"
             )
         self._head = 1

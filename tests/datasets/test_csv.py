@@ -274,6 +274,9 @@ def test_headers(tmp_path: Path) -> None:
         assert b.ids.values().tolist() == [xxh64(b"a"), xxh64(b"b")]
     with pytest.raises(errors.SchemaMismatch, match=r"b.* no column \['c'"):
         list(CSV(without, Schema(categorical=["c"])))  # type: ignore[list-item]
+    twice = write(tmp_path / "t", b"c,y,c\n")
+    with pytest.raises(errors.SchemaMismatch, match=r"several columns \['c'"):
+        list(CSV(twice, Schema(categorical=["c"])))  # type: ignore[list-item]
 
 
 def test_empty_files(tmp_path: Path) -> None:
