@@ -15,6 +15,8 @@ kind, and are named as the source of the baseline.
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 
@@ -117,11 +119,18 @@ def mean(histogram: dict[str, int]) -> float:
     return round(sum(int(k) * x for k, x in histogram.items()) / n, 2)
 
 
+# A process that has torch and an optimizer, and nothing of ours.
+BARE = "import torch; torch.optim.SGD(torch.nn.Linear(1, 1).parameters())"
+
+
 def first_batch(sizes: Sizes) -> None:
     """From the start of the server's process to the end of the first batch;
     the trainer starts beside it, as with persia launch."""
-    spent, serving = [], []
+    spent, serving, bare = [], [], []
     for _ in range(sizes.starts):
+        start = time.time()
+        subprocess.run([sys.executable, "-c", BARE], check=True)
+        bare.append(time.time() - start)
         with reserve() as held, Processes() as processes:
             start = time.time()
             (server,) = processes.servers(1, port=held.getsockname()[1])
@@ -138,6 +147,7 @@ def first_batch(sizes: Sizes) -> None:
         target=3.0,
         at_most=True,
         serving_after_s=round(statistics.median(serving), 3),
+        torch_alone_s=round(statistics.median(bare), 3),
         each=[round(x, 2) for x in spent],
     )
 

@@ -69,7 +69,7 @@ class Sizes:
         self.batches = 8 if quick else 64
         self.steps = 20 if quick else 300
         self.sync_steps = 4 if quick else 50
-        self.rounds = 1 if quick else 5
+        self.rounds = 1 if quick else 11
         self.alone = 20 if quick else 200
 
 
