@@ -437,7 +437,7 @@ def load(
                 parts["random"] = _RandomStates()
             root = files.root_of(path)
             store._drop_unfinished()
-            store._core.settle()  # what failed before does not matter any more
+            store._core.settle()
         found = ranks.lead(lambda: _find(root, step))
         manifest = found.manifest
         with ranks.agreed(), _reading(root):
@@ -518,6 +518,7 @@ def _go_on(
     elif number is not None:
         go_on = partial(_core.ckpt_go_on, store._handle, number)
         patiently(go_on, store._connection.timeout)
+    store._core.drop_error()  # what failed before does not matter any more
     store._lineage = manifest.lineage
     store._checkpoint_id = manifest.id
 

@@ -347,6 +347,8 @@ static int late(call *k, const fan *f)
             n++;
         }
     pthread_mutex_unlock(&k->lock);
+    if (!n) /* the last one came just now */
+        return PERSIA_OK;
     return err_set(PERSIA_ETIMEOUT, "no answer from %s%s within %.3g s", name,
                    n > 1 ? " and others" : "", limit_of(f, k->r));
 }
@@ -433,9 +435,9 @@ int fan_run(call *k, const fan *f, uint64_t deadline)
         int rc = interrupt_poll();
         if (rc)
             return err_set(rc, "interrupted while waiting for servers");
-        if (now > deadline + GRACE_NS) {
+        if (now > deadline + GRACE_NS && (rc = late(k, f))) {
             note_failed(k);
-            return late(k, f);
+            return rc;
         }
     }
 }

@@ -292,6 +292,19 @@ static void note_step(server *from, uint64_t step)
         from->step = step;
 }
 
+/* With the server's lock held. */
+static void note_number(server *from, uint64_t number, uint64_t settled)
+{
+    const uint64_t skipped = from->acked_late.skipped;
+    if (number > NUMBERS_WINDOW)
+        numbers_settle(&from->acked_late, number - NUMBERS_WINDOW);
+    if (from->acked_late.skipped != skipped)
+        from->acked_gap = number - NUMBERS_WINDOW;
+    (void)numbers_add(&from->acked_late, number);
+    numbers_settle(&from->acked, settled);
+    (void)numbers_add(&from->acked, number);
+}
+
 /* PERSIA_ESTALE: the server was started again since it answered, and this
  * life of it has not the update. */
 static int note_acked(const request *q)
@@ -305,8 +318,7 @@ static int note_acked(const request *q)
     pthread_mutex_lock(&from->lock);
     int there = from->boot == q->caller.boot;
     if (there) {
-        numbers_settle(&from->acked, settled);
-        (void)numbers_add(&from->acked, number);
+        note_number(from, number, settled);
         note_step(from, q->call->step);
     } else {
         there = numbers_has(&from->acked, number);

@@ -77,7 +77,9 @@ int remote_tell_lost(remote *r)
     memcpy(text, r->lost_text, sizeof text);
     r->lost_text[0] = 0;
     pthread_mutex_unlock(&r->lock);
-    return text[0] ? err_set(PERSIA_ELOST, "%s", text) : PERSIA_OK;
+    return text[0] ? err_set(PERSIA_ELOST, "%s; load a checkpoint, or go on "
+                             "without them (lost=\"continue\")", text)
+                   : PERSIA_OK;
 }
 
 /* ---- Hello ---- */
@@ -118,27 +120,28 @@ void server_learn(server *to, const wire_hello_reply *m)
 {
     /* In the same life with the same rows acknowledgements may have come
      * since it made this ledger. */
-    if (to->boot != m->boot || to->lineage != m->lineage)
-        to->acked = m->ledger;
+    if (to->boot != m->boot || to->lineage != m->lineage) {
+        to->acked = to->acked_late = m->ledger;
+        to->acked_gap = m->ledger.skipped ? m->ledger.watermark : 0;
+    }
     to->boot = m->boot;
     to->lineage = m->lineage;
     to->message_limit = m->message_limit;
 }
 
 /* How many updates it had acknowledged and has no more; its lock is held.
- * Numbers up to `settled` that it has not acknowledged it may have skipped
- * (and then neither had nor lost). */
-static uint64_t server_lost(server *to, uint64_t settled,
-                            const wire_hello_reply *m)
+ * At least so many, if its rows are older than the last skipped number. */
+static uint64_t server_lost(const server *to, const wire_hello_reply *m)
 {
     if (m->boot == to->boot)
         return 0;
-    numbers_settle(&to->acked, settled);
-    /* What it still has but has not acknowledged is not counted as kept. */
-    uint64_t kept = numbers_count(&m->ledger) -
-                    numbers_missing(&m->ledger, &to->acked);
-    uint64_t had = numbers_count(&to->acked);
-    return had > kept ? had - kept : 0;
+    const wire_ledger *had = &to->acked_late;
+    uint64_t lost = numbers_missing(had, &m->ledger);
+    if (m->ledger.watermark >= to->acked_gap)
+        return lost;
+    uint64_t skipped = had->skipped > m->ledger.skipped
+                           ? had->skipped - m->ledger.skipped : 0;
+    return lost > skipped ? lost - skipped : 0;
 }
 
 void remote_learn(remote *r, const wire_hello_reply *m)
@@ -232,11 +235,11 @@ void remote_note_lost(remote *r, const server *to, uint64_t lost)
     if (lost == 0 || r->policy != LOST_RAISE)
         return;
     pthread_mutex_lock(&r->lock);
-    snprintf(r->lost_text, sizeof r->lost_text,
-             "%s was started again and has lost %llu updates that it had "
-             "acknowledged; load a checkpoint, or go on without them "
-             "(lost=\"continue\")",
-             to->address, (unsigned long long)lost);
+    size_t n = strlen(r->lost_text);
+    snprintf(r->lost_text + n, sizeof r->lost_text - n,
+             "%s%s was started again and has lost %llu updates that it had "
+             "acknowledged",
+             n ? "; " : "", to->address, (unsigned long long)lost);
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -271,11 +274,8 @@ static int greet(remote *r, server *to, uint64_t deadline, int lossless,
                      to->address);
     if (!rc) {
         remote_learn(r, &m);
-        pthread_mutex_lock(&r->lock);
-        uint64_t settled = r->settled.watermark;
-        pthread_mutex_unlock(&r->lock);
         pthread_mutex_lock(&to->lock);
-        uint64_t lost = server_lost(to, settled, &m);
+        uint64_t lost = server_lost(to, &m);
         server_learn(to, &m);
         memcpy(to->numbers, numbers, PS_TABLES_MAX * sizeof *numbers);
         pthread_mutex_unlock(&to->lock);

@@ -48,6 +48,10 @@ typedef struct server {
     /* Updates that it said it has applied; what is settled without is
      * skipped. */
     wire_ledger acked;
+    /* The same, but a number is skipped when it leaves the window: the last
+     * one was acked_gap or before it. */
+    wire_ledger acked_late;
+    uint64_t acked_gap;
     uint64_t step;          /* the last sync step that it has answered, since
                                this rank joined; 0: none */
     uint32_t *numbers;      /* [PS_TABLES_MAX] its number of each table */

@@ -63,14 +63,6 @@ void numbers_settle(wire_ledger *l, uint64_t number)
     advance(l);
 }
 
-uint64_t numbers_count(const wire_ledger *l)
-{
-    uint64_t n = l->watermark - l->skipped;
-    for (uint32_t i = 0; i < WIRE_WINDOW_WORDS; i++)
-        n += (uint64_t)__builtin_popcountll(l->window[i]);
-    return n;
-}
-
 uint64_t numbers_top(const wire_ledger *l)
 {
     for (uint32_t i = WIRE_WINDOW_WORDS; i-- > 0;)

@@ -16,8 +16,6 @@ int numbers_add(wire_ledger *l, uint64_t number);
 void numbers_settle(wire_ledger *l, uint64_t number);
 /* The largest number. */
 uint64_t numbers_top(const wire_ledger *l);
-/* How many numbers are in and were not skipped. */
-uint64_t numbers_count(const wire_ledger *l);
 /* How many numbers of `mine` are not in `theirs`; skipped ones are in. */
 uint64_t numbers_missing(const wire_ledger *mine, const wire_ledger *theirs);
 

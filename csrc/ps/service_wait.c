@@ -193,6 +193,9 @@ int wait_open(ps_service *s, const wire_hello *m, wire_ledger *out)
             c->key.client != m->caller.client)
             dropped = sync_take_one(&s->sync, i, &n);
     }
+    for (uint32_t i = 0; i < REFUSED_MAX && taken && !rc; i++)
+        if (s->refused[i].stream == m->stream)
+            s->refused[i] = (refusal){0}; /* nobody asks for it any more */
     pthread_mutex_unlock(&s->wait_lock);
     if (dropped)
         fail_parts(s, dropped, n, PERSIA_EUNAVAILABLE, "another client has "

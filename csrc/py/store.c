@@ -396,6 +396,15 @@ static PyObject *store_discard(PyObject *self, PyObject *arg)
     return PyLong_FromSize_t(n);
 }
 
+static PyObject *store_drop_error(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    BEGIN(self, "Store.drop_error");
+    step_drop_error(s);
+    END();
+    Py_RETURN_NONE;
+}
+
 static PyObject *store_forget(PyObject *self, PyObject *unused)
 {
     (void)unused;
@@ -692,6 +701,7 @@ static PyMethodDef methods[] = {
     METHOD(flush, METH_O, "flush(seconds or None): waits for all updates"),
     METHOD(finish, METH_NOARGS, "finish(): flushes, before close()"),
     METHOD(settle, METH_NOARGS, "settle(): waits, without their errors"),
+    METHOD(drop_error, METH_NOARGS, "drop_error(): one that was not raised"),
     METHOD(counts, METH_NOARGS, "counts() -> (applied, failed, pending)"),
     METHOD(held, METH_O, "held(all) -> gradients that wait"),
     METHOD(discard, METH_O, "discard(all) -> gradients dropped"),

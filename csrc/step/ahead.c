@@ -134,13 +134,14 @@ static int look_up(step *s, const step_lookup *l, uint64_t after)
 /* Runs a lookup that waits; the lock is left meanwhile. */
 static void run(ahead *a, batch *b, lookup *l)
 {
+    const uint64_t after = b->after;
     l->at = STARTED;
     b->users++;
     pthread_mutex_unlock(&a->lock);
-    int rc = look_up(a->s, &l->want, b->after);
+    int rc = look_up(a->s, &l->want, after);
     if (rc == PERSIA_ELOST) { /* it may be that nobody wants this lookup */
         step_keep_error(a->s, rc);
-        rc = look_up(a->s, &l->want, b->after);
+        rc = look_up(a->s, &l->want, after);
     }
     future_complete(l->done, rc);
     pthread_mutex_lock(&a->lock);

@@ -502,6 +502,11 @@ int step_error(step *s)
     return updates_error(s->u);
 }
 
+void step_drop_error(step *s)
+{
+    updates_drop_errors(s->u);
+}
+
 void step_renumber(step *s)
 {
     updates_renumber(s->u, client_last_number(s->c));

@@ -97,6 +97,8 @@ PERSIA_API int step_finish(step *s);
 PERSIA_API int step_settle(step *s);
 /* The error that was kept, once. */
 PERSIA_API int step_error(step *s);
+/* It is not told: the rows that it is about have been replaced. */
+PERSIA_API void step_drop_error(step *s);
 
 /* The numbers of updates go on after client_last_number().  No update is
  * under way. */

@@ -14,6 +14,12 @@
 
 enum { POLL_MS = 50, TEXT_BYTES = 1024 };
 
+/* The first of its kind since it was told. */
+typedef struct kept {
+    int code;
+    char text[TEXT_BYTES];
+} kept;
+
 struct updates {
     step *s;
     sched *jobs;
@@ -27,8 +33,7 @@ struct updates {
     int part_runs; /* a part of a step is under way */
     int closing;
     client_update name; /* of the last one that was added */
-    int code; /* of the first failure since it was told */
-    char text[TEXT_BYTES];
+    kept error, lost; /* lost: PERSIA_ELOST, which tells of earlier ones */
     step_counts counts;
 };
 
@@ -120,10 +125,19 @@ static void count(updates *u, int code)
 /* Keeps this thread's error unless there is one; the lock is held. */
 static void keep(updates *u, int code)
 {
-    if (u->code)
+    kept *k = code == PERSIA_ELOST ? &u->lost : &u->error;
+    if (k->code)
         return;
-    u->code = code;
-    snprintf(u->text, sizeof u->text, "%s", err_text());
+    k->code = code;
+    snprintf(k->text, sizeof k->text, "%s", err_text());
+}
+
+/* What is to be told next, and then no more; the lock is held. */
+static kept next_kept(updates *u)
+{
+    kept *k = u->error.code ? &u->error : &u->lost, next = *k;
+    k->code = PERSIA_OK;
+    return next;
 }
 
 /* Takes the next one, unless it is a part of a step and the part before it
@@ -141,7 +155,7 @@ static update *take(updates *u, int *drop)
             u->last = &u->first;
         u->part_runs |= is_part;
     }
-    *drop = u->closing && u->code;
+    *drop = u->closing && (u->error.code || u->lost.code);
     pthread_mutex_unlock(&u->lock);
     return one;
 }
@@ -189,14 +203,11 @@ static void update_job(void *ctx)
 
 int updates_add(updates *u, update *one, int tell)
 {
-    char text[TEXT_BYTES];
+    kept earlier = {0};
     pthread_mutex_lock(&u->lock);
     /* Not the error of this update, were it fast. */
-    int earlier = tell ? u->code : PERSIA_OK;
-    if (earlier) {
-        u->code = PERSIA_OK;
-        memcpy(text, u->text, sizeof text);
-    }
+    if (tell)
+        earlier = next_kept(u);
     if (u->named) {
         u->name.number++;
         u->name.step += u->name.parts > 1;
@@ -210,13 +221,13 @@ int updates_add(updates *u, update *one, int tell)
     if (sched_submit(u->jobs, update_job, u))
         update_job(u); /* there is no memory for a job */
     int rc = updates_wait(u, u->most, 0);
-    if (!earlier)
+    if (!earlier.code)
         return rc;
-    err_set(earlier, "%s", text);
+    err_set(earlier.code, "%s", earlier.text);
     if (!rc)
-        return earlier;
+        return earlier.code;
     pthread_mutex_lock(&u->lock);
-    keep(u, earlier);
+    keep(u, earlier.code);
     pthread_mutex_unlock(&u->lock);
     return rc;
 }
@@ -283,12 +294,16 @@ void updates_keep(updates *u, int code)
 int updates_error(updates *u)
 {
     pthread_mutex_lock(&u->lock);
-    int rc = u->code;
-    u->code = PERSIA_OK;
-    if (rc)
-        err_set(rc, "%s", u->text);
+    kept next = next_kept(u);
     pthread_mutex_unlock(&u->lock);
-    return rc;
+    return next.code ? err_set(next.code, "%s", next.text) : PERSIA_OK;
+}
+
+void updates_drop_errors(updates *u)
+{
+    pthread_mutex_lock(&u->lock);
+    u->error.code = u->lost.code = PERSIA_OK;
+    pthread_mutex_unlock(&u->lock);
 }
 
 int updates_now(updates *u, const update *one)

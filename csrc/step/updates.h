@@ -51,10 +51,12 @@ int updates_are_parts(updates *u);
 
 /* Waits until at most `most` are left.  PERSIA_EINTR, PERSIA_ETIMEOUT. */
 int updates_wait(updates *u, size_t most, uint64_t timeout_ns);
-/* Keeps this thread's error, unless there is one. */
+/* Keeps this thread's error, unless there is one; PERSIA_ELOST has a place of
+ * its own. */
 void updates_keep(updates *u, int code);
-/* The first error since it was last told, with its text. */
+/* The first error since it was last told, with its text; then the other. */
 int updates_error(updates *u);
+void updates_drop_errors(updates *u);
 /* Releases the memory of those that ended; on threads of the user. */
 void updates_tidy(updates *u);
 void updates_get_counts(updates *u, step_counts *out);

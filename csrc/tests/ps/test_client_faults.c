@@ -53,7 +53,6 @@ static void numbers_are_a_set(void **state)
     assert_int_equal(numbers_add(&l, 10 + NUMBERS_WINDOW), 1);
     assert_int_equal(numbers_add(&l, 11 + NUMBERS_WINDOW), 0);
     assert_int_equal(numbers_top(&l), 10 + NUMBERS_WINDOW);
-    assert_int_equal(numbers_count(&l), 12);
     numbers_settle(&l, 10);
     assert_int_equal(l.skipped, 0);
     numbers_settle(&l, 16);
@@ -62,9 +61,8 @@ static void numbers_are_a_set(void **state)
     assert_int_equal(l.skipped, NUMBERS_WINDOW - 2);
     assert_int_equal(l.watermark, 10 + NUMBERS_WINDOW);
     assert_int_equal(numbers_add(&l, 12 + NUMBERS_WINDOW), 1);
-    assert_int_equal(numbers_count(&l), 13);
     numbers_settle(&l, 1000000);
-    assert_int_equal(numbers_count(&l), 13);
+    assert_int_equal(l.skipped, 1000000 - 13);
     assert_int_equal(l.watermark, 1000000);
     assert_int_equal(l.window[0] | l.window[63], 0);
 }

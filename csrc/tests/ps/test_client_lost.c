@@ -45,6 +45,28 @@ static void lost_updates_are_counted_and_told(void **state)
     cluster_free(&c);
 }
 
+/* Those that were refused were never there, however long ago. */
+static void refused_updates_are_not_lost(void **state)
+{
+    (void)state;
+    for (int more = 100; more <= 5000; more += 4900) {
+        cluster c;
+        ps_client *remote = open_one(&c, 1, 20 * SECOND, LOST_CONTINUE);
+        uint32_t no = declare_bounded(remote, 8);
+        assert_int_equal(add_one(remote, NULL, no, 0, 8), PERSIA_OK);
+        for (int i = 0; i < 3; i++)
+            assert_int_equal(add_one(remote, NULL, no, 0, 9),
+                             PERSIA_ECAPACITY);
+        for (int i = 0; i < more; i++)
+            assert_int_equal(add_one(remote, NULL, no, 0, 8), PERSIA_OK);
+        cluster_restart(&c, 0);
+        assert_int_equal(add_one(remote, NULL, no, 0, 8), PERSIA_OK);
+        assert_int_equal(counts_of(remote).lost, more + 1);
+        client_destroy(remote);
+        cluster_free(&c);
+    }
+}
+
 /* What an earlier process of the rank has counted. */
 static void a_new_process_counts_its_own_losses(void **state)
 {
@@ -411,6 +433,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lost_updates_are_counted_and_told),
+        cmocka_unit_test(refused_updates_are_not_lost),
         cmocka_unit_test(a_new_process_counts_its_own_losses),
         cmocka_unit_test(what_only_some_servers_have_is_counted),
         cmocka_unit_test(what_is_sent_again_is_not_lost),

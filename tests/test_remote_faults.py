@@ -1,0 +1,210 @@
+"""What stores tell of servers that fail, and what they do not tell twice.
+
+The servers are in this process, behind real connections over loopback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import persia
+from persia import JaggedBatch, errors
+from persia.server import ServeConfig, Server
+
+
+class Shards:
+    """All shards of a namespace, with a folder for checkpoints."""
+
+    def __init__(self, n: int, folder: Path) -> None:
+        self.folder = folder
+        self.servers = [self._make(f"{i}/{n}", 0) for i in range(n)]
+        self.addresses = [server.start() for server in self.servers]
+
+    def _make(self, shard: str, port: int, **more: Any) -> Server:
+        config = ServeConfig(
+            port=port, shard=shard, checkpoints=self.folder, threads=1, **more
+        )
+        return Server(config)
+
+    def kill(self) -> None:
+        """Ends them and all that they have."""
+        for server in self.servers:
+            server.stop()
+            server.close()
+
+    def restart(self, restore: str | None = None) -> None:
+        """New ones in their place, without rows or with those saved."""
+        n = len(self.servers)
+        ports = [int(a.rpartition(":")[2]) for a in self.addresses]
+        self.servers = [
+            self._make(f"{i}/{n}", port, restore=restore)
+            for i, port in enumerate(ports)
+        ]
+        for server in self.servers:
+            if restore:
+                server.restore()
+            server.start()
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Iterator[Callable[[int], Shards]]:
+    made: list[Shards] = []
+
+    def make(n: int) -> Shards:
+        made.append(Shards(n, tmp_path))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.kill()
+
+
+class Job:
+    """One table that a shard refuses rows of beyond four."""
+
+    def __init__(self, where: Shards) -> None:
+        self.store = persia.Store(
+            persia.optim.SGD(lr=1.0),
+            servers=where.addresses,
+            timeout=20.0,
+            threads=1,
+        )
+        self.bags = persia.EmbeddingBagCollection(
+            store=self.store,
+            tables=[
+                persia.EmbeddingBagConfig(
+                    "t", embedding_dim=4, feature_names=["f"], capacity=8
+                )
+            ],
+        )
+
+    def forward(self, ids: list[int]) -> Tensor:
+        out: Tensor = self.bags(JaggedBatch(["f"], torch.tensor(ids))).values()
+        return out.sum()
+
+    def step(self, ids: list[int]) -> None:
+        self.forward(ids).backward()
+        self.store.flush()
+
+    @property
+    def lost(self) -> int:
+        return int(self.store.stats()["client"]["lost"])
+
+
+@pytest.mark.parametrize("refused", [0, 2, 5])
+def test_refused_updates_hide_none_that_were_lost(
+    refused: int, shards: Callable[[int], Shards], tmp_path: Path
+) -> None:
+    where = shards(2)
+    job = Job(where)
+    job.step([1])
+    for k in range(refused):
+        with pytest.raises(errors.CapacityReached):
+            job.step(list(range(100 * (k + 1), 100 * (k + 1) + 40)))
+    job.store.save(tmp_path / "job")
+    for _ in range(3):
+        job.step([1])
+    where.kill()
+    where.restart("job")
+    for _ in range(2):
+        with pytest.raises(errors.UpdatesLost, match="lost 3 updates"):
+            job.step([1])
+    job.step([1])
+    assert job.lost == 6
+
+
+def test_lost_updates_are_raised_behind_another_error(
+    shards: Callable[[int], Shards],
+) -> None:
+    where = shards(1)
+    job = Job(where)
+    outs = [job.forward([7]) for _ in range(12)]
+    for out in outs[:10]:
+        out.backward()
+    job.store.flush()
+    where.kill()
+    outs[10].backward()  # waits for the server
+    (outs[11] * float("nan")).backward()
+    where.restart()
+    with pytest.raises(errors.NonFiniteGradient):
+        job.store.flush()
+    with pytest.raises(errors.UpdatesLost, match="lost 10 updates"):
+        job.store.flush()
+    job.store.flush()
+
+
+def test_all_servers_that_lost_updates_are_named(
+    shards: Callable[[int], Shards],
+) -> None:
+    where = shards(2)
+    job = Job(where)
+    outs = [job.forward([1, 2, 3, 4]) for _ in range(8)]
+    for out in outs[:6]:
+        out.backward()
+    job.store.flush()
+    where.kill()
+    where.restart()
+    outs[6].backward()
+    with pytest.raises(errors.UpdatesLost) as raised:
+        job.store.flush()
+    for address in where.addresses:
+        assert f"{address} was started again and has lost 6" in str(
+            raised.value
+        )
+
+
+def test_a_load_forgets_the_errors_before_it(
+    shards: Callable[[int], Shards], tmp_path: Path
+) -> None:
+    job = Job(shards(1))
+    job.step([7])
+    job.store.save(tmp_path / "job")
+    (job.forward([7]) * float("nan")).backward()
+    job.store.load(tmp_path / "job")
+    job.step([7])
+    assert job.store.updates == 2
+
+
+def test_a_refusal_is_told_to_nobody_else(
+    shards: Callable[[int], Shards], tmp_path: Path
+) -> None:
+    where = shards(2)
+    job = Job(where)
+    job.step([1])
+    job.store.save(tmp_path / "job")
+    job.step([1])
+    with pytest.raises(errors.CapacityReached):
+        job.step(list(range(100, 140)))
+    job.store.close()
+    for _ in range(2):
+        job = Job(where)
+        job.store.load(tmp_path / "job", resume="continue")
+        for _ in range(3):
+            job.step([1])
+        job.store.close()
+
+
+def test_a_pass_ends_though_leaving_fails(
+    shards: Callable[[int], Shards], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(shards(1))
+    connection = job.store._connection
+
+    def leave(settle: bool) -> None:
+        raise errors.Unavailable("the server cannot be reached")
+
+    monkeypatch.setattr(connection, "join", lambda stream, by_batch: True)
+    monkeypatch.setattr(connection, "leave", leave)
+    source = [JaggedBatch(["f"], torch.tensor([7]))] * 3
+    loop = iter(persia.DataLoader(source, job.bags, staleness=0))
+    for _ in range(3):
+        job.bags(next(loop)).values().sum().backward()
+    with pytest.raises(errors.Unavailable, match="cannot be reached"):
+        next(loop)
+    assert connection.passes._open == 0
