@@ -6,7 +6,6 @@ import base64
 import contextlib
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -163,10 +162,8 @@ class Passes:
         self._job = job
         self._open = 0  # passes of this rank
         self._is_out = False  # and has told so
-        # Values exchanged by each set of ranks, without the others: a number
-        # that all of the set know.
-        self._turns: Counter[str] = Counter()
-        # Made once, and few keys: what a store is told it keeps.
+        # Made once, and few keys: what a store is told it keeps. It also
+        # knows what an earlier object like this one has told.
         self._keys: Keys | None = None
 
     def begin(self) -> None:
@@ -176,6 +173,7 @@ class Passes:
             return
         if self._keys is None:
             self._keys = Keys(self._prefix)
+            self._is_out = self._has_told_out(self._keys, self._job.rank)
         if self._is_out:
             self._tell(self._keys, is_out=False)
 
@@ -187,6 +185,18 @@ class Passes:
         # The ranks' key-value store may be gone, and they with it.
         with contextlib.suppress(RuntimeError):
             self._tell(self._keys, is_out=True)
+
+    def close(self) -> None:
+        """The passes that are open have ended, and there will be none."""
+        if self._open:
+            self._open = 1
+            self.end()
+        self._keys = None
+
+    @staticmethod
+    def _has_told_out(keys: Keys, rank: int) -> bool:
+        out = f"out/{rank}"
+        return keys.has(out) and bool(int(keys.get(out)))
 
     def _tell(self, keys: Keys, is_out: bool) -> None:
         self._is_out = is_out
@@ -232,11 +242,10 @@ class Passes:
         keys = self._keys
         if not self._open or keys is None or not keys.count("out", 0):
             return None
-        outs = [f"out/{r}" for r in range(self._job.world)]
         return [
             rank
-            for rank, out in enumerate(outs)
-            if not (keys.has(out) and int(keys.get(out)))
+            for rank in range(self._job.world)
+            if not self._has_told_out(keys, rank)
         ]
 
     def _tell_each_other(self, ranks: list[int], text: str) -> list[str]:
@@ -244,7 +253,8 @@ class Passes:
         keys, job = self._keys, self._job
         assert keys is not None
         who = ",".join(map(str, ranks))
-        turn = self._turns[who] = self._turns[who] + 1
+        # Values exchanged by this set of ranks: a number that all of it know.
+        turn = keys.count(f"{who}/turns/{job.rank}", 1)
         keys.set(f"{who}/{turn}/{job.rank}", text)
         late = "that has not ended its batches sends no values"
         every = [keys.get(f"{who}/{turn}/{rank}", late) for rank in ranks]

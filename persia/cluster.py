@@ -448,11 +448,15 @@ class Connection:
         """The pass ends; the other ranks go on without this one. Not settle:
         because of an error, which does not wait long for servers."""
         self._passes -= 1
-        if self._passes == 0:
+        if self._passes == 0 and not self.closed:
             _core.cluster_leave(self.core.handle, settle)
 
     def close(self) -> None:
         """Ends it; with tables on the ranks, when all ranks have."""
+        if self._passes and not self.closed:
+            with contextlib.suppress(errors.PersiaError):
+                _core.cluster_leave(self.core.handle, True)
+        self.passes.close()
         self.closed = True
         self.core.close()
         if self._key is not None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import os
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -32,6 +35,7 @@ _DEPTH_ASYNC = 4
 
 # All passes under way, for skip().
 _passes: weakref.WeakSet[_Pass[Any]] = weakref.WeakSet()
+_pid = os.getpid()
 
 
 class DataLoader(Generic[T]):
@@ -268,7 +272,7 @@ class _Pass(Iterator[T]):
                 batch = next(self._source)
                 self._ahead.append(self._look_ahead(batch))
             except Exception as end:
-                self._end = end
+                self._end = end.with_traceback(_of_source(end.__traceback__))
                 return
 
     def _look_ahead(self, batch: T) -> _Batch[T]:
@@ -325,15 +329,37 @@ class _Pass(Iterator[T]):
         self._streams = []
         _passes.discard(self)
         joined, self._joined = self._joined, []
-        for store in joined:
-            store._connection.leave(settle)
         trained, self._trains = self._trains or [], []
-        for store in trained:
-            store._connection.passes.end()
+        with contextlib.ExitStack() as all_of_it:  # whatever one raises
+            for store in trained:
+                all_of_it.callback(store._connection.passes.end)
+            for store in joined:
+                all_of_it.callback(store._connection.leave, settle)
 
     def __del__(self) -> None:
         if getattr(self, "_streams", None):
             self.close()
+
+
+def _of_source(trace: TracebackType | None) -> TracebackType | None:
+    """Without our own frames: one that refers to the pass would keep it, and
+    so its look-ahead and its place in steps, beyond the loop's end."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+def _at_exit() -> None:
+    """The other ranks go on without the passes that are still open."""
+    if os.getpid() != _pid:
+        return
+    failed = getattr(sys, "last_value", None) is not None
+    for one in list(_passes):
+        with contextlib.suppress(Exception):
+            one._close(settle=not failed)
+
+
+atexit.register(_at_exit)  # runs before that of the stores
 
 
 def skip(ids: Any) -> None:

@@ -302,9 +302,9 @@ def test_ranks_that_go_on_agree_among_themselves(
 
     def run(rank: int) -> list[tuple[float, float]]:
         of_thread.rank = rank
-        passes = _ranks.Passes("p", Job(rank, world, 0))
         seen = []
-        for epoch in range(2):
+        for epoch in range(2):  # with a new store in each
+            passes = _ranks.Passes("p", Job(rank, world, 0))
             passes.begin()
             for step in range(steps[rank]):
                 backward[epoch * max(steps) + step].wait(20)

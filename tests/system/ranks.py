@@ -8,6 +8,7 @@ what the test compares: FOLDER/SCENARIO.RANK.pt.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -194,6 +195,45 @@ def leaving(open_store: Open, rank: int, world: int) -> Any:
                 break
     dist.barrier()
     return {"seen": seen, "value": c.value}
+
+
+def ended(open_store: Open, rank: int, world: int) -> Any:
+    """Rank 0 leaves its loop at its last batch; then another pass. The end of
+    its batches was seen by the look-ahead, if there is one."""
+    c = Counter(open_store(persia.optim.SGD(lr=1.0), grad_division=False))
+    gc.disable()  # leaves cycles as they are
+    for staleness in (0, 3):
+        for n in (4 + 4 * rank, 6):
+            for t, one in enumerate(c.loader(n, staleness)):
+                c.forward(one)[1].backward()
+                if t == 3 and rank == 0:
+                    break
+            c.store.flush()
+            dist.barrier()
+    gc.enable()
+    return {"value": c.value}
+
+
+def closing(open_store: Open, rank: int, world: int) -> Any:
+    """A store is closed in the middle of a pass that goes on elsewhere."""
+    c = Counter(open_store(persia.optim.SGD(lr=1.0), grad_division=False))
+    loop = iter(c.loader(9))
+    for _ in range(2 + 3 * rank):
+        c.forward(next(loop))[1].backward()
+    c.store.close()
+    return {"closed": c.store.closed}
+
+
+_held: list[Any] = []  # until the process ends
+
+
+def held(open_store: Open, rank: int, world: int) -> Any:
+    """A pass that is still open when the process ends."""
+    c = Counter(open_store(persia.optim.SGD(lr=1.0), grad_division=False))
+    _held.append(iter(c.loader(9)))
+    for _ in range(3):
+        c.forward(next(_held[-1]))[1].backward()
+    return {}
 
 
 def hybrid(open_store: Open, rank: int, world: int) -> Any:
@@ -414,7 +454,14 @@ def joined(open_store: Open, rank: int, world: int) -> Any:
     store.flush()
     dist.barrier()
     weight = model.linear.weight.detach().clone()
-    return {"steps": steps, "weight": weight, "updates": store.updates}
+    updates = store.updates
+    store.close()
+    return {"steps": steps, "weight": weight, "updates": updates}
+
+
+def again(open_store: Open, rank: int, world: int) -> Any:
+    """The same with two stores, one after the other."""
+    return [joined(open_store, rank, world) for _ in range(2)]
 
 
 def main() -> None:

@@ -42,6 +42,7 @@ def launch(folder: Path, *scenarios: str) -> dict[str, list[Any]]:
         check=False,
     )
     assert done.returncode == 0, done.stdout
+    assert "Exception ignored" not in done.stdout, done.stdout
     return {
         name: [torch.load(folder / f"{name}.{r}.pt") for r in range(WORLD)]
         for name in (s.partition("=")[0] for s in scenarios)
@@ -52,7 +53,8 @@ def launch(folder: Path, *scenarios: str) -> dict[str, list[Any]]:
 def on_ranks(tmp_path_factory: Any) -> dict[str, list[Any]]:
     """Every scenario with the tables on the ranks."""
     names = "train accumulate uneven gaps leaving hybrid scaled clipped"
-    names += " joined secured stuck cut_off differ late"
+    names += " joined again ended closing secured stuck cut_off differ"
+    names += " held late"
     return launch(tmp_path_factory.mktemp("ranks"), *names.split())
 
 
@@ -62,7 +64,7 @@ def on_servers(tmp_path_factory: Any) -> Iterator[dict[str, list[Any]]]:
     names = {f"{name}-{n}": n for n in (1, 2, 3)
              for name in ("train", "accumulate")}  # fmt: skip
     names |= {"uneven": 2, "gaps": 2, "leaving": 2, "hybrid": 2}
-    names |= {"several": 2}
+    names |= {"several": 2, "ended": 1, "closing": 1}
     servers = {name: Servers(n, name) for name, n in names.items()}
     scenarios = [f"{name}={s.text}" for name, s in servers.items()]
     yield launch(tmp_path_factory.mktemp("servers"), *scenarios)
@@ -181,6 +183,26 @@ def test_break_and_another_pass(counted: Any) -> None:
     for result in counted["leaving"]:
         assert result["seen"] == [0, 2, 4, 6, 8, 10, 12, 14, 16, 18]
         assert result["value"] == 20
+
+
+def test_a_loop_is_left_at_its_last_batch(counted: Any) -> None:
+    for result in counted["ended"]:  # rank 0 has 4 and 4, rank 1 8 and 6
+        assert result["value"] == 2 * (4 + 4 + 8 + 6)
+
+
+def test_a_closed_store_is_in_no_step(counted: Any) -> None:
+    for result in counted["closing"]:
+        assert result["closed"]
+
+
+def test_one_store_after_the_other(on_ranks: Any) -> None:
+    for first, second in on_ranks["again"]:
+        assert first["updates"] == second["updates"] == 12
+        for (i, norm), (j, other) in zip(
+            first["steps"], second["steps"], strict=True
+        ):
+            assert i == j
+            assert math.isfinite(norm) == math.isfinite(other)
 
 
 def test_hybrid_loses_nothing(counted: Any) -> None:

@@ -1,0 +1,70 @@
+"""A pass over a DataLoader ends with its loop, not with a collection."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import persia
+from persia import JaggedBatch, loader
+
+
+@pytest.fixture(autouse=True)
+def no_collection() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # with look-ahead
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+    torch.set_num_threads(threads)
+
+
+def bags() -> persia.EmbeddingBagCollection:
+    return persia.EmbeddingBagCollection(
+        store=persia.Store(persia.optim.SGD(lr=0.1)),
+        tables=[
+            persia.EmbeddingBagConfig(
+                "t", embedding_dim=4, feature_names=["f"]
+            )
+        ],
+    )
+
+
+def source(n: int) -> list[JaggedBatch]:
+    return [JaggedBatch(["f"], torch.tensor([i])) for i in range(n)]
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("stop", [0, 2, 3])
+def test_break(staleness: int, stop: int) -> None:
+    model = bags()
+    open_before = len(loader._passes)
+    for i, ids in enumerate(persia.DataLoader(source(4), model, staleness)):
+        model(ids).values().sum().backward()
+        if i == stop:
+            break
+    assert len(loader._passes) == open_before
+
+
+def test_break_before_an_error_of_the_source() -> None:
+    model = bags()
+    open_before = len(loader._passes)
+
+    def read() -> Iterator[JaggedBatch]:
+        yield from source(2)
+        raise ValueError("line 3 has no ids")
+
+    found = []
+    for ids in persia.DataLoader(read(), model, 2):
+        model(ids).values().sum().backward()
+        found.append(int(ids.values()[0]))
+        if found == [0, 1]:
+            break
+    assert len(loader._passes) == open_before
+    with pytest.raises(ValueError, match="line 3") as raised:
+        list(persia.DataLoader(read(), model, 2))
+    assert raised.traceback[-1].name == "read"
