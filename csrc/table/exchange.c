@@ -48,8 +48,8 @@ int table_exchange(table *t, table *other)
                        "those of the other table", t->config.name);
     pthread_rwlock_wrlock(&t->gate); /* nobody changes an index now */
     if (t->cut || other->cut)
-        rc = err_set(PERSIA_EARG, "table %s: a snapshot is under way; wait "
-                     "for its end", t->config.name);
+        rc = err_set(PERSIA_EUNAVAILABLE, "table %s: a snapshot is under way; "
+                     "wait for its end", t->config.name);
     for (uint32_t i = 0; i < t->stripes && !rc; i++) {
         pthread_rwlock_wrlock(&t->stripe[i].lock);
         stripe_exchange_locked(&t->stripe[i], &other->stripe[i]);

@@ -592,7 +592,7 @@ static void what_restores_refuse(void **state)
     table *t = ps_table(v.p, 0);
     table_cut *cut;
     assert_int_equal(table_cut_begin(&t, 1, &cut), PERSIA_OK);
-    expect(restore_ask(&v, &m, RESTORE_COMMIT), PERSIA_EARG,
+    expect(restore_ask(&v, &m, RESTORE_COMMIT), PERSIA_EUNAVAILABLE,
            "a snapshot is under way");
     table_cut_end(cut);
     assert_int_equal(stats_of(&v).lineage, v.lineage);
