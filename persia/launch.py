@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from persia.errors import InvalidArgument, PersiaError
+from persia.security import VARIABLES
 
 __all__ = ["Cluster", "reserve", "run"]
 
@@ -96,6 +97,9 @@ class Cluster:
             finds in PERSIA_CHECKPOINTS.
         metrics_port: of server 0, the others follow; None: no metrics.
         tls: make certificates and tokens for servers and command.
+        secured: the options of the servers have some already, which the
+            command finds in its environment. Else what is there of others is
+            not for these servers, and the command does not get it.
         host: where the servers listen.
         wait: start the command when all servers serve: they load rows, which
             may take longer than clients wait.
@@ -112,6 +116,7 @@ class Cluster:
         checkpoints: Path | None = None,
         metrics_port: int | None = None,
         tls: bool = False,
+        secured: bool = False,
         host: str = "127.0.0.1",
         wait: bool = False,
         start: float = 60.0,
@@ -141,6 +146,7 @@ class Cluster:
             self.variables["PERSIA_CHECKPOINTS"] = folder
         self.metrics_port = metrics_port
         self.tls = tls
+        self.secured = secured
         self.host = host
         self.wait = wait
         self.start = start
@@ -416,7 +422,12 @@ class _Supervisor:
         host = f"[{host}]" if ":" in host else host
         addresses = ",".join(f"{host}:{port}" for port in self._ports())
         ours = self.cluster.variables | {"PERSIA_SERVERS": addresses}
-        return _FOR_TORCHRUN | os.environ | ours
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if self.cluster.secured or name not in VARIABLES
+        }
+        return _FOR_TORCHRUN | kept | ours
 
     # ---- what is waited for
 

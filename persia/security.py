@@ -12,10 +12,10 @@ from typing import Any
 
 from persia.errors import InvalidArgument, StorageError
 
-__all__ = ["Security"]
+__all__ = ["VARIABLES", "Security"]
 
 # Environment variable -> keyword of Security.load(), for clients.
-_VARIABLES = {
+VARIABLES = {
     "PERSIA_TLS_CA": "ca",
     "PERSIA_TLS_CERT": "cert",
     "PERSIA_TLS_KEY": "key",
@@ -123,7 +123,7 @@ class Security:
             environment = os.environ
         given: dict[str, Any] = {
             keyword: environment[name]
-            for name, keyword in _VARIABLES.items()
+            for name, keyword in VARIABLES.items()
             if environment.get(name)
         }
         insecure = environment.get("PERSIA_INSECURE", "0") not in ("", "0")

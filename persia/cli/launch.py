@@ -9,6 +9,9 @@ import typer
 
 __all__ = ["launch"]
 
+# How options of a server begin that its clients must know of.
+_SECURITY = ("tls_", "token", "admin_token", "mutual_tls")
+
 
 def launch(
     command: Annotated[
@@ -91,6 +94,10 @@ def launch(
     for name, value in given.items():
         if value is not None:
             options += [name, str(value)]
+    if checkpoints is None and file.get("checkpoints") is not None:
+        checkpoints = Path(str(file["checkpoints"]))
+    if metrics_port is None:
+        metrics_port = _port(file.get("metrics_port"))
     cluster = Cluster(
         command,
         ps,
@@ -98,9 +105,15 @@ def launch(
         checkpoints=checkpoints,
         metrics_port=metrics_port,
         tls=tls,
+        secured=any(name.startswith(_SECURITY) for name in file),
         host=str(file.get("host", "127.0.0.1")),
         wait=bool(restore or file.get("restore")),
         start=start_timeout,
         grace=grace,
     )
     raise typer.Exit(run(cluster))
+
+
+def _port(value: object) -> int | None:
+    """Of a file; the servers refuse what is none."""
+    return value if isinstance(value, int) and value > 0 else None

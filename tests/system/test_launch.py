@@ -390,13 +390,20 @@ for shard, address in enumerate(os.environ["PERSIA_SERVERS"].split(",")):
 print("all there")
 """.replace("TLS", str(bool(flags)))
     config = tmp_path / "ps.yaml"
-    config.write_text("memory-limit: 64MiB")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        metrics = free.getsockname()[1]  # most probably its neighbour, too
+    config.write_text(
+        f"memory-limit: 64MiB\ncheckpoints: {tmp_path / 'c'}\n"
+        f"metrics-port: {metrics}\n"
+    )
     command = [sys.executable, "-m", "persia", "launch", "--ps", "2", *flags]
-    command += ["--config", str(config), "--checkpoints", str(tmp_path / "c")]
+    command += ["--config", str(config)]
     command += ["--save-on-exit", "end", "--", sys.executable, "-c", job]
+    # Of other servers, in the shell of the user.
+    other = {"PERSIA_TOKEN": "word", "PERSIA_TLS_SERVER_NAME": "ps0"}
     process = subprocess.Popen(
         command,
-        env=environment(mark, TMPDIR=str(tmp_path)),
+        env=environment(mark, TMPDIR=str(tmp_path), **other),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
