@@ -199,55 +199,48 @@ class ShardRows:
                     found[peer.address] = lost
         return found
 
-    def check(self, folder: Path) -> None:
-        """Finds out whether :meth:`write` could begin; fails as it would."""
-        with self._snapshot(folder):
-            pass
-
-    @contextlib.contextmanager
-    def _snapshot(
-        self, folder: Path
-    ) -> Iterator[Callable[[int], dict[str, Any]]]:
-        """All shards write into a folder; how to ask one about it."""
-        proof = secrets.token_hex(16)
-        place = (*_place(folder), proof)
-        files.write_file(folder / _PROOF, lambda f: f.write(proof.encode()))
-
-        def ask(verb: int, shard: int) -> dict[str, Any]:
-            return self._peers[shard].snapshot(verb, *place)
-
-        try:
-            for shard, peer in enumerate(self._peers):
-                with _used_by(peer, folder):
-                    begin = partial(ask, _core.SNAPSHOT_BEGIN, shard)
-                    patiently(begin, self._timeout)
-            yield partial(ask, _core.SNAPSHOT_STATUS)
-        finally:
-            # Where that fails the shard forgets it by itself.
-            for shard in range(len(self._peers)):
-                with contextlib.suppress(PersiaError):
-                    ask(_core.SNAPSHOT_END, shard)
-        (folder / _PROOF).unlink()
-
     def write(
         self,
         folder: Path,
         between: Callable[[], None],
         stop: threading.Event,
     ) -> tuple[list[dict[str, Any]], list[Part]]:
-        with self._snapshot(folder) as ask:
+        peers = self._peers
+        proof = secrets.token_hex(16)
+        place = (*_place(folder), proof)
+        files.write_file(folder / _PROOF, lambda f: f.write(proof.encode()))
+
+        def ask(verb: int, shard: int) -> dict[str, Any]:
+            return peers[shard].snapshot(verb, *place)
+
+        try:
+            for shard, peer in enumerate(peers):
+                with _used_by(peer, folder):
+                    begin = partial(ask, _core.SNAPSHOT_BEGIN, shard)
+                    patiently(begin, self._timeout)
             tables = self._tables()
             between()
             try:
-                answers = _poll(len(self._peers), ask, self._timeout, stop)
+                answers = _poll(
+                    len(peers),
+                    partial(ask, _core.SNAPSHOT_STATUS),
+                    self._timeout,
+                    stop,
+                )
             except InvalidArgument as error:
                 raise Unavailable(
                     f"the save into {folder} has come to nothing, a server "
                     f"was started again in the middle of it: save again "
                     f"({error})"
                 ) from error
+        finally:
+            # Where that fails the shard forgets it by itself.
+            for shard in range(len(peers)):
+                with contextlib.suppress(PersiaError):
+                    ask(_core.SNAPSHOT_END, shard)
+        (folder / _PROOF).unlink()
         every, parts = _parts(tables, answers)
-        for peer, part in zip(self._peers, parts):
+        for peer, part in zip(peers, parts):
             for file in part.files:
                 _check_file(peer, folder, file)
         return every, parts

@@ -49,7 +49,6 @@ from persia.errors import (
     CorruptFile,
     Interrupted,
     InvalidArgument,
-    LimitReached,
     PersiaError,
     SchemaMismatch,
     StorageError,
@@ -273,22 +272,14 @@ def save(
     return folder
 
 
-def check_root(path: str, store: Store | None = None) -> None:
-    """Finds out whether a save into ``path`` could begin; with a store whose
-    tables are on servers, whether these could write there, too.
+def check_root(path: str) -> None:
+    """Finds out whether a save into ``path`` could begin.
 
     Raises:
         InvalidArgument: it is no path.
         StorageError: it could not.
-        Unavailable: a server that cannot be reached.
     """
-    root = files.root_of(path)
-    files.check(root)
-    if store is None or not store.remote or store._connection.hosting:
-        return
-    _share(store, root, None)
-    with root.writing() as temporary, contextlib.suppress(LimitReached):
-        rows_of(store._connection).check(temporary)
+    files.check(files.root_of(path))
 
 
 class _Dense(NamedTuple):

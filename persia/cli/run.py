@@ -107,7 +107,7 @@ class Run:
         if resume is not None:
             self._load(resume)
         if self.must_save and self.rank == 0:
-            checkpoint.check_root(str(config.save), self.store)
+            checkpoint.check_root(str(config.save))
 
     @property
     def batches(self) -> int | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.text import Text
 
-from persia import _core, checkpoint, status
+from persia import _core, checkpoint
 from tests.system.processes import environment, marked
 from tests.system.test_serve import serving
 
@@ -127,29 +127,6 @@ def test_a_rank_that_fails_ends_the_cluster(mark: str, tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert "job (pid" in done.stderr
     assert not marked(mark)
-
-
-def test_a_save_that_would_fail_is_told_before_the_training(
-    mark: str, tmp_path: Path
-) -> None:
-    out = tmp_path / "elsewhere" / "out"
-    with serving("--checkpoints", str(tmp_path / "there")) as server:
-        places = ["--servers", server.address, "--save", str(out)]
-        done = subprocess.run(
-            [*PERSIA, *TRAIN, *places],
-            env=environment(mark),
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        stats = status.tables(status.ask([server.address], interval=0))
-        server.stop()
-    assert done.returncode == 1
-    assert "StorageError" in done.stderr
-    assert f"--checkpoints {tmp_path}" in " ".join(done.stderr.split())
-    assert sum(table.rows for table in stats) == 0
-    assert not list(out.glob(".tmp-*"))
 
 
 def launched(folder: Path, *options: str) -> list[str]:
