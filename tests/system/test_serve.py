@@ -436,6 +436,9 @@ def test_a_signal_before_it_serves(tmp_path: Path, number: int) -> None:
 
     try:
         end = wait_until(being_read)
+        # A signal just before the call would not end it.
+        waits = Path(f"/proc/{process.pid}/wchan")
+        wait_until(lambda: re.search("^0$|pipe_read", waits.read_text()))
         process.send_signal(number)
         output, messages = process.communicate(timeout=60)
         os.close(end)
