@@ -35,7 +35,7 @@ from persia.errors import (
 )
 
 _PROOF = ".proof"
-_REMIND = 60.0  # seconds
+_REMIND = 5.0  # seconds
 _STAYS = 2**64 - 1  # clock of a table that is not restored
 
 
@@ -230,8 +230,8 @@ class ShardRows:
             except InvalidArgument as error:
                 raise Unavailable(
                     f"the save into {folder} has come to nothing, a server "
-                    f"was started again in the middle of it: save again "
-                    f"({error})"
+                    f"was started again in the middle of it, or another save "
+                    f"took its place: save again ({error})"
                 ) from error
         finally:
             # Where that fails the shard forgets it by itself.

@@ -16,8 +16,8 @@
 
 enum { THREADS = 2 }; /* one reads the cut, one writes */
 static const uint64_t FORGET_NS = 600 * (uint64_t)1000000000;
-/* The same where another one is wanted.  Clients ask twice a second. */
-static const uint64_t ABANDONED_NS = 10 * (uint64_t)1000000000;
+/* The same where another one is wanted.  Clients ask every five seconds. */
+static const uint64_t ABANDONED_NS = 30 * (uint64_t)1000000000;
 
 typedef struct snapshot {
     ps_service *s;
@@ -243,10 +243,10 @@ static int look_locked(ps_service *s, const wire_snapshot *m, int *same)
 {
     const snapshot *n = s->snapshot;
     *same = is_same(n, m) && !n->code; /* the answer to the first was lost */
-    if (!*same && n && n->running && !is_abandoned(n))
-        return err_set(PERSIA_ELIMIT, "a snapshot into %s/%s is under way, "
-                       "and it can be only one; wait for its end, or, if its "
-                       "job has died, try again in 10 s", n->root, n->folder);
+    if (!*same && n && !n->code && !is_abandoned(n))
+        return err_set(PERSIA_EUNAVAILABLE, "a snapshot into %s/%s is under "
+                       "way; wait for its end, or, if its job has died, for "
+                       "30 s", n->root, n->folder);
     return PERSIA_OK;
 }
 
