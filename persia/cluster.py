@@ -381,7 +381,7 @@ class Connection:
     @property
     def in_step(self) -> bool:
         """Whether a synchronous pass over all ranks is open."""
-        return self._passes > 0
+        return self._passes > 0 and not self.closed
 
     def join(self, stream: int, by_batch: bool) -> bool:
         """A synchronous pass begins: with all ranks, if there are several.
@@ -395,7 +395,11 @@ class Connection:
         if self._passes == 0:
             self._agree_on_step(handle)
         self._passes += 1
-        _core.cluster_sync_stream(handle, stream, by_batch)
+        try:
+            _core.cluster_sync_stream(handle, stream, by_batch)
+        except BaseException:
+            self.leave(settle=False)
+            raise
         return True
 
     def _agree_on_step(self, handle: int) -> None:
@@ -409,10 +413,11 @@ class Connection:
                 f"torch.distributed of rank {group.get_rank()} of "
                 f"{group.get_world_size()}"
             )
-        self._check_alone()
         all_max([0])  # none is in an earlier pass any more
-        applied, error = 0, None
+        applied, error, joins = 0, None, False
         try:
+            self._check_alone()
+            joins = True
             applied = _core.cluster_join(handle)
         except errors.PersiaError as caught:
             error = caught
@@ -427,8 +432,10 @@ class Connection:
             if error is not None:
                 raise error
         except BaseException:
+            # Not the pass of another store.
             with contextlib.suppress(errors.PersiaError):
-                _core.cluster_leave(handle, False)
+                if joins:
+                    _core.cluster_leave(handle, False)
             raise
         _core.cluster_sync(handle, last, rank, world)
 
@@ -451,8 +458,10 @@ class Connection:
         if self._passes == 0 and not self.closed:
             _core.cluster_leave(self.core.handle, settle)
 
-    def close(self) -> None:
-        """Ends it; with tables on the ranks, when all ranks have."""
+    def close(self, failed: bool = False) -> None:
+        """Ends it; with tables on the ranks, when all ranks have. After a
+        failure the other ranks may wait for this one instead: then its shard
+        serves until the process ends."""
         if self._passes and not self.closed:
             with contextlib.suppress(errors.PersiaError):
                 _core.cluster_leave(self.core.handle, True)
@@ -462,7 +471,7 @@ class Connection:
         if self._key is not None:
             _drop_stream(self._key)
             self._key = None
-        if self.hosting is not None:
+        if self.hosting is not None and not failed:
             self.hosting.close()
 
     def __del__(self) -> None:

@@ -46,6 +46,8 @@ _LINE_MAX = 1 << 16  # bytes that may wait for the end of their line
 _KILL_AFTER = 5.0  # seconds that what a command left has to end itself
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+_NAME = "localhost"  # of all servers in their certificate, whatever the host
+
 # With --max-restarts ranks that are started again could otherwise meet in the
 # key-value store of those before (pytorch/pytorch issue 135712).
 _FOR_TORCHRUN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -173,7 +175,7 @@ class Cluster:
 
         with tempfile.TemporaryDirectory(prefix="persia-launch-") as name:
             folder = Path(name)
-            write_set(folder, ["127.0.0.1", "localhost"])
+            write_set(folder, ["127.0.0.1", _NAME])
             options = {
                 "--tls-ca": "ca.pem",
                 "--tls-cert": "server.pem",
@@ -191,7 +193,8 @@ class Cluster:
             flags = ["--mutual-tls"]
             for option, file in options.items():
                 flags += [option, str(folder / file)]
-            yield flags, {k: str(folder / v) for k, v in variables.items()}
+            files = {k: str(folder / v) for k, v in variables.items()}
+            yield flags, {"PERSIA_TLS_SERVER_NAME": _NAME} | files
 
 
 def run(cluster: Cluster) -> int:

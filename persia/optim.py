@@ -417,7 +417,9 @@ def clip_grad_norm_(
     Call it between ``backward()`` (after ``scaler.unscale_`` of all
     optimizers, if there is a scaler) and the ``step()`` of both optimizers.
     Stores need ``update="step"``. The gradients of equal ids are summed before
-    they count, those of other ranks count as well (all ranks call it).
+    they count, those of other ranks count as well (all ranks call it). Dense
+    gradients must be the same on all ranks by then, as under
+    DistributedDataParallel: so are the norms.
 
     Args:
         model: a module, or several.

@@ -688,11 +688,24 @@ class Store(Rows):
         that was applied in the background is raised, see :meth:`flush`; those
         that have not begun then are dropped.
         """
+        self._close(failed=False)
+
+    def _close(self, failed: bool) -> None:
         try:
             with contextlib.suppress(errors.Closed, errors.UsedAfterFork):
-                self._core.finish()
+                self._finish()
         finally:
-            self._connection.close()
+            self._connection.close(failed)
+
+    def _finish(self) -> None:
+        try:
+            self._core.finish()
+        except errors.PersiaError as error:
+            try:
+                self._core.finish()  # there may be lost updates, too
+            except errors.PersiaError as another:
+                error.add_note(f"{type(another).__name__}: {another}")
+            raise
 
     @property
     def closed(self) -> bool:
@@ -709,7 +722,7 @@ class Store(Rows):
             self.close()
             return
         with contextlib.suppress(errors.PersiaError):
-            self.close()
+            self._close(failed=True)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Store:
         warnings.warn(

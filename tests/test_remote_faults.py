@@ -139,6 +139,22 @@ def test_lost_updates_are_raised_behind_another_error(
     job.store.flush()
 
 
+def test_a_close_tells_both_errors(shards: Callable[[int], Shards]) -> None:
+    where = shards(1)
+    job = Job(where)
+    outs = [job.forward([7]) for _ in range(12)]
+    for out in outs[:10]:
+        out.backward()
+    job.store.flush()
+    where.kill()
+    outs[10].backward()  # waits for the server
+    (outs[11] * float("nan")).backward()
+    where.restart()
+    with pytest.raises(errors.NonFiniteGradient) as raised:
+        job.store.close()
+    assert "lost 10 updates" in raised.value.__notes__[0]
+
+
 def test_all_servers_that_lost_updates_are_named(
     shards: Callable[[int], Shards],
 ) -> None:

@@ -261,7 +261,8 @@ static int build_jobs(update *u, const entry *entries, size_t n)
                     PERSIA_EARG, "table %s: ranks %u and %u of step %llu "
                     "send different settings of the optimizer (lr %g and "
                     "%g, factor of gradients %g and %g, ...); their "
-                    "schedulers, GradScaler and grad_division must agree",
+                    "schedulers, GradScaler, grad_division and norms for "
+                    "clipping must agree",
                     table_get_config(t)->name,
                     u->calls[before->part]->m.part, u->calls[e->part]->m.part,
                     (unsigned long long)u->step, (double)before->m->hyper.lr,

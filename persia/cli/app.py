@@ -46,4 +46,6 @@ def main() -> None:
         console = Console(stderr=True)
         console.print(f"[bold red]error:[/] {type(e).__name__}: ", end="")
         console.print(str(e), markup=False, highlight=False, soft_wrap=True)
+        # As an uncaught error: a rank that failed waits for no other one.
+        sys.last_value = e
         sys.exit(1)

@@ -116,4 +116,4 @@ def launch(
 
 def _port(value: object) -> int | None:
     """Of a file; the servers refuse what is none."""
-    return value if isinstance(value, int) and value > 0 else None
+    return int(str(value)) if str(value).isdecimal() else None

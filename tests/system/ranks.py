@@ -221,7 +221,14 @@ def closing(open_store: Open, rank: int, world: int) -> Any:
     for _ in range(2 + 3 * rank):
         c.forward(next(loop))[1].backward()
     c.store.close()
-    return {"closed": c.store.closed}
+    again = Counter(open_store(persia.optim.SGD(lr=1.0), grad_division=False))
+    before = again.value
+    dist.barrier()
+    for one in again.loader(3):
+        again.forward(one)[1].backward()
+    dist.barrier()
+    del loop
+    return {"closed": c.store.closed, "more": again.value - before}
 
 
 _held: list[Any] = []  # until the process ends

@@ -394,7 +394,7 @@ print("all there")
         metrics = free.getsockname()[1]  # most probably its neighbour, too
     config.write_text(
         f"memory-limit: 64MiB\ncheckpoints: {tmp_path / 'c'}\n"
-        f"metrics-port: {metrics}\n"
+        f'metrics-port: "{metrics}"\nhost: 127.0.0.2\n'
     )
     command = [sys.executable, "-m", "persia", "launch", "--ps", "2", *flags]
     command += ["--config", str(config)]

@@ -193,6 +193,7 @@ def test_a_loop_is_left_at_its_last_batch(counted: Any) -> None:
 def test_a_closed_store_is_in_no_step(counted: Any) -> None:
     for result in counted["closing"]:
         assert result["closed"]
+        assert result["more"] == 3 * WORLD
 
 
 def test_one_store_after_the_other(on_ranks: Any) -> None:
@@ -203,6 +204,36 @@ def test_one_store_after_the_other(on_ranks: Any) -> None:
         ):
             assert i == j
             assert math.isfinite(norm) == math.isfinite(other)
+
+
+FAILING = """
+import persia, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+with persia.Store(timeout=20) as store:
+    if dist.get_rank() == 0:
+        raise ValueError("rank 0 has had enough")
+    dist.barrier()
+"""
+
+
+def test_a_rank_that_fails_in_a_with_block_ends_at_once(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(FAILING)
+    command = [sys.executable, "-m", "torch.distributed.run"]
+    command += ["--nproc-per-node", "2", "--standalone", str(script)]
+    done = subprocess.run(
+        command,
+        env=environment(OMP_NUM_THREADS="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "ValueError: rank 0 has had enough" in done.stdout
 
 
 def test_hybrid_loses_nothing(counted: Any) -> None:

@@ -129,6 +129,19 @@ def test_a_rank_that_fails_ends_the_cluster(mark: str, tmp_path: Path) -> None:
     assert not marked(mark)
 
 
+def test_an_error_of_one_rank_ends_all(mark: str) -> None:
+    done = subprocess.run(
+        [*RANKS, *TRAIN, "--save", "/proc/nothing/out"],
+        env=environment(mark),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "StorageError: saving into" in done.stderr
+
+
 def launched(folder: Path, *options: str) -> list[str]:
     return [*PERSIA, "launch", "--checkpoints", str(folder), *options, "--"]
 
