@@ -288,7 +288,8 @@ static int commit_locked(ps_service *s, const wire_restore *m,
         return err_set(PERSIA_EARG, "no restore of %s/%s is prepared: it was "
                        "given up, nobody asked about it for 10 minutes, or "
                        "the server was started anew", m->root, m->folder);
-    snapshot_drop_abandoned_locked(s); /* no rows come while it is made */
+    /* No rows come while one is made. */
+    snapshot_drop_abandoned_locked(s, m->root);
     int rc = ps_between(s->p, commit, r);
     if (rc)
         return rc;

@@ -212,8 +212,8 @@ uint64_t snapshot_expire(ps_service *s, uint64_t now);
 uint64_t restore_expire(ps_service *s, uint64_t now);
 /* Stops and forgets; the threads may run on for a while. */
 void snapshot_drop_locked(ps_service *s);
-/* The same, if nobody has asked about it for a while. */
-void snapshot_drop_abandoned_locked(ps_service *s);
+/* The same, if its job is no more, as far as one who uses a root can know. */
+void snapshot_drop_abandoned_locked(ps_service *s, const char *root);
 void restore_drop_locked(ps_service *s);
 /* Stops both and waits until they have stopped. */
 void admin_end(ps_service *s);

@@ -209,14 +209,17 @@ void snapshot_drop_locked(ps_service *s)
         snapshot_free(n);
 }
 
-static int is_abandoned(const snapshot *n)
+/* Whether its job is no more: nobody asks about it, or another one has the
+ * root, in which one may save at a time. */
+static int is_abandoned(const snapshot *n, const char *root)
 {
-    return n->asked + ABANDONED_NS <= clock_ns();
+    return n->code || !strcmp(n->root, root) ||
+           n->asked + ABANDONED_NS <= clock_ns();
 }
 
-void snapshot_drop_abandoned_locked(ps_service *s)
+void snapshot_drop_abandoned_locked(ps_service *s, const char *root)
 {
-    if (s->snapshot && is_abandoned(s->snapshot))
+    if (s->snapshot && is_abandoned(s->snapshot, root))
         snapshot_drop_locked(s);
 }
 
@@ -243,7 +246,7 @@ static int look_locked(ps_service *s, const wire_snapshot *m, int *same)
 {
     const snapshot *n = s->snapshot;
     *same = is_same(n, m) && !n->code; /* the answer to the first was lost */
-    if (!*same && n && !n->code && !is_abandoned(n))
+    if (!*same && n && !is_abandoned(n, m->root))
         return err_set(PERSIA_EUNAVAILABLE, "a snapshot into %s/%s is under "
                        "way; wait for its end, or, if its job has died, for "
                        "30 s", n->root, n->folder);

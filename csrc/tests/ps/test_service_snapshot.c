@@ -437,16 +437,22 @@ static void one_snapshot_at_a_time(void **state)
     expect(CALL(&v, SNAPSHOT, snapshot, &one), PERSIA_OK, "");
     expect(CALL(&v, SNAPSHOT, snapshot, &one), PERSIA_OK, ""); /* again */
     two = snapshot_of(&v, SNAPSHOT_BEGIN, ".tmp-two");
-    expect(CALL(&v, SNAPSHOT, snapshot, &two), PERSIA_EUNAVAILABLE,
+    wire_snapshot other = two;
+    memcpy(other.root, "else", 5);
+    expect(CALL(&v, SNAPSHOT, snapshot, &other), PERSIA_EUNAVAILABLE,
            "root/.tmp-one is under way");
     snapshot_end(&v, ".tmp-two"); /* unknown: fine */
     result r;
     (void)snapshot_whole(&v, ".tmp-one", &r);
     result_free(&r);
     /* its client has not heard of that yet */
-    expect(CALL(&v, SNAPSHOT, snapshot, &two), PERSIA_EUNAVAILABLE,
+    expect(CALL(&v, SNAPSHOT, snapshot, &other), PERSIA_EUNAVAILABLE,
            "root/.tmp-one is under way");
-    snapshot_end(&v, ".tmp-one");
+    /* who has the root knows that it has died */
+    expect(CALL(&v, SNAPSHOT, snapshot, &two), PERSIA_OK, "");
+    one.verb = SNAPSHOT_STATUS;
+    expect(CALL(&v, SNAPSHOT, snapshot, &one), PERSIA_EARG, "is known");
+    snapshot_end(&v, ".tmp-two");
     /* its files are there already: it fails, and says so until it ends */
     one.verb = SNAPSHOT_BEGIN;
     for (int i = 0;; i++) {
