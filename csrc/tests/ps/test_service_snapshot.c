@@ -374,11 +374,7 @@ static void *push_race(void *arg)
     wire_push_table t = push_table(0, 1, 1, &p->id, &one, &hyper);
     for (uint64_t i = 1; !atomic_load(&p->stop); i++) {
         wire_push m = push_of(&v, stream, i, &t, 1);
-        wire_push_reply reply = {.status = PUSH_STALE_LINEAGE};
-        result r = CALL(&v, PUSH, push, &m);
-        if (r.code != PERSIA_ESTALE) /* its stream went in this moment */
-            DECODE(&r, push_reply, &reply);
-        result_free(&r);
+        wire_push_reply reply = push(&v, &m);
         if (reply.status == PUSH_STALE_LINEAGE) {
             v.lineage = 5;
             (void)ledger_of(&v, stream);
