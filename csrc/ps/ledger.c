@@ -442,9 +442,11 @@ int ledger_fill(ledger *l, const wire_ledger *from, size_t n)
     return rc;
 }
 
-void ledger_exchange(ledger *l, ledger *other)
+void ledger_exchange(ledger *l, ledger *other, _Atomic(uint64_t) *lineage,
+                     uint64_t to)
 {
     pthread_mutex_lock(&l->lock);
+    atomic_store(lineage, to);
     stream **bucket = l->bucket;
     uint32_t buckets = l->buckets, streams = l->streams;
     uint64_t uses = l->uses;

@@ -26,6 +26,8 @@
 #ifndef PERSIA_PS_LEDGER_H
 #define PERSIA_PS_LEDGER_H
 
+#include <stdatomic.h>
+
 #include "wire/wire.h"
 
 enum {
@@ -88,7 +90,9 @@ int ledger_copy(ledger *l, wire_ledger **out, size_t *n);
 /* The reverse, into a new ledger. */
 int ledger_fill(ledger *l, const wire_ledger *from, size_t n);
 /* Exchanges the streams of two ledgers, of which only the caller knows the
- * second; with the gate held exclusively. */
-void ledger_exchange(ledger *l, ledger *other);
+ * second; with the gate held exclusively.  *lineage becomes `to` in the same
+ * moment: nobody who knows it may find the old streams. */
+void ledger_exchange(ledger *l, ledger *other, _Atomic(uint64_t) *lineage,
+                     uint64_t to);
 
 #endif

@@ -196,9 +196,7 @@ static int commit(void *ctx)
     int rc = exchange(r, r->tables_n);
     if (rc)
         return rc;
-    /* First: who finds the new ledger can tell that it is stale. */
-    atomic_store(&s->lineage, r->lineage);
-    ledger_exchange(s->ledger, r->ledger);
+    ledger_exchange(s->ledger, r->ledger, &s->lineage, r->lineage);
     for (uint32_t i = 0; i < r->tables_n; i++)
         if (r->staged[i])
             table_set_clock(ps_table(s->p, i), r->pushes[i]);

@@ -340,7 +340,9 @@ static void many_streams(void **state)
     all[1].stream = all[0].stream;
     assert_int_equal(ledger_fill(second, all, n), PERSIA_EARG);
     assert_int_equal(ledger_fill(third, all, 1), PERSIA_OK);
-    ledger_exchange(l, third);
+    _Atomic(uint64_t) lineage = 1;
+    ledger_exchange(l, third, &lineage, 2);
+    assert_int_equal(lineage, 2);
     assert_int_equal(entry(l, all[0].stream).watermark, all[0].watermark);
     assert_int_equal(begin(l, all[2].stream, 1), LEDGER_UNKNOWN);
     assert_int_equal(begin(third, all[2].stream, 1), LEDGER_DONE);
