@@ -78,17 +78,26 @@ class RemoteRoot:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Path]:
+        with contextlib.ExitStack() as stack:
+            if self.shared:
+                local = LocalRoot(self._staging())
+                temporary = stack.enter_context(local.writing())
+            else:
+                temporary = Path(
+                    stack.enter_context(
+                        tempfile.TemporaryDirectory(prefix=TEMPORARY)
+                    )
+                )
+            self._remove_unfinished()
+            yield temporary
+
+    def _remove_unfinished(self) -> None:
+        """In a shared staging folder under its lock: nobody writes them."""
         with self._calls("written"):
             whole = set(self.steps())
             for name, step in self._folders():
                 if step not in whole:
                     self._fs.delete_dir(f"{self._path}/{name}")
-        if self.shared:
-            with LocalRoot(self._staging()).writing() as temporary:
-                yield temporary
-        else:
-            with tempfile.TemporaryDirectory(prefix=TEMPORARY) as temporary:
-                yield Path(temporary)
 
     def check(self) -> None:
         self.steps()

@@ -325,3 +325,22 @@ def test_files_are_made_in_the_folder_of_the_environment(
     assert make_store().load(uri("deep/out")).rows == {"t": 4}
     assert make_store().load(uri("deep/out/step-0")).rows == {"t": 4}
     assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_save_leaves_what_another_is_writing(
+    uri: Callable[[str], str],
+    bucket: fs.FileSystem,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PERSIA_CHECKPOINTS", str(tmp_path))
+    store = make_store()
+    fill(store, "t", 4)
+    with files.root_of(uri("deep/out")).writing():
+        with bucket.open_output_stream("bucket/deep/out/step-1/part") as file:
+            file.write(b"half")
+        with pytest.raises(errors.StorageError, match="another save"):
+            store.save(uri("deep/out"), step=2)
+        assert listing(bucket, "deep/out") == ["step-1/part"]
+    store.save(uri("deep/out"), step=2)
+    assert not any("step-1" in name for name in listing(bucket, "deep/out"))

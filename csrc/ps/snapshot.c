@@ -255,12 +255,12 @@ static int look_locked(ps_service *s, const wire_snapshot *m, int *same)
 
 static int begin_locked(ps_service *s, const wire_snapshot *m)
 {
-    snapshot *n = NULL;
-    int same, rc = look_locked(s, m, &same);
-    if (rc || same)
-        return rc;
-    /* First: a request that is wrong ends nobody's snapshot. */
-    rc = snapshot_make(s, m, &n);
+    snapshot *n;
+    int same = 0;
+    /* First: one that is wrong neither waits for a snapshot nor ends one. */
+    int rc = snapshot_make(s, m, &n);
+    if (!rc)
+        rc = look_locked(s, m, &same);
     while (!rc && !same && (s->snapshot || s->writers)) {
         snapshot_drop_locked(s);
         while (s->writers) /* one that was stopped */

@@ -33,17 +33,23 @@ static int teardown(void **state)
     return system(command);
 }
 
-static void make_folder(const char *name, const char *proof)
+static void make_folder_in(const char *root, const char *name,
+                           const char *proof)
 {
     char path[200];
-    snprintf(path, sizeof path, "%s/root", base);
+    snprintf(path, sizeof path, "%s/%s", base, root);
     (void)mkdir(path, 0777);
-    snprintf(path, sizeof path, "%s/root/%s", base, name);
+    snprintf(path, sizeof path, "%s/%s/%s", base, root, name);
     assert_int_equal(mkdir(path, 0777), 0);
-    snprintf(path, sizeof path, "%s/root/%s/.proof", base, name);
+    snprintf(path, sizeof path, "%s/%s/%s/.proof", base, root, name);
     int fd = open(path, O_WRONLY | O_CREAT, 0666);
     assert_int_equal(write(fd, proof, strlen(proof)), strlen(proof));
     close(fd);
+}
+
+static void make_folder(const char *name, const char *proof)
+{
+    make_folder_in("root", name, proof);
 }
 
 static void expect(result r, int code, const char *text)
@@ -439,6 +445,9 @@ static void one_snapshot_at_a_time(void **state)
     two = snapshot_of(&v, SNAPSHOT_BEGIN, ".tmp-two");
     wire_snapshot other = two;
     memcpy(other.root, "else", 5);
+    /* nothing to wait for: it is wrong */
+    expect(CALL(&v, SNAPSHOT, snapshot, &other), PERSIA_EIO, "else");
+    make_folder_in("else", ".tmp-two", "secret");
     expect(CALL(&v, SNAPSHOT, snapshot, &other), PERSIA_EUNAVAILABLE,
            "root/.tmp-one is under way");
     snapshot_end(&v, ".tmp-two"); /* unknown: fine */
