@@ -78,18 +78,14 @@ class RemoteRoot:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Path]:
-        with contextlib.ExitStack() as stack:
-            if self.shared:
-                local = LocalRoot(self._staging())
-                temporary = stack.enter_context(local.writing())
-            else:
-                temporary = Path(
-                    stack.enter_context(
-                        tempfile.TemporaryDirectory(prefix=TEMPORARY)
-                    )
-                )
+        folder: contextlib.AbstractContextManager[Path | str]
+        if self.shared:
+            folder = LocalRoot(self._staging()).writing()
+        else:
+            folder = tempfile.TemporaryDirectory(prefix=TEMPORARY)
+        with folder as temporary:
             self._remove_unfinished()
-            yield temporary
+            yield Path(temporary)
 
     def _remove_unfinished(self) -> None:
         """In a shared staging folder under its lock: nobody writes them."""

@@ -119,10 +119,8 @@ def test_refused_updates_hide_none_that_were_lost(
     assert job.lost == 6
 
 
-def test_lost_updates_are_raised_behind_another_error(
-    shards: Callable[[int], Shards],
-) -> None:
-    where = shards(1)
+def two_errors(where: Shards) -> Job:
+    """A NaN is to be told, and behind it that ten updates were lost."""
     job = Job(where)
     outs = [job.forward([7]) for _ in range(12)]
     for out in outs[:10]:
@@ -132,6 +130,13 @@ def test_lost_updates_are_raised_behind_another_error(
     outs[10].backward()  # waits for the server
     (outs[11] * float("nan")).backward()
     where.restart()
+    return job
+
+
+def test_lost_updates_are_raised_behind_another_error(
+    shards: Callable[[int], Shards],
+) -> None:
+    job = two_errors(shards(1))
     with pytest.raises(errors.NonFiniteGradient):
         job.store.flush()
     with pytest.raises(errors.UpdatesLost, match="lost 10 updates"):
@@ -140,16 +145,7 @@ def test_lost_updates_are_raised_behind_another_error(
 
 
 def test_a_close_tells_both_errors(shards: Callable[[int], Shards]) -> None:
-    where = shards(1)
-    job = Job(where)
-    outs = [job.forward([7]) for _ in range(12)]
-    for out in outs[:10]:
-        out.backward()
-    job.store.flush()
-    where.kill()
-    outs[10].backward()  # waits for the server
-    (outs[11] * float("nan")).backward()
-    where.restart()
+    job = two_errors(shards(1))
     with pytest.raises(errors.NonFiniteGradient) as raised:
         job.store.close()
     assert "lost 10 updates" in raised.value.__notes__[0]
