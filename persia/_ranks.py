@@ -152,6 +152,10 @@ class Passes:
     before its shadow takes part in the backward of the step behind; and that
     it is back, before its next forward.
 
+    Without DistributedDataParallel nothing keeps the ranks' steps together.
+    Then all of them meet where a pass begins, and before each exchange until
+    every rank came to it or has ended its pass.
+
     Args:
         prefix: of the keys; the same on all ranks, and in no other use.
         job: this rank.
@@ -165,9 +169,14 @@ class Passes:
         # Made once, and few keys: what a store is told it keeps. It also
         # knows what an earlier object like this one has told.
         self._keys: Keys | None = None
+        # Of passes whose ranks meet: the number of the last one, and of its
+        # last exchange; None: this rank is in none.
+        self._number = 0
+        self._turn: int | None = None
 
-    def begin(self) -> None:
-        """A pass that trains begins."""
+    def begin(self, meets: bool = False) -> None:
+        """A pass that trains begins; ``meets``: no DistributedDataParallel
+        keeps the ranks together. The same on all ranks."""
         self._open += 1
         if self._job.world == 1 or group_here() is None:
             return
@@ -176,6 +185,15 @@ class Passes:
             self._is_out = self._has_told_out(self._keys, self._job.rank)
         if self._is_out:
             self._tell(self._keys, is_out=False)
+        if not meets or self._turn is not None:
+            return
+        try:
+            last = max(self._number, self._ended(self._keys, self._job.rank))
+            self._number = all_max([last + 1])[0]
+        except BaseException:
+            self.end()
+            raise
+        self._turn = 0
 
     def end(self) -> None:
         """It ends, for this rank."""
@@ -184,7 +202,11 @@ class Passes:
             return
         # The ranks' key-value store may be gone, and they with it.
         with contextlib.suppress(RuntimeError):
+            if self._turn is not None:
+                self._keys.set(f"ended/{self._job.rank}", str(self._number))
+                self._keys.count(f"ended/of/{self._number}", 1)
             self._tell(self._keys, is_out=True)
+        self._turn = None
 
     def close(self) -> None:
         """The passes that are open have ended, and there will be none."""
@@ -240,13 +262,52 @@ class Passes:
         """The ranks whose batches have not ended; None: all, or those who ask
         are in no pass."""
         keys = self._keys
-        if not self._open or keys is None or not keys.count("out", 0):
+        if not self._open or keys is None:
+            return None
+        if self._turn is not None:
+            return self._met(keys)
+        if not keys.count("out", 0):
             return None
         return [
             rank
             for rank in range(self._job.world)
             if not self._has_told_out(keys, rank)
         ]
+
+    @staticmethod
+    def _ended(keys: Keys, rank: int) -> int:
+        """The number of the last pass that it has ended; 0: of none."""
+        ended = f"ended/{rank}"
+        return int(keys.get(ended)) if keys.has(ended) else 0
+
+    def _met(self, keys: Keys) -> list[int] | None:
+        """Waits until each rank is at this exchange or has ended its pass.
+        Those who are there wait for this one, so none of them ends it now:
+        all find the same."""
+        assert self._turn is not None
+        self._turn += 1
+        world, here = self._job.world, f"at/{self._number}/{self._turn}"
+        over = f"ended/of/{self._number}"
+        deadline, pause = time.monotonic() + _PATIENCE, _FIRST_PAUSE
+        came = keys.count(here, 1)
+        while came + (ended := keys.count(over, 0)) < world:
+            if time.monotonic() > deadline:
+                raise errors.DeadlineExceeded(
+                    f"{world - came - ended} of {world} ranks neither came to "
+                    f"exchange {self._turn} of training pass {self._number} "
+                    f"nor ended their batches within {_PATIENCE:.0f} s"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL)
+            came = keys.count(here, 0)
+        there = [
+            rank
+            for rank in range(world)
+            if not ended or self._ended(keys, rank) < self._number
+        ]
+        if self._turn > 1 and self._job.rank == there[0]:  # all have left it
+            keys.drop(f"at/{self._number}/{self._turn - 1}")
+        return there if ended else None
 
     def _tell_each_other(self, ranks: list[int], text: str) -> list[str]:
         """What each of these ranks, this one among them, says."""

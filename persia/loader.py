@@ -301,8 +301,13 @@ class _Pass(Iterator[T]):
         """A pass that trains begins; a synchronous one with all ranks."""
         self._trains = []
         stores = {m._handle: m.store for m in self._modules}
+        together = any(
+            isinstance(m, nn.parallel.DistributedDataParallel)
+            for m in self._loader.model.modules()
+        )
         for store in stores.values():
-            store._connection.passes.begin()
+            exchanges = store.update == "step"  # norms, what is infinite
+            store._connection.passes.begin(meets=exchanges and not together)
             self._trains.append(store)
         if self._loader.staleness != 0:
             return

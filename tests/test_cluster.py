@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import socket
 import threading
 import time
@@ -258,13 +259,50 @@ class _Board:
 
     def drop(self, key: str) -> None:
         with self.lock:
-            del self.kept[f"{self._prefix}/{key}"]
+            for kind in ("", "#"):
+                self.kept.pop(f"{self._prefix}/{key}{kind}", None)
 
     def count(self, key: str, more: int) -> int:
         with self.lock:
             name = f"{self._prefix}/{key}#"
             self.kept[name] = int(self.kept.get(name, 0)) + more
             return int(self.kept[name])
+
+
+def _mock_job(world: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Ranks as threads, and their collectives; set ``rank`` of what it
+    returns in each."""
+    meeting = threading.Barrier(world)
+    said: dict[int, Any] = {}
+    of_thread = threading.local()
+
+    def collective(values: list[float], fold: Any) -> list[float]:
+        said[of_thread.rank] = values
+        meeting.wait(20)
+        out = [fold(x) for x in zip(*said.values(), strict=True)]
+        meeting.wait(20)
+        return out
+
+    monkeypatch.setattr(_ranks, "Keys", _Board)
+    monkeypatch.setattr(_ranks, "group_here", lambda: "a group")
+    monkeypatch.setattr(_Board, "kept", {})
+    monkeypatch.setattr(_ranks, "all_max", lambda v: collective(v, max))
+    monkeypatch.setattr(_ranks, "all_sum", lambda v: collective(v, sum))
+    return of_thread
+
+
+def _expected(steps: tuple[int, ...], rank: int) -> list[tuple[float, float]]:
+    """What a rank sees: as many ranks as have a step take part in it."""
+    expected = []
+    for step in range(steps[rank]):
+        there = [r for r in range(len(steps)) if steps[r] > step]
+        expected.append((max(there) + min(there), sum(10.0**r for r in there)))
+    return expected
+
+
+def _exchange(passes: _ranks.Passes, rank: int) -> tuple[float, float]:
+    most = passes.all_max([rank, -rank])
+    return most[0] - most[1], passes.all_sum([10.0**rank])[0]
 
 
 @pytest.mark.parametrize(
@@ -276,26 +314,7 @@ def test_ranks_that_go_on_agree_among_themselves(
     """Twice: as many ranks as have a step take part in its values. The first
     rank has a pass of its own between."""
     world = len(steps)
-    meeting = threading.Barrier(world)
-    said: dict[int, Any] = {}
-
-    def collective(rank: int, values: list[float], fold: Any) -> list[float]:
-        said[rank] = values
-        meeting.wait(20)
-        out = [fold(x) for x in zip(*said.values(), strict=True)]
-        meeting.wait(20)
-        return out
-
-    monkeypatch.setattr(_ranks, "Keys", _Board)
-    monkeypatch.setattr(_ranks, "group_here", lambda: "a group")
-    monkeypatch.setattr(_Board, "kept", {})
-    of_thread = threading.local()
-    monkeypatch.setattr(
-        _ranks, "all_max", lambda v: collective(of_thread.rank, v, max)
-    )
-    monkeypatch.setattr(
-        _ranks, "all_sum", lambda v: collective(of_thread.rank, v, sum)
-    )
+    of_thread = _mock_job(world, monkeypatch)
     # As in model.join(): no step begins before all who end have said so.
     backward = [threading.Barrier(world) for _ in range(2 * max(steps))]
     left = threading.Barrier(world)
@@ -308,9 +327,7 @@ def test_ranks_that_go_on_agree_among_themselves(
             passes.begin()
             for step in range(steps[rank]):
                 backward[epoch * max(steps) + step].wait(20)
-                most = passes.all_max([rank, -rank])
-                total = passes.all_sum([10.0**rank])
-                seen.append((most[0] - most[1], total[0]))
+                seen.append(_exchange(passes, rank))
             passes.end()
             for step in range(steps[rank], max(steps)):
                 backward[epoch * max(steps) + step].wait(20)
@@ -323,10 +340,35 @@ def test_ranks_that_go_on_agree_among_themselves(
     with ThreadPoolExecutor(world) as pool:
         found = list(pool.map(run, range(world)))
     for rank in range(world):
-        expected = []
-        for step in range(steps[rank]):
-            there = [r for r in range(world) if steps[r] > step]
-            expected.append(
-                (max(there) + min(there), sum(10.0**r for r in there))
-            )
-        assert found[rank] == expected * 2
+        assert found[rank] == _expected(steps, rank) * 2
+
+
+@pytest.mark.parametrize(
+    "steps", [(1, 3, 6), (5, 5, 5), (0, 2, 2), (6, 1, 3), (0, 0)]
+)
+def test_ranks_that_nothing_keeps_together_meet(
+    steps: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same without DistributedDataParallel: a rank may begin a pass or
+    end it whenever it likes."""
+    world = len(steps)
+    of_thread = _mock_job(world, monkeypatch)
+
+    def run(rank: int) -> list[tuple[float, float]]:
+        of_thread.rank = rank
+        rest, seen = random.Random(rank), []
+        for _ in range(4):
+            passes = _ranks.Passes("p", Job(rank, world, 0))
+            for _ in range(3):
+                time.sleep(rest.choice([0, 0.002, 0.02]))
+                passes.begin(meets=True)
+                for _ in range(steps[rank]):
+                    time.sleep(rest.choice([0, 0.0005]))
+                    seen.append(_exchange(passes, rank))
+                passes.end()
+        return seen
+
+    with ThreadPoolExecutor(world) as pool:
+        found = list(pool.map(run, range(world)))
+    for rank in range(world):
+        assert found[rank] == _expected(steps, rank) * 12
