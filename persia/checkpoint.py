@@ -264,6 +264,8 @@ def save(
             own = _states({"random": _RandomStates()} | _parts(loader=loader))
             _share(store, root, None)
             store.flush()
+            # A server may have lost updates that were through.
+            patiently(store._core.look, store._connection.timeout)
         # No rank changes a row from here to the end of lead().
         states = _Dense(shared, ranks.gathered(own), extra)
         folder, store._checkpoint_id = ranks.lead(

@@ -137,7 +137,11 @@ class StaleLineage(PersiaError, RuntimeError):
 
 
 class UpdatesLost(PersiaError, RuntimeError):
-    """A server lost updates that it had acknowledged."""
+    """A server lost updates that it had acknowledged.
+
+    It tells of earlier ones: that of a ``backward()`` which raises it is
+    applied.
+    """
 
 
 class InternalError(PersiaError, RuntimeError):

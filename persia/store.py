@@ -595,6 +595,8 @@ class Store(Rows):
             StorageError: writing failed, another save into ``path`` is under
                 way, or a server does not see that folder.
             Unavailable, DeadlineExceeded: a server or a rank was lost.
+            UpdatesLost: a server lost updates that were not told of yet;
+                nothing was saved. Saved again, the rows are as they are.
         """
         from persia import checkpoint
 
@@ -686,7 +688,8 @@ class Store(Rows):
 
         Later use raises :class:`persia.errors.Closed`. An error of an update
         that was applied in the background is raised, see :meth:`flush`; those
-        that have not begun then are dropped.
+        that have not begun then are dropped. Interrupted (Ctrl-C) while it
+        waits for servers it gives up the updates that are under way.
         """
         self._close(failed=False)
 

@@ -165,6 +165,22 @@ int client_go_on(ps_client *c, uint64_t number)
     return c->r ? remote_go_on(c->r, number) : PERSIA_OK;
 }
 
+void client_end(ps_client *c, enum client_end what)
+{
+    if (c->r && atomic_load(&c->r->ends) < (int)what)
+        atomic_store(&c->r->ends, (int)what);
+}
+
+int client_tell_lost(ps_client *c)
+{
+    return c->r ? remote_tell_lost(c->r) : PERSIA_OK;
+}
+
+int client_look(ps_client *c)
+{
+    return c->r ? remote_look(c->r) : PERSIA_OK;
+}
+
 int client_join(ps_client *c, uint64_t step, uint64_t *applied)
 {
     if (c->r)

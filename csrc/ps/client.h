@@ -116,6 +116,14 @@ PERSIA_API int client_greet(ps_client *c, int restored);
  * had beyond it is sent again: of those that were started again only updates
  * up to it count as lost, and PERSIA_ELOST does not tell of them. */
 PERSIA_API int client_go_on(ps_client *c, uint64_t number);
+/* The store ends: lookups wait for no server any longer (PERSIA_ECLOSED);
+ * END_ALL: nothing does, and updates under way may be applied or not. */
+enum client_end { END_LOOKUPS = 1, END_ALL };
+PERSIA_API void client_end(ps_client *c, enum client_end what);
+/* PERSIA_ELOST once if updates were lost, as client_push() tells of it. */
+PERSIA_API int client_tell_lost(ps_client *c);
+/* The same, after asking all shards whether they were started again. */
+PERSIA_API int client_look(ps_client *c);
 
 /* Joins the sync steps at all shards, with its first one after `step`;
  * *applied: the largest number of steps applied. */

@@ -429,6 +429,9 @@ int fan_run(call *k, const fan *f, uint64_t deadline)
             return result(k, s.failed);
         }
         now = clock_ns();
+        int ends = atomic_load(&k->r->ends);
+        if (ends == END_ALL || (ends && f->method == WIRE_PULL))
+            return err_set(PERSIA_ECLOSED, "the store was closed");
         if (now - polled < POLL_NS)
             continue;
         polled = now;

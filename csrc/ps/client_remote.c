@@ -116,6 +116,13 @@ int check_hello(const remote *r, const server *from,
     return PERSIA_OK;
 }
 
+/* The rows are what the training goes on from; the server's lock is held. */
+static void server_begin(server *to, const wire_hello_reply *m)
+{
+    to->first_lineage = m->lineage;
+    to->first = m->ledger;
+}
+
 void server_learn(server *to, const wire_hello_reply *m)
 {
     /* In the same life with the same rows acknowledgements may have come
@@ -124,24 +131,71 @@ void server_learn(server *to, const wire_hello_reply *m)
         to->acked = to->acked_late = m->ledger;
         to->acked_gap = m->ledger.skipped ? m->ledger.watermark : 0;
     }
+    if (!to->boot)
+        server_begin(to, m);
     to->boot = m->boot;
     to->lineage = m->lineage;
     to->message_limit = m->message_limit;
 }
 
+/* How many of the updates that it had acknowledged are not in `there`; its
+ * lock is held.  At least so many, if that ends before the last skipped
+ * number. */
+static uint64_t acked_beyond(const server *to, const wire_ledger *there)
+{
+    const wire_ledger *had = &to->acked_late;
+    uint64_t beyond = numbers_missing(had, there);
+    if (there->watermark >= to->acked_gap)
+        return beyond;
+    uint64_t skipped =
+        had->skipped > there->skipped ? had->skipped - there->skipped : 0;
+    return beyond > skipped ? beyond - skipped : 0;
+}
+
 /* How many updates it had acknowledged and has no more; its lock is held.
- * At least so many, if its rows are older than the last skipped number. */
-static uint64_t server_lost(const server *to, const wire_hello_reply *m)
+ * other: with rows of another training, which have none that came since this
+ * one began, though their ledger may have the same numbers. */
+static uint64_t server_lost(const server *to, const wire_hello_reply *m,
+                            int other)
 {
     if (m->boot == to->boot)
         return 0;
-    const wire_ledger *had = &to->acked_late;
-    uint64_t lost = numbers_missing(had, &m->ledger);
-    if (m->ledger.watermark >= to->acked_gap)
-        return lost;
-    uint64_t skipped = had->skipped > m->ledger.skipped
-                           ? had->skipped - m->ledger.skipped : 0;
-    return lost > skipped ? lost - skipped : 0;
+    uint64_t lost = acked_beyond(to, &m->ledger);
+    uint64_t since = other ? acked_beyond(to, &to->first) : 0;
+    return lost > since ? lost : since;
+}
+
+static int server_knows(server *one, uint64_t lineage)
+{
+    pthread_mutex_lock(&one->lock);
+    int knows = one->lineage == lineage || one->first_lineage == lineage;
+    pthread_mutex_unlock(&one->lock);
+    return knows;
+}
+
+/* Rows of another training: a checkpoint has the lineage of shard 0. */
+static int is_other_training(const remote *r, server *to, uint64_t lineage)
+{
+    return !server_knows(to, lineage) &&
+           !server_knows(r->servers[0], lineage);
+}
+
+/* Rows with updates that this client has not made since it loaded others:
+ * its next ones would be taken for these. */
+static int check_history(remote *r, const server *to,
+                         const wire_hello_reply *m)
+{
+    pthread_mutex_lock(&r->lock);
+    const uint64_t last = r->next_number, top = numbers_top(&m->ledger);
+    pthread_mutex_unlock(&r->lock);
+    if (top <= last)
+        return PERSIA_OK;
+    return err_set(PERSIA_EMISMATCH,
+                   "%s was started again with rows of another training: they "
+                   "have update %llu, this store has made %llu; load the "
+                   "checkpoint again that it goes on from",
+                   to->address, (unsigned long long)top,
+                   (unsigned long long)last);
 }
 
 void remote_learn(remote *r, const wire_hello_reply *m)
@@ -243,11 +297,17 @@ void remote_note_lost(remote *r, const server *to, uint64_t lost)
     pthread_mutex_unlock(&r->lock);
 }
 
+/* What a greeting is for. */
+enum greeting {
+    GREET_REPAIR,  /* the stream goes on as it is */
+    GREET_NUMBERS, /* it goes on after what servers have */
+    GREET_LOADED   /* rows were loaded: what was lost before does not count */
+};
+
 /* Hello, tables and membership; between greeting_begin() and its end.  *top:
- * the largest number that the server has.  lossless: what it has lost does
- * not count. */
-static int greet(remote *r, server *to, uint64_t deadline, int lossless,
-                 uint64_t *top)
+ * the largest number that the server has. */
+static int greet(remote *r, server *to, uint64_t deadline,
+                 enum greeting reason, uint64_t *top)
 {
     wire_memory memory;
     wire_hello_reply m;
@@ -262,6 +322,9 @@ static int greet(remote *r, server *to, uint64_t deadline, int lossless,
                      "%s was shard %u of %u and is shard %u of %u now; open "
                      "the store again", to->address, shard, r->servers_n,
                      m.shard, m.shards);
+    const int other = !rc && is_other_training(r, to, m.lineage);
+    if (other && reason == GREET_REPAIR)
+        rc = check_history(r, to, &m);
     wire_caller who = {.client = r->client, .incarnation = r->incarnation,
                        .boot = m.boot, .lineage = m.lineage};
     if (!rc)
@@ -275,11 +338,13 @@ static int greet(remote *r, server *to, uint64_t deadline, int lossless,
     if (!rc) {
         remote_learn(r, &m);
         pthread_mutex_lock(&to->lock);
-        uint64_t lost = server_lost(to, &m);
+        uint64_t lost = server_lost(to, &m, other);
         server_learn(to, &m);
+        if (reason != GREET_REPAIR)
+            server_begin(to, &m);
         memcpy(to->numbers, numbers, PS_TABLES_MAX * sizeof *numbers);
         pthread_mutex_unlock(&to->lock);
-        remote_note_lost(r, to, lossless ? 0 : lost);
+        remote_note_lost(r, to, reason == GREET_LOADED ? 0 : lost);
         *top = numbers_top(&m.ledger);
     }
     wire_memory_free(&memory);
@@ -324,7 +389,7 @@ int remote_repair(remote *r, server *to, uint64_t boot, uint64_t deadline)
         return rc;
     wire_caller now = remote_caller(r, to);
     if (now.boot == boot) {
-        rc = greet(r, to, deadline, 0, &top);
+        rc = greet(r, to, deadline, GREET_REPAIR, &top);
         if (!rc)
             r->counts.reconnects++;
     }
@@ -333,7 +398,7 @@ int remote_repair(remote *r, server *to, uint64_t boot, uint64_t deadline)
 }
 
 /* *last: the largest number that any server has. */
-static int greet_each(remote *r, int lossless, uint64_t *last)
+static int greet_each(remote *r, enum greeting reason, uint64_t *last)
 {
     uint64_t deadline = remote_deadline(r), top = 0;
     int rc = PERSIA_OK;
@@ -342,7 +407,7 @@ static int greet_each(remote *r, int lossless, uint64_t *last)
         rc = greeting_begin(to, 1);
         if (rc)
             break;
-        rc = greet(r, to, deadline, lossless, &top);
+        rc = greet(r, to, deadline, reason, &top);
         greeting_end(to);
         *last = top > *last ? top : *last;
     }
@@ -352,7 +417,7 @@ static int greet_each(remote *r, int lossless, uint64_t *last)
 int remote_greet(remote *r, int restored)
 {
     uint64_t last = 0;
-    int rc = greet_each(r, 0, &last);
+    int rc = greet_each(r, GREET_NUMBERS, &last);
     if (rc)
         return rc;
     remote_set_last(r, last);
@@ -364,7 +429,7 @@ int remote_greet(remote *r, int restored)
 int remote_go_on(remote *r, uint64_t number)
 {
     uint64_t last = 0;
-    int rc = greet_each(r, 1, &last);
+    int rc = greet_each(r, GREET_LOADED, &last);
     if (rc)
         return rc;
     remote_set_last(r, number);
@@ -387,6 +452,29 @@ void remote_set_last(remote *r, uint64_t number)
     r->last_number = r->next_number = number;
     r->settled = (wire_ledger){.stream = r->stream, .watermark = number};
     pthread_mutex_unlock(&r->lock);
+}
+
+/* Greets the server if it was started again. */
+static int look_at(remote *r, server *to, uint64_t deadline)
+{
+    const uint64_t boot = remote_caller(r, to).boot;
+    wire_memory memory;
+    wire_hello_reply m;
+    wire_memory_init(&memory);
+    int rc = ask_hello(r, to, deadline, &memory, &m);
+    if (!rc && m.boot != boot)
+        rc = remote_repair(r, to, boot, deadline);
+    wire_memory_free(&memory);
+    return rc;
+}
+
+int remote_look(remote *r)
+{
+    uint64_t deadline = remote_deadline(r);
+    int rc = PERSIA_OK;
+    for (uint32_t i = 0; i < r->servers_n && !rc; i++)
+        rc = look_at(r, r->servers[i], deadline);
+    return rc ? rc : remote_tell_lost(r);
 }
 
 /* ---- one request of the caller's ---- */

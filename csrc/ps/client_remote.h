@@ -52,6 +52,9 @@ typedef struct server {
      * one was acked_gap or before it. */
     wire_ledger acked_late;
     uint64_t acked_gap;
+    /* Of its rows when the store was opened, or rows were loaded. */
+    uint64_t first_lineage;
+    wire_ledger first;
     uint64_t step;          /* the last sync step that it has answered, since
                                this rank joined; 0: none */
     uint32_t *numbers;      /* [PS_TABLES_MAX] its number of each table */
@@ -173,6 +176,7 @@ typedef struct remote {
     uint64_t kept_turn;        /* the last one given */
     size_t kept_bytes;
 
+    _Atomic(int) ends;         /* enum client_end; 0: it does not */
     _Atomic(uint64_t) updates; /* of shard 0 */
     /* Updates of an earlier life of the rank that servers do not have; the
      * next update passes over them, then they count as lost. */
@@ -239,6 +243,7 @@ int remote_leave(remote *r, int hurry);
 int remote_greet(remote *r, int restored);
 int remote_go_on(remote *r, uint64_t number);
 void remote_set_last(remote *r, uint64_t number);
+int remote_look(remote *r);
 int remote_get(remote *r, uint32_t no, size_t n, const uint64_t *ids,
                float *vectors, float *state, uint8_t *found);
 int remote_set(remote *r, uint32_t no, size_t n, const uint64_t *ids,

@@ -96,8 +96,11 @@ static void store_dealloc(PyObject *self)
 {
     store_object *o = (store_object *)self;
     PyTypeObject *type = Py_TYPE(self);
-    if (o->handle)
+    if (o->handle) {
+        Py_BEGIN_ALLOW_THREADS /* updates may be on their way to servers */
         step_close(o->handle);
+        Py_END_ALLOW_THREADS
+    }
     for (int i = 0; i < FIELDS; i++)
         Py_XDECREF(o->names[i]);
     Py_XDECREF(o->algorithm);
@@ -518,6 +521,19 @@ static PyObject *store_stats(PyObject *self, PyObject *arg)
         (unsigned long long)t.nonfinite);
 }
 
+static PyObject *store_look(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    BEGIN(self, "Store.save");
+    Py_BEGIN_ALLOW_THREADS
+    rc = client_look(step_client(s));
+    END();
+    Py_END_ALLOW_THREADS
+    if (rc)
+        return py_raise(rc);
+    Py_RETURN_NONE;
+}
+
 static PyObject *store_memory(PyObject *self, PyObject *unused)
 {
     (void)unused;
@@ -713,6 +729,7 @@ static PyMethodDef methods[] = {
     METHOD(updates, METH_NOARGS, "updates() -> updates applied"),
     METHOD(set_updates, METH_O, "set_updates(n)"),
     METHOD(stats, METH_O, "stats(table) -> dict"),
+    METHOD(look, METH_NOARGS, "look(): raises what servers have lost, once"),
     METHOD(memory, METH_NOARGS, "memory() -> (used, maximum) bytes"),
     METHOD(state_floats, METH_O, "state_floats(table) -> floats a row"),
     METHOD(get, METH_VARARGS, "get(table, ids, vectors, state, found)"),

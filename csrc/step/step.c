@@ -186,8 +186,10 @@ void step_close(uint64_t handle)
     if (s)
         registry.slots[(uint32_t)handle].s = NULL;
     pthread_mutex_unlock(&registry.lock);
-    if (s)
-        step_put(s);
+    if (!s)
+        return;
+    client_end(s->c, END_LOOKUPS); /* nobody wants those to come */
+    step_put(s);
 }
 
 ps *step_ps(const step *s)
@@ -482,13 +484,17 @@ int step_settle(step *s)
 int step_finish(step *s)
 {
     updates_close(s->u);
-    return step_flush(s, 0);
+    int rc = step_flush(s, 0);
+    if (rc == PERSIA_EINTR) /* the end of the store waits for no server */
+        client_end(s->c, END_ALL);
+    return rc;
 }
 
 int step_flush(step *s, uint64_t timeout_ns)
 {
     int rc = updates_wait(s->u, 0, timeout_ns);
-    return rc ? rc : updates_error(s->u);
+    rc = rc ? rc : updates_error(s->u);
+    return rc ? rc : client_tell_lost(s->c);
 }
 
 void step_keep_error(step *s, int code)

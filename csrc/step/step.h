@@ -91,7 +91,8 @@ PERSIA_API int step_apply(step *s, enum step_whose whose,
  * was kept. */
 PERSIA_API int step_flush(step *s, uint64_t timeout_ns);
 /* The same before the store is closed: once an update has failed, those that
- * have not begun are dropped. */
+ * have not begun are dropped; once it was interrupted, servers are not waited
+ * for any more. */
 PERSIA_API int step_finish(step *s);
 /* Waits, too, without telling that error: before a look at the rows. */
 PERSIA_API int step_settle(step *s);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "counting.h"
 
@@ -243,6 +244,56 @@ static void an_interrupt_ends_a_wait(void **state)
         assert_true(got[i] == 2);
     client_destroy(remote);
     cluster_free(&c);
+}
+
+static void *end_lookups(void *client)
+{
+    usleep(100000); /* most often it waits by then */
+    client_end(client, END_LOOKUPS);
+    return NULL;
+}
+
+static void *end_all(void *client)
+{
+    usleep(100000);
+    client_end(client, END_ALL);
+    return NULL;
+}
+
+static void a_store_that_ends_waits_for_no_lookup(void **state)
+{
+    (void)state;
+    for (int down = 0; down < 2; down++) {
+        cluster c;
+        ps_client *remote = open_one(&c, 2, 60 * SECOND, LOST_RAISE);
+        uint32_t no = declare_counting(remote);
+        float row[DIM];
+        uint64_t id = 0;
+        pull_job pull = {.n = 1, .ids = &id, .out = row, .stride = DIM};
+        pthread_t thread;
+        while (!shard_of(id, 2))
+            id++;
+        atomic_store(&c.nodes[1].down, down);
+        atomic_store(&c.nodes[1].held, down ? 0 : UINT32_MAX);
+        assert_int_equal(pthread_create(&thread, NULL, end_lookups, remote),
+                         0);
+        uint64_t start = clock_ns();
+        assert_int_equal(client_pull(remote, 0, &no, &pull, 1),
+                         PERSIA_ECLOSED);
+        assert_true(clock_ns() - start < 30 * SECOND);
+        pthread_join(thread, NULL);
+        atomic_store(&c.nodes[1].held, 0);
+        atomic_store(&c.nodes[1].down, 0);
+        /* Updates go on, until they are to end, too. */
+        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+        atomic_store(&c.nodes[1].held, UINT32_MAX);
+        assert_int_equal(pthread_create(&thread, NULL, end_all, remote), 0);
+        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_ECLOSED);
+        pthread_join(thread, NULL);
+        atomic_store(&c.nodes[1].held, 0);
+        client_destroy(remote);
+        cluster_free(&c);
+    }
 }
 
 static void a_store_may_end_while_a_call_is_left_behind(void **state)
@@ -653,6 +704,7 @@ int main(void)
         cmocka_unit_test(updates_of_before_a_restore_are_dropped),
         cmocka_unit_test(an_unreachable_server_is_named_in_time),
         cmocka_unit_test(an_interrupt_ends_a_wait),
+        cmocka_unit_test(a_store_that_ends_waits_for_no_lookup),
         cmocka_unit_test(a_store_may_end_while_a_call_is_left_behind),
         cmocka_unit_test(nonsense_is_an_error_with_a_name),
         cmocka_unit_test(hello_finds_what_is_wrong),

@@ -128,6 +128,33 @@ static void what_only_some_servers_have_is_counted(void **state)
     cluster_free(&c);
 }
 
+/* Nobody trains on: who looks finds out, too. */
+static void a_look_tells_of_lost_updates(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_RAISE);
+    uint32_t no = declare_counting(remote);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    assert_int_equal(client_look(remote), PERSIA_OK);
+    cluster_restart(&c, 1);
+    assert_int_equal(client_tell_lost(remote), PERSIA_OK); /* not known yet */
+    assert_int_equal(client_look(remote), PERSIA_ELOST);
+    assert_non_null(strstr(err_text(), "3 updates"));
+    assert_int_equal(client_look(remote), PERSIA_OK);
+    cluster_restart(&c, 0);
+    uint64_t id = 0;
+    float row[DIM];
+    while (shard_of(id, 2))
+        id++;
+    assert_int_equal(client_get(remote, no, 1, &id, row, NULL, NULL),
+                     PERSIA_OK);
+    assert_int_equal(client_tell_lost(remote), PERSIA_ELOST);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
 /* A job that goes on sends again what came after its checkpoint. */
 static void what_is_sent_again_is_not_lost(void **state)
 {
@@ -436,6 +463,7 @@ int main(void)
         cmocka_unit_test(refused_updates_are_not_lost),
         cmocka_unit_test(a_new_process_counts_its_own_losses),
         cmocka_unit_test(what_only_some_servers_have_is_counted),
+        cmocka_unit_test(a_look_tells_of_lost_updates),
         cmocka_unit_test(what_is_sent_again_is_not_lost),
         cmocka_unit_test(an_answer_of_an_earlier_life_is_none),
         cmocka_unit_test(who_looks_at_rows_disturbs_nobody),
