@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import os
 import ssl
@@ -172,6 +173,7 @@ def _check_files(
                 f"{what}: {path} holds no certificate; need PEM, which begins "
                 "with -----BEGIN CERTIFICATE-----"
             ) from None
+        _check_dates(what, path)
     if cert is None or key is None:
         return
     try:
@@ -186,6 +188,25 @@ def _check_files(
             f"TLS key: {key} holds no key that can be used; need PEM without "
             "a password, which begins with -----BEGIN PRIVATE KEY-----"
         ) from None
+
+
+def _check_dates(what: str, path: str | os.PathLike[str]) -> None:
+    """The other side would only say that the handshake failed."""
+    from cryptography import x509
+
+    found = x509.load_pem_x509_certificates(Path(path).read_bytes())
+    now = datetime.datetime.now(datetime.UTC)
+    # Of a chain the first is one's own; of many that are trusted one will do.
+    if what == "TLS certificate":
+        found = found[:1]
+    begin = min(one.not_valid_before_utc for one in found)
+    end = max(one.not_valid_after_utc for one in found)
+    if not begin <= now <= end:
+        raise InvalidArgument(
+            f"{what}: {path} is valid from {begin:%Y-%m-%d %H:%M} to "
+            f"{end:%Y-%m-%d %H:%M} UTC, now it is {now:%Y-%m-%d %H:%M}; give "
+            "a new one (persia certs makes a test set), or set the clock"
+        )
 
 
 def _token(

@@ -12,6 +12,7 @@ import datetime
 import json
 import os
 import re
+import resource
 import secrets
 import signal
 import socket
@@ -40,6 +41,9 @@ __all__ = ["ServeConfig", "Server", "find_shard", "serve"]
 
 _WAIT = 3600.0  # seconds that a call within the process may take
 _POLL = 0.02  # seconds between questions whether something is done
+# Files that the core opens at most, and connections that the system takes
+# before they are counted.
+_FILES, _BURST = 65536, 4096
 _NAME = "^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 
 
@@ -90,10 +94,11 @@ class ServeConfig(pydantic.BaseModel):
     )
     message_limit: pydantic.ByteSize = Field(
         pydantic.ByteSize(256 << 20),
-        ge=1 << 16,
+        ge=2 << 20,  # what tells of 4,096 tables must fit
         le=(2 << 30) - 1,
         validate_default=True,
-        description="Of a request and of a reply (default: 256MiB).",
+        description="Of a request and of a reply (default: 256MiB; at least "
+        "2MiB).",
     )
     calls: int = Field(
         256, ge=1, le=65536, description="Requests in hand at once."
@@ -170,6 +175,11 @@ class ServeConfig(pydantic.BaseModel):
                     f"--{option} names a checkpoint in the folder of "
                     "--checkpoints; give that, too"
                 )
+        if self.tls_ca is not None and not self.mutual_tls:
+            raise ValueError(
+                "--tls-ca is what clients' certificates are checked with: "
+                "give --mutual-tls, too, or leave it out"
+            )
         return self
 
     def security(self) -> Security:
@@ -585,6 +595,28 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def few_files(connections: int) -> str | None:
+    """What to tell where the process may open too few files for so many
+    connections, and for those that come before they are counted.
+
+    gRPC's listener is lost for ever once no file descriptor is left.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    kept = min(connections, _FILES // 2)
+    if hard == resource.RLIM_INFINITY or hard >= kept + _BURST:
+        return None
+    return (
+        f"this process may open {hard} files only: it keeps at most "
+        f"{min(connections, hard // 2 + 1)} connections, and a burst of more "
+        "may leave it deaf to new ones; raise the limit (ulimit -Hn, "
+        "LimitNOFILE=, --ulimit nofile=)"
+    )
+
+
 class _Stopped(BaseException):
     """A signal came before anything was served."""
 
@@ -622,12 +654,12 @@ def _run(server: Server, signals: _Signals) -> None:
     config = server.config
     address = server.start()
     if config.insecure:
-        print(
-            "warning: --insecure: whoever reaches this port may read and "
-            "change all rows",
-            file=sys.stderr,
-            flush=True,
+        _warn(
+            "--insecure: whoever reaches this port may read and change all "
+            "rows"
         )
+    if few := few_files(config.connections):
+        _warn(few)
     _say(f"serving shard {server.shard} of {server.shards} on {address}")
     signals.wait()
     _say("stopping")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,32 @@ def test_wrong_parts_are_named(tmp_path: Path) -> None:
         Security.load(ca=tmp_path / "none.pem")
     with pytest.raises(errors.InvalidArgument, match="not both"):
         Security.load(token="a", token_file=tmp_path / "t")
+
+
+def test_certificates_out_of_their_time_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certs.write_set(tmp_path / "live", ["localhost"])
+
+    class Past(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
+            return datetime.datetime(2020, 1, 1, tzinfo=tz)
+
+    with monkeypatch.context() as then:
+        then.setattr(certs.datetime, "datetime", Past)
+        certs.write_set(tmp_path / "dead", ["localhost"], days=3)
+    files = ("ca.pem", "server.pem", "server-key.pem")
+    live, dead = ([tmp_path / x / f for f in files] for x in ("live", "dead"))
+    match = r"TLS CA: .*dead/ca.pem is valid .* 2020-01-04"
+    with pytest.raises(errors.InvalidArgument, match=match):
+        Security.load(ca=dead[0])
+    match = r"TLS certificate: .*dead/server.pem is valid .*persia certs"
+    with pytest.raises(errors.InvalidArgument, match=match):
+        Security.load(ca=live[0], cert=dead[1], key=dead[2])
+    both = tmp_path / "both.pem"
+    both.write_text(dead[0].read_text() + live[0].read_text())
+    Security.load(ca=both)
 
 
 def test_files_that_do_not_hold_what_they_should(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from persia import _core, errors
 from persia.cli.app import app
 from persia.cli.config import read_yaml, validated
-from persia.server import ServeConfig, find_shard
+from persia.server import ServeConfig, few_files, find_shard
 
 
 @pytest.mark.parametrize(
@@ -80,12 +81,13 @@ def test_a_file_of_options(tmp_path: Path) -> None:
         ({"prot": 1}, "prot: no such option; there are host, port, shard"),
         ({"port": 70000}, "port: .*65535, not 70000"),
         ({"memory_limit": "lots"}, "memory_limit: .*not 'lots'"),
-        ({"message_limit": "1B"}, "message_limit: "),
+        ({"message_limit": "1MiB"}, "message_limit: .*2097152"),
         ({"threads": 0}, "threads: "),
         ({"restore": "x"}, "--restore names .* --checkpoints"),
         ({"save_on_exit": "x"}, "--save-on-exit names .* --checkpoints"),
         ({"checkpoints": "c", "restore": "../x"}, "restore: "),
         ({"checkpoints": "c", "save_on_exit": "a/b"}, "save_on_exit: "),
+        ({"tls_ca": "ca.pem"}, "--tls-ca .* --mutual-tls"),
     ],
 )
 def test_wrong_options_are_named(
@@ -116,6 +118,26 @@ def test_what_cannot_be_served_is_an_error(
             ["serve", "ps", "--port", "0", *flags],
             catch_exceptions=False,
         )
+
+
+@pytest.mark.parametrize(
+    ("files", "connections", "told"),
+    [
+        (1024, 4096, "open 1024 files only: it keeps at most 513"),
+        (4096, 64, "4096 files only: it keeps at most 64 conn"),
+        (8192, 4096, None),
+        (resource.RLIM_INFINITY, 65536, None),
+    ],
+)
+def test_too_few_files_are_told(
+    files: int,
+    connections: int,
+    told: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, files))
+    text = few_files(connections)
+    assert (text is None) if told is None else (text and told in text)
 
 
 @pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")

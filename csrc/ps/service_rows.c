@@ -79,10 +79,11 @@ int handle_put_rows(ps_service *s, rpc_call *call, wire_memory *memory,
         return err_set(PERSIA_ESHAPE, "table %s: %u floats of state a row "
                        "come, the table has %u", c->name, m.state_floats,
                        table_state_floats(t));
-    if (m.clear)
-        rc = table_clear(t);
-    if (!rc && m.n)
-        rc = table_set(t, m.n, m.ids, m.vectors, m.state);
+    if (m.clear && m.n) /* rows that are refused would be too late */
+        return err_set(PERSIA_EARG, "table %s: PutRows with clear has no rows; "
+                       "put them afterwards", c->name);
+    rc = m.clear ? table_clear(t)
+                 : table_set(t, m.n, m.ids, m.vectors, m.state);
     wire_rows reply = {.no = m.no};
     return rc ? rc : wire_put_rows(&a->o, &reply);
 }

@@ -143,6 +143,7 @@ static int local_start(rpc_channel *base, uint32_t method, wire_out *o,
                  .deadline = timeout_ns > UINT64_MAX - now ? UINT64_MAX
                                                            : now + timeout_ns,
                  .admin = 1,
+                 .local = 1,
                  .peer = "this process",
                  .reply = local_reply,
                  .fail = local_fail},

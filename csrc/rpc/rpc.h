@@ -36,6 +36,7 @@ struct rpc_call {
     size_t request_n;     /* bytes */
     uint64_t deadline;    /* of clock_ns(); the caller waits no longer */
     int admin;            /* it may do administration */
+    int local;            /* of this process: no message travels */
     char peer[64];        /* who asks, for messages */
     /* Sends the reply.  `done(owner)` is called once the memory of o's bulk
      * data is not needed any more (maybe on another thread); o itself is

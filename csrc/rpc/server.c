@@ -522,8 +522,8 @@ static int server_listen(rpc_server *s, const rpc_server_config *config)
     grpc_server_credentials_release(credentials);
     if (s->port <= 0)
         return err_set(PERSIA_EUNAVAILABLE,
-                       "cannot listen on %s: the port is taken, the address "
-                       "is not this machine's%s",
+                       "cannot listen on %s: the port is taken, or the "
+                       "address is not this machine's%s",
                        config->address,
                        config->security.cert
                            ? ", or the certificate and key cannot be used"

@@ -67,7 +67,7 @@ def ps(
     """Serve one shard of the tables of a job.
 
     It prints a line "serving shard 0 of 2 on 127.0.0.1:8888" when it is
-    ready, and stops at SIGTERM: requests under way are finished, the rows
+    ready, and stops at SIGTERM: requests that came are finished, the rows
     saved if --save-on-exit says so.
     """
     flags = {k: v for k, v in locals().items() if v is not None}

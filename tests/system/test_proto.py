@@ -30,7 +30,7 @@ SERVING = 1  # of grpc.health.v1
 DIM = 6
 ROW_NONE = 2**32 - 1
 DTYPES = {pb.DTYPE_FP32: "<f4", pb.DTYPE_FP16: "<f2", pb.DTYPE_BF16: "<u2"}
-LIMIT = 1 << 20  # bytes of a message
+LIMIT = 2 << 20  # bytes of a message
 Array = np.ndarray[Any, Any]
 
 

@@ -282,15 +282,24 @@ static void whole_rows_out_and_in(void **state)
            "belongs to shard 0");
     expect(code_of(CALL(&v, GET_ROWS, rows, &get)), PERSIA_EARG,
            "belongs to shard 0");
-    /* clear, and put in one go */
+    /* clear comes alone: rows that are refused would come too late */
+    table_stats stats;
+    uint64_t had;
+    table_get_stats(ps_table(v.p, 0), &stats);
+    had = stats.rows;
+    assert_int_not_equal(had, 0);
     put.clear = 1;
     put.n = 2;
     put.ids = ids + 1;
     put.state = NULL;
-    assert_int_equal(code_of(CALL(&v, PUT_ROWS, rows, &put)), PERSIA_OK);
-    table_stats stats;
+    expect(code_of(CALL(&v, PUT_ROWS, rows, &put)), PERSIA_EARG,
+           "put them afterwards");
     table_get_stats(ps_table(v.p, 0), &stats);
-    assert_int_equal(stats.rows, 2);
+    assert_int_equal(stats.rows, had);
+    put.n = 0;
+    assert_int_equal(code_of(CALL(&v, PUT_ROWS, rows, &put)), PERSIA_OK);
+    table_get_stats(ps_table(v.p, 0), &stats);
+    assert_int_equal(stats.rows, 0);
     get.n = 0;
     assert_int_equal(code_of(CALL(&v, GET_ROWS, rows, &get)), PERSIA_OK);
     server_stop(&v);
@@ -316,14 +325,21 @@ static void plain_fail(rpc_call *call, int code, const char *text)
     ((plain_call *)call)->code = err_set(code, "%s", text);
 }
 
-static int plain(const server *v, uint32_t method, const void *data, size_t n)
+static int plain_at(ps_service *s, rpc_call call)
 {
-    plain_call c = {.call = {.method = method, .request = data,
-                             .request_n = n, .deadline = UINT64_MAX,
-                             .reply = plain_reply, .fail = plain_fail}};
-    service_handle(v->s, &c.call);
+    plain_call c = {.call = call};
+    c.call.deadline = UINT64_MAX;
+    c.call.reply = plain_reply;
+    c.call.fail = plain_fail;
+    service_handle(s, &c.call);
     assert_int_equal(c.replied, c.code == PERSIA_OK);
     return c.code;
+}
+
+static int plain(const server *v, uint32_t method, const void *data, size_t n)
+{
+    return plain_at(v->s, (rpc_call){.method = method, .request = data,
+                                     .request_n = n});
 }
 
 static void administration_and_malformed_requests(void **state)
@@ -344,6 +360,27 @@ static void administration_and_malformed_requests(void **state)
     service_close(v.s);
     expect(plain(&v, WIRE_PULL, NULL, 0), PERSIA_EUNAVAILABLE, "stopping");
     assert_int_equal(plain(&v, WIRE_STATS, NULL, 0), PERSIA_OK);
+    server_stop(&v);
+}
+
+static void what_does_not_travel_has_no_limit(void **state)
+{
+    (void)state;
+    server v = server_start(0, 1, NULL);
+    ps_service *s;
+    service_config c = {.shards = 1, .message_limit = 4096};
+    for (int i = 0; i < 200; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "a table of many: %d", i);
+        wire_table_spec spec = spec_of(name, 4, OPTIM_SGD);
+        declare(&v, &spec);
+    }
+    assert_int_equal(service_create(v.p, &c, &s), PERSIA_OK);
+    expect(plain_at(s, (rpc_call){.method = WIRE_STATS}), PERSIA_ELIMIT,
+           "an answer of");
+    assert_int_equal(plain_at(s, (rpc_call){.method = WIRE_STATS, .local = 1}),
+                     PERSIA_OK);
+    service_destroy(s);
     server_stop(&v);
 }
 
@@ -440,6 +477,7 @@ int main(void)
         cmocka_unit_test(each_shard_takes_its_own_ids),
         cmocka_unit_test(whole_rows_out_and_in),
         cmocka_unit_test(administration_and_malformed_requests),
+        cmocka_unit_test(what_does_not_travel_has_no_limit),
         cmocka_unit_test(stats_count),
         cmocka_unit_test(buffers_are_used_again),
         cmocka_unit_test(bad_configurations),
