@@ -111,6 +111,12 @@ class TableConfig:
                 f"{where}: feature_names is {self.feature_names!r}, need a "
                 "list of strings"
             )
+        if len(set(names)) != len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise errors.InvalidArgument(
+                f"{where}: feature_names has {twice} more than once; name "
+                "each feature of a table once"
+            )
         self.feature_names = names or [self.name]
         if not isinstance(self.name, str) or not self.name:
             raise errors.InvalidArgument(

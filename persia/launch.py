@@ -16,6 +16,7 @@ import ctypes
 import functools
 import os
 import re
+import select
 import selectors
 import shutil
 import signal
@@ -33,7 +34,7 @@ from collections.abc import (
     Sequence,
 )
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, NoReturn, TextIO
 
 from persia.errors import InvalidArgument, PersiaError
 from persia.security import VARIABLES
@@ -206,8 +207,7 @@ def run(cluster: Cluster) -> int:
     # Blocked until the handlers are there: none may get lost, or end this
     # process while its child goes on.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     parent = os.getpid()
     supervisor = os.fork()
     if supervisor == 0:
@@ -241,10 +241,16 @@ def _supervisor_main(cluster: Cluster, parent: int) -> NoReturn:
 
         traceback.print_exc()
     finally:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        _flush()
         os._exit(status)
+
+
+def _flush() -> None:
+    """As far as there are streams (not after >&-), and they take it."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
 
 
 def _prctl(option: int, value: int) -> None:
@@ -334,6 +340,15 @@ class _Late(Exception):
         self.servers = servers
 
 
+class _Unprinted(Exception):
+    """What the processes say cannot be written."""
+
+    def __init__(self, stream: str, error: OSError) -> None:
+        super().__init__(f"{stream} cannot be written: {error.strerror}")
+        unread = isinstance(error, BrokenPipeError)
+        self.status = 128 + signal.SIGPIPE if unread else 1
+
+
 class _Supervisor:
     """Starts, watches and ends the processes; one thread, one loop."""
 
@@ -365,6 +380,11 @@ class _Supervisor:
         with self.cluster.security() as (options, environment):
             try:
                 return self._run(options, environment)
+            except Exception:  # whatever it is, servers save their rows
+                processes = self.processes.values()
+                job = next((p for p in processes if p.name == "job"), None)
+                self._end(job, [p for p in processes if p is not job])
+                raise
             finally:
                 self._end_all()
 
@@ -384,6 +404,8 @@ class _Supervisor:
                 self._watch(servers, functools.partial(self._done, job))
         except _Stopped as stopped:
             return self._interrupted(job, servers, stopped.number)
+        except _Unprinted as unprinted:
+            return self._unread(job, servers, unprinted)
         except _Late as late:
             for server in late.servers:
                 self.printer.tell_failure(
@@ -404,18 +426,29 @@ class _Supervisor:
         bad = next((s for s in servers if s.status), None)
         if bad is not None:  # its checkpoint was not written, for example
             self.printer.tell_failure(bad, bad.end())
-        return bad.status or 0 if bad is not None else 0
+            return bad.status or 1
+        if self.printer.lost is not None:  # what they said at their end
+            return self._unread(job, servers, self.printer.lost)
+        return 0
 
     def _interrupted(
         self, job: _Process | None, servers: list[_Process], number: int
     ) -> int:
         """Ends all because of a signal; a second one ends them at once."""
         self.printer.tell(f"stopping: {signal.Signals(number).name}")
-        unread = number == signal.SIGPIPE  # what we print
-        self._end(job, servers, signal.SIGTERM if unread else number)
-        if unread:
-            return 128 + number
+        self._end(job, servers, number)
         return (job.status if job is not None else 0) or 128 + number
+
+    def _unread(
+        self,
+        job: _Process | None,
+        servers: list[_Process],
+        unprinted: _Unprinted,
+    ) -> int:
+        """Ends all, in peace, because nobody gets what they say."""
+        self.printer.tell(f"stopping: {unprinted}")
+        self._end(job, servers)
+        return unprinted.status
 
     def _ports(self) -> list[int]:
         return [held.getsockname()[1] for held in self.held]
@@ -489,8 +522,8 @@ class _Supervisor:
             else:
                 self._read(key.fd, key.fileobj, key.data)
         self._reap()
-        if self.printer.broken and not ending:
-            raise _Stopped(signal.SIGPIPE)
+        if self.printer.lost is not None and not ending:
+            raise self.printer.lost
         if self.signals and not ending:
             raise _Stopped(self.signals.popleft())
 
@@ -639,10 +672,10 @@ class _Printer:
 
     def __init__(self, servers: int) -> None:
         self.width = max(len(f"ps{servers - 1}"), len("job"))
-        self.broken = False
+        self.lost: _Unprinted | None = None  # the first line that was lost
         plain = bool(os.environ.get("NO_COLOR"))
         self.coloured = {
-            stream: stream.isatty() and not plain
+            stream: stream is not None and stream.isatty() and not plain
             for stream in (sys.stdout, sys.stderr)
         }
 
@@ -666,9 +699,37 @@ class _Printer:
             lines += [f"  {line}" for line in process.last]
         self.tell("\n".join(lines))
 
-    def _write(self, stream: IO[str], text: str) -> None:
+    def _write(self, stream: TextIO | None, text: str) -> None:
+        fd = _descriptor(stream)
+        if stream is None or fd is None:
+            return
+        data = text.encode(stream.encoding or "utf-8", "backslashreplace")
         try:
-            stream.write(text)
-            stream.flush()
-        except (BrokenPipeError, ValueError):
-            self.broken = True
+            _write_all(fd, data)
+        except OSError as error:
+            name = "stderr" if stream is sys.stderr else "stdout"
+            self.lost = self.lost or _Unprinted(name, error)
+
+
+def _descriptor(stream: TextIO | None) -> int | None:
+    """None: it was closed by who started us (>&-), or is kept in memory,
+    where nobody would see what this process, a fork, writes."""
+    if stream is None:
+        return None
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):
+        return None
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    """Writes all, even if the descriptor does not block: who shares it with us
+    may change that at any time, so it is waited for, and left as it is."""
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[os.write(fd, left) :]
+        except BlockingIOError:
+            room = select.poll()
+            room.register(fd, select.POLLOUT)
+            room.poll()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from persia import _core
 from persia.errors import InvalidArgument
@@ -159,7 +159,23 @@ def plan(
         InvalidArgument: a number out of its range, or more servers than
             there can be.
     """
-    _check(rows, dim, dtype, wire, qps, batch, distinct, headroom, tables)
+    _check(
+        rows=rows,
+        dim=dim,
+        dtype=dtype,
+        wire=wire,
+        qps=qps,
+        batch=batch,
+        ids=ids,
+        distinct=distinct,
+        headroom=headroom,
+        tables=tables,
+        server={
+            "server_memory": server_memory,
+            "server_network": server_network,
+            "server_ids": server_ids,
+        },
+    )
     usable = 1 - headroom
     row = bytes_a_row(dim, dtype, optimizer)
     batch_ids = batch * ids * distinct
@@ -221,15 +237,18 @@ def plan(
 
 
 def _check(
+    *,
     rows: float,
     dim: int,
     dtype: str,
     wire: str,
     qps: float,
     batch: int,
+    ids: int,
     distinct: float,
     headroom: float,
     tables: int,
+    server: Mapping[str, float],
 ) -> None:
     wrong = [
         f"{name} is {value!r}, need {need}"
@@ -240,6 +259,7 @@ def _check(
             ("wire", wire, " or ".join(WIRE), wire in WIRE),
             ("qps", qps, "0 or more", 0 <= qps < math.inf),
             ("batch", batch, "at least 1", batch >= 1),
+            ("ids", ids, "at least 1", ids >= 1),
             (
                 "tables",
                 tables,
@@ -248,6 +268,10 @@ def _check(
             ),
             ("distinct", distinct, "more than 0, to 1", 0 < distinct <= 1),
             ("headroom", headroom, "0 to below 1", 0 <= headroom < 1),
+            *(
+                (name, value, "more than 0, finite", 0 < value < math.inf)
+                for name, value in server.items()
+            ),
         )
         if not good
     ]

@@ -73,6 +73,13 @@ def test_a_set_serves_mutual_tls(tmp_path: Path) -> None:
         handshake(fraud, client, "ps-0.example")
 
 
+def test_folders_are_named_as_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / "[bold]a[" / "b]:ant:"  # as markup it would be wrong
+    result = CliRunner().invoke(app, ["certs", str(folder)])
+    assert result.exit_code == 0, result.output
+    assert f"{folder}/token  --token-file" in result.output
+
+
 def test_another_authority_is_refused(tmp_path: Path) -> None:
     for name in ("a", "b"):
         certs.write_set(tmp_path / name, ["localhost"])

@@ -150,6 +150,12 @@ def test_what_asks_for_servers_is_told() -> None:
         ({"optimizer": "lamb"}, "optimizer is 'lamb', need one of sgd, "),
         ({"headroom": 1.0}, "headroom is 1.0"),
         ({"distinct": 0.0}, "distinct is 0.0, need more than 0, to 1"),
+        ({"ids": 0}, "ids is 0, need at least 1"),
+        ({"server_network": 0.0}, "server_network is 0.0, need more than 0"),
+        ({"server_network": math.nan}, "server_network is nan"),
+        ({"server_ids": 0}, "server_ids is 0, need more than 0"),
+        ({"server_ids": math.inf}, "server_ids is inf"),
+        ({"server_memory": 0}, "server_memory is 0, need more than 0"),
         ({"tables": 5000}, "tables is 5000, need 1 to 4096, as many as a"),
         (
             {"rows": 6.25e12, "server_memory": 2**38},

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -25,8 +28,29 @@ app = typer.Typer(
 )
 
 
+def _print_version(asked: bool) -> None:
+    if not asked:
+        return
+    try:
+        print(f"persia {metadata.version('persia')}")
+    except metadata.PackageNotFoundError:
+        source = Path(__file__).parents[2]
+        print(f"persia of the source tree {source}, which is not installed")
+    raise typer.Exit
+
+
 @app.callback()
-def _persia() -> None:
+def _persia(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Show the version.",
+        ),
+    ] = False,
+) -> None:
     """Recommender models with embedding tables without bounds."""
 
 
@@ -43,7 +67,7 @@ def main() -> None:
     try:
         app()
     except errors.PersiaError as e:
-        console = Console(stderr=True)
+        console = Console(stderr=True, emoji=False)
         console.print(f"[bold red]error:[/] {type(e).__name__}: ", end="")
         console.print(str(e), markup=False, highlight=False, soft_wrap=True)
         # As an uncaught error: a rank that failed waits for no other one.

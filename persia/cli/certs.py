@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 __all__ = ["certs"]
 
@@ -47,4 +48,6 @@ def certs(
 
     names = [host.strip() for host in hosts.split(",") if host.strip()]
     for path in write_set(folder, names, days, force):
-        console.print(f"{path}  [dim]{_TEXTS[path.name]}[/]", soft_wrap=True)
+        # Text, as a path may look like markup.
+        line = Text.assemble(str(path), "  ", (_TEXTS[path.name], "dim"))
+        console.print(line, soft_wrap=True)

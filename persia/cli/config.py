@@ -7,12 +7,20 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import pydantic
+import typer
 import yaml
 from pydantic import Field
 
 from persia import errors
 
-__all__ = ["TrainConfig", "check_used", "read_yaml", "resolve", "validated"]
+__all__ = [
+    "TrainConfig",
+    "check_used",
+    "read_yaml",
+    "resolve",
+    "seconds",
+    "validated",
+]
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
@@ -24,6 +32,8 @@ LEARNING_RATES = {
     "sgd": 5.0,
 }
 
+_SECONDS_MAX = 1e6  # poll() takes an int of milliseconds
+
 # Options that tell where a run is, not what it does.
 _PLACES = {"servers", "namespace", "wire_dtype"}
 
@@ -34,7 +44,10 @@ class TrainConfig(pydantic.BaseModel):
     """The options of a run; their names are those of the flags."""
 
     model_config = pydantic.ConfigDict(
-        extra="forbid", frozen=True, protected_namespaces=()
+        allow_inf_nan=False,
+        extra="forbid",
+        frozen=True,
+        protected_namespaces=(),
     )
 
     data: str = Field(
@@ -147,6 +160,16 @@ class TrainConfig(pydantic.BaseModel):
         return self.model_dump(
             by_alias=True, exclude_none=True, exclude=_PLACES
         ) | ({"staleness": "async"} if self.staleness is None else {})
+
+
+def seconds(value: float) -> float:
+    """The callback of flags that are seconds: typer's ``min`` lets nan pass,
+    and nothing can wait for it, or for longer than poll() can."""
+    if not 0 <= value <= _SECONDS_MAX:
+        raise typer.BadParameter(
+            f"{value} is not a number of seconds from 0 to {_SECONDS_MAX:,.0f}"
+        )
+    return value
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

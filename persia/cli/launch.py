@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from persia.cli.config import read_yaml, seconds
+
 __all__ = ["launch"]
 
 # How options of a server begin that its clients must know of.
@@ -63,11 +65,17 @@ def launch(
         typer.Option("--tls", help="Mutual TLS and tokens, made for this."),
     ] = False,
     start_timeout: Annotated[
-        float, typer.Option(help="Seconds until all servers must be ready.")
+        float,
+        typer.Option(
+            callback=seconds, help="Seconds until all servers must be ready."
+        ),
     ] = 60.0,
     grace: Annotated[
         float,
-        typer.Option(help="Seconds that processes have to end themselves."),
+        typer.Option(
+            callback=seconds,
+            help="Seconds that processes have to end themselves.",
+        ),
     ] = 30.0,
 ) -> None:
     """Start parameter servers here, and a command that uses them.
@@ -79,7 +87,6 @@ def launch(
 
     persia launch --ps 2 -- torchrun --nproc-per-node 2 train.py
     """
-    from persia.cli.config import read_yaml
     from persia.launch import Cluster, run
 
     file = read_yaml(config) if config is not None else {}

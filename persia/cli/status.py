@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+
+from persia.cli.config import seconds
 
 if TYPE_CHECKING:
     from persia.status import ServerStatus, TableStatus
 
 __all__ = ["status"]
 
-console = Console(highlight=False)
+# Names are shown as they are: neither markup nor emoji.
+_PLAIN: dict[str, Any] = dict.fromkeys(("emoji", "highlight", "markup"), False)
+console = Console(**_PLAIN)
 _BAR = 40
 _NAME = 20  # columns of a name that must be folded
 
@@ -36,10 +40,14 @@ def status(
         str, typer.Option(help="Of the job.", envvar="PERSIA_NAMESPACE")
     ] = "default",
     interval: Annotated[
-        float, typer.Option(min=0.0, help="Seconds over which rates are.")
+        float,
+        typer.Option(callback=seconds, help="Seconds over which rates are."),
     ] = 1.0,
     timeout: Annotated[
-        float, typer.Option(min=0.0, help="Seconds that an answer may take.")
+        float,
+        typer.Option(
+            callback=seconds, help="Seconds that an answer may take."
+        ),
     ] = 10.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="All numbers, as JSON.")
@@ -88,7 +96,7 @@ def status(
         if any(not w.error for w in workers):
             _show(_staleness(stale))
         for name, error in failed:
-            console.print(f"{escape(name)}: [red]{escape(error)}[/]")
+            console.print(Text.assemble(name, ": ", (error, "red")))
     if failed:
         raise typer.Exit(1)
 
@@ -124,7 +132,7 @@ def _table(title: str, columns: str, rows: list[list[str]]) -> Table:
 def _show(table: Table) -> None:
     """Where there is no room, names are folded; else lines are longer than
     that, as numbers are never cut off."""
-    wide = Console(highlight=False, width=10_000)
+    wide = Console(**_PLAIN, width=10_000)
     if wide.measure(table).minimum > console.width:
         table.columns[0].max_width = _NAME
     wide.width = max(console.width, wide.measure(table).minimum)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:  # importing them takes seconds that no other command needs
 
 __all__ = ["train"]
 
-console = Console(highlight=False)
+# Paths are shown as they are: neither markup nor emoji.
+console = Console(emoji=False, highlight=False, markup=False)
 _EVERY = 5.0  # seconds between lines of progress
 
 

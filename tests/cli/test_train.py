@@ -110,6 +110,8 @@ def test_options_survive_a_round_trip() -> None:
         ({"staleness": "never"}, "staleness: .*integer.* not 'never'"),
         ({"eval_data": "x", "eval_split": 0.1}, "exclude each other"),
         ({"lr": -1.0}, "lr: .* greater than 0"),
+        ({"lr": float("inf")}, "lr: .*finite number, not inf"),
+        ({"dense_lr": float("nan")}, "dense_lr: .*finite number, not nan"),
     ],
 )
 def test_wrong_options_are_named(
@@ -163,7 +165,7 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
 
 def test_an_error_is_a_line_not_a_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
-        persia("--data", str(tmp_path / "none.tsv")),
+        persia("--data", str(tmp_path / ":ant:none.tsv")),
         env=environment(),
         capture_output=True,
         text=True,
@@ -172,8 +174,16 @@ def test_an_error_is_a_line_not_a_traceback(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "error: StorageError" in done.stderr
-    assert "none.tsv" in done.stderr
+    assert ":ant:none.tsv" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_paths_are_shown_as_they_are(tmp_path: Path) -> None:
+    options = [*TINY, "--save", str(tmp_path / "a[/b]:ant:")]
+    done = CliRunner().invoke(app, ["train", *options])
+    assert done.exit_code == 0, done.output
+    folded = done.output.replace("\n", "")
+    assert f"{tmp_path}/a[/b]:ant:" in folded
 
 
 def test_malformed_lines_are_counted(tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from persia import _core, errors
+from persia.cli.app import app
 from persia.launch import Cluster, reserve
 from tests.system.processes import environment, marked, wait_until
 
@@ -31,7 +33,7 @@ class Fake(Cluster):
         return [sys.executable, "-c", {server!r}, str(port), str(shard),
                 str(self.servers)]
 
-command = [sys.executable, "-c", {job!r}]
+command = {command!r}
 cluster = Fake(command, {servers}, wait={wait}, start={start}, grace={grace})
 sys.exit(run(cluster))
 """
@@ -65,18 +67,21 @@ def start(
     wait: bool = False,
     start: float = 60,
     grace: float = 20,
+    command: list[str] | None = None,
+    redirect: str = "",  # as bash does it
     **variables: str,
 ) -> subprocess.Popen[str]:
     code = DRIVER.format(
         server=server,
-        job=job,
+        command=command or [sys.executable, "-c", job],
         servers=servers,
         wait=wait,
         start=start,
         grace=grace,
     )
+    shell = ["bash", "-c", f'exec {redirect}; exec "$0" "$@"']
     return subprocess.Popen(
-        [sys.executable, "-c", code],
+        [*shell, sys.executable, "-c", code],
         env=environment(mark, **variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -273,6 +278,99 @@ def test_nobody_reads(mark: str) -> None:
     assert not marked(mark)
 
 
+SAVING = """
+def stop(*args):
+    time.sleep(1)
+    print(f"shard {shard} saved")
+    open(os.environ["SAVED"] + shard, "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+"""
+
+
+def test_nobody_reads_the_end(mark: str, tmp_path: Path) -> None:
+    server, saved = BEGIN + SAVING + READY, str(tmp_path / "saved")
+    process = start(mark, "print('done')", server, SAVED=saved)
+    assert process.stdout is not None
+    while "done" not in process.stdout.readline():
+        pass
+    process.stdout.close()
+    assert process.wait(60) == 128 + signal.SIGPIPE
+    assert {path.name for path in tmp_path.iterdir()} == {"saved0", "saved1"}
+
+
+@pytest.mark.parametrize("stderr", [False, True])
+def test_a_full_disk_ends_all_in_peace(
+    mark: str, tmp_path: Path, stderr: bool
+) -> None:
+    redirect = "> /dev/full" + " 2>&1" * stderr
+    server, saved = BEGIN + SAVING + READY, str(tmp_path / "saved")
+    process = start(
+        mark, WAIT, server, wait=True, redirect=redirect, SAVED=saved
+    )
+    _, messages = finish(process, mark)
+    assert process.returncode == 1
+    assert (
+        messages == ""
+        if stderr
+        else messages
+        == (
+            "persia launch: stopping: stdout cannot be written: "
+            "No space left on device\n"
+        )
+    )
+    # The one that spoke first; the other may not even have begun.
+    assert list(tmp_path.iterdir())
+
+
+def test_a_line_that_the_encoding_has_not(mark: str) -> None:
+    job = "import sys\nsys.stdout.buffer.write('a → b\\n'.encode())"
+    process = start(mark, job, PYTHONIOENCODING="latin-1")
+    output, messages = finish(process, mark)
+    assert (process.returncode, messages) == (0, "")
+    assert "job | a \\u2192 b" in output.splitlines()
+
+
+def test_nothing_is_lost_for_a_slow_reader_of_a_pipe(mark: str) -> None:
+    job = "for i in range(20_000): print('line', i)"
+    # Of all who write to it: the flag is the pipe's.
+    code = "import os; os.set_blocking(1, False)"
+    reader = f"> >(sleep 2; cat); {sys.executable} -c '{code}'"
+    process = start(mark, job, redirect=reader)
+    output, messages = finish(process, mark)
+    assert (process.returncode, messages) == (0, "")
+    lines = [x for x in output.splitlines() if x.startswith("job |")]
+    assert lines == [f"job | line {i}" for i in range(20_000)]
+
+
+@pytest.mark.parametrize(
+    "redirect", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"]
+)
+def test_closed_streams(mark: str, redirect: str) -> None:
+    job = "import sys\nprint('out')\nsys.stderr.write('error')\nsys.exit(7)"
+    process = start(mark, job, wait=True, redirect=redirect)
+    output, messages = finish(process, mark)
+    assert process.returncode == 7
+    assert ("job | out" in output) == (">&-" not in redirect.split())
+    assert ("job | error" in messages) == ("2>&-" not in redirect.split())
+    assert "Traceback" not in messages
+
+
+def test_an_error_of_ours_lets_servers_save(mark: str, tmp_path: Path) -> None:
+    command = tmp_path / "command"  # executable, but in no known format
+    command.write_bytes(b"\0")
+    command.chmod(0o755)
+    server, saved = BEGIN + SAVING + READY, str(tmp_path / "saved")
+    process = start(
+        mark, "", server, wait=True, command=[str(command)], SAVED=saved
+    )
+    output, messages = finish(process, mark)
+    assert process.returncode == 1
+    assert "command cannot be started: Exec format error" in messages
+    assert output.count("saved") == 2
+    assert len(list(tmp_path.glob("saved?"))) == 2
+
+
 ASKED = """
 import signal, sys, time
 def stop(*args):
@@ -457,6 +555,15 @@ def test_servers_that_restore_are_waited_for_at_their_host(
     assert process.returncode == 0, (output, messages)
     assert "job | all there" in output
     assert output.count("restored out: none rows") == 2
+
+
+@pytest.mark.parametrize("option", ["--grace", "--start-timeout"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "1e9"])
+def test_wrong_seconds_are_named(option: str, value: str) -> None:
+    command = ["launch", option, value, "--", sys.executable]
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert re.search(f"'{option}': {float(value)} is not", done.output)
 
 
 def test_wrong_clusters_are_named() -> None:

@@ -16,10 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import persia
 from persia import _core, errors, prometheus
 from persia import status as looking
+from persia.cli.app import app
 from persia.launch import reserve
 from tests.system.processes import environment
 from tests.system.test_serve import IDS, Client, serving
@@ -207,6 +209,36 @@ def test_numbers_are_whole_in_narrow_terminals() -> None:
         cut = 50 if width == 300 else 21  # the first column
         first = "".join(line[:cut] for line in out.getvalue().splitlines())
         assert name in first.replace(" ", ""), width
+
+
+@pytest.mark.parametrize("name", ["a[/b]", "[bold]user:ant:", ":ant:"])
+def test_names_are_shown_as_they_are(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from persia.cli import status as command
+
+    rates = {"pulled": 1.0, "created": 1.0}
+    table = looking.TableStatus(name, 4, rows=1, rates=rates)
+    command._show(command._tables([table]))
+    assert f" {name} " in capsys.readouterr().out
+
+
+def test_failures_are_shown_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = looking.ServerStatus("[b]a:ant:", error="no [/table] :ant:")
+    monkeypatch.setattr(looking, "ask", lambda *_, **__: [server])
+    result = CliRunner().invoke(app, ["status", "a"])
+    assert "[b]a:ant:: no [/table] :ant:\n" in result.output
+
+
+@pytest.mark.parametrize("option", ["--interval", "--timeout"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+def test_wrong_seconds_are_named(option: str, value: str) -> None:
+    command = ["status", "a:1", option, value]
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert f"'{option}': {float(value)} is not a number" in done.output
 
 
 class Answers:
