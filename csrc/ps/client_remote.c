@@ -322,7 +322,10 @@ static int greet(remote *r, server *to, uint64_t deadline,
                      "%s was shard %u of %u and is shard %u of %u now; open "
                      "the store again", to->address, shard, r->servers_n,
                      m.shard, m.shards);
-    const int other = !rc && is_other_training(r, to, m.lineage);
+    /* In one life of the server somebody has loaded them: maybe this very
+     * job does, whose lookups go on meanwhile. */
+    const int other = !rc && m.boot != to->boot &&
+                      is_other_training(r, to, m.lineage);
     if (other && reason == GREET_REPAIR)
         rc = check_history(r, to, &m);
     wire_caller who = {.client = r->client, .incarnation = r->incarnation,

@@ -80,8 +80,8 @@ int handle_put_rows(ps_service *s, rpc_call *call, wire_memory *memory,
                        "come, the table has %u", c->name, m.state_floats,
                        table_state_floats(t));
     if (m.clear && m.n) /* rows that are refused would be too late */
-        return err_set(PERSIA_EARG, "table %s: PutRows with clear has no rows; "
-                       "put them afterwards", c->name);
+        return err_set(PERSIA_EARG, "table %s: PutRows with clear has no "
+                       "rows; put them afterwards", c->name);
     rc = m.clear ? table_clear(t)
                  : table_set(t, m.n, m.ids, m.vectors, m.state);
     wire_rows reply = {.no = m.no};

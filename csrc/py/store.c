@@ -339,31 +339,21 @@ static PyObject *store_flush(PyObject *self, PyObject *arg)
     Py_RETURN_NONE;
 }
 
-static PyObject *store_finish(PyObject *self, PyObject *unused)
-{
-    (void)unused;
-    BEGIN(self, "Store.close");
-    Py_BEGIN_ALLOW_THREADS
-    rc = step_finish(s);
-    END();
-    Py_END_ALLOW_THREADS
-    if (rc)
-        return py_raise(rc);
-    Py_RETURN_NONE;
-}
-
-static PyObject *store_settle(PyObject *self, PyObject *unused)
-{
-    (void)unused;
-    BEGIN(self, "Store");
-    Py_BEGIN_ALLOW_THREADS
-    rc = step_settle(s);
-    END();
-    Py_END_ALLOW_THREADS
-    if (rc)
-        return py_raise(rc);
-    Py_RETURN_NONE;
-}
+/* A method that is one call, without arguments, that may take long. */
+#define WAITING_METHOD(name, what, call)                                      \
+    static PyObject *store_##name(PyObject *self, PyObject *unused)           \
+    {                                                                         \
+        (void)unused;                                                         \
+        BEGIN(self, what);                                                    \
+        Py_BEGIN_ALLOW_THREADS                                                \
+        rc = call;                                                            \
+        END();                                                                \
+        Py_END_ALLOW_THREADS                                                  \
+        return rc ? py_raise(rc) : Py_NewRef(Py_None);                        \
+    }
+WAITING_METHOD(finish, "Store.close", step_finish(s))
+WAITING_METHOD(settle, "Store", step_settle(s))
+WAITING_METHOD(look, "Store.save", client_look(step_client(s)))
 
 static PyObject *store_counts(PyObject *self, PyObject *unused)
 {
@@ -382,7 +372,7 @@ static PyObject *store_held(PyObject *self, PyObject *arg)
     int all = PyObject_IsTrue(arg);
     if (all < 0)
         return NULL;
-    BEGIN(self, "Store.held");
+    BEGIN(self, "Store");
     size_t n = step_held(s, all ? STEP_ALL : STEP_MINE);
     END();
     return PyLong_FromSize_t(n);
@@ -521,19 +511,6 @@ static PyObject *store_stats(PyObject *self, PyObject *arg)
         (unsigned long long)t.nonfinite);
 }
 
-static PyObject *store_look(PyObject *self, PyObject *unused)
-{
-    (void)unused;
-    BEGIN(self, "Store.save");
-    Py_BEGIN_ALLOW_THREADS
-    rc = client_look(step_client(s));
-    END();
-    Py_END_ALLOW_THREADS
-    if (rc)
-        return py_raise(rc);
-    Py_RETURN_NONE;
-}
-
 static PyObject *store_memory(PyObject *self, PyObject *unused)
 {
     (void)unused;
@@ -553,7 +530,7 @@ static PyObject *store_state_floats(PyObject *self, PyObject *arg)
     unsigned long no = PyLong_AsUnsignedLong(arg);
     if (PyErr_Occurred())
         return NULL;
-    BEGIN(self, "Store.state_floats");
+    BEGIN(self, "Store");
     uint32_t floats = client_state_floats(step_client(s), (uint32_t)no);
     END();
     return rc ? py_raise(rc) : PyLong_FromUnsignedLong(floats);
