@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _POLL = 0.05  # seconds
 _FIRST_PAUSE = 5e-5
 _PATIENCE = 600.0  # seconds for other ranks to come
+_MEETING = 1800.0  # the same in a pass, as long as torch's collectives wait
 
 
 def group_here() -> Any:
@@ -153,8 +154,8 @@ class Passes:
     it is back, before its next forward.
 
     Without DistributedDataParallel nothing keeps the ranks' steps together.
-    Then all of them meet where a pass begins, and before each exchange until
-    every rank came to it or has ended its pass.
+    Then they meet before each exchange: until every rank came to it or has
+    ended its pass, the first, second, ... of each rank being one.
 
     Args:
         prefix: of the keys; the same on all ranks, and in no other use.
@@ -185,15 +186,10 @@ class Passes:
             self._is_out = self._has_told_out(self._keys, self._job.rank)
         if self._is_out:
             self._tell(self._keys, is_out=False)
-        if not meets or self._turn is not None:
-            return
-        try:
+        if meets and self._turn is None:
             last = max(self._number, self._ended(self._keys, self._job.rank))
-            self._number = all_max([last + 1])[0]
-        except BaseException:
-            self.end()
-            raise
-        self._turn = 0
+            self._number = last + 1
+            self._turn = 0
 
     def end(self) -> None:
         """It ends, for this rank."""
@@ -288,14 +284,16 @@ class Passes:
         self._turn += 1
         world, here = self._job.world, f"at/{self._number}/{self._turn}"
         over = f"ended/of/{self._number}"
-        deadline, pause = time.monotonic() + _PATIENCE, _FIRST_PAUSE
+        deadline, pause = time.monotonic() + _MEETING, _FIRST_PAUSE
         came = keys.count(here, 1)
         while came + (ended := keys.count(over, 0)) < world:
             if time.monotonic() > deadline:
                 raise errors.DeadlineExceeded(
                     f"{world - came - ended} of {world} ranks neither came to "
                     f"exchange {self._turn} of training pass {self._number} "
-                    f"nor ended their batches within {_PATIENCE:.0f} s"
+                    f"nor ended their batches within {_MEETING:.0f} s; all "
+                    "ranks make as many passes, or their model is in "
+                    "DistributedDataParallel, and the DataLoader given that"
                 )
             time.sleep(pause)
             pause = min(2 * pause, _POLL)

@@ -430,7 +430,8 @@ int fan_run(call *k, const fan *f, uint64_t deadline)
         }
         now = clock_ns();
         int ends = atomic_load(&k->r->ends);
-        if (ends == END_ALL || (ends && f->method == WIRE_PULL))
+        if (ends && (f->method == WIRE_PULL ||
+                     (ends == END_ALL && f->method != WIRE_LEAVE)))
             return err_set(PERSIA_ECLOSED, "the store was closed");
         if (now - polled < POLL_NS)
             continue;

@@ -119,6 +119,7 @@ int check_hello(const remote *r, const server *from,
 /* The rows are what the training goes on from; the server's lock is held. */
 static void server_begin(server *to, const wire_hello_reply *m)
 {
+    to->foreign = 0;
     to->first_lineage = m->lineage;
     to->first = m->ledger;
 }
@@ -168,7 +169,8 @@ static uint64_t server_lost(const server *to, const wire_hello_reply *m,
 static int server_knows(server *one, uint64_t lineage)
 {
     pthread_mutex_lock(&one->lock);
-    int knows = one->lineage == lineage || one->first_lineage == lineage;
+    int knows = one->first_lineage == lineage ||
+                (one->lineage == lineage && !one->foreign);
     pthread_mutex_unlock(&one->lock);
     return knows;
 }
@@ -339,16 +341,17 @@ static int greet(remote *r, server *to, uint64_t deadline,
         rc = err_set(PERSIA_EUNAVAILABLE, "%s was started again twice",
                      to->address);
     if (!rc) {
+        *top = numbers_top(&m.ledger);
         remote_learn(r, &m);
         pthread_mutex_lock(&to->lock);
         uint64_t lost = server_lost(to, &m, other);
         server_learn(to, &m);
+        to->foreign |= other && *top;
         if (reason != GREET_REPAIR)
             server_begin(to, &m);
         memcpy(to->numbers, numbers, PS_TABLES_MAX * sizeof *numbers);
         pthread_mutex_unlock(&to->lock);
         remote_note_lost(r, to, reason == GREET_LOADED ? 0 : lost);
-        *top = numbers_top(&m.ledger);
     }
     wire_memory_free(&memory);
     free(numbers);

@@ -54,6 +54,7 @@ typedef struct server {
     uint64_t acked_gap;
     /* Of its rows when the store was opened, or rows were loaded. */
     uint64_t first_lineage;
+    int foreign;            /* its rows are of another training since then */
     wire_ledger first;
     uint64_t step;          /* the last sync step that it has answered, since
                                this rank joined; 0: none */

@@ -79,6 +79,7 @@ int remote_join(remote *r, uint64_t step, uint64_t *applied)
 int remote_leave(remote *r, int hurry)
 {
     joining j = {.r = r};
+    hurry |= atomic_load(&r->ends) == END_ALL;
     for (uint32_t i = 0; i < r->servers_n; i++) {
         server *to = r->servers[i];
         pthread_mutex_lock(&to->lock);
