@@ -20,6 +20,14 @@ from persia.optim import SparseOptimizer
 
 __all__ = ["EmbeddingBagConfig", "EmbeddingConfig", "TableConfig"]
 
+# What the core calls otherwise than the fields.
+_OPTIONS = {
+    "dim": "embedding_dim",
+    "dtype": "data_type",
+    "init_a": "init",
+    "init_b": "init",
+    "full": "eviction",
+}
 _POOLINGS = {
     "sum": _core.POOL_SUM,
     "mean": _core.POOL_MEAN,
@@ -206,6 +214,20 @@ class TableConfig:
             "full": _choice(where, "eviction", self.eviction, full),
             "admission": admission,
         }
+
+    def _check_same(self, first: TableConfig) -> None:
+        """Raises if the table was declared otherwise before; the C core
+        compares what remains, and knows of the declarations of other
+        processes."""
+        mine, theirs = self._native(0), first._native(0)
+        for key in mine:
+            if mine[key] != theirs[key]:
+                name = _OPTIONS.get(key, key)
+                raise errors.SchemaMismatch(
+                    f"table {self.name!r}: {name} is {getattr(self, name)!r}, "
+                    f"but was first declared as {getattr(first, name)!r}; "
+                    "give both the same"
+                )
 
 
 @dataclass

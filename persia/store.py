@@ -45,14 +45,6 @@ _COUNTERS = (
     "refused",
     "nonfinite",
 )
-# What the core calls otherwise than a config does.
-_OPTIONS = {
-    "dim": "embedding_dim",
-    "dtype": "data_type",
-    "init_a": "init",
-    "init_b": "init",
-    "full": "eviction",
-}
 _NONFINITE = {"raise": _core.NONFINITE_RAISE, "skip": _core.NONFINITE_SKIP}
 
 
@@ -398,7 +390,7 @@ class Store(Rows):
         with self._lock:
             first = self._tables.get(config.name)
             if first is not None:
-                _check_same(config, first.config)
+                config._check_same(first.config)
             else:
                 # Updates on their way know nothing of another table.
                 self._core.settle()
@@ -770,20 +762,6 @@ class Store(Rows):
             f"Store(tables={sorted(self._tables)}, "
             f"optimizer={self._optimizer!r}, update={self.update!r}{where})"
         )
-
-
-def _check_same(config: TableConfig, first: TableConfig) -> None:
-    """Raises if a table was declared otherwise before; the C core compares
-    what remains, and knows of the declarations of other processes."""
-    mine, theirs = config._native(0), first._native(0)
-    for key in mine:
-        if mine[key] != theirs[key]:
-            name = _OPTIONS.get(key, key)
-            raise errors.SchemaMismatch(
-                f"table {config.name!r}: {name} is {getattr(config, name)!r}, "
-                f"but was first declared as {getattr(first, name)!r}; give "
-                "both the same"
-            )
 
 
 def _not_numbers(groups: list[dict[str, Any]]) -> str:

@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
@@ -291,13 +292,24 @@ def _mock_job(world: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     return of_thread
 
 
-def _expected(steps: tuple[int, ...], rank: int) -> list[tuple[float, float]]:
-    """What a rank sees: as many ranks as have a step take part in it."""
-    expected = []
-    for step in range(steps[rank]):
-        there = [r for r in range(len(steps)) if steps[r] > step]
-        expected.append((max(there) + min(there), sum(10.0**r for r in there)))
-    return expected
+def _check_ranks(
+    run: Callable[[int], list[tuple[float, float]]],
+    steps: tuple[int, ...],
+    passes: int,
+) -> None:
+    """Runs the ranks side by side: as many as have a step take part in it,
+    in each pass."""
+    world = len(steps)
+    with ThreadPoolExecutor(world) as pool:
+        found = list(pool.map(run, range(world)))
+    for rank in range(world):
+        expected = []
+        for step in range(steps[rank]):
+            there = [r for r in range(world) if steps[r] > step]
+            expected.append(
+                (max(there) + min(there), sum(10.0**r for r in there))
+            )
+        assert found[rank] == expected * passes
 
 
 def _exchange(passes: _ranks.Passes, rank: int) -> tuple[float, float]:
@@ -337,10 +349,7 @@ def test_ranks_that_go_on_agree_among_themselves(
                 passes.end()
         return seen
 
-    with ThreadPoolExecutor(world) as pool:
-        found = list(pool.map(run, range(world)))
-    for rank in range(world):
-        assert found[rank] == _expected(steps, rank) * 2
+    _check_ranks(run, steps, 2)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +377,4 @@ def test_ranks_that_nothing_keeps_together_meet(
                 passes.end()
         return seen
 
-    with ThreadPoolExecutor(world) as pool:
-        found = list(pool.map(run, range(world)))
-    for rank in range(world):
-        assert found[rank] == _expected(steps, rank) * 12
+    _check_ranks(run, steps, 12)

@@ -8,7 +8,6 @@ a vector read by a forward is the number of updates that its lookup saw.
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import random
 import signal
@@ -739,35 +738,6 @@ def test_an_interrupted_batch_was_not_given_out() -> None:
     assert loader.state_dict()["batches"] == len(seen)
 
 
-def collate(items: list[tuple[int, Tensor]]) -> Batch:
-    ids = torch.tensor([i for i, _ in items])
-    return Batch(
-        torch.stack([d for _, d in items]),
-        JaggedBatch(["a", "b", "c"], torch.cat([ids, ids + 1, ids + 2])),
-    )
-
-
-def test_torch_dataloader_with_workers() -> None:
-    data = [(i, torch.full((2,), float(i))) for i in range(64)]
-    source: Any = torch.utils.data.DataLoader(
-        data,  # type: ignore[arg-type]
-        batch_size=4,
-        num_workers=2,
-        collate_fn=collate,
-        multiprocessing_context="fork",
-    )
-    store = persia.Store(persia.optim.SGD(lr=1.0))
-    model = Model(store)
-    loader = persia.DataLoader(source, model, 2)
-    assert len(loader) == 16
-    for epoch in range(2):
-        for t, batch in enumerate(loader):
-            assert batch.dense[0, 0] == 4 * t
-            model(batch.ids).sum().backward()
-        assert store.updates == 16 * (epoch + 1)
-    assert store.stats()["loader"]["prefetched"] == 2 * 32
-
-
 # -- errors ---------------------------------------------------------------
 
 
@@ -803,24 +773,3 @@ def test_a_closed_store() -> None:
             pass
     with pytest.raises(errors.Closed):
         iter(c.loader(1, 1))
-
-
-def _iterate(c: Counter, out: Any) -> None:
-    try:
-        iter(c.loader(1, 1))
-    except errors.UsedAfterFork:
-        out.put("UsedAfterFork")
-
-
-def test_a_forked_child() -> None:
-    c = Counter()
-    iterator = iter(c.loader(10, 1))
-    next(iterator)
-    fork = multiprocessing.get_context("fork")
-    out = fork.SimpleQueue()
-    child = fork.Process(target=_iterate, args=(c, out))
-    child.start()
-    child.join(30)
-    assert child.exitcode == 0
-    assert out.get() == "UsedAfterFork"
-    assert len(list(iterator)) == 9

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import persia
-from persia import JaggedBatch, loader
+from persia import JaggedBatch, _ranks, loader
 
 
 @pytest.fixture(autouse=True)
@@ -23,9 +23,9 @@ def no_collection() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def bags() -> persia.EmbeddingBagCollection:
+def bags(update: str = "backward") -> persia.EmbeddingBagCollection:
     return persia.EmbeddingBagCollection(
-        store=persia.Store(persia.optim.SGD(lr=0.1)),
+        store=persia.Store(persia.optim.SGD(lr=0.1), update=update),
         tables=[
             persia.EmbeddingBagConfig(
                 "t", embedding_dim=4, feature_names=["f"]
@@ -68,3 +68,27 @@ def test_break_before_an_error_of_the_source() -> None:
     with pytest.raises(ValueError, match="line 3") as raised:
         list(persia.DataLoader(read(), model, 2))
     assert raised.traceback[-1].name == "read"
+
+
+@pytest.mark.parametrize("update", ["backward", "step"])
+@pytest.mark.parametrize("together", [False, True])
+def test_ranks_that_ddp_keeps_together_need_not_meet(
+    update: str, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only optimizer steps exchange anything, and DDP's ranks are in step."""
+    asked = []
+    monkeypatch.setattr(
+        _ranks.Passes, "begin", lambda _, meets: asked.append(meets)
+    )
+    monkeypatch.setattr(_ranks.Passes, "end", lambda _: None)
+    model = bags(update)
+    trained: torch.nn.Module = model
+    if together:
+        monkeypatch.setattr(
+            torch.nn.parallel, "DistributedDataParallel", torch.nn.Sequential
+        )
+        trained = torch.nn.Sequential(model)
+    for ids in persia.DataLoader(source(2), trained, 1):
+        model(ids).values().sum().backward()
+        model.store.optimizer.step()
+    assert asked == [update == "step" and not together]

@@ -11,6 +11,13 @@
 
 #include "counting.h"
 
+/* So many updates of all rows. */
+static void add_all(ps_client *c, uint32_t no, int times)
+{
+    for (int i = 0; i < times; i++)
+        assert_int_equal(add_one(c, NULL, no, 0, IDS), PERSIA_OK);
+}
+
 static void lost_updates_are_counted_and_told(void **state)
 {
     (void)state;
@@ -18,8 +25,7 @@ static void lost_updates_are_counted_and_told(void **state)
     float got[IDS];
     ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_RAISE);
     uint32_t no = declare_counting(remote);
-    for (int i = 0; i < 7; i++)
-        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    add_all(remote, no, 7);
     cluster_restart(&c, 1);
     /* Applied everywhere, and told once. */
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_ELOST);
@@ -74,8 +80,7 @@ static void a_new_process_counts_its_own_losses(void **state)
     cluster c;
     ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_CONTINUE);
     uint32_t no = declare_counting(remote);
-    for (int i = 0; i < 7; i++)
-        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    add_all(remote, no, 7);
     cluster_restart(&c, 1);
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
     assert_int_equal(counts_of(remote).lost, 7);
@@ -101,8 +106,7 @@ static void what_only_some_servers_have_is_counted(void **state)
     ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_RAISE);
     client_config config = cluster_config(&c);
     uint32_t no = declare_counting(remote);
-    for (int i = 0; i < 7; i++)
-        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    add_all(remote, no, 7);
     client_destroy(remote);
     cluster_restart(&c, 1);
     remote = cluster_client(&c, &config);
@@ -121,8 +125,7 @@ static void what_only_some_servers_have_is_counted(void **state)
     remote = cluster_client(&c, &config);
     no = declare_counting(remote);
     client_set_last_number(remote, 5); /* four are sent again */
-    for (int i = 0; i < 4; i++)
-        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    add_all(remote, no, 4);
     assert_int_equal(counts_of(remote).lost, 5);
     client_destroy(remote);
     cluster_free(&c);
@@ -135,8 +138,7 @@ static void a_look_tells_of_lost_updates(void **state)
     cluster c;
     ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_RAISE);
     uint32_t no = declare_counting(remote);
-    for (int i = 0; i < 3; i++)
-        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    add_all(remote, no, 3);
     assert_int_equal(client_look(remote), PERSIA_OK);
     cluster_restart(&c, 1);
     assert_int_equal(client_tell_lost(remote), PERSIA_OK); /* not known yet */
@@ -163,12 +165,10 @@ static void what_is_sent_again_is_not_lost(void **state)
     float got[IDS];
     ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_RAISE);
     uint32_t no = declare_counting(remote);
-    for (int i = 0; i < 7; i++)
-        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    add_all(remote, no, 7);
     cluster_restart(&c, 1);
     assert_int_equal(client_go_on(remote, 0), PERSIA_OK);
-    for (int i = 0; i < 7; i++)
-        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    add_all(remote, no, 7);
     assert_int_equal(counts_of(remote).lost, 0);
     assert_int_equal(counts_of(remote).duplicates, 7);
     read_counts(remote, no, got);
@@ -176,8 +176,7 @@ static void what_is_sent_again_is_not_lost(void **state)
         assert_true(got[i] == 7);
     cluster_restart(&c, 0);
     assert_int_equal(client_go_on(remote, 5), PERSIA_OK);
-    for (int i = 0; i < 2; i++)
-        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    add_all(remote, no, 2);
     assert_int_equal(counts_of(remote).lost, 5);
     client_destroy(remote);
     cluster_free(&c);
@@ -199,8 +198,7 @@ static void an_answer_of_an_earlier_life_is_none(void **state)
     float got[IDS], row[DIM];
     ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_CONTINUE);
     uint32_t no = declare_counting(remote);
-    for (int i = 0; i < 5; i++)
-        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    add_all(remote, no, 5);
     cluster_restart(&c, 0);
     atomic_store(&c.nodes[0].held, 1u << WIRE_HELLO);
     atomic_store(&c.nodes[1].held, 1u << WIRE_PUSH);
@@ -377,8 +375,7 @@ static void training_may_go_on_without_them(void **state)
         assert_int_equal(add_one(remote, NULL, no, 0, 1), PERSIA_OK);
     cluster_restart(&c, 0);
     cluster_restart(&c, 1);
-    for (int i = 0; i < 3; i++)
-        assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    add_all(remote, no, 3);
     read_counts(remote, no, got);
     for (uint64_t i = 0; i < IDS; i++)
         assert_true(got[i] == 3);
