@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from persia import _core, errors
 from persia.cli.app import app
 from persia.launch import Cluster, reserve
-from tests.system.processes import environment, marked, wait_until
+from tests.system.processes import MARK, environment, marked, wait_until
 
 DRIVER = """
 import sys
@@ -335,7 +335,9 @@ def test_nothing_is_lost_for_a_slow_reader_of_a_pipe(mark: str) -> None:
     job = "for i in range(20_000): print('line', i)"
     # Of all who write to it: the flag is the pipe's.
     code = "import os; os.set_blocking(1, False)"
-    reader = f"> >(sleep 2; cat); {sys.executable} -c '{code}'"
+    # The reader is ours, not the launcher's: it may live a moment longer.
+    cat = f"exec env -u {MARK} cat"
+    reader = f"> >(sleep 2; {cat}); {sys.executable} -c '{code}'"
     process = start(mark, job, redirect=reader)
     output, messages = finish(process, mark)
     assert (process.returncode, messages) == (0, "")
