@@ -25,16 +25,7 @@ from torch import Tensor, nn
 import persia
 from persia import Batch, JaggedBatch, errors
 
-
-@pytest.fixture(autouse=True, params=[True, False], ids=["idle", "busy"])
-def idle_core(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> bool:
-    """Whether there is a core for what is done ahead, however many threads
-    torch has here."""
-    idle: bool = request.param
-    monkeypatch.setattr("persia.loader._nothing_to_hide", lambda *_: not idle)
-    return idle
+pytestmark = pytest.mark.usefixtures("idle_core")
 
 
 def jagged(

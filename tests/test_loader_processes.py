@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import persia
-from persia import Batch, JaggedBatch, errors
-from tests.test_loader import Counter, Model, idle_core  # noqa: F401
+from persia import Batch, JaggedBatch
+from tests.forks import in_child
+from tests.test_loader import Counter, Model
+
+pytestmark = pytest.mark.usefixtures("idle_core")
 
 
 def collate(items: list[tuple[int, Tensor]]) -> Batch:
@@ -22,9 +25,9 @@ def collate(items: list[tuple[int, Tensor]]) -> Batch:
 
 
 def test_torch_dataloader_with_workers() -> None:
-    data = [(i, torch.full((2,), float(i))) for i in range(64)]
+    data: Any = [(i, torch.full((2,), float(i))) for i in range(64)]
     source: Any = torch.utils.data.DataLoader(
-        data,  # type: ignore[arg-type]
+        data,
         batch_size=4,
         num_workers=2,
         collate_fn=collate,
@@ -42,22 +45,9 @@ def test_torch_dataloader_with_workers() -> None:
     assert store.stats()["loader"]["prefetched"] == 2 * 32
 
 
-def _iterate(c: Counter, out: Any) -> None:
-    try:
-        iter(c.loader(1, 1))
-    except errors.UsedAfterFork:
-        out.put("UsedAfterFork")
-
-
 def test_a_forked_child() -> None:
     c = Counter()
     iterator = iter(c.loader(10, 1))
     next(iterator)
-    fork = multiprocessing.get_context("fork")
-    out = fork.SimpleQueue()
-    child = fork.Process(target=_iterate, args=(c, out))
-    child.start()
-    child.join(30)
-    assert child.exitcode == 0
-    assert out.get() == "UsedAfterFork"
+    assert in_child(lambda: iter(c.loader(1, 1))) == ["UsedAfterFork"]
     assert len(list(iterator)) == 9

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import multiprocessing
 import os
 import pickle
 import random
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 import persia
 from persia import Batch, JaggedBatch, _core, errors
+from tests.forks import in_child
 from tests.remote import Servers
 from tests.test_loader import Model, batches, same, state_of
 
@@ -532,24 +532,13 @@ def test_close_after_a_failure_does_not_wait_for_the_rest(
     assert time.monotonic() - started < 30
 
 
-def _in_child(c: Counter, out: Any) -> None:
-    try:
-        c.store.rows("t", [7])
-    except errors.UsedAfterFork:
-        out.put("UsedAfterFork")
-    c.store.close()
-
-
 def test_a_forked_child(servers: Any) -> None:
     c = Counter(servers(2))
     c.train(3)
-    fork = multiprocessing.get_context("fork")
-    out = fork.SimpleQueue()
-    child = fork.Process(target=_in_child, args=(c, out))
-    child.start()
-    child.join(30)
-    assert child.exitcode == 0
-    assert out.get() == "UsedAfterFork"
+    assert in_child(lambda: c.store.rows("t", [7]), c.store.close) == [
+        "UsedAfterFork",
+        "nothing",
+    ]
     c.train(3)
     assert c.value == 6
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import multiprocessing
 import os
 import pickle
 import signal
@@ -21,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import persia
 from persia import errors
+from tests.forks import in_child
 
 IDS = torch.arange(5)
 
@@ -343,37 +343,17 @@ def test_distributed_data_parallel() -> None:
         torch.distributed.destroy_process_group()
 
 
-def _in_child(bags: Any, results: Any) -> None:
-    def name(do: Any) -> str:
-        try:
-            do()
-        except Exception as error:
-            return type(error).__name__
-        return "nothing"
-
-    batch = persia.JaggedBatch.from_dict({"f": IDS})  # works in a child
-    results.put(
-        [
-            name(lambda: bags(batch)),
-            name(lambda: bags.store.rows("t", IDS)),
-            name(lambda: bags.store.stats()),
-            name(lambda: persia.Store()),
-            name(lambda: bags.store.close()),
-        ]
-    )
-
-
 def test_use_after_fork() -> None:
     bags = make()
     train(bags)
-    context: Any = multiprocessing.get_context("fork")
-    results = context.Queue()
-    child = context.Process(target=_in_child, args=(bags, results))
-    child.start()
-    got = results.get(timeout=30)
-    child.join(30)
-    assert child.exitcode == 0
-    assert got == ["UsedAfterFork"] * 4 + ["nothing"]
+    assert in_child(
+        lambda: persia.JaggedBatch.from_dict({"f": IDS}),
+        lambda: bags(persia.JaggedBatch.from_dict({"f": IDS})),
+        lambda: bags.store.rows("t", IDS),
+        bags.store.stats,
+        persia.Store,
+        bags.store.close,
+    ) == ["nothing", *["UsedAfterFork"] * 4, "nothing"]
     train(bags)  # the parent goes on
     assert bags.store.updates == 2
 

@@ -167,8 +167,8 @@ int client_go_on(ps_client *c, uint64_t number)
 
 void client_end(ps_client *c, enum client_end what)
 {
-    if (c->r && atomic_load(&c->r->ends) < (int)what)
-        atomic_store(&c->r->ends, (int)what);
+    if (c->r)
+        atomic_fetch_or(&c->r->ends, (int)what);
 }
 
 int client_tell_lost(ps_client *c)

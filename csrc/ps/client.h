@@ -118,7 +118,7 @@ PERSIA_API int client_greet(ps_client *c, int restored);
 PERSIA_API int client_go_on(ps_client *c, uint64_t number);
 /* The store ends: lookups wait for no server any longer (PERSIA_ECLOSED);
  * END_ALL: nothing does, and updates under way may be applied or not. */
-enum client_end { END_LOOKUPS = 1, END_ALL };
+enum client_end { END_LOOKUPS = 1, END_ALL = 3 }; /* bits */
 PERSIA_API void client_end(ps_client *c, enum client_end what);
 /* PERSIA_ELOST once if updates were lost, as client_push() tells of it. */
 PERSIA_API int client_tell_lost(ps_client *c);
