@@ -222,6 +222,7 @@ def closing(open_store: Open, rank: int, world: int) -> Any:
         c.forward(next(loop))[1].backward()
     c.store.close()
     again = Counter(open_store(persia.optim.SGD(lr=1.0), grad_division=False))
+    dist.barrier()  # the other rank's updates are through
     before = again.value
     dist.barrier()
     for one in again.loader(3):
