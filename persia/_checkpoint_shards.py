@@ -206,18 +206,7 @@ class ShardRows:
         stop: threading.Event,
     ) -> tuple[list[dict[str, Any]], list[Part]]:
         peers = self._peers
-        proof = secrets.token_hex(16)
-        place = (*_place(folder), proof)
-        files.write_file(folder / _PROOF, lambda f: f.write(proof.encode()))
-
-        def ask(verb: int, shard: int) -> dict[str, Any]:
-            return peers[shard].snapshot(verb, *place)
-
-        try:
-            for shard, peer in enumerate(peers):
-                with _used_by(peer, folder):
-                    begin = partial(ask, _core.SNAPSHOT_BEGIN, shard)
-                    patiently(begin, self._timeout)
+        with self._snapshot(folder) as ask:
             tables = self._tables()
             between()
             try:
@@ -233,17 +222,43 @@ class ShardRows:
                     f"was started again in the middle of it, or another save "
                     f"took its place: save again ({error})"
                 ) from error
-        finally:
-            # Where that fails the shard forgets it by itself.
-            for shard in range(len(peers)):
-                with contextlib.suppress(PersiaError):
-                    ask(_core.SNAPSHOT_END, shard)
         (folder / _PROOF).unlink()
         every, parts = _parts(tables, answers)
         for peer, part in zip(peers, parts):
             for file in part.files:
                 _check_file(peer, folder, file)
         return every, parts
+
+    def check(self, folder: Path) -> None:
+        """Finds out whether all shards could write into the folder."""
+        with self._snapshot(folder):
+            pass
+
+    @contextlib.contextmanager
+    def _snapshot(
+        self, folder: Path
+    ) -> Iterator[Callable[[int, int], dict[str, Any]]]:
+        """All shards write their rows into the folder, until the end at most;
+        what asks them for more: by verb and shard.
+        """
+        proof = secrets.token_hex(16)
+        place = (*_place(folder), proof)
+        files.write_file(folder / _PROOF, lambda f: f.write(proof.encode()))
+
+        def ask(verb: int, shard: int) -> dict[str, Any]:
+            return self._peers[shard].snapshot(verb, *place)
+
+        try:
+            for shard, peer in enumerate(self._peers):
+                with _used_by(peer, folder):
+                    begin = partial(ask, _core.SNAPSHOT_BEGIN, shard)
+                    patiently(begin, self._timeout)
+            yield ask
+        finally:
+            # Where that fails the shard forgets it by itself.
+            for shard in range(len(self._peers)):
+                with contextlib.suppress(PersiaError):
+                    ask(_core.SNAPSHOT_END, shard)
 
     def stage(
         self,

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from persia.optim import SparseOptimizer
     from persia.store import Store
 
-__all__ = ["Checkpoint", "load", "read_extra", "save"]
+__all__ = ["Checkpoint", "check", "load", "read_extra", "save"]
 
 _DENSE = "dense.pt"
 
@@ -274,14 +274,26 @@ def save(
     return folder
 
 
-def check_root(path: str) -> None:
-    """Finds out whether a save into ``path`` could begin.
+def check(store: Store, path: str | os.PathLike[str]) -> None:
+    """Finds out whether a save into ``path`` could begin. All ranks call it.
 
     Raises:
-        InvalidArgument: it is no path.
+        InvalidArgument: it is no path, or servers do not share it.
         StorageError: it could not.
     """
-    files.check(files.root_of(path))
+    with _ranks(store) as ranks:
+        root = files.root_of(path)
+        ranks.lead(lambda: files.check(root))
+        if not store.remote:
+            return
+        with ranks.agreed():
+            _share(store, root, None)
+        ranks.lead(lambda: _check_shards(store, root))
+
+
+def _check_shards(store: Store, root: files.Root) -> None:
+    with root.writing() as temporary:
+        rows_of(store._connection).check(temporary)
 
 
 class _Dense(NamedTuple):

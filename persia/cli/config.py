@@ -131,10 +131,13 @@ class TrainConfig(pydantic.BaseModel):
     compile: bool = Field(
         False, description="Run the model through torch.compile."
     )
-    seed: int = Field(0, ge=0, description="Decides all that is random.")
+    seed: int = Field(
+        0, ge=0, lt=2**64, description="Decides all that is random."
+    )
     threads: int | None = Field(
         None,
         ge=1,
+        le=1024,
         description="Threads of torch and of the tables (default: torch's).",
     )
 

@@ -106,8 +106,8 @@ class Run:
         self._resumed = resume
         if resume is not None:
             self._load(resume)
-        if self.must_save and self.rank == 0:
-            checkpoint.check_root(str(config.save))
+        if self.must_save:
+            checkpoint.check(self.store, str(config.save))
 
     @property
     def batches(self) -> int | None:

@@ -112,6 +112,8 @@ def test_options_survive_a_round_trip() -> None:
         ({"lr": -1.0}, "lr: .* greater than 0"),
         ({"lr": float("inf")}, "lr: .*finite number, not inf"),
         ({"dense_lr": float("nan")}, "dense_lr: .*finite number, not nan"),
+        ({"seed": 2**64}, "seed: .* less than 1844674407370955161"),
+        ({"threads": 1025}, "threads: .* equal to 1024, not 1025"),
     ],
 )
 def test_wrong_options_are_named(

@@ -146,6 +146,26 @@ def launched(folder: Path, *options: str) -> list[str]:
     return [*PERSIA, "launch", "--checkpoints", str(folder), *options, "--"]
 
 
+def test_a_save_that_servers_cannot_make_is_told_before_the_training(
+    mark: str, tmp_path: Path
+) -> None:
+    theirs, other = tmp_path / "theirs", tmp_path / "other"
+    theirs.mkdir()
+    options = [*TRAIN, "--rows", "100000000", "--save", str(other / "out")]
+    done = subprocess.run(
+        [*launched(theirs, "--ps", "2"), *RANKS, *options],
+        env=environment(mark),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"Start all servers with --checkpoints {other}" in done.stderr
+    assert "batch" not in done.stdout
+    assert [left.name for left in (other / "out").iterdir()] == [".lock"]
+
+
 @pytest.mark.timeout(500)
 def test_what_a_cluster_saves_goes_on_anywhere(
     mark: str, tmp_path: Path
