@@ -292,8 +292,15 @@ def check(store: Store, path: str | os.PathLike[str]) -> None:
 
 
 def _check_shards(store: Store, root: files.Root) -> None:
-    with root.writing() as temporary:
-        rows_of(store._connection).check(temporary)
+    try:
+        with root.writing() as temporary:
+            rows_of(store._connection).check(temporary)
+    except PersiaError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"saving into {root} would fail: {error}"
+        ) from error
 
 
 class _Dense(NamedTuple):

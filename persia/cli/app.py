@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from persia import errors
 from persia.cli.certs import certs
@@ -68,8 +69,10 @@ def main() -> None:
         app()
     except errors.PersiaError as e:
         console = Console(stderr=True, emoji=False)
-        console.print(f"[bold red]error:[/] {type(e).__name__}: ", end="")
-        console.print(str(e), markup=False, highlight=False, soft_wrap=True)
+        line = Text.assemble(
+            ("error:", "bold red"), f" {type(e).__name__}: {e}"
+        )
+        console.print(line, soft_wrap=True)  # at once: ranks fail together
         # As an uncaught error: a rank that failed waits for no other one.
         sys.last_value = e
         sys.exit(1)
