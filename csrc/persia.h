@@ -14,8 +14,9 @@
 #include "ckpt/ckpt.h"
 #include "wire/wire.h"
 #include "rpc/rpc.h"
-#include "ps/ps.h"
+#include "client/client.h"
+#include "server/server.h"
 #include "worker/worker.h"
-#include "step/step.h"
+#include "store/store.h"
 
 #endif

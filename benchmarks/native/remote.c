@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ps/client.h"
+#include "client/client.h"
 
 #define BENCH __attribute__((visibility("default")))
 

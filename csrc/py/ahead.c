@@ -2,7 +2,7 @@
  * handle.  All but the counting ones leave the GIL: they may wait, or free
  * tensors. */
 #include "py/py.h"
-#include "step/step.h"
+#include "store/store.h"
 
 /* Runs `call` with a reference `s` to the store, without the GIL. */
 #define WITH_STORE(handle, call)                                              \

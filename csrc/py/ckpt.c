@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "ckpt/ckpt.h"
-#include "ps/ps.h"
+#include "client/client.h"
 #include "py/peer.h"
-#include "step/step.h"
+#include "store/store.h"
 
 static const char *const dtype_names[VECTOR_DTYPES] = {"fp32", "bf16"};
 static const char *const init_names[] = {"uniform", "normal", "constant"};

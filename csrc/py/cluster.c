@@ -5,9 +5,10 @@
 #include <string.h>
 
 #include "ids/ids.h"
-#include "ps/ps.h"
+#include "client/client.h"
+#include "server/server.h"
 #include "py/peer.h"
-#include "step/step.h"
+#include "store/store.h"
 
 /* ---- opening ---- */
 

@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ps/ps.h"
+#include "client/client.h"
+#include "server/server.h"
 
 /* ---- sending ------------------------------------------------------------ */
 

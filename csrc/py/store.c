@@ -9,9 +9,9 @@
 
 #include "optim/optim.h"
 #include "pool/pool.h"
-#include "ps/ps.h"
+#include "client/client.h"
 #include "py/py.h"
-#include "step/step.h"
+#include "store/store.h"
 #include "worker/worker.h"
 
 /* Entries of a param group that travel with every update. */

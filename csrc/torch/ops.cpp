@@ -16,7 +16,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include "sched/sched.h"
-#include "step/step.h"
+#include "store/store.h"
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;

@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 #include "mem/mem.h"
-#include "ps/ps.h"
+#include "client/client.h"
 #include "worker/worker.h"
 
 enum { WORKER_PLANS_MAX = 65536 };

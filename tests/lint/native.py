@@ -23,7 +23,8 @@ from pathlib import Path
 #: The rooms in their order: the list of docs/architecture.md.
 ROOMS = (
     *("base", "mem", "sched", "ids", "data", "pool", "optim", "table"),
-    *("ckpt", "wire", "rpc", "ps", "worker", "step", "py", "torch", "cuda"),
+    *("ckpt", "wire", "rpc", "shard", "server", "client", "worker", "store"),
+    *("py", "torch", "cuda"),
 )
 
 #: System headers that belong to one room: (pattern, room).

@@ -11,7 +11,8 @@
 #include <string.h>
 
 #include "pool/pool.h"
-#include "ps/ps.h"
+#include "client/client.h"
+#include "server/server.h"
 #include "worker/worker.h"
 
 enum { KEYS = 4, BAGS = 700, VOCABULARY = 50, DIM_A = 3, DIM_B = 5 };

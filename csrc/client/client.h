@@ -1,0 +1,179 @@
+/* client.h: the tables of a store, wherever their shards are.
+ *
+ * The worker, step and py know tables by number through this object alone.
+ * Two bodies: *local*, the shard of this process, called directly; *remote*,
+ * N shards behind channels.  A remote call finds the distinct ids of each
+ * table in the batch, sends every shard its own in one message for all
+ * tables (lookups of megabytes: in a few), and puts the answers where the
+ * jobs want them.  Same jobs, same bits.
+ *
+ * All functions may be called from any thread; client_destroy() must be last.
+ * Remote calls wait at most `timeout_ns` in all, retries included, poll
+ * interrupt_poll(), and name the server in their errors.
+ */
+#ifndef PERSIA_CLIENT_H
+#define PERSIA_CLIENT_H
+
+#include "shard/shard.h"
+#include "rpc/rpc.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ps_client ps_client;
+
+/* The shard must outlive the client. */
+PERSIA_API int client_local(ps *p, ps_client **out);
+
+/* What to do about updates that a server had acknowledged and then lost (it
+ * was killed and came back from its last snapshot). */
+enum client_lost { LOST_RAISE, LOST_CONTINUE };
+
+typedef struct client_config {
+    unsigned threads;         /* of loops in this process */
+    const char *const *addresses;
+    size_t addresses_n;
+    struct ps_service *own;   /* a shard in this process, or NULL: called
+                                 without a connection; addresses[own_at] */
+    size_t own_at;
+    char name_space[WIRE_NAME];
+    uint32_t rank, world;
+    uint64_t stream;          /* of this rank's updates; the same after a
+                                 restart of the rank */
+    uint64_t incarnation;
+    uint64_t timeout_ns;
+    uint64_t message_limit;
+    uint32_t dtype;           /* enum wire_dtype of vectors and gradients */
+    enum client_lost lost;
+    rpc_security security;
+} client_config;
+/* Says Hello to all: PERSIA_EMISMATCH unless they are shards 0..N-1 of N of
+ * one namespace, naming those that are missing or twice. */
+PERSIA_API int client_remote(const client_config *config, ps_client **out);
+PERSIA_API void client_destroy(ps_client *c);
+
+PERSIA_API int client_is_remote(const ps_client *c);
+/* The shard of a local client; NULL for a remote one. */
+PERSIA_API ps *client_ps(const ps_client *c);
+PERSIA_API sched *client_sched(const ps_client *c);
+PERSIA_API uint32_t client_shards(const ps_client *c);
+
+/* See ps_declare(). */
+PERSIA_API int client_declare(ps_client *c, const table_config *config,
+                              uint32_t *no, int *created);
+PERSIA_API uint32_t client_tables(const ps_client *c);
+/* NULL if there is no such table. */
+PERSIA_API const table_config *client_table(const ps_client *c, uint32_t no);
+
+/* Job i reads table tables[i]; jobs[i].t is filled in by the local body.  In
+ * a remote body rows are numbers of the id's own shard; and shards answer when
+ * update `after` of this client, which may be under way, is through (0: do not
+ * wait). */
+PERSIA_API int client_pull(ps_client *c, uint64_t after,
+                           const uint32_t *tables, pull_job *jobs,
+                           size_t jobs_n);
+
+/* The name and place of an update.  Local: number 0 (counted by the shard). */
+typedef struct client_update {
+    uint64_t number;      /* in this client's stream, from 1 */
+    uint64_t step;        /* sync: of the job, from 1; else 0 */
+    uint32_t part, parts; /* sync: rank of world; else 0 of 1 */
+} client_update;
+/* Sums equal ids and applies (remote: sends, retries, waits until every shard
+ * has applied, or answered that it had).  Every shard hears of every update.
+ * In one call each table occurs once.  jobs_n may be 0.
+ *
+ * Remote: numbers follow one another, at most 4,096 are under way; update NULL
+ * or number 0: the client counts.  What is wrong with the jobs, NaN and Inf
+ * (policy raise) and messages over a server's limit included, is found before
+ * any shard hears of it; then an empty part of the sync step is sent, for
+ * which other ranks wait.  After any other error the update may be applied at
+ * some shards.  It is given up: its number is not used again.  Shards do not
+ * count by table, so the sums are in jobs[0].  PERSIA_ELOST tells once of
+ * updates that were lost before; this one was applied.
+ */
+PERSIA_API int client_push(ps_client *c, const client_update *update,
+                           const uint32_t *tables, push_job *jobs,
+                           size_t jobs_n);
+/* The update of this name will not come: its number is given up; other ranks
+ * that wait for its part of a sync step are sent an empty one. */
+PERSIA_API int client_skip(ps_client *c, const client_update *update);
+/* Updates applied so far, of shard 0; the next Adam t is this plus 1. */
+PERSIA_API uint64_t client_updates(const ps_client *c);
+/* The highest number of this stream that any shard had at the last Hello. */
+PERSIA_API uint64_t client_last_number(const ps_client *c);
+/* The stream goes on after `number`: a job that resumes from a checkpoint
+ * sends again what came after it, and shards answer that they had it.  No
+ * update is under way meanwhile. */
+PERSIA_API void client_set_last_number(ps_client *c, uint64_t number);
+/* Says Hello to all shards again, for their lineage and ledgers, and declares
+ * the tables to those that were started again; the stream goes on after
+ * client_last_number().  `restored`: rows were restored, so PERSIA_ELOST does
+ * not tell of what was lost before.  No update is under way meanwhile. */
+PERSIA_API int client_greet(ps_client *c, int restored);
+/* Says Hello likewise, and the stream goes on after `number`.  What servers
+ * had beyond it is sent again: of those that were started again only updates
+ * up to it count as lost, and PERSIA_ELOST does not tell of them. */
+PERSIA_API int client_go_on(ps_client *c, uint64_t number);
+/* The store ends: lookups wait for no server any longer (PERSIA_ECLOSED);
+ * END_ALL: nothing does, and updates under way may be applied or not. */
+enum client_end { END_LOOKUPS = 1, END_ALL = 3 }; /* bits */
+PERSIA_API void client_end(ps_client *c, enum client_end what);
+/* PERSIA_ELOST once if updates were lost, as client_push() tells of it. */
+PERSIA_API int client_tell_lost(ps_client *c);
+/* The same, after asking all shards whether they were started again. */
+PERSIA_API int client_look(ps_client *c);
+
+/* Joins the sync steps at all shards, with its first one after `step`;
+ * *applied: the largest number of steps applied. */
+PERSIA_API int client_join(ps_client *c, uint64_t step, uint64_t *applied);
+/* Leaves them.  `hurry`: an error is on its way to the user and must not wait
+ * for servers that may be the cause: they have a second.  So they have if
+ * one of them did not do what it was asked last within the timeout. */
+PERSIA_API int client_leave(ps_client *c, int hurry);
+
+/* Whole rows, see table_get(), table_set(), table_clear(). */
+PERSIA_API uint32_t client_state_floats(const ps_client *c, uint32_t no);
+PERSIA_API int client_get(ps_client *c, uint32_t no, size_t n,
+                          const uint64_t *ids, float *vectors, float *state,
+                          uint8_t *found);
+PERSIA_API int client_set(ps_client *c, uint32_t no, size_t n,
+                          const uint64_t *ids, const float *vectors,
+                          const float *state);
+/* The ids of up to `room` rows of a shard, see table_list(). */
+PERSIA_API int client_list(ps_client *c, uint32_t no, uint32_t shard,
+                           uint64_t *cursor, size_t room, uint64_t *ids,
+                           size_t *n);
+PERSIA_API int client_clear(ps_client *c, uint32_t no);
+/* Sums over the shards (row_bytes: of a row). */
+PERSIA_API int client_stats(ps_client *c, uint32_t no, table_stats *out);
+PERSIA_API int client_memory(ps_client *c, uint64_t *used, uint64_t *limit);
+
+typedef struct client_counts {
+    uint64_t pulls, pushes;      /* calls */
+    uint64_t ids, distinct;      /* pulled */
+    uint64_t bytes_out, bytes_in;
+    uint64_t retries, duplicates, reconnects;
+    uint64_t lost;  /* updates that servers had acknowledged, or that only
+                       some of them have of an earlier life of the rank */
+    uint64_t stale; /* updates of before a restore, dropped by shards */
+} client_counts;
+PERSIA_API void client_get_counts(const ps_client *c, client_counts *out);
+
+/* The number that a shard has for a table, for requests of the caller's. */
+PERSIA_API uint32_t client_shard_table(const ps_client *c, uint32_t shard,
+                                       uint32_t no);
+/* Where a shard is; NULL for a local client. */
+PERSIA_API const char *client_address(const ps_client *c, uint32_t shard);
+/* One administrative request to one shard; see rpc_wait(). */
+PERSIA_API int client_call(ps_client *c, uint32_t shard, uint32_t method,
+                           wire_out *o, rpc_reply *reply);
+/* After PERSIA_ESTALE: says Hello to a server that was started again. */
+PERSIA_API int client_repair(ps_client *c, uint32_t shard);
+PERSIA_API wire_caller client_caller(const ps_client *c, uint32_t shard);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,447 @@
+/* fan.c: requests to several servers at once, tried again where that
+ * may help; and the calls that own their memory. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/remote.h"
+
+#define MS ((uint64_t)1000000)
+#define POLL_NS (50 * MS)     /* between looks for signals */
+#define PAUSE_NS (10 * MS)    /* before the second try */
+#define PAUSE_MAX_NS (1000 * MS)
+/* A server that keeps the deadline itself tells more than our own clock: it
+ * is given this much longer. */
+#define GRACE_NS (1000 * MS)
+
+enum { REPAIRS = 8 /* of one request: then it is a bug */ };
+
+/* ---- calls ---- */
+
+static call *call_make(remote *r)
+{
+    call *k = calloc(1, sizeof *k);
+    if (!k) {
+        err_set(PERSIA_ENOMEM, "no memory for a batch's buffers");
+        return NULL;
+    }
+    k->r = r;
+    pthread_mutex_init(&k->lock, NULL);
+    cond_init(&k->came);
+    wire_memory_init(&k->memory);
+    return k;
+}
+
+call *call_take(remote *r)
+{
+    pthread_mutex_lock(&r->lock);
+    call *k = r->calls;
+    if (k)
+        r->calls = k->next;
+    pthread_mutex_unlock(&r->lock);
+    return k ? k : call_make(r);
+}
+
+/* Forgets the replies. */
+static void call_clear(call *k)
+{
+    for (size_t i = 0; i < k->requests_n; i++)
+        rpc_reply_free(&k->requests[i].reply);
+    k->requests_n = 0;
+    wire_memory_free(&k->memory);
+    wire_memory_init(&k->memory);
+}
+
+void call_free(call *k)
+{
+    call_clear(k);
+    free(k->requests);
+    group_free(&k->group);
+    mem_buffer_free(&k->lists);
+    mem_buffer_free(&k->messages);
+    mem_buffer_free(&k->rows);
+    mem_buffer_free(&k->narrow);
+    pthread_cond_destroy(&k->came);
+    pthread_mutex_destroy(&k->lock);
+    free(k);
+}
+
+/* Nothing of the call is under way. */
+static void call_end(call *k)
+{
+    remote *r = k->r;
+    if (k->ended)
+        k->ended(k);
+    k->ended = NULL;
+    call_clear(k);
+    k->left = 0;
+    pthread_mutex_lock(&r->lock);
+    k->next = r->calls;
+    r->calls = k;
+    pthread_mutex_unlock(&r->lock);
+}
+
+void call_give(call *k)
+{
+    if (!k)
+        return;
+    pthread_mutex_lock(&k->lock);
+    int flying = k->flying > 0;
+    k->left = flying;
+    pthread_mutex_unlock(&k->lock);
+    if (!flying)
+        call_end(k);
+}
+
+/* ---- one request ---- */
+
+int fan_prepare(call *k, server *const *to, size_t n)
+{
+    call_clear(k);
+    if (n > k->requests_room) {
+        request *more = realloc(k->requests, n * sizeof *more);
+        if (!more)
+            return err_set(PERSIA_ENOMEM, "no memory for %zu requests", n);
+        k->requests = more;
+        k->requests_room = n;
+    }
+    for (size_t i = 0; i < n; i++) {
+        request *q = &k->requests[i];
+        q->call = k;
+        q->to = to ? to[i] : k->r->servers[i];
+        q->index = i;
+        q->state = REQUEST_READY;
+        q->rc = PERSIA_OK;
+        q->tries = q->repairs = 0;
+        q->at = 0;
+        q->caller = (wire_caller){0};
+        q->reply = (rpc_reply){0};
+        q->text[0] = 0;
+    }
+    k->requests_n = n;
+    return PERSIA_OK;
+}
+
+/* Keeps the error of this thread, with the server's name in it. */
+static void request_fail(request *q, int rc)
+{
+    const char *text = err_text(), *name = q->to->address;
+    q->rc = rc;
+    if (strstr(text, name))
+        snprintf(q->text, sizeof q->text, "%s", text);
+    else
+        snprintf(q->text, sizeof q->text, "%s: %s", name, text);
+}
+
+/* The room calls this once a request. */
+static void request_came(void *ctx, int rc, rpc_reply *reply)
+{
+    request *q = ctx;
+    call *k = q->call;
+    pthread_mutex_lock(&k->lock);
+    q->rc = rc;
+    if (rc)
+        request_fail(q, rc);
+    else
+        q->reply = *reply;
+    q->state = REQUEST_CAME;
+    int last = --k->flying == 0 && k->left;
+    if (!k->left)
+        pthread_cond_signal(&k->came);
+    pthread_mutex_unlock(&k->lock);
+    if (last)
+        call_end(k);
+}
+
+int server_check_size(server *to, size_t bytes)
+{
+    pthread_mutex_lock(&to->lock);
+    uint64_t limit = to->message_limit;
+    pthread_mutex_unlock(&to->lock);
+    if (!limit || bytes <= limit)
+        return PERSIA_OK;
+    return err_set(PERSIA_ELIMIT,
+                   "%s: a request of %zu bytes is over the server's limit of "
+                   "%llu; make the batch smaller or the limit larger",
+                   to->address, bytes, (unsigned long long)limit);
+}
+
+static void request_start(const fan *f, request *q, uint64_t deadline)
+{
+    call *k = q->call;
+    remote *r = k->r;
+    uint64_t now = clock_ns();
+    if (q->tries == 0)
+        q->caller = f->fresh ? (wire_caller){.client = r->client,
+                                             .incarnation = r->incarnation}
+                             : remote_caller(r, q->to);
+    q->tries++;
+    wire_out o;
+    wire_out_init(&o);
+    int rc = f->encode(f->ctx, q, &o);
+    if (!rc)
+        rc = server_check_size(q->to, o.bytes);
+    if (rc) {
+        wire_out_free(&o);
+        request_fail(q, rc);
+        q->state = REQUEST_DONE;
+        return;
+    }
+    r->counts.bytes_out += o.bytes;
+    pthread_mutex_lock(&k->lock);
+    q->state = REQUEST_FLYING;
+    k->flying++;
+    pthread_mutex_unlock(&k->lock);
+    rc = rpc_start(q->to->channel, f->method, &o,
+                   deadline > now ? deadline - now : 1, request_came, q);
+    if (!rc)
+        return;
+    rpc_reply none = {0}; /* no callback comes: it is as if it had */
+    request_came(q, rc, &none);
+}
+
+/* Seconds that a request has. */
+static double limit_of(const fan *f, const remote *r)
+{
+    return (double)(f->limit_ns ? f->limit_ns : r->timeout_ns) * 1e-9;
+}
+
+/* Whether, and when, the request is sent again. */
+static void request_pause(const fan *f, request *q, uint64_t deadline)
+{
+    remote *r = q->call->r;
+    uint64_t now = clock_ns();
+    unsigned doubled = q->tries > 8 ? 7 : q->tries - 1;
+    uint64_t pause = PAUSE_NS << doubled;
+    if (pause > PAUSE_MAX_NS)
+        pause = PAUSE_MAX_NS;
+    /* Half of it is chance, so that many clients do not come at once. */
+    pause = pause / 2 + id_hash(now ^ r->client) % (pause / 2);
+    if (now + pause < deadline) {
+        q->at = now + pause;
+        q->state = REQUEST_PAUSED;
+        r->counts.retries++;
+        return;
+    }
+    char text[FAN_TEXT];
+    snprintf(text, sizeof text, "%s", q->text);
+    snprintf(q->text, sizeof q->text, "%.500s (tried %u times in %.3g s)",
+             text, q->tries, limit_of(f, r));
+    q->state = REQUEST_DONE;
+}
+
+/* What to do about a request that has come back. */
+static void request_judge(const fan *f, request *q, uint64_t deadline)
+{
+    remote *r = q->call->r;
+    int rc = q->rc;
+    q->state = REQUEST_DONE;
+    if (!rc) {
+        r->counts.bytes_in += q->reply.n;
+        rc = f->accept(f->ctx, q);
+        q->rc = rc;
+        if (!rc)
+            return;
+        request_fail(q, rc);
+        rpc_reply_free(&q->reply);
+        q->reply = (rpc_reply){0};
+    }
+    if (rc == PERSIA_ESTALE && !f->fresh && q->repairs < REPAIRS) {
+        q->repairs++;
+        rc = remote_repair(r, q->to, q->caller.boot, deadline);
+        if (!rc) {
+            q->state = REQUEST_READY;
+            q->tries = 0;
+            return;
+        }
+        request_fail(q, rc);
+    }
+    if (rc == PERSIA_EUNAVAILABLE)
+        request_pause(f, q, deadline);
+}
+
+/* ---- all of them ---- */
+
+/* What has come is the caller's until it is sent again. */
+static void judge_all(call *k, const fan *f, uint64_t deadline)
+{
+    for (size_t i = 0; i < k->requests_n; i++) {
+        pthread_mutex_lock(&k->lock);
+        int came = k->requests[i].state == REQUEST_CAME;
+        pthread_mutex_unlock(&k->lock);
+        if (came)
+            request_judge(f, &k->requests[i], deadline);
+    }
+}
+
+static void sleep_until(call *k, uint64_t wake)
+{
+    cond_wait_until(&k->came, &k->lock, wake);
+}
+
+/* Sends what is due.  A server in this process comes last: it works on this
+ * very thread. */
+static void start_due(call *k, const fan *f, uint64_t deadline)
+{
+    uint64_t now = clock_ns();
+    for (int own = 0; own < 2; own++) {
+        for (size_t i = 0; i < k->requests_n; i++) {
+            request *q = &k->requests[i];
+            if (q->to->own != own)
+                continue;
+            pthread_mutex_lock(&k->lock);
+            enum request_state state = q->state;
+            pthread_mutex_unlock(&k->lock);
+            if (state == REQUEST_READY ||
+                (state == REQUEST_PAUSED && q->at <= now))
+                request_start(f, q, deadline);
+        }
+    }
+}
+
+typedef struct fan_state {
+    size_t flying, came;
+    uint64_t next; /* when a paused one is due; UINT64_MAX: none is */
+    const request *failed; /* for good; the first, or one interrupted */
+} fan_state;
+
+static fan_state look(call *k)
+{
+    fan_state s = {.next = UINT64_MAX};
+    for (size_t i = 0; i < k->requests_n; i++) {
+        const request *q = &k->requests[i];
+        s.flying += q->state == REQUEST_FLYING;
+        s.came += q->state == REQUEST_CAME;
+        if (q->state == REQUEST_READY)
+            s.next = 0;
+        if (q->state == REQUEST_PAUSED && q->at < s.next)
+            s.next = q->at;
+        if (q->state == REQUEST_DONE && q->rc &&
+            (!s.failed || q->rc == PERSIA_EINTR))
+            s.failed = q;
+    }
+    return s;
+}
+
+/* Those that wait for another try have failed, too. */
+static void stop_paused(call *k)
+{
+    for (size_t i = 0; i < k->requests_n; i++) {
+        request *q = &k->requests[i];
+        if (q->state != REQUEST_PAUSED && q->state != REQUEST_READY)
+            continue;
+        q->state = REQUEST_DONE;
+        if (!q->rc)
+            q->rc = PERSIA_EUNAVAILABLE;
+    }
+}
+
+static int late(call *k, const fan *f)
+{
+    const char *name = "";
+    size_t n = 0;
+    pthread_mutex_lock(&k->lock);
+    for (size_t i = k->requests_n; i-- > 0;)
+        if (k->requests[i].state == REQUEST_FLYING) {
+            name = k->requests[i].to->address;
+            n++;
+        }
+    pthread_mutex_unlock(&k->lock);
+    if (!n) /* the last one came just now */
+        return PERSIA_OK;
+    return err_set(PERSIA_ETIMEOUT, "no answer from %s%s within %.3g s", name,
+                   n > 1 ? " and others" : "", limit_of(f, k->r));
+}
+
+/* The first error, and who else has the same. */
+static int result(const call *k, const request *failed)
+{
+    char others[FAN_TEXT] = "";
+    size_t n = 0;
+    if (!failed)
+        return PERSIA_OK;
+    for (size_t i = 0; i < k->requests_n; i++) {
+        const request *q = &k->requests[i];
+        if (q == failed || q->rc != failed->rc || q->to == failed->to)
+            continue;
+        int more = snprintf(others + n, sizeof others - n, "%s%s",
+                            n ? ", " : "; the same: ", q->to->address);
+        n += more > 0 ? (size_t)more : 0;
+        if (n >= sizeof others)
+            break;
+    }
+    return err_set(failed->rc, "%s%s", failed->text, others);
+}
+
+/* Whether a server had not done it by the deadline. */
+static int has_failed(request *q)
+{
+    pthread_mutex_lock(&q->call->lock);
+    int failed = q->state == REQUEST_FLYING || q->rc == PERSIA_EUNAVAILABLE ||
+                 q->rc == PERSIA_ETIMEOUT;
+    pthread_mutex_unlock(&q->call->lock);
+    return failed;
+}
+
+/* At the end.  Where some have failed, those that have not keep what they
+ * had: several requests may be of one server. */
+static void note_failed(call *k)
+{
+    size_t failed = 0;
+    for (size_t i = 0; i < k->requests_n; i++)
+        failed += (size_t)has_failed(&k->requests[i]);
+    for (size_t i = 0; i < k->requests_n; i++) {
+        server *to = k->requests[i].to;
+        if (failed && !has_failed(&k->requests[i]))
+            continue;
+        pthread_mutex_lock(&to->lock);
+        to->failed = failed > 0;
+        pthread_mutex_unlock(&to->lock);
+    }
+}
+
+int fan_run(call *k, const fan *f, uint64_t deadline)
+{
+    uint64_t polled = clock_ns();
+    for (;;) {
+        start_due(k, f, deadline);
+        pthread_mutex_lock(&k->lock);
+        fan_state s = look(k);
+        uint64_t now = clock_ns();
+        if (!s.came && s.next > now && (s.flying || s.next != UINT64_MAX)) {
+            uint64_t wake = now + POLL_NS;
+            sleep_until(k, s.next < wake ? s.next : wake);
+        }
+        pthread_mutex_unlock(&k->lock);
+        judge_all(k, f, deadline);
+        pthread_mutex_lock(&k->lock);
+        s = look(k);
+        if (s.failed) {
+            stop_paused(k);
+            s = look(k);
+        }
+        pthread_mutex_unlock(&k->lock);
+        /* The interrupt was taken, in a greeting: it does not come again. */
+        if (s.failed && s.failed->rc == PERSIA_EINTR)
+            return err_set(PERSIA_EINTR, "%s", s.failed->text);
+        if (!s.flying && !s.came && s.next == UINT64_MAX) {
+            note_failed(k);
+            return result(k, s.failed);
+        }
+        now = clock_ns();
+        int ends = atomic_load(&k->r->ends);
+        if (ends && (f->method == WIRE_PULL ||
+                     (ends == END_ALL && f->method != WIRE_LEAVE)))
+            return err_set(PERSIA_ECLOSED, "the store was closed");
+        if (now - polled < POLL_NS)
+            continue;
+        polled = now;
+        int rc = interrupt_poll();
+        if (rc)
+            return err_set(rc, "interrupted while waiting for servers");
+        if (now > deadline + GRACE_NS && (rc = late(k, f))) {
+            note_failed(k);
+            return rc;
+        }
+    }
+}

@@ -1,0 +1,445 @@
+/* pull.c: rows of a batch from all shards. */
+#include "client/remote.h"
+
+#include <string.h>
+
+/* Bytes of values in one reply, about.  A large pull is cut into pieces: while
+ * one is on its way the server reads the next and the one before is put in
+ * its place here. */
+enum { PIECE_BYTES = 2 << 20 };
+
+/* What one request asks of one table: its ids of neighbouring cells. */
+typedef struct wanted {
+    uint32_t unit;
+    uint32_t from, to; /* cells */
+    size_t chunk_at;   /* chunks of the wanted before, in this piece */
+    wire_values got;
+} wanted;
+
+/* What one request asks: wanted [from, to) of one shard. */
+typedef struct piece {
+    size_t from, to;
+    uint64_t bytes; /* of the values */
+} piece;
+
+/* One pull: its units are the tables that it reads. */
+typedef struct pulling {
+    remote *r;
+    call *k;
+    uint64_t after; /* waits for this update; 0: for none */
+    pull_job *jobs;
+    const size_t *job_of;    /* [segments] */
+    uint32_t units, shards;
+    const uint32_t *table;   /* [units] its number here */
+    const uint32_t *dim;     /* [units] */
+    piece *pieces;           /* [pieces_n] a request each */
+    size_t pieces_n;
+    server **to;             /* [pieces_n] */
+    wanted *wanted;          /* [wanted_n] */
+    wire_pull_table *asked;  /* [wanted_n] */
+    size_t wanted_n;
+    float *wide;             /* vectors that did not come as fp32, packed */
+    size_t *wide_at;         /* [units] floats */
+    uint32_t want_rows;
+} pulling;
+
+/* ---- pieces ---- */
+
+static uint64_t row_bytes(const pulling *p, uint32_t unit)
+{
+    return p->dim[unit] * wire_dtype_bytes(p->r->dtype) +
+           2 * sizeof(uint32_t);
+}
+
+/* Bytes of the values that a shard is asked for. */
+static uint64_t shard_bytes(const pulling *p, uint32_t shard)
+{
+    const group *g = &p->k->group;
+    uint64_t bytes = 0;
+    for (uint32_t u = 0; u < p->units; u++)
+        bytes += (group_to(g, u, shard) - group_from(g, u, shard)) *
+                 row_bytes(p, u);
+    return bytes;
+}
+
+/* Adds the ids of a cell to the last piece. */
+static void ask_cell(pulling *p, uint32_t unit, uint32_t cell)
+{
+    const group *g = &p->k->group;
+    piece *last = &p->pieces[p->pieces_n - 1];
+    size_t first = g->base[(size_t)unit * g->cells + cell];
+    size_t n = g->base[(size_t)unit * g->cells + cell + 1] - first;
+    if (last->from == last->to || p->wanted[last->to - 1].unit != unit) {
+        p->asked[last->to] = (wire_pull_table){.ids = g->ids + first};
+        p->wanted[last->to] = (wanted){.unit = unit, .from = cell};
+        p->wanted_n = ++last->to;
+    }
+    p->asked[last->to - 1].n += n;
+    p->wanted[last->to - 1].to = cell + 1;
+    last->bytes += n * row_bytes(p, unit);
+}
+
+/* Cuts what a shard is asked for into pieces of about one size. */
+static int ask_shard(pulling *p, uint32_t shard)
+{
+    const group *g = &p->k->group;
+    const uint64_t bytes = shard_bytes(p, shard);
+    const uint64_t pieces = (bytes + PIECE_BYTES - 1) / PIECE_BYTES;
+    const uint64_t limit = p->r->message_limit;
+    uint64_t done = 0, cuts = 0;
+    for (uint32_t u = 0; u < p->units; u++)
+        for (uint32_t c = shard * g->subs; c < (shard + 1) * g->subs; c++) {
+            const size_t *base = g->base + (size_t)u * g->cells + c;
+            if (base[1] == base[0])
+                continue;
+            if (done * pieces >= cuts * bytes) {
+                p->to[p->pieces_n] = p->r->servers[shard];
+                p->pieces[p->pieces_n++] = (piece){p->wanted_n, p->wanted_n,
+                                                   0};
+                cuts++;
+            }
+            ask_cell(p, u, c);
+            done += (base[1] - base[0]) * row_bytes(p, u);
+            uint64_t size = p->pieces[p->pieces_n - 1].bytes;
+            if (limit && size > limit)
+                return err_set(PERSIA_ELIMIT,
+                               "a reply of %s would have %llu bytes, the "
+                               "limit is %llu; make the batch smaller or the "
+                               "limit larger", p->r->servers[shard]->address,
+                               (unsigned long long)size,
+                               (unsigned long long)limit);
+        }
+    return PERSIA_OK;
+}
+
+/* What is asked of whom. */
+static int ask_shards(pulling *p)
+{
+    size_t pieces = 0;
+    for (uint32_t s = 0; s < p->shards; s++)
+        pieces += shard_bytes(p, s) / PIECE_BYTES + 1;
+    size_t most = pieces + (size_t)p->shards * p->units;
+    int rc = mem_buffer_need(
+        &p->k->messages,
+        pieces * (sizeof(piece) + sizeof(server *)) +
+            most * (sizeof(wanted) + sizeof(wire_pull_table)) +
+            (size_t)64 * 4);
+    if (rc)
+        return rc;
+    char *at = p->k->messages.data;
+    p->pieces = mem_carve(&at, pieces * sizeof *p->pieces);
+    p->to = mem_carve(&at, pieces * sizeof *p->to);
+    p->wanted = mem_carve(&at, most * sizeof *p->wanted);
+    p->asked = mem_carve(&at, most * sizeof *p->asked);
+    for (uint32_t s = 0; s < p->shards && !rc; s++)
+        rc = ask_shard(p, s);
+    return rc;
+}
+
+/* ---- messages ---- */
+
+/* Whether the update is under way: it may have failed meanwhile. */
+static int waits(const pulling *p)
+{
+    remote *r = p->r;
+    if (!p->after)
+        return 0;
+    pthread_mutex_lock(&r->lock);
+    int through = numbers_has(&r->settled, p->after);
+    pthread_mutex_unlock(&r->lock);
+    return !through;
+}
+
+static int encode_pull(void *ctx, const request *q, wire_out *o)
+{
+    const pulling *p = ctx;
+    const piece *one = &p->pieces[q->index];
+    pthread_mutex_lock(&q->to->lock);
+    for (size_t i = one->from; i < one->to; i++)
+        p->asked[i].no = q->to->numbers[p->table[p->wanted[i].unit]];
+    pthread_mutex_unlock(&q->to->lock);
+    wire_pull m = {.caller = q->caller, .dtype = p->r->dtype,
+                   .want_rows = p->want_rows, .tables = p->asked + one->from,
+                   .tables_n = one->to - one->from};
+    if (waits(p)) {
+        m.stream = p->r->stream;
+        m.after = p->after;
+    }
+    return wire_put_pull(o, &m);
+}
+
+static int put_piece(pulling *p, const piece *one);
+
+static int accept_pull(void *ctx, request *q)
+{
+    pulling *p = ctx;
+    const piece *one = &p->pieces[q->index];
+    wire_pull_reply m;
+    int rc = wire_get_pull_reply(q->reply.data, q->reply.n, &p->k->memory,
+                                 &m);
+    if (rc)
+        return remote_bad_reply(q->to, err_text());
+    if (m.tables_n != one->to - one->from || m.dtype != p->r->dtype)
+        return remote_bad_reply(q->to, "not the tables that were asked for");
+    for (size_t i = 0; i < m.tables_n; i++) {
+        const wire_values *v = &m.tables[i];
+        wanted *w = &p->wanted[one->from + i];
+        if (v->n != p->asked[one->from + i].n ||
+            v->dim != p->dim[w->unit] || (p->want_rows && !v->rows))
+            return remote_bad_reply(q->to, "not the rows that were asked "
+                                    "for");
+        w->got = *v;
+    }
+    rc = put_piece(p, one);
+    rpc_reply_free(&q->reply); /* its memory is the next piece's */
+    return rc;
+}
+
+/* ---- answers to their places ---- */
+
+typedef struct putting {
+    pulling *p;
+    const piece *piece;
+} putting;
+
+static int widen_values(void *ctx, size_t i)
+{
+    const putting *c = ctx;
+    pulling *p = c->p;
+    wanted *w = &p->wanted[c->piece->from + i];
+    wire_values *v = &w->got;
+    const size_t *base = p->k->group.base +
+                         (size_t)w->unit * p->k->group.cells;
+    float *to = p->wide + p->wide_at[w->unit] +
+                (base[w->from] - base[0]) * v->dim;
+    wire_widen(p->r->dtype, v->n, v->dim, v->values, v->scales, to, v->dim);
+    v->values = to;
+    return PERSIA_OK;
+}
+
+INLINE_HOT void row_fetch(const float *from, const float *to, uint32_t dim)
+{
+    for (uint32_t j = 0; j < dim; j += 16) {
+        __builtin_prefetch(from + j);
+        __builtin_prefetch(to + j, 1);
+    }
+}
+
+/* Vectors of one cell of a chunk to the rows of the job. */
+INLINE_HOT void scatter(const float *restrict from, const uint32_t *place,
+                        const uint16_t *order, uint32_t n,
+                        float *restrict out, size_t stride, uint32_t dim)
+{
+    const uint32_t ahead = rows_ahead(dim);
+
+    for (uint32_t i = 0; i < n && i < ahead; i++)
+        row_fetch(from + (size_t)(place[i] & ~GROUP_FIRST) * dim,
+                  out + order[i] * stride, dim);
+    for (uint32_t i = 0; i < n; i++) {
+        if (i + ahead < n)
+            row_fetch(from + (size_t)(place[i + ahead] & ~GROUP_FIRST) * dim,
+                      out + order[i + ahead] * stride, dim);
+        memcpy(out + order[i] * stride,
+               from + (size_t)(place[i] & ~GROUP_FIRST) * dim,
+               dim * sizeof *out);
+    }
+}
+
+#define SCATTER(name, width)                                                  \
+    HOT static void name(const float *from, const uint32_t *place,            \
+                         const uint16_t *order, uint32_t n, float *out,       \
+                         size_t stride, uint32_t dim)                         \
+    {                                                                         \
+        (void)dim;                                                            \
+        scatter(from, place, order, n, out, stride, width);                   \
+    }
+SCATTER(scatter_16, 16)
+SCATTER(scatter_64, 64)
+SCATTER(scatter_any, dim)
+
+static void scatter_rows(const uint32_t *from, const uint32_t *place,
+                         const uint16_t *order, uint32_t n, uint32_t *rows)
+{
+    for (uint32_t i = 0; i < n; i++)
+        rows[order[i]] = from[place[i] & ~GROUP_FIRST];
+}
+
+static int scatter_chunk(void *ctx, size_t index)
+{
+    const putting *t = ctx;
+    const pulling *p = t->p;
+    const group *g = &p->k->group;
+    size_t low = t->piece->from, high = t->piece->to;
+    while (high - low > 1) { /* the table of this chunk */
+        size_t mid = (low + high) / 2;
+        if (p->wanted[mid].chunk_at <= index)
+            low = mid;
+        else
+            high = mid;
+    }
+    const wanted *w = &p->wanted[low];
+    const group_chunk *c =
+        &g->chunks[g->first_chunk[w->unit] + index - w->chunk_at];
+    const pull_job *job = &p->jobs[p->job_of[c->segment]];
+    const uint32_t dim = p->dim[c->unit];
+    const size_t *base = g->base + (size_t)c->unit * g->cells;
+    float *out = job->out + c->first * job->stride;
+
+    for (uint32_t cell = w->from; cell < w->to; cell++) {
+        uint32_t from = c->start[cell], n = c->start[cell + 1] - from;
+        if (n == 0)
+            continue;
+        size_t first = base[cell] - base[w->from];
+        (dim == 16   ? scatter_16
+         : dim == 64 ? scatter_64
+                     : scatter_any)((const float *)w->got.values +
+                                        first * dim,
+                                    c->place + from, c->order + from, n, out,
+                                    job->stride, dim);
+        if (job->rows)
+            scatter_rows(w->got.rows + first, c->place + from,
+                         c->order + from, n, job->rows + c->first);
+    }
+    return PERSIA_OK;
+}
+
+static int put_piece(pulling *p, const piece *one)
+{
+    const group *g = &p->k->group;
+    putting t = {p, one};
+    size_t chunks = 0;
+    for (size_t i = one->from; i < one->to; i++) {
+        wanted *w = &p->wanted[i];
+        w->chunk_at = chunks;
+        chunks += g->first_chunk[w->unit + 1] - g->first_chunk[w->unit];
+    }
+    int rc = PERSIA_OK;
+    if (p->r->dtype != WIRE_FP32)
+        rc = sched_for(p->r->s, one->to - one->from, widen_values, &t);
+    return rc ? rc : sched_for(p->r->s, chunks, scatter_chunk, &t);
+}
+
+/* Room for vectors that come narrower than fp32. */
+static int make_wide(pulling *p)
+{
+    const group *g = &p->k->group;
+    size_t floats = 0;
+    if (p->r->dtype == WIRE_FP32)
+        return PERSIA_OK;
+    for (uint32_t u = 0; u < p->units; u++) {
+        p->wide_at[u] = floats;
+        floats += (group_to(g, u, p->shards - 1) - group_from(g, u, 0)) *
+                  p->dim[u];
+    }
+    int rc = mem_buffer_need(&p->k->rows, floats * sizeof(float));
+    p->wide = p->k->rows.data;
+    return rc;
+}
+
+/* ---- the call ---- */
+
+/* Tables in the order of their numbers (as in updates) and jobs as units and
+ * segments; a table may have many jobs. */
+static int make_units(pulling *p, const uint32_t *tables, size_t jobs_n,
+                      group_batch *out)
+{
+    remote *r = p->r;
+    uint32_t known = r->tables_n;
+    size_t units = jobs_n < known ? jobs_n : known;
+    int rc = mem_buffer_need(
+        &p->k->lists,
+        jobs_n * (sizeof(group_segment) + sizeof(size_t)) +
+            known * sizeof(uint32_t) +
+            units * (sizeof(size_t) + 2 * sizeof(uint32_t)) +
+            (size_t)64 * 8);
+    if (rc)
+        return rc;
+    char *at = p->k->lists.data;
+    group_segment *segments = mem_carve(&at, jobs_n * sizeof *segments);
+    size_t *job_of = mem_carve(&at, jobs_n * sizeof(size_t));
+    uint32_t *unit_of = mem_carve(&at, known * sizeof(uint32_t));
+    uint32_t *table = mem_carve(&at, units * sizeof(uint32_t));
+    uint32_t *dim = mem_carve(&at, units * sizeof(uint32_t));
+    size_t *next = mem_carve(&at, (units + 1) * sizeof(size_t));
+    p->wide_at = next; /* not used any more then */
+    p->job_of = job_of;
+    p->table = table;
+    p->dim = dim;
+    memset(unit_of, 0, known * sizeof *unit_of);
+    memset(next, 0, (units + 1) * sizeof *next);
+    for (size_t i = 0; i < jobs_n; i++) {
+        if (tables[i] >= known)
+            return err_set(PERSIA_EARG, "the store has no table number %u",
+                           tables[i]);
+        unit_of[tables[i]] = 1; /* it is one */
+        p->want_rows |= p->jobs[i].rows != NULL;
+    }
+    for (uint32_t t = 0; t < known; t++) {
+        if (!unit_of[t])
+            continue;
+        table[p->units] = t;
+        dim[p->units] = r->tables[t]->dim;
+        unit_of[t] = p->units++;
+    }
+    for (size_t i = 0; i < jobs_n; i++) /* of units 0 .. before */
+        next[unit_of[tables[i]] + 1] += p->jobs[i].n > 0;
+    for (uint32_t u = 0; u < p->units; u++)
+        next[u + 1] += next[u];
+    *out = (group_batch){segments, next[p->units], table, p->units};
+    for (size_t i = 0; i < jobs_n; i++) {
+        uint32_t unit = unit_of[tables[i]];
+        if (p->jobs[i].n == 0)
+            continue;
+        segments[next[unit]] = (group_segment){unit, p->jobs[i].n,
+                                               p->jobs[i].ids};
+        job_of[next[unit]++] = i;
+    }
+    return PERSIA_OK;
+}
+
+static int pull(pulling *p, const uint32_t *tables, size_t jobs_n,
+                uint64_t deadline)
+{
+    remote *r = p->r;
+    call *k = p->k;
+    group_batch batch;
+    int rc = make_units(p, tables, jobs_n, &batch);
+    if (rc || batch.segments_n == 0)
+        return rc;
+    rc = group_make(&k->group, r->s, p->shards, &batch);
+    if (!rc)
+        rc = ask_shards(p);
+    if (!rc)
+        rc = make_wide(p);
+    if (!rc)
+        rc = fan_prepare(k, p->to, p->pieces_n);
+    fan f = {.method = WIRE_PULL, .encode = encode_pull,
+             .accept = accept_pull, .ctx = p};
+    if (!rc)
+        rc = fan_run(k, &f, deadline);
+    if (rc)
+        return rc;
+    r->counts.ids += k->group.ids_n;
+    r->counts.distinct += group_distinct(&k->group);
+    if (p->want_rows) /* for the update */
+        keep_group(r, &k->group, &batch);
+    return PERSIA_OK;
+}
+
+int remote_pull(remote *r, uint64_t after, const uint32_t *tables,
+                pull_job *jobs, size_t jobs_n)
+{
+    int rc = fork_check("a lookup");
+    if (rc)
+        return rc;
+    call *k = call_take(r);
+    if (!k)
+        return PERSIA_ENOMEM;
+    pulling p = {.r = r, .k = k, .after = after, .jobs = jobs,
+                 .shards = r->servers_n};
+    r->counts.pulls++;
+    uint64_t deadline = remote_deadline(r);
+    rc = pull(&p, tables, jobs_n, after ? deadline + r->timeout_ns : deadline);
+    call_give(k);
+    return rc ? rc : remote_tell_lost(r);
+}

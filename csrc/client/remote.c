@@ -1,0 +1,498 @@
+/* remote.c: what a remote client knows of its servers; servers that
+ * come back. */
+#include "client/remote.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MS ((uint64_t)1000000)
+#define POLL_NS (50 * MS)
+
+/* ---- small things ---- */
+
+uint64_t remote_deadline(const remote *r)
+{
+    uint64_t now = clock_ns();
+    return r->timeout_ns > UINT64_MAX / 2 - now ? UINT64_MAX / 2
+                                                : now + r->timeout_ns;
+}
+
+wire_caller remote_caller(const remote *r, server *to)
+{
+    wire_caller who = {.client = r->client, .incarnation = r->incarnation};
+    pthread_mutex_lock(&to->lock);
+    who.boot = to->boot;
+    who.lineage = to->lineage;
+    pthread_mutex_unlock(&to->lock);
+    return who;
+}
+
+uint32_t server_table(server *to, uint32_t no)
+{
+    pthread_mutex_lock(&to->lock);
+    uint32_t number = to->numbers[no];
+    pthread_mutex_unlock(&to->lock);
+    return number;
+}
+
+int remote_bad_reply(const server *from, const char *what)
+{
+    return err_set(PERSIA_EPROTOCOL, "%s: %s", from->address, what);
+}
+
+int remote_find_table(const remote *r, uint32_t no, const table_config **out)
+{
+    *out = NULL;
+    if (no >= atomic_load_explicit(&r->tables_n, memory_order_acquire))
+        return err_set(PERSIA_EARG, "the store has no table number %u", no);
+    *out = r->tables[no];
+    return PERSIA_OK;
+}
+
+static wire_table_spec spec_of(const table_config *c)
+{
+    wire_table_spec s = {.seed = c->seed,
+                         .dim = c->dim,
+                         .dtype = c->dtype,
+                         .optimizer = c->optimizer,
+                         .momentum = c->momentum,
+                         .init = c->init,
+                         .init_a = c->init_a,
+                         .init_b = c->init_b,
+                         .state_init = c->state_init,
+                         .missing = c->missing,
+                         .nonfinite = c->nonfinite,
+                         .capacity = c->capacity,
+                         .full = c->full,
+                         .admission = c->admission};
+    snprintf(s.name, sizeof s.name, "%s", c->name);
+    return s;
+}
+
+int remote_tell_lost(remote *r)
+{
+    char text[FAN_TEXT];
+    pthread_mutex_lock(&r->lock);
+    memcpy(text, r->lost_text, sizeof text);
+    r->lost_text[0] = 0;
+    pthread_mutex_unlock(&r->lock);
+    return text[0] ? err_set(PERSIA_ELOST, "%s; load a checkpoint, or go on "
+                             "without them (lost=\"continue\")", text)
+                   : PERSIA_OK;
+}
+
+/* ---- Hello ---- */
+
+int put_hello(const remote *r, wire_out *o)
+{
+    wire_hello m = {.caller = {.client = r->client,
+                               .incarnation = r->incarnation},
+                    .version = WIRE_VERSION,
+                    .role = "nn_worker",
+                    .rank = r->rank,
+                    .world = r->world,
+                    .stream = r->stream};
+    memcpy(m.name_space, r->name_space, sizeof m.name_space);
+    return wire_put_hello(o, &m);
+}
+
+/* Whether the reply is of a server that we may speak to. */
+int check_hello(const remote *r, const server *from,
+                       const wire_hello_reply *m)
+{
+    if (m->version != WIRE_VERSION)
+        return err_set(PERSIA_EMISMATCH,
+                       "%s speaks version %u of the protocol, this process "
+                       "version %d; install the same release on both",
+                       from->address, m->version, WIRE_VERSION);
+    if (strcmp(m->name_space, r->name_space) != 0)
+        return err_set(PERSIA_EMISMATCH,
+                       "%s serves the namespace \"%s\", this store is of "
+                       "\"%s\"; check the addresses",
+                       from->address, m->name_space, r->name_space);
+    if (m->shards < 1 || m->shards > IDS_SHARDS_MAX || m->shard >= m->shards)
+        return remote_bad_reply(from, "its Hello names no shard");
+    return PERSIA_OK;
+}
+
+/* The rows are what the training goes on from; the server's lock is held. */
+static void server_begin(server *to, const wire_hello_reply *m)
+{
+    to->foreign = 0;
+    to->first_lineage = m->lineage;
+    to->first = m->ledger;
+}
+
+void server_learn(server *to, const wire_hello_reply *m)
+{
+    /* In the same life with the same rows acknowledgements may have come
+     * since it made this ledger. */
+    if (to->boot != m->boot || to->lineage != m->lineage) {
+        to->acked = to->acked_late = m->ledger;
+        to->acked_gap = m->ledger.skipped ? m->ledger.watermark : 0;
+    }
+    if (!to->boot)
+        server_begin(to, m);
+    to->boot = m->boot;
+    to->lineage = m->lineage;
+    to->message_limit = m->message_limit;
+}
+
+/* How many of the updates that it had acknowledged are not in `there`; its
+ * lock is held.  At least so many, if that ends before the last skipped
+ * number. */
+static uint64_t acked_beyond(const server *to, const wire_ledger *there)
+{
+    const wire_ledger *had = &to->acked_late;
+    uint64_t beyond = numbers_missing(had, there);
+    if (there->watermark >= to->acked_gap)
+        return beyond;
+    uint64_t skipped =
+        had->skipped > there->skipped ? had->skipped - there->skipped : 0;
+    return beyond > skipped ? beyond - skipped : 0;
+}
+
+/* How many updates it had acknowledged and has no more; its lock is held.
+ * other: with rows of another training, which have none that came since this
+ * one began, though their ledger may have the same numbers. */
+static uint64_t server_lost(const server *to, const wire_hello_reply *m,
+                            int other)
+{
+    if (m->boot == to->boot)
+        return 0;
+    uint64_t lost = acked_beyond(to, &m->ledger);
+    uint64_t since = other ? acked_beyond(to, &to->first) : 0;
+    return lost > since ? lost : since;
+}
+
+static int server_knows(server *one, uint64_t lineage)
+{
+    pthread_mutex_lock(&one->lock);
+    int knows = one->first_lineage == lineage ||
+                (one->lineage == lineage && !one->foreign);
+    pthread_mutex_unlock(&one->lock);
+    return knows;
+}
+
+/* Rows of another training: a checkpoint has the lineage of shard 0. */
+static int is_other_training(const remote *r, server *to, uint64_t lineage)
+{
+    return !server_knows(to, lineage) &&
+           !server_knows(r->servers[0], lineage);
+}
+
+/* Rows with updates that this client has not made since it loaded others:
+ * its next ones would be taken for these. */
+static int check_history(remote *r, const server *to,
+                         const wire_hello_reply *m)
+{
+    pthread_mutex_lock(&r->lock);
+    const uint64_t last = r->next_number, top = numbers_top(&m->ledger);
+    pthread_mutex_unlock(&r->lock);
+    if (top <= last)
+        return PERSIA_OK;
+    return err_set(PERSIA_EMISMATCH,
+                   "%s was started again with rows of another training: they "
+                   "have update %llu, this store has made %llu; load the "
+                   "checkpoint again that it goes on from",
+                   to->address, (unsigned long long)top,
+                   (unsigned long long)last);
+}
+
+void remote_learn(remote *r, const wire_hello_reply *m)
+{
+    uint64_t top = numbers_top(&m->ledger);
+    pthread_mutex_lock(&r->lock);
+    if (top > r->last_number)
+        r->last_number = top;
+    pthread_mutex_unlock(&r->lock);
+    if (m->shard == 0)
+        atomic_store(&r->updates, m->updates);
+}
+
+int remote_ask(server *to, uint32_t method, wire_out *o, uint64_t deadline,
+               rpc_reply *reply)
+{
+    uint64_t now = clock_ns();
+    return rpc_wait(to->channel, method, o,
+                    deadline > now ? deadline - now : 1, reply);
+}
+
+static int ask_hello(remote *r, server *to, uint64_t deadline,
+                     wire_memory *memory, wire_hello_reply *out)
+{
+    wire_out o;
+    rpc_reply reply;
+    wire_out_init(&o);
+    int rc = put_hello(r, &o);
+    if (rc) {
+        wire_out_free(&o);
+        return rc;
+    }
+    rc = remote_ask(to, WIRE_HELLO, &o, deadline, &reply);
+    if (rc)
+        return rc;
+    rc = wire_get_hello_reply(reply.data, reply.n, memory, out);
+    /* Nothing of the reply but numbers and names is used. */
+    rpc_reply_free(&reply);
+    return rc ? remote_bad_reply(to, err_text()) : check_hello(r, to, out);
+}
+
+int put_declare(const table_config *config, wire_caller who,
+                       wire_out *o)
+{
+    wire_declare m = {.caller = who, .table = spec_of(config)};
+    return wire_put_declare(o, &m);
+}
+
+int get_declare(const server *from, const rpc_reply *reply,
+                       wire_memory *memory, wire_declare_reply *out)
+{
+    int rc = wire_get_declare_reply(reply->data, reply->n, memory, out);
+    return rc ? remote_bad_reply(from, err_text()) : PERSIA_OK;
+}
+
+/* Declares all tables at a server of this boot; numbers: [tables]. */
+static int declare_again(remote *r, server *to, wire_caller who,
+                         uint64_t deadline, uint32_t *numbers)
+{
+    wire_memory memory;
+    wire_memory_init(&memory);
+    pthread_mutex_lock(&r->lock);
+    uint32_t n = r->tables_declared;
+    pthread_mutex_unlock(&r->lock);
+    int rc = PERSIA_OK;
+    for (uint32_t i = 0; i < n && !rc; i++) {
+        wire_out o;
+        rpc_reply reply;
+        wire_declare_reply m;
+        wire_out_init(&o);
+        rc = put_declare(r->tables[i], who, &o);
+        if (rc) {
+            wire_out_free(&o);
+            break;
+        }
+        rc = remote_ask(to, WIRE_DECLARE, &o, deadline, &reply);
+        if (rc)
+            break;
+        rc = get_declare(to, &reply, &memory, &m);
+        rpc_reply_free(&reply);
+        if (!rc)
+            numbers[i] = m.no;
+    }
+    wire_memory_free(&memory);
+    return rc;
+}
+
+void remote_note_lost(remote *r, const server *to, uint64_t lost)
+{
+    r->counts.lost += lost;
+    if (lost == 0 || r->policy != LOST_RAISE)
+        return;
+    pthread_mutex_lock(&r->lock);
+    size_t n = strlen(r->lost_text);
+    snprintf(r->lost_text + n, sizeof r->lost_text - n,
+             "%s%s was started again and has lost %llu updates that it had "
+             "acknowledged",
+             n ? "; " : "", to->address, (unsigned long long)lost);
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* What a greeting is for. */
+enum greeting {
+    GREET_REPAIR,  /* the stream goes on as it is */
+    GREET_NUMBERS, /* it goes on after what servers have */
+    GREET_LOADED   /* rows were loaded: what was lost before does not count */
+};
+
+/* Hello, tables and membership; between greeting_begin() and its end.  *top:
+ * the largest number that the server has. */
+static int greet(remote *r, server *to, uint64_t deadline,
+                 enum greeting reason, uint64_t *top)
+{
+    wire_memory memory;
+    wire_hello_reply m;
+    uint32_t shard = to->shard;
+    uint32_t *numbers = calloc(PS_TABLES_MAX, sizeof *numbers);
+    if (!numbers)
+        return err_set(PERSIA_ENOMEM, "no memory for a server's tables");
+    wire_memory_init(&memory);
+    int rc = ask_hello(r, to, deadline, &memory, &m);
+    if (!rc && (m.shard != shard || m.shards != r->servers_n))
+        rc = err_set(PERSIA_EMISMATCH,
+                     "%s was shard %u of %u and is shard %u of %u now; open "
+                     "the store again", to->address, shard, r->servers_n,
+                     m.shard, m.shards);
+    /* In one life of the server somebody has loaded them: maybe this very
+     * job does, whose lookups go on meanwhile. */
+    const int other = !rc && m.boot != to->boot &&
+                      is_other_training(r, to, m.lineage);
+    if (other && reason == GREET_REPAIR)
+        rc = check_history(r, to, &m);
+    wire_caller who = {.client = r->client, .incarnation = r->incarnation,
+                       .boot = m.boot, .lineage = m.lineage};
+    if (!rc)
+        rc = declare_again(r, to, who, deadline, numbers);
+    if (!rc && m.boot != to->boot)
+        rc = sync_join_again(r, to, who, deadline);
+    /* It was started once more meanwhile: in a moment, then. */
+    if (rc == PERSIA_ESTALE)
+        rc = err_set(PERSIA_EUNAVAILABLE, "%s was started again twice",
+                     to->address);
+    if (!rc) {
+        *top = numbers_top(&m.ledger);
+        remote_learn(r, &m);
+        pthread_mutex_lock(&to->lock);
+        uint64_t lost = server_lost(to, &m, other);
+        server_learn(to, &m);
+        to->foreign |= other && *top;
+        if (reason != GREET_REPAIR)
+            server_begin(to, &m);
+        memcpy(to->numbers, numbers, PS_TABLES_MAX * sizeof *numbers);
+        pthread_mutex_unlock(&to->lock);
+        remote_note_lost(r, to, reason == GREET_LOADED ? 0 : lost);
+    }
+    wire_memory_free(&memory);
+    free(numbers);
+    return rc;
+}
+
+int greeting_begin(server *to, int poll)
+{
+    int rc = PERSIA_OK;
+    pthread_mutex_lock(&to->lock);
+    while (to->greeting && !rc) {
+        uint64_t wake = clock_ns() + POLL_NS;
+        cond_wait_until(&to->greeted, &to->lock, wake);
+        if (!to->greeting || !poll)
+            continue;
+        /* The callback may run any code of the user. */
+        pthread_mutex_unlock(&to->lock);
+        rc = interrupt_poll();
+        pthread_mutex_lock(&to->lock);
+    }
+    if (!rc)
+        to->greeting = 1;
+    pthread_mutex_unlock(&to->lock);
+    return rc ? err_set(rc, "interrupted while waiting for servers")
+              : PERSIA_OK;
+}
+
+void greeting_end(server *to)
+{
+    pthread_mutex_lock(&to->lock);
+    to->greeting = 0;
+    pthread_cond_broadcast(&to->greeted);
+    pthread_mutex_unlock(&to->lock);
+}
+
+int remote_repair(remote *r, server *to, uint64_t boot, uint64_t deadline)
+{
+    uint64_t top;
+    int rc = greeting_begin(to, 1);
+    if (rc)
+        return rc;
+    wire_caller now = remote_caller(r, to);
+    if (now.boot == boot) {
+        rc = greet(r, to, deadline, GREET_REPAIR, &top);
+        if (!rc)
+            r->counts.reconnects++;
+    }
+    greeting_end(to);
+    return rc;
+}
+
+/* *last: the largest number that any server has. */
+static int greet_each(remote *r, enum greeting reason, uint64_t *last)
+{
+    uint64_t deadline = remote_deadline(r), top = 0;
+    int rc = PERSIA_OK;
+    for (uint32_t i = 0; i < r->servers_n && !rc; i++) {
+        server *to = r->servers[i];
+        rc = greeting_begin(to, 1);
+        if (rc)
+            break;
+        rc = greet(r, to, deadline, reason, &top);
+        greeting_end(to);
+        *last = top > *last ? top : *last;
+    }
+    return rc;
+}
+
+int remote_greet(remote *r, int restored)
+{
+    uint64_t last = 0;
+    int rc = greet_each(r, GREET_NUMBERS, &last);
+    if (rc)
+        return rc;
+    remote_set_last(r, last);
+    if (restored)
+        (void)remote_tell_lost(r);
+    return PERSIA_OK;
+}
+
+int remote_go_on(remote *r, uint64_t number)
+{
+    uint64_t last = 0;
+    int rc = greet_each(r, GREET_LOADED, &last);
+    if (rc)
+        return rc;
+    remote_set_last(r, number);
+    (void)remote_tell_lost(r);
+    return PERSIA_OK;
+}
+
+void remote_set_last(remote *r, uint64_t number)
+{
+    const wire_ledger all = {.watermark = number};
+    uint64_t missing = 0;
+    for (uint32_t i = 0; i < r->servers_n; i++) {
+        server *to = r->servers[i];
+        pthread_mutex_lock(&to->lock);
+        missing += numbers_missing(&all, &to->acked);
+        pthread_mutex_unlock(&to->lock);
+    }
+    atomic_store(&r->missing, missing);
+    pthread_mutex_lock(&r->lock);
+    r->last_number = r->next_number = number;
+    r->settled = (wire_ledger){.stream = r->stream, .watermark = number};
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* Greets the server if it was started again. */
+static int look_at(remote *r, server *to, uint64_t deadline)
+{
+    const uint64_t boot = remote_caller(r, to).boot;
+    wire_memory memory;
+    wire_hello_reply m;
+    wire_memory_init(&memory);
+    int rc = ask_hello(r, to, deadline, &memory, &m);
+    if (!rc && m.boot != boot)
+        rc = remote_repair(r, to, boot, deadline);
+    wire_memory_free(&memory);
+    return rc;
+}
+
+int remote_look(remote *r)
+{
+    uint64_t deadline = remote_deadline(r);
+    int rc = PERSIA_OK;
+    for (uint32_t i = 0; i < r->servers_n && !rc; i++)
+        rc = look_at(r, r->servers[i], deadline);
+    return rc ? rc : remote_tell_lost(r);
+}
+
+/* ---- one request of the caller's ---- */
+
+int remote_call(remote *r, uint32_t shard, uint32_t method, wire_out *o,
+                rpc_reply *reply)
+{
+    *reply = (rpc_reply){0};
+    if (shard >= r->servers_n) {
+        wire_out_free(o);
+        return err_set(PERSIA_EARG, "there is no shard %u of %u", shard,
+                       r->servers_n);
+    }
+    return remote_ask(r->servers[shard], method, o, remote_deadline(r), reply);
+}

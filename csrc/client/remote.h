@@ -1,0 +1,269 @@
+/* remote.h: a client of shards behind channels (private).
+ *
+ *   client_open.c    its beginning and end
+ *   client_remote.c  what it knows of its servers; servers that come back
+ *   client_fan.c     requests to several servers at once, tried again
+ *   client_group.c   the distinct ids of a batch, by table and shard
+ *   client_keep.c    groups of lookups, until their updates come
+ *   client_sync.c    who takes part in the steps of all ranks
+ *   client_tables.c, client_pull.c, client_push.c, client_rows.c
+ *
+ * Every request names the boot of the server that it is meant for.  A server
+ * that was started again refuses it (PERSIA_ESTALE): then the client says
+ * Hello, declares its tables, and counts the updates that were acknowledged
+ * and are not in the server's ledger: they are lost.
+ */
+#ifndef PERSIA_CLIENT_REMOTE_H
+#define PERSIA_CLIENT_REMOTE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "client/client.h"
+#include "client/group.h"
+#include "shard/shard.h"
+
+/* Rows that a loop over rows anywhere in memory fetches before it needs them:
+ * 32 lines, as another core may have written them. */
+INLINE_HOT uint32_t rows_ahead(uint32_t dim)
+{
+    return dim < 512 ? 512 / dim : 1;
+}
+
+/* ---- a server ---- */
+
+typedef struct server {
+    rpc_channel *channel;
+    char *address;
+    uint32_t shard;         /* its place in the list */
+    int own;                /* in this process */
+    pthread_mutex_t lock;   /* guards all below */
+    pthread_cond_t greeted; /* greeting became 0 */
+    int greeting;           /* one Hello at a time */
+    uint64_t boot, lineage;
+    uint64_t message_limit; /* bytes of a request */
+    int failed;             /* the last fan_run() had not what it asked for
+                               by its deadline */
+    /* Updates that it said it has applied; what is settled without is
+     * skipped. */
+    wire_ledger acked;
+    /* The same, but a number is skipped when it leaves the window: the last
+     * one was acked_gap or before it. */
+    wire_ledger acked_late;
+    uint64_t acked_gap;
+    /* Of its rows when the store was opened, or rows were loaded. */
+    uint64_t first_lineage;
+    int foreign;            /* its rows are of another training since then */
+    wire_ledger first;
+    uint64_t step;          /* the last sync step that it has answered, since
+                               this rank joined; 0: none */
+    uint32_t *numbers;      /* [PS_TABLES_MAX] its number of each table */
+} server;
+
+/* ---- a call ---- */
+
+enum { FAN_TEXT = 640 };
+
+/* How a call's request to one server stands. */
+enum request_state {
+    REQUEST_READY,
+    REQUEST_FLYING, /* until its callback; changes under the call's lock */
+    REQUEST_CAME,
+    REQUEST_PAUSED, /* to be tried again at `at` */
+    REQUEST_DONE
+};
+
+typedef struct request {
+    struct call *call;
+    server *to;
+    size_t index;
+    enum request_state state;
+    int rc;
+    unsigned tries, repairs;
+    uint64_t at;
+    wire_caller caller; /* as it was sent */
+    rpc_reply reply;
+    char text[FAN_TEXT]; /* of rc */
+} request;
+
+/* All that one call of the user needs; kept for the next one.  The memory
+ * that requests point to is in here, so a caller that gives up leaves it
+ * behind to the callbacks; the last one ends the call. */
+typedef struct call {
+    struct call *next;
+    struct remote *r;
+    pthread_mutex_t lock; /* guards flying, left and the states FLYING */
+    pthread_cond_t came;  /* and CAME */
+    size_t flying;
+    int left;             /* the caller has gone */
+    /* Called once at the end of the call, by the caller or, if it has gone,
+     * by the last callback; NULL: nothing. */
+    void (*ended)(struct call *k);
+    uint64_t number, step; /* push: of its update, for ended() */
+    request *requests;
+    size_t requests_n, requests_room;
+    wire_memory memory; /* of decoded replies */
+    group group;
+    mem_buffer lists, messages, rows, narrow;
+} call;
+
+call *call_take(struct remote *r);
+/* The end of the call; its results are not used any more. */
+void call_give(call *k);
+void call_free(call *k);
+
+/* What all requests of a fan-out have in common. */
+typedef struct fan {
+    uint32_t method;
+    /* The message of request i.  It may be asked for again. */
+    int (*encode)(void *ctx, const request *q, wire_out *o);
+    /* Its reply, on the caller's thread.  PERSIA_EUNAVAILABLE: try again. */
+    int (*accept)(void *ctx, request *q);
+    void *ctx;
+    int fresh; /* no boot is known yet (Hello): refusals are final */
+    uint64_t limit_ns; /* for texts: its deadline; 0: the client's timeout */
+} fan;
+
+/* Requests for the servers to[0..n); NULL: all. */
+int fan_prepare(call *k, server *const *to, size_t n);
+/* Sends the requests all at once and waits for all.  Servers that cannot be
+ * reached are tried again until the deadline; one that was started again is
+ * greeted first.  Once a request has failed for good no other is tried
+ * again; the result is that of the first one that failed. */
+int fan_run(call *k, const fan *f, uint64_t deadline);
+
+/* PERSIA_ELIMIT over the server's limit: there is no use in sending it. */
+int server_check_size(server *to, size_t bytes);
+
+/* ---- the client ---- */
+
+enum { KEPT_MAX = 16 };
+/* A group of a lookup whose update may come. */
+typedef struct kept {
+    group group;
+    uint64_t print; /* of its batch */
+    uint64_t turn;  /* rises; 0: only the memory is kept */
+} kept;
+
+typedef struct remote {
+    sched *s;
+    server **servers; /* [servers_n] by shard */
+    uint32_t servers_n;
+    char name_space[WIRE_NAME];
+    uint32_t rank, world;
+    uint64_t client, incarnation, stream;
+    uint64_t timeout_ns, message_limit;
+    uint32_t dtype;
+    enum client_lost policy;
+
+    pthread_mutex_t declaring; /* one new table at a time */
+    /* Slots below tables_n never change: readers need no lock. */
+    table_config *tables[PS_TABLES_MAX];
+    _Atomic(uint32_t) tables_n;
+
+    pthread_mutex_t lock;      /* guards all below */
+    uint32_t tables_declared;  /* tables_n, or one more */
+    wire_ledger settled;       /* updates of this stream that are through */
+    uint64_t last_number;      /* that any server had at its Hello */
+    uint64_t next_number;      /* for updates without one: the last given */
+    uint32_t moves;            /* times it has joined or left the sync steps */
+    int joined;                /* it takes part in them */
+    uint64_t joined_step;      /* the one before its next */
+    uint8_t left[SYNC_RANKS];  /* 1: a server told that this rank has left */
+    char lost_text[FAN_TEXT];  /* not told yet; "": none */
+    call *calls;               /* free */
+    kept kept[KEPT_MAX];
+    uint64_t kept_turn;        /* the last one given */
+    size_t kept_bytes;
+
+    _Atomic(int) ends;         /* enum client_end; 0: it does not */
+    _Atomic(uint64_t) updates; /* of shard 0 */
+    /* Updates of an earlier life of the rank that servers do not have; the
+     * next update passes over them, then they count as lost. */
+    _Atomic(uint64_t) missing;
+    struct {
+        _Atomic(uint64_t) pulls, pushes, ids, distinct, bytes_out, bytes_in,
+            retries, duplicates, reconnects, lost, stale;
+    } counts;
+} remote;
+
+/* Keeps g, which was made of b, and leaves older memory in its place. */
+void keep_group(remote *r, group *g, const group_batch *b);
+/* Whether a kept one fits b: then it is in g.  Else g is to be made. */
+int keep_find(remote *r, group *g, const group_batch *b);
+void keep_free(remote *r);
+
+uint64_t remote_deadline(const remote *r);
+/* Who asks, as this server knows it. */
+wire_caller remote_caller(const remote *r, server *to);
+/* Says Hello again to a server whose boot is `boot` no longer. */
+int remote_repair(remote *r, server *to, uint64_t boot, uint64_t deadline);
+/* The server's number of a table. */
+uint32_t server_table(server *to, uint32_t no);
+/* Counts updates that a restarted server does not have. */
+void remote_note_lost(remote *r, const server *to, uint64_t lost);
+/* PERSIA_ELOST once, if updates were lost and the policy is to raise. */
+int remote_tell_lost(remote *r);
+/* PERSIA_EPROTOCOL, naming the server. */
+int remote_bad_reply(const server *from, const char *what);
+int remote_find_table(const remote *r, uint32_t no, const table_config **out);
+
+/* Hello and Declare, for a fan-out and for one server. */
+int put_hello(const remote *r, wire_out *o);
+int check_hello(const remote *r, const server *from,
+                const wire_hello_reply *m);
+/* Takes on what a Hello said; the server's lock is held. */
+void server_learn(server *to, const wire_hello_reply *m);
+void remote_learn(remote *r, const wire_hello_reply *m);
+int put_declare(const table_config *config, wire_caller who, wire_out *o);
+int get_declare(const server *from, const rpc_reply *reply,
+                wire_memory *memory, wire_declare_reply *out);
+/* One server is greeted by one thread at a time.  poll: the wait may be
+ * interrupted (PERSIA_EINTR; then it has not begun). */
+int greeting_begin(server *to, int poll);
+void greeting_end(server *to);
+
+/* The calls of client.h. */
+/* channels: [addresses], taken over, also on failure; NULL: to be opened. */
+int remote_create(const client_config *config, rpc_channel *const *channels,
+                  remote **out);
+/* client_remote() over channels that are open, for tests. */
+int client_over(const client_config *config, rpc_channel *const *channels,
+                ps_client **out);
+void remote_destroy(remote *r);
+int remote_declare(remote *r, const table_config *config, uint32_t *no,
+                   int *created);
+int remote_pull(remote *r, uint64_t after, const uint32_t *tables,
+                pull_job *jobs, size_t jobs_n);
+int remote_push(remote *r, const client_update *update,
+                const uint32_t *tables, push_job *jobs, size_t jobs_n);
+int remote_skip(remote *r, const client_update *update);
+int remote_join(remote *r, uint64_t step, uint64_t *applied);
+int remote_leave(remote *r, int hurry);
+int remote_greet(remote *r, int restored);
+int remote_go_on(remote *r, uint64_t number);
+void remote_set_last(remote *r, uint64_t number);
+int remote_look(remote *r);
+int remote_get(remote *r, uint32_t no, size_t n, const uint64_t *ids,
+               float *vectors, float *state, uint8_t *found);
+int remote_set(remote *r, uint32_t no, size_t n, const uint64_t *ids,
+               const float *vectors, const float *state);
+int remote_list(remote *r, uint32_t no, uint32_t shard, uint64_t *cursor,
+                size_t room, uint64_t *ids, size_t *n);
+int remote_clear(remote *r, uint32_t no);
+int remote_stats(remote *r, uint32_t no, table_stats *out);
+int remote_memory(remote *r, uint64_t *used, uint64_t *limit);
+/* One request to one server; *reply is the caller's. */
+int remote_ask(server *to, uint32_t method, wire_out *o, uint64_t deadline,
+               rpc_reply *reply);
+/* What the answer to a part tells of others; moves: when it was named. */
+void sync_note_left(remote *r, uint32_t moves, const wire_push_reply *m);
+/* Tells a server that was started again who takes part in sync steps: this
+ * rank, and not those that have left. */
+int sync_join_again(remote *r, server *to, wire_caller who,
+                    uint64_t deadline);
+void remote_get_counts(const remote *r, client_counts *out);
+int remote_call(remote *r, uint32_t shard, uint32_t method, wire_out *o,
+                rpc_reply *reply);
+
+#endif

@@ -1,0 +1,372 @@
+/* rows.c: whole rows and statistics of all shards. */
+#include "client/remote.h"
+
+#include <string.h>
+
+enum { BLOCK_BYTES = 32 << 20, BLOCK_ROWS = 1 << 18 };
+
+/* Rows that go to or come from the shards, a block at a time. */
+typedef struct moving {
+    remote *r;
+    call *k;
+    uint32_t no, dim, state_floats;
+    int put;
+    size_t n;             /* of this block */
+    const uint64_t *ids;
+    const float *from_vectors, *from_state; /* put; state may be NULL */
+    float *vectors, *state;                 /* get; state may be NULL */
+    uint8_t *found;                         /* may be NULL */
+    /* The block, by shard: */
+    size_t *start;        /* [shards + 1] */
+    uint32_t *order;      /* [n] places in the block */
+    uint64_t *sorted;     /* [n] */
+    float *sorted_vectors, *sorted_state;   /* put */
+} moving;
+
+/* So many rows fit in a message. */
+static size_t block_rows(const moving *m)
+{
+    uint64_t limit = BLOCK_BYTES;
+    if (m->r->message_limit && m->r->message_limit / 2 < limit)
+        limit = m->r->message_limit / 2;
+    for (uint32_t i = 0; i < m->r->servers_n; i++) {
+        server *s = m->r->servers[i];
+        pthread_mutex_lock(&s->lock);
+        if (s->message_limit && s->message_limit / 2 < limit)
+            limit = s->message_limit / 2;
+        pthread_mutex_unlock(&s->lock);
+    }
+    uint64_t rows = limit / (sizeof(uint64_t) + 1 +
+                             sizeof(float) * (m->dim + m->state_floats));
+    return rows < 1 ? 1 : rows > BLOCK_ROWS ? BLOCK_ROWS : (size_t)rows;
+}
+
+/* Orders the block by shard; equal shards keep the order of the ids. */
+static int split(moving *m)
+{
+    uint32_t shards = m->r->servers_n;
+    size_t floats = m->put ? m->n * m->dim : 0;
+    size_t states = m->put && m->from_state ? m->n * m->state_floats : 0;
+    int rc = mem_buffer_need(
+        &m->k->lists, (shards + 1) * sizeof(size_t) +
+                          m->n * (sizeof(uint32_t) + sizeof(uint64_t)) +
+                          (floats + states) * sizeof(float) +
+                          shards * sizeof(server *) + (size_t)64 * 6);
+    if (rc)
+        return rc;
+    char *at = m->k->lists.data;
+    (void)mem_carve(&at, shards * sizeof(server *)); /* whom to ask */
+    m->start = mem_carve(&at, (shards + 1) * sizeof(size_t));
+    m->order = mem_carve(&at, m->n * sizeof(uint32_t));
+    m->sorted = mem_carve(&at, m->n * sizeof(uint64_t));
+    m->sorted_vectors = mem_carve(&at, floats * sizeof(float));
+    m->sorted_state = states ? mem_carve(&at, states * sizeof(float)) : NULL;
+    memset(m->start, 0, (shards + 1) * sizeof(size_t));
+    for (size_t i = 0; i < m->n; i++)
+        m->start[hash_shard(id_hash(m->ids[i]), shards) + 1]++;
+    for (uint32_t s = 0; s < shards; s++)
+        m->start[s + 1] += m->start[s];
+    for (size_t i = 0; i < m->n; i++) {
+        size_t to = m->start[hash_shard(id_hash(m->ids[i]), shards)]++;
+        m->order[to] = (uint32_t)i;
+        m->sorted[to] = m->ids[i];
+        if (m->put)
+            memcpy(m->sorted_vectors + to * m->dim,
+                   m->from_vectors + i * m->dim, m->dim * sizeof(float));
+        if (states)
+            memcpy(m->sorted_state + to * m->state_floats,
+                   m->from_state + i * m->state_floats,
+                   m->state_floats * sizeof(float));
+    }
+    memmove(m->start + 1, m->start, shards * sizeof(size_t));
+    m->start[0] = 0;
+    return PERSIA_OK;
+}
+
+static int encode_rows(void *ctx, const request *q, wire_out *o)
+{
+    const moving *m = ctx;
+    size_t shard = q->to->shard, at = m->start[shard];
+    wire_rows rows = {.caller = q->caller,
+                      .no = server_table(q->to, m->no),
+                      .n = m->start[shard + 1] - at,
+                      .ids = m->sorted + at,
+                      .dim = m->dim,
+                      .state_floats = m->state_floats};
+    if (m->put) {
+        rows.vectors = m->sorted_vectors + at * m->dim;
+        if (m->sorted_state)
+            rows.state = m->sorted_state + at * m->state_floats;
+    }
+    return wire_put_rows(o, &rows);
+}
+
+static int accept_get(void *ctx, request *q)
+{
+    const moving *m = ctx;
+    size_t shard = q->to->shard, at = m->start[shard];
+    wire_rows rows;
+    int rc = wire_get_rows(q->reply.data, q->reply.n, &q->call->memory,
+                           &rows);
+    if (rc)
+        return remote_bad_reply(q->to, err_text());
+    if (rows.n != m->start[shard + 1] - at || rows.dim != m->dim ||
+        !rows.vectors || (m->found && !rows.found) ||
+        (m->state && m->state_floats &&
+         (!rows.state || rows.state_floats != m->state_floats)))
+        return remote_bad_reply(q->to, "not the rows that were asked for");
+    for (size_t i = 0; i < rows.n; i++) {
+        size_t to = m->order[at + i];
+        memcpy(m->vectors + to * m->dim, rows.vectors + i * m->dim,
+               m->dim * sizeof(float));
+        if (m->state && m->state_floats)
+            memcpy(m->state + to * m->state_floats,
+                   rows.state + i * m->state_floats,
+                   m->state_floats * sizeof(float));
+        if (m->found)
+            m->found[to] = rows.found[i];
+    }
+    return PERSIA_OK;
+}
+
+static int accept_any(void *ctx, request *q)
+{
+    (void)ctx;
+    (void)q;
+    return PERSIA_OK;
+}
+
+static int move_block(moving *m, uint64_t deadline)
+{
+    fan f = {.method = m->put ? WIRE_PUT_ROWS : WIRE_GET_ROWS,
+             .encode = encode_rows,
+             .accept = m->put ? accept_any : accept_get, .ctx = m};
+    size_t n = 0;
+    int rc = split(m);
+    if (rc)
+        return rc;
+    server **to = m->k->lists.data;
+    for (uint32_t s = 0; s < m->r->servers_n; s++)
+        if (m->start[s] < m->start[s + 1])
+            to[n++] = m->r->servers[s];
+    rc = fan_prepare(m->k, to, n);
+    return rc ? rc : fan_run(m->k, &f, deadline);
+}
+
+static int move(moving *m, size_t n, const uint64_t *ids)
+{
+    remote *r = m->r;
+    const table_config *t;
+    int rc = fork_check("rows of a table");
+    if (!rc)
+        rc = remote_find_table(r, m->no, &t);
+    if (rc)
+        return rc;
+    m->dim = t->dim;
+    m->state_floats = optim_state_floats(t->optimizer, t->dim,
+                                         (int)t->momentum);
+    m->k = call_take(r);
+    if (!m->k)
+        return PERSIA_ENOMEM;
+    size_t block = block_rows(m);
+    for (size_t i = 0; i < n && !rc; i += m->n) {
+        m->n = n - i < block ? n - i : block;
+        m->ids = ids + i;
+        /* Each block has the whole time: a table may be large. */
+        rc = move_block(m, remote_deadline(r));
+        size_t floats = m->n * m->dim, states = m->n * m->state_floats;
+        if (m->put) {
+            m->from_vectors += floats;
+            m->from_state = m->from_state ? m->from_state + states : NULL;
+        } else {
+            m->vectors += floats;
+            m->state = m->state ? m->state + states : NULL;
+            m->found = m->found ? m->found + m->n : NULL;
+        }
+    }
+    call_give(m->k);
+    return rc;
+}
+
+int remote_get(remote *r, uint32_t no, size_t n, const uint64_t *ids,
+               float *vectors, float *state, uint8_t *found)
+{
+    moving m = {.r = r, .no = no, .vectors = vectors, .state = state,
+                .found = found};
+    return move(&m, n, ids);
+}
+
+int remote_set(remote *r, uint32_t no, size_t n, const uint64_t *ids,
+               const float *vectors, const float *state)
+{
+    moving m = {.r = r, .no = no, .put = 1, .from_vectors = vectors,
+                .from_state = state};
+    return move(&m, n, ids);
+}
+
+/* ---- the ids of rows ---- */
+
+typedef struct listing {
+    uint32_t no;
+    size_t room;
+    uint64_t cursor, *ids;
+    size_t n;
+} listing;
+
+static int encode_list(void *ctx, const request *q, wire_out *o)
+{
+    const listing *l = ctx;
+    wire_rows m = {.caller = q->caller,
+                   .no = server_table(q->to, l->no),
+                   .list = l->room < UINT32_MAX ? (uint32_t)l->room
+                                                : UINT32_MAX,
+                   .cursor = l->cursor};
+    return wire_put_rows(o, &m);
+}
+
+static int accept_list(void *ctx, request *q)
+{
+    listing *l = ctx;
+    wire_rows m;
+    int rc = wire_get_rows(q->reply.data, q->reply.n, &q->call->memory, &m);
+    if (rc)
+        return remote_bad_reply(q->to, err_text());
+    if (m.n > l->room || (m.n == 0 && m.cursor != UINT64_MAX))
+        return remote_bad_reply(q->to, "not the ids that were asked for");
+    if (m.n)
+        memcpy(l->ids, m.ids, m.n * sizeof *m.ids);
+    l->n = m.n;
+    l->cursor = m.cursor;
+    return PERSIA_OK;
+}
+
+int remote_list(remote *r, uint32_t no, uint32_t shard, uint64_t *cursor,
+                size_t room, uint64_t *ids, size_t *n)
+{
+    const table_config *t;
+    listing l = {.no = no, .room = room, .cursor = *cursor, .ids = ids};
+    fan f = {.method = WIRE_GET_ROWS, .encode = encode_list,
+             .accept = accept_list, .ctx = &l};
+    int rc = fork_check("ids of a table");
+    if (!rc)
+        rc = remote_find_table(r, no, &t);
+    call *k = rc ? NULL : call_take(r);
+    if (!k)
+        return rc ? rc : PERSIA_ENOMEM;
+    server *to = r->servers[shard];
+    rc = fan_prepare(k, &to, 1);
+    if (!rc)
+        rc = fan_run(k, &f, remote_deadline(r));
+    call_give(k);
+    *n = l.n;
+    *cursor = l.cursor;
+    return rc;
+}
+
+/* ---- requests without rows, to all shards ---- */
+
+static int ask_all(remote *r, fan *f)
+{
+    int rc = fork_check("a store");
+    call *k = rc ? NULL : call_take(r);
+    if (!k)
+        return rc ? rc : PERSIA_ENOMEM;
+    rc = fan_prepare(k, NULL, r->servers_n);
+    if (!rc)
+        rc = fan_run(k, f, remote_deadline(r));
+    call_give(k);
+    return rc;
+}
+
+static int encode_clear(void *ctx, const request *q, wire_out *o)
+{
+    const uint32_t *no = ctx;
+    wire_rows m = {.caller = q->caller, .no = server_table(q->to, *no),
+                   .clear = 1};
+    return wire_put_rows(o, &m);
+}
+
+int remote_clear(remote *r, uint32_t no)
+{
+    const table_config *t;
+    fan f = {.method = WIRE_PUT_ROWS, .encode = encode_clear,
+             .accept = accept_any, .ctx = &no};
+    int rc = remote_find_table(r, no, &t);
+    return rc ? rc : ask_all(r, &f);
+}
+
+typedef struct adding {
+    const char *name; /* of the table; NULL: none is asked for */
+    table_stats sum;
+    uint64_t used, limit;
+    int unlimited;    /* a shard has no limit */
+} adding;
+
+static int encode_stats(void *ctx, const request *q, wire_out *o)
+{
+    (void)ctx;
+    wire_stats m = {.caller = q->caller};
+    return wire_put_stats(o, &m);
+}
+
+static void add_stats(table_stats *sum, const wire_table_stats *s)
+{
+    sum->rows += s->rows;
+    sum->bytes += s->bytes;
+    sum->row_bytes = s->row_bytes;
+    /* Every shard hears of every push. */
+    sum->pushes = s->pushes > sum->pushes ? s->pushes : sum->pushes;
+    sum->pulled += s->pulled;
+    sum->missed += s->missed;
+    sum->created += s->created;
+    sum->evicted += s->evicted;
+    sum->refused += s->refused;
+    sum->nonfinite += s->nonfinite;
+}
+
+static int accept_stats(void *ctx, request *q)
+{
+    adding *a = ctx;
+    wire_stats_reply m;
+    int rc = wire_get_stats_reply(q->reply.data, q->reply.n,
+                                  &q->call->memory, &m);
+    if (rc)
+        return remote_bad_reply(q->to, err_text());
+    a->used += m.memory_used;
+    a->limit += m.memory_limit;
+    a->unlimited |= m.memory_limit == 0;
+    for (size_t i = 0; a->name && i < m.tables_n; i++)
+        if (strcmp(m.tables[i].name, a->name) == 0)
+            add_stats(&a->sum, &m.stats[i]);
+    return PERSIA_OK;
+}
+
+static int ask_stats(remote *r, adding *a)
+{
+    fan f = {.method = WIRE_STATS, .encode = encode_stats,
+             .accept = accept_stats, .ctx = a};
+    return ask_all(r, &f);
+}
+
+int remote_stats(remote *r, uint32_t no, table_stats *out)
+{
+    const table_config *t;
+    adding a = {0};
+    int rc = remote_find_table(r, no, &t);
+    if (!rc) {
+        a.name = t->name;
+        rc = ask_stats(r, &a);
+    }
+    if (!rc)
+        *out = a.sum;
+    return rc;
+}
+
+int remote_memory(remote *r, uint64_t *used, uint64_t *limit)
+{
+    adding a = {0};
+    int rc = ask_stats(r, &a);
+    *used = a.used;
+    *limit = a.unlimited ? 0 : a.limit;
+    return rc;
+}

@@ -1,0 +1,124 @@
+/* tables.c: tables and sync steps, at all shards. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/remote.h"
+
+/* ---- tables ---- */
+
+typedef struct declaring {
+    remote *r;
+    const table_config *config;
+    uint32_t no;
+    uint32_t created;
+} declaring;
+
+static int encode_declare(void *ctx, const request *q, wire_out *o)
+{
+    const declaring *d = ctx;
+    return put_declare(d->config, q->caller, o);
+}
+
+static int accept_declare(void *ctx, request *q)
+{
+    declaring *d = ctx;
+    wire_declare_reply m;
+    int rc = get_declare(q->to, &q->reply, &q->call->memory, &m);
+    if (rc)
+        return rc;
+    d->created |= m.created;
+    pthread_mutex_lock(&q->to->lock);
+    /* A server started again meanwhile was told about this table, too. */
+    if (q->to->boot == q->caller.boot)
+        q->to->numbers[d->no] = m.no;
+    pthread_mutex_unlock(&q->to->lock);
+    return PERSIA_OK;
+}
+
+/* Declares table `no` everywhere. */
+static int declare_all(remote *r, const table_config *config, uint32_t no,
+                       int *created)
+{
+    declaring d = {.r = r, .config = config, .no = no};
+    fan f = {.method = WIRE_DECLARE, .encode = encode_declare,
+             .accept = accept_declare, .ctx = &d};
+    call *k = call_take(r);
+    if (!k)
+        return PERSIA_ENOMEM;
+    int rc = fan_prepare(k, NULL, r->servers_n);
+    if (!rc)
+        rc = fan_run(k, &f, remote_deadline(r));
+    call_give(k);
+    *created = d.created != 0;
+    return rc;
+}
+
+/* A name that is not known here yet: the slot is shown to remote_repair()
+ * first, so that a server that comes back meanwhile hears of the table. */
+static int declare_new(remote *r, const table_config *config, uint32_t no,
+                       int *created)
+{
+    if (no == PS_TABLES_MAX)
+        return err_set(PERSIA_ELIMIT, "table %s: a store has at most %d "
+                       "tables; let features share tables", config->name,
+                       PS_TABLES_MAX);
+    table_config *own = malloc(sizeof *own);
+    if (!own)
+        return err_set(PERSIA_ENOMEM, "no memory for a table");
+    *own = *config;
+    own->limit = NULL;
+    pthread_mutex_lock(&r->lock);
+    r->tables[no] = own;
+    r->tables_declared = no + 1;
+    pthread_mutex_unlock(&r->lock);
+    int rc = declare_all(r, own, no, created);
+    if (!rc) {
+        atomic_store_explicit(&r->tables_n, no + 1, memory_order_release);
+        return PERSIA_OK;
+    }
+    /* Greetings read it. */
+    for (uint32_t i = 0; i < r->servers_n; i++)
+        (void)greeting_begin(r->servers[i], 0);
+    pthread_mutex_lock(&r->lock);
+    r->tables[no] = NULL;
+    r->tables_declared = no;
+    pthread_mutex_unlock(&r->lock);
+    for (uint32_t i = 0; i < r->servers_n; i++)
+        greeting_end(r->servers[i]);
+    free(own);
+    return rc;
+}
+
+int remote_declare(remote *r, const table_config *config, uint32_t *no,
+                   int *created)
+{
+    int rc = fork_check("Store.declare");
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&r->declaring);
+    uint32_t n = r->tables_n, i = 0;
+    while (i < n && strcmp(r->tables[i]->name, config->name) != 0)
+        i++;
+    rc = i < n ? declare_all(r, config, i, created)
+               : declare_new(r, config, i, created);
+    pthread_mutex_unlock(&r->declaring);
+    *no = i;
+    return rc;
+}
+
+/* ---- counts ---- */
+
+void remote_get_counts(const remote *r, client_counts *out)
+{
+    *out = (client_counts){.pulls = r->counts.pulls,
+                           .pushes = r->counts.pushes,
+                           .ids = r->counts.ids,
+                           .distinct = r->counts.distinct,
+                           .bytes_out = r->counts.bytes_out,
+                           .bytes_in = r->counts.bytes_in,
+                           .retries = r->counts.retries,
+                           .duplicates = r->counts.duplicates,
+                           .reconnects = r->counts.reconnects,
+                           .lost = r->counts.lost,
+                           .stale = r->counts.stale};
+}

@@ -1,0 +1,146 @@
+/* pull.c: rows out, straight into the memory of the reply.
+ *
+ * A pull is cut into pieces of one table; a piece is checked, read and, if
+ * the reply is narrower than fp32, narrowed while it is in the cache.
+ */
+#include "server/private.h"
+
+enum {
+    PIECE = 2048, /* ids: a table holds its locks for as many */
+    PIECE_FLOATS = 32768 /* of a piece that is narrowed, on the stack */
+};
+
+typedef struct pull_plan {
+    const ps_service *s;
+    const wire_pull *m;
+    wire_values *out;    /* [m->tables_n], where each table's rows go */
+    table **tables;      /* [m->tables_n] */
+    size_t *first_piece; /* [m->tables_n + 1] */
+} pull_plan;
+
+static size_t piece_ids(const pull_plan *p, size_t i)
+{
+    size_t dim = p->out[i].dim;
+    if (p->m->dtype == WIRE_FP32 || PIECE * dim <= PIECE_FLOATS)
+        return PIECE;
+    return PIECE_FLOATS / dim;
+}
+
+static int pull_piece(void *ctx, size_t piece)
+{
+    const pull_plan *p = ctx;
+    const size_t t = sched_range(p->first_piece, p->m->tables_n, piece);
+    float wide[PIECE_FLOATS];
+
+    const wire_pull_table *want = &p->m->tables[t];
+    const wire_values *out = &p->out[t];
+    const size_t first = (piece - p->first_piece[t]) * piece_ids(p, t);
+    const size_t left = want->n - first, most = piece_ids(p, t);
+    const uint32_t dtype = p->m->dtype;
+    char *values = (char *)(uintptr_t)out->values +
+                   first * out->dim * wire_dtype_bytes(dtype);
+    uint32_t *rows = (uint32_t *)(uintptr_t)out->rows;
+    float *scales = (float *)(uintptr_t)out->scales;
+    pull_job job = {.t = p->tables[t],
+                    .n = left < most ? left : most,
+                    .ids = want->ids + first,
+                    .out = dtype == WIRE_FP32 ? (float *)(void *)values
+                                              : wide,
+                    .stride = out->dim,
+                    .rows = rows ? rows + first : NULL};
+
+    int rc = service_check_ids(p->s, job.t, job.ids, job.n);
+    if (!rc) /* on this thread alone: it is one chunk */
+        rc = table_pull(ps_sched(p->s->p), &job, 1);
+    if (!rc && dtype != WIRE_FP32)
+        wire_narrow(dtype, job.n, out->dim, wide, out->dim, values,
+                    scales ? scales + first : NULL);
+    return rc;
+}
+
+static size_t round_up(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+/* How the rows lie in one buffer: *bytes in all. */
+static int lay_out(pull_plan *p, uint64_t *bytes)
+{
+    const uint32_t dtype = p->m->dtype;
+    *bytes = 0;
+    p->first_piece[0] = 0;
+    for (size_t i = 0; i < p->m->tables_n; i++) {
+        const wire_pull_table *want = &p->m->tables[i];
+        int rc = service_table(p->s, want->no, &p->tables[i]);
+        if (rc)
+            return rc;
+        const uint32_t dim = table_get_config(p->tables[i])->dim;
+        p->out[i] = (wire_values){.no = want->no, .dim = dim, .n = want->n};
+        *bytes += round_up(want->n * dim * wire_dtype_bytes(dtype)) +
+                  round_up(dtype == WIRE_FP16 ? want->n * 4 : 0) +
+                  round_up(p->m->want_rows ? want->n * 4 : 0);
+        p->first_piece[i + 1] = p->first_piece[i] +
+                                (want->n + piece_ids(p, i) - 1) /
+                                    piece_ids(p, i);
+    }
+    return service_check_bytes(p->s, "the rows would be an answer", *bytes);
+}
+
+static void place(pull_plan *p, char *at)
+{
+    const uint32_t dtype = p->m->dtype;
+    for (size_t i = 0; i < p->m->tables_n; i++) {
+        wire_values *v = &p->out[i];
+        if (!v->n)
+            continue;
+        v->values = at;
+        at += round_up(v->n * v->dim * wire_dtype_bytes(dtype));
+        if (dtype == WIRE_FP16) {
+            v->scales = (float *)(void *)at;
+            at += round_up(v->n * 4);
+        }
+        if (p->m->want_rows) {
+            v->rows = (uint32_t *)(void *)at;
+            at += round_up(v->n * 4);
+        }
+    }
+}
+
+int pull_answer(ps_service *s, const wire_pull *m, wire_memory *memory,
+                answer *a)
+{
+    uint64_t bytes;
+    pull_plan p = {.s = s, .m = m};
+    const size_t n = m->tables_n;
+    int rc = service_check_rows(s, &m->caller);
+    if (rc)
+        return rc;
+    p.out = wire_memory_take(memory, n * sizeof *p.out);
+    p.tables = wire_memory_take(memory, n * sizeof *p.tables);
+    p.first_piece = wire_memory_take(memory, (n + 1) * sizeof(size_t));
+    if (!p.out || !p.tables || !p.first_piece)
+        return PERSIA_ENOMEM;
+    if ((rc = lay_out(&p, &bytes)) ||
+        (rc = buffers_take(s->buffers, (size_t)bytes, &a->bulk)))
+        return rc;
+    place(&p, a->bulk->data);
+    rc = sched_for(ps_sched(s->p), p.first_piece[n], pull_piece, &p);
+    if (rc)
+        return rc;
+    atomic_fetch_add(&s->pulls, 1);
+    wire_pull_reply reply = {.dtype = m->dtype, .tables = p.out,
+                             .tables_n = n};
+    return wire_put_pull_reply(&a->o, &reply);
+}
+
+int handle_pull(ps_service *s, rpc_call *call, wire_memory *memory,
+                answer *a)
+{
+    wire_pull m;
+    int rc = wire_get_pull(call->request, call->request_n, memory, &m);
+    if (!rc)
+        rc = service_check_rows(s, &m.caller);
+    if (!rc && m.after)
+        rc = wait_pull(s, call, memory, &m);
+    return rc ? rc : pull_answer(s, &m, memory, a);
+}

@@ -1,0 +1,478 @@
+/* push.c: gradients in, each update applied once. */
+#include "server/private.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PIECE = 2048 }; /* rows that are widened, ids that are checked */
+
+/* ---- answers ------------------------------------------------------------ */
+
+static void push_free(push_call *c)
+{
+    wire_memory memory = c->memory; /* c lies in it */
+    wire_memory_free(&memory);
+}
+
+void push_fail(ps_service *s, push_call *c, int code, const char *text)
+{
+    atomic_fetch_add(&s->failed, 1);
+    c->call->fail(c->call, code, text);
+    push_free(c);
+}
+
+void push_reply(ps_service *s, push_call *c, const wire_push_reply *reply)
+{
+    answer a = {.bulk = NULL};
+    wire_push_reply m = *reply;
+    wire_out_init(&a.o);
+    if (m.status == PUSH_DUPLICATE)
+        atomic_fetch_add(&s->duplicates, 1);
+    if (c->m.step)
+        m.left = wait_left(s, c->m.parts, &c->memory, &m.left_n);
+    service_answer(s, c->call, wire_put_push_reply(&a.o, &m), &a);
+    push_free(c);
+}
+
+void push_reply_status(ps_service *s, push_call *c, uint32_t status)
+{
+    wire_push_reply reply = {.status = status, .updates = ps_updates(s->p)};
+    push_reply(s, c, &reply);
+}
+
+void push_reply_state(ps_service *s, push_call *c, enum ledger_state state)
+{
+    char text[512];
+    int code = PERSIA_OK;
+    if (state == LEDGER_DONE)
+        code = wait_was_refused(s, &c->key, text, sizeof text);
+    if (service_is_stale(s, &c->m.caller)) /* it is another ledger's */
+        push_reply_status(s, c, PUSH_STALE_LINEAGE);
+    else if (code)
+        push_fail(s, c, code, text);
+    else if (state == LEDGER_DONE)
+        push_reply_status(s, c, PUSH_DUPLICATE);
+    else if (state == LEDGER_BEYOND)
+        push_reply_status(s, c, PUSH_RETRY_LATER);
+    else if (state == LEDGER_TAKEN)
+        push_fail(s, c, PERSIA_ESTALE, "another client has opened the stream "
+                  "of this update since: say Hello with it again");
+    else
+        push_fail(s, c, PERSIA_ESTALE, "the stream of this update is not "
+                  "open here, or has expired: say Hello with it and see what "
+                  "the server still has of it");
+}
+
+/* ---- checks of one message ---------------------------------------------- */
+
+static optim_args args_of(const wire_hyper *h)
+{
+    return (optim_args){.kind = h->kind,
+                        .lr = h->lr,
+                        .eps = h->eps,
+                        .beta1 = h->beta1,
+                        .beta2 = h->beta2,
+                        .momentum = h->momentum,
+                        .weight_decay = h->weight_decay,
+                        .step = 1, /* until it is applied */
+                        .max_grad_norm = h->max_grad_norm,
+                        .max_norm = h->max_norm,
+                        .weight_bound = h->weight_bound,
+                        .grad_scale = h->grad_scale};
+}
+
+/* Ids in pieces: a sched_loop_fn. */
+typedef struct ids_check {
+    const ps_service *s;
+    const table *t;
+    const uint64_t *ids;
+    size_t n;
+} ids_check;
+
+static int check_piece(void *ctx, size_t i)
+{
+    const ids_check *c = ctx;
+    size_t first = i * PIECE, left = c->n - first;
+    return service_check_ids(c->s, c->t, c->ids + first,
+                             left < PIECE ? left : PIECE);
+}
+
+static int check_table(const ps_service *s, const wire_push_table *m)
+{
+    table *t;
+    int rc = service_table(s, m->grads.no, &t);
+    if (rc)
+        return rc;
+    const table_config *c = table_get_config(t);
+    const optim_args args = args_of(&m->hyper);
+    rc = table_check_optim(c, &args);
+    if (rc)
+        return rc;
+    if (m->grads.n && m->grads.dim != c->dim)
+        return err_set(PERSIA_ESHAPE, "table %s: gradients of dim %u come, "
+                       "the table has dim %u", c->name, m->grads.dim, c->dim);
+    ids_check check = {s, t, m->ids, m->grads.n};
+    return sched_for(ps_sched(s->p), (check.n + PIECE - 1) / PIECE,
+                     check_piece, &check);
+}
+
+static int check_message(const ps_service *s, const wire_push *m)
+{
+    uint8_t seen[WIRE_TABLES_MAX] = {0};
+    int rc = service_check_boot(s, &m->caller);
+    for (size_t i = 0; i < m->tables_n && !rc; i++) {
+        const wire_push_table *t = &m->tables[i];
+        rc = check_table(s, t);
+        if (!rc && seen[t->grads.no]++)
+            rc = err_set(PERSIA_EARG, "table %s comes twice in one push",
+                         table_get_config(ps_table(s->p, t->grads.no))->name);
+    }
+    return rc;
+}
+
+/* ---- one update of n parts ---------------------------------------------- */
+
+typedef struct update {
+    ps_service *s;
+    push_call **calls; /* [n] */
+    uint32_t n;
+    push_job *jobs; /* a table each */
+    size_t jobs_n;
+    push_part *parts;  /* of all jobs */
+    optim_args *optim; /* [jobs_n] */
+    buffer *wide;      /* gradients that came narrower than fp32 */
+    int stale;         /* the rows are others than those of the sender */
+    enum ledger_state state; /* why it was refused */
+    uint64_t step;     /* 0: none */
+    int applied;       /* as a whole or in part */
+    uint64_t updates;  /* of the shard, when it was */
+} update;
+
+/* One table of one part. */
+typedef struct entry {
+    const wire_push_table *m;
+    uint32_t part;
+    const float *grad;
+    atomic_int finite; /* it was widened, and holds no NaN and no Inf */
+} entry;
+
+static int by_table(const void *a, const void *b)
+{
+    const entry *x = a, *y = b;
+    if (x->m->grads.no != y->m->grads.no)
+        return x->m->grads.no < y->m->grads.no ? -1 : 1;
+    return x->part < y->part ? -1 : x->part > y->part;
+}
+
+/* Gradients to widen, in pieces numbered through: a sched_loop_fn. */
+typedef struct widening {
+    entry *entries;
+    push_call *const *calls;
+    const size_t *first_piece; /* [n + 1] */
+    size_t n;
+} widening;
+
+static int widen_piece(void *ctx, size_t piece)
+{
+    const widening *w = ctx;
+    const size_t k = sched_range(w->first_piece, w->n, piece);
+    entry *e = &w->entries[k];
+    const wire_values *v = &e->m->grads;
+    const uint32_t dtype = w->calls[e->part]->m.dtype;
+    size_t first = (piece - w->first_piece[k]) * PIECE;
+    size_t n = v->n - first < PIECE ? v->n - first : PIECE;
+    float *to = (float *)(uintptr_t)e->grad + first * v->dim;
+    wire_widen(dtype, n, v->dim,
+               (const char *)v->values +
+                   first * v->dim * wire_dtype_bytes(dtype),
+               v->scales ? v->scales + first : NULL, to, v->dim);
+    if (!floats_finite(to, n * v->dim)) /* while it is in the cache */
+        atomic_store(&e->finite, 0);
+    return PERSIA_OK;
+}
+
+/* Finds gradients that are fp32 where they lie, makes the others so. */
+static int widen(update *u, entry *entries, size_t n, wire_memory *memory)
+{
+    size_t floats = 0;
+    size_t *first_piece = wire_memory_take(memory, (n + 1) * sizeof(size_t));
+    if (!first_piece)
+        return PERSIA_ENOMEM;
+    first_piece[0] = 0;
+    for (size_t i = 0; i < n; i++) {
+        const wire_values *v = &entries[i].m->grads;
+        int narrow = u->calls[entries[i].part]->m.dtype != WIRE_FP32;
+        if (narrow)
+            floats += v->n * v->dim;
+        first_piece[i + 1] =
+            first_piece[i] + (narrow ? (v->n + PIECE - 1) / PIECE : 0);
+    }
+    if (floats) {
+        int rc = buffers_take(u->s->buffers, floats * sizeof(float),
+                              &u->wide);
+        if (rc)
+            return rc;
+    }
+    float *at = u->wide ? u->wide->data : NULL;
+    for (size_t i = 0; i < n; i++) {
+        const wire_values *v = &entries[i].m->grads;
+        if (u->calls[entries[i].part]->m.dtype == WIRE_FP32) {
+            entries[i].grad = v->values;
+        } else if (v->n) {
+            entries[i].grad = at;
+            atomic_init(&entries[i].finite, 1);
+            at += v->n * v->dim;
+        }
+    }
+    widening w = {entries, u->calls, first_piece, n};
+    return sched_for(ps_sched(u->s->p), first_piece[n], widen_piece, &w);
+}
+
+static int same_hyper(const wire_hyper *a, const wire_hyper *b)
+{
+    return a->kind == b->kind && a->lr == b->lr && a->eps == b->eps &&
+           a->beta1 == b->beta1 && a->beta2 == b->beta2 &&
+           a->momentum == b->momentum &&
+           a->weight_decay == b->weight_decay &&
+           a->max_grad_norm == b->max_grad_norm &&
+           a->max_norm == b->max_norm &&
+           a->weight_bound == b->weight_bound &&
+           a->grad_scale == b->grad_scale;
+}
+
+/* One job a table, its parts in the order of the ranks. */
+static int build_jobs(update *u, const entry *entries, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const entry *e = &entries[i], *before = i ? e - 1 : NULL;
+        const wire_values *v = &e->m->grads;
+        table *t = ps_table(u->s->p, v->no);
+        u->parts[i] = (push_part){.n = v->n,
+                                  .ids = e->m->ids,
+                                  .rows = v->rows,
+                                  .grad = e->grad,
+                                  .finite = atomic_load(&e->finite),
+                                  .stride = v->dim,
+                                  .bags = v->n};
+        if (before && before->m->grads.no == v->no) {
+            if (!same_hyper(&before->m->hyper, &e->m->hyper))
+                return err_set(
+                    PERSIA_EARG, "table %s: ranks %u and %u of step %llu "
+                    "send different settings of the optimizer (lr %g and "
+                    "%g, factor of gradients %g and %g, ...); their "
+                    "schedulers, GradScaler, grad_division and norms for "
+                    "clipping must agree",
+                    table_get_config(t)->name,
+                    u->calls[before->part]->m.part, u->calls[e->part]->m.part,
+                    (unsigned long long)u->step, (double)before->m->hyper.lr,
+                    (double)e->m->hyper.lr,
+                    (double)before->m->hyper.grad_scale,
+                    (double)e->m->hyper.grad_scale);
+            u->jobs[u->jobs_n - 1].parts_n++;
+            continue;
+        }
+        u->optim[u->jobs_n] = args_of(&e->m->hyper);
+        u->jobs[u->jobs_n] = (push_job){.t = t,
+                                        .parts = &u->parts[i],
+                                        .parts_n = 1,
+                                        .optim = &u->optim[u->jobs_n]};
+        u->jobs_n++;
+    }
+    return PERSIA_OK;
+}
+
+static int build(update *u)
+{
+    wire_memory *memory = &u->calls[0]->memory;
+    size_t n = 0;
+    for (uint32_t i = 0; i < u->n; i++)
+        n += u->calls[i]->m.tables_n;
+    entry *entries = wire_memory_take(memory, n * sizeof *entries);
+    u->jobs = wire_memory_take(memory, n * sizeof *u->jobs);
+    u->parts = wire_memory_take(memory, n * sizeof *u->parts);
+    u->optim = wire_memory_take(memory, n * sizeof *u->optim);
+    if (!entries || !u->jobs || !u->parts || !u->optim)
+        return PERSIA_ENOMEM;
+    n = 0;
+    for (uint32_t i = 0; i < u->n; i++)
+        for (size_t k = 0; k < u->calls[i]->m.tables_n; k++)
+            entries[n++] = (entry){.m = &u->calls[i]->m.tables[k],
+                                   .part = i};
+    if (n)
+        qsort(entries, n, sizeof *entries, by_table);
+    int rc = widen(u, entries, n, memory);
+    return rc ? rc : build_jobs(u, entries, n);
+}
+
+/* With the gate held: the last look before rows change. */
+static int update_before(void *ctx)
+{
+    update *u = ctx;
+    const uint64_t next = ps_updates(u->s->p) + 1;
+    for (uint32_t i = 0; i < u->n; i++) {
+        if (service_is_stale(u->s, &u->calls[i]->m.caller)) {
+            u->stale = 1;
+            return err_set(PERSIA_ESTALE, "other rows were restored");
+        }
+        u->state = ledger_check(u->s->ledger, &u->calls[i]->key);
+        if (u->state != LEDGER_NEW)
+            return err_set(PERSIA_ESTALE, "the ledger was restored");
+    }
+    for (size_t j = 0; j < u->jobs_n; j++) {
+        u->jobs[j].batch = next;
+        u->optim[j].step = next;
+    }
+    return PERSIA_OK;
+}
+
+static void update_after(void *ctx, int rc)
+{
+    update *u = ctx;
+    (void)rc; /* in part or as a whole: never again */
+    u->applied = 1;
+    u->updates = ps_updates(u->s->p);
+    for (uint32_t i = 0; i < u->n; i++)
+        ledger_commit(u->s->ledger, &u->calls[i]->key);
+    if (u->step)
+        wait_applied(u->s, u->step);
+}
+
+/* The same answer for a call and for its copies that came meanwhile. */
+static void update_answer(update *u, push_call *c, int rc, const char *text,
+                          const wire_push_reply *reply)
+{
+    ledger_waiter *copies = ledger_end(u->s->ledger, &c->key);
+    for (push_call *one = c; one;) {
+        if (u->stale)
+            push_reply_status(u->s, one, PUSH_STALE_LINEAGE);
+        else if (u->state != LEDGER_NEW)
+            push_reply_state(u->s, one, u->state);
+        else if (rc)
+            push_fail(u->s, one, rc, text);
+        else
+            push_reply(u->s, one, reply);
+        one = (push_call *)copies;
+        if (one) {
+            copies = copies->next;
+            atomic_fetch_sub(&u->s->parked_n, 1);
+        }
+    }
+}
+
+/* Whether this shard may be the only one that refuses the update: for its
+ * rows or its memory. */
+static int is_refused_here(const update *u, int rc)
+{
+    return u->s->shards > 1 && !u->applied && !u->stale &&
+           u->state == LEDGER_NEW &&
+           (rc == PERSIA_ECAPACITY || rc == PERSIA_ELIMIT ||
+            rc == PERSIA_ENOMEM || rc == PERSIA_ENONFINITE);
+}
+
+/* What a shard refuses others may apply.  It counts here as an update without
+ * ids, so that counts and clocks, and Adam's t with them, move alike. */
+static void apply_empty(update *u, const ps_note *note)
+{
+    for (size_t j = 0; j < u->jobs_n; j++)
+        u->jobs[j].parts_n = 0;
+    (void)ps_push_noted(u->s->p, u->jobs, u->jobs_n, note);
+}
+
+void push_apply(ps_service *s, push_call **calls, uint32_t n)
+{
+    update u = {.s = s, .calls = calls, .n = n, .step = calls[0]->m.step};
+    ps_note note = {update_before, update_after, &u};
+    char text[1024] = "";
+    int rc = build(&u);
+    if (!rc)
+        rc = ps_push_noted(s->p, u.jobs, u.jobs_n, &note);
+    if (rc) {
+        int here = is_refused_here(&u, rc);
+        snprintf(text, sizeof text, "%.900s%s", err_text(),
+                 here ? " (other shards may have applied their part)" : "");
+        if (here)
+            apply_empty(&u, &note);
+    }
+    buffer_give(u.wide);
+    if (u.step && !u.applied)
+        wait_failed(s);
+    /* Before copies of it stop waiting for this answer. */
+    for (uint32_t i = 0; i < n && rc && u.applied; i++)
+        wait_note_refused(s, &calls[i]->key, rc, text);
+    if (!rc)
+        atomic_fetch_add(&s->pushes, n);
+
+    /* The counts of a step are in the answer to its first part, so that
+     * ranks may add theirs up. */
+    wire_push_reply reply = {.status = PUSH_APPLIED, .updates = u.updates};
+    for (size_t j = 0; j < u.jobs_n && !rc; j++) {
+        reply.created += u.jobs[j].created;
+        reply.refused += u.jobs[j].refused;
+        reply.evicted += u.jobs[j].evicted;
+        reply.nonfinite += u.jobs[j].nonfinite;
+        reply.touched += u.jobs[j].touched;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        update_answer(&u, calls[i], rc, text, &reply);
+        reply = (wire_push_reply){.status = PUSH_APPLIED,
+                                  .updates = u.updates};
+    }
+}
+
+/* ---- the request -------------------------------------------------------- */
+
+static void apply_and_go_on(ps_service *s, push_call *c)
+{
+    push_apply(s, &c, 1);
+    if (atomic_load(&s->parked_n)) /* pulls may wait for it */
+        wait_go_on(s);
+}
+
+static void apply_alone(ps_service *s, push_call *c)
+{
+    enum ledger_state state;
+    /* If another copy is under way, this one is parked: others may answer
+     * and free it from then on. */
+    int room = wait_room(s, PARKED_MAX);
+    int rc = ledger_begin(s->ledger, &c->key, room ? &c->waiter : NULL,
+                          &state);
+    if (!rc && state == LEDGER_BUSY && room)
+        return;
+    if (room)
+        atomic_fetch_sub(&s->parked_n, 1);
+    if (rc)
+        push_fail(s, c, rc, err_text());
+    else if (state == LEDGER_BUSY)
+        push_fail(s, c, PERSIA_ELIMIT, "too many requests wait");
+    else if (state == LEDGER_NEW)
+        apply_and_go_on(s, c);
+    else
+        push_reply_state(s, c, state);
+}
+
+int handle_push(ps_service *s, rpc_call *call, wire_memory *memory,
+                answer *a)
+{
+    push_call *c = wire_memory_take(memory, sizeof *c);
+    (void)a;
+    if (!c)
+        return PERSIA_ENOMEM;
+    memset(c, 0, sizeof *c);
+    int rc = wire_get_push(call->request, call->request_n, memory, &c->m);
+    if (!rc)
+        rc = check_message(s, &c->m);
+    if (rc)
+        return rc;
+    c->call = call;
+    c->memory = *memory;
+    c->key = (ledger_key){c->m.stream, c->m.number, c->m.settled,
+                          c->m.caller.client};
+    if (service_is_stale(s, &c->m.caller))
+        push_reply_status(s, c, PUSH_STALE_LINEAGE);
+    else if (c->m.step)
+        wait_part(s, c);
+    else
+        apply_alone(s, c);
+    return TAKEN;
+}

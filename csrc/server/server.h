@@ -1,0 +1,65 @@
+/* server.h: a shard behind messages: requests of wire.h in, replies out.
+ *
+ * Knows nothing of connections: whoever has a request makes an rpc_call of it
+ * (rpc_server over gRPC, a local channel, a test).  Requests of many clients
+ * run side by side on the threads that bring them.
+ *
+ *   ledger   per stream a watermark and a window of numbers: an update is
+ *            applied once, whatever is sent again.  A stream is opened by
+ *            the Hello that asks for its ledger; of more than 65,536 the one
+ *            used longest ago expires.  A push in a stream that is not open
+ *            is refused (PERSIA_ESTALE): whoever sent it says Hello and sees
+ *            what the ledger still knows.  So is one of a client that has
+ *            not opened it last: its process was killed and has a successor,
+ *            or it is one too many (PERSIA_ECLOSED).
+ *   sync     parts of one step wait until all ranks but those that have
+ *            left sent theirs, are added in the order of the ranks and
+ *            applied once (the counts are in the answer to the first part);
+ *            pulls behind an update wait as parked calls, no thread is held.
+ *            At a call's deadline it fails and names the missing ranks; then
+ *            the step's parts are dropped.
+ */
+#ifndef PERSIA_SERVER_H
+#define PERSIA_SERVER_H
+
+#include "shard/shard.h"
+#include "rpc/rpc.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ps_service ps_service;
+
+typedef struct service_config {
+    char name_space[WIRE_NAME];
+    uint32_t shard, shards;
+    uint64_t lineage;         /* of the rows; 0: chosen */
+    uint64_t message_limit;   /* bytes, told to clients */
+    const char *checkpoints;  /* folder of snapshots, or NULL: none */
+} service_config;
+
+/* The shard must outlive the service. */
+PERSIA_API int service_create(ps *p, const service_config *config,
+                              ps_service **out);
+/* Another folder of snapshots; those under way are not disturbed. */
+PERSIA_API int service_set_checkpoints(ps_service *s, const char *path);
+/* So many requests are in hand at once, and one that waits is one of them (0:
+ * any number may be): pulls that wait leave half of them, and one for each
+ * rank of steps, to updates; more ranks than that cannot train in step. */
+PERSIA_API void service_set_calls(ps_service *s, uint32_t calls);
+/* Fails what is parked, and every call from now on but Hello, Snapshot and
+ * Stats, with PERSIA_EUNAVAILABLE: the server is about to stop. */
+PERSIA_API void service_close(ps_service *s);
+/* Ends a snapshot that a client has begun and may not end any more, and waits
+ * for its writer: after the last call of others. */
+PERSIA_API void service_end_snapshot(ps_service *s);
+/* Closes, too; the caller sees to it that no call comes after. */
+PERSIA_API void service_destroy(ps_service *s);
+/* Answers the call, now or later: an rpc_handler. */
+PERSIA_API void service_handle(void *service, rpc_call *call);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,462 @@
+#include "shard/ledger.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ids/ids.h"
+
+typedef struct stream {
+    struct stream *next; /* of the same bucket */
+    uint64_t name;
+    uint64_t watermark;
+    uint64_t skipped; /* numbers up to the watermark that were not applied */
+    uint64_t used; /* when it was used last, in uses of the ledger */
+    int owned;     /* by client; displaced: the owner before, if any */
+    int applied;   /* an update of this owner's */
+    int has_displaced;
+    uint64_t client, displaced;
+    /* Bit number % LEDGER_WINDOW: `number` was applied.  Only of numbers
+     * within watermark + 1 .. watermark + LEDGER_WINDOW; the first is 0. */
+    uint64_t window[WIRE_WINDOW_WORDS];
+} stream;
+
+/* An update under way. */
+typedef struct flight {
+    struct flight *next;
+    uint64_t stream, number, client;
+    ledger_waiter *first, **last;
+} flight;
+
+enum { BUCKETS = 64 }; /* at first */
+
+struct ledger {
+    uint32_t streams_max;
+    pthread_mutex_t lock; /* guards all below */
+    stream **bucket;      /* [buckets], a power of two */
+    uint32_t buckets;
+    uint32_t streams;
+    uint64_t uses;
+    flight *flights; /* as many as pushes in hand: few */
+};
+
+int ledger_create(uint32_t streams, ledger **out)
+{
+    ledger *l = calloc(1, sizeof *l);
+    *out = NULL;
+    if (l)
+        l->bucket = calloc(BUCKETS, sizeof(stream *));
+    if (!l || !l->bucket) {
+        free(l);
+        return err_set(PERSIA_ENOMEM, "no memory for a ledger");
+    }
+    l->buckets = BUCKETS;
+    l->streams_max = streams;
+    pthread_mutex_init(&l->lock, NULL);
+    *out = l;
+    return PERSIA_OK;
+}
+
+static void streams_free(stream **bucket, uint32_t buckets)
+{
+    for (uint32_t i = 0; i < buckets; i++)
+        while (bucket[i]) {
+            stream *s = bucket[i];
+            bucket[i] = s->next;
+            free(s);
+        }
+    free(bucket);
+}
+
+void ledger_destroy(ledger *l)
+{
+    if (!l)
+        return;
+    streams_free(l->bucket, l->buckets);
+    while (l->flights) {
+        flight *f = l->flights;
+        l->flights = f->next;
+        free(f);
+    }
+    pthread_mutex_destroy(&l->lock);
+    free(l);
+}
+
+/* ---- streams ------------------------------------------------------------ */
+
+static stream **bucket_of(stream **bucket, uint32_t buckets, uint64_t name)
+{
+    return &bucket[(id_hash(name) >> 32) & (buckets - 1)];
+}
+
+static stream *find_locked(ledger *l, uint64_t name)
+{
+    stream *s = *bucket_of(l->bucket, l->buckets, name);
+    while (s && s->name != name)
+        s = s->next;
+    if (s)
+        s->used = ++l->uses;
+    return s;
+}
+
+static int is_set(const stream *s, uint64_t number)
+{
+    return (int)(s->window[number / 64 % WIRE_WINDOW_WORDS] >>
+                 (number % 64) & 1);
+}
+
+static void clear_bit(stream *s, uint64_t number)
+{
+    s->window[number / 64 % WIRE_WINDOW_WORDS] &=
+        ~((uint64_t)1 << (number % 64));
+}
+
+/* The watermark goes on while the number behind it was applied. */
+static void advance(stream *s)
+{
+    while (is_set(s, s->watermark + 1))
+        clear_bit(s, ++s->watermark);
+}
+
+static void mark(stream *s, uint64_t number)
+{
+    if (number <= s->watermark) { /* settled while it was under way */
+        s->skipped--;
+        return;
+    }
+    s->window[number / 64 % WIRE_WINDOW_WORDS] |= (uint64_t)1
+                                                  << (number % 64);
+    advance(s);
+}
+
+static void settle(stream *s, uint64_t settled)
+{
+    if (settled <= s->watermark)
+        return;
+    /* Beyond the window none was applied. */
+    if (settled - s->watermark > LEDGER_WINDOW)
+        s->skipped += settled - s->watermark - LEDGER_WINDOW;
+    for (uint64_t n = s->watermark + 1;
+         n <= settled && n <= s->watermark + LEDGER_WINDOW; n++) {
+        s->skipped += !is_set(s, n);
+        clear_bit(s, n);
+    }
+    s->watermark = settled;
+    advance(s);
+}
+
+static int window_empty(const stream *s)
+{
+    uint64_t any = 0;
+    for (int i = 0; i < WIRE_WINDOW_WORDS; i++)
+        any |= s->window[i];
+    return !any;
+}
+
+/* The window as it travels: bit i is watermark + 1 + i. */
+static void export_stream(const stream *s, wire_ledger *out)
+{
+    const uint64_t first = s->watermark + 1, by = first % 64;
+    const uint64_t word = first / 64;
+    out->stream = s->name;
+    out->watermark = s->watermark;
+    out->skipped = s->skipped;
+    for (uint64_t i = 0; i < WIRE_WINDOW_WORDS; i++) {
+        uint64_t low = s->window[(word + i) % WIRE_WINDOW_WORDS];
+        uint64_t high = s->window[(word + i + 1) % WIRE_WINDOW_WORDS];
+        out->window[i] = by ? low >> by | high << (64 - by) : low;
+    }
+}
+
+static void import_stream(stream *s, const wire_ledger *from)
+{
+    s->name = from->stream;
+    s->watermark = from->watermark;
+    s->skipped = from->skipped;
+    for (uint64_t i = 0; i < WIRE_WINDOW_WORDS; i++)
+        for (uint64_t bits = from->window[i]; bits; bits &= bits - 1) {
+            uint64_t number = from->watermark + 1 + i * 64 +
+                              (uint64_t)__builtin_ctzll(bits);
+            s->window[number / 64 % WIRE_WINDOW_WORDS] |= (uint64_t)1
+                                                          << (number % 64);
+        }
+    advance(s);
+}
+
+/* More buckets, where there is memory; chains get longer otherwise. */
+static void grow_locked(ledger *l)
+{
+    uint32_t buckets = 2 * l->buckets;
+    stream **bigger = calloc(buckets, sizeof *bigger);
+    if (!bigger)
+        return;
+    for (uint32_t i = 0; i < l->buckets; i++)
+        while (l->bucket[i]) {
+            stream *s = l->bucket[i];
+            l->bucket[i] = s->next;
+            stream **at = bucket_of(bigger, buckets, s->name);
+            s->next = *at;
+            *at = s;
+        }
+    free(l->bucket);
+    l->bucket = bigger;
+    l->buckets = buckets;
+}
+
+static int under_way_locked(const ledger *l, uint64_t name)
+{
+    for (const flight *f = l->flights; f; f = f->next)
+        if (f->stream == name)
+            return 1;
+    return 0;
+}
+
+/* Removes the stream used longest ago that has nothing under way. */
+static int expire_locked(ledger *l)
+{
+    stream **oldest = NULL;
+    for (uint32_t i = 0; i < l->buckets; i++)
+        for (stream **at = &l->bucket[i]; *at; at = &(*at)->next)
+            if ((!oldest || (*at)->used < (*oldest)->used) &&
+                !under_way_locked(l, (*at)->name))
+                oldest = at;
+    if (!oldest)
+        return err_set(PERSIA_ELIMIT, "%u streams of updates are open, all "
+                       "of them with updates under way", l->streams);
+    stream *gone = *oldest;
+    *oldest = gone->next;
+    free(gone);
+    l->streams--;
+    return PERSIA_OK;
+}
+
+static int add_locked(ledger *l, uint64_t name, stream **out)
+{
+    int rc = l->streams >= l->streams_max ? expire_locked(l) : PERSIA_OK;
+    if (rc)
+        return rc;
+    if (l->streams >= l->buckets)
+        grow_locked(l);
+    stream *s = calloc(1, sizeof *s);
+    if (!s)
+        return err_set(PERSIA_ENOMEM, "no memory for a stream of updates");
+    s->name = name;
+    s->used = ++l->uses;
+    stream **at = bucket_of(l->bucket, l->buckets, name);
+    s->next = *at;
+    *at = s;
+    l->streams++;
+    *out = s;
+    return PERSIA_OK;
+}
+
+static int own(stream *s, uint64_t client, int *taken)
+{
+    *taken = s->owned && s->client != client;
+    if (*taken && s->applied && s->has_displaced && s->displaced == client)
+        return err_set(PERSIA_ECLOSED, "another process sends the updates of "
+                       "this rank now");
+    if (*taken) {
+        s->has_displaced = 1;
+        s->displaced = s->client;
+    }
+    if (*taken || !s->owned)
+        s->applied = 0;
+    s->owned = 1;
+    s->client = client;
+    return PERSIA_OK;
+}
+
+int ledger_open(ledger *l, uint64_t name, uint64_t client, int *taken,
+                wire_ledger *out)
+{
+    int rc = PERSIA_OK;
+    *taken = 0;
+    pthread_mutex_lock(&l->lock);
+    stream *s = find_locked(l, name);
+    if (!s)
+        rc = add_locked(l, name, &s);
+    if (!rc)
+        rc = own(s, client, taken);
+    if (!rc)
+        export_stream(s, out);
+    for (const flight *f = l->flights; f && !rc; f = f->next) {
+        uint64_t bit = f->number - s->watermark - 1;
+        if (f->stream == name && f->client != client &&
+            f->number > s->watermark && bit < LEDGER_WINDOW)
+            out->window[bit / 64] |= (uint64_t)1 << (bit % 64);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return rc;
+}
+
+/* ---- updates ------------------------------------------------------------ */
+
+static flight **flight_locked(ledger *l, const ledger_key *key)
+{
+    flight **at = &l->flights;
+    while (*at &&
+           ((*at)->stream != key->stream || (*at)->number != key->number))
+        at = &(*at)->next;
+    return at;
+}
+
+static enum ledger_state check_locked(ledger *l, const ledger_key *key)
+{
+    const stream *s = find_locked(l, key->stream);
+    if (!s)
+        return LEDGER_UNKNOWN;
+    uint64_t watermark =
+        key->settled > s->watermark ? key->settled : s->watermark;
+    if (key->number <= watermark)
+        return LEDGER_DONE;
+    if (key->number - s->watermark <= LEDGER_WINDOW)
+        return is_set(s, key->number) ? LEDGER_DONE : LEDGER_NEW;
+    return key->number - watermark <= LEDGER_WINDOW ? LEDGER_NEW
+                                                    : LEDGER_BEYOND;
+}
+
+static enum ledger_state look_locked(ledger *l, const ledger_key *key,
+                                     ledger_waiter *waiter)
+{
+    enum ledger_state state = check_locked(l, key);
+    flight *f = *flight_locked(l, key);
+    if (!f && (state == LEDGER_NEW || state == LEDGER_BEYOND)) {
+        const stream *s = find_locked(l, key->stream);
+        return s->owned && s->client != key->client ? LEDGER_TAKEN : state;
+    }
+    /* Also when it is done already: how it went, its answer says. */
+    if (!f || (state != LEDGER_NEW && state != LEDGER_DONE))
+        return state;
+    if (waiter) {
+        waiter->next = NULL;
+        *f->last = waiter;
+        f->last = &waiter->next;
+    }
+    return LEDGER_BUSY;
+}
+
+int ledger_has(ledger *l, uint64_t stream, uint64_t number)
+{
+    const ledger_key key = {.stream = stream, .number = number};
+    return ledger_check(l, &key) == LEDGER_DONE;
+}
+
+enum ledger_state ledger_look(ledger *l, const ledger_key *key,
+                              ledger_waiter *waiter)
+{
+    pthread_mutex_lock(&l->lock);
+    enum ledger_state state = look_locked(l, key, waiter);
+    pthread_mutex_unlock(&l->lock);
+    return state;
+}
+
+int ledger_begin(ledger *l, const ledger_key *key, ledger_waiter *waiter,
+                 enum ledger_state *state)
+{
+    flight *f = malloc(sizeof *f);
+    if (!f)
+        return err_set(PERSIA_ENOMEM, "no memory for an update");
+    pthread_mutex_lock(&l->lock);
+    *state = look_locked(l, key, waiter);
+    if (*state == LEDGER_NEW) {
+        *f = (flight){.next = l->flights,
+                      .stream = key->stream,
+                      .number = key->number,
+                      .client = key->client};
+        f->last = &f->first;
+        l->flights = f;
+        f = NULL;
+    }
+    pthread_mutex_unlock(&l->lock);
+    free(f);
+    return PERSIA_OK;
+}
+
+enum ledger_state ledger_check(ledger *l, const ledger_key *key)
+{
+    pthread_mutex_lock(&l->lock);
+    enum ledger_state state = check_locked(l, key);
+    pthread_mutex_unlock(&l->lock);
+    return state;
+}
+
+void ledger_commit(ledger *l, const ledger_key *key)
+{
+    pthread_mutex_lock(&l->lock);
+    /* It is there: streams with an update under way do not expire. */
+    stream *s = find_locked(l, key->stream);
+    if (s) {
+        settle(s, key->settled);
+        mark(s, key->number);
+        s->applied |= s->client == key->client;
+    }
+    pthread_mutex_unlock(&l->lock);
+}
+
+ledger_waiter *ledger_end(ledger *l, const ledger_key *key)
+{
+    ledger_waiter *waiters = NULL;
+    pthread_mutex_lock(&l->lock);
+    flight **at = flight_locked(l, key), *f = *at;
+    if (f) {
+        waiters = f->first;
+        *at = f->next;
+    }
+    pthread_mutex_unlock(&l->lock);
+    free(f);
+    return waiters;
+}
+
+/* ---- all streams -------------------------------------------------------- */
+
+int ledger_copy(ledger *l, wire_ledger **out, size_t *n)
+{
+    int rc = PERSIA_OK;
+    *n = 0;
+    pthread_mutex_lock(&l->lock);
+    *out = calloc(l->streams + (size_t)1, sizeof **out);
+    if (!*out)
+        rc = err_set(PERSIA_ENOMEM, "no memory for the ledgers of %u streams",
+                     l->streams);
+    for (uint32_t i = 0; i < l->buckets && !rc; i++)
+        for (const stream *s = l->bucket[i]; s; s = s->next)
+            if (s->watermark || !window_empty(s))
+                export_stream(s, &(*out)[(*n)++]);
+    pthread_mutex_unlock(&l->lock);
+    return rc;
+}
+
+int ledger_fill(ledger *l, const wire_ledger *from, size_t n)
+{
+    int rc = PERSIA_OK;
+    pthread_mutex_lock(&l->lock);
+    for (size_t i = 0; i < n && !rc; i++) {
+        stream *s = find_locked(l, from[i].stream);
+        if (s)
+            rc = err_set(PERSIA_EARG, "the ledger of a stream comes twice");
+        else if (!(rc = add_locked(l, from[i].stream, &s)))
+            import_stream(s, &from[i]);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return rc;
+}
+
+void ledger_exchange(ledger *l, ledger *other, _Atomic(uint64_t) *lineage,
+                     uint64_t to)
+{
+    pthread_mutex_lock(&l->lock);
+    atomic_store(lineage, to);
+    stream **bucket = l->bucket;
+    uint32_t buckets = l->buckets, streams = l->streams;
+    uint64_t uses = l->uses;
+    l->bucket = other->bucket;
+    l->buckets = other->buckets;
+    l->streams = other->streams;
+    l->uses = other->uses;
+    other->bucket = bucket;
+    other->buckets = buckets;
+    other->streams = streams;
+    other->uses = uses;
+    pthread_mutex_unlock(&l->lock);
+}

@@ -1,0 +1,98 @@
+/* ledger.h: which updates of each stream were applied (private).
+ *
+ * A stream numbers its updates 1, 2, 3, ...  The ledger keeps a watermark
+ * (all numbers up to it are through) and a window of LEDGER_WINDOW numbers
+ * behind it.  An update goes through four calls:
+ *
+ *   ledger_begin    may it be applied?  From then on it is under way: a
+ *                   second copy of it waits for the answer to the first
+ *   ledger_check    once more, with the shard's gate held
+ *   ledger_commit   it was applied; still with the gate held, so that a cut
+ *                   sees its rows and this entry, or neither
+ *   ledger_end      it is not under way any more, applied or failed; hands
+ *                   out the copies that waited
+ *
+ * Streams are opened by name.  When there are too many, the one used longest
+ * ago expires; updates of a stream that is not open are refused.
+ *
+ * A stream belongs to the client that has opened it last.  What another one
+ * has sent and comes late (its process was killed) is not applied: the owner
+ * may have used its number.  A client that was displaced may open the stream
+ * again as long as the new owner has applied nothing: that one may have come
+ * to look at rows alone.
+ *
+ * Any thread may call; one lock, held for microseconds.
+ */
+#ifndef PERSIA_SHARD_LEDGER_H
+#define PERSIA_SHARD_LEDGER_H
+
+#include <stdatomic.h>
+
+#include "wire/wire.h"
+
+enum {
+    LEDGER_WINDOW = 64 * WIRE_WINDOW_WORDS, /* numbers */
+    LEDGER_STREAMS = 65536
+};
+
+typedef struct ledger ledger;
+
+/* The name of an update; `settled` as in wire_push, below number; who sends
+ * it. */
+typedef struct ledger_key {
+    uint64_t stream, number, settled, client;
+} ledger_key;
+
+/* A copy that waits: the first field of what its owner keeps. */
+typedef struct ledger_waiter {
+    struct ledger_waiter *next;
+} ledger_waiter;
+
+enum ledger_state {
+    LEDGER_NEW,    /* not applied */
+    LEDGER_DONE,   /* applied, or settled, before */
+    LEDGER_BUSY,   /* another copy is under way */
+    LEDGER_BEYOND, /* of the window: send it again when others are through */
+    LEDGER_UNKNOWN, /* the stream is not open */
+    LEDGER_TAKEN    /* by another client */
+};
+
+/* At most `streams` (>= 1) are open. */
+int ledger_create(uint32_t streams, ledger **out);
+void ledger_destroy(ledger *l);
+
+/* Opens a stream for a client, and copies its entry; what others have under
+ * way counts as applied.  *taken: it was another client's before.
+ * PERSIA_ECLOSED when this client was displaced for good. */
+int ledger_open(ledger *l, uint64_t stream, uint64_t client, int *taken,
+                wire_ledger *out);
+
+/* Whether an update was applied, or settled; 0 where the stream is not open.
+ */
+int ledger_has(ledger *l, uint64_t stream, uint64_t number);
+
+/* In LEDGER_BUSY the waiter (NULL: none) is kept until ledger_end(). */
+enum ledger_state ledger_look(ledger *l, const ledger_key *key,
+                              ledger_waiter *waiter);
+/* The same, and in LEDGER_NEW it is under way. */
+int ledger_begin(ledger *l, const ledger_key *key, ledger_waiter *waiter,
+                 enum ledger_state *state);
+/* For the copy that is under way: never LEDGER_BUSY. */
+enum ledger_state ledger_check(ledger *l, const ledger_key *key);
+/* After a ledger_check() that said LEDGER_NEW. */
+void ledger_commit(ledger *l, const ledger_key *key);
+/* The copies that waited, in order. */
+ledger_waiter *ledger_end(ledger *l, const ledger_key *key);
+
+/* All streams in which something was applied, for a snapshot; the caller
+ * frees *out. */
+int ledger_copy(ledger *l, wire_ledger **out, size_t *n);
+/* The reverse, into a new ledger. */
+int ledger_fill(ledger *l, const wire_ledger *from, size_t n);
+/* Exchanges the streams of two ledgers, of which only the caller knows the
+ * second; with the gate held exclusively.  *lineage becomes `to` in the same
+ * moment: nobody who knows it may find the old streams. */
+void ledger_exchange(ledger *l, ledger *other, _Atomic(uint64_t) *lineage,
+                     uint64_t to);
+
+#endif

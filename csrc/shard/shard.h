@@ -1,0 +1,16 @@
+/* shard.h: a shard of the parameter server.
+ *
+ *   tables.h   named tables that share threads and a memory limit
+ *   ledger.h   which updates of each stream were applied
+ *   sync.h     the parts of one step of all ranks
+ *   numbers.h  a set of numbers that come nearly in order
+ */
+#ifndef PERSIA_SHARD_H
+#define PERSIA_SHARD_H
+
+#include "shard/ledger.h"
+#include "shard/numbers.h"
+#include "shard/sync.h"
+#include "shard/tables.h"
+
+#endif

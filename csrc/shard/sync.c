@@ -1,0 +1,180 @@
+#include "shard/sync.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void sync_init(sync_steps *s)
+{
+    memset(s, 0, sizeof *s);
+}
+
+void sync_free(sync_steps *s)
+{
+    free(s->part);
+    s->part = NULL;
+}
+
+static int refuse(const sync_steps *s, uint64_t step, uint32_t rank,
+                  uint32_t parts)
+{
+    const unsigned long long number = step;
+    uint64_t last = s->applying > s->step ? s->applying : s->step;
+    if (parts < 1 || parts > SYNC_RANKS || rank >= parts)
+        return err_set(PERSIA_EARG, "part %u of %u of step %llu: there are 1 "
+                       "to %d parts, numbered from 0", rank, parts, number,
+                       SYNC_RANKS);
+    if (s->left[rank])
+        return err_set(PERSIA_EARG, "rank %u has left the steps of this job: "
+                       "it must join again before it sends step %llu", rank,
+                       number);
+    if (step <= last)
+        return err_set(PERSIA_EARG, "rank %u sends step %llu, but step %llu "
+                       "was applied already: it must join again to learn "
+                       "where the job is", rank, number,
+                       (unsigned long long)last);
+    if (s->pending && s->pending != step)
+        return err_set(PERSIA_EARG, "rank %u sends step %llu, while the "
+                       "other ranks send step %llu", rank, number,
+                       (unsigned long long)s->pending);
+    if (s->pending && s->parts != parts)
+        return err_set(PERSIA_EARG, "rank %u sends a part of %u, the other "
+                       "ranks of %u", rank, parts, s->parts);
+    return PERSIA_OK;
+}
+
+int sync_add(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts,
+             void *part, void **replaced)
+{
+    *replaced = NULL;
+    int rc = refuse(s, step, rank, parts);
+    if (rc)
+        return rc;
+    if (!s->pending) {
+        s->part = calloc(parts, sizeof *s->part);
+        if (!s->part)
+            return err_set(PERSIA_ENOMEM, "no memory for the %u parts of a "
+                           "step", parts);
+        s->pending = step;
+        s->parts = parts;
+    }
+    *replaced = s->part[rank];
+    s->part[rank] = part;
+    s->n += *replaced == NULL;
+    return PERSIA_OK;
+}
+
+int sync_complete(const sync_steps *s)
+{
+    if (!s->pending || s->applying)
+        return 0;
+    for (uint32_t i = 0; i < s->parts; i++)
+        if (!s->part[i] && !s->left[i])
+            return 0;
+    return 1;
+}
+
+void **sync_take(sync_steps *s, int apply, uint32_t *n)
+{
+    void **all = s->part;
+    *n = 0;
+    for (uint32_t i = 0; i < s->parts; i++)
+        if (all[i])
+            all[(*n)++] = all[i];
+    if (apply)
+        s->applying = s->pending;
+    s->part = NULL;
+    s->parts = s->n = 0;
+    s->pending = 0;
+    return all;
+}
+
+void sync_applied(sync_steps *s, uint64_t step)
+{
+    s->applying = 0;
+    if (step > s->step)
+        s->step = step;
+}
+
+void sync_failed(sync_steps *s)
+{
+    s->applying = 0;
+}
+
+void **sync_take_one(sync_steps *s, uint32_t rank, uint32_t *n)
+{
+    *n = 0;
+    if (rank >= s->parts || !s->part[rank])
+        return NULL;
+    if (s->n == 1)
+        return sync_take(s, 0, n);
+    void **one = malloc(sizeof *one);
+    if (!one) /* rather all of them than one that is void */
+        return sync_take(s, 0, n);
+    *one = s->part[rank];
+    s->part[rank] = NULL;
+    s->n--;
+    *n = 1;
+    return one;
+}
+
+static void set_left(sync_steps *s, uint32_t rank, int left)
+{
+    s->left_n += (uint32_t)left - s->left[rank];
+    s->left[rank] = (uint8_t)left;
+}
+
+void **sync_move(sync_steps *s, uint32_t rank, uint32_t world, int joins,
+                 uint64_t step, uint32_t *n)
+{
+    set_left(s, rank, !joins);
+    s->told[rank] = 1;
+    if (joins && step > s->step)
+        s->step = s->missed = step;
+    if (joins && s->pending &&
+        (s->pending <= s->step || s->parts != world))
+        return sync_take(s, 0, n);
+    return sync_take_one(s, rank, n);
+}
+
+int sync_late(sync_steps *s, uint32_t rank, uint64_t client, uint32_t move)
+{
+    if (s->client[rank] == client && move && move < s->move[rank])
+        return 1;
+    s->client[rank] = client;
+    s->move[rank] = move;
+    return 0;
+}
+
+void sync_hear(sync_steps *s, uint32_t rank)
+{
+    int is_here = rank < s->parts && s->part[rank];
+    if (!s->told[rank] && !is_here)
+        set_left(s, rank, 1);
+}
+
+uint32_t sync_list_left(const sync_steps *s, uint32_t world, uint64_t *out,
+                        uint32_t room)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < world && i < SYNC_RANKS && n < room; i++)
+        if (s->left[i])
+            out[n++] = i;
+    return n;
+}
+
+void sync_missing(const sync_steps *s, char *out, size_t room)
+{
+    enum { NAMED = 8 };
+    uint32_t missing = 0, named = 0;
+    size_t at;
+    for (uint32_t i = 0; i < s->parts; i++)
+        missing += !s->part[i] && !s->left[i];
+    at = (size_t)snprintf(out, room, missing == 1 ? "rank" : "ranks");
+    for (uint32_t i = 0; i < s->parts && named < NAMED && at < room; i++)
+        if (!s->part[i] && !s->left[i])
+            at += (size_t)snprintf(out + at, room - at, "%s %u",
+                                   named++ ? "," : "", i);
+    if (missing > named && at < room)
+        snprintf(out + at, room - at, " and %u more", missing - named);
+}

@@ -1,0 +1,73 @@
+/* sync.h: the parts of one step, which wait for each other (private).
+ *
+ * A step of a synchronous job is one update whose parts come from its ranks.
+ * Steps are numbered for the whole job; a shard may miss some (it was killed
+ * and came back from a snapshot), never go back.  All ranks take part but
+ * those that said that they leave.
+ *
+ * A part is whatever its owner makes of it: here it is a pointer.  Not
+ * locked: the owner's lock is held around every call.
+ */
+#ifndef PERSIA_SHARD_SYNC_H
+#define PERSIA_SHARD_SYNC_H
+
+#include "base/base.h"
+
+enum { SYNC_RANKS = 4096 };
+
+typedef struct sync_steps {
+    uint64_t step;     /* applied last */
+    uint64_t missed;   /* the last one that was applied elsewhere, or here in
+                          an earlier life, as a rank has told */
+    uint64_t applying; /* was taken to be applied; 0: none */
+    uint64_t pending;  /* is being collected; 0: none */
+    uint32_t parts;    /* of the pending step */
+    uint32_t n;        /* of them that are there */
+    void **part;       /* [parts], NULL: missing */
+    uint32_t left_n;   /* ranks that take no part: */
+    uint8_t left[SYNC_RANKS]; /* 1 */
+    uint8_t told[SYNC_RANKS]; /* 1: the rank has said itself whether it does */
+    uint64_t client[SYNC_RANKS]; /* that moved the rank last, and */
+    uint32_t move[SYNC_RANKS];   /* which of its moves that was; 0: unknown */
+} sync_steps;
+
+void sync_init(sync_steps *s);
+/* Parts that are there are their owner's. */
+void sync_free(sync_steps *s);
+
+/* Part `rank` of `parts` of a step.  A part that is there already is
+ * replaced: *replaced, else NULL.  PERSIA_EARG when it does not belong to the
+ * step that is being collected, or its rank has left. */
+int sync_add(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts,
+             void *part, void **replaced);
+/* Whether the pending step can be applied now. */
+int sync_complete(const sync_steps *s);
+/* Ends collecting: the parts that are there, in the order of their ranks, in
+ * an array that the caller frees; NULL and 0 if there are none.  `apply`:
+ * sync_applied() or sync_failed() must follow. */
+void **sync_take(sync_steps *s, int apply, uint32_t *n);
+void sync_applied(sync_steps *s, uint64_t step);
+void sync_failed(sync_steps *s);
+
+/* A rank of `world` joins (its first step comes after `step`) or leaves.
+ * What of the pending step is void then is handed out as by sync_take(): the
+ * part of that rank, or all parts if the step cannot be any more (it was
+ * missed, if it is not behind `missed`). */
+void **sync_move(sync_steps *s, uint32_t rank, uint32_t world, int joins,
+                 uint64_t step, uint32_t *n);
+/* Whether the client has moved the rank since, as its message was under way
+ * for that long.  Else this move is noted as its last. */
+int sync_late(sync_steps *s, uint32_t rank, uint64_t client, uint32_t move);
+/* Another rank says that this one has left, maybe in an earlier life of the
+ * shard: true unless the rank itself has spoken in this one. */
+void sync_hear(sync_steps *s, uint32_t rank);
+/* The ranks below `world` that take no part: up to `room`, returns how many.
+ */
+uint32_t sync_list_left(const sync_steps *s, uint32_t world, uint64_t *out,
+                        uint32_t room);
+/* Takes the part of one rank of the pending step, as by sync_take(). */
+void **sync_take_one(sync_steps *s, uint32_t rank, uint32_t *n);
+/* "rank 3", "ranks 0, 1, 7 and 40 more": whose parts are missing. */
+void sync_missing(const sync_steps *s, char *out, size_t room);
+
+#endif

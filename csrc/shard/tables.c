@@ -1,0 +1,222 @@
+/* tables.c: the shard that lives in this process. */
+#include "shard/tables.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct ps {
+    sched *s;
+    mem_limit limit;
+    pthread_mutex_t declaring; /* one declaration at a time */
+    /* Slots below `tables_n` never change; so readers need no lock. */
+    table *tables[PS_TABLES_MAX];
+    _Atomic(uint32_t) tables_n;
+    pthread_rwlock_t gate; /* pushes hold it shared, a cut exclusively */
+    _Atomic(uint64_t) updates; /* changes under the gate */
+};
+
+int ps_create(const ps_config *config, ps **out)
+{
+    *out = NULL;
+    if (config->threads < 1 || config->threads > 1024)
+        return err_set(PERSIA_EARG, "threads is %u, need 1 .. 1024",
+                       config->threads);
+    ps *p = calloc(1, sizeof *p);
+    if (!p)
+        return err_set(PERSIA_ENOMEM, "no memory for a store");
+    p->limit.maximum = config->memory_limit;
+    int rc = sched_create(config->threads, &p->s);
+    if (rc) {
+        free(p);
+        return rc;
+    }
+    pthread_mutex_init(&p->declaring, NULL);
+    /* A cut comes next, however many threads push. */
+    pthread_rwlockattr_t attr;
+    pthread_rwlockattr_init(&attr);
+    pthread_rwlockattr_setkind_np(
+        &attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(&p->gate, &attr);
+    pthread_rwlockattr_destroy(&attr);
+    *out = p;
+    return PERSIA_OK;
+}
+
+void ps_destroy(ps *p)
+{
+    if (!p)
+        return;
+    sched_destroy(p->s); /* first: its jobs use the tables */
+    for (uint32_t i = 0; i < p->tables_n; i++)
+        table_destroy(p->tables[i]);
+    pthread_mutex_destroy(&p->declaring);
+    pthread_rwlock_destroy(&p->gate);
+    free(p);
+}
+
+/* The first field in which two configurations of one table differ. */
+static const char *difference(const table_config *a, const table_config *b)
+{
+    if (a->seed != b->seed)
+        return "seed";
+    if (a->dim != b->dim)
+        return "embedding_dim";
+    if (a->dtype != b->dtype)
+        return "data_type";
+    if (a->optimizer != b->optimizer || a->momentum != b->momentum)
+        return "optimizer";
+    if (a->init != b->init || a->init_a != b->init_a ||
+        a->init_b != b->init_b)
+        return "init";
+    if (a->state_init != b->state_init)
+        return "initial accumulator";
+    if (a->missing != b->missing)
+        return "missing";
+    if (a->nonfinite != b->nonfinite)
+        return "nonfinite";
+    if (a->capacity != b->capacity)
+        return "capacity";
+    if (a->full != b->full)
+        return "eviction";
+    if (a->admission != b->admission)
+        return "admission";
+    return NULL;
+}
+
+static int declare_locked(ps *p, const table_config *config, uint32_t *no,
+                          int *created)
+{
+    uint32_t n = p->tables_n;
+    for (uint32_t i = 0; i < n; i++) {
+        const table_config *have = table_get_config(p->tables[i]);
+        if (strcmp(have->name, config->name) != 0)
+            continue;
+        const char *field = difference(have, config);
+        if (field)
+            return err_set(PERSIA_EMISMATCH,
+                           "table %s: %s differs from the first declaration "
+                           "of this table; give both the same, or another "
+                           "name",
+                           config->name, field);
+        *no = i;
+        *created = 0;
+        return PERSIA_OK;
+    }
+    if (n == PS_TABLES_MAX)
+        return err_set(PERSIA_ELIMIT, "table %s: a store has at most %d "
+                       "tables; let features share tables", config->name,
+                       PS_TABLES_MAX);
+    table_config own = *config;
+    own.limit = &p->limit;
+    int rc = table_create(&own, &p->tables[n]);
+    if (rc)
+        return rc;
+    atomic_store_explicit(&p->tables_n, n + 1, memory_order_release);
+    *no = n;
+    *created = 1;
+    return PERSIA_OK;
+}
+
+int ps_declare(ps *p, const table_config *config, uint32_t *no, int *created)
+{
+    pthread_mutex_lock(&p->declaring);
+    int rc = declare_locked(p, config, no, created);
+    pthread_mutex_unlock(&p->declaring);
+    return rc;
+}
+
+uint32_t ps_tables(const ps *p)
+{
+    return atomic_load_explicit(&p->tables_n, memory_order_acquire);
+}
+
+table *ps_table(const ps *p, uint32_t no)
+{
+    return no < ps_tables(p) ? p->tables[no] : NULL;
+}
+
+sched *ps_sched(const ps *p)
+{
+    return p->s;
+}
+
+const mem_limit *ps_limit(const ps *p)
+{
+    return &p->limit;
+}
+
+int ps_pull(ps *p, pull_job *jobs, size_t jobs_n)
+{
+    return table_pull(p->s, jobs, jobs_n);
+}
+
+/* Whether the push began to change rows before it failed. */
+static int push_started(const push_job *jobs, size_t jobs_n)
+{
+    return jobs_n && jobs[0].touched != UINT64_MAX;
+}
+
+int ps_push_noted(ps *p, push_job *jobs, size_t jobs_n, const ps_note *note)
+{
+    if (jobs_n)
+        jobs[0].touched = UINT64_MAX;
+    pthread_rwlock_rdlock(&p->gate);
+    int rc = note ? note->before(note->ctx) : PERSIA_OK;
+    if (!rc)
+        rc = table_push(p->s, jobs, jobs_n);
+    if (!rc || push_started(jobs, jobs_n)) {
+        atomic_fetch_add(&p->updates, 1);
+        if (note)
+            note->after(note->ctx, rc);
+    }
+    pthread_rwlock_unlock(&p->gate);
+    if (rc && jobs_n && !push_started(jobs, jobs_n))
+        jobs[0].touched = 0;
+    return rc;
+}
+
+int ps_push(ps *p, push_job *jobs, size_t jobs_n)
+{
+    return ps_push_noted(p, jobs, jobs_n, NULL);
+}
+
+int ps_between(ps *p, int (*fn)(void *ctx), void *ctx)
+{
+    pthread_rwlock_wrlock(&p->gate);
+    int rc = fn(ctx);
+    pthread_rwlock_unlock(&p->gate);
+    return rc;
+}
+
+typedef struct taking {
+    ps *p;
+    uint32_t tables_n;
+    table_cut **out;
+    uint64_t *updates;
+} taking;
+
+static int take_cut(void *ctx)
+{
+    taking *t = ctx;
+    *t->updates = atomic_load(&t->p->updates);
+    return t->tables_n ? table_cut_begin(t->p->tables, t->tables_n, t->out)
+                       : PERSIA_OK;
+}
+
+int ps_cut_begin(ps *p, uint32_t tables_n, table_cut **out, uint64_t *updates)
+{
+    taking t = {p, tables_n, out, updates};
+    return ps_between(p, take_cut, &t);
+}
+
+uint64_t ps_updates(const ps *p)
+{
+    return atomic_load(&p->updates);
+}
+
+void ps_set_updates(ps *p, uint64_t updates)
+{
+    atomic_store(&p->updates, updates);
+}

@@ -1,0 +1,78 @@
+/* tables.h: the tables of a shard, by name; they share threads, a memory
+ * limit and a count of updates.
+ *
+ * Its callers (worker, step) use jobs of ids, rows and gradients only, so a
+ * shard in another process is another body behind the same calls.
+ *
+ * All functions may be called from any thread; ps_destroy() must be last.
+ */
+#ifndef PERSIA_SHARD_TABLES_H
+#define PERSIA_SHARD_TABLES_H
+
+#include "table/table.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { PS_TABLES_MAX = 4096 };
+
+typedef struct ps ps;
+
+typedef struct ps_config {
+    unsigned threads;      /* of loops, the caller included; at least 1 */
+    uint64_t memory_limit; /* bytes of all tables; 0: no limit */
+} ps_config;
+
+PERSIA_API int ps_create(const ps_config *config, ps **out);
+PERSIA_API void ps_destroy(ps *p);
+
+/* Makes a table, or finds the one of that name (*created is 0 then).
+ * PERSIA_EMISMATCH, naming the field, if its configuration differs.  The
+ * caller leaves config->limit NULL: the shard's own is used. */
+PERSIA_API int ps_declare(ps *p, const table_config *config, uint32_t *no,
+                          int *created);
+/* Tables are numbered from 0 in the order of their declaration. */
+PERSIA_API uint32_t ps_tables(const ps *p);
+/* NULL if there is no such table. */
+PERSIA_API table *ps_table(const ps *p, uint32_t no);
+PERSIA_API sched *ps_sched(const ps *p);
+PERSIA_API const mem_limit *ps_limit(const ps *p);
+
+/* table_pull() and table_push() on the shard's threads.  A push that
+ * succeeds counts as one update. */
+PERSIA_API int ps_pull(ps *p, pull_job *jobs, size_t jobs_n);
+PERSIA_API int ps_push(ps *p, push_job *jobs, size_t jobs_n);
+
+/* What is kept beside the rows about an update: whatever runs between two
+ * updates sees the update and its note, or neither. */
+typedef struct ps_note {
+    /* Before the push, which does not run if this is an error. */
+    int (*before)(void *ctx);
+    /* After it: all was applied (rc is PERSIA_OK), or memory gave out when
+     * some of it was; that counts as an update, too.  Not called when the
+     * push was refused as a whole. */
+    void (*after)(void *ctx, int rc);
+    void *ctx;
+} ps_note;
+PERSIA_API int ps_push_noted(ps *p, push_job *jobs, size_t jobs_n,
+                             const ps_note *note);
+/* Runs fn(ctx) between two updates: none is under way meanwhile.  Its result
+ * is returned. */
+PERSIA_API int ps_between(ps *p, int (*fn)(void *ctx), void *ctx);
+
+/* A cut of the first `tables_n` tables, between two updates: `updates` were
+ * applied before it, all of their rows are in it. */
+PERSIA_API int ps_cut_begin(ps *p, uint32_t tables_n,
+                            table_cut **out /* [tables_n] */,
+                            uint64_t *updates);
+
+/* Updates applied so far: Adam's t of the next one is this plus 1.  Set when
+ * a checkpoint is loaded; may be called by ps_between()'s fn. */
+PERSIA_API uint64_t ps_updates(const ps *p);
+PERSIA_API void ps_set_updates(ps *p, uint64_t updates);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,591 @@
+/* store.c: numbered forwards, held gradients, one update; and the registry of
+ * handles. */
+#include "store/store.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "client/client.h"
+#include "store/prefetch.h"
+#include "store/copies.h"
+#include "store/updates.h"
+
+enum { STORES_MAX = 4096, WINDOW_WORDS = STEP_TICKET_WINDOW / 64 };
+
+/* Updates that may be pending.  In this process more would only be older: a
+ * loop that is faster than its updates waits for them in the end. */
+enum { PENDING_LOCAL = 2, PENDING_REMOTE = 64 };
+
+/* Lookups, and updates, that may be under way to servers at once. */
+enum { IN_FLIGHT = 16 };
+
+struct step {
+    ps *p; /* NULL: the tables are remote */
+    ps_client *c;
+    void *owner; /* of what a remote client uses */
+    void (*release)(void *owner);
+    worker *w;
+    ahead *a;
+    updates *u;
+    copies copies;
+    _Atomic(uint64_t) tickets; /* the last number given */
+    pthread_mutex_t lock;      /* guards all below */
+    step_grad *held;
+    size_t held_n, held_room;
+    uint64_t forgotten;            /* tickets up to it: see step_forget() */
+    uint64_t newest;               /* ticket that came back */
+    uint64_t window[WINDOW_WORDS]; /* bit t mod window: t came back */
+    uint64_t refused[WINDOW_WORDS]; /* ... or will not be taken */
+    unsigned references;           /* guarded by registry.lock */
+};
+
+/* All stores of the process. */
+static struct {
+    pthread_mutex_t lock; /* guards all below and step.references */
+    struct {
+        step *s;
+        uint32_t generation;
+    } slots[STORES_MAX];
+} registry = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void destroy(step *s)
+{
+    if (!s)
+        return;
+    updates_destroy(s->u);
+    /* Not step_discard(): nobody could send an empty part any more. */
+    step_release(s->held, s->held_n);
+    ahead_destroy(s->a);
+    worker_destroy(s->w);
+    client_destroy(s->c);
+    ps_destroy(s->p);
+    if (s->release)
+        s->release(s->owner);
+    copies_free(&s->copies);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+static step *step_new(void)
+{
+    step *s = calloc(1, sizeof *s);
+    if (!s) {
+        err_set(PERSIA_ENOMEM, "no memory for a store");
+        return NULL;
+    }
+    pthread_mutex_init(&s->lock, NULL);
+    copies_init(&s->copies);
+    s->references = 1;
+    return s;
+}
+
+/* Gives a step with a client (rc: of making it) the rest, and a handle. */
+static int start(step *s, int rc, uint64_t *handle)
+{
+    int remote = !rc && client_is_remote(s->c);
+    if (!rc)
+        rc = worker_create(s->c, &s->w);
+    if (!rc)
+        rc = ahead_create(s, remote ? IN_FLIGHT : 1, &s->a);
+    if (!rc)
+        rc = updates_create(s, remote ? IN_FLIGHT : 1,
+                            remote ? PENDING_REMOTE : PENDING_LOCAL, &s->u);
+    if (rc)
+        goto fail;
+    step_renumber(s);
+    pthread_mutex_lock(&registry.lock);
+    uint32_t slot = 0;
+    while (slot < STORES_MAX && registry.slots[slot].s)
+        slot++;
+    if (slot < STORES_MAX) {
+        registry.slots[slot].s = s;
+        uint64_t generation = ++registry.slots[slot].generation;
+        *handle = (generation & 0x7FFFFFFF) << 32 | slot;
+    }
+    pthread_mutex_unlock(&registry.lock);
+    if (slot < STORES_MAX)
+        return PERSIA_OK;
+    rc = err_set(PERSIA_ELIMIT, "%d stores are open in this process; close "
+                 "some", STORES_MAX);
+fail:
+    destroy(s);
+    return rc;
+}
+
+int step_open(unsigned threads, uint64_t memory_limit, uint64_t *handle)
+{
+    ps_config config = {.threads = threads, .memory_limit = memory_limit};
+    int rc = fork_check("a new store");
+    step *s = rc ? NULL : step_new();
+    if (!s)
+        return rc ? rc : PERSIA_ENOMEM;
+    rc = ps_create(&config, &s->p);
+    if (!rc)
+        rc = client_local(s->p, &s->c);
+    return start(s, rc, handle);
+}
+
+int step_open_remote(const client_config *config, void *owner,
+                     void (*release)(void *owner), uint64_t *handle)
+{
+    int rc = fork_check("a new store");
+    step *s = rc ? NULL : step_new();
+    if (!s)
+        return rc ? rc : PERSIA_ENOMEM;
+    rc = client_remote(config, &s->c);
+    rc = start(s, rc, handle);
+    if (!rc) {
+        s->owner = owner;
+        s->release = release;
+    }
+    return rc;
+}
+
+/* The store of a handle, or NULL; registry.lock is held. */
+static step *find(uint64_t handle)
+{
+    uint32_t slot = (uint32_t)handle;
+    if (slot >= STORES_MAX ||
+        (registry.slots[slot].generation & 0x7FFFFFFF) != handle >> 32)
+        return NULL;
+    return registry.slots[slot].s;
+}
+
+int step_get(uint64_t handle, const char *what, step **out)
+{
+    int rc = fork_check(what);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&registry.lock);
+    step *s = find(handle);
+    if (s)
+        s->references++;
+    pthread_mutex_unlock(&registry.lock);
+    *out = s;
+    return s ? PERSIA_OK
+             : err_set(PERSIA_ECLOSED, "%s: the store was closed; make a new "
+                       "persia.Store", what);
+}
+
+void step_put(step *s)
+{
+    pthread_mutex_lock(&registry.lock);
+    int last = --s->references == 0;
+    pthread_mutex_unlock(&registry.lock);
+    if (last)
+        destroy(s);
+}
+
+void step_close(uint64_t handle)
+{
+    if (fork_check("Store.close"))
+        return;
+    pthread_mutex_lock(&registry.lock);
+    step *s = find(handle);
+    if (s)
+        registry.slots[(uint32_t)handle].s = NULL;
+    pthread_mutex_unlock(&registry.lock);
+    if (!s)
+        return;
+    client_end(s->c, END_LOOKUPS); /* nobody wants those to come */
+    step_put(s);
+}
+
+ps *step_ps(const step *s)
+{
+    return s->p;
+}
+
+ps_client *step_client(const step *s)
+{
+    return s->c;
+}
+
+worker *step_worker(const step *s)
+{
+    return s->w;
+}
+
+ahead *step_ahead(step *s)
+{
+    return s->a;
+}
+
+uint64_t step_ticket(step *s)
+{
+    return atomic_fetch_add(&s->tickets, 1) + 1;
+}
+
+int step_copy(step *s, step_grad *g, size_t floats, size_t offsets)
+{
+    int rc = copies_make(&s->copies, client_sched(s->c), g, floats, offsets);
+    g->copied = !rc;
+    return rc;
+}
+
+int step_copy_ids(step *s, step_grad *g)
+{
+    if (g->copied || g->ids)
+        return PERSIA_OK;
+    uint32_t kind, keys, width;
+    int rc = worker_plan_shape(s->w, g->grad.plan, &kind, &keys, &width);
+    size_t offsets = g->grad.batch.bags * keys + 1;
+    return rc ? rc : copies_ids(&s->copies, client_sched(s->c), g, offsets);
+}
+
+/* Marks a ticket as come back; the lock is held. */
+static int mark(step *s, uint64_t ticket)
+{
+    uint64_t *word = &s->window[ticket / 64 % WINDOW_WORDS];
+    uint64_t bit = (uint64_t)1 << (ticket % 64);
+    if (ticket == 0) /* a forward that nobody numbered may repeat */
+        return PERSIA_OK;
+    if (ticket > atomic_load(&s->tickets))
+        return err_set(PERSIA_ETICKET, "backward of a forward that made no "
+                       "ticket (number %llu)", (unsigned long long)ticket);
+    if (ticket <= s->forgotten)
+        return err_set(PERSIA_ETICKET, "backward of a forward from before a "
+                       "checkpoint was loaded: its rows are others now; run "
+                       "the forward again");
+    if (ticket / 64 + WINDOW_WORDS <= s->newest / 64)
+        return err_set(PERSIA_ETICKET,
+                       "backward of a forward of %llu forwards ago; the "
+                       "store remembers %d",
+                       (unsigned long long)(s->newest - ticket),
+                       STEP_TICKET_WINDOW);
+    if (ticket > s->newest) { /* the words that are entered anew are old */
+        uint64_t from = s->newest / 64, to = ticket / 64;
+        if (to - from > WINDOW_WORDS)
+            from = to - WINDOW_WORDS;
+        while (from < to) {
+            s->window[++from % WINDOW_WORDS] = 0;
+            s->refused[from % WINDOW_WORDS] = 0;
+        }
+        s->newest = ticket;
+    }
+    if (s->refused[ticket / 64 % WINDOW_WORDS] & bit)
+        return err_set(PERSIA_ETICKET,
+                       "backward of a batch that was skipped, or abandoned "
+                       "because the data loader had to go on without its "
+                       "gradients; with a larger staleness more batches may "
+                       "await their backward, with update=\"step\" any number "
+                       "of backwards is summed");
+    if (*word & bit)
+        return err_set(PERSIA_ETICKET,
+                       "second backward through one forward: its gradients "
+                       "were pushed already; run the forward again (or sum "
+                       "the losses and call backward once)");
+    *word |= bit;
+    return PERSIA_OK;
+}
+
+int step_refuse(step *s, uint64_t ticket)
+{
+    pthread_mutex_lock(&s->lock);
+    int rc = mark(s, ticket);
+    if (rc == PERSIA_OK)
+        s->refused[ticket / 64 % WINDOW_WORDS] |= (uint64_t)1 << ticket % 64;
+    pthread_mutex_unlock(&s->lock);
+    return rc == PERSIA_OK;
+}
+
+static int hold_locked(step *s, const step_grad *g)
+{
+    if (s->held_n == STEP_HELD_MAX)
+        return err_set(PERSIA_ELIMIT,
+                       "%d gradients wait for an update; call "
+                       "store.optimizer.step() more often", STEP_HELD_MAX);
+    if (s->held_n == s->held_room) {
+        size_t room = s->held_room ? 2 * s->held_room : 16;
+        step_grad *more = realloc(s->held, room * sizeof *more);
+        if (!more)
+            return err_set(PERSIA_ENOMEM, "no memory for gradients");
+        s->held = more;
+        s->held_room = room;
+    }
+    int rc = mark(s, g->ticket);
+    if (rc)
+        return rc;
+    /* Kept in the order of the forwards, whatever order the backward has. */
+    size_t at = s->held_n++;
+    for (; at > 0 && s->held[at - 1].ticket > g->ticket; at--)
+        s->held[at] = s->held[at - 1];
+    s->held[at] = *g;
+    s->held[at].thread = (uint64_t)pthread_self();
+    return PERSIA_OK;
+}
+
+int step_hold(step *s, const step_grad *g)
+{
+    pthread_mutex_lock(&s->lock);
+    int rc = hold_locked(s, g);
+    pthread_mutex_unlock(&s->lock);
+    if (!rc)
+        ahead_held(s->a, g->ticket);
+    return rc;
+}
+
+size_t step_held(step *s, enum step_whose whose)
+{
+    uint64_t me = (uint64_t)pthread_self();
+    pthread_mutex_lock(&s->lock);
+    size_t n = whose == STEP_ALL ? s->held_n : 0;
+    for (size_t i = 0; i < s->held_n && whose == STEP_MINE; i++)
+        n += s->held[i].thread == me;
+    pthread_mutex_unlock(&s->lock);
+    return n;
+}
+
+/* Takes what is held out of the step, as an array to be freed; NULL (and
+ * *n == 0) if there is nothing.  The order of the forwards is kept. */
+static int take_held(step *s, enum step_whose whose, step_grad **out,
+                     size_t *n)
+{
+    uint64_t me = (uint64_t)pthread_self();
+    int rc = PERSIA_OK;
+    pthread_mutex_lock(&s->lock);
+    size_t mine = 0;
+    for (size_t i = 0; i < s->held_n; i++)
+        mine += whose == STEP_ALL || s->held[i].thread == me;
+    *n = mine;
+    *out = NULL;
+    if (mine && mine == s->held_n) { /* as nearly always */
+        *out = s->held;
+        s->held = NULL;
+        s->held_n = s->held_room = 0;
+    } else if (mine) {
+        step_grad *taken = malloc(mine * sizeof *taken);
+        size_t kept = 0, at = 0;
+        for (size_t i = 0; i < s->held_n && taken; i++) {
+            if (s->held[i].thread == me)
+                taken[at++] = s->held[i];
+            else
+                s->held[kept++] = s->held[i];
+        }
+        if (taken)
+            s->held_n = kept;
+        else
+            rc = err_set(PERSIA_ENOMEM, "no memory for %zu gradients", mine);
+        *out = taken;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+void step_release(step_grad *held, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (held[i].ids)
+            copies_give(held[i].ids);
+        held[i].release(held[i].owner);
+    }
+    free(held);
+}
+
+/* The gradients alone, as the worker takes them; NULL: no memory. */
+static worker_grad *grads_of(const step_grad *held, size_t n)
+{
+    worker_grad *grads = malloc((n ? n : 1) * sizeof *grads);
+    if (!grads)
+        err_set(PERSIA_ENOMEM, "no memory for %zu gradients", n);
+    for (size_t i = 0; grads && i < n; i++)
+        grads[i] = held[i].grad;
+    return grads;
+}
+
+int step_run(step *s, const update *one)
+{
+    worker_counts counts = {0};
+    if (one->n == 0)
+        return client_push(s->c, &one->name, NULL, NULL, 0);
+    worker_grad *grads = grads_of(one->held, one->n);
+    if (!grads)
+        client_skip(s->c, &one->name);
+    int rc = grads ? worker_backward(s->w, grads, one->n, &one->name,
+                                     one->optim, one->optim_n, &counts)
+                   : PERSIA_ENOMEM;
+    free(grads);
+    return rc;
+}
+
+/* On threads of the store.  Owns `held`.  tell: see updates_add(). */
+static int apply_later(step *s, step_grad *held, size_t n,
+                       const optim_args *optim, uint32_t optim_n, int tell)
+{
+    update *one;
+    int rc = updates_make(s->u, held, n, optim, optim_n, &one);
+    if (rc) {
+        ahead_ended(s->a, held, n, 0);
+        step_release(held, n);
+        return rc;
+    }
+    return updates_add(s->u, one, tell);
+}
+
+/* On this thread, after those that were handed over.  Owns `held`. */
+static int apply_now(step *s, step_grad *held, size_t n,
+                     const optim_args *optim, uint32_t optim_n)
+{
+    int rc = updates_wait(s->u, 0, 0);
+    if (rc) {
+        apply_later(s, held, n, optim, optim_n, 0);
+        return rc;
+    }
+    update one = {.held = held, .n = n, .optim = optim, .optim_n = optim_n};
+    rc = updates_now(s->u, &one);
+    ahead_tidy(s->a);
+    step_release(held, n);
+    return rc;
+}
+
+int step_pay(step *s)
+{
+    int rc = PERSIA_OK;
+    for (unsigned n = ahead_owed(s->a); n; n--) {
+        update *one;
+        int failed = updates_make(s->u, NULL, 0, NULL, 0, &one);
+        if (failed)
+            ahead_paid(s->a);
+        else
+            failed = updates_add(s->u, one, 0);
+        rc = rc ? rc : failed;
+    }
+    return rc;
+}
+
+int step_apply(step *s, enum step_whose whose, const optim_args *optim,
+               uint32_t optim_n)
+{
+    size_t n;
+    step_grad *held;
+    int rc = take_held(s, whose, &held, &n);
+    if (rc)
+        return rc;
+    if (n == 0 && whose == STEP_ALL && updates_are_parts(s->u)) {
+        ahead_owe(s->a);
+        rc = step_pay(s);
+    }
+    if (n == 0)
+        return rc ? rc : updates_error(s->u);
+    ahead_applying(s->a, held, n, 0);
+    if (client_is_remote(s->c) ||
+        (whose == STEP_MINE && ahead_allows(s->a, held, n)))
+        return apply_later(s, held, n, optim, optim_n, 1);
+    rc = apply_now(s, held, n, optim, optim_n);
+    return rc ? rc : updates_error(s->u);
+}
+
+int step_settle(step *s)
+{
+    return updates_wait(s->u, 0, 0);
+}
+
+int step_finish(step *s)
+{
+    updates_close(s->u);
+    int rc = step_flush(s, 0);
+    if (rc == PERSIA_EINTR) /* the end of the store waits for no server */
+        client_end(s->c, END_ALL);
+    return rc;
+}
+
+int step_flush(step *s, uint64_t timeout_ns)
+{
+    int rc = updates_wait(s->u, 0, timeout_ns);
+    rc = rc ? rc : updates_error(s->u);
+    return rc ? rc : client_tell_lost(s->c);
+}
+
+void step_keep_error(step *s, int code)
+{
+    updates_keep(s->u, code);
+}
+
+int step_error(step *s)
+{
+    updates_tidy(s->u);
+    return updates_error(s->u);
+}
+
+void step_drop_error(step *s)
+{
+    updates_drop_errors(s->u);
+}
+
+void step_renumber(step *s)
+{
+    updates_renumber(s->u, client_last_number(s->c));
+}
+
+int step_join(step *s, uint64_t *applied)
+{
+    int rc = updates_wait(s->u, 0, 0);
+    return rc ? rc : client_join(s->c, 0, applied);
+}
+
+int step_sync(step *s, uint64_t last, uint32_t rank, uint32_t world)
+{
+    if (world < 2 || rank >= world)
+        return err_set(PERSIA_EARG, "rank %u of %u ranks", rank, world);
+    updates_sync(s->u, last, rank, world);
+    return PERSIA_OK;
+}
+
+int step_leave(step *s, int settle)
+{
+    int rc = settle ? updates_wait(s->u, 0, 0) : PERSIA_OK;
+    updates_sync(s->u, 0, 0, 0);
+    int left = client_leave(s->c, !settle || rc);
+    return rc ? rc : left;
+}
+
+void step_get_counts(step *s, step_counts *out)
+{
+    updates_get_counts(s->u, out);
+}
+
+size_t step_discard(step *s, enum step_whose whose)
+{
+    size_t n;
+    step_grad *held;
+    if (take_held(s, whose, &held, &n) || n == 0)
+        return 0;
+    ahead_ended(s->a, held, n, 0);
+    step_pay(s);
+    ahead_tidy(s->a);
+    step_release(held, n);
+    return n;
+}
+
+void step_forget(step *s)
+{
+    ahead_forget(s->a);
+    step_pay(s);
+    pthread_mutex_lock(&s->lock);
+    s->forgotten = atomic_load(&s->tickets);
+    pthread_mutex_unlock(&s->lock);
+}
+
+int step_finite(step *s, uint8_t *finite, uint32_t finite_n)
+{
+    pthread_mutex_lock(&s->lock);
+    worker_grad *grads = grads_of(s->held, s->held_n);
+    int rc = grads ? worker_finite(s->w, grads, s->held_n, finite, finite_n)
+                   : PERSIA_ENOMEM;
+    pthread_mutex_unlock(&s->lock);
+    free(grads);
+    return rc;
+}
+
+int step_sums(step *s, worker_sum **out, size_t *n, int *finite)
+{
+    *out = NULL;
+    pthread_mutex_lock(&s->lock);
+    worker_grad *grads = grads_of(s->held, s->held_n);
+    int rc = grads ? worker_sums(s->w, grads, s->held_n, out, n, finite)
+                   : PERSIA_ENOMEM;
+    pthread_mutex_unlock(&s->lock);
+    free(grads);
+    return rc;
+}

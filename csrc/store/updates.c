@@ -1,0 +1,326 @@
+/* updates.c: see updates.h.
+ *
+ * One lock guards the queue.  An update runs without it; when it has ended
+ * it waits in `ended` for a thread of the user.
+ */
+#include "store/updates.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/prefetch.h"
+
+enum { POLL_MS = 50, TEXT_BYTES = 1024 };
+
+/* The first of its kind since it was told. */
+typedef struct kept {
+    int code;
+    char text[TEXT_BYTES];
+} kept;
+
+struct updates {
+    step *s;
+    sched *jobs;
+    size_t most;  /* constant */
+    int named;    /* constant: updates have numbers */
+    pthread_mutex_t lock;  /* guards all below */
+    pthread_cond_t moved;  /* an update ended */
+    update *first, **last; /* that wait */
+    update *ended;
+    size_t left;   /* waiting or under way */
+    int part_runs; /* a part of a step is under way */
+    int closing;
+    client_update name; /* of the last one that was added */
+    kept error, lost; /* lost: PERSIA_ELOST, which tells of earlier ones */
+    step_counts counts;
+};
+
+int updates_create(step *s, unsigned threads, size_t most, updates **out)
+{
+    updates *u = calloc(1, sizeof *u);
+    *out = u;
+    if (!u)
+        return err_set(PERSIA_ENOMEM, "no memory for a store");
+    u->s = s;
+    u->most = most;
+    u->named = client_is_remote(step_client(s));
+    u->name = (client_update){.parts = 1};
+    u->last = &u->first;
+    pthread_mutex_init(&u->lock, NULL);
+    cond_init(&u->moved);
+    return sched_create_background(1, threads, &u->jobs);
+}
+
+static void update_free(update *one)
+{
+    step_release(one->held, one->n);
+    free(one->own);
+    free(one);
+}
+
+void updates_tidy(updates *u)
+{
+    pthread_mutex_lock(&u->lock);
+    update *one = u->ended;
+    u->ended = NULL;
+    pthread_mutex_unlock(&u->lock);
+    while (one) {
+        update *next = one->next;
+        update_free(one);
+        one = next;
+    }
+}
+
+void updates_close(updates *u)
+{
+    pthread_mutex_lock(&u->lock);
+    u->closing = 1;
+    pthread_mutex_unlock(&u->lock);
+}
+
+void updates_destroy(updates *u)
+{
+    if (!u)
+        return;
+    updates_close(u);
+    sched_destroy(u->jobs);
+    updates_tidy(u);
+    pthread_cond_destroy(&u->moved);
+    pthread_mutex_destroy(&u->lock);
+    free(u);
+}
+
+int updates_make(updates *u, step_grad *held, size_t n,
+                 const optim_args *optim, uint32_t optim_n, update **out)
+{
+    *out = NULL;
+    update *one = calloc(1, sizeof *one);
+    optim_args *args = malloc((optim_n + 1) * sizeof *args);
+    int rc = one && args ? PERSIA_OK
+                         : err_set(PERSIA_ENOMEM, "no memory for an update");
+    for (size_t i = 0; i < n && !rc; i++)
+        rc = step_copy_ids(u->s, &held[i]);
+    if (rc) {
+        free(one);
+        free(args);
+        return rc;
+    }
+    if (optim_n)
+        memcpy(args, optim, optim_n * sizeof *args);
+    *one = (update){.held = held, .n = n, .optim = args, .optim_n = optim_n,
+                    .own = args};
+    *out = one;
+    return PERSIA_OK;
+}
+
+/* PERSIA_ELOST tells of earlier ones; the lock is held. */
+static void count(updates *u, int code)
+{
+    u->counts.applied += code == PERSIA_OK || code == PERSIA_ELOST;
+    u->counts.failed += code != PERSIA_OK && code != PERSIA_ELOST;
+}
+
+/* Keeps this thread's error unless there is one; the lock is held. */
+static void keep(updates *u, int code)
+{
+    kept *k = code == PERSIA_ELOST ? &u->lost : &u->error;
+    if (k->code)
+        return;
+    k->code = code;
+    snprintf(k->text, sizeof k->text, "%s", err_text());
+}
+
+/* What is to be told next, and then no more; the lock is held. */
+static kept next_kept(updates *u)
+{
+    kept *k = u->error.code ? &u->error : &u->lost, next = *k;
+    k->code = PERSIA_OK;
+    return next;
+}
+
+/* Takes the next one, unless it is a part of a step and the part before it
+ * is under way: shards take them in order. */
+static update *take(updates *u, int *drop)
+{
+    pthread_mutex_lock(&u->lock);
+    update *one = u->first;
+    int is_part = one && one->name.parts > 1;
+    if (is_part && u->part_runs)
+        one = NULL;
+    if (one) {
+        u->first = one->next;
+        if (!u->first)
+            u->last = &u->first;
+        u->part_runs |= is_part;
+    }
+    *drop = u->closing && (u->error.code || u->lost.code);
+    pthread_mutex_unlock(&u->lock);
+    return one;
+}
+
+/* An update has run.  The error is kept before the look-ahead hears: the loop
+ * that waits for this update must find it. */
+static void tell(updates *u, const update *one, int rc)
+{
+    pthread_mutex_lock(&u->lock);
+    count(u, rc);
+    if (rc)
+        keep(u, rc);
+    pthread_mutex_unlock(&u->lock);
+    if (one->n)
+        ahead_ended(step_ahead(u->s), one->held, one->n,
+                    rc == PERSIA_OK || rc == PERSIA_ELOST);
+    else
+        ahead_paid(step_ahead(u->s));
+}
+
+/* A background job: all updates that it finds.  Jobs that meet a part while
+ * another one is under way do not wait, whatever comes behind it; so nobody
+ * ends while there is something to take. */
+static void update_job(void *ctx)
+{
+    updates *u = ctx;
+    int drop;
+    for (update *one; (one = take(u, &drop));) {
+        if (u->named && !drop)
+            ahead_applying(step_ahead(u->s), one->held, one->n,
+                           one->name.number);
+        int rc = drop ? PERSIA_ECLOSED : step_run(u->s, one);
+        tell(u, one, rc);
+
+        pthread_mutex_lock(&u->lock);
+        if (one->name.parts > 1)
+            u->part_runs = 0;
+        one->next = u->ended;
+        u->ended = one;
+        u->left--;
+        pthread_cond_broadcast(&u->moved);
+        pthread_mutex_unlock(&u->lock);
+    }
+}
+
+int updates_add(updates *u, update *one, int tell)
+{
+    kept earlier = {0};
+    pthread_mutex_lock(&u->lock);
+    /* Not the error of this update, were it fast. */
+    if (tell)
+        earlier = next_kept(u);
+    if (u->named) {
+        u->name.number++;
+        u->name.step += u->name.parts > 1;
+        one->name = u->name;
+    }
+    one->next = NULL;
+    *u->last = one;
+    u->last = &one->next;
+    u->left++;
+    pthread_mutex_unlock(&u->lock);
+    if (sched_submit(u->jobs, update_job, u))
+        update_job(u); /* there is no memory for a job */
+    int rc = updates_wait(u, u->most, 0);
+    if (!earlier.code)
+        return rc;
+    err_set(earlier.code, "%s", earlier.text);
+    if (!rc)
+        return earlier.code;
+    pthread_mutex_lock(&u->lock);
+    keep(u, earlier.code);
+    pthread_mutex_unlock(&u->lock);
+    return rc;
+}
+
+void updates_renumber(updates *u, uint64_t last)
+{
+    pthread_mutex_lock(&u->lock);
+    u->name.number = last;
+    pthread_mutex_unlock(&u->lock);
+}
+
+void updates_sync(updates *u, uint64_t last, uint32_t part, uint32_t parts)
+{
+    pthread_mutex_lock(&u->lock);
+    u->name.step = last;
+    u->name.part = part;
+    u->name.parts = parts ? parts : 1;
+    pthread_mutex_unlock(&u->lock);
+}
+
+int updates_are_parts(updates *u)
+{
+    pthread_mutex_lock(&u->lock);
+    int are = u->name.parts > 1;
+    pthread_mutex_unlock(&u->lock);
+    return are;
+}
+
+int updates_wait(updates *u, size_t most, uint64_t timeout_ns)
+{
+    uint64_t start = clock_ns();
+    int rc = PERSIA_OK;
+    pthread_mutex_lock(&u->lock);
+    while (!rc && u->left > most) {
+        uint64_t now = clock_ns(), wake = (uint64_t)POLL_MS * 1000000u;
+        if (timeout_ns && now - start >= timeout_ns) {
+            rc = err_set(PERSIA_ETIMEOUT,
+                         "%zu updates are not applied after %.1f s",
+                         u->left, (double)timeout_ns / 1e9);
+            break;
+        }
+        if (timeout_ns && start + timeout_ns - now < wake)
+            wake = start + timeout_ns - now;
+        wake += now;
+        cond_wait_until(&u->moved, &u->lock, wake);
+        if (u->left <= most)
+            break;
+        pthread_mutex_unlock(&u->lock);
+        rc = interrupt_poll();
+        pthread_mutex_lock(&u->lock);
+    }
+    pthread_mutex_unlock(&u->lock);
+    updates_tidy(u);
+    return rc;
+}
+
+void updates_keep(updates *u, int code)
+{
+    pthread_mutex_lock(&u->lock);
+    keep(u, code);
+    pthread_mutex_unlock(&u->lock);
+}
+
+int updates_error(updates *u)
+{
+    pthread_mutex_lock(&u->lock);
+    kept next = next_kept(u);
+    pthread_mutex_unlock(&u->lock);
+    return next.code ? err_set(next.code, "%s", next.text) : PERSIA_OK;
+}
+
+void updates_drop_errors(updates *u)
+{
+    pthread_mutex_lock(&u->lock);
+    u->error.code = u->lost.code = PERSIA_OK;
+    pthread_mutex_unlock(&u->lock);
+}
+
+int updates_now(updates *u, const update *one)
+{
+    int rc = step_run(u->s, one);
+    pthread_mutex_lock(&u->lock);
+    count(u, rc);
+    pthread_mutex_unlock(&u->lock);
+    ahead_ended(step_ahead(u->s), one->held, one->n,
+                rc == PERSIA_OK || rc == PERSIA_ELOST);
+    return rc;
+}
+
+void updates_get_counts(updates *u, step_counts *out)
+{
+    pthread_mutex_lock(&u->lock);
+    *out = u->counts;
+    out->pending = u->left;
+    pthread_mutex_unlock(&u->lock);
+}

@@ -1,0 +1,71 @@
+/* updates.h: private to the step: updates that threads of the store apply
+ * while the training loop goes on.
+ *
+ * They begin in the order in which they were added; with one thread they end
+ * so.  The memory of their gradients may be Python's: it is released by
+ * threads of the user alone, in updates_tidy() and updates_wait().
+ */
+#ifndef PERSIA_STORE_UPDATES_H
+#define PERSIA_STORE_UPDATES_H
+
+#include "client/client.h"
+#include "store/copies.h"
+#include "store/store.h"
+
+typedef struct updates updates;
+
+typedef struct update {
+    struct update *next;
+    client_update name; /* number 0: the shard counts */
+    step_grad *held;    /* [n] */
+    size_t n;           /* 0: an empty part of a step */
+    const optim_args *optim; /* [optim_n] */
+    uint32_t optim_n;
+    optim_args *own; /* memory of optim, or NULL */
+} update;
+
+/* threads: that apply them.  most: that may wait or be under way when an
+ * update is added; more make the loop wait. */
+int updates_create(step *s, unsigned threads, size_t most, updates **out);
+/* No more will come: once one has failed, those that wait are dropped. */
+void updates_close(updates *u);
+/* Closes, and waits for them. */
+void updates_destroy(updates *u);
+
+/* A new update of these gradients, which it owns on success; the settings
+ * and the ids of gradients that may still change are copied.  n may be 0. */
+int updates_make(updates *u, step_grad *held, size_t n,
+                 const optim_args *optim, uint32_t optim_n, update **out);
+/* Takes over the update, then waits until there is room for the next.
+ * PERSIA_EINTR, or (`tell`) the error that was kept before. */
+int updates_add(updates *u, update *one, int tell);
+
+/* One on this thread, of gradients that the caller keeps. */
+int updates_now(updates *u, const update *one);
+
+/* Numbers go on after this one. */
+void updates_renumber(updates *u, uint64_t last);
+/* Updates that are added are parts of steps; parts of 0: no more. */
+void updates_sync(updates *u, uint64_t last, uint32_t part, uint32_t parts);
+int updates_are_parts(updates *u);
+
+/* Waits until at most `most` are left.  PERSIA_EINTR, PERSIA_ETIMEOUT. */
+int updates_wait(updates *u, size_t most, uint64_t timeout_ns);
+/* Keeps this thread's error, unless there is one; PERSIA_ELOST has a place of
+ * its own. */
+void updates_keep(updates *u, int code);
+/* The first error since it was last told, with its text; then the other. */
+int updates_error(updates *u);
+void updates_drop_errors(updates *u);
+/* Releases the memory of those that ended; on threads of the user. */
+void updates_tidy(updates *u);
+void updates_get_counts(updates *u, step_counts *out);
+
+/* From step.c: applies the gradients. */
+int step_run(step *s, const update *one);
+/* Copies the ids of a gradient that may change. */
+int step_copy_ids(step *s, step_grad *g);
+/* Frees gradients and their array; on threads of the user. */
+void step_release(step_grad *held, size_t n);
+
+#endif

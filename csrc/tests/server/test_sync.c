@@ -1,0 +1,207 @@
+/* Parts of steps: when a step is whole, who is missing, what is void. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "shard/sync.h"
+#include "tests/server/help.h"
+
+static int part[SYNC_RANKS + 1];
+
+static int add(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts)
+{
+    void *replaced;
+    int rc = sync_add(s, step, rank, parts, &part[rank], &replaced);
+    assert_null(replaced);
+    return rc;
+}
+
+static void take(sync_steps *s, int apply, const char *ranks)
+{
+    uint32_t n;
+    void **all = sync_take(s, apply, &n);
+    assert_int_equal(n, strlen(ranks));
+    for (uint32_t i = 0; i < n; i++)
+        assert_ptr_equal(all[i], &part[ranks[i] - '0']);
+    free(all);
+}
+
+static void move(sync_steps *s, uint32_t rank, uint32_t world, int joins,
+                 uint64_t step, const char *ranks)
+{
+    uint32_t n;
+    void **all = sync_move(s, rank, world, joins, step, &n);
+    assert_int_equal(n, strlen(ranks));
+    for (uint32_t i = 0; i < n; i++)
+        assert_ptr_equal(all[i], &part[ranks[i] - '0']);
+    free(all);
+}
+
+static void a_step_waits_for_all_ranks(void **state)
+{
+    (void)state;
+    sync_steps s;
+    sync_init(&s);
+    for (uint64_t step = 1; step <= 3; step++) {
+        assert_int_equal(add(&s, step, 2, 3), PERSIA_OK);
+        assert_int_equal(add(&s, step, 0, 3), PERSIA_OK);
+        assert_false(sync_complete(&s));
+        assert_int_equal(add(&s, step, 1, 3), PERSIA_OK);
+        assert_true(sync_complete(&s));
+        take(&s, 1, "012");
+        assert_int_equal(s.applying, step);
+        assert_false(sync_complete(&s));
+        sync_applied(&s, step);
+        assert_int_equal(s.step, step);
+    }
+    sync_free(&s);
+}
+
+static void a_part_that_comes_again_replaces(void **state)
+{
+    (void)state;
+    sync_steps s;
+    void *replaced;
+    sync_init(&s);
+    assert_int_equal(add(&s, 1, 1, 2), PERSIA_OK);
+    assert_int_equal(sync_add(&s, 1, 1, 2, &part[5], &replaced), PERSIA_OK);
+    assert_ptr_equal(replaced, &part[1]);
+    assert_false(sync_complete(&s));
+    assert_int_equal(add(&s, 1, 0, 2), PERSIA_OK);
+    assert_true(sync_complete(&s));
+    take(&s, 0, "05");
+    sync_free(&s);
+}
+
+static void what_is_refused(void **state)
+{
+    (void)state;
+    sync_steps s;
+    sync_init(&s);
+    assert_int_equal(add(&s, 1, 2, 2), PERSIA_EARG);
+    assert_int_equal(add(&s, 1, 0, 0), PERSIA_EARG);
+    assert_int_equal(add(&s, 1, 0, SYNC_RANKS + 1), PERSIA_EARG);
+    s.step = 9;
+    assert_int_equal(add(&s, 9, 0, 2), PERSIA_EARG);
+    assert_non_null(strstr(err_text(), "step 9 was applied"));
+    assert_int_equal(add(&s, 12, 0, 2), PERSIA_OK); /* it missed some */
+    assert_int_equal(add(&s, 11, 1, 2), PERSIA_EARG);
+    assert_int_equal(add(&s, 13, 1, 2), PERSIA_EARG);
+    assert_non_null(strstr(err_text(), "send step 12"));
+    assert_int_equal(add(&s, 12, 1, 3), PERSIA_EARG);
+    assert_int_equal(add(&s, 12, 1, 2), PERSIA_OK);
+    take(&s, 1, "01");
+    assert_int_equal(add(&s, 12, 1, 2), PERSIA_EARG); /* is being applied */
+    assert_int_equal(add(&s, 13, 1, 2), PERSIA_OK);
+    assert_int_equal(add(&s, 13, 0, 2), PERSIA_OK);
+    assert_false(sync_complete(&s)); /* not before 12 is through */
+    sync_failed(&s);
+    assert_true(sync_complete(&s));
+    take(&s, 0, "01");
+    assert_int_equal(add(&s, 12, 1, 2), PERSIA_OK); /* it failed: again */
+    take(&s, 0, "1");
+    sync_free(&s);
+}
+
+static void ranks_leave_and_join(void **state)
+{
+    (void)state;
+    sync_steps s;
+    char text[100];
+    sync_init(&s);
+    assert_int_equal(add(&s, 1, 0, 3), PERSIA_OK);
+    sync_missing(&s, text, sizeof text);
+    assert_string_equal(text, "ranks 1, 2");
+    move(&s, 2, 3, 0, 0, "");
+    sync_missing(&s, text, sizeof text);
+    assert_string_equal(text, "rank 1");
+    assert_false(sync_complete(&s));
+    assert_int_equal(add(&s, 1, 2, 3), PERSIA_EARG);
+    move(&s, 1, 3, 0, 0, "");
+    assert_true(sync_complete(&s));
+    take(&s, 1, "0");
+    sync_applied(&s, 1);
+    /* its waiting part is void when a rank leaves or joins */
+    assert_int_equal(add(&s, 2, 0, 3), PERSIA_OK);
+    move(&s, 1, 3, 1, 1, "");
+    assert_false(sync_complete(&s));
+    move(&s, 0, 3, 1, 1, "0");
+    assert_int_equal(s.pending, 0);
+    assert_int_equal(add(&s, 2, 1, 3), PERSIA_OK);
+    assert_int_equal(add(&s, 2, 0, 3), PERSIA_OK);
+    move(&s, 0, 3, 0, 1, "0");
+    assert_int_equal(s.n, 1);
+    move(&s, 0, 3, 1, 0, "");
+    assert_int_equal(add(&s, 2, 0, 3), PERSIA_OK);
+    /* who knows of a later step, or of another world, voids all */
+    move(&s, 2, 3, 1, 2, "01");
+    assert_int_equal(s.step, 2);
+    assert_int_equal(add(&s, 3, 0, 3), PERSIA_OK);
+    move(&s, 1, 2, 1, 2, "0");
+    assert_int_equal(add(&s, 3, 0, 2), PERSIA_OK);
+    assert_int_equal(add(&s, 3, 1, 2), PERSIA_OK);
+    assert_true(sync_complete(&s));
+    take(&s, 0, "01");
+    sync_free(&s);
+}
+
+/* What others say of a rank counts until it speaks itself. */
+static void ranks_hear_of_others(void **state)
+{
+    (void)state;
+    sync_steps s;
+    uint64_t left[3];
+    sync_init(&s);
+    assert_int_equal(sync_list_left(&s, 3, left, 3), 0);
+    assert_int_equal(add(&s, 1, 0, 3), PERSIA_OK);
+    sync_hear(&s, 0); /* its part is there */
+    sync_hear(&s, 1);
+    sync_hear(&s, 2);
+    assert_true(sync_complete(&s));
+    assert_int_equal(sync_list_left(&s, 3, left, 3), 2);
+    assert_true(left[0] == 1 && left[1] == 2);
+    assert_int_equal(sync_list_left(&s, 2, left, 3), 1);
+    assert_int_equal(sync_list_left(&s, 3, left, 1), 1);
+    move(&s, 2, 3, 1, 0, "");
+    sync_hear(&s, 2);
+    assert_false(sync_complete(&s));
+    assert_int_equal(s.left_n, 1);
+    move(&s, 2, 3, 0, 0, "");
+    move(&s, 2, 3, 0, 0, "");
+    assert_int_equal(s.left_n, 2);
+    take(&s, 1, "0");
+    sync_free(&s);
+}
+
+static void many_are_missing(void **state)
+{
+    (void)state;
+    sync_steps s;
+    char text[100], small[9];
+    sync_init(&s);
+    assert_int_equal(add(&s, 1, 3, 50), PERSIA_OK);
+    sync_missing(&s, text, sizeof text);
+    assert_string_equal(text, "ranks 0, 1, 2, 4, 5, 6, 7, 8 and 41 more");
+    sync_missing(&s, small, sizeof small);
+    assert_string_equal(small, "ranks 0,");
+    take(&s, 0, "3");
+    sync_free(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_step_waits_for_all_ranks),
+        cmocka_unit_test(a_part_that_comes_again_replaces),
+        cmocka_unit_test(what_is_refused),
+        cmocka_unit_test(ranks_leave_and_join),
+        cmocka_unit_test(ranks_hear_of_others),
+        cmocka_unit_test(many_are_missing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,242 @@
+/* step: handles, tickets, held gradients. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "client/client.h"
+#include "store/store.h"
+
+static void handles_have_generations(void **state)
+{
+    (void)state;
+    uint64_t a, b;
+    step *s;
+    assert_int_equal(step_open(1, 0, &a), PERSIA_OK);
+    assert_int_equal(step_get(a, "test", &s), PERSIA_OK);
+    step_close(a);
+    step *again;
+    assert_int_equal(step_get(a, "test", &again), PERSIA_ECLOSED);
+    assert_int_equal(step_held(s, STEP_ALL), 0); /* alive: referenced */
+    step_put(s);
+    assert_int_equal(step_open(1, 0, &b), PERSIA_OK);
+    assert_int_not_equal(a, b);
+    assert_int_equal(step_get(a, "test", &again), PERSIA_ECLOSED);
+    step_close(a); /* of the past: no one is closed */
+    assert_int_equal(step_get(b, "test", &s), PERSIA_OK);
+    step_put(s);
+    step_close(b);
+    assert_int_equal(step_get(12345678901234, "test", &s), PERSIA_ECLOSED);
+    assert_int_equal(step_get(UINT64_MAX, "test", &s), PERSIA_ECLOSED);
+}
+
+static int released;
+
+static void count_release(void *owner)
+{
+    (void)owner;
+    released++;
+}
+
+static step_grad grad_of(uint64_t ticket)
+{
+    return (step_grad){.ticket = ticket, .release = count_release};
+}
+
+static void tickets_come_back_once(void **state)
+{
+    (void)state;
+    uint64_t handle;
+    step *s;
+    assert_int_equal(step_open(1, 0, &handle), PERSIA_OK);
+    assert_int_equal(step_get(handle, "test", &s), PERSIA_OK);
+    uint64_t first = step_ticket(s), second = step_ticket(s);
+    assert_int_equal(first, 1);
+    assert_int_equal(second, 2);
+    released = 0;
+    step_grad g = grad_of(second);
+    assert_int_equal(step_hold(s, &g), PERSIA_OK);
+    assert_int_equal(step_hold(s, &g), PERSIA_ETICKET);
+    assert_non_null(strstr(err_text(), "second backward"));
+    g = grad_of(first);
+    assert_int_equal(step_hold(s, &g), PERSIA_OK);
+    g = grad_of(99);
+    assert_int_equal(step_hold(s, &g), PERSIA_ETICKET);
+    assert_int_equal(step_held(s, STEP_ALL), 2);
+    assert_int_equal(step_discard(s, STEP_ALL), 2);
+    assert_int_equal(released, 2);
+    g = grad_of(first); /* dropping does not give the ticket back */
+    assert_int_equal(step_hold(s, &g), PERSIA_ETICKET);
+
+    /* Far apart, the window forgets; it never takes one for another. */
+    uint64_t last = 0;
+    for (uint64_t i = 0; i < 2 * (uint64_t)STEP_TICKET_WINDOW + 100; i++)
+        last = step_ticket(s);
+    g = grad_of(last);
+    assert_int_equal(step_hold(s, &g), PERSIA_OK);
+    for (uint64_t back = 1; back < STEP_TICKET_WINDOW - 64; back += 4099) {
+        g = grad_of(last - back);
+        assert_int_equal(step_hold(s, &g), PERSIA_OK);
+        assert_int_equal(step_hold(s, &g), PERSIA_ETICKET);
+    }
+    g = grad_of(last - STEP_TICKET_WINDOW - 64);
+    assert_int_equal(step_hold(s, &g), PERSIA_ETICKET);
+    step_put(s);
+    step_close(handle);
+}
+
+static void *hold_elsewhere(void *arg)
+{
+    step *s = arg;
+    step_grad g = grad_of(step_ticket(s));
+    return step_hold(s, &g) ? arg : NULL;
+}
+
+static void threads_hold_for_themselves(void **state)
+{
+    (void)state;
+    uint64_t handle;
+    step *s;
+    assert_int_equal(step_open(1, 0, &handle), PERSIA_OK);
+    assert_int_equal(step_get(handle, "test", &s), PERSIA_OK);
+    released = 0;
+    for (int i = 0; i < 3; i++) {
+        step_grad g = grad_of(step_ticket(s));
+        assert_int_equal(step_hold(s, &g), PERSIA_OK);
+        pthread_t thread;
+        void *failed;
+        assert_int_equal(
+            pthread_create(&thread, NULL, hold_elsewhere, s), 0);
+        pthread_join(thread, &failed);
+        assert_null(failed);
+    }
+    assert_int_equal(step_held(s, STEP_ALL), 6);
+    assert_int_equal(step_held(s, STEP_MINE), 3);
+    assert_int_equal(step_discard(s, STEP_MINE), 3);
+    assert_int_equal(step_held(s, STEP_MINE), 0);
+    assert_int_equal(step_held(s, STEP_ALL), 3);
+    step_put(s);
+    step_close(handle); /* drops the rest */
+    assert_int_equal(released, 6);
+}
+
+static void held_gradients_are_bounded(void **state)
+{
+    (void)state;
+    uint64_t handle;
+    step *s;
+    assert_int_equal(step_open(1, 0, &handle), PERSIA_OK);
+    assert_int_equal(step_get(handle, "test", &s), PERSIA_OK);
+    for (int i = 0; i < STEP_HELD_MAX; i++) {
+        step_grad g = grad_of(step_ticket(s));
+        assert_int_equal(step_hold(s, &g), PERSIA_OK);
+    }
+    step_grad g = grad_of(step_ticket(s));
+    assert_int_equal(step_hold(s, &g), PERSIA_ELIMIT);
+    step_discard(s, STEP_ALL);
+    assert_int_equal(step_hold(s, &g), PERSIA_OK);
+    step_put(s);
+    step_close(handle);
+}
+
+/* Copies hold what was there, whatever becomes of the original; blocks that
+ * come back are used again. */
+static void copies_are_whole(void **state)
+{
+    (void)state;
+    enum { N = 300000, FLOATS = 700000, OFFSETS = 1001 };
+    uint64_t handle;
+    step *s;
+    assert_int_equal(step_open(3, 0, &handle), PERSIA_OK);
+    assert_int_equal(step_get(handle, "test", &s), PERSIA_OK);
+    float *grad = malloc(FLOATS * sizeof *grad);
+    uint32_t *rows = malloc(N * sizeof *rows);
+    int64_t *values = malloc(N * sizeof *values);
+    int64_t *offsets = malloc(OFFSETS * sizeof *offsets);
+    assert_true(grad && rows && values && offsets);
+    void *first = NULL;
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < FLOATS; i++)
+            grad[i] = (float)(i + round);
+        for (int i = 0; i < N; i++) {
+            rows[i] = (uint32_t)(i * 7 + round);
+            values[i] = (int64_t)i * 11 + round;
+        }
+        for (int i = 0; i < OFFSETS; i++)
+            offsets[i] = i * 13 + round;
+        step_grad g = {.grad = {.batch = {.n = N, .values = values,
+                                          .offsets = offsets},
+                                .rows = rows, .grad = grad}};
+        assert_int_equal(step_copy(s, &g, FLOATS, OFFSETS), PERSIA_OK);
+        memset(grad, 0, FLOATS * sizeof *grad);
+        memset(rows, 0, N * sizeof *rows);
+        memset(values, 0, N * sizeof *values);
+        memset(offsets, 0, OFFSETS * sizeof *offsets);
+        assert_null(g.grad.batch.weights);
+        for (int i = 0; i < FLOATS; i++)
+            assert_true(g.grad.grad[i] == (float)(i + round));
+        for (int i = 0; i < N; i++) {
+            assert_true(g.grad.rows[i] == (uint32_t)(i * 7 + round));
+            assert_true(g.grad.batch.values[i] == (int64_t)i * 11 + round);
+        }
+        for (int i = 0; i < OFFSETS; i++)
+            assert_true(g.grad.batch.offsets[i] == i * 13 + round);
+        if (first)
+            assert_ptr_equal(g.owner, first);
+        first = g.owner;
+        g.release(g.owner);
+    }
+    step_grad held[12];
+    for (int i = 0; i < 12; i++) {
+        held[i] = (step_grad){.grad = {.grad = grad}};
+        assert_int_equal(step_copy(s, &held[i], 100, 0), PERSIA_OK);
+    }
+    for (int i = 0; i < 12; i++)
+        held[i].release(held[i].owner);
+    free(grad);
+    free(rows);
+    free(values);
+    free(offsets);
+    step_put(s);
+    step_close(handle);
+}
+
+static void a_forked_child_is_refused(void **state)
+{
+    (void)state;
+    uint64_t handle;
+    assert_int_equal(step_open(2, 0, &handle), PERSIA_OK);
+    pid_t child = fork();
+    if (child == 0) {
+        step *s;
+        step_close(handle); /* must not touch locks or threads */
+        _exit(step_get(handle, "lookup", &s) == PERSIA_EFORK &&
+                      strstr(err_text(), "lookup")
+                  ? 0
+                  : 1);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    step_close(handle);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(handles_have_generations),
+        cmocka_unit_test(tickets_come_back_once),
+        cmocka_unit_test(threads_hold_for_themselves),
+        cmocka_unit_test(held_gradients_are_bounded),
+        cmocka_unit_test(copies_are_whole),
+        cmocka_unit_test(a_forked_child_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
