@@ -2,6 +2,7 @@
 #include "base/base.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -9,6 +10,9 @@
 #include <time.h>
 
 enum { TEXT_BYTES = 1024 };
+
+/* Between two calls of interrupt_poll(). */
+static const uint64_t POLL_NS = 50000000;
 
 static _Thread_local char thread_text[TEXT_BYTES];
 
@@ -118,4 +122,37 @@ int cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock, uint64_t until)
     struct timespec t = {.tv_sec = (time_t)(until / 1000000000u),
                          .tv_nsec = (long)(until % 1000000000u)};
     return pthread_cond_timedwait(c, lock, &t);
+}
+
+int cond_wait_poll(pthread_cond_t *c, pthread_mutex_t *lock, uint64_t until)
+{
+    const uint64_t period = clock_ns() / POLL_NS;
+    const uint64_t wake = (period + 1) * POLL_NS;
+    cond_wait_until(c, lock, wake < until ? wake : until);
+    if (clock_ns() / POLL_NS == period)
+        return PERSIA_OK;
+    pthread_mutex_unlock(lock);
+    int rc = interrupt_poll();
+    pthread_mutex_lock(lock);
+    return rc;
+}
+
+int thread_start(pthread_t *out, void *(*run)(void *ctx), void *ctx,
+                 const char *name)
+{
+    sigset_t all, before;
+    pthread_t thread;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&thread, NULL, run, ctx);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed)
+        return err_set(PERSIA_ENOMEM, "cannot start thread %s: %s", name,
+                       strerror(failed));
+    pthread_setname_np(thread, name);
+    if (out)
+        *out = thread;
+    else
+        pthread_detach(thread);
+    return PERSIA_OK;
 }

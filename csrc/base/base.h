@@ -86,6 +86,17 @@ PERSIA_API uint64_t clock_ns(void);
 PERSIA_API void cond_init(pthread_cond_t *c);
 PERSIA_API int cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock,
                                uint64_t until);
+/* The same for a thread of the user: sleeps for at most 50 ms, and every
+ * 50 ms calls interrupt_poll(), without the lock: the callback may run any
+ * code of the user.  Its result is returned. */
+PERSIA_API int cond_wait_poll(pthread_cond_t *c, pthread_mutex_t *lock,
+                              uint64_t until);
+
+/* Starts a thread of the library.  It receives no signals: they are for the
+ * user's threads (Ctrl-C).  out NULL: it is detached.  At most 15 bytes of
+ * the name are kept. */
+PERSIA_API int thread_start(pthread_t *out, void *(*run)(void *ctx),
+                            void *ctx, const char *name);
 
 /* Philox4x32-10 (Salmon et al., SC 2011): 128 random bits that depend on
  * (counter, key) alone.  Used for initial values and stochastic rounding. */

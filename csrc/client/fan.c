@@ -7,7 +7,6 @@
 #include "client/remote.h"
 
 #define MS ((uint64_t)1000000)
-#define POLL_NS (50 * MS)     /* between looks for signals */
 #define PAUSE_NS (10 * MS)    /* before the second try */
 #define PAUSE_MAX_NS (1000 * MS)
 /* A server that keeps the deadline itself tells more than our own clock: it
@@ -274,11 +273,6 @@ static void judge_all(call *k, const fan *f, uint64_t deadline)
     }
 }
 
-static void sleep_until(call *k, uint64_t wake)
-{
-    cond_wait_until(&k->came, &k->lock, wake);
-}
-
 /* Sends what is due.  A server in this process comes last: it works on this
  * very thread. */
 static void start_due(call *k, const fan *f, uint64_t deadline)
@@ -402,17 +396,17 @@ static void note_failed(call *k)
 
 int fan_run(call *k, const fan *f, uint64_t deadline)
 {
-    uint64_t polled = clock_ns();
     for (;;) {
+        int rc = PERSIA_OK;
         start_due(k, f, deadline);
         pthread_mutex_lock(&k->lock);
         fan_state s = look(k);
-        uint64_t now = clock_ns();
-        if (!s.came && s.next > now && (s.flying || s.next != UINT64_MAX)) {
-            uint64_t wake = now + POLL_NS;
-            sleep_until(k, s.next < wake ? s.next : wake);
-        }
+        if (!s.came && s.next > clock_ns() &&
+            (s.flying || s.next != UINT64_MAX))
+            rc = cond_wait_poll(&k->came, &k->lock, s.next);
         pthread_mutex_unlock(&k->lock);
+        if (rc)
+            return err_set(rc, "interrupted while waiting for servers");
         judge_all(k, f, deadline);
         pthread_mutex_lock(&k->lock);
         s = look(k);
@@ -428,18 +422,11 @@ int fan_run(call *k, const fan *f, uint64_t deadline)
             note_failed(k);
             return result(k, s.failed);
         }
-        now = clock_ns();
         int ends = atomic_load(&k->r->ends);
         if (ends && (f->method == WIRE_PULL ||
                      (ends == END_ALL && f->method != WIRE_LEAVE)))
             return err_set(PERSIA_ECLOSED, "the store was closed");
-        if (now - polled < POLL_NS)
-            continue;
-        polled = now;
-        int rc = interrupt_poll();
-        if (rc)
-            return err_set(rc, "interrupted while waiting for servers");
-        if (now > deadline + GRACE_NS && (rc = late(k, f))) {
+        if (clock_ns() > deadline + GRACE_NS && (rc = late(k, f))) {
             note_failed(k);
             return rc;
         }

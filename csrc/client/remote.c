@@ -7,7 +7,6 @@
 #include <string.h>
 
 #define MS ((uint64_t)1000000)
-#define POLL_NS (50 * MS)
 
 /* ---- small things ---- */
 
@@ -363,14 +362,10 @@ int greeting_begin(server *to, int poll)
     int rc = PERSIA_OK;
     pthread_mutex_lock(&to->lock);
     while (to->greeting && !rc) {
-        uint64_t wake = clock_ns() + POLL_NS;
-        cond_wait_until(&to->greeted, &to->lock, wake);
-        if (!to->greeting || !poll)
-            continue;
-        /* The callback may run any code of the user. */
-        pthread_mutex_unlock(&to->lock);
-        rc = interrupt_poll();
-        pthread_mutex_lock(&to->lock);
+        if (poll)
+            rc = cond_wait_poll(&to->greeted, &to->lock, UINT64_MAX);
+        else
+            pthread_cond_wait(&to->greeted, &to->lock);
     }
     if (!rc)
         to->greeting = 1;

@@ -107,24 +107,11 @@ static void *huge_run(void *unused)
     return NULL;
 }
 
-/* Starts the thread unless it runs: detached, and deaf to signals, which are
- * for the user's threads. */
+/* Starts the thread unless it runs. */
 static int thread_need(void)
 {
-    pthread_attr_t attr;
-    pthread_t thread;
-    sigset_t all, was;
-
-    if (huge.running)
-        return 1;
-    if (pthread_attr_init(&attr))
-        return 0;
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &was);
-    huge.running = !pthread_create(&thread, &attr, huge_run, NULL);
-    pthread_sigmask(SIG_SETMASK, &was, NULL);
-    pthread_attr_destroy(&attr);
+    if (!huge.running)
+        huge.running = !thread_start(NULL, huge_run, NULL, "persia-huge");
     return huge.running;
 }
 

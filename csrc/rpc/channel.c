@@ -8,7 +8,6 @@
 enum { TEXT_BYTES = 1024 };
 
 /* A waiting thread looks for signals this often. */
-static const uint64_t POLL_NS = 50000000;
 
 /* Handlers of this process keep the deadline themselves; one that is this
  * late is not waited for. */
@@ -62,14 +61,6 @@ static void waiter_answer(void *ctx, int rc, rpc_reply *reply)
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Sleeps until the answer comes or the clock says `wake`.  Under the lock. */
-static void waiter_sleep(waiter *w, uint64_t wake)
-{
-    while (!w->done &&
-           cond_wait_until(&w->answered, &w->lock, wake) == 0)
-        ;
-}
-
 int rpc_wait(rpc_channel *c, uint32_t method, wire_out *o,
              uint64_t timeout_ns, rpc_reply *reply)
 {
@@ -87,16 +78,17 @@ int rpc_wait(rpc_channel *c, uint32_t method, wire_out *o,
         goto out;
     pthread_mutex_lock(&w.lock);
     while (!w.done) {
-        waiter_sleep(&w, clock_ns() + POLL_NS);
-        if (w.done || stopped != PERSIA_OK)
+        if (stopped != PERSIA_OK) { /* it was cancelled */
+            pthread_cond_wait(&w.answered, &w.lock);
             continue;
-        /* The callback may run any code of the user. */
-        pthread_mutex_unlock(&w.lock);
-        stopped = interrupt_poll();
-        if (stopped == PERSIA_OK && clock_ns() > late)
+        }
+        stopped = cond_wait_poll(&w.answered, &w.lock, late);
+        if (stopped == PERSIA_OK && !w.done && clock_ns() > late)
             stopped = PERSIA_ETIMEOUT;
-        if (stopped != PERSIA_OK)
-            c->kind->cancel(c, &w);
+        if (stopped == PERSIA_OK)
+            continue;
+        pthread_mutex_unlock(&w.lock);
+        c->kind->cancel(c, &w);
         pthread_mutex_lock(&w.lock);
     }
     pthread_mutex_unlock(&w.lock);

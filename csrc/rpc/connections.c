@@ -195,7 +195,7 @@ int connections_guard(int port, uint32_t max, connections **out)
                      "/proc/self/fd: %s", max, strerror(errno));
         goto fail;
     }
-    rc = runtime_thread(&c->thread, guard_main, c, "persia-rpc-conn");
+    rc = thread_start(&c->thread, guard_main, c, "persia-rpc-conn");
     if (rc)
         goto fail;
     c->started = 1;

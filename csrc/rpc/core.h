@@ -42,10 +42,6 @@ int pollers_start(rpc_pollers *p, unsigned threads, const char *name);
 /* Nothing may be under way on the queue any more. */
 void pollers_stop(rpc_pollers *p);
 
-/* A thread that leaves signals to the user's. */
-int runtime_thread(pthread_t *out, void *(*main)(void *), void *arg,
-                   const char *name);
-
 /* A server's use of gRPC: it is initialised with the first and shut down with
  * the last user. */
 int runtime_enter(void);

@@ -61,29 +61,6 @@ static void *poller_main(void *arg)
     }
 }
 
-/* Signals are for the user's threads (Ctrl-C), also those of gRPC's own
- * threads: they inherit this mask. */
-static void signals_block(sigset_t *before)
-{
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, before);
-}
-
-int runtime_thread(pthread_t *out, void *(*main)(void *), void *arg,
-                   const char *name)
-{
-    sigset_t before;
-    signals_block(&before);
-    int failed = pthread_create(out, NULL, main, arg);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failed)
-        return err_set(PERSIA_ENOMEM, "cannot start thread %s: %s", name,
-                       strerror(failed));
-    pthread_setname_np(*out, name);
-    return PERSIA_OK;
-}
-
 int pollers_start(rpc_pollers *p, unsigned threads, const char *name)
 {
     *p = (rpc_pollers){0};
@@ -92,7 +69,7 @@ int pollers_start(rpc_pollers *p, unsigned threads, const char *name)
         return err_set(PERSIA_ENOMEM, "out of memory: %u threads", threads);
     p->queue = grpc_completion_queue_create_for_next(NULL);
     for (unsigned i = 0; i < threads; i++) {
-        int code = runtime_thread(&p->threads[i], poller_main, p, name);
+        int code = thread_start(&p->threads[i], poller_main, p, name);
         if (code != PERSIA_OK) {
             pollers_stop(p);
             return code;
@@ -205,9 +182,10 @@ static void log_nothing(gpr_log_func_args *args)
  * begin anew. */
 static void start_grpc(void)
 {
-    sigset_t before;
+    sigset_t all, before; /* gRPC's threads inherit the mask */
     keep_memory();
-    signals_block(&before);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     if (!getenv("GRPC_VERBOSITY") && !getenv("GRPC_TRACE"))
         gpr_set_log_function(log_nothing);
     grpc_init();
@@ -220,7 +198,7 @@ static int runtime_start(void)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, start_grpc);
     runtime.stop = 0;
-    return runtime_thread(&runtime.reaper, reaper_main, NULL,
+    return thread_start(&runtime.reaper, reaper_main, NULL,
                           "persia-rpc-sent");
 }
 

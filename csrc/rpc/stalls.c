@@ -190,7 +190,7 @@ int stalls_watch(size_t slots_n, size_t health_n,
         code = err_set(PERSIA_ENOMEM, "out of memory: a server of %zu slots",
                        slots_n);
     if (code == PERSIA_OK)
-        code = runtime_thread(&w->thread, stalls_main, w, "persia-rpc-late");
+        code = thread_start(&w->thread, stalls_main, w, "persia-rpc-late");
     if (code != PERSIA_OK) {
         stalls_free(w);
         return code;

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TEXT_BYTES = 1024, THREADS_MAX = 1024, POLL_MS = 50 };
+enum { TEXT_BYTES = 1024, THREADS_MAX = 1024 };
 
 /* How long the caller of a loop watches for stragglers before it sleeps. */
 enum { LINGER_NS = 4000 };
@@ -288,22 +288,6 @@ static void *background_main(void *arg)
 
 /* ---- life of a pool ---- */
 
-static int start_thread(pthread_t *out, void *(*main)(void *), sched *s,
-                        const char *name)
-{
-    /* Signals are for the user's threads (Ctrl-C). */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(out, NULL, main, s);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failed)
-        return err_set(PERSIA_ENOMEM, "cannot start thread %s: %s", name,
-                       strerror(failed));
-    pthread_setname_np(*out, name);
-    return PERSIA_OK;
-}
-
 /* Sees to a background thread for one more job; job_lock is held.  Jobs that
  * come when the pool stops are of jobs, whose own threads go on. */
 static int need_background(sched *s)
@@ -311,7 +295,7 @@ static int need_background(sched *s)
     if (s->queued < s->idle_jobs || s->background_n == s->background_max ||
         s->job_stop)
         return PERSIA_OK;
-    int code = start_thread(&s->background[s->background_n], background_main,
+    int code = thread_start(&s->background[s->background_n], background_main,
                             s, "persia-jobs");
     if (code == PERSIA_OK)
         s->background_n++;
@@ -378,7 +362,7 @@ int sched_create_background(unsigned threads, unsigned background,
     }
     /* `workers` counts threads to join; sched_for reads it only later. */
     for (unsigned i = 0; i + 1 < threads; i++) {
-        code = start_thread(&s->worker[i], worker_main, s, "persia-loop");
+        code = thread_start(&s->worker[i], worker_main, s, "persia-loop");
         if (code != PERSIA_OK)
             goto fail;
         s->workers++;
@@ -493,24 +477,11 @@ int future_wait(future *f, uint64_t timeout_ns)
         !timeout_ns || timeout_ns > UINT64_MAX - start ? UINT64_MAX
                                                        : start + timeout_ns;
     pthread_mutex_lock(&f->lock);
-    while (!future_done(f)) {
-        uint64_t now = clock_ns();
-        if (now >= until) {
+    while (!future_done(f) && !code) {
+        if (clock_ns() >= until)
             code = PERSIA_ETIMEOUT;
-            break;
-        }
-        uint64_t wake = now + (uint64_t)POLL_MS * 1000000u;
-        if (wake > until)
-            wake = until;
-        cond_wait_until(&f->completed, &f->lock, wake);
-        if (future_done(f))
-            break;
-        /* The callback may run any code of the user. */
-        pthread_mutex_unlock(&f->lock);
-        code = interrupt_poll();
-        pthread_mutex_lock(&f->lock);
-        if (code != PERSIA_OK)
-            break;
+        else
+            code = cond_wait_poll(&f->completed, &f->lock, until);
     }
     if (future_done(f))
         code = PERSIA_OK;

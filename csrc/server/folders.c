@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -72,24 +71,6 @@ int folder_open(const ps_service *s, const char *root, const char *folder,
         *out = -1;
     }
     return rc;
-}
-
-int thread_start(void *(*run)(void *ctx), void *ctx, const char *name)
-{
-    sigset_t all, before;
-    pthread_attr_t attr;
-    pthread_t thread;
-    pthread_attr_init(&attr);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all); /* signals are for the user's threads */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&thread, &attr, run, ctx);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attr);
-    if (failed)
-        return err_set(PERSIA_ENOMEM, "cannot start thread %s: %s", name,
-                       strerror(failed));
-    return PERSIA_OK;
 }
 
 void admin_end(ps_service *s)

@@ -202,8 +202,6 @@ enum { PROOF = sizeof ((wire_snapshot *)0)->proof };
  * links, and compares the content of .proof there. */
 int folder_open(const ps_service *s, const char *root, const char *folder,
                 const char *proof, int *out);
-/* Starts a thread of its own. */
-int thread_start(void *(*run)(void *ctx), void *ctx, const char *name);
 
 /* Drops what nobody has asked about for long; the time at which to look
  * again. */

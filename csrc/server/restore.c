@@ -255,7 +255,7 @@ static int prepare_locked(ps_service *s, const wire_restore *m,
                            "wait for its end", r->root, r->folder);
         int rc = restore_make(s, m, &r);
         if (!rc)
-            rc = thread_start(reader, r, "persia-restore");
+            rc = thread_start(NULL, reader, r, "persia-restore");
         if (rc) {
             restore_free(r);
             return rc;

@@ -192,7 +192,7 @@ static int snapshot_start(snapshot *n)
     int rc = ps_between(n->s->p, take_cut, n);
     for (uint32_t i = 0; i < n->tables_n && !rc; i++)
         n->pushes[i] = table_cut_clock(n->cuts[i]);
-    return rc ? rc : thread_start(writer, n, "persia-snapshot");
+    return rc ? rc : thread_start(NULL, writer, n, "persia-snapshot");
 }
 
 /* ---- the requests ------------------------------------------------------- */

@@ -503,17 +503,9 @@ static void *timer_main(void *arg)
 
 int wait_start(ps_service *s)
 {
-    sigset_t all, before;
-    sigfillset(&all); /* signals are for the user's threads */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&s->timer, NULL, timer_main, s);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failed)
-        return err_set(PERSIA_ENOMEM, "cannot start a timer: %s",
-                       strerror(failed));
-    pthread_setname_np(s->timer, "persia-timer");
-    s->timer_runs = 1;
-    return PERSIA_OK;
+    int rc = thread_start(&s->timer, timer_main, s, "persia-timer");
+    s->timer_runs = !rc;
+    return rc;
 }
 
 void wait_end(ps_service *s)

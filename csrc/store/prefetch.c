@@ -13,8 +13,6 @@
 #include "client/client.h"
 #include "store/batches.h"
 
-enum { POLL_MS = 50 };
-
 struct ahead {
     step *s;
     sched *pool; /* of the jobs */
@@ -544,17 +542,6 @@ void step_ahead_ready(step *s, uint64_t number)
 
 /* ---- the loop ---- */
 
-/* Sleeps until something moved, at most POLL_MS; polls for Ctrl-C. */
-static int wait_and_poll(ahead *a)
-{
-    uint64_t wake = clock_ns() + (uint64_t)POLL_MS * 1000000u;
-    cond_wait_until(&a->moved, &a->lock, wake);
-    pthread_mutex_unlock(&a->lock);
-    int rc = interrupt_poll();
-    pthread_mutex_lock(&a->lock);
-    return rc;
-}
-
 /* Earlier batches that were only read are done when the loop goes on. */
 static void close_read(ahead *a, stream *t, const batch *last)
 {
@@ -611,7 +598,7 @@ int step_ahead_next(step *s, uint64_t number, int reading)
             rc = step_pay(s);
             pthread_mutex_lock(&a->lock);
         } else if (!room) {
-            rc = wait_and_poll(a);
+            rc = cond_wait_poll(&a->moved, &a->lock, UINT64_MAX);
         }
         b = find_batch(a, number, &t); /* the stream may have been closed */
         if (b)

@@ -12,7 +12,7 @@
 
 #include "store/prefetch.h"
 
-enum { POLL_MS = 50, TEXT_BYTES = 1024 };
+enum { TEXT_BYTES = 1024 };
 
 /* The first of its kind since it was told. */
 typedef struct kept {
@@ -258,26 +258,16 @@ int updates_are_parts(updates *u)
 
 int updates_wait(updates *u, size_t most, uint64_t timeout_ns)
 {
-    uint64_t start = clock_ns();
+    const uint64_t until = timeout_ns ? clock_ns() + timeout_ns : UINT64_MAX;
     int rc = PERSIA_OK;
     pthread_mutex_lock(&u->lock);
     while (!rc && u->left > most) {
-        uint64_t now = clock_ns(), wake = (uint64_t)POLL_MS * 1000000u;
-        if (timeout_ns && now - start >= timeout_ns) {
+        if (clock_ns() >= until)
             rc = err_set(PERSIA_ETIMEOUT,
                          "%zu updates are not applied after %.1f s",
                          u->left, (double)timeout_ns / 1e9);
-            break;
-        }
-        if (timeout_ns && start + timeout_ns - now < wake)
-            wake = start + timeout_ns - now;
-        wake += now;
-        cond_wait_until(&u->moved, &u->lock, wake);
-        if (u->left <= most)
-            break;
-        pthread_mutex_unlock(&u->lock);
-        rc = interrupt_poll();
-        pthread_mutex_lock(&u->lock);
+        else
+            rc = cond_wait_poll(&u->moved, &u->lock, until);
     }
     pthread_mutex_unlock(&u->lock);
     updates_tidy(u);
