@@ -128,7 +128,7 @@ test-long: test-c
 FUZZ_SECONDS ?= 30
 
 # ---- care ------------------------------------------------------------------
-PYFILES := $(wildcard persia tests examples benchmarks docs setup.py)
+PYFILES := $(wildcard persia tests examples benchmarks docs csrc setup.py)
 
 lint: build
 	$(RUN) tests/lint/native.py csrc

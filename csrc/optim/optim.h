@@ -15,22 +15,11 @@
 #define PERSIA_OPTIM_H
 
 #include "base/base.h"
+#include "spec/spec.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-enum optim_kind {
-    OPTIM_SGD,
-    OPTIM_ADAGRAD,
-    OPTIM_ROWWISE_ADAGRAD,
-    OPTIM_ADAM,
-    OPTIM_ADAMW,
-    OPTIM_KINDS
-};
-
-/* Storage of a vector.  BF16 is rounded stochastically when narrowed. */
-enum vector_dtype { VECTOR_FP32, VECTOR_BF16, VECTOR_DTYPES };
 
 /* Hyper-parameters of one push. */
 typedef struct optim_args {

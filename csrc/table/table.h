@@ -28,11 +28,6 @@ extern "C" {
 
 typedef struct table table;
 
-enum table_init_kind { INIT_UNIFORM, INIT_NORMAL, INIT_CONSTANT };
-enum table_full { FULL_RAISE, FULL_EVICT_LRU };
-enum table_missing { MISSING_INIT, MISSING_ZEROS };
-enum table_nonfinite { NONFINITE_RAISE, NONFINITE_SKIP };
-
 typedef struct table_config {
     char name[256];        /* decides initial values, with seed */
     uint64_t seed;

@@ -214,8 +214,8 @@ typedef struct target {
     char *m;
     uint32_t dtype;
     wire_memory *memory;
-    payload bulk[FIELDS_MAX + 1];  /* the last of each */
-    size_t counts[FIELDS_MAX + 1]; /* of repeated fields */
+    payload bulk[WIRE_FIELDS_MAX + 1];  /* the last of each */
+    size_t counts[WIRE_FIELDS_MAX + 1]; /* of repeated fields */
 } target;
 
 static int get_type(const wire_at *at, cursor c, wire_memory *memory, void *m,

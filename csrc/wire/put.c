@@ -47,7 +47,6 @@ static size_t varint_bytes(uint64_t value)
     return varint_encode(value, bytes);
 }
 
-/* Numbers are below 16: a tag has one byte. */
 static void put_tag(put *p, uint32_t no, enum wire_coding coding)
 {
     put_varint(p, (uint64_t)no << 3 | coding);
@@ -60,12 +59,13 @@ static void put_string(put *p, uint32_t no, const void *data, size_t n)
     put_bytes(p, data, n);
 }
 
-/* So many bytes of padding that what comes behind a tag and the length `n`
- * is aligned. */
-static void put_pad(put *p, size_t n)
+/* So many bytes of padding that what lies behind the tag of field `no` and
+ * the length `n` is aligned. */
+static void put_pad(put *p, uint32_t no, size_t n)
 {
     static const unsigned char zeros[ALIGN];
-    size_t pad = -(p->bytes + 1 + varint_bytes(n)) % ALIGN;
+    size_t head = varint_bytes((uint64_t)no << 3) + varint_bytes(n);
+    size_t pad = -(p->bytes + head) % ALIGN;
     if (pad == 1) /* a field has two bytes at least */
         pad += ALIGN;
     if (pad)
@@ -85,7 +85,7 @@ static void put_message(put *p, const wire_at *at, const void *m,
     if (p->rc || (!count.bytes && f->kind == KIND_MESSAGE))
         return;
     if (at->type->leader)
-        put_pad(p, count.bytes);
+        put_pad(p, at->field, count.bytes);
     put_tag(p, at->field, CODING_BYTES);
     put_varint(p, count.bytes);
     if (p->out && !p->rc) {
@@ -99,7 +99,7 @@ static void put_bulk(put *p, uint32_t no, const void *data, size_t bytes)
 {
     if (!data || !bytes)
         return;
-    put_pad(p, bytes);
+    put_pad(p, no, bytes);
     put_tag(p, no, CODING_BYTES);
     put_varint(p, bytes);
     if (!p->rc && p->out)

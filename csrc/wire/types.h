@@ -30,15 +30,7 @@ enum wire_coding {
     CODING_32,
 };
 
-enum {
-    FIELDS_MAX = 15, /* highest number in use */
-    FIELD_PAD = 15,
-    DIM_MAX = 4096,
-    STATE_MAX = 2 * DIM_MAX,
-    LEDGERS_MAX = 1 << 16,
-    FILES_MAX = 1 << 17,
-    PARTS_MAX = 1 << 16
-};
+enum { FIELD_PAD = 15 };
 
 typedef struct wire_type wire_type;
 
@@ -77,8 +69,24 @@ struct wire_type {
     int (*check)(const wire_at *at, const void *m, uint32_t dtype);
 };
 
+/* The fields of messages.c. */
+#define F(id, member, K, text, ...)                                           \
+    { .kind = KIND_##K, .name = text, .offset = offsetof(wire_##id, member),  \
+      ##__VA_ARGS__ }
+#define COUNT(id, member) .count = offsetof(wire_##id, member)
+#define WIDTH(id, member) .width = offsetof(wire_##id, member)
+
+/* The checks of types.c. */
+#define WIRE_CHECK(id)                                                        \
+    int at_check_##id(const wire_at *at, const void *m, uint32_t dtype);
+WIRE_CHECKED(WIRE_CHECK)
+#undef WIRE_CHECK
+
 /* The field of a number, or NULL if there is none. */
 const wire_field *type_field(const wire_type *t, uint64_t no);
+
+/* The number of a field that is there. */
+uint32_t type_number(const wire_type *t, const char *name);
 
 /* Sets an error that names message and field; no = 0: the message. */
 int at_refuse(const wire_at *at, uint64_t no, const char *format, ...)

@@ -2,14 +2,15 @@
 
 usage: python tests/lint/native.py csrc
 
-- A room includes only rooms above it in ROOMS, and of them only the public
-  header `<room>/<room>.h`.
+- A room includes only rooms above it in ROOMS (those of ONLY fewer still),
+  and of them only the public header `<room>/<room>.h`.
 - Python.h, torch, gRPC and CUDA are each included by one room alone.
 - Calls that write without bounds, hide errors or share hidden state are
   banned.
 - Files have at most 800 lines of at most 79 columns, no tabs, no unfinished
   business.
 - Every header compiles alone.
+- What csrc/spec/generate.py makes of persia.proto is current.
 """
 
 from __future__ import annotations
@@ -22,10 +23,16 @@ from pathlib import Path
 
 #: The rooms in their order: the list of docs/architecture.md.
 ROOMS = (
-    *("base", "mem", "sched", "ids", "data", "pool", "optim", "table"),
-    *("ckpt", "wire", "rpc", "shard", "server", "client", "worker", "store"),
-    *("py", "torch", "cuda"),
+    *("base", "spec", "mem", "sched", "ids", "data", "pool", "optim"),
+    *("table", "ckpt", "wire", "rpc", "shard", "server", "client", "worker"),
+    *("store", "py", "torch", "cuda"),
 )
+
+#: Rooms that may include fewer than all above them.
+ONLY = {
+    "spec": {"base"},
+    "wire": {"base", "spec"},
+}
 
 #: System headers that belong to one room: (pattern, room).
 OWNED = (
@@ -109,6 +116,8 @@ def check_includes(path: Path, room: str, text: str) -> Iterator[Finding]:
             continue
         elif ROOMS.index(other) > ROOMS.index(room):
             yield path, number, f"room {room} stands above {other}"
+        elif other not in ONLY.get(room, {other}):
+            yield path, number, f"room {room} must not know {other}"
         elif name != f"{other}.h":
             yield path, number, f"{target} is private to room {other}"
 
@@ -148,6 +157,21 @@ def check_alone(csrc: Path, path: Path) -> Iterator[Finding]:
         yield path, 1, "does not compile alone:\n" + result.stderr
 
 
+def check_generated(csrc: Path) -> Iterator[Finding]:
+    """The generated files are those of today's persia.proto."""
+    generator = csrc / "spec" / "generate.py"
+    if not generator.exists():
+        return
+    result = subprocess.run(
+        [sys.executable, str(generator), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode:
+        yield generator, 1, (result.stdout + result.stderr).strip()
+
+
 def check_tree(csrc: Path) -> Iterator[Finding]:
     """All findings in a source tree."""
     for path in sorted(csrc.rglob("*")):
@@ -165,6 +189,7 @@ def check_tree(csrc: Path) -> Iterator[Finding]:
             yield path, 1, f"{room} is not a room: add it to ROOMS in order"
         if path.suffix == ".h" and room not in {"py", "torch", "cuda"}:
             yield from check_alone(csrc, path)
+    yield from check_generated(csrc)
 
 
 def main() -> int:

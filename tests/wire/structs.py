@@ -1,7 +1,7 @@
-"""The structs of wire.h as ctypes, and protobuf messages to and from them.
+"""The wire_* structs as ctypes, and protobuf messages to and from them.
 
-The structs are read from the header itself, and a member belongs to the field
-of the same name: what C and protobuf call a number must be the same thing.
+The structs are read from the headers themselves, and a member belongs to the
+field of the same name: what C and protobuf call a number must be the same thing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-HEADER = ROOT / "csrc" / "wire" / "wire.h"
+HEADERS = [ROOT / "csrc" / "wire" / name for name in ("messages.h", "wire.h")]
 LIBRARY = ROOT / "persia" / "libpersia.so"
 
 C_TYPES: dict[str, Any] = {
@@ -32,7 +32,8 @@ COUNTS = {"stats": "tables_n"}
 
 
 def _read_header() -> dict[str, type[ctypes.Structure]]:
-    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
+    text = "".join(header.read_text() for header in HEADERS)
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
     constants = {
         name: int(value)
         for name, value in re.findall(r"(WIRE_\w+) = (\d+)", text)

