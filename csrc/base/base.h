@@ -1,5 +1,5 @@
 /* base.h: what every room stands on: error codes, messages, clock, random
- * bits.
+ * bits, windows of numbers.
  *
  * Every function that can fail returns an int: PERSIA_OK (0) or one of the
  * codes below.  The text of a failure (what was wrong, where, the remedy) is
@@ -11,6 +11,8 @@
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "base/window.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -2,6 +2,7 @@
  * handles. */
 #include "store/store.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -11,7 +12,7 @@
 #include "store/copies.h"
 #include "store/updates.h"
 
-enum { STORES_MAX = 4096, WINDOW_WORDS = STEP_TICKET_WINDOW / 64 };
+enum { STORES_MAX = 4096 };
 
 /* Updates that may be pending.  In this process more would only be older: a
  * loop that is faster than its updates waits for them in the end. */
@@ -34,9 +35,9 @@ struct step {
     step_grad *held;
     size_t held_n, held_room;
     uint64_t forgotten;            /* tickets up to it: see step_forget() */
-    uint64_t newest;               /* ticket that came back */
-    uint64_t window[WINDOW_WORDS]; /* bit t mod window: t came back */
-    uint64_t refused[WINDOW_WORDS]; /* ... or will not be taken */
+    window came;    /* tickets whose gradient came back, or ... */
+    window refused; /* ... will not be taken */
+    uint64_t rings[2][STEP_TICKET_WINDOW / 64]; /* theirs */
     unsigned references;           /* guarded by registry.lock */
 };
 
@@ -76,6 +77,8 @@ static step *step_new(void)
     }
     pthread_mutex_init(&s->lock, NULL);
     copies_init(&s->copies);
+    window_init(&s->came, s->rings[0], STEP_TICKET_WINDOW / 64);
+    window_init(&s->refused, s->rings[1], STEP_TICKET_WINDOW / 64);
     s->references = 1;
     return s;
 }
@@ -234,13 +237,10 @@ int step_copy_ids(step *s, step_grad *g)
     return rc ? rc : copies_ids(&s->copies, client_sched(s->c), g, offsets);
 }
 
-/* Marks a ticket as come back; the lock is held. */
-static int mark(step *s, uint64_t ticket)
+/* Why the gradient of a ticket is refused; PERSIA_OK if it is not.  The lock
+ * is held. */
+static int check_ticket(const step *s, uint64_t ticket)
 {
-    uint64_t *word = &s->window[ticket / 64 % WINDOW_WORDS];
-    uint64_t bit = (uint64_t)1 << (ticket % 64);
-    if (ticket == 0) /* a forward that nobody numbered may repeat */
-        return PERSIA_OK;
     if (ticket > atomic_load(&s->tickets))
         return err_set(PERSIA_ETICKET, "backward of a forward that made no "
                        "ticket (number %llu)", (unsigned long long)ticket);
@@ -248,35 +248,42 @@ static int mark(step *s, uint64_t ticket)
         return err_set(PERSIA_ETICKET, "backward of a forward from before a "
                        "checkpoint was loaded: its rows are others now; run "
                        "the forward again");
-    if (ticket / 64 + WINDOW_WORDS <= s->newest / 64)
+    if (ticket <= s->came.watermark)
         return err_set(PERSIA_ETICKET,
                        "backward of a forward of %llu forwards ago; the "
                        "store remembers %d",
-                       (unsigned long long)(s->newest - ticket),
+                       (unsigned long long)(window_top(&s->came) - ticket),
                        STEP_TICKET_WINDOW);
-    if (ticket > s->newest) { /* the words that are entered anew are old */
-        uint64_t from = s->newest / 64, to = ticket / 64;
-        if (to - from > WINDOW_WORDS)
-            from = to - WINDOW_WORDS;
-        while (from < to) {
-            s->window[++from % WINDOW_WORDS] = 0;
-            s->refused[from % WINDOW_WORDS] = 0;
-        }
-        s->newest = ticket;
-    }
-    if (s->refused[ticket / 64 % WINDOW_WORDS] & bit)
+    if (window_has(&s->refused, ticket))
         return err_set(PERSIA_ETICKET,
                        "backward of a batch that was skipped, or abandoned "
                        "because the data loader had to go on without its "
                        "gradients; with a larger staleness more batches may "
                        "await their backward, with update=\"step\" any number "
                        "of backwards is summed");
-    if (*word & bit)
+    if (window_has(&s->came, ticket))
         return err_set(PERSIA_ETICKET,
                        "second backward through one forward: its gradients "
                        "were pushed already; run the forward again (or sum "
                        "the losses and call backward once)");
-    *word |= bit;
+    return PERSIA_OK;
+}
+
+/* Notes that the gradient of a ticket came back; the lock is held. */
+static int mark(step *s, uint64_t ticket)
+{
+    if (ticket == 0) /* a forward that nobody numbered may repeat */
+        return PERSIA_OK;
+    int rc = check_ticket(s, ticket);
+    if (rc)
+        return rc;
+    if (ticket > STEP_TICKET_WINDOW) { /* older ones are forgotten */
+        window_settle(&s->came, ticket - STEP_TICKET_WINDOW);
+        window_settle(&s->refused, ticket - STEP_TICKET_WINDOW);
+    }
+    enum window_added added = window_add(&s->came, ticket);
+    assert(added == WINDOW_ADDED);
+    (void)added;
     return PERSIA_OK;
 }
 
@@ -284,8 +291,8 @@ int step_refuse(step *s, uint64_t ticket)
 {
     pthread_mutex_lock(&s->lock);
     int rc = mark(s, ticket);
-    if (rc == PERSIA_OK)
-        s->refused[ticket / 64 % WINDOW_WORDS] |= (uint64_t)1 << ticket % 64;
+    if (rc == PERSIA_OK && ticket)
+        (void)window_add(&s->refused, ticket);
     pthread_mutex_unlock(&s->lock);
     return rc == PERSIA_OK;
 }
