@@ -8,9 +8,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from persia import datasets, errors, metrics, models, optim
+    from persia import data, datasets, errors, metrics, models, optim
     from persia.configs import EmbeddingBagConfig, EmbeddingConfig
     from persia.convert import from_torch
+    from persia.data.hashing import hash_ids
     from persia.jagged import Batch, JaggedBatch
     from persia.loader import DataLoader
     from persia.modules import EmbeddingBagCollection, EmbeddingCollection
@@ -27,9 +28,11 @@ __all__ = [
     "JaggedBatch",
     "Store",
     "clip_grad_norm_",
+    "data",
     "datasets",
     "errors",
     "from_torch",
+    "hash_ids",
     "metrics",
     "models",
     "optim",
@@ -48,6 +51,7 @@ _WHERE = {
     "Store": "store",
     "clip_grad_norm_": "optim",
     "from_torch": "convert",
+    "hash_ids": "data.hashing",
 }
 _MODULES = set(__all__) - _WHERE.keys()
 

@@ -270,6 +270,46 @@ class JaggedBatch:
             list(features), torch.cat(values), lengths=every, weights=weighted
         )
 
+    @classmethod
+    def from_arrow(
+        cls,
+        table: Any,
+        columns: Sequence[str] | None = None,
+        *,
+        hash: bool = True,
+        salt: int = 0,
+    ) -> JaggedBatch:
+        """Builds a batch from the columns of a table.
+
+        Args:
+            table: of B rows: an Arrow table or record batch, or what
+                :class:`persia.data.Table` takes.
+            columns: those that become features; all by default. A column of
+                lists has any number of ids a sample, others one.
+            hash: ids are :func:`persia.hash_ids` of the values; False: the
+                values are ids, integers of 64 bits.
+            salt: of the hash.
+
+        Raises:
+            MissingFeature: there is no such column.
+            DtypeError: values of a type that has no ids.
+        """
+        from persia.data.table import ids_of
+
+        return ids_of(table, columns, hash, salt)
+
+    @classmethod
+    def from_pandas(
+        cls,
+        frame: Any,
+        columns: Sequence[str] | None = None,
+        *,
+        hash: bool = True,
+        salt: int = 0,
+    ) -> JaggedBatch:
+        """:meth:`from_arrow` of a pandas DataFrame."""
+        return cls.from_arrow(frame, columns, hash=hash, salt=salt)
+
     def keys(self) -> list[str]:
         """The F feature names, in the order of the values."""
         return self._keys
@@ -493,11 +533,15 @@ class Batch:
         dense: float32 [B, number of dense features], or None.
         ids: the categorical features of the B samples.
         label: float32 [B], or None.
+        weight: float32 [B], how much each sample counts, or None.
+        timestamp: float64 [B], seconds since 1970, or None.
     """
 
     dense: Tensor | None
     ids: JaggedBatch
     label: Tensor | None = None
+    weight: Tensor | None = None
+    timestamp: Tensor | None = None
 
     def __len__(self) -> int:
         """The number of samples, B."""
@@ -509,14 +553,18 @@ class Batch:
         """The batch on ``device``; tensors that are there already are
         shared.
         """
+
+        def moved(tensor: Tensor | None) -> Tensor | None:
+            if tensor is None:
+                return None
+            return tensor.to(device, non_blocking=non_blocking)
+
         return Batch(
-            None
-            if self.dense is None
-            else self.dense.to(device, non_blocking=non_blocking),
+            moved(self.dense),
             self.ids.to(device, non_blocking),
-            None
-            if self.label is None
-            else self.label.to(device, non_blocking=non_blocking),
+            moved(self.label),
+            moved(self.weight),
+            moved(self.timestamp),
         )
 
     def skip(self) -> None:
@@ -532,8 +580,14 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """A copy in page-locked memory (needs CUDA, as torch's own)."""
+
+        def pinned(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.pin_memory()
+
         return Batch(
-            None if self.dense is None else self.dense.pin_memory(),
+            pinned(self.dense),
             self.ids.pin_memory(),
-            None if self.label is None else self.label.pin_memory(),
+            pinned(self.label),
+            pinned(self.weight),
+            pinned(self.timestamp),
         )

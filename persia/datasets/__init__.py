@@ -6,10 +6,10 @@ it works in the forked workers of ``torch.utils.data.DataLoader`` (pass
 ``batch_size=None``), which then share the batches among them.
 """
 
-from persia.datasets.base import Dataset, value_hash
+from persia.data.base import Dataset, value_hash
+from persia.data.schema import Schema
 from persia.datasets.criteo import Criteo
 from persia.datasets.csv import CSV
-from persia.datasets.schema import Schema
 from persia.datasets.synthetic import SyntheticCTR
 
 __all__ = ["CSV", "Criteo", "Dataset", "Schema", "SyntheticCTR", "value_hash"]

@@ -18,7 +18,7 @@ import torch
 
 from persia import _core, errors
 from persia._check import kind, whole
-from persia.datasets.base import Dataset, check_salt, read_ahead
+from persia.data.base import Dataset, check_salt, read_ahead
 from persia.datasets.files import (
     Faults,
     LinePlan,
@@ -163,6 +163,7 @@ class Criteo(Dataset):
 
     def _range(self, first: int, end: int) -> Criteo:
         part = copy.copy(self)
+        part._forget()
         part.rows = (first, end)
         part._faults = Faults(self._faults.strict)
         return part

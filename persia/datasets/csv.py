@@ -22,7 +22,8 @@ from pyarrow import csv as pa_csv
 
 from persia import _core, errors
 from persia._check import whole
-from persia.datasets.base import Dataset, read_ahead
+from persia.data.base import Dataset, read_ahead
+from persia.data.schema import CategoricalColumn, DenseColumn, Schema
 from persia.datasets.files import (
     CHUNK_BYTES,
     LINE_BYTES,
@@ -33,7 +34,6 @@ from persia.datasets.files import (
     held_out,
     open_stream,
 )
-from persia.datasets.schema import CategoricalColumn, DenseColumn, Schema
 from persia.jagged import Batch, JaggedBatch
 
 __all__ = ["CSV"]
@@ -139,6 +139,7 @@ class CSV(Dataset):
 
     def _range(self, first: int, end: int) -> CSV:
         part = copy.copy(self)
+        part._forget()
         part.rows = (first, end)
         part._faults = Faults(self._faults.strict)
         return part
@@ -209,7 +210,9 @@ class CSV(Dataset):
             label = np.array(table.column("label").to_numpy())
         parts = [
             _hash(table.column(f"ids{j}"), column, self.schema.strip)
-            for j, column in enumerate(self.schema.features)
+            for j, column in enumerate(
+                [*self.schema.categorical, *self.schema.multivalued]
+            )
         ]
         values = torch.from_numpy(np.concatenate([v for v, _ in parts]))
         lengths = None
@@ -455,7 +458,9 @@ class _File:
                 numbers = known[pc.fill_null(at, 0).to_numpy()]
             columns["label"] = pa.array(numbers)
             ok = self._keep(ok, fine, schema.label.column, texts, lines)
-        for j, feature in enumerate(schema.features):
+        for j, feature in enumerate(
+            [*schema.categorical, *schema.multivalued]
+        ):
             columns[f"ids{j}"] = table.column(feature.column)
         self._report(last)
         parsed = pa.table(columns)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from persia import _core, errors
 from persia._check import kind, real, whole
-from persia.datasets.base import pair
+from persia.data.base import pair
 
 __all__ = [
     "Faults",

@@ -11,7 +11,7 @@ import torch
 
 from persia import _core
 from persia._check import number, whole
-from persia.datasets.base import Dataset
+from persia.data.base import Dataset
 from persia.jagged import Batch, JaggedBatch
 from persia.metrics import auc
 

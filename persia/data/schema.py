@@ -1,4 +1,4 @@
-"""What the columns of a CSV file are: dense, categorical, multi-valued, label.
+"""What the columns of a table or file are: dense, categorical, label, ...
 
 A schema is a Python object or a YAML file::
 
@@ -17,6 +17,7 @@ A schema is a Python object or a YAML file::
 
 from __future__ import annotations
 
+import difflib
 import os
 from importlib import resources
 from pathlib import Path
@@ -35,12 +36,31 @@ from pydantic import (
 from persia import errors
 from persia._check import kind
 
-__all__ = ["CategoricalColumn", "DenseColumn", "LabelColumn", "Schema"]
+__all__ = [
+    "CategoricalColumn",
+    "CrossColumn",
+    "DenseColumn",
+    "LabelColumn",
+    "Schema",
+]
 
 
 def _named(value: Any) -> Any:
     """A column given by its name alone."""
     return {"column": value} if isinstance(value, str) else value
+
+
+def _texts_of(value: Any) -> Any:
+    """Keys of ``values``: the text of a boolean or a number is meant."""
+    if not isinstance(value, dict):
+        return value
+    out: dict[Any, Any] = {}
+    for key, number in value.items():
+        if isinstance(key, bool):
+            out |= {str(key).lower(): number, str(key): number}
+        else:
+            out[str(key) if isinstance(key, int | float) else key] = number
+    return out
 
 
 class _Model(BaseModel):
@@ -51,6 +71,13 @@ Character = Annotated[str, Field(pattern=r"^[\x01-\x09\x0b\x0c\x0e-\x7f]$")]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
+class Moments(_Model):
+    """What :attr:`DenseColumn.standardise` subtracts and divides by."""
+
+    mean: Number
+    std: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 class DenseColumn(_Model):
     """A number a sample; it becomes a column of ``batch.dense``.
 
@@ -59,12 +86,15 @@ class DenseColumn(_Model):
         missing: the value of an empty or missing field (see
             ``Schema.missing``), before the transformation.
         log: take log(1 + max(x, 0)).
+        standardise: subtract a mean and divide by a standard deviation
+            (after the logarithm); True: those of the first rows.
         scale: multiplies the value in the end.
     """
 
     column: str
     missing: Number = 0.0
     log: bool = False
+    standardise: bool | Moments = False
     scale: Number = 1.0
 
 
@@ -74,8 +104,14 @@ class CategoricalColumn(_Model):
     Attributes:
         column: the name in the file.
         name: the name of the feature; the column's by default.
-        separator: divides a field into values, and there may be none; None:
-            every field is one value, the empty one too.
+        separator: divides a text into values, and there may be none; None:
+            every field is one value, the empty one too. A column of lists
+            needs none.
+        max_length: keep so many values of a sample at most: the first, or
+            the last ones of a sequence.
+        hash: False: the column holds 64-bit ids already.
+        buckets: the column holds numbers, and their bucket is the value: a
+            list of rising bounds, or how many quantiles of the first rows.
         hash_salt: another id for the same value, for columns that share a
             table with others but not their vocabulary.
     """
@@ -83,6 +119,9 @@ class CategoricalColumn(_Model):
     column: str
     name: str = ""
     separator: Character | None = None
+    max_length: int | None = Field(default=None, ge=1)
+    hash: bool = True
+    buckets: Annotated[int, Field(ge=2, le=65536)] | list[Number] | None = None
     hash_salt: int = Field(default=0, ge=0, lt=2**64)
 
     @property
@@ -90,9 +129,40 @@ class CategoricalColumn(_Model):
         """The name of the feature."""
         return self.name or self.column
 
+    @property
+    def columns(self) -> list[str]:
+        """The columns that it is made of."""
+        return [self.column]
+
 
 class _MultivaluedColumn(CategoricalColumn):
     separator: Character | None = ","
+
+
+class _SequenceColumn(_MultivaluedColumn):
+    pass
+
+
+class CrossColumn(_Model):
+    """Two columns or more as one value: the pair of their values.
+
+    Its id is the hash of the texts of the values, in this order, with U+001F
+    between them.
+
+    Attributes:
+        columns: their names.
+        name: the name of the feature; "a_x_b" by default.
+        hash_salt: as of :class:`CategoricalColumn`.
+    """
+
+    columns: list[str] = Field(min_length=2)
+    name: str = ""
+    hash_salt: int = Field(default=0, ge=0, lt=2**64)
+
+    @property
+    def feature(self) -> str:
+        """The name of the feature."""
+        return self.name or "_x_".join(self.columns)
 
 
 class LabelColumn(_Model):
@@ -101,21 +171,42 @@ class LabelColumn(_Model):
     Attributes:
         column: the name in the file.
         values: the number for each text of the column; other texts are
-            malformed. None: the column holds numbers.
+            malformed. None: 0 and 1, yes and no, true and false.
+        threshold: the label is 1 where the column's number is at least this.
+        number: the column holds any number (a regression).
     """
 
     column: str
-    values: dict[str, Number] | None = None
+    values: Annotated[dict[str, Number], BeforeValidator(_texts_of)] | None = (
+        None
+    )
+    threshold: Number | None = None
+    number: bool = False
+
+    @model_validator(mode="after")
+    def _one(self) -> LabelColumn:
+        given = [self.values is not None, self.threshold is not None]
+        if sum([*given, self.number]) > 1:
+            raise ValueError("values, threshold and number exclude each other")
+        return self
 
 
 class Schema(_Model):
-    """The columns of a CSV file.
+    """The columns of a table or file.
+
+    The features of ``batch.ids`` are the categorical ones, then crosses,
+    multi-valued ones and sequences.
 
     Attributes:
         dense: columns of ``batch.dense``, in this order.
         categorical: features with one id a sample.
+        crosses: pairs of columns as one feature.
         multivalued: features with any number of ids a sample.
-        label: None for files without labels.
+        sequences: the same, in order; ``max_length`` keeps the last ones.
+        label: None for data without labels.
+        weight: the column of ``batch.weight``, numbers of at least 0.
+        timestamp: the column of ``batch.timestamp``: dates and times, or
+            numbers, which are taken as they are.
         delimiter: between fields, one character.
         quote: around fields that hold the delimiter; None if nothing is.
         header: whether the first line has the names of the columns; "auto":
@@ -133,7 +224,11 @@ class Schema(_Model):
     multivalued: list[
         Annotated[_MultivaluedColumn, BeforeValidator(_named)]
     ] = []
+    sequences: list[Annotated[_SequenceColumn, BeforeValidator(_named)]] = []
+    crosses: list[CrossColumn] = []
     label: Annotated[LabelColumn, BeforeValidator(_named)] | None = None
+    weight: str | None = None
+    timestamp: str | None = None
     delimiter: Character = ","
     quote: Character | None = '"'
     header: bool | Literal["auto"] = True
@@ -145,15 +240,8 @@ class Schema(_Model):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            wrong = [
-                ".".join(map(str, (*one["loc"], ""))).removesuffix(".")
-                + ": "
-                + one["msg"].removeprefix("Value error, ")
-                for one in error.errors()
-            ]
-            raise errors.InvalidArgument(
-                "; ".join(text.removeprefix(": ") for text in wrong)
-            ) from None
+            wrong = [_explain(dict(one)) for one in error.errors()]
+            raise errors.InvalidArgument("; ".join(wrong)) from None
 
     @model_validator(mode="after")
     def _check(self) -> Schema:
@@ -161,6 +249,7 @@ class Schema(_Model):
         if not names:
             raise ValueError(
                 "no categorical and no multivalued column; need at least one"
+                " (or a sequence, or a cross)"
             )
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise ValueError(
@@ -171,6 +260,12 @@ class Schema(_Model):
                 raise ValueError(
                     f"categorical column {c.column!r} has a separator; list"
                     " it under multivalued"
+                )
+        for c in [*self.categorical, *self.bags]:
+            if not c.hash and (c.buckets is not None or c.hash_salt):
+                raise ValueError(
+                    f"column {c.column!r}: hash: false goes with neither"
+                    " buckets nor hash_salt"
                 )
         if self.delimiter == self.quote:
             raise ValueError(
@@ -188,16 +283,29 @@ class Schema(_Model):
         return self
 
     @property
-    def features(self) -> list[CategoricalColumn]:
-        """All features of ``batch.ids``: categorical, then multivalued."""
-        return [*self.categorical, *self.multivalued]
+    def singles(self) -> list[CategoricalColumn | CrossColumn]:
+        """The features of one id a sample."""
+        return [*self.categorical, *self.crosses]
+
+    @property
+    def bags(self) -> list[CategoricalColumn]:
+        """The features of any number of ids a sample."""
+        return [*self.multivalued, *self.sequences]
+
+    @property
+    def features(self) -> list[CategoricalColumn | CrossColumn]:
+        """All features of ``batch.ids``, in their order."""
+        return [*self.singles, *self.bags]
 
     @property
     def used_columns(self) -> set[str]:
         """The names of the columns that are read."""
         names = {c.column for c in self.dense}
-        names |= {c.column for c in self.features}
-        return names | ({self.label.column} if self.label else set())
+        for feature in self.features:
+            names.update(feature.columns)
+        if self.label:
+            names.add(self.label.column)
+        return names | {n for n in (self.weight, self.timestamp) if n}
 
     @classmethod
     def load(cls, source: str | os.PathLike[str]) -> Schema:
@@ -212,7 +320,7 @@ class Schema(_Model):
         """
         need = "a Schema, the path of a YAML file, or the name of a preset"
         path = Path(kind("schema", source, (str, os.PathLike), need))
-        preset = resources.files(__package__) / "presets" / f"{source}.yaml"
+        preset = _presets() / f"{source}.yaml"
         try:
             if not path.is_file() and path.name == str(source):
                 text = preset.read_text(encoding="utf-8")
@@ -228,7 +336,7 @@ class Schema(_Model):
                 f"schema {os.fspath(source)!r} is no text in UTF-8: {error}"
             ) from error
         try:
-            content = yaml.safe_load(text)
+            content = yaml.load(text, _Loader)
             return cls(**kind("it", content, dict, "lines 'field: value'"))
         except (yaml.YAMLError, TypeError, errors.InvalidArgument) as error:
             raise errors.InvalidArgument(
@@ -238,7 +346,50 @@ class Schema(_Model):
     @staticmethod
     def presets() -> list[str]:
         """The names of the schemas that come with Persia."""
-        folder = resources.files(__package__) / "presets"
         return sorted(
-            file.name.removesuffix(".yaml") for file in folder.iterdir()
+            file.name.removesuffix(".yaml") for file in _presets().iterdir()
         )
+
+
+def _presets() -> Any:
+    return resources.files("persia.datasets") / "presets"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose keys are texts: ``yes: 1`` means the text "yes"."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        self.flatten_mapping(node)
+        out: dict[Any, Any] = {}
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                name: Any = key.value
+            else:
+                name = self.construct_object(key, deep=True)
+            out[name] = self.construct_object(value, deep=True)
+        return out
+
+
+def _explain(error: dict[str, Any]) -> str:
+    """One error of pydantic: where, what, and the name that may be meant."""
+    where = [str(part) for part in error["loc"]]
+    text = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        fields = _fields_at(where)
+        text += " (no such field"
+        close = difflib.get_close_matches(where[-1], fields, 1, 0.5)
+        text += f"; is {close[0]!r} meant?" if close else ""
+        text += f"; there are {', '.join(fields)})" if fields else ")"
+    return f"{'.'.join(where)}: {text}" if where else text
+
+
+def _fields_at(where: list[str]) -> list[str]:
+    """The fields that could stand where one is wrong."""
+    if len(where) == 1:
+        return list(Schema.model_fields)
+    kinds: dict[str, type[BaseModel]] = {
+        "dense": DenseColumn,
+        "label": LabelColumn,
+        "crosses": CrossColumn,
+    }
+    return list(kinds.get(where[0], CategoricalColumn).model_fields)

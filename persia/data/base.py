@@ -1,11 +1,15 @@
-"""What the data sets share: the share of a worker, and reading ahead."""
+"""What the data sources share: their position, the share of a worker, and
+reading ahead."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
 from typing import Any, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -17,6 +21,8 @@ from persia.jagged import Batch
 __all__ = ["Dataset", "pair", "read_ahead", "value_hash"]
 
 T = TypeVar("T")
+
+_STATES = 256  # positions kept, for a loader that takes batches ahead
 
 
 def value_hash(value: str | bytes, salt: int = 0) -> int:
@@ -52,8 +58,6 @@ class Dataset(IterableDataset[Batch]):
         keys: names of the id features, as in ``batch.ids.keys()``.
         dense_names: names of the columns of ``batch.dense``.
         batch_size: samples of a batch; the last one may have fewer.
-        epoch: number of the pass; with ``seed`` it decides the shuffle. The
-            caller sets it.
     """
 
     keys: list[str]
@@ -73,9 +77,29 @@ class Dataset(IterableDataset[Batch]):
         if not 0 <= whole("rank", rank, 0, 2**63 - 1) < world:
             raise errors.InvalidArgument(f"shard is {shard}, need {need}")
         self.seed = whole("seed", seed, 0, 2**64 - 1)
-        self.epoch = 0
         self.drop_last = drop_last
         self.shard = shard
+        self._epoch = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begins at the first batch, as a copy of another one does."""
+        # Where the next iteration begins: (batches, position or None).
+        self._begin: tuple[int, Any] | None = None
+        self._given = 0  # batches that the latest iteration gave out
+        self._states: deque[tuple[int, Any]] = deque(maxlen=_STATES)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the pass; with ``seed`` it decides the shuffle. The
+        caller sets it. Another epoch begins with its first batch."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        if number != self._epoch:
+            self._begin = None
+        self._epoch = number
 
     @property
     def dense_features(self) -> int:
@@ -88,7 +112,67 @@ class Dataset(IterableDataset[Batch]):
         if worker is not None:
             rank = rank * worker.num_workers + worker.id
             world *= worker.num_workers
-        return read_ahead(lambda: self._batches(rank, world))
+        (begin, at), self._begin = self._begin or (0, None), None
+        self._given = begin
+        self._states.clear()
+        self._states.append((begin, at))
+        return self._counted(
+            read_ahead(lambda: self._batches_from(rank, world, begin, at))
+        )
+
+    def _counted(
+        self, batches: Generator[tuple[Batch, Any], None, None]
+    ) -> Iterator[Batch]:
+        with closing(batches):
+            for batch, at in batches:
+                self._given += 1
+                self._states.append((self._given, at))
+                yield batch
+
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """The position: after the batches that the latest iteration gave out.
+
+        Args:
+            batches: the position after so many batches instead, for a
+                loader that takes them ahead.
+
+        Returns:
+            ``epoch``, ``batches`` (of this shard) and ``at``: where that is
+            in the data, or None where it is not known any more.
+        """
+        count = self._given if batches is None else batches
+        at = next((a for n, a in self._states if n == count), None)
+        return {"epoch": self.epoch, "batches": count, "at": at}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iteration begins after the batches that were given out.
+
+        The data, the options and the shard must be those of before.
+
+        Raises:
+            InvalidArgument: it is no state of a data source.
+        """
+        try:
+            epoch, batches = state["epoch"], state["batches"]
+        except (LookupError, TypeError):
+            raise errors.InvalidArgument(
+                f"the state of a data source has epoch and batches; this is "
+                f"{state!r}"
+            ) from None
+        self.epoch = whole("epoch", epoch, 0, 2**63 - 1)
+        batches = whole("batches", batches, 0, 2**63 - 1)
+        self._given = batches
+        self._begin = (batches, state.get("at"))
+        self._states.clear()
+        self._states.append(self._begin)
+
+    def _batches_from(
+        self, shard: int, shards: int, begin: int, at: Any
+    ) -> Iterator[tuple[Batch, Any]]:
+        """The batches after the first ``begin`` ones, each with the position
+        after it, if that is known."""
+        for batch in islice(self._batches(shard, shards), begin, None):
+            yield batch, None
 
     @abstractmethod
     def _batches(self, shard: int, shards: int) -> Iterator[Batch]:

@@ -1,0 +1,621 @@
+"""From columns of any type to rows of numbers and ids, by a schema.
+
+Whole columns at a time. What is malformed is found here, row by row only
+where something is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persia import _core, errors
+from persia.data.hashing import hash_array, texts
+from persia.data.rows import Bags, Floats, Ints, Rows, gather, running
+from persia.data.schema import (
+    CategoricalColumn,
+    CrossColumn,
+    DenseColumn,
+    Moments,
+    Schema,
+)
+
+__all__ = ["Encoder", "LabelError", "Report", "column_of", "measure"]
+
+Mask = npt.NDArray[np.bool_]
+# (row of the piece, what is wrong, its kind)
+Report = Callable[[int, str, str], None]
+
+_YES = ["1", "yes", "true", "y", "t"]
+_NO = ["0", "no", "false", "n", "f"]
+
+
+def column_of(table: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
+    """A column in one piece."""
+    column = table.column(name)
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if isinstance(column, pa.ChunkedArray):  # of no chunks, or too long
+        column = (
+            pa.concat_arrays(column.chunks)
+            if column.num_chunks
+            else pa.array([], column.type)
+        )
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    return column
+
+
+class Encoder:
+    """Makes rows of tables that have the columns of a schema.
+
+    Args:
+        schema: with what it measures known (see :meth:`Schema.measured`).
+        text: the columns are text without types, as of CSV: binary.
+        utf8: bytes of text that are no UTF-8 are malformed.
+    """
+
+    def __init__(
+        self, schema: Schema, *, text: bool = False, utf8: bool = True
+    ) -> None:
+        self.schema = schema
+        self._text = text
+        self._utf8 = utf8
+        self._missing = pa.array(schema.missing, pa.string())
+
+    def encode(
+        self, table: pa.Table | pa.RecordBatch, report: Report
+    ) -> tuple[Rows, Mask]:
+        """(rows, which rows of the table they are).
+
+        Raises:
+            SchemaMismatch: a column whose type or values are not what the
+                schema says; what is wrong with single rows is reported.
+        """
+        schema, n = self.schema, table.num_rows
+        ok = self._filled(table, report)
+        dense = None
+        if schema.dense:
+            dense = np.empty((n, len(schema.dense)), np.float32)
+            for j, spec in enumerate(schema.dense):
+                ok &= self._dense(table, spec, ok, report, dense[:, j])
+        label = weight = None
+        if schema.label is not None:
+            label, ok = self._label(table, ok, report)
+        if schema.weight is not None:
+            weight, ok = self._weight(table, schema.weight, ok, report)
+        timestamp = None
+        if schema.timestamp is not None:
+            timestamp, ok = self._time(table, schema.timestamp, ok, report)
+        singles = np.empty((len(schema.singles), n), np.int64)
+        for j, one in enumerate(schema.singles):
+            ok &= self._single(table, one, ok, report, singles[j])
+        bags = []
+        for many in schema.bags:
+            bag, fine = self._bag(table, many, ok, report)
+            bags.append(bag)
+            ok &= fine
+        rows = Rows(singles, bags, dense, label, weight, timestamp)
+        return (rows if ok.all() else rows.take(np.flatnonzero(ok))), ok
+
+    # ---- texts and numbers
+
+    def _filled(self, table: Any, report: Report) -> Mask:
+        """Where any used column is not empty, as those of an empty line."""
+        n = table.num_rows
+        if not self._text:
+            return np.ones(n, bool)
+        empty = np.ones(n, bool)
+        for column in table.columns:
+            if not empty.any():
+                break
+            lengths = pc.binary_length(column).to_numpy(zero_copy_only=False)
+            empty &= lengths == 0
+        for i in np.flatnonzero(empty):
+            text = "an empty line, or no value in any column that is used"
+            report(int(i), text, "empty")
+        return ~empty
+
+    def _strings(self, table: Any, name: str) -> pa.Array:
+        """The texts of a column; bytes that are no UTF-8 become "�"."""
+        column = texts(column_of(table, name), f"column {name!r}")
+        if not pa.types.is_string(column.type):
+            try:
+                column = column.cast(pa.string())
+            except pa.ArrowInvalid:
+                column = pa.array(
+                    [v.decode("utf-8", "replace") for v in column.to_pylist()]
+                )
+        return pc.utf8_trim(column, " \t") if self.schema.strip else column
+
+    def _numbers(
+        self, table: Any, name: str
+    ) -> tuple[npt.NDArray[np.float64], Mask, Mask, Any]:
+        """(numbers, where one is missing, where one is wrong, the column)."""
+        column = column_of(table, name)
+        kind, t = column.type, pa.types
+        if t.is_dictionary(kind):
+            column = column.dictionary_decode()
+            kind = column.type
+        if t.is_null(kind):
+            every = np.ones(len(column), bool)
+            return np.zeros(len(column)), every, ~every, column
+        if t.is_boolean(kind):
+            column = column.cast(pa.uint8())
+        elif t.is_decimal(kind):
+            column = column.cast(pa.float64())
+        elif not t.is_integer(kind) and not t.is_floating(kind):
+            if t.is_nested(kind) or t.is_temporal(kind):
+                raise errors.SchemaMismatch(
+                    f"column {name!r} has the type {kind}, need numbers"
+                )
+            return self._parsed(table, name)
+        missing = column.is_null().to_numpy(zero_copy_only=False)
+        numbers = _raw(column)
+        missing = missing | np.isnan(numbers)
+        return (
+            np.where(missing, 0.0, numbers),
+            missing,
+            ~missing & ~np.isfinite(numbers),
+            column,
+        )
+
+    def _parsed(
+        self, table: Any, name: str
+    ) -> tuple[npt.NDArray[np.float64], Mask, Mask, Any]:
+        column = self._strings(table, name)
+        blank = pc.is_in(column, self._missing)
+        missing = blank.to_numpy(zero_copy_only=False)
+        filled = pc.if_else(blank, "0", column) if missing.any() else column
+        try:
+            numbers = filled.cast(pa.float64()).to_numpy()
+        except pa.ArrowInvalid:
+            numbers = np.array([_number(x) for x in filled.to_pylist()])
+        return numbers, missing, ~np.isfinite(numbers), column
+
+    def _dense(
+        self,
+        table: Any,
+        spec: DenseColumn,
+        ok: Mask,
+        report: Report,
+        out: Floats,
+    ) -> Mask:
+        numbers, missing, wrong, column = self._numbers(table, spec.column)
+        x = numbers.astype(np.float32)
+        x[missing] = spec.missing
+        if spec.log:
+            x = np.log(np.maximum(x, 0) + np.float32(1))
+        with np.errstate(over="ignore", invalid="ignore"):
+            if isinstance(spec.standardise, Moments):
+                x = (x - np.float32(spec.standardise.mean)) / np.float32(
+                    spec.standardise.std
+                )
+            x = x * np.float32(spec.scale)
+        wrong |= ~np.isfinite(x)
+        out[:] = np.where(wrong, np.float32(0), x)
+        _tell(
+            ok & wrong,
+            column,
+            spec.column,
+            "is no finite number, nor one of the schema's values",
+            report,
+        )
+        return ~wrong
+
+    # ---- label, weight, time
+
+    def _label(
+        self, table: Any, ok: Mask, report: Report
+    ) -> tuple[Floats, Mask]:
+        spec = self.schema.label
+        assert spec is not None
+        name = spec.column
+        column: Any
+        if spec.values is not None:
+            column = self._strings(table, name)
+            known = pa.array(list(spec.values), pa.string())
+            numbers, wrong = _looked_up(
+                column, known, np.array(list(spec.values.values()))
+            )
+            need = f"is none of the label's values {list(spec.values)}"
+        else:
+            numbers, missing, wrong, column = self._numbers(table, name)
+            wrong = wrong | missing
+            need = "is no finite number, nor one of the schema's values"
+            if wrong.any() and not spec.number and spec.threshold is None:
+                words = pc.utf8_lower(self._strings(table, name))
+                said, unknown = _looked_up(
+                    words,
+                    pa.array([*_YES, *_NO]),
+                    np.repeat([1.0, 0.0], [len(_YES), len(_NO)]),
+                )
+                numbers = np.where(wrong, said, numbers)
+                wrong &= unknown
+            if spec.threshold is not None:
+                numbers = (numbers >= spec.threshold).astype(np.float64)
+            elif not spec.number:
+                self._check_binary(numbers, ok & ~wrong, column, report)
+        _tell(ok & wrong, column, name, need, report)
+        label = np.where(wrong, 0, numbers).astype(np.float32)
+        return label, ok & ~wrong
+
+    def _check_binary(
+        self, numbers: Any, ok: Mask, column: Any, report: Report
+    ) -> None:
+        """A label that is another number is an error of the schema, as it
+        would be left out in part otherwise."""
+        assert self.schema.label is not None
+        other = np.flatnonzero(ok & (numbers != 0) & (numbers != 1))
+        if not len(other):
+            return
+        at = int(other[0])
+        name, value = self.schema.label.column, column[at].as_py()
+        raise LabelError(
+            at,
+            f"column {name!r}: the label is {_shown(value)}, need 0 or 1; "
+            f"in the schema, 'label: {{column: {name}, threshold: t}}' makes "
+            "1 of what is at least t, 'values' names the number for each "
+            "text, and 'number: true' takes any number",
+        )
+
+    def _weight(
+        self, table: Any, name: str, ok: Mask, report: Report
+    ) -> tuple[Floats, Mask]:
+        numbers, missing, wrong, column = self._numbers(table, name)
+        wrong = wrong | missing | (numbers < 0)
+        need = "is no weight: a finite number of at least 0"
+        _tell(ok & wrong, column, name, need, report)
+        return np.where(wrong, 0, numbers).astype(np.float32), ok & ~wrong
+
+    def _time(
+        self, table: Any, name: str, ok: Mask, report: Report
+    ) -> tuple[npt.NDArray[np.float64], Mask]:
+        column = column_of(table, name)
+        kind, t = column.type, pa.types
+        if t.is_date(kind):
+            column = column.cast(pa.timestamp("ms"))
+        if t.is_timestamp(column.type):
+            seconds, wrong = _seconds(column)
+        else:
+            seconds, missing, wrong, column = self._numbers(table, name)
+            wrong = wrong | missing
+            if wrong.any() and pa.types.is_string(column.type):
+                said, unknown = _times(column)
+                seconds = np.where(wrong, said, seconds)
+                wrong &= unknown
+        need = "is neither a time nor a number"
+        _tell(ok & wrong, column, name, need, report)
+        return np.where(wrong, 0.0, seconds), ok & ~wrong
+
+    # ---- ids
+
+    def _single(
+        self,
+        table: Any,
+        spec: CategoricalColumn | CrossColumn,
+        ok: Mask,
+        report: Report,
+        out: Ints,
+    ) -> Mask:
+        fine = np.ones(len(out), bool)
+        if isinstance(spec, CrossColumn):
+            out[:] = hash_array(self._crossed(table, spec), spec.hash_salt)
+            return fine
+        name = spec.column
+        if not spec.hash:
+            out[:], fine = self._given(column_of(table, name), name)
+            what = "is no integer of 64 bits (hash: false)"
+            _tell(ok & ~fine, column_of(table, name), name, what, report)
+            return fine
+        if spec.buckets is not None:
+            column, fine = self._bucket(table, spec)
+            need = "is no finite number"
+            _tell(ok & ~fine, column_of(table, name), name, need, report)
+        else:
+            column = column_of(table, name)
+            fine = self._decoded(column, name, ok, report)
+        _need_text(column, name)
+        hash_array(column, spec.hash_salt, strip=self.schema.strip, out=out)
+        return fine
+
+    def _decoded(
+        self, column: pa.Array, name: str, ok: Mask, report: Report
+    ) -> Mask:
+        """Where bytes of text files are UTF-8."""
+        fine = np.ones(len(column), bool)
+        if not (self._text and self._utf8):
+            return fine
+        try:
+            column.cast(pa.string())
+            return fine
+        except pa.ArrowInvalid:
+            pass
+        for i, value in enumerate(column.to_pylist()):
+            try:
+                value.decode()
+            except UnicodeDecodeError:
+                fine[i] = False
+        need = "is no UTF-8; give the file's encoding (encoding='latin-1')"
+        _tell(ok & ~fine, column, name, need, report)
+        return fine
+
+    def _given(self, column: pa.Array, name: str) -> tuple[Ints, Mask]:
+        """Ids that the column holds: no hash."""
+        fine = np.ones(len(column), bool)
+        kind = column.type
+        if pa.types.is_uint64(kind):
+            column = column.view(pa.int64())
+        elif not pa.types.is_integer(kind):
+            column = texts(column, f"column {name!r}")
+            if not pa.types.is_string(column.type):
+                column = column.cast(pa.binary())
+            try:
+                column = column.cast(pa.string()).cast(pa.int64())
+            except pa.ArrowInvalid:
+                read = [_integer(v) for v in column.to_pylist()]
+                column = pa.array(read, pa.int64())
+        fine &= column.is_valid().to_numpy(zero_copy_only=False)
+        column = pc.fill_null(column, 0) if column.null_count else column
+        ids = column.to_numpy(zero_copy_only=False).astype(np.int64)
+        return ids, fine
+
+    def _crossed(self, table: Any, spec: CrossColumn) -> pa.Array:
+        parts = []
+        for name in spec.columns:
+            column = column_of(table, name)
+            _need_text(column, name)
+            column = texts(column, f"column {name!r}").cast(pa.large_binary())
+            if self.schema.strip:
+                column = self._strings(table, name).cast(pa.large_binary())
+            parts.append(column)
+        between = pa.scalar(b"\x1f", pa.large_binary())
+        return pc.binary_join_element_wise(*parts, between)
+
+    def _bucket(
+        self, table: Any, spec: CategoricalColumn
+    ) -> tuple[pa.Array, Mask]:
+        numbers, missing, wrong, _ = self._numbers(table, spec.column)
+        assert isinstance(spec.buckets, list)
+        found = np.searchsorted(spec.buckets, numbers, side="right")
+        return pa.array(found, mask=missing), ~wrong
+
+    def _bag(
+        self, table: Any, spec: CategoricalColumn, ok: Mask, report: Report
+    ) -> tuple[Bags, Mask]:
+        column, name = column_of(table, spec.column), spec.column
+        t = pa.types
+        fine = np.ones(len(column), bool)
+        if t.is_null(column.type):
+            bags = Bags(np.empty(0, np.int64), running(np.zeros_like(fine)))
+        elif _is_list(column.type):
+            bags, inner = self._of_lists(column, spec)
+            fine &= inner
+        else:
+            if t.is_dictionary(column.type):
+                column = column.dictionary_decode()
+            fine = self._decoded(column, name, ok, report)
+            bags = self._split(column, spec)
+        need = "holds what is no 64-bit id (hash: false)"
+        if not spec.hash:
+            _tell(ok & ~fine, column, name, need, report)
+        most = spec.max_length
+        if most is not None:
+            lengths = np.minimum(bags.lengths, most)
+            if lengths.sum() < bags.offsets[-1]:
+                starts = bags.offsets[:-1]
+                if spec in self.schema.sequences:
+                    starts = bags.offsets[1:] - lengths
+                bags = gather(bags.values, starts, lengths)
+        return bags, fine
+
+    def _split(self, column: pa.Array, spec: CategoricalColumn) -> Bags:
+        column = texts(column, f"column {spec.column!r}")
+        assert spec.separator is not None
+        if not spec.hash:
+            separator: Any = spec.separator
+            if not pa.types.is_string(column.type):
+                column = column.cast(pa.string())
+            return self._of_lists(pc.split_pattern(column, separator), spec)[0]
+        _, offsets, data = column.buffers()
+        n = len(column)
+        ids = np.empty(((data.size if data else 0) + n) // 2 + 1, np.int64)
+        lengths = np.empty(n, np.int64)
+        wide = pa.types.is_large_binary(column.type)
+        wide |= pa.types.is_large_string(column.type)
+        used = 0
+        if n:
+            used = _core.strings_split(
+                offsets,
+                data,
+                column.offset,
+                n,
+                wide,
+                self.schema.strip,
+                spec.separator.encode(),
+                spec.hash_salt,
+                ids,
+                lengths,
+            )
+        return Bags(ids[:used].copy(), running(lengths))
+
+    def _of_lists(
+        self, column: pa.Array, spec: CategoricalColumn
+    ) -> tuple[Bags, Mask]:
+        """Lists of values; null and empty ones are none."""
+        if not pa.types.is_list(column.type):
+            column = column.cast(pa.list_(column.type.value_type))
+        lengths = pc.fill_null(column.value_lengths(), 0).to_numpy()
+        inner = column.flatten()
+        offsets = running(lengths.astype(np.int64))
+        row = np.repeat(np.arange(len(column)), np.diff(offsets))
+        fine = np.ones(len(column), bool)
+        if spec.hash:
+            _need_text(inner, spec.column)
+            text = texts(inner, f"column {spec.column!r}")
+            if self.schema.strip and pa.types.is_string(text.type):
+                text = pc.utf8_trim(text, " \t")
+            kept = pc.greater(pc.binary_length(text), 0)
+            used = kept.to_numpy(zero_copy_only=False)
+            ids = hash_array(text, spec.hash_salt)
+        else:
+            ids, good = self._given(inner, spec.column)
+            used = inner.is_valid().to_numpy(zero_copy_only=False)
+            if _is_texts(inner.type):
+                used &= pc.greater(pc.binary_length(inner), 0).to_numpy(
+                    zero_copy_only=False
+                )
+            fine[row[used & ~good]] = False
+        if not used.all():
+            lengths = np.bincount(row[used], minlength=len(column))
+            ids, offsets = ids[used], running(lengths.astype(np.int64))
+        return Bags(ids, offsets), fine
+
+
+def measure(
+    schema: Schema, table: Any, where: str, text: bool = False
+) -> Schema:
+    """The schema with what its first rows decide: means and quantiles."""
+    asks_dense = any(c.standardise is True for c in schema.dense)
+    asks_ids = any(isinstance(c.buckets, int) for c in schema.categorical)
+    if not asks_dense and not asks_ids:
+        return schema
+    encoder = Encoder(schema, text=text)
+    dense, ids = [], []
+    for d in schema.dense:
+        if d.standardise is True:
+            x = _known(encoder, table, d.column, where)
+            x = np.log(np.maximum(x, 0) + 1) if d.log else x
+            std = float(x.std()) or 1.0
+            moments = Moments(mean=float(x.mean()), std=std)
+            d = d.model_copy(update={"standardise": moments})
+        dense.append(d)
+    for c in schema.categorical:
+        if isinstance(c.buckets, int):
+            x = _known(encoder, table, c.column, where)
+            shares = np.arange(1, c.buckets) / c.buckets
+            bounds = np.unique(np.quantile(x, shares)).tolist()
+            c = c.model_copy(update={"buckets": bounds})
+        ids.append(c)
+    return schema.model_copy(update={"dense": dense, "categorical": ids})
+
+
+def _known(
+    encoder: Encoder, table: Any, name: str, where: str
+) -> npt.NDArray[np.float64]:
+    """The finite numbers of a column, of which there is one at least."""
+    if name not in table.schema.names:
+        return np.zeros(1)  # told by the check of the columns
+    numbers, missing, wrong, _ = encoder._numbers(table, name)
+    known = numbers[~missing & ~wrong]
+    if not len(known):
+        raise errors.SchemaMismatch(
+            f"{where}: column {name!r} has no number in its first rows, so "
+            "neither moments nor quantiles; give them in the schema"
+        )
+    return known
+
+
+class LabelError(errors.SchemaMismatch):
+    """A label that the schema does not allow, at a row of a piece."""
+
+    def __init__(self, row: int, text: str) -> None:
+        super().__init__(text)
+        self.row = row
+
+
+def _need_text(column: pa.Array, name: str) -> None:
+    if _is_list(column.type):
+        raise errors.SchemaMismatch(
+            f"column {name!r} has lists ({column.type}): list it under "
+            "multivalued or sequences"
+        )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    t = pa.types
+    return bool(
+        t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind)
+    )
+
+
+def _is_texts(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+def _raw(column: pa.Array) -> npt.NDArray[np.float64]:
+    """Numbers as float64, whatever is null."""
+    if column.null_count:
+        column = pc.fill_null(column, pa.scalar(0).cast(column.type))
+    out = column.to_numpy(zero_copy_only=False)
+    return np.asarray(out, np.float64)
+
+
+def _looked_up(
+    column: pa.Array, known: pa.Array, numbers: npt.NDArray[Any]
+) -> tuple[npt.NDArray[np.float64], Mask]:
+    """The number for each text, and where a text is not known."""
+    at = pc.index_in(column, known.cast(column.type))
+    wrong = at.is_null().to_numpy(zero_copy_only=False)
+    found = numbers.astype(np.float64)[pc.fill_null(at, 0).to_numpy()]
+    return found, wrong
+
+
+def _number(text: str) -> float:
+    try:
+        return float(pa.scalar(text).cast(pa.float64()).as_py())
+    except pa.ArrowInvalid:
+        return float("nan")
+
+
+def _integer(value: str | bytes) -> int | None:
+    try:
+        number = int(value)
+    except ValueError:
+        return None
+    return number if -(2**63) <= number < 2**63 else None
+
+
+def _seconds(column: pa.Array) -> tuple[npt.NDArray[np.float64], Mask]:
+    wrong = column.is_null().to_numpy(zero_copy_only=False)
+    units = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+    ticks = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
+    return ticks / units[column.type.unit], wrong
+
+
+def _times(column: pa.Array) -> tuple[npt.NDArray[np.float64], Mask]:
+    """Texts in ISO 8601, with a zone or in UTC, as seconds since 1970."""
+    for kind in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
+        try:
+            return _seconds(column.cast(kind))
+        except pa.ArrowInvalid:
+            continue
+    if len(column) == 1:
+        return np.zeros(1), np.ones(1, bool)
+    # Some are none, or some only have a zone.
+    parts = [_times(column.slice(i, 1)) for i in range(len(column))]
+    return np.concatenate([a for a, _ in parts]), np.concatenate(
+        [b for _, b in parts]
+    )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, str):
+        return repr(value[:80])
+    return repr(value)[:80]
+
+
+def _tell(
+    wrong: Mask, column: pa.Array, name: str, need: str, report: Report
+) -> None:
+    for i in np.flatnonzero(wrong):
+        value = column[int(i)].as_py()
+        text = f"column {name!r}: {_shown(value)} {need}"
+        report(int(i), text, f"column {name}")

@@ -1,0 +1,349 @@
+"""Tables in memory as batches: DataFrames, Arrow, dicts of arrays."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from persia import errors
+from persia._check import kind, real
+from persia.data.base import Dataset, check_salt
+from persia.data.encode import Encoder, LabelError, column_of, measure
+from persia.data.faults import Faults
+from persia.data.hashing import as_array, hash_array
+from persia.data.infer import infer
+from persia.data.rows import Rows
+from persia.data.schema import Schema
+from persia.jagged import Batch, JaggedBatch
+
+__all__ = ["Table", "as_schema", "as_table", "check_columns", "ids_of"]
+
+_PIECE = 1 << 16  # rows
+
+_NEED = (
+    "a DataFrame (pandas, polars), an Arrow table, a Hugging Face dataset, a "
+    "dict of columns, or a list of dicts"
+)
+
+
+class Table(Dataset):
+    """A table in memory, as batches.
+
+    The columns are read, hashed and checked when it is made: an epoch only
+    cuts batches. A batch has ``dense`` float32 [B, dense columns], ``ids``,
+    ``label`` float32 [B], and ``weight`` and ``timestamp`` where the schema
+    names them; None for what it does not name.
+
+    Args:
+        data: a pandas or polars DataFrame, an Arrow table, a Hugging Face
+            ``datasets.Dataset``, a dict of columns (lists, arrays, tensors;
+            2-D for a multi-valued column), or a list of dicts.
+        schema: a :class:`Schema`, the path of a YAML file, or the name of a
+            preset. None: inferred (see :func:`persia.data.infer`).
+        batch_size: samples of a batch; the last one may have fewer.
+        shuffle: give the rows out in an order decided by ``seed`` and
+            ``epoch``.
+        seed: of the shuffle.
+        drop_last: leave out a last batch that is smaller.
+        strict: raise MalformedData at a malformed row; False leaves it out
+            and counts it in ``malformed``.
+        shard: (rank, world): take every world-th batch.
+
+    Attributes:
+        schema: with what was inferred or measured.
+
+    Raises:
+        SchemaMismatch: a column of the schema is missing, or has another
+            type; or a label is neither 0 nor 1.
+        MalformedData: a row is malformed.
+        InvalidArgument: data of another kind.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        schema: Schema | str | os.PathLike[str] | None = None,
+        batch_size: int = 4096,
+        *,
+        shuffle: bool = False,
+        seed: int = 1,
+        drop_last: bool = False,
+        strict: bool = True,
+        shard: tuple[int, int] = (0, 1),
+    ) -> None:
+        super().__init__(
+            batch_size, seed=seed, drop_last=drop_last, shard=shard
+        )
+        table = as_table(data)
+        if schema is None:
+            schema = infer(table)
+        self.schema = measure(as_schema(schema), table, "the table")
+        check_columns(self.schema, table.column_names, "the table")
+        self.shuffle = bool(shuffle)
+        self.keys = [c.feature for c in self.schema.features]
+        self.dense_names = [c.column for c in self.schema.dense]
+        self._faults = Faults(strict)
+        self._rows = _encode(self.schema, table, self._faults)
+
+    @property
+    def malformed(self) -> int:
+        """Malformed rows that were left out."""
+        return self._faults.count
+
+    @property
+    def malformed_lines(self) -> list[str]:
+        """What was wrong with the first 100 of them."""
+        return self._faults.lines
+
+    @property
+    def rows(self) -> int:
+        """The number of rows, without malformed ones."""
+        return len(self._rows)
+
+    def __len__(self) -> int:
+        """The number of batches."""
+        full, rest = divmod(self.rows, self.batch_size)
+        full += bool(rest) and not self.drop_last
+        return len(range(self.shard[0], full, self.shard[1]))
+
+    def __repr__(self) -> str:
+        return (
+            f"Table(rows={self.rows}, features={self.keys}, "
+            f"dense={self.dense_names}, batch_size={self.batch_size})"
+        )
+
+    def split(
+        self, test: float, *, seed: int | None = None
+    ) -> tuple[Table, Table]:
+        """Training and test set.
+
+        Args:
+            test: the rows that are for the test: below 1 their share, else
+                their number. They are the last ones,
+            seed: or, with a seed, drawn at random.
+
+        Raises:
+            InvalidArgument: the test, or what is left, has labels of one
+                kind only: no AUC is defined there.
+        """
+        held = held_out(test, self.rows)
+        order = np.arange(self.rows)
+        if seed is not None:
+            order = np.random.default_rng(seed).permutation(self.rows)
+        at = max(0, self.rows - held)
+        parts = []
+        for place in (np.sort(order[:at]), np.sort(order[at:])):
+            part = copy.copy(self)
+            part._forget()
+            part._rows = self._rows.take(place)
+            parts.append(part)
+        label = self.schema.label
+        if label is not None and not label.number:
+            _check_split(label.column, parts, seed)
+        return parts[0], parts[1]
+
+    def _batches(self, shard: int, shards: int) -> Iterator[Batch]:
+        for batch, _ in self._batches_from(shard, shards, 0, None):
+            yield batch
+
+    def _batches_from(
+        self, shard: int, shards: int, begin: int, at: Any
+    ) -> Iterator[tuple[Batch, Any]]:
+        n, size = self.rows, self.batch_size
+        order: npt.NDArray[np.int64] | None = None
+        if self.shuffle:
+            rng = np.random.default_rng((self.seed, self.epoch))
+            order = rng.permutation(n)
+        first = (begin * shards + shard) * size
+        for low in range(first, n, shards * size):
+            high = min(low + size, n)
+            if high - low < size and self.drop_last:
+                return
+            part = slice(low, high) if order is None else order[low:high]
+            yield self._rows.take(part).batch(self.keys), None
+
+
+def _check_split(column: str, parts: list[Table], seed: int | None) -> None:
+    for part, what in zip(parts, ("training", "test"), strict=True):
+        labels = part._rows.label
+        assert labels is not None
+        if len(labels) and (labels == labels[0]).all():
+            raise errors.InvalidArgument(
+                f"column {column!r}: all {len(labels)} labels of the {what} "
+                f"set are {labels[0]:g}; "
+                + (
+                    "the table is sorted by it: pass seed= to split at random"
+                    if seed is None
+                    else "pass another share or seed"
+                )
+            )
+
+
+def held_out(test: float, lines: int) -> int:
+    """How many of the rows a ``test`` of split() is."""
+    if not 0 <= real(test) < float("inf"):  # NaN is not, either
+        raise errors.InvalidArgument(
+            f"test is {test!r}; need a share below 1 or a number of lines"
+        )
+    return round(lines * test) if test < 1 else int(test)
+
+
+def as_schema(schema: Schema | str | os.PathLike[str]) -> Schema:
+    """A schema, from where it is."""
+    return schema if isinstance(schema, Schema) else Schema.load(schema)
+
+
+def check_columns(schema: Schema, names: Sequence[str], where: str) -> None:
+    """Raises SchemaMismatch unless each used column is there once."""
+    if missing := sorted(schema.used_columns - set(names)):
+        shown = list(names[:50]) + ["..."] * (len(names) > 50)
+        raise errors.SchemaMismatch(
+            f"{where} has no column {missing}; it has {shown}"
+        )
+    many = [n for n in schema.used_columns if list(names).count(n) > 1]
+    if many:
+        raise errors.SchemaMismatch(
+            f"{where} has several columns {sorted(many)}; give each a name"
+        )
+
+
+def _encode(schema: Schema, table: pa.Table, faults: Faults) -> Rows:
+    encoder = Encoder(schema)
+    table = table.select(sorted(schema.used_columns))
+    parts = []
+    for first in range(0, max(table.num_rows, 1), _PIECE):
+        wrong: list[tuple[int, str, str]] = []
+
+        def report(
+            row: int,
+            text: str,
+            kind: str,
+            at: int = first,
+            wrong: list[tuple[int, str, str]] = wrong,
+        ) -> None:
+            wrong.append((at + row, text, kind))
+
+        try:
+            rows, _ = encoder.encode(table.slice(first, _PIECE), report)
+        except LabelError as error:
+            raise errors.SchemaMismatch(
+                f"row {first + error.row}, {error}"
+            ) from None
+        for row, text, about in sorted(wrong):
+            faults.add(f"row {row}", text, about)
+        parts.append(rows)
+    return Rows.join(parts)
+
+
+def as_table(data: Any) -> pa.Table:
+    """Data of any kind as an Arrow table.
+
+    Raises:
+        InvalidArgument: it is no table.
+    """
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if isinstance(data, str | bytes | os.PathLike):
+        raise errors.InvalidArgument(
+            f"data is {data!r}, need {_NEED}; persia.data.Files reads files"
+        )
+    if isinstance(data, Mapping):
+        return _of_columns(data)
+    if hasattr(data, "with_format") and hasattr(data, "column_names"):
+        return as_table(data.with_format("arrow")[:])  # Hugging Face
+    if hasattr(data, "to_arrow"):  # polars, duckdb
+        return as_table(data.to_arrow())
+    if hasattr(data, "columns") and hasattr(data, "iloc"):  # pandas
+        names = [str(name) for name in data.columns]
+        if len(set(names)) < len(names):
+            twice = sorted({n for n in names if names.count(n) > 1})
+            raise errors.InvalidArgument(
+                f"the DataFrame has several columns {twice}; rename them"
+            )
+        return _of_columns({n: data.iloc[:, i] for i, n in enumerate(names)})
+    if hasattr(data, "__arrow_c_stream__"):
+        return pa.table(data)
+    if hasattr(data, "__arrow_c_array__"):
+        return as_table(pa.record_batch(data))
+    if isinstance(data, list) and data:
+        if all(isinstance(row, Mapping) for row in data):
+            return of_dicts(data)
+        if all(isinstance(part, pa.RecordBatch) for part in data):
+            return pa.Table.from_batches(data)
+    kind("data", data, (), _NEED)
+    raise AssertionError
+
+
+def of_dicts(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Rows as dicts; a key that a row lacks is null there."""
+    names: dict[str, None] = {}
+    for row in rows:
+        names.update(dict.fromkeys(row))
+    return _of_columns({n: [row.get(n) for row in rows] for n in names})
+
+
+def _of_columns(columns: Mapping[Any, Any]) -> pa.Table:
+    arrays = {
+        str(name): as_array(f"column {str(name)!r}", column)
+        for name, column in columns.items()
+    }
+    sizes = {name: len(array) for name, array in arrays.items()}
+    if len(set(sizes.values())) > 1:
+        raise errors.ShapeError(
+            f"the columns differ in length: {sizes}; need one row each"
+        )
+    return pa.table(arrays)
+
+
+def ids_of(
+    table: Any, columns: Sequence[str] | None, hash: bool, salt: int
+) -> JaggedBatch:
+    """Implements :meth:`persia.JaggedBatch.from_arrow`."""
+    table = as_table(table)
+    salt = check_salt("from_arrow", salt)
+    if columns is not None and isinstance(columns, str):
+        kind("columns", columns, (), "a list of names")
+    names = table.column_names if columns is None else list(columns)
+    features: dict[str, Any] = {}
+    for name in names:
+        if name not in table.column_names:
+            raise errors.MissingFeature(
+                f"no column {name!r} in the table; it has {table.column_names}"
+            )
+        column = column_of(table, name)
+        lengths = None
+        if hasattr(column, "value_lengths"):  # lists
+            filled = column.value_lengths().fill_null(0)
+            lengths = filled.to_numpy(zero_copy_only=False).astype(np.int64)
+            column = column.flatten()
+        if hash:
+            ids = hash_array(column, salt)
+        else:
+            ids = _as_ids(column, name)
+        values = torch.from_numpy(ids)
+        features[name] = (
+            values if lengths is None else (values, torch.from_numpy(lengths))
+        )
+    return JaggedBatch.from_dict(features)
+
+
+def _as_ids(column: pa.Array, name: str) -> npt.NDArray[np.int64]:
+    if not pa.types.is_integer(column.type) or column.null_count:
+        raise errors.DtypeError(
+            f"column {name!r} has the type {column.type} and "
+            f"{column.null_count} nulls; with hash=False need integers, none "
+            "of them null"
+        )
+    numbers: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    if numbers.dtype == np.uint64:
+        return numbers.view(np.int64).copy()
+    return numbers.astype(np.int64)
