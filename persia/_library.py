@@ -141,6 +141,20 @@ torch.library.register_autograd(
 )
 
 
+class _Index:
+    """The index of a forward in the core, for as long as its graph lives."""
+
+    __slots__ = ("store", "ticket")
+
+    def __init__(self, ticket: Tensor, store: int) -> None:
+        self.ticket: Tensor | None = ticket
+        self.store = store
+
+    def __del__(self) -> None:
+        if self.ticket is not None:
+            _drop(self.ticket, self.store)
+
+
 class _Pull(torch.autograd.Function):
     """The same in eager: no copy, and exceptions keep their types."""
 
@@ -163,6 +177,7 @@ class _Pull(torch.autograd.Function):
         # Not saved as a tensor: a forward that torch.utils.checkpoint repeats
         # keeps the ticket, and with it the place in the sum, of the first one.
         ctx.ticket, ctx.store, ctx.plan = ticket, store, plan
+        ctx.index = _Index(ticket, store)
         ctx.pushed = False
         ctx.set_materialize_grads(False)
         result: Tensor = out
@@ -200,6 +215,7 @@ class _Pull(torch.autograd.Function):
         except RuntimeError as error:
             raise typed(error) from None
         ctx.pushed = True
+        ctx.index.ticket = None  # the update has it
         if held is not None:
             tensors = (grad, values, offsets, weights)
             held.append((tensors, versions(*tensors)))
@@ -209,6 +225,7 @@ class _Pull(torch.autograd.Function):
 _pull = _ops.pull_v1.default
 _push = _ops.push_v1.default
 _ticket = _ops.ticket_v1.default
+_drop = _ops.drop_v1.default
 _again = torch.tensor(-2, device="cpu")  # AGAIN of csrc/torch/ops.cpp
 
 #: prefetch(values, offsets, weights, store, plan, number): adds a lookup to

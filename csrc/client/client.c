@@ -7,6 +7,7 @@
 struct ps_client {
     ps *p;     /* local; else NULL */
     remote *r; /* remote; else NULL */
+    index_pool indexes; /* local */
     _Atomic(uint64_t) pulls, pushes; /* local: calls */
 };
 
@@ -17,6 +18,7 @@ int client_local(ps *p, ps_client **out)
     if (!c)
         return err_set(PERSIA_ENOMEM, "no memory for a store");
     c->p = p;
+    index_pool_init(&c->indexes, INDEX_BYTES);
     return PERSIA_OK;
 }
 
@@ -45,8 +47,12 @@ int client_remote(const client_config *config, ps_client **out)
 
 void client_destroy(ps_client *c)
 {
-    if (c)
+    if (!c)
+        return;
+    if (c->r)
         remote_destroy(c->r);
+    else
+        index_pool_free(&c->indexes);
     free(c);
 }
 
@@ -100,11 +106,24 @@ static int find_table(const ps_client *c, uint32_t no, table **out)
                           no);
 }
 
+index_pool *client_indexes(ps_client *c)
+{
+    return c->r ? &c->r->indexes : &c->indexes;
+}
+
 int client_pull(ps_client *c, uint64_t after, const uint32_t *tables,
                 pull_job *jobs, size_t jobs_n)
 {
+    return client_pull_indexed(c, after, tables, jobs, jobs_n, NULL);
+}
+
+int client_pull_indexed(ps_client *c, uint64_t after, const uint32_t *tables,
+                        pull_job *jobs, size_t jobs_n, batch_index **index)
+{
+    if (index)
+        *index = NULL;
     if (c->r)
-        return remote_pull(c->r, after, tables, jobs, jobs_n);
+        return remote_pull(c->r, after, tables, jobs, jobs_n, index);
     for (size_t i = 0; i < jobs_n; i++) {
         int rc = find_table(c, tables[i], &jobs[i].t);
         if (rc)

@@ -14,6 +14,7 @@
 #ifndef PERSIA_CLIENT_H
 #define PERSIA_CLIENT_H
 
+#include "ids/ids.h"
 #include "shard/shard.h"
 #include "rpc/rpc.h"
 
@@ -73,6 +74,30 @@ PERSIA_API const table_config *client_table(const ps_client *c, uint32_t no);
 PERSIA_API int client_pull(ps_client *c, uint64_t after,
                            const uint32_t *tables, pull_job *jobs,
                            size_t jobs_n);
+
+/* The same, and, of a remote body, the index of the batch with its hints, for
+ * the update of these ids: a reference of the caller's, or NULL.  Its segments
+ * are the jobs that have ids; then the jobs' `rows` may be NULL. */
+PERSIA_API int client_pull_indexed(ps_client *c, uint64_t after,
+                                   const uint32_t *tables, pull_job *jobs,
+                                   size_t jobs_n, batch_index **index);
+/* Of all indexes of this client; to outlive it none may be held. */
+PERSIA_API index_pool *client_indexes(ps_client *c);
+
+/* The gradients of one table, summed per id. */
+typedef struct client_sum {
+    uint32_t table, dim;
+    size_t n;
+    uint64_t *ids; /* [n] each once, in no order */
+    float *grads;  /* [n, dim] */
+} client_sum;
+/* What client_push() would sum, of each job; optim is not read.  *finite: 0 if
+ * there are NaN or Inf, which are left out.  out: [jobs_n], to be freed by
+ * client_sums_free(). */
+PERSIA_API int client_sums(ps_client *c, const uint32_t *tables,
+                           const push_job *jobs, size_t jobs_n,
+                           client_sum *out, int *finite);
+PERSIA_API void client_sums_free(client_sum *sums, size_t n);
 
 /* The name and place of an update.  Local: number 0 (counted by the shard). */
 typedef struct client_update {

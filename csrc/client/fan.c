@@ -55,9 +55,9 @@ void call_free(call *k)
 {
     call_clear(k);
     free(k->requests);
-    group_free(&k->group);
     mem_buffer_free(&k->lists);
     mem_buffer_free(&k->messages);
+    mem_buffer_free(&k->segments);
     mem_buffer_free(&k->rows);
     mem_buffer_free(&k->narrow);
     pthread_cond_destroy(&k->came);
@@ -73,6 +73,8 @@ static void call_end(call *k)
         k->ended(k);
     k->ended = NULL;
     call_clear(k);
+    batch_index_put(k->index);
+    k->index = NULL;
     k->left = 0;
     pthread_mutex_lock(&r->lock);
     k->next = r->calls;

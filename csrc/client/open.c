@@ -202,6 +202,7 @@ static int make(const client_config *config, remote **out)
     r->policy = config->lost;
     pthread_mutex_init(&r->declaring, NULL);
     pthread_mutex_init(&r->lock, NULL);
+    index_pool_init(&r->indexes, INDEX_BYTES);
     if (getentropy(&r->client, sizeof r->client))
         r->client = id_hash(clock_ns());
     r->servers = calloc(config->addresses_n, sizeof *r->servers);
@@ -247,7 +248,7 @@ void remote_destroy(remote *r)
         r->calls = k->next;
         call_free(k);
     }
-    keep_free(r);
+    index_pool_free(&r->indexes);
     for (uint32_t i = 0; i < r->servers_n; i++) {
         server *s = r->servers[i];
         pthread_mutex_destroy(&s->lock);

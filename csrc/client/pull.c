@@ -54,10 +54,10 @@ static uint64_t row_bytes(const pulling *p, uint32_t unit)
 /* Bytes of the values that a shard is asked for. */
 static uint64_t shard_bytes(const pulling *p, uint32_t shard)
 {
-    const group *g = &p->k->group;
+    const batch_index *x = p->k->index;
     uint64_t bytes = 0;
     for (uint32_t u = 0; u < p->units; u++)
-        bytes += (group_to(g, u, shard) - group_from(g, u, shard)) *
+        bytes += (index_to(x, u, shard) - index_from(x, u, shard)) *
                  row_bytes(p, u);
     return bytes;
 }
@@ -65,12 +65,12 @@ static uint64_t shard_bytes(const pulling *p, uint32_t shard)
 /* Adds the ids of a cell to the last piece. */
 static void ask_cell(pulling *p, uint32_t unit, uint32_t cell)
 {
-    const group *g = &p->k->group;
+    const batch_index *x = p->k->index;
     piece *last = &p->pieces[p->pieces_n - 1];
-    size_t first = g->base[(size_t)unit * g->cells + cell];
-    size_t n = g->base[(size_t)unit * g->cells + cell + 1] - first;
+    size_t first = x->base[(size_t)unit * x->cells + cell];
+    size_t n = x->base[(size_t)unit * x->cells + cell + 1] - first;
     if (last->from == last->to || p->wanted[last->to - 1].unit != unit) {
-        p->asked[last->to] = (wire_pull_table){.ids = g->ids + first};
+        p->asked[last->to] = (wire_pull_table){.ids = x->ids + first};
         p->wanted[last->to] = (wanted){.unit = unit, .from = cell};
         p->wanted_n = ++last->to;
     }
@@ -82,14 +82,14 @@ static void ask_cell(pulling *p, uint32_t unit, uint32_t cell)
 /* Cuts what a shard is asked for into pieces of about one size. */
 static int ask_shard(pulling *p, uint32_t shard)
 {
-    const group *g = &p->k->group;
+    const batch_index *x = p->k->index;
     const uint64_t bytes = shard_bytes(p, shard);
     const uint64_t pieces = (bytes + PIECE_BYTES - 1) / PIECE_BYTES;
     const uint64_t limit = p->r->message_limit;
     uint64_t done = 0, cuts = 0;
     for (uint32_t u = 0; u < p->units; u++)
-        for (uint32_t c = shard * g->subs; c < (shard + 1) * g->subs; c++) {
-            const size_t *base = g->base + (size_t)u * g->cells + c;
+        for (uint32_t c = shard * x->subs; c < (shard + 1) * x->subs; c++) {
+            const size_t *base = x->base + (size_t)u * x->cells + c;
             if (base[1] == base[0])
                 continue;
             if (done * pieces >= cuts * bytes) {
@@ -208,8 +208,8 @@ static int widen_values(void *ctx, size_t i)
     pulling *p = c->p;
     wanted *w = &p->wanted[c->piece->from + i];
     wire_values *v = &w->got;
-    const size_t *base = p->k->group.base +
-                         (size_t)w->unit * p->k->group.cells;
+    const size_t *base = p->k->index->base +
+                         (size_t)w->unit * p->k->index->cells;
     float *to = p->wide + p->wide_at[w->unit] +
                 (base[w->from] - base[0]) * v->dim;
     wire_widen(p->r->dtype, v->n, v->dim, v->values, v->scales, to, v->dim);
@@ -233,14 +233,14 @@ INLINE_HOT void scatter(const float *restrict from, const uint32_t *place,
     const uint32_t ahead = rows_ahead(dim);
 
     for (uint32_t i = 0; i < n && i < ahead; i++)
-        row_fetch(from + (size_t)(place[i] & ~GROUP_FIRST) * dim,
+        row_fetch(from + (size_t)(place[i] & ~INDEX_FIRST) * dim,
                   out + order[i] * stride, dim);
     for (uint32_t i = 0; i < n; i++) {
         if (i + ahead < n)
-            row_fetch(from + (size_t)(place[i + ahead] & ~GROUP_FIRST) * dim,
+            row_fetch(from + (size_t)(place[i + ahead] & ~INDEX_FIRST) * dim,
                       out + order[i + ahead] * stride, dim);
         memcpy(out + order[i] * stride,
-               from + (size_t)(place[i] & ~GROUP_FIRST) * dim,
+               from + (size_t)(place[i] & ~INDEX_FIRST) * dim,
                dim * sizeof *out);
     }
 }
@@ -261,14 +261,14 @@ static void scatter_rows(const uint32_t *from, const uint32_t *place,
                          const uint16_t *order, uint32_t n, uint32_t *rows)
 {
     for (uint32_t i = 0; i < n; i++)
-        rows[order[i]] = from[place[i] & ~GROUP_FIRST];
+        rows[order[i]] = from[place[i] & ~INDEX_FIRST];
 }
 
 static int scatter_chunk(void *ctx, size_t index)
 {
     const putting *t = ctx;
     const pulling *p = t->p;
-    const group *g = &p->k->group;
+    const batch_index *x = p->k->index;
     size_t low = t->piece->from, high = t->piece->to;
     while (high - low > 1) { /* the table of this chunk */
         size_t mid = (low + high) / 2;
@@ -278,11 +278,11 @@ static int scatter_chunk(void *ctx, size_t index)
             high = mid;
     }
     const wanted *w = &p->wanted[low];
-    const group_chunk *c =
-        &g->chunks[g->first_chunk[w->unit] + index - w->chunk_at];
+    const index_chunk *c =
+        &x->chunks[x->first_chunk[w->unit] + index - w->chunk_at];
     const pull_job *job = &p->jobs[p->job_of[c->segment]];
     const uint32_t dim = p->dim[c->unit];
-    const size_t *base = g->base + (size_t)c->unit * g->cells;
+    const size_t *base = x->base + (size_t)c->unit * x->cells;
     float *out = job->out + c->first * job->stride;
 
     for (uint32_t cell = w->from; cell < w->to; cell++) {
@@ -305,13 +305,18 @@ static int scatter_chunk(void *ctx, size_t index)
 
 static int put_piece(pulling *p, const piece *one)
 {
-    const group *g = &p->k->group;
+    const batch_index *x = p->k->index;
     putting t = {p, one};
     size_t chunks = 0;
     for (size_t i = one->from; i < one->to; i++) {
         wanted *w = &p->wanted[i];
         w->chunk_at = chunks;
-        chunks += g->first_chunk[w->unit + 1] - g->first_chunk[w->unit];
+        chunks += x->first_chunk[w->unit + 1] - x->first_chunk[w->unit];
+    }
+    for (size_t i = one->from; x->hints && i < one->to; i++) {
+        const wanted *w = &p->wanted[i];
+        memcpy(x->hints + x->base[(size_t)w->unit * x->cells + w->from],
+               w->got.rows, w->got.n * sizeof *x->hints);
     }
     int rc = PERSIA_OK;
     if (p->r->dtype != WIRE_FP32)
@@ -322,13 +327,13 @@ static int put_piece(pulling *p, const piece *one)
 /* Room for vectors that come narrower than fp32. */
 static int make_wide(pulling *p)
 {
-    const group *g = &p->k->group;
+    const batch_index *x = p->k->index;
     size_t floats = 0;
     if (p->r->dtype == WIRE_FP32)
         return PERSIA_OK;
     for (uint32_t u = 0; u < p->units; u++) {
         p->wide_at[u] = floats;
-        floats += (group_to(g, u, p->shards - 1) - group_from(g, u, 0)) *
+        floats += (index_to(x, u, p->shards - 1) - index_from(x, u, 0)) *
                   p->dim[u];
     }
     int rc = mem_buffer_need(&p->k->rows, floats * sizeof(float));
@@ -341,21 +346,21 @@ static int make_wide(pulling *p)
 /* Tables in the order of their numbers (as in updates) and jobs as units and
  * segments; a table may have many jobs. */
 static int make_units(pulling *p, const uint32_t *tables, size_t jobs_n,
-                      group_batch *out)
+                      index_batch *out)
 {
     remote *r = p->r;
     uint32_t known = r->tables_n;
     size_t units = jobs_n < known ? jobs_n : known;
     int rc = mem_buffer_need(
         &p->k->lists,
-        jobs_n * (sizeof(group_segment) + sizeof(size_t)) +
+        jobs_n * (sizeof(index_segment) + sizeof(size_t)) +
             known * sizeof(uint32_t) +
             units * (sizeof(size_t) + 2 * sizeof(uint32_t)) +
             (size_t)64 * 8);
     if (rc)
         return rc;
     char *at = p->k->lists.data;
-    group_segment *segments = mem_carve(&at, jobs_n * sizeof *segments);
+    index_segment *segments = mem_carve(&at, jobs_n * sizeof *segments);
     size_t *job_of = mem_carve(&at, jobs_n * sizeof(size_t));
     uint32_t *unit_of = mem_carve(&at, known * sizeof(uint32_t));
     uint32_t *table = mem_carve(&at, units * sizeof(uint32_t));
@@ -385,12 +390,13 @@ static int make_units(pulling *p, const uint32_t *tables, size_t jobs_n,
         next[unit_of[tables[i]] + 1] += p->jobs[i].n > 0;
     for (uint32_t u = 0; u < p->units; u++)
         next[u + 1] += next[u];
-    *out = (group_batch){segments, next[p->units], table, p->units};
+    *out = (index_batch){segments, next[p->units], table, p->units};
     for (size_t i = 0; i < jobs_n; i++) {
         uint32_t unit = unit_of[tables[i]];
         if (p->jobs[i].n == 0)
             continue;
-        segments[next[unit]] = (group_segment){unit, p->jobs[i].n,
+        segments[next[unit]] = (index_segment){unit, (uint32_t)i,
+                                               p->jobs[i].n,
                                                p->jobs[i].ids};
         job_of[next[unit]++] = i;
     }
@@ -398,15 +404,21 @@ static int make_units(pulling *p, const uint32_t *tables, size_t jobs_n,
 }
 
 static int pull(pulling *p, const uint32_t *tables, size_t jobs_n,
-                uint64_t deadline)
+                uint64_t deadline, batch_index **index)
 {
     remote *r = p->r;
     call *k = p->k;
-    group_batch batch;
+    index_batch batch;
     int rc = make_units(p, tables, jobs_n, &batch);
     if (rc || batch.segments_n == 0)
         return rc;
-    rc = group_make(&k->group, r->s, p->shards, &batch);
+    k->index = index_pool_new(&r->indexes);
+    if (!k->index)
+        return PERSIA_ENOMEM;
+    rc = batch_index_make(k->index, r->s, p->shards, &batch);
+    if (!rc && index)
+        rc = batch_index_hint(k->index);
+    p->want_rows |= index != NULL;
     if (!rc)
         rc = ask_shards(p);
     if (!rc)
@@ -419,15 +431,15 @@ static int pull(pulling *p, const uint32_t *tables, size_t jobs_n,
         rc = fan_run(k, &f, deadline);
     if (rc)
         return rc;
-    r->counts.ids += k->group.ids_n;
-    r->counts.distinct += group_distinct(&k->group);
-    if (p->want_rows) /* for the update */
-        keep_group(r, &k->group, &batch);
+    r->counts.ids += k->index->ids_n;
+    r->counts.distinct += index_distinct(k->index);
+    if (index)
+        *index = batch_index_get(k->index);
     return PERSIA_OK;
 }
 
 int remote_pull(remote *r, uint64_t after, const uint32_t *tables,
-                pull_job *jobs, size_t jobs_n)
+                pull_job *jobs, size_t jobs_n, batch_index **index)
 {
     int rc = fork_check("a lookup");
     if (rc)
@@ -439,7 +451,8 @@ int remote_pull(remote *r, uint64_t after, const uint32_t *tables,
                  .shards = r->servers_n};
     r->counts.pulls++;
     uint64_t deadline = remote_deadline(r);
-    rc = pull(&p, tables, jobs_n, after ? deadline + r->timeout_ns : deadline);
+    rc = pull(&p, tables, jobs_n,
+              after ? deadline + r->timeout_ns : deadline, index);
     call_give(k);
     return rc ? rc : remote_tell_lost(r);
 }

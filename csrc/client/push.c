@@ -1,7 +1,6 @@
 /* push.c: an update, summed per id here, to all shards. */
 #include "client/remote.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -13,10 +12,7 @@ typedef struct pushing {
     const uint32_t *table;       /* [units] */
     push_job *jobs;              /* [units] */
     uint32_t units, shards;
-    const push_part **part_of;   /* [segments] */
-    size_t *sum_at;              /* [units] floats before the unit's sums */
-    float *sums;                 /* [distinct] rows of the unit's dim */
-    uint32_t *rows;              /* [distinct] hints; NULL: none came */
+    sums sums;                   /* its values are all that leaves as fp32 */
     uint16_t *narrow;            /* as sums, if they do not leave as fp32 */
     float *scales;               /* [distinct], fp16 */
     wire_push_table *tables;     /* [shards * units] */
@@ -25,162 +21,50 @@ typedef struct pushing {
     uint32_t moves;              /* of the client, when it was named */
 } pushing;
 
-static const table_config *config_of(const pushing *p, uint32_t unit)
-{
-    return p->r->tables[p->table[unit]];
-}
-
 /* ---- sums ---- */
 
-INLINE_HOT void grad_fetch(const push_part *part, size_t i, uint32_t dim)
-{
-    const float *grad =
-        part->grad + (part->bag ? part->bag[i] : i) * part->stride;
-    for (uint32_t j = 0; j < dim; j += 16)
-        __builtin_prefetch(grad + j);
-}
-
-/* The ids [from, to) of one chunk in its order, all of one cell, to the sums
- * of the cell.  Returns the first whose bag does not exist, or `to`. */
-INLINE_HOT uint32_t sum_run(const push_part *part, const group_chunk *c,
-                            uint32_t from, uint32_t to, float *sums,
-                            uint32_t dim)
-{
-    const uint32_t ahead = rows_ahead(dim);
-
-    for (uint32_t k = from; k < to && k < from + ahead; k++)
-        grad_fetch(part, c->first + c->order[k], dim);
-    for (uint32_t k = from; k < to; k++) {
-        size_t i = c->first + c->order[k], row = part->bag ? part->bag[i] : i;
-        uint32_t place = c->place[k] & ~GROUP_FIRST;
-        if (k + ahead < to)
-            grad_fetch(part, c->first + c->order[k + ahead], dim);
-        if (row >= part->bags)
-            return k;
-        floats_add(sums + (size_t)place * dim,
-                   part->grad + row * part->stride,
-                   part->scale ? part->scale[i] : 1,
-                   (c->place[k] & GROUP_FIRST) != 0, dim);
-    }
-    return to;
-}
-
-#define SUM_RUN(name, width)                                                  \
-    HOT static uint32_t name(const push_part *part, const group_chunk *c,     \
-                             uint32_t from, uint32_t to, float *sums,         \
-                             uint32_t dim)                                    \
-    {                                                                         \
-        (void)dim;                                                            \
-        return sum_run(part, c, from, to, sums, width);                       \
-    }
-SUM_RUN(sum_run_16, 16)
-SUM_RUN(sum_run_64, 64)
-SUM_RUN(sum_run_any, dim)
-
-/* A sum of the cell is NaN or Inf: whose? */
-static int refuse_nonfinite(const pushing *p, uint32_t unit, uint32_t cell,
-                            size_t first, size_t n, const float *sums)
-{
-    const group *g = &p->k->group;
-    const table_config *t = config_of(p, unit);
-    for (size_t i = g->first_chunk[unit]; i < g->first_chunk[unit + 1]; i++) {
-        const group_chunk *c = &g->chunks[i];
-        const push_part *part = p->part_of[c->segment];
-        for (uint32_t k = c->start[cell]; k < c->start[cell + 1]; k++) {
-            size_t id = c->first + c->order[k];
-            size_t row = part->bag ? part->bag[id] : id;
-            if (!floats_finite(part->grad + row * part->stride, t->dim) ||
-                (part->scale && !isfinite(part->scale[id])))
-                return err_set(
-                    PERSIA_ENONFINITE,
-                    "table %s: the gradient of id %llu (row %zu of the "
-                    "gradients) is NaN or Inf; nothing was applied. Find its "
-                    "source, or let such rows be skipped and counted: "
-                    "nonfinite=\"skip\"",
-                    t->name, (unsigned long long)part->ids[id], row);
-        }
-    }
-    for (size_t i = 0; i < n; i++)
-        if (!floats_finite(sums + i * t->dim, t->dim))
-            return err_set(PERSIA_ENONFINITE,
-                           "table %s: the gradients of id %llu have the sum "
-                           "Inf; nothing was applied. Lower the scale of the "
-                           "loss, or let such rows be skipped and counted: "
-                           "nonfinite=\"skip\"",
-                           t->name, (unsigned long long)g->ids[first + i]);
-    return PERSIA_OK;
-}
-
-/* Sums and hints of one (unit, cell). */
+/* Sums and hints of one (job, cell), as they leave. */
 static int sum_cell(void *ctx, size_t index)
 {
     pushing *p = ctx;
-    const group *g = &p->k->group;
-    uint32_t unit = (uint32_t)(index / g->cells);
-    uint32_t cell = (uint32_t)(index % g->cells);
-    const table_config *t = config_of(p, unit);
-    size_t first = g->base[index], n = g->base[index + 1] - first;
-    size_t at = p->sum_at[unit] +
-                (first - g->base[(size_t)unit * g->cells]) * t->dim;
-    float *sums = p->sums + at;
-
-    for (size_t i = g->first_chunk[unit];
-         n && i < g->first_chunk[unit + 1]; i++) {
-        const group_chunk *c = &g->chunks[i];
-        const push_part *part = p->part_of[c->segment];
-        uint32_t from = c->start[cell], to = c->start[cell + 1];
-        uint32_t end = (t->dim == 16   ? sum_run_16
-                        : t->dim == 64 ? sum_run_64
-                                       : sum_run_any)(part, c, from, to, sums,
-                                                      t->dim);
-        if (end < to)
-            return err_set(PERSIA_EARG, "table %s: an id has the gradient of "
-                           "row %u of %zu", t->name,
-                           part->bag ? part->bag[c->first + c->order[end]]
-                                     : 0, part->bags);
-        for (uint32_t k = from; k < to && p->rows; k++)
-            if (c->place[k] & GROUP_FIRST)
-                p->rows[first + (c->place[k] & ~GROUP_FIRST)] =
-                    part->rows ? part->rows[c->first + c->order[k]]
-                               : ROW_NONE;
-    }
-    if (t->nonfinite == NONFINITE_RAISE && !floats_finite(sums, n * t->dim))
-        return refuse_nonfinite(p, unit, cell, first, n, sums);
-    if (p->r->dtype != WIRE_FP32)
-        wire_narrow(p->r->dtype, n, t->dim, sums, t->dim, p->narrow + at,
-                    p->scales ? p->scales + first : NULL);
+    const sums *m = &p->sums;
+    const batch_index *x = m->index;
+    int rc = sums_cell(m, index);
+    if (rc || p->r->dtype == WIRE_FP32)
+        return rc;
+    uint32_t u = (uint32_t)(index / x->cells);
+    const size_t *base = x->base + (size_t)m->unit[u] * x->cells +
+                         index % x->cells;
+    const uint32_t dim = m->configs[u]->dim;
+    size_t at = m->at[u] + (base[0] - sums_from(m, u)) * dim;
+    wire_narrow(p->r->dtype, base[1] - base[0], dim, m->values + at, dim,
+                p->narrow + at, p->scales ? p->scales + base[0] : NULL);
     return PERSIA_OK;
 }
 
 static int make_sums(pushing *p)
 {
-    const group *g = &p->k->group;
+    sums *m = &p->sums;
     call *k = p->k;
-    size_t floats = 0, n = group_distinct(g);
+    int rc = sums_index(m, &p->r->indexes, &k->segments);
+    k->index = m->index;
+    if (rc)
+        return rc;
+    size_t floats = m->at[m->jobs_n], n = index_distinct(m->index);
     uint32_t dtype = p->r->dtype;
-    int hints = 0;
-    for (uint32_t u = 0; u < p->units; u++) {
-        p->sum_at[u] = floats;
-        floats += (group_to(g, u, p->shards - 1) - group_from(g, u, 0)) *
-                  config_of(p, u)->dim;
-    }
-    for (size_t i = 0; i < g->segments_n; i++)
-        hints |= p->part_of[i]->rows != NULL;
-    int rc = mem_buffer_need(&k->rows, floats * sizeof(float) +
-                                           n * sizeof(uint32_t) + 128);
+    rc = mem_buffer_need(&k->rows, floats * sizeof(float));
     if (!rc && dtype != WIRE_FP32)
         rc = mem_buffer_need(&k->narrow, floats * sizeof(uint16_t) +
                                              n * sizeof(float) + 128);
     if (rc)
         return rc;
-    char *at = k->rows.data;
-    p->sums = mem_carve(&at, floats * sizeof(float));
-    p->rows = hints ? mem_carve(&at, n * sizeof(uint32_t)) : NULL;
-    at = k->narrow.data;
+    m->values = k->rows.data;
+    char *at = k->narrow.data;
     p->narrow = dtype != WIRE_FP32 ? mem_carve(&at, floats * sizeof(uint16_t))
                                    : NULL;
     p->scales = dtype == WIRE_FP16 ? mem_carve(&at, n * sizeof(float)) : NULL;
-    return sched_for(p->r->s, (size_t)p->units * g->cells, sum_cell, p);
+    return sched_for(p->r->s, (size_t)m->jobs_n * m->index->cells, sum_cell,
+                     p);
 }
 
 /* ---- messages ---- */
@@ -203,14 +87,15 @@ static wire_hyper hyper_of(const optim_args *a)
 /* What each shard is sent of each table; maybe nothing. */
 static void list_tables(pushing *p)
 {
-    const group *g = &p->k->group;
+    const sums *m = &p->sums;
+    const batch_index *x = m->index;
     for (uint32_t s = 0; s < p->shards; s++) {
         for (uint32_t u = 0; u < p->units; u++) {
-            uint32_t dim = config_of(p, u)->dim;
-            size_t from = group_from(g, u, s), n = group_to(g, u, s) - from;
-            size_t at = p->sum_at[u] +
-                        (from - group_from(g, u, 0)) * (size_t)dim;
-            const void *values = p->sums + at;
+            uint32_t dim = m->configs[u]->dim;
+            size_t from = index_from(x, m->unit[u], s);
+            size_t n = index_to(x, m->unit[u], s) - from;
+            size_t at = m->at[u] + (from - sums_from(m, u)) * (size_t)dim;
+            const void *values = m->values + at;
             if (p->narrow)
                 values = p->narrow + at;
             p->tables[(size_t)s * p->units + u] = (wire_push_table){
@@ -218,8 +103,8 @@ static void list_tables(pushing *p)
                           .n = n,
                           .values = values,
                           .scales = p->scales ? p->scales + from : NULL,
-                          .rows = p->rows ? p->rows + from : NULL},
-                .ids = g->ids + from,
+                          .rows = x->hints ? x->hints + from : NULL},
+                .ids = x->ids + from,
                 .hyper = hyper_of(p->jobs[u].optim)};
         }
     }
@@ -419,60 +304,43 @@ static void push_ended(call *k)
 
 /* ---- the call ---- */
 
-/* Checks the jobs; their parts become segments. */
-static int make_segments(pushing *p, group_batch *out)
+/* Checks the jobs, and lists their tables. */
+static int check_jobs(pushing *p)
 {
     uint64_t seen[PS_TABLES_MAX / 64] = {0};
-    size_t parts = 0, at = 0;
+    int rc = mem_buffer_need(
+        &p->k->lists, p->units * (sizeof(table_config *) +
+                                  p->shards * sizeof *p->tables) +
+                          (size_t)64 * 2);
+    if (rc)
+        return rc;
+    char *to = p->k->lists.data;
+    const table_config **configs =
+        mem_carve(&to, p->units * sizeof *configs);
+    p->tables = mem_carve(&to, p->shards * p->units * sizeof *p->tables);
     for (uint32_t u = 0; u < p->units; u++) {
-        const table_config *t;
-        int rc = remote_find_table(p->r, p->table[u], &t);
+        rc = remote_find_table(p->r, p->table[u], &configs[u]);
         if (!rc)
-            rc = table_check_optim(t, p->jobs[u].optim);
+            rc = table_check_optim(configs[u], p->jobs[u].optim);
         if (rc)
             return rc;
         uint64_t *word = &seen[p->table[u] / 64];
         uint64_t bit = (uint64_t)1 << p->table[u] % 64;
         if (*word & bit)
             return err_set(PERSIA_EARG, "table %s comes twice in one push",
-                           t->name);
+                           configs[u]->name);
         *word |= bit;
-        parts += p->jobs[u].parts_n;
     }
-    int rc = mem_buffer_need(
-        &p->k->lists,
-        parts * (sizeof(group_segment) + sizeof(push_part *)) +
-            p->units * (sizeof(size_t) + p->shards * sizeof *p->tables) +
-            (size_t)64 * 4);
-    if (rc)
-        return rc;
-    char *to = p->k->lists.data;
-    group_segment *segments = mem_carve(&to, parts * sizeof *segments);
-    p->part_of = mem_carve(&to, parts * sizeof *p->part_of);
-    p->sum_at = mem_carve(&to, p->units * sizeof *p->sum_at);
-    p->tables = mem_carve(&to, p->shards * p->units * sizeof *p->tables);
-    for (uint32_t u = 0; u < p->units; u++) {
-        const push_job *job = &p->jobs[u];
-        for (size_t i = 0; i < job->parts_n; i++) {
-            if (job->parts[i].n == 0)
-                continue;
-            segments[at] = (group_segment){u, job->parts[i].n,
-                                           job->parts[i].ids};
-            p->part_of[at++] = &job->parts[i];
-        }
-    }
-    *out = (group_batch){segments, at, p->table, p->units};
+    p->sums = (sums){.s = p->r->s, .shards = p->shards, .tables = p->table,
+                     .configs = configs, .jobs = p->jobs,
+                     .jobs_n = p->units};
     return PERSIA_OK;
 }
 
 /* All that can fail before a shard hears of the update. */
 static int prepare(pushing *p)
 {
-    group_batch batch;
-    group *g = &p->k->group;
-    int rc = make_segments(p, &batch);
-    if (!rc && !keep_find(p->r, g, &batch))
-        rc = group_make(g, p->r->s, p->shards, &batch);
+    int rc = check_jobs(p);
     if (!rc)
         rc = make_sums(p);
     if (rc)

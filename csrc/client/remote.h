@@ -3,8 +3,7 @@
  *   client_open.c    its beginning and end
  *   client_remote.c  what it knows of its servers; servers that come back
  *   client_fan.c     requests to several servers at once, tried again
- *   client_group.c   the distinct ids of a batch, by table and shard
- *   client_keep.c    groups of lookups, until their updates come
+ *   client_sums.c    gradients of a batch, summed by its index
  *   client_sync.c    who takes part in the steps of all ranks
  *   client_tables.c, client_pull.c, client_push.c, client_rows.c
  *
@@ -20,15 +19,8 @@
 #include <stdatomic.h>
 
 #include "client/client.h"
-#include "client/group.h"
+#include "client/sums.h"
 #include "shard/shard.h"
-
-/* Rows that a loop over rows anywhere in memory fetches before it needs them:
- * 32 lines, as another core may have written them. */
-INLINE_HOT uint32_t rows_ahead(uint32_t dim)
-{
-    return dim < 512 ? 512 / dim : 1;
-}
 
 /* ---- a server ---- */
 
@@ -103,8 +95,8 @@ typedef struct call {
     request *requests;
     size_t requests_n, requests_room;
     wire_memory memory; /* of decoded replies */
-    group group;
-    mem_buffer lists, messages, rows, narrow;
+    batch_index *index; /* its reference, or NULL */
+    mem_buffer lists, messages, segments, rows, narrow;
 } call;
 
 call *call_take(struct remote *r);
@@ -137,16 +129,12 @@ int server_check_size(server *to, size_t bytes);
 
 /* ---- the client ---- */
 
-enum { KEPT_MAX = 16 };
-/* A group of a lookup whose update may come. */
-typedef struct kept {
-    group group;
-    uint64_t print; /* of its batch */
-    uint64_t turn;  /* rises; 0: only the memory is kept */
-} kept;
+/* Bytes of the indexes of batches, see index_pool. */
+#define INDEX_BYTES ((size_t)128 << 20)
 
 typedef struct remote {
     sched *s;
+    index_pool indexes; /* has a lock of its own */
     server **servers; /* [servers_n] by shard */
     uint32_t servers_n;
     char name_space[WIRE_NAME];
@@ -172,9 +160,6 @@ typedef struct remote {
     uint8_t left[SYNC_RANKS];  /* 1: a server told that this rank has left */
     char lost_text[FAN_TEXT];  /* not told yet; "": none */
     call *calls;               /* free */
-    kept kept[KEPT_MAX];
-    uint64_t kept_turn;        /* the last one given */
-    size_t kept_bytes;
 
     _Atomic(int) ends;         /* enum client_end; 0: it does not */
     _Atomic(uint64_t) updates; /* of shard 0 */
@@ -186,12 +171,6 @@ typedef struct remote {
             retries, duplicates, reconnects, lost, stale;
     } counts;
 } remote;
-
-/* Keeps g, which was made of b, and leaves older memory in its place. */
-void keep_group(remote *r, group *g, const group_batch *b);
-/* Whether a kept one fits b: then it is in g.  Else g is to be made. */
-int keep_find(remote *r, group *g, const group_batch *b);
-void keep_free(remote *r);
 
 uint64_t remote_deadline(const remote *r);
 /* Who asks, as this server knows it. */
@@ -234,7 +213,7 @@ void remote_destroy(remote *r);
 int remote_declare(remote *r, const table_config *config, uint32_t *no,
                    int *created);
 int remote_pull(remote *r, uint64_t after, const uint32_t *tables,
-                pull_job *jobs, size_t jobs_n);
+                pull_job *jobs, size_t jobs_n, batch_index **index);
 int remote_push(remote *r, const client_update *update,
                 const uint32_t *tables, push_job *jobs, size_t jobs_n);
 int remote_skip(remote *r, const client_update *update);

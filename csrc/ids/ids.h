@@ -12,6 +12,7 @@
 #define PERSIA_IDS_H
 
 #include "base/base.h"
+#include "ids/batch_index.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -160,7 +160,8 @@ int copies_make(copies *c, sched *s, step_grad *g, size_t floats,
         return rc;
     use_batch(&job, &w->batch);
     w->grad = (const float *)(const void *)job.arrays[GRAD].to;
-    w->rows = (const uint32_t *)(const void *)job.arrays[ROWS].to;
+    if (w->rows)
+        w->rows = (const uint32_t *)(const void *)job.arrays[ROWS].to;
     g->owner = b;
     g->release = copies_give;
     return PERSIA_OK;

@@ -126,7 +126,7 @@ static batch *find_batch(ahead *a, uint64_t number, stream **in)
 static int look_up(step *s, const step_lookup *l, uint64_t after)
 {
     return worker_forward(step_worker(s), l->plan, &l->batch, after, l->out,
-                          l->stride, l->rows);
+                          l->stride, l->rows, l->index);
 }
 
 /* Runs a lookup that waits; the lock is left meanwhile. */

@@ -220,6 +220,20 @@ uint64_t step_ticket(step *s)
     return atomic_fetch_add(&s->tickets, 1) + 1;
 }
 
+void step_keep(step *s, uint64_t ticket, batch_index *index)
+{
+    if (index && ticket)
+        index_pool_wait(client_indexes(s->c), ticket, index);
+    else
+        batch_index_put(index);
+}
+
+void step_drop(step *s, uint64_t ticket)
+{
+    if (ticket)
+        batch_index_put(index_pool_take(client_indexes(s->c), ticket));
+}
+
 int step_copy(step *s, step_grad *g, size_t floats, size_t offsets)
 {
     int rc = copies_make(&s->copies, client_sched(s->c), g, floats, offsets);
@@ -319,6 +333,8 @@ static int hold_locked(step *s, const step_grad *g)
     for (; at > 0 && s->held[at - 1].ticket > g->ticket; at--)
         s->held[at] = s->held[at - 1];
     s->held[at] = *g;
+    s->held[at].grad.index =
+        g->ticket ? index_pool_take(client_indexes(s->c), g->ticket) : NULL;
     s->held[at].thread = (uint64_t)pthread_self();
     return PERSIA_OK;
 }
@@ -383,6 +399,7 @@ static int take_held(step *s, enum step_whose whose, step_grad **out,
 void step_release(step_grad *held, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
+        batch_index_put(held[i].grad.index);
         if (held[i].ids)
             copies_give(held[i].ids);
         held[i].release(held[i].owner);
@@ -569,6 +586,7 @@ void step_forget(step *s)
 {
     ahead_forget(s->a);
     step_pay(s);
+    index_pool_forget(client_indexes(s->c));
     pthread_mutex_lock(&s->lock);
     s->forgotten = atomic_load(&s->tickets);
     pthread_mutex_unlock(&s->lock);

@@ -50,9 +50,16 @@ PERSIA_API worker *step_worker(const step *s);
 /* The number of a new forward, from 1. */
 PERSIA_API uint64_t step_ticket(step *s);
 
+/* Keeps the index of a forward until its gradient is held (the reference is
+ * taken over; NULL, or ticket 0: nothing is kept); step_drop(): no gradient
+ * will come. */
+PERSIA_API void step_keep(step *s, uint64_t ticket,
+                          struct batch_index *index);
+PERSIA_API void step_drop(step *s, uint64_t ticket);
+
 typedef struct step_grad {
     uint64_t ticket;          /* 0: of an unnumbered forward, not checked */
-    worker_grad grad;
+    worker_grad grad;         /* its index is filled in by step_hold() */
     void *owner;              /* keeps the memory of grad alive */
     void (*release)(void *owner);
     uint64_t thread;          /* that held it; filled in by step_hold() */
@@ -160,6 +167,7 @@ typedef struct step_lookup {
     float *out;               /* see worker_forward() */
     size_t stride;
     uint32_t *rows;
+    struct batch_index **index;
     void *owner;              /* keeps all this memory alive */
     void (*release)(void *owner); /* called on a thread of the user */
 } step_lookup;

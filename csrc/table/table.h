@@ -95,6 +95,10 @@ typedef struct push_part {
     size_t bags;          /* rows of grad; with bag == NULL it equals n */
     int finite;           /* 1: the caller knows that grad and scale hold
                              no NaN and no Inf; 0: to be checked */
+    /* For clients of shards elsewhere, or NULL: the index of the lookup of
+     * these ids, where they are those of segment `job`. */
+    struct batch_index *index;
+    uint32_t job;
 } push_part;
 
 /* One push to one table: the parts are summed per id in their order, then

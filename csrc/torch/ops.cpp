@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -156,6 +157,7 @@ struct Lookup {
     uint32_t plan, width;
     int64_t height;
     Tensor out, rows;
+    batch_index *index = nullptr;
 
     Lookup(step *s, const Tensor &values, const Optional &offsets,
            const Optional &weights, int64_t plan)
@@ -168,6 +170,10 @@ struct Lookup {
         height = static_cast<int64_t>(shape.kind == PLAN_BAGS ? batch.bags
                                                               : batch.n);
     }
+
+    ~Lookup() { batch_index_put(index); }
+    Lookup(const Lookup &) = delete;
+    Lookup &operator=(const Lookup &) = delete;
 
     void allocate()
     {
@@ -200,6 +206,7 @@ void prefetch(const Tensor &values, const Optional &offsets,
     want.out = own->vectors();
     want.stride = own->width;
     want.rows = own->numbers();
+    want.index = &own->index;
     want.owner = own.get();
     want.release = Lookup::release;
     check(step_ahead_add(s.get(), static_cast<uint64_t>(number), &want));
@@ -227,14 +234,29 @@ std::tuple<Tensor, Tensor> pull(const Tensor &values, const Optional &offsets,
     Store s(store, "forward");
     Lookup now(s.get(), values, offsets, weights, plan);
     const int64_t *name = numbers_of(ticket);
-    if (auto ahead = ahead_of(s.get(), name[1] > 0 ? name[1] : 0, now))
+    auto number = static_cast<uint64_t>(name[0]);
+    if (auto ahead = ahead_of(s.get(), name[1] > 0 ? name[1] : 0, now)) {
+        step_keep(s.get(), number, std::exchange(ahead->index, nullptr));
         return {std::move(ahead->out), std::move(ahead->rows)};
-    if (name[0] == 0) /* evaluation sees every update before it */
+    }
+    if (number == 0) /* evaluation sees every update before it */
         check(step_settle(s.get()));
     now.allocate();
     check(worker_forward(step_worker(s.get()), now.plan, &now.batch, 0,
-                         now.vectors(), now.width, now.numbers()));
+                         now.vectors(), now.width, now.numbers(),
+                         number ? &now.index : nullptr));
+    step_keep(s.get(), number, std::exchange(now.index, nullptr));
     return {now.out, now.rows};
+}
+
+/* No gradient of this forward will come: its graph was freed. */
+void drop(const Tensor &ticket, int64_t store)
+{
+    step *s = nullptr;
+    if (step_get(static_cast<uint64_t>(store), "forward", &s) == PERSIA_OK) {
+        step_drop(s, static_cast<uint64_t>(numbers_of(ticket)[0]));
+        step_put(s);
+    }
 }
 
 /* The tensors that a held gradient needs until it is applied. */
@@ -280,7 +302,8 @@ void push(const Tensor &grad, const Tensor &values, const Optional &offsets,
     g.ticket = static_cast<uint64_t>(name[0]);
     if (name[1] < 0)
         step_ahead_bind(s.get(), static_cast<uint64_t>(-name[1]), g.ticket);
-    g.grad.rows = static_cast<const uint32_t *>(rows.const_data_ptr());
+    if (step_ps(s.get())) /* else the index of the forward has them */
+        g.grad.rows = static_cast<const uint32_t *>(rows.const_data_ptr());
     g.grad.grad = static_cast<const float *>(grad.const_data_ptr());
     g.grad.stride = stride;
 
@@ -328,6 +351,7 @@ STABLE_TORCH_LIBRARY(persia, m)
     m.def("push_v1(Tensor grad, Tensor values, Tensor? offsets, "
           "Tensor? weights, Tensor rows, Tensor ticket, int store, int plan, "
           "bool keep) -> ()");
+    m.def("drop_v1(Tensor ticket, int store) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(persia, CPU, m)
@@ -336,4 +360,5 @@ STABLE_TORCH_LIBRARY_IMPL(persia, CPU, m)
     m.impl("prefetch_v1", TORCH_BOX(&prefetch));
     m.impl("pull_v1", TORCH_BOX(&pull));
     m.impl("push_v1", TORCH_BOX(&push));
+    m.impl("drop_v1", TORCH_BOX(&drop));
 }

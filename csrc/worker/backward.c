@@ -14,6 +14,7 @@ typedef struct piece {
     const worker_grad *g;
     const float *grad; /* of its first bag, or its first id */
     uint32_t kind;     /* of the plan */
+    uint32_t job;      /* of the forward */
     int finite;        /* 1: g was swept, it holds no NaN and no Inf */
     uint32_t *bag;     /* where to put them; NULL: not needed */
     float *scale;
@@ -55,7 +56,9 @@ static int piece_expand(void *ctx, size_t i)
                     p->scale);
     p->part = (push_part){.n = s->n,
                           .ids = (const uint64_t *)b->values + s->first,
-                          .rows = p->g->rows + s->first,
+                          .rows = p->g->rows ? p->g->rows + s->first : NULL,
+                          .index = p->g->index,
+                          .job = p->job,
                           .bag = p->bag,
                           .scale = p->scale,
                           .grad = p->grad,
@@ -106,13 +109,15 @@ static int collect(worker *w, const worker_grad *grads, size_t n,
         rc = batch_slice(w, p, &g->batch, cut);
         if (rc)
             return rc;
+        uint32_t job = 0;
         for (uint32_t k = 0; k < p->n; k++) {
+            job += k && cut[k - 1].n > 0;
             if (cut[k].n == 0 || !cut[k].f->want.trainable)
                 continue;
             size_t at = p->kind == PLAN_BAGS ? cut[k].f->column
                                              : cut[k].first * g->stride;
             piece *it = &out->all[out->n++];
-            *it = (piece){.s = cut[k], .g = g, .kind = p->kind,
+            *it = (piece){.s = cut[k], .g = g, .kind = p->kind, .job = job,
                           .grad = g->grad + at};
             size_t more_bags, more_scales;
             piece_needs(it, &more_bags, &more_scales);
@@ -338,68 +343,9 @@ int worker_finite(worker *w, const worker_grad *grads, size_t n,
     return rc;
 }
 
-/* Reads a table that holds the negatives of summed gradients. */
-static int sum_read(table *t, worker_sum *out)
-{
-    float none[1]; /* SGD keeps no state */
-    table_cut *cut;
-    int rc = table_cut_begin(&t, 1, &cut);
-    if (rc)
-        return rc;
-    const size_t rows = (size_t)table_cut_rows(cut);
-    size_t n = 1;
-    out->ids = malloc((rows + 1) * sizeof *out->ids);
-    out->grads = malloc((rows + 1) * out->dim * sizeof *out->grads);
-    uint32_t *clocks = malloc((rows + 1) * sizeof *clocks);
-    if (!out->ids || !out->grads || !clocks)
-        rc = err_set(PERSIA_ENOMEM, "no memory for the gradients of %zu ids",
-                     rows);
-    while (!rc && n && out->n < rows) {
-        rc = table_cut_next(cut, rows - out->n, out->ids + out->n,
-                            out->grads + out->n * out->dim, none, clocks, &n);
-        out->n += rc ? 0 : n;
-    }
-    table_cut_end(cut);
-    free(clocks);
-    for (size_t i = 0; i < out->n * out->dim; i++)
-        out->grads[i] = -out->grads[i];
-    return rc;
-}
-
-/* The summed gradients of one job: pushed by SGD with a rate of 1 into an
- * empty table of zeros, which then holds their negatives. */
-static int sum_job(worker *w, const push_job *job, worker_sum *out,
-                   int *finite)
-{
-    table_config config;
-    table_config_init(&config);
-    config.name[0] = '='; /* it has none of a user's */
-    config.dim = out->dim;
-    config.optimizer = OPTIM_SGD;
-    config.init = INIT_CONSTANT;
-    config.init_a = 0;
-    config.nonfinite = NONFINITE_SKIP; /* GradScaler looks for those */
-    optim_args sgd = {.kind = OPTIM_SGD, .lr = 1, .grad_scale = 1};
-    push_job mine = *job;
-    mine.optim = &sgd;
-    int rc = table_create(&config, &mine.t);
-    if (rc)
-        return rc;
-    rc = table_push(client_sched(w->c), &mine, 1);
-    if (!rc && mine.nonfinite)
-        *finite = 0;
-    if (!rc)
-        rc = sum_read(mine.t, out);
-    table_destroy(mine.t);
-    return rc;
-}
-
 void worker_sums_free(worker_sum *sums, size_t n)
 {
-    for (size_t i = 0; i < n; i++) {
-        free(sums[i].ids);
-        free(sums[i].grads);
-    }
+    client_sums_free(sums, n);
     free(sums);
 }
 
@@ -422,11 +368,8 @@ int worker_sums(worker *w, const worker_grad *grads, size_t n,
     worker_sum *sums = calloc(jobs_n + 1, sizeof *sums);
     if (!rc && !sums)
         rc = err_set(PERSIA_ENOMEM, "no memory for %zu tables", jobs_n);
-    for (size_t i = 0; i < jobs_n && !rc; i++) {
-        sums[i].table = tables[i];
-        sums[i].dim = client_table(w->c, tables[i])->dim;
-        rc = sum_job(w, &jobs[i], &sums[i], finite);
-    }
+    if (!rc)
+        rc = client_sums(w->c, tables, jobs, jobs_n, sums, finite);
     scratch_give(w, tmp);
     if (rc && sums)
         worker_sums_free(sums, jobs_n);

@@ -74,7 +74,7 @@ static int pool_all(worker *w, const plan *p, const id_batch *b,
 
 static int forward(worker *w, const plan *p, const id_batch *b,
                    uint64_t after, scratch *tmp, float *out, size_t stride,
-                   uint32_t *rows)
+                   uint32_t *rows, batch_index **index)
 {
     int rc = mem_buffer_need(&tmp->slices,
                              p->n * (sizeof(slice) + sizeof(pooled)));
@@ -109,7 +109,7 @@ static int forward(worker *w, const plan *p, const id_batch *b,
         tables[jobs_n] = s->f->want.table;
         *job = (pull_job){.n = s->n,
                           .ids = (const uint64_t *)b->values + s->first,
-                          .rows = rows + s->first};
+                          .rows = rows ? rows + s->first : NULL};
         if (is_pooled(p, s)) {
             job->out = packed;
             job->stride = s->f->dim;
@@ -123,7 +123,7 @@ static int forward(worker *w, const plan *p, const id_batch *b,
         }
         jobs_n += s->n > 0;
     }
-    rc = client_pull(w->c, after, tables, jobs, jobs_n);
+    rc = client_pull_indexed(w->c, after, tables, jobs, jobs_n, index);
     if (rc)
         return rc;
     return pool_all(w, p, b, slices, tmp->rows.data,
@@ -131,15 +131,24 @@ static int forward(worker *w, const plan *p, const id_batch *b,
 }
 
 int worker_forward(worker *w, uint32_t no, const id_batch *batch,
-                   uint64_t after, float *out, size_t stride, uint32_t *rows)
+                   uint64_t after, float *out, size_t stride, uint32_t *rows,
+                   batch_index **index)
 {
     const plan *p = worker_plan_get(w, no);
     if (!p)
         return PERSIA_EARG;
+    if (index)
+        *index = NULL;
     scratch *tmp = scratch_take(w);
     if (!tmp)
         return PERSIA_ENOMEM;
-    int rc = forward(w, p, batch, after, tmp, out, stride, rows);
+    if (index && client_is_remote(w->c))
+        rows = NULL;
+    int rc = forward(w, p, batch, after, tmp, out, stride, rows, index);
     scratch_give(w, tmp);
+    if (rc && index) {
+        batch_index_put(*index);
+        *index = NULL;
+    }
     return rc;
 }

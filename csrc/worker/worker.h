@@ -19,7 +19,9 @@
 extern "C" {
 #endif
 
+struct batch_index;
 struct ps_client;
+struct client_sum;
 struct client_update;
 typedef struct worker worker;
 
@@ -56,18 +58,25 @@ PERSIA_API int worker_plan_shape(worker *w, uint32_t plan, uint32_t *kind,
                                  uint32_t *keys, uint32_t *width);
 
 /* Looks up a batch.  after: see client_pull().  out: [bags, width] or
- * [n, width], rows `stride` floats apart.  rows: [n] row numbers for the
- * backward.  Nothing is written unless the batch is in order
- * (PERSIA_EOFFSETS, PERSIA_ESHAPE). */
+ * [n, width], rows `stride` floats apart.  For the backward: `rows`, [n] row
+ * numbers; or, if the tables are remote and index is not NULL, *index, a
+ * reference of the caller's (else it is set to NULL), and rows are not
+ * written.  In this process to group the ids costs more than it saves.
+ * Nothing is written unless the batch is in order (PERSIA_EOFFSETS,
+ * PERSIA_ESHAPE). */
 PERSIA_API int worker_forward(worker *w, uint32_t plan, const id_batch *batch,
                               uint64_t after, float *out, size_t stride,
-                              uint32_t *rows);
+                              uint32_t *rows, struct batch_index **index);
+
+/* Gives back a reference, see ids.h; NULL: nothing. */
+PERSIA_API void batch_index_put(struct batch_index *index);
 
 /* The gradient of one forward's output. */
 typedef struct worker_grad {
     uint32_t plan;
     id_batch batch;
-    const uint32_t *rows; /* [n] from worker_forward() */
+    const uint32_t *rows; /* [n] from worker_forward(), or NULL */
+    struct batch_index *index; /* from worker_forward(), or NULL */
     const float *grad;    /* shaped as the output */
     size_t stride;        /* floats from row to row of grad */
 } worker_grad;
@@ -91,15 +100,8 @@ PERSIA_API int worker_backward(worker *w, const worker_grad *grads, size_t n,
 PERSIA_API int worker_finite(worker *w, const worker_grad *grads, size_t n,
                              uint8_t *finite, uint32_t finite_n);
 
-/* The gradients of a table, summed per id. */
-typedef struct worker_sum {
-    uint32_t table, dim;
-    size_t n;
-    uint64_t *ids; /* [n] each once, in no order */
-    float *grads;  /* [n, dim] */
-} worker_sum;
-/* Of all tables that have some.  *finite: 0 if there are NaN or Inf, which
- * are left out. */
+/* The sums of all tables that have some, see client_sums(). */
+typedef struct client_sum worker_sum;
 PERSIA_API int worker_sums(worker *w, const worker_grad *grads, size_t n,
                            worker_sum **out, size_t *out_n, int *finite);
 PERSIA_API void worker_sums_free(worker_sum *sums, size_t n);

@@ -120,7 +120,8 @@ static int forward(uint64_t batch, uint64_t *ticket)
         m = memory_new();
         id_batch b = batch_of(m);
         assert_int_equal(
-            worker_forward(step_worker(s), plan, &b, 0, m->out, DIM, m->rows),
+            worker_forward(step_worker(s), plan, &b, 0, m->out, DIM, m->rows,
+                           NULL),
             PERSIA_OK);
     }
     int seen = (int)m->out[0];

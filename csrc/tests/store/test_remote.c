@@ -28,6 +28,7 @@ typedef struct memory {
     int64_t ids[IDS];
     float out[IDS * DIM];
     uint32_t rows[IDS];
+    struct batch_index *index;
 } memory;
 
 static memory *memory_new(void)
@@ -41,8 +42,10 @@ static memory *memory_new(void)
     return m;
 }
 
-static void memory_release(void *m)
+static void memory_release(void *owner)
 {
+    memory *m = owner;
+    batch_index_put(m->index);
     atomic_fetch_sub(&alive, 1);
     free(m);
 }
@@ -142,7 +145,8 @@ static uint64_t batch_add(rank *r, uint64_t stream)
         abort();
     memory *m = memory_new();
     step_lookup l = {.plan = r->plan, .batch = batch_of(m), .out = m->out,
-                     .stride = DIM, .rows = m->rows, .owner = m,
+                     .stride = DIM, .rows = m->rows,
+                     .index = &m->index, .owner = m,
                      .release = memory_release};
     if (step_ahead_add(r->s, batch, &l))
         abort();
@@ -161,8 +165,10 @@ static int forward(rank *r, uint64_t batch, uint64_t *ticket)
     memory *m = owner ? owner : memory_new();
     id_batch b = batch_of(m);
     if (!owner && worker_forward(step_worker(r->s), r->plan, &b, 0, m->out,
-                                 DIM, m->rows))
+                                 DIM, m->rows, &m->index))
         return -1;
+    step_keep(r->s, *ticket, m->index);
+    m->index = NULL;
     int seen = (int)m->out[0];
     memory_release(m);
     return seen;
@@ -550,6 +556,45 @@ static void test_a_store_ends_with_gradients_held(void **state)
     job_close(&j);
 }
 
+static void test_an_index_ends_with_its_forward(void **state)
+{
+    (void)state;
+    job j;
+    uint64_t ticket, stream;
+    job_open(&j, 1);
+    rank *r = &j.ranks[0];
+    const index_pool *indexes = client_indexes(step_client(r->s));
+    /* its update has it, once */
+    assert_int_equal(forward(r, 0, &ticket), 0);
+    assert_int_equal(indexes->live, 1);
+    assert_int_equal(hold(r, ticket), PERSIA_OK);
+    assert_int_equal(hold(r, ticket), PERSIA_ETICKET);
+    assert_int_equal(indexes->live, 1);
+    assert_int_equal(apply(r, STEP_ALL), PERSIA_OK);
+    assert_int_equal(step_flush(r->s, 0), PERSIA_OK);
+    assert_int_equal(indexes->live, 0);
+    /* its gradient is dropped, or its graph */
+    assert_true(forward(r, 0, &ticket) >= 0);
+    assert_int_equal(hold(r, ticket), PERSIA_OK);
+    assert_int_equal(step_discard(r->s, STEP_ALL), 1);
+    assert_true(forward(r, 0, &ticket) >= 0);
+    step_drop(r->s, ticket);
+    step_drop(r->s, ticket);
+    assert_int_equal(indexes->live, 0);
+    /* other rows were loaded */
+    assert_true(forward(r, 0, &ticket) >= 0);
+    step_forget(r->s);
+    assert_int_equal(indexes->live, 0);
+    assert_int_equal(hold(r, ticket), PERSIA_ETICKET);
+    /* looked up ahead, and nobody wants it */
+    assert_int_equal(step_ahead_open(r->s, 1, 0, &stream), PERSIA_OK);
+    batch_add(r, stream);
+    step_ahead_close(r->s, stream);
+    /* a forward that waits at the end of the store */
+    assert_true(forward(r, 0, &ticket) >= 0);
+    job_close(&j);
+}
+
 static void test_bad_arguments(void **state)
 {
     (void)state;
@@ -571,6 +616,7 @@ int main(void)
         cmocka_unit_test(test_updates_after_a_pass_are_no_parts),
         cmocka_unit_test(test_updates_behind_parts_that_wait),
         cmocka_unit_test(test_a_store_ends_with_gradients_held),
+        cmocka_unit_test(test_an_index_ends_with_its_forward),
         cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -152,8 +152,10 @@ static void check(uint32_t pooling, int single, int weighted)
     for (size_t i = 0; i < BAGS * WIDTH; i++)
         grad[i] = (float)rand() / (float)RAND_MAX - 0.5f;
     memset(out, 0xFF, sizeof out);
-    assert_int_equal(worker_forward(w, plan, &b, 0, out, WIDTH, rows),
+    struct batch_index *index;
+    assert_int_equal(worker_forward(w, plan, &b, 0, out, WIDTH, rows, &index),
                      PERSIA_OK);
+    assert_int_equal(index != NULL, service != NULL);
 
     for (size_t f = 0; f < 3; f++) {
         uint32_t dim = features[f].dim, t = features[f].table;
@@ -175,13 +177,15 @@ static void check(uint32_t pooling, int single, int weighted)
         }
     }
 
-    worker_grad g = {.plan = plan, .batch = b, .rows = rows, .grad = grad,
-                     .stride = WIDTH};
+    worker_grad g = {.plan = plan, .batch = b, .rows = rows, .index = index,
+                     .grad = grad, .stride = WIDTH};
     optim_args optim[2] = {{.kind = OPTIM_SGD, .lr = 0.1f, .grad_scale = 1},
                            {.kind = OPTIM_SGD, .lr = 0.1f, .grad_scale = 1}};
     worker_counts counts;
     assert_int_equal(worker_backward(w, &g, 1, NULL, optim, 2, &counts),
                      PERSIA_OK);
+    batch_index_put(index);
+    assert_int_equal(client_indexes(c)->live, 0);
     for (int t = 0; t < 2; t++) {
         int dim = t ? DIM_B : DIM_A;
         rows_of((uint32_t)t, after);
@@ -209,7 +213,7 @@ static void rows_have_gaps_of_zeros(void **state)
     memset(all, 0xFF, sizeof all);
     rows_of(0, table[0]);
     rows_of(1, table[1]);
-    assert_int_equal(worker_forward(w, plan, &b, 0, all, DIM_B, rows),
+    assert_int_equal(worker_forward(w, plan, &b, 0, all, DIM_B, rows, NULL),
                      PERSIA_OK);
     for (size_t key = 0; key < KEYS; key++) {
         const float *t = table[key == 2 ? 0 : 1];
@@ -258,7 +262,8 @@ static void bad_batches_write_nothing(void **state)
         offsets[bad[i].at] = bad[i].value;
         memset(out, 0x55, sizeof out);
         memset(rows, 0x55, sizeof rows);
-        assert_int_equal(worker_forward(w, plan, &good, 0, out, WIDTH, rows),
+        assert_int_equal(worker_forward(w, plan, &good, 0, out, WIDTH, rows,
+                                        NULL),
                          PERSIA_EOFFSETS);
         for (size_t k = 0; k < sizeof out; k++)
             assert_int_equal(((unsigned char *)out)[k], 0x55);
@@ -272,7 +277,7 @@ static void bad_batches_write_nothing(void **state)
         offsets[bad[i].at] = was;
     }
     id_batch b = {.n = 10, .bags = 3, .values = values};
-    assert_int_equal(worker_forward(w, plan, &b, 0, out, WIDTH, rows),
+    assert_int_equal(worker_forward(w, plan, &b, 0, out, WIDTH, rows, NULL),
                      PERSIA_ESHAPE);
 }
 
@@ -293,7 +298,7 @@ static void sums_and_finite(void **state)
                     grad[bag * WIDTH + features[f].column + d];
     worker_grad g = {.plan = plan, .batch = b, .rows = rows, .grad = grad,
                      .stride = WIDTH};
-    assert_int_equal(worker_forward(w, plan, &b, 0, out, WIDTH, rows),
+    assert_int_equal(worker_forward(w, plan, &b, 0, out, WIDTH, rows, NULL),
                      PERSIA_OK);
     worker_sum *got;
     size_t n;
@@ -323,6 +328,82 @@ static void sums_and_finite(void **state)
     worker_sums_free(got, n);
 }
 
+/* The sums of gradients, by table and id; ids without a sum are NaN. */
+static void sums_of(const worker_grad *g, size_t n, float *sums)
+{
+    worker_sum *got;
+    size_t tables;
+    int finite;
+    for (size_t i = 0; i < 2 * VOCABULARY * DIM_B; i++)
+        sums[i] = NAN;
+    assert_int_equal(worker_sums(w, g, n, &got, &tables, &finite), PERSIA_OK);
+    for (size_t t = 0; t < tables; t++)
+        for (size_t i = 0; i < got[t].n; i++)
+            memcpy(sums + (got[t].table * VOCABULARY + got[t].ids[i]) * DIM_B,
+                   got[t].grads + i * got[t].dim,
+                   got[t].dim * sizeof *sums);
+    worker_sums_free(got, tables);
+}
+
+/* Features that are not trained have ids in the index, too; and gradients of
+ * several forwards have several indexes. */
+static void sums_are_the_same_with_an_index(void **state)
+{
+    (void)state;
+    static float with[2 * VOCABULARY * DIM_B], without[2 * VOCABULARY * DIM_B];
+    for (int trained = 1; trained < 8; trained++) {
+        plan_feature f[3];
+        uint32_t plan;
+        memset(f, 0, sizeof f);
+        for (uint32_t i = 0; i < 3; i++)
+            f[i] = (plan_feature){.name = "f", .key = features[i].key,
+                                  .table = features[i].table,
+                                  .pooling = POOL_MEAN,
+                                  .trainable = trained >> i & 1};
+        assert_int_equal(worker_plan(w, PLAN_BAGS, KEYS, f, 3, &plan),
+                         PERSIA_OK);
+        id_batch b = random_batch(0, 0);
+        struct batch_index *index;
+        assert_int_equal(worker_forward(w, plan, &b, 0, out, WIDTH, rows,
+                                        &index), PERSIA_OK);
+        worker_grad g = {.plan = plan, .batch = b, .grad = grad,
+                         .stride = WIDTH};
+        for (size_t i = 0; i < BAGS * WIDTH; i++)
+            grad[i] = (float)rand() / (float)RAND_MAX - 0.5f;
+        worker_grad two[2] = {g, g};
+        for (size_t n = 1; n <= 2; n++) {
+            two[0].index = two[1].index = NULL;
+            sums_of(two, n, without);
+            two[0].index = index;
+            sums_of(two, n, with);
+            assert_memory_equal(with, without, sizeof with);
+            two[1].index = index;
+            sums_of(two, n, with);
+            assert_memory_equal(with, without, sizeof with);
+        }
+        batch_index_put(index);
+    }
+    assert_int_equal(client_indexes(c)->live, 0);
+}
+
+static void an_index_of_other_ids_is_not_used(void **state)
+{
+    (void)state;
+    static float with[2 * VOCABULARY * DIM_B], without[2 * VOCABULARY * DIM_B];
+    uint32_t plan = plan_of(PLAN_BAGS, POOL_SUM);
+    struct batch_index *index;
+    id_batch b = random_batch(0, 0);
+    assert_int_equal(worker_forward(w, plan, &b, 0, out, WIDTH, rows, &index),
+                     PERSIA_OK);
+    b = random_batch(0, 0);
+    worker_grad g = {.plan = plan, .batch = b, .grad = grad, .stride = WIDTH};
+    sums_of(&g, 1, without);
+    g.index = index;
+    sums_of(&g, 1, with);
+    assert_memory_equal(with, without, sizeof with);
+    batch_index_put(index);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -331,6 +412,8 @@ int main(void)
         cmocka_unit_test(equal_plans_are_one),
         cmocka_unit_test(bad_batches_write_nothing),
         cmocka_unit_test(sums_and_finite),
+        cmocka_unit_test(sums_are_the_same_with_an_index),
+        cmocka_unit_test(an_index_of_other_ids_is_not_used),
     };
     int failed = cmocka_run_group_tests(tests, setup, teardown);
     return failed + cmocka_run_group_tests(tests, setup_remote, teardown);
