@@ -129,6 +129,7 @@ class Ledger(_Entry):
     watermark: int = _U64
     window: str = pydantic.Field(pattern="^(0|[1-9a-f][0-9a-f]{0,1023})$")
     skipped: int = pydantic.Field(0, ge=0, lt=2**64)
+    incarnation: int = pydantic.Field(0, ge=0, lt=2**64)
 
 
 class Shard(_Entry):
@@ -150,6 +151,7 @@ class Manifest(_Entry):
     version: Literal[2]
     id: str
     lineage: str
+    job: str = ""
     step: int = pydantic.Field(ge=0)
     saved: str
     torch: str
@@ -245,6 +247,7 @@ class Numbers(NamedTuple):
     watermark: int
     window: bytes
     skipped: int = 0
+    incarnation: int = 0
 
     def applied(self) -> int:
         """How many are in and were not skipped."""
@@ -315,8 +318,11 @@ def to_manifest(
                         "watermark": watermark,
                         "window": f"{int.from_bytes(window, 'little'):x}",
                         "skipped": skipped,
+                        "incarnation": incarnation,
                     }
-                    for stream, watermark, window, skipped in part.ledgers
+                    for stream, watermark, window, skipped, incarnation in (
+                        part.ledgers
+                    )
                 ],
             }
             for part in parts
@@ -375,25 +381,31 @@ def part_of(manifest: Manifest, shard: int, shards: int) -> Part:
 
 
 def _merge(ledgers: Iterator[Ledger]) -> list[Numbers]:
-    """One ledger a stream, with all that any had; none is skipped where
-    there were several.
+    """One ledger a stream, with all that any had and the latest owner; none
+    is skipped where there were several.
     """
     merged: dict[int, tuple[int, int]] = {}
     skipped: dict[int, int] = {}
+    owner: dict[int, int] = {}
     for ledger in ledgers:
-        one = ledger.stream not in skipped
-        skipped[ledger.stream] = ledger.skipped if one else 0
+        name = ledger.stream
+        skipped[name] = ledger.skipped if name not in skipped else 0
+        owner[name] = max(owner.get(name, 0), ledger.incarnation)
         mark, window = ledger.watermark, int(ledger.window, 16)
-        other, bits = merged.get(ledger.stream, (mark, 0))
+        other, bits = merged.get(name, (mark, 0))
         if other < mark:
             other, bits, mark, window = mark, window, other, bits
         bits |= window >> (other - mark)  # now of the larger watermark
         while bits & 1:
             other, bits = other + 1, bits >> 1
-        merged[ledger.stream] = other, bits
+        merged[name] = other, bits
     return [
         Numbers(
-            stream, mark, bits.to_bytes(_WINDOW, "little"), skipped[stream]
+            name,
+            mark,
+            bits.to_bytes(_WINDOW, "little"),
+            skipped[name],
+            owner[name],
         )
-        for stream, (mark, bits) in merged.items()
+        for name, (mark, bits) in merged.items()
     ]

@@ -66,7 +66,7 @@ class Peer(Protocol):
         updates: int,
         step: int,
         pushes: Sequence[int],
-        ledgers: Sequence[tuple[int, int, bytes]],
+        ledgers: Sequence[Numbers],
         files: Sequence[tuple[int, str, int, int, int]],
         /,
     ) -> dict[str, int]:

@@ -270,7 +270,7 @@ def ckpt_restore(
     /,
 ) -> dict[str, int]: ...
 def ckpt_greet(handle: int, restored: bool, /) -> None: ...
-def ckpt_go_on(handle: int, number: int, /) -> None: ...
+def ckpt_go_on(handle: int, stream: int, number: int, /) -> None: ...
 def ckpt_verify(
     handle: int, no: int, folder: int, files: list[_RowFile], /
 ) -> None: ...
@@ -288,7 +288,7 @@ RESTORE_PREPARE: int
 RESTORE_COMMIT: int
 RESTORE_ABORT: int
 
-_Ledger = tuple[int, int, bytes, int]  # see manifests.Numbers
+_Ledger = tuple[int, int, bytes, int, int]  # see manifests.Numbers
 _ShardFile = tuple[int, str, int, int, int]  # table and a _RowFile
 
 @final

@@ -113,6 +113,10 @@ class Keys:
     def set(self, key: str, value: str) -> None:
         self._store.set(key, value)
 
+    def first(self, key: str, value: str) -> str:
+        """The value of the rank that comes first."""
+        return bytes(self._store.compare_set(key, "", value)).decode()
+
     def has(self, key: str) -> bool:
         return bool(self._store.check([key]))
 

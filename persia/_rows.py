@@ -16,6 +16,8 @@ from persia.configs import TableConfig, _word, float_rows
 if TYPE_CHECKING:
     import pyarrow
 
+    from persia.cluster import Settings
+
 __all__ = ["Rows", "Table"]
 
 
@@ -38,6 +40,14 @@ class Rows:
     _core: _core.Store
     _handle: int
     _tables: dict[str, Table]
+    _settings: Settings
+
+    def _check_writable(self, what: str) -> None:
+        if self._settings.read_only:
+            raise errors.InvalidArgument(
+                f"{what} changes rows, and this store was made with "
+                "read_only=True; make another without"
+            )
 
     def _find(self, table: str) -> Table:
         try:
@@ -95,6 +105,7 @@ class Rows:
             state: floating [n, state_floats] of the optimizer; None: as in a
                 new row.
         """
+        self._check_writable("set_rows")
         t = self._find(table)
         wanted = self._ids(ids)
         n = len(wanted)
@@ -141,6 +152,7 @@ class Rows:
 
     def clear(self, table: str | None = None) -> None:
         """Removes all rows of a table (None: of all); it stays declared."""
+        self._check_writable("clear")
         chosen = (
             list(self._tables.values())
             if table is None

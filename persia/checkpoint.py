@@ -328,6 +328,7 @@ def _save(
         "version": manifests.VERSION,
         "id": secrets.token_hex(16),
         "lineage": rows.lineage(),
+        "job": store._connection.run,
         "saved": datetime.datetime.now(datetime.UTC).isoformat(),
         "torch": torch.__version__,
     }
@@ -464,7 +465,7 @@ def load(
         with ranks.agreed(), _reading(root):
             here = _core.ckpt_tables(store._handle)
             tables = _match(found, here, strict)
-            number = None
+            number: int | None = None
             with root.reading(found, [manifest.dense]) as folder:
                 dense = _read_dense(folder, found, parts, ranks)
             _check_classes(parts, dense, found.folder)
@@ -536,24 +537,29 @@ def _go_on(
         store._core.forget()  # and those that are still to come
     if store.remote and resume == "rollback":
         _greet(store, restored=True)
-    elif number is not None:
-        go_on = partial(_core.ckpt_go_on, store._handle, number)
+    elif store.remote:
+        assert number is not None
+        connection = store._connection
+        connection.adopt(manifest.job)
+        stream = connection.stream(manifest.job, store.rank)
+        go_on = partial(_core.ckpt_go_on, store._handle, stream, number)
         patiently(go_on, store._connection.timeout)
     store._core.drop_error()  # what failed before does not matter any more
     store._lineage = manifest.lineage
     store._checkpoint_id = manifest.id
 
 
-def _last_number(store: Store, found: files.Found, ranks: int) -> int | None:
-    """The last update of this rank that a checkpoint of so many has; None if
-    the rank is a new one.
+def _last_number(store: Store, found: files.Found, ranks: int) -> int:
+    """The last update of this rank that a checkpoint of so many has; of a
+    rank that is a new one: see client_go_on().
     """
     last: dict[int, int] = {}
     for shard in found.manifest.shards:
         for ledger in shard.ledgers:
             number = ledger.watermark + int(ledger.window, 16).bit_length()
             last[ledger.stream] = max(last.get(ledger.stream, 0), number)
-    streams = [store._connection.stream(rank) for rank in range(ranks)]
+    run = found.manifest.job
+    streams = [store._connection.stream(run, rank) for rank in range(ranks)]
     if last and not last.keys() & set(streams):
         raise SchemaMismatch(
             f"{found.folder} is of another namespace than "
@@ -562,7 +568,7 @@ def _last_number(store: Store, found: files.Found, ranks: int) -> int | None:
             "resume='rollback'"
         )
     if store.rank >= ranks:
-        return None
+        return 2**64 - 1  # after what it may have made since
     return last.get(streams[store.rank], 0)
 
 
@@ -582,7 +588,7 @@ def _check_live(store: Store, found: files.Found) -> None:
             "with the ranks that saved it: load it with resume='rollback', "
             "or keep the rows on servers, which outlive ranks"
         )
-    lost = rows.lost(manifest, connection.stream(store.rank))
+    lost = rows.lost(manifest, connection.stream(manifest.job, store.rank))
     if lost and store._settings.lost == "raise":
         which = ", ".join(f"{n} at {server}" for server, n in lost.items())
         raise UpdatesLost(

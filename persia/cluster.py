@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -20,14 +21,16 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from persia import _core, errors
 from persia._check import kind, number
 from persia._ranks import Keys, Passes, all_max, group_here, need_group
 from persia.security import Security
 
-__all__ = ["Job", "Settings", "resolve", "stream_id"]
+__all__ = ["RUN_ID", "Job", "Settings", "resolve", "stream_id"]
+
+RUN_ID = "PERSIA_RUN_ID"  # environment: what the launcher calls its run
 
 T = TypeVar("T")
 
@@ -172,40 +175,64 @@ def _addresses(host: str) -> list[str]:
     return []
 
 
-def stream_id(namespace: str, role: str, rank: int) -> int:
+def stream_id(namespace: str, job: str, role: str, rank: int) -> int:
     """The number of a rank's stream of updates: the first 64 bits
-    (little-endian) of BLAKE2b over namespace, role and rank with zero bytes
-    between; the same after a restart."""
-    text = f"{namespace}\0{role}\0{rank}".encode()
-    digest = hashlib.blake2b(text, digest_size=8).digest()
-    return int.from_bytes(digest, "little") or 1
+    (little-endian) of BLAKE2b over namespace, job, role and rank with zero
+    bytes between; the same after a restart. Without a job: as checkpoints
+    have it that know of none."""
+    parts = (namespace, *([job] if job else []), role, str(rank))
+    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "little") or 1
+
+
+class _Key(NamedTuple):
+    """Whose a stream of updates is; number: of the store among those of its
+    process."""
+
+    namespace: str
+    job: str
+    rank: int
+    number: int
+
+    def stream(self) -> int:
+        role = f"nn_worker/{self.number}" if self.number else "nn_worker"
+        return stream_id(self.namespace, self.job, role, self.rank)
 
 
 # Streams of this process that are in use: several stores of one namespace
 # must not number their updates in one.
-_streams: set[tuple[str, int, int]] = set()
+_streams: set[_Key] = set()
 _streams_lock = threading.RLock()  # taken by finalizers, too
 
 
-def _take_stream(namespace: str, rank: int) -> tuple[str, int, int]:
+def _take_stream(namespace: str, job: str, rank: int) -> _Key:
     with _streams_lock:
-        index = 0
-        while (namespace, rank, index) in _streams:
-            index += 1
-        key = (namespace, rank, index)
+        number = 0
+        while (key := _Key(namespace, job, rank, number)) in _streams:
+            number += 1
         _streams.add(key)
     return key
 
 
-def _stream_of(key: tuple[str, int, int]) -> int:
-    namespace, rank, index = key
-    role = f"nn_worker/{index}" if index else "nn_worker"
-    return stream_id(namespace, role, rank)
-
-
-def _drop_stream(key: tuple[str, int, int]) -> None:
+def _drop_stream(key: _Key) -> None:
     with _streams_lock:
         _streams.discard(key)
+
+
+_own_job = secrets.token_hex(16)  # of a process that has no other
+
+
+def _job_here(restarts: int) -> str:
+    """The run that this process belongs to: what torchrun or the launcher
+    calls it, else a random name, the same for all ranks."""
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    if run in ("", "none"):  # torchrun's word for: it was given none
+        run = os.environ.get(RUN_ID, "")
+    if run:
+        return run
+    if group_here() is None:
+        return _own_job
+    return Keys(f"persia/job/{restarts}").first("name", _own_job)
 
 
 # ---- settings --------------------------------------------------------------
@@ -224,8 +251,17 @@ class Settings:
     lost: str = "raise"
     rank: int | None = None
     world: int | None = None
+    job: str | None = None
+    read_only: bool = False
 
     def __post_init__(self) -> None:
+        kind("read_only", self.read_only, bool, "True or False")
+        if self.job is not None:
+            kind("job", self.job, str, "a string")
+            if not self.job or len(self.job.encode()) > 255:
+                raise errors.InvalidArgument(
+                    f"job is {self.job!r}, need 1 to 255 bytes"
+                )
         if self.wire_dtype not in _DTYPES:
             raise errors.InvalidArgument(
                 f"wire_dtype is {self.wire_dtype!r}, need one of {_DTYPES}"
@@ -297,7 +333,8 @@ class Settings:
         hosting: Hosting | None = None,
     ) -> Connection:
         job = Job.here(self.rank, self.world)
-        key = _take_stream(self.namespace, job.rank)
+        name = self.job or _job_here(job.restarts)
+        key = _take_stream(self.namespace, name, job.rank)
         try:
             core = _core.Store(
                 threads,
@@ -309,8 +346,7 @@ class Settings:
                     "namespace": self.namespace,
                     "rank": job.rank,
                     "world": job.world,
-                    "stream": _stream_of(key),
-                    "incarnation": job.restarts,
+                    "stream": 0 if self.read_only else key.stream(),
                     "timeout": float(self.timeout),
                     "message_limit": _MESSAGE_LIMIT,
                     "dtype": _DTYPES.index(self.wire_dtype),
@@ -332,7 +368,7 @@ class Connection:
         core: _core.Store,
         job: Job | None = None,
         addresses: Sequence[str] = (),
-        key: tuple[str, int, int] | None = None,
+        key: _Key | None = None,
         hosting: Hosting | None = None,
         timeout: float = 60.0,
     ) -> None:
@@ -344,7 +380,7 @@ class Connection:
         self.closed = False
         self._key = key
         self._passes = 0  # synchronous passes over all ranks that are open
-        name, _, index = key or ("", 0, 0)
+        name, index = (key.namespace, key.number) if key else ("", 0)
         self.passes = Passes(
             f"persia/{name}/{index}/{self.job.restarts}/pass", self.job
         )
@@ -360,7 +396,21 @@ class Connection:
     def namespace(self) -> str:
         """Of tables behind messages."""
         assert self._key is not None
-        return self._key[0]
+        return self._key.namespace
+
+    @property
+    def run(self) -> str:
+        """The job's name, of which the streams of its ranks have theirs."""
+        return self._key.job if self._key else ""
+
+    def adopt(self, run: str) -> None:
+        """The updates of this store go on in the stream that it has in this
+        job from now on."""
+        assert self._key is not None
+        before, self._key = self._key, self._key._replace(job=run)
+        with _streams_lock:
+            _streams.discard(before)
+            _streams.add(self._key)
 
     def ask(self, what: Callable[..., T], shard: int, *args: Any) -> T:
         """A request of ``_core`` to one shard, of (handle, shard, ...). It is
@@ -372,11 +422,11 @@ class Connection:
             _core.cluster_repair(handle, shard)
             return what(handle, shard, *args)
 
-    def stream(self, rank: int) -> int:
-        """The stream of the updates of a rank's store like this one."""
+    def stream(self, run: str, rank: int) -> int:
+        """The stream of the updates of a rank's store like this one in a
+        job."""
         assert self._key is not None
-        namespace, _, index = self._key
-        return _stream_of((namespace, rank, index))
+        return self._key._replace(job=run, rank=rank).stream()
 
     @property
     def in_step(self) -> bool:
@@ -476,7 +526,8 @@ class Connection:
 
     def __del__(self) -> None:
         if getattr(self, "_key", None) is not None:
-            _drop_stream(self._key)  # type: ignore[arg-type]
+            assert self._key is not None
+            _drop_stream(self._key)
 
 
 # ---- tables on the ranks ---------------------------------------------------

@@ -16,6 +16,7 @@ import ctypes
 import functools
 import os
 import re
+import secrets
 import select
 import selectors
 import shutil
@@ -52,6 +53,8 @@ _NAME = "localhost"  # of all servers in their certificate, whatever the host
 # With --max-restarts ranks that are started again could otherwise meet in the
 # key-value store of those before (pytorch/pytorch issue 135712).
 _FOR_TORCHRUN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+_RUN_ID = "PERSIA_RUN_ID"  # see persia.cluster
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -463,7 +466,8 @@ class _Supervisor:
             for name, value in os.environ.items()
             if self.cluster.secured or name not in VARIABLES
         }
-        return _FOR_TORCHRUN | kept | ours
+        run = {_RUN_ID: secrets.token_hex(16)}
+        return _FOR_TORCHRUN | run | kept | ours
 
     # ---- what is waited for
 

@@ -531,8 +531,11 @@ class Snapshot(pydantic.BaseModel):
                     watermark=watermark,
                     window=f"{int.from_bytes(window, 'little'):x}",
                     skipped=skipped,
+                    incarnation=incarnation,
                 )
-                for stream, watermark, window, skipped in answer["ledgers"]
+                for stream, watermark, window, skipped, incarnation in (
+                    answer["ledgers"]
+                )
             ],
             files=[
                 _Rows(
@@ -572,6 +575,7 @@ class Snapshot(pydantic.BaseModel):
                     ledger.watermark,
                     int(ledger.window, 16).to_bytes(512, "little"),
                     ledger.skipped,
+                    ledger.incarnation,
                 )
                 for ledger in self.ledgers
             ],

@@ -123,6 +123,14 @@ class Store(Rows):
             once, or "continue" and count them.
         rank, world: of this process in the job; default: as torch.distributed
             or torchrun says.
+        job: what this process is part of; default: the run id of torchrun or
+            of ``persia launch``, else a random name that the ranks share. A
+            rank's updates are numbered in a stream of its job: of two
+            processes that open a store as one rank of one job the later one
+            goes on, and updates of the earlier one raise Closed. Stores of
+            other jobs train the same tables beside it.
+        read_only: the store looks at rows and changes none: updates,
+            assignments and ``load`` raise InvalidArgument.
         grad_division: whether gradients are divided by ``world``, so that an
             update is the mean over the ranks, as that of the dense
             parameters under DistributedDataParallel.
@@ -150,6 +158,8 @@ class Store(Rows):
         lost: str = "raise",
         rank: int | None = None,
         world: int | None = None,
+        job: str | None = None,
+        read_only: bool = False,
         grad_division: bool = True,
     ) -> None:
         if optimizer is None:
@@ -190,6 +200,8 @@ class Store(Rows):
             lost,
             rank,
             world,
+            job,
+            read_only,
         )
         self._configure(
             optimizer,
@@ -301,6 +313,9 @@ class Store(Rows):
     def _apply_locked(
         self, factors: list[float] | None, all_threads: bool
     ) -> None:
+        if self._settings.read_only:
+            self._discard()
+            self._check_writable("an update")
         groups = self._optimizer.param_groups
         for group in groups:
             if "lr" not in group:  # the C core would take it for 0
@@ -660,6 +675,7 @@ class Store(Rows):
         """
         from persia import checkpoint
 
+        self._check_writable("load")
         return checkpoint.load(
             self,
             path,

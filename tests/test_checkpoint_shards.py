@@ -122,11 +122,11 @@ def test_other_numbers_of_shards(
             )
             assert part.updates == 100 + shard
             assert part.pushes == [200 + shard, shard]
-            assert part.ledgers == [(7, 10 + shard, bytes(512), 0)]
+            assert part.ledgers == [(7, 10 + shard, bytes(512), 0, 0)]
         else:
             assert part.updates == 100 + n - 1
             assert part.pushes == [200 + n - 1, n - 1]
-            assert part.ledgers == [(7, 10 + n - 1, bytes(512), 0)]
+            assert part.ledgers == [(7, 10 + n - 1, bytes(512), 0, 0)]
     for number, (table, _, _) in enumerate(TABLES):
         read = np.sort(np.concatenate(ids[number]).view(np.int64))
         assert np.array_equal(read, whole.ids(table).sort().values.numpy())

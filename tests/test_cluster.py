@@ -224,16 +224,22 @@ def test_an_address_twice() -> None:
 def test_streams_are_those_of_the_documented_hash() -> None:
     data = b"default\0nn_worker\x003"
     digest = hashlib.blake2b(data, digest_size=8).digest()
-    assert stream_id("default", "nn_worker", 3) == int.from_bytes(
+    assert stream_id("default", "", "nn_worker", 3) == int.from_bytes(
+        digest, "little"
+    )
+    data = b"default\0nightly\0nn_worker\x003"
+    digest = hashlib.blake2b(data, digest_size=8).digest()
+    assert stream_id("default", "nightly", "nn_worker", 3) == int.from_bytes(
         digest, "little"
     )
     ids = {
-        stream_id(n, r, i)
+        stream_id(n, j, r, i)
         for n in ("a", "ab")
+        for j in ("", "c")
         for r in ("b", "nn_worker")
         for i in range(100)
     }
-    assert len(ids) == 400
+    assert len(ids) == 800
 
 
 class _Board:

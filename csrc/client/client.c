@@ -179,9 +179,9 @@ int client_greet(ps_client *c, int restored)
     return c->r ? remote_greet(c->r, restored) : PERSIA_OK;
 }
 
-int client_go_on(ps_client *c, uint64_t number)
+int client_go_on(ps_client *c, uint64_t stream, uint64_t number)
 {
-    return c->r ? remote_go_on(c->r, number) : PERSIA_OK;
+    return c->r ? remote_go_on(c->r, stream, number) : PERSIA_OK;
 }
 
 void client_end(ps_client *c, enum client_end what)

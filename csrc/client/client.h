@@ -41,8 +41,7 @@ typedef struct client_config {
     char name_space[WIRE_NAME];
     uint32_t rank, world;
     uint64_t stream;          /* of this rank's updates; the same after a
-                                 restart of the rank */
-    uint64_t incarnation;
+                                 restart of the rank.  0: it makes none */
     uint64_t timeout_ns;
     uint64_t message_limit;
     uint32_t dtype;           /* enum wire_dtype of vectors and gradients */
@@ -137,10 +136,13 @@ PERSIA_API void client_set_last_number(ps_client *c, uint64_t number);
  * client_last_number().  `restored`: rows were restored, so PERSIA_ELOST does
  * not tell of what was lost before.  No update is under way meanwhile. */
 PERSIA_API int client_greet(ps_client *c, int restored);
-/* Says Hello likewise, and the stream goes on after `number`.  What servers
- * had beyond it is sent again: of those that were started again only updates
- * up to it count as lost, and PERSIA_ELOST does not tell of them. */
-PERSIA_API int client_go_on(ps_client *c, uint64_t number);
+/* Says Hello likewise, and the updates are those of `stream` after `number`.
+ * What servers had beyond it is sent again: of those that were started again
+ * only updates up to it count as lost, and PERSIA_ELOST does not tell of them.
+ * NUMBER_LAST: after the last that any server has.
+ */
+#define NUMBER_LAST UINT64_MAX
+PERSIA_API int client_go_on(ps_client *c, uint64_t stream, uint64_t number);
 /* The store ends: lookups wait for no server any longer (PERSIA_ECLOSED);
  * END_ALL: nothing does, and updates under way may be applied or not. */
 enum client_end { END_LOOKUPS = 1, END_ALL = 3 }; /* bits */

@@ -173,8 +173,7 @@ static void request_start(const fan *f, request *q, uint64_t deadline)
     remote *r = k->r;
     uint64_t now = clock_ns();
     if (q->tries == 0)
-        q->caller = f->fresh ? (wire_caller){.client = r->client,
-                                             .incarnation = r->incarnation}
+        q->caller = f->fresh ? (wire_caller){.client = r->client}
                              : remote_caller(r, q->to);
     q->tries++;
     wire_out o;

@@ -24,7 +24,8 @@ static int encode_join(void *ctx, const request *q, wire_out *o)
     const joining *j = ctx;
     wire_leave m = {.caller = q->caller, .rank = j->r->rank,
                     .world = j->r->world, .joins = (uint32_t)j->joins,
-                    .step = j->step, .move = j->move};
+                    .step = j->step, .move = j->move,
+                    .stream = atomic_load(&j->r->stream)};
     return wire_put_leave(o, &m);
 }
 
@@ -120,7 +121,8 @@ static int list_left(const remote *r, wire_memory *memory, wire_leave *m)
 int sync_join_again(remote *r, server *to, wire_caller who,
                     uint64_t deadline)
 {
-    wire_leave m = {.caller = who, .rank = r->rank, .world = r->world};
+    wire_leave m = {.caller = who, .rank = r->rank, .world = r->world,
+                    .stream = atomic_load(&r->stream)};
     wire_memory memory;
     wire_out o;
     rpc_reply reply;

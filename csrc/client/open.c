@@ -13,6 +13,7 @@
 
 typedef struct greeting {
     remote *r;
+    enum claim claim;
     wire_hello_reply *replies; /* [servers] */
 } greeting;
 
@@ -20,7 +21,7 @@ static int encode_hello(void *ctx, const request *q, wire_out *o)
 {
     const greeting *g = ctx;
     (void)q;
-    return put_hello(g->r, o);
+    return put_hello(g->r, g->claim, o);
 }
 
 static int accept_hello(void *ctx, request *q)
@@ -84,9 +85,6 @@ static int check_shards(const greeting *g)
 static int arrange(const greeting *g)
 {
     remote *r = g->r;
-    int rc = check_shards(g);
-    if (rc)
-        return rc;
     server **by_shard = calloc(r->servers_n, sizeof(server *));
     if (!by_shard)
         return err_set(PERSIA_ENOMEM, "no memory for a store");
@@ -106,17 +104,42 @@ static int arrange(const greeting *g)
     return PERSIA_OK;
 }
 
+/* Says Hello to all, to look or to claim the stream. */
+static int ask_all(greeting *g, call *k, enum claim claim)
+{
+    remote *r = g->r;
+    fan f = {.method = WIRE_HELLO, .encode = encode_hello,
+             .accept = accept_hello, .ctx = g, .fresh = 1};
+    g->claim = claim;
+    int rc = fan_prepare(k, NULL, r->servers_n);
+    return rc ? rc : fan_run(k, &f, remote_deadline(r));
+}
+
+/* The incarnation is higher than that of any server, so that whoever had the
+ * stream before has it at none any more. */
+static int claim_all(greeting *g, call *k)
+{
+    remote *r = g->r;
+    uint64_t highest = 0;
+    for (uint32_t i = 0; i < r->servers_n; i++)
+        if (g->replies[i].ledger.incarnation > highest)
+            highest = g->replies[i].ledger.incarnation;
+    atomic_store(&r->incarnation, highest + 1);
+    return ask_all(g, k, CLAIM_STREAM);
+}
+
 static int greet_all(remote *r)
 {
-    greeting g = {r, calloc(r->servers_n, sizeof *g.replies)};
+    greeting g = {.r = r,
+                  .replies = calloc(r->servers_n, sizeof *g.replies)};
     call *k = call_take(r);
-    fan f = {.method = WIRE_HELLO, .encode = encode_hello,
-             .accept = accept_hello, .ctx = &g, .fresh = 1};
     int rc = !k           ? PERSIA_ENOMEM
              : !g.replies ? err_set(PERSIA_ENOMEM, "no memory for a store")
-                          : fan_prepare(k, NULL, r->servers_n);
+                          : ask_all(&g, k, CLAIM_LOOK);
     if (!rc)
-        rc = fan_run(k, &f, remote_deadline(r));
+        rc = check_shards(&g);
+    if (!rc && atomic_load(&r->stream))
+        rc = claim_all(&g, k);
     if (!rc)
         rc = arrange(&g);
     /* Callbacks of a Hello that was given up use the call alone. */
@@ -194,8 +217,8 @@ static int make(const client_config *config, remote **out)
     memcpy(r->name_space, config->name_space, sizeof r->name_space);
     r->rank = config->rank;
     r->world = config->world;
-    r->incarnation = config->incarnation;
-    r->stream = config->stream;
+    atomic_init(&r->incarnation, 0);
+    atomic_init(&r->stream, config->stream);
     r->timeout_ns = config->timeout_ns;
     r->message_limit = config->message_limit;
     r->dtype = config->dtype;

@@ -162,7 +162,7 @@ static int encode_pull(void *ctx, const request *q, wire_out *o)
                    .want_rows = p->want_rows, .tables = p->asked + one->from,
                    .tables_n = one->to - one->from};
     if (waits(p)) {
-        m.stream = p->r->stream;
+        m.stream = atomic_load(&p->r->stream);
         m.after = p->after;
     }
     return wire_put_pull(o, &m);

@@ -116,7 +116,7 @@ static int encode_push(void *ctx, const request *q, wire_out *o)
     remote *r = p->r;
     size_t shard = q->to->shard;
     wire_push m = {.caller = q->caller,
-                   .stream = r->stream,
+                   .stream = atomic_load(&r->stream),
                    .number = p->update.number,
                    .step = p->update.step,
                    .part = p->update.part,
@@ -407,6 +407,9 @@ static int name_update(pushing *p, const client_update *update)
 static int begin(pushing *p, const client_update *update)
 {
     int rc = fork_check("an update");
+    if (!rc && !atomic_load(&p->r->stream))
+        rc = err_set(PERSIA_EARG, "the store is read-only: it makes no "
+                     "updates");
     if (!rc)
         rc = name_update(p, update);
     if (rc)

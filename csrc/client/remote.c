@@ -19,7 +19,8 @@ uint64_t remote_deadline(const remote *r)
 
 wire_caller remote_caller(const remote *r, server *to)
 {
-    wire_caller who = {.client = r->client, .incarnation = r->incarnation};
+    wire_caller who = {.client = r->client,
+                       .incarnation = atomic_load(&r->incarnation)};
     pthread_mutex_lock(&to->lock);
     who.boot = to->boot;
     who.lineage = to->lineage;
@@ -83,15 +84,16 @@ int remote_tell_lost(remote *r)
 
 /* ---- Hello ---- */
 
-int put_hello(const remote *r, wire_out *o)
+int put_hello(const remote *r, enum claim claim, wire_out *o)
 {
-    wire_hello m = {.caller = {.client = r->client,
-                               .incarnation = r->incarnation},
+    wire_hello m = {.caller = {.client = r->client},
                     .version = WIRE_VERSION,
                     .role = "nn_worker",
                     .rank = r->rank,
                     .world = r->world,
-                    .stream = r->stream};
+                    .stream = atomic_load(&r->stream)};
+    if (claim == CLAIM_STREAM)
+        m.caller.incarnation = atomic_load(&r->incarnation);
     memcpy(m.name_space, r->name_space, sizeof m.name_space);
     return wire_put_hello(o, &m);
 }
@@ -218,13 +220,14 @@ int remote_ask(server *to, uint32_t method, wire_out *o, uint64_t deadline,
                     deadline > now ? deadline - now : 1, reply);
 }
 
-static int ask_hello(remote *r, server *to, uint64_t deadline,
-                     wire_memory *memory, wire_hello_reply *out)
+static int ask_hello(remote *r, server *to, enum claim claim,
+                     uint64_t deadline, wire_memory *memory,
+                     wire_hello_reply *out)
 {
     wire_out o;
     rpc_reply reply;
     wire_out_init(&o);
-    int rc = put_hello(r, &o);
+    int rc = put_hello(r, claim, &o);
     if (rc) {
         wire_out_free(&o);
         return rc;
@@ -317,7 +320,7 @@ static int greet(remote *r, server *to, uint64_t deadline,
     if (!numbers)
         return err_set(PERSIA_ENOMEM, "no memory for a server's tables");
     wire_memory_init(&memory);
-    int rc = ask_hello(r, to, deadline, &memory, &m);
+    int rc = ask_hello(r, to, CLAIM_STREAM, deadline, &memory, &m);
     if (!rc && (m.shard != shard || m.shards != r->servers_n))
         rc = err_set(PERSIA_EMISMATCH,
                      "%s was shard %u of %u and is shard %u of %u now; open "
@@ -329,7 +332,8 @@ static int greet(remote *r, server *to, uint64_t deadline,
                       is_other_training(r, to, m.lineage);
     if (other && reason == GREET_REPAIR)
         rc = check_history(r, to, &m);
-    wire_caller who = {.client = r->client, .incarnation = r->incarnation,
+    wire_caller who = {.client = r->client,
+                       .incarnation = atomic_load(&r->incarnation),
                        .boot = m.boot, .lineage = m.lineage};
     if (!rc)
         rc = declare_again(r, to, who, deadline, numbers);
@@ -410,15 +414,37 @@ static int greet_each(remote *r, enum greeting reason, uint64_t *last)
             break;
         rc = greet(r, to, deadline, reason, &top);
         greeting_end(to);
-        *last = top > *last ? top : *last;
+        *last = !rc && top > *last ? top : *last;
     }
+    return rc;
+}
+
+/* The stream is this client's from now on: its incarnation is higher than
+ * that of any server. */
+static int claim_again(remote *r)
+{
+    uint64_t deadline = remote_deadline(r), highest = 0;
+    int rc = PERSIA_OK;
+    wire_hello_reply m;
+    for (uint32_t i = 0; i < r->servers_n && !rc; i++) {
+        wire_memory memory;
+        wire_memory_init(&memory);
+        rc = ask_hello(r, r->servers[i], CLAIM_LOOK, deadline, &memory, &m);
+        wire_memory_free(&memory);
+        if (!rc && m.ledger.incarnation > highest)
+            highest = m.ledger.incarnation;
+    }
+    if (!rc)
+        atomic_store(&r->incarnation, highest + 1);
     return rc;
 }
 
 int remote_greet(remote *r, int restored)
 {
     uint64_t last = 0;
-    int rc = greet_each(r, GREET_NUMBERS, &last);
+    int rc = restored ? claim_again(r) : PERSIA_OK;
+    if (!rc)
+        rc = greet_each(r, GREET_NUMBERS, &last);
     if (rc)
         return rc;
     remote_set_last(r, last);
@@ -427,13 +453,16 @@ int remote_greet(remote *r, int restored)
     return PERSIA_OK;
 }
 
-int remote_go_on(remote *r, uint64_t number)
+int remote_go_on(remote *r, uint64_t stream, uint64_t number)
 {
     uint64_t last = 0;
-    int rc = greet_each(r, GREET_LOADED, &last);
+    atomic_store(&r->stream, stream);
+    int rc = claim_again(r);
+    if (!rc)
+        rc = greet_each(r, GREET_LOADED, &last);
     if (rc)
         return rc;
-    remote_set_last(r, number);
+    remote_set_last(r, number == NUMBER_LAST ? last : number);
     (void)remote_tell_lost(r);
     return PERSIA_OK;
 }
@@ -451,7 +480,8 @@ void remote_set_last(remote *r, uint64_t number)
     atomic_store(&r->missing, missing);
     pthread_mutex_lock(&r->lock);
     r->last_number = r->next_number = number;
-    r->settled = (wire_ledger){.stream = r->stream, .watermark = number};
+    r->settled = (wire_ledger){.stream = atomic_load(&r->stream),
+                               .watermark = number};
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -462,7 +492,7 @@ static int look_at(remote *r, server *to, uint64_t deadline)
     wire_memory memory;
     wire_hello_reply m;
     wire_memory_init(&memory);
-    int rc = ask_hello(r, to, deadline, &memory, &m);
+    int rc = ask_hello(r, to, CLAIM_STREAM, deadline, &memory, &m);
     if (!rc && m.boot != boot)
         rc = remote_repair(r, to, boot, deadline);
     wire_memory_free(&memory);

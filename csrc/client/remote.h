@@ -139,7 +139,9 @@ typedef struct remote {
     uint32_t servers_n;
     char name_space[WIRE_NAME];
     uint32_t rank, world;
-    uint64_t client, incarnation, stream;
+    uint64_t client;
+    _Atomic(uint64_t) stream;      /* of its updates; 0: it makes none */
+    _Atomic(uint64_t) incarnation; /* that it has claimed the stream with */
     uint64_t timeout_ns, message_limit;
     uint32_t dtype;
     enum client_lost policy;
@@ -188,7 +190,8 @@ int remote_bad_reply(const server *from, const char *what);
 int remote_find_table(const remote *r, uint32_t no, const table_config **out);
 
 /* Hello and Declare, for a fan-out and for one server. */
-int put_hello(const remote *r, wire_out *o);
+enum claim { CLAIM_LOOK, CLAIM_STREAM };
+int put_hello(const remote *r, enum claim claim, wire_out *o);
 int check_hello(const remote *r, const server *from,
                 const wire_hello_reply *m);
 /* Takes on what a Hello said; the server's lock is held. */
@@ -220,7 +223,7 @@ int remote_skip(remote *r, const client_update *update);
 int remote_join(remote *r, uint64_t step, uint64_t *applied);
 int remote_leave(remote *r, int hurry);
 int remote_greet(remote *r, int restored);
-int remote_go_on(remote *r, uint64_t number);
+int remote_go_on(remote *r, uint64_t stream, uint64_t number);
 void remote_set_last(remote *r, uint64_t number);
 int remote_look(remote *r);
 int remote_get(remote *r, uint32_t no, size_t n, const uint64_t *ids,

@@ -590,16 +590,16 @@ static PyObject *ckpt_greet(PyObject *module, PyObject *args)
 
 static PyObject *ckpt_go_on(PyObject *module, PyObject *args)
 {
-    unsigned long long handle, number;
+    unsigned long long handle, stream, number;
     step *owner;
     (void)module;
-    if (!PyArg_ParseTuple(args, "KK", &handle, &number))
+    if (!PyArg_ParseTuple(args, "KKK", &handle, &stream, &number))
         return NULL;
     int code = step_get(handle, "load", &owner);
     if (code)
         return py_raise(code);
     Py_BEGIN_ALLOW_THREADS
-    code = client_go_on(step_client(owner), number);
+    code = client_go_on(step_client(owner), stream, number);
     if (!code)
         step_renumber(owner);
     step_put(owner);
@@ -670,8 +670,8 @@ static PyMethodDef methods[] = {
      "ckpt_greet(handle, restored)\n--\n\nLearns what the shards have, now "
      "or because rows were restored."},
     {"ckpt_go_on", ckpt_go_on, METH_VARARGS,
-     "ckpt_go_on(handle, number)\n--\n\nLearns what the shards have; the "
-     "store's updates go on after this one."},
+     "ckpt_go_on(handle, stream, number)\n--\n\nLearns what the shards have; "
+     "the store's updates go on after this one of the stream."},
     {"ckpt_verify", ckpt_verify_, METH_VARARGS,
      "ckpt_verify(handle, no, folder, files)\n--\n\nReads every byte of a "
      "table's row files and changes nothing."},

@@ -43,19 +43,19 @@ static int read_config(PyObject *dict, client_config *c, PyObject **own,
 {
     static char *words[] = {
         "addresses", "own",         "own_at",  "namespace",     "rank",
-        "world",     "stream",      "incarnation", "timeout",
-        "message_limit", "dtype",   "lost",    "security",      NULL};
+        "world",     "stream",      "timeout", "message_limit",
+        "dtype",     "lost",        "security", NULL};
     const char *name_space;
     double timeout;
     unsigned lost, own_at;
-    unsigned long long stream, incarnation, limit;
+    unsigned long long stream, limit;
     PyObject *security, *none = PyTuple_New(0);
     if (!none)
         return -1;
     int ok = PyArg_ParseTupleAndKeywords(
-        none, dict, "OOIsIIKKdKIIO", words, addresses, own, &own_at,
-        &name_space, &c->rank, &c->world, &stream, &incarnation, &timeout,
-        &limit, &c->dtype, &lost, &security);
+        none, dict, "OOIsIIKdKIIO", words, addresses, own, &own_at,
+        &name_space, &c->rank, &c->world, &stream, &timeout, &limit,
+        &c->dtype, &lost, &security);
     Py_DECREF(none);
     if (!ok || py_security(security, &c->security))
         return -1;
@@ -67,7 +67,6 @@ static int read_config(PyObject *dict, client_config *c, PyObject **own,
     memcpy(c->name_space, name_space, length + 1);
     c->own_at = own_at;
     c->stream = stream;
-    c->incarnation = incarnation;
     c->timeout_ns = (uint64_t)(timeout * 1e9);
     c->message_limit = limit;
     c->lost = lost ? LOST_CONTINUE : LOST_RAISE;

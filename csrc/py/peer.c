@@ -47,14 +47,15 @@ static int add(PyObject *dict, const char *key, PyObject *value)
 
 static PyObject *ledger_to_tuple(const wire_ledger *l)
 {
-    return Py_BuildValue("(KKy#K)", (unsigned long long)l->stream,
+    return Py_BuildValue("(KKy#KK)", (unsigned long long)l->stream,
                          (unsigned long long)l->watermark,
                          (const char *)l->window,
                          (Py_ssize_t)sizeof l->window,
-                         (unsigned long long)l->skipped);
+                         (unsigned long long)l->skipped,
+                         (unsigned long long)l->incarnation);
 }
 
-/* [(stream, watermark, window, skipped)]; the window is bytes,
+/* [(stream, watermark, window, skipped, incarnation)]; the window is bytes,
  * little-endian. */
 static PyObject *ledgers_to_list(const wire_ledger *ledgers, size_t n)
 {
@@ -110,11 +111,11 @@ static uint64_t *numbers_from(PyObject *sequence, size_t *n)
 
 static int ledger_from(PyObject *item, wire_ledger *out)
 {
-    unsigned long long stream, watermark, skipped;
+    unsigned long long stream, watermark, skipped, incarnation;
     const char *window;
     Py_ssize_t bytes;
-    if (!PyArg_ParseTuple(item, "KKy#K", &stream, &watermark, &window, &bytes,
-                          &skipped))
+    if (!PyArg_ParseTuple(item, "KKy#KK", &stream, &watermark, &window,
+                          &bytes, &skipped, &incarnation))
         return -1;
     if ((size_t)bytes != sizeof out->window) {
         PyErr_Format(PyExc_ValueError, "a ledger's window has %zu bytes",
@@ -123,6 +124,7 @@ static int ledger_from(PyObject *item, wire_ledger *out)
     }
     out->stream = stream;
     out->skipped = skipped;
+    out->incarnation = incarnation;
     out->watermark = watermark;
     memcpy(out->window, window, sizeof out->window);
     return 0;
@@ -210,6 +212,7 @@ PyObject *py_peer_hello(const py_peer *p, PyObject *args)
     if (!PyArg_ParseTuple(args, "ssK", &name_space, &role, &stream))
         return NULL;
     hello.stream = stream;
+    hello.caller.incarnation = 0; /* it looks, and claims nothing */
     int rc = name_into("the namespace", name_space, hello.name_space,
                        sizeof hello.name_space);
     if (!rc)

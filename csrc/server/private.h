@@ -102,6 +102,7 @@ void answer_free(answer *a);
 int service_check_boot(const ps_service *s, const wire_caller *caller);
 int service_check_rows(const ps_service *s, const wire_caller *caller);
 int service_is_stale(const ps_service *s, const wire_caller *caller);
+ledger_owner service_owner(const wire_caller *caller);
 /* The table of a number. */
 int service_table(const ps_service *s, uint32_t no, table **out);
 /* PERSIA_EARG if an id belongs to another shard. */

@@ -56,12 +56,13 @@ void push_reply_state(ps_service *s, push_call *c, enum ledger_state state)
     else if (state == LEDGER_BEYOND)
         push_reply_status(s, c, PUSH_RETRY_LATER);
     else if (state == LEDGER_TAKEN)
-        push_fail(s, c, PERSIA_ESTALE, "another client has opened the stream "
-                  "of this update since: say Hello with it again");
+        push_fail(s, c, PERSIA_ECLOSED, "another process sends the updates "
+                  "of this rank now, those of this one are not applied any "
+                  "more");
     else
         push_fail(s, c, PERSIA_ESTALE, "the stream of this update is not "
-                  "open here, or has expired: say Hello with it and see what "
-                  "the server still has of it");
+                  "open here: say Hello with it and see what the server "
+                  "still has of it");
 }
 
 /* ---- checks of one message ---------------------------------------------- */
@@ -467,7 +468,7 @@ int handle_push(ps_service *s, rpc_call *call, wire_memory *memory,
     c->call = call;
     c->memory = *memory;
     c->key = (ledger_key){c->m.stream, c->m.number, c->m.settled,
-                          c->m.caller.client};
+                          service_owner(&c->m.caller)};
     if (service_is_stale(s, &c->m.caller))
         push_reply_status(s, c, PUSH_STALE_LINEAGE);
     else if (c->m.step)

@@ -150,6 +150,11 @@ int service_check_rows(const ps_service *s, const wire_caller *caller)
     return rc;
 }
 
+ledger_owner service_owner(const wire_caller *caller)
+{
+    return (ledger_owner){caller->incarnation, caller->client};
+}
+
 int service_table(const ps_service *s, uint32_t no, table **out)
 {
     *out = ps_table(s->p, no);
@@ -336,7 +341,9 @@ static int handle_hello(ps_service *s, rpc_call *call, wire_memory *memory,
                               .message_limit = s->message_limit,
                               .tables_n = ps_tables(s->p)};
     memcpy(reply.name_space, s->name_space, sizeof reply.name_space);
-    if (m.stream && (rc = wait_open(s, &m, &reply.ledger)))
+    if (m.stream && !m.caller.incarnation)
+        ledger_read(s->ledger, m.stream, &reply.ledger);
+    else if (m.stream && (rc = wait_open(s, &m, &reply.ledger)))
         return rc;
     rc = specs(s, (uint32_t)reply.tables_n, memory, &reply.tables);
     return rc ? rc : wire_put_hello_reply(&a->o, &reply);

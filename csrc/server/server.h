@@ -6,12 +6,12 @@
  *
  *   ledger   per stream a watermark and a window of numbers: an update is
  *            applied once, whatever is sent again.  A stream is opened by
- *            the Hello that asks for its ledger; of more than 65,536 the one
- *            used longest ago expires.  A push in a stream that is not open
- *            is refused (PERSIA_ESTALE): whoever sent it says Hello and sees
- *            what the ledger still knows.  So is one of a client that has
- *            not opened it last: its process was killed and has a successor,
- *            or it is one too many (PERSIA_ECLOSED).
+ *            the Hello that claims it; of more than 65,536 the one used
+ *            longest ago expires, for good.  A push in a stream that its
+ *            sender has not opened here is refused (PERSIA_ESTALE): it says
+ *            Hello and sees what the ledger still knows.  So is one of an
+ *            owner that has a later one (PERSIA_ECLOSED): its process was
+ *            replaced.
  *   sync     parts of one step wait until all ranks but those that have
  *            left sent theirs, are added in the order of the ranks and
  *            applied once (the counts are in the answer to the first part);

@@ -146,7 +146,7 @@ void wait_part(ps_service *s, push_call *c)
         const ledger_key *key = &((push_call *)replaced)->key;
         again = key->stream == c->key.stream &&
                 key->number == c->key.number &&
-                key->client == c->key.client;
+                key->owner.client == c->key.owner.client;
     }
     if (state == LEDGER_NEW && !rc && !stale && !missed) {
         wake_locked(s, c->call->deadline);
@@ -186,11 +186,12 @@ int wait_open(ps_service *s, const wire_hello *m, wire_ledger *out)
     uint32_t n = 0;
     int taken;
     pthread_mutex_lock(&s->wait_lock);
-    int rc = ledger_open(s->ledger, m->stream, m->caller.client, &taken, out);
+    int rc = ledger_open(s->ledger, m->stream, service_owner(&m->caller),
+                         &taken, out);
     for (uint32_t i = 0; i < s->sync.parts && taken && !rc && !dropped; i++) {
         const push_call *c = s->sync.part[i];
         if (c && c->key.stream == m->stream &&
-            c->key.client != m->caller.client)
+            c->key.owner.client != m->caller.client)
             dropped = sync_take_one(&s->sync, i, &n);
     }
     for (uint32_t i = 0; i < REFUSED_MAX && taken && !rc; i++)
@@ -200,11 +201,12 @@ int wait_open(ps_service *s, const wire_hello *m, wire_ledger *out)
     if (dropped)
         fail_parts(s, dropped, n, PERSIA_EUNAVAILABLE, "another client has "
                    "opened the stream of this part of a step");
-    if (rc == PERSIA_ECLOSED)
-        return err_set(rc, "another process sends the updates of rank %u of "
-                       "namespace '%s' now, those of this one are not applied "
-                       "any more; give every process a rank of its own",
-                       m->rank, m->name_space);
+    if (rc == PERSIA_ECLOSED) {
+        char text[256];
+        snprintf(text, sizeof text, "%s", err_text());
+        return err_set(rc, "rank %u of namespace '%s': %s", m->rank,
+                       m->name_space, text);
+    }
     return rc;
 }
 
@@ -300,7 +302,14 @@ int handle_leave(ps_service *s, rpc_call *call, wire_memory *memory,
     if (rc)
         return rc;
     pthread_mutex_lock(&s->wait_lock);
-    if (!sync_late(&s->sync, m.rank, m.caller.client, m.move))
+    if (ledger_is_older(s->ledger, m.stream, service_owner(&m.caller))) {
+        pthread_mutex_unlock(&s->wait_lock);
+        return err_set(PERSIA_ECLOSED, "another process is rank %u of the "
+                       "steps now", m.rank);
+    }
+    const sync_mover by = {m.caller.client, m.stream, m.move,
+                           (int)m.joins};
+    if (!sync_late(&s->sync, m.rank, &by))
         dropped = move_locked(s, &m, &n);
     int missed = n && ((push_call *)dropped[0])->m.step <= s->sync.missed;
     pthread_mutex_unlock(&s->wait_lock);

@@ -1,5 +1,6 @@
 #include "shard/ledger.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,10 +13,7 @@ typedef struct stream {
     uint64_t watermark;
     uint64_t skipped; /* numbers up to the watermark that were not applied */
     uint64_t used; /* when it was used last, in uses of the ledger */
-    int owned;     /* by client; displaced: the owner before, if any */
-    int applied;   /* an update of this owner's */
-    int has_displaced;
-    uint64_t client, displaced;
+    ledger_owner owner; /* {0, 0}: none since the rows were restored */
     /* Bit number % LEDGER_WINDOW: `number` was applied.  Only of numbers
      * within watermark + 1 .. watermark + LEDGER_WINDOW; the first is 0. */
     uint64_t window[WIRE_WINDOW_WORDS];
@@ -24,7 +22,8 @@ typedef struct stream {
 /* An update under way. */
 typedef struct flight {
     struct flight *next;
-    uint64_t stream, number, client;
+    uint64_t stream, number;
+    ledger_owner owner;
     ledger_waiter *first, **last;
 } flight;
 
@@ -37,6 +36,7 @@ struct ledger {
     uint32_t buckets;
     uint32_t streams;
     uint64_t uses;
+    uint64_t expired; /* the highest incarnation of streams that expired */
     flight *flights; /* as many as pushes in hand: few */
 };
 
@@ -83,6 +83,13 @@ void ledger_destroy(ledger *l)
 }
 
 /* ---- streams ------------------------------------------------------------ */
+
+static int owner_compare(const ledger_owner *a, const ledger_owner *b)
+{
+    if (a->incarnation != b->incarnation)
+        return a->incarnation < b->incarnation ? -1 : 1;
+    return a->client < b->client ? -1 : a->client > b->client;
+}
 
 static stream **bucket_of(stream **bucket, uint32_t buckets, uint64_t name)
 {
@@ -161,6 +168,7 @@ static void export_stream(const stream *s, wire_ledger *out)
     out->stream = s->name;
     out->watermark = s->watermark;
     out->skipped = s->skipped;
+    out->incarnation = s->owner.incarnation;
     for (uint64_t i = 0; i < WIRE_WINDOW_WORDS; i++) {
         uint64_t low = s->window[(word + i) % WIRE_WINDOW_WORDS];
         uint64_t high = s->window[(word + i + 1) % WIRE_WINDOW_WORDS];
@@ -173,6 +181,7 @@ static void import_stream(stream *s, const wire_ledger *from)
     s->name = from->stream;
     s->watermark = from->watermark;
     s->skipped = from->skipped;
+    s->owner = (ledger_owner){from->incarnation, 0};
     for (uint64_t i = 0; i < WIRE_WINDOW_WORDS; i++)
         for (uint64_t bits = from->window[i]; bits; bits &= bits - 1) {
             uint64_t number = from->watermark + 1 + i * 64 +
@@ -224,10 +233,20 @@ static int expire_locked(ledger *l)
         return err_set(PERSIA_ELIMIT, "%u streams of updates are open, all "
                        "of them with updates under way", l->streams);
     stream *gone = *oldest;
+    if (gone->owner.incarnation > l->expired)
+        l->expired = gone->owner.incarnation;
     *oldest = gone->next;
     free(gone);
     l->streams--;
     return PERSIA_OK;
+}
+
+static void insert_locked(ledger *l, stream *s)
+{
+    stream **at = bucket_of(l->bucket, l->buckets, s->name);
+    s->next = *at;
+    *at = s;
+    l->streams++;
 }
 
 static int add_locked(ledger *l, uint64_t name, stream **out)
@@ -242,52 +261,78 @@ static int add_locked(ledger *l, uint64_t name, stream **out)
         return err_set(PERSIA_ENOMEM, "no memory for a stream of updates");
     s->name = name;
     s->used = ++l->uses;
-    stream **at = bucket_of(l->bucket, l->buckets, name);
-    s->next = *at;
-    *at = s;
-    l->streams++;
+    insert_locked(l, s);
     *out = s;
     return PERSIA_OK;
 }
 
-static int own(stream *s, uint64_t client, int *taken)
+/* A stream that expired may have had updates of all these incarnations. */
+static int add_claimed_locked(ledger *l, uint64_t name, ledger_owner owner,
+                              stream **out)
 {
-    *taken = s->owned && s->client != client;
-    if (*taken && s->applied && s->has_displaced && s->displaced == client)
-        return err_set(PERSIA_ECLOSED, "another process sends the updates of "
-                       "this rank now");
-    if (*taken) {
-        s->has_displaced = 1;
-        s->displaced = s->client;
-    }
-    if (*taken || !s->owned)
-        s->applied = 0;
-    s->owned = 1;
-    s->client = client;
-    return PERSIA_OK;
+    if (owner.incarnation <= l->expired)
+        return err_set(PERSIA_ECLOSED, "the stream of these updates has "
+                       "expired: too many others were used since; open the "
+                       "store again");
+    return add_locked(l, name, out);
 }
 
-int ledger_open(ledger *l, uint64_t name, uint64_t client, int *taken,
+/* What others have under way counts as applied. */
+static void add_flights_locked(const ledger *l, const stream *s,
+                               wire_ledger *out)
+{
+    for (const flight *f = l->flights; f; f = f->next) {
+        uint64_t bit = f->number - s->watermark - 1;
+        if (f->stream == s->name &&
+            owner_compare(&f->owner, &s->owner) != 0 &&
+            f->number > s->watermark && bit < LEDGER_WINDOW)
+            out->window[bit / 64] |= (uint64_t)1 << (bit % 64);
+    }
+}
+
+int ledger_open(ledger *l, uint64_t name, ledger_owner owner, int *taken,
                 wire_ledger *out)
 {
     int rc = PERSIA_OK;
     *taken = 0;
+    assert(owner.incarnation > 0);
     pthread_mutex_lock(&l->lock);
     stream *s = find_locked(l, name);
     if (!s)
-        rc = add_locked(l, name, &s);
-    if (!rc)
-        rc = own(s, client, taken);
-    if (!rc)
+        rc = add_claimed_locked(l, name, owner, &s);
+    else if (owner_compare(&s->owner, &owner) > 0)
+        rc = err_set(PERSIA_ECLOSED, "another process sends the updates of "
+                     "this rank now");
+    if (!rc) {
+        *taken = s->owner.client &&
+                 owner_compare(&s->owner, &owner) != 0;
+        s->owner = owner;
         export_stream(s, out);
-    for (const flight *f = l->flights; f && !rc; f = f->next) {
-        uint64_t bit = f->number - s->watermark - 1;
-        if (f->stream == name && f->client != client &&
-            f->number > s->watermark && bit < LEDGER_WINDOW)
-            out->window[bit / 64] |= (uint64_t)1 << (bit % 64);
+        add_flights_locked(l, s, out);
     }
     pthread_mutex_unlock(&l->lock);
     return rc;
+}
+
+void ledger_read(ledger *l, uint64_t name, wire_ledger *out)
+{
+    memset(out, 0, sizeof *out);
+    out->stream = name;
+    pthread_mutex_lock(&l->lock);
+    out->incarnation = l->expired;
+    const stream *s = find_locked(l, name);
+    if (s)
+        export_stream(s, out);
+    pthread_mutex_unlock(&l->lock);
+}
+
+int ledger_is_older(ledger *l, uint64_t name, ledger_owner owner)
+{
+    pthread_mutex_lock(&l->lock);
+    const stream *s = find_locked(l, name);
+    int older = s && owner_compare(&owner, &s->owner) < 0;
+    pthread_mutex_unlock(&l->lock);
+    return older;
 }
 
 /* ---- updates ------------------------------------------------------------ */
@@ -316,15 +361,21 @@ static enum ledger_state check_locked(ledger *l, const ledger_key *key)
                                                     : LEDGER_BEYOND;
 }
 
+/* Whether the stream is of this owner. */
+static enum ledger_state owned_locked(ledger *l, const ledger_key *key)
+{
+    const stream *s = find_locked(l, key->stream);
+    int order = s ? owner_compare(&key->owner, &s->owner) : 1;
+    return order < 0 ? LEDGER_TAKEN : order ? LEDGER_UNKNOWN : LEDGER_NEW;
+}
+
 static enum ledger_state look_locked(ledger *l, const ledger_key *key,
                                      ledger_waiter *waiter)
 {
-    enum ledger_state state = check_locked(l, key);
+    enum ledger_state state = owned_locked(l, key);
+    if (state == LEDGER_NEW)
+        state = check_locked(l, key);
     flight *f = *flight_locked(l, key);
-    if (!f && (state == LEDGER_NEW || state == LEDGER_BEYOND)) {
-        const stream *s = find_locked(l, key->stream);
-        return s->owned && s->client != key->client ? LEDGER_TAKEN : state;
-    }
     /* Also when it is done already: how it went, its answer says. */
     if (!f || (state != LEDGER_NEW && state != LEDGER_DONE))
         return state;
@@ -363,7 +414,7 @@ int ledger_begin(ledger *l, const ledger_key *key, ledger_waiter *waiter,
         *f = (flight){.next = l->flights,
                       .stream = key->stream,
                       .number = key->number,
-                      .client = key->client};
+                      .owner = key->owner};
         f->last = &f->first;
         l->flights = f;
         f = NULL;
@@ -389,7 +440,6 @@ void ledger_commit(ledger *l, const ledger_key *key)
     if (s) {
         settle(s, key->settled);
         mark(s, key->number);
-        s->applied |= s->client == key->client;
     }
     pthread_mutex_unlock(&l->lock);
 }
@@ -442,21 +492,48 @@ int ledger_fill(ledger *l, const wire_ledger *from, size_t n)
     return rc;
 }
 
+/* The owners of `from`, where they are the later ones, to `to`: an older
+ * one must not take a stream back because rows were restored. */
+static void keep_owners(ledger *to, ledger *from)
+{
+    for (uint32_t i = 0; i < from->buckets; i++)
+        for (stream **at = &from->bucket[i], *s; (s = *at);) {
+            stream *same = find_locked(to, s->name);
+            if (same && owner_compare(&same->owner, &s->owner) < 0)
+                same->owner = s->owner;
+            if (same || !s->owner.incarnation ||
+                to->streams >= to->streams_max) {
+                at = &s->next;
+                continue;
+            }
+            *at = s->next;
+            from->streams--;
+            *s = (stream){.name = s->name, .owner = s->owner,
+                          .used = ++to->uses};
+            insert_locked(to, s);
+        }
+    if (from->expired > to->expired)
+        to->expired = from->expired;
+}
+
 void ledger_exchange(ledger *l, ledger *other, _Atomic(uint64_t) *lineage,
                      uint64_t to)
 {
     pthread_mutex_lock(&l->lock);
     atomic_store(lineage, to);
+    keep_owners(other, l);
     stream **bucket = l->bucket;
     uint32_t buckets = l->buckets, streams = l->streams;
-    uint64_t uses = l->uses;
+    uint64_t uses = l->uses, expired = l->expired;
     l->bucket = other->bucket;
     l->buckets = other->buckets;
     l->streams = other->streams;
     l->uses = other->uses;
+    l->expired = other->expired;
     other->bucket = bucket;
     other->buckets = buckets;
     other->streams = streams;
     other->uses = uses;
+    other->expired = expired;
     pthread_mutex_unlock(&l->lock);
 }

@@ -13,13 +13,15 @@
  *                   out the copies that waited
  *
  * Streams are opened by name.  When there are too many, the one used longest
- * ago expires; updates of a stream that is not open are refused.
+ * ago expires; updates of a stream that is not open are refused.  Which were
+ * applied in an expired one the ledger does not know, so its owner cannot
+ * open it again.
  *
- * A stream belongs to the client that has opened it last.  What another one
- * has sent and comes late (its process was killed) is not applied: the owner
- * may have used its number.  A client that was displaced may open the stream
- * again as long as the new owner has applied nothing: that one may have come
- * to look at rows alone.
+ * A stream belongs to the greatest (incarnation, client) that has opened it,
+ * and only its owner's updates are applied, or said to have been: the same
+ * number of an older owner is another update.  Who opens a stream anew takes
+ * a higher incarnation than any server has; who opens it again repeats its
+ * own, and is refused if there is a later one.
  *
  * Any thread may call; one lock, held for microseconds.
  */
@@ -37,10 +39,16 @@ enum {
 
 typedef struct ledger ledger;
 
+/* Whose a stream is; incarnations begin at 1. */
+typedef struct ledger_owner {
+    uint64_t incarnation, client;
+} ledger_owner;
+
 /* The name of an update; `settled` as in wire_push, below number; who sends
  * it. */
 typedef struct ledger_key {
-    uint64_t stream, number, settled, client;
+    uint64_t stream, number, settled;
+    ledger_owner owner;
 } ledger_key;
 
 /* A copy that waits: the first field of what its owner keeps. */
@@ -53,19 +61,24 @@ enum ledger_state {
     LEDGER_DONE,   /* applied, or settled, before */
     LEDGER_BUSY,   /* another copy is under way */
     LEDGER_BEYOND, /* of the window: send it again when others are through */
-    LEDGER_UNKNOWN, /* the stream is not open */
-    LEDGER_TAKEN    /* by another client */
+    LEDGER_UNKNOWN, /* the stream is not open, or not by this owner yet */
+    LEDGER_TAKEN    /* by a later owner */
 };
 
 /* At most `streams` (>= 1) are open. */
 int ledger_create(uint32_t streams, ledger **out);
 void ledger_destroy(ledger *l);
 
-/* Opens a stream for a client, and copies its entry; what others have under
- * way counts as applied.  *taken: it was another client's before.
- * PERSIA_ECLOSED when this client was displaced for good. */
-int ledger_open(ledger *l, uint64_t stream, uint64_t client, int *taken,
+/* Opens a stream for an owner, and copies its entry; what others have under
+ * way counts as applied.  *taken: it was another owner's before.
+ * PERSIA_ECLOSED when there is a later one, or the stream has expired. */
+int ledger_open(ledger *l, uint64_t stream, ledger_owner owner, int *taken,
                 wire_ledger *out);
+/* Copies the entry of a stream, whoever owns it; without one it is empty, and
+ * its incarnation one that a new owner must exceed. */
+void ledger_read(ledger *l, uint64_t stream, wire_ledger *out);
+/* Whether the stream has a later owner than this one. */
+int ledger_is_older(ledger *l, uint64_t stream, ledger_owner owner);
 
 /* Whether an update was applied, or settled; 0 where the stream is not open.
  */
@@ -90,8 +103,8 @@ int ledger_copy(ledger *l, wire_ledger **out, size_t *n);
 /* The reverse, into a new ledger. */
 int ledger_fill(ledger *l, const wire_ledger *from, size_t n);
 /* Exchanges the streams of two ledgers, of which only the caller knows the
- * second; with the gate held exclusively.  *lineage becomes `to` in the same
- * moment: nobody who knows it may find the old streams. */
+ * second; with the gate held exclusively.  Owners stay.  *lineage becomes `to`
+ * in the same moment: nobody who knows it may find the old streams. */
 void ledger_exchange(ledger *l, ledger *other, _Atomic(uint64_t) *lineage,
                      uint64_t to);
 

@@ -137,12 +137,16 @@ void **sync_move(sync_steps *s, uint32_t rank, uint32_t world, int joins,
     return sync_take_one(s, rank, n);
 }
 
-int sync_late(sync_steps *s, uint32_t rank, uint64_t client, uint32_t move)
+int sync_late(sync_steps *s, uint32_t rank, const sync_mover *by)
 {
-    if (s->client[rank] == client && move && move < s->move[rank])
+    if (s->client[rank] == by->client && by->move &&
+        by->move < s->move[rank])
         return 1;
-    s->client[rank] = client;
-    s->move[rank] = move;
+    if (!by->joins && s->told[rank] && s->stream[rank] != by->stream)
+        return 1;
+    s->stream[rank] = by->stream;
+    s->client[rank] = by->client;
+    s->move[rank] = by->move;
     return 0;
 }
 

@@ -27,6 +27,7 @@ typedef struct sync_steps {
     uint32_t left_n;   /* ranks that take no part: */
     uint8_t left[SYNC_RANKS]; /* 1 */
     uint8_t told[SYNC_RANKS]; /* 1: the rank has said itself whether it does */
+    uint64_t stream[SYNC_RANKS]; /* of the rank's updates; */
     uint64_t client[SYNC_RANKS]; /* that moved the rank last, and */
     uint32_t move[SYNC_RANKS];   /* which of its moves that was; 0: unknown */
 } sync_steps;
@@ -55,9 +56,17 @@ void sync_failed(sync_steps *s);
  * missed, if it is not behind `missed`). */
 void **sync_move(sync_steps *s, uint32_t rank, uint32_t world, int joins,
                  uint64_t step, uint32_t *n);
+/* A rank joins or leaves: who says so, for which stream of updates, and which
+ * of its moves it is. */
+typedef struct sync_mover {
+    uint64_t client, stream;
+    uint32_t move;
+    int joins;
+} sync_mover;
 /* Whether the client has moved the rank since, as its message was under way
- * for that long.  Else this move is noted as its last. */
-int sync_late(sync_steps *s, uint32_t rank, uint64_t client, uint32_t move);
+ * for that long, or leaves for a rank that is another job's by now.  Else
+ * this move is noted as the rank's last. */
+int sync_late(sync_steps *s, uint32_t rank, const sync_mover *by);
 /* Another rank says that this one has left, maybe in an earlier life of the
  * shard: true unless the rank itself has spoken in this one. */
 void sync_hear(sync_steps *s, uint32_t rank);

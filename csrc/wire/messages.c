@@ -31,10 +31,11 @@ static const wire_field ledger_fields[] = {
     [2] = F(ledger, watermark, U64, "watermark"),
     [3] = F(ledger, window, WORDS, "window", .limit = 64),
     [4] = F(ledger, skipped, U64, "skipped"),
+    [5] = F(ledger, incarnation, U64, "incarnation"),
 };
 static const wire_type ledger_type = {
     .name = "Ledger", .size = sizeof(wire_ledger), .fields = ledger_fields,
-    .fields_n = 4
+    .fields_n = 5
 };
 
 static const wire_field table_spec_fields[] = {
@@ -220,10 +221,11 @@ static const wire_field leave_fields[] = {
     [6] = F(leave, left, NUMBERS, "left", COUNT(leave, left_n),
         .limit = 65536),
     [7] = F(leave, move, U32, "move", .limit = UINT32_MAX),
+    [8] = F(leave, stream, FIXED64, "stream"),
 };
 static const wire_type leave_type = {
     .name = "LeaveRequest", .size = sizeof(wire_leave), .fields = leave_fields,
-    .fields_n = 7, .check = at_check_leave
+    .fields_n = 8, .check = at_check_leave
 };
 
 static const wire_field leave_reply_fields[] = {

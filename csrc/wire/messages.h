@@ -62,7 +62,9 @@ enum wire_restore_verb {
 /* Who asks; every request begins with it. */
 typedef struct wire_caller {
     uint64_t client; /* random, of a process */
-    uint64_t incarnation; /* of the rank: counts its restarts */
+    /* Of the owner of the stream that it pushes in, from 1; 0: it owns
+     * none. */
+    uint64_t incarnation;
     uint64_t boot; /* of the server, as its Hello said; 0: any */
     uint64_t lineage; /* of the rows, as Hello or Restore said; 0: any */
 } wire_caller;
@@ -74,10 +76,14 @@ typedef struct wire_hello {
     char role[32]; /* "nn_worker", "embedding_worker", ... */
     uint32_t rank; /* below world */
     uint32_t world;
-    /* Whose ledger is wanted; 0: none. This opens the stream: a Push in one
-     * that is not open (or has expired, as the one of 65,536 that was used
-     * longest ago does) is refused. The stream is this caller.client's from
-     * now on: what another one sends in it is refused, too. */
+    /* Whose ledger is wanted; 0: none. Without caller.incarnation this only
+     * looks. With it the stream is opened for (incarnation, client): a Push by
+     * another one, and in a stream that is not open (or has expired, as the
+     * one of 65,536 that was used longest ago does), is refused. A new owner
+     * looks at all servers, adds 1 to the highest incarnation that their
+     * ledgers say, and claims the stream with it; who says Hello again repeats
+     * its own. The greatest (incarnation, client) has the stream; the others
+     * are refused (persia-error: Closed). */
     uint64_t stream;
 } wire_hello;
 
@@ -92,6 +98,9 @@ typedef struct wire_ledger {
     /* How many of the numbers up to the watermark were not applied here: they
      * were settled (see PushRequest) without. */
     uint64_t skipped;
+    /* Of the owner; of a stream that is not there: what a new owner's must
+     * exceed, for there may have been one that expired. */
+    uint64_t incarnation;
 } wire_ledger;
 
 /* A table as it was declared. */
@@ -195,7 +204,7 @@ typedef struct wire_push_table {
 
 typedef struct wire_push {
     wire_caller caller;
-    uint64_t stream; /* not 0; of this rank, the same after its restart */
+    uint64_t stream; /* not 0; the caller's: see HelloRequest */
     uint64_t number; /* in the stream, from 1 */
     /* Below number. All numbers up to it are through: applied by every shard,
      * or given up. The ledger's watermark follows, so that an update that
@@ -239,6 +248,10 @@ typedef struct wire_leave {
     /* Of this client: 1, 2, ... One that comes after a later one is not
      * heeded. 0: in no order. */
     uint32_t move;
+    /* Of the rank's updates: refused where it has a later owner than the
+     * caller. Who leaves with another one than the rank has joined with is not
+     * heeded. */
+    uint64_t stream;
 } wire_leave;
 
 typedef struct wire_leave_reply {

@@ -86,7 +86,7 @@ class Client:
         self.pb, services = stubs()
         self.channel = grpc.insecure_channel(address)
         self.call: Any = services.ParameterServerStub(self.channel)
-        self.caller = self.pb.Caller(client=7)
+        self.caller = self.pb.Caller(client=7, incarnation=1)
         self.table = 0
 
     def hello(self, stream: int = 0) -> Any:

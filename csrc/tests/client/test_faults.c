@@ -134,7 +134,6 @@ static void a_stream_goes_on_in_a_new_process(void **state)
         assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
     client_destroy(remote);
     client_config config = cluster_config(&c);
-    config.incarnation = 1;
     remote = cluster_client(&c, &config);
     assert_int_equal(client_last_number(remote), 5);
     assert_int_equal(client_updates(remote), 5);

@@ -86,7 +86,6 @@ static void a_new_process_counts_its_own_losses(void **state)
     assert_int_equal(counts_of(remote).lost, 7);
     client_destroy(remote);
     client_config config = cluster_config(&c);
-    config.incarnation = 1;
     config.lost = LOST_CONTINUE;
     remote = cluster_client(&c, &config);
     no = declare_counting(remote);
@@ -167,7 +166,7 @@ static void what_is_sent_again_is_not_lost(void **state)
     uint32_t no = declare_counting(remote);
     add_all(remote, no, 7);
     cluster_restart(&c, 1);
-    assert_int_equal(client_go_on(remote, 0), PERSIA_OK);
+    assert_int_equal(client_go_on(remote, 77, 0), PERSIA_OK);
     add_all(remote, no, 7);
     assert_int_equal(counts_of(remote).lost, 0);
     assert_int_equal(counts_of(remote).duplicates, 7);
@@ -175,7 +174,7 @@ static void what_is_sent_again_is_not_lost(void **state)
     for (uint64_t i = 0; i < IDS; i++)
         assert_true(got[i] == 7);
     cluster_restart(&c, 0);
-    assert_int_equal(client_go_on(remote, 5), PERSIA_OK);
+    assert_int_equal(client_go_on(remote, 77, 5), PERSIA_OK);
     add_all(remote, no, 2);
     assert_int_equal(counts_of(remote).lost, 5);
     client_destroy(remote);
@@ -230,7 +229,7 @@ static void an_answer_of_an_earlier_life_is_none(void **state)
     cluster_free(&c);
 }
 
-/* A notebook that is taken for the rank itself. */
+/* A notebook: it has no stream, and no update of its own. */
 static void who_looks_at_rows_disturbs_nobody(void **state)
 {
     (void)state;
@@ -241,9 +240,12 @@ static void who_looks_at_rows_disturbs_nobody(void **state)
     pusher pushers[THREADS];
     pushers_start(remote, no, pushers);
     for (int i = 0; i < 20; i++) {
+        config.stream = 0;
         ps_client *other = cluster_client(&c, &config);
         float got[IDS];
-        read_counts(other, declare_counting(other), got);
+        uint32_t at = declare_counting(other);
+        read_counts(other, at, got);
+        assert_int_equal(add_one(other, NULL, at, 0, IDS), PERSIA_EARG);
         client_destroy(other);
     }
     pushers_join(pushers);
@@ -254,6 +256,43 @@ static void who_looks_at_rows_disturbs_nobody(void **state)
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
     assert_int_equal(counts_of(remote).lost, THREADS * UPDATES);
     client_destroy(remote);
+    cluster_free(&c);
+}
+
+/* A process that was replaced, and one that this one had replaced. */
+static void a_zombie_does_not_take_its_stream_back(void **state)
+{
+    (void)state;
+    cluster c;
+    ps_client *before[2];
+    before[0] = open_one(&c, 2, 20 * SECOND, LOST_CONTINUE);
+    uint32_t no = declare_counting(before[0]);
+    client_config config = cluster_config(&c);
+    config.lost = LOST_CONTINUE;
+    add_all(before[0], no, 3);
+    before[1] = cluster_client(&c, &config);
+    (void)declare_counting(before[1]);
+    add_all(before[1], no, 3);
+    ps_client *live = cluster_client(&c, &config);
+    (void)declare_counting(live);
+    for (uint32_t i = 0; i < 6; i++) {
+        for (uint32_t k = 0; k < 2; k++) {
+            assert_int_equal(add_one(before[k], NULL, no, 0, IDS),
+                             PERSIA_ECLOSED);
+            uint64_t step;
+            assert_int_equal(client_join(before[k], 0, &step),
+                             PERSIA_ECLOSED);
+            assert_int_equal(client_leave(before[k], 0), PERSIA_ECLOSED);
+        }
+        if (i == 3)
+            cluster_restart(&c, 1);
+        assert_int_equal(add_one(live, NULL, no, 0, IDS), PERSIA_OK);
+    }
+    assert_int_equal(counts_of(live).duplicates, 0);
+    assert_int_equal(ps_updates(c.nodes[0].p), 12);
+    client_destroy(before[0]);
+    client_destroy(before[1]);
+    client_destroy(live);
     cluster_free(&c);
 }
 
@@ -464,6 +503,7 @@ int main(void)
         cmocka_unit_test(what_is_sent_again_is_not_lost),
         cmocka_unit_test(an_answer_of_an_earlier_life_is_none),
         cmocka_unit_test(who_looks_at_rows_disturbs_nobody),
+        cmocka_unit_test(a_zombie_does_not_take_its_stream_back),
         cmocka_unit_test(a_step_that_one_rank_knows_of_is_lost_for_all),
         cmocka_unit_test(a_lookup_may_tell_a_server_which_step_it_lost),
         cmocka_unit_test(training_may_go_on_without_them),

@@ -119,7 +119,7 @@ server server_start(uint32_t shard, uint32_t shards, const char *folder)
     if (ps_create(&config, &v.p) || service_create(v.p, &service, &v.s))
         fail_msg("%s", err_text());
     for (uint64_t i = 0; i < 8; i++) {
-        wire_hello m = {.caller = {.client = 1},
+        wire_hello m = {.caller = {.client = 1, .incarnation = 1},
                         .version = WIRE_VERSION,
                         .name_space = "test",
                         .stream = STREAM + i};
@@ -143,7 +143,8 @@ void server_stop(server *v)
 
 wire_caller caller_of(const server *v)
 {
-    return (wire_caller){.client = 1, .boot = v->boot, .lineage = v->lineage};
+    return (wire_caller){.client = 1, .incarnation = 1, .boot = v->boot,
+                         .lineage = v->lineage};
 }
 
 /* ---- requests ----------------------------------------------------------- */
@@ -241,7 +242,7 @@ int push_code(const server *v, const wire_push *m)
 
 wire_ledger ledger_of(const server *v, uint64_t stream)
 {
-    wire_hello m = {.caller = {.client = 1},
+    wire_hello m = {.caller = {.client = 1, .incarnation = 1},
                     .version = WIRE_VERSION,
                     .name_space = "test",
                     .stream = stream};

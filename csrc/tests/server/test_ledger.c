@@ -13,6 +13,8 @@
 #include "shard/ledger.h"
 #include "tests/server/help.h"
 
+#define ME {1, 1}
+
 static ledger *make(uint32_t streams)
 {
     ledger *l;
@@ -24,7 +26,8 @@ static wire_ledger entry(ledger *l, uint64_t stream)
 {
     wire_ledger e;
     int taken;
-    assert_int_equal(ledger_open(l, stream, 0, &taken, &e), PERSIA_OK);
+    assert_int_equal(
+        ledger_open(l, stream, (ledger_owner)ME, &taken, &e), PERSIA_OK);
     assert_false(taken);
     assert_int_equal(e.stream, stream);
     return e;
@@ -37,12 +40,18 @@ static int in_window(const wire_ledger *e, uint64_t number)
            (e->window[bit / 64] >> (bit % 64) & 1);
 }
 
-static enum ledger_state begin(ledger *l, uint64_t stream, uint64_t number)
+static enum ledger_state begin_as(ledger *l, uint64_t stream, uint64_t number,
+                                  uint64_t incarnation)
 {
-    ledger_key key = {stream, number, 0, 0};
+    ledger_key key = {stream, number, 0, {incarnation, 1}};
     enum ledger_state state;
     assert_int_equal(ledger_begin(l, &key, NULL, &state), PERSIA_OK);
     return state;
+}
+
+static enum ledger_state begin(ledger *l, uint64_t stream, uint64_t number)
+{
+    return begin_as(l, stream, number, 1);
 }
 
 /* Applies an update, or says why not. */
@@ -64,8 +73,8 @@ static void numbers_in_order(void **state)
     ledger *l = make(4);
     (void)entry(l, 7);
     for (uint64_t i = 1; i <= 3 * LEDGER_WINDOW; i++) {
-        assert_int_equal(apply(l, &(ledger_key){7, i, 0, 0}), LEDGER_NEW);
-        assert_int_equal(apply(l, &(ledger_key){7, i, 0, 0}), LEDGER_DONE);
+        assert_int_equal(apply(l, &(ledger_key){7, i, 0, ME}), LEDGER_NEW);
+        assert_int_equal(apply(l, &(ledger_key){7, i, 0, ME}), LEDGER_DONE);
     }
     wire_ledger e = entry(l, 7);
     assert_int_equal(e.watermark, 3 * LEDGER_WINDOW);
@@ -80,16 +89,16 @@ static void the_window_has_an_edge(void **state)
     (void)state;
     ledger *l = make(4);
     (void)entry(l, 7);
-    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW + 1, 0, 0}),
+    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW + 1, 0, ME}),
                      LEDGER_BEYOND);
-    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW, 0, 0}),
+    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW, 0, ME}),
                      LEDGER_NEW);
-    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW, 0, 0}),
+    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW, 0, ME}),
                      LEDGER_DONE);
-    assert_int_equal(apply(l, &(ledger_key){7, UINT64_MAX, 0, 0}),
+    assert_int_equal(apply(l, &(ledger_key){7, UINT64_MAX, 0, ME}),
                      LEDGER_BEYOND);
-    assert_int_equal(apply(l, &(ledger_key){7, 1, 0, 0}), LEDGER_NEW);
-    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW + 1, 0, 0}),
+    assert_int_equal(apply(l, &(ledger_key){7, 1, 0, ME}), LEDGER_NEW);
+    assert_int_equal(apply(l, &(ledger_key){7, LEDGER_WINDOW + 1, 0, ME}),
                      LEDGER_NEW);
     wire_ledger e = entry(l, 7);
     assert_int_equal(e.watermark, 1);
@@ -97,7 +106,7 @@ static void the_window_has_an_edge(void **state)
     assert_true(in_window(&e, LEDGER_WINDOW + 1));
     assert_false(in_window(&e, 2));
     for (uint64_t i = 2; i < LEDGER_WINDOW; i++)
-        assert_int_equal(apply(l, &(ledger_key){7, i, 0, 0}), LEDGER_NEW);
+        assert_int_equal(apply(l, &(ledger_key){7, i, 0, ME}), LEDGER_NEW);
     assert_int_equal(entry(l, 7).watermark, LEDGER_WINDOW + 1);
     ledger_destroy(l);
 }
@@ -107,31 +116,32 @@ static void settled_numbers_leave_no_gap(void **state)
     (void)state;
     ledger *l = make(4);
     (void)entry(l, 7);
-    assert_int_equal(apply(l, &(ledger_key){7, 5, 0, 0}), LEDGER_NEW);
-    assert_int_equal(apply(l, &(ledger_key){7, 6, 3, 0}), LEDGER_NEW);
+    assert_int_equal(apply(l, &(ledger_key){7, 5, 0, ME}), LEDGER_NEW);
+    assert_int_equal(apply(l, &(ledger_key){7, 6, 3, ME}), LEDGER_NEW);
     wire_ledger e = entry(l, 7);
     assert_int_equal(e.watermark, 3);
     assert_int_equal(e.skipped, 3);
     assert_true(in_window(&e, 5) && in_window(&e, 6));
-    assert_int_equal(apply(l, &(ledger_key){7, 2, 0, 0}), LEDGER_DONE);
-    assert_int_equal(apply(l, &(ledger_key){7, 7, 4, 0}), LEDGER_NEW);
+    assert_int_equal(apply(l, &(ledger_key){7, 2, 0, ME}), LEDGER_DONE);
+    assert_int_equal(apply(l, &(ledger_key){7, 7, 4, ME}), LEDGER_NEW);
     assert_int_equal(entry(l, 7).watermark, 7);
     assert_int_equal(entry(l, 7).skipped, 4);
-    assert_int_equal(apply(l, &(ledger_key){7, 9, 0, 0}), LEDGER_NEW);
+    assert_int_equal(apply(l, &(ledger_key){7, 9, 0, ME}), LEDGER_NEW);
     /* far beyond the window, as after a server that lost its updates */
-    ledger_key far = {7, 1000001, 1000000, 0};
-    assert_int_equal(apply(l, &(ledger_key){7, 1000001, 0, 0}), LEDGER_BEYOND);
-    assert_int_equal(apply(l, &(ledger_key){7, 1000001, 900000, 0}),
+    ledger_key far = {7, 1000001, 1000000, ME};
+    assert_int_equal(apply(l, &(ledger_key){7, 1000001, 0, ME}),
+                     LEDGER_BEYOND);
+    assert_int_equal(apply(l, &(ledger_key){7, 1000001, 900000, ME}),
                      LEDGER_BEYOND);
     assert_int_equal(apply(l, &far), LEDGER_NEW);
     assert_int_equal(entry(l, 7).watermark, 1000001);
     /* but 5, 6, 7, 9 and itself */
     assert_int_equal(entry(l, 7).skipped, 1000001 - 5);
     /* settled while it is under way, and applied after all */
-    ledger_key late = {7, 1000002, 1000001, 0};
+    ledger_key late = {7, 1000002, 1000001, ME};
     enum ledger_state s;
     assert_int_equal(ledger_begin(l, &late, NULL, &s), PERSIA_OK);
-    assert_int_equal(apply(l, &(ledger_key){7, 1000003, 1000002, 0}),
+    assert_int_equal(apply(l, &(ledger_key){7, 1000003, 1000002, ME}),
                      LEDGER_NEW);
     assert_int_equal(entry(l, 7).skipped, 1000001 - 4);
     ledger_commit(l, &late);
@@ -139,7 +149,7 @@ static void settled_numbers_leave_no_gap(void **state)
     assert_int_equal(entry(l, 7).watermark, 1000003);
     assert_int_equal(entry(l, 7).skipped, 1000001 - 5);
     /* a number that is not applied does not settle anything */
-    ledger_key not_applied = {7, 1000100, 1000099, 0};
+    ledger_key not_applied = {7, 1000100, 1000099, ME};
     assert_int_equal(ledger_begin(l, &not_applied, NULL, &s), PERSIA_OK);
     assert_null(ledger_end(l, &not_applied));
     assert_int_equal(entry(l, 7).watermark, 1000003);
@@ -169,7 +179,7 @@ static void random_numbers_against_a_set(void **state)
                 number = low[s] + 1;
             if (number >= N)
                 continue;
-            ledger_key key = {s + 1, number, 0, 0};
+            ledger_key key = {s + 1, number, 0, ME};
             enum ledger_state want = number <= low[s] || mine[number]
                                          ? LEDGER_DONE
                                      : number - low[s] > LEDGER_WINDOW
@@ -201,26 +211,30 @@ static void random_numbers_against_a_set(void **state)
     }
 }
 
-static enum ledger_state apply_of(ledger *l, uint64_t client, uint64_t number)
+/* Owners of stream 7, in their order. */
+enum { OLD, NEXT, THIRD, OWNERS };
+static const ledger_owner owners[OWNERS] = {{1, 99}, {2, 5}, {2, 6}};
+
+static enum ledger_state apply_of(ledger *l, int who, uint64_t number)
 {
-    return apply(l, &(ledger_key){7, number, 0, client});
+    return apply(l, &(ledger_key){7, number, 0, owners[who]});
 }
 
-static int open_of(ledger *l, uint64_t client, wire_ledger *e)
+/* Whether another owner had it; or the error, below 0. */
+static int open_of(ledger *l, int who, wire_ledger *e)
 {
     int taken;
-    int rc = ledger_open(l, 7, client, &taken, e);
+    int rc = ledger_open(l, 7, owners[who], &taken, e);
     return rc ? -rc : taken;
 }
 
 /* Updates of a process that was killed do not take the numbers of the next
- * one; who only looks displaces nobody. */
+ * one. */
 static void a_stream_has_one_owner(void **state)
 {
     (void)state;
-    enum { OLD = 1, NEXT, THIRD, LOOKS };
     ledger *l = make(4);
-    ledger_key late = {7, 2, 0, OLD};
+    ledger_key late = {7, 2, 0, owners[OLD]};
     enum ledger_state s;
     wire_ledger e;
     assert_int_equal(apply_of(l, OLD, 1), LEDGER_UNKNOWN);
@@ -236,22 +250,98 @@ static void a_stream_has_one_owner(void **state)
     assert_int_equal(ledger_check(l, &late), LEDGER_NEW);
     ledger_commit(l, &late);
     assert_null(ledger_end(l, &late));
-    /* the others come too late */
-    assert_int_equal(apply_of(l, OLD, 2), LEDGER_DONE);
-    assert_int_equal(apply_of(l, OLD, 3), LEDGER_TAKEN);
-    assert_int_equal(apply_of(l, OLD, 2 * LEDGER_WINDOW), LEDGER_TAKEN);
+    assert_int_equal(apply_of(l, NEXT, 2), LEDGER_DONE);
     assert_int_equal(apply_of(l, NEXT, 3), LEDGER_NEW);
+    /* an older owner hears of nothing, whatever the number */
+    assert_int_equal(apply_of(l, OLD, 1), LEDGER_TAKEN);
+    assert_int_equal(apply_of(l, OLD, 3), LEDGER_TAKEN);
+    assert_int_equal(apply_of(l, OLD, 4), LEDGER_TAKEN);
+    assert_int_equal(apply_of(l, OLD, 2 * LEDGER_WINDOW), LEDGER_TAKEN);
     assert_int_equal(open_of(l, OLD, &e), -PERSIA_ECLOSED);
-    assert_int_equal(open_of(l, NEXT, &e), 0);
-    assert_int_equal(open_of(l, LOOKS, &e), 1);
-    assert_int_equal(apply_of(l, NEXT, 4), LEDGER_TAKEN);
+    ledger_destroy(l);
+}
+
+/* Of two that opened at once the greater client wins; one of two generations
+ * ago does not come back, and who only looks takes nothing. */
+static void a_zombie_never_takes_a_stream_back(void **state)
+{
+    (void)state;
+    ledger *l = make(4);
+    wire_ledger e;
+    assert_int_equal(open_of(l, OLD, &e), 0);
+    assert_int_equal(apply_of(l, OLD, 1), LEDGER_NEW);
     assert_int_equal(open_of(l, NEXT, &e), 1);
-    assert_int_equal(apply_of(l, NEXT, 4), LEDGER_NEW);
-    assert_int_equal(open_of(l, LOOKS, &e), -PERSIA_ECLOSED);
+    assert_int_equal(apply_of(l, NEXT, 2), LEDGER_NEW);
+    assert_int_equal(apply_of(l, THIRD, 3), LEDGER_UNKNOWN);
     assert_int_equal(open_of(l, THIRD, &e), 1);
-    assert_int_equal(e.watermark, 4);
-    assert_int_equal(apply_of(l, THIRD, 5), LEDGER_NEW);
-    assert_int_equal(apply_of(l, NEXT, 6), LEDGER_TAKEN);
+    for (int who = OLD; who < THIRD; who++) {
+        assert_int_equal(open_of(l, who, &e), -PERSIA_ECLOSED);
+        assert_int_equal(apply_of(l, who, 3), LEDGER_TAKEN);
+        assert_true(ledger_is_older(l, 7, owners[who]));
+    }
+    assert_false(ledger_is_older(l, 7, owners[THIRD]));
+    ledger_read(l, 7, &e);
+    assert_int_equal(e.incarnation, 2);
+    assert_int_equal(e.watermark, 2);
+    assert_int_equal(open_of(l, THIRD, &e), 0);
+    assert_int_equal(apply_of(l, THIRD, 3), LEDGER_NEW);
+    ledger_destroy(l);
+}
+
+/* Restored rows come with older owners, or without the stream at all. */
+static void owners_outlive_a_restore(void **state)
+{
+    (void)state;
+    ledger *l = make(4), *restored = make(4);
+    wire_ledger old = {.stream = 7, .watermark = 1, .incarnation = 1}, e;
+    _Atomic(uint64_t) lineage;
+    atomic_init(&lineage, 1);
+    assert_int_equal(open_of(l, NEXT, &e), 0);
+    (void)entry(l, 8);
+    assert_int_equal(apply_of(l, NEXT, 1), LEDGER_NEW);
+    assert_int_equal(apply_of(l, NEXT, 2), LEDGER_NEW);
+    assert_int_equal(ledger_fill(restored, &old, 1), PERSIA_OK);
+    ledger_exchange(l, restored, &lineage, 2);
+    ledger_destroy(restored);
+    assert_int_equal(open_of(l, OLD, &e), -PERSIA_ECLOSED);
+    assert_int_equal(apply_of(l, OLD, 2), LEDGER_TAKEN);
+    assert_int_equal(open_of(l, NEXT, &e), 0);
+    assert_int_equal(e.watermark, 1);
+    assert_int_equal(apply_of(l, NEXT, 2), LEDGER_NEW);
+    assert_int_equal(begin(l, 8, 1), LEDGER_NEW);
+    /* a server that was started again has the incarnation of its snapshot */
+    restored = make(4);
+    old.incarnation = 2;
+    assert_int_equal(ledger_fill(restored, &old, 1), PERSIA_OK);
+    assert_int_equal(open_of(restored, OLD, &e), -PERSIA_ECLOSED);
+    assert_int_equal(apply_of(restored, NEXT, 2), LEDGER_UNKNOWN);
+    assert_int_equal(open_of(restored, NEXT, &e), 0);
+    assert_int_equal(apply_of(restored, NEXT, 2), LEDGER_NEW);
+    ledger_destroy(restored);
+    ledger_destroy(l);
+}
+
+/* What was applied in a stream that expired is unknown: its owner does not
+ * open it again, so that nothing is applied twice. */
+static void an_expired_stream_is_not_opened_again(void **state)
+{
+    (void)state;
+    ledger *l = make(1);
+    wire_ledger e;
+    int taken;
+    (void)entry(l, 1);
+    assert_int_equal(apply(l, &(ledger_key){1, 1, 0, ME}), LEDGER_NEW);
+    ledger_read(l, 2, &e);
+    assert_int_equal(e.incarnation, 0);
+    (void)entry(l, 2);
+    assert_int_equal(begin(l, 1, 1), LEDGER_UNKNOWN);
+    assert_int_equal(ledger_open(l, 1, (ledger_owner)ME, &taken, &e),
+                     PERSIA_ECLOSED);
+    assert_int_equal(begin(l, 1, 1), LEDGER_UNKNOWN);
+    ledger_read(l, 1, &e); /* a new owner exceeds that */
+    assert_int_equal(e.incarnation, 1);
+    assert_int_equal(ledger_open(l, 1, owners[NEXT], &taken, &e), PERSIA_OK);
+    assert_int_equal(e.watermark, 0);
     ledger_destroy(l);
 }
 
@@ -264,7 +354,7 @@ static void copies_wait_for_the_first(void **state)
 {
     (void)state;
     ledger *l = make(4);
-    ledger_key key = {7, 1, 0, 0};
+    ledger_key key = {7, 1, 0, ME};
     copy a = {.no = 1}, b = {.no = 2};
     enum ledger_state s;
     (void)entry(l, 7);
@@ -283,10 +373,19 @@ static void copies_wait_for_the_first(void **state)
     assert_null(b.waiter.next);
     /* one that failed may come again */
     assert_int_equal(begin(l, 7, 2), LEDGER_NEW);
-    assert_null(ledger_end(l, &(ledger_key){7, 2, 0, 0}));
+    assert_null(ledger_end(l, &(ledger_key){7, 2, 0, ME}));
     assert_int_equal(begin(l, 7, 2), LEDGER_NEW);
-    assert_null(ledger_end(l, &(ledger_key){7, 2, 0, 0}));
+    assert_null(ledger_end(l, &(ledger_key){7, 2, 0, ME}));
     ledger_destroy(l);
+}
+
+/* Opens it for an owner that no server knows of yet. */
+static void open_anew(ledger *l, uint64_t stream, uint64_t incarnation)
+{
+    wire_ledger e;
+    int taken;
+    const ledger_owner owner = {incarnation, 1};
+    assert_int_equal(ledger_open(l, stream, owner, &taken, &e), PERSIA_OK);
 }
 
 static void streams_expire_the_oldest_first(void **state)
@@ -296,27 +395,28 @@ static void streams_expire_the_oldest_first(void **state)
     assert_int_equal(begin(l, 1, 1), LEDGER_UNKNOWN);
     for (uint64_t s = 1; s <= 3; s++) {
         (void)entry(l, s);
-        assert_int_equal(apply(l, &(ledger_key){s, 1, 0, 0}), LEDGER_NEW);
+        assert_int_equal(apply(l, &(ledger_key){s, 1, 0, ME}), LEDGER_NEW);
     }
-    assert_int_equal(apply(l, &(ledger_key){1, 1, 0, 0}), LEDGER_DONE);
+    assert_int_equal(apply(l, &(ledger_key){1, 1, 0, ME}), LEDGER_DONE);
     (void)entry(l, 4);
     assert_int_equal(begin(l, 2, 2), LEDGER_UNKNOWN);
-    assert_int_equal(apply(l, &(ledger_key){1, 1, 0, 0}), LEDGER_DONE);
+    assert_int_equal(apply(l, &(ledger_key){1, 1, 0, ME}), LEDGER_DONE);
     /* one with an update under way stays, though it is the oldest */
     assert_int_equal(begin(l, 3, 2), LEDGER_NEW);
-    assert_int_equal(apply(l, &(ledger_key){1, 2, 0, 0}), LEDGER_NEW);
+    assert_int_equal(apply(l, &(ledger_key){1, 2, 0, ME}), LEDGER_NEW);
     (void)entry(l, 4);
-    (void)entry(l, 5);
-    ledger_commit(l, &(ledger_key){3, 2, 0, 0});
-    assert_null(ledger_end(l, &(ledger_key){3, 2, 0, 0}));
+    open_anew(l, 5, 2);
+    ledger_commit(l, &(ledger_key){3, 2, 0, ME});
+    assert_null(ledger_end(l, &(ledger_key){3, 2, 0, ME}));
     assert_int_equal(entry(l, 3).watermark, 2);
     assert_int_equal(begin(l, 1, 3), LEDGER_UNKNOWN);
     assert_int_equal(begin(l, 4, 1), LEDGER_NEW);
-    assert_int_equal(begin(l, 5, 1), LEDGER_NEW);
+    assert_int_equal(begin_as(l, 5, 1, 2), LEDGER_NEW);
     assert_int_equal(begin(l, 3, 3), LEDGER_NEW);
     wire_ledger e;
     int taken;
-    assert_int_equal(ledger_open(l, 6, 0, &taken, &e), PERSIA_ELIMIT);
+    assert_int_equal(ledger_open(l, 6, owners[THIRD], &taken, &e),
+                     PERSIA_ELIMIT);
     ledger_destroy(l);
 }
 
@@ -328,7 +428,7 @@ static void many_streams(void **state)
     for (uint64_t s = 1; s <= N; s++) {
         (void)entry(l, s * 0x1000000000);
         for (uint64_t i = 1; i <= s % 5; i++)
-            (void)apply(l, &(ledger_key){s * 0x1000000000, i, 0, 0});
+            (void)apply(l, &(ledger_key){s * 0x1000000000, i, 0, ME});
     }
     wire_ledger *all;
     size_t n;
@@ -344,8 +444,7 @@ static void many_streams(void **state)
     ledger_exchange(l, third, &lineage, 2);
     assert_int_equal(lineage, 2);
     assert_int_equal(entry(l, all[0].stream).watermark, all[0].watermark);
-    assert_int_equal(begin(l, all[2].stream, 1), LEDGER_UNKNOWN);
-    assert_int_equal(begin(third, all[2].stream, 1), LEDGER_DONE);
+    assert_int_equal(entry(l, all[2].stream).watermark, 0);
     ledger_destroy(second);
     ledger_destroy(third);
     free(all);
@@ -365,7 +464,7 @@ static void *run_race(void *arg)
     race *r = arg;
     rng g = {(uint64_t)atomic_fetch_add(&r->seed, 1) * 1000000};
     for (uint64_t i = 1; i <= RACE;) {
-        ledger_key key = {1, i, 0, 0};
+        ledger_key key = {1, i, 0, ME};
         enum ledger_state state;
         if (ledger_begin(r->l, &key, NULL, &state))
             return arg;
@@ -415,6 +514,9 @@ int main(void)
         cmocka_unit_test(settled_numbers_leave_no_gap),
         cmocka_unit_test(random_numbers_against_a_set),
         cmocka_unit_test(a_stream_has_one_owner),
+        cmocka_unit_test(a_zombie_never_takes_a_stream_back),
+        cmocka_unit_test(owners_outlive_a_restore),
+        cmocka_unit_test(an_expired_stream_is_not_opened_again),
         cmocka_unit_test(copies_wait_for_the_first),
         cmocka_unit_test(streams_expire_the_oldest_first),
         cmocka_unit_test(many_streams),

@@ -290,14 +290,15 @@ static void parts_of_a_process_before_are_not_applied(void **state)
     (void)state;
     job *j = job_start();
     pending *a = send_part(j, 0, 1, LONG), *b = send_part(j, 1, 1, LONG);
-    wire_hello hello = {.caller = {.client = 2}, .version = WIRE_VERSION,
+    wire_hello hello = {.caller = {.client = 2, .incarnation = 1},
+                        .version = WIRE_VERSION,
                         .name_space = "test", .stream = STREAM};
     result r = CALL(&j->v, HELLO, hello, &hello);
     assert_int_equal(r.code, PERSIA_OK);
     result_free(&r);
     expect_error(a, PERSIA_EUNAVAILABLE, "another client");
     wire_push m = part_of(j, 0, 1);
-    assert_int_equal(push_code(&j->v, &m), PERSIA_ESTALE);
+    assert_int_equal(push_code(&j->v, &m), PERSIA_ECLOSED);
     pending *c = send_part(j, 2, 1, LONG);
     assert_false(call_done(b) || call_done(c));
     m.caller.client = 2;
@@ -310,7 +311,56 @@ static void parts_of_a_process_before_are_not_applied(void **state)
     hello.rank = 0;
     wire_out o = ENCODED(hello, &hello);
     expect_error(call_start(&j->v, WIRE_HELLO, &o, LONG), PERSIA_ECLOSED,
-                 "the updates of rank 0 of namespace 'test'");
+                 "rank 0 of namespace 'test'");
+    job_stop(j);
+}
+
+static int say_of_stream(const job *j, uint64_t client, uint64_t stream,
+                         uint32_t joins)
+{
+    wire_leave m = {.caller = caller_of(&j->v), .rank = 0, .world = RANKS,
+                    .joins = joins, .stream = stream};
+    m.caller.client = client;
+    result r = CALL(&j->v, LEAVE, leave, &m);
+    int code = r.code;
+    result_free(&r);
+    return code;
+}
+
+/* Rank 0 has a successor, in its stream or as another job's: what it says
+ * then moves nobody. */
+static void a_late_leave_does_not_remove_the_successor(void **state)
+{
+    (void)state;
+    job *j = job_start();
+    wire_hello hello = {.caller = {.client = 2, .incarnation = 2},
+                        .version = WIRE_VERSION,
+                        .name_space = "test", .stream = STREAM};
+    assert_int_equal(say_of_stream(j, 1, STREAM, 1), PERSIA_OK);
+    result r = CALL(&j->v, HELLO, hello, &hello);
+    result_free(&r);
+    assert_int_equal(say_of_stream(j, 1, STREAM, 0), PERSIA_ECLOSED);
+    assert_int_equal(say_of_stream(j, 1, STREAM, 1), PERSIA_ECLOSED);
+    pending *b = send_part(j, 1, 1, LONG), *c = send_part(j, 2, 1, LONG);
+    assert_false(call_done(b) || call_done(c));
+    wire_push m = part_of(j, 0, 1);
+    m.caller.client = m.caller.incarnation = 2;
+    assert_int_equal(push(&j->v, &m).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(b).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(c).status, PUSH_APPLIED);
+    /* the rank of another job */
+    assert_int_equal(say_of_stream(j, 3, STREAM + RANKS, 1), PERSIA_OK);
+    m.number = m.step = 2;
+    m.stream = STREAM + RANKS;
+    m.caller = caller_of(&j->v);
+    b = send_part(j, 1, 2, LONG);
+    c = send_part(j, 2, 2, LONG);
+    assert_int_equal(say_of_stream(j, 1, STREAM + 7, 0), PERSIA_OK);
+    assert_false(call_done(b) || call_done(c));
+    assert_int_equal(push(&j->v, &m).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(b).status, PUSH_APPLIED);
+    assert_int_equal(push_wait(c).status, PUSH_APPLIED);
+    assert_true(value(j) == 2 * RANKS);
     job_stop(j);
 }
 
@@ -547,6 +597,7 @@ int main(void)
         cmocka_unit_test(what_a_rank_said_before_does_not_count),
         cmocka_unit_test(who_has_left_is_told_by_who_goes_on),
         cmocka_unit_test(parts_of_a_process_before_are_not_applied),
+        cmocka_unit_test(a_late_leave_does_not_remove_the_successor),
         cmocka_unit_test(one_rank_alone),
         cmocka_unit_test(pulls_wait_for_a_step),
         cmocka_unit_test(pulls_wait_for_an_update),

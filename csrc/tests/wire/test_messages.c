@@ -67,7 +67,7 @@ static uint64_t left[] = { 0, 127, 4095 };
 static wire_push_reply push_reply = {
     PUSH_DUPLICATE, 1, 2, 3, 4, 5, 6, left, 3
 };
-static wire_leave leave = { CALLER, 1, 2, 1, 55, left, 3, 4 };
+static wire_leave leave = { CALLER, 1, 2, 1, 55, left, 3, 4, 88 };
 static wire_leave_reply leave_reply = { 56 };
 static wire_rows rows_all = {
     CALLER, 3, N, ids, DIM, 2 * DIM, floats, floats, found, 1, 99, 1234567
