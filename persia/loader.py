@@ -215,7 +215,7 @@ class _Pass(Iterator[T]):
             iter(loader.batches), begin, None
         )
         for handle in {m._handle: None for m in self._modules}:
-            stream = _core.ahead_open(
+            stream = _core.prefetch_open(
                 handle, -1 if bound is None else bound, here
             )
             self._streams.append((handle, stream))
@@ -234,14 +234,14 @@ class _Pass(Iterator[T]):
             if not self._ahead:
                 assert self._end is not None
                 for handle, _ in self._streams:
-                    _core.ahead_flush(handle)
+                    _core.prefetch_flush(handle)
                 if isinstance(self._end, StopIteration):
                     self._loader._given = 0
                 raise self._end
             one = self._ahead[0]
             reading = not torch.is_grad_enabled()
             for handle, _ in self._streams:
-                _core.ahead_next(handle, one.number, reading)
+                _core.prefetch_next(handle, one.number, reading)
             self._ahead.popleft()
             self._fetch(self._depth)
             if one.version >= 0:
@@ -277,9 +277,9 @@ class _Pass(Iterator[T]):
 
     def _look_ahead(self, batch: T) -> _Batch[T]:
         """Starts the lookups of a batch."""
-        number = _core.ahead_number()
+        number = _core.prefetch_number()
         for handle, stream in self._streams:
-            _core.ahead_batch(handle, stream, number)
+            _core.prefetch_batch(handle, stream, number)
         ids = self._find(batch)
         version = -1
         if ids is not None:
@@ -294,7 +294,7 @@ class _Pass(Iterator[T]):
                     except errors.PersiaError:
                         continue  # a forward with these ids will raise it
         for handle, _ in self._streams:
-            _core.ahead_ready(handle, number)
+            _core.prefetch_ready(handle, number)
         return _Batch(number, batch, ids, version)
 
     def _begin_training(self) -> None:
@@ -319,7 +319,7 @@ class _Pass(Iterator[T]):
 
     def _skip(self, number: int) -> None:
         for handle, _ in self._streams:
-            _core.ahead_skip(handle, number)
+            _core.prefetch_skip(handle, number)
 
     def close(self) -> None:
         """Cancels what was looked up ahead; the iteration is over."""
@@ -330,7 +330,7 @@ class _Pass(Iterator[T]):
         self._end = None
         self._ahead.clear()
         for handle, stream in self._streams:
-            _core.ahead_close(handle, stream)
+            _core.prefetch_close(handle, stream)
         self._streams = []
         _passes.discard(self)
         joined, self._joined = self._joined, []

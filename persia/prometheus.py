@@ -183,7 +183,7 @@ class StoreCollector:
     def collect(self) -> Iterator[Metric]:
         """All metrics; none once the store was closed."""
         try:
-            stats, rank = _core.ahead_stats(self._handle), [self._rank]
+            stats, rank = _core.prefetch_stats(self._handle), [self._rank]
         except Closed:
             return
         for name, text in _LOADER.items():

@@ -515,7 +515,7 @@ class Store(Rows):
             "memory": used,
             "memory_limit": self.memory_limit,
             **self._counts,
-            "loader": _core.ahead_stats(self._handle),
+            "loader": _core.prefetch_stats(self._handle),
             **remote,
             "tables": tables,
         }

@@ -54,14 +54,14 @@ static PyObject *ckpt_describe(PyObject *module, PyObject *args,
 static PyObject *ckpt_tables(PyObject *module, PyObject *args)
 {
     unsigned long long handle;
-    step *owner;
+    store *owner;
     (void)module;
     if (!PyArg_ParseTuple(args, "K", &handle))
         return NULL;
-    int code = step_get(handle, "checkpoint", &owner);
+    int code = store_get(handle, "checkpoint", &owner);
     if (code)
         return py_raise(code);
-    const ps_client *c = step_client(owner);
+    const ps_client *c = store_client(owner);
     PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list && i < client_tables(c); i++) {
         PyObject *one = describe(client_table(c, i));
@@ -69,7 +69,7 @@ static PyObject *ckpt_tables(PyObject *module, PyObject *args)
             Py_CLEAR(list);
         Py_XDECREF(one);
     }
-    step_put(owner);
+    store_put(owner);
     return list;
 }
 
@@ -77,7 +77,7 @@ static PyObject *ckpt_tables(PyObject *module, PyObject *args)
 
 typedef struct cut_object {
     PyObject_HEAD
-    step *owner; /* NULL: closed */
+    store *owner; /* NULL: closed */
     table_cut **cuts;
     uint32_t n;
     uint64_t updates; /* of the shard at the cut */
@@ -92,7 +92,7 @@ static void cut_release(cut_object *self)
     self->cuts = NULL;
     self->n = 0;
     if (self->owner)
-        step_put(self->owner);
+        store_put(self->owner);
     self->owner = NULL;
 }
 
@@ -110,20 +110,20 @@ static PyObject *cut_new(PyTypeObject *type, PyObject *args,
 {
     static char *names[] = {"handle", NULL};
     unsigned long long handle;
-    step *owner;
+    store *owner;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "K", names, &handle))
         return NULL;
-    int code = step_get(handle, "save", &owner);
+    int code = store_get(handle, "save", &owner);
     if (code)
         return py_raise(code);
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     cut_object *self = (cut_object *)alloc(type, 0);
     if (!self) {
-        step_put(owner);
+        store_put(owner);
         return NULL;
     }
     self->owner = owner;
-    ps *p = step_ps(owner);
+    ps *p = store_ps(owner);
     uint32_t n = ps_tables(p);
     self->cuts = calloc(n + 1, sizeof *self->cuts);
     if (!self->cuts)
@@ -190,7 +190,7 @@ static PyObject *cut_write(PyObject *object, PyObject *args)
         return NULL;
     }
     self->busy = 1;
-    ps *p = step_ps(self->owner);
+    ps *p = store_ps(self->owner);
     Py_BEGIN_ALLOW_THREADS
     code = ckpt_write(ps_sched(p), self->cuts[no],
                       table_get_config(ps_table(p, no)), folder, stem, chunk,
@@ -297,7 +297,7 @@ static int files_from_list(PyObject *list, ckpt_files *out)
 
 /* (handle, table, folder, files) of a call that reads row files. */
 typedef struct reading {
-    step *owner;
+    store *owner;
     table *t;
     int folder;
     ckpt_files files;
@@ -307,7 +307,7 @@ static void reading_end(reading *r)
 {
     ckpt_files_free(&r->files);
     if (r->owner)
-        step_put(r->owner);
+        store_put(r->owner);
 }
 
 static int reading_begin(reading *r, PyObject *args, const char *what)
@@ -318,13 +318,13 @@ static int reading_begin(reading *r, PyObject *args, const char *what)
     memset(r, 0, sizeof *r);
     if (!PyArg_ParseTuple(args, "KIiO", &handle, &no, &r->folder, &list))
         return -1;
-    int code = step_get(handle, what, &r->owner);
+    int code = store_get(handle, what, &r->owner);
     if (code) {
         r->owner = NULL;
         py_raise(code);
         return -1;
     }
-    r->t = ps_table(step_ps(r->owner), no);
+    r->t = ps_table(store_ps(r->owner), no);
     if (!r->t)
         PyErr_Format(PyExc_IndexError, "there is no table %u", no);
     if (r->t && !files_from_list(list, &r->files))
@@ -340,7 +340,7 @@ static PyObject *ckpt_verify_(PyObject *module, PyObject *args)
     (void)module;
     if (reading_begin(&r, args, "load"))
         return NULL;
-    sched *s = ps_sched(step_ps(r.owner));
+    sched *s = ps_sched(store_ps(r.owner));
     Py_BEGIN_ALLOW_THREADS
     code = ckpt_verify(s, table_get_config(r.t), r.folder, r.files.files,
                        r.files.n);
@@ -355,7 +355,7 @@ static PyObject *ckpt_verify_(PyObject *module, PyObject *args)
  * undone. */
 typedef struct staged_object {
     PyObject_HEAD
-    step *owner;    /* keeps `into` alive */
+    store *owner;    /* keeps `into` alive */
     table *into;    /* of the store */
     table *staging; /* at first with the checkpoint's rows */
     uint64_t pushes; /* the clock that belongs to staging */
@@ -369,7 +369,7 @@ static void staged_dealloc(PyObject *object)
     if (self->staging)
         table_destroy(self->staging);
     if (self->owner)
-        step_put(self->owner);
+        store_put(self->owner);
     release(object);
     Py_DECREF(type);
 }
@@ -382,7 +382,7 @@ static int stage(const reading *r, uint64_t pushes, table **out)
     /* Later than every row: all may be evicted if the capacity is smaller
      * than it was, the one touched longest ago first. */
     table_set_clock(*out, pushes + 1);
-    return ckpt_restore(ps_sched(step_ps(r->owner)), *out, r->folder,
+    return ckpt_restore(ps_sched(store_ps(r->owner)), *out, r->folder,
                         r->files.files, r->files.n, 0, 1);
 }
 
@@ -467,7 +467,7 @@ static PyType_Spec staged_spec = {
 
 /* One shard of a remote store, while it is asked. */
 typedef struct asked {
-    step *owner;
+    store *owner;
     uint32_t shard;
     py_peer peer;
     PyObject *rest; /* of the arguments */
@@ -476,13 +476,13 @@ typedef struct asked {
 static int ask(void *ctx, uint32_t method, wire_out *o, rpc_reply *reply)
 {
     const asked *a = ctx;
-    return client_call(step_client(a->owner), a->shard, method, o, reply);
+    return client_call(store_client(a->owner), a->shard, method, o, reply);
 }
 
 static void asked_end(asked *a)
 {
     Py_XDECREF(a->rest);
-    step_put(a->owner);
+    store_put(a->owner);
 }
 
 /* (handle, shard, ...); -1 with an exception set. */
@@ -494,7 +494,7 @@ static int asked_begin(asked *a, PyObject *args)
     Py_XDECREF(head);
     if (!ok)
         return -1;
-    int code = step_get(handle, "checkpoint", &a->owner);
+    int code = store_get(handle, "checkpoint", &a->owner);
     if (code) {
         py_raise(code);
         return -1;
@@ -502,9 +502,9 @@ static int asked_begin(asked *a, PyObject *args)
     a->peer = (py_peer){
         .call = ask,
         .ctx = a,
-        .caller = client_caller(step_client(a->owner), a->shard)};
+        .caller = client_caller(store_client(a->owner), a->shard)};
     a->rest = PyTuple_GetSlice(args, 2, PyTuple_Size(args));
-    if (a->rest && a->shard < client_shards(step_client(a->owner)))
+    if (a->rest && a->shard < client_shards(store_client(a->owner)))
         return 0;
     if (a->rest)
         PyErr_Format(PyExc_IndexError, "there is no shard %u", a->shard);
@@ -548,14 +548,14 @@ static PyObject *ckpt_restore_(PyObject *module, PyObject *args)
 static PyObject *ckpt_shards(PyObject *module, PyObject *arg)
 {
     unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
-    step *owner;
+    store *owner;
     (void)module;
     if (PyErr_Occurred())
         return NULL;
-    int code = step_get(handle, "checkpoint", &owner);
+    int code = store_get(handle, "checkpoint", &owner);
     if (code)
         return py_raise(code);
-    const ps_client *c = step_client(owner);
+    const ps_client *c = store_client(owner);
     PyObject *list = PyList_New(0);
     uint32_t n = client_is_remote(c) ? client_shards(c) : 0;
     for (uint32_t i = 0; list && i < n; i++) {
@@ -564,7 +564,7 @@ static PyObject *ckpt_shards(PyObject *module, PyObject *arg)
             Py_CLEAR(list);
         Py_XDECREF(address);
     }
-    step_put(owner);
+    store_put(owner);
     return list;
 }
 
@@ -572,18 +572,18 @@ static PyObject *ckpt_greet(PyObject *module, PyObject *args)
 {
     unsigned long long handle;
     int restored;
-    step *owner;
+    store *owner;
     (void)module;
     if (!PyArg_ParseTuple(args, "Kp", &handle, &restored))
         return NULL;
-    int code = step_get(handle, "load", &owner);
+    int code = store_get(handle, "load", &owner);
     if (code)
         return py_raise(code);
     Py_BEGIN_ALLOW_THREADS
-    code = client_greet(step_client(owner), restored);
+    code = client_greet(store_client(owner), restored);
     if (!code)
-        step_renumber(owner);
-    step_put(owner);
+        store_renumber(owner);
+    store_put(owner);
     Py_END_ALLOW_THREADS
     return code ? py_raise(code) : Py_NewRef(Py_None);
 }
@@ -591,18 +591,18 @@ static PyObject *ckpt_greet(PyObject *module, PyObject *args)
 static PyObject *ckpt_go_on(PyObject *module, PyObject *args)
 {
     unsigned long long handle, stream, number;
-    step *owner;
+    store *owner;
     (void)module;
     if (!PyArg_ParseTuple(args, "KKK", &handle, &stream, &number))
         return NULL;
-    int code = step_get(handle, "load", &owner);
+    int code = store_get(handle, "load", &owner);
     if (code)
         return py_raise(code);
     Py_BEGIN_ALLOW_THREADS
-    code = client_go_on(step_client(owner), stream, number);
+    code = client_go_on(store_client(owner), stream, number);
     if (!code)
-        step_renumber(owner);
-    step_put(owner);
+        store_renumber(owner);
+    store_put(owner);
     Py_END_ALLOW_THREADS
     return code ? py_raise(code) : Py_NewRef(Py_None);
 }

@@ -92,7 +92,7 @@ int py_open_remote(unsigned threads, PyObject *dict, uint64_t *handle)
     }
     int rc;
     Py_BEGIN_ALLOW_THREADS
-    rc = step_open_remote(&c, served, served ? drop_own : NULL, handle);
+    rc = store_open_remote(&c, served, served ? drop_own : NULL, handle);
     Py_END_ALLOW_THREADS
     free((void *)(uintptr_t)c.addresses);
     if (!rc)
@@ -107,13 +107,13 @@ int py_open_remote(unsigned threads, PyObject *dict, uint64_t *handle)
 
 /* Runs `call` with a reference `s` to the store, without the GIL. */
 #define WITH_STORE(handle, call)                                              \
-    step *s;                                                                  \
-    int rc = step_get((handle), "store", &s);                                 \
+    store *s;                                                                 \
+    int rc = store_get((handle), "store", &s);                                \
     if (rc)                                                                   \
         return py_raise(rc);                                                  \
     Py_BEGIN_ALLOW_THREADS                                                    \
     call;                                                                     \
-    step_put(s);                                                              \
+    store_put(s);                                                             \
     Py_END_ALLOW_THREADS                                                      \
     if (rc)                                                                   \
         return py_raise(rc)
@@ -125,7 +125,7 @@ static PyObject *py_join(PyObject *module, PyObject *arg)
     uint64_t applied = 0;
     if (PyErr_Occurred())
         return NULL;
-    WITH_STORE(handle, rc = step_join(s, &applied));
+    WITH_STORE(handle, rc = store_join(s, &applied));
     return PyLong_FromUnsignedLongLong(applied);
 }
 
@@ -136,7 +136,7 @@ static PyObject *py_sync(PyObject *module, PyObject *args)
     unsigned rank, world;
     if (!PyArg_ParseTuple(args, "KKII", &handle, &last, &rank, &world))
         return NULL;
-    WITH_STORE(handle, rc = step_sync(s, last, rank, world));
+    WITH_STORE(handle, rc = store_sync(s, last, rank, world));
     Py_RETURN_NONE;
 }
 
@@ -147,7 +147,7 @@ static PyObject *py_sync_stream(PyObject *module, PyObject *args)
     int by_batch;
     if (!PyArg_ParseTuple(args, "KKp", &handle, &stream, &by_batch))
         return NULL;
-    WITH_STORE(handle, rc = step_ahead_sync(s, stream, by_batch));
+    WITH_STORE(handle, rc = store_pass_sync(s, stream, by_batch));
     Py_RETURN_NONE;
 }
 
@@ -158,14 +158,14 @@ static PyObject *py_leave(PyObject *module, PyObject *args)
     int settle;
     if (!PyArg_ParseTuple(args, "Kp", &handle, &settle))
         return NULL;
-    step *s;
+    store *s;
     /* A store that was closed is not in any step. */
-    if (step_get(handle, "store", &s) != PERSIA_OK)
+    if (store_get(handle, "store", &s) != PERSIA_OK)
         Py_RETURN_NONE;
     int rc;
     Py_BEGIN_ALLOW_THREADS
-    rc = step_leave(s, settle);
-    step_put(s);
+    rc = store_leave(s, settle);
+    store_put(s);
     Py_END_ALLOW_THREADS
     if (rc)
         return py_raise(rc);
@@ -179,7 +179,7 @@ static PyObject *py_counts(PyObject *module, PyObject *arg)
     client_counts c;
     if (PyErr_Occurred())
         return NULL;
-    WITH_STORE(handle, client_get_counts(step_client(s), &c));
+    WITH_STORE(handle, client_get_counts(store_client(s), &c));
     PyObject *out = PyDict_New();
     const struct {
         const char *name;
@@ -210,13 +210,13 @@ static PyObject *py_shard(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "KL", &handle, &id))
         return NULL;
     WITH_STORE(handle, shard = hash_shard(id_hash((uint64_t)id),
-                                          client_shards(step_client(s))));
+                                          client_shards(store_client(s))));
     return PyLong_FromUnsignedLong(shard);
 }
 
 /* One shard of a store, as peer.h asks it. */
 typedef struct shard_of {
-    step *s;
+    store *s;
     uint32_t shard;
 } shard_of;
 
@@ -224,7 +224,7 @@ static int ask_shard(void *ctx, uint32_t method, wire_out *o,
                      rpc_reply *reply)
 {
     const shard_of *of = ctx;
-    return client_call(step_client(of->s), of->shard, method, o, reply);
+    return client_call(store_client(of->s), of->shard, method, o, reply);
 }
 
 static PyObject *py_shard_stats(PyObject *module, PyObject *args)
@@ -234,10 +234,10 @@ static PyObject *py_shard_stats(PyObject *module, PyObject *args)
     shard_of of;
     if (!PyArg_ParseTuple(args, "KI", &handle, &of.shard))
         return NULL;
-    int rc = step_get(handle, "Store.stats", &of.s);
+    int rc = store_get(handle, "Store.stats", &of.s);
     if (rc)
         return py_raise(rc);
-    const ps_client *c = step_client(of.s);
+    const ps_client *c = store_client(of.s);
     PyObject *out = NULL;
     if (client_is_remote(c) && of.shard < client_shards(c)) {
         py_peer peer = {.call = ask_shard, .ctx = &of,
@@ -246,7 +246,7 @@ static PyObject *py_shard_stats(PyObject *module, PyObject *args)
     } else {
         PyErr_Format(PyExc_IndexError, "there is no shard %u", of.shard);
     }
-    step_put(of.s);
+    store_put(of.s);
     return out;
 }
 
@@ -257,14 +257,14 @@ static PyObject *py_repair(PyObject *module, PyObject *args)
     unsigned shard;
     if (!PyArg_ParseTuple(args, "KI", &handle, &shard))
         return NULL;
-    step *s;
-    int rc = step_get(handle, "Store", &s);
+    store *s;
+    int rc = store_get(handle, "Store", &s);
     if (rc)
         return py_raise(rc);
     Py_BEGIN_ALLOW_THREADS
-    rc = client_repair(step_client(s), shard);
+    rc = client_repair(store_client(s), shard);
     Py_END_ALLOW_THREADS
-    step_put(s);
+    store_put(s);
     return rc ? py_raise(rc) : Py_NewRef(Py_None);
 }
 

@@ -15,7 +15,7 @@
 /* The files of csrc/py that add something to the module. */
 #define PY_FILES(X)                                                           \
     X(store)                                                                  \
-    X(ahead)                                                                  \
+    X(prefetch)                                                               \
     X(cluster)                                                                \
     X(data)                                                                   \
     X(ckpt)                                                                   \

@@ -1,4 +1,4 @@
-/* store.c: persia._core.Store, the step object of a store with its tables.
+/* store.c: persia._core.Store, a store with its tables.
  *
  * Checks of user input that need names and remedies are made in Python;
  * here only what keeps memory safe is checked again.  Buffers come in
@@ -29,19 +29,19 @@ enum {
 typedef struct store_object {
     PyObject_HEAD
     uint64_t handle;
-    PyObject *names[FIELDS]; /* interned: looked up at every step */
+    PyObject *names[FIELDS]; /* interned: looked up at every store */
     PyObject *algorithm, *betas;
 } store_object;
 
 /* Begins a method: `s` is the store, with a reference that END gives back. */
 #define BEGIN(self, what)                                                     \
-    step *s;                                                                  \
-    int rc = step_get(((store_object *)(self))->handle, what, &s);            \
+    store *s;                                                                 \
+    int rc = store_get(((store_object *)(self))->handle, what, &s);           \
     if (rc)                                                                   \
     return py_raise(rc)
-#define END() step_put(s)
+#define END() store_put(s)
 
-static int store_init(PyObject *self, PyObject *args, PyObject *kwargs)
+static int py_store_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *words[] = {"threads", "memory_limit", "remote", NULL};
     unsigned threads;
@@ -71,7 +71,7 @@ static int store_init(PyObject *self, PyObject *args, PyObject *kwargs)
         return -1;
     if (remote != Py_None)
         return py_open_remote(threads, remote, &o->handle);
-    int rc = step_open(threads, limit, &o->handle);
+    int rc = store_open(threads, limit, &o->handle);
     if (rc) {
         py_raise(rc);
         return -1;
@@ -79,26 +79,26 @@ static int store_init(PyObject *self, PyObject *args, PyObject *kwargs)
     return 0;
 }
 
-static PyObject *store_close(PyObject *self, PyObject *unused)
+static PyObject *py_store_close(PyObject *self, PyObject *unused)
 {
     (void)unused;
     store_object *o = (store_object *)self;
     uint64_t handle = o->handle;
     if (handle) {
         Py_BEGIN_ALLOW_THREADS
-        step_close(handle);
+        store_close(handle);
         Py_END_ALLOW_THREADS
     }
     Py_RETURN_NONE;
 }
 
-static void store_dealloc(PyObject *self)
+static void py_store_dealloc(PyObject *self)
 {
     store_object *o = (store_object *)self;
     PyTypeObject *type = Py_TYPE(self);
     if (o->handle) {
         Py_BEGIN_ALLOW_THREADS /* updates may be on their way to servers */
-        step_close(o->handle);
+        store_close(o->handle);
         Py_END_ALLOW_THREADS
     }
     for (int i = 0; i < FIELDS; i++)
@@ -143,7 +143,7 @@ int py_table_config(PyObject *args, PyObject *kwargs, table_config *out)
     return 0;
 }
 
-static PyObject *store_declare(PyObject *self, PyObject *args,
+static PyObject *py_store_declare(PyObject *self, PyObject *args,
                                PyObject *kwargs)
 {
     table_config c;
@@ -153,7 +153,7 @@ static PyObject *store_declare(PyObject *self, PyObject *args,
     uint32_t no = 0;
     int created = 0;
     Py_BEGIN_ALLOW_THREADS
-    rc = client_declare(step_client(s), &c, &no, &created);
+    rc = client_declare(store_client(s), &c, &no, &created);
     Py_END_ALLOW_THREADS
     END();
     return rc ? py_raise(rc) : Py_BuildValue("(IO)", no,
@@ -173,7 +173,7 @@ static int read_feature(PyObject *tuple, plan_feature *f)
     return 0;
 }
 
-static PyObject *store_plan(PyObject *self, PyObject *args)
+static PyObject *py_store_plan(PyObject *self, PyObject *args)
 {
     unsigned kind, keys;
     PyObject *list;
@@ -191,26 +191,26 @@ static PyObject *store_plan(PyObject *self, PyObject *args)
             return NULL;
         }
     }
-    step *s;
+    store *s;
     uint32_t plan = 0;
-    int rc = step_get(((store_object *)self)->handle, "Store.plan", &s);
+    int rc = store_get(((store_object *)self)->handle, "Store.plan", &s);
     if (!rc) {
-        rc = worker_plan(step_worker(s), kind, keys, features, (uint32_t)n,
+        rc = worker_plan(store_worker(s), kind, keys, features, (uint32_t)n,
                          &plan);
-        step_put(s);
+        store_put(s);
     }
     free(features);
     return rc ? py_raise(rc) : PyLong_FromUnsignedLong(plan);
 }
 
-static PyObject *store_plan_shape(PyObject *self, PyObject *arg)
+static PyObject *py_store_plan_shape(PyObject *self, PyObject *arg)
 {
     unsigned long plan = PyLong_AsUnsignedLong(arg);
     if (PyErr_Occurred())
         return NULL;
     BEGIN(self, "Store.plan_shape");
     uint32_t kind, keys, width;
-    rc = worker_plan_shape(step_worker(s), (uint32_t)plan, &kind, &keys,
+    rc = worker_plan_shape(store_worker(s), (uint32_t)plan, &kind, &keys,
                            &width);
     END();
     return rc ? py_raise(rc) : Py_BuildValue("(III)", kind, keys, width);
@@ -264,7 +264,7 @@ static int read_group(const store_object *o, PyObject *group, optim_args *a)
     return 0;
 }
 
-static PyObject *store_apply(PyObject *self, PyObject *args)
+static PyObject *py_store_apply(PyObject *self, PyObject *args)
 {
     PyObject *groups, *scales;
     int all;
@@ -291,12 +291,12 @@ static PyObject *store_apply(PyObject *self, PyObject *args)
             optim[i].grad_scale = (float)scale;
         }
     }
-    step *s;
-    int rc = step_get(((store_object *)self)->handle, "update", &s);
+    store *s;
+    int rc = store_get(((store_object *)self)->handle, "update", &s);
     if (!rc) {
         Py_BEGIN_ALLOW_THREADS
-        rc = step_apply(s, all ? STEP_ALL : STEP_MINE, optim, (uint32_t)n);
-        step_put(s);
+        rc = store_apply(s, all ? STORE_ALL : STORE_MINE, optim, (uint32_t)n);
+        store_put(s);
         Py_END_ALLOW_THREADS
     }
     free(optim);
@@ -324,14 +324,14 @@ static int read_timeout(PyObject *arg, uint64_t *out)
     return 0;
 }
 
-static PyObject *store_flush(PyObject *self, PyObject *arg)
+static PyObject *py_store_flush(PyObject *self, PyObject *arg)
 {
     uint64_t timeout;
     if (read_timeout(arg, &timeout))
         return NULL;
     BEGIN(self, "Store.flush");
     Py_BEGIN_ALLOW_THREADS
-    rc = step_flush(s, timeout);
+    rc = store_flush(s, timeout);
     END();
     Py_END_ALLOW_THREADS
     if (rc)
@@ -341,7 +341,7 @@ static PyObject *store_flush(PyObject *self, PyObject *arg)
 
 /* A method that is one call, without arguments, that may take long. */
 #define WAITING_METHOD(name, what, call)                                      \
-    static PyObject *store_##name(PyObject *self, PyObject *unused)           \
+    static PyObject *py_store_##name(PyObject *self, PyObject *unused)        \
     {                                                                         \
         (void)unused;                                                         \
         BEGIN(self, what);                                                    \
@@ -351,72 +351,72 @@ static PyObject *store_flush(PyObject *self, PyObject *arg)
         Py_END_ALLOW_THREADS                                                  \
         return rc ? py_raise(rc) : Py_NewRef(Py_None);                        \
     }
-WAITING_METHOD(finish, "Store.close", step_finish(s))
-WAITING_METHOD(settle, "Store", step_settle(s))
-WAITING_METHOD(look, "Store.save", client_look(step_client(s)))
+WAITING_METHOD(finish, "Store.close", store_finish(s))
+WAITING_METHOD(settle, "Store", store_settle(s))
+WAITING_METHOD(look, "Store.save", client_look(store_client(s)))
 
-static PyObject *store_counts(PyObject *self, PyObject *unused)
+static PyObject *py_store_counts(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.counts");
-    step_counts counts;
-    step_get_counts(s, &counts);
+    store_counts counts;
+    store_get_counts(s, &counts);
     END();
     return Py_BuildValue("(KKK)", (unsigned long long)counts.applied,
                          (unsigned long long)counts.failed,
                          (unsigned long long)counts.pending);
 }
 
-static PyObject *store_held(PyObject *self, PyObject *arg)
+static PyObject *py_store_held(PyObject *self, PyObject *arg)
 {
     int all = PyObject_IsTrue(arg);
     if (all < 0)
         return NULL;
     BEGIN(self, "Store");
-    size_t n = step_held(s, all ? STEP_ALL : STEP_MINE);
+    size_t n = store_pending_grads(s, all ? STORE_ALL : STORE_MINE);
     END();
     return PyLong_FromSize_t(n);
 }
 
-static PyObject *store_discard(PyObject *self, PyObject *arg)
+static PyObject *py_store_discard(PyObject *self, PyObject *arg)
 {
     int all = PyObject_IsTrue(arg);
     if (all < 0)
         return NULL;
     BEGIN(self, "Store.discard");
-    size_t n = step_discard(s, all ? STEP_ALL : STEP_MINE);
+    size_t n = store_discard(s, all ? STORE_ALL : STORE_MINE);
     END();
     return PyLong_FromSize_t(n);
 }
 
-static PyObject *store_drop_error(PyObject *self, PyObject *unused)
+static PyObject *py_store_drop_error(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.drop_error");
-    step_drop_error(s);
+    store_drop_error(s);
     END();
     Py_RETURN_NONE;
 }
 
-static PyObject *store_forget(PyObject *self, PyObject *unused)
+static PyObject *py_store_forget(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.forget");
-    step_forget(s);
+    store_forget(s);
     END();
     Py_RETURN_NONE;
 }
 
-static PyObject *store_finite(PyObject *self, PyObject *unused)
+static PyObject *py_store_finite(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.finite");
-    uint32_t n = client_tables(step_client(s));
+    uint32_t n = client_tables(store_client(s));
     uint8_t *finite = malloc(n + 1);
     if (finite) {
         memset(finite, 1, n);
         Py_BEGIN_ALLOW_THREADS
-        rc = step_finite(s, finite, n);
+        rc = store_finite(s, finite, n);
         Py_END_ALLOW_THREADS
     }
     END();
@@ -447,7 +447,7 @@ static PyObject *sums_list(const worker_sum *sums, size_t n)
     return list;
 }
 
-static PyObject *store_sums(PyObject *self, PyObject *unused)
+static PyObject *py_store_sums(PyObject *self, PyObject *unused)
 {
     (void)unused;
     worker_sum *sums = NULL;
@@ -455,7 +455,7 @@ static PyObject *store_sums(PyObject *self, PyObject *unused)
     int finite = 1;
     BEGIN(self, "Store.sums");
     Py_BEGIN_ALLOW_THREADS
-    rc = step_sums(s, &sums, &n, &finite);
+    rc = store_sums(s, &sums, &n, &finite);
     Py_END_ALLOW_THREADS
     END();
     if (rc)
@@ -466,27 +466,27 @@ static PyObject *store_sums(PyObject *self, PyObject *unused)
                 : NULL;
 }
 
-static PyObject *store_updates(PyObject *self, PyObject *unused)
+static PyObject *py_store_updates(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.updates");
-    uint64_t n = client_updates(step_client(s));
+    uint64_t n = client_updates(store_client(s));
     END();
     return PyLong_FromUnsignedLongLong(n);
 }
 
-static PyObject *store_set_updates(PyObject *self, PyObject *arg)
+static PyObject *py_store_set_updates(PyObject *self, PyObject *arg)
 {
     unsigned long long n = PyLong_AsUnsignedLongLong(arg);
     if (PyErr_Occurred())
         return NULL;
     BEGIN(self, "Store.set_updates");
-    ps_set_updates(step_ps(s), n);
+    ps_set_updates(store_ps(s), n);
     END();
     Py_RETURN_NONE;
 }
 
-static PyObject *store_stats(PyObject *self, PyObject *arg)
+static PyObject *py_store_stats(PyObject *self, PyObject *arg)
 {
     unsigned long no = PyLong_AsUnsignedLong(arg);
     if (PyErr_Occurred())
@@ -494,7 +494,7 @@ static PyObject *store_stats(PyObject *self, PyObject *arg)
     BEGIN(self, "Store.stats");
     table_stats t = {0};
     Py_BEGIN_ALLOW_THREADS
-    rc = client_stats(step_client(s), (uint32_t)no, &t);
+    rc = client_stats(store_client(s), (uint32_t)no, &t);
     END();
     Py_END_ALLOW_THREADS
     if (rc)
@@ -511,13 +511,13 @@ static PyObject *store_stats(PyObject *self, PyObject *arg)
         (unsigned long long)t.nonfinite);
 }
 
-static PyObject *store_memory(PyObject *self, PyObject *unused)
+static PyObject *py_store_memory(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.memory");
     uint64_t used = 0, maximum = 0;
     Py_BEGIN_ALLOW_THREADS
-    rc = client_memory(step_client(s), &used, &maximum);
+    rc = client_memory(store_client(s), &used, &maximum);
     END();
     Py_END_ALLOW_THREADS
     return rc ? py_raise(rc)
@@ -525,13 +525,13 @@ static PyObject *store_memory(PyObject *self, PyObject *unused)
                               (unsigned long long)maximum);
 }
 
-static PyObject *store_state_floats(PyObject *self, PyObject *arg)
+static PyObject *py_store_state_floats(PyObject *self, PyObject *arg)
 {
     unsigned long no = PyLong_AsUnsignedLong(arg);
     if (PyErr_Occurred())
         return NULL;
     BEGIN(self, "Store");
-    uint32_t floats = client_state_floats(step_client(s), (uint32_t)no);
+    uint32_t floats = client_state_floats(store_client(s), (uint32_t)no);
     END();
     return rc ? py_raise(rc) : PyLong_FromUnsignedLong(floats);
 }
@@ -577,21 +577,21 @@ static PyObject *rows_call(PyObject *self, PyObject *args, int set)
         optional_buffer(state_arg, flags, &state) ||
         optional_buffer(found_arg, PyBUF_WRITABLE, &found))
         goto done;
-    step *s;
-    int rc = step_get(((store_object *)self)->handle,
+    store *s;
+    int rc = store_get(((store_object *)self)->handle,
                       set ? "Store.set_rows" : "Store.rows", &s);
     if (!rc) {
         size_t n = (size_t)ids.len / sizeof(uint64_t);
-        ps_client *c = step_client(s);
+        ps_client *c = store_client(s);
         Py_BEGIN_ALLOW_THREADS
         rc = check_buffers(c, no, n, &vectors, &state, &found);
         if (!rc)
-            rc = step_settle(s);
+            rc = store_settle(s);
         if (!rc)
             rc = set ? client_set(c, no, n, ids.buf, vectors.buf, state.buf)
                      : client_get(c, no, n, ids.buf, vectors.buf, state.buf,
                                   found.buf);
-        step_put(s);
+        store_put(s);
         Py_END_ALLOW_THREADS
     }
     out = rc ? py_raise(rc) : Py_NewRef(Py_None);
@@ -603,26 +603,26 @@ done:
     return out;
 }
 
-static PyObject *store_get(PyObject *self, PyObject *args)
+static PyObject *py_store_get(PyObject *self, PyObject *args)
 {
     return rows_call(self, args, 0);
 }
 
-static PyObject *store_set(PyObject *self, PyObject *args)
+static PyObject *py_store_set(PyObject *self, PyObject *args)
 {
     return rows_call(self, args, 1);
 }
 
-static PyObject *store_clear(PyObject *self, PyObject *arg)
+static PyObject *py_store_clear(PyObject *self, PyObject *arg)
 {
     unsigned long no = PyLong_AsUnsignedLong(arg);
     if (PyErr_Occurred())
         return NULL;
     BEGIN(self, "Store.clear");
     Py_BEGIN_ALLOW_THREADS
-    rc = step_settle(s);
+    rc = store_settle(s);
     if (!rc)
-        rc = client_clear(step_client(s), (uint32_t)no);
+        rc = client_clear(store_client(s), (uint32_t)no);
     END();
     Py_END_ALLOW_THREADS
     if (rc)
@@ -631,12 +631,12 @@ static PyObject *store_clear(PyObject *self, PyObject *arg)
 }
 
 /* The ids of a table's rows, in memory that the caller frees. */
-static int list_ids(step *s, uint32_t no, uint64_t **out, size_t *n)
+static int list_ids(store *s, uint32_t no, uint64_t **out, size_t *n)
 {
     enum { BLOCK = 1 << 20 };
-    ps_client *c = step_client(s);
+    ps_client *c = store_client(s);
     size_t room = 0;
-    int rc = step_settle(s);
+    int rc = store_settle(s);
     for (uint32_t shard = 0; !rc && shard < client_shards(c); shard++) {
         uint64_t cursor = 0;
         while (!rc && cursor != TABLE_LIST_END) {
@@ -658,7 +658,7 @@ static int list_ids(step *s, uint32_t no, uint64_t **out, size_t *n)
 }
 
 /* Every id of a table, as the bytes of uint64. */
-static PyObject *store_ids(PyObject *self, PyObject *arg)
+static PyObject *py_store_ids(PyObject *self, PyObject *arg)
 {
     unsigned long no = PyLong_AsUnsignedLong(arg);
     if (PyErr_Occurred())
@@ -679,7 +679,7 @@ static PyObject *store_ids(PyObject *self, PyObject *arg)
 }
 
 #define METHOD(name, flags, text)                                             \
-    {#name, (PyCFunction)(void (*)(void))store_##name, flags, text}
+    {#name, (PyCFunction)(void (*)(void))py_store_##name, flags, text}
 
 static PyMethodDef methods[] = {
     METHOD(close, METH_NOARGS, "close()"),
@@ -725,8 +725,8 @@ static PyType_Slot slots[] = {
     {Py_tp_doc, "Store(threads, memory_limit, remote=None)\n--\n\n"
                 "Tables in this process, or behind the servers that the dict "
                 "`remote` names."},
-    {Py_tp_init, (void *)store_init},
-    {Py_tp_dealloc, (void *)store_dealloc},
+    {Py_tp_init, (void *)py_store_init},
+    {Py_tp_dealloc, (void *)py_store_dealloc},
     {Py_tp_methods, methods},
     {Py_tp_getset, properties},
     {0, NULL},

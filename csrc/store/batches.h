@@ -1,5 +1,5 @@
-/* batches.h: private to the step: batches of a data loader that are looked up
- * ahead, and what of them hinders later ones.  Not locked: ahead.c holds its
+/* batches.h: private to the store: batches of a data loader that are looked up
+ * ahead, and what of them hinders later ones.  Not locked: prefetch.c holds its
  * lock around every call. */
 #ifndef PERSIA_STORE_BATCHES_H
 #define PERSIA_STORE_BATCHES_H
@@ -11,7 +11,7 @@ typedef enum progress { WAITING, STARTED, TAKEN } progress;
 
 typedef struct lookup {
     struct lookup *next;
-    step_lookup want; /* its owner is NULL when handed over */
+    store_lookup want; /* its owner is NULL when handed over */
     progress at;
     future *done;
 } lookup;
@@ -56,7 +56,7 @@ typedef struct stream {
 /* What earlier batches that are open mean for the lookups of one. */
 typedef struct earlier {
     uint64_t open;
-    int held;       /* others wait for a step */
+    int held;       /* others wait for a store */
     uint64_t after; /* the last one is in this update: lookups can wait for
                        it at the shards; 0: no */
 } earlier;

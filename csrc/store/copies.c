@@ -144,7 +144,7 @@ static void use_batch(const copying *job, id_batch *b)
         b->weights = (const float *)(const void *)job->arrays[WEIGHTS].to;
 }
 
-int copies_make(copies *c, sched *s, step_grad *g, size_t floats,
+int copies_make(copies *c, sched *s, store_grad *g, size_t floats,
                 size_t offsets)
 {
     worker_grad *w = &g->grad;
@@ -167,7 +167,7 @@ int copies_make(copies *c, sched *s, step_grad *g, size_t floats,
     return PERSIA_OK;
 }
 
-int copies_ids(copies *c, sched *s, step_grad *g, size_t offsets)
+int copies_ids(copies *c, sched *s, store_grad *g, size_t offsets)
 {
     copying job = {0};
     add_batch(&job, &g->grad.batch, offsets);

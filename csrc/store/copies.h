@@ -1,4 +1,4 @@
-/* copies.h: private to the step: copies of gradients that wait, in blocks
+/* copies.h: private to the store: copies of gradients that wait, in blocks
  * that are used again: fresh memory costs more than the copy. */
 #ifndef PERSIA_STORE_COPIES_H
 #define PERSIA_STORE_COPIES_H
@@ -16,11 +16,11 @@ typedef struct copies {
 
 void copies_init(copies *c);
 void copies_free(copies *c);
-/* See step_copy(). */
-int copies_make(copies *c, sched *s, step_grad *g, size_t floats,
+/* See store_copy_grad(). */
+int copies_make(copies *c, sched *s, store_grad *g, size_t floats,
                 size_t offsets);
 /* Copies ids, offsets and weights alone, to g->ids. */
-int copies_ids(copies *c, sched *s, step_grad *g, size_t offsets);
+int copies_ids(copies *c, sched *s, store_grad *g, size_t offsets);
 /* Gives back a copy, on any thread. */
 void copies_give(void *copy);
 

@@ -14,7 +14,7 @@
 #include "store/batches.h"
 
 struct ahead {
-    step *s;
+    store *s;
     sched *pool; /* of the jobs */
     _Atomic(unsigned) streams_n; /* written under the lock */
     pthread_mutex_t lock; /* guards all below and all streams */
@@ -24,12 +24,12 @@ struct ahead {
     unsigned owed;     /* empty parts of steps that nobody has sent */
     unsigned paying;   /* ... that are under way */
     lookup *garbage;   /* owners to be released without the lock */
-    step_ahead_stats stats;
+    store_prefetch_stats stats;
 };
 
 /* ---- life ---- */
 
-int ahead_create(step *s, unsigned threads, ahead **out)
+int prefetch_create(store *s, unsigned threads, ahead **out)
 {
     ahead *a = calloc(1, sizeof *a);
     *out = a;
@@ -123,9 +123,9 @@ static batch *find_batch(ahead *a, uint64_t number, stream **in)
 
 /* ---- lookups ---- */
 
-static int look_up(step *s, const step_lookup *l, uint64_t after)
+static int look_up(store *s, const store_lookup *l, uint64_t after)
 {
-    return worker_forward(step_worker(s), l->plan, &l->batch, after, l->out,
+    return worker_forward(store_worker(s), l->plan, &l->batch, after, l->out,
                           l->stride, l->rows, l->index);
 }
 
@@ -138,7 +138,7 @@ static void run(ahead *a, batch *b, lookup *l)
     pthread_mutex_unlock(&a->lock);
     int rc = look_up(a->s, &l->want, after);
     if (rc == PERSIA_ELOST) { /* it may be that nobody wants this lookup */
-        step_keep_error(a->s, rc);
+        store_keep_error(a->s, rc);
         rc = look_up(a->s, &l->want, after);
     }
     future_complete(l->done, rc);
@@ -195,7 +195,7 @@ static void advance(ahead *a, stream *t, const batch *asked)
         b->after = e.after;
         if (!b->lookups)
             continue;
-        uint64_t top = STEP_STALENESS_BUCKETS - 1;
+        uint64_t top = STORE_STALENESS_BUCKETS - 1;
         a->stats.staleness[n < top ? n : top]++;
         /* Without memory for a job the forward itself looks up. */
         for (lookup *l = b->lookups; l && !t->here; l = l->next)
@@ -203,7 +203,7 @@ static void advance(ahead *a, stream *t, const batch *asked)
     }
 }
 
-/* A batch is not open any more.  On threads of the user step_pay() must
+/* A batch is not open any more.  On threads of the user store_pay() must
  * follow, without the lock. */
 static void batch_close(ahead *a, const stream *t, batch *b)
 {
@@ -227,7 +227,7 @@ static int refuse(ahead *a, const stream *t, batch *b)
     for (size_t i = 0; i < b->forwards_n; i++) {
         forward *f = &b->forwards[i];
         if (f->at == OUT)
-            f->at = step_refuse(a->s, f->ticket) ? ENDED : HELD;
+            f->at = store_refuse(a->s, f->ticket) ? ENDED : HELD;
         waits |= f->at != ENDED;
     }
     if (!waits)
@@ -255,7 +255,7 @@ static int nobody_looks_ahead(ahead *a)
     return atomic_load_explicit(&a->streams_n, memory_order_acquire) == 0;
 }
 
-void ahead_held(ahead *a, uint64_t ticket)
+void prefetch_pending(ahead *a, uint64_t ticket)
 {
     if (nobody_looks_ahead(a))
         return;
@@ -269,7 +269,7 @@ void ahead_held(ahead *a, uint64_t ticket)
     end_of_call(a);
 }
 
-void ahead_applying(ahead *a, const step_grad *held, size_t n,
+void prefetch_applying(ahead *a, const store_grad *held, size_t n,
                     uint64_t number)
 {
     if (nobody_looks_ahead(a))
@@ -290,7 +290,7 @@ void ahead_applying(ahead *a, const step_grad *held, size_t n,
     pthread_mutex_unlock(&a->lock);
 }
 
-int ahead_allows(ahead *a, const step_grad *held, size_t n)
+int prefetch_allows(ahead *a, const store_grad *held, size_t n)
 {
     if (nobody_looks_ahead(a))
         return 0;
@@ -307,7 +307,7 @@ int ahead_allows(ahead *a, const step_grad *held, size_t n)
     return all;
 }
 
-void ahead_tidy(ahead *a)
+void prefetch_tidy(ahead *a)
 {
     if (nobody_looks_ahead(a))
         return;
@@ -315,7 +315,7 @@ void ahead_tidy(ahead *a)
     end_of_call(a);
 }
 
-void ahead_ended(ahead *a, const step_grad *held, size_t n, int applied)
+void prefetch_ended(ahead *a, const store_grad *held, size_t n, int applied)
 {
     if (nobody_looks_ahead(a))
         return;
@@ -340,7 +340,7 @@ void ahead_ended(ahead *a, const step_grad *held, size_t n, int applied)
     pthread_mutex_unlock(&a->lock);
 }
 
-void ahead_forget(ahead *a)
+void prefetch_forget(ahead *a)
 {
     pthread_mutex_lock(&a->lock);
     for (stream *t = a->streams; t; t = t->next)
@@ -363,9 +363,9 @@ static int ended(void)
     return err_set(PERSIA_ECLOSED, "this pass of the data loader has ended");
 }
 
-int step_ahead_sync(step *s, uint64_t number, int by_batch)
+int store_pass_sync(store *s, uint64_t number, int by_batch)
 {
-    ahead *a = step_ahead(s);
+    ahead *a = store_prefetch(s);
     pthread_mutex_lock(&a->lock);
     stream *t = find_stream(a, number);
     if (t)
@@ -374,14 +374,14 @@ int step_ahead_sync(step *s, uint64_t number, int by_batch)
     return t ? PERSIA_OK : ended();
 }
 
-void ahead_owe(ahead *a)
+void prefetch_owe(ahead *a)
 {
     pthread_mutex_lock(&a->lock);
     a->owed++;
     pthread_mutex_unlock(&a->lock);
 }
 
-unsigned ahead_owed(ahead *a)
+unsigned prefetch_owed(ahead *a)
 {
     pthread_mutex_lock(&a->lock);
     unsigned n = a->owed;
@@ -391,7 +391,7 @@ unsigned ahead_owed(ahead *a)
     return n;
 }
 
-void ahead_paid(ahead *a)
+void prefetch_paid(ahead *a)
 {
     pthread_mutex_lock(&a->lock);
     a->paying--;
@@ -402,10 +402,10 @@ void ahead_paid(ahead *a)
 
 /* ---- streams ---- */
 
-int step_ahead_open(step *s, uint64_t staleness, int here, uint64_t *number)
+int store_pass_open(store *s, uint64_t staleness, int here, uint64_t *number)
 {
-    ahead *a = step_ahead(s);
-    int rc = step_settle(s);
+    ahead *a = store_prefetch(s);
+    int rc = store_settle(s);
     if (rc)
         return rc;
     stream *t = calloc(1, sizeof *t);
@@ -413,7 +413,7 @@ int step_ahead_open(step *s, uint64_t staleness, int here, uint64_t *number)
         return err_set(PERSIA_ENOMEM, "no memory for a data loader");
     pthread_mutex_lock(&a->lock);
     t->staleness = staleness;
-    t->here = here && !client_is_remote(step_client(s));
+    t->here = here && !client_is_remote(store_client(s));
     *number = t->number = ++a->numbers;
     t->next = a->streams;
     a->streams = t;
@@ -438,23 +438,23 @@ static void close_stream(stream *t)
         b->closed = 1;
 }
 
-void step_ahead_close(step *s, uint64_t number)
+void store_pass_close(store *s, uint64_t number)
 {
-    ahead *a = step_ahead(s);
+    ahead *a = store_prefetch(s);
     pthread_mutex_lock(&a->lock);
     stream *t = find_stream(a, number);
     if (t) {
         close_stream(t);
         t->waiters++; /* nobody frees it meanwhile */
         /* Lookups in this process end soon; others may wait for a server. */
-        while (!client_is_remote(step_client(s)) && in_use(t))
+        while (!client_is_remote(store_client(s)) && in_use(t))
             pthread_cond_wait(&a->moved, &a->lock);
         t->waiters--;
     }
     end_of_call(a);
 }
 
-void ahead_destroy(ahead *a)
+void prefetch_destroy(ahead *a)
 {
     if (!a)
         return;
@@ -470,15 +470,15 @@ void ahead_destroy(ahead *a)
     free(a);
 }
 
-uint64_t step_ahead_number(void)
+uint64_t store_batch_number(void)
 {
     static _Atomic(uint64_t) last;
     return atomic_fetch_add(&last, 1) + 1;
 }
 
-int step_ahead_batch(step *s, uint64_t in, uint64_t number)
+int store_batch_add(store *s, uint64_t in, uint64_t number)
 {
-    ahead *a = step_ahead(s);
+    ahead *a = store_prefetch(s);
     batch *b = calloc(1, sizeof *b);
     if (!b)
         return err_set(PERSIA_ENOMEM, "no memory to look ahead");
@@ -498,9 +498,9 @@ int step_ahead_batch(step *s, uint64_t in, uint64_t number)
     return ended();
 }
 
-int step_ahead_add(step *s, uint64_t number, const step_lookup *want)
+int store_batch_lookup(store *s, uint64_t number, const store_lookup *want)
 {
-    ahead *a = step_ahead(s);
+    ahead *a = store_prefetch(s);
     lookup *l = calloc(1, sizeof *l);
     if (!l)
         return err_set(PERSIA_ENOMEM, "no memory to look ahead");
@@ -527,9 +527,9 @@ fail:
     return rc;
 }
 
-void step_ahead_ready(step *s, uint64_t number)
+void store_batch_ready(store *s, uint64_t number)
 {
-    ahead *a = step_ahead(s);
+    ahead *a = store_prefetch(s);
     pthread_mutex_lock(&a->lock);
     stream *t;
     batch *b = find_batch(a, number, &t);
@@ -574,10 +574,10 @@ static int make_room(ahead *a, stream *t, const batch *last)
     return 0;
 }
 
-int step_ahead_next(step *s, uint64_t number, int reading)
+int store_batch_next(store *s, uint64_t number, int reading)
 {
-    ahead *a = step_ahead(s);
-    int rc = step_error(s);
+    ahead *a = store_prefetch(s);
+    int rc = store_error(s);
     if (rc)
         return rc;
     pthread_mutex_lock(&a->lock);
@@ -595,7 +595,7 @@ int step_ahead_next(step *s, uint64_t number, int reading)
         int room = !b->started && make_room(a, t, b);
         if (a->owed) {
             pthread_mutex_unlock(&a->lock);
-            rc = step_pay(s);
+            rc = store_pay(s);
             pthread_mutex_lock(&a->lock);
         } else if (!room) {
             rc = cond_wait_poll(&a->moved, &a->lock, UINT64_MAX);
@@ -610,13 +610,13 @@ int step_ahead_next(step *s, uint64_t number, int reading)
         rc = ended();
     end_of_call(a);
     if (!rc)
-        rc = step_pay(s);
-    return rc ? rc : step_error(s); /* of an update that it waited for */
+        rc = store_pay(s);
+    return rc ? rc : store_error(s); /* of an update that it waited for */
 }
 
-void step_ahead_skip(step *s, uint64_t number)
+void store_batch_skip(store *s, uint64_t number)
 {
-    ahead *a = step_ahead(s);
+    ahead *a = store_prefetch(s);
     pthread_mutex_lock(&a->lock);
     stream *t;
     batch *b = find_batch(a, number, &t);
@@ -626,14 +626,14 @@ void step_ahead_skip(step *s, uint64_t number)
         advance(a, t, NULL);
     }
     end_of_call(a);
-    step_pay(s);
+    store_pay(s);
 }
 
 /* ---- forwards ---- */
 
-void step_ahead_bind(step *s, uint64_t number, uint64_t ticket)
+void store_batch_bind(store *s, uint64_t number, uint64_t ticket)
 {
-    ahead *a = step_ahead(s);
+    ahead *a = store_prefetch(s);
     if (!number || nobody_looks_ahead(a))
         return;
     pthread_mutex_lock(&a->lock);
@@ -645,10 +645,10 @@ void step_ahead_bind(step *s, uint64_t number, uint64_t ticket)
     leave(a);
 }
 
-int step_ahead_take(step *s, uint64_t number, uint32_t plan, void **owner)
+int store_batch_take(store *s, uint64_t number, uint32_t plan, void **owner)
 {
     *owner = NULL;
-    ahead *a = step_ahead(s);
+    ahead *a = store_prefetch(s);
     if (nobody_looks_ahead(a))
         return PERSIA_OK;
     int rc = PERSIA_OK;
@@ -680,9 +680,9 @@ int step_ahead_take(step *s, uint64_t number, uint32_t plan, void **owner)
     return rc;
 }
 
-void step_ahead_get_stats(step *s, step_ahead_stats *out)
+void store_get_prefetch_stats(store *s, store_prefetch_stats *out)
 {
-    ahead *a = step_ahead(s);
+    ahead *a = store_prefetch(s);
     pthread_mutex_lock(&a->lock);
     *out = a->stats;
     leave(a);

@@ -21,7 +21,7 @@ enum { PENDING_LOCAL = 2, PENDING_REMOTE = 64 };
 /* Lookups, and updates, that may be under way to servers at once. */
 enum { IN_FLIGHT = 16 };
 
-struct step {
+struct store {
     ps *p; /* NULL: the tables are remote */
     ps_client *c;
     void *owner; /* of what a remote client uses */
@@ -32,32 +32,32 @@ struct step {
     copies copies;
     _Atomic(uint64_t) tickets; /* the last number given */
     pthread_mutex_t lock;      /* guards all below */
-    step_grad *held;
+    store_grad *held;
     size_t held_n, held_room;
-    uint64_t forgotten;            /* tickets up to it: see step_forget() */
+    uint64_t forgotten;            /* tickets up to it: see store_forget() */
     window came;    /* tickets whose gradient came back, or ... */
     window refused; /* ... will not be taken */
-    uint64_t rings[2][STEP_TICKET_WINDOW / 64]; /* theirs */
+    uint64_t rings[2][STORE_TICKET_WINDOW / 64]; /* theirs */
     unsigned references;           /* guarded by registry.lock */
 };
 
 /* All stores of the process. */
 static struct {
-    pthread_mutex_t lock; /* guards all below and step.references */
+    pthread_mutex_t lock; /* guards all below and store.references */
     struct {
-        step *s;
+        store *s;
         uint32_t generation;
     } slots[STORES_MAX];
 } registry = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static void destroy(step *s)
+static void destroy(store *s)
 {
     if (!s)
         return;
     updates_destroy(s->u);
-    /* Not step_discard(): nobody could send an empty part any more. */
-    step_release(s->held, s->held_n);
-    ahead_destroy(s->a);
+    /* Not store_discard(): nobody could send an empty part any more. */
+    store_release_grads(s->held, s->held_n);
+    prefetch_destroy(s->a);
     worker_destroy(s->w);
     client_destroy(s->c);
     ps_destroy(s->p);
@@ -68,35 +68,35 @@ static void destroy(step *s)
     free(s);
 }
 
-static step *step_new(void)
+static store *store_new(void)
 {
-    step *s = calloc(1, sizeof *s);
+    store *s = calloc(1, sizeof *s);
     if (!s) {
         err_set(PERSIA_ENOMEM, "no memory for a store");
         return NULL;
     }
     pthread_mutex_init(&s->lock, NULL);
     copies_init(&s->copies);
-    window_init(&s->came, s->rings[0], STEP_TICKET_WINDOW / 64);
-    window_init(&s->refused, s->rings[1], STEP_TICKET_WINDOW / 64);
+    window_init(&s->came, s->rings[0], STORE_TICKET_WINDOW / 64);
+    window_init(&s->refused, s->rings[1], STORE_TICKET_WINDOW / 64);
     s->references = 1;
     return s;
 }
 
-/* Gives a step with a client (rc: of making it) the rest, and a handle. */
-static int start(step *s, int rc, uint64_t *handle)
+/* Gives a store with a client (rc: of making it) the rest, and a handle. */
+static int start(store *s, int rc, uint64_t *handle)
 {
     int remote = !rc && client_is_remote(s->c);
     if (!rc)
         rc = worker_create(s->c, &s->w);
     if (!rc)
-        rc = ahead_create(s, remote ? IN_FLIGHT : 1, &s->a);
+        rc = prefetch_create(s, remote ? IN_FLIGHT : 1, &s->a);
     if (!rc)
         rc = updates_create(s, remote ? IN_FLIGHT : 1,
                             remote ? PENDING_REMOTE : PENDING_LOCAL, &s->u);
     if (rc)
         goto fail;
-    step_renumber(s);
+    store_renumber(s);
     pthread_mutex_lock(&registry.lock);
     uint32_t slot = 0;
     while (slot < STORES_MAX && registry.slots[slot].s)
@@ -116,11 +116,11 @@ fail:
     return rc;
 }
 
-int step_open(unsigned threads, uint64_t memory_limit, uint64_t *handle)
+int store_open(unsigned threads, uint64_t memory_limit, uint64_t *handle)
 {
     ps_config config = {.threads = threads, .memory_limit = memory_limit};
     int rc = fork_check("a new store");
-    step *s = rc ? NULL : step_new();
+    store *s = rc ? NULL : store_new();
     if (!s)
         return rc ? rc : PERSIA_ENOMEM;
     rc = ps_create(&config, &s->p);
@@ -129,11 +129,11 @@ int step_open(unsigned threads, uint64_t memory_limit, uint64_t *handle)
     return start(s, rc, handle);
 }
 
-int step_open_remote(const client_config *config, void *owner,
+int store_open_remote(const client_config *config, void *owner,
                      void (*release)(void *owner), uint64_t *handle)
 {
     int rc = fork_check("a new store");
-    step *s = rc ? NULL : step_new();
+    store *s = rc ? NULL : store_new();
     if (!s)
         return rc ? rc : PERSIA_ENOMEM;
     rc = client_remote(config, &s->c);
@@ -146,7 +146,7 @@ int step_open_remote(const client_config *config, void *owner,
 }
 
 /* The store of a handle, or NULL; registry.lock is held. */
-static step *find(uint64_t handle)
+static store *find(uint64_t handle)
 {
     uint32_t slot = (uint32_t)handle;
     if (slot >= STORES_MAX ||
@@ -155,13 +155,13 @@ static step *find(uint64_t handle)
     return registry.slots[slot].s;
 }
 
-int step_get(uint64_t handle, const char *what, step **out)
+int store_get(uint64_t handle, const char *what, store **out)
 {
     int rc = fork_check(what);
     if (rc)
         return rc;
     pthread_mutex_lock(&registry.lock);
-    step *s = find(handle);
+    store *s = find(handle);
     if (s)
         s->references++;
     pthread_mutex_unlock(&registry.lock);
@@ -171,7 +171,7 @@ int step_get(uint64_t handle, const char *what, step **out)
                        "persia.Store", what);
 }
 
-void step_put(step *s)
+void store_put(store *s)
 {
     pthread_mutex_lock(&registry.lock);
     int last = --s->references == 0;
@@ -180,47 +180,47 @@ void step_put(step *s)
         destroy(s);
 }
 
-void step_close(uint64_t handle)
+void store_close(uint64_t handle)
 {
     if (fork_check("Store.close"))
         return;
     pthread_mutex_lock(&registry.lock);
-    step *s = find(handle);
+    store *s = find(handle);
     if (s)
         registry.slots[(uint32_t)handle].s = NULL;
     pthread_mutex_unlock(&registry.lock);
     if (!s)
         return;
     client_end(s->c, END_LOOKUPS); /* nobody wants those to come */
-    step_put(s);
+    store_put(s);
 }
 
-ps *step_ps(const step *s)
+ps *store_ps(const store *s)
 {
     return s->p;
 }
 
-ps_client *step_client(const step *s)
+ps_client *store_client(const store *s)
 {
     return s->c;
 }
 
-worker *step_worker(const step *s)
+worker *store_worker(const store *s)
 {
     return s->w;
 }
 
-ahead *step_ahead(step *s)
+ahead *store_prefetch(store *s)
 {
     return s->a;
 }
 
-uint64_t step_ticket(step *s)
+uint64_t store_ticket(store *s)
 {
     return atomic_fetch_add(&s->tickets, 1) + 1;
 }
 
-void step_keep(step *s, uint64_t ticket, batch_index *index)
+void store_keep_index(store *s, uint64_t ticket, batch_index *index)
 {
     if (index && ticket)
         index_pool_wait(client_indexes(s->c), ticket, index);
@@ -228,20 +228,20 @@ void step_keep(step *s, uint64_t ticket, batch_index *index)
         batch_index_put(index);
 }
 
-void step_drop(step *s, uint64_t ticket)
+void store_drop_index(store *s, uint64_t ticket)
 {
     if (ticket)
         batch_index_put(index_pool_take(client_indexes(s->c), ticket));
 }
 
-int step_copy(step *s, step_grad *g, size_t floats, size_t offsets)
+int store_copy_grad(store *s, store_grad *g, size_t floats, size_t offsets)
 {
     int rc = copies_make(&s->copies, client_sched(s->c), g, floats, offsets);
     g->copied = !rc;
     return rc;
 }
 
-int step_copy_ids(step *s, step_grad *g)
+int store_copy_ids(store *s, store_grad *g)
 {
     if (g->copied || g->ids)
         return PERSIA_OK;
@@ -253,7 +253,7 @@ int step_copy_ids(step *s, step_grad *g)
 
 /* Why the gradient of a ticket is refused; PERSIA_OK if it is not.  The lock
  * is held. */
-static int check_ticket(const step *s, uint64_t ticket)
+static int check_ticket(const store *s, uint64_t ticket)
 {
     if (ticket > atomic_load(&s->tickets))
         return err_set(PERSIA_ETICKET, "backward of a forward that made no "
@@ -267,7 +267,7 @@ static int check_ticket(const step *s, uint64_t ticket)
                        "backward of a forward of %llu forwards ago; the "
                        "store remembers %d",
                        (unsigned long long)(window_top(&s->came) - ticket),
-                       STEP_TICKET_WINDOW);
+                       STORE_TICKET_WINDOW);
     if (window_has(&s->refused, ticket))
         return err_set(PERSIA_ETICKET,
                        "backward of a batch that was skipped, or abandoned "
@@ -284,16 +284,16 @@ static int check_ticket(const step *s, uint64_t ticket)
 }
 
 /* Notes that the gradient of a ticket came back; the lock is held. */
-static int mark(step *s, uint64_t ticket)
+static int mark(store *s, uint64_t ticket)
 {
     if (ticket == 0) /* a forward that nobody numbered may repeat */
         return PERSIA_OK;
     int rc = check_ticket(s, ticket);
     if (rc)
         return rc;
-    if (ticket > STEP_TICKET_WINDOW) { /* older ones are forgotten */
-        window_settle(&s->came, ticket - STEP_TICKET_WINDOW);
-        window_settle(&s->refused, ticket - STEP_TICKET_WINDOW);
+    if (ticket > STORE_TICKET_WINDOW) { /* older ones are forgotten */
+        window_settle(&s->came, ticket - STORE_TICKET_WINDOW);
+        window_settle(&s->refused, ticket - STORE_TICKET_WINDOW);
     }
     enum window_added added = window_add(&s->came, ticket);
     assert(added == WINDOW_ADDED);
@@ -301,7 +301,7 @@ static int mark(step *s, uint64_t ticket)
     return PERSIA_OK;
 }
 
-int step_refuse(step *s, uint64_t ticket)
+int store_refuse(store *s, uint64_t ticket)
 {
     pthread_mutex_lock(&s->lock);
     int rc = mark(s, ticket);
@@ -311,15 +311,15 @@ int step_refuse(step *s, uint64_t ticket)
     return rc == PERSIA_OK;
 }
 
-static int hold_locked(step *s, const step_grad *g)
+static int hold_locked(store *s, const store_grad *g)
 {
-    if (s->held_n == STEP_HELD_MAX)
+    if (s->held_n == STORE_PENDING_MAX)
         return err_set(PERSIA_ELIMIT,
                        "%d gradients wait for an update; call "
-                       "store.optimizer.step() more often", STEP_HELD_MAX);
+                       "store.optimizer.step() more often", STORE_PENDING_MAX);
     if (s->held_n == s->held_room) {
         size_t room = s->held_room ? 2 * s->held_room : 16;
-        step_grad *more = realloc(s->held, room * sizeof *more);
+        store_grad *more = realloc(s->held, room * sizeof *more);
         if (!more)
             return err_set(PERSIA_ENOMEM, "no memory for gradients");
         s->held = more;
@@ -339,30 +339,30 @@ static int hold_locked(step *s, const step_grad *g)
     return PERSIA_OK;
 }
 
-int step_hold(step *s, const step_grad *g)
+int store_add_grad(store *s, const store_grad *g)
 {
     pthread_mutex_lock(&s->lock);
     int rc = hold_locked(s, g);
     pthread_mutex_unlock(&s->lock);
     if (!rc)
-        ahead_held(s->a, g->ticket);
+        prefetch_pending(s->a, g->ticket);
     return rc;
 }
 
-size_t step_held(step *s, enum step_whose whose)
+size_t store_pending_grads(store *s, enum store_whose whose)
 {
     uint64_t me = (uint64_t)pthread_self();
     pthread_mutex_lock(&s->lock);
-    size_t n = whose == STEP_ALL ? s->held_n : 0;
-    for (size_t i = 0; i < s->held_n && whose == STEP_MINE; i++)
+    size_t n = whose == STORE_ALL ? s->held_n : 0;
+    for (size_t i = 0; i < s->held_n && whose == STORE_MINE; i++)
         n += s->held[i].thread == me;
     pthread_mutex_unlock(&s->lock);
     return n;
 }
 
-/* Takes what is held out of the step, as an array to be freed; NULL (and
+/* Takes what is held out of the store, as an array to be freed; NULL (and
  * *n == 0) if there is nothing.  The order of the forwards is kept. */
-static int take_held(step *s, enum step_whose whose, step_grad **out,
+static int take_held(store *s, enum store_whose whose, store_grad **out,
                      size_t *n)
 {
     uint64_t me = (uint64_t)pthread_self();
@@ -370,7 +370,7 @@ static int take_held(step *s, enum step_whose whose, step_grad **out,
     pthread_mutex_lock(&s->lock);
     size_t mine = 0;
     for (size_t i = 0; i < s->held_n; i++)
-        mine += whose == STEP_ALL || s->held[i].thread == me;
+        mine += whose == STORE_ALL || s->held[i].thread == me;
     *n = mine;
     *out = NULL;
     if (mine && mine == s->held_n) { /* as nearly always */
@@ -378,7 +378,7 @@ static int take_held(step *s, enum step_whose whose, step_grad **out,
         s->held = NULL;
         s->held_n = s->held_room = 0;
     } else if (mine) {
-        step_grad *taken = malloc(mine * sizeof *taken);
+        store_grad *taken = malloc(mine * sizeof *taken);
         size_t kept = 0, at = 0;
         for (size_t i = 0; i < s->held_n && taken; i++) {
             if (s->held[i].thread == me)
@@ -396,7 +396,7 @@ static int take_held(step *s, enum step_whose whose, step_grad **out,
     return rc;
 }
 
-void step_release(step_grad *held, size_t n)
+void store_release_grads(store_grad *held, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         batch_index_put(held[i].grad.index);
@@ -408,7 +408,7 @@ void step_release(step_grad *held, size_t n)
 }
 
 /* The gradients alone, as the worker takes them; NULL: no memory. */
-static worker_grad *grads_of(const step_grad *held, size_t n)
+static worker_grad *grads_of(const store_grad *held, size_t n)
 {
     worker_grad *grads = malloc((n ? n : 1) * sizeof *grads);
     if (!grads)
@@ -418,7 +418,7 @@ static worker_grad *grads_of(const step_grad *held, size_t n)
     return grads;
 }
 
-int step_run(step *s, const update *one)
+int store_run(store *s, const update *one)
 {
     worker_counts counts = {0};
     if (one->n == 0)
@@ -434,21 +434,21 @@ int step_run(step *s, const update *one)
 }
 
 /* On threads of the store.  Owns `held`.  tell: see updates_add(). */
-static int apply_later(step *s, step_grad *held, size_t n,
+static int apply_later(store *s, store_grad *held, size_t n,
                        const optim_args *optim, uint32_t optim_n, int tell)
 {
     update *one;
     int rc = updates_make(s->u, held, n, optim, optim_n, &one);
     if (rc) {
-        ahead_ended(s->a, held, n, 0);
-        step_release(held, n);
+        prefetch_ended(s->a, held, n, 0);
+        store_release_grads(held, n);
         return rc;
     }
     return updates_add(s->u, one, tell);
 }
 
 /* On this thread, after those that were handed over.  Owns `held`. */
-static int apply_now(step *s, step_grad *held, size_t n,
+static int apply_now(store *s, store_grad *held, size_t n,
                      const optim_args *optim, uint32_t optim_n)
 {
     int rc = updates_wait(s->u, 0, 0);
@@ -458,19 +458,19 @@ static int apply_now(step *s, step_grad *held, size_t n,
     }
     update one = {.held = held, .n = n, .optim = optim, .optim_n = optim_n};
     rc = updates_now(s->u, &one);
-    ahead_tidy(s->a);
-    step_release(held, n);
+    prefetch_tidy(s->a);
+    store_release_grads(held, n);
     return rc;
 }
 
-int step_pay(step *s)
+int store_pay(store *s)
 {
     int rc = PERSIA_OK;
-    for (unsigned n = ahead_owed(s->a); n; n--) {
+    for (unsigned n = prefetch_owed(s->a); n; n--) {
         update *one;
         int failed = updates_make(s->u, NULL, 0, NULL, 0, &one);
         if (failed)
-            ahead_paid(s->a);
+            prefetch_paid(s->a);
         else
             failed = updates_add(s->u, one, 0);
         rc = rc ? rc : failed;
@@ -478,77 +478,77 @@ int step_pay(step *s)
     return rc;
 }
 
-int step_apply(step *s, enum step_whose whose, const optim_args *optim,
+int store_apply(store *s, enum store_whose whose, const optim_args *optim,
                uint32_t optim_n)
 {
     size_t n;
-    step_grad *held;
+    store_grad *held;
     int rc = take_held(s, whose, &held, &n);
     if (rc)
         return rc;
-    if (n == 0 && whose == STEP_ALL && updates_are_parts(s->u)) {
-        ahead_owe(s->a);
-        rc = step_pay(s);
+    if (n == 0 && whose == STORE_ALL && updates_are_parts(s->u)) {
+        prefetch_owe(s->a);
+        rc = store_pay(s);
     }
     if (n == 0)
         return rc ? rc : updates_error(s->u);
-    ahead_applying(s->a, held, n, 0);
+    prefetch_applying(s->a, held, n, 0);
     if (client_is_remote(s->c) ||
-        (whose == STEP_MINE && ahead_allows(s->a, held, n)))
+        (whose == STORE_MINE && prefetch_allows(s->a, held, n)))
         return apply_later(s, held, n, optim, optim_n, 1);
     rc = apply_now(s, held, n, optim, optim_n);
     return rc ? rc : updates_error(s->u);
 }
 
-int step_settle(step *s)
+int store_settle(store *s)
 {
     return updates_wait(s->u, 0, 0);
 }
 
-int step_finish(step *s)
+int store_finish(store *s)
 {
     updates_close(s->u);
-    int rc = step_flush(s, 0);
+    int rc = store_flush(s, 0);
     if (rc == PERSIA_EINTR) /* the end of the store waits for no server */
         client_end(s->c, END_ALL);
     return rc;
 }
 
-int step_flush(step *s, uint64_t timeout_ns)
+int store_flush(store *s, uint64_t timeout_ns)
 {
     int rc = updates_wait(s->u, 0, timeout_ns);
     rc = rc ? rc : updates_error(s->u);
     return rc ? rc : client_tell_lost(s->c);
 }
 
-void step_keep_error(step *s, int code)
+void store_keep_error(store *s, int code)
 {
     updates_keep(s->u, code);
 }
 
-int step_error(step *s)
+int store_error(store *s)
 {
     updates_tidy(s->u);
     return updates_error(s->u);
 }
 
-void step_drop_error(step *s)
+void store_drop_error(store *s)
 {
     updates_drop_errors(s->u);
 }
 
-void step_renumber(step *s)
+void store_renumber(store *s)
 {
     updates_renumber(s->u, client_last_number(s->c));
 }
 
-int step_join(step *s, uint64_t *applied)
+int store_join(store *s, uint64_t *applied)
 {
     int rc = updates_wait(s->u, 0, 0);
     return rc ? rc : client_join(s->c, 0, applied);
 }
 
-int step_sync(step *s, uint64_t last, uint32_t rank, uint32_t world)
+int store_sync(store *s, uint64_t last, uint32_t rank, uint32_t world)
 {
     if (world < 2 || rank >= world)
         return err_set(PERSIA_EARG, "rank %u of %u ranks", rank, world);
@@ -556,7 +556,7 @@ int step_sync(step *s, uint64_t last, uint32_t rank, uint32_t world)
     return PERSIA_OK;
 }
 
-int step_leave(step *s, int settle)
+int store_leave(store *s, int settle)
 {
     int rc = settle ? updates_wait(s->u, 0, 0) : PERSIA_OK;
     updates_sync(s->u, 0, 0, 0);
@@ -564,35 +564,35 @@ int step_leave(step *s, int settle)
     return rc ? rc : left;
 }
 
-void step_get_counts(step *s, step_counts *out)
+void store_get_counts(store *s, store_counts *out)
 {
     updates_get_counts(s->u, out);
 }
 
-size_t step_discard(step *s, enum step_whose whose)
+size_t store_discard(store *s, enum store_whose whose)
 {
     size_t n;
-    step_grad *held;
+    store_grad *held;
     if (take_held(s, whose, &held, &n) || n == 0)
         return 0;
-    ahead_ended(s->a, held, n, 0);
-    step_pay(s);
-    ahead_tidy(s->a);
-    step_release(held, n);
+    prefetch_ended(s->a, held, n, 0);
+    store_pay(s);
+    prefetch_tidy(s->a);
+    store_release_grads(held, n);
     return n;
 }
 
-void step_forget(step *s)
+void store_forget(store *s)
 {
-    ahead_forget(s->a);
-    step_pay(s);
+    prefetch_forget(s->a);
+    store_pay(s);
     index_pool_forget(client_indexes(s->c));
     pthread_mutex_lock(&s->lock);
     s->forgotten = atomic_load(&s->tickets);
     pthread_mutex_unlock(&s->lock);
 }
 
-int step_finite(step *s, uint8_t *finite, uint32_t finite_n)
+int store_finite(store *s, uint8_t *finite, uint32_t finite_n)
 {
     pthread_mutex_lock(&s->lock);
     worker_grad *grads = grads_of(s->held, s->held_n);
@@ -603,7 +603,7 @@ int step_finite(step *s, uint8_t *finite, uint32_t finite_n)
     return rc;
 }
 
-int step_sums(step *s, worker_sum **out, size_t *n, int *finite)
+int store_sums(store *s, worker_sum **out, size_t *n, int *finite)
 {
     *out = NULL;
     pthread_mutex_lock(&s->lock);

@@ -21,7 +21,7 @@ typedef struct kept {
 } kept;
 
 struct updates {
-    step *s;
+    store *s;
     sched *jobs;
     size_t most;  /* constant */
     int named;    /* constant: updates have numbers */
@@ -34,10 +34,10 @@ struct updates {
     int closing;
     client_update name; /* of the last one that was added */
     kept error, lost; /* lost: PERSIA_ELOST, which tells of earlier ones */
-    step_counts counts;
+    store_counts counts;
 };
 
-int updates_create(step *s, unsigned threads, size_t most, updates **out)
+int updates_create(store *s, unsigned threads, size_t most, updates **out)
 {
     updates *u = calloc(1, sizeof *u);
     *out = u;
@@ -45,7 +45,7 @@ int updates_create(step *s, unsigned threads, size_t most, updates **out)
         return err_set(PERSIA_ENOMEM, "no memory for a store");
     u->s = s;
     u->most = most;
-    u->named = client_is_remote(step_client(s));
+    u->named = client_is_remote(store_client(s));
     u->name = (client_update){.parts = 1};
     u->last = &u->first;
     pthread_mutex_init(&u->lock, NULL);
@@ -55,7 +55,7 @@ int updates_create(step *s, unsigned threads, size_t most, updates **out)
 
 static void update_free(update *one)
 {
-    step_release(one->held, one->n);
+    store_release_grads(one->held, one->n);
     free(one->own);
     free(one);
 }
@@ -92,7 +92,7 @@ void updates_destroy(updates *u)
     free(u);
 }
 
-int updates_make(updates *u, step_grad *held, size_t n,
+int updates_make(updates *u, store_grad *held, size_t n,
                  const optim_args *optim, uint32_t optim_n, update **out)
 {
     *out = NULL;
@@ -101,7 +101,7 @@ int updates_make(updates *u, step_grad *held, size_t n,
     int rc = one && args ? PERSIA_OK
                          : err_set(PERSIA_ENOMEM, "no memory for an update");
     for (size_t i = 0; i < n && !rc; i++)
-        rc = step_copy_ids(u->s, &held[i]);
+        rc = store_copy_ids(u->s, &held[i]);
     if (rc) {
         free(one);
         free(args);
@@ -170,10 +170,10 @@ static void tell(updates *u, const update *one, int rc)
         keep(u, rc);
     pthread_mutex_unlock(&u->lock);
     if (one->n)
-        ahead_ended(step_ahead(u->s), one->held, one->n,
+        prefetch_ended(store_prefetch(u->s), one->held, one->n,
                     rc == PERSIA_OK || rc == PERSIA_ELOST);
     else
-        ahead_paid(step_ahead(u->s));
+        prefetch_paid(store_prefetch(u->s));
 }
 
 /* A background job: all updates that it finds.  Jobs that meet a part while
@@ -185,9 +185,9 @@ static void update_job(void *ctx)
     int drop;
     for (update *one; (one = take(u, &drop));) {
         if (u->named && !drop)
-            ahead_applying(step_ahead(u->s), one->held, one->n,
+            prefetch_applying(store_prefetch(u->s), one->held, one->n,
                            one->name.number);
-        int rc = drop ? PERSIA_ECLOSED : step_run(u->s, one);
+        int rc = drop ? PERSIA_ECLOSED : store_run(u->s, one);
         tell(u, one, rc);
 
         pthread_mutex_lock(&u->lock);
@@ -298,16 +298,16 @@ void updates_drop_errors(updates *u)
 
 int updates_now(updates *u, const update *one)
 {
-    int rc = step_run(u->s, one);
+    int rc = store_run(u->s, one);
     pthread_mutex_lock(&u->lock);
     count(u, rc);
     pthread_mutex_unlock(&u->lock);
-    ahead_ended(step_ahead(u->s), one->held, one->n,
+    prefetch_ended(store_prefetch(u->s), one->held, one->n,
                 rc == PERSIA_OK || rc == PERSIA_ELOST);
     return rc;
 }
 
-void updates_get_counts(updates *u, step_counts *out)
+void updates_get_counts(updates *u, store_counts *out)
 {
     pthread_mutex_lock(&u->lock);
     *out = u->counts;

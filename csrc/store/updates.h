@@ -1,4 +1,4 @@
-/* updates.h: private to the step: updates that threads of the store apply
+/* updates.h: private to the store: updates that threads of the store apply
  * while the training loop goes on.
  *
  * They begin in the order in which they were added; with one thread they end
@@ -17,8 +17,8 @@ typedef struct updates updates;
 typedef struct update {
     struct update *next;
     client_update name; /* number 0: the shard counts */
-    step_grad *held;    /* [n] */
-    size_t n;           /* 0: an empty part of a step */
+    store_grad *held;    /* [n] */
+    size_t n;           /* 0: an empty part of a store */
     const optim_args *optim; /* [optim_n] */
     uint32_t optim_n;
     optim_args *own; /* memory of optim, or NULL */
@@ -26,7 +26,7 @@ typedef struct update {
 
 /* threads: that apply them.  most: that may wait or be under way when an
  * update is added; more make the loop wait. */
-int updates_create(step *s, unsigned threads, size_t most, updates **out);
+int updates_create(store *s, unsigned threads, size_t most, updates **out);
 /* No more will come: once one has failed, those that wait are dropped. */
 void updates_close(updates *u);
 /* Closes, and waits for them. */
@@ -34,7 +34,7 @@ void updates_destroy(updates *u);
 
 /* A new update of these gradients, which it owns on success; the settings
  * and the ids of gradients that may still change are copied.  n may be 0. */
-int updates_make(updates *u, step_grad *held, size_t n,
+int updates_make(updates *u, store_grad *held, size_t n,
                  const optim_args *optim, uint32_t optim_n, update **out);
 /* Takes over the update, then waits until there is room for the next.
  * PERSIA_EINTR, or (`tell`) the error that was kept before. */
@@ -59,13 +59,13 @@ int updates_error(updates *u);
 void updates_drop_errors(updates *u);
 /* Releases the memory of those that ended; on threads of the user. */
 void updates_tidy(updates *u);
-void updates_get_counts(updates *u, step_counts *out);
+void updates_get_counts(updates *u, store_counts *out);
 
-/* From step.c: applies the gradients. */
-int step_run(step *s, const update *one);
+/* From store.c: applies the gradients. */
+int store_run(store *s, const update *one);
 /* Copies the ids of a gradient that may change. */
-int step_copy_ids(step *s, step_grad *g);
+int store_copy_ids(store *s, store_grad *g);
 /* Frees gradients and their array; on threads of the user. */
-void step_release(step_grad *held, size_t n);
+void store_release_grads(store_grad *held, size_t n);
 
 #endif

@@ -1,6 +1,6 @@
 /* ops.cpp: the kernels of torch.ops.persia.*, through torch's stable ABI.
  *
- * They unpack tensors, call the step room and keep tensors alive; fake
+ * They unpack tensors, call the store room and keep tensors alive; fake
  * kernels, autograd and the ordered effects are registered in Python
  * (persia/_library.py).  A name's version grows when its meaning changes:
  * inductor's cache on disk knows graphs by the names of their operators.
@@ -44,25 +44,25 @@ class Store {
   public:
     Store(int64_t handle, const char *what)
     {
-        check(step_get(static_cast<uint64_t>(handle), what, &step_));
+        check(store_get(static_cast<uint64_t>(handle), what, &step_));
     }
-    ~Store() { step_put(step_); }
+    ~Store() { store_put(step_); }
     Store(const Store &) = delete;
     Store &operator=(const Store &) = delete;
-    step *get() const { return step_; }
+    store *get() const { return step_; }
 
   private:
-    step *step_ = nullptr;
+    store *step_ = nullptr;
 };
 
 struct Shape {
     uint32_t kind, keys, width;
 };
 
-Shape shape_of(step *s, int64_t plan)
+Shape shape_of(store *s, int64_t plan)
 {
     Shape shape;
-    check(worker_plan_shape(step_worker(s), static_cast<uint32_t>(plan),
+    check(worker_plan_shape(store_worker(s), static_cast<uint32_t>(plan),
                             &shape.kind, &shape.keys, &shape.width));
     return shape;
 }
@@ -139,12 +139,12 @@ Tensor ticket(const Tensor &batch, int64_t store, bool grad)
     Tensor out = torch::stable::new_empty(batch, {2}, ScalarType::Long);
     auto *name = static_cast<int64_t *>(out.mutable_data_ptr());
     if (grad) /* an update that failed meanwhile is told here, too */
-        check(step_error(s.get()));
-    name[0] = grad ? static_cast<int64_t>(step_ticket(s.get())) : 0;
+        check(store_error(s.get()));
+    name[0] = grad ? static_cast<int64_t>(store_ticket(s.get())) : 0;
     const int64_t *of = numbers_of(batch);
     name[1] = of[1] == AGAIN ? -of[0] : of[1] < 0 ? 0 : of[0];
     if (of[1] != AGAIN)
-        step_ahead_bind(s.get(), static_cast<uint64_t>(of[0]),
+        store_batch_bind(s.get(), static_cast<uint64_t>(of[0]),
                         static_cast<uint64_t>(name[0]));
     return out;
 }
@@ -159,7 +159,7 @@ struct Lookup {
     Tensor out, rows;
     batch_index *index = nullptr;
 
-    Lookup(step *s, const Tensor &values, const Optional &offsets,
+    Lookup(store *s, const Tensor &values, const Optional &offsets,
            const Optional &weights, int64_t plan)
         : values(values), offsets(offsets), weights(weights),
           plan(static_cast<uint32_t>(plan))
@@ -200,7 +200,7 @@ void prefetch(const Tensor &values, const Optional &offsets,
     auto own = std::make_unique<Lookup>(s.get(), values, offsets, weights,
                                         plan);
     own->allocate();
-    step_lookup want = {};
+    store_lookup want = {};
     want.plan = own->plan;
     want.batch = own->batch;
     want.out = own->vectors();
@@ -209,15 +209,15 @@ void prefetch(const Tensor &values, const Optional &offsets,
     want.index = &own->index;
     want.owner = own.get();
     want.release = Lookup::release;
-    check(step_ahead_add(s.get(), static_cast<uint64_t>(number), &want));
+    check(store_batch_lookup(s.get(), static_cast<uint64_t>(number), &want));
     own.release();
 }
 
 /* Takes what was looked up for this batch, if it fits it. */
-std::unique_ptr<Lookup> ahead_of(step *s, int64_t number, const Lookup &now)
+std::unique_ptr<Lookup> ahead_of(store *s, int64_t number, const Lookup &now)
 {
     void *owner = nullptr;
-    check(step_ahead_take(s, static_cast<uint64_t>(number), now.plan,
+    check(store_batch_take(s, static_cast<uint64_t>(number), now.plan,
                           &owner));
     std::unique_ptr<Lookup> ahead(static_cast<Lookup *>(owner));
     if (ahead &&
@@ -236,26 +236,26 @@ std::tuple<Tensor, Tensor> pull(const Tensor &values, const Optional &offsets,
     const int64_t *name = numbers_of(ticket);
     auto number = static_cast<uint64_t>(name[0]);
     if (auto ahead = ahead_of(s.get(), name[1] > 0 ? name[1] : 0, now)) {
-        step_keep(s.get(), number, std::exchange(ahead->index, nullptr));
+        store_keep_index(s.get(), number, std::exchange(ahead->index, nullptr));
         return {std::move(ahead->out), std::move(ahead->rows)};
     }
     if (number == 0) /* evaluation sees every update before it */
-        check(step_settle(s.get()));
+        check(store_settle(s.get()));
     now.allocate();
-    check(worker_forward(step_worker(s.get()), now.plan, &now.batch, 0,
+    check(worker_forward(store_worker(s.get()), now.plan, &now.batch, 0,
                          now.vectors(), now.width, now.numbers(),
                          number ? &now.index : nullptr));
-    step_keep(s.get(), number, std::exchange(now.index, nullptr));
+    store_keep_index(s.get(), number, std::exchange(now.index, nullptr));
     return {now.out, now.rows};
 }
 
 /* No gradient of this forward will come: its graph was freed. */
 void drop(const Tensor &ticket, int64_t store)
 {
-    step *s = nullptr;
-    if (step_get(static_cast<uint64_t>(store), "forward", &s) == PERSIA_OK) {
-        step_drop(s, static_cast<uint64_t>(numbers_of(ticket)[0]));
-        step_put(s);
+    ::store *s = nullptr;
+    if (store_get(static_cast<uint64_t>(store), "forward", &s) == PERSIA_OK) {
+        store_drop_index(s, static_cast<uint64_t>(numbers_of(ticket)[0]));
+        store_put(s);
     }
 }
 
@@ -279,7 +279,7 @@ void push(const Tensor &grad, const Tensor &values, const Optional &offsets,
 {
     Store s(store, "backward");
     Shape shape = shape_of(s.get(), plan);
-    step_grad g = {};
+    store_grad g = {};
     g.grad.plan = static_cast<uint32_t>(plan);
     g.grad.batch = batch_of(shape, values, offsets, weights);
     expect(rows, "rows", ScalarType::Int, "int32");
@@ -301,8 +301,8 @@ void push(const Tensor &grad, const Tensor &values, const Optional &offsets,
     const int64_t *name = numbers_of(ticket);
     g.ticket = static_cast<uint64_t>(name[0]);
     if (name[1] < 0)
-        step_ahead_bind(s.get(), static_cast<uint64_t>(-name[1]), g.ticket);
-    if (step_ps(s.get())) /* else the index of the forward has them */
+        store_batch_bind(s.get(), static_cast<uint64_t>(-name[1]), g.ticket);
+    if (store_ps(s.get())) /* else the index of the forward has them */
         g.grad.rows = static_cast<const uint32_t *>(rows.const_data_ptr());
     g.grad.grad = static_cast<const float *>(grad.const_data_ptr());
     g.grad.stride = stride;
@@ -312,10 +312,10 @@ void push(const Tensor &grad, const Tensor &values, const Optional &offsets,
         g.release = release;
     } else {
         size_t floats = height ? (height - 1) * stride + shape.width : 0;
-        check(step_copy(s.get(), &g, floats,
+        check(store_copy_grad(s.get(), &g, floats,
                         offsets ? static_cast<size_t>(offsets->numel()) : 0));
     }
-    int code = step_hold(s.get(), &g);
+    int code = store_add_grad(s.get(), &g);
     if (code != PERSIA_OK) {
         g.release(g.owner);
         fail(code);

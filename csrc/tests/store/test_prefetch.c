@@ -21,7 +21,7 @@
 enum { DIM = 4, IDS = 3 };
 
 static uint64_t handle;
-static step *s;
+static store *s;
 static int here; /* of streams that are opened */
 static uint32_t plan;
 
@@ -58,8 +58,8 @@ static id_batch batch_of(const memory *m)
 static int setup(void **state)
 {
     (void)state;
-    assert_int_equal(step_open(2, 0, &handle), PERSIA_OK);
-    assert_int_equal(step_get(handle, "test", &s), PERSIA_OK);
+    assert_int_equal(store_open(2, 0, &handle), PERSIA_OK);
+    assert_int_equal(store_get(handle, "test", &s), PERSIA_OK);
     table_config c;
     table_config_init(&c);
     strcpy(c.name, "t");
@@ -69,19 +69,19 @@ static int setup(void **state)
     c.init_a = 0;
     uint32_t no;
     int created;
-    assert_int_equal(ps_declare(step_ps(s), &c, &no, &created), PERSIA_OK);
+    assert_int_equal(ps_declare(store_ps(s), &c, &no, &created), PERSIA_OK);
     plan_feature f = {.name = "f", .table = no, .pooling = POOL_SUM,
                       .trainable = 1};
     assert_int_equal(
-        worker_plan(step_worker(s), PLAN_BAGS, 1, &f, 1, &plan), PERSIA_OK);
+        worker_plan(store_worker(s), PLAN_BAGS, 1, &f, 1, &plan), PERSIA_OK);
     return 0;
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    step_put(s);
-    step_close(handle);
+    store_put(s);
+    store_close(handle);
     assert_int_equal(atomic_load(&alive), 0);
     return 0;
 }
@@ -89,21 +89,21 @@ static int teardown(void **state)
 static uint64_t stream_open(uint64_t staleness)
 {
     uint64_t stream;
-    assert_int_equal(step_ahead_open(s, staleness, here, &stream), PERSIA_OK);
+    assert_int_equal(store_pass_open(s, staleness, here, &stream), PERSIA_OK);
     return stream;
 }
 
 /* A batch that is looked up ahead. */
 static uint64_t batch_add(uint64_t stream)
 {
-    uint64_t batch = step_ahead_number();
-    assert_int_equal(step_ahead_batch(s, stream, batch), PERSIA_OK);
+    uint64_t batch = store_batch_number();
+    assert_int_equal(store_batch_add(s, stream, batch), PERSIA_OK);
     memory *m = memory_new();
-    step_lookup l = {.plan = plan, .batch = batch_of(m), .out = m->out,
+    store_lookup l = {.plan = plan, .batch = batch_of(m), .out = m->out,
                      .stride = DIM, .rows = m->rows, .owner = m,
                      .release = memory_release};
-    assert_int_equal(step_ahead_add(s, batch, &l), PERSIA_OK);
-    step_ahead_ready(s, batch);
+    assert_int_equal(store_batch_lookup(s, batch, &l), PERSIA_OK);
+    store_batch_ready(s, batch);
     return batch;
 }
 
@@ -111,16 +111,16 @@ static uint64_t batch_add(uint64_t stream)
 static int forward(uint64_t batch, uint64_t *ticket)
 {
     if (ticket)
-        *ticket = step_ticket(s);
-    step_ahead_bind(s, batch, ticket ? *ticket : 0);
+        *ticket = store_ticket(s);
+    store_batch_bind(s, batch, ticket ? *ticket : 0);
     void *owner;
-    assert_int_equal(step_ahead_take(s, batch, plan, &owner), PERSIA_OK);
+    assert_int_equal(store_batch_take(s, batch, plan, &owner), PERSIA_OK);
     memory *m = owner;
     if (!m) {
         m = memory_new();
         id_batch b = batch_of(m);
         assert_int_equal(
-            worker_forward(step_worker(s), plan, &b, 0, m->out, DIM, m->rows,
+            worker_forward(store_worker(s), plan, &b, 0, m->out, DIM, m->rows,
                            NULL),
             PERSIA_OK);
     }
@@ -137,12 +137,12 @@ static int hold(uint64_t ticket)
     memory *m = memory_new();
     for (int i = 0; i < IDS; i++)
         m->rows[i] = ROW_NONE;
-    step_grad g = {.ticket = ticket,
+    store_grad g = {.ticket = ticket,
                    .grad = {.plan = plan, .batch = batch_of(m),
                             .rows = m->rows, .grad = grad, .stride = DIM},
                    .owner = m,
                    .release = memory_release};
-    int rc = step_hold(s, &g);
+    int rc = store_add_grad(s, &g);
     if (rc)
         memory_release(m);
     return rc;
@@ -152,7 +152,7 @@ static int hold(uint64_t ticket)
 static int apply(void)
 {
     optim_args o = {.kind = OPTIM_SGD, .lr = 1, .grad_scale = 1};
-    return step_apply(s, STEP_MINE, &o, 1);
+    return store_apply(s, STORE_MINE, &o, 1);
 }
 
 static void backward(uint64_t ticket)
@@ -161,18 +161,18 @@ static void backward(uint64_t ticket)
     assert_int_equal(apply(), PERSIA_OK);
 }
 
-static step_ahead_stats stats(void)
+static store_prefetch_stats stats(void)
 {
-    step_ahead_stats out;
-    step_ahead_get_stats(s, &out);
+    store_prefetch_stats out;
+    store_get_prefetch_stats(s, &out);
     return out;
 }
 
 static uint64_t stalest(void)
 {
-    step_ahead_stats st = stats();
+    store_prefetch_stats st = stats();
     uint64_t most = 0;
-    for (uint64_t k = 0; k < STEP_STALENESS_BUCKETS; k++)
+    for (uint64_t k = 0; k < STORE_STALENESS_BUCKETS; k++)
         if (st.staleness[k])
             most = k;
     return most;
@@ -190,26 +190,26 @@ static void plain_loop(uint64_t staleness, uint64_t depth)
     for (uint64_t t = 0; t < BATCHES; t++) {
         while (added <= t + depth && added < BATCHES)
             batch[added++] = batch_add(stream);
-        assert_int_equal(step_ahead_next(s, batch[t], 0), PERSIA_OK);
+        assert_int_equal(store_batch_next(s, batch[t], 0), PERSIA_OK);
         uint64_t ticket;
         int seen = forward(batch[t], &ticket);
         assert_true(seen <= (int)t);
-        if (staleness != STEP_ASYNC)
+        if (staleness != STORE_ASYNC)
             assert_true(seen >= (int)t - (int)staleness);
         backward(ticket);
     }
-    step_ahead_stats st = stats();
+    store_prefetch_stats st = stats();
     assert_int_equal(st.batches, BATCHES);
     assert_int_equal(st.prefetched, BATCHES);
     assert_int_equal(st.not_prefetched, 0);
     assert_int_equal(st.abandoned + st.skipped + st.read + st.dropped, 0);
     uint64_t all = 0;
-    for (int k = 0; k < STEP_STALENESS_BUCKETS; k++)
+    for (int k = 0; k < STORE_STALENESS_BUCKETS; k++)
         all += st.staleness[k];
     assert_int_equal(all, BATCHES);
     assert_true(stalest() <= staleness);
     assert_true(stalest() <= depth + 2); /* 2 updates may be pending */
-    step_ahead_close(s, stream);
+    store_pass_close(s, stream);
 }
 
 static void test_without_an_idle_core(void **state)
@@ -240,7 +240,7 @@ static void test_bounds(void **state)
     assert_int_equal(stalest(), 3);
     teardown(NULL);
     setup(NULL);
-    plain_loop(STEP_ASYNC, 8);
+    plain_loop(STORE_ASYNC, 8);
 }
 
 /* ---- loops that leave the path ---- */
@@ -253,7 +253,7 @@ static void test_loop_without_backward_goes_on(void **state)
         uint64_t first = 0, before = stats().abandoned;
         for (int t = 0; t < 50; t++) {
             uint64_t batch = batch_add(stream), ticket;
-            assert_int_equal(step_ahead_next(s, batch, 0), PERSIA_OK);
+            assert_int_equal(store_batch_next(s, batch, 0), PERSIA_OK);
             if (t % 3 == 1)
                 continue; /* not even a forward */
             assert_int_equal(forward(batch, &ticket), 0);
@@ -263,9 +263,9 @@ static void test_loop_without_backward_goes_on(void **state)
         assert_int_equal(stats().abandoned - before, 49 - staleness);
         assert_int_equal(hold(first), PERSIA_ETICKET);
         assert_non_null(strstr(err_text(), "abandoned"));
-        step_ahead_close(s, stream);
+        store_pass_close(s, stream);
     }
-    assert_int_equal(ps_updates(step_ps(s)), 0);
+    assert_int_equal(ps_updates(store_ps(s)), 0);
 }
 
 static void test_skip_makes_room(void **state)
@@ -274,15 +274,15 @@ static void test_skip_makes_room(void **state)
     uint64_t stream = stream_open(0), ticket;
     for (int t = 0; t < 20; t++) {
         uint64_t batch = batch_add(stream);
-        assert_int_equal(step_ahead_next(s, batch, 0), PERSIA_OK);
+        assert_int_equal(store_batch_next(s, batch, 0), PERSIA_OK);
         forward(batch, &ticket);
-        step_ahead_skip(s, batch);
-        step_ahead_skip(s, batch); /* does nothing */
+        store_batch_skip(s, batch);
+        store_batch_skip(s, batch); /* does nothing */
         assert_int_equal(hold(ticket), PERSIA_ETICKET);
     }
     assert_int_equal(stats().skipped, 20);
     assert_int_equal(stats().abandoned, 0);
-    step_ahead_close(s, stream);
+    store_pass_close(s, stream);
 }
 
 static void test_accumulation_holds_no_permit(void **state)
@@ -293,7 +293,7 @@ static void test_accumulation_holds_no_permit(void **state)
     for (int t = 0; t < 60; t++) {
         uint64_t batch = next;
         next = batch_add(stream);
-        assert_int_equal(step_ahead_next(s, batch, 0), PERSIA_OK);
+        assert_int_equal(store_batch_next(s, batch, 0), PERSIA_OK);
         /* As in a plain loop: sees the steps before it, all of them. */
         assert_int_equal(forward(batch, &ticket), t / 3 * 3);
         assert_int_equal(hold(ticket), PERSIA_OK);
@@ -302,7 +302,7 @@ static void test_accumulation_holds_no_permit(void **state)
     }
     assert_int_equal(stats().abandoned, 0);
     assert_int_equal(stalest(), 0);
-    step_ahead_close(s, stream);
+    store_pass_close(s, stream);
 }
 
 static void test_reading_takes_no_permit(void **state)
@@ -312,10 +312,10 @@ static void test_reading_takes_no_permit(void **state)
         uint64_t stream = stream_open(0);
         for (int t = 0; t < 20; t++) {
             uint64_t batch = batch_add(stream);
-            assert_int_equal(step_ahead_next(s, batch, known), PERSIA_OK);
+            assert_int_equal(store_batch_next(s, batch, known), PERSIA_OK);
             forward(batch, NULL);
         }
-        step_ahead_close(s, stream);
+        store_pass_close(s, stream);
     }
     assert_int_equal(stats().abandoned, 0);
     assert_int_equal(stats().read, 2 * 19);
@@ -327,7 +327,7 @@ static void test_forwards_of_a_batch_share_its_permit(void **state)
     (void)state;
     uint64_t stream = stream_open(0), a, b;
     uint64_t first = batch_add(stream), second = batch_add(stream);
-    assert_int_equal(step_ahead_next(s, first, 0), PERSIA_OK);
+    assert_int_equal(store_batch_next(s, first, 0), PERSIA_OK);
     forward(first, &a);
     forward(first, &b); /* looked up anew */
     forward(first, NULL);
@@ -335,13 +335,13 @@ static void test_forwards_of_a_batch_share_its_permit(void **state)
     assert_int_equal(stats().staleness[0], 1);
     backward(b);
     assert_int_equal(stats().staleness[0], 2);
-    assert_int_equal(step_ahead_next(s, second, 0), PERSIA_OK);
+    assert_int_equal(store_batch_next(s, second, 0), PERSIA_OK);
     assert_int_equal(forward(second, &a), 2);
-    step_ahead_stats st = stats();
+    store_prefetch_stats st = stats();
     assert_int_equal(st.prefetched, 2);
     assert_int_equal(st.not_prefetched, 2);
     assert_int_equal(st.abandoned, 0);
-    step_ahead_close(s, stream);
+    store_pass_close(s, stream);
 }
 
 static void test_dropped_gradients_free_the_permit(void **state)
@@ -350,19 +350,19 @@ static void test_dropped_gradients_free_the_permit(void **state)
     uint64_t stream = stream_open(0), ticket;
     for (int t = 0; t < 5; t++) {
         uint64_t batch = batch_add(stream);
-        assert_int_equal(step_ahead_next(s, batch, 0), PERSIA_OK);
+        assert_int_equal(store_batch_next(s, batch, 0), PERSIA_OK);
         forward(batch, &ticket);
         assert_int_equal(hold(ticket), PERSIA_OK);
         if (t % 2) {
-            assert_int_equal(step_discard(s, STEP_ALL), 1);
+            assert_int_equal(store_discard(s, STORE_ALL), 1);
         } else { /* an update that fails */
-            assert_int_not_equal(step_apply(s, STEP_ALL, NULL, 0),
+            assert_int_not_equal(store_apply(s, STORE_ALL, NULL, 0),
                                  PERSIA_OK);
         }
     }
     assert_int_equal(stats().dropped, 5);
     assert_int_equal(stats().abandoned, 0);
-    step_ahead_close(s, stream);
+    store_pass_close(s, stream);
 }
 
 static void test_close_frees_and_welcomes_late_gradients(void **state)
@@ -372,28 +372,28 @@ static void test_close_frees_and_welcomes_late_gradients(void **state)
     for (int t = 0; t < 8; t++)
         batch[t] = batch_add(stream);
     for (int t = 0; t < 2; t++) {
-        assert_int_equal(step_ahead_next(s, batch[t], 0), PERSIA_OK);
+        assert_int_equal(store_batch_next(s, batch[t], 0), PERSIA_OK);
         forward(batch[t], &ticket[t]);
     }
-    step_ahead_close(s, stream);
-    step_ahead_close(s, stream);
+    store_pass_close(s, stream);
+    store_pass_close(s, stream);
     assert_int_equal(atomic_load(&alive), 0);
     backward(ticket[0]);
     backward(ticket[1]);
-    assert_int_equal(ps_updates(step_ps(s)), 2);
+    assert_int_equal(ps_updates(store_ps(s)), 2);
     assert_int_equal(forward(batch[5], &ticket[0]), 2); /* the plain path */
     backward(ticket[0]);
-    assert_int_equal(step_ahead_next(s, batch[6], 0), PERSIA_ECLOSED);
-    assert_int_equal(step_ahead_batch(s, stream, step_ahead_number()),
+    assert_int_equal(store_batch_next(s, batch[6], 0), PERSIA_ECLOSED);
+    assert_int_equal(store_batch_add(s, stream, store_batch_number()),
                      PERSIA_ECLOSED);
-    step_ahead_skip(s, batch[6]);
+    store_batch_skip(s, batch[6]);
 }
 
 static void test_store_closes_with_lookups_under_way(void **state)
 {
     (void)state;
     for (int round = 0; round < 50; round++) {
-        uint64_t stream = stream_open(STEP_ASYNC);
+        uint64_t stream = stream_open(STORE_ASYNC);
         for (int t = 0; t < 5; t++)
             batch_add(stream);
         teardown(NULL);
@@ -405,25 +405,25 @@ static void test_a_bad_batch_fails_its_forward(void **state)
 {
     (void)state;
     static const int64_t offsets[IDS + 1] = {0, 2, 1, 3};
-    uint64_t stream = stream_open(1), batch = step_ahead_number();
-    assert_int_equal(step_ahead_batch(s, stream, batch), PERSIA_OK);
+    uint64_t stream = stream_open(1), batch = store_batch_number();
+    assert_int_equal(store_batch_add(s, stream, batch), PERSIA_OK);
     memory *m = memory_new();
-    step_lookup l = {.plan = plan, .batch = batch_of(m), .out = m->out,
+    store_lookup l = {.plan = plan, .batch = batch_of(m), .out = m->out,
                      .stride = DIM, .rows = m->rows, .owner = m,
                      .release = memory_release};
     l.batch.offsets = offsets;
-    assert_int_equal(step_ahead_add(s, batch, &l), PERSIA_OK);
-    step_ahead_ready(s, batch);
-    assert_int_equal(step_ahead_add(s, batch, &l), PERSIA_ECLOSED);
-    assert_int_equal(step_ahead_next(s, batch, 0), PERSIA_OK);
+    assert_int_equal(store_batch_lookup(s, batch, &l), PERSIA_OK);
+    store_batch_ready(s, batch);
+    assert_int_equal(store_batch_lookup(s, batch, &l), PERSIA_ECLOSED);
+    assert_int_equal(store_batch_next(s, batch, 0), PERSIA_OK);
     void *owner;
     for (int again = 0; again < 2; again++) {
-        assert_int_equal(step_ahead_take(s, batch, plan, &owner),
+        assert_int_equal(store_batch_take(s, batch, plan, &owner),
                          PERSIA_EOFFSETS);
         assert_non_null(strstr(err_text(), "feature f"));
         assert_null(owner);
     }
-    step_ahead_close(s, stream);
+    store_pass_close(s, stream);
 }
 
 /* ---- waits ---- */
@@ -436,8 +436,8 @@ static int interrupted(void)
 static void *end_update(void *ticket)
 {
     nanosleep(&(struct timespec){.tv_nsec = 120000000}, NULL);
-    step_grad g = {.ticket = *(uint64_t *)ticket};
-    ahead_ended(step_ahead(s), &g, 1, 1);
+    store_grad g = {.ticket = *(uint64_t *)ticket};
+    prefetch_ended(store_prefetch(s), &g, 1, 1);
     return NULL;
 }
 
@@ -446,22 +446,22 @@ static void test_waits_for_an_update_and_can_be_interrupted(void **state)
     (void)state;
     uint64_t stream = stream_open(0), ticket;
     uint64_t first = batch_add(stream), second = batch_add(stream);
-    assert_int_equal(step_ahead_next(s, first, 0), PERSIA_OK);
+    assert_int_equal(store_batch_next(s, first, 0), PERSIA_OK);
     forward(first, &ticket);
-    step_grad g = {.ticket = ticket};
-    ahead_applying(step_ahead(s), &g, 1, 0);
+    store_grad g = {.ticket = ticket};
+    prefetch_applying(store_prefetch(s), &g, 1, 0);
     interrupt_install(interrupted);
-    assert_int_equal(step_ahead_next(s, second, 0), PERSIA_EINTR);
+    assert_int_equal(store_batch_next(s, second, 0), PERSIA_EINTR);
     interrupt_install(NULL);
     pthread_t thread;
     pthread_create(&thread, NULL, end_update, &ticket);
     uint64_t before = clock_ns();
-    assert_int_equal(step_ahead_next(s, second, 0), PERSIA_OK);
+    assert_int_equal(store_batch_next(s, second, 0), PERSIA_OK);
     assert_true(clock_ns() - before > 50000000u);
     pthread_join(thread, NULL);
     assert_int_equal(stats().abandoned, 0);
     assert_int_equal(stats().waited, 1);
-    step_ahead_close(s, stream);
+    store_pass_close(s, stream);
 }
 
 /* Once the loop need not wait for a failed update any more, it is told. */
@@ -473,16 +473,16 @@ static void test_an_update_that_failed_is_told_at_once(void **state)
         uint64_t stream = stream_open(1), batch[3], ticket;
         for (int t = 0; t < 3; t++)
             batch[t] = batch_add(stream);
-        assert_int_equal(step_ahead_next(s, batch[0], 0), PERSIA_OK);
+        assert_int_equal(store_batch_next(s, batch[0], 0), PERSIA_OK);
         forward(batch[0], &ticket);
         assert_int_equal(hold(ticket), PERSIA_OK);
-        assert_int_equal(step_apply(s, STEP_MINE, &bad, 1), PERSIA_OK);
-        int first = step_ahead_next(s, batch[1], 0);
+        assert_int_equal(store_apply(s, STORE_MINE, &bad, 1), PERSIA_OK);
+        int first = store_batch_next(s, batch[1], 0);
         forward(batch[1], &ticket); /* takes the permit of batch 1 */
-        int second = step_ahead_next(s, batch[2], 0);
+        int second = store_batch_next(s, batch[2], 0);
         if (!first)
             assert_int_equal(second, PERSIA_EARG);
-        step_ahead_close(s, stream);
+        store_pass_close(s, stream);
     }
 }
 
@@ -500,7 +500,7 @@ static int hold_many(uint64_t ticket)
         m->ids[i] = 1000 + i;
         m->rows[i] = ROW_NONE;
     }
-    step_grad g = {.ticket = ticket,
+    store_grad g = {.ticket = ticket,
                    .grad = {.plan = plan,
                             .batch = {.n = MANY, .bags = MANY,
                                       .values = m->ids},
@@ -508,7 +508,7 @@ static int hold_many(uint64_t ticket)
                             .stride = DIM},
                    .owner = m,
                    .release = free};
-    return step_hold(s, &g);
+    return store_add_grad(s, &g);
 }
 
 /* An update that is interrupted while it waits for those before it leaves
@@ -520,20 +520,20 @@ static void test_an_interrupted_update_keeps_an_earlier_error(void **state)
     uint64_t stream = stream_open(3), ticket[2];
     uint64_t batch[2] = {batch_add(stream), batch_add(stream)};
     for (int t = 0; t < 2; t++) {
-        assert_int_equal(step_ahead_next(s, batch[t], 0), PERSIA_OK);
+        assert_int_equal(store_batch_next(s, batch[t], 0), PERSIA_OK);
         forward(batch[t], &ticket[t]);
     }
     assert_int_equal(hold_many(ticket[0]), PERSIA_OK);
     assert_int_equal(apply(), PERSIA_OK);
-    step_keep_error(s, err_set(PERSIA_ENONFINITE, "earlier"));
+    store_keep_error(s, err_set(PERSIA_ENONFINITE, "earlier"));
     assert_int_equal(hold(ticket[1]), PERSIA_OK);
     interrupt_install(interrupted);
-    assert_int_equal(step_apply(s, STEP_ALL, &o, 1), PERSIA_EINTR);
+    assert_int_equal(store_apply(s, STORE_ALL, &o, 1), PERSIA_EINTR);
     interrupt_install(NULL);
-    assert_int_equal(step_flush(s, 0), PERSIA_ENONFINITE);
+    assert_int_equal(store_flush(s, 0), PERSIA_ENONFINITE);
     assert_string_equal(err_text(), "earlier");
-    assert_int_equal(step_flush(s, 0), PERSIA_OK);
-    step_ahead_close(s, stream);
+    assert_int_equal(store_flush(s, 0), PERSIA_OK);
+    store_pass_close(s, stream);
 }
 
 /* ---- any schedule ---- */
@@ -553,13 +553,13 @@ static void random_loop(uint32_t seed)
     uint64_t stream = stream_open(staleness);
     uint64_t batch[N], ticket[N] = {0};
     int seen[N], updated[N] = {0};
-    int added = 0, base = (int)ps_updates(step_ps(s));
+    int added = 0, base = (int)ps_updates(store_ps(s));
     for (int t = 0; t < N; t++) {
         seen[t] = -1;
         int depth = 1 + (int)(random_u32(&seed) % 4);
         while (added <= t + depth && added < N)
             batch[added++] = batch_add(stream);
-        assert_int_equal(step_ahead_next(s, batch[t], 0), PERSIA_OK);
+        assert_int_equal(store_batch_next(s, batch[t], 0), PERSIA_OK);
         if (random_u32(&seed) % 8 == 0)
             continue;
         seen[t] = forward(batch[t], &ticket[t]) - base;
@@ -569,14 +569,14 @@ static void random_loop(uint32_t seed)
             int rc = hold(ticket[back]);
             assert_true(rc == PERSIA_OK || rc == PERSIA_ETICKET);
             if (!rc && random_u32(&seed) % 10 == 0) {
-                step_discard(s, STEP_ALL);
+                store_discard(s, STORE_ALL);
             } else if (!rc) {
                 assert_int_equal(apply(), PERSIA_OK);
                 updated[back] = 1;
             }
         }
         if (random_u32(&seed) % 10 == 0)
-            step_ahead_skip(s, batch[t]);
+            store_batch_skip(s, batch[t]);
     }
     int all = 0; /* updates of earlier batches, whenever they were */
     for (int t = 0; t < N; t++) {
@@ -584,7 +584,7 @@ static void random_loop(uint32_t seed)
             assert_true(all - seen[t] <= (int)staleness);
         all += updated[t];
     }
-    step_ahead_close(s, stream);
+    store_pass_close(s, stream);
 }
 
 static void test_staleness_under_random_schedules(void **state)
@@ -597,7 +597,7 @@ static void test_staleness_under_random_schedules(void **state)
 static void *other_loop(void *arg)
 {
     uint64_t stream, staleness = (uint64_t)(uintptr_t)arg;
-    if (step_ahead_open(s, staleness, 0, &stream))
+    if (store_pass_open(s, staleness, 0, &stream))
         return (void *)1;
     uint64_t next = 0;
     for (int t = 0; t < 150; t++) {
@@ -605,13 +605,13 @@ static void *other_loop(void *arg)
         next = batch_add(stream);
         if (!batch)
             continue;
-        if (step_ahead_next(s, batch, 0))
+        if (store_batch_next(s, batch, 0))
             return (void *)2;
         forward(batch, &ticket);
         if (t % 7 && (hold(ticket) || apply()))
             return (void *)3;
     }
-    step_ahead_close(s, stream);
+    store_pass_close(s, stream);
     return NULL;
 }
 

@@ -1,5 +1,5 @@
 /* step with tables behind a client: updates of threads, and steps that all
- * ranks take together.  As in test_ahead.c every batch holds id 7, whose row
+ * ranks take together.  As in test_prefetch.c every batch holds id 7, whose row
  * begins at 0 and grows by 1 with each gradient; so what a lookup gives is the
  * number of gradients that it saw. */
 #include <setjmp.h>
@@ -65,7 +65,7 @@ typedef struct job {
         struct job *job;
         uint32_t number;
         uint64_t handle;
-        step *s;
+        store *s;
         uint32_t plan;
     } ranks[RANKS];
 } job;
@@ -87,9 +87,9 @@ static void rank_open(job *j, uint32_t number)
                             .stream = 100 + number,
                             .timeout_ns = 20000000000u,
                             .message_limit = 1 << 20};
-    assert_int_equal(step_open_remote(&config, NULL, NULL, &r->handle),
+    assert_int_equal(store_open_remote(&config, NULL, NULL, &r->handle),
                      PERSIA_OK);
-    assert_int_equal(step_get(r->handle, "test", &r->s), PERSIA_OK);
+    assert_int_equal(store_get(r->handle, "test", &r->s), PERSIA_OK);
     table_config c;
     table_config_init(&c);
     strcpy(c.name, "t");
@@ -99,20 +99,20 @@ static void rank_open(job *j, uint32_t number)
     c.init_a = 0;
     uint32_t no;
     int created;
-    assert_int_equal(client_declare(step_client(r->s), &c, &no, &created),
+    assert_int_equal(client_declare(store_client(r->s), &c, &no, &created),
                      PERSIA_OK);
     plan_feature f = {.name = "f", .table = no, .pooling = POOL_SUM,
                       .trainable = 1};
     assert_int_equal(
-        worker_plan(step_worker(r->s), PLAN_BAGS, 1, &f, 1, &r->plan),
+        worker_plan(store_worker(r->s), PLAN_BAGS, 1, &f, 1, &r->plan),
         PERSIA_OK);
-    assert_null(step_ps(r->s));
+    assert_null(store_ps(r->s));
 }
 
 static void rank_close(rank *r)
 {
-    step_put(r->s);
-    step_close(r->handle);
+    store_put(r->s);
+    store_close(r->handle);
 }
 
 static void job_open(job *j, uint32_t world)
@@ -140,34 +140,34 @@ static void job_close(job *j)
 
 static uint64_t batch_add(rank *r, uint64_t stream)
 {
-    uint64_t batch = step_ahead_number();
-    if (step_ahead_batch(r->s, stream, batch))
+    uint64_t batch = store_batch_number();
+    if (store_batch_add(r->s, stream, batch))
         abort();
     memory *m = memory_new();
-    step_lookup l = {.plan = r->plan, .batch = batch_of(m), .out = m->out,
+    store_lookup l = {.plan = r->plan, .batch = batch_of(m), .out = m->out,
                      .stride = DIM, .rows = m->rows,
                      .index = &m->index, .owner = m,
                      .release = memory_release};
-    if (step_ahead_add(r->s, batch, &l))
+    if (store_batch_lookup(r->s, batch, &l))
         abort();
-    step_ahead_ready(r->s, batch);
+    store_batch_ready(r->s, batch);
     return batch;
 }
 
 /* The gradients seen; -1 where it fails. */
 static int forward(rank *r, uint64_t batch, uint64_t *ticket)
 {
-    *ticket = step_ticket(r->s);
-    step_ahead_bind(r->s, batch, *ticket);
+    *ticket = store_ticket(r->s);
+    store_batch_bind(r->s, batch, *ticket);
     void *owner;
-    if (step_ahead_take(r->s, batch, r->plan, &owner))
+    if (store_batch_take(r->s, batch, r->plan, &owner))
         return -1;
     memory *m = owner ? owner : memory_new();
     id_batch b = batch_of(m);
-    if (!owner && worker_forward(step_worker(r->s), r->plan, &b, 0, m->out,
+    if (!owner && worker_forward(store_worker(r->s), r->plan, &b, 0, m->out,
                                  DIM, m->rows, &m->index))
         return -1;
-    step_keep(r->s, *ticket, m->index);
+    store_keep_index(r->s, *ticket, m->index);
     m->index = NULL;
     int seen = (int)m->out[0];
     memory_release(m);
@@ -180,28 +180,28 @@ static int hold(rank *r, uint64_t ticket)
     memory *m = memory_new();
     for (int i = 0; i < IDS; i++)
         m->rows[i] = ROW_NONE;
-    step_grad g = {.ticket = ticket,
+    store_grad g = {.ticket = ticket,
                    .grad = {.plan = r->plan, .batch = batch_of(m),
                             .rows = m->rows, .grad = grad, .stride = DIM},
                    .owner = m,
                    .release = memory_release};
-    int rc = step_hold(r->s, &g);
+    int rc = store_add_grad(r->s, &g);
     if (rc)
         memory_release(m);
     return rc;
 }
 
-static int apply(rank *r, enum step_whose whose)
+static int apply(rank *r, enum store_whose whose)
 {
     optim_args o = {.kind = OPTIM_SGD, .lr = 1, .grad_scale = 1};
-    return step_apply(r->s, whose, &o, 1);
+    return store_apply(r->s, whose, &o, 1);
 }
 
 static int value(rank *r)
 {
     const uint64_t id = 7;
     float vector[DIM], state[1];
-    if (client_get(step_client(r->s), 0, 1, &id, vector, state, NULL))
+    if (client_get(store_client(r->s), 0, 1, &id, vector, state, NULL))
         return -1;
     return (int)vector[0];
 }
@@ -218,7 +218,7 @@ static void random_loop(rank *r, uint32_t seed)
 {
     enum { N = 100 };
     uint64_t staleness = random_u32(&seed) % 4, stream;
-    assert_int_equal(step_ahead_open(r->s, staleness, 0, &stream), PERSIA_OK);
+    assert_int_equal(store_pass_open(r->s, staleness, 0, &stream), PERSIA_OK);
     uint64_t batch[N], ticket[N] = {0};
     int seen[N], updated[N] = {0};
     int added = 0, base = value(r);
@@ -227,21 +227,21 @@ static void random_loop(rank *r, uint32_t seed)
         int depth = 1 + (int)(random_u32(&seed) % 4);
         while (added <= t + depth && added < N)
             batch[added++] = batch_add(r, stream);
-        assert_int_equal(step_ahead_next(r->s, batch[t], 0), PERSIA_OK);
+        assert_int_equal(store_batch_next(r->s, batch[t], 0), PERSIA_OK);
         if (random_u32(&seed) % 8 == 0)
             continue;
         seen[t] = forward(r, batch[t], &ticket[t]) - base;
         int back = t - (int)(random_u32(&seed) % 3);
         if (back >= 0 && ticket[back] && !hold(r, ticket[back])) {
             if (random_u32(&seed) % 10) {
-                assert_int_equal(apply(r, STEP_MINE), PERSIA_OK);
+                assert_int_equal(apply(r, STORE_MINE), PERSIA_OK);
                 updated[back] = 1;
             } else {
-                step_discard(r->s, STEP_ALL);
+                store_discard(r->s, STORE_ALL);
             }
         }
         if (random_u32(&seed) % 10 == 0)
-            step_ahead_skip(r->s, batch[t]);
+            store_batch_skip(r->s, batch[t]);
     }
     int all = 0;
     for (int t = 0; t < N; t++) {
@@ -249,8 +249,8 @@ static void random_loop(rank *r, uint32_t seed)
             assert_true(all - seen[t] <= (int)staleness);
         all += updated[t];
     }
-    step_ahead_close(r->s, stream);
-    assert_int_equal(step_flush(r->s, 0), PERSIA_OK);
+    store_pass_close(r->s, stream);
+    assert_int_equal(store_flush(r->s, 0), PERSIA_OK);
     assert_int_equal(value(r), base + all);
 }
 
@@ -261,8 +261,8 @@ static void test_staleness_under_random_schedules(void **state)
     job_open(&j, 1);
     for (uint32_t seed = 1; seed <= 40; seed++)
         random_loop(&j.ranks[0], seed);
-    step_counts counts;
-    step_get_counts(j.ranks[0].s, &counts);
+    store_counts counts;
+    store_get_counts(j.ranks[0].s, &counts);
     assert_int_equal(counts.pending, 0);
     assert_int_equal(counts.failed, 0);
     assert_int_equal(counts.applied, ps_updates(j.p));
@@ -279,7 +279,7 @@ static void test_a_store_ends_with_its_updates(void **state)
         rank *r = &j.ranks[0];
         for (int i = 0; i < 10; i++) {
             assert_int_equal(hold(r, 0), PERSIA_OK);
-            assert_int_equal(apply(r, STEP_MINE), PERSIA_OK);
+            assert_int_equal(apply(r, STORE_MINE), PERSIA_OK);
         }
         rank_close(r);
         assert_int_equal(atomic_load(&alive), 0);
@@ -302,7 +302,7 @@ static struct {
     int batches[RANKS];
     uint64_t applied[RANKS]; /* as each rank heard when it joined */
     int seen[RANKS][STEPS];
-    int gave[RANKS][STEPS];  /* gradients in the step */
+    int gave[RANKS][STEPS];  /* gradients in the store */
     int failed[RANKS];
 } told;
 
@@ -311,15 +311,15 @@ static int synchronous_loop(rank *r)
     uint32_t seed = told.seed * 31 + r->number;
     uint64_t stream, next = 0;
     pthread_barrier_wait(&meeting);
-    if (step_join(r->s, &told.applied[r->number]))
+    if (store_join(r->s, &told.applied[r->number]))
         return 1;
     pthread_barrier_wait(&meeting); /* an all_reduce of the largest */
     uint64_t last = 0;
     for (uint32_t i = 0; i < told.world; i++)
         last = told.applied[i] > last ? told.applied[i] : last;
-    if (step_sync(r->s, last, r->number, told.world) ||
-        step_ahead_open(r->s, 0, 0, &stream) ||
-        step_ahead_sync(r->s, stream, told.by_batch))
+    if (store_sync(r->s, last, r->number, told.world) ||
+        store_pass_open(r->s, 0, 0, &stream) ||
+        store_pass_sync(r->s, stream, told.by_batch))
         return 2;
     int n = told.batches[r->number];
     for (int t = -1; t < n; t++) {
@@ -328,26 +328,26 @@ static int synchronous_loop(rank *r)
         if (t < 0)
             continue;
         uint32_t dice = random_u32(&seed) % 12;
-        if (step_ahead_next(r->s, batch, dice == 0))
+        if (store_batch_next(r->s, batch, dice == 0))
             return 3;
         told.seen[r->number][t] = -1;
         int give = dice > 4;
         if (dice > 1)
             told.seen[r->number][t] = forward(r, batch, &ticket);
         if (dice == 2)
-            step_ahead_skip(r->s, batch);
+            store_batch_skip(r->s, batch);
         if (dice == 3 &&
-            (hold(r, ticket) || step_discard(r->s, STEP_ALL) != 1))
+            (hold(r, ticket) || store_discard(r->s, STORE_ALL) != 1))
             return 4;
         if (give && hold(r, ticket))
             return 5;
         told.gave[r->number][t] = give;
         if (!told.by_batch || give)
-            if (apply(r, told.by_batch ? STEP_MINE : STEP_ALL))
+            if (apply(r, told.by_batch ? STORE_MINE : STORE_ALL))
                 return 6;
     }
-    step_ahead_close(r->s, stream);
-    return step_leave(r->s, 1) ? 7 : 0;
+    store_pass_close(r->s, stream);
+    return store_leave(r->s, 1) ? 7 : 0;
 }
 
 static void *synchronous_rank(void *arg)
@@ -404,25 +404,25 @@ static void test_ranks_take_every_step_together(void **state)
 
 static uint64_t begin_step(rank *r, uint64_t *stream)
 {
-    assert_int_equal(step_sync(r->s, 0, r->number, 2), PERSIA_OK);
-    assert_int_equal(step_ahead_open(r->s, 0, 0, stream), PERSIA_OK);
-    assert_int_equal(step_ahead_sync(r->s, *stream, 1), PERSIA_OK);
+    assert_int_equal(store_sync(r->s, 0, r->number, 2), PERSIA_OK);
+    assert_int_equal(store_pass_open(r->s, 0, 0, stream), PERSIA_OK);
+    assert_int_equal(store_pass_sync(r->s, *stream, 1), PERSIA_OK);
     return batch_add(r, *stream);
 }
 
 static void give_step(rank *r, uint64_t batch)
 {
     uint64_t ticket;
-    assert_int_equal(step_ahead_next(r->s, batch, 0), PERSIA_OK);
+    assert_int_equal(store_batch_next(r->s, batch, 0), PERSIA_OK);
     assert_int_equal(forward(r, batch, &ticket), 0);
     assert_int_equal(hold(r, ticket), PERSIA_OK);
-    assert_int_equal(apply(r, STEP_MINE), PERSIA_OK);
+    assert_int_equal(apply(r, STORE_MINE), PERSIA_OK);
 }
 
 static uint64_t lookups_started(rank *r)
 {
-    step_ahead_stats stats;
-    step_ahead_get_stats(r->s, &stats);
+    store_prefetch_stats stats;
+    store_get_prefetch_stats(r->s, &stats);
     return stats.staleness[0];
 }
 
@@ -435,8 +435,8 @@ static void test_a_lookup_is_sent_behind_the_update(void **state)
     job_open(&j, 2);
     rank *one = &j.ranks[0], *other = &j.ranks[1];
     uint64_t stream, stream_1, applied, ticket;
-    assert_int_equal(step_join(one->s, &applied), PERSIA_OK);
-    assert_int_equal(step_join(other->s, &applied), PERSIA_OK);
+    assert_int_equal(store_join(one->s, &applied), PERSIA_OK);
+    assert_int_equal(store_join(other->s, &applied), PERSIA_OK);
     uint64_t first = begin_step(one, &stream);
     uint64_t second = batch_add(one, stream);
     uint64_t first_1 = begin_step(other, &stream_1);
@@ -446,12 +446,12 @@ static void test_a_lookup_is_sent_behind_the_update(void **state)
     assert_int_equal(lookups_started(one), 2);
     assert_int_equal(value(one), 0); /* the other part is missing */
     give_step(other, first_1);
-    assert_int_equal(step_ahead_next(one->s, second, 0), PERSIA_OK);
+    assert_int_equal(store_batch_next(one->s, second, 0), PERSIA_OK);
     assert_int_equal(forward(one, second, &ticket), 2);
-    step_ahead_close(one->s, stream);
-    step_ahead_close(other->s, stream_1);
-    assert_int_equal(step_leave(one->s, 0), PERSIA_OK);
-    assert_int_equal(step_leave(other->s, 0), PERSIA_OK);
+    store_pass_close(one->s, stream);
+    store_pass_close(other->s, stream_1);
+    assert_int_equal(store_leave(one->s, 0), PERSIA_OK);
+    assert_int_equal(store_leave(other->s, 0), PERSIA_OK);
     job_close(&j);
 }
 
@@ -469,8 +469,8 @@ static void test_updates_after_a_pass_are_no_parts(void **state)
     assert_int_equal(told.failed[0] + told.failed[1], 0);
     int before = value(&j.ranks[0]);
     assert_int_equal(hold(&j.ranks[1], 0), PERSIA_OK);
-    assert_int_equal(apply(&j.ranks[1], STEP_MINE), PERSIA_OK);
-    assert_int_equal(step_flush(j.ranks[1].s, 0), PERSIA_OK);
+    assert_int_equal(apply(&j.ranks[1], STORE_MINE), PERSIA_OK);
+    assert_int_equal(store_flush(j.ranks[1].s, 0), PERSIA_OK);
     assert_int_equal(value(&j.ranks[0]), before + 1);
     job_close(&j);
 }
@@ -509,28 +509,28 @@ static void test_updates_behind_parts_that_wait(void **state)
     job_open(&j, 2);
     rank *one = &j.ranks[0];
     barrier b = {.job = &j};
-    assert_int_equal(step_leave(j.ranks[1].s, 0), PERSIA_OK);
-    assert_int_equal(step_join(one->s, &applied), PERSIA_OK);
-    assert_int_equal(step_sync(one->s, 0, 0, 2), PERSIA_OK);
+    assert_int_equal(store_leave(j.ranks[1].s, 0), PERSIA_OK);
+    assert_int_equal(store_join(one->s, &applied), PERSIA_OK);
+    assert_int_equal(store_sync(one->s, 0, 0, 2), PERSIA_OK);
     pthread_create(&thread, NULL, hold_gate, &b);
     while (!atomic_load(&b.closed))
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     for (int i = 0; i < PARTS; i++) {
         assert_int_equal(hold(one, 0), PERSIA_OK);
-        assert_int_equal(apply(one, STEP_MINE), PERSIA_OK);
+        assert_int_equal(apply(one, STORE_MINE), PERSIA_OK);
     }
     nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
-    assert_int_equal(step_leave(one->s, 0), PERSIA_OK);
+    assert_int_equal(store_leave(one->s, 0), PERSIA_OK);
     for (int i = 0; i < AFTER; i++) {
         assert_int_equal(hold(one, 0), PERSIA_OK);
-        assert_int_equal(apply(one, STEP_MINE), PERSIA_OK);
+        assert_int_equal(apply(one, STORE_MINE), PERSIA_OK);
     }
     nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
     atomic_store(&b.go, 1);
     pthread_join(thread, NULL);
     /* The part behind it comes from a rank that has left. */
-    assert_int_equal(step_flush(one->s, 5000000000u), PERSIA_EARG);
-    assert_int_equal(step_flush(one->s, 5000000000u), PERSIA_OK);
+    assert_int_equal(store_flush(one->s, 5000000000u), PERSIA_EARG);
+    assert_int_equal(store_flush(one->s, 5000000000u), PERSIA_OK);
     assert_int_equal(value(one), PARTS - 1 + AFTER);
     job_close(&j);
 }
@@ -544,10 +544,10 @@ static void test_a_store_ends_with_gradients_held(void **state)
     uint64_t stream, applied, ticket;
     job_open(&j, 2);
     rank *one = &j.ranks[1];
-    assert_int_equal(step_leave(j.ranks[0].s, 0), PERSIA_OK);
-    assert_int_equal(step_join(one->s, &applied), PERSIA_OK);
+    assert_int_equal(store_leave(j.ranks[0].s, 0), PERSIA_OK);
+    assert_int_equal(store_join(one->s, &applied), PERSIA_OK);
     uint64_t batch = begin_step(one, &stream);
-    assert_int_equal(step_ahead_next(one->s, batch, 0), PERSIA_OK);
+    assert_int_equal(store_batch_next(one->s, batch, 0), PERSIA_OK);
     assert_int_equal(forward(one, batch, &ticket), 0);
     assert_int_equal(hold(one, ticket), PERSIA_OK);
     rank_close(one);
@@ -563,33 +563,33 @@ static void test_an_index_ends_with_its_forward(void **state)
     uint64_t ticket, stream;
     job_open(&j, 1);
     rank *r = &j.ranks[0];
-    const index_pool *indexes = client_indexes(step_client(r->s));
+    const index_pool *indexes = client_indexes(store_client(r->s));
     /* its update has it, once */
     assert_int_equal(forward(r, 0, &ticket), 0);
     assert_int_equal(indexes->live, 1);
     assert_int_equal(hold(r, ticket), PERSIA_OK);
     assert_int_equal(hold(r, ticket), PERSIA_ETICKET);
     assert_int_equal(indexes->live, 1);
-    assert_int_equal(apply(r, STEP_ALL), PERSIA_OK);
-    assert_int_equal(step_flush(r->s, 0), PERSIA_OK);
+    assert_int_equal(apply(r, STORE_ALL), PERSIA_OK);
+    assert_int_equal(store_flush(r->s, 0), PERSIA_OK);
     assert_int_equal(indexes->live, 0);
     /* its gradient is dropped, or its graph */
     assert_true(forward(r, 0, &ticket) >= 0);
     assert_int_equal(hold(r, ticket), PERSIA_OK);
-    assert_int_equal(step_discard(r->s, STEP_ALL), 1);
+    assert_int_equal(store_discard(r->s, STORE_ALL), 1);
     assert_true(forward(r, 0, &ticket) >= 0);
-    step_drop(r->s, ticket);
-    step_drop(r->s, ticket);
+    store_drop_index(r->s, ticket);
+    store_drop_index(r->s, ticket);
     assert_int_equal(indexes->live, 0);
     /* other rows were loaded */
     assert_true(forward(r, 0, &ticket) >= 0);
-    step_forget(r->s);
+    store_forget(r->s);
     assert_int_equal(indexes->live, 0);
     assert_int_equal(hold(r, ticket), PERSIA_ETICKET);
     /* looked up ahead, and nobody wants it */
-    assert_int_equal(step_ahead_open(r->s, 1, 0, &stream), PERSIA_OK);
+    assert_int_equal(store_pass_open(r->s, 1, 0, &stream), PERSIA_OK);
     batch_add(r, stream);
-    step_ahead_close(r->s, stream);
+    store_pass_close(r->s, stream);
     /* a forward that waits at the end of the store */
     assert_true(forward(r, 0, &ticket) >= 0);
     job_close(&j);
@@ -600,9 +600,9 @@ static void test_bad_arguments(void **state)
     (void)state;
     job j;
     job_open(&j, 1);
-    assert_int_equal(step_sync(j.ranks[0].s, 0, 0, 1), PERSIA_EARG);
-    assert_int_equal(step_sync(j.ranks[0].s, 0, 2, 2), PERSIA_EARG);
-    assert_int_equal(step_ahead_sync(j.ranks[0].s, 99, 1), PERSIA_ECLOSED);
+    assert_int_equal(store_sync(j.ranks[0].s, 0, 0, 1), PERSIA_EARG);
+    assert_int_equal(store_sync(j.ranks[0].s, 0, 2, 2), PERSIA_EARG);
+    assert_int_equal(store_pass_sync(j.ranks[0].s, 99, 1), PERSIA_ECLOSED);
     job_close(&j);
 }
 

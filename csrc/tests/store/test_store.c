@@ -18,23 +18,24 @@ static void handles_have_generations(void **state)
 {
     (void)state;
     uint64_t a, b;
-    step *s;
-    assert_int_equal(step_open(1, 0, &a), PERSIA_OK);
-    assert_int_equal(step_get(a, "test", &s), PERSIA_OK);
-    step_close(a);
-    step *again;
-    assert_int_equal(step_get(a, "test", &again), PERSIA_ECLOSED);
-    assert_int_equal(step_held(s, STEP_ALL), 0); /* alive: referenced */
-    step_put(s);
-    assert_int_equal(step_open(1, 0, &b), PERSIA_OK);
+    store *s;
+    assert_int_equal(store_open(1, 0, &a), PERSIA_OK);
+    assert_int_equal(store_get(a, "test", &s), PERSIA_OK);
+    store_close(a);
+    store *again;
+    assert_int_equal(store_get(a, "test", &again), PERSIA_ECLOSED);
+    /* alive: referenced */
+    assert_int_equal(store_pending_grads(s, STORE_ALL), 0);
+    store_put(s);
+    assert_int_equal(store_open(1, 0, &b), PERSIA_OK);
     assert_int_not_equal(a, b);
-    assert_int_equal(step_get(a, "test", &again), PERSIA_ECLOSED);
-    step_close(a); /* of the past: no one is closed */
-    assert_int_equal(step_get(b, "test", &s), PERSIA_OK);
-    step_put(s);
-    step_close(b);
-    assert_int_equal(step_get(12345678901234, "test", &s), PERSIA_ECLOSED);
-    assert_int_equal(step_get(UINT64_MAX, "test", &s), PERSIA_ECLOSED);
+    assert_int_equal(store_get(a, "test", &again), PERSIA_ECLOSED);
+    store_close(a); /* of the past: no one is closed */
+    assert_int_equal(store_get(b, "test", &s), PERSIA_OK);
+    store_put(s);
+    store_close(b);
+    assert_int_equal(store_get(12345678901234, "test", &s), PERSIA_ECLOSED);
+    assert_int_equal(store_get(UINT64_MAX, "test", &s), PERSIA_ECLOSED);
 }
 
 static int released;
@@ -45,71 +46,71 @@ static void count_release(void *owner)
     released++;
 }
 
-static step_grad grad_of(uint64_t ticket)
+static store_grad grad_of(uint64_t ticket)
 {
-    return (step_grad){.ticket = ticket, .release = count_release};
+    return (store_grad){.ticket = ticket, .release = count_release};
 }
 
 static void tickets_come_back_once(void **state)
 {
     (void)state;
     uint64_t handle;
-    step *s;
-    assert_int_equal(step_open(1, 0, &handle), PERSIA_OK);
-    assert_int_equal(step_get(handle, "test", &s), PERSIA_OK);
-    uint64_t first = step_ticket(s), second = step_ticket(s);
+    store *s;
+    assert_int_equal(store_open(1, 0, &handle), PERSIA_OK);
+    assert_int_equal(store_get(handle, "test", &s), PERSIA_OK);
+    uint64_t first = store_ticket(s), second = store_ticket(s);
     assert_int_equal(first, 1);
     assert_int_equal(second, 2);
     released = 0;
-    step_grad g = grad_of(second);
-    assert_int_equal(step_hold(s, &g), PERSIA_OK);
-    assert_int_equal(step_hold(s, &g), PERSIA_ETICKET);
+    store_grad g = grad_of(second);
+    assert_int_equal(store_add_grad(s, &g), PERSIA_OK);
+    assert_int_equal(store_add_grad(s, &g), PERSIA_ETICKET);
     assert_non_null(strstr(err_text(), "second backward"));
     g = grad_of(first);
-    assert_int_equal(step_hold(s, &g), PERSIA_OK);
+    assert_int_equal(store_add_grad(s, &g), PERSIA_OK);
     g = grad_of(99);
-    assert_int_equal(step_hold(s, &g), PERSIA_ETICKET);
-    assert_int_equal(step_held(s, STEP_ALL), 2);
-    assert_int_equal(step_discard(s, STEP_ALL), 2);
+    assert_int_equal(store_add_grad(s, &g), PERSIA_ETICKET);
+    assert_int_equal(store_pending_grads(s, STORE_ALL), 2);
+    assert_int_equal(store_discard(s, STORE_ALL), 2);
     assert_int_equal(released, 2);
     g = grad_of(first); /* dropping does not give the ticket back */
-    assert_int_equal(step_hold(s, &g), PERSIA_ETICKET);
+    assert_int_equal(store_add_grad(s, &g), PERSIA_ETICKET);
 
     /* Far apart, the window forgets; it never takes one for another. */
     uint64_t last = 0;
-    for (uint64_t i = 0; i < 2 * (uint64_t)STEP_TICKET_WINDOW + 100; i++)
-        last = step_ticket(s);
+    for (uint64_t i = 0; i < 2 * (uint64_t)STORE_TICKET_WINDOW + 100; i++)
+        last = store_ticket(s);
     g = grad_of(last);
-    assert_int_equal(step_hold(s, &g), PERSIA_OK);
-    for (uint64_t back = 1; back < STEP_TICKET_WINDOW - 64; back += 4099) {
+    assert_int_equal(store_add_grad(s, &g), PERSIA_OK);
+    for (uint64_t back = 1; back < STORE_TICKET_WINDOW - 64; back += 4099) {
         g = grad_of(last - back);
-        assert_int_equal(step_hold(s, &g), PERSIA_OK);
-        assert_int_equal(step_hold(s, &g), PERSIA_ETICKET);
+        assert_int_equal(store_add_grad(s, &g), PERSIA_OK);
+        assert_int_equal(store_add_grad(s, &g), PERSIA_ETICKET);
     }
-    g = grad_of(last - STEP_TICKET_WINDOW - 64);
-    assert_int_equal(step_hold(s, &g), PERSIA_ETICKET);
-    step_put(s);
-    step_close(handle);
+    g = grad_of(last - STORE_TICKET_WINDOW - 64);
+    assert_int_equal(store_add_grad(s, &g), PERSIA_ETICKET);
+    store_put(s);
+    store_close(handle);
 }
 
 static void *hold_elsewhere(void *arg)
 {
-    step *s = arg;
-    step_grad g = grad_of(step_ticket(s));
-    return step_hold(s, &g) ? arg : NULL;
+    store *s = arg;
+    store_grad g = grad_of(store_ticket(s));
+    return store_add_grad(s, &g) ? arg : NULL;
 }
 
 static void threads_hold_for_themselves(void **state)
 {
     (void)state;
     uint64_t handle;
-    step *s;
-    assert_int_equal(step_open(1, 0, &handle), PERSIA_OK);
-    assert_int_equal(step_get(handle, "test", &s), PERSIA_OK);
+    store *s;
+    assert_int_equal(store_open(1, 0, &handle), PERSIA_OK);
+    assert_int_equal(store_get(handle, "test", &s), PERSIA_OK);
     released = 0;
     for (int i = 0; i < 3; i++) {
-        step_grad g = grad_of(step_ticket(s));
-        assert_int_equal(step_hold(s, &g), PERSIA_OK);
+        store_grad g = grad_of(store_ticket(s));
+        assert_int_equal(store_add_grad(s, &g), PERSIA_OK);
         pthread_t thread;
         void *failed;
         assert_int_equal(
@@ -117,13 +118,13 @@ static void threads_hold_for_themselves(void **state)
         pthread_join(thread, &failed);
         assert_null(failed);
     }
-    assert_int_equal(step_held(s, STEP_ALL), 6);
-    assert_int_equal(step_held(s, STEP_MINE), 3);
-    assert_int_equal(step_discard(s, STEP_MINE), 3);
-    assert_int_equal(step_held(s, STEP_MINE), 0);
-    assert_int_equal(step_held(s, STEP_ALL), 3);
-    step_put(s);
-    step_close(handle); /* drops the rest */
+    assert_int_equal(store_pending_grads(s, STORE_ALL), 6);
+    assert_int_equal(store_pending_grads(s, STORE_MINE), 3);
+    assert_int_equal(store_discard(s, STORE_MINE), 3);
+    assert_int_equal(store_pending_grads(s, STORE_MINE), 0);
+    assert_int_equal(store_pending_grads(s, STORE_ALL), 3);
+    store_put(s);
+    store_close(handle); /* drops the rest */
     assert_int_equal(released, 6);
 }
 
@@ -131,19 +132,19 @@ static void held_gradients_are_bounded(void **state)
 {
     (void)state;
     uint64_t handle;
-    step *s;
-    assert_int_equal(step_open(1, 0, &handle), PERSIA_OK);
-    assert_int_equal(step_get(handle, "test", &s), PERSIA_OK);
-    for (int i = 0; i < STEP_HELD_MAX; i++) {
-        step_grad g = grad_of(step_ticket(s));
-        assert_int_equal(step_hold(s, &g), PERSIA_OK);
+    store *s;
+    assert_int_equal(store_open(1, 0, &handle), PERSIA_OK);
+    assert_int_equal(store_get(handle, "test", &s), PERSIA_OK);
+    for (int i = 0; i < STORE_PENDING_MAX; i++) {
+        store_grad g = grad_of(store_ticket(s));
+        assert_int_equal(store_add_grad(s, &g), PERSIA_OK);
     }
-    step_grad g = grad_of(step_ticket(s));
-    assert_int_equal(step_hold(s, &g), PERSIA_ELIMIT);
-    step_discard(s, STEP_ALL);
-    assert_int_equal(step_hold(s, &g), PERSIA_OK);
-    step_put(s);
-    step_close(handle);
+    store_grad g = grad_of(store_ticket(s));
+    assert_int_equal(store_add_grad(s, &g), PERSIA_ELIMIT);
+    store_discard(s, STORE_ALL);
+    assert_int_equal(store_add_grad(s, &g), PERSIA_OK);
+    store_put(s);
+    store_close(handle);
 }
 
 /* Copies hold what was there, whatever becomes of the original; blocks that
@@ -153,9 +154,9 @@ static void copies_are_whole(void **state)
     (void)state;
     enum { N = 300000, FLOATS = 700000, OFFSETS = 1001 };
     uint64_t handle;
-    step *s;
-    assert_int_equal(step_open(3, 0, &handle), PERSIA_OK);
-    assert_int_equal(step_get(handle, "test", &s), PERSIA_OK);
+    store *s;
+    assert_int_equal(store_open(3, 0, &handle), PERSIA_OK);
+    assert_int_equal(store_get(handle, "test", &s), PERSIA_OK);
     float *grad = malloc(FLOATS * sizeof *grad);
     uint32_t *rows = malloc(N * sizeof *rows);
     int64_t *values = malloc(N * sizeof *values);
@@ -171,10 +172,10 @@ static void copies_are_whole(void **state)
         }
         for (int i = 0; i < OFFSETS; i++)
             offsets[i] = i * 13 + round;
-        step_grad g = {.grad = {.batch = {.n = N, .values = values,
+        store_grad g = {.grad = {.batch = {.n = N, .values = values,
                                           .offsets = offsets},
                                 .rows = rows, .grad = grad}};
-        assert_int_equal(step_copy(s, &g, FLOATS, OFFSETS), PERSIA_OK);
+        assert_int_equal(store_copy_grad(s, &g, FLOATS, OFFSETS), PERSIA_OK);
         memset(grad, 0, FLOATS * sizeof *grad);
         memset(rows, 0, N * sizeof *rows);
         memset(values, 0, N * sizeof *values);
@@ -193,10 +194,10 @@ static void copies_are_whole(void **state)
         first = g.owner;
         g.release(g.owner);
     }
-    step_grad held[12];
+    store_grad held[12];
     for (int i = 0; i < 12; i++) {
-        held[i] = (step_grad){.grad = {.grad = grad}};
-        assert_int_equal(step_copy(s, &held[i], 100, 0), PERSIA_OK);
+        held[i] = (store_grad){.grad = {.grad = grad}};
+        assert_int_equal(store_copy_grad(s, &held[i], 100, 0), PERSIA_OK);
     }
     for (int i = 0; i < 12; i++)
         held[i].release(held[i].owner);
@@ -204,20 +205,20 @@ static void copies_are_whole(void **state)
     free(rows);
     free(values);
     free(offsets);
-    step_put(s);
-    step_close(handle);
+    store_put(s);
+    store_close(handle);
 }
 
 static void a_forked_child_is_refused(void **state)
 {
     (void)state;
     uint64_t handle;
-    assert_int_equal(step_open(2, 0, &handle), PERSIA_OK);
+    assert_int_equal(store_open(2, 0, &handle), PERSIA_OK);
     pid_t child = fork();
     if (child == 0) {
-        step *s;
-        step_close(handle); /* must not touch locks or threads */
-        _exit(step_get(handle, "lookup", &s) == PERSIA_EFORK &&
+        store *s;
+        store_close(handle); /* must not touch locks or threads */
+        _exit(store_get(handle, "lookup", &s) == PERSIA_EFORK &&
                       strstr(err_text(), "lookup")
                   ? 0
                   : 1);
@@ -225,7 +226,7 @@ static void a_forked_child_is_refused(void **state)
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    step_close(handle);
+    store_close(handle);
 }
 
 int main(void)

@@ -1,4 +1,4 @@
-/* ahead.c: the look-ahead of persia.DataLoader, as functions of a store's
+/* prefetch.c: the look-ahead of persia.DataLoader, as functions of a store's
  * handle.  All but the counting ones leave the GIL: they may wait, or free
  * tensors. */
 #include "py/py.h"
@@ -6,13 +6,13 @@
 
 /* Runs `call` with a reference `s` to the store, without the GIL. */
 #define WITH_STORE(handle, call)                                              \
-    step *s;                                                                  \
-    int rc = step_get((handle), "data loader", &s);                           \
+    store *s;                                                                 \
+    int rc = store_get((handle), "data loader", &s);                          \
     if (rc)                                                                   \
         return py_raise(rc);                                                  \
     Py_BEGIN_ALLOW_THREADS                                                    \
     call;                                                                     \
-    step_put(s);                                                              \
+    store_put(s);                                                             \
     Py_END_ALLOW_THREADS                                                      \
     if (rc)                                                                   \
         return py_raise(rc)
@@ -26,8 +26,8 @@ static PyObject *py_open(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "KLp", &handle, &staleness, &here))
         return NULL;
     uint64_t stream = 0;
-    uint64_t bound = staleness < 0 ? STEP_ASYNC : (uint64_t)staleness;
-    WITH_STORE(handle, rc = step_ahead_open(s, bound, here, &stream));
+    uint64_t bound = staleness < 0 ? STORE_ASYNC : (uint64_t)staleness;
+    WITH_STORE(handle, rc = store_pass_open(s, bound, here, &stream));
     return PyLong_FromUnsignedLongLong(stream);
 }
 
@@ -37,13 +37,13 @@ static PyObject *py_close(PyObject *module, PyObject *args)
     unsigned long long handle, stream;
     if (!PyArg_ParseTuple(args, "KK", &handle, &stream))
         return NULL;
-    step *s;
+    store *s;
     /* A store that was closed has closed its streams; a forked child has
      * none. */
-    if (step_get(handle, "data loader", &s) == PERSIA_OK) {
+    if (store_get(handle, "data loader", &s) == PERSIA_OK) {
         Py_BEGIN_ALLOW_THREADS
-        step_ahead_close(s, stream);
-        step_put(s);
+        store_pass_close(s, stream);
+        store_put(s);
         Py_END_ALLOW_THREADS
     }
     Py_RETURN_NONE;
@@ -53,7 +53,7 @@ static PyObject *py_number(PyObject *module, PyObject *unused)
 {
     (void)module;
     (void)unused;
-    return PyLong_FromUnsignedLongLong(step_ahead_number());
+    return PyLong_FromUnsignedLongLong(store_batch_number());
 }
 
 static PyObject *py_batch(PyObject *module, PyObject *args)
@@ -62,7 +62,7 @@ static PyObject *py_batch(PyObject *module, PyObject *args)
     unsigned long long handle, stream, number;
     if (!PyArg_ParseTuple(args, "KKK", &handle, &stream, &number))
         return NULL;
-    WITH_STORE(handle, rc = step_ahead_batch(s, stream, number));
+    WITH_STORE(handle, rc = store_batch_add(s, stream, number));
     Py_RETURN_NONE;
 }
 
@@ -72,7 +72,7 @@ static PyObject *py_ready(PyObject *module, PyObject *args)
     unsigned long long handle, number;
     if (!PyArg_ParseTuple(args, "KK", &handle, &number))
         return NULL;
-    WITH_STORE(handle, step_ahead_ready(s, number));
+    WITH_STORE(handle, store_batch_ready(s, number));
     Py_RETURN_NONE;
 }
 
@@ -83,7 +83,7 @@ static PyObject *py_next(PyObject *module, PyObject *args)
     int reading;
     if (!PyArg_ParseTuple(args, "KKp", &handle, &number, &reading))
         return NULL;
-    WITH_STORE(handle, rc = step_ahead_next(s, number, reading));
+    WITH_STORE(handle, rc = store_batch_next(s, number, reading));
     Py_RETURN_NONE;
 }
 
@@ -93,7 +93,7 @@ static PyObject *py_skip(PyObject *module, PyObject *args)
     unsigned long long handle, number;
     if (!PyArg_ParseTuple(args, "KK", &handle, &number))
         return NULL;
-    WITH_STORE(handle, step_ahead_skip(s, number));
+    WITH_STORE(handle, store_batch_skip(s, number));
     Py_RETURN_NONE;
 }
 
@@ -101,7 +101,7 @@ static PyObject *py_skip(PyObject *module, PyObject *args)
 static PyObject *histogram(const uint64_t *count)
 {
     PyObject *out = PyDict_New();
-    for (long k = 0; out && k < STEP_STALENESS_BUCKETS; k++) {
+    for (long k = 0; out && k < STORE_STALENESS_BUCKETS; k++) {
         if (!count[k])
             continue;
         PyObject *key = PyLong_FromLong(k);
@@ -120,8 +120,8 @@ static PyObject *py_stats(PyObject *module, PyObject *arg)
     unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
     if (PyErr_Occurred())
         return NULL;
-    step_ahead_stats t;
-    WITH_STORE(handle, step_ahead_get_stats(s, &t));
+    store_prefetch_stats t;
+    WITH_STORE(handle, store_get_prefetch_stats(s, &t));
     PyObject *staleness = histogram(t.staleness);
     if (!staleness)
         return NULL;
@@ -141,37 +141,37 @@ static PyObject *py_flush(PyObject *module, PyObject *arg)
     unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
     if (PyErr_Occurred())
         return NULL;
-    WITH_STORE(handle, rc = step_flush(s, 0));
+    WITH_STORE(handle, rc = store_flush(s, 0));
     Py_RETURN_NONE;
 }
 
 static PyMethodDef functions[] = {
-    {"ahead_open", py_open, METH_VARARGS,
-     "ahead_open(handle, staleness, here)\n--\n\n"
+    {"prefetch_open", py_open, METH_VARARGS,
+     "prefetch_open(handle, staleness, here)\n--\n\n"
      "A new stream; a staleness below 0 is none.  here: lookups and updates\n"
      "are done by the threads that want them."},
-    {"ahead_close", py_close, METH_VARARGS,
-     "ahead_close(handle, stream)\n--\n\nEnds a stream."},
-    {"ahead_number", py_number, METH_NOARGS,
-     "ahead_number()\n--\n\nA number for a new batch."},
-    {"ahead_batch", py_batch, METH_VARARGS,
-     "ahead_batch(handle, stream, number)\n--\n\nAdds a batch."},
-    {"ahead_ready", py_ready, METH_VARARGS,
-     "ahead_ready(handle, number)\n--\n\nAll its lookups are added."},
-    {"ahead_next", py_next, METH_VARARGS,
-     "ahead_next(handle, number, reading)\n--\n\n"
+    {"prefetch_close", py_close, METH_VARARGS,
+     "prefetch_close(handle, stream)\n--\n\nEnds a stream."},
+    {"prefetch_number", py_number, METH_NOARGS,
+     "prefetch_number()\n--\n\nA number for a new batch."},
+    {"prefetch_batch", py_batch, METH_VARARGS,
+     "prefetch_batch(handle, stream, number)\n--\n\nAdds a batch."},
+    {"prefetch_ready", py_ready, METH_VARARGS,
+     "prefetch_ready(handle, number)\n--\n\nAll its lookups are added."},
+    {"prefetch_next", py_next, METH_VARARGS,
+     "prefetch_next(handle, number, reading)\n--\n\n"
      "Returns when the batch may be handed out."},
-    {"ahead_skip", py_skip, METH_VARARGS,
-     "ahead_skip(handle, number)\n--\n\nGives up a batch."},
-    {"ahead_flush", py_flush, METH_O,
-     "ahead_flush(handle)\n--\n\n"
+    {"prefetch_skip", py_skip, METH_VARARGS,
+     "prefetch_skip(handle, number)\n--\n\nGives up a batch."},
+    {"prefetch_flush", py_flush, METH_O,
+     "prefetch_flush(handle)\n--\n\n"
      "Waits until all updates of a store are applied."},
-    {"ahead_stats", py_stats, METH_O,
-     "ahead_stats(handle)\n--\n\nCounters of all streams of a store."},
+    {"prefetch_stats", py_stats, METH_O,
+     "prefetch_stats(handle)\n--\n\nCounters of all streams of a store."},
     {NULL, NULL, 0, NULL},
 };
 
-int py_add_ahead(PyObject *module)
+int py_add_prefetch(PyObject *module)
 {
     return PyModule_AddFunctions(module, functions);
 }
