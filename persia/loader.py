@@ -83,7 +83,10 @@ class DataLoader(Generic[T]):
     ``store.stats()["loader"]["not_prefetched"]``.
 
     Leaving the loop (``break``, an exception, ``close()`` of the iterator)
-    cancels what was looked up ahead. Several iterators may be open at once.
+    cancels what was looked up ahead. Several iterators may be open at once,
+    as in ``zip(loader_a, loader_b)``: the bound of each counts the batches of
+    all of them. Batches that are taken from several loaders before a backward
+    belong to one step, and do not wait for each other.
 
     Raises:
         InvalidArgument: an argument of the wrong kind, or a model without

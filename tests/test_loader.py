@@ -309,6 +309,100 @@ def test_permits_of_optimizer_steps() -> None:
     assert max(c.stats["staleness"]) <= 1
 
 
+# -- several passes over one store -----------------------------------------
+
+
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("bounds", [(0, 0), (1, 1), (0, 2), (3, 1)])
+def test_the_bound_holds_over_two_loaders(
+    bounds: tuple[int, int], joint: bool
+) -> None:
+    """Batches of both loaders count, whichever backward they share."""
+    c = Counter()
+    loaders = [c.loader(60, bound) for bound in bounds]
+    done = 0
+    for step in zip(*loaders, strict=True):
+        losses = []
+        for batch, bound in zip(step, bounds, strict=True):
+            seen, loss = c.forward(batch)
+            assert done - bound <= seen <= done
+            losses.append(loss)
+            if not joint:
+                loss.backward()
+                done += 1
+        if joint:
+            torch.stack(losses).sum().backward()
+            done += 2
+    assert c.value == done == 120
+    assert c.stats["abandoned"] == c.stats["dropped"] == 0
+    assert sum(c.stats["staleness"].values()) == 120
+    assert max(c.stats["staleness"]) <= max(bounds)
+
+
+def test_steps_over_two_loaders_miss_no_step() -> None:
+    c = Counter(update="step")
+    done = 0
+    for step in zip(c.loader(40, 0), c.loader(40, 0), strict=True):
+        for batch in step:
+            seen, loss = c.forward(batch)
+            assert seen == done
+            loss.backward()
+        c.store.optimizer.step()
+        done += 2
+    assert c.value == 80
+    assert c.stats["abandoned"] == 0
+
+
+def test_evaluation_between_batches_takes_no_permit() -> None:
+    c = Counter()
+    for t, batch in enumerate(c.loader(20, 0)):
+        seen, loss = c.forward(batch)
+        assert seen == t
+        with torch.no_grad():
+            for other in c.loader(5, 2):
+                assert c.forward(other)[0] == t
+        loss.backward()
+    assert c.value == 20
+    assert c.stats["abandoned"] == 0
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_loader_within_the_loop_of_another(staleness: int) -> None:
+    """The outer batch awaits its backward meanwhile, and loses nothing."""
+    c = Counter()
+    done = 0
+    for batch in c.loader(10, staleness):
+        _, outer = c.forward(batch)
+        for t, other in enumerate(c.loader(9, staleness)):
+            seen, loss = c.forward(other)
+            assert done - staleness <= seen <= done
+            loss.backward()
+            done += 1
+            if t == 4:
+                break
+        outer.backward()
+        done += 1
+    assert c.value == done == 60
+    assert c.stats["abandoned"] == 0
+    assert max(c.stats["staleness"]) <= staleness
+
+
+def test_two_loaders_without_backwards_never_hang() -> None:
+    c = Counter()
+    losses = []
+    for t, (a, b) in enumerate(
+        zip(c.loader(30, 0), c.loader(30, 1), strict=True)
+    ):
+        loss = c.forward(a)[1] + c.forward(b)[1]
+        losses.append(loss)
+        if t % 3 == 0:
+            loss.backward()
+    assert c.value == 20
+    assert c.stats["abandoned"] > 30
+    with pytest.raises(errors.TicketError, match="abandoned"):
+        losses[1].backward()
+
+
 # -- loops that leave the path --------------------------------------------
 
 

@@ -13,40 +13,38 @@
 #include "client/client.h"
 #include "store/batches.h"
 
-struct ahead {
+struct prefetch {
     store *s;
-    sched *pool; /* of the jobs */
-    _Atomic(unsigned) streams_n; /* written under the lock */
-    pthread_mutex_t lock; /* guards all below and all streams */
-    pthread_cond_t moved; /* a lookup or an update ended */
-    stream *streams;
-    uint64_t numbers;  /* the last one given to a stream */
-    unsigned owed;     /* empty parts of steps that nobody has sent */
-    unsigned paying;   /* ... that are under way */
-    lookup *garbage;   /* owners to be released without the lock */
+    sched *jobs;
+    _Atomic(unsigned) passes; /* that are not freed; written under the lock */
+    pthread_mutex_t lock;     /* guards all below, passes and batches */
+    pthread_cond_t moved;     /* a lookup or an update ended */
+    batches all;
+    uint64_t numbers;         /* the last one given to a pass */
+    lookup *garbage;          /* owners to be released without the lock */
     store_prefetch_stats stats;
 };
 
 /* ---- life ---- */
 
-int prefetch_create(store *s, unsigned threads, ahead **out)
+int prefetch_create(store *s, unsigned threads, prefetch **out)
 {
-    ahead *a = calloc(1, sizeof *a);
-    *out = a;
-    if (!a)
+    prefetch *p = calloc(1, sizeof *p);
+    *out = p;
+    if (!p)
         return err_set(PERSIA_ENOMEM, "no memory for a store");
-    a->s = s;
-    pthread_mutex_init(&a->lock, NULL);
-    cond_init(&a->moved);
-    return sched_create_background(1, threads, &a->pool);
+    p->s = s;
+    pthread_mutex_init(&p->lock, NULL);
+    cond_init(&p->moved);
+    return sched_create_background(1, threads, &p->jobs);
 }
 
 /* Ends a call: leaves the lock and releases what it threw away. */
-static void leave(ahead *a)
+static void leave(prefetch *p)
 {
-    lookup *l = a->garbage;
-    a->garbage = NULL;
-    pthread_mutex_unlock(&a->lock);
+    lookup *l = p->garbage;
+    p->garbage = NULL;
+    pthread_mutex_unlock(&p->lock);
     while (l) {
         lookup *next = l->next;
         if (l->want.owner)
@@ -57,68 +55,83 @@ static void leave(ahead *a)
     }
 }
 
-static void batch_free(ahead *a, batch *b)
+static void batch_free(prefetch *p, batch *b)
 {
     while (b->lookups) {
         lookup *l = b->lookups;
         b->lookups = l->next;
-        l->next = a->garbage;
-        a->garbage = l;
+        l->next = p->garbage;
+        p->garbage = l;
     }
+    b->pass->batches--;
     free(b->forwards);
     free(b);
 }
 
-/* Frees closed batches and streams that nobody uses; only on threads of the
- * user. */
-static void sweep(ahead *a)
+static void sweep_batches(prefetch *p, batch **at)
 {
-    for (stream **of = &a->streams; *of;) {
-        stream *t = *of;
-        for (batch **at = &t->batches; *at;) {
-            batch *b = *at;
-            if (b->closed && b->users == 0) {
-                *at = b->next;
-                batch_free(a, b);
-            } else {
-                at = &b->next;
-            }
-        }
-        if (t->number || t->batches || t->waiters) {
-            of = &t->next;
+    while (*at) {
+        batch *b = *at;
+        if (b->state == BATCH_DONE && b->users == 0) {
+            *at = b->next;
+            batch_free(p, b);
         } else {
-            *of = t->next;
-            free(t);
-            atomic_fetch_sub(&a->streams_n, 1);
+            at = &b->next;
         }
     }
 }
 
-static void end_of_call(ahead *a)
+/* Frees batches and passes that ended and that nothing uses; only on threads
+ * of the user. */
+static void sweep(prefetch *p)
 {
-    sweep(a);
-    leave(a);
+    sweep_batches(p, &p->all.taken);
+    for (pass **at = &p->all.passes; *at;) {
+        pass *t = *at;
+        sweep_batches(p, &t->queue);
+        if (t->number || t->batches || t->waiters) {
+            at = &t->next;
+        } else {
+            *at = t->next;
+            free(t);
+            atomic_fetch_sub(&p->passes, 1);
+        }
+    }
 }
 
-static stream *find_stream(ahead *a, uint64_t number)
+static void end_of_call(prefetch *p)
 {
-    for (stream *t = a->streams; t; t = t->next)
-        if (number && t->number == number)
-            return t;
-    return NULL;
+    sweep(p);
+    leave(p);
 }
 
-/* A batch that is open, and its stream (`in` may be NULL). */
-static batch *find_batch(ahead *a, uint64_t number, stream **in)
+static pass *find_pass(prefetch *p, uint64_t number)
 {
-    for (stream *t = a->streams; t; t = t->next)
-        for (batch *b = t->batches; b; b = b->next)
-            if (b->number == number && !b->closed) {
-                if (in)
-                    *in = t;
-                return b;
-            }
-    return NULL;
+    pass *t = number ? p->all.passes : NULL;
+    while (t && t->number != number)
+        t = t->next;
+    return t;
+}
+
+static batch *find_in(batch *list, uint64_t number)
+{
+    while (list && (list->number != number || list->state == BATCH_DONE))
+        list = list->next;
+    return list;
+}
+
+/* A batch that has not ended. */
+static batch *find_batch(prefetch *p, uint64_t number)
+{
+    batch *b = find_in(p->all.taken, number);
+    for (pass *t = p->all.passes; t && !b; t = t->next)
+        b = find_in(t->queue, number);
+    return b;
+}
+
+static int no_pass(prefetch *p)
+{
+    return atomic_load_explicit(&p->passes, memory_order_acquire) == 0;
 }
 
 /* ---- lookups ---- */
@@ -130,230 +143,255 @@ static int look_up(store *s, const store_lookup *l, uint64_t after)
 }
 
 /* Runs a lookup that waits; the lock is left meanwhile. */
-static void run(ahead *a, batch *b, lookup *l)
+static void run(prefetch *p, batch *b, lookup *l)
 {
     const uint64_t after = b->after;
-    l->at = STARTED;
+    l->state = LOOKUP_RUNS;
     b->users++;
-    pthread_mutex_unlock(&a->lock);
-    int rc = look_up(a->s, &l->want, after);
+    pthread_mutex_unlock(&p->lock);
+    int rc = look_up(p->s, &l->want, after);
     if (rc == PERSIA_ELOST) { /* it may be that nobody wants this lookup */
-        store_keep_error(a->s, rc);
-        rc = look_up(a->s, &l->want, after);
+        store_keep_error(p->s, rc);
+        rc = look_up(p->s, &l->want, after);
     }
     future_complete(l->done, rc);
-    pthread_mutex_lock(&a->lock);
+    pthread_mutex_lock(&p->lock);
     b->users--;
-    pthread_cond_broadcast(&a->moved);
+    pthread_cond_broadcast(&p->moved);
 }
 
 static lookup *waiting(batch *b)
 {
-    lookup *l = b->started && !b->closed ? b->lookups : NULL;
-    while (l && l->at != WAITING)
+    lookup *l = batch_may_run(b) ? b->lookups : NULL;
+    while (l && l->state != LOOKUP_WAITS)
         l = l->next;
     return l;
+}
+
+static batch *with_lookup(prefetch *p)
+{
+    for (batch *b = p->all.taken; b; b = b->next)
+        if (waiting(b))
+            return b;
+    for (pass *t = p->all.passes; t; t = t->next)
+        for (batch *b = t->queue; b; b = b->next)
+            if (waiting(b))
+                return b;
+    return NULL;
 }
 
 /* A background job: everything that may run and does not yet. */
 static void lookup_job(void *ctx)
 {
-    ahead *a = ctx;
-    pthread_mutex_lock(&a->lock);
-    for (stream *t = a->streams; t;) {
-        batch *b = t->batches;
-        while (b && !waiting(b))
-            b = b->next;
-        if (b) {
-            run(a, b, waiting(b));
-            t = a->streams; /* all may have changed */
-        } else {
-            t = t->next;
-        }
-    }
-    pthread_mutex_unlock(&a->lock);
+    prefetch *p = ctx;
+    pthread_mutex_lock(&p->lock);
+    for (batch *b; (b = with_lookup(p));)
+        run(p, b, waiting(b));
+    pthread_mutex_unlock(&p->lock);
 }
 
 /* ---- permits ---- */
 
-/* Starts what may start, in order; the loop waits for `asked` (or NULL). */
-static void advance(ahead *a, stream *t, const batch *asked)
+static void start(prefetch *p, batch *b)
 {
-    if (t->sync && a->owed + a->paying)
-        return; /* the step that these belong to is not applied */
-    for (batch *b = t->batches; b; b = b->next) {
-        if (b->started || b->closed)
-            continue;
-        /* In steps: who knows how many optimizer steps are to come? */
-        if ((t->sync == 1 || t->here) && b != asked)
-            return;
-        earlier e = stream_look_before(t, b);
-        uint64_t n = e.open + (e.held && b != asked);
-        if (!b->ready || n > t->staleness)
-            return;
-        b->started = 1;
-        b->after = e.after;
-        if (!b->lookups)
-            continue;
-        uint64_t top = STORE_STALENESS_BUCKETS - 1;
-        a->stats.staleness[n < top ? n : top]++;
-        /* Without memory for a job the forward itself looks up. */
-        for (lookup *l = b->lookups; l && !t->here; l = l->next)
-            sched_submit(a->pool, lookup_job, a);
-    }
+    batches_start(&p->all, b);
+    p->stats.started += b->lookups != NULL;
+    /* Without memory for a job the forward itself looks up. */
+    for (lookup *l = b->lookups; l && !b->pass->here; l = l->next)
+        sched_submit(p->jobs, lookup_job, p);
 }
 
-/* A batch is not open any more.  On threads of the user store_pay() must
- * follow, without the lock. */
-static void batch_close(ahead *a, const stream *t, batch *b)
+/* Starts what may start, of each pass in order. */
+static void advance(prefetch *p)
 {
-    if (b->closed)
-        return;
-    b->closed = 1;
-    a->owed += t->number && t->sync == 2 && b->handed && !b->updated;
-}
-
-static void advance_all(ahead *a)
-{
-    for (stream *t = a->streams; t; t = t->next)
-        advance(a, t, NULL);
+    for (batch *b = p->all.taken; b; b = b->next)
+        if (b->state == BATCH_ASKED &&
+            batches_why_wait(&p->all, b) == BATCH_MAY_START)
+            start(p, b);
+    for (pass *t = p->all.passes; t; t = t->next)
+        for (batch *b = t->queue; b; b = b->next) {
+            if (b->state == BATCH_AHEAD || b->state == BATCH_DONE)
+                continue;
+            if (batches_why_wait(&p->all, b) != BATCH_MAY_START)
+                break;
+            start(p, b);
+        }
+    pthread_cond_broadcast(&p->moved);
 }
 
 /* The gradients of b's forwards that are still out are refused from now on;
- * b is closed unless other gradients of it wait.  1 if it is closed. */
-static int refuse(ahead *a, const stream *t, batch *b)
+ * b ends unless other gradients of it wait.  1 if it has ended. */
+static int refuse(prefetch *p, batch *b)
 {
-    int waits = 0;
     for (size_t i = 0; i < b->forwards_n; i++) {
         forward *f = &b->forwards[i];
-        if (f->at == OUT)
-            f->at = store_refuse(a->s, f->ticket) ? ENDED : HELD;
-        waits |= f->at != ENDED;
+        if (f->state == GRAD_OUT)
+            f->state = store_refuse(p->s, f->ticket) ? GRAD_REFUSED
+                                                     : GRAD_PENDING;
     }
-    if (!waits)
-        batch_close(a, t, b);
-    return !waits;
+    if (b->forwards_n)
+        batch_follow(&p->all, b);
+    else
+        batch_end(&p->all, b);
+    return b->state == BATCH_DONE;
 }
 
 /* A forward that still counts, by its ticket, and its batch. */
-static forward *find_forward(ahead *a, uint64_t ticket, stream **in,
-                             batch **of)
+static forward *find_forward(prefetch *p, uint64_t ticket, batch **of)
 {
-    for (stream *t = a->streams; t; t = t->next)
-        for (batch *b = t->batches; b; b = b->next)
-            for (size_t i = 0; i < b->forwards_n && !b->closed; i++)
-                if (b->forwards[i].ticket == ticket) {
-                    *in = t;
-                    *of = b;
-                    return &b->forwards[i];
-                }
+    for (batch *b = p->all.taken; b; b = b->next)
+        for (size_t i = 0; i < b->forwards_n && b->state != BATCH_DONE; i++)
+            if (b->forwards[i].ticket == ticket) {
+                *of = b;
+                return &b->forwards[i];
+            }
     return NULL;
 }
 
-static int nobody_looks_ahead(ahead *a)
+void prefetch_pending(prefetch *p, uint64_t ticket)
 {
-    return atomic_load_explicit(&a->streams_n, memory_order_acquire) == 0;
-}
-
-void prefetch_pending(ahead *a, uint64_t ticket)
-{
-    if (nobody_looks_ahead(a))
+    if (no_pass(p))
         return;
-    pthread_mutex_lock(&a->lock);
-    stream *t;
+    pthread_mutex_lock(&p->lock);
     batch *b;
-    forward *f = find_forward(a, ticket, &t, &b);
-    if (f && f->at == OUT)
-        f->at = HELD;
-    advance_all(a);
-    end_of_call(a);
-}
-
-void prefetch_applying(ahead *a, const store_grad *held, size_t n,
-                    uint64_t number)
-{
-    if (nobody_looks_ahead(a))
-        return;
-    pthread_mutex_lock(&a->lock);
-    for (size_t i = 0; i < n; i++) {
-        stream *t;
-        batch *b;
-        forward *f = find_forward(a, held[i].ticket, &t, &b);
-        if (f) {
-            f->at = APPLYING;
-            f->update = number;
-            b->updated = 1;
-        }
+    forward *f = find_forward(p, ticket, &b);
+    if (f && f->state == GRAD_OUT) {
+        f->state = GRAD_PENDING;
+        batch_follow(&p->all, b);
     }
-    if (number)
-        advance_all(a);
-    pthread_mutex_unlock(&a->lock);
+    advance(p);
+    end_of_call(p);
 }
 
-int prefetch_allows(ahead *a, const store_grad *held, size_t n)
+void prefetch_updating(prefetch *p, const store_grad *grads, size_t n,
+                       int step)
 {
-    if (nobody_looks_ahead(a))
+    if (no_pass(p))
+        return;
+    pthread_mutex_lock(&p->lock);
+    p->all.steps += step != 0;
+    for (size_t i = 0; i < n; i++) {
+        batch *b;
+        forward *f = find_forward(p, grads[i].ticket, &b);
+        if (!f)
+            continue;
+        f->state = GRAD_UPDATING;
+        f->update = 0;
+        b->step = step ? p->all.steps : 0;
+        batch_follow(&p->all, b);
+    }
+    pthread_mutex_unlock(&p->lock);
+}
+
+void prefetch_sending(prefetch *p, const store_grad *grads, size_t n,
+                      uint64_t number)
+{
+    if (no_pass(p))
+        return;
+    pthread_mutex_lock(&p->lock);
+    for (size_t i = 0; i < n; i++) {
+        batch *b;
+        forward *f = find_forward(p, grads[i].ticket, &b);
+        if (f)
+            f->update = number;
+    }
+    advance(p);
+    pthread_mutex_unlock(&p->lock);
+}
+
+int prefetch_allows(prefetch *p, const store_grad *grads, size_t n)
+{
+    if (no_pass(p))
         return 0;
     int all = 1;
-    stream *t;
-    pthread_mutex_lock(&a->lock);
-    for (t = a->streams; t; t = t->next)
+    pthread_mutex_lock(&p->lock);
+    for (const pass *t = p->all.passes; t; t = t->next)
         all &= !t->number || (t->staleness > 0 && !t->here);
     for (size_t i = 0; i < n && all; i++) {
         batch *b;
-        all = find_forward(a, held[i].ticket, &t, &b) != NULL;
+        all = find_forward(p, grads[i].ticket, &b) != NULL;
     }
-    pthread_mutex_unlock(&a->lock);
+    pthread_mutex_unlock(&p->lock);
     return all;
 }
 
-void prefetch_tidy(ahead *a)
+void prefetch_tidy(prefetch *p)
 {
-    if (nobody_looks_ahead(a))
+    if (no_pass(p))
         return;
-    pthread_mutex_lock(&a->lock);
-    end_of_call(a);
+    pthread_mutex_lock(&p->lock);
+    end_of_call(p);
 }
 
-void prefetch_ended(ahead *a, const store_grad *held, size_t n, int applied)
+static int some_dropped(const batch *b)
 {
-    if (nobody_looks_ahead(a))
+    for (size_t i = 0; i < b->forwards_n; i++)
+        if (b->forwards[i].state == GRAD_FAILED ||
+            b->forwards[i].state == GRAD_DISCARDED)
+            return 1;
+    return 0;
+}
+
+/* Nothing more becomes of these gradients. */
+static void settle(prefetch *p, const store_grad *grads, size_t n,
+                   enum grad_state state)
+{
+    if (no_pass(p))
         return;
-    pthread_mutex_lock(&a->lock);
+    pthread_mutex_lock(&p->lock);
+    uint64_t step = 0;
+    p->all.clock += state == GRAD_APPLIED;
     for (size_t i = 0; i < n; i++) {
-        stream *t;
         batch *b;
-        forward *f = find_forward(a, held[i].ticket, &t, &b);
+        forward *f = find_forward(p, grads[i].ticket, &b);
         if (!f)
             continue;
-        f->at = ENDED;
-        b->dropped |= !applied;
-        int all = 1;
-        for (size_t k = 0; k < b->forwards_n; k++)
-            all &= b->forwards[k].at == ENDED;
-        if (all)
-            batch_close(a, t, b);
-        a->stats.dropped += (uint64_t)(all && b->dropped);
+        f->state = state;
+        if (state == GRAD_APPLIED)
+            b->trained = p->all.clock;
+        batch_follow(&p->all, b);
+        if (b->state != BATCH_DONE)
+            continue;
+        p->stats.dropped += (uint64_t)some_dropped(b);
+        if (b->trained && (!b->step || b->step != step))
+            p->all.trained++;
+        step = b->step;
     }
-    pthread_cond_broadcast(&a->moved);
-    advance_all(a);
-    pthread_mutex_unlock(&a->lock);
+    advance(p);
+    pthread_mutex_unlock(&p->lock);
 }
 
-void prefetch_forget(ahead *a)
+void prefetch_updated(prefetch *p, const store_grad *grads, size_t n,
+                      int applied)
 {
-    pthread_mutex_lock(&a->lock);
-    for (stream *t = a->streams; t; t = t->next)
-        for (batch *b = t->batches; b; b = b->next) {
-            for (lookup *l = b->lookups; l; l = l->next)
-                if (l->at == STARTED)
-                    l->at = TAKEN; /* by nobody */
-            b->after = 0;
-            if (b->forwards_n && !b->closed)
-                refuse(a, t, b);
-        }
-    advance_all(a);
-    end_of_call(a);
+    settle(p, grads, n, applied ? GRAD_APPLIED : GRAD_FAILED);
+}
+
+void prefetch_discarded(prefetch *p, const store_grad *grads, size_t n)
+{
+    settle(p, grads, n, GRAD_DISCARDED);
+}
+
+static void forget(prefetch *p, batch *list)
+{
+    for (batch *b = list; b; b = b->next) {
+        for (lookup *l = b->lookups; l; l = l->next)
+            if (l->state == LOOKUP_RUNS)
+                l->state = LOOKUP_TAKEN; /* by nobody */
+        b->after = 0;
+        if (b->forwards_n && b->state != BATCH_DONE)
+            refuse(p, b);
+    }
+}
+
+void prefetch_forget(prefetch *p)
+{
+    pthread_mutex_lock(&p->lock);
+    forget(p, p->all.taken);
+    for (pass *t = p->all.passes; t; t = t->next)
+        forget(p, t->queue);
+    advance(p);
+    end_of_call(p);
 }
 
 /* ---- steps of all ranks ---- */
@@ -365,109 +403,117 @@ static int ended(void)
 
 int store_pass_sync(store *s, uint64_t number, int by_batch)
 {
-    ahead *a = store_prefetch(s);
-    pthread_mutex_lock(&a->lock);
-    stream *t = find_stream(a, number);
+    prefetch *p = store_prefetch(s);
+    pthread_mutex_lock(&p->lock);
+    pass *t = find_pass(p, number);
     if (t)
         t->sync = by_batch ? 2 : 1;
-    pthread_mutex_unlock(&a->lock);
+    pthread_mutex_unlock(&p->lock);
     return t ? PERSIA_OK : ended();
 }
 
-void prefetch_owe(ahead *a)
+void prefetch_owe(prefetch *p)
 {
-    pthread_mutex_lock(&a->lock);
-    a->owed++;
-    pthread_mutex_unlock(&a->lock);
+    pthread_mutex_lock(&p->lock);
+    p->all.owed++;
+    pthread_mutex_unlock(&p->lock);
 }
 
-unsigned prefetch_owed(ahead *a)
+unsigned prefetch_owed(prefetch *p)
 {
-    pthread_mutex_lock(&a->lock);
-    unsigned n = a->owed;
-    a->paying += n;
-    a->owed = 0;
-    pthread_mutex_unlock(&a->lock);
+    pthread_mutex_lock(&p->lock);
+    unsigned n = p->all.owed;
+    p->all.paying += n;
+    p->all.owed = 0;
+    pthread_mutex_unlock(&p->lock);
     return n;
 }
 
-void prefetch_paid(ahead *a)
+void prefetch_paid(prefetch *p)
 {
-    pthread_mutex_lock(&a->lock);
-    a->paying--;
-    pthread_cond_broadcast(&a->moved);
-    advance_all(a);
-    pthread_mutex_unlock(&a->lock);
+    pthread_mutex_lock(&p->lock);
+    p->all.paying--;
+    advance(p);
+    pthread_mutex_unlock(&p->lock);
 }
 
-/* ---- streams ---- */
+/* ---- passes ---- */
 
 int store_pass_open(store *s, uint64_t staleness, int here, uint64_t *number)
 {
-    ahead *a = store_prefetch(s);
+    prefetch *p = store_prefetch(s);
     int rc = store_settle(s);
     if (rc)
         return rc;
-    stream *t = calloc(1, sizeof *t);
+    pass *t = calloc(1, sizeof *t);
     if (!t)
         return err_set(PERSIA_ENOMEM, "no memory for a data loader");
-    pthread_mutex_lock(&a->lock);
+    pthread_mutex_lock(&p->lock);
     t->staleness = staleness;
     t->here = here && !client_is_remote(store_client(s));
-    *number = t->number = ++a->numbers;
-    t->next = a->streams;
-    a->streams = t;
-    atomic_fetch_add(&a->streams_n, 1);
-    leave(a);
+    *number = t->number = ++p->numbers;
+    t->next = p->all.passes;
+    p->all.passes = t;
+    atomic_fetch_add(&p->passes, 1);
+    leave(p);
     return PERSIA_OK;
 }
 
-static int in_use(const stream *t)
+static int in_use(const prefetch *p, const pass *t)
 {
-    for (const batch *b = t->batches; b; b = b->next)
+    for (const batch *b = t->queue; b; b = b->next)
         if (b->users)
+            return 1;
+    for (const batch *b = p->all.taken; b; b = b->next)
+        if (b->pass == t && b->users)
             return 1;
     return 0;
 }
 
-/* What is used is freed later; the lock is held. */
-static void close_stream(stream *t)
+/* Its updates still count until they are through; the lock is held. */
+static void close_pass(prefetch *p, pass *t)
 {
     t->number = 0;
-    for (batch *b = t->batches; b; b = b->next)
-        b->closed = 1;
+    for (batch *b = t->queue; b; b = b->next)
+        batch_end(&p->all, b);
+    for (batch *b = p->all.taken; b; b = b->next)
+        if (b->pass == t && b->state != BATCH_UPDATING)
+            batch_end(&p->all, b);
 }
 
 void store_pass_close(store *s, uint64_t number)
 {
-    ahead *a = store_prefetch(s);
-    pthread_mutex_lock(&a->lock);
-    stream *t = find_stream(a, number);
+    prefetch *p = store_prefetch(s);
+    pthread_mutex_lock(&p->lock);
+    pass *t = find_pass(p, number);
     if (t) {
-        close_stream(t);
+        close_pass(p, t);
+        advance(p);
         t->waiters++; /* nobody frees it meanwhile */
         /* Lookups in this process end soon; others may wait for a server. */
-        while (!client_is_remote(store_client(s)) && in_use(t))
-            pthread_cond_wait(&a->moved, &a->lock);
+        while (!client_is_remote(store_client(s)) && in_use(p, t))
+            pthread_cond_wait(&p->moved, &p->lock);
         t->waiters--;
     }
-    end_of_call(a);
+    end_of_call(p);
 }
 
-void prefetch_destroy(ahead *a)
+void prefetch_destroy(prefetch *p)
 {
-    if (!a)
+    if (!p)
         return;
-    pthread_mutex_lock(&a->lock);
-    for (stream *t = a->streams; t; t = t->next)
-        close_stream(t);
-    pthread_mutex_unlock(&a->lock);
-    sched_destroy(a->pool); /* its jobs find nothing any more */
-    pthread_mutex_lock(&a->lock);
-    end_of_call(a);
-    pthread_cond_destroy(&a->moved);
-    pthread_mutex_destroy(&a->lock);
-    free(a);
+    pthread_mutex_lock(&p->lock);
+    for (pass *t = p->all.passes; t; t = t->next)
+        close_pass(p, t);
+    for (batch *b = p->all.taken; b; b = b->next)
+        batch_end(&p->all, b);
+    pthread_mutex_unlock(&p->lock);
+    sched_destroy(p->jobs); /* its jobs find nothing any more */
+    pthread_mutex_lock(&p->lock);
+    end_of_call(p);
+    pthread_cond_destroy(&p->moved);
+    pthread_mutex_destroy(&p->lock);
+    free(p);
 }
 
 uint64_t store_batch_number(void)
@@ -478,20 +524,20 @@ uint64_t store_batch_number(void)
 
 int store_batch_add(store *s, uint64_t in, uint64_t number)
 {
-    ahead *a = store_prefetch(s);
+    prefetch *p = store_prefetch(s);
     batch *b = calloc(1, sizeof *b);
     if (!b)
         return err_set(PERSIA_ENOMEM, "no memory to look ahead");
-    pthread_mutex_lock(&a->lock);
-    stream *t = find_stream(a, in);
+    pthread_mutex_lock(&p->lock);
+    pass *t = find_pass(p, in);
     if (t) {
         b->number = number;
-        batch **end = &t->batches;
-        while (*end)
-            end = &(*end)->next;
-        *end = b;
+        b->pass = t;
+        b->staleness = -1;
+        t->batches++;
+        batch_append(&t->queue, b);
     }
-    end_of_call(a);
+    end_of_call(p);
     if (t)
         return PERSIA_OK;
     free(b);
@@ -500,7 +546,7 @@ int store_batch_add(store *s, uint64_t in, uint64_t number)
 
 int store_batch_lookup(store *s, uint64_t number, const store_lookup *want)
 {
-    ahead *a = store_prefetch(s);
+    prefetch *p = store_prefetch(s);
     lookup *l = calloc(1, sizeof *l);
     if (!l)
         return err_set(PERSIA_ENOMEM, "no memory to look ahead");
@@ -508,9 +554,9 @@ int store_batch_lookup(store *s, uint64_t number, const store_lookup *want)
     if (rc)
         goto fail;
     l->want = *want;
-    pthread_mutex_lock(&a->lock);
-    batch *b = find_batch(a, number, NULL);
-    if (b && !b->ready) {
+    pthread_mutex_lock(&p->lock);
+    batch *b = find_batch(p, number);
+    if (b && b->state == BATCH_FILLING) {
         lookup **end = &b->lookups;
         while (*end)
             end = &(*end)->next;
@@ -518,7 +564,7 @@ int store_batch_lookup(store *s, uint64_t number, const store_lookup *want)
     } else {
         rc = ended();
     }
-    leave(a);
+    leave(p);
     if (rc == PERSIA_OK)
         return PERSIA_OK;
     future_destroy(l->done);
@@ -529,46 +575,58 @@ fail:
 
 void store_batch_ready(store *s, uint64_t number)
 {
-    ahead *a = store_prefetch(s);
-    pthread_mutex_lock(&a->lock);
-    stream *t;
-    batch *b = find_batch(a, number, &t);
-    if (b) {
-        b->ready = 1;
-        advance(a, t, NULL);
+    prefetch *p = store_prefetch(s);
+    pthread_mutex_lock(&p->lock);
+    batch *b = find_batch(p, number);
+    if (b && b->state == BATCH_FILLING) {
+        batch_event(b, BATCH_FILL);
+        advance(p);
     }
-    leave(a);
+    leave(p);
 }
 
 /* ---- the loop ---- */
 
-/* Earlier batches that were only read are done when the loop goes on. */
-static void close_read(ahead *a, stream *t, const batch *last)
+/* The loop asks for b: earlier batches of the pass that were only read are
+ * done. */
+static void ask(prefetch *p, batch *b)
 {
-    for (batch *b = t->batches; b != last; b = b->next)
-        if (!b->closed && b->forwards_n == 0 && (b->reading || b->read)) {
-            batch_close(a, t, b);
-            a->stats.read++;
+    for (batch *x = p->all.taken; x; x = x->next)
+        if (x->pass == b->pass && x->state == BATCH_READ) {
+            batch_end(&p->all, x);
+            p->stats.read++;
         }
+    batch_event(b, BATCH_ASK);
+    batch_remove(&b->pass->queue, b);
+    batch_append(&p->all.taken, b);
+    p->stats.batches++;
+    advance(p);
 }
 
-/* Makes room for `last`: 1 if a batch was given up, 0 if one must wait for
- * an update that is being applied. */
-static int make_room(ahead *a, stream *t, const batch *last)
+/* Whether the loop must wait for b: for its lookups to be allowed, and in a
+ * synchronous pass for the updates before it, too. */
+static int must_wait(const prefetch *p, const batch *b)
 {
-    if (t->sync && a->owed + a->paying)
+    return b->state == BATCH_ASKED ||
+           (!b->pass->staleness && batches_update_before(&p->all, b));
+}
+
+/* Makes room for a batch that the loop waits for: 1 if one before it was
+ * given up, 0 if it must wait for an update that is being applied. */
+static int make_room(prefetch *p, const batch *b)
+{
+    if (b->state != BATCH_ASKED || batches_update_before(&p->all, b) ||
+        (b->pass->sync && p->all.owed + p->all.paying))
         return 0;
-    for (batch *b = t->batches; b != last; b = b->next)
-        if (!b->closed && batch_is_applying(b))
-            return 0;
-    for (batch *b = t->batches; b != last; b = b->next) {
-        if (b->closed || b->reading || batch_is_held(b))
+    for (batch *x = p->all.taken; x != b; x = x->next) {
+        if (x->pass != b->pass ||
+            (x->state != BATCH_OUT && x->state != BATCH_ASKED))
             continue;
         int some = 0; /* gradients came already */
-        for (size_t i = 0; i < b->forwards_n; i++)
-            some |= b->forwards[i].at != OUT;
-        if (refuse(a, t, b) && !some)
-            a->stats.abandoned++;
+        for (size_t i = 0; i < x->forwards_n; i++)
+            some |= x->forwards[i].state != GRAD_OUT;
+        if (refuse(p, x) && !some)
+            p->stats.abandoned++;
         return 1;
     }
     return 0;
@@ -576,39 +634,34 @@ static int make_room(ahead *a, stream *t, const batch *last)
 
 int store_batch_next(store *s, uint64_t number, int reading)
 {
-    ahead *a = store_prefetch(s);
+    prefetch *p = store_prefetch(s);
     int rc = store_error(s);
     if (rc)
         return rc;
-    pthread_mutex_lock(&a->lock);
-    stream *t;
-    batch *b = find_batch(a, number, &t);
-    if (b && !b->handed) {
-        b->handed = 1;
-        b->reading = reading;
-        a->stats.batches++;
-        close_read(a, t, b);
-        advance(a, t, b);
-        a->stats.waited += (uint64_t)(!b->started || stream_is_behind(t, b));
+    pthread_mutex_lock(&p->lock);
+    batch *b = find_batch(p, number);
+    if (b && (b->state == BATCH_QUEUED || b->state == BATCH_AHEAD)) {
+        ask(p, b);
+        p->stats.waited += (uint64_t)must_wait(p, b);
     }
-    while (rc == PERSIA_OK && b && (!b->started || stream_is_behind(t, b))) {
-        int room = !b->started && make_room(a, t, b);
-        if (a->owed) {
-            pthread_mutex_unlock(&a->lock);
+    while (rc == PERSIA_OK && b && must_wait(p, b)) {
+        int room = make_room(p, b);
+        if (p->all.owed) {
+            pthread_mutex_unlock(&p->lock);
             rc = store_pay(s);
-            pthread_mutex_lock(&a->lock);
+            pthread_mutex_lock(&p->lock);
         } else if (!room) {
-            rc = cond_wait_poll(&a->moved, &a->lock, UINT64_MAX);
+            rc = cond_wait_poll(&p->moved, &p->lock, UINT64_MAX);
         }
-        b = find_batch(a, number, &t); /* the stream may have been closed */
-        if (b)
-            advance(a, t, b);
+        advance(p);
+        b = find_batch(p, number); /* its pass may have been closed */
     }
-    if (b)
-        advance(a, t, NULL); /* with b handed out, others may follow */
-    else if (rc == PERSIA_OK)
+    if (!b && rc == PERSIA_OK)
         rc = ended();
-    end_of_call(a);
+    if (b && rc == PERSIA_OK && reading && !b->forwards_n)
+        batch_event(b, BATCH_TO_READ);
+    advance(p); /* with b handed out, others may follow */
+    end_of_call(p);
     if (!rc)
         rc = store_pay(s);
     return rc ? rc : store_error(s); /* of an update that it waited for */
@@ -616,16 +669,15 @@ int store_batch_next(store *s, uint64_t number, int reading)
 
 void store_batch_skip(store *s, uint64_t number)
 {
-    ahead *a = store_prefetch(s);
-    pthread_mutex_lock(&a->lock);
-    stream *t;
-    batch *b = find_batch(a, number, &t);
+    prefetch *p = store_prefetch(s);
+    pthread_mutex_lock(&p->lock);
+    batch *b = find_batch(p, number);
     if (b) {
-        refuse(a, t, b);
-        a->stats.skipped++;
-        advance(a, t, NULL);
+        refuse(p, b);
+        p->stats.skipped++;
+        advance(p);
     }
-    end_of_call(a);
+    end_of_call(p);
     store_pay(s);
 }
 
@@ -633,57 +685,98 @@ void store_batch_skip(store *s, uint64_t number)
 
 void store_batch_bind(store *s, uint64_t number, uint64_t ticket)
 {
-    ahead *a = store_prefetch(s);
-    if (!number || nobody_looks_ahead(a))
+    prefetch *p = store_prefetch(s);
+    if (!number || no_pass(p))
         return;
-    pthread_mutex_lock(&a->lock);
-    batch *b = find_batch(a, number, NULL);
-    if (b && ticket)
+    pthread_mutex_lock(&p->lock);
+    batch *b = find_batch(p, number);
+    if (b && batch_is_taken(b) && ticket) {
         batch_add_forward(b, ticket);
-    else if (b)
-        b->read = 1;
-    leave(a);
+        if (b->forwards_n)
+            batch_follow(&p->all, b);
+    } else if (b && b->state == BATCH_OUT && !b->forwards_n) {
+        batch_event(b, BATCH_TO_READ);
+    }
+    leave(p);
+}
+
+/* The lookup of b for this plan that nobody took, unless it misses more
+ * updates than the bound allows: then it is dropped. */
+static lookup *take(prefetch *p, batch *b, uint32_t plan)
+{
+    lookup *l = batch_may_run(b) ? b->lookups : NULL;
+    while (l && (l->want.plan != plan || l->state == LOOKUP_TAKEN))
+        l = l->next;
+    if (l && batches_missed(&p->all, b) > b->pass->staleness) {
+        l->state = LOOKUP_TAKEN;
+        l = NULL;
+    }
+    return l;
+}
+
+/* A forward of b looks up, or takes a lookup: how stale that is. */
+static void note_staleness(prefetch *p, batch *b, uint64_t missed)
+{
+    const uint64_t top = STORE_STALENESS_BUCKETS - 1;
+    if (b->staleness >= 0)
+        return;
+    b->staleness = (int64_t)missed;
+    p->stats.staleness[missed < top ? missed : top]++;
+}
+
+/* A forward of b looks up itself: when the updates of other batches are
+ * applied, but for as many as it may miss. */
+static int wait_for_updates(prefetch *p, batch *b)
+{
+    int rc = PERSIA_OK;
+    while (!rc && batches_missed_now(&p->all, b) > b->pass->staleness)
+        rc = cond_wait_poll(&p->moved, &p->lock, UINT64_MAX);
+    return rc;
 }
 
 int store_batch_take(store *s, uint64_t number, uint32_t plan, void **owner)
 {
     *owner = NULL;
-    ahead *a = store_prefetch(s);
-    if (nobody_looks_ahead(a))
+    prefetch *p = store_prefetch(s);
+    if (no_pass(p))
         return PERSIA_OK;
     int rc = PERSIA_OK;
-    pthread_mutex_lock(&a->lock);
-    batch *b = number ? find_batch(a, number, NULL) : NULL;
-    lookup *l = b && b->started ? b->lookups : NULL;
-    while (l && (l->want.plan != plan || l->at == TAKEN))
-        l = l->next;
-    if (l) {
+    pthread_mutex_lock(&p->lock);
+    batch *b = number ? find_batch(p, number) : NULL;
+    lookup *l = b ? take(p, b, plan) : NULL;
+    if (b)
         b->users++;
-        if (l->at == WAITING)
-            run(a, b, l);
-        pthread_mutex_unlock(&a->lock);
+    if (l) {
+        note_staleness(p, b, batches_missed(&p->all, b));
+        if (l->state == LOOKUP_WAITS)
+            run(p, b, l);
+        pthread_mutex_unlock(&p->lock);
         rc = future_wait(l->done, 0);
-        pthread_mutex_lock(&a->lock);
-        b->users--;
-        if (rc == PERSIA_OK && l->at == TAKEN)
+        pthread_mutex_lock(&p->lock);
+        if (rc == PERSIA_OK && l->state == LOOKUP_TAKEN)
             l = NULL; /* by another thread meanwhile */
+    } else if (b) {
+        rc = wait_for_updates(p, b);
+        note_staleness(p, b, batches_missed_now(&p->all, b));
     }
+    if (b)
+        b->users--;
     if (l && rc == PERSIA_OK) {
-        l->at = TAKEN;
+        l->state = LOOKUP_TAKEN;
         *owner = l->want.owner;
         l->want.owner = NULL;
     }
-    a->stats.prefetched += (uint64_t)(l && !rc);
-    a->stats.not_prefetched += (uint64_t)!l;
-    pthread_cond_broadcast(&a->moved); /* for close_stream() */
-    end_of_call(a);
+    p->stats.prefetched += (uint64_t)(l && !rc);
+    p->stats.not_prefetched += (uint64_t)!l;
+    pthread_cond_broadcast(&p->moved); /* for store_pass_close() */
+    end_of_call(p);
     return rc;
 }
 
 void store_get_prefetch_stats(store *s, store_prefetch_stats *out)
 {
-    ahead *a = store_prefetch(s);
-    pthread_mutex_lock(&a->lock);
-    *out = a->stats;
-    leave(a);
+    prefetch *p = store_prefetch(s);
+    pthread_mutex_lock(&p->lock);
+    *out = p->stats;
+    leave(p);
 }

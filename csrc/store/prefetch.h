@@ -1,41 +1,47 @@
-/* prefetch.h: private to the store: the look-ahead as store.c sees it. */
+/* prefetch.h: private to the store: lookups of the next batches, as store.c
+ * and updates.c see them. */
 #ifndef PERSIA_STORE_PREFETCH_H
 #define PERSIA_STORE_PREFETCH_H
 
 #include "store/store.h"
 
-typedef struct ahead ahead;
+typedef struct prefetch prefetch;
 
 /* threads: of lookups, at most. */
-int prefetch_create(store *s, unsigned threads, ahead **out);
-/* Ends every stream and waits for its lookups. */
-void prefetch_destroy(ahead *a);
+int prefetch_create(store *s, unsigned threads, prefetch **out);
+/* Ends every pass and waits for its lookups. */
+void prefetch_destroy(prefetch *p);
 
-/* The gradient of a forward came back and waits for an update. */
-void prefetch_pending(ahead *a, uint64_t ticket);
-/* An update of these gradients begins; once more, with its number in the
- * stream of updates (else 0), when it is about to be sent. */
-void prefetch_applying(ahead *a, const store_grad *held, size_t n,
-                    uint64_t number);
+/* The gradient of a forward came and waits for an update. */
+void prefetch_pending(prefetch *p, uint64_t ticket);
+/* An update of these gradients begins.  step: of several backwards. */
+void prefetch_updating(prefetch *p, const store_grad *grads, size_t n,
+                       int step);
+/* It is about to be sent, with its number in the stream of updates. */
+void prefetch_sending(prefetch *p, const store_grad *grads, size_t n,
+                      uint64_t number);
 /* Whether a bound lets the loop go on before they are applied: all are of
- * open batches, and no open stream is synchronous or `here`. */
-int prefetch_allows(ahead *a, const store_grad *held, size_t n);
-/* They are applied, or dropped; on any thread. */
-void prefetch_ended(ahead *a, const store_grad *held, size_t n, int applied);
+ * batches that count, and no open pass is synchronous or `here`. */
+int prefetch_allows(prefetch *p, const store_grad *grads, size_t n);
+/* They are applied, or their update failed; on any thread. */
+void prefetch_updated(prefetch *p, const store_grad *grads, size_t n,
+                      int applied);
+/* They were dropped before an update. */
+void prefetch_discarded(prefetch *p, const store_grad *grads, size_t n);
 /* Gradients that are out are refused, and no lookup so far is taken. */
-void prefetch_forget(ahead *a);
+void prefetch_forget(prefetch *p);
 /* Frees what ended; on threads of the user. */
-void prefetch_tidy(ahead *a);
+void prefetch_tidy(prefetch *p);
 
 /* One more empty part is owed to the other ranks. */
-void prefetch_owe(ahead *a);
+void prefetch_owe(prefetch *p);
 /* How many are owed; the caller sends them now. */
-unsigned prefetch_owed(ahead *a);
+unsigned prefetch_owed(prefetch *p);
 /* One of them was applied, or failed. */
-void prefetch_paid(ahead *a);
+void prefetch_paid(prefetch *p);
 
 /* From store.c: */
-ahead *store_prefetch(store *s);
+prefetch *store_prefetch(store *s);
 /* Sends the empty parts that are owed. */
 int store_pay(store *s);
 /* Keeps this thread's error for the next call that trains. */

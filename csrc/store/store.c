@@ -22,12 +22,12 @@ enum { PENDING_LOCAL = 2, PENDING_REMOTE = 64 };
 enum { IN_FLIGHT = 16 };
 
 struct store {
-    ps *p; /* NULL: the tables are remote */
+    ps *shard; /* NULL: the tables are remote */
     ps_client *c;
     void *owner; /* of what a remote client uses */
     void (*release)(void *owner);
     worker *w;
-    ahead *a;
+    prefetch *p;
     updates *u;
     copies copies;
     _Atomic(uint64_t) tickets; /* the last number given */
@@ -57,10 +57,10 @@ static void destroy(store *s)
     updates_destroy(s->u);
     /* Not store_discard(): nobody could send an empty part any more. */
     store_release_grads(s->held, s->held_n);
-    prefetch_destroy(s->a);
+    prefetch_destroy(s->p);
     worker_destroy(s->w);
     client_destroy(s->c);
-    ps_destroy(s->p);
+    ps_destroy(s->shard);
     if (s->release)
         s->release(s->owner);
     copies_free(&s->copies);
@@ -90,7 +90,7 @@ static int start(store *s, int rc, uint64_t *handle)
     if (!rc)
         rc = worker_create(s->c, &s->w);
     if (!rc)
-        rc = prefetch_create(s, remote ? IN_FLIGHT : 1, &s->a);
+        rc = prefetch_create(s, remote ? IN_FLIGHT : 1, &s->p);
     if (!rc)
         rc = updates_create(s, remote ? IN_FLIGHT : 1,
                             remote ? PENDING_REMOTE : PENDING_LOCAL, &s->u);
@@ -123,9 +123,9 @@ int store_open(unsigned threads, uint64_t memory_limit, uint64_t *handle)
     store *s = rc ? NULL : store_new();
     if (!s)
         return rc ? rc : PERSIA_ENOMEM;
-    rc = ps_create(&config, &s->p);
+    rc = ps_create(&config, &s->shard);
     if (!rc)
-        rc = client_local(s->p, &s->c);
+        rc = client_local(s->shard, &s->c);
     return start(s, rc, handle);
 }
 
@@ -197,7 +197,7 @@ void store_close(uint64_t handle)
 
 ps *store_ps(const store *s)
 {
-    return s->p;
+    return s->shard;
 }
 
 ps_client *store_client(const store *s)
@@ -210,9 +210,9 @@ worker *store_worker(const store *s)
     return s->w;
 }
 
-ahead *store_prefetch(store *s)
+prefetch *store_prefetch(store *s)
 {
-    return s->a;
+    return s->p;
 }
 
 uint64_t store_ticket(store *s)
@@ -345,7 +345,7 @@ int store_add_grad(store *s, const store_grad *g)
     int rc = hold_locked(s, g);
     pthread_mutex_unlock(&s->lock);
     if (!rc)
-        prefetch_pending(s->a, g->ticket);
+        prefetch_pending(s->p, g->ticket);
     return rc;
 }
 
@@ -440,7 +440,7 @@ static int apply_later(store *s, store_grad *held, size_t n,
     update *one;
     int rc = updates_make(s->u, held, n, optim, optim_n, &one);
     if (rc) {
-        prefetch_ended(s->a, held, n, 0);
+        prefetch_discarded(s->p, held, n);
         store_release_grads(held, n);
         return rc;
     }
@@ -458,7 +458,7 @@ static int apply_now(store *s, store_grad *held, size_t n,
     }
     update one = {.held = held, .n = n, .optim = optim, .optim_n = optim_n};
     rc = updates_now(s->u, &one);
-    prefetch_tidy(s->a);
+    prefetch_tidy(s->p);
     store_release_grads(held, n);
     return rc;
 }
@@ -466,11 +466,11 @@ static int apply_now(store *s, store_grad *held, size_t n,
 int store_pay(store *s)
 {
     int rc = PERSIA_OK;
-    for (unsigned n = prefetch_owed(s->a); n; n--) {
+    for (unsigned n = prefetch_owed(s->p); n; n--) {
         update *one;
         int failed = updates_make(s->u, NULL, 0, NULL, 0, &one);
         if (failed)
-            prefetch_paid(s->a);
+            prefetch_paid(s->p);
         else
             failed = updates_add(s->u, one, 0);
         rc = rc ? rc : failed;
@@ -487,14 +487,14 @@ int store_apply(store *s, enum store_whose whose, const optim_args *optim,
     if (rc)
         return rc;
     if (n == 0 && whose == STORE_ALL && updates_are_parts(s->u)) {
-        prefetch_owe(s->a);
+        prefetch_owe(s->p);
         rc = store_pay(s);
     }
     if (n == 0)
         return rc ? rc : updates_error(s->u);
-    prefetch_applying(s->a, held, n, 0);
+    prefetch_updating(s->p, held, n, whose == STORE_ALL);
     if (client_is_remote(s->c) ||
-        (whose == STORE_MINE && prefetch_allows(s->a, held, n)))
+        (whose == STORE_MINE && prefetch_allows(s->p, held, n)))
         return apply_later(s, held, n, optim, optim_n, 1);
     rc = apply_now(s, held, n, optim, optim_n);
     return rc ? rc : updates_error(s->u);
@@ -575,16 +575,16 @@ size_t store_discard(store *s, enum store_whose whose)
     store_grad *held;
     if (take_held(s, whose, &held, &n) || n == 0)
         return 0;
-    prefetch_ended(s->a, held, n, 0);
+    prefetch_discarded(s->p, held, n);
     store_pay(s);
-    prefetch_tidy(s->a);
+    prefetch_tidy(s->p);
     store_release_grads(held, n);
     return n;
 }
 
 void store_forget(store *s)
 {
-    prefetch_forget(s->a);
+    prefetch_forget(s->p);
     store_pay(s);
     index_pool_forget(client_indexes(s->c));
     pthread_mutex_lock(&s->lock);

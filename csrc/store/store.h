@@ -129,17 +129,24 @@ PERSIA_API int store_sums(store *s, worker_sum **out, size_t *n, int *finite);
 
 /* ---- look-ahead ----
  *
- * A stream is one pass of a data loader.  Its batches are looked up on
+ * A pass is one iteration of a data loader.  Its batches are looked up on
  * threads of the store before the training loop asks for them, in order, and
  * under a bound: the lookups of a batch start when at most `staleness`
- * earlier batches of the stream are open.  A batch is open from its birth
+ * batches before it are open.  Before it are those of its pass, and those
+ * that loops have taken of other passes.  A batch is open from its birth
  * until its gradients are applied or dropped, it is skipped, or abandoned.
- * A batch whose gradients wait for store.optimizer.step() is not open; all
- * such count as one towards lookups that start by themselves (it may be the
- * last of its step), and not for a batch that the loop waits for.
+ *
+ * - Batches whose gradients wait for store.optimizer.step() are not open; all
+ *   of them count as one towards lookups that start by themselves (it may be
+ *   the last of its step), and not for a batch that the loop waits for.
+ * - Batches that the loop has out of other passes do not count for a batch
+ *   that it waits for: no backward is between them, so they are one step.
+ * - A forward takes a lookup only if it misses the updates of at most
+ *   `staleness` batches.  Otherwise it looks up itself, when at most so many
+ *   are in flight.
  *
  * Batch numbers are of the process, so that a batch has the same one in every
- * store it is looked up in; stream numbers are of the store.  Both begin at 1
+ * store it is looked up in; pass numbers are of the store.  Both begin at 1
  * and are never used again; calls with numbers that have ended do nothing.
  */
 #define STORE_ASYNC UINT64_MAX /* staleness without bound */
@@ -150,16 +157,16 @@ enum { STORE_STALENESS_BUCKETS = 65 };
  * lookup is done by the forward that wants it, and an update by the backward.
  * PERSIA_EINTR. */
 PERSIA_API int store_pass_open(store *s, uint64_t staleness, int here,
-                               uint64_t *stream);
+                               uint64_t *pass);
 /* Lookups that did not start are cancelled, results that nobody took are
- * dropped, and no batch of the stream is open any more; gradients of batches
- * that were handed out are still welcome. */
-PERSIA_API void store_pass_close(store *s, uint64_t stream);
+ * dropped, and no batch of the pass is open any more, but for updates in
+ * flight; gradients of batches that were handed out are still welcome. */
+PERSIA_API void store_pass_close(store *s, uint64_t pass);
 
 /* A number for a new batch. */
 PERSIA_API uint64_t store_batch_number(void);
-/* A new batch at the end of the stream, without lookups. */
-PERSIA_API int store_batch_add(store *s, uint64_t stream, uint64_t batch);
+/* A new batch at the end of the pass, without lookups. */
+PERSIA_API int store_batch_add(store *s, uint64_t pass, uint64_t batch);
 
 typedef struct store_lookup {
     uint32_t plan;
@@ -180,8 +187,8 @@ PERSIA_API void store_batch_ready(store *s, uint64_t batch);
 
 /* The loop asks for this batch: returns when its lookups may start (not when
  * they are done).  While they may not, and no update is being applied, the
- * oldest open batch is abandoned: later gradients of its forwards are
- * refused (PERSIA_ETICKET).  `reading`: no gradients are expected.
+ * oldest open batch of the pass is abandoned: later gradients of its forwards
+ * are refused (PERSIA_ETICKET).  `reading`: no gradients are expected.
  * Without staleness it waits for the updates of earlier batches, too; where
  * tables are remote, lookups are sent right behind such an update.
  * PERSIA_EINTR, PERSIA_ECLOSED, or the error of an update, see store_apply():
@@ -193,7 +200,8 @@ PERSIA_API void store_batch_skip(store *s, uint64_t batch);
 /* A forward of `ticket` (0: without gradient) uses this batch. */
 PERSIA_API void store_batch_bind(store *s, uint64_t batch, uint64_t ticket);
 /* Hands over the owner of the looked-up result, once: waits for it, or looks
- * up on this thread what did not start.  *owner is NULL if there is none.
+ * up on this thread what did not start.  *owner is NULL if there is none that
+ * is fresh enough: the caller looks up now.
  * Its error is the lookup's, or PERSIA_EINTR. */
 PERSIA_API int store_batch_take(store *s, uint64_t batch, uint32_t plan,
                                void **owner);
@@ -203,9 +211,9 @@ PERSIA_API int store_batch_take(store *s, uint64_t batch, uint32_t plan,
  * A synchronous pass over several ranks: all ranks join, agree on the number
  * of the last step, and then every update of this rank is its part of the
  * next step, which shards apply when all parts are there.  So every rank must
- * send a part for every step.  `by_batch`: a batch of the stream that ends
+ * send a part for every step.  `by_batch`: a batch of the pass that ends
  * without an update sends an empty one; otherwise each store_apply() with
- * STORE_ALL sends one, even if nothing is held.  No lookup of such a stream
+ * STORE_ALL sends one, even if nothing is held.  No lookup of such a pass
  * starts while an empty part is under way. */
 
 /* Joins at all shards; *applied: the largest step that was applied. */
@@ -213,7 +221,7 @@ PERSIA_API int store_join(store *s, uint64_t *applied);
 /* Updates are parts of the steps after `last` from now on. */
 PERSIA_API int store_sync(store *s, uint64_t last, uint32_t rank,
                          uint32_t world);
-PERSIA_API int store_pass_sync(store *s, uint64_t stream, int by_batch);
+PERSIA_API int store_pass_sync(store *s, uint64_t pass, int by_batch);
 /* Updates are no parts any more, and the other ranks go on without this one:
  * after those that are under way (`settle`; PERSIA_EINTR), or at once, and
  * then without long waits for servers that may not be there. */
@@ -222,11 +230,12 @@ PERSIA_API int store_leave(store *s, int settle);
 typedef struct store_prefetch_stats {
     uint64_t batches;        /* that the loop asked for */
     uint64_t prefetched;     /* forwards that took a lookup of their batch */
-    uint64_t not_prefetched; /* other forwards while a stream was open */
+    uint64_t not_prefetched; /* other forwards while a pass was open */
+    uint64_t started;        /* batches whose lookups were allowed */
     uint64_t waited;         /* times the loop asked before it was allowed */
     uint64_t abandoned, skipped, read, dropped; /* batches, by their end */
-    /* staleness[k]: batches whose lookups started while k earlier ones were
-     * open; the last bucket holds all above. */
+    /* staleness[k]: batches whose first forward missed the updates of k
+     * others; the last bucket holds all above. */
     uint64_t staleness[STORE_STALENESS_BUCKETS];
 } store_prefetch_stats;
 PERSIA_API void store_get_prefetch_stats(store *s, store_prefetch_stats *out);

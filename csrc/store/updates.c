@@ -170,7 +170,7 @@ static void tell(updates *u, const update *one, int rc)
         keep(u, rc);
     pthread_mutex_unlock(&u->lock);
     if (one->n)
-        prefetch_ended(store_prefetch(u->s), one->held, one->n,
+        prefetch_updated(store_prefetch(u->s), one->held, one->n,
                     rc == PERSIA_OK || rc == PERSIA_ELOST);
     else
         prefetch_paid(store_prefetch(u->s));
@@ -185,7 +185,7 @@ static void update_job(void *ctx)
     int drop;
     for (update *one; (one = take(u, &drop));) {
         if (u->named && !drop)
-            prefetch_applying(store_prefetch(u->s), one->held, one->n,
+            prefetch_sending(store_prefetch(u->s), one->held, one->n,
                            one->name.number);
         int rc = drop ? PERSIA_ECLOSED : store_run(u->s, one);
         tell(u, one, rc);
@@ -302,7 +302,7 @@ int updates_now(updates *u, const update *one)
     pthread_mutex_lock(&u->lock);
     count(u, rc);
     pthread_mutex_unlock(&u->lock);
-    prefetch_ended(store_prefetch(u->s), one->held, one->n,
+    prefetch_updated(store_prefetch(u->s), one->held, one->n,
                 rc == PERSIA_OK || rc == PERSIA_ELOST);
     return rc;
 }

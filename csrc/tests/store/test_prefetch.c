@@ -332,9 +332,9 @@ static void test_forwards_of_a_batch_share_its_permit(void **state)
     forward(first, &b); /* looked up anew */
     forward(first, NULL);
     backward(a); /* b is still out: the next lookup must wait */
-    assert_int_equal(stats().staleness[0], 1);
+    assert_int_equal(stats().started, 1);
     backward(b);
-    assert_int_equal(stats().staleness[0], 2);
+    assert_int_equal(stats().started, 2);
     assert_int_equal(store_batch_next(s, second, 0), PERSIA_OK);
     assert_int_equal(forward(second, &a), 2);
     store_prefetch_stats st = stats();
@@ -437,7 +437,7 @@ static void *end_update(void *ticket)
 {
     nanosleep(&(struct timespec){.tv_nsec = 120000000}, NULL);
     store_grad g = {.ticket = *(uint64_t *)ticket};
-    prefetch_ended(store_prefetch(s), &g, 1, 1);
+    prefetch_updated(store_prefetch(s), &g, 1, 1);
     return NULL;
 }
 
@@ -449,7 +449,7 @@ static void test_waits_for_an_update_and_can_be_interrupted(void **state)
     assert_int_equal(store_batch_next(s, first, 0), PERSIA_OK);
     forward(first, &ticket);
     store_grad g = {.ticket = ticket};
-    prefetch_applying(store_prefetch(s), &g, 1, 0);
+    prefetch_updating(store_prefetch(s), &g, 1, 0);
     interrupt_install(interrupted);
     assert_int_equal(store_batch_next(s, second, 0), PERSIA_EINTR);
     interrupt_install(NULL);
@@ -534,6 +534,80 @@ static void test_an_interrupted_update_keeps_an_earlier_error(void **state)
     assert_string_equal(err_text(), "earlier");
     assert_int_equal(store_flush(s, 0), PERSIA_OK);
     store_pass_close(s, stream);
+}
+
+/* ---- several passes ---- */
+
+/* Takes a batch of each pass in turn; `joint`: both backwards follow both
+ * forwards and are one update.  Each lookup misses at most the staleness of
+ * its pass, counted from the last step of the loop. */
+static void loop_over_two(uint64_t staleness[2], int joint)
+{
+    enum { N = 80 };
+    uint64_t base = ps_updates(store_ps(s)), batch[2], ticket[2];
+    uint64_t in[2] = {stream_open(staleness[0]), stream_open(staleness[1])};
+    uint64_t next[2] = {batch_add(in[0]), batch_add(in[1])};
+    int seen, done = 0, start = (int)base;
+    for (int t = 0; t < N; t++) {
+        for (int i = 0; i < 2; i++) {
+            batch[i] = next[i];
+            next[i] = batch_add(in[i]);
+            assert_int_equal(store_batch_next(s, batch[i], 0), PERSIA_OK);
+        }
+        for (int i = 0; i < 2; i++) {
+            seen = forward(batch[i], &ticket[i]) - start;
+            assert_true(done - seen <= (int)staleness[i]);
+            assert_true(seen <= done);
+            if (!joint) {
+                backward(ticket[i]);
+                done++;
+            }
+        }
+        if (joint) {
+            assert_int_equal(hold(ticket[0]), PERSIA_OK);
+            backward(ticket[1]);
+            done += 2;
+        }
+    }
+    store_pass_close(s, in[0]);
+    store_pass_close(s, in[1]);
+    assert_int_equal(store_flush(s, 0), PERSIA_OK);
+}
+
+static void test_the_bound_holds_over_passes(void **state)
+{
+    (void)state;
+    static const uint64_t pairs[][2] = {{0, 0}, {1, 1}, {0, 3}, {2, 1}};
+    for (int joint = 0; joint < 2; joint++)
+        for (int i = 0; i < 4; i++) {
+            loop_over_two((uint64_t[]){pairs[i][0], pairs[i][1]}, joint);
+            uint64_t most = pairs[i][0] > pairs[i][1] ? pairs[i][0]
+                                                      : pairs[i][1];
+            assert_true(stalest() <= most);
+            assert_int_equal(stats().abandoned, 0);
+            teardown(NULL);
+            setup(NULL);
+        }
+}
+
+/* The end of one pass frees what its batches held. */
+static void test_a_closed_pass_makes_nothing_wait(void **state)
+{
+    (void)state;
+    uint64_t first = stream_open(0), second = stream_open(0), ticket;
+    uint64_t out = batch_add(first), next = batch_add(second);
+    assert_int_equal(store_batch_next(s, out, 0), PERSIA_OK);
+    assert_int_equal(stats().started, 2); /* both were, before that */
+    uint64_t waits = batch_add(second);
+    assert_int_equal(store_batch_next(s, next, 0), PERSIA_OK);
+    forward(next, &ticket);
+    backward(ticket);
+    assert_int_equal(stats().started, 2); /* the other pass has one out */
+    store_pass_close(s, first);
+    assert_int_equal(stats().started, 3);
+    assert_int_equal(store_batch_next(s, waits, 0), PERSIA_OK);
+    assert_int_equal(forward(waits, &ticket), 1);
+    store_pass_close(s, second);
 }
 
 /* ---- any schedule ---- */
@@ -648,6 +722,8 @@ int main(void)
         TEST(test_waits_for_an_update_and_can_be_interrupted),
         TEST(test_an_update_that_failed_is_told_at_once),
         TEST(test_an_interrupted_update_keeps_an_earlier_error),
+        TEST(test_the_bound_holds_over_passes),
+        TEST(test_a_closed_pass_makes_nothing_wait),
         TEST(test_staleness_under_random_schedules),
         TEST(test_loops_on_several_threads),
     };

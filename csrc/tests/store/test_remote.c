@@ -1,7 +1,7 @@
-/* step with tables behind a client: updates of threads, and steps that all
- * ranks take together.  As in test_prefetch.c every batch holds id 7, whose row
- * begins at 0 and grows by 1 with each gradient; so what a lookup gives is the
- * number of gradients that it saw. */
+/* store, with tables behind a client: updates of threads, and steps that all
+ * ranks take together.  As in test_prefetch.c every batch holds id 7, whose
+ * row begins at 0 and grows by 1 with each gradient; so what a lookup gives
+ * is the number of gradients that it saw. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -423,7 +423,7 @@ static uint64_t lookups_started(rank *r)
 {
     store_prefetch_stats stats;
     store_get_prefetch_stats(r->s, &stats);
-    return stats.staleness[0];
+    return stats.started;
 }
 
 /* No round trip between an update and the next lookup: that waits for it at
