@@ -579,7 +579,7 @@ static PyObject *rows_call(PyObject *self, PyObject *args, int set)
         goto done;
     store *s;
     int rc = store_get(((store_object *)self)->handle,
-                      set ? "Store.set_rows" : "Store.rows", &s);
+                       set ? "Store.set_rows" : "Store.rows", &s);
     if (!rc) {
         size_t n = (size_t)ids.len / sizeof(uint64_t);
         ps_client *c = store_client(s);

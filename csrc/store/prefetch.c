@@ -139,7 +139,7 @@ static int no_pass(prefetch *p)
 static int look_up(store *s, const store_lookup *l, uint64_t after)
 {
     return worker_forward(store_worker(s), l->plan, &l->batch, after, l->out,
-                          l->stride, l->rows, l->index);
+                          l->stride, l->hints, l->index);
 }
 
 /* Runs a lookup that waits; the lock is left meanwhile. */

@@ -1,5 +1,5 @@
-/* store.c: numbered forwards, held gradients, one update; and the registry of
- * handles. */
+/* store.c: numbered forwards, pending gradients, one update; and the registry
+ * of handles. */
 #include "store/store.h"
 
 #include <assert.h>
@@ -32,8 +32,8 @@ struct store {
     copies copies;
     _Atomic(uint64_t) tickets; /* the last number given */
     pthread_mutex_t lock;      /* guards all below */
-    store_grad *held;
-    size_t held_n, held_room;
+    store_grad *pending; /* that wait for an update, by ticket */
+    size_t pending_n, pending_room;
     uint64_t forgotten;            /* tickets up to it: see store_forget() */
     window came;    /* tickets whose gradient came back, or ... */
     window refused; /* ... will not be taken */
@@ -56,7 +56,7 @@ static void destroy(store *s)
         return;
     updates_destroy(s->u);
     /* Not store_discard(): nobody could send an empty part any more. */
-    store_release_grads(s->held, s->held_n);
+    store_release_grads(s->pending, s->pending_n);
     prefetch_destroy(s->p);
     worker_destroy(s->w);
     client_destroy(s->c);
@@ -130,7 +130,7 @@ int store_open(unsigned threads, uint64_t memory_limit, uint64_t *handle)
 }
 
 int store_open_remote(const client_config *config, void *owner,
-                     void (*release)(void *owner), uint64_t *handle)
+                      void (*release)(void *owner), uint64_t *handle)
 {
     int rc = fork_check("a new store");
     store *s = rc ? NULL : store_new();
@@ -311,38 +311,38 @@ int store_refuse(store *s, uint64_t ticket)
     return rc == PERSIA_OK;
 }
 
-static int hold_locked(store *s, const store_grad *g)
+static int add_grad_locked(store *s, const store_grad *g)
 {
-    if (s->held_n == STORE_PENDING_MAX)
+    if (s->pending_n == STORE_PENDING_MAX)
         return err_set(PERSIA_ELIMIT,
                        "%d gradients wait for an update; call "
                        "store.optimizer.step() more often", STORE_PENDING_MAX);
-    if (s->held_n == s->held_room) {
-        size_t room = s->held_room ? 2 * s->held_room : 16;
-        store_grad *more = realloc(s->held, room * sizeof *more);
+    if (s->pending_n == s->pending_room) {
+        size_t room = s->pending_room ? 2 * s->pending_room : 16;
+        store_grad *more = realloc(s->pending, room * sizeof *more);
         if (!more)
             return err_set(PERSIA_ENOMEM, "no memory for gradients");
-        s->held = more;
-        s->held_room = room;
+        s->pending = more;
+        s->pending_room = room;
     }
     int rc = mark(s, g->ticket);
     if (rc)
         return rc;
     /* Kept in the order of the forwards, whatever order the backward has. */
-    size_t at = s->held_n++;
-    for (; at > 0 && s->held[at - 1].ticket > g->ticket; at--)
-        s->held[at] = s->held[at - 1];
-    s->held[at] = *g;
-    s->held[at].grad.index =
+    size_t at = s->pending_n++;
+    for (; at > 0 && s->pending[at - 1].ticket > g->ticket; at--)
+        s->pending[at] = s->pending[at - 1];
+    s->pending[at] = *g;
+    s->pending[at].grad.index =
         g->ticket ? index_pool_take(client_indexes(s->c), g->ticket) : NULL;
-    s->held[at].thread = (uint64_t)pthread_self();
+    s->pending[at].thread = (uint64_t)pthread_self();
     return PERSIA_OK;
 }
 
 int store_add_grad(store *s, const store_grad *g)
 {
     pthread_mutex_lock(&s->lock);
-    int rc = hold_locked(s, g);
+    int rc = add_grad_locked(s, g);
     pthread_mutex_unlock(&s->lock);
     if (!rc)
         prefetch_pending(s->p, g->ticket);
@@ -353,41 +353,41 @@ size_t store_pending_grads(store *s, enum store_whose whose)
 {
     uint64_t me = (uint64_t)pthread_self();
     pthread_mutex_lock(&s->lock);
-    size_t n = whose == STORE_ALL ? s->held_n : 0;
-    for (size_t i = 0; i < s->held_n && whose == STORE_MINE; i++)
-        n += s->held[i].thread == me;
+    size_t n = whose == STORE_ALL ? s->pending_n : 0;
+    for (size_t i = 0; i < s->pending_n && whose == STORE_MINE; i++)
+        n += s->pending[i].thread == me;
     pthread_mutex_unlock(&s->lock);
     return n;
 }
 
-/* Takes what is held out of the store, as an array to be freed; NULL (and
+/* Takes what is pending out of the store, as an array to be freed; NULL (and
  * *n == 0) if there is nothing.  The order of the forwards is kept. */
-static int take_held(store *s, enum store_whose whose, store_grad **out,
+static int take_pending(store *s, enum store_whose whose, store_grad **out,
                      size_t *n)
 {
     uint64_t me = (uint64_t)pthread_self();
     int rc = PERSIA_OK;
     pthread_mutex_lock(&s->lock);
     size_t mine = 0;
-    for (size_t i = 0; i < s->held_n; i++)
-        mine += whose == STORE_ALL || s->held[i].thread == me;
+    for (size_t i = 0; i < s->pending_n; i++)
+        mine += whose == STORE_ALL || s->pending[i].thread == me;
     *n = mine;
     *out = NULL;
-    if (mine && mine == s->held_n) { /* as nearly always */
-        *out = s->held;
-        s->held = NULL;
-        s->held_n = s->held_room = 0;
+    if (mine && mine == s->pending_n) { /* as nearly always */
+        *out = s->pending;
+        s->pending = NULL;
+        s->pending_n = s->pending_room = 0;
     } else if (mine) {
         store_grad *taken = malloc(mine * sizeof *taken);
         size_t kept = 0, at = 0;
-        for (size_t i = 0; i < s->held_n && taken; i++) {
-            if (s->held[i].thread == me)
-                taken[at++] = s->held[i];
+        for (size_t i = 0; i < s->pending_n && taken; i++) {
+            if (s->pending[i].thread == me)
+                taken[at++] = s->pending[i];
             else
-                s->held[kept++] = s->held[i];
+                s->pending[kept++] = s->pending[i];
         }
         if (taken)
-            s->held_n = kept;
+            s->pending_n = kept;
         else
             rc = err_set(PERSIA_ENOMEM, "no memory for %zu gradients", mine);
         *out = taken;
@@ -396,25 +396,25 @@ static int take_held(store *s, enum store_whose whose, store_grad **out,
     return rc;
 }
 
-void store_release_grads(store_grad *held, size_t n)
+void store_release_grads(store_grad *grads, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        batch_index_put(held[i].grad.index);
-        if (held[i].ids)
-            copies_give(held[i].ids);
-        held[i].release(held[i].owner);
+        batch_index_put(grads[i].grad.index);
+        if (grads[i].ids)
+            copies_give(grads[i].ids);
+        grads[i].release(grads[i].owner);
     }
-    free(held);
+    free(grads);
 }
 
 /* The gradients alone, as the worker takes them; NULL: no memory. */
-static worker_grad *grads_of(const store_grad *held, size_t n)
+static worker_grad *grads_of(const store_grad *pending, size_t n)
 {
     worker_grad *grads = malloc((n ? n : 1) * sizeof *grads);
     if (!grads)
         err_set(PERSIA_ENOMEM, "no memory for %zu gradients", n);
     for (size_t i = 0; grads && i < n; i++)
-        grads[i] = held[i].grad;
+        grads[i] = pending[i].grad;
     return grads;
 }
 
@@ -423,7 +423,7 @@ int store_run(store *s, const update *one)
     worker_counts counts = {0};
     if (one->n == 0)
         return client_push(s->c, &one->name, NULL, NULL, 0);
-    worker_grad *grads = grads_of(one->held, one->n);
+    worker_grad *grads = grads_of(one->grads, one->n);
     if (!grads)
         client_skip(s->c, &one->name);
     int rc = grads ? worker_backward(s->w, grads, one->n, &one->name,
@@ -433,33 +433,33 @@ int store_run(store *s, const update *one)
     return rc;
 }
 
-/* On threads of the store.  Owns `held`.  tell: see updates_add(). */
-static int apply_later(store *s, store_grad *held, size_t n,
+/* On threads of the store.  Owns `grads`.  tell: see updates_add(). */
+static int apply_later(store *s, store_grad *grads, size_t n,
                        const optim_args *optim, uint32_t optim_n, int tell)
 {
     update *one;
-    int rc = updates_make(s->u, held, n, optim, optim_n, &one);
+    int rc = updates_make(s->u, grads, n, optim, optim_n, &one);
     if (rc) {
-        prefetch_discarded(s->p, held, n);
-        store_release_grads(held, n);
+        prefetch_discarded(s->p, grads, n);
+        store_release_grads(grads, n);
         return rc;
     }
     return updates_add(s->u, one, tell);
 }
 
-/* On this thread, after those that were handed over.  Owns `held`. */
-static int apply_now(store *s, store_grad *held, size_t n,
+/* On this thread, after those that were handed over.  Owns `grads`. */
+static int apply_now(store *s, store_grad *grads, size_t n,
                      const optim_args *optim, uint32_t optim_n)
 {
     int rc = updates_wait(s->u, 0, 0);
     if (rc) {
-        apply_later(s, held, n, optim, optim_n, 0);
+        apply_later(s, grads, n, optim, optim_n, 0);
         return rc;
     }
-    update one = {.held = held, .n = n, .optim = optim, .optim_n = optim_n};
+    update one = {.grads = grads, .n = n, .optim = optim, .optim_n = optim_n};
     rc = updates_now(s->u, &one);
     prefetch_tidy(s->p);
-    store_release_grads(held, n);
+    store_release_grads(grads, n);
     return rc;
 }
 
@@ -479,11 +479,11 @@ int store_pay(store *s)
 }
 
 int store_apply(store *s, enum store_whose whose, const optim_args *optim,
-               uint32_t optim_n)
+                uint32_t optim_n)
 {
     size_t n;
-    store_grad *held;
-    int rc = take_held(s, whose, &held, &n);
+    store_grad *grads;
+    int rc = take_pending(s, whose, &grads, &n);
     if (rc)
         return rc;
     if (n == 0 && whose == STORE_ALL && updates_are_parts(s->u)) {
@@ -492,11 +492,11 @@ int store_apply(store *s, enum store_whose whose, const optim_args *optim,
     }
     if (n == 0)
         return rc ? rc : updates_error(s->u);
-    prefetch_updating(s->p, held, n, whose == STORE_ALL);
+    prefetch_updating(s->p, grads, n, whose == STORE_ALL);
     if (client_is_remote(s->c) ||
-        (whose == STORE_MINE && prefetch_allows(s->p, held, n)))
-        return apply_later(s, held, n, optim, optim_n, 1);
-    rc = apply_now(s, held, n, optim, optim_n);
+        (whose == STORE_MINE && prefetch_allows(s->p, grads, n)))
+        return apply_later(s, grads, n, optim, optim_n, 1);
+    rc = apply_now(s, grads, n, optim, optim_n);
     return rc ? rc : updates_error(s->u);
 }
 
@@ -572,13 +572,13 @@ void store_get_counts(store *s, store_counts *out)
 size_t store_discard(store *s, enum store_whose whose)
 {
     size_t n;
-    store_grad *held;
-    if (take_held(s, whose, &held, &n) || n == 0)
+    store_grad *grads;
+    if (take_pending(s, whose, &grads, &n) || n == 0)
         return 0;
-    prefetch_discarded(s->p, held, n);
+    prefetch_discarded(s->p, grads, n);
     store_pay(s);
     prefetch_tidy(s->p);
-    store_release_grads(held, n);
+    store_release_grads(grads, n);
     return n;
 }
 
@@ -595,8 +595,8 @@ void store_forget(store *s)
 int store_finite(store *s, uint8_t *finite, uint32_t finite_n)
 {
     pthread_mutex_lock(&s->lock);
-    worker_grad *grads = grads_of(s->held, s->held_n);
-    int rc = grads ? worker_finite(s->w, grads, s->held_n, finite, finite_n)
+    worker_grad *grads = grads_of(s->pending, s->pending_n);
+    int rc = grads ? worker_finite(s->w, grads, s->pending_n, finite, finite_n)
                    : PERSIA_ENOMEM;
     pthread_mutex_unlock(&s->lock);
     free(grads);
@@ -607,8 +607,8 @@ int store_sums(store *s, worker_sum **out, size_t *n, int *finite)
 {
     *out = NULL;
     pthread_mutex_lock(&s->lock);
-    worker_grad *grads = grads_of(s->held, s->held_n);
-    int rc = grads ? worker_sums(s->w, grads, s->held_n, out, n, finite)
+    worker_grad *grads = grads_of(s->pending, s->pending_n);
+    int rc = grads ? worker_sums(s->w, grads, s->pending_n, out, n, finite)
                    : PERSIA_ENOMEM;
     pthread_mutex_unlock(&s->lock);
     free(grads);

@@ -27,14 +27,14 @@ enum {
 
 /* A store: a shard in this process, its worker, and this object. */
 PERSIA_API int store_open(unsigned threads, uint64_t memory_limit,
-                         uint64_t *handle);
+                          uint64_t *handle);
 /* A store whose tables are behind a client of this configuration.  `owner`
  * keeps what the configuration names alive (its shard in this process); on
  * success release(owner) is called when the store ends. */
 struct client_config;
 PERSIA_API int store_open_remote(const struct client_config *config,
-                                void *owner, void (*release)(void *owner),
-                                uint64_t *handle);
+                                 void *owner, void (*release)(void *owner),
+                                 uint64_t *handle);
 /* Takes a reference.  PERSIA_ECLOSED, PERSIA_EFORK; `what` begins the text. */
 PERSIA_API int store_get(uint64_t handle, const char *what, store **out);
 PERSIA_API void store_put(store *s);
@@ -50,11 +50,11 @@ PERSIA_API worker *store_worker(const store *s);
 /* The number of a new forward, from 1. */
 PERSIA_API uint64_t store_ticket(store *s);
 
-/* Keeps the index of a forward until its gradient is held (the reference is
- * taken over; NULL, or ticket 0: nothing is kept); store_drop_index(): no gradient
+/* Keeps the index of a forward until its gradient comes (the reference is
+ * taken over; NULL, or ticket 0: nothing is kept); store_drop_index(): none
  * will come. */
 PERSIA_API void store_keep_index(store *s, uint64_t ticket,
-                          struct batch_index *index);
+                                 struct batch_index *index);
 PERSIA_API void store_drop_index(store *s, uint64_t ticket);
 
 typedef struct store_grad {
@@ -62,13 +62,13 @@ typedef struct store_grad {
     worker_grad grad;         /* its index is filled in by store_add_grad() */
     void *owner;              /* keeps the memory of grad alive */
     void (*release)(void *owner);
-    uint64_t thread;          /* that held it; filled in by store_add_grad() */
+    uint64_t thread;          /* that added it; by store_add_grad() */
     void *ids;                /* private: a copy of the ids */
     int copied;               /* private: by store_copy_grad() */
 } store_grad;
 
-/* Which of the held gradients: those that the calling thread held (autograd
- * runs a backward's pushes and its end on one thread), or all. */
+/* Which of the pending gradients: those that the calling thread added
+ * (autograd runs a backward's pushes and its end on one thread), or all. */
 enum store_whose { STORE_MINE, STORE_ALL };
 
 /* Takes the gradient of one forward (on success also its owner).
@@ -78,9 +78,9 @@ PERSIA_API int store_add_grad(store *s, const store_grad *g);
  * that g points at (`floats` of grad, `offsets` of the batch) and makes the
  * copy g's owner, to be released where store_add_grad() refuses it. */
 PERSIA_API int store_copy_grad(store *s, store_grad *g, size_t floats,
-                         size_t offsets);
+                               size_t offsets);
 PERSIA_API size_t store_pending_grads(store *s, enum store_whose whose);
-/* Applies what is held.  Whatever the result, it is not held after.
+/* Applies what is pending.  Whatever the result, it is not pending after.
  *
  * Threads of the store do it while the caller goes on (a) if the tables are
  * remote; (b) with STORE_MINE, if all gradients are of batches that the
@@ -92,7 +92,7 @@ PERSIA_API size_t store_pending_grads(store *s, enum store_whose whose);
  * PERSIA_EINTR: interrupted while it waited for earlier updates; it is handed
  * over. */
 PERSIA_API int store_apply(store *s, enum store_whose whose,
-                          const optim_args *optim, uint32_t optim_n);
+                           const optim_args *optim, uint32_t optim_n);
 /* Waits until every update that was handed over is applied or has failed.
  * PERSIA_ETIMEOUT (timeout_ns; 0: no limit), PERSIA_EINTR, or the error that
  * was kept. */
@@ -117,13 +117,13 @@ typedef struct store_counts {
     uint64_t pending;         /* handed over and not applied yet */
 } store_counts;
 PERSIA_API void store_get_counts(store *s, store_counts *out);
-/* Drops what is held; returns how many gradients that were. */
+/* Drops what is pending; returns how many gradients that were. */
 PERSIA_API size_t store_discard(store *s, enum store_whose whose);
 /* Other rows were loaded: forwards so far have no backward any more
  * (PERSIA_ETICKET), and what was looked up ahead is looked up anew.  Nothing
- * is held or under way. */
+ * is pending or in flight. */
 PERSIA_API void store_forget(store *s);
-/* worker_finite() and worker_sums() of all that is held. */
+/* worker_finite() and worker_sums() of all that is pending. */
 PERSIA_API int store_finite(store *s, uint8_t *finite, uint32_t finite_n);
 PERSIA_API int store_sums(store *s, worker_sum **out, size_t *n, int *finite);
 
@@ -173,7 +173,7 @@ typedef struct store_lookup {
     id_batch batch;
     float *out;               /* see worker_forward() */
     size_t stride;
-    uint32_t *rows;
+    uint32_t *hints;          /* row numbers, for the push */
     struct batch_index **index;
     void *owner;              /* keeps all this memory alive */
     void (*release)(void *owner); /* called on a thread of the user */
@@ -204,7 +204,7 @@ PERSIA_API void store_batch_bind(store *s, uint64_t batch, uint64_t ticket);
  * is fresh enough: the caller looks up now.
  * Its error is the lookup's, or PERSIA_EINTR. */
 PERSIA_API int store_batch_take(store *s, uint64_t batch, uint32_t plan,
-                               void **owner);
+                                void **owner);
 
 /* ---- steps of all ranks ----
  *
@@ -213,14 +213,14 @@ PERSIA_API int store_batch_take(store *s, uint64_t batch, uint32_t plan,
  * next step, which shards apply when all parts are there.  So every rank must
  * send a part for every step.  `by_batch`: a batch of the pass that ends
  * without an update sends an empty one; otherwise each store_apply() with
- * STORE_ALL sends one, even if nothing is held.  No lookup of such a pass
+ * STORE_ALL sends one, even if nothing is pending.  No lookup of such a pass
  * starts while an empty part is under way. */
 
 /* Joins at all shards; *applied: the largest step that was applied. */
 PERSIA_API int store_join(store *s, uint64_t *applied);
 /* Updates are parts of the steps after `last` from now on. */
 PERSIA_API int store_sync(store *s, uint64_t last, uint32_t rank,
-                         uint32_t world);
+                          uint32_t world);
 PERSIA_API int store_pass_sync(store *s, uint64_t pass, int by_batch);
 /* Updates are no parts any more, and the other ranks go on without this one:
  * after those that are under way (`settle`; PERSIA_EINTR), or at once, and

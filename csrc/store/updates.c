@@ -5,6 +5,7 @@
  */
 #include "store/updates.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,6 +38,25 @@ struct updates {
     store_counts counts;
 };
 
+/* next[state][event]; 0 stands for a blank, for no event leads to NEW. */
+static const unsigned char next[UPDATE_STATES][UPDATE_EVENTS] = {
+    [UPDATE_NEW] = {[UPDATE_ADD] = UPDATE_QUEUED,
+                    [UPDATE_BEGIN] = UPDATE_RUNNING},
+    [UPDATE_QUEUED] = {[UPDATE_BEGIN] = UPDATE_RUNNING,
+                       [UPDATE_FAIL] = UPDATE_FAILED},
+    [UPDATE_RUNNING] = {[UPDATE_APPLY] = UPDATE_APPLIED,
+                        [UPDATE_FAIL] = UPDATE_FAILED},
+};
+
+/* The only place that changes an update's state; the lock is held, unless
+ * the update is of this thread alone. */
+static void update_event(update *one, enum update_event event)
+{
+    enum update_state to = next[one->state][event];
+    assert(to != UPDATE_NEW);
+    one->state = to;
+}
+
 int updates_create(store *s, unsigned threads, size_t most, updates **out)
 {
     updates *u = calloc(1, sizeof *u);
@@ -55,7 +75,7 @@ int updates_create(store *s, unsigned threads, size_t most, updates **out)
 
 static void update_free(update *one)
 {
-    store_release_grads(one->held, one->n);
+    store_release_grads(one->grads, one->n);
     free(one->own);
     free(one);
 }
@@ -92,7 +112,7 @@ void updates_destroy(updates *u)
     free(u);
 }
 
-int updates_make(updates *u, store_grad *held, size_t n,
+int updates_make(updates *u, store_grad *grads, size_t n,
                  const optim_args *optim, uint32_t optim_n, update **out)
 {
     *out = NULL;
@@ -101,7 +121,7 @@ int updates_make(updates *u, store_grad *held, size_t n,
     int rc = one && args ? PERSIA_OK
                          : err_set(PERSIA_ENOMEM, "no memory for an update");
     for (size_t i = 0; i < n && !rc; i++)
-        rc = store_copy_ids(u->s, &held[i]);
+        rc = store_copy_ids(u->s, &grads[i]);
     if (rc) {
         free(one);
         free(args);
@@ -109,17 +129,20 @@ int updates_make(updates *u, store_grad *held, size_t n,
     }
     if (optim_n)
         memcpy(args, optim, optim_n * sizeof *args);
-    *one = (update){.held = held, .n = n, .optim = args, .optim_n = optim_n,
+    *one = (update){.grads = grads, .n = n, .optim = args, .optim_n = optim_n,
                     .own = args};
     *out = one;
     return PERSIA_OK;
 }
 
-/* PERSIA_ELOST tells of earlier ones; the lock is held. */
-static void count(updates *u, int code)
+/* An update has run, or will not; the lock is held.  PERSIA_ELOST is about
+ * earlier ones. */
+static void end(updates *u, update *one, int code)
 {
-    u->counts.applied += code == PERSIA_OK || code == PERSIA_ELOST;
-    u->counts.failed += code != PERSIA_OK && code != PERSIA_ELOST;
+    int applied = code == PERSIA_OK || code == PERSIA_ELOST;
+    update_event(one, applied ? UPDATE_APPLY : UPDATE_FAIL);
+    u->counts.applied += one->state == UPDATE_APPLIED;
+    u->counts.failed += one->state == UPDATE_FAILED;
 }
 
 /* Keeps this thread's error unless there is one; the lock is held. */
@@ -141,8 +164,9 @@ static kept next_kept(updates *u)
 }
 
 /* Takes the next one, unless it is a part of a step and the part before it
- * is under way: shards take them in order. */
-static update *take(updates *u, int *drop)
+ * is in flight: shards take them in order.  It stays queued if it is to be
+ * dropped. */
+static update *take(updates *u)
 {
     pthread_mutex_lock(&u->lock);
     update *one = u->first;
@@ -154,41 +178,49 @@ static update *take(updates *u, int *drop)
         if (!u->first)
             u->last = &u->first;
         u->part_runs |= is_part;
+        if (!u->closing || !(u->error.code || u->lost.code))
+            update_event(one, UPDATE_BEGIN);
     }
-    *drop = u->closing && (u->error.code || u->lost.code);
     pthread_mutex_unlock(&u->lock);
     return one;
 }
 
-/* An update has run.  The error is kept before the look-ahead hears: the loop
- * that waits for this update must find it. */
-static void tell(updates *u, const update *one, int rc)
+/* The look-ahead hears how an update ended. */
+static void report(updates *u, const update *one)
 {
-    pthread_mutex_lock(&u->lock);
-    count(u, rc);
-    if (rc)
-        keep(u, rc);
-    pthread_mutex_unlock(&u->lock);
+    prefetch *p = store_prefetch(u->s);
     if (one->n)
-        prefetch_updated(store_prefetch(u->s), one->held, one->n,
-                    rc == PERSIA_OK || rc == PERSIA_ELOST);
+        prefetch_updated(p, one->grads, one->n, one->state == UPDATE_APPLIED);
     else
-        prefetch_paid(store_prefetch(u->s));
+        prefetch_paid(p);
+}
+
+static int run(updates *u, const update *one)
+{
+    if (one->state == UPDATE_QUEUED)
+        return PERSIA_ECLOSED;
+    if (u->named)
+        prefetch_sending(store_prefetch(u->s), one->grads, one->n,
+                         one->name.number);
+    return store_run(u->s, one);
 }
 
 /* A background job: all updates that it finds.  Jobs that meet a part while
- * another one is under way do not wait, whatever comes behind it; so nobody
+ * another one is in flight do not wait, whatever comes behind it; so nobody
  * ends while there is something to take. */
 static void update_job(void *ctx)
 {
     updates *u = ctx;
-    int drop;
-    for (update *one; (one = take(u, &drop));) {
-        if (u->named && !drop)
-            prefetch_sending(store_prefetch(u->s), one->held, one->n,
-                           one->name.number);
-        int rc = drop ? PERSIA_ECLOSED : store_run(u->s, one);
-        tell(u, one, rc);
+    for (update *one; (one = take(u));) {
+        int rc = run(u, one);
+        /* The error is kept before the look-ahead hears: the loop that waits
+         * for this update must find it. */
+        pthread_mutex_lock(&u->lock);
+        end(u, one, rc);
+        if (rc)
+            keep(u, rc);
+        pthread_mutex_unlock(&u->lock);
+        report(u, one);
 
         pthread_mutex_lock(&u->lock);
         if (one->name.parts > 1)
@@ -213,6 +245,7 @@ int updates_add(updates *u, update *one, int tell)
         u->name.step += u->name.parts > 1;
         one->name = u->name;
     }
+    update_event(one, UPDATE_ADD);
     one->next = NULL;
     *u->last = one;
     u->last = &one->next;
@@ -296,14 +329,14 @@ void updates_drop_errors(updates *u)
     pthread_mutex_unlock(&u->lock);
 }
 
-int updates_now(updates *u, const update *one)
+int updates_now(updates *u, update *one)
 {
+    update_event(one, UPDATE_BEGIN);
     int rc = store_run(u->s, one);
     pthread_mutex_lock(&u->lock);
-    count(u, rc);
+    end(u, one, rc);
     pthread_mutex_unlock(&u->lock);
-    prefetch_updated(store_prefetch(u->s), one->held, one->n,
-                rc == PERSIA_OK || rc == PERSIA_ELOST);
+    report(u, one);
     return rc;
 }
 

@@ -4,6 +4,14 @@
  * They begin in the order in which they were added; with one thread they end
  * so.  The memory of their gradients may be Python's: it is released by
  * threads of the user alone, in updates_tidy() and updates_wait().
+ *
+ * An update is in one state at a time.  Its events, and the state that each
+ * leads to (a blank: it cannot occur there):
+ *
+ *           ADD     BEGIN    APPLY    FAIL
+ *  NEW      QUEUED  RUNNING
+ *  QUEUED           RUNNING           FAILED
+ *  RUNNING                   APPLIED  FAILED
  */
 #ifndef PERSIA_STORE_UPDATES_H
 #define PERSIA_STORE_UPDATES_H
@@ -14,10 +22,28 @@
 
 typedef struct updates updates;
 
+enum update_state {
+    UPDATE_NEW,     /* of the thread that made it */
+    UPDATE_QUEUED,  /* waits for a thread of the store */
+    UPDATE_RUNNING, /* the shards have it, or will */
+    UPDATE_APPLIED, /* at all shards; freed by a thread of the user */
+    UPDATE_FAILED,  /* or it was dropped, as the store closes; freed so */
+    UPDATE_STATES
+};
+
+enum update_event {
+    UPDATE_ADD,   /* it is added to the queue */
+    UPDATE_BEGIN, /* a thread takes it */
+    UPDATE_APPLY, /* all shards have applied it */
+    UPDATE_FAIL,  /* some have not, or nobody will send it */
+    UPDATE_EVENTS
+};
+
 typedef struct update {
     struct update *next;
+    enum update_state state;
     client_update name; /* number 0: the shard counts */
-    store_grad *held;    /* [n] */
+    store_grad *grads;   /* [n] */
     size_t n;           /* 0: an empty part of a store */
     const optim_args *optim; /* [optim_n] */
     uint32_t optim_n;
@@ -34,14 +60,14 @@ void updates_destroy(updates *u);
 
 /* A new update of these gradients, which it owns on success; the settings
  * and the ids of gradients that may still change are copied.  n may be 0. */
-int updates_make(updates *u, store_grad *held, size_t n,
+int updates_make(updates *u, store_grad *grads, size_t n,
                  const optim_args *optim, uint32_t optim_n, update **out);
 /* Takes over the update, then waits until there is room for the next.
  * PERSIA_EINTR, or (`tell`) the error that was kept before. */
 int updates_add(updates *u, update *one, int tell);
 
 /* One on this thread, of gradients that the caller keeps. */
-int updates_now(updates *u, const update *one);
+int updates_now(updates *u, update *one);
 
 /* Numbers go on after this one. */
 void updates_renumber(updates *u, uint64_t last);
@@ -66,6 +92,6 @@ int store_run(store *s, const update *one);
 /* Copies the ids of a gradient that may change. */
 int store_copy_ids(store *s, store_grad *g);
 /* Frees gradients and their array; on threads of the user. */
-void store_release_grads(store_grad *held, size_t n);
+void store_release_grads(store_grad *grads, size_t n);
 
 #endif

@@ -145,7 +145,7 @@ Tensor ticket(const Tensor &batch, int64_t store, bool grad)
     name[1] = of[1] == AGAIN ? -of[0] : of[1] < 0 ? 0 : of[0];
     if (of[1] != AGAIN)
         store_batch_bind(s.get(), static_cast<uint64_t>(of[0]),
-                        static_cast<uint64_t>(name[0]));
+                         static_cast<uint64_t>(name[0]));
     return out;
 }
 
@@ -184,7 +184,7 @@ struct Lookup {
     }
 
     float *vectors() { return static_cast<float *>(out.mutable_data_ptr()); }
-    uint32_t *numbers()
+    uint32_t *hints()
     {
         return static_cast<uint32_t *>(rows.mutable_data_ptr());
     }
@@ -205,7 +205,7 @@ void prefetch(const Tensor &values, const Optional &offsets,
     want.batch = own->batch;
     want.out = own->vectors();
     want.stride = own->width;
-    want.rows = own->numbers();
+    want.hints = own->hints();
     want.index = &own->index;
     want.owner = own.get();
     want.release = Lookup::release;
@@ -218,7 +218,7 @@ std::unique_ptr<Lookup> ahead_of(store *s, int64_t number, const Lookup &now)
 {
     void *owner = nullptr;
     check(store_batch_take(s, static_cast<uint64_t>(number), now.plan,
-                          &owner));
+                           &owner));
     std::unique_ptr<Lookup> ahead(static_cast<Lookup *>(owner));
     if (ahead &&
         (ahead->batch.n != now.batch.n || ahead->height != now.height))
@@ -236,14 +236,15 @@ std::tuple<Tensor, Tensor> pull(const Tensor &values, const Optional &offsets,
     const int64_t *name = numbers_of(ticket);
     auto number = static_cast<uint64_t>(name[0]);
     if (auto ahead = ahead_of(s.get(), name[1] > 0 ? name[1] : 0, now)) {
-        store_keep_index(s.get(), number, std::exchange(ahead->index, nullptr));
+        store_keep_index(s.get(), number,
+                         std::exchange(ahead->index, nullptr));
         return {std::move(ahead->out), std::move(ahead->rows)};
     }
     if (number == 0) /* evaluation sees every update before it */
         check(store_settle(s.get()));
     now.allocate();
     check(worker_forward(store_worker(s.get()), now.plan, &now.batch, 0,
-                         now.vectors(), now.width, now.numbers(),
+                         now.vectors(), now.width, now.hints(),
                          number ? &now.index : nullptr));
     store_keep_index(s.get(), number, std::exchange(now.index, nullptr));
     return {now.out, now.rows};
@@ -344,7 +345,7 @@ STABLE_TORCH_LIBRARY(persia, m)
     sched_team_install(&team);
     m.def("ticket_v1(Tensor batch, int store, bool grad) -> Tensor");
     m.def("prefetch_v1(Tensor values, Tensor? offsets, Tensor? weights, "
-          "int store, int plan, int batch) -> ()");
+                       "int store, int plan, int batch) -> ()");
     m.def("pull_v1(Tensor values, Tensor? offsets, Tensor? weights, "
           "Tensor anchor, Tensor ticket, int store, int plan) "
           "-> (Tensor, Tensor)");

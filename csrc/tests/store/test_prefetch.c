@@ -100,7 +100,7 @@ static uint64_t batch_add(uint64_t stream)
     assert_int_equal(store_batch_add(s, stream, batch), PERSIA_OK);
     memory *m = memory_new();
     store_lookup l = {.plan = plan, .batch = batch_of(m), .out = m->out,
-                     .stride = DIM, .rows = m->rows, .owner = m,
+                     .stride = DIM, .hints = m->rows, .owner = m,
                      .release = memory_release};
     assert_int_equal(store_batch_lookup(s, batch, &l), PERSIA_OK);
     store_batch_ready(s, batch);
@@ -409,7 +409,7 @@ static void test_a_bad_batch_fails_its_forward(void **state)
     assert_int_equal(store_batch_add(s, stream, batch), PERSIA_OK);
     memory *m = memory_new();
     store_lookup l = {.plan = plan, .batch = batch_of(m), .out = m->out,
-                     .stride = DIM, .rows = m->rows, .owner = m,
+                     .stride = DIM, .hints = m->rows, .owner = m,
                      .release = memory_release};
     l.batch.offsets = offsets;
     assert_int_equal(store_batch_lookup(s, batch, &l), PERSIA_OK);

@@ -145,7 +145,7 @@ static uint64_t batch_add(rank *r, uint64_t stream)
         abort();
     memory *m = memory_new();
     store_lookup l = {.plan = r->plan, .batch = batch_of(m), .out = m->out,
-                     .stride = DIM, .rows = m->rows,
+                     .stride = DIM, .hints = m->rows,
                      .index = &m->index, .owner = m,
                      .release = memory_release};
     if (store_batch_lookup(r->s, batch, &l))

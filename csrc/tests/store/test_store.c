@@ -219,7 +219,7 @@ static void a_forked_child_is_refused(void **state)
         store *s;
         store_close(handle); /* must not touch locks or threads */
         _exit(store_get(handle, "lookup", &s) == PERSIA_EFORK &&
-                      strstr(err_text(), "lookup")
+              strstr(err_text(), "lookup")
                   ? 0
                   : 1);
     }
