@@ -105,6 +105,7 @@ static void list_tables(pushing *p)
                           .scales = p->scales ? p->scales + from : NULL,
                           .rows = x->hints ? x->hints + from : NULL},
                 .ids = x->ids + from,
+                .distinct = 1,
                 .hyper = hyper_of(p->jobs[u].optim)};
         }
     }

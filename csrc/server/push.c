@@ -271,12 +271,14 @@ static int build_jobs(update *u, const entry *entries, size_t n)
                     (double)before->m->hyper.grad_scale,
                     (double)e->m->hyper.grad_scale);
             u->jobs[u->jobs_n - 1].parts_n++;
+            u->jobs[u->jobs_n - 1].distinct = 0;
             continue;
         }
         u->optim[u->jobs_n] = args_of(&e->m->hyper);
         u->jobs[u->jobs_n] = (push_job){.t = t,
                                         .parts = &u->parts[i],
                                         .parts_n = 1,
+                                        .distinct = e->m->distinct != 0,
                                         .optim = &u->optim[u->jobs_n]};
         u->jobs_n++;
     }

@@ -99,6 +99,35 @@ INLINE_HOT void group_run(group *g, const push_part *part,
     g->sums_n = sums_n;
 }
 
+/* The same for ids that are known to be distinct: no hash table. */
+HOT static void group_run_distinct(group *g, const push_part *part,
+                                   const push_chunk *c, uint32_t from,
+                                   uint32_t to, uint32_t dim)
+{
+    const group own = *g;
+    const push_part of = *part;
+    const uint64_t *const hashes = c->hash;
+    const uint16_t *const order = c->order;
+    size_t n = own.n;
+
+    for (uint32_t k = from; k < to; k++, n++) {
+        size_t i = c->first + order[k];
+        uint32_t hint = of.rows ? of.rows[i] : ROW_NONE;
+        if (hint < own.used)
+            row_prefetch(own.base + hint * own.stride, own.stride);
+        own.grad[n] = of.grad + (of.bag ? of.bag[i] : i) * of.stride;
+        own.id[n] = of.ids[i];
+        own.hash[n] = hashes[k];
+        own.hint[n] = hint;
+        if (of.scale) {
+            float *scaled = own.sums + g->sums_n++ * dim;
+            floats_add(scaled, own.grad[n], of.scale[i], 1, dim);
+            own.grad[n] = scaled;
+        }
+    }
+    g->n = n;
+}
+
 INLINE_HOT void grad_prefetch(const float *grad, uint32_t dim)
 {
     for (uint32_t j = 0; j < dim; j += 16)
@@ -184,11 +213,18 @@ static int group_make(const push_plan *plan, size_t j, uint32_t stripe,
     if (rc)
         return rc;
     g->sums = scratch;
-    memset(entry, 0, room * sizeof *entry);
+    if (!job->distinct)
+        memset(entry, 0, room * sizeof *entry);
     if (n * g->stride > FETCH_BYTES)
         g->used = 0;
     for (size_t c = plan->first_chunk[j]; c < plan->first_chunk[j + 1]; c++) {
         const push_chunk *chunk = &plan->chunks[c];
+        if (job->distinct) {
+            group_run_distinct(g, &job->parts[chunk->part], chunk,
+                               chunk->start[stripe],
+                               chunk->start[stripe + 1], dim);
+            continue;
+        }
         (dim == 16   ? group_run_16
          : dim == 64 ? group_run_64
                      : group_run_any)(
@@ -227,6 +263,13 @@ static int row_make(apply *a, size_t d, int64_t *slot)
     int rc;
 
     *slot = SLOT_NONE;
+    if (a->job->distinct) { /* so the caller says; a row is made once */
+        *slot = row_index_find(&a->s->index, stripe_rows(a->t, a->s),
+                               a->g->hash[d], a->g->id[d]);
+        if (*slot >= 0)
+            return PERSIA_OK;
+        *slot = SLOT_NONE;
+    }
     if (!push_admits(a->t, a->g->hash[d], a->job->batch)) {
         a->counts.refused++;
         return PERSIA_OK;

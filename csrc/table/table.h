@@ -109,6 +109,8 @@ typedef struct push_job {
     size_t parts_n;
     const optim_args *optim;
     uint64_t batch;
+    int distinct; /* 1: no id occurs twice; one that does all the same gets
+                     an optimizer step each time */
     /* out, set when all checks are passed: */
     uint64_t created, refused, evicted, nonfinite; /* of this push */
     uint64_t touched;                              /* distinct ids applied */

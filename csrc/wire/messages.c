@@ -172,10 +172,11 @@ static const wire_field push_table_fields[] = {
     [6] = F(push_table, grads.rows, BULK, "rows", COUNT(push_table, grads.n),
         .item = 4),
     [7] = F(push_table, hyper, MESSAGE, "hyper", .type = &hyper_type),
+    [8] = F(push_table, distinct, U32, "distinct", .limit = 1),
 };
 static const wire_type push_table_type = {
     .name = "PushTable", .size = sizeof(wire_push_table),
-    .fields = push_table_fields, .fields_n = 7, .leader = 3,
+    .fields = push_table_fields, .fields_n = 8, .leader = 3,
     .check = at_check_push_table
 };
 

@@ -198,8 +198,9 @@ typedef struct wire_hyper {
 
 typedef struct wire_push_table {
     wire_values grads;
-    const uint64_t *ids; /* [n], distinct */
+    const uint64_t *ids; /* [n] */
     wire_hyper hyper;
+    uint32_t distinct; /* no id occurs twice: the server looks for none */
 } wire_push_table;
 
 typedef struct wire_push {

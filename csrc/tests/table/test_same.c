@@ -112,10 +112,100 @@ static void test_same_bits(void **state)
     free(l);
 }
 
+/* Some pushes of distinct ids, of which the second half is new each time. */
+static void push_distinct(sched *s, table *t, const load *l, int distinct,
+                          int hinted)
+{
+    static float out[N * WIDE];
+    static uint32_t hints[N];
+    const uint32_t dim = table_get_config(t)->dim;
+
+    for (uint64_t step = 0; step < 3; step++) {
+        const uint64_t *ids = l->ids + step * 1000;
+        pull_job pull = { t, 2000, ids, out, dim, hints };
+        assert_int_equal(table_pull(s, &pull, 1), PERSIA_OK);
+        push_part part = { .n = 2000, .ids = ids,
+                           .rows = hinted ? hints : NULL,
+                           .scale = step == 2 ? l->scale : NULL,
+                           .grad = l->grad, .stride = dim, .bags = 2000 };
+        optim_args a = args_of(table_get_config(t)->optimizer);
+        a.step = step + 1;
+        push_job job = { .t = t, .parts = &part, .parts_n = 1, .optim = &a,
+                         .batch = step, .distinct = distinct };
+        assert_int_equal(table_push(s, &job, 1), PERSIA_OK);
+        assert_int_equal(job.touched + job.refused, 2000);
+    }
+}
+
+static void test_distinct_ids(void **state)
+{
+    load *l = malloc(sizeof *l);
+    rng r = { 10 };
+    (void)state;
+    assert_non_null(l);
+    for (size_t i = 0; i < N; i++) {
+        l->ids[i] = i * 7919;
+        l->scale[i] = rng_float(&r);
+    }
+    for (size_t i = 0; i < N * WIDE; i++)
+        l->grad[i] = rng_float(&r);
+    sched *s = pool_of(2);
+    for (uint32_t kind = 0; kind < OPTIM_KINDS; kind++) {
+        dump first[2] = { { 0 } };
+        for (int turn = 0; turn < 3; turn++) { /* no; yes; yes with hints */
+            table *t[2];
+            make(t, kind, 4, kind % 2 ? 1 : 0.7f);
+            for (int i = 0; i < 2; i++) {
+                push_distinct(s, t[i], l, turn > 0, turn == 2);
+                dump d = dump_table(t[i]);
+                if (turn) {
+                    dump_equal(&first[i], &d, optim_name(kind));
+                    dump_free(&d);
+                } else {
+                    first[i] = d;
+                }
+                table_destroy(t[i]);
+            }
+        }
+        for (int i = 0; i < 2; i++)
+            dump_free(&first[i]);
+    }
+    sched_destroy(s);
+    free(l);
+}
+
+/* Ids that are said to be distinct and are not: one row each all the same. */
+static void test_ids_that_are_not_distinct(void **state)
+{
+    static uint64_t ids[N];
+    static float grad[N * 16];
+    sched *s = pool_of(2);
+    table_config c = config_of(16, OPTIM_SGD);
+    table *t = table_of(&c);
+    table_stats stats;
+    (void)state;
+    for (size_t i = 0; i < N; i++)
+        ids[i] = i % 100;
+    push_part part = { .n = N, .ids = ids, .grad = grad, .stride = 16,
+                       .bags = N };
+    optim_args a = args_of(OPTIM_SGD);
+    push_job job = { .t = t, .parts = &part, .parts_n = 1, .optim = &a,
+                     .distinct = 1 };
+    assert_int_equal(table_push(s, &job, 1), PERSIA_OK);
+    table_get_stats(t, &stats);
+    assert_int_equal(stats.rows, 100);
+    assert_int_equal(job.created, 100);
+    assert_int_equal(job.touched, N);
+    table_destroy(t);
+    sched_destroy(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_distinct_ids),
+        cmocka_unit_test(test_ids_that_are_not_distinct),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

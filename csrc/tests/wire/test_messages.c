@@ -56,9 +56,9 @@ static wire_values values[] = {
 static wire_pull_reply pull_reply = { WIRE_FP16, values, 3 };
 static wire_push_table push_tables[] = {
     { { 0, DIM, N, floats, NULL, rows }, ids,
-      { 3, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 } },
-    { { 1, 3, 0, NULL, NULL, NULL }, NULL, { .lr = 0.5f } },
-    { { 7, 2, 9, floats + 1, NULL, NULL }, ids + 5, { .grad_scale = 1 } },
+      { 3, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 }, 1 },
+    { { 1, 3, 0, NULL, NULL, NULL }, NULL, { .lr = 0.5f }, 1 },
+    { { 7, 2, 9, floats + 1, NULL, NULL }, ids + 5, { .grad_scale = 1 }, 0 },
 };
 static wire_push push = {
     CALLER, 8, 9, 7, 10, 2, 3, WIRE_FP32, push_tables, 3
@@ -200,6 +200,7 @@ static void a_push_is_read_as_it_was_written(void **state)
         assert_int_equal(t->grads.dim, dim);
         assert_int_equal(t->grads.n, n);
         assert_memory_equal(&t->hyper, &s->hyper, sizeof t->hyper);
+        assert_int_equal(t->distinct, s->distinct);
         assert_null(t->grads.scales);
         if (!n) {
             assert_null(t->ids);
