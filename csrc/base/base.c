@@ -156,3 +156,14 @@ int thread_start(pthread_t *out, void *(*run)(void *ctx), void *ctx,
         pthread_detach(thread);
     return PERSIA_OK;
 }
+
+void fair_lock_init(pthread_rwlock_t *lock)
+{
+    pthread_rwlockattr_t attr;
+
+    pthread_rwlockattr_init(&attr);
+    pthread_rwlockattr_setkind_np(
+        &attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(lock, &attr);
+    pthread_rwlockattr_destroy(&attr);
+}

@@ -100,6 +100,10 @@ PERSIA_API int cond_wait_poll(pthread_cond_t *c, pthread_mutex_t *lock,
 PERSIA_API int thread_start(pthread_t *out, void *(*run)(void *ctx),
                             void *ctx, const char *name);
 
+/* A read-write lock whose writers wait for those only who hold it already,
+ * however many readers follow.  So a reader must not take it twice. */
+PERSIA_API void fair_lock_init(pthread_rwlock_t *lock);
+
 /* Philox4x32-10 (Salmon et al., SC 2011): 128 random bits that depend on
  * (counter, key) alone.  Used for initial values and stochastic rounding. */
 static inline __attribute__((always_inline)) void

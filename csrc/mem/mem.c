@@ -28,6 +28,17 @@
  * this size on: one that is hardly used is then at most 12 % of the arena. */
 #define HUGE_AHEAD (8 * HUGE)
 
+void mem_limit_init(mem_limit *limit, uint64_t maximum)
+{
+    *limit = (mem_limit){.maximum = maximum};
+    fair_lock_init(&limit->lock);
+}
+
+void mem_limit_free(mem_limit *limit)
+{
+    pthread_rwlock_destroy(&limit->lock);
+}
+
 int mem_charge(mem_limit *limit, uint64_t bytes)
 {
     if (!limit)

@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Bytes in use against a maximum; shared by all arenas and index pages of a
- * store.  All zero but the maximum at first. */
+ * store.  Made by mem_limit_init(). */
 typedef struct mem_limit {
     _Atomic(uint64_t) used; /* bytes */
     uint64_t maximum;       /* bytes; 0: no limit */
@@ -29,6 +29,9 @@ typedef struct mem_limit {
     _Atomic(uint64_t) announced; /* bytes, by those who hold it shared */
 } mem_limit;
 
+/* maximum: bytes; 0: no limit. */
+PERSIA_API void mem_limit_init(mem_limit *limit, uint64_t maximum);
+PERSIA_API void mem_limit_free(mem_limit *limit);
 /* PERSIA_ELIMIT when the maximum would be passed; then nothing is charged.
  * A NULL limit charges nothing. */
 PERSIA_API int mem_charge(mem_limit *limit, uint64_t bytes);

@@ -63,8 +63,9 @@ struct ps_service {
     _Atomic(uint32_t) calls; /* see service_set_calls() */
     _Atomic(uint64_t) pulls, pushes, duplicates, failed;
 
-    pthread_mutex_t declare_lock; /* guards: */
-    uint64_t capacity[PS_TABLES_MAX]; /* of all shards, as declared */
+    pthread_mutex_t declare_lock; /* one Declare at a time; guards writes: */
+    /* of all shards, as declared; set before its table can be seen */
+    _Atomic(uint64_t) capacity[PS_TABLES_MAX];
 
     pthread_mutex_t wait_lock; /* guards: */
     sync_steps sync;           /* parts are push_calls */

@@ -266,14 +266,12 @@ static int specs(ps_service *s, uint32_t n, wire_memory *memory,
     *out = wire_memory_take(memory, n * sizeof **out);
     if (!*out)
         return PERSIA_ENOMEM;
-    pthread_mutex_lock(&s->declare_lock);
     for (uint32_t i = 0; i < n; i++) {
         const table_config *c = table_get_config(ps_table(s->p, i));
-        uint64_t capacity = s->capacity[i] ? s->capacity[i]
-                                           : c->capacity * s->shards;
-        spec_of_config(c, capacity, &(*out)[i]);
+        uint64_t capacity = atomic_load(&s->capacity[i]);
+        spec_of_config(c, capacity ? capacity : c->capacity * s->shards,
+                       &(*out)[i]);
     }
-    pthread_mutex_unlock(&s->declare_lock);
     return PERSIA_OK;
 }
 
@@ -282,20 +280,23 @@ static int declare_locked(ps_service *s, const wire_table_spec *spec,
 {
     table_config config;
     int created;
+    const uint32_t next = ps_tables(s->p);
     config_of_spec(s, spec, &config);
+    if (next < PS_TABLES_MAX) /* the number that a new table will have */
+        atomic_store(&s->capacity[next], spec->capacity);
     int rc = ps_declare(s->p, &config, &out->no, &created);
     if (rc)
         return rc;
     out->created = (uint32_t)created;
-    uint64_t *capacity = &s->capacity[out->no];
-    if (!*capacity)
-        *capacity = spec->capacity;
-    if (*capacity != spec->capacity)
+    uint64_t capacity = atomic_load(&s->capacity[out->no]);
+    if (!capacity)
+        atomic_store(&s->capacity[out->no], capacity = spec->capacity);
+    if (capacity != spec->capacity)
         return err_set(PERSIA_EMISMATCH, "table %s: capacity is %llu, it was "
                        "declared with %llu before; give both the same, or "
                        "another name", spec->name,
                        (unsigned long long)spec->capacity,
-                       (unsigned long long)*capacity);
+                       (unsigned long long)capacity);
     return PERSIA_OK;
 }
 

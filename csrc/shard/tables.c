@@ -26,20 +26,14 @@ int ps_create(const ps_config *config, ps **out)
     ps *p = calloc(1, sizeof *p);
     if (!p)
         return err_set(PERSIA_ENOMEM, "no memory for a store");
-    p->limit.maximum = config->memory_limit;
     int rc = sched_create(config->threads, &p->s);
     if (rc) {
         free(p);
         return rc;
     }
     pthread_mutex_init(&p->declaring, NULL);
-    /* A cut comes next, however many threads push. */
-    pthread_rwlockattr_t attr;
-    pthread_rwlockattr_init(&attr);
-    pthread_rwlockattr_setkind_np(
-        &attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-    pthread_rwlock_init(&p->gate, &attr);
-    pthread_rwlockattr_destroy(&attr);
+    fair_lock_init(&p->gate);
+    mem_limit_init(&p->limit, config->memory_limit);
     *out = p;
     return PERSIA_OK;
 }
@@ -53,6 +47,7 @@ void ps_destroy(ps *p)
         table_destroy(p->tables[i]);
     pthread_mutex_destroy(&p->declaring);
     pthread_rwlock_destroy(&p->gate);
+    mem_limit_free(&p->limit);
     free(p);
 }
 

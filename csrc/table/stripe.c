@@ -3,17 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-void fair_lock_init(pthread_rwlock_t *lock)
-{
-    pthread_rwlockattr_t attr;
-
-    pthread_rwlockattr_init(&attr);
-    pthread_rwlockattr_setkind_np(
-        &attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-    pthread_rwlock_init(lock, &attr);
-    pthread_rwlockattr_destroy(&attr);
-}
-
 /* Stripes fill alike: each begins elsewhere in a huge page, so that they do
  * not wait for the next one in the same push. */
 #define STAGGER ((size_t)2 << 20)

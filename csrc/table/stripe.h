@@ -107,8 +107,6 @@ static inline void row_prefetch(const char *row, size_t bytes)
     __builtin_prefetch(row + bytes - 1);
 }
 
-/* A lock whose writers do not starve, however many readers come. */
-void fair_lock_init(pthread_rwlock_t *lock);
 int stripe_init(table *t, stripe *s);
 void stripe_free(stripe *s);
 

@@ -95,6 +95,44 @@ static void tables_are_declared_once(void **state)
     server_stop(&v);
 }
 
+/* A Declare that waits for pushes to be alone with the memory limit keeps
+ * neither Hello nor Stats waiting. */
+static void *declares(void *arg)
+{
+    const wire_table_spec b = spec_of("b", 8, OPTIM_ADAM);
+    assert_int_equal(declare(arg, &b), 1);
+    return NULL;
+}
+
+static void a_declare_that_waits_is_alone(void **state)
+{
+    (void)state;
+    server v = server_start(0, 1, NULL);
+    const wire_table_spec a = spec_of("a", 8, OPTIM_ADAM);
+    mem_limit *limit = (mem_limit *)(uintptr_t)ps_limit(v.p);
+    const uint64_t until = clock_ns() + 60 * (uint64_t)SECOND;
+    wire_hello m = {.version = WIRE_VERSION, .name_space = "test"};
+    wire_hello_reply reply;
+    pthread_t thread;
+    assert_int_equal(declare(&v, &a), 0);
+    limit->maximum = 1 << 30;
+    pthread_rwlock_rdlock(&limit->lock); /* as a push holds it */
+    pthread_create(&thread, NULL, declares, &v);
+    while (!pthread_rwlock_tryrdlock(&limit->lock)) {
+        pthread_rwlock_unlock(&limit->lock);
+        assert_true(clock_ns() < until);
+    }
+    result r = CALL(&v, HELLO, hello, &m);
+    DECODE(&r, hello_reply, &reply);
+    assert_int_equal(reply.tables_n, 1);
+    result_free(&r);
+    assert_int_equal(stats_of(&v).tables_n, 1);
+    pthread_rwlock_unlock(&limit->lock);
+    pthread_join(thread, NULL);
+    assert_int_equal(ps_tables(v.p), 2);
+    server_stop(&v);
+}
+
 /* Ids of one shard. */
 static size_t ids_of(uint32_t shard, uint32_t shards, size_t n, uint64_t *ids)
 {
@@ -472,6 +510,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hello_tells_who_it_is),
         cmocka_unit_test(tables_are_declared_once),
+        cmocka_unit_test(a_declare_that_waits_is_alone),
         cmocka_unit_test(pulls_give_what_the_table_gives),
         cmocka_unit_test(what_pulls_refuse),
         cmocka_unit_test(each_shard_takes_its_own_ids),

@@ -424,7 +424,8 @@ static void test_a_cut_gives_way_to_a_push(void **state)
     static uint64_t ids[N];
     static float grad[N * 4];
     sched *s = pool_of(2);
-    mem_limit limit = { 0 };
+    mem_limit limit;
+    mem_limit_init(&limit, 0);
     table_config c = config_of(4, OPTIM_ADAM);
     optim_args a = args_of(OPTIM_ADAM);
     table_cut *cut;

@@ -232,7 +232,8 @@ static void test_pulls_pushes_cuts_and_stats(void **state)
 
 static void test_all_calls(void **state)
 {
-    mem_limit limit = { .maximum = (uint64_t)1 << 40 };
+    mem_limit limit;
+    mem_limit_init(&limit, (uint64_t)1 << 40);
     table_config c = config_of(DIM, OPTIM_SGD);
     (void)state;
     c.limit = &limit;

@@ -21,7 +21,8 @@ static void test_memory_limit(void **state)
     for (int k = 0; k < 3; k++)
         for (uint64_t maximum = 1 << 20; maximum <= 4 << 20; maximum *= 4) {
             table_config c = config_of(16, OPTIM_ADAM);
-            mem_limit limit = { .maximum = maximum };
+            mem_limit limit;
+            mem_limit_init(&limit, maximum);
             uint64_t from = 0;
             push_job job;
             picture p;
@@ -67,7 +68,8 @@ static void test_memory_limit_of_several_tables(void **state)
     (void)state;
     for (int k = 0; k < 2; k++)
         for (int times = 0; times < 20; times++) {
-            mem_limit limit = { .maximum = (4 << 20) + 30000 * times };
+            mem_limit limit;
+            mem_limit_init(&limit, (4 << 20) + 30000 * times);
             push_part part = { .n = PIECE, .ids = ids, .grad = ones,
                                .stride = DIM, .bags = PIECE };
             push_job jobs[T];
@@ -139,7 +141,8 @@ static void test_memory_limit_of_two_threads(void **state)
 {
     (void)state;
     for (uint64_t times = 0; times < 20; times++) {
-        mem_limit limit = { .maximum = (6 << 20) + times * 200000 };
+        mem_limit limit;
+        mem_limit_init(&limit, (6 << 20) + times * 200000);
         pthread_barrier_t round;
         pthread_t threads[2];
         filler f[2];
@@ -170,7 +173,8 @@ static void test_eviction_at_the_memory_limit(void **state)
     sched *s = pool_of(2);
     optim_args a = args_of(OPTIM_ADAM);
     table_config c = config_of(16, OPTIM_ADAM);
-    mem_limit limit = { .maximum = 0 };
+    mem_limit limit;
+    mem_limit_init(&limit, 0);
     (void)state;
     c.capacity = CAPACITY;
     c.full = FULL_EVICT_LRU;
@@ -194,7 +198,8 @@ static void test_set_at_the_memory_limit(void **state)
     enum { N = 20000 };
     static uint64_t ids[N];
     table_config c = config_of(3, OPTIM_ADAM);
-    mem_limit limit = { .maximum = 1 << 20 };
+    mem_limit limit;
+    mem_limit_init(&limit, 1 << 20);
     picture p;
     (void)state;
     c.limit = &limit;
@@ -208,6 +213,50 @@ static void test_set_at_the_memory_limit(void **state)
     assert_int_equal(limit.used, 0);
 }
 
+/* A call that waits to be alone with the limit. */
+typedef struct alone {
+    const table_config *config;
+    table *t;
+    int clears;
+} alone;
+
+static void *alone_run(void *arg)
+{
+    alone *a = arg;
+
+    if (a->clears)
+        assert_int_equal(table_clear(a->t), PERSIA_OK);
+    else
+        assert_int_equal(table_create(a->config, &a->t), PERSIA_OK);
+    return NULL;
+}
+
+/* Who makes or clears a table waits for the pushes that have begun, not for
+ * those that follow, however they overlap. */
+static void test_pushes_let_others_be_alone(void **state)
+{
+    table_config c = config_of(DIM, OPTIM_ADAM);
+    mem_limit limit;
+    (void)state;
+    mem_limit_init(&limit, 1 << 30);
+    c.limit = &limit;
+    alone a = { .config = &c };
+    for (; a.clears < 2; a.clears++) {
+        const uint64_t until = clock_ns() + 60000000000u;
+        pthread_t thread;
+        pthread_rwlock_rdlock(&limit.lock); /* a push that has begun */
+        pthread_create(&thread, NULL, alone_run, &a);
+        while (!pthread_rwlock_tryrdlock(&limit.lock)) { /* the next one */
+            pthread_rwlock_unlock(&limit.lock);
+            assert_true(clock_ns() < until);
+        }
+        pthread_rwlock_unlock(&limit.lock);
+        pthread_join(thread, NULL);
+    }
+    table_destroy(a.t);
+    mem_limit_free(&limit);
+}
+
 int main(void)
 {
     for (size_t i = 0; i < sizeof ones / sizeof *ones; i++)
@@ -218,6 +267,7 @@ int main(void)
         cmocka_unit_test(test_memory_limit_of_two_threads),
         cmocka_unit_test(test_eviction_at_the_memory_limit),
         cmocka_unit_test(test_set_at_the_memory_limit),
+        cmocka_unit_test(test_pushes_let_others_be_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -453,7 +453,8 @@ static void test_restore_of_a_cut_is_the_same_table(void **state)
 static void test_clear(void **state)
 {
     sched *s = pool_of(2);
-    mem_limit limit = { 0 };
+    mem_limit limit;
+    mem_limit_init(&limit, 0);
     table_config c = config_of(4, OPTIM_ADAM);
     (void)state;
     c.limit = &limit;
@@ -517,7 +518,8 @@ static void test_list(void **state)
 static void test_clear_at_the_memory_limit(void **state)
 {
     sched *s = pool_of(1);
-    mem_limit limit = { 0 };
+    mem_limit limit;
+    mem_limit_init(&limit, 0);
     table_config c = config_of(4, OPTIM_ADAM);
     (void)state;
     c.limit = &limit;
@@ -538,7 +540,8 @@ static void test_exchange(void **state)
 {
     sched *s = pool_of(2);
     table_config c = config_of(4, OPTIM_ADAM);
-    mem_limit limit = { 0 };
+    mem_limit limit;
+    mem_limit_init(&limit, 0);
     (void)state;
     c.limit = &limit;
     table *t = table_of(&c), *u = table_of(&c);
