@@ -1,5 +1,6 @@
 # make demo          train a recommender here, now (DATA=path: on your data)
 # make demo-cluster  the same on two servers and two ranks
+# make check         lint and the quick tests: a minute, while you write
 # make test          C tests (plain and sanitized) and Python tests
 # make help          all targets
 #
@@ -27,13 +28,13 @@ COMMAND := $(VENV)/bin/persia
 BUILD  := build
 JOBS   ?= $(shell nproc)
 
-.PHONY: help setup build demo demo-cluster test test-c test-long bench lint \
-	format docs clean
+.PHONY: help setup build demo demo-cluster check test test-c test-long bench \
+	lint format docs clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo 'make setup | build | demo | demo-cluster | test | test-long |'
-	@echo '     bench | lint | format | docs | clean'
+	@echo 'make setup | build | demo | demo-cluster | check | test |'
+	@echo '     test-long | bench | lint | format | docs | clean'
 	@sed -n 's/^# \(make .*\)/  \1/p' Makefile
 
 # ---- set-up ----------------------------------------------------------------
@@ -94,6 +95,15 @@ define ctest
 	cmake --build $(1) --parallel $(JOBS)
 	ctest --test-dir $(1) --output-on-failure --no-tests=error -j $(JOBS)
 endef
+
+# No process is started but those of the tests themselves; each C test that is
+# left out has the label slow (csrc/tests.cmake), each Python test the marker.
+check: lint
+	cmake --build $(BUILD) --parallel $(JOBS)
+	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error \
+	    -j $(JOBS) -LE slow
+	$(RUN) -m pytest -q -n $(JOBS) --maxprocesses 4 --dist worksteal \
+	    -m 'not slow and not long'
 
 test-c: build
 	$(call ctest,$(BUILD))

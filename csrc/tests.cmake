@@ -8,6 +8,9 @@ if(PERSIA_SANITIZE MATCHES "thread")
     set(tsan "${CMAKE_SOURCE_DIR}/tests/tsan.c")
 endif()
 
+# Tests that take seconds: make check leaves them out.
+set(slow bits client_faults rpc_foreign table_memory)
+
 # A file test_*.c has a main() and makes one binary; other files of the
 # folder are helpers that each of its binaries gets.
 function(add_room_tests room)
@@ -29,7 +32,12 @@ function(add_room_tests room)
             $<$<BOOL:${PERSIA_WERROR}>:-Werror>)
         target_link_libraries(test_${name} PRIVATE persia_static cmocka)
         add_test(NAME ${name} COMMAND test_${name})
-        set_tests_properties(${name} PROPERTIES TIMEOUT 900 LABELS ${room})
+        set(labels ${room})
+        if(name IN_LIST slow)
+            list(APPEND labels slow)
+        endif()
+        set_tests_properties(${name} PROPERTIES TIMEOUT 900
+            LABELS "${labels}")
     endforeach()
 endfunction()
 
@@ -68,7 +76,7 @@ function(add_bits_test)
     list(JOIN programs "," programs)
     add_test(NAME bits COMMAND "${CMAKE_COMMAND}" "-DPROGRAMS=${programs}"
         -P "${CMAKE_SOURCE_DIR}/tests/bits/compare.cmake")
-    set_tests_properties(bits PROPERTIES TIMEOUT 900)
+    set_tests_properties(bits PROPERTIES TIMEOUT 900 LABELS slow)
 endfunction()
 
 if(PERSIA_TESTS AND NOT PERSIA_SANITIZE

@@ -1,9 +1,26 @@
 """Settings of all tests."""
 
+from __future__ import annotations
+
 import os
 import signal
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+HERE = Path(__file__).parent
+
+#: Folders and modules whose tests are all marked slow.
+SLOW = (
+    *("benchmarks", "counted", "examples", "lint", "system"),
+    *("test_checkpoint_remote.py", "test_compile.py"),
+    *("test_loader_processes.py", "test_readme.py"),
+)
+
+#: What the interpreter calls the start of a process.
+STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")
 
 # Threads of libgomp that spin while they wait make a test many times slower
 # where other work shares the cores. Read when torch is first imported.
@@ -12,6 +29,24 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Ctrl-C is ignored by what a script starts in the background, the tests among
 # it; some of them press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(HERE).parts[0] in SLOW:
+            item.add_marker(pytest.mark.slow)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A run without slow tests refuses to start a process."""
+
+    def refuse(event: str, _: tuple[Any, ...]) -> None:
+        test = os.environ.get("PYTEST_CURRENT_TEST")
+        if event in STARTS and test:
+            pytest.fail(f"{test} starts a process: mark it slow")
+
+    if "not slow" in config.option.markexpr:
+        sys.addaudithook(refuse)
 
 
 @pytest.fixture(params=[True, False], ids=["idle", "busy"])

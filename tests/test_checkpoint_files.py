@@ -43,6 +43,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_killed_while_saving(tmp_path: Path) -> None:
     root = tmp_path / "root"
     repository = Path(persia.__file__).parents[1]

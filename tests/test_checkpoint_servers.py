@@ -660,6 +660,7 @@ def test_servers_start_again_between_two_calls(
     assert job.store.stats()["client"]["lost"] == 2
 
 
+@pytest.mark.slow
 def test_a_server_dies(tmp_path: Path, cluster: Cluster) -> None:
     root = tmp_path / "checkpoints" / "out"
     servers = cluster(2)

@@ -297,6 +297,7 @@ def whole_batch(b: JaggedBatch) -> list[JaggedBatch]:
     return [example()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_crosses_from_worker_processes(method: str) -> None:
     loader = torch.utils.data.DataLoader(

@@ -168,6 +168,7 @@ def test_synchronous_bits_with_accumulation() -> None:
     assert stats["staleness"] == {0: 30}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_forwards_are_served_ahead(backend: str) -> None:
     torch._dynamo.reset()

@@ -68,6 +68,7 @@ def test_wheel(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_torch_is_imported_only_when_it_is_needed() -> None:
     code = """
 import sys
@@ -88,6 +89,7 @@ else:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
+@pytest.mark.slow
 def test_torch_dynamo_is_imported_only_by_what_compiles() -> None:
     """The import takes as long as that of the rest of torch."""
     code = """

@@ -182,6 +182,7 @@ def test_half_the_bytes_cost_little_accuracy(servers: Any, dtype: str) -> None:
     assert full.stats()["client"]["bytes_in"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_training(servers: Any, backend: str) -> None:
     torch._dynamo.reset()
@@ -532,6 +533,7 @@ def test_close_after_a_failure_does_not_wait_for_the_rest(
     assert time.monotonic() - started < 30
 
 
+@pytest.mark.slow
 def test_a_forked_child(servers: Any) -> None:
     c = Counter(servers(2))
     c.train(3)

@@ -343,6 +343,7 @@ def test_distributed_data_parallel() -> None:
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_use_after_fork() -> None:
     bags = make()
     train(bags)
@@ -427,6 +428,7 @@ print((rss() - before) // 1024, len(os.listdir("/proc/self/task")) - threads)
 """
 
 
+@pytest.mark.slow
 def test_nothing_leaks() -> None:
     pytest.importorskip("psutil")
     done = subprocess.run(

@@ -277,6 +277,7 @@ def test_tensors_may_not_change_before_the_step(what: str) -> None:
     assert bags.store.updates == 1
 
 
+@pytest.mark.slow
 def test_gradients_that_wait_are_bounded() -> None:
     bags = make("step")
     batch = ids(1)

@@ -58,6 +58,7 @@ def criteo_line(i: int) -> str:
     return "\t".join([str(int(i % 3 == 0)), *integers, *categories])
 
 
+@pytest.mark.slow
 def test_synthetic_end_to_end() -> None:
     done = subprocess.run(
         persia(*TINY),
@@ -165,6 +166,7 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
         run("--resume", str(tmp_path / "nowhere"))
 
 
+@pytest.mark.slow
 def test_an_error_is_a_line_not_a_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
         persia("--data", str(tmp_path / ":ant:none.tsv")),
@@ -482,6 +484,7 @@ def test_resume_goes_on_for_more_epochs(tmp_path: Path) -> None:
         run("--resume", folder, "--dim", "8")
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_exits(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     process = subprocess.Popen(
@@ -524,6 +527,7 @@ def test_compiled_code_learns_the_same() -> None:
     not (DATA / "adult.data.gz").exists(),
     reason=f"no real data in {DATA} (set PERSIA_TEST_DATA)",
 )
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["dlrm", "deepfm"])
 def test_adult(model: str) -> None:
     table = run(

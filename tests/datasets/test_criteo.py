@@ -330,6 +330,7 @@ def test_shards_with_malformed_lines(tmp_path: Path) -> None:
     assert sorted(seen) == sorted(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_forked_workers_share_the_batches(
     tmp_path: Path, workers: int
@@ -435,6 +436,7 @@ def test_bad_options(tmp_path: Path, options: dict, text: str) -> None:
         Criteo(**{"paths": write(tmp_path / "a", b""), **options})
 
 
+@pytest.mark.slow
 def test_real_lines() -> None:
     path = data_file("criteo_tb_80k.tsv.gz")
     data = Criteo(path, 4096, log_dense=False)

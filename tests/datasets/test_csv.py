@@ -286,6 +286,7 @@ def test_empty_files(tmp_path: Path) -> None:
         assert data.count_lines() == 0
 
 
+@pytest.mark.slow
 def test_ranges_shards_and_workers(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{k}", HEADER + lines(30)) for k in range(3)]
     whole = (lines(30) * 3).splitlines(True)

@@ -61,6 +61,7 @@ def test_single_valued_features_have_no_lengths() -> None:
     assert b.ids.stride() == 10
 
 
+@pytest.mark.slow
 def test_shards_and_workers() -> None:
     whole = rows(SyntheticCTR(1000, 64, 3))
     batches = [whole[i : i + 64] for i in range(0, 1000, 64)]
