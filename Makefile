@@ -1,6 +1,7 @@
 # make demo          train a recommender here, now (DATA=path: on your data)
 # make demo-cluster  the same on two servers and two ranks
 # make check         lint and the quick tests: a minute, while you write
+# make counted       instructions, bytes, allocations against counts.json
 # make test          C tests (plain and sanitized) and Python tests
 # make help          all targets
 #
@@ -28,13 +29,13 @@ COMMAND := $(VENV)/bin/persia
 BUILD  := build
 JOBS   ?= $(shell nproc)
 
-.PHONY: help setup build demo demo-cluster check test test-c test-long bench \
-	lint format docs clean
+.PHONY: help setup build demo demo-cluster check counted test test-c \
+	test-long bench lint format docs clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo 'make setup | build | demo | demo-cluster | check | test |'
-	@echo '     test-long | bench | lint | format | docs | clean'
+	@echo 'make setup | build | demo | demo-cluster | check | counted |'
+	@echo '     test | test-long | bench | lint | format | docs | clean'
 	@sed -n 's/^# \(make .*\)/  \1/p' Makefile
 
 # ---- set-up ----------------------------------------------------------------
@@ -104,6 +105,15 @@ check: lint
 	    -j $(JOBS) -LE slow
 	$(RUN) -m pytest -q -n $(JOBS) --maxprocesses 4 --dist worksteal \
 	    -m 'not slow and not long'
+
+# A change beyond the tolerances: make counted UPDATE=--update, and the commit
+# says why.
+UPDATE ?=
+counted: build
+	@.ci/system-packages $(PYTHON) counted || \
+	    echo 'what needs valgrind is left out' >&2
+	cmake --build $(BUILD) --parallel $(JOBS)
+	$(RUN) -m tests.counted.gate $(BUILD) $(UPDATE)
 
 test-c: build
 	$(call ctest,$(BUILD))

@@ -51,6 +51,17 @@ if(PERSIA_TESTS)
     endforeach()
 endif()
 
+# What tests/counted/gate.py counts, and a library that counts.
+if(PERSIA_TESTS AND NOT PERSIA_SANITIZE)
+    add_executable(counted "${CMAKE_SOURCE_DIR}/tests/counted/counted.c"
+        "${CMAKE_SOURCE_DIR}/tests/counted/steps.c")
+    target_compile_options(counted PRIVATE $<$<BOOL:${PERSIA_WERROR}>:-Werror>)
+    target_link_libraries(counted PRIVATE persia_static)
+    add_library(counted_calls MODULE
+        "${CMAKE_SOURCE_DIR}/tests/counted/calls.c")
+    target_link_libraries(counted_calls PRIVATE persia_strict)
+endif()
+
 # The same bits whatever the instruction set: the kernels' rooms compiled for
 # each -march alone, against the clones of the plain build.
 function(add_bits_test)

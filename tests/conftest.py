@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 #: Folders and modules whose tests are all marked slow.
 SLOW = (
-    *("benchmarks", "counted", "examples", "lint", "system"),
+    *("benchmarks", "examples", "lint", "system"),
     *("test_checkpoint_remote.py", "test_compile.py"),
     *("test_loader_processes.py", "test_readme.py"),
 )
