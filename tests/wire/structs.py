@@ -1,7 +1,8 @@
 """The wire_* structs as ctypes, and protobuf messages to and from them.
 
 The structs are read from the headers themselves, and a member belongs to the
-field of the same name: what C and protobuf call a number must be the same thing.
+field of the same name: what C and protobuf call a number must be the same
+thing.
 """
 
 from __future__ import annotations
