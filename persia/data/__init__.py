@@ -8,9 +8,10 @@ it works in the forked workers of ``torch.utils.data.DataLoader`` (pass
 """
 
 from persia.data.base import Dataset
+from persia.data.files import Files
 from persia.data.hashing import hash_ids
 from persia.data.infer import infer
 from persia.data.schema import Schema
 from persia.data.table import Table
 
-__all__ = ["Dataset", "Schema", "Table", "hash_ids", "infer"]
+__all__ = ["Dataset", "Files", "Schema", "Table", "hash_ids", "infer"]

@@ -89,6 +89,9 @@ def _label(columns: dict[str, pa.Array]) -> dict[str, Any] | None:
         threshold = _threshold(columns[name])
         if threshold is not None:
             return {"column": name, "threshold": threshold}
+        values = _two_texts(columns[name])
+        if values:
+            return {"column": name, "values": values}
     if len(binary) == 1:
         return {"column": binary[0]}
     rating = [n for n in columns if n.lower() in ("rating", "stars", "score")]
@@ -110,6 +113,17 @@ def _is_binary(column: pa.Array) -> bool:
     if _is_number(column.type):
         return {float(v) for v in known.to_pylist()} == {0.0, 1.0}
     return {str(v).strip().lower() for v in known.to_pylist()} in _BINARY
+
+
+def _two_texts(column: pa.Array) -> dict[str, int]:
+    """The number for each of two texts: 1 for the rarer one."""
+    if not _is_text(column.type):
+        return {}
+    counts = pc.value_counts(column.drop_null()).to_pylist()
+    if len(counts) != 2:
+        return {}
+    counts.sort(key=lambda c: (-c["counts"], c["values"]))
+    return {str(c["values"]): i for i, c in enumerate(counts)}
 
 
 def _threshold(column: pa.Array) -> float | None:
@@ -203,6 +217,7 @@ def _separator(known: pa.Array) -> str:
         if share < 0.2:
             continue
         parts = pc.list_flatten(pc.split_pattern(known, separator))
-        if len(pc.unique(parts)) < len(pc.unique(known)):
+        distinct = set(pc.unique(parts).to_pylist()) - {""}
+        if len(distinct) <= len(pc.unique(known)):
             return separator
     return ""

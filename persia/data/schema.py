@@ -236,6 +236,11 @@ class Schema(_Model):
     strip: bool = False
     missing: list[str] = ["", "NA", "NaN", "nan", "null", "NULL", "?"]
 
+    @classmethod
+    def missing_texts(cls) -> list[str]:
+        """The default of ``missing``."""
+        return list(cls.model_fields["missing"].default)
+
     def __init__(self, **fields: Any) -> None:
         try:
             super().__init__(**fields)

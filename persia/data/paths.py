@@ -1,0 +1,325 @@
+"""Files by path, glob or URL: local ones, and those of object stores."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import fnmatch
+import glob
+import io
+import os
+import re
+import urllib.parse
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+from persia import errors
+from persia._check import kind
+
+__all__ = ["File", "Paths", "find_files", "suffix_of"]
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+COMPRESSED = {
+    ".gz": "gzip",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+    ".bz2": "bz2",
+    ".lz4": "lz4",
+}
+_ARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "file", "abfs", "abfss"}
+_GLOB = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file, wherever it is.
+
+    Attributes:
+        name: its path or URL, for messages.
+        path: in its file system.
+        size: in bytes; None where that is not known.
+        system: where it is; None: this machine.
+    """
+
+    name: str
+    path: str
+    size: int | None
+    system: Any = None
+
+    @property
+    def suffix(self) -> str:
+        """The end of its name in lower case, without compression: ".csv"."""
+        return suffix_of(self.path)[0]
+
+    @property
+    def compression(self) -> str | None:
+        """What its name says of it."""
+        return COMPRESSED.get(suffix_of(self.path)[1])
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Any]:
+        """Its bytes as they are, for reading at any place."""
+        with _opening(self.name):
+            system = self.system or fs.LocalFileSystem()
+            file = system.open_input_file(self.path)
+        with file:
+            yield file
+
+    @contextlib.contextmanager
+    def stream(self, encoding: str | None = None) -> Iterator[Stream]:
+        """Its bytes in order, decompressed, as UTF-8."""
+        with _opening(self.name):
+            system = self.system or fs.LocalFileSystem()
+            if self.size is None:  # a pipe
+                raw = system.open_input_stream(self.path, compression=None)
+            else:
+                raw = system.open_input_file(self.path)
+        with raw:
+            if self.size == 0 and self.compression:
+                # pyarrow takes it for no data.
+                raise errors.CorruptFile(
+                    f"cannot read {self.name!r}: it has 0 bytes, which is no "
+                    f"{suffix_of(self.path)[1]} file"
+                )
+            source = raw
+            if self.compression:
+                source = pa.CompressedInputStream(raw, self.compression)
+            yield Stream(self.name, raw, source, encoding)
+
+
+@contextlib.contextmanager
+def _opening(name: str) -> Iterator[None]:
+    try:
+        yield
+    except errors.PersiaError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        raise errors.StorageError(
+            f"cannot open {name!r}: {_remedied(error)}"
+        ) from error
+
+
+def _remedied(error: BaseException) -> str:
+    text = (str(error) or type(error).__name__).splitlines()[0]
+    low = text.lower()
+    if any(w in low for w in ("access_denied", "access denied", "expired")):
+        text += "; renew the credentials of this storage"
+    return text
+
+
+class Stream(io.RawIOBase):
+    """The bytes of a file: decompressed, and text of another encoding as
+    UTF-8.
+
+    Attributes:
+        position: bytes of the file read so far, compressed ones as such.
+    """
+
+    def __init__(
+        self, name: str, raw: Any, source: Any, encoding: str | None
+    ) -> None:
+        self._name = name
+        self._raw = raw
+        self._source = source
+        self._decoder: Any = None
+        self._read = 0
+        self._ready = bytearray()
+        self._ended = False
+        if encoding and not _is_utf8(encoding):
+            self._decoder = codecs.getincrementaldecoder(encoding)()
+
+    @property
+    def position(self) -> int:
+        return int(self._raw.tell()) if self._raw.seekable() else 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, n: int = -1) -> bytes:
+        """n bytes; fewer only at the end of the file."""
+        try:
+            if self._decoder is None:
+                return bytes(self._source.read(None if n < 0 else n))
+            return self._decoded(n)
+        except errors.PersiaError:
+            raise
+        except (OSError, pa.ArrowException) as error:
+            raise errors.CorruptFile(
+                f"cannot read {self._name!r}: {_remedied(error)}"
+            ) from error
+
+    def _decoded(self, n: int) -> bytes:
+        """n bytes of the file's text in UTF-8."""
+        size = n if n >= 0 else 1 << 62
+        while len(self._ready) < size and not self._ended:
+            chunk = self._source.read(1 << 20)
+            before, self._read = self._read, self._read + len(chunk)
+            self._ended = not chunk
+            try:
+                text = self._decoder.decode(chunk, final=self._ended)
+            except UnicodeDecodeError as error:
+                raise errors.MalformedData(
+                    f"{self._name!r}: after byte {before + error.start}: "
+                    f"{error.reason}; is that its encoding?"
+                ) from None
+            self._ready += text.encode()
+        out = bytes(self._ready[:size])
+        del self._ready[: len(out)]
+        return out
+
+
+def _is_utf8(encoding: str) -> bool:
+    try:
+        return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
+    except LookupError:
+        raise errors.InvalidArgument(
+            f"encoding is {encoding!r}, which Python does not know; need a "
+            "name such as 'utf-8' or 'latin-1'"
+        ) from None
+
+
+def suffix_of(path: str) -> tuple[str, str]:
+    """(".csv", ".gz") of a.csv.gz, in lower case."""
+    name = path.rstrip("/").rpartition("/")[2].lower()
+    stem, end = os.path.splitext(name)
+    if end in COMPRESSED:
+        return os.path.splitext(stem)[1], end
+    return end, ""
+
+
+def find_files(paths: Paths) -> list[File]:
+    """The files that a path, a URL, a glob, or a list of them names.
+
+    Those of a glob are in the order of their names, numbers in them by value:
+    ``day_2`` before ``day_10``.
+    """
+    need = "a path, a glob, or a list of them"
+    if not isinstance(paths, Iterable) or isinstance(paths, bytes):
+        kind("paths", paths, os.PathLike, need)
+    listed = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+    found: list[File] = []
+    for one in listed:
+        path = os.fspath(kind("paths", one, (str, os.PathLike), need))
+        found += _remote(path) if "://" in path else _local(path)
+    if not found:
+        raise errors.InvalidArgument("no path was given")
+    return found
+
+
+def _local(path: str) -> list[File]:
+    names = [path]
+    if not os.path.exists(path):
+        names = sorted(glob.glob(path, recursive=True), key=_natural)
+        if not names:
+            raise errors.StorageError(
+                f"no file at {path!r} (looked from {os.getcwd()!r})"
+            )
+    for name in names:
+        if os.path.isdir(name):
+            raise errors.StorageError(
+                f"{name!r} is a directory; pass a glob such as"
+                f" {os.path.join(name, '*')!r}"
+            )
+    # A pipe has no size.
+    return [
+        File(n, n, os.path.getsize(n) if os.path.isfile(n) else None)
+        for n in names
+    ]
+
+
+def _remote(url: str) -> list[File]:
+    scheme = urllib.parse.urlsplit(url).scheme
+    shown = re.sub(r"//[^/@]*@", "//", url).partition("?")[0]
+    with _opening(shown):
+        system, path = _system(url, scheme)
+        mark = _GLOB.search(path)
+        if not mark:
+            info = system.get_file_info(path)
+            if info.type == fs.FileType.Directory:
+                raise errors.StorageError(
+                    f"{shown!r} is a folder; pass a glob such as {shown}/*"
+                )
+            if info.type == fs.FileType.NotFound:
+                raise errors.StorageError(f"no file at {shown!r}")
+            return [File(shown, path, info.size, system)]
+        base = path[: mark.start()].rpartition("/")[0]
+        select = fs.FileSelector(base, recursive="/" in path[mark.start() :])
+        infos = [
+            info
+            for info in system.get_file_info(select)
+            if info.is_file and _matches(info.path, path)
+        ]
+    if not infos:
+        raise errors.StorageError(f"no file at {shown!r}")
+    infos.sort(key=lambda info: _natural(info.path))
+    root = f"{scheme}://" + "/" * (scheme == "file")
+    return [
+        File(root + info.path.lstrip("/"), info.path, info.size, system)
+        for info in infos
+    ]
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """As glob does: * and ? stay within a folder, ** does not."""
+    if "**" in pattern:
+        return fnmatch.fnmatchcase(path, pattern.replace("**/", "*"))
+    have, want = path.split("/"), pattern.split("/")
+    return len(have) == len(want) and all(
+        fnmatch.fnmatchcase(a, b) for a, b in zip(have, want, strict=True)
+    )
+
+
+def _system(url: str, scheme: str) -> tuple[Any, str]:
+    """(file system, path in it) of a URL."""
+    if scheme in _ARROW_SCHEMES:
+        url = url.replace("gcs://", "gs://", 1)
+        mark = _GLOB.search(url)
+        if not mark:
+            system, path = fs.FileSystem.from_uri(url)
+            return system, path
+        # "?" and "[" are no part of a path there.
+        head, query = url, ""
+        if "?" in url and "=" in url.rpartition("?")[2]:
+            head, _, query = url.rpartition("?")
+            mark = _GLOB.search(head)
+            if not mark:
+                system, path = fs.FileSystem.from_uri(url)
+                return system, path
+        base = head[: mark.start()].rpartition("/")[0]
+        system, path = fs.FileSystem.from_uri(
+            base + (f"?{query}" if query else "")
+        )
+        return system, path.rstrip("/") + head[len(base) :]
+    try:
+        import fsspec
+    except ImportError:
+        raise errors.StorageError(
+            f"{scheme}:// needs fsspec, which is not installed: pip install "
+            "'persia[remote]'"
+        ) from None
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise errors.StorageError(
+            f"cannot read {scheme}://: {error}"
+        ) from None
+    return fs.PyFileSystem(fs.FSSpecHandler(system)), path
+
+
+def _natural(name: str) -> list[tuple[int, int | str]]:
+    parts: list[tuple[int, int | str]] = []
+    digits = ""
+    for c in name + "\0":
+        if c in "0123456789":
+            digits += c
+            continue
+        if digits:
+            parts.append((0, int(digits)))
+            digits = ""
+        parts.append((1, c))
+    return parts

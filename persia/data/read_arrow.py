@@ -1,0 +1,97 @@
+"""Parquet and Arrow IPC files: row groups and record batches to tables."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet as pq
+
+from persia import errors
+from persia.data.paths import File
+
+__all__ = ["ArrowReader", "ParquetReader", "open_units"]
+
+_PIECE_ROWS = 1 << 16
+_GROUP_BYTES = 256 << 20  # a larger row group is read in pieces
+
+
+class ParquetReader:
+    """An open Parquet file."""
+
+    def __init__(self, file: File, source: Any) -> None:
+        self.name = file.name
+        with reading(file.name, "Parquet"):
+            self._file = pq.ParquetFile(source, pre_buffer=True)
+        meta = self._file.metadata
+        self.names = self._file.schema_arrow.names
+        self.groups = [
+            meta.row_group(i).num_rows for i in range(meta.num_row_groups)
+        ]
+
+    def tables(
+        self, group: int, columns: Sequence[str], first: int
+    ) -> Iterator[pa.Table | pa.RecordBatch]:
+        """A row group from a row on, in pieces."""
+        with reading(self.name, "Parquet"):
+            size = self._file.metadata.row_group(group).total_byte_size
+            if size <= _GROUP_BYTES:
+                table = self._file.read_row_group(group, columns=columns)
+                for at in range(first, table.num_rows, _PIECE_ROWS):
+                    yield table.slice(at, _PIECE_ROWS)
+                return
+            for batch in self._file.iter_batches(
+                _PIECE_ROWS, row_groups=[group], columns=columns
+            ):
+                if first < batch.num_rows:
+                    yield batch.slice(first)
+                first = max(0, first - batch.num_rows)
+
+
+class ArrowReader:
+    """An open Arrow IPC (Feather) file."""
+
+    def __init__(self, file: File, source: Any) -> None:
+        self.name = file.name
+        with reading(file.name, "Arrow"):
+            self._file = pa.ipc.open_file(source)
+            self.names = self._file.schema.names
+            self.groups = [
+                self._file.get_batch(i).num_rows
+                for i in range(self._file.num_record_batches)
+            ]
+
+    def tables(
+        self, group: int, columns: Sequence[str], first: int
+    ) -> Iterator[pa.Table | pa.RecordBatch]:
+        """A record batch from a row on, in pieces."""
+        with reading(self.name, "Arrow"):
+            batch = self._file.get_batch(group).select(columns)
+        for at in range(first, batch.num_rows, _PIECE_ROWS):
+            yield batch.slice(at, _PIECE_ROWS)
+
+
+@contextlib.contextmanager
+def reading(name: str, kind: str) -> Iterator[None]:
+    """Errors of pyarrow as those of a damaged file."""
+    try:
+        yield
+    except errors.PersiaError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        text = (str(error) or type(error).__name__).splitlines()[0]
+        raise errors.CorruptFile(
+            f"{name!r} is no {kind} file, or damaged or cut off: {text}"
+        ) from error
+
+
+@contextlib.contextmanager
+def open_units(file: File, kind: str) -> Iterator[ParquetReader | ArrowReader]:
+    """A file whose parts are known without reading it."""
+    with file.open() as source:
+        if kind == "parquet":
+            yield ParquetReader(file, source)
+        else:
+            yield ArrowReader(file, source)

@@ -1,0 +1,255 @@
+"""CSV files to tables of text: columns of bytes, and the number of each
+line."""
+
+from __future__ import annotations
+
+import csv
+import io
+from bisect import insort
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import csv as pa_csv
+
+from persia import errors
+from persia.data.paths import File
+from persia.data.schema import Schema
+
+__all__ = ["CSVReader"]
+
+CHUNK_BYTES = 1 << 20
+# Longer lines are malformed: this bounds the memory that a file without line
+# ends can take.
+LINE_BYTES = 1 << 20
+
+Ints = npt.NDArray[np.int64]
+Wrong = list[tuple[int, str, str]]  # (line, what is wrong, its kind)
+
+
+class CSVReader:
+    """One file on its way from text to columns.
+
+    Attributes:
+        lines: data lines so far, malformed ones included.
+        header: lines before them: 0 or 1.
+        position: bytes of the file read so far.
+    """
+
+    def __init__(
+        self, file: File, schema: Schema, encoding: str | None
+    ) -> None:
+        self._file = file
+        self._schema = schema
+        self._encoding = encoding
+        self._bad: list[int] = []  # lines of the wrong number of columns
+        self._good = 0  # lines given out
+        # Not given out yet: pyarrow is some lines ahead.
+        self._wrong: Wrong = []
+        self.lines = 0
+        self.header = 0
+        self.position = 0
+
+    def where(self, line: int) -> str:
+        """The place of a data line in the file."""
+        return f"{self._file.name}:{line + 1 + self.header}"
+
+    def tables(
+        self,
+    ) -> Generator[tuple[pa.RecordBatch, Ints, Wrong], None, None]:
+        """Pieces of the file: text, the number of each line (from 0, without
+        the header), and the malformed lines before the last of them."""
+        with self._file.stream(self._encoding) as stream:
+            try:
+                names, rest = self._names(stream)
+                if names is None:
+                    return
+                for batch in self._open(names, rest):
+                    self.position = stream.position
+                    yield self._numbered(batch)
+                self.position = stream.position
+                self.lines = self._good + len(self._bad)
+                if self._wrong:
+                    yield self._rest(names)
+            except errors.PersiaError:  # some are OSErrors, too
+                raise
+            except OSError as error:
+                raise errors.CorruptFile(
+                    f"cannot read {self._file.name!r}: {error}"
+                ) from error
+            except pa.ArrowInvalid as error:
+                if self._wrong:
+                    yield self._rest(names)
+                if "straddl" in str(error):
+                    raise self._too_long() from error
+                raise errors.MalformedData(
+                    f"{self._file.name!r}: {error}"
+                ) from error
+
+    def _numbered(
+        self, batch: pa.RecordBatch
+    ) -> tuple[pa.RecordBatch, Ints, Wrong]:
+        n = batch.num_rows
+        bad = np.array(self._bad, np.int64)
+        # Line b is bad and follows b - i good ones, where i counts the bad
+        # ones before it.
+        good = self._good + np.arange(n)
+        skipped = np.searchsorted(
+            bad - np.arange(len(bad)), good, side="right"
+        )
+        self._good += n
+        self.lines = self._good + len(bad)
+        numbers = good + skipped
+        last = int(numbers[-1]) if n else -1
+        wrong = [one for one in self._wrong if one[0] < last]
+        self._wrong = [one for one in self._wrong if one[0] >= last]
+        return batch, numbers, wrong
+
+    def _rest(self, names: Any) -> tuple[pa.RecordBatch, Ints, Wrong]:
+        used = sorted(self._schema.used_columns)
+        empty = [pa.array([], pa.binary())] * len(used)
+        wrong, self._wrong = self._wrong, []
+        batch = pa.RecordBatch.from_arrays(empty, used)
+        return batch, np.empty(0, np.int64), wrong
+
+    def _too_long(self) -> errors.MalformedData:
+        line = self.header + self.lines + 1
+        return errors.MalformedData(
+            f"{self._file.name!r}: line {line}, or one soon after it, has more"
+            f" than {LINE_BYTES:,} bytes, the limit; is a quote not closed?"
+            "  If quotes mean nothing in this file, set quote: null in the"
+            " schema"
+        )
+
+    def _open(self, names: list[str], rest: Any) -> Any:
+        schema = self._schema
+        used = sorted(schema.used_columns)
+
+        def malformed(row: Any) -> str:
+            # Numbers count from 1, at the first line after the header.
+            line = row.number - 1
+            insort(self._bad, line)
+            need = f"need {row.expected_columns}"
+            text = f"{row.actual_columns} columns, {need}"
+            self._wrong.append((line, text, "columns"))
+            return "skip"
+
+        try:
+            return pa_csv.open_csv(
+                rest,
+                read_options=pa_csv.ReadOptions(
+                    column_names=names,
+                    use_threads=False,
+                    block_size=CHUNK_BYTES,  # >= LINE_BYTES
+                ),
+                parse_options=pa_csv.ParseOptions(
+                    delimiter=schema.delimiter,
+                    quote_char=schema.quote or False,
+                    newlines_in_values=schema.quote is not None,
+                    ignore_empty_lines=False,
+                    invalid_row_handler=malformed,
+                ),
+                convert_options=pa_csv.ConvertOptions(
+                    column_types={name: pa.binary() for name in used},
+                    include_columns=used,
+                    strings_can_be_null=False,
+                ),
+            )
+        except pa.ArrowInvalid as error:
+            if "Empty CSV file" in str(error):
+                return ()
+            raise
+
+    def _names(self, stream: Any) -> tuple[list[str] | None, Any]:
+        """The columns' names, and a stream of what follows the header."""
+        schema, name = self._schema, self._file.name
+        head = b""
+        while b"\n" not in head:
+            chunk = stream.read(CHUNK_BYTES)
+            if not chunk:
+                break
+            head += chunk
+            if len(head) > 2 * LINE_BYTES:
+                break
+        if head.startswith((b"PAR1", b"ARROW1\0")):
+            kind = "Parquet" if head.startswith(b"PAR1") else "Arrow"
+            raise errors.SchemaMismatch(
+                f"{name!r} is a {kind} file, not CSV; persia.data.Files reads "
+                "it"
+            )
+        if head.find(b"\n", 0, LINE_BYTES + 1) < 0 and len(head) > LINE_BYTES:
+            raise self._too_long()
+        if not head:
+            return None, None
+        line, _, _ = head.partition(b"\n")
+        names = header_names(line, schema, name)
+        missing = sorted(schema.used_columns - set(names))
+        header = schema.header
+        if header == "auto":
+            header = not missing
+        if not header:
+            assert schema.columns is not None
+            return schema.columns, _Joined(head, stream)
+        if missing:
+            raise errors.SchemaMismatch(
+                f"{name!r} has no column {missing}; its header says {names}"
+            )
+        twice = sorted(n for n in schema.used_columns if names.count(n) > 1)
+        if twice:
+            raise errors.SchemaMismatch(
+                f"{name!r} has several columns {twice}; its header says"
+                f" {names}"
+            )
+        self.header = 1
+        return names, _Joined(head[len(line) + 1 :], stream)
+
+
+def header_names(line: bytes, schema: Schema, name: str) -> list[str]:
+    """The names in the first line of a file."""
+    text = line.decode("utf-8-sig", "replace").rstrip("\r")
+    names = text.split(schema.delimiter)
+    if schema.quote and schema.quote in text:
+        try:
+            names = next(
+                csv.reader(
+                    [text],
+                    delimiter=schema.delimiter,
+                    quotechar=schema.quote,
+                )
+            )
+        except (csv.Error, TypeError, ValueError) as error:
+            raise errors.SchemaMismatch(
+                f"{name!r}: its header cannot be read: {error}"
+            ) from error
+    if schema.strip:
+        names = [name.strip(" \t") for name in names]
+    return names
+
+
+class _Joined(io.RawIOBase):
+    """Bytes that were read already, then the rest of their stream."""
+
+    def __init__(self, head: bytes, rest: Any) -> None:
+        self._head = memoryview(head)
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, n: int = -1) -> bytes:
+        if n < 0:
+            part, self._head = bytes(self._head), self._head[:0]
+            return part + bytes(self._rest.read())
+        part, self._head = bytes(self._head[:n]), self._head[n:]
+        if len(part) < n:
+            # A short block would let a line reach over two ends of blocks.
+            more = bytes(self._rest.read(n - len(part)))
+            part = part + more if part else more
+        if len(part) == n > 1 and part.endswith(b"\r"):
+            # pyarrow drops a line feed that begins a block, after a carriage
+            # return that ended the one before: in quotes, too.
+            part = part[:-1]
+            self._head = memoryview(b"\r" + self._head)
+        return part

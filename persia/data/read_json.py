@@ -1,0 +1,172 @@
+"""JSON lines to tables: one object a line."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import json as pa_json
+
+from persia import errors
+from persia.data.paths import File
+from persia.data.read_csv import Wrong
+from persia.data.schema import Schema
+from persia.data.table import of_dicts
+
+__all__ = ["JSONReader"]
+
+CHUNK_BYTES = 4 << 20
+LINE_BYTES = 4 << 20  # a longer line is malformed
+
+Ints = npt.NDArray[np.int64]
+
+
+class JSONReader:
+    """One file of JSON lines on its way to columns.
+
+    Attributes:
+        lines: lines so far, malformed ones included.
+        position: bytes of the file read so far.
+    """
+
+    def __init__(
+        self, file: File, schema: Schema, encoding: str | None
+    ) -> None:
+        self._file = file
+        self._names = sorted(schema.used_columns)
+        self._encoding = encoding
+        self._seen: set[str] = set()
+        self.lines = 0
+        self.position = 0
+
+    def where(self, line: int) -> str:
+        """The place of a line in the file."""
+        return f"{self._file.name}:{line + 1}"
+
+    def tables(self) -> Generator[tuple[pa.Table, Ints, Wrong], None, None]:
+        """Pieces of the file: columns, the number of each line, and what is
+        wrong with other lines."""
+        with self._file.stream(self._encoding) as stream:
+            for chunk in _line_pieces(stream):
+                self.position = stream.position
+                yield self._piece(chunk)
+
+    def _piece(self, chunk: bytes) -> tuple[pa.Table, Ints, Wrong]:
+        first, n = self.lines, chunk.count(b"\n")
+        n += not chunk.endswith(b"\n")
+        wrong: Wrong = []
+        numbers = np.arange(first, first + n)
+        table = _read(chunk)
+        if table is None or table.num_rows != n:
+            table, numbers = self._by_line(chunk, first, wrong)
+        self.lines = first + n
+        missing = set(self._names) - set(table.column_names)
+        self._seen.update(set(self._names) - missing)
+        if (never := sorted(missing - self._seen)) and table.num_rows:
+            raise errors.SchemaMismatch(
+                f"{self._file.name!r} has no field {never} in its first "
+                f"{self.lines} lines; they have {table.column_names}"
+            )
+        for name in missing:
+            nulls = pa.nulls(table.num_rows)
+            table = table.append_column(name, nulls)
+        return table.select(self._names), numbers, wrong
+
+    def _by_line(
+        self, chunk: bytes, first: int, wrong: Wrong
+    ) -> tuple[pa.Table, Ints]:
+        """A chunk with a line that is malformed, or with fields of several
+        types."""
+        rows: list[dict[str, Any]] = []
+        numbers: list[int] = []
+        for i, line in enumerate(chunk.split(b"\n")):
+            if not line and i == chunk.count(b"\n"):
+                break  # what follows the last line end
+            try:
+                row = _object(line)
+            except ValueError as error:
+                text = f"no JSON object: {error}"
+                wrong.append((first + i, text, "json"))
+                continue
+            rows.append({n: row.get(n) for n in self._names if n in row})
+            numbers.append(first + i)
+        return of_dicts(rows), np.array(numbers, np.int64)
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    if line.startswith(b"\0"):
+        raise ValueError(f"it has more than {LINE_BYTES:,} bytes, the limit")
+    if not line.strip():
+        raise ValueError("the line is empty")
+    row = json.loads(line.decode())  # UnicodeDecodeError is a ValueError
+    if not isinstance(row, dict):
+        raise ValueError(f"it is a {type(row).__name__}")
+    return row
+
+
+def _read(chunk: bytes) -> pa.Table | None:
+    """The objects of a chunk; None if a line is no object, or a field has
+    several types."""
+
+    def read(explicit: pa.Schema | None) -> pa.Table:
+        return pa_json.read_json(
+            io.BytesIO(chunk),
+            read_options=pa_json.ReadOptions(
+                use_threads=False, block_size=len(chunk) + 1
+            ),
+            parse_options=pa_json.ParseOptions(explicit_schema=explicit),
+        )
+
+    try:
+        table = read(None)
+        # Texts that look like a time are texts.
+        times = [f.name for f in table.schema if pa.types.is_timestamp(f.type)]
+        if times:
+            table = read(pa.schema([(name, pa.string()) for name in times]))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+    return table
+
+
+def _line_pieces(stream: Any) -> Iterator[bytes]:
+    """Text in pieces of whole lines; one that is too long is a line of one
+    zero byte."""
+    tail, long, first = b"", False, True
+    while chunk := stream.read(CHUNK_BYTES):
+        if first:
+            chunk, first = chunk.removeprefix(b"\xef\xbb\xbf"), False
+        cut = chunk.rfind(b"\n") + 1
+        if not cut:
+            if not long:
+                tail += chunk
+                long = len(tail) > LINE_BYTES
+                tail = b"\0" if long else tail
+            continue
+        if long:
+            chunk = chunk[chunk.find(b"\n") :]
+            cut, long = chunk.rfind(b"\n") + 1, False
+        yield tail + chunk[:cut]
+        tail = chunk[cut:]
+    if tail:
+        yield tail
+
+
+def first_rows(file: File, encoding: str | None) -> pa.Table:
+    """The first lines, as columns of what they hold."""
+    with file.stream(encoding) as stream:
+        chunk = next(_line_pieces(stream), b"")
+    table = _read(chunk)
+    if table is not None:
+        return table
+    rows = []
+    for line in chunk.split(b"\n")[:10_000]:
+        try:
+            rows.append(_object(line))
+        except ValueError:
+            continue
+    return of_dicts(rows)

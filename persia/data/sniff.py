@@ -1,0 +1,180 @@
+"""What a file is: its format, its delimiter, and its first rows."""
+
+from __future__ import annotations
+
+import io
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv as pa_csv
+
+from persia import errors
+from persia.data.paths import File
+from persia.data.read_arrow import open_units
+from persia.data.schema import Schema
+
+__all__ = ["FORMATS", "format_of", "has_spaces", "sample", "with_delimiter"]
+
+FORMATS = ("parquet", "csv", "json", "arrow", "tfrecord")
+
+_SUFFIXES = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".tfrecord": "tfrecord",
+    ".tfrecords": "tfrecord",
+}
+_SAMPLE_BYTES = 8 << 20
+_SAMPLE_ROWS = 100_000
+
+
+def format_of(file: File) -> str:
+    """The format of a file, by its name and its first bytes."""
+    with file.stream() as stream:
+        head = stream.read(8) if file.size is not None else b""
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith(b"ARROW1"):
+        return "arrow"
+    named = _SUFFIXES.get(file.suffix)
+    if named in ("parquet", "arrow") and file.size is not None:
+        raise errors.CorruptFile(
+            f"{file.name!r} is no {named.capitalize()} file, whatever its "
+            f"name says: it begins with {bytes(head)!r}"
+        )
+    if named:
+        return named
+    return "json" if head.lstrip()[:1] == b"{" else "csv"
+
+
+def with_delimiter(
+    file: File, schema: Schema | None, encoding: str | None
+) -> Schema | None:
+    """The schema with the file's delimiter, where it does not say one."""
+    if schema is None or "delimiter" in schema.model_fields_set:
+        return schema
+    found = "\t" if file.suffix in (".tsv", ".tab") else None
+    found = found or _delimiter(_head(file, encoding, 1 << 16))
+    return schema.model_copy(update={"delimiter": found})
+
+
+def _head(file: File, encoding: str | None, size: int) -> bytes:
+    with file.stream(encoding) as stream:
+        return bytes(stream.read(size)).removeprefix(b"\xef\xbb\xbf")
+
+
+def _delimiter(head: bytes) -> str:
+    """What divides the fields of the first line; a comma if nothing does."""
+    line = head.partition(b"\n")[0].decode("utf-8", "replace")
+    counts = {d: line.count(d) for d in ",\t;|"}
+    best = max(counts, key=lambda d: counts[d])
+    return best if counts[best] else ","
+
+
+def sample(
+    file: File, format: str, schema: Schema | None, encoding: str | None
+) -> pa.Table:
+    """The first rows of a file, with types.
+
+    Raises:
+        SchemaMismatch: it has no rows.
+    """
+    if format in ("parquet", "arrow"):
+        table = _first_group(file, format)
+    elif format == "csv":
+        table = _csv(file, schema, encoding)
+    else:
+        table = _records(file, format, encoding)
+    names = table.column_names
+    if twice := sorted({n for n in names if names.count(n) > 1}):
+        raise errors.SchemaMismatch(
+            f"{file.name!r} has several columns {twice}; if its first line is "
+            "no header, pass a schema with header: false and columns"
+        )
+    if not table.num_rows:
+        raise errors.SchemaMismatch(
+            f"{file.name!r} has no rows to infer a schema from; pass schema="
+        )
+    return table.slice(0, _SAMPLE_ROWS)
+
+
+def _first_group(file: File, format: str) -> pa.Table:
+    with open_units(file, format) as opened:
+        parts, rows = [], 0
+        for group in range(len(opened.groups)):
+            for part in opened.tables(group, opened.names, 0):
+                if isinstance(part, pa.RecordBatch):
+                    part = pa.Table.from_batches([part])
+                parts.append(part)
+                rows += part.num_rows
+                if rows >= _SAMPLE_ROWS:
+                    return pa.concat_tables(parts)
+        return pa.concat_tables(parts) if parts else pa.table({})
+
+
+def has_spaces(file: File, encoding: str | None) -> bool:
+    """Whether the names in a header have spaces around them."""
+    head = _head(file, encoding, 1 << 16)
+    names = head.partition(b"\n")[0].rstrip(b"\r").decode("utf-8", "replace")
+    return any(n != n.strip(" ") for n in names.split(_delimiter(head)))
+
+
+def _stripped(table: pa.Table) -> pa.Table:
+    """Without the spaces around names and texts, if names have any."""
+    names = [name.strip(" \t") for name in table.column_names]
+    if names == table.column_names:
+        return table
+    columns = [
+        pc.utf8_trim(column, " \t")
+        if pa.types.is_string(column.type)
+        else column
+        for column in table.columns
+    ]
+    return pa.table(columns, names)
+
+
+def _csv(file: File, schema: Schema | None, encoding: str | None) -> pa.Table:
+    head = _head(file, encoding, _SAMPLE_BYTES)
+    if len(head) == _SAMPLE_BYTES:
+        head = head[: head.rfind(b"\n") + 1]
+    if not head:
+        return pa.table({})
+    delimiter = schema.delimiter if schema else _delimiter(head)
+    names = schema.columns if schema and schema.header is False else None
+    missing = schema.missing if schema else Schema.missing_texts()
+    try:
+        table = pa_csv.read_csv(
+            io.BytesIO(head),
+            read_options=pa_csv.ReadOptions(
+                use_threads=False,
+                block_size=len(head) + 1,
+                column_names=names,
+            ),
+            parse_options=pa_csv.ParseOptions(
+                delimiter=delimiter,
+                quote_char=(schema.quote or False) if schema else '"',
+                newlines_in_values=True,
+                invalid_row_handler=lambda row: "skip",
+            ),
+            convert_options=pa_csv.ConvertOptions(
+                strings_can_be_null=True,
+                null_values=missing,
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        raise errors.MalformedData(f"{file.name!r}: {error}") from error
+    return _stripped(table)
+
+
+def _records(file: File, format: str, encoding: str | None) -> pa.Table:
+    from persia.data.read_json import first_rows as of_json
+    from persia.data.read_tfrecord import first_rows as of_tfrecord
+
+    if format == "json":
+        return of_json(file, encoding)
+    return of_tfrecord(file, _SAMPLE_ROWS)
