@@ -18,6 +18,7 @@ typedef struct steps {
     id_batch batch;
     int64_t values[N], offsets[KEYS * SAMPLES + 1];
     uint32_t rows[N];
+    struct batch_index *index; /* from a forward to its backward */
     float out[SAMPLES * WIDTH];
 } steps;
 
@@ -25,7 +26,7 @@ COUNTED int counted_step_forward(steps *s);
 COUNTED int counted_step_forward(steps *s)
 {
     return worker_forward(s->w, s->plan, &s->batch, 0, s->out, WIDTH,
-                          s->rows);
+                          s->rows, &s->index);
 }
 
 COUNTED int counted_step_backward(steps *s);
@@ -36,11 +37,14 @@ COUNTED int counted_step_backward(steps *s)
                              .grad_scale = 1};
     const optim_args optim[2] = {adam, adam};
     const worker_grad grad = {.plan = s->plan, .batch = s->batch,
-                              .rows = s->rows, .grad = s->out,
-                              .stride = WIDTH};
+                              .rows = s->rows, .index = s->index,
+                              .grad = s->out, .stride = WIDTH};
     worker_counts counts;
+    int rc = worker_backward(s->w, &grad, 1, NULL, optim, 2, &counts);
 
-    return worker_backward(s->w, &grad, 1, NULL, optim, 2, &counts);
+    if (s->index)
+        batch_index_put(s->index);
+    return rc;
 }
 
 static void steps_open(steps *s)
