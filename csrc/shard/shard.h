@@ -1,5 +1,6 @@
 /* shard.h: a shard of the parameter server.
  *
+ *   ops.h      one shard, wherever it is: the calls
  *   tables.h   named tables that share threads and a memory limit
  *   ledger.h   which updates of each stream were applied
  *   sync.h     the parts of one step of all ranks
@@ -10,6 +11,7 @@
 
 #include "shard/ledger.h"
 #include "shard/numbers.h"
+#include "shard/ops.h"
 #include "shard/sync.h"
 #include "shard/tables.h"
 

@@ -1,0 +1,72 @@
+/* ops.h: one shard, wherever it is.
+ *
+ * Two bodies: *direct*, the shard of this process, called without encoding
+ * and without copies; *RPC*, a server's shard behind messages.  The checks of
+ * an update (ledger, steps, owner of the stream, boot, lineage, ids of this
+ * shard) lie below both.
+ *
+ * A call takes its arguments as a struct, those of the messages, and answers
+ * once through done(), which may run before the call returns and on any
+ * thread.  Arguments, and the memory that they point at, are borrowed until
+ * then; callers hold no lock.  A call that cannot begin calls done(), too.
+ */
+#ifndef PERSIA_SHARD_OPS_H
+#define PERSIA_SHARD_OPS_H
+
+#include "table/table.h"
+#include "wire/wire.h"
+
+typedef struct shard_ref shard_ref;
+
+typedef struct shard_reply {
+    const void *message; /* the reply's struct; NULL after an error */
+    /* Ends the life of the message, on any thread; NULL: done()'s return
+     * does. */
+    void (*release)(struct shard_reply *reply);
+    void *owner;
+} shard_reply;
+
+/* The text of rc is err_text() of this thread.  *reply is the callee's from
+ * now on. */
+typedef void (*shard_done)(void *ctx, int rc, shard_reply *reply);
+
+/* jobs: [m->tables_n] or NULL.  The direct body writes vectors and hints
+ * where they want them (ids may occur twice, and m->tables give no ids); the
+ * RPC body does not know them: the reply has packed values. */
+typedef struct shard_pull {
+    const wire_pull *m;
+    pull_job *jobs;
+} shard_pull;
+
+/* jobs: [m->tables_n] or NULL.  The direct body takes gradients as parts from
+ * where they lie (and m->tables give number and settings alone). */
+typedef struct shard_push {
+    const wire_push *m;
+    push_job *jobs;
+} shard_push;
+
+/* Methods and their arguments, X(name, arguments). */
+#define SHARD_OPS(X)                                                          \
+    X(hello, wire_hello) X(declare, wire_declare) X(pull, shard_pull)         \
+    X(push, shard_push) X(leave, wire_leave) X(get_rows, wire_rows)           \
+    X(put_rows, wire_rows) X(snapshot, wire_snapshot)                         \
+    X(restore, wire_restore) X(stats, wire_stats)
+
+typedef struct shard_ops {
+#define SHARD_OP(name, args)                                                  \
+    void (*name)(shard_ref *to, const args *a, uint64_t deadline,             \
+                 shard_done done, void *ctx);
+    SHARD_OPS(SHARD_OP)
+#undef SHARD_OP
+    /* Calls that wait end (PERSIA_ECLOSED); returns when all are done. */
+    void (*close)(shard_ref *to);
+} shard_ops;
+
+/* The first field of a body. */
+struct shard_ref {
+    const shard_ops *ops;
+    const char *address; /* for texts */
+    int direct;
+};
+
+#endif
