@@ -156,6 +156,24 @@ def test_a_process_that_was_replaced_is_told(servers: remote.Servers) -> None:
             rank.end()
 
 
+def test_what_one_server_has_of_a_process_that_ended(
+    servers: remote.Servers,
+) -> None:
+    """Its updates are completed as empty ones, and told once."""
+    first, bag = opened(servers.addresses, job="nightly")
+    add(first, bag, 5)
+    first.close()
+    servers.restart(1)  # as if it had got none of them
+    store, bag = opened(servers.addresses, job="nightly")
+    with pytest.raises(errors.UpdatesLost):
+        add(store, bag, 1)
+    add(store, bag, 1)
+    counted = store.stats()
+    assert [one["updates"] for one in counted["servers"]] == [7, 7]
+    assert counted["client"]["lost"] == 5
+    store.close()
+
+
 def test_a_store_that_only_looks(servers: remote.Servers) -> None:
     store, bag = opened(servers.addresses)
     looks, its_bag = opened(servers.addresses, read_only=True)

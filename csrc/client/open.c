@@ -224,6 +224,7 @@ static int make(const client_config *config, remote **out)
     r->dtype = config->dtype;
     r->policy = config->lost;
     pthread_mutex_init(&r->declaring, NULL);
+    pthread_mutex_init(&r->completing, NULL);
     pthread_mutex_init(&r->lock, NULL);
     index_pool_init(&r->indexes, INDEX_BYTES);
     if (getentropy(&r->client, sizeof r->client))
@@ -284,6 +285,7 @@ void remote_destroy(remote *r)
         free(r->tables[i]);
     sched_destroy(r->s);
     pthread_mutex_destroy(&r->declaring);
+    pthread_mutex_destroy(&r->completing);
     pthread_mutex_destroy(&r->lock);
     free(r->servers);
     free(r);

@@ -404,6 +404,103 @@ static int name_update(pushing *p, const client_update *update)
     return rc;
 }
 
+/* ---- what an earlier life of the rank left ---- */
+
+static int server_has(server *to, uint64_t number)
+{
+    pthread_mutex_lock(&to->lock);
+    int has = numbers_has(&to->acked, number);
+    pthread_mutex_unlock(&to->lock);
+    return has;
+}
+
+static int any_has(const remote *r, uint64_t number)
+{
+    for (uint32_t i = 0; i < r->servers_n; i++)
+        if (server_has(r->servers[i], number))
+            return 1;
+    return 0;
+}
+
+static int encode_empty(void *ctx, const request *q, wire_out *o)
+{
+    const pushing *p = ctx;
+    const wire_push m = {.caller = q->caller,
+                         .stream = atomic_load(&p->r->stream),
+                         .number = p->update.number,
+                         .parts = 1,
+                         .dtype = p->r->dtype};
+    return wire_put_push(o, &m);
+}
+
+static int accept_empty(void *ctx, request *q)
+{
+    (void)ctx;
+    wire_push_reply m;
+    int rc = wire_get_push_reply(q->reply.data, q->reply.n, &q->call->memory,
+                                 &m);
+    if (rc)
+        return remote_bad_reply(q->to, err_text());
+    pthread_mutex_lock(&q->to->lock);
+    note_number(q->to, q->call->number, 0);
+    pthread_mutex_unlock(&q->to->lock);
+    return PERSIA_OK;
+}
+
+/* An empty update of this number to the servers that do not have it, so that
+ * counts and clocks of all servers move alike. */
+static int complete_one(remote *r, call *k, uint64_t number,
+                        uint64_t deadline, int *sent)
+{
+    pushing p = {.r = r, .update = {.number = number, .parts = 1}};
+    fan f = {.method = WIRE_PUSH, .encode = encode_empty,
+             .accept = accept_empty, .ctx = &p};
+    server *lack[IDS_SHARDS_MAX];
+    size_t n = 0;
+    for (uint32_t i = 0; i < r->servers_n; i++)
+        if (!server_has(r->servers[i], number))
+            lack[n++] = r->servers[i];
+    if (n == 0 || n == r->servers_n)
+        return PERSIA_OK;
+    int rc = fan_prepare(k, lack, n);
+    k->number = number;
+    *sent = 1;
+    return rc ? rc : fan_run(k, &f, deadline);
+}
+
+static int complete_all(remote *r, uint64_t deadline, int *sent)
+{
+    pthread_mutex_lock(&r->lock);
+    uint64_t last = r->last_number;
+    pthread_mutex_unlock(&r->lock);
+    uint64_t first = last > NUMBERS_WINDOW ? last - NUMBERS_WINDOW : 0;
+    call *k = call_take(r);
+    int rc = k ? PERSIA_OK : PERSIA_ENOMEM;
+    for (uint64_t n = first + 1; n <= last && !rc; n++)
+        if (any_has(r, n))
+            rc = complete_one(r, k, n, deadline, sent);
+    call_give(k);
+    return rc;
+}
+
+/* Before the first update: later ones settle the numbers before them. */
+static int complete_missing(remote *r, uint64_t deadline)
+{
+    int rc = PERSIA_OK, sent = 0;
+    if (!atomic_load(&r->missing))
+        return rc;
+    pthread_mutex_lock(&r->completing);
+    uint64_t missing = atomic_load(&r->missing);
+    if (missing)
+        rc = complete_all(r, deadline, &sent);
+    if (missing && !rc) {
+        remote_note_missing(r, missing, sent && !atomic_load(&r->resumed));
+        atomic_store(&r->missing, 0);
+    }
+    pthread_mutex_unlock(&r->completing);
+    return rc;
+}
+
 /* Begins the call of an update with a number. */
 static int begin(pushing *p, const client_update *update)
 {
@@ -411,6 +508,8 @@ static int begin(pushing *p, const client_update *update)
     if (!rc && !atomic_load(&p->r->stream))
         rc = err_set(PERSIA_EARG, "the store is read-only: it makes no "
                      "updates");
+    if (!rc)
+        rc = complete_missing(p->r, remote_deadline(p->r));
     if (!rc)
         rc = name_update(p, update);
     if (rc)
@@ -425,7 +524,6 @@ static int begin(pushing *p, const client_update *update)
     p->k->number = p->update.number;
     p->k->step = p->update.step;
     p->k->ended = push_ended;
-    p->r->counts.lost += atomic_exchange(&p->r->missing, 0);
     return PERSIA_OK;
 }
 

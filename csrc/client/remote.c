@@ -287,18 +287,39 @@ static int declare_again(remote *r, server *to, wire_caller who,
     return rc;
 }
 
-void remote_note_lost(remote *r, const server *to, uint64_t lost)
+/* Adds what remote_tell_lost() tells. */
+static void note_text(remote *r, const char *text)
 {
-    r->counts.lost += lost;
-    if (lost == 0 || r->policy != LOST_RAISE)
+    if (r->policy != LOST_RAISE)
         return;
     pthread_mutex_lock(&r->lock);
     size_t n = strlen(r->lost_text);
-    snprintf(r->lost_text + n, sizeof r->lost_text - n,
-             "%s%s was started again and has lost %llu updates that it had "
-             "acknowledged",
-             n ? "; " : "", to->address, (unsigned long long)lost);
+    snprintf(r->lost_text + n, sizeof r->lost_text - n, "%s%s",
+             n ? "; " : "", text);
     pthread_mutex_unlock(&r->lock);
+}
+
+void remote_note_lost(remote *r, const server *to, uint64_t lost)
+{
+    char text[FAN_TEXT];
+    r->counts.lost += lost;
+    if (lost == 0)
+        return;
+    snprintf(text, sizeof text, "%s was started again and has lost %llu "
+             "updates that it had acknowledged", to->address,
+             (unsigned long long)lost);
+    note_text(r, text);
+}
+
+void remote_note_missing(remote *r, uint64_t missing, int partial)
+{
+    char text[FAN_TEXT];
+    r->counts.lost += missing;
+    snprintf(text, sizeof text, "%llu updates that this rank made in an "
+             "earlier process are not at all servers: it ended before they "
+             "were, or a server has lost them", (unsigned long long)missing);
+    if (partial)
+        note_text(r, text);
 }
 
 /* What a greeting is for. */
@@ -462,6 +483,7 @@ int remote_go_on(remote *r, uint64_t stream, uint64_t number)
         rc = greet_each(r, GREET_LOADED, &last);
     if (rc)
         return rc;
+    atomic_store(&r->resumed, 1);
     remote_set_last(r, number == NUMBER_LAST ? last : number);
     (void)remote_tell_lost(r);
     return PERSIA_OK;

@@ -165,9 +165,12 @@ typedef struct remote {
 
     _Atomic(int) ends;         /* enum client_end; 0: it does not */
     _Atomic(uint64_t) updates; /* of shard 0 */
-    /* Updates of an earlier life of the rank that servers do not have; the
-     * next update passes over them, then they count as lost. */
+    /* Updates of an earlier life of the rank that servers do not have, nor
+     * will have: the next update sends empty ones in the place of those that
+     * others have, then they count as lost. */
     _Atomic(uint64_t) missing;
+    _Atomic(int) resumed; /* a checkpoint was loaded, which tells of them */
+    pthread_mutex_t completing; /* one does that at a time */
     struct {
         _Atomic(uint64_t) pulls, pushes, ids, distinct, bytes_out, bytes_in,
             retries, duplicates, reconnects, lost, stale;
@@ -183,6 +186,9 @@ int remote_repair(remote *r, server *to, uint64_t boot, uint64_t deadline);
 uint32_t server_table(server *to, uint32_t no);
 /* Counts updates that a restarted server does not have. */
 void remote_note_lost(remote *r, const server *to, uint64_t lost);
+/* Counts updates of an earlier life of the rank that servers lack; `partial`:
+ * others had some of them; that is to be told. */
+void remote_note_missing(remote *r, uint64_t missing, int partial);
 /* PERSIA_ELOST once, if updates were lost and the policy is to raise. */
 int remote_tell_lost(remote *r);
 /* PERSIA_EPROTOCOL, naming the server. */

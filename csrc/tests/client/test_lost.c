@@ -112,8 +112,12 @@ static void what_only_some_servers_have_is_counted(void **state)
     no = declare_counting(remote);
     assert_int_equal(client_last_number(remote), 7);
     assert_int_equal(counts_of(remote).lost, 0); /* it may only look */
-    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_ELOST);
     assert_int_equal(counts_of(remote).lost, 7);
+    assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
+    /* the other counts them as empty ones */
+    assert_int_equal(ps_updates(c.nodes[0].p), 9);
+    assert_int_equal(ps_updates(c.nodes[1].p), 9);
     client_destroy(remote);
     remote = cluster_client(&c, &config); /* counted, and passed over */
     no = declare_counting(remote);
@@ -121,6 +125,7 @@ static void what_only_some_servers_have_is_counted(void **state)
     assert_int_equal(counts_of(remote).lost, 0);
     client_destroy(remote);
     cluster_restart(&c, 1);
+    config.lost = LOST_CONTINUE;
     remote = cluster_client(&c, &config);
     no = declare_counting(remote);
     client_set_last_number(remote, 5); /* four are sent again */
