@@ -164,6 +164,9 @@ static int open_server(remote *r, const client_config *config, size_t i,
     to->numbers = calloc(PS_TABLES_MAX, sizeof *to->numbers);
     pthread_mutex_init(&to->lock, NULL);
     cond_init(&to->greeted);
+    numbers_init(&to->acked, 0);
+    numbers_init(&to->acked_late, 0);
+    numbers_init(&to->first, 0);
     r->servers[r->servers_n++] = to; /* from here on it is to be freed */
     if (!to->address || !to->numbers)
         return err_set(PERSIA_ENOMEM, "no memory for %zu servers",
@@ -227,6 +230,7 @@ static int make(const client_config *config, remote **out)
     pthread_mutex_init(&r->completing, NULL);
     pthread_mutex_init(&r->lock, NULL);
     index_pool_init(&r->indexes, INDEX_BYTES);
+    numbers_init(&r->settled, 0);
     if (getentropy(&r->client, sizeof r->client))
         r->client = id_hash(clock_ns());
     r->servers = calloc(config->addresses_n, sizeof *r->servers);

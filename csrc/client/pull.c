@@ -145,7 +145,7 @@ static int waits(const pulling *p)
     if (!p->after)
         return 0;
     pthread_mutex_lock(&r->lock);
-    int through = numbers_has(&r->settled, p->after);
+    int through = window_has(&r->settled.w, p->after);
     pthread_mutex_unlock(&r->lock);
     return !through;
 }

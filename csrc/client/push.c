@@ -124,7 +124,7 @@ static int encode_push(void *ctx, const request *q, wire_out *o)
                    .parts = p->update.parts,
                    .dtype = r->dtype};
     pthread_mutex_lock(&r->lock);
-    m.settled = r->settled.watermark;
+    m.settled = r->settled.w.watermark;
     pthread_mutex_unlock(&r->lock);
     if (m.settled >= m.number) /* one that is sent again */
         m.settled = m.number - 1;
@@ -181,14 +181,14 @@ static void note_step(server *from, uint64_t step)
 /* With the server's lock held. */
 static void note_number(server *from, uint64_t number, uint64_t settled)
 {
-    const uint64_t skipped = from->acked_late.skipped;
+    const uint64_t skipped = from->acked_late.w.skipped;
     if (number > NUMBERS_WINDOW)
         numbers_settle(&from->acked_late, number - NUMBERS_WINDOW);
-    if (from->acked_late.skipped != skipped)
+    if (from->acked_late.w.skipped != skipped)
         from->acked_gap = number - NUMBERS_WINDOW;
-    (void)numbers_add(&from->acked_late, number);
+    numbers_add(&from->acked_late, number);
     numbers_settle(&from->acked, settled);
-    (void)numbers_add(&from->acked, number);
+    numbers_add(&from->acked, number);
 }
 
 /* PERSIA_ESTALE: the server was started again since it answered, and this
@@ -199,7 +199,7 @@ static int note_acked(const request *q)
     server *from = q->to;
     const uint64_t number = q->call->number;
     pthread_mutex_lock(&r->lock);
-    uint64_t settled = r->settled.watermark;
+    uint64_t settled = r->settled.w.watermark;
     pthread_mutex_unlock(&r->lock);
     pthread_mutex_lock(&from->lock);
     int there = from->boot == q->caller.boot;
@@ -207,7 +207,7 @@ static int note_acked(const request *q)
         note_number(from, number, settled);
         note_step(from, q->call->step);
     } else {
-        there = numbers_has(&from->acked, number);
+        there = window_has(&from->acked.w, number);
     }
     pthread_mutex_unlock(&from->lock);
     return there ? PERSIA_OK
@@ -284,7 +284,7 @@ static int accept_push(void *ctx, request *q)
 static void settle(remote *r, uint64_t number)
 {
     pthread_mutex_lock(&r->lock);
-    (void)numbers_add(&r->settled, number);
+    numbers_add(&r->settled, number);
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -386,7 +386,7 @@ static int name_update(pushing *p, const client_update *update)
     if (!out->parts)
         out->parts = 1;
     pthread_mutex_lock(&r->lock);
-    uint64_t settled = r->settled.watermark;
+    uint64_t settled = r->settled.w.watermark;
     if (!out->number)
         out->number = r->next_number + 1;
     if (out->number > r->next_number)

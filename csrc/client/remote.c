@@ -122,7 +122,7 @@ static void server_begin(server *to, const wire_hello_reply *m)
 {
     to->foreign = 0;
     to->first_lineage = m->lineage;
-    to->first = m->ledger;
+    numbers_from_wire(&to->first, &m->ledger);
 }
 
 void server_learn(server *to, const wire_hello_reply *m)
@@ -130,7 +130,8 @@ void server_learn(server *to, const wire_hello_reply *m)
     /* In the same life with the same rows acknowledgements may have come
      * since it made this ledger. */
     if (to->boot != m->boot || to->lineage != m->lineage) {
-        to->acked = to->acked_late = m->ledger;
+        numbers_from_wire(&to->acked, &m->ledger);
+        numbers_from_wire(&to->acked_late, &m->ledger);
         to->acked_gap = m->ledger.skipped ? m->ledger.watermark : 0;
     }
     if (!to->boot)
@@ -143,10 +144,10 @@ void server_learn(server *to, const wire_hello_reply *m)
 /* How many of the updates that it had acknowledged are not in `there`; its
  * lock is held.  At least so many, if that ends before the last skipped
  * number. */
-static uint64_t acked_beyond(const server *to, const wire_ledger *there)
+static uint64_t acked_beyond(const server *to, const window *there)
 {
-    const wire_ledger *had = &to->acked_late;
-    uint64_t beyond = numbers_missing(had, there);
+    const window *had = &to->acked_late.w;
+    uint64_t beyond = window_missing(had, there);
     if (there->watermark >= to->acked_gap)
         return beyond;
     uint64_t skipped =
@@ -162,8 +163,10 @@ static uint64_t server_lost(const server *to, const wire_hello_reply *m,
 {
     if (m->boot == to->boot)
         return 0;
-    uint64_t lost = acked_beyond(to, &m->ledger);
-    uint64_t since = other ? acked_beyond(to, &to->first) : 0;
+    numbers_set there;
+    numbers_from_wire(&there, &m->ledger);
+    uint64_t lost = acked_beyond(to, &there.w);
+    uint64_t since = other ? acked_beyond(to, &to->first.w) : 0;
     return lost > since ? lost : since;
 }
 
@@ -189,7 +192,7 @@ static int check_history(remote *r, const server *to,
                          const wire_hello_reply *m)
 {
     pthread_mutex_lock(&r->lock);
-    const uint64_t last = r->next_number, top = numbers_top(&m->ledger);
+    const uint64_t last = r->next_number, top = numbers_wire_top(&m->ledger);
     pthread_mutex_unlock(&r->lock);
     if (top <= last)
         return PERSIA_OK;
@@ -203,7 +206,7 @@ static int check_history(remote *r, const server *to,
 
 void remote_learn(remote *r, const wire_hello_reply *m)
 {
-    uint64_t top = numbers_top(&m->ledger);
+    uint64_t top = numbers_wire_top(&m->ledger);
     pthread_mutex_lock(&r->lock);
     if (top > r->last_number)
         r->last_number = top;
@@ -365,7 +368,7 @@ static int greet(remote *r, server *to, uint64_t deadline,
         rc = err_set(PERSIA_EUNAVAILABLE, "%s was started again twice",
                      to->address);
     if (!rc) {
-        *top = numbers_top(&m.ledger);
+        *top = numbers_wire_top(&m.ledger);
         remote_learn(r, &m);
         pthread_mutex_lock(&to->lock);
         uint64_t lost = server_lost(to, &m, other);
@@ -491,19 +494,19 @@ int remote_go_on(remote *r, uint64_t stream, uint64_t number)
 
 void remote_set_last(remote *r, uint64_t number)
 {
-    const wire_ledger all = {.watermark = number};
+    numbers_set all;
     uint64_t missing = 0;
+    numbers_init(&all, number);
     for (uint32_t i = 0; i < r->servers_n; i++) {
         server *to = r->servers[i];
         pthread_mutex_lock(&to->lock);
-        missing += numbers_missing(&all, &to->acked);
+        missing += window_missing(&all.w, &to->acked.w);
         pthread_mutex_unlock(&to->lock);
     }
     atomic_store(&r->missing, missing);
     pthread_mutex_lock(&r->lock);
     r->last_number = r->next_number = number;
-    r->settled = (wire_ledger){.stream = atomic_load(&r->stream),
-                               .watermark = number};
+    numbers_init(&r->settled, number);
     pthread_mutex_unlock(&r->lock);
 }
 

@@ -38,15 +38,15 @@ typedef struct server {
                                by its deadline */
     /* Updates that it said it has applied; what is settled without is
      * skipped. */
-    wire_ledger acked;
+    numbers_set acked;
     /* The same, but a number is skipped when it leaves the window: the last
      * one was acked_gap or before it. */
-    wire_ledger acked_late;
+    numbers_set acked_late;
     uint64_t acked_gap;
     /* Of its rows when the store was opened, or rows were loaded. */
     uint64_t first_lineage;
     int foreign;            /* its rows are of another training since then */
-    wire_ledger first;
+    numbers_set first;
     uint64_t step;          /* the last sync step that it has answered, since
                                this rank joined; 0: none */
     uint32_t *numbers;      /* [PS_TABLES_MAX] its number of each table */
@@ -153,7 +153,7 @@ typedef struct remote {
 
     pthread_mutex_t lock;      /* guards all below */
     uint32_t tables_declared;  /* tables_n, or one more */
-    wire_ledger settled;       /* updates of this stream that are through */
+    numbers_set settled;       /* updates of this stream that are through */
     uint64_t last_number;      /* that any server had at its Hello */
     uint64_t next_number;      /* for updates without one: the last given */
     uint32_t moves;            /* times it has joined or left the sync steps */

@@ -6,17 +6,14 @@
 #include <string.h>
 
 #include "ids/ids.h"
+#include "shard/numbers.h"
 
 typedef struct stream {
     struct stream *next; /* of the same bucket */
     uint64_t name;
-    uint64_t watermark;
-    uint64_t skipped; /* numbers up to the watermark that were not applied */
+    numbers_set set; /* what was applied; what was not is skipped */
     uint64_t used; /* when it was used last, in uses of the ledger */
     ledger_owner owner; /* {0, 0}: none since the rows were restored */
-    /* Bit number % LEDGER_WINDOW: `number` was applied.  Only of numbers
-     * within watermark + 1 .. watermark + LEDGER_WINDOW; the first is 0. */
-    uint64_t window[WIRE_WINDOW_WORDS];
 } stream;
 
 /* An update under way. */
@@ -106,90 +103,26 @@ static stream *find_locked(ledger *l, uint64_t name)
     return s;
 }
 
-static int is_set(const stream *s, uint64_t number)
-{
-    return (int)(s->window[number / 64 % WIRE_WINDOW_WORDS] >>
-                 (number % 64) & 1);
-}
-
-static void clear_bit(stream *s, uint64_t number)
-{
-    s->window[number / 64 % WIRE_WINDOW_WORDS] &=
-        ~((uint64_t)1 << (number % 64));
-}
-
-/* The watermark goes on while the number behind it was applied. */
-static void advance(stream *s)
-{
-    while (is_set(s, s->watermark + 1))
-        clear_bit(s, ++s->watermark);
-}
-
 static void mark(stream *s, uint64_t number)
 {
-    if (number <= s->watermark) { /* settled while it was under way */
-        s->skipped--;
-        return;
-    }
-    s->window[number / 64 % WIRE_WINDOW_WORDS] |= (uint64_t)1
-                                                  << (number % 64);
-    advance(s);
+    if (number <= s->set.w.watermark) /* settled while it was under way */
+        s->set.w.skipped--;
+    else
+        numbers_add(&s->set, number);
 }
 
-static void settle(stream *s, uint64_t settled)
-{
-    if (settled <= s->watermark)
-        return;
-    /* Beyond the window none was applied. */
-    if (settled - s->watermark > LEDGER_WINDOW)
-        s->skipped += settled - s->watermark - LEDGER_WINDOW;
-    for (uint64_t n = s->watermark + 1;
-         n <= settled && n <= s->watermark + LEDGER_WINDOW; n++) {
-        s->skipped += !is_set(s, n);
-        clear_bit(s, n);
-    }
-    s->watermark = settled;
-    advance(s);
-}
-
-static int window_empty(const stream *s)
-{
-    uint64_t any = 0;
-    for (int i = 0; i < WIRE_WINDOW_WORDS; i++)
-        any |= s->window[i];
-    return !any;
-}
-
-/* The window as it travels: bit i is watermark + 1 + i. */
 static void export_stream(const stream *s, wire_ledger *out)
 {
-    const uint64_t first = s->watermark + 1, by = first % 64;
-    const uint64_t word = first / 64;
     out->stream = s->name;
-    out->watermark = s->watermark;
-    out->skipped = s->skipped;
     out->incarnation = s->owner.incarnation;
-    for (uint64_t i = 0; i < WIRE_WINDOW_WORDS; i++) {
-        uint64_t low = s->window[(word + i) % WIRE_WINDOW_WORDS];
-        uint64_t high = s->window[(word + i + 1) % WIRE_WINDOW_WORDS];
-        out->window[i] = by ? low >> by | high << (64 - by) : low;
-    }
+    numbers_to_wire(&s->set, out);
 }
 
 static void import_stream(stream *s, const wire_ledger *from)
 {
     s->name = from->stream;
-    s->watermark = from->watermark;
-    s->skipped = from->skipped;
     s->owner = (ledger_owner){from->incarnation, 0};
-    for (uint64_t i = 0; i < WIRE_WINDOW_WORDS; i++)
-        for (uint64_t bits = from->window[i]; bits; bits &= bits - 1) {
-            uint64_t number = from->watermark + 1 + i * 64 +
-                              (uint64_t)__builtin_ctzll(bits);
-            s->window[number / 64 % WIRE_WINDOW_WORDS] |= (uint64_t)1
-                                                          << (number % 64);
-        }
-    advance(s);
+    numbers_from_wire(&s->set, from);
 }
 
 /* More buckets, where there is memory; chains get longer otherwise. */
@@ -261,6 +194,7 @@ static int add_locked(ledger *l, uint64_t name, stream **out)
         return err_set(PERSIA_ENOMEM, "no memory for a stream of updates");
     s->name = name;
     s->used = ++l->uses;
+    numbers_init(&s->set, 0);
     insert_locked(l, s);
     *out = s;
     return PERSIA_OK;
@@ -282,10 +216,10 @@ static void add_flights_locked(const ledger *l, const stream *s,
                                wire_ledger *out)
 {
     for (const flight *f = l->flights; f; f = f->next) {
-        uint64_t bit = f->number - s->watermark - 1;
+        uint64_t bit = f->number - s->set.w.watermark - 1;
         if (f->stream == s->name &&
             owner_compare(&f->owner, &s->owner) != 0 &&
-            f->number > s->watermark && bit < LEDGER_WINDOW)
+            f->number > s->set.w.watermark && bit < LEDGER_WINDOW)
             out->window[bit / 64] |= (uint64_t)1 << (bit % 64);
     }
 }
@@ -351,12 +285,11 @@ static enum ledger_state check_locked(ledger *l, const ledger_key *key)
     const stream *s = find_locked(l, key->stream);
     if (!s)
         return LEDGER_UNKNOWN;
-    uint64_t watermark =
-        key->settled > s->watermark ? key->settled : s->watermark;
-    if (key->number <= watermark)
+    uint64_t watermark = s->set.w.watermark;
+    if (key->settled > watermark)
+        watermark = key->settled;
+    if (key->number <= watermark || window_has(&s->set.w, key->number))
         return LEDGER_DONE;
-    if (key->number - s->watermark <= LEDGER_WINDOW)
-        return is_set(s, key->number) ? LEDGER_DONE : LEDGER_NEW;
     return key->number - watermark <= LEDGER_WINDOW ? LEDGER_NEW
                                                     : LEDGER_BEYOND;
 }
@@ -438,7 +371,7 @@ void ledger_commit(ledger *l, const ledger_key *key)
     /* It is there: streams with an update under way do not expire. */
     stream *s = find_locked(l, key->stream);
     if (s) {
-        settle(s, key->settled);
+        numbers_settle(&s->set, key->settled);
         mark(s, key->number);
     }
     pthread_mutex_unlock(&l->lock);
@@ -471,7 +404,7 @@ int ledger_copy(ledger *l, wire_ledger **out, size_t *n)
                      l->streams);
     for (uint32_t i = 0; i < l->buckets && !rc; i++)
         for (const stream *s = l->bucket[i]; s; s = s->next)
-            if (s->watermark || !window_empty(s))
+            if (window_top(&s->set.w))
                 export_stream(s, &(*out)[(*n)++]);
     pthread_mutex_unlock(&l->lock);
     return rc;
@@ -510,6 +443,7 @@ static void keep_owners(ledger *to, ledger *from)
             from->streams--;
             *s = (stream){.name = s->name, .owner = s->owner,
                           .used = ++to->uses};
+            numbers_init(&s->set, 0);
             insert_locked(to, s);
         }
     if (from->expired > to->expired)

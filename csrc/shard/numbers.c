@@ -1,88 +1,40 @@
 #include "shard/numbers.h"
 
-static int bit_of(const wire_ledger *l, uint64_t i)
+void numbers_init(numbers_set *n, uint64_t watermark)
 {
-    return (int)(l->window[i / 64] >> (i % 64) & 1);
+    window_init(&n->w, n->ring, WIRE_WINDOW_WORDS);
+    n->w.watermark = watermark;
 }
 
-int numbers_has(const wire_ledger *l, uint64_t number)
+void numbers_add(numbers_set *n, uint64_t number)
 {
-    if (number <= l->watermark)
-        return 1;
-    uint64_t i = number - l->watermark - 1;
-    return i < NUMBERS_WINDOW && bit_of(l, i);
+    (void)window_add(&n->w, number);
+    window_advance(&n->w);
 }
 
-/* Moves the watermark on by n <= 64 numbers. */
-static void shift(wire_ledger *l, uint64_t n)
+void numbers_settle(numbers_set *n, uint64_t number)
 {
-    uint64_t in = n < 64 ? l->window[0] & (((uint64_t)1 << n) - 1)
-                         : l->window[0];
-    l->watermark += n;
-    l->skipped += n - (uint64_t)__builtin_popcountll(in);
-    for (uint32_t i = 0; i < WIRE_WINDOW_WORDS; i++) {
-        uint64_t low = n < 64 ? l->window[i] >> n : 0;
-        uint64_t next = i + 1 < WIRE_WINDOW_WORDS ? l->window[i + 1] : 0;
-        l->window[i] = low | (n < 64 ? next << (64 - n) : next);
-    }
+    window_settle(&n->w, number);
+    window_advance(&n->w);
 }
 
-/* Moves the watermark over the numbers that have come. */
-static void advance(wire_ledger *l)
+void numbers_from_wire(numbers_set *n, const wire_ledger *from)
 {
-    while (l->window[0] & 1)
-        shift(l, ~l->window[0] ? (uint64_t)__builtin_ctzll(~l->window[0])
-                               : 64);
+    numbers_init(n, 0);
+    window_from_bits(&n->w, from->watermark, from->skipped, from->window);
+    window_advance(&n->w);
 }
 
-int numbers_add(wire_ledger *l, uint64_t number)
+void numbers_to_wire(const numbers_set *n, wire_ledger *to)
 {
-    if (number <= l->watermark)
-        return 1;
-    uint64_t i = number - l->watermark - 1;
-    if (i >= NUMBERS_WINDOW)
-        return 0;
-    l->window[i / 64] |= (uint64_t)1 << (i % 64);
-    advance(l);
-    return 1;
+    to->watermark = n->w.watermark;
+    to->skipped = n->w.skipped;
+    window_to_bits(&n->w, to->window);
 }
 
-void numbers_settle(wire_ledger *l, uint64_t number)
+uint64_t numbers_wire_top(const wire_ledger *from)
 {
-    while (l->watermark < number) {
-        uint64_t n = number - l->watermark;
-        if (n > NUMBERS_WINDOW) { /* nothing is in beyond the window */
-            for (uint32_t i = 0; i < WIRE_WINDOW_WORDS; i++)
-                shift(l, 64);
-            l->skipped += number - l->watermark;
-            l->watermark = number;
-            break;
-        }
-        shift(l, n > 64 ? 64 : n);
-    }
-    advance(l);
-}
-
-uint64_t numbers_top(const wire_ledger *l)
-{
-    for (uint32_t i = WIRE_WINDOW_WORDS; i-- > 0;)
-        if (l->window[i])
-            return l->watermark + 64 * (uint64_t)i + 64 -
-                   (uint64_t)__builtin_clzll(l->window[i]);
-    return l->watermark;
-}
-
-uint64_t numbers_missing(const wire_ledger *mine, const wire_ledger *theirs)
-{
-    uint64_t missing = 0;
-    if (mine->watermark > theirs->watermark) {
-        missing = mine->watermark - theirs->watermark;
-        for (uint64_t i = 0; i < NUMBERS_WINDOW; i++)
-            missing -= bit_of(theirs, i) &&
-                       theirs->watermark + 1 + i <= mine->watermark;
-    }
-    for (uint64_t i = 0; i < NUMBERS_WINDOW; i++)
-        missing += bit_of(mine, i) &&
-                   !numbers_has(theirs, mine->watermark + 1 + i);
-    return missing;
+    numbers_set n;
+    numbers_from_wire(&n, from);
+    return window_top(&n.w);
 }

@@ -1,6 +1,5 @@
-/* numbers.h: a set of numbers 1, 2, 3, ... that come nearly in order, held as
- * a wire_ledger: all up to the watermark but for those that were skipped, and
- * a window of bits behind it (private).
+/* numbers.h: which updates of a stream have arrived: a window of the size that
+ * travels in a wire_ledger (private).
  */
 #ifndef PERSIA_SHARD_NUMBERS_H
 #define PERSIA_SHARD_NUMBERS_H
@@ -9,14 +8,22 @@
 
 enum { NUMBERS_WINDOW = 64 * WIRE_WINDOW_WORDS };
 
-int numbers_has(const wire_ledger *l, uint64_t number);
-/* 0 where the number is too far behind the watermark; then it is left out. */
-int numbers_add(wire_ledger *l, uint64_t number);
-/* Skips the numbers up to this one that are not in. */
-void numbers_settle(wire_ledger *l, uint64_t number);
+/* Its window is used through window_*(); a copy is made by window_copy(). */
+typedef struct numbers_set {
+    window w;
+    uint64_t ring[WIRE_WINDOW_WORDS];
+} numbers_set;
+
+/* All numbers up to the watermark. */
+void numbers_init(numbers_set *n, uint64_t watermark);
+/* window_add(), window_settle(), and what is in moves the watermark. */
+void numbers_add(numbers_set *n, uint64_t number);
+void numbers_settle(numbers_set *n, uint64_t number);
+
+void numbers_from_wire(numbers_set *n, const wire_ledger *from);
+/* Watermark, skipped and window alone. */
+void numbers_to_wire(const numbers_set *n, wire_ledger *to);
 /* The largest number. */
-uint64_t numbers_top(const wire_ledger *l);
-/* How many numbers of `mine` are not in `theirs`; skipped ones are in. */
-uint64_t numbers_missing(const wire_ledger *mine, const wire_ledger *theirs);
+uint64_t numbers_wire_top(const wire_ledger *from);
 
 #endif

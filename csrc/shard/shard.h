@@ -4,7 +4,7 @@
  *   tables.h   named tables that share threads and a memory limit
  *   ledger.h   which updates of each stream were applied
  *   sync.h     the parts of one step of all ranks
- *   numbers.h  a set of numbers that come nearly in order
+ *   numbers.h  a window of numbers, of the size that travels
  */
 #ifndef PERSIA_SHARD_H
 #define PERSIA_SHARD_H

@@ -14,60 +14,6 @@
 
 #include "counting.h"
 
-/* ---- numbers ---- */
-
-static void numbers_are_a_set(void **state)
-{
-    (void)state;
-    enum { N = 3 * NUMBERS_WINDOW };
-    static uint8_t in[N + 1];
-    static wire_ledger l, other;
-    uint64_t low = 0; /* all up to here are in */
-    for (uint64_t i = 0; low < N; i++) {
-        uint64_t chance = id_hash(i) % 200;
-        uint64_t number = low + 1 + (chance < 60 ? 0 : chance);
-        if (number > N)
-            number = low + 1;
-        assert_int_equal(numbers_has(&l, number), in[number]);
-        assert_int_equal(numbers_add(&l, number), 1);
-        in[number] = 1;
-        while (low < N && in[low + 1])
-            low++;
-        assert_int_equal(l.watermark, low);
-        uint64_t top = numbers_top(&l);
-        assert_true(in[top] && (top == N || !in[top + 1]));
-        for (uint64_t k = top + 1; k <= N; k++)
-            assert_false(in[k]);
-        if (i % 50 == 0)
-            for (uint64_t k = 0; k <= low + 300 && k <= N; k++)
-                assert_int_equal(numbers_has(&l, k), k == 0 || in[k]);
-    }
-    l = (wire_ledger){.watermark = 10};
-    other = (wire_ledger){.watermark = 4};
-    assert_int_equal(numbers_missing(&l, &other), 6);
-    assert_int_equal(numbers_missing(&other, &l), 0);
-    assert_int_equal(numbers_add(&other, 8), 1);
-    assert_int_equal(numbers_add(&other, 12), 1);
-    assert_int_equal(numbers_add(&l, 15), 1);
-    assert_int_equal(numbers_missing(&l, &other), 6); /* 5 6 7 9 10 15 */
-    assert_int_equal(numbers_missing(&other, &l), 1); /* 12 */
-    assert_int_equal(numbers_add(&l, 10 + NUMBERS_WINDOW), 1);
-    assert_int_equal(numbers_add(&l, 11 + NUMBERS_WINDOW), 0);
-    assert_int_equal(numbers_top(&l), 10 + NUMBERS_WINDOW);
-    numbers_settle(&l, 10);
-    assert_int_equal(l.skipped, 0);
-    numbers_settle(&l, 16);
-    assert_int_equal(l.skipped, 5); /* all but 15 */
-    numbers_settle(&l, 9 + NUMBERS_WINDOW);
-    assert_int_equal(l.skipped, NUMBERS_WINDOW - 2);
-    assert_int_equal(l.watermark, 10 + NUMBERS_WINDOW);
-    assert_int_equal(numbers_add(&l, 12 + NUMBERS_WINDOW), 1);
-    numbers_settle(&l, 1000000);
-    assert_int_equal(l.skipped, 1000000 - 13);
-    assert_int_equal(l.watermark, 1000000);
-    assert_int_equal(l.window[0] | l.window[63], 0);
-}
-
 /* ---- exactly once ---- */
 
 static void what_is_lost_on_the_way_is_applied_once(void **state)
@@ -696,7 +642,6 @@ static void an_interrupt_of_a_greeting_ends_the_call(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(numbers_are_a_set),
         cmocka_unit_test(what_is_lost_on_the_way_is_applied_once),
         cmocka_unit_test(every_shard_hears_of_every_update),
         cmocka_unit_test(a_stream_goes_on_in_a_new_process),
