@@ -69,6 +69,7 @@ function(add_bits_test)
     add_executable(bits_clones "${CMAKE_SOURCE_DIR}/tests/bits/bits.c")
     target_link_libraries(bits_clones PRIVATE persia_static)
     file(GLOB kernels CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/base/*.c"
+        "${CMAKE_SOURCE_DIR}/spec/*.c"
         "${CMAKE_SOURCE_DIR}/mem/*.c" "${CMAKE_SOURCE_DIR}/sched/*.c"
         "${CMAKE_SOURCE_DIR}/ids/*.c" "${CMAKE_SOURCE_DIR}/pool/*.c"
         "${CMAKE_SOURCE_DIR}/optim/*.c" "${CMAKE_SOURCE_DIR}/table/*.c"

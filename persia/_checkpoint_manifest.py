@@ -72,40 +72,15 @@ class Table(_Entry):
 
     def native(self) -> dict[str, Any]:
         """The options as the core's numbers: arguments of its declare()."""
-        return {
-            "name": self.name,
-            "seed": self.seed,
-            "dim": self.dim,
-            "dtype": {"fp32": _core.FP32, "bf16": _core.BF16}[self.dtype],
-            "optimizer": _core.OPTIMIZERS.index(self.optimizer),
-            "momentum": int(self.momentum),
-            "init": {
-                "uniform": _core.INIT_UNIFORM,
-                "normal": _core.INIT_NORMAL,
-                "constant": _core.INIT_CONSTANT,
-            }[self.init],
-            "init_a": self.init_a,
-            "init_b": self.init_b,
-            "state_init": self.state_init,
-            "missing": {
-                "init": _core.MISSING_INIT,
-                "zeros": _core.MISSING_ZEROS,
-            }[self.missing],
-            "nonfinite": {
-                "raise": _core.NONFINITE_RAISE,
-                "skip": _core.NONFINITE_SKIP,
-            }[self.nonfinite],
-            "capacity": self.capacity,
-            "full": {
-                "raise": _core.FULL_RAISE,
-                "evict_lru": _core.FULL_EVICT_LRU,
-            }[self.full],
-            "admission": self.admission,
-        }
+        options = {name: getattr(self, name) for name in _core.TABLE_OPTIONS}
+        for name, names in _core.TABLE_OPTIONS.items():
+            if names:
+                options[name] = names.index(options[name])
+        return options
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Table:
-        if self.optimizer not in _core.OPTIMIZERS:
+        if self.optimizer not in _core.TABLE_OPTIONS["optimizer"]:
             raise ValueError(
                 f"table {self.name!r} has optimizer {self.optimizer!r}"
             )

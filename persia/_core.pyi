@@ -33,7 +33,9 @@ POOL_SQRTN: int
 POOL_NONE: int
 PLAN_BAGS: int
 PLAN_ROWS: int
-OPTIMIZERS: tuple[str, ...]
+TABLE_OPTIONS: dict[str, tuple[str, ...]]
+HYPER_PARAMETERS: dict[str, tuple[str, ...]]
+TABLE_COUNTERS: dict[str, tuple[str, ...]]
 
 @final
 class Store:

@@ -44,10 +44,10 @@ _SLOTS = 8 * (2**32 - 1)  # rows of one table in one shard
 
 def row_stride(dim: int, dtype: str, optimizer: str) -> int:
     """Bytes of a row: id, clock, vector and state, as the core lays it out."""
-    if optimizer not in _core.OPTIMIZERS:
+    if optimizer not in _core.TABLE_OPTIONS["optimizer"]:
         raise InvalidArgument(
             f"optimizer is {optimizer!r}, need one of "
-            f"{', '.join(_core.OPTIMIZERS)}"
+            f"{', '.join(_core.TABLE_OPTIONS['optimizer'])}"
         )
     store = _core.Store(1, 0)
     try:
@@ -56,7 +56,7 @@ def row_stride(dim: int, dtype: str, optimizer: str) -> int:
             seed=0,
             dim=dim,
             dtype=DTYPES[dtype],
-            optimizer=_core.OPTIMIZERS.index(optimizer),
+            optimizer=_core.TABLE_OPTIONS["optimizer"].index(optimizer),
             momentum=0,
             init=_core.INIT_UNIFORM,
             init_a=0.0,

@@ -33,18 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Store"]
 
-_COUNTERS = (
-    "rows",
-    "bytes",
-    "row_bytes",
-    "pushes",
-    "pulled",
-    "missed",
-    "created",
-    "evicted",
-    "refused",
-    "nonfinite",
-)
 _NONFINITE = {"raise": _core.NONFINITE_RAISE, "skip": _core.NONFINITE_SKIP}
 
 
@@ -411,7 +399,9 @@ class Store(Rows):
                 self._core.settle()
             number, _ = self._core.declare(
                 **config._native(self.seed),
-                optimizer=_core.OPTIMIZERS.index(template.algorithm),
+                optimizer=_core.TABLE_OPTIONS["optimizer"].index(
+                    template.algorithm
+                ),
                 momentum=int(template.defaults.get("momentum", 0.0) > 0),
                 state_init=template.defaults.get(
                     "initial_accumulator_value", 0.0
@@ -797,7 +787,7 @@ def _not_numbers(groups: list[dict[str, Any]]) -> str:
 
 def _sum_of(shards: list[dict[str, Any]]) -> dict[str, int]:
     """The counters of a table. Its shards all hear of every update."""
-    out = {k: sum(s[k] for s in shards) for k in _COUNTERS}
+    out = {k: sum(s[k] for s in shards) for k in _core.TABLE_COUNTERS}
     for name in ("pushes", "row_bytes"):
         out[name] = max((s[name] for s in shards), default=0)
     return out

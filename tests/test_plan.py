@@ -25,7 +25,7 @@ def filled(dim: int, dtype: str, optimizer: str, rows: int) -> dict[str, int]:
         seed=1,
         dim=dim,
         dtype=planning.DTYPES[dtype],
-        optimizer=_core.OPTIMIZERS.index(optimizer),
+        optimizer=_core.TABLE_OPTIONS["optimizer"].index(optimizer),
         momentum=0,
         init=_core.INIT_UNIFORM,
         init_a=-0.01,

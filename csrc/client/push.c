@@ -69,21 +69,6 @@ static int make_sums(pushing *p)
 
 /* ---- messages ---- */
 
-static wire_hyper hyper_of(const optim_args *a)
-{
-    return (wire_hyper){.kind = a->kind,
-                        .lr = a->lr,
-                        .eps = a->eps,
-                        .beta1 = a->beta1,
-                        .beta2 = a->beta2,
-                        .momentum = a->momentum,
-                        .weight_decay = a->weight_decay,
-                        .max_grad_norm = a->max_grad_norm,
-                        .max_norm = a->max_norm,
-                        .weight_bound = a->weight_bound,
-                        .grad_scale = a->grad_scale};
-}
-
 /* What each shard is sent of each table; maybe nothing. */
 static void list_tables(pushing *p)
 {
@@ -106,7 +91,7 @@ static void list_tables(pushing *p)
                           .rows = x->hints ? x->hints + from : NULL},
                 .ids = x->ids + from,
                 .distinct = 1,
-                .hyper = hyper_of(p->jobs[u].optim)};
+                .hyper = p->jobs[u].optim->hyper};
         }
     }
 }

@@ -50,26 +50,6 @@ int remote_find_table(const remote *r, uint32_t no, const table_config **out)
     return PERSIA_OK;
 }
 
-static wire_table_spec spec_of(const table_config *c)
-{
-    wire_table_spec s = {.seed = c->seed,
-                         .dim = c->dim,
-                         .dtype = c->dtype,
-                         .optimizer = c->optimizer,
-                         .momentum = c->momentum,
-                         .init = c->init,
-                         .init_a = c->init_a,
-                         .init_b = c->init_b,
-                         .state_init = c->state_init,
-                         .missing = c->missing,
-                         .nonfinite = c->nonfinite,
-                         .capacity = c->capacity,
-                         .full = c->full,
-                         .admission = c->admission};
-    snprintf(s.name, sizeof s.name, "%s", c->name);
-    return s;
-}
-
 int remote_tell_lost(remote *r)
 {
     char text[FAN_TEXT];
@@ -247,7 +227,7 @@ static int ask_hello(remote *r, server *to, enum claim claim,
 int put_declare(const table_config *config, wire_caller who,
                        wire_out *o)
 {
-    wire_declare m = {.caller = who, .table = spec_of(config)};
+    wire_declare m = {.caller = who, .table = config->spec};
     return wire_put_declare(o, &m);
 }
 

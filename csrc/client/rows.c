@@ -309,21 +309,6 @@ static int encode_stats(void *ctx, const request *q, wire_out *o)
     return wire_put_stats(o, &m);
 }
 
-static void add_stats(table_stats *sum, const wire_table_stats *s)
-{
-    sum->rows += s->rows;
-    sum->bytes += s->bytes;
-    sum->row_bytes = s->row_bytes;
-    /* Every shard hears of every push. */
-    sum->pushes = s->pushes > sum->pushes ? s->pushes : sum->pushes;
-    sum->pulled += s->pulled;
-    sum->missed += s->missed;
-    sum->created += s->created;
-    sum->evicted += s->evicted;
-    sum->refused += s->refused;
-    sum->nonfinite += s->nonfinite;
-}
-
 static int accept_stats(void *ctx, request *q)
 {
     adding *a = ctx;
@@ -337,7 +322,7 @@ static int accept_stats(void *ctx, request *q)
     a->unlimited |= m.memory_limit == 0;
     for (size_t i = 0; a->name && i < m.tables_n; i++)
         if (strcmp(m.tables[i].name, a->name) == 0)
-            add_stats(&a->sum, &m.stats[i]);
+            spec_add(&table_stats_list, &a->sum, &m.stats[i]);
     return PERSIA_OK;
 }
 

@@ -5,10 +5,7 @@
 
 const char *optim_name(uint32_t kind)
 {
-    static const char *const names[OPTIM_KINDS] = {
-        "sgd", "adagrad", "rowwise_adagrad", "adam", "adamw"
-    };
-    return kind < OPTIM_KINDS ? names[kind] : NULL;
+    return kind < OPTIM_KINDS ? optim_kind_names[kind] : NULL;
 }
 
 uint32_t optim_state_floats(uint32_t kind, uint32_t dim, int momentum)

@@ -21,19 +21,15 @@
 extern "C" {
 #endif
 
-/* Hyper-parameters of one push. */
+/* Hyper-parameters of one push, each also by its name alone. */
 typedef struct optim_args {
-    uint32_t kind;       /* enum optim_kind; must be the table's */
-    float lr;
-    float eps;           /* Adagrad, Adam: above 0, in torch's own place */
-    float beta1, beta2;  /* Adam, AdamW */
-    float momentum;      /* SGD: > 0 needs a table made with momentum */
-    float weight_decay;
-    uint64_t step;       /* t of Adam's bias correction, from 1 */
-    float max_grad_norm; /* clip a row's gradient to this L2 norm; 0: off */
-    float max_norm;      /* then a row's vector to this L2 norm; 0: off */
-    float weight_bound;  /* then its elements to [-b, b]; 0: off */
-    float grad_scale;    /* multiplies every gradient, usually 1 */
+    union {
+        optim_hyper hyper;
+        struct {
+            OPTIM_HYPER_MEMBERS
+        };
+    };
+    uint64_t step; /* t of Adam's bias correction, from 1 */
 } optim_args;
 
 /* "sgd", "adagrad", "rowwise_adagrad", "adam", "adamw"; NULL if no kind. */

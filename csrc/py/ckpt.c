@@ -10,29 +10,18 @@
 #include "py/peer.h"
 #include "store/store.h"
 
-static const char *const dtype_names[VECTOR_DTYPES] = {"fp32", "bf16"};
-static const char *const init_names[] = {"uniform", "normal", "constant"};
-
 /* ---- tables as data ----------------------------------------------------- */
 
 static PyObject *describe(const table_config *c)
 {
     uint32_t floats =
         optim_state_floats(c->optimizer, c->dim, (int)c->momentum);
-    return Py_BuildValue(
-        "{s:s, s:K, s:I, s:s, s:s, s:N, s:s, s:d, s:d, s:d, s:d, s:s, s:s,"
-        " s:K, s:s, s:I}",
-        "name", c->name, "seed", (unsigned long long)c->seed, "dim", c->dim,
-        "dtype", dtype_names[c->dtype], "optimizer", optim_name(c->optimizer),
-        "momentum", PyBool_FromLong((long)c->momentum), "init",
-        init_names[c->init], "init_a", (double)c->init_a, "init_b",
-        (double)c->init_b, "state_init", (double)c->state_init, "admission",
-        (double)c->admission, "missing",
-        c->missing == MISSING_ZEROS ? "zeros" : "init", "nonfinite",
-        c->nonfinite == NONFINITE_SKIP ? "skip" : "raise", "capacity",
-        (unsigned long long)c->capacity, "full",
-        c->full == FULL_EVICT_LRU ? "evict_lru" : "raise", "state_floats",
-        floats);
+    PyObject *out = py_of_spec(&table_spec_list, &c->spec, 1);
+    PyObject *state = out ? PyLong_FromUnsignedLong(floats) : NULL;
+    if (!state || PyDict_SetItemString(out, "state_floats", state))
+        Py_CLEAR(out);
+    Py_XDECREF(state);
+    return out;
 }
 
 static PyObject *ckpt_describe(PyObject *module, PyObject *args,
@@ -43,8 +32,7 @@ static PyObject *ckpt_describe(PyObject *module, PyObject *args,
     if (py_table_config(args, kwargs, &c))
         return NULL;
     /* A server may have sent anything. */
-    if (c.dtype >= VECTOR_DTYPES || c.optimizer >= OPTIM_KINDS ||
-        c.init > INIT_CONSTANT)
+    if (spec_out_of_range(&table_spec_list, &c.spec))
         return py_raise(err_set(PERSIA_EPROTOCOL,
                                 "table %s: an option is out of its range",
                                 c.name));

@@ -177,25 +177,11 @@ static wire_file *files_from(PyObject *sequence, size_t *n)
 
 /* ---- hello, declare, stats ---------------------------------------------- */
 
-/* The words of declare() again. */
-static PyObject *spec_to_dict(const wire_table_spec *t)
-{
-    return Py_BuildValue(
-        "{ss sK sI sI sI sI sI sd sd sd sI sI sK sI sd}", "name", t->name,
-        "seed", (unsigned long long)t->seed, "dim", t->dim, "dtype", t->dtype,
-        "optimizer", t->optimizer, "momentum", t->momentum, "init", t->init,
-        "init_a", (double)t->init_a, "init_b", (double)t->init_b,
-        "state_init", (double)t->state_init, "missing", t->missing,
-        "nonfinite", t->nonfinite, "capacity",
-        (unsigned long long)t->capacity, "full", t->full, "admission",
-        (double)t->admission);
-}
-
-static PyObject *specs_to_list(const wire_table_spec *tables, size_t n)
+static PyObject *specs_to_list(const table_spec *tables, size_t n)
 {
     PyObject *list = PyList_New((Py_ssize_t)n);
     for (size_t i = 0; list && i < n; i++) {
-        PyObject *one = spec_to_dict(&tables[i]);
+        PyObject *one = py_of_spec(&table_spec_list, &tables[i], 0);
         if (!one || PyList_SetItem(list, (Py_ssize_t)i, one))
             Py_CLEAR(list);
     }
@@ -249,26 +235,9 @@ PyObject *py_peer_hello(const py_peer *p, PyObject *args)
 
 PyObject *py_peer_declare(const py_peer *p, PyObject *args, PyObject *kwargs)
 {
-    table_config c;
     wire_declare declare = {.caller = p->caller};
-    wire_table_spec *t = &declare.table;
-    if (py_table_config(args, kwargs, &c))
+    if (py_to_spec(&table_spec_list, args, kwargs, &declare.table))
         return NULL;
-    *t = (wire_table_spec){.seed = c.seed,
-                           .dim = c.dim,
-                           .dtype = c.dtype,
-                           .optimizer = c.optimizer,
-                           .momentum = c.momentum,
-                           .init = c.init,
-                           .init_a = c.init_a,
-                           .init_b = c.init_b,
-                           .state_init = c.state_init,
-                           .missing = c.missing,
-                           .nonfinite = c.nonfinite,
-                           .capacity = c.capacity,
-                           .full = c.full,
-                           .admission = c.admission};
-    memcpy(t->name, c.name, sizeof t->name);
     wire_out o;
     wire_out_init(&o);
     rpc_reply reply;
@@ -286,21 +255,16 @@ PyObject *py_peer_declare(const py_peer *p, PyObject *args, PyObject *kwargs)
               : Py_BuildValue("(IO)", r.no, r.created ? Py_True : Py_False);
 }
 
-static PyObject *table_to_dict(const wire_table_spec *t,
-                               const wire_table_stats *s)
+static PyObject *table_to_dict(const table_spec *t, const table_stats *s)
 {
-    return Py_BuildValue(
-        "{ss sI sI sK sK sK sK sK sK sK sK sK sK}", "name", t->name, "dim",
-        t->dim, "dtype", t->dtype, "rows", (unsigned long long)s->rows,
-        "bytes", (unsigned long long)s->bytes, "row_bytes",
-        (unsigned long long)s->row_bytes, "pushes",
-        (unsigned long long)s->pushes, "pulled",
-        (unsigned long long)s->pulled, "missed",
-        (unsigned long long)s->missed, "created",
-        (unsigned long long)s->created, "evicted",
-        (unsigned long long)s->evicted, "refused",
-        (unsigned long long)s->refused, "nonfinite",
-        (unsigned long long)s->nonfinite);
+    PyObject *out = py_of_spec(&table_stats_list, s, 0);
+    PyObject *more = out ? Py_BuildValue("{ss sI sI}", "name", t->name, "dim",
+                                         t->dim, "dtype", t->dtype)
+                         : NULL;
+    if (!more || PyDict_Update(out, more))
+        Py_CLEAR(out);
+    Py_XDECREF(more);
+    return out;
 }
 
 static PyObject *stats_to_dict(const wire_stats_reply *r)

@@ -11,9 +11,11 @@
 #include <Python.h>
 
 #include "base/base.h"
+#include "spec/spec.h"
 
 /* The files of csrc/py that add something to the module. */
 #define PY_FILES(X)                                                           \
+    X(lists)                                                                  \
     X(store)                                                                  \
     X(prefetch)                                                               \
     X(cluster)                                                                \
@@ -34,6 +36,14 @@ PyObject *py_raise(int code);
 /* Adds a heap type made from `spec` to the module under its short name;
  * returns a borrowed reference or NULL. */
 PyTypeObject *py_add_type(PyObject *module, PyType_Spec *spec);
+
+/* A struct of a list as a dict (lists.c): with `named`, enums are names and
+ * flags are bools.  Returns NULL with an exception set. */
+PyObject *py_of_spec(const spec_list *list, const void *m, int named);
+/* The reverse, of keywords that are all there is; numbers alone.  Returns -1
+ * with an exception set. */
+int py_to_spec(const spec_list *list, PyObject *args, PyObject *kwargs,
+               void *m);
 
 /* The words of Store.declare as a table's configuration (store.c).  Returns
  * -1 with an exception set. */

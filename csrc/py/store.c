@@ -4,6 +4,7 @@
  * here only what keeps memory safe is checked again.  Buffers come in
  * through the buffer protocol and must be C-contiguous.
  */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,22 +15,13 @@
 #include "store/store.h"
 #include "worker/worker.h"
 
-/* Entries of a param group that travel with every update. */
-#define GROUP_FIELDS(X)                                                       \
-    X(lr) X(eps) X(momentum) X(weight_decay) X(max_grad_norm) X(max_norm)     \
-    X(weight_bound)
-
-enum {
-#define FIELD_NUMBER(name) FIELD_##name,
-    GROUP_FIELDS(FIELD_NUMBER)
-#undef FIELD_NUMBER
-    FIELDS
-};
+enum { FIELDS_MAX = 32 };
 
 typedef struct store_object {
     PyObject_HEAD
     uint64_t handle;
-    PyObject *names[FIELDS]; /* interned: looked up at every store */
+    /* Of optim_hyper_list, interned: looked up at every step. */
+    PyObject *names[FIELDS_MAX];
     PyObject *algorithm, *betas;
 } store_object;
 
@@ -55,13 +47,10 @@ static int py_store_init(PyObject *self, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_RuntimeError, "a Store is initialised once");
         return -1;
     }
-    static const char *const names[] = {
-#define FIELD_NAME(name) #name,
-        GROUP_FIELDS(FIELD_NAME)
-#undef FIELD_NAME
-    };
-    for (int i = 0; i < FIELDS; i++) {
-        o->names[i] = PyUnicode_InternFromString(names[i]);
+    assert(optim_hyper_list.n <= FIELDS_MAX);
+    for (size_t i = 0; i < optim_hyper_list.n; i++) {
+        o->names[i] =
+            PyUnicode_InternFromString(optim_hyper_list.fields[i].name);
         if (!o->names[i])
             return -1;
     }
@@ -101,7 +90,7 @@ static void py_store_dealloc(PyObject *self)
         store_close(o->handle);
         Py_END_ALLOW_THREADS
     }
-    for (int i = 0; i < FIELDS; i++)
+    for (int i = 0; i < FIELDS_MAX; i++)
         Py_XDECREF(o->names[i]);
     Py_XDECREF(o->algorithm);
     Py_XDECREF(o->betas);
@@ -118,29 +107,8 @@ static PyObject *store_handle(PyObject *self, void *unused)
 
 int py_table_config(PyObject *args, PyObject *kwargs, table_config *out)
 {
-    static char *words[] = {
-        "name",     "seed",     "dim",       "dtype",    "optimizer",
-        "momentum", "init",     "init_a",    "init_b",   "state_init",
-        "missing",  "nonfinite", "capacity", "full",     "admission", NULL};
-    const char *name;
-    unsigned long long seed, capacity;
     table_config_init(out);
-    if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "sKIIIIIfffIIKIf", words, &name, &seed, &out->dim,
-            &out->dtype, &out->optimizer, &out->momentum, &out->init,
-            &out->init_a, &out->init_b, &out->state_init, &out->missing,
-            &out->nonfinite, &capacity, &out->full, &out->admission))
-        return -1;
-    size_t length = strlen(name);
-    if (length == 0 || length >= sizeof out->name) {
-        py_raise(err_set(PERSIA_EARG, "a table's name has 1 .. %zu bytes, "
-                         "this has %zu", sizeof out->name - 1, length));
-        return -1;
-    }
-    memcpy(out->name, name, length + 1);
-    out->seed = seed;
-    out->capacity = capacity;
-    return 0;
+    return py_to_spec(&table_spec_list, args, kwargs, &out->spec);
 }
 
 static PyObject *py_store_declare(PyObject *self, PyObject *args,
@@ -248,11 +216,12 @@ static int read_group(const store_object *o, PyObject *group, optim_args *a)
         k++;
     Py_DECREF(text);
     a->kind = k;
-#define READ_FIELD(field)                                                     \
-    if (read_float(group, o->names[FIELD_##field], &a->field))                \
-        return -1;
-    GROUP_FIELDS(READ_FIELD)
-#undef READ_FIELD
+    for (size_t i = 0; i < optim_hyper_list.n; i++) {
+        const spec_field *f = &optim_hyper_list.fields[i];
+        float *member = (float *)((char *)&a->hyper + f->offset);
+        if (f->kind == SPEC_FLOAT && read_float(group, o->names[i], member))
+            return -1;
+    }
     PyObject *betas = PyDict_GetItemWithError(group, o->betas);
     if (!betas)
         return PyErr_Occurred() ? -1 : 0;
@@ -499,16 +468,7 @@ static PyObject *py_store_stats(PyObject *self, PyObject *arg)
     Py_END_ALLOW_THREADS
     if (rc)
         return py_raise(rc);
-    return Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsK}", "rows", (unsigned long long)t.rows,
-        "bytes", (unsigned long long)t.bytes, "row_bytes",
-        (unsigned long long)t.row_bytes, "pushes",
-        (unsigned long long)t.pushes, "pulled", (unsigned long long)t.pulled,
-        "missed", (unsigned long long)t.missed, "created",
-        (unsigned long long)t.created, "evicted",
-        (unsigned long long)t.evicted, "refused",
-        (unsigned long long)t.refused, "nonfinite",
-        (unsigned long long)t.nonfinite);
+    return py_of_spec(&table_stats_list, &t, 0);
 }
 
 static PyObject *py_store_memory(PyObject *self, PyObject *unused)
@@ -767,15 +727,7 @@ static int add_numbers(PyObject *module)
         if (PyModule_AddIntConstant(module, numbers[i].name,
                                     numbers[i].value))
             return -1;
-    PyObject *optimizers = PyTuple_New(OPTIM_KINDS);
-    for (uint32_t k = 0; optimizers && k < OPTIM_KINDS; k++) {
-        PyObject *name = PyUnicode_FromString(optim_name(k));
-        if (!name || PyTuple_SetItem(optimizers, k, name))
-            Py_CLEAR(optimizers);
-    }
-    int rc = PyModule_AddObjectRef(module, "OPTIMIZERS", optimizers);
-    Py_XDECREF(optimizers);
-    return rc;
+    return 0;
 }
 
 int py_add_store(PyObject *module)

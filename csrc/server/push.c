@@ -67,20 +67,9 @@ void push_reply_state(ps_service *s, push_call *c, enum ledger_state state)
 
 /* ---- checks of one message ---------------------------------------------- */
 
-static optim_args args_of(const wire_hyper *h)
+static optim_args args_of(const optim_hyper *h)
 {
-    return (optim_args){.kind = h->kind,
-                        .lr = h->lr,
-                        .eps = h->eps,
-                        .beta1 = h->beta1,
-                        .beta2 = h->beta2,
-                        .momentum = h->momentum,
-                        .weight_decay = h->weight_decay,
-                        .step = 1, /* until it is applied */
-                        .max_grad_norm = h->max_grad_norm,
-                        .max_norm = h->max_norm,
-                        .weight_bound = h->weight_bound,
-                        .grad_scale = h->grad_scale};
+    return (optim_args){.hyper = *h, .step = 1 /* until it is applied */};
 }
 
 /* Ids in pieces: a sched_loop_fn. */
@@ -230,18 +219,6 @@ static int widen(update *u, entry *entries, size_t n, wire_memory *memory)
     return sched_for(ps_sched(u->s->p), first_piece[n], widen_piece, &w);
 }
 
-static int same_hyper(const wire_hyper *a, const wire_hyper *b)
-{
-    return a->kind == b->kind && a->lr == b->lr && a->eps == b->eps &&
-           a->beta1 == b->beta1 && a->beta2 == b->beta2 &&
-           a->momentum == b->momentum &&
-           a->weight_decay == b->weight_decay &&
-           a->max_grad_norm == b->max_grad_norm &&
-           a->max_norm == b->max_norm &&
-           a->weight_bound == b->weight_bound &&
-           a->grad_scale == b->grad_scale;
-}
-
 /* One job a table, its parts in the order of the ranks. */
 static int build_jobs(update *u, const entry *entries, size_t n)
 {
@@ -257,7 +234,8 @@ static int build_jobs(update *u, const entry *entries, size_t n)
                                   .stride = v->dim,
                                   .bags = v->n};
         if (before && before->m->grads.no == v->no) {
-            if (!same_hyper(&before->m->hyper, &e->m->hyper))
+            if (spec_difference(&optim_hyper_list, &before->m->hyper,
+                                &e->m->hyper))
                 return err_set(
                     PERSIA_EARG, "table %s: ranks %u and %u of step %llu "
                     "send different settings of the optimizer (lr %g and "

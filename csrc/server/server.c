@@ -215,53 +215,18 @@ int service_check_admin(const rpc_call *call, const char *what)
 
 /* ---- tables ------------------------------------------------------------- */
 
-static void config_of_spec(const ps_service *s, const wire_table_spec *spec,
+static void config_of_spec(const ps_service *s, const table_spec *spec,
                            table_config *out)
 {
     table_config_init(out);
-    memcpy(out->name, spec->name, sizeof out->name);
-    out->seed = spec->seed;
-    out->dim = spec->dim;
-    out->dtype = spec->dtype;
-    out->optimizer = spec->optimizer;
-    out->momentum = spec->momentum;
-    out->init = spec->init;
-    out->init_a = spec->init_a;
-    out->init_b = spec->init_b;
-    out->state_init = spec->state_init;
-    out->missing = spec->missing;
-    out->nonfinite = spec->nonfinite;
+    out->spec = *spec;
     out->capacity = spec->capacity / s->shards +
                     (spec->capacity % s->shards != 0);
-    out->full = spec->full;
-    out->admission = spec->admission;
-}
-
-/* capacity: of all shards. */
-static void spec_of_config(const table_config *c, uint64_t capacity,
-                           wire_table_spec *out)
-{
-    *out = (wire_table_spec){.seed = c->seed,
-                             .dim = c->dim,
-                             .dtype = c->dtype,
-                             .optimizer = c->optimizer,
-                             .momentum = c->momentum,
-                             .init = c->init,
-                             .init_a = c->init_a,
-                             .init_b = c->init_b,
-                             .state_init = c->state_init,
-                             .missing = c->missing,
-                             .nonfinite = c->nonfinite,
-                             .capacity = capacity,
-                             .full = c->full,
-                             .admission = c->admission};
-    _Static_assert(sizeof out->name == sizeof c->name, "names");
-    memcpy(out->name, c->name, sizeof out->name);
 }
 
 /* The specs of the first n tables, in `memory`. */
 static int specs(ps_service *s, uint32_t n, wire_memory *memory,
-                 wire_table_spec **out)
+                 table_spec **out)
 {
     *out = wire_memory_take(memory, n * sizeof **out);
     if (!*out)
@@ -269,13 +234,13 @@ static int specs(ps_service *s, uint32_t n, wire_memory *memory,
     for (uint32_t i = 0; i < n; i++) {
         const table_config *c = table_get_config(ps_table(s->p, i));
         uint64_t capacity = atomic_load(&s->capacity[i]);
-        spec_of_config(c, capacity ? capacity : c->capacity * s->shards,
-                       &(*out)[i]);
+        (*out)[i] = c->spec;
+        (*out)[i].capacity = capacity ? capacity : c->capacity * s->shards;
     }
     return PERSIA_OK;
 }
 
-static int declare_locked(ps_service *s, const wire_table_spec *spec,
+static int declare_locked(ps_service *s, const table_spec *spec,
                           wire_declare_reply *out)
 {
     table_config config;
@@ -377,16 +342,8 @@ static int handle_stats(ps_service *s, rpc_call *call, wire_memory *memory,
     reply.stats = wire_memory_take(memory, n * sizeof *reply.stats);
     if (!reply.stats)
         return PERSIA_ENOMEM;
-    for (uint32_t i = 0; i < n; i++) {
-        table_stats t;
-        table_get_stats(ps_table(s->p, i), &t);
-        reply.stats[i] = (wire_table_stats){
-            .rows = t.rows,       .bytes = t.bytes,
-            .row_bytes = t.row_bytes, .pushes = t.pushes,
-            .pulled = t.pulled,   .missed = t.missed,
-            .created = t.created, .evicted = t.evicted,
-            .refused = t.refused, .nonfinite = t.nonfinite};
-    }
+    for (uint32_t i = 0; i < n; i++)
+        table_get_stats(ps_table(s->p, i), &reply.stats[i]);
     return wire_put_stats_reply(&a->o, &reply);
 }
 

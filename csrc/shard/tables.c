@@ -51,35 +51,6 @@ void ps_destroy(ps *p)
     free(p);
 }
 
-/* The first field in which two configurations of one table differ. */
-static const char *difference(const table_config *a, const table_config *b)
-{
-    if (a->seed != b->seed)
-        return "seed";
-    if (a->dim != b->dim)
-        return "embedding_dim";
-    if (a->dtype != b->dtype)
-        return "data_type";
-    if (a->optimizer != b->optimizer || a->momentum != b->momentum)
-        return "optimizer";
-    if (a->init != b->init || a->init_a != b->init_a ||
-        a->init_b != b->init_b)
-        return "init";
-    if (a->state_init != b->state_init)
-        return "initial accumulator";
-    if (a->missing != b->missing)
-        return "missing";
-    if (a->nonfinite != b->nonfinite)
-        return "nonfinite";
-    if (a->capacity != b->capacity)
-        return "capacity";
-    if (a->full != b->full)
-        return "eviction";
-    if (a->admission != b->admission)
-        return "admission";
-    return NULL;
-}
-
 static int declare_locked(ps *p, const table_config *config, uint32_t *no,
                           int *created)
 {
@@ -88,13 +59,14 @@ static int declare_locked(ps *p, const table_config *config, uint32_t *no,
         const table_config *have = table_get_config(p->tables[i]);
         if (strcmp(have->name, config->name) != 0)
             continue;
-        const char *field = difference(have, config);
+        const spec_field *field =
+            spec_difference(&table_spec_list, &have->spec, &config->spec);
         if (field)
             return err_set(PERSIA_EMISMATCH,
                            "table %s: %s differs from the first declaration "
                            "of this table; give both the same, or another "
                            "name",
-                           config->name, field);
+                           config->name, field->config);
         *no = i;
         *created = 0;
         return PERSIA_OK;

@@ -2,7 +2,7 @@
 
 usage: python csrc/spec/generate.py [--check]
 
-- csrc/spec/lists.h: enums that several rooms share.
+- csrc/spec/lists.h, lists.c: enums and structs that several rooms share.
 - csrc/wire/messages.h: limits, enums and structs of the messages.
 - csrc/wire/messages.c: the same field by field, for put.c and get.c.
 
@@ -23,7 +23,11 @@ What protobuf has no word for is told by annotations in the comments:
   @count=NAME            of an enum: how many values it has
   @with=field            a repeated field that has as many elements
   @check                 of a message: types.c has at_check_<message>()
-  @shared                of an enum: in lists.h
+  @shared                of an enum: in lists.h, with the names of its values
+  @shared=struct         of a message: the struct and its list are there, too
+  @members               and its members as a macro
+  @config=word           what a config calls the field
+  @largest               of servers' counters the largest counts, not the sum
 """
 
 from __future__ import annotations
@@ -133,8 +137,13 @@ class Message:
 
     @property
     def id(self) -> str:
-        """`wire_<id>` is its struct."""
+        """Of its types and functions."""
         return snake(self.name.removesuffix("Request"))
+
+    @property
+    def struct(self) -> str:
+        """The C name of its struct."""
+        return self.notes.get("shared") or f"wire_{self.id}"
 
     def bulk(self) -> list[Field]:
         """The fields that are arrays of n rows."""
@@ -293,7 +302,8 @@ def wrap(text: str, first: str, rest: str) -> str:
 
 def wrap_items(items: list[str], end: str, first: str, rest: str) -> str:
     """Items with commas between them, none of them broken."""
-    glued = ", ".join(item.replace(" ", "\0") for item in items) + end
+    glued = ", ".join(item.replace(" ", "\0") for item in items)
+    glued += end.replace(" ", "\0")
     return wrap(glued, first, rest).replace("\0", " ")
 
 
@@ -354,12 +364,12 @@ def member_of(proto: Proto, f: Field) -> str:
         return f"{NUMBERS[f.type][1]} {'*' * f.repeated}{f.member};"
     if proto.enum(f.type, f.message.name):
         return f"uint32_t {f.member};"
-    return f"wire_{proto.message(f.type).id} {'*' * f.repeated}{f.member};"
+    return f"{proto.message(f.type).struct} {'*' * f.repeated}{f.member};"
 
 
 def write_struct(proto: Proto, message: Message) -> str:
     """The struct of a message."""
-    out = remark(message.notes.text) + f"typedef struct wire_{message.id} {{\n"
+    out = remark(message.notes.text) + f"typedef struct {message.struct} {{\n"
     held: set[str] = set()
     bulk = message.bulk()
     for f in message.fields:
@@ -374,7 +384,7 @@ def write_struct(proto: Proto, message: Message) -> str:
         out += with_remark(member_of(proto, f), f.notes)
         if f.repeated and not f.notes.get("with"):
             out += f"    size_t {f.member}_n;\n"
-    return out + f"}} wire_{message.id};\n\n"
+    return out + f"}} {message.struct};\n\n"
 
 
 def kind_of(proto: Proto, f: Field) -> str:
@@ -392,7 +402,8 @@ def kind_of(proto: Proto, f: Field) -> str:
 
 def entry_of(proto: Proto, f: Field) -> str:
     """The line of a field in the table of its message."""
-    this, kind, limit = f.message.id, kind_of(proto, f), limit_of(proto, f)
+    this, kind = f.message.struct, kind_of(proto, f)
+    limit = limit_of(proto, f)
     items = [f"[{f.number}] = F({this}", f.path, kind, f'"{f.name}"']
     if kind in {"NUMBERS", "MESSAGES"}:
         items.append(f"COUNT({this}, {f.notes.get('with') or f.member}_n)")
@@ -425,7 +436,7 @@ def write_table(proto: Proto, message: Message) -> str:
     most = max(f.number for f in message.fields)
     items = [
         f'.name = "{message.name}"',
-        f".size = sizeof(wire_{message.id})",
+        f".size = sizeof({message.struct})",
         f".fields = {message.id}_fields",
         f".fields_n = {most}",
     ]
@@ -447,9 +458,7 @@ def x_list(name: str, entries: list[str]) -> str:
     glued = " ".join(entry.replace(" ", "\0") for entry in entries)
     text = textwrap.fill(glued, 73, break_long_words=False)
     lines = ["    " + line for line in text.replace("\0", " ").splitlines()]
-    lines = [f"#define {name}(X)", *lines]
-    padded = [f"{line:<78}\\" for line in lines[:-1]]
-    return "\n".join([*padded, lines[-1]]) + "\n\n"
+    return continued("\n".join([f"#define {name}(X)", *lines])) + "\n"
 
 
 def methods_messages(proto: Proto) -> list[Message]:
@@ -462,17 +471,83 @@ def lists_h(proto: Proto) -> str:
     """csrc/spec/lists.h."""
     out = f"/* lists.h: {HEAD}. */\n"
     out += "#ifndef PERSIA_SPEC_LISTS_H\n#define PERSIA_SPEC_LISTS_H\n\n"
+    out += '#include "spec/list.h"\n\n'
     for enum in proto.enums:
         if enum.notes.get("shared") is not None:
-            out += write_enum(enum)
+            names = f"{enum.tag}_names[{len(enum.values)}]"
+            out += write_enum(enum).rstrip() + "\n"
+            out += f"extern PERSIA_API const char *const {names};\n\n"
+    for message in proto.messages:
+        if name := message.notes.get("shared"):
+            out += write_struct(proto, message)
+            if message.notes.get("members") is not None:
+                out += write_members(proto, message)
+            out += f"extern PERSIA_API const spec_list {name}_list;\n\n"
     return out + "#endif\n"
+
+
+def write_members(proto: Proto, message: Message) -> str:
+    """The members as a macro, for structs that have them too."""
+    members = [member_of(proto, f) for f in message.fields]
+    text = " ".join(m.replace(" ", "\0") for m in members)
+    lines = textwrap.fill(text, 73, break_long_words=False).replace("\0", " ")
+    head = f"#define {message.struct.upper()}_MEMBERS\n"
+    return continued(head + textwrap.indent(lines, "    ")) + "\n"
+
+
+def lists_c(proto: Proto) -> str:
+    """csrc/spec/lists.c."""
+    out = f'/* lists.c: {HEAD}. */\n#include "spec/spec.h"\n\n'
+    for enum in proto.enums:
+        if enum.notes.get("shared") is None:
+            continue
+        own = snake(enum.name).upper() + "_"
+        words = [f'"{n.removeprefix(own).lower()}"' for n, *_ in enum.values]
+        out += f"const char *const {enum.tag}_names[] = {{\n"
+        out += wrap_items(words, "", "    ", "    ") + "};\n\n"
+    for message in proto.messages:
+        name = message.notes.get("shared")
+        if not name:
+            continue
+        out += f"static const spec_field {name}_fields[] = {{\n"
+        out += "".join(spec_entry(proto, f) for f in message.fields)
+        out += f"}};\nconst spec_list {name}_list = {{\n"
+        out += f"    {name}_fields, {len(message.fields)}\n}};\n\n"
+    return out.rstrip() + "\n"
+
+
+def spec_entry(proto: Proto, f: Field) -> str:
+    """The line of a field in the list of its message."""
+    enum, limit = proto.enum(f.type, f.message.name), limit_of(proto, f)
+    kind = "ENUM" if enum else kind_of(proto, f)
+    kind = "BOOL" if f.type == "bool" else kind
+    struct = f.message.struct
+    items = [f'{{ .name = "{f.name}"']
+    items.append(f'.config = "{f.notes.get("config") or f.name}"')
+    items.append(f".kind = SPEC_{kind}")
+    items.append(f".offset = offsetof({struct}, {f.member})")
+    if enum or limit is not None:
+        items.append(f".limit = {(limit or 0) + (kind == 'NAME')}")
+    elif kind == "U32":
+        items.append(".limit = UINT32_MAX")
+    if enum:
+        items.append(f".names = {enum.tag}_names")
+    if f.notes.get("largest") is not None:
+        items.append(".largest = 1")
+    return wrap_items(items, " },", " " * 4, " " * 6)
+
+
+def continued(text: str) -> str:
+    """The lines of a macro."""
+    *lines, last = text.splitlines()
+    return "\n".join([*(f"{line:<78}\\" for line in lines), last, ""])
 
 
 def messages_h(proto: Proto) -> str:
     """csrc/wire/messages.h."""
     out = f"/* messages.h: {HEAD}. */\n"
     out += "#ifndef PERSIA_WIRE_MESSAGES_H\n#define PERSIA_WIRE_MESSAGES_H\n\n"
-    out += "#include <stddef.h>\n#include <stdint.h>\n\nenum {\n"
+    out += '#include "spec/spec.h"\n\nenum {\n'
     for name, number in proto.limits.items():
         out += f"    WIRE_{name}_MAX = {number},\n"
     most = max(f.number for m in proto.messages for f in m.fields)
@@ -491,7 +566,8 @@ def messages_h(proto: Proto) -> str:
         if enum.notes.get("shared") is None:
             out += write_enum(enum)
     for message in in_order(proto):
-        out += write_struct(proto, message)
+        if not message.notes.get("shared"):
+            out += write_struct(proto, message)
     return out + "#endif\n"
 
 
@@ -519,6 +595,7 @@ def outputs(proto: Proto) -> dict[Path, str]:
     """What each generated file has to be."""
     return {
         CSRC / "spec" / "lists.h": lists_h(proto),
+        CSRC / "spec" / "lists.c": lists_c(proto),
         CSRC / "wire" / "messages.h": messages_h(proto),
         CSRC / "wire" / "messages.c": messages_c(proto),
     }

@@ -2,6 +2,8 @@
 #ifndef PERSIA_SPEC_LISTS_H
 #define PERSIA_SPEC_LISTS_H
 
+#include "spec/list.h"
+
 /* Values of vectors and gradients on the wire. */
 enum wire_dtype {
     WIRE_FP32,
@@ -11,6 +13,7 @@ enum wire_dtype {
     WIRE_BF16, /* no scale */
     WIRE_DTYPES
 };
+extern PERSIA_API const char *const wire_dtype_names[3];
 
 enum optim_kind {
     OPTIM_SGD,
@@ -20,6 +23,7 @@ enum optim_kind {
     OPTIM_ADAMW,
     OPTIM_KINDS
 };
+extern PERSIA_API const char *const optim_kind_names[5];
 
 /* Where the vectors of a table are kept. */
 enum vector_dtype {
@@ -27,6 +31,7 @@ enum vector_dtype {
     VECTOR_BF16, /* rounded stochastically */
     VECTOR_DTYPES
 };
+extern PERSIA_API const char *const vector_dtype_names[2];
 
 enum table_init_kind {
     INIT_UNIFORM, /* [init_a, init_b) */
@@ -34,23 +39,93 @@ enum table_init_kind {
     INIT_CONSTANT, /* init_a */
     INIT_KINDS
 };
+extern PERSIA_API const char *const table_init_kind_names[3];
 
 enum table_missing {
     MISSING_INIT, /* an id without a row reads as its initial value */
     MISSING_ZEROS,
     MISSING_KINDS
 };
+extern PERSIA_API const char *const table_missing_names[2];
 
 enum table_nonfinite {
     NONFINITE_RAISE, /* a push with a NaN or Inf gradient fails as a whole */
     NONFINITE_SKIP, /* its rows are left out and counted */
     NONFINITE_KINDS
 };
+extern PERSIA_API const char *const table_nonfinite_names[2];
 
 enum table_full {
     FULL_RAISE,
     FULL_EVICT_LRU,
     FULL_KINDS
 };
+extern PERSIA_API const char *const table_full_names[2];
+
+/* A table as it was declared. */
+typedef struct table_spec {
+    char name[256]; /* not empty; initial values depend on it */
+    uint64_t seed; /* and on this */
+    uint32_t dim; /* from 1 */
+    uint32_t dtype;
+    uint32_t optimizer;
+    uint32_t momentum; /* SGD: rows keep a momentum buffer */
+    uint32_t init;
+    float init_a;
+    float init_b;
+    float state_init; /* Adagrad: of the accumulator */
+    uint32_t missing;
+    uint32_t nonfinite;
+    uint64_t capacity; /* rows of all shards together; 0: unbounded */
+    uint32_t full; /* what happens at capacity */
+    float admission; /* probability that an unseen id gets a row; 1: all */
+} table_spec;
+
+#define TABLE_SPEC_MEMBERS                                                    \
+    char name[256]; uint64_t seed; uint32_t dim; uint32_t dtype;              \
+    uint32_t optimizer; uint32_t momentum; uint32_t init; float init_a;       \
+    float init_b; float state_init; uint32_t missing; uint32_t nonfinite;     \
+    uint64_t capacity; uint32_t full; float admission;
+
+extern PERSIA_API const spec_list table_spec_list;
+
+/* Hyper-parameters of one update; finite. Nothing has a default: what is left
+ * out is 0. */
+typedef struct optim_hyper {
+    uint32_t kind; /* the table's */
+    float lr;
+    float eps; /* Adagrad, Adam: above 0 */
+    float beta1; /* Adam */
+    float beta2; /* Adam */
+    float momentum; /* SGD */
+    float weight_decay;
+    float max_grad_norm; /* of a row's gradient, L2; 0: no bound */
+    float max_norm; /* of a row's vector afterwards, L2; 0: no bound */
+    float weight_bound; /* of its elements afterwards; 0: no bound */
+    float grad_scale; /* multiplies every gradient: usually 1 */
+} optim_hyper;
+
+#define OPTIM_HYPER_MEMBERS                                                   \
+    uint32_t kind; float lr; float eps; float beta1; float beta2;             \
+    float momentum; float weight_decay; float max_grad_norm; float max_norm;  \
+    float weight_bound; float grad_scale;
+
+extern PERSIA_API const spec_list optim_hyper_list;
+
+/* Counters of a table. */
+typedef struct table_stats {
+    uint64_t rows; /* now */
+    uint64_t bytes; /* of rows and index */
+    uint64_t row_bytes; /* of one row */
+    uint64_t pushes; /* the table's clock */
+    uint64_t pulled; /* ids read */
+    uint64_t missed; /* of them without a row */
+    uint64_t created; /* rows */
+    uint64_t evicted; /* rows */
+    uint64_t refused; /* ids */
+    uint64_t nonfinite; /* row gradients skipped */
+} table_stats;
+
+extern PERSIA_API const spec_list table_stats_list;
 
 #endif

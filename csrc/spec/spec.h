@@ -1,10 +1,30 @@
-/* spec.h: the lists that several rooms share: what a table can be.
+/* spec.h: the lists that several rooms share: options of a table,
+ * hyper-parameters of an update, counters of a table, and their enums.
  *
- * All of them are in lists.h, generated from persia.proto.
+ * All of them are in lists.h, generated from persia.proto: a field is one
+ * line there.  What handles every field of a struct does so by its list.
  */
 #ifndef PERSIA_SPEC_H
 #define PERSIA_SPEC_H
 
+#include "spec/list.h"
 #include "spec/lists.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The first field in which two structs of the list differ, or NULL. */
+PERSIA_API const spec_field *spec_difference(const spec_list *list,
+                                             const void *a, const void *b);
+/* The first field that is out of its range, or NULL. */
+PERSIA_API const spec_field *spec_out_of_range(const spec_list *list,
+                                               const void *m);
+/* Adds the counters of another server: of fields that say so the largest
+ * counts. */
+PERSIA_API void spec_add(const spec_list *list, void *sum, const void *more);
+
+#ifdef __cplusplus
+}
+#endif
 #endif

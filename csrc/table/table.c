@@ -29,11 +29,10 @@ static int config_check(const table_config *c)
     if (c->dim < 1 || c->dim > 4096)
         return err_set(PERSIA_EARG, "table %s: dim is %u, it must be within "
                        "1 .. 4096", c->name, c->dim);
-    if (c->dtype >= VECTOR_DTYPES || c->optimizer >= OPTIM_KINDS ||
-        c->init > INIT_CONSTANT || c->missing > MISSING_ZEROS ||
-        c->nonfinite > NONFINITE_SKIP || c->full > FULL_EVICT_LRU)
-        return err_set(PERSIA_EARG, "table %s: an option has no such value",
-                       c->name);
+    const spec_field *wrong = spec_out_of_range(&table_spec_list, &c->spec);
+    if (wrong)
+        return err_set(PERSIA_EARG, "table %s: %s has no such value", c->name,
+                       wrong->config);
     /* six standard deviations are the most that INIT_NORMAL gives */
     if (!isfinite(c->init_a) || !isfinite(c->init_b) ||
         !isfinite(c->init_b - c->init_a) ||

@@ -28,23 +28,15 @@ extern "C" {
 
 typedef struct table table;
 
+/* Options as they are declared, each also by its name alone; `capacity` is
+ * this table's. */
 typedef struct table_config {
-    char name[256];        /* decides initial values, with seed */
-    uint64_t seed;
-    uint32_t dim;          /* 1 .. 4096 */
-    uint32_t dtype;        /* enum vector_dtype */
-    uint32_t optimizer;    /* enum optim_kind */
-    uint32_t momentum;     /* SGD: 1 if rows keep a momentum buffer */
-    uint32_t init;         /* enum table_init_kind */
-    float init_a, init_b;  /* uniform: [a, b); normal: mean, std;
-                              constant: a */
-    float state_init;      /* Adagrad: initial accumulator */
-    uint32_t missing;      /* enum table_missing: what pull reads */
-    uint32_t nonfinite;    /* enum table_nonfinite: what push does */
-    uint64_t capacity;     /* rows; 0: unbounded */
-    uint32_t full;         /* enum table_full */
-    float admission;       /* probability that an unseen id gets a row;
-                              1: all */
+    union {
+        table_spec spec;
+        struct {
+            TABLE_SPEC_MEMBERS
+        };
+    };
     uint32_t stripes;      /* power of two up to 256; 0: chosen */
     mem_limit *limit;      /* NULL: none */
 } table_config;
@@ -55,15 +47,6 @@ PERSIA_API int table_create(const table_config *config, table **out);
 PERSIA_API void table_destroy(table *t);
 PERSIA_API const table_config *table_get_config(const table *t);
 
-typedef struct table_stats {
-    uint64_t rows;         /* now */
-    uint64_t bytes;        /* rows, index and slack, touched memory */
-    uint64_t row_bytes;    /* stride of a row */
-    uint64_t pushes;       /* the table's clock */
-    uint64_t pulled, missed;            /* ids read; of them without a row */
-    uint64_t created, evicted, refused; /* rows made, evicted; ids refused */
-    uint64_t nonfinite;    /* row gradients skipped as NaN or Inf */
-} table_stats;
 PERSIA_API void table_get_stats(const table *t, table_stats *out);
 
 /* A row number is a hint of where an id was found: ROW_NONE if it had no

@@ -2,10 +2,10 @@
 #include "wire/types.h"
 
 static const wire_field caller_fields[] = {
-    [1] = F(caller, client, FIXED64, "client"),
-    [2] = F(caller, incarnation, U64, "incarnation"),
-    [3] = F(caller, boot, FIXED64, "boot"),
-    [4] = F(caller, lineage, FIXED64, "lineage"),
+    [1] = F(wire_caller, client, FIXED64, "client"),
+    [2] = F(wire_caller, incarnation, U64, "incarnation"),
+    [3] = F(wire_caller, boot, FIXED64, "boot"),
+    [4] = F(wire_caller, lineage, FIXED64, "lineage"),
 };
 static const wire_type caller_type = {
     .name = "Caller", .size = sizeof(wire_caller), .fields = caller_fields,
@@ -13,13 +13,13 @@ static const wire_type caller_type = {
 };
 
 static const wire_field hello_fields[] = {
-    [1] = F(hello, caller, MESSAGE, "caller", .type = &caller_type),
-    [2] = F(hello, version, U32, "version", .limit = UINT32_MAX),
-    [3] = F(hello, name_space, NAME, "namespace", .limit = 256),
-    [4] = F(hello, role, NAME, "role", .limit = 32),
-    [5] = F(hello, rank, U32, "rank", .limit = UINT32_MAX),
-    [6] = F(hello, world, U32, "world", .limit = UINT32_MAX),
-    [7] = F(hello, stream, FIXED64, "stream"),
+    [1] = F(wire_hello, caller, MESSAGE, "caller", .type = &caller_type),
+    [2] = F(wire_hello, version, U32, "version", .limit = UINT32_MAX),
+    [3] = F(wire_hello, name_space, NAME, "namespace", .limit = 256),
+    [4] = F(wire_hello, role, NAME, "role", .limit = 32),
+    [5] = F(wire_hello, rank, U32, "rank", .limit = UINT32_MAX),
+    [6] = F(wire_hello, world, U32, "world", .limit = UINT32_MAX),
+    [7] = F(wire_hello, stream, FIXED64, "stream"),
 };
 static const wire_type hello_type = {
     .name = "HelloRequest", .size = sizeof(wire_hello), .fields = hello_fields,
@@ -27,11 +27,11 @@ static const wire_type hello_type = {
 };
 
 static const wire_field ledger_fields[] = {
-    [1] = F(ledger, stream, FIXED64, "stream"),
-    [2] = F(ledger, watermark, U64, "watermark"),
-    [3] = F(ledger, window, WORDS, "window", .limit = 64),
-    [4] = F(ledger, skipped, U64, "skipped"),
-    [5] = F(ledger, incarnation, U64, "incarnation"),
+    [1] = F(wire_ledger, stream, FIXED64, "stream"),
+    [2] = F(wire_ledger, watermark, U64, "watermark"),
+    [3] = F(wire_ledger, window, WORDS, "window", .limit = 64),
+    [4] = F(wire_ledger, skipped, U64, "skipped"),
+    [5] = F(wire_ledger, incarnation, U64, "incarnation"),
 };
 static const wire_type ledger_type = {
     .name = "Ledger", .size = sizeof(wire_ledger), .fields = ledger_fields,
@@ -56,22 +56,23 @@ static const wire_field table_spec_fields[] = {
     [15] = F(table_spec, admission, FLOAT, "admission"),
 };
 static const wire_type table_spec_type = {
-    .name = "TableSpec", .size = sizeof(wire_table_spec),
+    .name = "TableSpec", .size = sizeof(table_spec),
     .fields = table_spec_fields, .fields_n = 15, .check = at_check_table_spec
 };
 
 static const wire_field hello_reply_fields[] = {
-    [1] = F(hello_reply, version, U32, "version", .limit = UINT32_MAX),
-    [2] = F(hello_reply, name_space, NAME, "namespace", .limit = 256),
-    [3] = F(hello_reply, shard, U32, "shard", .limit = UINT32_MAX),
-    [4] = F(hello_reply, shards, U32, "shards", .limit = UINT32_MAX),
-    [5] = F(hello_reply, boot, FIXED64, "boot"),
-    [6] = F(hello_reply, lineage, FIXED64, "lineage"),
-    [7] = F(hello_reply, updates, U64, "updates"),
-    [8] = F(hello_reply, message_limit, U64, "message_limit"),
-    [9] = F(hello_reply, ledger, MESSAGE, "ledger", .type = &ledger_type),
-    [10] = F(hello_reply, tables, MESSAGES, "tables",
-        COUNT(hello_reply, tables_n), .limit = 4096, .type = &table_spec_type),
+    [1] = F(wire_hello_reply, version, U32, "version", .limit = UINT32_MAX),
+    [2] = F(wire_hello_reply, name_space, NAME, "namespace", .limit = 256),
+    [3] = F(wire_hello_reply, shard, U32, "shard", .limit = UINT32_MAX),
+    [4] = F(wire_hello_reply, shards, U32, "shards", .limit = UINT32_MAX),
+    [5] = F(wire_hello_reply, boot, FIXED64, "boot"),
+    [6] = F(wire_hello_reply, lineage, FIXED64, "lineage"),
+    [7] = F(wire_hello_reply, updates, U64, "updates"),
+    [8] = F(wire_hello_reply, message_limit, U64, "message_limit"),
+    [9] = F(wire_hello_reply, ledger, MESSAGE, "ledger", .type = &ledger_type),
+    [10] = F(wire_hello_reply, tables, MESSAGES, "tables",
+        COUNT(wire_hello_reply, tables_n), .limit = 4096,
+        .type = &table_spec_type),
 };
 static const wire_type hello_reply_type = {
     .name = "HelloReply", .size = sizeof(wire_hello_reply),
@@ -79,8 +80,8 @@ static const wire_type hello_reply_type = {
 };
 
 static const wire_field declare_fields[] = {
-    [1] = F(declare, caller, MESSAGE, "caller", .type = &caller_type),
-    [2] = F(declare, table, MESSAGE, "table", .type = &table_spec_type),
+    [1] = F(wire_declare, caller, MESSAGE, "caller", .type = &caller_type),
+    [2] = F(wire_declare, table, MESSAGE, "table", .type = &table_spec_type),
 };
 static const wire_type declare_type = {
     .name = "DeclareRequest", .size = sizeof(wire_declare),
@@ -88,8 +89,8 @@ static const wire_type declare_type = {
 };
 
 static const wire_field declare_reply_fields[] = {
-    [1] = F(declare_reply, no, U32, "no", .limit = 4095),
-    [2] = F(declare_reply, created, U32, "created", .limit = 1),
+    [1] = F(wire_declare_reply, no, U32, "no", .limit = 4095),
+    [2] = F(wire_declare_reply, created, U32, "created", .limit = 1),
 };
 static const wire_type declare_reply_type = {
     .name = "DeclareReply", .size = sizeof(wire_declare_reply),
@@ -97,8 +98,9 @@ static const wire_type declare_reply_type = {
 };
 
 static const wire_field pull_table_fields[] = {
-    [1] = F(pull_table, no, U32, "no", .limit = 4095),
-    [2] = F(pull_table, ids, BULK, "ids", COUNT(pull_table, n), .item = 8),
+    [1] = F(wire_pull_table, no, U32, "no", .limit = 4095),
+    [2] = F(wire_pull_table, ids, BULK, "ids", COUNT(wire_pull_table, n),
+        .item = 8),
 };
 static const wire_type pull_table_type = {
     .name = "PullTable", .size = sizeof(wire_pull_table),
@@ -106,13 +108,13 @@ static const wire_type pull_table_type = {
 };
 
 static const wire_field pull_fields[] = {
-    [1] = F(pull, caller, MESSAGE, "caller", .type = &caller_type),
-    [2] = F(pull, dtype, U32, "dtype", .limit = 2),
-    [3] = F(pull, want_rows, U32, "want_rows", .limit = 1),
-    [4] = F(pull, after, U64, "after"),
-    [5] = F(pull, tables, MESSAGES, "tables", COUNT(pull, tables_n),
+    [1] = F(wire_pull, caller, MESSAGE, "caller", .type = &caller_type),
+    [2] = F(wire_pull, dtype, U32, "dtype", .limit = 2),
+    [3] = F(wire_pull, want_rows, U32, "want_rows", .limit = 1),
+    [4] = F(wire_pull, after, U64, "after"),
+    [5] = F(wire_pull, tables, MESSAGES, "tables", COUNT(wire_pull, tables_n),
         .limit = 4096, .type = &pull_table_type),
-    [6] = F(pull, stream, FIXED64, "stream"),
+    [6] = F(wire_pull, stream, FIXED64, "stream"),
 };
 static const wire_type pull_type = {
     .name = "PullRequest", .size = sizeof(wire_pull), .fields = pull_fields,
@@ -120,12 +122,13 @@ static const wire_type pull_type = {
 };
 
 static const wire_field values_fields[] = {
-    [1] = F(values, no, U32, "no", .limit = 4095),
-    [2] = F(values, dim, U32, "dim", .limit = 4096),
-    [3] = F(values, values, BULK, "values", COUNT(values, n), .item = 0,
-        WIDTH(values, dim)),
-    [4] = F(values, scales, BULK, "scales", COUNT(values, n), .item = 4),
-    [5] = F(values, rows, BULK, "rows", COUNT(values, n), .item = 4),
+    [1] = F(wire_values, no, U32, "no", .limit = 4095),
+    [2] = F(wire_values, dim, U32, "dim", .limit = 4096),
+    [3] = F(wire_values, values, BULK, "values", COUNT(wire_values, n),
+        .item = 0, WIDTH(wire_values, dim)),
+    [4] = F(wire_values, scales, BULK, "scales", COUNT(wire_values, n),
+        .item = 4),
+    [5] = F(wire_values, rows, BULK, "rows", COUNT(wire_values, n), .item = 4),
 };
 static const wire_type values_type = {
     .name = "Values", .size = sizeof(wire_values), .fields = values_fields,
@@ -133,9 +136,9 @@ static const wire_type values_type = {
 };
 
 static const wire_field pull_reply_fields[] = {
-    [1] = F(pull_reply, dtype, U32, "dtype", .limit = 2),
-    [2] = F(pull_reply, tables, MESSAGES, "tables",
-        COUNT(pull_reply, tables_n), .limit = 4096, .type = &values_type),
+    [1] = F(wire_pull_reply, dtype, U32, "dtype", .limit = 2),
+    [2] = F(wire_pull_reply, tables, MESSAGES, "tables",
+        COUNT(wire_pull_reply, tables_n), .limit = 4096, .type = &values_type),
 };
 static const wire_type pull_reply_type = {
     .name = "PullReply", .size = sizeof(wire_pull_reply),
@@ -143,36 +146,37 @@ static const wire_type pull_reply_type = {
 };
 
 static const wire_field hyper_fields[] = {
-    [1] = F(hyper, kind, U32, "kind", .limit = 4),
-    [2] = F(hyper, lr, FLOAT, "lr"),
-    [3] = F(hyper, eps, FLOAT, "eps"),
-    [4] = F(hyper, beta1, FLOAT, "beta1"),
-    [5] = F(hyper, beta2, FLOAT, "beta2"),
-    [6] = F(hyper, momentum, FLOAT, "momentum"),
-    [7] = F(hyper, weight_decay, FLOAT, "weight_decay"),
-    [8] = F(hyper, max_grad_norm, FLOAT, "max_grad_norm"),
-    [9] = F(hyper, max_norm, FLOAT, "max_norm"),
-    [10] = F(hyper, weight_bound, FLOAT, "weight_bound"),
-    [11] = F(hyper, grad_scale, FLOAT, "grad_scale"),
+    [1] = F(optim_hyper, kind, U32, "kind", .limit = 4),
+    [2] = F(optim_hyper, lr, FLOAT, "lr"),
+    [3] = F(optim_hyper, eps, FLOAT, "eps"),
+    [4] = F(optim_hyper, beta1, FLOAT, "beta1"),
+    [5] = F(optim_hyper, beta2, FLOAT, "beta2"),
+    [6] = F(optim_hyper, momentum, FLOAT, "momentum"),
+    [7] = F(optim_hyper, weight_decay, FLOAT, "weight_decay"),
+    [8] = F(optim_hyper, max_grad_norm, FLOAT, "max_grad_norm"),
+    [9] = F(optim_hyper, max_norm, FLOAT, "max_norm"),
+    [10] = F(optim_hyper, weight_bound, FLOAT, "weight_bound"),
+    [11] = F(optim_hyper, grad_scale, FLOAT, "grad_scale"),
 };
 static const wire_type hyper_type = {
-    .name = "Hyper", .size = sizeof(wire_hyper), .fields = hyper_fields,
+    .name = "Hyper", .size = sizeof(optim_hyper), .fields = hyper_fields,
     .fields_n = 11
 };
 
 static const wire_field push_table_fields[] = {
-    [1] = F(push_table, grads.no, U32, "no", .limit = 4095),
-    [2] = F(push_table, grads.dim, U32, "dim", .limit = 4096),
-    [3] = F(push_table, ids, BULK, "ids", COUNT(push_table, grads.n),
+    [1] = F(wire_push_table, grads.no, U32, "no", .limit = 4095),
+    [2] = F(wire_push_table, grads.dim, U32, "dim", .limit = 4096),
+    [3] = F(wire_push_table, ids, BULK, "ids", COUNT(wire_push_table, grads.n),
         .item = 8),
-    [4] = F(push_table, grads.values, BULK, "values",
-        COUNT(push_table, grads.n), .item = 0, WIDTH(push_table, grads.dim)),
-    [5] = F(push_table, grads.scales, BULK, "scales",
-        COUNT(push_table, grads.n), .item = 4),
-    [6] = F(push_table, grads.rows, BULK, "rows", COUNT(push_table, grads.n),
-        .item = 4),
-    [7] = F(push_table, hyper, MESSAGE, "hyper", .type = &hyper_type),
-    [8] = F(push_table, distinct, U32, "distinct", .limit = 1),
+    [4] = F(wire_push_table, grads.values, BULK, "values",
+        COUNT(wire_push_table, grads.n), .item = 0,
+        WIDTH(wire_push_table, grads.dim)),
+    [5] = F(wire_push_table, grads.scales, BULK, "scales",
+        COUNT(wire_push_table, grads.n), .item = 4),
+    [6] = F(wire_push_table, grads.rows, BULK, "rows",
+        COUNT(wire_push_table, grads.n), .item = 4),
+    [7] = F(wire_push_table, hyper, MESSAGE, "hyper", .type = &hyper_type),
+    [8] = F(wire_push_table, distinct, U32, "distinct", .limit = 1),
 };
 static const wire_type push_table_type = {
     .name = "PushTable", .size = sizeof(wire_push_table),
@@ -181,15 +185,15 @@ static const wire_type push_table_type = {
 };
 
 static const wire_field push_fields[] = {
-    [1] = F(push, caller, MESSAGE, "caller", .type = &caller_type),
-    [2] = F(push, stream, FIXED64, "stream"),
-    [3] = F(push, number, U64, "number"),
-    [4] = F(push, settled, U64, "settled"),
-    [5] = F(push, step, U64, "step"),
-    [6] = F(push, part, U32, "part", .limit = 65535),
-    [7] = F(push, parts, U32, "parts", .limit = 65536, .unset = 1),
-    [8] = F(push, dtype, U32, "dtype", .limit = 2),
-    [9] = F(push, tables, MESSAGES, "tables", COUNT(push, tables_n),
+    [1] = F(wire_push, caller, MESSAGE, "caller", .type = &caller_type),
+    [2] = F(wire_push, stream, FIXED64, "stream"),
+    [3] = F(wire_push, number, U64, "number"),
+    [4] = F(wire_push, settled, U64, "settled"),
+    [5] = F(wire_push, step, U64, "step"),
+    [6] = F(wire_push, part, U32, "part", .limit = 65535),
+    [7] = F(wire_push, parts, U32, "parts", .limit = 65536, .unset = 1),
+    [8] = F(wire_push, dtype, U32, "dtype", .limit = 2),
+    [9] = F(wire_push, tables, MESSAGES, "tables", COUNT(wire_push, tables_n),
         .limit = 4096, .type = &push_table_type),
 };
 static const wire_type push_type = {
@@ -198,15 +202,15 @@ static const wire_type push_type = {
 };
 
 static const wire_field push_reply_fields[] = {
-    [1] = F(push_reply, status, U32, "status", .limit = 4),
-    [2] = F(push_reply, created, U64, "created"),
-    [3] = F(push_reply, refused, U64, "refused"),
-    [4] = F(push_reply, evicted, U64, "evicted"),
-    [5] = F(push_reply, nonfinite, U64, "nonfinite"),
-    [6] = F(push_reply, touched, U64, "touched"),
-    [7] = F(push_reply, updates, U64, "updates"),
-    [8] = F(push_reply, left, NUMBERS, "left", COUNT(push_reply, left_n),
-        .limit = 65536),
+    [1] = F(wire_push_reply, status, U32, "status", .limit = 4),
+    [2] = F(wire_push_reply, created, U64, "created"),
+    [3] = F(wire_push_reply, refused, U64, "refused"),
+    [4] = F(wire_push_reply, evicted, U64, "evicted"),
+    [5] = F(wire_push_reply, nonfinite, U64, "nonfinite"),
+    [6] = F(wire_push_reply, touched, U64, "touched"),
+    [7] = F(wire_push_reply, updates, U64, "updates"),
+    [8] = F(wire_push_reply, left, NUMBERS, "left",
+        COUNT(wire_push_reply, left_n), .limit = 65536),
 };
 static const wire_type push_reply_type = {
     .name = "PushReply", .size = sizeof(wire_push_reply),
@@ -214,15 +218,15 @@ static const wire_type push_reply_type = {
 };
 
 static const wire_field leave_fields[] = {
-    [1] = F(leave, caller, MESSAGE, "caller", .type = &caller_type),
-    [2] = F(leave, rank, U32, "rank", .limit = 65535),
-    [3] = F(leave, world, U32, "world", .limit = 65536),
-    [4] = F(leave, joins, U32, "joins", .limit = 1),
-    [5] = F(leave, step, U64, "step"),
-    [6] = F(leave, left, NUMBERS, "left", COUNT(leave, left_n),
+    [1] = F(wire_leave, caller, MESSAGE, "caller", .type = &caller_type),
+    [2] = F(wire_leave, rank, U32, "rank", .limit = 65535),
+    [3] = F(wire_leave, world, U32, "world", .limit = 65536),
+    [4] = F(wire_leave, joins, U32, "joins", .limit = 1),
+    [5] = F(wire_leave, step, U64, "step"),
+    [6] = F(wire_leave, left, NUMBERS, "left", COUNT(wire_leave, left_n),
         .limit = 65536),
-    [7] = F(leave, move, U32, "move", .limit = UINT32_MAX),
-    [8] = F(leave, stream, FIXED64, "stream"),
+    [7] = F(wire_leave, move, U32, "move", .limit = UINT32_MAX),
+    [8] = F(wire_leave, stream, FIXED64, "stream"),
 };
 static const wire_type leave_type = {
     .name = "LeaveRequest", .size = sizeof(wire_leave), .fields = leave_fields,
@@ -230,7 +234,7 @@ static const wire_type leave_type = {
 };
 
 static const wire_field leave_reply_fields[] = {
-    [1] = F(leave_reply, step, U64, "step"),
+    [1] = F(wire_leave_reply, step, U64, "step"),
 };
 static const wire_type leave_reply_type = {
     .name = "LeaveReply", .size = sizeof(wire_leave_reply),
@@ -238,19 +242,19 @@ static const wire_type leave_reply_type = {
 };
 
 static const wire_field rows_fields[] = {
-    [1] = F(rows, caller, MESSAGE, "caller", .type = &caller_type),
-    [2] = F(rows, no, U32, "no", .limit = 4095),
-    [3] = F(rows, ids, BULK, "ids", COUNT(rows, n), .item = 8),
-    [4] = F(rows, dim, U32, "dim", .limit = 4096),
-    [5] = F(rows, state_floats, U32, "state_floats", .limit = 8192),
-    [6] = F(rows, vectors, BULK, "vectors", COUNT(rows, n), .item = 4,
-        WIDTH(rows, dim)),
-    [7] = F(rows, state, BULK, "state", COUNT(rows, n), .item = 4,
-        WIDTH(rows, state_floats)),
-    [8] = F(rows, found, BULK, "found", COUNT(rows, n), .item = 1),
-    [9] = F(rows, clear, U32, "clear", .limit = 1),
-    [10] = F(rows, list, U32, "list", .limit = UINT32_MAX),
-    [11] = F(rows, cursor, U64, "cursor"),
+    [1] = F(wire_rows, caller, MESSAGE, "caller", .type = &caller_type),
+    [2] = F(wire_rows, no, U32, "no", .limit = 4095),
+    [3] = F(wire_rows, ids, BULK, "ids", COUNT(wire_rows, n), .item = 8),
+    [4] = F(wire_rows, dim, U32, "dim", .limit = 4096),
+    [5] = F(wire_rows, state_floats, U32, "state_floats", .limit = 8192),
+    [6] = F(wire_rows, vectors, BULK, "vectors", COUNT(wire_rows, n),
+        .item = 4, WIDTH(wire_rows, dim)),
+    [7] = F(wire_rows, state, BULK, "state", COUNT(wire_rows, n), .item = 4,
+        WIDTH(wire_rows, state_floats)),
+    [8] = F(wire_rows, found, BULK, "found", COUNT(wire_rows, n), .item = 1),
+    [9] = F(wire_rows, clear, U32, "clear", .limit = 1),
+    [10] = F(wire_rows, list, U32, "list", .limit = UINT32_MAX),
+    [11] = F(wire_rows, cursor, U64, "cursor"),
 };
 static const wire_type rows_type = {
     .name = "Rows", .size = sizeof(wire_rows), .fields = rows_fields,
@@ -258,11 +262,11 @@ static const wire_type rows_type = {
 };
 
 static const wire_field file_fields[] = {
-    [1] = F(file, no, U32, "no", .limit = 4095),
-    [2] = F(file, name, NAME, "name", .limit = 256),
-    [3] = F(file, rows, U64, "rows"),
-    [4] = F(file, bytes, U64, "bytes"),
-    [5] = F(file, crc, U32, "crc", .limit = UINT32_MAX),
+    [1] = F(wire_file, no, U32, "no", .limit = 4095),
+    [2] = F(wire_file, name, NAME, "name", .limit = 256),
+    [3] = F(wire_file, rows, U64, "rows"),
+    [4] = F(wire_file, bytes, U64, "bytes"),
+    [5] = F(wire_file, crc, U32, "crc", .limit = UINT32_MAX),
 };
 static const wire_type file_type = {
     .name = "File", .size = sizeof(wire_file), .fields = file_fields,
@@ -270,11 +274,11 @@ static const wire_type file_type = {
 };
 
 static const wire_field snapshot_fields[] = {
-    [1] = F(snapshot, caller, MESSAGE, "caller", .type = &caller_type),
-    [2] = F(snapshot, verb, U32, "verb", .limit = 2),
-    [3] = F(snapshot, root, NAME, "root", .limit = 256),
-    [4] = F(snapshot, folder, NAME, "folder", .limit = 256),
-    [5] = F(snapshot, proof, NAME, "proof", .limit = 64),
+    [1] = F(wire_snapshot, caller, MESSAGE, "caller", .type = &caller_type),
+    [2] = F(wire_snapshot, verb, U32, "verb", .limit = 2),
+    [3] = F(wire_snapshot, root, NAME, "root", .limit = 256),
+    [4] = F(wire_snapshot, folder, NAME, "folder", .limit = 256),
+    [5] = F(wire_snapshot, proof, NAME, "proof", .limit = 64),
 };
 static const wire_type snapshot_type = {
     .name = "SnapshotRequest", .size = sizeof(wire_snapshot),
@@ -282,17 +286,18 @@ static const wire_type snapshot_type = {
 };
 
 static const wire_field snapshot_reply_fields[] = {
-    [1] = F(snapshot_reply, done, U32, "done", .limit = 1),
-    [2] = F(snapshot_reply, updates, U64, "updates"),
-    [3] = F(snapshot_reply, step, U64, "step"),
-    [4] = F(snapshot_reply, pushes, NUMBERS, "pushes",
-        COUNT(snapshot_reply, pushes_n), .limit = 4096),
-    [5] = F(snapshot_reply, ledgers, MESSAGES, "ledgers",
-        COUNT(snapshot_reply, ledgers_n), .limit = 65536,
+    [1] = F(wire_snapshot_reply, done, U32, "done", .limit = 1),
+    [2] = F(wire_snapshot_reply, updates, U64, "updates"),
+    [3] = F(wire_snapshot_reply, step, U64, "step"),
+    [4] = F(wire_snapshot_reply, pushes, NUMBERS, "pushes",
+        COUNT(wire_snapshot_reply, pushes_n), .limit = 4096),
+    [5] = F(wire_snapshot_reply, ledgers, MESSAGES, "ledgers",
+        COUNT(wire_snapshot_reply, ledgers_n), .limit = 65536,
         .type = &ledger_type),
-    [6] = F(snapshot_reply, files, MESSAGES, "files",
-        COUNT(snapshot_reply, files_n), .limit = 131072, .type = &file_type),
-    [7] = F(snapshot_reply, rows_written, U64, "rows_written"),
+    [6] = F(wire_snapshot_reply, files, MESSAGES, "files",
+        COUNT(wire_snapshot_reply, files_n), .limit = 131072,
+        .type = &file_type),
+    [7] = F(wire_snapshot_reply, rows_written, U64, "rows_written"),
 };
 static const wire_type snapshot_reply_type = {
     .name = "SnapshotReply", .size = sizeof(wire_snapshot_reply),
@@ -300,20 +305,20 @@ static const wire_type snapshot_reply_type = {
 };
 
 static const wire_field restore_fields[] = {
-    [1] = F(restore, caller, MESSAGE, "caller", .type = &caller_type),
-    [2] = F(restore, verb, U32, "verb", .limit = 2),
-    [3] = F(restore, root, NAME, "root", .limit = 256),
-    [4] = F(restore, folder, NAME, "folder", .limit = 256),
-    [5] = F(restore, proof, NAME, "proof", .limit = 64),
-    [6] = F(restore, lineage, FIXED64, "lineage"),
-    [7] = F(restore, updates, U64, "updates"),
-    [8] = F(restore, step, U64, "step"),
-    [9] = F(restore, pushes, NUMBERS, "pushes", COUNT(restore, pushes_n),
-        .limit = 4096),
-    [10] = F(restore, ledgers, MESSAGES, "ledgers", COUNT(restore, ledgers_n),
-        .limit = 65536, .type = &ledger_type),
-    [11] = F(restore, files, MESSAGES, "files", COUNT(restore, files_n),
-        .limit = 131072, .type = &file_type),
+    [1] = F(wire_restore, caller, MESSAGE, "caller", .type = &caller_type),
+    [2] = F(wire_restore, verb, U32, "verb", .limit = 2),
+    [3] = F(wire_restore, root, NAME, "root", .limit = 256),
+    [4] = F(wire_restore, folder, NAME, "folder", .limit = 256),
+    [5] = F(wire_restore, proof, NAME, "proof", .limit = 64),
+    [6] = F(wire_restore, lineage, FIXED64, "lineage"),
+    [7] = F(wire_restore, updates, U64, "updates"),
+    [8] = F(wire_restore, step, U64, "step"),
+    [9] = F(wire_restore, pushes, NUMBERS, "pushes",
+        COUNT(wire_restore, pushes_n), .limit = 4096),
+    [10] = F(wire_restore, ledgers, MESSAGES, "ledgers",
+        COUNT(wire_restore, ledgers_n), .limit = 65536, .type = &ledger_type),
+    [11] = F(wire_restore, files, MESSAGES, "files",
+        COUNT(wire_restore, files_n), .limit = 131072, .type = &file_type),
 };
 static const wire_type restore_type = {
     .name = "RestoreRequest", .size = sizeof(wire_restore),
@@ -321,8 +326,8 @@ static const wire_type restore_type = {
 };
 
 static const wire_field restore_reply_fields[] = {
-    [1] = F(restore_reply, done, U32, "done", .limit = 1),
-    [2] = F(restore_reply, rows, U64, "rows"),
+    [1] = F(wire_restore_reply, done, U32, "done", .limit = 1),
+    [2] = F(wire_restore_reply, rows, U64, "rows"),
 };
 static const wire_type restore_reply_type = {
     .name = "RestoreReply", .size = sizeof(wire_restore_reply),
@@ -330,7 +335,7 @@ static const wire_type restore_reply_type = {
 };
 
 static const wire_field stats_fields[] = {
-    [1] = F(stats, caller, MESSAGE, "caller", .type = &caller_type),
+    [1] = F(wire_stats, caller, MESSAGE, "caller", .type = &caller_type),
 };
 static const wire_type stats_type = {
     .name = "StatsRequest", .size = sizeof(wire_stats), .fields = stats_fields,
@@ -350,27 +355,28 @@ static const wire_field table_stats_fields[] = {
     [10] = F(table_stats, nonfinite, U64, "nonfinite"),
 };
 static const wire_type table_stats_type = {
-    .name = "TableStats", .size = sizeof(wire_table_stats),
+    .name = "TableStats", .size = sizeof(table_stats),
     .fields = table_stats_fields, .fields_n = 10
 };
 
 static const wire_field stats_reply_fields[] = {
-    [1] = F(stats_reply, boot, FIXED64, "boot"),
-    [2] = F(stats_reply, lineage, FIXED64, "lineage"),
-    [3] = F(stats_reply, updates, U64, "updates"),
-    [4] = F(stats_reply, step, U64, "step"),
-    [5] = F(stats_reply, uptime_ns, U64, "uptime_ns"),
-    [6] = F(stats_reply, memory_used, U64, "memory_used"),
-    [7] = F(stats_reply, memory_limit, U64, "memory_limit"),
-    [8] = F(stats_reply, pulls, U64, "pulls"),
-    [9] = F(stats_reply, pushes, U64, "pushes"),
-    [10] = F(stats_reply, duplicates, U64, "duplicates"),
-    [11] = F(stats_reply, parked, U64, "parked"),
-    [12] = F(stats_reply, failed, U64, "failed"),
-    [13] = F(stats_reply, tables, MESSAGES, "tables",
-        COUNT(stats_reply, tables_n), .limit = 4096, .type = &table_spec_type),
-    [14] = F(stats_reply, stats, MESSAGES, "stats",
-        COUNT(stats_reply, tables_n), .limit = 4096,
+    [1] = F(wire_stats_reply, boot, FIXED64, "boot"),
+    [2] = F(wire_stats_reply, lineage, FIXED64, "lineage"),
+    [3] = F(wire_stats_reply, updates, U64, "updates"),
+    [4] = F(wire_stats_reply, step, U64, "step"),
+    [5] = F(wire_stats_reply, uptime_ns, U64, "uptime_ns"),
+    [6] = F(wire_stats_reply, memory_used, U64, "memory_used"),
+    [7] = F(wire_stats_reply, memory_limit, U64, "memory_limit"),
+    [8] = F(wire_stats_reply, pulls, U64, "pulls"),
+    [9] = F(wire_stats_reply, pushes, U64, "pushes"),
+    [10] = F(wire_stats_reply, duplicates, U64, "duplicates"),
+    [11] = F(wire_stats_reply, parked, U64, "parked"),
+    [12] = F(wire_stats_reply, failed, U64, "failed"),
+    [13] = F(wire_stats_reply, tables, MESSAGES, "tables",
+        COUNT(wire_stats_reply, tables_n), .limit = 4096,
+        .type = &table_spec_type),
+    [14] = F(wire_stats_reply, stats, MESSAGES, "stats",
+        COUNT(wire_stats_reply, tables_n), .limit = 4096,
         .type = &table_stats_type),
 };
 static const wire_type stats_reply_type = {

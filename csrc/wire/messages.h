@@ -2,8 +2,7 @@
 #ifndef PERSIA_WIRE_MESSAGES_H
 #define PERSIA_WIRE_MESSAGES_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "spec/spec.h"
 
 enum {
     WIRE_NAME_MAX = 255,
@@ -103,25 +102,6 @@ typedef struct wire_ledger {
     uint64_t incarnation;
 } wire_ledger;
 
-/* A table as it was declared. */
-typedef struct wire_table_spec {
-    char name[256]; /* not empty; initial values depend on it */
-    uint64_t seed; /* and on this */
-    uint32_t dim; /* from 1 */
-    uint32_t dtype;
-    uint32_t optimizer;
-    uint32_t momentum; /* SGD: rows keep a momentum buffer */
-    uint32_t init;
-    float init_a;
-    float init_b;
-    float state_init; /* Adagrad: of the accumulator */
-    uint32_t missing;
-    uint32_t nonfinite;
-    uint64_t capacity; /* rows of all shards together; 0: unbounded */
-    uint32_t full; /* what happens at capacity */
-    float admission; /* probability that an unseen id gets a row; 1: all */
-} wire_table_spec;
-
 typedef struct wire_hello_reply {
     uint32_t version;
     char name_space[256];
@@ -132,13 +112,13 @@ typedef struct wire_hello_reply {
     uint64_t updates; /* applied */
     uint64_t message_limit; /* bytes of a request */
     wire_ledger ledger; /* of the stream asked for */
-    wire_table_spec *tables; /* numbered from 0 */
+    table_spec *tables; /* numbered from 0 */
     size_t tables_n;
 } wire_hello_reply;
 
 typedef struct wire_declare {
     wire_caller caller;
-    wire_table_spec table;
+    table_spec table;
 } wire_declare;
 
 typedef struct wire_declare_reply {
@@ -180,26 +160,10 @@ typedef struct wire_pull_reply {
     size_t tables_n;
 } wire_pull_reply;
 
-/* Hyper-parameters of one update; finite. Nothing has a default: what is left
- * out is 0. */
-typedef struct wire_hyper {
-    uint32_t kind; /* the table's */
-    float lr;
-    float eps; /* Adagrad, Adam: above 0 */
-    float beta1; /* Adam */
-    float beta2; /* Adam */
-    float momentum; /* SGD */
-    float weight_decay;
-    float max_grad_norm; /* of a row's gradient, L2; 0: no bound */
-    float max_norm; /* of a row's vector afterwards, L2; 0: no bound */
-    float weight_bound; /* of its elements afterwards; 0: no bound */
-    float grad_scale; /* multiplies every gradient: usually 1 */
-} wire_hyper;
-
 typedef struct wire_push_table {
     wire_values grads;
     const uint64_t *ids; /* [n] */
-    wire_hyper hyper;
+    optim_hyper hyper;
     uint32_t distinct; /* no id occurs twice: the server looks for none */
 } wire_push_table;
 
@@ -339,19 +303,6 @@ typedef struct wire_stats {
     wire_caller caller;
 } wire_stats;
 
-typedef struct wire_table_stats {
-    uint64_t rows; /* now */
-    uint64_t bytes; /* of rows and index */
-    uint64_t row_bytes; /* of one row */
-    uint64_t pushes; /* the table's clock */
-    uint64_t pulled; /* ids read */
-    uint64_t missed; /* of them without a row */
-    uint64_t created; /* rows */
-    uint64_t evicted; /* rows */
-    uint64_t refused; /* ids */
-    uint64_t nonfinite; /* row gradients skipped */
-} wire_table_stats;
-
 typedef struct wire_stats_reply {
     uint64_t boot;
     uint64_t lineage;
@@ -365,9 +316,9 @@ typedef struct wire_stats_reply {
     uint64_t duplicates;
     uint64_t parked; /* pulls that waited for a step */
     uint64_t failed;
-    wire_table_spec *tables;
+    table_spec *tables;
     size_t tables_n;
-    wire_table_stats *stats; /* one a table */
+    table_stats *stats; /* one a table */
 } wire_stats_reply;
 
 #endif

@@ -114,7 +114,7 @@ size_t bulk_item(const wire_field *f, const void *m, uint32_t dtype)
 
 int at_check_table_spec(const wire_at *at, const void *m, uint32_t dtype)
 {
-    const wire_table_spec *spec = m;
+    const table_spec *spec = m;
     (void)dtype;
     if (!spec->name[0])
         REFUSE("name", "is empty");

@@ -70,11 +70,11 @@ struct wire_type {
 };
 
 /* The fields of messages.c. */
-#define F(id, member, K, text, ...)                                           \
-    { .kind = KIND_##K, .name = text, .offset = offsetof(wire_##id, member),  \
+#define F(of, member, K, text, ...)                                           \
+    { .kind = KIND_##K, .name = text, .offset = offsetof(of, member),         \
       ##__VA_ARGS__ }
-#define COUNT(id, member) .count = offsetof(wire_##id, member)
-#define WIDTH(id, member) .width = offsetof(wire_##id, member)
+#define COUNT(of, member) .count = offsetof(of, member)
+#define WIDTH(of, member) .width = offsetof(of, member)
 
 /* The checks of types.c. */
 #define WIRE_CHECK(id)                                                        \

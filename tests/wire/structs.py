@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-HEADERS = [ROOT / "csrc" / "wire" / name for name in ("messages.h", "wire.h")]
+HEADERS = [
+    ROOT / "csrc" / name
+    for name in ("spec/lists.h", "wire/messages.h", "wire/wire.h")
+]
 LIBRARY = ROOT / "persia" / "libpersia.so"
 
 C_TYPES: dict[str, Any] = {
@@ -32,6 +35,10 @@ RENAMED = {"namespace": "name_space"}
 COUNTS = {"stats": "tables_n"}
 
 
+def _short(name: str) -> str:
+    return name.removeprefix("wire_").removeprefix("optim_")
+
+
 def _read_header() -> dict[str, type[ctypes.Structure]]:
     text = "".join(header.read_text() for header in HEADERS)
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
@@ -42,7 +49,7 @@ def _read_header() -> dict[str, type[ctypes.Structure]]:
     structs: dict[str, type[ctypes.Structure]] = {}
     declaration = re.compile(r"(?:const |struct )?(\w+) ([^;]+);")
     for name, body in re.findall(
-        r"typedef struct wire_(\w+) \{(.*?)\} wire_\1;", text, re.DOTALL
+        r"typedef struct (\w+) \{(.*?)\} \1;", text, re.DOTALL
     ):
         members: list[tuple[str, Any]] = []
         for kind, declarators in declaration.findall(body):
@@ -54,13 +61,12 @@ def _read_header() -> dict[str, type[ctypes.Structure]]:
                 star, member, length = match.groups()
                 if star:
                     c_type: Any = ctypes.c_void_p
-                elif kind.startswith("wire_"):
-                    c_type = structs[kind.removeprefix("wire_")]
                 else:
-                    c_type = C_TYPES[kind]
+                    c_type = structs.get(_short(kind)) or C_TYPES[kind]
                 if length:
                     c_type *= constants.get(length) or int(length)
                 members.append((member, c_type))
+        name = _short(name)
         structs[name] = type(name, (ctypes.Structure,), {"_fields_": members})
     return structs
 

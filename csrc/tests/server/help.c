@@ -149,9 +149,9 @@ wire_caller caller_of(const server *v)
 
 /* ---- requests ----------------------------------------------------------- */
 
-wire_table_spec spec_of(const char *name, uint32_t dim, uint32_t optimizer)
+table_spec spec_of(const char *name, uint32_t dim, uint32_t optimizer)
 {
-    wire_table_spec spec = {.seed = 17,
+    table_spec spec = {.seed = 17,
                             .dim = dim,
                             .optimizer = optimizer,
                             .init_a = -0.5f,
@@ -161,7 +161,7 @@ wire_table_spec spec_of(const char *name, uint32_t dim, uint32_t optimizer)
     return spec;
 }
 
-uint32_t declare(const server *v, const wire_table_spec *spec)
+uint32_t declare(const server *v, const table_spec *spec)
 {
     wire_declare m = {.caller = caller_of(v), .table = *spec};
     wire_declare_reply reply;
@@ -185,14 +185,14 @@ void pull(const server *v, uint32_t no, size_t n, const uint64_t *ids,
     result_free(&r);
 }
 
-wire_hyper sgd(float lr)
+optim_hyper sgd(float lr)
 {
-    return (wire_hyper){.kind = OPTIM_SGD, .lr = lr, .grad_scale = 1};
+    return (optim_hyper){.kind = OPTIM_SGD, .lr = lr, .grad_scale = 1};
 }
 
 wire_push_table push_table(uint32_t no, uint32_t dim, size_t n,
                            const uint64_t *ids, const float *grads,
-                           const wire_hyper *hyper)
+                           const optim_hyper *hyper)
 {
     return (wire_push_table){
         .grads = {.no = no, .dim = dim, .n = n, .values = grads},

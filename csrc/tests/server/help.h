@@ -106,17 +106,17 @@ result call(const server *v, uint32_t method, wire_out *o);
 
 /* ---- requests ----------------------------------------------------------- */
 
-wire_table_spec spec_of(const char *name, uint32_t dim, uint32_t optimizer);
-uint32_t declare(const server *v, const wire_table_spec *spec);
+table_spec spec_of(const char *name, uint32_t dim, uint32_t optimizer);
+uint32_t declare(const server *v, const table_spec *spec);
 /* Vectors of n ids, fp32. */
 void pull(const server *v, uint32_t no, size_t n, const uint64_t *ids,
           float *out);
 /* SGD with rate `lr`. */
-wire_hyper sgd(float lr);
+optim_hyper sgd(float lr);
 /* One table of a push. */
 wire_push_table push_table(uint32_t no, uint32_t dim, size_t n,
                            const uint64_t *ids, const float *grads,
-                           const wire_hyper *hyper);
+                           const optim_hyper *hyper);
 wire_push push_of(const server *v, uint64_t stream, uint64_t number,
                   wire_push_table *tables, size_t n);
 /* Sends it and waits. */

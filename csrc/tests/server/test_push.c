@@ -31,11 +31,11 @@ static const struct {
     {8, VECTOR_BF16, OPTIM_ADAMW},
 };
 
-static wire_table_spec shape_spec(int i)
+static table_spec shape_spec(int i)
 {
     char name[16];
     snprintf(name, sizeof name, "t%d", i);
-    wire_table_spec spec = spec_of(name, shapes[i].dim, shapes[i].optimizer);
+    table_spec spec = spec_of(name, shapes[i].dim, shapes[i].optimizer);
     spec.dtype = shapes[i].dtype;
     spec.momentum = shapes[i].optimizer == OPTIM_SGD;
     /* Admission asks for the number of the update. */
@@ -43,9 +43,9 @@ static wire_table_spec shape_spec(int i)
     return spec;
 }
 
-static wire_hyper shape_hyper(int i)
+static optim_hyper shape_hyper(int i)
 {
-    return (wire_hyper){.kind = shapes[i].optimizer,
+    return (optim_hyper){.kind = shapes[i].optimizer,
                         .lr = 0.05f,
                         .eps = 1e-6f,
                         .beta1 = 0.9f,
@@ -111,7 +111,7 @@ static void push_embedded(ps *p, part parts[][TABLES], size_t parts_n)
                                           .bags = parts[r][t].n};
         if (!n)
             continue;
-        wire_hyper h = shape_hyper(t);
+        optim_hyper h = shape_hyper(t);
         optim[t] = (optim_args){.kind = h.kind, .lr = h.lr, .eps = h.eps,
                                 .beta1 = h.beta1, .beta2 = h.beta2,
                                 .momentum = h.momentum,
@@ -145,7 +145,7 @@ static void message_make(const server *v, part *p, part parts[][TABLES],
             there |= parts[r][t].n > 0;
         if (!there || (parts_n > 1 && !p[t].n && t % 2))
             continue; /* another part's message may move the clock */
-        wire_hyper hyper = shape_hyper(t);
+        optim_hyper hyper = shape_hyper(t);
         part_split(&p[t], t, shard, shards, &out->split[t]);
         out->tables[n++] =
             push_table((uint32_t)t, shapes[t].dim, out->split[t].n,
@@ -160,7 +160,7 @@ static server *servers_start(uint32_t n)
     for (uint32_t i = 0; i < n; i++) {
         v[i] = server_start(i, n, NULL);
         for (int t = 0; t < TABLES; t++) {
-            wire_table_spec spec = shape_spec(t);
+            table_spec spec = shape_spec(t);
             assert_int_equal(declare(&v[i], &spec), t);
         }
     }
@@ -171,7 +171,7 @@ static ps *embedded_start(void)
 {
     server v = server_start(0, 1, NULL);
     for (int t = 0; t < TABLES; t++) {
-        wire_table_spec spec = shape_spec(t);
+        table_spec spec = shape_spec(t);
         declare(&v, &spec);
     }
     service_destroy(v.s);
@@ -293,14 +293,14 @@ typedef struct small {
     server v;
     uint64_t ids[100];
     float grads[400];
-    wire_hyper hyper;
+    optim_hyper hyper;
     wire_push_table table;
 } small;
 
 static small *small_start(uint32_t nonfinite, uint64_t capacity)
 {
     small *f = calloc(1, sizeof *f);
-    wire_table_spec spec = spec_of("a", 4, OPTIM_SGD);
+    table_spec spec = spec_of("a", 4, OPTIM_SGD);
     f->v = server_start(0, 1, NULL);
     spec.nonfinite = nonfinite;
     spec.capacity = capacity;
@@ -475,10 +475,10 @@ static void ids_of_other_shards_are_refused(void **state)
 {
     (void)state;
     server v = server_start(1, 3, NULL);
-    wire_table_spec spec = spec_of("a", 1, OPTIM_SGD);
+    table_spec spec = spec_of("a", 1, OPTIM_SGD);
     uint64_t ids[20000];
     static float grads[20000];
-    wire_hyper hyper = sgd(1);
+    optim_hyper hyper = sgd(1);
     size_t n = 0;
     declare(&v, &spec);
     for (uint64_t id = 0; n < 20000; id++)

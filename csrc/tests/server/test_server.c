@@ -62,7 +62,7 @@ static void tables_are_declared_once(void **state)
 {
     (void)state;
     server v = server_start(1, 3, NULL);
-    wire_table_spec a = spec_of("a", 8, OPTIM_ADAM), b = a;
+    table_spec a = spec_of("a", 8, OPTIM_ADAM), b = a;
     a.capacity = 10;
     memcpy(b.name, "b", 2);
     assert_int_equal(declare(&v, &a), 0);
@@ -99,7 +99,7 @@ static void tables_are_declared_once(void **state)
  * neither Hello nor Stats waiting. */
 static void *declares(void *arg)
 {
-    const wire_table_spec b = spec_of("b", 8, OPTIM_ADAM);
+    const table_spec b = spec_of("b", 8, OPTIM_ADAM);
     assert_int_equal(declare(arg, &b), 1);
     return NULL;
 }
@@ -108,7 +108,7 @@ static void a_declare_that_waits_is_alone(void **state)
 {
     (void)state;
     server v = server_start(0, 1, NULL);
-    const wire_table_spec a = spec_of("a", 8, OPTIM_ADAM);
+    const table_spec a = spec_of("a", 8, OPTIM_ADAM);
     mem_limit *limit = (mem_limit *)(uintptr_t)ps_limit(v.p);
     const uint64_t until = clock_ns() + 60 * (uint64_t)SECOND;
     wire_hello m = {.version = WIRE_VERSION, .name_space = "test"};
@@ -156,12 +156,12 @@ static void pulls_give_what_the_table_gives(void **state)
     rng g = {1};
     for (uint32_t i = 0; i < 3; i++) {
         char name[2] = {(char)('a' + i), 0};
-        wire_table_spec spec = spec_of(name, dims[i], OPTIM_SGD);
+        table_spec spec = spec_of(name, dims[i], OPTIM_SGD);
         spec.dtype = i == 2 ? VECTOR_BF16 : VECTOR_FP32;
         assert_int_equal(declare(&v, &spec), i);
         for (size_t k = 0; k < N * dims[i]; k++)
             grads[k] = rng_float(&g);
-        wire_hyper hyper = sgd(0.1f);
+        optim_hyper hyper = sgd(0.1f);
         wire_push_table t = push_table(i, dims[i], N / 2, ids, grads, &hyper);
         wire_push m = push_of(&v, STREAM, i + 1, &t, 1);
         assert_int_equal(push(&v, &m).status, PUSH_APPLIED);
@@ -214,7 +214,7 @@ static void what_pulls_refuse(void **state)
 {
     (void)state;
     server v = server_start(1, 2, NULL);
-    wire_table_spec spec = spec_of("a", 4096, OPTIM_SGD);
+    table_spec spec = spec_of("a", 4096, OPTIM_SGD);
     uint64_t ids[5000];
     declare(&v, &spec);
     ids_of(1, 2, 5000, ids);
@@ -255,7 +255,7 @@ static void each_shard_takes_its_own_ids(void **state)
         for (uint32_t k = 0; k < 3; k++) {
             const uint32_t n = counts[c], shard = k * (n - 1) / 2;
             server v = server_start(shard, n, NULL);
-            wire_table_spec spec = spec_of("a", 1, OPTIM_SGD);
+            table_spec spec = spec_of("a", 1, OPTIM_SGD);
             uint64_t id = 0;
             wire_pull_table t = {.no = 0, .n = 1, .ids = &id};
             wire_pull m = {.tables = &t, .tables_n = 1};
@@ -280,7 +280,7 @@ static void whole_rows_out_and_in(void **state)
     static float vectors[N * DIM], states[N * 2 * DIM];
     (void)state;
     server v = server_start(1, 2, NULL);
-    wire_table_spec spec = spec_of("a", DIM, OPTIM_ADAM);
+    table_spec spec = spec_of("a", DIM, OPTIM_ADAM);
     rng g = {5};
     declare(&v, &spec);
     ids_of(1, 2, N, ids);
@@ -410,7 +410,7 @@ static void what_does_not_travel_has_no_limit(void **state)
     for (int i = 0; i < 200; i++) {
         char name[32];
         snprintf(name, sizeof name, "a table of many: %d", i);
-        wire_table_spec spec = spec_of(name, 4, OPTIM_SGD);
+        table_spec spec = spec_of(name, 4, OPTIM_SGD);
         declare(&v, &spec);
     }
     assert_int_equal(service_create(v.p, &c, &s), PERSIA_OK);
@@ -426,10 +426,10 @@ static void stats_count(void **state)
 {
     (void)state;
     server v = server_start(0, 1, NULL);
-    wire_table_spec spec = spec_of("a", 4, OPTIM_SGD);
+    table_spec spec = spec_of("a", 4, OPTIM_SGD);
     const uint64_t ids[] = {1, 2, 3};
     const float grads[12] = {1};
-    wire_hyper hyper = sgd(1);
+    optim_hyper hyper = sgd(1);
     declare(&v, &spec);
     wire_push_table t = push_table(0, 4, 3, ids, grads, &hyper);
     for (uint64_t i = 1; i <= 3; i++) {

@@ -129,7 +129,7 @@ static void push_some(server *v, uint32_t shards, uint32_t table,
 {
     static uint64_t ids[IDS];
     static float grads[IDS * DIM];
-    wire_hyper hyper = {.kind = OPTIM_ADAGRAD, .lr = 0.1f, .eps = 1e-8f,
+    optim_hyper hyper = {.kind = OPTIM_ADAGRAD, .lr = 0.1f, .eps = 1e-8f,
                         .grad_scale = 1};
     for (uint32_t i = 0; i < shards; i++) {
         size_t n = 0;
@@ -152,7 +152,7 @@ static void declare_two(server *v, uint32_t shards)
 {
     for (uint32_t i = 0; i < shards; i++)
         for (uint32_t t = 0; t < 2; t++) {
-            wire_table_spec spec = spec_of(t ? "b" : "a", DIM,
+            table_spec spec = spec_of(t ? "b" : "a", DIM,
                                            OPTIM_ADAGRAD);
             spec.dtype = t;
             assert_int_equal(declare(&v[i], &spec), t);
@@ -275,7 +275,7 @@ static void *push_on(void *arg)
 {
     pushing *p = arg;
     const uint64_t stream = STREAM + (uint64_t)atomic_fetch_add(&p->next, 1);
-    wire_hyper hyper = sgd(1);
+    optim_hyper hyper = sgd(1);
     wire_push_table t[2] = {
         push_table(0, 1, COUNTED, p->ids, p->ones, &hyper),
         push_table(1, 1, COUNTED / 2, p->ids, p->ones, &hyper)};
@@ -290,7 +290,7 @@ static void *push_on(void *arg)
 static void declare_counters(const server *v)
 {
     for (uint32_t t = 0; t < 2; t++) {
-        wire_table_spec spec = spec_of(t ? "b" : "a", 1, OPTIM_SGD);
+        table_spec spec = spec_of(t ? "b" : "a", 1, OPTIM_SGD);
         spec.init = INIT_CONSTANT;
         spec.init_a = 0;
         assert_int_equal(declare(v, &spec), t);
@@ -376,7 +376,7 @@ static void *push_race(void *arg)
     server v = p->v;
     const uint64_t stream = STREAM + (uint64_t)atomic_fetch_add(&p->next, 1);
     const float one = -1;
-    wire_hyper hyper = sgd(1);
+    optim_hyper hyper = sgd(1);
     wire_push_table t = push_table(0, 1, 1, &p->id, &one, &hyper);
     for (uint64_t i = 1; !atomic_load(&p->stop); i++) {
         wire_push m = push_of(&v, stream, i, &t, 1);

@@ -16,14 +16,14 @@ typedef struct job {
     server v;
     uint64_t ids[N];
     float grads[N];
-    wire_hyper hyper;
+    optim_hyper hyper;
     wire_push_table table;
 } job;
 
 static job *job_start(void)
 {
     job *j = calloc(1, sizeof *j);
-    wire_table_spec spec = spec_of("a", 1, OPTIM_SGD);
+    table_spec spec = spec_of("a", 1, OPTIM_SGD);
     spec.init = INIT_CONSTANT;
     spec.init_a = 0;
     j->v = server_start(0, 1, NULL);

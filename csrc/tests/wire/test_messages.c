@@ -36,7 +36,7 @@ static uint32_t rows[N];
 static uint8_t found[N];
 
 static wire_hello hello = { CALLER, 1, "space", "nn_worker", 2, 4, 5 };
-static wire_table_spec specs[] = { SPEC, { .name = "item", .dim = 4096 } };
+static table_spec specs[] = { SPEC, { .name = "item", .dim = 4096 } };
 static wire_hello_reply hello_reply = {
     1, "space", 1, 2, 3, 4, 5, 1 << 30, LEDGER(63), specs, 2
 };
@@ -89,11 +89,11 @@ static wire_restore restore = {
 };
 static wire_restore_reply restore_reply = { 1, 1000 };
 static wire_stats stats = { CALLER };
-static wire_table_stats table_stats[] = {
+static table_stats both_stats[] = {
     { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 }, { .rows = 1 }
 };
 static wire_stats_reply stats_reply = {
-    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, specs, 2, table_stats
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, specs, 2, both_stats
 };
 
 static const void *const samples[MESSAGES_N] = {

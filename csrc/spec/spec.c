@@ -1,0 +1,77 @@
+#include "spec/spec.h"
+
+#include <string.h>
+
+static uint32_t u32_of(const void *m, const spec_field *f)
+{
+    uint32_t value;
+    memcpy(&value, (const char *)m + f->offset, sizeof value);
+    return value;
+}
+
+static uint64_t u64_of(const void *m, const spec_field *f)
+{
+    uint64_t value;
+    memcpy(&value, (const char *)m + f->offset, sizeof value);
+    return value;
+}
+
+static float float_of(const void *m, const spec_field *f)
+{
+    float value;
+    memcpy(&value, (const char *)m + f->offset, sizeof value);
+    return value;
+}
+
+static int same(const void *a, const void *b, const spec_field *f)
+{
+    switch (f->kind) {
+    case SPEC_U64:
+        return u64_of(a, f) == u64_of(b, f);
+    case SPEC_FLOAT:
+        return float_of(a, f) == float_of(b, f);
+    case SPEC_NAME:
+        return !strncmp((const char *)a + f->offset,
+                        (const char *)b + f->offset, f->limit);
+    case SPEC_U32:
+    case SPEC_BOOL:
+    case SPEC_ENUM:
+        break;
+    }
+    return u32_of(a, f) == u32_of(b, f);
+}
+
+const spec_field *spec_difference(const spec_list *list, const void *a,
+                                  const void *b)
+{
+    for (size_t i = 0; i < list->n; i++)
+        if (!same(a, b, &list->fields[i]))
+            return &list->fields[i];
+    return NULL;
+}
+
+static int out_of_range(const void *m, const spec_field *f)
+{
+    const char *name = (const char *)m + f->offset;
+    if (f->kind == SPEC_NAME)
+        return !name[0] || !memchr(name, 0, f->limit);
+    return f->kind <= SPEC_ENUM && u32_of(m, f) > f->limit;
+}
+
+const spec_field *spec_out_of_range(const spec_list *list, const void *m)
+{
+    for (size_t i = 0; i < list->n; i++)
+        if (out_of_range(m, &list->fields[i]))
+            return &list->fields[i];
+    return NULL;
+}
+
+void spec_add(const spec_list *list, void *sum, const void *more)
+{
+    for (size_t i = 0; i < list->n; i++) {
+        const spec_field *f = &list->fields[i];
+        uint64_t a = u64_of(sum, f), b = u64_of(more, f);
+        uint64_t both = !f->largest ? a + b : a > b ? a : b;
+        memcpy((char *)sum + f->offset, &both, sizeof both);
+    }
+}
