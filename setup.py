@@ -19,7 +19,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).resolve().parent
-LIBRARIES = ("libpersia.so", "_core.abi3.so", "_torch.so")
+LIBRARIES = ("libpersia.so", "libpersia_data.so", "_core.abi3.so", "_torch.so")
 FIND_TORCH = """
 import importlib.util, sys
 sys.exit(importlib.util.find_spec("torch") is None)

@@ -36,6 +36,7 @@ file(GLOB py_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/py/*.c")
 ask_python(py_include
     "import sysconfig; print(sysconfig.get_path('include'))")
 add_extension(core "_core.abi3" ${py_sources})
+target_link_libraries(core PRIVATE persia_data)
 target_compile_definitions(core PRIVATE Py_LIMITED_API=0x030B0000)
 target_include_directories(core SYSTEM PRIVATE "${py_include}")
 

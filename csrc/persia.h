@@ -4,10 +4,11 @@
 #define PERSIA_H
 
 #include "base/base.h"
+#include "simd/simd.h"
+#include "spec/spec.h"
 #include "mem/mem.h"
 #include "sched/sched.h"
 #include "ids/ids.h"
-#include "data/data.h"
 #include "pool/pool.h"
 #include "optim/optim.h"
 #include "table/table.h"

@@ -30,7 +30,7 @@ function(add_room_tests room)
         add_executable(test_${name} "${main}" ${helpers} ${tsan})
         target_compile_options(test_${name} PRIVATE
             $<$<BOOL:${PERSIA_WERROR}>:-Werror>)
-        target_link_libraries(test_${name} PRIVATE persia_static cmocka)
+        target_link_libraries(test_${name} PRIVATE persia_data_static cmocka)
         add_test(NAME ${name} COMMAND test_${name})
         set(labels ${room})
         if(name IN_LIST slow)
@@ -42,7 +42,7 @@ function(add_room_tests room)
 endfunction()
 
 if(PERSIA_TESTS)
-    foreach(room IN LISTS rooms)
+    foreach(room IN LISTS rooms ITEMS data)
         add_room_tests(${room})
     endforeach()
     # Calls that this one lets fail.
@@ -69,7 +69,7 @@ function(add_bits_test)
     add_executable(bits_clones "${CMAKE_SOURCE_DIR}/tests/bits/bits.c")
     target_link_libraries(bits_clones PRIVATE persia_static)
     file(GLOB kernels CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/base/*.c"
-        "${CMAKE_SOURCE_DIR}/spec/*.c"
+        "${CMAKE_SOURCE_DIR}/simd/*.c" "${CMAKE_SOURCE_DIR}/spec/*.c"
         "${CMAKE_SOURCE_DIR}/mem/*.c" "${CMAKE_SOURCE_DIR}/sched/*.c"
         "${CMAKE_SOURCE_DIR}/ids/*.c" "${CMAKE_SOURCE_DIR}/pool/*.c"
         "${CMAKE_SOURCE_DIR}/optim/*.c" "${CMAKE_SOURCE_DIR}/table/*.c"
@@ -102,7 +102,7 @@ if(PERSIA_FUZZ)
     foreach(target IN LISTS targets)
         get_filename_component(name "${target}" NAME_WE)
         add_executable(${name} "${target}")
-        target_link_libraries(${name} PRIVATE persia_static)
+        target_link_libraries(${name} PRIVATE persia_data_static)
         target_link_options(${name} PRIVATE -fsanitize=fuzzer)
     endforeach()
 endif()

@@ -35,6 +35,7 @@ def test_wheel(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "site")
     needed = {
         "persia/libpersia.so",
+        "persia/libpersia_data.so",
         "persia/_core.abi3.so",
         "persia/_torch.so",
         "persia/_core.pyi",

@@ -174,11 +174,13 @@ static int open_server(remote *r, const client_config *config, size_t i,
     if (channel)
         return PERSIA_OK;
     if (to->own)
-        return rpc_channel_local(service_handle, config->own, &to->channel);
+        return rpc_channel_local(&service_methods, service_handle,
+                                 config->own, &to->channel);
     rpc_channel_config c = {.address = to->address,
                             .message_limit = config->message_limit,
                             .keepalive_ns = KEEPALIVE_NS,
-                            .security = config->security};
+                            .security = config->security,
+                            .methods = &service_methods};
     return rpc_channel_open(&c, &to->channel);
 }
 

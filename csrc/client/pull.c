@@ -1,6 +1,8 @@
 /* pull.c: rows of a batch from all shards. */
 #include "client/remote.h"
 
+#include "simd/simd.h"
+
 #include <string.h>
 
 /* Bytes of values in one reply, about.  A large pull is cut into pieces: while

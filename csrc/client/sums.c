@@ -1,6 +1,8 @@
 /* sums.c: see sums.h. */
 #include "client/sums.h"
 
+#include "simd/simd.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

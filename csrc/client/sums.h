@@ -5,6 +5,7 @@
 
 #include "ids/ids.h"
 #include "table/table.h"
+#include "simd/simd.h"
 
 /* Rows that a loop over rows anywhere in memory fetches before it needs them:
  * 32 lines, as another core may have written them. */

@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "data/data.h"
+#include "simd/simd.h"
 #include "data/hash.h"
 
 enum {

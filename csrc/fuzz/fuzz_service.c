@@ -64,7 +64,6 @@ static int next_call(const uint8_t **data, size_t *size, fuzz_call *c,
                                          ? 1
                                          : clock_ns() + 60000000000u,
                          .admin = !(head[1] & 1),
-                         .peer = "fuzz",
                          .reply = on_reply,
                          .fail = on_fail};
     return 1;

@@ -3,6 +3,8 @@
  * the cache (parallel over cells), then they are put side by side. */
 #include "ids/ids.h"
 
+#include "simd/simd.h"
+
 #include <string.h>
 
 enum {

@@ -1,5 +1,7 @@
 #include "ids/ids.h"
 
+#include "simd/simd.h"
+
 #include <string.h>
 
 HOT static void hash_all(const uint64_t *restrict ids, size_t n,

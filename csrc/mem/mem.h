@@ -11,6 +11,7 @@
 #define PERSIA_MEM_H
 
 #include "base/base.h"
+#include "mem/gather.h"
 
 #include <pthread.h>
 

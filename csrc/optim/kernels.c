@@ -8,6 +8,8 @@
  */
 #include "optim/optim.h"
 
+#include "simd/simd.h"
+
 #include <math.h>
 #include <string.h>
 

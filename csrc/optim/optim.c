@@ -1,5 +1,7 @@
 #include "optim/optim.h"
 
+#include "simd/simd.h"
+
 #include <float.h>
 #include <math.h>
 

@@ -6,6 +6,8 @@
  */
 #include "pool/pool.h"
 
+#include "simd/simd.h"
+
 #include <math.h>
 #include <string.h>
 

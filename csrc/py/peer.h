@@ -5,6 +5,7 @@
 
 #include "py/py.h"
 #include "rpc/rpc.h"
+#include "wire/wire.h"
 
 typedef struct py_peer {
     /* Sends o (taken over) and waits; called without the GIL. */

@@ -151,7 +151,7 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args,
 {
     static char *words[] = {"address", "security", "message_limit",
                             "timeout", NULL};
-    rpc_channel_config config = {0};
+    rpc_channel_config config = {.methods = &service_methods};
     unsigned long long limit;
     double timeout;
     uint64_t timeout_ns;
@@ -345,7 +345,8 @@ static PyObject *server_start(PyObject *self, PyObject *args,
                             "connections", "message_limit", "security",
                             NULL};
     server_object *s = server_open(self);
-    rpc_server_config config = {.handler = service_handle};
+    rpc_server_config config = {.methods = &service_methods,
+                                .handler = service_handle};
     unsigned long long message;
     PyObject *security;
     if (!s || !PyArg_ParseTupleAndKeywords(
@@ -488,8 +489,8 @@ static PyObject *server_channel(PyObject *self, PyObject *arg)
     if (!c)
         return NULL;
     c->timeout_ns = timeout;
-    int rc = rpc_channel_local(service_handle, s->served->service,
-                               &c->channel);
+    int rc = rpc_channel_local(&service_methods, service_handle,
+                               s->served->service, &c->channel);
     if (rc) {
         c->channel = NULL;
         c->closed = 1;

@@ -13,23 +13,22 @@ enum { TEXT_BYTES = 1024 };
  * late is not waited for. */
 static const uint64_t LATE_NS = 1000000000;
 
-const char *method_name(uint32_t method)
+const char *method_name(const rpc_channel *c, uint32_t method)
 {
-#define METHOD_NAME(upper, name) [WIRE_##upper] = #name,
-    static const char *const names[] = {WIRE_METHODS(METHOD_NAME)};
-#undef METHOD_NAME
-    return method < WIRE_METHODS_N ? names[method] : "?";
+    if (method >= c->methods->n)
+        return "?";
+    return strrchr(c->methods->paths[method], '/') + 1;
 }
 
 int rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
               uint64_t timeout_ns, rpc_callback callback, void *ctx)
 {
     int code = fork_check("a channel");
-    if (code == PERSIA_OK && method >= WIRE_METHODS_N)
+    if (code == PERSIA_OK && method >= c->methods->n)
         code = err_set(PERSIA_EARG, "there is no method %u", method);
     if (code == PERSIA_OK && timeout_ns == 0)
         code = err_set(PERSIA_ETIMEOUT, "server %s: no time left for %s",
-                       c->address, method_name(method));
+                       c->address, method_name(c, method));
     if (code != PERSIA_OK) {
         wire_out_free(o);
         return code;

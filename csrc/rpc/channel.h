@@ -45,9 +45,10 @@ typedef struct channel_kind {
 struct rpc_channel {
     const channel_kind *kind;
     char *address; /* as it was given */
+    const rpc_methods *methods;
 };
 
 /* "Pull"; "?" for a number that is none. */
-const char *method_name(uint32_t method);
+const char *method_name(const rpc_channel *c, uint32_t method);
 
 #endif

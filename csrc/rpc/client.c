@@ -20,8 +20,8 @@ typedef struct client_channel {
     rpc_channel base;
     grpc_completion_queue *queue;
     grpc_channel *channel;
-    void *methods[WIRE_METHODS_N]; /* gRPC's handles */
-    grpc_slice token;              /* "Bearer ..." */
+    void **methods;          /* [base.methods->n] gRPC's handles */
+    grpc_slice token;        /* "Bearer ..." */
     int has_token, is_admin;       /* is_admin: the administration's */
     pthread_mutex_t lock; /* guards what follows, and the calls' links */
     pthread_cond_t idle;  /* calls became empty */
@@ -105,7 +105,7 @@ static void call_ended(rpc_sent *sent)
 static void tell_status(client_call *l, const char *details)
 {
     const char *address = l->channel->base.address;
-    const char *method = method_name(l->method);
+    const char *method = method_name(&l->channel->base, l->method);
     char text[TEXT_BYTES];
     switch (l->rc) {
     case PERSIA_ETIMEOUT:
@@ -237,7 +237,7 @@ static int client_start(rpc_channel *base, uint32_t method, wire_out *o,
                    ? err_set(PERSIA_ELIMIT,
                              "server %s, %s: a request of %zu bytes: no "
                              "message can be larger than 2 GiB",
-                             c->base.address, method_name(method), n)
+                             c->base.address, method_name(base, method), n)
                    : err_set(PERSIA_ENOMEM, "out of memory: a call");
     }
     l->channel = c;
@@ -281,7 +281,7 @@ static int client_start(rpc_channel *base, uint32_t method, wire_out *o,
     call_unlink(l);
     call_free(l);
     return err_set(PERSIA_EINTERNAL, "server %s, %s: the call cannot start: "
-                   "%s", c->base.address, method_name(method),
+                   "%s", c->base.address, method_name(base, method),
                    grpc_call_error_to_string(error));
 }
 
@@ -305,6 +305,7 @@ static void channel_free(client_channel *c)
     pthread_cond_destroy(&c->idle);
     pthread_mutex_destroy(&c->lock);
     free(c->base.address);
+    free(c->methods);
     free(c);
 }
 
@@ -368,14 +369,9 @@ static int channel_connect(client_channel *c, const rpc_channel_config *config)
     grpc_channel_args args = {a.n, a.list};
     c->channel = grpc_channel_create(target, credentials, &args);
     grpc_channel_credentials_release(credentials);
-    static const char *const paths[] = {
-#define METHOD_PATH(upper, name) SERVICE_PATH #name,
-        WIRE_METHODS(METHOD_PATH)
-#undef METHOD_PATH
-    };
-    for (unsigned i = 0; i < WIRE_METHODS_N; i++)
-        c->methods[i] =
-            grpc_channel_register_call(c->channel, paths[i], NULL, NULL);
+    for (uint32_t i = 0; i < config->methods->n; i++)
+        c->methods[i] = grpc_channel_register_call(
+            c->channel, config->methods->paths[i], NULL, NULL);
     return PERSIA_OK;
 }
 
@@ -398,12 +394,15 @@ int rpc_channel_open(const rpc_channel_config *config, rpc_channel **out)
 
     client_channel *c = calloc(1, sizeof *c);
     char *text = strdup(config->address);
-    if (!c || !text) {
+    void **methods = calloc(config->methods->n, sizeof *methods);
+    if (!c || !text || !methods) {
         free(c);
         free(text);
+        free(methods);
         return err_set(PERSIA_ENOMEM, "out of memory: a channel");
     }
-    c->base = (rpc_channel){&client_kind, text};
+    c->base = (rpc_channel){&client_kind, text, config->methods};
+    c->methods = methods;
     c->token = grpc_empty_slice();
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->idle, NULL);

@@ -92,10 +92,6 @@ static inline void slice_copy(void *to, grpc_slice s)
  * large one, or NULL. */
 int received_join(grpc_byte_buffer *b, sched *s, void **data, size_t *n);
 
-/* Before the name of a method. */
-#define SERVICE_NAME "persia.v1.ParameterServer"
-#define SERVICE_PATH "/" SERVICE_NAME "/"
-
 /* Arguments of a channel or server.  Keys and strings are not copied. */
 typedef struct rpc_args {
     grpc_arg list[24];

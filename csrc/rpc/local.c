@@ -144,7 +144,6 @@ static int local_start(rpc_channel *base, uint32_t method, wire_out *o,
                                                            : now + timeout_ns,
                  .admin = 1,
                  .local = 1,
-                 .peer = "this process",
                  .reply = local_reply,
                  .fail = local_fail},
         .channel = c,
@@ -221,7 +220,8 @@ static void local_close(rpc_channel *base)
 static const channel_kind local_kind = {local_start, local_cancel,
                                         local_close};
 
-int rpc_channel_local(rpc_handler handler, void *ctx, rpc_channel **out)
+int rpc_channel_local(const rpc_methods *methods, rpc_handler handler,
+                      void *ctx, rpc_channel **out)
 {
     *out = NULL;
     int code = fork_check("a channel");
@@ -234,7 +234,7 @@ int rpc_channel_local(rpc_handler handler, void *ctx, rpc_channel **out)
         free(address);
         return err_set(PERSIA_ENOMEM, "out of memory: a channel");
     }
-    c->base = (rpc_channel){&local_kind, address};
+    c->base = (rpc_channel){&local_kind, address, methods};
     c->handler = handler;
     c->handler_ctx = ctx;
     c->users = 1;

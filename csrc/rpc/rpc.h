@@ -12,8 +12,8 @@
 #ifndef PERSIA_RPC_H
 #define PERSIA_RPC_H
 
+#include "mem/mem.h"
 #include "sched/sched.h"
-#include "wire/wire.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -24,20 +24,26 @@ PERSIA_API int rpc_available(void);
  * gRPC 1.51); "none". */
 PERSIA_API const char *rpc_version(void);
 
+/* What servers serve: a service and its methods by number. */
+typedef struct rpc_methods {
+    const char *service;      /* "package.Service" */
+    const char *const *paths; /* [n] "/package.Service/Method" */
+    uint32_t n;
+} rpc_methods;
+
 /* ---- a request at the server -------------------------------------------- */
 
 /* Made by whoever takes requests; the handler answers through the two
  * functions, which end its life. */
 typedef struct rpc_call rpc_call;
 struct rpc_call {
-    uint32_t method;      /* enum wire_method */
+    uint32_t method;      /* its number in the server's rpc_methods */
     const void *request;  /* contiguous, aligned to 64 bytes; valid until the
                              call is answered */
     size_t request_n;     /* bytes */
     uint64_t deadline;    /* of clock_ns(); the caller waits no longer */
     int admin;            /* it may do administration */
     int local;            /* of this process: no message travels */
-    char peer[64];        /* who asks, for messages */
     /* Sends the reply.  `done(owner)` is called once the memory of o's bulk
      * data is not needed any more (maybe on another thread); o itself is
      * taken over and freed.  done may be NULL. */
@@ -79,6 +85,7 @@ typedef struct rpc_server_config {
     sched *s;               /* joins what came of large requests; outlives
                                the server; NULL: its own threads do */
     rpc_security security;
+    const rpc_methods *methods; /* outlives the server */
     rpc_handler handler;
     void *ctx;
 } rpc_server_config;
@@ -105,6 +112,7 @@ typedef struct rpc_channel_config {
     uint64_t message_limit; /* bytes of a reply */
     uint64_t keepalive_ns;  /* 0: none */
     rpc_security security;
+    const rpc_methods *methods; /* outlives the channel */
 } rpc_channel_config;
 /* Connects when the first call needs it. */
 PERSIA_API int rpc_channel_open(const rpc_channel_config *config,
@@ -112,7 +120,8 @@ PERSIA_API int rpc_channel_open(const rpc_channel_config *config,
 /* A server in this process: calls go straight to the handler, on the caller's
  * thread.  The handler keeps the deadline: only rpc_wait() does not wait for
  * one that is late by a second. */
-PERSIA_API int rpc_channel_local(rpc_handler handler, void *ctx,
+PERSIA_API int rpc_channel_local(const rpc_methods *methods,
+                                 rpc_handler handler, void *ctx,
                                  rpc_channel **out);
 /* Cancels what is under way and waits for its callbacks; not for callbacks
  * and handlers to call. */

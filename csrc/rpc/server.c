@@ -36,6 +36,8 @@ struct rpc_server {
     grpc_server *server;
     rpc_pollers pollers;
     rpc_guard guard;
+    const rpc_methods *methods;
+    char unknown[160]; /* what a call of another method is answered */
     rpc_handler handler;
     void *ctx;
     uint64_t message_limit;
@@ -283,7 +285,7 @@ static void health_answer(slot *l)
     static const unsigned char states[2][2] = {{8, 2}, {8, 1}};
     const unsigned char *data = l->memory;
     if (!health_asks(data, l->call.request_n, "") &&
-        !health_asks(data, l->call.request_n, SERVICE_NAME)) {
+        !health_asks(data, l->call.request_n, l->server->methods->service)) {
         slot_refuse(l, GRPC_STATUS_NOT_FOUND, NULL, "no such service");
         return;
     }
@@ -331,16 +333,11 @@ static void slot_read(rpc_tag *tag, int ok)
     /* From here on the slot may be another call's. */
 }
 
-/* The number of the method, or WIRE_METHODS_N. */
-static uint32_t method_of(grpc_slice path)
+/* The number of the method, or methods->n. */
+static uint32_t method_of(const rpc_methods *methods, grpc_slice path)
 {
-    static const char *const paths[] = {
-#define METHOD_PATH(upper, name) SERVICE_PATH #name,
-        WIRE_METHODS(METHOD_PATH)
-#undef METHOD_PATH
-    };
     uint32_t i = 0;
-    while (i < WIRE_METHODS_N && grpc_slice_str_cmp(path, paths[i]) != 0)
+    while (i < methods->n && grpc_slice_str_cmp(path, methods->paths[i]) != 0)
         i++;
     return i;
 }
@@ -362,13 +359,6 @@ static uint64_t deadline_of(gpr_timespec deadline)
     return (uint64_t)at - (margin < left / 10 ? margin : left / 10);
 }
 
-static void slot_identify(slot *l)
-{
-    char *peer = grpc_call_get_peer(l->grpc);
-    snprintf(l->call.peer, sizeof l->call.peer, "%s", peer ? peer : "?");
-    gpr_free(peer);
-}
-
 /* A call came (ok), or the server goes down. */
 static void slot_taken(rpc_tag *tag, int ok)
 {
@@ -381,8 +371,8 @@ static void slot_taken(rpc_tag *tag, int ok)
     }
     int known = 1, admitted = 1;
     if (!l->health) {
-        l->call.method = method_of(l->details.method);
-        known = l->call.method != WIRE_METHODS_N;
+        l->call.method = method_of(s->methods, l->details.method);
+        known = l->call.method != s->methods->n;
         admitted = guard_admits(&s->guard, &l->metadata, &l->call.admin);
     }
     /* A refusal while it reads: the answer and the reading end in any order,
@@ -393,8 +383,7 @@ static void slot_taken(rpc_tag *tag, int ok)
     stalls_begin(s->stalls, slot_number(l), l->grpc, known && admitted);
     if (!known) {
         slot_refuse(l, GRPC_STATUS_UNIMPLEMENTED, NULL,
-                    "this server has " SERVICE_NAME
-                    " and grpc.health.v1.Health/Check");
+                    s->unknown);
         return;
     }
     if (!admitted) {
@@ -404,7 +393,6 @@ static void slot_taken(rpc_tag *tag, int ok)
     }
     if (!l->health) {
         l->call.deadline = deadline_of(l->details.deadline);
-        slot_identify(l);
     }
     grpc_op op;
     memset(&op, 0, sizeof op);
@@ -561,6 +549,10 @@ int rpc_server_start(const rpc_server_config *config, rpc_server **out)
         return err_set(PERSIA_ENOMEM, "out of memory: a server");
     pthread_mutex_init(&s->lock, NULL);
     cond_init(&s->changed);
+    s->methods = config->methods;
+    snprintf(s->unknown, sizeof s->unknown,
+             "this server has %s and grpc.health.v1.Health/Check",
+             s->methods->service);
     s->handler = config->handler;
     s->ctx = config->ctx;
     s->message_limit = config->message_limit;

@@ -1,6 +1,8 @@
 /* push.c: gradients in, each update applied once. */
 #include "server/private.h"
 
+#include "simd/simd.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

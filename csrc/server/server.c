@@ -2,6 +2,8 @@
  * Declare, Stats. */
 #include "server/private.h"
 
+#include "simd/simd.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -385,6 +387,9 @@ static int outlives_close(uint32_t method)
     return method == WIRE_HELLO || method == WIRE_SNAPSHOT ||
            method == WIRE_STATS;
 }
+
+const rpc_methods service_methods = {WIRE_SERVICE, wire_paths,
+                                     WIRE_METHODS_N};
 
 void service_handle(void *service, rpc_call *call)
 {

@@ -24,6 +24,7 @@
 
 #include "shard/shard.h"
 #include "rpc/rpc.h"
+#include "wire/wire.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -56,6 +57,8 @@ PERSIA_API void service_close(ps_service *s);
 PERSIA_API void service_end_snapshot(ps_service *s);
 /* Closes, too; the caller sees to it that no call comes after. */
 PERSIA_API void service_destroy(ps_service *s);
+/* What it serves. */
+extern PERSIA_API const rpc_methods service_methods;
 /* Answers the call, now or later: an rpc_handler. */
 PERSIA_API void service_handle(void *service, rpc_call *call);
 

@@ -155,6 +155,7 @@ class Proto:
     """The whole file."""
 
     limits: dict[str, int] = field(default_factory=dict)
+    service: str = ""  # with its package
     methods: list[tuple[str, str, str]] = field(default_factory=list)
     enums: list[Enum] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
@@ -191,7 +192,9 @@ LIMIT = re.compile(r"@limit (\w+) = (\d+)")
 METHOD = re.compile(r"rpc (\w+)\((\w+)\) returns \((\w+)\);")
 FIELD = re.compile(r"(repeated )?(\w+) (\w+) = (\d+);")
 VALUE = re.compile(r"(\w+) = (\d+);")
-IGNORED = re.compile(r"(syntax|package) .*;|service \w+ \{")
+PACKAGE = re.compile(r"package (.*);")
+SERVICE = re.compile(r"service (\w+) \{")
+IGNORED = re.compile(r"syntax .*;")
 
 
 def notes_of(lines: list[str]) -> Notes:
@@ -249,6 +252,10 @@ def parse(text: str) -> Proto:
             )
         elif m := METHOD.fullmatch(code):
             proto.methods.append((m[1], m[2], m[3]))
+        elif m := PACKAGE.fullmatch(code):
+            proto.service = m[1]
+        elif m := SERVICE.fullmatch(code):
+            proto.service += "." + m[1]
         elif not IGNORED.fullmatch(code):
             raise ProtoError(f"not understood: {code}")
     check_pads(proto)
@@ -557,6 +564,9 @@ def messages_h(proto: Proto) -> str:
     out += x_list(
         "WIRE_METHODS", [f"X({snake(n).upper()}, {n})" for n in names]
     )
+    out += f'#define WIRE_SERVICE "{proto.service}"\n'
+    out += "extern PERSIA_API const char *const "
+    out += f"wire_paths[{len(names)}]; /* of the methods */\n\n"
     messages = [f"X({m.id})" for m in methods_messages(proto)]
     out += "/* Requests and replies. */\n" + x_list("WIRE_MESSAGES", messages)
     checked = [m for m in proto.messages if m.notes.get("check") is not None]
@@ -574,6 +584,9 @@ def messages_h(proto: Proto) -> str:
 def messages_c(proto: Proto) -> str:
     """csrc/wire/messages.c."""
     out = f'/* messages.c: {HEAD}. */\n#include "wire/types.h"\n\n'
+    paths = [f'"/{proto.service}/{method[0]}"' for method in proto.methods]
+    out += "const char *const wire_paths[] = {\n"
+    out += wrap_items(paths, "", "    ", "    ") + "};\n\n"
     for message in in_order(proto):
         out += write_table(proto, message)
     return out + (

@@ -2,6 +2,8 @@
  * column) alone, by philox, so that no order of events changes them. */
 #include "table/stripe.h"
 
+#include "simd/simd.h"
+
 #include <string.h>
 
 /* In builds for one instruction set this file goes by that. */

@@ -11,6 +11,8 @@
  */
 #include "table/stripe.h"
 
+#include "simd/simd.h"
+
 #include <string.h>
 
 enum { CHUNK = 2048, BLOCK = 32, RING = 4 /* a power of two above 2 */ };

@@ -12,6 +12,8 @@
  */
 #include "table/push.h"
 
+#include "simd/simd.h"
+
 #include <string.h>
 
 enum {

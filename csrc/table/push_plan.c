@@ -1,5 +1,7 @@
 #include "table/push.h"
 
+#include "simd/simd.h"
+
 #include <string.h>
 
 static void claims_sort(room_claim *claims, size_t n)

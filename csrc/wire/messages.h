@@ -22,6 +22,9 @@ enum {
     X(LEAVE, Leave) X(GET_ROWS, GetRows) X(PUT_ROWS, PutRows)                 \
     X(SNAPSHOT, Snapshot) X(RESTORE, Restore) X(STATS, Stats)
 
+#define WIRE_SERVICE "persia.v1.ParameterServer"
+extern PERSIA_API const char *const wire_paths[10]; /* of the methods */
+
 /* Requests and replies. */
 #define WIRE_MESSAGES(X)                                                      \
     X(hello) X(hello_reply) X(declare) X(declare_reply) X(pull) X(pull_reply) \

@@ -5,7 +5,6 @@
  * so that it begins at a multiple of 8 bytes of its parent, and before the
  * bulk data in it: so its length does not depend on where it lies.
  */
-#include "wire/memory.h"
 #include "wire/types.h"
 
 #include <math.h>
@@ -22,7 +21,7 @@ typedef struct put {
 static void put_bytes(put *p, const void *data, size_t n)
 {
     if (!p->rc && p->out)
-        p->rc = out_copy(p->out, data, n);
+        p->rc = wire_out_add(p->out, data, n);
     p->bytes += n;
 }
 
@@ -103,7 +102,7 @@ static void put_bulk(put *p, uint32_t no, const void *data, size_t bytes)
     put_tag(p, no, CODING_BYTES);
     put_varint(p, bytes);
     if (!p->rc && p->out)
-        p->rc = out_point(p->out, data, bytes);
+        p->rc = wire_out_refer(p->out, data, bytes);
     p->bytes += bytes;
 }
 

@@ -5,6 +5,8 @@
  */
 #include "wire/wire.h"
 
+#include "simd/simd.h"
+
 #include <float.h>
 #include <string.h>
 

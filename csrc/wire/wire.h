@@ -17,7 +17,7 @@
 #ifndef PERSIA_WIRE_H
 #define PERSIA_WIRE_H
 
-#include "base/base.h"
+#include "mem/mem.h"
 #include "spec/spec.h"
 #include "wire/messages.h"
 
@@ -42,36 +42,6 @@ static inline size_t wire_dtype_bytes(uint32_t dtype)
 {
     return dtype == WIRE_FP32 ? 4 : 2;
 }
-
-/* ---- gather lists and memory -------------------------------------------- */
-
-typedef struct wire_span {
-    const void *data;
-    size_t n; /* bytes */
-} wire_span;
-
-/* A message that is being encoded, as spans in order. */
-typedef struct wire_out {
-    wire_span *spans;
-    size_t spans_n;
-    size_t bytes; /* of all spans */
-    struct wire_chunk *chunks; /* private: memory of small fields */
-    size_t spans_room;
-} wire_out;
-PERSIA_API void wire_out_init(wire_out *o);
-PERSIA_API void wire_out_free(wire_out *o);
-/* The whole message in one piece, for tests and calls within a process.
- * to: [o->bytes]. */
-PERSIA_API void wire_out_copy(const wire_out *o, void *to);
-
-/* Memory of decoded messages: many pieces, freed at once. */
-typedef struct wire_memory {
-    struct wire_chunk *chunks;
-} wire_memory;
-PERSIA_API void wire_memory_init(wire_memory *m);
-PERSIA_API void wire_memory_free(wire_memory *m);
-/* Aligned to 64 bytes, not cleared; NULL with the error set. */
-PERSIA_API void *wire_memory_take(wire_memory *m, size_t bytes);
 
 /* ---- encode and decode -------------------------------------------------- */
 

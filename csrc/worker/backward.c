@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "pool/pool.h"
+#include "simd/simd.h"
 #include "worker/plan.h"
 
 /* What one feature of one gradient becomes: a part of its table's push. */

@@ -1,6 +1,8 @@
 /* plan.c: plans, and batches checked against them. */
 #include "worker/plan.h"
 
+#include "simd/simd.h"
+
 #include <stdlib.h>
 #include <string.h>
 

@@ -38,6 +38,8 @@ def test_sound_tree(tmp_path: Path) -> None:
     ("name", "line", "message"),
     [
         ("ids/ids.c", '#include "table/table.h"', "ids stands above table"),
+        ("rpc/rpc.c", '#include "wire/wire.h"', "must not know wire"),
+        ("ids/ids.c", '#include "data/data.h"', "must not know data"),
         ("wire/put.c", '#include "table/table.h"', "must not know table"),
         ("ids/ids.c", '#include "base/lock.h"', "private to room base"),
         ("ids/ids.c", '#include "ids.h"', 'write "ids/..."'),

@@ -17,7 +17,12 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 HEADERS = [
     ROOT / "csrc" / name
-    for name in ("spec/lists.h", "wire/messages.h", "wire/wire.h")
+    for name in (
+        "mem/gather.h",
+        "spec/lists.h",
+        "wire/messages.h",
+        "wire/wire.h",
+    )
 ]
 LIBRARY = ROOT / "persia" / "libpersia.so"
 

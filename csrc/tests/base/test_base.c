@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "simd/simd.h"
 
 static void *other_thread(void *arg)
 {

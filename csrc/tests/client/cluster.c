@@ -220,8 +220,9 @@ int cluster_open(cluster *c, const client_config *config,
     const char *addresses[2 * NODES_MAX];
     client_config mine = *config;
     for (size_t i = 0; i < n; i++) {
-        assert_int_equal(rpc_channel_local(node_handle, &c->nodes[order[i]],
-                                           &channels[i]), PERSIA_OK);
+        assert_int_equal(rpc_channel_local(&service_methods, node_handle,
+                                           &c->nodes[order[i]], &channels[i]),
+                         PERSIA_OK);
         addresses[i] = c->addresses[order[i]];
     }
     mine.addresses = addresses;

@@ -32,7 +32,8 @@ static void shard_start(shard *s, uint32_t i, int port)
     snprintf(s->address, sizeof s->address, "127.0.0.1:%d", port);
     rpc_server_config server = {.address = s->address, .threads = 2,
                                 .message_limit = 64 << 20,
-                                .calls_max = 64, .handler = service_handle};
+                                .calls_max = 64, .methods = &service_methods,
+                                .handler = service_handle};
     assert_int_equal(ps_create(&config, &s->p), PERSIA_OK);
     assert_int_equal(service_create(s->p, &service, &s->service), PERSIA_OK);
     server.s = ps_sched(s->p);

@@ -216,6 +216,8 @@ void deck_handle(void *ctx, rpc_call *call)
     }
 }
 
+const rpc_methods test_methods = {WIRE_SERVICE, wire_paths, WIRE_METHODS_N};
+
 rpc_server_config server_config_of(deck *d)
 {
     return (rpc_server_config){.address = "127.0.0.1:0",
@@ -223,6 +225,7 @@ rpc_server_config server_config_of(deck *d)
                                .message_limit = 64 << 20,
                                .calls_max = 64,
                                .s = d->s,
+                               .methods = &test_methods,
                                .handler = deck_handle,
                                .ctx = d};
 }
@@ -245,7 +248,8 @@ rpc_channel *channel_with(int port, const rpc_security *security)
     snprintf(address, sizeof address, "127.0.0.1:%d", port);
     rpc_channel_config config = {.address = address,
                                  .message_limit = 64 << 20,
-                                 .keepalive_ns = 5 * SECOND};
+                                 .keepalive_ns = 5 * SECOND,
+                                 .methods = &test_methods};
     if (security)
         config.security = *security;
     rpc_channel *c;

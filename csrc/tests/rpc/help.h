@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "rpc/rpc.h"
+#include "wire/wire.h"
 
 #include <pthread.h>
 
@@ -63,6 +64,7 @@ void deck_wait_parked(deck *d, unsigned n);
 void deck_release(deck *d);
 void deck_handle(void *ctx, rpc_call *call);
 
+extern const rpc_methods test_methods; /* those of wire */
 rpc_server_config server_config_of(deck *d);
 /* On loopback, without security. */
 rpc_server *server_of(deck *d);

@@ -11,7 +11,8 @@
 static rpc_channel *channel_of(deck *d)
 {
     rpc_channel *c;
-    assert_int_equal(rpc_channel_local(deck_handle, d, &c), PERSIA_OK);
+    assert_int_equal(rpc_channel_local(&test_methods, deck_handle, d, &c),
+                     PERSIA_OK);
     assert_string_equal(rpc_channel_address(c), "this process");
     return c;
 }
@@ -173,12 +174,14 @@ static void several_threads_call(void **state)
 static void child_calls(rpc_channel *c, rpc_server *s)
 {
     deck d = {.lock = PTHREAD_MUTEX_INITIALIZER};
-    rpc_channel_config to = {.address = "127.0.0.1:9"};
+    rpc_channel_config to = {.address = "127.0.0.1:9",
+                             .methods = &test_methods};
     rpc_server_config serving = server_config_of(&d);
     rpc_channel *other;
     rpc_server *server;
     int good = call_with(c, WIRE_HELLO, "x", 1, SECOND) == PERSIA_EFORK;
-    good &= rpc_channel_local(deck_handle, &d, &other) == PERSIA_EFORK;
+    good &= rpc_channel_local(&test_methods, deck_handle, &d,
+                                  &other) == PERSIA_EFORK;
     if (rpc_available()) {
         good &= rpc_channel_open(&to, &other) == PERSIA_EFORK;
         good &= rpc_server_start(&serving, &server) == PERSIA_EFORK;
@@ -223,7 +226,8 @@ static void without_grpc_it_is_said(void **state)
         skip();
     deck d;
     deck_start(&d);
-    rpc_channel_config to = {.address = "127.0.0.1:9"};
+    rpc_channel_config to = {.address = "127.0.0.1:9",
+                             .methods = &test_methods};
     rpc_server_config serving = server_config_of(&d);
     rpc_channel *c;
     rpc_server *s;

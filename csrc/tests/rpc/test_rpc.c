@@ -402,7 +402,8 @@ static void messages_have_limits_both_ways(void **state)
                      PERSIA_OK);
 
     /* The client's own limit. */
-    rpc_channel_config small = {.address = rpc_channel_address(c),
+    rpc_channel_config small = {.methods = &test_methods,
+                                .address = rpc_channel_address(c),
                                 .message_limit = 1000};
     rpc_channel *e;
     assert_int_equal(rpc_channel_open(&small, &e), PERSIA_OK);

@@ -128,7 +128,9 @@ static void other_machines_are_refused_without_tls_and_token(void **state)
     assert_int_equal(rpc_server_start(&config, &s), PERSIA_EARG);
     assert_null(s);
     assert_non_null(strstr(err_text(), "TLS"));
-    rpc_channel_config to = {.address = "192.0.2.1:1", .message_limit = 1000};
+    rpc_channel_config to = {.address = "192.0.2.1:1",
+                             .message_limit = 1000,
+                             .methods = &test_methods};
     rpc_channel *c = (rpc_channel *)1;
     assert_int_equal(rpc_channel_open(&to, &c), PERSIA_EARG);
     assert_null(c);

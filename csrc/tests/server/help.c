@@ -64,7 +64,6 @@ pending *call_start(const server *v, uint32_t method, wire_out *o,
                          .request_n = o->bytes,
                          .deadline = clock_ns() + timeout_ns,
                          .admin = 1,
-                         .peer = "test",
                          .reply = on_reply,
                          .fail = on_fail};
     wire_out_free(o);

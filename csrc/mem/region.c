@@ -1,4 +1,4 @@
-#include "wire/memory.h"
+#include "mem/gather.h"
 
 #include <stdlib.h>
 

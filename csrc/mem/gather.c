@@ -1,4 +1,4 @@
-#include "wire/memory.h"
+#include "mem/gather.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -50,7 +50,7 @@ static int add_span(wire_out *o, const void *data, size_t bytes)
     return PERSIA_OK;
 }
 
-int out_copy(wire_out *o, const void *data, size_t bytes)
+int wire_out_add(wire_out *o, const void *data, size_t bytes)
 {
     if (!bytes)
         return PERSIA_OK;
@@ -61,8 +61,8 @@ int out_copy(wire_out *o, const void *data, size_t bytes)
     return add_span(o, to, bytes);
 }
 
-int out_point(wire_out *o, const void *data, size_t bytes)
+int wire_out_refer(wire_out *o, const void *data, size_t bytes)
 {
-    return bytes < POINT_FROM ? out_copy(o, data, bytes)
+    return bytes < POINT_FROM ? wire_out_add(o, data, bytes)
                               : add_span(o, data, bytes);
 }

@@ -1,4 +1,4 @@
-#include "base/base.h"
+#include "simd/simd.h"
 
 #include <string.h>
 

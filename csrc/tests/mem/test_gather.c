@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "wire/memory.h"
+#include "mem/gather.h"
 
 static void small_fields_are_copied_side_by_side(void **state)
 {
@@ -15,7 +15,7 @@ static void small_fields_are_copied_side_by_side(void **state)
     wire_out o;
     wire_out_init(&o);
     for (uint32_t i = 0; i < 100; i++)
-        assert_int_equal(out_copy(&o, &i, sizeof i), PERSIA_OK);
+        assert_int_equal(wire_out_add(&o, &i, sizeof i), PERSIA_OK);
     assert_int_equal(o.bytes, 400);
     assert_int_equal(o.spans_n, 1);
     uint32_t copy[100];
@@ -38,10 +38,10 @@ static void bulk_is_pointed_to_and_keeps_its_place(void **state)
         memset(bulk[i], i, BYTES);
         unsigned char head[20];
         memset(head, 255 - i % 200, sizeof head);
-        assert_int_equal(out_copy(&o, head, sizeof head), PERSIA_OK);
-        assert_int_equal(out_point(&o, bulk[i], i % 2 ? BYTES : 7),
+        assert_int_equal(wire_out_add(&o, head, sizeof head), PERSIA_OK);
+        assert_int_equal(wire_out_refer(&o, bulk[i], i % 2 ? BYTES : 7),
                          PERSIA_OK);
-        assert_int_equal(out_copy(&o, NULL, 0), PERSIA_OK);
+        assert_int_equal(wire_out_add(&o, NULL, 0), PERSIA_OK);
     }
     /* Those that were short went into the copies, the others are pointed
      * to: they follow a change. */
