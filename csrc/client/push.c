@@ -394,7 +394,7 @@ static int name_update(pushing *p, const client_update *update)
 static int server_has(server *to, uint64_t number)
 {
     pthread_mutex_lock(&to->lock);
-    int has = numbers_has(&to->acked, number);
+    int has = window_has(&to->acked.w, number);
     pthread_mutex_unlock(&to->lock);
     return has;
 }
