@@ -15,6 +15,7 @@ from persia import errors
 from persia.cli.certs import certs
 from persia.cli.launch import launch
 from persia.cli.plan import plan
+from persia.cli.schema import schema
 from persia.cli.serve import serve
 from persia.cli.status import status
 from persia.cli.train import train
@@ -56,6 +57,7 @@ def _persia(
 
 
 app.command()(train)
+app.command()(schema)
 app.add_typer(serve, name="serve")
 app.command()(status)
 app.command()(plan)

@@ -52,14 +52,14 @@ class TrainConfig(pydantic.BaseModel):
 
     data: str = Field(
         "synthetic",
-        description="A file or glob (Criteo TSV, or CSV with --schema), or "
-        "'synthetic': a made click log.",
+        description="A file, glob or URL (Parquet, CSV, JSON lines, Arrow, "
+        "TFRecord, Criteo's TSV), or 'synthetic': a made click log.",
     )
     table_schema: str | None = Field(
         None,
         alias="schema",
-        description="Columns of CSV files: a YAML file, or adult, avazu or "
-        "movielens.",
+        description="Columns of the files: a YAML file (persia schema FILE "
+        "makes one), or adult, avazu or movielens; inferred by default.",
     )
     rows: int = Field(
         2_000_000,

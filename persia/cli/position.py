@@ -9,7 +9,8 @@ from typing import Any
 
 from persia import errors
 from persia.cli.config import TrainConfig, resolve
-from persia.datasets import CSV, Criteo, Dataset
+from persia.data import Files
+from persia.datasets import Criteo, Dataset
 
 __all__ = ["TEST_SHARE", "find", "source"]
 
@@ -26,12 +27,9 @@ def source(config: TrainConfig, data: Dataset | None) -> dict[str, Any]:
         return {"data": config.data, "seed": config.seed}
     files: Any = config.data
     schema: Any = config.table_schema
-    if isinstance(data, Criteo | CSV):
-        files = [
-            [os.path.basename(path), os.path.getsize(path)]
-            for path in data.files
-        ]
-    if isinstance(data, CSV):
+    if isinstance(data, Files):
+        files = [[os.path.basename(name), n] for name, n in data.sizes]
+    if isinstance(data, Files) and not isinstance(data, Criteo):
         schema = data.schema.model_dump_json(exclude_defaults=True)
     share = TEST_SHARE if config.eval_split is None else config.eval_split
     size = config.batch_size

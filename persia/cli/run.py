@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,10 @@ import persia
 from persia import checkpoint, errors, models, optim, prometheus
 from persia.cli import position
 from persia.cli.config import TrainConfig, resolve
-from persia.datasets import CSV, Criteo, Dataset, SyntheticCTR
+from persia.data import Files, Schema
+from persia.data.paths import find_files
+from persia.datasets import Criteo, Dataset, SyntheticCTR
+from persia.datasets.criteo import is_criteo
 from persia.metrics import Scores
 from persia.trainer import Clock, Progress, Trainer
 
@@ -113,11 +117,9 @@ class Run:
     def batches(self) -> int | None:
         """Batches of an epoch, where known beforehand."""
         data = self.train
-        if isinstance(data, SyntheticCTR):
-            return len(data)
-        if isinstance(data, Criteo | CSV) and data.rows[1] is not None:
-            batches = -(-data.count_lines() // data.batch_size)
-            return len(range(self.rank, batches, self.ranks))
+        if isinstance(data, SyntheticCTR | Files):
+            with contextlib.suppress(TypeError):
+                return len(data)
         return None
 
     @property
@@ -179,7 +181,7 @@ class Run:
     def _why_nothing(self) -> str:
         """Why there was no sample to train on."""
         data = self.train
-        if not isinstance(data, Criteo | CSV):
+        if not isinstance(data, Files):
             text = f"{self.config.rows} rows"
         else:
             names = ", ".join(map(repr, data.files[:3]))
@@ -305,22 +307,20 @@ def open_data(
     if config.data == "synthetic":
         return _synthetic(config, shard)
 
-    def read(paths: str) -> Criteo | CSV:
+    def read(paths: str, schema: Schema | str | None) -> Files:
         size, shuffle, seed = config.batch_size, config.shuffle, config.seed
-        if config.table_schema is None:
+        if schema is None and is_criteo(find_files(paths)[0]):
             return Criteo(paths, size, shuffle=shuffle, seed=seed, shard=shard)
-        return CSV(
-            paths,
-            config.table_schema,
-            size,
-            shuffle=shuffle,
-            seed=seed,
-            shard=shard,
+        return Files(
+            paths, schema, size, shuffle=shuffle, seed=seed, shard=shard
         )
 
-    data = read(config.data)
+    data = read(config.data, config.table_schema)
+    _check_label(config, data)
     if config.eval_data is not None:
-        test = read(config.eval_data)
+        # By what the training data decided: its moments, its delimiter.
+        schema = None if isinstance(data, Criteo) else data.schema
+        test = read(config.eval_data, schema)
         test.shuffle = 0
         return data, test
     share = (
@@ -331,6 +331,15 @@ def open_data(
     train, test = data.split(share)
     test.shuffle = 0
     return train, test
+
+
+def _check_label(config: TrainConfig, data: Files) -> None:
+    if data.schema.label is None:
+        raise errors.InvalidArgument(
+            f"no label was found in {config.data!r}: write its schema with "
+            f"'persia schema {config.data} > data.yaml', add 'label: COLUMN', "
+            "and pass --schema data.yaml"
+        )
 
 
 def _synthetic(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from persia.cli.config import TrainConfig, check_used, read_yaml, resolve
-from persia.errors import PersiaError
+from persia.errors import InvalidArgument, PersiaError
 
 if TYPE_CHECKING:  # importing them takes seconds that no other command needs
     from persia.cli.run import Result, Run
@@ -38,6 +39,9 @@ def _flag(name: str) -> Any:
 
 
 def train(
+    file: Annotated[
+        str | None, typer.Argument(help="The same as --data.")
+    ] = None,
     data: Annotated[str | None, _flag("data")] = None,
     schema: Annotated[str | None, _flag("table_schema")] = None,
     rows: Annotated[int | None, _flag("rows")] = None,
@@ -81,12 +85,16 @@ def train(
 
     flags.pop("config", None)
     flags.pop("resume", None)
-    file = read_yaml(config) if config is not None else {}
-    in_file = file.pop("resume", None)
+    if file is not None:
+        if data is not None:
+            raise InvalidArgument(f"both {file!r} and --data {data!r}")
+        flags["data"] = flags.pop("file")
+    options = read_yaml(config) if config is not None else {}
+    in_file = options.pop("resume", None)
     resume = in_file if resume is None else resume
     saved = saved_options(resume) if resume is not None else {}
-    run = Run(resolve(saved, file, flags), resume)
-    check_used(run.config, file | flags, run.may_be_remote)
+    run = Run(resolve(saved, options, flags), resume)
+    check_used(run.config, options | flags, run.may_be_remote)
     console.quiet = run.rank > 0
     console.print(run.describe())
     gc.freeze()  # what was imported need not be searched for garbage again
@@ -204,7 +212,10 @@ def _table(result: Result) -> Table:
         note = "of the last epoch, scored before it was trained on"
         row("AUC", f"{result.auc:.4f}", note)
     if scores is not None:
-        row("AUC", f"{scores.auc:.4f}", f"{scores.rows:,} samples held out")
+        note = f"{scores.rows:,} samples held out"
+        if math.isnan(scores.auc):
+            note += ", all of one label: is the file sorted by it?"
+        row("AUC", f"{scores.auc:.4f}", note)
         if result.planted_auc is not None:
             note = "of the model that made the data, same samples"
             row("planted AUC", f"{result.planted_auc:.4f}", note)

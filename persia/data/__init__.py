@@ -11,7 +11,16 @@ from persia.data.base import Dataset
 from persia.data.files import Files
 from persia.data.hashing import hash_ids
 from persia.data.infer import infer
+from persia.data.records import Records
 from persia.data.schema import Schema
 from persia.data.table import Table
 
-__all__ = ["Dataset", "Files", "Schema", "Table", "hash_ids", "infer"]
+__all__ = [
+    "Dataset",
+    "Files",
+    "Records",
+    "Schema",
+    "Table",
+    "hash_ids",
+    "infer",
+]

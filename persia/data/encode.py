@@ -25,7 +25,7 @@ from persia.data.schema import (
     Schema,
 )
 
-__all__ = ["Encoder", "LabelError", "Report", "column_of", "measure"]
+__all__ = ["Encoder", "LabelError", "Report", "asks", "column_of", "measure"]
 
 Mask = npt.NDArray[np.bool_]
 # (row of the piece, what is wrong, its kind)
@@ -477,13 +477,18 @@ class Encoder:
         return Bags(ids, offsets), fine
 
 
+def asks(schema: Schema) -> bool:
+    """Whether the first rows decide a part of the schema."""
+    return any(c.standardise is True for c in schema.dense) or any(
+        isinstance(c.buckets, int) for c in schema.categorical
+    )
+
+
 def measure(
     schema: Schema, table: Any, where: str, text: bool = False
 ) -> Schema:
     """The schema with what its first rows decide: means and quantiles."""
-    asks_dense = any(c.standardise is True for c in schema.dense)
-    asks_ids = any(isinstance(c.buckets, int) for c in schema.categorical)
-    if not asks_dense and not asks_ids:
+    if not asks(schema):
         return schema
     encoder = Encoder(schema, text=text)
     dense, ids = [], []

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from persia import errors
 from persia.data.base import read_ahead
-from persia.data.encode import Encoder, measure
+from persia.data.encode import Encoder, asks, measure
 from persia.data.faults import Faults
 from persia.data.infer import infer
 from persia.data.paths import File, Paths, find_files
@@ -138,7 +138,8 @@ class Files(Source):
         self.encoding = encoding
         self.shuffle_files = bool(shuffle_files)
         if self.format == "csv":
-            schema = with_delimiter(self._files[0], schema, encoding)
+            guess = format is None
+            schema = with_delimiter(self._files[0], schema, encoding, guess)
         schema = self._known(schema)
         super().__init__(
             schema,
@@ -157,12 +158,7 @@ class Files(Source):
     def _known(self, schema: Schema | None) -> Schema:
         """The schema, with what the first rows of the first file decide."""
         file = self._files[0]
-        asks = schema is None or (
-            any(c.standardise is True for c in schema.dense)
-            or any(isinstance(c.buckets, int) for c in schema.categorical)
-        )
-        if not asks:
-            assert schema is not None
+        if schema is not None and not asks(schema):
             return schema
         first = sample(file, self.format, schema, self.encoding)
         if schema is None:
@@ -175,9 +171,14 @@ class Files(Source):
                     f"{file.name!r}: {error}"
                 ) from None
         if self.format == "csv":
-            schema = with_delimiter(file, schema, self.encoding)
+            schema = with_delimiter(file, schema, self.encoding, True)
         assert schema is not None
         return measure(schema, first, repr(file.name))
+
+    @property
+    def sizes(self) -> list[tuple[str, int | None]]:
+        """(name, bytes) of the files; None where that is not known."""
+        return [(file.name, file.size) for file in self._files]
 
     # ---- what is known without reading
 

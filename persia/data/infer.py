@@ -21,7 +21,11 @@ _LABELS = (
 ).split()
 _WEIGHTS = ("weight", "sample_weight")
 _TIMES = ("timestamp", "time", "datetime", "date", "ts")
-_ID = re.compile(r"(^|[_\W])(id|ids|uuid|hash|code|zip|key)$", re.IGNORECASE)
+_ID = re.compile(
+    r"(^|[_\W])(id|ids|uuid|hash|code|zip|key|user|item|product|movie|ad|site"
+    r"|app|device|campaign|category|brand|shop|author|video)$",
+    re.IGNORECASE,
+)
 _FEW = 32  # distinct integers that are categories rather than an amount
 _BINARY = [{"0", "1"}, {"yes", "no"}, {"true", "false"}, {"y", "n"}]
 _SEPARATORS = "|;,"

@@ -348,12 +348,31 @@ class Schema(_Model):
                 f"schema {os.fspath(source)!r}: {error}"
             ) from error
 
+    def to_yaml(self) -> str:
+        """The schema as the text of a YAML file that :meth:`load` reads."""
+        content = self.model_dump(mode="json", exclude_defaults=True)
+        for name, value in content.items():
+            if isinstance(value, list):
+                content[name] = [_short(entry) for entry in value]
+            elif name == "label":
+                content[name] = _short(value)
+        text: str = yaml.safe_dump(
+            content, sort_keys=False, allow_unicode=True, width=79
+        )
+        return text
+
     @staticmethod
     def presets() -> list[str]:
         """The names of the schemas that come with Persia."""
         return sorted(
             file.name.removesuffix(".yaml") for file in _presets().iterdir()
         )
+
+
+def _short(entry: Any) -> Any:
+    """The name alone of a column of which nothing else is said."""
+    alone = isinstance(entry, dict) and list(entry) == ["column"]
+    return entry["column"] if alone else entry
 
 
 def _presets() -> Any:

@@ -53,13 +53,17 @@ def format_of(file: File) -> str:
 
 
 def with_delimiter(
-    file: File, schema: Schema | None, encoding: str | None
+    file: File, schema: Schema | None, encoding: str | None, guess: bool
 ) -> Schema | None:
-    """The schema with the file's delimiter, where it does not say one."""
+    """The schema with the file's delimiter, where it does not say one: a tab
+    in TSV, else what the first line has, if a guess is wanted."""
     if schema is None or "delimiter" in schema.model_fields_set:
         return schema
     found = "\t" if file.suffix in (".tsv", ".tab") else None
-    found = found or _delimiter(_head(file, encoding, 1 << 16))
+    if not found:
+        if not guess:
+            return schema
+        found = _delimiter(_head(file, encoding, 1 << 16))
     return schema.model_copy(update={"delimiter": found})
 
 
@@ -167,6 +171,8 @@ def _csv(file: File, schema: Schema | None, encoding: str | None) -> pa.Table:
             ),
         )
     except pa.ArrowInvalid as error:
+        if "Empty CSV" in str(error):  # a header alone
+            return pa.table({})
         raise errors.MalformedData(f"{file.name!r}: {error}") from error
     return _stripped(table)
 

@@ -139,7 +139,9 @@ class Source(Dataset):
     ) -> Generator[tuple[Batch, Any], None, None]:
         """The batches of the blocks from one on, without its first ones."""
         size = self.batch_size
-        blocks = read_ahead(partial(self._blocks, shard, shards, place), 2)
+        blocks = self._blocks(shard, shards, place)
+        if not self.shuffle:  # a large block is not read ahead
+            blocks = read_ahead(partial(self._blocks, shard, shards, place), 2)
         with closing(blocks):
             for rows, start, end in blocks:
                 order = self._order(block, len(rows))

@@ -6,37 +6,31 @@ missing integer is 0, a missing category is the empty value.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from functools import partial
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from persia import _core, errors
-from persia._check import kind, whole
-from persia.data.base import Dataset, check_salt, read_ahead
-from persia.datasets.files import (
-    Faults,
-    LinePlan,
-    Paths,
-    check_rows,
-    find_files,
-    held_out,
-    read_lines,
-)
-from persia.jagged import Batch, JaggedBatch
+from persia._check import kind
+from persia.data.base import check_salt, read_ahead
+from persia.data.files import Files
+from persia.data.lines import LinePlan, count_lines, read_lines
+from persia.data.paths import File, Paths
+from persia.data.rows import Rows
+from persia.data.schema import Schema
+from persia.data.source import Block, Place
+from persia.data.table import held_out
 
-__all__ = ["Criteo"]
+__all__ = ["Criteo", "is_criteo"]
 
 INTEGERS, CATEGORIES = 13, 26
 CRITEO_COLUMNS = 1 + INTEGERS + CATEGORIES
 
 
-class Criteo(Dataset):
+class Criteo(Files):
     """Criteo's TSV files, plain or compressed (.gz, .zst, .bz2, .lz4).
 
     A batch has ``dense`` [B, 13], the ids of 26 features ``C1`` ... ``C26``
@@ -88,57 +82,32 @@ class Criteo(Dataset):
         seed: int = 1,
         shard: tuple[int, int] = (0, 1),
     ) -> None:
-        super().__init__(
-            batch_size, seed=seed, drop_last=drop_last, shard=shard
-        )
         if layout not in ("auto", "kaggle", "1tb"):
             raise errors.InvalidArgument(
                 f"layout is {layout!r}, need 'auto', 'kaggle' or '1tb'"
             )
-        self.files = find_files(paths)
+        super().__init__(
+            paths,
+            _schema(log_dense, hash_salts or {}),
+            batch_size,
+            format="csv",
+            rows=rows,
+            strict=strict,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            encoding=None,
+            shard=shard,
+        )
         if layout == "auto":
             layout = "kaggle" if len(self.files) == 1 else "1tb"
         self.layout = layout
-        self.rows = check_rows(rows)
-        self.shuffle = whole("shuffle", shuffle, 0, 2**63 - 1)
         self.log_dense = log_dense
-        self.keys = [f"C{i + 1}" for i in range(CATEGORIES)]
-        self.dense_names = [f"I{i + 1}" for i in range(INTEGERS)]
-        need = "a dict from columns to salts"
-        salts = dict(kind("hash_salts", hash_salts or {}, Mapping, need))
-        if unknown := salts.keys() - set(self.keys):
-            raise errors.InvalidArgument(
-                f"hash_salts names {sorted(unknown)}; the columns are C1 to"
-                f" C{CATEGORIES}"
-            )
-        self._salts = tuple(
-            check_salt(key, salts.get(key, 0)) for key in self.keys
-        )
-        self._faults = Faults(strict)
-        self._lines: list[int] | None = None  # of each file, once counted
 
-    @property
-    def malformed(self) -> int:
-        """Malformed lines seen so far in this process."""
-        return self._faults.count
+    def _count(self, file: File) -> int:
+        return count_lines(file)
 
-    @property
-    def malformed_lines(self) -> list[str]:
-        """What was wrong with the first 100 of them: "file:line: text"."""
-        return self._faults.lines
-
-    def count_lines(self) -> int:
-        """The number of lines in the range ``rows``, malformed ones included.
-
-        The first call reads (and decompresses) all files without parsing.
-        """
-        if self._lines is None:
-            self._lines = [_count_lines(path) for path in self.files]
-        first, end = self.rows
-        total = sum(self._lines)
-        return max(0, min(total, total if end is None else end) - first)
-
-    def split(self, test: float | None = None) -> tuple[Criteo, Criteo]:
+    def split(self, test: float | None = None) -> tuple[Files, Files]:
         """Training and test set, divided in the order of the lines.
 
         Args:
@@ -161,45 +130,60 @@ class Criteo(Dataset):
             self._range(first + at, first + lines),
         )
 
-    def _range(self, first: int, end: int) -> Criteo:
-        part = copy.copy(self)
-        part._forget()
-        part.rows = (first, end)
-        part._faults = Faults(self._faults.strict)
-        return part
-
-    def _batches(self, shard: int, shards: int) -> Iterator[Batch]:
-        plan = LinePlan(self.rows, self.batch_size, shard, shards)
-        room = self.batch_size
-        if self.shuffle:
-            room *= -(-self.shuffle // self.batch_size)  # rounded up
-        block: _Rows | None = None
-        number, labelled = 0, None
-        for path in self.files:
+    def _blocks(
+        self, shard: int, shards: int, place: Place
+    ) -> Generator[Block, None, None]:
+        before, labelled = place.before, None
+        start = before + place.row
+        plan = LinePlan(
+            self.rows, self.batch_size, shard, shards, before, start
+        )
+        block: _Room | None = None
+        begin = end = place
+        self._read_bytes = 0
+        for unit in range(place.unit, len(self._files)):
+            file = self._files[unit]
             reader: _core.CriteoReader | None = None
-            with closing(read_ahead(partial(read_lines, path))) as pieces:
+            with closing(read_ahead(partial(read_lines, file))) as pieces:
                 for piece in pieces:
                     if reader is None:
-                        labelled = self._has_label(path, piece, labelled)
+                        labelled = self._has_label(file.name, piece, labelled)
                         reader = _core.CriteoReader(labelled, self._salts)
                     for text in plan.cut(piece, reader.pass_lines):
                         while text:
                             if block is None:
-                                block = _Rows(room, bool(labelled))
-                            before = reader.faults
+                                begin = Place(unit, before, reader.lines)
+                                block = _Room(self._room, bool(labelled))
+                            faults = reader.faults
                             text = text[block.read(reader, text) :]
-                            if reader.faults > before:
+                            if reader.faults > faults:
                                 columns = CRITEO_COLUMNS - (not labelled)
-                                self._report(path, reader, before, columns)
-                            if block.n == room:
-                                yield from self._give_out(block, number)
-                                block, number = None, number + 1
+                                self._report(
+                                    file.name, reader, faults, columns
+                                )
+                            end = Place(unit, before, reader.lines)
+                            if block.n == block.room:
+                                yield self._rows(block), begin, end
+                                block = None
                     if plan.done:
                         break
+            before += reader.lines if reader else 0
             if plan.done:
                 break
-        if block is not None:
-            yield from self._give_out(block, number)
+        if block is not None and block.n:
+            yield self._rows(block), begin, end
+
+    def _rows(self, block: _Room) -> Rows:
+        n = block.n
+        dense = block.integers[:n]
+        if self.log_dense:
+            dense = np.log(np.maximum(dense, 0) + 1)
+        label = None if block.label is None else block.label[:n]
+        return Rows(block.ids[:, :n], [], dense, label)
+
+    @property
+    def _salts(self) -> tuple[int, ...]:
+        return tuple(c.hash_salt for c in self.schema.categorical)
 
     def _has_label(self, path: str, piece: bytes, before: bool | None) -> bool:
         """Whether the lines of a file, of which piece is the first, have
@@ -233,37 +217,13 @@ class Criteo(Dataset):
         should have had so many columns."""
         known = reader.take_faults()
         for line, fault, column in known:
-            self._faults.add(path, line, _fault_text(fault, column, columns))
+            text = _fault_text(fault, column, columns)
+            self._faults.add(f"{path}:{line}", text, f"{fault} {column}")
         # The reader keeps only the first ones of a call.
         self._faults.count += reader.faults - before - len(known)
 
-    def _give_out(self, block: _Rows, number: int) -> Iterator[Batch]:
-        order: npt.NDArray[np.int64] | None = None
-        if self.shuffle:
-            rng = np.random.default_rng((self.seed, self.epoch, number))
-            order = rng.permutation(block.n)
-        for first in range(0, block.n, self.batch_size):
-            end = min(first + self.batch_size, block.n)
-            if end - first < self.batch_size and self.drop_last:
-                return
-            part = slice(first, end) if order is None else order[first:end]
-            yield self._batch(block, part)
 
-    def _batch(
-        self, block: _Rows, part: slice | npt.NDArray[np.int64]
-    ) -> Batch:
-        dense, ids = block.integers[part], block.ids[:, part]
-        if self.log_dense:
-            dense = np.log(np.maximum(dense, 0) + 1)
-        label = None if block.label is None else block.label[part]
-        return Batch(
-            torch.from_numpy(dense),
-            JaggedBatch(self.keys, torch.from_numpy(ids.reshape(-1))),
-            None if label is None else torch.from_numpy(label),
-        )
-
-
-class _Rows:
+class _Room:
     """Room for rows, and how many there are."""
 
     def __init__(self, room: int, labelled: bool) -> None:
@@ -291,8 +251,42 @@ def _fault_text(kind: int, column: int, columns: int) -> str:
     return f"column {column}: not an integer of up to 18 digits"
 
 
-def _count_lines(path: str) -> int:
-    total = 0
-    for chunk in read_lines(path):
-        total += _core.lines_skip(chunk, True, 1 << 62)[1]
-    return total
+def _schema(log_dense: bool, salts: Mapping[str, int]) -> Schema:
+    """The columns of Criteo's files."""
+    dense = [f"I{i + 1}" for i in range(INTEGERS)]
+    keys = [f"C{i + 1}" for i in range(CATEGORIES)]
+    need = "a dict from columns to salts"
+    if unknown := set(kind("hash_salts", salts, Mapping, need)) - set(keys):
+        raise errors.InvalidArgument(
+            f"hash_salts names {sorted(unknown)}; the columns are C1 to"
+            f" C{CATEGORIES}"
+        )
+    return Schema.model_validate(
+        {
+            "delimiter": "\t",
+            "quote": None,
+            "header": False,
+            "columns": ["label", *dense, *keys],
+            "label": "label",
+            "dense": [{"column": n, "log": log_dense} for n in dense],
+            "categorical": [
+                {
+                    "column": key,
+                    "hash_salt": check_salt(key, salts.get(key, 0)),
+                }
+                for key in keys
+            ],
+        }
+    )
+
+
+def is_criteo(file: File) -> bool:
+    """Whether the first line of a file has Criteo's columns."""
+    with file.stream() as stream:
+        line = stream.read(1 << 16).partition(b"\n")[0]
+    fields = line.split(b"\t")
+    if len(fields) == CRITEO_COLUMNS:
+        return fields[0] in (b"0", b"1")
+    return len(fields) == CRITEO_COLUMNS - 1 and all(
+        not f or f.lstrip(b"-").isdigit() for f in fields[:INTEGERS]
+    )

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from pyarrow import csv as pa_csv
+from pyarrow import parquet as pq
 from rich.text import Text
 from typer.testing import CliRunner
 
@@ -20,6 +22,7 @@ from persia.cli import position
 from persia.cli.app import app
 from persia.cli.config import TrainConfig, read_yaml, resolve
 from persia.cli.run import Run, open_data, saved_options
+from persia.data import Files, Schema
 from persia.jagged import Batch
 from persia.trainer import Trainer
 
@@ -139,8 +142,10 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
         run("--data", str(tmp_path / "nowhere*.tsv"))
     with pytest.raises(errors.StorageError, match="no schema 'unknown'"):
         run("--data", str(text), "--schema", "unknown")
-    with pytest.raises(errors.SchemaMismatch, match="no Criteo file"):
+    with pytest.raises(errors.SchemaMismatch, match="no rows to infer"):
         run("--data", str(text))
+    with pytest.raises(errors.InvalidArgument, match="both"):
+        run(str(text), "--data", str(text))
     with pytest.raises(errors.InvalidArgument, match="--schema goes with"):
         run("--schema", "adult")
     for name, value in (
@@ -206,7 +211,7 @@ def test_malformed_lines_are_counted(tmp_path: Path) -> None:
     [
         ("", r"no usable line in '.*a\.csv'"),
         ("y,x,c,m\n", r"no usable line in '.*a\.csv'"),
-        ("y,x,c,m\n" + "bad\n" * 100, r"a\.csv': 100 .*a\.csv:2: 1 columns"),
+        ("y,x,c,m\n" + "bad\n" * 100, r"a\.csv': 90 .*a\.csv:2: 1 columns"),
     ],
 )
 def test_no_usable_line_is_an_error(
@@ -537,3 +542,48 @@ def test_adult(model: str) -> None:
     )
     assert float(table["AUC"]) >= 0.905
     assert 0.9 < float(table["calibration"]) < 1.1
+
+
+@pytest.mark.slow
+def test_any_file_trains_by_an_inferred_schema(tmp_path: Path) -> None:
+    options = csv_file(tmp_path)
+    table = pa_csv.read_csv(
+        options["data"],
+        parse_options=pa_csv.ParseOptions(
+            invalid_row_handler=lambda row: "skip"
+        ),
+    )
+    parquet = tmp_path / "a.parquet"
+    pq.write_table(table, parquet, row_group_size=100)
+    first = run(str(options["data"]), "--dim", "2", "--batch-size", "64")
+    again = run("--data", str(parquet), "--dim", "2", "--batch-size", "64")
+    assert first["malformed"] == "1"
+    assert "malformed" not in again
+    assert first["rows"] == again["rows"]
+    shown = CliRunner().invoke(app, ["schema", str(parquet)])
+    assert shown.exit_code == 0, shown.output
+    written = tmp_path / "found.yaml"
+    written.write_text(shown.output)
+    assert Schema.load(written) == Files(parquet).schema
+    given = ["--schema", str(written), "--dim", "2", "--batch-size", "64"]
+    assert run(str(parquet), *given)["rows"] == again["rows"]
+    unlabelled = tmp_path / "u.parquet"
+    pq.write_table(table.drop_columns(["y"]), unlabelled)
+    with pytest.raises(errors.InvalidArgument, match="persia schema"):
+        run(str(unlabelled))
+    shown = CliRunner().invoke(app, ["schema", str(unlabelled)])
+    assert "# label" in shown.output
+
+
+def test_a_rating_is_refused_before_the_training(tmp_path: Path) -> None:
+    file, schema = tmp_path / "a.csv", tmp_path / "a.yaml"
+    file.write_text(
+        "user,item,stars\n"
+        + "".join(f"{i % 9},{i % 7},{i % 5 + 1}\n" for i in range(300))
+    )
+    schema.write_text("{label: stars, categorical: [user, item]}")
+    with pytest.raises(
+        errors.SchemaMismatch, match=r"a\.csv:\d.*'stars'.*threshold"
+    ):
+        run(str(file), "--schema", str(schema))
+    assert run(str(file), "--dim", "2")["rows"] == "16"  # stars of at least 3

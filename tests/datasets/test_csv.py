@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persia import errors
-from persia.datasets import CSV, Criteo, Schema, files
+from persia.data import read_csv
+from persia.datasets import CSV, Criteo, Schema
 from tests.datasets.reference import data_file, write, xxh64
 
 SCHEMA = Schema.model_validate(
@@ -83,9 +84,7 @@ def test_single_valued_features_have_no_lengths(tmp_path: Path) -> None:
 
 
 def test_small_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from persia.datasets import csv
-
-    monkeypatch.setattr(csv, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(read_csv, "CHUNK_BYTES", 100)
     path = write(tmp_path / "a", HEADER + lines(500))
     check(list(CSV(path, SCHEMA, 64)), lines(500))
 
@@ -95,9 +94,7 @@ def test_malformed_lines(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from persia.datasets import csv
-
-    monkeypatch.setattr(csv, "CHUNK_BYTES", 120)
+    monkeypatch.setattr(read_csv, "CHUNK_BYTES", 120)
     rows = [line(i) for i in range(60)]
     rows[10] = b"a,b\n"
     rows[20] = b"c,,,1,maybe,\n"
@@ -168,7 +165,7 @@ row = st.tuples(
 @given(
     rows=st.lists(row, max_size=20),
     batch=st.integers(1, 7),
-    chunk=st.integers(20, 400),
+    chunk=st.integers(100, 400),  # a line is shorter
     crlf=st.booleans(),
     end=st.booleans(),
 )
@@ -181,7 +178,7 @@ def test_any_text(
     crlf: bool,
     end: bool,
 ) -> None:
-    monkeypatch.setattr(files, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(read_csv, "CHUNK_BYTES", chunk)
     text = "\n".join(f"{c},s,{m},{x},{y},{z}" for c, m, x, y, z in rows)
     whole = HEADER + text.encode() + (b"\n" if end and rows else b"")
     if crlf:
@@ -196,7 +193,7 @@ def test_quotes_and_other_delimiters(tmp_path: Path) -> None:
     text = b"'a b';n\n'1;2';5\n3;6\n"
     schema = Schema(
         categorical=["a b"],  # type: ignore[list-item]
-        label="n",  # type: ignore[arg-type]
+        label={"column": "n", "number": True},  # type: ignore[arg-type]
         delimiter=";",
         quote="'",
     )
@@ -217,9 +214,7 @@ def test_quotes_in_the_header(tmp_path: Path) -> None:
 def test_line_ends_in_quotes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from persia.datasets import csv
-
-    monkeypatch.setattr(csv, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(read_csv, "CHUNK_BYTES", 100)
     rows = [b'%d,"a\n%d\r\n\nb"\n' % (i % 2, i) for i in range(300)]
     rows[200] = b"bad\n"
     path = write(tmp_path / "a", b"y,c\n" + b"".join(rows))

@@ -92,6 +92,7 @@ def test_every_format_gives_the_batches_of_the_table(
     assert suffix.partition(".")[0] in repr(files)
 
 
+@pytest.mark.slow
 @settings(
     deadline=None,
     max_examples=25,
@@ -151,6 +152,7 @@ def contents(batches: list[persia.Batch]) -> list:
     return sorted(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])
 def test_shards_and_workers_share_the_rows(
     tmp_path: Path, suffix: str
@@ -187,6 +189,7 @@ def test_shards_and_workers_share_the_rows(
     assert contents([*train, *test]) == every
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["csv.gz", "parquet", "jsonl", "arrow"])
 @pytest.mark.parametrize("shuffle", [0, 12])
 def test_resume_in_the_middle(
@@ -453,6 +456,7 @@ def test_options(tmp_path: Path) -> None:
         Files(f"file://{tmp_path}/none", SCHEMA)
 
 
+@pytest.mark.slow
 def test_real_files(tmp_path: Path) -> None:
     adult = data_file("adult.data.gz")
     data = Files(adult, "adult", 4096)

@@ -320,6 +320,7 @@ def test_resume() -> None:
         whole.load_state_dict({})
 
 
+@pytest.mark.slow
 def test_workers_and_the_loader() -> None:
     table = Table(frame(), SCHEMA, 8)
     workers = torch.utils.data.DataLoader(

@@ -1,0 +1,34 @@
+"""``persia schema``: what the columns of a file look like, as YAML."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["schema"]
+
+
+def schema(
+    file: Annotated[
+        str, typer.Argument(help="A file, glob or URL of one format.")
+    ],
+    encoding: Annotated[str, typer.Option(help="Of text files.")] = "utf-8",
+) -> None:
+    """Print a schema for a file, to edit and pass to persia train --schema.
+
+    persia schema clicks.parquet > clicks.yaml
+    """
+    from persia.data import Files
+
+    found = Files(file, encoding=encoding).schema
+    label = found.label.column if found.label else None
+    typer.echo(
+        f"# {file}: {len(found.features)} id features, {len(found.dense)} "
+        "dense, " + (f"label {label}" if label else "no label found")
+    )
+    if label is None:
+        typer.echo("# label: NAME OF THE COLUMN")
+    unhashed = "numbers as they are; {column: c, buckets: 32} makes ids of one"
+    typer.echo(f"# dense: {unhashed}")
+    typer.echo(found.to_yaml(), nl=False)

@@ -1,0 +1,188 @@
+"""Any iterable of rows as batches: dicts, Arrow record batches, DataFrames."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from persia import errors
+from persia._check import kind
+from persia.data.base import read_ahead
+from persia.data.encode import Encoder, asks, measure
+from persia.data.infer import infer
+from persia.data.schema import Schema
+from persia.data.source import Part, Place, Source, wanted_rows
+from persia.data.table import as_schema, as_table, check_columns, of_dicts
+
+__all__ = ["Records"]
+
+_DICTS = 8192  # made a table at a time
+_SAMPLE = 10_000
+
+_NEED = (
+    "an iterable of dicts, of Arrow record batches or of DataFrames, or a "
+    "function that returns one"
+)
+
+
+class Records(Source):
+    """Any iterable of rows, as batches: read as it is iterated over.
+
+    Its items are dicts, a row each, or tables of any number of rows: Arrow
+    record batches (of Spark or Ray Data), or DataFrames. A torch
+    ``IterableDataset`` of dicts is such an iterable, too.
+
+    Args:
+        source: the iterable, which is iterated over again in each epoch; or a
+            function that returns one, and gets the epoch. A generator can be
+            read once.
+        schema: a :class:`Schema`, the path of a YAML file, or the name of a
+            preset. None: inferred from the first rows, which are read twice.
+        batch_size: samples of a batch; the last one may have fewer.
+        strict: raise MalformedData at a malformed row, instead of counting it
+            in ``malformed`` and leaving it out.
+        shuffle: 0, or a number of rows: so many are read at a time, and given
+            out in an order decided by ``seed`` and ``epoch``.
+        seed: of the shuffle.
+        drop_last: leave out a last batch that is smaller.
+        shard: (rank, world): take every world-th block of batch_size rows of
+            the iterable; (0, 1) where each rank has an iterable of its own.
+
+    Raises:
+        SchemaMismatch: the rows lack a column of the schema, or have it with
+            another type; or a label is neither 0 nor 1.
+        InvalidArgument: the items are no rows; or the source is a generator
+            and is iterated over a second time.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any] | Callable[[int], Iterable[Any]],
+        schema: Schema | str | os.PathLike[str] | None = None,
+        batch_size: int = 4096,
+        *,
+        strict: bool = False,
+        shuffle: int = 0,
+        seed: int = 1,
+        drop_last: bool = False,
+        shard: tuple[int, int] = (0, 1),
+    ) -> None:
+        if not callable(source) and not isinstance(source, Iterable):
+            kind("source", source, (), _NEED)
+        if isinstance(source, str | bytes | Mapping):
+            kind("source", source, (), _NEED)
+        self._source = source
+        self._head: list[Any] = []  # of a generator, read for the schema
+        self._used = False
+        schema = None if schema is None else as_schema(schema)
+        if schema is None or asks(schema):
+            first = self._first()
+            if not first.num_rows:
+                raise errors.SchemaMismatch(
+                    "the source has no rows to infer a schema from"
+                )
+            schema = infer(first) if schema is None else schema
+            schema = measure(schema, first, "the source")
+        super().__init__(
+            schema,
+            batch_size,
+            rows=(0, None),
+            strict=strict,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            shard=shard,
+        )
+
+    def _items(self) -> Iterator[Any]:
+        source = self._source
+        if callable(source) and not isinstance(source, Iterable):
+            return iter(source(self.epoch))
+        items = iter(source)
+        if items is not source:
+            return items
+        if self._used:
+            raise errors.InvalidArgument(
+                "the source is a generator, which can be read once; pass a "
+                "function that returns one, for several epochs"
+            )
+        self._used = True
+        head, self._head = self._head, []
+        return chain(head, items)
+
+    def _first(self) -> pa.Table:
+        """The first rows; those of a generator are kept for the first
+        epoch."""
+        self._epoch = 0
+        items = self._items()
+        head, rows = list[Any](), 0
+        for item in items:
+            head.append(item)
+            rows += 1 if isinstance(item, Mapping) else as_table(item).num_rows
+            if rows >= _SAMPLE:
+                break
+        if self._used:
+            self._head, self._used = head, False
+        tables = list(_tables(iter(head)))
+        if not tables:
+            return pa.table({})
+        return pa.concat_tables(tables, promote_options="permissive")
+
+    def _parts(
+        self, shard: int, shards: int, place: Place
+    ) -> Generator[Part, None, None]:
+        encoder, first = Encoder(self.schema), 0
+        columns = sorted(self.schema.used_columns)
+        with closing(read_ahead(lambda: _tables(self._items()))) as tables:
+            for table in tables:
+                numbers = np.arange(first, first + table.num_rows)
+                first += table.num_rows
+                check_columns(
+                    self.schema, table.column_names, f"row {first} or before"
+                )
+                wanted = wanted_rows(
+                    numbers, self.rows, self.batch_size, shard, shards
+                )
+                wanted &= numbers >= place.row
+                table = table.select(columns)
+                if not wanted.all():
+                    table = table.filter(pa.array(wanted))
+                    numbers = numbers[wanted]
+                kept, numbers = self._encode(
+                    encoder, table, numbers, lambda row: f"row {row}"
+                )
+                if len(kept):
+                    yield Part(kept, numbers, 0, 0)
+
+
+def _tables(items: Iterator[Any]) -> Iterator[pa.Table]:
+    """Items as tables: many dicts become one."""
+    names: dict[str, None] = {}
+    for item in items:
+        if not isinstance(item, Mapping):
+            yield as_table(item)
+            continue
+        rows = [item, *islice(_dicts(items), _DICTS - 1)]
+        table = of_dicts(rows)
+        # A key that no row of this piece has, but earlier ones had, is null.
+        for name in names:
+            if name not in table.column_names:
+                table = table.append_column(name, pa.nulls(len(rows)))
+        names.update(dict.fromkeys(table.column_names))
+        yield table
+
+
+def _dicts(items: Iterator[Any]) -> Iterator[Mapping[str, Any]]:
+    for item in items:
+        if not isinstance(item, Mapping):
+            raise errors.InvalidArgument(
+                f"an item is a {type(item).__name__} after others that were "
+                f"dicts; need {_NEED}"
+            )
+        yield item

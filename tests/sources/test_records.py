@@ -1,0 +1,85 @@
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+import torch
+
+from persia import errors
+from persia.data import Records, Schema, Table
+from tests.sources.test_files import SCHEMA, rows
+from tests.sources.test_table import same
+
+pandas = pytest.importorskip("pandas")
+
+DATA = rows(50)
+ROWS = pa.table(DATA).to_pylist()
+
+
+class Dicts(torch.utils.data.IterableDataset):
+    def __iter__(self) -> Iterator[dict]:
+        yield from ROWS
+
+
+def batches() -> list[pa.RecordBatch]:
+    return pa.table(DATA).to_batches(max_chunksize=7)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        ROWS,
+        Dicts(),
+        batches(),
+        [pandas.DataFrame(DATA)],
+        lambda epoch: iter(ROWS),
+        lambda epoch: iter(batches()),
+    ],
+)
+def test_iterables_give_the_batches_of_the_table(source: object) -> None:
+    expected = list(Table(DATA, SCHEMA, 16))
+    data = Records(source, SCHEMA, 16)
+    for _ in range(2):
+        for a, b in zip(data, expected, strict=True):
+            assert same(a, b)
+    shards = [list(Records(source, SCHEMA, 16, shard=(r, 2))) for r in (0, 1)]
+    for i, b in enumerate(expected):
+        assert same(shards[i % 2][i // 2], b)
+    mixed = Records(source, SCHEMA, 16, shuffle=32)
+    every = list(mixed)
+    for stop in range(len(every) + 1):
+        again = iter(mixed)
+        for _ in range(stop):
+            next(again)
+        state = mixed.state_dict()
+        resumed = Records(source, SCHEMA, 16, shuffle=32)
+        resumed.load_state_dict(state)
+        for a, b in zip(resumed, every[stop:], strict=True):
+            assert same(a, b)
+
+
+def test_a_generator_is_read_once() -> None:
+    data = Records((row for row in ROWS), batch_size=16)
+    assert sum(map(len, data)) == 50  # those of the sample, too
+    with pytest.raises(errors.InvalidArgument, match="generator"):
+        list(data)
+
+
+def test_wrong_rows() -> None:
+    schema = Schema(label="y", categorical=["c"])
+    for source in (3, "text", {"y": [1]}):
+        with pytest.raises(errors.InvalidArgument):
+            Records(source, schema)
+    with pytest.raises(errors.InvalidArgument):
+        list(Records([1, 2], schema))
+    with pytest.raises(errors.InvalidArgument):
+        list(Records([{"y": 1, "c": 2}, 3], schema))
+    with pytest.raises(errors.SchemaMismatch, match="'c'"):
+        list(Records([{"y": 1}], schema))
+    with pytest.raises(errors.SchemaMismatch, match="no rows"):
+        Records([])
+    with pytest.raises(errors.SchemaMismatch, match="row 1"):
+        list(Records([{"y": 1, "c": 2}, {"y": 2, "c": 2}], schema))
+    data = Records([{"y": 1, "c": 2}, {"y": None, "c": 2}, {"y": 0}], schema)
+    (b,) = data
+    assert b.label.tolist() == [1, 0]
+    assert data.malformed_lines[0].startswith("row 1: column 'y'")
