@@ -32,6 +32,7 @@ Mask = npt.NDArray[np.bool_]
 Report = Callable[[int, str, str], None]
 
 _YES = ["1", "yes", "true", "y", "t"]
+_RARE = 0.01  # more labels of other values mean another schema
 _NO = ["0", "no", "false", "n", "f"]
 
 
@@ -240,21 +241,21 @@ class Encoder:
             if spec.threshold is not None:
                 numbers = (numbers >= spec.threshold).astype(np.float64)
             elif not spec.number:
-                self._check_binary(numbers, ok & ~wrong, column, report)
+                other = (numbers != 0) & (numbers != 1)
+                self._check_binary(ok & ~wrong, other, column)
+                wrong |= other
         _tell(ok & wrong, column, name, need, report)
         label = np.where(wrong, 0, numbers).astype(np.float32)
         return label, ok & ~wrong
 
-    def _check_binary(
-        self, numbers: Any, ok: Mask, column: Any, report: Report
-    ) -> None:
-        """A label that is another number is an error of the schema, as it
-        would be left out in part otherwise."""
+    def _check_binary(self, ok: Mask, other: Mask, column: Any) -> None:
+        """Labels that are other numbers are an error of the schema, unless
+        they are as rare as damaged rows."""
         assert self.schema.label is not None
-        other = np.flatnonzero(ok & (numbers != 0) & (numbers != 1))
-        if not len(other):
+        places = np.flatnonzero(ok & other)
+        if len(places) <= _RARE * len(other):
             return
-        at = int(other[0])
+        at = int(places[0])
         name, value = self.schema.label.column, column[at].as_py()
         raise LabelError(
             at,
@@ -321,7 +322,13 @@ class Encoder:
             column = column_of(table, name)
             fine = self._decoded(column, name, ok, report)
         _need_text(column, name)
-        hash_array(column, spec.hash_salt, strip=self.schema.strip, out=out)
+        hash_array(
+            column,
+            spec.hash_salt,
+            strip=self.schema.strip,
+            out=out,
+            what=f"column {name!r}",
+        )
         return fine
 
     def _decoded(

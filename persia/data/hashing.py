@@ -189,7 +189,12 @@ def _floats(array: pa.Array) -> pa.Array:
 
 
 def hash_array(
-    array: pa.Array, salt: int, *, strip: bool = False, out: Ids | None = None
+    array: pa.Array,
+    salt: int,
+    *,
+    strip: bool = False,
+    out: Ids | None = None,
+    what: str = "a column",
 ) -> Ids:
     """The ids of an array's values, int64 [n].
 
@@ -198,6 +203,7 @@ def hash_array(
         salt: checked already.
         strip: leave out spaces and tabs around texts.
         out: where the ids go.
+        what: it is, for messages.
     """
     if pa.types.is_dictionary(array.type):
         known = hash_array(_with_empty(array.dictionary), salt, strip=strip)
@@ -207,7 +213,7 @@ def hash_array(
             return ids
         out[:] = ids
         return out
-    column = texts(array)
+    column = texts(array, what)
     if out is None:
         out = np.empty(len(column), np.int64)
     _, offsets, data = column.buffers()

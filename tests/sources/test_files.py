@@ -1,5 +1,6 @@
 import gzip
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -413,6 +414,11 @@ def test_wrong_schemas(tmp_path: Path, suffix: str) -> None:
         errors.SchemaMismatch, match=rf"a\.{suffix}.*2[0-2].*'y'"
     ):
         list(Files(path, SCHEMA))
+    rare = rows(500)
+    rare["y"][20] = 5
+    files = Files(write(path, rare, 500), SCHEMA)
+    assert sum(map(len, files)) == 499
+    assert re.search(r"2[0-2].*'y': '?5", files.malformed_lines[0])
     data["y"] = ["maybe"] * 30
     write(path, data)
     files = Files(path, SCHEMA)
