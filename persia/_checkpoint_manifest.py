@@ -109,11 +109,13 @@ class Ledger(_Entry):
 
 class Shard(_Entry):
     """Counters of a shard at the checkpoint; `sync_step`: of steps that all
-    ranks took together.
+    ranks took together; `restore`: the id of the restore that its rows stem
+    from, 0 if of none.
     """
 
     updates: int = _U64
     sync_step: int = _U64
+    restore: int = pydantic.Field(0, ge=0, lt=1 << 64)
     ledgers: list[Ledger]
 
 
@@ -252,6 +254,7 @@ class Part:
         ledgers: of all streams that it knows.
         files: what it wrote; to be read: of all shards that had rows of its
             range.
+        restore: that its rows stem from.
     """
 
     updates: int
@@ -259,6 +262,7 @@ class Part:
     pushes: Sequence[int]
     ledgers: Sequence[Numbers]
     files: Sequence[Rows]
+    restore: int = 0
 
 
 def to_manifest(
@@ -287,6 +291,7 @@ def to_manifest(
             {
                 "updates": part.updates,
                 "sync_step": part.sync_step,
+                "restore": part.restore,
                 "ledgers": [
                     {
                         "stream": stream,
@@ -352,6 +357,8 @@ def part_of(manifest: Manifest, shard: int, shards: int) -> Part:
             for f in table.files
             if f.shard in sources
         ],
+        # One checkpoint, one restore.
+        restore=manifest.shards[0].restore,
     )
 
 

@@ -63,6 +63,7 @@ class Peer(Protocol):
         folder: str,
         proof: str,
         lineage: int,
+        restore: int,
         updates: int,
         step: int,
         pushes: Sequence[int],
@@ -165,6 +166,14 @@ class ShardRows:
 
     def lineage(self) -> str:
         return f"{self._hello(self._peers[0])['lineage']:016x}"
+
+    def restores(self) -> dict[str, int]:
+        """The id of the restore that the rows of each shard stem from (0: of
+        none), by its address.
+        """
+        return {
+            peer.address: self._hello(peer)["restore"] for peer in self._peers
+        }
 
     def _tables(self) -> list[list[dict[str, Any]]]:
         """Name and options of the tables of each shard, by its numbers."""
@@ -315,6 +324,7 @@ def _parts(
                     Rows(number[names[no]], *file)
                     for no, *file in answer["files"]
                 ],
+                answer["restore"],
             )
         )
     return list(every.values()), parts
@@ -354,6 +364,7 @@ class _ShardStaged:
         self._place = (*_place(folder), "")
         # Requests of those who know the rows that were are refused.
         self._lineage = secrets.randbits(64) or 1
+        self._id = secrets.randbits(64) or 1
         self._requests = [
             self._request(
                 shard, [table["name"] for table in there], manifest, chosen
@@ -394,7 +405,11 @@ class _ShardStaged:
 
     def _ask(self, verb: int, shard: int) -> dict[str, Any]:
         return self._peers[shard].restore(
-            verb, *self._place, self._lineage, *self._requests[shard]
+            verb,
+            *self._place,
+            self._lineage,
+            self._id,
+            *self._requests[shard],
         )
 
     def prepare(self, stop: threading.Event) -> None:

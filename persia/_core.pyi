@@ -264,6 +264,7 @@ def ckpt_restore(
     folder: str,
     proof: str,
     lineage: int,
+    restore: int,
     updates: int,
     step: int,
     pushes: Sequence[int],
@@ -272,6 +273,7 @@ def ckpt_restore(
     /,
 ) -> dict[str, int]: ...
 def ckpt_greet(handle: int, restored: bool, /) -> None: ...
+def ckpt_loading(handle: int, loading: bool, /) -> None: ...
 def ckpt_go_on(handle: int, stream: int, number: int, /) -> None: ...
 def ckpt_verify(
     handle: int, no: int, folder: int, files: list[_RowFile], /
@@ -318,6 +320,7 @@ class Channel:
         folder: str,
         proof: str,
         lineage: int,
+        restore: int,
         updates: int,
         step: int,
         pushes: Sequence[int],

@@ -50,6 +50,7 @@ from persia.errors import (
     Interrupted,
     InvalidArgument,
     PersiaError,
+    RestoreIncomplete,
     SchemaMismatch,
     StorageError,
     UpdatesLost,
@@ -480,13 +481,10 @@ def load(
                     _stage(store, root, found, tables, ranks.stop)
                 )
             )
-        store._loading = True
-        try:
+        with _loading(store):
             _apply(ranks, staged, parts, dense, found)
-        finally:
-            store._loading = False
-        with ranks.agreed():
-            _go_on(store, manifest, resume, number)
+            with ranks.agreed():
+                _go_on(store, manifest, resume, number)
     return Checkpoint(
         path=found.folder,
         step=manifest.step,
@@ -497,6 +495,21 @@ def load(
         extra=dense["extra"],
         lineage=manifest.lineage,
     )
+
+
+@contextlib.contextmanager
+def _loading(store: Store) -> Iterator[None]:
+    """States may come before their rows, and other rows at the servers are
+    this store's own doing.
+    """
+    store._loading = True
+    _core.ckpt_loading(store._handle, True)
+    try:
+        yield
+    finally:
+        store._loading = False
+        with contextlib.suppress(PersiaError):  # the store was closed
+            _core.ckpt_loading(store._handle, False)
 
 
 def _find(root: files.Root, step: int | None) -> files.Found:
@@ -587,6 +600,14 @@ def _check_live(store: Store, found: files.Found) -> None:
             f"this store are in its ranks, and those of {found.folder} ended "
             "with the ranks that saved it: load it with resume='rollback', "
             "or keep the rows on servers, which outlive ranks"
+        )
+    restores = rows.restores()
+    if len(set(restores.values())) > 1:
+        which = ", ".join(f"{id:016x} at {on}" for on, id in restores.items())
+        raise RestoreIncomplete(
+            "resume='continue' keeps the rows that servers have, and those "
+            f"stem from different restores ({which}): load {found.folder} "
+            "with resume='rollback', which reaches all of them"
         )
     lost = rows.lost(manifest, connection.stream(manifest.job, store.rank))
     if lost and store._settings.lost == "raise":

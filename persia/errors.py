@@ -25,7 +25,9 @@ __all__ = [
     "OutOfMemory",
     "PersiaError",
     "ProtocolError",
+    "RestoreIncomplete",
     "RowsMissing",
+    "RowsReplaced",
     "SchemaMismatch",
     "ShapeError",
     "StaleLineage",
@@ -141,6 +143,24 @@ class UpdatesLost(PersiaError, RuntimeError):
 
     It tells of earlier ones: that of a ``backward()`` which raises it is
     applied.
+    """
+
+
+class RowsReplaced(PersiaError, RuntimeError):
+    """Another client replaced the rows by a ``load``.
+
+    The updates of this client that the rows before had, and these have not,
+    are lost with them; so may be the update that raises it. It is raised
+    once, as :class:`UpdatesLost` is.
+    """
+
+
+class RestoreIncomplete(PersiaError, RuntimeError):
+    """Servers hold rows of different restores: a ``load`` was cut short.
+
+    A store finds that when it opens. Everything raises this but ``stats()``,
+    ``load()`` and the making of tables, until one restore has reached every
+    server.
     """
 
 

@@ -411,7 +411,7 @@ class Server:
             return self._channel.restore(
                 verb,
                 *(root, folder, ""),
-                *(lineage, part.updates, part.sync_step),
+                *(lineage, part.restore, part.updates, part.sync_step),
                 *(part.pushes, part.ledgers, part.files),
             )
 
@@ -508,6 +508,7 @@ class Snapshot(pydantic.BaseModel):
     lineage: int
     updates: int
     sync_step: int
+    restore: int = 0
     tables: list[dict[str, str | int | float]]
     pushes: list[int]
     ledgers: list[manifests.Ledger]
@@ -523,6 +524,7 @@ class Snapshot(pydantic.BaseModel):
             lineage=hello["lineage"],
             updates=answer["updates"],
             sync_step=answer["step"],
+            restore=answer["restore"],
             tables=hello["tables"][: len(answer["pushes"])],
             pushes=answer["pushes"],
             ledgers=[
@@ -589,6 +591,7 @@ class Snapshot(pydantic.BaseModel):
                 )
                 for file in self.files
             ],
+            restore=self.restore,
         )
 
 

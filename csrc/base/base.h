@@ -48,6 +48,9 @@ extern "C" {
     X(PERSIA_EDENIED, "AccessDenied", "a token or certificate is missing")    \
     X(PERSIA_ESTALE, "StaleLineage", "the server has other rows now")         \
     X(PERSIA_ELOST, "UpdatesLost", "acknowledged updates were lost")          \
+    X(PERSIA_EREPLACED, "RowsReplaced", "another client replaced the rows")   \
+    X(PERSIA_EINCOMPLETE, "RestoreIncomplete",                                \
+      "a restore has not reached all servers")                                \
     X(PERSIA_EINTERNAL, "InternalError", "a bug in persia, please report it")
 
 #define PERSIA_ERROR_CODE(code, name, message) code,

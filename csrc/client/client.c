@@ -190,6 +190,22 @@ void client_end(ps_client *c, enum client_end what)
         atomic_fetch_or(&c->r->ends, (int)what);
 }
 
+void client_set_loading(ps_client *c, int loading)
+{
+    if (c->r)
+        atomic_store(&c->r->loading, loading);
+}
+
+uint64_t client_restored_number(const ps_client *c)
+{
+    return c->r ? atomic_load(&c->r->restored_number) : 0;
+}
+
+int client_check_restores(ps_client *c)
+{
+    return c->r ? remote_check_restores(c->r, 0) : PERSIA_OK;
+}
+
 int client_tell_lost(ps_client *c)
 {
     return c->r ? remote_tell_lost(c->r) : PERSIA_OK;

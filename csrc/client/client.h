@@ -147,6 +147,18 @@ PERSIA_API int client_go_on(ps_client *c, uint64_t stream, uint64_t number);
  * END_ALL: nothing does, and updates under way may be applied or not. */
 enum client_end { END_LOOKUPS = 1, END_ALL = 3 }; /* bits */
 PERSIA_API void client_end(ps_client *c, enum client_end what);
+/* While this store loads rows, other rows at the servers are its own doing. */
+PERSIA_API void client_set_loading(ps_client *c, int loading);
+/* The last number that servers had when another client's restore ended the
+ * mixture which this store had found; else 0.  Updates go on after it. */
+PERSIA_API uint64_t client_restored_number(const ps_client *c);
+/* PERSIA_EINCOMPLETE if servers have rows of different restores. */
+PERSIA_API int client_check_restores(ps_client *c);
+/* Whether an error tells of earlier updates: what raised it was done. */
+static inline int client_is_loss(int rc)
+{
+    return rc == PERSIA_ELOST || rc == PERSIA_EREPLACED;
+}
 /* PERSIA_ELOST once if updates were lost, as client_push() tells of it. */
 PERSIA_API int client_tell_lost(ps_client *c);
 /* The same, after asking all shards whether they were started again. */
@@ -183,7 +195,8 @@ typedef struct client_counts {
     uint64_t bytes_out, bytes_in;
     uint64_t retries, duplicates, reconnects;
     uint64_t lost;  /* updates that servers had acknowledged, or that only
-                       some of them have of an earlier life of the rank */
+                       some of them have of an earlier life of the rank, or
+                       that went with rows which another client replaced */
     uint64_t stale; /* updates of before a restore, dropped by shards */
 } client_counts;
 PERSIA_API void client_get_counts(const ps_client *c, client_counts *out);

@@ -72,7 +72,9 @@ static int tell_all(joining *j, uint64_t limit_ns)
 int remote_join(remote *r, uint64_t step, uint64_t *applied)
 {
     joining j = {.r = r, .joins = 1, .step = step};
-    int rc = tell_all(&j, 0);
+    int rc = remote_check_restores(r, 0);
+    if (!rc)
+        rc = tell_all(&j, 0);
     *applied = j.applied;
     return rc;
 }

@@ -21,7 +21,7 @@ static int encode_hello(void *ctx, const request *q, wire_out *o)
 {
     const greeting *g = ctx;
     (void)q;
-    return put_hello(g->r, g->claim, o);
+    return put_hello(g->r, g->claim, NULL, o);
 }
 
 static int accept_hello(void *ctx, request *q)
@@ -101,6 +101,7 @@ static int arrange(const greeting *g)
     free(r->servers);
     r->servers = by_shard;
     remote_set_last(r, r->last_number);
+    remote_compare_restores(r);
     return PERSIA_OK;
 }
 
@@ -233,6 +234,8 @@ static int make(const client_config *config, remote **out)
     pthread_mutex_init(&r->lock, NULL);
     index_pool_init(&r->indexes, INDEX_BYTES);
     numbers_init(&r->settled, 0);
+    pthread_mutex_init(&r->restores_lock, NULL);
+    r->lost_code = PERSIA_ELOST;
     if (getentropy(&r->client, sizeof r->client))
         r->client = id_hash(clock_ns());
     r->servers = calloc(config->addresses_n, sizeof *r->servers);
@@ -293,6 +296,7 @@ void remote_destroy(remote *r)
     pthread_mutex_destroy(&r->declaring);
     pthread_mutex_destroy(&r->completing);
     pthread_mutex_destroy(&r->lock);
+    pthread_mutex_destroy(&r->restores_lock);
     free(r->servers);
     free(r);
 }

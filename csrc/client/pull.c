@@ -444,6 +444,8 @@ int remote_pull(remote *r, uint64_t after, const uint32_t *tables,
                 pull_job *jobs, size_t jobs_n, batch_index **index)
 {
     int rc = fork_check("a lookup");
+    if (!rc)
+        rc = remote_check_restores(r, 0);
     if (rc)
         return rc;
     call *k = call_take(r);

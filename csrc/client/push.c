@@ -494,6 +494,8 @@ static int begin(pushing *p, const client_update *update)
         rc = err_set(PERSIA_EARG, "the store is read-only: it makes no "
                      "updates");
     if (!rc)
+        rc = remote_check_restores(p->r, 1);
+    if (!rc)
         rc = complete_missing(p->r, remote_deadline(p->r));
     if (!rc)
         rc = name_update(p, update);

@@ -54,17 +54,20 @@ int remote_tell_lost(remote *r)
 {
     char text[FAN_TEXT];
     pthread_mutex_lock(&r->lock);
+    const int code = r->lost_code;
     memcpy(text, r->lost_text, sizeof text);
     r->lost_text[0] = 0;
+    r->lost_code = PERSIA_ELOST;
     pthread_mutex_unlock(&r->lock);
-    return text[0] ? err_set(PERSIA_ELOST, "%s; load a checkpoint, or go on "
+    return text[0] ? err_set(code, "%s; load a checkpoint, or go on "
                              "without them (lost=\"continue\")", text)
                    : PERSIA_OK;
 }
 
 /* ---- Hello ---- */
 
-int put_hello(const remote *r, enum claim claim, wire_out *o)
+int put_hello(const remote *r, enum claim claim, const wire_hello *more,
+              wire_out *o)
 {
     wire_hello m = {.caller = {.client = r->client},
                     .version = WIRE_VERSION,
@@ -75,6 +78,12 @@ int put_hello(const remote *r, enum claim claim, wire_out *o)
     if (claim == CLAIM_STREAM)
         m.caller.incarnation = atomic_load(&r->incarnation);
     memcpy(m.name_space, r->name_space, sizeof m.name_space);
+    if (more) {
+        m.caller.boot = more->caller.boot;
+        m.caller.lineage = more->caller.lineage;
+        m.takes = more->takes;
+        m.restore = more->restore;
+    }
     return wire_put_hello(o, &m);
 }
 
@@ -118,13 +127,14 @@ void server_learn(server *to, const wire_hello_reply *m)
         server_begin(to, m);
     to->boot = m->boot;
     to->lineage = m->lineage;
+    to->restore = m->restore;
     to->message_limit = m->message_limit;
 }
 
 /* How many of the updates that it had acknowledged are not in `there`; its
  * lock is held.  At least so many, if that ends before the last skipped
  * number. */
-static uint64_t acked_beyond(const server *to, const window *there)
+uint64_t server_acked_beyond(const server *to, const window *there)
 {
     const window *had = &to->acked_late.w;
     uint64_t beyond = window_missing(had, there);
@@ -145,8 +155,8 @@ static uint64_t server_lost(const server *to, const wire_hello_reply *m,
         return 0;
     numbers_set there;
     numbers_from_wire(&there, &m->ledger);
-    uint64_t lost = acked_beyond(to, &there.w);
-    uint64_t since = other ? acked_beyond(to, &to->first.w) : 0;
+    uint64_t lost = server_acked_beyond(to, &there.w);
+    uint64_t since = other ? server_acked_beyond(to, &to->first.w) : 0;
     return lost > since ? lost : since;
 }
 
@@ -204,13 +214,14 @@ int remote_ask(server *to, uint32_t method, wire_out *o, uint64_t deadline,
 }
 
 static int ask_hello(remote *r, server *to, enum claim claim,
+                     const wire_hello *more,
                      uint64_t deadline, wire_memory *memory,
                      wire_hello_reply *out)
 {
     wire_out o;
     rpc_reply reply;
     wire_out_init(&o);
-    int rc = put_hello(r, claim, &o);
+    int rc = put_hello(r, claim, more, &o);
     if (rc) {
         wire_out_free(&o);
         return rc;
@@ -305,17 +316,36 @@ void remote_note_missing(remote *r, uint64_t missing, int partial)
         note_text(r, text);
 }
 
-/* What a greeting is for. */
-enum greeting {
-    GREET_REPAIR,  /* the stream goes on as it is */
-    GREET_NUMBERS, /* it goes on after what servers have */
-    GREET_LOADED   /* rows were loaded: what was lost before does not count */
-};
+/* Whether another client has put other rows there, in one life of it. */
+static int is_replaced(remote *r, server *to, const wire_hello_reply *m,
+                       enum greet_reason reason)
+{
+    const wire_caller known = remote_caller(r, to);
+    return reason == GREET_REPAIR && !atomic_load(&r->loading) &&
+           m->boot == known.boot && m->lineage != known.lineage;
+}
+
+/* A server that was started again has lost updates, which are counted, but
+ * its rows are no other training's: it takes on the restore of the others. */
+static int take_restore(remote *r, server *to, uint64_t deadline,
+                        wire_memory *memory, wire_hello_reply *m)
+{
+    pthread_mutex_lock(&to->lock);
+    const uint64_t restore = to->restore;
+    pthread_mutex_unlock(&to->lock);
+    if (m->restore == restore || atomic_load(&r->restores) != RESTORES_ONE)
+        return PERSIA_OK;
+    const wire_hello more = {
+        .caller = {.boot = m->boot, .lineage = m->lineage},
+        .takes = 1,
+        .restore = restore};
+    return ask_hello(r, to, CLAIM_STREAM, &more, deadline, memory, m);
+}
 
 /* Hello, tables and membership; between greeting_begin() and its end.  *top:
  * the largest number that the server has. */
 static int greet(remote *r, server *to, uint64_t deadline,
-                 enum greeting reason, uint64_t *top)
+                 enum greet_reason reason, uint64_t *top)
 {
     wire_memory memory;
     wire_hello_reply m;
@@ -324,7 +354,7 @@ static int greet(remote *r, server *to, uint64_t deadline,
     if (!numbers)
         return err_set(PERSIA_ENOMEM, "no memory for a server's tables");
     wire_memory_init(&memory);
-    int rc = ask_hello(r, to, CLAIM_STREAM, deadline, &memory, &m);
+    int rc = ask_hello(r, to, CLAIM_STREAM, NULL, deadline, &memory, &m);
     if (!rc && (m.shard != shard || m.shards != r->servers_n))
         rc = err_set(PERSIA_EMISMATCH,
                      "%s was shard %u of %u and is shard %u of %u now; open "
@@ -334,7 +364,8 @@ static int greet(remote *r, server *to, uint64_t deadline,
      * job does, whose lookups go on meanwhile. */
     const int other = !rc && m.boot != to->boot &&
                       is_other_training(r, to, m.lineage);
-    if (other && reason == GREET_REPAIR)
+    const int replaced = !rc && is_replaced(r, to, &m, reason);
+    if ((other || replaced) && reason == GREET_REPAIR)
         rc = check_history(r, to, &m);
     wire_caller who = {.client = r->client,
                        .incarnation = atomic_load(&r->incarnation),
@@ -343,6 +374,8 @@ static int greet(remote *r, server *to, uint64_t deadline,
         rc = declare_again(r, to, who, deadline, numbers);
     if (!rc && m.boot != to->boot)
         rc = sync_join_again(r, to, who, deadline);
+    if (!rc && m.boot != to->boot && reason == GREET_REPAIR)
+        rc = take_restore(r, to, deadline, &memory, &m);
     /* It was started once more meanwhile: in a moment, then. */
     if (rc == PERSIA_ESTALE)
         rc = err_set(PERSIA_EUNAVAILABLE, "%s was started again twice",
@@ -351,7 +384,11 @@ static int greet(remote *r, server *to, uint64_t deadline,
         *top = numbers_wire_top(&m.ledger);
         remote_learn(r, &m);
         pthread_mutex_lock(&to->lock);
-        uint64_t lost = server_lost(to, &m, other);
+        const uint64_t lost = server_lost(to, &m, other);
+        numbers_set there;
+        numbers_from_wire(&there, &m.ledger);
+        const uint64_t gone = replaced ? server_acked_beyond(to, &there.w)
+                                       : 0;
         server_learn(to, &m);
         to->foreign |= other && *top;
         if (reason != GREET_REPAIR)
@@ -359,6 +396,8 @@ static int greet(remote *r, server *to, uint64_t deadline,
         memcpy(to->numbers, numbers, PS_TABLES_MAX * sizeof *numbers);
         pthread_mutex_unlock(&to->lock);
         remote_note_lost(r, to, reason == GREET_LOADED ? 0 : lost);
+        if (replaced)
+            remote_note_replaced(r, to, m.restore, gone);
     }
     wire_memory_free(&memory);
     free(numbers);
@@ -407,7 +446,7 @@ int remote_repair(remote *r, server *to, uint64_t boot, uint64_t deadline)
 }
 
 /* *last: the largest number that any server has. */
-static int greet_each(remote *r, enum greeting reason, uint64_t *last)
+int remote_greet_each(remote *r, enum greet_reason reason, uint64_t *last)
 {
     uint64_t deadline = remote_deadline(r), top = 0;
     int rc = PERSIA_OK;
@@ -433,7 +472,8 @@ static int claim_again(remote *r)
     for (uint32_t i = 0; i < r->servers_n && !rc; i++) {
         wire_memory memory;
         wire_memory_init(&memory);
-        rc = ask_hello(r, r->servers[i], CLAIM_LOOK, deadline, &memory, &m);
+        rc = ask_hello(r, r->servers[i], CLAIM_LOOK, NULL, deadline,
+                       &memory, &m);
         wire_memory_free(&memory);
         if (!rc && m.ledger.incarnation > highest)
             highest = m.ledger.incarnation;
@@ -448,12 +488,14 @@ int remote_greet(remote *r, int restored)
     uint64_t last = 0;
     int rc = restored ? claim_again(r) : PERSIA_OK;
     if (!rc)
-        rc = greet_each(r, GREET_NUMBERS, &last);
+        rc = remote_greet_each(r, GREET_NUMBERS, &last);
     if (rc)
         return rc;
     remote_set_last(r, last);
-    if (restored)
+    if (restored) {
+        remote_compare_restores(r);
         (void)remote_tell_lost(r);
+    }
     return PERSIA_OK;
 }
 
@@ -463,7 +505,7 @@ int remote_go_on(remote *r, uint64_t stream, uint64_t number)
     atomic_store(&r->stream, stream);
     int rc = claim_again(r);
     if (!rc)
-        rc = greet_each(r, GREET_LOADED, &last);
+        rc = remote_greet_each(r, GREET_LOADED, &last);
     if (rc)
         return rc;
     atomic_store(&r->resumed, 1);
@@ -484,6 +526,7 @@ void remote_set_last(remote *r, uint64_t number)
         pthread_mutex_unlock(&to->lock);
     }
     atomic_store(&r->missing, missing);
+    atomic_store(&r->restored_number, 0);
     pthread_mutex_lock(&r->lock);
     r->last_number = r->next_number = number;
     numbers_init(&r->settled, number);
@@ -493,12 +536,13 @@ void remote_set_last(remote *r, uint64_t number)
 /* Greets the server if it was started again. */
 static int look_at(remote *r, server *to, uint64_t deadline)
 {
-    const uint64_t boot = remote_caller(r, to).boot;
+    const wire_caller known = remote_caller(r, to);
+    const uint64_t boot = known.boot, lineage = known.lineage;
     wire_memory memory;
     wire_hello_reply m;
     wire_memory_init(&memory);
-    int rc = ask_hello(r, to, CLAIM_STREAM, deadline, &memory, &m);
-    if (!rc && m.boot != boot)
+    int rc = ask_hello(r, to, CLAIM_STREAM, NULL, deadline, &memory, &m);
+    if (!rc && (m.boot != boot || m.lineage != lineage))
         rc = remote_repair(r, to, boot, deadline);
     wire_memory_free(&memory);
     return rc;
@@ -507,10 +551,12 @@ static int look_at(remote *r, server *to, uint64_t deadline)
 int remote_look(remote *r)
 {
     uint64_t deadline = remote_deadline(r);
-    int rc = PERSIA_OK;
+    int rc = remote_check_restores(r, 0);
     for (uint32_t i = 0; i < r->servers_n && !rc; i++)
         rc = look_at(r, r->servers[i], deadline);
-    return rc ? rc : remote_tell_lost(r);
+    if (!rc)
+        rc = remote_tell_lost(r);
+    return rc ? rc : remote_check_restores(r, 0);
 }
 
 /* ---- one request of the caller's ---- */

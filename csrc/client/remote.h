@@ -4,6 +4,7 @@
  *   client_remote.c  what it knows of its servers; servers that come back
  *   client_fan.c     requests to several servers at once, tried again
  *   client_sums.c    gradients of a batch, summed by its index
+ *   restores.c       rows that others replaced; mixtures
  *   client_sync.c    who takes part in the steps of all ranks
  *   client_tables.c, client_pull.c, client_push.c, client_rows.c
  *
@@ -33,6 +34,7 @@ typedef struct server {
     pthread_cond_t greeted; /* greeting became 0 */
     int greeting;           /* one Hello at a time */
     uint64_t boot, lineage;
+    uint64_t restore;       /* that its rows stem from; 0: of none */
     uint64_t message_limit; /* bytes of a request */
     int failed;             /* the last fan_run() had not what it asked for
                                by its deadline */
@@ -132,6 +134,14 @@ int server_check_size(server *to, size_t bytes);
 /* Bytes of the indexes of batches, see index_pool. */
 #define INDEX_BYTES ((size_t)128 << 20)
 
+/* What is known of the servers' restores. */
+enum restores {
+    RESTORES_ONE,    /* all rows stem from one */
+    RESTORES_UNSURE, /* another client restores, or has done so */
+    RESTORES_MIXED   /* a restore has reached some servers: nothing of this
+                        store has begun */
+};
+
 typedef struct remote {
     sched *s;
     index_pool indexes; /* has a lock of its own */
@@ -161,8 +171,15 @@ typedef struct remote {
     uint64_t joined_step;      /* the one before its next */
     uint8_t left[SYNC_RANKS];  /* 1: a server told that this rank has left */
     char lost_text[FAN_TEXT];  /* not told yet; "": none */
+    int lost_code;             /* of lost_text */
+    uint64_t replaced_by;      /* the restore that was counted last */
+    uint64_t replaced_lost;    /* updates that went with it */
     call *calls;               /* free */
 
+    pthread_mutex_t restores_lock; /* one thread looks at all servers */
+    _Atomic(int) restores;     /* enum restores */
+    _Atomic(uint64_t) restored_number; /* see client_restored_number() */
+    _Atomic(int) loading;      /* see client_set_loading() */
     _Atomic(int) ends;         /* enum client_end; 0: it does not */
     _Atomic(uint64_t) updates; /* of shard 0 */
     /* Updates of an earlier life of the rank that servers do not have, nor
@@ -189,15 +206,42 @@ void remote_note_lost(remote *r, const server *to, uint64_t lost);
 /* Counts updates of an earlier life of the rank that servers lack; `partial`:
  * others had some of them; that is to be told. */
 void remote_note_missing(remote *r, uint64_t missing, int partial);
-/* PERSIA_ELOST once, if updates were lost and the policy is to raise. */
+/* PERSIA_ELOST or PERSIA_EREPLACED once, if updates were lost and the policy
+ * is to raise. */
 int remote_tell_lost(remote *r);
+/* How many updates it had acknowledged and that are not in `there`; its lock
+ * is held. */
+uint64_t server_acked_beyond(const server *to, const window *there);
+
+/* ---- restores.c ---- */
+
+/* Another client put rows of `restore` in the place of those of a server, and
+ * with them so many updates went. */
+void remote_note_replaced(remote *r, const server *to, uint64_t restore,
+                          uint64_t lost);
+/* Notes whether all servers have rows of one restore. */
+void remote_compare_restores(remote *r);
+/* PERSIA_EINCOMPLETE unless they have.  Servers are asked only if they had
+ * not before.  named: for an update, whose number is that of a store which
+ * found a mixture when it opened: it is refused without a look. */
+int remote_check_restores(remote *r, int named);
+/* What a greeting is for. */
+enum greet_reason {
+    GREET_REPAIR,  /* the stream goes on as it is */
+    GREET_NUMBERS, /* it goes on after what servers have */
+    GREET_LOADED   /* rows were loaded: what was lost before does not count */
+};
+/* *last: the largest number that any server has. */
+int remote_greet_each(remote *r, enum greet_reason reason, uint64_t *last);
 /* PERSIA_EPROTOCOL, naming the server. */
 int remote_bad_reply(const server *from, const char *what);
 int remote_find_table(const remote *r, uint32_t no, const table_config **out);
 
 /* Hello and Declare, for a fan-out and for one server. */
 enum claim { CLAIM_LOOK, CLAIM_STREAM };
-int put_hello(const remote *r, enum claim claim, wire_out *o);
+/* more: boot, lineage and restore of one that takes a restore on; or NULL. */
+int put_hello(const remote *r, enum claim claim, const wire_hello *more,
+              wire_out *o);
 int check_hello(const remote *r, const server *from,
                 const wire_hello_reply *m);
 /* Takes on what a Hello said; the server's lock is held. */

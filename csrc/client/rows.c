@@ -193,7 +193,8 @@ int remote_get(remote *r, uint32_t no, size_t n, const uint64_t *ids,
 {
     moving m = {.r = r, .no = no, .vectors = vectors, .state = state,
                 .found = found};
-    return move(&m, n, ids);
+    int rc = remote_check_restores(r, 0);
+    return rc ? rc : move(&m, n, ids);
 }
 
 int remote_set(remote *r, uint32_t no, size_t n, const uint64_t *ids,
@@ -201,7 +202,8 @@ int remote_set(remote *r, uint32_t no, size_t n, const uint64_t *ids,
 {
     moving m = {.r = r, .no = no, .put = 1, .from_vectors = vectors,
                 .from_state = state};
-    return move(&m, n, ids);
+    int rc = remote_check_restores(r, 0);
+    return rc ? rc : move(&m, n, ids);
 }
 
 /* ---- the ids of rows ---- */
@@ -249,6 +251,8 @@ int remote_list(remote *r, uint32_t no, uint32_t shard, uint64_t *cursor,
              .accept = accept_list, .ctx = &l};
     int rc = fork_check("ids of a table");
     if (!rc)
+        rc = remote_check_restores(r, 0);
+    if (!rc)
         rc = remote_find_table(r, no, &t);
     call *k = rc ? NULL : call_take(r);
     if (!k)
@@ -291,7 +295,9 @@ int remote_clear(remote *r, uint32_t no)
     const table_config *t;
     fan f = {.method = WIRE_PUT_ROWS, .encode = encode_clear,
              .accept = accept_any, .ctx = &no};
-    int rc = remote_find_table(r, no, &t);
+    int rc = remote_check_restores(r, 0);
+    if (!rc)
+        rc = remote_find_table(r, no, &t);
     return rc ? rc : ask_all(r, &f);
 }
 

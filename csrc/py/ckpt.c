@@ -576,6 +576,22 @@ static PyObject *ckpt_greet(PyObject *module, PyObject *args)
     return code ? py_raise(code) : Py_NewRef(Py_None);
 }
 
+static PyObject *ckpt_loading(PyObject *module, PyObject *args)
+{
+    unsigned long long handle;
+    int loading;
+    store *owner;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "Kp", &handle, &loading))
+        return NULL;
+    int code = store_get(handle, "load", &owner);
+    if (code)
+        return py_raise(code);
+    client_set_loading(store_client(owner), loading);
+    store_put(owner);
+    Py_RETURN_NONE;
+}
+
 static PyObject *ckpt_go_on(PyObject *module, PyObject *args)
 {
     unsigned long long handle, stream, number;
@@ -653,10 +669,14 @@ static PyMethodDef methods[] = {
      "Channel.snapshot()."},
     {"ckpt_restore", ckpt_restore_, METH_VARARGS,
      "ckpt_restore(handle, shard, verb, root, folder, proof, lineage, "
-     "updates, step, pushes, ledgers, files)\n--\n\nAs Channel.restore()."},
+     "restore, updates, step, pushes, ledgers, files)\n--\n\n"
+     "As Channel.restore()."},
     {"ckpt_greet", ckpt_greet, METH_VARARGS,
      "ckpt_greet(handle, restored)\n--\n\nLearns what the shards have, now "
      "or because rows were restored."},
+    {"ckpt_loading", ckpt_loading, METH_VARARGS,
+     "ckpt_loading(handle, loading)\n--\n\nWhether the store loads rows: "
+     "then they are not another client's."},
     {"ckpt_go_on", ckpt_go_on, METH_VARARGS,
      "ckpt_go_on(handle, stream, number)\n--\n\nLearns what the shards have; "
      "the store's updates go on after this one of the stream."},

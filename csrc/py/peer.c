@@ -220,10 +220,11 @@ PyObject *py_peer_hello(const py_peer *p, PyObject *args)
         py_raise(rc);
     else
         out = Py_BuildValue(
-            "{sI sI sI ss sK sK sK sK sN sN}", "version", r.version, "shard",
-            r.shard, "shards", r.shards, "namespace", r.name_space, "boot",
-            (unsigned long long)r.boot, "lineage",
-            (unsigned long long)r.lineage, "updates",
+            "{sI sI sI ss sK sK sK sK sK sN sN}", "version", r.version,
+            "shard", r.shard, "shards", r.shards, "namespace", r.name_space,
+            "boot", (unsigned long long)r.boot, "lineage",
+            (unsigned long long)r.lineage, "restore",
+            (unsigned long long)r.restore, "updates",
             (unsigned long long)r.updates, "message_limit",
             (unsigned long long)r.message_limit, "ledger",
             ledger_to_tuple(&r.ledger), "tables",
@@ -278,9 +279,10 @@ static PyObject *stats_to_dict(const wire_stats_reply *r)
     if (!tables)
         return NULL;
     return Py_BuildValue(
-        "{sK sK sK sK sK sK sK sK sK sK sK sK sN}", "boot",
+        "{sK sK sK sK sK sK sK sK sK sK sK sK sK sN}", "boot",
         (unsigned long long)r->boot, "lineage",
-        (unsigned long long)r->lineage, "updates",
+        (unsigned long long)r->lineage, "restore",
+        (unsigned long long)r->restore, "updates",
         (unsigned long long)r->updates, "step", (unsigned long long)r->step,
         "uptime_ns", (unsigned long long)r->uptime_ns, "memory_used",
         (unsigned long long)r->memory_used, "memory_limit",
@@ -326,7 +328,8 @@ static int place_into(const char *const texts[3], char *root, char *folder,
 static PyObject *snapshot_to_dict(const wire_snapshot_reply *r)
 {
     PyObject *out = Py_BuildValue(
-        "{sI sK sK sK}", "done", r->done, "updates",
+        "{sI sK sK sK sK}", "done", r->done, "restore",
+        (unsigned long long)r->restore, "updates",
         (unsigned long long)r->updates, "step", (unsigned long long)r->step,
         "rows_written", (unsigned long long)r->rows_written);
     PyObject *pushes = PyList_New((Py_ssize_t)r->pushes_n);
@@ -372,13 +375,14 @@ PyObject *py_peer_restore(const py_peer *p, PyObject *args)
 {
     wire_restore w = {.caller = p->caller};
     const char *texts[3];
-    unsigned long long lineage, updates, step;
+    unsigned long long lineage, restore, updates, step;
     PyObject *pushes, *ledgers, *files, *out = NULL;
-    if (!PyArg_ParseTuple(args, "IsssKKKOOO", &w.verb, &texts[0], &texts[1],
-                          &texts[2], &lineage, &updates, &step, &pushes,
-                          &ledgers, &files))
+    if (!PyArg_ParseTuple(args, "IsssKKKKOOO", &w.verb, &texts[0], &texts[1],
+                          &texts[2], &lineage, &restore, &updates, &step,
+                          &pushes, &ledgers, &files))
         return NULL;
     w.lineage = lineage;
+    w.restore = restore;
     w.updates = updates;
     w.step = step;
     int rc = place_into(texts, w.root, w.folder, w.proof, sizeof w.proof);

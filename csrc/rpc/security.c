@@ -144,9 +144,11 @@ grpc_status_code status_of_code(int code)
     case PERSIA_EROWSMISSING:
     case PERSIA_ECLOSED:
     case PERSIA_ESTALE:
+    case PERSIA_EINCOMPLETE:
         return GRPC_STATUS_FAILED_PRECONDITION;
     case PERSIA_ECORRUPT:
     case PERSIA_ELOST:
+    case PERSIA_EREPLACED:
         return GRPC_STATUS_DATA_LOSS;
     case PERSIA_EINTR:
         return GRPC_STATUS_ABORTED;

@@ -57,6 +57,7 @@ struct ps_service {
     uint64_t message_limit; /* bytes */
     uint64_t boot, born;    /* born: of clock_ns() */
     _Atomic(uint64_t) lineage; /* changes under the gate, held exclusively */
+    _Atomic(uint64_t) restored; /* the id of that restore; as lineage */
     ledger *ledger;
     buffers *buffers;
     _Atomic(int) closed;

@@ -18,7 +18,7 @@ typedef struct restore {
     char root[WIRE_NAME], folder[WIRE_NAME];
     int fd;
     int stop; /* set by __atomic_store_n: see interrupt_watch() */
-    uint64_t lineage, updates, step;
+    uint64_t lineage, id, updates, step;
     uint32_t tables_n;
     uint64_t *pushes; /* [tables_n]; UINT64_MAX: the table stays */
     table **staged;   /* [tables_n]; the reader's until it is done */
@@ -92,6 +92,7 @@ static int restore_make(ps_service *s, const wire_restore *m, restore **out)
     memcpy(r->root, m->root, sizeof r->root);
     memcpy(r->folder, m->folder, sizeof r->folder);
     r->lineage = m->lineage;
+    r->id = m->restore;
     r->updates = m->updates;
     r->step = m->step;
     if (!m->lineage)
@@ -197,6 +198,7 @@ static int commit(void *ctx)
     if (rc)
         return rc;
     ledger_exchange(s->ledger, r->ledger, &s->lineage, r->lineage);
+    atomic_store(&s->restored, r->id);
     for (uint32_t i = 0; i < r->tables_n; i++)
         if (r->staged[i])
             table_set_clock(ps_table(s->p, i), r->pushes[i]);

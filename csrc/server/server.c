@@ -285,6 +285,21 @@ static int handle_declare(ps_service *s, rpc_call *call, wire_memory *memory,
 
 /* ---- Hello and Stats ---------------------------------------------------- */
 
+typedef struct taken {
+    ps_service *s;
+    const wire_hello *m;
+} taken;
+
+/* Between two updates: no restore changes it meanwhile. */
+static int take_restore(void *ctx)
+{
+    const taken *t = ctx;
+    if (t->m->caller.boot == t->s->boot &&
+        t->m->caller.lineage == atomic_load(&t->s->lineage))
+        atomic_store(&t->s->restored, t->m->restore);
+    return PERSIA_OK;
+}
+
 static int handle_hello(ps_service *s, rpc_call *call, wire_memory *memory,
                         answer *a)
 {
@@ -300,11 +315,14 @@ static int handle_hello(ps_service *s, rpc_call *call, wire_memory *memory,
         return err_set(PERSIA_EMISMATCH, "the client asks for namespace "
                        "'%s', the server holds namespace '%s'",
                        m.name_space, s->name_space);
+    if (m.takes && (rc = ps_between(s->p, take_restore, &(taken){s, &m})))
+        return rc;
     wire_hello_reply reply = {.version = WIRE_VERSION,
                               .shard = s->shard,
                               .shards = s->shards,
                               .boot = s->boot,
                               .lineage = atomic_load(&s->lineage),
+                              .restore = atomic_load(&s->restored),
                               .updates = ps_updates(s->p),
                               .message_limit = s->message_limit,
                               .tables_n = ps_tables(s->p)};
@@ -328,6 +346,7 @@ static int handle_stats(ps_service *s, rpc_call *call, wire_memory *memory,
     const uint32_t n = ps_tables(s->p);
     wire_stats_reply reply = {.boot = s->boot,
                               .lineage = atomic_load(&s->lineage),
+                              .restore = atomic_load(&s->restored),
                               .updates = ps_updates(s->p),
                               .step = wait_step(s),
                               .uptime_ns = clock_ns() - s->born,

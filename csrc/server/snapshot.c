@@ -26,7 +26,7 @@ typedef struct snapshot {
     int stop; /* set by __atomic_store_n: see interrupt_watch() */
     uint32_t tables_n;
     table_cut **cuts; /* [tables_n], the writer's once it runs */
-    uint64_t updates, step;
+    uint64_t restore, updates, step;
     uint64_t *pushes; /* [tables_n] */
     wire_ledger *ledgers;
     size_t ledgers_n;
@@ -74,6 +74,7 @@ static int take_cut(void *ctx)
     free(tables);
     if (!rc)
         rc = ledger_copy(s->ledger, &n->ledgers, &n->ledgers_n);
+    n->restore = atomic_load(&s->restored);
     n->updates = ps_updates(s->p);
     n->step = wait_step(s);
     return rc;
@@ -287,6 +288,7 @@ static int answer_locked(ps_service *s, answer *a)
         return err_set(n->code, "the snapshot into %s/%s failed: %s", n->root,
                        n->folder, n->text);
     wire_snapshot_reply reply = {.done = (uint32_t)n->done,
+                                 .restore = n->restore,
                                  .updates = n->updates,
                                  .step = n->step,
                                  .pushes = n->pushes,

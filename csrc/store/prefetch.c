@@ -150,7 +150,7 @@ static void run(prefetch *p, batch *b, lookup *l)
     b->users++;
     pthread_mutex_unlock(&p->lock);
     int rc = look_up(p->s, &l->want, after);
-    if (rc == PERSIA_ELOST) { /* it may be that nobody wants this lookup */
+    if (client_is_loss(rc)) { /* it may be that nobody wants this lookup */
         store_keep_error(p->s, rc);
         rc = look_up(p->s, &l->want, after);
     }

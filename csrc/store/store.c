@@ -505,10 +505,17 @@ int store_settle(store *s)
     return updates_wait(s->u, 0, 0);
 }
 
+static int flush(store *s, uint64_t timeout_ns)
+{
+    int rc = updates_wait(s->u, 0, timeout_ns);
+    rc = rc ? rc : updates_error(s->u);
+    return rc ? rc : client_tell_lost(s->c);
+}
+
 int store_finish(store *s)
 {
     updates_close(s->u);
-    int rc = store_flush(s, 0);
+    int rc = flush(s, 0);
     if (rc == PERSIA_EINTR) /* the end of the store waits for no server */
         client_end(s->c, END_ALL);
     return rc;
@@ -516,9 +523,8 @@ int store_finish(store *s)
 
 int store_flush(store *s, uint64_t timeout_ns)
 {
-    int rc = updates_wait(s->u, 0, timeout_ns);
-    rc = rc ? rc : updates_error(s->u);
-    return rc ? rc : client_tell_lost(s->c);
+    int rc = flush(s, timeout_ns);
+    return rc ? rc : client_check_restores(s->c);
 }
 
 void store_keep_error(store *s, int code)

@@ -139,7 +139,7 @@ int updates_make(updates *u, store_grad *grads, size_t n,
  * earlier ones. */
 static void end(updates *u, update *one, int code)
 {
-    int applied = code == PERSIA_OK || code == PERSIA_ELOST;
+    int applied = code == PERSIA_OK || client_is_loss(code);
     update_event(one, applied ? UPDATE_APPLY : UPDATE_FAIL);
     u->counts.applied += one->state == UPDATE_APPLIED;
     u->counts.failed += one->state == UPDATE_FAILED;
@@ -148,7 +148,7 @@ static void end(updates *u, update *one, int code)
 /* Keeps this thread's error unless there is one; the lock is held. */
 static void keep(updates *u, int code)
 {
-    kept *k = code == PERSIA_ELOST ? &u->lost : &u->error;
+    kept *k = client_is_loss(code) ? &u->lost : &u->error;
     if (k->code)
         return;
     k->code = code;
@@ -241,6 +241,9 @@ int updates_add(updates *u, update *one, int tell)
     if (tell)
         earlier = next_kept(u);
     if (u->named) {
+        const uint64_t last = client_restored_number(store_client(u->s));
+        if (u->name.number < last)
+            u->name.number = last;
         u->name.number++;
         u->name.step += u->name.parts > 1;
         one->name = u->name;

@@ -29,10 +29,12 @@ static const wire_field hello_fields[] = {
     [5] = F(wire_hello, rank, U32, "rank", .limit = UINT32_MAX),
     [6] = F(wire_hello, world, U32, "world", .limit = UINT32_MAX),
     [7] = F(wire_hello, stream, FIXED64, "stream"),
+    [13] = F(wire_hello, takes, U32, "takes", .limit = 1),
+    [14] = F(wire_hello, restore, FIXED64, "restore"),
 };
 static const wire_type hello_type = {
     .name = "HelloRequest", .size = sizeof(wire_hello), .fields = hello_fields,
-    .fields_n = 7, .check = at_check_hello
+    .fields_n = 14, .check = at_check_hello
 };
 
 static const wire_field ledger_fields[] = {
@@ -82,10 +84,11 @@ static const wire_field hello_reply_fields[] = {
     [10] = F(wire_hello_reply, tables, MESSAGES, "tables",
         COUNT(wire_hello_reply, tables_n), .limit = 4096,
         .type = &table_spec_type),
+    [14] = F(wire_hello_reply, restore, FIXED64, "restore"),
 };
 static const wire_type hello_reply_type = {
     .name = "HelloReply", .size = sizeof(wire_hello_reply),
-    .fields = hello_reply_fields, .fields_n = 10, .check = at_check_hello_reply
+    .fields = hello_reply_fields, .fields_n = 14, .check = at_check_hello_reply
 };
 
 static const wire_field declare_fields[] = {
@@ -307,10 +310,11 @@ static const wire_field snapshot_reply_fields[] = {
         COUNT(wire_snapshot_reply, files_n), .limit = 131072,
         .type = &file_type),
     [7] = F(wire_snapshot_reply, rows_written, U64, "rows_written"),
+    [14] = F(wire_snapshot_reply, restore, FIXED64, "restore"),
 };
 static const wire_type snapshot_reply_type = {
     .name = "SnapshotReply", .size = sizeof(wire_snapshot_reply),
-    .fields = snapshot_reply_fields, .fields_n = 7
+    .fields = snapshot_reply_fields, .fields_n = 14
 };
 
 static const wire_field restore_fields[] = {
@@ -328,10 +332,11 @@ static const wire_field restore_fields[] = {
         COUNT(wire_restore, ledgers_n), .limit = 65536, .type = &ledger_type),
     [11] = F(wire_restore, files, MESSAGES, "files",
         COUNT(wire_restore, files_n), .limit = 131072, .type = &file_type),
+    [14] = F(wire_restore, restore, FIXED64, "restore"),
 };
 static const wire_type restore_type = {
     .name = "RestoreRequest", .size = sizeof(wire_restore),
-    .fields = restore_fields, .fields_n = 11
+    .fields = restore_fields, .fields_n = 14
 };
 
 static const wire_field restore_reply_fields[] = {
@@ -387,10 +392,11 @@ static const wire_field stats_reply_fields[] = {
     [14] = F(wire_stats_reply, stats, MESSAGES, "stats",
         COUNT(wire_stats_reply, tables_n), .limit = 4096,
         .type = &table_stats_type),
+    [15] = F(wire_stats_reply, restore, FIXED64, "restore"),
 };
 static const wire_type stats_reply_type = {
     .name = "StatsReply", .size = sizeof(wire_stats_reply),
-    .fields = stats_reply_fields, .fields_n = 14
+    .fields = stats_reply_fields, .fields_n = 15
 };
 
 #define WIRE_DEFINE(id)                                          \

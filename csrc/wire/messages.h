@@ -87,6 +87,11 @@ typedef struct wire_hello {
      * its own. The greatest (incarnation, client) has the stream; the others
      * are refused (persia-error: Closed). */
     uint64_t stream;
+    /* The caller knew the server before it was started again, and has counted
+     * what it lost: if boot and lineage of `caller` are the server's, it
+     * reports `restore` from now on, as the other servers do. */
+    uint32_t takes;
+    uint64_t restore;
 } wire_hello;
 
 /* Which updates of a stream have been applied: numbers 1 .. watermark, and
@@ -117,6 +122,9 @@ typedef struct wire_hello_reply {
     wire_ledger ledger; /* of the stream asked for */
     table_spec *tables; /* numbered from 0 */
     size_t tables_n;
+    /* Random, of the Restore that the rows stem from; 0: of none. Servers with
+     * different ones hold a mixture. */
+    uint64_t restore;
 } wire_hello_reply;
 
 typedef struct wire_declare {
@@ -276,6 +284,7 @@ typedef struct wire_snapshot_reply {
     wire_file *files; /* when done */
     size_t files_n;
     uint64_t rows_written;
+    uint64_t restore; /* see HelloReply, at the cut */
 } wire_snapshot_reply;
 
 typedef struct wire_restore {
@@ -295,6 +304,7 @@ typedef struct wire_restore {
     size_t ledgers_n;
     wire_file *files;
     size_t files_n;
+    uint64_t restore; /* see HelloReply; taken on */
 } wire_restore;
 
 typedef struct wire_restore_reply {
@@ -322,6 +332,7 @@ typedef struct wire_stats_reply {
     table_spec *tables;
     size_t tables_n;
     table_stats *stats; /* one a table */
+    uint64_t restore; /* see HelloReply */
 } wire_stats_reply;
 
 #endif

@@ -35,10 +35,10 @@ static uint16_t halves[N * DIM];
 static uint32_t rows[N];
 static uint8_t found[N];
 
-static wire_hello hello = { CALLER, 1, "space", "nn_worker", 2, 4, 5 };
+static wire_hello hello = { CALLER, 1, "space", "nn_worker", 2, 4, 5, 1, 6 };
 static table_spec specs[] = { SPEC, { .name = "item", .dim = 4096 } };
 static wire_hello_reply hello_reply = {
-    1, "space", 1, 2, 3, 4, 5, 1 << 30, LEDGER(63), specs, 2
+    1, "space", 1, 2, 3, 4, 5, 1 << 30, LEDGER(63), specs, 2, 6
 };
 static wire_declare declare = { CALLER, SPEC };
 static wire_declare_reply declare_reply = { 4095, 1 };
@@ -81,11 +81,11 @@ static wire_file files[] = {
     { 0, "a-0.safetensors", 1, 2, UINT32_MAX }, { 1, "b", 3, 4, 5 }
 };
 static wire_snapshot_reply snapshot_reply = {
-    1, 2, 3, pushes, 4, ledgers, 2, files, 2, 9
+    1, 2, 3, pushes, 4, ledgers, 2, files, 2, 9, 10
 };
 static wire_restore restore = {
     CALLER, RESTORE_COMMIT, "root", "step-7", "proof", 1, 2, 3,
-    pushes, 4, ledgers, 2, files, 2
+    pushes, 4, ledgers, 2, files, 2, 4
 };
 static wire_restore_reply restore_reply = { 1, 1000 };
 static wire_stats stats = { CALLER };
@@ -93,7 +93,7 @@ static table_stats both_stats[] = {
     { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 }, { .rows = 1 }
 };
 static wire_stats_reply stats_reply = {
-    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, specs, 2, both_stats
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, specs, 2, both_stats, 13
 };
 
 static const void *const samples[MESSAGES_N] = {
