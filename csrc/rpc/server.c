@@ -155,12 +155,13 @@ static void slot_refused(rpc_tag *tag, int ok)
     slot_gone((slot *)((char *)tag - offsetof(slot, refused)));
 }
 
-static void bug(const char *what, grpc_call_error error)
+/* What gRPC does not take, which is a bug of ours, it does not give back: the
+ * tag ends here, as that of a call whose client has gone. */
+static void tag_refused(rpc_tag *tag, const char *what, grpc_call_error error)
 {
-    /* A batch of ours that gRPC does not take: nothing can be answered. */
     fprintf(stderr, "persia: bug in room rpc: %s: %s\n", what,
             grpc_call_error_to_string(error));
-    abort();
+    tag->done(tag, 0);
 }
 
 /* Sends what is in l->reply and the status. */
@@ -201,7 +202,7 @@ static void slot_send_as(slot *l, rpc_tag *tag,
     grpc_call_error error_code =
         grpc_call_start_batch(grpc, ops, n, tag, NULL);
     if (error_code != GRPC_CALL_OK)
-        bug("an answer", error_code);
+        tag_refused(tag, "an answer", error_code);
     grpc_slice_unref(details);
 }
 
@@ -403,7 +404,7 @@ static void slot_taken(rpc_tag *tag, int ok)
     grpc_call_error error =
         grpc_call_start_batch(grpc, &op, 1, &l->tag, NULL);
     if (error != GRPC_CALL_OK)
-        bug("reading a request", error);
+        tag_refused(&l->tag, "reading a request", error);
 }
 
 /* Waits for the next call.  After the server went down gRPC answers at once
@@ -429,7 +430,7 @@ static void slot_wait(slot *l)
         error = grpc_server_request_call(s->server, &l->grpc, &l->details,
                                          &l->metadata, q, q, &l->tag);
     if (error != GRPC_CALL_OK)
-        bug("waiting for a call", error);
+        tag_refused(&l->tag, "waiting for a call", error);
 }
 
 /* ---- life ---- */
