@@ -111,6 +111,7 @@ def servers() -> Iterator[remote.Servers]:
     made.close()
 
 
+@pytest.mark.slow
 def test_a_notebook_beside_a_training_job(servers: remote.Servers) -> None:
     """The trainer's updates, and the notebook's, vanished as duplicates."""
     store, bag = opened(servers.addresses)
@@ -137,6 +138,7 @@ def test_jobs_by_name(servers: remote.Servers) -> None:
         store.close()
 
 
+@pytest.mark.slow
 def test_a_process_that_was_replaced_is_told(servers: remote.Servers) -> None:
     """It took the stream back, two generations later, and the updates of the
     live one vanished."""
