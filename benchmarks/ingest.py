@@ -4,7 +4,8 @@ Reads Criteo's TSV into batches of 4,096 (ids hashed, dense features
 transformed) and compares with pyarrow's CSV reader alone on the same columns
 of the same file, which makes no batches and hashes nothing; its faster mode
 of one thread and many counts. Then a DLRM is trained from the same file, and
-the time that it waits for data is told.
+the time that it waits for data is told. The same rows in a Parquet file are
+compared with pyarrow reading and casting them, and with pandas.
 
 ``--data`` names a Criteo TSV file (.gz or not), such as Criteo's own; without
 it, and without ../shared/data, a file of that format is made.
@@ -20,9 +21,13 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
+import pandas
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from pyarrow import csv as pa_csv
+from pyarrow import parquet as pq
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import persia
@@ -34,6 +39,7 @@ from benchmarks.common import (
     report,
     timed,
 )
+from persia.data import Files, Schema
 from persia.datasets import Criteo, SyntheticCTR
 from persia.jagged import Batch
 from persia.models.dlrm import DLRM
@@ -41,6 +47,8 @@ from persia.models.dlrm import DLRM
 BENCH = "ingest"
 SAME_RUN = "same run"
 DATA = "criteo_tb_80k.tsv.gz"
+DENSE = [f"I{i + 1}" for i in range(13)]
+KEYS = [f"C{i + 1}" for i in range(26)]
 
 
 def find_data(folder: Path, rows: int) -> tuple[Path, str]:
@@ -91,6 +99,88 @@ def read_pyarrow(path: Path, threads: bool) -> int:
         convert_options=pa_csv.ConvertOptions(column_types=types),
     )
     return int(table.num_rows)
+
+
+def columns() -> list[str]:
+    """The names of Criteo's columns in its Parquet file."""
+    return ["label", *DENSE, *KEYS]
+
+
+def write_parquet(path: Path, target: Path) -> None:
+    """The same rows as Parquet: integers of 32 bits, and texts."""
+    types = {n: pa.int32() for n in columns()[:14]}
+    types |= {n: pa.string() for n in columns()[14:]}
+    table = pa_csv.read_csv(
+        path,
+        read_options=pa_csv.ReadOptions(column_names=columns()),
+        parse_options=pa_csv.ParseOptions(delimiter="\t"),
+        convert_options=pa_csv.ConvertOptions(column_types=types),
+    )
+    pq.write_table(table, target, row_group_size=1 << 17)
+
+
+def read_files(path: Path) -> int:
+    schema = Schema.model_validate(
+        {
+            "label": "label",
+            "dense": [{"column": n, "log": True} for n in DENSE],
+            "categorical": KEYS,
+        }
+    )
+    return sum(len(batch) for batch in Files(path, schema, BATCH))
+
+
+def read_cast(path: Path) -> int:
+    """pyarrow reads the columns and casts them: numbers to float32, texts to
+    codes."""
+    table = pq.read_table(path)
+    for column in table.columns:
+        if pa.types.is_string(column.type):
+            pc.dictionary_encode(column)
+        else:
+            pc.fill_null(column, 0).cast(pa.float32())
+    return int(table.num_rows)
+
+
+def read_pandas(path: Path) -> int:
+    """pandas to the same tensors: log of numbers, hashes of texts."""
+    frame = pandas.read_parquet(path)
+    torch.from_numpy(
+        np.log(frame[DENSE].fillna(0).clip(lower=0).to_numpy("float32") + 1)
+    )
+    for name in KEYS:
+        texts = frame[name].fillna("").to_numpy(object)
+        torch.from_numpy(pandas.util.hash_array(texts).view("int64"))
+    return len(frame)
+
+
+def reading_parquet(path: Path, rounds: int) -> None:
+    rows = read_files(path)
+    assert rows == read_cast(path) == read_pandas(path)
+    times = alternate(
+        {
+            "persia": timed(lambda _: read_files(path)),
+            "cast": timed(lambda _: read_cast(path)),
+            "pandas": timed(lambda _: read_pandas(path)),
+        },
+        rounds,
+    )
+    for base, what, target in (
+        ("cast", "pyarrow.parquet, reading and casting", 0.6),
+        ("pandas", "pandas to the same tensors", 3.0),
+    ):
+        report(
+            BENCH,
+            f"parquet_{base}",
+            times.rate("persia", rows),
+            "M rows/s",
+            baseline=what,
+            baseline_value=times.rate(base, rows),
+            baseline_source=SAME_RUN,
+            ratio=times.ratio("persia", base),
+            target=target,
+            rows=rows,
+        )
 
 
 def reading(name: str, path: Path, rounds: int, target: float | None) -> None:
@@ -207,6 +297,10 @@ def main(argv: list[str] | None = None) -> None:
             reading("criteo_plain", plain, rounds, None)
         if not packed and "criteo_plain".startswith(options.only):
             reading("criteo_plain", path, rounds, None)
+        if "parquet".startswith(options.only):
+            parquet = Path(folder) / "rows.parquet"
+            write_parquet(path, parquet)
+            reading_parquet(parquet, rounds)
         if "train_criteo_waits".startswith(options.only):
             data = Criteo(path, BATCH)
             passes = 1 if options.quick else 3

@@ -68,7 +68,8 @@ class Progress:
 
 
 class Trainer:
-    """Trains a click model: cross entropy of one logit a sample.
+    """Trains a click model: cross entropy of one logit a sample, times
+    ``batch.weight`` where there is one.
 
     Args:
         model: called as ``model(batch.dense, batch.ids)``, gives logits [B];
@@ -251,7 +252,9 @@ class Trainer:
         """One step; the logits of the batch before it."""
         self.optimizer.zero_grad(set_to_none=True)
         logits = self._forward(batch.dense, batch.ids)
-        loss = binary_cross_entropy_with_logits(logits, label)
+        loss = binary_cross_entropy_with_logits(
+            logits, label, weight=batch.weight
+        )
         self._update_began = math.inf
         loss.backward()  # type: ignore[no-untyped-call]
         self.clock.update += max(0.0, time.perf_counter() - self._update_began)
@@ -307,4 +310,6 @@ def _tail(batch: Batch, first: int) -> Batch:
             weights=None if weights is None else weights[kept],
         ),
         None if batch.label is None else batch.label[first:],
+        None if batch.weight is None else batch.weight[first:],
+        None if batch.timestamp is None else batch.timestamp[first:],
     )

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.s3 import bucket, endpoint, uri  # noqa: F401
+
 HERE = Path(__file__).parent
 
 #: Folders and modules whose tests are all marked slow.

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from persia import errors
+from persia import _core, errors
 from persia.data.hashing import as_array
 from persia.data.paths import File
 from persia.data.read_csv import Wrong
@@ -152,23 +152,8 @@ def _records(stream: Any, name: str) -> Iterator[bytes]:
         number += 1
 
 
-def _make_table() -> list[int]:
-    table = []
-    for i in range(256):
-        for _ in range(8):
-            i = (i >> 1) ^ (0x82F63B78 if i & 1 else 0)
-        table.append(i)
-    return table
-
-
-_TABLE = _make_table()
-
-
 def _masked(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
+    crc = _core.ckpt_crc(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

@@ -34,9 +34,9 @@ _NEED = (
 class Records(Source):
     """Any iterable of rows, as batches: read as it is iterated over.
 
-    Its items are dicts, a row each, or tables of any number of rows: Arrow
-    record batches (of Spark or Ray Data), or DataFrames. A torch
-    ``IterableDataset`` of dicts is such an iterable, too.
+    Its items are rows (dicts, named tuples, Spark's rows), or tables of any
+    number of rows: Arrow record batches, as of Ray Data, or DataFrames. A
+    torch ``IterableDataset`` of dicts is such an iterable, too.
 
     Args:
         source: the iterable, which is iterated over again in each epoch; or a
@@ -124,7 +124,8 @@ class Records(Source):
         head, rows = list[Any](), 0
         for item in items:
             head.append(item)
-            rows += 1 if isinstance(item, Mapping) else as_table(item).num_rows
+            row = _row(item)
+            rows += 1 if isinstance(row, Mapping) else as_table(row).num_rows
             if rows >= _SAMPLE:
                 break
         if self._used:
@@ -164,6 +165,7 @@ class Records(Source):
 def _tables(items: Iterator[Any]) -> Iterator[pa.Table]:
     """Items as tables: many dicts become one."""
     names: dict[str, None] = {}
+    items = map(_row, items)
     for item in items:
         if not isinstance(item, Mapping):
             yield as_table(item)
@@ -176,6 +178,14 @@ def _tables(items: Iterator[Any]) -> Iterator[pa.Table]:
                 table = table.append_column(name, pa.nulls(len(rows)))
         names.update(dict.fromkeys(table.column_names))
         yield table
+
+
+def _row(item: Any) -> Any:
+    """A row of Spark, or a named tuple, as a dict."""
+    for name in ("asDict", "_asdict"):
+        if hasattr(item, name):
+            return getattr(item, name)()
+    return item
 
 
 def _dicts(items: Iterator[Any]) -> Iterator[Mapping[str, Any]]:

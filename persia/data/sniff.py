@@ -61,7 +61,7 @@ def with_delimiter(
         return schema
     found = "\t" if file.suffix in (".tsv", ".tab") else None
     if not found:
-        if not guess:
+        if not guess or file.size is None:  # a pipe is read once
             return schema
         found = _delimiter(_head(file, encoding, 1 << 16))
     return schema.model_copy(update={"delimiter": found})

@@ -282,6 +282,8 @@ def _schema(log_dense: bool, salts: Mapping[str, int]) -> Schema:
 
 def is_criteo(file: File) -> bool:
     """Whether the first line of a file has Criteo's columns."""
+    if file.size is None:  # a pipe is read once
+        return True
     with file.stream() as stream:
         line = stream.read(1 << 16).partition(b"\n")[0]
     fields = line.split(b"\t")

@@ -30,6 +30,7 @@ def batches() -> list[pa.RecordBatch]:
         ROWS,
         Dicts(),
         batches(),
+        list(pandas.DataFrame(DATA).astype({"x": object}).itertuples()),
         [pandas.DataFrame(DATA)],
         lambda epoch: iter(ROWS),
         lambda epoch: iter(batches()),

@@ -8,6 +8,7 @@ import torch
 import persia
 from persia import errors, hash_ids
 from persia.data import Schema, Table, infer
+from persia.trainer import Trainer
 
 pandas = pytest.importorskip("pandas")
 
@@ -364,3 +365,20 @@ def test_inference() -> None:
     assert len(list(Table(data))) == 1
     with pytest.raises(errors.SchemaMismatch):
         infer({"y": [0, 1]})
+
+
+def test_weights_weigh_the_loss() -> None:
+    data = frame().assign(w=0.0)
+    fields = SCHEMA.model_dump() | {"weight": "w"}
+    table = Table(data, Schema.model_validate(fields), 8)
+    store = persia.Store(persia.optim.SGD(lr=0.1))
+    bags = persia.EmbeddingBagCollection(
+        [persia.EmbeddingBagConfig(key, 4, [key]) for key in table.keys],
+        store=store,
+    )
+    model = persia.models.DLRM(bags, table.dense_features)
+    before = [p.detach().clone() for p in model.parameters()]
+    trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    trainer.fit(table)
+    for a, b in zip(before, model.parameters(), strict=True):
+        assert torch.equal(a, b)
