@@ -22,12 +22,12 @@ int client_local(ps *p, ps_client **out)
     return PERSIA_OK;
 }
 
-int client_over(const client_config *config, rpc_channel *const *channels,
+int client_over(const client_config *config, shard_ref *const *refs,
                 ps_client **out)
 {
     remote *r;
     *out = NULL;
-    int rc = remote_create(config, channels, &r);
+    int rc = remote_create(config, refs, &r);
     ps_client *c = rc ? NULL : calloc(1, sizeof *c);
     if (rc)
         return rc;
@@ -318,14 +318,13 @@ const char *client_address(const ps_client *c, uint32_t shard)
                                            : NULL;
 }
 
-int client_call(ps_client *c, uint32_t shard, uint32_t method, wire_out *o,
-                rpc_reply *reply)
+int client_call(ps_client *c, uint32_t shard, uint32_t method,
+                const void *arguments, shard_reply *reply)
 {
-    if (c->r)
-        return remote_call(c->r, shard, method, o, reply);
-    wire_out_free(o);
-    return err_set(PERSIA_EARG, "method %u: this store has no servers",
-                   method);
+    *reply = (shard_reply){0};
+    return c->r ? remote_call(c->r, shard, method, arguments, reply)
+                : err_set(PERSIA_EARG, "method %u: this store has no servers",
+                          method);
 }
 
 int client_repair(ps_client *c, uint32_t shard)

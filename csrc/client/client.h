@@ -206,12 +206,33 @@ PERSIA_API uint32_t client_shard_table(const ps_client *c, uint32_t shard,
                                        uint32_t no);
 /* Where a shard is; NULL for a local client. */
 PERSIA_API const char *client_address(const ps_client *c, uint32_t shard);
-/* One administrative request to one shard; see rpc_wait(). */
+/* A call of one shard for administration, see shard_wait(); without retries.
+ * `arguments` name the caller that client_caller() gives. */
 PERSIA_API int client_call(ps_client *c, uint32_t shard, uint32_t method,
-                           wire_out *o, rpc_reply *reply);
+                           const void *arguments, shard_reply *reply);
 /* After PERSIA_ESTALE: says Hello to a server that was started again. */
 PERSIA_API int client_repair(ps_client *c, uint32_t shard);
 PERSIA_API wire_caller client_caller(const ps_client *c, uint32_t shard);
+
+/* ---- one shard ---- */
+
+/* The shard of a server, without a client.  It connects when the first call
+ * needs it. */
+PERSIA_API int shard_connect(const rpc_channel_config *config,
+                             shard_ref **out);
+/* The shard behind a channel, which is taken over, also on failure. */
+PERSIA_API int shard_over(rpc_channel *channel, const char *address,
+                          shard_ref **out);
+/* Calls a method (enum wire_method; arguments: its struct of ops.h) and waits
+ * for the answer: polls interrupt_poll().  *reply: its struct, until
+ * shard_release().  Whoever is interrupted, or not answered for a second after
+ * the deadline, leaves the call behind, so what the arguments point at is read
+ * only before the shard's function returns.
+ */
+PERSIA_API int shard_wait(shard_ref *to, uint32_t method,
+                          const void *arguments, uint64_t deadline,
+                          shard_reply *reply);
+PERSIA_API void shard_release(shard_reply *reply);
 
 #ifdef __cplusplus
 }

@@ -27,7 +27,6 @@ static call *call_make(remote *r)
     k->r = r;
     pthread_mutex_init(&k->lock, NULL);
     cond_init(&k->came);
-    wire_memory_init(&k->memory);
     return k;
 }
 
@@ -45,10 +44,8 @@ call *call_take(remote *r)
 static void call_clear(call *k)
 {
     for (size_t i = 0; i < k->requests_n; i++)
-        rpc_reply_free(&k->requests[i].reply);
+        shard_release(&k->requests[i].reply);
     k->requests_n = 0;
-    wire_memory_free(&k->memory);
-    wire_memory_init(&k->memory);
 }
 
 void call_free(call *k)
@@ -116,7 +113,7 @@ int fan_prepare(call *k, server *const *to, size_t n)
         q->tries = q->repairs = 0;
         q->at = 0;
         q->caller = (wire_caller){0};
-        q->reply = (rpc_reply){0};
+        q->reply = (shard_reply){0};
         q->text[0] = 0;
     }
     k->requests_n = n;
@@ -134,8 +131,8 @@ static void request_fail(request *q, int rc)
         snprintf(q->text, sizeof q->text, "%s: %s", name, text);
 }
 
-/* The room calls this once a request. */
-static void request_came(void *ctx, int rc, rpc_reply *reply)
+/* The shard calls this once a request. */
+static void request_came(void *ctx, int rc, shard_reply *reply)
 {
     request *q = ctx;
     call *k = q->call;
@@ -154,50 +151,19 @@ static void request_came(void *ctx, int rc, rpc_reply *reply)
         call_end(k);
 }
 
-int server_check_size(server *to, size_t bytes)
-{
-    pthread_mutex_lock(&to->lock);
-    uint64_t limit = to->message_limit;
-    pthread_mutex_unlock(&to->lock);
-    if (!limit || bytes <= limit)
-        return PERSIA_OK;
-    return err_set(PERSIA_ELIMIT,
-                   "%s: a request of %zu bytes is over the server's limit of "
-                   "%llu; make the batch smaller or the limit larger",
-                   to->address, bytes, (unsigned long long)limit);
-}
-
 static void request_start(const fan *f, request *q, uint64_t deadline)
 {
     call *k = q->call;
-    remote *r = k->r;
-    uint64_t now = clock_ns();
     if (q->tries == 0)
-        q->caller = f->fresh ? (wire_caller){.client = r->client}
-                             : remote_caller(r, q->to);
+        q->caller = f->fresh ? (wire_caller){.client = k->r->client}
+                             : remote_caller(k->r, q->to);
     q->tries++;
-    wire_out o;
-    wire_out_init(&o);
-    int rc = f->encode(f->ctx, q, &o);
-    if (!rc)
-        rc = server_check_size(q->to, o.bytes);
-    if (rc) {
-        wire_out_free(&o);
-        request_fail(q, rc);
-        q->state = REQUEST_DONE;
-        return;
-    }
-    r->counts.bytes_out += o.bytes;
+    f->fill(f->ctx, q);
     pthread_mutex_lock(&k->lock);
     q->state = REQUEST_FLYING;
     k->flying++;
     pthread_mutex_unlock(&k->lock);
-    rc = rpc_start(q->to->channel, f->method, &o,
-                   deadline > now ? deadline - now : 1, request_came, q);
-    if (!rc)
-        return;
-    rpc_reply none = {0}; /* no callback comes: it is as if it had */
-    request_came(q, rc, &none);
+    shard_begin(q->to->ref, f->method, &q->args, deadline, request_came, q);
 }
 
 /* Seconds that a request has. */
@@ -237,14 +203,12 @@ static void request_judge(const fan *f, request *q, uint64_t deadline)
     int rc = q->rc;
     q->state = REQUEST_DONE;
     if (!rc) {
-        r->counts.bytes_in += q->reply.n;
         rc = f->accept(f->ctx, q);
         q->rc = rc;
         if (!rc)
             return;
         request_fail(q, rc);
-        rpc_reply_free(&q->reply);
-        q->reply = (rpc_reply){0};
+        shard_release(&q->reply);
     }
     if (rc == PERSIA_ESTALE && !f->fresh && q->repairs < REPAIRS) {
         q->repairs++;

@@ -19,33 +19,29 @@ typedef struct joining {
     uint64_t step, applied;
 } joining;
 
-static int encode_join(void *ctx, const request *q, wire_out *o)
+static void fill_join(void *ctx, request *q)
 {
     const joining *j = ctx;
-    wire_leave m = {.caller = q->caller, .rank = j->r->rank,
-                    .world = j->r->world, .joins = (uint32_t)j->joins,
-                    .step = j->step, .move = j->move,
-                    .stream = atomic_load(&j->r->stream)};
-    return wire_put_leave(o, &m);
+    q->args.leave = (wire_leave){.caller = q->caller, .rank = j->r->rank,
+                                 .world = j->r->world,
+                                 .joins = (uint32_t)j->joins,
+                                 .step = j->step, .move = j->move,
+                                 .stream = atomic_load(&j->r->stream)};
 }
 
 static int accept_join(void *ctx, request *q)
 {
     joining *j = ctx;
-    wire_leave_reply m;
-    int rc = wire_get_leave_reply(q->reply.data, q->reply.n,
-                                  &q->call->memory, &m);
-    if (rc)
-        return remote_bad_reply(q->to, err_text());
-    if (m.step > j->applied)
-        j->applied = m.step;
+    const wire_leave_reply *m = q->reply.message;
+    if (m->step > j->applied)
+        j->applied = m->step;
     return PERSIA_OK;
 }
 
 static int tell_all(joining *j, uint64_t limit_ns)
 {
     remote *r = j->r;
-    fan f = {.method = WIRE_LEAVE, .encode = encode_join,
+    fan f = {.method = WIRE_LEAVE, .fill = fill_join,
              .accept = accept_join, .ctx = j, .limit_ns = limit_ns};
     uint64_t deadline = limit_ns ? clock_ns() + limit_ns : remote_deadline(r);
     call *k = call_take(r);
@@ -104,36 +100,21 @@ void sync_note_left(remote *r, uint32_t moves, const wire_push_reply *m)
     pthread_mutex_unlock(&r->lock);
 }
 
-/* A list of those who have left; the lock is held. */
-static int list_left(const remote *r, wire_memory *memory, wire_leave *m)
-{
-    for (uint32_t i = 0; i < SYNC_RANKS; i++)
-        m->left_n += r->left[i];
-    if (!m->left_n)
-        return PERSIA_OK;
-    m->left = wire_memory_take(memory, m->left_n * sizeof *m->left);
-    if (!m->left)
-        return PERSIA_ENOMEM;
-    for (uint32_t i = 0, n = 0; i < SYNC_RANKS; i++)
-        if (r->left[i])
-            m->left[n++] = i;
-    return PERSIA_OK;
-}
-
 int sync_join_again(remote *r, server *to, wire_caller who,
                     uint64_t deadline)
 {
     wire_leave m = {.caller = who, .rank = r->rank, .world = r->world,
                     .stream = atomic_load(&r->stream)};
-    wire_memory memory;
-    wire_out o;
-    rpc_reply reply;
-    wire_memory_init(&memory);
+    uint64_t left[SYNC_RANKS];
+    shard_reply reply;
+    m.left = left;
     pthread_mutex_lock(&r->lock);
     m.move = r->moves;
     m.joins = r->joined != 0;
     m.step = r->joined_step;
-    int rc = list_left(r, &memory, &m);
+    for (uint32_t i = 0; i < SYNC_RANKS; i++)
+        if (r->left[i])
+            left[m.left_n++] = i;
     pthread_mutex_unlock(&r->lock);
     /* What it had answered this rank does not send again, so the parts of
      * others are lost there, too. */
@@ -141,16 +122,9 @@ int sync_join_again(remote *r, server *to, wire_caller who,
     if (to->step > m.step)
         m.step = to->step;
     pthread_mutex_unlock(&to->lock);
-    wire_out_init(&o);
-    if (!rc && m.move)
-        rc = wire_put_leave(&o, &m);
-    wire_memory_free(&memory);
-    if (rc || !m.move) {
-        wire_out_free(&o);
-        return rc;
-    }
-    rc = remote_ask(to, WIRE_LEAVE, &o, deadline, &reply);
-    if (!rc)
-        rpc_reply_free(&reply);
+    if (!m.move)
+        return PERSIA_OK;
+    int rc = shard_wait(to->ref, WIRE_LEAVE, &m, deadline, &reply);
+    shard_release(&reply);
     return rc;
 }

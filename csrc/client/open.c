@@ -17,21 +17,20 @@ typedef struct greeting {
     wire_hello_reply *replies; /* [servers] */
 } greeting;
 
-static int encode_hello(void *ctx, const request *q, wire_out *o)
+static void fill_hello(void *ctx, request *q)
 {
     const greeting *g = ctx;
-    (void)q;
-    return put_hello(g->r, g->claim, NULL, o);
+    q->args.hello = make_hello(g->r, g->claim);
 }
 
 static int accept_hello(void *ctx, request *q)
 {
     greeting *g = ctx;
     wire_hello_reply *m = &g->replies[q->index];
-    int rc = wire_get_hello_reply(q->reply.data, q->reply.n,
-                                  &q->call->memory, m);
-    return rc ? remote_bad_reply(q->to, err_text())
-              : check_hello(g->r, q->to, m);
+    *m = *(const wire_hello_reply *)q->reply.message;
+    m->tables = NULL; /* they end with the reply */
+    m->tables_n = 0;
+    return check_hello(g->r, q->to, m);
 }
 
 /* The numbers of shards that nobody is, as text. */
@@ -109,7 +108,7 @@ static int arrange(const greeting *g)
 static int ask_all(greeting *g, call *k, enum claim claim)
 {
     remote *r = g->r;
-    fan f = {.method = WIRE_HELLO, .encode = encode_hello,
+    fan f = {.method = WIRE_HELLO, .fill = fill_hello,
              .accept = accept_hello, .ctx = g, .fresh = 1};
     g->claim = claim;
     int rc = fan_prepare(k, NULL, r->servers_n);
@@ -149,19 +148,41 @@ static int greet_all(remote *r)
     return rc;
 }
 
-/* A channel that is given is taken over in any case. */
+static int open_ref(const client_config *config, size_t i, shard_ref **out)
+{
+    const char *address = config->addresses[i];
+    rpc_channel *own;
+    rpc_channel_config c = {.address = address,
+                            .message_limit = config->message_limit,
+                            .keepalive_ns = KEEPALIVE_NS,
+                            .security = config->security,
+                            .methods = &service_methods};
+    if (!config->own || i != config->own_at)
+        return shard_connect(&c, out);
+    *out = NULL;
+    int rc = rpc_channel_local(&service_methods, service_handle, config->own,
+                               &own);
+    return rc ? rc : shard_over(own, address, out);
+}
+
+static void close_ref(shard_ref *ref)
+{
+    if (ref)
+        ref->ops->close(ref);
+}
+
+/* `ref` is taken over in any case; NULL: it is to be opened. */
 static int open_server(remote *r, const client_config *config, size_t i,
-                       rpc_channel *channel)
+                       shard_ref *ref)
 {
     server *to = calloc(1, sizeof *to);
     if (!to) {
-        rpc_channel_close(channel);
+        close_ref(ref);
         return err_set(PERSIA_ENOMEM, "no memory for %zu servers",
                        config->addresses_n);
     }
-    to->channel = channel;
+    to->ref = ref;
     to->own = config->own && i == config->own_at;
-    to->address = strdup(config->addresses[i]);
     to->numbers = calloc(PS_TABLES_MAX, sizeof *to->numbers);
     pthread_mutex_init(&to->lock, NULL);
     cond_init(&to->greeted);
@@ -169,20 +190,14 @@ static int open_server(remote *r, const client_config *config, size_t i,
     numbers_init(&to->acked_late, 0);
     numbers_init(&to->first, 0);
     r->servers[r->servers_n++] = to; /* from here on it is to be freed */
-    if (!to->address || !to->numbers)
-        return err_set(PERSIA_ENOMEM, "no memory for %zu servers",
-                       config->addresses_n);
-    if (channel)
-        return PERSIA_OK;
-    if (to->own)
-        return rpc_channel_local(&service_methods, service_handle,
-                                 config->own, &to->channel);
-    rpc_channel_config c = {.address = to->address,
-                            .message_limit = config->message_limit,
-                            .keepalive_ns = KEEPALIVE_NS,
-                            .security = config->security,
-                            .methods = &service_methods};
-    return rpc_channel_open(&c, &to->channel);
+    int rc = to->numbers ? PERSIA_OK
+                         : err_set(PERSIA_ENOMEM, "no memory for %zu servers",
+                                   config->addresses_n);
+    if (!rc && !ref)
+        rc = open_ref(config, i, &to->ref);
+    if (!rc)
+        to->address = to->ref->address;
+    return rc;
 }
 
 static int check_config(const client_config *config)
@@ -245,7 +260,7 @@ static int make(const client_config *config, remote **out)
     return rc ? rc : sched_create(config->threads, &r->s);
 }
 
-int remote_create(const client_config *config, rpc_channel *const *channels,
+int remote_create(const client_config *config, shard_ref *const *refs,
                   remote **out)
 {
     remote *r;
@@ -253,12 +268,12 @@ int remote_create(const client_config *config, rpc_channel *const *channels,
     int rc = make(config, &r);
     size_t n = rc ? 0 : config->addresses_n;
     for (size_t i = 0; i < n; i++) {
-        int code = open_server(r, config, i, channels ? channels[i] : NULL);
+        int code = open_server(r, config, i, refs ? refs[i] : NULL);
         rc = rc ? rc : code;
     }
-    if (rc && channels) /* of those not taken over yet */
+    if (rc && refs) /* those not taken over yet */
         for (size_t i = n; i < config->addresses_n; i++)
-            rpc_channel_close(channels[i]);
+            close_ref(refs[i]);
     if (!rc)
         rc = greet_all(r);
     if (rc) {
@@ -275,7 +290,7 @@ void remote_destroy(remote *r)
         return;
     /* First: after it no callback comes. */
     for (uint32_t i = 0; i < r->servers_n; i++)
-        rpc_channel_close(r->servers[i]->channel);
+        close_ref(r->servers[i]->ref);
     while (r->calls) {
         call *k = r->calls;
         r->calls = k->next;
@@ -287,7 +302,6 @@ void remote_destroy(remote *r)
         pthread_mutex_destroy(&s->lock);
         pthread_cond_destroy(&s->greeted);
         free(s->numbers);
-        free(s->address);
         free(s);
     }
     for (uint32_t i = 0; i < r->tables_declared; i++)

@@ -152,7 +152,7 @@ static int waits(const pulling *p)
     return !through;
 }
 
-static int encode_pull(void *ctx, const request *q, wire_out *o)
+static void fill_pull(void *ctx, request *q)
 {
     const pulling *p = ctx;
     const piece *one = &p->pieces[q->index];
@@ -160,14 +160,15 @@ static int encode_pull(void *ctx, const request *q, wire_out *o)
     for (size_t i = one->from; i < one->to; i++)
         p->asked[i].no = q->to->numbers[p->table[p->wanted[i].unit]];
     pthread_mutex_unlock(&q->to->lock);
-    wire_pull m = {.caller = q->caller, .dtype = p->r->dtype,
-                   .want_rows = p->want_rows, .tables = p->asked + one->from,
-                   .tables_n = one->to - one->from};
+    wire_pull *m = &q->args.pull.m;
+    *m = (wire_pull){.caller = q->caller, .dtype = p->r->dtype,
+                     .want_rows = p->want_rows, .tables = p->asked + one->from,
+                     .tables_n = one->to - one->from};
     if (waits(p)) {
-        m.stream = atomic_load(&p->r->stream);
-        m.after = p->after;
+        m->stream = atomic_load(&p->r->stream);
+        m->after = p->after;
     }
-    return wire_put_pull(o, &m);
+    q->args.pull.args = (shard_pull){.m = m};
 }
 
 static int put_piece(pulling *p, const piece *one);
@@ -176,15 +177,11 @@ static int accept_pull(void *ctx, request *q)
 {
     pulling *p = ctx;
     const piece *one = &p->pieces[q->index];
-    wire_pull_reply m;
-    int rc = wire_get_pull_reply(q->reply.data, q->reply.n, &p->k->memory,
-                                 &m);
-    if (rc)
-        return remote_bad_reply(q->to, err_text());
-    if (m.tables_n != one->to - one->from || m.dtype != p->r->dtype)
+    const wire_pull_reply *m = q->reply.message;
+    if (m->tables_n != one->to - one->from || m->dtype != p->r->dtype)
         return remote_bad_reply(q->to, "not the tables that were asked for");
-    for (size_t i = 0; i < m.tables_n; i++) {
-        const wire_values *v = &m.tables[i];
+    for (size_t i = 0; i < m->tables_n; i++) {
+        const wire_values *v = &m->tables[i];
         wanted *w = &p->wanted[one->from + i];
         if (v->n != p->asked[one->from + i].n ||
             v->dim != p->dim[w->unit] || (p->want_rows && !v->rows))
@@ -192,8 +189,8 @@ static int accept_pull(void *ctx, request *q)
                                     "for");
         w->got = *v;
     }
-    rc = put_piece(p, one);
-    rpc_reply_free(&q->reply); /* its memory is the next piece's */
+    int rc = put_piece(p, one);
+    shard_release(&q->reply); /* its memory is the next piece's */
     return rc;
 }
 
@@ -427,7 +424,7 @@ static int pull(pulling *p, const uint32_t *tables, size_t jobs_n,
         rc = make_wide(p);
     if (!rc)
         rc = fan_prepare(k, p->to, p->pieces_n);
-    fan f = {.method = WIRE_PULL, .encode = encode_pull,
+    fan f = {.method = WIRE_PULL, .fill = fill_pull,
              .accept = accept_pull, .ctx = p};
     if (!rc)
         rc = fan_run(k, &f, deadline);

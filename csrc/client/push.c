@@ -96,32 +96,33 @@ static void list_tables(pushing *p)
     }
 }
 
-static int encode_push(void *ctx, const request *q, wire_out *o)
+static void fill_push(void *ctx, request *q)
 {
     const pushing *p = ctx;
     remote *r = p->r;
     size_t shard = q->to->shard;
-    wire_push m = {.caller = q->caller,
-                   .stream = atomic_load(&r->stream),
-                   .number = p->update.number,
-                   .step = p->update.step,
-                   .part = p->update.part,
-                   .parts = p->update.parts,
-                   .dtype = r->dtype};
+    wire_push *m = &q->args.push.m;
+    *m = (wire_push){.caller = q->caller,
+                     .stream = atomic_load(&r->stream),
+                     .number = p->update.number,
+                     .step = p->update.step,
+                     .part = p->update.part,
+                     .parts = p->update.parts,
+                     .dtype = r->dtype};
     pthread_mutex_lock(&r->lock);
-    m.settled = r->settled.w.watermark;
+    m->settled = r->settled.w.watermark;
     pthread_mutex_unlock(&r->lock);
-    if (m.settled >= m.number) /* one that is sent again */
-        m.settled = m.number - 1;
+    if (m->settled >= m->number) /* one that is sent again */
+        m->settled = m->number - 1;
     if (!p->empty) {
-        m.tables = p->tables + shard * p->units;
-        m.tables_n = p->units;
+        m->tables = p->tables + shard * p->units;
+        m->tables_n = p->units;
         pthread_mutex_lock(&q->to->lock);
         for (uint32_t u = 0; u < p->units; u++)
-            m.tables[u].grads.no = q->to->numbers[p->table[u]];
+            m->tables[u].grads.no = q->to->numbers[p->table[u]];
         pthread_mutex_unlock(&q->to->lock);
     }
-    return wire_put_push(o, &m);
+    q->args.push.args = (shard_push){.m = m};
 }
 
 /* More bytes than the message to a shard has. */
@@ -143,14 +144,15 @@ static int check_sizes(pushing *p)
     int rc = PERSIA_OK;
     for (uint32_t s = 0; s < p->shards && !rc; s++) {
         server *to = p->r->servers[s];
-        if (server_check_size(to, message_most(p, s)) == PERSIA_OK)
+        if (shard_check_size(to->ref, message_most(p, s)) == PERSIA_OK)
             continue;
-        const request q = {.to = to, .caller = remote_caller(p->r, to)};
+        request q = {.to = to, .caller = remote_caller(p->r, to)};
         wire_out o;
         wire_out_init(&o);
-        rc = encode_push(p, &q, &o);
+        fill_push(p, &q);
+        rc = wire_put_push(&o, &q.args.push.m);
         if (!rc)
-            rc = server_check_size(to, o.bytes);
+            rc = shard_check_size(to->ref, o.bytes);
         wire_out_free(&o);
     }
     return rc;
@@ -201,16 +203,13 @@ static int note_acked(const request *q)
                            (unsigned long long)number);
 }
 
-/* Decodes a reply and notes what it acknowledges; see note_acked(). */
-static int read_reply(request *q, wire_push_reply *m)
+/* Notes what a reply acknowledges; see note_acked(). */
+static int read_reply(const request *q)
 {
-    int rc = wire_get_push_reply(q->reply.data, q->reply.n, &q->call->memory,
-                                 m);
-    if (rc)
-        return remote_bad_reply(q->to, err_text());
-    if (m->status == PUSH_APPLIED || m->status == PUSH_DUPLICATE)
-        return note_acked(q);
-    return PERSIA_OK;
+    const wire_push_reply *m = q->reply.message;
+    return m->status == PUSH_APPLIED || m->status == PUSH_DUPLICATE
+               ? note_acked(q)
+               : PERSIA_OK;
 }
 
 static void note_updates(remote *r, uint64_t updates)
@@ -225,12 +224,12 @@ static int accept_push(void *ctx, request *q)
 {
     pushing *p = ctx;
     remote *r = p->r;
-    wire_push_reply m;
-    int rc = read_reply(q, &m);
+    const wire_push_reply *m = q->reply.message;
+    int rc = read_reply(q);
     if (rc) /* PERSIA_ESTALE: it is sent again */
         return rc;
-    sync_note_left(r, p->moves, &m);
-    switch (m.status) {
+    sync_note_left(r, p->moves, m);
+    switch (m->status) {
     case PUSH_RETRY_LATER:
         return err_set(PERSIA_EUNAVAILABLE,
                        "%s: update %llu has to wait for earlier ones",
@@ -254,14 +253,14 @@ static int accept_push(void *ctx, request *q)
         return remote_bad_reply(q->to, "its answer to a push is none");
     }
     if (q->to == r->servers[0])
-        note_updates(r, m.updates);
+        note_updates(r, m->updates);
     if (p->units) { /* the shards do not count by table */
         push_job *all = &p->jobs[0];
-        all->created += m.created;
-        all->refused += m.refused;
-        all->evicted += m.evicted;
-        all->nonfinite += m.nonfinite;
-        all->touched += m.touched;
+        all->created += m->created;
+        all->refused += m->refused;
+        all->evicted += m->evicted;
+        all->nonfinite += m->nonfinite;
+        all->touched += m->touched;
     }
     return PERSIA_OK;
 }
@@ -278,11 +277,10 @@ static void settle(remote *r, uint64_t number)
 static void push_ended(call *k)
 {
     remote *r = k->r;
-    wire_push_reply m;
     for (size_t i = 0; i < k->requests_n; i++) {
         request *q = &k->requests[i];
         if (q->state == REQUEST_CAME && !q->rc &&
-            read_reply(q, &m) == PERSIA_ESTALE)
+            read_reply(q) == PERSIA_ESTALE)
             remote_note_lost(r, q->to, 1); /* nobody has it any more */
     }
     settle(r, k->number);
@@ -337,7 +335,7 @@ static int prepare(pushing *p)
 
 static int send_all(pushing *p)
 {
-    fan f = {.method = WIRE_PUSH, .encode = encode_push,
+    fan f = {.method = WIRE_PUSH, .fill = fill_push,
              .accept = accept_push, .ctx = p};
     int rc = fan_prepare(p->k, NULL, p->shards);
     return rc ? rc : fan_run(p->k, &f, p->deadline);
@@ -407,25 +405,21 @@ static int any_has(const remote *r, uint64_t number)
     return 0;
 }
 
-static int encode_empty(void *ctx, const request *q, wire_out *o)
+static void fill_empty(void *ctx, request *q)
 {
     const pushing *p = ctx;
-    const wire_push m = {.caller = q->caller,
-                         .stream = atomic_load(&p->r->stream),
-                         .number = p->update.number,
-                         .parts = 1,
-                         .dtype = p->r->dtype};
-    return wire_put_push(o, &m);
+    wire_push *m = &q->args.push.m;
+    *m = (wire_push){.caller = q->caller,
+                     .stream = atomic_load(&p->r->stream),
+                     .number = p->update.number,
+                     .parts = 1,
+                     .dtype = p->r->dtype};
+    q->args.push.args = (shard_push){.m = m};
 }
 
 static int accept_empty(void *ctx, request *q)
 {
     (void)ctx;
-    wire_push_reply m;
-    int rc = wire_get_push_reply(q->reply.data, q->reply.n, &q->call->memory,
-                                 &m);
-    if (rc)
-        return remote_bad_reply(q->to, err_text());
     pthread_mutex_lock(&q->to->lock);
     note_number(q->to, q->call->number, 0);
     pthread_mutex_unlock(&q->to->lock);
@@ -438,7 +432,7 @@ static int complete_one(remote *r, call *k, uint64_t number,
                         uint64_t deadline, int *sent)
 {
     pushing p = {.r = r, .update = {.number = number, .parts = 1}};
-    fan f = {.method = WIRE_PUSH, .encode = encode_empty,
+    fan f = {.method = WIRE_PUSH, .fill = fill_empty,
              .accept = accept_empty, .ctx = &p};
     server *lack[IDS_SHARDS_MAX];
     size_t n = 0;

@@ -66,8 +66,7 @@ int remote_tell_lost(remote *r)
 
 /* ---- Hello ---- */
 
-int put_hello(const remote *r, enum claim claim, const wire_hello *more,
-              wire_out *o)
+wire_hello make_hello(const remote *r, enum claim claim)
 {
     wire_hello m = {.caller = {.client = r->client},
                     .version = WIRE_VERSION,
@@ -78,13 +77,7 @@ int put_hello(const remote *r, enum claim claim, const wire_hello *more,
     if (claim == CLAIM_STREAM)
         m.caller.incarnation = atomic_load(&r->incarnation);
     memcpy(m.name_space, r->name_space, sizeof m.name_space);
-    if (more) {
-        m.caller.boot = more->caller.boot;
-        m.caller.lineage = more->caller.lineage;
-        m.takes = more->takes;
-        m.restore = more->restore;
-    }
-    return wire_put_hello(o, &m);
+    return m;
 }
 
 /* Whether the reply is of a server that we may speak to. */
@@ -128,7 +121,6 @@ void server_learn(server *to, const wire_hello_reply *m)
     to->boot = m->boot;
     to->lineage = m->lineage;
     to->restore = m->restore;
-    to->message_limit = m->message_limit;
 }
 
 /* How many of the updates that it had acknowledged are not in `there`; its
@@ -205,79 +197,44 @@ void remote_learn(remote *r, const wire_hello_reply *m)
         atomic_store(&r->updates, m->updates);
 }
 
-int remote_ask(server *to, uint32_t method, wire_out *o, uint64_t deadline,
-               rpc_reply *reply)
+/* out->tables are NULL. */
+static int send_hello(const remote *r, server *to, const wire_hello *m,
+                      uint64_t deadline, wire_hello_reply *out)
 {
-    uint64_t now = clock_ns();
-    return rpc_wait(to->channel, method, o,
-                    deadline > now ? deadline - now : 1, reply);
-}
-
-static int ask_hello(remote *r, server *to, enum claim claim,
-                     const wire_hello *more,
-                     uint64_t deadline, wire_memory *memory,
-                     wire_hello_reply *out)
-{
-    wire_out o;
-    rpc_reply reply;
-    wire_out_init(&o);
-    int rc = put_hello(r, claim, more, &o);
-    if (rc) {
-        wire_out_free(&o);
-        return rc;
-    }
-    rc = remote_ask(to, WIRE_HELLO, &o, deadline, &reply);
+    shard_reply reply;
+    int rc = shard_wait(to->ref, WIRE_HELLO, m, deadline, &reply);
     if (rc)
         return rc;
-    rc = wire_get_hello_reply(reply.data, reply.n, memory, out);
-    /* Nothing of the reply but numbers and names is used. */
-    rpc_reply_free(&reply);
-    return rc ? remote_bad_reply(to, err_text()) : check_hello(r, to, out);
+    *out = *(const wire_hello_reply *)reply.message;
+    out->tables = NULL;
+    out->tables_n = 0;
+    shard_release(&reply);
+    return check_hello(r, to, out);
 }
 
-int put_declare(const table_config *config, wire_caller who,
-                       wire_out *o)
+static int ask_hello(const remote *r, server *to, enum claim claim,
+                     uint64_t deadline, wire_hello_reply *out)
 {
-    wire_declare m = {.caller = who, .table = config->spec};
-    return wire_put_declare(o, &m);
-}
-
-int get_declare(const server *from, const rpc_reply *reply,
-                       wire_memory *memory, wire_declare_reply *out)
-{
-    int rc = wire_get_declare_reply(reply->data, reply->n, memory, out);
-    return rc ? remote_bad_reply(from, err_text()) : PERSIA_OK;
+    const wire_hello m = make_hello(r, claim);
+    return send_hello(r, to, &m, deadline, out);
 }
 
 /* Declares all tables at a server of this boot; numbers: [tables]. */
 static int declare_again(remote *r, server *to, wire_caller who,
                          uint64_t deadline, uint32_t *numbers)
 {
-    wire_memory memory;
-    wire_memory_init(&memory);
     pthread_mutex_lock(&r->lock);
     uint32_t n = r->tables_declared;
     pthread_mutex_unlock(&r->lock);
     int rc = PERSIA_OK;
     for (uint32_t i = 0; i < n && !rc; i++) {
-        wire_out o;
-        rpc_reply reply;
-        wire_declare_reply m;
-        wire_out_init(&o);
-        rc = put_declare(r->tables[i], who, &o);
-        if (rc) {
-            wire_out_free(&o);
-            break;
-        }
-        rc = remote_ask(to, WIRE_DECLARE, &o, deadline, &reply);
-        if (rc)
-            break;
-        rc = get_declare(to, &reply, &memory, &m);
-        rpc_reply_free(&reply);
+        const wire_declare m = {.caller = who, .table = r->tables[i]->spec};
+        shard_reply reply;
+        rc = shard_wait(to->ref, WIRE_DECLARE, &m, deadline, &reply);
         if (!rc)
-            numbers[i] = m.no;
+            numbers[i] = ((const wire_declare_reply *)reply.message)->no;
+        shard_release(&reply);
     }
-    wire_memory_free(&memory);
     return rc;
 }
 
@@ -328,18 +285,19 @@ static int is_replaced(remote *r, server *to, const wire_hello_reply *m,
 /* A server that was started again has lost updates, which are counted, but
  * its rows are no other training's: it takes on the restore of the others. */
 static int take_restore(remote *r, server *to, uint64_t deadline,
-                        wire_memory *memory, wire_hello_reply *m)
+                        wire_hello_reply *m)
 {
     pthread_mutex_lock(&to->lock);
     const uint64_t restore = to->restore;
     pthread_mutex_unlock(&to->lock);
     if (m->restore == restore || atomic_load(&r->restores) != RESTORES_ONE)
         return PERSIA_OK;
-    const wire_hello more = {
-        .caller = {.boot = m->boot, .lineage = m->lineage},
-        .takes = 1,
-        .restore = restore};
-    return ask_hello(r, to, CLAIM_STREAM, &more, deadline, memory, m);
+    wire_hello takes = make_hello(r, CLAIM_STREAM);
+    takes.caller.boot = m->boot;
+    takes.caller.lineage = m->lineage;
+    takes.takes = 1;
+    takes.restore = restore;
+    return send_hello(r, to, &takes, deadline, m);
 }
 
 /* Hello, tables and membership; between greeting_begin() and its end.  *top:
@@ -347,14 +305,12 @@ static int take_restore(remote *r, server *to, uint64_t deadline,
 static int greet(remote *r, server *to, uint64_t deadline,
                  enum greet_reason reason, uint64_t *top)
 {
-    wire_memory memory;
     wire_hello_reply m;
     uint32_t shard = to->shard;
     uint32_t *numbers = calloc(PS_TABLES_MAX, sizeof *numbers);
     if (!numbers)
         return err_set(PERSIA_ENOMEM, "no memory for a server's tables");
-    wire_memory_init(&memory);
-    int rc = ask_hello(r, to, CLAIM_STREAM, NULL, deadline, &memory, &m);
+    int rc = ask_hello(r, to, CLAIM_STREAM, deadline, &m);
     if (!rc && (m.shard != shard || m.shards != r->servers_n))
         rc = err_set(PERSIA_EMISMATCH,
                      "%s was shard %u of %u and is shard %u of %u now; open "
@@ -375,7 +331,7 @@ static int greet(remote *r, server *to, uint64_t deadline,
     if (!rc && m.boot != to->boot)
         rc = sync_join_again(r, to, who, deadline);
     if (!rc && m.boot != to->boot && reason == GREET_REPAIR)
-        rc = take_restore(r, to, deadline, &memory, &m);
+        rc = take_restore(r, to, deadline, &m);
     /* It was started once more meanwhile: in a moment, then. */
     if (rc == PERSIA_ESTALE)
         rc = err_set(PERSIA_EUNAVAILABLE, "%s was started again twice",
@@ -399,7 +355,6 @@ static int greet(remote *r, server *to, uint64_t deadline,
         if (replaced)
             remote_note_replaced(r, to, m.restore, gone);
     }
-    wire_memory_free(&memory);
     free(numbers);
     return rc;
 }
@@ -470,11 +425,7 @@ static int claim_again(remote *r)
     int rc = PERSIA_OK;
     wire_hello_reply m;
     for (uint32_t i = 0; i < r->servers_n && !rc; i++) {
-        wire_memory memory;
-        wire_memory_init(&memory);
-        rc = ask_hello(r, r->servers[i], CLAIM_LOOK, NULL, deadline,
-                       &memory, &m);
-        wire_memory_free(&memory);
+        rc = ask_hello(r, r->servers[i], CLAIM_LOOK, deadline, &m);
         if (!rc && m.ledger.incarnation > highest)
             highest = m.ledger.incarnation;
     }
@@ -538,13 +489,10 @@ static int look_at(remote *r, server *to, uint64_t deadline)
 {
     const wire_caller known = remote_caller(r, to);
     const uint64_t boot = known.boot, lineage = known.lineage;
-    wire_memory memory;
     wire_hello_reply m;
-    wire_memory_init(&memory);
-    int rc = ask_hello(r, to, CLAIM_STREAM, NULL, deadline, &memory, &m);
+    int rc = ask_hello(r, to, CLAIM_STREAM, deadline, &m);
     if (!rc && (m.boot != boot || m.lineage != lineage))
         rc = remote_repair(r, to, boot, deadline);
-    wire_memory_free(&memory);
     return rc;
 }
 
@@ -561,14 +509,12 @@ int remote_look(remote *r)
 
 /* ---- one request of the caller's ---- */
 
-int remote_call(remote *r, uint32_t shard, uint32_t method, wire_out *o,
-                rpc_reply *reply)
+int remote_call(remote *r, uint32_t shard, uint32_t method,
+                const void *arguments, shard_reply *reply)
 {
-    *reply = (rpc_reply){0};
-    if (shard >= r->servers_n) {
-        wire_out_free(o);
+    if (shard >= r->servers_n)
         return err_set(PERSIA_EARG, "there is no shard %u of %u", shard,
                        r->servers_n);
-    }
-    return remote_ask(r->servers[shard], method, o, remote_deadline(r), reply);
+    return shard_wait(r->servers[shard]->ref, method, arguments,
+                      remote_deadline(r), reply);
 }

@@ -1,12 +1,14 @@
-/* remote.h: a client of shards behind channels (private).
+/* remote.h: a client of several shards (private).
  *
- *   client_open.c    its beginning and end
- *   client_remote.c  what it knows of its servers; servers that come back
- *   client_fan.c     requests to several servers at once, tried again
- *   client_sums.c    gradients of a batch, summed by its index
- *   restores.c       rows that others replaced; mixtures
- *   client_sync.c    who takes part in the steps of all ranks
- *   client_tables.c, client_pull.c, client_push.c, client_rows.c
+ *   open.c      its beginning and end
+ *   remote.c    what it knows of its servers; servers that come back
+ *   restores.c  rows that others replaced; mixtures
+ *   fan.c       requests to several shards at once, tried again
+ *   wait.c      a call of one shard
+ *   rpc_shard.c   a shard behind a channel
+ *   sums.c      gradients of a batch, summed by its index
+ *   members.c   who takes part in the steps of all ranks
+ *   tables.c, pull.c, push.c, rows.c
  *
  * Every request names the boot of the server that it is meant for.  A server
  * that was started again refuses it (PERSIA_ESTALE): then the client says
@@ -26,8 +28,8 @@
 /* ---- a server ---- */
 
 typedef struct server {
-    rpc_channel *channel;
-    char *address;
+    shard_ref *ref;
+    const char *address;    /* of ref */
     uint32_t shard;         /* its place in the list */
     int own;                /* in this process */
     pthread_mutex_t lock;   /* guards all below */
@@ -35,7 +37,6 @@ typedef struct server {
     int greeting;           /* one Hello at a time */
     uint64_t boot, lineage;
     uint64_t restore;       /* that its rows stem from; 0: of none */
-    uint64_t message_limit; /* bytes of a request */
     int failed;             /* the last fan_run() had not what it asked for
                                by its deadline */
     /* Updates that it said it has applied; what is settled without is
@@ -67,6 +68,23 @@ enum request_state {
     REQUEST_DONE
 };
 
+/* The arguments of its call, at the address of the union. */
+typedef union request_args {
+    wire_hello hello;
+    wire_declare declare;
+    struct {
+        shard_pull args;
+        wire_pull m;
+    } pull;
+    struct {
+        shard_push args;
+        wire_push m;
+    } push;
+    wire_leave leave;
+    wire_rows rows;
+    wire_stats stats;
+} request_args;
+
 typedef struct request {
     struct call *call;
     server *to;
@@ -76,7 +94,8 @@ typedef struct request {
     unsigned tries, repairs;
     uint64_t at;
     wire_caller caller; /* as it was sent */
-    rpc_reply reply;
+    request_args args;
+    shard_reply reply;
     char text[FAN_TEXT]; /* of rc */
 } request;
 
@@ -96,7 +115,6 @@ typedef struct call {
     uint64_t number, step; /* push: of its update, for ended() */
     request *requests;
     size_t requests_n, requests_room;
-    wire_memory memory; /* of decoded replies */
     batch_index *index; /* its reference, or NULL */
     mem_buffer lists, messages, segments, rows, narrow;
 } call;
@@ -109,8 +127,8 @@ void call_free(call *k);
 /* What all requests of a fan-out have in common. */
 typedef struct fan {
     uint32_t method;
-    /* The message of request i.  It may be asked for again. */
-    int (*encode)(void *ctx, const request *q, wire_out *o);
+    /* Fills in q->args.  It may be asked again. */
+    void (*fill)(void *ctx, request *q);
     /* Its reply, on the caller's thread.  PERSIA_EUNAVAILABLE: try again. */
     int (*accept)(void *ctx, request *q);
     void *ctx;
@@ -125,9 +143,6 @@ int fan_prepare(call *k, server *const *to, size_t n);
  * greeted first.  Once a request has failed for good no other is tried
  * again; the result is that of the first one that failed. */
 int fan_run(call *k, const fan *f, uint64_t deadline);
-
-/* PERSIA_ELIMIT over the server's limit: there is no use in sending it. */
-int server_check_size(server *to, size_t bytes);
 
 /* ---- the client ---- */
 
@@ -189,8 +204,8 @@ typedef struct remote {
     _Atomic(int) resumed; /* a checkpoint was loaded, which tells of them */
     pthread_mutex_t completing; /* one does that at a time */
     struct {
-        _Atomic(uint64_t) pulls, pushes, ids, distinct, bytes_out, bytes_in,
-            retries, duplicates, reconnects, lost, stale;
+        _Atomic(uint64_t) pulls, pushes, ids, distinct, retries, duplicates,
+            reconnects, lost, stale;
     } counts;
 } remote;
 
@@ -239,29 +254,29 @@ int remote_find_table(const remote *r, uint32_t no, const table_config **out);
 
 /* Hello and Declare, for a fan-out and for one server. */
 enum claim { CLAIM_LOOK, CLAIM_STREAM };
-/* more: boot, lineage and restore of one that takes a restore on; or NULL. */
-int put_hello(const remote *r, enum claim claim, const wire_hello *more,
-              wire_out *o);
+wire_hello make_hello(const remote *r, enum claim claim);
 int check_hello(const remote *r, const server *from,
                 const wire_hello_reply *m);
 /* Takes on what a Hello said; the server's lock is held. */
 void server_learn(server *to, const wire_hello_reply *m);
 void remote_learn(remote *r, const wire_hello_reply *m);
-int put_declare(const table_config *config, wire_caller who, wire_out *o);
-int get_declare(const server *from, const rpc_reply *reply,
-                wire_memory *memory, wire_declare_reply *out);
 /* One server is greeted by one thread at a time.  poll: the wait may be
  * interrupted (PERSIA_EINTR; then it has not begun). */
 int greeting_begin(server *to, int poll);
 void greeting_end(server *to);
 
 /* The calls of client.h. */
-/* channels: [addresses], taken over, also on failure; NULL: to be opened. */
-int remote_create(const client_config *config, rpc_channel *const *channels,
+/* refs: [addresses], taken over, also on failure; NULL: to be opened. */
+int remote_create(const client_config *config, shard_ref *const *refs,
                   remote **out);
-/* client_remote() over channels that are open, for tests. */
-int client_over(const client_config *config, rpc_channel *const *channels,
+/* client_remote() over given shards, for tests. */
+int client_over(const client_config *config, shard_ref *const *refs,
                 ps_client **out);
+/* Calls a method by its number; see shard_wait(). */
+void shard_begin(shard_ref *to, uint32_t method, const void *arguments,
+                 uint64_t deadline, shard_done done, void *ctx);
+/* PERSIA_ELIMIT if a request is over the server's limit. */
+int shard_check_size(const shard_ref *to, size_t bytes);
 void remote_destroy(remote *r);
 int remote_declare(remote *r, const table_config *config, uint32_t *no,
                    int *created);
@@ -285,9 +300,6 @@ int remote_list(remote *r, uint32_t no, uint32_t shard, uint64_t *cursor,
 int remote_clear(remote *r, uint32_t no);
 int remote_stats(remote *r, uint32_t no, table_stats *out);
 int remote_memory(remote *r, uint64_t *used, uint64_t *limit);
-/* One request to one server; *reply is the caller's. */
-int remote_ask(server *to, uint32_t method, wire_out *o, uint64_t deadline,
-               rpc_reply *reply);
 /* What the answer to a part tells of others; moves: when it was named. */
 void sync_note_left(remote *r, uint32_t moves, const wire_push_reply *m);
 /* Tells a server that was started again who takes part in sync steps: this
@@ -295,7 +307,7 @@ void sync_note_left(remote *r, uint32_t moves, const wire_push_reply *m);
 int sync_join_again(remote *r, server *to, wire_caller who,
                     uint64_t deadline);
 void remote_get_counts(const remote *r, client_counts *out);
-int remote_call(remote *r, uint32_t shard, uint32_t method, wire_out *o,
-                rpc_reply *reply);
+int remote_call(remote *r, uint32_t shard, uint32_t method,
+                const void *arguments, shard_reply *reply);
 
 #endif

@@ -30,11 +30,9 @@ static size_t block_rows(const moving *m)
     if (m->r->message_limit && m->r->message_limit / 2 < limit)
         limit = m->r->message_limit / 2;
     for (uint32_t i = 0; i < m->r->servers_n; i++) {
-        server *s = m->r->servers[i];
-        pthread_mutex_lock(&s->lock);
-        if (s->message_limit && s->message_limit / 2 < limit)
-            limit = s->message_limit / 2;
-        pthread_mutex_unlock(&s->lock);
+        uint64_t of = m->r->servers[i]->ref->message_limit;
+        if (of && of / 2 < limit)
+            limit = of / 2;
     }
     uint64_t rows = limit / (sizeof(uint64_t) + 1 +
                              sizeof(float) * (m->dim + m->state_floats));
@@ -83,48 +81,44 @@ static int split(moving *m)
     return PERSIA_OK;
 }
 
-static int encode_rows(void *ctx, const request *q, wire_out *o)
+static void fill_rows(void *ctx, request *q)
 {
     const moving *m = ctx;
     size_t shard = q->to->shard, at = m->start[shard];
-    wire_rows rows = {.caller = q->caller,
-                      .no = server_table(q->to, m->no),
-                      .n = m->start[shard + 1] - at,
-                      .ids = m->sorted + at,
-                      .dim = m->dim,
-                      .state_floats = m->state_floats};
+    wire_rows *rows = &q->args.rows;
+    *rows = (wire_rows){.caller = q->caller,
+                        .no = server_table(q->to, m->no),
+                        .n = m->start[shard + 1] - at,
+                        .ids = m->sorted + at,
+                        .dim = m->dim,
+                        .state_floats = m->state_floats};
     if (m->put) {
-        rows.vectors = m->sorted_vectors + at * m->dim;
+        rows->vectors = m->sorted_vectors + at * m->dim;
         if (m->sorted_state)
-            rows.state = m->sorted_state + at * m->state_floats;
+            rows->state = m->sorted_state + at * m->state_floats;
     }
-    return wire_put_rows(o, &rows);
 }
 
 static int accept_get(void *ctx, request *q)
 {
     const moving *m = ctx;
     size_t shard = q->to->shard, at = m->start[shard];
-    wire_rows rows;
-    int rc = wire_get_rows(q->reply.data, q->reply.n, &q->call->memory,
-                           &rows);
-    if (rc)
-        return remote_bad_reply(q->to, err_text());
-    if (rows.n != m->start[shard + 1] - at || rows.dim != m->dim ||
-        !rows.vectors || (m->found && !rows.found) ||
+    const wire_rows *rows = q->reply.message;
+    if (rows->n != m->start[shard + 1] - at || rows->dim != m->dim ||
+        !rows->vectors || (m->found && !rows->found) ||
         (m->state && m->state_floats &&
-         (!rows.state || rows.state_floats != m->state_floats)))
+         (!rows->state || rows->state_floats != m->state_floats)))
         return remote_bad_reply(q->to, "not the rows that were asked for");
-    for (size_t i = 0; i < rows.n; i++) {
+    for (size_t i = 0; i < rows->n; i++) {
         size_t to = m->order[at + i];
-        memcpy(m->vectors + to * m->dim, rows.vectors + i * m->dim,
+        memcpy(m->vectors + to * m->dim, rows->vectors + i * m->dim,
                m->dim * sizeof(float));
         if (m->state && m->state_floats)
             memcpy(m->state + to * m->state_floats,
-                   rows.state + i * m->state_floats,
+                   rows->state + i * m->state_floats,
                    m->state_floats * sizeof(float));
         if (m->found)
-            m->found[to] = rows.found[i];
+            m->found[to] = rows->found[i];
     }
     return PERSIA_OK;
 }
@@ -139,7 +133,7 @@ static int accept_any(void *ctx, request *q)
 static int move_block(moving *m, uint64_t deadline)
 {
     fan f = {.method = m->put ? WIRE_PUT_ROWS : WIRE_GET_ROWS,
-             .encode = encode_rows,
+             .fill = fill_rows,
              .accept = m->put ? accept_any : accept_get, .ctx = m};
     size_t n = 0;
     int rc = split(m);
@@ -215,30 +209,26 @@ typedef struct listing {
     size_t n;
 } listing;
 
-static int encode_list(void *ctx, const request *q, wire_out *o)
+static void fill_list(void *ctx, request *q)
 {
     const listing *l = ctx;
-    wire_rows m = {.caller = q->caller,
-                   .no = server_table(q->to, l->no),
-                   .list = l->room < UINT32_MAX ? (uint32_t)l->room
-                                                : UINT32_MAX,
-                   .cursor = l->cursor};
-    return wire_put_rows(o, &m);
+    q->args.rows = (wire_rows){
+        .caller = q->caller,
+        .no = server_table(q->to, l->no),
+        .list = l->room < UINT32_MAX ? (uint32_t)l->room : UINT32_MAX,
+        .cursor = l->cursor};
 }
 
 static int accept_list(void *ctx, request *q)
 {
     listing *l = ctx;
-    wire_rows m;
-    int rc = wire_get_rows(q->reply.data, q->reply.n, &q->call->memory, &m);
-    if (rc)
-        return remote_bad_reply(q->to, err_text());
-    if (m.n > l->room || (m.n == 0 && m.cursor != UINT64_MAX))
+    const wire_rows *m = q->reply.message;
+    if (m->n > l->room || (m->n == 0 && m->cursor != UINT64_MAX))
         return remote_bad_reply(q->to, "not the ids that were asked for");
-    if (m.n)
-        memcpy(l->ids, m.ids, m.n * sizeof *m.ids);
-    l->n = m.n;
-    l->cursor = m.cursor;
+    if (m->n)
+        memcpy(l->ids, m->ids, m->n * sizeof *m->ids);
+    l->n = m->n;
+    l->cursor = m->cursor;
     return PERSIA_OK;
 }
 
@@ -247,7 +237,7 @@ int remote_list(remote *r, uint32_t no, uint32_t shard, uint64_t *cursor,
 {
     const table_config *t;
     listing l = {.no = no, .room = room, .cursor = *cursor, .ids = ids};
-    fan f = {.method = WIRE_GET_ROWS, .encode = encode_list,
+    fan f = {.method = WIRE_GET_ROWS, .fill = fill_list,
              .accept = accept_list, .ctx = &l};
     int rc = fork_check("ids of a table");
     if (!rc)
@@ -282,18 +272,17 @@ static int ask_all(remote *r, fan *f)
     return rc;
 }
 
-static int encode_clear(void *ctx, const request *q, wire_out *o)
+static void fill_clear(void *ctx, request *q)
 {
     const uint32_t *no = ctx;
-    wire_rows m = {.caller = q->caller, .no = server_table(q->to, *no),
-                   .clear = 1};
-    return wire_put_rows(o, &m);
+    q->args.rows = (wire_rows){.caller = q->caller,
+                               .no = server_table(q->to, *no), .clear = 1};
 }
 
 int remote_clear(remote *r, uint32_t no)
 {
     const table_config *t;
-    fan f = {.method = WIRE_PUT_ROWS, .encode = encode_clear,
+    fan f = {.method = WIRE_PUT_ROWS, .fill = fill_clear,
              .accept = accept_any, .ctx = &no};
     int rc = remote_check_restores(r, 0);
     if (!rc)
@@ -308,33 +297,28 @@ typedef struct adding {
     int unlimited;    /* a shard has no limit */
 } adding;
 
-static int encode_stats(void *ctx, const request *q, wire_out *o)
+static void fill_stats(void *ctx, request *q)
 {
     (void)ctx;
-    wire_stats m = {.caller = q->caller};
-    return wire_put_stats(o, &m);
+    q->args.stats = (wire_stats){.caller = q->caller};
 }
 
 static int accept_stats(void *ctx, request *q)
 {
     adding *a = ctx;
-    wire_stats_reply m;
-    int rc = wire_get_stats_reply(q->reply.data, q->reply.n,
-                                  &q->call->memory, &m);
-    if (rc)
-        return remote_bad_reply(q->to, err_text());
-    a->used += m.memory_used;
-    a->limit += m.memory_limit;
-    a->unlimited |= m.memory_limit == 0;
-    for (size_t i = 0; a->name && i < m.tables_n; i++)
-        if (strcmp(m.tables[i].name, a->name) == 0)
-            spec_add(&table_stats_list, &a->sum, &m.stats[i]);
+    const wire_stats_reply *m = q->reply.message;
+    a->used += m->memory_used;
+    a->limit += m->memory_limit;
+    a->unlimited |= m->memory_limit == 0;
+    for (size_t i = 0; a->name && i < m->tables_n; i++)
+        if (strcmp(m->tables[i].name, a->name) == 0)
+            spec_add(&table_stats_list, &a->sum, &m->stats[i]);
     return PERSIA_OK;
 }
 
 static int ask_stats(remote *r, adding *a)
 {
-    fan f = {.method = WIRE_STATS, .encode = encode_stats,
+    fan f = {.method = WIRE_STATS, .fill = fill_stats,
              .accept = accept_stats, .ctx = a};
     return ask_all(r, &f);
 }

@@ -13,24 +13,22 @@ typedef struct declaring {
     uint32_t created;
 } declaring;
 
-static int encode_declare(void *ctx, const request *q, wire_out *o)
+static void fill_declare(void *ctx, request *q)
 {
     const declaring *d = ctx;
-    return put_declare(d->config, q->caller, o);
+    q->args.declare = (wire_declare){.caller = q->caller,
+                                     .table = d->config->spec};
 }
 
 static int accept_declare(void *ctx, request *q)
 {
     declaring *d = ctx;
-    wire_declare_reply m;
-    int rc = get_declare(q->to, &q->reply, &q->call->memory, &m);
-    if (rc)
-        return rc;
-    d->created |= m.created;
+    const wire_declare_reply *m = q->reply.message;
+    d->created |= m->created;
     pthread_mutex_lock(&q->to->lock);
     /* A server started again meanwhile was told about this table, too. */
     if (q->to->boot == q->caller.boot)
-        q->to->numbers[d->no] = m.no;
+        q->to->numbers[d->no] = m->no;
     pthread_mutex_unlock(&q->to->lock);
     return PERSIA_OK;
 }
@@ -40,7 +38,7 @@ static int declare_all(remote *r, const table_config *config, uint32_t no,
                        int *created)
 {
     declaring d = {.r = r, .config = config, .no = no};
-    fan f = {.method = WIRE_DECLARE, .encode = encode_declare,
+    fan f = {.method = WIRE_DECLARE, .fill = fill_declare,
              .accept = accept_declare, .ctx = &d};
     call *k = call_take(r);
     if (!k)
@@ -114,11 +112,13 @@ void remote_get_counts(const remote *r, client_counts *out)
                            .pushes = r->counts.pushes,
                            .ids = r->counts.ids,
                            .distinct = r->counts.distinct,
-                           .bytes_out = r->counts.bytes_out,
-                           .bytes_in = r->counts.bytes_in,
                            .retries = r->counts.retries,
                            .duplicates = r->counts.duplicates,
                            .reconnects = r->counts.reconnects,
                            .lost = r->counts.lost,
                            .stale = r->counts.stale};
+    for (uint32_t i = 0; i < r->servers_n; i++) {
+        out->bytes_out += r->servers[i]->ref->bytes_out;
+        out->bytes_in += r->servers[i]->ref->bytes_in;
+    }
 }

@@ -461,10 +461,12 @@ typedef struct asked {
     PyObject *rest; /* of the arguments */
 } asked;
 
-static int ask(void *ctx, uint32_t method, wire_out *o, rpc_reply *reply)
+static int ask(void *ctx, uint32_t method, const void *arguments,
+               shard_reply *reply)
 {
     const asked *a = ctx;
-    return client_call(store_client(a->owner), a->shard, method, o, reply);
+    return client_call(store_client(a->owner), a->shard, method, arguments,
+                       reply);
 }
 
 static void asked_end(asked *a)

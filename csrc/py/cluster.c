@@ -220,11 +220,12 @@ typedef struct shard_of {
     uint32_t shard;
 } shard_of;
 
-static int ask_shard(void *ctx, uint32_t method, wire_out *o,
-                     rpc_reply *reply)
+static int ask_shard(void *ctx, uint32_t method, const void *arguments,
+                     shard_reply *reply)
 {
     const shard_of *of = ctx;
-    return client_call(store_client(of->s), of->shard, method, o, reply);
+    return client_call(store_client(of->s), of->shard, method, arguments,
+                       reply);
 }
 
 static PyObject *py_shard_stats(PyObject *module, PyObject *args)

@@ -9,19 +9,16 @@
 
 /* ---- sending ------------------------------------------------------------ */
 
-/* Sends what `o` holds, if encoding it went well (`rc`). */
-static int send(const py_peer *p, uint32_t method, int rc, wire_out *o,
-                rpc_reply *reply)
+/* NULL with an exception set; else the reply's struct. */
+static const void *ask(const py_peer *p, uint32_t method,
+                       const void *arguments, shard_reply *reply)
 {
-    *reply = (rpc_reply){0};
-    if (rc) {
-        wire_out_free(o);
-        return rc;
-    }
+    int rc;
+    *reply = (shard_reply){0};
     Py_BEGIN_ALLOW_THREADS
-    rc = p->call(p->ctx, method, o, reply);
+    rc = p->call(p->ctx, method, arguments, reply);
     Py_END_ALLOW_THREADS
-    return rc;
+    return rc ? py_raise(rc) : reply->message;
 }
 
 /* A name of WIRE_NAME bytes, or whatever the field has. */
@@ -205,32 +202,21 @@ PyObject *py_peer_hello(const py_peer *p, PyObject *args)
         rc = name_into("the role", role, hello.role, sizeof hello.role);
     if (rc)
         return py_raise(rc);
-    wire_out o;
-    wire_out_init(&o);
-    rpc_reply reply;
-    rc = send(p, WIRE_HELLO, wire_put_hello(&o, &hello), &o, &reply);
-    if (rc)
-        return py_raise(rc);
-    wire_memory memory;
-    wire_memory_init(&memory);
-    wire_hello_reply r;
-    PyObject *out = NULL;
-    rc = wire_get_hello_reply(reply.data, reply.n, &memory, &r);
-    if (rc)
-        py_raise(rc);
-    else
-        out = Py_BuildValue(
-            "{sI sI sI ss sK sK sK sK sK sN sN}", "version", r.version,
-            "shard", r.shard, "shards", r.shards, "namespace", r.name_space,
-            "boot", (unsigned long long)r.boot, "lineage",
-            (unsigned long long)r.lineage, "restore",
-            (unsigned long long)r.restore, "updates",
-            (unsigned long long)r.updates, "message_limit",
-            (unsigned long long)r.message_limit, "ledger",
-            ledger_to_tuple(&r.ledger), "tables",
-            specs_to_list(r.tables, r.tables_n));
-    wire_memory_free(&memory);
-    rpc_reply_free(&reply);
+    shard_reply reply;
+    const wire_hello_reply *r = ask(p, WIRE_HELLO, &hello, &reply);
+    if (!r)
+        return NULL;
+    PyObject *out = Py_BuildValue(
+        "{sI sI sI ss sK sK sK sK sK sN sN}", "version", r->version, "shard",
+        r->shard, "shards", r->shards, "namespace", r->name_space, "boot",
+        (unsigned long long)r->boot, "lineage",
+        (unsigned long long)r->lineage, "restore",
+        (unsigned long long)r->restore, "updates",
+        (unsigned long long)r->updates, "message_limit",
+        (unsigned long long)r->message_limit, "ledger",
+        ledger_to_tuple(&r->ledger), "tables",
+        specs_to_list(r->tables, r->tables_n));
+    shard_release(&reply);
     return out;
 }
 
@@ -239,21 +225,13 @@ PyObject *py_peer_declare(const py_peer *p, PyObject *args, PyObject *kwargs)
     wire_declare declare = {.caller = p->caller};
     if (py_to_spec(&table_spec_list, args, kwargs, &declare.table))
         return NULL;
-    wire_out o;
-    wire_out_init(&o);
-    rpc_reply reply;
-    int rc = send(p, WIRE_DECLARE, wire_put_declare(&o, &declare), &o,
-                  &reply);
-    if (rc)
-        return py_raise(rc);
-    wire_memory memory;
-    wire_memory_init(&memory);
-    wire_declare_reply r;
-    rc = wire_get_declare_reply(reply.data, reply.n, &memory, &r);
-    wire_memory_free(&memory);
-    rpc_reply_free(&reply);
-    return rc ? py_raise(rc)
-              : Py_BuildValue("(IO)", r.no, r.created ? Py_True : Py_False);
+    shard_reply reply;
+    const wire_declare_reply *r = ask(p, WIRE_DECLARE, &declare, &reply);
+    PyObject *out =
+        r ? Py_BuildValue("(IO)", r->no, r->created ? Py_True : Py_False)
+          : NULL;
+    shard_release(&reply);
+    return out;
 }
 
 static PyObject *table_to_dict(const table_spec *t, const table_stats *s)
@@ -297,19 +275,10 @@ static PyObject *stats_to_dict(const wire_stats_reply *r)
 PyObject *py_peer_stats(const py_peer *p)
 {
     wire_stats stats = {.caller = p->caller};
-    wire_out o;
-    wire_out_init(&o);
-    rpc_reply reply;
-    int rc = send(p, WIRE_STATS, wire_put_stats(&o, &stats), &o, &reply);
-    if (rc)
-        return py_raise(rc);
-    wire_memory memory;
-    wire_memory_init(&memory);
-    wire_stats_reply r;
-    rc = wire_get_stats_reply(reply.data, reply.n, &memory, &r);
-    PyObject *out = rc ? py_raise(rc) : stats_to_dict(&r);
-    wire_memory_free(&memory);
-    rpc_reply_free(&reply);
+    shard_reply reply;
+    const wire_stats_reply *r = ask(p, WIRE_STATS, &stats, &reply);
+    PyObject *out = r ? stats_to_dict(r) : NULL;
+    shard_release(&reply);
     return out;
 }
 
@@ -355,19 +324,10 @@ PyObject *py_peer_snapshot(const py_peer *p, PyObject *args)
     int rc = place_into(texts, s.root, s.folder, s.proof, sizeof s.proof);
     if (rc)
         return py_raise(rc);
-    wire_out o;
-    wire_out_init(&o);
-    rpc_reply reply;
-    rc = send(p, WIRE_SNAPSHOT, wire_put_snapshot(&o, &s), &o, &reply);
-    if (rc)
-        return py_raise(rc);
-    wire_memory memory;
-    wire_memory_init(&memory);
-    wire_snapshot_reply r;
-    rc = wire_get_snapshot_reply(reply.data, reply.n, &memory, &r);
-    PyObject *out = rc ? py_raise(rc) : snapshot_to_dict(&r);
-    wire_memory_free(&memory);
-    rpc_reply_free(&reply);
+    shard_reply reply;
+    const wire_snapshot_reply *r = ask(p, WIRE_SNAPSHOT, &s, &reply);
+    PyObject *out = r ? snapshot_to_dict(r) : NULL;
+    shard_release(&reply);
     return out;
 }
 
@@ -392,20 +352,12 @@ PyObject *py_peer_restore(const py_peer *p, PyObject *args)
     w.ledgers = w.pushes ? ledgers_from(ledgers, &w.ledgers_n) : NULL;
     w.files = w.ledgers ? files_from(files, &w.files_n) : NULL;
     if (w.files) {
-        wire_out o;
-        wire_out_init(&o);
-        rpc_reply reply;
-        rc = send(p, WIRE_RESTORE, wire_put_restore(&o, &w), &o, &reply);
-        wire_memory memory;
-        wire_memory_init(&memory);
-        wire_restore_reply r;
-        if (!rc)
-            rc = wire_get_restore_reply(reply.data, reply.n, &memory, &r);
-        out = rc ? py_raise(rc)
-                 : Py_BuildValue("{sI sK}", "done", r.done, "rows",
-                                 (unsigned long long)r.rows);
-        wire_memory_free(&memory);
-        rpc_reply_free(&reply);
+        shard_reply reply;
+        const wire_restore_reply *r = ask(p, WIRE_RESTORE, &w, &reply);
+        out = r ? Py_BuildValue("{sI sK}", "done", r->done, "rows",
+                                (unsigned long long)r->rows)
+                : NULL;
+        shard_release(&reply);
     }
     free(w.files);
     free(w.ledgers);

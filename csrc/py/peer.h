@@ -3,13 +3,13 @@
 #ifndef PERSIA_PY_PEER_H
 #define PERSIA_PY_PEER_H
 
+#include "client/client.h"
 #include "py/py.h"
-#include "rpc/rpc.h"
-#include "wire/wire.h"
 
 typedef struct py_peer {
-    /* Sends o (taken over) and waits; called without the GIL. */
-    int (*call)(void *ctx, uint32_t method, wire_out *o, rpc_reply *reply);
+    /* See client_call(); called without the GIL. */
+    int (*call)(void *ctx, uint32_t method, const void *arguments,
+                shard_reply *reply);
     void *ctx;
     wire_caller caller;
 } py_peer;

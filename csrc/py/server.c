@@ -12,18 +12,19 @@
 
 typedef struct channel_object {
     PyObject_HEAD
-    rpc_channel *channel; /* NULL: freed */
+    shard_ref *shard;     /* NULL: freed */
     unsigned busy;        /* calls under way; guarded by the GIL */
     int closed;           /* the last call frees */
     uint64_t timeout_ns;
     py_served *served;    /* what a local channel leads to, or NULL */
 } channel_object;
 
-static int channel_call(void *ctx, uint32_t method, wire_out *o,
-                        rpc_reply *reply)
+static int channel_call(void *ctx, uint32_t method, const void *arguments,
+                        shard_reply *reply)
 {
     const channel_object *c = ctx;
-    return rpc_wait(c->channel, method, o, c->timeout_ns, reply);
+    return shard_wait(c->shard, method, arguments,
+                      clock_ns() + c->timeout_ns, reply);
 }
 
 /* Begins a call; -1 with an exception set. */
@@ -42,15 +43,15 @@ static int channel_begin(PyObject *self, py_peer *p)
 /* Frees what a closed channel has, once no call uses it. */
 static void channel_free(channel_object *c)
 {
-    rpc_channel *channel = c->channel;
+    shard_ref *shard = c->shard;
     py_served *served = c->served;
     if (!c->closed || c->busy)
         return;
-    c->channel = NULL;
+    c->shard = NULL;
     c->served = NULL;
     Py_BEGIN_ALLOW_THREADS
-    if (channel)
-        rpc_channel_close(channel);
+    if (shard)
+        shard->ops->close(shard);
     if (served)
         py_served_drop(served);
     Py_END_ALLOW_THREADS
@@ -110,7 +111,7 @@ static PyObject *channel_address(PyObject *self, void *unused)
     channel_object *c = (channel_object *)self;
     (void)unused;
     return PyUnicode_FromString(
-        c->closed ? "closed" : rpc_channel_address(c->channel));
+        c->closed ? "closed" : c->shard->address);
 }
 
 static PyObject *channel_close(PyObject *self, PyObject *unused)
@@ -127,8 +128,8 @@ static void channel_dealloc(PyObject *self)
     channel_object *c = (channel_object *)self;
     PyTypeObject *type = Py_TYPE(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    if (c->channel && fork_check("a channel") == PERSIA_OK)
-        rpc_channel_close(c->channel);
+    if (c->shard)
+        c->shard->ops->close(c->shard);
     if (c->served)
         py_served_drop(c->served);
     release(self);
@@ -168,9 +169,9 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args,
     if (!self)
         return NULL;
     self->timeout_ns = timeout_ns;
-    int rc = rpc_channel_open(&config, &self->channel);
+    int rc = shard_connect(&config, &self->shard);
     if (rc) {
-        self->channel = NULL;
+        self->shard = NULL;
         self->closed = 1;
         py_raise(rc);
         Py_DECREF(self);
@@ -490,10 +491,13 @@ static PyObject *server_channel(PyObject *self, PyObject *arg)
     if (!c)
         return NULL;
     c->timeout_ns = timeout;
+    rpc_channel *channel;
     int rc = rpc_channel_local(&service_methods, service_handle,
-                               s->served->service, &c->channel);
+                               s->served->service, &channel);
+    if (!rc)
+        rc = shard_over(channel, "this process", &c->shard);
     if (rc) {
-        c->channel = NULL;
+        c->shard = NULL;
         c->closed = 1;
         py_raise(rc);
         Py_DECREF(c);

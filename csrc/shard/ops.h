@@ -16,6 +16,8 @@
 #include "table/table.h"
 #include "wire/wire.h"
 
+#include <stdatomic.h>
+
 typedef struct shard_ref shard_ref;
 
 typedef struct shard_reply {
@@ -45,20 +47,22 @@ typedef struct shard_push {
     push_job *jobs;
 } shard_push;
 
-/* Methods and their arguments, X(name, arguments). */
+/* Methods: X(as in WIRE_METHODS, name, arguments). */
 #define SHARD_OPS(X)                                                          \
-    X(hello, wire_hello) X(declare, wire_declare) X(pull, shard_pull)         \
-    X(push, shard_push) X(leave, wire_leave) X(get_rows, wire_rows)           \
-    X(put_rows, wire_rows) X(snapshot, wire_snapshot)                         \
-    X(restore, wire_restore) X(stats, wire_stats)
+    X(HELLO, hello, wire_hello) X(DECLARE, declare, wire_declare)             \
+    X(PULL, pull, shard_pull) X(PUSH, push, shard_push)                       \
+    X(LEAVE, leave, wire_leave) X(GET_ROWS, get_rows, wire_rows)              \
+    X(PUT_ROWS, put_rows, wire_rows) X(SNAPSHOT, snapshot, wire_snapshot)     \
+    X(RESTORE, restore, wire_restore) X(STATS, stats, wire_stats)
 
 typedef struct shard_ops {
-#define SHARD_OP(name, args)                                                  \
+#define SHARD_OP(upper, name, args)                                           \
     void (*name)(shard_ref *to, const args *a, uint64_t deadline,             \
                  shard_done done, void *ctx);
     SHARD_OPS(SHARD_OP)
 #undef SHARD_OP
-    /* Calls that wait end (PERSIA_ECLOSED); returns when all are done. */
+    /* Calls that wait end (PERSIA_ECLOSED); returns when all are done, and
+     * frees the body. */
     void (*close)(shard_ref *to);
 } shard_ops;
 
@@ -67,6 +71,10 @@ struct shard_ref {
     const shard_ops *ops;
     const char *address; /* for texts */
     int direct;
+    /* RPC; 0 of the direct body: */
+    _Atomic(uint64_t) message_limit; /* bytes of a request, since its Hello;
+                                        0: not known */
+    _Atomic(uint64_t) bytes_out, bytes_in;
 };
 
 #endif

@@ -216,18 +216,21 @@ client_config cluster_config(cluster *c)
 int cluster_open(cluster *c, const client_config *config,
                  const uint32_t *order, size_t n, ps_client **out)
 {
-    rpc_channel *channels[2 * NODES_MAX];
+    shard_ref *refs[2 * NODES_MAX];
     const char *addresses[2 * NODES_MAX];
     client_config mine = *config;
     for (size_t i = 0; i < n; i++) {
+        rpc_channel *channel;
         assert_int_equal(rpc_channel_local(&service_methods, node_handle,
-                                           &c->nodes[order[i]], &channels[i]),
+                                           &c->nodes[order[i]], &channel),
                          PERSIA_OK);
+        assert_int_equal(shard_over(channel, c->addresses[order[i]],
+                                    &refs[i]), PERSIA_OK);
         addresses[i] = c->addresses[order[i]];
     }
     mine.addresses = addresses;
     mine.addresses_n = n;
-    return client_over(&mine, channels, out);
+    return client_over(&mine, refs, out);
 }
 
 ps_client *cluster_client(cluster *c, const client_config *config)

@@ -1,0 +1,212 @@
+/* rpc_shard.c: the body of a shard_ref behind messages: a call's struct leaves
+ * as a message of the channel, and the reply's message is read into a struct.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/remote.h"
+
+typedef struct rpc_shard {
+    shard_ref ref; /* first */
+    rpc_channel *channel;
+    char *address;
+} rpc_shard;
+
+/* ---- methods ---- */
+
+/* X(as in WIRE_METHODS, its request's message, that message of the arguments
+ * `a`, its reply's message) */
+#define METHODS(X)                                                            \
+    X(HELLO, hello, a, hello_reply)                                           \
+    X(DECLARE, declare, a, declare_reply)                                     \
+    X(PULL, pull, ((const shard_pull *)a)->m, pull_reply)                     \
+    X(PUSH, push, ((const shard_push *)a)->m, push_reply)                     \
+    X(LEAVE, leave, a, leave_reply)                                           \
+    X(GET_ROWS, rows, a, rows)                                                \
+    X(PUT_ROWS, rows, a, rows)                                                \
+    X(SNAPSHOT, snapshot, a, snapshot_reply)                                  \
+    X(RESTORE, restore, a, restore_reply)                                     \
+    X(STATS, stats, a, stats_reply)
+
+#define METHOD(upper, request, message, reply)                                \
+    static int put_##upper(wire_out *o, const void *a)                        \
+    {                                                                         \
+        return wire_put_##request(o, message);                                \
+    }                                                                         \
+    static int get_##upper(const rpc_reply *from, wire_memory *memory,        \
+                           void *out)                                         \
+    {                                                                         \
+        return wire_get_##reply(from->data, from->n, memory, out);            \
+    }
+METHODS(METHOD)
+#undef METHOD
+
+static const struct {
+    int (*put)(wire_out *o, const void *arguments);
+    int (*get)(const rpc_reply *from, wire_memory *memory, void *out);
+    size_t reply_size; /* of the struct */
+} methods[WIRE_METHODS_N] = {
+#define METHOD(upper, request, message, reply)                                \
+    [WIRE_##upper] = {put_##upper, get_##upper, sizeof(wire_##reply)},
+    METHODS(METHOD)
+#undef METHOD
+};
+
+/* ---- calls ---- */
+
+/* A call, and then what its reply points into. */
+typedef struct calling {
+    rpc_shard *to;
+    uint32_t method;
+    shard_done done;
+    void *ctx;
+    rpc_reply bytes;
+    wire_memory memory;
+    _Alignas(max_align_t) unsigned char message[];
+} calling;
+
+static void calling_free(calling *c)
+{
+    rpc_reply_free(&c->bytes);
+    wire_memory_free(&c->memory);
+    free(c);
+}
+
+static void release(shard_reply *reply)
+{
+    calling_free(reply->owner);
+}
+
+/* The call has no answer but rc and err_text(). */
+static void fail(calling *c, int rc)
+{
+    shard_reply none = {0};
+    c->done(c->ctx, rc, &none);
+    calling_free(c);
+}
+
+static void answered(void *ctx, int rc, rpc_reply *bytes)
+{
+    calling *c = ctx;
+    rpc_shard *to = c->to;
+    if (rc) {
+        fail(c, rc);
+        return;
+    }
+    c->bytes = *bytes;
+    to->ref.bytes_in += bytes->n;
+    rc = methods[c->method].get(&c->bytes, &c->memory, c->message);
+    if (rc) {
+        char text[256];
+        snprintf(text, sizeof text, "%s", err_text());
+        fail(c, err_set(PERSIA_EPROTOCOL, "%s: %s", to->address, text));
+        return;
+    }
+    if (c->method == WIRE_HELLO)
+        to->ref.message_limit =
+            ((const wire_hello_reply *)(const void *)c->message)
+                ->message_limit;
+    shard_reply reply = {c->message, release, c};
+    c->done(c->ctx, PERSIA_OK, &reply);
+}
+
+int shard_check_size(const shard_ref *to, size_t bytes)
+{
+    const uint64_t limit = to->message_limit;
+    if (!limit || bytes <= limit)
+        return PERSIA_OK;
+    return err_set(PERSIA_ELIMIT,
+                   "%s: a request of %zu bytes is over the server's limit of "
+                   "%llu; make the batch smaller or the limit larger",
+                   to->address, bytes, (unsigned long long)limit);
+}
+
+/* Takes o over. */
+static int send(calling *c, wire_out *o, uint64_t deadline)
+{
+    const uint64_t now = clock_ns();
+    rpc_shard *to = c->to;
+    to->ref.bytes_out += o->bytes;
+    return rpc_start(to->channel, c->method, o,
+                     deadline > now ? deadline - now : 1, answered, c);
+}
+
+static void begin(shard_ref *ref, uint32_t method, const void *arguments,
+                  uint64_t deadline, shard_done done, void *ctx)
+{
+    calling *c = malloc(sizeof *c + methods[method].reply_size);
+    if (!c) {
+        shard_reply none = {0};
+        done(ctx, err_set(PERSIA_ENOMEM, "no memory for a request"), &none);
+        return;
+    }
+    *c = (calling){.to = (rpc_shard *)ref, .method = method, .done = done,
+                   .ctx = ctx};
+    wire_memory_init(&c->memory);
+    wire_out o;
+    wire_out_init(&o);
+    int rc = methods[method].put(&o, arguments);
+    if (!rc)
+        rc = shard_check_size(ref, o.bytes);
+    if (rc)
+        wire_out_free(&o);
+    else
+        rc = send(c, &o, deadline);
+    if (rc)
+        fail(c, rc);
+}
+
+#define SHARD_OP(upper, name, args)                                           \
+    static void begin_##name(shard_ref *to, const args *a, uint64_t deadline, \
+                             shard_done done, void *ctx)                      \
+    {                                                                         \
+        begin(to, WIRE_##upper, a, deadline, done, ctx);                      \
+    }
+SHARD_OPS(SHARD_OP)
+#undef SHARD_OP
+
+/* ---- its life ---- */
+
+static void close_(shard_ref *ref)
+{
+    rpc_shard *s = (rpc_shard *)ref;
+    if (fork_check("a server"))
+        return;
+    rpc_channel_close(s->channel);
+    free(s->address);
+    free(s);
+}
+
+static const shard_ops ops = {
+#define SHARD_OP(upper, name, args) .name = begin_##name,
+    SHARD_OPS(SHARD_OP)
+#undef SHARD_OP
+    .close = close_,
+};
+
+int shard_over(rpc_channel *channel, const char *address, shard_ref **out)
+{
+    rpc_shard *s = calloc(1, sizeof *s);
+    char *text = strdup(address);
+    *out = NULL;
+    if (!s || !text) {
+        free(s);
+        free(text);
+        rpc_channel_close(channel);
+        return err_set(PERSIA_ENOMEM, "no memory for a server");
+    }
+    s->ref = (shard_ref){.ops = &ops, .address = text};
+    s->channel = channel;
+    s->address = text;
+    *out = &s->ref;
+    return PERSIA_OK;
+}
+
+int shard_connect(const rpc_channel_config *config, shard_ref **out)
+{
+    rpc_channel *channel;
+    *out = NULL;
+    int rc = rpc_channel_open(config, &channel);
+    return rc ? rc : shard_over(channel, config->address, out);
+}

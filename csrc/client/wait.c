@@ -1,0 +1,115 @@
+/* wait.c: a call of one shard, by its method's number, and waiting for it. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/remote.h"
+
+/* Shards keep the deadline themselves; one that is this late is not waited
+ * for. */
+#define LATE_NS ((uint64_t)1000000000)
+
+void shard_begin(shard_ref *to, uint32_t method, const void *arguments,
+                 uint64_t deadline, shard_done done, void *ctx)
+{
+    switch (method) {
+#define SHARD_OP(upper, name, args)                                           \
+    case WIRE_##upper:                                                        \
+        to->ops->name(to, arguments, deadline, done, ctx);                    \
+        break;
+        SHARD_OPS(SHARD_OP)
+#undef SHARD_OP
+    }
+}
+
+/* A call that is waited for.  Who is interrupted leaves it behind. */
+typedef struct waiting {
+    pthread_mutex_t lock; /* guards all below */
+    pthread_cond_t came;
+    int done, left;
+    int rc;
+    shard_reply reply;
+    char text[FAN_TEXT]; /* of rc */
+    _Alignas(max_align_t) unsigned char arguments[];
+} waiting;
+
+static void waiting_free(waiting *w)
+{
+    if (w->reply.release)
+        w->reply.release(&w->reply);
+    pthread_cond_destroy(&w->came);
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+}
+
+static void waiting_done(void *ctx, int rc, shard_reply *reply)
+{
+    waiting *w = ctx;
+    pthread_mutex_lock(&w->lock);
+    w->rc = rc;
+    w->reply = *reply;
+    if (rc)
+        snprintf(w->text, sizeof w->text, "%s", err_text());
+    w->done = 1;
+    int left = w->left;
+    if (!left)
+        pthread_cond_signal(&w->came);
+    pthread_mutex_unlock(&w->lock);
+    if (left)
+        waiting_free(w);
+}
+
+/* Waits until it is done, late or interrupted; the lock is held. */
+static int wait_done(waiting *w, const char *address, uint64_t deadline)
+{
+    const uint64_t late =
+        deadline > UINT64_MAX - LATE_NS ? UINT64_MAX : deadline + LATE_NS;
+    while (!w->done) {
+        int rc = cond_wait_poll(&w->came, &w->lock, late);
+        if (rc)
+            return err_set(rc, "interrupted while waiting for server %s",
+                           address);
+        if (!w->done && clock_ns() > late)
+            return err_set(PERSIA_ETIMEOUT,
+                           "server %s did not answer within the deadline",
+                           address);
+    }
+    return w->rc ? err_set(w->rc, "%s", w->text) : PERSIA_OK;
+}
+
+int shard_wait(shard_ref *to, uint32_t method, const void *arguments,
+               uint64_t deadline, shard_reply *reply)
+{
+    static const size_t sizes[WIRE_METHODS_N] = {
+#define SHARD_OP(upper, name, args) [WIRE_##upper] = sizeof(args),
+        SHARD_OPS(SHARD_OP)
+#undef SHARD_OP
+    };
+    waiting *w = calloc(1, sizeof *w + sizes[method]);
+    *reply = (shard_reply){0};
+    if (!w)
+        return err_set(PERSIA_ENOMEM, "no memory for a request");
+    pthread_mutex_init(&w->lock, NULL);
+    cond_init(&w->came);
+    memcpy(w->arguments, arguments, sizes[method]);
+    shard_begin(to, method, w->arguments, deadline, waiting_done, w);
+    pthread_mutex_lock(&w->lock);
+    int rc = wait_done(w, to->address, deadline);
+    w->left = !w->done;
+    const int done = w->done;
+    if (!rc) {
+        *reply = w->reply;
+        w->reply = (shard_reply){0};
+    }
+    pthread_mutex_unlock(&w->lock);
+    if (done)
+        waiting_free(w);
+    return rc;
+}
+
+void shard_release(shard_reply *reply)
+{
+    if (reply->release)
+        reply->release(reply);
+    *reply = (shard_reply){0};
+}
