@@ -20,8 +20,14 @@ def schema(
     persia schema clicks.parquet > clicks.yaml
     """
     from persia.data import Files
+    from persia.data.paths import find_files
+    from persia.datasets import Criteo
+    from persia.datasets.criteo import is_criteo
 
-    found = Files(file, encoding=encoding).schema
+    if is_criteo(find_files(file)[0]):
+        found = Criteo(file).schema
+    else:
+        found = Files(file, encoding=encoding).schema
     label = found.label.column if found.label else None
     typer.echo(
         f"# {file}: {len(found.features)} id features, {len(found.dense)} "

@@ -176,7 +176,9 @@ class Encoder:
         try:
             numbers = filled.cast(pa.float64()).to_numpy()
         except pa.ArrowInvalid:
-            numbers = np.array([_number(x) for x in filled.to_pylist()])
+            known = filled.dictionary_encode()
+            each = [_number(x) for x in known.dictionary.to_pylist()]
+            numbers = np.array(each)[known.indices.to_numpy()]
         return numbers, missing, ~np.isfinite(numbers), column
 
     def _dense(
@@ -579,6 +581,8 @@ def _looked_up(
 
 
 def _number(text: str) -> float:
+    if text.lower() in ("true", "false"):
+        return float(text.lower() == "true")
     try:
         return float(pa.scalar(text).cast(pa.float64()).as_py())
     except pa.ArrowInvalid:

@@ -23,6 +23,7 @@ from persia.cli.app import app
 from persia.cli.config import TrainConfig, read_yaml, resolve
 from persia.cli.run import Run, open_data, saved_options
 from persia.data import Files, Schema
+from persia.datasets import Criteo
 from persia.jagged import Batch
 from persia.trainer import Trainer
 
@@ -567,6 +568,14 @@ def test_any_file_trains_by_an_inferred_schema(tmp_path: Path) -> None:
     assert Schema.load(written) == Files(parquet).schema
     given = ["--schema", str(written), "--dim", "2", "--batch-size", "64"]
     assert run(str(parquet), *given)["rows"] == again["rows"]
+    log = tmp_path / "day.tsv"
+    log.write_text(f"{criteo_line(0)}\n{criteo_line(1)}\n")
+    shown = CliRunner().invoke(app, ["schema", str(log)])
+    written.write_text(shown.output)
+    (batch,) = Files(log, written)
+    (wanted,) = Criteo(log)
+    assert torch.equal(batch.ids.values(), wanted.ids.values())
+    torch.testing.assert_close(batch.dense, wanted.dense)
     unlabelled = tmp_path / "u.parquet"
     pq.write_table(table.drop_columns(["y"]), unlabelled)
     with pytest.raises(errors.InvalidArgument, match="persia schema"):

@@ -440,6 +440,23 @@ def test_the_same_warning_is_logged_three_times(
     assert len(caplog.records) == 6
 
 
+def test_booleans_and_words_are_the_same_in_text(tmp_path: Path) -> None:
+    data = {
+        "y": [True, False, True],
+        "x": [False, True, True],
+        "c": ["a", "b", "c"],
+    }
+    schema = Schema(label="y", dense=["x"], categorical=["c"])
+    (expected,) = Table(data, schema)
+    pandas.DataFrame(data).to_csv(tmp_path / "pandas.csv", index=False)
+    for path in (
+        tmp_path / "pandas.csv",
+        *(write(tmp_path / f"a.{suffix}", data) for suffix in FORMATS),
+    ):
+        (b,) = Files(path, schema)
+        assert same(b, expected)
+
+
 def test_options(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", rows(3))
     with pytest.raises(errors.InvalidArgument, match="format"):
