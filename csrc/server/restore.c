@@ -50,6 +50,11 @@ static void restore_free(restore *r)
     free(r);
 }
 
+static ps *tables_of(const ps_service *s)
+{
+    return shard_tables(s->shard);
+}
+
 /* ---- what was asked for ------------------------------------------------- */
 
 /* Sorts the files by table, keeping their order within each. */
@@ -97,9 +102,9 @@ static int restore_make(ps_service *s, const wire_restore *m, restore **out)
     r->step = m->step;
     if (!m->lineage)
         return err_set(PERSIA_EARG, "the rows of a restore need a lineage");
-    if (m->pushes_n > ps_tables(s->p))
+    if (m->pushes_n > ps_tables(tables_of(s)))
         return err_set(PERSIA_EARG, "%zu tables are to be restored, only %u "
-                       "were declared", m->pushes_n, ps_tables(s->p));
+                       "were declared", m->pushes_n, ps_tables(tables_of(s)));
     r->tables_n = (uint32_t)m->pushes_n;
     r->pushes = calloc(m->pushes_n + 1, sizeof *r->pushes);
     r->staged = calloc(m->pushes_n + 1, sizeof *r->staged);
@@ -124,9 +129,11 @@ static int stage(restore *r, sched *threads, uint32_t i)
 {
     const ckpt_file *files = r->files + r->first[i];
     const size_t n = r->first[i + 1] - r->first[i];
-    const table_config *config = table_get_config(ps_table(r->s->p, i));
+    ps *tables = tables_of(r->s);
+    const table_config *config = table_get_config(ps_table(tables, i));
     const unsigned group = sched_threads(threads);
     table_stats stats;
+    uint32_t no, shards;
     int rc = PERSIA_OK;
     for (size_t at = 0; at < n && !rc; at += group) {
         rc = interrupt_poll();
@@ -141,8 +148,8 @@ static int stage(restore *r, sched *threads, uint32_t i)
     /* Beyond the clocks of all rows: whichever is older is evicted first,
      * should the capacity be smaller than it was. */
     table_set_clock(r->staged[i], r->pushes[i] + 1);
-    rc = ckpt_restore(threads, r->staged[i], r->fd, files, n, r->s->shard,
-                      r->s->shards);
+    shard_place(r->s->shard, &no, &shards);
+    rc = ckpt_restore(threads, r->staged[i], r->fd, files, n, no, shards);
     table_get_stats(r->staged[i], &stats);
     pthread_mutex_lock(&r->s->admin_lock);
     r->rows += stats.rows;
@@ -156,7 +163,7 @@ static void *reader(void *arg)
     ps_service *s = r->s;
     sched *threads = NULL;
     interrupt_watch(&r->stop);
-    int rc = sched_create(sched_threads(ps_sched(s->p)), &threads);
+    int rc = sched_create(sched_threads(ps_sched(tables_of(s))), &threads);
     for (uint32_t i = 0; i < r->tables_n && !rc; i++)
         if (r->pushes[i] != UINT64_MAX)
             rc = stage(r, threads, i);
@@ -176,35 +183,17 @@ static void *reader(void *arg)
 
 /* ---- putting the rows in their place ------------------------------------ */
 
-static int exchange(restore *r, uint32_t n)
+static int commit(restore *r)
 {
-    int rc = PERSIA_OK;
-    for (uint32_t i = 0; i < n && !rc; i++) {
-        if (!r->staged[i])
-            continue;
-        rc = table_exchange(ps_table(r->s->p, i), r->staged[i]);
-        if (rc && i) /* back again */
-            (void)exchange(r, i);
-    }
-    return rc;
-}
-
-/* Between two updates. */
-static int commit(void *ctx)
-{
-    restore *r = ctx;
-    ps_service *s = r->s;
-    int rc = exchange(r, r->tables_n);
-    if (rc)
-        return rc;
-    ledger_exchange(s->ledger, r->ledger, &s->lineage, r->lineage);
-    atomic_store(&s->restored, r->id);
-    for (uint32_t i = 0; i < r->tables_n; i++)
-        if (r->staged[i])
-            table_set_clock(ps_table(s->p, i), r->pushes[i]);
-    ps_set_updates(s->p, r->updates);
-    wait_set_step(s, r->step);
-    return PERSIA_OK;
+    const shard_rows rows = {.tables_n = r->tables_n,
+                             .tables = r->staged,
+                             .pushes = r->pushes,
+                             .ledger = r->ledger,
+                             .lineage = r->lineage,
+                             .restore = r->id,
+                             .updates = r->updates,
+                             .step = r->step};
+    return shard_exchange(r->s->shard, &rows);
 }
 
 /* ---- the requests ------------------------------------------------------- */
@@ -282,7 +271,7 @@ static int commit_locked(ps_service *s, const wire_restore *m,
 {
     restore *r = s->restore;
     reply->done = 1;
-    if (!r && m->lineage && m->lineage == atomic_load(&s->lineage))
+    if (!r && m->lineage && m->lineage == shard_lineage(s->shard))
         return PERSIA_OK; /* the answer to the first was lost */
     if (!is_same(r, m) || !r->done)
         return err_set(PERSIA_EARG, "no restore of %s/%s is prepared: it was "
@@ -290,7 +279,7 @@ static int commit_locked(ps_service *s, const wire_restore *m,
                        "the server was started anew", m->root, m->folder);
     /* No rows come while one is made. */
     snapshot_drop_abandoned_locked(s, m->root);
-    int rc = ps_between(s->p, commit, r);
+    int rc = commit(r);
     if (rc)
         return rc;
     reply->rows = r->rows;
@@ -298,33 +287,38 @@ static int commit_locked(ps_service *s, const wire_restore *m,
     return PERSIA_OK;
 }
 
-int handle_restore(ps_service *s, rpc_call *call, wire_memory *memory,
-                   answer *a)
+static int run_locked(ps_service *s, const wire_restore *m,
+                      wire_restore_reply *reply, restore **old)
 {
-    wire_restore m;
-    wire_restore_reply reply = {0};
+    if (m->verb == RESTORE_PREPARE && atomic_load(&s->closed))
+        return err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
+    if (m->verb == RESTORE_PREPARE)
+        return prepare_locked(s, m, reply, old);
+    if (m->verb == RESTORE_COMMIT)
+        return commit_locked(s, m, reply, old);
+    if (is_same(s->restore, m))
+        *old = take_locked(s);
+    return PERSIA_OK;
+}
+
+void restore_run(void *service, const wire_restore *m, shard_done done,
+                 void *ctx)
+{
+    ps_service *s = service;
+    wire_restore_reply message = {0};
     restore *old = NULL;
-    int rc = service_check_admin(call, "Restore");
-    if (!rc)
-        rc = wire_get_restore(call->request, call->request_n, memory, &m);
-    if (!rc)
-        rc = service_check_boot(s, &m.caller);
-    if (rc)
-        return rc;
-    pthread_mutex_lock(&s->admin_lock);
-    if (m.verb == RESTORE_PREPARE && atomic_load(&s->closed))
-        rc = err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
-    else if (m.verb == RESTORE_PREPARE)
-        rc = prepare_locked(s, &m, &reply, &old);
-    else if (m.verb == RESTORE_COMMIT)
-        rc = commit_locked(s, &m, &reply, &old);
-    else if (is_same(s->restore, &m))
-        old = take_locked(s);
-    pthread_mutex_unlock(&s->admin_lock);
-    if (old && m.verb == RESTORE_COMMIT)
-        wait_drop(s, PERSIA_ESTALE, "other rows were restored meanwhile");
-    if (m.verb == RESTORE_PREPARE)
-        wait_poke(s); /* the timer: to forget it some day */
+    int rc = shard_check_boot(s->shard, &m->caller);
+    if (!rc) {
+        pthread_mutex_lock(&s->admin_lock);
+        rc = run_locked(s, m, &message, &old);
+        pthread_mutex_unlock(&s->admin_lock);
+        if (m->verb == RESTORE_PREPARE)
+            service_wake(s, 0); /* the timer: to forget it some day */
+    }
+    if (old && m->verb == RESTORE_COMMIT)
+        shard_drop(s->shard, PERSIA_ESTALE, "other rows were restored "
+                   "meanwhile");
     restore_free(old);
-    return rc ? rc : wire_put_restore_reply(&a->o, &reply);
+    shard_reply reply = {.message = rc ? NULL : &message};
+    done(ctx, rc, &reply);
 }

@@ -4,20 +4,8 @@
  * (rpc_server over gRPC, a local channel, a test).  Requests of many clients
  * run side by side on the threads that bring them.
  *
- *   ledger   per stream a watermark and a window of numbers: an update is
- *            applied once, whatever is sent again.  A stream is opened by
- *            the Hello that claims it; of more than 65,536 the one used
- *            longest ago expires, for good.  A push in a stream that its
- *            sender has not opened here is refused (PERSIA_ESTALE): it says
- *            Hello and sees what the ledger still knows.  So is one of an
- *            owner that has a later one (PERSIA_ECLOSED): its process was
- *            replaced.
- *   sync     parts of one step wait until all ranks but those that have
- *            left sent theirs, are added in the order of the ranks and
- *            applied once (the counts are in the answer to the first part);
- *            pulls behind an update wait as parked calls, no thread is held.
- *            At a call's deadline it fails and names the missing ranks; then
- *            the step's parts are dropped.
+ * Requests that wait (see shard.h) hold no thread; one timer ends those that
+ * have waited too long.
  */
 #ifndef PERSIA_SERVER_H
 #define PERSIA_SERVER_H
@@ -46,8 +34,7 @@ PERSIA_API int service_create(ps *p, const service_config *config,
 /* Another folder of snapshots; those under way are not disturbed. */
 PERSIA_API int service_set_checkpoints(ps_service *s, const char *path);
 /* So many requests are in hand at once, and one that waits is one of them (0:
- * any number may be): pulls that wait leave half of them, and one for each
- * rank of steps, to updates; more ranks than that cannot train in step. */
+ * any number may be): see shard_set_calls(). */
 PERSIA_API void service_set_calls(ps_service *s, uint32_t calls);
 /* Fails what is parked, and every call from now on but Hello, Snapshot and
  * Stats, with PERSIA_EUNAVAILABLE: the server is about to stop. */
@@ -59,6 +46,8 @@ PERSIA_API void service_end_snapshot(ps_service *s);
 PERSIA_API void service_destroy(ps_service *s);
 /* What it serves. */
 extern PERSIA_API const rpc_methods service_methods;
+/* The shard behind it, for a client of this process. */
+PERSIA_API shard *service_shard(ps_service *s);
 /* Answers the call, now or later: an rpc_handler. */
 PERSIA_API void service_handle(void *service, rpc_call *call);
 

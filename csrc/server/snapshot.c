@@ -26,10 +26,8 @@ typedef struct snapshot {
     int stop; /* set by __atomic_store_n: see interrupt_watch() */
     uint32_t tables_n;
     table_cut **cuts; /* [tables_n], the writer's once it runs */
-    uint64_t restore, updates, step;
+    shard_moment moment;
     uint64_t *pushes; /* [tables_n] */
-    wire_ledger *ledgers;
-    size_t ledgers_n;
     /* Guarded by admin_lock: */
     int running;   /* the writer */
     int forgotten; /* the writer frees it at its end */
@@ -52,33 +50,12 @@ static void snapshot_free(snapshot *n)
         close(n->fd);
     free(n->cuts);
     free(n->pushes);
-    free(n->ledgers);
+    free(n->moment.ledgers);
     free(n->files);
     free(n);
 }
 
 /* ---- the moment --------------------------------------------------------- */
-
-/* Between two updates. */
-static int take_cut(void *ctx)
-{
-    snapshot *n = ctx;
-    ps_service *s = n->s;
-    table **tables = malloc((n->tables_n + (size_t)1) * sizeof(table *));
-    if (!tables)
-        return err_set(PERSIA_ENOMEM, "no memory for a snapshot");
-    for (uint32_t i = 0; i < n->tables_n; i++)
-        tables[i] = ps_table(s->p, i);
-    int rc = n->tables_n ? table_cut_begin(tables, n->tables_n, n->cuts)
-                         : PERSIA_OK;
-    free(tables);
-    if (!rc)
-        rc = ledger_copy(s->ledger, &n->ledgers, &n->ledgers_n);
-    n->restore = atomic_load(&s->restored);
-    n->updates = ps_updates(s->p);
-    n->step = wait_step(s);
-    return rc;
-}
 
 static int snapshot_make(ps_service *s, const wire_snapshot *m,
                          snapshot **out)
@@ -91,7 +68,7 @@ static int snapshot_make(ps_service *s, const wire_snapshot *m,
     memcpy(n->root, m->root, sizeof n->root);
     memcpy(n->folder, m->folder, sizeof n->folder);
     memcpy(n->proof, m->proof, sizeof n->proof);
-    n->tables_n = ps_tables(s->p);
+    n->tables_n = ps_tables(shard_tables(s->shard));
     n->cuts = calloc(n->tables_n + (size_t)1, sizeof *n->cuts);
     n->pushes = calloc(n->tables_n + (size_t)1, sizeof *n->pushes);
     n->fd = -1;
@@ -130,12 +107,14 @@ static int add_files(snapshot *n, uint32_t table, const ckpt_files *files,
 
 static int write_table(snapshot *n, sched *threads, uint32_t i)
 {
-    const table_config *c = table_get_config(ps_table(n->s->p, i));
+    const ps *tables = shard_tables(n->s->shard);
+    const table_config *c = table_get_config(ps_table(tables, i));
     const uint64_t rows = table_cut_rows(n->cuts[i]);
     ckpt_files files = {0};
     char stem[64];
-    snprintf(stem, sizeof stem, "shard-%u-of-%u-table-%u", n->s->shard,
-             n->s->shards, i);
+    uint32_t no, shards;
+    shard_place(n->s->shard, &no, &shards);
+    snprintf(stem, sizeof stem, "shard-%u-of-%u-table-%u", no, shards, i);
     int rc = ckpt_write(threads, n->cuts[i], c, n->fd, stem, CKPT_CHUNK,
                         &files);
     table_cut_end(n->cuts[i]); /* from now on pushes copy nothing aside */
@@ -190,7 +169,7 @@ static void *writer(void *arg)
 
 static int snapshot_start(snapshot *n)
 {
-    int rc = ps_between(n->s->p, take_cut, n);
+    int rc = shard_cut(n->s->shard, n->tables_n, n->cuts, &n->moment);
     for (uint32_t i = 0; i < n->tables_n && !rc; i++)
         n->pushes[i] = table_cut_clock(n->cuts[i]);
     return rc ? rc : thread_start(NULL, writer, n, "persia-snapshot");
@@ -280,25 +259,40 @@ static int begin_locked(ps_service *s, const wire_snapshot *m)
     return PERSIA_OK;
 }
 
-static int answer_locked(ps_service *s, answer *a)
+/* Into `memory`; NULL: there is none. */
+static void *copy(wire_memory *memory, const void *from, size_t bytes)
+{
+    void *to = wire_memory_take(memory, bytes);
+    if (to && bytes)
+        memcpy(to, from, bytes);
+    return to;
+}
+
+/* What is known of the snapshot, in *out and `memory`. */
+static int answer_locked(ps_service *s, wire_memory *memory,
+                         wire_snapshot_reply *out)
 {
     snapshot *n = s->snapshot;
+    const shard_moment *at = &n->moment;
     n->asked = clock_ns();
     if (n->code)
         return err_set(n->code, "the snapshot into %s/%s failed: %s", n->root,
                        n->folder, n->text);
-    wire_snapshot_reply reply = {.done = (uint32_t)n->done,
-                                 .restore = n->restore,
-                                 .updates = n->updates,
-                                 .step = n->step,
-                                 .pushes = n->pushes,
-                                 .pushes_n = n->tables_n,
-                                 .ledgers = n->ledgers,
-                                 .ledgers_n = n->ledgers_n,
-                                 .files = n->files,
-                                 .files_n = n->done ? n->files_n : 0,
-                                 .rows_written = n->rows};
-    return wire_put_snapshot_reply(&a->o, &reply); /* copies all of it */
+    *out = (wire_snapshot_reply){
+        .done = (uint32_t)n->done,
+        .restore = at->restore,
+        .updates = at->updates,
+        .step = at->step,
+        .pushes = copy(memory, n->pushes, n->tables_n * sizeof *n->pushes),
+        .pushes_n = n->tables_n,
+        .ledgers = copy(memory, at->ledgers,
+                        at->ledgers_n * sizeof *at->ledgers),
+        .ledgers_n = at->ledgers_n,
+        .files_n = n->done ? n->files_n : 0,
+        .rows_written = n->rows};
+    out->files = copy(memory, n->files, out->files_n * sizeof *n->files);
+    return out->pushes && out->ledgers && out->files ? PERSIA_OK
+                                                     : PERSIA_ENOMEM;
 }
 
 static void end_locked(ps_service *s)
@@ -315,34 +309,40 @@ void service_end_snapshot(ps_service *s)
     pthread_mutex_unlock(&s->admin_lock);
 }
 
-int handle_snapshot(ps_service *s, rpc_call *call, wire_memory *memory,
-                    answer *a)
+static int run_locked(ps_service *s, const wire_snapshot *m,
+                      wire_memory *memory, wire_snapshot_reply *out)
 {
-    wire_snapshot m;
-    int rc = service_check_admin(call, "Snapshot");
-    if (!rc)
-        rc = wire_get_snapshot(call->request, call->request_n, memory, &m);
-    if (!rc)
-        rc = service_check_boot(s, &m.caller);
-    if (rc)
-        return rc;
-    pthread_mutex_lock(&s->admin_lock);
-    if (m.verb == SNAPSHOT_BEGIN)
-        rc = begin_locked(s, &m);
-    else if (!is_same(s->snapshot, &m) && m.verb == SNAPSHOT_STATUS)
+    int rc = PERSIA_OK;
+    if (m->verb == SNAPSHOT_BEGIN)
+        rc = begin_locked(s, m);
+    else if (!is_same(s->snapshot, m) && m->verb == SNAPSHOT_STATUS)
         rc = err_set(PERSIA_EARG, "no snapshot into %s/%s is known: it was "
                      "ended, nobody asked about it for 10 minutes, or the "
-                     "server was started anew", m.root, m.folder);
-    if (!rc && m.verb == SNAPSHOT_END) {
-        if (is_same(s->snapshot, &m))
-            end_locked(s);
-        rc = wire_put_snapshot_reply(&a->o,
-                                     &(wire_snapshot_reply){.done = 1});
-    } else if (!rc) {
-        rc = answer_locked(s, a);
+                     "server was started anew", m->root, m->folder);
+    if (rc || m->verb != SNAPSHOT_END)
+        return rc ? rc : answer_locked(s, memory, out);
+    if (is_same(s->snapshot, m))
+        end_locked(s);
+    *out = (wire_snapshot_reply){.done = 1};
+    return PERSIA_OK;
+}
+
+void snapshot_run(void *service, const wire_snapshot *m, shard_done done,
+                  void *ctx)
+{
+    ps_service *s = service;
+    wire_memory memory;
+    wire_snapshot_reply message;
+    wire_memory_init(&memory);
+    int rc = shard_check_boot(s->shard, &m->caller);
+    if (!rc) {
+        pthread_mutex_lock(&s->admin_lock);
+        rc = run_locked(s, m, &memory, &message);
+        pthread_mutex_unlock(&s->admin_lock);
+        if (m->verb == SNAPSHOT_BEGIN)
+            service_wake(s, 0); /* the timer: to forget it some day */
     }
-    pthread_mutex_unlock(&s->admin_lock);
-    if (m.verb == SNAPSHOT_BEGIN)
-        wait_poke(s); /* the timer: to forget it some day */
-    return rc;
+    shard_reply reply = {.message = rc ? NULL : &message};
+    done(ctx, rc, &reply);
+    wire_memory_free(&memory);
 }

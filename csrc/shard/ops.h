@@ -23,7 +23,7 @@ typedef struct shard_ref shard_ref;
 typedef struct shard_reply {
     const void *message; /* the reply's struct; NULL after an error */
     /* Ends the life of the message, on any thread; NULL: done()'s return
-     * does. */
+     * does, and there is no bulk data in it. */
     void (*release)(struct shard_reply *reply);
     void *owner;
 } shard_reply;
@@ -41,7 +41,9 @@ typedef struct shard_pull {
 } shard_pull;
 
 /* jobs: [m->tables_n] or NULL.  The direct body takes gradients as parts from
- * where they lie (and m->tables give number and settings alone). */
+ * where they lie (m->tables give number and settings alone; of a job parts
+ * and distinct are read).  Jobs are the callee's until done(); of an update
+ * that is no part of a step the counts are in them, too. */
 typedef struct shard_push {
     const wire_push *m;
     push_job *jobs;
@@ -62,7 +64,7 @@ typedef struct shard_ops {
     SHARD_OPS(SHARD_OP)
 #undef SHARD_OP
     /* Calls that wait end (PERSIA_ECLOSED); returns when all are done, and
-     * frees the body. */
+     * frees the body.  The last call. */
     void (*close)(shard_ref *to);
 } shard_ops;
 

@@ -5,6 +5,27 @@
  *   ledger.h   which updates of each stream were applied
  *   sync.h     the parts of one step of all ranks
  *   numbers.h  a window of numbers, of the size that travels
+ *
+ * A shard is its tables and all that decides what may change them: every
+ * call goes through a shard_ref, those of messages, too.
+ *
+ *   ledger   per stream a watermark and a window of numbers: an update is
+ *            applied once, whatever is sent again.  A stream is opened by
+ *            the Hello that claims it; of more than 65,536 the one used
+ *            longest ago expires, for good.  A push in a stream that its
+ *            sender has not opened here is refused (PERSIA_ESTALE): it says
+ *            Hello and sees what the ledger still knows.  So is one of an
+ *            owner that has a later one (PERSIA_ECLOSED): its process was
+ *            replaced.
+ *   sync     parts of one step wait until all ranks but those that have
+ *            left sent theirs, are added in the order of the ranks and
+ *            applied once (the counts are in the answer to the first part);
+ *            pulls behind an update wait, too, and no thread is held.  At a
+ *            call's deadline it fails and names the missing ranks; then the
+ *            step's parts are dropped.
+ *
+ * It starts no thread, opens no file and reads no clock but through its
+ * shard_env.  All functions may be called from any thread.
  */
 #ifndef PERSIA_SHARD_H
 #define PERSIA_SHARD_H
@@ -15,4 +36,98 @@
 #include "shard/sync.h"
 #include "shard/tables.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct shard shard;
+
+/* What a shard uses of the process around it. */
+typedef struct shard_env {
+    void *ctx;
+    uint64_t (*now)(void *ctx); /* the clock of deadlines, ns */
+    /* shard_tick() is wanted at this time already.  Takes only locks that are
+     * not held around calls of the shard.  NULL: shard_tick() is not called;
+     * a pull that would have to wait fails with PERSIA_EUNAVAILABLE, and a
+     * part of a step waits until the others arrive. */
+    void (*wake)(void *ctx, uint64_t at);
+    /* Or NULL: PERSIA_EARG. */
+    void (*snapshot)(void *ctx, const wire_snapshot *m, shard_done done,
+                     void *done_ctx);
+    void (*restore)(void *ctx, const wire_restore *m, shard_done done,
+                    void *done_ctx);
+} shard_env;
+
+typedef struct shard_config {
+    char name_space[WIRE_NAME];
+    uint32_t shard, shards; /* 0 of 1: embedded */
+    uint64_t boot;          /* random, not 0 */
+    uint64_t lineage;       /* of the rows; random, not 0 */
+    uint64_t message_limit; /* bytes of a packed answer, at least 4096 */
+    shard_env env;
+} shard_config;
+
+/* The tables must outlive the shard. */
+PERSIA_API int shard_create(ps *tables, const shard_config *config,
+                            shard **out);
+/* When all its refs are closed. */
+PERSIA_API void shard_destroy(shard *s);
+PERSIA_API ps *shard_tables(const shard *s);
+
+/* The direct body: calls run on the caller's thread, without encoding and
+ * copies.  Each ref ends its own calls in close(), which frees it. */
+PERSIA_API int shard_direct(shard *s, shard_ref **out);
+/* Calls of this direct ref that wait fail, and those that would wait from now
+ * on.  The text lasts. */
+PERSIA_API void shard_refuse(shard_ref *direct, int code, const char *text);
+/* So many calls may wait at once (0: any number): pulls that wait leave half
+ * of them, and one for each rank of steps, to updates; more ranks than that
+ * cannot train in step. */
+PERSIA_API void shard_set_calls(shard *s, uint32_t calls);
+/* Fails what has waited too long; the time at which to call it again, or
+ * UINT64_MAX. */
+PERSIA_API uint64_t shard_tick(shard *s, uint64_t now);
+
+/* ---- for those who answer instead of the shard -------------------------- */
+
+/* PERSIA_ESTALE unless the caller means this life of the shard. */
+int shard_check_boot(const shard *s, const wire_caller *caller);
+/* PERSIA_ELIMIT if a message of so many bytes would be too large. */
+int shard_check_bytes(const shard *s, const char *what, uint64_t bytes);
+/* One more request failed: for Stats. */
+void shard_count_failed(shard *s);
+
+/* ---- snapshots and restores --------------------------------------------- */
+
+void shard_place(const shard *s, uint32_t *no, uint32_t *shards);
+uint64_t shard_lineage(const shard *s);
+
+/* What belongs to a cut of the rows. */
+typedef struct shard_moment {
+    uint64_t restore, updates, step;
+    wire_ledger *ledgers; /* the caller's, by free() */
+    size_t ledgers_n;
+} shard_moment;
+/* A cut of the first tables_n tables between two updates.  The caller ends
+ * what cuts there are also after an error. */
+int shard_cut(shard *s, uint32_t tables_n, table_cut **cuts /* [tables_n] */,
+              shard_moment *out);
+
+/* Other rows, with what belongs to them. */
+typedef struct shard_rows {
+    uint32_t tables_n;
+    table **tables;         /* [tables_n] NULL: the table keeps its rows */
+    const uint64_t *pushes; /* [tables_n] clocks */
+    ledger *ledger;
+    uint64_t lineage, restore, updates, step;
+} shard_rows;
+/* Exchanges tables and ledger with those of the shard, between two updates. */
+int shard_exchange(shard *s, const shard_rows *rows);
+/* Fails all that waits: with PERSIA_ESTALE parts are answered
+ * PUSH_STALE_LINEAGE. */
+void shard_drop(shard *s, int code, const char *text);
+
+#ifdef __cplusplus
+}
+#endif
 #endif

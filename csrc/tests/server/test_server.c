@@ -2,7 +2,7 @@
 #include "tests/server/help.h"
 
 #include "ids/ids.h"
-#include "server/buffers.h"
+#include "shard/buffers.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -4,8 +4,8 @@
  * so buffers that come back are kept, up to a limit.  Any thread may take
  * and give.
  */
-#ifndef PERSIA_SERVER_BUFFERS_H
-#define PERSIA_SERVER_BUFFERS_H
+#ifndef PERSIA_SHARD_BUFFERS_H
+#define PERSIA_SHARD_BUFFERS_H
 
 #include "base/base.h"
 

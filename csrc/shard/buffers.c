@@ -1,4 +1,4 @@
-#include "server/buffers.h"
+#include "shard/buffers.h"
 
 #include <pthread.h>
 #include <stdlib.h>

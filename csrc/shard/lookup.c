@@ -1,9 +1,9 @@
-/* pull.c: rows out, straight into the memory of the reply.
+/* lookup.c: rows out, where the caller wants them, or packed.
  *
  * A pull is cut into pieces of one table; a piece is checked, read and, if
  * the reply is narrower than fp32, narrowed while it is in the cache.
  */
-#include "server/private.h"
+#include "shard/private.h"
 
 enum {
     PIECE = 2048, /* ids: a table holds its locks for as many */
@@ -11,7 +11,7 @@ enum {
 };
 
 typedef struct pull_plan {
-    const ps_service *s;
+    const shard *s;
     const wire_pull *m;
     wire_values *out;    /* [m->tables_n], where each table's rows go */
     table **tables;      /* [m->tables_n] */
@@ -49,7 +49,7 @@ static int pull_piece(void *ctx, size_t piece)
                     .stride = out->dim,
                     .rows = rows ? rows + first : NULL};
 
-    int rc = service_check_ids(p->s, job.t, job.ids, job.n);
+    int rc = check_ids_here(p->s, job.t, job.ids, job.n);
     if (!rc) /* on this thread alone: it is one chunk */
         rc = table_pull(ps_sched(p->s->p), &job, 1);
     if (!rc && dtype != WIRE_FP32)
@@ -71,7 +71,7 @@ static int lay_out(pull_plan *p, uint64_t *bytes)
     p->first_piece[0] = 0;
     for (size_t i = 0; i < p->m->tables_n; i++) {
         const wire_pull_table *want = &p->m->tables[i];
-        int rc = service_table(p->s, want->no, &p->tables[i]);
+        int rc = find_table(p->s, want->no, &p->tables[i]);
         if (rc)
             return rc;
         const uint32_t dim = table_get_config(p->tables[i])->dim;
@@ -83,7 +83,7 @@ static int lay_out(pull_plan *p, uint64_t *bytes)
                                 (want->n + piece_ids(p, i) - 1) /
                                     piece_ids(p, i);
     }
-    return service_check_bytes(p->s, "the rows would be an answer", *bytes);
+    return shard_check_bytes(p->s, "the rows would be an answer", *bytes);
 }
 
 static void place(pull_plan *p, char *at)
@@ -106,41 +106,63 @@ static void place(pull_plan *p, char *at)
     }
 }
 
-int pull_answer(ps_service *s, const wire_pull *m, wire_memory *memory,
-                answer *a)
+static int pull_packed(shard *s, const wire_pull *m, answer *a)
 {
     uint64_t bytes;
     pull_plan p = {.s = s, .m = m};
     const size_t n = m->tables_n;
-    int rc = service_check_rows(s, &m->caller);
-    if (rc)
-        return rc;
-    p.out = wire_memory_take(memory, n * sizeof *p.out);
-    p.tables = wire_memory_take(memory, n * sizeof *p.tables);
-    p.first_piece = wire_memory_take(memory, (n + 1) * sizeof(size_t));
+    p.out = wire_memory_take(&a->memory, n * sizeof *p.out);
+    p.tables = wire_memory_take(&a->memory, n * sizeof *p.tables);
+    p.first_piece = wire_memory_take(&a->memory, (n + 1) * sizeof(size_t));
     if (!p.out || !p.tables || !p.first_piece)
         return PERSIA_ENOMEM;
-    if ((rc = lay_out(&p, &bytes)) ||
-        (rc = buffers_take(s->buffers, (size_t)bytes, &a->bulk)))
+    int rc = lay_out(&p, &bytes);
+    if (rc || (rc = buffers_take(s->buffers, (size_t)bytes, &a->bulk)))
         return rc;
     place(&p, a->bulk->data);
     rc = sched_for(ps_sched(s->p), p.first_piece[n], pull_piece, &p);
-    if (rc)
-        return rc;
-    atomic_fetch_add(&s->pulls, 1);
-    wire_pull_reply reply = {.dtype = m->dtype, .tables = p.out,
-                             .tables_n = n};
-    return wire_put_pull_reply(&a->o, &reply);
+    a->m.pull = (wire_pull_reply){.dtype = m->dtype, .tables = p.out,
+                                  .tables_n = n};
+    return rc;
 }
 
-int handle_pull(ps_service *s, rpc_call *call, wire_memory *memory,
-                answer *a)
+static int pull_in_place(shard *s, const wire_pull *m, pull_job *jobs)
 {
-    wire_pull m;
-    int rc = wire_get_pull(call->request, call->request_n, memory, &m);
+    for (size_t i = 0; i < m->tables_n; i++) {
+        pull_job *job = &jobs[i];
+        int rc = find_table(s, m->tables[i].no, &job->t);
+        if (!rc)
+            rc = check_ids(s, job->t, job->ids, job->n);
+        if (rc)
+            return rc;
+    }
+    return ps_pull(s->p, jobs, m->tables_n);
+}
+
+void pull_answer(shard *s, const shard_call *c, const shard_pull *a)
+{
+    wire_pull_reply empty = {.dtype = WIRE_FP32};
+    answer *packed = NULL;
+    int rc = check_rows(s, &a->m->caller);
+    if (!rc && a->jobs)
+        rc = pull_in_place(s, a->m, a->jobs);
+    else if (!rc && !(rc = answer_make(&packed)))
+        rc = pull_packed(s, a->m, packed);
     if (!rc)
-        rc = service_check_rows(s, &m.caller);
-    if (!rc && m.after)
-        rc = wait_pull(s, call, memory, &m);
-    return rc ? rc : pull_answer(s, &m, memory, a);
+        atomic_fetch_add(&s->pulls, 1);
+    if (a->jobs)
+        call_reply(c, rc, &empty);
+    else
+        answer_give(c, rc, packed);
+}
+
+void pull_run(shard *s, const shard_call *c, const shard_pull *a)
+{
+    int waits = 0, rc = PERSIA_OK;
+    if (a->m->after && !(rc = check_rows(s, &a->m->caller)))
+        rc = wait_pull(s, c, a, &waits);
+    if (rc)
+        call_reply(c, rc, NULL);
+    else if (!waits)
+        pull_answer(s, c, a);
 }

@@ -1,17 +1,15 @@
-/* wait.c: calls that wait: parts of steps for the other ranks, pulls
- * for an update.  No thread is held; one timer fails what has waited too long.
+/* waits.c: calls that wait: parts of steps for the other ranks, pulls
+ * for an update.  No thread is held; the tick fails what has waited too long.
  */
-#include "server/private.h"
+#include "shard/private.h"
 
-#include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { PATIENCE_NS = 1000000000 }; /* see wait_pull() */
 
-int wait_room(ps_service *s, uint32_t most)
+int wait_room(shard *s, uint32_t most)
 {
     if (atomic_fetch_add(&s->parked_n, 1) < most)
         return 1;
@@ -19,22 +17,23 @@ int wait_room(ps_service *s, uint32_t most)
     return 0;
 }
 
-static void wake_locked(ps_service *s, uint64_t at)
+static void wake_locked(shard *s, uint64_t at)
 {
     if (at >= s->wake_at)
         return;
     s->wake_at = at;
-    pthread_cond_signal(&s->wake);
+    if (s->env.wake)
+        s->env.wake(s->env.ctx, at);
 }
 
-void wait_poke(ps_service *s)
+/* Whether calls of this ref may not wait any more. */
+static int refuses_locked(const direct *from)
 {
-    pthread_mutex_lock(&s->wait_lock);
-    wake_locked(s, 0);
-    pthread_mutex_unlock(&s->wait_lock);
+    return from->refused ? err_set(from->refused, "%s", from->refused_text)
+                         : PERSIA_OK;
 }
 
-uint64_t wait_step(ps_service *s)
+uint64_t wait_step(shard *s)
 {
     pthread_mutex_lock(&s->wait_lock);
     uint64_t step = s->sync.step;
@@ -42,24 +41,23 @@ uint64_t wait_step(ps_service *s)
     return step;
 }
 
-uint64_t *wait_left(ps_service *s, uint32_t world, wire_memory *memory,
-                    size_t *n)
+uint64_t *wait_left(shard *s, uint32_t world, size_t *n)
 {
     uint64_t *out = NULL;
     *n = 0;
     pthread_mutex_lock(&s->wait_lock);
     if (s->sync.left_n)
-        out = wire_memory_take(memory, s->sync.left_n * sizeof *out);
+        out = malloc(s->sync.left_n * sizeof *out);
     if (out)
         *n = sync_list_left(&s->sync, world, out, s->sync.left_n);
     pthread_mutex_unlock(&s->wait_lock);
-    return *n ? out : NULL;
+    return out;
 }
 
 /* ---- parts of steps ----------------------------------------------------- */
 
 /* Parts that were taken and will not be applied. */
-static void fail_parts(ps_service *s, void **parts, uint32_t n, int code,
+static void fail_parts(shard *s, void **parts, uint32_t n, int code,
                        const char *text)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -69,14 +67,14 @@ static void fail_parts(ps_service *s, void **parts, uint32_t n, int code,
         else if (code == PERSIA_ELOST)
             push_reply_status(s, parts[i], PUSH_LOST);
         else
-            push_fail(s, parts[i], code, text);
+            push_fail(parts[i], code, text);
     }
     free(parts);
 }
 
 /* Marks the parts of a step as under way in the ledger: from now on copies
  * of them wait for their answers. */
-static int begin_locked(ps_service *s, void **parts, uint32_t n)
+static int begin_locked(shard *s, void **parts, uint32_t n)
 {
     enum ledger_state state;
     int rc = PERSIA_OK;
@@ -87,7 +85,7 @@ static int begin_locked(ps_service *s, void **parts, uint32_t n)
             rc = err_set(PERSIA_EARG, "update %llu of the stream of rank %u "
                          "is under way twice: every rank needs a stream of "
                          "its own", (unsigned long long)c->key.number,
-                         c->m.part);
+                         c->m->part);
         for (uint32_t k = 0; rc && k < i; k++)
             (void)ledger_end(s->ledger, &((push_call *)parts[k])->key);
     }
@@ -95,7 +93,7 @@ static int begin_locked(ps_service *s, void **parts, uint32_t n)
 }
 
 /* Takes the pending step if it is whole; NULL if it is not. */
-static void **take_whole_locked(ps_service *s, uint32_t *n, int *rc)
+static void **take_whole_locked(shard *s, uint32_t *n, int *rc)
 {
     *rc = PERSIA_OK;
     if (!sync_complete(&s->sync))
@@ -107,7 +105,7 @@ static void **take_whole_locked(ps_service *s, uint32_t *n, int *rc)
     return parts;
 }
 
-static void apply_step(ps_service *s, void **parts, uint32_t n, int rc)
+static void apply_step(shard *s, void **parts, uint32_t n, int rc)
 {
     if (rc) {
         char text[256];
@@ -120,73 +118,92 @@ static void apply_step(ps_service *s, void **parts, uint32_t n, int rc)
     free(parts);
 }
 
-void wait_part(ps_service *s, push_call *c)
-{
-    void *replaced = NULL, **whole = NULL;
-    uint32_t n = 0;
-    int stale = 0, missed = 0, again = 0;
-    int rc = PERSIA_OK, whole_rc = PERSIA_OK;
+/* What became of a part. */
+typedef struct placed {
+    enum ledger_state state;
+    int rc;            /* in LEDGER_NEW: it was refused, or: */
+    int stale, missed; /* it is not applied */
+    push_call *replaced; /* by this one */
+    int again;           /* which was the same */
+    void **whole;        /* the step, if it is whole; [n] */
+    uint32_t n;
+    int whole_rc;
+} placed;
 
+static void place_locked(shard *s, push_call *c, placed *out)
+{
+    void *replaced = NULL;
+    *out = (placed){.state = ledger_look(s->ledger, &c->key, &c->waiter)};
+    if (out->state != LEDGER_NEW)
+        return;
+    out->rc = refuses_locked(c->call.from);
+    if (out->rc)
+        return;
+    out->stale = is_stale(s, &c->m->caller); /* else dropped by a restore */
+    out->missed = !out->stale && c->m->step <= s->sync.missed;
+    if (!out->stale && !out->missed)
+        out->rc = sync_add(&s->sync, c->m->step, c->m->part, c->m->parts, c,
+                           &replaced);
+    if (out->stale || out->missed || out->rc)
+        return;
+    if (replaced) { /* a copy that was late may be the later one */
+        const ledger_key *key = &((push_call *)replaced)->key;
+        out->replaced = replaced;
+        out->again = key->stream == c->key.stream &&
+                     key->number == c->key.number &&
+                     key->owner.client == c->key.owner.client;
+    }
+    wake_locked(s, c->call.deadline);
+    out->whole = take_whole_locked(s, &out->n, &out->whole_rc);
+}
+
+void wait_part(shard *s, const push_call *part)
+{
+    placed p;
+    push_call *c = push_keep(part);
+    if (!c)
+        return;
     if (!wait_room(s, PARTS_MAX)) {
-        push_fail(s, c, PERSIA_ELIMIT, "too many requests wait");
+        push_fail(c, PERSIA_ELIMIT, "too many requests wait");
         return;
     }
     pthread_mutex_lock(&s->wait_lock);
-    enum ledger_state state = ledger_look(s->ledger, &c->key, &c->waiter);
-    if (state == LEDGER_NEW && atomic_load(&s->closed))
-        rc = err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
-    else if (state == LEDGER_NEW && service_is_stale(s, &c->m.caller))
-        stale = 1; /* a restore drops what was added before */
-    else if (state == LEDGER_NEW && c->m.step <= s->sync.missed)
-        missed = 1;
-    else if (state == LEDGER_NEW)
-        rc = sync_add(&s->sync, c->m.step, c->m.part, c->m.parts, c,
-                      &replaced);
-    if (replaced) { /* a copy that was late may be the later one */
-        const ledger_key *key = &((push_call *)replaced)->key;
-        again = key->stream == c->key.stream &&
-                key->number == c->key.number &&
-                key->owner.client == c->key.owner.client;
-    }
-    if (state == LEDGER_NEW && !rc && !stale && !missed) {
-        wake_locked(s, c->call->deadline);
-        whole = take_whole_locked(s, &n, &whole_rc);
-    }
+    place_locked(s, c, &p);
     pthread_mutex_unlock(&s->wait_lock);
 
-    if (state == LEDGER_BUSY)
+    if (p.state == LEDGER_BUSY)
         return;
-    if (state != LEDGER_NEW || rc || stale || missed) {
+    if (p.state != LEDGER_NEW || p.rc || p.stale || p.missed) {
         atomic_fetch_sub(&s->parked_n, 1);
-        if (stale)
+        if (p.stale)
             push_reply_status(s, c, PUSH_STALE_LINEAGE);
-        else if (missed)
+        else if (p.missed)
             push_reply_status(s, c, PUSH_LOST);
-        else if (rc)
-            push_fail(s, c, rc, err_text());
+        else if (p.rc)
+            push_fail(c, p.rc, err_text());
         else
-            push_reply_state(s, c, state);
+            push_reply_state(s, c, p.state);
         return;
     }
-    if (replaced) {
+    if (p.replaced) {
         atomic_fetch_sub(&s->parked_n, 1);
-        push_fail(s, replaced, again ? PERSIA_EUNAVAILABLE : PERSIA_ECLOSED,
+        push_fail(p.replaced, p.again ? PERSIA_EUNAVAILABLE : PERSIA_ECLOSED,
                   "this part of the step came once more; the later one waits "
                   "now");
     }
-    if (whole) {
-        apply_step(s, whole, n, whole_rc);
+    if (p.whole) {
+        apply_step(s, p.whole, p.n, p.whole_rc);
         wait_go_on(s);
     }
 }
 
-int wait_open(ps_service *s, const wire_hello *m, wire_ledger *out)
+int wait_open(shard *s, const wire_hello *m, wire_ledger *out)
 {
     void **dropped = NULL;
     uint32_t n = 0;
     int taken;
     pthread_mutex_lock(&s->wait_lock);
-    int rc = ledger_open(s->ledger, m->stream, service_owner(&m->caller),
+    int rc = ledger_open(s->ledger, m->stream, owner_of(&m->caller),
                          &taken, out);
     for (uint32_t i = 0; i < s->sync.parts && taken && !rc && !dropped; i++) {
         const push_call *c = s->sync.part[i];
@@ -210,21 +227,21 @@ int wait_open(ps_service *s, const wire_hello *m, wire_ledger *out)
     return rc;
 }
 
-void wait_applied(ps_service *s, uint64_t step)
+void wait_applied(shard *s, uint64_t step)
 {
     pthread_mutex_lock(&s->wait_lock);
     sync_applied(&s->sync, step);
     pthread_mutex_unlock(&s->wait_lock);
 }
 
-void wait_failed(ps_service *s)
+void wait_failed(shard *s)
 {
     pthread_mutex_lock(&s->wait_lock);
     sync_failed(&s->sync);
     pthread_mutex_unlock(&s->wait_lock);
 }
 
-void wait_note_refused(ps_service *s, const ledger_key *key, int code,
+void wait_note_refused(shard *s, const ledger_key *key, int code,
                        const char *text)
 {
     pthread_mutex_lock(&s->wait_lock);
@@ -235,7 +252,7 @@ void wait_note_refused(ps_service *s, const ledger_key *key, int code,
     pthread_mutex_unlock(&s->wait_lock);
 }
 
-int wait_was_refused(ps_service *s, const ledger_key *key, char *text,
+int wait_was_refused(shard *s, const ledger_key *key, char *text,
                      size_t room)
 {
     int code = PERSIA_OK;
@@ -251,7 +268,7 @@ int wait_was_refused(ps_service *s, const ledger_key *key, char *text,
     return code;
 }
 
-void wait_set_step(ps_service *s, uint64_t step)
+void wait_set_step(shard *s, uint64_t step)
 {
     pthread_mutex_lock(&s->wait_lock);
     s->sync.step = step;
@@ -261,7 +278,7 @@ void wait_set_step(ps_service *s, uint64_t step)
 }
 
 /* Whether all parts of a step but one can wait at once for the last. */
-static int check_world(const ps_service *s, const wire_leave *m)
+static int check_world(const shard *s, const wire_leave *m)
 {
     const uint32_t calls = atomic_load(&s->calls);
     if (!m->joins || !calls || m->world <= calls)
@@ -273,7 +290,7 @@ static int check_world(const ps_service *s, const wire_leave *m)
 }
 
 /* Hands out what is void then, as sync_move() does. */
-static void **move_locked(ps_service *s, const wire_leave *m, uint32_t *n)
+static void **move_locked(shard *s, const wire_leave *m, uint32_t *n)
 {
     if (m->joins)
         s->world = m->world;
@@ -285,103 +302,120 @@ static void **move_locked(ps_service *s, const wire_leave *m, uint32_t *n)
     return dropped;
 }
 
-int handle_leave(ps_service *s, rpc_call *call, wire_memory *memory,
-                 answer *a)
+int leave_answer(shard *s, const wire_leave *m, wire_memory *memory,
+                 wire_leave_reply *out)
 {
-    wire_leave m;
     uint32_t n = 0;
     void **dropped = NULL;
-    int rc = wire_get_leave(call->request, call->request_n, memory, &m);
-    if (!rc)
-        rc = service_check_boot(s, &m.caller);
-    if (!rc && m.world > SYNC_RANKS)
+    (void)memory;
+    int rc = shard_check_boot(s, &m->caller);
+    if (!rc && m->world > SYNC_RANKS)
         rc = err_set(PERSIA_ELIMIT, "a world of %u ranks, at most %d can "
-                     "train in step", m.world, SYNC_RANKS);
+                     "train in step", m->world, SYNC_RANKS);
     if (!rc)
-        rc = check_world(s, &m);
+        rc = check_world(s, m);
     if (rc)
         return rc;
     pthread_mutex_lock(&s->wait_lock);
-    if (ledger_is_older(s->ledger, m.stream, service_owner(&m.caller))) {
+    if (ledger_is_older(s->ledger, m->stream, owner_of(&m->caller))) {
         pthread_mutex_unlock(&s->wait_lock);
         return err_set(PERSIA_ECLOSED, "another process is rank %u of the "
-                       "steps now", m.rank);
+                       "steps now", m->rank);
     }
-    const sync_mover by = {m.caller.client, m.stream, m.move,
-                           (int)m.joins};
-    if (!sync_late(&s->sync, m.rank, &by))
-        dropped = move_locked(s, &m, &n);
-    int missed = n && ((push_call *)dropped[0])->m.step <= s->sync.missed;
+    const sync_mover by = {m->caller.client, m->stream, m->move,
+                           (int)m->joins};
+    if (!sync_late(&s->sync, m->rank, &by))
+        dropped = move_locked(s, m, &n);
+    int missed = n && ((push_call *)dropped[0])->m->step <= s->sync.missed;
     pthread_mutex_unlock(&s->wait_lock);
     if (missed) {
         fail_parts(s, dropped, n, PERSIA_ELOST, "");
     } else if (dropped) {
         char text[128];
         snprintf(text, sizeof text, "rank %u %s the steps of the job before "
-                 "this step was whole", m.rank,
-                 m.joins ? "joined" : "left");
+                 "this step was whole", m->rank,
+                 m->joins ? "joined" : "left");
         fail_parts(s, dropped, n, PERSIA_ECLOSED, text);
     }
     wait_go_on(s);
-    wire_leave_reply reply = {.step = wait_step(s)};
-    return wire_put_leave_reply(&a->o, &reply);
+    *out = (wire_leave_reply){.step = wait_step(s)};
+    return PERSIA_OK;
 }
 
 /* ---- pulls -------------------------------------------------------------- */
 
 /* Pulls that wait must not keep out the updates that they wait for. */
-static int pulls_fill_locked(const ps_service *s)
+static int pulls_fill_locked(const shard *s)
 {
     const uint32_t calls = atomic_load(&s->calls);
     const uint32_t updates = s->world > calls / 2 ? s->world : calls / 2;
     return calls && s->parked_pulls + updates >= calls;
 }
 
-int wait_pull(ps_service *s, rpc_call *call, wire_memory *memory,
-              const wire_pull *m)
+int wait_pull(shard *s, const shard_call *c, const shard_pull *a, int *waits)
 {
-    parked *one;
-    int waits = 0, rc = PERSIA_OK;
+    const wire_pull *m = a->m;
+    int rc = PERSIA_OK;
+    *waits = 0;
     if (ledger_has(s->ledger, m->stream, m->after))
         return PERSIA_OK;
-    one = wire_memory_take(memory, sizeof *one);
+    if (!s->env.wake) /* it could wait for ever */
+        return err_set(PERSIA_EUNAVAILABLE, "this shard lets no call wait");
+    parked *one = malloc(sizeof *one);
     if (!one)
-        return PERSIA_ENOMEM;
-    if (!wait_room(s, PARKED_MAX))
+        return err_set(PERSIA_ENOMEM, "no memory for a pull that waits");
+    if (!wait_room(s, PARKED_MAX)) {
+        free(one);
         return err_set(PERSIA_EUNAVAILABLE, "too many requests wait");
-    uint64_t until = clock_ns() + PATIENCE_NS;
-    if (until > call->deadline)
-        until = call->deadline;
-    *one = (parked){.call = call, .until = until, .memory = *memory, .m = *m};
+    }
+    uint64_t until = s->env.now(s->env.ctx) + PATIENCE_NS;
+    if (until > c->deadline)
+        until = c->deadline;
+    *one = (parked){.call = *c, .until = until, .a = a};
     pthread_mutex_lock(&s->wait_lock);
-    if (atomic_load(&s->closed)) {
-        rc = err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
-    } else if (!ledger_has(s->ledger, m->stream, m->after)) {
-        waits = !pulls_fill_locked(s);
-        if (!waits)
+    rc = refuses_locked(c->from);
+    if (!rc && !ledger_has(s->ledger, m->stream, m->after)) {
+        *waits = !pulls_fill_locked(s);
+        if (!*waits)
             rc = err_set(PERSIA_EUNAVAILABLE, "too many requests wait");
     }
-    if (waits) {
+    if (*waits) {
         one->next = s->parked;
         s->parked = one;
         s->parked_pulls++;
         wake_locked(s, until);
     }
     pthread_mutex_unlock(&s->wait_lock);
-    if (waits)
-        return TAKEN;
+    if (*waits)
+        return PERSIA_OK;
+    free(one);
     atomic_fetch_sub(&s->parked_n, 1);
     return rc;
 }
 
-/* Takes the pulls whose time is up or, with 0, whose updates are through. */
-static parked *take_pulls_locked(ps_service *s, uint64_t now)
+/* Which pulls: those whose update is through, or, where they are not 0 and
+ * NULL, whose time is up at `now`, or of one ref. */
+typedef struct which {
+    uint64_t now;
+    const direct *from;
+} which;
+
+static int is_taken_locked(const shard *s, const parked *one,
+                           const which *w)
+{
+    if (w->from)
+        return one->call.from == w->from;
+    if (w->now)
+        return one->until <= w->now;
+    return ledger_has(s->ledger, one->a->m->stream, one->a->m->after);
+}
+
+static parked *take_pulls_locked(shard *s, which w)
 {
     parked *taken = NULL, **at = &s->parked;
     while (*at) {
         parked *one = *at;
-        if (now ? one->until > now
-                : !ledger_has(s->ledger, one->m.stream, one->m.after)) {
+        if (!is_taken_locked(s, one, &w)) {
             at = &one->next;
             continue;
         }
@@ -393,33 +427,30 @@ static parked *take_pulls_locked(ps_service *s, uint64_t now)
     return taken;
 }
 
-static void answer_pulls(ps_service *s, parked *list, int code,
-                         const char *text)
+static void answer_pulls(shard *s, parked *list, int code, const char *text)
 {
     while (list) {
-        parked *one = list;
-        list = one->next;
-        wire_memory memory = one->memory; /* it lies in it */
-        answer a = {.bulk = NULL};
-        wire_out_init(&a.o);
+        parked one = *list;
+        free(list);
+        list = one.next;
         atomic_fetch_sub(&s->parked_n, 1);
-        int rc = code ? err_set(code, "%s", text)
-                      : pull_answer(s, &one->m, &memory, &a);
-        service_answer(s, one->call, rc, &a);
-        wire_memory_free(&memory);
+        if (code)
+            call_fail(&one.call, code, text);
+        else
+            pull_answer(s, &one.call, one.a);
     }
 }
 
 /* ---- going on ----------------------------------------------------------- */
 
-void wait_go_on(ps_service *s)
+void wait_go_on(shard *s)
 {
     void **whole;
     do {
         uint32_t n = 0;
         int rc;
         pthread_mutex_lock(&s->wait_lock);
-        parked *pulls = take_pulls_locked(s, 0);
+        parked *pulls = take_pulls_locked(s, (which){0, NULL});
         whole = take_whole_locked(s, &n, &rc);
         pthread_mutex_unlock(&s->wait_lock);
         answer_pulls(s, pulls, PERSIA_OK, NULL);
@@ -428,21 +459,52 @@ void wait_go_on(ps_service *s)
     } while (whole);
 }
 
-void wait_drop(ps_service *s, int code, const char *text)
+void shard_drop(shard *s, int code, const char *text)
 {
     uint32_t n;
     pthread_mutex_lock(&s->wait_lock);
-    parked *pulls = take_pulls_locked(s, UINT64_MAX);
+    parked *pulls = take_pulls_locked(s, (which){UINT64_MAX, NULL});
     void **parts = sync_take(&s->sync, 0, &n);
     pthread_mutex_unlock(&s->wait_lock);
     answer_pulls(s, pulls, code, text);
     fail_parts(s, parts, n, code, text);
 }
 
-/* ---- the timer ---------------------------------------------------------- */
+/* The next part that waits and is of this ref; NULL: none. */
+static void **take_part_locked(shard *s, const direct *from, uint32_t *n)
+{
+    for (uint32_t i = 0; i < s->sync.parts; i++) {
+        const push_call *c = s->sync.part[i];
+        if (c && c->call.from == from)
+            return sync_take_one(&s->sync, i, n);
+    }
+    return NULL;
+}
+
+void shard_refuse(shard_ref *ref, int code, const char *text)
+{
+    direct *from = (direct *)ref;
+    shard *s = from->s;
+    void **parts;
+    pthread_mutex_lock(&s->wait_lock);
+    from->refused = code;
+    from->refused_text = text;
+    parked *pulls = take_pulls_locked(s, (which){0, from});
+    pthread_mutex_unlock(&s->wait_lock);
+    answer_pulls(s, pulls, code, text);
+    do {
+        uint32_t n = 0;
+        pthread_mutex_lock(&s->wait_lock);
+        parts = take_part_locked(s, from, &n);
+        pthread_mutex_unlock(&s->wait_lock);
+        fail_parts(s, parts, n, code, text);
+    } while (parts);
+}
+
+/* ---- the tick ----------------------------------------------------------- */
 
 /* The earliest deadline of what waits. */
-static uint64_t next_deadline_locked(const ps_service *s)
+static uint64_t next_deadline_locked(const shard *s)
 {
     uint64_t next = UINT64_MAX;
     for (const parked *p = s->parked; p; p = p->next)
@@ -450,21 +512,21 @@ static uint64_t next_deadline_locked(const ps_service *s)
             next = p->until;
     for (uint32_t i = 0; i < s->sync.parts; i++) {
         const push_call *c = s->sync.part[i];
-        if (c && c->call->deadline < next)
-            next = c->call->deadline;
+        if (c && c->call.deadline < next)
+            next = c->call.deadline;
     }
     return next;
 }
 
 /* Fails what has waited too long; all parts of a step if one of them has. */
-static void fail_late(ps_service *s, uint64_t now)
+static void fail_late(shard *s, uint64_t now)
 {
     char missing[160], text[320];
     void **parts = NULL;
     uint32_t n = 0;
 
     pthread_mutex_lock(&s->wait_lock);
-    parked *pulls = take_pulls_locked(s, now);
+    parked *pulls = take_pulls_locked(s, (which){now, NULL});
     unsigned long long step = s->sync.pending;
     if (next_deadline_locked(s) <= now) { /* of a part */
         sync_missing(&s->sync, missing, sizeof missing);
@@ -481,50 +543,16 @@ static void fail_late(ps_service *s, uint64_t now)
     fail_parts(s, parts, n, PERSIA_ETIMEOUT, text);
 }
 
-static void *timer_main(void *arg)
+uint64_t shard_tick(shard *s, uint64_t now)
 {
-    ps_service *s = arg;
-    for (;;) {
-        uint64_t now = clock_ns();
-        pthread_mutex_lock(&s->wait_lock);
-        s->wake_at = UINT64_MAX; /* others may set it again meanwhile */
-        pthread_mutex_unlock(&s->wait_lock);
-        fail_late(s, now);
-        uint64_t first = snapshot_expire(s, now);
-        uint64_t second = restore_expire(s, now);
-        pthread_mutex_lock(&s->wait_lock);
-        wake_locked(s, next_deadline_locked(s));
-        wake_locked(s, first);
-        wake_locked(s, second);
-        while (!s->stop && s->wake_at > clock_ns()) {
-            if (s->wake_at == UINT64_MAX) {
-                pthread_cond_wait(&s->wake, &s->wait_lock);
-                continue;
-            }
-            cond_wait_until(&s->wake, &s->wait_lock, s->wake_at);
-        }
-        int stop = s->stop;
-        pthread_mutex_unlock(&s->wait_lock);
-        if (stop)
-            return NULL;
-    }
-}
-
-int wait_start(ps_service *s)
-{
-    int rc = thread_start(&s->timer, timer_main, s, "persia-timer");
-    s->timer_runs = !rc;
-    return rc;
-}
-
-void wait_end(ps_service *s)
-{
-    if (!s->timer_runs)
-        return;
     pthread_mutex_lock(&s->wait_lock);
-    s->stop = 1;
-    pthread_cond_signal(&s->wake);
+    s->wake_at = UINT64_MAX; /* others may set it again meanwhile */
     pthread_mutex_unlock(&s->wait_lock);
-    pthread_join(s->timer, NULL);
-    s->timer_runs = 0;
+    fail_late(s, now);
+    pthread_mutex_lock(&s->wait_lock);
+    uint64_t next = next_deadline_locked(s);
+    if (next < s->wake_at)
+        s->wake_at = next;
+    pthread_mutex_unlock(&s->wait_lock);
+    return next;
 }

@@ -1,0 +1,166 @@
+/* direct.c: the shard of this process, called without messages. */
+#include "shard/private.h"
+
+#include <stdlib.h>
+
+/* ---- answers ------------------------------------------------------------ */
+
+static void drop_user(direct *d)
+{
+    if (atomic_fetch_sub(&d->users, 1) != 1)
+        return;
+    pthread_mutex_lock(&d->lock);
+    d->ended = 1;
+    pthread_cond_signal(&d->end);
+    pthread_mutex_unlock(&d->lock);
+}
+
+void call_end(const shard_call *c, int rc, shard_reply *reply)
+{
+    direct *from = c->from;
+    c->done(c->ctx, rc, reply);
+    drop_user(from);
+}
+
+void call_fail(const shard_call *c, int code, const char *text)
+{
+    shard_reply none = {.message = NULL};
+    call_end(c, err_set(code, "%s", text), &none);
+}
+
+void call_reply(const shard_call *c, int rc, const void *message)
+{
+    shard_reply reply = {.message = rc ? NULL : message};
+    call_end(c, rc, &reply);
+}
+
+int answer_make(answer **out)
+{
+    wire_memory memory;
+    wire_memory_init(&memory);
+    answer *a = wire_memory_take(&memory, sizeof *a);
+    *out = a;
+    if (!a)
+        return PERSIA_ENOMEM;
+    *a = (answer){.memory = memory};
+    return PERSIA_OK;
+}
+
+static void answer_free(answer *a)
+{
+    if (!a)
+        return;
+    wire_memory memory = a->memory; /* it lies in it */
+    buffer_give(a->bulk);
+    wire_memory_free(&memory);
+}
+
+static void answer_release(shard_reply *reply)
+{
+    answer_free(reply->owner);
+}
+
+void answer_give(const shard_call *c, int rc, answer *a)
+{
+    shard_reply reply = {.message = NULL};
+    if (rc)
+        answer_free(a);
+    else
+        reply = (shard_reply){&a->m, answer_release, a};
+    call_end(c, rc, &reply);
+}
+
+/* ---- the table of the body ---------------------------------------------- */
+
+static shard_call call_begin(shard_ref *to, uint64_t deadline,
+                             shard_done done, void *ctx)
+{
+    direct *d = (direct *)to;
+    atomic_fetch_add(&d->users, 1);
+    return (shard_call){d, deadline, done, ctx};
+}
+
+/* A method that is answered at once. */
+#define AT_ONCE(name)                                                         \
+    static void direct_##name(shard_ref *to, const wire_##name *m,            \
+                              uint64_t deadline, shard_done done, void *ctx)  \
+    {                                                                         \
+        const shard_call c = call_begin(to, deadline, done, ctx);             \
+        wire_##name##_reply reply;                                            \
+        wire_memory memory;                                                   \
+        wire_memory_init(&memory);                                            \
+        int rc = name##_answer(c.from->s, m, &memory, &reply);                \
+        call_reply(&c, rc, &reply);                                           \
+        wire_memory_free(&memory);                                            \
+    }
+
+/* A method that answers itself. */
+#define BY_ITSELF(name, args)                                                 \
+    static void direct_##name(shard_ref *to, const args *a,                   \
+                              uint64_t deadline, shard_done done, void *ctx)  \
+    {                                                                         \
+        const shard_call c = call_begin(to, deadline, done, ctx);             \
+        name##_run(c.from->s, &c, a);                                         \
+    }
+
+/* A method of the shard's environment. */
+#define OUTSIDE(name)                                                         \
+    static void direct_##name(shard_ref *to, const wire_##name *m,            \
+                              uint64_t deadline, shard_done done, void *ctx)  \
+    {                                                                         \
+        const shard_env *env = &((direct *)to)->s->env;                       \
+        shard_reply none = {.message = NULL};                                 \
+        (void)deadline;                                                       \
+        if (env->name)                                                        \
+            env->name(env->ctx, m, done, ctx);                                \
+        else                                                                  \
+            done(ctx, err_set(PERSIA_EARG, "this shard has no " #name "s"),   \
+                 &none);                                                      \
+    }
+
+AT_ONCE(hello)
+AT_ONCE(declare)
+AT_ONCE(leave)
+AT_ONCE(stats)
+BY_ITSELF(pull, shard_pull)
+BY_ITSELF(push, shard_push)
+BY_ITSELF(get_rows, wire_rows)
+BY_ITSELF(put_rows, wire_rows)
+OUTSIDE(snapshot)
+OUTSIDE(restore)
+
+static void direct_close(shard_ref *to)
+{
+    direct *d = (direct *)to;
+    shard_refuse(to, PERSIA_ECLOSED, "the store was closed");
+    drop_user(d);
+    pthread_mutex_lock(&d->lock);
+    while (!d->ended)
+        pthread_cond_wait(&d->end, &d->lock);
+    pthread_mutex_unlock(&d->lock);
+    pthread_cond_destroy(&d->end);
+    pthread_mutex_destroy(&d->lock);
+    free(d);
+}
+
+static const shard_ops direct_ops = {
+#define METHOD(upper, name, args) .name = direct_##name,
+    SHARD_OPS(METHOD)
+#undef METHOD
+    .close = direct_close};
+
+int shard_direct(shard *s, shard_ref **out)
+{
+    direct *d = calloc(1, sizeof *d);
+    *out = NULL;
+    if (!d)
+        return err_set(PERSIA_ENOMEM, "no memory for a way to a shard");
+    d->ref = (shard_ref){.ops = &direct_ops, .address = "this process",
+                         .direct = 1};
+    d->s = s;
+    atomic_init(&d->users, 1);
+    pthread_mutex_init(&d->lock, NULL);
+    pthread_cond_init(&d->end, NULL);
+    *out = &d->ref;
+    return PERSIA_OK;
+}

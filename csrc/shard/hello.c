@@ -1,0 +1,150 @@
+/* hello.c: Hello, Declare, Stats. */
+#include "shard/private.h"
+
+#include <string.h>
+
+/* ---- tables ------------------------------------------------------------- */
+
+static void config_of_spec(const shard *s, const table_spec *spec,
+                           table_config *out)
+{
+    table_config_init(out);
+    out->spec = *spec;
+    out->capacity = spec->capacity / s->shards +
+                    (spec->capacity % s->shards != 0);
+}
+
+/* The specs of the first n tables, in `memory`. */
+static int specs(shard *s, uint32_t n, wire_memory *memory, table_spec **out)
+{
+    *out = wire_memory_take(memory, n * sizeof **out);
+    if (!*out)
+        return PERSIA_ENOMEM;
+    for (uint32_t i = 0; i < n; i++) {
+        const table_config *c = table_get_config(ps_table(s->p, i));
+        uint64_t capacity = atomic_load(&s->capacity[i]);
+        (*out)[i] = c->spec;
+        (*out)[i].capacity = capacity ? capacity : c->capacity * s->shards;
+    }
+    return PERSIA_OK;
+}
+
+static int declare_locked(shard *s, const table_spec *spec,
+                          wire_declare_reply *out)
+{
+    table_config config;
+    int created;
+    const uint32_t next = ps_tables(s->p);
+    config_of_spec(s, spec, &config);
+    if (next < PS_TABLES_MAX) /* the number that a new table will have */
+        atomic_store(&s->capacity[next], spec->capacity);
+    int rc = ps_declare(s->p, &config, &out->no, &created);
+    if (rc)
+        return rc;
+    out->created = (uint32_t)created;
+    uint64_t capacity = atomic_load(&s->capacity[out->no]);
+    if (!capacity)
+        atomic_store(&s->capacity[out->no], capacity = spec->capacity);
+    if (capacity != spec->capacity)
+        return err_set(PERSIA_EMISMATCH, "table %s: capacity is %llu, it was "
+                       "declared with %llu before; give both the same, or "
+                       "another name", spec->name,
+                       (unsigned long long)spec->capacity,
+                       (unsigned long long)capacity);
+    return PERSIA_OK;
+}
+
+int declare_answer(shard *s, const wire_declare *m, wire_memory *memory,
+                   wire_declare_reply *out)
+{
+    (void)memory;
+    *out = (wire_declare_reply){0};
+    int rc = shard_check_boot(s, &m->caller);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&s->declare_lock);
+    rc = declare_locked(s, &m->table, out);
+    pthread_mutex_unlock(&s->declare_lock);
+    return rc;
+}
+
+/* ---- Hello and Stats ---------------------------------------------------- */
+
+typedef struct taken {
+    shard *s;
+    const wire_hello *m;
+} taken;
+
+/* Between two updates: no restore changes it meanwhile. */
+static int take_restore(void *ctx)
+{
+    const taken *t = ctx;
+    if (t->m->caller.boot == t->s->boot &&
+        t->m->caller.lineage == atomic_load(&t->s->lineage))
+        atomic_store(&t->s->restored, t->m->restore);
+    return PERSIA_OK;
+}
+
+int hello_answer(shard *s, const wire_hello *m, wire_memory *memory,
+                 wire_hello_reply *out)
+{
+    if (m->version != WIRE_VERSION)
+        return err_set(PERSIA_EMISMATCH, "the client speaks version %u of "
+                       "the protocol, the server version %d: install the "
+                       "same persia on both", m->version, WIRE_VERSION);
+    if (strcmp(m->name_space, s->name_space) != 0)
+        return err_set(PERSIA_EMISMATCH, "the client asks for namespace "
+                       "'%s', the server holds namespace '%s'",
+                       m->name_space, s->name_space);
+    int rc = PERSIA_OK;
+    if (m->takes)
+        rc = ps_between(s->p, take_restore, &(taken){s, m});
+    if (rc)
+        return rc;
+    *out = (wire_hello_reply){.version = WIRE_VERSION,
+                              .shard = s->no,
+                              .shards = s->shards,
+                              .boot = s->boot,
+                              .lineage = atomic_load(&s->lineage),
+                              .restore = atomic_load(&s->restored),
+                              .updates = ps_updates(s->p),
+                              .message_limit = s->message_limit,
+                              .tables_n = ps_tables(s->p)};
+    memcpy(out->name_space, s->name_space, sizeof out->name_space);
+    if (m->stream && !m->caller.incarnation)
+        ledger_read(s->ledger, m->stream, &out->ledger);
+    else if (m->stream)
+        rc = wait_open(s, m, &out->ledger);
+    return rc ? rc : specs(s, (uint32_t)out->tables_n, memory, &out->tables);
+}
+
+int stats_answer(shard *s, const wire_stats *m, wire_memory *memory,
+                 wire_stats_reply *out)
+{
+    (void)m;
+    const mem_limit *limit = ps_limit(s->p);
+    const uint32_t n = ps_tables(s->p);
+    *out = (wire_stats_reply){.boot = s->boot,
+                              .lineage = atomic_load(&s->lineage),
+                              .restore = atomic_load(&s->restored),
+                              .updates = ps_updates(s->p),
+                              .step = wait_step(s),
+                              .uptime_ns = s->env.now(s->env.ctx) - s->born,
+                              .memory_used = limit->used,
+                              .memory_limit = limit->maximum,
+                              .pulls = s->pulls,
+                              .pushes = s->pushes,
+                              .duplicates = s->duplicates,
+                              .parked = s->parked_n,
+                              .failed = s->failed,
+                              .tables_n = n};
+    int rc = specs(s, n, memory, &out->tables);
+    if (rc)
+        return rc;
+    out->stats = wire_memory_take(memory, n * sizeof *out->stats);
+    if (!out->stats)
+        return PERSIA_ENOMEM;
+    for (uint32_t i = 0; i < n; i++)
+        table_get_stats(ps_table(s->p, i), &out->stats[i]);
+    return PERSIA_OK;
+}

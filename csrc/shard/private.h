@@ -1,0 +1,203 @@
+/* private.h: what the parts of a shard share (private).
+ *
+ *   shard.c    life, checks that several calls share, cuts and exchanges
+ *   direct.c   the direct body: from shard_ops to the functions below
+ *   hello.c    Hello, Declare, Stats
+ *   lookup.c   pulls
+ *   updates.c  pushes: from messages to jobs, exactly once
+ *   waits.c    what waits: parts of steps, pulls; Leave; the tick
+ *   rows.c     whole rows
+ *   buffers.c  memory of packed answers
+ *
+ * Order of locks: the tables' gate, wait_lock, the ledger's.
+ */
+#ifndef PERSIA_SHARD_PRIVATE_H
+#define PERSIA_SHARD_PRIVATE_H
+
+#include "shard/buffers.h"
+#include "shard/shard.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum {
+    PARKED_MAX = 1024, /* pulls, and copies of updates */
+    PARTS_MAX = PARKED_MAX + SYNC_RANKS, /* with parts of steps */
+    REFUSED_MAX = 64 /* that are remembered */
+};
+
+/* ---- calls -------------------------------------------------------------- */
+
+/* The direct body. */
+typedef struct direct {
+    shard_ref ref; /* first */
+    shard *s;
+    _Atomic(uint32_t) users; /* the owner, and calls that are not answered */
+    /* Calls that would wait fail so; guarded by the shard's wait_lock. */
+    int refused;
+    const char *refused_text;
+    pthread_mutex_t lock; /* guards: */
+    int ended;            /* users is 0 */
+    pthread_cond_t end;
+} direct;
+
+typedef struct shard_call {
+    direct *from;
+    uint64_t deadline; /* of the shard's clock */
+    shard_done done;
+    void *ctx;
+} shard_call;
+
+/* Answers the call; nothing of it may be used afterwards. */
+void call_end(const shard_call *c, int rc, shard_reply *reply);
+void call_fail(const shard_call *c, int code, const char *text);
+/* rc, whose text is err_text(), or a message that ends with done(). */
+void call_reply(const shard_call *c, int rc, const void *message);
+
+/* An answer with bulk data.  It lies in its own memory. */
+typedef struct answer {
+    wire_memory memory;
+    buffer *bulk; /* what the message points to, or NULL */
+    union {
+        wire_pull_reply pull;
+        wire_rows rows;
+    } m;
+} answer;
+int answer_make(answer **out);
+/* Gives it to the caller, who frees it; or, with an error, frees it. */
+void answer_give(const shard_call *c, int rc, answer *a);
+
+/* A pull that waits for an update. */
+typedef struct parked {
+    struct parked *next;
+    shard_call call;
+    uint64_t until;
+    const shard_pull *a;
+} parked;
+
+/* An update that counts as applied, but failed here.  Who asks again, for the
+ * answer was lost, must not hear that it was applied. */
+typedef struct refusal {
+    uint64_t stream, number; /* number 0: none */
+    int code;
+    char text[512];
+} refusal;
+
+/* A push in hand: on the stack of the call, or, where it waits, kept. */
+typedef struct push_call {
+    ledger_waiter waiter; /* first: a copy that waits for another */
+    shard_call call;
+    const wire_push *m;
+    push_job *jobs; /* see shard_push */
+    ledger_key key;
+    struct push_call *kept; /* itself, or NULL: it lies on the stack */
+} push_call;
+
+/* ---- the shard ---------------------------------------------------------- */
+
+struct shard {
+    ps *p;
+    shard_env env;
+    char name_space[WIRE_NAME];
+    uint32_t no, shards;
+    uint64_t message_limit; /* bytes */
+    uint64_t boot, born;    /* born: of the clock */
+    _Atomic(uint64_t) lineage; /* changes under the gate, held exclusively */
+    _Atomic(uint64_t) restored; /* the id of that restore; as lineage */
+    ledger *ledger;
+    buffers *buffers;
+    _Atomic(uint32_t) calls; /* see shard_set_calls() */
+    _Atomic(uint64_t) pulls, pushes, duplicates, failed;
+
+    pthread_mutex_t declare_lock; /* one Declare at a time; guards writes: */
+    /* of all shards, as declared; set before its table can be seen */
+    _Atomic(uint64_t) capacity[PS_TABLES_MAX];
+
+    pthread_mutex_t wait_lock; /* guards: */
+    sync_steps sync;           /* parts are push_calls */
+    uint32_t world;            /* of the rank that joined last */
+    parked *parked;            /* in no order */
+    uint32_t parked_pulls;     /* how many these are */
+    refusal refused[REFUSED_MAX]; /* the last ones */
+    uint64_t refused_n;        /* all that were put there */
+    _Atomic(uint32_t) parked_n; /* those and copies of updates under way */
+    uint64_t wake_at;          /* when the tick is due; UINT64_MAX: never */
+};
+
+/* ---- shard.c ------------------------------------------------------------ */
+
+/* shard_check_boot(), and these rows. */
+int check_rows(const shard *s, const wire_caller *caller);
+int is_stale(const shard *s, const wire_caller *caller);
+ledger_owner owner_of(const wire_caller *caller);
+/* The table of a number. */
+int find_table(const shard *s, uint32_t no, table **out);
+/* PERSIA_EARG if an id belongs to another shard; on all threads. */
+int check_ids(const shard *s, const table *t, const uint64_t *ids, size_t n);
+int check_ids_here(const shard *s, const table *t, const uint64_t *ids,
+                   size_t n); /* on this thread */
+
+/* ---- methods ------------------------------------------------------------ */
+
+/* Those that are answered at once, by a message in *out and `memory`. */
+int hello_answer(shard *s, const wire_hello *m, wire_memory *memory,
+                 wire_hello_reply *out);
+int declare_answer(shard *s, const wire_declare *m, wire_memory *memory,
+                   wire_declare_reply *out);
+int stats_answer(shard *s, const wire_stats *m, wire_memory *memory,
+                 wire_stats_reply *out);
+int leave_answer(shard *s, const wire_leave *m, wire_memory *memory,
+                 wire_leave_reply *out);
+/* The others. */
+void get_rows_run(shard *s, const shard_call *c, const wire_rows *m);
+void put_rows_run(shard *s, const shard_call *c, const wire_rows *m);
+void push_run(shard *s, const shard_call *c, const shard_push *a);
+void pull_run(shard *s, const shard_call *c, const shard_pull *a);
+/* A pull that need not wait, or has waited. */
+void pull_answer(shard *s, const shard_call *c, const shard_pull *a);
+
+/* ---- updates.c and waits.c ---------------------------------------------- */
+
+/* Answers with an error, or with a reply, and frees. */
+void push_fail(push_call *c, int code, const char *text);
+void push_reply(shard *s, push_call *c, const wire_push_reply *reply);
+void push_reply_status(shard *s, push_call *c, uint32_t status);
+/* What the ledger says about an update that is not new. */
+void push_reply_state(shard *s, push_call *c, enum ledger_state state);
+/* Off the stack; NULL: it was answered that there is no memory. */
+push_call *push_keep(const push_call *c);
+/* Applies n whole updates' parts as one (the parts of a step in the order of
+ * their ranks; or one update), and answers. */
+void push_apply(shard *s, push_call **parts, uint32_t n);
+
+/* Counts one more that is parked; 0 if there are `most` already. */
+int wait_room(shard *s, uint32_t most);
+/* Opens the stream of a Hello; a part of a step that waits and is of another
+ * client in this stream is sent back. */
+int wait_open(shard *s, const wire_hello *m, wire_ledger *out);
+/* A part of a step: waits, or applies the step. */
+void wait_part(shard *s, const push_call *part);
+/* *waits: the pull is parked until its update is through.  An update may
+ * fail, or never come, so a pull waits for a second, then its client asks
+ * again and knows better. */
+int wait_pull(shard *s, const shard_call *c, const shard_pull *a, int *waits);
+/* An update in the ledger that was not applied; then what is known of it: its
+ * code and text ([room]), or PERSIA_OK. */
+void wait_note_refused(shard *s, const ledger_key *key, int code,
+                       const char *text);
+int wait_was_refused(shard *s, const ledger_key *key, char *text,
+                     size_t room);
+/* The step was applied (with the gate held), or is not any more. */
+void wait_applied(shard *s, uint64_t step);
+void wait_failed(shard *s);
+/* Answers pulls that need not wait any more, applies steps that are whole:
+ * after the above and after ranks have moved, without locks. */
+void wait_go_on(shard *s);
+/* Takes on a step and forgets refusals, with the gate held exclusively. */
+void wait_set_step(shard *s, uint64_t step);
+uint64_t wait_step(shard *s);
+/* Ranks of a world that take no part in steps: [*n], the caller's by free();
+ * NULL and 0 if there are none (or no memory for them). */
+uint64_t *wait_left(shard *s, uint32_t world, size_t *n);
+
+#endif

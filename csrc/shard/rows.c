@@ -1,0 +1,90 @@
+/* rows.c: whole rows out and in. */
+#include "shard/private.h"
+
+#include <string.h>
+
+/* Ids of rows, as many as were asked for and fit in an answer. */
+static int list_rows(shard *s, table *t, const wire_rows *m, answer *a)
+{
+    enum { MOST = 1 << 20 };
+    size_t room = m->list < MOST ? m->list : MOST;
+    if (s->message_limit / 16 < room)
+        room = (size_t)(s->message_limit / 16);
+    wire_rows *reply = &a->m.rows;
+    *reply = (wire_rows){.no = m->no, .cursor = m->cursor};
+    int rc = buffers_take(s->buffers, room * sizeof *m->ids, &a->bulk);
+    if (!rc)
+        rc = table_list(t, &reply->cursor, room, a->bulk->data, &reply->n);
+    reply->ids = rc ? NULL : a->bulk->data;
+    return rc;
+}
+
+static int get_rows(shard *s, const wire_rows *m, answer *a)
+{
+    table *t;
+    int rc = check_rows(s, &m->caller);
+    if (rc || (rc = find_table(s, m->no, &t)) ||
+        (rc = check_ids_here(s, t, m->ids, m->n)))
+        return rc;
+    if (m->list)
+        return list_rows(s, t, m, a);
+    const uint32_t dim = table_get_config(t)->dim;
+    const uint32_t state = table_state_floats(t);
+    const uint64_t row = 8 + ((uint64_t)dim + state) * sizeof(float) + 1;
+    if ((rc = shard_check_bytes(s, "the rows would be an answer",
+                                m->n * row)) ||
+        (rc = buffers_take(s->buffers, m->n * row, &a->bulk)))
+        return rc;
+    uint64_t *ids = a->bulk->data; /* those of the request do not last */
+    float *vectors = (float *)(ids + m->n), *states = vectors + m->n * dim;
+    uint8_t *found = (uint8_t *)(states + m->n * state);
+    if (m->n)
+        memcpy(ids, m->ids, m->n * sizeof *ids);
+    a->m.rows = (wire_rows){.no = m->no,
+                            .n = m->n,
+                            .ids = ids,
+                            .dim = dim,
+                            .state_floats = state,
+                            .vectors = vectors,
+                            .state = state ? states : NULL,
+                            .found = found};
+    return table_get(t, m->n, ids, vectors, states, found);
+}
+
+void get_rows_run(shard *s, const shard_call *c, const wire_rows *m)
+{
+    answer *a;
+    int rc = answer_make(&a);
+    if (!rc)
+        rc = get_rows(s, m, a);
+    answer_give(c, rc, a);
+}
+
+static int put_rows(shard *s, const wire_rows *m)
+{
+    table *t;
+    int rc = check_rows(s, &m->caller);
+    if (rc || (rc = find_table(s, m->no, &t)) ||
+        (rc = check_ids_here(s, t, m->ids, m->n)))
+        return rc;
+    const table_config *c = table_get_config(t);
+    if (m->n && (m->dim != c->dim || !m->vectors))
+        return err_set(PERSIA_ESHAPE, "table %s: rows of dim %u come, the "
+                       "table has dim %u", c->name, m->vectors ? m->dim : 0,
+                       c->dim);
+    if (m->state && m->state_floats != table_state_floats(t))
+        return err_set(PERSIA_ESHAPE, "table %s: %u floats of state a row "
+                       "come, the table has %u", c->name, m->state_floats,
+                       table_state_floats(t));
+    if (m->clear && m->n) /* rows that are refused would be too late */
+        return err_set(PERSIA_EARG, "table %s: PutRows with clear has no "
+                       "rows; put them afterwards", c->name);
+    return m->clear ? table_clear(t)
+                    : table_set(t, m->n, m->ids, m->vectors, m->state);
+}
+
+void put_rows_run(shard *s, const shard_call *c, const wire_rows *m)
+{
+    wire_rows reply = {.no = m->no};
+    call_reply(c, put_rows(s, m), &reply);
+}

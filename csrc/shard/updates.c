@@ -1,0 +1,542 @@
+/* updates.c: gradients in, each update applied once. */
+#include "shard/private.h"
+
+#include "simd/simd.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PIECE = 2048 }; /* rows that are widened, ids that are checked */
+
+/* ---- answers ------------------------------------------------------------ */
+
+push_call *push_keep(const push_call *c)
+{
+    push_call *kept = malloc(sizeof *kept);
+    if (!kept) {
+        call_fail(&c->call, PERSIA_ENOMEM, "no memory for an update that "
+                  "waits");
+        return NULL;
+    }
+    *kept = *c;
+    kept->kept = kept;
+    return kept;
+}
+
+/* Before it is answered: then the next one may be in its place. */
+static shard_call push_free(push_call *c)
+{
+    const shard_call call = c->call;
+    free(c->kept);
+    return call;
+}
+
+void push_fail(push_call *c, int code, const char *text)
+{
+    const shard_call call = push_free(c);
+    call_fail(&call, code, text);
+}
+
+void push_reply(shard *s, push_call *c, const wire_push_reply *reply)
+{
+    wire_push_reply m = *reply;
+    uint64_t *left = NULL;
+    if (m.status == PUSH_DUPLICATE)
+        atomic_fetch_add(&s->duplicates, 1);
+    if (c->m->step)
+        m.left = left = wait_left(s, c->m->parts, &m.left_n);
+    const shard_call call = push_free(c);
+    call_reply(&call, PERSIA_OK, &m);
+    free(left);
+}
+
+void push_reply_status(shard *s, push_call *c, uint32_t status)
+{
+    wire_push_reply reply = {.status = status, .updates = ps_updates(s->p)};
+    push_reply(s, c, &reply);
+}
+
+void push_reply_state(shard *s, push_call *c, enum ledger_state state)
+{
+    char text[512];
+    int code = PERSIA_OK;
+    if (state == LEDGER_DONE)
+        code = wait_was_refused(s, &c->key, text, sizeof text);
+    if (is_stale(s, &c->m->caller)) /* it is another ledger's */
+        push_reply_status(s, c, PUSH_STALE_LINEAGE);
+    else if (code)
+        push_fail(c, code, text);
+    else if (state == LEDGER_DONE)
+        push_reply_status(s, c, PUSH_DUPLICATE);
+    else if (state == LEDGER_BEYOND)
+        push_reply_status(s, c, PUSH_RETRY_LATER);
+    else if (state == LEDGER_TAKEN)
+        push_fail(c, PERSIA_ECLOSED, "another process sends the updates "
+                  "of this rank now, those of this one are not applied any "
+                  "more");
+    else
+        push_fail(c, PERSIA_ESTALE, "the stream of this update is not "
+                  "open here: say Hello with it and see what the server "
+                  "still has of it");
+}
+
+/* ---- checks of one call ------------------------------------------------- */
+
+static optim_args args_of(const optim_hyper *h)
+{
+    return (optim_args){.hyper = *h, .step = 1 /* until it is applied */};
+}
+
+/* job: see shard_push, or NULL. */
+static int check_table(const shard *s, const wire_push_table *m,
+                       const push_job *job)
+{
+    table *t;
+    int rc = find_table(s, m->grads.no, &t);
+    if (rc)
+        return rc;
+    const table_config *c = table_get_config(t);
+    const optim_args args = args_of(&m->hyper);
+    rc = table_check_optim(c, &args);
+    for (size_t i = 0; job && i < job->parts_n && !rc; i++)
+        rc = check_ids(s, t, job->parts[i].ids, job->parts[i].n);
+    if (rc || job)
+        return rc;
+    if (m->grads.n && m->grads.dim != c->dim)
+        return err_set(PERSIA_ESHAPE, "table %s: gradients of dim %u come, "
+                       "the table has dim %u", c->name, m->grads.dim, c->dim);
+    return check_ids(s, t, m->ids, m->grads.n);
+}
+
+static int check_push(const shard *s, const shard_push *a)
+{
+    const wire_push *m = a->m;
+    uint8_t seen[WIRE_TABLES_MAX] = {0};
+    int rc = shard_check_boot(s, &m->caller);
+    for (size_t i = 0; i < m->tables_n && !rc; i++) {
+        const wire_push_table *t = &m->tables[i];
+        rc = check_table(s, t, a->jobs ? &a->jobs[i] : NULL);
+        if (!rc && seen[t->grads.no]++)
+            rc = err_set(PERSIA_EARG, "table %s comes twice in one push",
+                         table_get_config(ps_table(s->p, t->grads.no))->name);
+    }
+    return rc;
+}
+
+/* ---- one update of n parts ---------------------------------------------- */
+
+enum { FEW = 32 }; /* tables whose settings lie on the stack */
+
+typedef struct update {
+    shard *s;
+    push_call **calls; /* [n] */
+    uint32_t n;
+    push_job *jobs; /* a table each */
+    size_t jobs_n;
+    push_part *parts;  /* of all jobs, in the order of these */
+    optim_args *optim; /* [jobs_n] */
+    optim_args *few;   /* [FEW] */
+    wire_memory memory;
+    buffer *wide;      /* gradients that came narrower than fp32 */
+    int stale;         /* the rows are others than those of the sender */
+    enum ledger_state state; /* why it was refused */
+    uint64_t step;     /* 0: none */
+    int applied;       /* as a whole or in part */
+    uint64_t updates;  /* of the shard, when it was */
+} update;
+
+/* One table of one part. */
+typedef struct entry {
+    const wire_push_table *m;
+    const push_job *job; /* where the gradients are; NULL: in m */
+    uint32_t part;
+    const float *grad;
+    atomic_int finite; /* it was widened, and holds no NaN and no Inf */
+} entry;
+
+static int by_table(const void *a, const void *b)
+{
+    const entry *x = a, *y = b;
+    if (x->m->grads.no != y->m->grads.no)
+        return x->m->grads.no < y->m->grads.no ? -1 : 1;
+    return x->part < y->part ? -1 : x->part > y->part;
+}
+
+/* Gradients to widen, in pieces numbered through: a sched_loop_fn. */
+typedef struct widening {
+    entry *entries;
+    push_call *const *calls;
+    const size_t *first_piece; /* [n + 1] */
+    size_t n;
+} widening;
+
+static int widen_piece(void *ctx, size_t piece)
+{
+    const widening *w = ctx;
+    const size_t k = sched_range(w->first_piece, w->n, piece);
+    entry *e = &w->entries[k];
+    const wire_values *v = &e->m->grads;
+    const uint32_t dtype = w->calls[e->part]->m->dtype;
+    size_t first = (piece - w->first_piece[k]) * PIECE;
+    size_t n = v->n - first < PIECE ? v->n - first : PIECE;
+    float *to = (float *)(uintptr_t)e->grad + first * v->dim;
+    wire_widen(dtype, n, v->dim,
+               (const char *)v->values +
+                   first * v->dim * wire_dtype_bytes(dtype),
+               v->scales ? v->scales + first : NULL, to, v->dim);
+    if (!floats_finite(to, n * v->dim)) /* while it is in the cache */
+        atomic_store(&e->finite, 0);
+    return PERSIA_OK;
+}
+
+static int is_narrow(const update *u, const entry *e)
+{
+    return !e->job && u->calls[e->part]->m->dtype != WIRE_FP32;
+}
+
+/* Finds gradients that are fp32 where they lie, makes the others so. */
+static int widen(update *u, entry *entries, size_t n)
+{
+    size_t floats = 0;
+    size_t *first_piece = wire_memory_take(&u->memory,
+                                           (n + 1) * sizeof(size_t));
+    if (!first_piece)
+        return PERSIA_ENOMEM;
+    first_piece[0] = 0;
+    for (size_t i = 0; i < n; i++) {
+        const wire_values *v = &entries[i].m->grads;
+        int narrow = is_narrow(u, &entries[i]);
+        if (narrow)
+            floats += v->n * v->dim;
+        first_piece[i + 1] =
+            first_piece[i] + (narrow ? (v->n + PIECE - 1) / PIECE : 0);
+    }
+    if (floats) {
+        int rc = buffers_take(u->s->buffers, floats * sizeof(float),
+                              &u->wide);
+        if (rc)
+            return rc;
+    }
+    float *at = u->wide ? u->wide->data : NULL;
+    for (size_t i = 0; i < n; i++) {
+        const wire_values *v = &entries[i].m->grads;
+        if (!is_narrow(u, &entries[i])) {
+            entries[i].grad = v->values;
+        } else if (v->n) {
+            entries[i].grad = at;
+            atomic_init(&entries[i].finite, 1);
+            at += v->n * v->dim;
+        }
+    }
+    widening w = {entries, u->calls, first_piece, n};
+    return sched_for(ps_sched(u->s->p), first_piece[n], widen_piece, &w);
+}
+
+/* Appends the parts of an entry to those of the job before. */
+static void add_parts(push_job *job, push_part *to, const entry *e)
+{
+    const wire_values *v = &e->m->grads;
+    if (e->job) {
+        if (e->job->parts_n)
+            memcpy(to, e->job->parts, e->job->parts_n * sizeof *to);
+        job->parts_n += e->job->parts_n;
+        return;
+    }
+    *to = (push_part){.n = v->n,
+                      .ids = e->m->ids,
+                      .rows = v->rows,
+                      .grad = e->grad,
+                      .finite = atomic_load(&e->finite),
+                      .stride = v->dim,
+                      .bags = v->n};
+    job->parts_n++;
+}
+
+static int refuse_hyper(const update *u, const table *t, const entry *a,
+                        const entry *b)
+{
+    return err_set(PERSIA_EARG, "table %s: ranks %u and %u of step %llu "
+                   "send different settings of the optimizer (lr %g and "
+                   "%g, factor of gradients %g and %g, ...); their "
+                   "schedulers, GradScaler, grad_division and norms for "
+                   "clipping must agree",
+                   table_get_config(t)->name, u->calls[a->part]->m->part,
+                   u->calls[b->part]->m->part, (unsigned long long)u->step,
+                   (double)a->m->hyper.lr, (double)b->m->hyper.lr,
+                   (double)a->m->hyper.grad_scale,
+                   (double)b->m->hyper.grad_scale);
+}
+
+/* One job a table, its parts in the order of the ranks. */
+static int build_jobs(update *u, const entry *entries, size_t n)
+{
+    push_part *next = u->parts;
+    for (size_t i = 0; i < n; i++) {
+        const entry *e = &entries[i], *before = i ? e - 1 : NULL;
+        table *t = ps_table(u->s->p, e->m->grads.no);
+        if (before && before->m->grads.no == e->m->grads.no) {
+            if (spec_difference(&optim_hyper_list, &before->m->hyper,
+                                &e->m->hyper))
+                return refuse_hyper(u, t, before, e);
+            u->jobs[u->jobs_n - 1].distinct = 0;
+        } else {
+            u->optim[u->jobs_n] = args_of(&e->m->hyper);
+            u->jobs[u->jobs_n] = (push_job){
+                .t = t,
+                .parts = next,
+                .distinct = e->job ? e->job->distinct : e->m->distinct != 0,
+                .optim = &u->optim[u->jobs_n]};
+            u->jobs_n++;
+        }
+        push_job *job = &u->jobs[u->jobs_n - 1];
+        add_parts(job, next, e);
+        next = (push_part *)(uintptr_t)job->parts + job->parts_n;
+    }
+    return PERSIA_OK;
+}
+
+/* Memory for the settings of so many tables. */
+static int take_optim(update *u, size_t n)
+{
+    u->optim = n <= FEW ? u->few
+                        : wire_memory_take(&u->memory, n * sizeof *u->optim);
+    return u->optim ? PERSIA_OK : PERSIA_ENOMEM;
+}
+
+/* The jobs of one caller, as they lie. */
+static int build_direct(update *u)
+{
+    const push_call *c = u->calls[0];
+    int rc = take_optim(u, c->m->tables_n);
+    if (rc)
+        return rc;
+    u->jobs = c->jobs;
+    u->jobs_n = c->m->tables_n;
+    for (size_t i = 0; i < u->jobs_n; i++) {
+        u->optim[i] = args_of(&c->m->tables[i].hyper);
+        u->jobs[i].optim = &u->optim[i];
+        u->jobs[i].t = ps_table(u->s->p, c->m->tables[i].grads.no);
+    }
+    return PERSIA_OK;
+}
+
+static int build(update *u)
+{
+    size_t n = 0, parts = 0;
+    if (u->n == 1 && u->calls[0]->jobs)
+        return build_direct(u);
+    for (uint32_t i = 0; i < u->n; i++) {
+        const push_call *c = u->calls[i];
+        n += c->m->tables_n;
+        for (size_t k = 0; k < c->m->tables_n; k++)
+            parts += c->jobs ? c->jobs[k].parts_n : 1;
+    }
+    entry *entries = wire_memory_take(&u->memory, n * sizeof *entries);
+    u->jobs = wire_memory_take(&u->memory, n * sizeof *u->jobs);
+    u->parts = wire_memory_take(&u->memory, parts * sizeof *u->parts);
+    if (!entries || !u->jobs || !u->parts || take_optim(u, n))
+        return PERSIA_ENOMEM;
+    n = 0;
+    for (uint32_t i = 0; i < u->n; i++) {
+        const push_call *c = u->calls[i];
+        for (size_t k = 0; k < c->m->tables_n; k++)
+            entries[n++] = (entry){.m = &c->m->tables[k],
+                                   .job = c->jobs ? &c->jobs[k] : NULL,
+                                   .part = i};
+    }
+    if (n)
+        qsort(entries, n, sizeof *entries, by_table);
+    int rc = widen(u, entries, n);
+    return rc ? rc : build_jobs(u, entries, n);
+}
+
+/* With the gate held: the last look before rows change. */
+static int update_before(void *ctx)
+{
+    update *u = ctx;
+    const uint64_t next = ps_updates(u->s->p) + 1;
+    for (uint32_t i = 0; i < u->n; i++) {
+        if (is_stale(u->s, &u->calls[i]->m->caller)) {
+            u->stale = 1;
+            return err_set(PERSIA_ESTALE, "other rows were restored");
+        }
+        u->state = ledger_check(u->s->ledger, &u->calls[i]->key);
+        if (u->state != LEDGER_NEW)
+            return err_set(PERSIA_ESTALE, "the ledger was restored");
+    }
+    for (size_t j = 0; j < u->jobs_n; j++) {
+        u->jobs[j].batch = next;
+        u->optim[j].step = next;
+    }
+    return PERSIA_OK;
+}
+
+static void update_after(void *ctx, int rc)
+{
+    update *u = ctx;
+    (void)rc; /* in part or as a whole: never again */
+    u->applied = 1;
+    u->updates = ps_updates(u->s->p);
+    for (uint32_t i = 0; i < u->n; i++)
+        ledger_commit(u->s->ledger, &u->calls[i]->key);
+    if (u->step)
+        wait_applied(u->s, u->step);
+}
+
+/* The same answer for a call and for its copies that came meanwhile. */
+static void update_answer(update *u, push_call *c, int rc, const char *text,
+                          const wire_push_reply *reply)
+{
+    ledger_waiter *copies = ledger_end(u->s->ledger, &c->key);
+    for (push_call *one = c; one;) {
+        if (u->stale)
+            push_reply_status(u->s, one, PUSH_STALE_LINEAGE);
+        else if (u->state != LEDGER_NEW)
+            push_reply_state(u->s, one, u->state);
+        else if (rc)
+            push_fail(one, rc, text);
+        else
+            push_reply(u->s, one, reply);
+        one = (push_call *)copies;
+        if (one) {
+            copies = copies->next;
+            atomic_fetch_sub(&u->s->parked_n, 1);
+        }
+    }
+}
+
+/* Whether this shard may be the only one that refuses the update: for its
+ * rows or its memory. */
+static int is_refused_here(const update *u, int rc)
+{
+    return u->s->shards > 1 && !u->applied && !u->stale &&
+           u->state == LEDGER_NEW &&
+           (rc == PERSIA_ECAPACITY || rc == PERSIA_ELIMIT ||
+            rc == PERSIA_ENOMEM || rc == PERSIA_ENONFINITE);
+}
+
+/* What a shard refuses others may apply.  It counts here as an update without
+ * ids, so that counts and clocks, and Adam's t with them, move alike. */
+static void apply_empty(update *u, const ps_note *note)
+{
+    for (size_t j = 0; j < u->jobs_n; j++)
+        u->jobs[j].parts_n = 0;
+    (void)ps_push_noted(u->s->p, u->jobs, u->jobs_n, note);
+}
+
+/* The counts of a step are in the answer to its first part, so that ranks may
+ * add theirs up. */
+static void update_answer_all(update *u, int rc, const char *text)
+{
+    const wire_push_reply applied = {.status = PUSH_APPLIED,
+                                     .updates = u->updates};
+    wire_push_reply reply = applied;
+    for (size_t j = 0; j < u->jobs_n && !rc; j++) {
+        reply.created += u->jobs[j].created;
+        reply.refused += u->jobs[j].refused;
+        reply.evicted += u->jobs[j].evicted;
+        reply.nonfinite += u->jobs[j].nonfinite;
+        reply.touched += u->jobs[j].touched;
+    }
+    for (uint32_t i = 0; i < u->n; i++) {
+        update_answer(u, u->calls[i], rc, text, &reply);
+        reply = applied;
+    }
+}
+
+void push_apply(shard *s, push_call **calls, uint32_t n)
+{
+    optim_args few[FEW];
+    update u = {.s = s, .calls = calls, .n = n, .step = calls[0]->m->step,
+                .few = few};
+    ps_note note = {update_before, update_after, &u};
+    char text[1024] = "";
+    int rc = build(&u);
+    if (!rc)
+        rc = ps_push_noted(s->p, u.jobs, u.jobs_n, &note);
+    if (rc) {
+        int here = is_refused_here(&u, rc);
+        snprintf(text, sizeof text, "%.900s%s", err_text(),
+                 here ? " (other shards may have applied their part)" : "");
+        if (here)
+            apply_empty(&u, &note);
+    }
+    buffer_give(u.wide);
+    if (u.step && !u.applied)
+        wait_failed(s);
+    /* Before copies of it stop waiting for this answer. */
+    for (uint32_t i = 0; i < n && rc && u.applied; i++)
+        wait_note_refused(s, &calls[i]->key, rc, text);
+    if (!rc)
+        atomic_fetch_add(&s->pushes, n);
+    update_answer_all(&u, rc, text);
+    wire_memory_free(&u.memory);
+}
+
+/* ---- the call ----------------------------------------------------------- */
+
+static void apply_and_go_on(shard *s, push_call *c)
+{
+    push_apply(s, &c, 1);
+    if (atomic_load(&s->parked_n)) /* pulls may wait for it */
+        wait_go_on(s);
+}
+
+/* Applies an update that is under way, or says why it is not. */
+static void apply_or_answer(shard *s, push_call *c, int rc,
+                            enum ledger_state state)
+{
+    if (rc)
+        push_fail(c, rc, err_text());
+    else if (state == LEDGER_NEW)
+        apply_and_go_on(s, c);
+    else
+        push_reply_state(s, c, state);
+}
+
+/* Another copy is under way: others may answer and free this one as soon as
+ * it is parked. */
+static void park_copy(shard *s, const push_call *copy)
+{
+    enum ledger_state state;
+    push_call *c = push_keep(copy);
+    if (!c)
+        return;
+    if (!wait_room(s, PARKED_MAX)) {
+        push_fail(c, PERSIA_ELIMIT, "too many requests wait");
+        return;
+    }
+    int rc = ledger_begin(s->ledger, &c->key, &c->waiter, &state);
+    if (!rc && state == LEDGER_BUSY)
+        return;
+    atomic_fetch_sub(&s->parked_n, 1);
+    apply_or_answer(s, c, rc, state);
+}
+
+static void apply_alone(shard *s, push_call *c)
+{
+    enum ledger_state state;
+    int rc = ledger_begin(s->ledger, &c->key, NULL, &state);
+    if (!rc && state == LEDGER_BUSY)
+        park_copy(s, c);
+    else
+        apply_or_answer(s, c, rc, state);
+}
+
+void push_run(shard *s, const shard_call *call, const shard_push *a)
+{
+    const wire_push *m = a->m;
+    push_call c = {.call = *call, .m = m, .jobs = a->jobs};
+    int rc = check_push(s, a);
+    c.key = (ledger_key){m->stream, m->number, m->settled,
+                         owner_of(&m->caller)};
+    if (rc)
+        push_fail(&c, rc, err_text());
+    else if (is_stale(s, &m->caller))
+        push_reply_status(s, &c, PUSH_STALE_LINEAGE);
+    else if (m->step)
+        wait_part(s, &c);
+    else
+        apply_alone(s, &c);
+}

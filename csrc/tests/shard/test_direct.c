@@ -1,0 +1,302 @@
+/* The direct body: what lies below messages lies below it, too. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <string.h>
+
+#include "shard/shard.h"
+
+enum { DIM = 4, STREAM = 7 };
+
+typedef struct store {
+    ps *p;
+    shard *s;
+    shard_ref *ref;
+    uint64_t now, wake_at;
+} store;
+
+/* What a call was answered. */
+typedef struct answered {
+    int n, code;
+    wire_push_reply push;
+    wire_hello_reply hello;
+} answered;
+
+static uint64_t now(void *ctx)
+{
+    return ((store *)ctx)->now;
+}
+
+static void wake(void *ctx, uint64_t at)
+{
+    ((store *)ctx)->wake_at = at;
+}
+
+static void on_push(void *ctx, int rc, shard_reply *reply)
+{
+    answered *a = ctx;
+    a->n++;
+    a->code = rc;
+    if (!rc)
+        a->push = *(const wire_push_reply *)reply->message;
+    assert_null(reply->release);
+}
+
+static void on_hello(void *ctx, int rc, shard_reply *reply)
+{
+    answered *a = ctx;
+    a->n++;
+    a->code = rc;
+    if (!rc)
+        a->hello = *(const wire_hello_reply *)reply->message;
+}
+
+static void on_code(void *ctx, int rc, shard_reply *reply)
+{
+    answered *a = ctx;
+    a->n++;
+    a->code = rc;
+    if (reply->release)
+        reply->release(reply);
+}
+
+static wire_hello_reply hello(store *e, uint64_t client, uint64_t stream)
+{
+    answered a = {0};
+    wire_hello m = {.caller = {.client = client, .incarnation = client},
+                    .version = WIRE_VERSION,
+                    .stream = stream};
+    e->ref->ops->hello(e->ref, &m, UINT64_MAX, on_hello, &a);
+    assert_int_equal(a.n, 1);
+    assert_int_equal(a.code, PERSIA_OK);
+    return a.hello;
+}
+
+static void declare(store *e, const char *name)
+{
+    answered a = {0};
+    wire_declare m = {.table = {.seed = 1,
+                                .dim = DIM,
+                                .optimizer = OPTIM_SGD,
+                                .init = INIT_CONSTANT,
+                                .admission = 1}};
+    snprintf(m.table.name, sizeof m.table.name, "%s", name);
+    e->ref->ops->declare(e->ref, &m, UINT64_MAX, on_code, &a);
+    assert_int_equal(a.code, PERSIA_OK);
+}
+
+static void store_open(store *e, int waits)
+{
+    ps_config tables = {.threads = 2};
+    *e = (store){.now = 1000, .wake_at = UINT64_MAX};
+    shard_config c = {.shards = 1,
+                      .boot = 1,
+                      .lineage = 2,
+                      .message_limit = UINT64_MAX,
+                      .env = {.ctx = e, .now = now,
+                              .wake = waits ? wake : NULL}};
+    assert_int_equal(ps_create(&tables, &e->p), PERSIA_OK);
+    assert_int_equal(shard_create(e->p, &c, &e->s), PERSIA_OK);
+    assert_int_equal(shard_direct(e->s, &e->ref), PERSIA_OK);
+    assert_true(e->ref->direct);
+    (void)hello(e, 1, STREAM);
+    declare(e, "a");
+    declare(e, "b");
+}
+
+static void store_close(store *e)
+{
+    e->ref->ops->close(e->ref);
+    shard_destroy(e->s);
+    ps_destroy(e->p);
+}
+
+/* A push to both tables: gradient g for each of the ids. */
+typedef struct given {
+    uint64_t ids[3];
+    float grads[3 * DIM];
+    push_part parts[2];
+    push_job jobs[2];
+    wire_push_table tables[2];
+    wire_push m;
+    shard_push a;
+} given;
+
+static void give(given *g, uint64_t client, uint64_t number, float grad)
+{
+    const optim_hyper sgd = {.kind = OPTIM_SGD, .lr = 1, .grad_scale = 1};
+    *g = (given){.ids = {1, 2, 2}};
+    for (int i = 0; i < 3 * DIM; i++)
+        g->grads[i] = grad;
+    for (uint32_t t = 0; t < 2; t++) {
+        g->parts[t] = (push_part){.n = 3, .ids = g->ids, .grad = g->grads,
+                                  .stride = DIM, .bags = 3};
+        g->jobs[t] = (push_job){.parts = &g->parts[t], .parts_n = 1};
+        g->tables[t] = (wire_push_table){.grads = {.no = t}, .hyper = sgd};
+    }
+    g->m = (wire_push){.caller = {.client = client, .incarnation = client,
+                                  .boot = 1, .lineage = 2},
+                       .stream = STREAM,
+                       .number = number,
+                       .parts = 1,
+                       .tables = g->tables,
+                       .tables_n = 2};
+    g->a = (shard_push){&g->m, g->jobs};
+}
+
+static void push(store *e, const given *g, answered *out)
+{
+    *out = (answered){0};
+    e->ref->ops->push(e->ref, &g->a, e->now + 100, on_push, out);
+}
+
+static void pull(store *e, uint64_t after, float out[2 * DIM], answered *a)
+{
+    static const uint64_t ids[2] = {1, 2};
+    pull_job job = {.n = 2, .ids = ids, .out = out, .stride = DIM};
+    wire_pull_table table = {.no = 1};
+    wire_pull m = {.after = after, .stream = STREAM, .tables = &table,
+                   .tables_n = 1};
+    shard_pull arguments = {&m, &job};
+    *a = (answered){0};
+    e->ref->ops->pull(e->ref, &arguments, e->now + 100, on_code, a);
+}
+
+/* ---- tests -------------------------------------------------------------- */
+
+static void an_update_is_applied_once(void **state)
+{
+    store e;
+    given g;
+    answered a;
+    float rows[2 * DIM];
+    (void)state;
+    store_open(&e, 0);
+    give(&g, 1, 1, -1);
+    push(&e, &g, &a);
+    assert_int_equal(a.code, PERSIA_OK);
+    assert_int_equal(a.push.status, PUSH_APPLIED);
+    assert_int_equal(a.push.created, 4);
+    assert_int_equal(g.jobs[0].created, 2);
+    assert_int_equal(g.jobs[1].touched, 2);
+    push(&e, &g, &a);
+    assert_int_equal(a.push.status, PUSH_DUPLICATE);
+    pull(&e, 1, rows, &a);
+    assert_int_equal(a.code, PERSIA_OK);
+    assert_true(rows[0] == 1 && rows[DIM] == 2);
+    assert_int_equal(hello(&e, 1, STREAM).ledger.watermark, 1);
+    assert_int_equal(hello(&e, 1, STREAM).updates, 1);
+    store_close(&e);
+}
+
+static void an_older_owner_and_other_rows_are_refused(void **state)
+{
+    store e;
+    given g;
+    answered a;
+    (void)state;
+    store_open(&e, 0);
+    (void)hello(&e, 2, STREAM);
+    give(&g, 1, 1, -1);
+    push(&e, &g, &a);
+    assert_int_equal(a.code, PERSIA_ECLOSED);
+    give(&g, 2, 1, -1);
+    g.m.caller.lineage = 3;
+    push(&e, &g, &a);
+    assert_int_equal(a.push.status, PUSH_STALE_LINEAGE);
+    g.m.caller.boot = 3;
+    push(&e, &g, &a);
+    assert_int_equal(a.code, PERSIA_ESTALE);
+    g.m.caller = (wire_caller){.client = 2, .incarnation = 2};
+    g.m.stream = STREAM + 1;
+    push(&e, &g, &a);
+    assert_int_equal(a.code, PERSIA_ESTALE);
+    assert_int_equal(hello(&e, 2, STREAM).updates, 0);
+    store_close(&e);
+}
+
+/* One part by jobs, one as a message has it. */
+static void parts_of_a_step_are_added(void **state)
+{
+    store e;
+    given g, h;
+    answered first, second, a;
+    float rows[2 * DIM];
+    (void)state;
+    store_open(&e, 1);
+    (void)hello(&e, 1, STREAM + 1);
+    give(&g, 1, 1, -1);
+    give(&h, 1, 1, -10);
+    h.m.stream = STREAM + 1;
+    h.a.jobs = NULL;
+    for (uint32_t t = 0; t < 2; t++) {
+        h.tables[t].ids = h.ids;
+        h.tables[t].grads = (wire_values){.no = t, .dim = DIM, .n = 3,
+                                          .values = h.grads};
+    }
+    g.m.step = h.m.step = 1;
+    g.m.parts = h.m.parts = 2;
+    g.m.part = 1;
+    push(&e, &g, &first);
+    assert_int_equal(first.n, 0);
+    assert_int_equal(e.wake_at, e.now + 100);
+    push(&e, &h, &second);
+    assert_int_equal(first.push.status, PUSH_APPLIED);
+    assert_int_equal(second.push.status, PUSH_APPLIED);
+    assert_int_equal(second.push.touched, 4);
+    assert_int_equal(first.push.touched, 0);
+    pull(&e, 0, rows, &a);
+    assert_true(rows[0] == 11 && rows[DIM] == 22);
+    assert_int_equal(hello(&e, 1, STREAM).updates, 1);
+    store_close(&e);
+}
+
+static void what_waits_ends(void **state)
+{
+    store e;
+    given g;
+    answered part, lookup;
+    float rows[2 * DIM];
+    (void)state;
+    store_open(&e, 0);
+    pull(&e, 1, rows, &lookup); /* there is no tick */
+    assert_int_equal(lookup.code, PERSIA_EUNAVAILABLE);
+    store_close(&e);
+
+    store_open(&e, 1);
+    give(&g, 1, 1, -1);
+    g.m.step = 1;
+    g.m.parts = 2;
+    push(&e, &g, &part);
+    assert_int_equal(shard_tick(e.s, e.now), e.now + 100);
+    assert_int_equal(part.n, 0);
+    assert_int_equal(shard_tick(e.s, e.now + 100), UINT64_MAX);
+    assert_int_equal(part.code, PERSIA_ETIMEOUT);
+    push(&e, &g, &part);
+    assert_int_equal(part.n, 0);
+
+    shard_ref *other;
+    assert_int_equal(shard_direct(e.s, &other), PERSIA_OK);
+    other->ops->close(other);
+    assert_int_equal(part.n, 0);
+    shard_refuse(e.ref, PERSIA_EUNAVAILABLE, "it ends");
+    assert_int_equal(part.code, PERSIA_EUNAVAILABLE);
+    push(&e, &g, &part);
+    assert_int_equal(part.code, PERSIA_EUNAVAILABLE);
+    store_close(&e);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_update_is_applied_once),
+        cmocka_unit_test(an_older_owner_and_other_rows_are_refused),
+        cmocka_unit_test(parts_of_a_step_are_added),
+        cmocka_unit_test(what_waits_ends),
+    };
+    return cmocka_run_group_tests_name("shard_direct", tests, NULL, NULL);
+}
