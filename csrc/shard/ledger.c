@@ -16,14 +16,6 @@ typedef struct stream {
     ledger_owner owner; /* {0, 0}: none since the rows were restored */
 } stream;
 
-/* An update under way. */
-typedef struct flight {
-    struct flight *next;
-    uint64_t stream, number;
-    ledger_owner owner;
-    ledger_waiter *first, **last;
-} flight;
-
 enum { BUCKETS = 64 }; /* at first */
 
 struct ledger {
@@ -34,7 +26,7 @@ struct ledger {
     uint32_t streams;
     uint64_t uses;
     uint64_t expired; /* the highest incarnation of streams that expired */
-    flight *flights; /* as many as pushes in hand: few */
+    ledger_flight *flights; /* as many as pushes in hand: few */
 };
 
 int ledger_create(uint32_t streams, ledger **out)
@@ -70,11 +62,6 @@ void ledger_destroy(ledger *l)
     if (!l)
         return;
     streams_free(l->bucket, l->buckets);
-    while (l->flights) {
-        flight *f = l->flights;
-        l->flights = f->next;
-        free(f);
-    }
     pthread_mutex_destroy(&l->lock);
     free(l);
 }
@@ -147,7 +134,7 @@ static void grow_locked(ledger *l)
 
 static int under_way_locked(const ledger *l, uint64_t name)
 {
-    for (const flight *f = l->flights; f; f = f->next)
+    for (const ledger_flight *f = l->flights; f; f = f->next)
         if (f->stream == name)
             return 1;
     return 0;
@@ -215,7 +202,7 @@ static int add_claimed_locked(ledger *l, uint64_t name, ledger_owner owner,
 static void add_flights_locked(const ledger *l, const stream *s,
                                wire_ledger *out)
 {
-    for (const flight *f = l->flights; f; f = f->next) {
+    for (const ledger_flight *f = l->flights; f; f = f->next) {
         uint64_t bit = f->number - s->set.w.watermark - 1;
         if (f->stream == s->name &&
             owner_compare(&f->owner, &s->owner) != 0 &&
@@ -271,9 +258,9 @@ int ledger_is_older(ledger *l, uint64_t name, ledger_owner owner)
 
 /* ---- updates ------------------------------------------------------------ */
 
-static flight **flight_locked(ledger *l, const ledger_key *key)
+static ledger_flight **flight_locked(ledger *l, const ledger_key *key)
 {
-    flight **at = &l->flights;
+    ledger_flight **at = &l->flights;
     while (*at &&
            ((*at)->stream != key->stream || (*at)->number != key->number))
         at = &(*at)->next;
@@ -308,7 +295,7 @@ static enum ledger_state look_locked(ledger *l, const ledger_key *key,
     enum ledger_state state = owned_locked(l, key);
     if (state == LEDGER_NEW)
         state = check_locked(l, key);
-    flight *f = *flight_locked(l, key);
+    ledger_flight *f = *flight_locked(l, key);
     /* Also when it is done already: how it went, its answer says. */
     if (!f || (state != LEDGER_NEW && state != LEDGER_DONE))
         return state;
@@ -335,26 +322,21 @@ enum ledger_state ledger_look(ledger *l, const ledger_key *key,
     return state;
 }
 
-int ledger_begin(ledger *l, const ledger_key *key, ledger_waiter *waiter,
-                 enum ledger_state *state)
+enum ledger_state ledger_begin(ledger *l, const ledger_key *key,
+                               ledger_flight *f, ledger_waiter *waiter)
 {
-    flight *f = malloc(sizeof *f);
-    if (!f)
-        return err_set(PERSIA_ENOMEM, "no memory for an update");
     pthread_mutex_lock(&l->lock);
-    *state = look_locked(l, key, waiter);
-    if (*state == LEDGER_NEW) {
-        *f = (flight){.next = l->flights,
-                      .stream = key->stream,
-                      .number = key->number,
-                      .owner = key->owner};
+    enum ledger_state state = look_locked(l, key, waiter);
+    if (state == LEDGER_NEW) {
+        *f = (ledger_flight){.next = l->flights,
+                             .stream = key->stream,
+                             .number = key->number,
+                             .owner = key->owner};
         f->last = &f->first;
         l->flights = f;
-        f = NULL;
     }
     pthread_mutex_unlock(&l->lock);
-    free(f);
-    return PERSIA_OK;
+    return state;
 }
 
 enum ledger_state ledger_check(ledger *l, const ledger_key *key)
@@ -381,13 +363,12 @@ ledger_waiter *ledger_end(ledger *l, const ledger_key *key)
 {
     ledger_waiter *waiters = NULL;
     pthread_mutex_lock(&l->lock);
-    flight **at = flight_locked(l, key), *f = *at;
+    ledger_flight **at = flight_locked(l, key), *f = *at;
     if (f) {
         waiters = f->first;
         *at = f->next;
     }
     pthread_mutex_unlock(&l->lock);
-    free(f);
     return waiters;
 }
 

@@ -56,6 +56,15 @@ typedef struct ledger_waiter {
     struct ledger_waiter *next;
 } ledger_waiter;
 
+/* An update under way: memory of the caller's, from ledger_begin() to
+ * ledger_end(). */
+typedef struct ledger_flight {
+    struct ledger_flight *next;
+    uint64_t stream, number;
+    ledger_owner owner;
+    ledger_waiter *first, **last;
+} ledger_flight;
+
 enum ledger_state {
     LEDGER_NEW,    /* not applied */
     LEDGER_DONE,   /* applied, or settled, before */
@@ -88,8 +97,8 @@ int ledger_has(ledger *l, uint64_t stream, uint64_t number);
 enum ledger_state ledger_look(ledger *l, const ledger_key *key,
                               ledger_waiter *waiter);
 /* The same, and in LEDGER_NEW it is under way. */
-int ledger_begin(ledger *l, const ledger_key *key, ledger_waiter *waiter,
-                 enum ledger_state *state);
+enum ledger_state ledger_begin(ledger *l, const ledger_key *key,
+                               ledger_flight *flight, ledger_waiter *waiter);
 /* For the copy that is under way: never LEDGER_BUSY. */
 enum ledger_state ledger_check(ledger *l, const ledger_key *key);
 /* After a ledger_check() that said LEDGER_NEW. */

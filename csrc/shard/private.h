@@ -90,6 +90,7 @@ typedef struct push_call {
     const wire_push *m;
     push_job *jobs; /* see shard_push */
     ledger_key key;
+    ledger_flight flight;
     struct push_call *kept; /* itself, or NULL: it lies on the stack */
 } push_call;
 

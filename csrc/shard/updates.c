@@ -484,12 +484,9 @@ static void apply_and_go_on(shard *s, push_call *c)
 }
 
 /* Applies an update that is under way, or says why it is not. */
-static void apply_or_answer(shard *s, push_call *c, int rc,
-                            enum ledger_state state)
+static void apply_or_answer(shard *s, push_call *c, enum ledger_state state)
 {
-    if (rc)
-        push_fail(c, rc, err_text());
-    else if (state == LEDGER_NEW)
+    if (state == LEDGER_NEW)
         apply_and_go_on(s, c);
     else
         push_reply_state(s, c, state);
@@ -499,7 +496,6 @@ static void apply_or_answer(shard *s, push_call *c, int rc,
  * it is parked. */
 static void park_copy(shard *s, const push_call *copy)
 {
-    enum ledger_state state;
     push_call *c = push_keep(copy);
     if (!c)
         return;
@@ -507,21 +503,22 @@ static void park_copy(shard *s, const push_call *copy)
         push_fail(c, PERSIA_ELIMIT, "too many requests wait");
         return;
     }
-    int rc = ledger_begin(s->ledger, &c->key, &c->waiter, &state);
-    if (!rc && state == LEDGER_BUSY)
+    enum ledger_state state = ledger_begin(s->ledger, &c->key, &c->flight,
+                                           &c->waiter);
+    if (state == LEDGER_BUSY)
         return;
     atomic_fetch_sub(&s->parked_n, 1);
-    apply_or_answer(s, c, rc, state);
+    apply_or_answer(s, c, state);
 }
 
 static void apply_alone(shard *s, push_call *c)
 {
-    enum ledger_state state;
-    int rc = ledger_begin(s->ledger, &c->key, NULL, &state);
-    if (!rc && state == LEDGER_BUSY)
+    enum ledger_state state = ledger_begin(s->ledger, &c->key, &c->flight,
+                                           NULL);
+    if (state == LEDGER_BUSY)
         park_copy(s, c);
     else
-        apply_or_answer(s, c, rc, state);
+        apply_or_answer(s, c, state);
 }
 
 void push_run(shard *s, const shard_call *call, const shard_push *a)

@@ -76,12 +76,10 @@ static void fail_parts(shard *s, void **parts, uint32_t n, int code,
  * of them wait for their answers. */
 static int begin_locked(shard *s, void **parts, uint32_t n)
 {
-    enum ledger_state state;
     int rc = PERSIA_OK;
     for (uint32_t i = 0; i < n && !rc; i++) {
-        const push_call *c = parts[i];
-        rc = ledger_begin(s->ledger, &c->key, NULL, &state);
-        if (!rc && state != LEDGER_NEW)
+        push_call *c = parts[i];
+        if (ledger_begin(s->ledger, &c->key, &c->flight, NULL) != LEDGER_NEW)
             rc = err_set(PERSIA_EARG, "update %llu of the stream of rank %u "
                          "is under way twice: every rank needs a stream of "
                          "its own", (unsigned long long)c->key.number,

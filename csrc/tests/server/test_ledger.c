@@ -40,13 +40,23 @@ static int in_window(const wire_ledger *e, uint64_t number)
            (e->window[bit / 64] >> (bit % 64) & 1);
 }
 
+static ledger_flight flights[64]; /* of updates that stay under way */
+static size_t flights_n;
+
+static enum ledger_state begin_key(ledger *l, const ledger_key *key)
+{
+    if (flights_n == sizeof flights / sizeof *flights)
+        fail_msg("too many updates under way");
+    enum ledger_state state = ledger_begin(l, key, &flights[flights_n], NULL);
+    flights_n += state == LEDGER_NEW;
+    return state;
+}
+
 static enum ledger_state begin_as(ledger *l, uint64_t stream, uint64_t number,
                                   uint64_t incarnation)
 {
     ledger_key key = {stream, number, 0, {incarnation, 1}};
-    enum ledger_state state;
-    assert_int_equal(ledger_begin(l, &key, NULL, &state), PERSIA_OK);
-    return state;
+    return begin_key(l, &key);
 }
 
 static enum ledger_state begin(ledger *l, uint64_t stream, uint64_t number)
@@ -57,8 +67,8 @@ static enum ledger_state begin(ledger *l, uint64_t stream, uint64_t number)
 /* Applies an update, or says why not. */
 static enum ledger_state apply(ledger *l, const ledger_key *key)
 {
-    enum ledger_state state;
-    assert_int_equal(ledger_begin(l, key, NULL, &state), PERSIA_OK);
+    ledger_flight flight;
+    enum ledger_state state = ledger_begin(l, key, &flight, NULL);
     if (state != LEDGER_NEW)
         return state;
     assert_int_equal(ledger_check(l, key), LEDGER_NEW);
@@ -139,8 +149,7 @@ static void settled_numbers_leave_no_gap(void **state)
     assert_int_equal(entry(l, 7).skipped, 1000001 - 5);
     /* settled while it is under way, and applied after all */
     ledger_key late = {7, 1000002, 1000001, ME};
-    enum ledger_state s;
-    assert_int_equal(ledger_begin(l, &late, NULL, &s), PERSIA_OK);
+    assert_int_equal(begin_key(l, &late), LEDGER_NEW);
     assert_int_equal(apply(l, &(ledger_key){7, 1000003, 1000002, ME}),
                      LEDGER_NEW);
     assert_int_equal(entry(l, 7).skipped, 1000001 - 4);
@@ -150,7 +159,7 @@ static void settled_numbers_leave_no_gap(void **state)
     assert_int_equal(entry(l, 7).skipped, 1000001 - 5);
     /* a number that is not applied does not settle anything */
     ledger_key not_applied = {7, 1000100, 1000099, ME};
-    assert_int_equal(ledger_begin(l, &not_applied, NULL, &s), PERSIA_OK);
+    assert_int_equal(begin_key(l, &not_applied), LEDGER_NEW);
     assert_null(ledger_end(l, &not_applied));
     assert_int_equal(entry(l, 7).watermark, 1000003);
     ledger_destroy(l);
@@ -235,13 +244,12 @@ static void a_stream_has_one_owner(void **state)
     (void)state;
     ledger *l = make(4);
     ledger_key late = {7, 2, 0, owners[OLD]};
-    enum ledger_state s;
     wire_ledger e;
     assert_int_equal(apply_of(l, OLD, 1), LEDGER_UNKNOWN);
     assert_int_equal(open_of(l, OLD, &e), 0);
     assert_int_equal(apply_of(l, OLD, 1), LEDGER_NEW);
     /* one is under way: it counts for the next owner, and is applied */
-    assert_int_equal(ledger_begin(l, &late, NULL, &s), PERSIA_OK);
+    assert_int_equal(begin_key(l, &late), LEDGER_NEW);
     assert_int_equal(open_of(l, OLD, &e), 0);
     assert_false(in_window(&e, 2));
     assert_int_equal(open_of(l, NEXT, &e), 1);
@@ -356,11 +364,10 @@ static void copies_wait_for_the_first(void **state)
     ledger *l = make(4);
     ledger_key key = {7, 1, 0, ME};
     copy a = {.no = 1}, b = {.no = 2};
-    enum ledger_state s;
+    ledger_flight flight;
     (void)entry(l, 7);
     assert_int_equal(begin(l, 7, 1), LEDGER_NEW);
-    assert_int_equal(ledger_begin(l, &key, &a.waiter, &s), PERSIA_OK);
-    assert_int_equal(s, LEDGER_BUSY);
+    assert_int_equal(ledger_begin(l, &key, &flight, &a.waiter), LEDGER_BUSY);
     assert_int_equal(ledger_look(l, &key, &b.waiter), LEDGER_BUSY);
     assert_int_equal(ledger_check(l, &key), LEDGER_NEW);
     ledger_commit(l, &key);
@@ -465,9 +472,8 @@ static void *run_race(void *arg)
     rng g = {(uint64_t)atomic_fetch_add(&r->seed, 1) * 1000000};
     for (uint64_t i = 1; i <= RACE;) {
         ledger_key key = {1, i, 0, ME};
-        enum ledger_state state;
-        if (ledger_begin(r->l, &key, NULL, &state))
-            return arg;
+        ledger_flight flight;
+        enum ledger_state state = ledger_begin(r->l, &key, &flight, NULL);
         if (state == LEDGER_NEW) {
             if (ledger_check(r->l, &key) != LEDGER_NEW)
                 return arg;
