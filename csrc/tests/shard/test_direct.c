@@ -5,6 +5,9 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -290,6 +293,73 @@ static void what_waits_ends(void **state)
     store_close(&e);
 }
 
+/* Threads that all send the same updates, through refs of their own. */
+enum { SENDERS = 4, UPDATES = 300 };
+
+typedef struct race {
+    store e;
+    _Atomic(uint32_t) applied[UPDATES + 1];
+    _Atomic(int) wrong;
+} race;
+
+typedef struct sent {
+    race *r;
+    uint64_t number;
+    _Atomic(int) done;
+} sent;
+
+static void on_sent(void *ctx, int rc, shard_reply *reply)
+{
+    sent *one = ctx;
+    const wire_push_reply *m = reply->message;
+    if (rc || (m->status != PUSH_APPLIED && m->status != PUSH_DUPLICATE))
+        atomic_store(&one->r->wrong, 1);
+    else if (m->status == PUSH_APPLIED)
+        atomic_fetch_add(&one->r->applied[one->number], 1);
+    atomic_store(&one->done, 1); /* the last that is done with it */
+}
+
+static void *send_all(void *ctx)
+{
+    race *r = ctx;
+    given g;
+    shard_ref *ref;
+    if (shard_direct(r->e.s, &ref)) {
+        atomic_store(&r->wrong, 1);
+        return NULL;
+    }
+    for (uint64_t i = 1; i <= UPDATES; i++) {
+        sent one = {.r = r, .number = i};
+        give(&g, 1, i, -1);
+        ref->ops->push(ref, &g.a, UINT64_MAX, on_sent, &one);
+        while (!atomic_load(&one.done))
+            sched_yield();
+    }
+    ref->ops->close(ref);
+    return NULL;
+}
+
+static void copies_at_once_are_applied_once(void **state)
+{
+    static race r;
+    pthread_t senders[SENDERS];
+    answered a;
+    float rows[2 * DIM];
+    (void)state;
+    store_open(&r.e, 0);
+    for (int i = 0; i < SENDERS; i++)
+        assert_int_equal(pthread_create(&senders[i], NULL, send_all, &r), 0);
+    for (int i = 0; i < SENDERS; i++)
+        pthread_join(senders[i], NULL);
+    assert_false(r.wrong);
+    for (int i = 1; i <= UPDATES; i++) /* copies have the first's answer */
+        assert_true(r.applied[i] >= 1);
+    assert_int_equal(hello(&r.e, 1, STREAM).updates, UPDATES);
+    pull(&r.e, UPDATES, rows, &a);
+    assert_true(rows[0] == UPDATES && rows[DIM] == 2 * UPDATES);
+    store_close(&r.e);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -297,6 +367,7 @@ int main(void)
         cmocka_unit_test(an_older_owner_and_other_rows_are_refused),
         cmocka_unit_test(parts_of_a_step_are_added),
         cmocka_unit_test(what_waits_ends),
+        cmocka_unit_test(copies_at_once_are_applied_once),
     };
     return cmocka_run_group_tests_name("shard_direct", tests, NULL, NULL);
 }
