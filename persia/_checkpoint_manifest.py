@@ -109,14 +109,20 @@ class Ledger(_Entry):
 
 class Shard(_Entry):
     """Counters of a shard at the checkpoint; `sync_step`: of steps that all
-    ranks took together; `restore`: the id of the restore that its rows stem
-    from, 0 if of none.
+    ranks took together; `t`: the highest of an update (Adam's step count);
+    `restore`: the id of the restore that its rows stem from, 0 if of none.
     """
 
     updates: int = _U64
     sync_step: int = _U64
+    t: int | None = pydantic.Field(None, ge=0, lt=2**64)
     restore: int = pydantic.Field(0, ge=0, lt=1 << 64)
     ledgers: list[Ledger]
+
+    @property
+    def highest_t(self) -> int:
+        """Of its updates; servers of before counted them for it."""
+        return self.updates if self.t is None else self.t
 
 
 class Manifest(_Entry):
@@ -154,6 +160,11 @@ class Manifest(_Entry):
     def updates(self) -> int:
         """Of the shard that has most."""
         return max(shard.updates for shard in self.shards)
+
+    @property
+    def t(self) -> int:
+        """The highest of an update."""
+        return max(shard.highest_t for shard in self.shards)
 
 
 def _upgrade(document: dict[str, Any]) -> dict[str, Any]:
@@ -249,7 +260,7 @@ class Part:
     """What one shard wrote, or is to read.
 
     Attributes:
-        updates, sync_step: its counters.
+        updates, sync_step, t: its counters, see :class:`Shard`.
         pushes: the clock of each table, by number.
         ledgers: of all streams that it knows.
         files: what it wrote; to be read: of all shards that had rows of its
@@ -259,6 +270,7 @@ class Part:
 
     updates: int
     sync_step: int
+    t: int
     pushes: Sequence[int]
     ledgers: Sequence[Numbers]
     files: Sequence[Rows]
@@ -291,6 +303,7 @@ def to_manifest(
             {
                 "updates": part.updates,
                 "sync_step": part.sync_step,
+                "t": part.t,
                 "restore": part.restore,
                 "ledgers": [
                     {
@@ -347,6 +360,7 @@ def part_of(manifest: Manifest, shard: int, shards: int) -> Part:
     return Part(
         updates=max(manifest.shards[i].updates for i in chosen),
         sync_step=max(manifest.shards[i].sync_step for i in chosen),
+        t=max(manifest.shards[i].highest_t for i in chosen),
         pushes=[max(t.pushes[i] for i in chosen) for t in manifest.tables],
         ledgers=_merge(
             ledger for i in chosen for ledger in manifest.shards[i].ledgers

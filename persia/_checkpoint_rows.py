@@ -119,18 +119,21 @@ class LocalRows:
                     tables.items(), lists.values()
                 )
             ]
-        return _LocalStaged(self._core, staged, manifest.updates)
+        return _LocalStaged(self._core, staged, manifest)
 
 
 class _LocalStaged:
     """Implements :class:`Staged`."""
 
     def __init__(
-        self, core: _core.Store, tables: list[_core.Staged], updates: int
+        self,
+        core: _core.Store,
+        tables: list[_core.Staged],
+        manifest: Manifest,
     ) -> None:
         self._core = core
         self._tables = tables
-        self._updates = updates
+        self._manifest = manifest
 
     def commit(self) -> None:
         exchanged = []
@@ -138,7 +141,8 @@ class _LocalStaged:
             for table in self._tables:
                 table.exchange()
                 exchanged.append(table)
-            self._core.set_updates(self._updates)
+            self._core.set_updates(self._manifest.updates)
+            self._core.set_t(self._manifest.t)
         except BaseException:
             for table in exchanged:
                 table.exchange()
@@ -158,4 +162,4 @@ def _write(
         pushes.append(clock)
         written = cut.write(number, descriptor, f"{number:04d}-{word}", CHUNK)
         rows += [Rows(number, *file) for file in written]
-    return Part(cut.updates, 0, pushes, [], rows)
+    return Part(cut.updates, 0, cut.t, pushes, [], rows)

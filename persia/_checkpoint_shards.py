@@ -66,6 +66,7 @@ class Peer(Protocol):
         restore: int,
         updates: int,
         step: int,
+        t: int,
         pushes: Sequence[int],
         ledgers: Sequence[Numbers],
         files: Sequence[tuple[int, str, int, int, int]],
@@ -318,6 +319,7 @@ def _parts(
             Part(
                 answer["updates"],
                 answer["step"],
+                answer["t"],
                 pushes,
                 answer["ledgers"],
                 [
@@ -394,6 +396,7 @@ class _ShardStaged:
         return (
             part.updates,
             part.sync_step,
+            part.t,
             pushes,
             part.ledgers,
             [

@@ -557,6 +557,7 @@ def _go_on(
         stream = connection.stream(manifest.job, store.rank)
         go_on = partial(_core.ckpt_go_on, store._handle, stream, number)
         patiently(go_on, store._connection.timeout)
+    store._core.set_t(manifest.t)  # the same at all ranks
     store._core.drop_error()  # what failed before does not matter any more
     store._lineage = manifest.lineage
     store._checkpoint_id = manifest.id

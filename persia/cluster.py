@@ -219,6 +219,8 @@ def _drop_stream(key: _Key) -> None:
         _streams.discard(key)
 
 
+_opened: dict[_Key, int] = {}  # how often each store has been opened
+
 _own_job = secrets.token_hex(16)  # of a process that has no other
 
 
@@ -233,6 +235,19 @@ def _job_here(restarts: int) -> str:
     if group_here() is None:
         return _own_job
     return Keys(f"persia/job/{restarts}").first("name", _own_job)
+
+
+def _agree_on_t(core: _core.Store, key: _Key, restarts: int) -> None:
+    """Updates of all ranks go on after one t, though ranks open at different
+    times: that which the first rank has found at the servers."""
+    if group_here() is None:
+        return
+    with _streams_lock:
+        _opened[key] = _opened.get(key, 0) + 1
+        opened = _opened[key]
+    name = f"{key.namespace}/{key.job}/{key.number}/{opened}"
+    keys = Keys(f"persia/t/{restarts}")
+    core.set_t(int(keys.first(name, str(core.t()))))
 
 
 # ---- settings --------------------------------------------------------------
@@ -354,6 +369,8 @@ class Settings:
                     "security": security.arguments(),
                 },
             )
+            if job.world > 1 and not self.read_only:
+                _agree_on_t(core, key, job.restarts)
         except BaseException:
             _drop_stream(key)
             raise

@@ -354,7 +354,7 @@ class Adam(SparseOptimizer):
     """Adam on touched rows, with dense Adam's bias correction
     (``torch.optim.Adam``).
 
-    Its step t is the store's count of updates, not a count of each row.
+    Its step t counts the store's updates, not those of each row.
 
     Args:
         lr: learning rate.

@@ -411,8 +411,11 @@ class Server:
             return self._channel.restore(
                 verb,
                 *(root, folder, ""),
-                *(lineage, part.restore, part.updates, part.sync_step),
-                *(part.pushes, part.ledgers, part.files),
+                *(lineage, part.restore),
+                *(part.updates, part.sync_step, part.t),
+                part.pushes,
+                part.ledgers,
+                part.files,
             )
 
         while not (answer := ask(_core.RESTORE_PREPARE))["done"]:
@@ -508,6 +511,7 @@ class Snapshot(pydantic.BaseModel):
     lineage: int
     updates: int
     sync_step: int
+    t: int | None = None
     restore: int = 0
     tables: list[dict[str, str | int | float]]
     pushes: list[int]
@@ -524,6 +528,7 @@ class Snapshot(pydantic.BaseModel):
             lineage=hello["lineage"],
             updates=answer["updates"],
             sync_step=answer["step"],
+            t=answer["t"],
             restore=answer["restore"],
             tables=hello["tables"][: len(answer["pushes"])],
             pushes=answer["pushes"],
@@ -570,6 +575,7 @@ class Snapshot(pydantic.BaseModel):
         return manifests.Part(
             updates=self.updates,
             sync_step=self.sync_step,
+            t=self.updates if self.t is None else self.t,
             pushes=self.pushes,
             ledgers=[
                 manifests.Numbers(

@@ -207,7 +207,8 @@ def test_wrong_requests_do_not_end_the_work_of_others(
                     channel.snapshot(_core.SNAPSHOT_BEGIN, *place)
                 with pytest.raises(errors.PersiaError):
                     channel.restore(
-                        _core.RESTORE_PREPARE, *place, 7, 7, 0, 0, [], [], []
+                        *(_core.RESTORE_PREPARE, *place),
+                        *(7, 7, 0, 0, 0, [], [], []),
                     )
                 refused += 1
             return poll(*arguments)

@@ -68,7 +68,8 @@ def save_shards(root: Path, whole: persia.Store, n: int, **more: Any) -> Path:
         ledger = manifests.Numbers(7, 10 + shard, bytes(512))
         parts.append(
             manifests.Part(
-                100 + shard, 50, [200 + shard, shard], [ledger], renamed
+                *(100 + shard, 50, 300 + shard),
+                *([200 + shard, shard], [ledger], renamed),
             )
         )
     shutil.copy(source / "dense.pt", folder)
@@ -120,16 +121,30 @@ def test_other_numbers_of_shards(
                 for t in manifest.tables
                 for file in t.files
             )
-            assert part.updates == 100 + shard
+            assert (part.updates, part.t) == (100 + shard, 300 + shard)
             assert part.pushes == [200 + shard, shard]
             assert part.ledgers == [(7, 10 + shard, bytes(512), 0, 0)]
         else:
-            assert part.updates == 100 + n - 1
+            assert (part.updates, part.t) == (100 + n - 1, 300 + n - 1)
             assert part.pushes == [200 + n - 1, n - 1]
             assert part.ledgers == [(7, 10 + n - 1, bytes(512), 0, 0)]
     for number, (table, _, _) in enumerate(TABLES):
         read = np.sort(np.concatenate(ids[number]).view(np.int64))
         assert np.array_equal(read, whole.ids(table).sort().values.numpy())
+
+
+def test_a_manifest_without_t_has_the_count_of_updates(tmp_path: Path) -> None:
+    folder = save_shards(tmp_path, make_store("adagrad", *TABLES), 2)
+    path = folder / "manifest.json"
+    document = json.loads(path.read_text())
+    for shard in document["shards"]:
+        del shard["t"]
+    path.write_bytes(manifests.encode_manifest(document))
+    for shards, expected in (2, [100, 101]), (1, [101]):
+        parts = [
+            files.shard_part(tmp_path, i, shards)[2] for i in range(shards)
+        ]
+        assert [part.t for part in parts] == expected
 
 
 def test_only_files_that_overlap_are_opened() -> None:
@@ -182,7 +197,7 @@ def test_an_update_counts_if_any_shard_had_it(
 ) -> None:
     parts = [
         manifests.Part(
-            0, 0, [], [to_ledger(*item) for item in one.items()], []
+            0, 0, 0, [], [to_ledger(*item) for item in one.items()], []
         )
         for one in shards
     ]

@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 import persia
-from persia import _ranks, errors
+from persia import _ranks, cluster, errors
 from persia._ranks import all_max, all_sum
 from persia.cluster import Job, Settings, resolve, stream_id
 from persia.security import Security
@@ -264,6 +264,10 @@ class _Board:
             time.sleep(1e-4)
         return str(self.kept[f"{self._prefix}/{key}"])
 
+    def first(self, key: str, value: str) -> str:
+        with self.lock:
+            return str(self.kept.setdefault(f"{self._prefix}/{key}", value))
+
     def drop(self, key: str) -> None:
         with self.lock:
             for kind in ("", "#"):
@@ -274,6 +278,31 @@ class _Board:
             name = f"{self._prefix}/{key}#"
             self.kept[name] = int(self.kept.get(name, 0)) + more
             return int(self.kept[name])
+
+
+def test_ranks_agree_on_the_t_of_their_updates(monkeypatch: Any) -> None:
+    class Core:
+        def __init__(self, t: int) -> None:
+            self._t = t
+
+        def t(self) -> int:
+            return self._t
+
+        def set_t(self, base: int) -> None:
+            self._t = base
+
+    monkeypatch.setattr(cluster, "Keys", _Board)
+    monkeypatch.setattr(cluster, "group_here", lambda: "a group")
+    monkeypatch.setattr(cluster, "_opened", {})
+    monkeypatch.setattr(_Board, "kept", {})
+    found = []
+    # Rank 1 opens when rank 0 has pushed; then both open once more.
+    for rank, t in (0, 5), (1, 9), (0, 20), (1, 30):
+        core: Any = Core(t)
+        key = cluster._Key("default", "a job", rank, 0)
+        cluster._agree_on_t(core, key, 0)
+        found.append(core.t())
+    assert found == [5, 5, 20, 20]
 
 
 def _mock_job(world: int, monkeypatch: pytest.MonkeyPatch) -> Any:

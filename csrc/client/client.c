@@ -157,6 +157,24 @@ uint64_t client_updates(const ps_client *c)
     return c->r ? atomic_load(&c->r->updates) : ps_updates(c->p);
 }
 
+uint64_t client_take_t(ps_client *c)
+{
+    return c->r ? 1 : ps_take_t(c->p);
+}
+
+uint64_t client_t(ps_client *c)
+{
+    return c->r ? remote_t(c->r) : ps_t(c->p);
+}
+
+void client_set_t(ps_client *c, uint64_t base)
+{
+    if (c->r)
+        remote_set_t(c->r, base, NUMBER_LAST);
+    else
+        ps_set_t(c->p, base);
+}
+
 uint64_t client_last_number(const ps_client *c)
 {
     uint64_t number = 0;

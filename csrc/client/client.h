@@ -123,8 +123,18 @@ PERSIA_API int client_push(ps_client *c, const client_update *update,
 /* The update of this name will not come: its number is given up; other ranks
  * that wait for its part of a sync step are sent an empty one. */
 PERSIA_API int client_skip(ps_client *c, const client_update *update);
-/* Updates applied so far, of shard 0; the next Adam t is this plus 1. */
+/* Updates applied so far, of shard 0. */
 PERSIA_API uint64_t client_updates(const ps_client *c);
+/* The t (Adam's step, and the key of its draws) of an update that is about to
+ * be pushed.  Local: one that no other update has.  Remote: 1; updates have
+ * theirs from their names: that of part of a step is the step, that of number
+ * n is base + world * (n - the last number then) + rank - world + 1. */
+PERSIA_API uint64_t client_take_t(ps_client *c);
+/* The base: updates from now on have a higher t.  Without client_set_t() the
+ * highest that any shard had when the store was opened or rows were loaded;
+ * ranks that push to the same shards agree on one. */
+PERSIA_API uint64_t client_t(ps_client *c);
+PERSIA_API void client_set_t(ps_client *c, uint64_t base);
 /* The highest number of this stream that any shard had at the last Hello. */
 PERSIA_API uint64_t client_last_number(const ps_client *c);
 /* The stream goes on after `number`: a job that resumes from a checkpoint

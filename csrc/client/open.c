@@ -101,6 +101,7 @@ static int arrange(const greeting *g)
     r->servers = by_shard;
     remote_set_last(r, r->last_number);
     remote_compare_restores(r);
+    remote_set_t(r, remote_servers_t(r), r->last_number);
     return PERSIA_OK;
 }
 

@@ -9,6 +9,7 @@ typedef struct pushing {
     remote *r;
     call *k;
     client_update update;
+    uint64_t t;                  /* see client_take_t() */
     const uint32_t *table;       /* [units] */
     push_job *jobs;              /* [units] */
     uint32_t units, shards;
@@ -108,6 +109,7 @@ static void fill_push(void *ctx, request *q)
                      .step = p->update.step,
                      .part = p->update.part,
                      .parts = p->update.parts,
+                     .t = p->t,
                      .dtype = r->dtype};
     pthread_mutex_lock(&r->lock);
     m->settled = r->settled.w.watermark;
@@ -359,6 +361,21 @@ static int refuse(pushing *p, int rc)
     return err_set(rc, "%s", text);
 }
 
+/* The t of an update; the lock is held.  Numbers that are sent again, before
+ * the base, get those that they had. */
+static uint64_t t_of(remote *r, const client_update *update)
+{
+    if (update->step) { /* what follows the steps has a higher one */
+        r->t_base = update->step;
+        r->t_number = update->number;
+        return update->step;
+    }
+    const int64_t ahead = (int64_t)(update->number - r->t_number) - 1;
+    const int64_t t = (int64_t)r->t_base + ahead * (int64_t)r->world +
+                      r->rank + 1;
+    return t > 0 ? (uint64_t)t : 1;
+}
+
 /* Gives the update its number, if the caller did not. */
 static int name_update(pushing *p, const client_update *update)
 {
@@ -380,6 +397,7 @@ static int name_update(pushing *p, const client_update *update)
                      "%d may be under way",
                      (unsigned long long)out->number,
                      (unsigned long long)settled + 1, NUMBERS_WINDOW);
+    p->t = t_of(r, out);
     p->moves = r->moves;
     if (r->joined && out->step > r->joined_step + 1)
         r->joined_step = out->step - 1;

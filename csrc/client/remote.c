@@ -121,6 +121,7 @@ void server_learn(server *to, const wire_hello_reply *m)
     to->boot = m->boot;
     to->lineage = m->lineage;
     to->restore = m->restore;
+    to->t = m->t;
 }
 
 /* How many of the updates that it had acknowledged are not in `there`; its
@@ -445,6 +446,7 @@ int remote_greet(remote *r, int restored)
     remote_set_last(r, last);
     if (restored) {
         remote_compare_restores(r);
+        remote_set_t(r, remote_servers_t(r), last);
         (void)remote_tell_lost(r);
     }
     return PERSIA_OK;
@@ -461,6 +463,7 @@ int remote_go_on(remote *r, uint64_t stream, uint64_t number)
         return rc;
     atomic_store(&r->resumed, 1);
     remote_set_last(r, number == NUMBER_LAST ? last : number);
+    remote_set_t(r, remote_servers_t(r), last);
     (void)remote_tell_lost(r);
     return PERSIA_OK;
 }
@@ -481,6 +484,35 @@ void remote_set_last(remote *r, uint64_t number)
     pthread_mutex_lock(&r->lock);
     r->last_number = r->next_number = number;
     numbers_init(&r->settled, number);
+    pthread_mutex_unlock(&r->lock);
+}
+
+uint64_t remote_servers_t(const remote *r)
+{
+    uint64_t highest = 0;
+    for (uint32_t i = 0; i < r->servers_n; i++) {
+        server *to = r->servers[i];
+        pthread_mutex_lock(&to->lock);
+        if (to->t > highest)
+            highest = to->t;
+        pthread_mutex_unlock(&to->lock);
+    }
+    return highest;
+}
+
+uint64_t remote_t(remote *r)
+{
+    pthread_mutex_lock(&r->lock);
+    uint64_t base = r->t_base;
+    pthread_mutex_unlock(&r->lock);
+    return base;
+}
+
+void remote_set_t(remote *r, uint64_t base, uint64_t number)
+{
+    pthread_mutex_lock(&r->lock);
+    r->t_base = base;
+    r->t_number = number == NUMBER_LAST ? r->next_number : number;
     pthread_mutex_unlock(&r->lock);
 }
 

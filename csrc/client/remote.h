@@ -37,6 +37,7 @@ typedef struct server {
     int greeting;           /* one Hello at a time */
     uint64_t boot, lineage;
     uint64_t restore;       /* that its rows stem from; 0: of none */
+    uint64_t t;             /* the highest, as its Hello said */
     int failed;             /* the last fan_run() had not what it asked for
                                by its deadline */
     /* Updates that it said it has applied; what is settled without is
@@ -181,6 +182,7 @@ typedef struct remote {
     numbers_set settled;       /* updates of this stream that are through */
     uint64_t last_number;      /* that any server had at its Hello */
     uint64_t next_number;      /* for updates without one: the last given */
+    uint64_t t_base, t_number; /* the t, and the number, before the first */
     uint32_t moves;            /* times it has joined or left the sync steps */
     int joined;                /* it takes part in them */
     uint64_t joined_step;      /* the one before its next */
@@ -290,6 +292,11 @@ int remote_leave(remote *r, int hurry);
 int remote_greet(remote *r, int restored);
 int remote_go_on(remote *r, uint64_t stream, uint64_t number);
 void remote_set_last(remote *r, uint64_t number);
+/* See client_set_t(); number: the update before the first (NUMBER_LAST: the
+ * last one named).  remote_servers_t(): the highest t that a Hello said. */
+uint64_t remote_t(remote *r);
+void remote_set_t(remote *r, uint64_t base, uint64_t number);
+uint64_t remote_servers_t(const remote *r);
 int remote_look(remote *r);
 int remote_get(remote *r, uint32_t no, size_t n, const uint64_t *ids,
                float *vectors, float *state, uint8_t *found);

@@ -147,8 +147,8 @@ INLINE_HOT void narrow_stochastic(const optim_plan *p, uint64_t id,
                                      uint16_t *restrict to, uint32_t dim)
 {
     const uint32_t key[2] = {
-        p->noise_key[0] ^ (uint32_t)p->noise_clock,
-        p->noise_key[1] ^ (uint32_t)(p->noise_clock >> 32)
+        p->noise_key[0] ^ (uint32_t)p->noise_draw,
+        p->noise_key[1] ^ (uint32_t)(p->noise_draw >> 32)
     };
 
     for (uint32_t j = 0; j < dim; j += 8) {

@@ -57,7 +57,7 @@ struct optim_plan {
     float step_size;         /* Adam: lr / (1 - beta1^t) */
     float bias2_sqrt;        /* Adam: sqrt(1 - beta2^t) */
     uint32_t noise_key[2];   /* stochastic rounding: the table's */
-    uint64_t noise_clock;    /* and the push's number */
+    uint64_t noise_draw;     /* and the push's key of draws */
     optim_kernel kernel;     /* rows [n]; grads [n] of dim each */
 };
 /* plan->dim, vector, state, noise_* are set by the caller before. */

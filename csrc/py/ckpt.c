@@ -69,6 +69,7 @@ typedef struct cut_object {
     table_cut **cuts;
     uint32_t n;
     uint64_t updates; /* of the shard at the cut */
+    uint64_t t;       /* the highest then */
     int busy;         /* a thread is writing; guarded by the GIL */
 } cut_object;
 
@@ -119,6 +120,7 @@ static PyObject *cut_new(PyTypeObject *type, PyObject *args,
     if (!code) {
         Py_BEGIN_ALLOW_THREADS
         code = ps_cut_begin(p, n, self->cuts, &self->updates);
+        self->t = ps_t(p);
         Py_END_ALLOW_THREADS
     }
     if (!code)
@@ -208,6 +210,12 @@ static PyObject *cut_updates(PyObject *object, void *unused)
     return PyLong_FromUnsignedLongLong(((cut_object *)object)->updates);
 }
 
+static PyObject *cut_t(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(((cut_object *)object)->t);
+}
+
 static PyObject *cut_tables(PyObject *object, void *unused)
 {
     (void)unused;
@@ -227,6 +235,7 @@ static PyMethodDef cut_methods[] = {
 static PyGetSetDef cut_getset[] = {
     {"tables", cut_tables, NULL, "How many tables there were.", NULL},
     {"updates", cut_updates, NULL, "Updates of the store at the cut.", NULL},
+    {"t", cut_t, NULL, "The highest t of an update then.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -671,7 +680,7 @@ static PyMethodDef methods[] = {
      "Channel.snapshot()."},
     {"ckpt_restore", ckpt_restore_, METH_VARARGS,
      "ckpt_restore(handle, shard, verb, root, folder, proof, lineage, "
-     "restore, updates, step, pushes, ledgers, files)\n--\n\n"
+     "restore, updates, step, t, pushes, ledgers, files)\n--\n\n"
      "As Channel.restore()."},
     {"ckpt_greet", ckpt_greet, METH_VARARGS,
      "ckpt_greet(handle, restored)\n--\n\nLearns what the shards have, now "

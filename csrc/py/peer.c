@@ -207,12 +207,14 @@ PyObject *py_peer_hello(const py_peer *p, PyObject *args)
     if (!r)
         return NULL;
     PyObject *out = Py_BuildValue(
-        "{sI sI sI ss sK sK sK sK sK sN sN}", "version", r->version, "shard",
-        r->shard, "shards", r->shards, "namespace", r->name_space, "boot",
+        "{sI sI sI ss sK sK sK sK sK sK sN sN}", "version", r->version,
+        "shard", r->shard, "shards", r->shards,
+        "namespace", r->name_space, "boot",
         (unsigned long long)r->boot, "lineage",
         (unsigned long long)r->lineage, "restore",
         (unsigned long long)r->restore, "updates",
-        (unsigned long long)r->updates, "message_limit",
+        (unsigned long long)r->updates, "t", (unsigned long long)r->t,
+        "message_limit",
         (unsigned long long)r->message_limit, "ledger",
         ledger_to_tuple(&r->ledger), "tables",
         specs_to_list(r->tables, r->tables_n));
@@ -297,9 +299,10 @@ static int place_into(const char *const texts[3], char *root, char *folder,
 static PyObject *snapshot_to_dict(const wire_snapshot_reply *r)
 {
     PyObject *out = Py_BuildValue(
-        "{sI sK sK sK sK}", "done", r->done, "restore",
+        "{sI sK sK sK sK sK}", "done", r->done, "restore",
         (unsigned long long)r->restore, "updates",
         (unsigned long long)r->updates, "step", (unsigned long long)r->step,
+        "t", (unsigned long long)r->t,
         "rows_written", (unsigned long long)r->rows_written);
     PyObject *pushes = PyList_New((Py_ssize_t)r->pushes_n);
     for (size_t i = 0; pushes && i < r->pushes_n; i++) {
@@ -335,16 +338,17 @@ PyObject *py_peer_restore(const py_peer *p, PyObject *args)
 {
     wire_restore w = {.caller = p->caller};
     const char *texts[3];
-    unsigned long long lineage, restore, updates, step;
+    unsigned long long lineage, restore, updates, step, t;
     PyObject *pushes, *ledgers, *files, *out = NULL;
-    if (!PyArg_ParseTuple(args, "IsssKKKKOOO", &w.verb, &texts[0], &texts[1],
-                          &texts[2], &lineage, &restore, &updates, &step,
+    if (!PyArg_ParseTuple(args, "IsssKKKKKOOO", &w.verb, &texts[0], &texts[1],
+                          &texts[2], &lineage, &restore, &updates, &step, &t,
                           &pushes, &ledgers, &files))
         return NULL;
     w.lineage = lineage;
     w.restore = restore;
     w.updates = updates;
     w.step = step;
+    w.t = t;
     int rc = place_into(texts, w.root, w.folder, w.proof, sizeof w.proof);
     if (rc)
         return py_raise(rc);

@@ -190,7 +190,7 @@ static PyMethodDef channel_methods[] = {
     {"snapshot", channel_snapshot, METH_VARARGS,
      "snapshot(verb, root, folder, proof)\n--\n\nSee wire.h."},
     {"restore", channel_restore, METH_VARARGS,
-     "restore(verb, root, folder, proof, lineage, restore, updates, step, "
+     "restore(verb, root, folder, proof, lineage, restore, updates, step, t, "
      "pushes, "
      "ledgers, files)\n--\n\nSee wire.h."},
     {"close", channel_close, METH_NOARGS, "close()\n--\n\nEnds it."},

@@ -455,6 +455,26 @@ static PyObject *py_store_set_updates(PyObject *self, PyObject *arg)
     Py_RETURN_NONE;
 }
 
+static PyObject *py_store_t(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    BEGIN(self, "Store.t");
+    uint64_t t = client_t(store_client(s));
+    END();
+    return PyLong_FromUnsignedLongLong(t);
+}
+
+static PyObject *py_store_set_t(PyObject *self, PyObject *arg)
+{
+    unsigned long long base = PyLong_AsUnsignedLongLong(arg);
+    if (PyErr_Occurred())
+        return NULL;
+    BEGIN(self, "Store.set_t");
+    client_set_t(store_client(s), base);
+    END();
+    Py_RETURN_NONE;
+}
+
 static PyObject *py_store_stats(PyObject *self, PyObject *arg)
 {
     unsigned long no = PyLong_AsUnsignedLong(arg);
@@ -665,6 +685,8 @@ static PyMethodDef methods[] = {
            "sums() -> (finite, [(table, dim, ids, grads)])"),
     METHOD(updates, METH_NOARGS, "updates() -> updates applied"),
     METHOD(set_updates, METH_O, "set_updates(n)"),
+    METHOD(t, METH_NOARGS, "t() -> the t that updates have gone on from"),
+    METHOD(set_t, METH_O, "set_t(base): updates have a higher t from now on"),
     METHOD(stats, METH_O, "stats(table) -> dict"),
     METHOD(look, METH_NOARGS, "look(): raises what servers have lost, once"),
     METHOD(memory, METH_NOARGS, "memory() -> (used, maximum) bytes"),

@@ -18,7 +18,7 @@ typedef struct restore {
     char root[WIRE_NAME], folder[WIRE_NAME];
     int fd;
     int stop; /* set by __atomic_store_n: see interrupt_watch() */
-    uint64_t lineage, id, updates, step;
+    uint64_t lineage, id, updates, step, t;
     uint32_t tables_n;
     uint64_t *pushes; /* [tables_n]; UINT64_MAX: the table stays */
     table **staged;   /* [tables_n]; the reader's until it is done */
@@ -99,6 +99,7 @@ static int restore_make(ps_service *s, const wire_restore *m, restore **out)
     r->lineage = m->lineage;
     r->id = m->restore;
     r->updates = m->updates;
+    r->t = m->t;
     r->step = m->step;
     if (!m->lineage)
         return err_set(PERSIA_EARG, "the rows of a restore need a lineage");
@@ -192,7 +193,8 @@ static int commit(restore *r)
                              .lineage = r->lineage,
                              .restore = r->id,
                              .updates = r->updates,
-                             .step = r->step};
+                             .step = r->step,
+                             .t = r->t};
     return shard_exchange(r->s->shard, &rows);
 }
 

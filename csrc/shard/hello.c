@@ -108,6 +108,7 @@ int hello_answer(shard *s, const wire_hello *m, wire_memory *memory,
                               .lineage = atomic_load(&s->lineage),
                               .restore = atomic_load(&s->restored),
                               .updates = ps_updates(s->p),
+                              .t = ps_t(s->p),
                               .message_limit = s->message_limit,
                               .tables_n = ps_tables(s->p)};
     memcpy(out->name_space, s->name_space, sizeof out->name_space);

@@ -232,6 +232,7 @@ static int take_cut(void *ctx)
         rc = ledger_copy(s->ledger, &c->out->ledgers, &c->out->ledgers_n);
     c->out->restore = atomic_load(&s->restored);
     c->out->updates = ps_updates(s->p);
+    c->out->t = ps_t(s->p);
     c->out->step = wait_step(s);
     return rc;
 }
@@ -276,6 +277,7 @@ static int exchange(void *ctx)
         if (r->tables[i])
             table_set_clock(ps_table(s->p, i), r->pushes[i]);
     ps_set_updates(s->p, r->updates);
+    ps_set_t(s->p, r->t);
     wait_set_step(s, r->step);
     return PERSIA_OK;
 }

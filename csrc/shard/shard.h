@@ -104,7 +104,7 @@ uint64_t shard_lineage(const shard *s);
 
 /* What belongs to a cut of the rows. */
 typedef struct shard_moment {
-    uint64_t restore, updates, step;
+    uint64_t restore, updates, step, t;
     wire_ledger *ledgers; /* the caller's, by free() */
     size_t ledgers_n;
 } shard_moment;
@@ -119,7 +119,7 @@ typedef struct shard_rows {
     table **tables;         /* [tables_n] NULL: the table keeps its rows */
     const uint64_t *pushes; /* [tables_n] clocks */
     ledger *ledger;
-    uint64_t lineage, restore, updates, step;
+    uint64_t lineage, restore, updates, step, t;
 } shard_rows;
 /* Exchanges tables and ledger with those of the shard, between two updates. */
 int shard_exchange(shard *s, const shard_rows *rows);

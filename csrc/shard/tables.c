@@ -15,6 +15,7 @@ struct ps {
     _Atomic(uint32_t) tables_n;
     pthread_rwlock_t gate; /* pushes hold it shared, a cut exclusively */
     _Atomic(uint64_t) updates; /* changes under the gate */
+    _Atomic(uint64_t) t;       /* the highest of an update */
 };
 
 int ps_create(const ps_config *config, ps **out)
@@ -186,4 +187,26 @@ uint64_t ps_updates(const ps *p)
 void ps_set_updates(ps *p, uint64_t updates)
 {
     atomic_store(&p->updates, updates);
+}
+
+uint64_t ps_t(const ps *p)
+{
+    return atomic_load(&p->t);
+}
+
+void ps_note_t(ps *p, uint64_t t)
+{
+    uint64_t had = atomic_load(&p->t);
+    while (had < t && !atomic_compare_exchange_weak(&p->t, &had, t))
+        ;
+}
+
+uint64_t ps_take_t(ps *p)
+{
+    return atomic_fetch_add(&p->t, 1) + 1;
+}
+
+void ps_set_t(ps *p, uint64_t t)
+{
+    atomic_store(&p->t, t);
 }

@@ -67,10 +67,18 @@ PERSIA_API int ps_cut_begin(ps *p, uint32_t tables_n,
                             table_cut **out /* [tables_n] */,
                             uint64_t *updates);
 
-/* Updates applied so far: Adam's t of the next one is this plus 1.  Set when
- * a checkpoint is loaded; may be called by ps_between()'s fn. */
+/* Updates applied so far.  Set when a checkpoint is loaded; may be called by
+ * ps_between()'s fn. */
 PERSIA_API uint64_t ps_updates(const ps *p);
 PERSIA_API void ps_set_updates(ps *p, uint64_t updates);
+
+/* The highest t (Adam's step, and the key of an update's draws) of an update
+ * applied.  ps_note_t(): one of this t is; ps_take_t(): the next one, which no
+ * other call returns; ps_set_t(): as ps_set_updates(). */
+PERSIA_API uint64_t ps_t(const ps *p);
+PERSIA_API void ps_note_t(ps *p, uint64_t t);
+PERSIA_API uint64_t ps_take_t(ps *p);
+PERSIA_API void ps_set_t(ps *p, uint64_t t);
 
 #ifdef __cplusplus
 }

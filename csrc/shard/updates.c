@@ -83,21 +83,21 @@ void push_reply_state(shard *s, push_call *c, enum ledger_state state)
 
 /* ---- checks of one call ------------------------------------------------- */
 
-static optim_args args_of(const optim_hyper *h)
+static optim_args args_of(const optim_hyper *h, uint64_t t)
 {
-    return (optim_args){.hyper = *h, .step = 1 /* until it is applied */};
+    return (optim_args){.hyper = *h, .step = t};
 }
 
 /* job: see shard_push, or NULL. */
 static int check_table(const shard *s, const wire_push_table *m,
-                       const push_job *job)
+                       const push_job *job, uint64_t t_of_push)
 {
     table *t;
     int rc = find_table(s, m->grads.no, &t);
     if (rc)
         return rc;
     const table_config *c = table_get_config(t);
-    const optim_args args = args_of(&m->hyper);
+    const optim_args args = args_of(&m->hyper, t_of_push);
     rc = table_check_optim(c, &args);
     for (size_t i = 0; job && i < job->parts_n && !rc; i++)
         rc = check_ids(s, t, job->parts[i].ids, job->parts[i].n);
@@ -116,7 +116,7 @@ static int check_push(const shard *s, const shard_push *a)
     int rc = shard_check_boot(s, &m->caller);
     for (size_t i = 0; i < m->tables_n && !rc; i++) {
         const wire_push_table *t = &m->tables[i];
-        rc = check_table(s, t, a->jobs ? &a->jobs[i] : NULL);
+        rc = check_table(s, t, a->jobs ? &a->jobs[i] : NULL, m->t);
         if (!rc && seen[t->grads.no]++)
             rc = err_set(PERSIA_EARG, "table %s comes twice in one push",
                          table_get_config(ps_table(s->p, t->grads.no))->name);
@@ -142,6 +142,7 @@ typedef struct update {
     int stale;         /* the rows are others than those of the sender */
     enum ledger_state state; /* why it was refused */
     uint64_t step;     /* 0: none */
+    uint64_t t;        /* of its parts with tables; 0: it has none */
     int applied;       /* as a whole or in part */
     uint64_t updates;  /* of the shard, when it was */
 } update;
@@ -281,11 +282,12 @@ static int build_jobs(update *u, const entry *entries, size_t n)
                 return refuse_hyper(u, t, before, e);
             u->jobs[u->jobs_n - 1].distinct = 0;
         } else {
-            u->optim[u->jobs_n] = args_of(&e->m->hyper);
+            u->optim[u->jobs_n] = args_of(&e->m->hyper, u->t);
             u->jobs[u->jobs_n] = (push_job){
                 .t = t,
                 .parts = next,
                 .distinct = e->job ? e->job->distinct : e->m->distinct != 0,
+                .draw = u->t,
                 .optim = &u->optim[u->jobs_n]};
             u->jobs_n++;
         }
@@ -314,9 +316,28 @@ static int build_direct(update *u)
     u->jobs = c->jobs;
     u->jobs_n = c->m->tables_n;
     for (size_t i = 0; i < u->jobs_n; i++) {
-        u->optim[i] = args_of(&c->m->tables[i].hyper);
+        u->optim[i] = args_of(&c->m->tables[i].hyper, u->t);
         u->jobs[i].optim = &u->optim[i];
+        u->jobs[i].draw = u->t;
         u->jobs[i].t = ps_table(u->s->p, c->m->tables[i].grads.no);
+    }
+    return PERSIA_OK;
+}
+
+/* The t that all parts with tables agree on. */
+static int find_t(update *u)
+{
+    for (uint32_t i = 0; i < u->n; i++) {
+        const wire_push *m = u->calls[i]->m;
+        if (!m->tables_n)
+            continue;
+        if (u->t && u->t != m->t)
+            return err_set(PERSIA_EARG, "the parts of step %llu have "
+                           "different t: %llu and %llu",
+                           (unsigned long long)u->step,
+                           (unsigned long long)u->t,
+                           (unsigned long long)m->t);
+        u->t = m->t;
     }
     return PERSIA_OK;
 }
@@ -324,8 +345,9 @@ static int build_direct(update *u)
 static int build(update *u)
 {
     size_t n = 0, parts = 0;
-    if (u->n == 1 && u->calls[0]->jobs)
-        return build_direct(u);
+    int rc = find_t(u);
+    if (rc || (u->n == 1 && u->calls[0]->jobs))
+        return rc ? rc : build_direct(u);
     for (uint32_t i = 0; i < u->n; i++) {
         const push_call *c = u->calls[i];
         n += c->m->tables_n;
@@ -347,7 +369,7 @@ static int build(update *u)
     }
     if (n)
         qsort(entries, n, sizeof *entries, by_table);
-    int rc = widen(u, entries, n);
+    rc = widen(u, entries, n);
     return rc ? rc : build_jobs(u, entries, n);
 }
 
@@ -355,7 +377,6 @@ static int build(update *u)
 static int update_before(void *ctx)
 {
     update *u = ctx;
-    const uint64_t next = ps_updates(u->s->p) + 1;
     for (uint32_t i = 0; i < u->n; i++) {
         if (is_stale(u->s, &u->calls[i]->m->caller)) {
             u->stale = 1;
@@ -364,10 +385,6 @@ static int update_before(void *ctx)
         u->state = ledger_check(u->s->ledger, &u->calls[i]->key);
         if (u->state != LEDGER_NEW)
             return err_set(PERSIA_ESTALE, "the ledger was restored");
-    }
-    for (size_t j = 0; j < u->jobs_n; j++) {
-        u->jobs[j].batch = next;
-        u->optim[j].step = next;
     }
     return PERSIA_OK;
 }
@@ -378,6 +395,7 @@ static void update_after(void *ctx, int rc)
     (void)rc; /* in part or as a whole: never again */
     u->applied = 1;
     u->updates = ps_updates(u->s->p);
+    ps_note_t(u->s->p, u->t);
     for (uint32_t i = 0; i < u->n; i++)
         ledger_commit(u->s->ledger, &u->calls[i]->key);
     if (u->step)

@@ -272,7 +272,7 @@ static int row_make(apply *a, size_t d, int64_t *slot)
             return PERSIA_OK;
         *slot = SLOT_NONE;
     }
-    if (!push_admits(a->t, a->g->hash[d], a->job->batch)) {
+    if (!push_admits(a->t, a->g->hash[d], a->job->draw)) {
         a->counts.refused++;
         return PERSIA_OK;
     }
@@ -508,7 +508,7 @@ static void job_start(push_plan *plan, size_t j)
         .vector = ROW_VECTOR,
         .state = t->state_offset,
         .noise_key = { t->noise_key[0], t->noise_key[1] },
-        .noise_clock = plan->clock[j]
+        .noise_draw = job->draw
     };
     optim_prepare(optim, job->optim, t->config.dtype, (int)t->config.momentum);
 }

@@ -57,7 +57,7 @@ int push_reserve(room_claim *claim, void *plan);
 size_t push_group_bytes(size_t n, size_t *entries);
 size_t push_job_ids(const push_job *job);
 
-/* Whether an id without a row gets one in this batch. */
-int push_admits(const table *t, uint64_t hash, uint64_t batch);
+/* Whether an id without a row gets one in a push of this key. */
+int push_admits(const table *t, uint64_t hash, uint64_t draw);
 
 #endif

@@ -4,14 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-int push_admits(const table *t, uint64_t hash, uint64_t batch)
+int push_admits(const table *t, uint64_t hash, uint64_t draw)
 {
     uint64_t key = ((uint64_t)t->init_key[1] << 32) | t->init_key[0];
     uint64_t bits;
 
     if (t->config.admission >= 1)
         return 1;
-    bits = id_hash(hash ^ id_hash(key ^ id_hash(batch)));
+    bits = id_hash(hash ^ id_hash(key ^ id_hash(draw)));
     return (double)(bits >> 11) * 0x1p-53 < (double)t->config.admission;
 }
 
@@ -47,7 +47,7 @@ static size_t chunk_missing(const push_plan *plan, const push_chunk *c,
         uint64_t id = ids[c->order[k]];
         if (row_index_find(&s->index, stripe_rows(t, s), c->hash[k], id) ==
                 SLOT_NONE &&
-            push_admits(t, c->hash[k], job->batch))
+            push_admits(t, c->hash[k], job->draw))
             missing[n++] = id;
     }
     pthread_rwlock_unlock(&s->lock);

@@ -85,13 +85,14 @@ typedef struct push_part {
 } push_part;
 
 /* One push to one table: the parts are summed per id in their order, then
- * applied once.  `batch` names the batch for probabilistic admission. */
+ * applied once.  `draw` is the key of its draws: which ids are admitted, and
+ * the rounding to bf16; the same one draws the same. */
 typedef struct push_job {
     table *t;
     const push_part *parts;
     size_t parts_n;
     const optim_args *optim;
-    uint64_t batch;
+    uint64_t draw;
     int distinct; /* 1: no id occurs twice; one that does all the same gets
                      an optimizer step each time */
     /* out, set when all checks are passed: */

@@ -84,6 +84,7 @@ static const wire_field hello_reply_fields[] = {
     [10] = F(wire_hello_reply, tables, MESSAGES, "tables",
         COUNT(wire_hello_reply, tables_n), .limit = 4096,
         .type = &table_spec_type),
+    [11] = F(wire_hello_reply, t, U64, "t"),
     [14] = F(wire_hello_reply, restore, FIXED64, "restore"),
 };
 static const wire_type hello_reply_type = {
@@ -207,10 +208,11 @@ static const wire_field push_fields[] = {
     [8] = F(wire_push, dtype, U32, "dtype", .limit = 2),
     [9] = F(wire_push, tables, MESSAGES, "tables", COUNT(wire_push, tables_n),
         .limit = 4096, .type = &push_table_type),
+    [10] = F(wire_push, t, U64, "t"),
 };
 static const wire_type push_type = {
     .name = "PushRequest", .size = sizeof(wire_push), .fields = push_fields,
-    .fields_n = 9, .dtype = 8, .check = at_check_push
+    .fields_n = 10, .dtype = 8, .check = at_check_push
 };
 
 static const wire_field push_reply_fields[] = {
@@ -310,6 +312,7 @@ static const wire_field snapshot_reply_fields[] = {
         COUNT(wire_snapshot_reply, files_n), .limit = 131072,
         .type = &file_type),
     [7] = F(wire_snapshot_reply, rows_written, U64, "rows_written"),
+    [8] = F(wire_snapshot_reply, t, U64, "t"),
     [14] = F(wire_snapshot_reply, restore, FIXED64, "restore"),
 };
 static const wire_type snapshot_reply_type = {
@@ -332,6 +335,7 @@ static const wire_field restore_fields[] = {
         COUNT(wire_restore, ledgers_n), .limit = 65536, .type = &ledger_type),
     [11] = F(wire_restore, files, MESSAGES, "files",
         COUNT(wire_restore, files_n), .limit = 131072, .type = &file_type),
+    [12] = F(wire_restore, t, U64, "t"),
     [14] = F(wire_restore, restore, FIXED64, "restore"),
 };
 static const wire_type restore_type = {

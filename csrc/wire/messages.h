@@ -122,6 +122,7 @@ typedef struct wire_hello_reply {
     wire_ledger ledger; /* of the stream asked for */
     table_spec *tables; /* numbered from 0 */
     size_t tables_n;
+    uint64_t t; /* the highest t of an update applied */
     /* Random, of the Restore that the rows stem from; 0: of none. Servers with
      * different ones hold a mixture. */
     uint64_t restore;
@@ -195,6 +196,10 @@ typedef struct wire_push {
      * moves alike on all shards. */
     wire_push_table *tables;
     size_t tables_n;
+    /* The step count of Adam's bias correction, from 1, and the key of the
+     * update's draws (admission, rounding to bf16). Of all parts the same;
+     * servers count neither. */
+    uint64_t t;
 } wire_push;
 
 typedef struct wire_push_reply {
@@ -231,7 +236,7 @@ typedef struct wire_leave {
 } wire_leave;
 
 typedef struct wire_leave_reply {
-    uint64_t step; /* sync steps applied */
+    uint64_t step; /* sync steps applied, or the highest t if that is more */
 } wire_leave_reply;
 
 /* Whole rows, fp32, optimizer state included. */
@@ -284,6 +289,7 @@ typedef struct wire_snapshot_reply {
     wire_file *files; /* when done */
     size_t files_n;
     uint64_t rows_written;
+    uint64_t t; /* the highest applied at the cut */
     uint64_t restore; /* see HelloReply, at the cut */
 } wire_snapshot_reply;
 
@@ -304,6 +310,7 @@ typedef struct wire_restore {
     size_t ledgers_n;
     wire_file *files;
     size_t files_n;
+    uint64_t t;
     uint64_t restore; /* see HelloReply; taken on */
 } wire_restore;
 

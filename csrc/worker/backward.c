@@ -260,7 +260,7 @@ static int backward(worker *w, const worker_grad *grads, size_t n,
         return err_set(PERSIA_EARG,
                        "optimizer settings for %u tables, but there are %u",
                        optim_n, all.tables);
-    uint64_t t = client_updates(w->c) + 1;
+    const uint64_t t = client_take_t(w->c);
     optim_args *args = malloc((jobs_n ? jobs_n : 1) * sizeof *args);
     if (!args)
         return err_set(PERSIA_ENOMEM, "no memory for %zu tables", jobs_n);
@@ -268,7 +268,7 @@ static int backward(worker *w, const worker_grad *grads, size_t n,
         args[i] = optim[tables[i]];
         args[i].step = t;
         jobs[i].optim = &args[i];
-        jobs[i].batch = t;
+        jobs[i].draw = t;
         rc = table_check_optim(client_table(w->c, tables[i]), &args[i]);
     }
     *sent = !rc;

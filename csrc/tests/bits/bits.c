@@ -152,7 +152,7 @@ static void run_case(sched *s, const table_case *c)
                           .bags = BAGS};
         optim_args args = make_args(c, step);
         push_job push = {.t = t, .parts = &part, .parts_n = 1,
-                         .optim = &args, .batch = step};
+                         .optim = &args, .draw = step};
         check(table_push(s, &push, 1), "table_push");
     }
     check(table_get(t, IDS, ids, out, state, NULL), "table_get");

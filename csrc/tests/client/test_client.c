@@ -201,7 +201,7 @@ static void apply(ps_client *c, update *u, const answer *a, int hints,
     for (size_t i = 0; i < u->jobs_n; i++) {
         uint64_t next = client_updates(c) + 1;
         u->optim[i].step = next;
-        u->jobs[i].batch = next;
+        u->jobs[i].draw = next;
         for (size_t k = 0; k < u->jobs[i].parts_n; k++, part++)
             u->parts[part].rows = hints ? a->rows[u->from[part]] : NULL;
     }

@@ -85,7 +85,7 @@ static int train(ps_client *c, uint32_t no, float *out)
                        .beta1 = 0.9f, .beta2 = 0.999f, .step = t,
                        .grad_scale = 1};
     push_job job = {.parts = &part, .parts_n = 1, .optim = &adam,
-                    .batch = t};
+                    .draw = t};
     return client_push(c, NULL, &no, &job, 1);
 }
 

@@ -113,7 +113,7 @@ static optim_plan plan_of(const rows *r, const optim_args *args, int momentum,
                         .vector = 12,
                         .state = (uint32_t)r->state_at,
                         .noise_key = { 77, 88 },
-                        .noise_clock = clock };
+                        .noise_draw = clock };
 
     optim_prepare(&plan, args, r->dtype, momentum);
     return plan;

@@ -205,6 +205,7 @@ wire_push push_of(const server *v, uint64_t stream, uint64_t number,
     return (wire_push){.caller = caller_of(v),
                        .stream = stream,
                        .number = number,
+                       .t = number,
                        .parts = 1,
                        .tables = tables,
                        .tables_n = n};

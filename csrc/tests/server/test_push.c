@@ -121,7 +121,7 @@ static void push_embedded(ps *p, part parts[][TABLES], size_t parts_n)
         jobs[jobs_n++] = (push_job){.t = ps_table(p, (uint32_t)t),
                                     .parts = all[t], .parts_n = n,
                                     .optim = &optim[t],
-                                    .batch = ps_updates(p) + 1};
+                                    .draw = ps_updates(p) + 1};
     }
     assert_int_equal(ps_push(p, jobs, jobs_n), PERSIA_OK);
 }

@@ -47,7 +47,7 @@ static void job_stop(job *j)
 static wire_push part_of(job *j, uint32_t rank, uint64_t step)
 {
     wire_push m = push_of(&j->v, STREAM + rank, step, &j->table, 1);
-    m.step = step;
+    m.step = m.t = step;
     m.part = rank;
     m.parts = RANKS;
     return m;
@@ -350,7 +350,7 @@ static void a_late_leave_does_not_remove_the_successor(void **state)
     assert_int_equal(push_wait(c).status, PUSH_APPLIED);
     /* the rank of another job */
     assert_int_equal(say_of_stream(j, 3, STREAM + RANKS, 1), PERSIA_OK);
-    m.number = m.step = 2;
+    m.number = m.step = m.t = 2;
     m.stream = STREAM + RANKS;
     m.caller = caller_of(&j->v);
     b = send_part(j, 1, 2, LONG);

@@ -93,7 +93,7 @@ optim_args args_of(uint32_t kind)
 }
 
 int push_try(sched *s, table *t, const optim_args *args, size_t n,
-             const uint64_t *ids, const float *grad, uint64_t batch,
+             const uint64_t *ids, const float *grad, uint64_t draw,
              push_job *out)
 {
     const push_part part = { .n = n,
@@ -102,7 +102,7 @@ int push_try(sched *s, table *t, const optim_args *args, size_t n,
                              .stride = table_get_config(t)->dim,
                              .bags = n };
     push_job job = {
-        .t = t, .parts = &part, .parts_n = 1, .optim = args, .batch = batch
+        .t = t, .parts = &part, .parts_n = 1, .optim = args, .draw = draw
     };
     int rc = table_push(s, &job, 1);
 
@@ -112,11 +112,11 @@ int push_try(sched *s, table *t, const optim_args *args, size_t n,
 }
 
 push_job push_one(sched *s, table *t, const optim_args *args, size_t n,
-                  const uint64_t *ids, const float *grad, uint64_t batch)
+                  const uint64_t *ids, const float *grad, uint64_t draw)
 {
     push_job job;
 
-    if (push_try(s, t, args, n, ids, grad, batch, &job))
+    if (push_try(s, t, args, n, ids, grad, draw, &job))
         fail_msg("%s", err_text());
     return job;
 }

@@ -37,10 +37,10 @@ optim_args args_of(uint32_t kind);
 
 /* One part, dense gradients [n, dim]; fails the test on an error. */
 push_job push_one(sched *s, table *t, const optim_args *args, size_t n,
-                  const uint64_t *ids, const float *grad, uint64_t batch);
+                  const uint64_t *ids, const float *grad, uint64_t draw);
 /* The same, but hands the error back. */
 int push_try(sched *s, table *t, const optim_args *args, size_t n,
-             const uint64_t *ids, const float *grad, uint64_t batch,
+             const uint64_t *ids, const float *grad, uint64_t draw,
              push_job *out);
 /* Vectors of n ids, packed. */
 void pull_one(sched *s, table *t, size_t n, const uint64_t *ids, float *out);

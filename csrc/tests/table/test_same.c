@@ -49,7 +49,7 @@ static void train(sched *s, table **t, const load *l, int hinted)
                                   .parts = parts[k],
                                   .parts_n = 3,
                                   .optim = &a[k],
-                                  .batch = step };
+                                  .draw = step };
         }
         if (table_push(s, jobs, 2))
             fail_msg("%s", err_text());
@@ -131,7 +131,7 @@ static void push_distinct(sched *s, table *t, const load *l, int distinct,
         optim_args a = args_of(table_get_config(t)->optimizer);
         a.step = step + 1;
         push_job job = { .t = t, .parts = &part, .parts_n = 1, .optim = &a,
-                         .batch = step, .distinct = distinct };
+                         .draw = step, .distinct = distinct };
         assert_int_equal(table_push(s, &job, 1), PERSIA_OK);
         assert_int_equal(job.touched + job.refused, 2000);
     }

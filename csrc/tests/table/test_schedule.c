@@ -315,7 +315,7 @@ static void do_push(world *w)
                      .parts = parts,
                      .parts_n = rng_below(&w->r, PARTS + 1),
                      .optim = &a,
-                     .batch = rng_next(&w->r) };
+                     .draw = rng_next(&w->r) };
     uint64_t touched = 0;
 
     memset(sum, 0, sizeof sum);

@@ -38,7 +38,8 @@ static uint8_t found[N];
 static wire_hello hello = { CALLER, 1, "space", "nn_worker", 2, 4, 5, 1, 6 };
 static table_spec specs[] = { SPEC, { .name = "item", .dim = 4096 } };
 static wire_hello_reply hello_reply = {
-    1, "space", 1, 2, 3, 4, 5, 1 << 30, LEDGER(63), specs, 2, 6
+    1, "space", 1, 2, 3, 4, 5, 1 << 30, LEDGER(63), specs, 2,
+    1ull << 40, 6
 };
 static wire_declare declare = { CALLER, SPEC };
 static wire_declare_reply declare_reply = { 4095, 1 };
@@ -61,7 +62,7 @@ static wire_push_table push_tables[] = {
     { { 7, 2, 9, floats + 1, NULL, NULL }, ids + 5, { .grad_scale = 1 }, 0 },
 };
 static wire_push push = {
-    CALLER, 8, 9, 7, 10, 2, 3, WIRE_FP32, push_tables, 3
+    CALLER, 8, 9, 7, 10, 2, 3, WIRE_FP32, push_tables, 3, 11
 };
 static uint64_t left[] = { 0, 127, 4095 };
 static wire_push_reply push_reply = {
@@ -81,11 +82,11 @@ static wire_file files[] = {
     { 0, "a-0.safetensors", 1, 2, UINT32_MAX }, { 1, "b", 3, 4, 5 }
 };
 static wire_snapshot_reply snapshot_reply = {
-    1, 2, 3, pushes, 4, ledgers, 2, files, 2, 9, 10
+    1, 2, 3, pushes, 4, ledgers, 2, files, 2, 9, 10, 11
 };
 static wire_restore restore = {
     CALLER, RESTORE_COMMIT, "root", "step-7", "proof", 1, 2, 3,
-    pushes, 4, ledgers, 2, files, 2, 4
+    pushes, 4, ledgers, 2, files, 2, 4, 5
 };
 static wire_restore_reply restore_reply = { 1, 1000 };
 static wire_stats stats = { CALLER };

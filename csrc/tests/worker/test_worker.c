@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -404,6 +405,94 @@ static void an_index_of_other_ids_is_not_used(void **state)
     batch_index_put(index);
 }
 
+/* ---- t ---- */
+
+enum { PUSHERS = 16, PUSHES = 30, OF_ALL = PUSHERS * PUSHES };
+
+static uint32_t adam_plan; /* of one feature, "adam" */
+
+/* An update of a row that no other has: its value tells t. */
+static int update_row(int64_t id)
+{
+    const float one = 1;
+    worker_grad g = {.plan = adam_plan, .grad = &one, .stride = 1,
+                     .batch = {.n = 1, .bags = 1, .values = &id}};
+    optim_args adam = {.kind = OPTIM_ADAM, .lr = 1, .eps = 1e-8f,
+                       .beta1 = 0.999f, .beta2 = 0.999f, .grad_scale = 1};
+    optim_args optim[4] = {{.kind = OPTIM_SGD, .grad_scale = 1}};
+    worker_counts counts;
+    for (int i = 1; i < 4; i++)
+        optim[i] = adam;
+    return worker_backward(w, &g, 1, NULL, optim, client_tables(c), &counts);
+}
+
+static void *update_rows(void *first)
+{
+    int rc = PERSIA_OK;
+    for (int i = 0; i < PUSHES && !rc; i++)
+        rc = update_row((int64_t)(intptr_t)first + i);
+    return (void *)(intptr_t)rc;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return x < y ? -1 : x > y;
+}
+
+static void sorted_rows(uint32_t no, uint64_t first, float *out)
+{
+    uint64_t of[OF_ALL];
+    for (uint64_t i = 0; i < OF_ALL; i++)
+        of[i] = first + i;
+    assert_int_equal(table_get(ps_table(p, no), OF_ALL, of, out, NULL, NULL),
+                     PERSIA_OK);
+    qsort(out, OF_ALL, sizeof *out, by_value);
+}
+
+/* Those that are made at once, as those that are made one by one. */
+static void every_update_has_a_t_of_its_own(void **state)
+{
+    (void)state;
+    pthread_t threads[PUSHERS];
+    static float at_once[OF_ALL], in_turn[OF_ALL];
+    for (int turns = 0; turns < 2; turns++) {
+        table_config t;
+        uint32_t no;
+        int created;
+        table_config_init(&t);
+        snprintf(t.name, sizeof t.name, "adam %d", turns);
+        t.dim = 1;
+        t.optimizer = OPTIM_ADAM;
+        t.init = INIT_CONSTANT;
+        t.init_a = 0;
+        assert_int_equal(client_declare(c, &t, &no, &created), PERSIA_OK);
+        plan_feature f = {.name = "adam", .table = no, .trainable = 1};
+        assert_int_equal(worker_plan(w, PLAN_BAGS, 1, &f, 1, &adam_plan),
+                         PERSIA_OK);
+        client_set_t(c, 0);
+        for (int i = 0; i < PUSHERS; i++) {
+            void *failed = (void *)(intptr_t)(i * PUSHES);
+            if (turns)
+                failed = update_rows(failed);
+            else
+                assert_int_equal(pthread_create(&threads[i], NULL,
+                                                update_rows, failed), 0);
+            if (turns)
+                assert_null(failed);
+        }
+        for (int i = 0; i < PUSHERS && !turns; i++) {
+            void *failed;
+            pthread_join(threads[i], &failed);
+            assert_null(failed);
+        }
+        sorted_rows(no, 0, turns ? in_turn : at_once);
+    }
+    for (int i = 1; i < OF_ALL; i++)
+        assert_true(at_once[i] != at_once[i - 1]);
+    assert_memory_equal(at_once, in_turn, sizeof in_turn);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -414,6 +503,7 @@ int main(void)
         cmocka_unit_test(sums_and_finite),
         cmocka_unit_test(sums_are_the_same_with_an_index),
         cmocka_unit_test(an_index_of_other_ids_is_not_used),
+        cmocka_unit_test(every_update_has_a_t_of_its_own),
     };
     int failed = cmocka_run_group_tests(tests, setup, teardown);
     return failed + cmocka_run_group_tests(tests, setup_remote, teardown);
