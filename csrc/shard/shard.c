@@ -157,6 +157,8 @@ HOT static int all_within(const uint64_t *ids, size_t n, uint32_t low,
 int check_ids_here(const shard *s, const table *t, const uint64_t *ids,
                    size_t n)
 {
+    if (s->shards == 1) /* it has them all */
+        return PERSIA_OK;
     /* The least hash of a shard: see hash_shard(). */
     uint32_t low = ((s->no << 16) + s->shards - 1) / s->shards;
     uint32_t high = (((s->no + 1) << 16) + s->shards - 1) / s->shards;
@@ -190,7 +192,7 @@ static int check_piece(void *ctx, size_t i)
 int check_ids(const shard *s, const table *t, const uint64_t *ids, size_t n)
 {
     ids_check check = {s, t, ids, n};
-    if (s->shards == 1) /* it has them all */
+    if (s->shards == 1)
         return PERSIA_OK;
     return sched_for(ps_sched(s->p), (n + PIECE - 1) / PIECE, check_piece,
                      &check);

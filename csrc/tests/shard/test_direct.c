@@ -293,6 +293,52 @@ static void what_waits_ends(void **state)
     store_close(&e);
 }
 
+/* Without jobs the answer is packed, and the caller's until it is released. */
+static void on_packed(void *ctx, int rc, shard_reply *reply)
+{
+    assert_int_equal(rc, PERSIA_OK);
+    assert_non_null(reply->release);
+    *(shard_reply *)ctx = *reply;
+}
+
+static void a_pull_waits_for_an_update(void **state)
+{
+    store e;
+    given g;
+    answered a, lookup;
+    float rows[2 * DIM];
+    const uint64_t id = 2;
+    shard_reply packed = {0};
+    wire_pull_table table = {.no = 0, .n = 1, .ids = &id};
+    wire_pull m = {.tables = &table, .tables_n = 1};
+    (void)state;
+    store_open(&e, 1);
+    pull_job job = {.n = 1, .ids = &id, .out = rows, .stride = DIM};
+    wire_pull behind = {.after = 1, .stream = STREAM, .tables = &table,
+                        .tables_n = 1};
+    const shard_pull arguments = {&behind, &job};
+    lookup = (answered){0};
+    e.ref->ops->pull(e.ref, &arguments, UINT64_MAX, on_code, &lookup);
+    assert_int_equal(lookup.n, 0);
+    give(&g, 1, 1, -1);
+    push(&e, &g, &a);
+    assert_int_equal(lookup.n, 1);
+    assert_int_equal(lookup.code, PERSIA_OK);
+    assert_true(rows[0] == 2);
+
+    e.ref->ops->pull(e.ref, &(shard_pull){&m, NULL}, UINT64_MAX, on_packed,
+                     &packed);
+    const wire_pull_reply *reply = packed.message;
+    assert_int_equal(reply->tables[0].n, 1);
+    assert_true(((const float *)reply->tables[0].values)[0] == 2);
+    packed.release(&packed);
+
+    e.ref->ops->snapshot(e.ref, &(wire_snapshot){0}, UINT64_MAX, on_code,
+                         &lookup);
+    assert_int_equal(lookup.code, PERSIA_EARG);
+    store_close(&e);
+}
+
 /* Threads that all send the same updates, through refs of their own. */
 enum { SENDERS = 4, UPDATES = 300 };
 
@@ -367,6 +413,7 @@ int main(void)
         cmocka_unit_test(an_older_owner_and_other_rows_are_refused),
         cmocka_unit_test(parts_of_a_step_are_added),
         cmocka_unit_test(what_waits_ends),
+        cmocka_unit_test(a_pull_waits_for_an_update),
         cmocka_unit_test(copies_at_once_are_applied_once),
     };
     return cmocka_run_group_tests_name("shard_direct", tests, NULL, NULL);

@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "shard/sync.h"
-#include "tests/server/help.h"
 
 static int part[SYNC_RANKS + 1];
 
