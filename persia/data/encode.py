@@ -49,6 +49,12 @@ def column_of(table: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
         )
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
+    if pa.types.is_list_view(column.type) or pa.types.is_large_list_view(
+        column.type
+    ):
+        lengths = pc.fill_null(column.value_lengths(), 0).to_numpy()
+        offsets = running(lengths.astype(np.int64))
+        column = pa.LargeListArray.from_arrays(offsets, column.flatten())
     return column
 
 
@@ -190,7 +196,8 @@ class Encoder:
         out: Floats,
     ) -> Mask:
         numbers, missing, wrong, column = self._numbers(table, spec.column)
-        x = numbers.astype(np.float32)
+        with np.errstate(over="ignore"):
+            x = numbers.astype(np.float32)
         x[missing] = spec.missing
         if spec.log:
             x = np.log(np.maximum(x, 0) + np.float32(1))

@@ -2,8 +2,9 @@
 
 The id of a value is XXH64 of its text in UTF-8, read as a signed number. An
 integer is its decimal digits, a float without a fraction is that integer, a
-boolean is "true" or "false", a date or time is as ISO 8601 writes it, bytes
-are as they are. A missing value (null, NaN) is the empty text.
+decimal has the digits of its scale (7.00), a boolean is "true" or "false", a
+date or time is as ISO 8601 writes it, bytes are as they are. A missing value
+(null, NaN) is the empty text.
 """
 
 from __future__ import annotations
@@ -112,21 +113,33 @@ def _of_numpy(values: npt.NDArray[Any]) -> pa.Array:
 
 def _mixed(what: str, values: Any, error: BaseException) -> pa.Array:
     """Values of several types, each by its text."""
-    kinds = (str, bytes, int, float, bool, np.generic)
-    out: list[bytes | None] = []
-    for value in values:
-        if value is None or value != value:
-            out.append(None)
-        elif isinstance(value, bytes):
-            out.append(value)
-        elif isinstance(value, kinds):
-            text = texts(pa.array([value]))[0].as_py()
-            out.append(text.encode() if isinstance(text, str) else text)
-        else:
+
+    def text(value: Any) -> Any:
+        if value is None or type(value).__name__ in ("NAType", "NaTType"):
+            return None
+        if isinstance(value, bytes):
+            return value
+        if type(value) is int:  # of any size
+            return str(value).encode()
+        if isinstance(value, list | tuple):
+            return [text(one) for one in value]
+        if not isinstance(value, str | float | bool | np.generic):
             raise errors.DtypeError(
                 f"{what} cannot be read as one column: {_first_line(error)}"
             ) from None
-    return pa.array(out, pa.binary())
+        if value != value:
+            return None
+        out = texts(pa.array([value]))[0].as_py()
+        return out.encode() if isinstance(out, str) else out
+
+    parts = [text(value) for value in values]
+    lists = any(isinstance(part, list) for part in parts)
+    try:
+        return pa.array(parts, pa.list_(pa.binary()) if lists else pa.binary())
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as wrong:
+        raise errors.DtypeError(
+            f"{what} cannot be read as one column: {_first_line(wrong)}"
+        ) from None
 
 
 def _is_text(kind: pa.DataType) -> bool:

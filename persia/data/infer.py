@@ -38,8 +38,8 @@ def infer(data: Any) -> Schema:
     multi-valued. Integers are categorical if their name says so (``user_id``)
     or if they have few values, else dense. The label is the column of a usual
     name (``label``, ``click``, ``y``, ...) or the only column of two values.
-    Columns without a second value, and texts that differ in each row, are
-    left out.
+    Columns without a second value or without a name, and texts that differ in
+    each row, are left out.
 
     Args:
         data: what :class:`persia.data.Table` takes.
@@ -112,7 +112,7 @@ def _is_binary(column: pa.Array) -> bool:
     if not _is_number(column.type) and not _is_text(column.type):
         return False
     known = pc.unique(column.drop_null())
-    if len(known) != 2:
+    if not 2 <= len(known) <= 6:  # Yes, YES, yes
         return False
     if _is_number(column.type):
         return {float(v) for v in known.to_pylist()} == {0.0, 1.0}
@@ -159,16 +159,16 @@ def _role(name: str, column: pa.Array) -> tuple[str, Any]:
     """(field of the schema, entry) of a column; "" leaves it out."""
     kind, t, lower = column.type, pa.types, name.lower()
     known = column.drop_null()
-    if not len(known) or lower.startswith("__index_level_"):
+    if not len(known) or _is_index(lower) or t.is_map(kind):
         return "", None
     if hasattr(column, "value_lengths"):
         inner = kind.value_type
         if hasattr(inner, "value_type") and not t.is_dictionary(inner):
             return "", None
         return "multivalued", name
-    if t.is_temporal(kind):
+    if t.is_timestamp(kind) or t.is_date(kind):
         return "timestamp", name
-    if t.is_nested(kind):
+    if t.is_nested(kind) or t.is_temporal(kind):
         return "", None
     if lower in _WEIGHTS and _is_number(kind):
         return "weight", name
@@ -195,6 +195,12 @@ def _role(name: str, column: pa.Array) -> tuple[str, Any]:
         if distinct == len(column) > 100:
             return "", None
     return "categorical", name
+
+
+def _is_index(name: str) -> bool:
+    """Whether a column is the index of a DataFrame: pandas gives it no name
+    in CSV files."""
+    return not name.strip() or name.startswith(("__index_level_", "unnamed: "))
 
 
 def _whole(known: pa.Array) -> bool:

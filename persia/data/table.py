@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -258,10 +258,13 @@ def as_table(data: Any) -> pa.Table:
         )
     if isinstance(data, Mapping):
         return _of_columns(data)
+    if hasattr(data, "collect_schema") and hasattr(data, "collect"):
+        # A LazyFrame of polars.
+        return as_table(data.collect())
     if hasattr(data, "with_format") and hasattr(data, "column_names"):
         return as_table(data.with_format("arrow")[:])  # Hugging Face
     if hasattr(data, "to_arrow"):  # polars, duckdb
-        return as_table(data.to_arrow())
+        return as_table(_imported(data.to_arrow))
     if hasattr(data, "columns") and hasattr(data, "iloc"):  # pandas
         names = [str(name) for name in data.columns]
         if len(set(names)) < len(names):
@@ -271,9 +274,9 @@ def as_table(data: Any) -> pa.Table:
             )
         return _of_columns({n: data.iloc[:, i] for i, n in enumerate(names)})
     if hasattr(data, "__arrow_c_stream__"):
-        return pa.table(data)
+        return _imported(lambda: pa.table(data))
     if hasattr(data, "__arrow_c_array__"):
-        return as_table(pa.record_batch(data))
+        return as_table(_imported(lambda: pa.record_batch(data)))
     if isinstance(data, list) and data:
         if all(isinstance(row, Mapping) for row in data):
             return of_dicts(data)
@@ -281,6 +284,15 @@ def as_table(data: Any) -> pa.Table:
             return pa.Table.from_batches(data)
     kind("data", data, (), _NEED)
     raise AssertionError
+
+
+def _imported(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except pa.ArrowInvalid as error:
+        raise errors.InvalidArgument(
+            f"data cannot be read as an Arrow table: {error}; need {_NEED}"
+        ) from None
 
 
 def of_dicts(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
