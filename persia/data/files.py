@@ -20,7 +20,7 @@ from persia.data.encode import Encoder, asks, measure
 from persia.data.faults import Faults
 from persia.data.infer import infer
 from persia.data.paths import File, Paths, find_files
-from persia.data.read_arrow import open_units
+from persia.data.read_arrow import ArrowStreamReader, open_units
 from persia.data.read_csv import CSVReader
 from persia.data.read_json import JSONReader
 from persia.data.read_tfrecord import TFRecordReader
@@ -38,6 +38,7 @@ from persia.data.table import as_schema, check_columns, held_out
 __all__ = ["Files"]
 
 _READERS: dict[str, Any] = {
+    "arrows": ArrowStreamReader,
     "csv": CSVReader,
     "json": JSONReader,
     "tfrecord": TFRecordReader,
@@ -78,8 +79,9 @@ class Files(Source):
         schema: a :class:`Schema`, the path of a YAML file, or the name of a
             preset. None: inferred from the first rows.
         batch_size: samples of a batch; the last one may have fewer.
-        format: "parquet", "csv", "json", "arrow" or "tfrecord"; None: what
-            the first file's name and first bytes say.
+        format: "parquet", "csv", "json", "arrow", "arrows" (Arrow's stream
+            format) or "tfrecord"; None: what the first file's name and first
+            bytes say.
         rows: (first, end) of the rows to read, headers left out, counted over
             all files in their order, malformed ones included; end may be
             None. A CSV value in quotes may hold line ends: they count as part

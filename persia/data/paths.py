@@ -10,7 +10,7 @@ import io
 import os
 import re
 import urllib.parse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from pyarrow import fs
 
 from persia import errors
 from persia._check import kind
+from persia.data.magic import HEAD_BYTES, compression_of
 
 __all__ = ["File", "Paths", "find_files", "suffix_of"]
 
@@ -32,6 +33,7 @@ COMPRESSED = {
     ".lz4": "lz4",
 }
 _ARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "file", "abfs", "abfss"}
+_RETRY_S = 60
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -86,9 +88,12 @@ class File:
                     f"cannot read {self.name!r}: it has 0 bytes, which is no "
                     f"{suffix_of(self.path)[1]} file"
                 )
-            source = raw
-            if self.compression:
-                source = pa.CompressedInputStream(raw, self.compression)
+            source, compression = raw, self.compression
+            if not compression and self.size:
+                compression = compression_of(raw.read(HEAD_BYTES))
+                raw.seek(0)
+            if compression:
+                source = pa.CompressedInputStream(raw, compression)
             yield Stream(self.name, raw, source, encoding)
 
 
@@ -214,7 +219,8 @@ def find_files(paths: Paths) -> list[File]:
 def _local(path: str) -> list[File]:
     names = [path]
     if not os.path.exists(path):
-        names = sorted(glob.glob(path, recursive=True), key=_natural)
+        found = filter(_wanted(path), glob.glob(path, recursive=True))
+        names = sorted(found, key=_natural)
         if not names:
             raise errors.StorageError(
                 f"no file at {path!r} (looked from {os.getcwd()!r})"
@@ -230,6 +236,15 @@ def _local(path: str) -> list[File]:
         File(n, n, os.path.getsize(n) if os.path.isfile(n) else None)
         for n in names
     ]
+
+
+def _wanted(pattern: str) -> Callable[[str], bool]:
+    """Whether a glob means a file: not _SUCCESS and the like, unless it names
+    them."""
+    hidden = pattern.rpartition("/")[2].startswith(("_", "."))
+    return lambda path: (
+        hidden or not path.rpartition("/")[2].startswith(("_", "."))
+    )
 
 
 def _remote(url: str) -> list[File]:
@@ -254,6 +269,7 @@ def _remote(url: str) -> list[File]:
             for info in system.get_file_info(select)
             if info.is_file and _matches(info.path, path)
         ]
+        infos = [info for info in infos if _wanted(path)(info.path)]
     if not infos:
         raise errors.StorageError(f"no file at {shown!r}")
     infos.sort(key=lambda info: _natural(info.path))
@@ -277,23 +293,19 @@ def _matches(path: str, pattern: str) -> bool:
 def _system(url: str, scheme: str) -> tuple[Any, str]:
     """(file system, path in it) of a URL."""
     if scheme in _ARROW_SCHEMES:
-        url = url.replace("gcs://", "gs://", 1)
-        mark = _GLOB.search(url)
+        head, query = url.replace("gcs://", "gs://", 1), ""
+        if "=" in head.rpartition("?")[2]:
+            head, _, query = head.rpartition("?")
+        if head.startswith("gs:") and "retry_limit_seconds=" not in query:
+            # Else 15 minutes pass before an error.
+            query += f"{'&' if query else ''}retry_limit_seconds={_RETRY_S}"
+        options = f"?{query}" if query else ""
+        mark = _GLOB.search(head)  # "?" and "[" are no part of a path there
         if not mark:
-            system, path = fs.FileSystem.from_uri(url)
+            system, path = fs.FileSystem.from_uri(head + options)
             return system, path
-        # "?" and "[" are no part of a path there.
-        head, query = url, ""
-        if "?" in url and "=" in url.rpartition("?")[2]:
-            head, _, query = url.rpartition("?")
-            mark = _GLOB.search(head)
-            if not mark:
-                system, path = fs.FileSystem.from_uri(url)
-                return system, path
         base = head[: mark.start()].rpartition("/")[0]
-        system, path = fs.FileSystem.from_uri(
-            base + (f"?{query}" if query else "")
-        )
+        system, path = fs.FileSystem.from_uri(base + options)
         return system, path.rstrip("/") + head[len(base) :]
     try:
         import fsspec

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import parquet as pq
 
 from persia import errors
 from persia.data.paths import File
+from persia.data.read_csv import Ints, Wrong
+from persia.data.schema import Schema
+from persia.data.table import check_columns
 
-__all__ = ["ArrowReader", "ParquetReader", "open_units"]
+__all__ = [
+    "ArrowReader",
+    "ArrowStreamReader",
+    "ParquetReader",
+    "open_units",
+    "stream_tables",
+]
 
 _PIECE_ROWS = 1 << 16
 _GROUP_BYTES = 256 << 20  # a larger row group is read in pieces
@@ -73,6 +83,50 @@ class ArrowReader:
             yield batch.slice(at, _PIECE_ROWS)
 
 
+class ArrowStreamReader:
+    """One file in the stream format of Arrow IPC, read from its beginning.
+
+    Attributes:
+        lines: rows so far.
+        position: bytes of the file read so far.
+    """
+
+    def __init__(
+        self, file: File, schema: Schema, encoding: str | None
+    ) -> None:
+        self._file = file
+        self._schema = schema
+        self.lines = 0
+        self.position = 0
+
+    def where(self, line: int) -> str:
+        """The place of a row in the file."""
+        return f"{self._file.name}: row {line}"
+
+    def tables(
+        self,
+    ) -> Generator[tuple[pa.RecordBatch, Ints, Wrong], None, None]:
+        """Pieces of the file, and the number of each row."""
+        columns = sorted(self._schema.used_columns)
+        with self._file.stream() as stream:
+            for batch in stream_tables(stream, self._file.name):
+                names = batch.schema.names
+                check_columns(self._schema, names, repr(self._file.name))
+                batch = batch.select(columns)
+                self.position = stream.position
+                for at in range(0, batch.num_rows, _PIECE_ROWS):
+                    part = batch.slice(at, _PIECE_ROWS)
+                    numbers = self.lines + np.arange(part.num_rows)
+                    self.lines += part.num_rows
+                    yield part, numbers, []
+
+
+def stream_tables(stream: Any, name: str) -> Iterator[pa.RecordBatch]:
+    """The record batches of a file in the stream format."""
+    with reading(name, "Arrow"):
+        yield from pa.ipc.open_stream(stream)
+
+
 @contextlib.contextmanager
 def reading(name: str, kind: str) -> Iterator[None]:
     """Errors of pyarrow as those of a damaged file."""
@@ -90,6 +144,12 @@ def reading(name: str, kind: str) -> Iterator[None]:
 @contextlib.contextmanager
 def open_units(file: File, kind: str) -> Iterator[ParquetReader | ArrowReader]:
     """A file whose parts are known without reading it."""
+    if file.compression:
+        raise errors.InvalidArgument(
+            f"{file.name!r}: a {kind} file that is compressed as a whole "
+            "cannot be read in parts; decompress it (its columns may be "
+            "compressed)"
+        )
     with file.open() as source:
         if kind == "parquet":
             yield ParquetReader(file, source)

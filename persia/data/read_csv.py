@@ -4,7 +4,6 @@ line."""
 from __future__ import annotations
 
 import csv
-import io
 from bisect import insort
 from collections.abc import Generator
 from typing import Any
@@ -15,15 +14,14 @@ import pyarrow as pa
 from pyarrow import csv as pa_csv
 
 from persia import errors
+from persia.data.csv_blocks import LINE_BYTES, Blocks
+from persia.data.magic import check_text
 from persia.data.paths import File
 from persia.data.schema import Schema
 
 __all__ = ["CSVReader"]
 
 CHUNK_BYTES = 1 << 20
-# Longer lines are malformed: this bounds the memory that a file without line
-# ends can take.
-LINE_BYTES = 1 << 20
 
 Ints = npt.NDArray[np.int64]
 Wrong = list[tuple[int, str, str]]  # (line, what is wrong, its kind)
@@ -173,12 +171,7 @@ class CSVReader:
             head += chunk
             if len(head) > 2 * LINE_BYTES:
                 break
-        if head.startswith((b"PAR1", b"ARROW1\0")):
-            kind = "Parquet" if head.startswith(b"PAR1") else "Arrow"
-            raise errors.SchemaMismatch(
-                f"{name!r} is a {kind} file, not CSV; persia.data.Files reads "
-                "it"
-            )
+        check_text(name, head, "CSV")
         if head.find(b"\n", 0, LINE_BYTES + 1) < 0 and len(head) > LINE_BYTES:
             raise self._too_long()
         if not head:
@@ -191,7 +184,8 @@ class CSVReader:
             header = not missing
         if not header:
             assert schema.columns is not None
-            return schema.columns, _Joined(head, stream)
+            columns = schema.columns
+            return columns, Blocks(head, stream, schema, len(columns))
         if missing:
             raise errors.SchemaMismatch(
                 f"{name!r} has no column {missing}; its header says {names}"
@@ -203,7 +197,8 @@ class CSVReader:
                 f" {names}"
             )
         self.header = 1
-        return names, _Joined(head[len(line) + 1 :], stream)
+        rest = head[len(line) + 1 :]
+        return names, Blocks(rest, stream, schema, len(names))
 
 
 def header_names(line: bytes, schema: Schema, name: str) -> list[str]:
@@ -226,30 +221,3 @@ def header_names(line: bytes, schema: Schema, name: str) -> list[str]:
     if schema.strip:
         names = [name.strip(" \t") for name in names]
     return names
-
-
-class _Joined(io.RawIOBase):
-    """Bytes that were read already, then the rest of their stream."""
-
-    def __init__(self, head: bytes, rest: Any) -> None:
-        self._head = memoryview(head)
-        self._rest = rest
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, n: int = -1) -> bytes:
-        if n < 0:
-            part, self._head = bytes(self._head), self._head[:0]
-            return part + bytes(self._rest.read())
-        part, self._head = bytes(self._head[:n]), self._head[n:]
-        if len(part) < n:
-            # A short block would let a line reach over two ends of blocks.
-            more = bytes(self._rest.read(n - len(part)))
-            part = part + more if part else more
-        if len(part) == n > 1 and part.endswith(b"\r"):
-            # pyarrow drops a line feed that begins a block, after a carriage
-            # return that ended the one before: in quotes, too.
-            part = part[:-1]
-            self._head = memoryview(b"\r" + self._head)
-        return part

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import json as pa_json
 
 from persia import errors
+from persia.data.magic import check_text
 from persia.data.paths import File
 from persia.data.read_csv import Wrong
 from persia.data.schema import Schema
@@ -39,6 +41,7 @@ class JSONReader:
     ) -> None:
         self._file = file
         self._names = sorted(schema.used_columns)
+        self._ids = {n for f in schema.features for n in f.columns}
         self._encoding = encoding
         self._seen: set[str] = set()
         self.lines = 0
@@ -52,7 +55,7 @@ class JSONReader:
         """Pieces of the file: columns, the number of each line, and what is
         wrong with other lines."""
         with self._file.stream(self._encoding) as stream:
-            for chunk in _line_pieces(stream):
+            for chunk in _line_pieces(stream, self._file.name):
                 self.position = stream.position
                 yield self._piece(chunk)
 
@@ -61,7 +64,7 @@ class JSONReader:
         n += not chunk.endswith(b"\n")
         wrong: Wrong = []
         numbers = np.arange(first, first + n)
-        table = _read(chunk)
+        table = _read(chunk, self._ids)
         if table is None or table.num_rows != n:
             table, numbers = self._by_line(chunk, first, wrong)
         self.lines = first + n
@@ -109,9 +112,9 @@ def _object(line: bytes) -> dict[str, Any]:
     return row
 
 
-def _read(chunk: bytes) -> pa.Table | None:
+def _read(chunk: bytes, ids: set[str]) -> pa.Table | None:
     """The objects of a chunk; None if a line is no object, or a field has
-    several types."""
+    several types. Integers of fields in ``ids`` are exact."""
 
     def read(explicit: pa.Schema | None) -> pa.Table:
         return pa_json.read_json(
@@ -125,21 +128,44 @@ def _read(chunk: bytes) -> pa.Table | None:
     try:
         table = read(None)
         # Texts that look like a time are texts.
-        times = [f.name for f in table.schema if pa.types.is_timestamp(f.type)]
-        if times:
-            table = read(pa.schema([(name, pa.string()) for name in times]))
+        given = {
+            f.name: pa.string()
+            for f in table.schema
+            if pa.types.is_timestamp(f.type)
+        }
+        # pyarrow makes doubles of integers that have more than 64 bits.
+        for name in ids & set(table.column_names):
+            kind = _exact(table.column(name))
+            if kind is not None:
+                given[name] = kind
+        if given:
+            table = read(pa.schema(list(given.items())))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
     return table
 
 
-def _line_pieces(stream: Any) -> Iterator[bytes]:
+def _exact(column: pa.ChunkedArray) -> pa.DataType | None:
+    """The type to read a column of large numbers with; None: as it is."""
+    kind, lists = column.type, pa.types.is_list(column.type)
+    if lists:
+        column, kind = pc.list_flatten(column), kind.value_type
+    if not pa.types.is_floating(kind) or not len(column):
+        return None
+    if not (pc.max(pc.abs(column)).as_py() or 0) >= 2.0**53:
+        return None
+    exact = pa.decimal128(38, 0)  # of another number: read line by line
+    return pa.list_(exact) if lists else exact
+
+
+def _line_pieces(stream: Any, name: str) -> Iterator[bytes]:
     """Text in pieces of whole lines; one that is too long is a line of one
     zero byte."""
     tail, long, first = b"", False, True
     while chunk := stream.read(CHUNK_BYTES):
         if first:
             chunk, first = chunk.removeprefix(b"\xef\xbb\xbf"), False
+            _check(name, chunk)
         cut = chunk.rfind(b"\n") + 1
         if not cut:
             if not long:
@@ -156,11 +182,20 @@ def _line_pieces(stream: Any) -> Iterator[bytes]:
         yield tail
 
 
+def _check(name: str, head: bytes) -> None:
+    check_text(name, head, "JSON")
+    if head.lstrip()[:1] == b"[":
+        raise errors.SchemaMismatch(
+            f"{name!r} is one JSON array; need JSON lines, an object a line "
+            "(jq -c '.[]' makes them)"
+        )
+
+
 def first_rows(file: File, encoding: str | None) -> pa.Table:
     """The first lines, as columns of what they hold."""
     with file.stream(encoding) as stream:
-        chunk = next(_line_pieces(stream), b"")
-    table = _read(chunk)
+        chunk = next(_line_pieces(stream, file.name), b"")
+    table = _read(chunk, set())
     if table is not None:
         return table
     rows = []

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as pa_csv
 
 from persia import errors
+from persia.data.magic import ARROW_STREAM, HEAD_BYTES, check_text
 from persia.data.paths import File
-from persia.data.read_arrow import open_units
+from persia.data.read_arrow import open_units, stream_tables
 from persia.data.schema import Schema
 
 __all__ = ["FORMATS", "format_of", "has_spaces", "sample", "with_delimiter"]
 
-FORMATS = ("parquet", "csv", "json", "arrow", "tfrecord")
+FORMATS = ("parquet", "csv", "json", "arrow", "arrows", "tfrecord")
 
 _SUFFIXES = {
     ".parquet": "parquet",
@@ -23,12 +25,14 @@ _SUFFIXES = {
     ".arrow": "arrow",
     ".feather": "arrow",
     ".ipc": "arrow",
+    ".arrows": "arrows",
     ".jsonl": "json",
     ".ndjson": "json",
     ".json": "json",
     ".tfrecord": "tfrecord",
     ".tfrecords": "tfrecord",
 }
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 _SAMPLE_BYTES = 8 << 20
 _SAMPLE_ROWS = 100_000
 
@@ -36,16 +40,19 @@ _SAMPLE_ROWS = 100_000
 def format_of(file: File) -> str:
     """The format of a file, by its name and its first bytes."""
     with file.stream() as stream:
-        head = stream.read(8) if file.size is not None else b""
+        head = stream.read(HEAD_BYTES) if file.size is not None else b""
     if head.startswith(b"PAR1"):
         return "parquet"
     if head.startswith(b"ARROW1"):
         return "arrow"
+    if head.startswith(ARROW_STREAM):
+        return "arrows"
     named = _SUFFIXES.get(file.suffix)
     if named in ("parquet", "arrow") and file.size is not None:
         raise errors.CorruptFile(
             f"{file.name!r} is no {named.capitalize()} file, whatever its "
-            f"name says: it begins with {bytes(head)!r}"
+            "name says: it "
+            + (f"begins with {bytes(head)!r}" if head else "is empty")
         )
     if named:
         return named
@@ -90,6 +97,8 @@ def sample(
     """
     if format in ("parquet", "arrow"):
         table = _first_group(file, format)
+    elif format == "arrows":
+        table = _first_batches(file)
     elif format == "csv":
         table = _csv(file, schema, encoding)
     else:
@@ -105,6 +114,17 @@ def sample(
             f"{file.name!r} has no rows to infer a schema from; pass schema="
         )
     return table.slice(0, _SAMPLE_ROWS)
+
+
+def _first_batches(file: File) -> pa.Table:
+    with file.stream() as stream:
+        parts, rows = [], 0
+        for part in stream_tables(stream, file.name):
+            parts.append(part)
+            rows += part.num_rows
+            if rows >= _SAMPLE_ROWS:
+                break
+        return pa.Table.from_batches(parts) if parts else pa.table({})
 
 
 def _first_group(file: File, format: str) -> pa.Table:
@@ -148,6 +168,9 @@ def _csv(file: File, schema: Schema | None, encoding: str | None) -> pa.Table:
         head = head[: head.rfind(b"\n") + 1]
     if not head:
         return pa.table({})
+    check_text(file.name, head, "CSV")
+    # Bytes that are no UTF-8 would make a column one of bytes.
+    head = head.decode("utf-8", "replace").encode()
     delimiter = schema.delimiter if schema else _delimiter(head)
     names = schema.columns if schema and schema.header is False else None
     missing = schema.missing if schema else Schema.missing_texts()
@@ -174,7 +197,22 @@ def _csv(file: File, schema: Schema | None, encoding: str | None) -> pa.Table:
         if "Empty CSV" in str(error):  # a header alone
             return pa.table({})
         raise errors.MalformedData(f"{file.name!r}: {error}") from error
+    if names is None:
+        _check_header(file.name, table.column_names)
     return _stripped(table)
+
+
+def _check_header(name: str, names: list[str]) -> None:
+    """Raises if a header looks like a row: numbers that are not 0, 1, 2, ...
+    (those pandas writes)."""
+    numbers = [n for n in names if _NUMBER.fullmatch(n.strip())]
+    first = int(numbers[0]) if numbers and numbers[0].isdigit() else 0
+    counted = [str(first + i) for i in range(len(numbers))]
+    if numbers != counted:
+        raise errors.SchemaMismatch(
+            f"{name!r} has the columns {numbers} by its header; if its first "
+            "line is no header, pass a schema with header: false and columns"
+        )
 
 
 def _records(file: File, format: str, encoding: str | None) -> pa.Table:
