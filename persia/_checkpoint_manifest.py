@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import pydantic
 
@@ -20,6 +20,7 @@ FORMAT = "persia.checkpoint"
 VERSION = 2
 MANIFEST = "manifest.json"
 SHARDS_MAX = 4096
+SLOTS: Final = 4096  # that ids are placed in, see csrc/ids/ids.h
 _WINDOW = 512  # bytes of a ledger's window
 
 
@@ -126,8 +127,9 @@ class Shard(_Entry):
 
 
 class Manifest(_Entry):
-    """What a checkpoint holds. Shard i of N has the rows whose ids hash (low
-    16 bits) to i * 65536 / N up to (i + 1) * 65536 / N.
+    """What a checkpoint holds. Of S slots (65536 before shards had slots)
+    shard i of N has i * S / N up to (i + 1) * S / N; the slot of an id is the
+    low 16 bits of its hash, times S / 65536.
     """
 
     format: Literal["persia.checkpoint"]
@@ -138,6 +140,7 @@ class Manifest(_Entry):
     step: int = pydantic.Field(ge=0)
     saved: str
     torch: str
+    slots: Literal[4096, 65536] = 65536
     shards: list[Shard] = pydantic.Field(min_length=1, max_length=SHARDS_MAX)
     tables: list[Table]
     dense: File
@@ -280,7 +283,7 @@ class Part:
 def to_manifest(
     tables: Sequence[Mapping[str, Any]], parts: Sequence[Part]
 ) -> dict[str, Any]:
-    """The entries "shards" and "tables" of a manifest.
+    """The entries "slots", "shards" and "tables" of a manifest.
 
     Args:
         tables: name and options of each, see :class:`Table`.
@@ -299,6 +302,7 @@ def to_manifest(
                 }
             )
     return {
+        "slots": SLOTS,
         "shards": [
             {
                 "updates": part.updates,
@@ -332,36 +336,44 @@ def to_manifest(
     }
 
 
-def _range(shard: int, shards: int) -> range:
-    """The hash values of a shard, see csrc/ids/ids.h."""
-    return range(
-        -(-shard * 65536 // shards), -(-(shard + 1) * 65536 // shards)
-    )
+def hash_range(shard: int, shards: int, slots: int = SLOTS) -> range:
+    """The low 16 bits of the hashes of a shard's ids, which are placed in
+    slots: see csrc/ids/ids.h."""
+    first, end = (-(-i * slots // shards) for i in (shard, shard + 1))
+    return range(first * (65536 // slots), end * (65536 // slots))
+
+
+def sources_of(shard: int, shards: int, n: int, slots: int) -> set[int]:
+    """Which of n shards, whose ids were placed in so many slots, have rows of
+    a shard of `shards`."""
+    mine = hash_range(shard, shards)
+    every = (hash_range(i, n, slots) for i in range(n))
+    return {
+        i
+        for i, theirs in enumerate(every)
+        if theirs.start < mine.stop and mine.start < theirs.stop
+    }
 
 
 def part_of(manifest: Manifest, shard: int, shards: int) -> Part:
     """What shard `shard` of `shards` has to read of a checkpoint.
 
-    Its clocks and counters are its own if as many shards wrote the
-    checkpoint, else the largest; an update counts as applied if any had it.
-    Its files are those that overlap its range of hash values: rows of
-    others may be among theirs.
+    Its counters are its own if as many shards wrote the checkpoint, else the
+    largest, as are clocks of all that rows are read of; an update counts as
+    applied if any had it. Its files are those that overlap its range of hash
+    values: rows of others may be among theirs.
     """
     if not 0 <= shard < shards <= SHARDS_MAX:
         raise InvalidArgument(f"there is no shard {shard} of {shards}")
     n = len(manifest.shards)
-    mine = _range(shard, shards)
-    sources = {
-        i
-        for i, theirs in enumerate(_range(i, n) for i in range(n))
-        if theirs.start < mine.stop and mine.start < theirs.stop
-    }
+    sources = sources_of(shard, shards, n, manifest.slots)
     chosen = [shard] if n == shards else list(range(n))
+    clocks = sources | set(chosen)
     return Part(
         updates=max(manifest.shards[i].updates for i in chosen),
         sync_step=max(manifest.shards[i].sync_step for i in chosen),
         t=max(manifest.shards[i].highest_t for i in chosen),
-        pushes=[max(t.pushes[i] for i in chosen) for t in manifest.tables],
+        pushes=[max(t.pushes[i] for i in clocks) for t in manifest.tables],
         ledgers=_merge(
             ledger for i in chosen for ledger in manifest.shards[i].ledgers
         ),

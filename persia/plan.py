@@ -38,7 +38,7 @@ _TABLE_BYTES = 45  # a table's part of a request: hyper-parameters, padding
 
 _SHARDS_MAX = 4096
 _TABLES_MAX = 4096  # of a store
-_RANGES = 65536  # of the hash: a shard has some of them
+_RANGES = 4096  # slots of all servers: a shard has some of them
 _SLOTS = 8 * (2**32 - 1)  # rows of one table in one shard
 
 

@@ -8,6 +8,7 @@ metrics and to stop. ``persia serve ps`` is the way in.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import json
 import os
@@ -375,9 +376,16 @@ class Server:
         return f"{name}-{self.shard}-of-{self.shards}"
 
     def _own_snapshot(self, name: str) -> Snapshot | None:
-        """What this shard has saved on exit under that name."""
+        return self._snapshot_of(name, self.shard)
+
+    def _rows_of(self, name: str, shard: int) -> Path:
         assert self.config.checkpoints is not None
-        path = self.config.checkpoints / self._own_name(name) / _ROWS
+        folder = f"{name}-{shard}-of-{self.shards}"
+        return self.config.checkpoints / folder / _ROWS
+
+    def _snapshot_of(self, name: str, shard: int) -> Snapshot | None:
+        """What a shard has saved on exit under that name."""
+        path = self._rows_of(name, shard)
         try:
             raw = (path / _SNAPSHOT).read_bytes()
         except FileNotFoundError:
@@ -392,8 +400,54 @@ class Server:
                 f"{self._own_name(name)} holds shard {own.shard} of "
                 f"{own.shards}, this is shard {self.shard} of {self.shards}"
             )
+        shards = manifests.sources_of(
+            self.shard, self.shards, self.shards, own.slots
+        )
+        if shards != {self.shard}:
+            return self._restore_placed(name, own, shards - {self.shard})
         place = (self._own_name(name), _ROWS)
         return self._read_rows(*place, own.tables, own.lineage, own.part())
+
+    def _restore_placed(self, name: str, own: Snapshot, more: set[int]) -> int:
+        """Of an earlier release, which placed ids in another way: other shards
+        have saved some of this one's rows."""
+        all_of = {self.shard: own}
+        for shard in sorted(more):
+            saved = self._snapshot_of(name, shard)
+            if saved is None or saved.lineage != own.lineage:
+                raise StorageError(
+                    f"{self._own_name(name)} is of an earlier release; some "
+                    f"rows of shard {self.shard} are in what shard {shard} of "
+                    f"{self.shards} has saved on exit, but {name}-{shard}-of-"
+                    f"{self.shards} is not there, or of another training"
+                )
+            all_of[shard] = saved
+        tables = {
+            str(table["name"]): table
+            for one in all_of.values()
+            for table in one.tables
+        }
+        number = {table: no for no, table in enumerate(tables)}
+        pushes, rows = [0] * len(tables), []
+        root = self._own_root(self._own_name(name))
+        with root.writing() as folder:
+            for shard, one in all_of.items():
+                part = one.part()
+                here = [number[str(table["name"])] for table in one.tables]
+                for no, clock in zip(here, part.pushes):
+                    pushes[no] = max(pushes[no], clock)
+                for file in part.files:
+                    source = self._rows_of(name, shard) / file.name
+                    os.link(source, folder / file.name)
+                    rows.append(file._replace(table=here[file.table]))
+            part = dataclasses.replace(own.part(), pushes=pushes, files=rows)
+            return self._read_rows(
+                self._own_name(name),
+                folder.name,
+                list(tables.values()),
+                own.lineage,
+                part,
+            )
 
     def _read_rows(
         self,
@@ -512,6 +566,7 @@ class Snapshot(pydantic.BaseModel):
     updates: int
     sync_step: int
     t: int | None = None
+    slots: Literal[4096, 65536] = 65536  # see Manifest
     restore: int = 0
     tables: list[dict[str, str | int | float]]
     pushes: list[int]
@@ -529,6 +584,7 @@ class Snapshot(pydantic.BaseModel):
             updates=answer["updates"],
             sync_step=answer["step"],
             t=answer["t"],
+            slots=manifests.SLOTS,
             restore=answer["restore"],
             tables=hello["tables"][: len(answer["pushes"])],
             pushes=answer["pushes"],

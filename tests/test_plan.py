@@ -120,7 +120,7 @@ def test_a_hundred_trillion_parameters() -> None:
     assert found.because == "memory"
     # As few as hold it at three quarters, and not one less.
     assert found.shard_memory <= 0.75 * 4 * TB
-    fewer = math.ceil(65536 / (found.shards - 1)) / 65536 * found.memory
+    fewer = math.ceil(4096 / (found.shards - 1)) / 4096 * found.memory
     assert fewer > 0.75 * 4 * TB
 
 

@@ -24,6 +24,7 @@ wire_caller remote_caller(const remote *r, server *to)
     pthread_mutex_lock(&to->lock);
     who.boot = to->boot;
     who.lineage = to->lineage;
+    who.slots_rev = to->slots_rev;
     pthread_mutex_unlock(&to->lock);
     return who;
 }
@@ -80,6 +81,23 @@ wire_hello make_hello(const remote *r, enum claim claim)
     return m;
 }
 
+/* Ids are placed as if no slot had moved: each shard has its own. */
+static int check_slots(const server *from, const wire_hello_reply *m)
+{
+    const uint32_t first = shard_slot(m->shard, m->shards);
+    const uint32_t end = shard_slot(m->shard + 1, m->shards);
+    uint32_t next = first;
+    for (size_t i = 0; i < m->slots_n && m->slots[i].first == next; i++)
+        next += m->slots[i].count;
+    if (next == end)
+        return PERSIA_OK;
+    return err_set(PERSIA_EMISMATCH,
+                   "%s is shard %u of %u and has not slots %u to %u of %d, "
+                   "where this process looks for their ids; install the same "
+                   "release on both", from->address, m->shard, m->shards,
+                   first, end - 1, IDS_SLOTS);
+}
+
 /* Whether the reply is of a server that we may speak to. */
 int check_hello(const remote *r, const server *from,
                        const wire_hello_reply *m)
@@ -96,7 +114,7 @@ int check_hello(const remote *r, const server *from,
                        from->address, m->name_space, r->name_space);
     if (m->shards < 1 || m->shards > IDS_SHARDS_MAX || m->shard >= m->shards)
         return remote_bad_reply(from, "its Hello names no shard");
-    return PERSIA_OK;
+    return check_slots(from, m);
 }
 
 /* The rows are what the training goes on from; the server's lock is held. */
@@ -122,6 +140,7 @@ void server_learn(server *to, const wire_hello_reply *m)
     to->lineage = m->lineage;
     to->restore = m->restore;
     to->t = m->t;
+    to->slots_rev = m->slots_rev;
 }
 
 /* How many of the updates that it had acknowledged are not in `there`; its
@@ -326,7 +345,8 @@ static int greet(remote *r, server *to, uint64_t deadline,
         rc = check_history(r, to, &m);
     wire_caller who = {.client = r->client,
                        .incarnation = atomic_load(&r->incarnation),
-                       .boot = m.boot, .lineage = m.lineage};
+                       .boot = m.boot, .lineage = m.lineage,
+                       .slots_rev = m.slots_rev};
     if (!rc)
         rc = declare_again(r, to, who, deadline, numbers);
     if (!rc && m.boot != to->boot)

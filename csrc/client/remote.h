@@ -38,6 +38,7 @@ typedef struct server {
     uint64_t boot, lineage;
     uint64_t restore;       /* that its rows stem from; 0: of none */
     uint64_t t;             /* the highest, as its Hello said */
+    uint64_t slots_rev;
     int failed;             /* the last fan_run() had not what it asked for
                                by its deadline */
     /* Updates that it said it has applied; what is settled without is

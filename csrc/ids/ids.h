@@ -5,8 +5,8 @@
  *   bits 63..32  position: directory page, bucket in the page
  *   bits 31..24  tag in the bucket (0 is mapped to 1: 0 means empty)
  *   bits 23..16  stripe
- *   bits 15..0   shard (range), so that pages fill alike for any number of
- *                shards; shards of sizes that differ by 1/65536 of all ids
+ *   bits 15..4   slot: what a shard has, apart from the others, so that pages
+ *                fill alike for any number of shards
  */
 #ifndef PERSIA_IDS_H
 #define PERSIA_IDS_H
@@ -41,11 +41,28 @@ static inline uint32_t hash_stripe(uint64_t hash, uint32_t stripe_mask)
     return (uint32_t)(hash >> 16) & stripe_mask;
 }
 
-enum { IDS_SHARDS_MAX = 4096 };
-/* The shard of an id, of `shards`: [i * 65536 / N, (i+1) * 65536 / N). */
+enum { IDS_SLOTS = 4096, IDS_SHARDS_MAX = IDS_SLOTS };
+
+static inline uint32_t hash_slot(uint64_t hash)
+{
+    return (uint32_t)(hash >> 4) & (IDS_SLOTS - 1);
+}
+
+/* The shard, of `shards`, that has a slot as long as none has moved. */
+static inline uint32_t slot_shard(uint32_t slot, uint32_t shards)
+{
+    return slot * shards / IDS_SLOTS;
+}
+
+/* Its first slot; that of the shard behind it ends its slots. */
+static inline uint32_t shard_slot(uint32_t shard, uint32_t shards)
+{
+    return (shard * IDS_SLOTS + shards - 1) / shards;
+}
+
 static inline uint32_t hash_shard(uint64_t hash, uint32_t shards)
 {
-    return (uint32_t)((hash & 0xFFFF) * shards >> 16);
+    return slot_shard(hash_slot(hash), shards);
 }
 
 /* Orders a chunk of n <= IDS_CHUNK ids by stripe (their count a power of two

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "ids/ids.h"
+
 /* ---- tables ------------------------------------------------------------- */
 
 static void config_of_spec(const shard *s, const table_spec *spec,
@@ -85,6 +87,23 @@ static int take_restore(void *ctx)
     return PERSIA_OK;
 }
 
+/* Its slots: one run, none has moved. */
+static int list_slots(const shard *s, wire_memory *memory,
+                      wire_hello_reply *out)
+{
+    const uint32_t first = shard_slot(s->no, s->shards);
+    wire_slot_run *run = wire_memory_take(memory, sizeof *run);
+    if (!run)
+        return PERSIA_ENOMEM;
+    *run = (wire_slot_run){.first = first,
+                           .count = shard_slot(s->no + 1, s->shards) - first,
+                           .version = 1};
+    out->slots_rev = SLOTS_REV;
+    out->slots = run;
+    out->slots_n = 1;
+    return PERSIA_OK;
+}
+
 int hello_answer(shard *s, const wire_hello *m, wire_memory *memory,
                  wire_hello_reply *out)
 {
@@ -116,6 +135,8 @@ int hello_answer(shard *s, const wire_hello *m, wire_memory *memory,
         ledger_read(s->ledger, m->stream, &out->ledger);
     else if (m->stream)
         rc = wait_open(s, m, &out->ledger);
+    if (!rc)
+        rc = list_slots(s, memory, out);
     return rc ? rc : specs(s, (uint32_t)out->tables_n, memory, &out->tables);
 }
 

@@ -21,6 +21,7 @@
 #include <stdatomic.h>
 
 enum {
+    SLOTS_REV = 1, /* of all shards, as long as no slot moves */
     PARKED_MAX = 1024, /* pulls, and copies of updates */
     PARTS_MAX = PARKED_MAX + SYNC_RANKS, /* with parts of steps */
     REFUSED_MAX = 64 /* that are remembered */

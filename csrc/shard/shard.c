@@ -107,10 +107,13 @@ uint64_t shard_lineage(const shard *s)
 
 int shard_check_boot(const shard *s, const wire_caller *caller)
 {
-    if (!caller->boot || caller->boot == s->boot)
-        return PERSIA_OK;
-    return err_set(PERSIA_ESTALE, "the server was started anew: say Hello, "
-                   "declare the tables and see what it still has");
+    if (caller->boot && caller->boot != s->boot)
+        return err_set(PERSIA_ESTALE, "the server was started anew: say "
+                       "Hello, declare the tables and see what it still has");
+    if (caller->slots_rev && caller->slots_rev != SLOTS_REV)
+        return err_set(PERSIA_ESTALE, "the server has other slots now: say "
+                       "Hello and see which");
+    return PERSIA_OK;
 }
 
 int is_stale(const shard *s, const wire_caller *caller)
@@ -148,7 +151,7 @@ HOT static int all_within(const uint64_t *ids, size_t n, uint32_t low,
 {
     uint32_t out = 0;
     for (size_t i = 0; i < n; i++) {
-        uint32_t place = (uint32_t)id_hash(ids[i]) & 0xFFFF;
+        uint32_t place = hash_slot(id_hash(ids[i]));
         out |= place - low >= high - low;
     }
     return !out;
@@ -159,9 +162,8 @@ int check_ids_here(const shard *s, const table *t, const uint64_t *ids,
 {
     if (s->shards == 1) /* it has them all */
         return PERSIA_OK;
-    /* The least hash of a shard: see hash_shard(). */
-    uint32_t low = ((s->no << 16) + s->shards - 1) / s->shards;
-    uint32_t high = (((s->no + 1) << 16) + s->shards - 1) / s->shards;
+    const uint32_t low = shard_slot(s->no, s->shards);
+    const uint32_t high = shard_slot(s->no + 1, s->shards);
     if (all_within(ids, n, low, high))
         return PERSIA_OK;
     size_t i = 0;

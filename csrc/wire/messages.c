@@ -15,10 +15,11 @@ static const wire_field caller_fields[] = {
     [2] = F(wire_caller, incarnation, U64, "incarnation"),
     [3] = F(wire_caller, boot, FIXED64, "boot"),
     [4] = F(wire_caller, lineage, FIXED64, "lineage"),
+    [5] = F(wire_caller, slots_rev, U64, "slots_rev"),
 };
 static const wire_type caller_type = {
     .name = "Caller", .size = sizeof(wire_caller), .fields = caller_fields,
-    .fields_n = 4
+    .fields_n = 5
 };
 
 static const wire_field hello_fields[] = {
@@ -71,6 +72,16 @@ static const wire_type table_spec_type = {
     .fields = table_spec_fields, .fields_n = 15, .check = at_check_table_spec
 };
 
+static const wire_field slot_run_fields[] = {
+    [1] = F(wire_slot_run, first, U32, "first", .limit = 4095),
+    [2] = F(wire_slot_run, count, U32, "count", .limit = 4096),
+    [3] = F(wire_slot_run, version, U64, "version"),
+};
+static const wire_type slot_run_type = {
+    .name = "SlotRun", .size = sizeof(wire_slot_run),
+    .fields = slot_run_fields, .fields_n = 3
+};
+
 static const wire_field hello_reply_fields[] = {
     [1] = F(wire_hello_reply, version, U32, "version", .limit = UINT32_MAX),
     [2] = F(wire_hello_reply, name_space, NAME, "namespace", .limit = 256),
@@ -85,6 +96,10 @@ static const wire_field hello_reply_fields[] = {
         COUNT(wire_hello_reply, tables_n), .limit = 4096,
         .type = &table_spec_type),
     [11] = F(wire_hello_reply, t, U64, "t"),
+    [12] = F(wire_hello_reply, slots_rev, U64, "slots_rev"),
+    [13] = F(wire_hello_reply, slots, MESSAGES, "slots",
+        COUNT(wire_hello_reply, slots_n), .limit = 4096,
+        .type = &slot_run_type),
     [14] = F(wire_hello_reply, restore, FIXED64, "restore"),
 };
 static const wire_type hello_reply_type = {

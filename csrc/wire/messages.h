@@ -13,6 +13,7 @@ enum {
     WIRE_LEDGERS_MAX = 65536,
     WIRE_FILES_MAX = 131072,
     WIRE_PARTS_MAX = 65536,
+    WIRE_SLOTS_MAX = 4096,
     WIRE_FIELDS_MAX = 15
 };
 
@@ -69,6 +70,10 @@ typedef struct wire_caller {
     uint64_t incarnation;
     uint64_t boot; /* of the server, as its Hello said; 0: any */
     uint64_t lineage; /* of the rows, as Hello or Restore said; 0: any */
+    /* Of the server's slots, as its Hello said; 0: any. With another one a
+     * request is refused and changes nothing (persia-error: StaleLineage): say
+     * Hello and see which slots it has. */
+    uint64_t slots_rev;
 } wire_caller;
 
 typedef struct wire_hello {
@@ -110,6 +115,14 @@ typedef struct wire_ledger {
     uint64_t incarnation;
 } wire_ledger;
 
+/* Slots that follow one another; of one version, which only the owner of a
+ * slot raises. */
+typedef struct wire_slot_run {
+    uint32_t first;
+    uint32_t count;
+    uint64_t version; /* from 1 */
+} wire_slot_run;
+
 typedef struct wire_hello_reply {
     uint32_t version;
     char name_space[256];
@@ -123,6 +136,9 @@ typedef struct wire_hello_reply {
     table_spec *tables; /* numbered from 0 */
     size_t tables_n;
     uint64_t t; /* the highest t of an update applied */
+    uint64_t slots_rev; /* from 1; another one when its slots change */
+    wire_slot_run *slots; /* that it has, in order */
+    size_t slots_n;
     /* Random, of the Restore that the rows stem from; 0: of none. Servers with
      * different ones hold a mixture. */
     uint64_t restore;

@@ -48,7 +48,7 @@ def half(shard: int) -> np.ndarray:
         h = (i + 0x9E3779B97F4A7C15) % 2**64
         h = ((h ^ h >> 30) * 0xBF58476D1CE4E5B9) % 2**64
         h = ((h ^ h >> 27) * 0x94D049BB133111EB) % 2**64
-        if ((h ^ h >> 31) & 0xFFFF) * 2 >> 16 == shard:
+        if ((h ^ h >> 31) >> 4 & 4095) * 2 // 4096 == shard:
             out.append(i)
     return np.array(out, dtype="<u8")
 

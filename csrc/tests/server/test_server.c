@@ -43,6 +43,11 @@ static void hello_tells_who_it_is(void **state)
     assert_int_equal(reply.message_limit, 64 << 20);
     assert_int_equal(reply.ledger.stream, 0);
     assert_int_equal(reply.tables_n, 0);
+    assert_int_equal(reply.slots_rev, 1);
+    assert_int_equal(reply.slots_n, 1);
+    assert_int_equal(reply.slots[0].first, 1366); /* 4096 / 3, up */
+    assert_int_equal(reply.slots[0].count, 1365);
+    assert_int_equal(reply.slots[0].version, 1);
     result_free(&r);
     m.version = 2;
     expect(code_of(CALL(&v, HELLO, hello, &m)), PERSIA_EMISMATCH,
@@ -138,7 +143,7 @@ static size_t ids_of(uint32_t shard, uint32_t shards, size_t n, uint64_t *ids)
 {
     size_t at = 0;
     for (uint64_t id = 0; at < n; id++)
-        if ((uint32_t)((id_hash(id) & 0xFFFF) * shards >> 16) == shard)
+        if ((uint32_t)(id_hash(id) >> 4 & 4095) * shards / 4096 == shard)
             ids[at++] = id;
     return n;
 }
@@ -271,6 +276,35 @@ static void each_shard_takes_its_own_ids(void **state)
             }
             server_stop(&v);
         }
+}
+
+/* Whoever means other slots is refused, and nothing changes. */
+static void requests_name_the_slots_that_they_mean(void **state)
+{
+    (void)state;
+    server v = server_start(0, 1, NULL);
+    const table_spec spec = spec_of("a", 1, OPTIM_SGD);
+    uint64_t id = 7;
+    float one = 1;
+    optim_hyper hyper = {.kind = OPTIM_SGD, .lr = 1, .grad_scale = 1};
+    wire_push_table t = push_table(declare(&v, &spec), 1, 1, &id, &one,
+                                   &hyper);
+    for (uint64_t rev = 2; rev <= 2; rev--) { /* another, this one, any */
+        const int code = rev == 2 ? PERSIA_ESTALE : PERSIA_OK;
+        wire_caller caller = caller_of(&v);
+        caller.slots_rev = rev;
+        wire_pull_table ids = {.no = t.grads.no, .n = 1, .ids = &id};
+        wire_pull p = {.caller = caller, .tables = &ids, .tables_n = 1};
+        wire_rows rows = {.caller = caller, .no = t.grads.no, .n = 1,
+                          .ids = &id};
+        wire_push m = push_of(&v, STREAM, 3 - rev, &t, 1);
+        m.caller = caller;
+        assert_int_equal(code_of(CALL(&v, PULL, pull, &p)), code);
+        assert_int_equal(code_of(CALL(&v, GET_ROWS, rows, &rows)), code);
+        assert_int_equal(code_of(CALL(&v, PUSH, push, &m)), code);
+    }
+    assert_int_equal(ps_updates(v.p), 2);
+    server_stop(&v);
 }
 
 static void whole_rows_out_and_in(void **state)
@@ -514,6 +548,7 @@ int main(void)
         cmocka_unit_test(pulls_give_what_the_table_gives),
         cmocka_unit_test(what_pulls_refuse),
         cmocka_unit_test(each_shard_takes_its_own_ids),
+        cmocka_unit_test(requests_name_the_slots_that_they_mean),
         cmocka_unit_test(whole_rows_out_and_in),
         cmocka_unit_test(administration_and_malformed_requests),
         cmocka_unit_test(what_does_not_travel_has_no_limit),
