@@ -71,6 +71,8 @@ wire_hello make_hello(const remote *r, enum claim claim)
 {
     wire_hello m = {.caller = {.client = r->client},
                     .version = WIRE_VERSION,
+                    .version_min = WIRE_VERSION_MIN,
+                    .features = WIRE_FEATURES,
                     .role = "nn_worker",
                     .rank = r->rank,
                     .world = r->world,
@@ -102,11 +104,13 @@ static int check_slots(const server *from, const wire_hello_reply *m)
 int check_hello(const remote *r, const server *from,
                        const wire_hello_reply *m)
 {
-    if (m->version != WIRE_VERSION)
+    if (!wire_versions_meet(m->version_min, m->version))
         return err_set(PERSIA_EMISMATCH,
-                       "%s speaks version %u of the protocol, this process "
-                       "version %d; install the same release on both",
-                       from->address, m->version, WIRE_VERSION);
+                       "%s speaks versions %u to %u of the protocol, this "
+                       "process %d to %d; install the same release on both",
+                       from->address,
+                       m->version_min ? m->version_min : m->version,
+                       m->version, WIRE_VERSION_MIN, WIRE_VERSION);
     if (strcmp(m->name_space, r->name_space) != 0)
         return err_set(PERSIA_EMISMATCH,
                        "%s serves the namespace \"%s\", this store is of "

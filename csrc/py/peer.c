@@ -191,6 +191,7 @@ PyObject *py_peer_hello(const py_peer *p, PyObject *args)
     unsigned long long stream;
     wire_hello hello = {.caller = p->caller,
                         .version = WIRE_VERSION,
+                        .version_min = WIRE_VERSION_MIN,
                         .world = 1};
     if (!PyArg_ParseTuple(args, "ssK", &name_space, &role, &stream))
         return NULL;

@@ -107,10 +107,12 @@ static int list_slots(const shard *s, wire_memory *memory,
 int hello_answer(shard *s, const wire_hello *m, wire_memory *memory,
                  wire_hello_reply *out)
 {
-    if (m->version != WIRE_VERSION)
-        return err_set(PERSIA_EMISMATCH, "the client speaks version %u of "
-                       "the protocol, the server version %d: install the "
-                       "same persia on both", m->version, WIRE_VERSION);
+    if (!wire_versions_meet(m->version_min, m->version))
+        return err_set(PERSIA_EMISMATCH, "the client speaks versions %u to "
+                       "%u of the protocol, the server %d to %d: install "
+                       "the same persia on both",
+                       m->version_min ? m->version_min : m->version,
+                       m->version, WIRE_VERSION_MIN, WIRE_VERSION);
     if (strcmp(m->name_space, s->name_space) != 0)
         return err_set(PERSIA_EMISMATCH, "the client asks for namespace "
                        "'%s', the server holds namespace '%s'",
@@ -121,6 +123,8 @@ int hello_answer(shard *s, const wire_hello *m, wire_memory *memory,
     if (rc)
         return rc;
     *out = (wire_hello_reply){.version = WIRE_VERSION,
+                              .version_min = WIRE_VERSION_MIN,
+                              .features = WIRE_FEATURES,
                               .shard = s->no,
                               .shards = s->shards,
                               .boot = s->boot,

@@ -194,7 +194,7 @@ FIELD = re.compile(r"(repeated )?(\w+) (\w+) = (\d+);")
 VALUE = re.compile(r"(\w+) = (\d+);")
 PACKAGE = re.compile(r"package (.*);")
 SERVICE = re.compile(r"service (\w+) \{")
-IGNORED = re.compile(r"syntax .*;")
+IGNORED = re.compile(r"(syntax|reserved) .*;")
 
 
 def notes_of(lines: list[str]) -> Notes:

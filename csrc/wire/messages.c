@@ -32,6 +32,8 @@ static const wire_field hello_fields[] = {
     [7] = F(wire_hello, stream, FIXED64, "stream"),
     [13] = F(wire_hello, takes, U32, "takes", .limit = 1),
     [14] = F(wire_hello, restore, FIXED64, "restore"),
+    [8] = F(wire_hello, version_min, U32, "version_min", .limit = UINT32_MAX),
+    [9] = F(wire_hello, features, U64, "features"),
 };
 static const wire_type hello_type = {
     .name = "HelloRequest", .size = sizeof(wire_hello), .fields = hello_fields,
@@ -100,11 +102,14 @@ static const wire_field hello_reply_fields[] = {
     [13] = F(wire_hello_reply, slots, MESSAGES, "slots",
         COUNT(wire_hello_reply, slots_n), .limit = 4096,
         .type = &slot_run_type),
+    [15] = F(wire_hello_reply, version_min, U32, "version_min",
+        .limit = UINT32_MAX),
+    [16] = F(wire_hello_reply, features, U64, "features"),
     [14] = F(wire_hello_reply, restore, FIXED64, "restore"),
 };
 static const wire_type hello_reply_type = {
     .name = "HelloReply", .size = sizeof(wire_hello_reply),
-    .fields = hello_reply_fields, .fields_n = 14, .check = at_check_hello_reply
+    .fields = hello_reply_fields, .fields_n = 16, .check = at_check_hello_reply
 };
 
 static const wire_field declare_fields[] = {

@@ -14,7 +14,7 @@ enum {
     WIRE_FILES_MAX = 131072,
     WIRE_PARTS_MAX = 65536,
     WIRE_SLOTS_MAX = 4096,
-    WIRE_FIELDS_MAX = 15
+    WIRE_FIELDS_MAX = 16
 };
 
 /* Numbers of the methods; X(METHOD, Name). */
@@ -78,7 +78,10 @@ typedef struct wire_caller {
 
 typedef struct wire_hello {
     wire_caller caller;
-    uint32_t version; /* of this format: 1 */
+    /* Of this format, the highest that the client speaks; version_min is the
+     * lowest (0: the same). Both sides speak the highest that both know, and
+     * refuse each other if there is none (persia-error: SchemaMismatch). */
+    uint32_t version;
     char name_space[256]; /* must be the server's */
     char role[32]; /* "nn_worker", "embedding_worker", ... */
     uint32_t rank; /* below world */
@@ -97,6 +100,10 @@ typedef struct wire_hello {
      * reports `restore` from now on, as the other servers do. */
     uint32_t takes;
     uint64_t restore;
+    uint32_t version_min;
+    /* Bits of what a side can beyond its version; the other one passes over
+     * those that it does not know. None has a meaning yet. */
+    uint64_t features;
 } wire_hello;
 
 /* Which updates of a stream have been applied: numbers 1 .. watermark, and
@@ -124,7 +131,7 @@ typedef struct wire_slot_run {
 } wire_slot_run;
 
 typedef struct wire_hello_reply {
-    uint32_t version;
+    uint32_t version; /* see HelloRequest */
     char name_space[256];
     uint32_t shard; /* below shards */
     uint32_t shards;
@@ -139,6 +146,8 @@ typedef struct wire_hello_reply {
     uint64_t slots_rev; /* from 1; another one when its slots change */
     wire_slot_run *slots; /* that it has, in order */
     size_t slots_n;
+    uint32_t version_min; /* see HelloRequest */
+    uint64_t features;
     /* Random, of the Restore that the rows stem from; 0: of none. Servers with
      * different ones hold a mixture. */
     uint64_t restore;

@@ -26,7 +26,9 @@ extern "C" {
 #endif
 
 enum {
-    WIRE_VERSION = 1,
+    WIRE_VERSION = 2,     /* the highest that this process speaks, and */
+    WIRE_VERSION_MIN = 2, /* the lowest */
+    WIRE_FEATURES = 0,    /* bits, see Hello */
     WIRE_NAME = WIRE_NAME_MAX + 1, /* bytes of a name, with its 0 */
     WIRE_WINDOW_WORDS = WIRE_WINDOW_MAX
 };
@@ -37,6 +39,12 @@ enum wire_method {
 #undef WIRE_METHOD
     WIRE_METHODS_N
 };
+
+/* Whether the other side speaks a version that we do; min 0: only `max`. */
+static inline int wire_versions_meet(uint32_t min, uint32_t max)
+{
+    return (min ? min : max) <= WIRE_VERSION && max >= WIRE_VERSION_MIN;
+}
 
 static inline size_t wire_dtype_bytes(uint32_t dtype)
 {

@@ -75,7 +75,7 @@ class Client:
         self.table = self.declare().no
 
     def hello_request(self, **change: Any) -> Any:
-        plain = {"version": 1, "namespace": "space", "role": "nn_worker"}
+        plain = {"version": 2, "namespace": "space", "role": "nn_worker"}
         plain |= {"rank": 0, "world": 1, "stream": self.stream}
         return pb.HelloRequest(caller=self.caller, **(plain | change))
 
@@ -106,6 +106,7 @@ class Client:
             caller=self.caller,
             stream=self.stream,
             number=self.number,
+            t=self.number,
             dtype=dtype,
         )
         request.tables.add(
@@ -170,7 +171,8 @@ def test_hello(server: Serving) -> None:
     """The server tells who it is; who is at the wrong one is told so."""
     client = Client(server.address, "hello")
     hello = client.hello
-    assert (hello.version, hello.namespace) == (1, "space")
+    assert (hello.version_min, hello.version) == (2, 2)
+    assert hello.namespace == "space"
     assert (hello.shard, hello.shards) == (0, 1)
     assert hello.boot and hello.lineage
     assert 0 < hello.message_limit <= LIMIT
@@ -186,6 +188,10 @@ def test_hello(server: Serving) -> None:
     assert kind == "SchemaMismatch" and "other" in text and "space" in text
     _, kind, text = refused(ask(version=99))
     assert kind == "SchemaMismatch" and "99" in text
+    _, kind, text = refused(ask(version=99, version_min=3))
+    assert kind == "SchemaMismatch" and "3 to 99" in text and "2 to 2" in text
+    newer = client.hello_request(version=99, version_min=1, features=2**64 - 1)
+    assert client.call.Hello(newer, timeout=30).boot == hello.boot
     client.caller.boot += 1
     _, kind, text = refused(lambda: client.pull(np.arange(3)))
     assert kind == "StaleLineage"

@@ -93,7 +93,7 @@ class Client:
         return self.call.Hello(
             self.pb.HelloRequest(
                 caller=self.caller,
-                version=1,
+                version=2,
                 namespace="default",
                 role="nn_worker",
                 world=1,
@@ -124,7 +124,7 @@ class Client:
     def push(self, ids: np.ndarray[Any, Any], number: int) -> Any:
         """SGD with lr 1 and gradients of -1: each row grows by 1."""
         request = self.pb.PushRequest(
-            caller=self.caller, stream=77, number=number, parts=1
+            caller=self.caller, stream=77, number=number, t=number, parts=1
         )
         table = request.tables.add(
             no=0,

@@ -49,9 +49,19 @@ static void hello_tells_who_it_is(void **state)
     assert_int_equal(reply.slots[0].count, 1365);
     assert_int_equal(reply.slots[0].version, 1);
     result_free(&r);
-    m.version = 2;
+    assert_int_equal(reply.version_min, WIRE_VERSION_MIN);
+    m.version = WIRE_VERSION + 7; /* and it speaks ours, too */
+    m.version_min = WIRE_VERSION;
+    m.features = UINT64_MAX;
+    assert_int_equal(code_of(CALL(&v, HELLO, hello, &m)), PERSIA_OK);
+    m.version = WIRE_VERSION;
+    m.version_min = 0;
+    assert_int_equal(code_of(CALL(&v, HELLO, hello, &m)), PERSIA_OK);
+    m.version = WIRE_VERSION_MIN - 1;
+    expect(code_of(CALL(&v, HELLO, hello, &m)), PERSIA_EMISMATCH, "1 to 1");
+    m.version = WIRE_VERSION + 1;
     expect(code_of(CALL(&v, HELLO, hello, &m)), PERSIA_EMISMATCH,
-           "version 2");
+           "3 to 3");
     m.version = WIRE_VERSION;
     memcpy(m.name_space, "other", 6);
     expect(code_of(CALL(&v, HELLO, hello, &m)), PERSIA_EMISMATCH,

@@ -35,12 +35,14 @@ static uint16_t halves[N * DIM];
 static uint32_t rows[N];
 static uint8_t found[N];
 
-static wire_hello hello = { CALLER, 1, "space", "nn_worker", 2, 4, 5, 1, 6 };
+static wire_hello hello = {
+    CALLER, 1, "space", "nn_worker", 2, 4, 5, 1, 6, 1, 3
+};
 static table_spec specs[] = { SPEC, { .name = "item", .dim = 4096 } };
 static wire_slot_run runs[] = { { 4095, 4096, 1 }, { 0, 5, 1u << 31 } };
 static wire_hello_reply hello_reply = {
     1, "space", 1, 2, 3, 4, 5, 1 << 30, LEDGER(63), specs, 2,
-    1ull << 40, 8, runs, 2, 6
+    1ull << 40, 8, runs, 2, 2, UINT64_MAX, 6
 };
 static wire_declare declare = { CALLER, SPEC };
 static wire_declare_reply declare_reply = { 4095, 1 };
