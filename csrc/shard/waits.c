@@ -137,7 +137,8 @@ static void place_locked(shard *s, push_call *c, placed *out)
     out->rc = refuses_locked(c->call.from);
     if (out->rc)
         return;
-    out->stale = is_stale(s, &c->m->caller); /* else dropped by a restore */
+    /* Here: a restore drops what was added before. */
+    out->stale = is_stale(s, &c->m->caller);
     out->missed = !out->stale && c->m->step <= s->sync.missed;
     if (!out->stale && !out->missed)
         out->rc = sync_add(&s->sync, c->m->step, c->m->part, c->m->parts, c,
