@@ -415,83 +415,93 @@ static int server_has(server *to, uint64_t number)
     return has;
 }
 
-static int any_has(const remote *r, uint64_t number)
-{
-    for (uint32_t i = 0; i < r->servers_n; i++)
-        if (server_has(r->servers[i], number))
-            return 1;
-    return 0;
-}
+typedef struct completing {
+    remote *r;
+    call *k;
+    uint64_t first, last; /* numbers behind `first` are completed */
+    uint64_t number;      /* now */
+    uint64_t deadline;
+    int sent;             /* a server lacked one */
+} completing;
 
 static void fill_empty(void *ctx, request *q)
 {
-    const pushing *p = ctx;
+    const completing *c = ctx;
     wire_push *m = &q->args.push.m;
     *m = (wire_push){.caller = q->caller,
-                     .stream = atomic_load(&p->r->stream),
-                     .number = p->update.number,
+                     .stream = atomic_load(&c->r->stream),
+                     .number = c->number,
+                     .settled = c->first,
                      .parts = 1,
-                     .dtype = p->r->dtype};
+                     .dtype = c->r->dtype};
     q->args.push.args = (shard_push){.m = m};
 }
 
+/* It does not go to acked_late: what is counted as missing a server cannot
+ * lose once more. */
 static int accept_empty(void *ctx, request *q)
 {
-    (void)ctx;
+    const completing *c = ctx;
+    const wire_push_reply *m = q->reply.message;
+    if (m->status == PUSH_RETRY_LATER)
+        return err_set(PERSIA_EUNAVAILABLE, "%s: update %llu has to wait for "
+                       "earlier ones", q->to->address,
+                       (unsigned long long)c->number);
     pthread_mutex_lock(&q->to->lock);
-    note_number(q->to, q->call->number, 0);
+    numbers_settle(&q->to->acked, c->first);
+    numbers_add(&q->to->acked, c->number);
     pthread_mutex_unlock(&q->to->lock);
     return PERSIA_OK;
 }
 
 /* An empty update of this number to the servers that do not have it, so that
  * counts and clocks of all servers move alike. */
-static int complete_one(remote *r, call *k, uint64_t number,
-                        uint64_t deadline, int *sent)
+static int complete_one(completing *c)
 {
-    pushing p = {.r = r, .update = {.number = number, .parts = 1}};
+    const remote *r = c->r;
     fan f = {.method = WIRE_PUSH, .fill = fill_empty,
-             .accept = accept_empty, .ctx = &p};
+             .accept = accept_empty, .ctx = c};
     server *lack[IDS_SHARDS_MAX];
     size_t n = 0;
     for (uint32_t i = 0; i < r->servers_n; i++)
-        if (!server_has(r->servers[i], number))
+        if (!server_has(r->servers[i], c->number))
             lack[n++] = r->servers[i];
     if (n == 0 || n == r->servers_n)
         return PERSIA_OK;
-    int rc = fan_prepare(k, lack, n);
-    k->number = number;
-    *sent = 1;
-    return rc ? rc : fan_run(k, &f, deadline);
+    int rc = fan_prepare(c->k, lack, n);
+    c->sent = 1;
+    return rc ? rc : fan_run(c->k, &f, c->deadline);
 }
 
-static int complete_all(remote *r, uint64_t deadline, int *sent)
+/* The last numbers; those before them each server settles. */
+static int complete_all(completing *c)
 {
+    remote *r = c->r;
     pthread_mutex_lock(&r->lock);
-    uint64_t last = r->last_number;
+    c->last = r->last_number;
     pthread_mutex_unlock(&r->lock);
-    uint64_t first = last > NUMBERS_WINDOW ? last - NUMBERS_WINDOW : 0;
-    call *k = call_take(r);
-    int rc = k ? PERSIA_OK : PERSIA_ENOMEM;
-    for (uint64_t n = first + 1; n <= last && !rc; n++)
-        if (any_has(r, n))
-            rc = complete_one(r, k, n, deadline, sent);
-    call_give(k);
+    c->first = c->last > NUMBERS_WINDOW ? c->last - NUMBERS_WINDOW : 0;
+    c->k = call_take(r);
+    int rc = c->k ? PERSIA_OK : PERSIA_ENOMEM;
+    for (c->number = c->first + 1; c->number <= c->last && !rc; c->number++)
+        rc = complete_one(c);
+    call_give(c->k);
     return rc;
 }
 
 /* Before the first update: later ones settle the numbers before them. */
 static int complete_missing(remote *r, uint64_t deadline)
 {
-    int rc = PERSIA_OK, sent = 0;
+    completing c = {.r = r, .deadline = deadline};
+    int rc = PERSIA_OK;
     if (!atomic_load(&r->missing))
         return rc;
     pthread_mutex_lock(&r->completing);
     uint64_t missing = atomic_load(&r->missing);
     if (missing)
-        rc = complete_all(r, deadline, &sent);
+        rc = complete_all(&c);
     if (missing && !rc) {
-        remote_note_missing(r, missing, sent && !atomic_load(&r->resumed));
+        remote_note_missing(r, missing, c.sent && !atomic_load(&r->resumed));
         atomic_store(&r->missing, 0);
     }
     pthread_mutex_unlock(&r->completing);

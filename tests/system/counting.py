@@ -174,6 +174,7 @@ def work(
         servers=servers,
         rank=rank,
         world=world,
+        job="counting",
         timeout=timeout,
         threads=1,
         grad_division=False,

@@ -135,6 +135,55 @@ static void what_only_some_servers_have_is_counted(void **state)
     cluster_free(&c);
 }
 
+/* An empty update in the place of a missing one is no update that a server
+ * may lose. */
+static void a_completed_update_is_lost_once(void **state)
+{
+    (void)state;
+    for (int more = 1; more <= 5000; more += 4999) {
+        cluster c;
+        client_config config;
+        ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_CONTINUE);
+        uint32_t no = declare_counting(remote);
+        add_all(remote, no, 7);
+        client_destroy(remote);
+        cluster_restart(&c, 1);
+        config = cluster_config(&c);
+        config.lost = LOST_CONTINUE;
+        remote = cluster_client(&c, &config);
+        no = declare_counting(remote);
+        add_all(remote, no, more);
+        assert_int_equal(counts_of(remote).lost, 7);
+        cluster_restart(&c, 1);
+        add_all(remote, no, 1);
+        assert_int_equal(counts_of(remote).lost, 7 + more);
+        client_destroy(remote);
+        cluster_free(&c);
+    }
+}
+
+/* More than a ledger's window of them: the last ones are completed. */
+static void the_last_of_many_missing_ones_are_completed(void **state)
+{
+    (void)state;
+    cluster c;
+    client_config config;
+    ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_CONTINUE);
+    uint32_t no = declare_counting(remote);
+    add_all(remote, no, NUMBERS_WINDOW + 900);
+    client_destroy(remote);
+    cluster_restart(&c, 1);
+    config = cluster_config(&c);
+    config.lost = LOST_CONTINUE;
+    remote = cluster_client(&c, &config);
+    no = declare_counting(remote);
+    add_all(remote, no, 1);
+    assert_int_equal(counts_of(remote).lost, NUMBERS_WINDOW + 900);
+    assert_int_equal(ps_updates(c.nodes[1].p), NUMBERS_WINDOW + 1);
+    client_destroy(remote);
+    cluster_free(&c);
+}
+
 /* Nobody trains on: who looks finds out, too. */
 static void a_look_tells_of_lost_updates(void **state)
 {
@@ -504,6 +553,8 @@ int main(void)
         cmocka_unit_test(refused_updates_are_not_lost),
         cmocka_unit_test(a_new_process_counts_its_own_losses),
         cmocka_unit_test(what_only_some_servers_have_is_counted),
+        cmocka_unit_test(a_completed_update_is_lost_once),
+        cmocka_unit_test(the_last_of_many_missing_ones_are_completed),
         cmocka_unit_test(a_look_tells_of_lost_updates),
         cmocka_unit_test(what_is_sent_again_is_not_lost),
         cmocka_unit_test(an_answer_of_an_earlier_life_is_none),
