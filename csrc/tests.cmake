@@ -45,8 +45,9 @@ if(PERSIA_TESTS)
     foreach(room IN LISTS rooms ITEMS data)
         add_room_tests(${room})
     endforeach()
-    # Calls that this one lets fail.
-    foreach(call malloc calloc realloc aligned_alloc mmap mremap)
+    # Calls that this one lets fail, and those that must not make them.
+    foreach(call malloc calloc realloc aligned_alloc mmap mremap thread_start
+            push_change stripe_add_locked stripe_touch_slow)
         target_link_options(test_table_memory PRIVATE -Wl,--wrap=${call})
     endforeach()
 endif()

@@ -6,11 +6,12 @@
  * Invariants: the blocks of a region fill it; no two neighbours are free
  * (mem_blocks_give joins them); a block knows the size of the one before;
  * `open` is at most the size of the largest free block, and at least what is
- * held and was not taken yet.
+ * reserved and was not taken yet.
  */
 #include "mem/mem.h"
 #include "mem/huge.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -148,8 +149,9 @@ static void region_huge(const mem_blocks *b, const mem_block *k)
 
     while ((const char *)k < (char *)r || end > (char *)r + r->bytes)
         r = r->next;
-    for (; (char *)r + r->handed + HUGE <= end; r->handed += HUGE)
-        huge_later((char *)r + r->handed);
+    while ((char *)r + r->handed + HUGE <= end &&
+           huge_later((char *)r + r->handed))
+        r->handed += HUGE;
 }
 
 static int region_add(mem_blocks *b, size_t need)
@@ -198,22 +200,34 @@ static uint64_t free_largest(const mem_blocks *b)
 }
 
 /* Whatever is taken, whatever block it is cut off, the largest one loses no
- * more than that: so it serves all who hold bytes if it has them in sum. */
-static int hold_locked(mem_blocks *b, uint64_t bytes)
+ * more than that: so it serves all who reserved if it has their bytes in
+ * sum. */
+int mem_blocks_reserve(mem_blocks *b, uint64_t bytes)
 {
-    const uint64_t all = b->held + bytes;
     int rc = PERSIA_OK;
 
-    if (bytes > SIZE_MAX / 8 || all > SIZE_MAX / 4)
+    huge_start();
+    if (bytes > SIZE_MAX / 8)
         return err_set(PERSIA_ENOMEM, "out of memory: %llu bytes of index",
                        (unsigned long long)bytes);
+    pthread_mutex_lock(&b->lock);
+    const uint64_t all = 3 * b->bytes + b->reserved + bytes;
     if (b->open < all)
         b->open = free_largest(b);
     if (b->open < all)
         rc = region_add(b, all);
     if (!rc)
-        b->held = all;
+        b->reserved += bytes;
+    pthread_mutex_unlock(&b->lock);
     return rc;
+}
+
+void mem_blocks_unreserve(mem_blocks *b, uint64_t bytes)
+{
+    pthread_mutex_lock(&b->lock);
+    b->reserved -= bytes;
+    pthread_mutex_unlock(&b->lock);
+    huge_start();
 }
 
 static mem_block *best_fit(const mem_blocks *b, size_t bytes)
@@ -226,92 +240,24 @@ static mem_block *best_fit(const mem_blocks *b, size_t bytes)
     return best;
 }
 
-static int take_locked(mem_blocks *b, size_t bytes, void **out)
+void *mem_blocks_take(mem_blocks *b, size_t payload)
 {
-    mem_block *k = best_fit(b, bytes);
-    int rc;
+    size_t bytes = (payload + sizeof(mem_block) + 63) / 64 * 64;
 
-    if (!k)
-        return err_set(PERSIA_ENOMEM, "out of memory: %zu bytes of index",
-                       bytes);
+    pthread_mutex_lock(&b->lock);
+    mem_block *k = best_fit(b, bytes);
+    assert(k); /* it was reserved */
     if (k->bytes < bytes + 2 * sizeof *k)
         bytes = k->bytes; /* too little to cut off */
-    rc = mem_charge(b->limit, bytes);
-    if (rc)
-        return rc;
+    mem_charge_announced(b->limit, bytes);
     free_remove(b, k);
     block_cut(b, k, bytes);
     k->used = 1;
     b->bytes += k->bytes;
     b->open -= k->bytes < b->open ? k->bytes : b->open;
     region_huge(b, k);
-    *out = k + 1;
-    return PERSIA_OK;
-}
-
-static size_t block_size(size_t bytes)
-{
-    return (bytes + sizeof(mem_block) + 63) / 64 * 64;
-}
-
-int mem_blocks_take(mem_blocks *b, size_t bytes, void **out)
-{
-    const size_t most = block_size(bytes) + 2 * sizeof(mem_block);
-    int rc;
-
-    pthread_mutex_lock(&b->lock);
-    rc = hold_locked(b, most); /* beside what others hold */
-    if (!rc) {
-        rc = take_locked(b, block_size(bytes), out);
-        b->held -= most;
-    }
     pthread_mutex_unlock(&b->lock);
-    return rc;
-}
-
-int mem_blocks_take_held(mem_blocks *b, size_t bytes, void **out)
-{
-    int rc;
-
-    pthread_mutex_lock(&b->lock);
-    rc = take_locked(b, block_size(bytes), out);
-    pthread_mutex_unlock(&b->lock);
-    return rc;
-}
-
-int mem_blocks_hold(mem_blocks *b, uint64_t bytes)
-{
-    int rc;
-
-    pthread_mutex_lock(&b->lock);
-    rc = hold_locked(b, bytes);
-    pthread_mutex_unlock(&b->lock);
-    return rc;
-}
-
-void mem_blocks_unhold(mem_blocks *b, uint64_t bytes)
-{
-    pthread_mutex_lock(&b->lock);
-    b->held -= bytes;
-    pthread_mutex_unlock(&b->lock);
-}
-
-void mem_blocks_starve(mem_blocks *b)
-{
-    pthread_mutex_lock(&b->lock);
-    b->starved = 1;
-    pthread_mutex_unlock(&b->lock);
-}
-
-int mem_blocks_starved(mem_blocks *b)
-{
-    int was;
-
-    pthread_mutex_lock(&b->lock);
-    was = b->starved;
-    b->starved = 0;
-    pthread_mutex_unlock(&b->lock);
-    return was;
+    return k + 1;
 }
 
 void mem_blocks_give(mem_blocks *b, void *block)

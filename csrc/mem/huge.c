@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdlib.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -13,17 +13,18 @@
 #define MADV_COLLAPSE 25 /* Linux 6.1 */
 #endif
 
-enum { IDLE_SECONDS = 2 };
+enum { IDLE_SECONDS = 2, RANGES = 1024 };
 
-/* One a process.  Invariants, under the lock: a thread runs if n > 0 or
- * now is set; ranges [0, n) wait, in their order. */
+/* One a process.  Invariants, under the lock: ranges [0, n) wait, in their
+ * order; a thread runs if now is set, and if n > 0 and not `wanted`. */
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t more, done; /* a range came; one was done */
-    char **ranges;
-    size_t n, room;
+    char *ranges[RANGES];
+    size_t n;
     char *now; /* the range that is worked on */
     int running;
+    atomic_int wanted; /* huge_start() is to start a thread */
 } huge = { .lock = PTHREAD_MUTEX_INITIALIZER,
            .more = PTHREAD_COND_INITIALIZER,
            .done = PTHREAD_COND_INITIALIZER };
@@ -107,31 +108,30 @@ static void *huge_run(void *unused)
     return NULL;
 }
 
-/* Starts the thread unless it runs. */
-static int thread_need(void)
-{
-    if (!huge.running)
-        huge.running = !thread_start(NULL, huge_run, NULL, "persia-huge");
-    return huge.running;
-}
-
-void huge_later(char *range)
+int huge_later(char *range)
 {
     if (!huge_can())
+        return 1;
+    pthread_mutex_lock(&huge.lock);
+    const int fits = huge.n < RANGES;
+    if (fits)
+        huge.ranges[huge.n++] = range;
+    if (huge.running)
+        pthread_cond_signal(&huge.more);
+    else
+        atomic_store(&huge.wanted, 1);
+    pthread_mutex_unlock(&huge.lock);
+    return fits;
+}
+
+void huge_start(void)
+{
+    if (!atomic_load_explicit(&huge.wanted, memory_order_relaxed))
         return;
     pthread_mutex_lock(&huge.lock);
-    if (huge.n == huge.room) {
-        size_t room = huge.room ? 2 * huge.room : 64;
-        char **wide = realloc(huge.ranges, room * sizeof *wide);
-        if (!wide)
-            goto out;
-        huge.ranges = wide;
-        huge.room = room;
-    }
-    if (thread_need())
-        huge.ranges[huge.n++] = range;
-    pthread_cond_signal(&huge.more);
-out:
+    if (!huge.running && huge.n)
+        huge.running = !thread_start(NULL, huge_run, NULL, "persia-huge");
+    atomic_store(&huge.wanted, huge.n && !huge.running);
     pthread_mutex_unlock(&huge.lock);
 }
 
@@ -159,8 +159,9 @@ char *huge_forget(const char *from, size_t bytes)
 
 void huge_wait(void)
 {
+    huge_start();
     pthread_mutex_lock(&huge.lock);
-    while (huge.n || huge.now)
+    while (huge.running && (huge.n || huge.now))
         pthread_cond_wait(&huge.done, &huge.lock);
     pthread_mutex_unlock(&huge.lock);
 }

@@ -4,8 +4,8 @@
  * a virtual machine whose host has not backed that memory yet, during which
  * a push would wait.  So memory that grows is touched in small pages, and one
  * thread of the process makes each 2 MiB that are full one huge page.  It
- * starts with the first range, ends when it was idle for a while, and is best
- * effort: where it fails pages stay small.
+ * ends when it was idle for a while, and is best effort: where it fails pages
+ * stay small.
  */
 #ifndef PERSIA_MEM_HUGE_H
 #define PERSIA_MEM_HUGE_H
@@ -17,8 +17,11 @@
 /* Whether this kernel can (Linux 6.1); if not, huge_later() does nothing. */
 int huge_can(void);
 /* `range` begins 2 MiB of private memory, aligned to 2 MiB.  Ranges are taken
- * in the order in which they come. */
-void huge_later(char *range);
+ * in the order in which they come.  Allocates nothing and starts no thread;
+ * 0: too many wait, it is to be handed in again later. */
+int huge_later(char *range);
+/* Starts the thread if ranges wait for it. */
+void huge_start(void);
 /* Must come before [from, from + bytes) is unmapped or moved: when it returns
  * nobody works there.  The lowest range that was given up, or NULL. */
 char *huge_forget(const char *from, size_t bytes);

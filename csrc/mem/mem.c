@@ -9,6 +9,7 @@
 #include "mem/mem.h"
 #include "mem/huge.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -58,6 +59,12 @@ int mem_charge(mem_limit *limit, uint64_t bytes)
         &limit->used, &used, used + bytes, memory_order_relaxed,
         memory_order_relaxed));
     return PERSIA_OK;
+}
+
+void mem_charge_announced(mem_limit *limit, uint64_t bytes)
+{
+    if (limit)
+        atomic_fetch_add_explicit(&limit->used, bytes, memory_order_relaxed);
 }
 
 void mem_release(mem_limit *limit, uint64_t bytes)
@@ -147,8 +154,9 @@ static void arena_huge(mem_arena *a)
 {
     if (!a->handed && a->lead)
         a->handed = HUGE;
-    for (; a->handed + HUGE <= a->size + a->lead; a->handed += HUGE)
-        huge_later(a->base - a->lead + a->handed);
+    while (a->handed + HUGE <= a->size + a->lead &&
+           huge_later(a->base - a->lead + a->handed))
+        a->handed += HUGE;
 }
 
 /* Touches the pages behind `from`, where the arena goes on from there by a
@@ -180,6 +188,7 @@ size_t mem_arena_room(const mem_arena *a)
 
 int mem_arena_reserve(mem_arena *a, size_t bytes)
 {
+    huge_start();
     if (bytes <= mem_arena_room(a))
         return PERSIA_OK;
     if (bytes > SIZE_MAX / 4)
@@ -188,29 +197,18 @@ int mem_arena_reserve(mem_arena *a, size_t bytes)
     return arena_reserve(a, round_up(bytes, PAGE));
 }
 
-int mem_arena_grow(mem_arena *a, size_t bytes)
+void mem_arena_grow(mem_arena *a, size_t bytes)
 {
     if (bytes <= a->size)
-        return PERSIA_OK;
-    if (bytes > SIZE_MAX / 4)
-        return err_set(PERSIA_ENOMEM, "out of memory: %zu bytes of rows",
-                       bytes);
-    size_t size = round_up(bytes, PAGE);
-    int code = mem_charge(a->limit, size - a->size);
-    if (code != PERSIA_OK)
-        return code;
-    code = mem_arena_reserve(a, size);
-    if (code != PERSIA_OK) {
-        mem_release(a->limit, size - a->size);
-        return code;
-    }
+        return;
+    const size_t size = round_up(bytes, PAGE), from = a->size + a->lead;
+    assert(size <= mem_arena_room(a));
+    mem_charge_announced(a->limit, size - a->size);
     if (!huge_can() && size >= HUGE_AHEAD && a->size < HUGE_AHEAD)
         madvise(a->base - a->lead, a->reserved, MADV_HUGEPAGE);
-    size_t from = a->size + a->lead;
     a->size = size;
     arena_touch(a, from);
     arena_huge(a);
-    return PERSIA_OK;
 }
 
 void mem_arena_free(mem_arena *a)

@@ -25,7 +25,7 @@ typedef struct mem_limit {
     _Atomic(uint64_t) used; /* bytes */
     uint64_t maximum;       /* bytes; 0: no limit */
     /* For those who must know before that all they will charge fits; see
-     * table/room.h.  mem_charge() and mem_release() take no lock. */
+     * table/reserve.h.  To charge and to release takes no lock. */
     pthread_rwlock_t lock;
     _Atomic(uint64_t) announced; /* bytes, by those who hold it shared */
 } mem_limit;
@@ -37,11 +37,13 @@ PERSIA_API void mem_limit_free(mem_limit *limit);
  * A NULL limit charges nothing. */
 PERSIA_API int mem_charge(mem_limit *limit, uint64_t bytes);
 PERSIA_API void mem_release(mem_limit *limit, uint64_t bytes);
+/* Charges what the caller has announced, so that it fits. */
+PERSIA_API void mem_charge_announced(mem_limit *limit, uint64_t bytes);
 /* Charges what nobody announced: not what others may still need. */
 PERSIA_API int mem_charge_beside(mem_limit *limit, uint64_t bytes);
 
 typedef struct mem_arena {
-    char *base;      /* may change in mem_arena_grow() */
+    char *base;      /* may change in mem_arena_reserve() */
     size_t size;     /* bytes that may be used */
     size_t reserved; /* bytes of address space, `lead` included */
     size_t lead;     /* bytes before base that are not used */
@@ -54,34 +56,35 @@ typedef struct mem_arena {
 /* lead: where in its first 2 MiB the arena begins, a multiple of 64.  Arenas
  * that grow alike, but begin apart, do not wait for new pages all at once. */
 PERSIA_API void mem_arena_init(mem_arena *a, mem_limit *limit, size_t lead);
-/* Makes at least `bytes` usable (zero-filled where new).  The size is charged
- * to the limit in whole pages of 4 KiB; nothing changes on failure.  Takes
- * microseconds, or, once in 64 KiB, those of touching them ahead. */
-PERSIA_API int mem_arena_grow(mem_arena *a, size_t bytes);
-/* Takes address space ahead, so that growing to `bytes` will need none.
- * Only `base` may change; nothing is charged, no page is touched. */
+/* Takes address space for `bytes`.  Only `base` may change; nothing is
+ * charged, no page is touched. */
 PERSIA_API int mem_arena_reserve(mem_arena *a, size_t bytes);
-/* The size up to which growing needs no address space. */
+/* The size up to which the arena may grow. */
 PERSIA_API size_t mem_arena_room(const mem_arena *a);
+/* Makes at least `bytes` usable (zero-filled where new), within the room;
+ * allocates nothing and cannot fail.  The size is charged to the limit in
+ * whole pages of 4 KiB, as announced.  Takes microseconds, or, once in 64 KiB,
+ * those of touching them ahead. */
+PERSIA_API void mem_arena_grow(mem_arena *a, size_t bytes);
 PERSIA_API void mem_arena_free(mem_arena *a);
 
 /* blocks: blocks of any size that never move, taken and given back all the
  * time: the pages of an index.  They are carved from regions that grow from
- * 64 KiB to 64 MiB, in 2 MiB pages once they are large; neighbours that were
- * given back are joined and taken again, best fit first.
+ * 64 KiB to 64 MiB, or more where more is reserved, in 2 MiB pages once they
+ * are large; neighbours that were given back are joined and taken again, best
+ * fit first.
  *
- * Who must not fail later holds bytes ahead, those of all blocks that it may
- * take, 256 more for each: one free block is as large as all that is held, so
- * that none of them fails, however the rest is cut up.  What is held and not
- * taken is address space alone. */
+ * Who takes blocks reserves address space before.  Then one free block is as
+ * large as all that is reserved, and three times the blocks in use on top: in
+ * the place of each of them, blocks of three times its size can be taken.  So
+ * none that is taken fails, however the rest is cut up. */
 typedef struct mem_blocks {
     pthread_mutex_t lock;     /* guards all below */
     struct mem_region *regions; /* newest first */
     struct mem_block *free;   /* blocks given back, in no order */
     uint64_t bytes;           /* in use, headers included */
-    uint64_t held;            /* bytes, by all who hold some */
+    uint64_t reserved;        /* bytes, by all who reserved some */
     uint64_t open;            /* the largest free block has them at least */
-    int starved;              /* see mem_blocks_starve() */
     mem_limit *limit;
 } mem_blocks;
 
@@ -89,17 +92,15 @@ PERSIA_API void mem_blocks_init(mem_blocks *b, mem_limit *limit);
 /* All blocks at once. */
 PERSIA_API void mem_blocks_free(mem_blocks *b);
 PERSIA_API uint64_t mem_blocks_bytes(mem_blocks *b);
-/* A block aligned to 64 bytes; its contents are undefined. */
-PERSIA_API int mem_blocks_take(mem_blocks *b, size_t bytes, void **out);
-/* The same for who holds the bytes: fails at the limit alone. */
-PERSIA_API int mem_blocks_take_held(mem_blocks *b, size_t bytes, void **out);
+/* Reserves `bytes`: those of the blocks to be taken, 192 more for each, but
+ * for blocks that replace one as above. */
+PERSIA_API int mem_blocks_reserve(mem_blocks *b, uint64_t bytes);
+PERSIA_API void mem_blocks_unreserve(mem_blocks *b, uint64_t bytes);
+/* A block of what is reserved, aligned to 64 bytes; its contents are
+ * undefined.  Allocates nothing and cannot fail; charges the limit, as
+ * announced. */
+PERSIA_API void *mem_blocks_take(mem_blocks *b, size_t bytes);
 PERSIA_API void mem_blocks_give(mem_blocks *b, void *block);
-PERSIA_API int mem_blocks_hold(mem_blocks *b, uint64_t bytes);
-PERSIA_API void mem_blocks_unhold(mem_blocks *b, uint64_t bytes);
-/* Notes that someone goes on without a block that it needs soon. */
-PERSIA_API void mem_blocks_starve(mem_blocks *b);
-/* Whether that was noted since the last call. */
-PERSIA_API int mem_blocks_starved(mem_blocks *b);
 
 /* A buffer that only grows; contents are lost when it does.  For scratch
  * that is used again and again by one thread.  Aligned to 64 bytes. */

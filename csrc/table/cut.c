@@ -19,13 +19,18 @@ struct table_cut {
     uint32_t at; /* stripe */
 };
 
+/* Also takes address space for all rows, which pushes may put aside. */
 static int stripe_cut_begin(const table *t, stripe *s)
 {
-    s->cut.copied = calloc((size_t)s->used / 64 + 1, sizeof(uint64_t));
-    if (!s->cut.copied)
+    stripe_cut *c = &s->cut;
+
+    mem_arena_init(&c->aside, NULL, 0); /* charged by cut_more() */
+    c->copied = calloc((size_t)s->used / 64 + 1, sizeof(uint64_t));
+    if (!c->copied ||
+        (s->used && mem_arena_reserve(&c->aside, s->used * t->stride)))
         return err_set(PERSIA_ENOMEM, "table %s: no memory for a snapshot",
                        t->config.name);
-    s->cut.mark = s->used;
+    c->mark = s->used;
     return PERSIA_OK;
 }
 
@@ -146,7 +151,7 @@ static void stripe_emit_locked(const table *t, stripe *s, size_t room,
             emit(t, row, o);
     }
     for (; c->aside_done < c->aside_n && o->n < room; c->aside_done++)
-        emit(t, c->aside + (size_t)c->aside_done * t->stride, o);
+        emit(t, c->aside.base + (size_t)c->aside_done * t->stride, o);
 }
 
 int table_cut_next(table_cut *cut, size_t room, uint64_t *ids, void *vectors,

@@ -26,12 +26,10 @@ static void blocks_exchange(mem_blocks *a, mem_blocks *b)
     a->free = b->free;
     a->bytes = b->bytes;
     a->open = b->open;
-    a->starved = b->starved;
     b->regions = was.regions;
     b->free = was.free;
     b->bytes = was.bytes;
     b->open = was.open;
-    b->starved = was.starved;
     pthread_mutex_unlock(&a->lock);
 }
 

@@ -10,12 +10,12 @@
  *
  * The index holds no keys: they are in the rows.  A bucket is chosen by
  * multiplication, so bucket counts need not be powers of two; load stays
- * within 0.55 .. 0.70.  Without memory it rises to 0.88; beyond, a page grows
- * into memory held ahead, row_index_bytes().  It grows a page at a time (by
- * 27 %, or by a split of a page that has become large), which takes well under
- * a millisecond; pages grow at different moments, so that the mean load hardly
+ * within 0.55 .. 0.70.  The index grows a page at a time (by 27 %, or by a
+ * split of a page that has become large), which takes well under a
+ * millisecond; pages grow at different moments, so that the mean load hardly
  * changes with size.
- * Pages are blocks of mem.h, shared by the stripes of a table.
+ * Pages are blocks of mem.h, shared by the stripes of a table.  Who inserts
+ * has reserved row_index_bytes() there, so that a page always can grow.
  *
  * Guarded by the stripe's lock: reads shared, changes exclusive.
  */
@@ -46,8 +46,7 @@ typedef struct page {
     uint32_t depth;     /* top bits that all its hashes share */
     uint32_t grow_at;   /* rows at which it grows */
     uint32_t split_at;  /* rows at which it splits instead */
-    uint32_t full_at;   /* rows beyond which there must be no more */
-    uint32_t unused[10];
+    uint32_t unused[11];
     bucket bucket[];
 } page;
 
@@ -72,24 +71,27 @@ typedef struct row_store {
 
 int row_index_init(row_index *ix, mem_blocks *blocks);
 void row_index_free(row_index *ix);
-/* Takes out all entries and gives the memory back; cannot fail. */
+/* Takes out all entries and gives the memory back; cannot fail.  Nobody else
+ * may change an index of these blocks meanwhile. */
 void row_index_clear(row_index *ix);
-/* Makes room for one more entry of this hash; must come before an insert.
- * Cannot fail (but at the limit) for who holds the bytes of its entries. */
-int row_index_reserve(row_index *ix, row_store rows, uint64_t hash);
-/* What to hold (mem_blocks_hold) for n entries to come.  A page that may not
- * grow at load 0.70 takes 0.18 of its entries more, 2.16 a bucket, before it
- * must: so its 1.27 buckets of 64 bytes, with headers, are at most 192 bytes
- * an entry.  Only pages that are beyond 0.70 already need more: where
- * mem_blocks_starved(), row_index_settle() comes after the hold. */
+/* Makes the directory deep enough for this many rows.  Without memory pages
+ * grow where they would split. */
+void row_index_deepen(row_index *ix, uint64_t rows);
+/* What to reserve (mem_blocks_reserve) for n entries to come.  A page that is
+ * there may widen at the first of them: it is replaced by 1.28 times its
+ * buckets, of one page or of two, for which it may take two attempts; for
+ * these the blocks reserve three times what is there.  Then it has load 0.67
+ * at most, so that 0.36 entries a bucket come before it widens again, into at
+ * most 2.56 times 64 bytes for each: 456 bytes an entry.  Small pages only
+ * grow, after 8 entries or more, by 512 bytes or less with all headers. */
 static inline uint64_t row_index_bytes(uint64_t n)
 {
-    return 256 * n;
+    return 512 * n;
 }
-/* Grows the pages that had to go on without memory. */
-int row_index_settle(row_index *ix, row_store rows);
-/* The id must not be in it; the row's id must be in place. */
-void row_index_insert(row_index *ix, uint64_t hash, uint32_t slot);
+/* The id must not be in it; the row's id must be in place.  `rows`: of all
+ * entries, to be hashed where a page widens. */
+void row_index_insert(row_index *ix, row_store rows, uint64_t hash,
+                      uint32_t slot);
 void row_index_remove(row_index *ix, uint64_t hash, uint32_t slot);
 
 static inline uint64_t row_id(const char *row)

@@ -4,11 +4,11 @@
 
 #include <string.h>
 
-static void claims_sort(room_claim *claims, size_t n)
+static void claims_sort(reserve_claim *claims, size_t n)
 {
     for (size_t i = 1; i < n; i++)
         for (size_t j = i; j && claims[j].t < claims[j - 1].t; j--) {
-            room_claim swap = claims[j];
+            reserve_claim swap = claims[j];
             claims[j] = claims[j - 1];
             claims[j - 1] = swap;
         }
@@ -38,14 +38,13 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
                           starts * sizeof(uint16_t) +
                           chunks * sizeof(push_chunk) +
                           (jobs_n + 1) * (2 * sizeof(size_t) +
-                                          sizeof(room_claim) +
+                                          sizeof(reserve_claim) +
                                           sizeof(uint64_t) +
                                           sizeof(optim_plan)) +
-                          items * (sizeof(size_t) + sizeof(uint8_t)) +
-                          64 * 10,
+                          items * sizeof(size_t) + 64 * 9,
                       &scratch);
     if (rc)
-        return jobs_n ? room_no_memory(jobs[0].t) : rc;
+        return jobs_n ? reserve_no_memory(jobs[0].t) : rc;
     p = scratch;
     plan->jobs = jobs;
     plan->jobs_n = jobs_n;
@@ -53,11 +52,10 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
     plan->chunks_n = chunks;
     plan->first_chunk = mem_carve(&p, (jobs_n + 1) * sizeof(size_t));
     plan->first_stripe = mem_carve(&p, (jobs_n + 1) * sizeof(size_t));
-    room_claim *claims = mem_carve(&p, jobs_n * sizeof(room_claim));
+    reserve_claim *claims = mem_carve(&p, jobs_n * sizeof(reserve_claim));
     plan->clock = mem_carve(&p, jobs_n * sizeof(uint64_t));
     plan->optim = mem_carve(&p, jobs_n * sizeof(optim_plan));
-    plan->late = mem_carve(&p, items * sizeof(uint8_t));
-    plan->held = mem_carve(&p, items * sizeof(size_t));
+    plan->slots = mem_carve(&p, items * sizeof(size_t));
     uint64_t *hash = mem_carve(&p, ids * sizeof(uint64_t));
     uint16_t *order = mem_carve(&p, ids * sizeof(uint16_t));
     uint16_t *start = mem_carve(&p, starts * sizeof(uint16_t));
@@ -65,9 +63,9 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
     for (size_t j = 0; j < jobs_n; j++) {
         plan->first_chunk[j] = at;
         plan->first_stripe[j] = stripes;
-        claims[j] = (room_claim){.t = jobs[j].t, .job = j,
+        claims[j] = (reserve_claim){.t = jobs[j].t, .job = j,
                                  .most = push_job_ids(&jobs[j]),
-                                 .held = plan->held + stripes};
+                                 .slots = plan->slots + stripes};
         stripes += jobs[j].t->stripes;
         for (size_t k = 0; k < jobs[j].parts_n; k++) {
             const push_part *part = &jobs[j].parts[k];
@@ -84,14 +82,13 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
     }
     plan->first_chunk[jobs_n] = at;
     plan->first_stripe[jobs_n] = stripes;
-    memset(plan->late, 0, items * sizeof(uint8_t));
-    memset(plan->held, 0, items * sizeof(size_t));
+    memset(plan->slots, 0, items * sizeof(size_t));
     claims_sort(claims, jobs_n);
     for (size_t j = 1; j < jobs_n; j++)
         if (claims[j].t == claims[j - 1].t)
             return err_set(PERSIA_EARG, "table %s comes twice in one push",
                            claims[j].t->config.name);
-    return room_make(&plan->room, claims, jobs_n);
+    return reservation_make(&plan->reservation, claims, jobs_n);
 }
 
 static int refuse_nonfinite(const table *t, uint64_t id, size_t sample)
@@ -163,28 +160,33 @@ int push_plan_chunk(void *ctx, size_t i)
     return PERSIA_OK;
 }
 
-int push_plan_end(push_plan *plan)
+int push_plan_end(push_plan *plan, size_t threads)
 {
-    size_t group = 0, sum = 0, entries;
-    void *unused;
+    const size_t items = plan->first_stripe[plan->jobs_n];
+    reservation *r = &plan->reservation;
+    size_t bytes = 0;
+    void *scratch;
 
-    for (size_t k = 0; k < plan->room.n; k++) {
-        const room_claim *claim = &plan->room.claims[k];
+    for (size_t k = 0; k < r->n; k++) {
+        const reserve_claim *claim = &r->claims[k];
         const uint32_t stripes = claim->t->stripes;
         size_t most = 0, last = plan->first_chunk[claim->job + 1];
         for (size_t c = plan->first_chunk[claim->job]; c < last; c++)
             for (uint32_t i = 0; i < stripes; i++)
-                claim->held[i] += (size_t)(plan->chunks[c].start[i + 1] -
-                                           plan->chunks[c].start[i]);
+                claim->slots[i] += (size_t)(plan->chunks[c].start[i + 1] -
+                                            plan->chunks[c].start[i]);
         for (uint32_t i = 0; i < stripes; i++)
-            most = claim->held[i] > most ? claim->held[i] : most;
-        group = most > group ? most : group;
-        most *= claim->t->config.dim * sizeof(float);
-        sum = most > sum ? most : sum;
+            most = claim->slots[i] > most ? claim->slots[i] : most;
+        most = push_group_bytes(most, claim->t->config.dim);
+        bytes = most > bytes ? most : bytes;
     }
-    if (scratch_need(SCRATCH_GROUP, push_group_bytes(group, &entries),
-                     &unused) ||
-        scratch_need(SCRATCH_SUM, sum, &unused))
-        return room_no_memory(plan->room.claims[0].t);
+    plan->groups_n = threads < items ? threads : items;
+    plan->group_bytes = (bytes + 63) / 64 * 64;
+    bytes = plan->groups_n * plan->group_bytes;
+    if (scratch_need(SCRATCH_GROUPS, bytes + plan->groups_n, &scratch))
+        return reserve_no_memory(r->claims[0].t);
+    plan->groups = scratch;
+    plan->taken = (void *)(plan->groups + bytes);
+    memset(plan->taken, 0, plan->groups_n);
     return PERSIA_OK;
 }

@@ -54,7 +54,7 @@ static size_t chunk_missing(const push_plan *plan, const push_chunk *c,
     return n;
 }
 
-int push_reserve(room_claim *claim, void *ctx)
+int push_count_new(reserve_claim *claim, void *ctx)
 {
     const push_plan *plan = ctx;
     const size_t j = claim->job;
@@ -71,10 +71,10 @@ int push_reserve(room_claim *claim, void *ctx)
             n += chunk_missing(plan, &plan->chunks[c], i, missing + n);
     qsort(missing, n, sizeof *missing, by_value);
     claim->an_id = missing[0];
-    memset(claim->held, 0, claim->t->stripes * sizeof *claim->held);
+    memset(claim->slots, 0, claim->t->stripes * sizeof *claim->slots);
     for (size_t i = 0; i < n; i++)
         if (i == 0 || missing[i] != missing[i - 1]) {
-            claim->held[hash_stripe(id_hash(missing[i]), mask)]++;
+            claim->slots[hash_stripe(id_hash(missing[i]), mask)]++;
             claim->rows++;
         }
     free(missing);

@@ -8,9 +8,9 @@
 typedef int (*row_fn)(table *t, stripe *s, uint64_t hash, uint64_t id,
                       size_t at, void *ctx);
 
-/* `held`: slots held in each stripe, for who makes rows under exclusive
+/* `slots`: those reserved in each stripe, for who makes rows under exclusive
  * locks; NULL: shared ones. */
-static int rows_visit(table *t, size_t n, const uint64_t *ids, size_t *held,
+static int rows_visit(table *t, size_t n, const uint64_t *ids, size_t *slots,
                       row_fn fn, void *ctx)
 {
     enum { AHEAD = 12 }; /* ids whose bucket is fetched meanwhile */
@@ -25,7 +25,7 @@ static int rows_visit(table *t, size_t n, const uint64_t *ids, size_t *held,
             stripe *s = &t->stripe[i];
             if (start[i] == start[i + 1])
                 continue;
-            if (held)
+            if (slots)
                 pthread_rwlock_wrlock(&s->lock);
             else
                 pthread_rwlock_rdlock(&s->lock);
@@ -37,8 +37,8 @@ static int rows_visit(table *t, size_t n, const uint64_t *ids, size_t *held,
                 rc = fn(t, s, hash[k], ids[first + order[k]],
                         first + order[k], ctx);
             }
-            if (held) {
-                held[i] -= s->used - used;
+            if (slots) {
+                slots[i] -= s->used - used;
                 stripe_count_locked(t, s);
             }
             pthread_rwlock_unlock(&s->lock);
@@ -148,47 +148,47 @@ static int row_put(table *t, stripe *s, uint64_t hash, uint64_t id, size_t at,
 static int row_absent(table *t, stripe *s, uint64_t hash, uint64_t id,
                       size_t at, void *ctx)
 {
-    room_claim *c = ctx;
+    reserve_claim *c = ctx;
 
     (void)at;
     if (row_index_find(&s->index, stripe_rows(t, s), hash, id) == SLOT_NONE) {
-        c->held[s - t->stripe]++;
+        c->slots[s - t->stripe]++;
         c->rows++;
     }
     return PERSIA_OK;
 }
 
-/* A room_count_fn: ctx is the ids.  One without a row that comes twice counts
- * twice. */
-static int rows_count(room_claim *c, void *ctx)
+/* A reserve_count_fn: ctx is the ids.  One without a row that comes twice
+ * counts twice. */
+static int rows_count(reserve_claim *c, void *ctx)
 {
     const uint64_t *ids = ctx;
 
-    memset(c->held, 0, c->t->stripes * sizeof *c->held);
+    memset(c->slots, 0, c->t->stripes * sizeof *c->slots);
     c->an_id = ids[0];
     return rows_visit(c->t, c->most, ids, NULL, row_absent, c);
 }
 
 static int rows_put(table *t, size_t n, const uint64_t *ids, rows_in *in)
 {
-    size_t held[IDS_STRIPES_MAX] = { 0 };
-    room_claim claim = {.t = t, .most = n, .held = held};
-    room r;
+    size_t slots[IDS_STRIPES_MAX] = { 0 };
+    reserve_claim claim = {.t = t, .most = n, .slots = slots};
+    reservation r;
     int rc;
 
     if (!n)
         return PERSIA_OK;
-    rc = room_make(&r, &claim, 1);
+    rc = reservation_make(&r, &claim, 1);
     if (rc)
         return rc;
     for (size_t i = 0; i < n; i++)
-        held[hash_stripe(id_hash(ids[i]), t->stripes - 1)]++;
+        slots[hash_stripe(id_hash(ids[i]), t->stripes - 1)]++;
     pthread_rwlock_rdlock(&t->gate);
     in->clock = clock_short(atomic_load(&t->pushes));
-    rc = room_take(&r, rows_count, (void *)(uintptr_t)ids);
+    rc = reservation_take(&r, rows_count, (void *)(uintptr_t)ids);
     if (!rc) {
-        rc = rows_visit(t, n, ids, held, row_put, in);
-        room_leave(&r);
+        rc = rows_visit(t, n, ids, slots, row_put, in);
+        reservation_leave(&r);
     }
     pthread_rwlock_unlock(&t->gate);
     return rc;
@@ -266,7 +266,7 @@ int table_restore(table *t, size_t n, const uint64_t *ids,
 static size_t list_stripe(const table *t, stripe *s, uint32_t *at,
                           size_t room, uint64_t *ids)
 {
-    enum { SLOTS = 65536 }; /* that are looked at while the lock is held */
+    enum { SLOTS = 65536 }; /* that are looked at while the lock is slots */
     size_t n = 0;
     pthread_rwlock_rdlock(&s->lock);
     for (uint32_t i = 0; i < SLOTS && *at < s->used && n < room; i++) {

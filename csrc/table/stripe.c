@@ -7,12 +7,17 @@
  * not wait for the next one in the same push. */
 #define STAGGER ((size_t)2 << 20)
 
-/* Rows to evict that a list has room for. */
-enum { VICTIMS_LEAST = 32 };
+/* A list of rows to evict has 1/16 of them, but 32 at least. */
+enum { VICTIMS_LEAST = 32, VICTIMS_PART = 16 };
 /* Slots of a stripe: their numbers stay below ROW_NONE. */
 #define SLOTS_MAX ((int64_t)UINT32_MAX - 1)
 
-static uint32_t victims_room(stripe *s, uint32_t room);
+static void victims_reserve(stripe *s, uint64_t rows);
+
+static int evicts(const table *t)
+{
+    return t->config.capacity && t->config.full == FULL_EVICT_LRU;
+}
 
 int stripe_init(table *t, stripe *s)
 {
@@ -24,42 +29,16 @@ int stripe_init(table *t, stripe *s)
     rc = row_index_init(&s->index, &t->blocks);
     if (rc)
         return rc;
-    if (t->config.capacity && t->config.full == FULL_EVICT_LRU &&
-        !victims_room(s, VICTIMS_LEAST)) {
-        row_index_free(&s->index);
-        return err_set(PERSIA_ENOMEM, "table %s: no memory", t->config.name);
+    if (evicts(t)) {
+        victims_reserve(s, 0);
+        if (!s->victims) {
+            row_index_free(&s->index);
+            return err_set(PERSIA_ENOMEM, "table %s: no memory",
+                           t->config.name);
+        }
     }
     fair_lock_init(&s->lock);
     return PERSIA_OK;
-}
-
-static void victims_free(stripe *s)
-{
-    free(s->victims);
-    free(s->victim_clocks);
-    s->victims = s->victim_clocks = NULL;
-    s->victims_n = s->victims_at = s->victims_room = 0;
-}
-
-/* How many victims the stripe can list: `room`, or fewer without memory. */
-static uint32_t victims_room(stripe *s, uint32_t room)
-{
-    uint32_t *slots, *clocks;
-
-    if (room <= s->victims_room)
-        return s->victims_room;
-    slots = malloc(room * sizeof *slots);
-    clocks = malloc(room * sizeof *clocks);
-    if (!slots || !clocks) {
-        free(slots);
-        free(clocks);
-        return s->victims_room;
-    }
-    victims_free(s);
-    s->victims = slots;
-    s->victim_clocks = clocks;
-    s->victims_room = room;
-    return room;
 }
 
 void stripe_free(stripe *s)
@@ -68,7 +47,7 @@ void stripe_free(stripe *s)
         return; /* was not made */
     row_index_free(&s->index);
     mem_arena_free(&s->arena);
-    victims_free(s);
+    free(s->victims);
     pthread_rwlock_destroy(&s->lock);
 }
 
@@ -81,24 +60,20 @@ static int cut_copied(stripe_cut *c, uint32_t slot)
     return was;
 }
 
-static int cut_room(const table *t, stripe_cut *c)
+/* Memory for more rows aside; their address space is there. */
+static int cut_more(const table *t, stripe_cut *c)
 {
-    uint32_t room = c->aside_room ? 2 * c->aside_room : 64;
-    char *wide;
-    int rc = mem_charge_beside(t->config.limit,
-                               (uint64_t)(room - c->aside_room) * t->stride);
+    uint32_t rows = c->aside_charged ? 2 * c->aside_charged : 64;
+    int rc;
 
+    if (rows > c->mark)
+        rows = c->mark;
+    rc = mem_charge_beside(t->config.limit,
+                           (uint64_t)(rows - c->aside_charged) * t->stride);
     if (rc)
         return rc;
-    wide = realloc(c->aside, room * t->stride);
-    if (!wide) {
-        mem_release(t->config.limit,
-                    (uint64_t)(room - c->aside_room) * t->stride);
-        return err_set(PERSIA_ENOMEM, "table %s: no memory to put rows "
-                       "aside for a snapshot", t->config.name);
-    }
-    c->aside = wide;
-    c->aside_room = room;
+    mem_arena_grow(&c->aside, rows * t->stride);
+    c->aside_charged = rows;
     return PERSIA_OK;
 }
 
@@ -106,9 +81,9 @@ void stripe_cut_end(const table *t, stripe *s)
 {
     stripe_cut *c = &s->cut;
 
-    mem_release(t->config.limit, (uint64_t)c->aside_room * t->stride);
+    mem_release(t->config.limit, (uint64_t)c->aside_charged * t->stride);
     free(c->copied);
-    free(c->aside);
+    mem_arena_free(&c->aside);
     memset(c, 0, sizeof *c);
 }
 
@@ -119,118 +94,100 @@ void stripe_touch_slow(const table *t, stripe *s, uint32_t slot)
 
     if (slot < c->cursor || cut_copied(c, slot) || !row_clock(row))
         return;
-    if (c->aside_n == c->aside_room) {
-        int rc = cut_room(t, c);
+    if (c->aside_n == c->aside_charged) {
+        int rc = cut_more(t, c);
         if (rc) {
             stripe_cut_end(t, s);
             c->failed = rc;
             return;
         }
     }
-    memcpy(c->aside + (size_t)c->aside_n++ * t->stride, row, t->stride);
+    memcpy(c->aside.base + (size_t)c->aside_n++ * t->stride, row, t->stride);
 }
 
 /* ---- eviction: the rows touched longest ago ------------------------- */
 
-/* Ages are pushes, negative for rows of a push that began after this one.
- * Among equals the hash decides, not the slot: a table that was restored
- * evicts the same rows. */
-typedef struct aged {
-    int32_t age;
-    uint32_t slot;
-    uint64_t hash;
-} aged;
-
-static int aged_older(const void *a, const void *b)
+/* Makes room in the list of victims for those of so many rows, as far as
+ * there is memory: a shorter list is made more often, and its rows go in the
+ * same order. */
+static void victims_reserve(stripe *s, uint64_t rows)
 {
-    const aged *x = a, *y = b;
+    const uint64_t room = rows / VICTIMS_PART + VICTIMS_LEAST;
+    victim *wide;
 
-    if (x->age != y->age)
-        return x->age < y->age ? 1 : -1;
-    return x->hash < y->hash ? -1 : x->hash > y->hash;
-}
-
-/* Brings the `want` oldest of all[0 .. n) to the front (Hoare's FIND). */
-static void aged_select(aged *all, size_t n, size_t want)
-{
-    ptrdiff_t low = 0, high = (ptrdiff_t)n - 1, k = (ptrdiff_t)want - 1;
-
-    while (k >= 0 && low < high) {
-        const aged pivot = all[k];
-        ptrdiff_t i = low, j = high;
-        while (i <= j) {
-            while (aged_older(&all[i], &pivot) < 0)
-                i++;
-            while (aged_older(&all[j], &pivot) > 0)
-                j--;
-            if (i > j)
-                break;
-            aged swap = all[i];
-            all[i++] = all[j];
-            all[j--] = swap;
-        }
-        if (j < k)
-            low = i;
-        if (k < i)
-            high = j;
-    }
-}
-
-/* Inserts into the oldest `room` seen so far, in their order. */
-static void aged_insert(aged *oldest, size_t *n, size_t room, const aged *a)
-{
-    size_t at = *n;
-
-    if (at == room && aged_older(a, &oldest[at - 1]) > 0)
+    if (room <= s->victims_room)
         return;
-    at -= at == room;
-    for (; at && aged_older(a, &oldest[at - 1]) < 0; at--)
-        oldest[at] = oldest[at - 1];
-    oldest[at] = *a;
-    *n += *n < room;
+    wide = realloc(s->victims, room * sizeof *wide);
+    if (!wide)
+        return;
+    s->victims = wide;
+    s->victims_room = (uint32_t)room;
 }
 
-/* Fills the list of victims with the oldest 1/16 of the rows (at least
- * VICTIMS_LEAST), exactly: ages are compared among all live rows of the
- * stripe.  Without memory the list is as short as that: it is made more
- * often, its rows go in the same order. */
+/* Whether x is to go before y.  Ages are pushes, negative for rows of a push
+ * that began after this one.  Among equals the hash decides, not the slot: a
+ * table that was restored evicts the same rows. */
+static int victim_before(const victim *x, const victim *y, uint32_t clock)
+{
+    const int32_t a = (int32_t)(clock - x->clock);
+    const int32_t b = (int32_t)(clock - y->clock);
+
+    return a != b ? a > b : x->hash < y->hash;
+}
+
+/* Sinks v into the place `at` of a heap whose first goes last. */
+static void victims_sink(victim *heap, size_t n, size_t at, victim v,
+                         uint32_t clock)
+{
+    for (;;) {
+        size_t next = 2 * at + 1;
+        if (next + 1 < n &&
+            victim_before(&heap[next], &heap[next + 1], clock))
+            next++;
+        if (next >= n || !victim_before(&v, &heap[next], clock))
+            break;
+        heap[at] = heap[next];
+        at = next;
+    }
+    heap[at] = v;
+}
+
+static void victims_rise(victim *heap, size_t at, victim v, uint32_t clock)
+{
+    for (; at && victim_before(&heap[(at - 1) / 2], &v, clock);
+         at = (at - 1) / 2)
+        heap[at] = heap[(at - 1) / 2];
+    heap[at] = v;
+}
+
+/* Fills the list of victims with the oldest part of the rows, exactly: ages
+ * are compared among all live rows of the stripe. */
 static void victims_find(const table *t, stripe *s, uint32_t clock,
                          uint32_t spare)
 {
-    uint32_t want = s->rows / 16 > VICTIMS_LEAST ? s->rows / 16
-                                                 : VICTIMS_LEAST;
-    size_t n = 0;
-    aged few[VICTIMS_LEAST];
-    aged *many = malloc(((size_t)s->rows + 1) * sizeof *many);
-    aged *all = many ? many : few;
+    uint32_t want = s->rows / VICTIMS_PART, n = 0;
+    victim *const heap = s->victims;
 
+    want = want > VICTIMS_LEAST ? want : VICTIMS_LEAST;
+    want = want < s->victims_room ? want : s->victims_room;
     for (uint32_t slot = 0; slot < s->used; slot++) {
         const char *row = stripe_row(t, s, slot);
-        uint32_t touched = row_clock(row);
+        const uint32_t touched = row_clock(row);
         if (!touched || touched == spare)
             continue;
-        const aged a = { (int32_t)(clock - touched), slot,
-                         id_hash(row_id(row)) };
-        if (many)
-            many[n++] = a;
-        else
-            aged_insert(few, &n, VICTIMS_LEAST, &a);
+        const victim v = { touched, slot, id_hash(row_id(row)) };
+        if (n < want)
+            victims_rise(heap, n++, v, clock);
+        else if (victim_before(&v, &heap[0], clock))
+            victims_sink(heap, n, 0, v, clock);
     }
-    if (want > n)
-        want = (uint32_t)n;
-    if (want > victims_room(s, want))
-        want = s->victims_room;
-    if (many) {
-        aged_select(many, n, want);
-        qsort(many, want, sizeof *many, aged_older);
+    for (uint32_t left = n; left > 1; left--) { /* sorts it */
+        const victim last = heap[left - 1];
+        heap[left - 1] = heap[0];
+        victims_sink(heap, left - 1, 0, last, clock);
     }
-    for (uint32_t i = 0; i < want; i++) {
-        s->victims[i] = all[i].slot;
-        s->victim_clocks[i] = clock - (uint32_t)all[i].age;
-    }
-    s->victims_n = want;
+    s->victims_n = n;
     s->victims_at = 0;
-    free(many);
 }
 
 /* Leaves t->rows to the caller. */
@@ -252,12 +209,11 @@ static int evict_one(const table *t, stripe *s, uint32_t clock,
 {
     for (int fresh = 0; fresh < 2; fresh++) {
         while (s->victims_at < s->victims_n) {
-            uint32_t slot = s->victims[s->victims_at];
-            uint32_t listed = s->victim_clocks[s->victims_at++];
-            if (listed == spare ||
-                row_clock(stripe_row(t, s, slot)) != listed)
+            const victim v = s->victims[s->victims_at++];
+            if (v.clock == spare ||
+                row_clock(stripe_row(t, s, v.slot)) != v.clock)
                 continue;
-            slot_release(t, s, slot);
+            slot_release(t, s, v.slot);
             return PERSIA_OK;
         }
         if (!fresh)
@@ -288,12 +244,16 @@ static int slots_more(table *t, uint32_t i, uint64_t rows)
                      "more stripes", t->config.name);
     else
         rc = mem_arena_reserve(&s->arena, ((size_t)fit + rows) * t->stride);
-    atomic_fetch_add(&t->left[i], slots_fit(t, s) - fit);
+    const int64_t now = slots_fit(t, s);
+    row_index_deepen(&s->index, (uint64_t)now);
+    if (evicts(t))
+        victims_reserve(s, (uint64_t)now);
+    atomic_fetch_add(&t->left[i], now - fit);
     pthread_rwlock_unlock(&s->lock);
     return rc;
 }
 
-int stripe_hold(table *t, uint32_t i, size_t rows)
+int stripe_reserve(table *t, uint32_t i, size_t rows)
 {
     int64_t left = atomic_load_explicit(&t->left[i], memory_order_relaxed);
     int rc;
@@ -310,23 +270,18 @@ int stripe_hold(table *t, uint32_t i, size_t rows)
     }
 }
 
-static int slot_take(const table *t, stripe *s, uint32_t *slot)
+/* A free slot, or one of those reserved. */
+static uint32_t slot_take(const table *t, stripe *s)
 {
-    int rc;
+    const uint32_t slot = s->free_head;
 
-    if (s->free_head != ROW_NONE) {
-        *slot = s->free_head;
-        stripe_touch_locked(t, s, *slot);
-        memcpy(&s->free_head, stripe_row(t, s, *slot), sizeof s->free_head);
-        return PERSIA_OK;
+    if (slot == ROW_NONE) {
+        mem_arena_grow(&s->arena, ((size_t)s->used + 1) * t->stride);
+        return s->used++;
     }
-    if (((size_t)s->used + 1) * t->stride > s->arena.size) {
-        rc = mem_arena_grow(&s->arena, ((size_t)s->used + 1) * t->stride);
-        if (rc)
-            return rc;
-    }
-    *slot = s->used++;
-    return PERSIA_OK;
+    stripe_touch_locked(t, s, slot);
+    memcpy(&s->free_head, stripe_row(t, s, slot), sizeof s->free_head);
+    return slot;
 }
 
 /* Whether a stripe has its part of the capacity, of more rows than that. */
@@ -365,15 +320,6 @@ static int row_count(table *t, stripe *s, uint32_t clock, uint32_t spare,
     return rc;
 }
 
-/* Takes back what row_count() counted. */
-static void row_uncount(table *t, stripe *s)
-{
-    if (t->config.capacity)
-        atomic_fetch_sub_explicit(&t->rows, 1, memory_order_relaxed);
-    else
-        s->uncounted--;
-}
-
 void stripe_count_locked(table *t, stripe *s)
 {
     if (s->uncounted)
@@ -391,24 +337,17 @@ int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
     int rc;
 
     *evicted = 0;
-    rc = row_index_reserve(&s->index, stripe_rows(t, s), hash);
-    if (rc)
-        return rc;
     rc = row_count(t, s, clock, spare, evicted);
     if (rc)
         return rc;
-    rc = slot_take(t, s, slot); /* the one just evicted, if one was */
-    if (rc) {
-        row_uncount(t, s);
-        return rc;
-    }
+    *slot = slot_take(t, s); /* the one just evicted, if one was */
     row = stripe_row(t, s, *slot);
     memcpy(row, &id, sizeof id);
     row_set_clock(row, clock);
     row_init_vector(t, id, vector);
     row_store_vector(t, vector, row);
     row_init_state(t, row);
-    row_index_insert(&s->index, hash, *slot);
+    row_index_insert(&s->index, stripe_rows(t, s), hash, *slot);
     s->rows++;
     return PERSIA_OK;
 }

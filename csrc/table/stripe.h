@@ -24,10 +24,18 @@ typedef struct stripe_cut {
     uint32_t mark;    /* slots used at the moment of the cut; 0: no cut */
     uint32_t cursor;  /* slots below it were handed out */
     uint64_t *copied; /* a bit a slot: its old row was put aside */
-    char *aside;      /* rows put aside */
-    uint32_t aside_n, aside_room, aside_done;
+    mem_arena aside;  /* rows put aside; address space for `mark` of them */
+    uint32_t aside_n, aside_done;
+    uint32_t aside_charged; /* rows */
     int failed;       /* why rows could not be put aside; then mark is 0 */
 } stripe_cut;
+
+/* A row to evict, if this still is its clock. */
+typedef struct victim {
+    uint32_t clock;
+    uint32_t slot;
+    uint64_t hash;
+} victim;
 
 typedef struct stripe {
     _Alignas(64) pthread_rwlock_t lock; /* guards fields from index on */
@@ -40,8 +48,7 @@ typedef struct stripe {
     uint32_t uncounted; /* rows that the table's count lacks; see
                            stripe_count_locked() */
     stripe_cut cut;
-    uint32_t *victims;  /* slots to evict, oldest first, with the clock */
-    uint32_t *victim_clocks; /* that made them so */
+    victim *victims;    /* [victims_room] oldest first */
     uint32_t victims_n, victims_at;
     uint32_t victims_room; /* of a table that evicts at least VICTIMS_LEAST */
 } stripe;
@@ -56,8 +63,8 @@ struct table {
     uint32_t init_key[2];  /* philox key of (seed, name) */
     uint32_t noise_key[2];
     pthread_rwlock_t gate; /* pushes hold it shared, a cut exclusively */
-    /* Of a table with a capacity, see room.h: held shared while rows are made
-     * far from it, exclusively by who comes near and counts. */
+    /* Of a table with a capacity, see reserve.h: held shared while rows are
+     * made far from it, exclusively by who comes near and counts. */
     pthread_rwlock_t full_lock;
     _Atomic uint64_t pending; /* rows that those who hold it may make */
     _Atomic uint64_t rows;    /* at most capacity, at any time; without one
@@ -68,9 +75,9 @@ struct table {
     uint64_t expected;     /* rows; written while nobody else knows it */
     table_cut *cut;        /* guarded by gate, held exclusively */
     mem_blocks blocks;     /* the stripes' index pages */
-    /* [stripes] slots that a stripe may come to use without more address
-     * space, but for those that are held: see room.h.  A stripe's grows
-     * under its lock, or all change under the gate, held exclusively. */
+    /* [stripes] slots that a stripe has room for, but for those that are
+     * reserved: see reserve.h.  A stripe's grows under its lock, or all change
+     * under the gate, held exclusively. */
     _Atomic(int64_t) *left;
     stripe stripe[];
 };
@@ -113,9 +120,7 @@ void stripe_free(stripe *s);
 /* Adds a row for an id that has none: initial vector and state, the clock
  * given.  At capacity it evicts the row touched longest ago (*evicted is 1
  * then), never one touched at `spare` (0: any); PERSIA_ECAPACITY when there
- * is none. */
-/* Memory must have been held for it (room.h): then it cannot fail for want of
- * some. */
+ * is none, its only error: memory was reserved (reserve.h). */
 int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
                       uint32_t clock, uint32_t spare, uint32_t *slot,
                       uint32_t *evicted);
@@ -123,8 +128,8 @@ int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
  * without a capacity is counted only here: one write that the stripes share
  * for each row took a tenth of the time of making it. */
 void stripe_count_locked(table *t, stripe *s);
-/* Must come before a live row changes: a cut may need the old one.  Where
- * there is no memory for it, the cut fails, not its caller. */
+/* Must come before a live row changes: a cut may need the old one.  Beyond
+ * the memory limit the cut fails, not its caller. */
 void stripe_touch_slow(const table *t, stripe *s, uint32_t slot);
 static inline void stripe_touch_locked(const table *t, stripe *s,
                                        uint32_t slot)
@@ -133,8 +138,9 @@ static inline void stripe_touch_locked(const table *t, stripe *s,
         stripe_touch_slow(t, s, slot);
 }
 void stripe_cut_end(const table *t, stripe *s);
-/* Holds address space for `rows` slots more: to use them will need none. */
-int stripe_hold(table *t, uint32_t stripe, size_t rows);
+/* Reserves room for `rows` slots more: their address space, and, as far as
+ * there is memory, what the stripe needs to be fast with so many. */
+int stripe_reserve(table *t, uint32_t stripe, size_t rows);
 /* Fetches the first `bytes` of each row that may be the one of this hash, in
  * its home bucket and the next. */
 void stripe_fetch_candidates(const table *t, const stripe *s, uint64_t hash,
@@ -154,7 +160,7 @@ void row_load_vector(const table *t, const char *row, float *out);
 /* Scratch of the calling thread, reused by its next call; `which` tells
  * buffers that live at the same time apart (scratch.c). */
 enum scratch_kind {
-    SCRATCH_PLAN, SCRATCH_SPLIT, SCRATCH_GROUP, SCRATCH_SUM, SCRATCH_KINDS
+    SCRATCH_PLAN, SCRATCH_SPLIT, SCRATCH_GROUPS, SCRATCH_KINDS
 };
 int scratch_need(enum scratch_kind which, size_t bytes, void **out);
 

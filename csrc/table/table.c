@@ -9,7 +9,8 @@ enum {
     STRIPES_DEFAULT = 8,
     /* A table of a small capacity has one stripe: then "the row touched
      * longest ago" is that of the whole table. */
-    ONE_STRIPE_CAPACITY = 65536
+    ONE_STRIPE_CAPACITY = 65536,
+    STRIPE_BYTES = 192 /* of an empty index, as it charges them */
 };
 
 void table_config_init(table_config *c)
@@ -126,6 +127,9 @@ int table_create(const table_config *config, table **out)
     fair_lock_init(&t->full_lock);
     mem_blocks_init(&t->blocks, config->limit);
     limit_lock(config->limit);
+    rc = mem_charge(config->limit, stripes * STRIPE_BYTES); /* they must fit */
+    if (!rc)
+        mem_release(config->limit, stripes * STRIPE_BYTES);
     for (uint32_t i = 0; i < stripes && !rc; i++)
         rc = stripe_init(t, &t->stripe[i]);
     limit_unlock(config->limit);

@@ -78,6 +78,16 @@ static uint64_t word_at(size_t i)
     return (uint64_t)i * 0x9E3779B97F4A7C15u + 1;
 }
 
+/* Reserves, then grows. */
+static int arena_grow(mem_arena *a, size_t bytes)
+{
+    int rc = mem_arena_reserve(a, bytes);
+
+    if (!rc)
+        mem_arena_grow(a, bytes);
+    return rc;
+}
+
 static void test_arena_keeps_bytes_and_grows_zeroed(void **state)
 {
     (void)state;
@@ -88,7 +98,7 @@ static void test_arena_keeps_bytes_and_grows_zeroed(void **state)
     /* Past 2 MiB pages afterwards (4 MiB) and ahead (40 MiB), in steps that
      * fit nothing. */
     for (size_t bytes = 8; bytes < 90 * MIB; bytes += bytes / 3 + 1000) {
-        assert_int_equal(mem_arena_grow(&a, bytes), PERSIA_OK);
+        assert_int_equal(arena_grow(&a, bytes), PERSIA_OK);
         assert_true(a.size >= bytes && a.reserved >= a.size);
         assert_int_equal(atomic_load(&limit.used), a.size);
         uint64_t *p = (uint64_t *)a.base;
@@ -107,7 +117,7 @@ static void test_arena_keeps_bytes_and_grows_zeroed(void **state)
     mem_arena_free(&a);
     assert_int_equal(atomic_load(&limit.used), 0);
     assert_null(a.base);
-    assert_int_equal(mem_arena_grow(&a, 10), PERSIA_OK); /* as new */
+    assert_int_equal(arena_grow(&a, 10), PERSIA_OK); /* as new */
     assert_int_equal(a.base[0], 0);
     mem_arena_free(&a);
 }
@@ -119,7 +129,7 @@ static void test_arena_in_small_steps(void **state)
     mem_arena a;
     mem_arena_init(&a, NULL, MIB + 64);
     for (size_t bytes = 0; bytes < 48 * MIB; bytes += MIB / 4) {
-        assert_int_equal(mem_arena_grow(&a, bytes + MIB / 4), PERSIA_OK);
+        assert_int_equal(arena_grow(&a, bytes + MIB / 4), PERSIA_OK);
         memset(a.base + bytes, (int)(bytes / (MIB / 4)) & 0xff, MIB / 4);
     }
     for (size_t bytes = 0; bytes < 48 * MIB; bytes += 4001)
@@ -145,7 +155,7 @@ static void test_small_arenas_stay_small(void **state)
     (void)state;
     mem_arena a;
     mem_arena_init(&a, NULL, 0);
-    assert_int_equal(mem_arena_grow(&a, 5000), PERSIA_OK);
+    assert_int_equal(arena_grow(&a, 5000), PERSIA_OK);
     assert_int_equal(resident_pages(&a), 0);
     memset(a.base, 1, 5000);
     assert_int_equal(resident_pages(&a), 2);
@@ -181,7 +191,7 @@ static void test_full_ranges_become_huge_behind(void **state)
         skip();
     mem_arena_init(&a, NULL, MIB);
     for (size_t bytes = 0; bytes < 33 * MIB; bytes += 4096) {
-        assert_int_equal(mem_arena_grow(&a, bytes + 4096), PERSIA_OK);
+        assert_int_equal(arena_grow(&a, bytes + 4096), PERSIA_OK);
         a.base[bytes] = (char)(bytes / 4096);
         if (bytes % (MIB / 4) == 0)
             assert_true(resident_pages(&a) <= bytes / 4096 + 17);
@@ -200,7 +210,7 @@ static void *arenas_come_and_go(void *arg)
         mem_arena a;
         mem_arena_init(&a, NULL, (size_t)(uintptr_t)arg * MIB);
         for (size_t bytes = 0; bytes < (turn + 1) * MIB; bytes += 65536) {
-            if (mem_arena_grow(&a, bytes + 65536))
+            if (arena_grow(&a, bytes + 65536))
                 return NULL;
             memset(a.base + bytes, (int)turn, 65536);
         }
@@ -227,27 +237,53 @@ static void test_arenas_move_and_go_while_pages_are_made(void **state)
     mem_blocks b; /* the same with blocks */
     mem_blocks_init(&b, NULL);
     for (int i = 0; i < 100; i++) {
-        void *block;
-        assert_int_equal(mem_blocks_take(&b, 200000, &block), PERSIA_OK);
-        memset(block, i, 200000);
+        assert_int_equal(mem_blocks_reserve(&b, 200200), PERSIA_OK);
+        memset(mem_blocks_take(&b, 200000), i, 200000);
+        mem_blocks_unreserve(&b, 200200);
     }
     mem_blocks_free(&b);
     huge_wait();
 }
 
-static void test_arena_at_its_limit_is_unchanged(void **state)
+/* What is reserved is there, after every block in use was replaced by one of
+ * twice its size, however those given back lie. */
+static void test_blocks_replace_each_other(void **state)
 {
+    enum { N = 300, NEW = 50 };
+    unsigned char *block[N];
+    size_t size[N];
+    mem_limit limit = {0};
+    mem_blocks b;
     (void)state;
-    mem_limit limit = {.maximum = MIB};
-    mem_arena a;
-    mem_arena_init(&a, &limit, 0);
-    assert_int_equal(mem_arena_grow(&a, MIB / 2), PERSIA_OK);
-    mem_arena copy = a;
-    assert_int_equal(mem_arena_grow(&a, 2 * MIB), PERSIA_ELIMIT);
-    assert_memory_equal(&a, &copy, sizeof a);
-    assert_int_equal(atomic_load(&limit.used), a.size);
-    assert_int_equal(mem_arena_grow(&a, MIB), PERSIA_OK);
-    mem_arena_free(&a);
+    for (size_t round = 0; round < 20; round++) {
+        mem_blocks_init(&b, &limit);
+        for (size_t i = 0; i < N; i++) {
+            size[i] = 64 + i * round * 37 % 9000;
+            assert_int_equal(mem_blocks_reserve(&b, size[i] + 192),
+                             PERSIA_OK);
+            block[i] = mem_blocks_take(&b, size[i]);
+            memset(block[i], (int)i, size[i]);
+            mem_blocks_unreserve(&b, size[i] + 192);
+        }
+        assert_int_equal(mem_blocks_reserve(&b, NEW * 5192), PERSIA_OK);
+        for (size_t k = 0; k < N; k++) {
+            const size_t i = k * 7 % N, wide = size[i] * 2;
+            unsigned char *to = mem_blocks_take(&b, wide);
+            assert_int_equal((uintptr_t)to % 64, 0);
+            memcpy(to, block[i], size[i]);
+            mem_blocks_give(&b, block[i]);
+            block[i] = to;
+            if (k % (N / NEW) == 0)
+                memset(mem_blocks_take(&b, 5000), 0xEE, 5000);
+        }
+        mem_blocks_unreserve(&b, NEW * 5192);
+        for (size_t i = 0; i < N; i++)
+            for (size_t j = 0; j < size[i]; j++)
+                assert_int_equal(block[i][j], (unsigned char)i);
+        assert_int_equal(mem_blocks_bytes(&b), atomic_load(&limit.used));
+        mem_blocks_free(&b);
+        assert_int_equal(atomic_load(&limit.used), 0);
+    }
 }
 
 static void test_arena_without_address_space_is_unchanged(void **state)
@@ -256,12 +292,12 @@ static void test_arena_without_address_space_is_unchanged(void **state)
     mem_limit limit = {0};
     mem_arena a;
     mem_arena_init(&a, &limit, 0);
-    assert_int_equal(mem_arena_grow(&a, 5000), PERSIA_OK);
+    assert_int_equal(arena_grow(&a, 5000), PERSIA_OK);
     a.base[4999] = 7;
     mem_arena copy = a;
-    assert_int_equal(mem_arena_grow(&a, (size_t)1 << 50), PERSIA_ENOMEM);
+    assert_int_equal(arena_grow(&a, (size_t)1 << 50), PERSIA_ENOMEM);
     assert_true(strlen(err_text()) > 0);
-    assert_int_equal(mem_arena_grow(&a, SIZE_MAX), PERSIA_ENOMEM);
+    assert_int_equal(arena_grow(&a, SIZE_MAX), PERSIA_ENOMEM);
     assert_memory_equal(&a, &copy, sizeof a);
     assert_int_equal(a.base[4999], 7);
     assert_int_equal(atomic_load(&limit.used), a.size);
@@ -273,7 +309,7 @@ static void test_forked_child_neither_copies_nor_crashes(void **state)
     (void)state;
     mem_arena a;
     mem_arena_init(&a, NULL, 0);
-    assert_int_equal(mem_arena_grow(&a, 3 * MIB), PERSIA_OK);
+    assert_int_equal(arena_grow(&a, 3 * MIB), PERSIA_OK);
     memset(a.base, 5, 3 * MIB);
     pid_t child = fork();
     if (child == 0) {
@@ -328,7 +364,7 @@ int main(void)
         cmocka_unit_test(test_small_arenas_stay_small),
         cmocka_unit_test(test_full_ranges_become_huge_behind),
         cmocka_unit_test(test_arenas_move_and_go_while_pages_are_made),
-        cmocka_unit_test(test_arena_at_its_limit_is_unchanged),
+        cmocka_unit_test(test_blocks_replace_each_other),
         cmocka_unit_test(test_arena_without_address_space_is_unchanged),
         cmocka_unit_test(test_forked_child_neither_copies_nor_crashes),
         cmocka_unit_test(test_buffer),

@@ -1,5 +1,5 @@
 /* index: insert, find, remove and growth against a plain array; hashes made
- * to collide; limits.  The only test of the table that looks inside. */
+ * to collide.  The only test of the table that looks inside. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,6 +14,7 @@ typedef struct world {
     uint64_t *ids; /* [n] */
     uint8_t *in;   /* [n] whether it is in the index */
     size_t n;
+    int deepens;   /* the directory, as rows come */
 } world;
 
 static row_store rows_of(const world *w)
@@ -29,6 +30,7 @@ static world *world_make(size_t n)
     mem_blocks_init(&w->blocks, &w->limit);
     assert_int_equal(row_index_init(&w->index, &w->blocks), PERSIA_OK);
     w->n = n;
+    w->deepens = 1;
     w->ids = calloc(n, sizeof *w->ids);
     w->in = calloc(n, 1);
     assert_true(w->ids && w->in);
@@ -49,9 +51,12 @@ static void insert(world *w, size_t i)
 {
     uint64_t hash = id_hash(w->ids[i]);
 
-    if (row_index_reserve(&w->index, rows_of(w), hash))
+    if (mem_blocks_reserve(&w->blocks, row_index_bytes(1)))
         fail_msg("%s", err_text());
-    row_index_insert(&w->index, hash, (uint32_t)i);
+    if (w->deepens)
+        row_index_deepen(&w->index, i + 1);
+    row_index_insert(&w->index, rows_of(w), hash, (uint32_t)i);
+    mem_blocks_unreserve(&w->blocks, row_index_bytes(1));
     w->in[i] = 1;
 }
 
@@ -264,38 +269,56 @@ static void test_equal_top_bits(void **state)
     }
 }
 
-/* At every refusal nothing changes. */
-static void test_limit_in_the_middle(void **state)
+/* A reservation for many entries serves them all: pages grow and split, none
+ * of them fails; without a deeper directory they only grow. */
+static void test_one_reservation(void **state)
 {
-    const size_t n = 30000;
-    int some = 0;
+    const size_t n = SANITIZED ? 30000 : 80000;
     (void)state;
-    for (uint64_t maximum = 70000; maximum < 330000; maximum += 37000) {
+    for (size_t from = 0; from < n; from = from * 5 / 2 + 9) {
         world *w = world_make(n);
-        size_t refused = 0;
-        w->limit.maximum = maximum;
-        for (size_t i = 0; i < n; i++) {
+        w->deepens = from % 2;
+        for (size_t i = 0; i < n; i++)
             w->ids[i] = i * 7919;
-            uint64_t hash = id_hash(w->ids[i]);
-            if (row_index_reserve(&w->index, rows_of(w), hash)) {
-                refused++;
-                assert_true(w->limit.used <= maximum);
-                continue;
-            }
-            row_index_insert(&w->index, hash, (uint32_t)i);
+        for (size_t i = 0; i < from; i++)
+            insert(w, i);
+        const uint64_t bytes = row_index_bytes(n - from);
+        assert_int_equal(mem_blocks_reserve(&w->blocks, bytes), PERSIA_OK);
+        const void *region = w->blocks.regions;
+        if (w->deepens)
+            row_index_deepen(&w->index, n);
+        for (size_t i = from; i < n; i++) {
+            row_index_insert(&w->index, rows_of(w), id_hash(w->ids[i]),
+                             (uint32_t)i);
             w->in[i] = 1;
         }
-        some += refused > 0;
+        assert_ptr_equal(w->blocks.regions, region); /* no other mapping */
+        mem_blocks_unreserve(&w->blocks, bytes);
         check_all(w);
         check_pages(w);
-        w->limit.maximum = 0;
-        for (size_t i = 0; i < n; i++)
-            if (!w->in[i])
-                insert(w, i);
-        check_all(w);
         world_free(w);
     }
-    assert_true(some >= 4);
+}
+
+/* A cleared index is as new, whatever it held. */
+static void test_clear(void **state)
+{
+    const size_t n = 40000;
+    world *w = world_make(n);
+    (void)state;
+    for (int turn = 0; turn < 3; turn++) {
+        for (size_t i = 0; i < n; i++) {
+            w->ids[i] = i * 7919;
+            insert(w, i);
+        }
+        check_pages(w);
+        row_index_clear(&w->index);
+        memset(w->in, 0, n);
+        check_all(w);
+        check_pages(w);
+        assert_true(w->limit.used < 1000);
+    }
+    world_free(w);
 }
 
 int main(void)
@@ -306,7 +329,8 @@ int main(void)
         cmocka_unit_test(test_random_inserts_and_removes),
         cmocka_unit_test(test_one_bucket_wanted_by_all),
         cmocka_unit_test(test_equal_top_bits),
-        cmocka_unit_test(test_limit_in_the_middle),
+        cmocka_unit_test(test_one_reservation),
+        cmocka_unit_test(test_clear),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

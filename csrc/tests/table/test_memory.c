@@ -1,7 +1,8 @@
 /* The process's memory runs out: a call is applied as a whole or not at all.
  * Each attempt to get memory fails in turn, alone or with all later ones
  * (tests.cmake lets the linker wrap the functions); tables are compared bit
- * for bit with those that never lacked any. */
+ * for bit with those that never lacked any.  And what changes rows makes no
+ * attempt: one is trapped. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -10,6 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "table/stripe.h"
 #include "tests/table/help.h"
 
 /* ---- the fault ---- */
@@ -31,8 +33,13 @@ static int fault_end(void)
     return atomic_exchange(&fail_at, 0) <= atomic_load(&attempts);
 }
 
+static _Thread_local int changing; /* this thread changes rows */
+static atomic_uint changes, trapped;
+
 static int fails(void)
 {
+    if (changing)
+        atomic_fetch_add(&trapped, 1);
     unsigned at = atomic_load(&fail_at);
     unsigned n = at ? atomic_fetch_add(&attempts, 1) + 1 : 0;
 
@@ -88,6 +95,65 @@ void *__wrap_mremap(void *at, size_t was, size_t bytes, int flags, void *to);
 void *__wrap_mremap(void *at, size_t was, size_t bytes, int flags, void *to)
 {
     return fails() ? MAP_FAILED : __real_mremap(at, was, bytes, flags, to);
+}
+
+/* ---- the trap: what changes rows ---- */
+
+int __real_push_change(void *plan, size_t item);
+int __wrap_push_change(void *plan, size_t item);
+int __wrap_push_change(void *plan, size_t item)
+{
+    changing++;
+    const int rc = __real_push_change(plan, item);
+    changing--;
+    atomic_fetch_add(&changes, 1);
+    return rc;
+}
+
+int __real_stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
+                             uint32_t clock, uint32_t spare, uint32_t *slot,
+                             uint32_t *evicted);
+int __wrap_stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
+                             uint32_t clock, uint32_t spare, uint32_t *slot,
+                             uint32_t *evicted);
+int __wrap_stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
+                             uint32_t clock, uint32_t spare, uint32_t *slot,
+                             uint32_t *evicted)
+{
+    changing++;
+    const int rc = __real_stripe_add_locked(t, s, hash, id, clock, spare,
+                                            slot, evicted);
+    changing--;
+    atomic_fetch_add(&changes, 1);
+    return rc;
+}
+
+void __real_stripe_touch_slow(const table *t, stripe *s, uint32_t slot);
+void __wrap_stripe_touch_slow(const table *t, stripe *s, uint32_t slot);
+void __wrap_stripe_touch_slow(const table *t, stripe *s, uint32_t slot)
+{
+    changing++;
+    __real_stripe_touch_slow(t, s, slot);
+    changing--;
+}
+
+/* Starting a thread would get memory, too. */
+int __real_thread_start(pthread_t *out, void *(*run)(void *), void *arg,
+                        const char *name);
+int __wrap_thread_start(pthread_t *out, void *(*run)(void *), void *arg,
+                        const char *name);
+int __wrap_thread_start(pthread_t *out, void *(*run)(void *), void *arg,
+                        const char *name)
+{
+    if (changing)
+        atomic_fetch_add(&trapped, 1);
+    return __real_thread_start(out, run, arg, name);
+}
+
+static void trap_check(void)
+{
+    assert_true(atomic_exchange(&changes, 0) > 0);
+    assert_int_equal(atomic_load(&trapped), 0);
 }
 
 /* ---- two tables, and one update of both ---- */
@@ -255,6 +321,7 @@ static void every_attempt(world *w)
             assert_true(!done || !u.rc);
             world_free(w);
         }
+    trap_check();
     assert_true(refused > 0);
     assert_true(applied > 0 || w->set); /* there is a second way, too */
     for (int i = 0; i < T; i++)
@@ -378,6 +445,111 @@ static void test_known_rows_learn_on(void **state)
     world_free(&w);
 }
 
+/* ---- what changes rows allocates nothing ---- */
+
+/* Four tables: one stripe, whose index splits; many stripes; two that evict,
+ * of one stripe and of many.  Threads push to all of them at once. */
+enum {
+    TABLES = 4,
+    PUSHERS = 2,
+    BATCH = 4000, /* ids of a push: half of them new */
+    TURNS = 16
+};
+
+typedef struct pusher {
+    table **t;
+    uint64_t from;
+    uint32_t dim;
+} pusher;
+
+static void *pusher_run(void *arg)
+{
+    const pusher *p = arg;
+    optim_args a = args_of(OPTIM_ADAGRAD);
+    sched *s = pool_of(3);
+    uint64_t *some = malloc(BATCH * sizeof *some);
+    float *scale = malloc(BATCH * sizeof *scale);
+
+    assert_true(some && scale);
+    for (size_t turn = 0; turn < TURNS; turn++) {
+        const push_part parts[2] = {
+            { .n = BATCH, .ids = some, .scale = turn % 2 ? scale : NULL,
+              .grad = grad, .stride = p->dim, .bags = BATCH },
+            { .n = BATCH / 4, .ids = some, .grad = grad, .stride = p->dim,
+              .bags = BATCH / 4 } /* these come again */
+        };
+        push_job jobs[TABLES];
+        for (size_t i = 0; i < BATCH; i++) {
+            some[i] = p->from + turn * (BATCH / 2) + i;
+            scale[i] = 0.5f;
+        }
+        for (int i = 0; i < TABLES; i++)
+            jobs[i] = (push_job){ .t = p->t[i], .parts = parts,
+                                  .parts_n = 2, .optim = &a };
+        if (table_push(s, jobs, TABLES))
+            fail_msg("%s", err_text());
+        if (turn % 4 == 3 &&
+            table_set(p->t[turn / 4], BATCH / 4, some + BATCH / 2, grad, NULL))
+            fail_msg("%s", err_text());
+    }
+    free(some);
+    free(scale);
+    sched_destroy(s);
+    return NULL;
+}
+
+static void pushers_run(table **t, uint64_t from, uint32_t dim)
+{
+    pthread_t thread[PUSHERS];
+    pusher p[PUSHERS];
+
+    for (uint64_t i = 0; i < PUSHERS; i++) {
+        p[i] = (pusher){ t, from + i * 1000000, dim };
+        assert_int_equal(pthread_create(&thread[i], NULL, pusher_run, &p[i]),
+                         0);
+    }
+    for (size_t i = 0; i < PUSHERS; i++)
+        pthread_join(thread[i], NULL);
+}
+
+static void test_a_change_allocates_nothing(void **state)
+{
+    const uint32_t stripes[TABLES] = { 1, 16, 1, 8 };
+    const uint64_t capacity[TABLES] = { 0, 0, 5000, 30000 };
+    (void)state;
+    for (uint64_t maximum = 0; maximum < 2; maximum++) {
+        table *t[TABLES];
+        table_cut *cut[TABLES];
+        mem_limit limit;
+        mem_limit_init(&limit, maximum << 30);
+        for (int i = 0; i < TABLES; i++) {
+            table_config c = config_of(8, OPTIM_ADAGRAD);
+            c.name[0] = (char)('A' + i);
+            c.stripes = stripes[i];
+            c.capacity = capacity[i];
+            c.full = FULL_EVICT_LRU;
+            c.limit = &limit;
+            t[i] = table_of(&c);
+        }
+        pushers_run(t, 0, 8);
+        assert_int_equal(table_cut_begin(t, TABLES, cut), PERSIA_OK);
+        pushers_run(t, BATCH, 8); /* half of it again */
+        for (int i = 0; i < TABLES; i++) {
+            dump d = dump_cut(t[i], cut[i], 3000);
+            dump_free(&d);
+        }
+        assert_true(t[0]->stripe[0].index.depth > 1);
+        assert_true(stats_of(t[0]).rows > 60000);
+        for (int i = 2; i < TABLES; i++)
+            assert_true(stats_of(t[i]).evicted > 0);
+        for (int i = 0; i < TABLES; i++)
+            table_destroy(t[i]);
+        assert_int_equal(limit.used, 0);
+        mem_limit_free(&limit);
+    }
+    trap_check();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -387,6 +559,7 @@ int main(void)
         cmocka_unit_test(test_set),
         cmocka_unit_test(test_index_goes_on_full),
         cmocka_unit_test(test_known_rows_learn_on),
+        cmocka_unit_test(test_a_change_allocates_nothing),
     };
     rng r = { 9 };
 

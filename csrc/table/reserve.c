@@ -1,4 +1,4 @@
-#include "table/room.h"
+#include "table/reserve.h"
 
 #include <stdio.h>
 
@@ -46,9 +46,9 @@ static int passes_limit(const mem_limit *limit, uint64_t bytes)
     return atomic_load(&limit->used) + bytes > limit->maximum;
 }
 
-int room_make(room *r, room_claim *claims, size_t n)
+int reservation_make(reservation *r, reserve_claim *claims, size_t n)
 {
-    *r = (room){.claims = claims, .n = n};
+    *r = (reservation){.claims = claims, .n = n};
     for (size_t i = 0; i < n; i++) {
         mem_limit *limit = claims[i].t->config.limit;
         if (limit != claims[0].t->config.limit)
@@ -62,7 +62,7 @@ int room_make(room *r, room_claim *claims, size_t n)
 }
 
 /* All locks, in the same order by everybody. */
-static void lock_all(const room *r, int (*lock)(pthread_rwlock_t *lock))
+static void lock_all(const reservation *r, int (*lock)(pthread_rwlock_t *lock))
 {
     for (size_t i = 0; i < r->n; i++)
         if (has_capacity(r->claims[i].t))
@@ -73,13 +73,13 @@ static void lock_all(const room *r, int (*lock)(pthread_rwlock_t *lock))
 
 /* Tells others how much this one may take; whether that is near a limit,
  * together with what they have told. */
-static int announce(room *r)
+static int announce(reservation *r)
 {
     uint64_t bytes = 0;
     int near = 0;
 
     for (size_t i = 0; i < r->n; i++) {
-        const room_claim *c = &r->claims[i];
+        const reserve_claim *c = &r->claims[i];
         if (has_capacity(c->t))
             near |= passes_capacity(
                 c->t, atomic_fetch_add(&c->t->pending, c->most) + c->most);
@@ -95,13 +95,13 @@ static int announce(room *r)
 }
 
 /* Whether the rows counted fit; then no more than these are announced. */
-static int room_check(room *r)
+static int reservation_check(reservation *r)
 {
-    const room_claim *largest = r->claims;
+    const reserve_claim *largest = r->claims;
     uint64_t bytes = 0;
 
     for (size_t i = 0; i < r->n; i++) {
-        const room_claim *c = &r->claims[i];
+        const reserve_claim *c = &r->claims[i];
         const table_config *config = &c->t->config;
         bytes += bytes_of(c->t, c->rows);
         if (c->rows > largest->rows)
@@ -133,7 +133,7 @@ static int room_check(room *r)
 
 /* ---- memory ---- */
 
-int room_no_memory(const table *t)
+int reserve_no_memory(const table *t)
 {
     char text[256];
 
@@ -144,27 +144,8 @@ int room_no_memory(const table *t)
                    t->config.name, text);
 }
 
-static int index_hold(table *t, uint64_t bytes)
-{
-    int rc = mem_blocks_hold(&t->blocks, bytes);
-
-    if (rc || !mem_blocks_starved(&t->blocks))
-        return rc;
-    for (uint32_t i = 0; i < t->stripes && !rc; i++) {
-        stripe *s = &t->stripe[i];
-        pthread_rwlock_wrlock(&s->lock);
-        rc = row_index_settle(&s->index, stripe_rows(t, s));
-        pthread_rwlock_unlock(&s->lock);
-    }
-    if (rc) {
-        mem_blocks_starve(&t->blocks);
-        mem_blocks_unhold(&t->blocks, bytes);
-    }
-    return rc;
-}
-
-/* What it holds before an error, claim_unhold() gives up. */
-static int claim_hold(room_claim *c)
+/* What it reserves before an error, claim_release() gives back. */
+static int claim_reserve(reserve_claim *c)
 {
     table *t = c->t;
     const uint64_t capacity = t->config.capacity, now = atomic_load(&t->rows);
@@ -173,44 +154,45 @@ static int claim_hold(room_claim *c)
     uint64_t all = 0;
     int rc = PERSIA_OK;
 
-    c->holds = 1;
+    c->reserved = 1;
     for (uint32_t i = 0; i < t->stripes; i++) {
-        size_t rows = c->held[i];
-        c->held[i] = 0;
+        size_t rows = c->slots[i];
+        c->slots[i] = 0;
         all += rows;
         if (capacity && rows > left)
             rows = (size_t)left;
         if (!rows || rc)
             continue;
-        rc = stripe_hold(t, i, rows);
+        rc = stripe_reserve(t, i, rows);
         if (!rc)
-            c->held[i] = rows;
+            c->slots[i] = rows;
     }
     if (rc || !all)
         return rc;
-    rc = index_hold(t, row_index_bytes(all));
+    rc = mem_blocks_reserve(&t->blocks, row_index_bytes(all));
     if (!rc)
         c->index = row_index_bytes(all);
     return rc;
 }
 
-static void claim_unhold(room_claim *c)
+static void claim_release(reserve_claim *c)
 {
-    for (uint32_t i = 0; c->holds && i < c->t->stripes; i++)
-        if (c->held[i])
-            atomic_fetch_add(&c->t->left[i], (int64_t)c->held[i]);
+    for (uint32_t i = 0; c->reserved && i < c->t->stripes; i++)
+        if (c->slots[i])
+            atomic_fetch_add(&c->t->left[i], (int64_t)c->slots[i]);
     if (c->index)
-        mem_blocks_unhold(&c->t->blocks, c->index);
+        mem_blocks_unreserve(&c->t->blocks, c->index);
     c->index = 0;
-    c->holds = 0;
+    c->reserved = 0;
 }
 
-static int room_hold(room *r)
+static int claims_reserve(reservation *r)
 {
     for (size_t i = 0; i < r->n; i++) {
-        int rc = claim_hold(&r->claims[i]);
+        int rc = claim_reserve(&r->claims[i]);
         if (rc)
-            return rc == PERSIA_ENOMEM ? room_no_memory(r->claims[i].t) : rc;
+            return rc == PERSIA_ENOMEM ? reserve_no_memory(r->claims[i].t)
+                                       : rc;
     }
     return PERSIA_OK;
 }
@@ -218,7 +200,8 @@ static int room_hold(room *r)
 /* ---- both ---- */
 
 /* Alone with the tables. */
-static int room_take_exactly(room *r, room_count_fn count, void *ctx)
+static int reservation_take_exactly(reservation *r, reserve_count_fn count,
+                                    void *ctx)
 {
     int rc = PERSIA_OK;
 
@@ -228,29 +211,29 @@ static int room_take_exactly(room *r, room_count_fn count, void *ctx)
         r->claims[i].rows = 0;
         rc = count(&r->claims[i], ctx);
         if (rc == PERSIA_ENOMEM)
-            rc = room_no_memory(r->claims[i].t);
+            rc = reserve_no_memory(r->claims[i].t);
     }
-    rc = rc ? rc : room_check(r);
-    rc = rc ? rc : room_hold(r);
+    rc = rc ? rc : reservation_check(r);
+    rc = rc ? rc : claims_reserve(r);
     if (rc)
-        room_leave(r);
+        reservation_leave(r);
     return rc;
 }
 
-int room_take(room *r, room_count_fn count, void *ctx)
+int reservation_take(reservation *r, reserve_count_fn count, void *ctx)
 {
     lock_all(r, pthread_rwlock_rdlock);
-    if (!announce(r) && !room_hold(r))
+    if (!announce(r) && !claims_reserve(r))
         return PERSIA_OK;
-    room_leave(r);
-    return room_take_exactly(r, count, ctx);
+    reservation_leave(r);
+    return reservation_take_exactly(r, count, ctx);
 }
 
-void room_leave(room *r)
+void reservation_leave(reservation *r)
 {
     for (size_t i = 0; i < r->n; i++) {
         table *t = r->claims[i].t;
-        claim_unhold(&r->claims[i]);
+        claim_release(&r->claims[i]);
         if (!has_capacity(t))
             continue;
         atomic_fetch_sub(&t->pending, r->claims[i].most);

@@ -1,0 +1,485 @@
+/* push_change.c: applies gradients.  See push.h for the way of a push.
+ *
+ * Rows with a hint are fetched while gradients are summed.  Then a stripe's
+ * distinct ids go through three stages in blocks, each a block behind the
+ * one before: fetch the row at the hinted slot (or the bucket); match tags
+ * and fetch the row; then check it, or make it, and run the optimizer's
+ * kernel over the block.  Ids that their home bucket does not settle come
+ * last.
+ *
+ * All that this takes was reserved: it calls no allocator and cannot fail.
+ */
+#include "table/push.h"
+
+#include "simd/simd.h"
+
+#include <string.h>
+
+enum {
+    BLOCK = 32,
+    STAGES = 4,
+    /* Rows fetched ahead of their lock must still be in the cache then. */
+    FETCH_BYTES = 256 << 10
+};
+
+/* A gradient of an id that came before. */
+typedef struct again {
+    const float *grad;
+    uint32_t entry;
+    float scale;
+} again;
+
+/* The distinct ids of one stripe in one push, with summed gradients. */
+typedef struct group {
+    size_t n;
+    uint64_t *id;   /* [n] */
+    uint64_t *hash; /* [n] */
+    uint32_t *hint; /* [n] */
+    uint32_t *late; /* [n] entries that take a search */
+    size_t late_n;
+    const float **grad; /* [n] where its gradient lies: with the caller, */
+    float *sums;        /* or here, where it is a sum or scaled */
+    size_t sums_n;
+    again *again; /* [again_n], in the order in which they came */
+    size_t again_n;
+    const char *base; /* hinted rows to fetch: only an address, it may be */
+    uint32_t used;    /* out of date */
+    size_t stride;
+} group;
+
+/* Whether a gradient lies with the caller, as it came. */
+static inline int group_is_callers(const group *g, const float *grad,
+                                   uint32_t dim)
+{
+    return grad < g->sums || grad >= g->sums + g->sums_n * dim;
+}
+
+/* Adds the ids of one chunk's run to the group; `entry` is a hash table of
+ * group positions + 1, 0: empty.  What is read in the loop is copied before:
+ * for the compiler each write might change it. */
+INLINE_HOT void group_run(group *g, const push_part *part,
+                          const push_chunk *c, uint32_t from, uint32_t to,
+                          uint32_t *entry, uint32_t mask, uint32_t dim)
+{
+    const group own = *g;
+    const push_part of = *part;
+    const uint64_t *const hashes = c->hash;
+    const uint16_t *const order = c->order;
+    const size_t first = c->first;
+    size_t n = own.n, again_n = own.again_n, sums_n = own.sums_n;
+
+    for (uint32_t k = from; k < to; k++) {
+        size_t i = first + order[k];
+        uint64_t id = of.ids[i], hash = hashes[k];
+        const float *grad = of.grad + (of.bag ? of.bag[i] : i) * of.stride;
+        float scale = of.scale ? of.scale[i] : 1;
+        uint32_t hint = of.rows ? of.rows[i] : ROW_NONE;
+        uint32_t at = (uint32_t)(hash >> 32) & mask;
+
+        if (hint < own.used)
+            row_prefetch(own.base + hint * own.stride, own.stride);
+        while (entry[at] && own.id[entry[at] - 1] != id)
+            at = (at + 1) & mask;
+        if (entry[at]) {
+            own.again[again_n++] = (again){ grad, entry[at] - 1, scale };
+            continue;
+        }
+        if (of.scale) {
+            float *scaled = own.sums + sums_n++ * dim;
+            floats_add(scaled, grad, scale, 1, dim);
+            grad = scaled;
+        }
+        own.grad[n] = grad;
+        own.id[n] = id;
+        own.hash[n] = hash;
+        own.hint[n] = hint;
+        entry[at] = (uint32_t)++n;
+    }
+    g->n = n;
+    g->again_n = again_n;
+    g->sums_n = sums_n;
+}
+
+/* The same for ids that are known to be distinct: no hash table. */
+HOT static void group_run_distinct(group *g, const push_part *part,
+                                   const push_chunk *c, uint32_t from,
+                                   uint32_t to, uint32_t dim)
+{
+    const group own = *g;
+    const push_part of = *part;
+    const uint64_t *const hashes = c->hash;
+    const uint16_t *const order = c->order;
+    size_t n = own.n;
+
+    for (uint32_t k = from; k < to; k++, n++) {
+        size_t i = c->first + order[k];
+        uint32_t hint = of.rows ? of.rows[i] : ROW_NONE;
+        if (hint < own.used)
+            row_prefetch(own.base + hint * own.stride, own.stride);
+        own.grad[n] = of.grad + (of.bag ? of.bag[i] : i) * of.stride;
+        own.id[n] = of.ids[i];
+        own.hash[n] = hashes[k];
+        own.hint[n] = hint;
+        if (of.scale) {
+            float *scaled = own.sums + g->sums_n++ * dim;
+            floats_add(scaled, own.grad[n], of.scale[i], 1, dim);
+            own.grad[n] = scaled;
+        }
+    }
+    g->n = n;
+}
+
+INLINE_HOT void grad_prefetch(const float *grad, uint32_t dim)
+{
+    for (uint32_t j = 0; j < dim; j += 16)
+        __builtin_prefetch(grad + j);
+}
+
+/* Adds the gradients of ids that came again, in their order. */
+INLINE_HOT void group_sum_again(group *g, uint32_t dim)
+{
+    enum { AHEAD = 12 };
+
+    for (size_t k = 0; k < g->again_n; k++) {
+        const again *a = &g->again[k];
+        const float **sum = &g->grad[a->entry];
+        if (k + AHEAD < g->again_n) {
+            grad_prefetch(a[AHEAD].grad, dim);
+            grad_prefetch(g->grad[a[AHEAD].entry], dim);
+        }
+        if (group_is_callers(g, *sum, dim)) {
+            float *own = g->sums + g->sums_n++ * dim;
+            floats_add(own, *sum, 1, 1, dim);
+            *sum = own;
+        }
+        floats_add(g->sums + (*sum - g->sums), a->grad, a->scale, 0, dim);
+    }
+}
+
+#define GROUP_RUN(name, width)                                                \
+    HOT static void name(group *g, const push_part *part,                     \
+                         const push_chunk *c, uint32_t from, uint32_t to,     \
+                         uint32_t *entry, uint32_t mask, uint32_t dim)        \
+    {                                                                         \
+        (void)dim;                                                            \
+        group_run(g, part, c, from, to, entry, mask, width);                  \
+    }                                                                         \
+    HOT static void name##_again(group *g, uint32_t dim)                      \
+    {                                                                         \
+        (void)dim;                                                            \
+        group_sum_again(g, width);                                            \
+    }
+GROUP_RUN(group_run_16, 16)
+GROUP_RUN(group_run_64, 64)
+GROUP_RUN(group_run_any, dim)
+
+/* Of the hash table of n ids. */
+static size_t group_entries(size_t n)
+{
+    size_t entries = 16;
+
+    while (entries < 2 * n)
+        entries *= 2;
+    return entries;
+}
+
+size_t push_group_bytes(size_t n, uint32_t dim)
+{
+    const size_t sums = n * dim * sizeof(float);
+
+    return group_entries(n) * sizeof(uint32_t) +
+           n * (2 * sizeof(uint64_t) + sizeof(float *) +
+                2 * sizeof(uint32_t) + sizeof(again)) +
+           sums + 3 * 64;
+}
+
+static void group_make(const push_plan *plan, size_t j, uint32_t stripe,
+                       size_t n, char *scratch, group *g)
+{
+    const push_job *job = &plan->jobs[j];
+    const uint32_t dim = job->t->config.dim;
+    const size_t entries = group_entries(n);
+    char *p = mem_carve(&scratch, n * 48);
+    uint32_t *entry = mem_carve(&scratch, entries * sizeof *entry);
+
+    g->id = (void *)p;
+    g->hash = (void *)(p + n * 8);
+    g->grad = (void *)(p + n * 16);
+    g->hint = (void *)(p + n * 24);
+    g->late = (void *)(p + n * 28);
+    g->again = (void *)(p + n * 32);
+    g->sums = mem_carve(&scratch, n * dim * sizeof(float));
+    if (!job->distinct)
+        memset(entry, 0, entries * sizeof *entry);
+    if (n * g->stride > FETCH_BYTES)
+        g->used = 0;
+    for (size_t c = plan->first_chunk[j]; c < plan->first_chunk[j + 1]; c++) {
+        const push_chunk *chunk = &plan->chunks[c];
+        if (job->distinct) {
+            group_run_distinct(g, &job->parts[chunk->part], chunk,
+                               chunk->start[stripe],
+                               chunk->start[stripe + 1], dim);
+            continue;
+        }
+        (dim == 16   ? group_run_16
+         : dim == 64 ? group_run_64
+                     : group_run_any)(
+            g, &job->parts[chunk->part], chunk, chunk->start[stripe],
+            chunk->start[stripe + 1], entry, (uint32_t)entries - 1, dim);
+    }
+    (dim == 16   ? group_run_16_again
+     : dim == 64 ? group_run_64_again
+                 : group_run_any_again)(g, dim);
+}
+
+/* What happened in one stripe; added to the job's counters at its end. */
+typedef struct apply_counts {
+    uint64_t created, refused, evicted, nonfinite, touched;
+} apply_counts;
+
+/* What the stages of a stripe share. */
+typedef struct apply {
+    table *t;
+    stripe *s;
+    const push_job *job;
+    const optim_plan *optim;
+    group *g;
+    uint32_t clock;
+    int swept;     /* no gradient as it came holds NaN or Inf */
+    int make_last; /* near eviction: first claim the rows that are there */
+    apply_counts counts;
+} apply;
+
+/* The slot of a new row for entry d, which has none; SLOT_NONE where it gets
+ * none. */
+static int64_t row_make(apply *a, size_t d)
+{
+    const uint64_t hash = a->g->hash[d], id = a->g->id[d];
+    uint32_t made, evicted;
+
+    if (a->job->distinct) { /* so the caller says; a row is made once */
+        int64_t slot = row_index_find(&a->s->index, stripe_rows(a->t, a->s),
+                                      hash, id);
+        if (slot >= 0)
+            return slot;
+    }
+    if (!push_admits(a->t, hash, a->job->draw) ||
+        stripe_add_locked(a->t, a->s, hash, id, a->clock, a->clock, &made,
+                          &evicted)) { /* all rows are of this very push */
+        a->counts.refused++;
+        return SLOT_NONE;
+    }
+    a->counts.created++;
+    a->counts.evicted += evicted;
+    return made;
+}
+
+/* Whether the gradient of an entry is known to be finite. */
+static inline int entry_checked(const apply *a, const float *grad)
+{
+    return a->swept && group_is_callers(a->g, grad, a->t->config.dim);
+}
+
+/* Entries [at, at + n); slots as guessed by stages 1 and 2. */
+static void apply_block(apply *a, size_t at, size_t n, const int64_t *slots)
+{
+    const uint64_t *const id = a->g->id + at;
+    const float *const *const grad = a->g->grad + at;
+    const size_t stride = a->t->stride;
+    const uint32_t clock = a->clock;
+    const int make_last = a->make_last;
+    char *const base = a->s->arena.base;
+    const float *grads[BLOCK];
+    char *rows[BLOCK];
+    size_t live = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        int64_t slot = slots[i];
+        char *row = slot >= 0 ? base + (size_t)slot * stride : NULL;
+        if (row ? row_id(row) != id[i] || !row_clock(row)
+                : slot == SLOT_SEARCH || make_last) {
+            a->g->late[a->g->late_n++] = (uint32_t)(at + i);
+            continue;
+        }
+        if (!entry_checked(a, grad[i]) &&
+            !floats_finite(grad[i], a->t->config.dim)) {
+            a->counts.nonfinite++;
+            continue;
+        }
+        if (!row) {
+            slot = row_make(a, at + i);
+            if (slot < 0)
+                continue;
+            row = base + (size_t)slot * stride;
+        }
+        stripe_touch_locked(a->t, a->s, (uint32_t)slot);
+        row_set_clock(row, clock);
+        grads[live] = grad[i];
+        rows[live++] = row;
+    }
+    a->optim->kernel(a->optim, live, rows, grads);
+    a->counts.touched += live;
+}
+
+/* Stage 1 of a block: fetches the gradient and the row at the hint, if it was
+ * not fetched before, or the home bucket. */
+static void stage_fetch(const apply *a, size_t at, size_t n, int64_t *slots)
+{
+    const stripe *s = a->s;
+
+    for (size_t i = 0; i < n; i++) {
+        uint32_t hint = a->g->hint[at + i];
+        grad_prefetch(a->g->grad[at + i], a->t->config.dim);
+        if (hint < s->used) {
+            if (hint >= a->g->used)
+                row_prefetch(stripe_row(a->t, s, hint), a->t->stride);
+            slots[i] = hint;
+        } else {
+            __builtin_prefetch(row_index_home(&s->index, a->g->hash[at + i]));
+            slots[i] = SLOT_SEARCH;
+        }
+    }
+}
+
+/* Stage 2: what the bucket says; it is computed anew, for a page may have
+ * grown since stage 1. */
+static void stage_match(const apply *a, size_t at, size_t n, int64_t *slots)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint64_t hash = a->g->hash[at + i];
+        if (slots[i] != SLOT_SEARCH)
+            continue;
+        slots[i] = bucket_likely(row_index_home(&a->s->index, hash), hash);
+        if (slots[i] >= 0)
+            row_prefetch(stripe_row(a->t, a->s, (uint32_t)slots[i]),
+                         a->t->stride);
+    }
+}
+
+/* The entries that take a search; then those without a row. */
+static void apply_late(apply *a)
+{
+    group *g = a->g;
+    size_t n = g->late_n, absent = 0;
+    int64_t slot;
+
+    for (size_t k = 0; k < n; k++)
+        stripe_fetch_candidates(a->t, a->s, g->hash[g->late[k]],
+                                a->t->stride);
+    for (size_t k = 0; k < n; k++) {
+        const size_t d = g->late[k];
+        slot = row_index_find(&a->s->index, stripe_rows(a->t, a->s),
+                              g->hash[d], g->id[d]);
+        if (slot >= 0)
+            apply_block(a, d, 1, &slot);
+        else
+            g->late[absent++] = (uint32_t)d;
+    }
+    a->make_last = 0;
+    for (size_t k = 0; k < absent; k++) {
+        slot = SLOT_NONE;
+        apply_block(a, g->late[k], 1, &slot);
+    }
+}
+
+/* Entries a block: what two blocks fetch ahead must fit the first cache. */
+static size_t block_size(const apply *a)
+{
+    size_t bytes = a->t->stride + a->t->config.dim * sizeof(float);
+
+    return bytes <= 320 ? BLOCK : bytes <= 1280 ? BLOCK / 2 : BLOCK / 8;
+}
+
+static void apply_group(apply *a)
+{
+    int64_t slots[STAGES][BLOCK];
+    const size_t n = a->g->n, block = block_size(a);
+
+    for (size_t at = 0, turn = 0; at < n + 2 * block; at += block, turn++) {
+        size_t before = at - block;
+        if (at < n)
+            stage_fetch(a, at, n - at < block ? n - at : block,
+                        slots[turn % STAGES]);
+        if (turn >= 2) { /* before stage 2: it may change the index */
+            size_t k = at - 2 * block;
+            apply_block(a, k, n - k < block ? n - k : block,
+                        slots[(turn - 2) % STAGES]);
+        }
+        if (turn >= 1 && before < n)
+            stage_match(a, before, n - before < block ? n - before : block,
+                        slots[(turn - 1) % STAGES]);
+    }
+    apply_late(a);
+}
+
+/* Whether the plan or its caller has looked at every gradient. */
+static int job_swept(const push_job *job)
+{
+    if (job->t->config.nonfinite == NONFINITE_RAISE)
+        return 1;
+    for (size_t k = 0; k < job->parts_n; k++)
+        if (!job->parts[k].finite)
+            return 0;
+    return 1;
+}
+
+/* One stripe of a job, with its group's scratch. */
+static void apply_stripe(push_plan *plan, size_t j, uint32_t i, size_t n,
+                         char *scratch)
+{
+    push_job *job = &plan->jobs[j];
+    table *t = job->t;
+    stripe *s = &t->stripe[i];
+    group g;
+
+    pthread_rwlock_rdlock(&s->lock);
+    g = (group){ .base = s->arena.base, .used = s->used,
+                 .stride = t->stride };
+    pthread_rwlock_unlock(&s->lock);
+    group_make(plan, j, i, n, scratch, &g);
+    apply a = { t, s, job, &plan->optim[j], &g,
+                clock_short(plan->clock[j]), job_swept(job), 0, { 0 } };
+    pthread_rwlock_wrlock(&s->lock);
+    /* with all that other stripes and pushes may make meanwhile */
+    a.make_last = t->config.capacity &&
+                  atomic_load(&t->rows) + atomic_load(&t->pending) + g.n >
+                      t->config.capacity;
+    const uint32_t used = s->used;
+    apply_group(&a);
+    plan->slots[plan->first_stripe[j] + i] -= s->used - used;
+    stripe_count_locked(t, s);
+    pthread_rwlock_unlock(&s->lock);
+    __atomic_fetch_add(&job->created, a.counts.created, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&job->refused, a.counts.refused, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&job->evicted, a.counts.evicted, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&job->nonfinite, a.counts.nonfinite, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&job->touched, a.counts.touched, __ATOMIC_RELAXED);
+}
+
+/* No more threads than there are scratches run a loop, so one is free. */
+static size_t scratch_take(const push_plan *plan)
+{
+    size_t k = 0;
+
+    while (atomic_exchange_explicit(&plan->taken[k], 1, memory_order_acquire))
+        k = k + 1 == plan->groups_n ? 0 : k + 1;
+    return k;
+}
+
+int push_change(void *ctx, size_t item)
+{
+    push_plan *plan = ctx;
+    const size_t j = sched_range(plan->first_stripe, plan->jobs_n, item);
+    const uint32_t i = (uint32_t)(item - plan->first_stripe[j]);
+    size_t n = 0;
+
+    for (size_t c = plan->first_chunk[j]; c < plan->first_chunk[j + 1]; c++)
+        n += (size_t)(plan->chunks[c].start[i + 1] -
+                      plan->chunks[c].start[i]);
+    if (!n)
+        return PERSIA_OK;
+    const size_t k = scratch_take(plan);
+    apply_stripe(plan, j, i, n, plan->groups + k * plan->group_bytes);
+    atomic_store_explicit(&plan->taken[k], 0, memory_order_release);
+    return PERSIA_OK;
+}
