@@ -1,15 +1,17 @@
 /* client.h: the tables of a store, wherever their shards are.
  *
- * The worker, step and py know tables by number through this object alone.
- * Two bodies: *local*, the shard of this process, called directly; *remote*,
- * N shards behind channels.  A remote call finds the distinct ids of each
- * table in the batch, sends every shard its own in one message for all
- * tables (lookups of megabytes: in a few), and puts the answers where the
- * jobs want them.  Same jobs, same bits.
+ * The worker, store and py know tables by number through this object alone.
+ * It knows shards by references (see ops.h): of a server, of this process, or
+ * both.  A call finds the distinct ids of each table in the batch, sends every
+ * shard its own in one message for all tables (lookups of megabytes: in a
+ * few), and puts the answers where the jobs want them.  An *embedded* client
+ * has the one shard of its store, which is given the jobs as they are.  Same
+ * jobs, same bits.
  *
  * All functions may be called from any thread; client_destroy() must be last.
- * Remote calls wait at most `timeout_ns` in all, retries included, poll
- * interrupt_poll(), and name the server in their errors.
+ * Calls wait at most `timeout_ns` in all, retries included, poll
+ * interrupt_poll(), and name the server in their errors.  An embedded client
+ * waits for nobody.
  */
 #ifndef PERSIA_CLIENT_H
 #define PERSIA_CLIENT_H
@@ -24,8 +26,9 @@ extern "C" {
 
 typedef struct ps_client ps_client;
 
-/* The shard must outlive the client. */
-PERSIA_API int client_local(ps *p, ps_client **out);
+/* An embedded client, with a shard of its own over these tables, which must
+ * outlive it. */
+PERSIA_API int client_embedded(ps *tables, ps_client **out);
 
 /* What to do about updates that a server had acknowledged and then lost (it
  * was killed and came back from its last snapshot). */
@@ -35,8 +38,8 @@ typedef struct client_config {
     unsigned threads;         /* of loops in this process */
     const char *const *addresses;
     size_t addresses_n;
-    struct ps_service *own;   /* a shard in this process, or NULL: called
-                                 without a connection; addresses[own_at] */
+    shard *own;               /* a shard in this process, or NULL: called
+                                 without messages; addresses[own_at] */
     size_t own_at;
     char name_space[WIRE_NAME];
     uint32_t rank, world;
@@ -50,12 +53,10 @@ typedef struct client_config {
 } client_config;
 /* Says Hello to all: PERSIA_EMISMATCH unless they are shards 0..N-1 of N of
  * one namespace, naming those that are missing or twice. */
-PERSIA_API int client_remote(const client_config *config, ps_client **out);
+PERSIA_API int client_create(const client_config *config, ps_client **out);
 PERSIA_API void client_destroy(ps_client *c);
 
-PERSIA_API int client_is_remote(const ps_client *c);
-/* The shard of a local client; NULL for a remote one. */
-PERSIA_API ps *client_ps(const ps_client *c);
+PERSIA_API int client_is_embedded(const ps_client *c);
 PERSIA_API sched *client_sched(const ps_client *c);
 PERSIA_API uint32_t client_shards(const ps_client *c);
 
@@ -66,15 +67,14 @@ PERSIA_API uint32_t client_tables(const ps_client *c);
 /* NULL if there is no such table. */
 PERSIA_API const table_config *client_table(const ps_client *c, uint32_t no);
 
-/* Job i reads table tables[i]; jobs[i].t is filled in by the local body.  In
- * a remote body rows are numbers of the id's own shard; and shards answer when
- * update `after` of this client, which may be under way, is through (0: do not
- * wait). */
+/* Job i reads table tables[i]; jobs[i].t is not the caller's.  Row numbers
+ * are of the id's own shard.  Shards answer when update `after` of this
+ * client, which may be under way, is through (0, embedded: do not wait). */
 PERSIA_API int client_pull(ps_client *c, uint64_t after,
                            const uint32_t *tables, pull_job *jobs,
                            size_t jobs_n);
 
-/* The same, and, of a remote body, the index of the batch with its hints, for
+/* The same, and, unless embedded, the index of the batch with its hints, for
  * the update of these ids: a reference of the caller's, or NULL.  Its segments
  * are the jobs that have ids; then the jobs' `rows` may be NULL. */
 PERSIA_API int client_pull_indexed(ps_client *c, uint64_t after,
@@ -98,24 +98,25 @@ PERSIA_API int client_sums(ps_client *c, const uint32_t *tables,
                            client_sum *out, int *finite);
 PERSIA_API void client_sums_free(client_sum *sums, size_t n);
 
-/* The name and place of an update.  Local: number 0 (counted by the shard). */
+/* The name and place of an update. */
 typedef struct client_update {
     uint64_t number;      /* in this client's stream, from 1 */
     uint64_t step;        /* sync: of the job, from 1; else 0 */
     uint32_t part, parts; /* sync: rank of world; else 0 of 1 */
 } client_update;
-/* Sums equal ids and applies (remote: sends, retries, waits until every shard
- * has applied, or answered that it had).  Every shard hears of every update.
- * In one call each table occurs once.  jobs_n may be 0.
+/* Sums equal ids and applies: sends, retries, waits until every shard has
+ * applied, or answered that it had.  Every shard hears of every update.  In
+ * one call each table occurs once.  jobs_n may be 0.
  *
- * Remote: numbers follow one another, at most 4,096 are under way; update NULL
- * or number 0: the client counts.  What is wrong with the jobs, NaN and Inf
- * (policy raise) and messages over a server's limit included, is found before
- * any shard hears of it; then an empty part of the sync step is sent, for
- * which other ranks wait.  After any other error the update may be applied at
- * some shards.  It is given up: its number is not used again.  Shards do not
- * count by table, so the sums are in jobs[0].  PERSIA_ELOST tells once of
- * updates that were lost before; this one was applied.
+ * Numbers follow one another, at most 4,096 are under way; update NULL or
+ * number 0: the client counts.  Embedded: there are no steps.  What is wrong
+ * with the jobs, NaN and Inf (policy raise) and messages over a server's limit
+ * included, is found before any shard hears of it; then an empty part of the
+ * sync step is sent, for which other ranks wait.  After any other error the
+ * update may be applied at some shards.  It is given up: its number is not
+ * used again.  Servers do not count by table, so the sums are in jobs[0].
+ * PERSIA_ELOST tells once of updates that were lost before; this one was
+ * applied.
  */
 PERSIA_API int client_push(ps_client *c, const client_update *update,
                            const uint32_t *tables, push_job *jobs,
@@ -125,12 +126,10 @@ PERSIA_API int client_push(ps_client *c, const client_update *update,
 PERSIA_API int client_skip(ps_client *c, const client_update *update);
 /* Updates applied so far, of shard 0. */
 PERSIA_API uint64_t client_updates(const ps_client *c);
-/* The t (Adam's step, and the key of its draws) of an update that is about to
- * be pushed.  Local: one that no other update has.  Remote: 1; updates have
- * theirs from their names: that of part of a step is the step, that of number
- * n is base + world * (n - the last number then) + rank - world + 1. */
-PERSIA_API uint64_t client_take_t(ps_client *c);
-/* The base: updates from now on have a higher t.  Without client_set_t() the
+/* Updates have their t (Adam's step, and the key of their draws) from their
+ * names: that of part of a step is the step, that of number n is base + world
+ * * (n - the last number then) + rank - world + 1.
+ * The base: updates from now on have a higher t.  Without client_set_t() the
  * highest that any shard had when the store was opened or rows were loaded;
  * ranks that push to the same shards agree on one. */
 PERSIA_API uint64_t client_t(ps_client *c);
@@ -214,7 +213,7 @@ PERSIA_API void client_get_counts(const ps_client *c, client_counts *out);
 /* The number that a shard has for a table, for requests of the caller's. */
 PERSIA_API uint32_t client_shard_table(const ps_client *c, uint32_t shard,
                                        uint32_t no);
-/* Where a shard is; NULL for a local client. */
+/* Where a shard is. */
 PERSIA_API const char *client_address(const ps_client *c, uint32_t shard);
 /* A call of one shard for administration, see shard_wait(); without retries.
  * `arguments` name the caller that client_caller() gives. */

@@ -1,10 +1,11 @@
 /* fan.c: requests to several servers at once, tried again where that
  * may help; and the calls that own their memory. */
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/remote.h"
+#include "client/private.h"
 
 #define MS ((uint64_t)1000000)
 #define PAUSE_NS (10 * MS)    /* before the second try */
@@ -17,7 +18,7 @@ enum { REPAIRS = 8 /* of one request: then it is a bug */ };
 
 /* ---- calls ---- */
 
-static call *call_make(remote *r)
+static call *call_make(ps_client *r)
 {
     call *k = calloc(1, sizeof *k);
     if (!k) {
@@ -30,7 +31,7 @@ static call *call_make(remote *r)
     return k;
 }
 
-call *call_take(remote *r)
+call *call_take(ps_client *r)
 {
     pthread_mutex_lock(&r->lock);
     call *k = r->calls;
@@ -65,7 +66,7 @@ void call_free(call *k)
 /* Nothing of the call is under way. */
 static void call_end(call *k)
 {
-    remote *r = k->r;
+    ps_client *r = k->r;
     if (k->ended)
         k->ended(k);
     k->ended = NULL;
@@ -125,10 +126,21 @@ static void request_fail(request *q, int rc)
 {
     const char *text = err_text(), *name = q->to->address;
     q->rc = rc;
-    if (strstr(text, name))
+    if (q->call->r->embedded || strstr(text, name))
         snprintf(q->text, sizeof q->text, "%s", text);
     else
         snprintf(q->text, sizeof q->text, "%s: %s", name, text);
+}
+
+static void request_keep(request *q, const shard_reply *reply)
+{
+    q->reply = *reply;
+    if (reply->release)
+        return;
+    const size_t bytes = shard_reply_bytes(q->method);
+    assert(bytes <= sizeof q->kept);
+    memcpy(&q->kept, reply->message, bytes);
+    q->reply.message = &q->kept;
 }
 
 /* The shard calls this once a request. */
@@ -141,7 +153,7 @@ static void request_came(void *ctx, int rc, shard_reply *reply)
     if (rc)
         request_fail(q, rc);
     else
-        q->reply = *reply;
+        request_keep(q, reply);
     q->state = REQUEST_CAME;
     int last = --k->flying == 0 && k->left;
     if (!k->left)
@@ -156,8 +168,9 @@ static void request_start(const fan *f, request *q, uint64_t deadline)
     call *k = q->call;
     if (q->tries == 0)
         q->caller = f->fresh ? (wire_caller){.client = k->r->client}
-                             : remote_caller(k->r, q->to);
+                             : server_caller(k->r, q->to);
     q->tries++;
+    q->method = f->method;
     f->fill(f->ctx, q);
     pthread_mutex_lock(&k->lock);
     q->state = REQUEST_FLYING;
@@ -167,7 +180,7 @@ static void request_start(const fan *f, request *q, uint64_t deadline)
 }
 
 /* Seconds that a request has. */
-static double limit_of(const fan *f, const remote *r)
+static double limit_of(const fan *f, const ps_client *r)
 {
     return (double)(f->limit_ns ? f->limit_ns : r->timeout_ns) * 1e-9;
 }
@@ -175,7 +188,7 @@ static double limit_of(const fan *f, const remote *r)
 /* Whether, and when, the request is sent again. */
 static void request_pause(const fan *f, request *q, uint64_t deadline)
 {
-    remote *r = q->call->r;
+    ps_client *r = q->call->r;
     uint64_t now = clock_ns();
     unsigned doubled = q->tries > 8 ? 7 : q->tries - 1;
     uint64_t pause = PAUSE_NS << doubled;
@@ -199,7 +212,7 @@ static void request_pause(const fan *f, request *q, uint64_t deadline)
 /* What to do about a request that has come back. */
 static void request_judge(const fan *f, request *q, uint64_t deadline)
 {
-    remote *r = q->call->r;
+    ps_client *r = q->call->r;
     int rc = q->rc;
     q->state = REQUEST_DONE;
     if (!rc) {
@@ -212,7 +225,7 @@ static void request_judge(const fan *f, request *q, uint64_t deadline)
     }
     if (rc == PERSIA_ESTALE && !f->fresh && q->repairs < REPAIRS) {
         q->repairs++;
-        rc = remote_repair(r, q->to, q->caller.boot, deadline);
+        rc = server_repair(r, q->to, q->caller.boot, deadline);
         if (!rc) {
             q->state = REQUEST_READY;
             q->tries = 0;
@@ -238,15 +251,15 @@ static void judge_all(call *k, const fan *f, uint64_t deadline)
     }
 }
 
-/* Sends what is due.  A server in this process comes last: it works on this
+/* Sends what is due.  The shard of this process is the last: it works on this
  * very thread. */
 static void start_due(call *k, const fan *f, uint64_t deadline)
 {
     uint64_t now = clock_ns();
-    for (int own = 0; own < 2; own++) {
+    for (int direct = 0; direct < 2; direct++) {
         for (size_t i = 0; i < k->requests_n; i++) {
             request *q = &k->requests[i];
-            if (q->to->own != own)
+            if (q->to->ref->direct != direct)
                 continue;
             pthread_mutex_lock(&k->lock);
             enum request_state state = q->state;

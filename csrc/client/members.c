@@ -8,12 +8,12 @@
  */
 #include <string.h>
 
-#include "client/remote.h"
+#include "client/private.h"
 
 static const uint64_t HURRY_NS = 1000000000;
 
 typedef struct joining {
-    remote *r;
+    ps_client *r;
     int joins;
     uint32_t move;
     uint64_t step, applied;
@@ -40,10 +40,10 @@ static int accept_join(void *ctx, request *q)
 
 static int tell_all(joining *j, uint64_t limit_ns)
 {
-    remote *r = j->r;
+    ps_client *r = j->r;
     fan f = {.method = WIRE_LEAVE, .fill = fill_join,
              .accept = accept_join, .ctx = j, .limit_ns = limit_ns};
-    uint64_t deadline = limit_ns ? clock_ns() + limit_ns : remote_deadline(r);
+    uint64_t deadline = limit_ns ? clock_ns() + limit_ns : client_deadline(r);
     call *k = call_take(r);
     if (!k)
         return PERSIA_ENOMEM;
@@ -65,17 +65,17 @@ static int tell_all(joining *j, uint64_t limit_ns)
     return rc;
 }
 
-int remote_join(remote *r, uint64_t step, uint64_t *applied)
+int client_join(ps_client *r, uint64_t step, uint64_t *applied)
 {
     joining j = {.r = r, .joins = 1, .step = step};
-    int rc = remote_check_restores(r, 0);
+    int rc = client_check_mixture(r, 0);
     if (!rc)
         rc = tell_all(&j, 0);
     *applied = j.applied;
     return rc;
 }
 
-int remote_leave(remote *r, int hurry)
+int client_leave(ps_client *r, int hurry)
 {
     joining j = {.r = r};
     hurry |= atomic_load(&r->ends) == END_ALL;
@@ -88,7 +88,7 @@ int remote_leave(remote *r, int hurry)
     return tell_all(&j, hurry && r->timeout_ns > HURRY_NS ? HURRY_NS : 0);
 }
 
-void sync_note_left(remote *r, uint32_t moves, const wire_push_reply *m)
+void sync_note_left(ps_client *r, uint32_t moves, const wire_push_reply *m)
 {
     if (!m->left_n)
         return;
@@ -100,7 +100,7 @@ void sync_note_left(remote *r, uint32_t moves, const wire_push_reply *m)
     pthread_mutex_unlock(&r->lock);
 }
 
-int sync_join_again(remote *r, server *to, wire_caller who,
+int sync_join_again(ps_client *r, server *to, wire_caller who,
                     uint64_t deadline)
 {
     wire_leave m = {.caller = who, .rank = r->rank, .world = r->world,

@@ -1,10 +1,10 @@
-/* open.c: a remote client begins and ends. */
+/* open.c: a client begins and ends. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "client/remote.h"
+#include "client/private.h"
 #include "server/server.h"
 
 #define KEEPALIVE_NS ((uint64_t)10 * 1000000000)
@@ -12,7 +12,7 @@
 /* ---- Hello to all ---- */
 
 typedef struct greeting {
-    remote *r;
+    ps_client *r;
     enum claim claim;
     wire_hello_reply *replies; /* [servers] */
 } greeting;
@@ -26,11 +26,8 @@ static void fill_hello(void *ctx, request *q)
 static int accept_hello(void *ctx, request *q)
 {
     greeting *g = ctx;
-    wire_hello_reply *m = &g->replies[q->index];
-    *m = *(const wire_hello_reply *)q->reply.message;
-    m->tables = NULL; /* they end with the reply */
-    m->tables_n = 0;
-    return check_hello(g->r, q->to, m);
+    hello_copy(&g->replies[q->index], q->reply.message);
+    return check_hello(g->r, q->to, q->reply.message);
 }
 
 /* The numbers of shards that nobody is, as text. */
@@ -52,7 +49,7 @@ static void list_missing(const greeting *g, uint32_t shards, char *out,
 /* The servers must be shards 0 .. N-1 of N. */
 static int check_shards(const greeting *g)
 {
-    const remote *r = g->r;
+    const ps_client *r = g->r;
     const wire_hello_reply *m = g->replies;
     for (uint32_t i = 1; i < r->servers_n; i++)
         if (m[i].shards != m[0].shards)
@@ -83,7 +80,7 @@ static int check_shards(const greeting *g)
 /* Puts the servers in the order of their shards. */
 static int arrange(const greeting *g)
 {
-    remote *r = g->r;
+    ps_client *r = g->r;
     server **by_shard = calloc(r->servers_n, sizeof(server *));
     if (!by_shard)
         return err_set(PERSIA_ENOMEM, "no memory for a store");
@@ -93,34 +90,34 @@ static int arrange(const greeting *g)
         pthread_mutex_lock(&s->lock);
         server_learn(s, m);
         pthread_mutex_unlock(&s->lock);
-        remote_learn(r, m);
+        client_learn(r, m);
         s->shard = m->shard;
         by_shard[m->shard] = s;
     }
     free(r->servers);
     r->servers = by_shard;
-    remote_set_last(r, r->last_number);
-    remote_compare_restores(r);
-    remote_set_t(r, remote_servers_t(r), r->last_number);
+    client_set_last_number(r, r->last_number);
+    client_compare_restores(r);
+    client_set_t_after(r, client_servers_t(r), r->last_number);
     return PERSIA_OK;
 }
 
 /* Says Hello to all, to look or to claim the stream. */
 static int ask_all(greeting *g, call *k, enum claim claim)
 {
-    remote *r = g->r;
+    ps_client *r = g->r;
     fan f = {.method = WIRE_HELLO, .fill = fill_hello,
              .accept = accept_hello, .ctx = g, .fresh = 1};
     g->claim = claim;
     int rc = fan_prepare(k, NULL, r->servers_n);
-    return rc ? rc : fan_run(k, &f, remote_deadline(r));
+    return rc ? rc : fan_run(k, &f, client_deadline(r));
 }
 
 /* The incarnation is higher than that of any server, so that whoever had the
  * stream before has it at none any more. */
 static int claim_all(greeting *g, call *k)
 {
-    remote *r = g->r;
+    ps_client *r = g->r;
     uint64_t highest = 0;
     for (uint32_t i = 0; i < r->servers_n; i++)
         if (g->replies[i].ledger.incarnation > highest)
@@ -129,7 +126,7 @@ static int claim_all(greeting *g, call *k)
     return ask_all(g, k, CLAIM_STREAM);
 }
 
-static int greet_all(remote *r)
+static int greet_all(ps_client *r)
 {
     greeting g = {.r = r,
                   .replies = calloc(r->servers_n, sizeof *g.replies)};
@@ -151,19 +148,14 @@ static int greet_all(remote *r)
 
 static int open_ref(const client_config *config, size_t i, shard_ref **out)
 {
-    const char *address = config->addresses[i];
-    rpc_channel *own;
-    rpc_channel_config c = {.address = address,
+    rpc_channel_config c = {.address = config->addresses[i],
                             .message_limit = config->message_limit,
                             .keepalive_ns = KEEPALIVE_NS,
                             .security = config->security,
                             .methods = &service_methods};
-    if (!config->own || i != config->own_at)
-        return shard_connect(&c, out);
-    *out = NULL;
-    int rc = rpc_channel_local(&service_methods, service_handle, config->own,
-                               &own);
-    return rc ? rc : shard_over(own, address, out);
+    return config->own && i == config->own_at
+               ? shard_direct(config->own, out)
+               : shard_connect(&c, out);
 }
 
 static void close_ref(shard_ref *ref)
@@ -173,7 +165,7 @@ static void close_ref(shard_ref *ref)
 }
 
 /* `ref` is taken over in any case; NULL: it is to be opened. */
-static int open_server(remote *r, const client_config *config, size_t i,
+static int open_server(ps_client *r, const client_config *config, size_t i,
                        shard_ref *ref)
 {
     server *to = calloc(1, sizeof *to);
@@ -183,7 +175,7 @@ static int open_server(remote *r, const client_config *config, size_t i,
                        config->addresses_n);
     }
     to->ref = ref;
-    to->own = config->own && i == config->own_at;
+    to->address = strdup(config->addresses[i]);
     to->numbers = calloc(PS_TABLES_MAX, sizeof *to->numbers);
     pthread_mutex_init(&to->lock, NULL);
     cond_init(&to->greeted);
@@ -191,14 +183,10 @@ static int open_server(remote *r, const client_config *config, size_t i,
     numbers_init(&to->acked_late, 0);
     numbers_init(&to->first, 0);
     r->servers[r->servers_n++] = to; /* from here on it is to be freed */
-    int rc = to->numbers ? PERSIA_OK
-                         : err_set(PERSIA_ENOMEM, "no memory for %zu servers",
-                                   config->addresses_n);
-    if (!rc && !ref)
-        rc = open_ref(config, i, &to->ref);
-    if (!rc)
-        to->address = to->ref->address;
-    return rc;
+    if (!to->address || !to->numbers)
+        return err_set(PERSIA_ENOMEM, "no memory for %zu servers",
+                       config->addresses_n);
+    return ref ? PERSIA_OK : open_ref(config, i, &to->ref);
 }
 
 static int check_config(const client_config *config)
@@ -223,8 +211,16 @@ static int check_config(const client_config *config)
                          WIRE_NAME - 1);
 }
 
-/* All but the servers. */
-static int make(const client_config *config, remote **out)
+static uint64_t random_id(void)
+{
+    uint64_t out;
+    if (getentropy(&out, sizeof out))
+        out = id_hash(clock_ns());
+    return out ? out : 1;
+}
+
+/* All but the servers.  embedded: see ps_client; taken over with *out. */
+static int make(const client_config *config, shard *embedded, ps_client **out)
 {
     *out = NULL;
     int rc = fork_check("a new store");
@@ -232,7 +228,7 @@ static int make(const client_config *config, remote **out)
         rc = check_config(config);
     if (rc)
         return rc;
-    remote *r = calloc(1, sizeof *r);
+    ps_client *r = calloc(1, sizeof *r);
     if (!r)
         return err_set(PERSIA_ENOMEM, "no memory for a store");
     *out = r;
@@ -252,21 +248,26 @@ static int make(const client_config *config, remote **out)
     numbers_init(&r->settled, 0);
     pthread_mutex_init(&r->restores_lock, NULL);
     r->lost_code = PERSIA_ELOST;
-    if (getentropy(&r->client, sizeof r->client))
-        r->client = id_hash(clock_ns());
+    r->client = random_id();
+    r->embedded = embedded;
+    if (embedded)
+        r->s = ps_sched(shard_tables(embedded));
     r->servers = calloc(config->addresses_n, sizeof *r->servers);
     if (!r->servers)
         rc = err_set(PERSIA_ENOMEM, "no memory for %zu servers",
                      config->addresses_n);
-    return rc ? rc : sched_create(config->threads, &r->s);
+    return rc || embedded ? rc : sched_create(config->threads, &r->s);
 }
 
-int remote_create(const client_config *config, shard_ref *const *refs,
-                  remote **out)
+/* embedded: taken over, also on failure. */
+static int create(const client_config *config, shard *embedded,
+                  shard_ref *const *refs, ps_client **out)
 {
-    remote *r;
+    ps_client *r;
     *out = NULL;
-    int rc = make(config, &r);
+    int rc = make(config, embedded, &r);
+    if (!r)
+        shard_destroy(embedded);
     size_t n = rc ? 0 : config->addresses_n;
     for (size_t i = 0; i < n; i++) {
         int code = open_server(r, config, i, refs ? refs[i] : NULL);
@@ -278,14 +279,52 @@ int remote_create(const client_config *config, shard_ref *const *refs,
     if (!rc)
         rc = greet_all(r);
     if (rc) {
-        remote_destroy(r);
+        client_destroy(r);
         return rc;
     }
     *out = r;
     return PERSIA_OK;
 }
 
-void remote_destroy(remote *r)
+int client_over(const client_config *config, shard_ref *const *refs,
+                ps_client **out)
+{
+    return create(config, NULL, refs, out);
+}
+
+int client_create(const client_config *config, ps_client **out)
+{
+    return create(config, NULL, NULL, out);
+}
+
+static uint64_t now(void *ctx)
+{
+    (void)ctx;
+    return clock_ns();
+}
+
+int client_embedded(ps *tables, ps_client **out)
+{
+    shard *s;
+    const char *address = "this process";
+    const shard_config of_shard = {.shards = 1,
+                                   .boot = random_id(),
+                                   .lineage = random_id(),
+                                   .message_limit = UINT64_MAX,
+                                   .env = {.now = now}};
+    *out = NULL;
+    int rc = shard_create(tables, &of_shard, &s);
+    const client_config config = {.addresses = &address,
+                                  .addresses_n = 1,
+                                  .own = s,
+                                  .world = 1,
+                                  .stream = random_id(),
+                                  .timeout_ns = UINT64_MAX / 4,
+                                  .dtype = WIRE_FP32};
+    return rc ? rc : create(&config, s, NULL, out);
+}
+
+void client_destroy(ps_client *r)
 {
     if (!r || fork_check("a store"))
         return;
@@ -303,11 +342,15 @@ void remote_destroy(remote *r)
         pthread_mutex_destroy(&s->lock);
         pthread_cond_destroy(&s->greeted);
         free(s->numbers);
+        free(s->address);
         free(s);
     }
     for (uint32_t i = 0; i < r->tables_declared; i++)
         free(r->tables[i]);
-    sched_destroy(r->s);
+    if (r->embedded)
+        shard_destroy(r->embedded);
+    else
+        sched_destroy(r->s);
     pthread_mutex_destroy(&r->declaring);
     pthread_mutex_destroy(&r->completing);
     pthread_mutex_destroy(&r->lock);

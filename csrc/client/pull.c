@@ -1,5 +1,5 @@
 /* pull.c: rows of a batch from all shards. */
-#include "client/remote.h"
+#include "client/private.h"
 
 #include "simd/simd.h"
 
@@ -26,7 +26,7 @@ typedef struct piece {
 
 /* One pull: its units are the tables that it reads. */
 typedef struct pulling {
-    remote *r;
+    ps_client *r;
     call *k;
     uint64_t after; /* waits for this update; 0: for none */
     pull_job *jobs;
@@ -143,7 +143,7 @@ static int ask_shards(pulling *p)
 /* Whether the update is under way: it may have failed meanwhile. */
 static int waits(const pulling *p)
 {
-    remote *r = p->r;
+    ps_client *r = p->r;
     if (!p->after)
         return 0;
     pthread_mutex_lock(&r->lock);
@@ -179,13 +179,13 @@ static int accept_pull(void *ctx, request *q)
     const piece *one = &p->pieces[q->index];
     const wire_pull_reply *m = q->reply.message;
     if (m->tables_n != one->to - one->from || m->dtype != p->r->dtype)
-        return remote_bad_reply(q->to, "not the tables that were asked for");
+        return server_bad_reply(q->to, "not the tables that were asked for");
     for (size_t i = 0; i < m->tables_n; i++) {
         const wire_values *v = &m->tables[i];
         wanted *w = &p->wanted[one->from + i];
         if (v->n != p->asked[one->from + i].n ||
             v->dim != p->dim[w->unit] || (p->want_rows && !v->rows))
-            return remote_bad_reply(q->to, "not the rows that were asked "
+            return server_bad_reply(q->to, "not the rows that were asked "
                                     "for");
         w->got = *v;
     }
@@ -347,7 +347,7 @@ static int make_wide(pulling *p)
 static int make_units(pulling *p, const uint32_t *tables, size_t jobs_n,
                       index_batch *out)
 {
-    remote *r = p->r;
+    ps_client *r = p->r;
     uint32_t known = r->tables_n;
     size_t units = jobs_n < known ? jobs_n : known;
     int rc = mem_buffer_need(
@@ -405,7 +405,7 @@ static int make_units(pulling *p, const uint32_t *tables, size_t jobs_n,
 static int pull(pulling *p, const uint32_t *tables, size_t jobs_n,
                 uint64_t deadline, batch_index **index)
 {
-    remote *r = p->r;
+    ps_client *r = p->r;
     call *k = p->k;
     index_batch batch;
     int rc = make_units(p, tables, jobs_n, &batch);
@@ -437,12 +437,52 @@ static int pull(pulling *p, const uint32_t *tables, size_t jobs_n,
     return PERSIA_OK;
 }
 
-int remote_pull(remote *r, uint64_t after, const uint32_t *tables,
-                pull_job *jobs, size_t jobs_n, batch_index **index)
+/* ---- embedded ---- */
+
+/* The shard is given the jobs as they are: to find the distinct ids would
+ * cost more than to read some rows twice. */
+static void fill_jobs(void *ctx, request *q)
 {
+    const pulling *p = ctx;
+    wire_pull *m = &q->args.pull.m;
+    *m = (wire_pull){.caller = q->caller, .dtype = WIRE_FP32,
+                     .tables = p->asked, .tables_n = p->wanted_n};
+    q->args.pull.args = (shard_pull){m, p->jobs};
+}
+
+static int accept_jobs(void *ctx, request *q)
+{
+    (void)ctx;
+    (void)q;
+    return PERSIA_OK;
+}
+
+static int pull_jobs(pulling *p, const uint32_t *tables, size_t jobs_n,
+                     uint64_t deadline)
+{
+    const table_config *config;
+    fan f = {.method = WIRE_PULL, .fill = fill_jobs, .accept = accept_jobs,
+             .ctx = p};
+    int rc = mem_buffer_need(&p->k->messages, jobs_n * sizeof *p->asked);
+    p->asked = p->k->messages.data;
+    p->wanted_n = jobs_n;
+    for (size_t i = 0; i < jobs_n && !rc; i++) {
+        p->asked[i] = (wire_pull_table){.no = tables[i]}; /* there, too */
+        rc = client_find_table(p->r, tables[i], &config);
+    }
+    if (!rc)
+        rc = fan_prepare(p->k, NULL, 1);
+    return rc ? rc : fan_run(p->k, &f, deadline);
+}
+
+int client_pull_indexed(ps_client *r, uint64_t after, const uint32_t *tables,
+                        pull_job *jobs, size_t jobs_n, batch_index **index)
+{
+    if (index)
+        *index = NULL;
     int rc = fork_check("a lookup");
     if (!rc)
-        rc = remote_check_restores(r, 0);
+        rc = client_check_mixture(r, 0);
     if (rc)
         return rc;
     call *k = call_take(r);
@@ -451,9 +491,11 @@ int remote_pull(remote *r, uint64_t after, const uint32_t *tables,
     pulling p = {.r = r, .k = k, .after = after, .jobs = jobs,
                  .shards = r->servers_n};
     r->counts.pulls++;
-    uint64_t deadline = remote_deadline(r);
-    rc = pull(&p, tables, jobs_n,
-              after ? deadline + r->timeout_ns : deadline, index);
+    uint64_t deadline = client_deadline(r);
+    if (after)
+        deadline += r->timeout_ns;
+    rc = r->embedded ? pull_jobs(&p, tables, jobs_n, deadline)
+                     : pull(&p, tables, jobs_n, deadline, index);
     call_give(k);
-    return rc ? rc : remote_tell_lost(r);
+    return rc ? rc : client_tell_lost(r);
 }

@@ -1,15 +1,15 @@
 /* push.c: an update, summed per id here, to all shards. */
-#include "client/remote.h"
+#include "client/private.h"
 
 #include <stdio.h>
 #include <string.h>
 
 /* One push: its units are its jobs. */
 typedef struct pushing {
-    remote *r;
+    ps_client *r;
     call *k;
     client_update update;
-    uint64_t t;                  /* see client_take_t() */
+    uint64_t t;                  /* see client_t() */
     const uint32_t *table;       /* [units] */
     push_job *jobs;              /* [units] */
     uint32_t units, shards;
@@ -17,6 +17,7 @@ typedef struct pushing {
     uint16_t *narrow;            /* as sums, if they do not leave as fp32 */
     float *scales;               /* [distinct], fp16 */
     wire_push_table *tables;     /* [shards * units] */
+    const optim_args **optim;    /* embedded: [units] the jobs' */
     int empty;                   /* sent without its tables */
     uint64_t deadline;
     uint32_t moves;              /* of the client, when it was named */
@@ -100,7 +101,7 @@ static void list_tables(pushing *p)
 static void fill_push(void *ctx, request *q)
 {
     const pushing *p = ctx;
-    remote *r = p->r;
+    ps_client *r = p->r;
     size_t shard = q->to->shard;
     wire_push *m = &q->args.push.m;
     *m = (wire_push){.caller = q->caller,
@@ -119,12 +120,14 @@ static void fill_push(void *ctx, request *q)
     if (!p->empty) {
         m->tables = p->tables + shard * p->units;
         m->tables_n = p->units;
+    }
+    if (!p->empty && !r->embedded) {
         pthread_mutex_lock(&q->to->lock);
         for (uint32_t u = 0; u < p->units; u++)
             m->tables[u].grads.no = q->to->numbers[p->table[u]];
         pthread_mutex_unlock(&q->to->lock);
     }
-    q->args.push.args = (shard_push){.m = m};
+    q->args.push.args = (shard_push){m, r->embedded ? p->jobs : NULL};
 }
 
 /* More bytes than the message to a shard has. */
@@ -148,7 +151,7 @@ static int check_sizes(pushing *p)
         server *to = p->r->servers[s];
         if (shard_check_size(to->ref, message_most(p, s)) == PERSIA_OK)
             continue;
-        request q = {.to = to, .caller = remote_caller(p->r, to)};
+        request q = {.to = to, .caller = server_caller(p->r, to)};
         wire_out o;
         wire_out_init(&o);
         fill_push(p, &q);
@@ -184,7 +187,7 @@ static void note_number(server *from, uint64_t number, uint64_t settled)
  * life of it has not the update. */
 static int note_acked(const request *q)
 {
-    remote *r = q->call->r;
+    ps_client *r = q->call->r;
     server *from = q->to;
     const uint64_t number = q->call->number;
     pthread_mutex_lock(&r->lock);
@@ -214,7 +217,7 @@ static int read_reply(const request *q)
                : PERSIA_OK;
 }
 
-static void note_updates(remote *r, uint64_t updates)
+static void note_updates(ps_client *r, uint64_t updates)
 {
     uint64_t had = atomic_load(&r->updates);
     while (had < updates &&
@@ -225,7 +228,7 @@ static void note_updates(remote *r, uint64_t updates)
 static int accept_push(void *ctx, request *q)
 {
     pushing *p = ctx;
-    remote *r = p->r;
+    ps_client *r = p->r;
     const wire_push_reply *m = q->reply.message;
     int rc = read_reply(q);
     if (rc) /* PERSIA_ESTALE: it is sent again */
@@ -239,12 +242,12 @@ static int accept_push(void *ctx, request *q)
     case PUSH_STALE_LINEAGE:
         /* Made with rows that are there no longer: dropped. */
         r->counts.stale++;
-        return remote_repair(r, q->to, q->caller.boot, p->deadline);
+        return server_repair(r, q->to, q->caller.boot, p->deadline);
     case PUSH_LOST:
         pthread_mutex_lock(&q->to->lock);
         note_step(q->to, p->update.step);
         pthread_mutex_unlock(&q->to->lock);
-        remote_note_lost(r, q->to, 1);
+        client_note_lost(r, q->to, 1);
         return PERSIA_OK;
     case PUSH_DUPLICATE:
         r->counts.duplicates++;
@@ -252,11 +255,11 @@ static int accept_push(void *ctx, request *q)
     case PUSH_APPLIED:
         break;
     default:
-        return remote_bad_reply(q->to, "its answer to a push is none");
+        return server_bad_reply(q->to, "its answer to a push is none");
     }
     if (q->to == r->servers[0])
         note_updates(r, m->updates);
-    if (p->units) { /* the shards do not count by table */
+    if (p->units && !r->embedded) { /* servers do not count by table */
         push_job *all = &p->jobs[0];
         all->created += m->created;
         all->refused += m->refused;
@@ -267,7 +270,7 @@ static int accept_push(void *ctx, request *q)
     return PERSIA_OK;
 }
 
-static void settle(remote *r, uint64_t number)
+static void settle(ps_client *r, uint64_t number)
 {
     pthread_mutex_lock(&r->lock);
     numbers_add(&r->settled, number);
@@ -278,12 +281,12 @@ static void settle(remote *r, uint64_t number)
  * gone are noted. */
 static void push_ended(call *k)
 {
-    remote *r = k->r;
+    ps_client *r = k->r;
     for (size_t i = 0; i < k->requests_n; i++) {
         request *q = &k->requests[i];
         if (q->state == REQUEST_CAME && !q->rc &&
             read_reply(q) == PERSIA_ESTALE)
-            remote_note_lost(r, q->to, 1); /* nobody has it any more */
+            client_note_lost(r, q->to, 1); /* nobody has it any more */
     }
     settle(r, k->number);
 }
@@ -305,7 +308,7 @@ static int check_jobs(pushing *p)
         mem_carve(&to, p->units * sizeof *configs);
     p->tables = mem_carve(&to, p->shards * p->units * sizeof *p->tables);
     for (uint32_t u = 0; u < p->units; u++) {
-        rc = remote_find_table(p->r, p->table[u], &configs[u]);
+        rc = client_find_table(p->r, p->table[u], &configs[u]);
         if (!rc)
             rc = table_check_optim(configs[u], p->jobs[u].optim);
         if (rc)
@@ -323,9 +326,33 @@ static int check_jobs(pushing *p)
     return PERSIA_OK;
 }
 
+/* The shard of an embedded client is given the jobs as they are. */
+static int prepare_jobs(pushing *p)
+{
+    const table_config *config;
+    int rc = mem_buffer_need(&p->k->lists,
+                             p->units * (sizeof *p->tables +
+                                         sizeof *p->optim) +
+                                 (size_t)64 * 2);
+    char *at = p->k->lists.data;
+    if (rc)
+        return rc;
+    p->tables = mem_carve(&at, p->units * sizeof *p->tables);
+    p->optim = mem_carve(&at, p->units * sizeof *p->optim);
+    for (uint32_t u = 0; u < p->units && !rc; u++) {
+        p->optim[u] = p->jobs[u].optim;
+        p->tables[u] = (wire_push_table){.grads = {.no = p->table[u]},
+                                         .hyper = p->optim[u]->hyper};
+        rc = client_find_table(p->r, p->table[u], &config);
+    }
+    return rc;
+}
+
 /* All that can fail before a shard hears of the update. */
 static int prepare(pushing *p)
 {
+    if (p->r->embedded)
+        return prepare_jobs(p);
     int rc = check_jobs(p);
     if (!rc)
         rc = make_sums(p);
@@ -363,7 +390,7 @@ static int refuse(pushing *p, int rc)
 
 /* The t of an update; the lock is held.  Numbers that are sent again, before
  * the base, get those that they had. */
-static uint64_t t_of(remote *r, const client_update *update)
+static uint64_t t_of(ps_client *r, const client_update *update)
 {
     if (update->step) { /* what follows the steps has a higher one */
         r->t_base = update->step;
@@ -379,12 +406,14 @@ static uint64_t t_of(remote *r, const client_update *update)
 /* Gives the update its number, if the caller did not. */
 static int name_update(pushing *p, const client_update *update)
 {
-    remote *r = p->r;
+    ps_client *r = p->r;
     client_update *out = &p->update;
     int rc = PERSIA_OK;
     *out = update ? *update : (client_update){0};
     if (!out->parts)
         out->parts = 1;
+    if (r->embedded) /* there are no other ranks */
+        *out = (client_update){.number = out->number, .parts = 1};
     pthread_mutex_lock(&r->lock);
     uint64_t settled = r->settled.w.watermark;
     if (!out->number)
@@ -416,7 +445,7 @@ static int server_has(server *to, uint64_t number)
 }
 
 typedef struct completing {
-    remote *r;
+    ps_client *r;
     call *k;
     uint64_t first, last; /* numbers behind `first` are completed */
     uint64_t number;      /* now */
@@ -458,7 +487,7 @@ static int accept_empty(void *ctx, request *q)
  * counts and clocks of all servers move alike. */
 static int complete_one(completing *c)
 {
-    const remote *r = c->r;
+    const ps_client *r = c->r;
     fan f = {.method = WIRE_PUSH, .fill = fill_empty,
              .accept = accept_empty, .ctx = c};
     server *lack[IDS_SHARDS_MAX];
@@ -476,7 +505,7 @@ static int complete_one(completing *c)
 /* The last numbers; those before them each server settles. */
 static int complete_all(completing *c)
 {
-    remote *r = c->r;
+    ps_client *r = c->r;
     pthread_mutex_lock(&r->lock);
     c->last = r->last_number;
     pthread_mutex_unlock(&r->lock);
@@ -490,7 +519,7 @@ static int complete_all(completing *c)
 }
 
 /* Before the first update: later ones settle the numbers before them. */
-static int complete_missing(remote *r, uint64_t deadline)
+static int complete_missing(ps_client *r, uint64_t deadline)
 {
     completing c = {.r = r, .deadline = deadline};
     int rc = PERSIA_OK;
@@ -501,7 +530,7 @@ static int complete_missing(remote *r, uint64_t deadline)
     if (missing)
         rc = complete_all(&c);
     if (missing && !rc) {
-        remote_note_missing(r, missing, c.sent && !atomic_load(&r->resumed));
+        client_note_missing(r, missing, c.sent && !atomic_load(&r->resumed));
         atomic_store(&r->missing, 0);
     }
     pthread_mutex_unlock(&r->completing);
@@ -516,15 +545,15 @@ static int begin(pushing *p, const client_update *update)
         rc = err_set(PERSIA_EARG, "the store is read-only: it makes no "
                      "updates");
     if (!rc)
-        rc = remote_check_restores(p->r, 1);
+        rc = client_check_mixture(p->r, 1);
     if (!rc)
-        rc = complete_missing(p->r, remote_deadline(p->r));
+        rc = complete_missing(p->r, client_deadline(p->r));
     if (!rc)
         rc = name_update(p, update);
     if (rc)
         return rc;
     p->shards = p->r->servers_n;
-    p->deadline = remote_deadline(p->r);
+    p->deadline = client_deadline(p->r);
     p->k = call_take(p->r);
     if (!p->k) {
         settle(p->r, p->update.number);
@@ -536,7 +565,7 @@ static int begin(pushing *p, const client_update *update)
     return PERSIA_OK;
 }
 
-int remote_push(remote *r, const client_update *update,
+int client_push(ps_client *r, const client_update *update,
                 const uint32_t *tables, push_job *jobs, size_t jobs_n)
 {
     pushing p = {.r = r, .table = tables, .jobs = jobs,
@@ -552,11 +581,13 @@ int remote_push(remote *r, const client_update *update,
              ? err_set(PERSIA_EARG, "%zu tables in one push", jobs_n)
              : prepare(&p);
     rc = rc ? refuse(&p, rc) : send_all(&p);
+    for (uint32_t u = 0; u < p.units && p.optim; u++)
+        jobs[u].optim = p.optim[u]; /* the shard had its own there */
     call_give(p.k);
-    return rc ? rc : remote_tell_lost(r);
+    return rc ? rc : client_tell_lost(r);
 }
 
-int remote_skip(remote *r, const client_update *update)
+int client_skip(ps_client *r, const client_update *update)
 {
     pushing p = {.r = r};
     int rc = begin(&p, update);

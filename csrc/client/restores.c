@@ -1,13 +1,13 @@
 /* restores.c: rows that another client replaced, and servers whose rows stem
  * from different restores. */
-#include "client/remote.h"
+#include "client/private.h"
 
 #include <stdio.h>
 #include <string.h>
 
 /* ---- rows that were replaced ---- */
 
-void remote_note_replaced(remote *r, const server *to, uint64_t restore,
+void client_note_replaced(ps_client *r, const server *to, uint64_t restore,
                           uint64_t lost)
 {
     pthread_mutex_lock(&r->lock);
@@ -40,7 +40,7 @@ static uint64_t restore_of(server *to)
     return restore;
 }
 
-static int is_mixed(const remote *r)
+static int is_mixed(const ps_client *r)
 {
     for (uint32_t i = 1; i < r->servers_n; i++)
         if (restore_of(r->servers[i]) != restore_of(r->servers[0]))
@@ -48,12 +48,12 @@ static int is_mixed(const remote *r)
     return 0;
 }
 
-void remote_compare_restores(remote *r)
+void client_compare_restores(ps_client *r)
 {
     atomic_store(&r->restores, is_mixed(r) ? RESTORES_MIXED : RESTORES_ONE);
 }
 
-static int refuse(const remote *r)
+static int refuse(const ps_client *r)
 {
     char list[FAN_TEXT] = "";
     size_t n = 0;
@@ -75,7 +75,7 @@ static int refuse(const remote *r)
                    "reaches all of them", list);
 }
 
-int remote_check_restores(remote *r, int named)
+int client_check_mixture(ps_client *r, int named)
 {
     if (atomic_load(&r->restores) == RESTORES_ONE)
         return PERSIA_OK;
@@ -88,13 +88,13 @@ int remote_check_restores(remote *r, int named)
         rc = refuse(r);
     } else if (known != RESTORES_ONE) {
         uint64_t last = 0;
-        rc = remote_greet_each(r, known == RESTORES_MIXED ? GREET_NUMBERS
+        rc = client_greet_each(r, known == RESTORES_MIXED ? GREET_NUMBERS
                                                           : GREET_REPAIR,
                                &last);
         const int mixed = !rc && is_mixed(r);
         if (!rc && !mixed) {
             if (known == RESTORES_MIXED) {
-                remote_set_last(r, last);
+                client_set_last_number(r, last);
                 atomic_store(&r->restored_number, last);
             }
             atomic_store(&r->restores, RESTORES_ONE);

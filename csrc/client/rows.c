@@ -1,5 +1,5 @@
 /* rows.c: whole rows and statistics of all shards. */
-#include "client/remote.h"
+#include "client/private.h"
 
 #include <string.h>
 
@@ -7,7 +7,7 @@ enum { BLOCK_BYTES = 32 << 20, BLOCK_ROWS = 1 << 18 };
 
 /* Rows that go to or come from the shards, a block at a time. */
 typedef struct moving {
-    remote *r;
+    ps_client *r;
     call *k;
     uint32_t no, dim, state_floats;
     int put;
@@ -108,7 +108,7 @@ static int accept_get(void *ctx, request *q)
         !rows->vectors || (m->found && !rows->found) ||
         (m->state && m->state_floats &&
          (!rows->state || rows->state_floats != m->state_floats)))
-        return remote_bad_reply(q->to, "not the rows that were asked for");
+        return server_bad_reply(q->to, "not the rows that were asked for");
     for (size_t i = 0; i < rows->n; i++) {
         size_t to = m->order[at + i];
         memcpy(m->vectors + to * m->dim, rows->vectors + i * m->dim,
@@ -149,11 +149,11 @@ static int move_block(moving *m, uint64_t deadline)
 
 static int move(moving *m, size_t n, const uint64_t *ids)
 {
-    remote *r = m->r;
+    ps_client *r = m->r;
     const table_config *t;
     int rc = fork_check("rows of a table");
     if (!rc)
-        rc = remote_find_table(r, m->no, &t);
+        rc = client_find_table(r, m->no, &t);
     if (rc)
         return rc;
     m->dim = t->dim;
@@ -167,7 +167,7 @@ static int move(moving *m, size_t n, const uint64_t *ids)
         m->n = n - i < block ? n - i : block;
         m->ids = ids + i;
         /* Each block has the whole time: a table may be large. */
-        rc = move_block(m, remote_deadline(r));
+        rc = move_block(m, client_deadline(r));
         size_t floats = m->n * m->dim, states = m->n * m->state_floats;
         if (m->put) {
             m->from_vectors += floats;
@@ -182,21 +182,21 @@ static int move(moving *m, size_t n, const uint64_t *ids)
     return rc;
 }
 
-int remote_get(remote *r, uint32_t no, size_t n, const uint64_t *ids,
+int client_get(ps_client *r, uint32_t no, size_t n, const uint64_t *ids,
                float *vectors, float *state, uint8_t *found)
 {
     moving m = {.r = r, .no = no, .vectors = vectors, .state = state,
                 .found = found};
-    int rc = remote_check_restores(r, 0);
+    int rc = client_check_mixture(r, 0);
     return rc ? rc : move(&m, n, ids);
 }
 
-int remote_set(remote *r, uint32_t no, size_t n, const uint64_t *ids,
+int client_set(ps_client *r, uint32_t no, size_t n, const uint64_t *ids,
                const float *vectors, const float *state)
 {
     moving m = {.r = r, .no = no, .put = 1, .from_vectors = vectors,
                 .from_state = state};
-    int rc = remote_check_restores(r, 0);
+    int rc = client_check_mixture(r, 0);
     return rc ? rc : move(&m, n, ids);
 }
 
@@ -224,7 +224,7 @@ static int accept_list(void *ctx, request *q)
     listing *l = ctx;
     const wire_rows *m = q->reply.message;
     if (m->n > l->room || (m->n == 0 && m->cursor != UINT64_MAX))
-        return remote_bad_reply(q->to, "not the ids that were asked for");
+        return server_bad_reply(q->to, "not the ids that were asked for");
     if (m->n)
         memcpy(l->ids, m->ids, m->n * sizeof *m->ids);
     l->n = m->n;
@@ -232,7 +232,7 @@ static int accept_list(void *ctx, request *q)
     return PERSIA_OK;
 }
 
-int remote_list(remote *r, uint32_t no, uint32_t shard, uint64_t *cursor,
+int client_list(ps_client *r, uint32_t no, uint32_t shard, uint64_t *cursor,
                 size_t room, uint64_t *ids, size_t *n)
 {
     const table_config *t;
@@ -241,16 +241,16 @@ int remote_list(remote *r, uint32_t no, uint32_t shard, uint64_t *cursor,
              .accept = accept_list, .ctx = &l};
     int rc = fork_check("ids of a table");
     if (!rc)
-        rc = remote_check_restores(r, 0);
+        rc = client_check_mixture(r, 0);
     if (!rc)
-        rc = remote_find_table(r, no, &t);
+        rc = client_find_table(r, no, &t);
     call *k = rc ? NULL : call_take(r);
     if (!k)
         return rc ? rc : PERSIA_ENOMEM;
     server *to = r->servers[shard];
     rc = fan_prepare(k, &to, 1);
     if (!rc)
-        rc = fan_run(k, &f, remote_deadline(r));
+        rc = fan_run(k, &f, client_deadline(r));
     call_give(k);
     *n = l.n;
     *cursor = l.cursor;
@@ -259,7 +259,7 @@ int remote_list(remote *r, uint32_t no, uint32_t shard, uint64_t *cursor,
 
 /* ---- requests without rows, to all shards ---- */
 
-static int ask_all(remote *r, fan *f)
+static int ask_all(ps_client *r, fan *f)
 {
     int rc = fork_check("a store");
     call *k = rc ? NULL : call_take(r);
@@ -267,7 +267,7 @@ static int ask_all(remote *r, fan *f)
         return rc ? rc : PERSIA_ENOMEM;
     rc = fan_prepare(k, NULL, r->servers_n);
     if (!rc)
-        rc = fan_run(k, f, remote_deadline(r));
+        rc = fan_run(k, f, client_deadline(r));
     call_give(k);
     return rc;
 }
@@ -279,14 +279,14 @@ static void fill_clear(void *ctx, request *q)
                                .no = server_table(q->to, *no), .clear = 1};
 }
 
-int remote_clear(remote *r, uint32_t no)
+int client_clear(ps_client *r, uint32_t no)
 {
     const table_config *t;
     fan f = {.method = WIRE_PUT_ROWS, .fill = fill_clear,
              .accept = accept_any, .ctx = &no};
-    int rc = remote_check_restores(r, 0);
+    int rc = client_check_mixture(r, 0);
     if (!rc)
-        rc = remote_find_table(r, no, &t);
+        rc = client_find_table(r, no, &t);
     return rc ? rc : ask_all(r, &f);
 }
 
@@ -316,18 +316,18 @@ static int accept_stats(void *ctx, request *q)
     return PERSIA_OK;
 }
 
-static int ask_stats(remote *r, adding *a)
+static int ask_stats(ps_client *r, adding *a)
 {
     fan f = {.method = WIRE_STATS, .fill = fill_stats,
              .accept = accept_stats, .ctx = a};
     return ask_all(r, &f);
 }
 
-int remote_stats(remote *r, uint32_t no, table_stats *out)
+int client_stats(ps_client *r, uint32_t no, table_stats *out)
 {
     const table_config *t;
     adding a = {0};
-    int rc = remote_find_table(r, no, &t);
+    int rc = client_find_table(r, no, &t);
     if (!rc) {
         a.name = t->name;
         rc = ask_stats(r, &a);
@@ -337,7 +337,7 @@ int remote_stats(remote *r, uint32_t no, table_stats *out)
     return rc;
 }
 
-int remote_memory(remote *r, uint64_t *used, uint64_t *limit)
+int client_memory(ps_client *r, uint64_t *used, uint64_t *limit)
 {
     adding a = {0};
     int rc = ask_stats(r, &a);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/remote.h"
+#include "client/private.h"
 
 typedef struct rpc_shard {
     shard_ref ref; /* first */
@@ -52,6 +52,11 @@ static const struct {
     METHODS(METHOD)
 #undef METHOD
 };
+
+size_t shard_reply_bytes(uint32_t method)
+{
+    return methods[method].reply_size;
+}
 
 /* ---- calls ---- */
 

@@ -1,13 +1,11 @@
-/* tables.c: tables and sync steps, at all shards. */
+/* tables.c: tables, at all shards. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/remote.h"
-
-/* ---- tables ---- */
+#include "client/private.h"
 
 typedef struct declaring {
-    remote *r;
+    ps_client *r;
     const table_config *config;
     uint32_t no;
     uint32_t created;
@@ -34,7 +32,7 @@ static int accept_declare(void *ctx, request *q)
 }
 
 /* Declares table `no` everywhere. */
-static int declare_all(remote *r, const table_config *config, uint32_t no,
+static int declare_all(ps_client *r, const table_config *config, uint32_t no,
                        int *created)
 {
     declaring d = {.r = r, .config = config, .no = no};
@@ -45,15 +43,15 @@ static int declare_all(remote *r, const table_config *config, uint32_t no,
         return PERSIA_ENOMEM;
     int rc = fan_prepare(k, NULL, r->servers_n);
     if (!rc)
-        rc = fan_run(k, &f, remote_deadline(r));
+        rc = fan_run(k, &f, client_deadline(r));
     call_give(k);
     *created = d.created != 0;
     return rc;
 }
 
-/* A name that is not known here yet: the slot is shown to remote_repair()
+/* A name that is not known here yet: the slot is shown to server_repair()
  * first, so that a server that comes back meanwhile hears of the table. */
-static int declare_new(remote *r, const table_config *config, uint32_t no,
+static int declare_new(ps_client *r, const table_config *config, uint32_t no,
                        int *created)
 {
     if (no == PS_TABLES_MAX)
@@ -87,7 +85,7 @@ static int declare_new(remote *r, const table_config *config, uint32_t no,
     return rc;
 }
 
-int remote_declare(remote *r, const table_config *config, uint32_t *no,
+int client_declare(ps_client *r, const table_config *config, uint32_t *no,
                    int *created)
 {
     int rc = fork_check("Store.declare");
@@ -102,23 +100,4 @@ int remote_declare(remote *r, const table_config *config, uint32_t *no,
     pthread_mutex_unlock(&r->declaring);
     *no = i;
     return rc;
-}
-
-/* ---- counts ---- */
-
-void remote_get_counts(const remote *r, client_counts *out)
-{
-    *out = (client_counts){.pulls = r->counts.pulls,
-                           .pushes = r->counts.pushes,
-                           .ids = r->counts.ids,
-                           .distinct = r->counts.distinct,
-                           .retries = r->counts.retries,
-                           .duplicates = r->counts.duplicates,
-                           .reconnects = r->counts.reconnects,
-                           .lost = r->counts.lost,
-                           .stale = r->counts.stale};
-    for (uint32_t i = 0; i < r->servers_n; i++) {
-        out->bytes_out += r->servers[i]->ref->bytes_out;
-        out->bytes_in += r->servers[i]->ref->bytes_in;
-    }
 }

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/remote.h"
+#include "client/private.h"
 
 /* Shards keep the deadline themselves; one that is this late is not waited
  * for. */
@@ -24,6 +24,7 @@ void shard_begin(shard_ref *to, uint32_t method, const void *arguments,
 
 /* A call that is waited for.  Who is interrupted leaves it behind. */
 typedef struct waiting {
+    uint32_t method;
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t came;
     int done, left;
@@ -42,12 +43,35 @@ static void waiting_free(waiting *w)
     free(w);
 }
 
+static void copy_release(shard_reply *reply)
+{
+    free(reply->owner);
+}
+
+/* A reply that ends with done() is copied. */
+static int keep(uint32_t method, const shard_reply *reply, shard_reply *out)
+{
+    *out = *reply;
+    if (reply->release)
+        return PERSIA_OK;
+    const size_t bytes = shard_reply_bytes(method);
+    void *copy = malloc(bytes);
+    if (!copy)
+        return err_set(PERSIA_ENOMEM, "no memory for a reply");
+    memcpy(copy, reply->message, bytes);
+    *out = (shard_reply){copy, copy_release, copy};
+    return PERSIA_OK;
+}
+
 static void waiting_done(void *ctx, int rc, shard_reply *reply)
 {
     waiting *w = ctx;
+    shard_reply kept = {0};
+    if (!rc)
+        rc = keep(w->method, reply, &kept);
     pthread_mutex_lock(&w->lock);
     w->rc = rc;
-    w->reply = *reply;
+    w->reply = kept;
     if (rc)
         snprintf(w->text, sizeof w->text, "%s", err_text());
     w->done = 1;
@@ -91,6 +115,7 @@ int shard_wait(shard_ref *to, uint32_t method, const void *arguments,
         return err_set(PERSIA_ENOMEM, "no memory for a request");
     pthread_mutex_init(&w->lock, NULL);
     cond_init(&w->came);
+    w->method = method;
     memcpy(w->arguments, arguments, sizes[method]);
     shard_begin(to, method, w->arguments, deadline, waiting_done, w);
     pthread_mutex_lock(&w->lock);

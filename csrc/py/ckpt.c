@@ -556,7 +556,7 @@ static PyObject *ckpt_shards(PyObject *module, PyObject *arg)
         return py_raise(code);
     const ps_client *c = store_client(owner);
     PyObject *list = PyList_New(0);
-    uint32_t n = client_is_remote(c) ? client_shards(c) : 0;
+    uint32_t n = !client_is_embedded(c) ? client_shards(c) : 0;
     for (uint32_t i = 0; list && i < n; i++) {
         PyObject *address = PyUnicode_FromString(client_address(c, i));
         if (!address || PyList_Append(list, address))

@@ -83,12 +83,14 @@ int py_open_remote(unsigned threads, PyObject *dict, uint64_t *handle)
     if (!c.addresses)
         return -1;
     py_served *served = NULL;
+    ps_service *service;
     if (own != Py_None) {
-        served = py_server_served(own, &c.own);
+        served = py_server_served(own, &service);
         if (!served) {
             free((void *)(uintptr_t)c.addresses);
             return -1;
         }
+        c.own = service_shard(service);
     }
     int rc;
     Py_BEGIN_ALLOW_THREADS
@@ -240,7 +242,7 @@ static PyObject *py_shard_stats(PyObject *module, PyObject *args)
         return py_raise(rc);
     const ps_client *c = store_client(of.s);
     PyObject *out = NULL;
-    if (client_is_remote(c) && of.shard < client_shards(c)) {
+    if (!client_is_embedded(c) && of.shard < client_shards(c)) {
         py_peer peer = {.call = ask_shard, .ctx = &of,
                         .caller = client_caller(c, of.shard)};
         out = py_peer_stats(&peer);

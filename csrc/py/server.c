@@ -491,11 +491,7 @@ static PyObject *server_channel(PyObject *self, PyObject *arg)
     if (!c)
         return NULL;
     c->timeout_ns = timeout;
-    rpc_channel *channel;
-    int rc = rpc_channel_local(&service_methods, service_handle,
-                               s->served->service, &channel);
-    if (!rc)
-        rc = shard_over(channel, "this process", &c->shard);
+    int rc = shard_direct(service_shard(s->served->service), &c->shard);
     if (rc) {
         c->shard = NULL;
         c->closed = 1;

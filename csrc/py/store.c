@@ -451,8 +451,9 @@ static PyObject *py_store_set_updates(PyObject *self, PyObject *arg)
         return NULL;
     BEGIN(self, "Store.set_updates");
     ps_set_updates(store_ps(s), n);
+    rc = client_greet(store_client(s), 0);
     END();
-    Py_RETURN_NONE;
+    return rc ? py_raise(rc) : Py_NewRef(Py_None);
 }
 
 static PyObject *py_store_t(PyObject *self, PyObject *unused)
@@ -470,6 +471,8 @@ static PyObject *py_store_set_t(PyObject *self, PyObject *arg)
     if (PyErr_Occurred())
         return NULL;
     BEGIN(self, "Store.set_t");
+    if (store_ps(s))
+        ps_set_t(store_ps(s), base);
     client_set_t(store_client(s), base);
     END();
     Py_RETURN_NONE;

@@ -332,18 +332,21 @@ void snapshot_run(void *service, const wire_snapshot *m, shard_done done,
                   void *ctx)
 {
     ps_service *s = service;
-    wire_memory memory;
-    wire_snapshot_reply message;
-    wire_memory_init(&memory);
-    int rc = shard_check_boot(s->shard, &m->caller);
+    wire_memory *memory;
+    shard_reply reply;
+    int rc = shard_reply_make(sizeof(wire_snapshot_reply), &reply, &memory);
+    if (!rc)
+        rc = shard_check_boot(s->shard, &m->caller);
     if (!rc) {
         pthread_mutex_lock(&s->admin_lock);
-        rc = run_locked(s, m, &memory, &message);
+        rc = run_locked(s, m, memory, (void *)(uintptr_t)reply.message);
         pthread_mutex_unlock(&s->admin_lock);
         if (m->verb == SNAPSHOT_BEGIN)
             service_wake(s, 0); /* the timer: to forget it some day */
     }
-    shard_reply reply = {.message = rc ? NULL : &message};
+    if (rc && reply.release)
+        reply.release(&reply);
+    if (rc)
+        reply = (shard_reply){.message = NULL};
     done(ctx, rc, &reply);
-    wire_memory_free(&memory);
 }

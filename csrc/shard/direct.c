@@ -2,6 +2,7 @@
 #include "shard/private.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- answers ------------------------------------------------------------ */
 
@@ -32,6 +33,39 @@ void call_reply(const shard_call *c, int rc, const void *message)
 {
     shard_reply reply = {.message = rc ? NULL : message};
     call_end(c, rc, &reply);
+}
+
+void call_own(const shard_call *c, int rc, shard_reply *reply)
+{
+    if (rc && reply->release)
+        reply->release(reply);
+    if (rc)
+        *reply = (shard_reply){.message = NULL};
+    call_end(c, rc, reply);
+}
+
+static void own_release(shard_reply *reply)
+{
+    wire_memory memory = *(wire_memory *)reply->owner; /* it lies in it */
+    wire_memory_free(&memory);
+}
+
+int shard_reply_make(size_t bytes, shard_reply *out, wire_memory **memory)
+{
+    wire_memory m;
+    wire_memory_init(&m);
+    wire_memory *own = wire_memory_take(&m, sizeof *own);
+    void *message = own ? wire_memory_take(&m, bytes) : NULL;
+    *memory = own;
+    *out = (shard_reply){message, own_release, own};
+    if (message) {
+        memset(message, 0, bytes);
+        *own = m;
+        return PERSIA_OK;
+    }
+    wire_memory_free(&m);
+    *out = (shard_reply){.message = NULL};
+    return PERSIA_ENOMEM;
 }
 
 int answer_make(answer **out)
@@ -86,12 +120,14 @@ static shard_call call_begin(shard_ref *to, uint64_t deadline,
                               uint64_t deadline, shard_done done, void *ctx)  \
     {                                                                         \
         const shard_call c = call_begin(to, deadline, done, ctx);             \
-        wire_##name##_reply reply;                                            \
-        wire_memory memory;                                                   \
-        wire_memory_init(&memory);                                            \
-        int rc = name##_answer(c.from->s, m, &memory, &reply);                \
-        call_reply(&c, rc, &reply);                                           \
-        wire_memory_free(&memory);                                            \
+        wire_##name##_reply *out = NULL;                                      \
+        wire_memory *memory;                                                  \
+        shard_reply reply;                                                    \
+        int rc = shard_reply_make(sizeof *out, &reply, &memory);              \
+        if (!rc)                                                              \
+            rc = name##_answer(c.from->s, m, memory,                          \
+                               (void *)(uintptr_t)reply.message);             \
+        call_own(&c, rc, &reply);                                             \
     }
 
 /* A method that answers itself. */

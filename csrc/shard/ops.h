@@ -23,7 +23,7 @@ typedef struct shard_ref shard_ref;
 typedef struct shard_reply {
     const void *message; /* the reply's struct; NULL after an error */
     /* Ends the life of the message, on any thread; NULL: done()'s return
-     * does, and there is no bulk data in it. */
+     * does, and it points to nothing. */
     void (*release)(struct shard_reply *reply);
     void *owner;
 } shard_reply;

@@ -54,6 +54,8 @@ void call_end(const shard_call *c, int rc, shard_reply *reply);
 void call_fail(const shard_call *c, int code, const char *text);
 /* rc, whose text is err_text(), or a message that ends with done(). */
 void call_reply(const shard_call *c, int rc, const void *message);
+/* rc, and then the reply is freed, or it. */
+void call_own(const shard_call *c, int rc, shard_reply *reply);
 
 /* An answer with bulk data.  It lies in its own memory. */
 typedef struct answer {

@@ -90,6 +90,9 @@ PERSIA_API uint64_t shard_tick(shard *s, uint64_t now);
 
 /* ---- for those who answer instead of the shard -------------------------- */
 
+/* A reply with a message of so many bytes, zeroed, in memory of its own; so is
+ * what it points to: *memory. */
+int shard_reply_make(size_t bytes, shard_reply *out, wire_memory **memory);
 /* PERSIA_ESTALE unless the caller means this life of the shard. */
 int shard_check_boot(const shard *s, const wire_caller *caller);
 /* PERSIA_ELIMIT if a message of so many bytes would be too large. */

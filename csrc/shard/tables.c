@@ -201,11 +201,6 @@ void ps_note_t(ps *p, uint64_t t)
         ;
 }
 
-uint64_t ps_take_t(ps *p)
-{
-    return atomic_fetch_add(&p->t, 1) + 1;
-}
-
 void ps_set_t(ps *p, uint64_t t)
 {
     atomic_store(&p->t, t);

@@ -73,11 +73,9 @@ PERSIA_API uint64_t ps_updates(const ps *p);
 PERSIA_API void ps_set_updates(ps *p, uint64_t updates);
 
 /* The highest t (Adam's step, and the key of an update's draws) of an update
- * applied.  ps_note_t(): one of this t is; ps_take_t(): the next one, which no
- * other call returns; ps_set_t(): as ps_set_updates(). */
+ * applied.  ps_note_t(): one of this t is; ps_set_t(): as ps_set_updates(). */
 PERSIA_API uint64_t ps_t(const ps *p);
 PERSIA_API void ps_note_t(ps *p, uint64_t t);
-PERSIA_API uint64_t ps_take_t(ps *p);
 PERSIA_API void ps_set_t(ps *p, uint64_t t);
 
 #ifdef __cplusplus

@@ -38,17 +38,37 @@ void push_fail(push_call *c, int code, const char *text)
     call_fail(&call, code, text);
 }
 
+/* A reply with the list of those who have left. */
+static int reply_with(const wire_push_reply *m, shard_reply *out)
+{
+    wire_memory *memory;
+    int rc = shard_reply_make(sizeof *m, out, &memory);
+    if (rc)
+        return rc;
+    wire_push_reply *copy = (wire_push_reply *)(uintptr_t)out->message;
+    const size_t bytes = m->left_n * sizeof *m->left;
+    *copy = *m;
+    copy->left = wire_memory_take(memory, bytes);
+    if (copy->left)
+        memcpy(copy->left, m->left, bytes);
+    else
+        copy->left_n = 0;
+    return PERSIA_OK;
+}
+
 void push_reply(shard *s, push_call *c, const wire_push_reply *reply)
 {
     wire_push_reply m = *reply;
+    shard_reply out = {.message = &m};
     uint64_t *left = NULL;
     if (m.status == PUSH_DUPLICATE)
         atomic_fetch_add(&s->duplicates, 1);
     if (c->m->step)
         m.left = left = wait_left(s, c->m->parts, &m.left_n);
     const shard_call call = push_free(c);
-    call_reply(&call, PERSIA_OK, &m);
+    int rc = m.left_n ? reply_with(&m, &out) : PERSIA_OK;
     free(left);
+    call_own(&call, rc, &out);
 }
 
 void push_reply_status(shard *s, push_call *c, uint32_t status)

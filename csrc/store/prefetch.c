@@ -450,7 +450,7 @@ int store_pass_open(store *s, uint64_t staleness, int here, uint64_t *number)
         return err_set(PERSIA_ENOMEM, "no memory for a data loader");
     pthread_mutex_lock(&p->lock);
     t->staleness = staleness;
-    t->here = here && !client_is_remote(store_client(s));
+    t->here = here && client_is_embedded(store_client(s));
     *number = t->number = ++p->numbers;
     t->next = p->all.passes;
     p->all.passes = t;
@@ -491,7 +491,7 @@ void store_pass_close(store *s, uint64_t number)
         advance(p);
         t->waiters++; /* nobody frees it meanwhile */
         /* Lookups in this process end soon; others may wait for a server. */
-        while (!client_is_remote(store_client(s)) && in_use(p, t))
+        while (client_is_embedded(store_client(s)) && in_use(p, t))
             pthread_cond_wait(&p->moved, &p->lock);
         t->waiters--;
     }

@@ -22,7 +22,7 @@ enum { PENDING_LOCAL = 2, PENDING_REMOTE = 64 };
 enum { IN_FLIGHT = 16 };
 
 struct store {
-    ps *shard; /* NULL: the tables are remote */
+    ps *tables; /* NULL: servers have them */
     ps_client *c;
     void *owner; /* of what a remote client uses */
     void (*release)(void *owner);
@@ -60,7 +60,7 @@ static void destroy(store *s)
     prefetch_destroy(s->p);
     worker_destroy(s->w);
     client_destroy(s->c);
-    ps_destroy(s->shard);
+    ps_destroy(s->tables);
     if (s->release)
         s->release(s->owner);
     copies_free(&s->copies);
@@ -86,7 +86,7 @@ static store *store_new(void)
 /* Gives a store with a client (rc: of making it) the rest, and a handle. */
 static int start(store *s, int rc, uint64_t *handle)
 {
-    int remote = !rc && client_is_remote(s->c);
+    int remote = !rc && !client_is_embedded(s->c);
     if (!rc)
         rc = worker_create(s->c, &s->w);
     if (!rc)
@@ -123,9 +123,9 @@ int store_open(unsigned threads, uint64_t memory_limit, uint64_t *handle)
     store *s = rc ? NULL : store_new();
     if (!s)
         return rc ? rc : PERSIA_ENOMEM;
-    rc = ps_create(&config, &s->shard);
+    rc = ps_create(&config, &s->tables);
     if (!rc)
-        rc = client_local(s->shard, &s->c);
+        rc = client_embedded(s->tables, &s->c);
     return start(s, rc, handle);
 }
 
@@ -136,7 +136,7 @@ int store_open_remote(const client_config *config, void *owner,
     store *s = rc ? NULL : store_new();
     if (!s)
         return rc ? rc : PERSIA_ENOMEM;
-    rc = client_remote(config, &s->c);
+    rc = client_create(config, &s->c);
     rc = start(s, rc, handle);
     if (!rc) {
         s->owner = owner;
@@ -197,7 +197,7 @@ void store_close(uint64_t handle)
 
 ps *store_ps(const store *s)
 {
-    return s->shard;
+    return s->tables;
 }
 
 ps_client *store_client(const store *s)
@@ -493,7 +493,7 @@ int store_apply(store *s, enum store_whose whose, const optim_args *optim,
     if (n == 0)
         return rc ? rc : updates_error(s->u);
     prefetch_updating(s->p, grads, n, whose == STORE_ALL);
-    if (client_is_remote(s->c) ||
+    if (!client_is_embedded(s->c) ||
         (whose == STORE_MINE && prefetch_allows(s->p, grads, n)))
         return apply_later(s, grads, n, optim, optim_n, 1);
     rc = apply_now(s, grads, n, optim, optim_n);

@@ -65,7 +65,7 @@ int updates_create(store *s, unsigned threads, size_t most, updates **out)
         return err_set(PERSIA_ENOMEM, "no memory for a store");
     u->s = s;
     u->most = most;
-    u->named = client_is_remote(store_client(s));
+    u->named = !client_is_embedded(store_client(s));
     u->name = (client_update){.parts = 1};
     u->last = &u->first;
     pthread_mutex_init(&u->lock, NULL);

@@ -260,15 +260,13 @@ static int backward(worker *w, const worker_grad *grads, size_t n,
         return err_set(PERSIA_EARG,
                        "optimizer settings for %u tables, but there are %u",
                        optim_n, all.tables);
-    const uint64_t t = client_take_t(w->c);
     optim_args *args = malloc((jobs_n ? jobs_n : 1) * sizeof *args);
     if (!args)
         return err_set(PERSIA_ENOMEM, "no memory for %zu tables", jobs_n);
     for (size_t i = 0; i < jobs_n && !rc; i++) {
         args[i] = optim[tables[i]];
-        args[i].step = t;
+        args[i].step = 1; /* the shards know better */
         jobs[i].optim = &args[i];
-        jobs[i].draw = t;
         rc = table_check_optim(client_table(w->c, tables[i]), &args[i]);
     }
     *sent = !rc;

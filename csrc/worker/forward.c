@@ -142,7 +142,7 @@ int worker_forward(worker *w, uint32_t no, const id_batch *batch,
     scratch *tmp = scratch_take(w);
     if (!tmp)
         return PERSIA_ENOMEM;
-    if (index && client_is_remote(w->c))
+    if (index && !client_is_embedded(w->c))
         rows = NULL;
     int rc = forward(w, p, batch, after, tmp, out, stride, rows, index);
     scratch_give(w, tmp);

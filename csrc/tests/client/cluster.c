@@ -11,38 +11,39 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct order {
+/* A client's way to a node. */
+typedef struct way {
+    shard_ref ref; /* first */
     node *at;
-    rpc_call *call;
+    struct way *next;
+    shard_ref *shard;      /* in the node's present life */
+    _Atomic(int) active;   /* calls that a thread works on */
+    _Atomic(int) closed;
+} way;
+
+/* A call, on its way there, or, where its answer is lost, back. */
+typedef struct order {
+    way *by;
+    uint32_t method;
+    const void *arguments;
+    uint64_t deadline;
+    shard_done done;
+    void *ctx;
 } order;
 
-/* A call whose answer is lost. */
-typedef struct lost {
-    rpc_call call;
-    rpc_call *outer;
-} lost;
-
-static void lost_end(rpc_call *call)
+static void refuse(const order *o, int code, const char *text)
 {
-    lost *l = (lost *)call;
-    (l->outer->fail)(l->outer, PERSIA_EUNAVAILABLE, "the answer was lost");
-    free(l);
+    shard_reply none = {0};
+    o->done(o->ctx, err_set(code, "%s", text), &none);
 }
 
-static void lost_reply(rpc_call *call, wire_out *o, void (*done)(void *),
-                       void *owner)
+static void lose_answer(void *ctx, int rc, shard_reply *reply)
 {
-    wire_out_free(o);
-    if (done)
-        done(owner);
-    lost_end(call);
-}
-
-static void lost_fail(rpc_call *call, int code, const char *text)
-{
-    (void)code;
-    (void)text;
-    lost_end(call);
+    order *o = ctx;
+    (void)rc;
+    shard_release(reply);
+    refuse(o, PERSIA_EUNAVAILABLE, "the answer was lost");
+    free(o);
 }
 
 static int take(_Atomic(int) *n)
@@ -53,92 +54,155 @@ static int take(_Atomic(int) *n)
     return had > 0;
 }
 
-static void answer_garbage(rpc_call *call)
+static void answer_stale(const order *o)
 {
-    wire_out o;
-    wire_out_init(&o);
-    wire_pull m = {.dtype = WIRE_BF16};
-    assert_int_equal(wire_put_pull(&o, &m), PERSIA_OK);
-    call->reply(call, &o, NULL, NULL);
+    const wire_push_reply m = {.status = PUSH_STALE_LINEAGE};
+    shard_reply reply = {.message = &m};
+    o->done(o->ctx, PERSIA_OK, &reply);
 }
 
-static void answer_stale(rpc_call *call)
+static void note_patience(node *at, const order *o)
 {
-    wire_out o;
-    wire_out_init(&o);
-    wire_push_reply m = {.status = PUSH_STALE_LINEAGE};
-    assert_int_equal(wire_put_push_reply(&o, &m), PERSIA_OK);
-    call->reply(call, &o, NULL, NULL);
-}
-
-static void note_patience(node *at, const rpc_call *call)
-{
-    uint64_t now = clock_ns(), had = at->patience[call->method];
-    uint64_t left = call->deadline > now ? call->deadline - now : 0;
+    uint64_t now = clock_ns(), had = at->patience[o->method];
+    uint64_t left = o->deadline > now ? o->deadline - now : 0;
     while (had < left && !atomic_compare_exchange_weak(
-                             &at->patience[call->method], &had, left))
+                             &at->patience[o->method], &had, left))
         ;
 }
 
-static void serve(node *at, rpc_call *call)
+static void pass_on(const order *o)
 {
-    uint32_t method = call->method;
+    node *at = o->by->at;
+    pthread_rwlock_rdlock(&at->lock);
+    shard_begin(o->by->shard, o->method, o->arguments, o->deadline, o->done,
+                o->ctx);
+    pthread_rwlock_unlock(&at->lock);
+}
+
+static void pass_on_and_lose(const order *o)
+{
+    order *back = malloc(sizeof *back), there = *o;
+    assert_non_null(back);
+    *back = *o;
+    there.done = lose_answer;
+    there.ctx = back;
+    pass_on(&there);
+}
+
+static void serve(const order *o)
+{
+    node *at = o->by->at;
+    const uint32_t method = o->method;
     atomic_fetch_add(&at->waiting, 1);
-    while ((atomic_load(&at->held) >> method & 1) && !atomic_load(&at->down))
+    while ((atomic_load(&at->held) >> method & 1) &&
+           !atomic_load(&at->down) && !atomic_load(&o->by->closed))
         sched_yield();
     atomic_fetch_sub(&at->waiting, 1);
+    if (atomic_load(&o->by->closed)) {
+        refuse(o, PERSIA_ECLOSED, "the way was closed");
+        return;
+    }
     at->calls[method]++;
-    note_patience(at, call);
+    note_patience(at, o);
     if (atomic_load(&at->down)) {
-        (call->fail)(call, PERSIA_EUNAVAILABLE, "no connection");
+        refuse(o, PERSIA_EUNAVAILABLE, "no connection");
         return;
     }
     if (take(&at->garbage)) {
-        answer_garbage(call);
+        refuse(o, PERSIA_EPROTOCOL, "the answer is no message");
         return;
     }
     if (method == WIRE_PUSH && take(&at->stale)) {
-        answer_stale(call);
+        answer_stale(o);
         return;
     }
     uint64_t chance = id_hash(at->turn++);
     int lose = (int)(chance >> 8 & 255) < atomic_load(&at->lose);
-    if (lose && (chance & 1)) {
-        (call->fail)(call, PERSIA_EUNAVAILABLE, "the request was lost");
-        return;
-    }
-    if (lose || (method == WIRE_PUSH && atomic_load(&at->mute))) {
-        lost *l = malloc(sizeof *l);
-        assert_non_null(l);
-        *l = (lost){*call, call};
-        l->call.reply = lost_reply;
-        l->call.fail = lost_fail;
-        call = &l->call;
-    }
-    pthread_rwlock_rdlock(&at->lock);
-    service_handle(at->service, call);
-    pthread_rwlock_unlock(&at->lock);
+    if (lose && (chance & 1))
+        refuse(o, PERSIA_EUNAVAILABLE, "the request was lost");
+    else if (lose || (method == WIRE_PUSH && atomic_load(&at->mute)))
+        pass_on_and_lose(o);
+    else
+        pass_on(o);
 }
 
 static void *serve_main(void *arg)
 {
     order o = *(order *)arg;
+    node *at = o.by->at;
     free(arg);
-    serve(o.at, o.call);
-    atomic_fetch_sub(&o.at->active, 1);
+    serve(&o);
+    atomic_fetch_sub(&o.by->active, 1);
+    atomic_fetch_sub(&at->active, 1);
     return NULL;
 }
 
-static void node_handle(void *ctx, rpc_call *call)
+static void way_call(shard_ref *to, uint32_t method, const void *arguments,
+                     uint64_t deadline, shard_done done, void *ctx)
 {
-    node *at = ctx;
+    way *w = (way *)to;
     pthread_t thread;
     order *o = malloc(sizeof *o);
     assert_non_null(o);
-    *o = (order){at, call};
-    atomic_fetch_add(&at->active, 1);
+    *o = (order){w, method, arguments, deadline, done, ctx};
+    atomic_fetch_add(&w->at->active, 1);
+    atomic_fetch_add(&w->active, 1);
     assert_int_equal(pthread_create(&thread, NULL, serve_main, o), 0);
     pthread_detach(thread);
+}
+
+#define SHARD_OP(upper, name, args)                                           \
+    static void way_##name(shard_ref *to, const args *a, uint64_t deadline,   \
+                           shard_done done, void *ctx)                        \
+    {                                                                         \
+        way_call(to, WIRE_##upper, a, deadline, done, ctx);                   \
+    }
+SHARD_OPS(SHARD_OP)
+#undef SHARD_OP
+
+static void way_close(shard_ref *to)
+{
+    way *w = (way *)to;
+    node *at = w->at;
+    atomic_store(&w->closed, 1);
+    while (atomic_load(&w->active))
+        sched_yield();
+    pthread_rwlock_wrlock(&at->lock);
+    struct way **link = &at->ways;
+    while (*link != w)
+        link = &(*link)->next;
+    *link = w->next;
+    w->shard->ops->close(w->shard); /* ends its calls that wait there */
+    pthread_rwlock_unlock(&at->lock);
+    free(w);
+}
+
+static const shard_ops way_ops = {
+#define SHARD_OP(upper, name, args) .name = way_##name,
+    SHARD_OPS(SHARD_OP)
+#undef SHARD_OP
+    .close = way_close,
+};
+
+static void way_lead(way *w)
+{
+    shard *s = service_shard(w->at->service);
+    assert_int_equal(shard_direct(s, &w->shard), PERSIA_OK);
+}
+
+static shard_ref *way_to(node *at, const char *address)
+{
+    way *w = calloc(1, sizeof *w);
+    assert_non_null(w);
+    w->ref = (shard_ref){.ops = &way_ops, .address = address,
+                         .message_limit = at->config.message_limit};
+    w->at = at;
+    pthread_rwlock_wrlock(&at->lock);
+    way_lead(w);
+    w->next = at->ways;
+    at->ways = w;
+    pthread_rwlock_unlock(&at->lock);
+    return &w->ref;
 }
 
 static void node_start(node *at)
@@ -147,6 +211,8 @@ static void node_start(node *at)
     assert_int_equal(ps_create(&config, &at->p), PERSIA_OK);
     assert_int_equal(service_create(at->p, &at->config, &at->service),
                      PERSIA_OK);
+    for (way *w = at->ways; w; w = w->next)
+        way_lead(w);
 }
 
 void cluster_make(cluster *c, uint32_t shards)
@@ -167,9 +233,12 @@ void cluster_make(cluster *c, uint32_t shards)
 
 static void node_stop(node *at)
 {
-    /* As a server does: parked calls fail, then all are through. */
-    service_close(at->service);
     pthread_rwlock_wrlock(&at->lock);
+    /* As a server does: parked calls fail, then all are through. */
+    for (way *w = at->ways; w; w = w->next) {
+        shard_refuse(w->shard, PERSIA_EUNAVAILABLE, "the server is stopping");
+        w->shard->ops->close(w->shard);
+    }
     service_destroy(at->service);
     ps_destroy(at->p);
     at->service = NULL;
@@ -220,12 +289,7 @@ int cluster_open(cluster *c, const client_config *config,
     const char *addresses[2 * NODES_MAX];
     client_config mine = *config;
     for (size_t i = 0; i < n; i++) {
-        rpc_channel *channel;
-        assert_int_equal(rpc_channel_local(&service_methods, node_handle,
-                                           &c->nodes[order[i]], &channel),
-                         PERSIA_OK);
-        assert_int_equal(shard_over(channel, c->addresses[order[i]],
-                                    &refs[i]), PERSIA_OK);
+        refs[i] = way_to(&c->nodes[order[i]], c->addresses[order[i]]);
         addresses[i] = c->addresses[order[i]];
     }
     mine.addresses = addresses;

@@ -1,12 +1,12 @@
-/* cluster.h: shards behind local channels, whose calls are answered on other
- * threads and go wrong when told to. */
+/* cluster.h: shards of this process behind references whose calls are answered
+ * on other threads, and go wrong as the tests want it. */
 #ifndef PERSIA_TESTS_PS_CLUSTER_H
 #define PERSIA_TESTS_PS_CLUSTER_H
 
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "client/remote.h"
+#include "client/private.h"
 #include "server/server.h"
 
 enum { NODES_MAX = 8 };
@@ -16,6 +16,7 @@ typedef struct node {
     ps *p;
     ps_service *service;
     service_config config;
+    struct way *ways;     /* to it; guarded by lock */
     _Atomic(int) active;  /* calls that a thread works on */
     _Atomic(int) down;    /* no connection */
     _Atomic(int) lose;    /* of 256 requests: not served, or served but the

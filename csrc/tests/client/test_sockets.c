@@ -122,8 +122,8 @@ static void over_sockets(void **state)
                          .world = 1, .stream = 3, .timeout_ns = 30 * SECOND,
                          .message_limit = 64 << 20, .lost = LOST_RAISE};
     assert_int_equal(ps_create(&config, &p), PERSIA_OK);
-    assert_int_equal(client_local(p, &local), PERSIA_OK);
-    int rc = client_remote(&far, &remote);
+    assert_int_equal(client_embedded(p, &local), PERSIA_OK);
+    int rc = client_create(&far, &remote);
     if (rc)
         fail_msg("%s", err_text());
     for (size_t i = 0; i < IDS; i++)
@@ -164,7 +164,7 @@ static void over_sockets(void **state)
     /* Nobody is there. */
     shard_stop(&s[1]);
     far.timeout_ns = SECOND / 2;
-    assert_int_equal(client_remote(&far, &remote), PERSIA_EUNAVAILABLE);
+    assert_int_equal(client_create(&far, &remote), PERSIA_EUNAVAILABLE);
     assert_non_null(strstr(err_text(), s[1].address));
     shard_stop(&s[0]);
     client_destroy(local);

@@ -53,7 +53,7 @@ static void steps_open(steps *s)
     plan_feature features[KEYS];
 
     check_ok(ps_create(&config, &s->p));
-    check_ok(client_local(s->p, &s->c));
+    check_ok(client_embedded(s->p, &s->c));
     for (int i = 0; i < 2; i++) {
         table_config t;
         uint32_t no;

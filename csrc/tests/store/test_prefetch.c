@@ -69,7 +69,8 @@ static int setup(void **state)
     c.init_a = 0;
     uint32_t no;
     int created;
-    assert_int_equal(ps_declare(store_ps(s), &c, &no, &created), PERSIA_OK);
+    assert_int_equal(client_declare(store_client(s), &c, &no, &created),
+                     PERSIA_OK);
     plan_feature f = {.name = "f", .table = no, .pooling = POOL_SUM,
                       .trainable = 1};
     assert_int_equal(

@@ -80,7 +80,7 @@ static void rank_open(job *j, uint32_t number)
     client_config config = {.threads = 1,
                             .addresses = address,
                             .addresses_n = 1,
-                            .own = j->service,
+                            .own = service_shard(j->service),
                             .name_space = "test",
                             .rank = number,
                             .world = j->world,

@@ -46,7 +46,7 @@ static int setup(void **state)
 {
     ps_config config = {.threads = 3};
     assert_int_equal(ps_create(&config, &p), PERSIA_OK);
-    assert_int_equal(client_local(p, &c), PERSIA_OK);
+    assert_int_equal(client_embedded(p, &c), PERSIA_OK);
     return setup_client(state);
 }
 
@@ -59,9 +59,10 @@ static int setup_remote(void **state)
     assert_int_equal(ps_create(&config, &p), PERSIA_OK);
     assert_int_equal(service_create(p, &behind, &service), PERSIA_OK);
     client_config remote = {.threads = 2, .addresses = &address,
-                            .addresses_n = 1, .own = service, .world = 1,
-                            .stream = 1, .timeout_ns = 60000000000u};
-    assert_int_equal(client_remote(&remote, &c), PERSIA_OK);
+                            .addresses_n = 1, .own = service_shard(service),
+                            .world = 1, .stream = 1,
+                            .timeout_ns = 60000000000u};
+    assert_int_equal(client_create(&remote, &c), PERSIA_OK);
     return setup_client(state);
 }
 

@@ -1,6 +1,5 @@
-/* remote.c: what a remote client knows of its servers; servers that
- * come back. */
-#include "client/remote.h"
+/* servers.c: what a client knows of its servers; servers that come back. */
+#include "client/private.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,14 +9,14 @@
 
 /* ---- small things ---- */
 
-uint64_t remote_deadline(const remote *r)
+uint64_t client_deadline(const ps_client *r)
 {
     uint64_t now = clock_ns();
     return r->timeout_ns > UINT64_MAX / 2 - now ? UINT64_MAX / 2
                                                 : now + r->timeout_ns;
 }
 
-wire_caller remote_caller(const remote *r, server *to)
+wire_caller server_caller(const ps_client *r, server *to)
 {
     wire_caller who = {.client = r->client,
                        .incarnation = atomic_load(&r->incarnation)};
@@ -37,21 +36,12 @@ uint32_t server_table(server *to, uint32_t no)
     return number;
 }
 
-int remote_bad_reply(const server *from, const char *what)
+int server_bad_reply(const server *from, const char *what)
 {
     return err_set(PERSIA_EPROTOCOL, "%s: %s", from->address, what);
 }
 
-int remote_find_table(const remote *r, uint32_t no, const table_config **out)
-{
-    *out = NULL;
-    if (no >= atomic_load_explicit(&r->tables_n, memory_order_acquire))
-        return err_set(PERSIA_EARG, "the store has no table number %u", no);
-    *out = r->tables[no];
-    return PERSIA_OK;
-}
-
-int remote_tell_lost(remote *r)
+int client_tell_lost(ps_client *r)
 {
     char text[FAN_TEXT];
     pthread_mutex_lock(&r->lock);
@@ -67,7 +57,7 @@ int remote_tell_lost(remote *r)
 
 /* ---- Hello ---- */
 
-wire_hello make_hello(const remote *r, enum claim claim)
+wire_hello make_hello(const ps_client *r, enum claim claim)
 {
     wire_hello m = {.caller = {.client = r->client},
                     .version = WIRE_VERSION,
@@ -101,7 +91,7 @@ static int check_slots(const server *from, const wire_hello_reply *m)
 }
 
 /* Whether the reply is of a server that we may speak to. */
-int check_hello(const remote *r, const server *from,
+int check_hello(const ps_client *r, const server *from,
                        const wire_hello_reply *m)
 {
     if (!wire_versions_meet(m->version_min, m->version))
@@ -117,7 +107,7 @@ int check_hello(const remote *r, const server *from,
                        "\"%s\"; check the addresses",
                        from->address, m->name_space, r->name_space);
     if (m->shards < 1 || m->shards > IDS_SHARDS_MAX || m->shard >= m->shards)
-        return remote_bad_reply(from, "its Hello names no shard");
+        return server_bad_reply(from, "its Hello names no shard");
     return check_slots(from, m);
 }
 
@@ -186,7 +176,7 @@ static int server_knows(server *one, uint64_t lineage)
 }
 
 /* Rows of another training: a checkpoint has the lineage of shard 0. */
-static int is_other_training(const remote *r, server *to, uint64_t lineage)
+static int is_other_training(const ps_client *r, server *to, uint64_t lineage)
 {
     return !server_knows(to, lineage) &&
            !server_knows(r->servers[0], lineage);
@@ -194,7 +184,7 @@ static int is_other_training(const remote *r, server *to, uint64_t lineage)
 
 /* Rows with updates that this client has not made since it loaded others:
  * its next ones would be taken for these. */
-static int check_history(remote *r, const server *to,
+static int check_history(ps_client *r, const server *to,
                          const wire_hello_reply *m)
 {
     pthread_mutex_lock(&r->lock);
@@ -210,7 +200,7 @@ static int check_history(remote *r, const server *to,
                    (unsigned long long)last);
 }
 
-void remote_learn(remote *r, const wire_hello_reply *m)
+void client_learn(ps_client *r, const wire_hello_reply *m)
 {
     uint64_t top = numbers_wire_top(&m->ledger);
     pthread_mutex_lock(&r->lock);
@@ -221,22 +211,29 @@ void remote_learn(remote *r, const wire_hello_reply *m)
         atomic_store(&r->updates, m->updates);
 }
 
-/* out->tables are NULL. */
-static int send_hello(const remote *r, server *to, const wire_hello *m,
+void hello_copy(wire_hello_reply *to, const wire_hello_reply *from)
+{
+    *to = *from;
+    to->tables = NULL;
+    to->tables_n = 0;
+    to->slots = NULL;
+    to->slots_n = 0;
+}
+
+static int send_hello(const ps_client *r, server *to, const wire_hello *m,
                       uint64_t deadline, wire_hello_reply *out)
 {
     shard_reply reply;
     int rc = shard_wait(to->ref, WIRE_HELLO, m, deadline, &reply);
     if (rc)
         return rc;
-    *out = *(const wire_hello_reply *)reply.message;
-    out->tables = NULL;
-    out->tables_n = 0;
+    rc = check_hello(r, to, reply.message);
+    hello_copy(out, reply.message);
     shard_release(&reply);
-    return check_hello(r, to, out);
+    return rc;
 }
 
-static int ask_hello(const remote *r, server *to, enum claim claim,
+static int ask_hello(const ps_client *r, server *to, enum claim claim,
                      uint64_t deadline, wire_hello_reply *out)
 {
     const wire_hello m = make_hello(r, claim);
@@ -244,7 +241,7 @@ static int ask_hello(const remote *r, server *to, enum claim claim,
 }
 
 /* Declares all tables at a server of this boot; numbers: [tables]. */
-static int declare_again(remote *r, server *to, wire_caller who,
+static int declare_again(ps_client *r, server *to, wire_caller who,
                          uint64_t deadline, uint32_t *numbers)
 {
     pthread_mutex_lock(&r->lock);
@@ -262,8 +259,8 @@ static int declare_again(remote *r, server *to, wire_caller who,
     return rc;
 }
 
-/* Adds what remote_tell_lost() tells. */
-static void note_text(remote *r, const char *text)
+/* Adds what client_tell_lost() tells. */
+static void note_text(ps_client *r, const char *text)
 {
     if (r->policy != LOST_RAISE)
         return;
@@ -274,7 +271,7 @@ static void note_text(remote *r, const char *text)
     pthread_mutex_unlock(&r->lock);
 }
 
-void remote_note_lost(remote *r, const server *to, uint64_t lost)
+void client_note_lost(ps_client *r, const server *to, uint64_t lost)
 {
     char text[FAN_TEXT];
     r->counts.lost += lost;
@@ -286,7 +283,7 @@ void remote_note_lost(remote *r, const server *to, uint64_t lost)
     note_text(r, text);
 }
 
-void remote_note_missing(remote *r, uint64_t missing, int partial)
+void client_note_missing(ps_client *r, uint64_t missing, int partial)
 {
     char text[FAN_TEXT];
     r->counts.lost += missing;
@@ -298,17 +295,17 @@ void remote_note_missing(remote *r, uint64_t missing, int partial)
 }
 
 /* Whether another client has put other rows there, in one life of it. */
-static int is_replaced(remote *r, server *to, const wire_hello_reply *m,
+static int is_replaced(ps_client *r, server *to, const wire_hello_reply *m,
                        enum greet_reason reason)
 {
-    const wire_caller known = remote_caller(r, to);
+    const wire_caller known = server_caller(r, to);
     return reason == GREET_REPAIR && !atomic_load(&r->loading) &&
            m->boot == known.boot && m->lineage != known.lineage;
 }
 
 /* A server that was started again has lost updates, which are counted, but
  * its rows are no other training's: it takes on the restore of the others. */
-static int take_restore(remote *r, server *to, uint64_t deadline,
+static int take_restore(ps_client *r, server *to, uint64_t deadline,
                         wire_hello_reply *m)
 {
     pthread_mutex_lock(&to->lock);
@@ -326,7 +323,7 @@ static int take_restore(remote *r, server *to, uint64_t deadline,
 
 /* Hello, tables and membership; between greeting_begin() and its end.  *top:
  * the largest number that the server has. */
-static int greet(remote *r, server *to, uint64_t deadline,
+static int greet(ps_client *r, server *to, uint64_t deadline,
                  enum greet_reason reason, uint64_t *top)
 {
     wire_hello_reply m;
@@ -363,7 +360,7 @@ static int greet(remote *r, server *to, uint64_t deadline,
                      to->address);
     if (!rc) {
         *top = numbers_wire_top(&m.ledger);
-        remote_learn(r, &m);
+        client_learn(r, &m);
         pthread_mutex_lock(&to->lock);
         const uint64_t lost = server_lost(to, &m, other);
         numbers_set there;
@@ -376,9 +373,9 @@ static int greet(remote *r, server *to, uint64_t deadline,
             server_begin(to, &m);
         memcpy(to->numbers, numbers, PS_TABLES_MAX * sizeof *numbers);
         pthread_mutex_unlock(&to->lock);
-        remote_note_lost(r, to, reason == GREET_LOADED ? 0 : lost);
+        client_note_lost(r, to, reason == GREET_LOADED ? 0 : lost);
         if (replaced)
-            remote_note_replaced(r, to, m.restore, gone);
+            client_note_replaced(r, to, m.restore, gone);
     }
     free(numbers);
     return rc;
@@ -409,13 +406,13 @@ void greeting_end(server *to)
     pthread_mutex_unlock(&to->lock);
 }
 
-int remote_repair(remote *r, server *to, uint64_t boot, uint64_t deadline)
+int server_repair(ps_client *r, server *to, uint64_t boot, uint64_t deadline)
 {
     uint64_t top;
     int rc = greeting_begin(to, 1);
     if (rc)
         return rc;
-    wire_caller now = remote_caller(r, to);
+    wire_caller now = server_caller(r, to);
     if (now.boot == boot) {
         rc = greet(r, to, deadline, GREET_REPAIR, &top);
         if (!rc)
@@ -426,9 +423,9 @@ int remote_repair(remote *r, server *to, uint64_t boot, uint64_t deadline)
 }
 
 /* *last: the largest number that any server has. */
-int remote_greet_each(remote *r, enum greet_reason reason, uint64_t *last)
+int client_greet_each(ps_client *r, enum greet_reason reason, uint64_t *last)
 {
-    uint64_t deadline = remote_deadline(r), top = 0;
+    uint64_t deadline = client_deadline(r), top = 0;
     int rc = PERSIA_OK;
     for (uint32_t i = 0; i < r->servers_n && !rc; i++) {
         server *to = r->servers[i];
@@ -444,9 +441,9 @@ int remote_greet_each(remote *r, enum greet_reason reason, uint64_t *last)
 
 /* The stream is this client's from now on: its incarnation is higher than
  * that of any server. */
-static int claim_again(remote *r)
+static int claim_again(ps_client *r)
 {
-    uint64_t deadline = remote_deadline(r), highest = 0;
+    uint64_t deadline = client_deadline(r), highest = 0;
     int rc = PERSIA_OK;
     wire_hello_reply m;
     for (uint32_t i = 0; i < r->servers_n && !rc; i++) {
@@ -459,40 +456,40 @@ static int claim_again(remote *r)
     return rc;
 }
 
-int remote_greet(remote *r, int restored)
+int client_greet(ps_client *r, int restored)
 {
     uint64_t last = 0;
     int rc = restored ? claim_again(r) : PERSIA_OK;
     if (!rc)
-        rc = remote_greet_each(r, GREET_NUMBERS, &last);
+        rc = client_greet_each(r, GREET_NUMBERS, &last);
     if (rc)
         return rc;
-    remote_set_last(r, last);
+    client_set_last_number(r, last);
     if (restored) {
-        remote_compare_restores(r);
-        remote_set_t(r, remote_servers_t(r), last);
-        (void)remote_tell_lost(r);
+        client_compare_restores(r);
+        client_set_t_after(r, client_servers_t(r), last);
+        (void)client_tell_lost(r);
     }
     return PERSIA_OK;
 }
 
-int remote_go_on(remote *r, uint64_t stream, uint64_t number)
+int client_go_on(ps_client *r, uint64_t stream, uint64_t number)
 {
     uint64_t last = 0;
     atomic_store(&r->stream, stream);
     int rc = claim_again(r);
     if (!rc)
-        rc = remote_greet_each(r, GREET_LOADED, &last);
+        rc = client_greet_each(r, GREET_LOADED, &last);
     if (rc)
         return rc;
     atomic_store(&r->resumed, 1);
-    remote_set_last(r, number == NUMBER_LAST ? last : number);
-    remote_set_t(r, remote_servers_t(r), last);
-    (void)remote_tell_lost(r);
+    client_set_last_number(r, number == NUMBER_LAST ? last : number);
+    client_set_t_after(r, client_servers_t(r), last);
+    (void)client_tell_lost(r);
     return PERSIA_OK;
 }
 
-void remote_set_last(remote *r, uint64_t number)
+void client_set_last_number(ps_client *r, uint64_t number)
 {
     numbers_set all;
     uint64_t missing = 0;
@@ -511,7 +508,7 @@ void remote_set_last(remote *r, uint64_t number)
     pthread_mutex_unlock(&r->lock);
 }
 
-uint64_t remote_servers_t(const remote *r)
+uint64_t client_servers_t(ps_client *r)
 {
     uint64_t highest = 0;
     for (uint32_t i = 0; i < r->servers_n; i++) {
@@ -524,7 +521,7 @@ uint64_t remote_servers_t(const remote *r)
     return highest;
 }
 
-uint64_t remote_t(remote *r)
+uint64_t client_t(ps_client *r)
 {
     pthread_mutex_lock(&r->lock);
     uint64_t base = r->t_base;
@@ -532,45 +529,70 @@ uint64_t remote_t(remote *r)
     return base;
 }
 
-void remote_set_t(remote *r, uint64_t base, uint64_t number)
+void client_set_t_after(ps_client *r, uint64_t base, uint64_t number)
 {
     pthread_mutex_lock(&r->lock);
     r->t_base = base;
-    r->t_number = number == NUMBER_LAST ? r->next_number : number;
+    r->t_number = number;
+    pthread_mutex_unlock(&r->lock);
+}
+
+void client_set_t(ps_client *r, uint64_t base)
+{
+    pthread_mutex_lock(&r->lock);
+    r->t_base = base;
+    r->t_number = r->next_number;
     pthread_mutex_unlock(&r->lock);
 }
 
 /* Greets the server if it was started again. */
-static int look_at(remote *r, server *to, uint64_t deadline)
+static int look_at(ps_client *r, server *to, uint64_t deadline)
 {
-    const wire_caller known = remote_caller(r, to);
+    const wire_caller known = server_caller(r, to);
     const uint64_t boot = known.boot, lineage = known.lineage;
     wire_hello_reply m;
     int rc = ask_hello(r, to, CLAIM_STREAM, deadline, &m);
     if (!rc && (m.boot != boot || m.lineage != lineage))
-        rc = remote_repair(r, to, boot, deadline);
+        rc = server_repair(r, to, boot, deadline);
     return rc;
 }
 
-int remote_look(remote *r)
+int client_look(ps_client *r)
 {
-    uint64_t deadline = remote_deadline(r);
-    int rc = remote_check_restores(r, 0);
+    uint64_t deadline = client_deadline(r);
+    int rc = client_check_mixture(r, 0);
     for (uint32_t i = 0; i < r->servers_n && !rc; i++)
         rc = look_at(r, r->servers[i], deadline);
     if (!rc)
-        rc = remote_tell_lost(r);
-    return rc ? rc : remote_check_restores(r, 0);
+        rc = client_tell_lost(r);
+    return rc ? rc : client_check_mixture(r, 0);
 }
 
 /* ---- one request of the caller's ---- */
 
-int remote_call(remote *r, uint32_t shard, uint32_t method,
+int client_call(ps_client *r, uint32_t shard, uint32_t method,
                 const void *arguments, shard_reply *reply)
 {
+    *reply = (shard_reply){0};
     if (shard >= r->servers_n)
         return err_set(PERSIA_EARG, "there is no shard %u of %u", shard,
                        r->servers_n);
     return shard_wait(r->servers[shard]->ref, method, arguments,
-                      remote_deadline(r), reply);
+                      client_deadline(r), reply);
+}
+
+int client_repair(ps_client *r, uint32_t shard)
+{
+    if (shard >= r->servers_n)
+        return err_set(PERSIA_EARG, "there is no shard %u of %u", shard,
+                       r->servers_n);
+    server *to = r->servers[shard];
+    return server_repair(r, to, server_caller(r, to).boot,
+                         client_deadline(r));
+}
+
+wire_caller client_caller(const ps_client *r, uint32_t shard)
+{
+    return shard < r->servers_n ? server_caller(r, r->servers[shard])
+                                : (wire_caller){0};
 }

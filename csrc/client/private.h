@@ -1,7 +1,8 @@
-/* remote.h: a client of several shards (private).
+/* private.h: what the parts of a client share (private).
  *
+ *   client.c    small calls
  *   open.c      its beginning and end
- *   remote.c    what it knows of its servers; servers that come back
+ *   servers.c   what it knows of its servers; servers that come back
  *   restores.c  rows that others replaced; mixtures
  *   fan.c       requests to several shards at once, tried again
  *   wait.c      a call of one shard
@@ -15,8 +16,8 @@
  * Hello, declares its tables, and counts the updates that were acknowledged
  * and are not in the server's ledger: they are lost.
  */
-#ifndef PERSIA_CLIENT_REMOTE_H
-#define PERSIA_CLIENT_REMOTE_H
+#ifndef PERSIA_CLIENT_PRIVATE_H
+#define PERSIA_CLIENT_PRIVATE_H
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -29,9 +30,8 @@
 
 typedef struct server {
     shard_ref *ref;
-    const char *address;    /* of ref */
+    char *address;          /* for texts */
     uint32_t shard;         /* its place in the list */
-    int own;                /* in this process */
     pthread_mutex_t lock;   /* guards all below */
     pthread_cond_t greeted; /* greeting became 0 */
     int greeting;           /* one Hello at a time */
@@ -87,17 +87,26 @@ typedef union request_args {
     wire_stats stats;
 } request_args;
 
+/* Replies that end with done(). */
+typedef union request_reply {
+    wire_pull_reply pull;
+    wire_push_reply push;
+    wire_rows rows;
+} request_reply;
+
 typedef struct request {
     struct call *call;
     server *to;
     size_t index;
     enum request_state state;
+    uint32_t method;
     int rc;
     unsigned tries, repairs;
     uint64_t at;
     wire_caller caller; /* as it was sent */
     request_args args;
     shard_reply reply;
+    request_reply kept; /* its message, or nothing */
     char text[FAN_TEXT]; /* of rc */
 } request;
 
@@ -106,7 +115,7 @@ typedef struct request {
  * behind to the callbacks; the last one ends the call. */
 typedef struct call {
     struct call *next;
-    struct remote *r;
+    ps_client *r;
     pthread_mutex_t lock; /* guards flying, left and the states FLYING */
     pthread_cond_t came;  /* and CAME */
     size_t flying;
@@ -121,7 +130,7 @@ typedef struct call {
     mem_buffer lists, messages, segments, rows, narrow;
 } call;
 
-call *call_take(struct remote *r);
+call *call_take(ps_client *r);
 /* The end of the call; its results are not used any more. */
 void call_give(call *k);
 void call_free(call *k);
@@ -159,8 +168,9 @@ enum restores {
                         store has begun */
 };
 
-typedef struct remote {
-    sched *s;
+struct ps_client {
+    sched *s; /* the client's */
+    shard *embedded; /* its own, which has the threads s; or NULL */
     index_pool indexes; /* has a lock of its own */
     server **servers; /* [servers_n] by shard */
     uint32_t servers_n;
@@ -210,23 +220,20 @@ typedef struct remote {
         _Atomic(uint64_t) pulls, pushes, ids, distinct, retries, duplicates,
             reconnects, lost, stale;
     } counts;
-} remote;
+};
 
-uint64_t remote_deadline(const remote *r);
+uint64_t client_deadline(const ps_client *r);
 /* Who asks, as this server knows it. */
-wire_caller remote_caller(const remote *r, server *to);
+wire_caller server_caller(const ps_client *r, server *to);
 /* Says Hello again to a server whose boot is `boot` no longer. */
-int remote_repair(remote *r, server *to, uint64_t boot, uint64_t deadline);
+int server_repair(ps_client *r, server *to, uint64_t boot, uint64_t deadline);
 /* The server's number of a table. */
 uint32_t server_table(server *to, uint32_t no);
 /* Counts updates that a restarted server does not have. */
-void remote_note_lost(remote *r, const server *to, uint64_t lost);
+void client_note_lost(ps_client *r, const server *to, uint64_t lost);
 /* Counts updates of an earlier life of the rank that servers lack; `partial`:
  * others had some of them; that is to be told. */
-void remote_note_missing(remote *r, uint64_t missing, int partial);
-/* PERSIA_ELOST or PERSIA_EREPLACED once, if updates were lost and the policy
- * is to raise. */
-int remote_tell_lost(remote *r);
+void client_note_missing(ps_client *r, uint64_t missing, int partial);
 /* How many updates it had acknowledged and that are not in `there`; its lock
  * is held. */
 uint64_t server_acked_beyond(const server *to, const window *there);
@@ -235,14 +242,14 @@ uint64_t server_acked_beyond(const server *to, const window *there);
 
 /* Another client put rows of `restore` in the place of those of a server, and
  * with them so many updates went. */
-void remote_note_replaced(remote *r, const server *to, uint64_t restore,
+void client_note_replaced(ps_client *r, const server *to, uint64_t restore,
                           uint64_t lost);
 /* Notes whether all servers have rows of one restore. */
-void remote_compare_restores(remote *r);
+void client_compare_restores(ps_client *r);
 /* PERSIA_EINCOMPLETE unless they have.  Servers are asked only if they had
  * not before.  named: for an update, whose number is that of a store which
  * found a mixture when it opened: it is refused without a look. */
-int remote_check_restores(remote *r, int named);
+int client_check_mixture(ps_client *r, int named);
 /* What a greeting is for. */
 enum greet_reason {
     GREET_REPAIR,  /* the stream goes on as it is */
@@ -250,72 +257,53 @@ enum greet_reason {
     GREET_LOADED   /* rows were loaded: what was lost before does not count */
 };
 /* *last: the largest number that any server has. */
-int remote_greet_each(remote *r, enum greet_reason reason, uint64_t *last);
+int client_greet_each(ps_client *r, enum greet_reason reason, uint64_t *last);
 /* PERSIA_EPROTOCOL, naming the server. */
-int remote_bad_reply(const server *from, const char *what);
-int remote_find_table(const remote *r, uint32_t no, const table_config **out);
+int server_bad_reply(const server *from, const char *what);
+int client_find_table(const ps_client *r, uint32_t no,
+                      const table_config **out);
 
 /* Hello and Declare, for a fan-out and for one server. */
 enum claim { CLAIM_LOOK, CLAIM_STREAM };
-wire_hello make_hello(const remote *r, enum claim claim);
-int check_hello(const remote *r, const server *from,
+wire_hello make_hello(const ps_client *r, enum claim claim);
+int check_hello(const ps_client *r, const server *from,
                 const wire_hello_reply *m);
+/* Without what ends with the reply: tables and slots. */
+void hello_copy(wire_hello_reply *to, const wire_hello_reply *from);
 /* Takes on what a Hello said; the server's lock is held. */
 void server_learn(server *to, const wire_hello_reply *m);
-void remote_learn(remote *r, const wire_hello_reply *m);
+void client_learn(ps_client *r, const wire_hello_reply *m);
 /* One server is greeted by one thread at a time.  poll: the wait may be
  * interrupted (PERSIA_EINTR; then it has not begun). */
 int greeting_begin(server *to, int poll);
 void greeting_end(server *to);
 
-/* The calls of client.h. */
-/* refs: [addresses], taken over, also on failure; NULL: to be opened. */
-int remote_create(const client_config *config, shard_ref *const *refs,
-                  remote **out);
-/* client_remote() over given shards, for tests. */
-int client_over(const client_config *config, shard_ref *const *refs,
-                ps_client **out);
+/* ---- shards ---- */
+
 /* Calls a method by its number; see shard_wait(). */
 void shard_begin(shard_ref *to, uint32_t method, const void *arguments,
                  uint64_t deadline, shard_done done, void *ctx);
+/* Of the struct of a method's reply. */
+size_t shard_reply_bytes(uint32_t method);
 /* PERSIA_ELIMIT if a request is over the server's limit. */
 int shard_check_size(const shard_ref *to, size_t bytes);
-void remote_destroy(remote *r);
-int remote_declare(remote *r, const table_config *config, uint32_t *no,
-                   int *created);
-int remote_pull(remote *r, uint64_t after, const uint32_t *tables,
-                pull_job *jobs, size_t jobs_n, batch_index **index);
-int remote_push(remote *r, const client_update *update,
-                const uint32_t *tables, push_job *jobs, size_t jobs_n);
-int remote_skip(remote *r, const client_update *update);
-int remote_join(remote *r, uint64_t step, uint64_t *applied);
-int remote_leave(remote *r, int hurry);
-int remote_greet(remote *r, int restored);
-int remote_go_on(remote *r, uint64_t stream, uint64_t number);
-void remote_set_last(remote *r, uint64_t number);
-/* See client_set_t(); number: the update before the first (NUMBER_LAST: the
- * last one named).  remote_servers_t(): the highest t that a Hello said. */
-uint64_t remote_t(remote *r);
-void remote_set_t(remote *r, uint64_t base, uint64_t number);
-uint64_t remote_servers_t(const remote *r);
-int remote_look(remote *r);
-int remote_get(remote *r, uint32_t no, size_t n, const uint64_t *ids,
-               float *vectors, float *state, uint8_t *found);
-int remote_set(remote *r, uint32_t no, size_t n, const uint64_t *ids,
-               const float *vectors, const float *state);
-int remote_list(remote *r, uint32_t no, uint32_t shard, uint64_t *cursor,
-                size_t room, uint64_t *ids, size_t *n);
-int remote_clear(remote *r, uint32_t no);
-int remote_stats(remote *r, uint32_t no, table_stats *out);
-int remote_memory(remote *r, uint64_t *used, uint64_t *limit);
+/* client_create() over given shards, for tests.  refs: [addresses], taken
+ * over, also on failure. */
+int client_over(const client_config *config, shard_ref *const *refs,
+                ps_client **out);
+
+/* See client_set_t(); number: the update before the first. */
+void client_set_t_after(ps_client *r, uint64_t base, uint64_t number);
+/* The highest t that a Hello said. */
+uint64_t client_servers_t(ps_client *r);
+
+/* ---- members.c ---- */
+
 /* What the answer to a part tells of others; moves: when it was named. */
-void sync_note_left(remote *r, uint32_t moves, const wire_push_reply *m);
+void sync_note_left(ps_client *r, uint32_t moves, const wire_push_reply *m);
 /* Tells a server that was started again who takes part in sync steps: this
  * rank, and not those that have left. */
-int sync_join_again(remote *r, server *to, wire_caller who,
+int sync_join_again(ps_client *r, server *to, wire_caller who,
                     uint64_t deadline);
-void remote_get_counts(const remote *r, client_counts *out);
-int remote_call(remote *r, uint32_t shard, uint32_t method,
-                const void *arguments, shard_reply *reply);
 
 #endif
