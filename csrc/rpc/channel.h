@@ -1,5 +1,5 @@
-/* channel.h: what all kinds of channels and servers share, with gRPC or
- * without; private to rpc.
+/* channel.h: what channels and servers share, with gRPC or without; private to
+ * rpc.
  */
 #ifndef PERSIA_RPC_CHANNEL_H
 #define PERSIA_RPC_CHANNEL_H
@@ -28,27 +28,5 @@ int address_parse(const char *text, rpc_address *out);
  * talked to in the clear without `insecure`. */
 int security_check(const rpc_security *s, const rpc_address *a,
                    const char *address, int server);
-
-/* ---- channels ----------------------------------------------------------- */
-
-/* A kind of channels.  Each has a struct that begins with an rpc_channel. */
-typedef struct channel_kind {
-    /* See rpc_start(). */
-    int (*start)(rpc_channel *c, uint32_t method, wire_out *o,
-                 uint64_t timeout_ns, rpc_callback callback, void *ctx);
-    /* Ends the calls that were started with ctx: their callbacks come soon,
-     * on any thread, maybe this one. */
-    void (*cancel)(rpc_channel *c, void *ctx);
-    void (*close)(rpc_channel *c);
-} channel_kind;
-
-struct rpc_channel {
-    const channel_kind *kind;
-    char *address; /* as it was given */
-    const rpc_methods *methods;
-};
-
-/* "Pull"; "?" for a number that is none. */
-const char *method_name(const rpc_channel *c, uint32_t method);
 
 #endif

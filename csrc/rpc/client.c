@@ -16,23 +16,24 @@ enum {
 
 typedef struct client_call client_call;
 
-typedef struct client_channel {
-    rpc_channel base;
+struct rpc_channel {
+    char *address; /* as it was given */
+    const rpc_methods *methods;
     grpc_completion_queue *queue;
     grpc_channel *channel;
-    void **methods;          /* [base.methods->n] gRPC's handles */
-    grpc_slice token;        /* "Bearer ..." */
-    int has_token, is_admin;       /* is_admin: the administration's */
+    void **handles;       /* [methods->n] gRPC's, of the methods */
+    grpc_slice token;     /* "Bearer ..." */
+    int has_token, is_admin; /* is_admin: the administration's */
     pthread_mutex_t lock; /* guards what follows, and the calls' links */
     pthread_cond_t idle;  /* calls became empty */
     client_call *calls;   /* until their callback has returned */
     int closed;
-} client_channel;
+};
 
 struct client_call {
     rpc_tag tag; /* first */
     rpc_sent sent;
-    client_channel *channel;
+    rpc_channel *channel;
     uint32_t method;
     uint64_t timeout_ns;
     rpc_callback callback;
@@ -52,11 +53,19 @@ struct client_call {
     client_call *next, **link; /* guarded by the channel's lock */
 };
 
+/* "Pull"; "?" for a number that is none. */
+static const char *method_name(const rpc_channel *c, uint32_t method)
+{
+    if (method >= c->methods->n)
+        return "?";
+    return strrchr(c->methods->paths[method], '/') + 1;
+}
+
 /* ---- one call ---- */
 
 static void call_unlink(client_call *l)
 {
-    client_channel *c = l->channel;
+    rpc_channel *c = l->channel;
     pthread_mutex_lock(&c->lock);
     *l->link = l->next;
     if (l->next)
@@ -69,7 +78,7 @@ static void call_unlink(client_call *l)
 /* Gives back what is gRPC's. */
 static void call_leave(client_call *l)
 {
-    client_channel *c = l->channel;
+    rpc_channel *c = l->channel;
     pthread_mutex_lock(&c->lock);
     grpc_call *call = l->call;
     l->call = NULL; /* nobody cancels it any more */
@@ -104,8 +113,8 @@ static void call_ended(rpc_sent *sent)
 /* The text of a status that is not of our server. */
 static void tell_status(client_call *l, const char *details)
 {
-    const char *address = l->channel->base.address;
-    const char *method = method_name(&l->channel->base, l->method);
+    const char *address = l->channel->address;
+    const char *method = method_name(l->channel, l->method);
     char text[TEXT_BYTES];
     switch (l->rc) {
     case PERSIA_ETIMEOUT:
@@ -153,12 +162,12 @@ static void call_judge(client_call *l)
                 ? " (this client shows its administration token, which "
                   "serves for all calls)"
                 : "";
-        size_t room = strlen(l->channel->base.address) + strlen(text) +
+        size_t room = strlen(l->channel->address) + strlen(text) +
                       strlen(which) + 3;
         if (!sent)
             tell_status(l, text);
         else if ((l->text = malloc(room)))
-            snprintf(l->text, room, "%s: %s%s", l->channel->base.address,
+            snprintf(l->text, room, "%s: %s%s", l->channel->address,
                      text, which);
         free(details);
         return;
@@ -197,7 +206,7 @@ static gpr_timespec deadline_after(uint64_t timeout_ns)
 
 static grpc_call_error call_start(client_call *l)
 {
-    client_channel *c = l->channel;
+    rpc_channel *c = l->channel;
     grpc_metadata token;
     memset(&token, 0, sizeof token);
     token.key = grpc_slice_from_static_string("authorization");
@@ -225,11 +234,27 @@ static grpc_call_error call_start(client_call *l)
     return grpc_call_start_batch(call, ops, 6, &l->tag, NULL);
 }
 
-static int client_start(rpc_channel *base, uint32_t method, wire_out *o,
-                        uint64_t timeout_ns, rpc_callback callback, void *ctx)
+static int check_start(const rpc_channel *c, uint32_t method,
+                       uint64_t timeout_ns)
 {
-    client_channel *c = (client_channel *)base;
+    int code = fork_check("a channel");
+    if (code == PERSIA_OK && method >= c->methods->n)
+        code = err_set(PERSIA_EARG, "there is no method %u", method);
+    if (code == PERSIA_OK && timeout_ns == 0)
+        code = err_set(PERSIA_ETIMEOUT, "server %s: no time left for %s",
+                       c->address, method_name(c, method));
+    return code;
+}
+
+int rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
+              uint64_t timeout_ns, rpc_callback callback, void *ctx)
+{
     size_t n = o->bytes;
+    int code = check_start(c, method, timeout_ns);
+    if (code != PERSIA_OK) {
+        wire_out_free(o);
+        return code;
+    }
     client_call *l = n > INT_MAX ? NULL : calloc(1, sizeof *l);
     if (!l) {
         wire_out_free(o);
@@ -237,7 +262,7 @@ static int client_start(rpc_channel *base, uint32_t method, wire_out *o,
                    ? err_set(PERSIA_ELIMIT,
                              "server %s, %s: a request of %zu bytes: no "
                              "message can be larger than 2 GiB",
-                             c->base.address, method_name(base, method), n)
+                             c->address, method_name(c, method), n)
                    : err_set(PERSIA_ENOMEM, "out of memory: a call");
     }
     l->channel = c;
@@ -248,7 +273,7 @@ static int client_start(rpc_channel *base, uint32_t method, wire_out *o,
     l->details = grpc_empty_slice();
     grpc_metadata_array_init(&l->initial);
     grpc_metadata_array_init(&l->trailing);
-    int code = sent_start(&l->sent, o, call_ended, &l->request);
+    code = sent_start(&l->sent, o, call_ended, &l->request);
     if (code != PERSIA_OK) {
         call_leave(l);
         call_free(l);
@@ -262,11 +287,11 @@ static int client_start(rpc_channel *base, uint32_t method, wire_out *o,
         call_leave(l);
         call_free(l);
         return err_set(PERSIA_ECLOSED, "the channel to server %s was closed",
-                       c->base.address);
+                       c->address);
     }
     l->call = grpc_channel_create_registered_call(
         c->channel, NULL, GRPC_PROPAGATE_DEFAULTS, c->queue,
-        c->methods[method], deadline_after(timeout_ns), NULL);
+        c->handles[method], deadline_after(timeout_ns), NULL);
     l->next = c->calls;
     l->link = &c->calls;
     if (c->calls)
@@ -281,42 +306,34 @@ static int client_start(rpc_channel *base, uint32_t method, wire_out *o,
     call_unlink(l);
     call_free(l);
     return err_set(PERSIA_EINTERNAL, "server %s, %s: the call cannot start: "
-                   "%s", c->base.address, method_name(base, method),
+                   "%s", c->address, method_name(c, method),
                    grpc_call_error_to_string(error));
 }
 
 /* ---- the channel ---- */
 
-static void client_cancel(rpc_channel *base, void *ctx)
-{
-    client_channel *c = (client_channel *)base;
-    pthread_mutex_lock(&c->lock);
-    for (client_call *l = c->calls; l; l = l->next)
-        if (l->call && (!ctx || l->ctx == ctx))
-            grpc_call_cancel(l->call, NULL);
-    pthread_mutex_unlock(&c->lock);
-}
-
-static void channel_free(client_channel *c)
+static void channel_free(rpc_channel *c)
 {
     if (c->channel)
         grpc_channel_destroy(c->channel);
     grpc_slice_unref(c->token);
     pthread_cond_destroy(&c->idle);
     pthread_mutex_destroy(&c->lock);
-    free(c->base.address);
-    free(c->methods);
+    free(c->address);
+    free(c->handles);
     free(c);
 }
 
-static void client_close(rpc_channel *base)
+void rpc_channel_close(rpc_channel *c)
 {
-    client_channel *c = (client_channel *)base;
+    /* In a forked child nobody is there to wait for: leave everything. */
+    if (!c || fork_check("a channel") != PERSIA_OK)
+        return;
     pthread_mutex_lock(&c->lock);
     c->closed = 1;
-    pthread_mutex_unlock(&c->lock);
-    client_cancel(base, NULL);
-    pthread_mutex_lock(&c->lock);
+    for (client_call *l = c->calls; l; l = l->next)
+        if (l->call)
+            grpc_call_cancel(l->call, NULL);
     while (c->calls)
         pthread_cond_wait(&c->idle, &c->lock);
     pthread_mutex_unlock(&c->lock);
@@ -324,8 +341,10 @@ static void client_close(rpc_channel *base)
     runtime_leave_client();
 }
 
-static const channel_kind client_kind = {client_start, client_cancel,
-                                         client_close};
+const char *rpc_channel_address(const rpc_channel *c)
+{
+    return c->address;
+}
 
 static int milliseconds(uint64_t ns)
 {
@@ -333,7 +352,7 @@ static int milliseconds(uint64_t ns)
     return ms > INT_MAX ? INT_MAX : ms < 1 ? 1 : (int)ms;
 }
 
-static int channel_connect(client_channel *c, const rpc_channel_config *config)
+static int channel_connect(rpc_channel *c, const rpc_channel_config *config)
 {
     rpc_args a = {.n = 0};
     args_messages(&a, config->message_limit);
@@ -370,7 +389,7 @@ static int channel_connect(client_channel *c, const rpc_channel_config *config)
     c->channel = grpc_channel_create(target, credentials, &args);
     grpc_channel_credentials_release(credentials);
     for (uint32_t i = 0; i < config->methods->n; i++)
-        c->methods[i] = grpc_channel_register_call(
+        c->handles[i] = grpc_channel_register_call(
             c->channel, config->methods->paths[i], NULL, NULL);
     return PERSIA_OK;
 }
@@ -392,17 +411,18 @@ int rpc_channel_open(const rpc_channel_config *config, rpc_channel **out)
     if (code != PERSIA_OK)
         return code;
 
-    client_channel *c = calloc(1, sizeof *c);
+    rpc_channel *c = calloc(1, sizeof *c);
     char *text = strdup(config->address);
-    void **methods = calloc(config->methods->n, sizeof *methods);
-    if (!c || !text || !methods) {
+    void **handles = calloc(config->methods->n, sizeof *handles);
+    if (!c || !text || !handles) {
         free(c);
         free(text);
-        free(methods);
+        free(handles);
         return err_set(PERSIA_ENOMEM, "out of memory: a channel");
     }
-    c->base = (rpc_channel){&client_kind, text, config->methods};
-    c->methods = methods;
+    c->address = text;
+    c->methods = config->methods;
+    c->handles = handles;
     c->token = grpc_empty_slice();
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->idle, NULL);
@@ -428,6 +448,6 @@ int rpc_channel_open(const rpc_channel_config *config, rpc_channel **out)
         runtime_leave_client();
         return code;
     }
-    *out = &c->base;
+    *out = c;
     return PERSIA_OK;
 }

@@ -1,8 +1,8 @@
-/* rpc.h: requests and replies as bytes, over gRPC or within the process.
+/* rpc.h: requests and replies as bytes, over gRPC.
  *
  * The only room that includes gRPC.  Without gRPC it is built from none.c:
- * rpc_available() is 0 and everything but calls within the process fails
- * with PERSIA_EUNAVAILABLE.
+ * rpc_available() is 0, and servers and channels fail with
+ * PERSIA_EUNAVAILABLE.
  *
  * A client's channel stands for one server.  A call takes a gather list,
  * gives one callback and, if all went well, one contiguous reply.  A server
@@ -43,7 +43,6 @@ struct rpc_call {
     size_t request_n;     /* bytes */
     uint64_t deadline;    /* of clock_ns(); the caller waits no longer */
     int admin;            /* it may do administration */
-    int local;            /* of this process: no message travels */
     /* Sends the reply.  `done(owner)` is called once the memory of o's bulk
      * data is not needed any more (maybe on another thread); o itself is
      * taken over and freed.  done may be NULL. */
@@ -117,12 +116,6 @@ typedef struct rpc_channel_config {
 /* Connects when the first call needs it. */
 PERSIA_API int rpc_channel_open(const rpc_channel_config *config,
                                 rpc_channel **out);
-/* A server in this process: calls go straight to the handler, on the caller's
- * thread.  The handler keeps the deadline: only rpc_wait() does not wait for
- * one that is late by a second. */
-PERSIA_API int rpc_channel_local(const rpc_methods *methods,
-                                 rpc_handler handler, void *ctx,
-                                 rpc_channel **out);
 /* Cancels what is under way and waits for its callbacks; not for callbacks
  * and handlers to call. */
 PERSIA_API void rpc_channel_close(rpc_channel *c);
@@ -136,11 +129,11 @@ typedef struct rpc_reply {
 } rpc_reply;
 PERSIA_API void rpc_reply_free(rpc_reply *r);
 
-/* Called once, on a thread of the room or (local channels) of the handler:
- * keep it short.  rc is PERSIA_OK, the server's code, PERSIA_EUNAVAILABLE
- * (no connection: the request may or may not have been served),
- * PERSIA_ETIMEOUT, PERSIA_EDENIED or PERSIA_ECLOSED; the text is err_text() of
- * the thread and names the address.  The callback owns *reply. */
+/* Called once, on a thread of the room: keep it short.  rc is PERSIA_OK, the
+ * server's code, PERSIA_EUNAVAILABLE (no connection: the request may or may
+ * not have been served), PERSIA_ETIMEOUT, PERSIA_EDENIED or PERSIA_ECLOSED;
+ * the text is err_text() of the thread and names the address.  The callback
+ * owns *reply. */
 typedef void (*rpc_callback)(void *ctx, int rc, rpc_reply *reply);
 /* Sends o (taken over and freed, also on failure, when there is no callback).
  * Its bulk memory must stay until the callback: that comes when the reply is
@@ -148,9 +141,6 @@ typedef void (*rpc_callback)(void *ctx, int rc, rpc_reply *reply);
 PERSIA_API int rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
                          uint64_t timeout_ns, rpc_callback callback,
                          void *ctx);
-/* The same, waiting: polls interrupt_poll(). */
-PERSIA_API int rpc_wait(rpc_channel *c, uint32_t method, wire_out *o,
-                        uint64_t timeout_ns, rpc_reply *reply);
 
 #ifdef __cplusplus
 }

@@ -143,7 +143,7 @@ static void answered(void *ctx, int rc, shard_reply *reply)
     r->reply = *reply;
     if (!rc)
         rc = methods[call->method].put(&o, reply->message);
-    if (!rc && !call->local)
+    if (!rc)
         rc = shard_check_bytes(s->shard, "an answer", o.bytes);
     if (rc) {
         wire_out_free(&o);

@@ -264,6 +264,44 @@ rpc_channel *channel_to(int port)
     return channel_with(port, NULL);
 }
 
+typedef struct waiter {
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t answered;
+    int done, code;
+    rpc_reply reply;
+    char text[1024]; /* of an error */
+} waiter;
+
+static void waiter_answer(void *ctx, int code, rpc_reply *reply)
+{
+    waiter *w = ctx;
+    pthread_mutex_lock(&w->lock);
+    w->code = code;
+    w->reply = *reply;
+    if (code != PERSIA_OK)
+        snprintf(w->text, sizeof w->text, "%s", err_text());
+    w->done = 1;
+    pthread_cond_signal(&w->answered);
+    pthread_mutex_unlock(&w->lock);
+}
+
+int rpc_wait(rpc_channel *c, uint32_t method, wire_out *o,
+             uint64_t timeout_ns, rpc_reply *reply)
+{
+    waiter w = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                .answered = PTHREAD_COND_INITIALIZER};
+    *reply = (rpc_reply){0};
+    int code = rpc_start(c, method, o, timeout_ns, waiter_answer, &w);
+    if (code != PERSIA_OK)
+        return code;
+    pthread_mutex_lock(&w.lock);
+    while (!w.done)
+        pthread_cond_wait(&w.answered, &w.lock);
+    pthread_mutex_unlock(&w.lock);
+    *reply = w.reply;
+    return w.code != PERSIA_OK ? err_set(w.code, "%s", w.text) : PERSIA_OK;
+}
+
 void echo(rpc_channel *c, uint32_t method, uint64_t seed, size_t n)
 {
     unsigned char *data = pattern_make(seed, n);

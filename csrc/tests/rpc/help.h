@@ -71,9 +71,12 @@ rpc_server *server_of(deck *d);
 rpc_channel *channel_to(int port);
 rpc_channel *channel_with(int port, const rpc_security *security);
 
-/* rpc_wait() with a message of n bytes; asserts that they come back. */
+/* rpc_start(), and waits for its callback. */
+int rpc_wait(rpc_channel *c, uint32_t method, wire_out *o,
+             uint64_t timeout_ns, rpc_reply *reply);
+/* The same with a message of n bytes; asserts that they come back. */
 void echo(rpc_channel *c, uint32_t method, uint64_t seed, size_t n);
-/* rpc_wait() with the bytes; the reply is freed. */
+/* The same with the bytes; the reply is freed. */
 int call_with(rpc_channel *c, uint32_t method, const void *data, size_t n,
               uint64_t timeout_ns);
 int call_leave_with(rpc_channel *c, int code, const char *text);

@@ -460,8 +460,6 @@ static void what_does_not_travel_has_no_limit(void **state)
     assert_int_equal(service_create(v.p, &c, &s), PERSIA_OK);
     expect(plain_at(s, (rpc_call){.method = WIRE_STATS}), PERSIA_ELIMIT,
            "an answer of");
-    assert_int_equal(plain_at(s, (rpc_call){.method = WIRE_STATS, .local = 1}),
-                     PERSIA_OK);
     service_destroy(s);
     server_stop(&v);
 }
