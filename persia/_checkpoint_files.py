@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from persia import _core
 from persia._check import kind
 from persia._checkpoint_manifest import (
     MANIFEST,
@@ -36,6 +35,11 @@ TEMPORARY = ".tmp-"
 #: that they were started with as --checkpoints. Default: a temporary folder.
 STAGING = "PERSIA_CHECKPOINTS"
 STEP = re.compile(r"step-(0|[1-9][0-9]{0,18})")
+#: What a server saves on exit.
+ROWS = "rows"
+# A folder that was renamed while another takes its name.
+_PREVIOUS = ".previous"
+_REPLACED = re.compile(rf"({STEP.pattern}|{ROWS}){re.escape(_PREVIOUS)}")
 
 
 class Found(NamedTuple):
@@ -139,7 +143,8 @@ def find(root: Root, step: int | None) -> Found:
             f"{listed}{_advice(listed)}"
         )
     manifest = decode_manifest(raw, f"{root}/{prefix}{MANIFEST}")
-    return Found(root.at(name), name, manifest)
+    folder = root.at(name)
+    return Found(folder, name and os.path.basename(folder), manifest)
 
 
 def _advice(listed: str) -> str:
@@ -223,6 +228,7 @@ class LocalRoot:
         self.path.mkdir(parents=True, exist_ok=True)
         sync_folder(self.path.parent)
         with self._locked():
+            self._end_replace()
             self._remove_temporary()
             temporary = self.path / f"{TEMPORARY}{secrets.token_hex(8)}"
             temporary.mkdir()
@@ -251,6 +257,36 @@ class LocalRoot:
             else:
                 entry.unlink()
 
+    def replace(self, temporary: Path, name: str) -> None:
+        """Gives a folder its name, within `writing`. One that has it gets
+        another first, by which readers find it meanwhile: file systems that
+        machines share cannot exchange two names.
+        """
+        there, previous = self.path / name, self.path / f"{name}{_PREVIOUS}"
+        replaces = there.exists()
+        if replaces:
+            there.rename(previous)
+        try:
+            temporary.rename(there)
+        except BaseException:
+            if replaces:
+                previous.rename(there)
+            raise
+        sync_folder(self.path)
+        if replaces:
+            shutil.rmtree(previous, ignore_errors=True)
+
+    def _end_replace(self) -> None:
+        """Of a process that was killed within `replace`."""
+        for entry in list(self.path.iterdir()):
+            if not _REPLACED.fullmatch(entry.name):
+                continue
+            there = self.path / entry.name.removesuffix(_PREVIOUS)
+            if there.exists():
+                shutil.rmtree(entry)
+            else:
+                entry.rename(there)
+
     def publish(
         self, temporary: Path, document: dict[str, Any], keep: int | None
     ) -> Path:
@@ -258,13 +294,7 @@ class LocalRoot:
         write_file(temporary / MANIFEST, lambda file: file.write(text))
         sync_folder(temporary)
         name = f"step-{document['step']}"
-        if (self.path / name).exists():
-            # What had the name is then at `temporary`, and goes with it.
-            with opened(self.path) as descriptor:
-                _core.ckpt_exchange(descriptor, temporary.name, name)
-        else:
-            temporary.rename(self.path / name)
-        sync_folder(self.path)
+        self.replace(temporary, name)
         latest = self.path / f"{TEMPORARY}{LATEST}"
         latest.unlink(missing_ok=True)
         write_file(latest, lambda file: file.write(f"{name}\n".encode()))
@@ -284,22 +314,25 @@ class LocalRoot:
             shutil.rmtree(away)
 
     def steps(self) -> list[int]:
-        found: list[tuple[int, int]] = []
+        found: dict[int, int] = {}
         gone = FileNotFoundError, NotADirectoryError
         entries: list[Path] = []
         with contextlib.suppress(*gone):
             entries = list(self.path.iterdir())
         for entry in entries:
-            match = STEP.fullmatch(entry.name)
+            match = STEP.fullmatch(entry.name.removesuffix(_PREVIOUS))
+            if match is None or entry != self.at(match[0]):
+                continue
             manifest = entry / MANIFEST
             with contextlib.suppress(*gone):  # another process removes some
-                if match and manifest.is_file():
-                    found.append((manifest.stat().st_mtime_ns, int(match[1])))
-        return [step for _, step in sorted(found)]
+                if manifest.is_file():
+                    found[int(match[1])] = manifest.stat().st_mtime_ns
+        return sorted(found, key=lambda step: (found[step], step))
 
     def read(self, name: str) -> bytes | None:
+        folder, _, file = name.rpartition("/")
         try:
-            return (self.path / name).read_bytes()
+            return (self.at(folder) / file).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -308,7 +341,9 @@ class LocalRoot:
             ) from error
 
     def at(self, name: str) -> Path:
-        return self.path / name
+        there, previous = self.path / name, self.path / f"{name}{_PREVIOUS}"
+        replaced = name and not there.exists() and previous.exists()
+        return previous if replaced else there
 
     @contextlib.contextmanager
     def reading(

@@ -379,9 +379,9 @@ class Server:
         return self._snapshot_of(name, self.shard)
 
     def _rows_of(self, name: str, shard: int) -> Path:
-        assert self.config.checkpoints is not None
-        folder = f"{name}-{shard}-of-{self.shards}"
-        return self.config.checkpoints / folder / _ROWS
+        """The folder of what a shard has saved on exit under that name."""
+        root = self._own_root(f"{name}-{shard}-of-{self.shards}")
+        return root.at(files.ROWS)
 
     def _snapshot_of(self, name: str, shard: int) -> Snapshot | None:
         """What a shard has saved on exit under that name."""
@@ -405,7 +405,7 @@ class Server:
         )
         if shards != {self.shard}:
             return self._restore_placed(name, own, shards - {self.shard})
-        place = (self._own_name(name), _ROWS)
+        place = (self._own_name(name), self._rows_of(name, self.shard).name)
         return self._read_rows(*place, own.tables, own.lineage, own.part())
 
     def _restore_placed(self, name: str, own: Snapshot, more: set[int]) -> int:
@@ -511,13 +511,7 @@ class Server:
                 temporary / _SNAPSHOT, lambda file: file.write(text)
             )
             files.sync_folder(temporary)
-            if (root.path / _ROWS).exists():
-                # What had the name is then at `temporary`, and goes with it.
-                with files.opened(root.path) as descriptor:
-                    _core.ckpt_exchange(descriptor, temporary.name, _ROWS)
-            else:
-                temporary.rename(root.path / _ROWS)
-            files.sync_folder(root.path)
+            root.replace(temporary, files.ROWS)
         return sum(file.rows for file in snapshot.files)
 
     def _write_rows(self, root: str, folder: Path) -> Snapshot:
@@ -540,7 +534,6 @@ def _time(saved: Snapshot | manifests.Manifest) -> datetime.datetime:
 
 # ---- what a shard has saved on exit ----------------------------------------
 
-_ROWS = "rows"
 _SNAPSHOT = "shard.json"
 _PROOF = ".proof"
 

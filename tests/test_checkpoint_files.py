@@ -135,6 +135,55 @@ def test_each_step_of_a_save_may_fail(
     assert not list(tmp_path.glob(".tmp-*"))
 
 
+def test_killed_between_the_two_renames_of_a_save(tmp_path: Path) -> None:
+    """The folder that was there has another name: it is found, and the next
+    save gives it back."""
+    store, push = counting_store()
+    for _ in range(2):
+        push()
+        folder = Path(store.save(tmp_path))
+    folder.rename(tmp_path / "step-2.previous")
+    root = files.LocalRoot(tmp_path)
+    assert root.steps() == [1, 2]
+    other, _ = counting_store()
+    assert other.load(tmp_path).step == 2
+    assert other.load(tmp_path, step=2).step == 2
+    assert other.updates == 2
+    with root.writing():
+        pass
+    assert folder.is_dir()
+    shutil.copytree(folder, tmp_path / "step-2.previous")
+    (tmp_path / "notes.previous").mkdir()
+    push()
+    store.save(tmp_path, step=2)
+    assert root.steps() == [1, 2]
+    assert other.load(tmp_path).rows == {"a": 2000, "b": 2000}
+    assert other.updates == 3
+    assert sorted(p.name for p in tmp_path.glob("*.previous")) == [
+        "notes.previous"
+    ]
+
+
+def test_a_file_system_that_cannot_exchange_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS: only plain renames, onto names that are free."""
+    plain = Path.rename
+
+    def rename(path: Path, to: Path) -> Path:
+        assert not to.is_dir()
+        return plain(path, to)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    store, push = counting_store()
+    for _ in range(3):
+        push()
+        store.save(tmp_path, step=1)
+    other, _ = counting_store()
+    other.load(tmp_path)
+    assert other.updates == 3
+
+
 def test_full_disk(tmp_path: Path) -> None:
     """A write that fails in C: an error, and the checkpoint before stays."""
     store = make_store()

@@ -1,6 +1,5 @@
 #include "ckpt/ckpt.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -414,12 +413,4 @@ int ckpt_file_crc(int folder, const char *name, uint32_t *crc,
     mem_pages_give(buffer, PIECE_BYTES);
     close(fd);
     return code;
-}
-
-int ckpt_exchange(int folder, const char *a, const char *b)
-{
-    if (renameat2(folder, a, folder, b, RENAME_EXCHANGE))
-        return err_set(PERSIA_EIO, "%s and %s cannot be exchanged: %s", a, b,
-                       strerror(errno));
-    return PERSIA_OK;
 }

@@ -84,10 +84,6 @@ PERSIA_API uint32_t crc32c(uint32_t crc, const void *data, size_t n);
 PERSIA_API int ckpt_file_crc(int folder, const char *name, uint32_t *crc,
                              uint64_t *bytes);
 
-/* Exchanges two entries of a folder in one step (renameat2): the way to
- * replace a folder that has content.  PERSIA_EIO if the file system cannot. */
-PERSIA_API int ckpt_exchange(int folder, const char *a, const char *b);
-
 #ifdef __cplusplus
 }
 #endif

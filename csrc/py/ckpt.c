@@ -650,17 +650,6 @@ static PyObject *ckpt_file_crc_(PyObject *module, PyObject *args)
                 : Py_BuildValue("(KI)", (unsigned long long)bytes, crc);
 }
 
-static PyObject *ckpt_exchange_(PyObject *module, PyObject *args)
-{
-    int folder;
-    const char *a, *b;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "iss", &folder, &a, &b))
-        return NULL;
-    int code = ckpt_exchange(folder, a, b);
-    return code ? py_raise(code) : Py_NewRef(Py_None);
-}
-
 static PyMethodDef methods[] = {
     {"ckpt_tables", ckpt_tables, METH_VARARGS,
      "ckpt_tables(handle)\n--\n\nName and options of each table of a store, "
@@ -698,9 +687,6 @@ static PyMethodDef methods[] = {
      "ckpt_crc(data)\n--\n\nThe CRC-32C of bytes."},
     {"ckpt_file_crc", ckpt_file_crc_, METH_VARARGS,
      "ckpt_file_crc(folder, name)\n--\n\nBytes and CRC-32C of a file."},
-    {"ckpt_exchange", ckpt_exchange_, METH_VARARGS,
-     "ckpt_exchange(folder, a, b)\n--\n\nExchanges two entries of a folder "
-     "in one step."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -437,20 +437,6 @@ static void not_plain_files(void **state)
     unlinkat(folder, "dir", AT_REMOVEDIR);
 }
 
-static void files_exchanged(void **state)
-{
-    unsigned char byte[8];
-    (void)state;
-    spill("a", "A", 1);
-    spill("b", "B", 1);
-    assert_int_equal(ckpt_exchange(folder, "a", "b"), PERSIA_OK);
-    assert_int_equal(slurp("a", byte, sizeof byte), 1);
-    assert_int_equal(byte[0], 'B');
-    assert_int_equal(ckpt_exchange(folder, "a", "none"), PERSIA_EIO);
-    unlinkat(folder, "a", 0);
-    unlinkat(folder, "b", 0);
-}
-
 /* The fuzz target on altered row files, the same ones in every run.  With
  * PERSIA_FUZZ_CORPUS=folder the unaltered ones are written there: seeds. */
 static void fuzz_deterministic(void **state)
@@ -505,7 +491,6 @@ int main(void)
         cmocka_unit_test(rows_clock_of_zero),
         cmocka_unit_test(file_names),
         cmocka_unit_test(not_plain_files),
-        cmocka_unit_test(files_exchanged),
         cmocka_unit_test(fuzz_deterministic),
     };
     return cmocka_run_group_tests_name("ckpt_rows", tests, folder_open,
