@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -334,6 +335,15 @@ def to_manifest(
             for number, table in enumerate(tables)
         ],
     }
+
+
+def next_restore(before: Iterable[int]) -> int:
+    """A new id of a restore: greater than those of the rows that it
+    replaces, so that of two snapshots of a shard the later one has the
+    greater one. 24 bits count, the others are random.
+    """
+    count = min((max(before, default=0) >> 40) + 1, (1 << 24) - 1)
+    return count << 40 | secrets.randbits(40)
 
 
 def hash_range(shard: int, shards: int, slots: int = SLOTS) -> range:

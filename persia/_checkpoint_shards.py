@@ -8,7 +8,14 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +28,7 @@ from persia._checkpoint_manifest import (
     Part,
     Rows,
     Table,
+    next_restore,
     part_of,
 )
 from persia._patience import patiently
@@ -277,8 +285,10 @@ class ShardRows:
         tables: Mapping[int, Table],
         stop: threading.Event,
     ) -> _ShardStaged:
+        shards = [shard.restore for shard in manifest.shards]
         staged = _ShardStaged(
             self._peers,
+            [*self.restores().values(), *shards],
             self._tables(),
             folder,
             manifest,
@@ -354,6 +364,7 @@ class _ShardStaged:
     def __init__(
         self,
         peers: Sequence[Peer],
+        before: Iterable[int],
         tables: Sequence[Sequence[dict[str, Any]]],
         folder: Path,
         manifest: Manifest,
@@ -366,7 +377,7 @@ class _ShardStaged:
         self._place = (*_place(folder), "")
         # Requests of those who know the rows that were are refused.
         self._lineage = secrets.randbits(64) or 1
-        self._id = secrets.randbits(64) or 1
+        self._id = next_restore(before)
         self._requests = [
             self._request(
                 shard, [table["name"] for table in there], manifest, chosen

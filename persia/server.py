@@ -342,7 +342,7 @@ class Server:
         job = self._job_checkpoint(name, int(step) if step else None)
         own = None if step else self._own_snapshot(name)
         if job is not None and (
-            own is None or _time(own) < _time(job.manifest)
+            own is None or not self._is_newer(name, own, job)
         ):
             return self._restore_job(name, job)
         if own is not None:
@@ -354,6 +354,25 @@ class Server:
             f"shard {self.shard} of {self.shards} has saved none of that name "
             "on exit; --or-empty begins without rows"
         )
+
+    def _is_newer(self, name: str, own: Snapshot, job: files.Found) -> bool:
+        """Whether what was saved on exit is later than a checkpoint: of a
+        later restore, or with all updates of this shard that it has. Clocks
+        of two machines may say anything.
+        """
+        part = manifests.part_of(job.manifest, self.shard, self.shards)
+        if own.restore != part.restore:
+            return own.restore > part.restore
+        mine = {ledger.stream: ledger for ledger in own.part().ledgers}
+        if own.updates < part.updates or any(
+            mine.get(theirs.stream, manifests.Numbers(0, 0, b"")).lacks(theirs)
+            for theirs in part.ledgers
+        ):
+            return False
+        # The same updates: rows may have been assigned, too.
+        return own.updates > part.updates or _written(
+            self._rows_of(name, self.shard) / _SNAPSHOT
+        ) >= _written(Path(job.folder) / manifests.MANIFEST)
 
     def _job_checkpoint(
         self, name: str, step: int | None
@@ -528,8 +547,9 @@ class Server:
         return Snapshot.of(hello, answer)
 
 
-def _time(saved: Snapshot | manifests.Manifest) -> datetime.datetime:
-    return datetime.datetime.fromisoformat(saved.saved)
+def _written(path: Path) -> int:
+    """When a file was written: by the clock of the file system."""
+    return path.stat().st_mtime_ns
 
 
 # ---- what a shard has saved on exit ----------------------------------------
