@@ -45,6 +45,9 @@ _READERS: dict[str, Any] = {
 }
 
 
+_MANY = 100  # labels that are not equal by chance
+
+
 @dataclass(frozen=True)
 class _Unit:
     """What is read as a whole: a file, or a row group of one.
@@ -281,11 +284,48 @@ class Files(Source):
                 else their number.
 
         Counts the rows first (see :meth:`count_lines`).
+
+        Raises:
+            InvalidArgument: a part of 100 rows or more, of Parquet or Arrow
+                files, has labels of one kind only.
         """
         held_out(test, 0)  # raises before the lines are counted
         lines, first = self.count_lines(), self.rows[0]
         at = first + max(0, lines - held_out(test, lines))
-        return self._range(first, at), self._range(at, first + lines)
+        train, held = self._range(first, at), self._range(at, first + lines)
+        if train.format in ("parquet", "arrow"):  # a column is read alone
+            train._check_labels()
+            held._check_labels()
+        return train, held
+
+    def _check_labels(self) -> None:
+        """Raises if there are many labels, all of them equal."""
+        spec = self.schema.label
+        if spec is None or spec.number:
+            return
+        alone = Schema.model_construct(
+            label=spec, strip=self.schema.strip, missing=self.schema.missing
+        )
+        encoder, count = Encoder(alone), 0
+        found: set[float] = set()
+        first, end = self.rows
+        assert end is not None
+        units = self._units()
+        tables = self._tables(units, (first, end), Place(), [spec.column])
+        for _, _, table in tables:
+            label = encoder.encode(table, lambda *_: None)[0].label
+            assert label is not None
+            count += len(label)
+            found.update(np.unique(label).tolist())
+            if len(found) > 1:
+                return
+        if count >= _MANY:
+            raise errors.InvalidArgument(
+                f"{self.files[0]!r}, rows {first} to {end}: column "
+                f"{spec.column!r}: all {count} labels of a part of the split "
+                f"are {found.pop():g}; are the rows sorted by it? Split them "
+                "by files, or mix them before"
+            )
 
     def _range(self, first: int, end: int) -> Files:
         part = copy.copy(self)

@@ -21,7 +21,7 @@ from persia import errors
 from persia._check import kind
 from persia.data.magic import HEAD_BYTES, compression_of
 
-__all__ = ["File", "Paths", "find_files", "suffix_of"]
+__all__ = ["File", "Paths", "find_files", "suffix_of", "unread"]
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -33,7 +33,8 @@ COMPRESSED = {
     ".lz4": "lz4",
 }
 _ARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "file", "abfs", "abfss"}
-_RETRY_S = 60
+_WEB = {"http", "https"}
+_RETRY_S = 20
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -109,6 +110,13 @@ def _opening(name: str) -> Iterator[None]:
         ) from error
 
 
+def unread(name: str, error: ValueError) -> errors.StorageError:
+    """The error of a server that does not give parts of a file."""
+    return errors.StorageError(
+        f"cannot read {name!r}: {_remedied(error)}; download the file"
+    )
+
+
 def _remedied(error: BaseException) -> str:
     text = (str(error) or type(error).__name__).splitlines()[0]
     low = text.lower()
@@ -157,6 +165,8 @@ class Stream(io.RawIOBase):
             raise errors.CorruptFile(
                 f"cannot read {self._name!r}: {_remedied(error)}"
             ) from error
+        except ValueError as error:
+            raise unread(self._name, error) from error
 
     def _decoded(self, n: int) -> bytes:
         """n bytes of the file's text in UTF-8."""
@@ -252,7 +262,9 @@ def _remote(url: str) -> list[File]:
     shown = re.sub(r"//[^/@]*@", "//", url).partition("?")[0]
     with _opening(shown):
         system, path = _system(url, scheme)
-        mark = _GLOB.search(path)
+        # What follows the path of http:// is no pattern: a signature.
+        plain = path.partition("?")[0] if scheme in _WEB else path
+        mark = _GLOB.search(plain)
         if not mark:
             info = system.get_file_info(path)
             if info.type == fs.FileType.Directory:
@@ -260,7 +272,8 @@ def _remote(url: str) -> list[File]:
                     f"{shown!r} is a folder; pass a glob such as {shown}/*"
                 )
             if info.type == fs.FileType.NotFound:
-                raise errors.StorageError(f"no file at {shown!r}")
+                silent = ", or no answer" if scheme in _WEB else ""
+                raise errors.StorageError(f"no file at {shown!r}{silent}")
             return [File(shown, path, info.size, system)]
         base = path[: mark.start()].rpartition("/")[0]
         select = fs.FileSelector(base, recursive="/" in path[mark.start() :])

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 
 from persia import errors
-from persia.data.paths import File
+from persia.data.paths import File, unread
 from persia.data.read_csv import Ints, Wrong
 from persia.data.schema import Schema
 from persia.data.table import check_columns
@@ -139,6 +139,8 @@ def reading(name: str, kind: str) -> Iterator[None]:
         raise errors.CorruptFile(
             f"{name!r} is no {kind} file, or damaged or cut off: {text}"
         ) from error
+    except ValueError as error:
+        raise unread(name, error) from error
 
 
 @contextlib.contextmanager

@@ -181,3 +181,16 @@ def test_lines_that_are_neither_text_nor_complete(tmp_path: Path) -> None:
     data = Files(path, U)
     assert sum(map(len, data)) == 1
     assert data.malformed == 2
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_a_split_without_positives(tmp_path: Path, suffix: str) -> None:
+    data = rows(1000)
+    data["y"] = [1] * 800 + [0] * 200
+    files = Files(write(tmp_path / f"a.{suffix}", data, 90), SCHEMA)
+    for share in (0.1, 0.5):
+        with pytest.raises(errors.InvalidArgument, match=rf"a\.{suffix}.*'y'"):
+            files.split(share)
+    data["y"] = [0, 1] * 500
+    files = Files(write(tmp_path / f"a.{suffix}", data, 90), SCHEMA)
+    assert [p.count_lines() for p in files.split(0.3)] == [700, 300]

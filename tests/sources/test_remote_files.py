@@ -1,7 +1,12 @@
 """Files on S3, as a local server has it, and through fsspec."""
 
-from collections.abc import Callable
+import contextlib
+import functools
+import http.server
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyarrow import fs
@@ -53,3 +58,75 @@ def test_fsspec(tmp_path: Path) -> None:
             assert same(a, b)
     with pytest.raises(errors.StorageError, match="unknown://"):
         Files("unknown://a.csv", SCHEMA)
+
+
+@contextlib.contextmanager
+def serving(handler: Any) -> Iterator[str]:
+    """The address of a server on this machine, while it answers so."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Pages(http.server.SimpleHTTPRequestHandler):
+    """Whole files only, as Python's server has them."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            super().handle()
+
+
+@pytest.mark.slow
+def test_http(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp", reason="http:// needs persia[remote]")
+    data = rows(40)
+    for suffix in ("parquet", "csv", "csv.gz", "jsonl"):
+        write(tmp_path / f"a.{suffix}", data)
+    (tmp_path / "big.parquet").write_bytes(b"PAR1" + bytes(12 << 20))
+    with serving(functools.partial(Pages, directory=tmp_path)) as address:
+        for name in ("parquet", "csv", "csv.gz", "jsonl", "csv?token=x"):
+            files = Files(f"http://{address}/a.{name}", SCHEMA, 16)
+            assert "token" not in files.files[0]
+            for a, b in zip(files, Table(data, SCHEMA, 16), strict=True):
+                assert same(a, b)
+        for name in ("none.csv", "big.parquet"):
+            with pytest.raises(errors.StorageError, match=name):
+                list(Files(f"http://{address}/{name}", SCHEMA))
+
+
+class Expired(http.server.BaseHTTPRequestHandler):
+    """An S3 whose every answer is that the token has expired."""
+
+    def do_GET(self) -> None:
+        body = b"<Error><Code>ExpiredToken</Code><Message>The provided token "
+        body += b"has expired.</Message></Error>"
+        self.send_response(400)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a.parquet", "day_*.csv"])
+def test_expired_credentials(name: str) -> None:
+    with serving(Expired) as address:
+        options = f"scheme=http&endpoint_override={address}&region=us-east-1"
+        with pytest.raises(errors.StorageError) as info:
+            Files(f"s3://me:hidden@bucket/{name}?{options}", SCHEMA)
+    assert "hidden" not in str(info.value)
+    assert name in str(info.value)
