@@ -450,7 +450,7 @@ class Files(Source):
                 low = max(low, place.row)
             if low >= high:
                 continue
-            with open_units(unit.file, self.format) as opened:
+            with open_units(unit.file, self.format, True) as opened:
                 for table in opened.tables(unit.group, columns, low):
                     yield number, low, table.slice(0, high - low)
                     low += table.num_rows

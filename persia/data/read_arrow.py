@@ -25,17 +25,32 @@ __all__ = [
 ]
 
 _PIECE_ROWS = 1 << 16
+_CODE_BYTES = 8  # a text takes 4 and its characters
 _GROUP_BYTES = 256 << 20  # a larger row group is read in pieces
 
 
 class ParquetReader:
-    """An open Parquet file."""
+    """An open Parquet file.
 
-    def __init__(self, file: File, source: Any) -> None:
+    Args:
+        file: its name.
+        source: its bytes.
+        codes: read texts that repeat as dictionaries, which need one hash
+            for each of their values.
+    """
+
+    def __init__(self, file: File, source: Any, codes: bool = False) -> None:
         self.name = file.name
         with reading(file.name, "Parquet"):
             self._file = pq.ParquetFile(source, pre_buffer=True)
-        meta = self._file.metadata
+            meta = self._file.metadata
+            if codes and (names := _repeated(meta)):
+                self._file = pq.ParquetFile(
+                    source,
+                    metadata=meta,
+                    pre_buffer=True,
+                    read_dictionary=names,
+                )
         self.names = self._file.schema_arrow.names
         self.groups = [
             meta.row_group(i).num_rows for i in range(meta.num_row_groups)
@@ -58,6 +73,23 @@ class ParquetReader:
                 if first < batch.num_rows:
                     yield batch.slice(first)
                 first = max(0, first - batch.num_rows)
+
+
+def _repeated(meta: Any) -> list[str]:
+    """The texts that take few bytes a value: numbers of a dictionary. A
+    dictionary made of texts that differ would cost more than it saves."""
+    if not meta.num_row_groups:
+        return []
+    group = meta.row_group(0)
+    columns = [group.column(i) for i in range(group.num_columns)]
+    return [
+        c.path_in_schema
+        for c in columns
+        if c.physical_type == "BYTE_ARRAY"
+        and "." not in c.path_in_schema
+        and c.has_dictionary_page
+        and c.total_uncompressed_size < _CODE_BYTES * c.num_values
+    ]
 
 
 class ArrowReader:
@@ -144,7 +176,9 @@ def reading(name: str, kind: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def open_units(file: File, kind: str) -> Iterator[ParquetReader | ArrowReader]:
+def open_units(
+    file: File, kind: str, codes: bool = False
+) -> Iterator[ParquetReader | ArrowReader]:
     """A file whose parts are known without reading it."""
     if file.compression:
         raise errors.InvalidArgument(
@@ -154,6 +188,6 @@ def open_units(file: File, kind: str) -> Iterator[ParquetReader | ArrowReader]:
         )
     with file.open() as source:
         if kind == "parquet":
-            yield ParquetReader(file, source)
+            yield ParquetReader(file, source, codes)
         else:
             yield ArrowReader(file, source)

@@ -14,6 +14,8 @@ from pyarrow import orc
 
 from persia import errors, hash_ids
 from persia.data import Files, Schema, Table, infer
+from persia.data.paths import find_files
+from persia.data.read_arrow import open_units
 from tests.sources.test_files import SCHEMA, rows, write
 from tests.sources.test_table import same
 
@@ -98,6 +100,22 @@ def test_compression_that_no_name_tells(tmp_path: Path) -> None:
     (tmp_path / "a.parquet.gz").write_bytes(gzip.compress(parquet))
     with pytest.raises(errors.InvalidArgument, match=r"a\.parquet\.gz"):
         list(Files(tmp_path / "a.parquet.gz", SCHEMA))
+
+
+def test_texts_that_repeat_in_parquet(tmp_path: Path) -> None:
+    data = rows(3000)
+    data["x"] = [None if v is None else str(v) for v in data["x"]]
+    data["y"] = ["yes" if v else "no" for v in data["y"]]
+    data["c"][5] = None
+    path = write(tmp_path / "a.parquet", data, 2000)
+    with open_units(find_files(path)[0], "parquet", True) as opened:
+        (table,) = opened.tables(0, ["c", "m", "k"], 0)
+    kinds = [pa.types.is_dictionary(f.type) for f in table.schema]
+    assert kinds == [True, True, False]
+    for a, b in zip(
+        Files(path, SCHEMA, 700), Table(data, SCHEMA, 700), strict=True
+    ):
+        assert same(a, b)
 
 
 @pytest.mark.parametrize("name", ["a.arrow", "a.arrows", "a"])
