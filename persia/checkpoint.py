@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "check", "load", "read_extra", "save"]
 
 _DENSE = "dense.pt"
+_PLACE = "place"  # of a rank's last batch, in its states
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,6 +268,7 @@ def save(
             store.flush()
             # A server may have lost updates that were through.
             patiently(store._core.look, store._connection.timeout)
+            own[_PLACE] = _core.ckpt_place(store._handle)
         # No rank changes a row from here to the end of lead().
         states = _Dense(shared, ranks.gathered(own), extra)
         folder, store._checkpoint_id = ranks.lead(
@@ -466,13 +468,13 @@ def load(
         with ranks.agreed(), _reading(root):
             here = _core.ckpt_tables(store._handle)
             tables = _match(found, here, strict)
-            number: int | None = None
+            places: tuple[int, int] | None = None
             with root.reading(found, [manifest.dense]) as folder:
                 dense = _read_dense(folder, found, parts, ranks)
             _check_classes(parts, dense, found.folder)
             if resume == "continue":
-                number = _last_number(store, found, len(dense["ranks"]))
-                _check_live(store, found)
+                lost = _check_live(store, found)
+                places = _last_place(store, found, dense), lost
             _share(store, root, found)
         staged: list[Staged] = []  # of the rank that leads
         if resume == "rollback":
@@ -484,7 +486,7 @@ def load(
         with _loading(store):
             _apply(ranks, staged, parts, dense, found)
             with ranks.agreed():
-                _go_on(store, manifest, resume, number)
+                _go_on(store, manifest, resume, places)
     return Checkpoint(
         path=found.folder,
         step=manifest.step,
@@ -541,9 +543,11 @@ def _go_on(
     store: Store,
     manifest: manifests.Manifest,
     resume: str,
-    number: int | None,
+    places: tuple[int, int] | None,
 ) -> None:
-    """With the rows that the store has now."""
+    """With the rows that the store has now; places: the last batch of the
+    checkpoint, and how many updates before it servers have lost.
+    """
     if store._core.held(True):
         store._discard()  # gradients of the rows that were
     if resume == "rollback":
@@ -551,11 +555,11 @@ def _go_on(
     if store.remote and resume == "rollback":
         _greet(store, restored=True)
     elif store.remote:
-        assert number is not None
+        assert places is not None
         connection = store._connection
         connection.adopt(manifest.job)
         stream = connection.stream(manifest.job, store.rank)
-        go_on = partial(_core.ckpt_go_on, store._handle, stream, number)
+        go_on = partial(_core.ckpt_go_on, store._handle, stream, *places)
         patiently(go_on, store._connection.timeout)
     store._core.set_t(manifest.t)  # the same at all ranks
     store._core.drop_error()  # what failed before does not matter any more
@@ -563,18 +567,20 @@ def _go_on(
     store._checkpoint_id = manifest.id
 
 
-def _last_number(store: Store, found: files.Found, ranks: int) -> int:
-    """The last update of this rank that a checkpoint of so many has; of a
+def _last_place(
+    store: Store, found: files.Found, dense: Mapping[str, Any]
+) -> int:
+    """The place of the last batch that a checkpoint has of this rank; of a
     rank that is a new one: see client_go_on().
     """
-    last: dict[int, int] = {}
-    for shard in found.manifest.shards:
-        for ledger in shard.ledgers:
-            number = ledger.watermark + int(ledger.window, 16).bit_length()
-            last[ledger.stream] = max(last.get(ledger.stream, 0), number)
-    run = found.manifest.job
+    ranks, run = len(dense["ranks"]), found.manifest.job
+    had = {
+        ledger.stream
+        for shard in found.manifest.shards
+        for ledger in shard.ledgers
+    }
     streams = [store._connection.stream(run, rank) for rank in range(ranks)]
-    if last and not last.keys() & set(streams):
+    if had and not had & set(streams):
         raise SchemaMismatch(
             f"{found.folder} is of another namespace than "
             f"{store._connection.namespace!r}: which updates the servers have "
@@ -583,12 +589,22 @@ def _last_number(store: Store, found: files.Found, ranks: int) -> int:
         )
     if store.rank >= ranks:
         return 2**64 - 1  # after what it may have made since
-    return last.get(streams[store.rank], 0)
+    place = dense.get(_PLACE)
+    if not isinstance(place, int):
+        raise InvalidArgument(
+            f"resume='continue' knows an update by the place of its batch in "
+            f"a persia.DataLoader, and {found.folder} has no place of rank "
+            f"{store.rank}: before it was saved some update was made outside "
+            "of such a loop, of several batches, or as another one of its "
+            "batch (or it was saved by an earlier version of Persia): load "
+            "it with resume='rollback'"
+        )
+    return place
 
 
-def _check_live(store: Store, found: files.Found) -> None:
+def _check_live(store: Store, found: files.Found) -> int:
     """The rows that are there are those that the checkpoint was made of, and
-    have the updates of this rank that it has.
+    have the updates of this rank that it has; how many they lack.
     """
     connection, manifest = store._connection, found.manifest
     rows = rows_of(connection)
@@ -619,6 +635,7 @@ def _check_live(store: Store, found: files.Found) -> None:
             "older rows, or without any): load it with resume='rollback', or "
             "go on without these updates (Store(lost='continue'))"
         )
+    return sum(lost.values())
 
 
 @contextlib.contextmanager

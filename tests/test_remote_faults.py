@@ -92,6 +92,13 @@ class Job:
         self.forward(ids).backward()
         self.store.flush()
 
+    def train(self, *batches: list[int]) -> None:
+        """Steps of the batches of a loader."""
+        source = [JaggedBatch(["f"], torch.tensor(ids)) for ids in batches]
+        for one in persia.DataLoader(source, self.bags, staleness=1):
+            self.bags(one).values().sum().backward()
+            self.store.flush()
+
     @property
     def lost(self) -> int:
         return int(self.store.stats()["client"]["lost"])
@@ -188,17 +195,15 @@ def test_a_refusal_is_told_to_nobody_else(
 ) -> None:
     where = shards(2)
     job = Job(where)
-    job.step([1])
+    job.train([1])
     job.store.save(tmp_path / "job")
-    job.step([1])
     with pytest.raises(errors.CapacityReached):
-        job.step(list(range(100, 140)))
+        job.train([1], list(range(100, 140)))
     job.store.close()
     for _ in range(2):
         job = Job(where)
         job.store.load(tmp_path / "job", resume="continue")
-        for _ in range(3):
-            job.step([1])
+        job.train([1], [1], [1])
         job.store.close()
 
 

@@ -103,7 +103,13 @@ typedef struct client_update {
     uint64_t number;      /* in this client's stream, from 1 */
     uint64_t step;        /* sync: of the job, from 1; else 0 */
     uint32_t part, parts; /* sync: rank of world; else 0 of 1 */
+    uint64_t through;     /* all numbers up to it have ended, or were passed
+                             over; 0: those that came */
 } client_update;
+/* A number is at most so far behind `through`, or as many before it are under
+ * way.  Numbers that were passed over may still be sent by a later life of
+ * the rank, and applied, until updates are CLIENT_LAG beyond them. */
+enum { CLIENT_SPAN = 1024, CLIENT_LAG = 3 * CLIENT_SPAN };
 /* Sums equal ids and applies: sends, retries, waits until every shard has
  * applied, or answered that it had.  Every shard hears of every update.  In
  * one call each table occurs once.  jobs_n may be 0.
@@ -147,11 +153,12 @@ PERSIA_API void client_set_last_number(ps_client *c, uint64_t number);
 PERSIA_API int client_greet(ps_client *c, int restored);
 /* Says Hello likewise, and the updates are those of `stream` after `number`.
  * What servers had beyond it is sent again: of those that were started again
- * only updates up to it count as lost, and PERSIA_ELOST does not tell of them.
- * NUMBER_LAST: after the last that any server has.
+ * only updates up to it are lost: the caller says how many, and PERSIA_ELOST
+ * does not tell of them.  NUMBER_LAST: after the last that any server has.
  */
 #define NUMBER_LAST UINT64_MAX
-PERSIA_API int client_go_on(ps_client *c, uint64_t stream, uint64_t number);
+PERSIA_API int client_go_on(ps_client *c, uint64_t stream, uint64_t number,
+                            uint64_t lost);
 /* The store ends: lookups wait for no server any longer (PERSIA_ECLOSED);
  * END_ALL: nothing does, and updates under way may be applied or not. */
 enum client_end { END_LOOKUPS = 1, END_ALL = 3 }; /* bits */

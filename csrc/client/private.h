@@ -194,6 +194,8 @@ struct ps_client {
     uint64_t last_number;      /* that any server had at its Hello */
     uint64_t next_number;      /* for updates without one: the last given */
     uint64_t t_base, t_number; /* the t, and the number, before the first */
+    uint64_t told;             /* the last number when losses were counted:
+                                  servers pass over what they lack up to it */
     uint32_t moves;            /* times it has joined or left the sync steps */
     int joined;                /* it takes part in them */
     uint64_t joined_step;      /* the one before its next */

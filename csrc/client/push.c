@@ -403,6 +403,17 @@ static uint64_t t_of(ps_client *r, const client_update *update)
     return t > 0 ? (uint64_t)t : 1;
 }
 
+/* Numbers that were passed over so long ago, or before a loss that was
+ * counted, are through; r->lock is held. */
+static void pass_over(ps_client *r, const client_update *update)
+{
+    uint64_t to = update->number > CLIENT_LAG + 1
+                      ? update->number - CLIENT_LAG - 1 : 0;
+    if (to < r->told)
+        to = r->told;
+    numbers_settle(&r->settled, to < update->through ? to : update->through);
+}
+
 /* Gives the update its number, if the caller did not. */
 static int name_update(pushing *p, const client_update *update)
 {
@@ -415,6 +426,7 @@ static int name_update(pushing *p, const client_update *update)
     if (r->embedded) /* there are no other ranks */
         *out = (client_update){.number = out->number, .parts = 1};
     pthread_mutex_lock(&r->lock);
+    pass_over(r, out);
     uint64_t settled = r->settled.w.watermark;
     if (!out->number)
         out->number = r->next_number + 1;

@@ -277,6 +277,9 @@ void client_note_lost(ps_client *r, const server *to, uint64_t lost)
     r->counts.lost += lost;
     if (lost == 0)
         return;
+    pthread_mutex_lock(&r->lock);
+    r->told = r->next_number;
+    pthread_mutex_unlock(&r->lock);
     snprintf(text, sizeof text, "%s was started again and has lost %llu "
              "updates that it had acknowledged", to->address,
              (unsigned long long)lost);
@@ -473,7 +476,8 @@ int client_greet(ps_client *r, int restored)
     return PERSIA_OK;
 }
 
-int client_go_on(ps_client *r, uint64_t stream, uint64_t number)
+int client_go_on(ps_client *r, uint64_t stream, uint64_t number,
+                 uint64_t lost)
 {
     uint64_t last = 0;
     atomic_store(&r->stream, stream);
@@ -484,20 +488,45 @@ int client_go_on(ps_client *r, uint64_t stream, uint64_t number)
         return rc;
     atomic_store(&r->resumed, 1);
     client_set_last_number(r, number == NUMBER_LAST ? last : number);
+    atomic_store(&r->missing, lost);
     client_set_t_after(r, client_servers_t(r), last);
     (void)client_tell_lost(r);
     return PERSIA_OK;
 }
 
+static uint64_t smaller(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Adds what a server has, up to `last`, to what any has.  So far before its
+ * last update nothing was under way: what it lacks there was passed over. */
+static void add_acked(server *to, uint64_t last, numbers_set *any)
+{
+    pthread_mutex_lock(&to->lock);
+    const uint64_t top = window_top(&to->acked.w);
+    if (top > CLIENT_SPAN)
+        numbers_settle(&to->acked, top - CLIENT_SPAN - 1);
+    numbers_settle(any, smaller(to->acked.w.watermark, last));
+    const uint64_t from = any->w.watermark, end = smaller(top, last);
+    for (uint64_t n = from + 1; n <= end; n++)
+        if (window_has(&to->acked.w, n))
+            (void)window_add(&any->w, n);
+    window_advance(&any->w);
+    pthread_mutex_unlock(&to->lock);
+}
+
 void client_set_last_number(ps_client *r, uint64_t number)
 {
-    numbers_set all;
+    numbers_set any;
     uint64_t missing = 0;
-    numbers_init(&all, number);
+    numbers_init(&any, 0);
+    for (uint32_t i = 0; i < r->servers_n; i++)
+        add_acked(r->servers[i], number, &any);
     for (uint32_t i = 0; i < r->servers_n; i++) {
         server *to = r->servers[i];
         pthread_mutex_lock(&to->lock);
-        missing += window_missing(&all.w, &to->acked.w);
+        missing += window_missing(&any.w, &to->acked.w);
         pthread_mutex_unlock(&to->lock);
     }
     atomic_store(&r->missing, missing);

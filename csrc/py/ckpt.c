@@ -581,7 +581,7 @@ static PyObject *ckpt_greet(PyObject *module, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     code = client_greet(store_client(owner), restored);
     if (!code)
-        store_renumber(owner);
+        store_renumber(owner, 0);
     store_put(owner);
     Py_END_ALLOW_THREADS
     return code ? py_raise(code) : Py_NewRef(Py_None);
@@ -605,21 +605,39 @@ static PyObject *ckpt_loading(PyObject *module, PyObject *args)
 
 static PyObject *ckpt_go_on(PyObject *module, PyObject *args)
 {
-    unsigned long long handle, stream, number;
+    unsigned long long handle, stream, number, lost;
     store *owner;
     (void)module;
-    if (!PyArg_ParseTuple(args, "KKK", &handle, &stream, &number))
+    if (!PyArg_ParseTuple(args, "KKKK", &handle, &stream, &number, &lost))
         return NULL;
     int code = store_get(handle, "load", &owner);
     if (code)
         return py_raise(code);
     Py_BEGIN_ALLOW_THREADS
-    code = client_go_on(store_client(owner), stream, number);
+    code = client_go_on(store_client(owner), stream, number, lost);
     if (!code)
-        store_renumber(owner);
+        store_renumber(owner, 1);
     store_put(owner);
     Py_END_ALLOW_THREADS
     return code ? py_raise(code) : Py_NewRef(Py_None);
+}
+
+static PyObject *ckpt_place(PyObject *module, PyObject *arg)
+{
+    store *owner;
+    uint64_t last;
+    (void)module;
+    unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
+    if (PyErr_Occurred())
+        return NULL;
+    int code = store_get(handle, "save", &owner);
+    if (code)
+        return py_raise(code);
+    Py_BEGIN_ALLOW_THREADS
+    code = store_places(owner, &last);
+    store_put(owner);
+    Py_END_ALLOW_THREADS
+    return code ? PyLong_FromUnsignedLongLong(last) : Py_NewRef(Py_None);
 }
 
 /* ---- plain files -------------------------------------------------------- */
@@ -678,8 +696,12 @@ static PyMethodDef methods[] = {
      "ckpt_loading(handle, loading)\n--\n\nWhether the store loads rows: "
      "then they are not another client's."},
     {"ckpt_go_on", ckpt_go_on, METH_VARARGS,
-     "ckpt_go_on(handle, stream, number)\n--\n\nLearns what the shards have; "
-     "the store's updates go on after this one of the stream."},
+     "ckpt_go_on(handle, stream, number, lost)\n--\n\nLearns what the shards "
+     "have; the store's updates go on after this one of the stream, and so "
+     "many are lost."},
+    {"ckpt_place", ckpt_place, METH_O,
+     "ckpt_place(handle)\n--\n\nThe place of the last batch; None if the "
+     "numbers of updates are no places."},
     {"ckpt_verify", ckpt_verify_, METH_VARARGS,
      "ckpt_verify(handle, no, folder, files)\n--\n\nReads every byte of a "
      "table's row files and changes nothing."},

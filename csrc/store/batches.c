@@ -113,6 +113,54 @@ void batch_end(batches *all, batch *b)
                  !was_updated(b);
 }
 
+int batch_was_dropped(const batch *b)
+{
+    for (size_t i = 0; i < b->forwards_n; i++)
+        if (b->forwards[i].state == GRAD_FAILED ||
+            b->forwards[i].state == GRAD_DISCARDED)
+            return 1;
+    return 0;
+}
+
+forward *batches_find(const batches *all, uint64_t ticket, batch **of)
+{
+    for (batch *b = all->taken; b; b = b->next)
+        for (size_t i = 0; i < b->forwards_n && b->state != BATCH_DONE; i++)
+            if (b->forwards[i].ticket == ticket) {
+                *of = b;
+                return &b->forwards[i];
+            }
+    return NULL;
+}
+
+/* A gradient whose forward did not find its batch is of the last one, if one
+ * loop alone trains. */
+static uint64_t last_place(const batches *all)
+{
+    unsigned n = 0;
+    for (const pass *t = all->passes; t; t = t->next)
+        n += t->number && t->trains;
+    return n == 1 ? all->places : 0;
+}
+
+uint64_t batches_place(const batches *all, const store_grad *grads, size_t n)
+{
+    uint64_t place = 0;
+    int found = 0;
+    if (n == 0)
+        return all->places;
+    for (size_t i = 0; i < n; i++) {
+        batch *b;
+        if (!batches_find(all, grads[i].ticket, &b))
+            continue;
+        if (found && b->place != place)
+            return 0;
+        place = b->place;
+        found = 1;
+    }
+    return found ? place : last_place(all);
+}
+
 void batch_append(batch **list, batch *b)
 {
     while (*list)

@@ -79,6 +79,7 @@ typedef struct pass {
     uint64_t staleness;
     int here;           /* nothing is done on threads of the store */
     int sync;           /* steps of all ranks: 1, and 2 if by batch */
+    int trains;         /* a batch was taken to be trained */
     struct batch *queue; /* that the loop has not asked for, oldest first */
     size_t batches;     /* of this pass that are not freed */
     unsigned waiters;   /* threads that close it */
@@ -88,6 +89,7 @@ typedef struct batch {
     struct batch *next; /* in pass->queue or batches.taken */
     pass *pass;
     uint64_t number;
+    uint64_t place;    /* see batches.places; 0: it has none */
     enum batch_state state;
     lookup *lookups;
     unsigned users;    /* threads that use a lookup; not freed meanwhile */
@@ -109,6 +111,8 @@ typedef struct batches {
                          step of several backwards count as one */
     uint64_t clock;   /* updates that ended */
     uint64_t steps;   /* updates of several backwards that began */
+    uint64_t places;  /* batches that loops have taken in passes that train,
+                         counted on from the last number of the stream */
     unsigned owed;    /* empty parts of steps that are not sent */
     unsigned paying;  /* ... that are in flight */
 } batches;
@@ -127,6 +131,14 @@ void batch_add_forward(batch *b, uint64_t ticket);
 void batch_follow(batches *all, batch *b);
 /* Ends it, unless it has ended. */
 void batch_end(batches *all, batch *b);
+
+/* Some of its gradients were dropped. */
+int batch_was_dropped(const batch *b);
+
+/* A forward that still counts, by its ticket, and its batch; or NULL. */
+forward *batches_find(const batches *all, uint64_t ticket, batch **of);
+/* See prefetch_place(). */
+uint64_t batches_place(const batches *all, const store_grad *grads, size_t n);
 
 void batch_append(batch **list, batch *b);
 void batch_remove(batch **list, batch *b);

@@ -236,31 +236,36 @@ static int refuse(prefetch *p, batch *b)
     return b->state == BATCH_DONE;
 }
 
-/* A forward that still counts, by its ticket, and its batch. */
-static forward *find_forward(prefetch *p, uint64_t ticket, batch **of)
-{
-    for (batch *b = p->all.taken; b; b = b->next)
-        for (size_t i = 0; i < b->forwards_n && b->state != BATCH_DONE; i++)
-            if (b->forwards[i].ticket == ticket) {
-                *of = b;
-                return &b->forwards[i];
-            }
-    return NULL;
-}
-
 void prefetch_pending(prefetch *p, uint64_t ticket)
 {
     if (no_pass(p))
         return;
     pthread_mutex_lock(&p->lock);
     batch *b;
-    forward *f = find_forward(p, ticket, &b);
+    forward *f = batches_find(&p->all, ticket, &b);
     if (f && f->state == GRAD_OUT) {
         f->state = GRAD_PENDING;
         batch_follow(&p->all, b);
     }
     advance(p);
     end_of_call(p);
+}
+
+uint64_t prefetch_place(prefetch *p, const store_grad *grads, size_t n)
+{
+    if (n && no_pass(p))
+        return 0;
+    pthread_mutex_lock(&p->lock);
+    uint64_t place = batches_place(&p->all, grads, n);
+    pthread_mutex_unlock(&p->lock);
+    return place;
+}
+
+void prefetch_renumber(prefetch *p, uint64_t last)
+{
+    pthread_mutex_lock(&p->lock);
+    p->all.places = last;
+    pthread_mutex_unlock(&p->lock);
 }
 
 void prefetch_updating(prefetch *p, const store_grad *grads, size_t n,
@@ -272,7 +277,7 @@ void prefetch_updating(prefetch *p, const store_grad *grads, size_t n,
     p->all.steps += step != 0;
     for (size_t i = 0; i < n; i++) {
         batch *b;
-        forward *f = find_forward(p, grads[i].ticket, &b);
+        forward *f = batches_find(&p->all, grads[i].ticket, &b);
         if (!f)
             continue;
         f->state = GRAD_UPDATING;
@@ -291,7 +296,7 @@ void prefetch_sending(prefetch *p, const store_grad *grads, size_t n,
     pthread_mutex_lock(&p->lock);
     for (size_t i = 0; i < n; i++) {
         batch *b;
-        forward *f = find_forward(p, grads[i].ticket, &b);
+        forward *f = batches_find(&p->all, grads[i].ticket, &b);
         if (f)
             f->update = number;
     }
@@ -309,7 +314,7 @@ int prefetch_allows(prefetch *p, const store_grad *grads, size_t n)
         all &= !t->number || (t->staleness > 0 && !t->here);
     for (size_t i = 0; i < n && all; i++) {
         batch *b;
-        all = find_forward(p, grads[i].ticket, &b) != NULL;
+        all = batches_find(&p->all, grads[i].ticket, &b) != NULL;
     }
     pthread_mutex_unlock(&p->lock);
     return all;
@@ -323,15 +328,6 @@ void prefetch_tidy(prefetch *p)
     end_of_call(p);
 }
 
-static int some_dropped(const batch *b)
-{
-    for (size_t i = 0; i < b->forwards_n; i++)
-        if (b->forwards[i].state == GRAD_FAILED ||
-            b->forwards[i].state == GRAD_DISCARDED)
-            return 1;
-    return 0;
-}
-
 /* Nothing more becomes of these gradients. */
 static void settle(prefetch *p, const store_grad *grads, size_t n,
                    enum grad_state state)
@@ -343,7 +339,7 @@ static void settle(prefetch *p, const store_grad *grads, size_t n,
     p->all.clock += state == GRAD_APPLIED;
     for (size_t i = 0; i < n; i++) {
         batch *b;
-        forward *f = find_forward(p, grads[i].ticket, &b);
+        forward *f = batches_find(&p->all, grads[i].ticket, &b);
         if (!f)
             continue;
         f->state = state;
@@ -352,7 +348,7 @@ static void settle(prefetch *p, const store_grad *grads, size_t n,
         batch_follow(&p->all, b);
         if (b->state != BATCH_DONE)
             continue;
-        p->stats.dropped += (uint64_t)some_dropped(b);
+        p->stats.dropped += (uint64_t)batch_was_dropped(b);
         if (b->trained && (!b->step || b->step != step))
             p->all.trained++;
         step = b->step;
@@ -632,10 +628,21 @@ static int make_room(prefetch *p, const batch *b)
     return 0;
 }
 
+/* The loop has the batch, which it may have ended meanwhile. */
+static void give_place(prefetch *p, uint64_t number)
+{
+    pthread_mutex_lock(&p->lock);
+    batch *b = find_batch(p, number);
+    p->all.places++;
+    if (b)
+        b->place = p->all.places;
+    pthread_mutex_unlock(&p->lock);
+}
+
 int store_batch_next(store *s, uint64_t number, int reading)
 {
     prefetch *p = store_prefetch(s);
-    int rc = store_error(s);
+    int rc = store_error(s), trains = 0;
     if (rc)
         return rc;
     pthread_mutex_lock(&p->lock);
@@ -660,11 +667,17 @@ int store_batch_next(store *s, uint64_t number, int reading)
         rc = ended();
     if (b && rc == PERSIA_OK && reading && !b->forwards_n)
         batch_event(b, BATCH_TO_READ);
+    if (b && rc == PERSIA_OK)
+        trains = b->pass->trains |= !reading;
     advance(p); /* with b handed out, others may follow */
     end_of_call(p);
     if (!rc)
         rc = store_pay(s);
-    return rc ? rc : store_error(s); /* of an update that it waited for */
+    if (!rc)
+        rc = store_error(s); /* of an update that it waited for */
+    if (!rc && trains) /* what was paid is of batches before it */
+        give_place(p, number);
+    return rc;
 }
 
 void store_batch_skip(store *s, uint64_t number)

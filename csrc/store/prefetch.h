@@ -14,6 +14,11 @@ void prefetch_destroy(prefetch *p);
 
 /* The gradient of a forward came and waits for an update. */
 void prefetch_pending(prefetch *p, uint64_t ticket);
+/* The place of the one batch that these gradients are of (n of 0: the last
+ * one that was taken); 0: it is not known, or there are several. */
+uint64_t prefetch_place(prefetch *p, const store_grad *grads, size_t n);
+/* Places are counted on from this one. */
+void prefetch_renumber(prefetch *p, uint64_t last);
 /* An update of these gradients begins.  step: of several backwards. */
 void prefetch_updating(prefetch *p, const store_grad *grads, size_t n,
                        int step);

@@ -96,7 +96,7 @@ static int start(store *s, int rc, uint64_t *handle)
                             remote ? PENDING_REMOTE : PENDING_LOCAL, &s->u);
     if (rc)
         goto fail;
-    store_renumber(s);
+    store_renumber(s, 0);
     pthread_mutex_lock(&registry.lock);
     uint32_t slot = 0;
     while (slot < STORES_MAX && registry.slots[slot].s)
@@ -437,6 +437,7 @@ int store_run(store *s, const update *one)
 static int apply_later(store *s, store_grad *grads, size_t n,
                        const optim_args *optim, uint32_t optim_n, int tell)
 {
+    const uint64_t place = prefetch_place(s->p, grads, n);
     update *one;
     int rc = updates_make(s->u, grads, n, optim, optim_n, &one);
     if (rc) {
@@ -444,6 +445,7 @@ static int apply_later(store *s, store_grad *grads, size_t n,
         store_release_grads(grads, n);
         return rc;
     }
+    one->place = place;
     return updates_add(s->u, one, tell);
 }
 
@@ -469,10 +471,12 @@ int store_pay(store *s)
     for (unsigned n = prefetch_owed(s->p); n; n--) {
         update *one;
         int failed = updates_make(s->u, NULL, 0, NULL, 0, &one);
-        if (failed)
+        if (failed) {
             prefetch_paid(s->p);
-        else
+        } else {
+            one->place = prefetch_place(s->p, NULL, 0);
             failed = updates_add(s->u, one, 0);
+        }
         rc = rc ? rc : failed;
     }
     return rc;
@@ -543,9 +547,17 @@ void store_drop_error(store *s)
     updates_drop_errors(s->u);
 }
 
-void store_renumber(store *s)
+void store_renumber(store *s, int strict)
 {
-    updates_renumber(s->u, client_last_number(s->c));
+    const uint64_t last = client_last_number(s->c);
+    prefetch_renumber(s->p, last);
+    updates_renumber(s->u, last, strict);
+}
+
+int store_places(store *s, uint64_t *last)
+{
+    *last = prefetch_place(s->p, NULL, 0);
+    return updates_have_places(s->u);
 }
 
 int store_join(store *s, uint64_t *applied)

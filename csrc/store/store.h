@@ -109,8 +109,14 @@ PERSIA_API int store_error(store *s);
 PERSIA_API void store_drop_error(store *s);
 
 /* The numbers of updates go on after client_last_number().  No update is
- * under way. */
-PERSIA_API void store_renumber(store *s);
+ * under way.  Remote: an update has the number of its batch's place, which
+ * counts the batches that loops take in passes that train, trained or not.
+ * From the first update without one on they are counted, or (`strict`) such
+ * updates are refused: PERSIA_EARG. */
+PERSIA_API void store_renumber(store *s, int strict);
+/* *last: the place of the last batch that a loop took.  Whether the numbers
+ * of all updates are places. */
+PERSIA_API int store_places(store *s, uint64_t *last);
 
 typedef struct store_counts {
     uint64_t applied, failed; /* updates */

@@ -29,11 +29,14 @@ struct updates {
     pthread_mutex_t lock;  /* guards all below */
     pthread_cond_t moved;  /* an update ended */
     update *first, **last; /* that wait */
+    update *running;
     update *ended;
     size_t left;   /* waiting or under way */
     int part_runs; /* a part of a step is under way */
     int closing;
     client_update name; /* of the last one that was added */
+    int counted;   /* its number is no place any more */
+    int strict;    /* one without a place is refused */
     kept error, lost; /* lost: PERSIA_ELOST, which tells of earlier ones */
     store_counts counts;
 };
@@ -180,9 +183,21 @@ static update *take(updates *u)
         u->part_runs |= is_part;
         if (!u->closing || !(u->error.code || u->lost.code))
             update_event(one, UPDATE_BEGIN);
+        one->next = u->running;
+        u->running = one;
     }
     pthread_mutex_unlock(&u->lock);
     return one;
+}
+
+static int refuse(store *s, const update *one)
+{
+    (void)client_skip(store_client(s), &one->name);
+    return err_set(PERSIA_EARG, "after load(resume=\"continue\") an update is "
+                   "known by the place of its batch in a persia.DataLoader: "
+                   "train inside of its loop, with at most one update a "
+                   "batch and one batch an update, or load with "
+                   "resume=\"rollback\"");
 }
 
 /* The look-ahead hears how an update ended. */
@@ -199,10 +214,21 @@ static int run(updates *u, const update *one)
 {
     if (one->state == UPDATE_QUEUED)
         return PERSIA_ECLOSED;
+    if (one->refused)
+        return refuse(u->s, one);
     if (u->named)
         prefetch_sending(store_prefetch(u->s), one->grads, one->n,
                          one->name.number);
     return store_run(u->s, one);
+}
+
+/* The lock is held. */
+static void stop_running(updates *u, const update *one)
+{
+    update **at = &u->running;
+    while (*at != one)
+        at = &(*at)->next;
+    *at = one->next;
 }
 
 /* A background job: all updates that it finds.  Jobs that meet a part while
@@ -225,12 +251,57 @@ static void update_job(void *ctx)
         pthread_mutex_lock(&u->lock);
         if (one->name.parts > 1)
             u->part_runs = 0;
+        stop_running(u, one);
         one->next = u->ended;
         u->ended = one;
         u->left--;
         pthread_cond_broadcast(&u->moved);
         pthread_mutex_unlock(&u->lock);
     }
+}
+
+/* All numbers up to this one are through, or passed over; the lock is held. */
+static uint64_t through(const updates *u)
+{
+    uint64_t oldest = u->first ? u->first->name.number : u->name.number + 1;
+    for (const update *one = u->running; one; one = one->next)
+        if (one->name.number < oldest)
+            oldest = one->name.number;
+    return oldest - 1;
+}
+
+/* The rows are not those that the places so far are about; the lock is
+ * held. */
+static int is_moved(const updates *u)
+{
+    return client_restored_number(store_client(u->s)) > u->name.number;
+}
+
+static int has_place(const updates *u, const update *one)
+{
+    return !u->counted && !is_moved(u) && one->place > u->name.number;
+}
+
+/* The lock is held.  PERSIA_EINTR: it has a name all the same. */
+static int name(updates *u, update *one)
+{
+    int rc = PERSIA_OK;
+    while (!rc && has_place(u, one) &&
+           one->place > through(u) + CLIENT_SPAN && u->left)
+        rc = cond_wait_poll(&u->moved, &u->lock, UINT64_MAX);
+    if (has_place(u, one)) {
+        u->name.number = one->place;
+    } else {
+        if (is_moved(u))
+            u->name.number = client_restored_number(store_client(u->s));
+        u->name.number++;
+        u->counted = 1;
+        one->refused = u->strict;
+    }
+    u->name.step += u->name.parts > 1;
+    u->name.through = u->left ? through(u) : u->name.number - 1;
+    one->name = u->name;
+    return rc;
 }
 
 int updates_add(updates *u, update *one, int tell)
@@ -240,14 +311,7 @@ int updates_add(updates *u, update *one, int tell)
     /* Not the error of this update, were it fast. */
     if (tell)
         earlier = next_kept(u);
-    if (u->named) {
-        const uint64_t last = client_restored_number(store_client(u->s));
-        if (u->name.number < last)
-            u->name.number = last;
-        u->name.number++;
-        u->name.step += u->name.parts > 1;
-        one->name = u->name;
-    }
+    int rc = u->named ? name(u, one) : PERSIA_OK;
     update_event(one, UPDATE_ADD);
     one->next = NULL;
     *u->last = one;
@@ -256,7 +320,8 @@ int updates_add(updates *u, update *one, int tell)
     pthread_mutex_unlock(&u->lock);
     if (sched_submit(u->jobs, update_job, u))
         update_job(u); /* there is no memory for a job */
-    int rc = updates_wait(u, u->most, 0);
+    int late = updates_wait(u, u->most, 0);
+    rc = rc ? rc : late;
     if (!earlier.code)
         return rc;
     err_set(earlier.code, "%s", earlier.text);
@@ -268,11 +333,21 @@ int updates_add(updates *u, update *one, int tell)
     return rc;
 }
 
-void updates_renumber(updates *u, uint64_t last)
+void updates_renumber(updates *u, uint64_t last, int strict)
 {
     pthread_mutex_lock(&u->lock);
     u->name.number = last;
+    u->counted = 0;
+    u->strict = strict;
     pthread_mutex_unlock(&u->lock);
+}
+
+int updates_have_places(updates *u)
+{
+    pthread_mutex_lock(&u->lock);
+    int have = u->named && !u->counted && !is_moved(u);
+    pthread_mutex_unlock(&u->lock);
+    return have;
 }
 
 void updates_sync(updates *u, uint64_t last, uint32_t part, uint32_t parts)

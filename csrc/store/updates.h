@@ -43,6 +43,8 @@ typedef struct update {
     struct update *next;
     enum update_state state;
     client_update name; /* number 0: the shard counts */
+    uint64_t place;      /* of its batch; 0: not known, or of several */
+    int refused;         /* it needs a place, and has none */
     store_grad *grads;   /* [n] */
     size_t n;           /* 0: an empty part of a store */
     const optim_args *optim; /* [optim_n] */
@@ -69,8 +71,12 @@ int updates_add(updates *u, update *one, int tell);
 /* One on this thread, of gradients that the caller keeps. */
 int updates_now(updates *u, update *one);
 
-/* Numbers go on after this one. */
-void updates_renumber(updates *u, uint64_t last);
+/* Numbers go on after this one.  An update has the number of its place, until
+ * one has no place, or one that another update has or has passed: then they
+ * are counted.  strict: such an update is refused. */
+void updates_renumber(updates *u, uint64_t last, int strict);
+/* Whether all numbers since then are places. */
+int updates_have_places(updates *u);
 /* Updates that are added are parts of steps; parts of 0: no more. */
 void updates_sync(updates *u, uint64_t last, uint32_t part, uint32_t parts);
 int updates_are_parts(updates *u);

@@ -220,7 +220,7 @@ static void what_is_sent_again_is_not_lost(void **state)
     uint32_t no = declare_counting(remote);
     add_all(remote, no, 7);
     cluster_restart(&c, 1);
-    assert_int_equal(client_go_on(remote, 77, 0), PERSIA_OK);
+    assert_int_equal(client_go_on(remote, 77, 0, 0), PERSIA_OK);
     add_all(remote, no, 7);
     assert_int_equal(counts_of(remote).lost, 0);
     assert_int_equal(counts_of(remote).duplicates, 7);
@@ -228,7 +228,7 @@ static void what_is_sent_again_is_not_lost(void **state)
     for (uint64_t i = 0; i < IDS; i++)
         assert_true(got[i] == 7);
     cluster_restart(&c, 0);
-    assert_int_equal(client_go_on(remote, 77, 5), PERSIA_OK);
+    assert_int_equal(client_go_on(remote, 77, 5, 5), PERSIA_OK);
     add_all(remote, no, 2);
     assert_int_equal(counts_of(remote).lost, 5);
     client_destroy(remote);
