@@ -400,7 +400,8 @@ def test_leave(server: Serving) -> None:
     """A rank that never joined may leave; nobody waits for it."""
     client = Client(server.address, "left")
     request = pb.LeaveRequest(caller=client.caller, rank=0, world=1)
-    assert client.call.Leave(request, timeout=30).step == 0
+    hello = client.call.Hello(client.hello_request(), timeout=30)
+    assert client.call.Leave(request, timeout=30).step == hello.t
 
 
 # ---- what is no message ----------------------------------------------------

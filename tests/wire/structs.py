@@ -83,6 +83,7 @@ NAMES = {
     "HelloRequest": "hello",
     "HelloReply": "hello_reply",
     "Ledger": "ledger",
+    "SlotRun": "slot_run",
     "TableSpec": "table_spec",
     "DeclareRequest": "declare",
     "DeclareReply": "declare_reply",

@@ -28,6 +28,7 @@ REPLIES = [
 MESSAGES = sorted(set(REQUESTS + REPLIES))
 
 LIMITS = {"no": 4095, "dim": 4096, "state_floats": 8192, "parts": 65536}
+LIMITS |= {"first": 4095, "count": 4096}
 NAME_BYTES = {"role": 31, "proof": 63}
 Message = Any
 
@@ -215,9 +216,9 @@ def split(data: bytes) -> list[tuple[int, bytes]]:
 
 #: Of fields that no version has: all codings, a group in a group.
 UNKNOWN = [
-    varint(16 << 3) + varint(2**64 - 1),
+    varint(18 << 3) + varint(2**64 - 1),
     varint(1000 << 3 | 1) + b"12345678",
-    varint(17 << 3 | 2) + varint(5) + b"hello",
+    varint(19 << 3 | 2) + varint(5) + b"hello",
     varint((2**29 - 1) << 3 | 5) + b"1234",
     varint(20 << 3 | 3)
     + varint(1 << 3) + b"\x01"
