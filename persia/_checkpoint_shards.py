@@ -113,18 +113,18 @@ def _place(folder: Path) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _used_by(peer: Peer, folder: Path) -> Iterator[None]:
-    """A server's first use of a folder: where it fails, with the remedy."""
+def _opened_by_servers(folder: Path) -> Iterator[None]:
+    """The servers' first use of a folder: where it fails, with the remedy."""
     try:
         yield
     except (InvalidArgument, StorageError) as error:
         root, name = _place(folder)
         parent = folder.absolute().parent.parent
         raise StorageError(
-            f"server {peer.address} cannot use {folder}, which must be "
-            f"{root}/{name} in the folder of its --checkpoints: {error}. "
-            f"Start all servers with --checkpoints {parent}, on storage that "
-            "they share with this process"
+            f"a server cannot use {folder}, which must be {root}/{name} in "
+            f"the folder of its --checkpoints: {error}. Start all servers "
+            f"with --checkpoints {parent}, on storage that they share with "
+            "this process"
         ) from error
 
 
@@ -133,15 +133,16 @@ def _poll(
     ask: Callable[[int], dict[str, Any]],
     timeout: float,
     stop: threading.Event,
+    until: str = "done",
 ) -> list[dict[str, Any]]:
-    """Asks each shard until it is done; their last answers."""
+    """Asks each shard until it is done (or started); their last answers."""
 
     def once(shard: int) -> dict[str, Any]:
         return patiently(partial(ask, shard), timeout)
 
     answers = [once(shard) for shard in range(shards)]
     pause, asked = 0.01, time.monotonic()
-    while not all(answer["done"] for answer in answers):
+    while not all(answer[until] for answer in answers):
         if stop.is_set():
             raise Interrupted("the checkpoint was given up by another rank")
         time.sleep(pause)
@@ -151,7 +152,7 @@ def _poll(
         if every:
             asked = time.monotonic()
         for shard in range(shards):
-            if every or not answers[shard]["done"]:
+            if every or not answers[shard][until]:
                 answers[shard] = once(shard)
     return answers
 
@@ -224,22 +225,10 @@ class ShardRows:
         stop: threading.Event,
     ) -> tuple[list[dict[str, Any]], list[Part]]:
         peers = self._peers
-        with self._snapshot(folder) as ask:
+        with self._snapshot(folder, stop) as ask:
             tables = self._tables()
             between()
-            try:
-                answers = _poll(
-                    len(peers),
-                    partial(ask, _core.SNAPSHOT_STATUS),
-                    self._timeout,
-                    stop,
-                )
-            except InvalidArgument as error:
-                raise Unavailable(
-                    f"the save into {folder} has come to nothing, a server "
-                    f"was started again in the middle of it, or another save "
-                    f"took its place: save again ({error})"
-                ) from error
+            answers = self._watch(ask, folder, stop, "done")
         (folder / _PROOF).unlink()
         every, parts = _parts(tables, answers)
         for peer, part in zip(peers, parts):
@@ -247,14 +236,31 @@ class ShardRows:
                 _check_file(peer, folder, file)
         return every, parts
 
+    def _watch(
+        self,
+        ask: Callable[[int, int], dict[str, Any]],
+        folder: Path,
+        stop: threading.Event,
+        until: str,
+    ) -> list[dict[str, Any]]:
+        status = partial(ask, _core.SNAPSHOT_STATUS)
+        try:
+            return _poll(len(self._peers), status, self._timeout, stop, until)
+        except InvalidArgument as error:
+            raise Unavailable(
+                f"the save into {folder} has come to nothing, a server was "
+                f"started again in the middle of it, or another save took "
+                f"its place: save again ({error})"
+            ) from error
+
     def check(self, folder: Path) -> None:
         """Finds out whether all shards could write into the folder."""
-        with self._snapshot(folder):
+        with self._snapshot(folder, threading.Event()):
             pass
 
     @contextlib.contextmanager
     def _snapshot(
-        self, folder: Path
+        self, folder: Path, stop: threading.Event
     ) -> Iterator[Callable[[int, int], dict[str, Any]]]:
         """All shards write their rows into the folder, until the end at most;
         what asks them for more: by verb and shard.
@@ -266,15 +272,17 @@ class ShardRows:
         def ask(verb: int, shard: int) -> dict[str, Any]:
             return self._peers[shard].snapshot(verb, *place)
 
+        shards = range(len(self._peers))
         try:
-            for shard, peer in enumerate(self._peers):
-                with _used_by(peer, folder):
+            with _opened_by_servers(folder):
+                for shard in shards:
                     begin = partial(ask, _core.SNAPSHOT_BEGIN, shard)
                     patiently(begin, self._timeout)
+                self._watch(ask, folder, stop, "started")
             yield ask
         finally:
             # Where that fails the shard forgets it by itself.
-            for shard in range(len(self._peers)):
+            for shard in shards:
                 with contextlib.suppress(PersiaError):
                     ask(_core.SNAPSHOT_END, shard)
 
@@ -428,16 +436,9 @@ class _ShardStaged:
 
     def prepare(self, stop: threading.Event) -> None:
         """Each shard reads and checks its rows beside those it has."""
-        for shard, peer in enumerate(self._peers):
-            with _used_by(peer, self._folder):
-                prepare = partial(self._ask, _core.RESTORE_PREPARE, shard)
-                patiently(prepare, self._timeout)
-        _poll(
-            len(self._peers),
-            partial(self._ask, _core.RESTORE_PREPARE),
-            self._timeout,
-            stop,
-        )
+        prepare = partial(self._ask, _core.RESTORE_PREPARE)
+        with _opened_by_servers(self._folder):
+            _poll(len(self._peers), prepare, self._timeout, stop)
 
     def commit(self) -> None:
         """They take the place of the rows that were there."""

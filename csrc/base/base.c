@@ -62,17 +62,20 @@ void interrupt_install(interrupt_fn fn)
     atomic_store(&interrupt_callback, fn);
 }
 
-static _Thread_local const int *interrupt_stop;
+static _Thread_local interrupt_flag *thread_flag;
 
-void interrupt_watch(const int *stop)
+void interrupt_watch(interrupt_flag *flag)
 {
-    interrupt_stop = stop;
+    thread_flag = flag;
 }
 
 int interrupt_poll(void)
 {
-    if (interrupt_stop && __atomic_load_n(interrupt_stop, __ATOMIC_ACQUIRE))
-        return err_set(PERSIA_EINTR, "it was stopped");
+    if (thread_flag) {
+        __atomic_fetch_add(&thread_flag->polls, 1, __ATOMIC_RELAXED);
+        if (__atomic_load_n(&thread_flag->stop, __ATOMIC_ACQUIRE))
+            return err_set(PERSIA_EINTR, "it was stopped");
+    }
     interrupt_fn fn = atomic_load(&interrupt_callback);
     return fn ? fn() : PERSIA_OK;
 }

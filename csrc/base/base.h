@@ -75,10 +75,13 @@ PERSIA_API const char *err_message(int code);
 typedef int (*interrupt_fn)(void);
 PERSIA_API void interrupt_install(interrupt_fn fn);
 PERSIA_API int interrupt_poll(void);
-/* How a background thread is told to end: from now on its interrupt_poll()
- * returns PERSIA_EINTR when *stop (changed by __atomic_store_n) is not 0.
- * NULL: no more. */
-PERSIA_API void interrupt_watch(const int *stop);
+/* A background thread as others see it; both fields by __atomic_*_n. */
+typedef struct interrupt_flag {
+    int stop;       /* set by others: interrupt_poll() returns PERSIA_EINTR */
+    uint64_t polls; /* its calls of interrupt_poll(): it makes progress */
+} interrupt_flag;
+/* From now on this thread's interrupt_poll() uses the flag; NULL: no more. */
+PERSIA_API void interrupt_watch(interrupt_flag *flag);
 
 /* PERSIA_OK, or PERSIA_EFORK in a child of the process in which the library
  * was loaded: threads and locks do not survive a fork. */

@@ -76,6 +76,34 @@ PERSIA_API int ckpt_restore(sched *s, table *t, int folder,
                             const ckpt_file *files, size_t n, uint32_t shard,
                             uint32_t shards);
 
+/* Where row files are, for those who open no file themselves.  Every call
+ * but close() may wait for as long as the files do. */
+typedef struct ckpt_io {
+    int (*open)(struct ckpt_io *io); /* first, and once */
+    /* ckpt_write(), ckpt_verify() and ckpt_restore(). */
+    int (*write)(struct ckpt_io *io, sched *s, table_cut *cut,
+                 const table_config *config, const char *stem,
+                 ckpt_files *out);
+    int (*sync)(struct ckpt_io *io); /* what was written will last */
+    int (*verify)(struct ckpt_io *io, sched *s, const table_config *config,
+                  const ckpt_file *files, size_t n);
+    int (*read)(struct ckpt_io *io, sched *s, table *t,
+                const ckpt_file *files, size_t n, uint32_t shard,
+                uint32_t shards);
+    void (*close)(struct ckpt_io *io); /* frees it */
+} ckpt_io;
+
+/* How a folder is found: a descriptor for the caller to close. */
+typedef struct ckpt_opener {
+    int (*open)(void *ctx, int *fd);
+    void (*free)(void *ctx);
+    void *ctx;
+} ckpt_opener;
+/* Files of at most `chunk` bytes in a folder.  The opener is copied; it is
+ * the caller's after an error. */
+PERSIA_API int ckpt_folder(const ckpt_opener *opener, uint64_t chunk,
+                           ckpt_io **out);
+
 /* The CRC-32C of a message whose first part has `crc` and that goes on with
  * data[0..n).  Start with 0. */
 PERSIA_API uint32_t crc32c(uint32_t crc, const void *data, size_t n);

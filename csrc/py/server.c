@@ -236,7 +236,8 @@ void py_served_drop(py_served *s)
     /* In a forked child its locks belong to threads that are not there. */
     if (fork_check("a server") != PERSIA_OK)
         return;
-    service_destroy(s->service);
+    if (service_destroy(s->service))
+        return; /* a thread hangs in a file, and needs them */
     ps_destroy(s->p);
     free(s);
 }
@@ -467,7 +468,13 @@ static PyObject *server_checkpoints(PyObject *self, PyObject *arg)
         Py_XDECREF(path);
         return NULL;
     }
-    int rc = service_set_checkpoints(s->served->service, text);
+    py_served *served = s->served;
+    int rc;
+    atomic_fetch_add(&served->users, 1);
+    Py_BEGIN_ALLOW_THREADS
+    rc = service_set_checkpoints(served->service, text);
+    py_served_drop(served);
+    Py_END_ALLOW_THREADS
     Py_DECREF(path);
     return rc ? py_raise(rc) : Py_NewRef(Py_None);
 }

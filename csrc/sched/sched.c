@@ -406,6 +406,43 @@ unsigned sched_threads(const sched *s)
     return s->threads;
 }
 
+/* ---- threads of no pool ---- */
+
+typedef struct detached {
+    sched *s;
+    void (*body)(void *ctx, sched *s);
+    void (*end)(void *ctx);
+    void *ctx;
+} detached;
+
+static void *detached_main(void *arg)
+{
+    detached d = *(detached *)arg;
+    of_a_pool = 1;
+    free(arg);
+    d.body(d.ctx, d.s);
+    sched_destroy(d.s);
+    d.end(d.ctx);
+    return NULL;
+}
+
+int sched_detach(unsigned threads, void (*body)(void *ctx, sched *s),
+                 void (*end)(void *ctx), void *ctx, const char *name)
+{
+    detached *d = malloc(sizeof *d);
+    if (!d)
+        return err_set(PERSIA_ENOMEM, "out of memory: a thread");
+    *d = (detached){.body = body, .end = end, .ctx = ctx};
+    int code = sched_create(threads, &d->s);
+    if (!code)
+        code = thread_start(NULL, detached_main, d, name);
+    if (code) {
+        sched_destroy(d->s);
+        free(d);
+    }
+    return code;
+}
+
 /* ---- futures ---- */
 
 struct future {

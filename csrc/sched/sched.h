@@ -72,6 +72,13 @@ PERSIA_API void sched_team_install(const sched_team *team);
  * in the order of submission; with one background thread they also end so. */
 PERSIA_API int sched_submit(sched *s, sched_job_fn fn, void *ctx);
 
+/* Runs body(ctx, s) on a thread that belongs to no pool, with a pool of
+ * `threads` for its loops; then end(ctx), when the pool has gone. */
+PERSIA_API int sched_detach(unsigned threads,
+                            void (*body)(void *ctx, sched *s),
+                            void (*end)(void *ctx), void *ctx,
+                            const char *name);
+
 /* A value that one thread completes and others wait for. */
 typedef struct future future;
 PERSIA_API int future_create(future **out);

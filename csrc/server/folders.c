@@ -1,13 +1,16 @@
-/* folders.c: folders of checkpoints, and threads that work on them. */
+/* folders.c: folders of checkpoints; they are opened by a job. */
 #include "server/private.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "ckpt/ckpt.h"
+
+enum { PROOF = sizeof ((wire_snapshot *)0)->proof };
 
 /* A plain name, or one of a checkpoint that is being written. */
 static int check_folder(const char *name)
@@ -51,21 +54,24 @@ static int check_proof(int folder, const char *name, const char *proof)
                    "same folder, on shared storage", name);
 }
 
-int folder_open(const ps_service *s, const char *root, const char *folder,
-                const char *proof, int *out)
+/* Where a job's files are; its own copy of all that it takes to open them. */
+typedef struct place {
+    int checkpoints;
+    char root[WIRE_NAME], folder[WIRE_NAME], proof[PROOF];
+} place;
+
+static int place_open(void *ctx, int *out)
 {
-    int above = -1, rc;
+    const place *p = ctx;
+    int above = -1;
+    int rc = open_below(p->checkpoints, p->root, &above);
     *out = -1;
-    if (s->checkpoints < 0)
-        return err_set(PERSIA_EARG, "the server has no folder of "
-                       "checkpoints: start it with --checkpoints");
-    if ((rc = ckpt_name_check(root)) || (rc = check_folder(folder)) ||
-        (rc = open_below(s->checkpoints, root, &above)))
+    if (rc)
         return rc;
-    rc = open_below(above, folder, out);
+    rc = open_below(above, p->folder, out);
     close(above);
-    if (!rc && *proof)
-        rc = check_proof(*out, folder, proof);
+    if (!rc && *p->proof)
+        rc = check_proof(*out, p->folder, p->proof);
     if (rc && *out >= 0) {
         close(*out);
         *out = -1;
@@ -73,12 +79,51 @@ int folder_open(const ps_service *s, const char *root, const char *folder,
     return rc;
 }
 
-void admin_end(ps_service *s)
+static void place_free(void *ctx)
+{
+    place *p = ctx;
+    if (p->checkpoints >= 0)
+        close(p->checkpoints);
+    free(p);
+}
+
+static int checkpoints_of(ps_service *s, int *out)
 {
     pthread_mutex_lock(&s->admin_lock);
-    snapshot_drop_locked(s);
-    restore_drop_locked(s);
-    while (s->writers || s->readers)
-        pthread_cond_wait(&s->ended, &s->admin_lock);
+    const int there = s->checkpoints >= 0;
+    *out = there ? fcntl(s->checkpoints, F_DUPFD_CLOEXEC, 0) : -1;
     pthread_mutex_unlock(&s->admin_lock);
+    if (!there)
+        return err_set(PERSIA_EARG, "the server has no folder of "
+                       "checkpoints: start it with --checkpoints");
+    return *out >= 0 ? PERSIA_OK
+                     : err_set(PERSIA_EIO, "the folder of checkpoints: %s",
+                               strerror(errno));
+}
+
+int folder_files(void *service, const char *root, const char *folder,
+                 const char *proof, int writes, ckpt_io **out)
+{
+    ps_service *s = service;
+    int rc = ckpt_name_check(root);
+    if (!rc && writes && !*proof)
+        rc = err_set(PERSIA_EARG, "a snapshot needs a proof: the content of "
+                     "a file .proof in its folder");
+    if (!rc)
+        rc = check_folder(folder);
+    if (rc)
+        return rc;
+    place *p = calloc(1, sizeof *p);
+    if (!p)
+        return err_set(PERSIA_ENOMEM, "no memory for a folder");
+    memcpy(p->root, root, strlen(root) + 1);
+    memcpy(p->folder, folder, strlen(folder) + 1);
+    memcpy(p->proof, proof, strlen(proof) + 1);
+    rc = checkpoints_of(s, &p->checkpoints);
+    if (!rc)
+        rc = ckpt_folder(&(ckpt_opener){place_open, place_free, p},
+                         CKPT_CHUNK, out);
+    if (rc)
+        place_free(p);
+    return rc;
 }

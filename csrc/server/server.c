@@ -8,6 +8,9 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+/* How long the end of a service waits for threads that were stopped. */
+static const uint64_t END_NS = 2000000000;
+
 static int random_id(uint64_t *out) /* not 0 */
 {
     do {
@@ -65,8 +68,6 @@ static void *timer_main(void *arg)
         s->wake_at = UINT64_MAX; /* others may set it again meanwhile */
         pthread_mutex_unlock(&s->timer_lock);
         service_wake(s, shard_tick(s->shard, now));
-        service_wake(s, snapshot_expire(s, now));
-        service_wake(s, restore_expire(s, now));
         pthread_mutex_lock(&s->timer_lock);
         while (!s->stop && s->wake_at > clock_ns()) {
             if (s->wake_at == UINT64_MAX) {
@@ -109,14 +110,49 @@ static uint64_t now(void *ctx)
     return clock_ns();
 }
 
+static void job_ended(void *service)
+{
+    ps_service *s = service;
+    pthread_mutex_lock(&s->admin_lock);
+    s->jobs_ended++;
+    pthread_cond_broadcast(&s->ended);
+    pthread_mutex_unlock(&s->admin_lock);
+}
+
+/* Stops snapshots and restores: 1 if a thread of theirs hangs in a file. */
+static int end_jobs(ps_service *s)
+{
+    const uint64_t until = clock_ns() + END_NS;
+    uint64_t seen = 0;
+    while (shard_end_jobs(s->shard)) {
+        if (clock_ns() >= until)
+            return 1;
+        pthread_mutex_lock(&s->admin_lock);
+        while (s->jobs_ended == seen && clock_ns() < until)
+            cond_wait_until(&s->ended, &s->admin_lock, until);
+        seen = s->jobs_ended;
+        pthread_mutex_unlock(&s->admin_lock);
+    }
+    return 0;
+}
+
+void service_end_snapshot(ps_service *s)
+{
+    shard_drop_snapshot(s->shard);
+}
+
 static int make_shard(ps_service *s, ps *tables, const service_config *config)
 {
     shard_config c = {.shard = config->shard,
                       .shards = config->shards,
                       .lineage = config->lineage,
                       .message_limit = config->message_limit,
-                      .env = {s, now, service_wake, snapshot_run,
-                              restore_run}};
+                      .env = {.ctx = s,
+                              .now = now,
+                              .wake = service_wake,
+                              .files = folder_files,
+                              .detach = sched_detach,
+                              .ended = job_ended}};
     memcpy(c.name_space, config->name_space, sizeof c.name_space);
     int rc = random_id(&c.boot);
     if (!rc && !c.lineage)
@@ -136,7 +172,7 @@ int service_create(ps *p, const service_config *config, ps_service **out)
     s->wake_at = UINT64_MAX;
     pthread_mutex_init(&s->timer_lock, NULL);
     pthread_mutex_init(&s->admin_lock, NULL);
-    pthread_cond_init(&s->ended, NULL);
+    cond_init(&s->ended);
     cond_init(&s->wake);
     int rc = make_shard(s, p, config);
     if (!rc && config->checkpoints)
@@ -144,7 +180,7 @@ int service_create(ps *p, const service_config *config, ps_service **out)
     if (!rc)
         rc = timer_start(s);
     if (rc)
-        service_destroy(s);
+        (void)service_destroy(s);
     else
         *out = s;
     return rc;
@@ -157,13 +193,14 @@ void service_close(ps_service *s)
         shard_refuse(s->ref, PERSIA_EUNAVAILABLE, "the server is stopping");
 }
 
-void service_destroy(ps_service *s)
+int service_destroy(ps_service *s)
 {
     if (!s)
-        return;
+        return 0;
     service_close(s);
     timer_end(s);
-    admin_end(s);
+    if (s->shard && end_jobs(s))
+        return 1;
     if (s->ref)
         s->ref->ops->close(s->ref);
     shard_destroy(s->shard);
@@ -174,4 +211,5 @@ void service_destroy(ps_service *s)
     pthread_mutex_destroy(&s->timer_lock);
     pthread_mutex_destroy(&s->admin_lock);
     free(s);
+    return 0;
 }

@@ -39,11 +39,12 @@ PERSIA_API void service_set_calls(ps_service *s, uint32_t calls);
 /* Fails what is parked, and every call from now on but Hello, Snapshot and
  * Stats, with PERSIA_EUNAVAILABLE: the server is about to stop. */
 PERSIA_API void service_close(ps_service *s);
-/* Ends a snapshot that a client has begun and may not end any more, and waits
- * for its writer: after the last call of others. */
+/* Drops a snapshot that a client has begun and may not end any more: after the
+ * last call of others. */
 PERSIA_API void service_end_snapshot(ps_service *s);
-/* Closes, too; the caller sees to it that no call comes after. */
-PERSIA_API void service_destroy(ps_service *s);
+/* Closes, too; no call may follow.  1 if the thread of a snapshot or restore
+ * hangs in a file: service and shard must stay until the process ends. */
+PERSIA_API int service_destroy(ps_service *s);
 /* What it serves. */
 extern PERSIA_API const rpc_methods service_methods;
 /* The shard behind it, for a client of this process. */

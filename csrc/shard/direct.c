@@ -139,21 +139,6 @@ static shard_call call_begin(shard_ref *to, uint64_t deadline,
         name##_run(c.from->s, &c, a);                                         \
     }
 
-/* A method of the shard's environment. */
-#define OUTSIDE(name)                                                         \
-    static void direct_##name(shard_ref *to, const wire_##name *m,            \
-                              uint64_t deadline, shard_done done, void *ctx)  \
-    {                                                                         \
-        const shard_env *env = &((direct *)to)->s->env;                       \
-        shard_reply none = {.message = NULL};                                 \
-        (void)deadline;                                                       \
-        if (env->name)                                                        \
-            env->name(env->ctx, m, done, ctx);                                \
-        else                                                                  \
-            done(ctx, err_set(PERSIA_EARG, "this shard has no " #name "s"),   \
-                 &none);                                                      \
-    }
-
 AT_ONCE(hello)
 AT_ONCE(declare)
 AT_ONCE(leave)
@@ -162,8 +147,8 @@ BY_ITSELF(pull, shard_pull)
 BY_ITSELF(push, shard_push)
 BY_ITSELF(get_rows, wire_rows)
 BY_ITSELF(put_rows, wire_rows)
-OUTSIDE(snapshot)
-OUTSIDE(restore)
+BY_ITSELF(snapshot, wire_snapshot)
+BY_ITSELF(restore, wire_restore)
 
 static void direct_close(shard_ref *to)
 {

@@ -7,14 +7,17 @@
  *   updates.c  pushes: from messages to jobs, exactly once
  *   waits.c    what waits: parts of steps, pulls; Leave; the tick
  *   rows.c     whole rows
+ *   job.c      snapshots and restores: states and requests; job_snapshot.c
+ *              writes, job_restore.c reads and exchanges
  *   buffers.c  memory of packed answers
  *
- * Order of locks: the tables' gate, wait_lock, the ledger's.
+ * Order of locks: that of the jobs, the tables' gate, wait_lock, the ledger's.
  */
 #ifndef PERSIA_SHARD_PRIVATE_H
 #define PERSIA_SHARD_PRIVATE_H
 
 #include "shard/buffers.h"
+#include "shard/job.h"
 #include "shard/shard.h"
 
 #include <pthread.h>
@@ -126,6 +129,8 @@ struct shard {
     uint64_t refused_n;        /* all that were put there */
     _Atomic(uint32_t) parked_n; /* those and copies of updates under way */
     uint64_t wake_at;          /* when the tick is due; UINT64_MAX: never */
+
+    jobs jobs;
 };
 
 /* ---- shard.c ------------------------------------------------------------ */
@@ -156,6 +161,8 @@ int leave_answer(shard *s, const wire_leave *m, wire_memory *memory,
 void get_rows_run(shard *s, const shard_call *c, const wire_rows *m);
 void put_rows_run(shard *s, const shard_call *c, const wire_rows *m);
 void push_run(shard *s, const shard_call *c, const shard_push *a);
+void snapshot_run(shard *s, const shard_call *c, const wire_snapshot *m);
+void restore_run(shard *s, const shard_call *c, const wire_restore *m);
 void pull_run(shard *s, const shard_call *c, const shard_pull *a);
 /* A pull that need not wait, or has waited. */
 void pull_answer(shard *s, const shard_call *c, const shard_pull *a);
@@ -197,6 +204,9 @@ void wait_failed(shard *s);
 /* Answers pulls that need not wait any more, applies steps that are whole:
  * after the above and after ranks have moved, without locks. */
 void wait_go_on(shard *s);
+/* Fails all that waits: with PERSIA_ESTALE parts are answered
+ * PUSH_STALE_LINEAGE. */
+void wait_drop(shard *s, int code, const char *text);
 /* Takes on a step and forgets refusals, with the gate held exclusively. */
 void wait_set_step(shard *s, uint64_t step);
 uint64_t wait_step(shard *s);

@@ -1,5 +1,4 @@
-/* shard.c: the life of a shard, checks that several calls share, and what
- * snapshots and restores take and put. */
+/* shard.c: the life of a shard, checks that several calls share. */
 #include "shard/private.h"
 
 #include "simd/simd.h"
@@ -56,6 +55,7 @@ int shard_create(ps *tables, const shard_config *config, shard **out)
     sync_init(&s->sync);
     pthread_mutex_init(&s->declare_lock, NULL);
     pthread_mutex_init(&s->wait_lock, NULL);
+    jobs_init(&s->jobs);
     if ((rc = ledger_create(LEDGER_STREAMS, &s->ledger)) ||
         (rc = buffers_create(KEEP_BYTES, &s->buffers))) {
         shard_destroy(s);
@@ -74,6 +74,7 @@ void shard_destroy(shard *s)
     sync_free(&s->sync);
     pthread_mutex_destroy(&s->declare_lock);
     pthread_mutex_destroy(&s->wait_lock);
+    jobs_free(&s->jobs);
     free(s);
 }
 
@@ -90,17 +91,6 @@ void shard_set_calls(shard *s, uint32_t calls)
 void shard_count_failed(shard *s)
 {
     atomic_fetch_add(&s->failed, 1);
-}
-
-void shard_place(const shard *s, uint32_t *no, uint32_t *shards)
-{
-    *no = s->no;
-    *shards = s->shards;
-}
-
-uint64_t shard_lineage(const shard *s)
-{
-    return atomic_load(&s->lineage);
 }
 
 /* ---- checks that several calls share ------------------------------------ */
@@ -208,85 +198,4 @@ int shard_check_bytes(const shard *s, const char *what, uint64_t bytes)
                    "%llu: ask for less at once, or raise message_limit",
                    what, (unsigned long long)bytes,
                    (unsigned long long)s->message_limit);
-}
-
-/* ---- cuts and other rows ------------------------------------------------ */
-
-typedef struct cutting {
-    shard *s;
-    uint32_t tables_n;
-    table_cut **cuts;
-    shard_moment *out;
-} cutting;
-
-/* Between two updates. */
-static int take_cut(void *ctx)
-{
-    const cutting *c = ctx;
-    shard *s = c->s;
-    table **tables = malloc((c->tables_n + (size_t)1) * sizeof(table *));
-    if (!tables)
-        return err_set(PERSIA_ENOMEM, "no memory for a snapshot");
-    for (uint32_t i = 0; i < c->tables_n; i++)
-        tables[i] = ps_table(s->p, i);
-    int rc = c->tables_n ? table_cut_begin(tables, c->tables_n, c->cuts)
-                         : PERSIA_OK;
-    free(tables);
-    if (!rc)
-        rc = ledger_copy(s->ledger, &c->out->ledgers, &c->out->ledgers_n);
-    c->out->restore = atomic_load(&s->restored);
-    c->out->updates = ps_updates(s->p);
-    c->out->t = ps_t(s->p);
-    c->out->step = wait_step(s);
-    return rc;
-}
-
-int shard_cut(shard *s, uint32_t tables_n, table_cut **cuts,
-              shard_moment *out)
-{
-    *out = (shard_moment){0};
-    return ps_between(s->p, take_cut, &(cutting){s, tables_n, cuts, out});
-}
-
-typedef struct exchanging {
-    shard *s;
-    const shard_rows *rows;
-} exchanging;
-
-static int exchange_tables(const exchanging *e, uint32_t n)
-{
-    int rc = PERSIA_OK;
-    for (uint32_t i = 0; i < n && !rc; i++) {
-        if (!e->rows->tables[i])
-            continue;
-        rc = table_exchange(ps_table(e->s->p, i), e->rows->tables[i]);
-        if (rc && i) /* back again */
-            (void)exchange_tables(e, i);
-    }
-    return rc;
-}
-
-/* Between two updates. */
-static int exchange(void *ctx)
-{
-    const exchanging *e = ctx;
-    const shard_rows *r = e->rows;
-    shard *s = e->s;
-    int rc = exchange_tables(e, r->tables_n);
-    if (rc)
-        return rc;
-    ledger_exchange(s->ledger, r->ledger, &s->lineage, r->lineage);
-    atomic_store(&s->restored, r->restore);
-    for (uint32_t i = 0; i < r->tables_n; i++)
-        if (r->tables[i])
-            table_set_clock(ps_table(s->p, i), r->pushes[i]);
-    ps_set_updates(s->p, r->updates);
-    ps_set_t(s->p, r->t);
-    wait_set_step(s, r->step);
-    return PERSIA_OK;
-}
-
-int shard_exchange(shard *s, const shard_rows *rows)
-{
-    return ps_between(s->p, exchange, &(exchanging){s, rows});
 }

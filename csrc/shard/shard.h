@@ -30,6 +30,7 @@
 #ifndef PERSIA_SHARD_H
 #define PERSIA_SHARD_H
 
+#include "ckpt/ckpt.h"
 #include "shard/ledger.h"
 #include "shard/numbers.h"
 #include "shard/ops.h"
@@ -51,11 +52,15 @@ typedef struct shard_env {
      * a pull that would have to wait fails with PERSIA_EUNAVAILABLE, and a
      * part of a step waits until the others arrive. */
     void (*wake)(void *ctx, uint64_t at);
-    /* Or NULL: PERSIA_EARG. */
-    void (*snapshot)(void *ctx, const wire_snapshot *m, shard_done done,
-                     void *done_ctx);
-    void (*restore)(void *ctx, const wire_restore *m, shard_done done,
-                    void *done_ctx);
+    /* Where the files of a snapshot (`writes`) or restore are; it does not
+     * wait for them.  NULL: PERSIA_EARG. */
+    int (*files)(void *ctx, const char *root, const char *folder,
+                 const char *proof, int writes, ckpt_io **out);
+    /* Beside files(): sched_detach(), and that a thread has ended (no call of
+     * the shard may be made then; or NULL). */
+    int (*detach)(unsigned threads, void (*body)(void *ctx, sched *s),
+                  void (*end)(void *ctx), void *ctx, const char *name);
+    void (*ended)(void *ctx);
 } shard_env;
 
 typedef struct shard_config {
@@ -70,7 +75,7 @@ typedef struct shard_config {
 /* The tables must outlive the shard. */
 PERSIA_API int shard_create(ps *tables, const shard_config *config,
                             shard **out);
-/* When all its refs are closed. */
+/* When all its refs are closed, and shard_end_jobs() has returned 0. */
 PERSIA_API void shard_destroy(shard *s);
 PERSIA_API ps *shard_tables(const shard *s);
 
@@ -102,33 +107,11 @@ void shard_count_failed(shard *s);
 
 /* ---- snapshots and restores --------------------------------------------- */
 
-void shard_place(const shard *s, uint32_t *no, uint32_t *shards);
-uint64_t shard_lineage(const shard *s);
-
-/* What belongs to a cut of the rows. */
-typedef struct shard_moment {
-    uint64_t restore, updates, step, t;
-    wire_ledger *ledgers; /* the caller's, by free() */
-    size_t ledgers_n;
-} shard_moment;
-/* A cut of the first tables_n tables between two updates.  The caller ends
- * what cuts there are also after an error. */
-int shard_cut(shard *s, uint32_t tables_n, table_cut **cuts /* [tables_n] */,
-              shard_moment *out);
-
-/* Other rows, with what belongs to them. */
-typedef struct shard_rows {
-    uint32_t tables_n;
-    table **tables;         /* [tables_n] NULL: the table keeps its rows */
-    const uint64_t *pushes; /* [tables_n] clocks */
-    ledger *ledger;
-    uint64_t lineage, restore, updates, step, t;
-} shard_rows;
-/* Exchanges tables and ledger with those of the shard, between two updates. */
-int shard_exchange(shard *s, const shard_rows *rows);
-/* Fails all that waits: with PERSIA_ESTALE parts are answered
- * PUSH_STALE_LINEAGE. */
-void shard_drop(shard *s, int code, const char *text);
+/* Drops a snapshot: its client may not end it any more. */
+PERSIA_API void shard_drop_snapshot(shard *s);
+/* None begins any more, those that there are are dropped.  How many threads
+ * still run: they use the shard and its tables. */
+PERSIA_API uint32_t shard_end_jobs(shard *s);
 
 #ifdef __cplusplus
 }

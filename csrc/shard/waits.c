@@ -460,7 +460,7 @@ void wait_go_on(shard *s)
     } while (whole);
 }
 
-void shard_drop(shard *s, int code, const char *text)
+void wait_drop(shard *s, int code, const char *text)
 {
     uint32_t n;
     pthread_mutex_lock(&s->wait_lock);
@@ -555,5 +555,6 @@ uint64_t shard_tick(shard *s, uint64_t now)
     if (next < s->wake_at)
         s->wake_at = next;
     pthread_mutex_unlock(&s->wait_lock);
-    return next;
+    const uint64_t job = jobs_tick(s, now);
+    return job < next ? job : next;
 }

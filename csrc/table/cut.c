@@ -16,7 +16,9 @@ struct table_cut {
     table *t;
     uint64_t rows;
     uint64_t clock;
-    uint32_t at; /* stripe */
+    pthread_mutex_t lock; /* guards: */
+    uint32_t at;          /* stripe */
+    int stopped;          /* the table has nothing of it */
 };
 
 /* Also takes address space for all rows, which pushes may put aside. */
@@ -46,6 +48,7 @@ static int cut_make(table *t, table_cut **out)
     if (!cut)
         return err_set(PERSIA_ENOMEM, "table %s: no memory for a snapshot",
                        t->config.name);
+    pthread_mutex_init(&cut->lock, NULL);
     cut->t = t;
     cut->clock = atomic_load(&t->pushes);
     for (uint32_t i = 0; i < t->stripes && !rc; i++) {
@@ -154,21 +157,20 @@ static void stripe_emit_locked(const table *t, stripe *s, size_t room,
         emit(t, c->aside.base + (size_t)c->aside_done * t->stride, o);
 }
 
-int table_cut_next(table_cut *cut, size_t room, uint64_t *ids, void *vectors,
-                   float *state, uint32_t *clocks, size_t *n)
+static int next_locked(table_cut *cut, size_t room, cut_out *o)
 {
     enum { PIECE = 8192 }; /* rows for which a lock is held at most */
-    cut_out o = { ids, vectors, state, clocks, 0 };
     table *t = cut->t;
     int rc = PERSIA_OK;
 
-    *n = 0;
-    while (o.n < room && cut->at < t->stripes && !rc) {
+    if (cut->stopped)
+        return err_set(PERSIA_EINTR, "the snapshot was stopped");
+    while (o->n < room && cut->at < t->stripes && !rc) {
         stripe *s = &t->stripe[cut->at];
-        size_t piece = room - o.n < PIECE ? room : o.n + PIECE;
+        size_t piece = room - o->n < PIECE ? room : o->n + PIECE;
         pthread_rwlock_wrlock(&s->lock);
         rc = s->cut.failed;
-        stripe_emit_locked(t, s, piece, &o);
+        stripe_emit_locked(t, s, piece, o);
         if (!rc && s->cut.cursor == s->cut.mark &&
             s->cut.aside_done == s->cut.aside_n) {
             stripe_cut_end(t, s);
@@ -181,11 +183,22 @@ int table_cut_next(table_cut *cut, size_t room, uint64_t *ids, void *vectors,
                        "aside rows that changed meanwhile. Raise "
                        "memory_limit, or train less while it is written",
                        t->config.name);
-    *n = o.n;
     return PERSIA_OK;
 }
 
-void table_cut_end(table_cut *cut)
+int table_cut_next(table_cut *cut, size_t room, uint64_t *ids, void *vectors,
+                   float *state, uint32_t *clocks, size_t *n)
+{
+    cut_out o = { ids, vectors, state, clocks, 0 };
+
+    pthread_mutex_lock(&cut->lock);
+    int rc = next_locked(cut, room, &o);
+    pthread_mutex_unlock(&cut->lock);
+    *n = rc ? 0 : o.n;
+    return rc;
+}
+
+static void stop_locked(table_cut *cut)
 {
     table *t = cut->t;
 
@@ -197,5 +210,20 @@ void table_cut_end(table_cut *cut)
     }
     t->cut = NULL;
     pthread_rwlock_unlock(&t->gate);
+    cut->stopped = 1;
+}
+
+void table_cut_stop(table_cut *cut)
+{
+    pthread_mutex_lock(&cut->lock);
+    if (!cut->stopped)
+        stop_locked(cut);
+    pthread_mutex_unlock(&cut->lock);
+}
+
+void table_cut_end(table_cut *cut)
+{
+    table_cut_stop(cut);
+    pthread_mutex_destroy(&cut->lock);
     free(cut);
 }

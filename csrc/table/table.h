@@ -141,6 +141,10 @@ PERSIA_API uint64_t table_cut_clock(const table_cut *cut);
 PERSIA_API int table_cut_next(table_cut *cut, size_t room, uint64_t *ids,
                               void *vectors, float *state, uint32_t *clocks,
                               size_t *n);
+/* Frees what the table keeps for it: later table_cut_next() fail
+ * (PERSIA_EINTR), one that runs ends first.  Any thread; more than once. */
+PERSIA_API void table_cut_stop(table_cut *cut);
+/* The same, and frees it.  One that was stopped may outlive its table. */
 PERSIA_API void table_cut_end(table_cut *cut);
 /* Of a table that only the caller knows: rows of these ids come next, by
  * table_restore().  A table that evicts and has no room for all of them then

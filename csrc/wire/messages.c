@@ -321,6 +321,7 @@ static const wire_type snapshot_type = {
 
 static const wire_field snapshot_reply_fields[] = {
     [1] = F(wire_snapshot_reply, done, U32, "done", .limit = 1),
+    [9] = F(wire_snapshot_reply, started, U32, "started", .limit = 1),
     [2] = F(wire_snapshot_reply, updates, U64, "updates"),
     [3] = F(wire_snapshot_reply, step, U64, "step"),
     [4] = F(wire_snapshot_reply, pushes, NUMBERS, "pushes",

@@ -304,7 +304,10 @@ typedef struct wire_snapshot {
 } wire_snapshot;
 
 typedef struct wire_snapshot_reply {
-    uint32_t done; /* false: still writing */
+    uint32_t done; /* false: still writing, or not begun */
+    /* The cut is taken; false: its folder is still being opened, and the
+     * fields below are not set. */
+    uint32_t started;
     uint64_t updates; /* applied at the cut */
     uint64_t step; /* sync steps at the cut */
     uint64_t *pushes; /* clock of each table at the cut */

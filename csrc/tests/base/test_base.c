@@ -92,19 +92,22 @@ static void *poll_unwatched(void *arg)
 static void test_a_watched_thread_is_told_to_stop(void **state)
 {
     (void)state;
-    int stop = 0;
+    interrupt_flag flag = {0};
     pthread_t other;
     void *failed;
     interrupt_install(NULL);
-    interrupt_watch(&stop);
+    interrupt_watch(&flag);
     assert_int_equal(interrupt_poll(), PERSIA_OK);
-    __atomic_store_n(&stop, 1, __ATOMIC_RELEASE);
+    assert_int_equal(flag.polls, 1);
+    __atomic_store_n(&flag.stop, 1, __ATOMIC_RELEASE);
     assert_int_equal(interrupt_poll(), PERSIA_EINTR);
     assert_int_equal(pthread_create(&other, NULL, poll_unwatched, NULL), 0);
     pthread_join(other, &failed);
     assert_null(failed);
+    assert_int_equal(flag.polls, 2);
     interrupt_watch(NULL);
     assert_int_equal(interrupt_poll(), PERSIA_OK);
+    assert_int_equal(flag.polls, 2);
 }
 
 static void test_fork_is_noticed_in_the_child_only(void **state)

@@ -1,6 +1,6 @@
 /* Snapshots and restores: one moment, whatever goes on; rows of N shards in
  * M; folders that are not ours. */
-#include "tests/server/help.h"
+#include "tests/server/folders.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -16,148 +16,7 @@
 #include "ids/ids.h"
 #include "server/private.h"
 
-static char base[64]; /* the servers' folder of checkpoints */
-
-static int setup(void **state)
-{
-    (void)state;
-    memcpy(base, "/tmp/persia-service-XXXXXX", 27);
-    return mkdtemp(base) == NULL;
-}
-
-static int teardown(void **state)
-{
-    char command[100];
-    (void)state;
-    snprintf(command, sizeof command, "rm -r %s", base);
-    return system(command);
-}
-
-static void make_folder_in(const char *root, const char *name,
-                           const char *proof)
-{
-    char path[200];
-    snprintf(path, sizeof path, "%s/%s", base, root);
-    (void)mkdir(path, 0777);
-    snprintf(path, sizeof path, "%s/%s/%s", base, root, name);
-    assert_int_equal(mkdir(path, 0777), 0);
-    snprintf(path, sizeof path, "%s/%s/%s/.proof", base, root, name);
-    int fd = open(path, O_WRONLY | O_CREAT, 0666);
-    assert_int_equal(write(fd, proof, strlen(proof)), strlen(proof));
-    close(fd);
-}
-
-static void make_folder(const char *name, const char *proof)
-{
-    make_folder_in("root", name, proof);
-}
-
-static void expect(result r, int code, const char *text)
-{
-    if (r.code != code || !strstr(r.text, text))
-        fail_msg("%s: %s", err_name(r.code), r.text);
-    result_free(&r);
-}
-
-static wire_snapshot snapshot_of(const server *v, uint32_t verb,
-                                 const char *folder)
-{
-    wire_snapshot m = {.caller = caller_of(v), .verb = verb, .root = "root",
-                       .proof = "secret"};
-    snprintf(m.folder, sizeof m.folder, "%s", folder);
-    return m;
-}
-
-static void nap(void)
-{
-    nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
-}
-
-/* BEGIN, then STATUS until it is done; *r owns what the reply points to. */
-static wire_snapshot_reply snapshot_whole(const server *v, const char *folder,
-                                          result *r)
-{
-    wire_snapshot m = snapshot_of(v, SNAPSHOT_BEGIN, folder);
-    wire_snapshot_reply reply;
-    for (;;) {
-        *r = CALL(v, SNAPSHOT, snapshot, &m);
-        DECODE(r, snapshot_reply, &reply);
-        if (reply.done)
-            return reply;
-        result_free(r);
-        m.verb = SNAPSHOT_STATUS;
-        nap();
-    }
-}
-
-static void snapshot_end(const server *v, const char *folder)
-{
-    wire_snapshot m = snapshot_of(v, SNAPSHOT_END, folder);
-    expect(CALL(v, SNAPSHOT, snapshot, &m), PERSIA_OK, "");
-}
-
-static result restore_ask(const server *v, wire_restore *m, uint32_t verb)
-{
-    m->caller = caller_of(v);
-    m->verb = verb;
-    memcpy(m->root, "root", 5);
-    return CALL(v, RESTORE, restore, m);
-}
-
-/* PREPARE until it is done; the rows of this shard. */
-static uint64_t restore_prepare(const server *v, wire_restore *m)
-{
-    for (;;) {
-        wire_restore_reply reply;
-        result r = restore_ask(v, m, RESTORE_PREPARE);
-        DECODE(&r, restore_reply, &reply);
-        result_free(&r);
-        if (reply.done)
-            return reply.rows;
-        nap();
-    }
-}
-
 /* ---- 3 shards into 2 ---------------------------------------------------- */
-
-enum { IDS = 3000, DIM = 5 };
-
-/* Update `number` of a table: half of the ids, gradients that depend on id
- * and number alone. */
-static void push_some(server *v, uint32_t shards, uint32_t table,
-                      uint64_t number)
-{
-    static uint64_t ids[IDS];
-    static float grads[IDS * DIM];
-    optim_hyper hyper = {.kind = OPTIM_ADAGRAD, .lr = 0.1f, .eps = 1e-8f,
-                        .grad_scale = 1};
-    for (uint32_t i = 0; i < shards; i++) {
-        size_t n = 0;
-        for (uint64_t id = 0; id < IDS; id++) {
-            rng g = {id * 1000000 + number * 1000};
-            if (hash_shard(id_hash(id), shards) != i || rng_below(&g, 2))
-                continue;
-            for (size_t k = 0; k < DIM; k++)
-                grads[n * DIM + k] = rng_float(&g);
-            ids[n++] = id;
-        }
-        wire_push_table t = push_table(table, DIM, n, ids, grads, &hyper);
-        wire_push m = push_of(&v[i], STREAM, number, &t, 1);
-        m.step = number;
-        assert_int_equal(push(&v[i], &m).status, PUSH_APPLIED);
-    }
-}
-
-static void declare_two(server *v, uint32_t shards)
-{
-    for (uint32_t i = 0; i < shards; i++)
-        for (uint32_t t = 0; t < 2; t++) {
-            table_spec spec = spec_of(t ? "b" : "a", DIM,
-                                           OPTIM_ADAGRAD);
-            spec.dtype = t;
-            assert_int_equal(declare(&v[i], &spec), t);
-        }
-}
 
 static rows_all rows_of_servers(const server *v, uint32_t shards, uint32_t t)
 {
@@ -428,6 +287,39 @@ static void a_restore_while_others_push(void **state)
 
 /* ---- requests ----------------------------------------------------------- */
 
+/* Asks until the snapshot has started or failed. */
+static result snapshot_try(const server *v, wire_snapshot *m)
+{
+    for (;;) {
+        wire_snapshot_reply reply;
+        result r = CALL(v, SNAPSHOT, snapshot, m);
+        if (r.code)
+            return r;
+        DECODE(&r, snapshot_reply, &reply);
+        if (reply.started)
+            return r;
+        result_free(&r);
+        m->verb = SNAPSHOT_STATUS;
+        nap();
+    }
+}
+
+/* The same for a restore until it is done. */
+static result restore_try(const server *v, wire_restore *m)
+{
+    for (;;) {
+        wire_restore_reply reply;
+        result r = restore_ask(v, m, RESTORE_PREPARE);
+        if (r.code)
+            return r;
+        DECODE(&r, restore_reply, &reply);
+        if (reply.done)
+            return r;
+        result_free(&r);
+        nap();
+    }
+}
+
 static void one_snapshot_at_a_time(void **state)
 {
     (void)state;
@@ -445,20 +337,18 @@ static void one_snapshot_at_a_time(void **state)
     two = snapshot_of(&v, SNAPSHOT_BEGIN, ".tmp-two");
     wire_snapshot other = two;
     memcpy(other.root, "else", 5);
-    /* nothing to wait for: it is wrong */
-    expect(CALL(&v, SNAPSHOT, snapshot, &other), PERSIA_EIO, "else");
     make_folder_in("else", ".tmp-two", "secret");
     expect(CALL(&v, SNAPSHOT, snapshot, &other), PERSIA_EUNAVAILABLE,
-           "root/.tmp-one is under way");
+           "root/.tmp-one");
     snapshot_end(&v, ".tmp-two"); /* unknown: fine */
     result r;
     (void)snapshot_whole(&v, ".tmp-one", &r);
     result_free(&r);
     /* its client has not heard of that yet */
     expect(CALL(&v, SNAPSHOT, snapshot, &other), PERSIA_EUNAVAILABLE,
-           "root/.tmp-one is under way");
+           "root/.tmp-one");
     /* who has the root knows that it has died */
-    expect(CALL(&v, SNAPSHOT, snapshot, &two), PERSIA_OK, "");
+    expect(snapshot_try(&v, &two), PERSIA_OK, "");
     one.verb = SNAPSHOT_STATUS;
     expect(CALL(&v, SNAPSHOT, snapshot, &one), PERSIA_EARG, "is known");
     snapshot_end(&v, ".tmp-two");
@@ -535,7 +425,7 @@ static void folders_that_are_not_ours(void **state)
         snprintf(m.root, sizeof m.root, "%s", bad[i].root);
         snprintf(m.folder, sizeof m.folder, "%s", bad[i].folder);
         snprintf(m.proof, sizeof m.proof, "%s", bad[i].proof);
-        expect(CALL(&v, SNAPSHOT, snapshot, &m), bad[i].code, bad[i].text);
+        expect(snapshot_try(&v, &m), bad[i].code, bad[i].text);
     }
     wire_snapshot m = snapshot_of(&none, SNAPSHOT_BEGIN, ".tmp-x");
     expect(CALL(&none, SNAPSHOT, snapshot, &m), PERSIA_EARG,
@@ -577,20 +467,13 @@ static void what_restores_refuse(void **state)
     snprintf(file.name, sizeof file.name, "%s",
              "shard-0-of-1-table-0-00000.safetensors");
     memcpy(m.proof, "wrong", 6);
-    expect(restore_ask(&v, &m, RESTORE_PREPARE), PERSIA_EIO, "differs");
+    expect(restore_try(&v, &m), PERSIA_EIO, "differs");
     m.proof[0] = 0;
     expect(restore_ask(&v, &m, RESTORE_COMMIT), PERSIA_EARG,
-           "no restore of root/.tmp-r is prepared");
+           "is prepared");
     /* a file that was altered: found while it is read */
     file.crc++;
-    for (;;) {
-        r = restore_ask(&v, &m, RESTORE_PREPARE);
-        if (r.code)
-            break;
-        result_free(&r);
-        nap();
-    }
-    expect(r, PERSIA_ECORRUPT, "root/.tmp-r: shard-0-of-1");
+    expect(restore_try(&v, &m), PERSIA_ECORRUPT, "shard-0-of-1");
     file.crc--;
     /* another one while the first is not given up, or ready */
     assert_int_equal(restore_prepare(&v, &m), file.rows);
@@ -648,14 +531,12 @@ static void what_nobody_asks_about_is_forgotten(void **state)
     (void)snapshot_whole(&v, ".tmp-forget", &r);
     result_free(&r);
     (void)restore_prepare(&v, &m);
-    uint64_t next = snapshot_expire(v.s, now + 9 * minute);
-    assert_true(next >= now + 10 * minute && next < now + 11 * minute);
-    next = restore_expire(v.s, now + 9 * minute);
+    uint64_t next = shard_tick(service_shard(v.s), now + 9 * minute);
     assert_true(next >= now + 10 * minute && next < now + 11 * minute);
     wire_snapshot s = snapshot_of(&v, SNAPSHOT_STATUS, ".tmp-forget");
     expect(CALL(&v, SNAPSHOT, snapshot, &s), PERSIA_OK, "");
-    assert_true(snapshot_expire(v.s, now + 12 * minute) == UINT64_MAX);
-    assert_true(restore_expire(v.s, now + 12 * minute) == UINT64_MAX);
+    next = shard_tick(service_shard(v.s), now + 12 * minute);
+    assert_true(next == UINT64_MAX);
     expect(CALL(&v, SNAPSHOT, snapshot, &s), PERSIA_EARG, "10 minutes");
     expect(restore_ask(&v, &m, RESTORE_COMMIT), PERSIA_EARG, "10 minutes");
     server_stop(&v);

@@ -1,0 +1,564 @@
+/* job.c: snapshots and restores: states, progress, requests. */
+#include "shard/private.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { THREADS_MAX = 8 }; /* jobs whose thread runs: more hang */
+static const uint64_t SECOND = 1000000000;
+/* A job may be without progress for as long as the call that began it could
+ * wait, and for so long at least: a file may take a while to sync. */
+#define PATIENCE_NS (30 * SECOND)
+#define FORGET_NS (600 * SECOND)
+/* The same where another one is wanted.  Clients ask every five seconds. */
+#define ABANDONED_NS (30 * SECOND)
+
+static const char *const kinds[JOB_KINDS] = {"snapshot into",
+                                             "restore from"};
+
+static uint64_t now(const shard *s)
+{
+    return s->env.now(s->env.ctx);
+}
+
+/* ---- states ------------------------------------------------------------- */
+
+/* The table of job.h: bit `to` of moves[from]. */
+static const unsigned moves[JOB_STATES] = {
+    [JOB_STARTING] = 1 << JOB_RUNNING | 1 << JOB_FAILED | 1 << JOB_DROPPED,
+    [JOB_RUNNING] = 1 << JOB_DONE | 1 << JOB_FAILED | 1 << JOB_DROPPED,
+    [JOB_DONE] = 1 << JOB_DROPPED,
+    [JOB_FAILED] = 1 << JOB_DROPPED,
+};
+
+static void move_locked(job *n, enum job_state to)
+{
+    assert(moves[n->state] >> to & 1);
+    n->state = to;
+    if (to != JOB_FAILED && to != JOB_DROPPED)
+        return;
+    __atomic_store_n(&n->flag.stop, 1, __ATOMIC_RELEASE);
+    for (uint32_t i = 0; n->cuts && i < n->tables_n; i++)
+        if (n->cuts[i])
+            table_cut_stop(n->cuts[i]);
+}
+
+static int is_working(const job *n)
+{
+    return n->state == JOB_STARTING || n->state == JOB_RUNNING;
+}
+
+/* With the text of this thread's error. */
+static void fail_locked(job *n, int code)
+{
+    n->code = code;
+    snprintf(n->text, sizeof n->text, "%s", err_text());
+    move_locked(n, JOB_FAILED);
+}
+
+static void job_free(job *n)
+{
+    if (n->kind == JOB_SNAPSHOT)
+        snapshot_free(n);
+    else
+        restore_free(n);
+    if (n->io)
+        n->io->close(n->io);
+    free(n->pushes);
+    free(n->files);
+    free(n);
+}
+
+void job_put(job *n)
+{
+    if (!n)
+        return;
+    pthread_mutex_lock(&n->s->jobs.lock);
+    int last = --n->refs == 0;
+    pthread_mutex_unlock(&n->s->jobs.lock);
+    if (last)
+        job_free(n);
+}
+
+/* Drops the job of a slot; what the caller has to put, without the lock. */
+static job *take_locked(jobs *j, int slot)
+{
+    job *n = j->of[slot];
+    j->of[slot] = NULL;
+    if (n)
+        move_locked(n, JOB_DROPPED);
+    return n;
+}
+
+static job *hold_locked(job *n)
+{
+    n->refs++;
+    return n;
+}
+
+/* ---- the thread of a job ------------------------------------------------ */
+
+/* STARTING is over: takes the place of the job that is there (*old), and the
+ * cut in the same moment. */
+static int run_locked(job *n, job **old)
+{
+    jobs *j = &n->s->jobs;
+    if (n->state != JOB_STARTING)
+        return interrupt_poll(); /* it was stopped */
+    const int slot = (int)n->kind;
+    assert(j->of[slot + JOB_KINDS] == n);
+    *old = take_locked(j, slot);
+    j->of[slot] = n;
+    j->of[slot + JOB_KINDS] = NULL;
+    int rc = n->kind == JOB_SNAPSHOT ? snapshot_cut(n) : PERSIA_OK;
+    if (!rc)
+        move_locked(n, JOB_RUNNING);
+    return rc;
+}
+
+static void job_body(void *ctx, sched *threads)
+{
+    job *n = ctx, *old = NULL;
+    interrupt_watch(&n->flag);
+    int rc = n->io->open(n->io);
+    if (!rc) {
+        pthread_mutex_lock(&n->s->jobs.lock);
+        rc = run_locked(n, &old);
+        pthread_mutex_unlock(&n->s->jobs.lock);
+        job_put(old);
+    }
+    if (!rc)
+        rc = n->kind == JOB_SNAPSHOT ? snapshot_write(n, threads)
+                                     : restore_stage(n, threads);
+    pthread_mutex_lock(&n->s->jobs.lock);
+    if (rc && is_working(n))
+        fail_locked(n, rc);
+    else if (n->state == JOB_RUNNING)
+        move_locked(n, JOB_DONE);
+    pthread_mutex_unlock(&n->s->jobs.lock);
+}
+
+static void job_end(void *ctx)
+{
+    job *n = ctx;
+    shard *s = n->s;
+    jobs *j = &s->jobs;
+    job_put(n);
+    pthread_mutex_lock(&j->lock);
+    j->threads--;
+    if (s->env.ended)
+        s->env.ended(s->env.ctx);
+    pthread_mutex_unlock(&j->lock);
+}
+
+static int start_locked(job *n)
+{
+    jobs *j = &n->s->jobs;
+    const unsigned threads = n->kind == JOB_SNAPSHOT
+                                 ? 2 /* one reads the cut, one writes */
+                                 : sched_threads(ps_sched(n->s->p));
+    n->refs++; /* the thread's */
+    j->threads++;
+    int rc = n->s->env.detach(threads, job_body, job_end, n,
+                               "persia-job");
+    if (!rc)
+        return PERSIA_OK;
+    n->refs--;
+    j->threads--;
+    return rc;
+}
+
+/* ---- beginning ---------------------------------------------------------- */
+
+int job_make(shard *s, enum job_kind kind, const char *root,
+             const char *folder, const char *proof, uint64_t deadline,
+             job **out)
+{
+    ckpt_io *io;
+    *out = NULL;
+    if (!s->env.files)
+        return err_set(PERSIA_EARG, "this shard has no snapshots");
+    int rc = s->env.files(s->env.ctx, root, folder, proof,
+                          kind == JOB_SNAPSHOT, &io);
+    if (rc)
+        return rc;
+    job *n = calloc(1, sizeof *n);
+    if (!n) {
+        io->close(io);
+        return err_set(PERSIA_ENOMEM, "no memory for a snapshot or restore");
+    }
+    *out = n;
+    n->s = s;
+    n->kind = kind;
+    n->refs = 1;
+    n->io = io;
+    n->moved = n->asked = now(s);
+    n->patience = PATIENCE_NS;
+    if (deadline > n->asked && deadline - n->asked > PATIENCE_NS)
+        n->patience = deadline - n->asked;
+    snprintf(n->root, sizeof n->root, "%s", root);
+    snprintf(n->folder, sizeof n->folder, "%s", folder);
+    snprintf(n->proof, sizeof n->proof, "%s", proof);
+    return PERSIA_OK;
+}
+
+/* Whether the client of a job seems to be gone. */
+static int is_abandoned(const job *n)
+{
+    return n->state == JOB_FAILED ||
+           n->asked + ABANDONED_NS <= now(n->s);
+}
+
+static int busy(const job *n)
+{
+    return err_set(PERSIA_EUNAVAILABLE, "a %s %s/%s is there already; wait "
+                   "for its end, or, if its client has died, for 30 s",
+                   kinds[n->kind], n->root, n->folder);
+}
+
+/* Starts it.  *old, for the caller to put: one that did not get so far. */
+static int begin_locked(jobs *j, job *n, job **old)
+{
+    if (j->closed)
+        return err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
+    if (j->threads >= THREADS_MAX)
+        return err_set(PERSIA_EUNAVAILABLE, "%d earlier snapshots and "
+                       "restores still wait for their files: the folder of "
+                       "checkpoints hangs", THREADS_MAX);
+    const int slot = (int)n->kind + JOB_KINDS;
+    if (j->of[slot] && is_working(j->of[slot]) && !is_abandoned(j->of[slot]))
+        return busy(j->of[slot]);
+    *old = take_locked(j, slot);
+    int rc = start_locked(n);
+    if (!rc)
+        j->of[slot] = hold_locked(n);
+    return rc;
+}
+
+static int unknown(enum job_kind kind, const char *root, const char *folder,
+                   const char *what)
+{
+    return err_set(PERSIA_EARG, "no %s %s/%s is %s: it was ended, was not "
+                   "asked about for 10 minutes, or the server was started "
+                   "again", kinds[kind], root, folder, what);
+}
+
+static int failure(const job *n)
+{
+    return err_set(n->code, "the %s %s/%s failed: %s", kinds[n->kind],
+                   n->root, n->folder, n->text);
+}
+
+/* ---- progress ----------------------------------------------------------- */
+
+static void watch_locked(job *n, uint64_t at)
+{
+    const uint64_t polls = __atomic_load_n(&n->flag.polls, __ATOMIC_RELAXED);
+    if (polls != n->polls) {
+        n->polls = polls;
+        n->moved = at;
+    } else if (at >= n->moved && at - n->moved >= n->patience) {
+        err_set(PERSIA_ETIMEOUT, "no progress for %llu s: its files hang, or "
+                "are too slow", (unsigned long long)(n->patience / SECOND));
+        fail_locked(n, PERSIA_ETIMEOUT);
+    }
+}
+
+static uint64_t later(uint64_t at, uint64_t by)
+{
+    return at > UINT64_MAX - by ? UINT64_MAX : at + by;
+}
+
+/* When to look again. */
+static uint64_t tick_locked(jobs *j, int slot, uint64_t at,
+                            job **old)
+{
+    job *n = j->of[slot];
+    if (n && n->asked + FORGET_NS <= at) {
+        *old = take_locked(j, slot);
+        n = NULL;
+    }
+    if (!n)
+        return UINT64_MAX;
+    if (is_working(n))
+        watch_locked(n, at);
+    const uint64_t forget = n->asked + FORGET_NS;
+    const uint64_t stall = later(n->moved, n->patience);
+    return is_working(n) && stall < forget ? stall : forget;
+}
+
+uint64_t jobs_tick(shard *s, uint64_t at)
+{
+    jobs *j = &s->jobs;
+    uint64_t next = UINT64_MAX;
+    job *old[JOB_SLOTS] = {NULL};
+    pthread_mutex_lock(&j->lock);
+    for (int k = 0; k < JOB_SLOTS; k++) {
+        uint64_t one = tick_locked(j, k, at, &old[k]);
+        if (one < next)
+            next = one;
+    }
+    pthread_mutex_unlock(&j->lock);
+    for (int k = 0; k < JOB_SLOTS; k++)
+        job_put(old[k]);
+    return next;
+}
+
+/* Someone asks. */
+static void ask_locked(job *n)
+{
+    n->asked = now(n->s);
+    if (is_working(n))
+        watch_locked(n, n->asked);
+}
+
+/* ---- requests: snapshots ------------------------------------------------ */
+
+/* The slot of a message's job; -1: there is none. */
+static int find_snapshot(const jobs *j, const wire_snapshot *m)
+{
+    for (int k = JOB_SNAPSHOT; k < JOB_SLOTS; k += JOB_KINDS) {
+        const job *n = j->of[k];
+        if (n && !strcmp(n->root, m->root) &&
+            !strcmp(n->folder, m->folder) && !strcmp(n->proof, m->proof))
+            return k;
+    }
+    return -1;
+}
+
+static int begin_snapshot_locked(jobs *j, const wire_snapshot *m, job *fresh,
+                                 job **old, job **failed)
+{
+    const int slot = find_snapshot(j, m);
+    const job *n = j->of[JOB_SNAPSHOT];
+    if (slot >= 0 && j->of[slot]->state != JOB_FAILED)
+        return PERSIA_OK; /* the answer to the first was lost */
+    /* One process saves into a root at a time: another one has died. */
+    if (n && strcmp(n->root, m->root) != 0 && !is_abandoned(n))
+        return busy(n);
+    if (slot == JOB_SNAPSHOT) /* it has failed, and begins again */
+        *failed = take_locked(j, slot);
+    return begin_locked(j, fresh, old);
+}
+
+static int answer_snapshot_locked(job *n, wire_snapshot_reply *reply,
+                                  job **held)
+{
+    ask_locked(n);
+    if (n->state == JOB_FAILED)
+        return failure(n);
+    reply->started = n->state != JOB_STARTING;
+    reply->done = n->state == JOB_DONE;
+    reply->rows_written = atomic_load(&n->rows);
+    *held = hold_locked(n);
+    if (!reply->started)
+        return PERSIA_OK;
+    reply->restore = n->moment.restore;
+    reply->updates = n->moment.updates;
+    reply->step = n->moment.step;
+    reply->t = n->moment.t;
+    reply->pushes = n->pushes;
+    reply->pushes_n = n->tables_n;
+    reply->ledgers = n->moment.ledgers;
+    reply->ledgers_n = n->moment.ledgers_n;
+    if (reply->done) {
+        reply->files = n->files;
+        reply->files_n = n->files_n;
+    }
+    return PERSIA_OK;
+}
+
+static int ask_snapshot(shard *s, const wire_snapshot *m, uint64_t deadline,
+                        wire_snapshot_reply *reply, job **held)
+{
+    jobs *j = &s->jobs;
+    job *fresh = NULL, *old = NULL, *failed = NULL;
+    int rc = shard_check_boot(s, &m->caller);
+    if (!rc && m->verb == SNAPSHOT_BEGIN)
+        rc = snapshot_make(s, m, deadline, &fresh);
+    pthread_mutex_lock(&j->lock);
+    if (!rc && m->verb == SNAPSHOT_BEGIN)
+        rc = begin_snapshot_locked(j, m, fresh, &old, &failed);
+    const int slot = find_snapshot(j, m);
+    if (rc) {
+        ;
+    } else if (m->verb == SNAPSHOT_END) {
+        old = slot < 0 ? NULL : take_locked(j, slot);
+        reply->started = reply->done = 1;
+    } else if (slot >= 0) {
+        rc = answer_snapshot_locked(j->of[slot], reply, held);
+    } else {
+        rc = unknown(JOB_SNAPSHOT, m->root, m->folder, "known");
+    }
+    pthread_mutex_unlock(&j->lock);
+    job_put(fresh);
+    job_put(old);
+    job_put(failed);
+    return rc;
+}
+
+/* A reply that points into its job. */
+typedef struct snapshot_answer {
+    wire_snapshot_reply m;
+    job *held; /* or NULL */
+} snapshot_answer;
+
+static void snapshot_release(shard_reply *reply)
+{
+    snapshot_answer *t = reply->owner;
+    job_put(t->held);
+    free(t);
+}
+
+void snapshot_run(shard *s, const shard_call *c, const wire_snapshot *m)
+{
+    snapshot_answer *t = calloc(1, sizeof *t);
+    shard_reply reply = {.message = NULL};
+    int rc = t ? ask_snapshot(s, m, c->deadline, &t->m, &t->held)
+               : err_set(PERSIA_ENOMEM, "no memory for an answer");
+    if (m->verb == SNAPSHOT_BEGIN && s->env.wake)
+        s->env.wake(s->env.ctx, 0);
+    if (rc)
+        free(t); /* it holds nothing */
+    else
+        reply = (shard_reply){&t->m, snapshot_release, t};
+    call_end(c, rc, &reply);
+}
+
+void shard_drop_snapshot(shard *s)
+{
+    jobs *j = &s->jobs;
+    pthread_mutex_lock(&j->lock);
+    job *old = take_locked(j, JOB_SNAPSHOT);
+    job *next = take_locked(j, JOB_SNAPSHOT + JOB_KINDS);
+    pthread_mutex_unlock(&j->lock);
+    job_put(old);
+    job_put(next);
+}
+
+/* ---- requests: restores ------------------------------------------------- */
+
+static int find_restore(const jobs *j, const wire_restore *m)
+{
+    for (int k = JOB_RESTORE; k < JOB_SLOTS; k += JOB_KINDS) {
+        const job *n = j->of[k];
+        if (n && !strcmp(n->root, m->root) &&
+            !strcmp(n->folder, m->folder) &&
+            (!m->lineage || m->lineage == n->lineage))
+            return k;
+    }
+    return -1;
+}
+
+static int prepare_locked(jobs *j, const wire_restore *m, job *fresh,
+                          wire_restore_reply *reply, job **old, job **failed)
+{
+    job *n = j->of[JOB_RESTORE];
+    int slot = find_restore(j, m), rc = PERSIA_OK;
+    if (slot < 0) {
+        if (n && is_working(n) && !is_abandoned(n))
+            return busy(n);
+        if ((rc = begin_locked(j, fresh, old)))
+            return rc;
+        slot = JOB_RESTORE + JOB_KINDS;
+    }
+    n = j->of[slot];
+    ask_locked(n);
+    reply->done = n->state == JOB_DONE;
+    reply->rows = atomic_load(&n->rows);
+    if (n->state != JOB_FAILED)
+        return PERSIA_OK;
+    rc = failure(n);
+    *failed = take_locked(j, slot); /* asked for once more it begins */
+    return rc;
+}
+
+static int commit_locked(shard *s, const wire_restore *m,
+                         wire_restore_reply *reply, job **old,
+                         job **snapshot)
+{
+    jobs *j = &s->jobs;
+    job *n = j->of[JOB_RESTORE];
+    const job *writes = j->of[JOB_SNAPSHOT];
+    reply->done = 1;
+    if (!n && m->lineage && m->lineage == atomic_load(&s->lineage))
+        return PERSIA_OK; /* the answer to the first was lost */
+    if (find_restore(j, m) != JOB_RESTORE || n->state != JOB_DONE)
+        return unknown(JOB_RESTORE, m->root, m->folder, "prepared");
+    /* No rows arrive while one is made. */
+    if (writes && (!strcmp(writes->root, m->root) || is_abandoned(writes)))
+        *snapshot = take_locked(j, JOB_SNAPSHOT);
+    int rc = restore_commit(n);
+    if (rc)
+        return rc;
+    reply->rows = atomic_load(&n->rows);
+    *old = take_locked(j, JOB_RESTORE); /* with the rows that were */
+    return PERSIA_OK;
+}
+
+static int ask_restore(shard *s, const wire_restore *m, uint64_t deadline,
+                       wire_restore_reply *reply, job **old)
+{
+    jobs *j = &s->jobs;
+    job *fresh = NULL, *other = NULL;
+    int rc = shard_check_boot(s, &m->caller);
+    if (!rc && m->verb == RESTORE_PREPARE)
+        rc = restore_make(s, m, deadline, &fresh);
+    pthread_mutex_lock(&j->lock);
+    if (rc)
+        ;
+    else if (m->verb == RESTORE_PREPARE)
+        rc = prepare_locked(j, m, fresh, reply, old, &other);
+    else if (m->verb == RESTORE_COMMIT)
+        rc = commit_locked(s, m, reply, old, &other);
+    else if (find_restore(j, m) >= 0)
+        *old = take_locked(j, find_restore(j, m));
+    pthread_mutex_unlock(&j->lock);
+    job_put(fresh);
+    job_put(other);
+    return rc;
+}
+
+void restore_run(shard *s, const shard_call *c, const wire_restore *m)
+{
+    wire_restore_reply reply = {0};
+    job *old = NULL;
+    int rc = ask_restore(s, m, c->deadline, &reply, &old);
+    if (!rc && old && m->verb == RESTORE_COMMIT)
+        wait_drop(s, PERSIA_ESTALE, "other rows were restored meanwhile");
+    if (m->verb == RESTORE_PREPARE && s->env.wake)
+        s->env.wake(s->env.ctx, 0);
+    call_reply(c, rc, &reply);
+    job_put(old);
+}
+
+/* ---- life --------------------------------------------------------------- */
+
+void jobs_init(jobs *j)
+{
+    pthread_mutex_init(&j->lock, NULL);
+}
+
+void jobs_free(jobs *j)
+{
+    pthread_mutex_destroy(&j->lock);
+}
+
+uint32_t shard_end_jobs(shard *s)
+{
+    jobs *j = &s->jobs;
+    job *old[JOB_SLOTS];
+    pthread_mutex_lock(&j->lock);
+    j->closed = 1;
+    for (int k = 0; k < JOB_SLOTS; k++)
+        old[k] = take_locked(j, k);
+    pthread_mutex_unlock(&j->lock);
+    for (int k = 0; k < JOB_SLOTS; k++)
+        job_put(old[k]);
+    pthread_mutex_lock(&j->lock);
+    uint32_t threads = j->threads;
+    pthread_mutex_unlock(&j->lock);
+    return threads;
+}

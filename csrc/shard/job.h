@@ -1,0 +1,134 @@
+/* job.h: the rows of a shard on their way out and in, while training runs.
+ *
+ * A snapshot is a cut that is written to files.  A restore is files that are
+ * read into tables beside those in use (staged), then exchanged with them.
+ * Both are one object, in one state at a time:
+ *
+ *   STARTING  its files are being opened; a snapshot has no cut yet
+ *   RUNNING   rows are written, or read and checked
+ *   DONE      all files are written, or all tables are staged
+ *   FAILED    after an error, or without progress for as long as its
+ *             patience: the files hang
+ *   DROPPED   it was ended, committed, replaced, or not asked about for
+ *             10 minutes; requests do not find it any more
+ *
+ *   from \ to   RUNNING  DONE  FAILED  DROPPED
+ *   STARTING       x              x       x
+ *   RUNNING                x      x       x
+ *   DONE                                  x
+ *   FAILED                                x
+ *
+ * A job has a thread of its own, which alone waits for files.  Requests are
+ * answered at once.  A job that has failed or was dropped keeps nothing of a
+ * cut, although its thread may hang in a file for long: then it costs the
+ * thread, and the memory of what was staged.
+ *
+ * There is at most one job of a kind, and one that is STARTING.  Any thread
+ * may call; one lock, held around cuts and exchanges, never around files
+ * (private).
+ */
+#ifndef PERSIA_SHARD_JOB_H
+#define PERSIA_SHARD_JOB_H
+
+#include "shard/shard.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum job_kind { JOB_SNAPSHOT, JOB_RESTORE, JOB_KINDS };
+/* Each kind has the job of its number, and JOB_KINDS further one that takes
+ * its place when its files are open: wrong files end no other job. */
+enum { JOB_SLOTS = 2 * JOB_KINDS };
+
+enum job_state {
+    JOB_STARTING,
+    JOB_RUNNING,
+    JOB_DONE,
+    JOB_FAILED,
+    JOB_DROPPED,
+    JOB_STATES
+};
+
+/* What belongs to a cut of the rows. */
+typedef struct job_moment {
+    uint64_t restore, updates, step, t;
+    wire_ledger *ledgers; /* the job's, by free() */
+    size_t ledgers_n;
+} job_moment;
+
+typedef struct job job;
+
+/* Of a shard. */
+typedef struct jobs {
+    pthread_mutex_t lock; /* guards: */
+    job *of[JOB_SLOTS];   /* NULL: none */
+    uint32_t threads;     /* of jobs that still run, dropped or not */
+    int closed;
+} jobs;
+
+/* Fields without a comment belong to the job's thread until it is DONE, then
+ * they do not change. */
+struct job {
+    shard *s;
+    enum job_kind kind;
+    char root[WIRE_NAME], folder[WIRE_NAME]; /* as it was begun, and: */
+    char proof[sizeof ((wire_snapshot *)0)->proof];
+    uint64_t patience, lineage;
+    ckpt_io *io;
+    interrupt_flag flag;
+    _Atomic(uint64_t) rows; /* through */
+    /* Guarded by the shard's jobs.lock: */
+    uint32_t refs;
+    enum job_state state;
+    int code;
+    char text[512]; /* of code */
+    uint64_t polls, moved; /* flag.polls, and when it changed last */
+    uint64_t asked;
+    /* A snapshot's from RUNNING on, a restore's from the beginning: */
+    uint32_t tables_n;
+    uint64_t *pushes; /* [tables_n]; UINT64_MAX: the table stays */
+    job_moment moment;
+    /* A snapshot's: */
+    table_cut **cuts;      /* [tables_n] stopped under the lock */
+    table_config *configs; /* [tables_n] */
+    wire_file *files;
+    size_t files_n;
+    /* A restore's: */
+    table **staged; /* [tables_n] */
+    ledger *ledger;
+    ckpt_file *sources; /* table by table */
+    size_t *first;      /* [tables_n + 1] sources of each */
+};
+
+/* ---- job.c -------------------------------------------------------------- */
+
+void jobs_init(jobs *j);
+void jobs_free(jobs *j);
+/* Fails what makes no progress and drops what was not asked about; the time
+ * at which to call it again, or UINT64_MAX. */
+uint64_t jobs_tick(shard *s, uint64_t now);
+/* A job of a message that begins one; *out is to be put even after an error,
+ * if it is there. */
+int job_make(shard *s, enum job_kind kind, const char *root,
+             const char *folder, const char *proof, uint64_t deadline,
+             job **out);
+/* Ends a reference, without the lock: the last one frees, which may take a
+ * while.  NULL: nothing. */
+void job_put(job *n);
+
+/* ---- job_snapshot.c, job_restore.c -------------------------------------- */
+
+int snapshot_make(shard *s, const wire_snapshot *m, uint64_t deadline,
+                  job **out);
+int snapshot_cut(job *n); /* with the lock */
+int snapshot_write(job *n, sched *threads);
+void snapshot_free(job *n);
+
+int restore_make(shard *s, const wire_restore *m, uint64_t deadline,
+                 job **out);
+int restore_stage(job *n, sched *threads);
+/* Exchanges rows and what belongs to them, between two updates. */
+int restore_commit(job *n);
+void restore_free(job *n);
+
+#endif

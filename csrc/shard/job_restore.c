@@ -1,0 +1,170 @@
+/* job_restore.c: other rows in the place of those that are there. */
+#include "shard/private.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void restore_free(job *n)
+{
+    for (uint32_t i = 0; n->staged && i < n->tables_n; i++)
+        table_destroy(n->staged[i]);
+    free(n->staged);
+    ledger_destroy(n->ledger);
+    free(n->sources);
+    free(n->first);
+}
+
+/* ---- what was asked for ------------------------------------------------- */
+
+/* Sorts the files by table, keeping their order within each. */
+static int take_files(job *n, const wire_restore *m)
+{
+    for (size_t i = 0; i < m->files_n; i++) {
+        const wire_file *f = &m->files[i];
+        int rc = ckpt_name_check(f->name);
+        if (rc)
+            return rc;
+        if (f->no >= n->tables_n || n->pushes[f->no] == UINT64_MAX)
+            return err_set(PERSIA_EARG, "file %s is of table number %u, "
+                           "which is not to be restored", f->name, f->no);
+        n->first[f->no + 1]++;
+    }
+    for (uint32_t i = 0; i < n->tables_n; i++)
+        n->first[i + 1] += n->first[i];
+    for (size_t i = 0; i < m->files_n; i++) {
+        const wire_file *f = &m->files[i];
+        ckpt_file *to = &n->sources[n->first[f->no]++];
+        memcpy(to->name, f->name, CKPT_NAME);
+        to->rows = f->rows;
+        to->bytes = f->bytes;
+        to->crc = f->crc;
+    }
+    for (uint32_t i = n->tables_n; i > 0; i--) /* each is one too far */
+        n->first[i] = n->first[i - 1];
+    n->first[0] = 0;
+    return PERSIA_OK;
+}
+
+int restore_make(shard *s, const wire_restore *m, uint64_t deadline,
+                 job **out)
+{
+    int rc = job_make(s, JOB_RESTORE, m->root, m->folder, m->proof, deadline,
+                      out);
+    job *n = *out;
+    if (rc)
+        return rc;
+    n->lineage = m->lineage;
+    n->moment.restore = m->restore;
+    n->moment.updates = m->updates;
+    n->moment.step = m->step;
+    n->moment.t = m->t;
+    if (!m->lineage)
+        return err_set(PERSIA_EARG, "the rows of a restore need a lineage");
+    if (m->pushes_n > ps_tables(s->p))
+        return err_set(PERSIA_EARG, "%zu tables are to be restored, only %u "
+                       "were declared", m->pushes_n, ps_tables(s->p));
+    n->tables_n = (uint32_t)m->pushes_n;
+    n->pushes = calloc(m->pushes_n + 1, sizeof *n->pushes);
+    n->staged = calloc(m->pushes_n + 1, sizeof(table *));
+    n->first = calloc(m->pushes_n + 2, sizeof *n->first);
+    n->sources = calloc(m->files_n + 1, sizeof *n->sources);
+    if (!n->pushes || !n->staged || !n->first || !n->sources)
+        return err_set(PERSIA_ENOMEM, "no memory for a restore");
+    if (m->pushes_n)
+        memcpy(n->pushes, m->pushes, m->pushes_n * sizeof *n->pushes);
+    rc = take_files(n, m);
+    if (!rc)
+        rc = ledger_create(LEDGER_STREAMS, &n->ledger);
+    return rc ? rc : ledger_fill(n->ledger, m->ledgers, m->ledgers_n);
+}
+
+/* ---- reading ------------------------------------------------------------ */
+
+static int verify_table(job *n, sched *threads, uint32_t no,
+                        const table_config *config)
+{
+    const size_t group = sched_threads(threads);
+    int rc = PERSIA_OK;
+    for (size_t at = n->first[no]; at < n->first[no + 1] && !rc;
+         at += group) {
+        const size_t left = n->first[no + 1] - at;
+        rc = interrupt_poll();
+        if (!rc)
+            rc = n->io->verify(n->io, threads, config, n->sources + at,
+                               left < group ? left : group);
+    }
+    return rc;
+}
+
+static int read_table(job *n, sched *threads, uint32_t no,
+                      const table_config *config)
+{
+    table_stats stats;
+    int rc = table_create(config, &n->staged[no]);
+    if (rc)
+        return rc;
+    /* Beyond the clocks of all rows: whichever is older is evicted first,
+     * should the capacity be smaller than it was. */
+    table_set_clock(n->staged[no], n->pushes[no] + 1);
+    rc = n->io->read(n->io, threads, n->staged[no],
+                     n->sources + n->first[no],
+                     n->first[no + 1] - n->first[no], n->s->no,
+                     n->s->shards);
+    table_get_stats(n->staged[no], &stats);
+    atomic_fetch_add(&n->rows, stats.rows);
+    return rc;
+}
+
+int restore_stage(job *n, sched *threads)
+{
+    int rc = PERSIA_OK;
+    for (uint32_t i = 0; i < n->tables_n && !rc; i++) {
+        if (n->pushes[i] == UINT64_MAX)
+            continue;
+        const table_config *config =
+            table_get_config(ps_table(n->s->p, i));
+        rc = verify_table(n, threads, i, config);
+        if (!rc)
+            rc = read_table(n, threads, i, config);
+    }
+    return rc;
+}
+
+/* ---- putting the rows in their place ------------------------------------ */
+
+static int exchange_tables(job *n, uint32_t tables_n)
+{
+    int rc = PERSIA_OK;
+    for (uint32_t i = 0; i < tables_n && !rc; i++) {
+        if (!n->staged[i])
+            continue;
+        rc = table_exchange(ps_table(n->s->p, i), n->staged[i]);
+        if (rc && i) /* back again */
+            (void)exchange_tables(n, i);
+    }
+    return rc;
+}
+
+/* Between two updates. */
+static int exchange(void *ctx)
+{
+    job *n = ctx;
+    shard *s = n->s;
+    int rc = exchange_tables(n, n->tables_n);
+    if (rc)
+        return rc;
+    ledger_exchange(s->ledger, n->ledger, &s->lineage, n->lineage);
+    atomic_store(&s->restored, n->moment.restore);
+    for (uint32_t i = 0; i < n->tables_n; i++)
+        if (n->staged[i])
+            table_set_clock(ps_table(s->p, i), n->pushes[i]);
+    ps_set_updates(s->p, n->moment.updates);
+    ps_set_t(s->p, n->moment.t);
+    wait_set_step(s, n->moment.step);
+    return PERSIA_OK;
+}
+
+int restore_commit(job *n)
+{
+    return ps_between(n->s->p, exchange, n);
+}

@@ -1,0 +1,177 @@
+/* Folders whose files hang: they cost the thread of one snapshot. */
+#include "tests/server/folders.h"
+
+#include <pthread.h>
+#include <sys/syscall.h>
+
+/* ---- files that hang ---------------------------------------------------- */
+
+/* The tests' own openat() and fsync(), instead of libc's. */
+static pthread_mutex_t hang_lock = PTHREAD_MUTEX_INITIALIZER; /* guards: */
+static int hang_proof, hang_sync; /* .proof cannot be opened, no file synced */
+static int hanging;               /* so many threads */
+static pthread_cond_t hang_end = PTHREAD_COND_INITIALIZER;
+
+static void hang_while(const int *flag)
+{
+    pthread_mutex_lock(&hang_lock);
+    hanging += *flag;
+    while (*flag)
+        pthread_cond_wait(&hang_end, &hang_lock);
+    pthread_mutex_unlock(&hang_lock);
+}
+
+static void hang_set(int *flag, int to)
+{
+    pthread_mutex_lock(&hang_lock);
+    *flag = to;
+    hanging = 0;
+    pthread_cond_broadcast(&hang_end);
+    pthread_mutex_unlock(&hang_lock);
+}
+
+static int hang_count(void)
+{
+    pthread_mutex_lock(&hang_lock);
+    int n = hanging;
+    pthread_mutex_unlock(&hang_lock);
+    return n;
+}
+
+int openat(int at, const char *name, int flags, ...)
+{
+    unsigned mode = 0;
+    if (flags & O_CREAT) {
+        va_list args;
+        va_start(args, flags);
+        mode = va_arg(args, unsigned);
+        va_end(args);
+    }
+    if (!strcmp(name, ".proof"))
+        hang_while(&hang_proof);
+    return (int)syscall(SYS_openat, at, name, flags, mode);
+}
+
+int fsync(int fd)
+{
+    hang_while(&hang_sync);
+    return (int)syscall(SYS_fsync, fd);
+}
+
+/* Until so many threads hang. */
+static void hang_wait(int n)
+{
+    while (hang_count() < n)
+        nap();
+}
+
+/* Everything else is served; the snapshot fails at its patience. */
+static void expect_served(server *v, const char *folder)
+{
+    const uint64_t now = clock_ns();
+    wire_snapshot m = snapshot_of(v, SNAPSHOT_STATUS, folder);
+    push_some(v, 1, 0, stats_of(v).updates + 1);
+    assert_true(shard_tick(service_shard(v->s), now + 25 * (uint64_t)SECOND) >
+                now + 25 * (uint64_t)SECOND);
+    (void)shard_tick(service_shard(v->s), now + 120 * (uint64_t)SECOND);
+    expect(CALL(v, SNAPSHOT, snapshot, &m), PERSIA_ETIMEOUT, folder);
+    push_some(v, 1, 0, stats_of(v).updates + 1);
+    /* no cut is left */
+    table *t = ps_table(v->p, 0);
+    table_cut *cut;
+    assert_int_equal(table_cut_begin(&t, 1, &cut), PERSIA_OK);
+    table_cut_end(cut);
+}
+
+static void a_folder_that_hangs_costs_its_snapshot_alone(void **state)
+{
+    (void)state;
+    int *const flags[] = {&hang_proof, &hang_sync};
+    for (int i = 0; i < 2; i++) {
+        char folder[20], next[20];
+        result r;
+        server v = server_start(0, 1, base);
+        declare_two(&v, 1);
+        push_some(&v, 1, 0, 1);
+        snprintf(folder, sizeof folder, ".tmp-hang%d", i);
+        snprintf(next, sizeof next, ".tmp-free%d", i);
+        make_folder(folder, "secret");
+        make_folder(next, "secret");
+        hang_set(flags[i], 1);
+        wire_snapshot m = snapshot_of(&v, SNAPSHOT_BEGIN, folder);
+        r = CALL(&v, SNAPSHOT, snapshot, &m);
+        wire_snapshot_reply reply;
+        DECODE(&r, snapshot_reply, &reply);
+        assert_false(reply.done);
+        result_free(&r);
+        hang_wait(1);
+        expect_served(&v, folder);
+        /* it ends without its thread, which is left to the process */
+        m.verb = SNAPSHOT_END;
+        expect(CALL(&v, SNAPSHOT, snapshot, &m), PERSIA_OK, "");
+        hang_set(flags[i], 0);
+        (void)snapshot_whole(&v, next, &r);
+        result_free(&r);
+        server_stop(&v);
+    }
+}
+
+static void a_server_stops_while_its_files_hang(void **state)
+{
+    (void)state;
+    server v = server_start(0, 1, base);
+    wire_restore m = {.folder = ".tmp-stop", .lineage = 9,
+                      .proof = "secret"};
+    declare_two(&v, 1);
+    push_some(&v, 1, 0, 1);
+    make_folder(".tmp-stop", "secret");
+    hang_set(&hang_proof, 1);
+    wire_snapshot s = snapshot_of(&v, SNAPSHOT_BEGIN, ".tmp-stop");
+    expect(CALL(&v, SNAPSHOT, snapshot, &s), PERSIA_OK, "");
+    expect(restore_ask(&v, &m, RESTORE_PREPARE), PERSIA_OK, "");
+    hang_wait(2);
+    service_end_snapshot(v.s);
+    assert_int_equal(service_destroy(v.s), 1);
+    hang_set(&hang_proof, 0);
+    while (service_destroy(v.s))
+        ;
+    ps_destroy(v.p);
+}
+
+/* Each that hangs costs a thread: there is an end to that. */
+static void at_most_eight_threads_hang(void **state)
+{
+    (void)state;
+    server v = server_start(0, 1, base);
+    wire_restore m = {.folder = ".tmp-eight", .proof = "secret"};
+    make_folder(".tmp-eight", "secret");
+    hang_set(&hang_proof, 1);
+    for (uint64_t i = 1; i <= 8; i++) {
+        m.lineage = i;
+        expect(restore_ask(&v, &m, RESTORE_PREPARE), PERSIA_OK, "");
+        expect(restore_ask(&v, &m, RESTORE_ABORT), PERSIA_OK, "");
+    }
+    hang_wait(8);
+    expect(restore_ask(&v, &m, RESTORE_PREPARE), PERSIA_EUNAVAILABLE,
+           "hangs");
+    hang_set(&hang_proof, 0);
+    for (;;) {
+        result r = restore_ask(&v, &m, RESTORE_PREPARE);
+        if (!r.code)
+            break;
+        expect(r, PERSIA_EUNAVAILABLE, "hangs");
+        nap();
+    }
+    (void)restore_prepare(&v, &m);
+    server_stop(&v);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_folder_that_hangs_costs_its_snapshot_alone),
+        cmocka_unit_test(a_server_stops_while_its_files_hang),
+        cmocka_unit_test(at_most_eight_threads_hang),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
