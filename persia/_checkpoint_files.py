@@ -144,7 +144,9 @@ def find(root: Root, step: int | None) -> Found:
         )
     manifest = decode_manifest(raw, f"{root}/{prefix}{MANIFEST}")
     folder = root.at(name)
-    return Found(folder, name and os.path.basename(folder), manifest)
+    if name and isinstance(folder, Path):
+        name = folder.name  # it may be that of a folder being replaced
+    return Found(folder, name, manifest)
 
 
 def _advice(listed: str) -> str:

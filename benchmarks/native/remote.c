@@ -37,7 +37,7 @@ static int open_local(bench_remote *r, unsigned threads)
 {
     ps_config config = {.threads = threads};
     int rc = ps_create(&config, &r->own);
-    return rc ? rc : client_local(r->own, &r->client);
+    return rc ? rc : client_embedded(r->own, &r->client);
 }
 
 /* Connects to one server (NULL: to none) and declares tables `<name>0`, ...
@@ -70,7 +70,7 @@ BENCH int bench_remote_open(const char *address, const char *name,
                             .dtype = dtype,
                             .lost = LOST_RAISE};
     snprintf(config.name_space, sizeof(config.name_space), "default");
-    int rc = address ? client_remote(&config, &r->client)
+    int rc = address ? client_create(&config, &r->client)
                      : open_local(r, threads);
     for (uint32_t i = 0; i < tables && rc == PERSIA_OK; i++) {
         table_config t;
