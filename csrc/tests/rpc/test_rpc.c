@@ -166,38 +166,6 @@ static void a_deadline_passes(void **state)
     deck_stop(&d);
 }
 
-static deck *interrupted;
-
-/* Interrupts once the call has arrived. */
-static int interrupt(void)
-{
-    pthread_mutex_lock(&interrupted->lock);
-    unsigned parked = interrupted->parked_n;
-    pthread_mutex_unlock(&interrupted->lock);
-    return parked ? PERSIA_EINTR : PERSIA_OK;
-}
-
-static void an_interrupt_ends_the_wait(void **state)
-{
-    NEED_GRPC();
-    deck d;
-    deck_start(&d);
-    rpc_server *s = server_of(&d);
-    rpc_channel *c = channel_to(rpc_server_port(s));
-    interrupted = &d;
-    interrupt_install(interrupt);
-    unsigned char *data = pattern_make(1, 5 << 20);
-    assert_int_equal(call_with(c, WIRE_PUSH, data, 5 << 20, 1000 * SECOND),
-                     PERSIA_EINTR);
-    free(data); /* nobody reads it any more */
-    interrupt_install(NULL);
-    deck_release(&d);
-    echo(c, WIRE_HELLO, 1, 100);
-    rpc_channel_close(c);
-    rpc_server_stop(s, SECOND);
-    deck_stop(&d);
-}
-
 /* ---- servers that go and come ---- */
 
 static void a_server_that_is_gone_is_named(void **state)
@@ -517,7 +485,6 @@ int main(void)
         cmocka_unit_test(many_calls_in_flight_from_several_threads),
         cmocka_unit_test(errors_keep_code_and_text),
         cmocka_unit_test(a_deadline_passes),
-        cmocka_unit_test(an_interrupt_ends_the_wait),
         cmocka_unit_test(a_server_that_is_gone_is_named),
         cmocka_unit_test(stop_cancels_parked_calls_and_waits_for_them),
         cmocka_unit_test(stop_lets_calls_end_within_the_grace),
