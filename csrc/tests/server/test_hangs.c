@@ -157,8 +157,10 @@ static void at_most_eight_threads_hang(void **state)
     hang_set(&hang_proof, 0);
     for (;;) {
         result r = restore_ask(&v, &m, RESTORE_PREPARE);
-        if (!r.code)
+        if (!r.code) {
+            result_free(&r);
             break;
+        }
         expect(r, PERSIA_EUNAVAILABLE, "hangs");
         nap();
     }

@@ -56,6 +56,8 @@ static void on_hello(void *ctx, int rc, shard_reply *reply)
     a->code = rc;
     if (!rc)
         a->hello = *(const wire_hello_reply *)reply->message;
+    if (reply->release)
+        reply->release(reply);
 }
 
 static void on_code(void *ctx, int rc, shard_reply *reply)
