@@ -46,7 +46,7 @@ if(PERSIA_TESTS)
         add_room_tests(${room})
     endforeach()
     # Calls that this one lets fail, and those that must not make them.
-    foreach(call malloc calloc realloc aligned_alloc mmap mremap thread_start
+    foreach(call malloc calloc realloc aligned_alloc mmap mremap persia_thread_start
             push_change stripe_add_locked stripe_touch_slow)
         target_link_options(test_table_memory PRIVATE -Wl,--wrap=${call})
     endforeach()

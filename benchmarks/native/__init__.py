@@ -116,11 +116,15 @@ _adagrad = declare(
     result=None,
 )
 _sched_create = declare(
-    "sched_create", ctypes.c_uint, POINTER(c_void_p), lib=_core
+    "persia_sched_create", ctypes.c_uint, POINTER(c_void_p), lib=_core
 )
-_sched_destroy = declare("sched_destroy", c_void_p, result=None, lib=_core)
-_table_destroy = declare("table_destroy", c_void_p, result=None, lib=_core)
-_err_text = declare("err_text", result=c_char_p, lib=_core)
+_sched_destroy = declare(
+    "persia_sched_destroy", c_void_p, result=None, lib=_core
+)
+_table_destroy = declare(
+    "persia_table_destroy", c_void_p, result=None, lib=_core
+)
+_err_text = declare("persia_err_text", result=c_char_p, lib=_core)
 
 
 def check(code: int) -> None:

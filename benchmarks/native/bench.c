@@ -23,13 +23,13 @@ BENCH int bench_create(uint32_t dim, uint32_t dtype, uint32_t optimizer,
                        table **out)
 {
     table_config config;
-    table_config_init(&config);
+    persia_table_config_init(&config);
     strcpy(config.name, "benchmark");
     config.seed = 1;
     config.dim = dim;
     config.dtype = dtype;
     config.optimizer = optimizer;
-    return table_create(&config, out);
+    return persia_table_create(&config, out);
 }
 
 BENCH int bench_pull(sched *s, table *t, size_t n, const uint64_t *ids,
@@ -39,22 +39,22 @@ BENCH int bench_pull(sched *s, table *t, size_t n, const uint64_t *ids,
                     .n = n,
                     .ids = ids,
                     .out = out,
-                    .stride = table_get_config(t)->dim,
+                    .stride = persia_table_get_config(t)->dim,
                     .rows = rows};
-    return table_pull(s, &job, 1);
+    return persia_table_pull(s, &job, 1);
 }
 
 BENCH int bench_push(sched *s, table *t, size_t n, const uint64_t *ids,
                      const uint32_t *rows, const float *grad)
 {
-    uint32_t dim = table_get_config(t)->dim;
+    uint32_t dim = persia_table_get_config(t)->dim;
     push_part part = {.n = n,
                       .ids = ids,
                       .rows = rows,
                       .grad = grad,
                       .stride = dim,
                       .bags = n};
-    optim_args optim = {.kind = table_get_config(t)->optimizer,
+    optim_args optim = {.kind = persia_table_get_config(t)->optimizer,
                         .lr = 0.01f,
                         .eps = 1e-8f,
                         .beta1 = 0.9f,
@@ -62,14 +62,14 @@ BENCH int bench_push(sched *s, table *t, size_t n, const uint64_t *ids,
                         .step = 1,
                         .grad_scale = 1};
     push_job job = {.t = t, .parts = &part, .parts_n = 1, .optim = &optim};
-    return table_push(s, &job, 1);
+    return persia_table_push(s, &job, 1);
 }
 
 BENCH void bench_stats(const table *t, uint64_t *rows, uint64_t *bytes,
                        uint64_t *row_bytes)
 {
     table_stats stats;
-    table_get_stats(t, &stats);
+    persia_table_get_stats(t, &stats);
     *rows = stats.rows;
     *bytes = stats.bytes;
     *row_bytes = stats.row_bytes;

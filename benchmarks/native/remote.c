@@ -27,8 +27,8 @@ BENCH void bench_remote_close(bench_remote *r)
 {
     if (!r)
         return;
-    client_destroy(r->client);
-    ps_destroy(r->own);
+    persia_client_destroy(r->client);
+    persia_ps_destroy(r->own);
     free(r);
 }
 
@@ -36,8 +36,8 @@ BENCH void bench_remote_close(bench_remote *r)
 static int open_local(bench_remote *r, unsigned threads)
 {
     ps_config config = {.threads = threads};
-    int rc = ps_create(&config, &r->own);
-    return rc ? rc : client_embedded(r->own, &r->client);
+    int rc = persia_ps_create(&config, &r->own);
+    return rc ? rc : persia_client_embedded(r->own, &r->client);
 }
 
 /* Connects to one server (NULL: to none) and declares tables `<name>0`, ...
@@ -48,7 +48,7 @@ BENCH int bench_remote_open(const char *address, const char *name,
                             bench_remote **out)
 {
     if (tables > TABLES_MAX)
-        return err_set(PERSIA_EARG, "at most %d tables", TABLES_MAX);
+        return persia_err_set(PERSIA_EARG, "at most %d tables", TABLES_MAX);
     bench_remote *r = calloc(1, sizeof(*r));
     if (!r)
         return PERSIA_ENOMEM;
@@ -70,16 +70,16 @@ BENCH int bench_remote_open(const char *address, const char *name,
                             .dtype = dtype,
                             .lost = LOST_RAISE};
     snprintf(config.name_space, sizeof(config.name_space), "default");
-    int rc = address ? client_create(&config, &r->client)
+    int rc = address ? persia_client_create(&config, &r->client)
                      : open_local(r, threads);
     for (uint32_t i = 0; i < tables && rc == PERSIA_OK; i++) {
         table_config t;
         int created;
-        table_config_init(&t);
+        persia_table_config_init(&t);
         snprintf(t.name, sizeof(t.name), "%s%u", name, i);
         t.seed = 1;
         t.dim = dim;
-        rc = client_declare(r->client, &t, &r->numbers[i], &created);
+        rc = persia_client_declare(r->client, &t, &r->numbers[i], &created);
     }
     if (rc == PERSIA_OK)
         *out = r;
@@ -100,7 +100,7 @@ BENCH int bench_remote_pull(bench_remote *r, uint32_t tables, size_t n,
                              .out = out + i * n * r->dim,
                              .stride = r->dim,
                              .rows = rows + i * n};
-    return client_pull(r->client, 0, r->numbers, jobs, tables);
+    return persia_client_pull(r->client, 0, r->numbers, jobs, tables);
 }
 
 /* Gradients [tables, n, dim] of the rows of a pull. */
@@ -121,7 +121,7 @@ BENCH int bench_remote_push(bench_remote *r, uint64_t number, uint32_t tables,
             .parts = &parts[i], .parts_n = 1, .optim = &r->optim};
     }
     client_update update = {.number = r->own ? 0 : number, .parts = 1};
-    return client_push(r->client, &update, r->numbers, jobs, tables);
+    return persia_client_push(r->client, &update, r->numbers, jobs, tables);
 }
 
 BENCH uint64_t bench_remote_rows(bench_remote *r)
@@ -129,7 +129,7 @@ BENCH uint64_t bench_remote_rows(bench_remote *r)
     uint64_t rows = 0;
     for (uint32_t i = 0; i < r->tables; i++) {
         table_stats stats;
-        if (client_stats(r->client, r->numbers[i], &stats) == PERSIA_OK)
+        if (persia_client_stats(r->client, r->numbers[i], &stats) == PERSIA_OK)
             rows += stats.rows;
     }
     return rows;
@@ -140,7 +140,7 @@ BENCH void bench_remote_bytes(const bench_remote *r, uint64_t *sent,
                               uint64_t *received)
 {
     client_counts counts;
-    client_get_counts(r->client, &counts);
+    persia_client_get_counts(r->client, &counts);
     *sent = counts.bytes_out;
     *received = counts.bytes_in;
 }

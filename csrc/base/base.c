@@ -11,12 +11,12 @@
 
 enum { TEXT_BYTES = 1024 };
 
-/* Between two calls of interrupt_poll(). */
+/* Between two calls of persia_interrupt_poll(). */
 static const uint64_t POLL_NS = 50000000;
 
 static _Thread_local char thread_text[TEXT_BYTES];
 
-int err_set(int code, const char *format, ...)
+int persia_err_set(int code, const char *format, ...)
 {
     char text[TEXT_BYTES]; /* the arguments may point to thread_text */
     va_list args;
@@ -29,7 +29,7 @@ int err_set(int code, const char *format, ...)
     return code;
 }
 
-const char *err_text(void)
+const char *persia_err_text(void)
 {
     return thread_text;
 }
@@ -45,36 +45,36 @@ static size_t error_index(int code)
                                                   : PERSIA_EINTERNAL;
 }
 
-const char *err_name(int code)
+const char *persia_err_name(int code)
 {
     return error_names[error_index(code)];
 }
 
-const char *err_message(int code)
+const char *persia_err_message(int code)
 {
     return error_messages[error_index(code)];
 }
 
 static _Atomic(interrupt_fn) interrupt_callback;
 
-void interrupt_install(interrupt_fn fn)
+void persia_interrupt_install(interrupt_fn fn)
 {
     atomic_store(&interrupt_callback, fn);
 }
 
 static _Thread_local interrupt_flag *thread_flag;
 
-void interrupt_watch(interrupt_flag *flag)
+void persia_interrupt_watch(interrupt_flag *flag)
 {
     thread_flag = flag;
 }
 
-int interrupt_poll(void)
+int persia_interrupt_poll(void)
 {
     if (thread_flag) {
         __atomic_fetch_add(&thread_flag->polls, 1, __ATOMIC_RELAXED);
         if (__atomic_load_n(&thread_flag->stop, __ATOMIC_ACQUIRE))
-            return err_set(PERSIA_EINTR, "it was stopped");
+            return persia_err_set(PERSIA_EINTR, "it was stopped");
     }
     interrupt_fn fn = atomic_load(&interrupt_callback);
     return fn ? fn() : PERSIA_OK;
@@ -93,25 +93,26 @@ __attribute__((constructor)) static void fork_watch(void)
     pthread_atfork(NULL, NULL, fork_in_child);
 }
 
-int fork_check(const char *what)
+int persia_fork_check(const char *what)
 {
     if (!atomic_load_explicit(&forked, memory_order_relaxed))
         return PERSIA_OK;
-    return err_set(PERSIA_EFORK,
-                   "%s cannot be used in a forked child process: its threads "
-                   "and locks stayed in the parent; create it in the child, "
-                   "in a process started with \"spawn\"",
-                   what);
+    return persia_err_set(
+        PERSIA_EFORK,
+        "%s cannot be used in a forked child process: its threads "
+        "and locks stayed in the parent; create it in the child, "
+        "in a process started with \"spawn\"",
+        what);
 }
 
-uint64_t clock_ns(void)
+uint64_t persia_clock_ns(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-void cond_init(pthread_cond_t *c)
+void persia_cond_init(pthread_cond_t *c)
 {
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
@@ -120,28 +121,30 @@ void cond_init(pthread_cond_t *c)
     pthread_condattr_destroy(&attr);
 }
 
-int cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock, uint64_t until)
+int persia_cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock,
+                           uint64_t until)
 {
     struct timespec t = {.tv_sec = (time_t)(until / 1000000000u),
                          .tv_nsec = (long)(until % 1000000000u)};
     return pthread_cond_timedwait(c, lock, &t);
 }
 
-int cond_wait_poll(pthread_cond_t *c, pthread_mutex_t *lock, uint64_t until)
+int persia_cond_wait_poll(pthread_cond_t *c, pthread_mutex_t *lock,
+                          uint64_t until)
 {
-    const uint64_t period = clock_ns() / POLL_NS;
+    const uint64_t period = persia_clock_ns() / POLL_NS;
     const uint64_t wake = (period + 1) * POLL_NS;
-    cond_wait_until(c, lock, wake < until ? wake : until);
-    if (clock_ns() / POLL_NS == period)
+    persia_cond_wait_until(c, lock, wake < until ? wake : until);
+    if (persia_clock_ns() / POLL_NS == period)
         return PERSIA_OK;
     pthread_mutex_unlock(lock);
-    int rc = interrupt_poll();
+    int rc = persia_interrupt_poll();
     pthread_mutex_lock(lock);
     return rc;
 }
 
-int thread_start(pthread_t *out, void *(*run)(void *ctx), void *ctx,
-                 const char *name)
+int persia_thread_start(pthread_t *out, void *(*run)(void *ctx), void *ctx,
+                        const char *name)
 {
     sigset_t all, before;
     pthread_t thread;
@@ -150,8 +153,8 @@ int thread_start(pthread_t *out, void *(*run)(void *ctx), void *ctx,
     int failed = pthread_create(&thread, NULL, run, ctx);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (failed)
-        return err_set(PERSIA_ENOMEM, "cannot start thread %s: %s", name,
-                       strerror(failed));
+        return persia_err_set(PERSIA_ENOMEM, "cannot start thread %s: %s",
+                              name, strerror(failed));
     pthread_setname_np(thread, name);
     if (out)
         *out = thread;
@@ -160,7 +163,7 @@ int thread_start(pthread_t *out, void *(*run)(void *ctx), void *ctx,
     return PERSIA_OK;
 }
 
-void fair_lock_init(pthread_rwlock_t *lock)
+void persia_fair_lock_init(pthread_rwlock_t *lock)
 {
     pthread_rwlockattr_t attr;
 

@@ -3,7 +3,8 @@
  *
  * Every function that can fail returns an int: PERSIA_OK (0) or one of the
  * codes below.  The text of a failure (what was wrong, where, the remedy) is
- * kept per thread by err_set() and read with err_text() by the same thread.
+ * kept per thread by persia_err_set() and read with persia_err_text() by the
+ * same thread.
  */
 #ifndef PERSIA_BASE_H
 #define PERSIA_BASE_H
@@ -58,57 +59,60 @@ enum persia_error { PERSIA_ERRORS(PERSIA_ERROR_CODE) PERSIA_ERROR_COUNT };
 #undef PERSIA_ERROR_CODE
 
 /* Keeps a message for this thread and returns `code`: the usual way out is
- * `return err_set(PERSIA_EARG, "table %s: dim is %u, ...", ...)`. */
-PERSIA_API int err_set(int code, const char *format, ...)
+ * `return persia_err_set(PERSIA_EARG, "table %s: dim is %u, ...", ...)`. */
+PERSIA_API int persia_err_set(int code, const char *format, ...)
     __attribute__((format(printf, 2, 3), cold));
-/* The message of this thread's last err_set(); "" when there was none. */
-PERSIA_API const char *err_text(void);
+/* The message of this thread's last persia_err_set(); "" when there was none.
+ */
+PERSIA_API const char *persia_err_text(void);
 /* "OutOfMemory", ...; "InternalError" for a number that is no code. */
-PERSIA_API const char *err_name(int code);
-/* The general message of a code, for use without err_set(). */
-PERSIA_API const char *err_message(int code);
+PERSIA_API const char *persia_err_name(int code);
+/* The general message of a code, for use without persia_err_set(). */
+PERSIA_API const char *persia_err_message(int code);
 
 /* A callback that tells whether the user asked to stop (Ctrl-C): returns
  * PERSIA_OK or PERSIA_EINTR.  `py` installs it; every blocking wait of a
- * user's thread calls interrupt_poll() at least every 100 ms.  Calls from
- * threads other than the user's return PERSIA_OK. */
+ * user's thread calls persia_interrupt_poll() at least every 100 ms.  Calls
+ * from threads other than the user's return PERSIA_OK. */
 typedef int (*interrupt_fn)(void);
-PERSIA_API void interrupt_install(interrupt_fn fn);
-PERSIA_API int interrupt_poll(void);
+PERSIA_API void persia_interrupt_install(interrupt_fn fn);
+PERSIA_API int persia_interrupt_poll(void);
 /* A background thread as others see it; both fields by __atomic_*_n. */
 typedef struct interrupt_flag {
-    int stop;       /* set by others: interrupt_poll() returns PERSIA_EINTR */
-    uint64_t polls; /* its calls of interrupt_poll(): it makes progress */
+    int stop; /* set by others: persia_interrupt_poll() returns PERSIA_EINTR */
+    uint64_t
+        polls; /* its calls of persia_interrupt_poll(): it makes progress */
 } interrupt_flag;
-/* From now on this thread's interrupt_poll() uses the flag; NULL: no more. */
-PERSIA_API void interrupt_watch(interrupt_flag *flag);
+/* From now on this thread's persia_interrupt_poll() uses the flag; NULL: no
+ * more. */
+PERSIA_API void persia_interrupt_watch(interrupt_flag *flag);
 
 /* PERSIA_OK, or PERSIA_EFORK in a child of the process in which the library
  * was loaded: threads and locks do not survive a fork. */
-PERSIA_API int fork_check(const char *what);
+PERSIA_API int persia_fork_check(const char *what);
 
 /* Monotonic time in nanoseconds. */
-PERSIA_API uint64_t clock_ns(void);
-/* Condition variables that wait by it.  cond_wait_until() returns 0 after a
- * signal (or by chance), else when clock_ns() is `until`. */
-PERSIA_API void cond_init(pthread_cond_t *c);
-PERSIA_API int cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock,
-                               uint64_t until);
+PERSIA_API uint64_t persia_clock_ns(void);
+/* Condition variables that wait by it.  persia_cond_wait_until() returns 0
+ * after a signal (or by chance), else when persia_clock_ns() is `until`. */
+PERSIA_API void persia_cond_init(pthread_cond_t *c);
+PERSIA_API int persia_cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock,
+                                      uint64_t until);
 /* The same for a thread of the user: sleeps for at most 50 ms, and every
- * 50 ms calls interrupt_poll(), without the lock: the callback may run any
- * code of the user.  Its result is returned. */
-PERSIA_API int cond_wait_poll(pthread_cond_t *c, pthread_mutex_t *lock,
-                              uint64_t until);
+ * 50 ms calls persia_interrupt_poll(), without the lock: the callback may run
+ * any code of the user.  Its result is returned. */
+PERSIA_API int persia_cond_wait_poll(pthread_cond_t *c, pthread_mutex_t *lock,
+                                     uint64_t until);
 
 /* Starts a thread of the library.  It receives no signals: they are for the
  * user's threads (Ctrl-C).  out NULL: it is detached.  At most 15 bytes of
  * the name are kept. */
-PERSIA_API int thread_start(pthread_t *out, void *(*run)(void *ctx),
-                            void *ctx, const char *name);
+PERSIA_API int persia_thread_start(pthread_t *out, void *(*run)(void *ctx),
+                                   void *ctx, const char *name);
 
 /* A read-write lock whose writers wait for those only who hold it already,
  * however many readers follow.  So a reader must not take it twice. */
-PERSIA_API void fair_lock_init(pthread_rwlock_t *lock);
+PERSIA_API void persia_fair_lock_init(pthread_rwlock_t *lock);
 
 /* Philox4x32-10 (Salmon et al., SC 2011): 128 random bits that depend on
  * (counter, key) alone.  Used for initial values and stochastic rounding. */

@@ -12,13 +12,14 @@
 #include "ids/ids.h"
 #include "mem/mem.h"
 
-int ckpt_files_add(ckpt_files *list, const ckpt_file *file)
+int persia_ckpt_files_add(ckpt_files *list, const ckpt_file *file)
 {
     if (list->n == list->room) {
         size_t room = list->room ? 2 * list->room : 16;
         ckpt_file *grown = realloc(list->files, room * sizeof *grown);
         if (!grown)
-            return err_set(PERSIA_ENOMEM, "a list of %zu row files", room);
+            return persia_err_set(PERSIA_ENOMEM, "a list of %zu row files",
+                                  room);
         list->files = grown;
         list->room = room;
     }
@@ -26,28 +27,30 @@ int ckpt_files_add(ckpt_files *list, const ckpt_file *file)
     return PERSIA_OK;
 }
 
-void ckpt_files_free(ckpt_files *list)
+void persia_ckpt_files_free(ckpt_files *list)
 {
     free(list->files);
     memset(list, 0, sizeof *list);
 }
 
-int ckpt_name_check(const char *name)
+int persia_ckpt_name_check(const char *name)
 {
     size_t n = strlen(name);
     if (n == 0 || n >= CKPT_NAME || *name == '.')
-        return err_set(PERSIA_EARG,
-                       "'%.40s' cannot name a file of a checkpoint: empty, "
-                       "too long or beginning with a dot",
-                       name);
+        return persia_err_set(
+            PERSIA_EARG,
+            "'%.40s' cannot name a file of a checkpoint: empty, "
+            "too long or beginning with a dot",
+            name);
     for (size_t i = 0; i < n; i++) {
         char c = name[i];
         if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
               (c >= '0' && c <= '9') || c == '.' || c == '-' || c == '_'))
-            return err_set(PERSIA_EARG,
-                           "'%s' cannot name a file of a checkpoint: only "
-                           "letters, digits, '.', '-' and '_' can",
-                           name);
+            return persia_err_set(
+                PERSIA_EARG,
+                "'%s' cannot name a file of a checkpoint: only "
+                "letters, digits, '.', '-' and '_' can",
+                name);
     }
     return PERSIA_OK;
 }
@@ -80,7 +83,7 @@ static int format_metadata(const saver *s, uint64_t rows, char *out,
                                 "{\"format\":\"persia.rows.1\","
                                 "\"optimizer\":\"%s\","
                                 "\"rows\":\"%" PRIu64 "\",\"table\":\"",
-                                optim_name(s->config->optimizer), rows);
+                                persia_optim_name(s->config->optimizer), rows);
     for (const char *p = s->config->name; *p && n + 16 < room; p++) {
         unsigned char c = (unsigned char)*p;
         const char *format = c == '"' || c == '\\' ? "\\%c"
@@ -89,8 +92,9 @@ static int format_metadata(const saver *s, uint64_t rows, char *out,
         n += (size_t)snprintf(out + n, room - n, format, c);
     }
     if (n + 16 >= room)
-        return err_set(PERSIA_ELIMIT, "table '%s': its name is too long",
-                       s->config->name);
+        return persia_err_set(PERSIA_ELIMIT,
+                              "table '%s': its name is too long",
+                              s->config->name);
     snprintf(out + n, room - n, "\"}");
     return PERSIA_OK;
 }
@@ -114,10 +118,10 @@ static int write_piece(saver *s, const row_piece *p)
     for (size_t first = 0; first < p->n;) {
         int code;
         if (s->total == s->written)
-            return err_set(PERSIA_EINTERNAL,
-                           "table '%s': the cut gave more than its %" PRIu64
-                           " rows",
-                           s->config->name, s->total);
+            return persia_err_set(
+                PERSIA_EINTERNAL,
+                "table '%s': the cut gave more than its %" PRIu64 " rows",
+                s->config->name, s->total);
         if (s->writer.fd < 0 && (code = next_file(s)))
             return code;
         uint64_t room = s->writer.rows - s->writer.written;
@@ -129,7 +133,7 @@ static int write_piece(saver *s, const row_piece *p)
         if (s->writer.written < s->writer.rows)
             continue;
         if ((code = row_writer_finish(&s->writer)) ||
-            (code = ckpt_files_add(s->out, &s->writer.file)))
+            (code = persia_ckpt_files_add(s->out, &s->writer.file)))
             return code;
     }
     return PERSIA_OK;
@@ -142,22 +146,23 @@ static int save_turn(void *ctx, size_t half)
     row_piece *p = &s->piece[half == 0 ? s->filling : 1 - s->filling];
     if (half == 1)
         return write_piece(s, p);
-    return table_cut_next(s->cut, p->room, p->col[COL_IDS],
-                          p->col[COL_VECTORS], p->col[COL_STATE],
-                          p->col[COL_CLOCK], &p->n);
+    return persia_table_cut_next(s->cut, p->room, p->col[COL_IDS],
+                                 p->col[COL_VECTORS], p->col[COL_STATE],
+                                 p->col[COL_CLOCK], &p->n);
 }
 
-int ckpt_write(sched *sch, table_cut *cut, const table_config *config,
-               int folder, const char *stem, uint64_t chunk, ckpt_files *out)
+int persia_ckpt_write(sched *sch, table_cut *cut, const table_config *config,
+                      int folder, const char *stem, uint64_t chunk,
+                      ckpt_files *out)
 {
     saver s = {.cut = cut,
                .config = config,
                .folder = folder,
                .stem = stem,
-               .total = table_cut_rows(cut),
+               .total = persia_table_cut_rows(cut),
                .out = out,
                .writer = {.fd = -1}};
-    int code = ckpt_name_check(stem);
+    int code = persia_ckpt_name_check(stem);
     if (code)
         return code;
     row_shape_of(config, &s.shape);
@@ -168,16 +173,16 @@ int ckpt_write(sched *sch, table_cut *cut, const table_config *config,
         (code = row_piece_init(&s.piece[1], &s.shape)))
         goto out;
     do {
-        if ((code = interrupt_poll()) ||
-            (code = sched_for(sch, 2, save_turn, &s)))
+        if ((code = persia_interrupt_poll()) ||
+            (code = persia_sched_for(sch, 2, save_turn, &s)))
             goto out;
         s.filling = 1 - s.filling;
     } while (s.piece[1 - s.filling].n);
     if (s.written != s.total)
-        code = err_set(PERSIA_EINTERNAL,
-                       "table '%s': the cut gave %" PRIu64 " of its %" PRIu64
-                       " rows",
-                       config->name, s.written, s.total);
+        code = persia_err_set(PERSIA_EINTERNAL,
+                              "table '%s': the cut gave %" PRIu64
+                              " of its %" PRIu64 " rows",
+                              config->name, s.written, s.total);
 out:
     row_writer_close(&s.writer);
     row_piece_free(&s.piece[0]);
@@ -203,26 +208,28 @@ static int verify_file(void *ctx, size_t index)
     if (code)
         return code;
     if (r.header.bytes != f->bytes || r.rows != f->rows)
-        code = err_set(PERSIA_ECORRUPT,
-                       "%s: %" PRIu64 " bytes with %" PRIu64
-                       " rows; the manifest says %" PRIu64 " with %" PRIu64,
-                       f->name, r.header.bytes, r.rows, f->bytes, f->rows);
+        code = persia_err_set(
+            PERSIA_ECORRUPT,
+            "%s: %" PRIu64 " bytes with %" PRIu64
+            " rows; the manifest says %" PRIu64 " with %" PRIu64,
+            f->name, r.header.bytes, r.rows, f->bytes, f->rows);
     if (!code)
         code = row_reader_verify(&r, &crc);
     if (!code && crc != f->crc)
-        code = err_set(PERSIA_ECORRUPT,
-                       "%s: its checksum is %08x, the manifest says %08x: "
-                       "the file was altered",
-                       f->name, crc, f->crc);
+        code =
+            persia_err_set(PERSIA_ECORRUPT,
+                           "%s: its checksum is %08x, the manifest says %08x: "
+                           "the file was altered",
+                           f->name, crc, f->crc);
     row_reader_close(&r);
     return code;
 }
 
-int ckpt_verify(sched *s, const table_config *config, int folder,
-                const ckpt_file *files, size_t n)
+int persia_ckpt_verify(sched *s, const table_config *config, int folder,
+                       const ckpt_file *files, size_t n)
 {
     verifier v = {config, folder, files};
-    return sched_for(s, n, verify_file, &v);
+    return persia_sched_for(s, n, verify_file, &v);
 }
 
 /* Each thread restores a share of all rows, one after the other in the order
@@ -272,21 +279,21 @@ static int restore_file(restorer *r, const ckpt_file *f, uint64_t begin,
 {
     row_reader reader;
     int code = row_reader_open(&reader, r->folder, f->name,
-                               table_get_config(r->t));
+                               persia_table_get_config(r->t));
     if (code)
         return code;
     for (uint64_t at = begin; at < end && !code;) {
         size_t n = end - at < p->room ? (size_t)(end - at) : p->room;
         if (atomic_load(&r->failed)) /* another share, which says why */
             break;
-        if ((code = interrupt_poll()) ||
+        if ((code = persia_interrupt_poll()) ||
             (code = row_reader_read(&reader, at, n, p)))
             break;
         if (r->shards > 1)
             keep_shard(p, &reader.shape, r->shard, r->shards);
-        code = table_restore(r->t, p->n, p->col[COL_IDS],
-                             p->col[COL_VECTORS], p->col[COL_STATE],
-                             p->col[COL_CLOCK]);
+        code = persia_table_restore(r->t, p->n, p->col[COL_IDS],
+                                    p->col[COL_VECTORS], p->col[COL_STATE],
+                                    p->col[COL_CLOCK]);
         atomic_fetch_add(&r->kept, p->n);
         at += n;
     }
@@ -302,7 +309,7 @@ static int restore_share(void *ctx, size_t index)
                                          : r->total;
     row_shape shape;
     row_piece p;
-    row_shape_of(table_get_config(r->t), &shape);
+    row_shape_of(persia_table_get_config(r->t), &shape);
     int code = row_piece_init(&p, &shape);
     for (size_t i = 0; i < r->n && !code; i++) {
         uint64_t last = first + r->files[i].rows;
@@ -324,20 +331,20 @@ static int expect_file(const restorer *r, const ckpt_file *f, row_piece *p)
 {
     row_reader reader;
     int code = row_reader_open(&reader, r->folder, f->name,
-                               table_get_config(r->t));
+                               persia_table_get_config(r->t));
     if (code)
         return code;
     uint64_t *ids = p->col[COL_IDS];
     for (uint64_t at = 0; at < reader.rows && !code;) {
         size_t n = reader.rows - at < p->room ? (size_t)(reader.rows - at)
                                               : p->room, kept = 0;
-        if ((code = interrupt_poll()) ||
+        if ((code = persia_interrupt_poll()) ||
             (code = row_reader_ids(&reader, at, n, ids)))
             break;
         for (size_t i = 0; i < n; i++)
             if (hash_shard(id_hash(ids[i]), r->shards) == r->shard)
                 ids[kept++] = ids[i];
-        table_expect(r->t, kept, ids);
+        persia_table_expect(r->t, kept, ids);
         at += n;
     }
     row_reader_close(&reader);
@@ -347,7 +354,7 @@ static int expect_file(const restorer *r, const ckpt_file *f, row_piece *p)
 /* The same of all files, if not all rows may have room. */
 static int expect_all(const restorer *r)
 {
-    const table_config *config = table_get_config(r->t);
+    const table_config *config = persia_table_get_config(r->t);
     row_shape shape;
     row_piece p;
     if (!config->capacity || r->total <= config->capacity)
@@ -360,57 +367,59 @@ static int expect_all(const restorer *r)
     return code;
 }
 
-int ckpt_restore(sched *s, table *t, int folder, const ckpt_file *files,
-                 size_t n, uint32_t shard, uint32_t shards)
+int persia_ckpt_restore(sched *s, table *t, int folder, const ckpt_file *files,
+                        size_t n, uint32_t shard, uint32_t shards)
 {
-    const char *name = table_get_config(t)->name;
+    const char *name = persia_table_get_config(t)->name;
     restorer r = {.t = t,
                   .folder = folder,
                   .files = files,
                   .n = n,
                   .shard = shard,
                   .shards = shards,
-                  .shares = sched_threads(s)};
+                  .shares = persia_sched_threads(s)};
     if (shards < 1 || shards > IDS_SHARDS_MAX || shard >= shards)
-        return err_set(PERSIA_EARG, "table '%s': there is no shard %u of %u",
-                       name, shard, shards);
+        return persia_err_set(PERSIA_EARG,
+                              "table '%s': there is no shard %u of %u", name,
+                              shard, shards);
     for (size_t i = 0; i < n; i++)
         r.total += files[i].rows;
     int code = expect_all(&r);
     if (!code)
-        code = sched_for(s, r.shares, restore_share, &r);
-    table_expect_none(t);
+        code = persia_sched_for(s, r.shares, restore_share, &r);
+    persia_table_expect_none(t);
     if (code)
         return code;
     table_stats stats;
-    table_get_stats(t, &stats);
+    persia_table_get_stats(t, &stats);
     if (stats.rows != r.kept && stats.evicted == 0)
-        return err_set(PERSIA_ECORRUPT,
-                       "table '%s': its row files hold some ids twice", name);
+        return persia_err_set(PERSIA_ECORRUPT,
+                              "table '%s': its row files hold some ids twice",
+                              name);
     return PERSIA_OK;
 }
 
 /* ---- plain files -------------------------------------------------------- */
 
-int ckpt_file_crc(int folder, const char *name, uint32_t *crc,
-                  uint64_t *bytes)
+int persia_ckpt_file_crc(int folder, const char *name, uint32_t *crc,
+                         uint64_t *bytes)
 {
     int fd, code = file_open(folder, name, &fd, bytes);
     void *buffer;
     if (code)
         return code;
     *crc = 0;
-    code = mem_pages_take(PIECE_BYTES, &buffer);
+    code = persia_mem_pages_take(PIECE_BYTES, &buffer);
     for (uint64_t at = 0; at < *bytes && !code;) {
         uint64_t left = *bytes - at;
         size_t n = left < PIECE_BYTES ? (size_t)left : PIECE_BYTES;
-        if ((code = interrupt_poll()) ||
+        if ((code = persia_interrupt_poll()) ||
             (code = file_read(fd, name, buffer, n, at)))
             break;
-        *crc = crc32c(*crc, buffer, n);
+        *crc = persia_crc32c(*crc, buffer, n);
         at += n;
     }
-    mem_pages_give(buffer, PIECE_BYTES);
+    persia_mem_pages_give(buffer, PIECE_BYTES);
     close(fd);
     return code;
 }

@@ -35,52 +35,54 @@ typedef struct ckpt_file {
     uint32_t crc; /* CRC-32C of the whole file */
 } ckpt_file;
 
-/* A list that grows; `files` is freed by ckpt_files_free(). */
+/* A list that grows; `files` is freed by persia_ckpt_files_free(). */
 typedef struct ckpt_files {
     ckpt_file *files;
     size_t n, room;
 } ckpt_files;
-PERSIA_API int ckpt_files_add(ckpt_files *list, const ckpt_file *file);
-PERSIA_API void ckpt_files_free(ckpt_files *list);
+PERSIA_API int persia_ckpt_files_add(ckpt_files *list, const ckpt_file *file);
+PERSIA_API void persia_ckpt_files_free(ckpt_files *list);
 
 /* PERSIA_EARG unless `name` is the plain name of a file: letters, digits,
  * '.', '-' and '_', not empty, not beginning with '.', below CKPT_NAME. */
-PERSIA_API int ckpt_name_check(const char *name);
+PERSIA_API int persia_ckpt_name_check(const char *name);
 
 /* Writes what `cut` still has to give into new files
  * <stem>-00000.safetensors, ... of at most `chunk` bytes in the folder that
  * `folder` is open on, syncs each, and appends them to `out`.  `config` is
  * the table's.  An empty table makes no file.  Reading the cut and writing
- * overlap on the threads of `s`.  Polls interrupt_poll().  After an error
- * the files that were made are left to whoever owns the folder. */
-PERSIA_API int ckpt_write(sched *s, table_cut *cut,
-                          const table_config *config, int folder,
-                          const char *stem, uint64_t chunk, ckpt_files *out);
+ * overlap on the threads of `s`.  Polls persia_interrupt_poll().  After an
+ * error the files that were made are left to whoever owns the folder. */
+PERSIA_API int persia_ckpt_write(sched *s, table_cut *cut,
+                                 const table_config *config, int folder,
+                                 const char *stem, uint64_t chunk,
+                                 ckpt_files *out);
 
 /* Reads every byte of the files and changes nothing: size, checksum, header,
  * shapes and clocks.  PERSIA_ECORRUPT names the file that is not as `files`
  * says, PERSIA_EMISMATCH the table whose dim, dtype or state differs,
- * PERSIA_EIO a file that cannot be read.  Polls interrupt_poll(). */
-PERSIA_API int ckpt_verify(sched *s, const table_config *config, int folder,
-                           const ckpt_file *files, size_t n);
+ * PERSIA_EIO a file that cannot be read.  Polls persia_interrupt_poll(). */
+PERSIA_API int persia_ckpt_verify(sched *s, const table_config *config,
+                                  int folder, const ckpt_file *files,
+                                  size_t n);
 
 /* Adds the rows of verified files to an empty table, on all threads of `s`:
  * those of shard `shard` of `shards` (see hash_shard(); 0 of 1: all).
  * Whatever changed in the files since is found or harmless.  PERSIA_ECORRUPT
- * if an id occurs twice.  Polls interrupt_poll().  After an error some rows
- * may have been added.
+ * if an id occurs twice.  Polls persia_interrupt_poll().  After an error some
+ * rows may have been added.
  *
  * A table with a capacity evicts by clock, so its own must be set beyond
- * those of the rows (table_set_clock()) before. */
-PERSIA_API int ckpt_restore(sched *s, table *t, int folder,
-                            const ckpt_file *files, size_t n, uint32_t shard,
-                            uint32_t shards);
+ * those of the rows (persia_table_set_clock()) before. */
+PERSIA_API int persia_ckpt_restore(sched *s, table *t, int folder,
+                                   const ckpt_file *files, size_t n,
+                                   uint32_t shard, uint32_t shards);
 
 /* Where row files are, for those who open no file themselves.  Every call
  * but close() may wait for as long as the files do. */
 typedef struct ckpt_io {
     int (*open)(struct ckpt_io *io); /* first, and once */
-    /* ckpt_write(), ckpt_verify() and ckpt_restore(). */
+    /* persia_ckpt_write(), persia_ckpt_verify() and persia_ckpt_restore(). */
     int (*write)(struct ckpt_io *io, sched *s, table_cut *cut,
                  const table_config *config, const char *stem,
                  ckpt_files *out);
@@ -101,16 +103,16 @@ typedef struct ckpt_opener {
 } ckpt_opener;
 /* Files of at most `chunk` bytes in a folder.  The opener is copied; it is
  * the caller's after an error. */
-PERSIA_API int ckpt_folder(const ckpt_opener *opener, uint64_t chunk,
-                           ckpt_io **out);
+PERSIA_API int persia_ckpt_folder(const ckpt_opener *opener, uint64_t chunk,
+                                  ckpt_io **out);
 
 /* The CRC-32C of a message whose first part has `crc` and that goes on with
  * data[0..n).  Start with 0. */
-PERSIA_API uint32_t crc32c(uint32_t crc, const void *data, size_t n);
+PERSIA_API uint32_t persia_crc32c(uint32_t crc, const void *data, size_t n);
 
 /* The CRC-32C and the size of a file in a folder. */
-PERSIA_API int ckpt_file_crc(int folder, const char *name, uint32_t *crc,
-                             uint64_t *bytes);
+PERSIA_API int persia_ckpt_file_crc(int folder, const char *name,
+                                    uint32_t *crc, uint64_t *bytes);
 
 #ifdef __cplusplus
 }

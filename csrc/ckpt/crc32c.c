@@ -63,13 +63,13 @@ crc32c_sse42(uint32_t crc, const void *data, size_t n)
     return ~(uint32_t)c;
 }
 
-uint32_t crc32c(uint32_t crc, const void *data, size_t n)
+uint32_t persia_crc32c(uint32_t crc, const void *data, size_t n)
 {
     return __builtin_cpu_supports("sse4.2") ? crc32c_sse42(crc, data, n)
                                             : crc32c_tables(crc, data, n);
 }
 #else
-uint32_t crc32c(uint32_t crc, const void *data, size_t n)
+uint32_t persia_crc32c(uint32_t crc, const void *data, size_t n)
 {
     return crc32c_tables(crc, data, n);
 }
@@ -87,7 +87,8 @@ static uint32_t multiply(uint32_t a, uint32_t b)
     return product;
 }
 
-uint32_t crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b)
+uint32_t persia_crc32c_combine(uint32_t crc_a, uint32_t crc_b,
+                               uint64_t bytes_b)
 {
     /* crc_a * x^(8 * bytes_b), by squaring x^8. */
     uint32_t power = 1u << (31 - 8);

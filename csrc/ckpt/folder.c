@@ -24,7 +24,7 @@ static int folder_write(ckpt_io *io, sched *s, table_cut *cut,
                         ckpt_files *out)
 {
     const folder *f = (folder *)io;
-    return ckpt_write(s, cut, config, f->fd, stem, f->chunk, out);
+    return persia_ckpt_write(s, cut, config, f->fd, stem, f->chunk, out);
 }
 
 static int folder_sync(ckpt_io *io)
@@ -32,21 +32,22 @@ static int folder_sync(ckpt_io *io)
     const folder *f = (folder *)io;
     if (!fsync(f->fd))
         return PERSIA_OK;
-    return err_set(PERSIA_EIO, "the folder cannot be synced: %s",
-                   strerror(errno));
+    return persia_err_set(PERSIA_EIO, "the folder cannot be synced: %s",
+                          strerror(errno));
 }
 
 static int folder_verify(ckpt_io *io, sched *s, const table_config *config,
                          const ckpt_file *files, size_t n)
 {
-    return ckpt_verify(s, config, ((folder *)io)->fd, files, n);
+    return persia_ckpt_verify(s, config, ((folder *)io)->fd, files, n);
 }
 
 static int folder_read(ckpt_io *io, sched *s, table *t,
                        const ckpt_file *files, size_t n, uint32_t shard,
                        uint32_t shards)
 {
-    return ckpt_restore(s, t, ((folder *)io)->fd, files, n, shard, shards);
+    return persia_ckpt_restore(s, t, ((folder *)io)->fd, files, n, shard,
+                               shards);
 }
 
 static void folder_close(ckpt_io *io)
@@ -58,12 +59,13 @@ static void folder_close(ckpt_io *io)
     free(f);
 }
 
-int ckpt_folder(const ckpt_opener *opener, uint64_t chunk, ckpt_io **out)
+int persia_ckpt_folder(const ckpt_opener *opener, uint64_t chunk,
+                       ckpt_io **out)
 {
     folder *f = calloc(1, sizeof *f);
     *out = NULL;
     if (!f)
-        return err_set(PERSIA_ENOMEM, "no memory for a folder");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a folder");
     *f = (folder){.io = {folder_open, folder_write, folder_sync,
                          folder_verify, folder_read, folder_close},
                   .fd = -1,

@@ -38,8 +38,8 @@ void row_shape_of(const table_config *config, row_shape *out)
     memset(out, 0, sizeof *out);
     out->dim = config->dim;
     out->dtype = config->dtype;
-    out->state = optim_state_floats(config->optimizer, config->dim,
-                                    (int)config->momentum);
+    out->state = persia_optim_state_floats(config->optimizer, config->dim,
+                                           (int)config->momentum);
     out->bytes[COL_IDS] = 8;
     out->bytes[COL_CLOCK] = 4;
     out->bytes[COL_STATE] = 4 * out->state;
@@ -60,7 +60,7 @@ int row_piece_init(row_piece *p, const row_shape *shape)
         at[c] = size;
         size += (p->room * shape->bytes[c] + 63) / 64 * 64;
     }
-    int rc = mem_pages_take(size, &p->memory);
+    int rc = persia_mem_pages_take(size, &p->memory);
     if (rc)
         return rc;
     p->bytes = size;
@@ -71,7 +71,7 @@ int row_piece_init(row_piece *p, const row_shape *shape)
 
 void row_piece_free(row_piece *p)
 {
-    mem_pages_give(p->memory, p->bytes);
+    persia_mem_pages_give(p->memory, p->bytes);
     memset(p, 0, sizeof *p);
 }
 
@@ -86,8 +86,8 @@ static int file_write(int fd, const char *name, const void *data, size_t n,
         if (done < 0 && errno == EINTR)
             continue;
         if (done < 0)
-            return err_set(PERSIA_EIO, "%s: writing failed: %s", name,
-                           strerror(errno));
+            return persia_err_set(PERSIA_EIO, "%s: writing failed: %s", name,
+                                  strerror(errno));
         p += done;
         n -= (size_t)done;
         offset += (uint64_t)done;
@@ -101,7 +101,7 @@ int row_writer_create(row_writer *w, int folder, const char *name,
 {
     char head[4096];
     size_t n;
-    int code = ckpt_name_check(name);
+    int code = persia_ckpt_name_check(name);
     if (code)
         return code;
     memset(w, 0, sizeof *w);
@@ -125,12 +125,12 @@ int row_writer_create(row_writer *w, int folder, const char *name,
     snprintf(w->file.name, sizeof w->file.name, "%s", name);
     w->file.rows = rows;
     w->file.bytes = w->header.bytes;
-    w->header_crc = crc32c(0, head, n);
+    w->header_crc = persia_crc32c(0, head, n);
     w->fd = openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
                    0666);
     if (w->fd < 0)
-        return err_set(PERSIA_EIO, "%s: cannot be made: %s", name,
-                       strerror(errno));
+        return persia_err_set(PERSIA_EIO, "%s: cannot be made: %s", name,
+                              strerror(errno));
     return file_write(w->fd, name, head, n, 0);
 }
 
@@ -139,8 +139,8 @@ int row_writer_append(row_writer *w, const row_piece *p, size_t first,
 {
     size_t tensor = 0;
     if (n > w->rows - w->written)
-        return err_set(PERSIA_EINTERNAL, "%s: more rows than announced",
-                       w->file.name);
+        return persia_err_set(PERSIA_EINTERNAL, "%s: more rows than announced",
+                              w->file.name);
     for (int c = 0; c < COLS; c++) {
         size_t bytes = w->shape.bytes[c];
         if (!bytes)
@@ -153,7 +153,7 @@ int row_writer_append(row_writer *w, const row_piece *p, size_t first,
             file_write(w->fd, w->file.name, data, n * bytes, offset);
         if (code)
             return code;
-        w->crc[c] = crc32c(w->crc[c], data, n * bytes);
+        w->crc[c] = persia_crc32c(w->crc[c], data, n * bytes);
     }
     w->written += n;
     return PERSIA_OK;
@@ -163,19 +163,20 @@ int row_writer_finish(row_writer *w)
 {
     int code = PERSIA_OK;
     if (w->written != w->rows)
-        return err_set(PERSIA_EINTERNAL,
-                       "%s: %" PRIu64 " rows written, %" PRIu64 " announced",
-                       w->file.name, w->written, w->rows);
+        return persia_err_set(PERSIA_EINTERNAL,
+                              "%s: %" PRIu64 " rows written, %" PRIu64
+                              " announced",
+                              w->file.name, w->written, w->rows);
     w->file.crc = w->header_crc;
     for (int c = 0; c < COLS; c++)
-        w->file.crc = crc32c_combine(w->file.crc, w->crc[c],
-                                     w->rows * w->shape.bytes[c]);
+        w->file.crc = persia_crc32c_combine(w->file.crc, w->crc[c],
+                                            w->rows * w->shape.bytes[c]);
     if (fsync(w->fd))
-        code = err_set(PERSIA_EIO, "%s: fsync failed: %s", w->file.name,
-                       strerror(errno));
+        code = persia_err_set(PERSIA_EIO, "%s: fsync failed: %s", w->file.name,
+                              strerror(errno));
     if (close(w->fd) && !code)
-        code = err_set(PERSIA_EIO, "%s: closing failed: %s", w->file.name,
-                       strerror(errno));
+        code = persia_err_set(PERSIA_EIO, "%s: closing failed: %s",
+                              w->file.name, strerror(errno));
     w->fd = -1;
     return code;
 }
@@ -192,19 +193,19 @@ void row_writer_close(row_writer *w)
 int file_open(int folder, const char *name, int *fd, uint64_t *bytes)
 {
     struct stat st;
-    int code = ckpt_name_check(name);
+    int code = persia_ckpt_name_check(name);
     if (code)
         return code;
     /* O_NONBLOCK: a FIFO must not make us wait for its writer. */
     *fd = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (*fd < 0)
-        return err_set(PERSIA_EIO, "%s: cannot be opened: %s", name,
-                       strerror(errno));
+        return persia_err_set(PERSIA_EIO, "%s: cannot be opened: %s", name,
+                              strerror(errno));
     if (fstat(*fd, &st))
-        code = err_set(PERSIA_EIO, "%s: cannot be examined: %s", name,
-                       strerror(errno));
+        code = persia_err_set(PERSIA_EIO, "%s: cannot be examined: %s", name,
+                              strerror(errno));
     else if (!S_ISREG(st.st_mode))
-        code = err_set(PERSIA_EIO, "%s: not a plain file", name);
+        code = persia_err_set(PERSIA_EIO, "%s: not a plain file", name);
     if (code) {
         close(*fd);
         *fd = -1;
@@ -222,13 +223,13 @@ int file_read(int fd, const char *name, void *out, size_t n, uint64_t offset)
         if (done < 0 && errno == EINTR)
             continue;
         if (done < 0)
-            return err_set(PERSIA_EIO, "%s: reading failed: %s", name,
-                           strerror(errno));
+            return persia_err_set(PERSIA_EIO, "%s: reading failed: %s", name,
+                                  strerror(errno));
         if (done == 0)
-            return err_set(PERSIA_ECORRUPT,
-                           "%s: the file ends at byte %" PRIu64
-                           ": it is truncated",
-                           name, offset);
+            return persia_err_set(PERSIA_ECORRUPT,
+                                  "%s: the file ends at byte %" PRIu64
+                                  ": it is truncated",
+                                  name, offset);
         p += done;
         n -= (size_t)done;
         offset += (uint64_t)done;
@@ -246,27 +247,28 @@ static int find_columns(row_reader *r)
         while (c < COLS && strcmp(t->name, col_names[c]))
             c++;
         if (c == COLS)
-            return err_set(PERSIA_ECORRUPT,
-                           "%s: tensor '%s' does not belong in a row file",
-                           r->name, t->name);
+            return persia_err_set(
+                PERSIA_ECORRUPT,
+                "%s: tensor '%s' does not belong in a row file", r->name,
+                t->name);
         uint32_t rank = c == COL_IDS || c == COL_CLOCK ? 1 : 2;
         if (t->rank != rank || (rank == 2 && t->shape[1] > UINT32_MAX))
-            return err_set(PERSIA_ECORRUPT,
-                           "%s: tensor '%s' has another shape than rows have",
-                           r->name, t->name);
+            return persia_err_set(
+                PERSIA_ECORRUPT,
+                "%s: tensor '%s' has another shape than rows have", r->name,
+                t->name);
         r->col[c] = t;
     }
     if (!r->col[COL_IDS] || !r->col[COL_VECTORS] || !r->col[COL_CLOCK])
-        return err_set(PERSIA_ECORRUPT,
-                       "%s: ids, vectors or clock are missing", r->name);
+        return persia_err_set(
+            PERSIA_ECORRUPT, "%s: ids, vectors or clock are missing", r->name);
     r->rows = r->col[COL_IDS]->shape[0];
     for (int c = 0; c < COLS; c++)
         if (r->col[c] && r->col[c]->shape[0] != r->rows)
-            return err_set(PERSIA_ECORRUPT,
-                           "%s: tensor '%s' has %" PRIu64
-                           " rows, ids has %" PRIu64,
-                           r->name, col_names[c], r->col[c]->shape[0],
-                           r->rows);
+            return persia_err_set(
+                PERSIA_ECORRUPT,
+                "%s: tensor '%s' has %" PRIu64 " rows, ids has %" PRIu64,
+                r->name, col_names[c], r->col[c]->shape[0], r->rows);
     return PERSIA_OK;
 }
 
@@ -280,22 +282,23 @@ static int match_columns(const row_reader *r, const char *table)
     uint64_t state = st ? st->shape[1] : 0;
     for (int c = 0; c < COLS; c++)
         if (r->col[c] && r->col[c]->dtype != col_dtype(s, c))
-            return err_set(PERSIA_EMISMATCH,
-                           "table '%s': %s of %s in %s, but the table has %s",
-                           table, col_names[c],
-                           dtype_names[r->col[c]->dtype], r->name,
-                           dtype_names[col_dtype(s, c)]);
+            return persia_err_set(
+                PERSIA_EMISMATCH,
+                "table '%s': %s of %s in %s, but the table has %s", table,
+                col_names[c], dtype_names[r->col[c]->dtype], r->name,
+                dtype_names[col_dtype(s, c)]);
     if (v->shape[1] != s->dim)
-        return err_set(PERSIA_EMISMATCH,
-                       "table '%s': rows of dim %" PRIu64
-                       " in %s, but the table has dim %u",
-                       table, v->shape[1], r->name, s->dim);
+        return persia_err_set(PERSIA_EMISMATCH,
+                              "table '%s': rows of dim %" PRIu64
+                              " in %s, but the table has dim %u",
+                              table, v->shape[1], r->name, s->dim);
     if (state != s->state)
-        return err_set(PERSIA_EMISMATCH,
-                       "table '%s': %" PRIu64
-                       " floats of optimizer state a row in %s, but the "
-                       "table has %u",
-                       table, state, r->name, s->state);
+        return persia_err_set(
+            PERSIA_EMISMATCH,
+            "table '%s': %" PRIu64
+            " floats of optimizer state a row in %s, but the "
+            "table has %u",
+            table, state, r->name, s->state);
     return PERSIA_OK;
 }
 
@@ -308,16 +311,17 @@ static int read_header(row_reader *r, uint64_t bytes, const char *table)
     char *json;
     int code;
     if (bytes < sizeof first)
-        return err_set(PERSIA_ECORRUPT,
-                       "%s: a file of %" PRIu64 " bytes: it is truncated",
-                       r->name, bytes);
+        return persia_err_set(PERSIA_ECORRUPT,
+                              "%s: a file of %" PRIu64
+                              " bytes: it is truncated",
+                              r->name, bytes);
     if ((code = file_read(r->fd, r->name, first, sizeof first, 0)) ||
         (code = st_json_bytes(r->name, first, bytes, &n)))
         return code;
     json = malloc(n + 1);
     if (!json)
-        return err_set(PERSIA_ENOMEM, "%s: %zu bytes for its header",
-                       r->name, n);
+        return persia_err_set(PERSIA_ENOMEM, "%s: %zu bytes for its header",
+                              r->name, n);
     code = file_read(r->fd, r->name, json, n, sizeof first);
     if (!code)
         code = st_parse(r->name, json, n, bytes, &r->header);
@@ -367,9 +371,9 @@ static int check_clocks(const row_reader *r, const uint32_t *clock, size_t n,
         zero += clock[i] == 0;
     if (zero == 0)
         return PERSIA_OK;
-    return err_set(PERSIA_ECORRUPT,
-                   "%s: a clock of 0 among rows %" PRIu64 " to %" PRIu64,
-                   r->name, first, first + n - 1);
+    return persia_err_set(
+        PERSIA_ECORRUPT, "%s: a clock of 0 among rows %" PRIu64 " to %" PRIu64,
+        r->name, first, first + n - 1);
 }
 
 int row_reader_verify(row_reader *r, uint32_t *crc)
@@ -378,7 +382,7 @@ int row_reader_verify(row_reader *r, uint32_t *crc)
      * of the file: st_parse() has seen to it. */
     size_t room = PIECE_BYTES;
     void *pages;
-    int code = mem_pages_take(room, &pages);
+    int code = persia_mem_pages_take(room, &pages);
     char *buffer = pages;
     uint32_t sum = 0;
     if (code)
@@ -387,25 +391,25 @@ int row_reader_verify(row_reader *r, uint32_t *crc)
         size_t n = r->header.data - at < room ? (size_t)(r->header.data - at)
                                               : room;
         if (!(code = file_read(r->fd, r->name, buffer, n, at)))
-            sum = crc32c(sum, buffer, n);
+            sum = persia_crc32c(sum, buffer, n);
         at += n;
     }
     for (size_t i = 0; i < r->header.n && !code; i++) {
         const st_tensor *t = &r->header.tensors[i];
         for (uint64_t at = t->begin; at < t->end && !code;) {
             size_t n = t->end - at < room ? (size_t)(t->end - at) : room;
-            if ((code = interrupt_poll()) ||
+            if ((code = persia_interrupt_poll()) ||
                 (code = file_read(r->fd, r->name, buffer, n,
                                   r->header.data + at)))
                 break;
-            sum = crc32c(sum, buffer, n);
+            sum = persia_crc32c(sum, buffer, n);
             if (t == r->col[COL_CLOCK])
                 code = check_clocks(r, (const uint32_t *)(void *)buffer,
                                     n / 4, (at - t->begin) / 4);
             at += n;
         }
     }
-    mem_pages_give(pages, room);
+    persia_mem_pages_give(pages, room);
     *crc = sum;
     return code;
 }
@@ -422,8 +426,8 @@ int row_reader_read(const row_reader *r, uint64_t first, size_t n,
                     row_piece *p)
 {
     if (n > p->room || first > r->rows || n > r->rows - first)
-        return err_set(PERSIA_EINTERNAL, "%s: rows outside of the file",
-                       r->name);
+        return persia_err_set(PERSIA_EINTERNAL, "%s: rows outside of the file",
+                              r->name);
     for (int c = 0; c < COLS; c++) {
         size_t bytes = r->shape.bytes[c];
         if (!bytes)

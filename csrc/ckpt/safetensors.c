@@ -29,9 +29,10 @@ typedef struct reader {
 
 static int corrupt(const reader *r, const char *what)
 {
-    return err_set(PERSIA_ECORRUPT,
-                   "%s: its safetensors header is malformed at byte %zu: %s",
-                   r->file, (size_t)(r->at - r->json) + 8, what);
+    return persia_err_set(
+        PERSIA_ECORRUPT,
+        "%s: its safetensors header is malformed at byte %zu: %s", r->file,
+        (size_t)(r->at - r->json) + 8, what);
 }
 
 static void skip_space(reader *r)
@@ -268,15 +269,16 @@ int st_json_bytes(const char *file, const unsigned char first[8],
     for (int i = 0; i < 8; i++)
         n |= (uint64_t)first[i] << (8 * i);
     if (n > ST_JSON_MAX)
-        return err_set(PERSIA_ECORRUPT,
-                       "%s: a safetensors header of %" PRIu64
-                       " bytes; at most %d are read",
-                       file, n, ST_JSON_MAX);
+        return persia_err_set(PERSIA_ECORRUPT,
+                              "%s: a safetensors header of %" PRIu64
+                              " bytes; at most %d are read",
+                              file, n, ST_JSON_MAX);
     if (bytes < 8 || n > bytes - 8)
-        return err_set(PERSIA_ECORRUPT,
-                       "%s: the file has %" PRIu64 " bytes, fewer than its "
-                       "safetensors header says: it is truncated",
-                       file, bytes);
+        return persia_err_set(PERSIA_ECORRUPT,
+                              "%s: the file has %" PRIu64
+                              " bytes, fewer than its "
+                              "safetensors header says: it is truncated",
+                              file, bytes);
     *json_bytes = (size_t)n;
     return PERSIA_OK;
 }
@@ -305,23 +307,25 @@ static int check_extents(const char *file, st_header *h)
         for (uint32_t k = 0; k < t->rank; k++)
             overflow |= __builtin_mul_overflow(size, t->shape[k], &size);
         if (overflow || t->begin > t->end || t->end - t->begin != size)
-            return err_set(PERSIA_ECORRUPT,
-                           "%s: the extent of tensor '%s' is not what its "
-                           "dtype and shape need",
-                           file, t->name);
+            return persia_err_set(
+                PERSIA_ECORRUPT,
+                "%s: the extent of tensor '%s' is not what its "
+                "dtype and shape need",
+                file, t->name);
         if (t->begin != at)
-            return err_set(PERSIA_ECORRUPT,
-                           "%s: tensor '%s' begins at byte %" PRIu64
-                           " of the data, %" PRIu64 " expected: extents "
-                           "overlap or leave a gap",
-                           file, t->name, t->begin, at);
+            return persia_err_set(PERSIA_ECORRUPT,
+                                  "%s: tensor '%s' begins at byte %" PRIu64
+                                  " of the data, %" PRIu64
+                                  " expected: extents "
+                                  "overlap or leave a gap",
+                                  file, t->name, t->begin, at);
         at = t->end;
     }
     if (at != h->bytes - h->data)
-        return err_set(PERSIA_ECORRUPT,
-                       "%s: %" PRIu64 " bytes of data, %" PRIu64
-                       " expected: the file is truncated or too long",
-                       file, h->bytes - h->data, at);
+        return persia_err_set(PERSIA_ECORRUPT,
+                              "%s: %" PRIu64 " bytes of data, %" PRIu64
+                              " expected: the file is truncated or too long",
+                              file, h->bytes - h->data, at);
     return PERSIA_OK;
 }
 
@@ -382,10 +386,11 @@ int st_format(st_header *h, const char *metadata, char *out, size_t room,
     put(&w, "}");
     size_t padded = (w.n + 63) / 64 * 64;
     if (padded >= room || padded - 8 > ST_JSON_MAX)
-        return err_set(PERSIA_ELIMIT,
-                       "a safetensors header of %zu bytes; there is room "
-                       "for %zu",
-                       padded, room);
+        return persia_err_set(
+            PERSIA_ELIMIT,
+            "a safetensors header of %zu bytes; there is room "
+            "for %zu",
+            padded, room);
     memset(out + w.n, ' ', padded - w.n);
     for (int i = 0; i < 8; i++)
         out[i] = (char)((padded - 8) >> (8 * i) & 255);

@@ -1,57 +1,59 @@
 /* client.c: small calls: what the client knows by itself. */
 #include "client/private.h"
 
-int client_is_embedded(const ps_client *c)
+int persia_client_is_embedded(const ps_client *c)
 {
     return c->embedded != NULL;
 }
 
-sched *client_sched(const ps_client *c)
+sched *persia_client_sched(const ps_client *c)
 {
     return c->s;
 }
 
-uint32_t client_shards(const ps_client *c)
+uint32_t persia_client_shards(const ps_client *c)
 {
     return c->servers_n;
 }
 
-uint32_t client_tables(const ps_client *c)
+uint32_t persia_client_tables(const ps_client *c)
 {
     return atomic_load_explicit(&c->tables_n, memory_order_acquire);
 }
 
-const table_config *client_table(const ps_client *c, uint32_t no)
+const table_config *persia_client_table(const ps_client *c, uint32_t no)
 {
-    return no < client_tables(c) ? c->tables[no] : NULL;
+    return no < persia_client_tables(c) ? c->tables[no] : NULL;
 }
 
 int client_find_table(const ps_client *c, uint32_t no,
                       const table_config **out)
 {
-    *out = client_table(c, no);
+    *out = persia_client_table(c, no);
     return *out ? PERSIA_OK
-                : err_set(PERSIA_EARG, "the store has no table number %u",
-                          no);
+                : persia_err_set(PERSIA_EARG,
+                                 "the store has no table number %u", no);
 }
 
-uint32_t client_state_floats(const ps_client *c, uint32_t no)
+uint32_t persia_client_state_floats(const ps_client *c, uint32_t no)
 {
-    const table_config *t = client_table(c, no);
-    return t ? optim_state_floats(t->optimizer, t->dim, (int)t->momentum) : 0;
+    const table_config *t = persia_client_table(c, no);
+    return t ? persia_optim_state_floats(t->optimizer, t->dim,
+                                         (int)t->momentum)
+             : 0;
 }
 
-index_pool *client_indexes(ps_client *c)
+index_pool *persia_client_indexes(ps_client *c)
 {
     return &c->indexes;
 }
 
-uint64_t client_updates(const ps_client *c)
+uint64_t persia_client_updates(const ps_client *c)
 {
     return atomic_load(&c->updates);
 }
 
-uint64_t client_last_number(const ps_client *c)
+uint64_t persia_client_last_number(const ps_client *c)
 {
     ps_client *locked = (ps_client *)(uintptr_t)c;
     pthread_mutex_lock(&locked->lock);
@@ -60,45 +62,46 @@ uint64_t client_last_number(const ps_client *c)
     return number;
 }
 
-void client_end(ps_client *c, enum client_end what)
+void persia_client_end(ps_client *c, enum client_end what)
 {
     atomic_fetch_or(&c->ends, (int)what);
 }
 
-void client_set_loading(ps_client *c, int loading)
+void persia_client_set_loading(ps_client *c, int loading)
 {
     atomic_store(&c->loading, loading);
 }
 
-uint64_t client_restored_number(const ps_client *c)
+uint64_t persia_client_restored_number(const ps_client *c)
 {
     return atomic_load(&c->restored_number);
 }
 
-int client_check_restores(ps_client *c)
+int persia_client_check_restores(ps_client *c)
 {
     return client_check_mixture(c, 0);
 }
 
-int client_pull(ps_client *c, uint64_t after, const uint32_t *tables,
-                pull_job *jobs, size_t jobs_n)
+int persia_client_pull(ps_client *c, uint64_t after, const uint32_t *tables,
+                       pull_job *jobs, size_t jobs_n)
 {
-    return client_pull_indexed(c, after, tables, jobs, jobs_n, NULL);
+    return persia_client_pull_indexed(c, after, tables, jobs, jobs_n, NULL);
 }
 
-uint32_t client_shard_table(const ps_client *c, uint32_t shard, uint32_t no)
+uint32_t persia_client_shard_table(const ps_client *c, uint32_t shard,
+                                   uint32_t no)
 {
-    return shard < c->servers_n && no < client_tables(c)
+    return shard < c->servers_n && no < persia_client_tables(c)
                ? server_table(c->servers[shard], no)
                : no;
 }
 
-const char *client_address(const ps_client *c, uint32_t shard)
+const char *persia_client_address(const ps_client *c, uint32_t shard)
 {
     return shard < c->servers_n ? c->servers[shard]->address : NULL;
 }
 
-void client_get_counts(const ps_client *c, client_counts *out)
+void persia_client_get_counts(const ps_client *c, client_counts *out)
 {
     *out = (client_counts){.pulls = c->counts.pulls,
                            .pushes = c->counts.pushes,

@@ -8,10 +8,10 @@
  * has the one shard of its store, which is given the jobs as they are.  Same
  * jobs, same bits.
  *
- * All functions may be called from any thread; client_destroy() must be last.
- * Calls wait at most `timeout_ns` in all, retries included, poll
- * interrupt_poll(), and name the server in their errors.  An embedded client
- * waits for nobody.
+ * All functions may be called from any thread; persia_client_destroy() must be
+ * last. Calls wait at most `timeout_ns` in all, retries included, poll
+ * persia_interrupt_poll(), and name the server in their errors.  An embedded
+ * client waits for nobody.
  */
 #ifndef PERSIA_CLIENT_H
 #define PERSIA_CLIENT_H
@@ -28,7 +28,7 @@ typedef struct ps_client ps_client;
 
 /* An embedded client, with a shard of its own over these tables, which must
  * outlive it. */
-PERSIA_API int client_embedded(ps *tables, ps_client **out);
+PERSIA_API int persia_client_embedded(ps *tables, ps_client **out);
 
 /* What to do about updates that a server had acknowledged and then lost (it
  * was killed and came back from its last snapshot). */
@@ -53,35 +53,38 @@ typedef struct client_config {
 } client_config;
 /* Says Hello to all: PERSIA_EMISMATCH unless they are shards 0..N-1 of N of
  * one namespace, naming those that are missing or twice. */
-PERSIA_API int client_create(const client_config *config, ps_client **out);
-PERSIA_API void client_destroy(ps_client *c);
+PERSIA_API int persia_client_create(const client_config *config,
+                                    ps_client **out);
+PERSIA_API void persia_client_destroy(ps_client *c);
 
-PERSIA_API int client_is_embedded(const ps_client *c);
-PERSIA_API sched *client_sched(const ps_client *c);
-PERSIA_API uint32_t client_shards(const ps_client *c);
+PERSIA_API int persia_client_is_embedded(const ps_client *c);
+PERSIA_API sched *persia_client_sched(const ps_client *c);
+PERSIA_API uint32_t persia_client_shards(const ps_client *c);
 
-/* See ps_declare(). */
-PERSIA_API int client_declare(ps_client *c, const table_config *config,
-                              uint32_t *no, int *created);
-PERSIA_API uint32_t client_tables(const ps_client *c);
+/* See persia_ps_declare(). */
+PERSIA_API int persia_client_declare(ps_client *c, const table_config *config,
+                                     uint32_t *no, int *created);
+PERSIA_API uint32_t persia_client_tables(const ps_client *c);
 /* NULL if there is no such table. */
-PERSIA_API const table_config *client_table(const ps_client *c, uint32_t no);
+PERSIA_API const table_config *persia_client_table(const ps_client *c,
+                                                   uint32_t no);
 
 /* Job i reads table tables[i]; jobs[i].t is not the caller's.  Row numbers
  * are of the id's own shard.  Shards answer when update `after` of this
  * client, which may be under way, is through (0, embedded: do not wait). */
-PERSIA_API int client_pull(ps_client *c, uint64_t after,
-                           const uint32_t *tables, pull_job *jobs,
-                           size_t jobs_n);
+PERSIA_API int persia_client_pull(ps_client *c, uint64_t after,
+                                  const uint32_t *tables, pull_job *jobs,
+                                  size_t jobs_n);
 
 /* The same, and, unless embedded, the index of the batch with its hints, for
  * the update of these ids: a reference of the caller's, or NULL.  Its segments
  * are the jobs that have ids; then the jobs' `rows` may be NULL. */
-PERSIA_API int client_pull_indexed(ps_client *c, uint64_t after,
-                                   const uint32_t *tables, pull_job *jobs,
-                                   size_t jobs_n, batch_index **index);
+PERSIA_API int persia_client_pull_indexed(ps_client *c, uint64_t after,
+                                          const uint32_t *tables,
+                                          pull_job *jobs, size_t jobs_n,
+                                          batch_index **index);
 /* Of all indexes of this client; to outlive it none may be held. */
-PERSIA_API index_pool *client_indexes(ps_client *c);
+PERSIA_API index_pool *persia_client_indexes(ps_client *c);
 
 /* The gradients of one table, summed per id. */
 typedef struct client_sum {
@@ -90,13 +93,13 @@ typedef struct client_sum {
     uint64_t *ids; /* [n] each once, in no order */
     float *grads;  /* [n, dim] */
 } client_sum;
-/* What client_push() would sum, of each job; optim is not read.  *finite: 0 if
- * there are NaN or Inf, which are left out.  out: [jobs_n], to be freed by
- * client_sums_free(). */
-PERSIA_API int client_sums(ps_client *c, const uint32_t *tables,
-                           const push_job *jobs, size_t jobs_n,
-                           client_sum *out, int *finite);
-PERSIA_API void client_sums_free(client_sum *sums, size_t n);
+/* What persia_client_push() would sum, of each job; optim is not read.
+ * *finite: 0 if there are NaN or Inf, which are left out.  out: [jobs_n], to
+ * be freed by persia_client_sums_free(). */
+PERSIA_API int persia_client_sums(ps_client *c, const uint32_t *tables,
+                                  const push_job *jobs, size_t jobs_n,
+                                  client_sum *out, int *finite);
+PERSIA_API void persia_client_sums_free(client_sum *sums, size_t n);
 
 /* The name and place of an update. */
 typedef struct client_update {
@@ -124,86 +127,94 @@ enum { CLIENT_SPAN = 1024, CLIENT_LAG = 3 * CLIENT_SPAN };
  * PERSIA_ELOST tells once of updates that were lost before; this one was
  * applied.
  */
-PERSIA_API int client_push(ps_client *c, const client_update *update,
-                           const uint32_t *tables, push_job *jobs,
-                           size_t jobs_n);
+PERSIA_API int persia_client_push(ps_client *c, const client_update *update,
+                                  const uint32_t *tables, push_job *jobs,
+                                  size_t jobs_n);
 /* The update of this name will not come: its number is given up; other ranks
  * that wait for its part of a sync step are sent an empty one. */
-PERSIA_API int client_skip(ps_client *c, const client_update *update);
+PERSIA_API int persia_client_skip(ps_client *c, const client_update *update);
 /* Updates applied so far, of shard 0. */
-PERSIA_API uint64_t client_updates(const ps_client *c);
+PERSIA_API uint64_t persia_client_updates(const ps_client *c);
 /* Updates have their t (Adam's step, and the key of their draws) from their
  * names: that of part of a step is the step, that of number n is base + world
  * * (n - the last number then) + rank - world + 1.
- * The base: updates from now on have a higher t.  Without client_set_t() the
- * highest that any shard had when the store was opened or rows were loaded;
- * ranks that push to the same shards agree on one. */
-PERSIA_API uint64_t client_t(ps_client *c);
-PERSIA_API void client_set_t(ps_client *c, uint64_t base);
+ * The base: updates from now on have a higher t.  Without
+ * persia_client_set_t() the highest that any shard had when the store was
+ * opened or rows were loaded; ranks that push to the same shards agree on one.
+ */
+PERSIA_API uint64_t persia_client_t(ps_client *c);
+PERSIA_API void persia_client_set_t(ps_client *c, uint64_t base);
 /* The highest number of this stream that any shard had at the last Hello. */
-PERSIA_API uint64_t client_last_number(const ps_client *c);
+PERSIA_API uint64_t persia_client_last_number(const ps_client *c);
 /* The stream goes on after `number`: a job that resumes from a checkpoint
  * sends again what came after it, and shards answer that they had it.  No
  * update is under way meanwhile. */
-PERSIA_API void client_set_last_number(ps_client *c, uint64_t number);
+PERSIA_API void persia_client_set_last_number(ps_client *c, uint64_t number);
 /* Says Hello to all shards again, for their lineage and ledgers, and declares
  * the tables to those that were started again; the stream goes on after
- * client_last_number().  `restored`: rows were restored, so PERSIA_ELOST does
- * not tell of what was lost before.  No update is under way meanwhile. */
-PERSIA_API int client_greet(ps_client *c, int restored);
+ * persia_client_last_number().  `restored`: rows were restored, so
+ * PERSIA_ELOST does not tell of what was lost before.  No update is under way
+ * meanwhile. */
+PERSIA_API int persia_client_greet(ps_client *c, int restored);
 /* Says Hello likewise, and the updates are those of `stream` after `number`.
  * What servers had beyond it is sent again: of those that were started again
  * only updates up to it are lost: the caller says how many, and PERSIA_ELOST
  * does not tell of them.  NUMBER_LAST: after the last that any server has.
  */
 #define NUMBER_LAST UINT64_MAX
-PERSIA_API int client_go_on(ps_client *c, uint64_t stream, uint64_t number,
-                            uint64_t lost);
+PERSIA_API int persia_client_go_on(ps_client *c, uint64_t stream,
+                                   uint64_t number, uint64_t lost);
 /* The store ends: lookups wait for no server any longer (PERSIA_ECLOSED);
  * END_ALL: nothing does, and updates under way may be applied or not. */
 enum client_end { END_LOOKUPS = 1, END_ALL = 3 }; /* bits */
-PERSIA_API void client_end(ps_client *c, enum client_end what);
+PERSIA_API void persia_client_end(ps_client *c, enum client_end what);
 /* While this store loads rows, other rows at the servers are its own doing. */
-PERSIA_API void client_set_loading(ps_client *c, int loading);
+PERSIA_API void persia_client_set_loading(ps_client *c, int loading);
 /* The last number that servers had when another client's restore ended the
  * mixture which this store had found; else 0.  Updates go on after it. */
-PERSIA_API uint64_t client_restored_number(const ps_client *c);
+PERSIA_API uint64_t persia_client_restored_number(const ps_client *c);
 /* PERSIA_EINCOMPLETE if servers have rows of different restores. */
-PERSIA_API int client_check_restores(ps_client *c);
+PERSIA_API int persia_client_check_restores(ps_client *c);
 /* Whether an error tells of earlier updates: what raised it was done. */
 static inline int client_is_loss(int rc)
 {
     return rc == PERSIA_ELOST || rc == PERSIA_EREPLACED;
 }
-/* PERSIA_ELOST once if updates were lost, as client_push() tells of it. */
-PERSIA_API int client_tell_lost(ps_client *c);
+/* PERSIA_ELOST once if updates were lost, as persia_client_push() tells of it.
+ */
+PERSIA_API int persia_client_tell_lost(ps_client *c);
 /* The same, after asking all shards whether they were started again. */
-PERSIA_API int client_look(ps_client *c);
+PERSIA_API int persia_client_look(ps_client *c);
 
 /* Joins the sync steps at all shards, with its first one after `step`;
  * *applied: the largest number of steps applied. */
-PERSIA_API int client_join(ps_client *c, uint64_t step, uint64_t *applied);
+PERSIA_API int persia_client_join(ps_client *c, uint64_t step,
+                                  uint64_t *applied);
 /* Leaves them.  `hurry`: an error is on its way to the user and must not wait
  * for servers that may be the cause: they have a second.  So they have if
  * one of them did not do what it was asked last within the timeout. */
-PERSIA_API int client_leave(ps_client *c, int hurry);
+PERSIA_API int persia_client_leave(ps_client *c, int hurry);
 
-/* Whole rows, see table_get(), table_set(), table_clear(). */
-PERSIA_API uint32_t client_state_floats(const ps_client *c, uint32_t no);
-PERSIA_API int client_get(ps_client *c, uint32_t no, size_t n,
-                          const uint64_t *ids, float *vectors, float *state,
-                          uint8_t *found);
-PERSIA_API int client_set(ps_client *c, uint32_t no, size_t n,
-                          const uint64_t *ids, const float *vectors,
-                          const float *state);
-/* The ids of up to `room` rows of a shard, see table_list(). */
-PERSIA_API int client_list(ps_client *c, uint32_t no, uint32_t shard,
-                           uint64_t *cursor, size_t room, uint64_t *ids,
-                           size_t *n);
-PERSIA_API int client_clear(ps_client *c, uint32_t no);
+/* Whole rows, see persia_table_get(), persia_table_set(),
+ * persia_table_clear(). */
+PERSIA_API uint32_t persia_client_state_floats(const ps_client *c,
+                                               uint32_t no);
+PERSIA_API int persia_client_get(ps_client *c, uint32_t no, size_t n,
+                                 const uint64_t *ids, float *vectors,
+                                 float *state, uint8_t *found);
+PERSIA_API int persia_client_set(ps_client *c, uint32_t no, size_t n,
+                                 const uint64_t *ids, const float *vectors,
+                                 const float *state);
+/* The ids of up to `room` rows of a shard, see persia_table_list(). */
+PERSIA_API int persia_client_list(ps_client *c, uint32_t no, uint32_t shard,
+                                  uint64_t *cursor, size_t room, uint64_t *ids,
+                                  size_t *n);
+PERSIA_API int persia_client_clear(ps_client *c, uint32_t no);
 /* Sums over the shards (row_bytes: of a row). */
-PERSIA_API int client_stats(ps_client *c, uint32_t no, table_stats *out);
-PERSIA_API int client_memory(ps_client *c, uint64_t *used, uint64_t *limit);
+PERSIA_API int persia_client_stats(ps_client *c, uint32_t no,
+                                   table_stats *out);
+PERSIA_API int persia_client_memory(ps_client *c, uint64_t *used,
+                                    uint64_t *limit);
 
 typedef struct client_counts {
     uint64_t pulls, pushes;      /* calls */
@@ -215,40 +226,44 @@ typedef struct client_counts {
                        that went with rows which another client replaced */
     uint64_t stale; /* updates of before a restore, dropped by shards */
 } client_counts;
-PERSIA_API void client_get_counts(const ps_client *c, client_counts *out);
+PERSIA_API void persia_client_get_counts(const ps_client *c,
+                                         client_counts *out);
 
 /* The number that a shard has for a table, for requests of the caller's. */
-PERSIA_API uint32_t client_shard_table(const ps_client *c, uint32_t shard,
-                                       uint32_t no);
+PERSIA_API uint32_t persia_client_shard_table(const ps_client *c,
+                                              uint32_t shard, uint32_t no);
 /* Where a shard is. */
-PERSIA_API const char *client_address(const ps_client *c, uint32_t shard);
-/* A call of one shard for administration, see shard_wait(); without retries.
- * `arguments` name the caller that client_caller() gives. */
-PERSIA_API int client_call(ps_client *c, uint32_t shard, uint32_t method,
-                           const void *arguments, shard_reply *reply);
+PERSIA_API const char *persia_client_address(const ps_client *c,
+                                             uint32_t shard);
+/* A call of one shard for administration, see persia_shard_wait(); without
+ * retries. `arguments` name the caller that persia_client_caller() gives. */
+PERSIA_API int persia_client_call(ps_client *c, uint32_t shard,
+                                  uint32_t method, const void *arguments,
+                                  shard_reply *reply);
 /* After PERSIA_ESTALE: says Hello to a server that was started again. */
-PERSIA_API int client_repair(ps_client *c, uint32_t shard);
-PERSIA_API wire_caller client_caller(const ps_client *c, uint32_t shard);
+PERSIA_API int persia_client_repair(ps_client *c, uint32_t shard);
+PERSIA_API wire_caller persia_client_caller(const ps_client *c,
+                                            uint32_t shard);
 
 /* ---- one shard ---- */
 
 /* The shard of a server, without a client.  It connects when the first call
  * needs it. */
-PERSIA_API int shard_connect(const rpc_channel_config *config,
-                             shard_ref **out);
+PERSIA_API int persia_shard_connect(const rpc_channel_config *config,
+                                    shard_ref **out);
 /* The shard behind a channel, which is taken over, also on failure. */
-PERSIA_API int shard_over(rpc_channel *channel, const char *address,
-                          shard_ref **out);
+PERSIA_API int persia_shard_over(rpc_channel *channel, const char *address,
+                                 shard_ref **out);
 /* Calls a method (enum wire_method; arguments: its struct of ops.h) and waits
- * for the answer: polls interrupt_poll().  *reply: its struct, until
- * shard_release().  Whoever is interrupted, or not answered for a second after
- * the deadline, leaves the call behind, so what the arguments point at is read
- * only before the shard's function returns.
+ * for the answer: polls persia_interrupt_poll().  *reply: its struct, until
+ * persia_shard_release().  Whoever is interrupted, or not answered for a
+ * second after the deadline, leaves the call behind, so what the arguments
+ * point at is read only before the shard's function returns.
  */
-PERSIA_API int shard_wait(shard_ref *to, uint32_t method,
-                          const void *arguments, uint64_t deadline,
-                          shard_reply *reply);
-PERSIA_API void shard_release(shard_reply *reply);
+PERSIA_API int persia_shard_wait(shard_ref *to, uint32_t method,
+                                 const void *arguments, uint64_t deadline,
+                                 shard_reply *reply);
+PERSIA_API void persia_shard_release(shard_reply *reply);
 
 #ifdef __cplusplus
 }

@@ -22,12 +22,12 @@ static call *call_make(ps_client *r)
 {
     call *k = calloc(1, sizeof *k);
     if (!k) {
-        err_set(PERSIA_ENOMEM, "no memory for a batch's buffers");
+        persia_err_set(PERSIA_ENOMEM, "no memory for a batch's buffers");
         return NULL;
     }
     k->r = r;
     pthread_mutex_init(&k->lock, NULL);
-    cond_init(&k->came);
+    persia_cond_init(&k->came);
     return k;
 }
 
@@ -45,7 +45,7 @@ call *call_take(ps_client *r)
 static void call_clear(call *k)
 {
     for (size_t i = 0; i < k->requests_n; i++)
-        shard_release(&k->requests[i].reply);
+        persia_shard_release(&k->requests[i].reply);
     k->requests_n = 0;
 }
 
@@ -53,11 +53,11 @@ void call_free(call *k)
 {
     call_clear(k);
     free(k->requests);
-    mem_buffer_free(&k->lists);
-    mem_buffer_free(&k->messages);
-    mem_buffer_free(&k->segments);
-    mem_buffer_free(&k->rows);
-    mem_buffer_free(&k->narrow);
+    persia_mem_buffer_free(&k->lists);
+    persia_mem_buffer_free(&k->messages);
+    persia_mem_buffer_free(&k->segments);
+    persia_mem_buffer_free(&k->rows);
+    persia_mem_buffer_free(&k->narrow);
     pthread_cond_destroy(&k->came);
     pthread_mutex_destroy(&k->lock);
     free(k);
@@ -71,7 +71,7 @@ static void call_end(call *k)
         k->ended(k);
     k->ended = NULL;
     call_clear(k);
-    batch_index_put(k->index);
+    persia_batch_index_put(k->index);
     k->index = NULL;
     k->left = 0;
     pthread_mutex_lock(&r->lock);
@@ -100,7 +100,8 @@ int fan_prepare(call *k, server *const *to, size_t n)
     if (n > k->requests_room) {
         request *more = realloc(k->requests, n * sizeof *more);
         if (!more)
-            return err_set(PERSIA_ENOMEM, "no memory for %zu requests", n);
+            return persia_err_set(PERSIA_ENOMEM, "no memory for %zu requests",
+                                  n);
         k->requests = more;
         k->requests_room = n;
     }
@@ -124,7 +125,7 @@ int fan_prepare(call *k, server *const *to, size_t n)
 /* Keeps the error of this thread, with the server's name in it. */
 static void request_fail(request *q, int rc)
 {
-    const char *text = err_text(), *name = q->to->address;
+    const char *text = persia_err_text(), *name = q->to->address;
     q->rc = rc;
     if (q->call->r->embedded || strstr(text, name))
         snprintf(q->text, sizeof q->text, "%s", text);
@@ -189,7 +190,7 @@ static double limit_of(const fan *f, const ps_client *r)
 static void request_pause(const fan *f, request *q, uint64_t deadline)
 {
     ps_client *r = q->call->r;
-    uint64_t now = clock_ns();
+    uint64_t now = persia_clock_ns();
     unsigned doubled = q->tries > 8 ? 7 : q->tries - 1;
     uint64_t pause = PAUSE_NS << doubled;
     if (pause > PAUSE_MAX_NS)
@@ -221,7 +222,7 @@ static void request_judge(const fan *f, request *q, uint64_t deadline)
         if (!rc)
             return;
         request_fail(q, rc);
-        shard_release(&q->reply);
+        persia_shard_release(&q->reply);
     }
     if (rc == PERSIA_ESTALE && !f->fresh && q->repairs < REPAIRS) {
         q->repairs++;
@@ -255,7 +256,7 @@ static void judge_all(call *k, const fan *f, uint64_t deadline)
  * very thread. */
 static void start_due(call *k, const fan *f, uint64_t deadline)
 {
-    uint64_t now = clock_ns();
+    uint64_t now = persia_clock_ns();
     for (int direct = 0; direct < 2; direct++) {
         for (size_t i = 0; i < k->requests_n; i++) {
             request *q = &k->requests[i];
@@ -321,8 +322,8 @@ static int late(call *k, const fan *f)
     pthread_mutex_unlock(&k->lock);
     if (!n) /* the last one came just now */
         return PERSIA_OK;
-    return err_set(PERSIA_ETIMEOUT, "no answer from %s%s within %.3g s", name,
-                   n > 1 ? " and others" : "", limit_of(f, k->r));
+    return persia_err_set(PERSIA_ETIMEOUT, "no answer from %s%s within %.3g s",
+                          name, n > 1 ? " and others" : "", limit_of(f, k->r));
 }
 
 /* The first error, and who else has the same. */
@@ -342,7 +343,7 @@ static int result(const call *k, const request *failed)
         if (n >= sizeof others)
             break;
     }
-    return err_set(failed->rc, "%s%s", failed->text, others);
+    return persia_err_set(failed->rc, "%s%s", failed->text, others);
 }
 
 /* Whether a server had not done it by the deadline. */
@@ -379,12 +380,12 @@ int fan_run(call *k, const fan *f, uint64_t deadline)
         start_due(k, f, deadline);
         pthread_mutex_lock(&k->lock);
         fan_state s = look(k);
-        if (!s.came && s.next > clock_ns() &&
+        if (!s.came && s.next > persia_clock_ns() &&
             (s.flying || s.next != UINT64_MAX))
-            rc = cond_wait_poll(&k->came, &k->lock, s.next);
+            rc = persia_cond_wait_poll(&k->came, &k->lock, s.next);
         pthread_mutex_unlock(&k->lock);
         if (rc)
-            return err_set(rc, "interrupted while waiting for servers");
+            return persia_err_set(rc, "interrupted while waiting for servers");
         judge_all(k, f, deadline);
         pthread_mutex_lock(&k->lock);
         s = look(k);
@@ -395,7 +396,7 @@ int fan_run(call *k, const fan *f, uint64_t deadline)
         pthread_mutex_unlock(&k->lock);
         /* The interrupt was taken, in a greeting: it does not come again. */
         if (s.failed && s.failed->rc == PERSIA_EINTR)
-            return err_set(PERSIA_EINTR, "%s", s.failed->text);
+            return persia_err_set(PERSIA_EINTR, "%s", s.failed->text);
         if (!s.flying && !s.came && s.next == UINT64_MAX) {
             note_failed(k);
             return result(k, s.failed);
@@ -403,8 +404,8 @@ int fan_run(call *k, const fan *f, uint64_t deadline)
         int ends = atomic_load(&k->r->ends);
         if (ends && (f->method == WIRE_PULL ||
                      (ends == END_ALL && f->method != WIRE_LEAVE)))
-            return err_set(PERSIA_ECLOSED, "the store was closed");
-        if (clock_ns() > deadline + GRACE_NS && (rc = late(k, f))) {
+            return persia_err_set(PERSIA_ECLOSED, "the store was closed");
+        if (persia_clock_ns() > deadline + GRACE_NS && (rc = late(k, f))) {
             note_failed(k);
             return rc;
         }

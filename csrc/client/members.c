@@ -43,7 +43,8 @@ static int tell_all(joining *j, uint64_t limit_ns)
     ps_client *r = j->r;
     fan f = {.method = WIRE_LEAVE, .fill = fill_join,
              .accept = accept_join, .ctx = j, .limit_ns = limit_ns};
-    uint64_t deadline = limit_ns ? clock_ns() + limit_ns : client_deadline(r);
+    uint64_t deadline = limit_ns ? persia_clock_ns() + limit_ns
+                                 : client_deadline(r);
     call *k = call_take(r);
     if (!k)
         return PERSIA_ENOMEM;
@@ -65,7 +66,7 @@ static int tell_all(joining *j, uint64_t limit_ns)
     return rc;
 }
 
-int client_join(ps_client *r, uint64_t step, uint64_t *applied)
+int persia_client_join(ps_client *r, uint64_t step, uint64_t *applied)
 {
     joining j = {.r = r, .joins = 1, .step = step};
     int rc = client_check_mixture(r, 0);
@@ -75,7 +76,7 @@ int client_join(ps_client *r, uint64_t step, uint64_t *applied)
     return rc;
 }
 
-int client_leave(ps_client *r, int hurry)
+int persia_client_leave(ps_client *r, int hurry)
 {
     joining j = {.r = r};
     hurry |= atomic_load(&r->ends) == END_ALL;
@@ -124,7 +125,7 @@ int sync_join_again(ps_client *r, server *to, wire_caller who,
     pthread_mutex_unlock(&to->lock);
     if (!m.move)
         return PERSIA_OK;
-    int rc = shard_wait(to->ref, WIRE_LEAVE, &m, deadline, &reply);
-    shard_release(&reply);
+    int rc = persia_shard_wait(to->ref, WIRE_LEAVE, &m, deadline, &reply);
+    persia_shard_release(&reply);
     return rc;
 }

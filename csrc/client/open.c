@@ -53,28 +53,31 @@ static int check_shards(const greeting *g)
     const wire_hello_reply *m = g->replies;
     for (uint32_t i = 1; i < r->servers_n; i++)
         if (m[i].shards != m[0].shards)
-            return err_set(PERSIA_EMISMATCH,
-                           "%s is shard %u of %u, but %s is shard %u of %u; "
-                           "all servers of a store have the same number of "
-                           "shards", r->servers[0]->address, m[0].shard,
-                           m[0].shards, r->servers[i]->address, m[i].shard,
-                           m[i].shards);
+            return persia_err_set(
+                PERSIA_EMISMATCH,
+                "%s is shard %u of %u, but %s is shard %u of %u; "
+                "all servers of a store have the same number of "
+                "shards",
+                r->servers[0]->address, m[0].shard, m[0].shards,
+                r->servers[i]->address, m[i].shard, m[i].shards);
     for (uint32_t i = 0; i < r->servers_n; i++)
         for (uint32_t k = 0; k < i; k++)
             if (m[i].shard == m[k].shard)
-                return err_set(PERSIA_EMISMATCH,
-                               "%s and %s are both shard %u of %u; give each "
-                               "server once", r->servers[k]->address,
-                               r->servers[i]->address, m[i].shard,
-                               m[i].shards);
+                return persia_err_set(
+                    PERSIA_EMISMATCH,
+                    "%s and %s are both shard %u of %u; give each "
+                    "server once",
+                    r->servers[k]->address, r->servers[i]->address, m[i].shard,
+                    m[i].shards);
     if (r->servers_n == m[0].shards)
         return PERSIA_OK;
     char list[256] = "";
     list_missing(g, m[0].shards, list, sizeof list);
-    return err_set(PERSIA_EMISMATCH,
-                   "shards %s of %u are missing: %u addresses were given; "
-                   "add those of the others", list, m[0].shards,
-                   r->servers_n);
+    return persia_err_set(
+        PERSIA_EMISMATCH,
+        "shards %s of %u are missing: %u addresses were given; "
+        "add those of the others",
+        list, m[0].shards, r->servers_n);
 }
 
 /* Puts the servers in the order of their shards. */
@@ -83,7 +86,7 @@ static int arrange(const greeting *g)
     ps_client *r = g->r;
     server **by_shard = calloc(r->servers_n, sizeof(server *));
     if (!by_shard)
-        return err_set(PERSIA_ENOMEM, "no memory for a store");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a store");
     for (uint32_t i = 0; i < r->servers_n; i++) {
         server *s = r->servers[i];
         const wire_hello_reply *m = &g->replies[i];
@@ -96,7 +99,7 @@ static int arrange(const greeting *g)
     }
     free(r->servers);
     r->servers = by_shard;
-    client_set_last_number(r, r->last_number);
+    persia_client_set_last_number(r, r->last_number);
     client_compare_restores(r);
     client_set_t_after(r, client_servers_t(r), r->last_number);
     return PERSIA_OK;
@@ -131,9 +134,10 @@ static int greet_all(ps_client *r)
     greeting g = {.r = r,
                   .replies = calloc(r->servers_n, sizeof *g.replies)};
     call *k = call_take(r);
-    int rc = !k           ? PERSIA_ENOMEM
-             : !g.replies ? err_set(PERSIA_ENOMEM, "no memory for a store")
-                          : ask_all(&g, k, CLAIM_LOOK);
+    int rc = !k ? PERSIA_ENOMEM
+             : !g.replies
+                 ? persia_err_set(PERSIA_ENOMEM, "no memory for a store")
+                 : ask_all(&g, k, CLAIM_LOOK);
     if (!rc)
         rc = check_shards(&g);
     if (!rc && atomic_load(&r->stream))
@@ -152,10 +156,10 @@ static int open_ref(const client_config *config, size_t i, shard_ref **out)
                             .message_limit = config->message_limit,
                             .keepalive_ns = KEEPALIVE_NS,
                             .security = config->security,
-                            .methods = &service_methods};
+                            .methods = &persia_service_methods};
     return config->own && i == config->own_at
-               ? shard_direct(config->own, out)
-               : shard_connect(&c, out);
+               ? persia_shard_direct(config->own, out)
+               : persia_shard_connect(&c, out);
 }
 
 static void close_ref(shard_ref *ref)
@@ -171,21 +175,21 @@ static int open_server(ps_client *r, const client_config *config, size_t i,
     server *to = calloc(1, sizeof *to);
     if (!to) {
         close_ref(ref);
-        return err_set(PERSIA_ENOMEM, "no memory for %zu servers",
-                       config->addresses_n);
+        return persia_err_set(PERSIA_ENOMEM, "no memory for %zu servers",
+                              config->addresses_n);
     }
     to->ref = ref;
     to->address = strdup(config->addresses[i]);
     to->numbers = calloc(PS_TABLES_MAX, sizeof *to->numbers);
     pthread_mutex_init(&to->lock, NULL);
-    cond_init(&to->greeted);
+    persia_cond_init(&to->greeted);
     numbers_init(&to->acked, 0);
     numbers_init(&to->acked_late, 0);
     numbers_init(&to->first, 0);
     r->servers[r->servers_n++] = to; /* from here on it is to be freed */
     if (!to->address || !to->numbers)
-        return err_set(PERSIA_ENOMEM, "no memory for %zu servers",
-                       config->addresses_n);
+        return persia_err_set(PERSIA_ENOMEM, "no memory for %zu servers",
+                              config->addresses_n);
     return ref ? PERSIA_OK : open_ref(config, i, &to->ref);
 }
 
@@ -193,29 +197,34 @@ static int check_config(const client_config *config)
 {
     size_t n = config->addresses_n;
     if (n < 1 || n > IDS_SHARDS_MAX)
-        return err_set(PERSIA_EARG, "%zu addresses of servers, need 1 .. %d",
-                       n, IDS_SHARDS_MAX);
+        return persia_err_set(PERSIA_EARG,
+                              "%zu addresses of servers, need 1 .. %d", n,
+                              IDS_SHARDS_MAX);
     if (config->own && config->own_at >= n)
-        return err_set(PERSIA_EARG, "the own shard is address %zu of %zu",
-                       config->own_at, n);
+        return persia_err_set(PERSIA_EARG,
+                              "the own shard is address %zu of %zu",
+                              config->own_at, n);
     if (config->dtype >= WIRE_DTYPES)
-        return err_set(PERSIA_EARG, "there is no wire dtype %u",
-                       config->dtype);
+        return persia_err_set(PERSIA_EARG, "there is no wire dtype %u",
+                              config->dtype);
     if (config->timeout_ns == 0 || config->rank >= config->world)
-        return err_set(PERSIA_EARG,
-                       "a store needs a timeout, and a rank below its world "
-                       "(rank %u of %u)", config->rank, config->world);
+        return persia_err_set(
+            PERSIA_EARG,
+            "a store needs a timeout, and a rank below its world "
+            "(rank %u of %u)",
+            config->rank, config->world);
     return memchr(config->name_space, 0, sizeof config->name_space)
                ? PERSIA_OK
-               : err_set(PERSIA_EARG, "a namespace has at most %d bytes",
-                         WIRE_NAME - 1);
+               : persia_err_set(PERSIA_EARG,
+                                "a namespace has at most %d bytes",
+                                WIRE_NAME - 1);
 }
 
 static uint64_t random_id(void)
 {
     uint64_t out;
     if (getentropy(&out, sizeof out))
-        out = id_hash(clock_ns());
+        out = id_hash(persia_clock_ns());
     return out ? out : 1;
 }
 
@@ -223,14 +232,14 @@ static uint64_t random_id(void)
 static int make(const client_config *config, shard *embedded, ps_client **out)
 {
     *out = NULL;
-    int rc = fork_check("a new store");
+    int rc = persia_fork_check("a new store");
     if (!rc)
         rc = check_config(config);
     if (rc)
         return rc;
     ps_client *r = calloc(1, sizeof *r);
     if (!r)
-        return err_set(PERSIA_ENOMEM, "no memory for a store");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a store");
     *out = r;
     memcpy(r->name_space, config->name_space, sizeof r->name_space);
     r->rank = config->rank;
@@ -244,19 +253,19 @@ static int make(const client_config *config, shard *embedded, ps_client **out)
     pthread_mutex_init(&r->declaring, NULL);
     pthread_mutex_init(&r->completing, NULL);
     pthread_mutex_init(&r->lock, NULL);
-    index_pool_init(&r->indexes, INDEX_BYTES);
+    persia_index_pool_init(&r->indexes, INDEX_BYTES);
     numbers_init(&r->settled, 0);
     pthread_mutex_init(&r->restores_lock, NULL);
     r->lost_code = PERSIA_ELOST;
     r->client = random_id();
     r->embedded = embedded;
     if (embedded)
-        r->s = ps_sched(shard_tables(embedded));
+        r->s = persia_ps_sched(persia_shard_tables(embedded));
     r->servers = calloc(config->addresses_n, sizeof *r->servers);
     if (!r->servers)
-        rc = err_set(PERSIA_ENOMEM, "no memory for %zu servers",
-                     config->addresses_n);
-    return rc || embedded ? rc : sched_create(config->threads, &r->s);
+        rc = persia_err_set(PERSIA_ENOMEM, "no memory for %zu servers",
+                            config->addresses_n);
+    return rc || embedded ? rc : persia_sched_create(config->threads, &r->s);
 }
 
 /* embedded: taken over, also on failure. */
@@ -267,7 +276,7 @@ static int create(const client_config *config, shard *embedded,
     *out = NULL;
     int rc = make(config, embedded, &r);
     if (!r)
-        shard_destroy(embedded);
+        persia_shard_destroy(embedded);
     size_t n = rc ? 0 : config->addresses_n;
     for (size_t i = 0; i < n; i++) {
         int code = open_server(r, config, i, refs ? refs[i] : NULL);
@@ -279,7 +288,7 @@ static int create(const client_config *config, shard *embedded,
     if (!rc)
         rc = greet_all(r);
     if (rc) {
-        client_destroy(r);
+        persia_client_destroy(r);
         return rc;
     }
     *out = r;
@@ -292,7 +301,7 @@ int client_over(const client_config *config, shard_ref *const *refs,
     return create(config, NULL, refs, out);
 }
 
-int client_create(const client_config *config, ps_client **out)
+int persia_client_create(const client_config *config, ps_client **out)
 {
     return create(config, NULL, NULL, out);
 }
@@ -300,10 +309,10 @@ int client_create(const client_config *config, ps_client **out)
 static uint64_t now(void *ctx)
 {
     (void)ctx;
-    return clock_ns();
+    return persia_clock_ns();
 }
 
-int client_embedded(ps *tables, ps_client **out)
+int persia_client_embedded(ps *tables, ps_client **out)
 {
     shard *s;
     const char *address = "this process";
@@ -313,7 +322,7 @@ int client_embedded(ps *tables, ps_client **out)
                                    .message_limit = UINT64_MAX,
                                    .env = {.now = now}};
     *out = NULL;
-    int rc = shard_create(tables, &of_shard, &s);
+    int rc = persia_shard_create(tables, &of_shard, &s);
     const client_config config = {.addresses = &address,
                                   .addresses_n = 1,
                                   .own = s,
@@ -324,9 +333,9 @@ int client_embedded(ps *tables, ps_client **out)
     return rc ? rc : create(&config, s, NULL, out);
 }
 
-void client_destroy(ps_client *r)
+void persia_client_destroy(ps_client *r)
 {
-    if (!r || fork_check("a store"))
+    if (!r || persia_fork_check("a store"))
         return;
     /* First: after it no callback comes. */
     for (uint32_t i = 0; i < r->servers_n; i++)
@@ -336,7 +345,7 @@ void client_destroy(ps_client *r)
         r->calls = k->next;
         call_free(k);
     }
-    index_pool_free(&r->indexes);
+    persia_index_pool_free(&r->indexes);
     for (uint32_t i = 0; i < r->servers_n; i++) {
         server *s = r->servers[i];
         pthread_mutex_destroy(&s->lock);
@@ -348,9 +357,9 @@ void client_destroy(ps_client *r)
     for (uint32_t i = 0; i < r->tables_declared; i++)
         free(r->tables[i]);
     if (r->embedded)
-        shard_destroy(r->embedded);
+        persia_shard_destroy(r->embedded);
     else
-        sched_destroy(r->s);
+        persia_sched_destroy(r->s);
     pthread_mutex_destroy(&r->declaring);
     pthread_mutex_destroy(&r->completing);
     pthread_mutex_destroy(&r->lock);

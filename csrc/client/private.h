@@ -208,8 +208,9 @@ struct ps_client {
 
     pthread_mutex_t restores_lock; /* one thread looks at all servers */
     _Atomic(int) restores;     /* enum restores */
-    _Atomic(uint64_t) restored_number; /* see client_restored_number() */
-    _Atomic(int) loading;      /* see client_set_loading() */
+    _Atomic(uint64_t)
+        restored_number;       /* see persia_client_restored_number() */
+    _Atomic(int) loading;      /* see persia_client_set_loading() */
     _Atomic(int) ends;         /* enum client_end; 0: it does not */
     _Atomic(uint64_t) updates; /* of shard 0 */
     /* Updates of an earlier life of the rank that servers do not have, nor
@@ -282,19 +283,19 @@ void greeting_end(server *to);
 
 /* ---- shards ---- */
 
-/* Calls a method by its number; see shard_wait(). */
+/* Calls a method by its number; see persia_shard_wait(). */
 void shard_begin(shard_ref *to, uint32_t method, const void *arguments,
                  uint64_t deadline, shard_done done, void *ctx);
 /* Of the struct of a method's reply. */
 size_t shard_reply_bytes(uint32_t method);
 /* PERSIA_ELIMIT if a request is over the server's limit. */
 int shard_check_size(const shard_ref *to, size_t bytes);
-/* client_create() over given shards, for tests.  refs: [addresses], taken
- * over, also on failure. */
+/* persia_client_create() over given shards, for tests.  refs: [addresses],
+ * taken over, also on failure. */
 int client_over(const client_config *config, shard_ref *const *refs,
                 ps_client **out);
 
-/* See client_set_t(); number: the update before the first. */
+/* See persia_client_set_t(); number: the update before the first. */
 void client_set_t_after(ps_client *r, uint64_t base, uint64_t number);
 /* The highest t that a Hello said. */
 uint64_t client_servers_t(ps_client *r);

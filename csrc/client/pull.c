@@ -104,12 +104,13 @@ static int ask_shard(pulling *p, uint32_t shard)
             done += (base[1] - base[0]) * row_bytes(p, u);
             uint64_t size = p->pieces[p->pieces_n - 1].bytes;
             if (limit && size > limit)
-                return err_set(PERSIA_ELIMIT,
-                               "a reply of %s would have %llu bytes, the "
-                               "limit is %llu; make the batch smaller or the "
-                               "limit larger", p->r->servers[shard]->address,
-                               (unsigned long long)size,
-                               (unsigned long long)limit);
+                return persia_err_set(
+                    PERSIA_ELIMIT,
+                    "a reply of %s would have %llu bytes, the "
+                    "limit is %llu; make the batch smaller or the "
+                    "limit larger",
+                    p->r->servers[shard]->address, (unsigned long long)size,
+                    (unsigned long long)limit);
         }
     return PERSIA_OK;
 }
@@ -121,7 +122,7 @@ static int ask_shards(pulling *p)
     for (uint32_t s = 0; s < p->shards; s++)
         pieces += shard_bytes(p, s) / PIECE_BYTES + 1;
     size_t most = pieces + (size_t)p->shards * p->units;
-    int rc = mem_buffer_need(
+    int rc = persia_mem_buffer_need(
         &p->k->messages,
         pieces * (sizeof(piece) + sizeof(server *)) +
             most * (sizeof(wanted) + sizeof(wire_pull_table)) +
@@ -190,7 +191,7 @@ static int accept_pull(void *ctx, request *q)
         w->got = *v;
     }
     int rc = put_piece(p, one);
-    shard_release(&q->reply); /* its memory is the next piece's */
+    persia_shard_release(&q->reply); /* its memory is the next piece's */
     return rc;
 }
 
@@ -211,7 +212,8 @@ static int widen_values(void *ctx, size_t i)
                          (size_t)w->unit * p->k->index->cells;
     float *to = p->wide + p->wide_at[w->unit] +
                 (base[w->from] - base[0]) * v->dim;
-    wire_widen(p->r->dtype, v->n, v->dim, v->values, v->scales, to, v->dim);
+    persia_wire_widen(p->r->dtype, v->n, v->dim, v->values, v->scales, to,
+                      v->dim);
     v->values = to;
     return PERSIA_OK;
 }
@@ -319,8 +321,8 @@ static int put_piece(pulling *p, const piece *one)
     }
     int rc = PERSIA_OK;
     if (p->r->dtype != WIRE_FP32)
-        rc = sched_for(p->r->s, one->to - one->from, widen_values, &t);
-    return rc ? rc : sched_for(p->r->s, chunks, scatter_chunk, &t);
+        rc = persia_sched_for(p->r->s, one->to - one->from, widen_values, &t);
+    return rc ? rc : persia_sched_for(p->r->s, chunks, scatter_chunk, &t);
 }
 
 /* Room for vectors that come narrower than fp32. */
@@ -335,7 +337,7 @@ static int make_wide(pulling *p)
         floats += (index_to(x, u, p->shards - 1) - index_from(x, u, 0)) *
                   p->dim[u];
     }
-    int rc = mem_buffer_need(&p->k->rows, floats * sizeof(float));
+    int rc = persia_mem_buffer_need(&p->k->rows, floats * sizeof(float));
     p->wide = p->k->rows.data;
     return rc;
 }
@@ -350,12 +352,11 @@ static int make_units(pulling *p, const uint32_t *tables, size_t jobs_n,
     ps_client *r = p->r;
     uint32_t known = r->tables_n;
     size_t units = jobs_n < known ? jobs_n : known;
-    int rc = mem_buffer_need(
-        &p->k->lists,
-        jobs_n * (sizeof(index_segment) + sizeof(size_t)) +
-            known * sizeof(uint32_t) +
-            units * (sizeof(size_t) + 2 * sizeof(uint32_t)) +
-            (size_t)64 * 8);
+    int rc = persia_mem_buffer_need(
+        &p->k->lists, jobs_n * (sizeof(index_segment) + sizeof(size_t)) +
+                          known * sizeof(uint32_t) +
+                          units * (sizeof(size_t) + 2 * sizeof(uint32_t)) +
+                          (size_t)64 * 8);
     if (rc)
         return rc;
     char *at = p->k->lists.data;
@@ -373,8 +374,8 @@ static int make_units(pulling *p, const uint32_t *tables, size_t jobs_n,
     memset(next, 0, (units + 1) * sizeof *next);
     for (size_t i = 0; i < jobs_n; i++) {
         if (tables[i] >= known)
-            return err_set(PERSIA_EARG, "the store has no table number %u",
-                           tables[i]);
+            return persia_err_set(
+                PERSIA_EARG, "the store has no table number %u", tables[i]);
         unit_of[tables[i]] = 1; /* it is one */
         p->want_rows |= p->jobs[i].rows != NULL;
     }
@@ -411,12 +412,12 @@ static int pull(pulling *p, const uint32_t *tables, size_t jobs_n,
     int rc = make_units(p, tables, jobs_n, &batch);
     if (rc || batch.segments_n == 0)
         return rc;
-    k->index = index_pool_new(&r->indexes);
+    k->index = persia_index_pool_new(&r->indexes);
     if (!k->index)
         return PERSIA_ENOMEM;
-    rc = batch_index_make(k->index, r->s, p->shards, &batch);
+    rc = persia_batch_index_make(k->index, r->s, p->shards, &batch);
     if (!rc && index)
-        rc = batch_index_hint(k->index);
+        rc = persia_batch_index_hint(k->index);
     p->want_rows |= index != NULL;
     if (!rc)
         rc = ask_shards(p);
@@ -433,7 +434,7 @@ static int pull(pulling *p, const uint32_t *tables, size_t jobs_n,
     r->counts.ids += k->index->ids_n;
     r->counts.distinct += index_distinct(k->index);
     if (index)
-        *index = batch_index_get(k->index);
+        *index = persia_batch_index_get(k->index);
     return PERSIA_OK;
 }
 
@@ -463,7 +464,8 @@ static int pull_jobs(pulling *p, const uint32_t *tables, size_t jobs_n,
     const table_config *config;
     fan f = {.method = WIRE_PULL, .fill = fill_jobs, .accept = accept_jobs,
              .ctx = p};
-    int rc = mem_buffer_need(&p->k->messages, jobs_n * sizeof *p->asked);
+    int rc = persia_mem_buffer_need(&p->k->messages,
+                                    jobs_n * sizeof *p->asked);
     p->asked = p->k->messages.data;
     p->wanted_n = jobs_n;
     for (size_t i = 0; i < jobs_n && !rc; i++) {
@@ -475,12 +477,13 @@ static int pull_jobs(pulling *p, const uint32_t *tables, size_t jobs_n,
     return rc ? rc : fan_run(p->k, &f, deadline);
 }
 
-int client_pull_indexed(ps_client *r, uint64_t after, const uint32_t *tables,
-                        pull_job *jobs, size_t jobs_n, batch_index **index)
+int persia_client_pull_indexed(ps_client *r, uint64_t after,
+                               const uint32_t *tables, pull_job *jobs,
+                               size_t jobs_n, batch_index **index)
 {
     if (index)
         *index = NULL;
-    int rc = fork_check("a lookup");
+    int rc = persia_fork_check("a lookup");
     if (!rc)
         rc = client_check_mixture(r, 0);
     if (rc)
@@ -497,5 +500,5 @@ int client_pull_indexed(ps_client *r, uint64_t after, const uint32_t *tables,
     rc = r->embedded ? pull_jobs(&p, tables, jobs_n, deadline)
                      : pull(&p, tables, jobs_n, deadline, index);
     call_give(k);
-    return rc ? rc : client_tell_lost(r);
+    return rc ? rc : persia_client_tell_lost(r);
 }

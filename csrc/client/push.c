@@ -9,7 +9,7 @@ typedef struct pushing {
     ps_client *r;
     call *k;
     client_update update;
-    uint64_t t;                  /* see client_t() */
+    uint64_t t;                  /* see persia_client_t() */
     const uint32_t *table;       /* [units] */
     push_job *jobs;              /* [units] */
     uint32_t units, shards;
@@ -39,8 +39,9 @@ static int sum_cell(void *ctx, size_t index)
                          index % x->cells;
     const uint32_t dim = m->configs[u]->dim;
     size_t at = m->at[u] + (base[0] - sums_from(m, u)) * dim;
-    wire_narrow(p->r->dtype, base[1] - base[0], dim, m->values + at, dim,
-                p->narrow + at, p->scales ? p->scales + base[0] : NULL);
+    persia_wire_narrow(p->r->dtype, base[1] - base[0], dim, m->values + at,
+                       dim, p->narrow + at,
+                       p->scales ? p->scales + base[0] : NULL);
     return PERSIA_OK;
 }
 
@@ -54,10 +55,10 @@ static int make_sums(pushing *p)
         return rc;
     size_t floats = m->at[m->jobs_n], n = index_distinct(m->index);
     uint32_t dtype = p->r->dtype;
-    rc = mem_buffer_need(&k->rows, floats * sizeof(float));
+    rc = persia_mem_buffer_need(&k->rows, floats * sizeof(float));
     if (!rc && dtype != WIRE_FP32)
-        rc = mem_buffer_need(&k->narrow, floats * sizeof(uint16_t) +
-                                             n * sizeof(float) + 128);
+        rc = persia_mem_buffer_need(&k->narrow, floats * sizeof(uint16_t) +
+                                                    n * sizeof(float) + 128);
     if (rc)
         return rc;
     m->values = k->rows.data;
@@ -65,8 +66,8 @@ static int make_sums(pushing *p)
     p->narrow = dtype != WIRE_FP32 ? mem_carve(&at, floats * sizeof(uint16_t))
                                    : NULL;
     p->scales = dtype == WIRE_FP16 ? mem_carve(&at, n * sizeof(float)) : NULL;
-    return sched_for(p->r->s, (size_t)m->jobs_n * m->index->cells, sum_cell,
-                     p);
+    return persia_sched_for(p->r->s, (size_t)m->jobs_n * m->index->cells,
+                            sum_cell, p);
 }
 
 /* ---- messages ---- */
@@ -153,12 +154,12 @@ static int check_sizes(pushing *p)
             continue;
         request q = {.to = to, .caller = server_caller(p->r, to)};
         wire_out o;
-        wire_out_init(&o);
+        persia_wire_out_init(&o);
         fill_push(p, &q);
-        rc = wire_put_push(&o, &q.args.push.m);
+        rc = persia_wire_put_push(&o, &q.args.push.m);
         if (!rc)
             rc = shard_check_size(to->ref, o.bytes);
-        wire_out_free(&o);
+        persia_wire_out_free(&o);
     }
     return rc;
 }
@@ -203,9 +204,10 @@ static int note_acked(const request *q)
     }
     pthread_mutex_unlock(&from->lock);
     return there ? PERSIA_OK
-                 : err_set(PERSIA_ESTALE, "%s was started again and has lost "
-                           "update %llu", from->address,
-                           (unsigned long long)number);
+                 : persia_err_set(PERSIA_ESTALE,
+                                  "%s was started again and has lost "
+                                  "update %llu",
+                                  from->address, (unsigned long long)number);
 }
 
 /* Notes what a reply acknowledges; see note_acked(). */
@@ -236,9 +238,10 @@ static int accept_push(void *ctx, request *q)
     sync_note_left(r, p->moves, m);
     switch (m->status) {
     case PUSH_RETRY_LATER:
-        return err_set(PERSIA_EUNAVAILABLE,
-                       "%s: update %llu has to wait for earlier ones",
-                       q->to->address, (unsigned long long)p->update.number);
+        return persia_err_set(PERSIA_EUNAVAILABLE,
+                              "%s: update %llu has to wait for earlier ones",
+                              q->to->address,
+                              (unsigned long long)p->update.number);
     case PUSH_STALE_LINEAGE:
         /* Made with rows that are there no longer: dropped. */
         r->counts.stale++;
@@ -297,10 +300,10 @@ static void push_ended(call *k)
 static int check_jobs(pushing *p)
 {
     uint64_t seen[PS_TABLES_MAX / 64] = {0};
-    int rc = mem_buffer_need(
-        &p->k->lists, p->units * (sizeof(table_config *) +
-                                  p->shards * sizeof *p->tables) +
-                          (size_t)64 * 2);
+    int rc = persia_mem_buffer_need(
+        &p->k->lists,
+        p->units * (sizeof(table_config *) + p->shards * sizeof *p->tables) +
+            (size_t)64 * 2);
     if (rc)
         return rc;
     char *to = p->k->lists.data;
@@ -310,14 +313,15 @@ static int check_jobs(pushing *p)
     for (uint32_t u = 0; u < p->units; u++) {
         rc = client_find_table(p->r, p->table[u], &configs[u]);
         if (!rc)
-            rc = table_check_optim(configs[u], p->jobs[u].optim);
+            rc = persia_table_check_optim(configs[u], p->jobs[u].optim);
         if (rc)
             return rc;
         uint64_t *word = &seen[p->table[u] / 64];
         uint64_t bit = (uint64_t)1 << p->table[u] % 64;
         if (*word & bit)
-            return err_set(PERSIA_EARG, "table %s comes twice in one push",
-                           configs[u]->name);
+            return persia_err_set(PERSIA_EARG,
+                                  "table %s comes twice in one push",
+                                  configs[u]->name);
         *word |= bit;
     }
     p->sums = (sums){.s = p->r->s, .shards = p->shards, .tables = p->table,
@@ -330,10 +334,9 @@ static int check_jobs(pushing *p)
 static int prepare_jobs(pushing *p)
 {
     const table_config *config;
-    int rc = mem_buffer_need(&p->k->lists,
-                             p->units * (sizeof *p->tables +
-                                         sizeof *p->optim) +
-                                 (size_t)64 * 2);
+    int rc = persia_mem_buffer_need(
+        &p->k->lists,
+        p->units * (sizeof *p->tables + sizeof *p->optim) + (size_t)64 * 2);
     char *at = p->k->lists.data;
     if (rc)
         return rc;
@@ -383,9 +386,9 @@ static int send_empty(pushing *p)
 static int refuse(pushing *p, int rc)
 {
     char text[FAN_TEXT];
-    snprintf(text, sizeof text, "%s", err_text());
+    snprintf(text, sizeof text, "%s", persia_err_text());
     (void)send_empty(p);
-    return err_set(rc, "%s", text);
+    return persia_err_set(rc, "%s", text);
 }
 
 /* The t of an update; the lock is held.  Numbers that are sent again, before
@@ -433,11 +436,12 @@ static int name_update(pushing *p, const client_update *update)
     if (out->number > r->next_number)
         r->next_number = out->number;
     if (out->number > settled + NUMBERS_WINDOW)
-        rc = err_set(PERSIA_EARG,
-                     "update %llu, but update %llu was not sent yet; at most "
-                     "%d may be under way",
-                     (unsigned long long)out->number,
-                     (unsigned long long)settled + 1, NUMBERS_WINDOW);
+        rc = persia_err_set(
+            PERSIA_EARG,
+            "update %llu, but update %llu was not sent yet; at most "
+            "%d may be under way",
+            (unsigned long long)out->number, (unsigned long long)settled + 1,
+            NUMBERS_WINDOW);
     p->t = t_of(r, out);
     p->moves = r->moves;
     if (r->joined && out->step > r->joined_step + 1)
@@ -485,9 +489,10 @@ static int accept_empty(void *ctx, request *q)
     const completing *c = ctx;
     const wire_push_reply *m = q->reply.message;
     if (m->status == PUSH_RETRY_LATER)
-        return err_set(PERSIA_EUNAVAILABLE, "%s: update %llu has to wait for "
-                       "earlier ones", q->to->address,
-                       (unsigned long long)c->number);
+        return persia_err_set(PERSIA_EUNAVAILABLE,
+                              "%s: update %llu has to wait for "
+                              "earlier ones",
+                              q->to->address, (unsigned long long)c->number);
     pthread_mutex_lock(&q->to->lock);
     numbers_settle(&q->to->acked, c->first);
     numbers_add(&q->to->acked, c->number);
@@ -552,10 +557,10 @@ static int complete_missing(ps_client *r, uint64_t deadline)
 /* Begins the call of an update with a number. */
 static int begin(pushing *p, const client_update *update)
 {
-    int rc = fork_check("an update");
+    int rc = persia_fork_check("an update");
     if (!rc && !atomic_load(&p->r->stream))
-        rc = err_set(PERSIA_EARG, "the store is read-only: it makes no "
-                     "updates");
+        rc = persia_err_set(PERSIA_EARG, "the store is read-only: it makes no "
+                                         "updates");
     if (!rc)
         rc = client_check_mixture(p->r, 1);
     if (!rc)
@@ -577,8 +582,8 @@ static int begin(pushing *p, const client_update *update)
     return PERSIA_OK;
 }
 
-int client_push(ps_client *r, const client_update *update,
-                const uint32_t *tables, push_job *jobs, size_t jobs_n)
+int persia_client_push(ps_client *r, const client_update *update,
+                       const uint32_t *tables, push_job *jobs, size_t jobs_n)
 {
     pushing p = {.r = r, .table = tables, .jobs = jobs,
                  .units = (uint32_t)jobs_n};
@@ -590,16 +595,16 @@ int client_push(ps_client *r, const client_update *update,
         return rc;
     r->counts.pushes++;
     rc = jobs_n > PS_TABLES_MAX
-             ? err_set(PERSIA_EARG, "%zu tables in one push", jobs_n)
+             ? persia_err_set(PERSIA_EARG, "%zu tables in one push", jobs_n)
              : prepare(&p);
     rc = rc ? refuse(&p, rc) : send_all(&p);
     for (uint32_t u = 0; u < p.units && p.optim; u++)
         jobs[u].optim = p.optim[u]; /* the shard had its own there */
     call_give(p.k);
-    return rc ? rc : client_tell_lost(r);
+    return rc ? rc : persia_client_tell_lost(r);
 }
 
-int client_skip(ps_client *r, const client_update *update)
+int persia_client_skip(ps_client *r, const client_update *update)
 {
     pushing p = {.r = r};
     int rc = begin(&p, update);

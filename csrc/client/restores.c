@@ -70,9 +70,12 @@ static int refuse(const ps_client *r)
                                       name);
         n += more > 0 ? (size_t)more : 0;
     }
-    return err_set(PERSIA_EINCOMPLETE, "%s: a load was cut short, or a server "
-                   "was started with other rows; load a checkpoint, which "
-                   "reaches all of them", list);
+    return persia_err_set(
+        PERSIA_EINCOMPLETE,
+        "%s: a load was cut short, or a server "
+        "was started with other rows; load a checkpoint, which "
+        "reaches all of them",
+        list);
 }
 
 int client_check_mixture(ps_client *r, int named)
@@ -94,7 +97,7 @@ int client_check_mixture(ps_client *r, int named)
         const int mixed = !rc && is_mixed(r);
         if (!rc && !mixed) {
             if (known == RESTORES_MIXED) {
-                client_set_last_number(r, last);
+                persia_client_set_last_number(r, last);
                 atomic_store(&r->restored_number, last);
             }
             atomic_store(&r->restores, RESTORES_ONE);

@@ -45,7 +45,7 @@ static int split(moving *m)
     uint32_t shards = m->r->servers_n;
     size_t floats = m->put ? m->n * m->dim : 0;
     size_t states = m->put && m->from_state ? m->n * m->state_floats : 0;
-    int rc = mem_buffer_need(
+    int rc = persia_mem_buffer_need(
         &m->k->lists, (shards + 1) * sizeof(size_t) +
                           m->n * (sizeof(uint32_t) + sizeof(uint64_t)) +
                           (floats + states) * sizeof(float) +
@@ -151,14 +151,14 @@ static int move(moving *m, size_t n, const uint64_t *ids)
 {
     ps_client *r = m->r;
     const table_config *t;
-    int rc = fork_check("rows of a table");
+    int rc = persia_fork_check("rows of a table");
     if (!rc)
         rc = client_find_table(r, m->no, &t);
     if (rc)
         return rc;
     m->dim = t->dim;
-    m->state_floats = optim_state_floats(t->optimizer, t->dim,
-                                         (int)t->momentum);
+    m->state_floats = persia_optim_state_floats(t->optimizer, t->dim,
+                                                (int)t->momentum);
     m->k = call_take(r);
     if (!m->k)
         return PERSIA_ENOMEM;
@@ -182,8 +182,8 @@ static int move(moving *m, size_t n, const uint64_t *ids)
     return rc;
 }
 
-int client_get(ps_client *r, uint32_t no, size_t n, const uint64_t *ids,
-               float *vectors, float *state, uint8_t *found)
+int persia_client_get(ps_client *r, uint32_t no, size_t n, const uint64_t *ids,
+                      float *vectors, float *state, uint8_t *found)
 {
     moving m = {.r = r, .no = no, .vectors = vectors, .state = state,
                 .found = found};
@@ -191,8 +191,8 @@ int client_get(ps_client *r, uint32_t no, size_t n, const uint64_t *ids,
     return rc ? rc : move(&m, n, ids);
 }
 
-int client_set(ps_client *r, uint32_t no, size_t n, const uint64_t *ids,
-               const float *vectors, const float *state)
+int persia_client_set(ps_client *r, uint32_t no, size_t n, const uint64_t *ids,
+                      const float *vectors, const float *state)
 {
     moving m = {.r = r, .no = no, .put = 1, .from_vectors = vectors,
                 .from_state = state};
@@ -232,14 +232,14 @@ static int accept_list(void *ctx, request *q)
     return PERSIA_OK;
 }
 
-int client_list(ps_client *r, uint32_t no, uint32_t shard, uint64_t *cursor,
-                size_t room, uint64_t *ids, size_t *n)
+int persia_client_list(ps_client *r, uint32_t no, uint32_t shard,
+                       uint64_t *cursor, size_t room, uint64_t *ids, size_t *n)
 {
     const table_config *t;
     listing l = {.no = no, .room = room, .cursor = *cursor, .ids = ids};
     fan f = {.method = WIRE_GET_ROWS, .fill = fill_list,
              .accept = accept_list, .ctx = &l};
-    int rc = fork_check("ids of a table");
+    int rc = persia_fork_check("ids of a table");
     if (!rc)
         rc = client_check_mixture(r, 0);
     if (!rc)
@@ -261,7 +261,7 @@ int client_list(ps_client *r, uint32_t no, uint32_t shard, uint64_t *cursor,
 
 static int ask_all(ps_client *r, fan *f)
 {
-    int rc = fork_check("a store");
+    int rc = persia_fork_check("a store");
     call *k = rc ? NULL : call_take(r);
     if (!k)
         return rc ? rc : PERSIA_ENOMEM;
@@ -279,7 +279,7 @@ static void fill_clear(void *ctx, request *q)
                                .no = server_table(q->to, *no), .clear = 1};
 }
 
-int client_clear(ps_client *r, uint32_t no)
+int persia_client_clear(ps_client *r, uint32_t no)
 {
     const table_config *t;
     fan f = {.method = WIRE_PUT_ROWS, .fill = fill_clear,
@@ -312,7 +312,7 @@ static int accept_stats(void *ctx, request *q)
     a->unlimited |= m->memory_limit == 0;
     for (size_t i = 0; a->name && i < m->tables_n; i++)
         if (strcmp(m->tables[i].name, a->name) == 0)
-            spec_add(&table_stats_list, &a->sum, &m->stats[i]);
+            persia_spec_add(&persia_table_stats_list, &a->sum, &m->stats[i]);
     return PERSIA_OK;
 }
 
@@ -323,7 +323,7 @@ static int ask_stats(ps_client *r, adding *a)
     return ask_all(r, &f);
 }
 
-int client_stats(ps_client *r, uint32_t no, table_stats *out)
+int persia_client_stats(ps_client *r, uint32_t no, table_stats *out)
 {
     const table_config *t;
     adding a = {0};
@@ -337,7 +337,7 @@ int client_stats(ps_client *r, uint32_t no, table_stats *out)
     return rc;
 }
 
-int client_memory(ps_client *r, uint64_t *used, uint64_t *limit)
+int persia_client_memory(ps_client *r, uint64_t *used, uint64_t *limit)
 {
     adding a = {0};
     int rc = ask_stats(r, &a);

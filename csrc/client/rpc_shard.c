@@ -32,12 +32,12 @@ typedef struct rpc_shard {
 #define METHOD(upper, request, message, reply)                                \
     static int put_##upper(wire_out *o, const void *a)                        \
     {                                                                         \
-        return wire_put_##request(o, message);                                \
+        return persia_wire_put_##request(o, message);                         \
     }                                                                         \
     static int get_##upper(const rpc_reply *from, wire_memory *memory,        \
                            void *out)                                         \
     {                                                                         \
-        return wire_get_##reply(from->data, from->n, memory, out);            \
+        return persia_wire_get_##reply(from->data, from->n, memory, out);     \
     }
 METHODS(METHOD)
 #undef METHOD
@@ -73,8 +73,8 @@ typedef struct calling {
 
 static void calling_free(calling *c)
 {
-    rpc_reply_free(&c->bytes);
-    wire_memory_free(&c->memory);
+    persia_rpc_reply_free(&c->bytes);
+    persia_wire_memory_free(&c->memory);
     free(c);
 }
 
@@ -83,7 +83,7 @@ static void release(shard_reply *reply)
     calling_free(reply->owner);
 }
 
-/* The call has no answer but rc and err_text(). */
+/* The call has no answer but rc and persia_err_text(). */
 static void fail(calling *c, int rc)
 {
     shard_reply none = {0};
@@ -104,8 +104,8 @@ static void answered(void *ctx, int rc, rpc_reply *bytes)
     rc = methods[c->method].get(&c->bytes, &c->memory, c->message);
     if (rc) {
         char text[256];
-        snprintf(text, sizeof text, "%s", err_text());
-        fail(c, err_set(PERSIA_EPROTOCOL, "%s: %s", to->address, text));
+        snprintf(text, sizeof text, "%s", persia_err_text());
+        fail(c, persia_err_set(PERSIA_EPROTOCOL, "%s: %s", to->address, text));
         return;
     }
     if (c->method == WIRE_HELLO)
@@ -121,20 +121,21 @@ int shard_check_size(const shard_ref *to, size_t bytes)
     const uint64_t limit = to->message_limit;
     if (!limit || bytes <= limit)
         return PERSIA_OK;
-    return err_set(PERSIA_ELIMIT,
-                   "%s: a request of %zu bytes is over the server's limit of "
-                   "%llu; make the batch smaller or the limit larger",
-                   to->address, bytes, (unsigned long long)limit);
+    return persia_err_set(
+        PERSIA_ELIMIT,
+        "%s: a request of %zu bytes is over the server's limit of "
+        "%llu; make the batch smaller or the limit larger",
+        to->address, bytes, (unsigned long long)limit);
 }
 
 /* Takes o over. */
 static int send(calling *c, wire_out *o, uint64_t deadline)
 {
-    const uint64_t now = clock_ns();
+    const uint64_t now = persia_clock_ns();
     rpc_shard *to = c->to;
     to->ref.bytes_out += o->bytes;
-    return rpc_start(to->channel, c->method, o,
-                     deadline > now ? deadline - now : 1, answered, c);
+    return persia_rpc_start(to->channel, c->method, o,
+                            deadline > now ? deadline - now : 1, answered, c);
 }
 
 static void begin(shard_ref *ref, uint32_t method, const void *arguments,
@@ -143,19 +144,20 @@ static void begin(shard_ref *ref, uint32_t method, const void *arguments,
     calling *c = malloc(sizeof *c + methods[method].reply_size);
     if (!c) {
         shard_reply none = {0};
-        done(ctx, err_set(PERSIA_ENOMEM, "no memory for a request"), &none);
+        done(ctx, persia_err_set(PERSIA_ENOMEM, "no memory for a request"),
+             &none);
         return;
     }
     *c = (calling){.to = (rpc_shard *)ref, .method = method, .done = done,
                    .ctx = ctx};
-    wire_memory_init(&c->memory);
+    persia_wire_memory_init(&c->memory);
     wire_out o;
-    wire_out_init(&o);
+    persia_wire_out_init(&o);
     int rc = methods[method].put(&o, arguments);
     if (!rc)
         rc = shard_check_size(ref, o.bytes);
     if (rc)
-        wire_out_free(&o);
+        persia_wire_out_free(&o);
     else
         rc = send(c, &o, deadline);
     if (rc)
@@ -176,9 +178,9 @@ SHARD_OPS(SHARD_OP)
 static void close_(shard_ref *ref)
 {
     rpc_shard *s = (rpc_shard *)ref;
-    if (fork_check("a server"))
+    if (persia_fork_check("a server"))
         return;
-    rpc_channel_close(s->channel);
+    persia_rpc_channel_close(s->channel);
     free(s->address);
     free(s);
 }
@@ -190,7 +192,8 @@ static const shard_ops ops = {
     .close = close_,
 };
 
-int shard_over(rpc_channel *channel, const char *address, shard_ref **out)
+int persia_shard_over(rpc_channel *channel, const char *address,
+                      shard_ref **out)
 {
     rpc_shard *s = calloc(1, sizeof *s);
     char *text = strdup(address);
@@ -198,8 +201,8 @@ int shard_over(rpc_channel *channel, const char *address, shard_ref **out)
     if (!s || !text) {
         free(s);
         free(text);
-        rpc_channel_close(channel);
-        return err_set(PERSIA_ENOMEM, "no memory for a server");
+        persia_rpc_channel_close(channel);
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a server");
     }
     s->ref = (shard_ref){.ops = &ops, .address = text};
     s->channel = channel;
@@ -208,10 +211,10 @@ int shard_over(rpc_channel *channel, const char *address, shard_ref **out)
     return PERSIA_OK;
 }
 
-int shard_connect(const rpc_channel_config *config, shard_ref **out)
+int persia_shard_connect(const rpc_channel_config *config, shard_ref **out)
 {
     rpc_channel *channel;
     *out = NULL;
-    int rc = rpc_channel_open(config, &channel);
-    return rc ? rc : shard_over(channel, config->address, out);
+    int rc = persia_rpc_channel_open(config, &channel);
+    return rc ? rc : persia_shard_over(channel, config->address, out);
 }

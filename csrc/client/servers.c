@@ -11,7 +11,7 @@
 
 uint64_t client_deadline(const ps_client *r)
 {
-    uint64_t now = clock_ns();
+    uint64_t now = persia_clock_ns();
     return r->timeout_ns > UINT64_MAX / 2 - now ? UINT64_MAX / 2
                                                 : now + r->timeout_ns;
 }
@@ -38,10 +38,10 @@ uint32_t server_table(server *to, uint32_t no)
 
 int server_bad_reply(const server *from, const char *what)
 {
-    return err_set(PERSIA_EPROTOCOL, "%s: %s", from->address, what);
+    return persia_err_set(PERSIA_EPROTOCOL, "%s: %s", from->address, what);
 }
 
-int client_tell_lost(ps_client *r)
+int persia_client_tell_lost(ps_client *r)
 {
     char text[FAN_TEXT];
     pthread_mutex_lock(&r->lock);
@@ -50,8 +50,10 @@ int client_tell_lost(ps_client *r)
     r->lost_text[0] = 0;
     r->lost_code = PERSIA_ELOST;
     pthread_mutex_unlock(&r->lock);
-    return text[0] ? err_set(code, "%s; load a checkpoint, or go on "
-                             "without them (lost=\"continue\")", text)
+    return text[0] ? persia_err_set(code,
+                                    "%s; load a checkpoint, or go on "
+                                    "without them (lost=\"continue\")",
+                                    text)
                    : PERSIA_OK;
 }
 
@@ -83,11 +85,12 @@ static int check_slots(const server *from, const wire_hello_reply *m)
         next += m->slots[i].count;
     if (next == end)
         return PERSIA_OK;
-    return err_set(PERSIA_EMISMATCH,
-                   "%s is shard %u of %u and has not slots %u to %u of %d, "
-                   "where this process looks for their ids; install the same "
-                   "release on both", from->address, m->shard, m->shards,
-                   first, end - 1, IDS_SLOTS);
+    return persia_err_set(
+        PERSIA_EMISMATCH,
+        "%s is shard %u of %u and has not slots %u to %u of %d, "
+        "where this process looks for their ids; install the same "
+        "release on both",
+        from->address, m->shard, m->shards, first, end - 1, IDS_SLOTS);
 }
 
 /* Whether the reply is of a server that we may speak to. */
@@ -95,17 +98,18 @@ int check_hello(const ps_client *r, const server *from,
                        const wire_hello_reply *m)
 {
     if (!wire_versions_meet(m->version_min, m->version))
-        return err_set(PERSIA_EMISMATCH,
-                       "%s speaks versions %u to %u of the protocol, this "
-                       "process %d to %d; install the same release on both",
-                       from->address,
-                       m->version_min ? m->version_min : m->version,
-                       m->version, WIRE_VERSION_MIN, WIRE_VERSION);
+        return persia_err_set(
+            PERSIA_EMISMATCH,
+            "%s speaks versions %u to %u of the protocol, this "
+            "process %d to %d; install the same release on both",
+            from->address, m->version_min ? m->version_min : m->version,
+            m->version, WIRE_VERSION_MIN, WIRE_VERSION);
     if (strcmp(m->name_space, r->name_space) != 0)
-        return err_set(PERSIA_EMISMATCH,
-                       "%s serves the namespace \"%s\", this store is of "
-                       "\"%s\"; check the addresses",
-                       from->address, m->name_space, r->name_space);
+        return persia_err_set(
+            PERSIA_EMISMATCH,
+            "%s serves the namespace \"%s\", this store is of "
+            "\"%s\"; check the addresses",
+            from->address, m->name_space, r->name_space);
     if (m->shards < 1 || m->shards > IDS_SHARDS_MAX || m->shard >= m->shards)
         return server_bad_reply(from, "its Hello names no shard");
     return check_slots(from, m);
@@ -192,12 +196,12 @@ static int check_history(ps_client *r, const server *to,
     pthread_mutex_unlock(&r->lock);
     if (top <= last)
         return PERSIA_OK;
-    return err_set(PERSIA_EMISMATCH,
-                   "%s was started again with rows of another training: they "
-                   "have update %llu, this store has made %llu; load the "
-                   "checkpoint again that it goes on from",
-                   to->address, (unsigned long long)top,
-                   (unsigned long long)last);
+    return persia_err_set(
+        PERSIA_EMISMATCH,
+        "%s was started again with rows of another training: they "
+        "have update %llu, this store has made %llu; load the "
+        "checkpoint again that it goes on from",
+        to->address, (unsigned long long)top, (unsigned long long)last);
 }
 
 void client_learn(ps_client *r, const wire_hello_reply *m)
@@ -224,12 +228,12 @@ static int send_hello(const ps_client *r, server *to, const wire_hello *m,
                       uint64_t deadline, wire_hello_reply *out)
 {
     shard_reply reply;
-    int rc = shard_wait(to->ref, WIRE_HELLO, m, deadline, &reply);
+    int rc = persia_shard_wait(to->ref, WIRE_HELLO, m, deadline, &reply);
     if (rc)
         return rc;
     rc = check_hello(r, to, reply.message);
     hello_copy(out, reply.message);
-    shard_release(&reply);
+    persia_shard_release(&reply);
     return rc;
 }
 
@@ -251,15 +255,15 @@ static int declare_again(ps_client *r, server *to, wire_caller who,
     for (uint32_t i = 0; i < n && !rc; i++) {
         const wire_declare m = {.caller = who, .table = r->tables[i]->spec};
         shard_reply reply;
-        rc = shard_wait(to->ref, WIRE_DECLARE, &m, deadline, &reply);
+        rc = persia_shard_wait(to->ref, WIRE_DECLARE, &m, deadline, &reply);
         if (!rc)
             numbers[i] = ((const wire_declare_reply *)reply.message)->no;
-        shard_release(&reply);
+        persia_shard_release(&reply);
     }
     return rc;
 }
 
-/* Adds what client_tell_lost() tells. */
+/* Adds what persia_client_tell_lost() tells. */
 static void note_text(ps_client *r, const char *text)
 {
     if (r->policy != LOST_RAISE)
@@ -333,13 +337,15 @@ static int greet(ps_client *r, server *to, uint64_t deadline,
     uint32_t shard = to->shard;
     uint32_t *numbers = calloc(PS_TABLES_MAX, sizeof *numbers);
     if (!numbers)
-        return err_set(PERSIA_ENOMEM, "no memory for a server's tables");
+        return persia_err_set(PERSIA_ENOMEM,
+                              "no memory for a server's tables");
     int rc = ask_hello(r, to, CLAIM_STREAM, deadline, &m);
     if (!rc && (m.shard != shard || m.shards != r->servers_n))
-        rc = err_set(PERSIA_EMISMATCH,
-                     "%s was shard %u of %u and is shard %u of %u now; open "
-                     "the store again", to->address, shard, r->servers_n,
-                     m.shard, m.shards);
+        rc = persia_err_set(
+            PERSIA_EMISMATCH,
+            "%s was shard %u of %u and is shard %u of %u now; open "
+            "the store again",
+            to->address, shard, r->servers_n, m.shard, m.shards);
     /* In one life of the server somebody has loaded them: maybe this very
      * job does, whose lookups go on meanwhile. */
     const int other = !rc && m.boot != to->boot &&
@@ -359,8 +365,8 @@ static int greet(ps_client *r, server *to, uint64_t deadline,
         rc = take_restore(r, to, deadline, &m);
     /* It was started once more meanwhile: in a moment, then. */
     if (rc == PERSIA_ESTALE)
-        rc = err_set(PERSIA_EUNAVAILABLE, "%s was started again twice",
-                     to->address);
+        rc = persia_err_set(PERSIA_EUNAVAILABLE, "%s was started again twice",
+                            to->address);
     if (!rc) {
         *top = numbers_wire_top(&m.ledger);
         client_learn(r, &m);
@@ -390,14 +396,14 @@ int greeting_begin(server *to, int poll)
     pthread_mutex_lock(&to->lock);
     while (to->greeting && !rc) {
         if (poll)
-            rc = cond_wait_poll(&to->greeted, &to->lock, UINT64_MAX);
+            rc = persia_cond_wait_poll(&to->greeted, &to->lock, UINT64_MAX);
         else
             pthread_cond_wait(&to->greeted, &to->lock);
     }
     if (!rc)
         to->greeting = 1;
     pthread_mutex_unlock(&to->lock);
-    return rc ? err_set(rc, "interrupted while waiting for servers")
+    return rc ? persia_err_set(rc, "interrupted while waiting for servers")
               : PERSIA_OK;
 }
 
@@ -459,7 +465,7 @@ static int claim_again(ps_client *r)
     return rc;
 }
 
-int client_greet(ps_client *r, int restored)
+int persia_client_greet(ps_client *r, int restored)
 {
     uint64_t last = 0;
     int rc = restored ? claim_again(r) : PERSIA_OK;
@@ -467,17 +473,17 @@ int client_greet(ps_client *r, int restored)
         rc = client_greet_each(r, GREET_NUMBERS, &last);
     if (rc)
         return rc;
-    client_set_last_number(r, last);
+    persia_client_set_last_number(r, last);
     if (restored) {
         client_compare_restores(r);
         client_set_t_after(r, client_servers_t(r), last);
-        (void)client_tell_lost(r);
+        (void)persia_client_tell_lost(r);
     }
     return PERSIA_OK;
 }
 
-int client_go_on(ps_client *r, uint64_t stream, uint64_t number,
-                 uint64_t lost)
+int persia_client_go_on(ps_client *r, uint64_t stream, uint64_t number,
+                        uint64_t lost)
 {
     uint64_t last = 0;
     atomic_store(&r->stream, stream);
@@ -487,10 +493,10 @@ int client_go_on(ps_client *r, uint64_t stream, uint64_t number,
     if (rc)
         return rc;
     atomic_store(&r->resumed, 1);
-    client_set_last_number(r, number == NUMBER_LAST ? last : number);
+    persia_client_set_last_number(r, number == NUMBER_LAST ? last : number);
     atomic_store(&r->missing, lost);
     client_set_t_after(r, client_servers_t(r), last);
-    (void)client_tell_lost(r);
+    (void)persia_client_tell_lost(r);
     return PERSIA_OK;
 }
 
@@ -516,7 +522,7 @@ static void add_acked(server *to, uint64_t last, numbers_set *any)
     pthread_mutex_unlock(&to->lock);
 }
 
-void client_set_last_number(ps_client *r, uint64_t number)
+void persia_client_set_last_number(ps_client *r, uint64_t number)
 {
     numbers_set any;
     uint64_t missing = 0;
@@ -550,7 +556,7 @@ uint64_t client_servers_t(ps_client *r)
     return highest;
 }
 
-uint64_t client_t(ps_client *r)
+uint64_t persia_client_t(ps_client *r)
 {
     pthread_mutex_lock(&r->lock);
     uint64_t base = r->t_base;
@@ -566,7 +572,7 @@ void client_set_t_after(ps_client *r, uint64_t base, uint64_t number)
     pthread_mutex_unlock(&r->lock);
 }
 
-void client_set_t(ps_client *r, uint64_t base)
+void persia_client_set_t(ps_client *r, uint64_t base)
 {
     pthread_mutex_lock(&r->lock);
     r->t_base = base;
@@ -586,41 +592,41 @@ static int look_at(ps_client *r, server *to, uint64_t deadline)
     return rc;
 }
 
-int client_look(ps_client *r)
+int persia_client_look(ps_client *r)
 {
     uint64_t deadline = client_deadline(r);
     int rc = client_check_mixture(r, 0);
     for (uint32_t i = 0; i < r->servers_n && !rc; i++)
         rc = look_at(r, r->servers[i], deadline);
     if (!rc)
-        rc = client_tell_lost(r);
+        rc = persia_client_tell_lost(r);
     return rc ? rc : client_check_mixture(r, 0);
 }
 
 /* ---- one request of the caller's ---- */
 
-int client_call(ps_client *r, uint32_t shard, uint32_t method,
-                const void *arguments, shard_reply *reply)
+int persia_client_call(ps_client *r, uint32_t shard, uint32_t method,
+                       const void *arguments, shard_reply *reply)
 {
     *reply = (shard_reply){0};
     if (shard >= r->servers_n)
-        return err_set(PERSIA_EARG, "there is no shard %u of %u", shard,
-                       r->servers_n);
-    return shard_wait(r->servers[shard]->ref, method, arguments,
-                      client_deadline(r), reply);
+        return persia_err_set(PERSIA_EARG, "there is no shard %u of %u", shard,
+                              r->servers_n);
+    return persia_shard_wait(r->servers[shard]->ref, method, arguments,
+                             client_deadline(r), reply);
 }
 
-int client_repair(ps_client *r, uint32_t shard)
+int persia_client_repair(ps_client *r, uint32_t shard)
 {
     if (shard >= r->servers_n)
-        return err_set(PERSIA_EARG, "there is no shard %u of %u", shard,
-                       r->servers_n);
+        return persia_err_set(PERSIA_EARG, "there is no shard %u of %u", shard,
+                              r->servers_n);
     server *to = r->servers[shard];
     return server_repair(r, to, server_caller(r, to).boot,
                          client_deadline(r));
 }
 
-wire_caller client_caller(const ps_client *r, uint32_t shard)
+wire_caller persia_client_caller(const ps_client *r, uint32_t shard)
 {
     return shard < r->servers_n ? server_caller(r, r->servers[shard])
                                 : (wire_caller){0};

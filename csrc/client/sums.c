@@ -79,11 +79,11 @@ static int make_index(sums *m, index_pool *pool, index_segment *segments,
     }
     const index_batch b = {segments, at, m->tables, m->jobs_n};
     m->own = 1;
-    m->index = index_pool_new(pool);
+    m->index = persia_index_pool_new(pool);
     if (!m->index)
         return PERSIA_ENOMEM;
-    int rc = batch_index_make(m->index, m->s, m->shards, &b);
-    return rc || !hints ? rc : batch_index_hint(m->index);
+    int rc = persia_batch_index_make(m->index, m->s, m->shards, &b);
+    return rc || !hints ? rc : persia_batch_index_hint(m->index);
 }
 
 /* The segments' parts, and where the sums of each job begin. */
@@ -115,7 +115,7 @@ int sums_index(sums *m, index_pool *pool, mem_buffer *lists)
     for (uint32_t j = 0; j < m->jobs_n; j++)
         n += m->jobs[j].parts_n;
     parts = n > parts ? n : parts;
-    int rc = mem_buffer_need(
+    int rc = persia_mem_buffer_need(
         lists, parts * (sizeof(index_segment) + sizeof *m->part_of) +
                    m->jobs_n * sizeof(uint32_t) +
                    (m->jobs_n + 1) * sizeof *m->at + (size_t)64 * 4);
@@ -129,7 +129,7 @@ int sums_index(sums *m, index_pool *pool, mem_buffer *lists)
     m->unit = unit;
     m->own = 0;
     if (known && fits(m, known, unit))
-        m->index = batch_index_get(known);
+        m->index = persia_batch_index_get(known);
     else
         rc = make_index(m, pool, segments, unit);
     if (!rc)
@@ -199,9 +199,10 @@ static int refuse_nonfinite(const sums *m, uint32_t job, uint32_t cell,
             size_t at = c->first + c->order[k];
             size_t row = part->bag ? part->bag[at] : at;
             uint64_t id = x->ids[base[0] + (c->place[k] & ~INDEX_FIRST)];
-            if (!floats_finite(part->grad + row * part->stride, t->dim) ||
+            if (!persia_floats_finite(part->grad + row * part->stride,
+                                      t->dim) ||
                 (part->scale && !isfinite(part->scale[at])))
-                return err_set(
+                return persia_err_set(
                     PERSIA_ENONFINITE,
                     "table %s: the gradient of id %llu (row %zu of the "
                     "gradients) is NaN or Inf; nothing was applied. Find its "
@@ -211,13 +212,14 @@ static int refuse_nonfinite(const sums *m, uint32_t job, uint32_t cell,
         }
     }
     for (size_t i = 0; i < base[1] - base[0]; i++)
-        if (!floats_finite(out + i * t->dim, t->dim))
-            return err_set(PERSIA_ENONFINITE,
-                           "table %s: the gradients of id %llu have the sum "
-                           "Inf; nothing was applied. Lower the scale of the "
-                           "loss, or let such rows be skipped and counted: "
-                           "nonfinite=\"skip\"",
-                           t->name, (unsigned long long)x->ids[base[0] + i]);
+        if (!persia_floats_finite(out + i * t->dim, t->dim))
+            return persia_err_set(
+                PERSIA_ENONFINITE,
+                "table %s: the gradients of id %llu have the sum "
+                "Inf; nothing was applied. Lower the scale of the "
+                "loss, or let such rows be skipped and counted: "
+                "nonfinite=\"skip\"",
+                t->name, (unsigned long long)x->ids[base[0] + i]);
     return PERSIA_OK;
 }
 
@@ -254,14 +256,17 @@ int sums_cell(const sums *m, size_t item)
                                        : sum_run_any)(part, c, from, to, out,
                                                       t->dim);
         if (end < to)
-            return err_set(PERSIA_EARG, "table %s: an id has the gradient of "
-                           "row %u of %zu", t->name,
-                           part->bag ? part->bag[c->first + c->order[end]]
-                                     : 0, part->bags);
+            return persia_err_set(
+                PERSIA_EARG,
+                "table %s: an id has the gradient of "
+                "row %u of %zu",
+                t->name, part->bag ? part->bag[c->first + c->order[end]] : 0,
+                part->bags);
         if (m->own && x->hints)
             fill_hints(x, first, part, c, from, to);
     }
-    if (t->nonfinite == NONFINITE_RAISE && !floats_finite(out, n * t->dim))
+    if (t->nonfinite == NONFINITE_RAISE &&
+        !persia_floats_finite(out, n * t->dim))
         return refuse_nonfinite(m, job, cell, out);
     return PERSIA_OK;
 }
@@ -284,10 +289,12 @@ static int copy_sums(const sums *m, uint32_t j, client_sum *out, int *finite)
     out->ids = malloc((n + 1) * sizeof *out->ids);
     out->grads = malloc((n * dim + 1) * sizeof *out->grads);
     if (!out->ids || !out->grads)
-        return err_set(PERSIA_ENOMEM, "no memory for the gradients of %zu "
-                       "ids", n);
+        return persia_err_set(PERSIA_ENOMEM,
+                              "no memory for the gradients of %zu "
+                              "ids",
+                              n);
     for (size_t i = 0; i < n; i++, from += dim) {
-        if (!floats_finite(from, dim)) {
+        if (!persia_floats_finite(from, dim)) {
             *finite = 0;
             continue;
         }
@@ -297,7 +304,7 @@ static int copy_sums(const sums *m, uint32_t j, client_sum *out, int *finite)
     return PERSIA_OK;
 }
 
-void client_sums_free(client_sum *all, size_t n)
+void persia_client_sums_free(client_sum *all, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         free(all[i].ids);
@@ -305,36 +312,42 @@ void client_sums_free(client_sum *all, size_t n)
     }
 }
 
-int client_sums(ps_client *c, const uint32_t *tables, const push_job *jobs,
-                size_t jobs_n, client_sum *out, int *finite)
+int persia_client_sums(ps_client *c, const uint32_t *tables,
+                       const push_job *jobs, size_t jobs_n, client_sum *out,
+                       int *finite)
 {
     table_config *copies = malloc((jobs_n + 1) * sizeof *copies);
     const table_config **configs = malloc((jobs_n + 1) * sizeof *configs);
     mem_buffer lists = {0}, values = {0};
-    sums m = {.s = client_sched(c), .shards = client_shards(c),
-              .tables = tables, .configs = configs, .jobs = jobs,
+    sums m = {.s = persia_client_sched(c),
+              .shards = persia_client_shards(c),
+              .tables = tables,
+              .configs = configs,
+              .jobs = jobs,
               .jobs_n = (uint32_t)jobs_n};
     int rc = copies && configs ? PERSIA_OK
-                               : err_set(PERSIA_ENOMEM, "no memory for %zu "
-                                         "tables", jobs_n);
+                               : persia_err_set(PERSIA_ENOMEM,
+                                                "no memory for %zu "
+                                                "tables",
+                                                jobs_n);
     memset(out, 0, jobs_n * sizeof *out);
     for (size_t j = 0; j < jobs_n && !rc; j++) {
-        copies[j] = *client_table(c, tables[j]);
+        copies[j] = *persia_client_table(c, tables[j]);
         copies[j].nonfinite = NONFINITE_SKIP; /* the caller looks for those */
         configs[j] = &copies[j];
     }
     if (!rc)
-        rc = sums_index(&m, client_indexes(c), &lists);
+        rc = sums_index(&m, persia_client_indexes(c), &lists);
     if (!rc)
-        rc = mem_buffer_need(&values, m.at[jobs_n] * sizeof(float));
+        rc = persia_mem_buffer_need(&values, m.at[jobs_n] * sizeof(float));
     m.values = values.data;
     if (!rc)
-        rc = sched_for(m.s, jobs_n * m.index->cells, sum_item, &m);
+        rc = persia_sched_for(m.s, jobs_n * m.index->cells, sum_item, &m);
     for (uint32_t j = 0; j < jobs_n && !rc; j++)
         rc = copy_sums(&m, j, &out[j], finite);
-    batch_index_put(m.index);
-    mem_buffer_free(&values);
-    mem_buffer_free(&lists);
+    persia_batch_index_put(m.index);
+    persia_mem_buffer_free(&values);
+    persia_mem_buffer_free(&lists);
     free(copies);
     free(configs);
     return rc;

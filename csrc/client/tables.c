@@ -55,12 +55,13 @@ static int declare_new(ps_client *r, const table_config *config, uint32_t no,
                        int *created)
 {
     if (no == PS_TABLES_MAX)
-        return err_set(PERSIA_ELIMIT, "table %s: a store has at most %d "
-                       "tables; let features share tables", config->name,
-                       PS_TABLES_MAX);
+        return persia_err_set(PERSIA_ELIMIT,
+                              "table %s: a store has at most %d "
+                              "tables; let features share tables",
+                              config->name, PS_TABLES_MAX);
     table_config *own = malloc(sizeof *own);
     if (!own)
-        return err_set(PERSIA_ENOMEM, "no memory for a table");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a table");
     *own = *config;
     own->limit = NULL;
     pthread_mutex_lock(&r->lock);
@@ -85,10 +86,10 @@ static int declare_new(ps_client *r, const table_config *config, uint32_t no,
     return rc;
 }
 
-int client_declare(ps_client *r, const table_config *config, uint32_t *no,
-                   int *created)
+int persia_client_declare(ps_client *r, const table_config *config,
+                          uint32_t *no, int *created)
 {
-    int rc = fork_check("Store.declare");
+    int rc = persia_fork_check("Store.declare");
     if (rc)
         return rc;
     pthread_mutex_lock(&r->declaring);

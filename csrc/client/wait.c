@@ -57,7 +57,7 @@ static int keep(uint32_t method, const shard_reply *reply, shard_reply *out)
     const size_t bytes = shard_reply_bytes(method);
     void *copy = malloc(bytes);
     if (!copy)
-        return err_set(PERSIA_ENOMEM, "no memory for a reply");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a reply");
     memcpy(copy, reply->message, bytes);
     *out = (shard_reply){copy, copy_release, copy};
     return PERSIA_OK;
@@ -73,7 +73,7 @@ static void waiting_done(void *ctx, int rc, shard_reply *reply)
     w->rc = rc;
     w->reply = kept;
     if (rc)
-        snprintf(w->text, sizeof w->text, "%s", err_text());
+        snprintf(w->text, sizeof w->text, "%s", persia_err_text());
     w->done = 1;
     int left = w->left;
     if (!left)
@@ -89,20 +89,20 @@ static int wait_done(waiting *w, const char *address, uint64_t deadline)
     const uint64_t late =
         deadline > UINT64_MAX - LATE_NS ? UINT64_MAX : deadline + LATE_NS;
     while (!w->done) {
-        int rc = cond_wait_poll(&w->came, &w->lock, late);
+        int rc = persia_cond_wait_poll(&w->came, &w->lock, late);
         if (rc)
-            return err_set(rc, "interrupted while waiting for server %s",
-                           address);
-        if (!w->done && clock_ns() > late)
-            return err_set(PERSIA_ETIMEOUT,
-                           "server %s did not answer within the deadline",
-                           address);
+            return persia_err_set(
+                rc, "interrupted while waiting for server %s", address);
+        if (!w->done && persia_clock_ns() > late)
+            return persia_err_set(
+                PERSIA_ETIMEOUT,
+                "server %s did not answer within the deadline", address);
     }
-    return w->rc ? err_set(w->rc, "%s", w->text) : PERSIA_OK;
+    return w->rc ? persia_err_set(w->rc, "%s", w->text) : PERSIA_OK;
 }
 
-int shard_wait(shard_ref *to, uint32_t method, const void *arguments,
-               uint64_t deadline, shard_reply *reply)
+int persia_shard_wait(shard_ref *to, uint32_t method, const void *arguments,
+                      uint64_t deadline, shard_reply *reply)
 {
     static const size_t sizes[WIRE_METHODS_N] = {
 #define SHARD_OP(upper, name, args) [WIRE_##upper] = sizeof(args),
@@ -112,9 +112,9 @@ int shard_wait(shard_ref *to, uint32_t method, const void *arguments,
     waiting *w = calloc(1, sizeof *w + sizes[method]);
     *reply = (shard_reply){0};
     if (!w)
-        return err_set(PERSIA_ENOMEM, "no memory for a request");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a request");
     pthread_mutex_init(&w->lock, NULL);
-    cond_init(&w->came);
+    persia_cond_init(&w->came);
     w->method = method;
     memcpy(w->arguments, arguments, sizes[method]);
     shard_begin(to, method, w->arguments, deadline, waiting_done, w);
@@ -132,7 +132,7 @@ int shard_wait(shard_ref *to, uint32_t method, const void *arguments,
     return rc;
 }
 
-void shard_release(shard_reply *reply)
+void persia_shard_release(shard_reply *reply)
 {
     if (reply->release)
         reply->release(reply);

@@ -162,7 +162,7 @@ static inline uint64_t category_id(const char *p, const char *stop,
     size_t n = (size_t)(stop - p);
     if (n < 32)
         return xxh_short((const unsigned char *)p, n, salt);
-    return value_hash(p, n, salt);
+    return persia_value_hash(p, n, salt);
 }
 
 /* Reads the fields of a line of the right number of columns into row
@@ -201,8 +201,8 @@ static inline int row_read(criteo_reader *r, const char *text,
     return 1;
 }
 
-size_t criteo_read(criteo_reader *r, const char *text, size_t size, int final,
-                   criteo_rows *rows)
+size_t persia_criteo_read(criteo_reader *r, const char *text, size_t size,
+                          int final, criteo_rows *rows)
 {
     const uint32_t columns =
         r->has_label ? CRITEO_COLUMNS : CRITEO_COLUMNS - 1;
@@ -237,7 +237,8 @@ size_t criteo_read(criteo_reader *r, const char *text, size_t size, int final,
     return (size_t)(line - text);
 }
 
-size_t lines_skip(const char *text, size_t size, int final, uint64_t *lines)
+size_t persia_lines_skip(const char *text, size_t size, int final,
+                         uint64_t *lines)
 {
     const char *p = text, *end = text + size;
     uint64_t n = 0;

@@ -1,8 +1,9 @@
 /* data.h: text to columns and 64-bit ids, and click logs made to order.
  *
  * Everything here is a function of its arguments: no threads, no locks, no
- * allocation outside synth_create().  So any thread, and any forked child,
- * may call it.  No input can make it read outside the buffers it is given.
+ * allocation outside persia_synth_create().  So any thread, and any forked
+ * child, may call it.  No input can make it read outside the buffers it is
+ * given.
  */
 #ifndef PERSIA_DATA_H
 #define PERSIA_DATA_H
@@ -18,7 +19,8 @@ extern "C" {
 /* The id of a categorical value: XXH64 of its n bytes with seed `salt`.
  * Columns use salt 0 (tables separate features) unless the vocabularies of
  * several columns share a table and must not meet. */
-PERSIA_API uint64_t value_hash(const void *bytes, size_t n, uint64_t salt);
+PERSIA_API uint64_t persia_value_hash(const void *bytes, size_t n,
+                                      uint64_t salt);
 
 /* Strings as Arrow keeps them: string i is
  * bytes[offsets[i] .. offsets[i + 1]). */
@@ -33,15 +35,15 @@ typedef struct string_column {
 
 /* ids[i] = hash of string i.  PERSIA_EOFFSETS when the offsets fall or point
  * outside of bytes. */
-PERSIA_API int strings_hash(const string_column *c, uint64_t salt,
-                            uint64_t *ids /* [n] */);
+PERSIA_API int persia_strings_hash(const string_column *c, uint64_t salt,
+                                   uint64_t *ids /* [n] */);
 /* Splits each string at `separator`; empty parts are no values.  lengths[i]
  * is the number of values of string i, their ids follow each other in ids.
  * PERSIA_ELIMIT when there are more than `room`; (size + n) / 2 always
  * suffices. */
-PERSIA_API int strings_split(const string_column *c, char separator,
-                             uint64_t salt, uint64_t *ids, size_t room,
-                             int64_t *lengths /* [n] */, size_t *ids_n);
+PERSIA_API int persia_strings_split(const string_column *c, char separator,
+                                    uint64_t salt, uint64_t *ids, size_t room,
+                                    int64_t *lengths /* [n] */, size_t *ids_n);
 
 /* ---- lines ----------------------------------------------------------- */
 
@@ -82,13 +84,14 @@ typedef struct criteo_rows {
 
 /* Reads lines until the text or the room ends.  Text after the last line
  * end is read only if `final`.  Returns the number of bytes that were read. */
-PERSIA_API size_t criteo_read(criteo_reader *r, const char *text, size_t size,
-                              int final, criteo_rows *rows);
+PERSIA_API size_t persia_criteo_read(criteo_reader *r, const char *text,
+                                     size_t size, int final,
+                                     criteo_rows *rows);
 
 /* Passes over up to *lines lines; sets *lines to their number, and returns
  * the number of bytes.  A last line without a line end counts if `final`. */
-PERSIA_API size_t lines_skip(const char *text, size_t size, int final,
-                             uint64_t *lines);
+PERSIA_API size_t persia_lines_skip(const char *text, size_t size, int final,
+                                    uint64_t *lines);
 
 /* ---- made click logs ------------------------------------------------- */
 
@@ -112,24 +115,24 @@ typedef struct synth synth;
 
 /* The defaults: 26 singles of 10,000 ids and 2 multis of 1,000 by Zipf's law
  * with exponent 1.05, 13 dense; clicks 25 %, planted AUC 0.80. */
-PERSIA_API void synth_config_init(synth_config *config);
-PERSIA_API int synth_create(const synth_config *config, synth **out);
-PERSIA_API void synth_destroy(synth *s);
+PERSIA_API void persia_synth_config_init(synth_config *config);
+PERSIA_API int persia_synth_create(const synth_config *config, synth **out);
+PERSIA_API void persia_synth_destroy(synth *s);
 
 typedef struct synth_rows {
     float *label;     /* [n] */
     float *logit;     /* [n] of the planted model, or NULL */
     float *dense;     /* [n, dense], about normal */
-    uint64_t *ids;    /* feature-major; room for synth_ids_room() */
+    uint64_t *ids;    /* feature-major; room for persia_synth_ids_room() */
     int64_t *lengths; /* [singles + multis, n] */
 } synth_rows;
 
 /* The most ids that n rows can have. */
-PERSIA_API size_t synth_ids_room(const synth *s, size_t n);
+PERSIA_API size_t persia_synth_ids_room(const synth *s, size_t n);
 /* Writes rows first .. first + n - 1; returns the number of ids.  Row r is a
  * function of the configuration and r. */
-PERSIA_API size_t synth_read(const synth *s, uint64_t first, size_t n,
-                             const synth_rows *out);
+PERSIA_API size_t persia_synth_read(const synth *s, uint64_t first, size_t n,
+                                    const synth_rows *out);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,4 @@
-/* hash.c: value_hash(), XXH64 of any length. */
+/* hash.c: persia_value_hash(), XXH64 of any length. */
 #include "data/hash.h"
 
 #include "data/data.h"
@@ -8,7 +8,7 @@ static uint64_t merge(uint64_t h, uint64_t lane)
     return (h ^ xxh_round(0, lane)) * XXH_P1 + XXH_P4;
 }
 
-uint64_t value_hash(const void *bytes, size_t n, uint64_t salt)
+uint64_t persia_value_hash(const void *bytes, size_t n, uint64_t salt)
 {
     const unsigned char *p = bytes;
     if (n < 32)

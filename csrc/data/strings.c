@@ -35,10 +35,11 @@ static int column_value(const string_column *c, size_t i, value *out)
 {
     int64_t begin = column_offset(c, i), end = column_offset(c, i + 1);
     if (begin < 0 || end < begin || (uint64_t)end > c->size) {
-        err_set(PERSIA_EOFFSETS,
-                "string %zu of %zu: its bytes are said to be %lld to %lld of "
-                "%zu; pass the offsets of an Arrow array with all its data",
-                i, c->n, (long long)begin, (long long)end, c->size);
+        persia_err_set(
+            PERSIA_EOFFSETS,
+            "string %zu of %zu: its bytes are said to be %lld to %lld of "
+            "%zu; pass the offsets of an Arrow array with all its data",
+            i, c->n, (long long)begin, (long long)end, c->size);
         return PERSIA_EOFFSETS;
     }
     /* No arithmetic on the NULL of an array without bytes. */
@@ -49,20 +50,21 @@ static int column_value(const string_column *c, size_t i, value *out)
     return PERSIA_OK;
 }
 
-int strings_hash(const string_column *c, uint64_t salt, uint64_t *ids)
+int persia_strings_hash(const string_column *c, uint64_t salt, uint64_t *ids)
 {
     for (size_t i = 0; i < c->n; i++) {
         value v;
         int rc = column_value(c, i, &v);
         if (rc)
             return rc;
-        ids[i] = value_hash(v.begin, (size_t)(v.end - v.begin), salt);
+        ids[i] = persia_value_hash(v.begin, (size_t)(v.end - v.begin), salt);
     }
     return PERSIA_OK;
 }
 
-int strings_split(const string_column *c, char separator, uint64_t salt,
-                  uint64_t *ids, size_t room, int64_t *lengths, size_t *ids_n)
+int persia_strings_split(const string_column *c, char separator, uint64_t salt,
+                         uint64_t *ids, size_t room, int64_t *lengths,
+                         size_t *ids_n)
 {
     size_t n = 0;
     for (size_t i = 0; i < c->n; i++) {
@@ -81,12 +83,13 @@ int strings_split(const string_column *c, char separator, uint64_t salt,
             if (part.begin == part.end)
                 continue;
             if (n == room)
-                return err_set(PERSIA_ELIMIT,
-                               "string %zu of %zu: more than %zu values; "
-                               "pass room for (bytes + strings) / 2",
-                               i, c->n, room);
-            ids[n++] = value_hash(part.begin,
-                                  (size_t)(part.end - part.begin), salt);
+                return persia_err_set(
+                    PERSIA_ELIMIT,
+                    "string %zu of %zu: more than %zu values; "
+                    "pass room for (bytes + strings) / 2",
+                    i, c->n, room);
+            ids[n++] = persia_value_hash(
+                part.begin, (size_t)(part.end - part.begin), salt);
         }
         lengths[i] = (int64_t)(n - first);
     }

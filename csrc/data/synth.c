@@ -73,7 +73,7 @@ struct synth {
     feature *features;  /* [singles + multis] */
 };
 
-void synth_config_init(synth_config *config)
+void persia_synth_config_init(synth_config *config)
 {
     *config = (synth_config){.seed = 1,
                              .singles = 26,
@@ -90,26 +90,30 @@ static int config_check(const synth_config *c)
 {
     if (c->singles + c->multis == 0 || c->singles > SINGLES_MAX ||
         c->multis > MULTIS_MAX)
-        return err_set(PERSIA_EARG,
-                       "singles is %u and multis %u; need at least one "
-                       "feature, at most %d and %d",
-                       c->singles, c->multis, SINGLES_MAX, MULTIS_MAX);
+        return persia_err_set(PERSIA_EARG,
+                              "singles is %u and multis %u; need at least one "
+                              "feature, at most %d and %d",
+                              c->singles, c->multis, SINGLES_MAX, MULTIS_MAX);
     if (c->multis && (c->max_length == 0 || c->max_length > LENGTH_MAX))
-        return err_set(PERSIA_EARG, "max_length is %u, need 1 to %d",
-                       c->max_length, LENGTH_MAX);
+        return persia_err_set(PERSIA_EARG, "max_length is %u, need 1 to %d",
+                              c->max_length, LENGTH_MAX);
     if (c->dense > DENSE_MAX)
-        return err_set(PERSIA_EARG, "dense is %u, at most %d", c->dense,
-                       DENSE_MAX);
+        return persia_err_set(PERSIA_EARG, "dense is %u, at most %d", c->dense,
+                              DENSE_MAX);
     if (c->vocabulary == 0 || c->vocabulary > 1u << 30)
-        return err_set(PERSIA_EARG, "vocabulary is %u, need 1 to 2^30",
-                       c->vocabulary);
+        return persia_err_set(PERSIA_EARG, "vocabulary is %u, need 1 to 2^30",
+                              c->vocabulary);
     if (!(c->zipf >= 0 && c->zipf <= 10))
-        return err_set(PERSIA_EARG, "zipf is %g, need 0 to 10", c->zipf);
+        return persia_err_set(PERSIA_EARG, "zipf is %g, need 0 to 10",
+                              c->zipf);
     if (!(c->ctr > 0 && c->ctr < 1))
-        return err_set(PERSIA_EARG, "ctr is %g, need a number between 0 "
-                       "and 1", c->ctr);
+        return persia_err_set(PERSIA_EARG,
+                              "ctr is %g, need a number between 0 "
+                              "and 1",
+                              c->ctr);
     if (!(c->signal >= 0 && c->signal <= 20))
-        return err_set(PERSIA_EARG, "signal is %g, need 0 to 20", c->signal);
+        return persia_err_set(PERSIA_EARG, "signal is %g, need 0 to 20",
+                              c->signal);
     return PERSIA_OK;
 }
 
@@ -151,7 +155,7 @@ static int zipf_begin(zipf_table *z, uint32_t n, double exponent)
     z->slots = malloc(n * sizeof *z->slots);
     z->p = malloc(n * sizeof *z->p);
     if (!z->slots || !z->p)
-        return err_set(PERSIA_ENOMEM, "no memory for %u ids", n);
+        return persia_err_set(PERSIA_ENOMEM, "no memory for %u ids", n);
     double sum = 0;
     for (uint32_t k = 0; k < n; k++)
         sum += z->p[k] = pow(k + 1.0, -exponent);
@@ -168,7 +172,7 @@ static int zipf_finish(zipf_table *z)
     alias_slot *slots = z->slots;
     uint32_t *stack = malloc(n * sizeof *stack);
     if (!stack)
-        return err_set(PERSIA_ENOMEM, "no memory for %u ids", n);
+        return persia_err_set(PERSIA_ENOMEM, "no memory for %u ids", n);
     /* Small slots grow from the front of the stack, large from its back. */
     uint32_t small = 0, large = n;
     for (uint32_t k = 0; k < n; k++) {
@@ -295,7 +299,7 @@ static int tables_fill(synth *s)
     return rc ? rc : zipf_finish(&s->multis);
 }
 
-int synth_create(const synth_config *config, synth **out)
+int persia_synth_create(const synth_config *config, synth **out)
 {
     int rc = config_check(config);
     if (rc)
@@ -324,12 +328,13 @@ int synth_create(const synth_config *config, synth **out)
     *out = s;
     return PERSIA_OK;
 fail:
-    synth_destroy(s);
-    return rc ? rc : err_set(PERSIA_ENOMEM, "no memory for %u ids",
-                             c->vocabulary);
+    persia_synth_destroy(s);
+    return rc ? rc
+              : persia_err_set(PERSIA_ENOMEM, "no memory for %u ids",
+                               c->vocabulary);
 }
 
-void synth_destroy(synth *s)
+void persia_synth_destroy(synth *s)
 {
     if (!s)
         return;
@@ -341,7 +346,7 @@ void synth_destroy(synth *s)
     free(s);
 }
 
-size_t synth_ids_room(const synth *s, size_t n)
+size_t persia_synth_ids_room(const synth *s, size_t n)
 {
     return n * (s->c.singles + (size_t)s->c.multis * s->c.max_length);
 }
@@ -442,8 +447,8 @@ static inline double dense_draw(const synth *s, const uint32_t *words,
     return sum;
 }
 
-HOT size_t synth_read(const synth *s, uint64_t first, size_t n,
-                      const synth_rows *out)
+HOT size_t persia_synth_read(const synth *s, uint64_t first, size_t n,
+                             const synth_rows *out)
 {
     const synth_config *c = &s->c;
     uint32_t words[4 * BLOCKS_MAX];

@@ -43,8 +43,8 @@ static size_t read_piece(sink *s, const char *text, size_t size, int final,
             room = ROWS - s->n;
         criteo_rows rows = {.room = room, .label = label,
                             .integers = integers, .ids = ids};
-        size_t now = criteo_read(&s->r, copy + used, size - used, final,
-                                 &rows);
+        size_t now = persia_criteo_read(&s->r, copy + used, size - used, final,
+                                        &rows);
         used += now;
         require(used <= size && rows.n <= room);
         memcpy(s->label + s->n, label, rows.n * sizeof *label);
@@ -102,7 +102,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint64_t lines = parts.r.line;
     if (parts.n < ROWS)
         lines += 10; /* there are no more */
-    require(lines_skip(text, size, 1, &lines) == end);
+    require(persia_lines_skip(text, size, 1, &lines) == end);
     require(lines == parts.r.line);
     return 0;
 }

@@ -25,9 +25,9 @@ static void on_reply(rpc_call *call, wire_out *o, void (*done)(void *owner),
     unsigned char *all = malloc(o->bytes + 1);
     if (!all)
         abort();
-    wire_out_copy(o, all);
+    persia_wire_out_copy(o, all);
     free(all);
-    wire_out_free(o);
+    persia_wire_out_free(o);
     if (done)
         done(owner);
     ((fuzz_call *)call)->answers++;
@@ -57,15 +57,14 @@ static int next_call(const uint8_t **data, size_t *size, fuzz_call *c,
     *data += HEAD + n;
     *size -= HEAD + n;
     c->answers = 0;
-    c->call = (rpc_call){.method = head[0] % (WIRE_METHODS_N + 1),
-                         .request = *memory,
-                         .request_n = n,
-                         .deadline = head[1] & 2
-                                         ? 1
-                                         : clock_ns() + 60000000000u,
-                         .admin = !(head[1] & 1),
-                         .reply = on_reply,
-                         .fail = on_fail};
+    c->call = (rpc_call){
+        .method = head[0] % (WIRE_METHODS_N + 1),
+        .request = *memory,
+        .request_n = n,
+        .deadline = head[1] & 2 ? 1 : persia_clock_ns() + 60000000000u,
+        .admin = !(head[1] & 1),
+        .reply = on_reply,
+        .fail = on_fail};
     return 1;
 }
 
@@ -79,12 +78,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     ps_config config = {.threads = 1, .memory_limit = 64 << 20};
     service_config service = {.name_space = "fuzz", .shards = 1,
                               .message_limit = 1 << 20};
-    if (ps_create(&config, &p) || service_create(p, &service, &s))
+    if (persia_ps_create(&config, &p) ||
+        persia_service_create(p, &service, &s))
         abort();
     while (n < CALLS && next_call(&data, &size, &calls[n], &memory[n]))
-        service_handle(s, &calls[n++].call);
-    service_destroy(s);
-    ps_destroy(p);
+        persia_service_handle(s, &calls[n++].call);
+    persia_service_destroy(s);
+    persia_ps_destroy(p);
     for (size_t i = 0; i < n; i++) {
         if (calls[i].answers != 1)
             abort();

@@ -46,9 +46,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t room = (c.size + c.n) / 2, ids_n = 0;
     uint64_t *parts = malloc((room + 1) * sizeof *parts);
     require(ids && lengths && parts);
-    int hashed = strings_hash(&c, 5, ids);
-    int split =
-        strings_split(&c, separator, 5, parts, room, lengths, &ids_n);
+    int hashed = persia_strings_hash(&c, 5, ids);
+    int split = persia_strings_split(&c, separator, 5, parts, room, lengths,
+                                     &ids_n);
     require(hashed == PERSIA_OK || hashed == PERSIA_EOFFSETS);
     require(split == hashed);
     if (!split) {

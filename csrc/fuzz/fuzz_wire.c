@@ -18,12 +18,12 @@ typedef struct message {
 #define MESSAGE(id)                                                           \
     static int put_##id(wire_out *o, const void *m)                           \
     {                                                                         \
-        return wire_put_##id(o, m);                                           \
+        return persia_wire_put_##id(o, m);                                    \
     }                                                                         \
     static int get_##id(const void *data, size_t n, wire_memory *memory,      \
                         void *out)                                            \
     {                                                                         \
-        return wire_get_##id(data, n, memory, out);                           \
+        return persia_wire_get_##id(data, n, memory, out);                    \
     }
 WIRE_MESSAGES(MESSAGE)
 #undef MESSAGE
@@ -41,8 +41,8 @@ static unsigned char *rewrite(const message *type, const void *data, size_t n,
     void *m = malloc(type->size);
     wire_memory memory;
     wire_out out;
-    wire_memory_init(&memory);
-    wire_out_init(&out);
+    persia_wire_memory_init(&memory);
+    persia_wire_out_init(&out);
     int code = m ? type->get(data, n, &memory, m) : PERSIA_ENOMEM;
     if (code == PERSIA_OK) {
         if (type->put(&out, m))
@@ -51,12 +51,13 @@ static unsigned char *rewrite(const message *type, const void *data, size_t n,
         written = aligned_alloc(64, (out.bytes + 64) & ~(size_t)63);
         if (!written)
             abort();
-        wire_out_copy(&out, written);
-    } else if (code != PERSIA_EPROTOCOL || !strstr(err_text(), "message ")) {
+        persia_wire_out_copy(&out, written);
+    } else if (code != PERSIA_EPROTOCOL ||
+               !strstr(persia_err_text(), "message ")) {
         abort();
     }
-    wire_out_free(&out);
-    wire_memory_free(&memory);
+    persia_wire_out_free(&out);
+    persia_wire_memory_free(&memory);
     free(m);
     return written;
 }

@@ -21,16 +21,17 @@ static int make_chunks(batch_index *x, const index_batch *b)
         chunks += (b->segments[i].n + IDS_CHUNK - 1) / IDS_CHUNK;
     }
     if (ids >= INDEX_FIRST)
-        return err_set(PERSIA_ELIMIT, "%zu ids in one batch, at most %u", ids,
-                       INDEX_FIRST - 1);
+        return persia_err_set(PERSIA_ELIMIT,
+                              "%zu ids in one batch, at most %u", ids,
+                              INDEX_FIRST - 1);
     size_t starts = chunks * (x->cells + 1);
-    int rc = mem_buffer_need(
+    int rc = persia_mem_buffer_need(
         &x->memory,
         chunks * sizeof(index_chunk) + b->segments_n * sizeof *x->segments +
             (x->units + 1) * (sizeof(size_t) + sizeof(uint32_t)) +
             (cells + 1) * 3 * sizeof(size_t) +
-            ids * (2 * sizeof(uint64_t) + sizeof(uint32_t) +
-                   sizeof(uint16_t)) +
+            ids *
+                (2 * sizeof(uint64_t) + sizeof(uint32_t) + sizeof(uint16_t)) +
             starts * sizeof(uint16_t) + (size_t)64 * 12);
     if (rc)
         return rc;
@@ -144,7 +145,8 @@ static int make_regions(batch_index *x)
         }
     }
     x->region[(size_t)x->units * x->cells] = ids;
-    int rc = mem_buffer_need(&x->table_memory, entries * sizeof(uint32_t));
+    int rc = persia_mem_buffer_need(&x->table_memory,
+                                    entries * sizeof(uint32_t));
     x->entries = x->table_memory.data;
     return rc;
 }
@@ -206,8 +208,8 @@ static int gather_cell(void *ctx, size_t i)
     return PERSIA_OK;
 }
 
-int batch_index_make(batch_index *x, sched *s, uint32_t shards,
-                     const index_batch *b)
+int persia_batch_index_make(batch_index *x, sched *s, uint32_t shards,
+                            const index_batch *b)
 {
     x->s = s;
     x->hints = NULL;
@@ -219,12 +221,12 @@ int batch_index_make(batch_index *x, sched *s, uint32_t shards,
     x->units = b->units;
     int rc = make_chunks(x, b);
     if (!rc)
-        rc = sched_for(s, x->chunks_n, split_chunk, x);
+        rc = persia_sched_for(s, x->chunks_n, split_chunk, x);
     if (!rc)
         rc = make_regions(x);
     size_t cells = (size_t)x->units * x->cells, before = 0;
     if (!rc)
-        rc = sched_for(s, cells, distinct_cell, x);
+        rc = persia_sched_for(s, cells, distinct_cell, x);
     if (rc)
         return rc;
     for (size_t i = 0; i < cells; i++) {
@@ -235,13 +237,13 @@ int batch_index_make(batch_index *x, sched *s, uint32_t shards,
     x->base[cells] = before;
     for (size_t i = 0; i < x->segments_n; i++)
         x->segments[i].ids = NULL; /* the index may outlive them */
-    return sched_for(s, cells, gather_cell, x);
+    return persia_sched_for(s, cells, gather_cell, x);
 }
 
-int batch_index_hint(batch_index *x)
+int persia_batch_index_hint(batch_index *x)
 {
     size_t bytes = index_distinct(x) * sizeof *x->hints;
-    int rc = mem_buffer_need(&x->hint_memory, bytes);
+    int rc = persia_mem_buffer_need(&x->hint_memory, bytes);
     if (rc)
         return rc;
     x->hints = x->hint_memory.data;

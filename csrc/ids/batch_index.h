@@ -28,7 +28,7 @@ typedef struct index_segment {
     uint32_t unit; /* never falls from segment to segment */
     uint32_t job;  /* the caller's number of it */
     size_t n;
-    const uint64_t *ids; /* [n]; read by batch_index_make() alone */
+    const uint64_t *ids; /* [n]; read by persia_batch_index_make() alone */
 } index_segment;
 
 /* The first occurrence of an id in its cell. */
@@ -85,10 +85,10 @@ typedef struct index_batch {
 } index_batch;
 
 /* Of an index that only the caller has. */
-PERSIA_API int batch_index_make(batch_index *x, sched *s, uint32_t shards,
-                                const index_batch *b);
+PERSIA_API int persia_batch_index_make(batch_index *x, sched *s,
+                                       uint32_t shards, const index_batch *b);
 /* Memory for hints, each UINT32_MAX at first: no row is known. */
-PERSIA_API int batch_index_hint(batch_index *x);
+PERSIA_API int persia_batch_index_hint(batch_index *x);
 
 /* Distinct ids of a unit at a shard: [from, to). */
 static inline size_t index_from(const batch_index *x, uint32_t unit,
@@ -131,22 +131,22 @@ struct index_pool {
     uint64_t newest;
 };
 
-PERSIA_API void index_pool_init(index_pool *p, size_t most);
+PERSIA_API void persia_index_pool_init(index_pool *p, size_t most);
 /* No index has a reference but those that wait. */
-PERSIA_API void index_pool_free(index_pool *p);
+PERSIA_API void persia_index_pool_free(index_pool *p);
 /* An index with one reference, or NULL with the error set. */
-PERSIA_API batch_index *index_pool_new(index_pool *p);
-PERSIA_API batch_index *batch_index_get(batch_index *x);
+PERSIA_API batch_index *persia_index_pool_new(index_pool *p);
+PERSIA_API batch_index *persia_batch_index_get(batch_index *x);
 /* Gives back a reference, on any thread; NULL: nothing. */
-PERSIA_API void batch_index_put(batch_index *x);
+PERSIA_API void persia_batch_index_put(batch_index *x);
 
-/* Takes over a reference until index_pool_take() asks for it. */
-PERSIA_API void index_pool_wait(index_pool *p, uint64_t ticket,
-                                batch_index *x);
+/* Takes over a reference until persia_index_pool_take() asks for it. */
+PERSIA_API void persia_index_pool_wait(index_pool *p, uint64_t ticket,
+                                       batch_index *x);
 /* The index of a ticket and its reference, once; NULL: there is none. */
-PERSIA_API batch_index *index_pool_take(index_pool *p, uint64_t ticket);
+PERSIA_API batch_index *persia_index_pool_take(index_pool *p, uint64_t ticket);
 /* Gives up all that wait. */
-PERSIA_API void index_pool_forget(index_pool *p);
+PERSIA_API void persia_index_pool_forget(index_pool *p);
 
 #ifdef __cplusplus
 }

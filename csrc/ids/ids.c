@@ -11,8 +11,8 @@ HOT static void hash_all(const uint64_t *restrict ids, size_t n,
         hash[i] = id_hash(ids[i]);
 }
 
-void ids_split_chunk(const uint64_t *ids, size_t n, uint32_t stripes,
-                     uint64_t *hash, uint16_t *order, uint16_t *start)
+void persia_ids_split_chunk(const uint64_t *ids, size_t n, uint32_t stripes,
+                            uint64_t *hash, uint16_t *order, uint16_t *start)
 {
     uint64_t unordered[IDS_CHUNK];
     uint16_t next[IDS_STRIPES_MAX];

@@ -71,9 +71,9 @@ static inline uint32_t hash_shard(uint64_t hash, uint32_t shards)
  *   hash  [n]            hashes, ordered by stripe
  *   order [n]            position in the chunk of each
  *   start [stripes + 1]  first of each stripe's run */
-PERSIA_API void ids_split_chunk(const uint64_t *ids, size_t n,
-                                uint32_t stripes, uint64_t *hash,
-                                uint16_t *order, uint16_t *start);
+PERSIA_API void persia_ids_split_chunk(const uint64_t *ids, size_t n,
+                                       uint32_t stripes, uint64_t *hash,
+                                       uint16_t *order, uint16_t *start);
 
 #ifdef __cplusplus
 }

@@ -5,7 +5,7 @@
 
 #include "ids/ids.h"
 
-void index_pool_init(index_pool *p, size_t most)
+void persia_index_pool_init(index_pool *p, size_t most)
 {
     *p = (index_pool){.most = most};
     pthread_mutex_init(&p->lock, NULL);
@@ -29,9 +29,9 @@ static void charge(index_pool *p, batch_index *x)
 static void destroy(index_pool *p, batch_index *x)
 {
     p->bytes -= x->charged;
-    mem_buffer_free(&x->memory);
-    mem_buffer_free(&x->table_memory);
-    mem_buffer_free(&x->hint_memory);
+    persia_mem_buffer_free(&x->memory);
+    persia_mem_buffer_free(&x->table_memory);
+    persia_mem_buffer_free(&x->hint_memory);
     free(x);
 }
 
@@ -76,7 +76,7 @@ static void shrink(index_pool *p)
     }
 }
 
-batch_index *index_pool_new(index_pool *p)
+batch_index *persia_index_pool_new(index_pool *p)
 {
     pthread_mutex_lock(&p->lock);
     batch_index *x = p->free;
@@ -93,17 +93,17 @@ batch_index *index_pool_new(index_pool *p)
     pthread_mutex_lock(&p->lock);
     p->live--;
     pthread_mutex_unlock(&p->lock);
-    err_set(PERSIA_ENOMEM, "no memory for the index of a batch");
+    persia_err_set(PERSIA_ENOMEM, "no memory for the index of a batch");
     return NULL;
 }
 
-batch_index *batch_index_get(batch_index *x)
+batch_index *persia_batch_index_get(batch_index *x)
 {
     atomic_fetch_add(&x->references, 1);
     return x;
 }
 
-void batch_index_put(batch_index *x)
+void persia_batch_index_put(batch_index *x)
 {
     if (!x)
         return;
@@ -114,7 +114,7 @@ void batch_index_put(batch_index *x)
     pthread_mutex_unlock(&p->lock);
 }
 
-void index_pool_wait(index_pool *p, uint64_t ticket, batch_index *x)
+void persia_index_pool_wait(index_pool *p, uint64_t ticket, batch_index *x)
 {
     pthread_mutex_lock(&p->lock);
     batch_index *before = empty(p, ticket);
@@ -131,7 +131,7 @@ void index_pool_wait(index_pool *p, uint64_t ticket, batch_index *x)
     pthread_mutex_unlock(&p->lock);
 }
 
-batch_index *index_pool_take(index_pool *p, uint64_t ticket)
+batch_index *persia_index_pool_take(index_pool *p, uint64_t ticket)
 {
     batch_index *x = NULL;
     pthread_mutex_lock(&p->lock);
@@ -141,7 +141,7 @@ batch_index *index_pool_take(index_pool *p, uint64_t ticket)
     return x;
 }
 
-void index_pool_forget(index_pool *p)
+void persia_index_pool_forget(index_pool *p)
 {
     pthread_mutex_lock(&p->lock);
     for (uint64_t i = 0; i < INDEX_POOL_WAITS; i++) {
@@ -153,9 +153,9 @@ void index_pool_forget(index_pool *p)
     pthread_mutex_unlock(&p->lock);
 }
 
-void index_pool_free(index_pool *p)
+void persia_index_pool_free(index_pool *p)
 {
-    index_pool_forget(p);
+    persia_index_pool_forget(p);
     assert(p->live == 0);
     while (p->free) {
         batch_index *x = p->free;

@@ -4,9 +4,9 @@
  *   block    [ mem_block 64 B | payload ]      sizes are multiples of 64
  *
  * Invariants: the blocks of a region fill it; no two neighbours are free
- * (mem_blocks_give joins them); a block knows the size of the one before;
- * `open` is at most the size of the largest free block, and at least what is
- * reserved and was not taken yet.
+ * (persia_mem_blocks_give joins them); a block knows the size of the one
+ * before; `open` is at most the size of the largest free block, and at least
+ * what is reserved and was not taken yet.
  */
 #include "mem/mem.h"
 #include "mem/huge.h"
@@ -41,14 +41,14 @@ typedef struct mem_block {
 _Static_assert(sizeof(mem_region) == 64 && sizeof(mem_block) == 64,
                "payloads must stay aligned to cache lines");
 
-void mem_blocks_init(mem_blocks *b, mem_limit *limit)
+void persia_mem_blocks_init(mem_blocks *b, mem_limit *limit)
 {
     memset(b, 0, sizeof *b);
     pthread_mutex_init(&b->lock, NULL);
     b->limit = limit;
 }
 
-void mem_blocks_free(mem_blocks *b)
+void persia_mem_blocks_free(mem_blocks *b)
 {
     for (mem_region *r = b->regions; r;) {
         mem_region *next = r->next;
@@ -56,11 +56,11 @@ void mem_blocks_free(mem_blocks *b)
         munmap(r, r->bytes);
         r = next;
     }
-    mem_release(b->limit, b->bytes);
+    persia_mem_release(b->limit, b->bytes);
     pthread_mutex_destroy(&b->lock);
 }
 
-uint64_t mem_blocks_bytes(mem_blocks *b)
+uint64_t persia_mem_blocks_bytes(mem_blocks *b)
 {
     pthread_mutex_lock(&b->lock);
     uint64_t bytes = b->bytes;
@@ -172,8 +172,10 @@ static int region_add(mem_blocks *b, size_t need)
         r = (mem_region *)(void *)map_aligned(bytes);
     }
     if (!r)
-        return err_set(PERSIA_ENOMEM, "out of memory: %zu KiB for an index: "
-                       "%s", bytes >> 10, strerror(errno));
+        return persia_err_set(PERSIA_ENOMEM,
+                              "out of memory: %zu KiB for an index: "
+                              "%s",
+                              bytes >> 10, strerror(errno));
     if (bytes >= REGION_HUGE && !huge_can())
         madvise(r, bytes, MADV_HUGEPAGE);
     r->next = old;
@@ -202,14 +204,15 @@ static uint64_t free_largest(const mem_blocks *b)
 /* Whatever is taken, whatever block it is cut off, the largest one loses no
  * more than that: so it serves all who reserved if it has their bytes in
  * sum. */
-int mem_blocks_reserve(mem_blocks *b, uint64_t bytes)
+int persia_mem_blocks_reserve(mem_blocks *b, uint64_t bytes)
 {
     int rc = PERSIA_OK;
 
     huge_start();
     if (bytes > SIZE_MAX / 8)
-        return err_set(PERSIA_ENOMEM, "out of memory: %llu bytes of index",
-                       (unsigned long long)bytes);
+        return persia_err_set(PERSIA_ENOMEM,
+                              "out of memory: %llu bytes of index",
+                              (unsigned long long)bytes);
     pthread_mutex_lock(&b->lock);
     const uint64_t all = 3 * b->bytes + b->reserved + bytes;
     if (b->open < all)
@@ -222,7 +225,7 @@ int mem_blocks_reserve(mem_blocks *b, uint64_t bytes)
     return rc;
 }
 
-void mem_blocks_unreserve(mem_blocks *b, uint64_t bytes)
+void persia_mem_blocks_unreserve(mem_blocks *b, uint64_t bytes)
 {
     pthread_mutex_lock(&b->lock);
     b->reserved -= bytes;
@@ -240,7 +243,7 @@ static mem_block *best_fit(const mem_blocks *b, size_t bytes)
     return best;
 }
 
-void *mem_blocks_take(mem_blocks *b, size_t payload)
+void *persia_mem_blocks_take(mem_blocks *b, size_t payload)
 {
     size_t bytes = (payload + sizeof(mem_block) + 63) / 64 * 64;
 
@@ -249,7 +252,7 @@ void *mem_blocks_take(mem_blocks *b, size_t payload)
     assert(k); /* it was reserved */
     if (k->bytes < bytes + 2 * sizeof *k)
         bytes = k->bytes; /* too little to cut off */
-    mem_charge_announced(b->limit, bytes);
+    persia_mem_charge_announced(b->limit, bytes);
     free_remove(b, k);
     block_cut(b, k, bytes);
     k->used = 1;
@@ -260,13 +263,13 @@ void *mem_blocks_take(mem_blocks *b, size_t payload)
     return k + 1;
 }
 
-void mem_blocks_give(mem_blocks *b, void *block)
+void persia_mem_blocks_give(mem_blocks *b, void *block)
 {
     mem_block *k = (mem_block *)block - 1, *near;
 
     pthread_mutex_lock(&b->lock);
     b->bytes -= k->bytes;
-    mem_release(b->limit, k->bytes);
+    persia_mem_release(b->limit, k->bytes);
     near = block_after(k);
     if (near && !near->used) {
         free_remove(b, near);

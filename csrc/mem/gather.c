@@ -6,19 +6,19 @@
 /* Up to here a copy costs less than a span of its own, bytes. */
 enum { POINT_FROM = 512 };
 
-void wire_out_init(wire_out *o)
+void persia_wire_out_init(wire_out *o)
 {
     *o = (wire_out){ 0 };
 }
 
-void wire_out_free(wire_out *o)
+void persia_wire_out_free(wire_out *o)
 {
     free(o->spans);
     chunks_free(&o->chunks);
     *o = (wire_out){ 0 };
 }
 
-void wire_out_copy(const wire_out *o, void *to)
+void persia_wire_out_copy(const wire_out *o, void *to)
 {
     char *at = to;
     for (size_t i = 0; i < o->spans_n; i++) {
@@ -39,8 +39,10 @@ static int add_span(wire_out *o, const void *data, size_t bytes)
             size_t room = o->spans_room ? 2 * o->spans_room : 16;
             wire_span *spans = realloc(o->spans, room * sizeof *spans);
             if (!spans)
-                return err_set(PERSIA_ENOMEM, "no memory for %zu spans of a "
-                               "message", room);
+                return persia_err_set(PERSIA_ENOMEM,
+                                      "no memory for %zu spans of a "
+                                      "message",
+                                      room);
             o->spans = spans;
             o->spans_room = room;
         }
@@ -50,7 +52,7 @@ static int add_span(wire_out *o, const void *data, size_t bytes)
     return PERSIA_OK;
 }
 
-int wire_out_add(wire_out *o, const void *data, size_t bytes)
+int persia_wire_out_add(wire_out *o, const void *data, size_t bytes)
 {
     if (!bytes)
         return PERSIA_OK;
@@ -61,8 +63,8 @@ int wire_out_add(wire_out *o, const void *data, size_t bytes)
     return add_span(o, to, bytes);
 }
 
-int wire_out_refer(wire_out *o, const void *data, size_t bytes)
+int persia_wire_out_refer(wire_out *o, const void *data, size_t bytes)
 {
-    return bytes < POINT_FROM ? wire_out_add(o, data, bytes)
+    return bytes < POINT_FROM ? persia_wire_out_add(o, data, bytes)
                               : add_span(o, data, bytes);
 }

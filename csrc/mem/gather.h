@@ -21,25 +21,27 @@ typedef struct wire_out {
     struct wire_chunk *chunks; /* private: memory of small fields */
     size_t spans_room;
 } wire_out;
-PERSIA_API void wire_out_init(wire_out *o);
-PERSIA_API void wire_out_free(wire_out *o);
+PERSIA_API void persia_wire_out_init(wire_out *o);
+PERSIA_API void persia_wire_out_free(wire_out *o);
 /* The whole message in one piece, for tests and calls within a process.
  * to: [o->bytes]. */
-PERSIA_API void wire_out_copy(const wire_out *o, void *to);
+PERSIA_API void persia_wire_out_copy(const wire_out *o, void *to);
 
 /* Appends small fields, which are copied, and bulk data, which are only
  * pointed to (but copied where a span would cost more than that). */
-PERSIA_API int wire_out_add(wire_out *o, const void *data, size_t bytes);
-PERSIA_API int wire_out_refer(wire_out *o, const void *data, size_t bytes);
+PERSIA_API int persia_wire_out_add(wire_out *o, const void *data,
+                                   size_t bytes);
+PERSIA_API int persia_wire_out_refer(wire_out *o, const void *data,
+                                     size_t bytes);
 
 /* Memory of decoded messages: many pieces, freed at once. */
 typedef struct wire_memory {
     struct wire_chunk *chunks;
 } wire_memory;
-PERSIA_API void wire_memory_init(wire_memory *m);
-PERSIA_API void wire_memory_free(wire_memory *m);
+PERSIA_API void persia_wire_memory_init(wire_memory *m);
+PERSIA_API void persia_wire_memory_free(wire_memory *m);
 /* Aligned to 64 bytes, not cleared; NULL with the error set. */
-PERSIA_API void *wire_memory_take(wire_memory *m, size_t bytes);
+PERSIA_API void *persia_wire_memory_take(wire_memory *m, size_t bytes);
 
 /* For gather.c: a piece of `bytes` aligned to `align` (a power of two up to
  * 64); pieces taken one after the other with align 1 lie side by side while

@@ -130,7 +130,8 @@ void huge_start(void)
         return;
     pthread_mutex_lock(&huge.lock);
     if (!huge.running && huge.n)
-        huge.running = !thread_start(NULL, huge_run, NULL, "persia-huge");
+        huge.running = !persia_thread_start(NULL, huge_run, NULL,
+                                            "persia-huge");
     atomic_store(&huge.wanted, huge.n && !huge.running);
     pthread_mutex_unlock(&huge.lock);
 }
@@ -140,7 +141,7 @@ char *huge_forget(const char *from, size_t bytes)
     char *lowest = NULL;
     size_t kept = 0;
 
-    if (fork_check("a table") != PERSIA_OK) /* nor is there a thread */
+    if (persia_fork_check("a table") != PERSIA_OK) /* nor is there a thread */
         return NULL;
     pthread_mutex_lock(&huge.lock);
     for (size_t i = 0; i < huge.n; i++) {

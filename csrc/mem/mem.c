@@ -29,18 +29,18 @@
  * this size on: one that is hardly used is then at most 12 % of the arena. */
 #define HUGE_AHEAD (8 * HUGE)
 
-void mem_limit_init(mem_limit *limit, uint64_t maximum)
+void persia_mem_limit_init(mem_limit *limit, uint64_t maximum)
 {
     *limit = (mem_limit){.maximum = maximum};
-    fair_lock_init(&limit->lock);
+    persia_fair_lock_init(&limit->lock);
 }
 
-void mem_limit_free(mem_limit *limit)
+void persia_mem_limit_free(mem_limit *limit)
 {
     pthread_rwlock_destroy(&limit->lock);
 }
 
-int mem_charge(mem_limit *limit, uint64_t bytes)
+int persia_mem_charge(mem_limit *limit, uint64_t bytes)
 {
     if (!limit)
         return PERSIA_OK;
@@ -48,26 +48,26 @@ int mem_charge(mem_limit *limit, uint64_t bytes)
     do {
         if (limit->maximum && (bytes > limit->maximum ||
                                used > limit->maximum - bytes))
-            return err_set(PERSIA_ELIMIT,
-                           "memory limit: %llu bytes are in use, %llu more "
-                           "would pass the maximum of %llu; raise the limit "
-                           "or bound the tables (capacity, eviction)",
-                           (unsigned long long)used,
-                           (unsigned long long)bytes,
-                           (unsigned long long)limit->maximum);
+            return persia_err_set(
+                PERSIA_ELIMIT,
+                "memory limit: %llu bytes are in use, %llu more "
+                "would pass the maximum of %llu; raise the limit "
+                "or bound the tables (capacity, eviction)",
+                (unsigned long long)used, (unsigned long long)bytes,
+                (unsigned long long)limit->maximum);
     } while (!atomic_compare_exchange_weak_explicit(
         &limit->used, &used, used + bytes, memory_order_relaxed,
         memory_order_relaxed));
     return PERSIA_OK;
 }
 
-void mem_charge_announced(mem_limit *limit, uint64_t bytes)
+void persia_mem_charge_announced(mem_limit *limit, uint64_t bytes)
 {
     if (limit)
         atomic_fetch_add_explicit(&limit->used, bytes, memory_order_relaxed);
 }
 
-void mem_release(mem_limit *limit, uint64_t bytes)
+void persia_mem_release(mem_limit *limit, uint64_t bytes)
 {
     if (limit)
         atomic_fetch_sub_explicit(&limit->used, bytes, memory_order_relaxed);
@@ -75,9 +75,9 @@ void mem_release(mem_limit *limit, uint64_t bytes)
 
 /* Who announces does so before it looks at `used`, and this one the other way
  * round: of two that do not fit together one sees the other. */
-int mem_charge_beside(mem_limit *limit, uint64_t bytes)
+int persia_mem_charge_beside(mem_limit *limit, uint64_t bytes)
 {
-    int rc = mem_charge(limit, bytes);
+    int rc = persia_mem_charge(limit, bytes);
 
     if (rc || !limit || !limit->maximum)
         return rc;
@@ -85,12 +85,12 @@ int mem_charge_beside(mem_limit *limit, uint64_t bytes)
     if (atomic_load(&limit->used) + atomic_load(&limit->announced) <=
         limit->maximum)
         return PERSIA_OK;
-    mem_release(limit, bytes);
-    return err_set(PERSIA_ELIMIT,
-                   "memory limit: %llu bytes more would leave too little of "
-                   "the maximum of %llu for an update that is under way",
-                   (unsigned long long)bytes,
-                   (unsigned long long)limit->maximum);
+    persia_mem_release(limit, bytes);
+    return persia_err_set(
+        PERSIA_ELIMIT,
+        "memory limit: %llu bytes more would leave too little of "
+        "the maximum of %llu for an update that is under way",
+        (unsigned long long)bytes, (unsigned long long)limit->maximum);
 }
 
 /* ---- arenas ---- */
@@ -144,8 +144,8 @@ static int arena_reserve(mem_arena *a, size_t bytes)
     a->reserved = want;
     return PERSIA_OK;
 fail:
-    return err_set(PERSIA_ENOMEM, "out of memory: %zu MiB for rows: %s",
-                   want >> 20, strerror(errno));
+    return persia_err_set(PERSIA_ENOMEM, "out of memory: %zu MiB for rows: %s",
+                          want >> 20, strerror(errno));
 }
 
 /* Hands on what is full: all of the mapping up to the last whole 2 MiB, but
@@ -176,34 +176,34 @@ static void arena_touch(mem_arena *a, size_t from)
     }
 }
 
-void mem_arena_init(mem_arena *a, mem_limit *limit, size_t lead)
+void persia_mem_arena_init(mem_arena *a, mem_limit *limit, size_t lead)
 {
     *a = (mem_arena){.limit = limit, .lead = lead % HUGE / 64 * 64};
 }
 
-size_t mem_arena_room(const mem_arena *a)
+size_t persia_mem_arena_room(const mem_arena *a)
 {
     return a->reserved ? (a->reserved - a->lead) & ~(PAGE - 1) : 0;
 }
 
-int mem_arena_reserve(mem_arena *a, size_t bytes)
+int persia_mem_arena_reserve(mem_arena *a, size_t bytes)
 {
     huge_start();
-    if (bytes <= mem_arena_room(a))
+    if (bytes <= persia_mem_arena_room(a))
         return PERSIA_OK;
     if (bytes > SIZE_MAX / 4)
-        return err_set(PERSIA_ENOMEM, "out of memory: %zu bytes of rows",
-                       bytes);
+        return persia_err_set(PERSIA_ENOMEM,
+                              "out of memory: %zu bytes of rows", bytes);
     return arena_reserve(a, round_up(bytes, PAGE));
 }
 
-void mem_arena_grow(mem_arena *a, size_t bytes)
+void persia_mem_arena_grow(mem_arena *a, size_t bytes)
 {
     if (bytes <= a->size)
         return;
     const size_t size = round_up(bytes, PAGE), from = a->size + a->lead;
-    assert(size <= mem_arena_room(a));
-    mem_charge_announced(a->limit, size - a->size);
+    assert(size <= persia_mem_arena_room(a));
+    persia_mem_charge_announced(a->limit, size - a->size);
     if (!huge_can() && size >= HUGE_AHEAD && a->size < HUGE_AHEAD)
         madvise(a->base - a->lead, a->reserved, MADV_HUGEPAGE);
     a->size = size;
@@ -211,19 +211,19 @@ void mem_arena_grow(mem_arena *a, size_t bytes)
     arena_huge(a);
 }
 
-void mem_arena_free(mem_arena *a)
+void persia_mem_arena_free(mem_arena *a)
 {
     if (a->base) {
         huge_forget(a->base - a->lead, a->reserved);
         munmap(a->base - a->lead, a->reserved);
     }
-    mem_release(a->limit, a->size);
-    mem_arena_init(a, a->limit, a->lead);
+    persia_mem_release(a->limit, a->size);
+    persia_mem_arena_init(a, a->limit, a->lead);
 }
 
 /* ---- buffers ---- */
 
-int mem_buffer_need(mem_buffer *b, size_t bytes)
+int persia_mem_buffer_need(mem_buffer *b, size_t bytes)
 {
     if (bytes <= b->size)
         return PERSIA_OK;
@@ -232,21 +232,21 @@ int mem_buffer_need(mem_buffer *b, size_t bytes)
         size = bytes;
     size_t unit = size < 4 * HUGE ? 64 : HUGE;
     if (size > SIZE_MAX / 4)
-        return err_set(PERSIA_ENOMEM, "out of memory: a buffer of %zu bytes",
-                       bytes);
+        return persia_err_set(PERSIA_ENOMEM,
+                              "out of memory: a buffer of %zu bytes", bytes);
     size = round_up(size, unit);
-    mem_buffer_free(b);
+    persia_mem_buffer_free(b);
     b->data = aligned_alloc(unit, size);
     if (!b->data)
-        return err_set(PERSIA_ENOMEM, "out of memory: a buffer of %zu bytes",
-                       size);
+        return persia_err_set(PERSIA_ENOMEM,
+                              "out of memory: a buffer of %zu bytes", size);
     if (unit == HUGE)
         madvise(b->data, size, MADV_HUGEPAGE);
     b->size = size;
     return PERSIA_OK;
 }
 
-void mem_buffer_free(mem_buffer *b)
+void persia_mem_buffer_free(mem_buffer *b)
 {
     free(b->data);
     *b = (mem_buffer){0};
@@ -254,17 +254,19 @@ void mem_buffer_free(mem_buffer *b)
 
 /* ---- pages ---- */
 
-int mem_pages_take(size_t bytes, void **out)
+int persia_mem_pages_take(size_t bytes, void **out)
 {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     *out = p == MAP_FAILED ? NULL : p;
     return *out ? PERSIA_OK
-                : err_set(PERSIA_ENOMEM, "out of memory: %zu bytes for a "
-                          "moment", bytes);
+                : persia_err_set(PERSIA_ENOMEM,
+                                 "out of memory: %zu bytes for a "
+                                 "moment",
+                                 bytes);
 }
 
-void mem_pages_give(void *pages, size_t bytes)
+void persia_mem_pages_give(void *pages, size_t bytes)
 {
     if (pages)
         munmap(pages, bytes);

@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* Bytes in use against a maximum; shared by all arenas and index pages of a
- * store.  Made by mem_limit_init(). */
+ * store.  Made by persia_mem_limit_init(). */
 typedef struct mem_limit {
     _Atomic(uint64_t) used; /* bytes */
     uint64_t maximum;       /* bytes; 0: no limit */
@@ -31,19 +31,19 @@ typedef struct mem_limit {
 } mem_limit;
 
 /* maximum: bytes; 0: no limit. */
-PERSIA_API void mem_limit_init(mem_limit *limit, uint64_t maximum);
-PERSIA_API void mem_limit_free(mem_limit *limit);
+PERSIA_API void persia_mem_limit_init(mem_limit *limit, uint64_t maximum);
+PERSIA_API void persia_mem_limit_free(mem_limit *limit);
 /* PERSIA_ELIMIT when the maximum would be passed; then nothing is charged.
  * A NULL limit charges nothing. */
-PERSIA_API int mem_charge(mem_limit *limit, uint64_t bytes);
-PERSIA_API void mem_release(mem_limit *limit, uint64_t bytes);
+PERSIA_API int persia_mem_charge(mem_limit *limit, uint64_t bytes);
+PERSIA_API void persia_mem_release(mem_limit *limit, uint64_t bytes);
 /* Charges what the caller has announced, so that it fits. */
-PERSIA_API void mem_charge_announced(mem_limit *limit, uint64_t bytes);
+PERSIA_API void persia_mem_charge_announced(mem_limit *limit, uint64_t bytes);
 /* Charges what nobody announced: not what others may still need. */
-PERSIA_API int mem_charge_beside(mem_limit *limit, uint64_t bytes);
+PERSIA_API int persia_mem_charge_beside(mem_limit *limit, uint64_t bytes);
 
 typedef struct mem_arena {
-    char *base;      /* may change in mem_arena_reserve() */
+    char *base;      /* may change in persia_mem_arena_reserve() */
     size_t size;     /* bytes that may be used */
     size_t reserved; /* bytes of address space, `lead` included */
     size_t lead;     /* bytes before base that are not used */
@@ -55,18 +55,19 @@ typedef struct mem_arena {
 
 /* lead: where in its first 2 MiB the arena begins, a multiple of 64.  Arenas
  * that grow alike, but begin apart, do not wait for new pages all at once. */
-PERSIA_API void mem_arena_init(mem_arena *a, mem_limit *limit, size_t lead);
+PERSIA_API void persia_mem_arena_init(mem_arena *a, mem_limit *limit,
+                                      size_t lead);
 /* Takes address space for `bytes`.  Only `base` may change; nothing is
  * charged, no page is touched. */
-PERSIA_API int mem_arena_reserve(mem_arena *a, size_t bytes);
+PERSIA_API int persia_mem_arena_reserve(mem_arena *a, size_t bytes);
 /* The size up to which the arena may grow. */
-PERSIA_API size_t mem_arena_room(const mem_arena *a);
+PERSIA_API size_t persia_mem_arena_room(const mem_arena *a);
 /* Makes at least `bytes` usable (zero-filled where new), within the room;
  * allocates nothing and cannot fail.  The size is charged to the limit in
  * whole pages of 4 KiB, as announced.  Takes microseconds, or, once in 64 KiB,
  * those of touching them ahead. */
-PERSIA_API void mem_arena_grow(mem_arena *a, size_t bytes);
-PERSIA_API void mem_arena_free(mem_arena *a);
+PERSIA_API void persia_mem_arena_grow(mem_arena *a, size_t bytes);
+PERSIA_API void persia_mem_arena_free(mem_arena *a);
 
 /* blocks: blocks of any size that never move, taken and given back all the
  * time: the pages of an index.  They are carved from regions that grow from
@@ -88,19 +89,19 @@ typedef struct mem_blocks {
     mem_limit *limit;
 } mem_blocks;
 
-PERSIA_API void mem_blocks_init(mem_blocks *b, mem_limit *limit);
+PERSIA_API void persia_mem_blocks_init(mem_blocks *b, mem_limit *limit);
 /* All blocks at once. */
-PERSIA_API void mem_blocks_free(mem_blocks *b);
-PERSIA_API uint64_t mem_blocks_bytes(mem_blocks *b);
+PERSIA_API void persia_mem_blocks_free(mem_blocks *b);
+PERSIA_API uint64_t persia_mem_blocks_bytes(mem_blocks *b);
 /* Reserves `bytes`: those of the blocks to be taken, 192 more for each, but
  * for blocks that replace one as above. */
-PERSIA_API int mem_blocks_reserve(mem_blocks *b, uint64_t bytes);
-PERSIA_API void mem_blocks_unreserve(mem_blocks *b, uint64_t bytes);
+PERSIA_API int persia_mem_blocks_reserve(mem_blocks *b, uint64_t bytes);
+PERSIA_API void persia_mem_blocks_unreserve(mem_blocks *b, uint64_t bytes);
 /* A block of what is reserved, aligned to 64 bytes; its contents are
  * undefined.  Allocates nothing and cannot fail; charges the limit, as
  * announced. */
-PERSIA_API void *mem_blocks_take(mem_blocks *b, size_t bytes);
-PERSIA_API void mem_blocks_give(mem_blocks *b, void *block);
+PERSIA_API void *persia_mem_blocks_take(mem_blocks *b, size_t bytes);
+PERSIA_API void persia_mem_blocks_give(mem_blocks *b, void *block);
 
 /* A buffer that only grows; contents are lost when it does.  For scratch
  * that is used again and again by one thread.  Aligned to 64 bytes. */
@@ -108,8 +109,8 @@ typedef struct mem_buffer {
     void *data;
     size_t size; /* bytes */
 } mem_buffer;
-PERSIA_API int mem_buffer_need(mem_buffer *b, size_t bytes);
-PERSIA_API void mem_buffer_free(mem_buffer *b);
+PERSIA_API int persia_mem_buffer_need(mem_buffer *b, size_t bytes);
+PERSIA_API void persia_mem_buffer_free(mem_buffer *b);
 /* The next `bytes` of a block of which *at is left; what follows is aligned
  * to 64 bytes as the block is. */
 static inline void *mem_carve(char **at, size_t bytes)
@@ -122,8 +123,8 @@ static inline void *mem_carve(char **at, size_t bytes)
 /* Pages of the system's, for some megabytes that are needed for a moment, on
  * whichever thread.  A process that serves tells malloc to keep what is freed,
  * in every arena that was ever asked for it; these go back. */
-PERSIA_API int mem_pages_take(size_t bytes, void **out);
-PERSIA_API void mem_pages_give(void *pages, size_t bytes);
+PERSIA_API int persia_mem_pages_take(size_t bytes, void **out);
+PERSIA_API void persia_mem_pages_give(void *pages, size_t bytes);
 
 #ifdef __cplusplus
 }

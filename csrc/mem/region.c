@@ -28,8 +28,10 @@ void *chunks_take(struct wire_chunk **chunks, size_t bytes, size_t align)
         if (size > SIZE_MAX / 2 ||
             !(c = aligned_alloc(CHUNK_ALIGN,
                                 round_up(sizeof *c + size, CHUNK_ALIGN)))) {
-            (void)err_set(PERSIA_ENOMEM, "no memory for %zu bytes of a "
-                          "message", bytes);
+            (void)persia_err_set(PERSIA_ENOMEM,
+                                 "no memory for %zu bytes of a "
+                                 "message",
+                                 bytes);
             return NULL;
         }
         *c = (struct wire_chunk){ .next = *chunks, .size = size };
@@ -49,17 +51,17 @@ void chunks_free(struct wire_chunk **chunks)
     }
 }
 
-void wire_memory_init(wire_memory *m)
+void persia_wire_memory_init(wire_memory *m)
 {
     *m = (wire_memory){ 0 };
 }
 
-void wire_memory_free(wire_memory *m)
+void persia_wire_memory_free(wire_memory *m)
 {
     chunks_free(&m->chunks);
 }
 
-void *wire_memory_take(wire_memory *m, size_t bytes)
+void *persia_wire_memory_take(wire_memory *m, size_t bytes)
 {
     return chunks_take(&m->chunks, bytes, CHUNK_ALIGN);
 }

@@ -1,9 +1,9 @@
 /* kernels.c: one step of an optimizer on a run of rows.
  *
  * A kernel exists for each (algorithm, dtype, dim or any, plain or extras);
- * optim_prepare() chooses it once a push, so row loops do not branch on any
- * of these.  Extras are what is rarely on: gradient scale, weight decay and
- * the three clips.  Sums over a row run in 16 fixed partial sums, so that
+ * persia_optim_prepare() chooses it once a push, so row loops do not branch on
+ * any of these.  Extras are what is rarely on: gradient scale, weight decay
+ * and the three clips.  Sums over a row run in 16 fixed partial sums, so that
  * every instruction set gives the same bits.
  */
 #include "optim/optim.h"
@@ -306,8 +306,8 @@ static struct kernel_set kernel_set_of(uint32_t kind, int momentum)
     }
 }
 
-void optim_prepare(optim_plan *plan, const optim_args *args, uint32_t dtype,
-                   int momentum)
+void persia_optim_prepare(optim_plan *plan, const optim_args *args,
+                          uint32_t dtype, int momentum)
 {
     const struct kernel_set set = kernel_set_of(args->kind, momentum);
     const int extras = args->weight_decay != 0 || args->max_norm != 0 ||

@@ -5,12 +5,12 @@
 #include <float.h>
 #include <math.h>
 
-const char *optim_name(uint32_t kind)
+const char *persia_optim_name(uint32_t kind)
 {
-    return kind < OPTIM_KINDS ? optim_kind_names[kind] : NULL;
+    return kind < OPTIM_KINDS ? persia_optim_kind_names[kind] : NULL;
 }
 
-uint32_t optim_state_floats(uint32_t kind, uint32_t dim, int momentum)
+uint32_t persia_optim_state_floats(uint32_t kind, uint32_t dim, int momentum)
 {
     switch (kind) {
     case OPTIM_SGD:
@@ -24,13 +24,13 @@ uint32_t optim_state_floats(uint32_t kind, uint32_t dim, int momentum)
     }
 }
 
-int optim_state_fits(uint32_t kind, uint32_t dim, int momentum,
-                     const float *state)
+int persia_optim_state_fits(uint32_t kind, uint32_t dim, int momentum,
+                            const float *state)
 {
-    const uint32_t n = optim_state_floats(kind, dim, momentum);
+    const uint32_t n = persia_optim_state_floats(kind, dim, momentum);
     const int is_adam = kind == OPTIM_ADAM || kind == OPTIM_ADAMW;
 
-    if (!floats_finite(state, n))
+    if (!persia_floats_finite(state, n))
         return 0;
     if (kind == OPTIM_SGD)
         return 1;
@@ -44,12 +44,12 @@ static int in_range(const char *what, float value, float low, float high)
 {
     if (isfinite(value) && value >= low && value <= high)
         return PERSIA_OK;
-    return err_set(PERSIA_EARG,
-                   "optimizer: %s is %g, it must be within [%g, %g]", what,
-                   (double)value, (double)low, (double)high);
+    return persia_err_set(PERSIA_EARG,
+                          "optimizer: %s is %g, it must be within [%g, %g]",
+                          what, (double)value, (double)low, (double)high);
 }
 
-int optim_check(const optim_args *a)
+int persia_optim_check(const optim_args *a)
 {
     const float big = 1e30f;
     /* A column that never had a gradient divides by eps alone. */
@@ -57,8 +57,8 @@ int optim_check(const optim_args *a)
     int rc;
 
     if (a->kind >= OPTIM_KINDS)
-        return err_set(PERSIA_EARG, "optimizer: unknown algorithm %u",
-                       a->kind);
+        return persia_err_set(PERSIA_EARG, "optimizer: unknown algorithm %u",
+                              a->kind);
     if ((rc = in_range("lr", a->lr, 0, big)) ||
         (rc = in_range("eps", a->eps, eps_min, big)) ||
         (rc = in_range("weight_decay", a->weight_decay, 0, big)) ||
@@ -73,8 +73,8 @@ int optim_check(const optim_args *a)
             (rc = in_range("beta2", a->beta2, 0, 0.9999999f)))
             return rc;
         if (a->step == 0)
-            return err_set(PERSIA_EARG,
-                           "optimizer: step is 0, Adam counts from 1");
+            return persia_err_set(PERSIA_EARG,
+                                  "optimizer: step is 0, Adam counts from 1");
     }
     return PERSIA_OK;
 }

@@ -33,20 +33,20 @@ typedef struct optim_args {
 } optim_args;
 
 /* "sgd", "adagrad", "rowwise_adagrad", "adam", "adamw"; NULL if no kind. */
-PERSIA_API const char *optim_name(uint32_t kind);
+PERSIA_API const char *persia_optim_name(uint32_t kind);
 /* Floats of state a row; `momentum`: whether SGD keeps a buffer. */
-PERSIA_API uint32_t optim_state_floats(uint32_t kind, uint32_t dim,
-                                       int momentum);
+PERSIA_API uint32_t persia_optim_state_floats(uint32_t kind, uint32_t dim,
+                                              int momentum);
 /* Whether a row's state may be such: finite, and not negative where a root is
  * taken of it. */
-PERSIA_API int optim_state_fits(uint32_t kind, uint32_t dim, int momentum,
-                                const float *state);
+PERSIA_API int persia_optim_state_fits(uint32_t kind, uint32_t dim,
+                                       int momentum, const float *state);
 /* PERSIA_EARG when a hyper-parameter is out of its range (or not finite). */
-PERSIA_API int optim_check(const optim_args *args);
+PERSIA_API int persia_optim_check(const optim_args *args);
 
-/* How one push updates rows; made once a push by optim_prepare().  A row is
- * given by the address of its id; the vector lies `vector` bytes behind it,
- * the state `state` bytes. */
+/* How one push updates rows; made once a push by persia_optim_prepare().  A
+ * row is given by the address of its id; the vector lies `vector` bytes behind
+ * it, the state `state` bytes. */
 typedef struct optim_plan optim_plan;
 typedef void (*optim_kernel)(const optim_plan *plan, size_t n,
                              char *const *rows, const float *const *grads);
@@ -61,8 +61,8 @@ struct optim_plan {
     optim_kernel kernel;     /* rows [n]; grads [n] of dim each */
 };
 /* plan->dim, vector, state, noise_* are set by the caller before. */
-PERSIA_API void optim_prepare(optim_plan *plan, const optim_args *args,
-                              uint32_t dtype, int momentum);
+PERSIA_API void persia_optim_prepare(optim_plan *plan, const optim_args *args,
+                                     uint32_t dtype, int momentum);
 
 /* bf16 bits <-> fp32; narrowing to nearest (ties to even). */
 static inline float bf16_widen(uint16_t bits)

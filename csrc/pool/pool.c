@@ -20,25 +20,27 @@ typedef float vec8 __attribute__((vector_size(32)));
 #define LOAD(v, p) memcpy(&(v), (p), sizeof(vec8))
 #define STORE(p, v) memcpy((p), &(v), sizeof(vec8))
 
-int pool_check(const char *feature, size_t bags, const int64_t *offsets,
-               int64_t first, int64_t last)
+int persia_pool_check(const char *feature, size_t bags, const int64_t *offsets,
+                      int64_t first, int64_t last)
 {
     if (offsets[0] != first)
-        return err_set(PERSIA_EOFFSETS,
-                       "feature %s: its offsets start at %lld, expected %lld",
-                       feature, (long long)offsets[0], (long long)first);
+        return persia_err_set(
+            PERSIA_EOFFSETS,
+            "feature %s: its offsets start at %lld, expected %lld", feature,
+            (long long)offsets[0], (long long)first);
     for (size_t b = 0; b < bags; b++)
         if (offsets[b + 1] < offsets[b])
-            return err_set(PERSIA_EOFFSETS,
-                           "feature %s: offsets fall from %lld to %lld at "
-                           "bag %zu; they must never fall",
-                           feature, (long long)offsets[b],
-                           (long long)offsets[b + 1], b);
+            return persia_err_set(
+                PERSIA_EOFFSETS,
+                "feature %s: offsets fall from %lld to %lld at "
+                "bag %zu; they must never fall",
+                feature, (long long)offsets[b], (long long)offsets[b + 1], b);
     if (offsets[bags] != last)
-        return err_set(PERSIA_EOFFSETS,
-                       "feature %s: its offsets end at %lld, expected %lld, "
-                       "as many as there are ids",
-                       feature, (long long)offsets[bags], (long long)last);
+        return persia_err_set(
+            PERSIA_EOFFSETS,
+            "feature %s: its offsets end at %lld, expected %lld, "
+            "as many as there are ids",
+            feature, (long long)offsets[bags], (long long)last);
     return PERSIA_OK;
 }
 
@@ -52,8 +54,8 @@ INLINE float bag_divisor(uint32_t kind, int64_t n)
     return 1;
 }
 
-void pool_expand(uint32_t kind, size_t bags, const int64_t *offsets,
-                 const float *weights, uint32_t *bag, float *scale)
+void persia_pool_expand(uint32_t kind, size_t bags, const int64_t *offsets,
+                        const float *weights, uint32_t *bag, float *scale)
 {
     int64_t first = offsets[0];
     if (kind == POOL_NONE) {
@@ -155,9 +157,10 @@ INLINE void forward_rows(size_t n, const float *weights,
     }
 }
 
-HOT void pool_forward(uint32_t kind, size_t bags, const int64_t *offsets,
-                      const float *weights, const float *rows, uint32_t dim,
-                      float *out, size_t out_stride)
+HOT void persia_pool_forward(uint32_t kind, size_t bags,
+                             const int64_t *offsets, const float *weights,
+                             const float *rows, uint32_t dim, float *out,
+                             size_t out_stride)
 {
     if (kind == POOL_NONE) {
         forward_rows((size_t)(offsets[bags] - offsets[0]), weights, rows, dim,

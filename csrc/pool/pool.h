@@ -20,20 +20,24 @@ enum pool_kind { POOL_SUM, POOL_MEAN, POOL_SQRTN, POOL_NONE, POOL_KINDS };
 
 /* offsets: [bags + 1], int64.  PERSIA_EOFFSETS unless they start at `first`,
  * never fall, and end at `last`.  The text names `feature`. */
-PERSIA_API int pool_check(const char *feature, size_t bags,
-                          const int64_t *offsets, int64_t first, int64_t last);
+PERSIA_API int persia_pool_check(const char *feature, size_t bags,
+                                 const int64_t *offsets, int64_t first,
+                                 int64_t last);
 
 /* Writes bag numbers [n] and scales [n] for the backward (either may be
  * NULL).  offsets are relative to offsets[0]. */
-PERSIA_API void pool_expand(uint32_t kind, size_t bags, const int64_t *offsets,
-                            const float *weights, uint32_t *bag, float *scale);
+PERSIA_API void persia_pool_expand(uint32_t kind, size_t bags,
+                                   const int64_t *offsets,
+                                   const float *weights, uint32_t *bag,
+                                   float *scale);
 
 /* out[b * out_stride .. + dim) = pooled bag b; rows [n, dim] packed.  With
  * NONE out has a row for each id. */
-PERSIA_API void pool_forward(uint32_t kind, size_t bags,
-                             const int64_t *offsets, const float *weights,
-                             const float *rows, uint32_t dim, float *out,
-                             size_t out_stride);
+PERSIA_API void persia_pool_forward(uint32_t kind, size_t bags,
+                                    const int64_t *offsets,
+                                    const float *weights, const float *rows,
+                                    uint32_t dim, float *out,
+                                    size_t out_stride);
 
 #ifdef __cplusplus
 }

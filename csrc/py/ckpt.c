@@ -14,9 +14,9 @@
 
 static PyObject *describe(const table_config *c)
 {
-    uint32_t floats =
-        optim_state_floats(c->optimizer, c->dim, (int)c->momentum);
-    PyObject *out = py_of_spec(&table_spec_list, &c->spec, 1);
+    uint32_t floats = persia_optim_state_floats(c->optimizer, c->dim,
+                                                (int)c->momentum);
+    PyObject *out = py_of_spec(&persia_table_spec_list, &c->spec, 1);
     PyObject *state = out ? PyLong_FromUnsignedLong(floats) : NULL;
     if (!state || PyDict_SetItemString(out, "state_floats", state))
         Py_CLEAR(out);
@@ -32,10 +32,10 @@ static PyObject *ckpt_describe(PyObject *module, PyObject *args,
     if (py_table_config(args, kwargs, &c))
         return NULL;
     /* A server may have sent anything. */
-    if (spec_out_of_range(&table_spec_list, &c.spec))
-        return py_raise(err_set(PERSIA_EPROTOCOL,
-                                "table %s: an option is out of its range",
-                                c.name));
+    if (persia_spec_out_of_range(&persia_table_spec_list, &c.spec))
+        return py_raise(
+            persia_err_set(PERSIA_EPROTOCOL,
+                           "table %s: an option is out of its range", c.name));
     return describe(&c);
 }
 
@@ -46,18 +46,18 @@ static PyObject *ckpt_tables(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "K", &handle))
         return NULL;
-    int code = store_get(handle, "checkpoint", &owner);
+    int code = persia_store_get(handle, "checkpoint", &owner);
     if (code)
         return py_raise(code);
-    const ps_client *c = store_client(owner);
+    const ps_client *c = persia_store_client(owner);
     PyObject *list = PyList_New(0);
-    for (uint32_t i = 0; list && i < client_tables(c); i++) {
-        PyObject *one = describe(client_table(c, i));
+    for (uint32_t i = 0; list && i < persia_client_tables(c); i++) {
+        PyObject *one = describe(persia_client_table(c, i));
         if (!one || PyList_Append(list, one))
             Py_CLEAR(list);
         Py_XDECREF(one);
     }
-    store_put(owner);
+    persia_store_put(owner);
     return list;
 }
 
@@ -76,12 +76,12 @@ typedef struct cut_object {
 static void cut_release(cut_object *self)
 {
     for (uint32_t i = 0; i < self->n; i++)
-        table_cut_end(self->cuts[i]);
+        persia_table_cut_end(self->cuts[i]);
     free(self->cuts);
     self->cuts = NULL;
     self->n = 0;
     if (self->owner)
-        store_put(self->owner);
+        persia_store_put(self->owner);
     self->owner = NULL;
 }
 
@@ -102,25 +102,25 @@ static PyObject *cut_new(PyTypeObject *type, PyObject *args,
     store *owner;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "K", names, &handle))
         return NULL;
-    int code = store_get(handle, "save", &owner);
+    int code = persia_store_get(handle, "save", &owner);
     if (code)
         return py_raise(code);
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     cut_object *self = (cut_object *)alloc(type, 0);
     if (!self) {
-        store_put(owner);
+        persia_store_put(owner);
         return NULL;
     }
     self->owner = owner;
-    ps *p = store_ps(owner);
-    uint32_t n = ps_tables(p);
+    ps *p = persia_store_ps(owner);
+    uint32_t n = persia_ps_tables(p);
     self->cuts = calloc(n + 1, sizeof *self->cuts);
     if (!self->cuts)
-        code = err_set(PERSIA_ENOMEM, "a cut of %u tables", n);
+        code = persia_err_set(PERSIA_ENOMEM, "a cut of %u tables", n);
     if (!code) {
-        Py_BEGIN_ALLOW_THREADS
-        code = ps_cut_begin(p, n, self->cuts, &self->updates);
-        self->t = ps_t(p);
+        Py_BEGIN_ALLOW_THREADS code = persia_ps_cut_begin(p, n, self->cuts,
+                                                          &self->updates);
+        self->t = persia_ps_t(p);
         Py_END_ALLOW_THREADS
     }
     if (!code)
@@ -144,9 +144,9 @@ static PyObject *cut_table(PyObject *object, PyObject *args)
                      self->n);
         return NULL;
     }
-    return Py_BuildValue("(KK)",
-                         (unsigned long long)table_cut_rows(self->cuts[no]),
-                         (unsigned long long)table_cut_clock(self->cuts[no]));
+    return Py_BuildValue(
+        "(KK)", (unsigned long long)persia_table_cut_rows(self->cuts[no]),
+        (unsigned long long)persia_table_cut_clock(self->cuts[no]));
 }
 
 static PyObject *files_to_list(const ckpt_files *files)
@@ -180,15 +180,15 @@ static PyObject *cut_write(PyObject *object, PyObject *args)
         return NULL;
     }
     self->busy = 1;
-    ps *p = store_ps(self->owner);
-    Py_BEGIN_ALLOW_THREADS
-    code = ckpt_write(ps_sched(p), self->cuts[no],
-                      table_get_config(ps_table(p, no)), folder, stem, chunk,
-                      &files);
+    ps *p = persia_store_ps(self->owner);
+    Py_BEGIN_ALLOW_THREADS code =
+        persia_ckpt_write(persia_ps_sched(p), self->cuts[no],
+                          persia_table_get_config(persia_ps_table(p, no)),
+                          folder, stem, chunk, &files);
     Py_END_ALLOW_THREADS
     self->busy = 0;
     PyObject *list = code ? py_raise(code) : files_to_list(&files);
-    ckpt_files_free(&files);
+    persia_ckpt_files_free(&files);
     return list;
 }
 
@@ -272,14 +272,14 @@ static int files_from_list(PyObject *list, ckpt_files *out)
                                                  &bytes, &crc);
         Py_XDECREF(item);
         if (ok) {
-            code = ckpt_name_check(name);
+            code = persia_ckpt_name_check(name);
             if (!code) {
                 memset(&f, 0, sizeof f);
                 memcpy(f.name, name, strlen(name) + 1);
                 f.rows = rows;
                 f.bytes = bytes;
                 f.crc = crc;
-                code = ckpt_files_add(out, &f);
+                code = persia_ckpt_files_add(out, &f);
             }
             if (code)
                 py_raise(code);
@@ -302,9 +302,9 @@ typedef struct reading {
 
 static void reading_end(reading *r)
 {
-    ckpt_files_free(&r->files);
+    persia_ckpt_files_free(&r->files);
     if (r->owner)
-        store_put(r->owner);
+        persia_store_put(r->owner);
 }
 
 static int reading_begin(reading *r, PyObject *args, const char *what)
@@ -315,13 +315,13 @@ static int reading_begin(reading *r, PyObject *args, const char *what)
     memset(r, 0, sizeof *r);
     if (!PyArg_ParseTuple(args, "KIiO", &handle, &no, &r->folder, &list))
         return -1;
-    int code = store_get(handle, what, &r->owner);
+    int code = persia_store_get(handle, what, &r->owner);
     if (code) {
         r->owner = NULL;
         py_raise(code);
         return -1;
     }
-    r->t = ps_table(store_ps(r->owner), no);
+    r->t = persia_ps_table(persia_store_ps(r->owner), no);
     if (!r->t)
         PyErr_Format(PyExc_IndexError, "there is no table %u", no);
     if (r->t && !files_from_list(list, &r->files))
@@ -337,10 +337,9 @@ static PyObject *ckpt_verify_(PyObject *module, PyObject *args)
     (void)module;
     if (reading_begin(&r, args, "load"))
         return NULL;
-    sched *s = ps_sched(store_ps(r.owner));
-    Py_BEGIN_ALLOW_THREADS
-    code = ckpt_verify(s, table_get_config(r.t), r.folder, r.files.files,
-                       r.files.n);
+    sched *s = persia_ps_sched(persia_store_ps(r.owner));
+    Py_BEGIN_ALLOW_THREADS code = persia_ckpt_verify(
+        s, persia_table_get_config(r.t), r.folder, r.files.files, r.files.n);
     Py_END_ALLOW_THREADS
     PyObject *result = code ? py_raise(code) : Py_NewRef(Py_None);
     reading_end(&r);
@@ -364,23 +363,24 @@ static void staged_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     if (self->staging)
-        table_destroy(self->staging);
+        persia_table_destroy(self->staging);
     if (self->owner)
-        store_put(self->owner);
+        persia_store_put(self->owner);
     release(object);
     Py_DECREF(type);
 }
 
 static int stage(const reading *r, uint64_t pushes, table **out)
 {
-    int code = table_create(table_get_config(r->t), out);
+    int code = persia_table_create(persia_table_get_config(r->t), out);
     if (code)
         return code;
     /* Later than every row: all may be evicted if the capacity is smaller
      * than it was, the one touched longest ago first. */
-    table_set_clock(*out, pushes + 1);
-    return ckpt_restore(ps_sched(store_ps(r->owner)), *out, r->folder,
-                        r->files.files, r->files.n, 0, 1);
+    persia_table_set_clock(*out, pushes + 1);
+    return persia_ckpt_restore(persia_ps_sched(persia_store_ps(r->owner)),
+                               *out, r->folder, r->files.files, r->files.n, 0,
+                               1);
 }
 
 static PyObject *staged_new(PyTypeObject *type, PyObject *args,
@@ -426,11 +426,10 @@ static PyObject *staged_exchange(PyObject *object, PyObject *unused)
     table_stats stats;
     int code;
     (void)unused;
-    Py_BEGIN_ALLOW_THREADS
-    table_get_stats(self->into, &stats);
-    code = table_exchange(self->into, self->staging);
+    Py_BEGIN_ALLOW_THREADS persia_table_get_stats(self->into, &stats);
+    code = persia_table_exchange(self->into, self->staging);
     if (!code) {
-        table_set_clock(self->into, self->pushes);
+        persia_table_set_clock(self->into, self->pushes);
         self->pushes = stats.pushes;
     }
     Py_END_ALLOW_THREADS
@@ -474,14 +473,14 @@ static int ask(void *ctx, uint32_t method, const void *arguments,
                shard_reply *reply)
 {
     const asked *a = ctx;
-    return client_call(store_client(a->owner), a->shard, method, arguments,
-                       reply);
+    return persia_client_call(persia_store_client(a->owner), a->shard, method,
+                              arguments, reply);
 }
 
 static void asked_end(asked *a)
 {
     Py_XDECREF(a->rest);
-    store_put(a->owner);
+    persia_store_put(a->owner);
 }
 
 /* (handle, shard, ...); -1 with an exception set. */
@@ -493,17 +492,18 @@ static int asked_begin(asked *a, PyObject *args)
     Py_XDECREF(head);
     if (!ok)
         return -1;
-    int code = store_get(handle, "checkpoint", &a->owner);
+    int code = persia_store_get(handle, "checkpoint", &a->owner);
     if (code) {
         py_raise(code);
         return -1;
     }
-    a->peer = (py_peer){
-        .call = ask,
-        .ctx = a,
-        .caller = client_caller(store_client(a->owner), a->shard)};
+    a->peer = (py_peer){.call = ask,
+                        .ctx = a,
+                        .caller = persia_client_caller(
+                            persia_store_client(a->owner), a->shard)};
     a->rest = PyTuple_GetSlice(args, 2, PyTuple_Size(args));
-    if (a->rest && a->shard < client_shards(store_client(a->owner)))
+    if (a->rest &&
+        a->shard < persia_client_shards(persia_store_client(a->owner)))
         return 0;
     if (a->rest)
         PyErr_Format(PyExc_IndexError, "there is no shard %u", a->shard);
@@ -551,19 +551,19 @@ static PyObject *ckpt_shards(PyObject *module, PyObject *arg)
     (void)module;
     if (PyErr_Occurred())
         return NULL;
-    int code = store_get(handle, "checkpoint", &owner);
+    int code = persia_store_get(handle, "checkpoint", &owner);
     if (code)
         return py_raise(code);
-    const ps_client *c = store_client(owner);
+    const ps_client *c = persia_store_client(owner);
     PyObject *list = PyList_New(0);
-    uint32_t n = !client_is_embedded(c) ? client_shards(c) : 0;
+    uint32_t n = !persia_client_is_embedded(c) ? persia_client_shards(c) : 0;
     for (uint32_t i = 0; list && i < n; i++) {
-        PyObject *address = PyUnicode_FromString(client_address(c, i));
+        PyObject *address = PyUnicode_FromString(persia_client_address(c, i));
         if (!address || PyList_Append(list, address))
             Py_CLEAR(list);
         Py_XDECREF(address);
     }
-    store_put(owner);
+    persia_store_put(owner);
     return list;
 }
 
@@ -575,14 +575,14 @@ static PyObject *ckpt_greet(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "Kp", &handle, &restored))
         return NULL;
-    int code = store_get(handle, "load", &owner);
+    int code = persia_store_get(handle, "load", &owner);
     if (code)
         return py_raise(code);
-    Py_BEGIN_ALLOW_THREADS
-    code = client_greet(store_client(owner), restored);
+    Py_BEGIN_ALLOW_THREADS code =
+        persia_client_greet(persia_store_client(owner), restored);
     if (!code)
-        store_renumber(owner, 0);
-    store_put(owner);
+        persia_store_renumber(owner, 0);
+    persia_store_put(owner);
     Py_END_ALLOW_THREADS
     return code ? py_raise(code) : Py_NewRef(Py_None);
 }
@@ -595,11 +595,11 @@ static PyObject *ckpt_loading(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "Kp", &handle, &loading))
         return NULL;
-    int code = store_get(handle, "load", &owner);
+    int code = persia_store_get(handle, "load", &owner);
     if (code)
         return py_raise(code);
-    client_set_loading(store_client(owner), loading);
-    store_put(owner);
+    persia_client_set_loading(persia_store_client(owner), loading);
+    persia_store_put(owner);
     Py_RETURN_NONE;
 }
 
@@ -610,14 +610,14 @@ static PyObject *ckpt_go_on(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "KKKK", &handle, &stream, &number, &lost))
         return NULL;
-    int code = store_get(handle, "load", &owner);
+    int code = persia_store_get(handle, "load", &owner);
     if (code)
         return py_raise(code);
-    Py_BEGIN_ALLOW_THREADS
-    code = client_go_on(store_client(owner), stream, number, lost);
+    Py_BEGIN_ALLOW_THREADS code =
+        persia_client_go_on(persia_store_client(owner), stream, number, lost);
     if (!code)
-        store_renumber(owner, 1);
-    store_put(owner);
+        persia_store_renumber(owner, 1);
+    persia_store_put(owner);
     Py_END_ALLOW_THREADS
     return code ? py_raise(code) : Py_NewRef(Py_None);
 }
@@ -630,12 +630,11 @@ static PyObject *ckpt_place(PyObject *module, PyObject *arg)
     unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
     if (PyErr_Occurred())
         return NULL;
-    int code = store_get(handle, "save", &owner);
+    int code = persia_store_get(handle, "save", &owner);
     if (code)
         return py_raise(code);
-    Py_BEGIN_ALLOW_THREADS
-    code = store_places(owner, &last);
-    store_put(owner);
+    Py_BEGIN_ALLOW_THREADS code = persia_store_places(owner, &last);
+    persia_store_put(owner);
     Py_END_ALLOW_THREADS
     return code ? PyLong_FromUnsignedLongLong(last) : Py_NewRef(Py_None);
 }
@@ -649,7 +648,7 @@ static PyObject *ckpt_crc(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "y#", &data, &n))
         return NULL;
-    return PyLong_FromUnsignedLong(crc32c(0, data, (size_t)n));
+    return PyLong_FromUnsignedLong(persia_crc32c(0, data, (size_t)n));
 }
 
 static PyObject *ckpt_file_crc_(PyObject *module, PyObject *args)
@@ -661,8 +660,8 @@ static PyObject *ckpt_file_crc_(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "is", &folder, &name))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    code = ckpt_file_crc(folder, name, &crc, &bytes);
+    Py_BEGIN_ALLOW_THREADS code = persia_ckpt_file_crc(folder, name, &crc,
+                                                       &bytes);
     Py_END_ALLOW_THREADS
     return code ? py_raise(code)
                 : Py_BuildValue("(KI)", (unsigned long long)bytes, crc);

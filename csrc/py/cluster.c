@@ -90,11 +90,11 @@ int py_open_remote(unsigned threads, PyObject *dict, uint64_t *handle)
             free((void *)(uintptr_t)c.addresses);
             return -1;
         }
-        c.own = service_shard(service);
+        c.own = persia_service_shard(service);
     }
     int rc;
-    Py_BEGIN_ALLOW_THREADS
-    rc = store_open_remote(&c, served, served ? drop_own : NULL, handle);
+    Py_BEGIN_ALLOW_THREADS rc =
+        persia_store_open_remote(&c, served, served ? drop_own : NULL, handle);
     Py_END_ALLOW_THREADS
     free((void *)(uintptr_t)c.addresses);
     if (!rc)
@@ -110,15 +110,12 @@ int py_open_remote(unsigned threads, PyObject *dict, uint64_t *handle)
 /* Runs `call` with a reference `s` to the store, without the GIL. */
 #define WITH_STORE(handle, call)                                              \
     store *s;                                                                 \
-    int rc = store_get((handle), "store", &s);                                \
+    int rc = persia_store_get((handle), "store", &s);                         \
     if (rc)                                                                   \
         return py_raise(rc);                                                  \
-    Py_BEGIN_ALLOW_THREADS                                                    \
-    call;                                                                     \
-    store_put(s);                                                             \
-    Py_END_ALLOW_THREADS                                                      \
-    if (rc)                                                                   \
-        return py_raise(rc)
+    Py_BEGIN_ALLOW_THREADS call;                                              \
+    persia_store_put(s);                                                      \
+    Py_END_ALLOW_THREADS if (rc) return py_raise(rc)
 
 static PyObject *py_join(PyObject *module, PyObject *arg)
 {
@@ -127,7 +124,7 @@ static PyObject *py_join(PyObject *module, PyObject *arg)
     uint64_t applied = 0;
     if (PyErr_Occurred())
         return NULL;
-    WITH_STORE(handle, rc = store_join(s, &applied));
+    WITH_STORE(handle, rc = persia_store_join(s, &applied));
     return PyLong_FromUnsignedLongLong(applied);
 }
 
@@ -138,7 +135,7 @@ static PyObject *py_sync(PyObject *module, PyObject *args)
     unsigned rank, world;
     if (!PyArg_ParseTuple(args, "KKII", &handle, &last, &rank, &world))
         return NULL;
-    WITH_STORE(handle, rc = store_sync(s, last, rank, world));
+    WITH_STORE(handle, rc = persia_store_sync(s, last, rank, world));
     Py_RETURN_NONE;
 }
 
@@ -149,7 +146,7 @@ static PyObject *py_sync_stream(PyObject *module, PyObject *args)
     int by_batch;
     if (!PyArg_ParseTuple(args, "KKp", &handle, &stream, &by_batch))
         return NULL;
-    WITH_STORE(handle, rc = store_pass_sync(s, stream, by_batch));
+    WITH_STORE(handle, rc = persia_store_pass_sync(s, stream, by_batch));
     Py_RETURN_NONE;
 }
 
@@ -162,12 +159,11 @@ static PyObject *py_leave(PyObject *module, PyObject *args)
         return NULL;
     store *s;
     /* A store that was closed is not in any step. */
-    if (store_get(handle, "store", &s) != PERSIA_OK)
+    if (persia_store_get(handle, "store", &s) != PERSIA_OK)
         Py_RETURN_NONE;
     int rc;
-    Py_BEGIN_ALLOW_THREADS
-    rc = store_leave(s, settle);
-    store_put(s);
+    Py_BEGIN_ALLOW_THREADS rc = persia_store_leave(s, settle);
+    persia_store_put(s);
     Py_END_ALLOW_THREADS
     if (rc)
         return py_raise(rc);
@@ -181,7 +177,7 @@ static PyObject *py_counts(PyObject *module, PyObject *arg)
     client_counts c;
     if (PyErr_Occurred())
         return NULL;
-    WITH_STORE(handle, client_get_counts(store_client(s), &c));
+    WITH_STORE(handle, persia_client_get_counts(persia_store_client(s), &c));
     PyObject *out = PyDict_New();
     const struct {
         const char *name;
@@ -211,8 +207,9 @@ static PyObject *py_shard(PyObject *module, PyObject *args)
     uint32_t shard;
     if (!PyArg_ParseTuple(args, "KL", &handle, &id))
         return NULL;
-    WITH_STORE(handle, shard = hash_shard(id_hash((uint64_t)id),
-                                          client_shards(store_client(s))));
+    WITH_STORE(handle, shard = hash_shard(
+                           id_hash((uint64_t)id),
+                           persia_client_shards(persia_store_client(s))));
     return PyLong_FromUnsignedLong(shard);
 }
 
@@ -226,8 +223,8 @@ static int ask_shard(void *ctx, uint32_t method, const void *arguments,
                      shard_reply *reply)
 {
     const shard_of *of = ctx;
-    return client_call(store_client(of->s), of->shard, method, arguments,
-                       reply);
+    return persia_client_call(persia_store_client(of->s), of->shard, method,
+                              arguments, reply);
 }
 
 static PyObject *py_shard_stats(PyObject *module, PyObject *args)
@@ -237,19 +234,20 @@ static PyObject *py_shard_stats(PyObject *module, PyObject *args)
     shard_of of;
     if (!PyArg_ParseTuple(args, "KI", &handle, &of.shard))
         return NULL;
-    int rc = store_get(handle, "Store.stats", &of.s);
+    int rc = persia_store_get(handle, "Store.stats", &of.s);
     if (rc)
         return py_raise(rc);
-    const ps_client *c = store_client(of.s);
+    const ps_client *c = persia_store_client(of.s);
     PyObject *out = NULL;
-    if (!client_is_embedded(c) && of.shard < client_shards(c)) {
-        py_peer peer = {.call = ask_shard, .ctx = &of,
-                        .caller = client_caller(c, of.shard)};
+    if (!persia_client_is_embedded(c) && of.shard < persia_client_shards(c)) {
+        py_peer peer = {.call = ask_shard,
+                        .ctx = &of,
+                        .caller = persia_client_caller(c, of.shard)};
         out = py_peer_stats(&peer);
     } else {
         PyErr_Format(PyExc_IndexError, "there is no shard %u", of.shard);
     }
-    store_put(of.s);
+    persia_store_put(of.s);
     return out;
 }
 
@@ -261,13 +259,12 @@ static PyObject *py_repair(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "KI", &handle, &shard))
         return NULL;
     store *s;
-    int rc = store_get(handle, "Store", &s);
+    int rc = persia_store_get(handle, "Store", &s);
     if (rc)
         return py_raise(rc);
-    Py_BEGIN_ALLOW_THREADS
-    rc = client_repair(store_client(s), shard);
-    Py_END_ALLOW_THREADS
-    store_put(s);
+    Py_BEGIN_ALLOW_THREADS rc = persia_client_repair(persia_store_client(s),
+                                                     shard);
+    Py_END_ALLOW_THREADS persia_store_put(s);
     return rc ? py_raise(rc) : Py_NewRef(Py_None);
 }
 

@@ -43,12 +43,12 @@ PyObject *py_raise(int code)
     PyObject *errors = PyImport_ImportModule("persia.errors");
     if (!errors)
         return NULL;
-    PyObject *type = PyObject_GetAttrString(errors, err_name(code));
+    PyObject *type = PyObject_GetAttrString(errors, persia_err_name(code));
     Py_DECREF(errors);
     if (!type)
         return NULL;
-    const char *text = err_text();
-    PyErr_SetString(type, *text ? text : err_message(code));
+    const char *text = persia_err_text();
+    PyErr_SetString(type, *text ? text : persia_err_message(code));
     Py_DECREF(type);
     return NULL;
 }
@@ -69,7 +69,7 @@ static PyObject *error_names(PyObject *module, PyObject *unused)
     (void)unused;
     PyObject *names = PyTuple_New(PERSIA_ERROR_COUNT);
     for (int code = 0; names && code < PERSIA_ERROR_COUNT; code++) {
-        PyObject *name = PyUnicode_FromString(err_name(code));
+        PyObject *name = PyUnicode_FromString(persia_err_name(code));
         if (!name || PyTuple_SetItem(names, code, name))
             Py_CLEAR(names);
     }
@@ -121,7 +121,7 @@ static int exec(PyObject *module)
 #undef PY_ADD
     if (find_main_thread())
         return -1;
-    interrupt_install(check_signals);
+    persia_interrupt_install(check_signals);
     return 0;
 }
 

@@ -48,10 +48,10 @@ static PyObject *py_value_hash(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "y#|K", &bytes, &n, &salt))
         return NULL;
     return PyLong_FromLongLong(
-        (long long)value_hash(bytes, (size_t)n, salt));
+        (long long)persia_value_hash(bytes, (size_t)n, salt));
 }
 
-/* The common arguments of strings_hash and strings_split. */
+/* The common arguments of persia_strings_hash and persia_strings_split. */
 typedef struct strings_args {
     array offsets, bytes, ids;
     string_column column;
@@ -103,8 +103,8 @@ static PyObject *py_strings_hash(PyObject *module, PyObject *args)
                      (size_t)(n < 0 ? 0 : n) * sizeof(uint64_t), &a))
         goto done;
     int rc;
-    Py_BEGIN_ALLOW_THREADS
-    rc = strings_hash(&a.column, a.salt, a.ids.view.buf);
+    Py_BEGIN_ALLOW_THREADS rc = persia_strings_hash(&a.column, a.salt,
+                                                    a.ids.view.buf);
     Py_END_ALLOW_THREADS
     result = rc ? py_raise(rc) : Py_NewRef(Py_None);
 done:
@@ -134,10 +134,9 @@ static PyObject *py_strings_split(PyObject *module, PyObject *args)
         goto done;
     int rc;
     size_t ids_n = 0;
-    Py_BEGIN_ALLOW_THREADS
-    rc = strings_split(&a.column, *separator, a.salt, a.ids.view.buf,
-                       (size_t)a.ids.view.len / sizeof(uint64_t),
-                       out.view.buf, &ids_n);
+    Py_BEGIN_ALLOW_THREADS rc = persia_strings_split(
+        &a.column, *separator, a.salt, a.ids.view.buf,
+        (size_t)a.ids.view.len / sizeof(uint64_t), out.view.buf, &ids_n);
     Py_END_ALLOW_THREADS
     result = rc ? py_raise(rc) : PyLong_FromSize_t(ids_n);
 done:
@@ -159,8 +158,8 @@ static PyObject *py_lines_skip(PyObject *module, PyObject *args)
         return NULL;
     size_t used;
     uint64_t n = lines;
-    Py_BEGIN_ALLOW_THREADS
-    used = lines_skip(a.view.buf, (size_t)a.view.len, final, &n);
+    Py_BEGIN_ALLOW_THREADS used =
+        persia_lines_skip(a.view.buf, (size_t)a.view.len, final, &n);
     Py_END_ALLOW_THREADS
     array_drop(&a);
     return Py_BuildValue("nK", (Py_ssize_t)used, (unsigned long long)n);
@@ -238,8 +237,8 @@ static PyObject *reader_read(PyObject *self, PyObject *args)
         .ids = a[3].view.buf,
     };
     size_t used;
-    Py_BEGIN_ALLOW_THREADS
-    used = criteo_read(r, a[0].view.buf, (size_t)a[0].view.len, final, &rows);
+    Py_BEGIN_ALLOW_THREADS used = persia_criteo_read(
+        r, a[0].view.buf, (size_t)a[0].view.len, final, &rows);
     Py_END_ALLOW_THREADS
     result =
         Py_BuildValue("nn", (Py_ssize_t)used, (Py_ssize_t)rows.n);
@@ -334,7 +333,7 @@ static int synth_init(PyObject *self, PyObject *args, PyObject *kwargs)
                             NULL};
     synth_object *o = (synth_object *)self;
     synth_config c;
-    synth_config_init(&c);
+    persia_synth_config_init(&c);
     unsigned long long seed = c.seed;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$KIIIIIddd", names,
                                      &seed, &c.singles, &c.multis,
@@ -343,12 +342,12 @@ static int synth_init(PyObject *self, PyObject *args, PyObject *kwargs)
         return -1;
     c.seed = seed;
     synth *s;
-    int rc = synth_create(&c, &s);
+    int rc = persia_synth_create(&c, &s);
     if (rc) {
         py_raise(rc);
         return -1;
     }
-    synth_destroy(o->s);
+    persia_synth_destroy(o->s);
     o->s = s;
     o->config = c;
     return 0;
@@ -357,7 +356,7 @@ static int synth_init(PyObject *self, PyObject *args, PyObject *kwargs)
 static void synth_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    synth_destroy(((synth_object *)self)->s);
+    persia_synth_destroy(((synth_object *)self)->s);
     freefunc drop = (freefunc)PyType_GetSlot(type, Py_tp_free);
     drop(self);
     Py_DECREF(type);
@@ -377,7 +376,8 @@ static PyObject *py_ids_room(PyObject *self, PyObject *args)
     Py_ssize_t n;
     if (!PyArg_ParseTuple(args, "n", &n) || !synth_made(o))
         return NULL;
-    return PyLong_FromSize_t(synth_ids_room(o->s, (size_t)(n < 0 ? 0 : n)));
+    return PyLong_FromSize_t(
+        persia_synth_ids_room(o->s, (size_t)(n < 0 ? 0 : n)));
 }
 
 static PyObject *py_synth_read(PyObject *self, PyObject *args)
@@ -399,10 +399,11 @@ static PyObject *py_synth_read(PyObject *self, PyObject *args)
     if (array_take(label, "label", 1, size * sizeof(float), &a[0]) ||
         (logit != Py_None &&
          array_take(logit, "logit", 1, size * sizeof(float), &a[1])) ||
-        array_take(dense, "dense", 1,
-                   size * o->config.dense * sizeof(float), &a[2]) ||
+        array_take(dense, "dense", 1, size * o->config.dense * sizeof(float),
+                   &a[2]) ||
         array_take(ids, "ids", 1,
-                   synth_ids_room(o->s, size) * sizeof(uint64_t), &a[3]) ||
+                   persia_synth_ids_room(o->s, size) * sizeof(uint64_t),
+                   &a[3]) ||
         array_take(lengths, "lengths", 1, size * features * sizeof(int64_t),
                    &a[4]))
         goto done;
@@ -414,8 +415,7 @@ static PyObject *py_synth_read(PyObject *self, PyObject *args)
         .lengths = a[4].view.buf,
     };
     size_t total;
-    Py_BEGIN_ALLOW_THREADS
-    total = synth_read(o->s, first, size, &rows);
+    Py_BEGIN_ALLOW_THREADS total = persia_synth_read(o->s, first, size, &rows);
     Py_END_ALLOW_THREADS
     result = PyLong_FromSize_t(total);
 done:
@@ -459,7 +459,8 @@ static PyMethodDef functions[] = {
      "Ids of the strings first .. first + n - 1 of an Arrow array."},
     {"strings_split", py_strings_split, METH_VARARGS,
      "strings_split(offsets, bytes, first, n, wide, strip, separator, salt, "
-     "ids, lengths)\n--\n\nAs strings_hash, of the parts of each string; "
+     "ids, lengths)\n--\n\nAs persia_strings_hash, of the parts of each "
+     "string; "
      "returns the number of ids."},
     {"lines_skip", py_lines_skip, METH_VARARGS,
      "lines_skip(text, final, lines)\n--\n\n"

@@ -54,8 +54,10 @@ static int read_name(const spec_field *f, PyObject *value, char *member)
     if (!text)
         return -1;
     if (!n || n >= (Py_ssize_t)f->limit || strlen(text) != (size_t)n) {
-        py_raise(err_set(PERSIA_EARG, "%s has %zd bytes: it may have 1 .. %u "
-                         "without a 0", f->name, n, f->limit - 1));
+        py_raise(persia_err_set(PERSIA_EARG,
+                                "%s has %zd bytes: it may have 1 .. %u "
+                                "without a 0",
+                                f->name, n, f->limit - 1));
         return -1;
     }
     memcpy(member, text, (size_t)n + 1);
@@ -149,9 +151,10 @@ static int add_list(PyObject *module, const char *as, const spec_list *list)
 
 int py_add_lists(PyObject *module)
 {
-    return add_list(module, "TABLE_OPTIONS", &table_spec_list) ||
-                   add_list(module, "HYPER_PARAMETERS", &optim_hyper_list) ||
-                   add_list(module, "TABLE_COUNTERS", &table_stats_list)
+    return add_list(module, "TABLE_OPTIONS", &persia_table_spec_list) ||
+                   add_list(module, "HYPER_PARAMETERS",
+                            &persia_optim_hyper_list) ||
+                   add_list(module, "TABLE_COUNTERS", &persia_table_stats_list)
                ? -1
                : 0;
 }

@@ -27,8 +27,8 @@ static int name_into(const char *what, const char *text, char *to,
 {
     size_t n = strlen(text);
     if (n >= room)
-        return err_set(PERSIA_EARG, "%s has %zu bytes, it may have %zu", what,
-                       n, room - 1);
+        return persia_err_set(PERSIA_EARG, "%s has %zu bytes, it may have %zu",
+                              what, n, room - 1);
     memcpy(to, text, n + 1);
     return PERSIA_OK;
 }
@@ -178,7 +178,7 @@ static PyObject *specs_to_list(const table_spec *tables, size_t n)
 {
     PyObject *list = PyList_New((Py_ssize_t)n);
     for (size_t i = 0; list && i < n; i++) {
-        PyObject *one = py_of_spec(&table_spec_list, &tables[i], 0);
+        PyObject *one = py_of_spec(&persia_table_spec_list, &tables[i], 0);
         if (!one || PyList_SetItem(list, (Py_ssize_t)i, one))
             Py_CLEAR(list);
     }
@@ -219,27 +219,27 @@ PyObject *py_peer_hello(const py_peer *p, PyObject *args)
         (unsigned long long)r->message_limit, "ledger",
         ledger_to_tuple(&r->ledger), "tables",
         specs_to_list(r->tables, r->tables_n));
-    shard_release(&reply);
+    persia_shard_release(&reply);
     return out;
 }
 
 PyObject *py_peer_declare(const py_peer *p, PyObject *args, PyObject *kwargs)
 {
     wire_declare declare = {.caller = p->caller};
-    if (py_to_spec(&table_spec_list, args, kwargs, &declare.table))
+    if (py_to_spec(&persia_table_spec_list, args, kwargs, &declare.table))
         return NULL;
     shard_reply reply;
     const wire_declare_reply *r = ask(p, WIRE_DECLARE, &declare, &reply);
     PyObject *out =
         r ? Py_BuildValue("(IO)", r->no, r->created ? Py_True : Py_False)
           : NULL;
-    shard_release(&reply);
+    persia_shard_release(&reply);
     return out;
 }
 
 static PyObject *table_to_dict(const table_spec *t, const table_stats *s)
 {
-    PyObject *out = py_of_spec(&table_stats_list, s, 0);
+    PyObject *out = py_of_spec(&persia_table_stats_list, s, 0);
     PyObject *more = out ? Py_BuildValue("{ss sI sI}", "name", t->name, "dim",
                                          t->dim, "dtype", t->dtype)
                          : NULL;
@@ -281,7 +281,7 @@ PyObject *py_peer_stats(const py_peer *p)
     shard_reply reply;
     const wire_stats_reply *r = ask(p, WIRE_STATS, &stats, &reply);
     PyObject *out = r ? stats_to_dict(r) : NULL;
-    shard_release(&reply);
+    persia_shard_release(&reply);
     return out;
 }
 
@@ -332,7 +332,7 @@ PyObject *py_peer_snapshot(const py_peer *p, PyObject *args)
     shard_reply reply;
     const wire_snapshot_reply *r = ask(p, WIRE_SNAPSHOT, &s, &reply);
     PyObject *out = r ? snapshot_to_dict(r) : NULL;
-    shard_release(&reply);
+    persia_shard_release(&reply);
     return out;
 }
 
@@ -363,7 +363,7 @@ PyObject *py_peer_restore(const py_peer *p, PyObject *args)
         out = r ? Py_BuildValue("{sI sK}", "done", r->done, "rows",
                                 (unsigned long long)r->rows)
                 : NULL;
-        shard_release(&reply);
+        persia_shard_release(&reply);
     }
     free(w.files);
     free(w.ledgers);

@@ -7,7 +7,7 @@
 #include "py/py.h"
 
 typedef struct py_peer {
-    /* See client_call(); called without the GIL. */
+    /* See persia_client_call(); called without the GIL. */
     int (*call)(void *ctx, uint32_t method, const void *arguments,
                 shard_reply *reply);
     void *ctx;

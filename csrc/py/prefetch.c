@@ -7,15 +7,12 @@
 /* Runs `call` with a reference `s` to the store, without the GIL. */
 #define WITH_STORE(handle, call)                                              \
     store *s;                                                                 \
-    int rc = store_get((handle), "data loader", &s);                          \
+    int rc = persia_store_get((handle), "data loader", &s);                   \
     if (rc)                                                                   \
         return py_raise(rc);                                                  \
-    Py_BEGIN_ALLOW_THREADS                                                    \
-    call;                                                                     \
-    store_put(s);                                                             \
-    Py_END_ALLOW_THREADS                                                      \
-    if (rc)                                                                   \
-        return py_raise(rc)
+    Py_BEGIN_ALLOW_THREADS call;                                              \
+    persia_store_put(s);                                                      \
+    Py_END_ALLOW_THREADS if (rc) return py_raise(rc)
 
 static PyObject *py_open(PyObject *module, PyObject *args)
 {
@@ -27,7 +24,7 @@ static PyObject *py_open(PyObject *module, PyObject *args)
         return NULL;
     uint64_t stream = 0;
     uint64_t bound = staleness < 0 ? STORE_ASYNC : (uint64_t)staleness;
-    WITH_STORE(handle, rc = store_pass_open(s, bound, here, &stream));
+    WITH_STORE(handle, rc = persia_store_pass_open(s, bound, here, &stream));
     return PyLong_FromUnsignedLongLong(stream);
 }
 
@@ -40,10 +37,9 @@ static PyObject *py_close(PyObject *module, PyObject *args)
     store *s;
     /* A store that was closed has closed its streams; a forked child has
      * none. */
-    if (store_get(handle, "data loader", &s) == PERSIA_OK) {
-        Py_BEGIN_ALLOW_THREADS
-        store_pass_close(s, stream);
-        store_put(s);
+    if (persia_store_get(handle, "data loader", &s) == PERSIA_OK) {
+        Py_BEGIN_ALLOW_THREADS persia_store_pass_close(s, stream);
+        persia_store_put(s);
         Py_END_ALLOW_THREADS
     }
     Py_RETURN_NONE;
@@ -53,7 +49,7 @@ static PyObject *py_number(PyObject *module, PyObject *unused)
 {
     (void)module;
     (void)unused;
-    return PyLong_FromUnsignedLongLong(store_batch_number());
+    return PyLong_FromUnsignedLongLong(persia_store_batch_number());
 }
 
 static PyObject *py_batch(PyObject *module, PyObject *args)
@@ -62,7 +58,7 @@ static PyObject *py_batch(PyObject *module, PyObject *args)
     unsigned long long handle, stream, number;
     if (!PyArg_ParseTuple(args, "KKK", &handle, &stream, &number))
         return NULL;
-    WITH_STORE(handle, rc = store_batch_add(s, stream, number));
+    WITH_STORE(handle, rc = persia_store_batch_add(s, stream, number));
     Py_RETURN_NONE;
 }
 
@@ -72,7 +68,7 @@ static PyObject *py_ready(PyObject *module, PyObject *args)
     unsigned long long handle, number;
     if (!PyArg_ParseTuple(args, "KK", &handle, &number))
         return NULL;
-    WITH_STORE(handle, store_batch_ready(s, number));
+    WITH_STORE(handle, persia_store_batch_ready(s, number));
     Py_RETURN_NONE;
 }
 
@@ -83,7 +79,7 @@ static PyObject *py_next(PyObject *module, PyObject *args)
     int reading;
     if (!PyArg_ParseTuple(args, "KKp", &handle, &number, &reading))
         return NULL;
-    WITH_STORE(handle, rc = store_batch_next(s, number, reading));
+    WITH_STORE(handle, rc = persia_store_batch_next(s, number, reading));
     Py_RETURN_NONE;
 }
 
@@ -93,7 +89,7 @@ static PyObject *py_skip(PyObject *module, PyObject *args)
     unsigned long long handle, number;
     if (!PyArg_ParseTuple(args, "KK", &handle, &number))
         return NULL;
-    WITH_STORE(handle, store_batch_skip(s, number));
+    WITH_STORE(handle, persia_store_batch_skip(s, number));
     Py_RETURN_NONE;
 }
 
@@ -121,7 +117,7 @@ static PyObject *py_stats(PyObject *module, PyObject *arg)
     if (PyErr_Occurred())
         return NULL;
     store_prefetch_stats t;
-    WITH_STORE(handle, store_get_prefetch_stats(s, &t));
+    WITH_STORE(handle, persia_store_get_prefetch_stats(s, &t));
     PyObject *staleness = histogram(t.staleness);
     if (!staleness)
         return NULL;
@@ -141,7 +137,7 @@ static PyObject *py_flush(PyObject *module, PyObject *arg)
     unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
     if (PyErr_Occurred())
         return NULL;
-    WITH_STORE(handle, rc = store_flush(s, 0));
+    WITH_STORE(handle, rc = persia_store_flush(s, 0));
     Py_RETURN_NONE;
 }
 

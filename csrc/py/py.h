@@ -28,9 +28,9 @@ PY_FILES(PY_DECLARE)
 #undef PY_DECLARE
 
 /* Raises the exception of persia.errors that belongs to `code`, with this
- * thread's err_text().  PERSIA_EINTR keeps the exception that the signal
- * handler raised.  Returns NULL.  Call it with the GIL, on the thread that
- * got the code, before anything else calls err_set(). */
+ * thread's persia_err_text().  PERSIA_EINTR keeps the exception that the
+ * signal handler raised.  Returns NULL.  Call it with the GIL, on the thread
+ * that got the code, before anything else calls persia_err_set(). */
 PyObject *py_raise(int code);
 
 /* Adds a heap type made from `spec` to the module under its short name;

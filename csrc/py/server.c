@@ -23,8 +23,8 @@ static int channel_call(void *ctx, uint32_t method, const void *arguments,
                         shard_reply *reply)
 {
     const channel_object *c = ctx;
-    return shard_wait(c->shard, method, arguments,
-                      clock_ns() + c->timeout_ns, reply);
+    return persia_shard_wait(c->shard, method, arguments,
+                             persia_clock_ns() + c->timeout_ns, reply);
 }
 
 /* Begins a call; -1 with an exception set. */
@@ -32,7 +32,7 @@ static int channel_begin(PyObject *self, py_peer *p)
 {
     channel_object *c = (channel_object *)self;
     if (c->closed) {
-        py_raise(err_set(PERSIA_ECLOSED, "the channel was closed"));
+        py_raise(persia_err_set(PERSIA_ECLOSED, "the channel was closed"));
         return -1;
     }
     *p = (py_peer){.call = channel_call, .ctx = c};
@@ -152,7 +152,7 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args,
 {
     static char *words[] = {"address", "security", "message_limit",
                             "timeout", NULL};
-    rpc_channel_config config = {.methods = &service_methods};
+    rpc_channel_config config = {.methods = &persia_service_methods};
     unsigned long long limit;
     double timeout;
     uint64_t timeout_ns;
@@ -169,7 +169,7 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args,
     if (!self)
         return NULL;
     self->timeout_ns = timeout_ns;
-    int rc = shard_connect(&config, &self->shard);
+    int rc = persia_shard_connect(&config, &self->shard);
     if (rc) {
         self->shard = NULL;
         self->closed = 1;
@@ -234,11 +234,11 @@ void py_served_drop(py_served *s)
     if (atomic_fetch_sub(&s->users, 1) != 1)
         return;
     /* In a forked child its locks belong to threads that are not there. */
-    if (fork_check("a server") != PERSIA_OK)
+    if (persia_fork_check("a server") != PERSIA_OK)
         return;
-    if (service_destroy(s->service))
+    if (persia_service_destroy(s->service))
         return; /* a thread hangs in a file, and needs them */
-    ps_destroy(s->p);
+    persia_ps_destroy(s->p);
     free(s);
 }
 
@@ -275,18 +275,18 @@ static int served_create(const ps_config *shard, const service_config *config,
 {
     py_served *s = calloc(1, sizeof *s);
     if (!s)
-        return err_set(PERSIA_ENOMEM, "no memory for a server");
-    int rc = ps_create(shard, &s->p);
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a server");
+    int rc = persia_ps_create(shard, &s->p);
     if (rc)
         goto fail;
-    rc = service_create(s->p, config, &s->service);
+    rc = persia_service_create(s->p, config, &s->service);
     if (rc)
         goto fail;
     atomic_init(&s->users, 1);
     *out = s;
     return PERSIA_OK;
 fail:
-    ps_destroy(s->p);
+    persia_ps_destroy(s->p);
     free(s);
     return rc;
 }
@@ -310,9 +310,10 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args,
         return NULL;
     size_t length = strlen(name_space);
     if (length >= sizeof config.name_space)
-        return py_raise(err_set(PERSIA_EARG, "the namespace has %zu bytes, "
-                                "it may have %zu", length,
-                                sizeof config.name_space - 1));
+        return py_raise(persia_err_set(PERSIA_EARG,
+                                       "the namespace has %zu bytes, "
+                                       "it may have %zu",
+                                       length, sizeof config.name_space - 1));
     memcpy(config.name_space, name_space, length + 1);
     shard.memory_limit = memory;
     config.lineage = lineage;
@@ -337,7 +338,7 @@ static server_object *server_open(PyObject *self)
     server_object *s = (server_object *)self;
     if (s->served && !s->busy)
         return s;
-    py_raise(err_set(PERSIA_ECLOSED, "the server was closed"));
+    py_raise(persia_err_set(PERSIA_ECLOSED, "the server was closed"));
     return NULL;
 }
 
@@ -348,8 +349,8 @@ static PyObject *server_start(PyObject *self, PyObject *args,
                             "connections", "message_limit", "security",
                             NULL};
     server_object *s = server_open(self);
-    rpc_server_config config = {.methods = &service_methods,
-                                .handler = service_handle};
+    rpc_server_config config = {.methods = &persia_service_methods,
+                                .handler = persia_service_handle};
     unsigned long long message;
     PyObject *security;
     if (!s || !PyArg_ParseTupleAndKeywords(
@@ -364,14 +365,14 @@ static PyObject *server_start(PyObject *self, PyObject *args,
     }
     config.message_limit = message;
     config.ctx = s->served->service;
-    config.s = ps_sched(s->served->p);
-    service_set_calls(s->served->service, config.calls_max);
-    int rc = rpc_server_start(&config, &s->rpc);
+    config.s = persia_ps_sched(s->served->p);
+    persia_service_set_calls(s->served->service, config.calls_max);
+    int rc = persia_rpc_server_start(&config, &s->rpc);
     if (rc) {
         s->rpc = NULL;
         return py_raise(rc);
     }
-    return PyLong_FromLong(rpc_server_port(s->rpc));
+    return PyLong_FromLong(persia_rpc_server_port(s->rpc));
 }
 
 static PyObject *server_health(PyObject *self, PyObject *arg)
@@ -381,7 +382,7 @@ static PyObject *server_health(PyObject *self, PyObject *arg)
     if (!s || serving < 0)
         return NULL;
     if (s->rpc)
-        rpc_server_health(s->rpc, serving);
+        persia_rpc_server_health(s->rpc, serving);
     Py_RETURN_NONE;
 }
 
@@ -393,7 +394,7 @@ static PyObject *server_connections(PyObject *self, PyObject *unused)
     if (!s)
         return NULL;
     if (s->rpc)
-        rpc_server_connections(s->rpc, &open, &refused);
+        persia_rpc_server_connections(s->rpc, &open, &refused);
     return Py_BuildValue("KK", (unsigned long long)open,
                          (unsigned long long)refused);
 }
@@ -409,11 +410,11 @@ static PyObject *server_stop(PyObject *self, PyObject *arg)
     s->rpc = NULL;
     s->busy = 1;
     Py_BEGIN_ALLOW_THREADS
-    /* Calls that wait for other ranks would outlast any grace. */
-    service_close(s->served->service);
+        /* Calls that wait for other ranks would outlast any grace. */
+        persia_service_close(s->served->service);
     if (rpc)
-        rpc_server_stop(rpc, grace);
-    service_end_snapshot(s->served->service);
+        persia_rpc_server_stop(rpc, grace);
+    persia_service_end_snapshot(s->served->service);
     Py_END_ALLOW_THREADS
     s->busy = 0;
     Py_RETURN_NONE;
@@ -434,8 +435,8 @@ static PyObject *server_close(PyObject *self, PyObject *unused)
     if (served) {
         Py_BEGIN_ALLOW_THREADS
         if (rpc) {
-            service_close(served->service);
-            rpc_server_stop(rpc, 0);
+            persia_service_close(served->service);
+            persia_rpc_server_stop(rpc, 0);
         }
         py_served_drop(served);
         Py_END_ALLOW_THREADS
@@ -448,9 +449,9 @@ static void server_dealloc(PyObject *self)
     server_object *s = (server_object *)self;
     PyTypeObject *type = Py_TYPE(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    if (s->rpc && fork_check("a server") == PERSIA_OK) {
-        service_close(s->served->service);
-        rpc_server_stop(s->rpc, 0);
+    if (s->rpc && persia_fork_check("a server") == PERSIA_OK) {
+        persia_service_close(s->served->service);
+        persia_rpc_server_stop(s->rpc, 0);
     }
     if (s->served)
         py_served_drop(s->served);
@@ -471,8 +472,8 @@ static PyObject *server_checkpoints(PyObject *self, PyObject *arg)
     py_served *served = s->served;
     int rc;
     atomic_fetch_add(&served->users, 1);
-    Py_BEGIN_ALLOW_THREADS
-    rc = service_set_checkpoints(served->service, text);
+    Py_BEGIN_ALLOW_THREADS rc = persia_service_set_checkpoints(served->service,
+                                                               text);
     py_served_drop(served);
     Py_END_ALLOW_THREADS
     Py_DECREF(path);
@@ -498,7 +499,8 @@ static PyObject *server_channel(PyObject *self, PyObject *arg)
     if (!c)
         return NULL;
     c->timeout_ns = timeout;
-    int rc = shard_direct(service_shard(s->served->service), &c->shard);
+    int rc = persia_shard_direct(persia_service_shard(s->served->service),
+                                 &c->shard);
     if (rc) {
         c->shard = NULL;
         c->closed = 1;
@@ -515,7 +517,7 @@ static PyObject *server_port(PyObject *self, void *unused)
 {
     server_object *s = (server_object *)self;
     (void)unused;
-    return PyLong_FromLong(s->rpc ? rpc_server_port(s->rpc) : 0);
+    return PyLong_FromLong(s->rpc ? persia_rpc_server_port(s->rpc) : 0);
 }
 
 static PyMethodDef server_methods[] = {
@@ -564,7 +566,7 @@ int py_add_server(PyObject *module)
 {
     if (!py_add_type(module, &channel_spec) ||
         !py_add_type(module, &server_spec) ||
-        PyModule_AddStringConstant(module, "GRPC", rpc_version()))
+        PyModule_AddStringConstant(module, "GRPC", persia_rpc_version()))
         return -1;
     static const struct {
         const char *name;

@@ -20,7 +20,7 @@ enum { FIELDS_MAX = 32 };
 typedef struct store_object {
     PyObject_HEAD
     uint64_t handle;
-    /* Of optim_hyper_list, interned: looked up at every step. */
+    /* Of persia_optim_hyper_list, interned: looked up at every step. */
     PyObject *names[FIELDS_MAX];
     PyObject *algorithm, *betas;
 } store_object;
@@ -28,10 +28,10 @@ typedef struct store_object {
 /* Begins a method: `s` is the store, with a reference that END gives back. */
 #define BEGIN(self, what)                                                     \
     store *s;                                                                 \
-    int rc = store_get(((store_object *)(self))->handle, what, &s);           \
+    int rc = persia_store_get(((store_object *)(self))->handle, what, &s);    \
     if (rc)                                                                   \
     return py_raise(rc)
-#define END() store_put(s)
+#define END() persia_store_put(s)
 
 static int py_store_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -47,10 +47,10 @@ static int py_store_init(PyObject *self, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_RuntimeError, "a Store is initialised once");
         return -1;
     }
-    assert(optim_hyper_list.n <= FIELDS_MAX);
-    for (size_t i = 0; i < optim_hyper_list.n; i++) {
+    assert(persia_optim_hyper_list.n <= FIELDS_MAX);
+    for (size_t i = 0; i < persia_optim_hyper_list.n; i++) {
         o->names[i] =
-            PyUnicode_InternFromString(optim_hyper_list.fields[i].name);
+            PyUnicode_InternFromString(persia_optim_hyper_list.fields[i].name);
         if (!o->names[i])
             return -1;
     }
@@ -60,7 +60,7 @@ static int py_store_init(PyObject *self, PyObject *args, PyObject *kwargs)
         return -1;
     if (remote != Py_None)
         return py_open_remote(threads, remote, &o->handle);
-    int rc = store_open(threads, limit, &o->handle);
+    int rc = persia_store_open(threads, limit, &o->handle);
     if (rc) {
         py_raise(rc);
         return -1;
@@ -74,8 +74,7 @@ static PyObject *py_store_close(PyObject *self, PyObject *unused)
     store_object *o = (store_object *)self;
     uint64_t handle = o->handle;
     if (handle) {
-        Py_BEGIN_ALLOW_THREADS
-        store_close(handle);
+        Py_BEGIN_ALLOW_THREADS persia_store_close(handle);
         Py_END_ALLOW_THREADS
     }
     Py_RETURN_NONE;
@@ -87,7 +86,7 @@ static void py_store_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     if (o->handle) {
         Py_BEGIN_ALLOW_THREADS /* updates may be on their way to servers */
-        store_close(o->handle);
+            persia_store_close(o->handle);
         Py_END_ALLOW_THREADS
     }
     for (int i = 0; i < FIELDS_MAX; i++)
@@ -107,8 +106,8 @@ static PyObject *store_handle(PyObject *self, void *unused)
 
 int py_table_config(PyObject *args, PyObject *kwargs, table_config *out)
 {
-    table_config_init(out);
-    return py_to_spec(&table_spec_list, args, kwargs, &out->spec);
+    persia_table_config_init(out);
+    return py_to_spec(&persia_table_spec_list, args, kwargs, &out->spec);
 }
 
 static PyObject *py_store_declare(PyObject *self, PyObject *args,
@@ -120,8 +119,8 @@ static PyObject *py_store_declare(PyObject *self, PyObject *args,
     BEGIN(self, "Store.declare");
     uint32_t no = 0;
     int created = 0;
-    Py_BEGIN_ALLOW_THREADS
-    rc = client_declare(store_client(s), &c, &no, &created);
+    Py_BEGIN_ALLOW_THREADS rc = persia_client_declare(persia_store_client(s),
+                                                      &c, &no, &created);
     Py_END_ALLOW_THREADS
     END();
     return rc ? py_raise(rc) : Py_BuildValue("(IO)", no,
@@ -161,11 +160,12 @@ static PyObject *py_store_plan(PyObject *self, PyObject *args)
     }
     store *s;
     uint32_t plan = 0;
-    int rc = store_get(((store_object *)self)->handle, "Store.plan", &s);
+    int rc = persia_store_get(((store_object *)self)->handle, "Store.plan",
+                              &s);
     if (!rc) {
-        rc = worker_plan(store_worker(s), kind, keys, features, (uint32_t)n,
-                         &plan);
-        store_put(s);
+        rc = persia_worker_plan(persia_store_worker(s), kind, keys, features,
+                                (uint32_t)n, &plan);
+        persia_store_put(s);
     }
     free(features);
     return rc ? py_raise(rc) : PyLong_FromUnsignedLong(plan);
@@ -178,8 +178,8 @@ static PyObject *py_store_plan_shape(PyObject *self, PyObject *arg)
         return NULL;
     BEGIN(self, "Store.plan_shape");
     uint32_t kind, keys, width;
-    rc = worker_plan_shape(store_worker(s), (uint32_t)plan, &kind, &keys,
-                           &width);
+    rc = persia_worker_plan_shape(persia_store_worker(s), (uint32_t)plan,
+                                  &kind, &keys, &width);
     END();
     return rc ? py_raise(rc) : Py_BuildValue("(III)", kind, keys, width);
 }
@@ -212,12 +212,12 @@ static int read_group(const store_object *o, PyObject *group, optim_args *a)
         return -1;
     const char *name = PyBytes_AsString(text);
     uint32_t k = 0;
-    while (name && k < OPTIM_KINDS && strcmp(optim_name(k), name) != 0)
+    while (name && k < OPTIM_KINDS && strcmp(persia_optim_name(k), name) != 0)
         k++;
     Py_DECREF(text);
     a->kind = k;
-    for (size_t i = 0; i < optim_hyper_list.n; i++) {
-        const spec_field *f = &optim_hyper_list.fields[i];
+    for (size_t i = 0; i < persia_optim_hyper_list.n; i++) {
+        const spec_field *f = &persia_optim_hyper_list.fields[i];
         float *member = (float *)((char *)&a->hyper + f->offset);
         if (f->kind == SPEC_FLOAT && read_float(group, o->names[i], member))
             return -1;
@@ -261,11 +261,11 @@ static PyObject *py_store_apply(PyObject *self, PyObject *args)
         }
     }
     store *s;
-    int rc = store_get(((store_object *)self)->handle, "update", &s);
+    int rc = persia_store_get(((store_object *)self)->handle, "update", &s);
     if (!rc) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = store_apply(s, all ? STORE_ALL : STORE_MINE, optim, (uint32_t)n);
-        store_put(s);
+        Py_BEGIN_ALLOW_THREADS rc = persia_store_apply(
+            s, all ? STORE_ALL : STORE_MINE, optim, (uint32_t)n);
+        persia_store_put(s);
         Py_END_ALLOW_THREADS
     }
     free(optim);
@@ -299,8 +299,7 @@ static PyObject *py_store_flush(PyObject *self, PyObject *arg)
     if (read_timeout(arg, &timeout))
         return NULL;
     BEGIN(self, "Store.flush");
-    Py_BEGIN_ALLOW_THREADS
-    rc = store_flush(s, timeout);
+    Py_BEGIN_ALLOW_THREADS rc = persia_store_flush(s, timeout);
     END();
     Py_END_ALLOW_THREADS
     if (rc)
@@ -320,16 +319,16 @@ static PyObject *py_store_flush(PyObject *self, PyObject *arg)
         Py_END_ALLOW_THREADS                                                  \
         return rc ? py_raise(rc) : Py_NewRef(Py_None);                        \
     }
-WAITING_METHOD(finish, "Store.close", store_finish(s))
-WAITING_METHOD(settle, "Store", store_settle(s))
-WAITING_METHOD(look, "Store.save", client_look(store_client(s)))
+WAITING_METHOD(finish, "Store.close", persia_store_finish(s))
+WAITING_METHOD(settle, "Store", persia_store_settle(s))
+WAITING_METHOD(look, "Store.save", persia_client_look(persia_store_client(s)))
 
 static PyObject *py_store_counts(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.counts");
     store_counts counts;
-    store_get_counts(s, &counts);
+    persia_store_get_counts(s, &counts);
     END();
     return Py_BuildValue("(KKK)", (unsigned long long)counts.applied,
                          (unsigned long long)counts.failed,
@@ -342,7 +341,7 @@ static PyObject *py_store_held(PyObject *self, PyObject *arg)
     if (all < 0)
         return NULL;
     BEGIN(self, "Store");
-    size_t n = store_pending_grads(s, all ? STORE_ALL : STORE_MINE);
+    size_t n = persia_store_pending_grads(s, all ? STORE_ALL : STORE_MINE);
     END();
     return PyLong_FromSize_t(n);
 }
@@ -353,7 +352,7 @@ static PyObject *py_store_discard(PyObject *self, PyObject *arg)
     if (all < 0)
         return NULL;
     BEGIN(self, "Store.discard");
-    size_t n = store_discard(s, all ? STORE_ALL : STORE_MINE);
+    size_t n = persia_store_discard(s, all ? STORE_ALL : STORE_MINE);
     END();
     return PyLong_FromSize_t(n);
 }
@@ -362,7 +361,7 @@ static PyObject *py_store_drop_error(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.drop_error");
-    store_drop_error(s);
+    persia_store_drop_error(s);
     END();
     Py_RETURN_NONE;
 }
@@ -371,7 +370,7 @@ static PyObject *py_store_forget(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.forget");
-    store_forget(s);
+    persia_store_forget(s);
     END();
     Py_RETURN_NONE;
 }
@@ -380,12 +379,11 @@ static PyObject *py_store_finite(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.finite");
-    uint32_t n = client_tables(store_client(s));
+    uint32_t n = persia_client_tables(persia_store_client(s));
     uint8_t *finite = malloc(n + 1);
     if (finite) {
         memset(finite, 1, n);
-        Py_BEGIN_ALLOW_THREADS
-        rc = store_finite(s, finite, n);
+        Py_BEGIN_ALLOW_THREADS rc = persia_store_finite(s, finite, n);
         Py_END_ALLOW_THREADS
     }
     END();
@@ -423,14 +421,13 @@ static PyObject *py_store_sums(PyObject *self, PyObject *unused)
     size_t n = 0;
     int finite = 1;
     BEGIN(self, "Store.sums");
-    Py_BEGIN_ALLOW_THREADS
-    rc = store_sums(s, &sums, &n, &finite);
+    Py_BEGIN_ALLOW_THREADS rc = persia_store_sums(s, &sums, &n, &finite);
     Py_END_ALLOW_THREADS
     END();
     if (rc)
         return py_raise(rc);
     PyObject *list = sums_list(sums, n);
-    worker_sums_free(sums, n);
+    persia_worker_sums_free(sums, n);
     return list ? Py_BuildValue("(ON)", finite ? Py_True : Py_False, list)
                 : NULL;
 }
@@ -439,7 +436,7 @@ static PyObject *py_store_updates(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.updates");
-    uint64_t n = client_updates(store_client(s));
+    uint64_t n = persia_client_updates(persia_store_client(s));
     END();
     return PyLong_FromUnsignedLongLong(n);
 }
@@ -450,8 +447,8 @@ static PyObject *py_store_set_updates(PyObject *self, PyObject *arg)
     if (PyErr_Occurred())
         return NULL;
     BEGIN(self, "Store.set_updates");
-    ps_set_updates(store_ps(s), n);
-    rc = client_greet(store_client(s), 0);
+    persia_ps_set_updates(persia_store_ps(s), n);
+    rc = persia_client_greet(persia_store_client(s), 0);
     END();
     return rc ? py_raise(rc) : Py_NewRef(Py_None);
 }
@@ -460,7 +457,7 @@ static PyObject *py_store_t(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.t");
-    uint64_t t = client_t(store_client(s));
+    uint64_t t = persia_client_t(persia_store_client(s));
     END();
     return PyLong_FromUnsignedLongLong(t);
 }
@@ -471,9 +468,9 @@ static PyObject *py_store_set_t(PyObject *self, PyObject *arg)
     if (PyErr_Occurred())
         return NULL;
     BEGIN(self, "Store.set_t");
-    if (store_ps(s))
-        ps_set_t(store_ps(s), base);
-    client_set_t(store_client(s), base);
+    if (persia_store_ps(s))
+        persia_ps_set_t(persia_store_ps(s), base);
+    persia_client_set_t(persia_store_client(s), base);
     END();
     Py_RETURN_NONE;
 }
@@ -485,13 +482,13 @@ static PyObject *py_store_stats(PyObject *self, PyObject *arg)
         return NULL;
     BEGIN(self, "Store.stats");
     table_stats t = {0};
-    Py_BEGIN_ALLOW_THREADS
-    rc = client_stats(store_client(s), (uint32_t)no, &t);
+    Py_BEGIN_ALLOW_THREADS rc = persia_client_stats(persia_store_client(s),
+                                                    (uint32_t)no, &t);
     END();
     Py_END_ALLOW_THREADS
     if (rc)
         return py_raise(rc);
-    return py_of_spec(&table_stats_list, &t, 0);
+    return py_of_spec(&persia_table_stats_list, &t, 0);
 }
 
 static PyObject *py_store_memory(PyObject *self, PyObject *unused)
@@ -499,8 +496,8 @@ static PyObject *py_store_memory(PyObject *self, PyObject *unused)
     (void)unused;
     BEGIN(self, "Store.memory");
     uint64_t used = 0, maximum = 0;
-    Py_BEGIN_ALLOW_THREADS
-    rc = client_memory(store_client(s), &used, &maximum);
+    Py_BEGIN_ALLOW_THREADS rc = persia_client_memory(persia_store_client(s),
+                                                     &used, &maximum);
     END();
     Py_END_ALLOW_THREADS
     return rc ? py_raise(rc)
@@ -514,7 +511,8 @@ static PyObject *py_store_state_floats(PyObject *self, PyObject *arg)
     if (PyErr_Occurred())
         return NULL;
     BEGIN(self, "Store");
-    uint32_t floats = client_state_floats(store_client(s), (uint32_t)no);
+    uint32_t floats = persia_client_state_floats(persia_store_client(s),
+                                                 (uint32_t)no);
     END();
     return rc ? py_raise(rc) : PyLong_FromUnsignedLong(floats);
 }
@@ -524,16 +522,18 @@ static int check_buffers(const ps_client *c, uint32_t no, size_t n,
                          const Py_buffer *vectors, const Py_buffer *state,
                          const Py_buffer *found)
 {
-    const table_config *t = client_table(c, no);
+    const table_config *t = persia_client_table(c, no);
     if (!t)
-        return err_set(PERSIA_EARG, "the store has no table number %u", no);
-    size_t floats = client_state_floats(c, no);
+        return persia_err_set(PERSIA_EARG, "the store has no table number %u",
+                              no);
+    size_t floats = persia_client_state_floats(c, no);
     int fit =
         (size_t)vectors->len == n * t->dim * sizeof(float) &&
         (!state->buf || (size_t)state->len == n * floats * sizeof(float)) &&
         (!found->buf || (size_t)found->len == n);
     return fit ? PERSIA_OK
-               : err_set(PERSIA_ESHAPE, "buffers do not fit %zu rows", n);
+               : persia_err_set(PERSIA_ESHAPE, "buffers do not fit %zu rows",
+                                n);
 }
 
 /* The buffer of an argument that may be None (out->buf is NULL then). */
@@ -561,20 +561,21 @@ static PyObject *rows_call(PyObject *self, PyObject *args, int set)
         optional_buffer(found_arg, PyBUF_WRITABLE, &found))
         goto done;
     store *s;
-    int rc = store_get(((store_object *)self)->handle,
-                       set ? "Store.set_rows" : "Store.rows", &s);
+    int rc = persia_store_get(((store_object *)self)->handle,
+                              set ? "Store.set_rows" : "Store.rows", &s);
     if (!rc) {
         size_t n = (size_t)ids.len / sizeof(uint64_t);
-        ps_client *c = store_client(s);
+        ps_client *c = persia_store_client(s);
         Py_BEGIN_ALLOW_THREADS
         rc = check_buffers(c, no, n, &vectors, &state, &found);
         if (!rc)
-            rc = store_settle(s);
+            rc = persia_store_settle(s);
         if (!rc)
-            rc = set ? client_set(c, no, n, ids.buf, vectors.buf, state.buf)
-                     : client_get(c, no, n, ids.buf, vectors.buf, state.buf,
-                                  found.buf);
-        store_put(s);
+            rc = set ? persia_client_set(c, no, n, ids.buf, vectors.buf,
+                                         state.buf)
+                     : persia_client_get(c, no, n, ids.buf, vectors.buf,
+                                         state.buf, found.buf);
+        persia_store_put(s);
         Py_END_ALLOW_THREADS
     }
     out = rc ? py_raise(rc) : Py_NewRef(Py_None);
@@ -602,10 +603,9 @@ static PyObject *py_store_clear(PyObject *self, PyObject *arg)
     if (PyErr_Occurred())
         return NULL;
     BEGIN(self, "Store.clear");
-    Py_BEGIN_ALLOW_THREADS
-    rc = store_settle(s);
+    Py_BEGIN_ALLOW_THREADS rc = persia_store_settle(s);
     if (!rc)
-        rc = client_clear(store_client(s), (uint32_t)no);
+        rc = persia_client_clear(persia_store_client(s), (uint32_t)no);
     END();
     Py_END_ALLOW_THREADS
     if (rc)
@@ -617,23 +617,23 @@ static PyObject *py_store_clear(PyObject *self, PyObject *arg)
 static int list_ids(store *s, uint32_t no, uint64_t **out, size_t *n)
 {
     enum { BLOCK = 1 << 20 };
-    ps_client *c = store_client(s);
+    ps_client *c = persia_store_client(s);
     size_t room = 0;
-    int rc = store_settle(s);
-    for (uint32_t shard = 0; !rc && shard < client_shards(c); shard++) {
+    int rc = persia_store_settle(s);
+    for (uint32_t shard = 0; !rc && shard < persia_client_shards(c); shard++) {
         uint64_t cursor = 0;
         while (!rc && cursor != TABLE_LIST_END) {
             if (room - *n < BLOCK) {
                 room = 2 * room + BLOCK;
                 uint64_t *more = realloc(*out, room * sizeof *more);
                 if (!more)
-                    return err_set(PERSIA_ENOMEM, "no memory for %zu ids",
-                                   room);
+                    return persia_err_set(PERSIA_ENOMEM,
+                                          "no memory for %zu ids", room);
                 *out = more;
             }
             size_t got;
-            rc = client_list(c, no, shard, &cursor, room - *n, *out + *n,
-                             &got);
+            rc = persia_client_list(c, no, shard, &cursor, room - *n,
+                                    *out + *n, &got);
             *n += got;
         }
     }

@@ -21,10 +21,11 @@ static int is_loopback(const char *host)
 
 static int address_wrong(const char *text, const char *why)
 {
-    return err_set(PERSIA_EARG,
-                   "address \"%.300s\": %s; write host:port, 1.2.3.4:port or "
-                   "[v6 address]:port",
-                   text, why);
+    return persia_err_set(
+        PERSIA_EARG,
+        "address \"%.300s\": %s; write host:port, 1.2.3.4:port or "
+        "[v6 address]:port",
+        text, why);
 }
 
 int address_parse(const char *text, rpc_address *out)
@@ -72,11 +73,12 @@ static int not_pem(const char *text, const char *what)
     if (!text ||
         (strstr(text, "-----BEGIN ") && strstr(text, "-----END ")))
         return 0;
-    (void)err_set(PERSIA_EARG,
-                  "%s: the text is not in PEM (it has no lines -----BEGIN "
-                  "and -----END): give the contents of the file, not its "
-                  "name",
-                  what);
+    (void)persia_err_set(
+        PERSIA_EARG,
+        "%s: the text is not in PEM (it has no lines -----BEGIN "
+        "and -----END): give the contents of the file, not its "
+        "name",
+        what);
     return 1;
 }
 
@@ -90,8 +92,9 @@ static int token_wrong(const char *token, const char *what)
         printable &= token[i] > ' ' && token[i] <= '~';
     if (n && n <= 1024 && printable)
         return 0;
-    (void)err_set(PERSIA_EARG,
-                  "%s: 1 to 1024 printable characters without spaces", what);
+    (void)persia_err_set(PERSIA_EARG,
+                         "%s: 1 to 1024 printable characters without spaces",
+                         what);
     return 1;
 }
 
@@ -104,43 +107,47 @@ int security_check(const rpc_security *s, const rpc_address *a,
         token_wrong(s->admin_token, "security.admin_token"))
         return PERSIA_EARG;
     if (!s->cert != !s->key)
-        return err_set(PERSIA_EARG,
-                       "%s: security.cert and security.key go together",
-                       address);
+        return persia_err_set(PERSIA_EARG,
+                              "%s: security.cert and security.key go together",
+                              address);
     if (!server && s->cert && !s->ca)
-        return err_set(PERSIA_EARG,
-                       "server %s: a certificate is shown only over TLS: give "
-                       "security.ca too",
-                       address);
+        return persia_err_set(
+            PERSIA_EARG,
+            "server %s: a certificate is shown only over TLS: give "
+            "security.ca too",
+            address);
     if (server && s->mutual && (!s->ca || !s->cert))
-        return err_set(PERSIA_EARG,
-                       "serving at %s: mutual TLS needs security.ca, cert and "
-                       "key",
-                       address);
+        return persia_err_set(
+            PERSIA_EARG,
+            "serving at %s: mutual TLS needs security.ca, cert and "
+            "key",
+            address);
     int tls = server ? s->cert != NULL : s->ca != NULL;
     int token = s->token || s->admin_token;
     if (a->loopback)
         return PERSIA_OK;
     if (!tls && token)
-        return err_set(PERSIA_EARG,
-                       "%s: a token would travel in the clear: give "
-                       "certificates (TLS), or no token",
-                       address);
+        return persia_err_set(PERSIA_EARG,
+                              "%s: a token would travel in the clear: give "
+                              "certificates (TLS), or no token",
+                              address);
     if (s->insecure)
         return PERSIA_OK;
     if (server && (!tls || !s->token))
-        return err_set(PERSIA_EARG,
-                       "serving at %s: an address that other machines reach "
-                       "needs TLS and a token (--tls-cert, --tls-key, "
-                       "--token-file), or --insecure where the network is "
-                       "trusted",
-                       address);
+        return persia_err_set(
+            PERSIA_EARG,
+            "serving at %s: an address that other machines reach "
+            "needs TLS and a token (--tls-cert, --tls-key, "
+            "--token-file), or --insecure where the network is "
+            "trusted",
+            address);
     if (!tls)
-        return err_set(PERSIA_EARG,
-                       "server %s is on another machine: give the "
-                       "certificate that it is trusted by (PERSIA_TLS_CA, or "
-                       "Security(ca=)), or Security(insecure=True) where the "
-                       "network is trusted",
-                       address);
+        return persia_err_set(
+            PERSIA_EARG,
+            "server %s is on another machine: give the "
+            "certificate that it is trusted by (PERSIA_TLS_CA, or "
+            "Security(ca=)), or Security(insecure=True) where the "
+            "network is trusted",
+            address);
     return PERSIA_OK;
 }

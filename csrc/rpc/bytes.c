@@ -87,7 +87,8 @@ void *bytes_take(size_t n)
     p->size = all - sizeof(piece);
     return p + 1;
 fail:
-    (void)err_set(PERSIA_ENOMEM, "out of memory: a message of %zu bytes", n);
+    (void)persia_err_set(PERSIA_ENOMEM,
+                         "out of memory: a message of %zu bytes", n);
     return NULL;
 }
 
@@ -112,7 +113,7 @@ void bytes_give(void *data)
         free(old[--old_n]);
 }
 
-void rpc_reply_free(rpc_reply *r)
+void persia_rpc_reply_free(rpc_reply *r)
 {
     bytes_give(r->memory);
     *r = (rpc_reply){0};

@@ -93,7 +93,7 @@ static void call_leave(client_call *l)
 
 static void call_free(client_call *l)
 {
-    wire_out_free(&l->sent.out);
+    persia_wire_out_free(&l->sent.out);
     free(l->text);
     free(l);
 }
@@ -104,7 +104,8 @@ static void call_ended(rpc_sent *sent)
     client_call *l =
         (client_call *)((char *)sent - offsetof(client_call, sent));
     if (l->rc != PERSIA_OK)
-        (void)err_set(l->rc, "%s", l->text ? l->text : err_message(l->rc));
+        (void)persia_err_set(l->rc, "%s",
+                             l->text ? l->text : persia_err_message(l->rc));
     l->callback(l->ctx, l->rc, &l->answer);
     call_unlink(l);
     call_free(l);
@@ -180,7 +181,7 @@ static void call_judge(client_call *l)
     l->rc = received_join(l->reply, NULL, &l->answer.memory, &l->answer.n);
     l->answer.data = l->answer.memory;
     if (l->rc != PERSIA_OK)
-        tell_status(l, err_text());
+        tell_status(l, persia_err_text());
 }
 
 static void call_done(rpc_tag *tag, int ok)
@@ -237,33 +238,35 @@ static grpc_call_error call_start(client_call *l)
 static int check_start(const rpc_channel *c, uint32_t method,
                        uint64_t timeout_ns)
 {
-    int code = fork_check("a channel");
+    int code = persia_fork_check("a channel");
     if (code == PERSIA_OK && method >= c->methods->n)
-        code = err_set(PERSIA_EARG, "there is no method %u", method);
+        code = persia_err_set(PERSIA_EARG, "there is no method %u", method);
     if (code == PERSIA_OK && timeout_ns == 0)
-        code = err_set(PERSIA_ETIMEOUT, "server %s: no time left for %s",
-                       c->address, method_name(c, method));
+        code = persia_err_set(PERSIA_ETIMEOUT,
+                              "server %s: no time left for %s", c->address,
+                              method_name(c, method));
     return code;
 }
 
-int rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
-              uint64_t timeout_ns, rpc_callback callback, void *ctx)
+int persia_rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
+                     uint64_t timeout_ns, rpc_callback callback, void *ctx)
 {
     size_t n = o->bytes;
     int code = check_start(c, method, timeout_ns);
     if (code != PERSIA_OK) {
-        wire_out_free(o);
+        persia_wire_out_free(o);
         return code;
     }
     client_call *l = n > INT_MAX ? NULL : calloc(1, sizeof *l);
     if (!l) {
-        wire_out_free(o);
+        persia_wire_out_free(o);
         return n > INT_MAX
-                   ? err_set(PERSIA_ELIMIT,
-                             "server %s, %s: a request of %zu bytes: no "
-                             "message can be larger than 2 GiB",
-                             c->address, method_name(c, method), n)
-                   : err_set(PERSIA_ENOMEM, "out of memory: a call");
+                   ? persia_err_set(
+                         PERSIA_ELIMIT,
+                         "server %s, %s: a request of %zu bytes: no "
+                         "message can be larger than 2 GiB",
+                         c->address, method_name(c, method), n)
+                   : persia_err_set(PERSIA_ENOMEM, "out of memory: a call");
     }
     l->channel = c;
     l->method = method;
@@ -286,8 +289,8 @@ int rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
         pthread_mutex_unlock(&c->lock);
         call_leave(l);
         call_free(l);
-        return err_set(PERSIA_ECLOSED, "the channel to server %s was closed",
-                       c->address);
+        return persia_err_set(
+            PERSIA_ECLOSED, "the channel to server %s was closed", c->address);
     }
     l->call = grpc_channel_create_registered_call(
         c->channel, NULL, GRPC_PROPAGATE_DEFAULTS, c->queue,
@@ -305,9 +308,11 @@ int rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
     call_leave(l);
     call_unlink(l);
     call_free(l);
-    return err_set(PERSIA_EINTERNAL, "server %s, %s: the call cannot start: "
-                   "%s", c->address, method_name(c, method),
-                   grpc_call_error_to_string(error));
+    return persia_err_set(PERSIA_EINTERNAL,
+                          "server %s, %s: the call cannot start: "
+                          "%s",
+                          c->address, method_name(c, method),
+                          grpc_call_error_to_string(error));
 }
 
 /* ---- the channel ---- */
@@ -324,10 +329,10 @@ static void channel_free(rpc_channel *c)
     free(c);
 }
 
-void rpc_channel_close(rpc_channel *c)
+void persia_rpc_channel_close(rpc_channel *c)
 {
     /* In a forked child nobody is there to wait for: leave everything. */
-    if (!c || fork_check("a channel") != PERSIA_OK)
+    if (!c || persia_fork_check("a channel") != PERSIA_OK)
         return;
     pthread_mutex_lock(&c->lock);
     c->closed = 1;
@@ -341,7 +346,7 @@ void rpc_channel_close(rpc_channel *c)
     runtime_leave_client();
 }
 
-const char *rpc_channel_address(const rpc_channel *c)
+const char *persia_rpc_channel_address(const rpc_channel *c)
 {
     return c->address;
 }
@@ -379,9 +384,9 @@ static int channel_connect(rpc_channel *c, const rpc_channel_config *config)
     grpc_channel_credentials *credentials =
         client_credentials(&config->security);
     if (!credentials)
-        return err_set(PERSIA_EARG,
-                       "server %s: the certificates cannot be used",
-                       config->address);
+        return persia_err_set(PERSIA_EARG,
+                              "server %s: the certificates cannot be used",
+                              config->address);
     /* A scheme of its own: "dns:1" would be one too. */
     char target[320];
     snprintf(target, sizeof target, "dns:///%s", config->address);
@@ -394,17 +399,19 @@ static int channel_connect(rpc_channel *c, const rpc_channel_config *config)
     return PERSIA_OK;
 }
 
-int rpc_channel_open(const rpc_channel_config *config, rpc_channel **out)
+int persia_rpc_channel_open(const rpc_channel_config *config,
+                            rpc_channel **out)
 {
     *out = NULL;
     rpc_address address;
     rpc_guard shown;
-    int code = fork_check("a channel");
+    int code = persia_fork_check("a channel");
     if (code == PERSIA_OK)
         code = address_parse(config->address, &address);
     if (code == PERSIA_OK && !address.port)
-        code = err_set(PERSIA_EARG, "address \"%s\": no server has port 0",
-                       config->address);
+        code = persia_err_set(PERSIA_EARG,
+                              "address \"%s\": no server has port 0",
+                              config->address);
     if (code == PERSIA_OK)
         code = security_check(&config->security, &address, config->address,
                               0);
@@ -418,7 +425,7 @@ int rpc_channel_open(const rpc_channel_config *config, rpc_channel **out)
         free(c);
         free(text);
         free(handles);
-        return err_set(PERSIA_ENOMEM, "out of memory: a channel");
+        return persia_err_set(PERSIA_ENOMEM, "out of memory: a channel");
     }
     c->address = text;
     c->methods = config->methods;

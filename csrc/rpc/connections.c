@@ -163,9 +163,9 @@ static void *guard_main(void *arg)
     struct pollfd stop = {.fd = c->stop, .events = POLLIN};
     uint64_t pause = COUNT_MS;
     while (poll(&stop, 1, (int)pause) <= 0) {
-        uint64_t start = clock_ns();
+        uint64_t start = persia_clock_ns();
         count(c);
-        pause = (clock_ns() - start) * COUNT_SHARE / 1000000u;
+        pause = (persia_clock_ns() - start) * COUNT_SHARE / 1000000u;
         pause = pause < COUNT_MS ? COUNT_MS : pause > 10000 ? 10000 : pause;
     }
     return NULL;
@@ -179,23 +179,27 @@ int connections_guard(int port, uint32_t max, connections **out)
     int rc;
     *out = NULL;
     if (!c)
-        return err_set(PERSIA_ENOMEM, "no memory for a limit of connections");
+        return persia_err_set(PERSIA_ENOMEM,
+                              "no memory for a limit of connections");
     c->port = port;
     c->max = max;
     c->known = malloc(max * sizeof *c->known);
     c->stop = eventfd(0, EFD_CLOEXEC);
     if (!c->known || c->stop < 0) {
-        rc = err_set(PERSIA_ENOMEM, "no means to limit connections to %u: %s",
-                     max, strerror(errno));
+        rc = persia_err_set(PERSIA_ENOMEM,
+                            "no means to limit connections to %u: %s", max,
+                            strerror(errno));
         goto fail;
     }
     c->files = opendir("/proc/self/fd");
     if (!c->files) {
-        rc = err_set(PERSIA_EIO, "limiting connections to %u: "
-                     "/proc/self/fd: %s", max, strerror(errno));
+        rc = persia_err_set(PERSIA_EIO,
+                            "limiting connections to %u: "
+                            "/proc/self/fd: %s",
+                            max, strerror(errno));
         goto fail;
     }
-    rc = thread_start(&c->thread, guard_main, c, "persia-rpc-conn");
+    rc = persia_thread_start(&c->thread, guard_main, c, "persia-rpc-conn");
     if (rc)
         goto fail;
     c->started = 1;

@@ -5,54 +5,56 @@
 
 static int without(const char *what, const char *address)
 {
-    return err_set(PERSIA_EUNAVAILABLE,
-                   "%s %s: this build of persia has no gRPC; build it again "
-                   "where libgrpc-dev is installed",
-                   what, address ? address : "");
+    return persia_err_set(
+        PERSIA_EUNAVAILABLE,
+        "%s %s: this build of persia has no gRPC; build it again "
+        "where libgrpc-dev is installed",
+        what, address ? address : "");
 }
 
-int rpc_available(void)
+int persia_rpc_available(void)
 {
     return 0;
 }
 
-const char *rpc_version(void)
+const char *persia_rpc_version(void)
 {
     return "none";
 }
 
-int rpc_server_start(const rpc_server_config *config, rpc_server **out)
+int persia_rpc_server_start(const rpc_server_config *config, rpc_server **out)
 {
     *out = NULL;
     return without("serving at", config->address);
 }
 
-int rpc_server_port(const rpc_server *s)
+int persia_rpc_server_port(const rpc_server *s)
 {
     (void)s;
     return 0;
 }
 
-void rpc_server_connections(const rpc_server *s, uint64_t *open,
-                            uint64_t *refused)
+void persia_rpc_server_connections(const rpc_server *s, uint64_t *open,
+                                   uint64_t *refused)
 {
     (void)s;
     *open = *refused = 0;
 }
 
-void rpc_server_health(rpc_server *s, int serving)
+void persia_rpc_server_health(rpc_server *s, int serving)
 {
     (void)s;
     (void)serving;
 }
 
-void rpc_server_stop(rpc_server *s, uint64_t grace_ns)
+void persia_rpc_server_stop(rpc_server *s, uint64_t grace_ns)
 {
     (void)s;
     (void)grace_ns;
 }
 
-int rpc_channel_open(const rpc_channel_config *config, rpc_channel **out)
+int persia_rpc_channel_open(const rpc_channel_config *config,
+                            rpc_channel **out)
 {
     *out = NULL;
     return without("connecting to", config->address);
@@ -60,24 +62,24 @@ int rpc_channel_open(const rpc_channel_config *config, rpc_channel **out)
 
 /* There are no channels. */
 
-int rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
-              uint64_t timeout_ns, rpc_callback callback, void *ctx)
+int persia_rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
+                     uint64_t timeout_ns, rpc_callback callback, void *ctx)
 {
     (void)c;
     (void)method;
     (void)timeout_ns;
     (void)callback;
     (void)ctx;
-    wire_out_free(o);
+    persia_wire_out_free(o);
     return without("calling", NULL);
 }
 
-void rpc_channel_close(rpc_channel *c)
+void persia_rpc_channel_close(rpc_channel *c)
 {
     (void)c;
 }
 
-const char *rpc_channel_address(const rpc_channel *c)
+const char *persia_rpc_channel_address(const rpc_channel *c)
 {
     (void)c;
     return "";

@@ -1,7 +1,7 @@
 /* rpc.h: requests and replies as bytes, over gRPC.
  *
  * The only room that includes gRPC.  Without gRPC it is built from none.c:
- * rpc_available() is 0, and servers and channels fail with
+ * persia_rpc_available() is 0, and servers and channels fail with
  * PERSIA_EUNAVAILABLE.
  *
  * A client's channel stands for one server.  A call takes a gather list,
@@ -19,10 +19,10 @@
 extern "C" {
 #endif
 
-PERSIA_API int rpc_available(void);
+PERSIA_API int persia_rpc_available(void);
 /* Of the core that is loaded, which counts on its own ("29.0.0" came with
  * gRPC 1.51); "none". */
-PERSIA_API const char *rpc_version(void);
+PERSIA_API const char *persia_rpc_version(void);
 
 /* What servers serve: a service and its methods by number. */
 typedef struct rpc_methods {
@@ -41,7 +41,7 @@ struct rpc_call {
     const void *request;  /* contiguous, aligned to 64 bytes; valid until the
                              call is answered */
     size_t request_n;     /* bytes */
-    uint64_t deadline;    /* of clock_ns(); the caller waits no longer */
+    uint64_t deadline; /* of persia_clock_ns(); the caller waits no longer */
     int admin;            /* it may do administration */
     /* Sends the reply.  `done(owner)` is called once the memory of o's bulk
      * data is not needed any more (maybe on another thread); o itself is
@@ -90,18 +90,19 @@ typedef struct rpc_server_config {
 } rpc_server_config;
 /* PERSIA_EARG when the address may not be served without TLS and token,
  * PERSIA_EUNAVAILABLE when the port is taken. */
-PERSIA_API int rpc_server_start(const rpc_server_config *config,
-                                rpc_server **out);
-PERSIA_API int rpc_server_port(const rpc_server *s);
+PERSIA_API int persia_rpc_server_start(const rpc_server_config *config,
+                                       rpc_server **out);
+PERSIA_API int persia_rpc_server_port(const rpc_server *s);
 /* Those open, and those closed for the limit since the start. */
-PERSIA_API void rpc_server_connections(const rpc_server *s, uint64_t *open,
-                                       uint64_t *refused);
+PERSIA_API void persia_rpc_server_connections(const rpc_server *s,
+                                              uint64_t *open,
+                                              uint64_t *refused);
 /* What grpc.health.v1.Health/Check says (0 at first). */
-PERSIA_API void rpc_server_health(rpc_server *s, int serving);
+PERSIA_API void persia_rpc_server_health(rpc_server *s, int serving);
 /* Health to not serving, no new calls; waits `grace_ns` for those under way,
  * then cancels them (their handlers still answer, into the void); returns
  * when every call was answered; frees. */
-PERSIA_API void rpc_server_stop(rpc_server *s, uint64_t grace_ns);
+PERSIA_API void persia_rpc_server_stop(rpc_server *s, uint64_t grace_ns);
 
 /* ---- client ------------------------------------------------------------- */
 
@@ -114,12 +115,12 @@ typedef struct rpc_channel_config {
     const rpc_methods *methods; /* outlives the channel */
 } rpc_channel_config;
 /* Connects when the first call needs it. */
-PERSIA_API int rpc_channel_open(const rpc_channel_config *config,
-                                rpc_channel **out);
+PERSIA_API int persia_rpc_channel_open(const rpc_channel_config *config,
+                                       rpc_channel **out);
 /* Cancels what is under way and waits for its callbacks; not for callbacks
  * and handlers to call. */
-PERSIA_API void rpc_channel_close(rpc_channel *c);
-PERSIA_API const char *rpc_channel_address(const rpc_channel *c);
+PERSIA_API void persia_rpc_channel_close(rpc_channel *c);
+PERSIA_API const char *persia_rpc_channel_address(const rpc_channel *c);
 
 /* A reply, contiguous and aligned to 64 bytes. */
 typedef struct rpc_reply {
@@ -127,20 +128,20 @@ typedef struct rpc_reply {
     size_t n;
     void *memory; /* private */
 } rpc_reply;
-PERSIA_API void rpc_reply_free(rpc_reply *r);
+PERSIA_API void persia_rpc_reply_free(rpc_reply *r);
 
 /* Called once, on a thread of the room: keep it short.  rc is PERSIA_OK, the
  * server's code, PERSIA_EUNAVAILABLE (no connection: the request may or may
  * not have been served), PERSIA_ETIMEOUT, PERSIA_EDENIED or PERSIA_ECLOSED;
- * the text is err_text() of the thread and names the address.  The callback
- * owns *reply. */
+ * the text is persia_err_text() of the thread and names the address.  The
+ * callback owns *reply. */
 typedef void (*rpc_callback)(void *ctx, int rc, rpc_reply *reply);
 /* Sends o (taken over and freed, also on failure, when there is no callback).
  * Its bulk memory must stay until the callback: that comes when the reply is
  * there and gRPC is done with the request's memory. */
-PERSIA_API int rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
-                         uint64_t timeout_ns, rpc_callback callback,
-                         void *ctx);
+PERSIA_API int persia_rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
+                                uint64_t timeout_ns, rpc_callback callback,
+                                void *ctx);
 
 #ifdef __cplusplus
 }

@@ -33,12 +33,12 @@ static struct {
     .sent_lock = PTHREAD_MUTEX_INITIALIZER,
 };
 
-int rpc_available(void)
+int persia_rpc_available(void)
 {
     return 1;
 }
 
-const char *rpc_version(void)
+const char *persia_rpc_version(void)
 {
     return grpc_version_string();
 }
@@ -66,10 +66,11 @@ int pollers_start(rpc_pollers *p, unsigned threads, const char *name)
     *p = (rpc_pollers){0};
     p->threads = calloc(threads, sizeof *p->threads);
     if (!p->threads)
-        return err_set(PERSIA_ENOMEM, "out of memory: %u threads", threads);
+        return persia_err_set(PERSIA_ENOMEM, "out of memory: %u threads",
+                              threads);
     p->queue = grpc_completion_queue_create_for_next(NULL);
     for (unsigned i = 0; i < threads; i++) {
-        int code = thread_start(&p->threads[i], poller_main, p, name);
+        int code = persia_thread_start(&p->threads[i], poller_main, p, name);
         if (code != PERSIA_OK) {
             pollers_stop(p);
             return code;
@@ -129,7 +130,7 @@ static void trim_memory(void)
 
 static uint64_t trim_time(void)
 {
-    return clock_ns() + (uint64_t)TRIM_SECONDS * 1000000000u;
+    return persia_clock_ns() + (uint64_t)TRIM_SECONDS * 1000000000u;
 }
 
 static void *reaper_main(void *arg)
@@ -139,8 +140,9 @@ static void *reaper_main(void *arg)
     pthread_mutex_lock(&runtime.sent_lock);
     while (runtime.sent || !runtime.stop) {
         rpc_sent *s = runtime.sent;
-        if (!s && clock_ns() < trim_at) {
-            cond_wait_until(&runtime.sent_added, &runtime.sent_lock, trim_at);
+        if (!s && persia_clock_ns() < trim_at) {
+            persia_cond_wait_until(&runtime.sent_added, &runtime.sent_lock,
+                                   trim_at);
             continue;
         }
         if (s)
@@ -148,7 +150,7 @@ static void *reaper_main(void *arg)
         pthread_mutex_unlock(&runtime.sent_lock);
         if (s)
             s->ended(s);
-        if (clock_ns() >= trim_at) {
+        if (persia_clock_ns() >= trim_at) {
             trim_memory();
             trim_at = trim_time();
         }
@@ -190,7 +192,7 @@ static void start_grpc(void)
         gpr_set_log_function(log_nothing);
     grpc_init();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    cond_init(&runtime.sent_added);
+    persia_cond_init(&runtime.sent_added);
 }
 
 static int runtime_start(void)
@@ -198,8 +200,8 @@ static int runtime_start(void)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, start_grpc);
     runtime.stop = 0;
-    return thread_start(&runtime.reaper, reaper_main, NULL,
-                          "persia-rpc-sent");
+    return persia_thread_start(&runtime.reaper, reaper_main, NULL,
+                               "persia-rpc-sent");
 }
 
 static void runtime_stop(void)

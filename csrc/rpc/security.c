@@ -45,7 +45,7 @@ static int header_of(const char *token, char **out)
     size_t n = strlen(token) + 1;
     *out = malloc(sizeof SCHEME - 1 + n);
     if (!*out)
-        return err_set(PERSIA_ENOMEM, "out of memory: a token");
+        return persia_err_set(PERSIA_ENOMEM, "out of memory: a token");
     memcpy(*out, SCHEME, sizeof SCHEME - 1);
     memcpy(*out + sizeof SCHEME - 1, token, n);
     return PERSIA_OK;
@@ -199,7 +199,7 @@ int status_to_code(grpc_status_code status,
             continue;
         *sent = 1;
         for (int code = PERSIA_OK + 1; code < PERSIA_ERROR_COUNT; code++)
-            if (grpc_slice_str_cmp(m->value, err_name(code)) == 0)
+            if (grpc_slice_str_cmp(m->value, persia_err_name(code)) == 0)
                 return code;
         return PERSIA_EINTERNAL; /* of a later version */
     }

@@ -113,7 +113,7 @@ static void slot_ended(rpc_sent *sent)
 {
     slot *l = (slot *)((char *)sent - offsetof(slot, sent));
     rpc_server *s = l->server;
-    wire_out_free(&l->sent.out);
+    persia_wire_out_free(&l->sent.out);
     if (l->done)
         l->done(l->owner);
     bytes_give(l->memory);
@@ -225,8 +225,8 @@ static void slot_fail(rpc_call *call, int code, const char *text)
 {
     if (code <= PERSIA_OK || code >= PERSIA_ERROR_COUNT)
         code = PERSIA_EINTERNAL;
-    slot_refuse((slot *)call, status_of_code(code), err_name(code),
-                text && *text ? text : err_message(code));
+    slot_refuse((slot *)call, status_of_code(code), persia_err_name(code),
+                text && *text ? text : persia_err_message(code));
 }
 
 static void slot_reply(rpc_call *call, wire_out *o, void (*done)(void *owner),
@@ -238,7 +238,7 @@ static void slot_reply(rpc_call *call, wire_out *o, void (*done)(void *owner),
     l->owner = owner;
     if (n > l->server->message_limit) {
         char text[160];
-        wire_out_free(o);
+        persia_wire_out_free(o);
         snprintf(text, sizeof text,
                  "the reply would have %zu bytes, the server's limit is %llu: "
                  "ask for fewer rows at once",
@@ -248,7 +248,7 @@ static void slot_reply(rpc_call *call, wire_out *o, void (*done)(void *owner),
     }
     int code = sent_start(&l->sent, o, slot_ended, &l->reply);
     if (code != PERSIA_OK) {
-        slot_fail(call, code, err_text());
+        slot_fail(call, code, persia_err_text());
         return;
     }
     slot_send(l, GRPC_STATUS_OK, NULL, NULL);
@@ -265,7 +265,8 @@ static void slot_stalled(void *ctx, size_t number)
              "the server is full and the request did not come within %d s",
              (l->health ? STALLS_HEALTH_MS : STALLS_MS) / 1000);
     slot_send_as(l, &l->refused, slot_refused, GRPC_STATUS_UNAVAILABLE,
-                 l->health ? NULL : err_name(PERSIA_EUNAVAILABLE), text);
+                 l->health ? NULL : persia_err_name(PERSIA_EUNAVAILABLE),
+                 text);
 }
 
 /* ---- health ---- */
@@ -312,13 +313,13 @@ static void slot_read(rpc_tag *tag, int ok)
         /* It was cancelled, or gRPC refused the message: nobody reads this
          * but clients that sent none. */
         slot_refuse(l, GRPC_STATUS_INVALID_ARGUMENT,
-                    err_name(PERSIA_EPROTOCOL), "no message");
+                    persia_err_name(PERSIA_EPROTOCOL), "no message");
         return;
     }
     int code;
     if (l->health &&
         grpc_byte_buffer_length(l->request) > HEALTH_REQUEST_MAX)
-        code = err_set(PERSIA_ELIMIT, "too long a name of a service");
+        code = persia_err_set(PERSIA_ELIMIT, "too long a name of a service");
     else
         code = received_join(l->request, l->server->joins, &l->memory,
                              &l->call.request_n);
@@ -326,7 +327,7 @@ static void slot_read(rpc_tag *tag, int ok)
     l->request = NULL;
     l->call.request = l->memory;
     if (code != PERSIA_OK)
-        slot_fail(&l->call, code, err_text());
+        slot_fail(&l->call, code, persia_err_text());
     else if (l->health)
         health_answer(l);
     else
@@ -351,7 +352,7 @@ static uint64_t deadline_of(gpr_timespec deadline)
     gpr_timespec d = gpr_convert_clock_type(deadline, GPR_CLOCK_MONOTONIC);
     if (d.tv_sec >= INT64_MAX / 1000000000) /* 292 years; or infinity */
         return UINT64_MAX;
-    uint64_t now = clock_ns();
+    uint64_t now = persia_clock_ns();
     int64_t at = d.tv_sec * 1000000000 + d.tv_nsec;
     if (at <= (int64_t)now)
         return now;
@@ -388,7 +389,8 @@ static void slot_taken(rpc_tag *tag, int ok)
         return;
     }
     if (!admitted) {
-        slot_refuse(l, GRPC_STATUS_UNAUTHENTICATED, err_name(PERSIA_EDENIED),
+        slot_refuse(l, GRPC_STATUS_UNAUTHENTICATED,
+                    persia_err_name(PERSIA_EDENIED),
                     "the token is missing or wrong");
         return;
     }
@@ -503,27 +505,28 @@ static int server_listen(rpc_server *s, const rpc_server_config *config)
     grpc_server_credentials *credentials =
         server_credentials(&config->security);
     if (!credentials)
-        return err_set(PERSIA_EARG,
-                       "serving at %s: the certificates cannot be used",
-                       config->address);
+        return persia_err_set(PERSIA_EARG,
+                              "serving at %s: the certificates cannot be used",
+                              config->address);
     s->port =
         grpc_server_add_http2_port(s->server, config->address, credentials);
     grpc_server_credentials_release(credentials);
     if (s->port <= 0)
-        return err_set(PERSIA_EUNAVAILABLE,
-                       "cannot listen on %s: the port is taken, or the "
-                       "address is not this machine's%s",
-                       config->address,
-                       config->security.cert
-                           ? ", or the certificate and key cannot be used"
-                           : "");
+        return persia_err_set(
+            PERSIA_EUNAVAILABLE,
+            "cannot listen on %s: the port is taken, or the "
+            "address is not this machine's%s",
+            config->address,
+            config->security.cert
+                ? ", or the certificate and key cannot be used"
+                : "");
     return PERSIA_OK;
 }
 
 static int server_check(const rpc_server_config *config)
 {
     rpc_address address;
-    int code = fork_check("a server");
+    int code = persia_fork_check("a server");
     if (code == PERSIA_OK)
         code = address_parse(config->address, &address);
     if (code == PERSIA_OK)
@@ -532,14 +535,15 @@ static int server_check(const rpc_server_config *config)
     if (code == PERSIA_OK &&
         (config->threads == 0 || config->threads > 1024 ||
          config->calls_max == 0 || config->calls_max > 65536))
-        code = err_set(PERSIA_EARG,
-                       "serving at %s: %u threads, at most %u calls: give 1 "
-                       "to 1024 threads, 1 to 65536 calls",
-                       config->address, config->threads, config->calls_max);
+        code = persia_err_set(
+            PERSIA_EARG,
+            "serving at %s: %u threads, at most %u calls: give 1 "
+            "to 1024 threads, 1 to 65536 calls",
+            config->address, config->threads, config->calls_max);
     return code;
 }
 
-int rpc_server_start(const rpc_server_config *config, rpc_server **out)
+int persia_rpc_server_start(const rpc_server_config *config, rpc_server **out)
 {
     *out = NULL;
     int code = server_check(config);
@@ -547,9 +551,9 @@ int rpc_server_start(const rpc_server_config *config, rpc_server **out)
         return code;
     rpc_server *s = calloc(1, sizeof *s);
     if (!s)
-        return err_set(PERSIA_ENOMEM, "out of memory: a server");
+        return persia_err_set(PERSIA_ENOMEM, "out of memory: a server");
     pthread_mutex_init(&s->lock, NULL);
-    cond_init(&s->changed);
+    persia_cond_init(&s->changed);
     s->methods = config->methods;
     snprintf(s->unknown, sizeof s->unknown,
              "this server has %s and grpc.health.v1.Health/Check",
@@ -561,8 +565,9 @@ int rpc_server_start(const rpc_server_config *config, rpc_server **out)
     s->slots_n = (size_t)config->calls_max + HEALTH_SLOTS;
     s->slots = calloc(s->slots_n, sizeof *s->slots);
     if (!s->slots) {
-        code = err_set(PERSIA_ENOMEM, "out of memory: a server of %u calls",
-                       config->calls_max);
+        code = persia_err_set(PERSIA_ENOMEM,
+                              "out of memory: a server of %u calls",
+                              config->calls_max);
         server_free(s);
         return code;
     }
@@ -604,22 +609,22 @@ int rpc_server_start(const rpc_server_config *config, rpc_server **out)
     *out = s;
     return PERSIA_OK;
 fail:
-    rpc_server_stop(s, 0);
+    persia_rpc_server_stop(s, 0);
     return code;
 }
 
-int rpc_server_port(const rpc_server *s)
+int persia_rpc_server_port(const rpc_server *s)
 {
     return s->port;
 }
 
-void rpc_server_connections(const rpc_server *s, uint64_t *open,
-                            uint64_t *refused)
+void persia_rpc_server_connections(const rpc_server *s, uint64_t *open,
+                                   uint64_t *refused)
 {
     connections_count(s->connections, open, refused);
 }
 
-void rpc_server_health(rpc_server *s, int serving)
+void persia_rpc_server_health(rpc_server *s, int serving)
 {
     atomic_store(&s->serving, serving);
 }
@@ -630,21 +635,21 @@ static int server_wait(rpc_server *s, uint64_t until)
     pthread_mutex_lock(&s->lock);
     int late = 0;
     while ((!s->is_down || s->live) && !late)
-        late = cond_wait_until(&s->changed, &s->lock, until) != 0;
+        late = persia_cond_wait_until(&s->changed, &s->lock, until) != 0;
     int over = s->is_down && !s->live;
     pthread_mutex_unlock(&s->lock);
     return over;
 }
 
-void rpc_server_stop(rpc_server *s, uint64_t grace_ns)
+void persia_rpc_server_stop(rpc_server *s, uint64_t grace_ns)
 {
-    if (!s || fork_check("a server") != PERSIA_OK)
+    if (!s || persia_fork_check("a server") != PERSIA_OK)
         return;
-    rpc_server_health(s, 0);
+    persia_rpc_server_health(s, 0);
     connections_free(s->connections);
     stalls_stop(s->stalls); /* what follows ends all calls */
     if (s->server) {
-        uint64_t now = clock_ns();
+        uint64_t now = persia_clock_ns();
         uint64_t never = INT64_MAX;
         tag_give(&s->down, server_is_down);
         grpc_server_shutdown_and_notify(s->server, s->pollers.queue,

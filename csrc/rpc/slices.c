@@ -25,13 +25,13 @@ int sent_start(rpc_sent *s, wire_out *o, void (*ended)(rpc_sent *sent),
     grpc_slice some[SLICES_ON_STACK], *slices = some;
     *out = NULL;
     s->out = *o;
-    wire_out_init(o);
+    persia_wire_out_init(o);
     s->ended = ended;
     size_t n = s->out.spans_n, pointed = 0;
     if (n > SLICES_ON_STACK && !(slices = malloc(n * sizeof *slices))) {
-        wire_out_free(&s->out);
-        return err_set(PERSIA_ENOMEM, "out of memory: a message of %zu pieces",
-                       n);
+        persia_wire_out_free(&s->out);
+        return persia_err_set(PERSIA_ENOMEM,
+                              "out of memory: a message of %zu pieces", n);
     }
     for (size_t i = 0; i < n; i++)
         pointed += s->out.spans[i].n >= POINT_FROM;
@@ -84,7 +84,8 @@ int received_join(grpc_byte_buffer *b, sched *s, void **data, size_t *n)
      * not become many. */
     if (b->type != GRPC_BB_RAW ||
         b->data.raw.compression != GRPC_COMPRESS_NONE)
-        return err_set(PERSIA_EPROTOCOL, "compressed messages are not taken");
+        return persia_err_set(PERSIA_EPROTOCOL,
+                              "compressed messages are not taken");
     *data = bytes_take(*n);
     if (!*data)
         return PERSIA_ENOMEM;
@@ -94,7 +95,8 @@ int received_join(grpc_byte_buffer *b, sched *s, void **data, size_t *n)
     j.slices = together ? count / JOIN_PARTS + 1 : count;
     if (!together)
         return join_part(&j, 0);
-    return sched_for(s, (count + j.slices - 1) / j.slices, join_part, &j);
+    return persia_sched_for(s, (count + j.slices - 1) / j.slices, join_part,
+                            &j);
 }
 
 /* ---- arguments ---- */

@@ -17,7 +17,7 @@ enum waits {
 typedef struct watched {
     grpc_call *call; /* NULL: the slot does not wait for its client */
     enum waits waits;
-    uint64_t since; /* clock_ns() when that began */
+    uint64_t since; /* persia_clock_ns() when that began */
 } watched;
 
 /* A slot that waited too long. */
@@ -59,7 +59,8 @@ static kind *kind_of(stalls *w, size_t slot)
 
 void stalls_begin(stalls *w, size_t slot, grpc_call *call, int reads)
 {
-    watched now = {call, reads ? WAITS_REQUEST : WAITS_ANSWER, clock_ns()};
+    watched now = {call, reads ? WAITS_REQUEST : WAITS_ANSWER,
+                   persia_clock_ns()};
     atomic_fetch_sub(&kind_of(w, slot)->free, 1);
     pthread_mutex_lock(&w->lock);
     w->slots[slot] = now;
@@ -69,7 +70,7 @@ void stalls_begin(stalls *w, size_t slot, grpc_call *call, int reads)
 int stalls_came(stalls *w, size_t slot, grpc_call *call, int answers)
 {
     watched now = {answers ? call : NULL, WAITS_ANSWER,
-                   answers ? clock_ns() : 0};
+                   answers ? persia_clock_ns() : 0};
     pthread_mutex_lock(&w->lock);
     int refused = w->slots[slot].waits == WAITS_REFUSED;
     if (!refused) {
@@ -141,15 +142,15 @@ static void *stalls_main(void *arg)
     stalls *w = arg;
     pthread_mutex_lock(&w->lock);
     while (!w->stop) {
-        uint64_t now = clock_ns();
+        uint64_t now = persia_clock_ns();
         size_t n = look(w, &w->other, now, look(w, &w->health, now, 0));
         pthread_mutex_unlock(&w->lock);
         for (size_t i = 0; i < n; i++)
             send_away(w, &w->late[i]);
-        uint64_t next = clock_ns() + (uint64_t)LOOK_MS * 1000000u;
+        uint64_t next = persia_clock_ns() + (uint64_t)LOOK_MS * 1000000u;
         pthread_mutex_lock(&w->lock);
         while (!w->stop &&
-               cond_wait_until(&w->changed, &w->lock, next) == 0)
+               persia_cond_wait_until(&w->changed, &w->lock, next) == 0)
             ;
     }
     pthread_mutex_unlock(&w->lock);
@@ -175,9 +176,10 @@ int stalls_watch(size_t slots_n, size_t health_n,
     *out = NULL;
     stalls *w = calloc(1, sizeof *w);
     if (!w)
-        return err_set(PERSIA_ENOMEM, "out of memory: a server's slots");
+        return persia_err_set(PERSIA_ENOMEM,
+                              "out of memory: a server's slots");
     pthread_mutex_init(&w->lock, NULL);
-    cond_init(&w->changed);
+    persia_cond_init(&w->changed);
     w->refuse = refuse;
     w->ctx = ctx;
     /* No request of health is large. */
@@ -187,10 +189,11 @@ int stalls_watch(size_t slots_n, size_t health_n,
     w->late = calloc(slots_n, sizeof *w->late);
     int code = PERSIA_OK;
     if (!w->slots || !w->late)
-        code = err_set(PERSIA_ENOMEM, "out of memory: a server of %zu slots",
-                       slots_n);
+        code = persia_err_set(PERSIA_ENOMEM,
+                              "out of memory: a server of %zu slots", slots_n);
     if (code == PERSIA_OK)
-        code = thread_start(&w->thread, stalls_main, w, "persia-rpc-late");
+        code = persia_thread_start(&w->thread, stalls_main, w,
+                                   "persia-rpc-late");
     if (code != PERSIA_OK) {
         stalls_free(w);
         return code;

@@ -67,7 +67,7 @@ static _Thread_local int of_a_pool;
 
 static _Atomic(const sched_team *) installed_team;
 
-void sched_team_install(const sched_team *team)
+void persia_sched_team_install(const sched_team *team)
 {
     atomic_store(&installed_team, team);
 }
@@ -80,7 +80,7 @@ static void loop_fail(pthread_mutex_t *lock, loop *l, size_t index, int code)
     if (l->code == PERSIA_OK || index < l->failed) {
         l->code = code;
         l->failed = index;
-        snprintf(l->text, TEXT_BYTES, "%s", err_text());
+        snprintf(l->text, TEXT_BYTES, "%s", persia_err_text());
     }
     pthread_mutex_unlock(lock);
 }
@@ -166,7 +166,7 @@ static void loop_wait(sched *s, loop *l)
             return;
         relax();
         if (i % 16 == 0) {
-            uint64_t now = clock_ns();
+            uint64_t now = persia_clock_ns();
             if (!until)
                 until = now + LINGER_NS;
             else if (now > until)
@@ -227,9 +227,9 @@ static int run_on_team(sched *s, loop *l)
     return 1;
 }
 
-int sched_for(sched *s, size_t n, sched_loop_fn fn, void *ctx)
+int persia_sched_for(sched *s, size_t n, sched_loop_fn fn, void *ctx)
 {
-    int code = fork_check("a thread pool");
+    int code = persia_fork_check("a thread pool");
     if (code != PERSIA_OK)
         return code;
     if (n == 0)
@@ -253,7 +253,7 @@ int sched_for(sched *s, size_t n, sched_loop_fn fn, void *ctx)
         run_on_pool(s, &l);
     if (l.code == PERSIA_OK)
         return PERSIA_OK;
-    return err_set(l.code, "%s", l.text);
+    return persia_err_set(l.code, "%s", l.text);
 }
 
 /* ---- background jobs ---- */
@@ -295,21 +295,22 @@ static int need_background(sched *s)
     if (s->queued < s->idle_jobs || s->background_n == s->background_max ||
         s->job_stop)
         return PERSIA_OK;
-    int code = thread_start(&s->background[s->background_n], background_main,
-                            s, "persia-jobs");
+    int code = persia_thread_start(&s->background[s->background_n],
+                                   background_main, s, "persia-jobs");
     if (code == PERSIA_OK)
         s->background_n++;
     return s->background_n ? PERSIA_OK : code;
 }
 
-int sched_submit(sched *s, sched_job_fn fn, void *ctx)
+int persia_sched_submit(sched *s, sched_job_fn fn, void *ctx)
 {
-    int code = fork_check("a thread pool");
+    int code = persia_fork_check("a thread pool");
     if (code != PERSIA_OK)
         return code;
     job *j = malloc(sizeof *j);
     if (!j)
-        return err_set(PERSIA_ENOMEM, "out of memory: a background job");
+        return persia_err_set(PERSIA_ENOMEM,
+                              "out of memory: a background job");
     *j = (job){.fn = fn, .ctx = ctx};
     pthread_mutex_lock(&s->job_lock);
     code = need_background(s);
@@ -326,27 +327,27 @@ int sched_submit(sched *s, sched_job_fn fn, void *ctx)
     return code;
 }
 
-int sched_create(unsigned threads, sched **out)
+int persia_sched_create(unsigned threads, sched **out)
 {
-    return sched_create_background(threads, 1, out);
+    return persia_sched_create_background(threads, 1, out);
 }
 
-int sched_create_background(unsigned threads, unsigned background,
-                            sched **out)
+int persia_sched_create_background(unsigned threads, unsigned background,
+                                   sched **out)
 {
     *out = NULL;
     if (threads == 0 || threads > THREADS_MAX)
-        return err_set(PERSIA_EARG,
-                       "a thread pool of %u threads: give 1 to %d", threads,
-                       (int)THREADS_MAX);
+        return persia_err_set(PERSIA_EARG,
+                              "a thread pool of %u threads: give 1 to %d",
+                              threads, (int)THREADS_MAX);
     if (background == 0 || background > THREADS_MAX)
-        return err_set(PERSIA_EARG,
-                       "%u background threads: give 1 to %d", background,
-                       (int)THREADS_MAX);
+        return persia_err_set(PERSIA_EARG,
+                              "%u background threads: give 1 to %d",
+                              background, (int)THREADS_MAX);
     int code = PERSIA_ENOMEM;
     sched *s = calloc(1, sizeof *s);
     if (!s)
-        return err_set(code, "out of memory: a thread pool");
+        return persia_err_set(code, "out of memory: a thread pool");
     s->threads = threads;
     s->last = &s->first;
     pthread_mutex_init(&s->lock, NULL);
@@ -357,12 +358,15 @@ int sched_create_background(unsigned threads, unsigned background,
     s->background = calloc(background, sizeof *s->background);
     s->background_max = background;
     if (!s->worker || !s->background) {
-        code = err_set(code, "out of memory: a pool of %u threads", threads);
+        code = persia_err_set(code, "out of memory: a pool of %u threads",
+                              threads);
         goto fail;
     }
-    /* `workers` counts threads to join; sched_for reads it only later. */
+    /* `workers` counts threads to join; persia_sched_for reads it only later.
+     */
     for (unsigned i = 0; i + 1 < threads; i++) {
-        code = thread_start(&s->worker[i], worker_main, s, "persia-loop");
+        code = persia_thread_start(&s->worker[i], worker_main, s,
+                                   "persia-loop");
         if (code != PERSIA_OK)
             goto fail;
         s->workers++;
@@ -370,14 +374,14 @@ int sched_create_background(unsigned threads, unsigned background,
     *out = s;
     return PERSIA_OK;
 fail:
-    sched_destroy(s);
+    persia_sched_destroy(s);
     return code;
 }
 
-void sched_destroy(sched *s)
+void persia_sched_destroy(sched *s)
 {
     /* In a forked child there is nobody to join: leave everything. */
-    if (!s || fork_check("a thread pool") != PERSIA_OK)
+    if (!s || persia_fork_check("a thread pool") != PERSIA_OK)
         return;
     pthread_mutex_lock(&s->job_lock);
     s->job_stop = 1;
@@ -401,7 +405,7 @@ void sched_destroy(sched *s)
     free(s);
 }
 
-unsigned sched_threads(const sched *s)
+unsigned persia_sched_threads(const sched *s)
 {
     return s->threads;
 }
@@ -421,23 +425,23 @@ static void *detached_main(void *arg)
     of_a_pool = 1;
     free(arg);
     d.body(d.ctx, d.s);
-    sched_destroy(d.s);
+    persia_sched_destroy(d.s);
     d.end(d.ctx);
     return NULL;
 }
 
-int sched_detach(unsigned threads, void (*body)(void *ctx, sched *s),
-                 void (*end)(void *ctx), void *ctx, const char *name)
+int persia_sched_detach(unsigned threads, void (*body)(void *ctx, sched *s),
+                        void (*end)(void *ctx), void *ctx, const char *name)
 {
     detached *d = malloc(sizeof *d);
     if (!d)
-        return err_set(PERSIA_ENOMEM, "out of memory: a thread");
+        return persia_err_set(PERSIA_ENOMEM, "out of memory: a thread");
     *d = (detached){.body = body, .end = end, .ctx = ctx};
-    int code = sched_create(threads, &d->s);
+    int code = persia_sched_create(threads, &d->s);
     if (!code)
-        code = thread_start(NULL, detached_main, d, name);
+        code = persia_thread_start(NULL, detached_main, d, name);
     if (code) {
-        sched_destroy(d->s);
+        persia_sched_destroy(d->s);
         free(d);
     }
     return code;
@@ -453,19 +457,19 @@ struct future {
     char *text; /* of an error; NULL: none kept */
 };
 
-int future_create(future **out)
+int persia_future_create(future **out)
 {
     *out = NULL;
     future *f = calloc(1, sizeof *f);
     if (!f)
-        return err_set(PERSIA_ENOMEM, "out of memory: a future");
+        return persia_err_set(PERSIA_ENOMEM, "out of memory: a future");
     pthread_mutex_init(&f->lock, NULL);
-    cond_init(&f->completed);
+    persia_cond_init(&f->completed);
     *out = f;
     return PERSIA_OK;
 }
 
-void future_destroy(future *f)
+void persia_future_destroy(future *f)
 {
     if (!f)
         return;
@@ -478,18 +482,18 @@ void future_destroy(future *f)
     free(f);
 }
 
-void future_complete(future *f, int result)
+void persia_future_complete(future *f, int result)
 {
     pthread_mutex_lock(&f->lock);
     f->result = result;
     if (result != PERSIA_OK)
-        f->text = strdup(err_text());
+        f->text = strdup(persia_err_text());
     atomic_store_explicit(&f->done, 1, memory_order_release);
     pthread_cond_broadcast(&f->completed);
     pthread_mutex_unlock(&f->lock);
 }
 
-int future_done(const future *f)
+int persia_future_done(const future *f)
 {
     return atomic_load_explicit(&f->done, memory_order_acquire);
 }
@@ -498,34 +502,34 @@ static int future_result(const future *f)
 {
     if (f->result == PERSIA_OK)
         return PERSIA_OK;
-    return err_set(f->result, "%s",
-                   f->text ? f->text : err_message(f->result));
+    return persia_err_set(f->result, "%s",
+                          f->text ? f->text : persia_err_message(f->result));
 }
 
-int future_wait(future *f, uint64_t timeout_ns)
+int persia_future_wait(future *f, uint64_t timeout_ns)
 {
-    if (future_done(f))
+    if (persia_future_done(f))
         return future_result(f);
-    int code = fork_check("a pending operation");
+    int code = persia_fork_check("a pending operation");
     if (code != PERSIA_OK)
         return code;
-    uint64_t start = clock_ns();
+    uint64_t start = persia_clock_ns();
     uint64_t until =
         !timeout_ns || timeout_ns > UINT64_MAX - start ? UINT64_MAX
                                                        : start + timeout_ns;
     pthread_mutex_lock(&f->lock);
-    while (!future_done(f) && !code) {
-        if (clock_ns() >= until)
+    while (!persia_future_done(f) && !code) {
+        if (persia_clock_ns() >= until)
             code = PERSIA_ETIMEOUT;
         else
-            code = cond_wait_poll(&f->completed, &f->lock, until);
+            code = persia_cond_wait_poll(&f->completed, &f->lock, until);
     }
-    if (future_done(f))
+    if (persia_future_done(f))
         code = PERSIA_OK;
     pthread_mutex_unlock(&f->lock);
     if (code == PERSIA_OK)
         return future_result(f);
-    return err_set(code, code == PERSIA_ETIMEOUT
-                             ? "no answer within the deadline"
-                             : "interrupted while waiting");
+    return persia_err_set(code, code == PERSIA_ETIMEOUT
+                                    ? "no answer within the deadline"
+                                    : "interrupted while waiting");
 }

@@ -1,9 +1,9 @@
 /* sched.h: a thread pool for loops and background jobs.
  *
- * The caller of sched_for() takes part, so a pool of n threads starts n - 1
- * workers.  Idle workers sleep; nobody spins.  Several threads may call
- * sched_for() and sched_submit() at once.  A loop body must not block on
- * another loop of the same pool.
+ * The caller of persia_sched_for() takes part, so a pool of n threads starts n
+ * - 1 workers.  Idle workers sleep; nobody spins.  Several threads may call
+ * persia_sched_for() and persia_sched_submit() at once.  A loop body must not
+ * block on another loop of the same pool.
  *
  * A host whose own threads spin between its loops (OpenMP's do) would keep
  * the cores from our workers: such a host lends its threads, see sched_team.
@@ -19,25 +19,27 @@ extern "C" {
 
 typedef struct sched sched;
 
-/* One index of a loop.  Returns PERSIA_OK or an error (set by err_set() on
- * the thread that runs it); sched_for() hands the error of the lowest
- * failing index and its text to its caller, after all indices ran. */
+/* One index of a loop.  Returns PERSIA_OK or an error (set by persia_err_set()
+ * on the thread that runs it); persia_sched_for() hands the error of the
+ * lowest failing index and its text to its caller, after all indices ran. */
 typedef int (*sched_loop_fn)(void *ctx, size_t index);
 /* A background job; it reports through ctx (see future below). */
 typedef void (*sched_job_fn)(void *ctx);
 
-PERSIA_API int sched_create(unsigned threads, sched **out);
-/* The same with at most `background` threads for jobs (sched_create(): 1).
- * One more is started when a job finds none idle. */
-PERSIA_API int sched_create_background(unsigned threads, unsigned background,
-                                       sched **out);
+PERSIA_API int persia_sched_create(unsigned threads, sched **out);
+/* The same with at most `background` threads for jobs (persia_sched_create():
+ * 1). One more is started when a job finds none idle. */
+PERSIA_API int persia_sched_create_background(unsigned threads,
+                                              unsigned background,
+                                              sched **out);
 /* Waits for every job that was submitted, then joins the workers. */
-PERSIA_API void sched_destroy(sched *s);
-PERSIA_API unsigned sched_threads(const sched *s);
+PERSIA_API void persia_sched_destroy(sched *s);
+PERSIA_API unsigned persia_sched_threads(const sched *s);
 
 /* Runs fn(ctx, 0..n-1), each index once, on any threads; returns when all
  * have run.  n of 0 or 1, or a pool of one, runs on the caller alone. */
-PERSIA_API int sched_for(sched *s, size_t n, sched_loop_fn fn, void *ctx);
+PERSIA_API int persia_sched_for(sched *s, size_t n, sched_loop_fn fn,
+                                void *ctx);
 
 /* Of n ranges of indices, the k-th from first[k] on, the one that has `index`:
  * for a loop over pieces of several things. */
@@ -65,32 +67,34 @@ typedef struct sched_team {
 /* From now on loops use the team where it is no smaller than the pool; loops
  * of background jobs use the pool's workers.  NULL: no team.  `team` must
  * live as long as the process. */
-PERSIA_API void sched_team_install(const sched_team *team);
+PERSIA_API void persia_sched_team_install(const sched_team *team);
 
 /* Runs fn(ctx) once on a thread of its own kind (background threads are
- * separate from loop workers, so a job may call sched_for()).  Jobs start
- * in the order of submission; with one background thread they also end so. */
-PERSIA_API int sched_submit(sched *s, sched_job_fn fn, void *ctx);
+ * separate from loop workers, so a job may call persia_sched_for()).  Jobs
+ * start in the order of submission; with one background thread they also end
+ * so. */
+PERSIA_API int persia_sched_submit(sched *s, sched_job_fn fn, void *ctx);
 
 /* Runs body(ctx, s) on a thread that belongs to no pool, with a pool of
  * `threads` for its loops; then end(ctx), when the pool has gone. */
-PERSIA_API int sched_detach(unsigned threads,
-                            void (*body)(void *ctx, sched *s),
-                            void (*end)(void *ctx), void *ctx,
-                            const char *name);
+PERSIA_API int persia_sched_detach(unsigned threads,
+                                   void (*body)(void *ctx, sched *s),
+                                   void (*end)(void *ctx), void *ctx,
+                                   const char *name);
 
 /* A value that one thread completes and others wait for. */
 typedef struct future future;
-PERSIA_API int future_create(future **out);
+PERSIA_API int persia_future_create(future **out);
 /* Only after completion or when nobody will complete it. */
-PERSIA_API void future_destroy(future *f);
-/* Completes with a result and, if it is an error, this thread's err_text(). */
-PERSIA_API void future_complete(future *f, int result);
-PERSIA_API int future_done(const future *f);
-/* Waits; polls interrupt_poll() every 50 ms.  Returns the result (its text
- * becomes this thread's err_text()), PERSIA_EINTR, or PERSIA_ETIMEOUT after
- * timeout_ns (0: no limit). */
-PERSIA_API int future_wait(future *f, uint64_t timeout_ns);
+PERSIA_API void persia_future_destroy(future *f);
+/* Completes with a result and, if it is an error, this thread's
+ * persia_err_text(). */
+PERSIA_API void persia_future_complete(future *f, int result);
+PERSIA_API int persia_future_done(const future *f);
+/* Waits; polls persia_interrupt_poll() every 50 ms.  Returns the result (its
+ * text becomes this thread's persia_err_text()), PERSIA_EINTR, or
+ * PERSIA_ETIMEOUT after timeout_ns (0: no limit). */
+PERSIA_API int persia_future_wait(future *f, uint64_t timeout_ns);
 
 #ifdef __cplusplus
 }

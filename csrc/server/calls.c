@@ -38,8 +38,8 @@ typedef struct method {
 } method;
 
 #define DECODE(message)                                                       \
-    wire_get_##message(r->call->request, r->call->request_n, &r->memory,      \
-                       &r->m.message)
+    persia_wire_get_##message(r->call->request, r->call->request_n,           \
+                              &r->memory, &r->m.message)
 
 #define START(op, message)                                                    \
     static int start_##op(request *r)                                         \
@@ -82,7 +82,7 @@ static int start_push(request *r)
 #define PUT(message)                                                          \
     static int put_##message(wire_out *o, const void *m)                      \
     {                                                                         \
-        return wire_put_##message(o, m);                                      \
+        return persia_wire_put_##message(o, m);                               \
     }
 PUT(hello_reply)
 PUT(declare_reply)
@@ -107,8 +107,8 @@ static const method methods[WIRE_METHODS_N] = {
     [WIRE_STATS] = {"Stats", start_stats, put_stats_reply, 0, 1},
 };
 
-const rpc_methods service_methods = {WIRE_SERVICE, wire_paths,
-                                     WIRE_METHODS_N};
+const rpc_methods persia_service_methods = {WIRE_SERVICE, persia_wire_paths,
+                                            WIRE_METHODS_N};
 
 /* ---- answers ------------------------------------------------------------ */
 
@@ -117,7 +117,7 @@ static void request_free(request *r)
     wire_memory memory = r->memory; /* it lies in it */
     if (r->reply.release)
         r->reply.release(&r->reply);
-    wire_memory_free(&memory);
+    persia_wire_memory_free(&memory);
 }
 
 static void request_sent(void *owner)
@@ -128,7 +128,7 @@ static void request_sent(void *owner)
 static void fail(ps_service *s, rpc_call *call, int rc)
 {
     char text[1024];
-    snprintf(text, sizeof text, "%s", err_text());
+    snprintf(text, sizeof text, "%s", persia_err_text());
     shard_count_failed(s->shard);
     call->fail(call, rc, text);
 }
@@ -139,14 +139,14 @@ static void answered(void *ctx, int rc, shard_reply *reply)
     ps_service *s = r->s;
     rpc_call *call = r->call;
     wire_out o;
-    wire_out_init(&o);
+    persia_wire_out_init(&o);
     r->reply = *reply;
     if (!rc)
         rc = methods[call->method].put(&o, reply->message);
     if (!rc)
         rc = shard_check_bytes(s->shard, "an answer", o.bytes);
     if (rc) {
-        wire_out_free(&o);
+        persia_wire_out_free(&o);
         request_free(r);
         fail(s, call, rc);
     } else if (r->reply.release) {
@@ -164,24 +164,26 @@ static int check_call(const ps_service *s, const rpc_call *call)
     const method *m = &methods[call->method];
     if (atomic_load(&s->closed) &&
         (call->method >= WIRE_METHODS_N || !m->stays))
-        return err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
+        return persia_err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
     if (call->method >= WIRE_METHODS_N)
-        return err_set(PERSIA_EPROTOCOL, "there is no method %u",
-                       call->method);
+        return persia_err_set(PERSIA_EPROTOCOL, "there is no method %u",
+                              call->method);
     if (m->admin && !call->admin)
-        return err_set(PERSIA_EDENIED, "%s is administration: it needs the "
-                       "administration token", m->name);
+        return persia_err_set(PERSIA_EDENIED,
+                              "%s is administration: it needs the "
+                              "administration token",
+                              m->name);
     return PERSIA_OK;
 }
 
-void service_handle(void *service, rpc_call *call)
+void persia_service_handle(void *service, rpc_call *call)
 {
     ps_service *s = service;
     wire_memory memory;
     request *r = NULL;
-    wire_memory_init(&memory);
+    persia_wire_memory_init(&memory);
     int rc = check_call(s, call);
-    if (!rc && !(r = wire_memory_take(&memory, sizeof *r)))
+    if (!rc && !(r = persia_wire_memory_take(&memory, sizeof *r)))
         rc = PERSIA_ENOMEM;
     if (!rc) {
         r->s = s;

@@ -17,8 +17,8 @@ static int check_folder(const char *name)
 {
     static const char temporary[] = ".tmp-";
     enum { PREFIX = sizeof temporary - 1 };
-    return ckpt_name_check(strncmp(name, temporary, PREFIX) ? name
-                                                            : name + PREFIX);
+    return persia_ckpt_name_check(
+        strncmp(name, temporary, PREFIX) ? name : name + PREFIX);
 }
 
 static int open_below(int at, const char *name, int *out)
@@ -26,10 +26,12 @@ static int open_below(int at, const char *name, int *out)
     *out = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (*out >= 0)
         return PERSIA_OK;
-    return err_set(PERSIA_EIO, "the folder %s cannot be opened below the "
-                   "server's folder of checkpoints: %s.  Server and client "
-                   "must see the same folder, on shared storage", name,
-                   strerror(errno));
+    return persia_err_set(
+        PERSIA_EIO,
+        "the folder %s cannot be opened below the "
+        "server's folder of checkpoints: %s.  Server and client "
+        "must see the same folder, on shared storage",
+        name, strerror(errno));
 }
 
 static int check_proof(int folder, const char *name, const char *proof)
@@ -39,19 +41,22 @@ static int check_proof(int folder, const char *name, const char *proof)
     int fd = openat(folder, ".proof",
                     O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
-        return err_set(PERSIA_EIO, "%s/.proof cannot be opened: %s", name,
-                       strerror(errno));
+        return persia_err_set(PERSIA_EIO, "%s/.proof cannot be opened: %s",
+                              name, strerror(errno));
     ssize_t n = fstat(fd, &st) || !S_ISREG(st.st_mode)
                     ? -1
                     : read(fd, found, sizeof found);
     close(fd);
     if (n < 0)
-        return err_set(PERSIA_EIO, "%s/.proof cannot be read", name);
+        return persia_err_set(PERSIA_EIO, "%s/.proof cannot be read", name);
     if ((size_t)n == strlen(proof) && !memcmp(found, proof, (size_t)n))
         return PERSIA_OK;
-    return err_set(PERSIA_EIO, "the folder %s that the server sees is not "
-                   "the client's: its .proof differs.  Both must name the "
-                   "same folder, on shared storage", name);
+    return persia_err_set(
+        PERSIA_EIO,
+        "the folder %s that the server sees is not "
+        "the client's: its .proof differs.  Both must name the "
+        "same folder, on shared storage",
+        name);
 }
 
 /* Where a job's files are; its own copy of all that it takes to open them. */
@@ -94,35 +99,38 @@ static int checkpoints_of(ps_service *s, int *out)
     *out = there ? fcntl(s->checkpoints, F_DUPFD_CLOEXEC, 0) : -1;
     pthread_mutex_unlock(&s->admin_lock);
     if (!there)
-        return err_set(PERSIA_EARG, "the server has no folder of "
-                       "checkpoints: start it with --checkpoints");
-    return *out >= 0 ? PERSIA_OK
-                     : err_set(PERSIA_EIO, "the folder of checkpoints: %s",
-                               strerror(errno));
+        return persia_err_set(PERSIA_EARG,
+                              "the server has no folder of "
+                              "checkpoints: start it with --checkpoints");
+    return *out >= 0
+               ? PERSIA_OK
+               : persia_err_set(PERSIA_EIO, "the folder of checkpoints: %s",
+                                strerror(errno));
 }
 
 int folder_files(void *service, const char *root, const char *folder,
                  const char *proof, int writes, ckpt_io **out)
 {
     ps_service *s = service;
-    int rc = ckpt_name_check(root);
+    int rc = persia_ckpt_name_check(root);
     if (!rc && writes && !*proof)
-        rc = err_set(PERSIA_EARG, "a snapshot needs a proof: the content of "
-                     "a file .proof in its folder");
+        rc = persia_err_set(PERSIA_EARG,
+                            "a snapshot needs a proof: the content of "
+                            "a file .proof in its folder");
     if (!rc)
         rc = check_folder(folder);
     if (rc)
         return rc;
     place *p = calloc(1, sizeof *p);
     if (!p)
-        return err_set(PERSIA_ENOMEM, "no memory for a folder");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a folder");
     memcpy(p->root, root, strlen(root) + 1);
     memcpy(p->folder, folder, strlen(folder) + 1);
     memcpy(p->proof, proof, strlen(proof) + 1);
     rc = checkpoints_of(s, &p->checkpoints);
     if (!rc)
-        rc = ckpt_folder(&(ckpt_opener){place_open, place_free, p},
-                         CKPT_CHUNK, out);
+        rc = persia_ckpt_folder(&(ckpt_opener){place_open, place_free, p},
+                                CKPT_CHUNK, out);
     if (rc)
         place_free(p);
     return rc;

@@ -15,18 +15,20 @@ static int random_id(uint64_t *out) /* not 0 */
 {
     do {
         if (getrandom(out, sizeof *out, 0) != (ssize_t)sizeof *out)
-            return err_set(PERSIA_EINTERNAL, "no random numbers: %s",
-                           strerror(errno));
+            return persia_err_set(PERSIA_EINTERNAL, "no random numbers: %s",
+                                  strerror(errno));
     } while (!*out);
     return PERSIA_OK;
 }
 
-int service_set_checkpoints(ps_service *s, const char *path)
+int persia_service_set_checkpoints(ps_service *s, const char *path)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), before;
     if (fd < 0)
-        return err_set(PERSIA_EIO, "the folder of checkpoints %s cannot be "
-                       "opened: %s", path, strerror(errno));
+        return persia_err_set(PERSIA_EIO,
+                              "the folder of checkpoints %s cannot be "
+                              "opened: %s",
+                              path, strerror(errno));
     pthread_mutex_lock(&s->admin_lock);
     before = s->checkpoints;
     s->checkpoints = fd;
@@ -36,12 +38,12 @@ int service_set_checkpoints(ps_service *s, const char *path)
     return PERSIA_OK;
 }
 
-void service_set_calls(ps_service *s, uint32_t calls)
+void persia_service_set_calls(ps_service *s, uint32_t calls)
 {
-    shard_set_calls(s->shard, calls);
+    persia_shard_set_calls(s->shard, calls);
 }
 
-shard *service_shard(ps_service *s)
+shard *persia_service_shard(ps_service *s)
 {
     return s->shard;
 }
@@ -63,18 +65,18 @@ static void *timer_main(void *arg)
 {
     ps_service *s = arg;
     for (;;) {
-        uint64_t now = clock_ns();
+        uint64_t now = persia_clock_ns();
         pthread_mutex_lock(&s->timer_lock);
         s->wake_at = UINT64_MAX; /* others may set it again meanwhile */
         pthread_mutex_unlock(&s->timer_lock);
-        service_wake(s, shard_tick(s->shard, now));
+        service_wake(s, persia_shard_tick(s->shard, now));
         pthread_mutex_lock(&s->timer_lock);
-        while (!s->stop && s->wake_at > clock_ns()) {
+        while (!s->stop && s->wake_at > persia_clock_ns()) {
             if (s->wake_at == UINT64_MAX) {
                 pthread_cond_wait(&s->wake, &s->timer_lock);
                 continue;
             }
-            cond_wait_until(&s->wake, &s->timer_lock, s->wake_at);
+            persia_cond_wait_until(&s->wake, &s->timer_lock, s->wake_at);
         }
         int stop = s->stop;
         pthread_mutex_unlock(&s->timer_lock);
@@ -85,7 +87,7 @@ static void *timer_main(void *arg)
 
 static int timer_start(ps_service *s)
 {
-    int rc = thread_start(&s->timer, timer_main, s, "persia-timer");
+    int rc = persia_thread_start(&s->timer, timer_main, s, "persia-timer");
     s->timer_runs = !rc;
     return rc;
 }
@@ -107,7 +109,7 @@ static void timer_end(ps_service *s)
 static uint64_t now(void *ctx)
 {
     (void)ctx;
-    return clock_ns();
+    return persia_clock_ns();
 }
 
 static void job_ended(void *service)
@@ -122,23 +124,23 @@ static void job_ended(void *service)
 /* Stops snapshots and restores: 1 if a thread of theirs hangs in a file. */
 static int end_jobs(ps_service *s)
 {
-    const uint64_t until = clock_ns() + END_NS;
+    const uint64_t until = persia_clock_ns() + END_NS;
     uint64_t seen = 0;
-    while (shard_end_jobs(s->shard)) {
-        if (clock_ns() >= until)
+    while (persia_shard_end_jobs(s->shard)) {
+        if (persia_clock_ns() >= until)
             return 1;
         pthread_mutex_lock(&s->admin_lock);
-        while (s->jobs_ended == seen && clock_ns() < until)
-            cond_wait_until(&s->ended, &s->admin_lock, until);
+        while (s->jobs_ended == seen && persia_clock_ns() < until)
+            persia_cond_wait_until(&s->ended, &s->admin_lock, until);
         seen = s->jobs_ended;
         pthread_mutex_unlock(&s->admin_lock);
     }
     return 0;
 }
 
-void service_end_snapshot(ps_service *s)
+void persia_service_end_snapshot(ps_service *s)
 {
-    shard_drop_snapshot(s->shard);
+    persia_shard_drop_snapshot(s->shard);
 }
 
 static int make_shard(ps_service *s, ps *tables, const service_config *config)
@@ -151,59 +153,61 @@ static int make_shard(ps_service *s, ps *tables, const service_config *config)
                               .now = now,
                               .wake = service_wake,
                               .files = folder_files,
-                              .detach = sched_detach,
+                              .detach = persia_sched_detach,
                               .ended = job_ended}};
     memcpy(c.name_space, config->name_space, sizeof c.name_space);
     int rc = random_id(&c.boot);
     if (!rc && !c.lineage)
         rc = random_id(&c.lineage);
     if (!rc)
-        rc = shard_create(tables, &c, &s->shard);
-    return rc ? rc : shard_direct(s->shard, &s->ref);
+        rc = persia_shard_create(tables, &c, &s->shard);
+    return rc ? rc : persia_shard_direct(s->shard, &s->ref);
 }
 
-int service_create(ps *p, const service_config *config, ps_service **out)
+int persia_service_create(ps *p, const service_config *config,
+                          ps_service **out)
 {
     *out = NULL;
     ps_service *s = calloc(1, sizeof *s);
     if (!s)
-        return err_set(PERSIA_ENOMEM, "no memory for a service");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a service");
     s->checkpoints = -1;
     s->wake_at = UINT64_MAX;
     pthread_mutex_init(&s->timer_lock, NULL);
     pthread_mutex_init(&s->admin_lock, NULL);
-    cond_init(&s->ended);
-    cond_init(&s->wake);
+    persia_cond_init(&s->ended);
+    persia_cond_init(&s->wake);
     int rc = make_shard(s, p, config);
     if (!rc && config->checkpoints)
-        rc = service_set_checkpoints(s, config->checkpoints);
+        rc = persia_service_set_checkpoints(s, config->checkpoints);
     if (!rc)
         rc = timer_start(s);
     if (rc)
-        (void)service_destroy(s);
+        (void)persia_service_destroy(s);
     else
         *out = s;
     return rc;
 }
 
-void service_close(ps_service *s)
+void persia_service_close(ps_service *s)
 {
     atomic_store(&s->closed, 1);
     if (s->ref)
-        shard_refuse(s->ref, PERSIA_EUNAVAILABLE, "the server is stopping");
+        persia_shard_refuse(s->ref, PERSIA_EUNAVAILABLE,
+                            "the server is stopping");
 }
 
-int service_destroy(ps_service *s)
+int persia_service_destroy(ps_service *s)
 {
     if (!s)
         return 0;
-    service_close(s);
+    persia_service_close(s);
     timer_end(s);
     if (s->shard && end_jobs(s))
         return 1;
     if (s->ref)
         s->ref->ops->close(s->ref);
-    shard_destroy(s->shard);
+    persia_shard_destroy(s->shard);
     if (s->checkpoints >= 0)
         close(s->checkpoints);
     pthread_cond_destroy(&s->wake);

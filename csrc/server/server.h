@@ -29,28 +29,28 @@ typedef struct service_config {
 } service_config;
 
 /* The shard must outlive the service. */
-PERSIA_API int service_create(ps *p, const service_config *config,
-                              ps_service **out);
+PERSIA_API int persia_service_create(ps *p, const service_config *config,
+                                     ps_service **out);
 /* Another folder of snapshots; those under way are not disturbed. */
-PERSIA_API int service_set_checkpoints(ps_service *s, const char *path);
+PERSIA_API int persia_service_set_checkpoints(ps_service *s, const char *path);
 /* So many requests are in hand at once, and one that waits is one of them (0:
- * any number may be): see shard_set_calls(). */
-PERSIA_API void service_set_calls(ps_service *s, uint32_t calls);
+ * any number may be): see persia_shard_set_calls(). */
+PERSIA_API void persia_service_set_calls(ps_service *s, uint32_t calls);
 /* Fails what is parked, and every call from now on but Hello, Snapshot and
  * Stats, with PERSIA_EUNAVAILABLE: the server is about to stop. */
-PERSIA_API void service_close(ps_service *s);
+PERSIA_API void persia_service_close(ps_service *s);
 /* Drops a snapshot that a client has begun and may not end any more: after the
  * last call of others. */
-PERSIA_API void service_end_snapshot(ps_service *s);
+PERSIA_API void persia_service_end_snapshot(ps_service *s);
 /* Closes, too; no call may follow.  1 if the thread of a snapshot or restore
  * hangs in a file: service and shard must stay until the process ends. */
-PERSIA_API int service_destroy(ps_service *s);
+PERSIA_API int persia_service_destroy(ps_service *s);
 /* What it serves. */
-extern PERSIA_API const rpc_methods service_methods;
+extern PERSIA_API const rpc_methods persia_service_methods;
 /* The shard behind it, for a client of this process. */
-PERSIA_API shard *service_shard(ps_service *s);
+PERSIA_API shard *persia_service_shard(ps_service *s);
 /* Answers the call, now or later: an rpc_handler. */
-PERSIA_API void service_handle(void *service, rpc_call *call);
+PERSIA_API void persia_service_handle(void *service, rpc_call *call);
 
 #ifdef __cplusplus
 }

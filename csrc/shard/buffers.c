@@ -17,7 +17,7 @@ int buffers_create(uint64_t keep, buffers **out)
     buffers *b = calloc(1, sizeof *b);
     *out = b;
     if (!b)
-        return err_set(PERSIA_ENOMEM, "no memory for buffers");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for buffers");
     b->keep = keep;
     pthread_mutex_init(&b->lock, NULL);
     return PERSIA_OK;
@@ -68,7 +68,7 @@ int buffers_take(buffers *b, size_t bytes, buffer **out)
     buffer **best = NULL, *one = NULL;
     *out = NULL;
     if (bytes > SIZE_MAX / 4)
-        return err_set(PERSIA_ELIMIT, "a reply of %zu bytes", bytes);
+        return persia_err_set(PERSIA_ELIMIT, "a reply of %zu bytes", bytes);
     size = round_size(bytes ? bytes : 1);
     pthread_mutex_lock(&b->lock);
     for (buffer **at = &b->kept; *at; at = &(*at)->next)
@@ -88,8 +88,10 @@ int buffers_take(buffers *b, size_t bytes, buffer **out)
         if (!one || !data) {
             free(one);
             free(data);
-            return err_set(PERSIA_ENOMEM, "no memory for a reply of %zu "
-                           "bytes", bytes);
+            return persia_err_set(PERSIA_ENOMEM,
+                                  "no memory for a reply of %zu "
+                                  "bytes",
+                                  bytes);
         }
         *one = (buffer){.data = data, .size = size, .owner = b};
         pthread_mutex_lock(&b->lock);

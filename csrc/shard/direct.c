@@ -26,7 +26,7 @@ void call_end(const shard_call *c, int rc, shard_reply *reply)
 void call_fail(const shard_call *c, int code, const char *text)
 {
     shard_reply none = {.message = NULL};
-    call_end(c, err_set(code, "%s", text), &none);
+    call_end(c, persia_err_set(code, "%s", text), &none);
 }
 
 void call_reply(const shard_call *c, int rc, const void *message)
@@ -47,15 +47,15 @@ void call_own(const shard_call *c, int rc, shard_reply *reply)
 static void own_release(shard_reply *reply)
 {
     wire_memory memory = *(wire_memory *)reply->owner; /* it lies in it */
-    wire_memory_free(&memory);
+    persia_wire_memory_free(&memory);
 }
 
 int shard_reply_make(size_t bytes, shard_reply *out, wire_memory **memory)
 {
     wire_memory m;
-    wire_memory_init(&m);
-    wire_memory *own = wire_memory_take(&m, sizeof *own);
-    void *message = own ? wire_memory_take(&m, bytes) : NULL;
+    persia_wire_memory_init(&m);
+    wire_memory *own = persia_wire_memory_take(&m, sizeof *own);
+    void *message = own ? persia_wire_memory_take(&m, bytes) : NULL;
     *memory = own;
     *out = (shard_reply){message, own_release, own};
     if (message) {
@@ -63,7 +63,7 @@ int shard_reply_make(size_t bytes, shard_reply *out, wire_memory **memory)
         *own = m;
         return PERSIA_OK;
     }
-    wire_memory_free(&m);
+    persia_wire_memory_free(&m);
     *out = (shard_reply){.message = NULL};
     return PERSIA_ENOMEM;
 }
@@ -71,8 +71,8 @@ int shard_reply_make(size_t bytes, shard_reply *out, wire_memory **memory)
 int answer_make(answer **out)
 {
     wire_memory memory;
-    wire_memory_init(&memory);
-    answer *a = wire_memory_take(&memory, sizeof *a);
+    persia_wire_memory_init(&memory);
+    answer *a = persia_wire_memory_take(&memory, sizeof *a);
     *out = a;
     if (!a)
         return PERSIA_ENOMEM;
@@ -86,7 +86,7 @@ static void answer_free(answer *a)
         return;
     wire_memory memory = a->memory; /* it lies in it */
     buffer_give(a->bulk);
-    wire_memory_free(&memory);
+    persia_wire_memory_free(&memory);
 }
 
 static void answer_release(shard_reply *reply)
@@ -153,7 +153,7 @@ BY_ITSELF(restore, wire_restore)
 static void direct_close(shard_ref *to)
 {
     direct *d = (direct *)to;
-    shard_refuse(to, PERSIA_ECLOSED, "the store was closed");
+    persia_shard_refuse(to, PERSIA_ECLOSED, "the store was closed");
     drop_user(d);
     pthread_mutex_lock(&d->lock);
     while (!d->ended)
@@ -170,12 +170,12 @@ static const shard_ops direct_ops = {
 #undef METHOD
     .close = direct_close};
 
-int shard_direct(shard *s, shard_ref **out)
+int persia_shard_direct(shard *s, shard_ref **out)
 {
     direct *d = calloc(1, sizeof *d);
     *out = NULL;
     if (!d)
-        return err_set(PERSIA_ENOMEM, "no memory for a way to a shard");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a way to a shard");
     d->ref = (shard_ref){.ops = &direct_ops, .address = "this process",
                          .direct = 1};
     d->s = s;

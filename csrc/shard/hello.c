@@ -10,7 +10,7 @@
 static void config_of_spec(const shard *s, const table_spec *spec,
                            table_config *out)
 {
-    table_config_init(out);
+    persia_table_config_init(out);
     out->spec = *spec;
     out->capacity = spec->capacity / s->shards +
                     (spec->capacity % s->shards != 0);
@@ -19,11 +19,12 @@ static void config_of_spec(const shard *s, const table_spec *spec,
 /* The specs of the first n tables, in `memory`. */
 static int specs(shard *s, uint32_t n, wire_memory *memory, table_spec **out)
 {
-    *out = wire_memory_take(memory, n * sizeof **out);
+    *out = persia_wire_memory_take(memory, n * sizeof **out);
     if (!*out)
         return PERSIA_ENOMEM;
     for (uint32_t i = 0; i < n; i++) {
-        const table_config *c = table_get_config(ps_table(s->p, i));
+        const table_config *c =
+            persia_table_get_config(persia_ps_table(s->p, i));
         uint64_t capacity = atomic_load(&s->capacity[i]);
         (*out)[i] = c->spec;
         (*out)[i].capacity = capacity ? capacity : c->capacity * s->shards;
@@ -36,11 +37,11 @@ static int declare_locked(shard *s, const table_spec *spec,
 {
     table_config config;
     int created;
-    const uint32_t next = ps_tables(s->p);
+    const uint32_t next = persia_ps_tables(s->p);
     config_of_spec(s, spec, &config);
     if (next < PS_TABLES_MAX) /* the number that a new table will have */
         atomic_store(&s->capacity[next], spec->capacity);
-    int rc = ps_declare(s->p, &config, &out->no, &created);
+    int rc = persia_ps_declare(s->p, &config, &out->no, &created);
     if (rc)
         return rc;
     out->created = (uint32_t)created;
@@ -48,11 +49,13 @@ static int declare_locked(shard *s, const table_spec *spec,
     if (!capacity)
         atomic_store(&s->capacity[out->no], capacity = spec->capacity);
     if (capacity != spec->capacity)
-        return err_set(PERSIA_EMISMATCH, "table %s: capacity is %llu, it was "
-                       "declared with %llu before; give both the same, or "
-                       "another name", spec->name,
-                       (unsigned long long)spec->capacity,
-                       (unsigned long long)capacity);
+        return persia_err_set(
+            PERSIA_EMISMATCH,
+            "table %s: capacity is %llu, it was "
+            "declared with %llu before; give both the same, or "
+            "another name",
+            spec->name, (unsigned long long)spec->capacity,
+            (unsigned long long)capacity);
     return PERSIA_OK;
 }
 
@@ -92,7 +95,7 @@ static int list_slots(const shard *s, wire_memory *memory,
                       wire_hello_reply *out)
 {
     const uint32_t first = shard_slot(s->no, s->shards);
-    wire_slot_run *run = wire_memory_take(memory, sizeof *run);
+    wire_slot_run *run = persia_wire_memory_take(memory, sizeof *run);
     if (!run)
         return PERSIA_ENOMEM;
     *run = (wire_slot_run){.first = first,
@@ -108,18 +111,21 @@ int hello_answer(shard *s, const wire_hello *m, wire_memory *memory,
                  wire_hello_reply *out)
 {
     if (!wire_versions_meet(m->version_min, m->version))
-        return err_set(PERSIA_EMISMATCH, "the client speaks versions %u to "
-                       "%u of the protocol, the server %d to %d: install "
-                       "the same persia on both",
-                       m->version_min ? m->version_min : m->version,
-                       m->version, WIRE_VERSION_MIN, WIRE_VERSION);
+        return persia_err_set(
+            PERSIA_EMISMATCH,
+            "the client speaks versions %u to "
+            "%u of the protocol, the server %d to %d: install "
+            "the same persia on both",
+            m->version_min ? m->version_min : m->version, m->version,
+            WIRE_VERSION_MIN, WIRE_VERSION);
     if (strcmp(m->name_space, s->name_space) != 0)
-        return err_set(PERSIA_EMISMATCH, "the client asks for namespace "
-                       "'%s', the server holds namespace '%s'",
-                       m->name_space, s->name_space);
+        return persia_err_set(PERSIA_EMISMATCH,
+                              "the client asks for namespace "
+                              "'%s', the server holds namespace '%s'",
+                              m->name_space, s->name_space);
     int rc = PERSIA_OK;
     if (m->takes)
-        rc = ps_between(s->p, take_restore, &(taken){s, m});
+        rc = persia_ps_between(s->p, take_restore, &(taken){s, m});
     if (rc)
         return rc;
     *out = (wire_hello_reply){.version = WIRE_VERSION,
@@ -130,10 +136,10 @@ int hello_answer(shard *s, const wire_hello *m, wire_memory *memory,
                               .boot = s->boot,
                               .lineage = atomic_load(&s->lineage),
                               .restore = atomic_load(&s->restored),
-                              .updates = ps_updates(s->p),
-                              .t = ps_t(s->p),
+                              .updates = persia_ps_updates(s->p),
+                              .t = persia_ps_t(s->p),
                               .message_limit = s->message_limit,
-                              .tables_n = ps_tables(s->p)};
+                              .tables_n = persia_ps_tables(s->p)};
     memcpy(out->name_space, s->name_space, sizeof out->name_space);
     if (m->stream && !m->caller.incarnation)
         ledger_read(s->ledger, m->stream, &out->ledger);
@@ -148,12 +154,12 @@ int stats_answer(shard *s, const wire_stats *m, wire_memory *memory,
                  wire_stats_reply *out)
 {
     (void)m;
-    const mem_limit *limit = ps_limit(s->p);
-    const uint32_t n = ps_tables(s->p);
+    const mem_limit *limit = persia_ps_limit(s->p);
+    const uint32_t n = persia_ps_tables(s->p);
     *out = (wire_stats_reply){.boot = s->boot,
                               .lineage = atomic_load(&s->lineage),
                               .restore = atomic_load(&s->restored),
-                              .updates = ps_updates(s->p),
+                              .updates = persia_ps_updates(s->p),
                               .step = wait_step(s),
                               .uptime_ns = s->env.now(s->env.ctx) - s->born,
                               .memory_used = limit->used,
@@ -167,10 +173,10 @@ int stats_answer(shard *s, const wire_stats *m, wire_memory *memory,
     int rc = specs(s, n, memory, &out->tables);
     if (rc)
         return rc;
-    out->stats = wire_memory_take(memory, n * sizeof *out->stats);
+    out->stats = persia_wire_memory_take(memory, n * sizeof *out->stats);
     if (!out->stats)
         return PERSIA_ENOMEM;
     for (uint32_t i = 0; i < n; i++)
-        table_get_stats(ps_table(s->p, i), &out->stats[i]);
+        persia_table_get_stats(persia_ps_table(s->p, i), &out->stats[i]);
     return PERSIA_OK;
 }

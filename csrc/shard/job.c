@@ -42,7 +42,7 @@ static void move_locked(job *n, enum job_state to)
     __atomic_store_n(&n->flag.stop, 1, __ATOMIC_RELEASE);
     for (uint32_t i = 0; n->cuts && i < n->tables_n; i++)
         if (n->cuts[i])
-            table_cut_stop(n->cuts[i]);
+            persia_table_cut_stop(n->cuts[i]);
 }
 
 static int is_working(const job *n)
@@ -54,7 +54,7 @@ static int is_working(const job *n)
 static void fail_locked(job *n, int code)
 {
     n->code = code;
-    snprintf(n->text, sizeof n->text, "%s", err_text());
+    snprintf(n->text, sizeof n->text, "%s", persia_err_text());
     move_locked(n, JOB_FAILED);
 }
 
@@ -106,7 +106,7 @@ static int run_locked(job *n, job **old)
 {
     jobs *j = &n->s->jobs;
     if (n->state != JOB_STARTING)
-        return interrupt_poll(); /* it was stopped */
+        return persia_interrupt_poll(); /* it was stopped */
     const int slot = (int)n->kind;
     assert(j->of[slot + JOB_KINDS] == n);
     *old = take_locked(j, slot);
@@ -121,7 +121,7 @@ static int run_locked(job *n, job **old)
 static void job_body(void *ctx, sched *threads)
 {
     job *n = ctx, *old = NULL;
-    interrupt_watch(&n->flag);
+    persia_interrupt_watch(&n->flag);
     int rc = n->io->open(n->io);
     if (!rc) {
         pthread_mutex_lock(&n->s->jobs.lock);
@@ -156,9 +156,10 @@ static void job_end(void *ctx)
 static int start_locked(job *n)
 {
     jobs *j = &n->s->jobs;
-    const unsigned threads = n->kind == JOB_SNAPSHOT
-                                 ? 2 /* one reads the cut, one writes */
-                                 : sched_threads(ps_sched(n->s->p));
+    const unsigned threads =
+        n->kind == JOB_SNAPSHOT
+            ? 2 /* one reads the cut, one writes */
+            : persia_sched_threads(persia_ps_sched(n->s->p));
     n->refs++; /* the thread's */
     j->threads++;
     int rc = n->s->env.detach(threads, job_body, job_end, n,
@@ -179,7 +180,7 @@ int job_make(shard *s, enum job_kind kind, const char *root,
     ckpt_io *io;
     *out = NULL;
     if (!s->env.files)
-        return err_set(PERSIA_EARG, "this shard has no snapshots");
+        return persia_err_set(PERSIA_EARG, "this shard has no snapshots");
     int rc = s->env.files(s->env.ctx, root, folder, proof,
                           kind == JOB_SNAPSHOT, &io);
     if (rc)
@@ -187,7 +188,8 @@ int job_make(shard *s, enum job_kind kind, const char *root,
     job *n = calloc(1, sizeof *n);
     if (!n) {
         io->close(io);
-        return err_set(PERSIA_ENOMEM, "no memory for a snapshot or restore");
+        return persia_err_set(PERSIA_ENOMEM,
+                              "no memory for a snapshot or restore");
     }
     *out = n;
     n->s = s;
@@ -213,20 +215,24 @@ static int is_abandoned(const job *n)
 
 static int busy(const job *n)
 {
-    return err_set(PERSIA_EUNAVAILABLE, "a %s %s/%s is there already; wait "
-                   "for its end, or, if its client has died, for 30 s",
-                   kinds[n->kind], n->root, n->folder);
+    return persia_err_set(PERSIA_EUNAVAILABLE,
+                          "a %s %s/%s is there already; wait "
+                          "for its end, or, if its client has died, for 30 s",
+                          kinds[n->kind], n->root, n->folder);
 }
 
 /* Starts it.  *old, for the caller to put: one that did not get so far. */
 static int begin_locked(jobs *j, job *n, job **old)
 {
     if (j->closed)
-        return err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
+        return persia_err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
     if (j->threads >= THREADS_MAX)
-        return err_set(PERSIA_EUNAVAILABLE, "%d earlier snapshots and "
-                       "restores still wait for their files: the folder of "
-                       "checkpoints hangs", THREADS_MAX);
+        return persia_err_set(
+            PERSIA_EUNAVAILABLE,
+            "%d earlier snapshots and "
+            "restores still wait for their files: the folder of "
+            "checkpoints hangs",
+            THREADS_MAX);
     const int slot = (int)n->kind + JOB_KINDS;
     if (j->of[slot] && is_working(j->of[slot]) && !is_abandoned(j->of[slot]))
         return busy(j->of[slot]);
@@ -240,15 +246,18 @@ static int begin_locked(jobs *j, job *n, job **old)
 static int unknown(enum job_kind kind, const char *root, const char *folder,
                    const char *what)
 {
-    return err_set(PERSIA_EARG, "no %s %s/%s is %s: it was ended, was not "
-                   "asked about for 10 minutes, or the server was started "
-                   "again", kinds[kind], root, folder, what);
+    return persia_err_set(
+        PERSIA_EARG,
+        "no %s %s/%s is %s: it was ended, was not "
+        "asked about for 10 minutes, or the server was started "
+        "again",
+        kinds[kind], root, folder, what);
 }
 
 static int failure(const job *n)
 {
-    return err_set(n->code, "the %s %s/%s failed: %s", kinds[n->kind],
-                   n->root, n->folder, n->text);
+    return persia_err_set(n->code, "the %s %s/%s failed: %s", kinds[n->kind],
+                          n->root, n->folder, n->text);
 }
 
 /* ---- progress ----------------------------------------------------------- */
@@ -260,8 +269,10 @@ static void watch_locked(job *n, uint64_t at)
         n->polls = polls;
         n->moved = at;
     } else if (at >= n->moved && at - n->moved >= n->patience) {
-        err_set(PERSIA_ETIMEOUT, "no progress for %llu s: its files hang, or "
-                "are too slow", (unsigned long long)(n->patience / SECOND));
+        persia_err_set(PERSIA_ETIMEOUT,
+                       "no progress for %llu s: its files hang, or "
+                       "are too slow",
+                       (unsigned long long)(n->patience / SECOND));
         fail_locked(n, PERSIA_ETIMEOUT);
     }
 }
@@ -417,7 +428,7 @@ void snapshot_run(shard *s, const shard_call *c, const wire_snapshot *m)
     snapshot_answer *t = calloc(1, sizeof *t);
     shard_reply reply = {.message = NULL};
     int rc = t ? ask_snapshot(s, m, c->deadline, &t->m, &t->held)
-               : err_set(PERSIA_ENOMEM, "no memory for an answer");
+               : persia_err_set(PERSIA_ENOMEM, "no memory for an answer");
     if (m->verb == SNAPSHOT_BEGIN && s->env.wake)
         s->env.wake(s->env.ctx, 0);
     if (rc)
@@ -427,7 +438,7 @@ void snapshot_run(shard *s, const shard_call *c, const wire_snapshot *m)
     call_end(c, rc, &reply);
 }
 
-void shard_drop_snapshot(shard *s)
+void persia_shard_drop_snapshot(shard *s)
 {
     jobs *j = &s->jobs;
     pthread_mutex_lock(&j->lock);
@@ -546,7 +557,7 @@ void jobs_free(jobs *j)
     pthread_mutex_destroy(&j->lock);
 }
 
-uint32_t shard_end_jobs(shard *s)
+uint32_t persia_shard_end_jobs(shard *s)
 {
     jobs *j = &s->jobs;
     job *old[JOB_SLOTS];

@@ -7,7 +7,7 @@
 void restore_free(job *n)
 {
     for (uint32_t i = 0; n->staged && i < n->tables_n; i++)
-        table_destroy(n->staged[i]);
+        persia_table_destroy(n->staged[i]);
     free(n->staged);
     ledger_destroy(n->ledger);
     free(n->sources);
@@ -21,12 +21,14 @@ static int take_files(job *n, const wire_restore *m)
 {
     for (size_t i = 0; i < m->files_n; i++) {
         const wire_file *f = &m->files[i];
-        int rc = ckpt_name_check(f->name);
+        int rc = persia_ckpt_name_check(f->name);
         if (rc)
             return rc;
         if (f->no >= n->tables_n || n->pushes[f->no] == UINT64_MAX)
-            return err_set(PERSIA_EARG, "file %s is of table number %u, "
-                           "which is not to be restored", f->name, f->no);
+            return persia_err_set(PERSIA_EARG,
+                                  "file %s is of table number %u, "
+                                  "which is not to be restored",
+                                  f->name, f->no);
         n->first[f->no + 1]++;
     }
     for (uint32_t i = 0; i < n->tables_n; i++)
@@ -59,17 +61,20 @@ int restore_make(shard *s, const wire_restore *m, uint64_t deadline,
     n->moment.step = m->step;
     n->moment.t = m->t;
     if (!m->lineage)
-        return err_set(PERSIA_EARG, "the rows of a restore need a lineage");
-    if (m->pushes_n > ps_tables(s->p))
-        return err_set(PERSIA_EARG, "%zu tables are to be restored, only %u "
-                       "were declared", m->pushes_n, ps_tables(s->p));
+        return persia_err_set(PERSIA_EARG,
+                              "the rows of a restore need a lineage");
+    if (m->pushes_n > persia_ps_tables(s->p))
+        return persia_err_set(PERSIA_EARG,
+                              "%zu tables are to be restored, only %u "
+                              "were declared",
+                              m->pushes_n, persia_ps_tables(s->p));
     n->tables_n = (uint32_t)m->pushes_n;
     n->pushes = calloc(m->pushes_n + 1, sizeof *n->pushes);
     n->staged = calloc(m->pushes_n + 1, sizeof(table *));
     n->first = calloc(m->pushes_n + 2, sizeof *n->first);
     n->sources = calloc(m->files_n + 1, sizeof *n->sources);
     if (!n->pushes || !n->staged || !n->first || !n->sources)
-        return err_set(PERSIA_ENOMEM, "no memory for a restore");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a restore");
     if (m->pushes_n)
         memcpy(n->pushes, m->pushes, m->pushes_n * sizeof *n->pushes);
     rc = take_files(n, m);
@@ -83,12 +88,12 @@ int restore_make(shard *s, const wire_restore *m, uint64_t deadline,
 static int verify_table(job *n, sched *threads, uint32_t no,
                         const table_config *config)
 {
-    const size_t group = sched_threads(threads);
+    const size_t group = persia_sched_threads(threads);
     int rc = PERSIA_OK;
     for (size_t at = n->first[no]; at < n->first[no + 1] && !rc;
          at += group) {
         const size_t left = n->first[no + 1] - at;
-        rc = interrupt_poll();
+        rc = persia_interrupt_poll();
         if (!rc)
             rc = n->io->verify(n->io, threads, config, n->sources + at,
                                left < group ? left : group);
@@ -100,17 +105,17 @@ static int read_table(job *n, sched *threads, uint32_t no,
                       const table_config *config)
 {
     table_stats stats;
-    int rc = table_create(config, &n->staged[no]);
+    int rc = persia_table_create(config, &n->staged[no]);
     if (rc)
         return rc;
     /* Beyond the clocks of all rows: whichever is older is evicted first,
      * should the capacity be smaller than it was. */
-    table_set_clock(n->staged[no], n->pushes[no] + 1);
+    persia_table_set_clock(n->staged[no], n->pushes[no] + 1);
     rc = n->io->read(n->io, threads, n->staged[no],
                      n->sources + n->first[no],
                      n->first[no + 1] - n->first[no], n->s->no,
                      n->s->shards);
-    table_get_stats(n->staged[no], &stats);
+    persia_table_get_stats(n->staged[no], &stats);
     atomic_fetch_add(&n->rows, stats.rows);
     return rc;
 }
@@ -122,7 +127,7 @@ int restore_stage(job *n, sched *threads)
         if (n->pushes[i] == UINT64_MAX)
             continue;
         const table_config *config =
-            table_get_config(ps_table(n->s->p, i));
+            persia_table_get_config(persia_ps_table(n->s->p, i));
         rc = verify_table(n, threads, i, config);
         if (!rc)
             rc = read_table(n, threads, i, config);
@@ -138,7 +143,7 @@ static int exchange_tables(job *n, uint32_t tables_n)
     for (uint32_t i = 0; i < tables_n && !rc; i++) {
         if (!n->staged[i])
             continue;
-        rc = table_exchange(ps_table(n->s->p, i), n->staged[i]);
+        rc = persia_table_exchange(persia_ps_table(n->s->p, i), n->staged[i]);
         if (rc && i) /* back again */
             (void)exchange_tables(n, i);
     }
@@ -157,14 +162,14 @@ static int exchange(void *ctx)
     atomic_store(&s->restored, n->moment.restore);
     for (uint32_t i = 0; i < n->tables_n; i++)
         if (n->staged[i])
-            table_set_clock(ps_table(s->p, i), n->pushes[i]);
-    ps_set_updates(s->p, n->moment.updates);
-    ps_set_t(s->p, n->moment.t);
+            persia_table_set_clock(persia_ps_table(s->p, i), n->pushes[i]);
+    persia_ps_set_updates(s->p, n->moment.updates);
+    persia_ps_set_t(s->p, n->moment.t);
     wait_set_step(s, n->moment.step);
     return PERSIA_OK;
 }
 
 int restore_commit(job *n)
 {
-    return ps_between(n->s->p, exchange, n);
+    return persia_ps_between(n->s->p, exchange, n);
 }

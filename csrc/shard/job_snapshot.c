@@ -20,7 +20,7 @@ void snapshot_free(job *n)
 {
     for (uint32_t i = 0; n->cuts && i < n->tables_n; i++)
         if (n->cuts[i])
-            table_cut_end(n->cuts[i]);
+            persia_table_cut_end(n->cuts[i]);
     free(n->cuts);
     free(n->configs);
     free(n->moment.ledgers);
@@ -33,35 +33,35 @@ static int take_cut(void *ctx)
     shard *s = n->s;
     table **tables = malloc((n->tables_n + (size_t)1) * sizeof(table *));
     if (!tables)
-        return err_set(PERSIA_ENOMEM, "no memory for a snapshot");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a snapshot");
     for (uint32_t i = 0; i < n->tables_n; i++)
-        tables[i] = ps_table(s->p, i);
-    int rc = n->tables_n ? table_cut_begin(tables, n->tables_n, n->cuts)
+        tables[i] = persia_ps_table(s->p, i);
+    int rc = n->tables_n ? persia_table_cut_begin(tables, n->tables_n, n->cuts)
                          : PERSIA_OK;
     free(tables);
     if (!rc)
         rc = ledger_copy(s->ledger, &n->moment.ledgers,
                          &n->moment.ledgers_n);
     n->moment.restore = atomic_load(&s->restored);
-    n->moment.updates = ps_updates(s->p);
-    n->moment.t = ps_t(s->p);
+    n->moment.updates = persia_ps_updates(s->p);
+    n->moment.t = persia_ps_t(s->p);
     n->moment.step = wait_step(s);
     return rc;
 }
 
 int snapshot_cut(job *n)
 {
-    const uint32_t tables = ps_tables(n->s->p);
+    const uint32_t tables = persia_ps_tables(n->s->p);
     n->pushes = calloc(tables + (size_t)1, sizeof *n->pushes);
     n->configs = calloc(tables + (size_t)1, sizeof *n->configs);
     n->cuts = calloc(tables + (size_t)1, sizeof(table_cut *));
     if (!n->pushes || !n->configs || !n->cuts)
-        return err_set(PERSIA_ENOMEM, "no memory for a snapshot");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a snapshot");
     n->tables_n = tables;
-    int rc = ps_between(n->s->p, take_cut, n);
+    int rc = persia_ps_between(n->s->p, take_cut, n);
     for (uint32_t i = 0; i < tables && !rc; i++) {
-        n->pushes[i] = table_cut_clock(n->cuts[i]);
-        n->configs[i] = *table_get_config(ps_table(n->s->p, i));
+        n->pushes[i] = persia_table_cut_clock(n->cuts[i]);
+        n->configs[i] = *persia_table_get_config(persia_ps_table(n->s->p, i));
     }
     return rc;
 }
@@ -71,7 +71,7 @@ static int add_files(job *n, uint32_t no, const ckpt_files *files)
     wire_file *grown = realloc(n->files, (n->files_n + files->n + 1) *
                                              sizeof *grown);
     if (!grown)
-        return err_set(PERSIA_ENOMEM, "no memory for a list of files");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a list of files");
     n->files = grown;
     for (size_t i = 0; i < files->n; i++) {
         wire_file *f = &grown[n->files_n++];
@@ -93,10 +93,11 @@ static int write_table(job *n, sched *threads, uint32_t no)
              n->s->shards, no);
     int rc = n->io->write(n->io, threads, n->cuts[no], &n->configs[no], stem,
                           &files);
-    table_cut_stop(n->cuts[no]); /* from now on pushes copy nothing aside */
+    persia_table_cut_stop(
+        n->cuts[no]); /* from now on pushes copy nothing aside */
     if (!rc)
         rc = add_files(n, no, &files);
-    ckpt_files_free(&files);
+    persia_ckpt_files_free(&files);
     return rc;
 }
 
@@ -104,7 +105,7 @@ int snapshot_write(job *n, sched *threads)
 {
     int rc = PERSIA_OK;
     for (uint32_t i = 0; i < n->tables_n && !rc; i++) {
-        rc = interrupt_poll();
+        rc = persia_interrupt_poll();
         if (!rc)
             rc = write_table(n, threads, i);
     }

@@ -37,7 +37,7 @@ int ledger_create(uint32_t streams, ledger **out)
         l->bucket = calloc(BUCKETS, sizeof(stream *));
     if (!l || !l->bucket) {
         free(l);
-        return err_set(PERSIA_ENOMEM, "no memory for a ledger");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a ledger");
     }
     l->buckets = BUCKETS;
     l->streams_max = streams;
@@ -150,8 +150,10 @@ static int expire_locked(ledger *l)
                 !under_way_locked(l, (*at)->name))
                 oldest = at;
     if (!oldest)
-        return err_set(PERSIA_ELIMIT, "%u streams of updates are open, all "
-                       "of them with updates under way", l->streams);
+        return persia_err_set(PERSIA_ELIMIT,
+                              "%u streams of updates are open, all "
+                              "of them with updates under way",
+                              l->streams);
     stream *gone = *oldest;
     if (gone->owner.incarnation > l->expired)
         l->expired = gone->owner.incarnation;
@@ -178,7 +180,8 @@ static int add_locked(ledger *l, uint64_t name, stream **out)
         grow_locked(l);
     stream *s = calloc(1, sizeof *s);
     if (!s)
-        return err_set(PERSIA_ENOMEM, "no memory for a stream of updates");
+        return persia_err_set(PERSIA_ENOMEM,
+                              "no memory for a stream of updates");
     s->name = name;
     s->used = ++l->uses;
     numbers_init(&s->set, 0);
@@ -192,9 +195,11 @@ static int add_claimed_locked(ledger *l, uint64_t name, ledger_owner owner,
                               stream **out)
 {
     if (owner.incarnation <= l->expired)
-        return err_set(PERSIA_ECLOSED, "the stream of these updates has "
-                       "expired: too many others were used since; open the "
-                       "store again");
+        return persia_err_set(
+            PERSIA_ECLOSED,
+            "the stream of these updates has "
+            "expired: too many others were used since; open the "
+            "store again");
     return add_locked(l, name, out);
 }
 
@@ -222,8 +227,9 @@ int ledger_open(ledger *l, uint64_t name, ledger_owner owner, int *taken,
     if (!s)
         rc = add_claimed_locked(l, name, owner, &s);
     else if (owner_compare(&s->owner, &owner) > 0)
-        rc = err_set(PERSIA_ECLOSED, "another process sends the updates of "
-                     "this rank now");
+        rc = persia_err_set(PERSIA_ECLOSED,
+                            "another process sends the updates of "
+                            "this rank now");
     if (!rc) {
         *taken = s->owner.client &&
                  owner_compare(&s->owner, &owner) != 0;
@@ -381,8 +387,9 @@ int ledger_copy(ledger *l, wire_ledger **out, size_t *n)
     pthread_mutex_lock(&l->lock);
     *out = calloc(l->streams + (size_t)1, sizeof **out);
     if (!*out)
-        rc = err_set(PERSIA_ENOMEM, "no memory for the ledgers of %u streams",
-                     l->streams);
+        rc = persia_err_set(PERSIA_ENOMEM,
+                            "no memory for the ledgers of %u streams",
+                            l->streams);
     for (uint32_t i = 0; i < l->buckets && !rc; i++)
         for (const stream *s = l->bucket[i]; s; s = s->next)
             if (window_top(&s->set.w))
@@ -398,7 +405,8 @@ int ledger_fill(ledger *l, const wire_ledger *from, size_t n)
     for (size_t i = 0; i < n && !rc; i++) {
         stream *s = find_locked(l, from[i].stream);
         if (s)
-            rc = err_set(PERSIA_EARG, "the ledger of a stream comes twice");
+            rc = persia_err_set(PERSIA_EARG,
+                                "the ledger of a stream comes twice");
         else if (!(rc = add_locked(l, from[i].stream, &s)))
             import_stream(s, &from[i]);
     }

@@ -51,10 +51,10 @@ static int pull_piece(void *ctx, size_t piece)
 
     int rc = check_ids_here(p->s, job.t, job.ids, job.n);
     if (!rc) /* on this thread alone: it is one chunk */
-        rc = table_pull(ps_sched(p->s->p), &job, 1);
+        rc = persia_table_pull(persia_ps_sched(p->s->p), &job, 1);
     if (!rc && dtype != WIRE_FP32)
-        wire_narrow(dtype, job.n, out->dim, wide, out->dim, values,
-                    scales ? scales + first : NULL);
+        persia_wire_narrow(dtype, job.n, out->dim, wide, out->dim, values,
+                           scales ? scales + first : NULL);
     return rc;
 }
 
@@ -74,7 +74,7 @@ static int lay_out(pull_plan *p, uint64_t *bytes)
         int rc = find_table(p->s, want->no, &p->tables[i]);
         if (rc)
             return rc;
-        const uint32_t dim = table_get_config(p->tables[i])->dim;
+        const uint32_t dim = persia_table_get_config(p->tables[i])->dim;
         p->out[i] = (wire_values){.no = want->no, .dim = dim, .n = want->n};
         *bytes += round_up(want->n * dim * wire_dtype_bytes(dtype)) +
                   round_up(dtype == WIRE_FP16 ? want->n * 4 : 0) +
@@ -111,16 +111,18 @@ static int pull_packed(shard *s, const wire_pull *m, answer *a)
     uint64_t bytes;
     pull_plan p = {.s = s, .m = m};
     const size_t n = m->tables_n;
-    p.out = wire_memory_take(&a->memory, n * sizeof *p.out);
-    p.tables = wire_memory_take(&a->memory, n * sizeof *p.tables);
-    p.first_piece = wire_memory_take(&a->memory, (n + 1) * sizeof(size_t));
+    p.out = persia_wire_memory_take(&a->memory, n * sizeof *p.out);
+    p.tables = persia_wire_memory_take(&a->memory, n * sizeof *p.tables);
+    p.first_piece = persia_wire_memory_take(&a->memory,
+                                            (n + 1) * sizeof(size_t));
     if (!p.out || !p.tables || !p.first_piece)
         return PERSIA_ENOMEM;
     int rc = lay_out(&p, &bytes);
     if (rc || (rc = buffers_take(s->buffers, (size_t)bytes, &a->bulk)))
         return rc;
     place(&p, a->bulk->data);
-    rc = sched_for(ps_sched(s->p), p.first_piece[n], pull_piece, &p);
+    rc = persia_sched_for(persia_ps_sched(s->p), p.first_piece[n], pull_piece,
+                          &p);
     a->m.pull = (wire_pull_reply){.dtype = m->dtype, .tables = p.out,
                                   .tables_n = n};
     return rc;
@@ -136,7 +138,7 @@ static int pull_in_place(shard *s, const wire_pull *m, pull_job *jobs)
         if (rc)
             return rc;
     }
-    return ps_pull(s->p, jobs, m->tables_n);
+    return persia_ps_pull(s->p, jobs, m->tables_n);
 }
 
 void pull_answer(shard *s, const shard_call *c, const shard_pull *a)

@@ -28,8 +28,8 @@ typedef struct shard_reply {
     void *owner;
 } shard_reply;
 
-/* The text of rc is err_text() of this thread.  *reply is the callee's from
- * now on. */
+/* The text of rc is persia_err_text() of this thread.  *reply is the callee's
+ * from now on. */
 typedef void (*shard_done)(void *ctx, int rc, shard_reply *reply);
 
 /* jobs: [m->tables_n] or NULL.  The direct body writes vectors and hints

@@ -55,7 +55,7 @@ typedef struct shard_call {
 /* Answers the call; nothing of it may be used afterwards. */
 void call_end(const shard_call *c, int rc, shard_reply *reply);
 void call_fail(const shard_call *c, int code, const char *text);
-/* rc, whose text is err_text(), or a message that ends with done(). */
+/* rc, whose text is persia_err_text(), or a message that ends with done(). */
 void call_reply(const shard_call *c, int rc, const void *message);
 /* rc, and then the reply is freed, or it. */
 void call_own(const shard_call *c, int rc, shard_reply *reply);
@@ -113,7 +113,7 @@ struct shard {
     _Atomic(uint64_t) restored; /* the id of that restore; as lineage */
     ledger *ledger;
     buffers *buffers;
-    _Atomic(uint32_t) calls; /* see shard_set_calls() */
+    _Atomic(uint32_t) calls; /* see persia_shard_set_calls() */
     _Atomic(uint64_t) pulls, pushes, duplicates, failed;
 
     pthread_mutex_t declare_lock; /* one Declare at a time; guards writes: */

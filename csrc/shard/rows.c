@@ -14,7 +14,8 @@ static int list_rows(shard *s, table *t, const wire_rows *m, answer *a)
     *reply = (wire_rows){.no = m->no, .cursor = m->cursor};
     int rc = buffers_take(s->buffers, room * sizeof *m->ids, &a->bulk);
     if (!rc)
-        rc = table_list(t, &reply->cursor, room, a->bulk->data, &reply->n);
+        rc = persia_table_list(t, &reply->cursor, room, a->bulk->data,
+                               &reply->n);
     reply->ids = rc ? NULL : a->bulk->data;
     return rc;
 }
@@ -28,8 +29,8 @@ static int get_rows(shard *s, const wire_rows *m, answer *a)
         return rc;
     if (m->list)
         return list_rows(s, t, m, a);
-    const uint32_t dim = table_get_config(t)->dim;
-    const uint32_t state = table_state_floats(t);
+    const uint32_t dim = persia_table_get_config(t)->dim;
+    const uint32_t state = persia_table_state_floats(t);
     const uint64_t row = 8 + ((uint64_t)dim + state) * sizeof(float) + 1;
     if ((rc = shard_check_bytes(s, "the rows would be an answer",
                                 m->n * row)) ||
@@ -48,7 +49,7 @@ static int get_rows(shard *s, const wire_rows *m, answer *a)
                             .vectors = vectors,
                             .state = state ? states : NULL,
                             .found = found};
-    return table_get(t, m->n, ids, vectors, states, found);
+    return persia_table_get(t, m->n, ids, vectors, states, found);
 }
 
 void get_rows_run(shard *s, const shard_call *c, const wire_rows *m)
@@ -67,20 +68,25 @@ static int put_rows(shard *s, const wire_rows *m)
     if (rc || (rc = find_table(s, m->no, &t)) ||
         (rc = check_ids_here(s, t, m->ids, m->n)))
         return rc;
-    const table_config *c = table_get_config(t);
+    const table_config *c = persia_table_get_config(t);
     if (m->n && (m->dim != c->dim || !m->vectors))
-        return err_set(PERSIA_ESHAPE, "table %s: rows of dim %u come, the "
-                       "table has dim %u", c->name, m->vectors ? m->dim : 0,
-                       c->dim);
-    if (m->state && m->state_floats != table_state_floats(t))
-        return err_set(PERSIA_ESHAPE, "table %s: %u floats of state a row "
-                       "come, the table has %u", c->name, m->state_floats,
-                       table_state_floats(t));
+        return persia_err_set(PERSIA_ESHAPE,
+                              "table %s: rows of dim %u come, the "
+                              "table has dim %u",
+                              c->name, m->vectors ? m->dim : 0, c->dim);
+    if (m->state && m->state_floats != persia_table_state_floats(t))
+        return persia_err_set(PERSIA_ESHAPE,
+                              "table %s: %u floats of state a row "
+                              "come, the table has %u",
+                              c->name, m->state_floats,
+                              persia_table_state_floats(t));
     if (m->clear && m->n) /* rows that are refused would be too late */
-        return err_set(PERSIA_EARG, "table %s: PutRows with clear has no "
-                       "rows; put them afterwards", c->name);
-    return m->clear ? table_clear(t)
-                    : table_set(t, m->n, m->ids, m->vectors, m->state);
+        return persia_err_set(PERSIA_EARG,
+                              "table %s: PutRows with clear has no "
+                              "rows; put them afterwards",
+                              c->name);
+    return m->clear ? persia_table_clear(t)
+                    : persia_table_set(t, m->n, m->ids, m->vectors, m->state);
 }
 
 void put_rows_run(shard *s, const shard_call *c, const wire_rows *m)

@@ -18,22 +18,26 @@ enum {
 static int config_check(const shard_config *c)
 {
     if (c->shards < 1 || c->shards > IDS_SHARDS_MAX || c->shard >= c->shards)
-        return err_set(PERSIA_EARG, "shard %u of %u: there are 1 to %d "
-                       "shards, numbered from 0", c->shard, c->shards,
-                       IDS_SHARDS_MAX);
+        return persia_err_set(PERSIA_EARG,
+                              "shard %u of %u: there are 1 to %d "
+                              "shards, numbered from 0",
+                              c->shard, c->shards, IDS_SHARDS_MAX);
     if (!memchr(c->name_space, 0, sizeof c->name_space))
-        return err_set(PERSIA_EARG, "a namespace has at most %d bytes",
-                       WIRE_NAME - 1);
+        return persia_err_set(PERSIA_EARG, "a namespace has at most %d bytes",
+                              WIRE_NAME - 1);
     if (c->message_limit < 4096)
-        return err_set(PERSIA_EARG, "message_limit is %llu bytes, need at "
-                       "least 4096", (unsigned long long)c->message_limit);
+        return persia_err_set(PERSIA_EARG,
+                              "message_limit is %llu bytes, need at "
+                              "least 4096",
+                              (unsigned long long)c->message_limit);
     if (!c->boot || !c->lineage)
-        return err_set(PERSIA_EARG, "a shard needs a boot id and a lineage "
-                       "that are not 0");
+        return persia_err_set(PERSIA_EARG,
+                              "a shard needs a boot id and a lineage "
+                              "that are not 0");
     return PERSIA_OK;
 }
 
-int shard_create(ps *tables, const shard_config *config, shard **out)
+int persia_shard_create(ps *tables, const shard_config *config, shard **out)
 {
     *out = NULL;
     int rc = config_check(config);
@@ -41,7 +45,7 @@ int shard_create(ps *tables, const shard_config *config, shard **out)
         return rc;
     shard *s = calloc(1, sizeof *s);
     if (!s)
-        return err_set(PERSIA_ENOMEM, "no memory for a shard");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a shard");
     s->p = tables;
     s->env = config->env;
     memcpy(s->name_space, config->name_space, sizeof s->name_space);
@@ -58,14 +62,14 @@ int shard_create(ps *tables, const shard_config *config, shard **out)
     jobs_init(&s->jobs);
     if ((rc = ledger_create(LEDGER_STREAMS, &s->ledger)) ||
         (rc = buffers_create(KEEP_BYTES, &s->buffers))) {
-        shard_destroy(s);
+        persia_shard_destroy(s);
         return rc;
     }
     *out = s;
     return PERSIA_OK;
 }
 
-void shard_destroy(shard *s)
+void persia_shard_destroy(shard *s)
 {
     if (!s)
         return;
@@ -78,12 +82,12 @@ void shard_destroy(shard *s)
     free(s);
 }
 
-ps *shard_tables(const shard *s)
+ps *persia_shard_tables(const shard *s)
 {
     return s->p;
 }
 
-void shard_set_calls(shard *s, uint32_t calls)
+void persia_shard_set_calls(shard *s, uint32_t calls)
 {
     atomic_store(&s->calls, calls);
 }
@@ -98,11 +102,14 @@ void shard_count_failed(shard *s)
 int shard_check_boot(const shard *s, const wire_caller *caller)
 {
     if (caller->boot && caller->boot != s->boot)
-        return err_set(PERSIA_ESTALE, "the server was started anew: say "
-                       "Hello, declare the tables and see what it still has");
+        return persia_err_set(
+            PERSIA_ESTALE,
+            "the server was started anew: say "
+            "Hello, declare the tables and see what it still has");
     if (caller->slots_rev && caller->slots_rev != SLOTS_REV)
-        return err_set(PERSIA_ESTALE, "the server has other slots now: say "
-                       "Hello and see which");
+        return persia_err_set(PERSIA_ESTALE,
+                              "the server has other slots now: say "
+                              "Hello and see which");
     return PERSIA_OK;
 }
 
@@ -115,8 +122,9 @@ int check_rows(const shard *s, const wire_caller *caller)
 {
     int rc = shard_check_boot(s, caller);
     if (!rc && is_stale(s, caller))
-        rc = err_set(PERSIA_ESTALE, "other rows were restored in the server "
-                     "meanwhile: say Hello and see which");
+        rc = persia_err_set(PERSIA_ESTALE,
+                            "other rows were restored in the server "
+                            "meanwhile: say Hello and see which");
     return rc;
 }
 
@@ -127,11 +135,13 @@ ledger_owner owner_of(const wire_caller *caller)
 
 int find_table(const shard *s, uint32_t no, table **out)
 {
-    *out = ps_table(s->p, no);
+    *out = persia_ps_table(s->p, no);
     if (*out)
         return PERSIA_OK;
-    return err_set(PERSIA_EARG, "there is no table number %u, only %u were "
-                   "declared", no, ps_tables(s->p));
+    return persia_err_set(PERSIA_EARG,
+                          "there is no table number %u, only %u were "
+                          "declared",
+                          no, persia_ps_tables(s->p));
 }
 
 /* Whether hashes have their low 16 bits within [low, high): 1.5 % of the
@@ -159,10 +169,12 @@ int check_ids_here(const shard *s, const table *t, const uint64_t *ids,
     size_t i = 0;
     while (hash_shard(id_hash(ids[i]), s->shards) == s->no)
         i++;
-    return err_set(PERSIA_EARG, "table %s: id %llu belongs to shard %u of "
-                   "%u, this is shard %u", table_get_config(t)->name,
-                   (unsigned long long)ids[i],
-                   hash_shard(id_hash(ids[i]), s->shards), s->shards, s->no);
+    return persia_err_set(
+        PERSIA_EARG,
+        "table %s: id %llu belongs to shard %u of "
+        "%u, this is shard %u",
+        persia_table_get_config(t)->name, (unsigned long long)ids[i],
+        hash_shard(id_hash(ids[i]), s->shards), s->shards, s->no);
 }
 
 /* Ids in pieces: a sched_loop_fn. */
@@ -186,16 +198,17 @@ int check_ids(const shard *s, const table *t, const uint64_t *ids, size_t n)
     ids_check check = {s, t, ids, n};
     if (s->shards == 1)
         return PERSIA_OK;
-    return sched_for(ps_sched(s->p), (n + PIECE - 1) / PIECE, check_piece,
-                     &check);
+    return persia_sched_for(persia_ps_sched(s->p), (n + PIECE - 1) / PIECE,
+                            check_piece, &check);
 }
 
 int shard_check_bytes(const shard *s, const char *what, uint64_t bytes)
 {
     if (bytes <= s->message_limit)
         return PERSIA_OK;
-    return err_set(PERSIA_ELIMIT, "%s of %llu bytes; messages have at most "
-                   "%llu: ask for less at once, or raise message_limit",
-                   what, (unsigned long long)bytes,
-                   (unsigned long long)s->message_limit);
+    return persia_err_set(PERSIA_ELIMIT,
+                          "%s of %llu bytes; messages have at most "
+                          "%llu: ask for less at once, or raise message_limit",
+                          what, (unsigned long long)bytes,
+                          (unsigned long long)s->message_limit);
 }

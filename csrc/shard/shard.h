@@ -47,17 +47,18 @@ typedef struct shard shard;
 typedef struct shard_env {
     void *ctx;
     uint64_t (*now)(void *ctx); /* the clock of deadlines, ns */
-    /* shard_tick() is wanted at this time already.  Takes only locks that are
-     * not held around calls of the shard.  NULL: shard_tick() is not called;
-     * a pull that would have to wait fails with PERSIA_EUNAVAILABLE, and a
-     * part of a step waits until the others arrive. */
+    /* persia_shard_tick() is wanted at this time already.  Takes only locks
+     * that are not held around calls of the shard.  NULL: persia_shard_tick()
+     * is not called; a pull that would have to wait fails with
+     * PERSIA_EUNAVAILABLE, and a part of a step waits until the others arrive.
+     */
     void (*wake)(void *ctx, uint64_t at);
     /* Where the files of a snapshot (`writes`) or restore are; it does not
      * wait for them.  NULL: PERSIA_EARG. */
     int (*files)(void *ctx, const char *root, const char *folder,
                  const char *proof, int writes, ckpt_io **out);
-    /* Beside files(): sched_detach(), and that a thread has ended (no call of
-     * the shard may be made then; or NULL). */
+    /* Beside files(): persia_sched_detach(), and that a thread has ended (no
+     * call of the shard may be made then; or NULL). */
     int (*detach)(unsigned threads, void (*body)(void *ctx, sched *s),
                   void (*end)(void *ctx), void *ctx, const char *name);
     void (*ended)(void *ctx);
@@ -73,25 +74,26 @@ typedef struct shard_config {
 } shard_config;
 
 /* The tables must outlive the shard. */
-PERSIA_API int shard_create(ps *tables, const shard_config *config,
-                            shard **out);
-/* When all its refs are closed, and shard_end_jobs() has returned 0. */
-PERSIA_API void shard_destroy(shard *s);
-PERSIA_API ps *shard_tables(const shard *s);
+PERSIA_API int persia_shard_create(ps *tables, const shard_config *config,
+                                   shard **out);
+/* When all its refs are closed, and persia_shard_end_jobs() has returned 0. */
+PERSIA_API void persia_shard_destroy(shard *s);
+PERSIA_API ps *persia_shard_tables(const shard *s);
 
 /* The direct body: calls run on the caller's thread, without encoding and
  * copies.  Each ref ends its own calls in close(), which frees it. */
-PERSIA_API int shard_direct(shard *s, shard_ref **out);
+PERSIA_API int persia_shard_direct(shard *s, shard_ref **out);
 /* Calls of this direct ref that wait fail, and those that would wait from now
  * on.  The text lasts. */
-PERSIA_API void shard_refuse(shard_ref *direct, int code, const char *text);
+PERSIA_API void persia_shard_refuse(shard_ref *direct, int code,
+                                    const char *text);
 /* So many calls may wait at once (0: any number): pulls that wait leave half
  * of them, and one for each rank of steps, to updates; more ranks than that
  * cannot train in step. */
-PERSIA_API void shard_set_calls(shard *s, uint32_t calls);
+PERSIA_API void persia_shard_set_calls(shard *s, uint32_t calls);
 /* Fails what has waited too long; the time at which to call it again, or
  * UINT64_MAX. */
-PERSIA_API uint64_t shard_tick(shard *s, uint64_t now);
+PERSIA_API uint64_t persia_shard_tick(shard *s, uint64_t now);
 
 /* ---- for those who answer instead of the shard -------------------------- */
 
@@ -108,10 +110,10 @@ void shard_count_failed(shard *s);
 /* ---- snapshots and restores --------------------------------------------- */
 
 /* Drops a snapshot: its client may not end it any more. */
-PERSIA_API void shard_drop_snapshot(shard *s);
+PERSIA_API void persia_shard_drop_snapshot(shard *s);
 /* None begins any more, those that there are are dropped.  How many threads
  * still run: they use the shard and its tables. */
-PERSIA_API uint32_t shard_end_jobs(shard *s);
+PERSIA_API uint32_t persia_shard_end_jobs(shard *s);
 
 #ifdef __cplusplus
 }

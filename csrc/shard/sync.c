@@ -21,25 +21,32 @@ static int refuse(const sync_steps *s, uint64_t step, uint32_t rank,
     const unsigned long long number = step;
     uint64_t last = s->applying > s->step ? s->applying : s->step;
     if (parts < 1 || parts > SYNC_RANKS || rank >= parts)
-        return err_set(PERSIA_EARG, "part %u of %u of step %llu: there are 1 "
-                       "to %d parts, numbered from 0", rank, parts, number,
-                       SYNC_RANKS);
+        return persia_err_set(PERSIA_EARG,
+                              "part %u of %u of step %llu: there are 1 "
+                              "to %d parts, numbered from 0",
+                              rank, parts, number, SYNC_RANKS);
     if (s->left[rank])
-        return err_set(PERSIA_EARG, "rank %u has left the steps of this job: "
-                       "it must join again before it sends step %llu", rank,
-                       number);
+        return persia_err_set(PERSIA_EARG,
+                              "rank %u has left the steps of this job: "
+                              "it must join again before it sends step %llu",
+                              rank, number);
     if (step <= last)
-        return err_set(PERSIA_EARG, "rank %u sends step %llu, but step %llu "
-                       "was applied already: it must join again to learn "
-                       "where the job is", rank, number,
-                       (unsigned long long)last);
+        return persia_err_set(
+            PERSIA_EARG,
+            "rank %u sends step %llu, but step %llu "
+            "was applied already: it must join again to learn "
+            "where the job is",
+            rank, number, (unsigned long long)last);
     if (s->pending && s->pending != step)
-        return err_set(PERSIA_EARG, "rank %u sends step %llu, while the "
-                       "other ranks send step %llu", rank, number,
-                       (unsigned long long)s->pending);
+        return persia_err_set(PERSIA_EARG,
+                              "rank %u sends step %llu, while the "
+                              "other ranks send step %llu",
+                              rank, number, (unsigned long long)s->pending);
     if (s->pending && s->parts != parts)
-        return err_set(PERSIA_EARG, "rank %u sends a part of %u, the other "
-                       "ranks of %u", rank, parts, s->parts);
+        return persia_err_set(PERSIA_EARG,
+                              "rank %u sends a part of %u, the other "
+                              "ranks of %u",
+                              rank, parts, s->parts);
     return PERSIA_OK;
 }
 
@@ -53,8 +60,10 @@ int sync_add(sync_steps *s, uint64_t step, uint32_t rank, uint32_t parts,
     if (!s->pending) {
         s->part = calloc(parts, sizeof *s->part);
         if (!s->part)
-            return err_set(PERSIA_ENOMEM, "no memory for the %u parts of a "
-                           "step", parts);
+            return persia_err_set(PERSIA_ENOMEM,
+                                  "no memory for the %u parts of a "
+                                  "step",
+                                  parts);
         s->pending = step;
         s->parts = parts;
     }

@@ -18,37 +18,37 @@ struct ps {
     _Atomic(uint64_t) t;       /* the highest of an update */
 };
 
-int ps_create(const ps_config *config, ps **out)
+int persia_ps_create(const ps_config *config, ps **out)
 {
     *out = NULL;
     if (config->threads < 1 || config->threads > 1024)
-        return err_set(PERSIA_EARG, "threads is %u, need 1 .. 1024",
-                       config->threads);
+        return persia_err_set(PERSIA_EARG, "threads is %u, need 1 .. 1024",
+                              config->threads);
     ps *p = calloc(1, sizeof *p);
     if (!p)
-        return err_set(PERSIA_ENOMEM, "no memory for a store");
-    int rc = sched_create(config->threads, &p->s);
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a store");
+    int rc = persia_sched_create(config->threads, &p->s);
     if (rc) {
         free(p);
         return rc;
     }
     pthread_mutex_init(&p->declaring, NULL);
-    fair_lock_init(&p->gate);
-    mem_limit_init(&p->limit, config->memory_limit);
+    persia_fair_lock_init(&p->gate);
+    persia_mem_limit_init(&p->limit, config->memory_limit);
     *out = p;
     return PERSIA_OK;
 }
 
-void ps_destroy(ps *p)
+void persia_ps_destroy(ps *p)
 {
     if (!p)
         return;
-    sched_destroy(p->s); /* first: its jobs use the tables */
+    persia_sched_destroy(p->s); /* first: its jobs use the tables */
     for (uint32_t i = 0; i < p->tables_n; i++)
-        table_destroy(p->tables[i]);
+        persia_table_destroy(p->tables[i]);
     pthread_mutex_destroy(&p->declaring);
     pthread_rwlock_destroy(&p->gate);
-    mem_limit_free(&p->limit);
+    persia_mem_limit_free(&p->limit);
     free(p);
 }
 
@@ -57,28 +57,30 @@ static int declare_locked(ps *p, const table_config *config, uint32_t *no,
 {
     uint32_t n = p->tables_n;
     for (uint32_t i = 0; i < n; i++) {
-        const table_config *have = table_get_config(p->tables[i]);
+        const table_config *have = persia_table_get_config(p->tables[i]);
         if (strcmp(have->name, config->name) != 0)
             continue;
-        const spec_field *field =
-            spec_difference(&table_spec_list, &have->spec, &config->spec);
+        const spec_field *field = persia_spec_difference(
+            &persia_table_spec_list, &have->spec, &config->spec);
         if (field)
-            return err_set(PERSIA_EMISMATCH,
-                           "table %s: %s differs from the first declaration "
-                           "of this table; give both the same, or another "
-                           "name",
-                           config->name, field->config);
+            return persia_err_set(
+                PERSIA_EMISMATCH,
+                "table %s: %s differs from the first declaration "
+                "of this table; give both the same, or another "
+                "name",
+                config->name, field->config);
         *no = i;
         *created = 0;
         return PERSIA_OK;
     }
     if (n == PS_TABLES_MAX)
-        return err_set(PERSIA_ELIMIT, "table %s: a store has at most %d "
-                       "tables; let features share tables", config->name,
-                       PS_TABLES_MAX);
+        return persia_err_set(PERSIA_ELIMIT,
+                              "table %s: a store has at most %d "
+                              "tables; let features share tables",
+                              config->name, PS_TABLES_MAX);
     table_config own = *config;
     own.limit = &p->limit;
-    int rc = table_create(&own, &p->tables[n]);
+    int rc = persia_table_create(&own, &p->tables[n]);
     if (rc)
         return rc;
     atomic_store_explicit(&p->tables_n, n + 1, memory_order_release);
@@ -87,7 +89,8 @@ static int declare_locked(ps *p, const table_config *config, uint32_t *no,
     return PERSIA_OK;
 }
 
-int ps_declare(ps *p, const table_config *config, uint32_t *no, int *created)
+int persia_ps_declare(ps *p, const table_config *config, uint32_t *no,
+                      int *created)
 {
     pthread_mutex_lock(&p->declaring);
     int rc = declare_locked(p, config, no, created);
@@ -95,29 +98,29 @@ int ps_declare(ps *p, const table_config *config, uint32_t *no, int *created)
     return rc;
 }
 
-uint32_t ps_tables(const ps *p)
+uint32_t persia_ps_tables(const ps *p)
 {
     return atomic_load_explicit(&p->tables_n, memory_order_acquire);
 }
 
-table *ps_table(const ps *p, uint32_t no)
+table *persia_ps_table(const ps *p, uint32_t no)
 {
-    return no < ps_tables(p) ? p->tables[no] : NULL;
+    return no < persia_ps_tables(p) ? p->tables[no] : NULL;
 }
 
-sched *ps_sched(const ps *p)
+sched *persia_ps_sched(const ps *p)
 {
     return p->s;
 }
 
-const mem_limit *ps_limit(const ps *p)
+const mem_limit *persia_ps_limit(const ps *p)
 {
     return &p->limit;
 }
 
-int ps_pull(ps *p, pull_job *jobs, size_t jobs_n)
+int persia_ps_pull(ps *p, pull_job *jobs, size_t jobs_n)
 {
-    return table_pull(p->s, jobs, jobs_n);
+    return persia_table_pull(p->s, jobs, jobs_n);
 }
 
 /* Whether the push began to change rows before it failed. */
@@ -126,14 +129,15 @@ static int push_started(const push_job *jobs, size_t jobs_n)
     return jobs_n && jobs[0].touched != UINT64_MAX;
 }
 
-int ps_push_noted(ps *p, push_job *jobs, size_t jobs_n, const ps_note *note)
+int persia_ps_push_noted(ps *p, push_job *jobs, size_t jobs_n,
+                         const ps_note *note)
 {
     if (jobs_n)
         jobs[0].touched = UINT64_MAX;
     pthread_rwlock_rdlock(&p->gate);
     int rc = note ? note->before(note->ctx) : PERSIA_OK;
     if (!rc)
-        rc = table_push(p->s, jobs, jobs_n);
+        rc = persia_table_push(p->s, jobs, jobs_n);
     if (!rc || push_started(jobs, jobs_n)) {
         atomic_fetch_add(&p->updates, 1);
         if (note)
@@ -145,12 +149,12 @@ int ps_push_noted(ps *p, push_job *jobs, size_t jobs_n, const ps_note *note)
     return rc;
 }
 
-int ps_push(ps *p, push_job *jobs, size_t jobs_n)
+int persia_ps_push(ps *p, push_job *jobs, size_t jobs_n)
 {
-    return ps_push_noted(p, jobs, jobs_n, NULL);
+    return persia_ps_push_noted(p, jobs, jobs_n, NULL);
 }
 
-int ps_between(ps *p, int (*fn)(void *ctx), void *ctx)
+int persia_ps_between(ps *p, int (*fn)(void *ctx), void *ctx)
 {
     pthread_rwlock_wrlock(&p->gate);
     int rc = fn(ctx);
@@ -169,39 +173,41 @@ static int take_cut(void *ctx)
 {
     taking *t = ctx;
     *t->updates = atomic_load(&t->p->updates);
-    return t->tables_n ? table_cut_begin(t->p->tables, t->tables_n, t->out)
-                       : PERSIA_OK;
+    return t->tables_n
+               ? persia_table_cut_begin(t->p->tables, t->tables_n, t->out)
+               : PERSIA_OK;
 }
 
-int ps_cut_begin(ps *p, uint32_t tables_n, table_cut **out, uint64_t *updates)
+int persia_ps_cut_begin(ps *p, uint32_t tables_n, table_cut **out,
+                        uint64_t *updates)
 {
     taking t = {p, tables_n, out, updates};
-    return ps_between(p, take_cut, &t);
+    return persia_ps_between(p, take_cut, &t);
 }
 
-uint64_t ps_updates(const ps *p)
+uint64_t persia_ps_updates(const ps *p)
 {
     return atomic_load(&p->updates);
 }
 
-void ps_set_updates(ps *p, uint64_t updates)
+void persia_ps_set_updates(ps *p, uint64_t updates)
 {
     atomic_store(&p->updates, updates);
 }
 
-uint64_t ps_t(const ps *p)
+uint64_t persia_ps_t(const ps *p)
 {
     return atomic_load(&p->t);
 }
 
-void ps_note_t(ps *p, uint64_t t)
+void persia_ps_note_t(ps *p, uint64_t t)
 {
     uint64_t had = atomic_load(&p->t);
     while (had < t && !atomic_compare_exchange_weak(&p->t, &had, t))
         ;
 }
 
-void ps_set_t(ps *p, uint64_t t)
+void persia_ps_set_t(ps *p, uint64_t t)
 {
     atomic_store(&p->t, t);
 }

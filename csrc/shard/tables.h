@@ -4,7 +4,8 @@
  * Its callers (worker, step) use jobs of ids, rows and gradients only, so a
  * shard in another process is another body behind the same calls.
  *
- * All functions may be called from any thread; ps_destroy() must be last.
+ * All functions may be called from any thread; persia_ps_destroy() must be
+ * last.
  */
 #ifndef PERSIA_SHARD_TABLES_H
 #define PERSIA_SHARD_TABLES_H
@@ -24,25 +25,25 @@ typedef struct ps_config {
     uint64_t memory_limit; /* bytes of all tables; 0: no limit */
 } ps_config;
 
-PERSIA_API int ps_create(const ps_config *config, ps **out);
-PERSIA_API void ps_destroy(ps *p);
+PERSIA_API int persia_ps_create(const ps_config *config, ps **out);
+PERSIA_API void persia_ps_destroy(ps *p);
 
 /* Makes a table, or finds the one of that name (*created is 0 then).
  * PERSIA_EMISMATCH, naming the field, if its configuration differs.  The
  * caller leaves config->limit NULL: the shard's own is used. */
-PERSIA_API int ps_declare(ps *p, const table_config *config, uint32_t *no,
-                          int *created);
+PERSIA_API int persia_ps_declare(ps *p, const table_config *config,
+                                 uint32_t *no, int *created);
 /* Tables are numbered from 0 in the order of their declaration. */
-PERSIA_API uint32_t ps_tables(const ps *p);
+PERSIA_API uint32_t persia_ps_tables(const ps *p);
 /* NULL if there is no such table. */
-PERSIA_API table *ps_table(const ps *p, uint32_t no);
-PERSIA_API sched *ps_sched(const ps *p);
-PERSIA_API const mem_limit *ps_limit(const ps *p);
+PERSIA_API table *persia_ps_table(const ps *p, uint32_t no);
+PERSIA_API sched *persia_ps_sched(const ps *p);
+PERSIA_API const mem_limit *persia_ps_limit(const ps *p);
 
-/* table_pull() and table_push() on the shard's threads.  A push that
- * succeeds counts as one update. */
-PERSIA_API int ps_pull(ps *p, pull_job *jobs, size_t jobs_n);
-PERSIA_API int ps_push(ps *p, push_job *jobs, size_t jobs_n);
+/* persia_table_pull() and persia_table_push() on the shard's threads.  A push
+ * that succeeds counts as one update. */
+PERSIA_API int persia_ps_pull(ps *p, pull_job *jobs, size_t jobs_n);
+PERSIA_API int persia_ps_push(ps *p, push_job *jobs, size_t jobs_n);
 
 /* What is kept beside the rows about an update: whatever runs between two
  * updates sees the update and its note, or neither. */
@@ -55,28 +56,29 @@ typedef struct ps_note {
     void (*after)(void *ctx, int rc);
     void *ctx;
 } ps_note;
-PERSIA_API int ps_push_noted(ps *p, push_job *jobs, size_t jobs_n,
-                             const ps_note *note);
+PERSIA_API int persia_ps_push_noted(ps *p, push_job *jobs, size_t jobs_n,
+                                    const ps_note *note);
 /* Runs fn(ctx) between two updates: none is under way meanwhile.  Its result
  * is returned. */
-PERSIA_API int ps_between(ps *p, int (*fn)(void *ctx), void *ctx);
+PERSIA_API int persia_ps_between(ps *p, int (*fn)(void *ctx), void *ctx);
 
 /* A cut of the first `tables_n` tables, between two updates: `updates` were
  * applied before it, all of their rows are in it. */
-PERSIA_API int ps_cut_begin(ps *p, uint32_t tables_n,
-                            table_cut **out /* [tables_n] */,
-                            uint64_t *updates);
+PERSIA_API int persia_ps_cut_begin(ps *p, uint32_t tables_n,
+                                   table_cut **out /* [tables_n] */,
+                                   uint64_t *updates);
 
 /* Updates applied so far.  Set when a checkpoint is loaded; may be called by
- * ps_between()'s fn. */
-PERSIA_API uint64_t ps_updates(const ps *p);
-PERSIA_API void ps_set_updates(ps *p, uint64_t updates);
+ * persia_ps_between()'s fn. */
+PERSIA_API uint64_t persia_ps_updates(const ps *p);
+PERSIA_API void persia_ps_set_updates(ps *p, uint64_t updates);
 
 /* The highest t (Adam's step, and the key of an update's draws) of an update
- * applied.  ps_note_t(): one of this t is; ps_set_t(): as ps_set_updates(). */
-PERSIA_API uint64_t ps_t(const ps *p);
-PERSIA_API void ps_note_t(ps *p, uint64_t t);
-PERSIA_API void ps_set_t(ps *p, uint64_t t);
+ * applied.  persia_ps_note_t(): one of this t is; persia_ps_set_t(): as
+ * persia_ps_set_updates(). */
+PERSIA_API uint64_t persia_ps_t(const ps *p);
+PERSIA_API void persia_ps_note_t(ps *p, uint64_t t);
+PERSIA_API void persia_ps_set_t(ps *p, uint64_t t);
 
 #ifdef __cplusplus
 }

@@ -48,7 +48,7 @@ static int reply_with(const wire_push_reply *m, shard_reply *out)
     wire_push_reply *copy = (wire_push_reply *)(uintptr_t)out->message;
     const size_t bytes = m->left_n * sizeof *m->left;
     *copy = *m;
-    copy->left = wire_memory_take(memory, bytes);
+    copy->left = persia_wire_memory_take(memory, bytes);
     if (copy->left)
         memcpy(copy->left, m->left, bytes);
     else
@@ -73,7 +73,8 @@ void push_reply(shard *s, push_call *c, const wire_push_reply *reply)
 
 void push_reply_status(shard *s, push_call *c, uint32_t status)
 {
-    wire_push_reply reply = {.status = status, .updates = ps_updates(s->p)};
+    wire_push_reply reply = {.status = status,
+                             .updates = persia_ps_updates(s->p)};
     push_reply(s, c, &reply);
 }
 
@@ -116,16 +117,18 @@ static int check_table(const shard *s, const wire_push_table *m,
     int rc = find_table(s, m->grads.no, &t);
     if (rc)
         return rc;
-    const table_config *c = table_get_config(t);
+    const table_config *c = persia_table_get_config(t);
     const optim_args args = args_of(&m->hyper, t_of_push);
-    rc = table_check_optim(c, &args);
+    rc = persia_table_check_optim(c, &args);
     for (size_t i = 0; job && i < job->parts_n && !rc; i++)
         rc = check_ids(s, t, job->parts[i].ids, job->parts[i].n);
     if (rc || job)
         return rc;
     if (m->grads.n && m->grads.dim != c->dim)
-        return err_set(PERSIA_ESHAPE, "table %s: gradients of dim %u come, "
-                       "the table has dim %u", c->name, m->grads.dim, c->dim);
+        return persia_err_set(PERSIA_ESHAPE,
+                              "table %s: gradients of dim %u come, "
+                              "the table has dim %u",
+                              c->name, m->grads.dim, c->dim);
     return check_ids(s, t, m->ids, m->grads.n);
 }
 
@@ -138,8 +141,10 @@ static int check_push(const shard *s, const shard_push *a)
         const wire_push_table *t = &m->tables[i];
         rc = check_table(s, t, a->jobs ? &a->jobs[i] : NULL, m->t);
         if (!rc && seen[t->grads.no]++)
-            rc = err_set(PERSIA_EARG, "table %s comes twice in one push",
-                         table_get_config(ps_table(s->p, t->grads.no))->name);
+            rc = persia_err_set(
+                PERSIA_EARG, "table %s comes twice in one push",
+                persia_table_get_config(persia_ps_table(s->p, t->grads.no))
+                    ->name);
     }
     return rc;
 }
@@ -202,11 +207,11 @@ static int widen_piece(void *ctx, size_t piece)
     size_t first = (piece - w->first_piece[k]) * PIECE;
     size_t n = v->n - first < PIECE ? v->n - first : PIECE;
     float *to = (float *)(uintptr_t)e->grad + first * v->dim;
-    wire_widen(dtype, n, v->dim,
-               (const char *)v->values +
-                   first * v->dim * wire_dtype_bytes(dtype),
-               v->scales ? v->scales + first : NULL, to, v->dim);
-    if (!floats_finite(to, n * v->dim)) /* while it is in the cache */
+    persia_wire_widen(dtype, n, v->dim,
+                      (const char *)v->values +
+                          first * v->dim * wire_dtype_bytes(dtype),
+                      v->scales ? v->scales + first : NULL, to, v->dim);
+    if (!persia_floats_finite(to, n * v->dim)) /* while it is in the cache */
         atomic_store(&e->finite, 0);
     return PERSIA_OK;
 }
@@ -220,8 +225,8 @@ static int is_narrow(const update *u, const entry *e)
 static int widen(update *u, entry *entries, size_t n)
 {
     size_t floats = 0;
-    size_t *first_piece = wire_memory_take(&u->memory,
-                                           (n + 1) * sizeof(size_t));
+    size_t *first_piece = persia_wire_memory_take(&u->memory,
+                                                  (n + 1) * sizeof(size_t));
     if (!first_piece)
         return PERSIA_ENOMEM;
     first_piece[0] = 0;
@@ -251,7 +256,8 @@ static int widen(update *u, entry *entries, size_t n)
         }
     }
     widening w = {entries, u->calls, first_piece, n};
-    return sched_for(ps_sched(u->s->p), first_piece[n], widen_piece, &w);
+    return persia_sched_for(persia_ps_sched(u->s->p), first_piece[n],
+                            widen_piece, &w);
 }
 
 /* Appends the parts of an entry to those of the job before. */
@@ -277,16 +283,17 @@ static void add_parts(push_job *job, push_part *to, const entry *e)
 static int refuse_hyper(const update *u, const table *t, const entry *a,
                         const entry *b)
 {
-    return err_set(PERSIA_EARG, "table %s: ranks %u and %u of step %llu "
-                   "send different settings of the optimizer (lr %g and "
-                   "%g, factor of gradients %g and %g, ...); their "
-                   "schedulers, GradScaler, grad_division and norms for "
-                   "clipping must agree",
-                   table_get_config(t)->name, u->calls[a->part]->m->part,
-                   u->calls[b->part]->m->part, (unsigned long long)u->step,
-                   (double)a->m->hyper.lr, (double)b->m->hyper.lr,
-                   (double)a->m->hyper.grad_scale,
-                   (double)b->m->hyper.grad_scale);
+    return persia_err_set(
+        PERSIA_EARG,
+        "table %s: ranks %u and %u of step %llu "
+        "send different settings of the optimizer (lr %g and "
+        "%g, factor of gradients %g and %g, ...); their "
+        "schedulers, GradScaler, grad_division and norms for "
+        "clipping must agree",
+        persia_table_get_config(t)->name, u->calls[a->part]->m->part,
+        u->calls[b->part]->m->part, (unsigned long long)u->step,
+        (double)a->m->hyper.lr, (double)b->m->hyper.lr,
+        (double)a->m->hyper.grad_scale, (double)b->m->hyper.grad_scale);
 }
 
 /* One job a table, its parts in the order of the ranks. */
@@ -295,10 +302,10 @@ static int build_jobs(update *u, const entry *entries, size_t n)
     push_part *next = u->parts;
     for (size_t i = 0; i < n; i++) {
         const entry *e = &entries[i], *before = i ? e - 1 : NULL;
-        table *t = ps_table(u->s->p, e->m->grads.no);
+        table *t = persia_ps_table(u->s->p, e->m->grads.no);
         if (before && before->m->grads.no == e->m->grads.no) {
-            if (spec_difference(&optim_hyper_list, &before->m->hyper,
-                                &e->m->hyper))
+            if (persia_spec_difference(&persia_optim_hyper_list,
+                                       &before->m->hyper, &e->m->hyper))
                 return refuse_hyper(u, t, before, e);
             u->jobs[u->jobs_n - 1].distinct = 0;
         } else {
@@ -321,8 +328,9 @@ static int build_jobs(update *u, const entry *entries, size_t n)
 /* Memory for the settings of so many tables. */
 static int take_optim(update *u, size_t n)
 {
-    u->optim = n <= FEW ? u->few
-                        : wire_memory_take(&u->memory, n * sizeof *u->optim);
+    u->optim = n <= FEW
+                   ? u->few
+                   : persia_wire_memory_take(&u->memory, n * sizeof *u->optim);
     return u->optim ? PERSIA_OK : PERSIA_ENOMEM;
 }
 
@@ -339,7 +347,7 @@ static int build_direct(update *u)
         u->optim[i] = args_of(&c->m->tables[i].hyper, u->t);
         u->jobs[i].optim = &u->optim[i];
         u->jobs[i].draw = u->t;
-        u->jobs[i].t = ps_table(u->s->p, c->m->tables[i].grads.no);
+        u->jobs[i].t = persia_ps_table(u->s->p, c->m->tables[i].grads.no);
     }
     return PERSIA_OK;
 }
@@ -352,11 +360,12 @@ static int find_t(update *u)
         if (!m->tables_n)
             continue;
         if (u->t && u->t != m->t)
-            return err_set(PERSIA_EARG, "the parts of step %llu have "
-                           "different t: %llu and %llu",
-                           (unsigned long long)u->step,
-                           (unsigned long long)u->t,
-                           (unsigned long long)m->t);
+            return persia_err_set(PERSIA_EARG,
+                                  "the parts of step %llu have "
+                                  "different t: %llu and %llu",
+                                  (unsigned long long)u->step,
+                                  (unsigned long long)u->t,
+                                  (unsigned long long)m->t);
         u->t = m->t;
     }
     return PERSIA_OK;
@@ -374,9 +383,9 @@ static int build(update *u)
         for (size_t k = 0; k < c->m->tables_n; k++)
             parts += c->jobs ? c->jobs[k].parts_n : 1;
     }
-    entry *entries = wire_memory_take(&u->memory, n * sizeof *entries);
-    u->jobs = wire_memory_take(&u->memory, n * sizeof *u->jobs);
-    u->parts = wire_memory_take(&u->memory, parts * sizeof *u->parts);
+    entry *entries = persia_wire_memory_take(&u->memory, n * sizeof *entries);
+    u->jobs = persia_wire_memory_take(&u->memory, n * sizeof *u->jobs);
+    u->parts = persia_wire_memory_take(&u->memory, parts * sizeof *u->parts);
     if (!entries || !u->jobs || !u->parts || take_optim(u, n))
         return PERSIA_ENOMEM;
     n = 0;
@@ -400,11 +409,11 @@ static int update_before(void *ctx)
     for (uint32_t i = 0; i < u->n; i++) {
         if (is_stale(u->s, &u->calls[i]->m->caller)) {
             u->stale = 1;
-            return err_set(PERSIA_ESTALE, "other rows were restored");
+            return persia_err_set(PERSIA_ESTALE, "other rows were restored");
         }
         u->state = ledger_check(u->s->ledger, &u->calls[i]->key);
         if (u->state != LEDGER_NEW)
-            return err_set(PERSIA_ESTALE, "the ledger was restored");
+            return persia_err_set(PERSIA_ESTALE, "the ledger was restored");
     }
     return PERSIA_OK;
 }
@@ -414,8 +423,8 @@ static void update_after(void *ctx, int rc)
     update *u = ctx;
     (void)rc; /* in part or as a whole: never again */
     u->applied = 1;
-    u->updates = ps_updates(u->s->p);
-    ps_note_t(u->s->p, u->t);
+    u->updates = persia_ps_updates(u->s->p);
+    persia_ps_note_t(u->s->p, u->t);
     for (uint32_t i = 0; i < u->n; i++)
         ledger_commit(u->s->ledger, &u->calls[i]->key);
     if (u->step)
@@ -460,7 +469,7 @@ static void apply_empty(update *u, const ps_note *note)
 {
     for (size_t j = 0; j < u->jobs_n; j++)
         u->jobs[j].parts_n = 0;
-    (void)ps_push_noted(u->s->p, u->jobs, u->jobs_n, note);
+    (void)persia_ps_push_noted(u->s->p, u->jobs, u->jobs_n, note);
 }
 
 /* The counts of a step are in the answer to its first part, so that ranks may
@@ -492,10 +501,10 @@ void push_apply(shard *s, push_call **calls, uint32_t n)
     char text[1024] = "";
     int rc = build(&u);
     if (!rc)
-        rc = ps_push_noted(s->p, u.jobs, u.jobs_n, &note);
+        rc = persia_ps_push_noted(s->p, u.jobs, u.jobs_n, &note);
     if (rc) {
         int here = is_refused_here(&u, rc);
-        snprintf(text, sizeof text, "%.900s%s", err_text(),
+        snprintf(text, sizeof text, "%.900s%s", persia_err_text(),
                  here ? " (other shards may have applied their part)" : "");
         if (here)
             apply_empty(&u, &note);
@@ -509,7 +518,7 @@ void push_apply(shard *s, push_call **calls, uint32_t n)
     if (!rc)
         atomic_fetch_add(&s->pushes, n);
     update_answer_all(&u, rc, text);
-    wire_memory_free(&u.memory);
+    persia_wire_memory_free(&u.memory);
 }
 
 /* ---- the call ----------------------------------------------------------- */
@@ -567,7 +576,7 @@ void push_run(shard *s, const shard_call *call, const shard_push *a)
     c.key = (ledger_key){m->stream, m->number, m->settled,
                          owner_of(&m->caller)};
     if (rc)
-        push_fail(&c, rc, err_text());
+        push_fail(&c, rc, persia_err_text());
     else if (is_stale(s, &m->caller))
         push_reply_status(s, &c, PUSH_STALE_LINEAGE);
     else if (m->step)

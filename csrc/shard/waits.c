@@ -29,8 +29,9 @@ static void wake_locked(shard *s, uint64_t at)
 /* Whether calls of this ref may not wait any more. */
 static int refuses_locked(const direct *from)
 {
-    return from->refused ? err_set(from->refused, "%s", from->refused_text)
-                         : PERSIA_OK;
+    return from->refused
+               ? persia_err_set(from->refused, "%s", from->refused_text)
+               : PERSIA_OK;
 }
 
 uint64_t wait_step(shard *s)
@@ -80,10 +81,12 @@ static int begin_locked(shard *s, void **parts, uint32_t n)
     for (uint32_t i = 0; i < n && !rc; i++) {
         push_call *c = parts[i];
         if (ledger_begin(s->ledger, &c->key, &c->flight, NULL) != LEDGER_NEW)
-            rc = err_set(PERSIA_EARG, "update %llu of the stream of rank %u "
-                         "is under way twice: every rank needs a stream of "
-                         "its own", (unsigned long long)c->key.number,
-                         c->m->part);
+            rc = persia_err_set(
+                PERSIA_EARG,
+                "update %llu of the stream of rank %u "
+                "is under way twice: every rank needs a stream of "
+                "its own",
+                (unsigned long long)c->key.number, c->m->part);
         for (uint32_t k = 0; rc && k < i; k++)
             (void)ledger_end(s->ledger, &((push_call *)parts[k])->key);
     }
@@ -107,7 +110,7 @@ static void apply_step(shard *s, void **parts, uint32_t n, int rc)
 {
     if (rc) {
         char text[256];
-        snprintf(text, sizeof text, "%s", err_text());
+        snprintf(text, sizeof text, "%s", persia_err_text());
         fail_parts(s, parts, n, rc, text);
         return;
     }
@@ -179,7 +182,7 @@ void wait_part(shard *s, const push_call *part)
         else if (p.missed)
             push_reply_status(s, c, PUSH_LOST);
         else if (p.rc)
-            push_fail(c, p.rc, err_text());
+            push_fail(c, p.rc, persia_err_text());
         else
             push_reply_state(s, c, p.state);
         return;
@@ -219,9 +222,9 @@ int wait_open(shard *s, const wire_hello *m, wire_ledger *out)
                    "opened the stream of this part of a step");
     if (rc == PERSIA_ECLOSED) {
         char text[256];
-        snprintf(text, sizeof text, "%s", err_text());
-        return err_set(rc, "rank %u of namespace '%s': %s", m->rank,
-                       m->name_space, text);
+        snprintf(text, sizeof text, "%s", persia_err_text());
+        return persia_err_set(rc, "rank %u of namespace '%s': %s", m->rank,
+                              m->name_space, text);
     }
     return rc;
 }
@@ -282,10 +285,12 @@ static int check_world(const shard *s, const wire_leave *m)
     const uint32_t calls = atomic_load(&s->calls);
     if (!m->joins || !calls || m->world <= calls)
         return PERSIA_OK;
-    return err_set(PERSIA_ELIMIT, "%u ranks train in step, but the server "
-                   "has at most %u requests in hand at once, of which the "
-                   "part of each rank is one: start it with more (--calls)",
-                   m->world, calls);
+    return persia_err_set(
+        PERSIA_ELIMIT,
+        "%u ranks train in step, but the server "
+        "has at most %u requests in hand at once, of which the "
+        "part of each rank is one: start it with more (--calls)",
+        m->world, calls);
 }
 
 /* Hands out what is void then, as sync_move() does. */
@@ -309,8 +314,10 @@ int leave_answer(shard *s, const wire_leave *m, wire_memory *memory,
     (void)memory;
     int rc = shard_check_boot(s, &m->caller);
     if (!rc && m->world > SYNC_RANKS)
-        rc = err_set(PERSIA_ELIMIT, "a world of %u ranks, at most %d can "
-                     "train in step", m->world, SYNC_RANKS);
+        rc = persia_err_set(PERSIA_ELIMIT,
+                            "a world of %u ranks, at most %d can "
+                            "train in step",
+                            m->world, SYNC_RANKS);
     if (!rc)
         rc = check_world(s, m);
     if (rc)
@@ -318,8 +325,10 @@ int leave_answer(shard *s, const wire_leave *m, wire_memory *memory,
     pthread_mutex_lock(&s->wait_lock);
     if (ledger_is_older(s->ledger, m->stream, owner_of(&m->caller))) {
         pthread_mutex_unlock(&s->wait_lock);
-        return err_set(PERSIA_ECLOSED, "another process is rank %u of the "
-                       "steps now", m->rank);
+        return persia_err_set(PERSIA_ECLOSED,
+                              "another process is rank %u of the "
+                              "steps now",
+                              m->rank);
     }
     const sync_mover by = {m->caller.client, m->stream, m->move,
                            (int)m->joins};
@@ -338,8 +347,8 @@ int leave_answer(shard *s, const wire_leave *m, wire_memory *memory,
     }
     wait_go_on(s);
     *out = (wire_leave_reply){.step = wait_step(s)};
-    if (out->step < ps_t(s->p))
-        out->step = ps_t(s->p);
+    if (out->step < persia_ps_t(s->p))
+        out->step = persia_ps_t(s->p);
     return PERSIA_OK;
 }
 
@@ -361,13 +370,15 @@ int wait_pull(shard *s, const shard_call *c, const shard_pull *a, int *waits)
     if (ledger_has(s->ledger, m->stream, m->after))
         return PERSIA_OK;
     if (!s->env.wake) /* it could wait for ever */
-        return err_set(PERSIA_EUNAVAILABLE, "this shard lets no call wait");
+        return persia_err_set(PERSIA_EUNAVAILABLE,
+                              "this shard lets no call wait");
     parked *one = malloc(sizeof *one);
     if (!one)
-        return err_set(PERSIA_ENOMEM, "no memory for a pull that waits");
+        return persia_err_set(PERSIA_ENOMEM,
+                              "no memory for a pull that waits");
     if (!wait_room(s, PARKED_MAX)) {
         free(one);
-        return err_set(PERSIA_EUNAVAILABLE, "too many requests wait");
+        return persia_err_set(PERSIA_EUNAVAILABLE, "too many requests wait");
     }
     uint64_t until = s->env.now(s->env.ctx) + PATIENCE_NS;
     if (until > c->deadline)
@@ -378,7 +389,7 @@ int wait_pull(shard *s, const shard_call *c, const shard_pull *a, int *waits)
     if (!rc && !ledger_has(s->ledger, m->stream, m->after)) {
         *waits = !pulls_fill_locked(s);
         if (!*waits)
-            rc = err_set(PERSIA_EUNAVAILABLE, "too many requests wait");
+            rc = persia_err_set(PERSIA_EUNAVAILABLE, "too many requests wait");
     }
     if (*waits) {
         one->next = s->parked;
@@ -482,7 +493,7 @@ static void **take_part_locked(shard *s, const direct *from, uint32_t *n)
     return NULL;
 }
 
-void shard_refuse(shard_ref *ref, int code, const char *text)
+void persia_shard_refuse(shard_ref *ref, int code, const char *text)
 {
     direct *from = (direct *)ref;
     shard *s = from->s;
@@ -544,7 +555,7 @@ static void fail_late(shard *s, uint64_t now)
     fail_parts(s, parts, n, PERSIA_ETIMEOUT, text);
 }
 
-uint64_t shard_tick(shard *s, uint64_t now)
+uint64_t persia_shard_tick(shard *s, uint64_t now)
 {
     pthread_mutex_lock(&s->wait_lock);
     s->wake_at = UINT64_MAX; /* others may set it again meanwhile */

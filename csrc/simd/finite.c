@@ -32,7 +32,7 @@ INLINE_HOT int none_bad(const lanes *bad, uint32_t more)
     return !(more & SIGN);
 }
 
-HOT int floats_finite(const float *x, size_t n)
+HOT int persia_floats_finite(const float *x, size_t n)
 {
     lanes bad[2] = {{0}, {0}};
     uint32_t rest = 0;
@@ -50,14 +50,14 @@ HOT int floats_finite(const float *x, size_t n)
     return none_bad(&bad[0], rest);
 }
 
-HOT int rows_finite(const float *x, size_t n, size_t dim, size_t stride)
+HOT int persia_rows_finite(const float *x, size_t n, size_t dim, size_t stride)
 {
     enum { AHEAD = 48 }; /* rows; such strides are nothing the CPU follows */
     lanes bad = {0};
     uint32_t rest = 0;
 
     if (stride == dim)
-        return floats_finite(x, n * dim);
+        return persia_floats_finite(x, n * dim);
     for (size_t i = 0; i < n; i++) {
         const float *row = x + i * stride;
         size_t j = 0;

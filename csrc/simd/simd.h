@@ -54,8 +54,8 @@ INLINE_HOT void floats_add(float *to, const float *g, float scale, int first,
 
 /* Whether x[n] holds no NaN and no Inf; for n rows of dim, `stride` floats
  * apart. */
-int floats_finite(const float *x, size_t n);
-int rows_finite(const float *x, size_t n, size_t dim, size_t stride);
+int persia_floats_finite(const float *x, size_t n);
+int persia_rows_finite(const float *x, size_t n, size_t dim, size_t stride);
 
 #ifdef __cplusplus
 }

@@ -481,7 +481,7 @@ def lists_h(proto: Proto) -> str:
     out += '#include "spec/list.h"\n\n'
     for enum in proto.enums:
         if enum.notes.get("shared") is not None:
-            names = f"{enum.tag}_names[{len(enum.values)}]"
+            names = f"persia_{enum.tag}_names[{len(enum.values)}]"
             out += write_enum(enum).rstrip() + "\n"
             out += f"extern PERSIA_API const char *const {names};\n\n"
     for message in proto.messages:
@@ -489,7 +489,7 @@ def lists_h(proto: Proto) -> str:
             out += write_struct(proto, message)
             if message.notes.get("members") is not None:
                 out += write_members(proto, message)
-            out += f"extern PERSIA_API const spec_list {name}_list;\n\n"
+            out += f"extern PERSIA_API const spec_list persia_{name}_list;\n\n"
     return out + "#endif\n"
 
 
@@ -510,7 +510,7 @@ def lists_c(proto: Proto) -> str:
             continue
         own = snake(enum.name).upper() + "_"
         words = [f'"{n.removeprefix(own).lower()}"' for n, *_ in enum.values]
-        out += f"const char *const {enum.tag}_names[] = {{\n"
+        out += f"const char *const persia_{enum.tag}_names[] = {{\n"
         out += wrap_items(words, "", "    ", "    ") + "};\n\n"
     for message in proto.messages:
         name = message.notes.get("shared")
@@ -518,7 +518,7 @@ def lists_c(proto: Proto) -> str:
             continue
         out += f"static const spec_field {name}_fields[] = {{\n"
         out += "".join(spec_entry(proto, f) for f in message.fields)
-        out += f"}};\nconst spec_list {name}_list = {{\n"
+        out += f"}};\nconst spec_list persia_{name}_list = {{\n"
         out += f"    {name}_fields, {len(message.fields)}\n}};\n\n"
     return out.rstrip() + "\n"
 
@@ -538,7 +538,7 @@ def spec_entry(proto: Proto, f: Field) -> str:
     elif kind == "U32":
         items.append(".limit = UINT32_MAX")
     if enum:
-        items.append(f".names = {enum.tag}_names")
+        items.append(f".names = persia_{enum.tag}_names")
     if f.notes.get("largest") is not None:
         items.append(".largest = 1")
     return wrap_items(items, " },", " " * 4, " " * 6)
@@ -566,7 +566,7 @@ def messages_h(proto: Proto) -> str:
     )
     out += f'#define WIRE_SERVICE "{proto.service}"\n'
     out += "extern PERSIA_API const char *const "
-    out += f"wire_paths[{len(names)}]; /* of the methods */\n\n"
+    out += f"persia_wire_paths[{len(names)}]; /* of the methods */\n\n"
     messages = [f"X({m.id})" for m in methods_messages(proto)]
     out += "/* Requests and replies. */\n" + x_list("WIRE_MESSAGES", messages)
     checked = [m for m in proto.messages if m.notes.get("check") is not None]
@@ -585,17 +585,17 @@ def messages_c(proto: Proto) -> str:
     """csrc/wire/messages.c."""
     out = f'/* messages.c: {HEAD}. */\n#include "wire/types.h"\n\n'
     paths = [f'"/{proto.service}/{method[0]}"' for method in proto.methods]
-    out += "const char *const wire_paths[] = {\n"
+    out += "const char *const persia_wire_paths[] = {\n"
     out += wrap_items(paths, "", "    ", "    ") + "};\n\n"
     for message in in_order(proto):
         out += write_table(proto, message)
     return out + (
         "#define WIRE_DEFINE(id)                                          \\\n"
-        "    int wire_put_##id(wire_out *o, const wire_##id *m)           \\\n"
+        "    int persia_wire_put_##id(wire_out *o, const wire_##id *m)    \\\n"
         "    {                                                            \\\n"
         "        return message_put(o, &id##_type, m);                    \\\n"
         "    }                                                            \\\n"
-        "    int wire_get_##id(const void *data, size_t n,                \\\n"
+        "    int persia_wire_get_##id(const void *data, size_t n,         \\\n"
         "                      wire_memory *memory, wire_##id *out)       \\\n"
         "    {                                                            \\\n"
         "        return message_get(data, n, memory, &id##_type, out);    \\\n"

@@ -13,7 +13,7 @@ enum wire_dtype {
     WIRE_BF16, /* no scale */
     WIRE_DTYPES
 };
-extern PERSIA_API const char *const wire_dtype_names[3];
+extern PERSIA_API const char *const persia_wire_dtype_names[3];
 
 enum optim_kind {
     OPTIM_SGD,
@@ -23,7 +23,7 @@ enum optim_kind {
     OPTIM_ADAMW,
     OPTIM_KINDS
 };
-extern PERSIA_API const char *const optim_kind_names[5];
+extern PERSIA_API const char *const persia_optim_kind_names[5];
 
 /* Where the vectors of a table are kept. */
 enum vector_dtype {
@@ -31,7 +31,7 @@ enum vector_dtype {
     VECTOR_BF16, /* rounded stochastically */
     VECTOR_DTYPES
 };
-extern PERSIA_API const char *const vector_dtype_names[2];
+extern PERSIA_API const char *const persia_vector_dtype_names[2];
 
 enum table_init_kind {
     INIT_UNIFORM, /* [init_a, init_b) */
@@ -39,28 +39,28 @@ enum table_init_kind {
     INIT_CONSTANT, /* init_a */
     INIT_KINDS
 };
-extern PERSIA_API const char *const table_init_kind_names[3];
+extern PERSIA_API const char *const persia_table_init_kind_names[3];
 
 enum table_missing {
     MISSING_INIT, /* an id without a row reads as its initial value */
     MISSING_ZEROS,
     MISSING_KINDS
 };
-extern PERSIA_API const char *const table_missing_names[2];
+extern PERSIA_API const char *const persia_table_missing_names[2];
 
 enum table_nonfinite {
     NONFINITE_RAISE, /* a push with a NaN or Inf gradient fails as a whole */
     NONFINITE_SKIP, /* its rows are left out and counted */
     NONFINITE_KINDS
 };
-extern PERSIA_API const char *const table_nonfinite_names[2];
+extern PERSIA_API const char *const persia_table_nonfinite_names[2];
 
 enum table_full {
     FULL_RAISE,
     FULL_EVICT_LRU,
     FULL_KINDS
 };
-extern PERSIA_API const char *const table_full_names[2];
+extern PERSIA_API const char *const persia_table_full_names[2];
 
 /* A table as it was declared. */
 typedef struct table_spec {
@@ -87,7 +87,7 @@ typedef struct table_spec {
     float init_b; float state_init; uint32_t missing; uint32_t nonfinite;     \
     uint64_t capacity; uint32_t full; float admission;
 
-extern PERSIA_API const spec_list table_spec_list;
+extern PERSIA_API const spec_list persia_table_spec_list;
 
 /* Hyper-parameters of one update; finite. Nothing has a default: what is left
  * out is 0. */
@@ -110,7 +110,7 @@ typedef struct optim_hyper {
     float momentum; float weight_decay; float max_grad_norm; float max_norm;  \
     float weight_bound; float grad_scale;
 
-extern PERSIA_API const spec_list optim_hyper_list;
+extern PERSIA_API const spec_list persia_optim_hyper_list;
 
 /* Counters of a table. */
 typedef struct table_stats {
@@ -126,6 +126,6 @@ typedef struct table_stats {
     uint64_t nonfinite; /* row gradients skipped */
 } table_stats;
 
-extern PERSIA_API const spec_list table_stats_list;
+extern PERSIA_API const spec_list persia_table_stats_list;
 
 #endif

@@ -41,8 +41,8 @@ static int same(const void *a, const void *b, const spec_field *f)
     return u32_of(a, f) == u32_of(b, f);
 }
 
-const spec_field *spec_difference(const spec_list *list, const void *a,
-                                  const void *b)
+const spec_field *persia_spec_difference(const spec_list *list, const void *a,
+                                         const void *b)
 {
     for (size_t i = 0; i < list->n; i++)
         if (!same(a, b, &list->fields[i]))
@@ -58,7 +58,8 @@ static int out_of_range(const void *m, const spec_field *f)
     return f->kind <= SPEC_ENUM && u32_of(m, f) > f->limit;
 }
 
-const spec_field *spec_out_of_range(const spec_list *list, const void *m)
+const spec_field *persia_spec_out_of_range(const spec_list *list,
+                                           const void *m)
 {
     for (size_t i = 0; i < list->n; i++)
         if (out_of_range(m, &list->fields[i]))
@@ -66,7 +67,7 @@ const spec_field *spec_out_of_range(const spec_list *list, const void *m)
     return NULL;
 }
 
-void spec_add(const spec_list *list, void *sum, const void *more)
+void persia_spec_add(const spec_list *list, void *sum, const void *more)
 {
     for (size_t i = 0; i < list->n; i++) {
         const spec_field *f = &list->fields[i];

@@ -15,14 +15,16 @@ extern "C" {
 #endif
 
 /* The first field in which two structs of the list differ, or NULL. */
-PERSIA_API const spec_field *spec_difference(const spec_list *list,
-                                             const void *a, const void *b);
+PERSIA_API const spec_field *persia_spec_difference(const spec_list *list,
+                                                    const void *a,
+                                                    const void *b);
 /* The first field that is out of its range, or NULL. */
-PERSIA_API const spec_field *spec_out_of_range(const spec_list *list,
-                                               const void *m);
+PERSIA_API const spec_field *persia_spec_out_of_range(const spec_list *list,
+                                                      const void *m);
 /* Adds the counters of another server: of fields that say so the largest
  * counts. */
-PERSIA_API void spec_add(const spec_list *list, void *sum, const void *more);
+PERSIA_API void persia_spec_add(const spec_list *list, void *sum,
+                                const void *more);
 
 #ifdef __cplusplus
 }

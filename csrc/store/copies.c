@@ -111,14 +111,16 @@ static int copy_arrays(copies *c, sched *s, copying *job, copy_block **out)
     copy_block *b = block_take(c, room);
     *out = b;
     if (!b)
-        return err_set(PERSIA_ENOMEM, "no memory to keep %zu bytes of "
-                       "gradients", room);
+        return persia_err_set(PERSIA_ENOMEM,
+                              "no memory to keep %zu bytes of "
+                              "gradients",
+                              room);
     char *to = (char *)b + ALIGNED;
     for (int i = 0; i < ARRAYS; i++) {
         job->arrays[i].to = to;
         to += (job->arrays[i].bytes + ALIGNED - 1) / ALIGNED * ALIGNED;
     }
-    sched_for(s, pieces, copy_piece, job); /* its pieces cannot fail */
+    persia_sched_for(s, pieces, copy_piece, job); /* its pieces cannot fail */
     return PERSIA_OK;
 }
 

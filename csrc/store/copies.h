@@ -16,7 +16,7 @@ typedef struct copies {
 
 void copies_init(copies *c);
 void copies_free(copies *c);
-/* See store_copy_grad(). */
+/* See persia_store_copy_grad(). */
 int copies_make(copies *c, sched *s, store_grad *g, size_t floats,
                 size_t offsets);
 /* Copies ids, offsets and weights alone, to g->ids. */

@@ -32,11 +32,11 @@ int prefetch_create(store *s, unsigned threads, prefetch **out)
     prefetch *p = calloc(1, sizeof *p);
     *out = p;
     if (!p)
-        return err_set(PERSIA_ENOMEM, "no memory for a store");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a store");
     p->s = s;
     pthread_mutex_init(&p->lock, NULL);
-    cond_init(&p->moved);
-    return sched_create_background(1, threads, &p->jobs);
+    persia_cond_init(&p->moved);
+    return persia_sched_create_background(1, threads, &p->jobs);
 }
 
 /* Ends a call: leaves the lock and releases what it threw away. */
@@ -49,7 +49,7 @@ static void leave(prefetch *p)
         lookup *next = l->next;
         if (l->want.owner)
             l->want.release(l->want.owner);
-        future_destroy(l->done);
+        persia_future_destroy(l->done);
         free(l);
         l = next;
     }
@@ -138,8 +138,8 @@ static int no_pass(prefetch *p)
 
 static int look_up(store *s, const store_lookup *l, uint64_t after)
 {
-    return worker_forward(store_worker(s), l->plan, &l->batch, after, l->out,
-                          l->stride, l->hints, l->index);
+    return persia_worker_forward(persia_store_worker(s), l->plan, &l->batch,
+                                 after, l->out, l->stride, l->hints, l->index);
 }
 
 /* Runs a lookup that waits; the lock is left meanwhile. */
@@ -154,7 +154,7 @@ static void run(prefetch *p, batch *b, lookup *l)
         store_keep_error(p->s, rc);
         rc = look_up(p->s, &l->want, after);
     }
-    future_complete(l->done, rc);
+    persia_future_complete(l->done, rc);
     pthread_mutex_lock(&p->lock);
     b->users--;
     pthread_cond_broadcast(&p->moved);
@@ -198,7 +198,7 @@ static void start(prefetch *p, batch *b)
     p->stats.started += b->lookups != NULL;
     /* Without memory for a job the forward itself looks up. */
     for (lookup *l = b->lookups; l && !b->pass->here; l = l->next)
-        sched_submit(p->jobs, lookup_job, p);
+        persia_sched_submit(p->jobs, lookup_job, p);
 }
 
 /* Starts what may start, of each pass in order. */
@@ -394,10 +394,11 @@ void prefetch_forget(prefetch *p)
 
 static int ended(void)
 {
-    return err_set(PERSIA_ECLOSED, "this pass of the data loader has ended");
+    return persia_err_set(PERSIA_ECLOSED,
+                          "this pass of the data loader has ended");
 }
 
-int store_pass_sync(store *s, uint64_t number, int by_batch)
+int persia_store_pass_sync(store *s, uint64_t number, int by_batch)
 {
     prefetch *p = store_prefetch(s);
     pthread_mutex_lock(&p->lock);
@@ -435,18 +436,19 @@ void prefetch_paid(prefetch *p)
 
 /* ---- passes ---- */
 
-int store_pass_open(store *s, uint64_t staleness, int here, uint64_t *number)
+int persia_store_pass_open(store *s, uint64_t staleness, int here,
+                           uint64_t *number)
 {
     prefetch *p = store_prefetch(s);
-    int rc = store_settle(s);
+    int rc = persia_store_settle(s);
     if (rc)
         return rc;
     pass *t = calloc(1, sizeof *t);
     if (!t)
-        return err_set(PERSIA_ENOMEM, "no memory for a data loader");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a data loader");
     pthread_mutex_lock(&p->lock);
     t->staleness = staleness;
-    t->here = here && client_is_embedded(store_client(s));
+    t->here = here && persia_client_is_embedded(persia_store_client(s));
     *number = t->number = ++p->numbers;
     t->next = p->all.passes;
     p->all.passes = t;
@@ -477,7 +479,7 @@ static void close_pass(prefetch *p, pass *t)
             batch_end(&p->all, b);
 }
 
-void store_pass_close(store *s, uint64_t number)
+void persia_store_pass_close(store *s, uint64_t number)
 {
     prefetch *p = store_prefetch(s);
     pthread_mutex_lock(&p->lock);
@@ -487,7 +489,8 @@ void store_pass_close(store *s, uint64_t number)
         advance(p);
         t->waiters++; /* nobody frees it meanwhile */
         /* Lookups in this process end soon; others may wait for a server. */
-        while (client_is_embedded(store_client(s)) && in_use(p, t))
+        while (persia_client_is_embedded(persia_store_client(s)) &&
+               in_use(p, t))
             pthread_cond_wait(&p->moved, &p->lock);
         t->waiters--;
     }
@@ -504,7 +507,7 @@ void prefetch_destroy(prefetch *p)
     for (batch *b = p->all.taken; b; b = b->next)
         batch_end(&p->all, b);
     pthread_mutex_unlock(&p->lock);
-    sched_destroy(p->jobs); /* its jobs find nothing any more */
+    persia_sched_destroy(p->jobs); /* its jobs find nothing any more */
     pthread_mutex_lock(&p->lock);
     end_of_call(p);
     pthread_cond_destroy(&p->moved);
@@ -512,18 +515,18 @@ void prefetch_destroy(prefetch *p)
     free(p);
 }
 
-uint64_t store_batch_number(void)
+uint64_t persia_store_batch_number(void)
 {
     static _Atomic(uint64_t) last;
     return atomic_fetch_add(&last, 1) + 1;
 }
 
-int store_batch_add(store *s, uint64_t in, uint64_t number)
+int persia_store_batch_add(store *s, uint64_t in, uint64_t number)
 {
     prefetch *p = store_prefetch(s);
     batch *b = calloc(1, sizeof *b);
     if (!b)
-        return err_set(PERSIA_ENOMEM, "no memory to look ahead");
+        return persia_err_set(PERSIA_ENOMEM, "no memory to look ahead");
     pthread_mutex_lock(&p->lock);
     pass *t = find_pass(p, in);
     if (t) {
@@ -540,13 +543,14 @@ int store_batch_add(store *s, uint64_t in, uint64_t number)
     return ended();
 }
 
-int store_batch_lookup(store *s, uint64_t number, const store_lookup *want)
+int persia_store_batch_lookup(store *s, uint64_t number,
+                              const store_lookup *want)
 {
     prefetch *p = store_prefetch(s);
     lookup *l = calloc(1, sizeof *l);
     if (!l)
-        return err_set(PERSIA_ENOMEM, "no memory to look ahead");
-    int rc = future_create(&l->done);
+        return persia_err_set(PERSIA_ENOMEM, "no memory to look ahead");
+    int rc = persia_future_create(&l->done);
     if (rc)
         goto fail;
     l->want = *want;
@@ -563,13 +567,13 @@ int store_batch_lookup(store *s, uint64_t number, const store_lookup *want)
     leave(p);
     if (rc == PERSIA_OK)
         return PERSIA_OK;
-    future_destroy(l->done);
+    persia_future_destroy(l->done);
 fail:
     free(l);
     return rc;
 }
 
-void store_batch_ready(store *s, uint64_t number)
+void persia_store_batch_ready(store *s, uint64_t number)
 {
     prefetch *p = store_prefetch(s);
     pthread_mutex_lock(&p->lock);
@@ -639,10 +643,10 @@ static void give_place(prefetch *p, uint64_t number)
     pthread_mutex_unlock(&p->lock);
 }
 
-int store_batch_next(store *s, uint64_t number, int reading)
+int persia_store_batch_next(store *s, uint64_t number, int reading)
 {
     prefetch *p = store_prefetch(s);
-    int rc = store_error(s), trains = 0;
+    int rc = persia_store_error(s), trains = 0;
     if (rc)
         return rc;
     pthread_mutex_lock(&p->lock);
@@ -658,7 +662,7 @@ int store_batch_next(store *s, uint64_t number, int reading)
             rc = store_pay(s);
             pthread_mutex_lock(&p->lock);
         } else if (!room) {
-            rc = cond_wait_poll(&p->moved, &p->lock, UINT64_MAX);
+            rc = persia_cond_wait_poll(&p->moved, &p->lock, UINT64_MAX);
         }
         advance(p);
         b = find_batch(p, number); /* its pass may have been closed */
@@ -674,13 +678,13 @@ int store_batch_next(store *s, uint64_t number, int reading)
     if (!rc)
         rc = store_pay(s);
     if (!rc)
-        rc = store_error(s); /* of an update that it waited for */
+        rc = persia_store_error(s); /* of an update that it waited for */
     if (!rc && trains) /* what was paid is of batches before it */
         give_place(p, number);
     return rc;
 }
 
-void store_batch_skip(store *s, uint64_t number)
+void persia_store_batch_skip(store *s, uint64_t number)
 {
     prefetch *p = store_prefetch(s);
     pthread_mutex_lock(&p->lock);
@@ -696,7 +700,7 @@ void store_batch_skip(store *s, uint64_t number)
 
 /* ---- forwards ---- */
 
-void store_batch_bind(store *s, uint64_t number, uint64_t ticket)
+void persia_store_batch_bind(store *s, uint64_t number, uint64_t ticket)
 {
     prefetch *p = store_prefetch(s);
     if (!number || no_pass(p))
@@ -743,11 +747,12 @@ static int wait_for_updates(prefetch *p, batch *b)
 {
     int rc = PERSIA_OK;
     while (!rc && batches_missed_now(&p->all, b) > b->pass->staleness)
-        rc = cond_wait_poll(&p->moved, &p->lock, UINT64_MAX);
+        rc = persia_cond_wait_poll(&p->moved, &p->lock, UINT64_MAX);
     return rc;
 }
 
-int store_batch_take(store *s, uint64_t number, uint32_t plan, void **owner)
+int persia_store_batch_take(store *s, uint64_t number, uint32_t plan,
+                            void **owner)
 {
     *owner = NULL;
     prefetch *p = store_prefetch(s);
@@ -764,7 +769,7 @@ int store_batch_take(store *s, uint64_t number, uint32_t plan, void **owner)
         if (l->state == LOOKUP_WAITS)
             run(p, b, l);
         pthread_mutex_unlock(&p->lock);
-        rc = future_wait(l->done, 0);
+        rc = persia_future_wait(l->done, 0);
         pthread_mutex_lock(&p->lock);
         if (rc == PERSIA_OK && l->state == LOOKUP_TAKEN)
             l = NULL; /* by another thread meanwhile */
@@ -781,12 +786,12 @@ int store_batch_take(store *s, uint64_t number, uint32_t plan, void **owner)
     }
     p->stats.prefetched += (uint64_t)(l && !rc);
     p->stats.not_prefetched += (uint64_t)!l;
-    pthread_cond_broadcast(&p->moved); /* for store_pass_close() */
+    pthread_cond_broadcast(&p->moved); /* for persia_store_pass_close() */
     end_of_call(p);
     return rc;
 }
 
-void store_get_prefetch_stats(store *s, store_prefetch_stats *out)
+void persia_store_get_prefetch_stats(store *s, store_prefetch_stats *out)
 {
     prefetch *p = store_prefetch(s);
     pthread_mutex_lock(&p->lock);

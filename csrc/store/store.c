@@ -34,7 +34,7 @@ struct store {
     pthread_mutex_t lock;      /* guards all below */
     store_grad *pending; /* that wait for an update, by ticket */
     size_t pending_n, pending_room;
-    uint64_t forgotten;            /* tickets up to it: see store_forget() */
+    uint64_t forgotten; /* tickets up to it: see persia_store_forget() */
     window came;    /* tickets whose gradient came back, or ... */
     window refused; /* ... will not be taken */
     uint64_t rings[2][STORE_TICKET_WINDOW / 64]; /* theirs */
@@ -55,12 +55,12 @@ static void destroy(store *s)
     if (!s)
         return;
     updates_destroy(s->u);
-    /* Not store_discard(): nobody could send an empty part any more. */
+    /* Not persia_store_discard(): nobody could send an empty part any more. */
     store_release_grads(s->pending, s->pending_n);
     prefetch_destroy(s->p);
-    worker_destroy(s->w);
-    client_destroy(s->c);
-    ps_destroy(s->tables);
+    persia_worker_destroy(s->w);
+    persia_client_destroy(s->c);
+    persia_ps_destroy(s->tables);
     if (s->release)
         s->release(s->owner);
     copies_free(&s->copies);
@@ -72,7 +72,7 @@ static store *store_new(void)
 {
     store *s = calloc(1, sizeof *s);
     if (!s) {
-        err_set(PERSIA_ENOMEM, "no memory for a store");
+        persia_err_set(PERSIA_ENOMEM, "no memory for a store");
         return NULL;
     }
     pthread_mutex_init(&s->lock, NULL);
@@ -86,9 +86,9 @@ static store *store_new(void)
 /* Gives a store with a client (rc: of making it) the rest, and a handle. */
 static int start(store *s, int rc, uint64_t *handle)
 {
-    int remote = !rc && !client_is_embedded(s->c);
+    int remote = !rc && !persia_client_is_embedded(s->c);
     if (!rc)
-        rc = worker_create(s->c, &s->w);
+        rc = persia_worker_create(s->c, &s->w);
     if (!rc)
         rc = prefetch_create(s, remote ? IN_FLIGHT : 1, &s->p);
     if (!rc)
@@ -96,7 +96,7 @@ static int start(store *s, int rc, uint64_t *handle)
                             remote ? PENDING_REMOTE : PENDING_LOCAL, &s->u);
     if (rc)
         goto fail;
-    store_renumber(s, 0);
+    persia_store_renumber(s, 0);
     pthread_mutex_lock(&registry.lock);
     uint32_t slot = 0;
     while (slot < STORES_MAX && registry.slots[slot].s)
@@ -109,34 +109,37 @@ static int start(store *s, int rc, uint64_t *handle)
     pthread_mutex_unlock(&registry.lock);
     if (slot < STORES_MAX)
         return PERSIA_OK;
-    rc = err_set(PERSIA_ELIMIT, "%d stores are open in this process; close "
-                 "some", STORES_MAX);
+    rc = persia_err_set(PERSIA_ELIMIT,
+                        "%d stores are open in this process; close "
+                        "some",
+                        STORES_MAX);
 fail:
     destroy(s);
     return rc;
 }
 
-int store_open(unsigned threads, uint64_t memory_limit, uint64_t *handle)
+int persia_store_open(unsigned threads, uint64_t memory_limit,
+                      uint64_t *handle)
 {
     ps_config config = {.threads = threads, .memory_limit = memory_limit};
-    int rc = fork_check("a new store");
+    int rc = persia_fork_check("a new store");
     store *s = rc ? NULL : store_new();
     if (!s)
         return rc ? rc : PERSIA_ENOMEM;
-    rc = ps_create(&config, &s->tables);
+    rc = persia_ps_create(&config, &s->tables);
     if (!rc)
-        rc = client_embedded(s->tables, &s->c);
+        rc = persia_client_embedded(s->tables, &s->c);
     return start(s, rc, handle);
 }
 
-int store_open_remote(const client_config *config, void *owner,
-                      void (*release)(void *owner), uint64_t *handle)
+int persia_store_open_remote(const client_config *config, void *owner,
+                             void (*release)(void *owner), uint64_t *handle)
 {
-    int rc = fork_check("a new store");
+    int rc = persia_fork_check("a new store");
     store *s = rc ? NULL : store_new();
     if (!s)
         return rc ? rc : PERSIA_ENOMEM;
-    rc = client_create(config, &s->c);
+    rc = persia_client_create(config, &s->c);
     rc = start(s, rc, handle);
     if (!rc) {
         s->owner = owner;
@@ -155,9 +158,9 @@ static store *find(uint64_t handle)
     return registry.slots[slot].s;
 }
 
-int store_get(uint64_t handle, const char *what, store **out)
+int persia_store_get(uint64_t handle, const char *what, store **out)
 {
-    int rc = fork_check(what);
+    int rc = persia_fork_check(what);
     if (rc)
         return rc;
     pthread_mutex_lock(&registry.lock);
@@ -167,11 +170,13 @@ int store_get(uint64_t handle, const char *what, store **out)
     pthread_mutex_unlock(&registry.lock);
     *out = s;
     return s ? PERSIA_OK
-             : err_set(PERSIA_ECLOSED, "%s: the store was closed; make a new "
-                       "persia.Store", what);
+             : persia_err_set(PERSIA_ECLOSED,
+                              "%s: the store was closed; make a new "
+                              "persia.Store",
+                              what);
 }
 
-void store_put(store *s)
+void persia_store_put(store *s)
 {
     pthread_mutex_lock(&registry.lock);
     int last = --s->references == 0;
@@ -180,9 +185,9 @@ void store_put(store *s)
         destroy(s);
 }
 
-void store_close(uint64_t handle)
+void persia_store_close(uint64_t handle)
 {
-    if (fork_check("Store.close"))
+    if (persia_fork_check("Store.close"))
         return;
     pthread_mutex_lock(&registry.lock);
     store *s = find(handle);
@@ -191,21 +196,21 @@ void store_close(uint64_t handle)
     pthread_mutex_unlock(&registry.lock);
     if (!s)
         return;
-    client_end(s->c, END_LOOKUPS); /* nobody wants those to come */
-    store_put(s);
+    persia_client_end(s->c, END_LOOKUPS); /* nobody wants those to come */
+    persia_store_put(s);
 }
 
-ps *store_ps(const store *s)
+ps *persia_store_ps(const store *s)
 {
     return s->tables;
 }
 
-ps_client *store_client(const store *s)
+ps_client *persia_store_client(const store *s)
 {
     return s->c;
 }
 
-worker *store_worker(const store *s)
+worker *persia_store_worker(const store *s)
 {
     return s->w;
 }
@@ -215,28 +220,31 @@ prefetch *store_prefetch(store *s)
     return s->p;
 }
 
-uint64_t store_ticket(store *s)
+uint64_t persia_store_ticket(store *s)
 {
     return atomic_fetch_add(&s->tickets, 1) + 1;
 }
 
-void store_keep_index(store *s, uint64_t ticket, batch_index *index)
+void persia_store_keep_index(store *s, uint64_t ticket, batch_index *index)
 {
     if (index && ticket)
-        index_pool_wait(client_indexes(s->c), ticket, index);
+        persia_index_pool_wait(persia_client_indexes(s->c), ticket, index);
     else
-        batch_index_put(index);
+        persia_batch_index_put(index);
 }
 
-void store_drop_index(store *s, uint64_t ticket)
+void persia_store_drop_index(store *s, uint64_t ticket)
 {
     if (ticket)
-        batch_index_put(index_pool_take(client_indexes(s->c), ticket));
+        persia_batch_index_put(
+            persia_index_pool_take(persia_client_indexes(s->c), ticket));
 }
 
-int store_copy_grad(store *s, store_grad *g, size_t floats, size_t offsets)
+int persia_store_copy_grad(store *s, store_grad *g, size_t floats,
+                           size_t offsets)
 {
-    int rc = copies_make(&s->copies, client_sched(s->c), g, floats, offsets);
+    int rc = copies_make(&s->copies, persia_client_sched(s->c), g, floats,
+                         offsets);
     g->copied = !rc;
     return rc;
 }
@@ -246,9 +254,11 @@ int store_copy_ids(store *s, store_grad *g)
     if (g->copied || g->ids)
         return PERSIA_OK;
     uint32_t kind, keys, width;
-    int rc = worker_plan_shape(s->w, g->grad.plan, &kind, &keys, &width);
+    int rc = persia_worker_plan_shape(s->w, g->grad.plan, &kind, &keys,
+                                      &width);
     size_t offsets = g->grad.batch.bags * keys + 1;
-    return rc ? rc : copies_ids(&s->copies, client_sched(s->c), g, offsets);
+    return rc ? rc
+              : copies_ids(&s->copies, persia_client_sched(s->c), g, offsets);
 }
 
 /* Why the gradient of a ticket is refused; PERSIA_OK if it is not.  The lock
@@ -256,30 +266,37 @@ int store_copy_ids(store *s, store_grad *g)
 static int check_ticket(const store *s, uint64_t ticket)
 {
     if (ticket > atomic_load(&s->tickets))
-        return err_set(PERSIA_ETICKET, "backward of a forward that made no "
-                       "ticket (number %llu)", (unsigned long long)ticket);
+        return persia_err_set(PERSIA_ETICKET,
+                              "backward of a forward that made no "
+                              "ticket (number %llu)",
+                              (unsigned long long)ticket);
     if (ticket <= s->forgotten)
-        return err_set(PERSIA_ETICKET, "backward of a forward from before a "
-                       "checkpoint was loaded: its rows are others now; run "
-                       "the forward again");
+        return persia_err_set(
+            PERSIA_ETICKET,
+            "backward of a forward from before a "
+            "checkpoint was loaded: its rows are others now; run "
+            "the forward again");
     if (ticket <= s->came.watermark)
-        return err_set(PERSIA_ETICKET,
-                       "backward of a forward of %llu forwards ago; the "
-                       "store remembers %d",
-                       (unsigned long long)(window_top(&s->came) - ticket),
-                       STORE_TICKET_WINDOW);
+        return persia_err_set(
+            PERSIA_ETICKET,
+            "backward of a forward of %llu forwards ago; the "
+            "store remembers %d",
+            (unsigned long long)(window_top(&s->came) - ticket),
+            STORE_TICKET_WINDOW);
     if (window_has(&s->refused, ticket))
-        return err_set(PERSIA_ETICKET,
-                       "backward of a batch that was skipped, or abandoned "
-                       "because the data loader had to go on without its "
-                       "gradients; with a larger staleness more batches may "
-                       "await their backward, with update=\"step\" any number "
-                       "of backwards is summed");
+        return persia_err_set(
+            PERSIA_ETICKET,
+            "backward of a batch that was skipped, or abandoned "
+            "because the data loader had to go on without its "
+            "gradients; with a larger staleness more batches may "
+            "await their backward, with update=\"step\" any number "
+            "of backwards is summed");
     if (window_has(&s->came, ticket))
-        return err_set(PERSIA_ETICKET,
-                       "second backward through one forward: its gradients "
-                       "were pushed already; run the forward again (or sum "
-                       "the losses and call backward once)");
+        return persia_err_set(
+            PERSIA_ETICKET,
+            "second backward through one forward: its gradients "
+            "were pushed already; run the forward again (or sum "
+            "the losses and call backward once)");
     return PERSIA_OK;
 }
 
@@ -314,14 +331,15 @@ int store_refuse(store *s, uint64_t ticket)
 static int add_grad_locked(store *s, const store_grad *g)
 {
     if (s->pending_n == STORE_PENDING_MAX)
-        return err_set(PERSIA_ELIMIT,
-                       "%d gradients wait for an update; call "
-                       "store.optimizer.step() more often", STORE_PENDING_MAX);
+        return persia_err_set(PERSIA_ELIMIT,
+                              "%d gradients wait for an update; call "
+                              "store.optimizer.step() more often",
+                              STORE_PENDING_MAX);
     if (s->pending_n == s->pending_room) {
         size_t room = s->pending_room ? 2 * s->pending_room : 16;
         store_grad *more = realloc(s->pending, room * sizeof *more);
         if (!more)
-            return err_set(PERSIA_ENOMEM, "no memory for gradients");
+            return persia_err_set(PERSIA_ENOMEM, "no memory for gradients");
         s->pending = more;
         s->pending_room = room;
     }
@@ -334,12 +352,14 @@ static int add_grad_locked(store *s, const store_grad *g)
         s->pending[at] = s->pending[at - 1];
     s->pending[at] = *g;
     s->pending[at].grad.index =
-        g->ticket ? index_pool_take(client_indexes(s->c), g->ticket) : NULL;
+        g->ticket
+            ? persia_index_pool_take(persia_client_indexes(s->c), g->ticket)
+            : NULL;
     s->pending[at].thread = (uint64_t)pthread_self();
     return PERSIA_OK;
 }
 
-int store_add_grad(store *s, const store_grad *g)
+int persia_store_add_grad(store *s, const store_grad *g)
 {
     pthread_mutex_lock(&s->lock);
     int rc = add_grad_locked(s, g);
@@ -349,7 +369,7 @@ int store_add_grad(store *s, const store_grad *g)
     return rc;
 }
 
-size_t store_pending_grads(store *s, enum store_whose whose)
+size_t persia_store_pending_grads(store *s, enum store_whose whose)
 {
     uint64_t me = (uint64_t)pthread_self();
     pthread_mutex_lock(&s->lock);
@@ -389,7 +409,8 @@ static int take_pending(store *s, enum store_whose whose, store_grad **out,
         if (taken)
             s->pending_n = kept;
         else
-            rc = err_set(PERSIA_ENOMEM, "no memory for %zu gradients", mine);
+            rc = persia_err_set(PERSIA_ENOMEM, "no memory for %zu gradients",
+                                mine);
         *out = taken;
     }
     pthread_mutex_unlock(&s->lock);
@@ -399,7 +420,7 @@ static int take_pending(store *s, enum store_whose whose, store_grad **out,
 void store_release_grads(store_grad *grads, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        batch_index_put(grads[i].grad.index);
+        persia_batch_index_put(grads[i].grad.index);
         if (grads[i].ids)
             copies_give(grads[i].ids);
         grads[i].release(grads[i].owner);
@@ -412,7 +433,7 @@ static worker_grad *grads_of(const store_grad *pending, size_t n)
 {
     worker_grad *grads = malloc((n ? n : 1) * sizeof *grads);
     if (!grads)
-        err_set(PERSIA_ENOMEM, "no memory for %zu gradients", n);
+        persia_err_set(PERSIA_ENOMEM, "no memory for %zu gradients", n);
     for (size_t i = 0; grads && i < n; i++)
         grads[i] = pending[i].grad;
     return grads;
@@ -422,12 +443,12 @@ int store_run(store *s, const update *one)
 {
     worker_counts counts = {0};
     if (one->n == 0)
-        return client_push(s->c, &one->name, NULL, NULL, 0);
+        return persia_client_push(s->c, &one->name, NULL, NULL, 0);
     worker_grad *grads = grads_of(one->grads, one->n);
     if (!grads)
-        client_skip(s->c, &one->name);
-    int rc = grads ? worker_backward(s->w, grads, one->n, &one->name,
-                                     one->optim, one->optim_n, &counts)
+        persia_client_skip(s->c, &one->name);
+    int rc = grads ? persia_worker_backward(s->w, grads, one->n, &one->name,
+                                            one->optim, one->optim_n, &counts)
                    : PERSIA_ENOMEM;
     free(grads);
     return rc;
@@ -482,8 +503,8 @@ int store_pay(store *s)
     return rc;
 }
 
-int store_apply(store *s, enum store_whose whose, const optim_args *optim,
-                uint32_t optim_n)
+int persia_store_apply(store *s, enum store_whose whose,
+                       const optim_args *optim, uint32_t optim_n)
 {
     size_t n;
     store_grad *grads;
@@ -497,14 +518,14 @@ int store_apply(store *s, enum store_whose whose, const optim_args *optim,
     if (n == 0)
         return rc ? rc : updates_error(s->u);
     prefetch_updating(s->p, grads, n, whose == STORE_ALL);
-    if (!client_is_embedded(s->c) ||
+    if (!persia_client_is_embedded(s->c) ||
         (whose == STORE_MINE && prefetch_allows(s->p, grads, n)))
         return apply_later(s, grads, n, optim, optim_n, 1);
     rc = apply_now(s, grads, n, optim, optim_n);
     return rc ? rc : updates_error(s->u);
 }
 
-int store_settle(store *s)
+int persia_store_settle(store *s)
 {
     return updates_wait(s->u, 0, 0);
 }
@@ -513,22 +534,22 @@ static int flush(store *s, uint64_t timeout_ns)
 {
     int rc = updates_wait(s->u, 0, timeout_ns);
     rc = rc ? rc : updates_error(s->u);
-    return rc ? rc : client_tell_lost(s->c);
+    return rc ? rc : persia_client_tell_lost(s->c);
 }
 
-int store_finish(store *s)
+int persia_store_finish(store *s)
 {
     updates_close(s->u);
     int rc = flush(s, 0);
     if (rc == PERSIA_EINTR) /* the end of the store waits for no server */
-        client_end(s->c, END_ALL);
+        persia_client_end(s->c, END_ALL);
     return rc;
 }
 
-int store_flush(store *s, uint64_t timeout_ns)
+int persia_store_flush(store *s, uint64_t timeout_ns)
 {
     int rc = flush(s, timeout_ns);
-    return rc ? rc : client_check_restores(s->c);
+    return rc ? rc : persia_client_check_restores(s->c);
 }
 
 void store_keep_error(store *s, int code)
@@ -536,58 +557,58 @@ void store_keep_error(store *s, int code)
     updates_keep(s->u, code);
 }
 
-int store_error(store *s)
+int persia_store_error(store *s)
 {
     updates_tidy(s->u);
     return updates_error(s->u);
 }
 
-void store_drop_error(store *s)
+void persia_store_drop_error(store *s)
 {
     updates_drop_errors(s->u);
 }
 
-void store_renumber(store *s, int strict)
+void persia_store_renumber(store *s, int strict)
 {
-    const uint64_t last = client_last_number(s->c);
+    const uint64_t last = persia_client_last_number(s->c);
     prefetch_renumber(s->p, last);
     updates_renumber(s->u, last, strict);
 }
 
-int store_places(store *s, uint64_t *last)
+int persia_store_places(store *s, uint64_t *last)
 {
     *last = prefetch_place(s->p, NULL, 0);
     return updates_have_places(s->u);
 }
 
-int store_join(store *s, uint64_t *applied)
+int persia_store_join(store *s, uint64_t *applied)
 {
     int rc = updates_wait(s->u, 0, 0);
-    return rc ? rc : client_join(s->c, 0, applied);
+    return rc ? rc : persia_client_join(s->c, 0, applied);
 }
 
-int store_sync(store *s, uint64_t last, uint32_t rank, uint32_t world)
+int persia_store_sync(store *s, uint64_t last, uint32_t rank, uint32_t world)
 {
     if (world < 2 || rank >= world)
-        return err_set(PERSIA_EARG, "rank %u of %u ranks", rank, world);
+        return persia_err_set(PERSIA_EARG, "rank %u of %u ranks", rank, world);
     updates_sync(s->u, last, rank, world);
     return PERSIA_OK;
 }
 
-int store_leave(store *s, int settle)
+int persia_store_leave(store *s, int settle)
 {
     int rc = settle ? updates_wait(s->u, 0, 0) : PERSIA_OK;
     updates_sync(s->u, 0, 0, 0);
-    int left = client_leave(s->c, !settle || rc);
+    int left = persia_client_leave(s->c, !settle || rc);
     return rc ? rc : left;
 }
 
-void store_get_counts(store *s, store_counts *out)
+void persia_store_get_counts(store *s, store_counts *out)
 {
     updates_get_counts(s->u, out);
 }
 
-size_t store_discard(store *s, enum store_whose whose)
+size_t persia_store_discard(store *s, enum store_whose whose)
 {
     size_t n;
     store_grad *grads;
@@ -600,33 +621,35 @@ size_t store_discard(store *s, enum store_whose whose)
     return n;
 }
 
-void store_forget(store *s)
+void persia_store_forget(store *s)
 {
     prefetch_forget(s->p);
     store_pay(s);
-    index_pool_forget(client_indexes(s->c));
+    persia_index_pool_forget(persia_client_indexes(s->c));
     pthread_mutex_lock(&s->lock);
     s->forgotten = atomic_load(&s->tickets);
     pthread_mutex_unlock(&s->lock);
 }
 
-int store_finite(store *s, uint8_t *finite, uint32_t finite_n)
+int persia_store_finite(store *s, uint8_t *finite, uint32_t finite_n)
 {
     pthread_mutex_lock(&s->lock);
     worker_grad *grads = grads_of(s->pending, s->pending_n);
-    int rc = grads ? worker_finite(s->w, grads, s->pending_n, finite, finite_n)
+    int rc = grads ? persia_worker_finite(s->w, grads, s->pending_n, finite,
+                                          finite_n)
                    : PERSIA_ENOMEM;
     pthread_mutex_unlock(&s->lock);
     free(grads);
     return rc;
 }
 
-int store_sums(store *s, worker_sum **out, size_t *n, int *finite)
+int persia_store_sums(store *s, worker_sum **out, size_t *n, int *finite)
 {
     *out = NULL;
     pthread_mutex_lock(&s->lock);
     worker_grad *grads = grads_of(s->pending, s->pending_n);
-    int rc = grads ? worker_sums(s->w, grads, s->pending_n, out, n, finite)
+    int rc = grads ? persia_worker_sums(s->w, grads, s->pending_n, out, n,
+                                        finite)
                    : PERSIA_ENOMEM;
     pthread_mutex_unlock(&s->lock);
     free(grads);

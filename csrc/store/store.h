@@ -5,9 +5,9 @@
  * handle: a number with a generation, so that a handle that outlives its
  * store is an error and never a wild pointer.
  *
- * Life of a forward: store_ticket() gives it a number, its gradient comes
- * back once through store_add_grad(), and store_apply() applies all that is
- * pending, summed per id in the order of the forwards.
+ * Life of a forward: persia_store_ticket() gives it a number, its gradient
+ * comes back once through persia_store_add_grad(), and persia_store_apply()
+ * applies all that is pending, summed per id in the order of the forwards.
  */
 #ifndef PERSIA_STORE_H
 #define PERSIA_STORE_H
@@ -26,45 +26,47 @@ enum {
 };
 
 /* A store: a shard in this process, its worker, and this object. */
-PERSIA_API int store_open(unsigned threads, uint64_t memory_limit,
-                          uint64_t *handle);
+PERSIA_API int persia_store_open(unsigned threads, uint64_t memory_limit,
+                                 uint64_t *handle);
 /* A store whose tables are behind a client of this configuration.  `owner`
  * keeps what the configuration names alive (its shard in this process); on
  * success release(owner) is called when the store ends. */
 struct client_config;
-PERSIA_API int store_open_remote(const struct client_config *config,
-                                 void *owner, void (*release)(void *owner),
-                                 uint64_t *handle);
+PERSIA_API int persia_store_open_remote(const struct client_config *config,
+                                        void *owner,
+                                        void (*release)(void *owner),
+                                        uint64_t *handle);
 /* Takes a reference.  PERSIA_ECLOSED, PERSIA_EFORK; `what` begins the text. */
-PERSIA_API int store_get(uint64_t handle, const char *what, store **out);
-PERSIA_API void store_put(store *s);
+PERSIA_API int persia_store_get(uint64_t handle, const char *what,
+                                store **out);
+PERSIA_API void persia_store_put(store *s);
 /* The handle ends now, the store with its last reference.  In a forked
  * child nothing is freed: its locks belong to threads that are not there. */
-PERSIA_API void store_close(uint64_t handle);
+PERSIA_API void persia_store_close(uint64_t handle);
 
 /* NULL if the tables are remote. */
-PERSIA_API struct ps *store_ps(const store *s);
-PERSIA_API struct ps_client *store_client(const store *s);
-PERSIA_API worker *store_worker(const store *s);
+PERSIA_API struct ps *persia_store_ps(const store *s);
+PERSIA_API struct ps_client *persia_store_client(const store *s);
+PERSIA_API worker *persia_store_worker(const store *s);
 
 /* The number of a new forward, from 1. */
-PERSIA_API uint64_t store_ticket(store *s);
+PERSIA_API uint64_t persia_store_ticket(store *s);
 
 /* Keeps the index of a forward until its gradient comes (the reference is
- * taken over; NULL, or ticket 0: nothing is kept); store_drop_index(): none
- * will come. */
-PERSIA_API void store_keep_index(store *s, uint64_t ticket,
-                                 struct batch_index *index);
-PERSIA_API void store_drop_index(store *s, uint64_t ticket);
+ * taken over; NULL, or ticket 0: nothing is kept); persia_store_drop_index():
+ * none will come. */
+PERSIA_API void persia_store_keep_index(store *s, uint64_t ticket,
+                                        struct batch_index *index);
+PERSIA_API void persia_store_drop_index(store *s, uint64_t ticket);
 
 typedef struct store_grad {
     uint64_t ticket;          /* 0: of an unnumbered forward, not checked */
-    worker_grad grad;         /* its index is filled in by store_add_grad() */
+    worker_grad grad; /* its index is filled in by persia_store_add_grad() */
     void *owner;              /* keeps the memory of grad alive */
     void (*release)(void *owner);
-    uint64_t thread;          /* that added it; by store_add_grad() */
+    uint64_t thread;          /* that added it; by persia_store_add_grad() */
     void *ids;                /* private: a copy of the ids */
-    int copied;               /* private: by store_copy_grad() */
+    int copied;               /* private: by persia_store_copy_grad() */
 } store_grad;
 
 /* Which of the pending gradients: those that the calling thread added
@@ -73,65 +75,66 @@ enum store_whose { STORE_MINE, STORE_ALL };
 
 /* Takes the gradient of one forward (on success also its owner).
  * PERSIA_ETICKET if that forward's gradient came before, PERSIA_ELIMIT. */
-PERSIA_API int store_add_grad(store *s, const store_grad *g);
+PERSIA_API int persia_store_add_grad(store *s, const store_grad *g);
 /* For gradients in memory that will not last until the update: copies all
  * that g points at (`floats` of grad, `offsets` of the batch) and makes the
- * copy g's owner, to be released where store_add_grad() refuses it. */
-PERSIA_API int store_copy_grad(store *s, store_grad *g, size_t floats,
-                               size_t offsets);
-PERSIA_API size_t store_pending_grads(store *s, enum store_whose whose);
+ * copy g's owner, to be released where persia_store_add_grad() refuses it. */
+PERSIA_API int persia_store_copy_grad(store *s, store_grad *g, size_t floats,
+                                      size_t offsets);
+PERSIA_API size_t persia_store_pending_grads(store *s, enum store_whose whose);
 /* Applies what is pending.  Whatever the result, it is not pending after.
  *
  * Threads of the store do it while the caller goes on (a) if the tables are
  * remote; (b) with STORE_MINE, if all gradients are of batches that the
  * look-ahead counts, under a bound of at least 1 and on threads of the store.
  * Otherwise it is done on return.  Updates that are under way may fail later:
- * the first error is kept, and returned once by the next store_apply(),
- * store_batch_next() or store_flush(), which did all the same what they were
- * asked for.
- * PERSIA_EINTR: interrupted while it waited for earlier updates; it is handed
- * over. */
-PERSIA_API int store_apply(store *s, enum store_whose whose,
-                           const optim_args *optim, uint32_t optim_n);
+ * the first error is kept, and returned once by the next persia_store_apply(),
+ * persia_store_batch_next() or persia_store_flush(), which did all the same
+ * what they were asked for. PERSIA_EINTR: interrupted while it waited for
+ * earlier updates; it is handed over. */
+PERSIA_API int persia_store_apply(store *s, enum store_whose whose,
+                                  const optim_args *optim, uint32_t optim_n);
 /* Waits until every update that was handed over is applied or has failed.
  * PERSIA_ETIMEOUT (timeout_ns; 0: no limit), PERSIA_EINTR, or the error that
  * was kept. */
-PERSIA_API int store_flush(store *s, uint64_t timeout_ns);
+PERSIA_API int persia_store_flush(store *s, uint64_t timeout_ns);
 /* The same before the store is closed: once an update has failed, those that
  * have not begun are dropped; once it was interrupted, servers are not waited
  * for any more. */
-PERSIA_API int store_finish(store *s);
+PERSIA_API int persia_store_finish(store *s);
 /* Waits, too, without telling that error: before a look at the rows. */
-PERSIA_API int store_settle(store *s);
+PERSIA_API int persia_store_settle(store *s);
 /* The error that was kept, once. */
-PERSIA_API int store_error(store *s);
+PERSIA_API int persia_store_error(store *s);
 /* It is not told: the rows that it is about have been replaced. */
-PERSIA_API void store_drop_error(store *s);
+PERSIA_API void persia_store_drop_error(store *s);
 
-/* The numbers of updates go on after client_last_number().  No update is
- * under way.  Remote: an update has the number of its batch's place, which
+/* The numbers of updates go on after persia_client_last_number().  No update
+ * is under way.  Remote: an update has the number of its batch's place, which
  * counts the batches that loops take in passes that train, trained or not.
  * From the first update without one on they are counted, or (`strict`) such
  * updates are refused: PERSIA_EARG. */
-PERSIA_API void store_renumber(store *s, int strict);
+PERSIA_API void persia_store_renumber(store *s, int strict);
 /* *last: the place of the last batch that a loop took.  Whether the numbers
  * of all updates are places. */
-PERSIA_API int store_places(store *s, uint64_t *last);
+PERSIA_API int persia_store_places(store *s, uint64_t *last);
 
 typedef struct store_counts {
     uint64_t applied, failed; /* updates */
     uint64_t pending;         /* handed over and not applied yet */
 } store_counts;
-PERSIA_API void store_get_counts(store *s, store_counts *out);
+PERSIA_API void persia_store_get_counts(store *s, store_counts *out);
 /* Drops what is pending; returns how many gradients that were. */
-PERSIA_API size_t store_discard(store *s, enum store_whose whose);
+PERSIA_API size_t persia_store_discard(store *s, enum store_whose whose);
 /* Other rows were loaded: forwards so far have no backward any more
  * (PERSIA_ETICKET), and what was looked up ahead is looked up anew.  Nothing
  * is pending or in flight. */
-PERSIA_API void store_forget(store *s);
-/* worker_finite() and worker_sums() of all that is pending. */
-PERSIA_API int store_finite(store *s, uint8_t *finite, uint32_t finite_n);
-PERSIA_API int store_sums(store *s, worker_sum **out, size_t *n, int *finite);
+PERSIA_API void persia_store_forget(store *s);
+/* persia_worker_finite() and persia_worker_sums() of all that is pending. */
+PERSIA_API int persia_store_finite(store *s, uint8_t *finite,
+                                   uint32_t finite_n);
+PERSIA_API int persia_store_sums(store *s, worker_sum **out, size_t *n,
+                                 int *finite);
 
 /* ---- look-ahead ----
  *
@@ -162,22 +165,22 @@ enum { STORE_STALENESS_BUCKETS = 65 };
  * core is free for threads of the store, so unless the tables are remote, a
  * lookup is done by the forward that wants it, and an update by the backward.
  * PERSIA_EINTR. */
-PERSIA_API int store_pass_open(store *s, uint64_t staleness, int here,
-                               uint64_t *pass);
+PERSIA_API int persia_store_pass_open(store *s, uint64_t staleness, int here,
+                                      uint64_t *pass);
 /* Lookups that did not start are cancelled, results that nobody took are
  * dropped, and no batch of the pass is open any more, but for updates in
  * flight; gradients of batches that were handed out are still welcome. */
-PERSIA_API void store_pass_close(store *s, uint64_t pass);
+PERSIA_API void persia_store_pass_close(store *s, uint64_t pass);
 
 /* A number for a new batch. */
-PERSIA_API uint64_t store_batch_number(void);
+PERSIA_API uint64_t persia_store_batch_number(void);
 /* A new batch at the end of the pass, without lookups. */
-PERSIA_API int store_batch_add(store *s, uint64_t pass, uint64_t batch);
+PERSIA_API int persia_store_batch_add(store *s, uint64_t pass, uint64_t batch);
 
 typedef struct store_lookup {
     uint32_t plan;
     id_batch batch;
-    float *out;               /* see worker_forward() */
+    float *out; /* see persia_worker_forward() */
     size_t stride;
     uint32_t *hints;          /* row numbers, for the push */
     struct batch_index **index;
@@ -186,10 +189,10 @@ typedef struct store_lookup {
 } store_lookup;
 
 /* Adds a lookup (on success the batch owns l->owner). */
-PERSIA_API int store_batch_lookup(store *s, uint64_t batch,
-                                  const store_lookup *l);
+PERSIA_API int persia_store_batch_lookup(store *s, uint64_t batch,
+                                         const store_lookup *l);
 /* All lookups are added: they start when the bound allows. */
-PERSIA_API void store_batch_ready(store *s, uint64_t batch);
+PERSIA_API void persia_store_batch_ready(store *s, uint64_t batch);
 
 /* The loop asks for this batch: returns when its lookups may start (not when
  * they are done).  While they may not, and no update is being applied, the
@@ -197,20 +200,21 @@ PERSIA_API void store_batch_ready(store *s, uint64_t batch);
  * are refused (PERSIA_ETICKET).  `reading`: no gradients are expected.
  * Without staleness it waits for the updates of earlier batches, too; where
  * tables are remote, lookups are sent right behind such an update.
- * PERSIA_EINTR, PERSIA_ECLOSED, or the error of an update, see store_apply():
- * the batch may be asked for again. */
-PERSIA_API int store_batch_next(store *s, uint64_t batch, int reading);
+ * PERSIA_EINTR, PERSIA_ECLOSED, or the error of an update, see
+ * persia_store_apply(): the batch may be asked for again. */
+PERSIA_API int persia_store_batch_next(store *s, uint64_t batch, int reading);
 /* The loop gives up this batch; its forwards' gradients are refused. */
-PERSIA_API void store_batch_skip(store *s, uint64_t batch);
+PERSIA_API void persia_store_batch_skip(store *s, uint64_t batch);
 
 /* A forward of `ticket` (0: without gradient) uses this batch. */
-PERSIA_API void store_batch_bind(store *s, uint64_t batch, uint64_t ticket);
+PERSIA_API void persia_store_batch_bind(store *s, uint64_t batch,
+                                        uint64_t ticket);
 /* Hands over the owner of the looked-up result, once: waits for it, or looks
  * up on this thread what did not start.  *owner is NULL if there is none that
  * is fresh enough: the caller looks up now.
  * Its error is the lookup's, or PERSIA_EINTR. */
-PERSIA_API int store_batch_take(store *s, uint64_t batch, uint32_t plan,
-                                void **owner);
+PERSIA_API int persia_store_batch_take(store *s, uint64_t batch, uint32_t plan,
+                                       void **owner);
 
 /* ---- steps of all ranks ----
  *
@@ -218,20 +222,20 @@ PERSIA_API int store_batch_take(store *s, uint64_t batch, uint32_t plan,
  * of the last step, and then every update of this rank is its part of the
  * next step, which shards apply when all parts are there.  So every rank must
  * send a part for every step.  `by_batch`: a batch of the pass that ends
- * without an update sends an empty one; otherwise each store_apply() with
- * STORE_ALL sends one, even if nothing is pending.  No lookup of such a pass
- * starts while an empty part is under way. */
+ * without an update sends an empty one; otherwise each persia_store_apply()
+ * with STORE_ALL sends one, even if nothing is pending.  No lookup of such a
+ * pass starts while an empty part is under way. */
 
 /* Joins at all shards; *applied: the largest step that was applied. */
-PERSIA_API int store_join(store *s, uint64_t *applied);
+PERSIA_API int persia_store_join(store *s, uint64_t *applied);
 /* Updates are parts of the steps after `last` from now on. */
-PERSIA_API int store_sync(store *s, uint64_t last, uint32_t rank,
-                          uint32_t world);
-PERSIA_API int store_pass_sync(store *s, uint64_t pass, int by_batch);
+PERSIA_API int persia_store_sync(store *s, uint64_t last, uint32_t rank,
+                                 uint32_t world);
+PERSIA_API int persia_store_pass_sync(store *s, uint64_t pass, int by_batch);
 /* Updates are no parts any more, and the other ranks go on without this one:
  * after those that are under way (`settle`; PERSIA_EINTR), or at once, and
  * then without long waits for servers that may not be there. */
-PERSIA_API int store_leave(store *s, int settle);
+PERSIA_API int persia_store_leave(store *s, int settle);
 
 typedef struct store_prefetch_stats {
     uint64_t batches;        /* that the loop asked for */
@@ -244,7 +248,8 @@ typedef struct store_prefetch_stats {
      * others; the last bucket holds all above. */
     uint64_t staleness[STORE_STALENESS_BUCKETS];
 } store_prefetch_stats;
-PERSIA_API void store_get_prefetch_stats(store *s, store_prefetch_stats *out);
+PERSIA_API void persia_store_get_prefetch_stats(store *s,
+                                                store_prefetch_stats *out);
 
 #ifdef __cplusplus
 }

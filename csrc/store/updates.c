@@ -65,15 +65,15 @@ int updates_create(store *s, unsigned threads, size_t most, updates **out)
     updates *u = calloc(1, sizeof *u);
     *out = u;
     if (!u)
-        return err_set(PERSIA_ENOMEM, "no memory for a store");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a store");
     u->s = s;
     u->most = most;
-    u->named = !client_is_embedded(store_client(s));
+    u->named = !persia_client_is_embedded(persia_store_client(s));
     u->name = (client_update){.parts = 1};
     u->last = &u->first;
     pthread_mutex_init(&u->lock, NULL);
-    cond_init(&u->moved);
-    return sched_create_background(1, threads, &u->jobs);
+    persia_cond_init(&u->moved);
+    return persia_sched_create_background(1, threads, &u->jobs);
 }
 
 static void update_free(update *one)
@@ -108,7 +108,7 @@ void updates_destroy(updates *u)
     if (!u)
         return;
     updates_close(u);
-    sched_destroy(u->jobs);
+    persia_sched_destroy(u->jobs);
     updates_tidy(u);
     pthread_cond_destroy(&u->moved);
     pthread_mutex_destroy(&u->lock);
@@ -121,8 +121,9 @@ int updates_make(updates *u, store_grad *grads, size_t n,
     *out = NULL;
     update *one = calloc(1, sizeof *one);
     optim_args *args = malloc((optim_n + 1) * sizeof *args);
-    int rc = one && args ? PERSIA_OK
-                         : err_set(PERSIA_ENOMEM, "no memory for an update");
+    int rc = one && args
+                 ? PERSIA_OK
+                 : persia_err_set(PERSIA_ENOMEM, "no memory for an update");
     for (size_t i = 0; i < n && !rc; i++)
         rc = store_copy_ids(u->s, &grads[i]);
     if (rc) {
@@ -155,7 +156,7 @@ static void keep(updates *u, int code)
     if (k->code)
         return;
     k->code = code;
-    snprintf(k->text, sizeof k->text, "%s", err_text());
+    snprintf(k->text, sizeof k->text, "%s", persia_err_text());
 }
 
 /* What is to be told next, and then no more; the lock is held. */
@@ -192,12 +193,13 @@ static update *take(updates *u)
 
 static int refuse(store *s, const update *one)
 {
-    (void)client_skip(store_client(s), &one->name);
-    return err_set(PERSIA_EARG, "after load(resume=\"continue\") an update is "
-                   "known by the place of its batch in a persia.DataLoader: "
-                   "train inside of its loop, with at most one update a "
-                   "batch and one batch an update, or load with "
-                   "resume=\"rollback\"");
+    (void)persia_client_skip(persia_store_client(s), &one->name);
+    return persia_err_set(
+        PERSIA_EARG, "after load(resume=\"continue\") an update is "
+                     "known by the place of its batch in a persia.DataLoader: "
+                     "train inside of its loop, with at most one update a "
+                     "batch and one batch an update, or load with "
+                     "resume=\"rollback\"");
 }
 
 /* The look-ahead hears how an update ended. */
@@ -274,7 +276,8 @@ static uint64_t through(const updates *u)
  * held. */
 static int is_moved(const updates *u)
 {
-    return client_restored_number(store_client(u->s)) > u->name.number;
+    return persia_client_restored_number(persia_store_client(u->s)) >
+           u->name.number;
 }
 
 static int has_place(const updates *u, const update *one)
@@ -288,12 +291,13 @@ static int name(updates *u, update *one)
     int rc = PERSIA_OK;
     while (!rc && has_place(u, one) &&
            one->place > through(u) + CLIENT_SPAN && u->left)
-        rc = cond_wait_poll(&u->moved, &u->lock, UINT64_MAX);
+        rc = persia_cond_wait_poll(&u->moved, &u->lock, UINT64_MAX);
     if (has_place(u, one)) {
         u->name.number = one->place;
     } else {
         if (is_moved(u))
-            u->name.number = client_restored_number(store_client(u->s));
+            u->name.number =
+                persia_client_restored_number(persia_store_client(u->s));
         u->name.number++;
         u->counted = 1;
         one->refused = u->strict;
@@ -318,13 +322,13 @@ int updates_add(updates *u, update *one, int tell)
     u->last = &one->next;
     u->left++;
     pthread_mutex_unlock(&u->lock);
-    if (sched_submit(u->jobs, update_job, u))
+    if (persia_sched_submit(u->jobs, update_job, u))
         update_job(u); /* there is no memory for a job */
     int late = updates_wait(u, u->most, 0);
     rc = rc ? rc : late;
     if (!earlier.code)
         return rc;
-    err_set(earlier.code, "%s", earlier.text);
+    persia_err_set(earlier.code, "%s", earlier.text);
     if (!rc)
         return earlier.code;
     pthread_mutex_lock(&u->lock);
@@ -369,16 +373,17 @@ int updates_are_parts(updates *u)
 
 int updates_wait(updates *u, size_t most, uint64_t timeout_ns)
 {
-    const uint64_t until = timeout_ns ? clock_ns() + timeout_ns : UINT64_MAX;
+    const uint64_t until = timeout_ns ? persia_clock_ns() + timeout_ns
+                                      : UINT64_MAX;
     int rc = PERSIA_OK;
     pthread_mutex_lock(&u->lock);
     while (!rc && u->left > most) {
-        if (clock_ns() >= until)
-            rc = err_set(PERSIA_ETIMEOUT,
-                         "%zu updates are not applied after %.1f s",
-                         u->left, (double)timeout_ns / 1e9);
+        if (persia_clock_ns() >= until)
+            rc = persia_err_set(PERSIA_ETIMEOUT,
+                                "%zu updates are not applied after %.1f s",
+                                u->left, (double)timeout_ns / 1e9);
         else
-            rc = cond_wait_poll(&u->moved, &u->lock, until);
+            rc = persia_cond_wait_poll(&u->moved, &u->lock, until);
     }
     pthread_mutex_unlock(&u->lock);
     updates_tidy(u);
@@ -397,7 +402,7 @@ int updates_error(updates *u)
     pthread_mutex_lock(&u->lock);
     kept next = next_kept(u);
     pthread_mutex_unlock(&u->lock);
-    return next.code ? err_set(next.code, "%s", next.text) : PERSIA_OK;
+    return next.code ? persia_err_set(next.code, "%s", next.text) : PERSIA_OK;
 }
 
 void updates_drop_errors(updates *u)

@@ -26,12 +26,13 @@ static int stripe_cut_begin(const table *t, stripe *s)
 {
     stripe_cut *c = &s->cut;
 
-    mem_arena_init(&c->aside, NULL, 0); /* charged by cut_more() */
+    persia_mem_arena_init(&c->aside, NULL, 0); /* charged by cut_more() */
     c->copied = calloc((size_t)s->used / 64 + 1, sizeof(uint64_t));
     if (!c->copied ||
-        (s->used && mem_arena_reserve(&c->aside, s->used * t->stride)))
-        return err_set(PERSIA_ENOMEM, "table %s: no memory for a snapshot",
-                       t->config.name);
+        (s->used && persia_mem_arena_reserve(&c->aside, s->used * t->stride)))
+        return persia_err_set(PERSIA_ENOMEM,
+                              "table %s: no memory for a snapshot",
+                              t->config.name);
     c->mark = s->used;
     return PERSIA_OK;
 }
@@ -42,12 +43,15 @@ static int cut_make(table *t, table_cut **out)
     int rc = PERSIA_OK;
 
     if (t->cut)
-        return err_set(PERSIA_EARG, "table %s: a snapshot is under way; wait "
-                       "for its end", t->config.name);
+        return persia_err_set(PERSIA_EARG,
+                              "table %s: a snapshot is under way; wait "
+                              "for its end",
+                              t->config.name);
     cut = calloc(1, sizeof *cut);
     if (!cut)
-        return err_set(PERSIA_ENOMEM, "table %s: no memory for a snapshot",
-                       t->config.name);
+        return persia_err_set(PERSIA_ENOMEM,
+                              "table %s: no memory for a snapshot",
+                              t->config.name);
     pthread_mutex_init(&cut->lock, NULL);
     cut->t = t;
     cut->clock = atomic_load(&t->pushes);
@@ -58,7 +62,7 @@ static int cut_make(table *t, table_cut **out)
         cut->rows += s->rows;
         pthread_rwlock_unlock(&s->lock);
     }
-    t->cut = cut; /* so that table_cut_end() undoes a part of it */
+    t->cut = cut; /* so that persia_table_cut_end() undoes a part of it */
     *out = cut;
     return rc;
 }
@@ -70,16 +74,16 @@ static int by_address(const void *a, const void *b)
     return *x < *y ? -1 : *x > *y;
 }
 
-int table_cut_begin(table *const *tables, size_t n, table_cut **out)
+int persia_table_cut_begin(table *const *tables, size_t n, table_cut **out)
 {
     table **locked;
-    int rc = fork_check("table_cut_begin");
+    int rc = persia_fork_check("table_cut_begin");
 
     if (rc)
         return rc;
     locked = malloc((n + 1) * sizeof *locked);
     if (!locked)
-        return err_set(PERSIA_ENOMEM, "no memory for a snapshot");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a snapshot");
     for (size_t i = 0; i < n; i++) {
         locked[i] = tables[i];
         out[i] = NULL;
@@ -87,8 +91,9 @@ int table_cut_begin(table *const *tables, size_t n, table_cut **out)
     qsort(locked, n, sizeof *locked, by_address);
     for (size_t i = 1; i < n && !rc; i++)
         if (locked[i] == locked[i - 1])
-            rc = err_set(PERSIA_EARG, "table %s comes twice in one snapshot",
-                         locked[i]->config.name);
+            rc = persia_err_set(PERSIA_EARG,
+                                "table %s comes twice in one snapshot",
+                                locked[i]->config.name);
     if (rc) {
         free(locked);
         return rc;
@@ -102,18 +107,18 @@ int table_cut_begin(table *const *tables, size_t n, table_cut **out)
     free(locked);
     for (size_t i = 0; rc && i < n; i++) {
         if (out[i])
-            table_cut_end(out[i]);
+            persia_table_cut_end(out[i]);
         out[i] = NULL;
     }
     return rc;
 }
 
-uint64_t table_cut_rows(const table_cut *cut)
+uint64_t persia_table_cut_rows(const table_cut *cut)
 {
     return cut->rows;
 }
 
-uint64_t table_cut_clock(const table_cut *cut)
+uint64_t persia_table_cut_clock(const table_cut *cut)
 {
     return cut->clock;
 }
@@ -164,7 +169,7 @@ static int next_locked(table_cut *cut, size_t room, cut_out *o)
     int rc = PERSIA_OK;
 
     if (cut->stopped)
-        return err_set(PERSIA_EINTR, "the snapshot was stopped");
+        return persia_err_set(PERSIA_EINTR, "the snapshot was stopped");
     while (o->n < room && cut->at < t->stripes && !rc) {
         stripe *s = &t->stripe[cut->at];
         size_t piece = room - o->n < PIECE ? room : o->n + PIECE;
@@ -179,15 +184,18 @@ static int next_locked(table_cut *cut, size_t room, cut_out *o)
         pthread_rwlock_unlock(&s->lock);
     }
     if (rc)
-        return err_set(rc, "table %s: the snapshot failed: no memory to put "
-                       "aside rows that changed meanwhile. Raise "
-                       "memory_limit, or train less while it is written",
-                       t->config.name);
+        return persia_err_set(
+            rc,
+            "table %s: the snapshot failed: no memory to put "
+            "aside rows that changed meanwhile. Raise "
+            "memory_limit, or train less while it is written",
+            t->config.name);
     return PERSIA_OK;
 }
 
-int table_cut_next(table_cut *cut, size_t room, uint64_t *ids, void *vectors,
-                   float *state, uint32_t *clocks, size_t *n)
+int persia_table_cut_next(table_cut *cut, size_t room, uint64_t *ids,
+                          void *vectors, float *state, uint32_t *clocks,
+                          size_t *n)
 {
     cut_out o = { ids, vectors, state, clocks, 0 };
 
@@ -213,7 +221,7 @@ static void stop_locked(table_cut *cut)
     cut->stopped = 1;
 }
 
-void table_cut_stop(table_cut *cut)
+void persia_table_cut_stop(table_cut *cut)
 {
     pthread_mutex_lock(&cut->lock);
     if (!cut->stopped)
@@ -221,9 +229,9 @@ void table_cut_stop(table_cut *cut)
     pthread_mutex_unlock(&cut->lock);
 }
 
-void table_cut_end(table_cut *cut)
+void persia_table_cut_end(table_cut *cut)
 {
-    table_cut_stop(cut);
+    persia_table_cut_stop(cut);
     pthread_mutex_destroy(&cut->lock);
     free(cut);
 }

@@ -33,21 +33,25 @@ static void blocks_exchange(mem_blocks *a, mem_blocks *b)
     pthread_mutex_unlock(&a->lock);
 }
 
-int table_exchange(table *t, table *other)
+int persia_table_exchange(table *t, table *other)
 {
-    int rc = fork_check("table_exchange");
+    int rc = persia_fork_check("table_exchange");
 
     if (rc)
         return rc;
     if (t->stripes != other->stripes || t->stride != other->stride ||
         t->state_offset != other->state_offset ||
         t->config.limit != other->config.limit)
-        return err_set(PERSIA_EARG, "table %s: its rows differ in shape from "
-                       "those of the other table", t->config.name);
+        return persia_err_set(PERSIA_EARG,
+                              "table %s: its rows differ in shape from "
+                              "those of the other table",
+                              t->config.name);
     pthread_rwlock_wrlock(&t->gate); /* nobody changes an index now */
     if (t->cut || other->cut)
-        rc = err_set(PERSIA_EUNAVAILABLE, "table %s: a snapshot is under way; "
-                     "wait for its end", t->config.name);
+        rc = persia_err_set(PERSIA_EUNAVAILABLE,
+                            "table %s: a snapshot is under way; "
+                            "wait for its end",
+                            t->config.name);
     for (uint32_t i = 0; i < t->stripes && !rc; i++) {
         pthread_rwlock_wrlock(&t->stripe[i].lock);
         stripe_exchange_locked(&t->stripe[i], &other->stripe[i]);

@@ -28,7 +28,7 @@ static page *page_create(row_index *ix, uint64_t buckets, uint32_t depth,
                          uint32_t phase)
 {
     const size_t bytes = sizeof(page) + buckets * sizeof(bucket);
-    page *p = mem_blocks_take(ix->blocks, bytes);
+    page *p = persia_mem_blocks_take(ix->blocks, bytes);
 
     memset(p, 0, bytes);
     p->buckets = (uint32_t)buckets;
@@ -40,7 +40,7 @@ static page *page_create(row_index *ix, uint64_t buckets, uint32_t depth,
 
 static void page_destroy(row_index *ix, page *p)
 {
-    mem_blocks_give(ix->blocks, p);
+    persia_mem_blocks_give(ix->blocks, p);
 }
 
 /* Counts passed buckets as full ones; the page is not full. */
@@ -80,15 +80,15 @@ int row_index_init(row_index *ix, mem_blocks *blocks)
 
     memset(ix, 0, sizeof *ix);
     ix->blocks = blocks;
-    rc = mem_blocks_reserve(blocks, bytes);
+    rc = persia_mem_blocks_reserve(blocks, bytes);
     if (rc)
         return rc;
     ix->directory = malloc(sizeof *ix->directory);
     if (ix->directory)
         index_start(ix);
     else
-        rc = err_set(PERSIA_ENOMEM, "table index: no directory");
-    mem_blocks_unreserve(blocks, bytes);
+        rc = persia_err_set(PERSIA_ENOMEM, "table index: no directory");
+    persia_mem_blocks_unreserve(blocks, bytes);
     return rc;
 }
 

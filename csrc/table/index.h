@@ -77,9 +77,9 @@ void row_index_clear(row_index *ix);
 /* Makes the directory deep enough for this many rows.  Without memory pages
  * grow where they would split. */
 void row_index_deepen(row_index *ix, uint64_t rows);
-/* What to reserve (mem_blocks_reserve) for n entries to come.  A page that is
- * there may widen at the first of them: it is replaced by 1.28 times its
- * buckets, of one page or of two, for which it may take two attempts; for
+/* What to reserve (persia_mem_blocks_reserve) for n entries to come.  A page
+ * that is there may widen at the first of them: it is replaced by 1.28 times
+ * its buckets, of one page or of two, for which it may take two attempts; for
  * these the blocks reserve three times what is there.  Then it has load 0.67
  * at most, so that 0.36 entries a bucket come before it widens again, into at
  * most 2.56 times 64 bytes for each: 456 bytes an entry.  Small pages only

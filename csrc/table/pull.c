@@ -269,12 +269,12 @@ static int pull_one(void *ctx, size_t chunk)
     return PERSIA_OK;
 }
 
-int table_pull(sched *s, pull_job *jobs, size_t jobs_n)
+int persia_table_pull(sched *s, pull_job *jobs, size_t jobs_n)
 {
     pull_plan plan = { jobs, NULL, jobs_n };
     size_t chunks = 0;
     void *scratch;
-    int rc = fork_check("table_pull");
+    int rc = persia_fork_check("table_pull");
 
     if (rc)
         return rc;
@@ -287,5 +287,5 @@ int table_pull(sched *s, pull_job *jobs, size_t jobs_n)
         chunks += (jobs[j].n + CHUNK - 1) / CHUNK;
     }
     plan.first_chunk[jobs_n] = chunks;
-    return sched_for(s, chunks, pull_one, &plan);
+    return persia_sched_for(s, chunks, pull_one, &plan);
 }

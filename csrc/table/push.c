@@ -21,7 +21,8 @@ static void job_start(push_plan *plan, size_t j)
         .noise_key = { t->noise_key[0], t->noise_key[1] },
         .noise_draw = job->draw
     };
-    optim_prepare(optim, job->optim, t->config.dtype, (int)t->config.momentum);
+    persia_optim_prepare(optim, job->optim, t->config.dtype,
+                         (int)t->config.momentum);
 }
 
 static void job_finish(push_job *job)
@@ -44,26 +45,27 @@ static int push_gated(sched *s, push_plan *plan)
         return rc;
     for (size_t j = 0; j < plan->jobs_n; j++)
         job_start(plan, j);
-    rc = sched_for(s, plan->first_stripe[plan->jobs_n], push_change, plan);
+    rc = persia_sched_for(s, plan->first_stripe[plan->jobs_n], push_change,
+                          plan);
     for (size_t j = 0; j < plan->jobs_n; j++)
         job_finish(&plan->jobs[j]);
     reservation_leave(r);
     return rc;
 }
 
-int table_push(sched *s, push_job *jobs, size_t jobs_n)
+int persia_table_push(sched *s, push_job *jobs, size_t jobs_n)
 {
     push_plan plan;
-    int rc = fork_check("table_push");
+    int rc = persia_fork_check("table_push");
 
     if (rc)
         return rc;
     rc = push_plan_make(&plan, jobs, jobs_n);
     if (rc)
         return rc;
-    rc = sched_for(s, plan.chunks_n, push_plan_chunk, &plan);
+    rc = persia_sched_for(s, plan.chunks_n, push_plan_chunk, &plan);
     if (!rc && jobs_n)
-        rc = push_plan_end(&plan, sched_threads(s));
+        rc = push_plan_end(&plan, persia_sched_threads(s));
     if (rc)
         return rc;
     for (size_t j = 0; j < jobs_n; j++)

@@ -302,7 +302,7 @@ static void apply_block(apply *a, size_t at, size_t n, const int64_t *slots)
             continue;
         }
         if (!entry_checked(a, grad[i]) &&
-            !floats_finite(grad[i], a->t->config.dim)) {
+            !persia_floats_finite(grad[i], a->t->config.dim)) {
             a->counts.nonfinite++;
             continue;
         }

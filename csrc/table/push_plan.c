@@ -22,7 +22,7 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
     int rc;
 
     for (size_t j = 0; j < jobs_n; j++) {
-        rc = table_check_optim(&jobs[j].t->config, jobs[j].optim);
+        rc = persia_table_check_optim(&jobs[j].t->config, jobs[j].optim);
         if (rc)
             return rc;
         items += jobs[j].t->stripes;
@@ -86,19 +86,21 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
     claims_sort(claims, jobs_n);
     for (size_t j = 1; j < jobs_n; j++)
         if (claims[j].t == claims[j - 1].t)
-            return err_set(PERSIA_EARG, "table %s comes twice in one push",
-                           claims[j].t->config.name);
+            return persia_err_set(PERSIA_EARG,
+                                  "table %s comes twice in one push",
+                                  claims[j].t->config.name);
     return reservation_make(&plan->reservation, claims, jobs_n);
 }
 
 static int refuse_nonfinite(const table *t, uint64_t id, size_t sample)
 {
-    return err_set(PERSIA_ENONFINITE,
-                   "table %s: the gradient of id %llu (row %zu of the "
-                   "gradients) is NaN or Inf; nothing was applied. Find its "
-                   "source, or let such rows be skipped and counted: "
-                   "nonfinite=\"skip\"",
-                   t->config.name, (unsigned long long)id, sample);
+    return persia_err_set(
+        PERSIA_ENONFINITE,
+        "table %s: the gradient of id %llu (row %zu of the "
+        "gradients) is NaN or Inf; nothing was applied. Find its "
+        "source, or let such rows be skipped and counted: "
+        "nonfinite=\"skip\"",
+        t->config.name, (unsigned long long)id, sample);
 }
 
 /* The rows of gradients that a chunk names lie in [*low, *high]. */
@@ -128,14 +130,14 @@ static int chunk_check_finite(const table *t, const push_part *part,
     const uint32_t dim = t->config.dim;
 
     if (high - low < 2 * n &&
-        rows_finite(part->grad + low * part->stride, high - low + 1, dim,
-                    part->stride) &&
-        (!part->scale || floats_finite(part->scale + first, n)))
+        persia_rows_finite(part->grad + low * part->stride, high - low + 1,
+                           dim, part->stride) &&
+        (!part->scale || persia_floats_finite(part->scale + first, n)))
         return PERSIA_OK;
     for (size_t i = first; i < first + n; i++) {
         size_t row = part->bag ? part->bag[i] : i;
-        if (!floats_finite(part->grad + row * part->stride, dim) ||
-            (part->scale && !floats_finite(part->scale + i, 1)))
+        if (!persia_floats_finite(part->grad + row * part->stride, dim) ||
+            (part->scale && !persia_floats_finite(part->scale + i, 1)))
             return refuse_nonfinite(t, part->ids[i], row);
     }
     return PERSIA_OK;
@@ -151,10 +153,12 @@ int push_plan_chunk(void *ctx, size_t i)
 
     chunk_rows(part, c->first, c->n, &low, &high);
     if (high >= part->bags)
-        return err_set(PERSIA_EARG, "table %s: an id has the gradient of row "
-                       "%zu of %zu", job->t->config.name, high, part->bags);
-    ids_split_chunk(part->ids + c->first, c->n, job->t->stripes, c->hash,
-                    c->order, c->start);
+        return persia_err_set(PERSIA_EARG,
+                              "table %s: an id has the gradient of row "
+                              "%zu of %zu",
+                              job->t->config.name, high, part->bags);
+    persia_ids_split_chunk(part->ids + c->first, c->n, job->t->stripes,
+                           c->hash, c->order, c->start);
     if (job->t->config.nonfinite == NONFINITE_RAISE && !part->finite)
         return chunk_check_finite(job->t, part, c->first, c->n, low, high);
     return PERSIA_OK;

@@ -63,8 +63,10 @@ int push_count_new(reserve_claim *claim, void *ctx)
     size_t n = 0;
 
     if (!missing)
-        return err_set(PERSIA_ENOMEM, "out of memory: %zu bytes to count new "
-                       "rows", (claim->most + 1) * sizeof *missing);
+        return persia_err_set(PERSIA_ENOMEM,
+                              "out of memory: %zu bytes to count new "
+                              "rows",
+                              (claim->most + 1) * sizeof *missing);
     missing[0] = 0;
     for (size_t c = plan->first_chunk[j]; c < plan->first_chunk[j + 1]; c++)
         for (uint32_t i = 0; i < claim->t->stripes; i++)

@@ -52,9 +52,11 @@ int reservation_make(reservation *r, reserve_claim *claims, size_t n)
     for (size_t i = 0; i < n; i++) {
         mem_limit *limit = claims[i].t->config.limit;
         if (limit != claims[0].t->config.limit)
-            return err_set(PERSIA_EARG, "tables %s and %s have different "
-                           "memory limits, which one call cannot keep",
-                           claims[0].t->config.name, claims[i].t->config.name);
+            return persia_err_set(PERSIA_EARG,
+                                  "tables %s and %s have different "
+                                  "memory limits, which one call cannot keep",
+                                  claims[0].t->config.name,
+                                  claims[i].t->config.name);
         if (limit && limit->maximum)
             r->limit = limit;
     }
@@ -107,23 +109,25 @@ static int reservation_check(reservation *r)
         if (c->rows > largest->rows)
             largest = c;
         if (c->rows && passes_capacity(c->t, c->rows))
-            return err_set(PERSIA_ECAPACITY,
-                           "table %s holds %llu rows of at most %llu and %zu "
-                           "new ids come (id %llu is one); nothing was "
-                           "applied. Raise capacity, or let old rows go: "
-                           "eviction=\"lru\"", config->name,
-                           (unsigned long long)atomic_load(&c->t->rows),
-                           (unsigned long long)config->capacity, c->rows,
-                           (unsigned long long)c->an_id);
+            return persia_err_set(
+                PERSIA_ECAPACITY,
+                "table %s holds %llu rows of at most %llu and %zu "
+                "new ids come (id %llu is one); nothing was "
+                "applied. Raise capacity, or let old rows go: "
+                "eviction=\"lru\"",
+                config->name, (unsigned long long)atomic_load(&c->t->rows),
+                (unsigned long long)config->capacity, c->rows,
+                (unsigned long long)c->an_id);
     }
     if (r->limit && bytes && passes_limit(r->limit, bytes))
-        return err_set(PERSIA_ELIMIT,
-                       "table %s: %zu new rows, and those of the other tables "
-                       "of this update, would pass the memory limit of %llu "
-                       "bytes; nothing was applied. Raise memory_limit, or "
-                       "give the table a capacity with eviction=\"lru\"",
-                       largest->t->config.name, largest->rows,
-                       (unsigned long long)r->limit->maximum);
+        return persia_err_set(
+            PERSIA_ELIMIT,
+            "table %s: %zu new rows, and those of the other tables "
+            "of this update, would pass the memory limit of %llu "
+            "bytes; nothing was applied. Raise memory_limit, or "
+            "give the table a capacity with eviction=\"lru\"",
+            largest->t->config.name, largest->rows,
+            (unsigned long long)r->limit->maximum);
     if (r->limit && bytes < r->announced) {
         atomic_fetch_sub(&r->limit->announced, r->announced - bytes);
         r->announced = bytes;
@@ -137,11 +141,12 @@ int reserve_no_memory(const table *t)
 {
     char text[256];
 
-    snprintf(text, sizeof text, "%s", err_text());
-    return err_set(PERSIA_ENOMEM,
-                   "table %s: %s; nothing was applied. Give the process more "
-                   "memory, or bound its tables: capacity, memory_limit",
-                   t->config.name, text);
+    snprintf(text, sizeof text, "%s", persia_err_text());
+    return persia_err_set(
+        PERSIA_ENOMEM,
+        "table %s: %s; nothing was applied. Give the process more "
+        "memory, or bound its tables: capacity, memory_limit",
+        t->config.name, text);
 }
 
 /* What it reserves before an error, claim_release() gives back. */
@@ -169,7 +174,7 @@ static int claim_reserve(reserve_claim *c)
     }
     if (rc || !all)
         return rc;
-    rc = mem_blocks_reserve(&t->blocks, row_index_bytes(all));
+    rc = persia_mem_blocks_reserve(&t->blocks, row_index_bytes(all));
     if (!rc)
         c->index = row_index_bytes(all);
     return rc;
@@ -181,7 +186,7 @@ static void claim_release(reserve_claim *c)
         if (c->slots[i])
             atomic_fetch_add(&c->t->left[i], (int64_t)c->slots[i]);
     if (c->index)
-        mem_blocks_unreserve(&c->t->blocks, c->index);
+        persia_mem_blocks_unreserve(&c->t->blocks, c->index);
     c->index = 0;
     c->reserved = 0;
 }

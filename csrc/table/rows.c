@@ -20,7 +20,8 @@ static int rows_visit(table *t, size_t n, const uint64_t *ids, size_t *slots,
 
     for (size_t first = 0; first < n; first += IDS_CHUNK) {
         size_t here = n - first < IDS_CHUNK ? n - first : IDS_CHUNK;
-        ids_split_chunk(ids + first, here, t->stripes, hash, order, start);
+        persia_ids_split_chunk(ids + first, here, t->stripes, hash, order,
+                               start);
         for (uint32_t i = 0; i < t->stripes; i++) {
             stripe *s = &t->stripe[i];
             if (start[i] == start[i + 1])
@@ -79,11 +80,11 @@ static int row_get(table *t, stripe *s, uint64_t hash, uint64_t id, size_t at,
     return PERSIA_OK;
 }
 
-int table_get(table *t, size_t n, const uint64_t *ids, float *vectors,
-              float *state, uint8_t *found)
+int persia_table_get(table *t, size_t n, const uint64_t *ids, float *vectors,
+                     float *state, uint8_t *found)
 {
     rows_out out = { vectors, state, found };
-    int rc = fork_check("table_get");
+    int rc = persia_fork_check("table_get");
 
     return rc ? rc : rows_visit(t, n, ids, NULL, row_get, &out);
 }
@@ -119,10 +120,11 @@ static int row_put(table *t, stripe *s, uint64_t hash, uint64_t id, size_t at,
             return PERSIA_OK;
         }
         if (rc == PERSIA_ECAPACITY)
-            return err_set(rc, "table %s: no room for id %llu at capacity "
-                           "%llu: declare a larger one", t->config.name,
-                           (unsigned long long)id,
-                           (unsigned long long)t->config.capacity);
+            return persia_err_set(rc,
+                                  "table %s: no room for id %llu at capacity "
+                                  "%llu: declare a larger one",
+                                  t->config.name, (unsigned long long)id,
+                                  (unsigned long long)t->config.capacity);
         if (!rc) {
             atomic_fetch_add(&t->created, 1);
             atomic_fetch_add(&t->evicted, evicted);
@@ -210,54 +212,57 @@ static int state_fits(const table *t, const float *state)
 {
     const table_config *c = &t->config;
 
-    return optim_state_fits(c->optimizer, c->dim, (int)c->momentum, state);
+    return persia_optim_state_fits(c->optimizer, c->dim, (int)c->momentum,
+                                   state);
 }
 
-int table_set(table *t, size_t n, const uint64_t *ids, const float *vectors,
-              const float *state)
+int persia_table_set(table *t, size_t n, const uint64_t *ids,
+                     const float *vectors, const float *state)
 {
     rows_in in = { .vectors = vectors, .state = state };
-    int rc = fork_check("table_set");
+    int rc = persia_fork_check("table_set");
 
     if (rc)
         return rc;
     for (size_t i = 0; i < n; i++)
         if (!vector_fits(t, vectors + i * t->config.dim))
-            return err_set(PERSIA_ENONFINITE,
-                           "table %s: the values for id %llu (row %zu) are "
-                           "not finite; nothing was written", t->config.name,
-                           (unsigned long long)ids[i], i);
+            return persia_err_set(
+                PERSIA_ENONFINITE,
+                "table %s: the values for id %llu (row %zu) are "
+                "not finite; nothing was written",
+                t->config.name, (unsigned long long)ids[i], i);
     for (size_t i = 0; i < n && state; i++)
         if (!state_fits(t, state + i * t->state_floats))
-            return err_set(PERSIA_ENONFINITE,
-                           "table %s: the state for id %llu (row %zu) is not "
-                           "finite, or negative where %s takes a root of it; "
-                           "nothing was written", t->config.name,
-                           (unsigned long long)ids[i], i,
-                           optim_name(t->config.optimizer));
+            return persia_err_set(
+                PERSIA_ENONFINITE,
+                "table %s: the state for id %llu (row %zu) is not "
+                "finite, or negative where %s takes a root of it; "
+                "nothing was written",
+                t->config.name, (unsigned long long)ids[i], i,
+                persia_optim_name(t->config.optimizer));
     return rows_put(t, n, ids, &in);
 }
 
-void table_expect(table *t, size_t n, const uint64_t *ids)
+void persia_table_expect(table *t, size_t n, const uint64_t *ids)
 {
     for (size_t i = 0; i < n; i++)
         t->stripe[hash_stripe(id_hash(ids[i]), t->stripes - 1)].expected++;
     t->expected += n;
 }
 
-void table_expect_none(table *t)
+void persia_table_expect_none(table *t)
 {
     for (size_t i = 0; i < t->stripes; i++)
         t->stripe[i].expected = 0;
     t->expected = 0;
 }
 
-int table_restore(table *t, size_t n, const uint64_t *ids,
-                  const void *vectors, const float *state,
-                  const uint32_t *clocks)
+int persia_table_restore(table *t, size_t n, const uint64_t *ids,
+                         const void *vectors, const float *state,
+                         const uint32_t *clocks)
 {
     rows_in in = { .raw = vectors, .state = state, .clocks = clocks };
-    int rc = fork_check("table_restore");
+    int rc = persia_fork_check("table_restore");
 
     return rc ? rc : rows_put(t, n, ids, &in);
 }
@@ -280,12 +285,12 @@ static size_t list_stripe(const table *t, stripe *s, uint32_t *at,
     return n;
 }
 
-int table_list(table *t, uint64_t *cursor, size_t room, uint64_t *ids,
-               size_t *n)
+int persia_table_list(table *t, uint64_t *cursor, size_t room, uint64_t *ids,
+                      size_t *n)
 {
     uint64_t stripe_no = *cursor >> 32;
     uint32_t slot = (uint32_t)*cursor;
-    int rc = fork_check("table_list");
+    int rc = persia_fork_check("table_list");
     *n = 0;
     if (rc)
         return rc;

@@ -16,7 +16,7 @@ static void scratch_free(void *p)
     scratch *s = p;
 
     for (int i = 0; i < SCRATCH_KINDS; i++)
-        mem_buffer_free(&s->buffer[i]);
+        persia_mem_buffer_free(&s->buffer[i]);
     free(s);
 }
 
@@ -32,17 +32,17 @@ int scratch_need(enum scratch_kind which, size_t bytes, void **out)
 
     pthread_once(&scratch_once, scratch_key_create);
     if (scratch_key_error)
-        return err_set(PERSIA_ENOMEM, "no thread-specific key is left");
+        return persia_err_set(PERSIA_ENOMEM, "no thread-specific key is left");
     s = pthread_getspecific(scratch_key);
     if (!s) {
         s = calloc(1, sizeof *s);
         if (!s || pthread_setspecific(scratch_key, s)) {
             free(s);
-            return err_set(PERSIA_ENOMEM, "out of memory: scratch of a "
-                           "thread");
+            return persia_err_set(PERSIA_ENOMEM, "out of memory: scratch of a "
+                                                 "thread");
         }
     }
-    rc = mem_buffer_need(&s->buffer[which], bytes ? bytes : 1);
+    rc = persia_mem_buffer_need(&s->buffer[which], bytes ? bytes : 1);
     if (!rc)
         *out = s->buffer[which].data;
     return rc;

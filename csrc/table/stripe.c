@@ -23,8 +23,8 @@ int stripe_init(table *t, stripe *s)
 {
     int rc;
 
-    mem_arena_init(&s->arena, t->config.limit,
-                   (size_t)(s - t->stripe) * STAGGER / t->stripes);
+    persia_mem_arena_init(&s->arena, t->config.limit,
+                          (size_t)(s - t->stripe) * STAGGER / t->stripes);
     s->free_head = ROW_NONE;
     rc = row_index_init(&s->index, &t->blocks);
     if (rc)
@@ -33,11 +33,11 @@ int stripe_init(table *t, stripe *s)
         victims_reserve(s, 0);
         if (!s->victims) {
             row_index_free(&s->index);
-            return err_set(PERSIA_ENOMEM, "table %s: no memory",
-                           t->config.name);
+            return persia_err_set(PERSIA_ENOMEM, "table %s: no memory",
+                                  t->config.name);
         }
     }
-    fair_lock_init(&s->lock);
+    persia_fair_lock_init(&s->lock);
     return PERSIA_OK;
 }
 
@@ -46,7 +46,7 @@ void stripe_free(stripe *s)
     if (!s->index.directory)
         return; /* was not made */
     row_index_free(&s->index);
-    mem_arena_free(&s->arena);
+    persia_mem_arena_free(&s->arena);
     free(s->victims);
     pthread_rwlock_destroy(&s->lock);
 }
@@ -68,11 +68,11 @@ static int cut_more(const table *t, stripe_cut *c)
 
     if (rows > c->mark)
         rows = c->mark;
-    rc = mem_charge_beside(t->config.limit,
-                           (uint64_t)(rows - c->aside_charged) * t->stride);
+    rc = persia_mem_charge_beside(
+        t->config.limit, (uint64_t)(rows - c->aside_charged) * t->stride);
     if (rc)
         return rc;
-    mem_arena_grow(&c->aside, rows * t->stride);
+    persia_mem_arena_grow(&c->aside, rows * t->stride);
     c->aside_charged = rows;
     return PERSIA_OK;
 }
@@ -81,9 +81,10 @@ void stripe_cut_end(const table *t, stripe *s)
 {
     stripe_cut *c = &s->cut;
 
-    mem_release(t->config.limit, (uint64_t)c->aside_charged * t->stride);
+    persia_mem_release(t->config.limit,
+                       (uint64_t)c->aside_charged * t->stride);
     free(c->copied);
-    mem_arena_free(&c->aside);
+    persia_mem_arena_free(&c->aside);
     memset(c, 0, sizeof *c);
 }
 
@@ -227,7 +228,7 @@ static int evict_one(const table *t, stripe *s, uint32_t clock,
 /* Slots that fit in the stripe's address space. */
 static int64_t slots_fit(const table *t, const stripe *s)
 {
-    const size_t fit = mem_arena_room(&s->arena) / t->stride;
+    const size_t fit = persia_mem_arena_room(&s->arena) / t->stride;
 
     return fit < SLOTS_MAX ? (int64_t)fit : SLOTS_MAX;
 }
@@ -240,10 +241,13 @@ static int slots_more(table *t, uint32_t i, uint64_t rows)
     pthread_rwlock_wrlock(&s->lock);
     const int64_t fit = slots_fit(t, s);
     if (rows > (uint64_t)(SLOTS_MAX - fit))
-        rc = err_set(PERSIA_ELIMIT, "table %s: a stripe holds 2^32 rows; use "
-                     "more stripes", t->config.name);
+        rc = persia_err_set(PERSIA_ELIMIT,
+                            "table %s: a stripe holds 2^32 rows; use "
+                            "more stripes",
+                            t->config.name);
     else
-        rc = mem_arena_reserve(&s->arena, ((size_t)fit + rows) * t->stride);
+        rc = persia_mem_arena_reserve(&s->arena,
+                                      ((size_t)fit + rows) * t->stride);
     const int64_t now = slots_fit(t, s);
     row_index_deepen(&s->index, (uint64_t)now);
     if (evicts(t))
@@ -276,7 +280,7 @@ static uint32_t slot_take(const table *t, stripe *s)
     const uint32_t slot = s->free_head;
 
     if (slot == ROW_NONE) {
-        mem_arena_grow(&s->arena, ((size_t)s->used + 1) * t->stride);
+        persia_mem_arena_grow(&s->arena, ((size_t)s->used + 1) * t->stride);
         return s->used++;
     }
     stripe_touch_locked(t, s, slot);
@@ -378,7 +382,7 @@ void stripe_clear_locked(table *t, stripe *s)
         return;
     }
     row_index_clear(&s->index);
-    mem_arena_free(&s->arena);
+    persia_mem_arena_free(&s->arena);
     s->used = s->rows = 0;
     s->free_head = ROW_NONE;
     atomic_store(&t->left[s - t->stripe], 0);

@@ -39,7 +39,7 @@ typedef struct victim {
 
 typedef struct stripe {
     _Alignas(64) pthread_rwlock_t lock; /* guards fields from index on */
-    uint64_t expected; /* of the table's: see table_expect() */
+    uint64_t expected; /* of the table's: see persia_table_expect() */
     row_index index;
     mem_arena arena;
     uint32_t used;      /* slots ever used */

@@ -13,7 +13,7 @@ enum {
     STRIPE_BYTES = 192 /* of an empty index, as it charges them */
 };
 
-void table_config_init(table_config *c)
+void persia_table_config_init(table_config *c)
 {
     memset(c, 0, sizeof *c);
     c->dim = 16;
@@ -26,31 +26,39 @@ void table_config_init(table_config *c)
 static int config_check(const table_config *c)
 {
     if (!memchr(c->name, 0, sizeof c->name) || !c->name[0])
-        return err_set(PERSIA_EARG, "a table's name has 1 to 255 bytes");
+        return persia_err_set(PERSIA_EARG,
+                              "a table's name has 1 to 255 bytes");
     if (c->dim < 1 || c->dim > 4096)
-        return err_set(PERSIA_EARG, "table %s: dim is %u, it must be within "
-                       "1 .. 4096", c->name, c->dim);
-    const spec_field *wrong = spec_out_of_range(&table_spec_list, &c->spec);
+        return persia_err_set(PERSIA_EARG,
+                              "table %s: dim is %u, it must be within "
+                              "1 .. 4096",
+                              c->name, c->dim);
+    const spec_field *wrong = persia_spec_out_of_range(&persia_table_spec_list,
+                                                       &c->spec);
     if (wrong)
-        return err_set(PERSIA_EARG, "table %s: %s has no such value", c->name,
-                       wrong->config);
+        return persia_err_set(PERSIA_EARG, "table %s: %s has no such value",
+                              c->name, wrong->config);
     /* six standard deviations are the most that INIT_NORMAL gives */
     if (!isfinite(c->init_a) || !isfinite(c->init_b) ||
         !isfinite(c->init_b - c->init_a) ||
         !isfinite(fabsf(c->init_a) + 6 * fabsf(c->init_b)))
-        return err_set(PERSIA_EARG, "table %s: initial values must be finite",
-                       c->name);
+        return persia_err_set(
+            PERSIA_EARG, "table %s: initial values must be finite", c->name);
     if (!isfinite(c->state_init) || c->state_init < 0)
-        return err_set(PERSIA_EARG, "table %s: the initial state is %g, it "
-                       "must be finite and not negative", c->name,
-                       (double)c->state_init);
+        return persia_err_set(PERSIA_EARG,
+                              "table %s: the initial state is %g, it "
+                              "must be finite and not negative",
+                              c->name, (double)c->state_init);
     if (!(c->admission >= 0 && c->admission <= 1))
-        return err_set(PERSIA_EARG, "table %s: admission probability is %g, "
-                       "it must be within [0, 1]", c->name,
-                       (double)c->admission);
+        return persia_err_set(PERSIA_EARG,
+                              "table %s: admission probability is %g, "
+                              "it must be within [0, 1]",
+                              c->name, (double)c->admission);
     if (c->stripes & (c->stripes - 1) || c->stripes > IDS_STRIPES_MAX)
-        return err_set(PERSIA_EARG, "table %s: stripes is %u, it must be a "
-                       "power of two up to 256", c->name, c->stripes);
+        return persia_err_set(PERSIA_EARG,
+                              "table %s: stripes is %u, it must be a "
+                              "power of two up to 256",
+                              c->name, c->stripes);
     return PERSIA_OK;
 }
 
@@ -62,25 +70,26 @@ static uint32_t stripes_of(const table_config *c)
                                                             : STRIPES_DEFAULT;
 }
 
-int table_check_optim(const table_config *c, const optim_args *optim)
+int persia_table_check_optim(const table_config *c, const optim_args *optim)
 {
     char text[256];
     int rc;
 
     if (optim->kind < OPTIM_KINDS && optim->kind != c->optimizer)
-        return err_set(PERSIA_EMISMATCH,
-                       "table %s keeps the state of %s, the push is for %s",
-                       c->name, optim_name(c->optimizer),
-                       optim_name(optim->kind));
-    rc = optim_check(optim);
+        return persia_err_set(
+            PERSIA_EMISMATCH,
+            "table %s keeps the state of %s, the push is for %s", c->name,
+            persia_optim_name(c->optimizer), persia_optim_name(optim->kind));
+    rc = persia_optim_check(optim);
     if (rc) {
-        snprintf(text, sizeof text, "%s", err_text());
-        return err_set(rc, "table %s: %s", c->name, text);
+        snprintf(text, sizeof text, "%s", persia_err_text());
+        return persia_err_set(rc, "table %s: %s", c->name, text);
     }
     if (optim->kind == OPTIM_SGD && optim->momentum > 0 && !c->momentum)
-        return err_set(PERSIA_EMISMATCH, "table %s was made for SGD without "
-                       "momentum, the push has momentum %g", c->name,
-                       (double)optim->momentum);
+        return persia_err_set(PERSIA_EMISMATCH,
+                              "table %s was made for SGD without "
+                              "momentum, the push has momentum %g",
+                              c->name, (double)optim->momentum);
     return PERSIA_OK;
 }
 
@@ -97,7 +106,7 @@ static void limit_unlock(mem_limit *limit)
         pthread_rwlock_unlock(&limit->lock);
 }
 
-int table_create(const table_config *config, table **out)
+int persia_table_create(const table_config *config, table **out)
 {
     uint32_t stripes;
     size_t size, bytes;
@@ -111,61 +120,63 @@ int table_create(const table_config *config, table **out)
     size = sizeof *t + stripes * (sizeof t->stripe[0] + sizeof t->left[0]);
     t = aligned_alloc(64, (size + 63) / 64 * 64);
     if (!t)
-        return err_set(PERSIA_ENOMEM, "table %s: no memory", config->name);
+        return persia_err_set(PERSIA_ENOMEM, "table %s: no memory",
+                              config->name);
     memset(t, 0, size);
     t->config = *config;
     t->stripes = stripes;
     t->left = (_Atomic(int64_t) *)(void *)&t->stripe[stripes];
     t->vector_bytes = config->dim * (config->dtype == VECTOR_BF16 ? 2 : 4);
     t->state_offset = (ROW_VECTOR + t->vector_bytes + 3) / 4 * 4;
-    t->state_floats = optim_state_floats(config->optimizer, config->dim,
-                                         (int)config->momentum);
+    t->state_floats = persia_optim_state_floats(config->optimizer, config->dim,
+                                                (int)config->momentum);
     bytes = t->state_offset + t->state_floats * sizeof(float);
     t->stride = bytes;
     row_init_keys(t);
-    fair_lock_init(&t->gate);
-    fair_lock_init(&t->full_lock);
-    mem_blocks_init(&t->blocks, config->limit);
+    persia_fair_lock_init(&t->gate);
+    persia_fair_lock_init(&t->full_lock);
+    persia_mem_blocks_init(&t->blocks, config->limit);
     limit_lock(config->limit);
-    rc = mem_charge(config->limit, stripes * STRIPE_BYTES); /* they must fit */
+    rc = persia_mem_charge(config->limit,
+                           stripes * STRIPE_BYTES); /* they must fit */
     if (!rc)
-        mem_release(config->limit, stripes * STRIPE_BYTES);
+        persia_mem_release(config->limit, stripes * STRIPE_BYTES);
     for (uint32_t i = 0; i < stripes && !rc; i++)
         rc = stripe_init(t, &t->stripe[i]);
     limit_unlock(config->limit);
     if (rc) {
-        table_destroy(t);
+        persia_table_destroy(t);
         return rc;
     }
     *out = t;
     return PERSIA_OK;
 }
 
-void table_destroy(table *t)
+void persia_table_destroy(table *t)
 {
     if (!t)
         return;
     if (t->cut)
-        table_cut_end(t->cut);
+        persia_table_cut_end(t->cut);
     for (uint32_t i = 0; i < t->stripes; i++)
         stripe_free(&t->stripe[i]);
     pthread_rwlock_destroy(&t->gate);
     pthread_rwlock_destroy(&t->full_lock);
-    mem_blocks_free(&t->blocks);
+    persia_mem_blocks_free(&t->blocks);
     free(t);
 }
 
-const table_config *table_get_config(const table *t)
+const table_config *persia_table_get_config(const table *t)
 {
     return &t->config;
 }
 
-uint32_t table_state_floats(const table *t)
+uint32_t persia_table_state_floats(const table *t)
 {
     return t->state_floats;
 }
 
-void table_get_stats(const table *ct, table_stats *out)
+void persia_table_get_stats(const table *ct, table_stats *out)
 {
     table *t = (table *)(uintptr_t)ct; /* its locks are not const */
 
@@ -179,7 +190,7 @@ void table_get_stats(const table *ct, table_stats *out)
     out->evicted = atomic_load(&t->evicted);
     out->refused = atomic_load(&t->refused);
     out->nonfinite = atomic_load(&t->nonfinite);
-    out->bytes = mem_blocks_bytes(&t->blocks);
+    out->bytes = persia_mem_blocks_bytes(&t->blocks);
     for (uint32_t i = 0; i < t->stripes; i++) {
         stripe *s = &t->stripe[i];
         pthread_rwlock_rdlock(&s->lock);
@@ -188,14 +199,14 @@ void table_get_stats(const table *ct, table_stats *out)
     }
 }
 
-void table_set_clock(table *t, uint64_t pushes)
+void persia_table_set_clock(table *t, uint64_t pushes)
 {
     atomic_store(&t->pushes, pushes);
 }
 
-int table_clear(table *t)
+int persia_table_clear(table *t)
 {
-    int rc = fork_check("table_clear");
+    int rc = persia_fork_check("table_clear");
 
     if (rc)
         return rc;

@@ -13,7 +13,7 @@
  * same bits for any number of threads and stripes (eviction excepted).
  *
  * All functions may be called from any thread at any time, except that
- * table_destroy() must be the last call.
+ * persia_table_destroy() must be the last call.
  */
 #ifndef PERSIA_TABLE_H
 #define PERSIA_TABLE_H
@@ -42,12 +42,12 @@ typedef struct table_config {
 } table_config;
 
 /* Sets every field to its default: fp32, Adagrad, uniform [-0.01, 0.01). */
-PERSIA_API void table_config_init(table_config *config);
-PERSIA_API int table_create(const table_config *config, table **out);
-PERSIA_API void table_destroy(table *t);
-PERSIA_API const table_config *table_get_config(const table *t);
+PERSIA_API void persia_table_config_init(table_config *config);
+PERSIA_API int persia_table_create(const table_config *config, table **out);
+PERSIA_API void persia_table_destroy(table *t);
+PERSIA_API const table_config *persia_table_get_config(const table *t);
 
-PERSIA_API void table_get_stats(const table *t, table_stats *out);
+PERSIA_API void persia_table_get_stats(const table *t, table_stats *out);
 
 /* A row number is a hint of where an id was found: ROW_NONE if it had no
  * row.  Push tries it first and looks up where it does not hold any more. */
@@ -63,7 +63,7 @@ typedef struct pull_job {
     uint32_t *rows;      /* [n] row numbers out, or NULL */
 } pull_job;
 /* Runs the jobs on all threads of `s`. */
-PERSIA_API int table_pull(sched *s, pull_job *jobs, size_t jobs_n);
+PERSIA_API int persia_table_pull(sched *s, pull_job *jobs, size_t jobs_n);
 
 /* Gradients of n ids: that of ids[i] is
  * scale[i] * grad[bag[i] * stride .. + dim). */
@@ -101,67 +101,68 @@ typedef struct push_job {
 } push_job;
 /* PERSIA_EARG for settings out of their range, PERSIA_EMISMATCH for those of
  * another optimizer than the table keeps the state of. */
-PERSIA_API int table_check_optim(const table_config *config,
-                                 const optim_args *optim);
+PERSIA_API int persia_table_check_optim(const table_config *config,
+                                        const optim_args *optim);
 /* Runs the jobs (each of another table) on all threads of `s`.  Arguments,
  * non-finite gradients (policy raise) and capacity (policy raise) are
  * checked for all jobs, and their memory is taken, before the first row
  * changes. */
-PERSIA_API int table_push(sched *s, push_job *jobs, size_t jobs_n);
+PERSIA_API int persia_table_push(sched *s, push_job *jobs, size_t jobs_n);
 
 /* Whole rows.  state is [n, state_floats] or NULL; found[i] is 1 if ids[i]
  * has a row (else its initial value is given), found may be NULL. */
-PERSIA_API uint32_t table_state_floats(const table *t);
-PERSIA_API int table_get(table *t, size_t n, const uint64_t *ids,
-                         float *vectors, float *state, uint8_t *found);
+PERSIA_API uint32_t persia_table_state_floats(const table *t);
+PERSIA_API int persia_table_get(table *t, size_t n, const uint64_t *ids,
+                                float *vectors, float *state, uint8_t *found);
 /* Creates or replaces rows (fresh state if NULL).  Values must be finite.
  * Memory is taken before the first row changes. */
-PERSIA_API int table_set(table *t, size_t n, const uint64_t *ids,
-                         const float *vectors, const float *state);
+PERSIA_API int persia_table_set(table *t, size_t n, const uint64_t *ids,
+                                const float *vectors, const float *state);
 /* The ids of up to `room` rows, in no order, from *cursor on (0: the first);
  * moves *cursor on, to TABLE_LIST_END after the last.  Rows that come or go
  * meanwhile may be among them or not. */
 #define TABLE_LIST_END UINT64_MAX
-PERSIA_API int table_list(table *t, uint64_t *cursor, size_t room,
-                          uint64_t *ids, size_t *n);
+PERSIA_API int persia_table_list(table *t, uint64_t *cursor, size_t room,
+                                 uint64_t *ids, size_t *n);
 /* Removes every row; counters and clock stay. */
-PERSIA_API int table_clear(table *t);
+PERSIA_API int persia_table_clear(table *t);
 
 /* A cut: all rows as they were at one moment, read out while pushes go on.
  * One cut a table at a time.  Vectors are in the table's dtype (raw bytes). */
 typedef struct table_cut table_cut;
 /* Takes the moment for several tables at once. */
-PERSIA_API int table_cut_begin(table *const *tables, size_t n,
-                               table_cut **out /* [n] */);
-PERSIA_API uint64_t table_cut_rows(const table_cut *cut);
-PERSIA_API uint64_t table_cut_clock(const table_cut *cut);
+PERSIA_API int persia_table_cut_begin(table *const *tables, size_t n,
+                                      table_cut **out /* [n] */);
+PERSIA_API uint64_t persia_table_cut_rows(const table_cut *cut);
+PERSIA_API uint64_t persia_table_cut_clock(const table_cut *cut);
 /* Hands out up to `room` rows; *n is 0 at the end.  An array that is NULL is
  * left out.  PERSIA_ELIMIT or PERSIA_ENOMEM when rows that changed meanwhile
  * could not be put aside: then the cut is lost, the table is not. */
-PERSIA_API int table_cut_next(table_cut *cut, size_t room, uint64_t *ids,
-                              void *vectors, float *state, uint32_t *clocks,
-                              size_t *n);
-/* Frees what the table keeps for it: later table_cut_next() fail
+PERSIA_API int persia_table_cut_next(table_cut *cut, size_t room,
+                                     uint64_t *ids, void *vectors,
+                                     float *state, uint32_t *clocks,
+                                     size_t *n);
+/* Frees what the table keeps for it: later persia_table_cut_next() fail
  * (PERSIA_EINTR), one that runs ends first.  Any thread; more than once. */
-PERSIA_API void table_cut_stop(table_cut *cut);
+PERSIA_API void persia_table_cut_stop(table_cut *cut);
 /* The same, and frees it.  One that was stopped may outlive its table. */
-PERSIA_API void table_cut_end(table_cut *cut);
+PERSIA_API void persia_table_cut_end(table_cut *cut);
 /* Of a table that only the caller knows: rows of these ids come next, by
- * table_restore().  A table that evicts and has no room for all of them then
- * keeps the same part of each stripe's; they come stripe by stripe. */
-PERSIA_API void table_expect(table *t, size_t n, const uint64_t *ids);
-PERSIA_API void table_expect_none(table *t); /* they have come */
-/* The reverse of a cut: adds rows as table_cut_next() gave them (an id that is
- * there already is replaced). */
-PERSIA_API int table_restore(table *t, size_t n, const uint64_t *ids,
-                             const void *vectors, const float *state,
-                             const uint32_t *clocks);
-PERSIA_API void table_set_clock(table *t, uint64_t pushes);
+ * persia_table_restore().  A table that evicts and has no room for all of them
+ * then keeps the same part of each stripe's; they come stripe by stripe. */
+PERSIA_API void persia_table_expect(table *t, size_t n, const uint64_t *ids);
+PERSIA_API void persia_table_expect_none(table *t); /* they have come */
+/* The reverse of a cut: adds rows as persia_table_cut_next() gave them (an id
+ * that is there already is replaced). */
+PERSIA_API int persia_table_restore(table *t, size_t n, const uint64_t *ids,
+                                    const void *vectors, const float *state,
+                                    const uint32_t *clocks);
+PERSIA_API void persia_table_set_clock(table *t, uint64_t pushes);
 /* Exchanges the rows of `t` with those of `other`, a table of the same
  * configuration that only the caller knows.  Pushes see one or the other; a
  * pull that runs meanwhile may see both.  Counters and clocks stay.
  * PERSIA_EARG while a cut of either is open. */
-PERSIA_API int table_exchange(table *t, table *other);
+PERSIA_API int persia_table_exchange(table *t, table *other);
 
 #ifdef __cplusplus
 }

@@ -28,9 +28,9 @@ namespace {
 /* Errors leave as RuntimeError "<class of persia.errors>: <text>". */
 [[noreturn]] void fail(int code)
 {
-    const char *text = err_text();
-    throw std::runtime_error(std::string(err_name(code)) + ": " +
-                             (*text ? text : err_message(code)));
+    const char *text = persia_err_text();
+    throw std::runtime_error(std::string(persia_err_name(code)) + ": " +
+                             (*text ? text : persia_err_message(code)));
 }
 
 void check(int code)
@@ -44,9 +44,12 @@ class Store {
   public:
     Store(int64_t handle, const char *what)
     {
-        check(store_get(static_cast<uint64_t>(handle), what, &step_));
+        check(persia_store_get(static_cast<uint64_t>(handle), what, &step_));
     }
-    ~Store() { store_put(step_); }
+    ~Store()
+    {
+        persia_store_put(step_);
+    }
     Store(const Store &) = delete;
     Store &operator=(const Store &) = delete;
     store *get() const { return step_; }
@@ -62,8 +65,9 @@ struct Shape {
 Shape shape_of(store *s, int64_t plan)
 {
     Shape shape;
-    check(worker_plan_shape(store_worker(s), static_cast<uint32_t>(plan),
-                            &shape.kind, &shape.keys, &shape.width));
+    check(persia_worker_plan_shape(persia_store_worker(s),
+                                   static_cast<uint32_t>(plan), &shape.kind,
+                                   &shape.keys, &shape.width));
     return shape;
 }
 
@@ -71,11 +75,13 @@ void expect(const Tensor &t, const char *name, ScalarType dtype,
             const char *dtype_name)
 {
     if (t.scalar_type() != dtype) {
-        err_set(PERSIA_EDTYPE, "%s: wrong dtype, need %s", name, dtype_name);
+        persia_err_set(PERSIA_EDTYPE, "%s: wrong dtype, need %s", name,
+                       dtype_name);
         fail(PERSIA_EDTYPE);
     }
     if (t.dim() != 1 || !t.is_contiguous()) {
-        err_set(PERSIA_ESHAPE, "%s: need one contiguous dimension", name);
+        persia_err_set(PERSIA_ESHAPE, "%s: need one contiguous dimension",
+                       name);
         fail(PERSIA_ESHAPE);
     }
 }
@@ -93,10 +99,11 @@ id_batch batch_of(const Shape &shape, const Tensor &values,
         expect(*offsets, "offsets", ScalarType::Long, "int64");
         bags = static_cast<size_t>(offsets->numel()) - 1;
         if (offsets->numel() == 0 || bags % shape.keys) {
-            err_set(PERSIA_EOFFSETS,
-                    "%lld offsets for %u features; need features * samples "
-                    "+ 1",
-                    static_cast<long long>(offsets->numel()), shape.keys);
+            persia_err_set(
+                PERSIA_EOFFSETS,
+                "%lld offsets for %u features; need features * samples "
+                "+ 1",
+                static_cast<long long>(offsets->numel()), shape.keys);
             fail(PERSIA_EOFFSETS);
         }
         b.offsets = static_cast<const int64_t *>(offsets->const_data_ptr());
@@ -105,8 +112,8 @@ id_batch batch_of(const Shape &shape, const Tensor &values,
     if (weights) {
         expect(*weights, "weights", ScalarType::Float, "float32");
         if (weights->numel() != values.numel()) {
-            err_set(PERSIA_ESHAPE, "%lld weights for %zu ids",
-                    static_cast<long long>(weights->numel()), b.n);
+            persia_err_set(PERSIA_ESHAPE, "%lld weights for %zu ids",
+                           static_cast<long long>(weights->numel()), b.n);
             fail(PERSIA_ESHAPE);
         }
         b.weights = static_cast<const float *>(weights->const_data_ptr());
@@ -119,7 +126,7 @@ const int64_t *numbers_of(const Tensor &ticket)
 {
     expect(ticket, "ticket", ScalarType::Long, "int64");
     if (ticket.numel() != 2) {
-        err_set(PERSIA_ESHAPE, "ticket: need 2 numbers");
+        persia_err_set(PERSIA_ESHAPE, "ticket: need 2 numbers");
         fail(PERSIA_ESHAPE);
     }
     return static_cast<const int64_t *>(ticket.const_data_ptr());
@@ -139,13 +146,13 @@ Tensor ticket(const Tensor &batch, int64_t store, bool grad)
     Tensor out = torch::stable::new_empty(batch, {2}, ScalarType::Long);
     auto *name = static_cast<int64_t *>(out.mutable_data_ptr());
     if (grad) /* an update that failed meanwhile is told here, too */
-        check(store_error(s.get()));
-    name[0] = grad ? static_cast<int64_t>(store_ticket(s.get())) : 0;
+        check(persia_store_error(s.get()));
+    name[0] = grad ? static_cast<int64_t>(persia_store_ticket(s.get())) : 0;
     const int64_t *of = numbers_of(batch);
     name[1] = of[1] == AGAIN ? -of[0] : of[1] < 0 ? 0 : of[0];
     if (of[1] != AGAIN)
-        store_batch_bind(s.get(), static_cast<uint64_t>(of[0]),
-                         static_cast<uint64_t>(name[0]));
+        persia_store_batch_bind(s.get(), static_cast<uint64_t>(of[0]),
+                                static_cast<uint64_t>(name[0]));
     return out;
 }
 
@@ -171,7 +178,10 @@ struct Lookup {
                                                               : batch.n);
     }
 
-    ~Lookup() { batch_index_put(index); }
+    ~Lookup()
+    {
+        persia_batch_index_put(index);
+    }
     Lookup(const Lookup &) = delete;
     Lookup &operator=(const Lookup &) = delete;
 
@@ -209,7 +219,8 @@ void prefetch(const Tensor &values, const Optional &offsets,
     want.index = &own->index;
     want.owner = own.get();
     want.release = Lookup::release;
-    check(store_batch_lookup(s.get(), static_cast<uint64_t>(number), &want));
+    check(persia_store_batch_lookup(s.get(), static_cast<uint64_t>(number),
+                                    &want));
     own.release();
 }
 
@@ -217,8 +228,8 @@ void prefetch(const Tensor &values, const Optional &offsets,
 std::unique_ptr<Lookup> ahead_of(store *s, int64_t number, const Lookup &now)
 {
     void *owner = nullptr;
-    check(store_batch_take(s, static_cast<uint64_t>(number), now.plan,
-                           &owner));
+    check(persia_store_batch_take(s, static_cast<uint64_t>(number), now.plan,
+                                  &owner));
     std::unique_ptr<Lookup> ahead(static_cast<Lookup *>(owner));
     if (ahead &&
         (ahead->batch.n != now.batch.n || ahead->height != now.height))
@@ -236,17 +247,18 @@ std::tuple<Tensor, Tensor> pull(const Tensor &values, const Optional &offsets,
     const int64_t *name = numbers_of(ticket);
     auto number = static_cast<uint64_t>(name[0]);
     if (auto ahead = ahead_of(s.get(), name[1] > 0 ? name[1] : 0, now)) {
-        store_keep_index(s.get(), number,
-                         std::exchange(ahead->index, nullptr));
+        persia_store_keep_index(s.get(), number,
+                                std::exchange(ahead->index, nullptr));
         return {std::move(ahead->out), std::move(ahead->rows)};
     }
     if (number == 0) /* evaluation sees every update before it */
-        check(store_settle(s.get()));
+        check(persia_store_settle(s.get()));
     now.allocate();
-    check(worker_forward(store_worker(s.get()), now.plan, &now.batch, 0,
-                         now.vectors(), now.width, now.hints(),
-                         number ? &now.index : nullptr));
-    store_keep_index(s.get(), number, std::exchange(now.index, nullptr));
+    check(persia_worker_forward(persia_store_worker(s.get()), now.plan,
+                                &now.batch, 0, now.vectors(), now.width,
+                                now.hints(), number ? &now.index : nullptr));
+    persia_store_keep_index(s.get(), number,
+                            std::exchange(now.index, nullptr));
     return {now.out, now.rows};
 }
 
@@ -254,9 +266,11 @@ std::tuple<Tensor, Tensor> pull(const Tensor &values, const Optional &offsets,
 void drop(const Tensor &ticket, int64_t store)
 {
     ::store *s = nullptr;
-    if (store_get(static_cast<uint64_t>(store), "forward", &s) == PERSIA_OK) {
-        store_drop_index(s, static_cast<uint64_t>(numbers_of(ticket)[0]));
-        store_put(s);
+    if (persia_store_get(static_cast<uint64_t>(store), "forward", &s) ==
+        PERSIA_OK) {
+        persia_store_drop_index(s,
+                                static_cast<uint64_t>(numbers_of(ticket)[0]));
+        persia_store_put(s);
     }
 }
 
@@ -293,17 +307,20 @@ void push(const Tensor &grad, const Tensor &values, const Optional &offsets,
         grad.size(0) != static_cast<int64_t>(height) ||
         grad.size(1) != shape.width || rows.numel() != values.numel() ||
         !(dense || (grad.stride(1) == 1 && grad.stride(0) >= shape.width))) {
-        err_set(PERSIA_ESHAPE,
-                "the gradient is not a float32 tensor [%zu, %u] whose rows "
-                "are contiguous", height, shape.width);
+        persia_err_set(
+            PERSIA_ESHAPE,
+            "the gradient is not a float32 tensor [%zu, %u] whose rows "
+            "are contiguous",
+            height, shape.width);
         fail(PERSIA_ESHAPE);
     }
     size_t stride = static_cast<size_t>(dense ? shape.width : grad.stride(0));
     const int64_t *name = numbers_of(ticket);
     g.ticket = static_cast<uint64_t>(name[0]);
     if (name[1] < 0)
-        store_batch_bind(s.get(), static_cast<uint64_t>(-name[1]), g.ticket);
-    if (store_ps(s.get())) /* else the index of the forward has them */
+        persia_store_batch_bind(s.get(), static_cast<uint64_t>(-name[1]),
+                                g.ticket);
+    if (persia_store_ps(s.get())) /* else the index of the forward has them */
         g.grad.rows = static_cast<const uint32_t *>(rows.const_data_ptr());
     g.grad.grad = static_cast<const float *>(grad.const_data_ptr());
     g.grad.stride = stride;
@@ -313,10 +330,11 @@ void push(const Tensor &grad, const Tensor &values, const Optional &offsets,
         g.release = release;
     } else {
         size_t floats = height ? (height - 1) * stride + shape.width : 0;
-        check(store_copy_grad(s.get(), &g, floats,
-                        offsets ? static_cast<size_t>(offsets->numel()) : 0));
+        check(persia_store_copy_grad(
+            s.get(), &g, floats,
+            offsets ? static_cast<size_t>(offsets->numel()) : 0));
     }
-    int code = store_add_grad(s.get(), &g);
+    int code = persia_store_add_grad(s.get(), &g);
     if (code != PERSIA_OK) {
         g.release(g.owner);
         fail(code);
@@ -342,7 +360,7 @@ const sched_team team = {team_size, team_run};
 
 STABLE_TORCH_LIBRARY(persia, m)
 {
-    sched_team_install(&team);
+    persia_sched_team_install(&team);
     m.def("ticket_v1(Tensor batch, int store, bool grad) -> Tensor");
     m.def("prefetch_v1(Tensor values, Tensor? offsets, Tensor? weights, "
                        "int store, int plan, int batch) -> ()");

@@ -294,7 +294,7 @@ static int make_arrays(const wire_at *at, target *t, int *repeated)
             continue;
         size_t size = f->kind == KIND_NUMBERS ? sizeof(uint64_t)
                                               : f->type->size;
-        void *array = wire_memory_take(t->memory, n * size);
+        void *array = persia_wire_memory_take(t->memory, n * size);
         if (!array)
             return PERSIA_ENOMEM;
         memset(array, 0, n * size);
@@ -346,7 +346,7 @@ static int get_bulk(const wire_at *at, target *t)
             return at_refuse(at, no, "has %zu bytes, %zu rows of %zu bytes "
                              "need %zu", p->n, n, item, n * item);
         if ((uintptr_t)data % ALIGN) {
-            void *copy = wire_memory_take(t->memory, p->n);
+            void *copy = persia_wire_memory_take(t->memory, p->n);
             if (!copy)
                 return PERSIA_ENOMEM;
             data = memcpy(copy, p->data, p->n);

@@ -24,7 +24,7 @@ enum {
     X(SNAPSHOT, Snapshot) X(RESTORE, Restore) X(STATS, Stats)
 
 #define WIRE_SERVICE "persia.v1.ParameterServer"
-extern PERSIA_API const char *const wire_paths[10]; /* of the methods */
+extern PERSIA_API const char *const persia_wire_paths[10]; /* of the methods */
 
 /* Requests and replies. */
 #define WIRE_MESSAGES(X)                                                      \

@@ -21,7 +21,7 @@ typedef struct put {
 static void put_bytes(put *p, const void *data, size_t n)
 {
     if (!p->rc && p->out)
-        p->rc = wire_out_add(p->out, data, n);
+        p->rc = persia_wire_out_add(p->out, data, n);
     p->bytes += n;
 }
 
@@ -102,7 +102,7 @@ static void put_bulk(put *p, uint32_t no, const void *data, size_t bytes)
     put_tag(p, no, CODING_BYTES);
     put_varint(p, bytes);
     if (!p->rc && p->out)
-        p->rc = wire_out_refer(p->out, data, bytes);
+        p->rc = persia_wire_out_refer(p->out, data, bytes);
     p->bytes += bytes;
 }
 

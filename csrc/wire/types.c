@@ -56,7 +56,7 @@ int at_refuse(const wire_at *at, uint64_t no, const char *format, ...)
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    return err_set(at->code, "message %s: %s", place, what);
+    return persia_err_set(at->code, "message %s: %s", place, what);
 }
 
 /* Bytes of the UTF-8 character at s, which has n > 0 bytes; 0 if malformed. */

@@ -157,8 +157,9 @@ static void copy_rows(size_t n, uint32_t dim, const float *from,
                dim * sizeof *to);
 }
 
-void wire_narrow(uint32_t dtype, size_t n, uint32_t dim, const float *from,
-                 size_t stride, void *to, float *scales)
+void persia_wire_narrow(uint32_t dtype, size_t n, uint32_t dim,
+                        const float *from, size_t stride, void *to,
+                        float *scales)
 {
     if (dtype == WIRE_FP32)
         copy_rows(n, dim, from, stride, to, dim);
@@ -168,8 +169,9 @@ void wire_narrow(uint32_t dtype, size_t n, uint32_t dim, const float *from,
         narrow_bf16(n, dim, from, stride, to);
 }
 
-void wire_widen(uint32_t dtype, size_t n, uint32_t dim, const void *from,
-                const float *scales, float *to, size_t stride)
+void persia_wire_widen(uint32_t dtype, size_t n, uint32_t dim,
+                       const void *from, const float *scales, float *to,
+                       size_t stride)
 {
     if (dtype == WIRE_FP32)
         copy_rows(n, dim, from, dim, to, stride);

@@ -59,9 +59,9 @@ static inline size_t wire_dtype_bytes(uint32_t dtype)
  * as long as data and memory do; arrays without elements are NULL.  Whether
  * tables exist, and an answer has what was asked for, is not known here. */
 #define WIRE_DECLARE(name)                                                    \
-    PERSIA_API int wire_put_##name(wire_out *o, const wire_##name *m);        \
-    PERSIA_API int wire_get_##name(const void *data, size_t n,                \
-                                   wire_memory *memory, wire_##name *out);
+    PERSIA_API int persia_wire_put_##name(wire_out *o, const wire_##name *m); \
+    PERSIA_API int persia_wire_get_##name(                                    \
+        const void *data, size_t n, wire_memory *memory, wire_##name *out);
 WIRE_MESSAGES(WIRE_DECLARE)
 #undef WIRE_DECLARE
 
@@ -69,13 +69,13 @@ WIRE_MESSAGES(WIRE_DECLARE)
 
 /* Narrows n rows of dim floats, `stride` apart, to packed wire values; scales
  * [n] is written for FP16 only (NULL otherwise).  Ties to even. */
-PERSIA_API void wire_narrow(uint32_t dtype, size_t n, uint32_t dim,
-                            const float *from, size_t stride, void *to,
-                            float *scales);
+PERSIA_API void persia_wire_narrow(uint32_t dtype, size_t n, uint32_t dim,
+                                   const float *from, size_t stride, void *to,
+                                   float *scales);
 /* The reverse. */
-PERSIA_API void wire_widen(uint32_t dtype, size_t n, uint32_t dim,
-                           const void *from, const float *scales, float *to,
-                           size_t stride);
+PERSIA_API void persia_wire_widen(uint32_t dtype, size_t n, uint32_t dim,
+                                  const void *from, const float *scales,
+                                  float *to, size_t stride);
 
 #ifdef __cplusplus
 }

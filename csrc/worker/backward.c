@@ -52,9 +52,9 @@ static int piece_expand(void *ctx, size_t i)
     if (p->scale && !s->offsets)
         memcpy(p->scale, b->weights + s->first, s->n * sizeof(float));
     else if (p->bag || p->scale)
-        pool_expand(s->f->want.pooling, b->bags, s->offsets,
-                    b->weights ? b->weights + s->first : NULL, p->bag,
-                    p->scale);
+        persia_pool_expand(s->f->want.pooling, b->bags, s->offsets,
+                           b->weights ? b->weights + s->first : NULL, p->bag,
+                           p->scale);
     p->part = (push_part){.n = s->n,
                           .ids = (const uint64_t *)b->values + s->first,
                           .rows = p->g->rows ? p->g->rows + s->first : NULL,
@@ -92,11 +92,11 @@ static int collect(worker *w, const worker_grad *grads, size_t n,
         most += p->n;
         slices = p->n > slices ? p->n : slices;
     }
-    uint32_t tables = client_tables(w->c);
-    int rc = mem_buffer_need(&tmp->slices, slices * sizeof(slice));
+    uint32_t tables = persia_client_tables(w->c);
+    int rc = persia_mem_buffer_need(&tmp->slices, slices * sizeof(slice));
     if (!rc)
-        rc = mem_buffer_need(&tmp->rows, most * sizeof(piece) +
-                                             (tables + 1) * sizeof(size_t));
+        rc = persia_mem_buffer_need(
+            &tmp->rows, most * sizeof(piece) + (tables + 1) * sizeof(size_t));
     if (rc)
         return rc;
     *out = (pieces){.tables = tables, .starts = tmp->rows.data};
@@ -134,7 +134,8 @@ static int collect(worker *w, const worker_grad *grads, size_t n,
         out->starts[t] = at;
     }
 
-    rc = mem_buffer_need(&tmp->bags, (bags + scales) * sizeof(uint32_t));
+    rc = persia_mem_buffer_need(&tmp->bags,
+                                (bags + scales) * sizeof(uint32_t));
     if (rc)
         return rc;
     out->expanded = bags + scales;
@@ -159,10 +160,9 @@ static int build_jobs(worker *w, const pieces *all, scratch *tmp,
     *n = 0;
     *out = NULL;
     *out_tables = NULL;
-    int rc = mem_buffer_need(&tmp->jobs,
-                             all->tables *
-                                     (sizeof(push_job) + sizeof(uint32_t)) +
-                                 all->n * sizeof(push_part));
+    int rc = persia_mem_buffer_need(
+        &tmp->jobs, all->tables * (sizeof(push_job) + sizeof(uint32_t)) +
+                        all->n * sizeof(push_part));
     if (rc || all->n == 0)
         return rc;
     push_job *jobs = tmp->jobs.data;
@@ -171,7 +171,8 @@ static int build_jobs(worker *w, const pieces *all, scratch *tmp,
     *out = jobs;
     *out_tables = tables;
     if (all->expanded)
-        sched_for(client_sched(w->c), all->n, piece_expand, all->all);
+        persia_sched_for(persia_client_sched(w->c), all->n, piece_expand,
+                         all->all);
     else
         for (size_t i = 0; i < all->n; i++)
             piece_expand(all->all, i);
@@ -209,7 +210,7 @@ static int sweep_piece(void *ctx, size_t i)
         dim *= n;
         n = 1;
     }
-    if (!rows_finite(s->grad + first * s->stride, n, dim, s->stride))
+    if (!persia_rows_finite(s->grad + first * s->stride, n, dim, s->stride))
         atomic_store_explicit(&s->bad, 1, memory_order_relaxed);
     return PERSIA_OK;
 }
@@ -227,9 +228,9 @@ static int sweep_grads(worker *w, const worker_grad *grads, size_t n,
         sweep s = {.grad = g->grad, .rows = g->batch.bags,
                    .width = p->width, .stride = g->stride,
                    .rows_a_piece = p->width < SWEEP ? SWEEP / p->width : 1};
-        int rc = sched_for(client_sched(w->c),
-                           (s.rows + s.rows_a_piece - 1) / s.rows_a_piece,
-                           sweep_piece, &s);
+        int rc = persia_sched_for(
+            persia_client_sched(w->c),
+            (s.rows + s.rows_a_piece - 1) / s.rows_a_piece, sweep_piece, &s);
         if (rc)
             return rc;
         for (size_t k = 0; k < all->n && !s.bad; k++)
@@ -257,21 +258,23 @@ static int backward(worker *w, const worker_grad *grads, size_t n,
     if (rc)
         return rc;
     if (jobs_n && optim_n < all.tables)
-        return err_set(PERSIA_EARG,
-                       "optimizer settings for %u tables, but there are %u",
-                       optim_n, all.tables);
+        return persia_err_set(
+            PERSIA_EARG, "optimizer settings for %u tables, but there are %u",
+            optim_n, all.tables);
     optim_args *args = malloc((jobs_n ? jobs_n : 1) * sizeof *args);
     if (!args)
-        return err_set(PERSIA_ENOMEM, "no memory for %zu tables", jobs_n);
+        return persia_err_set(PERSIA_ENOMEM, "no memory for %zu tables",
+                              jobs_n);
     for (size_t i = 0; i < jobs_n && !rc; i++) {
         args[i] = optim[tables[i]];
         args[i].step = 1; /* the shards know better */
         jobs[i].optim = &args[i];
-        rc = table_check_optim(client_table(w->c, tables[i]), &args[i]);
+        rc = persia_table_check_optim(persia_client_table(w->c, tables[i]),
+                                      &args[i]);
     }
     *sent = !rc;
     if (!rc)
-        rc = client_push(w->c, update, tables, jobs, jobs_n);
+        rc = persia_client_push(w->c, update, tables, jobs, jobs_n);
     for (size_t i = 0; i < jobs_n; i++) {
         counts->created += jobs[i].created;
         counts->refused += jobs[i].refused;
@@ -283,10 +286,10 @@ static int backward(worker *w, const worker_grad *grads, size_t n,
     return rc;
 }
 
-int worker_backward(worker *w, const worker_grad *grads, size_t n,
-                    const client_update *update,
-                    const optim_args *optim, uint32_t optim_n,
-                    worker_counts *counts)
+int persia_worker_backward(worker *w, const worker_grad *grads, size_t n,
+                           const client_update *update,
+                           const optim_args *optim, uint32_t optim_n,
+                           worker_counts *counts)
 {
     int sent = 0, rc = PERSIA_ENOMEM;
     scratch *tmp = scratch_take(w);
@@ -297,9 +300,9 @@ int worker_backward(worker *w, const worker_grad *grads, size_t n,
     scratch_give(w, tmp);
     if (rc && !sent && update) { /* others may wait for it */
         char text[512];
-        snprintf(text, sizeof text, "%s", err_text());
-        (void)client_skip(w->c, update);
-        return err_set(rc, "%s", text);
+        snprintf(text, sizeof text, "%s", persia_err_text());
+        (void)persia_client_skip(w->c, update);
+        return persia_err_set(rc, "%s", text);
     }
     return rc;
 }
@@ -314,13 +317,13 @@ static int piece_finite(void *ctx, size_t i)
     const checking *c = ctx;
     const piece *p = &c->all[i];
     size_t n = p->kind == PLAN_BAGS ? p->g->batch.bags : p->s.n;
-    c->finite[i] = (uint8_t)rows_finite(p->grad, n, p->s.f->dim,
-                                        p->g->stride);
+    c->finite[i] = (uint8_t)persia_rows_finite(p->grad, n, p->s.f->dim,
+                                               p->g->stride);
     return PERSIA_OK;
 }
 
-int worker_finite(worker *w, const worker_grad *grads, size_t n,
-                  uint8_t *finite, uint32_t finite_n)
+int persia_worker_finite(worker *w, const worker_grad *grads, size_t n,
+                         uint8_t *finite, uint32_t finite_n)
 {
     scratch *tmp = scratch_take(w);
     if (!tmp)
@@ -328,10 +331,11 @@ int worker_finite(worker *w, const worker_grad *grads, size_t n,
     pieces all;
     int rc = collect(w, grads, n, tmp, &all);
     if (!rc)
-        rc = mem_buffer_need(&tmp->jobs, all.n);
+        rc = persia_mem_buffer_need(&tmp->jobs, all.n);
     if (!rc && all.n) {
         checking c = {all.all, tmp->jobs.data};
-        rc = sched_for(client_sched(w->c), all.n, piece_finite, &c);
+        rc = persia_sched_for(persia_client_sched(w->c), all.n, piece_finite,
+                              &c);
         for (size_t i = 0; i < all.n && !rc; i++) {
             uint32_t t = all.all[i].s.f->want.table;
             if (t < finite_n && !c.finite[i])
@@ -342,14 +346,14 @@ int worker_finite(worker *w, const worker_grad *grads, size_t n,
     return rc;
 }
 
-void worker_sums_free(worker_sum *sums, size_t n)
+void persia_worker_sums_free(worker_sum *sums, size_t n)
 {
-    client_sums_free(sums, n);
+    persia_client_sums_free(sums, n);
     free(sums);
 }
 
-int worker_sums(worker *w, const worker_grad *grads, size_t n,
-                worker_sum **out, size_t *out_n, int *finite)
+int persia_worker_sums(worker *w, const worker_grad *grads, size_t n,
+                       worker_sum **out, size_t *out_n, int *finite)
 {
     *out = NULL;
     *out_n = 0;
@@ -366,12 +370,12 @@ int worker_sums(worker *w, const worker_grad *grads, size_t n,
         rc = build_jobs(w, &all, tmp, &jobs, &tables, &jobs_n);
     worker_sum *sums = calloc(jobs_n + 1, sizeof *sums);
     if (!rc && !sums)
-        rc = err_set(PERSIA_ENOMEM, "no memory for %zu tables", jobs_n);
+        rc = persia_err_set(PERSIA_ENOMEM, "no memory for %zu tables", jobs_n);
     if (!rc)
-        rc = client_sums(w->c, tables, jobs, jobs_n, sums, finite);
+        rc = persia_client_sums(w->c, tables, jobs, jobs_n, sums, finite);
     scratch_give(w, tmp);
     if (rc && sums)
-        worker_sums_free(sums, jobs_n);
+        persia_worker_sums_free(sums, jobs_n);
     if (rc)
         return rc;
     *out = sums;

@@ -41,9 +41,10 @@ static int pool_chunk(void *ctx, size_t index)
         for (size_t i = 0; i <= bags; i++)
             ones[i] = (int64_t)i;
     }
-    pool_forward(s->f->want.pooling, bags, offsets,
-                 weights ? weights + s->first + first : NULL,
-                 p->rows + first * s->f->dim, s->f->dim, out, c->stride);
+    persia_pool_forward(s->f->want.pooling, bags, offsets,
+                        weights ? weights + s->first + first : NULL,
+                        p->rows + first * s->f->dim, s->f->dim, out,
+                        c->stride);
     return PERSIA_OK;
 }
 
@@ -69,18 +70,19 @@ static int pool_all(worker *w, const plan *p, const id_batch *b,
         return PERSIA_OK;
     pooling c = {b, features, (b->bags + BAGS_A_CHUNK - 1) / BAGS_A_CHUNK,
                  out, stride};
-    return sched_for(client_sched(w->c), n * c.chunks, pool_chunk, &c);
+    return persia_sched_for(persia_client_sched(w->c), n * c.chunks,
+                            pool_chunk, &c);
 }
 
 static int forward(worker *w, const plan *p, const id_batch *b,
                    uint64_t after, scratch *tmp, float *out, size_t stride,
                    uint32_t *rows, batch_index **index)
 {
-    int rc = mem_buffer_need(&tmp->slices,
-                             p->n * (sizeof(slice) + sizeof(pooled)));
+    int rc = persia_mem_buffer_need(&tmp->slices,
+                                    p->n * (sizeof(slice) + sizeof(pooled)));
     if (!rc)
-        rc = mem_buffer_need(&tmp->jobs, p->n * (sizeof(pull_job) +
-                                              sizeof(uint32_t)));
+        rc = persia_mem_buffer_need(
+            &tmp->jobs, p->n * (sizeof(pull_job) + sizeof(uint32_t)));
     if (rc)
         return rc;
     slice *slices = tmp->slices.data;
@@ -92,7 +94,7 @@ static int forward(worker *w, const plan *p, const id_batch *b,
     for (uint32_t i = 0; i < p->n; i++)
         if (is_pooled(p, &slices[i]))
             floats += slices[i].n * slices[i].f->dim;
-    rc = mem_buffer_need(&tmp->rows, floats * sizeof(float));
+    rc = persia_mem_buffer_need(&tmp->rows, floats * sizeof(float));
     if (rc)
         return rc;
     if (p->kind == PLAN_ROWS && p->gaps)
@@ -123,16 +125,16 @@ static int forward(worker *w, const plan *p, const id_batch *b,
         }
         jobs_n += s->n > 0;
     }
-    rc = client_pull_indexed(w->c, after, tables, jobs, jobs_n, index);
+    rc = persia_client_pull_indexed(w->c, after, tables, jobs, jobs_n, index);
     if (rc)
         return rc;
     return pool_all(w, p, b, slices, tmp->rows.data,
                     (pooled *)(slices + p->n), out, stride);
 }
 
-int worker_forward(worker *w, uint32_t no, const id_batch *batch,
-                   uint64_t after, float *out, size_t stride, uint32_t *rows,
-                   batch_index **index)
+int persia_worker_forward(worker *w, uint32_t no, const id_batch *batch,
+                          uint64_t after, float *out, size_t stride,
+                          uint32_t *rows, batch_index **index)
 {
     const plan *p = worker_plan_get(w, no);
     if (!p)
@@ -142,12 +144,12 @@ int worker_forward(worker *w, uint32_t no, const id_batch *batch,
     scratch *tmp = scratch_take(w);
     if (!tmp)
         return PERSIA_ENOMEM;
-    if (index && !client_is_embedded(w->c))
+    if (index && !persia_client_is_embedded(w->c))
         rows = NULL;
     int rc = forward(w, p, batch, after, tmp, out, stride, rows, index);
     scratch_give(w, tmp);
     if (rc && index) {
-        batch_index_put(*index);
+        persia_batch_index_put(*index);
         *index = NULL;
     }
     return rc;

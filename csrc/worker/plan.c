@@ -8,18 +8,18 @@
 
 #include "pool/pool.h"
 
-int worker_create(ps_client *c, worker **out)
+int persia_worker_create(ps_client *c, worker **out)
 {
     worker *w = calloc(1, sizeof *w);
     *out = w;
     if (!w)
-        return err_set(PERSIA_ENOMEM, "no memory for a store");
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a store");
     w->c = c;
     pthread_mutex_init(&w->lock, NULL);
     return PERSIA_OK;
 }
 
-void worker_destroy(worker *w)
+void persia_worker_destroy(worker *w)
 {
     if (!w)
         return;
@@ -28,10 +28,10 @@ void worker_destroy(worker *w)
     while (w->free) {
         scratch *s = w->free;
         w->free = s->next;
-        mem_buffer_free(&s->jobs);
-        mem_buffer_free(&s->slices);
-        mem_buffer_free(&s->rows);
-        mem_buffer_free(&s->bags);
+        persia_mem_buffer_free(&s->jobs);
+        persia_mem_buffer_free(&s->slices);
+        persia_mem_buffer_free(&s->rows);
+        persia_mem_buffer_free(&s->bags);
         free(s);
     }
     pthread_mutex_destroy(&w->lock);
@@ -46,7 +46,7 @@ scratch *scratch_take(worker *w)
         w->free = s->next;
     pthread_mutex_unlock(&w->lock);
     if (!s && !(s = calloc(1, sizeof *s)))
-        err_set(PERSIA_ENOMEM, "no memory for a batch's buffers");
+        persia_err_set(PERSIA_ENOMEM, "no memory for a batch's buffers");
     return s;
 }
 
@@ -64,7 +64,7 @@ const plan *worker_plan_get(const worker *w, uint32_t no)
 {
     if (no < atomic_load_explicit(&w->plans_n, memory_order_acquire))
         return w->plans[no];
-    err_set(PERSIA_EARG, "plan %u does not exist in this store", no);
+    persia_err_set(PERSIA_EARG, "plan %u does not exist in this store", no);
     return NULL;
 }
 
@@ -73,23 +73,23 @@ static int plan_build(worker *w, uint32_t kind, uint32_t keys,
 {
     *out = NULL;
     if (kind >= PLAN_KINDS || n == 0)
-        return err_set(PERSIA_EARG, "a plan needs a kind and features");
+        return persia_err_set(PERSIA_EARG, "a plan needs a kind and features");
     plan *p = calloc(1, sizeof *p + n * sizeof p->features[0]);
     unsigned char *seen = calloc(keys ? keys : 1, 1);
     int rc = PERSIA_OK;
     if (!p || !seen) {
-        rc = err_set(PERSIA_ENOMEM, "no memory for a plan");
+        rc = persia_err_set(PERSIA_ENOMEM, "no memory for a plan");
         goto done;
     }
     *p = (plan){.kind = kind, .keys = keys, .n = n};
     for (uint32_t i = 0; i < n; i++) {
         planned *f = &p->features[i];
         f->want = features[i];
-        const table_config *t = client_table(w->c, f->want.table);
+        const table_config *t = persia_client_table(w->c, f->want.table);
         if (!t || f->want.key >= keys || f->want.pooling >= POOL_KINDS) {
-            rc = err_set(PERSIA_EARG,
-                         "feature %s: no such table, key or pooling",
-                         f->want.name);
+            rc = persia_err_set(PERSIA_EARG,
+                                "feature %s: no such table, key or pooling",
+                                f->want.name);
             goto done;
         }
         f->dim = t->dim;
@@ -104,7 +104,7 @@ static int plan_build(worker *w, uint32_t kind, uint32_t keys,
     }
     if (kind == PLAN_ROWS) {
         if (p->gaps) {
-            rc = err_set(PERSIA_EARG, "a key is named by two features");
+            rc = persia_err_set(PERSIA_EARG, "a key is named by two features");
             goto done;
         }
         for (uint32_t k = 0; k < keys; k++)
@@ -129,9 +129,9 @@ static int plan_equal(const plan *a, const plan *b)
                   a->n * sizeof a->features[0]) == 0;
 }
 
-int worker_plan(worker *w, uint32_t kind, uint32_t keys,
-                const plan_feature *features, uint32_t features_n,
-                uint32_t *out)
+int persia_worker_plan(worker *w, uint32_t kind, uint32_t keys,
+                       const plan_feature *features, uint32_t features_n,
+                       uint32_t *out)
 {
     plan *p;
     int rc = plan_build(w, kind, keys, features, features_n, &p);
@@ -142,10 +142,11 @@ int worker_plan(worker *w, uint32_t kind, uint32_t keys,
     while (i < n && !plan_equal(w->plans[i], p))
         i++;
     if (i == WORKER_PLANS_MAX) {
-        rc = err_set(PERSIA_ELIMIT,
-                     "a store has at most %d different modules and orders of "
-                     "keys; keep the keys of the batches in one order",
-                     WORKER_PLANS_MAX);
+        rc = persia_err_set(
+            PERSIA_ELIMIT,
+            "a store has at most %d different modules and orders of "
+            "keys; keep the keys of the batches in one order",
+            WORKER_PLANS_MAX);
         free(p);
     } else if (i < n) {
         free(p);
@@ -158,8 +159,8 @@ int worker_plan(worker *w, uint32_t kind, uint32_t keys,
     return rc;
 }
 
-int worker_plan_shape(worker *w, uint32_t no, uint32_t *kind, uint32_t *keys,
-                      uint32_t *width)
+int persia_worker_plan_shape(worker *w, uint32_t no, uint32_t *kind,
+                             uint32_t *keys, uint32_t *width)
 {
     const plan *p = worker_plan_get(w, no);
     if (!p)
@@ -204,15 +205,18 @@ static int slice_feature(void *ctx, size_t i)
     int64_t first = offsets[0], last = offsets[b->bags];
     int single;
     if (!monotone(offsets, b->bags, &single)) {
-        int rc = pool_check(f->want.name, b->bags, offsets, first, last);
-        return rc ? rc : err_set(PERSIA_EOFFSETS, "feature %s: offsets fall",
-                                 f->want.name);
+        int rc = persia_pool_check(f->want.name, b->bags, offsets, first,
+                                   last);
+        return rc ? rc
+                  : persia_err_set(PERSIA_EOFFSETS, "feature %s: offsets fall",
+                                   f->want.name);
     }
     if (first < 0 || (uint64_t)last > b->n)
-        return err_set(PERSIA_EOFFSETS,
-                       "feature %s: offsets run from %lld to %lld, but there "
-                       "are %zu ids; offsets are 0 .. number of ids",
-                       f->want.name, (long long)first, (long long)last, b->n);
+        return persia_err_set(
+            PERSIA_EOFFSETS,
+            "feature %s: offsets run from %lld to %lld, but there "
+            "are %zu ids; offsets are 0 .. number of ids",
+            f->want.name, (long long)first, (long long)last, b->n);
     s->first = (size_t)first;
     s->n = (size_t)(last - first);
     s->offsets = single ? NULL : offsets;
@@ -222,23 +226,25 @@ static int slice_feature(void *ctx, size_t i)
 int batch_slice(worker *w, const plan *p, const id_batch *b, slice *out)
 {
     if (!b->offsets && b->n != p->keys * b->bags)
-        return err_set(PERSIA_ESHAPE,
-                       "%zu ids for %u features of %zu samples and no "
-                       "offsets; without offsets every bag has one id",
-                       b->n, p->keys, b->bags);
+        return persia_err_set(PERSIA_ESHAPE,
+                              "%zu ids for %u features of %zu samples and no "
+                              "offsets; without offsets every bag has one id",
+                              b->n, p->keys, b->bags);
     if (b->offsets) {
         int64_t first = b->offsets[0], last = b->offsets[p->keys * b->bags];
         if (first != 0 || last < 0 || (uint64_t)last != b->n)
-            return err_set(PERSIA_EOFFSETS,
-                           "offsets begin with %lld and end with %lld; need 0 "
-                           "and the number of ids, %zu",
-                           (long long)first, (long long)last, b->n);
+            return persia_err_set(
+                PERSIA_EOFFSETS,
+                "offsets begin with %lld and end with %lld; need 0 "
+                "and the number of ids, %zu",
+                (long long)first, (long long)last, b->n);
     }
     slicing c = {p, b, out};
     /* Reading 26 features of 4096 offsets takes as long as waking a thread:
      * only large batches are shared out. */
     if (b->offsets && p->n * b->bags > 1u << 18)
-        return sched_for(client_sched(w->c), p->n, slice_feature, &c);
+        return persia_sched_for(persia_client_sched(w->c), p->n, slice_feature,
+                                &c);
     for (uint32_t i = 0; i < p->n; i++) {
         int rc = slice_feature(&c, i);
         if (rc)

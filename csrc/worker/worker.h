@@ -46,37 +46,39 @@ typedef struct id_batch {
 } id_batch;
 
 /* The client must outlive the worker. */
-PERSIA_API int worker_create(struct ps_client *c, worker **out);
-PERSIA_API void worker_destroy(worker *w);
+PERSIA_API int persia_worker_create(struct ps_client *c, worker **out);
+PERSIA_API void persia_worker_destroy(worker *w);
 
 /* Columns of the output follow the order of the features. */
-PERSIA_API int worker_plan(worker *w, uint32_t kind, uint32_t keys,
-                           const plan_feature *features, uint32_t features_n,
-                           uint32_t *plan);
+PERSIA_API int persia_worker_plan(worker *w, uint32_t kind, uint32_t keys,
+                                  const plan_feature *features,
+                                  uint32_t features_n, uint32_t *plan);
 /* Columns of the output, keys of a batch and kind of a plan. */
-PERSIA_API int worker_plan_shape(worker *w, uint32_t plan, uint32_t *kind,
-                                 uint32_t *keys, uint32_t *width);
+PERSIA_API int persia_worker_plan_shape(worker *w, uint32_t plan,
+                                        uint32_t *kind, uint32_t *keys,
+                                        uint32_t *width);
 
-/* Looks up a batch.  after: see client_pull().  out: [bags, width] or
+/* Looks up a batch.  after: see persia_client_pull().  out: [bags, width] or
  * [n, width], rows `stride` floats apart.  For the backward: `rows`, [n] row
  * numbers; or, if the tables are remote and index is not NULL, *index, a
  * reference of the caller's (else it is set to NULL), and rows are not
  * written.  In this process to group the ids costs more than it saves.
  * Nothing is written unless the batch is in order (PERSIA_EOFFSETS,
  * PERSIA_ESHAPE). */
-PERSIA_API int worker_forward(worker *w, uint32_t plan, const id_batch *batch,
-                              uint64_t after, float *out, size_t stride,
-                              uint32_t *rows, struct batch_index **index);
+PERSIA_API int persia_worker_forward(worker *w, uint32_t plan,
+                                     const id_batch *batch, uint64_t after,
+                                     float *out, size_t stride, uint32_t *rows,
+                                     struct batch_index **index);
 
 /* Gives back a reference, see ids.h; NULL: nothing. */
-PERSIA_API void batch_index_put(struct batch_index *index);
+PERSIA_API void persia_batch_index_put(struct batch_index *index);
 
 /* The gradient of one forward's output. */
 typedef struct worker_grad {
     uint32_t plan;
     id_batch batch;
-    const uint32_t *rows; /* [n] from worker_forward(), or NULL */
-    struct batch_index *index; /* from worker_forward(), or NULL */
+    const uint32_t *rows;      /* [n] from persia_worker_forward(), or NULL */
+    struct batch_index *index; /* from persia_worker_forward(), or NULL */
     const float *grad;    /* shaped as the output */
     size_t stride;        /* floats from row to row of grad */
 } worker_grad;
@@ -89,22 +91,25 @@ typedef struct worker_counts {
  * as one update.  optim: [tables of the store]; the step of Adam's bias
  * correction is filled in here.  update: its name, NULL (or number 0): the
  * client counts.  Shards elsewhere hear of it also if it is empty; if it
- * fails before it is sent, its name is given up (client_skip()). */
-PERSIA_API int worker_backward(worker *w, const worker_grad *grads, size_t n,
-                               const struct client_update *update,
-                               const optim_args *optim, uint32_t optim_n,
-                               worker_counts *counts);
+ * fails before it is sent, its name is given up (persia_client_skip()). */
+PERSIA_API int persia_worker_backward(worker *w, const worker_grad *grads,
+                                      size_t n,
+                                      const struct client_update *update,
+                                      const optim_args *optim,
+                                      uint32_t optim_n, worker_counts *counts);
 
 /* finite[t] = 0 for each table t with a NaN or Inf among its gradients; the
  * others are left as they are. */
-PERSIA_API int worker_finite(worker *w, const worker_grad *grads, size_t n,
-                             uint8_t *finite, uint32_t finite_n);
+PERSIA_API int persia_worker_finite(worker *w, const worker_grad *grads,
+                                    size_t n, uint8_t *finite,
+                                    uint32_t finite_n);
 
-/* The sums of all tables that have some, see client_sums(). */
+/* The sums of all tables that have some, see persia_client_sums(). */
 typedef struct client_sum worker_sum;
-PERSIA_API int worker_sums(worker *w, const worker_grad *grads, size_t n,
-                           worker_sum **out, size_t *out_n, int *finite);
-PERSIA_API void worker_sums_free(worker_sum *sums, size_t n);
+PERSIA_API int persia_worker_sums(worker *w, const worker_grad *grads,
+                                  size_t n, worker_sum **out, size_t *out_n,
+                                  int *finite);
+PERSIA_API void persia_worker_sums_free(worker_sum *sums, size_t n);
 
 #ifdef __cplusplus
 }

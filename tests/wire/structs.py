@@ -224,12 +224,12 @@ class Wire:
 
     def __init__(self) -> None:
         self.lib = ctypes.CDLL(str(LIBRARY))
-        self.lib.err_text.restype = ctypes.c_char_p
-        self.lib.err_name.restype = ctypes.c_char_p
+        self.lib.persia_err_text.restype = ctypes.c_char_p
+        self.lib.persia_err_name.restype = ctypes.c_char_p
 
     def error(self, code: int) -> str:
         """Class and text of this thread's last error."""
-        name, text = self.lib.err_name(code), self.lib.err_text()
+        name, text = self.lib.persia_err_name(code), self.lib.persia_err_text()
         return f"{name.decode()}: {text.decode()}"
 
     def write(self, message: Message) -> bytes:
@@ -238,30 +238,30 @@ class Wire:
         struct = STRUCTS[name]()
         fill(struct, message, keep)
         out = STRUCTS["out"]()
-        self.lib.wire_out_init(ctypes.byref(out))
+        self.lib.persia_wire_out_init(ctypes.byref(out))
         try:
-            code = getattr(self.lib, f"wire_put_{name}")(
+            code = getattr(self.lib, f"persia_wire_put_{name}")(
                 ctypes.byref(out), ctypes.byref(struct)
             )
             if code:
                 raise ValueError(self.error(code))
             data = ctypes.create_string_buffer(out.bytes or 1)
-            self.lib.wire_out_copy(ctypes.byref(out), data)
+            self.lib.persia_wire_out_copy(ctypes.byref(out), data)
             return data.raw[: out.bytes]
         finally:
-            self.lib.wire_out_free(ctypes.byref(out))
+            self.lib.persia_wire_out_free(ctypes.byref(out))
 
     def read(self, data: bytes, empty: Message, shift: int = 0) -> Message:
         """What C reads from data that begin `shift` bytes behind an address
         aligned to 64; ValueError if it refuses to."""
         name = NAMES[empty.DESCRIPTOR.name]
         memory, struct = STRUCTS["memory"](), STRUCTS[name]()
-        self.lib.wire_memory_init(ctypes.byref(memory))
+        self.lib.persia_wire_memory_init(ctypes.byref(memory))
         room = np.empty(len(data) + shift + 64, np.uint8)
         begin = -room.ctypes.data % 64 + shift
         room[begin : begin + len(data)] = np.frombuffer(data, np.uint8)
         try:
-            code = getattr(self.lib, f"wire_get_{name}")(
+            code = getattr(self.lib, f"persia_wire_get_{name}")(
                 ctypes.c_void_p(room.ctypes.data + begin),
                 ctypes.c_size_t(len(data)),
                 ctypes.byref(memory),
@@ -272,4 +272,4 @@ class Wire:
             extract(struct, empty)
             return empty
         finally:
-            self.lib.wire_memory_free(ctypes.byref(memory))
+            self.lib.persia_wire_memory_free(ctypes.byref(memory))

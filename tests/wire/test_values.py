@@ -30,7 +30,7 @@ def narrow(dtype: int, rows: Array) -> tuple[Array, Array | None]:
     n, dim = rows.shape
     out = np.empty((n, dim), np.uint32 if dtype == FP32 else np.uint16)
     scales = np.empty(n, np.float32) if dtype == FP16 else None
-    lib.wire_narrow(
+    lib.persia_wire_narrow(
         ctypes.c_uint32(dtype),
         ctypes.c_size_t(n),
         ctypes.c_uint32(dim),
@@ -46,7 +46,7 @@ def widen(dtype: int, bits: Array, scales: Array | None, gap: int = 0):
     """fp32 rows [n, dim] that lie `gap` floats apart."""
     n, dim = bits.shape
     out = np.full((n, dim + gap), 777, np.float32)
-    lib.wire_widen(
+    lib.persia_wire_widen(
         ctypes.c_uint32(dtype),
         ctypes.c_size_t(n),
         ctypes.c_uint32(dim),
@@ -203,5 +203,5 @@ def test_rows_may_lie_apart(dtype: int) -> None:
 def test_no_rows_are_no_work(dtype: int) -> None:
     """Also without any memory."""
     size, dim = ctypes.c_size_t, ctypes.c_uint32(8)
-    lib.wire_narrow(dtype, size(0), dim, None, size(8), None, None)
-    lib.wire_widen(dtype, size(0), dim, None, None, None, size(8))
+    lib.persia_wire_narrow(dtype, size(0), dim, None, size(8), None, None)
+    lib.persia_wire_widen(dtype, size(0), dim, None, None, None, size(8))

@@ -21,8 +21,8 @@
 static void *other_thread(void *arg)
 {
     char *text = arg;
-    snprintf(text, 64, "[%s]", err_text());
-    err_set(PERSIA_EARG, "of the other thread");
+    snprintf(text, 64, "[%s]", persia_err_text());
+    persia_err_set(PERSIA_EARG, "of the other thread");
     return NULL;
 }
 
@@ -30,40 +30,42 @@ static void test_text_is_kept_per_thread(void **state)
 {
     (void)state;
     char seen[64];
-    assert_int_equal(err_set(PERSIA_EIO, "file %s: %d", "a", 7), PERSIA_EIO);
+    assert_int_equal(persia_err_set(PERSIA_EIO, "file %s: %d", "a", 7),
+                     PERSIA_EIO);
     pthread_t t;
     assert_int_equal(pthread_create(&t, NULL, other_thread, seen), 0);
     pthread_join(t, NULL);
     assert_string_equal(seen, "[]");
-    assert_string_equal(err_text(), "file a: 7");
+    assert_string_equal(persia_err_text(), "file a: 7");
 }
 
 static void test_text_may_quote_itself_and_is_cut(void **state)
 {
     (void)state;
-    err_set(PERSIA_EIO, "inner");
-    err_set(PERSIA_EIO, "outer: %s", err_text());
-    assert_string_equal(err_text(), "outer: inner");
+    persia_err_set(PERSIA_EIO, "inner");
+    persia_err_set(PERSIA_EIO, "outer: %s", persia_err_text());
+    assert_string_equal(persia_err_text(), "outer: inner");
     char big[5000];
     memset(big, 'x', sizeof big - 1);
     big[sizeof big - 1] = 0;
-    err_set(PERSIA_EIO, "%s", big);
-    size_t n = strlen(err_text());
+    persia_err_set(PERSIA_EIO, "%s", big);
+    size_t n = strlen(persia_err_text());
     assert_true(n >= 255 && n < sizeof big);
-    assert_memory_equal(err_text(), big, n);
+    assert_memory_equal(persia_err_text(), big, n);
 }
 
 static void test_names(void **state)
 {
     (void)state;
-    assert_string_equal(err_name(PERSIA_OK), "Ok");
-    assert_string_equal(err_name(PERSIA_EOFFSETS), "OffsetsError");
-    assert_string_equal(err_name(-1), "InternalError");
-    assert_string_equal(err_name(PERSIA_ERROR_COUNT), "InternalError");
+    assert_string_equal(persia_err_name(PERSIA_OK), "Ok");
+    assert_string_equal(persia_err_name(PERSIA_EOFFSETS), "OffsetsError");
+    assert_string_equal(persia_err_name(-1), "InternalError");
+    assert_string_equal(persia_err_name(PERSIA_ERROR_COUNT), "InternalError");
     for (int code = 0; code < PERSIA_ERROR_COUNT; code++) {
-        assert_true(strlen(err_message(code)) > 0);
+        assert_true(strlen(persia_err_message(code)) > 0);
         for (int other = 0; other < code; other++)
-            assert_string_not_equal(err_name(code), err_name(other));
+            assert_string_not_equal(persia_err_name(code),
+                                    persia_err_name(other));
     }
 }
 
@@ -75,18 +77,18 @@ static int always_interrupted(void)
 static void test_interrupt_callback(void **state)
 {
     (void)state;
-    assert_int_equal(interrupt_poll(), PERSIA_OK);
-    interrupt_install(always_interrupted);
-    assert_int_equal(interrupt_poll(), PERSIA_EINTR);
-    interrupt_install(NULL);
-    assert_int_equal(interrupt_poll(), PERSIA_OK);
+    assert_int_equal(persia_interrupt_poll(), PERSIA_OK);
+    persia_interrupt_install(always_interrupted);
+    assert_int_equal(persia_interrupt_poll(), PERSIA_EINTR);
+    persia_interrupt_install(NULL);
+    assert_int_equal(persia_interrupt_poll(), PERSIA_OK);
 }
 
 static void *poll_unwatched(void *arg)
 {
     static char found;
     (void)arg;
-    return interrupt_poll() ? &found : NULL;
+    return persia_interrupt_poll() ? &found : NULL;
 }
 
 static void test_a_watched_thread_is_told_to_stop(void **state)
@@ -95,18 +97,18 @@ static void test_a_watched_thread_is_told_to_stop(void **state)
     interrupt_flag flag = {0};
     pthread_t other;
     void *failed;
-    interrupt_install(NULL);
-    interrupt_watch(&flag);
-    assert_int_equal(interrupt_poll(), PERSIA_OK);
+    persia_interrupt_install(NULL);
+    persia_interrupt_watch(&flag);
+    assert_int_equal(persia_interrupt_poll(), PERSIA_OK);
     assert_int_equal(flag.polls, 1);
     __atomic_store_n(&flag.stop, 1, __ATOMIC_RELEASE);
-    assert_int_equal(interrupt_poll(), PERSIA_EINTR);
+    assert_int_equal(persia_interrupt_poll(), PERSIA_EINTR);
     assert_int_equal(pthread_create(&other, NULL, poll_unwatched, NULL), 0);
     pthread_join(other, &failed);
     assert_null(failed);
     assert_int_equal(flag.polls, 2);
-    interrupt_watch(NULL);
-    assert_int_equal(interrupt_poll(), PERSIA_OK);
+    persia_interrupt_watch(NULL);
+    assert_int_equal(persia_interrupt_poll(), PERSIA_OK);
     assert_int_equal(flag.polls, 2);
 }
 
@@ -115,23 +117,23 @@ static void test_fork_is_noticed_in_the_child_only(void **state)
     (void)state;
     pid_t child = fork();
     if (child == 0)
-        _exit(fork_check("a store") == PERSIA_EFORK &&
-                      strstr(err_text(), "a store")
+        _exit(persia_fork_check("a store") == PERSIA_EFORK &&
+                      strstr(persia_err_text(), "a store")
                   ? 0
                   : 1);
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
-    assert_int_equal(fork_check("a store"), PERSIA_OK);
+    assert_int_equal(persia_fork_check("a store"), PERSIA_OK);
 }
 
 static void test_clock_counts_nanoseconds(void **state)
 {
     (void)state;
-    uint64_t before = clock_ns();
+    uint64_t before = persia_clock_ns();
     nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
-    uint64_t took = clock_ns() - before;
+    uint64_t took = persia_clock_ns() - before;
     assert_true(took >= 20000000u && took < 20000000000u);
 }
 
@@ -182,11 +184,11 @@ static void test_floats_are_finite_or_not(void **state)
         fill_finite(x, MOST + 2);
         spoil(x, 0);
         spoil(x + n + 1, 2); /* what is around does not count */
-        assert_true(floats_finite(x + 1, n));
+        assert_true(persia_floats_finite(x + 1, n));
         for (size_t i = 0; i < n; i++) {
             float was = x[i + 1];
             spoil(x + i + 1, (int)i);
-            assert_false(floats_finite(x + 1, n));
+            assert_false(persia_floats_finite(x + 1, n));
             x[i + 1] = was;
         }
     }
@@ -204,12 +206,12 @@ static void test_rows_are_finite_or_not(void **state)
             for (size_t i = 0; i < ROWS; i++)
                 for (size_t j = dim; j < stride; j++)
                     spoil(x + i * stride + j, (int)j);
-            assert_true(rows_finite(x, ROWS, dim, stride));
+            assert_true(persia_rows_finite(x, ROWS, dim, stride));
             for (size_t i = 0; i < ROWS; i += 59)
                 for (size_t j = 0; j < dim; j++) {
                     float was = x[i * stride + j];
                     spoil(x + i * stride + j, (int)j);
-                    assert_false(rows_finite(x, ROWS, dim, stride));
+                    assert_false(persia_rows_finite(x, ROWS, dim, stride));
                     x[i * stride + j] = was;
                 }
         }

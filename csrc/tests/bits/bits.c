@@ -21,7 +21,7 @@ enum { DIMS = sizeof dims / sizeof *dims };
 static void check(int code, const char *what)
 {
     if (code) {
-        fprintf(stderr, "%s: %s\n", what, err_text());
+        fprintf(stderr, "%s: %s\n", what, persia_err_text());
         exit(1);
     }
 }
@@ -75,7 +75,7 @@ static void pool_case(uint32_t kind, uint32_t dim, int weighted)
 
     random_fill(rows, (size_t)IDS * dim);
     random_fill(weights, IDS);
-    pool_forward(kind, BAGS, offsets, w, rows, dim, out, dim);
+    persia_pool_forward(kind, BAGS, offsets, w, rows, dim, out, dim);
     uint64_t sum = checksum(CHECKSUM_START, out,
                             out_rows * dim * sizeof *out);
     printf("pool %u dim %u weights %d: %016llx\n", kind, dim, weighted,
@@ -94,7 +94,7 @@ static table *make_table(const table_case *c)
     table_config config;
     table *t;
 
-    table_config_init(&config);
+    persia_table_config_init(&config);
     snprintf(config.name, sizeof config.name, "bits");
     config.seed = 5;
     config.dim = c->dim;
@@ -104,7 +104,7 @@ static table *make_table(const table_case *c)
     config.init = c->extras ? INIT_NORMAL : INIT_UNIFORM;
     config.init_a = c->extras ? 0.0f : -0.1f;
     config.init_b = 0.1f;
-    check(table_create(&config, &t), "table_create");
+    check(persia_table_create(&config, &t), "table_create");
     return t;
 }
 
@@ -145,7 +145,7 @@ static void run_case(sched *s, const table_case *c)
         random_fill(grad, (size_t)BAGS * c->dim);
         pull_job pull = {.t = t, .n = IDS, .ids = ids, .out = out,
                          .stride = c->dim, .rows = hints};
-        check(table_pull(s, &pull, 1), "table_pull");
+        check(persia_table_pull(s, &pull, 1), "table_pull");
         sum = checksum(sum, out, (size_t)IDS * c->dim * sizeof *out);
         push_part part = {.n = IDS, .ids = ids, .rows = hints, .bag = bag,
                           .scale = scale, .grad = grad, .stride = c->dim,
@@ -153,15 +153,16 @@ static void run_case(sched *s, const table_case *c)
         optim_args args = make_args(c, step);
         push_job push = {.t = t, .parts = &part, .parts_n = 1,
                          .optim = &args, .draw = step};
-        check(table_push(s, &push, 1), "table_push");
+        check(persia_table_push(s, &push, 1), "table_push");
     }
-    check(table_get(t, IDS, ids, out, state, NULL), "table_get");
+    check(persia_table_get(t, IDS, ids, out, state, NULL), "table_get");
     sum = checksum(sum, out, (size_t)IDS * c->dim * sizeof *out);
     sum = checksum(sum, state,
-                   (size_t)IDS * table_state_floats(t) * sizeof *state);
-    printf("%s dtype %u dim %u extras %d: %016llx\n", optim_name(c->kind),
-           c->dtype, c->dim, c->extras, (unsigned long long)sum);
-    table_destroy(t);
+                   (size_t)IDS * persia_table_state_floats(t) * sizeof *state);
+    printf("%s dtype %u dim %u extras %d: %016llx\n",
+           persia_optim_name(c->kind), c->dtype, c->dim, c->extras,
+           (unsigned long long)sum);
+    persia_table_destroy(t);
 }
 
 /* ---- wire ---- */
@@ -176,12 +177,12 @@ static void wire_case(uint32_t dtype, uint32_t dim)
         union { uint32_t u; float f; } x = { random_u32() };
         values[i] = i / dim % 3 ? x.f : random_float();
     }
-    wire_narrow(dtype, IDS, dim, values, dim, narrow, scales);
+    persia_wire_narrow(dtype, IDS, dim, values, dim, narrow, scales);
     uint64_t sum = checksum(CHECKSUM_START, narrow,
                             sizeof *narrow * IDS * dim);
     if (dtype == WIRE_FP16)
         sum = checksum(sum, scales, sizeof scales);
-    wire_widen(dtype, IDS, dim, narrow, scales, values, dim);
+    persia_wire_widen(dtype, IDS, dim, narrow, scales, values, dim);
     sum = checksum(sum, values, sizeof *values * IDS * dim);
     printf("wire %u dim %u: %016llx\n", dtype, dim,
            (unsigned long long)sum);
@@ -209,7 +210,7 @@ int main(void)
     for (size_t b = 0; b < BAGS; b++)
         offsets[b] = offsets[b] < IDS ? offsets[b] : IDS;
     offsets[BAGS] = IDS;
-    check(sched_create(2, &s), "sched_create");
+    check(persia_sched_create(2, &s), "sched_create");
     for (size_t d = 0; d < DIMS; d++) {
         wire_case(WIRE_FP16, dims[d]);
         wire_case(WIRE_BF16, dims[d]);
@@ -225,6 +226,6 @@ int main(void)
             run_case(s, &c);
         }
     }
-    sched_destroy(s);
+    persia_sched_destroy(s);
     return 0;
 }

@@ -27,14 +27,14 @@ static int setup(void **state)
     strcpy(folder_path, "/tmp/persia-ckpt-XXXXXX");
     assert_non_null(mkdtemp(folder_path));
     folder = open(folder_path, O_RDONLY | O_DIRECTORY);
-    return folder < 0 || sched_create(2, &threads);
+    return folder < 0 || persia_sched_create(2, &threads);
 }
 
 static int teardown(void **state)
 {
     char command[100];
     (void)state;
-    sched_destroy(threads);
+    persia_sched_destroy(threads);
     close(folder);
     snprintf(command, sizeof command, "rm -r %s", folder_path);
     return system(command);
@@ -44,12 +44,12 @@ static table *make_table(uint32_t dim, uint32_t dtype, uint32_t kind)
 {
     table_config config;
     table *t;
-    table_config_init(&config);
+    persia_table_config_init(&config);
     strcpy(config.name, "user \"\\\n");
     config.dim = dim;
     config.dtype = dtype;
     config.optimizer = kind;
-    assert_int_equal(table_create(&config, &t), PERSIA_OK);
+    assert_int_equal(persia_table_create(&config, &t), PERSIA_OK);
     return t;
 }
 
@@ -70,11 +70,11 @@ static optim_args some_optim(uint32_t kind)
 static void push(table *t, const optim_args *optim, size_t n,
                  const uint64_t *ids, const float *grad)
 {
-    size_t dim = table_get_config(t)->dim;
+    size_t dim = persia_table_get_config(t)->dim;
     push_part part = {.n = n, .ids = ids, .grad = grad, .stride = dim,
                       .bags = n};
     push_job job = {.t = t, .parts = &part, .parts_n = 1, .optim = optim};
-    assert_int_equal(table_push(threads, &job, 1), PERSIA_OK);
+    assert_int_equal(persia_table_push(threads, &job, 1), PERSIA_OK);
 }
 
 static uint64_t mix(uint64_t i)
@@ -86,8 +86,8 @@ static uint64_t mix(uint64_t i)
 static void fill_table(table *t, size_t n)
 {
     enum { BATCH = 1000 };
-    size_t dim = table_get_config(t)->dim;
-    optim_args optim = some_optim(table_get_config(t)->optimizer);
+    size_t dim = persia_table_get_config(t)->dim;
+    optim_args optim = some_optim(persia_table_get_config(t)->optimizer);
     float *grad = malloc(BATCH * dim * sizeof *grad);
     uint64_t ids[BATCH];
     for (size_t first = 0; first < n; first += BATCH) {
@@ -105,11 +105,12 @@ static ckpt_files save(table *t, const char *stem, uint64_t chunk)
 {
     ckpt_files files = {0};
     table_cut *cut;
-    assert_int_equal(table_cut_begin(&t, 1, &cut), PERSIA_OK);
-    assert_int_equal(ckpt_write(threads, cut, table_get_config(t), folder,
-                                stem, chunk, &files),
+    assert_int_equal(persia_table_cut_begin(&t, 1, &cut), PERSIA_OK);
+    assert_int_equal(persia_ckpt_write(threads, cut,
+                                       persia_table_get_config(t), folder,
+                                       stem, chunk, &files),
                      PERSIA_OK);
-    table_cut_end(cut);
+    persia_table_cut_end(cut);
     return files;
 }
 
@@ -117,7 +118,7 @@ static void remove_files(ckpt_files *files)
 {
     for (size_t i = 0; i < files->n; i++)
         assert_int_equal(unlinkat(folder, files->files[i].name, 0), 0);
-    ckpt_files_free(files);
+    persia_ckpt_files_free(files);
 }
 
 /* All of a table in the order of ids: id, vector, state, clock of a row. */
@@ -139,14 +140,15 @@ static dump dump_table(table *t)
     row_shape shape;
     row_piece p;
     table_cut *cut;
-    row_shape_of(table_get_config(t), &shape);
+    row_shape_of(persia_table_get_config(t), &shape);
     assert_int_equal(row_piece_init(&p, &shape), PERSIA_OK);
-    assert_int_equal(table_cut_begin(&t, 1, &cut), PERSIA_OK);
-    dump d = {0, shape.row, malloc(table_cut_rows(cut) * shape.row + 1)};
+    assert_int_equal(persia_table_cut_begin(&t, 1, &cut), PERSIA_OK);
+    dump d = {0, shape.row,
+              malloc(persia_table_cut_rows(cut) * shape.row + 1)};
     do {
-        assert_int_equal(table_cut_next(cut, p.room, p.col[COL_IDS],
-                                        p.col[COL_VECTORS], p.col[COL_STATE],
-                                        p.col[COL_CLOCK], &p.n),
+        assert_int_equal(persia_table_cut_next(
+                             cut, p.room, p.col[COL_IDS], p.col[COL_VECTORS],
+                             p.col[COL_STATE], p.col[COL_CLOCK], &p.n),
                          PERSIA_OK);
         for (size_t i = 0; i < p.n; i++, d.n++) {
             char *at = d.rows + d.n * d.row;
@@ -158,8 +160,8 @@ static dump dump_table(table *t)
             }
         }
     } while (p.n);
-    assert_int_equal(d.n, table_cut_rows(cut));
-    table_cut_end(cut);
+    assert_int_equal(d.n, persia_table_cut_rows(cut));
+    persia_table_cut_end(cut);
     row_piece_free(&p);
     qsort(d.rows, d.n, d.row, by_id);
     return d;
@@ -193,24 +195,26 @@ static void round_trip(void **state)
                 }
                 assert_int_equal(rows, sizes[k]);
                 assert_true(sizes[k] < 9000 ? files.n <= 1 : files.n > 1);
-                assert_int_equal(ckpt_verify(threads, table_get_config(to),
-                                             folder, files.files, files.n),
-                                 PERSIA_OK);
-                assert_int_equal(ckpt_restore(threads, to, folder,
-                                              files.files, files.n, 0, 1),
+                assert_int_equal(
+                    persia_ckpt_verify(threads, persia_table_get_config(to),
+                                       folder, files.files, files.n),
+                    PERSIA_OK);
+                assert_int_equal(persia_ckpt_restore(threads, to, folder,
+                                                     files.files, files.n, 0,
+                                                     1),
                                  PERSIA_OK);
                 assert_same_rows(from, to);
                 remove_files(&files);
-                table_destroy(from);
-                table_destroy(to);
+                persia_table_destroy(from);
+                persia_table_destroy(to);
             }
 }
 
 static int restore(table *t, const ckpt_files *files, uint32_t shard,
                    uint32_t shards)
 {
-    return ckpt_restore(threads, t, folder, files->files, files->n, shard,
-                        shards);
+    return persia_ckpt_restore(threads, t, folder, files->files, files->n,
+                               shard, shards);
 }
 
 /* One table to N shards, those to M, and all of them to one again. */
@@ -241,12 +245,12 @@ static void other_numbers_of_shards(void **state)
             snprintf(stem, sizeof stem, "k%d-s%u", k, i);
             ckpt_files files = save(t, stem, 64 << 10);
             for (size_t f = 0; f < files.n; f++)
-                assert_int_equal(ckpt_files_add(&next, &files.files[f]),
+                assert_int_equal(persia_ckpt_files_add(&next, &files.files[f]),
                                  PERSIA_OK);
-            ckpt_files_free(&files);
+            persia_ckpt_files_free(&files);
             if (counts[k] == 1)
                 assert_same_rows(t, whole);
-            table_destroy(t);
+            persia_table_destroy(t);
         }
         assert_int_equal(rows, ROWS);
         remove_files(&all);
@@ -255,13 +259,13 @@ static void other_numbers_of_shards(void **state)
     table *t = make_table(5, VECTOR_BF16, OPTIM_ADAM);
     assert_int_equal(restore(t, &all, 2, 2), PERSIA_EARG);
     assert_int_equal(restore(t, &all, 0, 0), PERSIA_EARG);
-    assert_int_equal(ckpt_files_add(&all, &all.files[0]), PERSIA_OK);
+    assert_int_equal(persia_ckpt_files_add(&all, &all.files[0]), PERSIA_OK);
     assert_int_equal(restore(t, &all, 0, 2), PERSIA_ECORRUPT);
-    assert_non_null(strstr(err_text(), "twice"));
+    assert_non_null(strstr(persia_err_text(), "twice"));
     all.n--;
     remove_files(&all);
-    table_destroy(t);
-    table_destroy(whole);
+    persia_table_destroy(t);
+    persia_table_destroy(whole);
 }
 
 /* Every push adds 1 to every row, so a row tells how many pushes it saw. */
@@ -298,13 +302,13 @@ static void rows_of_one_moment(void **state)
     counting c = {.ids = ids, .n = N, .grad = grad};
     int moved = 0;
     (void)state;
-    table_config_init(&config);
+    persia_table_config_init(&config);
     strcpy(config.name, "count");
     config.dim = 1;
     config.optimizer = OPTIM_SGD;
     config.init = INIT_CONSTANT;
     config.init_a = 0;
-    assert_int_equal(table_create(&config, &c.t), PERSIA_OK);
+    assert_int_equal(persia_table_create(&config, &c.t), PERSIA_OK);
     for (size_t i = 0; i < N; i++) {
         ids[i] = mix(i);
         grad[i] = -1;
@@ -315,14 +319,14 @@ static void rows_of_one_moment(void **state)
         ckpt_files files = {0};
         table_cut *cut;
         table_stats stats;
-        assert_int_equal(table_cut_begin(&c.t, 1, &cut), PERSIA_OK);
-        uint64_t clock = table_cut_clock(cut);
-        assert_int_equal(ckpt_write(threads, cut, &config, folder, "count",
-                                    32 << 10, &files),
+        assert_int_equal(persia_table_cut_begin(&c.t, 1, &cut), PERSIA_OK);
+        uint64_t clock = persia_table_cut_clock(cut);
+        assert_int_equal(persia_ckpt_write(threads, cut, &config, folder,
+                                           "count", 32 << 10, &files),
                          PERSIA_OK);
-        table_get_stats(c.t, &stats);
+        persia_table_get_stats(c.t, &stats);
         moved += stats.pushes > clock;
-        table_cut_end(cut);
+        persia_table_cut_end(cut);
         uint64_t rows = 0;
         for (size_t i = 0; i < files.n; i++) {
             row_reader r;
@@ -347,15 +351,15 @@ static void rows_of_one_moment(void **state)
     atomic_store(&c.stop, 1);
     pthread_join(thread, NULL);
     assert_true(moved > 0); /* pushes did go on while files were written */
-    table_destroy(c.t);
+    persia_table_destroy(c.t);
     free(ids);
     free(grad);
 }
 
 static int verify(table *t, const ckpt_files *files)
 {
-    return ckpt_verify(threads, table_get_config(t), folder, files->files,
-                       files->n);
+    return persia_ckpt_verify(threads, persia_table_get_config(t), folder,
+                              files->files, files->n);
 }
 
 static void bad_files(void **state)
@@ -369,7 +373,7 @@ static void bad_files(void **state)
 
     f->crc ^= 1;
     assert_int_equal(verify(t, &files), PERSIA_ECORRUPT);
-    assert_non_null(strstr(err_text(), f->name));
+    assert_non_null(strstr(persia_err_text(), f->name));
     f->crc ^= 1;
     f->rows++;
     assert_int_equal(verify(t, &files), PERSIA_ECORRUPT);
@@ -381,21 +385,21 @@ static void bad_files(void **state)
     assert_int_equal(verify(t, &files), PERSIA_EARG);
     f->name[0] = 'x';
     assert_int_equal(verify(t, &files), PERSIA_EIO);
-    assert_int_equal(ckpt_restore(threads, t, folder, files.files, files.n,
-                                  0, 1),
-                     PERSIA_EIO);
+    assert_int_equal(
+        persia_ckpt_restore(threads, t, folder, files.files, files.n, 0, 1),
+        PERSIA_EIO);
     f->name[0] = 'b';
     assert_int_equal(verify(t, &files), PERSIA_OK);
 
     other = make_table(4, VECTOR_FP32, OPTIM_ADAGRAD);
     assert_int_equal(verify(other, &files), PERSIA_EMISMATCH);
-    table_destroy(other);
+    persia_table_destroy(other);
     int fd = openat(folder, f->name, O_WRONLY);
     assert_int_equal(pwrite(fd, "\377", 1, (off_t)f->bytes - 1), 1);
     close(fd);
     assert_int_equal(verify(t, &files), PERSIA_ECORRUPT);
     remove_files(&files);
-    table_destroy(t);
+    persia_table_destroy(t);
 }
 
 static void write_fails(void **state)
@@ -406,20 +410,20 @@ static void write_fails(void **state)
     (void)state;
     fill_table(t, 100);
     ckpt_files first = save(t, "twice", CKPT_CHUNK);
-    assert_int_equal(table_cut_begin(&t, 1, &cut), PERSIA_OK);
-    const table_config *config = table_get_config(t);
-    assert_int_equal(ckpt_write(threads, cut, config, folder, "../x",
-                                CKPT_CHUNK, &files),
+    assert_int_equal(persia_table_cut_begin(&t, 1, &cut), PERSIA_OK);
+    const table_config *config = persia_table_get_config(t);
+    assert_int_equal(persia_ckpt_write(threads, cut, config, folder, "../x",
+                                       CKPT_CHUNK, &files),
                      PERSIA_EARG);
     /* A file of that name is there: it is not overwritten. */
-    assert_int_equal(ckpt_write(threads, cut, config, folder, "twice",
-                                CKPT_CHUNK, &files),
+    assert_int_equal(persia_ckpt_write(threads, cut, config, folder, "twice",
+                                       CKPT_CHUNK, &files),
                      PERSIA_EIO);
     assert_int_equal(files.n, 0);
-    table_cut_end(cut);
+    persia_table_cut_end(cut);
     assert_int_equal(verify(t, &first), PERSIA_OK);
     remove_files(&first);
-    table_destroy(t);
+    persia_table_destroy(t);
 }
 
 /* The rows touched longest ago are left out, alike in all stripes. */
@@ -429,21 +433,21 @@ static void smaller_capacity(void **state)
     table *whole = make_table(5, VECTOR_FP32, OPTIM_ADAGRAD);
     row_shape shape;
     (void)state;
-    row_shape_of(table_get_config(whole), &shape);
+    row_shape_of(persia_table_get_config(whole), &shape);
     const size_t before = shape.bytes[COL_IDS] + shape.bytes[COL_STATE];
     fill_table(whole, ROWS); /* clocks 1 to 9 */
     ckpt_files files = save(whole, "full", 64 << 10);
     for (uint32_t shards = 1; shards <= 2; shards++) {
-        table_config config = *table_get_config(whole);
+        table_config config = *persia_table_get_config(whole);
         table_stats stats;
         table *t;
         config.stripes = STRIPES;
         config.capacity = ROOM / shards;
         config.full = FULL_EVICT_LRU;
-        assert_int_equal(table_create(&config, &t), PERSIA_OK);
-        table_set_clock(t, 10);
+        assert_int_equal(persia_table_create(&config, &t), PERSIA_OK);
+        persia_table_set_clock(t, 10);
         assert_int_equal(restore(t, &files, shards - 1, shards), PERSIA_OK);
-        table_get_stats(t, &stats);
+        persia_table_get_stats(t, &stats);
         assert_in_range(stats.rows, config.capacity - STRIPES,
                         config.capacity);
         dump d = dump_table(t);
@@ -454,10 +458,10 @@ static void smaller_capacity(void **state)
             assert_in_range(clock, 7, 9);
         }
         free(d.rows);
-        table_destroy(t);
+        persia_table_destroy(t);
     }
     remove_files(&files);
-    table_destroy(whole);
+    persia_table_destroy(whole);
 }
 
 static void exchange(void **state)
@@ -472,27 +476,27 @@ static void exchange(void **state)
     (void)state;
     fill_table(a, 5000);
     fill_table(like_a, 5000);
-    assert_int_equal(table_exchange(a, b), PERSIA_OK);
+    assert_int_equal(persia_table_exchange(a, b), PERSIA_OK);
     assert_same_rows(a, empty);
     assert_same_rows(b, like_a);
-    table_get_stats(a, &stats);
+    persia_table_get_stats(a, &stats);
     assert_int_equal(stats.rows, 0);
     fill_table(a, 10); /* a table goes on living */
-    assert_int_equal(table_exchange(b, a), PERSIA_OK);
+    assert_int_equal(persia_table_exchange(b, a), PERSIA_OK);
     assert_same_rows(a, like_a);
-    table_get_stats(b, &stats);
+    persia_table_get_stats(b, &stats);
     assert_int_equal(stats.rows, 10);
-    assert_int_equal(table_exchange(a, wide), PERSIA_EARG);
-    assert_int_equal(table_cut_begin(&a, 1, &cut), PERSIA_OK);
-    assert_int_equal(table_exchange(a, b), PERSIA_EUNAVAILABLE);
-    assert_int_equal(table_exchange(b, a), PERSIA_EUNAVAILABLE);
-    table_cut_end(cut);
+    assert_int_equal(persia_table_exchange(a, wide), PERSIA_EARG);
+    assert_int_equal(persia_table_cut_begin(&a, 1, &cut), PERSIA_OK);
+    assert_int_equal(persia_table_exchange(a, b), PERSIA_EUNAVAILABLE);
+    assert_int_equal(persia_table_exchange(b, a), PERSIA_EUNAVAILABLE);
+    persia_table_cut_end(cut);
     assert_same_rows(a, like_a);
-    table_destroy(a);
-    table_destroy(b);
-    table_destroy(like_a);
-    table_destroy(wide);
-    table_destroy(empty);
+    persia_table_destroy(a);
+    persia_table_destroy(b);
+    persia_table_destroy(like_a);
+    persia_table_destroy(wide);
+    persia_table_destroy(empty);
 }
 
 int main(void)

@@ -117,12 +117,12 @@ static void crc_known_values(void **state)
     memset(ones, 0xff, sizeof ones);
     for (int i = 0; i < 32; i++)
         rising[i] = (unsigned char)i;
-    assert_int_equal(crc32c(0, "", 0), 0);
-    assert_int_equal(crc32c(0, "123456789", 9), 0xE3069283u);
+    assert_int_equal(persia_crc32c(0, "", 0), 0);
+    assert_int_equal(persia_crc32c(0, "123456789", 9), 0xE3069283u);
     /* RFC 3720, B.4 */
-    assert_int_equal(crc32c(0, zeros, 32), 0x8A9136AAu);
-    assert_int_equal(crc32c(0, ones, 32), 0x62A8AB43u);
-    assert_int_equal(crc32c(0, rising, 32), 0x46DD794Eu);
+    assert_int_equal(persia_crc32c(0, zeros, 32), 0x8A9136AAu);
+    assert_int_equal(persia_crc32c(0, ones, 32), 0x62A8AB43u);
+    assert_int_equal(persia_crc32c(0, rising, 32), 0x46DD794Eu);
 }
 
 static void crc_of_parts(void **state)
@@ -132,13 +132,14 @@ static void crc_of_parts(void **state)
     fill(data, sizeof data);
     for (int i = 0; i < 300; i++) {
         size_t n = random_u32() % 1000, cut = n ? random_u32() % n : 0;
-        uint32_t whole = crc32c(0, data, n);
+        uint32_t whole = persia_crc32c(0, data, n);
         assert_int_equal(crc32c_tables(0, data, n), whole);
-        assert_int_equal(crc32c(crc32c(0, data, cut), data + cut, n - cut),
-                         whole);
-        assert_int_equal(crc32c_combine(crc32c(0, data, cut),
-                                        crc32c(0, data + cut, n - cut),
-                                        n - cut),
+        assert_int_equal(
+            persia_crc32c(persia_crc32c(0, data, cut), data + cut, n - cut),
+            whole);
+        assert_int_equal(persia_crc32c_combine(
+                             persia_crc32c(0, data, cut),
+                             persia_crc32c(0, data + cut, n - cut), n - cut),
                          whole);
     }
 }
@@ -236,10 +237,11 @@ static void header_bad(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int code = parse(cases[i].json, cases[i].data, &h);
-        if (code != PERSIA_ECORRUPT || !strstr(err_text(), cases[i].says))
+        if (code != PERSIA_ECORRUPT ||
+            !strstr(persia_err_text(), cases[i].says))
             fail_msg("%s\ngave %d: %s\nnot: %s", cases[i].json, code,
-                     err_text(), cases[i].says);
-        assert_memory_equal(err_text(), "f: ", 3);
+                     persia_err_text(), cases[i].says);
+        assert_memory_equal(persia_err_text(), "f: ", 3);
     }
 }
 
@@ -279,9 +281,9 @@ static void rows_round_trip(void **state)
                 assert_int_equal(r.rows, n);
                 assert_int_equal(row_reader_verify(&r, &crc), PERSIA_OK);
                 assert_int_equal(crc, f.crc);
-                assert_int_equal(ckpt_file_crc(folder, f.name, &crc_of_file,
-                                               &bytes),
-                                 PERSIA_OK);
+                assert_int_equal(
+                    persia_ckpt_file_crc(folder, f.name, &crc_of_file, &bytes),
+                    PERSIA_OK);
                 assert_int_equal(crc_of_file, f.crc);
                 assert_int_equal(bytes, f.bytes);
                 size_t first = random_u32() % n;
@@ -353,16 +355,16 @@ static void rows_of_another_table(void **state)
     other = some_config(5, VECTOR_FP32, OPTIM_ADAGRAD);
     assert_int_equal(row_reader_open(&r, folder, f.name, &other),
                      PERSIA_EMISMATCH);
-    assert_non_null(strstr(err_text(), "dim 4"));
-    assert_non_null(strstr(err_text(), "'user'"));
+    assert_non_null(strstr(persia_err_text(), "dim 4"));
+    assert_non_null(strstr(persia_err_text(), "'user'"));
     other = some_config(4, VECTOR_BF16, OPTIM_ADAGRAD);
     assert_int_equal(row_reader_open(&r, folder, f.name, &other),
                      PERSIA_EMISMATCH);
-    assert_non_null(strstr(err_text(), "BF16"));
+    assert_non_null(strstr(persia_err_text(), "BF16"));
     other = some_config(4, VECTOR_FP32, OPTIM_SGD);
     assert_int_equal(row_reader_open(&r, folder, f.name, &other),
                      PERSIA_EMISMATCH);
-    assert_non_null(strstr(err_text(), "state"));
+    assert_non_null(strstr(persia_err_text(), "state"));
     row_piece_free(&p);
     unlinkat(folder, f.name, 0);
 }
@@ -408,16 +410,16 @@ static void file_names(void **state)
         "",    ".",    "..", "a/b",      "/etc", "a b",
         "..x", "a\\b", "\n", "\xc3\xa9", "a:b"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        assert_int_equal(ckpt_name_check(bad[i]), PERSIA_EARG);
+        assert_int_equal(persia_ckpt_name_check(bad[i]), PERSIA_EARG);
         assert_int_equal(row_reader_open(&r, folder, bad[i], &config),
                          PERSIA_EARG);
     }
     memset(name, 'a', sizeof name);
     name[CKPT_NAME] = 0;
-    assert_int_equal(ckpt_name_check(name), PERSIA_EARG);
+    assert_int_equal(persia_ckpt_name_check(name), PERSIA_EARG);
     name[CKPT_NAME - 1] = 0;
-    assert_int_equal(ckpt_name_check(name), PERSIA_OK);
-    assert_int_equal(ckpt_name_check("000-user_1-00000.safetensors"),
+    assert_int_equal(persia_ckpt_name_check(name), PERSIA_OK);
+    assert_int_equal(persia_ckpt_name_check("000-user_1-00000.safetensors"),
                      PERSIA_OK);
 }
 

@@ -34,14 +34,14 @@ typedef struct order {
 static void refuse(const order *o, int code, const char *text)
 {
     shard_reply none = {0};
-    o->done(o->ctx, err_set(code, "%s", text), &none);
+    o->done(o->ctx, persia_err_set(code, "%s", text), &none);
 }
 
 static void lose_answer(void *ctx, int rc, shard_reply *reply)
 {
     order *o = ctx;
     (void)rc;
-    shard_release(reply);
+    persia_shard_release(reply);
     refuse(o, PERSIA_EUNAVAILABLE, "the answer was lost");
     free(o);
 }
@@ -63,7 +63,7 @@ static void answer_stale(const order *o)
 
 static void note_patience(node *at, const order *o)
 {
-    uint64_t now = clock_ns(), had = at->patience[o->method];
+    uint64_t now = persia_clock_ns(), had = at->patience[o->method];
     uint64_t left = o->deadline > now ? o->deadline - now : 0;
     while (had < left && !atomic_compare_exchange_weak(
                              &at->patience[o->method], &had, left))
@@ -186,8 +186,8 @@ static const shard_ops way_ops = {
 
 static void way_lead(way *w)
 {
-    shard *s = service_shard(w->at->service);
-    assert_int_equal(shard_direct(s, &w->shard), PERSIA_OK);
+    shard *s = persia_service_shard(w->at->service);
+    assert_int_equal(persia_shard_direct(s, &w->shard), PERSIA_OK);
 }
 
 static shard_ref *way_to(node *at, const char *address)
@@ -208,8 +208,8 @@ static shard_ref *way_to(node *at, const char *address)
 static void node_start(node *at)
 {
     ps_config config = {.threads = 2};
-    assert_int_equal(ps_create(&config, &at->p), PERSIA_OK);
-    assert_int_equal(service_create(at->p, &at->config, &at->service),
+    assert_int_equal(persia_ps_create(&config, &at->p), PERSIA_OK);
+    assert_int_equal(persia_service_create(at->p, &at->config, &at->service),
                      PERSIA_OK);
     for (way *w = at->ways; w; w = w->next)
         way_lead(w);
@@ -236,11 +236,12 @@ static void node_stop(node *at)
     pthread_rwlock_wrlock(&at->lock);
     /* As a server does: parked calls fail, then all are through. */
     for (way *w = at->ways; w; w = w->next) {
-        shard_refuse(w->shard, PERSIA_EUNAVAILABLE, "the server is stopping");
+        persia_shard_refuse(w->shard, PERSIA_EUNAVAILABLE,
+                            "the server is stopping");
         w->shard->ops->close(w->shard);
     }
-    service_destroy(at->service);
-    ps_destroy(at->p);
+    persia_service_destroy(at->service);
+    persia_ps_destroy(at->p);
     at->service = NULL;
     pthread_rwlock_unlock(&at->lock);
 }
@@ -305,7 +306,7 @@ ps_client *cluster_client(cluster *c, const client_config *config)
         order[i] = i;
     int rc = cluster_open(c, config, order, c->n, &out);
     if (rc)
-        fail_msg("%s: %s", err_name(rc), err_text());
+        fail_msg("%s: %s", persia_err_name(rc), persia_err_text());
     return out;
 }
 

@@ -18,16 +18,16 @@ uint32_t declare_bounded(ps_client *c, uint64_t capacity)
     table_config t;
     uint32_t no;
     int created;
-    table_config_init(&t);
+    persia_table_config_init(&t);
     snprintf(t.name, sizeof t.name, "counts");
     t.dim = DIM;
     t.optimizer = OPTIM_SGD;
     t.init = INIT_CONSTANT;
     t.init_a = 0;
     t.capacity = capacity;
-    int rc = client_declare(c, &t, &no, &created);
+    int rc = persia_client_declare(c, &t, &no, &created);
     if (rc)
-        fail_msg("%s", err_text());
+        fail_msg("%s", persia_err_text());
     return no;
 }
 
@@ -45,7 +45,7 @@ int add_one(ps_client *c, const client_update *name, uint32_t no,
     optim_args sgd = {.kind = OPTIM_SGD, .lr = 1, .step = 1,
                       .grad_scale = 1};
     push_job job = {.parts = &part, .parts_n = 1, .optim = &sgd};
-    return client_push(c, name, &no, &job, 1);
+    return persia_client_push(c, name, &no, &job, 1);
 }
 
 void read_counts(ps_client *c, uint32_t no, float *out)
@@ -55,9 +55,9 @@ void read_counts(ps_client *c, uint32_t no, float *out)
     for (uint64_t i = 0; i < IDS; i++)
         ids[i] = i;
     pull_job pull = {.n = IDS, .ids = ids, .out = rows, .stride = DIM};
-    int rc = client_pull(c, 0, &no, &pull, 1);
+    int rc = persia_client_pull(c, 0, &no, &pull, 1);
     if (rc)
-        fail_msg("%s", err_text());
+        fail_msg("%s", persia_err_text());
     for (size_t i = 0; i < IDS; i++) {
         assert_true(rows[i * DIM] == rows[i * DIM + 1]);
         out[i] = rows[i * DIM];
@@ -82,7 +82,7 @@ ps_client *open_one(cluster *c, uint32_t shards, uint64_t timeout_ns,
 client_counts counts_of(const ps_client *c)
 {
     client_counts n;
-    client_get_counts(c, &n);
+    persia_client_get_counts(c, &n);
     return n;
 }
 

@@ -35,7 +35,7 @@ static const struct {
 static table_config config_of(uint32_t i)
 {
     table_config c;
-    table_config_init(&c);
+    persia_table_config_init(&c);
     snprintf(c.name, sizeof c.name, "table %u", i);
     c.seed = 100 + i;
     c.dim = kinds[i].dim;
@@ -74,13 +74,14 @@ static void declare_all(ps_client *c)
         table_config t = config_of(i);
         uint32_t no;
         int created;
-        assert_int_equal(client_declare(c, &t, &no, &created), PERSIA_OK);
+        assert_int_equal(persia_client_declare(c, &t, &no, &created),
+                         PERSIA_OK);
         assert_int_equal(no, i);
         assert_true(created);
     }
-    assert_int_equal(client_tables(c), TABLES);
-    assert_null(client_table(c, TABLES));
-    assert_string_equal(client_table(c, 2)->name, "table 2");
+    assert_int_equal(persia_client_tables(c), TABLES);
+    assert_null(persia_client_table(c, TABLES));
+    assert_string_equal(persia_client_table(c, 2)->name, "table 2");
 }
 
 /* The ids of one feature: as many as fit a few chunks, or none. */
@@ -132,9 +133,9 @@ static void read_batch(ps_client *c, batch *b, answer *a)
         b->pulls[i].stride = kinds[b->tables[i]].dim + i % 4;
         b->pulls[i].rows = a->rows[i];
     }
-    int rc = client_pull(c, 0, b->tables, b->pulls, b->jobs_n);
+    int rc = persia_client_pull(c, 0, b->tables, b->pulls, b->jobs_n);
     if (rc)
-        fail_msg("%s", err_text());
+        fail_msg("%s", persia_err_text());
 }
 
 static float grads[4096 * DIM_MOST];
@@ -199,15 +200,15 @@ static void apply(ps_client *c, update *u, const answer *a, int hints,
 {
     size_t part = 0;
     for (size_t i = 0; i < u->jobs_n; i++) {
-        uint64_t next = client_updates(c) + 1;
+        uint64_t next = persia_client_updates(c) + 1;
         u->optim[i].step = next;
         u->jobs[i].draw = next;
         for (size_t k = 0; k < u->jobs[i].parts_n; k++, part++)
             u->parts[part].rows = hints ? a->rows[u->from[part]] : NULL;
     }
-    int rc = client_push(c, name, u->tables, u->jobs, u->jobs_n);
+    int rc = persia_client_push(c, name, u->tables, u->jobs, u->jobs_n);
     if (rc)
-        fail_msg("%s", err_text());
+        fail_msg("%s", persia_err_text());
 }
 
 static void check_answers(const batch *b, const answer *want,
@@ -239,22 +240,22 @@ static void check_rows(ps_client *want, ps_client *got)
         ids[2 * i + 1] = i << 50 | i;
     }
     for (uint32_t t = 0; t < TABLES; t++) {
-        uint32_t state = client_state_floats(want, t);
-        assert_int_equal(state, client_state_floats(got, t));
+        uint32_t state = persia_client_state_floats(want, t);
+        assert_int_equal(state, persia_client_state_floats(got, t));
         ps_client *c[2] = {want, got};
         for (int k = 0; k < 2; k++) {
-            int rc = client_get(c[k], t, 2 * IDS, ids, x[k],
-                                state ? s[k] : NULL, found[k]);
+            int rc = persia_client_get(c[k], t, 2 * IDS, ids, x[k],
+                                       state ? s[k] : NULL, found[k]);
             if (rc)
-                fail_msg("%s", err_text());
+                fail_msg("%s", persia_err_text());
         }
         assert_memory_equal(found[0], found[1], sizeof found[0]);
         assert_memory_equal(x[0], x[1],
                             2 * IDS * kinds[t].dim * sizeof(float));
         assert_memory_equal(s[0], s[1], 2 * IDS * state * sizeof(float));
         table_stats a, b;
-        assert_int_equal(client_stats(want, t, &a), PERSIA_OK);
-        assert_int_equal(client_stats(got, t, &b), PERSIA_OK);
+        assert_int_equal(persia_client_stats(want, t, &a), PERSIA_OK);
+        assert_int_equal(persia_client_stats(got, t, &b), PERSIA_OK);
         assert_int_equal(a.rows, b.rows);
         assert_int_equal(a.row_bytes, b.row_bytes);
         assert_int_equal(a.pushes, b.pushes);
@@ -281,8 +282,8 @@ static ps_client *local_client(ps **p)
 {
     ps_config config = {.threads = 3};
     ps_client *c;
-    assert_int_equal(ps_create(&config, p), PERSIA_OK);
-    assert_int_equal(client_embedded(*p, &c), PERSIA_OK);
+    assert_int_equal(persia_ps_create(&config, p), PERSIA_OK);
+    assert_int_equal(persia_client_embedded(*p, &c), PERSIA_OK);
     return c;
 }
 
@@ -298,8 +299,9 @@ static void same_bits(uint32_t shards)
     client_config config = cluster_config(&c);
     config.threads = 1 + shards % 3;
     ps_client *remote = cluster_client(&c, &config);
-    assert_true(!client_is_embedded(remote) && client_is_embedded(local));
-    assert_int_equal(client_shards(remote), shards);
+    assert_true(!persia_client_is_embedded(remote) &&
+                persia_client_is_embedded(local));
+    assert_int_equal(persia_client_shards(remote), shards);
     turn = shards;
     for (size_t i = 0; i < sizeof grads / sizeof grads[0]; i++)
         grads[i] = random_float();
@@ -322,18 +324,19 @@ static void same_bits(uint32_t shards)
         apply(local, &u, &wanted, i % 3 > 0, NULL);
         apply(remote, &v, &got, i % 3 > 0, NULL);
         check_counts(&u, &v);
-        assert_int_equal(client_updates(remote), client_updates(local));
+        assert_int_equal(persia_client_updates(remote),
+                         persia_client_updates(local));
     }
     check_rows(local, remote);
     client_counts counts;
-    client_get_counts(remote, &counts);
+    persia_client_get_counts(remote, &counts);
     assert_int_equal(counts.pulls, 12);
     assert_int_equal(counts.pushes, 12);
     assert_true(counts.distinct > 0 && counts.distinct < counts.ids);
     assert_int_equal(counts.retries + counts.duplicates + counts.lost, 0);
-    client_destroy(remote);
-    client_destroy(local);
-    ps_destroy(p);
+    persia_client_destroy(remote);
+    persia_client_destroy(local);
+    persia_ps_destroy(p);
     cluster_free(&c);
 }
 
@@ -380,15 +383,15 @@ static void large_batches_have_the_bits_of_local(void **state)
             pull_job pull = {.n = N, .ids = ids, .out = out[k],
                              .stride = DIM};
             declare_all(both[k]);
-            assert_int_equal(client_push(both[k], NULL, &no, &push, 1),
+            assert_int_equal(persia_client_push(both[k], NULL, &no, &push, 1),
                              PERSIA_OK);
-            assert_int_equal(client_pull(both[k], 0, &no, &pull, 1),
+            assert_int_equal(persia_client_pull(both[k], 0, &no, &pull, 1),
                              PERSIA_OK);
         }
         assert_memory_equal(out[0], out[1], sizeof out[0]);
-        client_destroy(both[1]);
-        client_destroy(both[0]);
-        ps_destroy(p);
+        persia_client_destroy(both[1]);
+        persia_client_destroy(both[0]);
+        persia_ps_destroy(p);
         cluster_free(&c);
     }
 }
@@ -422,8 +425,8 @@ static void large_lookups_come_in_pieces(void **state)
             declare_all(both[k]);
             if (k) /* some pieces have to be asked for again */
                 atomic_store(&c.nodes[1].lose, 64);
-            if (client_pull(both[k], 0, tables, jobs, JOBS))
-                fail_msg("%s", err_text());
+            if (persia_client_pull(both[k], 0, tables, jobs, JOBS))
+                fail_msg("%s", persia_err_text());
         }
         for (size_t i = 0; i < JOBS; i++)
             for (size_t x = 0; x < N * kinds[tables[i]].dim; x++) {
@@ -435,9 +438,9 @@ static void large_lookups_come_in_pieces(void **state)
             }
         assert_memory_equal(rows[0], rows[1], sizeof rows[0]);
         assert_true(cluster_calls(&c, WIRE_PULL) >= 4);
-        client_destroy(both[1]);
-        client_destroy(both[0]);
-        ps_destroy(p);
+        persia_client_destroy(both[1]);
+        persia_client_destroy(both[0]);
+        persia_ps_destroy(p);
         cluster_free(&c);
     }
 }
@@ -457,7 +460,7 @@ static void narrow_values_come_close(void **state)
         config.dtype = dtype;
         ps_client *remote = cluster_client(&c, &config);
         table_config t;
-        table_config_init(&t);
+        persia_table_config_init(&t);
         snprintf(t.name, sizeof t.name, "t");
         t.dim = DIM;
         t.optimizer = OPTIM_SGD;
@@ -465,7 +468,7 @@ static void narrow_values_come_close(void **state)
         t.init_b = 1;
         uint32_t no;
         int created;
-        assert_int_equal(client_declare(remote, &t, &no, &created),
+        assert_int_equal(persia_client_declare(remote, &t, &no, &created),
                          PERSIA_OK);
         for (uint64_t i = 0; i < N; i++)
             ids[i] = i;
@@ -474,10 +477,12 @@ static void narrow_values_come_close(void **state)
         float wire = dtype == WIRE_FP32   ? 0
                      : dtype == WIRE_FP16 ? 1.0f / 2048
                                           : 1.0f / 256;
-        assert_int_equal(client_get(remote, no, N, ids, want, NULL, NULL),
-                         PERSIA_OK);
+        assert_int_equal(
+            persia_client_get(remote, no, N, ids, want, NULL, NULL),
+            PERSIA_OK);
         pull_job pull = {.n = N, .ids = ids, .out = got, .stride = DIM};
-        assert_int_equal(client_pull(remote, 0, &no, &pull, 1), PERSIA_OK);
+        assert_int_equal(persia_client_pull(remote, 0, &no, &pull, 1),
+                         PERSIA_OK);
         for (int i = 0; i < N * DIM; i++)
             assert_true(fabsf(got[i] - want[i]) <=
                         wire * fabsf(want[i]) + wire * 1e-3f);
@@ -486,13 +491,14 @@ static void narrow_values_come_close(void **state)
         optim_args sgd = {.kind = OPTIM_SGD, .lr = 1e6f, .step = 1,
                           .grad_scale = 1};
         push_job job = {.parts = &part, .parts_n = 1, .optim = &sgd};
-        assert_int_equal(client_push(remote, NULL, &no, &job, 1), PERSIA_OK);
-        assert_int_equal(client_get(remote, no, N, ids, got, NULL, NULL),
+        assert_int_equal(persia_client_push(remote, NULL, &no, &job, 1),
                          PERSIA_OK);
+        assert_int_equal(
+            persia_client_get(remote, no, N, ids, got, NULL, NULL), PERSIA_OK);
         for (int i = 0; i < N * DIM; i++)
             assert_true(fabsf(want[i] - 1e6f * grad[i] - got[i]) <=
                         wire * 1e6f * fabsf(grad[i]) + wire * 1e-3f + 1e-6f);
-        client_destroy(remote);
+        persia_client_destroy(remote);
         cluster_free(&c);
     }
 }
@@ -518,25 +524,26 @@ static void rows_are_set_and_cleared(void **state)
         x[i] = random_float();
         s[i] = random_float() + 1;
     }
-    assert_int_equal(client_set(remote, 0, N, ids, x, s), PERSIA_OK);
-    assert_int_equal(client_get(remote, 0, N, ids, y, z, found), PERSIA_OK);
+    assert_int_equal(persia_client_set(remote, 0, N, ids, x, s), PERSIA_OK);
+    assert_int_equal(persia_client_get(remote, 0, N, ids, y, z, found),
+                     PERSIA_OK);
     assert_memory_equal(x, y, sizeof x);
     assert_memory_equal(s, z, sizeof s);
     table_stats stats;
-    assert_int_equal(client_stats(remote, 0, &stats), PERSIA_OK);
+    assert_int_equal(persia_client_stats(remote, 0, &stats), PERSIA_OK);
     assert_int_equal(stats.rows, N);
     uint64_t used, limit;
-    assert_int_equal(client_memory(remote, &used, &limit), PERSIA_OK);
+    assert_int_equal(persia_client_memory(remote, &used, &limit), PERSIA_OK);
     assert_true(used > N * DIM * sizeof(float));
     assert_int_equal(limit, 0);
-    assert_int_equal(client_clear(remote, 0), PERSIA_OK);
-    assert_int_equal(client_get(remote, 0, N, ids, y, NULL, found),
+    assert_int_equal(persia_client_clear(remote, 0), PERSIA_OK);
+    assert_int_equal(persia_client_get(remote, 0, N, ids, y, NULL, found),
                      PERSIA_OK);
     for (int i = 0; i < N; i++)
         assert_false(found[i]);
-    assert_int_equal(client_get(remote, 9, N, ids, y, NULL, found),
+    assert_int_equal(persia_client_get(remote, 9, N, ids, y, NULL, found),
                      PERSIA_EARG);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -555,15 +562,15 @@ static void servers_may_number_tables_differently(void **state)
         table_config t = config_of(i);
         uint32_t no;
         int created;
-        assert_int_equal(ps_declare(c.nodes[1].p, &t, &no, &created),
+        assert_int_equal(persia_ps_declare(c.nodes[1].p, &t, &no, &created),
                          PERSIA_OK);
     }
     client_config config = cluster_config(&c);
     ps_client *remote = cluster_client(&c, &config);
     declare_all(local);
     declare_all(remote);
-    assert_int_equal(client_shard_table(remote, 0, 1), 1);
-    assert_int_equal(client_shard_table(remote, 1, 1), TABLES - 2);
+    assert_int_equal(persia_client_shard_table(remote, 0, 1), 1);
+    assert_int_equal(persia_client_shard_table(remote, 1, 1), TABLES - 2);
     make_batch(&b);
     read_batch(local, &b, &wanted);
     read_batch(remote, &b, &got);
@@ -572,17 +579,18 @@ static void servers_may_number_tables_differently(void **state)
     uint32_t no;
     int created;
     t.dim = 9;
-    assert_int_equal(client_declare(remote, &t, &no, &created),
+    assert_int_equal(persia_client_declare(remote, &t, &no, &created),
                      PERSIA_EMISMATCH);
-    assert_non_null(strstr(err_text(), "embedding_dim"));
-    assert_non_null(strstr(err_text(), "ps0:8888"));
+    assert_non_null(strstr(persia_err_text(), "embedding_dim"));
+    assert_non_null(strstr(persia_err_text(), "ps0:8888"));
     snprintf(t.name, sizeof t.name, "new");
-    assert_int_equal(client_declare(remote, &t, &no, &created), PERSIA_OK);
+    assert_int_equal(persia_client_declare(remote, &t, &no, &created),
+                     PERSIA_OK);
     assert_int_equal(no, TABLES);
     assert_true(created);
-    client_destroy(remote);
-    client_destroy(local);
-    ps_destroy(p);
+    persia_client_destroy(remote);
+    persia_client_destroy(local);
+    persia_ps_destroy(p);
     cluster_free(&c);
 }
 
@@ -606,29 +614,35 @@ static void what_is_wrong_is_found_before_anything_is_sent(void **state)
     push_job jobs[2] = {{.parts = &part, .parts_n = 1, .optim = &adagrad},
                         {.parts = &part, .parts_n = 1, .optim = &adagrad}};
     grad[17] = NAN;
-    assert_int_equal(client_push(remote, NULL, twice, jobs, 1),
+    assert_int_equal(persia_client_push(remote, NULL, twice, jobs, 1),
                      PERSIA_ENONFINITE);
-    assert_non_null(strstr(err_text(), "id 2 (row 1"));
+    assert_non_null(strstr(persia_err_text(), "id 2 (row 1"));
     grad[17] = 0;
-    assert_int_equal(client_push(remote, NULL, twice, jobs, 2), PERSIA_EARG);
+    assert_int_equal(persia_client_push(remote, NULL, twice, jobs, 2),
+                     PERSIA_EARG);
     part.bag = bag;
-    assert_int_equal(client_push(remote, NULL, twice, jobs, 1), PERSIA_EARG);
-    assert_non_null(strstr(err_text(), "row 7 of 2"));
+    assert_int_equal(persia_client_push(remote, NULL, twice, jobs, 1),
+                     PERSIA_EARG);
+    assert_non_null(strstr(persia_err_text(), "row 7 of 2"));
     part.bag = NULL;
     jobs[0].optim = &adam;
-    assert_int_equal(client_push(remote, NULL, twice, jobs, 1),
+    assert_int_equal(persia_client_push(remote, NULL, twice, jobs, 1),
                      PERSIA_EMISMATCH);
     twice[0] = TABLES;
-    assert_int_equal(client_push(remote, NULL, twice, jobs, 1), PERSIA_EARG);
+    assert_int_equal(persia_client_push(remote, NULL, twice, jobs, 1),
+                     PERSIA_EARG);
     pull_job pull = {.n = 1, .ids = ids, .out = grad, .stride = 16};
-    assert_int_equal(client_pull(remote, 0, twice, &pull, 1), PERSIA_EARG);
+    assert_int_equal(persia_client_pull(remote, 0, twice, &pull, 1),
+                     PERSIA_EARG);
     assert_int_equal(cluster_calls(&c, WIRE_PUSH), 0);
     client_update far = {.number = 1000000};
-    assert_int_equal(client_push(remote, &far, twice, NULL, 0), PERSIA_EARG);
-    client_set_last_number(remote, far.number - 1);
-    assert_int_equal(client_push(remote, &far, twice, NULL, 0), PERSIA_OK);
-    assert_int_equal(client_updates(remote), 1);
-    client_destroy(remote);
+    assert_int_equal(persia_client_push(remote, &far, twice, NULL, 0),
+                     PERSIA_EARG);
+    persia_client_set_last_number(remote, far.number - 1);
+    assert_int_equal(persia_client_push(remote, &far, twice, NULL, 0),
+                     PERSIA_OK);
+    assert_int_equal(persia_client_updates(remote), 1);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -646,15 +660,19 @@ static void own_shard_needs_no_connection(void **state)
     service_config service = {.name_space = "", .shards = 1,
                               .message_limit = 1 << 30};
     ps_client *local = local_client(&p), *remote;
-    assert_int_equal(ps_create(&config, &q), PERSIA_OK);
-    assert_int_equal(service_create(q, &service, &s), PERSIA_OK);
+    assert_int_equal(persia_ps_create(&config, &q), PERSIA_OK);
+    assert_int_equal(persia_service_create(q, &service, &s), PERSIA_OK);
     const char *address = "rank0:1";
-    client_config mine = {.threads = 2, .addresses = &address,
-                          .addresses_n = 1, .own = service_shard(s),
-                          .world = 1, .stream = 5, .timeout_ns = 1000000000u};
-    int rc = client_create(&mine, &remote);
+    client_config mine = {.threads = 2,
+                          .addresses = &address,
+                          .addresses_n = 1,
+                          .own = persia_service_shard(s),
+                          .world = 1,
+                          .stream = 5,
+                          .timeout_ns = 1000000000u};
+    int rc = persia_client_create(&mine, &remote);
     if (rc)
-        fail_msg("%s", err_text());
+        fail_msg("%s", persia_err_text());
     declare_all(local);
     declare_all(remote);
     make_batch(&b);
@@ -665,11 +683,11 @@ static void own_shard_needs_no_connection(void **state)
     apply(local, &u, &wanted, 1, NULL);
     apply(remote, &u, &got, 1, NULL);
     check_rows(local, remote);
-    client_destroy(remote);
-    service_destroy(s);
-    ps_destroy(q);
-    client_destroy(local);
-    ps_destroy(p);
+    persia_client_destroy(remote);
+    persia_service_destroy(s);
+    persia_ps_destroy(q);
+    persia_client_destroy(local);
+    persia_ps_destroy(p);
 }
 
 int main(void)

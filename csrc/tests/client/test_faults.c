@@ -38,9 +38,9 @@ static void what_is_lost_on_the_way_is_applied_once(void **state)
     assert_true(n.retries > 0 && n.duplicates > 0);
     assert_int_equal(n.lost, 0);
     for (uint32_t i = 0; i < 3; i++)
-        assert_int_equal(ps_updates(c.nodes[i].p), THREADS * UPDATES);
-    assert_int_equal(client_updates(remote), THREADS * UPDATES);
-    client_destroy(remote);
+        assert_int_equal(persia_ps_updates(c.nodes[i].p), THREADS * UPDATES);
+    assert_int_equal(persia_client_updates(remote), THREADS * UPDATES);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -52,20 +52,21 @@ static void every_shard_hears_of_every_update(void **state)
     uint32_t no = declare_counting(remote);
     assert_int_equal(add_one(remote, NULL, no, 5, 1), PERSIA_OK);
     assert_int_equal(add_one(remote, NULL, no, 5, 0), PERSIA_OK);
-    assert_int_equal(client_push(remote, NULL, NULL, NULL, 0), PERSIA_OK);
+    assert_int_equal(persia_client_push(remote, NULL, NULL, NULL, 0),
+                     PERSIA_OK);
     for (uint32_t i = 0; i < 3; i++) {
         table_stats stats;
-        assert_int_equal(ps_updates(c.nodes[i].p), 3);
-        table_get_stats(ps_table(c.nodes[i].p, 0), &stats);
+        assert_int_equal(persia_ps_updates(c.nodes[i].p), 3);
+        persia_table_get_stats(persia_ps_table(c.nodes[i].p, 0), &stats);
         assert_int_equal(stats.pushes, 2);
     }
     client_update again = {.number = 4}; /* nobody hears of it */
-    assert_int_equal(client_skip(remote, &again), PERSIA_OK);
+    assert_int_equal(persia_client_skip(remote, &again), PERSIA_OK);
     assert_int_equal(cluster_calls(&c, WIRE_PUSH), 9);
     again.number = 2;
     assert_int_equal(add_one(remote, &again, no, 5, 1), PERSIA_OK);
     assert_int_equal(counts_of(remote).duplicates, 3);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -78,21 +79,21 @@ static void a_stream_goes_on_in_a_new_process(void **state)
     uint32_t no = declare_counting(remote);
     for (int i = 0; i < 5; i++)
         assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     client_config config = cluster_config(&c);
     remote = cluster_client(&c, &config);
-    assert_int_equal(client_last_number(remote), 5);
-    assert_int_equal(client_updates(remote), 5);
+    assert_int_equal(persia_client_last_number(remote), 5);
+    assert_int_equal(persia_client_updates(remote), 5);
     no = declare_counting(remote);
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
     /* A job that resumes from an older checkpoint repeats updates. */
-    client_set_last_number(remote, 3);
+    persia_client_set_last_number(remote, 3);
     for (int i = 0; i < 4; i++)
         assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
     assert_int_equal(counts_of(remote).duplicates, 6);
     read_counts(remote, no, got);
     assert_true(got[0] == 7);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -112,10 +113,10 @@ static void updates_of_before_a_restore_are_dropped(void **state)
     read_counts(remote, no, got);
     for (uint64_t i = 0; i < IDS; i++)
         assert_true(got[i] == (shard_of(i, 2) ? 2 : 1));
-    assert_int_equal(client_greet(remote, 1), PERSIA_OK);
-    assert_int_equal(client_last_number(remote), 2);
+    assert_int_equal(persia_client_greet(remote, 1), PERSIA_OK);
+    assert_int_equal(persia_client_last_number(remote), 2);
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -128,27 +129,27 @@ static void an_unreachable_server_is_named_in_time(void **state)
     ps_client *remote = open_one(&c, 3, SECOND / 3, LOST_RAISE);
     uint32_t no = declare_counting(remote);
     atomic_store(&c.nodes[2].down, 1);
-    uint64_t start = clock_ns();
+    uint64_t start = persia_clock_ns();
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_EUNAVAILABLE);
-    assert_non_null(strstr(err_text(), "ps2:8888"));
-    assert_null(strstr(err_text(), "ps1:8888"));
-    assert_true(clock_ns() - start < 20 * SECOND);
+    assert_non_null(strstr(persia_err_text(), "ps2:8888"));
+    assert_null(strstr(persia_err_text(), "ps1:8888"));
+    assert_true(persia_clock_ns() - start < 20 * SECOND);
     float rows[DIM];
     uint64_t id = 0;
     while (shard_of(id, 3) != 2)
         id++;
     pull_job pull = {.n = 1, .ids = &id, .out = rows, .stride = DIM};
-    assert_int_equal(client_pull(remote, 0, &no, &pull, 1),
+    assert_int_equal(persia_client_pull(remote, 0, &no, &pull, 1),
                      PERSIA_EUNAVAILABLE);
     /* Its rows are of nobody's concern to a batch without them. */
     while (shard_of(id, 3) == 2)
         id++;
-    assert_int_equal(client_pull(remote, 0, &no, &pull, 1), PERSIA_OK);
+    assert_int_equal(persia_client_pull(remote, 0, &no, &pull, 1), PERSIA_OK);
     atomic_store(&c.nodes[2].down, 0);
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
     for (uint32_t i = 0; i < 3; i++)
-        assert_int_equal(ps_updates(c.nodes[i].p), i == 2 ? 1 : 2);
-    client_destroy(remote);
+        assert_int_equal(persia_ps_updates(c.nodes[i].p), i == 2 ? 1 : 2);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -167,18 +168,19 @@ static void an_interrupt_ends_a_wait(void **state)
     uint32_t no = declare_counting(remote);
     atomic_store(&c.nodes[1].held, UINT32_MAX);
     polls = 0;
-    interrupt_install(stop_at_third);
-    uint64_t start = clock_ns();
+    persia_interrupt_install(stop_at_third);
+    uint64_t start = persia_clock_ns();
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_EINTR);
-    assert_true(clock_ns() - start < 30 * SECOND);
+    assert_true(persia_clock_ns() - start < 30 * SECOND);
     polls = 0;
     float rows[IDS * DIM];
     uint64_t ids[IDS];
     for (uint64_t i = 0; i < IDS; i++)
         ids[i] = i;
     pull_job pull = {.n = IDS, .ids = ids, .out = rows, .stride = DIM};
-    assert_int_equal(client_pull(remote, 0, &no, &pull, 1), PERSIA_EINTR);
-    interrupt_install(NULL);
+    assert_int_equal(persia_client_pull(remote, 0, &no, &pull, 1),
+                     PERSIA_EINTR);
+    persia_interrupt_install(NULL);
     atomic_store(&c.nodes[1].held, 0);
     /* The update that was left behind is still on its way, and lands. */
     while (atomic_load(&c.nodes[1].active))
@@ -187,21 +189,21 @@ static void an_interrupt_ends_a_wait(void **state)
     read_counts(remote, no, got);
     for (uint64_t i = 0; i < IDS; i++)
         assert_true(got[i] == 2);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
 static void *end_lookups(void *client)
 {
     usleep(100000); /* most often it waits by then */
-    client_end(client, END_LOOKUPS);
+    persia_client_end(client, END_LOOKUPS);
     return NULL;
 }
 
 static void *end_all(void *client)
 {
     usleep(100000);
-    client_end(client, END_ALL);
+    persia_client_end(client, END_ALL);
     return NULL;
 }
 
@@ -222,10 +224,10 @@ static void a_store_that_ends_waits_for_no_lookup(void **state)
         atomic_store(&c.nodes[1].held, down ? 0 : UINT32_MAX);
         assert_int_equal(pthread_create(&thread, NULL, end_lookups, remote),
                          0);
-        uint64_t start = clock_ns();
-        assert_int_equal(client_pull(remote, 0, &no, &pull, 1),
+        uint64_t start = persia_clock_ns();
+        assert_int_equal(persia_client_pull(remote, 0, &no, &pull, 1),
                          PERSIA_ECLOSED);
-        assert_true(clock_ns() - start < 30 * SECOND);
+        assert_true(persia_clock_ns() - start < 30 * SECOND);
         pthread_join(thread, NULL);
         atomic_store(&c.nodes[1].held, 0);
         atomic_store(&c.nodes[1].down, 0);
@@ -236,7 +238,7 @@ static void a_store_that_ends_waits_for_no_lookup(void **state)
         assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_ECLOSED);
         pthread_join(thread, NULL);
         atomic_store(&c.nodes[1].held, 0);
-        client_destroy(remote);
+        persia_client_destroy(remote);
         cluster_free(&c);
     }
 }
@@ -249,8 +251,8 @@ static void a_store_may_end_while_a_call_is_left_behind(void **state)
     uint32_t no = declare_counting(remote);
     atomic_store(&c.nodes[1].held, UINT32_MAX);
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_ETIMEOUT);
-    assert_non_null(strstr(err_text(), "ps1:8888"));
-    client_destroy(remote);
+    assert_non_null(strstr(persia_err_text(), "ps1:8888"));
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -266,10 +268,11 @@ static void nonsense_is_an_error_with_a_name(void **state)
         ids[i] = i;
     pull_job pull = {.n = IDS, .ids = ids, .out = rows, .stride = DIM};
     c.nodes[1].garbage = 1;
-    assert_int_equal(client_pull(remote, 0, &no, &pull, 1), PERSIA_EPROTOCOL);
-    assert_non_null(strstr(err_text(), "ps1:8888"));
-    assert_int_equal(client_pull(remote, 0, &no, &pull, 1), PERSIA_OK);
-    client_destroy(remote);
+    assert_int_equal(persia_client_pull(remote, 0, &no, &pull, 1),
+                     PERSIA_EPROTOCOL);
+    assert_non_null(strstr(persia_err_text(), "ps1:8888"));
+    assert_int_equal(persia_client_pull(remote, 0, &no, &pull, 1), PERSIA_OK);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -284,8 +287,8 @@ static void hello_fails(cluster *c, const uint32_t *order, size_t n,
     assert_int_equal(cluster_open(c, &config, order, n, &remote),
                      PERSIA_EMISMATCH);
     assert_null(remote);
-    if (!strstr(err_text(), a) || !strstr(err_text(), b))
-        fail_msg("%s", err_text());
+    if (!strstr(persia_err_text(), a) || !strstr(persia_err_text(), b))
+        fail_msg("%s", persia_err_text());
 }
 
 static void hello_finds_what_is_wrong(void **state)
@@ -319,14 +322,14 @@ static void the_order_of_addresses_means_nothing(void **state)
     uint32_t order[5] = {3, 0, 4, 1, 2};
     assert_int_equal(cluster_open(&c, &config, order, 5, &b), PERSIA_OK);
     no = declare_counting(b);
-    assert_int_equal(client_last_number(b), 0);
+    assert_int_equal(persia_client_last_number(b), 0);
     assert_int_equal(add_one(b, NULL, no, 3, 20), PERSIA_OK);
     read_counts(a, no, got);
     read_counts(b, no, again);
     assert_memory_equal(got, again, sizeof got);
     assert_true(got[3] == 2 && got[2] == 0);
-    client_destroy(a);
-    client_destroy(b);
+    persia_client_destroy(a);
+    persia_client_destroy(b);
     cluster_free(&c);
 }
 
@@ -383,13 +386,13 @@ static void ranks_apply_one_step_together(void **state)
         config.stream = 200 + i;
         ranks[i] = (rank){.c = cluster_client(&c, &config), .rank = i};
         ranks[i].no = declare_counting(ranks[i].c);
-        assert_int_equal(client_join(ranks[i].c, 0, &applied),
+        assert_int_equal(persia_client_join(ranks[i].c, 0, &applied),
                          PERSIA_OK);
         assert_int_equal(applied, 0);
     }
     run_ranks(ranks, 0);
     for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(ps_updates(c.nodes[i].p), STEPS);
+        assert_int_equal(persia_ps_updates(c.nodes[i].p), STEPS);
     read_counts(ranks[1].c, ranks[1].no, got);
     assert_true(got[0] == STEPS && got[1] == 2 * STEPS &&
                 got[2] == RANKS * STEPS);
@@ -403,17 +406,18 @@ static void ranks_apply_one_step_together(void **state)
     push_job job = {.parts = &part, .parts_n = 1, .optim = &sgd};
     client_update name = {.number = STEPS + 1, .step = STEPS + 1,
                           .parts = RANKS};
-    assert_int_equal(client_leave(ranks[1].c, 0), PERSIA_OK);
-    assert_int_equal(client_leave(ranks[2].c, 1), PERSIA_OK);
-    assert_int_equal(client_push(ranks[0].c, &name, &ranks[0].no, &job, 1),
-                     PERSIA_EARG);
+    assert_int_equal(persia_client_leave(ranks[1].c, 0), PERSIA_OK);
+    assert_int_equal(persia_client_leave(ranks[2].c, 1), PERSIA_OK);
+    assert_int_equal(
+        persia_client_push(ranks[0].c, &name, &ranks[0].no, &job, 1),
+        PERSIA_EARG);
     for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(ps_updates(c.nodes[i].p), STEPS + 1);
+        assert_int_equal(persia_ps_updates(c.nodes[i].p), STEPS + 1);
     name.number++;
     name.step++;
-    assert_int_equal(client_skip(ranks[0].c, &name), PERSIA_OK);
+    assert_int_equal(persia_client_skip(ranks[0].c, &name), PERSIA_OK);
     for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(ps_updates(c.nodes[i].p), STEPS + 2);
+        assert_int_equal(persia_ps_updates(c.nodes[i].p), STEPS + 2);
     /* A shard that comes back hears who has left. */
     cluster_restart(&c, 0);
     read_counts(ranks[1].c, ranks[1].no, got);
@@ -428,16 +432,16 @@ static void ranks_apply_one_step_together(void **state)
     name.step++;
     assert_int_equal(add_one(ranks[0].c, &name, ranks[0].no, 0, 4),
                      PERSIA_OK);
-    assert_int_equal(ps_updates(c.nodes[1].p), 1);
+    assert_int_equal(persia_ps_updates(c.nodes[1].p), 1);
     /* In the next pass none of them is taken for one that has left. */
     for (int i = 0; i < RANKS; i++)
-        assert_int_equal(client_join(ranks[i].c, name.step, &applied),
+        assert_int_equal(persia_client_join(ranks[i].c, name.step, &applied),
                          PERSIA_OK);
     cluster_restart(&c, 0);
     run_ranks(ranks, name.step);
-    assert_int_equal(ps_updates(c.nodes[0].p), STEPS);
+    assert_int_equal(persia_ps_updates(c.nodes[0].p), STEPS);
     for (int i = 0; i < RANKS; i++)
-        client_destroy(ranks[i].c);
+        persia_client_destroy(ranks[i].c);
     cluster_free(&c);
 }
 
@@ -460,26 +464,26 @@ static void leaving_does_not_wait_for_servers_that_have_failed(void **state)
     float got[IDS];
     ps_client *remote = open_one(&c, 2, 3 * SECOND, LOST_RAISE);
     uint32_t no = declare_counting(remote);
-    assert_int_equal(client_join(remote, 0, &applied), PERSIA_OK);
-    assert_int_equal(client_leave(remote, 1), PERSIA_OK);
+    assert_int_equal(persia_client_join(remote, 0, &applied), PERSIA_OK);
+    assert_int_equal(persia_client_leave(remote, 1), PERSIA_OK);
     (void)most_patience(&c, WIRE_LEAVE); /* that of the join, too */
-    assert_int_equal(client_leave(remote, 1), PERSIA_OK);
+    assert_int_equal(persia_client_leave(remote, 1), PERSIA_OK);
     assert_in_range(most_patience(&c, WIRE_LEAVE), 1, SECOND);
-    assert_int_equal(client_join(remote, 0, &applied), PERSIA_OK);
+    assert_int_equal(persia_client_join(remote, 0, &applied), PERSIA_OK);
     (void)most_patience(&c, WIRE_LEAVE);
     c.nodes[1].down = 1;
     assert_int_equal(add_one(remote, NULL, no, 0, 4), PERSIA_EUNAVAILABLE);
-    assert_int_equal(client_leave(remote, 0), PERSIA_EUNAVAILABLE);
-    assert_non_null(strstr(err_text(), " in 1 s)"));
+    assert_int_equal(persia_client_leave(remote, 0), PERSIA_EUNAVAILABLE);
+    assert_non_null(strstr(persia_err_text(), " in 1 s)"));
     assert_in_range(most_patience(&c, WIRE_LEAVE), 1, SECOND);
     /* It is there again, and has all the time. */
     c.nodes[1].down = 0;
     read_counts(remote, no, got);
     c.nodes[1].down = 1;
-    assert_int_equal(client_leave(remote, 0), PERSIA_EUNAVAILABLE);
-    assert_non_null(strstr(err_text(), " in 3 s)"));
+    assert_int_equal(persia_client_leave(remote, 0), PERSIA_EUNAVAILABLE);
+    assert_non_null(strstr(persia_err_text(), " in 3 s)"));
     c.nodes[1].down = 0;
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -497,12 +501,12 @@ static void an_update_that_one_shard_refuses_counts_at_all(void **state)
     uint64_t full = per[0] == 5 ? 0 : 1;
     assert_int_equal(add_one(remote, NULL, no, low, n - 1), PERSIA_OK);
     assert_int_equal(add_one(remote, NULL, no, low, n), PERSIA_ECAPACITY);
-    assert_non_null(strstr(err_text(), "other shards may have"));
+    assert_non_null(strstr(persia_err_text(), "other shards may have"));
     assert_int_equal(add_one(remote, NULL, no, low, n - 1), PERSIA_OK);
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(ps_updates(c.nodes[i].p), 3);
+        assert_int_equal(persia_ps_updates(c.nodes[i].p), 3);
         table_stats stats;
-        table_get_stats(ps_table(c.nodes[i].p, no), &stats);
+        persia_table_get_stats(persia_ps_table(c.nodes[i].p, no), &stats);
         assert_int_equal(stats.pushes, 3);
     }
     read_counts(remote, no, got);
@@ -510,7 +514,7 @@ static void an_update_that_one_shard_refuses_counts_at_all(void **state)
         float there = (uint64_t)shard_of(i, 2) == full ? 2 : 3;
         assert_true(got[i] == (i < n - 1 ? there : 0));
     }
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -541,10 +545,11 @@ static void an_update_too_large_for_one_server_reaches_none(void **state)
     optim_args sgd = {.kind = OPTIM_SGD, .lr = 1, .step = 1,
                       .grad_scale = 1};
     push_job job = {.parts = &part, .parts_n = 1, .optim = &sgd};
-    assert_int_equal(client_push(remote, NULL, &no, &job, 1), PERSIA_ELIMIT);
-    assert_non_null(strstr(err_text(), "ps1:8888"));
+    assert_int_equal(persia_client_push(remote, NULL, &no, &job, 1),
+                     PERSIA_ELIMIT);
+    assert_non_null(strstr(persia_err_text(), "ps1:8888"));
     for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(ps_updates(c.nodes[i].p), 0);
+        assert_int_equal(persia_ps_updates(c.nodes[i].p), 0);
     /* Ranks hear that nothing comes. */
     client_update name = {.number = 2, .step = 1, .part = 0, .parts = 2};
     uint64_t applied;
@@ -552,16 +557,16 @@ static void an_update_too_large_for_one_server_reaches_none(void **state)
     config.world = 2;
     config.stream++;
     ps_client *other = cluster_client(&c, &config);
-    assert_int_equal(client_leave(other, 0), PERSIA_OK);
-    assert_int_equal(client_join(remote, 0, &applied), PERSIA_OK);
-    assert_int_equal(client_push(remote, &name, &no, &job, 1),
+    assert_int_equal(persia_client_leave(other, 0), PERSIA_OK);
+    assert_int_equal(persia_client_join(remote, 0, &applied), PERSIA_OK);
+    assert_int_equal(persia_client_push(remote, &name, &no, &job, 1),
                      PERSIA_ELIMIT);
     for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(ps_updates(c.nodes[i].p), 1);
+        assert_int_equal(persia_ps_updates(c.nodes[i].p), 1);
     read_counts(remote, no, got);
     assert_true(got[0] == 0);
-    client_destroy(other);
-    client_destroy(remote);
+    persia_client_destroy(other);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -577,7 +582,7 @@ static void *add_aside(void *arg)
 {
     adder *a = arg;
     a->rc = add_one(a->c, NULL, a->no, 0, a->n);
-    snprintf(a->text, sizeof a->text, "%s", err_text());
+    snprintf(a->text, sizeof a->text, "%s", persia_err_text());
     return NULL;
 }
 
@@ -601,7 +606,7 @@ static void a_refusal_that_is_lost_is_told_again(void **state)
     atomic_store(&full->mute, 0);
     pthread_join(thread, NULL);
     assert_int_equal(a.rc, PERSIA_ECAPACITY);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -628,14 +633,14 @@ static void an_interrupt_of_a_greeting_ends_the_call(void **state)
     atomic_store(&c.nodes[0].held, 1u << WIRE_HELLO);
     atomic_store(&c.nodes[1].held, UINT32_MAX);
     greeted = &c.nodes[0];
-    interrupt_install(stop_while_greeting);
-    uint64_t start = clock_ns();
+    persia_interrupt_install(stop_while_greeting);
+    uint64_t start = persia_clock_ns();
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_EINTR);
-    interrupt_install(NULL);
-    assert_true(clock_ns() - start < 3 * SECOND);
+    persia_interrupt_install(NULL);
+    assert_true(persia_clock_ns() - start < 3 * SECOND);
     atomic_store(&c.nodes[0].held, 0);
     atomic_store(&c.nodes[1].held, 0);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 

@@ -29,8 +29,8 @@ static void lost_updates_are_counted_and_told(void **state)
     cluster_restart(&c, 1);
     /* Applied everywhere, and told once. */
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_ELOST);
-    assert_non_null(strstr(err_text(), "ps1:8888"));
-    assert_non_null(strstr(err_text(), "7 updates"));
+    assert_non_null(strstr(persia_err_text(), "ps1:8888"));
+    assert_non_null(strstr(persia_err_text(), "7 updates"));
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
     read_counts(remote, no, got);
     for (uint64_t i = 0; i < IDS; i++)
@@ -43,11 +43,12 @@ static void lost_updates_are_counted_and_told(void **state)
     while (shard_of(id, 2))
         id++;
     pull_job pull = {.n = 1, .ids = &id, .out = row, .stride = DIM};
-    assert_int_equal(client_pull(remote, 0, &no, &pull, 1), PERSIA_ELOST);
-    assert_non_null(strstr(err_text(), "9 updates"));
-    assert_int_equal(client_pull(remote, 0, &no, &pull, 1), PERSIA_OK);
+    assert_int_equal(persia_client_pull(remote, 0, &no, &pull, 1),
+                     PERSIA_ELOST);
+    assert_non_null(strstr(persia_err_text(), "9 updates"));
+    assert_int_equal(persia_client_pull(remote, 0, &no, &pull, 1), PERSIA_OK);
     assert_true(row[0] == 0);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -68,7 +69,7 @@ static void refused_updates_are_not_lost(void **state)
         cluster_restart(&c, 0);
         assert_int_equal(add_one(remote, NULL, no, 0, 8), PERSIA_OK);
         assert_int_equal(counts_of(remote).lost, more + 1);
-        client_destroy(remote);
+        persia_client_destroy(remote);
         cluster_free(&c);
     }
 }
@@ -84,7 +85,7 @@ static void a_new_process_counts_its_own_losses(void **state)
     cluster_restart(&c, 1);
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
     assert_int_equal(counts_of(remote).lost, 7);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     client_config config = cluster_config(&c);
     config.lost = LOST_CONTINUE;
     remote = cluster_client(&c, &config);
@@ -93,7 +94,7 @@ static void a_new_process_counts_its_own_losses(void **state)
     cluster_restart(&c, 1); /* it had the last two of nine */
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
     assert_int_equal(counts_of(remote).lost, 2);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -106,32 +107,32 @@ static void what_only_some_servers_have_is_counted(void **state)
     client_config config = cluster_config(&c);
     uint32_t no = declare_counting(remote);
     add_all(remote, no, 7);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_restart(&c, 1);
     remote = cluster_client(&c, &config);
     no = declare_counting(remote);
-    assert_int_equal(client_last_number(remote), 7);
+    assert_int_equal(persia_client_last_number(remote), 7);
     assert_int_equal(counts_of(remote).lost, 0); /* it may only look */
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_ELOST);
     assert_int_equal(counts_of(remote).lost, 7);
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
     /* the other counts them as empty ones */
-    assert_int_equal(ps_updates(c.nodes[0].p), 9);
-    assert_int_equal(ps_updates(c.nodes[1].p), 9);
-    client_destroy(remote);
+    assert_int_equal(persia_ps_updates(c.nodes[0].p), 9);
+    assert_int_equal(persia_ps_updates(c.nodes[1].p), 9);
+    persia_client_destroy(remote);
     remote = cluster_client(&c, &config); /* counted, and passed over */
     no = declare_counting(remote);
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
     assert_int_equal(counts_of(remote).lost, 0);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_restart(&c, 1);
     config.lost = LOST_CONTINUE;
     remote = cluster_client(&c, &config);
     no = declare_counting(remote);
-    client_set_last_number(remote, 5); /* four are sent again */
+    persia_client_set_last_number(remote, 5); /* four are sent again */
     add_all(remote, no, 4);
     assert_int_equal(counts_of(remote).lost, 5);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -146,7 +147,7 @@ static void a_completed_update_is_lost_once(void **state)
         ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_CONTINUE);
         uint32_t no = declare_counting(remote);
         add_all(remote, no, 7);
-        client_destroy(remote);
+        persia_client_destroy(remote);
         cluster_restart(&c, 1);
         config = cluster_config(&c);
         config.lost = LOST_CONTINUE;
@@ -157,7 +158,7 @@ static void a_completed_update_is_lost_once(void **state)
         cluster_restart(&c, 1);
         add_all(remote, no, 1);
         assert_int_equal(counts_of(remote).lost, 7 + more);
-        client_destroy(remote);
+        persia_client_destroy(remote);
         cluster_free(&c);
     }
 }
@@ -171,7 +172,7 @@ static void the_last_of_many_missing_ones_are_completed(void **state)
     ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_CONTINUE);
     uint32_t no = declare_counting(remote);
     add_all(remote, no, NUMBERS_WINDOW + 900);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_restart(&c, 1);
     config = cluster_config(&c);
     config.lost = LOST_CONTINUE;
@@ -179,8 +180,8 @@ static void the_last_of_many_missing_ones_are_completed(void **state)
     no = declare_counting(remote);
     add_all(remote, no, 1);
     assert_int_equal(counts_of(remote).lost, NUMBERS_WINDOW + 900);
-    assert_int_equal(ps_updates(c.nodes[1].p), NUMBERS_WINDOW + 1);
-    client_destroy(remote);
+    assert_int_equal(persia_ps_updates(c.nodes[1].p), NUMBERS_WINDOW + 1);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -192,21 +193,22 @@ static void a_look_tells_of_lost_updates(void **state)
     ps_client *remote = open_one(&c, 2, 20 * SECOND, LOST_RAISE);
     uint32_t no = declare_counting(remote);
     add_all(remote, no, 3);
-    assert_int_equal(client_look(remote), PERSIA_OK);
+    assert_int_equal(persia_client_look(remote), PERSIA_OK);
     cluster_restart(&c, 1);
-    assert_int_equal(client_tell_lost(remote), PERSIA_OK); /* not known yet */
-    assert_int_equal(client_look(remote), PERSIA_ELOST);
-    assert_non_null(strstr(err_text(), "3 updates"));
-    assert_int_equal(client_look(remote), PERSIA_OK);
+    assert_int_equal(persia_client_tell_lost(remote),
+                     PERSIA_OK); /* not known yet */
+    assert_int_equal(persia_client_look(remote), PERSIA_ELOST);
+    assert_non_null(strstr(persia_err_text(), "3 updates"));
+    assert_int_equal(persia_client_look(remote), PERSIA_OK);
     cluster_restart(&c, 0);
     uint64_t id = 0;
     float row[DIM];
     while (shard_of(id, 2))
         id++;
-    assert_int_equal(client_get(remote, no, 1, &id, row, NULL, NULL),
+    assert_int_equal(persia_client_get(remote, no, 1, &id, row, NULL, NULL),
                      PERSIA_OK);
-    assert_int_equal(client_tell_lost(remote), PERSIA_ELOST);
-    client_destroy(remote);
+    assert_int_equal(persia_client_tell_lost(remote), PERSIA_ELOST);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -220,7 +222,7 @@ static void what_is_sent_again_is_not_lost(void **state)
     uint32_t no = declare_counting(remote);
     add_all(remote, no, 7);
     cluster_restart(&c, 1);
-    assert_int_equal(client_go_on(remote, 77, 0, 0), PERSIA_OK);
+    assert_int_equal(persia_client_go_on(remote, 77, 0, 0), PERSIA_OK);
     add_all(remote, no, 7);
     assert_int_equal(counts_of(remote).lost, 0);
     assert_int_equal(counts_of(remote).duplicates, 7);
@@ -228,10 +230,10 @@ static void what_is_sent_again_is_not_lost(void **state)
     for (uint64_t i = 0; i < IDS; i++)
         assert_true(got[i] == 7);
     cluster_restart(&c, 0);
-    assert_int_equal(client_go_on(remote, 77, 5, 5), PERSIA_OK);
+    assert_int_equal(persia_client_go_on(remote, 77, 5, 5), PERSIA_OK);
     add_all(remote, no, 2);
     assert_int_equal(counts_of(remote).lost, 5);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -270,7 +272,7 @@ static void an_answer_of_an_earlier_life_is_none(void **state)
     while (!shard_of(id, 2))
         id++;
     pull_job pull = {.n = 1, .ids = &id, .out = row, .stride = DIM};
-    assert_int_equal(client_pull(remote, 0, &no, &pull, 1), PERSIA_OK);
+    assert_int_equal(persia_client_pull(remote, 0, &no, &pull, 1), PERSIA_OK);
     assert_true(row[0] == 0);
     atomic_store(&c.nodes[0].held, 0);
     pthread_join(sixth.thread, NULL);
@@ -279,7 +281,7 @@ static void an_answer_of_an_earlier_life_is_none(void **state)
     for (uint64_t i = 0; i < IDS; i++)
         assert_true(got[i] == 1);
     assert_int_equal(counts_of(remote).lost, 10);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -300,16 +302,16 @@ static void who_looks_at_rows_disturbs_nobody(void **state)
         uint32_t at = declare_counting(other);
         read_counts(other, at, got);
         assert_int_equal(add_one(other, NULL, at, 0, IDS), PERSIA_EARG);
-        client_destroy(other);
+        persia_client_destroy(other);
     }
     pushers_join(pushers);
     for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(ps_updates(c.nodes[i].p), THREADS * UPDATES);
+        assert_int_equal(persia_ps_updates(c.nodes[i].p), THREADS * UPDATES);
     assert_int_equal(counts_of(remote).lost, 0);
     cluster_restart(&c, 1);
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
     assert_int_equal(counts_of(remote).lost, THREADS * UPDATES);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -334,19 +336,20 @@ static void a_zombie_does_not_take_its_stream_back(void **state)
             assert_int_equal(add_one(before[k], NULL, no, 0, IDS),
                              PERSIA_ECLOSED);
             uint64_t step;
-            assert_int_equal(client_join(before[k], 0, &step),
+            assert_int_equal(persia_client_join(before[k], 0, &step),
                              PERSIA_ECLOSED);
-            assert_int_equal(client_leave(before[k], 0), PERSIA_ECLOSED);
+            assert_int_equal(persia_client_leave(before[k], 0),
+                             PERSIA_ECLOSED);
         }
         if (i == 3)
             cluster_restart(&c, 1);
         assert_int_equal(add_one(live, NULL, no, 0, IDS), PERSIA_OK);
     }
     assert_int_equal(counts_of(live).duplicates, 0);
-    assert_int_equal(ps_updates(c.nodes[0].p), 12);
-    client_destroy(before[0]);
-    client_destroy(before[1]);
-    client_destroy(live);
+    assert_int_equal(persia_ps_updates(c.nodes[0].p), 12);
+    persia_client_destroy(before[0]);
+    persia_client_destroy(before[1]);
+    persia_client_destroy(live);
     cluster_free(&c);
 }
 
@@ -383,7 +386,7 @@ static void open_ranks(cluster *c, stepper *ranks)
 static void close_ranks(cluster *c, const stepper *ranks)
 {
     for (int r = 0; r < 2; r++)
-        client_destroy(ranks[r].c);
+        persia_client_destroy(ranks[r].c);
     cluster_free(c);
 }
 
@@ -396,12 +399,12 @@ static void a_step_that_one_rank_knows_of_is_lost_for_all(void **state)
     stepper ranks[2];
     uint64_t applied;
     open_ranks(&c, ranks);
-    assert_int_equal(client_join(ranks[0].c, 0, &applied), PERSIA_OK);
-    assert_int_equal(client_leave(ranks[1].c, 0), PERSIA_OK);
+    assert_int_equal(persia_client_join(ranks[0].c, 0, &applied), PERSIA_OK);
+    assert_int_equal(persia_client_leave(ranks[1].c, 0), PERSIA_OK);
     take_step(&ranks[0]);
     /* They begin the next pass together. */
-    assert_int_equal(client_join(ranks[0].c, 1, &applied), PERSIA_OK);
-    assert_int_equal(client_join(ranks[1].c, 0, &applied), PERSIA_OK);
+    assert_int_equal(persia_client_join(ranks[0].c, 1, &applied), PERSIA_OK);
+    assert_int_equal(persia_client_join(ranks[1].c, 0, &applied), PERSIA_OK);
     cluster_restart(&c, 0);
     pthread_t other;
     ranks[0].step = 2;
@@ -430,7 +433,8 @@ static void a_lookup_may_tell_a_server_which_step_it_lost(void **state)
     uint64_t applied;
     open_ranks(&c, ranks);
     for (int r = 0; r < 2; r++)
-        assert_int_equal(client_join(ranks[r].c, 0, &applied), PERSIA_OK);
+        assert_int_equal(persia_client_join(ranks[r].c, 0, &applied),
+                         PERSIA_OK);
     assert_int_equal(
         pthread_create(&threads[0], NULL, take_step, &ranks[0]), 0);
     while (!atomic_load(&ps->calls[WIRE_PUSH]) || atomic_load(&ps->active))
@@ -476,7 +480,7 @@ static void training_may_go_on_without_them(void **state)
     cluster_restart(&c, 1); /* what was lost before is not counted again */
     assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
     assert_int_equal(counts_of(remote).lost, 2 * NUMBERS_WINDOW + 203);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -508,12 +512,12 @@ static void many_threads_while_servers_come_and_go(void **state)
     assert_int_equal(add_one(remote, &last, no, 0, IDS), PERSIA_OK);
     uint64_t updates = 0;
     for (uint32_t i = 0; i < 3; i++)
-        updates += ps_updates(c.nodes[i].p);
+        updates += persia_ps_updates(c.nodes[i].p);
     client_counts n = counts_of(remote);
     /* An update may have been applied by a server that stopped before its
      * answer came: it was sent again, and is counted by neither. */
     assert_int_equal(updates + n.lost, 3 * (THREADS * UPDATES + 1));
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 
@@ -530,19 +534,19 @@ static void a_server_may_still_be_starting(void **state)
     assert_int_equal(cluster_open(&c, &config, order, 2, &remote),
                      PERSIA_EUNAVAILABLE);
     assert_null(remote);
-    assert_non_null(strstr(err_text(), "ps0:8888"));
+    assert_non_null(strstr(persia_err_text(), "ps0:8888"));
     atomic_store(&c.nodes[1].down, 1);
     assert_int_equal(cluster_open(&c, &config, order, 2, &remote),
                      PERSIA_EUNAVAILABLE);
-    assert_non_null(strstr(err_text(), "ps0:8888"));
-    assert_non_null(strstr(err_text(), "ps1:8888"));
+    assert_non_null(strstr(persia_err_text(), "ps0:8888"));
+    assert_non_null(strstr(persia_err_text(), "ps1:8888"));
     pthread_t restarts; /* after a while they are there */
     config.timeout_ns = 60 * SECOND;
     assert_int_equal(pthread_create(&restarts, NULL, restart_often, &c), 0);
     assert_int_equal(cluster_open(&c, &config, order, 2, &remote),
                      PERSIA_OK);
     pthread_join(restarts, NULL);
-    client_destroy(remote);
+    persia_client_destroy(remote);
     cluster_free(&c);
 }
 

@@ -30,27 +30,30 @@ static void shard_start(shard *s, uint32_t i, int port)
     service_config service = {.name_space = "sockets", .shard = i,
                               .shards = SHARDS, .message_limit = 64 << 20};
     snprintf(s->address, sizeof s->address, "127.0.0.1:%d", port);
-    rpc_server_config server = {.address = s->address, .threads = 2,
+    rpc_server_config server = {.address = s->address,
+                                .threads = 2,
                                 .message_limit = 64 << 20,
-                                .calls_max = 64, .methods = &service_methods,
-                                .handler = service_handle};
-    assert_int_equal(ps_create(&config, &s->p), PERSIA_OK);
-    assert_int_equal(service_create(s->p, &service, &s->service), PERSIA_OK);
-    server.s = ps_sched(s->p);
+                                .calls_max = 64,
+                                .methods = &persia_service_methods,
+                                .handler = persia_service_handle};
+    assert_int_equal(persia_ps_create(&config, &s->p), PERSIA_OK);
+    assert_int_equal(persia_service_create(s->p, &service, &s->service),
+                     PERSIA_OK);
+    server.s = persia_ps_sched(s->p);
     server.ctx = s->service;
-    int rc = rpc_server_start(&server, &s->server);
+    int rc = persia_rpc_server_start(&server, &s->server);
     if (rc)
-        fail_msg("%s", err_text());
+        fail_msg("%s", persia_err_text());
     snprintf(s->address, sizeof s->address, "127.0.0.1:%d",
-             rpc_server_port(s->server));
+             persia_rpc_server_port(s->server));
 }
 
 static void shard_stop(shard *s)
 {
-    service_close(s->service);
-    rpc_server_stop(s->server, SECOND);
-    service_destroy(s->service);
-    ps_destroy(s->p);
+    persia_service_close(s->service);
+    persia_rpc_server_stop(s->server, SECOND);
+    persia_service_destroy(s->service);
+    persia_ps_destroy(s->p);
 }
 
 static uint32_t declare(ps_client *c)
@@ -58,13 +61,13 @@ static uint32_t declare(ps_client *c)
     table_config t;
     uint32_t no;
     int created;
-    table_config_init(&t);
+    persia_table_config_init(&t);
     snprintf(t.name, sizeof t.name, "t");
     t.dim = DIM;
     t.optimizer = OPTIM_ADAM;
-    int rc = client_declare(c, &t, &no, &created);
+    int rc = persia_client_declare(c, &t, &no, &created);
     if (rc)
-        fail_msg("%s", err_text());
+        fail_msg("%s", persia_err_text());
     return no;
 }
 
@@ -75,18 +78,18 @@ static float grads[IDS * DIM];
 static int train(ps_client *c, uint32_t no, float *out)
 {
     pull_job pull = {.n = IDS, .ids = ids, .out = out, .stride = DIM};
-    int rc = client_pull(c, 0, &no, &pull, 1);
+    int rc = persia_client_pull(c, 0, &no, &pull, 1);
     if (rc)
         return rc;
     push_part part = {.n = IDS, .ids = ids, .grad = grads, .stride = DIM,
                       .bags = IDS};
-    uint64_t t = client_updates(c) + 1;
+    uint64_t t = persia_client_updates(c) + 1;
     optim_args adam = {.kind = OPTIM_ADAM, .lr = 0.1f, .eps = 1e-8f,
                        .beta1 = 0.9f, .beta2 = 0.999f, .step = t,
                        .grad_scale = 1};
     push_job job = {.parts = &part, .parts_n = 1, .optim = &adam,
                     .draw = t};
-    return client_push(c, NULL, &no, &job, 1);
+    return persia_client_push(c, NULL, &no, &job, 1);
 }
 
 typedef struct trainer {
@@ -108,7 +111,7 @@ static void over_sockets(void **state)
 {
     static float want[IDS * DIM], got[IDS * DIM];
     (void)state;
-    if (!rpc_available())
+    if (!persia_rpc_available())
         skip();
     shard s[SHARDS];
     ps *p;
@@ -121,11 +124,11 @@ static void over_sockets(void **state)
                          .addresses_n = SHARDS, .name_space = "sockets",
                          .world = 1, .stream = 3, .timeout_ns = 30 * SECOND,
                          .message_limit = 64 << 20, .lost = LOST_RAISE};
-    assert_int_equal(ps_create(&config, &p), PERSIA_OK);
-    assert_int_equal(client_embedded(p, &local), PERSIA_OK);
-    int rc = client_create(&far, &remote);
+    assert_int_equal(persia_ps_create(&config, &p), PERSIA_OK);
+    assert_int_equal(persia_client_embedded(p, &local), PERSIA_OK);
+    int rc = persia_client_create(&far, &remote);
     if (rc)
-        fail_msg("%s", err_text());
+        fail_msg("%s", persia_err_text());
     for (size_t i = 0; i < IDS; i++)
         ids[i] = id_hash(i / 2 * 2 % (IDS / 2));
     for (size_t i = 0; i < IDS * DIM; i++)
@@ -149,26 +152,26 @@ static void over_sockets(void **state)
         assert_int_equal(trainers[i].rc, PERSIA_OK);
     }
     for (uint32_t i = 0; i < SHARDS; i++)
-        assert_int_equal(ps_updates(s[i].p), 35);
+        assert_int_equal(persia_ps_updates(s[i].p), 35);
 
     /* A server that is gone, then back at its address without rows. */
-    int port = rpc_server_port(s[1].server);
+    int port = persia_rpc_server_port(s[1].server);
     shard_stop(&s[1]);
     shard_start(&s[1], 1, port);
     assert_int_equal(train(remote, b, got), PERSIA_ELOST);
-    assert_non_null(strstr(err_text(), s[1].address));
-    assert_non_null(strstr(err_text(), "35 updates"));
+    assert_non_null(strstr(persia_err_text(), s[1].address));
+    assert_non_null(strstr(persia_err_text(), "35 updates"));
     assert_int_equal(train(remote, b, got), PERSIA_OK);
-    client_destroy(remote);
+    persia_client_destroy(remote);
 
     /* Nobody is there. */
     shard_stop(&s[1]);
     far.timeout_ns = SECOND / 2;
-    assert_int_equal(client_create(&far, &remote), PERSIA_EUNAVAILABLE);
-    assert_non_null(strstr(err_text(), s[1].address));
+    assert_int_equal(persia_client_create(&far, &remote), PERSIA_EUNAVAILABLE);
+    assert_non_null(strstr(persia_err_text(), s[1].address));
     shard_stop(&s[0]);
-    client_destroy(local);
-    ps_destroy(p);
+    persia_client_destroy(local);
+    persia_ps_destroy(p);
 }
 
 int main(void)

@@ -20,7 +20,7 @@ void check_ok(int code)
 {
     if (!code)
         return;
-    fprintf(stderr, "%s: %s\n", err_name(code), err_text());
+    fprintf(stderr, "%s: %s\n", persia_err_name(code), persia_err_text());
     exit(1);
 }
 
@@ -34,16 +34,16 @@ void some_ids(uint64_t *ids, size_t n, uint64_t most)
 
 static int pull(table *t, const uint64_t *ids)
 {
-    const uint32_t dim = table_get_config(t)->dim;
+    const uint32_t dim = persia_table_get_config(t)->dim;
     pull_job job = {.t = t, .n = N, .ids = ids, .out = out, .stride = dim,
                     .rows = hints};
 
-    return table_pull(one, &job, 1);
+    return persia_table_pull(one, &job, 1);
 }
 
 static int push(table *t, size_t n, const uint64_t *ids, const uint32_t *rows)
 {
-    const table_config *c = table_get_config(t);
+    const table_config *c = persia_table_get_config(t);
     const push_part part = {.n = n, .ids = ids, .rows = rows, .grad = grad,
                             .stride = c->dim, .bags = n};
     const optim_args optim = {.kind = c->optimizer, .lr = 0.01f,
@@ -51,7 +51,7 @@ static int push(table *t, size_t n, const uint64_t *ids, const uint32_t *rows)
                               .step = 1, .grad_scale = 1};
     push_job job = {.t = t, .parts = &part, .parts_n = 1, .optim = &optim};
 
-    return table_push(one, &job, 1);
+    return persia_table_push(one, &job, 1);
 }
 
 /* ---- the cases ---------------------------------------------------------- */
@@ -81,7 +81,8 @@ static int push(table *t, size_t n, const uint64_t *ids, const uint32_t *rows)
     COUNTED void counted_pool_##dim(const int64_t *offsets);                  \
     COUNTED void counted_pool_##dim(const int64_t *offsets)                   \
     {                                                                         \
-        pool_forward(POOL_MEAN, BAGS, offsets, NULL, grad, dim, out, dim);    \
+        persia_pool_forward(POOL_MEAN, BAGS, offsets, NULL, grad, dim, out,   \
+                            dim);                                             \
     }
 TABLE_CASES(sgd, 16)
 TABLE_CASES(sgd, 64)
@@ -98,7 +99,7 @@ PULL_CASES(64)
 COUNTED void counted_split(uint64_t *hash, uint16_t *order, uint16_t *start);
 COUNTED void counted_split(uint64_t *hash, uint16_t *order, uint16_t *start)
 {
-    ids_split_chunk(known, IDS_CHUNK, 16, hash, order, start);
+    persia_ids_split_chunk(known, IDS_CHUNK, 16, hash, order, start);
 }
 
 COUNTED void counted_expand(const int64_t *offsets, uint32_t *bag,
@@ -106,7 +107,7 @@ COUNTED void counted_expand(const int64_t *offsets, uint32_t *bag,
 COUNTED void counted_expand(const int64_t *offsets, uint32_t *bag,
                             float *scale)
 {
-    pool_expand(POOL_MEAN, BAGS, offsets, NULL, bag, scale);
+    persia_pool_expand(POOL_MEAN, BAGS, offsets, NULL, bag, scale);
 }
 
 /* ---- their order -------------------------------------------------------- */
@@ -116,12 +117,12 @@ static table *table_of(uint32_t optimizer, uint32_t dim)
     table_config config;
     table *t;
 
-    table_config_init(&config);
+    persia_table_config_init(&config);
     snprintf(config.name, sizeof config.name, "counted");
     config.dim = dim;
     config.optimizer = optimizer;
     config.stripes = 4;
-    check_ok(table_create(&config, &t));
+    check_ok(persia_table_create(&config, &t));
     for (size_t at = 0; at < ROWS; at += N)
         check_ok(push(t, ROWS - at < N ? ROWS - at : N, all + at, NULL));
     check_ok(pull(t, known));
@@ -133,7 +134,7 @@ static void of_table(uint32_t optimizer, uint32_t dim, int (*fn)(table *t))
     table *t = table_of(optimizer, dim);
 
     check_ok(fn(t));
-    table_destroy(t);
+    persia_table_destroy(t);
 }
 
 static void tables_all(void)
@@ -194,10 +195,10 @@ int main(void)
         fresh[i] = ROWS + i;
     for (size_t i = 0; i < sizeof grad / sizeof *grad; i++)
         grad[i] = (float)(i % 17) * 0.01f - 0.08f;
-    check_ok(sched_create(1, &one));
+    check_ok(persia_sched_create(1, &one));
     pooling_all();
     tables_all();
-    sched_destroy(one);
+    persia_sched_destroy(one);
     steps_all();
     return 0;
 }

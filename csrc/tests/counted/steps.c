@@ -25,8 +25,8 @@ typedef struct steps {
 COUNTED int counted_step_forward(steps *s);
 COUNTED int counted_step_forward(steps *s)
 {
-    return worker_forward(s->w, s->plan, &s->batch, 0, s->out, WIDTH,
-                          s->rows, &s->index);
+    return persia_worker_forward(s->w, s->plan, &s->batch, 0, s->out, WIDTH,
+                                 s->rows, &s->index);
 }
 
 COUNTED int counted_step_backward(steps *s);
@@ -40,10 +40,10 @@ COUNTED int counted_step_backward(steps *s)
                               .rows = s->rows, .index = s->index,
                               .grad = s->out, .stride = WIDTH};
     worker_counts counts;
-    int rc = worker_backward(s->w, &grad, 1, NULL, optim, 2, &counts);
+    int rc = persia_worker_backward(s->w, &grad, 1, NULL, optim, 2, &counts);
 
     if (s->index)
-        batch_index_put(s->index);
+        persia_batch_index_put(s->index);
     return rc;
 }
 
@@ -52,32 +52,32 @@ static void steps_open(steps *s)
     const ps_config config = {.threads = 1};
     plan_feature features[KEYS];
 
-    check_ok(ps_create(&config, &s->p));
-    check_ok(client_embedded(s->p, &s->c));
+    check_ok(persia_ps_create(&config, &s->p));
+    check_ok(persia_client_embedded(s->p, &s->c));
     for (int i = 0; i < 2; i++) {
         table_config t;
         uint32_t no;
         int created;
-        table_config_init(&t);
+        persia_table_config_init(&t);
         snprintf(t.name, sizeof t.name, "%c", 'a' + i);
         t.dim = DIM;
         t.optimizer = OPTIM_ADAM;
-        check_ok(client_declare(s->c, &t, &no, &created));
+        check_ok(persia_client_declare(s->c, &t, &no, &created));
     }
-    check_ok(worker_create(s->c, &s->w));
+    check_ok(persia_worker_create(s->c, &s->w));
     for (uint32_t k = 0; k < KEYS; k++) {
         features[k] = (plan_feature){.key = k, .table = k / 2, .trainable = 1};
         snprintf(features[k].name, sizeof features[k].name, "f%u", k);
     }
-    check_ok(worker_plan(s->w, PLAN_BAGS, KEYS, features, KEYS,
-                              &s->plan));
+    check_ok(
+        persia_worker_plan(s->w, PLAN_BAGS, KEYS, features, KEYS, &s->plan));
 }
 
 static void steps_close(steps *s)
 {
-    worker_destroy(s->w);
-    client_destroy(s->c);
-    ps_destroy(s->p);
+    persia_worker_destroy(s->w);
+    persia_client_destroy(s->c);
+    persia_ps_destroy(s->p);
 }
 
 void steps_all(void)

@@ -13,7 +13,8 @@
 
 #include "data/data.h"
 
-/* ---- value_hash ------------------------------------------------------ */
+/* ---- persia_value_hash
+ * ------------------------------------------------------ */
 
 /* The values of the reference implementation's own self-test, and those in
  * the documentation of its Python package. */
@@ -37,13 +38,15 @@ static void test_hash_is_xxh64(void **state)
         {101, 0x0EAB543384F878ADu, 0xCAA65939306F1E21u},
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        assert_true(value_hash(buffer, known[i].n, 0) == known[i].plain);
-        assert_true(value_hash(buffer, known[i].n, prime) ==
+        assert_true(persia_value_hash(buffer, known[i].n, 0) ==
+                    known[i].plain);
+        assert_true(persia_value_hash(buffer, known[i].n, prime) ==
                     known[i].salted);
     }
-    assert_true(value_hash("xxhash", 6, 20141025) == 13067679811253438005u);
-    assert_true(value_hash("Nobody inspects the spammish repetition", 39,
-                           0) == 0xFBCEA83C8A378BF1u);
+    assert_true(persia_value_hash("xxhash", 6, 20141025) ==
+                13067679811253438005u);
+    assert_true(persia_value_hash("Nobody inspects the spammish repetition",
+                                  39, 0) == 0xFBCEA83C8A378BF1u);
 }
 
 /* ---- Criteo lines ---------------------------------------------------- */
@@ -77,7 +80,7 @@ static size_t read_exact(sink *s, const char *text, size_t size, int final)
 {
     char *copy = malloc(size ? size : 1);
     memcpy(copy, text, size);
-    size_t used = criteo_read(&s->r, copy, size, final, &s->rows);
+    size_t used = persia_criteo_read(&s->r, copy, size, final, &s->rows);
     free(copy);
     return used;
 }
@@ -139,7 +142,7 @@ static void check_rows(const sink *s)
             char name[16];
             size_t n = i == 4 ? 0 : (size_t)sprintf(name, "c%d", i);
             assert_true(s->ids[i * ROOM + row] ==
-                        value_hash(name, n, i == 2 ? 7 : 0));
+                        persia_value_hash(name, n, i == 2 ? 7 : 0));
         }
 }
 
@@ -236,11 +239,11 @@ static void test_lines_skip(void **state)
     ends[99] = size;
     for (uint64_t want = 0; want <= 101; want++) {
         uint64_t n = want;
-        size_t used = lines_skip(text, size, 1, &n);
+        size_t used = persia_lines_skip(text, size, 1, &n);
         assert_int_equal(n, want < 100 ? want : 100);
         assert_int_equal(used, n ? ends[n - 1] : 0);
         n = want;
-        used = lines_skip(text, size, 0, &n);
+        used = persia_lines_skip(text, size, 0, &n);
         assert_int_equal(n, want < 99 ? want : 99);
         assert_int_equal(used, n ? ends[n - 1] : 0);
     }
@@ -259,27 +262,27 @@ static void test_strings(void **state)
     uint64_t ids[7];
     int64_t lengths[2];
     size_t n;
-    assert_int_equal(strings_hash(&c, 3, ids), PERSIA_OK);
-    assert_true(ids[0] == value_hash(bytes, 11, 3));
-    assert_true(ids[1] == value_hash("", 0, 3));
+    assert_int_equal(persia_strings_hash(&c, 3, ids), PERSIA_OK);
+    assert_true(ids[0] == persia_value_hash(bytes, 11, 3));
+    assert_true(ids[1] == persia_value_hash("", 0, 3));
     for (int k = 0; k < 2; k++) {
         if (k) {
             c.offsets = wide;
             c.wide = 1;
         }
         c.strip = 1;
-        assert_int_equal(strings_split(&c, ',', 0, ids, 7, lengths, &n),
+        assert_int_equal(persia_strings_split(&c, ',', 0, ids, 7, lengths, &n),
                          PERSIA_OK);
         assert_int_equal(n, 3);
         assert_int_equal(lengths[0], 3);
         assert_int_equal(lengths[1], 0);
-        assert_true(ids[1] == value_hash("b", 1, 0));
-        assert_true(ids[2] == value_hash("c", 1, 0));
+        assert_true(ids[1] == persia_value_hash("b", 1, 0));
+        assert_true(ids[2] == persia_value_hash("c", 1, 0));
         c.strip = 0;
-        assert_int_equal(strings_split(&c, ',', 0, ids, 7, lengths, &n),
+        assert_int_equal(persia_strings_split(&c, ',', 0, ids, 7, lengths, &n),
                          PERSIA_OK);
-        assert_true(ids[0] == value_hash(" a", 2, 0));
-        assert_int_equal(strings_split(&c, ',', 0, ids, 2, lengths, &n),
+        assert_true(ids[0] == persia_value_hash(" a", 2, 0));
+        assert_int_equal(persia_strings_split(&c, ',', 0, ids, 2, lengths, &n),
                          PERSIA_ELIMIT);
     }
 }
@@ -297,10 +300,10 @@ static void test_bad_offsets(void **state)
         string_column c = {.n = 2, .bytes = "abcd", .size = 4};
         c.wide = i == sizeof bad / sizeof *bad;
         c.offsets = c.wide ? (const void *)wide : bad[i];
-        assert_int_equal(strings_hash(&c, 0, ids), PERSIA_EOFFSETS);
-        assert_int_equal(strings_split(&c, 'b', 0, ids, 8, lengths, &n),
+        assert_int_equal(persia_strings_hash(&c, 0, ids), PERSIA_EOFFSETS);
+        assert_int_equal(persia_strings_split(&c, 'b', 0, ids, 8, lengths, &n),
                          PERSIA_EOFFSETS);
-        assert_non_null(strstr(err_text(), "of 4"));
+        assert_non_null(strstr(persia_err_text(), "of 4"));
     }
 }
 
@@ -315,14 +318,15 @@ static made make(const synth *s, const synth_config *c, uint64_t first,
                  size_t n)
 {
     size_t features = c->singles + c->multis;
-    made m = {.rows = {
-        .label = malloc(n * sizeof(float)),
-        .logit = malloc(n * sizeof(float)),
-        .dense = malloc(n * c->dense * sizeof(float)),
-        .ids = malloc(synth_ids_room(s, n) * sizeof(uint64_t)),
-        .lengths = malloc(n * features * sizeof(int64_t)),
-    }};
-    m.ids = synth_read(s, first, n, &m.rows);
+    made m = {
+        .rows = {
+            .label = malloc(n * sizeof(float)),
+            .logit = malloc(n * sizeof(float)),
+            .dense = malloc(n * c->dense * sizeof(float)),
+            .ids = malloc(persia_synth_ids_room(s, n) * sizeof(uint64_t)),
+            .lengths = malloc(n * features * sizeof(int64_t)),
+        }};
+    m.ids = persia_synth_read(s, first, n, &m.rows);
     return m;
 }
 
@@ -350,12 +354,12 @@ static void test_a_row_depends_on_its_number_alone(void **state)
 {
     (void)state;
     synth_config c;
-    synth_config_init(&c);
+    persia_synth_config_init(&c);
     c.vocabulary = 100;
     c.singles = 3;
     c.seed = 0xFFFFFFFFFFu;
     synth *s;
-    assert_int_equal(synth_create(&c, &s), PERSIA_OK);
+    assert_int_equal(persia_synth_create(&c, &s), PERSIA_OK);
     enum { N = 50 };
     uint64_t first = (1ull << 32) - 20; /* crosses a word of the counter */
     made all = make(s, &c, first, N);
@@ -379,7 +383,7 @@ static void test_a_row_depends_on_its_number_alone(void **state)
         made_free(&one);
     }
     made_free(&all);
-    synth_destroy(s);
+    persia_synth_destroy(s);
 }
 
 static void test_extreme_configurations(void **state)
@@ -395,22 +399,22 @@ static void test_extreme_configurations(void **state)
     };
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         synth *s;
-        assert_int_equal(synth_create(&good[i], &s), PERSIA_OK);
+        assert_int_equal(persia_synth_create(&good[i], &s), PERSIA_OK);
         made m = make(s, &good[i], UINT64_MAX - 5, 5);
-        assert_true(m.ids <= synth_ids_room(s, 5));
+        assert_true(m.ids <= persia_synth_ids_room(s, 5));
         for (int k = 0; k < 5; k++)
             assert_true(isfinite(m.rows.logit[k]));
         made_free(&m);
-        synth_destroy(s);
+        persia_synth_destroy(s);
     }
     synth_config base, bad;
-    synth_config_init(&base);
+    persia_synth_config_init(&base);
 #define REFUSED(change)                                                       \
     do {                                                                      \
         synth *s = NULL;                                                      \
         bad = base;                                                           \
         bad.change;                                                           \
-        assert_int_equal(synth_create(&bad, &s), PERSIA_EARG);                \
+        assert_int_equal(persia_synth_create(&bad, &s), PERSIA_EARG);         \
         assert_null(s);                                                       \
     } while (0)
     REFUSED(singles = 513);

@@ -71,24 +71,25 @@ static void each_id_has_its_place(void **state)
     static batch b;
     index_pool pool;
     sched *s;
-    index_pool_init(&pool, 1 << 30);
-    assert_int_equal(sched_create(3, &s), PERSIA_OK);
+    persia_index_pool_init(&pool, 1 << 30);
+    assert_int_equal(persia_sched_create(3, &s), PERSIA_OK);
     for (uint32_t shards = 1; shards < 70; shards *= 4) {
         for (uint64_t vocabulary = 1; vocabulary < 1000000;
              vocabulary *= 900) {
-            batch_index *x = index_pool_new(&pool);
+            batch_index *x = persia_index_pool_new(&pool);
             make(&b, shards, vocabulary);
-            assert_int_equal(batch_index_make(x, s, shards, &b.b), PERSIA_OK);
+            assert_int_equal(persia_batch_index_make(x, s, shards, &b.b),
+                             PERSIA_OK);
             check_index(x, &b);
             assert_null(x->hints);
-            assert_int_equal(batch_index_hint(x), PERSIA_OK);
+            assert_int_equal(persia_batch_index_hint(x), PERSIA_OK);
             for (size_t i = 0; i < index_distinct(x); i++)
                 assert_int_equal(x->hints[i], UINT32_MAX);
-            batch_index_put(x);
+            persia_batch_index_put(x);
         }
     }
-    index_pool_free(&pool);
-    sched_destroy(s);
+    persia_index_pool_free(&pool);
+    persia_sched_destroy(s);
 }
 
 static void threads_change_nothing(void **state)
@@ -98,22 +99,23 @@ static void threads_change_nothing(void **state)
     index_pool pool;
     batch_index *x[2];
     sched *s[2];
-    index_pool_init(&pool, 1 << 30);
+    persia_index_pool_init(&pool, 1 << 30);
     make(&b, 1, 5000);
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(sched_create(1 + 3 * (unsigned)i, &s[i]),
+        assert_int_equal(persia_sched_create(1 + 3 * (unsigned)i, &s[i]),
                          PERSIA_OK);
-        x[i] = index_pool_new(&pool);
-        assert_int_equal(batch_index_make(x[i], s[i], 3, &b.b), PERSIA_OK);
+        x[i] = persia_index_pool_new(&pool);
+        assert_int_equal(persia_batch_index_make(x[i], s[i], 3, &b.b),
+                         PERSIA_OK);
     }
     assert_int_equal(index_distinct(x[0]), index_distinct(x[1]));
     assert_memory_equal(x[0]->ids, x[1]->ids,
                         index_distinct(x[0]) * sizeof(uint64_t));
     for (int i = 0; i < 2; i++) {
-        batch_index_put(x[i]);
-        sched_destroy(s[i]);
+        persia_batch_index_put(x[i]);
+        persia_sched_destroy(s[i]);
     }
-    index_pool_free(&pool);
+    persia_index_pool_free(&pool);
 }
 
 /* ---- pool ---- */
@@ -123,22 +125,23 @@ static sched *one_thread;
 static batch_index *indexed(index_pool *pool, uint64_t seed)
 {
     static batch b;
-    batch_index *x = index_pool_new(pool);
+    batch_index *x = persia_index_pool_new(pool);
     make(&b, seed, 5000);
-    assert_int_equal(batch_index_make(x, one_thread, 2, &b.b), PERSIA_OK);
+    assert_int_equal(persia_batch_index_make(x, one_thread, 2, &b.b),
+                     PERSIA_OK);
     return x;
 }
 
 static int pool_setup(void **state)
 {
     (void)state;
-    return sched_create(1, &one_thread);
+    return persia_sched_create(1, &one_thread);
 }
 
 static int pool_teardown(void **state)
 {
     (void)state;
-    sched_destroy(one_thread);
+    persia_sched_destroy(one_thread);
     return 0;
 }
 
@@ -146,40 +149,40 @@ static void an_index_waits_for_its_ticket_once(void **state)
 {
     (void)state;
     index_pool pool;
-    index_pool_init(&pool, 1 << 30);
+    persia_index_pool_init(&pool, 1 << 30);
     batch_index *x = indexed(&pool, 1);
-    index_pool_wait(&pool, 5, x);
-    assert_null(index_pool_take(&pool, 4));
-    assert_null(index_pool_take(&pool, 5 + INDEX_POOL_WAITS));
-    assert_ptr_equal(index_pool_take(&pool, 5), x);
-    assert_null(index_pool_take(&pool, 5)); /* a second backward */
-    batch_index *of_update = batch_index_get(x);
-    batch_index_put(x);
+    persia_index_pool_wait(&pool, 5, x);
+    assert_null(persia_index_pool_take(&pool, 4));
+    assert_null(persia_index_pool_take(&pool, 5 + INDEX_POOL_WAITS));
+    assert_ptr_equal(persia_index_pool_take(&pool, 5), x);
+    assert_null(persia_index_pool_take(&pool, 5)); /* a second backward */
+    batch_index *of_update = persia_batch_index_get(x);
+    persia_batch_index_put(x);
     assert_int_equal(pool.live, 1);
-    batch_index_put(of_update);
+    persia_batch_index_put(of_update);
     assert_int_equal(pool.live, 0);
     assert_ptr_equal(indexed(&pool, 2), x); /* its memory is used again */
-    batch_index_put(x);
-    batch_index_put(NULL);
-    index_pool_free(&pool);
+    persia_batch_index_put(x);
+    persia_batch_index_put(NULL);
+    persia_index_pool_free(&pool);
 }
 
 static void forwards_without_backward_go(void **state)
 {
     (void)state;
     index_pool pool;
-    index_pool_init(&pool, 1 << 20);
+    persia_index_pool_init(&pool, 1 << 20);
     for (uint64_t t = 1; t <= 3 * INDEX_POOL_WAITS; t++)
-        index_pool_wait(&pool, t, indexed(&pool, t));
+        persia_index_pool_wait(&pool, t, indexed(&pool, t));
     assert_true(pool.bytes <= pool.most);
     assert_true(pool.live >= 1);
-    assert_null(index_pool_take(&pool, 2 * INDEX_POOL_WAITS));
-    batch_index *x = index_pool_take(&pool, 3 * INDEX_POOL_WAITS);
+    assert_null(persia_index_pool_take(&pool, 2 * INDEX_POOL_WAITS));
+    batch_index *x = persia_index_pool_take(&pool, 3 * INDEX_POOL_WAITS);
     assert_non_null(x); /* the newest stays */
-    index_pool_forget(&pool);
+    persia_index_pool_forget(&pool);
     assert_int_equal(pool.live, 1);
-    batch_index_put(x);
-    index_pool_free(&pool);
+    persia_batch_index_put(x);
+    persia_index_pool_free(&pool);
 }
 
 static void the_bound_counts_what_updates_hold(void **state)
@@ -188,36 +191,37 @@ static void the_bound_counts_what_updates_hold(void **state)
     enum { N = 8 };
     index_pool pool;
     batch_index *held[N];
-    index_pool_init(&pool, 1);
+    persia_index_pool_init(&pool, 1);
     for (int i = 0; i < N; i++) {
         held[i] = indexed(&pool, (uint64_t)i);
-        index_pool_wait(&pool, (uint64_t)i + 1, batch_index_get(held[i]));
-        assert_null(index_pool_take(&pool, (uint64_t)i + 1));
+        persia_index_pool_wait(&pool, (uint64_t)i + 1,
+                               persia_batch_index_get(held[i]));
+        assert_null(persia_index_pool_take(&pool, (uint64_t)i + 1));
     }
     assert_int_equal(pool.live, N);
     assert_true(pool.bytes > N * MOST * sizeof(uint64_t));
     for (int i = 0; i < N; i++)
-        batch_index_put(held[i]);
+        persia_batch_index_put(held[i]);
     assert_int_equal(pool.live, 0);
     assert_int_equal(pool.bytes, 0);
-    index_pool_free(&pool);
+    persia_index_pool_free(&pool);
 }
 
 static void a_ticket_that_comes_late_keeps_its_index(void **state)
 {
     (void)state;
     index_pool pool;
-    index_pool_init(&pool, 1 << 30);
-    index_pool_wait(&pool, 9, indexed(&pool, 9));
-    index_pool_wait(&pool, 8, indexed(&pool, 8));
-    batch_index *x = index_pool_take(&pool, 8);
+    persia_index_pool_init(&pool, 1 << 30);
+    persia_index_pool_wait(&pool, 9, indexed(&pool, 9));
+    persia_index_pool_wait(&pool, 8, indexed(&pool, 8));
+    batch_index *x = persia_index_pool_take(&pool, 8);
     assert_non_null(x);
-    batch_index_put(x);
+    persia_batch_index_put(x);
     /* One of the same slot takes its place. */
-    index_pool_wait(&pool, 9 + INDEX_POOL_WAITS, indexed(&pool, 1));
-    assert_null(index_pool_take(&pool, 9));
+    persia_index_pool_wait(&pool, 9 + INDEX_POOL_WAITS, indexed(&pool, 1));
+    assert_null(persia_index_pool_take(&pool, 9));
     assert_int_equal(pool.live, 1);
-    index_pool_free(&pool);
+    persia_index_pool_free(&pool);
 }
 
 int main(void)

@@ -109,7 +109,7 @@ static void split_against_naive(const uint64_t *ids, size_t n,
     memset(order, 0xAB, sizeof order);
     memset(hash, 0xAB, sizeof hash);
     memset(start, 0xAB, sizeof start);
-    ids_split_chunk(ids, n, stripes, hash, order, start);
+    persia_ids_split_chunk(ids, n, stripes, hash, order, start);
     for (uint32_t s = 0; s < stripes; s++) {
         assert_int_equal(start[s], at);
         for (size_t i = 0; i < n; i++) {

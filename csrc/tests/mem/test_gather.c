@@ -13,18 +13,18 @@ static void small_fields_are_copied_side_by_side(void **state)
 {
     (void)state;
     wire_out o;
-    wire_out_init(&o);
+    persia_wire_out_init(&o);
     for (uint32_t i = 0; i < 100; i++)
-        assert_int_equal(wire_out_add(&o, &i, sizeof i), PERSIA_OK);
+        assert_int_equal(persia_wire_out_add(&o, &i, sizeof i), PERSIA_OK);
     assert_int_equal(o.bytes, 400);
     assert_int_equal(o.spans_n, 1);
     uint32_t copy[100];
-    wire_out_copy(&o, copy);
+    persia_wire_out_copy(&o, copy);
     for (uint32_t i = 0; i < 100; i++)
         assert_int_equal(copy[i], i);
-    wire_out_free(&o);
+    persia_wire_out_free(&o);
     assert_int_equal(o.bytes, 0);
-    wire_out_free(&o);
+    persia_wire_out_free(&o);
 }
 
 static void bulk_is_pointed_to_and_keeps_its_place(void **state)
@@ -33,15 +33,16 @@ static void bulk_is_pointed_to_and_keeps_its_place(void **state)
     enum { N = 300, BYTES = 1000 };
     static unsigned char bulk[N][BYTES];
     wire_out o;
-    wire_out_init(&o);
+    persia_wire_out_init(&o);
     for (int i = 0; i < N; i++) {
         memset(bulk[i], i, BYTES);
         unsigned char head[20];
         memset(head, 255 - i % 200, sizeof head);
-        assert_int_equal(wire_out_add(&o, head, sizeof head), PERSIA_OK);
-        assert_int_equal(wire_out_refer(&o, bulk[i], i % 2 ? BYTES : 7),
+        assert_int_equal(persia_wire_out_add(&o, head, sizeof head),
                          PERSIA_OK);
-        assert_int_equal(wire_out_add(&o, NULL, 0), PERSIA_OK);
+        assert_int_equal(persia_wire_out_refer(&o, bulk[i], i % 2 ? BYTES : 7),
+                         PERSIA_OK);
+        assert_int_equal(persia_wire_out_add(&o, NULL, 0), PERSIA_OK);
     }
     /* Those that were short went into the copies, the others are pointed
      * to: they follow a change. */
@@ -49,7 +50,7 @@ static void bulk_is_pointed_to_and_keeps_its_place(void **state)
     bulk[1][0] = 77;
     bulk[0][0] = 99;
     unsigned char *copy = test_malloc(o.bytes), *at = copy;
-    wire_out_copy(&o, copy);
+    persia_wire_out_copy(&o, copy);
     for (int i = 0; i < N; i++) {
         assert_int_equal(at[0], 255 - i % 200);
         at += 20;
@@ -59,18 +60,18 @@ static void bulk_is_pointed_to_and_keeps_its_place(void **state)
     }
     assert_ptr_equal(at, copy + o.bytes);
     test_free(copy);
-    wire_out_free(&o);
+    persia_wire_out_free(&o);
 }
 
 static void memory_is_aligned_and_distinct(void **state)
 {
     (void)state;
     wire_memory m;
-    wire_memory_init(&m);
+    persia_wire_memory_init(&m);
     unsigned char *piece[200];
     for (size_t i = 0; i < 200; i++) {
         size_t bytes = i * i;
-        piece[i] = wire_memory_take(&m, bytes);
+        piece[i] = persia_wire_memory_take(&m, bytes);
         assert_non_null(piece[i]);
         assert_int_equal((uintptr_t)piece[i] % 64, 0);
         memset(piece[i], (int)i, bytes);
@@ -78,10 +79,10 @@ static void memory_is_aligned_and_distinct(void **state)
     for (size_t i = 0; i < 200; i++)
         for (size_t j = 0; j < i * i; j++)
             assert_int_equal(piece[i][j], i);
-    assert_null(wire_memory_take(&m, SIZE_MAX - 10));
-    assert_non_null(strstr(err_text(), "bytes of a message"));
-    wire_memory_free(&m);
-    wire_memory_free(&m);
+    assert_null(persia_wire_memory_take(&m, SIZE_MAX - 10));
+    assert_non_null(strstr(persia_err_text(), "bytes of a message"));
+    persia_wire_memory_free(&m);
+    persia_wire_memory_free(&m);
 }
 
 int main(void)

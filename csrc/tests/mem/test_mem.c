@@ -25,17 +25,17 @@ static void test_limit_is_exact(void **state)
 {
     (void)state;
     mem_limit limit = {.maximum = 100};
-    assert_int_equal(mem_charge(&limit, 60), PERSIA_OK);
-    assert_int_equal(mem_charge(&limit, 41), PERSIA_ELIMIT);
-    assert_non_null(strstr(err_text(), "60"));
-    assert_int_equal(mem_charge(&limit, UINT64_MAX), PERSIA_ELIMIT);
-    assert_int_equal(mem_charge(&limit, 40), PERSIA_OK);
-    mem_release(&limit, 100);
+    assert_int_equal(persia_mem_charge(&limit, 60), PERSIA_OK);
+    assert_int_equal(persia_mem_charge(&limit, 41), PERSIA_ELIMIT);
+    assert_non_null(strstr(persia_err_text(), "60"));
+    assert_int_equal(persia_mem_charge(&limit, UINT64_MAX), PERSIA_ELIMIT);
+    assert_int_equal(persia_mem_charge(&limit, 40), PERSIA_OK);
+    persia_mem_release(&limit, 100);
     assert_int_equal(atomic_load(&limit.used), 0);
-    assert_int_equal(mem_charge(NULL, UINT64_MAX), PERSIA_OK);
-    mem_release(NULL, 1);
+    assert_int_equal(persia_mem_charge(NULL, UINT64_MAX), PERSIA_OK);
+    persia_mem_release(NULL, 1);
     mem_limit none = {0};
-    assert_int_equal(mem_charge(&none, (uint64_t)1 << 60), PERSIA_OK);
+    assert_int_equal(persia_mem_charge(&none, (uint64_t)1 << 60), PERSIA_OK);
 }
 
 static void *charge_many(void *arg)
@@ -43,10 +43,10 @@ static void *charge_many(void *arg)
     mem_limit *limit = arg;
     intptr_t charged = 0;
     for (int i = 0; i < 20000; i++)
-        if (mem_charge(limit, 3) == PERSIA_OK) {
+        if (persia_mem_charge(limit, 3) == PERSIA_OK) {
             charged++;
             if (i % 2) {
-                mem_release(limit, 3);
+                persia_mem_release(limit, 3);
                 charged--;
             }
         }
@@ -81,10 +81,10 @@ static uint64_t word_at(size_t i)
 /* Reserves, then grows. */
 static int arena_grow(mem_arena *a, size_t bytes)
 {
-    int rc = mem_arena_reserve(a, bytes);
+    int rc = persia_mem_arena_reserve(a, bytes);
 
     if (!rc)
-        mem_arena_grow(a, bytes);
+        persia_mem_arena_grow(a, bytes);
     return rc;
 }
 
@@ -93,7 +93,7 @@ static void test_arena_keeps_bytes_and_grows_zeroed(void **state)
     (void)state;
     mem_limit limit = {0};
     mem_arena a;
-    mem_arena_init(&a, &limit, 0);
+    persia_mem_arena_init(&a, &limit, 0);
     size_t words = 0;
     /* Past 2 MiB pages afterwards (4 MiB) and ahead (40 MiB), in steps that
      * fit nothing. */
@@ -114,12 +114,12 @@ static void test_arena_keeps_bytes_and_grows_zeroed(void **state)
     for (size_t i = 0; i < words; i++)
         if (p[i] != word_at(i))
             fail_msg("word %zu changed", i);
-    mem_arena_free(&a);
+    persia_mem_arena_free(&a);
     assert_int_equal(atomic_load(&limit.used), 0);
     assert_null(a.base);
     assert_int_equal(arena_grow(&a, 10), PERSIA_OK); /* as new */
     assert_int_equal(a.base[0], 0);
-    mem_arena_free(&a);
+    persia_mem_arena_free(&a);
 }
 
 /* Small steps, so that full ranges are made huge one by one. */
@@ -127,7 +127,7 @@ static void test_arena_in_small_steps(void **state)
 {
     (void)state;
     mem_arena a;
-    mem_arena_init(&a, NULL, MIB + 64);
+    persia_mem_arena_init(&a, NULL, MIB + 64);
     for (size_t bytes = 0; bytes < 48 * MIB; bytes += MIB / 4) {
         assert_int_equal(arena_grow(&a, bytes + MIB / 4), PERSIA_OK);
         memset(a.base + bytes, (int)(bytes / (MIB / 4)) & 0xff, MIB / 4);
@@ -135,7 +135,7 @@ static void test_arena_in_small_steps(void **state)
     for (size_t bytes = 0; bytes < 48 * MIB; bytes += 4001)
         assert_int_equal((unsigned char)a.base[bytes],
                          bytes / (MIB / 4) & 0xff);
-    mem_arena_free(&a);
+    persia_mem_arena_free(&a);
 }
 
 static size_t resident_pages(const mem_arena *a)
@@ -154,12 +154,12 @@ static void test_small_arenas_stay_small(void **state)
 {
     (void)state;
     mem_arena a;
-    mem_arena_init(&a, NULL, 0);
+    persia_mem_arena_init(&a, NULL, 0);
     assert_int_equal(arena_grow(&a, 5000), PERSIA_OK);
     assert_int_equal(resident_pages(&a), 0);
     memset(a.base, 1, 5000);
     assert_int_equal(resident_pages(&a), 2);
-    mem_arena_free(&a);
+    persia_mem_arena_free(&a);
 }
 
 /* Bytes of a mapping that are in 2 MiB pages. */
@@ -189,7 +189,7 @@ static void test_full_ranges_become_huge_behind(void **state)
     mem_arena a;
     if (!huge_can())
         skip();
-    mem_arena_init(&a, NULL, MIB);
+    persia_mem_arena_init(&a, NULL, MIB);
     for (size_t bytes = 0; bytes < 33 * MIB; bytes += 4096) {
         assert_int_equal(arena_grow(&a, bytes + 4096), PERSIA_OK);
         a.base[bytes] = (char)(bytes / 4096);
@@ -200,7 +200,7 @@ static void test_full_ranges_become_huge_behind(void **state)
     assert_true(huge_bytes(a.base) >= 28 * MIB);
     for (size_t bytes = 0; bytes < 33 * MIB; bytes += 4096)
         assert_int_equal(a.base[bytes], (char)(bytes / 4096));
-    mem_arena_free(&a);
+    persia_mem_arena_free(&a);
 }
 
 /* Arenas that grow, move and go away while their ranges are worked on. */
@@ -208,7 +208,7 @@ static void *arenas_come_and_go(void *arg)
 {
     for (size_t turn = 0; turn < 20; turn++) {
         mem_arena a;
-        mem_arena_init(&a, NULL, (size_t)(uintptr_t)arg * MIB);
+        persia_mem_arena_init(&a, NULL, (size_t)(uintptr_t)arg * MIB);
         for (size_t bytes = 0; bytes < (turn + 1) * MIB; bytes += 65536) {
             if (arena_grow(&a, bytes + 65536))
                 return NULL;
@@ -217,7 +217,7 @@ static void *arenas_come_and_go(void *arg)
         for (size_t i = 0; i < (turn + 1) * MIB; i += 4096)
             if (a.base[i] != (char)turn)
                 return NULL;
-        mem_arena_free(&a);
+        persia_mem_arena_free(&a);
     }
     return arg;
 }
@@ -235,13 +235,13 @@ static void test_arenas_move_and_go_while_pages_are_made(void **state)
         assert_ptr_equal(done, (void *)(i + 1));
     }
     mem_blocks b; /* the same with blocks */
-    mem_blocks_init(&b, NULL);
+    persia_mem_blocks_init(&b, NULL);
     for (int i = 0; i < 100; i++) {
-        assert_int_equal(mem_blocks_reserve(&b, 200200), PERSIA_OK);
-        memset(mem_blocks_take(&b, 200000), i, 200000);
-        mem_blocks_unreserve(&b, 200200);
+        assert_int_equal(persia_mem_blocks_reserve(&b, 200200), PERSIA_OK);
+        memset(persia_mem_blocks_take(&b, 200000), i, 200000);
+        persia_mem_blocks_unreserve(&b, 200200);
     }
-    mem_blocks_free(&b);
+    persia_mem_blocks_free(&b);
     huge_wait();
 }
 
@@ -256,32 +256,33 @@ static void test_blocks_replace_each_other(void **state)
     mem_blocks b;
     (void)state;
     for (size_t round = 0; round < 20; round++) {
-        mem_blocks_init(&b, &limit);
+        persia_mem_blocks_init(&b, &limit);
         for (size_t i = 0; i < N; i++) {
             size[i] = 64 + i * round * 37 % 9000;
-            assert_int_equal(mem_blocks_reserve(&b, size[i] + 192),
+            assert_int_equal(persia_mem_blocks_reserve(&b, size[i] + 192),
                              PERSIA_OK);
-            block[i] = mem_blocks_take(&b, size[i]);
+            block[i] = persia_mem_blocks_take(&b, size[i]);
             memset(block[i], (int)i, size[i]);
-            mem_blocks_unreserve(&b, size[i] + 192);
+            persia_mem_blocks_unreserve(&b, size[i] + 192);
         }
-        assert_int_equal(mem_blocks_reserve(&b, NEW * 5192), PERSIA_OK);
+        assert_int_equal(persia_mem_blocks_reserve(&b, NEW * 5192), PERSIA_OK);
         for (size_t k = 0; k < N; k++) {
             const size_t i = k * 7 % N, wide = size[i] * 2;
-            unsigned char *to = mem_blocks_take(&b, wide);
+            unsigned char *to = persia_mem_blocks_take(&b, wide);
             assert_int_equal((uintptr_t)to % 64, 0);
             memcpy(to, block[i], size[i]);
-            mem_blocks_give(&b, block[i]);
+            persia_mem_blocks_give(&b, block[i]);
             block[i] = to;
             if (k % (N / NEW) == 0)
-                memset(mem_blocks_take(&b, 5000), 0xEE, 5000);
+                memset(persia_mem_blocks_take(&b, 5000), 0xEE, 5000);
         }
-        mem_blocks_unreserve(&b, NEW * 5192);
+        persia_mem_blocks_unreserve(&b, NEW * 5192);
         for (size_t i = 0; i < N; i++)
             for (size_t j = 0; j < size[i]; j++)
                 assert_int_equal(block[i][j], (unsigned char)i);
-        assert_int_equal(mem_blocks_bytes(&b), atomic_load(&limit.used));
-        mem_blocks_free(&b);
+        assert_int_equal(persia_mem_blocks_bytes(&b),
+                         atomic_load(&limit.used));
+        persia_mem_blocks_free(&b);
         assert_int_equal(atomic_load(&limit.used), 0);
     }
 }
@@ -291,30 +292,30 @@ static void test_arena_without_address_space_is_unchanged(void **state)
     (void)state;
     mem_limit limit = {0};
     mem_arena a;
-    mem_arena_init(&a, &limit, 0);
+    persia_mem_arena_init(&a, &limit, 0);
     assert_int_equal(arena_grow(&a, 5000), PERSIA_OK);
     a.base[4999] = 7;
     mem_arena copy = a;
     assert_int_equal(arena_grow(&a, (size_t)1 << 50), PERSIA_ENOMEM);
-    assert_true(strlen(err_text()) > 0);
+    assert_true(strlen(persia_err_text()) > 0);
     assert_int_equal(arena_grow(&a, SIZE_MAX), PERSIA_ENOMEM);
     assert_memory_equal(&a, &copy, sizeof a);
     assert_int_equal(a.base[4999], 7);
     assert_int_equal(atomic_load(&limit.used), a.size);
-    mem_arena_free(&a);
+    persia_mem_arena_free(&a);
 }
 
 static void test_forked_child_neither_copies_nor_crashes(void **state)
 {
     (void)state;
     mem_arena a;
-    mem_arena_init(&a, NULL, 0);
+    persia_mem_arena_init(&a, NULL, 0);
     assert_int_equal(arena_grow(&a, 3 * MIB), PERSIA_OK);
     memset(a.base, 5, 3 * MIB);
     pid_t child = fork();
     if (child == 0) {
         int zero = a.base[MIB] == 0;
-        mem_arena_free(&a);
+        persia_mem_arena_free(&a);
         _exit(zero ? 0 : 1);
     }
     int status;
@@ -322,7 +323,7 @@ static void test_forked_child_neither_copies_nor_crashes(void **state)
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
     assert_int_equal(a.base[MIB], 5);
-    mem_arena_free(&a);
+    persia_mem_arena_free(&a);
 }
 
 /* ---- buffers ---- */
@@ -335,7 +336,7 @@ static void test_buffer(void **state)
     for (size_t bytes = 1; bytes < 40 * MIB; bytes += bytes / 8 + 1) {
         void *before = b.data;
         size_t size = b.size;
-        assert_int_equal(mem_buffer_need(&b, bytes), PERSIA_OK);
+        assert_int_equal(persia_mem_buffer_need(&b, bytes), PERSIA_OK);
         assert_true(b.size >= bytes);
         assert_int_equal((uintptr_t)b.data % 64, 0);
         memset(b.data, 1, b.size);
@@ -346,12 +347,12 @@ static void test_buffer(void **state)
     }
     assert_true(grown < 60); /* by half each time */
     size_t size = b.size;
-    assert_int_equal(mem_buffer_need(&b, 5), PERSIA_OK);
+    assert_int_equal(persia_mem_buffer_need(&b, 5), PERSIA_OK);
     assert_int_equal(b.size, size);
-    mem_buffer_free(&b);
+    persia_mem_buffer_free(&b);
     assert_null(b.data);
-    assert_int_equal(mem_buffer_need(&b, SIZE_MAX - 5), PERSIA_ENOMEM);
-    mem_buffer_free(&b);
+    assert_int_equal(persia_mem_buffer_need(&b, SIZE_MAX - 5), PERSIA_ENOMEM);
+    persia_mem_buffer_free(&b);
 }
 
 int main(void)

@@ -61,7 +61,7 @@ static void rows_make(rows *r, uint32_t kind, int momentum, uint32_t dtype,
 
     r->dim = dim;
     r->dtype = dtype;
-    r->state_floats = optim_state_floats(kind, dim, momentum);
+    r->state_floats = persia_optim_state_floats(kind, dim, momentum);
     r->state_at = (12 + vector + 3) / 4 * 4;
     r->stride = r->state_at + 4 * r->state_floats;
     r->bytes = calloc(ROWS, r->stride);
@@ -115,7 +115,7 @@ static optim_plan plan_of(const rows *r, const optim_args *args, int momentum,
                         .noise_key = { 77, 88 },
                         .noise_draw = clock };
 
-    optim_prepare(&plan, args, r->dtype, momentum);
+    persia_optim_prepare(&plan, args, r->dtype, momentum);
     return plan;
 }
 
@@ -167,7 +167,7 @@ static void steps_against_model(optim_args a, int momentum, uint32_t dtype,
     rows r, before;
 
     assert_non_null(grads);
-    assert_int_equal(optim_check(&a), PERSIA_OK);
+    assert_int_equal(persia_optim_check(&a), PERSIA_OK);
     rows_make(&r, a.kind, momentum, dtype, dim);
     for (int i = 0; i < ROWS; i++)
         for (uint32_t j = 0; j < dim; j++)
@@ -218,7 +218,7 @@ static void test_plain_kernels(void **state)
 {
     (void)state;
     for (uint32_t kind = 0; kind < OPTIM_KINDS; kind++)
-        all_dims(args_of(kind, 0), 0, optim_name(kind));
+        all_dims(args_of(kind, 0), 0, persia_optim_name(kind));
     all_dims(args_of(OPTIM_SGD, 0.7f), 1, "momentum");
     /* a table with momentum, a push without */
     all_dims(args_of(OPTIM_SGD, 0), 1, "momentum 0");
@@ -320,7 +320,7 @@ static void test_huge_gradients_leave_rows_finite(void **state)
         kernel_run(&p, 1, r.row, g);
         for (uint32_t j = 0; j < 16; j++)
             if (!isfinite(vector_get(&r, 0, j)))
-                fail_msg("%s makes %g", optim_name(kind),
+                fail_msg("%s makes %g", persia_optim_name(kind),
                          (double)vector_get(&r, 0, j));
         free(r.bytes);
     }
@@ -330,9 +330,9 @@ static void test_huge_gradients_leave_rows_finite(void **state)
 
 static void refused(optim_args a, const char *named)
 {
-    assert_int_equal(optim_check(&a), PERSIA_EARG);
-    if (!strstr(err_text(), named))
-        fail_msg("the error does not name %s: %s", named, err_text());
+    assert_int_equal(persia_optim_check(&a), PERSIA_EARG);
+    if (!strstr(persia_err_text(), named))
+        fail_msg("the error does not name %s: %s", named, persia_err_text());
 }
 
 static void test_ranges(void **state)
@@ -341,7 +341,7 @@ static void test_ranges(void **state)
     const float bad[] = { NAN, INFINITY, -INFINITY, -1e-6f, 2e30f };
     for (uint32_t kind = 0; kind < OPTIM_KINDS; kind++) {
         optim_args a = args_of(kind, 0);
-        assert_int_equal(optim_check(&a), PERSIA_OK);
+        assert_int_equal(persia_optim_check(&a), PERSIA_OK);
         for (int i = 0; i < 5; i++) {
             a = args_of(kind, 0), a.lr = bad[i], refused(a, "lr");
             a = args_of(kind, 0), a.eps = bad[i], refused(a, "eps");
@@ -358,7 +358,7 @@ static void test_ranges(void **state)
                 refused(a, "grad_scale");
         }
         a = args_of(kind, 0), a.grad_scale = -3, a.lr = 0;
-        assert_int_equal(optim_check(&a), PERSIA_OK);
+        assert_int_equal(persia_optim_check(&a), PERSIA_OK);
     }
     for (uint32_t kind = OPTIM_ADAGRAD; kind <= OPTIM_ADAMW; kind++) {
         optim_args a = args_of(kind, 0); /* 0 / 0 where no gradient was */
@@ -373,11 +373,11 @@ static void test_ranges(void **state)
         a = args_of(kind, 0), a.beta2 = 1, refused(a, "beta2");
         a = args_of(kind, 0), a.beta2 = NAN, refused(a, "beta2");
         a = args_of(kind, 0), a.beta1 = a.beta2 = 0;
-        assert_int_equal(optim_check(&a), PERSIA_OK);
+        assert_int_equal(persia_optim_check(&a), PERSIA_OK);
     }
     optim_args a = args_of(OPTIM_SGD, 0); /* others do not look at them */
     a.beta1 = a.beta2 = NAN, a.step = 0, a.eps = 0;
-    assert_int_equal(optim_check(&a), PERSIA_OK);
+    assert_int_equal(persia_optim_check(&a), PERSIA_OK);
     a.kind = OPTIM_KINDS, refused(a, "algorithm");
     a.kind = UINT32_MAX, refused(a, "algorithm");
 }
@@ -385,15 +385,17 @@ static void test_ranges(void **state)
 static void test_names_and_sizes(void **state)
 {
     (void)state;
-    assert_string_equal(optim_name(OPTIM_ROWWISE_ADAGRAD), "rowwise_adagrad");
-    assert_string_equal(optim_name(OPTIM_ADAMW), "adamw");
-    assert_null(optim_name(OPTIM_KINDS));
-    assert_int_equal(optim_state_floats(OPTIM_SGD, 5, 0), 0);
-    assert_int_equal(optim_state_floats(OPTIM_SGD, 5, 1), 5);
-    assert_int_equal(optim_state_floats(OPTIM_ADAGRAD, 5, 0), 5);
-    assert_int_equal(optim_state_floats(OPTIM_ROWWISE_ADAGRAD, 5, 0), 1);
-    assert_int_equal(optim_state_floats(OPTIM_ADAM, 5, 0), 10);
-    assert_int_equal(optim_state_floats(OPTIM_ADAMW, 4096, 0), 8192);
+    assert_string_equal(persia_optim_name(OPTIM_ROWWISE_ADAGRAD),
+                        "rowwise_adagrad");
+    assert_string_equal(persia_optim_name(OPTIM_ADAMW), "adamw");
+    assert_null(persia_optim_name(OPTIM_KINDS));
+    assert_int_equal(persia_optim_state_floats(OPTIM_SGD, 5, 0), 0);
+    assert_int_equal(persia_optim_state_floats(OPTIM_SGD, 5, 1), 5);
+    assert_int_equal(persia_optim_state_floats(OPTIM_ADAGRAD, 5, 0), 5);
+    assert_int_equal(persia_optim_state_floats(OPTIM_ROWWISE_ADAGRAD, 5, 0),
+                     1);
+    assert_int_equal(persia_optim_state_floats(OPTIM_ADAM, 5, 0), 10);
+    assert_int_equal(persia_optim_state_floats(OPTIM_ADAMW, 4096, 0), 8192);
 }
 
 /* ---- bf16 ---- */

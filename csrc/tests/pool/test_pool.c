@@ -29,9 +29,10 @@ static float random_float(void)
 static void test_check(void **state)
 {
     (void)state;
-    assert_int_equal(pool_check("f", 3, (int64_t[]){5, 5, 7, 9}, 5, 9),
+    assert_int_equal(persia_pool_check("f", 3, (int64_t[]){5, 5, 7, 9}, 5, 9),
                      PERSIA_OK);
-    assert_int_equal(pool_check("f", 0, (int64_t[]){0}, 0, 0), PERSIA_OK);
+    assert_int_equal(persia_pool_check("f", 0, (int64_t[]){0}, 0, 0),
+                     PERSIA_OK);
     static const int64_t bad[][4] = {{1, 2, 3, 4},
                                      {0, 3, 2, 4},
                                      {0, -1, 2, 4},
@@ -40,9 +41,9 @@ static void test_check(void **state)
                                      {INT64_MIN, 0, 0, 4},
                                      {0, INT64_MAX, INT64_MIN, 4}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        assert_int_equal(pool_check("user_id", 3, bad[i], 0, 4),
+        assert_int_equal(persia_pool_check("user_id", 3, bad[i], 0, 4),
                          PERSIA_EOFFSETS);
-        assert_non_null(strstr(err_text(), "user_id"));
+        assert_non_null(strstr(persia_err_text(), "user_id"));
     }
 }
 
@@ -132,8 +133,8 @@ static void test_forward_has_the_stated_bits(void **state)
                     memset(out, 0x55, sizeof out);
                     memset(expected, 0x55, sizeof expected);
                     naive_forward(j, kind, w, expected, j->dim + gap);
-                    pool_forward(kind, j->bags, j->offsets, w, j->rows,
-                                 j->dim, out, j->dim + gap);
+                    persia_pool_forward(kind, j->bags, j->offsets, w, j->rows,
+                                        j->dim, out, j->dim + gap);
                     assert_memory_equal(out, expected, sizeof out);
                 }
             free(j);
@@ -149,7 +150,7 @@ static void test_single_ids_are_copied(void **state)
         rows[i] = i % 2 ? -0.0f : 1e-42f; /* signs and denormals stay */
     rows[3] = INFINITY;
     for (uint32_t kind = 0; kind < POOL_KINDS; kind++) {
-        pool_forward(kind, 2, offsets, NULL, rows, 16, out, 16);
+        persia_pool_forward(kind, 2, offsets, NULL, rows, 16, out, 16);
         assert_memory_equal(out, rows, sizeof rows);
     }
 }
@@ -163,8 +164,8 @@ static void test_expand_agrees_with_forward(void **state)
         jagged *j = random_jagged(1);
         for (uint32_t kind = 0; kind < POOL_KINDS; kind++) {
             const float *w = random_u32() % 2 ? j->weights : NULL;
-            pool_expand(kind, j->bags, j->offsets, w, bag, NULL);
-            pool_expand(kind, j->bags, j->offsets, w, NULL, scale);
+            persia_pool_expand(kind, j->bags, j->offsets, w, bag, NULL);
+            persia_pool_expand(kind, j->bags, j->offsets, w, NULL, scale);
             size_t i = 0;
             for (size_t b = 0; b < j->bags; b++) {
                 size_t n = (size_t)(j->offsets[b + 1] - j->offsets[b]);

@@ -41,8 +41,8 @@ size_t pattern_differs(uint64_t seed, const void *data, size_t n)
 wire_out message_of(const void *data, size_t n, size_t pieces)
 {
     wire_out o;
-    wire_out_init(&o);
-    /* As wire's encoders make them; wire_out_free() frees it. */
+    persia_wire_out_init(&o);
+    /* As wire's encoders make them; persia_wire_out_free() frees it. */
     o.spans = calloc(pieces + 1, sizeof *o.spans);
     assert_non_null(o.spans);
     o.spans_room = pieces + 1;
@@ -95,7 +95,7 @@ void deck_start(deck *d)
 {
     *d = (deck){.lock = PTHREAD_MUTEX_INITIALIZER,
                 .changed = PTHREAD_COND_INITIALIZER};
-    assert_int_equal(sched_create(2, &d->s), PERSIA_OK);
+    assert_int_equal(persia_sched_create(2, &d->s), PERSIA_OK);
     assert_int_equal(pthread_create(&d->thread, NULL, deck_main, d), 0);
 }
 
@@ -106,7 +106,7 @@ void deck_stop(deck *d)
     pthread_cond_broadcast(&d->changed);
     pthread_mutex_unlock(&d->lock);
     pthread_join(d->thread, NULL);
-    sched_destroy(d->s);
+    persia_sched_destroy(d->s);
 }
 
 void deck_wait_parked(deck *d, unsigned n)
@@ -168,7 +168,7 @@ static void reply_bytes(rpc_call *call)
 static void reply_deadline(rpc_call *call)
 {
     uint64_t *ms = malloc(sizeof *ms);
-    uint64_t now = clock_ns();
+    uint64_t now = persia_clock_ns();
     *ms = call->deadline > now ? (call->deadline - now) / 1000000 : 0;
     wire_out o = message_of(ms, sizeof *ms, 1);
     call->reply(call, &o, free, ms);
@@ -216,7 +216,8 @@ void deck_handle(void *ctx, rpc_call *call)
     }
 }
 
-const rpc_methods test_methods = {WIRE_SERVICE, wire_paths, WIRE_METHODS_N};
+const rpc_methods test_methods = {WIRE_SERVICE, persia_wire_paths,
+                                  WIRE_METHODS_N};
 
 rpc_server_config server_config_of(deck *d)
 {
@@ -234,9 +235,9 @@ rpc_server *server_of(deck *d)
 {
     rpc_server_config config = server_config_of(d);
     rpc_server *s;
-    if (rpc_server_start(&config, &s) != PERSIA_OK)
-        fail_msg("%s", err_text());
-    assert_true(rpc_server_port(s) > 0);
+    if (persia_rpc_server_start(&config, &s) != PERSIA_OK)
+        fail_msg("%s", persia_err_text());
+    assert_true(persia_rpc_server_port(s) > 0);
     return s;
 }
 
@@ -253,9 +254,9 @@ rpc_channel *channel_with(int port, const rpc_security *security)
     if (security)
         config.security = *security;
     rpc_channel *c;
-    if (rpc_channel_open(&config, &c) != PERSIA_OK)
-        fail_msg("%s", err_text());
-    assert_string_equal(rpc_channel_address(c), address);
+    if (persia_rpc_channel_open(&config, &c) != PERSIA_OK)
+        fail_msg("%s", persia_err_text());
+    assert_string_equal(persia_rpc_channel_address(c), address);
     return c;
 }
 
@@ -279,7 +280,7 @@ static void waiter_answer(void *ctx, int code, rpc_reply *reply)
     w->code = code;
     w->reply = *reply;
     if (code != PERSIA_OK)
-        snprintf(w->text, sizeof w->text, "%s", err_text());
+        snprintf(w->text, sizeof w->text, "%s", persia_err_text());
     w->done = 1;
     pthread_cond_signal(&w->answered);
     pthread_mutex_unlock(&w->lock);
@@ -291,7 +292,7 @@ int rpc_wait(rpc_channel *c, uint32_t method, wire_out *o,
     waiter w = {.lock = PTHREAD_MUTEX_INITIALIZER,
                 .answered = PTHREAD_COND_INITIALIZER};
     *reply = (rpc_reply){0};
-    int code = rpc_start(c, method, o, timeout_ns, waiter_answer, &w);
+    int code = persia_rpc_start(c, method, o, timeout_ns, waiter_answer, &w);
     if (code != PERSIA_OK)
         return code;
     pthread_mutex_lock(&w.lock);
@@ -299,7 +300,8 @@ int rpc_wait(rpc_channel *c, uint32_t method, wire_out *o,
         pthread_cond_wait(&w.answered, &w.lock);
     pthread_mutex_unlock(&w.lock);
     *reply = w.reply;
-    return w.code != PERSIA_OK ? err_set(w.code, "%s", w.text) : PERSIA_OK;
+    return w.code != PERSIA_OK ? persia_err_set(w.code, "%s", w.text)
+                               : PERSIA_OK;
 }
 
 void echo(rpc_channel *c, uint32_t method, uint64_t seed, size_t n)
@@ -308,12 +310,12 @@ void echo(rpc_channel *c, uint32_t method, uint64_t seed, size_t n)
     wire_out o = message_of(data, n, n > 100000 ? 7 : 2);
     rpc_reply reply;
     if (rpc_wait(c, method, &o, 60 * SECOND, &reply) != PERSIA_OK)
-        fail_msg("%s", err_text());
+        fail_msg("%s", persia_err_text());
     assert_null(o.spans);
     assert_int_equal(reply.n, n);
     assert_int_equal((uintptr_t)reply.data % 64, 0);
     assert_int_equal(pattern_differs(seed, reply.data, n), n);
-    rpc_reply_free(&reply);
+    persia_rpc_reply_free(&reply);
     assert_null(reply.data);
     free(data);
 }
@@ -324,7 +326,7 @@ int call_with(rpc_channel *c, uint32_t method, const void *data, size_t n,
     wire_out o = message_of(data, n, 1);
     rpc_reply reply;
     int code = rpc_wait(c, method, &o, timeout_ns, &reply);
-    rpc_reply_free(&reply);
+    persia_rpc_reply_free(&reply);
     return code;
 }
 

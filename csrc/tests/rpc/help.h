@@ -19,7 +19,7 @@
 #define NEED_GRPC()                                                           \
     do {                                                                      \
         (void)state;                                                          \
-        if (!rpc_available())                                                 \
+        if (!persia_rpc_available())                                          \
             skip();                                                           \
     } while (0)
 
@@ -71,7 +71,7 @@ rpc_server *server_of(deck *d);
 rpc_channel *channel_to(int port);
 rpc_channel *channel_with(int port, const rpc_security *security);
 
-/* rpc_start(), and waits for its callback. */
+/* persia_rpc_start(), and waits for its callback. */
 int rpc_wait(rpc_channel *c, uint32_t method, wire_out *o,
              uint64_t timeout_ns, rpc_reply *reply);
 /* The same with a message of n bytes; asserts that they come back. */

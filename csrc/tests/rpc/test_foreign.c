@@ -140,16 +140,16 @@ static void health_is_told_also_without_a_token(void **state)
     config.security.token = "tok";
     config.calls_max = 1;
     rpc_server *s;
-    assert_int_equal(rpc_server_start(&config, &s), PERSIA_OK);
+    assert_int_equal(persia_rpc_server_start(&config, &s), PERSIA_OK);
     foreign f;
-    foreign_open(&f, rpc_server_port(s), 0);
+    foreign_open(&f, persia_rpc_server_port(s), 0);
     static const char ours[] = "\x0a\x19persia.v1.ParameterServer";
     static const char other[] = "\x0a\x19persia.v1.ParameterServes";
     answer a = foreign_call(&f, CHECK, "", 0);
     assert_int_equal(a.status, GRPC_STATUS_OK);
     assert_int_equal(a.n, 2);
     assert_memory_equal(a.bytes, "\x08\x02", 2);
-    rpc_server_health(s, 1);
+    persia_rpc_server_health(s, 1);
     a = foreign_call(&f, CHECK, "", 0);
     assert_memory_equal(a.bytes, "\x08\x01", 2);
     a = foreign_call(&f, CHECK, "\x0a", 2); /* an empty name, spelt out */
@@ -168,7 +168,7 @@ static void health_is_told_also_without_a_token(void **state)
 
     /* All slots are taken; health still answers. */
     rpc_security token = {.token = "tok"};
-    rpc_channel *c = channel_with(rpc_server_port(s), &token);
+    rpc_channel *c = channel_with(persia_rpc_server_port(s), &token);
     pthread_t t;
     assert_int_equal(pthread_create(&t, NULL, park_main, c), 0);
     deck_wait_parked(&d, 1);
@@ -176,9 +176,9 @@ static void health_is_told_also_without_a_token(void **state)
     assert_int_equal(a.status, GRPC_STATUS_OK);
     deck_release(&d);
     pthread_join(t, NULL);
-    rpc_channel_close(c);
+    persia_rpc_channel_close(c);
     foreign_close(&f);
-    rpc_server_stop(s, SECOND);
+    persia_rpc_server_stop(s, SECOND);
     deck_stop(&d);
 }
 
@@ -191,7 +191,7 @@ static void foreign_clients_read_the_errors(void **state)
     deck_start(&d);
     rpc_server *s = server_of(&d);
     foreign f;
-    foreign_open(&f, rpc_server_port(s), 0);
+    foreign_open(&f, persia_rpc_server_port(s), 0);
     static const char *const paths[] = {
         PS "Nothing", PS, PS "PullX", "/persia.v2.ParameterServer/Pull",
         "/grpc.health.v1.Health/Watch", "/x", "/"};
@@ -216,7 +216,7 @@ static void foreign_clients_read_the_errors(void **state)
     foreign_close(&f);
 
     /* 1 MiB of zeros in a few bytes. */
-    foreign_open(&f, rpc_server_port(s), 1);
+    foreign_open(&f, persia_rpc_server_port(s), 1);
     char *zeros = calloc(1, 1 << 20);
     unsigned before = d.requests;
     a = foreign_call(&f, PS "Hello", zeros, 1 << 20);
@@ -224,7 +224,7 @@ static void foreign_clients_read_the_errors(void **state)
     assert_int_equal(d.requests, before);
     free(zeros);
     foreign_close(&f);
-    rpc_server_stop(s, SECOND);
+    persia_rpc_server_stop(s, SECOND);
     deck_stop(&d);
 }
 
@@ -276,7 +276,7 @@ static void any_bytes_do_no_harm(void **state)
     deck d;
     deck_start(&d);
     rpc_server *s = server_of(&d);
-    int port = rpc_server_port(s);
+    int port = persia_rpc_server_port(s);
     rpc_channel *c = channel_to(port);
     enum { OPEN = 40 };
     int fds[OPEN];
@@ -317,11 +317,11 @@ static void any_bytes_do_no_harm(void **state)
     echo(c, WIRE_HELLO, 5, 3 << 20);
     rpc_channel *fresh = channel_to(port);
     echo(fresh, WIRE_HELLO, 5, 1000);
-    rpc_channel_close(fresh);
-    rpc_channel_close(c);
+    persia_rpc_channel_close(fresh);
+    persia_rpc_channel_close(c);
     for (unsigned i = 0; i < OPEN; i++)
         close(fds[i]);
-    rpc_server_stop(s, SECOND);
+    persia_rpc_server_stop(s, SECOND);
     deck_stop(&d);
 }
 
@@ -462,7 +462,7 @@ static void a_deadline_that_is_far_away(void **state)
     deck d;
     deck_start(&d);
     rpc_server *s = server_of(&d);
-    int fd = connect_to(rpc_server_port(s));
+    int fd = connect_to(persia_rpc_server_port(s));
     send_bytes(fd, PREFACE, sizeof PREFACE - 1);
     for (unsigned i = 0; i < TIMES; i++)
         send_call_with(fd, 2 * i + 1, PS "Push", times[i], 24, EMPTY,
@@ -474,7 +474,7 @@ static void a_deadline_that_is_far_away(void **state)
     pthread_mutex_unlock(&d.lock);
     deck_release(&d);
     close(fd);
-    rpc_server_stop(s, SECOND);
+    persia_rpc_server_stop(s, SECOND);
     deck_stop(&d);
 }
 
@@ -488,32 +488,32 @@ static void a_full_server_does_not_wait_for_requests(void **state)
     rpc_server_config config = server_config_of(&d);
     rpc_server *full, *other;
     config.calls_max = 2;
-    assert_int_equal(rpc_server_start(&config, &full), PERSIA_OK);
+    assert_int_equal(persia_rpc_server_start(&config, &full), PERSIA_OK);
     config.calls_max = 3;
-    assert_int_equal(rpc_server_start(&config, &other), PERSIA_OK);
+    assert_int_equal(persia_rpc_server_start(&config, &other), PERSIA_OK);
     foreign f, g;
     stalled refused, slow[2];
     answer a;
-    foreign_open(&f, rpc_server_port(full), 0);
-    foreign_open(&g, rpc_server_port(other), 0);
+    foreign_open(&f, persia_rpc_server_port(full), 0);
+    foreign_open(&g, persia_rpc_server_port(other), 0);
     stalled_start(&g, &slow[0], PS "Hello");
     stalled_start(&g, &slow[1], PS "Hello");
     stalled_start(&f, &refused, PS "Hello");
     stalled_settle(&g, &slow[0]);
     stalled_settle(&f, &refused);
-    int fd = connect_to(rpc_server_port(full));
+    int fd = connect_to(persia_rpc_server_port(full));
     send_bytes(fd, PREFACE, sizeof PREFACE - 1);
     for (unsigned stream = 1; stream < 4; stream += 2)
         send_call(fd, stream, PS "Hello", HALF, sizeof HALF - 1, 0);
     sleep_ms(300);
-    rpc_channel *c = channel_to(rpc_server_port(full));
+    rpc_channel *c = channel_to(persia_rpc_server_port(full));
     assert_int_equal(call_with(c, WIRE_HELLO, "x", 1, SECOND / 5),
                      PERSIA_ETIMEOUT);
     stalled_wait(&f, &refused, &a);
     assert_int_equal(a.status, GRPC_STATUS_UNAVAILABLE);
     assert_string_equal(a.text, "the server is full and the request did not "
                                 "come within 5 s");
-    assert_string_equal(a.error, err_name(PERSIA_EUNAVAILABLE));
+    assert_string_equal(a.error, persia_err_name(PERSIA_EUNAVAILABLE));
     echo(c, WIRE_HELLO, 5, 3 << 20);
     close(fd);
 
@@ -524,11 +524,11 @@ static void a_full_server_does_not_wait_for_requests(void **state)
         assert_int_equal(a.status, GRPC_STATUS_OK);
         assert_int_equal(a.n, 4);
     }
-    rpc_channel_close(c);
+    persia_rpc_channel_close(c);
     foreign_close(&f);
     foreign_close(&g);
-    rpc_server_stop(full, SECOND);
-    rpc_server_stop(other, SECOND);
+    persia_rpc_server_stop(full, SECOND);
+    persia_rpc_server_stop(other, SECOND);
     deck_stop(&d);
 }
 
@@ -545,7 +545,7 @@ static void health_does_not_wait_for_anybody(void **state)
     rpc_server *s = server_of(&d);
     int fds[2];
     for (unsigned i = 0; i < 2; i++) {
-        fds[i] = connect_to(rpc_server_port(s));
+        fds[i] = connect_to(persia_rpc_server_port(s));
         if (i)
             send_bytes(fds[i], PREFACE, sizeof PREFACE - 1);
         else
@@ -555,14 +555,14 @@ static void health_does_not_wait_for_anybody(void **state)
                       i ? sizeof HALF - 1 : sizeof EMPTY, !i);
     }
     foreign f;
-    foreign_open(&f, rpc_server_port(s), 0);
+    foreign_open(&f, persia_rpc_server_port(s), 0);
     answer a = foreign_call(&f, CHECK, "", 0);
     assert_int_equal(a.status, GRPC_STATUS_OK);
     assert_int_equal(a.n, 2);
     foreign_close(&f);
     close(fds[0]);
     close(fds[1]);
-    rpc_server_stop(s, SECOND);
+    persia_rpc_server_stop(s, SECOND);
     deck_stop(&d);
 }
 
@@ -580,8 +580,8 @@ static void a_server_of_another_kind_is_an_error(void **state)
     /* It accepts and says nothing. */
     assert_int_equal(call_with(c, WIRE_HELLO, "x", 1, SECOND / 5),
                      PERSIA_ETIMEOUT);
-    assert_non_null(strstr(err_text(), rpc_channel_address(c)));
-    rpc_channel_close(c);
+    assert_non_null(strstr(persia_err_text(), persia_rpc_channel_address(c)));
+    persia_rpc_channel_close(c);
     close(listener);
 }
 

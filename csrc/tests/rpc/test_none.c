@@ -17,10 +17,10 @@ static void child_calls(rpc_channel *c, rpc_server *s)
     rpc_channel *other;
     rpc_server *server;
     int good = call_with(c, WIRE_HELLO, "x", 1, SECOND) == PERSIA_EFORK;
-    good &= rpc_channel_open(&to, &other) == PERSIA_EFORK;
-    good &= rpc_server_start(&serving, &server) == PERSIA_EFORK;
-    rpc_channel_close(c); /* returns */
-    rpc_server_stop(s, SECOND);
+    good &= persia_rpc_channel_open(&to, &other) == PERSIA_EFORK;
+    good &= persia_rpc_server_start(&serving, &server) == PERSIA_EFORK;
+    persia_rpc_channel_close(c); /* returns */
+    persia_rpc_server_stop(s, SECOND);
     _exit(good ? 42 : 1);
 }
 
@@ -30,7 +30,7 @@ static void a_forked_child_is_refused(void **state)
     deck d;
     deck_start(&d);
     rpc_server *s = server_of(&d);
-    rpc_channel *c = channel_to(rpc_server_port(s));
+    rpc_channel *c = channel_to(persia_rpc_server_port(s));
     echo(c, WIRE_PULL, 1, 1000);
     fflush(NULL);
     pid_t child = fork();
@@ -42,16 +42,16 @@ static void a_forked_child_is_refused(void **state)
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 42);
     echo(c, WIRE_PULL, 1, 1000);
-    rpc_channel_close(c);
-    rpc_server_stop(s, SECOND);
+    persia_rpc_channel_close(c);
+    persia_rpc_server_stop(s, SECOND);
     deck_stop(&d);
 }
 
 static void without_grpc_it_is_said(void **state)
 {
     (void)state;
-    assert_non_null(rpc_version());
-    if (rpc_available())
+    assert_non_null(persia_rpc_version());
+    if (persia_rpc_available())
         skip();
     deck d;
     deck_start(&d);
@@ -60,10 +60,11 @@ static void without_grpc_it_is_said(void **state)
     rpc_server_config serving = server_config_of(&d);
     rpc_channel *c;
     rpc_server *s;
-    assert_int_equal(rpc_channel_open(&to, &c), PERSIA_EUNAVAILABLE);
-    assert_non_null(strstr(err_text(), "libgrpc-dev"));
-    assert_int_equal(rpc_server_start(&serving, &s), PERSIA_EUNAVAILABLE);
-    assert_string_equal(rpc_version(), "none");
+    assert_int_equal(persia_rpc_channel_open(&to, &c), PERSIA_EUNAVAILABLE);
+    assert_non_null(strstr(persia_err_text(), "libgrpc-dev"));
+    assert_int_equal(persia_rpc_server_start(&serving, &s),
+                     PERSIA_EUNAVAILABLE);
+    assert_string_equal(persia_rpc_version(), "none");
     deck_stop(&d);
 }
 

@@ -14,7 +14,7 @@ static void echoes_of_all_sizes(void **state)
     deck d;
     deck_start(&d);
     rpc_server *s = server_of(&d);
-    rpc_channel *c = channel_to(rpc_server_port(s));
+    rpc_channel *c = channel_to(persia_rpc_server_port(s));
     static const size_t sizes[] = {0,     1,      7,       100,
                                    511,   1024,   65536,   1000003,
                                    20 << 20};
@@ -22,8 +22,8 @@ static void echoes_of_all_sizes(void **state)
         echo(c, WIRE_HELLO, i, sizes[i]);
         echo(c, WIRE_PULL, i, sizes[i]);
     }
-    rpc_channel_close(c);
-    rpc_server_stop(s, SECOND);
+    persia_rpc_channel_close(c);
+    persia_rpc_server_stop(s, SECOND);
     deck_stop(&d);
 }
 
@@ -44,10 +44,10 @@ static void landed(void *ctx, int rc, rpc_reply *reply)
     if (rc != PERSIA_OK || reply->n != f->n ||
         pattern_differs(f->seed, reply->data, f->n) != f->n) {
         fprintf(stderr, "flight %llu: %s\n", (unsigned long long)f->seed,
-                rc ? err_text() : "other bytes");
+                rc ? persia_err_text() : "other bytes");
         abort();
     }
-    rpc_reply_free(reply);
+    persia_rpc_reply_free(reply);
     /* gRPC has no use for it any more: ASan judges. */
     memset(f->data, 0xdd, f->n);
     free(f->data);
@@ -72,8 +72,8 @@ static void *fly(void *arg)
         f->data = pattern_make(f->seed, f->n);
         f->left = &left;
         wire_out o = message_of(f->data, f->n, 1 + i % 40);
-        if (rpc_start(y->c, i % 2 ? WIRE_PULL : WIRE_HELLO, &o, 60 * SECOND,
-                      landed, f) != PERSIA_OK)
+        if (persia_rpc_start(y->c, i % 2 ? WIRE_PULL : WIRE_HELLO, &o,
+                             60 * SECOND, landed, f) != PERSIA_OK)
             abort();
     }
     while (atomic_load(&left))
@@ -87,7 +87,7 @@ static void many_calls_in_flight_from_several_threads(void **state)
     deck d;
     deck_start(&d);
     rpc_server *s = server_of(&d);
-    rpc_channel *c = channel_to(rpc_server_port(s));
+    rpc_channel *c = channel_to(persia_rpc_server_port(s));
     flyer y[FLYERS];
     for (unsigned i = 0; i < FLYERS; i++) {
         y[i] = (flyer){.c = c, .seed = 1000 * i};
@@ -96,8 +96,8 @@ static void many_calls_in_flight_from_several_threads(void **state)
     for (unsigned i = 0; i < FLYERS; i++)
         pthread_join(y[i].thread, NULL);
     assert_int_equal(d.requests, FLYERS * FLIGHTS);
-    rpc_channel_close(c);
-    rpc_server_stop(s, SECOND);
+    persia_rpc_channel_close(c);
+    persia_rpc_server_stop(s, SECOND);
     deck_stop(&d);
 }
 
@@ -109,28 +109,29 @@ static void errors_keep_code_and_text(void **state)
     deck d;
     deck_start(&d);
     rpc_server *s = server_of(&d);
-    rpc_channel *c = channel_to(rpc_server_port(s));
+    rpc_channel *c = channel_to(persia_rpc_server_port(s));
     for (int code = PERSIA_OK + 1; code < PERSIA_ERROR_COUNT; code++) {
         char text[200];
         snprintf(text, sizeof text,
                  "table \"caf\xc3\xa9\": 100%% of %d rows\nline", code);
         assert_int_equal(call_leave_with(c, code, text), code);
-        assert_non_null(strstr(err_text(), text));
-        assert_non_null(strstr(err_text(), rpc_channel_address(c)));
+        assert_non_null(strstr(persia_err_text(), text));
+        assert_non_null(
+            strstr(persia_err_text(), persia_rpc_channel_address(c)));
     }
     /* A text of any length, no text, and a code that is none. */
     char text[3001];
     memset(text, '%', sizeof text - 1);
     text[sizeof text - 1] = 0;
     assert_int_equal(call_leave_with(c, PERSIA_EARG, text), PERSIA_EARG);
-    assert_non_null(strstr(err_text(), "%%%%%%%%"));
+    assert_non_null(strstr(persia_err_text(), "%%%%%%%%"));
     assert_int_equal(call_leave_with(c, PERSIA_EIO, ""), PERSIA_EIO);
-    assert_non_null(strstr(err_text(), err_message(PERSIA_EIO)));
+    assert_non_null(strstr(persia_err_text(), persia_err_message(PERSIA_EIO)));
     assert_int_equal(call_leave_with(c, 12345, "x"), PERSIA_EINTERNAL);
     assert_int_equal(call_leave_with(c, PERSIA_OK, "x"), PERSIA_EINTERNAL);
     echo(c, WIRE_HELLO, 1, 100);
-    rpc_channel_close(c);
-    rpc_server_stop(s, SECOND);
+    persia_rpc_channel_close(c);
+    persia_rpc_server_stop(s, SECOND);
     deck_stop(&d);
 }
 
@@ -140,12 +141,12 @@ static void a_deadline_passes(void **state)
     deck d;
     deck_start(&d);
     rpc_server *s = server_of(&d);
-    rpc_channel *c = channel_to(rpc_server_port(s));
+    rpc_channel *c = channel_to(persia_rpc_server_port(s));
     assert_int_equal(call_with(c, WIRE_PUSH, "x", 1, SECOND / 5),
                      PERSIA_ETIMEOUT);
-    assert_non_null(strstr(err_text(), rpc_channel_address(c)));
-    assert_non_null(strstr(err_text(), "Push"));
-    assert_non_null(strstr(err_text(), "0.2 s"));
+    assert_non_null(strstr(persia_err_text(), persia_rpc_channel_address(c)));
+    assert_non_null(strstr(persia_err_text(), "Push"));
+    assert_non_null(strstr(persia_err_text(), "0.2 s"));
     deck_wait_parked(&d, 1);
     deck_release(&d); /* into the void */
     assert_int_equal(call_with(c, WIRE_HELLO, "x", 1, 0), PERSIA_ETIMEOUT);
@@ -159,10 +160,10 @@ static void a_deadline_passes(void **state)
     assert_int_equal(reply.n, sizeof ms);
     memcpy(&ms, reply.data, sizeof ms);
     assert_in_range(ms, 50000, 99900);
-    rpc_reply_free(&reply);
+    persia_rpc_reply_free(&reply);
     echo(c, WIRE_HELLO, 1, 100);
-    rpc_channel_close(c);
-    rpc_server_stop(s, SECOND);
+    persia_rpc_channel_close(c);
+    persia_rpc_server_stop(s, SECOND);
     deck_stop(&d);
 }
 
@@ -174,20 +175,20 @@ static void a_server_that_is_gone_is_named(void **state)
     deck d;
     deck_start(&d);
     rpc_server *s = server_of(&d);
-    int port = rpc_server_port(s);
+    int port = persia_rpc_server_port(s);
     rpc_channel *c = channel_to(port);
     echo(c, WIRE_HELLO, 1, 100);
-    rpc_server_stop(s, SECOND);
+    persia_rpc_server_stop(s, SECOND);
     assert_int_equal(call_with(c, WIRE_HELLO, "x", 1, 20 * SECOND),
                      PERSIA_EUNAVAILABLE);
-    assert_non_null(strstr(err_text(), rpc_channel_address(c)));
+    assert_non_null(strstr(persia_err_text(), persia_rpc_channel_address(c)));
 
     /* It comes back at the same port and is found again. */
     rpc_server_config config = server_config_of(&d);
-    config.address = rpc_channel_address(c);
+    config.address = persia_rpc_channel_address(c);
     rpc_server *again, *taken;
-    assert_int_equal(rpc_server_start(&config, &again), PERSIA_OK);
-    assert_int_equal(rpc_server_port(again), port);
+    assert_int_equal(persia_rpc_server_start(&config, &again), PERSIA_OK);
+    assert_int_equal(persia_rpc_server_port(again), port);
     int code, tries = 0;
     while ((code = call_with(c, WIRE_HELLO, "x", 1, 20 * SECOND)) ==
                PERSIA_EUNAVAILABLE &&
@@ -195,11 +196,12 @@ static void a_server_that_is_gone_is_named(void **state)
         sleep_ms(10);
     assert_int_equal(code, PERSIA_OK);
 
-    assert_int_equal(rpc_server_start(&config, &taken), PERSIA_EUNAVAILABLE);
+    assert_int_equal(persia_rpc_server_start(&config, &taken),
+                     PERSIA_EUNAVAILABLE);
     assert_null(taken);
-    assert_non_null(strstr(err_text(), rpc_channel_address(c)));
-    rpc_channel_close(c);
-    rpc_server_stop(again, SECOND);
+    assert_non_null(strstr(persia_err_text(), persia_rpc_channel_address(c)));
+    persia_rpc_channel_close(c);
+    persia_rpc_server_stop(again, SECOND);
     deck_stop(&d);
 }
 
@@ -213,7 +215,7 @@ static void note_outcome(void *ctx, int rc, rpc_reply *reply)
     outcome *r = ctx;
     if (rc == PERSIA_OK && !reply->data)
         abort();
-    rpc_reply_free(reply);
+    persia_rpc_reply_free(reply);
     atomic_store(&r->code, rc);
     atomic_fetch_add(&r->count, 1);
 }
@@ -227,7 +229,7 @@ typedef struct stopper {
 static void *stop_main(void *arg)
 {
     stopper *p = arg;
-    rpc_server_stop(p->s, p->grace);
+    persia_rpc_server_stop(p->s, p->grace);
     atomic_store(&p->stopped, 1);
     return NULL;
 }
@@ -238,13 +240,13 @@ static void stop_cancels_parked_calls_and_waits_for_them(void **state)
     deck d;
     deck_start(&d);
     stopper p = {.s = server_of(&d), .grace = SECOND / 10};
-    rpc_channel *c = channel_to(rpc_server_port(p.s));
+    rpc_channel *c = channel_to(persia_rpc_server_port(p.s));
     outcome r = {0};
     for (int i = 0; i < 3; i++) {
         wire_out o = message_of("park", 4, 1);
-        assert_int_equal(rpc_start(c, WIRE_PUSH, &o, 60 * SECOND,
-                                   note_outcome, &r),
-                         PERSIA_OK);
+        assert_int_equal(
+            persia_rpc_start(c, WIRE_PUSH, &o, 60 * SECOND, note_outcome, &r),
+            PERSIA_OK);
     }
     deck_wait_parked(&d, 3);
     pthread_t t;
@@ -256,7 +258,7 @@ static void stop_cancels_parked_calls_and_waits_for_them(void **state)
     assert_int_equal(atomic_load(&p.stopped), 0); /* they were not answered */
     deck_release(&d);
     pthread_join(t, NULL);
-    rpc_channel_close(c);
+    persia_rpc_channel_close(c);
     deck_stop(&d);
 }
 
@@ -266,11 +268,11 @@ static void stop_lets_calls_end_within_the_grace(void **state)
     deck d;
     deck_start(&d);
     stopper p = {.s = server_of(&d), .grace = 60 * SECOND};
-    rpc_channel *c = channel_to(rpc_server_port(p.s));
+    rpc_channel *c = channel_to(persia_rpc_server_port(p.s));
     outcome r = {0};
     wire_out o = message_of("park", 4, 1);
     assert_int_equal(
-        rpc_start(c, WIRE_PUSH, &o, 60 * SECOND, note_outcome, &r),
+        persia_rpc_start(c, WIRE_PUSH, &o, 60 * SECOND, note_outcome, &r),
         PERSIA_OK);
     deck_wait_parked(&d, 1);
     pthread_t t;
@@ -281,7 +283,7 @@ static void stop_lets_calls_end_within_the_grace(void **state)
     while (!atomic_load(&r.count))
         sleep_ms(1);
     assert_int_equal(atomic_load(&r.code), PERSIA_OK);
-    rpc_channel_close(c);
+    persia_rpc_channel_close(c);
     deck_stop(&d);
 }
 
@@ -293,17 +295,17 @@ static void closing_cancels_what_is_under_way(void **state)
     stopper p = {.s = server_of(&d)};
     unsigned char *data = pattern_make(1, 5 << 20);
     for (int round = 0; round < 10; round++) {
-        rpc_channel *c = channel_to(rpc_server_port(p.s));
+        rpc_channel *c = channel_to(persia_rpc_server_port(p.s));
         if (round % 2) /* connected, or not yet */
             echo(c, WIRE_HELLO, 1, 1);
         outcome r = {0};
         for (int i = 0; i < 3; i++) {
             wire_out o = message_of(data, 5 << 20, 5);
-            assert_int_equal(rpc_start(c, WIRE_PUSH, &o, 60 * SECOND,
-                                       note_outcome, &r),
+            assert_int_equal(persia_rpc_start(c, WIRE_PUSH, &o, 60 * SECOND,
+                                              note_outcome, &r),
                              PERSIA_OK);
         }
-        rpc_channel_close(c);
+        persia_rpc_channel_close(c);
         assert_int_equal(atomic_load(&r.count), 3);
         assert_int_equal(atomic_load(&r.code), PERSIA_ECLOSED);
     }
@@ -327,18 +329,18 @@ static void answers_to_those_who_left_hold_nothing(void **state)
     rpc_server_config config = server_config_of(&d);
     config.calls_max = 2;
     rpc_server *s;
-    assert_int_equal(rpc_server_start(&config, &s), PERSIA_OK);
+    assert_int_equal(persia_rpc_server_start(&config, &s), PERSIA_OK);
     uint64_t n = 20 << 20;
     for (uint64_t ms = 1; ms < 20; ms++) {
-        rpc_channel *c = channel_to(rpc_server_port(s));
+        rpc_channel *c = channel_to(persia_rpc_server_port(s));
         echo(c, WIRE_HELLO, 1, 1);
         (void)call_with(c, WIRE_DECLARE, &n, sizeof n, ms * SECOND / 1000);
-        rpc_channel_close(c);
+        persia_rpc_channel_close(c);
     }
-    rpc_channel *c = channel_to(rpc_server_port(s));
+    rpc_channel *c = channel_to(persia_rpc_server_port(s));
     echo(c, WIRE_HELLO, 1, 100);
-    rpc_channel_close(c);
-    rpc_server_stop(s, SECOND);
+    persia_rpc_channel_close(c);
+    persia_rpc_server_stop(s, SECOND);
     deck_stop(&d);
 }
 
@@ -352,38 +354,38 @@ static void messages_have_limits_both_ways(void **state)
     rpc_server_config config = server_config_of(&d);
     config.message_limit = 100000;
     rpc_server *s;
-    assert_int_equal(rpc_server_start(&config, &s), PERSIA_OK);
-    rpc_channel *c = channel_to(rpc_server_port(s));
+    assert_int_equal(persia_rpc_server_start(&config, &s), PERSIA_OK);
+    rpc_channel *c = channel_to(persia_rpc_server_port(s));
     unsigned char *data = pattern_make(1, 8 << 20);
     echo(c, WIRE_HELLO, 1, 100000);
     assert_int_equal(
         call_with(c, WIRE_HELLO, data, 100001, 20 * SECOND), PERSIA_ELIMIT);
-    assert_non_null(strstr(err_text(), "100001"));
+    assert_non_null(strstr(persia_err_text(), "100001"));
     assert_int_equal(call_with(c, WIRE_HELLO, data, 8 << 20, 20 * SECOND),
                      PERSIA_ELIMIT);
     uint64_t n = 100001;
     assert_int_equal(call_with(c, WIRE_DECLARE, &n, sizeof n, 20 * SECOND),
                      PERSIA_ELIMIT);
-    assert_non_null(strstr(err_text(), "100001"));
+    assert_non_null(strstr(persia_err_text(), "100001"));
     n = 100000;
     assert_int_equal(call_with(c, WIRE_DECLARE, &n, sizeof n, 20 * SECOND),
                      PERSIA_OK);
 
     /* The client's own limit. */
     rpc_channel_config small = {.methods = &test_methods,
-                                .address = rpc_channel_address(c),
+                                .address = persia_rpc_channel_address(c),
                                 .message_limit = 1000};
     rpc_channel *e;
-    assert_int_equal(rpc_channel_open(&small, &e), PERSIA_OK);
+    assert_int_equal(persia_rpc_channel_open(&small, &e), PERSIA_OK);
     echo(e, WIRE_HELLO, 1, 1000);
     n = 1001;
     assert_int_equal(call_with(e, WIRE_DECLARE, &n, sizeof n, 20 * SECOND),
                      PERSIA_ELIMIT);
-    assert_non_null(strstr(err_text(), rpc_channel_address(c)));
+    assert_non_null(strstr(persia_err_text(), persia_rpc_channel_address(c)));
     free(data);
-    rpc_channel_close(e);
-    rpc_channel_close(c);
-    rpc_server_stop(s, SECOND);
+    persia_rpc_channel_close(e);
+    persia_rpc_channel_close(c);
+    persia_rpc_server_stop(s, SECOND);
     deck_stop(&d);
 }
 
@@ -394,7 +396,7 @@ static uint64_t wait_connections(const rpc_server *s, uint64_t open,
 {
     uint64_t n = 0, closed = 0;
     for (int i = 0; i < 3000; i++) {
-        rpc_server_connections(s, &n, &closed);
+        persia_rpc_server_connections(s, &n, &closed);
         if (n == open && closed >= refused)
             return closed;
         sleep_ms(10);
@@ -412,18 +414,18 @@ static void who_comes_beyond_the_limit_is_closed(void **state)
     rpc_server_config config = server_config_of(&d);
     config.connections_max = 3;
     rpc_server *s;
-    assert_int_equal(rpc_server_start(&config, &s), PERSIA_OK);
+    assert_int_equal(persia_rpc_server_start(&config, &s), PERSIA_OK);
     rpc_channel *c[4];
     for (int i = 0; i < 3; i++) {
-        c[i] = channel_to(rpc_server_port(s));
+        c[i] = channel_to(persia_rpc_server_port(s));
         echo(c[i], WIRE_HELLO, 1, 100);
     }
     wait_connections(s, 3, 0);
-    c[3] = channel_to(rpc_server_port(s));
+    c[3] = channel_to(persia_rpc_server_port(s));
     outcome r = {0};
     wire_out o = message_of("park", 4, 1);
     assert_int_equal(
-        rpc_start(c[3], WIRE_PUSH, &o, 30 * SECOND, note_outcome, &r),
+        persia_rpc_start(c[3], WIRE_PUSH, &o, 30 * SECOND, note_outcome, &r),
         PERSIA_OK);
     uint64_t refused = wait_connections(s, 3, 1);
     while (!atomic_load(&r.count))
@@ -432,17 +434,17 @@ static void who_comes_beyond_the_limit_is_closed(void **state)
     for (int i = 0; i < 3; i++) /* who was there before stays */
         echo(c[i], WIRE_HELLO, 1, 100000);
 
-    rpc_channel_close(c[0]);
+    persia_rpc_channel_close(c[0]);
     while (call_with(c[3], WIRE_HELLO, "again", 5, 30 * SECOND) !=
            PERSIA_OK)
         sleep_ms(10);
     wait_connections(s, 3, refused);
     for (int i = 1; i < 4; i++) {
         echo(c[i], WIRE_HELLO, 1, 100);
-        rpc_channel_close(c[i]);
+        persia_rpc_channel_close(c[i]);
     }
     deck_release(&d);
-    rpc_server_stop(s, SECOND);
+    persia_rpc_server_stop(s, SECOND);
     deck_stop(&d);
 }
 
@@ -454,14 +456,14 @@ static void more_calls_than_slots_wait(void **state)
     rpc_server_config config = server_config_of(&d);
     config.calls_max = 2;
     rpc_server *s;
-    assert_int_equal(rpc_server_start(&config, &s), PERSIA_OK);
+    assert_int_equal(persia_rpc_server_start(&config, &s), PERSIA_OK);
     rpc_channel *c[5];
     outcome r = {0};
     for (int i = 0; i < 5; i++) {
-        c[i] = channel_to(rpc_server_port(s));
+        c[i] = channel_to(persia_rpc_server_port(s));
         wire_out o = message_of("park", 4, 1);
-        assert_int_equal(rpc_start(c[i], WIRE_PUSH, &o, 60 * SECOND,
-                                   note_outcome, &r),
+        assert_int_equal(persia_rpc_start(c[i], WIRE_PUSH, &o, 60 * SECOND,
+                                          note_outcome, &r),
                          PERSIA_OK);
     }
     deck_wait_parked(&d, 2);
@@ -473,8 +475,8 @@ static void more_calls_than_slots_wait(void **state)
     }
     assert_int_equal(atomic_load(&r.code), PERSIA_OK);
     for (int i = 0; i < 5; i++)
-        rpc_channel_close(c[i]);
-    rpc_server_stop(s, SECOND);
+        persia_rpc_channel_close(c[i]);
+    persia_rpc_server_stop(s, SECOND);
     deck_stop(&d);
 }
 

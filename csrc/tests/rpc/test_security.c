@@ -55,7 +55,7 @@ static void addresses_are_read(void **state)
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_int_equal(address_parse(bad[i], &a), PERSIA_EARG);
-        assert_non_null(strstr(err_text(), "host:port"));
+        assert_non_null(strstr(persia_err_text(), "host:port"));
     }
     assert_int_equal(address_parse(NULL, &a), PERSIA_EARG);
     char text[400];
@@ -125,29 +125,29 @@ static void other_machines_are_refused_without_tls_and_token(void **state)
     rpc_server_config config = server_config_of(&d);
     rpc_server *s = (rpc_server *)1;
     config.address = "0.0.0.0:0";
-    assert_int_equal(rpc_server_start(&config, &s), PERSIA_EARG);
+    assert_int_equal(persia_rpc_server_start(&config, &s), PERSIA_EARG);
     assert_null(s);
-    assert_non_null(strstr(err_text(), "TLS"));
+    assert_non_null(strstr(persia_err_text(), "TLS"));
     rpc_channel_config to = {.address = "192.0.2.1:1",
                              .message_limit = 1000,
                              .methods = &test_methods};
     rpc_channel *c = (rpc_channel *)1;
-    assert_int_equal(rpc_channel_open(&to, &c), PERSIA_EARG);
+    assert_int_equal(persia_rpc_channel_open(&to, &c), PERSIA_EARG);
     assert_null(c);
     to.security = (rpc_security){.token = "secret", .insecure = 1};
-    assert_int_equal(rpc_channel_open(&to, &c), PERSIA_EARG);
-    assert_non_null(strstr(err_text(), "in the clear"));
-    assert_null(strstr(err_text(), "secret"));
+    assert_int_equal(persia_rpc_channel_open(&to, &c), PERSIA_EARG);
+    assert_non_null(strstr(persia_err_text(), "in the clear"));
+    assert_null(strstr(persia_err_text(), "secret"));
     to.security.insecure = 0;
     to.address = "127.0.0.1:0";
-    assert_int_equal(rpc_channel_open(&to, &c), PERSIA_EARG);
+    assert_int_equal(persia_rpc_channel_open(&to, &c), PERSIA_EARG);
 
     config.security.insecure = 1;
-    assert_int_equal(rpc_server_start(&config, &s), PERSIA_OK);
-    c = channel_to(rpc_server_port(s));
+    assert_int_equal(persia_rpc_server_start(&config, &s), PERSIA_OK);
+    c = channel_to(persia_rpc_server_port(s));
     echo(c, WIRE_HELLO, 1, 100);
-    rpc_channel_close(c);
-    rpc_server_stop(s, SECOND);
+    persia_rpc_channel_close(c);
+    persia_rpc_server_stop(s, SECOND);
     deck_stop(&d);
 }
 
@@ -160,11 +160,11 @@ static const char *who(int port, const rpc_security *security)
     wire_out o = message_of("x", 1, 1);
     rpc_reply reply;
     int code = rpc_wait(c, WIRE_STATS, &o, 20 * SECOND, &reply);
-    const char *answer = code != PERSIA_OK   ? err_name(code)
-                         : reply.n == 5      ? "admin"
-                                             : "user";
-    rpc_reply_free(&reply);
-    rpc_channel_close(c);
+    const char *answer = code != PERSIA_OK ? persia_err_name(code)
+                         : reply.n == 5    ? "admin"
+                                           : "user";
+    persia_rpc_reply_free(&reply);
+    persia_rpc_channel_close(c);
     return answer;
 }
 
@@ -173,8 +173,8 @@ static rpc_server *secure_server(deck *d, rpc_security security)
     rpc_server_config config = server_config_of(d);
     rpc_server *s;
     config.security = security;
-    if (rpc_server_start(&config, &s) != PERSIA_OK)
-        fail_msg("%s", err_text());
+    if (persia_rpc_server_start(&config, &s) != PERSIA_OK)
+        fail_msg("%s", persia_err_text());
     return s;
 }
 
@@ -210,14 +210,15 @@ static void tokens_say_who_may_what(void **state)
             &d, (rpc_security){.token = cases[i].token,
                                .admin_token = cases[i].admin});
         const char *answer =
-            who(rpc_server_port(s),
+            who(persia_rpc_server_port(s),
                 &(rpc_security){.token = cases[i].shown,
                                 .admin_token = cases[i].admin_shown});
         assert_string_equal(answer, cases[i].answer);
         if (!strcmp(answer, "AccessDenied"))
-            assert_int_equal(!strstr(err_text(), "administration token"),
-                             !cases[i].admin_shown);
-        rpc_server_stop(s, SECOND);
+            assert_int_equal(
+                !strstr(persia_err_text(), "administration token"),
+                !cases[i].admin_shown);
+        persia_rpc_server_stop(s, SECOND);
     }
     assert_int_equal(d.requests, 11); /* those denied never came here */
     deck_stop(&d);
@@ -323,20 +324,20 @@ static void tls_and_token_serve_other_machines(void **state)
     config.security =
         (rpc_security){.cert = k.cert, .key = k.key, .token = "tok"};
     rpc_server *s;
-    assert_int_equal(rpc_server_start(&config, &s), PERSIA_OK);
-    int port = rpc_server_port(s);
+    assert_int_equal(persia_rpc_server_start(&config, &s), PERSIA_OK);
+    int port = persia_rpc_server_port(s);
     rpc_security good = {.ca = k.ca, .token = "tok"};
     rpc_channel *c = channel_with(port, &good);
     echo(c, WIRE_HELLO, 1, 100);
     echo(c, WIRE_PULL, 2, 20 << 20);
-    rpc_channel_close(c);
+    persia_rpc_channel_close(c);
 
     rpc_security s_other = {.ca = k.other, .token = "tok"};
     assert_string_equal(who(port, &s_other), "AccessDenied");
-    assert_non_null(strstr(err_text(), "certificate"));
+    assert_non_null(strstr(persia_err_text(), "certificate"));
     rpc_security s_plain = {.token = "tok"};
     assert_string_equal(who(port, &s_plain), "Unavailable");
-    assert_non_null(strstr(err_text(), "TLS"));
+    assert_non_null(strstr(persia_err_text(), "TLS"));
     rpc_security s_wrong = {.ca = k.ca, .token = "wrong"};
     assert_string_equal(who(port, &s_wrong), "AccessDenied");
     rpc_security s_name = {
@@ -344,8 +345,8 @@ static void tls_and_token_serve_other_machines(void **state)
     assert_string_equal(who(port, &s_name), "admin");
     s_name.server_name = "bad.persia.test";
     assert_string_equal(who(port, &s_name), "AccessDenied");
-    assert_non_null(strstr(err_text(), "bad.persia.test"));
-    rpc_server_stop(s, SECOND);
+    assert_non_null(strstr(persia_err_text(), "bad.persia.test"));
+    persia_rpc_server_stop(s, SECOND);
     deck_stop(&d);
     certificates_free(&k);
 }
@@ -361,7 +362,7 @@ static void mutual_tls_asks_for_the_clients_certificate(void **state)
     rpc_server *s = secure_server(
         &d, (rpc_security){
                 .ca = k.ca, .cert = k.cert, .key = k.key, .mutual = 1});
-    int port = rpc_server_port(s);
+    int port = persia_rpc_server_port(s);
     rpc_security good = {.ca = k.ca, .cert = k.cert, .key = k.key};
     assert_string_equal(who(port, &good), "admin");
     rpc_security none = {.ca = k.ca};
@@ -369,7 +370,7 @@ static void mutual_tls_asks_for_the_clients_certificate(void **state)
     rpc_security foreign = {
         .ca = k.ca, .cert = k.other, .key = k.other_key};
     assert_string_equal(who(port, &foreign), "Unavailable");
-    rpc_server_stop(s, SECOND);
+    persia_rpc_server_stop(s, SECOND);
     deck_stop(&d);
     certificates_free(&k);
 }
@@ -385,15 +386,18 @@ static void certificates_that_do_not_fit_are_an_error(void **state)
     rpc_server_config config = server_config_of(&d);
     config.security = (rpc_security){.cert = k.cert, .key = k.other_key};
     rpc_server *s;
-    assert_int_equal(rpc_server_start(&config, &s), PERSIA_EUNAVAILABLE);
-    assert_non_null(strstr(err_text(), "certificate"));
+    assert_int_equal(persia_rpc_server_start(&config, &s),
+                     PERSIA_EUNAVAILABLE);
+    assert_non_null(strstr(persia_err_text(), "certificate"));
     config.security = (rpc_security){.cert = PEM, .key = PEM};
-    assert_int_equal(rpc_server_start(&config, &s), PERSIA_EUNAVAILABLE);
+    assert_int_equal(persia_rpc_server_start(&config, &s),
+                     PERSIA_EUNAVAILABLE);
 
     s = secure_server(&d, (rpc_security){.cert = k.cert, .key = k.key});
     rpc_security broken = {.ca = PEM};
-    assert_string_equal(who(rpc_server_port(s), &broken), "Unavailable");
-    rpc_server_stop(s, SECOND);
+    assert_string_equal(who(persia_rpc_server_port(s), &broken),
+                        "Unavailable");
+    persia_rpc_server_stop(s, SECOND);
     deck_stop(&d);
     certificates_free(&k);
 }

@@ -27,8 +27,8 @@ static void sleep_ms(long ms)
 static sched *pool_of(unsigned threads)
 {
     sched *s;
-    assert_int_equal(sched_create(threads, &s), PERSIA_OK);
-    assert_int_equal(sched_threads(s), threads);
+    assert_int_equal(persia_sched_create(threads, &s), PERSIA_OK);
+    assert_int_equal(persia_sched_threads(s), threads);
     return s;
 }
 
@@ -36,11 +36,11 @@ static void test_bad_arguments(void **state)
 {
     (void)state;
     sched *s = (sched *)1;
-    assert_int_equal(sched_create(0, &s), PERSIA_EARG);
+    assert_int_equal(persia_sched_create(0, &s), PERSIA_EARG);
     assert_null(s);
-    assert_int_equal(sched_create(1000000, &s), PERSIA_EARG);
-    assert_non_null(strstr(err_text(), "1000000"));
-    sched_destroy(NULL);
+    assert_int_equal(persia_sched_create(1000000, &s), PERSIA_EARG);
+    assert_non_null(strstr(persia_err_text(), "1000000"));
+    persia_sched_destroy(NULL);
 }
 
 /* ---- loops ---- */
@@ -62,11 +62,12 @@ static void test_each_index_once(void **state)
         sched *s = pool_of(threads);
         for (size_t n = 0; n < 40; n++) {
             int counts[40] = {0};
-            assert_int_equal(sched_for(s, n, count_one, counts), PERSIA_OK);
+            assert_int_equal(persia_sched_for(s, n, count_one, counts),
+                             PERSIA_OK);
             for (size_t i = 0; i < 40; i++)
                 assert_int_equal(counts[i], i < n);
         }
-        sched_destroy(s);
+        persia_sched_destroy(s);
     }
 }
 
@@ -83,7 +84,7 @@ static int meet(void *ctx, size_t i)
     atomic_fetch_add(&m->here, 1);
     for (int ms = 0; atomic_load(&m->here) < m->wanted; ms++) {
         if (ms > 20000)
-            return err_set(PERSIA_ETIMEOUT, "nobody came");
+            return persia_err_set(PERSIA_ETIMEOUT, "nobody came");
         sleep_ms(1);
     }
     return PERSIA_OK;
@@ -95,9 +96,9 @@ static void test_all_threads_take_part(void **state)
     sched *s = pool_of(4);
     for (int round = 0; round < 20; round++) {
         meeting m = {.wanted = 4};
-        assert_int_equal(sched_for(s, 4, meet, &m), PERSIA_OK);
+        assert_int_equal(persia_sched_for(s, 4, meet, &m), PERSIA_OK);
     }
-    sched_destroy(s);
+    persia_sched_destroy(s);
 }
 
 static int fail_from_seven(void *ctx, size_t i)
@@ -105,7 +106,7 @@ static int fail_from_seven(void *ctx, size_t i)
     atomic_fetch_add((atomic_int *)ctx, 1);
     if (i < 7)
         return PERSIA_OK;
-    return err_set(i == 7 ? PERSIA_EDATA : PERSIA_EIO, "index %zu", i);
+    return persia_err_set(i == 7 ? PERSIA_EDATA : PERSIA_EIO, "index %zu", i);
 }
 
 static void test_lowest_error_wins_and_all_indices_run(void **state)
@@ -115,12 +116,12 @@ static void test_lowest_error_wins_and_all_indices_run(void **state)
         sched *s = pool_of(threads);
         for (int round = 0; round < 50; round++) {
             atomic_int ran = 0;
-            assert_int_equal(sched_for(s, 64, fail_from_seven, &ran),
+            assert_int_equal(persia_sched_for(s, 64, fail_from_seven, &ran),
                              PERSIA_EDATA);
-            assert_string_equal(err_text(), "index 7");
+            assert_string_equal(persia_err_text(), "index 7");
             assert_int_equal(atomic_load(&ran), 64);
         }
-        sched_destroy(s);
+        persia_sched_destroy(s);
     }
 }
 
@@ -130,7 +131,8 @@ static void *call_loops(void *arg)
     int counts[COUNTS] = {0};
     intptr_t bad = 0;
     for (int round = 0; round < 200; round++)
-        bad += sched_for(s, (size_t)(round * 5), count_one, counts) != 0;
+        bad += persia_sched_for(s, (size_t)(round * 5), count_one, counts) !=
+               0;
     for (int i = 0; i < COUNTS; i++) {
         int loops = 0;
         for (int round = 0; round < 200; round++)
@@ -152,7 +154,7 @@ static void test_several_callers(void **state)
         pthread_join(threads[i], &bad);
         assert_int_equal((intptr_t)bad, 0);
     }
-    sched_destroy(s);
+    persia_sched_destroy(s);
 }
 
 static double cpu_seconds(void)
@@ -176,10 +178,10 @@ static void test_nobody_spins(void **state)
     (void)state;
     sched *s = pool_of(4);
     double before = cpu_seconds();
-    assert_int_equal(sched_for(s, 8, sleep_if_first, NULL), PERSIA_OK);
+    assert_int_equal(persia_sched_for(s, 8, sleep_if_first, NULL), PERSIA_OK);
     sleep_ms(200);
     assert_true(cpu_seconds() - before < 0.15);
-    sched_destroy(s);
+    persia_sched_destroy(s);
 }
 
 /* A team as a host would lend it: threads that are made for each loop. */
@@ -218,39 +220,42 @@ static void team_run(unsigned n, void (*body)(void *ctx), void *ctx)
 static void job_with_a_loop(void *ctx)
 {
     int counts[10] = {0};
-    sched_for(ctx, 10, count_one, counts);
+    persia_sched_for(ctx, 10, count_one, counts);
 }
 
 static void test_a_team_runs_loops_of_the_users_threads(void **state)
 {
     (void)state;
     static const sched_team team = {team_size, team_run};
-    sched_team_install(&team);
+    persia_sched_team_install(&team);
     sched *small = pool_of(3), *large = pool_of(4), *one = pool_of(1);
     int counts[40] = {0};
     atomic_int ran = 0;
-    assert_int_equal(sched_for(small, 40, count_one, counts), PERSIA_OK);
+    assert_int_equal(persia_sched_for(small, 40, count_one, counts),
+                     PERSIA_OK);
     for (int i = 0; i < 40; i++)
         assert_int_equal(counts[i], 1);
-    assert_int_equal(sched_for(small, 64, fail_from_seven, &ran),
+    assert_int_equal(persia_sched_for(small, 64, fail_from_seven, &ran),
                      PERSIA_EDATA);
-    assert_string_equal(err_text(), "index 7");
+    assert_string_equal(persia_err_text(), "index 7");
     assert_int_equal(atomic_load(&team_runs), 2);
     meeting all = {.wanted = 3};
-    assert_int_equal(sched_for(small, 3, meet, &all), PERSIA_OK);
+    assert_int_equal(persia_sched_for(small, 3, meet, &all), PERSIA_OK);
     assert_int_equal(atomic_load(&team_runs), 3);
     /* A larger pool than the team, a pool of one, a background job: not. */
     meeting more = {.wanted = 4};
-    assert_int_equal(sched_for(large, 4, meet, &more), PERSIA_OK);
-    assert_int_equal(sched_for(one, 40, count_one, counts), PERSIA_OK);
-    assert_int_equal(sched_submit(small, job_with_a_loop, small), PERSIA_OK);
-    sched_destroy(small);
+    assert_int_equal(persia_sched_for(large, 4, meet, &more), PERSIA_OK);
+    assert_int_equal(persia_sched_for(one, 40, count_one, counts), PERSIA_OK);
+    assert_int_equal(persia_sched_submit(small, job_with_a_loop, small),
+                     PERSIA_OK);
+    persia_sched_destroy(small);
     assert_int_equal(atomic_load(&team_runs), 3);
-    sched_team_install(NULL);
-    assert_int_equal(sched_for(large, 40, count_one, counts), PERSIA_OK);
+    persia_sched_team_install(NULL);
+    assert_int_equal(persia_sched_for(large, 40, count_one, counts),
+                     PERSIA_OK);
     assert_int_equal(atomic_load(&team_runs), 3);
-    sched_destroy(large);
-    sched_destroy(one);
+    persia_sched_destroy(large);
+    persia_sched_destroy(one);
 }
 
 /* ---- jobs ---- */
@@ -270,7 +275,8 @@ static void note(void *ctx)
 {
     numbered *j = ctx;
     int counts[10] = {0};
-    sched_for(j->log->s, 10, count_one, counts); /* jobs may run loops */
+    persia_sched_for(j->log->s, 10, count_one,
+                     counts); /* jobs may run loops */
     int at = atomic_load(&j->log->n);
     j->log->order[at] = counts[9] ? j->number : -1;
     atomic_store(&j->log->n, at + 1);
@@ -284,9 +290,9 @@ static void test_jobs_run_in_order_and_destroy_waits(void **state)
     numbered jobs[200];
     for (int i = 0; i < 200; i++) {
         jobs[i] = (numbered){&log, i};
-        assert_int_equal(sched_submit(s, note, &jobs[i]), PERSIA_OK);
+        assert_int_equal(persia_sched_submit(s, note, &jobs[i]), PERSIA_OK);
     }
-    sched_destroy(s);
+    persia_sched_destroy(s);
     assert_int_equal(atomic_load(&log.n), 200);
     for (int i = 0; i < 200; i++)
         assert_int_equal(log.order[i], i);
@@ -315,12 +321,12 @@ static void test_background_threads_run_side_by_side(void **state)
 {
     (void)state;
     sched *s;
-    assert_int_equal(sched_create_background(1, 0, &s), PERSIA_EARG);
-    assert_int_equal(sched_create_background(1, 4, &s), PERSIA_OK);
+    assert_int_equal(persia_sched_create_background(1, 0, &s), PERSIA_EARG);
+    assert_int_equal(persia_sched_create_background(1, 4, &s), PERSIA_OK);
     gathering m = {0};
     for (int i = 0; i < 40; i++)
-        assert_int_equal(sched_submit(s, gather, &m), PERSIA_OK);
-    sched_destroy(s);
+        assert_int_equal(persia_sched_submit(s, gather, &m), PERSIA_OK);
+    persia_sched_destroy(s);
     assert_int_equal(atomic_load(&m.met), 40);
     assert_int_equal(atomic_load(&m.most), 4);
 }
@@ -332,16 +338,16 @@ static void test_forked_child_gets_an_error(void **state)
     pid_t child = fork();
     if (child == 0) {
         int counts[4] = {0};
-        int ok = sched_for(s, 4, count_one, counts) == PERSIA_EFORK &&
-                 sched_submit(s, note, NULL) == PERSIA_EFORK;
-        sched_destroy(s); /* returns at once */
+        int ok = persia_sched_for(s, 4, count_one, counts) == PERSIA_EFORK &&
+                 persia_sched_submit(s, note, NULL) == PERSIA_EFORK;
+        persia_sched_destroy(s); /* returns at once */
         _exit(ok ? 0 : 1);
     }
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
-    sched_destroy(s);
+    persia_sched_destroy(s);
 }
 
 static volatile sig_atomic_t signalled;
@@ -369,7 +375,7 @@ static void test_signals_reach_the_users_thread(void **state)
         assert_true(pthread_equal(signalled_thread, pthread_self()));
     }
     sigaction(SIGUSR1, &before, NULL);
-    sched_destroy(s);
+    persia_sched_destroy(s);
 }
 
 /* ---- futures ---- */
@@ -377,13 +383,13 @@ static void test_signals_reach_the_users_thread(void **state)
 static void complete_soon(void *ctx)
 {
     sleep_ms(20);
-    future_complete(ctx, PERSIA_OK);
+    persia_future_complete(ctx, PERSIA_OK);
 }
 
 static void fail_soon(void *ctx)
 {
     sleep_ms(20);
-    future_complete(ctx, err_set(PERSIA_EDATA, "line 3 is bad"));
+    persia_future_complete(ctx, persia_err_set(PERSIA_EDATA, "line 3 is bad"));
 }
 
 static void test_future_carries_result_and_text(void **state)
@@ -391,36 +397,36 @@ static void test_future_carries_result_and_text(void **state)
     (void)state;
     sched *s = pool_of(1);
     future *f;
-    assert_int_equal(future_create(&f), PERSIA_OK);
-    assert_false(future_done(f));
-    sched_submit(s, complete_soon, f);
-    assert_int_equal(future_wait(f, 0), PERSIA_OK);
-    assert_true(future_done(f));
-    future_destroy(f);
+    assert_int_equal(persia_future_create(&f), PERSIA_OK);
+    assert_false(persia_future_done(f));
+    persia_sched_submit(s, complete_soon, f);
+    assert_int_equal(persia_future_wait(f, 0), PERSIA_OK);
+    assert_true(persia_future_done(f));
+    persia_future_destroy(f);
 
-    assert_int_equal(future_create(&f), PERSIA_OK);
-    sched_submit(s, fail_soon, f);
+    assert_int_equal(persia_future_create(&f), PERSIA_OK);
+    persia_sched_submit(s, fail_soon, f);
     for (int again = 0; again < 2; again++) {
-        assert_int_equal(future_wait(f, 0), PERSIA_EDATA);
-        assert_string_equal(err_text(), "line 3 is bad");
-        err_set(PERSIA_EIO, "something else");
+        assert_int_equal(persia_future_wait(f, 0), PERSIA_EDATA);
+        assert_string_equal(persia_err_text(), "line 3 is bad");
+        persia_err_set(PERSIA_EIO, "something else");
     }
-    future_destroy(f);
-    sched_destroy(s);
+    persia_future_destroy(f);
+    persia_sched_destroy(s);
 }
 
 static void test_future_timeout(void **state)
 {
     (void)state;
     future *f;
-    assert_int_equal(future_create(&f), PERSIA_OK);
-    uint64_t before = clock_ns();
-    assert_int_equal(future_wait(f, 130000000u), PERSIA_ETIMEOUT);
-    uint64_t took = clock_ns() - before;
+    assert_int_equal(persia_future_create(&f), PERSIA_OK);
+    uint64_t before = persia_clock_ns();
+    assert_int_equal(persia_future_wait(f, 130000000u), PERSIA_ETIMEOUT);
+    uint64_t took = persia_clock_ns() - before;
     assert_true(took >= 130000000u && took < 5000000000u);
-    future_complete(f, PERSIA_OK);
-    assert_int_equal(future_wait(f, 1), PERSIA_OK);
-    future_destroy(f);
+    persia_future_complete(f, PERSIA_OK);
+    assert_int_equal(persia_future_wait(f, 1), PERSIA_OK);
+    persia_future_destroy(f);
 }
 
 static atomic_int polls;
@@ -434,21 +440,21 @@ static void test_future_wait_can_be_interrupted(void **state)
 {
     (void)state;
     future *f;
-    assert_int_equal(future_create(&f), PERSIA_OK);
+    assert_int_equal(persia_future_create(&f), PERSIA_OK);
     atomic_store(&polls, 0);
-    interrupt_install(interrupt_third);
-    uint64_t before = clock_ns();
-    assert_int_equal(future_wait(f, 0), PERSIA_EINTR);
-    assert_true(clock_ns() - before < 3000000000u);
-    interrupt_install(NULL);
-    future_complete(f, PERSIA_OK);
-    assert_int_equal(future_wait(f, 0), PERSIA_OK);
-    future_destroy(f);
+    persia_interrupt_install(interrupt_third);
+    uint64_t before = persia_clock_ns();
+    assert_int_equal(persia_future_wait(f, 0), PERSIA_EINTR);
+    assert_true(persia_clock_ns() - before < 3000000000u);
+    persia_interrupt_install(NULL);
+    persia_future_complete(f, PERSIA_OK);
+    assert_int_equal(persia_future_wait(f, 0), PERSIA_OK);
+    persia_future_destroy(f);
 }
 
 static void *wait_for(void *f)
 {
-    return (void *)(intptr_t)future_wait(f, 0);
+    return (void *)(intptr_t)persia_future_wait(f, 0);
 }
 
 static void test_future_wakes_all_waiters(void **state)
@@ -456,17 +462,17 @@ static void test_future_wakes_all_waiters(void **state)
     (void)state;
     for (int round = 0; round < 50; round++) {
         future *f;
-        assert_int_equal(future_create(&f), PERSIA_OK);
+        assert_int_equal(persia_future_create(&f), PERSIA_OK);
         pthread_t threads[3];
         for (int i = 0; i < 3; i++)
             pthread_create(&threads[i], NULL, wait_for, f);
-        future_complete(f, err_set(PERSIA_ECLOSED, "closed"));
+        persia_future_complete(f, persia_err_set(PERSIA_ECLOSED, "closed"));
         for (int i = 0; i < 3; i++) {
             void *result;
             pthread_join(threads[i], &result);
             assert_int_equal((intptr_t)result, PERSIA_ECLOSED);
         }
-        future_destroy(f);
+        persia_future_destroy(f);
     }
 }
 

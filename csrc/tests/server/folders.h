@@ -54,7 +54,7 @@ static inline void make_folder(const char *name, const char *proof)
 static inline void expect(result r, int code, const char *text)
 {
     if (r.code != code || !strstr(r.text, text))
-        fail_msg("%s: %s", err_name(r.code), r.text);
+        fail_msg("%s: %s", persia_err_name(r.code), r.text);
     result_free(&r);
 }
 

@@ -33,8 +33,8 @@ static void on_reply(rpc_call *call, wire_out *o, void (*done)(void *owner),
     c->r.data = aligned_alloc(64, (o->bytes + 64) / 64 * 64);
     if (!c->r.data)
         abort();
-    wire_out_copy(o, c->r.data);
-    wire_out_free(o);
+    persia_wire_out_copy(o, c->r.data);
+    persia_wire_out_free(o);
     if (done)
         done(owner);
     finish(c);
@@ -55,19 +55,19 @@ pending *call_start(const server *v, uint32_t method, wire_out *o,
     void *request = aligned_alloc(64, (o->bytes + 64) / 64 * 64);
     if (!c || !request)
         abort();
-    wire_out_copy(o, request);
+    persia_wire_out_copy(o, request);
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->answered, NULL);
-    wire_memory_init(&c->r.memory);
+    persia_wire_memory_init(&c->r.memory);
     c->call = (rpc_call){.method = method,
                          .request = request,
                          .request_n = o->bytes,
-                         .deadline = clock_ns() + timeout_ns,
+                         .deadline = persia_clock_ns() + timeout_ns,
                          .admin = 1,
                          .reply = on_reply,
                          .fail = on_fail};
-    wire_out_free(o);
-    service_handle(v->s, &c->call);
+    persia_wire_out_free(o);
+    persia_service_handle(v->s, &c->call);
     return c;
 }
 
@@ -96,7 +96,7 @@ result call_wait(pending *c)
 void result_free(result *r)
 {
     free(r->data);
-    wire_memory_free(&r->memory);
+    persia_wire_memory_free(&r->memory);
 }
 
 result call(const server *v, uint32_t method, wire_out *o)
@@ -115,8 +115,9 @@ server server_start(uint32_t shard, uint32_t shards, const char *folder)
                               .shards = shards,
                               .message_limit = 64 << 20,
                               .checkpoints = folder};
-    if (ps_create(&config, &v.p) || service_create(v.p, &service, &v.s))
-        fail_msg("%s", err_text());
+    if (persia_ps_create(&config, &v.p) ||
+        persia_service_create(v.p, &service, &v.s))
+        fail_msg("%s", persia_err_text());
     for (uint64_t i = 0; i < 8; i++) {
         wire_hello m = {.caller = {.client = 1, .incarnation = 1},
                         .version = WIRE_VERSION,
@@ -134,8 +135,8 @@ server server_start(uint32_t shard, uint32_t shards, const char *folder)
 
 void server_stop(server *v)
 {
-    service_destroy(v->s);
-    ps_destroy(v->p);
+    persia_service_destroy(v->s);
+    persia_ps_destroy(v->p);
     v->s = NULL;
     v->p = NULL;
 }
@@ -235,7 +236,7 @@ int push_code(const server *v, const wire_push *m)
 {
     result r = CALL(v, PUSH, push, m);
     int code = r.code;
-    (void)err_set(code, "%s", r.text);
+    (void)persia_err_set(code, "%s", r.text);
     result_free(&r);
     return code;
 }
@@ -305,14 +306,14 @@ static rows_all rows_make(const rows_all *like, size_t n)
 
 rows_all rows_of(table *const *shards, size_t shards_n)
 {
-    const table_config *c = table_get_config(shards[0]);
+    const table_config *c = persia_table_get_config(shards[0]);
     rows_all like = {.dim = c->dim,
-                     .state_floats = table_state_floats(shards[0]),
+                     .state_floats = persia_table_state_floats(shards[0]),
                      .vector_bytes = c->dim * (c->dtype ? 2u : 4u)};
     uint64_t total = 0;
     for (size_t i = 0; i < shards_n; i++) {
         table_stats stats;
-        table_get_stats(shards[i], &stats);
+        persia_table_get_stats(shards[i], &stats);
         total += stats.rows;
     }
     rows_all all = rows_make(&like, total);
@@ -320,15 +321,15 @@ rows_all rows_of(table *const *shards, size_t shards_n)
         table_cut *cut;
         table *t = shards[i];
         size_t n = 1;
-        assert_int_equal(table_cut_begin(&t, 1, &cut), PERSIA_OK);
+        assert_int_equal(persia_table_cut_begin(&t, 1, &cut), PERSIA_OK);
         for (; n; all.n += n)
             assert_int_equal(
-                table_cut_next(cut, total - all.n + 1, all.ids + all.n,
-                               all.vectors + all.n * all.vector_bytes,
-                               all.state + all.n * all.state_floats,
-                               all.clocks + all.n, &n),
+                persia_table_cut_next(cut, total - all.n + 1, all.ids + all.n,
+                                      all.vectors + all.n * all.vector_bytes,
+                                      all.state + all.n * all.state_floats,
+                                      all.clocks + all.n, &n),
                 PERSIA_OK);
-        table_cut_end(cut);
+        persia_table_cut_end(cut);
     }
     numbered *order = malloc((all.n + 1) * sizeof *order);
     if (!order)

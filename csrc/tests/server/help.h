@@ -85,18 +85,18 @@ result call(const server *v, uint32_t method, wire_out *o);
 #define ENCODED(name, m)                                                      \
     __extension__({                                                           \
         wire_out encoded_;                                                    \
-        wire_out_init(&encoded_);                                             \
-        if (wire_put_##name(&encoded_, m))                                    \
-            fail_msg("%s", err_text());                                       \
+        persia_wire_out_init(&encoded_);                                      \
+        if (persia_wire_put_##name(&encoded_, m))                             \
+            fail_msg("%s", persia_err_text());                                \
         encoded_;                                                             \
     })
 /* Decodes a result into `out`; fails the test if it is an error. */
 #define DECODE(r, name, out)                                                  \
     do {                                                                      \
         if ((r)->code)                                                        \
-            fail_msg("%s: %s", err_name((r)->code), (r)->text);               \
-        if (wire_get_##name((r)->data, (r)->n, &(r)->memory, out))            \
-            fail_msg("%s", err_text());                                       \
+            fail_msg("%s: %s", persia_err_name((r)->code), (r)->text);        \
+        if (persia_wire_get_##name((r)->data, (r)->n, &(r)->memory, out))     \
+            fail_msg("%s", persia_err_text());                                \
     } while (0)
 #define CALL(v, METHOD, name, m)                                              \
     __extension__({                                                           \

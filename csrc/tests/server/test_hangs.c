@@ -68,19 +68,21 @@ static void hang_wait(int n)
 /* Everything else is served; the snapshot fails at its patience. */
 static void expect_served(server *v, const char *folder)
 {
-    const uint64_t now = clock_ns();
+    const uint64_t now = persia_clock_ns();
     wire_snapshot m = snapshot_of(v, SNAPSHOT_STATUS, folder);
     push_some(v, 1, 0, stats_of(v).updates + 1);
-    assert_true(shard_tick(service_shard(v->s), now + 25 * (uint64_t)SECOND) >
+    assert_true(persia_shard_tick(persia_service_shard(v->s),
+                                  now + 25 * (uint64_t)SECOND) >
                 now + 25 * (uint64_t)SECOND);
-    (void)shard_tick(service_shard(v->s), now + 120 * (uint64_t)SECOND);
+    (void)persia_shard_tick(persia_service_shard(v->s),
+                            now + 120 * (uint64_t)SECOND);
     expect(CALL(v, SNAPSHOT, snapshot, &m), PERSIA_ETIMEOUT, folder);
     push_some(v, 1, 0, stats_of(v).updates + 1);
     /* no cut is left */
-    table *t = ps_table(v->p, 0);
+    table *t = persia_ps_table(v->p, 0);
     table_cut *cut;
-    assert_int_equal(table_cut_begin(&t, 1, &cut), PERSIA_OK);
-    table_cut_end(cut);
+    assert_int_equal(persia_table_cut_begin(&t, 1, &cut), PERSIA_OK);
+    persia_table_cut_end(cut);
 }
 
 static void a_folder_that_hangs_costs_its_snapshot_alone(void **state)
@@ -130,12 +132,12 @@ static void a_server_stops_while_its_files_hang(void **state)
     expect(CALL(&v, SNAPSHOT, snapshot, &s), PERSIA_OK, "");
     expect(restore_ask(&v, &m, RESTORE_PREPARE), PERSIA_OK, "");
     hang_wait(2);
-    service_end_snapshot(v.s);
-    assert_int_equal(service_destroy(v.s), 1);
+    persia_service_end_snapshot(v.s);
+    assert_int_equal(persia_service_destroy(v.s), 1);
     hang_set(&hang_proof, 0);
-    while (service_destroy(v.s))
+    while (persia_service_destroy(v.s))
         ;
-    ps_destroy(v.p);
+    persia_ps_destroy(v.p);
 }
 
 /* Each that hangs costs a thread: there is an end to that. */

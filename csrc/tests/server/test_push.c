@@ -13,8 +13,8 @@
 
 static void expect(int code, int wanted, const char *text)
 {
-    if (code != wanted || !strstr(err_text(), text))
-        fail_msg("%s: %s", err_name(code), err_text());
+    if (code != wanted || !strstr(persia_err_text(), text))
+        fail_msg("%s: %s", persia_err_name(code), persia_err_text());
 }
 
 /* ---- the same bits ------------------------------------------------------ */
@@ -112,18 +112,22 @@ static void push_embedded(ps *p, part parts[][TABLES], size_t parts_n)
         if (!n)
             continue;
         optim_hyper h = shape_hyper(t);
-        optim[t] = (optim_args){.kind = h.kind, .lr = h.lr, .eps = h.eps,
-                                .beta1 = h.beta1, .beta2 = h.beta2,
+        optim[t] = (optim_args){.kind = h.kind,
+                                .lr = h.lr,
+                                .eps = h.eps,
+                                .beta1 = h.beta1,
+                                .beta2 = h.beta2,
                                 .momentum = h.momentum,
                                 .weight_decay = h.weight_decay,
                                 .grad_scale = h.grad_scale,
-                                .step = ps_updates(p) + 1};
-        jobs[jobs_n++] = (push_job){.t = ps_table(p, (uint32_t)t),
-                                    .parts = all[t], .parts_n = n,
+                                .step = persia_ps_updates(p) + 1};
+        jobs[jobs_n++] = (push_job){.t = persia_ps_table(p, (uint32_t)t),
+                                    .parts = all[t],
+                                    .parts_n = n,
                                     .optim = &optim[t],
-                                    .draw = ps_updates(p) + 1};
+                                    .draw = persia_ps_updates(p) + 1};
     }
-    assert_int_equal(ps_push(p, jobs, jobs_n), PERSIA_OK);
+    assert_int_equal(persia_ps_push(p, jobs, jobs_n), PERSIA_OK);
 }
 
 /* The message of one part to one shard: every table that is in any part of
@@ -174,16 +178,16 @@ static ps *embedded_start(void)
         table_spec spec = shape_spec(t);
         declare(&v, &spec);
     }
-    service_destroy(v.s);
+    persia_service_destroy(v.s);
     return v.p;
 }
 
 static void all_equal(ps *reference, const server *v, uint32_t n)
 {
     for (uint32_t t = 0; t < TABLES; t++) {
-        table *shards[3], *one = ps_table(reference, t);
+        table *shards[3], *one = persia_ps_table(reference, t);
         for (uint32_t i = 0; i < n; i++)
-            shards[i] = ps_table(v[i].p, t);
+            shards[i] = persia_ps_table(v[i].p, t);
         rows_all a = rows_of(&one, 1), b = rows_of(shards, n);
         assert_true(a.n > 0);
         rows_equal(&a, &b);
@@ -219,7 +223,7 @@ static void shards_have_the_bits_of_one_process(void **state)
         all_equal(reference, v, n);
         for (uint32_t i = 0; i < n; i++)
             server_stop(&v[i]);
-        ps_destroy(reference);
+        persia_ps_destroy(reference);
     }
 }
 
@@ -283,7 +287,7 @@ static void steps_have_the_bits_of_one_process(void **state)
         all_equal(reference, v, n);
         for (uint32_t i = 0; i < n; i++)
             server_stop(&v[i]);
-        ps_destroy(reference);
+        persia_ps_destroy(reference);
     }
 }
 
@@ -348,8 +352,8 @@ static void narrow_gradients_and_hints(void **state)
         if (dtype == WIRE_FP32) {
             memcpy(wide, f->grads, sizeof wide);
         } else {
-            wire_narrow(dtype, 100, 4, f->grads, 4, narrow, scales);
-            wire_widen(dtype, 100, 4, narrow, scales, wide, 4);
+            persia_wire_narrow(dtype, 100, 4, f->grads, 4, narrow, scales);
+            persia_wire_widen(dtype, 100, 4, narrow, scales, wide, 4);
         }
         for (int i = 0; i < 400; i++)
             want[i] -= wide[i];
@@ -405,7 +409,7 @@ static void nonfinite_narrow_gradients(void **state)
         assert_int_equal(reply.touched, N - 1);
     }
     table_stats stats;
-    table_get_stats(ps_table(f->v.p, 0), &stats);
+    persia_table_get_stats(persia_ps_table(f->v.p, 0), &stats);
     assert_int_equal(stats.rows, policy == NONFINITE_RAISE ? 0 : N - 1);
     free(scales);
     free(narrow);
@@ -462,7 +466,7 @@ static void what_is_refused_changes_nothing(void **state)
     assert_int_equal(stats.parked, 0);
     assert_int_equal(ledger_of(&f->v, STREAM).watermark, 0);
     table_stats rows;
-    table_get_stats(ps_table(f->v.p, 0), &rows);
+    persia_table_get_stats(persia_ps_table(f->v.p, 0), &rows);
     assert_int_equal(rows.rows, 0);
     assert_int_equal(rows.pushes, 0);
     m.number = 1;

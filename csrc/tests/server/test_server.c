@@ -9,19 +9,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The error of a request; its text is err_text(). */
+/* The error of a request; its text is persia_err_text(). */
 static int code_of(result r)
 {
     int code = r.code;
-    (void)err_set(code, "%s", r.text);
+    (void)persia_err_set(code, "%s", r.text);
     result_free(&r);
     return code;
 }
 
 static void expect(int code, int wanted, const char *text)
 {
-    if (code != wanted || !strstr(err_text(), text))
-        fail_msg("%s: %s", err_name(code), err_text());
+    if (code != wanted || !strstr(persia_err_text(), text))
+        fail_msg("%s: %s", persia_err_name(code), persia_err_text());
 }
 
 static void hello_tells_who_it_is(void **state)
@@ -84,8 +84,10 @@ static void tables_are_declared_once(void **state)
     assert_int_equal(declare(&v, &b), 1);
     assert_int_equal(declare(&v, &a), 0);
     /* ten rows of all three shards */
-    assert_int_equal(table_get_config(ps_table(v.p, 0))->capacity, 4);
-    assert_int_equal(table_get_config(ps_table(v.p, 1))->capacity, 0);
+    assert_int_equal(
+        persia_table_get_config(persia_ps_table(v.p, 0))->capacity, 4);
+    assert_int_equal(
+        persia_table_get_config(persia_ps_table(v.p, 1))->capacity, 0);
     wire_declare m = {.caller = caller_of(&v), .table = a};
     m.table.capacity = 11; /* also four a shard */
     expect(code_of(CALL(&v, DECLARE, declare, &m)), PERSIA_EMISMATCH,
@@ -124,8 +126,8 @@ static void a_declare_that_waits_is_alone(void **state)
     (void)state;
     server v = server_start(0, 1, NULL);
     const table_spec a = spec_of("a", 8, OPTIM_ADAM);
-    mem_limit *limit = (mem_limit *)(uintptr_t)ps_limit(v.p);
-    const uint64_t until = clock_ns() + 60 * (uint64_t)SECOND;
+    mem_limit *limit = (mem_limit *)(uintptr_t)persia_ps_limit(v.p);
+    const uint64_t until = persia_clock_ns() + 60 * (uint64_t)SECOND;
     wire_hello m = {.version = WIRE_VERSION, .name_space = "test"};
     wire_hello_reply reply;
     pthread_t thread;
@@ -135,7 +137,7 @@ static void a_declare_that_waits_is_alone(void **state)
     pthread_create(&thread, NULL, declares, &v);
     while (!pthread_rwlock_tryrdlock(&limit->lock)) {
         pthread_rwlock_unlock(&limit->lock);
-        assert_true(clock_ns() < until);
+        assert_true(persia_clock_ns() < until);
     }
     result r = CALL(&v, HELLO, hello, &m);
     DECODE(&r, hello_reply, &reply);
@@ -144,7 +146,7 @@ static void a_declare_that_waits_is_alone(void **state)
     assert_int_equal(stats_of(&v).tables_n, 1);
     pthread_rwlock_unlock(&limit->lock);
     pthread_join(thread, NULL);
-    assert_int_equal(ps_tables(v.p), 2);
+    assert_int_equal(persia_ps_tables(v.p), 2);
     server_stop(&v);
 }
 
@@ -201,16 +203,19 @@ static void pulls_give_what_the_table_gives(void **state)
             if (!got->n)
                 continue;
             assert_int_equal(got->dim, dim);
-            pull_job job = {.t = ps_table(v.p, got->no), .n = got->n,
-                            .ids = all[i].ids, .out = want, .stride = dim,
+            pull_job job = {.t = persia_ps_table(v.p, got->no),
+                            .n = got->n,
+                            .ids = all[i].ids,
+                            .out = want,
+                            .stride = dim,
                             .rows = rows};
-            assert_int_equal(ps_pull(v.p, &job, 1), PERSIA_OK);
+            assert_int_equal(persia_ps_pull(v.p, &job, 1), PERSIA_OK);
             if (m.want_rows)
                 assert_memory_equal(got->rows, rows, got->n * 4);
             else
                 assert_null(got->rows);
-            wire_widen(dtype, got->n, dim, got->values, got->scales, wide,
-                       dim);
+            persia_wire_widen(dtype, got->n, dim, got->values, got->scales,
+                              wide, dim);
             for (size_t k = 0; k < got->n * dim; k++) {
                 float off = wide[k] > want[k] ? wide[k] - want[k]
                                               : want[k] - wide[k];
@@ -313,7 +318,7 @@ static void requests_name_the_slots_that_they_mean(void **state)
         assert_int_equal(code_of(CALL(&v, GET_ROWS, rows, &rows)), code);
         assert_int_equal(code_of(CALL(&v, PUSH, push, &m)), code);
     }
-    assert_int_equal(ps_updates(v.p), 2);
+    assert_int_equal(persia_ps_updates(v.p), 2);
     server_stop(&v);
 }
 
@@ -367,7 +372,7 @@ static void whole_rows_out_and_in(void **state)
     /* clear comes alone: rows that are refused would come too late */
     table_stats stats;
     uint64_t had;
-    table_get_stats(ps_table(v.p, 0), &stats);
+    persia_table_get_stats(persia_ps_table(v.p, 0), &stats);
     had = stats.rows;
     assert_int_not_equal(had, 0);
     put.clear = 1;
@@ -376,11 +381,11 @@ static void whole_rows_out_and_in(void **state)
     put.state = NULL;
     expect(code_of(CALL(&v, PUT_ROWS, rows, &put)), PERSIA_EARG,
            "put them afterwards");
-    table_get_stats(ps_table(v.p, 0), &stats);
+    persia_table_get_stats(persia_ps_table(v.p, 0), &stats);
     assert_int_equal(stats.rows, had);
     put.n = 0;
     assert_int_equal(code_of(CALL(&v, PUT_ROWS, rows, &put)), PERSIA_OK);
-    table_get_stats(ps_table(v.p, 0), &stats);
+    persia_table_get_stats(persia_ps_table(v.p, 0), &stats);
     assert_int_equal(stats.rows, 0);
     get.n = 0;
     assert_int_equal(code_of(CALL(&v, GET_ROWS, rows, &get)), PERSIA_OK);
@@ -397,14 +402,14 @@ static void plain_reply(rpc_call *call, wire_out *o, void (*done)(void *),
                         void *owner)
 {
     ((plain_call *)call)->replied = 1;
-    wire_out_free(o);
+    persia_wire_out_free(o);
     if (done)
         done(owner);
 }
 
 static void plain_fail(rpc_call *call, int code, const char *text)
 {
-    ((plain_call *)call)->code = err_set(code, "%s", text);
+    ((plain_call *)call)->code = persia_err_set(code, "%s", text);
 }
 
 static int plain_at(ps_service *s, rpc_call call)
@@ -413,7 +418,7 @@ static int plain_at(ps_service *s, rpc_call call)
     c.call.deadline = UINT64_MAX;
     c.call.reply = plain_reply;
     c.call.fail = plain_fail;
-    service_handle(s, &c.call);
+    persia_service_handle(s, &c.call);
     assert_int_equal(c.replied, c.code == PERSIA_OK);
     return c.code;
 }
@@ -439,7 +444,7 @@ static void administration_and_malformed_requests(void **state)
         assert_int_not_equal(plain(&v, i, "\377\377\377", 3), PERSIA_OK);
     assert_int_equal(plain(&v, WIRE_STATS, NULL, 0), PERSIA_OK);
     assert_int_equal(plain(&v, WIRE_PULL, NULL, 0), PERSIA_OK);
-    service_close(v.s);
+    persia_service_close(v.s);
     expect(plain(&v, WIRE_PULL, NULL, 0), PERSIA_EUNAVAILABLE, "stopping");
     assert_int_equal(plain(&v, WIRE_STATS, NULL, 0), PERSIA_OK);
     server_stop(&v);
@@ -457,10 +462,10 @@ static void what_does_not_travel_has_no_limit(void **state)
         table_spec spec = spec_of(name, 4, OPTIM_SGD);
         declare(&v, &spec);
     }
-    assert_int_equal(service_create(v.p, &c, &s), PERSIA_OK);
+    assert_int_equal(persia_service_create(v.p, &c, &s), PERSIA_OK);
     expect(plain_at(s, (rpc_call){.method = WIRE_STATS}), PERSIA_ELIMIT,
            "an answer of");
-    service_destroy(s);
+    persia_service_destroy(s);
     server_stop(&v);
 }
 
@@ -537,12 +542,12 @@ static void bad_configurations(void **state)
     server v = server_start(0, 1, NULL);
     ps_service *s;
     service_config c = {.shard = 2, .shards = 2, .message_limit = 1 << 20};
-    expect(service_create(v.p, &c, &s), PERSIA_EARG, "shard 2 of 2");
+    expect(persia_service_create(v.p, &c, &s), PERSIA_EARG, "shard 2 of 2");
     c.shard = 0;
     c.checkpoints = "/nowhere/at/all";
-    expect(service_create(v.p, &c, &s), PERSIA_EIO, "/nowhere/at/all");
+    expect(persia_service_create(v.p, &c, &s), PERSIA_EIO, "/nowhere/at/all");
     c.message_limit = 0;
-    expect(service_create(v.p, &c, &s), PERSIA_EARG, "message_limit");
+    expect(persia_service_create(v.p, &c, &s), PERSIA_EARG, "message_limit");
     assert_null(s);
     server_stop(&v);
 }

@@ -22,7 +22,7 @@ static rows_all rows_of_servers(const server *v, uint32_t shards, uint32_t t)
 {
     table *tables[3];
     for (uint32_t i = 0; i < shards; i++)
-        tables[i] = ps_table(v[i].p, t);
+        tables[i] = persia_ps_table(v[i].p, t);
     return rows_of(tables, shards);
 }
 
@@ -485,16 +485,16 @@ static void what_restores_refuse(void **state)
     expect(restore_ask(&v, &m, RESTORE_COMMIT), PERSIA_EARG, "no restore");
     /* a snapshot that is not ended does not hinder, an open cut would */
     assert_int_equal(restore_prepare(&v, &m), file.rows);
-    table *t = ps_table(v.p, 0);
+    table *t = persia_ps_table(v.p, 0);
     table_cut *cut;
-    assert_int_equal(table_cut_begin(&t, 1, &cut), PERSIA_OK);
+    assert_int_equal(persia_table_cut_begin(&t, 1, &cut), PERSIA_OK);
     expect(restore_ask(&v, &m, RESTORE_COMMIT), PERSIA_EUNAVAILABLE,
            "a snapshot is under way");
-    table_cut_end(cut);
+    persia_table_cut_end(cut);
     assert_int_equal(stats_of(&v).lineage, v.lineage);
 
     /* what waits is told; the second table stays as it is */
-    table *second = ps_table(v.p, 1);
+    table *second = persia_ps_table(v.p, 1);
     rows_all before = rows_of(&second, 1);
     wire_push part = push_of(&v, STREAM, 3, NULL, 0);
     part.step = 3;
@@ -512,7 +512,7 @@ static void what_restores_refuse(void **state)
     rows_free(&before);
     rows_free(&after);
     table_stats stats;
-    table_get_stats(second, &stats);
+    persia_table_get_stats(second, &stats);
     assert_int_equal(stats.pushes, 1);
     assert_int_equal(stats_of(&v).parked, 0);
     server_stop(&v);
@@ -521,7 +521,7 @@ static void what_restores_refuse(void **state)
 static void what_nobody_asks_about_is_forgotten(void **state)
 {
     (void)state;
-    const uint64_t minute = 60 * (uint64_t)SECOND, now = clock_ns();
+    const uint64_t minute = 60 * (uint64_t)SECOND, now = persia_clock_ns();
     server v = server_start(0, 1, base);
     wire_restore m = {.folder = ".tmp-forget", .lineage = 9};
     result r;
@@ -531,11 +531,12 @@ static void what_nobody_asks_about_is_forgotten(void **state)
     (void)snapshot_whole(&v, ".tmp-forget", &r);
     result_free(&r);
     (void)restore_prepare(&v, &m);
-    uint64_t next = shard_tick(service_shard(v.s), now + 9 * minute);
+    uint64_t next = persia_shard_tick(persia_service_shard(v.s),
+                                      now + 9 * minute);
     assert_true(next >= now + 10 * minute && next < now + 11 * minute);
     wire_snapshot s = snapshot_of(&v, SNAPSHOT_STATUS, ".tmp-forget");
     expect(CALL(&v, SNAPSHOT, snapshot, &s), PERSIA_OK, "");
-    next = shard_tick(service_shard(v.s), now + 12 * minute);
+    next = persia_shard_tick(persia_service_shard(v.s), now + 12 * minute);
     assert_true(next == UINT64_MAX);
     expect(CALL(&v, SNAPSHOT, snapshot, &s), PERSIA_EARG, "10 minutes");
     expect(restore_ask(&v, &m, RESTORE_COMMIT), PERSIA_EARG, "10 minutes");

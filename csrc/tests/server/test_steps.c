@@ -64,7 +64,7 @@ static void expect_error(pending *c, int code, const char *text)
 {
     result r = call_wait(c);
     if (r.code != code || !strstr(r.text, text))
-        fail_msg("%s: %s", err_name(r.code), r.text);
+        fail_msg("%s: %s", persia_err_name(r.code), r.text);
     result_free(&r);
 }
 
@@ -182,7 +182,7 @@ static void ranks_come_and_go(void **state)
     assert_true(value(j) == 2);
     wire_push m = part_of(j, 1, 2);
     assert_int_equal(push_code(&j->v, &m), PERSIA_EARG);
-    assert_non_null(strstr(err_text(), "rank 1 has left"));
+    assert_non_null(strstr(persia_err_text(), "rank 1 has left"));
     /* rank 0 begins anew: what it sent before is void */
     a = send_part(j, 0, 2, LONG);
     assert_int_equal(join(&j->v, 0, RANKS, 1, 1), 1);
@@ -264,13 +264,14 @@ static void who_has_left_is_told_by_who_goes_on(void **state)
     result one = call_wait(a);
     wire_push_reply reply;
     wire_memory memory;
-    wire_memory_init(&memory);
-    assert_int_equal(wire_get_push_reply(one.data, one.n, &memory, &reply),
-                     PERSIA_OK);
+    persia_wire_memory_init(&memory);
+    assert_int_equal(
+        persia_wire_get_push_reply(one.data, one.n, &memory, &reply),
+        PERSIA_OK);
     assert_int_equal(reply.status, PUSH_APPLIED);
     assert_int_equal(reply.left_n, 2);
     assert_true(reply.left[0] == 1 && reply.left[1] == 2);
-    wire_memory_free(&memory);
+    persia_wire_memory_free(&memory);
     result_free(&one);
     /* One of them says something else. */
     assert_int_equal(join(&j->v, 2, RANKS, 1, 5), 5);
@@ -471,7 +472,7 @@ static void what_waits_is_bounded_and_closed(void **state)
     expect_error(pull_after(j, 1, LONG), PERSIA_EUNAVAILABLE, "too many");
     pending *part = send_part(j, 1, 1, LONG); /* bounded by the ranks */
     assert_int_equal(stats_of(&j->v).parked, MOST + 1);
-    service_close(j->v.s);
+    persia_service_close(j->v.s);
     for (int i = 0; i < MOST; i++)
         expect_error(waiting[i], PERSIA_EUNAVAILABLE, "stopping");
     expect_error(part, PERSIA_EUNAVAILABLE, "stopping");
@@ -486,11 +487,11 @@ static void what_waits_leaves_room_for_updates(void **state)
     (void)state;
     job *j = job_start();
     pending *waiting[CALLS / 2];
-    service_set_calls(j->v.s, CALLS);
+    persia_service_set_calls(j->v.s, CALLS);
     for (int i = 0; i < CALLS / 2; i++)
         waiting[i] = pull_after(j, 1, LONG);
     expect_error(pull_after(j, 1, LONG), PERSIA_EUNAVAILABLE, "too many");
-    service_set_calls(j->v.s, 0);
+    persia_service_set_calls(j->v.s, 0);
     pending *more = pull_after(j, 1, LONG);
     wire_push m = push_of(&j->v, STREAM, 1, &j->table, 1);
     assert_int_equal(push(&j->v, &m).status, PUSH_APPLIED);
@@ -498,7 +499,7 @@ static void what_waits_leaves_room_for_updates(void **state)
         expect_row(waiting[i], 1);
     expect_row(more, 1);
     /* With many ranks all but one wait for the last. */
-    service_set_calls(j->v.s, CALLS);
+    persia_service_set_calls(j->v.s, CALLS);
     (void)join(&j->v, 0, CALLS - 1, 1, 0);
     more = pull_after(j, 2, LONG);
     expect_error(pull_after(j, 2, LONG), PERSIA_EUNAVAILABLE, "too many");

@@ -94,7 +94,7 @@ static void declare(store *e, const char *name)
     assert_int_equal(a.code, PERSIA_OK);
 }
 
-static void store_open(store *e, int waits)
+static void persia_store_open(store *e, int waits)
 {
     ps_config tables = {.threads = 2};
     *e = (store){.now = 1000, .wake_at = UINT64_MAX};
@@ -104,20 +104,20 @@ static void store_open(store *e, int waits)
                       .message_limit = UINT64_MAX,
                       .env = {.ctx = e, .now = now,
                               .wake = waits ? wake : NULL}};
-    assert_int_equal(ps_create(&tables, &e->p), PERSIA_OK);
-    assert_int_equal(shard_create(e->p, &c, &e->s), PERSIA_OK);
-    assert_int_equal(shard_direct(e->s, &e->ref), PERSIA_OK);
+    assert_int_equal(persia_ps_create(&tables, &e->p), PERSIA_OK);
+    assert_int_equal(persia_shard_create(e->p, &c, &e->s), PERSIA_OK);
+    assert_int_equal(persia_shard_direct(e->s, &e->ref), PERSIA_OK);
     assert_true(e->ref->direct);
     (void)hello(e, 1, STREAM);
     declare(e, "a");
     declare(e, "b");
 }
 
-static void store_close(store *e)
+static void persia_store_close(store *e)
 {
     e->ref->ops->close(e->ref);
-    shard_destroy(e->s);
-    ps_destroy(e->p);
+    persia_shard_destroy(e->s);
+    persia_ps_destroy(e->p);
 }
 
 /* A push to both tables: gradient g for each of the ids. */
@@ -180,7 +180,7 @@ static void an_update_is_applied_once(void **state)
     answered a;
     float rows[2 * DIM];
     (void)state;
-    store_open(&e, 0);
+    persia_store_open(&e, 0);
     give(&g, 1, 1, -1);
     push(&e, &g, &a);
     assert_int_equal(a.code, PERSIA_OK);
@@ -195,7 +195,7 @@ static void an_update_is_applied_once(void **state)
     assert_true(rows[0] == 1 && rows[DIM] == 2);
     assert_int_equal(hello(&e, 1, STREAM).ledger.watermark, 1);
     assert_int_equal(hello(&e, 1, STREAM).updates, 1);
-    store_close(&e);
+    persia_store_close(&e);
 }
 
 static void an_older_owner_and_other_rows_are_refused(void **state)
@@ -204,7 +204,7 @@ static void an_older_owner_and_other_rows_are_refused(void **state)
     given g;
     answered a;
     (void)state;
-    store_open(&e, 0);
+    persia_store_open(&e, 0);
     (void)hello(&e, 2, STREAM);
     give(&g, 1, 1, -1);
     push(&e, &g, &a);
@@ -221,7 +221,7 @@ static void an_older_owner_and_other_rows_are_refused(void **state)
     push(&e, &g, &a);
     assert_int_equal(a.code, PERSIA_ESTALE);
     assert_int_equal(hello(&e, 2, STREAM).updates, 0);
-    store_close(&e);
+    persia_store_close(&e);
 }
 
 /* One part by jobs, one as a message has it. */
@@ -232,7 +232,7 @@ static void parts_of_a_step_are_added(void **state)
     answered first, second, a;
     float rows[2 * DIM];
     (void)state;
-    store_open(&e, 1);
+    persia_store_open(&e, 1);
     (void)hello(&e, 1, STREAM + 1);
     give(&g, 1, 1, -1);
     give(&h, 1, 1, -10);
@@ -257,7 +257,7 @@ static void parts_of_a_step_are_added(void **state)
     pull(&e, 0, rows, &a);
     assert_true(rows[0] == 11 && rows[DIM] == 22);
     assert_int_equal(hello(&e, 1, STREAM).updates, 1);
-    store_close(&e);
+    persia_store_close(&e);
 }
 
 static void what_waits_ends(void **state)
@@ -267,32 +267,32 @@ static void what_waits_ends(void **state)
     answered part, lookup;
     float rows[2 * DIM];
     (void)state;
-    store_open(&e, 0);
+    persia_store_open(&e, 0);
     pull(&e, 1, rows, &lookup); /* there is no tick */
     assert_int_equal(lookup.code, PERSIA_EUNAVAILABLE);
-    store_close(&e);
+    persia_store_close(&e);
 
-    store_open(&e, 1);
+    persia_store_open(&e, 1);
     give(&g, 1, 1, -1);
     g.m.step = 1;
     g.m.parts = 2;
     push(&e, &g, &part);
-    assert_int_equal(shard_tick(e.s, e.now), e.now + 100);
+    assert_int_equal(persia_shard_tick(e.s, e.now), e.now + 100);
     assert_int_equal(part.n, 0);
-    assert_int_equal(shard_tick(e.s, e.now + 100), UINT64_MAX);
+    assert_int_equal(persia_shard_tick(e.s, e.now + 100), UINT64_MAX);
     assert_int_equal(part.code, PERSIA_ETIMEOUT);
     push(&e, &g, &part);
     assert_int_equal(part.n, 0);
 
     shard_ref *other;
-    assert_int_equal(shard_direct(e.s, &other), PERSIA_OK);
+    assert_int_equal(persia_shard_direct(e.s, &other), PERSIA_OK);
     other->ops->close(other);
     assert_int_equal(part.n, 0);
-    shard_refuse(e.ref, PERSIA_EUNAVAILABLE, "it ends");
+    persia_shard_refuse(e.ref, PERSIA_EUNAVAILABLE, "it ends");
     assert_int_equal(part.code, PERSIA_EUNAVAILABLE);
     push(&e, &g, &part);
     assert_int_equal(part.code, PERSIA_EUNAVAILABLE);
-    store_close(&e);
+    persia_store_close(&e);
 }
 
 /* Without jobs the answer is packed, and the caller's until it is released. */
@@ -314,7 +314,7 @@ static void a_pull_waits_for_an_update(void **state)
     wire_pull_table table = {.no = 0, .n = 1, .ids = &id};
     wire_pull m = {.tables = &table, .tables_n = 1};
     (void)state;
-    store_open(&e, 1);
+    persia_store_open(&e, 1);
     pull_job job = {.n = 1, .ids = &id, .out = rows, .stride = DIM};
     wire_pull behind = {.after = 1, .stream = STREAM, .tables = &table,
                         .tables_n = 1};
@@ -338,7 +338,7 @@ static void a_pull_waits_for_an_update(void **state)
     e.ref->ops->snapshot(e.ref, &(wire_snapshot){0}, UINT64_MAX, on_code,
                          &lookup);
     assert_int_equal(lookup.code, PERSIA_EARG);
-    store_close(&e);
+    persia_store_close(&e);
 }
 
 /* Threads that all send the same updates, through refs of their own. */
@@ -372,7 +372,7 @@ static void *send_all(void *ctx)
     race *r = ctx;
     given g;
     shard_ref *ref;
-    if (shard_direct(r->e.s, &ref)) {
+    if (persia_shard_direct(r->e.s, &ref)) {
         atomic_store(&r->wrong, 1);
         return NULL;
     }
@@ -394,7 +394,7 @@ static void copies_at_once_are_applied_once(void **state)
     answered a;
     float rows[2 * DIM];
     (void)state;
-    store_open(&r.e, 0);
+    persia_store_open(&r.e, 0);
     for (int i = 0; i < SENDERS; i++)
         assert_int_equal(pthread_create(&senders[i], NULL, send_all, &r), 0);
     for (int i = 0; i < SENDERS; i++)
@@ -405,7 +405,7 @@ static void copies_at_once_are_applied_once(void **state)
     assert_int_equal(hello(&r.e, 1, STREAM).updates, UPDATES);
     pull(&r.e, UPDATES, rows, &a);
     assert_true(rows[0] == UPDATES && rows[DIM] == 2 * UPDATES);
-    store_close(&r.e);
+    persia_store_close(&r.e);
 }
 
 int main(void)

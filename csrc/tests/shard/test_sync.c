@@ -87,11 +87,11 @@ static void what_is_refused(void **state)
     assert_int_equal(add(&s, 1, 0, SYNC_RANKS + 1), PERSIA_EARG);
     s.step = 9;
     assert_int_equal(add(&s, 9, 0, 2), PERSIA_EARG);
-    assert_non_null(strstr(err_text(), "step 9 was applied"));
+    assert_non_null(strstr(persia_err_text(), "step 9 was applied"));
     assert_int_equal(add(&s, 12, 0, 2), PERSIA_OK); /* it missed some */
     assert_int_equal(add(&s, 11, 1, 2), PERSIA_EARG);
     assert_int_equal(add(&s, 13, 1, 2), PERSIA_EARG);
-    assert_non_null(strstr(err_text(), "send step 12"));
+    assert_non_null(strstr(persia_err_text(), "send step 12"));
     assert_int_equal(add(&s, 12, 1, 3), PERSIA_EARG);
     assert_int_equal(add(&s, 12, 1, 2), PERSIA_OK);
     take(&s, 1, "01");

@@ -10,9 +10,9 @@
 
 #include "spec/spec.h"
 
-static const spec_list *const lists[] = {
-    &table_spec_list, &optim_hyper_list, &table_stats_list
-};
+static const spec_list *const lists[] = {&persia_table_spec_list,
+                                         &persia_optim_hyper_list,
+                                         &persia_table_stats_list};
 static const size_t sizes[] = {
     sizeof(table_spec), sizeof(optim_hyper), sizeof(table_stats)
 };
@@ -26,9 +26,9 @@ static void every_field_is_compared(void **state)
         for (size_t i = 0; i < lists[l]->n; i++) {
             const spec_field *f = &lists[l]->fields[i];
             _Alignas(8) char a[BYTES] = { 0 }, b[BYTES] = { 0 };
-            assert_null(spec_difference(lists[l], a, b));
+            assert_null(persia_spec_difference(lists[l], a, b));
             b[f->offset] = 1;
-            assert_ptr_equal(spec_difference(lists[l], a, b), f);
+            assert_ptr_equal(persia_spec_difference(lists[l], a, b), f);
         }
     }
 }
@@ -37,17 +37,18 @@ static void ranges_are_those_of_the_proto(void **state)
 {
     (void)state;
     table_spec t = { .name = "user", .dim = 4096, .dtype = VECTOR_BF16 };
-    assert_null(spec_out_of_range(&table_spec_list, &t));
+    assert_null(persia_spec_out_of_range(&persia_table_spec_list, &t));
     t.dim = 4097;
-    assert_string_equal(spec_out_of_range(&table_spec_list, &t)->name, "dim");
+    assert_string_equal(
+        persia_spec_out_of_range(&persia_table_spec_list, &t)->name, "dim");
     t.dim = 1;
     t.full = FULL_KINDS;
-    assert_string_equal(spec_out_of_range(&table_spec_list, &t)->name,
-                        "full");
+    assert_string_equal(
+        persia_spec_out_of_range(&persia_table_spec_list, &t)->name, "full");
     t.full = 0;
     memset(t.name, 'x', sizeof t.name);
-    assert_string_equal(spec_out_of_range(&table_spec_list, &t)->name,
-                        "name");
+    assert_string_equal(
+        persia_spec_out_of_range(&persia_table_spec_list, &t)->name, "name");
 }
 
 static void counters_add_up(void **state)
@@ -55,7 +56,7 @@ static void counters_add_up(void **state)
     (void)state;
     table_stats sum = { .rows = 1, .row_bytes = 80, .pushes = 7 };
     const table_stats more = { .rows = 2, .row_bytes = 80, .pushes = 5 };
-    spec_add(&table_stats_list, &sum, &more);
+    persia_spec_add(&persia_table_stats_list, &sum, &more);
     assert_int_equal(sum.rows, 3);
     assert_int_equal(sum.row_bytes, 80);
     assert_int_equal(sum.pushes, 7);

@@ -58,10 +58,10 @@ static id_batch batch_of(const memory *m)
 static int setup(void **state)
 {
     (void)state;
-    assert_int_equal(store_open(2, 0, &handle), PERSIA_OK);
-    assert_int_equal(store_get(handle, "test", &s), PERSIA_OK);
+    assert_int_equal(persia_store_open(2, 0, &handle), PERSIA_OK);
+    assert_int_equal(persia_store_get(handle, "test", &s), PERSIA_OK);
     table_config c;
-    table_config_init(&c);
+    persia_table_config_init(&c);
     strcpy(c.name, "t");
     c.dim = DIM;
     c.optimizer = OPTIM_SGD;
@@ -69,20 +69,22 @@ static int setup(void **state)
     c.init_a = 0;
     uint32_t no;
     int created;
-    assert_int_equal(client_declare(store_client(s), &c, &no, &created),
-                     PERSIA_OK);
+    assert_int_equal(
+        persia_client_declare(persia_store_client(s), &c, &no, &created),
+        PERSIA_OK);
     plan_feature f = {.name = "f", .table = no, .pooling = POOL_SUM,
                       .trainable = 1};
     assert_int_equal(
-        worker_plan(store_worker(s), PLAN_BAGS, 1, &f, 1, &plan), PERSIA_OK);
+        persia_worker_plan(persia_store_worker(s), PLAN_BAGS, 1, &f, 1, &plan),
+        PERSIA_OK);
     return 0;
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    store_put(s);
-    store_close(handle);
+    persia_store_put(s);
+    persia_store_close(handle);
     assert_int_equal(atomic_load(&alive), 0);
     return 0;
 }
@@ -90,21 +92,22 @@ static int teardown(void **state)
 static uint64_t stream_open(uint64_t staleness)
 {
     uint64_t stream;
-    assert_int_equal(store_pass_open(s, staleness, here, &stream), PERSIA_OK);
+    assert_int_equal(persia_store_pass_open(s, staleness, here, &stream),
+                     PERSIA_OK);
     return stream;
 }
 
 /* A batch that is looked up ahead. */
 static uint64_t batch_add(uint64_t stream)
 {
-    uint64_t batch = store_batch_number();
-    assert_int_equal(store_batch_add(s, stream, batch), PERSIA_OK);
+    uint64_t batch = persia_store_batch_number();
+    assert_int_equal(persia_store_batch_add(s, stream, batch), PERSIA_OK);
     memory *m = memory_new();
     store_lookup l = {.plan = plan, .batch = batch_of(m), .out = m->out,
                      .stride = DIM, .hints = m->rows, .owner = m,
                      .release = memory_release};
-    assert_int_equal(store_batch_lookup(s, batch, &l), PERSIA_OK);
-    store_batch_ready(s, batch);
+    assert_int_equal(persia_store_batch_lookup(s, batch, &l), PERSIA_OK);
+    persia_store_batch_ready(s, batch);
     return batch;
 }
 
@@ -112,18 +115,19 @@ static uint64_t batch_add(uint64_t stream)
 static int forward(uint64_t batch, uint64_t *ticket)
 {
     if (ticket)
-        *ticket = store_ticket(s);
-    store_batch_bind(s, batch, ticket ? *ticket : 0);
+        *ticket = persia_store_ticket(s);
+    persia_store_batch_bind(s, batch, ticket ? *ticket : 0);
     void *owner;
-    assert_int_equal(store_batch_take(s, batch, plan, &owner), PERSIA_OK);
+    assert_int_equal(persia_store_batch_take(s, batch, plan, &owner),
+                     PERSIA_OK);
     memory *m = owner;
     if (!m) {
         m = memory_new();
         id_batch b = batch_of(m);
-        assert_int_equal(
-            worker_forward(store_worker(s), plan, &b, 0, m->out, DIM, m->rows,
-                           NULL),
-            PERSIA_OK);
+        assert_int_equal(persia_worker_forward(persia_store_worker(s), plan,
+                                               &b, 0, m->out, DIM, m->rows,
+                                               NULL),
+                         PERSIA_OK);
     }
     int seen = (int)m->out[0];
     for (int i = 0; i < DIM; i++)
@@ -143,7 +147,7 @@ static int hold(uint64_t ticket)
                             .rows = m->rows, .grad = grad, .stride = DIM},
                    .owner = m,
                    .release = memory_release};
-    int rc = store_add_grad(s, &g);
+    int rc = persia_store_add_grad(s, &g);
     if (rc)
         memory_release(m);
     return rc;
@@ -153,7 +157,7 @@ static int hold(uint64_t ticket)
 static int apply(void)
 {
     optim_args o = {.kind = OPTIM_SGD, .lr = 1, .grad_scale = 1};
-    return store_apply(s, STORE_MINE, &o, 1);
+    return persia_store_apply(s, STORE_MINE, &o, 1);
 }
 
 static void backward(uint64_t ticket)
@@ -165,7 +169,7 @@ static void backward(uint64_t ticket)
 static store_prefetch_stats stats(void)
 {
     store_prefetch_stats out;
-    store_get_prefetch_stats(s, &out);
+    persia_store_get_prefetch_stats(s, &out);
     return out;
 }
 
@@ -191,7 +195,7 @@ static void plain_loop(uint64_t staleness, uint64_t depth)
     for (uint64_t t = 0; t < BATCHES; t++) {
         while (added <= t + depth && added < BATCHES)
             batch[added++] = batch_add(stream);
-        assert_int_equal(store_batch_next(s, batch[t], 0), PERSIA_OK);
+        assert_int_equal(persia_store_batch_next(s, batch[t], 0), PERSIA_OK);
         uint64_t ticket;
         int seen = forward(batch[t], &ticket);
         assert_true(seen <= (int)t);
@@ -210,7 +214,7 @@ static void plain_loop(uint64_t staleness, uint64_t depth)
     assert_int_equal(all, BATCHES);
     assert_true(stalest() <= staleness);
     assert_true(stalest() <= depth + 2); /* 2 updates may be pending */
-    store_pass_close(s, stream);
+    persia_store_pass_close(s, stream);
 }
 
 static void test_without_an_idle_core(void **state)
@@ -254,7 +258,7 @@ static void test_loop_without_backward_goes_on(void **state)
         uint64_t first = 0, before = stats().abandoned;
         for (int t = 0; t < 50; t++) {
             uint64_t batch = batch_add(stream), ticket;
-            assert_int_equal(store_batch_next(s, batch, 0), PERSIA_OK);
+            assert_int_equal(persia_store_batch_next(s, batch, 0), PERSIA_OK);
             if (t % 3 == 1)
                 continue; /* not even a forward */
             assert_int_equal(forward(batch, &ticket), 0);
@@ -263,10 +267,10 @@ static void test_loop_without_backward_goes_on(void **state)
         }
         assert_int_equal(stats().abandoned - before, 49 - staleness);
         assert_int_equal(hold(first), PERSIA_ETICKET);
-        assert_non_null(strstr(err_text(), "abandoned"));
-        store_pass_close(s, stream);
+        assert_non_null(strstr(persia_err_text(), "abandoned"));
+        persia_store_pass_close(s, stream);
     }
-    assert_int_equal(ps_updates(store_ps(s)), 0);
+    assert_int_equal(persia_ps_updates(persia_store_ps(s)), 0);
 }
 
 static void test_skip_makes_room(void **state)
@@ -275,15 +279,15 @@ static void test_skip_makes_room(void **state)
     uint64_t stream = stream_open(0), ticket;
     for (int t = 0; t < 20; t++) {
         uint64_t batch = batch_add(stream);
-        assert_int_equal(store_batch_next(s, batch, 0), PERSIA_OK);
+        assert_int_equal(persia_store_batch_next(s, batch, 0), PERSIA_OK);
         forward(batch, &ticket);
-        store_batch_skip(s, batch);
-        store_batch_skip(s, batch); /* does nothing */
+        persia_store_batch_skip(s, batch);
+        persia_store_batch_skip(s, batch); /* does nothing */
         assert_int_equal(hold(ticket), PERSIA_ETICKET);
     }
     assert_int_equal(stats().skipped, 20);
     assert_int_equal(stats().abandoned, 0);
-    store_pass_close(s, stream);
+    persia_store_pass_close(s, stream);
 }
 
 static void test_accumulation_holds_no_permit(void **state)
@@ -294,7 +298,7 @@ static void test_accumulation_holds_no_permit(void **state)
     for (int t = 0; t < 60; t++) {
         uint64_t batch = next;
         next = batch_add(stream);
-        assert_int_equal(store_batch_next(s, batch, 0), PERSIA_OK);
+        assert_int_equal(persia_store_batch_next(s, batch, 0), PERSIA_OK);
         /* As in a plain loop: sees the steps before it, all of them. */
         assert_int_equal(forward(batch, &ticket), t / 3 * 3);
         assert_int_equal(hold(ticket), PERSIA_OK);
@@ -303,7 +307,7 @@ static void test_accumulation_holds_no_permit(void **state)
     }
     assert_int_equal(stats().abandoned, 0);
     assert_int_equal(stalest(), 0);
-    store_pass_close(s, stream);
+    persia_store_pass_close(s, stream);
 }
 
 static void test_reading_takes_no_permit(void **state)
@@ -313,10 +317,11 @@ static void test_reading_takes_no_permit(void **state)
         uint64_t stream = stream_open(0);
         for (int t = 0; t < 20; t++) {
             uint64_t batch = batch_add(stream);
-            assert_int_equal(store_batch_next(s, batch, known), PERSIA_OK);
+            assert_int_equal(persia_store_batch_next(s, batch, known),
+                             PERSIA_OK);
             forward(batch, NULL);
         }
-        store_pass_close(s, stream);
+        persia_store_pass_close(s, stream);
     }
     assert_int_equal(stats().abandoned, 0);
     assert_int_equal(stats().read, 2 * 19);
@@ -328,7 +333,7 @@ static void test_forwards_of_a_batch_share_its_permit(void **state)
     (void)state;
     uint64_t stream = stream_open(0), a, b;
     uint64_t first = batch_add(stream), second = batch_add(stream);
-    assert_int_equal(store_batch_next(s, first, 0), PERSIA_OK);
+    assert_int_equal(persia_store_batch_next(s, first, 0), PERSIA_OK);
     forward(first, &a);
     forward(first, &b); /* looked up anew */
     forward(first, NULL);
@@ -336,13 +341,13 @@ static void test_forwards_of_a_batch_share_its_permit(void **state)
     assert_int_equal(stats().started, 1);
     backward(b);
     assert_int_equal(stats().started, 2);
-    assert_int_equal(store_batch_next(s, second, 0), PERSIA_OK);
+    assert_int_equal(persia_store_batch_next(s, second, 0), PERSIA_OK);
     assert_int_equal(forward(second, &a), 2);
     store_prefetch_stats st = stats();
     assert_int_equal(st.prefetched, 2);
     assert_int_equal(st.not_prefetched, 2);
     assert_int_equal(st.abandoned, 0);
-    store_pass_close(s, stream);
+    persia_store_pass_close(s, stream);
 }
 
 static void test_dropped_gradients_free_the_permit(void **state)
@@ -351,19 +356,19 @@ static void test_dropped_gradients_free_the_permit(void **state)
     uint64_t stream = stream_open(0), ticket;
     for (int t = 0; t < 5; t++) {
         uint64_t batch = batch_add(stream);
-        assert_int_equal(store_batch_next(s, batch, 0), PERSIA_OK);
+        assert_int_equal(persia_store_batch_next(s, batch, 0), PERSIA_OK);
         forward(batch, &ticket);
         assert_int_equal(hold(ticket), PERSIA_OK);
         if (t % 2) {
-            assert_int_equal(store_discard(s, STORE_ALL), 1);
+            assert_int_equal(persia_store_discard(s, STORE_ALL), 1);
         } else { /* an update that fails */
-            assert_int_not_equal(store_apply(s, STORE_ALL, NULL, 0),
+            assert_int_not_equal(persia_store_apply(s, STORE_ALL, NULL, 0),
                                  PERSIA_OK);
         }
     }
     assert_int_equal(stats().dropped, 5);
     assert_int_equal(stats().abandoned, 0);
-    store_pass_close(s, stream);
+    persia_store_pass_close(s, stream);
 }
 
 static void test_close_frees_and_welcomes_late_gradients(void **state)
@@ -373,21 +378,22 @@ static void test_close_frees_and_welcomes_late_gradients(void **state)
     for (int t = 0; t < 8; t++)
         batch[t] = batch_add(stream);
     for (int t = 0; t < 2; t++) {
-        assert_int_equal(store_batch_next(s, batch[t], 0), PERSIA_OK);
+        assert_int_equal(persia_store_batch_next(s, batch[t], 0), PERSIA_OK);
         forward(batch[t], &ticket[t]);
     }
-    store_pass_close(s, stream);
-    store_pass_close(s, stream);
+    persia_store_pass_close(s, stream);
+    persia_store_pass_close(s, stream);
     assert_int_equal(atomic_load(&alive), 0);
     backward(ticket[0]);
     backward(ticket[1]);
-    assert_int_equal(ps_updates(store_ps(s)), 2);
+    assert_int_equal(persia_ps_updates(persia_store_ps(s)), 2);
     assert_int_equal(forward(batch[5], &ticket[0]), 2); /* the plain path */
     backward(ticket[0]);
-    assert_int_equal(store_batch_next(s, batch[6], 0), PERSIA_ECLOSED);
-    assert_int_equal(store_batch_add(s, stream, store_batch_number()),
-                     PERSIA_ECLOSED);
-    store_batch_skip(s, batch[6]);
+    assert_int_equal(persia_store_batch_next(s, batch[6], 0), PERSIA_ECLOSED);
+    assert_int_equal(
+        persia_store_batch_add(s, stream, persia_store_batch_number()),
+        PERSIA_ECLOSED);
+    persia_store_batch_skip(s, batch[6]);
 }
 
 static void test_store_closes_with_lookups_under_way(void **state)
@@ -406,25 +412,25 @@ static void test_a_bad_batch_fails_its_forward(void **state)
 {
     (void)state;
     static const int64_t offsets[IDS + 1] = {0, 2, 1, 3};
-    uint64_t stream = stream_open(1), batch = store_batch_number();
-    assert_int_equal(store_batch_add(s, stream, batch), PERSIA_OK);
+    uint64_t stream = stream_open(1), batch = persia_store_batch_number();
+    assert_int_equal(persia_store_batch_add(s, stream, batch), PERSIA_OK);
     memory *m = memory_new();
     store_lookup l = {.plan = plan, .batch = batch_of(m), .out = m->out,
                      .stride = DIM, .hints = m->rows, .owner = m,
                      .release = memory_release};
     l.batch.offsets = offsets;
-    assert_int_equal(store_batch_lookup(s, batch, &l), PERSIA_OK);
-    store_batch_ready(s, batch);
-    assert_int_equal(store_batch_lookup(s, batch, &l), PERSIA_ECLOSED);
-    assert_int_equal(store_batch_next(s, batch, 0), PERSIA_OK);
+    assert_int_equal(persia_store_batch_lookup(s, batch, &l), PERSIA_OK);
+    persia_store_batch_ready(s, batch);
+    assert_int_equal(persia_store_batch_lookup(s, batch, &l), PERSIA_ECLOSED);
+    assert_int_equal(persia_store_batch_next(s, batch, 0), PERSIA_OK);
     void *owner;
     for (int again = 0; again < 2; again++) {
-        assert_int_equal(store_batch_take(s, batch, plan, &owner),
+        assert_int_equal(persia_store_batch_take(s, batch, plan, &owner),
                          PERSIA_EOFFSETS);
-        assert_non_null(strstr(err_text(), "feature f"));
+        assert_non_null(strstr(persia_err_text(), "feature f"));
         assert_null(owner);
     }
-    store_pass_close(s, stream);
+    persia_store_pass_close(s, stream);
 }
 
 /* ---- waits ---- */
@@ -447,22 +453,22 @@ static void test_waits_for_an_update_and_can_be_interrupted(void **state)
     (void)state;
     uint64_t stream = stream_open(0), ticket;
     uint64_t first = batch_add(stream), second = batch_add(stream);
-    assert_int_equal(store_batch_next(s, first, 0), PERSIA_OK);
+    assert_int_equal(persia_store_batch_next(s, first, 0), PERSIA_OK);
     forward(first, &ticket);
     store_grad g = {.ticket = ticket};
     prefetch_updating(store_prefetch(s), &g, 1, 0);
-    interrupt_install(interrupted);
-    assert_int_equal(store_batch_next(s, second, 0), PERSIA_EINTR);
-    interrupt_install(NULL);
+    persia_interrupt_install(interrupted);
+    assert_int_equal(persia_store_batch_next(s, second, 0), PERSIA_EINTR);
+    persia_interrupt_install(NULL);
     pthread_t thread;
     pthread_create(&thread, NULL, end_update, &ticket);
-    uint64_t before = clock_ns();
-    assert_int_equal(store_batch_next(s, second, 0), PERSIA_OK);
-    assert_true(clock_ns() - before > 50000000u);
+    uint64_t before = persia_clock_ns();
+    assert_int_equal(persia_store_batch_next(s, second, 0), PERSIA_OK);
+    assert_true(persia_clock_ns() - before > 50000000u);
     pthread_join(thread, NULL);
     assert_int_equal(stats().abandoned, 0);
     assert_int_equal(stats().waited, 1);
-    store_pass_close(s, stream);
+    persia_store_pass_close(s, stream);
 }
 
 /* Once the loop need not wait for a failed update any more, it is told. */
@@ -474,16 +480,17 @@ static void test_an_update_that_failed_is_told_at_once(void **state)
         uint64_t stream = stream_open(1), batch[3], ticket;
         for (int t = 0; t < 3; t++)
             batch[t] = batch_add(stream);
-        assert_int_equal(store_batch_next(s, batch[0], 0), PERSIA_OK);
+        assert_int_equal(persia_store_batch_next(s, batch[0], 0), PERSIA_OK);
         forward(batch[0], &ticket);
         assert_int_equal(hold(ticket), PERSIA_OK);
-        assert_int_equal(store_apply(s, STORE_MINE, &bad, 1), PERSIA_OK);
-        int first = store_batch_next(s, batch[1], 0);
+        assert_int_equal(persia_store_apply(s, STORE_MINE, &bad, 1),
+                         PERSIA_OK);
+        int first = persia_store_batch_next(s, batch[1], 0);
         forward(batch[1], &ticket); /* takes the permit of batch 1 */
-        int second = store_batch_next(s, batch[2], 0);
+        int second = persia_store_batch_next(s, batch[2], 0);
         if (!first)
             assert_int_equal(second, PERSIA_EARG);
-        store_pass_close(s, stream);
+        persia_store_pass_close(s, stream);
     }
 }
 
@@ -509,7 +516,7 @@ static int hold_many(uint64_t ticket)
                             .stride = DIM},
                    .owner = m,
                    .release = free};
-    return store_add_grad(s, &g);
+    return persia_store_add_grad(s, &g);
 }
 
 /* An update that is interrupted while it waits for those before it leaves
@@ -521,20 +528,20 @@ static void test_an_interrupted_update_keeps_an_earlier_error(void **state)
     uint64_t stream = stream_open(3), ticket[2];
     uint64_t batch[2] = {batch_add(stream), batch_add(stream)};
     for (int t = 0; t < 2; t++) {
-        assert_int_equal(store_batch_next(s, batch[t], 0), PERSIA_OK);
+        assert_int_equal(persia_store_batch_next(s, batch[t], 0), PERSIA_OK);
         forward(batch[t], &ticket[t]);
     }
     assert_int_equal(hold_many(ticket[0]), PERSIA_OK);
     assert_int_equal(apply(), PERSIA_OK);
-    store_keep_error(s, err_set(PERSIA_ENONFINITE, "earlier"));
+    store_keep_error(s, persia_err_set(PERSIA_ENONFINITE, "earlier"));
     assert_int_equal(hold(ticket[1]), PERSIA_OK);
-    interrupt_install(interrupted);
-    assert_int_equal(store_apply(s, STORE_ALL, &o, 1), PERSIA_EINTR);
-    interrupt_install(NULL);
-    assert_int_equal(store_flush(s, 0), PERSIA_ENONFINITE);
-    assert_string_equal(err_text(), "earlier");
-    assert_int_equal(store_flush(s, 0), PERSIA_OK);
-    store_pass_close(s, stream);
+    persia_interrupt_install(interrupted);
+    assert_int_equal(persia_store_apply(s, STORE_ALL, &o, 1), PERSIA_EINTR);
+    persia_interrupt_install(NULL);
+    assert_int_equal(persia_store_flush(s, 0), PERSIA_ENONFINITE);
+    assert_string_equal(persia_err_text(), "earlier");
+    assert_int_equal(persia_store_flush(s, 0), PERSIA_OK);
+    persia_store_pass_close(s, stream);
 }
 
 /* ---- several passes ---- */
@@ -545,7 +552,7 @@ static void test_an_interrupted_update_keeps_an_earlier_error(void **state)
 static void loop_over_two(uint64_t staleness[2], int joint)
 {
     enum { N = 80 };
-    uint64_t base = ps_updates(store_ps(s)), batch[2], ticket[2];
+    uint64_t base = persia_ps_updates(persia_store_ps(s)), batch[2], ticket[2];
     uint64_t in[2] = {stream_open(staleness[0]), stream_open(staleness[1])};
     uint64_t next[2] = {batch_add(in[0]), batch_add(in[1])};
     int seen, done = 0, start = (int)base;
@@ -553,7 +560,8 @@ static void loop_over_two(uint64_t staleness[2], int joint)
         for (int i = 0; i < 2; i++) {
             batch[i] = next[i];
             next[i] = batch_add(in[i]);
-            assert_int_equal(store_batch_next(s, batch[i], 0), PERSIA_OK);
+            assert_int_equal(persia_store_batch_next(s, batch[i], 0),
+                             PERSIA_OK);
         }
         for (int i = 0; i < 2; i++) {
             seen = forward(batch[i], &ticket[i]) - start;
@@ -570,9 +578,9 @@ static void loop_over_two(uint64_t staleness[2], int joint)
             done += 2;
         }
     }
-    store_pass_close(s, in[0]);
-    store_pass_close(s, in[1]);
-    assert_int_equal(store_flush(s, 0), PERSIA_OK);
+    persia_store_pass_close(s, in[0]);
+    persia_store_pass_close(s, in[1]);
+    assert_int_equal(persia_store_flush(s, 0), PERSIA_OK);
 }
 
 static void test_the_bound_holds_over_passes(void **state)
@@ -597,18 +605,18 @@ static void test_a_closed_pass_makes_nothing_wait(void **state)
     (void)state;
     uint64_t first = stream_open(0), second = stream_open(0), ticket;
     uint64_t out = batch_add(first), next = batch_add(second);
-    assert_int_equal(store_batch_next(s, out, 0), PERSIA_OK);
+    assert_int_equal(persia_store_batch_next(s, out, 0), PERSIA_OK);
     assert_int_equal(stats().started, 2); /* both were, before that */
     uint64_t waits = batch_add(second);
-    assert_int_equal(store_batch_next(s, next, 0), PERSIA_OK);
+    assert_int_equal(persia_store_batch_next(s, next, 0), PERSIA_OK);
     forward(next, &ticket);
     backward(ticket);
     assert_int_equal(stats().started, 2); /* the other pass has one out */
-    store_pass_close(s, first);
+    persia_store_pass_close(s, first);
     assert_int_equal(stats().started, 3);
-    assert_int_equal(store_batch_next(s, waits, 0), PERSIA_OK);
+    assert_int_equal(persia_store_batch_next(s, waits, 0), PERSIA_OK);
     assert_int_equal(forward(waits, &ticket), 1);
-    store_pass_close(s, second);
+    persia_store_pass_close(s, second);
 }
 
 /* ---- any schedule ---- */
@@ -628,13 +636,13 @@ static void random_loop(uint32_t seed)
     uint64_t stream = stream_open(staleness);
     uint64_t batch[N], ticket[N] = {0};
     int seen[N], updated[N] = {0};
-    int added = 0, base = (int)ps_updates(store_ps(s));
+    int added = 0, base = (int)persia_ps_updates(persia_store_ps(s));
     for (int t = 0; t < N; t++) {
         seen[t] = -1;
         int depth = 1 + (int)(random_u32(&seed) % 4);
         while (added <= t + depth && added < N)
             batch[added++] = batch_add(stream);
-        assert_int_equal(store_batch_next(s, batch[t], 0), PERSIA_OK);
+        assert_int_equal(persia_store_batch_next(s, batch[t], 0), PERSIA_OK);
         if (random_u32(&seed) % 8 == 0)
             continue;
         seen[t] = forward(batch[t], &ticket[t]) - base;
@@ -644,14 +652,14 @@ static void random_loop(uint32_t seed)
             int rc = hold(ticket[back]);
             assert_true(rc == PERSIA_OK || rc == PERSIA_ETICKET);
             if (!rc && random_u32(&seed) % 10 == 0) {
-                store_discard(s, STORE_ALL);
+                persia_store_discard(s, STORE_ALL);
             } else if (!rc) {
                 assert_int_equal(apply(), PERSIA_OK);
                 updated[back] = 1;
             }
         }
         if (random_u32(&seed) % 10 == 0)
-            store_batch_skip(s, batch[t]);
+            persia_store_batch_skip(s, batch[t]);
     }
     int all = 0; /* updates of earlier batches, whenever they were */
     for (int t = 0; t < N; t++) {
@@ -659,7 +667,7 @@ static void random_loop(uint32_t seed)
             assert_true(all - seen[t] <= (int)staleness);
         all += updated[t];
     }
-    store_pass_close(s, stream);
+    persia_store_pass_close(s, stream);
 }
 
 static void test_staleness_under_random_schedules(void **state)
@@ -672,7 +680,7 @@ static void test_staleness_under_random_schedules(void **state)
 static void *other_loop(void *arg)
 {
     uint64_t stream, staleness = (uint64_t)(uintptr_t)arg;
-    if (store_pass_open(s, staleness, 0, &stream))
+    if (persia_store_pass_open(s, staleness, 0, &stream))
         return (void *)1;
     uint64_t next = 0;
     for (int t = 0; t < 150; t++) {
@@ -680,13 +688,13 @@ static void *other_loop(void *arg)
         next = batch_add(stream);
         if (!batch)
             continue;
-        if (store_batch_next(s, batch, 0))
+        if (persia_store_batch_next(s, batch, 0))
             return (void *)2;
         forward(batch, &ticket);
         if (t % 7 && (hold(ticket) || apply()))
             return (void *)3;
     }
-    store_pass_close(s, stream);
+    persia_store_pass_close(s, stream);
     return NULL;
 }
 

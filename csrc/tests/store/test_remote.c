@@ -45,7 +45,7 @@ static memory *memory_new(void)
 static void memory_release(void *owner)
 {
     memory *m = owner;
-    batch_index_put(m->index);
+    persia_batch_index_put(m->index);
     atomic_fetch_sub(&alive, 1);
     free(m);
 }
@@ -80,18 +80,18 @@ static void rank_open(job *j, uint32_t number)
     client_config config = {.threads = 1,
                             .addresses = address,
                             .addresses_n = 1,
-                            .own = service_shard(j->service),
+                            .own = persia_service_shard(j->service),
                             .name_space = "test",
                             .rank = number,
                             .world = j->world,
                             .stream = 100 + number,
                             .timeout_ns = 20000000000u,
                             .message_limit = 1 << 20};
-    assert_int_equal(store_open_remote(&config, NULL, NULL, &r->handle),
+    assert_int_equal(persia_store_open_remote(&config, NULL, NULL, &r->handle),
                      PERSIA_OK);
-    assert_int_equal(store_get(r->handle, "test", &r->s), PERSIA_OK);
+    assert_int_equal(persia_store_get(r->handle, "test", &r->s), PERSIA_OK);
     table_config c;
-    table_config_init(&c);
+    persia_table_config_init(&c);
     strcpy(c.name, "t");
     c.dim = DIM;
     c.optimizer = OPTIM_SGD;
@@ -99,20 +99,21 @@ static void rank_open(job *j, uint32_t number)
     c.init_a = 0;
     uint32_t no;
     int created;
-    assert_int_equal(client_declare(store_client(r->s), &c, &no, &created),
-                     PERSIA_OK);
+    assert_int_equal(
+        persia_client_declare(persia_store_client(r->s), &c, &no, &created),
+        PERSIA_OK);
     plan_feature f = {.name = "f", .table = no, .pooling = POOL_SUM,
                       .trainable = 1};
-    assert_int_equal(
-        worker_plan(store_worker(r->s), PLAN_BAGS, 1, &f, 1, &r->plan),
-        PERSIA_OK);
-    assert_null(store_ps(r->s));
+    assert_int_equal(persia_worker_plan(persia_store_worker(r->s), PLAN_BAGS,
+                                        1, &f, 1, &r->plan),
+                     PERSIA_OK);
+    assert_null(persia_store_ps(r->s));
 }
 
 static void rank_close(rank *r)
 {
-    store_put(r->s);
-    store_close(r->handle);
+    persia_store_put(r->s);
+    persia_store_close(r->handle);
 }
 
 static void job_open(job *j, uint32_t world)
@@ -121,8 +122,9 @@ static void job_open(job *j, uint32_t world)
     service_config config = {.name_space = "test", .shards = 1,
                              .message_limit = 1 << 20};
     *j = (job){.world = world};
-    assert_int_equal(ps_create(&shard, &j->p), PERSIA_OK);
-    assert_int_equal(service_create(j->p, &config, &j->service), PERSIA_OK);
+    assert_int_equal(persia_ps_create(&shard, &j->p), PERSIA_OK);
+    assert_int_equal(persia_service_create(j->p, &config, &j->service),
+                     PERSIA_OK);
     for (uint32_t i = 0; i < world; i++)
         rank_open(j, i);
 }
@@ -131,8 +133,8 @@ static void job_close(job *j)
 {
     for (uint32_t i = 0; i < j->world; i++)
         rank_close(&j->ranks[i]);
-    service_destroy(j->service);
-    ps_destroy(j->p);
+    persia_service_destroy(j->service);
+    persia_ps_destroy(j->p);
     assert_int_equal(atomic_load(&alive), 0);
 }
 
@@ -140,34 +142,34 @@ static void job_close(job *j)
 
 static uint64_t batch_add(rank *r, uint64_t stream)
 {
-    uint64_t batch = store_batch_number();
-    if (store_batch_add(r->s, stream, batch))
+    uint64_t batch = persia_store_batch_number();
+    if (persia_store_batch_add(r->s, stream, batch))
         abort();
     memory *m = memory_new();
     store_lookup l = {.plan = r->plan, .batch = batch_of(m), .out = m->out,
                      .stride = DIM, .hints = m->rows,
                      .index = &m->index, .owner = m,
                      .release = memory_release};
-    if (store_batch_lookup(r->s, batch, &l))
+    if (persia_store_batch_lookup(r->s, batch, &l))
         abort();
-    store_batch_ready(r->s, batch);
+    persia_store_batch_ready(r->s, batch);
     return batch;
 }
 
 /* The gradients seen; -1 where it fails. */
 static int forward(rank *r, uint64_t batch, uint64_t *ticket)
 {
-    *ticket = store_ticket(r->s);
-    store_batch_bind(r->s, batch, *ticket);
+    *ticket = persia_store_ticket(r->s);
+    persia_store_batch_bind(r->s, batch, *ticket);
     void *owner;
-    if (store_batch_take(r->s, batch, r->plan, &owner))
+    if (persia_store_batch_take(r->s, batch, r->plan, &owner))
         return -1;
     memory *m = owner ? owner : memory_new();
     id_batch b = batch_of(m);
-    if (!owner && worker_forward(store_worker(r->s), r->plan, &b, 0, m->out,
-                                 DIM, m->rows, &m->index))
+    if (!owner && persia_worker_forward(persia_store_worker(r->s), r->plan, &b,
+                                        0, m->out, DIM, m->rows, &m->index))
         return -1;
-    store_keep_index(r->s, *ticket, m->index);
+    persia_store_keep_index(r->s, *ticket, m->index);
     m->index = NULL;
     int seen = (int)m->out[0];
     memory_release(m);
@@ -185,7 +187,7 @@ static int hold(rank *r, uint64_t ticket)
                             .rows = m->rows, .grad = grad, .stride = DIM},
                    .owner = m,
                    .release = memory_release};
-    int rc = store_add_grad(r->s, &g);
+    int rc = persia_store_add_grad(r->s, &g);
     if (rc)
         memory_release(m);
     return rc;
@@ -194,14 +196,15 @@ static int hold(rank *r, uint64_t ticket)
 static int apply(rank *r, enum store_whose whose)
 {
     optim_args o = {.kind = OPTIM_SGD, .lr = 1, .grad_scale = 1};
-    return store_apply(r->s, whose, &o, 1);
+    return persia_store_apply(r->s, whose, &o, 1);
 }
 
 static int value(rank *r)
 {
     const uint64_t id = 7;
     float vector[DIM], state[1];
-    if (client_get(store_client(r->s), 0, 1, &id, vector, state, NULL))
+    if (persia_client_get(persia_store_client(r->s), 0, 1, &id, vector, state,
+                          NULL))
         return -1;
     return (int)vector[0];
 }
@@ -218,7 +221,8 @@ static void random_loop(rank *r, uint32_t seed)
 {
     enum { N = 100 };
     uint64_t staleness = random_u32(&seed) % 4, stream;
-    assert_int_equal(store_pass_open(r->s, staleness, 0, &stream), PERSIA_OK);
+    assert_int_equal(persia_store_pass_open(r->s, staleness, 0, &stream),
+                     PERSIA_OK);
     uint64_t batch[N], ticket[N] = {0};
     int seen[N], updated[N] = {0};
     int added = 0, base = value(r);
@@ -227,7 +231,8 @@ static void random_loop(rank *r, uint32_t seed)
         int depth = 1 + (int)(random_u32(&seed) % 4);
         while (added <= t + depth && added < N)
             batch[added++] = batch_add(r, stream);
-        assert_int_equal(store_batch_next(r->s, batch[t], 0), PERSIA_OK);
+        assert_int_equal(persia_store_batch_next(r->s, batch[t], 0),
+                         PERSIA_OK);
         if (random_u32(&seed) % 8 == 0)
             continue;
         seen[t] = forward(r, batch[t], &ticket[t]) - base;
@@ -237,11 +242,11 @@ static void random_loop(rank *r, uint32_t seed)
                 assert_int_equal(apply(r, STORE_MINE), PERSIA_OK);
                 updated[back] = 1;
             } else {
-                store_discard(r->s, STORE_ALL);
+                persia_store_discard(r->s, STORE_ALL);
             }
         }
         if (random_u32(&seed) % 10 == 0)
-            store_batch_skip(r->s, batch[t]);
+            persia_store_batch_skip(r->s, batch[t]);
     }
     int all = 0;
     for (int t = 0; t < N; t++) {
@@ -249,8 +254,8 @@ static void random_loop(rank *r, uint32_t seed)
             assert_true(all - seen[t] <= (int)staleness);
         all += updated[t];
     }
-    store_pass_close(r->s, stream);
-    assert_int_equal(store_flush(r->s, 0), PERSIA_OK);
+    persia_store_pass_close(r->s, stream);
+    assert_int_equal(persia_store_flush(r->s, 0), PERSIA_OK);
     assert_int_equal(value(r), base + all);
 }
 
@@ -262,10 +267,10 @@ static void test_staleness_under_random_schedules(void **state)
     for (uint32_t seed = 1; seed <= 40; seed++)
         random_loop(&j.ranks[0], seed);
     store_counts counts;
-    store_get_counts(j.ranks[0].s, &counts);
+    persia_store_get_counts(j.ranks[0].s, &counts);
     assert_int_equal(counts.pending, 0);
     assert_int_equal(counts.failed, 0);
-    assert_int_equal(counts.applied, ps_updates(j.p));
+    assert_int_equal(counts.applied, persia_ps_updates(j.p));
     job_close(&j);
 }
 
@@ -311,15 +316,15 @@ static int synchronous_loop(rank *r)
     uint32_t seed = told.seed * 31 + r->number;
     uint64_t stream, next = 0;
     pthread_barrier_wait(&meeting);
-    if (store_join(r->s, &told.applied[r->number]))
+    if (persia_store_join(r->s, &told.applied[r->number]))
         return 1;
     pthread_barrier_wait(&meeting); /* an all_reduce of the largest */
     uint64_t last = 0;
     for (uint32_t i = 0; i < told.world; i++)
         last = told.applied[i] > last ? told.applied[i] : last;
-    if (store_sync(r->s, last, r->number, told.world) ||
-        store_pass_open(r->s, 0, 0, &stream) ||
-        store_pass_sync(r->s, stream, told.by_batch))
+    if (persia_store_sync(r->s, last, r->number, told.world) ||
+        persia_store_pass_open(r->s, 0, 0, &stream) ||
+        persia_store_pass_sync(r->s, stream, told.by_batch))
         return 2;
     int n = told.batches[r->number];
     for (int t = -1; t < n; t++) {
@@ -328,16 +333,16 @@ static int synchronous_loop(rank *r)
         if (t < 0)
             continue;
         uint32_t dice = random_u32(&seed) % 12;
-        if (store_batch_next(r->s, batch, dice == 0))
+        if (persia_store_batch_next(r->s, batch, dice == 0))
             return 3;
         told.seen[r->number][t] = -1;
         int give = dice > 4;
         if (dice > 1)
             told.seen[r->number][t] = forward(r, batch, &ticket);
         if (dice == 2)
-            store_batch_skip(r->s, batch);
+            persia_store_batch_skip(r->s, batch);
         if (dice == 3 &&
-            (hold(r, ticket) || store_discard(r->s, STORE_ALL) != 1))
+            (hold(r, ticket) || persia_store_discard(r->s, STORE_ALL) != 1))
             return 4;
         if (give && hold(r, ticket))
             return 5;
@@ -346,8 +351,8 @@ static int synchronous_loop(rank *r)
             if (apply(r, told.by_batch ? STORE_MINE : STORE_ALL))
                 return 6;
     }
-    store_pass_close(r->s, stream);
-    return store_leave(r->s, 1) ? 7 : 0;
+    persia_store_pass_close(r->s, stream);
+    return persia_store_leave(r->s, 1) ? 7 : 0;
 }
 
 static void *synchronous_rank(void *arg)
@@ -384,7 +389,7 @@ static void test_ranks_take_every_step_together(void **state)
             for (uint32_t i = 0; i < world; i++)
                 told.batches[i] = STEPS - (int)(round * 17 * i % 90);
             int base = value(&j.ranks[0]), all = base;
-            uint64_t steps = ps_updates(j.p);
+            uint64_t steps = persia_ps_updates(j.p);
             run_ranks(&j);
             for (uint32_t i = 0; i < world; i++)
                 assert_int_equal(told.failed[i], 0);
@@ -396,7 +401,7 @@ static void test_ranks_take_every_step_together(void **state)
                     all += told.gave[i][t];
             }
             assert_int_equal(value(&j.ranks[0]), all);
-            assert_int_equal(ps_updates(j.p), steps + STEPS);
+            assert_int_equal(persia_ps_updates(j.p), steps + STEPS);
         }
         job_close(&j);
     }
@@ -404,16 +409,16 @@ static void test_ranks_take_every_step_together(void **state)
 
 static uint64_t begin_step(rank *r, uint64_t *stream)
 {
-    assert_int_equal(store_sync(r->s, 0, r->number, 2), PERSIA_OK);
-    assert_int_equal(store_pass_open(r->s, 0, 0, stream), PERSIA_OK);
-    assert_int_equal(store_pass_sync(r->s, *stream, 1), PERSIA_OK);
+    assert_int_equal(persia_store_sync(r->s, 0, r->number, 2), PERSIA_OK);
+    assert_int_equal(persia_store_pass_open(r->s, 0, 0, stream), PERSIA_OK);
+    assert_int_equal(persia_store_pass_sync(r->s, *stream, 1), PERSIA_OK);
     return batch_add(r, *stream);
 }
 
 static void give_step(rank *r, uint64_t batch)
 {
     uint64_t ticket;
-    assert_int_equal(store_batch_next(r->s, batch, 0), PERSIA_OK);
+    assert_int_equal(persia_store_batch_next(r->s, batch, 0), PERSIA_OK);
     assert_int_equal(forward(r, batch, &ticket), 0);
     assert_int_equal(hold(r, ticket), PERSIA_OK);
     assert_int_equal(apply(r, STORE_MINE), PERSIA_OK);
@@ -422,7 +427,7 @@ static void give_step(rank *r, uint64_t batch)
 static uint64_t lookups_started(rank *r)
 {
     store_prefetch_stats stats;
-    store_get_prefetch_stats(r->s, &stats);
+    persia_store_get_prefetch_stats(r->s, &stats);
     return stats.started;
 }
 
@@ -435,8 +440,8 @@ static void test_a_lookup_is_sent_behind_the_update(void **state)
     job_open(&j, 2);
     rank *one = &j.ranks[0], *other = &j.ranks[1];
     uint64_t stream, stream_1, applied, ticket;
-    assert_int_equal(store_join(one->s, &applied), PERSIA_OK);
-    assert_int_equal(store_join(other->s, &applied), PERSIA_OK);
+    assert_int_equal(persia_store_join(one->s, &applied), PERSIA_OK);
+    assert_int_equal(persia_store_join(other->s, &applied), PERSIA_OK);
     uint64_t first = begin_step(one, &stream);
     uint64_t second = batch_add(one, stream);
     uint64_t first_1 = begin_step(other, &stream_1);
@@ -446,12 +451,12 @@ static void test_a_lookup_is_sent_behind_the_update(void **state)
     assert_int_equal(lookups_started(one), 2);
     assert_int_equal(value(one), 0); /* the other part is missing */
     give_step(other, first_1);
-    assert_int_equal(store_batch_next(one->s, second, 0), PERSIA_OK);
+    assert_int_equal(persia_store_batch_next(one->s, second, 0), PERSIA_OK);
     assert_int_equal(forward(one, second, &ticket), 2);
-    store_pass_close(one->s, stream);
-    store_pass_close(other->s, stream_1);
-    assert_int_equal(store_leave(one->s, 0), PERSIA_OK);
-    assert_int_equal(store_leave(other->s, 0), PERSIA_OK);
+    persia_store_pass_close(one->s, stream);
+    persia_store_pass_close(other->s, stream_1);
+    assert_int_equal(persia_store_leave(one->s, 0), PERSIA_OK);
+    assert_int_equal(persia_store_leave(other->s, 0), PERSIA_OK);
     job_close(&j);
 }
 
@@ -470,7 +475,7 @@ static void test_updates_after_a_pass_are_no_parts(void **state)
     int before = value(&j.ranks[0]);
     assert_int_equal(hold(&j.ranks[1], 0), PERSIA_OK);
     assert_int_equal(apply(&j.ranks[1], STORE_MINE), PERSIA_OK);
-    assert_int_equal(store_flush(j.ranks[1].s, 0), PERSIA_OK);
+    assert_int_equal(persia_store_flush(j.ranks[1].s, 0), PERSIA_OK);
     assert_int_equal(value(&j.ranks[0]), before + 1);
     job_close(&j);
 }
@@ -493,7 +498,7 @@ static int keep_closed(void *arg)
 static void *hold_gate(void *arg)
 {
     barrier *b = arg;
-    (void)ps_between(b->job->p, keep_closed, b);
+    (void)persia_ps_between(b->job->p, keep_closed, b);
     return NULL;
 }
 
@@ -509,9 +514,9 @@ static void test_updates_behind_parts_that_wait(void **state)
     job_open(&j, 2);
     rank *one = &j.ranks[0];
     barrier b = {.job = &j};
-    assert_int_equal(store_leave(j.ranks[1].s, 0), PERSIA_OK);
-    assert_int_equal(store_join(one->s, &applied), PERSIA_OK);
-    assert_int_equal(store_sync(one->s, 0, 0, 2), PERSIA_OK);
+    assert_int_equal(persia_store_leave(j.ranks[1].s, 0), PERSIA_OK);
+    assert_int_equal(persia_store_join(one->s, &applied), PERSIA_OK);
+    assert_int_equal(persia_store_sync(one->s, 0, 0, 2), PERSIA_OK);
     pthread_create(&thread, NULL, hold_gate, &b);
     while (!atomic_load(&b.closed))
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
@@ -520,7 +525,7 @@ static void test_updates_behind_parts_that_wait(void **state)
         assert_int_equal(apply(one, STORE_MINE), PERSIA_OK);
     }
     nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
-    assert_int_equal(store_leave(one->s, 0), PERSIA_OK);
+    assert_int_equal(persia_store_leave(one->s, 0), PERSIA_OK);
     for (int i = 0; i < AFTER; i++) {
         assert_int_equal(hold(one, 0), PERSIA_OK);
         assert_int_equal(apply(one, STORE_MINE), PERSIA_OK);
@@ -529,8 +534,8 @@ static void test_updates_behind_parts_that_wait(void **state)
     atomic_store(&b.go, 1);
     pthread_join(thread, NULL);
     /* The part behind it comes from a rank that has left. */
-    assert_int_equal(store_flush(one->s, 5000000000u), PERSIA_EARG);
-    assert_int_equal(store_flush(one->s, 5000000000u), PERSIA_OK);
+    assert_int_equal(persia_store_flush(one->s, 5000000000u), PERSIA_EARG);
+    assert_int_equal(persia_store_flush(one->s, 5000000000u), PERSIA_OK);
     assert_int_equal(value(one), PARTS - 1 + AFTER);
     job_close(&j);
 }
@@ -544,15 +549,15 @@ static void test_a_store_ends_with_gradients_held(void **state)
     uint64_t stream, applied, ticket;
     job_open(&j, 2);
     rank *one = &j.ranks[1];
-    assert_int_equal(store_leave(j.ranks[0].s, 0), PERSIA_OK);
-    assert_int_equal(store_join(one->s, &applied), PERSIA_OK);
+    assert_int_equal(persia_store_leave(j.ranks[0].s, 0), PERSIA_OK);
+    assert_int_equal(persia_store_join(one->s, &applied), PERSIA_OK);
     uint64_t batch = begin_step(one, &stream);
-    assert_int_equal(store_batch_next(one->s, batch, 0), PERSIA_OK);
+    assert_int_equal(persia_store_batch_next(one->s, batch, 0), PERSIA_OK);
     assert_int_equal(forward(one, batch, &ticket), 0);
     assert_int_equal(hold(one, ticket), PERSIA_OK);
     rank_close(one);
     j.world = 1;
-    assert_int_equal(ps_updates(j.p), 0);
+    assert_int_equal(persia_ps_updates(j.p), 0);
     job_close(&j);
 }
 
@@ -563,7 +568,8 @@ static void test_an_index_ends_with_its_forward(void **state)
     uint64_t ticket, stream;
     job_open(&j, 1);
     rank *r = &j.ranks[0];
-    const index_pool *indexes = client_indexes(store_client(r->s));
+    const index_pool *indexes =
+        persia_client_indexes(persia_store_client(r->s));
     /* its update has it, once */
     assert_int_equal(forward(r, 0, &ticket), 0);
     assert_int_equal(indexes->live, 1);
@@ -571,25 +577,25 @@ static void test_an_index_ends_with_its_forward(void **state)
     assert_int_equal(hold(r, ticket), PERSIA_ETICKET);
     assert_int_equal(indexes->live, 1);
     assert_int_equal(apply(r, STORE_ALL), PERSIA_OK);
-    assert_int_equal(store_flush(r->s, 0), PERSIA_OK);
+    assert_int_equal(persia_store_flush(r->s, 0), PERSIA_OK);
     assert_int_equal(indexes->live, 0);
     /* its gradient is dropped, or its graph */
     assert_true(forward(r, 0, &ticket) >= 0);
     assert_int_equal(hold(r, ticket), PERSIA_OK);
-    assert_int_equal(store_discard(r->s, STORE_ALL), 1);
+    assert_int_equal(persia_store_discard(r->s, STORE_ALL), 1);
     assert_true(forward(r, 0, &ticket) >= 0);
-    store_drop_index(r->s, ticket);
-    store_drop_index(r->s, ticket);
+    persia_store_drop_index(r->s, ticket);
+    persia_store_drop_index(r->s, ticket);
     assert_int_equal(indexes->live, 0);
     /* other rows were loaded */
     assert_true(forward(r, 0, &ticket) >= 0);
-    store_forget(r->s);
+    persia_store_forget(r->s);
     assert_int_equal(indexes->live, 0);
     assert_int_equal(hold(r, ticket), PERSIA_ETICKET);
     /* looked up ahead, and nobody wants it */
-    assert_int_equal(store_pass_open(r->s, 1, 0, &stream), PERSIA_OK);
+    assert_int_equal(persia_store_pass_open(r->s, 1, 0, &stream), PERSIA_OK);
     batch_add(r, stream);
-    store_pass_close(r->s, stream);
+    persia_store_pass_close(r->s, stream);
     /* a forward that waits at the end of the store */
     assert_true(forward(r, 0, &ticket) >= 0);
     job_close(&j);
@@ -600,9 +606,10 @@ static void test_bad_arguments(void **state)
     (void)state;
     job j;
     job_open(&j, 1);
-    assert_int_equal(store_sync(j.ranks[0].s, 0, 0, 1), PERSIA_EARG);
-    assert_int_equal(store_sync(j.ranks[0].s, 0, 2, 2), PERSIA_EARG);
-    assert_int_equal(store_pass_sync(j.ranks[0].s, 99, 1), PERSIA_ECLOSED);
+    assert_int_equal(persia_store_sync(j.ranks[0].s, 0, 0, 1), PERSIA_EARG);
+    assert_int_equal(persia_store_sync(j.ranks[0].s, 0, 2, 2), PERSIA_EARG);
+    assert_int_equal(persia_store_pass_sync(j.ranks[0].s, 99, 1),
+                     PERSIA_ECLOSED);
     job_close(&j);
 }
 

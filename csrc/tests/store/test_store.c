@@ -19,23 +19,24 @@ static void handles_have_generations(void **state)
     (void)state;
     uint64_t a, b;
     store *s;
-    assert_int_equal(store_open(1, 0, &a), PERSIA_OK);
-    assert_int_equal(store_get(a, "test", &s), PERSIA_OK);
-    store_close(a);
+    assert_int_equal(persia_store_open(1, 0, &a), PERSIA_OK);
+    assert_int_equal(persia_store_get(a, "test", &s), PERSIA_OK);
+    persia_store_close(a);
     store *again;
-    assert_int_equal(store_get(a, "test", &again), PERSIA_ECLOSED);
+    assert_int_equal(persia_store_get(a, "test", &again), PERSIA_ECLOSED);
     /* alive: referenced */
-    assert_int_equal(store_pending_grads(s, STORE_ALL), 0);
-    store_put(s);
-    assert_int_equal(store_open(1, 0, &b), PERSIA_OK);
+    assert_int_equal(persia_store_pending_grads(s, STORE_ALL), 0);
+    persia_store_put(s);
+    assert_int_equal(persia_store_open(1, 0, &b), PERSIA_OK);
     assert_int_not_equal(a, b);
-    assert_int_equal(store_get(a, "test", &again), PERSIA_ECLOSED);
-    store_close(a); /* of the past: no one is closed */
-    assert_int_equal(store_get(b, "test", &s), PERSIA_OK);
-    store_put(s);
-    store_close(b);
-    assert_int_equal(store_get(12345678901234, "test", &s), PERSIA_ECLOSED);
-    assert_int_equal(store_get(UINT64_MAX, "test", &s), PERSIA_ECLOSED);
+    assert_int_equal(persia_store_get(a, "test", &again), PERSIA_ECLOSED);
+    persia_store_close(a); /* of the past: no one is closed */
+    assert_int_equal(persia_store_get(b, "test", &s), PERSIA_OK);
+    persia_store_put(s);
+    persia_store_close(b);
+    assert_int_equal(persia_store_get(12345678901234, "test", &s),
+                     PERSIA_ECLOSED);
+    assert_int_equal(persia_store_get(UINT64_MAX, "test", &s), PERSIA_ECLOSED);
 }
 
 static int released;
@@ -56,48 +57,48 @@ static void tickets_come_back_once(void **state)
     (void)state;
     uint64_t handle;
     store *s;
-    assert_int_equal(store_open(1, 0, &handle), PERSIA_OK);
-    assert_int_equal(store_get(handle, "test", &s), PERSIA_OK);
-    uint64_t first = store_ticket(s), second = store_ticket(s);
+    assert_int_equal(persia_store_open(1, 0, &handle), PERSIA_OK);
+    assert_int_equal(persia_store_get(handle, "test", &s), PERSIA_OK);
+    uint64_t first = persia_store_ticket(s), second = persia_store_ticket(s);
     assert_int_equal(first, 1);
     assert_int_equal(second, 2);
     released = 0;
     store_grad g = grad_of(second);
-    assert_int_equal(store_add_grad(s, &g), PERSIA_OK);
-    assert_int_equal(store_add_grad(s, &g), PERSIA_ETICKET);
-    assert_non_null(strstr(err_text(), "second backward"));
+    assert_int_equal(persia_store_add_grad(s, &g), PERSIA_OK);
+    assert_int_equal(persia_store_add_grad(s, &g), PERSIA_ETICKET);
+    assert_non_null(strstr(persia_err_text(), "second backward"));
     g = grad_of(first);
-    assert_int_equal(store_add_grad(s, &g), PERSIA_OK);
+    assert_int_equal(persia_store_add_grad(s, &g), PERSIA_OK);
     g = grad_of(99);
-    assert_int_equal(store_add_grad(s, &g), PERSIA_ETICKET);
-    assert_int_equal(store_pending_grads(s, STORE_ALL), 2);
-    assert_int_equal(store_discard(s, STORE_ALL), 2);
+    assert_int_equal(persia_store_add_grad(s, &g), PERSIA_ETICKET);
+    assert_int_equal(persia_store_pending_grads(s, STORE_ALL), 2);
+    assert_int_equal(persia_store_discard(s, STORE_ALL), 2);
     assert_int_equal(released, 2);
     g = grad_of(first); /* dropping does not give the ticket back */
-    assert_int_equal(store_add_grad(s, &g), PERSIA_ETICKET);
+    assert_int_equal(persia_store_add_grad(s, &g), PERSIA_ETICKET);
 
     /* Far apart, the window forgets; it never takes one for another. */
     uint64_t last = 0;
     for (uint64_t i = 0; i < 2 * (uint64_t)STORE_TICKET_WINDOW + 100; i++)
-        last = store_ticket(s);
+        last = persia_store_ticket(s);
     g = grad_of(last);
-    assert_int_equal(store_add_grad(s, &g), PERSIA_OK);
+    assert_int_equal(persia_store_add_grad(s, &g), PERSIA_OK);
     for (uint64_t back = 1; back < STORE_TICKET_WINDOW - 64; back += 4099) {
         g = grad_of(last - back);
-        assert_int_equal(store_add_grad(s, &g), PERSIA_OK);
-        assert_int_equal(store_add_grad(s, &g), PERSIA_ETICKET);
+        assert_int_equal(persia_store_add_grad(s, &g), PERSIA_OK);
+        assert_int_equal(persia_store_add_grad(s, &g), PERSIA_ETICKET);
     }
     g = grad_of(last - STORE_TICKET_WINDOW - 64);
-    assert_int_equal(store_add_grad(s, &g), PERSIA_ETICKET);
-    store_put(s);
-    store_close(handle);
+    assert_int_equal(persia_store_add_grad(s, &g), PERSIA_ETICKET);
+    persia_store_put(s);
+    persia_store_close(handle);
 }
 
 static void *hold_elsewhere(void *arg)
 {
     store *s = arg;
-    store_grad g = grad_of(store_ticket(s));
-    return store_add_grad(s, &g) ? arg : NULL;
+    store_grad g = grad_of(persia_store_ticket(s));
+    return persia_store_add_grad(s, &g) ? arg : NULL;
 }
 
 static void threads_hold_for_themselves(void **state)
@@ -105,12 +106,12 @@ static void threads_hold_for_themselves(void **state)
     (void)state;
     uint64_t handle;
     store *s;
-    assert_int_equal(store_open(1, 0, &handle), PERSIA_OK);
-    assert_int_equal(store_get(handle, "test", &s), PERSIA_OK);
+    assert_int_equal(persia_store_open(1, 0, &handle), PERSIA_OK);
+    assert_int_equal(persia_store_get(handle, "test", &s), PERSIA_OK);
     released = 0;
     for (int i = 0; i < 3; i++) {
-        store_grad g = grad_of(store_ticket(s));
-        assert_int_equal(store_add_grad(s, &g), PERSIA_OK);
+        store_grad g = grad_of(persia_store_ticket(s));
+        assert_int_equal(persia_store_add_grad(s, &g), PERSIA_OK);
         pthread_t thread;
         void *failed;
         assert_int_equal(
@@ -118,13 +119,13 @@ static void threads_hold_for_themselves(void **state)
         pthread_join(thread, &failed);
         assert_null(failed);
     }
-    assert_int_equal(store_pending_grads(s, STORE_ALL), 6);
-    assert_int_equal(store_pending_grads(s, STORE_MINE), 3);
-    assert_int_equal(store_discard(s, STORE_MINE), 3);
-    assert_int_equal(store_pending_grads(s, STORE_MINE), 0);
-    assert_int_equal(store_pending_grads(s, STORE_ALL), 3);
-    store_put(s);
-    store_close(handle); /* drops the rest */
+    assert_int_equal(persia_store_pending_grads(s, STORE_ALL), 6);
+    assert_int_equal(persia_store_pending_grads(s, STORE_MINE), 3);
+    assert_int_equal(persia_store_discard(s, STORE_MINE), 3);
+    assert_int_equal(persia_store_pending_grads(s, STORE_MINE), 0);
+    assert_int_equal(persia_store_pending_grads(s, STORE_ALL), 3);
+    persia_store_put(s);
+    persia_store_close(handle); /* drops the rest */
     assert_int_equal(released, 6);
 }
 
@@ -133,18 +134,18 @@ static void held_gradients_are_bounded(void **state)
     (void)state;
     uint64_t handle;
     store *s;
-    assert_int_equal(store_open(1, 0, &handle), PERSIA_OK);
-    assert_int_equal(store_get(handle, "test", &s), PERSIA_OK);
+    assert_int_equal(persia_store_open(1, 0, &handle), PERSIA_OK);
+    assert_int_equal(persia_store_get(handle, "test", &s), PERSIA_OK);
     for (int i = 0; i < STORE_PENDING_MAX; i++) {
-        store_grad g = grad_of(store_ticket(s));
-        assert_int_equal(store_add_grad(s, &g), PERSIA_OK);
+        store_grad g = grad_of(persia_store_ticket(s));
+        assert_int_equal(persia_store_add_grad(s, &g), PERSIA_OK);
     }
-    store_grad g = grad_of(store_ticket(s));
-    assert_int_equal(store_add_grad(s, &g), PERSIA_ELIMIT);
-    store_discard(s, STORE_ALL);
-    assert_int_equal(store_add_grad(s, &g), PERSIA_OK);
-    store_put(s);
-    store_close(handle);
+    store_grad g = grad_of(persia_store_ticket(s));
+    assert_int_equal(persia_store_add_grad(s, &g), PERSIA_ELIMIT);
+    persia_store_discard(s, STORE_ALL);
+    assert_int_equal(persia_store_add_grad(s, &g), PERSIA_OK);
+    persia_store_put(s);
+    persia_store_close(handle);
 }
 
 /* Copies hold what was there, whatever becomes of the original; blocks that
@@ -155,8 +156,8 @@ static void copies_are_whole(void **state)
     enum { N = 300000, FLOATS = 700000, OFFSETS = 1001 };
     uint64_t handle;
     store *s;
-    assert_int_equal(store_open(3, 0, &handle), PERSIA_OK);
-    assert_int_equal(store_get(handle, "test", &s), PERSIA_OK);
+    assert_int_equal(persia_store_open(3, 0, &handle), PERSIA_OK);
+    assert_int_equal(persia_store_get(handle, "test", &s), PERSIA_OK);
     float *grad = malloc(FLOATS * sizeof *grad);
     uint32_t *rows = malloc(N * sizeof *rows);
     int64_t *values = malloc(N * sizeof *values);
@@ -175,7 +176,8 @@ static void copies_are_whole(void **state)
         store_grad g = {.grad = {.batch = {.n = N, .values = values,
                                           .offsets = offsets},
                                 .rows = rows, .grad = grad}};
-        assert_int_equal(store_copy_grad(s, &g, FLOATS, OFFSETS), PERSIA_OK);
+        assert_int_equal(persia_store_copy_grad(s, &g, FLOATS, OFFSETS),
+                         PERSIA_OK);
         memset(grad, 0, FLOATS * sizeof *grad);
         memset(rows, 0, N * sizeof *rows);
         memset(values, 0, N * sizeof *values);
@@ -197,7 +199,8 @@ static void copies_are_whole(void **state)
     store_grad held[12];
     for (int i = 0; i < 12; i++) {
         held[i] = (store_grad){.grad = {.grad = grad}};
-        assert_int_equal(store_copy_grad(s, &held[i], 100, 0), PERSIA_OK);
+        assert_int_equal(persia_store_copy_grad(s, &held[i], 100, 0),
+                         PERSIA_OK);
     }
     for (int i = 0; i < 12; i++)
         held[i].release(held[i].owner);
@@ -205,28 +208,28 @@ static void copies_are_whole(void **state)
     free(rows);
     free(values);
     free(offsets);
-    store_put(s);
-    store_close(handle);
+    persia_store_put(s);
+    persia_store_close(handle);
 }
 
 static void a_forked_child_is_refused(void **state)
 {
     (void)state;
     uint64_t handle;
-    assert_int_equal(store_open(2, 0, &handle), PERSIA_OK);
+    assert_int_equal(persia_store_open(2, 0, &handle), PERSIA_OK);
     pid_t child = fork();
     if (child == 0) {
         store *s;
-        store_close(handle); /* must not touch locks or threads */
-        _exit(store_get(handle, "lookup", &s) == PERSIA_EFORK &&
-              strstr(err_text(), "lookup")
+        persia_store_close(handle); /* must not touch locks or threads */
+        _exit(persia_store_get(handle, "lookup", &s) == PERSIA_EFORK &&
+                      strstr(persia_err_text(), "lookup")
                   ? 0
                   : 1);
     }
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    store_close(handle);
+    persia_store_close(handle);
 }
 
 int main(void)

@@ -55,7 +55,7 @@ table_config config_of(uint32_t dim, uint32_t optimizer)
 {
     table_config c;
 
-    table_config_init(&c);
+    persia_table_config_init(&c);
     snprintf(c.name, sizeof c.name, "test");
     c.seed = 17;
     c.dim = dim;
@@ -67,8 +67,8 @@ table *table_of(const table_config *config)
 {
     table *t;
 
-    if (table_create(config, &t))
-        fail_msg("%s", err_text());
+    if (persia_table_create(config, &t))
+        fail_msg("%s", persia_err_text());
     return t;
 }
 
@@ -76,8 +76,8 @@ sched *pool_of(unsigned threads)
 {
     sched *s;
 
-    if (sched_create(threads, &s))
-        fail_msg("%s", err_text());
+    if (persia_sched_create(threads, &s))
+        fail_msg("%s", persia_err_text());
     return s;
 }
 
@@ -96,15 +96,15 @@ int push_try(sched *s, table *t, const optim_args *args, size_t n,
              const uint64_t *ids, const float *grad, uint64_t draw,
              push_job *out)
 {
-    const push_part part = { .n = n,
-                             .ids = ids,
-                             .grad = grad,
-                             .stride = table_get_config(t)->dim,
-                             .bags = n };
+    const push_part part = {.n = n,
+                            .ids = ids,
+                            .grad = grad,
+                            .stride = persia_table_get_config(t)->dim,
+                            .bags = n};
     push_job job = {
         .t = t, .parts = &part, .parts_n = 1, .optim = args, .draw = draw
     };
-    int rc = table_push(s, &job, 1);
+    int rc = persia_table_push(s, &job, 1);
 
     job.parts = NULL;
     *out = job;
@@ -117,27 +117,27 @@ push_job push_one(sched *s, table *t, const optim_args *args, size_t n,
     push_job job;
 
     if (push_try(s, t, args, n, ids, grad, draw, &job))
-        fail_msg("%s", err_text());
+        fail_msg("%s", persia_err_text());
     return job;
 }
 
 void pull_one(sched *s, table *t, size_t n, const uint64_t *ids, float *out)
 {
-    pull_job job = { .t = t,
-                     .n = n,
-                     .ids = ids,
-                     .out = out,
-                     .stride = table_get_config(t)->dim };
+    pull_job job = {.t = t,
+                    .n = n,
+                    .ids = ids,
+                    .out = out,
+                    .stride = persia_table_get_config(t)->dim};
 
-    if (table_pull(s, &job, 1))
-        fail_msg("%s", err_text());
+    if (persia_table_pull(s, &job, 1))
+        fail_msg("%s", persia_err_text());
 }
 
 table_stats stats_of(const table *t)
 {
     table_stats stats;
 
-    table_get_stats(t, &stats);
+    persia_table_get_stats(t, &stats);
     return stats;
 }
 
@@ -146,8 +146,8 @@ int has_row(table *t, uint64_t id)
     static float vector[4096];
     uint8_t found;
 
-    if (table_get(t, 1, &id, vector, NULL, &found))
-        fail_msg("%s", err_text());
+    if (persia_table_get(t, 1, &id, vector, NULL, &found))
+        fail_msg("%s", persia_err_text());
     return found;
 }
 
@@ -211,28 +211,27 @@ static void dump_sort(dump *d)
 
 dump dump_cut(table *t, table_cut *cut, size_t room)
 {
-    const table_config *c = table_get_config(t);
-    dump d = { .dim = c->dim,
-               .state_floats = table_state_floats(t),
-               .vector_bytes = c->dim * (c->dtype == VECTOR_BF16 ? 2u : 4u),
-               .clock = table_cut_clock(cut) };
-    const uint64_t rows = table_cut_rows(cut);
+    const table_config *c = persia_table_get_config(t);
+    dump d = {.dim = c->dim,
+              .state_floats = persia_table_state_floats(t),
+              .vector_bytes = c->dim * (c->dtype == VECTOR_BF16 ? 2u : 4u),
+              .clock = persia_table_cut_clock(cut)};
+    const uint64_t rows = persia_table_cut_rows(cut);
     size_t n = 1;
 
     dump_grow(&d, room);
     while (n) {
         if (d.n + room > d.room)
             dump_grow(&d, 2 * d.room + room);
-        if (table_cut_next(cut, room, d.ids + d.n,
-                           d.vectors + d.n * d.vector_bytes,
-                           d.state + d.n * d.state_floats, d.clocks + d.n,
-                           &n))
-            fail_msg("%s", err_text());
+        if (persia_table_cut_next(
+                cut, room, d.ids + d.n, d.vectors + d.n * d.vector_bytes,
+                d.state + d.n * d.state_floats, d.clocks + d.n, &n))
+            fail_msg("%s", persia_err_text());
         if (n > room)
             fail_msg("a cut gives %zu rows where %zu fit", n, room);
         d.n += n;
     }
-    table_cut_end(cut);
+    persia_table_cut_end(cut);
     if (d.n != rows)
         fail_msg("a cut announces %llu rows and gives %zu",
                  (unsigned long long)rows, d.n);
@@ -244,8 +243,8 @@ dump dump_table(table *t)
 {
     table_cut *cut;
 
-    if (table_cut_begin(&t, 1, &cut))
-        fail_msg("%s", err_text());
+    if (persia_table_cut_begin(&t, 1, &cut))
+        fail_msg("%s", persia_err_text());
     return dump_cut(t, cut, 5000);
 }
 

@@ -15,8 +15,8 @@ enum { BATCH = 150 };
  * Returns whether it was a push (moves the clock). */
 static int apply(sched *s, table *t, uint64_t seed, uint64_t op)
 {
-    const uint32_t dim = table_get_config(t)->dim;
-    optim_args a = args_of(table_get_config(t)->optimizer);
+    const uint32_t dim = persia_table_get_config(t)->dim;
+    optim_args a = args_of(persia_table_get_config(t)->optimizer);
     uint64_t ids[BATCH];
     float grad[BATCH * 8];
     rng r = { seed << 40 | op << 16 };
@@ -29,11 +29,11 @@ static int apply(sched *s, table *t, uint64_t seed, uint64_t op)
     for (size_t i = 0; i < n * dim; i++)
         grad[i] = rng_float(&r);
     if (kind == 0) {
-        assert_int_equal(table_clear(t), PERSIA_OK);
+        assert_int_equal(persia_table_clear(t), PERSIA_OK);
         return 0;
     }
     if (kind == 1) {
-        assert_int_equal(table_set(t, n, ids, grad, NULL), PERSIA_OK);
+        assert_int_equal(persia_table_set(t, n, ids, grad, NULL), PERSIA_OK);
         return 0;
     }
     push_one(s, t, &a, n, ids, grad, op);
@@ -54,7 +54,7 @@ static dump replay(const history *h, uint64_t ops)
     for (uint64_t op = 0; op < ops; op++)
         apply(h->s, t, h->seed, op);
     d = dump_table(t);
-    table_destroy(t);
+    persia_table_destroy(t);
     return d;
 }
 
@@ -72,23 +72,24 @@ static void interleaved(const history *h, rng *r)
         for (uint64_t until = op + rng_below(r, 25); op < until; op++)
             apply(h->s, t, h->seed, op);
         const uint64_t moment = op;
-        assert_int_equal(table_cut_begin(&t, 1, &cut), PERSIA_OK);
+        assert_int_equal(persia_table_cut_begin(&t, 1, &cut), PERSIA_OK);
         dump want = replay(h, moment);
-        assert_int_equal(table_cut_rows(cut), want.n);
-        assert_int_equal(table_cut_clock(cut), want.clock);
-        dump got = { .dim = dim,
-                     .state_floats = table_state_floats(t),
-                     .vector_bytes = want.vector_bytes };
+        assert_int_equal(persia_table_cut_rows(cut), want.n);
+        assert_int_equal(persia_table_cut_clock(cut), want.clock);
+        dump got = {.dim = dim,
+                    .state_floats = persia_table_state_floats(t),
+                    .vector_bytes = want.vector_bytes};
         got.ids = malloc((want.n + room) * sizeof *got.ids);
         got.clocks = malloc((want.n + room) * sizeof *got.clocks);
         got.vectors = malloc((want.n + room) * got.vector_bytes);
         got.state = malloc((want.n + room) * (got.state_floats * 4u + 1));
         while (n) {
             assert_int_equal(
-                table_cut_next(cut, room, got.ids + at,
-                               got.vectors + at * got.vector_bytes,
-                               got.state + at * got.state_floats,
-                               got.clocks + at, &n), PERSIA_OK);
+                persia_table_cut_next(cut, room, got.ids + at,
+                                      got.vectors + at * got.vector_bytes,
+                                      got.state + at * got.state_floats,
+                                      got.clocks + at, &n),
+                PERSIA_OK);
             at += n;
             assert_true(at <= want.n);
             for (uint64_t k = rng_below(r, 3); n && k; k--)
@@ -96,7 +97,7 @@ static void interleaved(const history *h, rng *r)
             if (cuts == 4 && at > want.n / 2)
                 break; /* given up half way */
         }
-        table_cut_end(cut);
+        persia_table_cut_end(cut);
         if (cuts != 4) {
             table_config c = h->config;
             got.n = at;
@@ -104,12 +105,13 @@ static void interleaved(const history *h, rng *r)
             /* equal as sets: through another table, of other stripes */
             c.capacity = 0;
             table *u = table_of(&c);
-            assert_int_equal(table_restore(u, at, got.ids, got.vectors,
-                                           got.state, got.clocks), 0);
+            assert_int_equal(persia_table_restore(u, at, got.ids, got.vectors,
+                                                  got.state, got.clocks),
+                             0);
             dump now = dump_table(u);
             dump_equal(&now, &want, "a cut");
             dump_free(&now);
-            table_destroy(u);
+            persia_table_destroy(u);
         }
         dump_free(&got);
         dump_free(&want);
@@ -118,7 +120,7 @@ static void interleaved(const history *h, rng *r)
     dump_equal(&now, &want, "the table after its cuts");
     dump_free(&now);
     dump_free(&want);
-    table_destroy(t);
+    persia_table_destroy(t);
 }
 
 static void test_cuts_between_operations(void **state)
@@ -138,7 +140,7 @@ static void test_cuts_between_operations(void **state)
             h.config.full = FULL_EVICT_LRU;
         }
         interleaved(&h, &r);
-        sched_destroy(h.s);
+        persia_sched_destroy(h.s);
     }
 }
 
@@ -165,7 +167,7 @@ static void *count_up(void *arg)
     float grad[COMMON + 1];
     sched *s;
 
-    if (sched_create(c->threads, &s)) {
+    if (persia_sched_create(c->threads, &s)) {
         c->failed = 1;
         return NULL;
     }
@@ -182,10 +184,10 @@ static void *count_up(void *arg)
         for (int i = 0; i < TABLES; i++)
             jobs[i] = (push_job){ .t = c->t[i], .parts = &part,
                                   .parts_n = 1, .optim = &a };
-        if (table_push(s, jobs, TABLES))
+        if (persia_table_push(s, jobs, TABLES))
             c->failed = 1;
     }
-    sched_destroy(s);
+    persia_sched_destroy(s);
     return NULL;
 }
 
@@ -236,8 +238,8 @@ static void test_a_cut_of_tables_is_one_moment(void **state)
             uint64_t moment = UINT64_MAX, before = atomic_load(&c.pushes);
             while (atomic_load(&c.pushes) < before + 2)
                 sched_yield();
-            if (table_cut_begin(order, TABLES, cut))
-                fail_msg("%s", err_text());
+            if (persia_table_cut_begin(order, TABLES, cut))
+                fail_msg("%s", persia_err_text());
             for (int i = 0; i < TABLES; i++) {
                 dump d = dump_cut(order[i], cut[i], 64);
                 if (d.n)
@@ -255,7 +257,7 @@ static void test_a_cut_of_tables_is_one_moment(void **state)
             assert_int_equal(d.clock, c.pushes);
             check_moment(&d, &moment);
             dump_free(&d);
-            table_destroy(c.t[i]);
+            persia_table_destroy(c.t[i]);
         }
     }
 }
@@ -298,7 +300,7 @@ static void test_each_cut_is_a_moment_of_history(void **state)
         for (uint64_t before = 0; before < w.ops; cuts++) {
             table_cut *cut;
             before = atomic_load(&w.done);
-            assert_int_equal(table_cut_begin(&w.t, 1, &cut), PERSIA_OK);
+            assert_int_equal(persia_table_cut_begin(&w.t, 1, &cut), PERSIA_OK);
             uint64_t after = atomic_load(&w.done) + 1;
             dump got = dump_cut(w.t, cut, 50), want = { 0 };
             int found = 0;
@@ -324,8 +326,8 @@ static void test_each_cut_is_a_moment_of_history(void **state)
         }
         assert_true(cuts > 1);
         pthread_join(thread, NULL);
-        table_destroy(w.t);
-        sched_destroy(h.s);
+        persia_table_destroy(w.t);
+        persia_sched_destroy(h.s);
     }
 }
 
@@ -341,22 +343,22 @@ static void test_one_cut_a_table(void **state)
     both[0] = u;
     both[1] = t;
     same[0] = same[1] = u;
-    assert_int_equal(table_cut_begin(&t, 1, &cut), PERSIA_OK);
-    assert_int_equal(table_cut_begin(both, 2, more), PERSIA_EARG);
-    assert_non_null(strstr(err_text(), "test"));
+    assert_int_equal(persia_table_cut_begin(&t, 1, &cut), PERSIA_OK);
+    assert_int_equal(persia_table_cut_begin(both, 2, more), PERSIA_EARG);
+    assert_non_null(strstr(persia_err_text(), "test"));
     assert_true(!more[0] && !more[1]);
-    assert_int_equal(table_exchange(t, u), PERSIA_EUNAVAILABLE);
+    assert_int_equal(persia_table_exchange(t, u), PERSIA_EUNAVAILABLE);
     /* u was let go again */
-    assert_int_equal(table_cut_begin(same, 2, more), PERSIA_EARG);
-    assert_int_equal(table_cut_begin(&u, 1, &last), PERSIA_OK);
-    table_cut_end(last);
-    table_cut_end(cut);
-    assert_int_equal(table_cut_begin(both, 2, more), PERSIA_OK);
-    table_cut_end(more[1]);
-    table_cut_end(more[0]);
-    assert_int_equal(table_cut_begin(&t, 1, &cut), PERSIA_OK);
-    table_destroy(t); /* with its cut */
-    table_destroy(u);
+    assert_int_equal(persia_table_cut_begin(same, 2, more), PERSIA_EARG);
+    assert_int_equal(persia_table_cut_begin(&u, 1, &last), PERSIA_OK);
+    persia_table_cut_end(last);
+    persia_table_cut_end(cut);
+    assert_int_equal(persia_table_cut_begin(both, 2, more), PERSIA_OK);
+    persia_table_cut_end(more[1]);
+    persia_table_cut_end(more[0]);
+    assert_int_equal(persia_table_cut_begin(&t, 1, &cut), PERSIA_OK);
+    persia_table_destroy(t); /* with its cut */
+    persia_table_destroy(u);
 }
 
 /* A slot that is free keeps the upper half of its id, and the lower half is
@@ -376,23 +378,23 @@ static void test_a_hint_of_a_freed_slot(void **state)
     table *t = table_of(&c);
     push_one(s, t, &a, 1, &id, grad, 0);
     pull_job pull = { t, 1, &id, v, 2, &row };
-    assert_int_equal(table_pull(s, &pull, 1), PERSIA_OK);
-    assert_int_equal(table_cut_begin(&t, 1, &cut), PERSIA_OK);
-    assert_int_equal(table_clear(t), PERSIA_OK); /* keeps the slots */
+    assert_int_equal(persia_table_pull(s, &pull, 1), PERSIA_OK);
+    assert_int_equal(persia_table_cut_begin(&t, 1, &cut), PERSIA_OK);
+    assert_int_equal(persia_table_clear(t), PERSIA_OK); /* keeps the slots */
     push_part part = { .n = 1, .ids = &id, .rows = &row, .grad = grad,
                        .stride = 2, .bags = 1 };
     push_job job = { .t = t, .parts = &part, .parts_n = 1, .optim = &a };
-    assert_int_equal(table_push(s, &job, 1), PERSIA_OK);
+    assert_int_equal(persia_table_push(s, &job, 1), PERSIA_OK);
     assert_int_equal(job.created, 1);
     assert_int_equal(stats_of(t).rows, 1);
-    assert_int_equal(table_get(t, 1, &id, v, accumulators, NULL), 0);
+    assert_int_equal(persia_table_get(t, 1, &id, v, accumulators, NULL), 0);
     assert_true(accumulators[0] == 1);
     dump d = dump_cut(t, cut, 10);
     assert_int_equal(d.n, 1);
     assert_true(d.state[0] == 1 && d.clocks[0] == 1);
     dump_free(&d);
-    table_destroy(t);
-    sched_destroy(s);
+    persia_table_destroy(t);
+    persia_sched_destroy(s);
 }
 
 static void test_ids_alone(void **state)
@@ -407,14 +409,16 @@ static void test_ids_alone(void **state)
     (void)state;
     for (uint64_t i = 0; i < N; i++)
         ids[i] = i * i;
-    assert_int_equal(table_set(t, N, ids, zeros, NULL), PERSIA_OK);
-    assert_int_equal(table_cut_begin(&t, 1, &cut), PERSIA_OK);
-    assert_int_equal(table_cut_next(cut, N, got, NULL, NULL, NULL, &n), 0);
+    assert_int_equal(persia_table_set(t, N, ids, zeros, NULL), PERSIA_OK);
+    assert_int_equal(persia_table_cut_begin(&t, 1, &cut), PERSIA_OK);
+    assert_int_equal(persia_table_cut_next(cut, N, got, NULL, NULL, NULL, &n),
+                     0);
     assert_int_equal(n, N);
-    assert_int_equal(table_cut_next(cut, N, NULL, NULL, NULL, NULL, &n), 0);
+    assert_int_equal(persia_table_cut_next(cut, N, NULL, NULL, NULL, NULL, &n),
+                     0);
     assert_int_equal(n, 0);
-    table_cut_end(cut);
-    table_destroy(t);
+    persia_table_cut_end(cut);
+    persia_table_destroy(t);
 }
 
 /* No memory to put rows aside: the push is whole, the cut is lost. */
@@ -425,7 +429,7 @@ static void test_a_cut_gives_way_to_a_push(void **state)
     static float grad[N * 4];
     sched *s = pool_of(2);
     mem_limit limit;
-    mem_limit_init(&limit, 0);
+    persia_mem_limit_init(&limit, 0);
     table_config c = config_of(4, OPTIM_ADAM);
     optim_args a = args_of(OPTIM_ADAM);
     table_cut *cut;
@@ -440,7 +444,7 @@ static void test_a_cut_gives_way_to_a_push(void **state)
     table *t = table_of(&c);
     push_one(s, t, &a, N, ids, grad, 0);
     push_one(s, u, &a, N, ids, grad, 0);
-    assert_int_equal(table_cut_begin(&t, 1, &cut), PERSIA_OK);
+    assert_int_equal(persia_table_cut_begin(&t, 1, &cut), PERSIA_OK);
     limit.maximum = limit.used + 50000;
     a.step = 2;
     push_job job = push_one(s, t, &a, N, ids, grad, 0);
@@ -449,20 +453,20 @@ static void test_a_cut_gives_way_to_a_push(void **state)
     assert_true(limit.used <= limit.maximum);
     int rc;
     do
-        rc = table_cut_next(cut, 100, NULL, NULL, NULL, NULL, &got);
+        rc = persia_table_cut_next(cut, 100, NULL, NULL, NULL, NULL, &got);
     while (!rc && got);
     assert_int_equal(rc, PERSIA_ELIMIT);
-    assert_non_null(strstr(err_text(), "test"));
-    table_cut_end(cut);
+    assert_non_null(strstr(persia_err_text(), "test"));
+    persia_table_cut_end(cut);
     limit.maximum = 0;
     dump x = dump_table(t), y = dump_table(u); /* and the next one is well */
     dump_equal(&x, &y, "after a lost cut");
     dump_free(&x);
     dump_free(&y);
-    table_destroy(t);
-    table_destroy(u);
+    persia_table_destroy(t);
+    persia_table_destroy(u);
     assert_int_equal(limit.used, 0);
-    sched_destroy(s);
+    persia_sched_destroy(s);
 }
 
 int main(void)

@@ -46,22 +46,22 @@ static void test_capacity_raise(void **state)
         p = picture_of(t);
         assert_int_equal(push_try(s, t, &a, 300, ids, ones, 0, &job),
                          PERSIA_ECAPACITY);
-        assert_non_null(strstr(err_text(), "table test"));
-        assert_non_null(strstr(err_text(), "100 rows"));
-        assert_non_null(strstr(err_text(), "id 1000"));
+        assert_non_null(strstr(persia_err_text(), "table test"));
+        assert_non_null(strstr(persia_err_text(), "100 rows"));
+        assert_non_null(strstr(persia_err_text(), "id 1000"));
         unchanged(t, &p);
         /* set is refused the same way */
         p = picture_of(t);
-        assert_int_equal(table_set(t, 300, ids, ones, NULL),
+        assert_int_equal(persia_table_set(t, 300, ids, ones, NULL),
                          PERSIA_ECAPACITY);
-        assert_non_null(strstr(err_text(), "table test"));
+        assert_non_null(strstr(persia_err_text(), "table test"));
         unchanged(t, &p);
-        assert_int_equal(table_clear(t), PERSIA_OK);
+        assert_int_equal(persia_table_clear(t), PERSIA_OK);
         ids[150] = 0;
         push_one(s, t, &a, 300, ids, ones, 0);
-        table_destroy(t);
+        persia_table_destroy(t);
     }
-    sched_destroy(s);
+    persia_sched_destroy(s);
 }
 
 /* The table that is full is not the first of the push. */
@@ -91,17 +91,17 @@ static void test_one_full_table_refuses_the_whole_push(void **state)
     part = (push_part){
         .n = 60, .ids = ids, .grad = ones, .stride = DIM, .bags = 60
     };
-    assert_int_equal(table_push(s, jobs, T), PERSIA_ECAPACITY);
-    assert_non_null(strstr(err_text(), "table Cest"));
+    assert_int_equal(persia_table_push(s, jobs, T), PERSIA_ECAPACITY);
+    assert_non_null(strstr(persia_err_text(), "table Cest"));
     for (int i = 0; i < T; i++)
         unchanged(t[i], &p[i]);
     part.n = part.bags = 50;
-    assert_int_equal(table_push(s, jobs, T), PERSIA_OK);
+    assert_int_equal(persia_table_push(s, jobs, T), PERSIA_OK);
     for (int i = 0; i < T; i++) {
         assert_int_equal(stats_of(t[i]).rows, 50);
-        table_destroy(t[i]);
+        persia_table_destroy(t[i]);
     }
-    sched_destroy(s);
+    persia_sched_destroy(s);
 }
 
 /* Pushes that run at once, none of which comes near the capacity alone: of
@@ -155,7 +155,7 @@ static void test_capacity_holds_among_pushes(void **state)
             size_t have = 0;
             for (uint64_t k = 0; k < RACE_IDS; k++)
                 have += (size_t)has_row(t, r[i].from + k);
-            sched_destroy(r[i].s);
+            persia_sched_destroy(r[i].s);
             if (evict)
                 continue;
             if (have != (r[i].refused ? 0 : RACE_IDS) || r[i].lost)
@@ -169,7 +169,7 @@ static void test_capacity_holds_among_pushes(void **state)
                      (unsigned long long)c.capacity);
         if (!evict)
             assert_int_equal(fit, 2);
-        table_destroy(t);
+        persia_table_destroy(t);
     }
 }
 
@@ -209,8 +209,8 @@ static void evict_schedule(uint32_t capacity, uint32_t universe,
             old += seen[i] && touched[i];
         }
         job = push_one(s, t, &a, n, ids, ones, 0);
-        assert_int_equal(table_get(t, universe, all, vectors, NULL, found),
-                         0);
+        assert_int_equal(
+            persia_table_get(t, universe, all, vectors, NULL, found), 0);
         uint32_t room = capacity - old, made = fresh < room ? fresh : room;
         uint32_t gone = rows + made > capacity ? rows + made - capacity : 0;
         assert_int_equal(job.created, made);
@@ -238,8 +238,8 @@ static void evict_schedule(uint32_t capacity, uint32_t universe,
         assert_int_equal(stats_of(t).rows, rows + made - gone);
     }
     assert_true(evicted > 0);
-    table_destroy(t);
-    sched_destroy(s);
+    persia_table_destroy(t);
+    persia_sched_destroy(s);
     free(touched);
     free(seen);
     free(found);
@@ -277,10 +277,11 @@ static void test_hot_rows_keep_their_state(void **state)
         ids[99] = 5; /* comes last, is found late */
         push_one(s, t, &a, 100, ids, ones, 0);
     }
-    assert_int_equal(table_get(t, 1, ids + 99, &v, &accumulator, NULL), 0);
+    assert_int_equal(persia_table_get(t, 1, ids + 99, &v, &accumulator, NULL),
+                     0);
     assert_true(accumulator == 50);
-    table_destroy(t);
-    sched_destroy(s);
+    persia_table_destroy(t);
+    persia_sched_destroy(s);
 }
 
 static void test_a_large_table_evicts_too(void **state)
@@ -307,8 +308,8 @@ static void test_a_large_table_evicts_too(void **state)
             assert_false(has_row(t, id));
         else if (id >= 7 * PIECE)
             assert_true(has_row(t, id));
-    table_destroy(t);
-    sched_destroy(s);
+    persia_table_destroy(t);
+    persia_sched_destroy(s);
 }
 
 /* Rows put by hand or restored make room for themselves as well. */
@@ -326,33 +327,33 @@ static void test_set_and_restore_evict(void **state)
     ids_fill(ids, 0, 250);
     push_one(s, t, &a, 100, ids, ones, 0);
     /* all rows are of the last push: one of them goes */
-    if (table_set(t, 10, ids + 200, ones, NULL))
-        fail_msg("%s", err_text());
+    if (persia_table_set(t, 10, ids + 200, ones, NULL))
+        fail_msg("%s", persia_err_text());
     assert_int_equal(stats_of(t).rows, 100);
     for (uint64_t i = 200; i < 210; i++)
         assert_true(has_row(t, i));
     assert_int_equal(stats_of(t).evicted, 10);
-    table_destroy(t);
+    persia_table_destroy(t);
     t = table_of(&c);
     for (uint32_t i = 0; i < 250; i++)
         clocks[i] = 1 + i / 10 * 7 % 25; /* ten rows of each push 1 .. 25 */
-    table_set_clock(t, 25);
-    if (table_restore(t, 250, ids, ones, NULL, clocks))
-        fail_msg("%s", err_text());
+    persia_table_set_clock(t, 25);
+    if (persia_table_restore(t, 250, ids, ones, NULL, clocks))
+        fail_msg("%s", persia_err_text());
     assert_int_equal(stats_of(t).rows, 100);
-    table_destroy(t);
+    persia_table_destroy(t);
     /* rows of pushes to come (another thread's, or a clock not yet set) are
      * young, not 2^32 pushes old */
     t = table_of(&c);
     for (uint32_t i = 0; i < 100; i++)
         clocks[i] = i < 50 ? 20 : 1;
-    table_set_clock(t, 10);
-    assert_int_equal(table_restore(t, 100, ids, ones, NULL, clocks), 0);
+    persia_table_set_clock(t, 10);
+    assert_int_equal(persia_table_restore(t, 100, ids, ones, NULL, clocks), 0);
     push_one(s, t, &a, 50, ids + 100, ones, 0);
     for (uint64_t i = 0; i < 150; i++)
         assert_int_equal(has_row(t, i), i < 50 || i >= 100);
-    table_destroy(t);
-    sched_destroy(s);
+    persia_table_destroy(t);
+    persia_sched_destroy(s);
 }
 
 /* Plans of whom to evict do not outlive the rows. */
@@ -370,11 +371,11 @@ static void test_clear_forgets_whom_to_evict(void **state)
     for (uint64_t i = 0; i <= 40; i++) /* the last one evicts id 0 */
         push_one(s, t, &a, 1, &i, ones, 0);
     assert_false(has_row(t, 0));
-    assert_int_equal(table_clear(t), PERSIA_OK);
+    assert_int_equal(persia_table_clear(t), PERSIA_OK);
     ids_fill(ids, 100, 40);
     for (uint32_t i = 0; i < 40; i++) /* most as they were, but one older */
         clocks[i] = i == 39 ? 1 : i + 1 + (i == 0);
-    assert_int_equal(table_restore(t, 40, ids, ones, NULL, clocks), 0);
+    assert_int_equal(persia_table_restore(t, 40, ids, ones, NULL, clocks), 0);
     push_one(s, t, &a, 1, ids, ones, 0);
     for (uint64_t i = 200; i < 202; i++)
         push_one(s, t, &a, 1, &i, ones, 0);
@@ -382,8 +383,8 @@ static void test_clear_forgets_whom_to_evict(void **state)
     assert_false(has_row(t, 101)); /* of push 2 */
     for (uint64_t i = 100; i < 139; i++)
         assert_int_equal(has_row(t, i), i != 101);
-    table_destroy(t);
-    sched_destroy(s);
+    persia_table_destroy(t);
+    persia_sched_destroy(s);
 }
 
 /* ---- admission ---- */
@@ -424,11 +425,11 @@ static void test_admission(void **state)
             /* rows that are there need no admission */
             job = push_one(s, t, &a, N, ids, ones, 77 + (uint64_t)again);
             assert_int_equal(job.touched + job.refused, N);
-            table_destroy(t);
+            persia_table_destroy(t);
         }
         assert_int_equal(same, p[k] <= 0 || p[k] >= 1);
     }
-    sched_destroy(s);
+    persia_sched_destroy(s);
 }
 
 /* Of a full table: only ids that would be admitted count. */
@@ -444,19 +445,19 @@ static void test_admission_and_capacity(void **state)
     c.admission = 0.1f;
     table *t = table_of(&c);
     job = push_one(s, t, &a, 1000, ids, ones, 4);
-    table_destroy(t);
+    persia_table_destroy(t);
     c.capacity = job.created;
     t = table_of(&c);
     assert_int_equal(push_one(s, t, &a, 1000, ids, ones, 4).created,
                      c.capacity);
-    table_destroy(t);
+    persia_table_destroy(t);
     c.capacity--;
     t = table_of(&c);
     assert_int_equal(push_try(s, t, &a, 1000, ids, ones, 4, &job),
                      PERSIA_ECAPACITY);
     assert_int_equal(stats_of(t).rows, 0);
-    table_destroy(t);
-    sched_destroy(s);
+    persia_table_destroy(t);
+    persia_sched_destroy(s);
 }
 
 /* ---- non-finite gradients ---- */
@@ -504,17 +505,18 @@ static void test_nonfinite_raise(void **state)
         else
             grad[(bagged ? N - 1 - at : at) * DIM + step % DIM] =
                 bad[step % 4];
-        assert_int_equal(table_push(s, jobs, 2), PERSIA_ENONFINITE);
+        assert_int_equal(persia_table_push(s, jobs, 2), PERSIA_ENONFINITE);
         char want[40];
         snprintf(want, sizeof want, "id %zu ", at);
-        if (!strstr(err_text(), want) || !strstr(err_text(), "table other"))
-            fail_msg("not named: %s", err_text());
+        if (!strstr(persia_err_text(), want) ||
+            !strstr(persia_err_text(), "table other"))
+            fail_msg("not named: %s", persia_err_text());
         unchanged(t, &p);
         unchanged(u, &q);
     }
-    table_destroy(t);
-    table_destroy(u);
-    sched_destroy(s);
+    persia_table_destroy(t);
+    persia_table_destroy(u);
+    persia_sched_destroy(s);
 }
 
 /* Finite gradients whose sum is not: never in silence, never in a row. */
@@ -532,12 +534,12 @@ static void test_overflow_of_a_sum(void **state)
         c.nonfinite = policy;
         table *t = table_of(&c);
         int rc = push_try(s, t, &a, 3, ids, grad, 0, &job);
-        assert_int_equal(table_get(t, 3, ids, out, NULL, NULL), 0);
+        assert_int_equal(persia_table_get(t, 3, ids, out, NULL, NULL), 0);
         assert_true(isfinite(out[0]) && isfinite(out[2]));
         assert_true(rc == PERSIA_ENONFINITE || job.nonfinite == 1);
-        table_destroy(t);
+        persia_table_destroy(t);
     }
-    sched_destroy(s);
+    persia_sched_destroy(s);
 }
 
 static void test_nonfinite_skip(void **state)
@@ -561,13 +563,13 @@ static void test_nonfinite_skip(void **state)
             grad[i * DIM + i % DIM] = i % 20 == 1 ? NAN : -INFINITY;
     }
     for (uint64_t step = 1; step <= 2; step++) {
-        assert_int_equal(table_get(t, N, ids, was, NULL, NULL), 0);
+        assert_int_equal(persia_table_get(t, N, ids, was, NULL, NULL), 0);
         job = push_one(s, t, &a, N, ids, grad, 0);
         assert_int_equal(job.nonfinite, N / 10);
         assert_int_equal(job.touched, N / 2 - N / 10);
         assert_int_equal(job.created, step == 1 ? N / 2 - N / 10 : 0);
         assert_int_equal(stats_of(t).nonfinite, step * N / 10);
-        assert_int_equal(table_get(t, N, ids, out, NULL, found), 0);
+        assert_int_equal(persia_table_get(t, N, ids, out, NULL, found), 0);
         for (size_t i = 0; i < N; i++) {
             assert_int_equal(found[i], i / 2 % 5 != 0);
             if (i / 2 % 5)
@@ -576,8 +578,8 @@ static void test_nonfinite_skip(void **state)
                 assert_memory_equal(out + i * DIM, was + i * DIM, 4 * DIM);
         }
     }
-    table_destroy(t);
-    sched_destroy(s);
+    persia_table_destroy(t);
+    persia_sched_destroy(s);
 }
 
 /* ---- arguments ---- */
@@ -599,13 +601,13 @@ static void test_arguments(void **state)
     p = picture_of(t);
     assert_int_equal(push_try(s, t, &adam, 100, ids, ones, 0, &job),
                      PERSIA_EMISMATCH);
-    assert_non_null(strstr(err_text(), "test"));
-    assert_non_null(strstr(err_text(), "sgd"));
-    assert_non_null(strstr(err_text(), "adam"));
+    assert_non_null(strstr(persia_err_text(), "test"));
+    assert_non_null(strstr(persia_err_text(), "sgd"));
+    assert_non_null(strstr(persia_err_text(), "adam"));
     sgd.momentum = 0.5f;
     assert_int_equal(push_try(s, t, &sgd, 100, ids, ones, 0, &job),
                      PERSIA_EMISMATCH);
-    assert_non_null(strstr(err_text(), "momentum"));
+    assert_non_null(strstr(persia_err_text(), "momentum"));
     sgd.momentum = 0;
     sgd.lr = NAN;
     assert_int_equal(push_try(s, t, &sgd, 100, ids, ones, 0, &job),
@@ -619,10 +621,10 @@ static void test_arguments(void **state)
         { .t = u, .parts = &part, .parts_n = 1, .optim = &sgd },
         { .t = t, .parts = &part, .parts_n = 1, .optim = &sgd }
     };
-    assert_int_equal(table_push(s, twice, 3), PERSIA_EARG);
-    assert_non_null(strstr(err_text(), "twice"));
+    assert_int_equal(persia_table_push(s, twice, 3), PERSIA_EARG);
+    assert_non_null(strstr(persia_err_text(), "twice"));
     twice[1].optim = &adam; /* the second of two is wrong */
-    assert_int_equal(table_push(s, twice, 2), PERSIA_EMISMATCH);
+    assert_int_equal(persia_table_push(s, twice, 2), PERSIA_EMISMATCH);
     assert_int_equal(stats_of(u).rows, 0);
     /* gradients that are not there */
     uint32_t bag[100] = { 0 };
@@ -630,16 +632,16 @@ static void test_arguments(void **state)
     bag[99] = 10;
     part.bag = bag;
     part.bags = 10;
-    assert_int_equal(table_push(s, twice, 2), PERSIA_EARG);
-    assert_non_null(strstr(err_text(), "test"));
+    assert_int_equal(persia_table_push(s, twice, 2), PERSIA_EARG);
+    assert_non_null(strstr(persia_err_text(), "test"));
     part.bag = NULL;
-    assert_int_equal(table_push(s, twice, 2), PERSIA_EARG);
+    assert_int_equal(persia_table_push(s, twice, 2), PERSIA_EARG);
     unchanged(t, &p);
     assert_int_equal(stats_of(u).pushes, 0);
-    assert_int_equal(table_push(s, twice, 0), PERSIA_OK);
-    table_destroy(t);
-    table_destroy(u);
-    sched_destroy(s);
+    assert_int_equal(persia_table_push(s, twice, 0), PERSIA_OK);
+    persia_table_destroy(t);
+    persia_table_destroy(u);
+    persia_sched_destroy(s);
 }
 
 int main(void)

@@ -27,7 +27,7 @@ static world *world_make(size_t n)
     world *w = calloc(1, sizeof *w);
 
     assert_non_null(w);
-    mem_blocks_init(&w->blocks, &w->limit);
+    persia_mem_blocks_init(&w->blocks, &w->limit);
     assert_int_equal(row_index_init(&w->index, &w->blocks), PERSIA_OK);
     w->n = n;
     w->deepens = 1;
@@ -40,7 +40,7 @@ static world *world_make(size_t n)
 static void world_free(world *w)
 {
     row_index_free(&w->index);
-    mem_blocks_free(&w->blocks);
+    persia_mem_blocks_free(&w->blocks);
     assert_int_equal(w->limit.used, 0);
     free(w->ids);
     free(w->in);
@@ -51,12 +51,12 @@ static void insert(world *w, size_t i)
 {
     uint64_t hash = id_hash(w->ids[i]);
 
-    if (mem_blocks_reserve(&w->blocks, row_index_bytes(1)))
-        fail_msg("%s", err_text());
+    if (persia_mem_blocks_reserve(&w->blocks, row_index_bytes(1)))
+        fail_msg("%s", persia_err_text());
     if (w->deepens)
         row_index_deepen(&w->index, i + 1);
     row_index_insert(&w->index, rows_of(w), hash, (uint32_t)i);
-    mem_blocks_unreserve(&w->blocks, row_index_bytes(1));
+    persia_mem_blocks_unreserve(&w->blocks, row_index_bytes(1));
     w->in[i] = 1;
 }
 
@@ -165,7 +165,8 @@ static void test_bytes_a_row(void **state)
         w->ids[i] = i;
         insert(w, i);
         if (i > 20000 && i % 1000 == 0) {
-            double each = (double)mem_blocks_bytes(&w->blocks) / (double)i;
+            double each = (double)persia_mem_blocks_bytes(&w->blocks) /
+                          (double)i;
             worst = each > worst ? each : worst;
         }
     }
@@ -263,7 +264,7 @@ static void test_equal_top_bits(void **state)
             insert(w, i);
         check_all(w);
         check_pages(w);
-        assert_true(mem_blocks_bytes(&w->blocks) < 16 * n + 100000);
+        assert_true(persia_mem_blocks_bytes(&w->blocks) < 16 * n + 100000);
         assert_true(w->index.depth <= 24);
         world_free(w);
     }
@@ -283,7 +284,8 @@ static void test_one_reservation(void **state)
         for (size_t i = 0; i < from; i++)
             insert(w, i);
         const uint64_t bytes = row_index_bytes(n - from);
-        assert_int_equal(mem_blocks_reserve(&w->blocks, bytes), PERSIA_OK);
+        assert_int_equal(persia_mem_blocks_reserve(&w->blocks, bytes),
+                         PERSIA_OK);
         const void *region = w->blocks.regions;
         if (w->deepens)
             row_index_deepen(&w->index, n);
@@ -293,7 +295,7 @@ static void test_one_reservation(void **state)
             w->in[i] = 1;
         }
         assert_ptr_equal(w->blocks.regions, region); /* no other mapping */
-        mem_blocks_unreserve(&w->blocks, bytes);
+        persia_mem_blocks_unreserve(&w->blocks, bytes);
         check_all(w);
         check_pages(w);
         world_free(w);

@@ -138,16 +138,16 @@ void __wrap_stripe_touch_slow(const table *t, stripe *s, uint32_t slot)
 }
 
 /* Starting a thread would get memory, too. */
-int __real_thread_start(pthread_t *out, void *(*run)(void *), void *arg,
-                        const char *name);
-int __wrap_thread_start(pthread_t *out, void *(*run)(void *), void *arg,
-                        const char *name);
-int __wrap_thread_start(pthread_t *out, void *(*run)(void *), void *arg,
-                        const char *name)
+int __real_persia_thread_start(pthread_t *out, void *(*run)(void *), void *arg,
+                               const char *name);
+int __wrap_persia_thread_start(pthread_t *out, void *(*run)(void *), void *arg,
+                               const char *name);
+int __wrap_persia_thread_start(pthread_t *out, void *(*run)(void *), void *arg,
+                               const char *name)
 {
     if (changing)
         atomic_fetch_add(&trapped, 1);
-    return __real_thread_start(out, run, arg, name);
+    return __real_persia_thread_start(out, run, arg, name);
 }
 
 static void trap_check(void)
@@ -171,7 +171,7 @@ typedef struct world {
     sched *s;
     table *t[T];
     size_t from;     /* the update leaves out the first ids */
-    int set;         /* the update is a table_set() of the first */
+    int set;         /* the update is a persia_table_set() of the first */
     int snapshot;    /* ... comes while a cut is read */
     table_cut *cut;
     picture before[T];
@@ -200,9 +200,9 @@ static void *update_run(void *arg)
     for (int i = 0; i < T; i++)
         jobs[i] = (push_job){ .t = w->t[i], .parts = &part, .parts_n = 1,
                               .optim = &a };
-    u->rc = w->set ? table_set(w->t[0], N, ids, grad, NULL)
-                   : table_push(w->s, jobs, T);
-    snprintf(u->text, sizeof u->text, "%s", err_text());
+    u->rc = w->set ? persia_table_set(w->t[0], N, ids, grad, NULL)
+                   : persia_table_push(w->s, jobs, T);
+    snprintf(u->text, sizeof u->text, "%s", persia_err_text());
     return NULL;
 }
 
@@ -230,14 +230,15 @@ static void world_make(world *w)
         w->before[i] = picture_of(w->t[i]);
     }
     if (w->snapshot)
-        assert_int_equal(table_cut_begin(&w->t[0], 1, &w->cut), PERSIA_OK);
+        assert_int_equal(persia_table_cut_begin(&w->t[0], 1, &w->cut),
+                         PERSIA_OK);
 }
 
 static void world_free(world *w)
 {
     for (int i = 0; i < T; i++)
-        table_destroy(w->t[i]);
-    sched_destroy(w->s);
+        persia_table_destroy(w->t[i]);
+    persia_sched_destroy(w->s);
 }
 
 /* What a cut gives after an update that was applied without memory: all, or
@@ -250,14 +251,14 @@ static void cut_check(world *w)
 
     while (n && !rc) {
         static uint64_t some[500];
-        rc = table_cut_next(w->cut, 500, some, NULL, NULL, NULL, &n);
+        rc = persia_table_cut_next(w->cut, 500, some, NULL, NULL, NULL, &n);
         rows += n;
     }
     if (rc)
         assert_int_equal(rc, PERSIA_ENOMEM);
     else
-        assert_int_equal(rows, table_cut_rows(w->cut));
-    table_cut_end(w->cut);
+        assert_int_equal(rows, persia_table_cut_rows(w->cut));
+    persia_table_cut_end(w->cut);
 }
 
 /* A refused update: nothing changed, and it can be repeated. */
@@ -277,7 +278,8 @@ static void refused_check(world *w, const update *u)
     for (int i = 0; i < T; i++)
         unchanged(w->t[i], &w->before[i]);
     if (w->snapshot)
-        assert_int_equal(table_cut_begin(&w->t[0], 1, &w->cut), PERSIA_OK);
+        assert_int_equal(persia_table_cut_begin(&w->t[0], 1, &w->cut),
+                         PERSIA_OK);
     update again = update_try(w);
     if (again.rc)
         fail_msg("with memory again: %s", again.text);
@@ -421,9 +423,9 @@ static void test_index_goes_on_full(void **state)
             dump_equal(&x, &y, "after a time without memory");
             dump_free(&x);
             dump_free(&y);
-            table_destroy(t);
-            table_destroy(u);
-            sched_destroy(s);
+            persia_table_destroy(t);
+            persia_table_destroy(u);
+            persia_sched_destroy(s);
         }
 }
 
@@ -486,15 +488,15 @@ static void *pusher_run(void *arg)
         for (int i = 0; i < TABLES; i++)
             jobs[i] = (push_job){ .t = p->t[i], .parts = parts,
                                   .parts_n = 2, .optim = &a };
-        if (table_push(s, jobs, TABLES))
-            fail_msg("%s", err_text());
-        if (turn % 4 == 3 &&
-            table_set(p->t[turn / 4], BATCH / 4, some + BATCH / 2, grad, NULL))
-            fail_msg("%s", err_text());
+        if (persia_table_push(s, jobs, TABLES))
+            fail_msg("%s", persia_err_text());
+        if (turn % 4 == 3 && persia_table_set(p->t[turn / 4], BATCH / 4,
+                                              some + BATCH / 2, grad, NULL))
+            fail_msg("%s", persia_err_text());
     }
     free(some);
     free(scale);
-    sched_destroy(s);
+    persia_sched_destroy(s);
     return NULL;
 }
 
@@ -521,7 +523,7 @@ static void test_a_change_allocates_nothing(void **state)
         table *t[TABLES];
         table_cut *cut[TABLES];
         mem_limit limit;
-        mem_limit_init(&limit, maximum << 30);
+        persia_mem_limit_init(&limit, maximum << 30);
         for (int i = 0; i < TABLES; i++) {
             table_config c = config_of(8, OPTIM_ADAGRAD);
             c.name[0] = (char)('A' + i);
@@ -532,7 +534,7 @@ static void test_a_change_allocates_nothing(void **state)
             t[i] = table_of(&c);
         }
         pushers_run(t, 0, 8);
-        assert_int_equal(table_cut_begin(t, TABLES, cut), PERSIA_OK);
+        assert_int_equal(persia_table_cut_begin(t, TABLES, cut), PERSIA_OK);
         pushers_run(t, BATCH, 8); /* half of it again */
         for (int i = 0; i < TABLES; i++) {
             dump d = dump_cut(t[i], cut[i], 3000);
@@ -543,9 +545,9 @@ static void test_a_change_allocates_nothing(void **state)
         for (int i = 2; i < TABLES; i++)
             assert_true(stats_of(t[i]).evicted > 0);
         for (int i = 0; i < TABLES; i++)
-            table_destroy(t[i]);
+            persia_table_destroy(t[i]);
         assert_int_equal(limit.used, 0);
-        mem_limit_free(&limit);
+        persia_mem_limit_free(&limit);
     }
     trap_check();
 }

@@ -35,19 +35,19 @@ static void *pulls(void *arg)
     rng r = { 77 };
     sched *s;
 
-    if (sched_create(2, &s))
+    if (persia_sched_create(2, &s))
         abort();
     while (!atomic_load(&st->stop)) {
         pull_job job = { st->t, IDS, ids, out, DIM, NULL };
         for (int i = 0; i < IDS; i++)
             ids[i] = rng_below(&r, 2 * IDS);
-        st->failed |= table_pull(s, &job, 1) != PERSIA_OK;
+        st->failed |= persia_table_pull(s, &job, 1) != PERSIA_OK;
         for (int i = 0; i < IDS; i++)
             if (!whole(out + i * DIM))
                 st->failed |= 2;
         atomic_fetch_add(&st->turns[0], 1);
     }
-    sched_destroy(s);
+    persia_sched_destroy(s);
     free(ids);
     free(out);
     return NULL;
@@ -63,7 +63,7 @@ static void *pushes(void *arg)
     rng r = { (uint64_t)(uintptr_t)ids };
     sched *s;
 
-    if (sched_create(2, &s))
+    if (persia_sched_create(2, &s))
         abort();
     while (!atomic_load(&st->stop)) {
         push_part part = { .n = IDS, .ids = ids, .rows = rows, .grad = grad,
@@ -76,10 +76,10 @@ static void *pushes(void *arg)
             for (int j = 0; j < DIM; j++)
                 grad[i * DIM + j] = (float)i;
         }
-        st->failed |= table_push(s, &job, 1) != PERSIA_OK;
+        st->failed |= persia_table_push(s, &job, 1) != PERSIA_OK;
         atomic_fetch_add(&st->turns[1], 1);
     }
-    sched_destroy(s);
+    persia_sched_destroy(s);
     free(ids);
     free(grad);
     free(rows);
@@ -98,13 +98,14 @@ static void *cuts(void *arg)
         table_cut *cut;
         uint64_t rows, total = 0;
         size_t n = 1;
-        if (table_cut_begin(&st->t, 1, &cut)) {
+        if (persia_table_cut_begin(&st->t, 1, &cut)) {
             st->failed |= 4;
             break;
         }
-        rows = table_cut_rows(cut);
+        rows = persia_table_cut_rows(cut);
         while (n) {
-            if (table_cut_next(cut, ROOM, ids, vectors, NULL, clocks, &n))
+            if (persia_table_cut_next(cut, ROOM, ids, vectors, NULL, clocks,
+                                      &n))
                 st->failed |= 8;
             total += n;
             for (size_t i = 0; i < n; i++)
@@ -112,7 +113,7 @@ static void *cuts(void *arg)
                     st->failed |= 16;
         }
         st->failed |= rows == total ? 0 : 32;
-        table_cut_end(cut);
+        persia_table_cut_end(cut);
         atomic_fetch_add(&st->turns[2], 1);
     }
     return NULL;
@@ -128,11 +129,11 @@ static void *looks(void *arg)
         uint64_t id = pushed % IDS;
         float v[DIM];
         uint8_t found;
-        table_get_stats(st->t, &stats);
+        persia_table_get_stats(st->t, &stats);
         if (stats.pushes < pushed)
             st->failed |= 64;
         pushed = stats.pushes;
-        if (table_get(st->t, 1, &id, v, NULL, &found) || !whole(v))
+        if (persia_table_get(st->t, 1, &id, v, NULL, &found) || !whole(v))
             st->failed |= 128;
         atomic_fetch_add(&st->turns[3], 1);
     }
@@ -152,9 +153,10 @@ static void *sets_and_clears(void *arg)
             for (int j = 0; j < DIM; j++)
                 vectors[i * DIM + j] = (float)i;
         }
-        st->failed |= table_set(st->t, 100, ids, vectors, NULL) ? 256 : 0;
+        st->failed |= persia_table_set(st->t, 100, ids, vectors, NULL) ? 256
+                                                                       : 0;
         if (rng_below(&r, 8) == 0)
-            st->failed |= table_clear(st->t) ? 512 : 0;
+            st->failed |= persia_table_clear(st->t) ? 512 : 0;
         atomic_fetch_add(&st->turns[4], 1);
     }
     return NULL;
@@ -163,7 +165,7 @@ static void *sets_and_clears(void *arg)
 static void *exchanges(void *arg)
 {
     stage *st = arg;
-    const table_config *c = table_get_config(st->t);
+    const table_config *c = persia_table_get_config(st->t);
 
     while (!atomic_load(&st->stop)) {
         uint64_t ids[50];
@@ -171,9 +173,11 @@ static void *exchanges(void *arg)
         table *other = table_of(c);
         for (uint64_t i = 0; i < 50; i++)
             ids[i] = i;
-        st->failed |= table_set(other, 50, ids, vectors, NULL) ? 1024 : 0;
-        (void)table_exchange(st->t, other); /* not while a cut is open */
-        table_destroy(other);
+        st->failed |= persia_table_set(other, 50, ids, vectors, NULL) ? 1024
+                                                                      : 0;
+        (void)persia_table_exchange(st->t,
+                                    other); /* not while a cut is open */
+        persia_table_destroy(other);
         atomic_fetch_add(&st->turns[5], 1);
     }
     return NULL;
@@ -186,7 +190,7 @@ static void act(table_config config, int with_sets)
                                       looks, exchanges, sets_and_clears };
     const uint64_t want = SANITIZED ? 5 : 15;
     const size_t n = with_sets ? 7 : 5;
-    const uint64_t start = clock_ns();
+    const uint64_t start = persia_clock_ns();
     pthread_t thread[7];
     stage st = { .t = NULL };
 
@@ -201,7 +205,7 @@ static void act(table_config config, int with_sets)
         all = 1;
         for (int i = 0; i < (with_sets ? 6 : 4); i++)
             all &= st.turns[i] >= want;
-        if (!all && clock_ns() - start > 200000000000u)
+        if (!all && persia_clock_ns() - start > 200000000000u)
             fail_msg("after 200 s: %llu pulls, %llu pushes, %llu cuts",
                      (unsigned long long)st.turns[0],
                      (unsigned long long)st.turns[1],
@@ -215,7 +219,7 @@ static void act(table_config config, int with_sets)
     dump d = dump_table(st.t);
     assert_int_equal(d.n, stats_of(st.t).rows);
     dump_free(&d);
-    table_destroy(st.t);
+    persia_table_destroy(st.t);
 }
 
 static void test_pulls_pushes_cuts_and_stats(void **state)
@@ -233,7 +237,7 @@ static void test_pulls_pushes_cuts_and_stats(void **state)
 static void test_all_calls(void **state)
 {
     mem_limit limit;
-    mem_limit_init(&limit, (uint64_t)1 << 40);
+    persia_mem_limit_init(&limit, (uint64_t)1 << 40);
     table_config c = config_of(DIM, OPTIM_SGD);
     (void)state;
     c.limit = &limit;
@@ -257,19 +261,19 @@ static void test_a_cut_does_not_starve(void **state)
     while (st.turns[1] < 5)
         ;
     for (int i = 0; i < 10; i++) {
-        uint64_t start = clock_ns(), took;
+        uint64_t start = persia_clock_ns(), took;
         table_cut *cut;
-        assert_int_equal(table_cut_begin(&st.t, 1, &cut), PERSIA_OK);
-        took = clock_ns() - start;
+        assert_int_equal(persia_table_cut_begin(&st.t, 1, &cut), PERSIA_OK);
+        took = persia_clock_ns() - start;
         worst = took > worst ? took : worst;
-        table_cut_end(cut);
+        persia_table_cut_end(cut);
     }
     atomic_store(&st.stop, 1);
     for (int i = 0; i < 3; i++)
         pthread_join(thread[i], NULL);
     if (worst > 10000000000u)
         fail_msg("a cut waited for %g s", (double)worst / 1e9);
-    table_destroy(st.t);
+    persia_table_destroy(st.t);
 }
 
 int main(void)

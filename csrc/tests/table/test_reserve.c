@@ -22,7 +22,7 @@ static void test_memory_limit(void **state)
         for (uint64_t maximum = 1 << 20; maximum <= 4 << 20; maximum *= 4) {
             table_config c = config_of(16, OPTIM_ADAM);
             mem_limit limit;
-            mem_limit_init(&limit, maximum);
+            persia_mem_limit_init(&limit, maximum);
             uint64_t from = 0;
             push_job job;
             picture p;
@@ -38,8 +38,8 @@ static void test_memory_limit(void **state)
                 from += PIECE;
                 assert_true(limit.used <= maximum);
             }
-            assert_non_null(strstr(err_text(), "test"));
-            assert_non_null(strstr(err_text(), "limit"));
+            assert_non_null(strstr(persia_err_text(), "test"));
+            assert_non_null(strstr(persia_err_text(), "limit"));
             unchanged(t, &p);
             /* most of the memory is put to use */
             if (limit.used < maximum / 2)
@@ -51,10 +51,10 @@ static void test_memory_limit(void **state)
             if (from)
                 assert_int_equal(
                     push_one(s, t, &a, PIECE, ids, ones, 0).touched, PIECE);
-            table_destroy(t);
+            persia_table_destroy(t);
             assert_int_equal(limit.used, 0);
         }
-    sched_destroy(s);
+    persia_sched_destroy(s);
 }
 
 /* Tables of one limit: a push into all of them fits as a whole. */
@@ -69,7 +69,7 @@ static void test_memory_limit_of_several_tables(void **state)
     for (int k = 0; k < 2; k++)
         for (int times = 0; times < 20; times++) {
             mem_limit limit;
-            mem_limit_init(&limit, (4 << 20) + 30000 * times);
+            persia_mem_limit_init(&limit, (4 << 20) + 30000 * times);
             push_part part = { .n = PIECE, .ids = ids, .grad = ones,
                                .stride = DIM, .bags = PIECE };
             push_job jobs[T];
@@ -92,22 +92,22 @@ static void test_memory_limit_of_several_tables(void **state)
                 for (int i = 0; i < T; i++)
                     p[i] = picture_of(t[i]);
                 ids_fill(ids, from, PIECE);
-                rc = table_push(s, jobs, T);
+                rc = persia_table_push(s, jobs, T);
                 from += PIECE;
             } while (!rc);
             assert_int_equal(rc, PERSIA_ELIMIT);
-            assert_non_null(strstr(err_text(), "nothing was applied"));
+            assert_non_null(strstr(persia_err_text(), "nothing was applied"));
             for (int i = 0; i < T; i++)
                 unchanged(t[i], &p[i]);
             assert_true(limit.used > limit.maximum / 4);
             ids_fill(ids, 0, PIECE); /* they are all there */
             if (from > PIECE)
-                assert_int_equal(table_push(s, jobs, T), PERSIA_OK);
+                assert_int_equal(persia_table_push(s, jobs, T), PERSIA_OK);
             for (int i = 0; i < T; i++)
-                table_destroy(t[i]);
+                persia_table_destroy(t[i]);
             assert_int_equal(limit.used, 0);
         }
-    sched_destroy(s);
+    persia_sched_destroy(s);
 }
 
 /* Two threads fill a table each, with one limit for both. */
@@ -133,7 +133,7 @@ static void *fill(void *arg)
         f->halves += stats_of(f->t).rows != before + (rc ? 0 : PIECE);
     }
     free(ids);
-    sched_destroy(s);
+    persia_sched_destroy(s);
     return NULL;
 }
 
@@ -142,7 +142,7 @@ static void test_memory_limit_of_two_threads(void **state)
     (void)state;
     for (uint64_t times = 0; times < 20; times++) {
         mem_limit limit;
-        mem_limit_init(&limit, (6 << 20) + times * 200000);
+        persia_mem_limit_init(&limit, (6 << 20) + times * 200000);
         pthread_barrier_t round;
         pthread_t threads[2];
         filler f[2];
@@ -158,7 +158,7 @@ static void test_memory_limit_of_two_threads(void **state)
             pthread_join(threads[i], NULL);
         for (int i = 0; i < 2; i++) {
             assert_int_equal(f[i].halves, 0);
-            table_destroy(f[i].t);
+            persia_table_destroy(f[i].t);
         }
         assert_int_equal(limit.used, 0);
         pthread_barrier_destroy(&round);
@@ -174,7 +174,7 @@ static void test_eviction_at_the_memory_limit(void **state)
     optim_args a = args_of(OPTIM_ADAM);
     table_config c = config_of(16, OPTIM_ADAM);
     mem_limit limit;
-    mem_limit_init(&limit, 0);
+    persia_mem_limit_init(&limit, 0);
     (void)state;
     c.capacity = CAPACITY;
     c.full = FULL_EVICT_LRU;
@@ -188,28 +188,28 @@ static void test_eviction_at_the_memory_limit(void **state)
     }
     assert_int_equal(stats_of(t).rows, CAPACITY);
     assert_int_equal(stats_of(t).evicted, 80 * PIECE);
-    table_destroy(t);
-    sched_destroy(s);
+    persia_table_destroy(t);
+    persia_sched_destroy(s);
 }
 
-/* table_set beyond the limit writes nothing. */
+/* persia_table_set beyond the limit writes nothing. */
 static void test_set_at_the_memory_limit(void **state)
 {
     enum { N = 20000 };
     static uint64_t ids[N];
     table_config c = config_of(3, OPTIM_ADAM);
     mem_limit limit;
-    mem_limit_init(&limit, 1 << 20);
+    persia_mem_limit_init(&limit, 1 << 20);
     picture p;
     (void)state;
     c.limit = &limit;
     table *t = table_of(&c);
     ids_fill(ids, 0, N);
-    assert_int_equal(table_set(t, 1000, ids, ones, NULL), PERSIA_OK);
+    assert_int_equal(persia_table_set(t, 1000, ids, ones, NULL), PERSIA_OK);
     p = picture_of(t);
-    assert_int_equal(table_set(t, N, ids, ones, NULL), PERSIA_ELIMIT);
+    assert_int_equal(persia_table_set(t, N, ids, ones, NULL), PERSIA_ELIMIT);
     unchanged(t, &p);
-    table_destroy(t);
+    persia_table_destroy(t);
     assert_int_equal(limit.used, 0);
 }
 
@@ -225,9 +225,9 @@ static void *alone_run(void *arg)
     alone *a = arg;
 
     if (a->clears)
-        assert_int_equal(table_clear(a->t), PERSIA_OK);
+        assert_int_equal(persia_table_clear(a->t), PERSIA_OK);
     else
-        assert_int_equal(table_create(a->config, &a->t), PERSIA_OK);
+        assert_int_equal(persia_table_create(a->config, &a->t), PERSIA_OK);
     return NULL;
 }
 
@@ -238,23 +238,23 @@ static void test_pushes_let_others_be_alone(void **state)
     table_config c = config_of(DIM, OPTIM_ADAM);
     mem_limit limit;
     (void)state;
-    mem_limit_init(&limit, 1 << 30);
+    persia_mem_limit_init(&limit, 1 << 30);
     c.limit = &limit;
     alone a = { .config = &c };
     for (; a.clears < 2; a.clears++) {
-        const uint64_t until = clock_ns() + 60000000000u;
+        const uint64_t until = persia_clock_ns() + 60000000000u;
         pthread_t thread;
         pthread_rwlock_rdlock(&limit.lock); /* a push that has begun */
         pthread_create(&thread, NULL, alone_run, &a);
         while (!pthread_rwlock_tryrdlock(&limit.lock)) { /* the next one */
             pthread_rwlock_unlock(&limit.lock);
-            assert_true(clock_ns() < until);
+            assert_true(persia_clock_ns() < until);
         }
         pthread_rwlock_unlock(&limit.lock);
         pthread_join(thread, NULL);
     }
-    table_destroy(a.t);
-    mem_limit_free(&limit);
+    persia_table_destroy(a.t);
+    persia_mem_limit_free(&limit);
 }
 
 int main(void)

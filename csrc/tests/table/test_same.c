@@ -24,9 +24,9 @@ static void train(sched *s, table **t, const load *l, int hinted)
         push_part parts[2][3];
         optim_args a[2];
         for (int k = 0; k < 2; k++) {
-            const uint32_t dim = table_get_config(t[k])->dim;
+            const uint32_t dim = persia_table_get_config(t[k])->dim;
             pull_job pull = { t[k], N, l->ids, out, dim, hints };
-            assert_int_equal(table_pull(s, &pull, 1), PERSIA_OK);
+            assert_int_equal(persia_table_pull(s, &pull, 1), PERSIA_OK);
             parts[k][0] = (push_part){ .n = N - step * 100,
                                        .ids = l->ids + step * 100,
                                        .rows = hinted ? hints : NULL,
@@ -41,7 +41,7 @@ static void train(sched *s, table **t, const load *l, int hinted)
                                        .grad = l->grad,
                                        .stride = dim,
                                        .bags = 5000 };
-            a[k] = args_of(table_get_config(t[k])->optimizer);
+            a[k] = args_of(persia_table_get_config(t[k])->optimizer);
             a[k].step = step + 1;
             if (step == 2)
                 a[k].weight_decay = a[k].max_grad_norm = a[k].max_norm = 0.5f;
@@ -51,8 +51,8 @@ static void train(sched *s, table **t, const load *l, int hinted)
                                   .optim = &a[k],
                                   .draw = step };
         }
-        if (table_push(s, jobs, 2))
-            fail_msg("%s", err_text());
+        if (persia_table_push(s, jobs, 2))
+            fail_msg("%s", persia_err_text());
     }
 }
 
@@ -95,14 +95,14 @@ static void test_same_bits(void **state)
                 for (int i = 0; i < 2; i++) {
                     dump d = dump_table(t[i]);
                     if (first[i].n) {
-                        dump_equal(&first[i], &d, optim_name(kind));
+                        dump_equal(&first[i], &d, persia_optim_name(kind));
                         dump_free(&d);
                     } else {
                         first[i] = d;
                     }
-                    table_destroy(t[i]);
+                    persia_table_destroy(t[i]);
                 }
-                sched_destroy(s);
+                persia_sched_destroy(s);
             }
         for (int i = 0; i < 2; i++) {
             assert_true(first[i].n > 1000);
@@ -118,21 +118,21 @@ static void push_distinct(sched *s, table *t, const load *l, int distinct,
 {
     static float out[N * WIDE];
     static uint32_t hints[N];
-    const uint32_t dim = table_get_config(t)->dim;
+    const uint32_t dim = persia_table_get_config(t)->dim;
 
     for (uint64_t step = 0; step < 3; step++) {
         const uint64_t *ids = l->ids + step * 1000;
         pull_job pull = { t, 2000, ids, out, dim, hints };
-        assert_int_equal(table_pull(s, &pull, 1), PERSIA_OK);
+        assert_int_equal(persia_table_pull(s, &pull, 1), PERSIA_OK);
         push_part part = { .n = 2000, .ids = ids,
                            .rows = hinted ? hints : NULL,
                            .scale = step == 2 ? l->scale : NULL,
                            .grad = l->grad, .stride = dim, .bags = 2000 };
-        optim_args a = args_of(table_get_config(t)->optimizer);
+        optim_args a = args_of(persia_table_get_config(t)->optimizer);
         a.step = step + 1;
         push_job job = { .t = t, .parts = &part, .parts_n = 1, .optim = &a,
                          .draw = step, .distinct = distinct };
-        assert_int_equal(table_push(s, &job, 1), PERSIA_OK);
+        assert_int_equal(persia_table_push(s, &job, 1), PERSIA_OK);
         assert_int_equal(job.touched + job.refused, 2000);
     }
 }
@@ -159,18 +159,18 @@ static void test_distinct_ids(void **state)
                 push_distinct(s, t[i], l, turn > 0, turn == 2);
                 dump d = dump_table(t[i]);
                 if (turn) {
-                    dump_equal(&first[i], &d, optim_name(kind));
+                    dump_equal(&first[i], &d, persia_optim_name(kind));
                     dump_free(&d);
                 } else {
                     first[i] = d;
                 }
-                table_destroy(t[i]);
+                persia_table_destroy(t[i]);
             }
         }
         for (int i = 0; i < 2; i++)
             dump_free(&first[i]);
     }
-    sched_destroy(s);
+    persia_sched_destroy(s);
     free(l);
 }
 
@@ -191,13 +191,13 @@ static void test_ids_that_are_not_distinct(void **state)
     optim_args a = args_of(OPTIM_SGD);
     push_job job = { .t = t, .parts = &part, .parts_n = 1, .optim = &a,
                      .distinct = 1 };
-    assert_int_equal(table_push(s, &job, 1), PERSIA_OK);
-    table_get_stats(t, &stats);
+    assert_int_equal(persia_table_push(s, &job, 1), PERSIA_OK);
+    persia_table_get_stats(t, &stats);
     assert_int_equal(stats.rows, 100);
     assert_int_equal(job.created, 100);
     assert_int_equal(job.touched, N);
-    table_destroy(t);
-    sched_destroy(s);
+    persia_table_destroy(t);
+    persia_sched_destroy(s);
 }
 
 int main(void)

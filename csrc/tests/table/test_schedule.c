@@ -62,7 +62,7 @@ static world *world_make(table_config config, unsigned threads, uint64_t seed)
     w->r.state = seed << 32;
     w->s = pool_of(threads);
     w->t = table_of(&config);
-    w->state_floats = table_state_floats(w->t);
+    w->state_floats = persia_table_state_floats(w->t);
     for (size_t i = 0; i < UNIVERSE; i++) {
         w->ids[i] = any_id(i, &w->r);
         w->hint[i] = ROW_NONE;
@@ -73,14 +73,14 @@ static world *world_make(table_config config, unsigned threads, uint64_t seed)
     fresh = table_of(&config);
     for (size_t i = 0; i < UNIVERSE; i++)
         pull_one(w->s, fresh, 1, &w->ids[i], w->init[i]);
-    table_destroy(fresh);
+    persia_table_destroy(fresh);
     return w;
 }
 
 static void world_free(world *w)
 {
-    table_destroy(w->t);
-    sched_destroy(w->s);
+    persia_table_destroy(w->t);
+    persia_sched_destroy(w->s);
     free(w);
 }
 
@@ -120,7 +120,7 @@ static void do_pull(world *w)
         which[i] = rng_below(&w->r, UNIVERSE);
         ids[i] = w->ids[which[i]];
     }
-    assert_int_equal(table_pull(w->s, &job, 1), PERSIA_OK);
+    assert_int_equal(persia_table_pull(w->s, &job, 1), PERSIA_OK);
     w->pulled += n;
     for (size_t i = 0; i < n; i++) {
         const model_row *row = &w->row[which[i]];
@@ -268,8 +268,9 @@ static void check_all(world *w, const optim_args *a, const double *sum,
     static uint8_t found[UNIVERSE];
     const uint32_t dim = w->config.dim;
 
-    assert_int_equal(table_get(w->t, UNIVERSE, w->ids, vector, state, found),
-                     PERSIA_OK);
+    assert_int_equal(
+        persia_table_get(w->t, UNIVERSE, w->ids, vector, state, found),
+        PERSIA_OK);
     for (size_t i = 0; i < UNIVERSE; i++) {
         model_row *row = &w->row[i];
         const float *v = vector + i * dim, *s = state + i * w->state_floats;
@@ -323,8 +324,8 @@ static void do_push(world *w)
     memset(seen, 0, sizeof seen);
     for (size_t k = 0; k < job.parts_n; k++)
         parts[k] = any_part(w, &data[k], sum, size, seen, from, range);
-    if (table_push(w->s, &job, 1))
-        fail_msg("%s", err_text());
+    if (persia_table_push(w->s, &job, 1))
+        fail_msg("%s", persia_err_text());
     w->pushes++;
     check_all(w, &a, sum, size, seen);
     for (size_t i = 0; i < UNIVERSE; i++)
@@ -366,14 +367,14 @@ static void do_set(world *w)
                 row->state[j] = state[k * w->state_floats + j];
         }
     }
-    if (table_set(w->t, n, ids, vector, stateless ? NULL : state))
-        fail_msg("%s", err_text());
+    if (persia_table_set(w->t, n, ids, vector, stateless ? NULL : state))
+        fail_msg("%s", persia_err_text());
     check_all(w, NULL, NULL, NULL, NULL);
 }
 
 static void do_clear(world *w)
 {
-    assert_int_equal(table_clear(w->t), PERSIA_OK);
+    assert_int_equal(persia_table_clear(w->t), PERSIA_OK);
     for (size_t i = 0; i < UNIVERSE; i++)
         w->row[i].live = 0;
     w->rows = 0;
@@ -398,9 +399,9 @@ static void do_restore(world *w)
     assert_int_equal(d.clock, w->pushes);
     config.stripes = 1u << rng_below(&w->r, STRIPES_LOG);
     to = table_of(&config);
-    if (table_restore(to, d.n, d.ids, d.vectors, d.state, d.clocks))
-        fail_msg("%s", err_text());
-    table_set_clock(to, d.clock);
+    if (persia_table_restore(to, d.n, d.ids, d.vectors, d.state, d.clocks))
+        fail_msg("%s", persia_err_text());
+    persia_table_set_clock(to, d.clock);
     e = dump_table(to);
     dump_equal(&d, &e, "restored");
     dump_free(&d);
@@ -411,7 +412,7 @@ static void do_restore(world *w)
     assert_int_equal(was.missed, w->missed);
     w->created = w->rows;
     w->refused = w->pulled = w->missed = 0;
-    table_destroy(w->t);
+    persia_table_destroy(w->t);
     w->t = to;
     check_all(w, NULL, NULL, NULL, NULL);
 }

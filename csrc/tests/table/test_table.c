@@ -14,11 +14,11 @@ static void refuse(table_config c, int code, const char *says)
 {
     table *t = (table *)(uintptr_t)1;
 
-    if (table_create(&c, &t) != code)
+    if (persia_table_create(&c, &t) != code)
         fail_msg("accepted, or another error: %s", says);
     assert_null(t);
-    if (!strstr(err_text(), says))
-        fail_msg("\"%s\" is not in: %s", says, err_text());
+    if (!strstr(persia_err_text(), says))
+        fail_msg("\"%s\" is not in: %s", says, persia_err_text());
 }
 
 static void test_options_are_checked(void **state)
@@ -67,16 +67,16 @@ static void test_defaults(void **state)
     table_config c;
     table *t;
     (void)state;
-    table_config_init(&c);
+    persia_table_config_init(&c);
     strcpy(c.name, "defaults");
     t = table_of(&c);
-    assert_string_equal(table_get_config(t)->name, "defaults");
-    assert_int_equal(table_get_config(t)->optimizer, OPTIM_ADAGRAD);
-    assert_int_equal(table_state_floats(t), 16);
+    assert_string_equal(persia_table_get_config(t)->name, "defaults");
+    assert_int_equal(persia_table_get_config(t)->optimizer, OPTIM_ADAGRAD);
+    assert_int_equal(persia_table_state_floats(t), 16);
     assert_int_equal(stats_of(t).rows, 0);
     assert_int_equal(stats_of(t).row_bytes, 12 + 64 + 64);
-    table_destroy(t);
-    table_destroy(NULL);
+    persia_table_destroy(t);
+    persia_table_destroy(NULL);
 }
 
 /* ---- initial values ---- */
@@ -91,8 +91,8 @@ static void fill(uint64_t *ids, float *out, const table_config *c)
     for (uint64_t i = 0; i < IDS; i++)
         ids[i] = i < IDS / 2 ? i : UINT64_MAX - i;
     pull_one(s, t, IDS, ids, out);
-    table_destroy(t);
-    sched_destroy(s);
+    persia_table_destroy(t);
+    persia_sched_destroy(s);
 }
 
 static void moments(const float *x, size_t n, double *mean, double *var,
@@ -198,7 +198,7 @@ static void test_wide_rows(void **state)
             grad[i] = 1;
         a.max_norm = 0.5f;
         push_one(s, t, &a, 2, ids, grad, 0);
-        assert_int_equal(table_get(t, 2, ids, out, state_out, NULL), 0);
+        assert_int_equal(persia_table_get(t, 2, ids, out, state_out, NULL), 0);
         for (int i = 0; i < 2; i++) {
             double norm = 0;
             for (int j = 0; j < 4096; j++)
@@ -210,9 +210,9 @@ static void test_wide_rows(void **state)
             assert_true(fabs((double)state_out[i * 8192 + 8191] - 0.01) <
                         1e-6);
         }
-        table_destroy(t);
+        persia_table_destroy(t);
     }
-    sched_destroy(s);
+    persia_sched_destroy(s);
 }
 
 /* ---- pull ---- */
@@ -249,9 +249,9 @@ static void test_pull_never_changes_the_table(void **state)
                 assert_memory_equal(a + 3 * i, b + 3 * i, 12);
             else
                 assert_true(b[3 * i] != 0);
-        table_destroy(t);
+        persia_table_destroy(t);
     }
-    sched_destroy(s);
+    persia_sched_destroy(s);
 }
 
 /* Several jobs, some empty, with strides and row numbers. */
@@ -284,17 +284,17 @@ static void test_pull_of_many_jobs(void **state)
             .rows = j % 2 ? NULL : rows
         };
     }
-    assert_int_equal(table_pull(s, jobs, 0), PERSIA_OK);
-    assert_int_equal(table_pull(s, jobs + 2, 1), PERSIA_OK);
+    assert_int_equal(persia_table_pull(s, jobs, 0), PERSIA_OK);
+    assert_int_equal(persia_table_pull(s, jobs + 2, 1), PERSIA_OK);
     for (int j = 0; j < JOBS; j++) {
         /* jobs share the row numbers here, so one at a time */
-        assert_int_equal(table_pull(s, jobs + j, 1), PERSIA_OK);
+        assert_int_equal(persia_table_pull(s, jobs + j, 1), PERSIA_OK);
         for (size_t i = 0; !(j % 2) && i < jobs[j].n; i++)
             assert_int_equal(rows[i] == ROW_NONE, i >= 5);
         jobs[j].rows = NULL;
     }
     memset(out, 0xFF, sizeof out);
-    assert_int_equal(table_pull(s, jobs, JOBS), PERSIA_OK);
+    assert_int_equal(persia_table_pull(s, jobs, JOBS), PERSIA_OK);
     for (int j = 0; j < JOBS; j++) {
         const size_t dim = (size_t)(1 + 2 * j);
         for (size_t i = 0; i < N / 8; i++) {
@@ -302,13 +302,13 @@ static void test_pull_of_many_jobs(void **state)
             memset(want, 0xFF, sizeof want);
             if (i < jobs[j].n)
                 assert_int_equal(
-                    table_get(t[j], 1, ids + i, want, NULL, NULL), 0);
+                    persia_table_get(t[j], 1, ids + i, want, NULL, NULL), 0);
             assert_memory_equal(out[j] + i * WIDE, want, sizeof want);
         }
         (void)dim;
-        table_destroy(t[j]);
+        persia_table_destroy(t[j]);
     }
-    sched_destroy(s);
+    persia_sched_destroy(s);
 }
 
 /* ---- get, set, restore, clear ---- */
@@ -332,12 +332,12 @@ static void test_set_and_get(void **state)
             in[i] = bf16_widen(bf16_nearest(rng_float(&r)));
             st[i] = rng_float(&r) + 1;
         }
-        assert_int_equal(table_get(t, N, ids, out, st_out, found), 0);
+        assert_int_equal(persia_table_get(t, N, ids, out, st_out, found), 0);
         for (size_t i = 0; i < N; i++)
             assert_true(!found[i] && st_out[i * DIM] == 0.25f);
-        assert_int_equal(table_set(t, N / 2, ids, in, st), 0);
-        assert_int_equal(table_set(t, 0, NULL, NULL, NULL), 0);
-        assert_int_equal(table_get(t, N, ids, out, st_out, found), 0);
+        assert_int_equal(persia_table_set(t, N / 2, ids, in, st), 0);
+        assert_int_equal(persia_table_set(t, 0, NULL, NULL, NULL), 0);
+        assert_int_equal(persia_table_get(t, N, ids, out, st_out, found), 0);
         assert_memory_equal(in, out, sizeof in / 2);
         assert_memory_equal(st, st_out, sizeof st / 2);
         for (size_t i = 0; i < N; i++)
@@ -345,13 +345,13 @@ static void test_set_and_get(void **state)
         assert_int_equal(stats_of(t).rows, N / 2);
         /* fresh state; the last of equal ids stays */
         ids[N - 1] = ids[7];
-        assert_int_equal(table_set(t, N, ids, in, NULL), 0);
-        assert_int_equal(table_get(t, N, ids, out, st_out, NULL), 0);
+        assert_int_equal(persia_table_set(t, N, ids, in, NULL), 0);
+        assert_int_equal(persia_table_get(t, N, ids, out, st_out, NULL), 0);
         assert_memory_equal(in + (N - 1) * DIM, out + 7 * DIM, 4 * DIM);
         assert_true(st_out[3] == 0.25f);
         assert_int_equal(stats_of(t).rows, N - 1);
         assert_int_equal(stats_of(t).pushes, 0);
-        table_destroy(t);
+        persia_table_destroy(t);
     }
 }
 
@@ -365,14 +365,16 @@ static void test_set_refuses_what_is_not_finite(void **state)
         float v[6] = { 0 }, st[6] = { 0 };
         table *t = table_of(&c);
         v[5] = bad[i];
-        assert_int_equal(table_set(t, 3, ids, v, st), PERSIA_ENONFINITE);
-        assert_non_null(strstr(err_text(), "test"));
-        assert_non_null(strstr(err_text(), "id 3"));
+        assert_int_equal(persia_table_set(t, 3, ids, v, st),
+                         PERSIA_ENONFINITE);
+        assert_non_null(strstr(persia_err_text(), "test"));
+        assert_non_null(strstr(persia_err_text(), "id 3"));
         v[5] = 0;
         st[4] = bad[i];
-        assert_int_equal(table_set(t, 3, ids, v, st), PERSIA_ENONFINITE);
+        assert_int_equal(persia_table_set(t, 3, ids, v, st),
+                         PERSIA_ENONFINITE);
         assert_int_equal(stats_of(t).rows, 0);
-        table_destroy(t);
+        persia_table_destroy(t);
     }
 }
 
@@ -385,17 +387,17 @@ static void test_set_keeps_bf16_finite(void **state)
     (void)state;
     c.dtype = VECTOR_BF16;
     table *t = table_of(&c);
-    if (table_set(t, 1, &id, &big, NULL) == PERSIA_OK) {
-        assert_int_equal(table_get(t, 1, &id, &out, NULL, NULL), 0);
+    if (persia_table_set(t, 1, &id, &big, NULL) == PERSIA_OK) {
+        assert_int_equal(persia_table_get(t, 1, &id, &out, NULL, NULL), 0);
         assert_true(isfinite(out));
     }
-    table_destroy(t);
+    persia_table_destroy(t);
 }
 
 static void some_rows(sched *s, table *t, uint64_t n, uint64_t from)
 {
-    const uint32_t dim = table_get_config(t)->dim;
-    const uint32_t kind = table_get_config(t)->optimizer;
+    const uint32_t dim = persia_table_get_config(t)->dim;
+    const uint32_t kind = persia_table_get_config(t)->optimizer;
     uint64_t *ids = malloc(n * sizeof *ids);
     float *grad = malloc(n * dim * sizeof *grad);
     optim_args a = args_of(kind);
@@ -427,9 +429,10 @@ static void test_restore_of_a_cut_is_the_same_table(void **state)
             dump a = dump_table(t);
             assert_int_equal(a.clock, 5);
             assert_int_equal(a.n, 7000);
-            assert_int_equal(table_restore(u, a.n, a.ids, a.vectors, a.state,
-                                           a.clocks), 0);
-            table_set_clock(u, a.clock);
+            assert_int_equal(persia_table_restore(u, a.n, a.ids, a.vectors,
+                                                  a.state, a.clocks),
+                             0);
+            persia_table_set_clock(u, a.clock);
             dump b = dump_table(u);
             dump_equal(&a, &b, "restored");
             dump_free(&b);
@@ -444,17 +447,17 @@ static void test_restore_of_a_cut_is_the_same_table(void **state)
             dump_equal(&a, &b, "trained on");
             dump_free(&a);
             dump_free(&b);
-            table_destroy(t);
-            table_destroy(u);
+            persia_table_destroy(t);
+            persia_table_destroy(u);
         }
-    sched_destroy(s);
+    persia_sched_destroy(s);
 }
 
 static void test_clear(void **state)
 {
     sched *s = pool_of(2);
     mem_limit limit;
-    mem_limit_init(&limit, 0);
+    persia_mem_limit_init(&limit, 0);
     table_config c = config_of(4, OPTIM_ADAM);
     (void)state;
     c.limit = &limit;
@@ -463,16 +466,16 @@ static void test_clear(void **state)
     for (int round = 0; round < 3; round++) {
         some_rows(s, t, 20000, 5);
         assert_int_equal(stats_of(t).rows, 20000);
-        assert_int_equal(table_clear(t), 0);
+        assert_int_equal(persia_table_clear(t), 0);
         assert_int_equal(stats_of(t).rows, 0);
         assert_int_equal(stats_of(t).pushes, round + 1);
         assert_int_equal(stats_of(t).created, 20000 * (round + 1));
         assert_false(has_row(t, id_hash(5)));
         assert_true(limit.used <= empty + 20 * 4096); /* rows are gone */
     }
-    table_destroy(t);
+    persia_table_destroy(t);
     assert_int_equal(limit.used, 0);
-    sched_destroy(s);
+    persia_sched_destroy(s);
 }
 
 /* The ids of all rows, in blocks of any size, each once. */
@@ -486,7 +489,7 @@ static void test_list(void **state)
     table *t = table_of(&c);
     uint64_t cursor = 0, ids[10000];
     size_t n = 1;
-    assert_int_equal(table_list(t, &cursor, 10, ids, &n), PERSIA_OK);
+    assert_int_equal(persia_table_list(t, &cursor, 10, ids, &n), PERSIA_OK);
     assert_int_equal(n, 0);
     assert_true(cursor == TABLE_LIST_END);
     for (uint64_t i = 0; i < 4; i++)
@@ -496,8 +499,9 @@ static void test_list(void **state)
     for (int i = 0; i < 4; i++) {
         size_t at = 0;
         for (cursor = 0; cursor != TABLE_LIST_END; at += n) {
-            assert_int_equal(table_list(t, &cursor, rooms[i], ids + at, &n),
-                             PERSIA_OK);
+            assert_int_equal(
+                persia_table_list(t, &cursor, rooms[i], ids + at, &n),
+                PERSIA_OK);
             assert_true(n == rooms[i] || cursor == TABLE_LIST_END);
         }
         assert_int_equal(at, all.n);
@@ -510,8 +514,8 @@ static void test_list(void **state)
         }
     }
     dump_free(&all);
-    table_destroy(t);
-    sched_destroy(s);
+    persia_table_destroy(t);
+    persia_sched_destroy(s);
 }
 
 /* A table at its limit can be cleared, all the more. */
@@ -519,21 +523,21 @@ static void test_clear_at_the_memory_limit(void **state)
 {
     sched *s = pool_of(1);
     mem_limit limit;
-    mem_limit_init(&limit, 0);
+    persia_mem_limit_init(&limit, 0);
     table_config c = config_of(4, OPTIM_ADAM);
     (void)state;
     c.limit = &limit;
     table *t = table_of(&c);
     some_rows(s, t, 20000, 5);
     limit.maximum = limit.used;
-    assert_int_equal(table_clear(t), PERSIA_OK);
+    assert_int_equal(persia_table_clear(t), PERSIA_OK);
     assert_int_equal(stats_of(t).rows, 0);
     limit.maximum = 0;
     some_rows(s, t, 20000, 5);
     assert_int_equal(stats_of(t).rows, 20000);
-    table_destroy(t);
+    persia_table_destroy(t);
     assert_int_equal(limit.used, 0);
-    sched_destroy(s);
+    persia_sched_destroy(s);
 }
 
 static void test_exchange(void **state)
@@ -541,7 +545,7 @@ static void test_exchange(void **state)
     sched *s = pool_of(2);
     table_config c = config_of(4, OPTIM_ADAM);
     mem_limit limit;
-    mem_limit_init(&limit, 0);
+    persia_mem_limit_init(&limit, 0);
     (void)state;
     c.limit = &limit;
     table *t = table_of(&c), *u = table_of(&c);
@@ -551,7 +555,7 @@ static void test_exchange(void **state)
     const uint64_t known[] = { id_hash(1), id_hash(200000) };
     float out[8];
     pull_one(s, t, 2, known, out);
-    assert_int_equal(table_exchange(t, u), PERSIA_OK);
+    assert_int_equal(persia_table_exchange(t, u), PERSIA_OK);
     assert_int_equal(stats_of(t).pulled, 2); /* counters stay */
     assert_int_equal(stats_of(t).missed, 1);
     assert_int_equal(stats_of(t).created, 5000);
@@ -560,7 +564,7 @@ static void test_exchange(void **state)
     dump x = dump_table(t), y = dump_table(u);
     dump_equal(&x, &b, "exchanged");
     dump_equal(&y, &a, "exchanged");
-    table_destroy(u);
+    persia_table_destroy(u);
     some_rows(s, t, 30000, 0); /* lives on without the other */
     assert_int_equal(stats_of(t).rows, 60000);
     assert_true(has_row(t, id_hash(100000)) && has_row(t, id_hash(29999)));
@@ -568,15 +572,15 @@ static void test_exchange(void **state)
     dump_free(&x);
     x = dump_table(t);
     assert_int_equal(x.n, 60000);
-    assert_int_equal(table_clear(t), PERSIA_OK);
+    assert_int_equal(persia_table_clear(t), PERSIA_OK);
     some_rows(s, t, 10, 0);
     dump_free(&a);
     dump_free(&b);
     dump_free(&x);
     dump_free(&y);
-    table_destroy(t);
+    persia_table_destroy(t);
     assert_int_equal(limit.used, 0);
-    sched_destroy(s);
+    persia_sched_destroy(s);
 }
 
 /* What a capacity left no room for counts where the rows are. */
@@ -594,14 +598,14 @@ static void test_exchange_counts_evictions(void **state)
     some_rows(s, u, 900, 5000);
     uint64_t here = stats_of(t).evicted, there = stats_of(u).evicted;
     assert_true(here > 0 && there > here);
-    assert_int_equal(table_exchange(t, u), PERSIA_OK);
+    assert_int_equal(persia_table_exchange(t, u), PERSIA_OK);
     assert_int_equal(stats_of(t).evicted, here + there);
-    assert_int_equal(table_exchange(t, u), PERSIA_OK); /* back again */
+    assert_int_equal(persia_table_exchange(t, u), PERSIA_OK); /* back again */
     assert_int_equal(stats_of(t).evicted, here);
     assert_int_equal(stats_of(u).evicted, there);
-    table_destroy(t);
-    table_destroy(u);
-    sched_destroy(s);
+    persia_table_destroy(t);
+    persia_table_destroy(u);
+    persia_sched_destroy(s);
 }
 
 /* ---- growth ---- */
@@ -639,7 +643,7 @@ static void test_two_million_rows(void **state)
     }
     assert_int_equal(stats_of(t).rows, n);
     pull_job pull = { t, n, ids, out, 1, rows };
-    assert_int_equal(table_pull(s, &pull, 1), 0);
+    assert_int_equal(persia_table_pull(s, &pull, 1), 0);
     for (size_t i = 0; i < n; i++)
         if (out[i] != (float)i || rows[i] == ROW_NONE)
             fail_msg("id %llu: %g instead of %zu",
@@ -647,12 +651,12 @@ static void test_two_million_rows(void **state)
     assert_int_equal(stats_of(t).missed, 0);
     for (size_t i = 0; i < n; i++)
         ids[i] ^= 0x5555000000000000u; /* none of them */
-    assert_int_equal(table_pull(s, &pull, 1), 0);
+    assert_int_equal(persia_table_pull(s, &pull, 1), 0);
     assert_int_equal(stats_of(t).missed, n);
     /* id, clock and vector, and the index */
     assert_true(stats_of(t).bytes < n * (12 + 4 + 26));
-    table_destroy(t);
-    sched_destroy(s);
+    persia_table_destroy(t);
+    persia_sched_destroy(s);
     free(ids);
     free(rows);
     free(grad);
@@ -677,21 +681,21 @@ static void test_calls_fail_in_a_forked_child(void **state)
         table_cut *cut;
         push_job job;
         alarm(20);
-        _exit(table_pull(s, &pull, 1) == PERSIA_EFORK &&
-                      push_try(s, t, &a, 1, &id, x, 0, &job) ==
+        _exit(persia_table_pull(s, &pull, 1) == PERSIA_EFORK &&
+                      push_try(s, t, &a, 1, &id, x, 0, &job) == PERSIA_EFORK &&
+                      persia_table_get(t, 1, &id, x, NULL, NULL) ==
                           PERSIA_EFORK &&
-                      table_get(t, 1, &id, x, NULL, NULL) == PERSIA_EFORK &&
-                      table_set(t, 1, &id, x, NULL) == PERSIA_EFORK &&
-                      table_clear(t) == PERSIA_EFORK &&
-                      table_cut_begin(&t, 1, &cut) == PERSIA_EFORK
+                      persia_table_set(t, 1, &id, x, NULL) == PERSIA_EFORK &&
+                      persia_table_clear(t) == PERSIA_EFORK &&
+                      persia_table_cut_begin(&t, 1, &cut) == PERSIA_EFORK
                   ? 0
                   : 1);
     }
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    table_destroy(t);
-    sched_destroy(s);
+    persia_table_destroy(t);
+    persia_sched_destroy(s);
 }
 
 int main(void)

@@ -132,13 +132,13 @@ typedef struct bytes {
 static bytes encode(const message *type, const void *m)
 {
     wire_out out;
-    wire_out_init(&out);
+    persia_wire_out_init(&out);
     assert_int_equal(type->put(&out, m), PERSIA_OK);
     bytes b = { aligned_alloc(64, (out.bytes + 64) & ~(size_t)63),
                 out.bytes };
     assert_non_null(b.data);
-    wire_out_copy(&out, b.data);
-    wire_out_free(&out);
+    persia_wire_out_copy(&out, b.data);
+    persia_wire_out_free(&out);
     return b;
 }
 
@@ -186,8 +186,9 @@ static void a_push_is_read_as_it_was_written(void **state)
     bytes b = encode(&messages[6], &push);
     wire_memory memory;
     wire_push got;
-    wire_memory_init(&memory);
-    assert_int_equal(wire_get_push(b.data, b.n, &memory, &got), PERSIA_OK);
+    persia_wire_memory_init(&memory);
+    assert_int_equal(persia_wire_get_push(b.data, b.n, &memory, &got),
+                     PERSIA_OK);
     assert_memory_equal(&got.caller, &push.caller, sizeof got.caller);
     assert_int_equal(got.stream, 8);
     assert_int_equal(got.number, 9);
@@ -220,7 +221,7 @@ static void a_push_is_read_as_it_was_written(void **state)
             assert_memory_equal(t->grads.rows, s->grads.rows, n * 4);
         }
     }
-    wire_memory_free(&memory);
+    persia_wire_memory_free(&memory);
     free(b.data);
 }
 
@@ -230,8 +231,9 @@ static void a_pull_is_read_as_it_was_written(void **state)
     bytes b = encode(&messages[4], &pull);
     wire_memory memory;
     wire_pull got;
-    wire_memory_init(&memory);
-    assert_int_equal(wire_get_pull(b.data, b.n, &memory, &got), PERSIA_OK);
+    persia_wire_memory_init(&memory);
+    assert_int_equal(persia_wire_get_pull(b.data, b.n, &memory, &got),
+                     PERSIA_OK);
     assert_int_equal(got.dtype, WIRE_FP16);
     assert_int_equal(got.want_rows, 1);
     assert_int_equal(got.after, 12345);
@@ -244,12 +246,12 @@ static void a_pull_is_read_as_it_was_written(void **state)
     assert_memory_equal(got.tables[0].ids, ids, sizeof ids);
     assert_memory_equal(got.tables[2].ids, ids + 1, 24);
     free(b.data);
-    wire_memory_free(&memory);
+    persia_wire_memory_free(&memory);
 
     wire_pull_reply reply;
     b = encode(&messages[5], &pull_reply);
-    wire_memory_init(&memory);
-    assert_int_equal(wire_get_pull_reply(b.data, b.n, &memory, &reply),
+    persia_wire_memory_init(&memory);
+    assert_int_equal(persia_wire_get_pull_reply(b.data, b.n, &memory, &reply),
                      PERSIA_OK);
     assert_int_equal(reply.tables_n, 3);
     assert_int_equal(reply.tables[0].n, N);
@@ -262,7 +264,7 @@ static void a_pull_is_read_as_it_was_written(void **state)
     assert_memory_equal(reply.tables[0].rows, rows, sizeof rows);
     assert_memory_equal(reply.tables[2].values, halves + 1, 14);
     assert_null(reply.tables[2].rows);
-    wire_memory_free(&memory);
+    persia_wire_memory_free(&memory);
     free(b.data);
 }
 
@@ -271,16 +273,17 @@ static void messages_are_appended(void **state)
     (void)state;
     wire_out out;
     bytes b = encode(&messages[4], &pull);
-    wire_out_init(&out);
-    assert_int_equal(wire_put_leave_reply(&out, &leave_reply), PERSIA_OK);
+    persia_wire_out_init(&out);
+    assert_int_equal(persia_wire_put_leave_reply(&out, &leave_reply),
+                     PERSIA_OK);
     const size_t before = out.bytes;
-    assert_int_equal(wire_put_pull(&out, &pull), PERSIA_OK);
+    assert_int_equal(persia_wire_put_pull(&out, &pull), PERSIA_OK);
     assert_int_equal(out.bytes, before + b.n);
     unsigned char *all = test_malloc(out.bytes);
-    wire_out_copy(&out, all);
+    persia_wire_out_copy(&out, all);
     assert_memory_equal(all + before, b.data, b.n);
     test_free(all);
-    wire_out_free(&out);
+    persia_wire_out_free(&out);
     free(b.data);
 }
 
@@ -289,9 +292,9 @@ static void an_empty_message_has_its_defaults(void **state)
     (void)state;
     wire_memory memory;
     wire_pull got;
-    wire_memory_init(&memory);
+    persia_wire_memory_init(&memory);
     memset(&got, 1, sizeof got);
-    assert_int_equal(wire_get_pull(NULL, 0, &memory, &got), PERSIA_OK);
+    assert_int_equal(persia_wire_get_pull(NULL, 0, &memory, &got), PERSIA_OK);
     assert_int_equal(got.tables_n, 0);
     assert_null(got.tables);
     assert_int_equal(got.caller.client, 0);
@@ -299,11 +302,11 @@ static void an_empty_message_has_its_defaults(void **state)
     /* fixed64 stream = 2: 8, number = 3: 1; `parts` is not there. */
     static const unsigned char least[] = "\x11\x08\0\0\0\0\0\0\0\x18\x01";
     wire_push p;
-    assert_int_equal(wire_get_push(least, sizeof least - 1, &memory, &p),
-                     PERSIA_OK);
+    assert_int_equal(
+        persia_wire_get_push(least, sizeof least - 1, &memory, &p), PERSIA_OK);
     assert_int_equal(p.part, 0);
     assert_int_equal(p.parts, 1);
-    wire_memory_free(&memory);
+    persia_wire_memory_free(&memory);
 }
 
 static void numbers_come_packed_or_one_by_one(void **state)
@@ -314,15 +317,17 @@ static void numbers_come_packed_or_one_by_one(void **state)
     static const unsigned char cut[] = "\x22\x01\x80";
     wire_memory memory;
     wire_snapshot_reply got;
-    wire_memory_init(&memory);
-    assert_int_equal(wire_get_snapshot_reply(good, sizeof good - 1, &memory,
-                                             &got), PERSIA_OK);
+    persia_wire_memory_init(&memory);
+    assert_int_equal(
+        persia_wire_get_snapshot_reply(good, sizeof good - 1, &memory, &got),
+        PERSIA_OK);
     assert_int_equal(got.pushes_n, 4);
     for (size_t i = 0; i < 4; i++)
         assert_int_equal(got.pushes[i], 5 + i);
-    assert_int_equal(wire_get_snapshot_reply(cut, sizeof cut - 1, &memory,
-                                             &got), PERSIA_EPROTOCOL);
-    wire_memory_free(&memory);
+    assert_int_equal(
+        persia_wire_get_snapshot_reply(cut, sizeof cut - 1, &memory, &got),
+        PERSIA_EPROTOCOL);
+    persia_wire_memory_free(&memory);
 }
 
 static void a_part_of_a_message_harms_nobody(void **state)
@@ -364,10 +369,10 @@ static void an_altered_message_harms_nobody(void **state)
 static void refuse(const message *type, const void *m, const char *text)
 {
     wire_out out;
-    wire_out_init(&out);
+    persia_wire_out_init(&out);
     assert_int_equal(type->put(&out, m), PERSIA_EARG);
-    assert_string_equal(err_text(), text);
-    wire_out_free(&out);
+    assert_string_equal(persia_err_text(), text);
+    persia_wire_out_free(&out);
 }
 
 static void what_nobody_would_read_is_not_written(void **state)

@@ -28,7 +28,7 @@ static int setup_client(void **state)
     (void)state;
     for (int i = 0; i < 2; i++) {
         table_config t;
-        table_config_init(&t);
+        persia_table_config_init(&t);
         snprintf(t.name, sizeof t.name, "%c", 'a' + i);
         t.dim = i ? DIM_B : DIM_A;
         t.optimizer = OPTIM_SGD;
@@ -36,17 +36,18 @@ static int setup_client(void **state)
         t.init_b = 1;
         uint32_t no;
         int created;
-        assert_int_equal(client_declare(c, &t, &no, &created), PERSIA_OK);
+        assert_int_equal(persia_client_declare(c, &t, &no, &created),
+                         PERSIA_OK);
     }
-    assert_int_equal(worker_create(c, &w), PERSIA_OK);
+    assert_int_equal(persia_worker_create(c, &w), PERSIA_OK);
     return 0;
 }
 
 static int setup(void **state)
 {
     ps_config config = {.threads = 3};
-    assert_int_equal(ps_create(&config, &p), PERSIA_OK);
-    assert_int_equal(client_embedded(p, &c), PERSIA_OK);
+    assert_int_equal(persia_ps_create(&config, &p), PERSIA_OK);
+    assert_int_equal(persia_client_embedded(p, &c), PERSIA_OK);
     return setup_client(state);
 }
 
@@ -56,24 +57,27 @@ static int setup_remote(void **state)
     ps_config config = {.threads = 3};
     service_config behind = {.shards = 1, .message_limit = 1 << 30};
     const char *address = "rank0:1";
-    assert_int_equal(ps_create(&config, &p), PERSIA_OK);
-    assert_int_equal(service_create(p, &behind, &service), PERSIA_OK);
-    client_config remote = {.threads = 2, .addresses = &address,
-                            .addresses_n = 1, .own = service_shard(service),
-                            .world = 1, .stream = 1,
+    assert_int_equal(persia_ps_create(&config, &p), PERSIA_OK);
+    assert_int_equal(persia_service_create(p, &behind, &service), PERSIA_OK);
+    client_config remote = {.threads = 2,
+                            .addresses = &address,
+                            .addresses_n = 1,
+                            .own = persia_service_shard(service),
+                            .world = 1,
+                            .stream = 1,
                             .timeout_ns = 60000000000u};
-    assert_int_equal(client_create(&remote, &c), PERSIA_OK);
+    assert_int_equal(persia_client_create(&remote, &c), PERSIA_OK);
     return setup_client(state);
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    worker_destroy(w);
-    client_destroy(c);
-    service_destroy(service);
+    persia_worker_destroy(w);
+    persia_client_destroy(c);
+    persia_service_destroy(service);
     service = NULL;
-    ps_destroy(p);
+    persia_ps_destroy(p);
     return 0;
 }
 
@@ -89,7 +93,8 @@ static uint32_t plan_of(uint32_t kind, uint32_t pooling)
          .trainable = 1},
     };
     uint32_t plan;
-    assert_int_equal(worker_plan(w, kind, KEYS, f, 3, &plan), PERSIA_OK);
+    assert_int_equal(persia_worker_plan(w, kind, KEYS, f, 3, &plan),
+                     PERSIA_OK);
     return plan;
 }
 
@@ -119,8 +124,9 @@ static void rows_of(uint32_t table, float *out)
     uint64_t ids[VOCABULARY];
     for (uint64_t i = 0; i < VOCABULARY; i++)
         ids[i] = i;
-    assert_int_equal(table_get(ps_table(p, table), VOCABULARY, ids, out,
-                               NULL, NULL), PERSIA_OK);
+    assert_int_equal(persia_table_get(persia_ps_table(p, table), VOCABULARY,
+                                      ids, out, NULL, NULL),
+                     PERSIA_OK);
 }
 
 static float scale_of(uint32_t pooling, size_t length)
@@ -155,8 +161,9 @@ static void check(uint32_t pooling, int single, int weighted)
         grad[i] = (float)rand() / (float)RAND_MAX - 0.5f;
     memset(out, 0xFF, sizeof out);
     struct batch_index *index;
-    assert_int_equal(worker_forward(w, plan, &b, 0, out, WIDTH, rows, &index),
-                     PERSIA_OK);
+    assert_int_equal(
+        persia_worker_forward(w, plan, &b, 0, out, WIDTH, rows, &index),
+        PERSIA_OK);
     assert_int_equal(index != NULL, service != NULL);
 
     for (size_t f = 0; f < 3; f++) {
@@ -184,10 +191,10 @@ static void check(uint32_t pooling, int single, int weighted)
     optim_args optim[2] = {{.kind = OPTIM_SGD, .lr = 0.1f, .grad_scale = 1},
                            {.kind = OPTIM_SGD, .lr = 0.1f, .grad_scale = 1}};
     worker_counts counts;
-    assert_int_equal(worker_backward(w, &g, 1, NULL, optim, 2, &counts),
+    assert_int_equal(persia_worker_backward(w, &g, 1, NULL, optim, 2, &counts),
                      PERSIA_OK);
-    batch_index_put(index);
-    assert_int_equal(client_indexes(c)->live, 0);
+    persia_batch_index_put(index);
+    assert_int_equal(persia_client_indexes(c)->live, 0);
     for (int t = 0; t < 2; t++) {
         int dim = t ? DIM_B : DIM_A;
         rows_of((uint32_t)t, after);
@@ -215,8 +222,9 @@ static void rows_have_gaps_of_zeros(void **state)
     memset(all, 0xFF, sizeof all);
     rows_of(0, table[0]);
     rows_of(1, table[1]);
-    assert_int_equal(worker_forward(w, plan, &b, 0, all, DIM_B, rows, NULL),
-                     PERSIA_OK);
+    assert_int_equal(
+        persia_worker_forward(w, plan, &b, 0, all, DIM_B, rows, NULL),
+        PERSIA_OK);
     for (size_t key = 0; key < KEYS; key++) {
         const float *t = table[key == 2 ? 0 : 1];
         size_t dim = key == 1 ? 0 : key == 2 ? DIM_A : DIM_B;
@@ -236,15 +244,15 @@ static void equal_plans_are_one(void **state)
     assert_int_equal(plan_of(PLAN_BAGS, POOL_SUM), a);
     assert_int_not_equal(plan_of(PLAN_BAGS, POOL_MEAN), a);
     uint32_t kind, keys, width;
-    assert_int_equal(worker_plan_shape(w, a, &kind, &keys, &width),
+    assert_int_equal(persia_worker_plan_shape(w, a, &kind, &keys, &width),
                      PERSIA_OK);
     assert_int_equal(kind, PLAN_BAGS);
     assert_int_equal(keys, KEYS);
     assert_int_equal(width, WIDTH);
-    assert_int_equal(worker_plan_shape(w, 999, &kind, &keys, &width),
+    assert_int_equal(persia_worker_plan_shape(w, 999, &kind, &keys, &width),
                      PERSIA_EARG);
     plan_feature f = {.name = "x", .key = 9};
-    assert_int_equal(worker_plan(w, PLAN_BAGS, KEYS, &f, 1, &a),
+    assert_int_equal(persia_worker_plan(w, PLAN_BAGS, KEYS, &f, 1, &a),
                      PERSIA_EARG);
 }
 
@@ -264,9 +272,9 @@ static void bad_batches_write_nothing(void **state)
         offsets[bad[i].at] = bad[i].value;
         memset(out, 0x55, sizeof out);
         memset(rows, 0x55, sizeof rows);
-        assert_int_equal(worker_forward(w, plan, &good, 0, out, WIDTH, rows,
-                                        NULL),
-                         PERSIA_EOFFSETS);
+        assert_int_equal(
+            persia_worker_forward(w, plan, &good, 0, out, WIDTH, rows, NULL),
+            PERSIA_EOFFSETS);
         for (size_t k = 0; k < sizeof out; k++)
             assert_int_equal(((unsigned char *)out)[k], 0x55);
         worker_grad g = {.plan = plan, .batch = good, .rows = rows,
@@ -274,13 +282,15 @@ static void bad_batches_write_nothing(void **state)
         optim_args optim[2] = {{.kind = OPTIM_SGD, .grad_scale = 1},
                                {.kind = OPTIM_SGD, .grad_scale = 1}};
         worker_counts counts;
-        assert_int_equal(worker_backward(w, &g, 1, NULL, optim, 2, &counts),
-                         PERSIA_EOFFSETS);
+        assert_int_equal(
+            persia_worker_backward(w, &g, 1, NULL, optim, 2, &counts),
+            PERSIA_EOFFSETS);
         offsets[bad[i].at] = was;
     }
     id_batch b = {.n = 10, .bags = 3, .values = values};
-    assert_int_equal(worker_forward(w, plan, &b, 0, out, WIDTH, rows, NULL),
-                     PERSIA_ESHAPE);
+    assert_int_equal(
+        persia_worker_forward(w, plan, &b, 0, out, WIDTH, rows, NULL),
+        PERSIA_ESHAPE);
 }
 
 static void sums_and_finite(void **state)
@@ -300,12 +310,14 @@ static void sums_and_finite(void **state)
                     grad[bag * WIDTH + features[f].column + d];
     worker_grad g = {.plan = plan, .batch = b, .rows = rows, .grad = grad,
                      .stride = WIDTH};
-    assert_int_equal(worker_forward(w, plan, &b, 0, out, WIDTH, rows, NULL),
-                     PERSIA_OK);
+    assert_int_equal(
+        persia_worker_forward(w, plan, &b, 0, out, WIDTH, rows, NULL),
+        PERSIA_OK);
     worker_sum *got;
     size_t n;
     int all_finite;
-    assert_int_equal(worker_sums(w, &g, 1, &got, &n, &all_finite), PERSIA_OK);
+    assert_int_equal(persia_worker_sums(w, &g, 1, &got, &n, &all_finite),
+                     PERSIA_OK);
     assert_true(all_finite);
     assert_int_equal(n, 2);
     for (size_t t = 0; t < n; t++) {
@@ -317,17 +329,18 @@ static void sums_and_finite(void **state)
         for (size_t i = 0; i < VOCABULARY * DIM_B; i++)
             assert_true(fabs(of[i]) < 1e-5);
     }
-    worker_sums_free(got, n);
+    persia_worker_sums_free(got, n);
 
     uint8_t finite[2] = {1, 1};
-    assert_int_equal(worker_finite(w, &g, 1, finite, 2), PERSIA_OK);
+    assert_int_equal(persia_worker_finite(w, &g, 1, finite, 2), PERSIA_OK);
     assert_true(finite[0] && finite[1]);
     grad[123 * WIDTH + DIM_A + 2] = INFINITY;
-    assert_int_equal(worker_finite(w, &g, 1, finite, 2), PERSIA_OK);
+    assert_int_equal(persia_worker_finite(w, &g, 1, finite, 2), PERSIA_OK);
     assert_true(finite[0] && !finite[1]);
-    assert_int_equal(worker_sums(w, &g, 1, &got, &n, &all_finite), PERSIA_OK);
+    assert_int_equal(persia_worker_sums(w, &g, 1, &got, &n, &all_finite),
+                     PERSIA_OK);
     assert_false(all_finite);
-    worker_sums_free(got, n);
+    persia_worker_sums_free(got, n);
 }
 
 /* The sums of gradients, by table and id; ids without a sum are NaN. */
@@ -338,13 +351,14 @@ static void sums_of(const worker_grad *g, size_t n, float *sums)
     int finite;
     for (size_t i = 0; i < 2 * VOCABULARY * DIM_B; i++)
         sums[i] = NAN;
-    assert_int_equal(worker_sums(w, g, n, &got, &tables, &finite), PERSIA_OK);
+    assert_int_equal(persia_worker_sums(w, g, n, &got, &tables, &finite),
+                     PERSIA_OK);
     for (size_t t = 0; t < tables; t++)
         for (size_t i = 0; i < got[t].n; i++)
             memcpy(sums + (got[t].table * VOCABULARY + got[t].ids[i]) * DIM_B,
                    got[t].grads + i * got[t].dim,
                    got[t].dim * sizeof *sums);
-    worker_sums_free(got, tables);
+    persia_worker_sums_free(got, tables);
 }
 
 /* Features that are not trained have ids in the index, too; and gradients of
@@ -362,12 +376,13 @@ static void sums_are_the_same_with_an_index(void **state)
                                   .table = features[i].table,
                                   .pooling = POOL_MEAN,
                                   .trainable = trained >> i & 1};
-        assert_int_equal(worker_plan(w, PLAN_BAGS, KEYS, f, 3, &plan),
+        assert_int_equal(persia_worker_plan(w, PLAN_BAGS, KEYS, f, 3, &plan),
                          PERSIA_OK);
         id_batch b = random_batch(0, 0);
         struct batch_index *index;
-        assert_int_equal(worker_forward(w, plan, &b, 0, out, WIDTH, rows,
-                                        &index), PERSIA_OK);
+        assert_int_equal(
+            persia_worker_forward(w, plan, &b, 0, out, WIDTH, rows, &index),
+            PERSIA_OK);
         worker_grad g = {.plan = plan, .batch = b, .grad = grad,
                          .stride = WIDTH};
         for (size_t i = 0; i < BAGS * WIDTH; i++)
@@ -383,9 +398,9 @@ static void sums_are_the_same_with_an_index(void **state)
             sums_of(two, n, with);
             assert_memory_equal(with, without, sizeof with);
         }
-        batch_index_put(index);
+        persia_batch_index_put(index);
     }
-    assert_int_equal(client_indexes(c)->live, 0);
+    assert_int_equal(persia_client_indexes(c)->live, 0);
 }
 
 static void an_index_of_other_ids_is_not_used(void **state)
@@ -395,15 +410,16 @@ static void an_index_of_other_ids_is_not_used(void **state)
     uint32_t plan = plan_of(PLAN_BAGS, POOL_SUM);
     struct batch_index *index;
     id_batch b = random_batch(0, 0);
-    assert_int_equal(worker_forward(w, plan, &b, 0, out, WIDTH, rows, &index),
-                     PERSIA_OK);
+    assert_int_equal(
+        persia_worker_forward(w, plan, &b, 0, out, WIDTH, rows, &index),
+        PERSIA_OK);
     b = random_batch(0, 0);
     worker_grad g = {.plan = plan, .batch = b, .grad = grad, .stride = WIDTH};
     sums_of(&g, 1, without);
     g.index = index;
     sums_of(&g, 1, with);
     assert_memory_equal(with, without, sizeof with);
-    batch_index_put(index);
+    persia_batch_index_put(index);
 }
 
 /* ---- t ---- */
@@ -424,7 +440,8 @@ static int update_row(int64_t id)
     worker_counts counts;
     for (int i = 1; i < 4; i++)
         optim[i] = adam;
-    return worker_backward(w, &g, 1, NULL, optim, client_tables(c), &counts);
+    return persia_worker_backward(w, &g, 1, NULL, optim,
+                                  persia_client_tables(c), &counts);
 }
 
 static void *update_rows(void *first)
@@ -446,8 +463,9 @@ static void sorted_rows(uint32_t no, uint64_t first, float *out)
     uint64_t of[OF_ALL];
     for (uint64_t i = 0; i < OF_ALL; i++)
         of[i] = first + i;
-    assert_int_equal(table_get(ps_table(p, no), OF_ALL, of, out, NULL, NULL),
-                     PERSIA_OK);
+    assert_int_equal(
+        persia_table_get(persia_ps_table(p, no), OF_ALL, of, out, NULL, NULL),
+        PERSIA_OK);
     qsort(out, OF_ALL, sizeof *out, by_value);
 }
 
@@ -461,17 +479,18 @@ static void every_update_has_a_t_of_its_own(void **state)
         table_config t;
         uint32_t no;
         int created;
-        table_config_init(&t);
+        persia_table_config_init(&t);
         snprintf(t.name, sizeof t.name, "adam %d", turns);
         t.dim = 1;
         t.optimizer = OPTIM_ADAM;
         t.init = INIT_CONSTANT;
         t.init_a = 0;
-        assert_int_equal(client_declare(c, &t, &no, &created), PERSIA_OK);
-        plan_feature f = {.name = "adam", .table = no, .trainable = 1};
-        assert_int_equal(worker_plan(w, PLAN_BAGS, 1, &f, 1, &adam_plan),
+        assert_int_equal(persia_client_declare(c, &t, &no, &created),
                          PERSIA_OK);
-        client_set_t(c, 0);
+        plan_feature f = {.name = "adam", .table = no, .trainable = 1};
+        assert_int_equal(
+            persia_worker_plan(w, PLAN_BAGS, 1, &f, 1, &adam_plan), PERSIA_OK);
+        persia_client_set_t(c, 0);
         for (int i = 0; i < PUSHERS; i++) {
             void *failed = (void *)(intptr_t)(i * PUSHES);
             if (turns)
