@@ -18,6 +18,22 @@ def test_pins_are_versions_that_every_index_has() -> None:
     assert [pin for pin in pins if "+" in pin or "@" in pin] == []
 
 
+@pytest.mark.parametrize("name", ["libpersia.so", "libpersia_data.so"])
+def test_exported_symbols_begin_with_persia(name: str) -> None:
+    """Other libraries of the process may have a table_get() of their own."""
+    table = subprocess.run(
+        ["nm", "-D", "--defined-only", str(ROOT / "persia" / name)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    names = {line.split()[-1] for line in table.splitlines()}
+    # The linker's, and those by which a function's clone is chosen.
+    names = {n for n in names if not n.startswith("_") and "." not in n}
+    assert names
+    assert [n for n in sorted(names) if not n.startswith("persia_")] == []
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_wheel(tmp_path: Path) -> None:
