@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from torch import nn
 
 import persia
 from persia import JaggedBatch, errors
-from persia.models import DLRM, DeepFM
+from persia.models import DIN, DLRM, DCNv2, DeepFM, MMoE, WideDeep
 from persia.models.dense import Standardize
 from persia.trainer import Trainer
 
@@ -35,11 +37,24 @@ def by_hand(module: nn.Sequential, x: np.ndarray) -> np.ndarray:
     for layer in module:
         if isinstance(layer, nn.Linear):
             weight = layer.weight.detach().double().numpy()
-            x = x @ weight.T + layer.bias.detach().double().numpy()
+            x = x @ weight.T
+            if layer.bias is not None:
+                x = x + layer.bias.detach().double().numpy()
         else:
             assert isinstance(layer, nn.ReLU)
             x = np.maximum(x, 0)
     return x
+
+
+def inputs(features: int) -> tuple[torch.Tensor | None, JaggedBatch]:
+    return torch.randn(6, features) if features else None, ids(6)
+
+
+def numbers(x: torch.Tensor, dense: torch.Tensor | None = None) -> np.ndarray:
+    """As float64; the dense features are the first columns."""
+    if dense is not None:
+        x = torch.cat([dense, x], 1)
+    return x.detach().double().numpy()
 
 
 @pytest.mark.parametrize("features", [0, 4])
@@ -92,8 +107,103 @@ def test_deepfm_is_its_formula(features: int) -> None:
     np.testing.assert_allclose(logits.detach(), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("model", [DLRM, DeepFM])
-def test_all_parts_are_trained(model: type[DLRM] | type[DeepFM]) -> None:
+@pytest.mark.parametrize("rank", [None, 2])
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("features", [0, 4])
+def test_dcn_is_its_formula(
+    features: int, stacked: bool, rank: int | None
+) -> None:
+    torch.manual_seed(1)
+    model = DCNv2(bags(3), features, 2, rank, (7, 5), stacked, False)
+    dense, batch = inputs(features)
+    first = numbers(model.bags(batch).values(), dense)
+    x = first
+    for layer in model.cross.layers:
+        module = layer if rank is not None else nn.Sequential(layer)
+        x = first * by_hand(module, x) + x
+    if stacked:
+        top = by_hand(model.deep, x)
+    else:
+        top = np.concatenate([x, by_hand(model.deep, first)], 1)
+    expected = by_hand(nn.Sequential(model.top), top)[:, 0]
+    logits = model(dense, batch)
+    assert logits.shape == (6,)
+    np.testing.assert_allclose(logits.detach(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("features", [0, 4])
+def test_wide_and_deep_is_its_formula(features: int) -> None:
+    torch.manual_seed(1)
+    model = WideDeep(bags(8), features, (7, 3), standardize=False)
+    dense, batch = inputs(features)
+    vectors = numbers(model.bags(batch).values()).reshape(6, 3, 8)
+    deep = vectors[:, :, 1:].reshape(6, -1)
+    expected = vectors[:, :, 0].sum(1)
+    if dense is not None:
+        assert model.wide is not None
+        x = numbers(dense)
+        expected = expected + by_hand(nn.Sequential(model.wide), x)[:, 0]
+        deep = np.concatenate([x, deep], 1)
+    expected = expected + by_hand(model.deep, deep)[:, 0]
+    logits = model(dense, batch)
+    assert logits.shape == (6,)
+    np.testing.assert_allclose(logits.detach(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("features", [0, 4])
+def test_mmoe_is_its_formula(features: int) -> None:
+    torch.manual_seed(1)
+    model = MMoE(bags(3), features, 2, 3, (7, 5), (4,), standardize=False)
+    dense, batch = inputs(features)
+    x = numbers(model.bags(batch).values(), dense)
+    logits = model(dense, batch)
+    assert logits.shape == (6, 2)
+    for task in range(2):
+        share = np.exp(by_hand(nn.Sequential(model.gates[task]), x))
+        share /= share.sum(1, keepdims=True)
+        mixed = sum(
+            share[:, i, None] * by_hand(expert, x)
+            for i, expert in enumerate(model.experts)
+        )
+        expected = by_hand(model.towers[task], mixed)[:, 0]
+        np.testing.assert_allclose(
+            logits[:, task].detach(), expected, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("features", [0, 4])
+def test_din_is_its_formula(features: int) -> None:
+    torch.manual_seed(1)
+    config = persia.EmbeddingConfig("item", 3, ["a", "b"], init=0.5)
+    items = persia.EmbeddingCollection(tables=[config])
+    model = DIN(items, bags(2, ["c"]), features, "a", "b", (4,), (7,), False)
+    lengths = torch.tensor([1] * 6 + [2, 0, 3, 1, 0, 4] + [1] * 6)
+    values = torch.arange(int(lengths.sum())) << 33
+    batch = JaggedBatch(KEYS, values, lengths)
+    dense, _ = inputs(features)
+    found = items(batch)
+    target = numbers(found["a"].values())
+    rows = []
+    for i, history in enumerate(found["b"].to_dense()):
+        interest = np.zeros(3)
+        for key in numbers(history):
+            q = target[i]
+            both = np.concatenate([q, key, q - key, q * key])
+            interest += by_hand(model.weigh, both)[0] * key
+        rows.append(np.concatenate([target[i], interest]))
+    assert model.bags is not None
+    x = np.concatenate([rows, numbers(model.bags(batch).values())], 1)
+    if dense is not None:
+        x = np.concatenate([x, numbers(dense)], 1)
+    logits = model(dense, batch)
+    assert logits.shape == (6,)
+    np.testing.assert_allclose(
+        logits.detach(), by_hand(model.deep, x)[:, 0], atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("model", [DLRM, DeepFM, DCNv2, WideDeep])
+def test_all_parts_are_trained(model: Callable[..., Any]) -> None:
     torch.manual_seed(1)
     net = model(bags(4), 2)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
@@ -122,11 +232,13 @@ def test_dims_that_do_not_fit_are_named() -> None:
             persia.EmbeddingBagConfig("b", 8, ["b"]),
         ]
     )
-    for model in (DLRM, DeepFM):
+    for model in (DLRM, DeepFM, WideDeep):
         with pytest.raises(errors.InvalidArgument, match=r"\[4, 8\]"):
             model(mixed, 3)
-    with pytest.raises(errors.InvalidArgument, match="at least 2"):
-        DeepFM(bags(1), 3)
+    for model in (DeepFM, WideDeep):
+        with pytest.raises(errors.InvalidArgument, match="at least 2"):
+            model(bags(1), 3)
+    assert DCNv2(mixed, 3)(torch.zeros(2, 3), ids(2, ["a", "b"])).shape == (2,)
 
 
 def test_standardize_uses_all_samples_seen() -> None:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from persia import errors
 from persia.jagged import JaggedBatch
-from persia.models.dense import Standardize, mlp
+from persia.models.dense import Standardize, mlp, one_dim
 from persia.modules import EmbeddingBagCollection
 
 __all__ = ["DeepFM"]
@@ -37,15 +36,7 @@ class DeepFM(nn.Module):
         standardize: bool = True,
     ) -> None:
         super().__init__()
-        configs = bags.embedding_bag_configs()
-        dims = {config.embedding_dim for config in configs}
-        if len(dims) != 1 or min(dims) < 2:
-            raise errors.InvalidArgument(
-                f"DeepFM: tables of the dims {sorted(dims)}; give all one, "
-                "of at least 2"
-            )
-        self.dim = dims.pop()
-        features = sum(len(config.feature_names) for config in configs)
+        features, self.dim = one_dim("DeepFM", bags, least=2)
         self.bags = bags
         self.scale = (
             Standardize(dense_features) if standardize else nn.Identity()

@@ -1,4 +1,4 @@
-"""What click models do with dense features."""
+"""What click models share: checks, MLPs, dense features."""
 
 from __future__ import annotations
 
@@ -7,7 +7,36 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-__all__ = ["Standardize", "mlp"]
+from persia import errors
+from persia.modules import EmbeddingBagCollection
+
+__all__ = ["Standardize", "feature_dims", "mlp", "one_dim"]
+
+
+def feature_dims(bags: EmbeddingBagCollection) -> list[int]:
+    """The dim of each feature, in the order of the columns of the output."""
+    return [
+        config.embedding_dim
+        for config in bags.embedding_bag_configs()
+        for _ in config.feature_names
+    ]
+
+
+def one_dim(
+    model: str, bags: EmbeddingBagCollection, least: int = 1
+) -> tuple[int, int]:
+    """(features, dim) of tables that all have one dim.
+
+    Raises:
+        InvalidArgument: they have several, or one below ``least``.
+    """
+    dims = feature_dims(bags)
+    if len(set(dims)) != 1 or dims[0] < least:
+        raise errors.InvalidArgument(
+            f"{model}: tables of the dims {sorted(set(dims))}; give all one"
+            + (f", of at least {least}" if least > 1 else "")
+        )
+    return len(dims), dims[0]
 
 
 def mlp(

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from persia import errors
 from persia.jagged import JaggedBatch
-from persia.models.dense import Standardize, mlp
+from persia.models.dense import Standardize, mlp, one_dim
 from persia.modules import EmbeddingBagCollection
 
 __all__ = ["DLRM"]
@@ -38,15 +37,8 @@ class DLRM(nn.Module):
         standardize: bool = True,
     ) -> None:
         super().__init__()
-        configs = bags.embedding_bag_configs()
-        dims = {config.embedding_dim for config in configs}
-        if len(dims) != 1:
-            raise errors.InvalidArgument(
-                f"DLRM: tables of the dims {sorted(dims)}; give all one"
-            )
-        self.dim = dims.pop()
+        vectors, self.dim = one_dim("DLRM", bags)
         self.bags = bags
-        vectors = sum(len(config.feature_names) for config in configs)
         self.bottom: nn.Sequential | None = None
         if dense_features:
             self.bottom = mlp(dense_features, [*bottom, self.dim])
