@@ -82,8 +82,8 @@ class TrainConfig(pydantic.BaseModel):
         description="Share of --data, its last lines, to score the model on; "
         "0: none (default: 0.1).",
     )
-    model: Literal["dlrm", "deepfm"] = Field(
-        "dlrm", description="dlrm or deepfm."
+    model: Literal["dlrm", "deepfm", "dcn", "widedeep"] = Field(
+        "dlrm", description="dlrm, deepfm, dcn (DCN-v2) or widedeep."
     )
     dim: int = Field(16, ge=1, le=4096, description="Floats an embedding.")
     optimizer: Optimizer = Field(

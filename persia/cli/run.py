@@ -35,7 +35,12 @@ OPTIMIZERS: dict[str, Callable[..., optim.SparseOptimizer]] = {
     "adamw": optim.AdamW,
     "sgd": optim.SGD,
 }
-MODELS = {"dlrm": models.DLRM, "deepfm": models.DeepFM}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "dlrm": models.DLRM,
+    "deepfm": models.DeepFM,
+    "dcn": models.DCNv2,
+    "widedeep": models.WideDeep,
+}
 
 SYNTHETIC_TEST_ROWS = 200_000
 

@@ -111,7 +111,7 @@ def test_options_survive_a_round_trip() -> None:
     [
         ({"dims": 4}, "dims: no such option; there are data, schema,"),
         ({"dim": 0}, "dim: .* greater than or equal to 1, not 0"),
-        ({"model": "mlp"}, "model: .*'dlrm' or 'deepfm', not 'mlp'"),
+        ({"model": "mlp"}, "model: .*'dcn' or 'widedeep', not 'mlp'"),
         ({"staleness": "never"}, "staleness: .*integer.* not 'never'"),
         ({"eval_data": "x", "eval_split": 0.1}, "exclude each other"),
         ({"lr": -1.0}, "lr: .* greater than 0"),
@@ -290,7 +290,7 @@ class Stopping:
             yield batch
 
 
-@pytest.mark.parametrize("model", ["dlrm", "deepfm"])
+@pytest.mark.parametrize("model", ["dlrm", "deepfm", "dcn", "widedeep"])
 def test_a_run_that_is_resumed_ends_as_if_it_had_not_stopped(
     model: str, tmp_path: Path
 ) -> None:
@@ -534,7 +534,7 @@ def test_compiled_code_learns_the_same() -> None:
     reason=f"no real data in {DATA} (set PERSIA_TEST_DATA)",
 )
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["dlrm", "deepfm"])
+@pytest.mark.parametrize("model", ["dlrm", "deepfm", "dcn", "widedeep"])
 def test_adult(model: str) -> None:
     table = run(
         *("--data", str(DATA / "adult.data.gz"), "--schema", "adult"),
