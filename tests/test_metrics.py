@@ -139,3 +139,13 @@ def test_infinite_logits() -> None:
     right = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
     assert logloss(x, right) == pytest.approx(math.log(2) / 5)
     assert logloss(x, y) == math.inf
+
+
+def test_after_a_reset_nothing_is_left() -> None:
+    exact, stream = BinaryMetrics(), StreamingAUC()
+    for metrics in (exact, stream):
+        metrics.update(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0]))
+        metrics.reset()
+        metrics.update(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]))
+    assert exact.compute().rows == 2
+    assert exact.compute().auc == stream.compute() == 1.0

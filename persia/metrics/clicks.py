@@ -1,8 +1,5 @@
-"""Metrics of click models: exact ones, and ones that follow a stream.
-
-Everything here takes *logits* (scores before the sigmoid) and labels of 0 and
-1 as tensors or arrays of one dimension; nothing touches a table.
-"""
+"""Metrics of click models: all of an evaluation at once, and the AUC of a
+stream."""
 
 from __future__ import annotations
 
@@ -71,6 +68,10 @@ class BinaryMetrics:
         self._logits: list[npt.NDArray[np.float32]] = []
         self._labels: list[npt.NDArray[np.bool_]] = []
 
+    def reset(self) -> None:
+        """Forgets all updates."""
+        self._logits, self._labels = [], []
+
     def update(self, logits: Values, labels: Values) -> None:
         """Adds one batch: logits [n] and labels [n]."""
         x, y = _arrays(logits, labels)
@@ -95,16 +96,13 @@ class BinaryMetrics:
         y = np.concatenate([np.empty(0, np.bool_), *self._labels])
         x, y = x.astype(np.float64), y.astype(np.float64)
         rows, positives = len(y), int(y.sum())
-        loss, entropy = _logloss(x, y), 0.0
-        if 0 < positives < rows:
-            rate = positives / rows
-            entropy = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate)
+        loss = _logloss(x, y)
         return Scores(
             rows=rows,
             positives=positives,
             auc=_auc(x, y),
             logloss=loss,
-            normalized_entropy=_ratio(loss, entropy),
+            normalized_entropy=_ratio(loss, _entropy(positives, rows)),
             calibration=_ratio(_sigmoid(x).sum(), positives),
         )
 
@@ -129,6 +127,10 @@ class StreamingAUC:
         self._bins = bins
         self._limit = limit
         self._counts = torch.zeros(2, bins, dtype=torch.int64)
+
+    def reset(self) -> None:
+        """Forgets all updates."""
+        self._counts.zero_()
 
     def update(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
         """Adds one batch: float logits [n] (NaN is refused) and labels [n]."""
@@ -183,9 +185,22 @@ def _ratio(a: float, b: float) -> float:
     return float(a / b) if b else float("nan")
 
 
-def _logloss(x: Array, y: Array) -> float:
+def _cross_entropy(x: Array, y: Array) -> float:
+    """The sum over all samples, in nats."""
     # Of the margin: x * y is no number where x is infinite and y is 0.
-    return _ratio(np.logaddexp(0, np.where(y == 1, -x, x)).sum(), len(x))
+    return float(np.logaddexp(0, np.where(y == 1, -x, x)).sum())
+
+
+def _logloss(x: Array, y: Array) -> float:
+    return _ratio(_cross_entropy(x, y), len(x))
+
+
+def _entropy(positives: float, rows: float) -> float:
+    """Of a label, in nats; 0 where all are equal."""
+    if not 0 < positives < rows:
+        return 0.0
+    rate = positives / rows
+    return float(-rate * np.log(rate) - (1 - rate) * np.log1p(-rate))
 
 
 def _auc(x: Array, y: Array) -> float:
