@@ -22,17 +22,14 @@ import contextlib
 import copy
 import dataclasses
 import datetime
-import io
 import os
-import random
 import secrets
-import sys
 import threading
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -40,13 +37,25 @@ from persia import _checkpoint_files as files
 from persia import _checkpoint_manifest as manifests
 from persia import _core
 from persia._check import whole
+from persia._checkpoint_dense import (
+    PLACE,
+    Dense,
+    RandomStates,
+    TableSettings,
+    check_classes,
+    classes_of,
+    load_state,
+    parts_of,
+    read_dense,
+    states_of,
+    write_dense,
+)
 from persia._checkpoint_ranks import Ranks
 from persia._checkpoint_rows import LocalRows, Staged, StoreRows
 from persia._checkpoint_shards import rows_of
 from persia._patience import patiently
 from persia._ranks import need_group
 from persia.errors import (
-    CorruptFile,
     Interrupted,
     InvalidArgument,
     PersiaError,
@@ -57,13 +66,9 @@ from persia.errors import (
 )
 
 if TYPE_CHECKING:
-    from persia.optim import SparseOptimizer
     from persia.store import Store
 
 __all__ = ["Checkpoint", "check", "load", "read_extra", "save"]
-
-_DENSE = "dense.pt"
-_PLACE = "place"  # of a rank's last batch, in its states
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,117 +88,6 @@ class Checkpoint:
     rows: Mapping[str, int]
     extra: Any
     lineage: str
-
-
-# ---- what has a state ------------------------------------------------------
-
-
-class _TableSettings:
-    """The groups of a store's optimizer, by table: their order may differ."""
-
-    def __init__(self, optimizer: SparseOptimizer) -> None:
-        self._groups = optimizer.param_groups
-
-    def state_dict(self) -> dict[str, dict[str, Any]]:
-        return {
-            group["table"]: {k: v for k, v in group.items() if k != "params"}
-            for group in self._groups
-        }
-
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        for group in self._groups:
-            group.update(state.get(group["table"], {}))
-
-
-class _RandomStates:
-    """The global generators of torch (CPU, CUDA), Python and numpy."""
-
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {
-            "torch": torch.get_rng_state(),
-            "python": random.getstate(),
-        }
-        if torch.cuda.is_available():
-            state["cuda"] = torch.cuda.get_rng_state_all()
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            # ("MT19937", key uint32 [624], pos, has_gauss, cached)
-            name, key, *rest = numpy.random.get_state(legacy=True)
-            key = torch.from_numpy(key.astype("int64"))
-            state["numpy"] = [name, key, *rest]
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        torch.set_rng_state(state["torch"])
-        random.setstate(state["python"])
-        if len(state.get("cuda", ())) == torch.cuda.device_count() > 0:
-            torch.cuda.set_rng_state_all(state["cuda"])
-        if "numpy" in state:
-            import numpy as np
-
-            name, key, *rest = state["numpy"]
-            np.random.set_state((name, key.numpy().astype("uint32"), *rest))
-
-
-def _unwrap(model: Any) -> Any:
-    """The module inside DistributedDataParallel and torch.compile."""
-    while True:
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        else:
-            return model
-
-
-def _parts(**given: Any) -> dict[str, Any]:
-    """The objects with a state_dict() that go into dense.pt, by name."""
-    parts: dict[str, Any] = {}
-    for name, value in given.items():
-        if isinstance(value, list | tuple):
-            parts |= {f"{name} {i}": one for i, one in enumerate(value)}
-        elif value is not None:
-            parts[name] = _unwrap(value)
-    for name, value in parts.items():
-        if not hasattr(value, "state_dict") or not hasattr(
-            value, "load_state_dict"
-        ):
-            raise InvalidArgument(
-                f"{name}= is a {type(value).__name__} without state_dict() "
-                "and load_state_dict(); give its state as extra="
-            )
-    return parts
-
-
-def _classes(parts: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Of the optimizers: their class and its bases, whose states a plain
-    ``load_state_dict`` takes for its own and then breaks at its next step.
-    """
-    top = torch.optim.Optimizer
-    return {
-        name: [
-            cls.__qualname__
-            for cls in type(part).__mro__
-            if issubclass(cls, top) and cls is not top
-        ]
-        for name, part in parts.items()
-        if isinstance(part, top)
-    }
-
-
-def _check_classes(
-    parts: Mapping[str, Any], dense: Mapping[str, Any], folder: Path | str
-) -> None:
-    """An optimizer reads what its own class, or a relative of it, saved."""
-    saved = dense.get("classes", {})  # absent in older checkpoints
-    for name, mine in _classes(parts).items():
-        theirs = saved.get(name)
-        if theirs and not set(theirs) & set(mine):
-            raise SchemaMismatch(
-                f"the {name} saved in {folder} is of class {theirs[0]}, the "
-                f"one given of class {mine[0]}: give one of the same class, "
-                f"or leave {name.split()[0]}= out and let it begin anew"
-            )
 
 
 def _rows(store: Store) -> StoreRows:
@@ -259,18 +153,20 @@ def save(
             if step is not None:
                 step = whole("step", step, 0, 10**19 - 1)
             root = files.root_of(path)
-            parts = {"store": _TableSettings(store.optimizer)} | _parts(
+            parts = {"store": TableSettings(store.optimizer)} | parts_of(
                 model=model, optimizer=optimizer, scheduler=scheduler
             )
-            shared = _states(parts) | {"classes": _classes(parts)}
-            own = _states({"random": _RandomStates()} | _parts(loader=loader))
+            shared = states_of(parts) | {"classes": classes_of(parts)}
+            own = states_of(
+                {"random": RandomStates()} | parts_of(loader=loader)
+            )
             _share(store, root, None)
             store.flush()
             # A server may have lost updates that were through.
             patiently(store._core.look, store._connection.timeout)
-            own[_PLACE] = _core.ckpt_place(store._handle)
+            own[PLACE] = _core.ckpt_place(store._handle)
         # No rank changes a row from here to the end of lead().
-        states = _Dense(shared, ranks.gathered(own), extra)
+        states = Dense(shared, ranks.gathered(own), extra)
         folder, store._checkpoint_id = ranks.lead(
             lambda: _save(store, root, states, keep, step, ranks.stop)
         )
@@ -306,20 +202,10 @@ def _check_shards(store: Store, root: files.Root) -> None:
         ) from error
 
 
-class _Dense(NamedTuple):
-    """What goes into dense.pt, by name: states that are equal on all ranks or
-    of the first alone, those of each rank, and what the user gave.
-    """
-
-    shared: dict[str, Any]
-    ranks: list[dict[str, Any]]
-    extra: Any
-
-
 def _save(
     store: Store,
     root: files.Root,
-    states: _Dense,
+    states: Dense,
     keep: int | None,
     step: int | None,
     stop: threading.Event,
@@ -338,10 +224,10 @@ def _save(
     try:
         with root.writing() as temporary:
 
-            def write_dense() -> None:
-                document["dense"] = _write_dense(temporary, states)
+            def between() -> None:
+                document["dense"] = write_dense(temporary, states)
 
-            tables, parts = rows.write(temporary, write_dense, stop)
+            tables, parts = rows.write(temporary, between, stop)
             if stop.is_set():
                 raise Interrupted("the save was given up by another rank")
             if step is None:
@@ -353,52 +239,6 @@ def _save(
     except OSError as error:
         raise StorageError(f"saving into {root} failed: {error}") from error
     return folder, document["id"]
-
-
-def _states(parts: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: part.state_dict() for name, part in parts.items()}
-
-
-def _write_dense(folder: Path, states: _Dense) -> dict[str, Any]:
-    """Writes dense.pt; its entry in the manifest. Finds out now, not at the
-    load, what weights_only=True refuses.
-    """
-    path = folder / _DENSE
-    shared, ranks, extra = states
-    dense = shared | {"ranks": ranks, "extra": extra}
-    try:
-        files.write_file(path, lambda file: torch.save(dense, file))
-        torch.load(path, weights_only=True, map_location="cpu", mmap=True)
-    except OSError:
-        raise
-    except Exception as error:
-        # torch's writer fails where Ctrl-C comes into it: that comes first.
-        context = error.__context__
-        if context is not None and not isinstance(context, Exception):
-            raise context from None
-        named = shared | {"extra": extra}
-        for rank, own in enumerate(ranks):
-            named |= {f"{n} of rank {rank}": s for n, s in own.items()}
-        bad = [name for name, state in named.items() if not _readable(state)]
-        raise InvalidArgument(
-            f"the state of {' and '.join(bad) or 'the model'} cannot be "
-            "saved: torch.load(weights_only=True) would refuse it; keep to "
-            f"tensors, numbers, strings, lists and dicts ({error})"
-        ) from error
-    with files.opened(folder) as descriptor:
-        size, crc = _core.ckpt_file_crc(descriptor, _DENSE)
-    return {"name": _DENSE, "bytes": size, "crc32c": f"{crc:08x}"}
-
-
-def _readable(state: object) -> bool:
-    file = io.BytesIO()
-    try:
-        torch.save(state, file)
-        file.seek(0)
-        torch.load(file, weights_only=True, map_location="cpu")
-    except Exception:
-        return False
-    return True
 
 
 # ---- loading ---------------------------------------------------------------
@@ -452,14 +292,14 @@ def load(
                     "resume='continue' keeps the rows that servers have; the "
                     "rows of this store are in this process"
                 )
-            parts = {"store": _TableSettings(store.optimizer)} | _parts(
+            parts = {"store": TableSettings(store.optimizer)} | parts_of(
                 model=model,
                 optimizer=optimizer,
                 scheduler=scheduler,
                 loader=loader,
             )
             if random_states:
-                parts["random"] = _RandomStates()
+                parts["random"] = RandomStates()
             root = files.root_of(path)
             store._drop_unfinished()
             store._core.settle()
@@ -470,8 +310,8 @@ def load(
             tables = _match(found, here, strict)
             places: tuple[int, int] | None = None
             with root.reading(found, [manifest.dense]) as folder:
-                dense = _read_dense(folder, found, parts, ranks)
-            _check_classes(parts, dense, found.folder)
+                dense = read_dense(folder, found, parts, ranks)
+            check_classes(parts, dense, found.folder)
             if resume == "continue":
                 lost = _check_live(store, found)
                 places = _last_place(store, found, dense), lost
@@ -589,7 +429,7 @@ def _last_place(
         )
     if store.rank >= ranks:
         return 2**64 - 1  # after what it may have made since
-    place = dense.get(_PLACE)
+    place = dense.get(PLACE)
     if not isinstance(place, int):
         raise InvalidArgument(
             f"resume='continue' knows an update by the place of its batch in "
@@ -665,7 +505,7 @@ def read_extra(path: str | os.PathLike[str], step: int | None = None) -> Any:
     with _reading(root):
         found = files.find(root, step)
         with root.reading(found, [found.manifest.dense]) as folder:
-            return _read_dense(folder, found, (), None)["extra"]
+            return read_dense(folder, found, (), None)["extra"]
 
 
 def _match(
@@ -716,85 +556,6 @@ def _check_table(
         )
 
 
-def _read_dense(
-    folder: Path,
-    found: files.Found,
-    parts: Collection[str],
-    ranks: Ranks | None,
-) -> dict[str, Any]:
-    """What was given as extra, and the states of the parts that are wanted,
-    by name; without `ranks`, those that all ranks share.
-    """
-    entry = found.manifest.dense
-    path = folder / entry.name
-    with files.opened(folder) as descriptor:
-        size, crc = _core.ckpt_file_crc(descriptor, entry.name)
-    if size != entry.bytes or f"{crc:08x}" != entry.crc32c:
-        raise CorruptFile(
-            f"{path} is truncated or altered: {size} bytes with checksum "
-            f"{crc:08x}, the manifest says {entry.bytes} with {entry.crc32c}"
-        )
-    try:
-        dense = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:
-        raise CorruptFile(f"{path} cannot be read: {error}") from error
-    if not isinstance(dense, dict):
-        raise CorruptFile(f"{path} holds a {type(dense).__name__}, no dict")
-    # Version 1 has the states of its only rank among those of all.
-    every = dense.setdefault("ranks", [{}])
-    if (
-        not isinstance(every, list)
-        or not every
-        or not all(isinstance(one, dict) for one in every)
-    ):
-        raise CorruptFile(f"{path} has no states of ranks")
-    if ranks is not None:
-        dense |= _own_states(every, parts, ranks, found)
-    for name in {"extra", *parts} - dense.keys():
-        raise SchemaMismatch(
-            f"{found.folder} holds no state of the {name} (it has "
-            f"{sorted(dense)}): leave {name.split()[0]}= out, or save it, too"
-        )
-    return dense
-
-
-def _own_states(
-    every: Sequence[dict[str, Any]],
-    parts: Collection[str],
-    ranks: Ranks,
-    found: files.Found,
-) -> dict[str, Any]:
-    """The states of this rank, of those that the ranks saved."""
-    if len(every) == ranks.world:
-        return every[ranks.rank]
-    if any(name.split()[0] == "loader" for name in parts):
-        raise SchemaMismatch(
-            f"{found.folder} was saved by {len(every)} ranks, this job has "
-            f"{ranks.world}: the positions of their loaders mean other "
-            "batches here; leave loader= out and choose where to begin"
-        )
-    if ranks.rank < len(every):
-        return every[ranks.rank]
-    return {"random": _RandomStates().state_dict()}  # it stays as it is
-
-
-def _load_state(part: Any, state: Any, name: str, folder: Path | str) -> None:
-    try:
-        part.load_state_dict(state)
-    except PersiaError:
-        raise
-    except (
-        AttributeError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as e:
-        raise SchemaMismatch(
-            f"the {name} saved in {folder} does not fit the one given: {e}"
-        ) from e
-
-
 def _apply(
     ranks: Ranks,
     staged: Sequence[Staged],
@@ -814,7 +575,7 @@ def _apply(
     try:
         with ranks.agreed():
             for name, part in parts.items():
-                _load_state(part, dense[name], name, found.folder)
+                load_state(part, dense[name], name, found.folder)
         ranks.lead(commit)
     except BaseException as error:
         for one in staged:

@@ -21,6 +21,7 @@ import pytest
 import persia
 from persia import _checkpoint_files as files
 from persia import checkpoint, errors
+from persia._checkpoint_dense import Dense
 from tests.checkpoints import (
     contents,
     counting_store,
@@ -326,7 +327,7 @@ def test_a_save_that_is_given_up_is_not_published(tmp_path: Path) -> None:
     fill(store, "t", 3)
     stop = threading.Event()
     stop.set()
-    states = checkpoint._Dense({}, [{}], None)
+    states = Dense({}, [{}], None)
     root = files.LocalRoot(tmp_path)
     with pytest.raises(errors.Interrupted):
         checkpoint._save(store, root, states, None, None, stop)
