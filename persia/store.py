@@ -10,7 +10,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +18,8 @@ from torch import Tensor
 from persia import _core, _norm, errors, optim
 from persia._check import kind, number, real, whole
 from persia._library import HELD, SHAPES, versions
-from persia._patience import patiently
 from persia._rows import Rows, Table
+from persia._stats import Stats
 from persia.cluster import Settings
 from persia.configs import TableConfig, as_config
 
@@ -63,7 +62,7 @@ def _zeros(n: int) -> Tensor:
     return torch.zeros(n, dtype=torch.float32, device="cpu")
 
 
-class Store(Rows):
+class Store(Rows, Stats):
     """Embedding tables without bounds.
 
     Modules that are given the same store and table name share rows. All
@@ -263,11 +262,6 @@ class Store(Rows):
         return self._optimizer
 
     @property
-    def remote(self) -> bool:
-        """Whether the tables are on servers or ranks."""
-        return self._connection.remote
-
-    @property
     def rank(self) -> int:
         """Of this process among those that train the tables."""
         return self._connection.job.rank
@@ -463,80 +457,6 @@ class Store(Rows):
     def add_table(self, config: TableConfig) -> None:
         """Makes a table early: a scheduler wants all groups at its start."""
         self._declare(as_config(config, TableConfig))
-
-    def stats(self) -> dict[str, Any]:
-        """Counters of the store and, under "tables", of each table.
-
-        The store's: updates (applied), pending (updates that threads of the
-        store have yet to apply), updates_failed, held (gradients that wait
-        for an update), memory and memory_limit (bytes), gradients_discarded,
-        cuda_ids_copied.
-
-        A table's: rows, bytes, row_bytes, pushes (updates that touched it),
-        pulled and missed (ids looked up, on servers and ranks the distinct
-        ones of each lookup; those without a row), created,
-        evicted, refused, nonfinite (row gradients left out).
-
-        "loader", of all passes of :class:`persia.DataLoader`: batches given
-        out; forwards prefetched and (while a pass was open) not_prefetched;
-        how often the loop waited for a permit; batches by their end if they
-        were not trained: abandoned, skipped, read (no forward with gradient),
-        dropped (the update failed); staleness: {k: batches looked up while k
-        earlier ones were open}.
-
-        "client", of tables that are not embedded: calls (pulls, pushes), ids
-        and distinct ids looked up, bytes sent and received, retries,
-        duplicates (updates that a server had already), reconnects, lost and
-        stale updates; and under "servers" what each shard counted, by number.
-        """
-        tables, shards, used = self._shard_stats()
-        _, failed, pending = self._core.counts()
-        updates = self._core.updates()
-        remote: dict[str, Any] = {}
-        if self.remote:
-            updates = shards[0]["updates"]
-            remote["client"] = _core.cluster_counts(self._handle)
-            remote["servers"] = shards
-        return {
-            "updates": updates,
-            "pending": pending,
-            "updates_failed": failed,
-            "held": self._core.held(True),
-            "memory": used,
-            "memory_limit": self.memory_limit,
-            **self._counts,
-            "loader": _core.prefetch_stats(self._handle),
-            **remote,
-            "tables": tables,
-        }
-
-    def _ask_stats(self, shard: int) -> dict[str, Any]:
-        ask = partial(self._connection.ask, _core.cluster_stats, shard)
-        return patiently(ask, self._connection.timeout)
-
-    def _shard_stats(
-        self,
-    ) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]], int]:
-        """Of tables, of shards, and the bytes of all tables."""
-        tables = self._tables.items()
-        if not self.remote:
-            used, _ = self._core.memory()
-            stats = {n: self._core.stats(t.number) for n, t in tables}
-            return stats, [], used
-        shards = [
-            self._ask_stats(i) for i in range(len(self._connection.addresses))
-        ]
-        for shard, address in zip(
-            shards, _core.ckpt_shards(self._handle), strict=True
-        ):
-            shard["address"] = address
-        used = sum(s["memory_used"] for s in shards)
-        parts = [{t["name"]: t for t in s.pop("tables")} for s in shards]
-        stats = {
-            name: _sum_of([p[name] for p in parts if name in p])
-            for name, _ in tables
-        }
-        return stats, shards, used
 
     # ---- life
 
@@ -783,14 +703,6 @@ def _not_numbers(groups: list[dict[str, Any]]) -> str:
         f"store.optimizer.param_groups: {'; '.join(wrong) or 'betas'}; need "
         "numbers"
     )
-
-
-def _sum_of(shards: list[dict[str, Any]]) -> dict[str, int]:
-    """The counters of a table. Its shards all hear of every update."""
-    out = {k: sum(s[k] for s in shards) for k in _core.TABLE_COUNTERS}
-    for name in ("pushes", "row_bytes"):
-        out[name] = max((s[name] for s in shards), default=0)
-    return out
 
 
 def _optimizer(

@@ -1,0 +1,113 @@
+"""What a store counts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from persia import _core
+from persia._patience import patiently
+from persia._rows import Table
+
+if TYPE_CHECKING:
+    from persia.cluster import Connection
+
+__all__ = ["Stats"]
+
+
+class Stats:
+    """The counters of a :class:`persia.Store`."""
+
+    _core: _core.Store
+    _handle: int
+    _tables: dict[str, Table]
+    _connection: Connection
+    _counts: dict[str, int]
+    memory_limit: int | None
+
+    @property
+    def remote(self) -> bool:
+        """Whether the tables are on servers or ranks."""
+        return self._connection.remote
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the store and, under "tables", of each table.
+
+        The store's: updates (applied), pending (updates that threads of the
+        store have yet to apply), updates_failed, held (gradients that wait
+        for an update), memory and memory_limit (bytes), gradients_discarded,
+        cuda_ids_copied.
+
+        A table's: rows, bytes, row_bytes, pushes (updates that touched it),
+        pulled and missed (ids looked up, on servers and ranks the distinct
+        ones of each lookup; those without a row), created,
+        evicted, refused, nonfinite (row gradients left out).
+
+        "loader", of all passes of :class:`persia.DataLoader`: batches given
+        out; forwards prefetched and (while a pass was open) not_prefetched;
+        how often the loop waited for a permit; batches by their end if they
+        were not trained: abandoned, skipped, read (no forward with gradient),
+        dropped (the update failed); staleness: {k: batches looked up while k
+        earlier ones were open}.
+
+        "client", of tables that are not embedded: calls (pulls, pushes), ids
+        and distinct ids looked up, bytes sent and received, retries,
+        duplicates (updates that a server had already), reconnects, lost and
+        stale updates; and under "servers" what each shard counted, by number.
+        """
+        tables, shards, used = self._shard_stats()
+        _, failed, pending = self._core.counts()
+        updates = self._core.updates()
+        remote: dict[str, Any] = {}
+        if self.remote:
+            updates = shards[0]["updates"]
+            remote["client"] = _core.cluster_counts(self._handle)
+            remote["servers"] = shards
+        return {
+            "updates": updates,
+            "pending": pending,
+            "updates_failed": failed,
+            "held": self._core.held(True),
+            "memory": used,
+            "memory_limit": self.memory_limit,
+            **self._counts,
+            "loader": _core.prefetch_stats(self._handle),
+            **remote,
+            "tables": tables,
+        }
+
+    def _ask_stats(self, shard: int) -> dict[str, Any]:
+        ask = partial(self._connection.ask, _core.cluster_stats, shard)
+        return patiently(ask, self._connection.timeout)
+
+    def _shard_stats(
+        self,
+    ) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]], int]:
+        """Of tables, of shards, and the bytes of all tables."""
+        tables = self._tables.items()
+        if not self.remote:
+            used, _ = self._core.memory()
+            stats = {n: self._core.stats(t.number) for n, t in tables}
+            return stats, [], used
+        shards = [
+            self._ask_stats(i) for i in range(len(self._connection.addresses))
+        ]
+        for shard, address in zip(
+            shards, _core.ckpt_shards(self._handle), strict=True
+        ):
+            shard["address"] = address
+        used = sum(s["memory_used"] for s in shards)
+        parts = [{t["name"]: t for t in s.pop("tables")} for s in shards]
+        stats = {
+            name: _sum_of([p[name] for p in parts if name in p])
+            for name, _ in tables
+        }
+        return stats, shards, used
+
+
+def _sum_of(shards: list[dict[str, Any]]) -> dict[str, int]:
+    """The counters of a table. Its shards all hear of every update."""
+    out = {k: sum(s[k] for s in shards) for k in _core.TABLE_COUNTERS}
+    for name in ("pushes", "row_bytes"):
+        out[name] = max((s[name] for s in shards), default=0)
+    return out
