@@ -17,6 +17,8 @@ import torch
 from persia import _checkpoint_files as files
 from persia import _core
 from persia._checkpoint_ranks import Ranks
+from persia._warn import warn
+from persia.configs import EmbeddingBagConfig, _word
 from persia.errors import (
     CorruptFile,
     InvalidArgument,
@@ -26,6 +28,7 @@ from persia.errors import (
 
 if TYPE_CHECKING:
     from persia.optim import SparseOptimizer
+    from persia.store import Store
 
 __all__ = [
     "PLACE",
@@ -36,13 +39,17 @@ __all__ = [
     "classes_of",
     "load_state",
     "parts_of",
+    "poolings_of",
     "read_dense",
+    "say_differences",
     "states_of",
     "write_dense",
 ]
 
 _DENSE = "dense.pt"
 PLACE = "place"  # of a rank's last batch, in its states
+# Settings of a table that schedulers change, or that are compared elsewhere.
+_VARY = ("lr", "initial_lr", "initial_accumulator_value")
 
 
 class TableSettings:
@@ -136,6 +143,45 @@ def classes_of(parts: Mapping[str, Any]) -> dict[str, list[str]]:
         for name, part in parts.items()
         if isinstance(part, top)
     }
+
+
+def poolings_of(store: Store) -> dict[str, str]:
+    """How each table is pooled, where it is."""
+    return {
+        name: _word(config.pooling)
+        for name, config in store.tables.items()
+        if isinstance(config, EmbeddingBagConfig)
+    }
+
+
+def say_differences(
+    store: Store, dense: Mapping[str, Any], folder: Path | str
+) -> None:
+    """Warns where tables are pooled otherwise than in a checkpoint, or their
+    optimizer was made with other constants."""
+    there = dense.get("poolings", {})  # absent in older checkpoints
+    for name, mine in poolings_of(store).items():
+        theirs = there.get(name, mine)
+        if theirs != mine:
+            warn(
+                f"table {name!r}: pooling is {mine!r} here and {theirs!r} in "
+                f"{folder}: the rows were trained for another sum"
+            )
+    saved = dense["store"]
+    for name, group in TableSettings(store.optimizer).state_dict().items():
+        other = saved.get(name, {})
+        differing = [
+            f"{key} ({value!r} here, {other[key]!r} there)"
+            for key, value in group.items()
+            if key in other and key not in _VARY and other[key] != value
+        ]
+        if differing:
+            warn(
+                f"table {name!r}: the optimizer was made with other constants "
+                f"than in {folder}, which are taken from it: "
+                f"{', '.join(differing)}. To train on with yours, set them in "
+                "store.optimizer.param_groups after the load"
+            )
 
 
 def check_classes(

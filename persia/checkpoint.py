@@ -46,7 +46,9 @@ from persia._checkpoint_dense import (
     classes_of,
     load_state,
     parts_of,
+    poolings_of,
     read_dense,
+    say_differences,
     states_of,
     write_dense,
 )
@@ -55,6 +57,7 @@ from persia._checkpoint_rows import LocalRows, Staged, StoreRows
 from persia._checkpoint_shards import rows_of
 from persia._patience import patiently
 from persia._ranks import need_group
+from persia._state import updates_of
 from persia.errors import (
     Interrupted,
     InvalidArgument,
@@ -156,7 +159,12 @@ def save(
             parts = {"store": TableSettings(store.optimizer)} | parts_of(
                 model=model, optimizer=optimizer, scheduler=scheduler
             )
-            shared = states_of(parts) | {"classes": classes_of(parts)}
+            with _together(store):
+                shared = states_of(parts)
+            shared |= {
+                "classes": classes_of(parts),
+                "poolings": poolings_of(store),
+            }
             own = states_of(
                 {"random": RandomStates()} | parts_of(loader=loader)
             )
@@ -165,11 +173,14 @@ def save(
             # A server may have lost updates that were through.
             patiently(store._core.look, store._connection.timeout)
             own[PLACE] = _core.ckpt_place(store._handle)
+            saved = updates_of(store)
         # No rank changes a row from here to the end of lead().
         states = Dense(shared, ranks.gathered(own), extra)
         folder, store._checkpoint_id = ranks.lead(
             lambda: _save(store, root, states, keep, step, ranks.stop)
         )
+        # Other ranks may have been later with their last updates.
+        store._saved = updates_of(store) if store.remote else saved
     return folder
 
 
@@ -312,6 +323,7 @@ def load(
             with root.reading(found, [manifest.dense]) as folder:
                 dense = read_dense(folder, found, parts, ranks)
             check_classes(parts, dense, found.folder)
+            say_differences(store, dense, found.folder)
             if resume == "continue":
                 lost = _check_live(store, found)
                 places = _last_place(store, found, dense), lost
@@ -344,14 +356,23 @@ def _loading(store: Store) -> Iterator[None]:
     """States may come before their rows, and other rows at the servers are
     this store's own doing.
     """
-    store._loading = True
     _core.ckpt_loading(store._handle, True)
+    try:
+        with _together(store):
+            yield
+    finally:
+        with contextlib.suppress(PersiaError):  # the store was closed
+            _core.ckpt_loading(store._handle, False)
+
+
+@contextlib.contextmanager
+def _together(store: Store) -> Iterator[None]:
+    """States of modules are saved or loaded with their rows."""
+    store._loading = True
     try:
         yield
     finally:
         store._loading = False
-        with contextlib.suppress(PersiaError):  # the store was closed
-            _core.ckpt_loading(store._handle, False)
 
 
 def _find(root: files.Root, step: int | None) -> files.Found:
@@ -405,6 +426,7 @@ def _go_on(
     store._core.drop_error()  # what failed before does not matter any more
     store._lineage = manifest.lineage
     store._checkpoint_id = manifest.id
+    store._saved = updates_of(store)
 
 
 def _last_place(

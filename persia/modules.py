@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from persia import _core, errors
+from persia import _core, _state, errors
 from persia._check import kind, whole
 from persia._default import default_store
 from persia._ids import Ids, unpack
@@ -192,6 +193,7 @@ class _Collection(nn.Module):
 
     _config_class: type[TableConfig]
     _kind: int
+    _frozen = False  # by requires_grad_(False)
 
     def __init__(
         self,
@@ -333,7 +335,7 @@ class _Collection(nn.Module):
         work, and ends what a failed backward left.
         """
         store = self.store
-        grad = self._trainable and torch.is_grad_enabled()
+        grad = self._trainable and not self._frozen and torch.is_grad_enabled()
         if grad and not torch.compiler.is_compiling():
             store._drop_unfinished()
         if grad and store.update == "backward" and _fp16_autocast():
@@ -404,55 +406,15 @@ class _Collection(nn.Module):
 
     # ---- state: the schema alone, rows are in the store
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """Schema, row counts, checkpoint id; ``store.save`` saves rows."""
-        stats = self.store.stats()["tables"]
-        return {
-            "tables": {
-                c.name: {
-                    "embedding_dim": c.embedding_dim,
-                    "rows": stats[c.name]["rows"],
-                }
-                for c in self._configs
-            },
-            "checkpoint": self.store._checkpoint_id,
-        }
+    def get_extra_state(self) -> Tensor:
+        """Which rows belong to the state, uint8 [n]: ``store.save`` saves
+        them.
+        """
+        return _state.state_of(self.store, self._configs)
 
     def set_extra_state(self, state: Any) -> None:
         """Checks that the rows of a ``state_dict()`` are in the store."""
-        mine = self.get_extra_state()["tables"]
-        try:
-            theirs = state["tables"].items()
-            for _, saved in theirs:
-                saved["embedding_dim"], saved["rows"], state["checkpoint"]
-        except (AttributeError, LookupError, TypeError):
-            raise errors.SchemaMismatch(
-                f"the state of a {type(self).__name__} has tables with their "
-                f"embedding_dim and rows, and a checkpoint; this is {state!r}"
-            ) from None
-        for name, saved in theirs:
-            if name not in mine:
-                raise errors.SchemaMismatch(
-                    f"the state has a table {name!r}, the module has "
-                    f"{sorted(mine)}"
-                )
-            if mine[name]["embedding_dim"] != saved["embedding_dim"]:
-                raise errors.SchemaMismatch(
-                    f"table {name!r}: embedding_dim is "
-                    f"{mine[name]['embedding_dim']}, in the state "
-                    f"{saved['embedding_dim']}"
-                )
-            if (
-                saved["rows"]
-                and not mine[name]["rows"]
-                and not self.store._loading
-            ):
-                raise errors.RowsMissing(
-                    f"table {name!r} had {saved['rows']} rows when this state "
-                    "was saved, now it is empty: a state_dict holds no rows. "
-                    "Load them first with store.load(path) (checkpoint "
-                    f"{state['checkpoint'] or 'not saved'!r})"
-                )
+        _state.check(self.store, self._configs, type(self).__name__, state)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -475,6 +437,29 @@ class _Collection(nn.Module):
             f"{c.name}: {c.embedding_dim} <- {list(c.feature_names)}"
             for c in self._configs
         )
+
+
+def _freezing(
+    plain: Callable[[nn.Module, bool], nn.Module],
+) -> Callable[[nn.Module, bool], nn.Module]:
+    """torch's ``Module.requires_grad_`` that reaches the tables, too: they
+    are no parameters, and torch asks parameters alone."""
+
+    @functools.wraps(plain)
+    def requires_grad_(
+        self: nn.Module, requires_grad: bool = True
+    ) -> nn.Module:
+        for module in self.modules():
+            if isinstance(module, _Collection):
+                module._frozen = not requires_grad
+        return plain(self, requires_grad)
+
+    return requires_grad_
+
+
+nn.Module.requires_grad_ = _freezing(  # type: ignore[method-assign,assignment]
+    nn.Module.requires_grad_
+)
 
 
 # Modules by store and first plan; those of one plan are alike.

@@ -20,6 +20,8 @@ from persia._check import kind, number, real, whole
 from persia._library import HELD, SHAPES, versions
 from persia._rows import Rows, Table
 from persia._stats import Stats
+from persia._waiting import Accumulation, Waiting
+from persia._warn import warn
 from persia.cluster import Settings
 from persia.configs import TableConfig, as_config
 
@@ -84,7 +86,9 @@ class Store(Rows, Stats):
         update: "backward": the gradients that one ``backward()`` reaches are
             summed per id and applied at its end. "step": those of any number
             of backwards are applied by ``store.optimizer.step()``
-            (accumulation, GradScaler, clipping of the common norm).
+            (accumulation, GradScaler, clipping of the common norm). Without
+            one they wait: 64 backwards warn, and more that hold over 1 GiB
+            raise LimitReached.
         memory_limit: bytes of all tables; beyond it updates raise
             LimitReached. None: no limit.
         nonfinite: a gradient that is NaN or infinite: "raise" changes no row
@@ -227,6 +231,8 @@ class Store(Rows, Stats):
         self._handle: int = self._core.handle
         SHAPES[self._handle] = {}
         weakref.finalize(self, SHAPES.pop, self._handle)
+        self._waiting = Waiting()
+        self._accumulation = Accumulation() if update == "backward" else None
         if update == "step":
             HELD[self._handle] = []
             weakref.finalize(self, HELD.pop, self._handle)
@@ -240,7 +246,9 @@ class Store(Rows, Stats):
         }
         self._lineage = secrets.token_hex(8)
         self._checkpoint_id = ""
-        self._loading = False  # a checkpoint's states come before its rows
+        # Updates of each table when a checkpoint was saved or loaded last.
+        self._saved: dict[str, int] = {}
+        self._loading = False  # states are saved or loaded with their rows
         optimizer._bind(self)
         self._optimizer = optimizer
         # The anchor requires grad, so that autograd visits every lookup; its
@@ -280,10 +288,16 @@ class Store(Rows, Stats):
         return self._core.updates()
 
     def _backward_done(self) -> None:
-        if self.update == "backward":
+        if self._accumulation is not None:
             self._apply(None, all_threads=False)
-        else:
-            self._optimizer._set_probes(self._core.finite())
+            self._accumulation.add()
+            return
+        self._optimizer._set_probes(self._core.finite())
+        try:
+            self._waiting.add(HELD[self._handle])
+        except errors.LimitReached:
+            self._discard()
+            raise
 
     def _apply(
         self, factors: list[float] | None, *, all_threads: bool
@@ -308,6 +322,7 @@ class Store(Rows, Stats):
         held = HELD.get(self._handle, [])
         changed = any(versions(*t) != version for t, version in held)
         held.clear()
+        self._waiting.clear()
         if changed:
             self._discard()
             raise errors.TicketError(
@@ -332,6 +347,7 @@ class Store(Rows, Stats):
     def _discard(self) -> None:
         """Drops all gradients that are held."""
         HELD.get(self._handle, []).clear()
+        self._waiting.clear()
         self._counts["gradients_discarded"] += self._core.discard(True)
 
     def _grad_norm_squared(self) -> float:
@@ -660,6 +676,15 @@ class Store(Rows, Stats):
     def __getstate__(self) -> dict[str, Any]:
         """The configuration alone: rows go into checkpoints, keys and tokens
         come from the environment."""
+        if not self.remote and any(
+            self._core.stats(t.number)["rows"] for t in self._tables.values()
+        ):
+            warn(
+                "a pickle of a persia.Store (torch.save(model), spawn) has no "
+                "rows: its copy begins with initial ones. Save them with "
+                "store.save(path), and load them into the copy with "
+                "store.load(path)"
+            )
         o = self._optimizer
         return {
             "optimizer": (type(o), dict(o.defaults)),

@@ -1,0 +1,157 @@
+"""The state of a module: which rows belong to it. It holds no rows.
+
+It is a uint8 tensor of JSON, so that every format of checkpoints takes it.
+Rows are known by the lineage of their training and, for each table, the
+number of its updates. Rows that :meth:`persia.Store.set_rows` has set are
+not counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from persia import errors
+from persia._warn import warn
+
+if TYPE_CHECKING:
+    from persia.configs import TableConfig
+    from persia.store import Store
+
+__all__ = ["check", "state_of", "updates_of"]
+
+
+def _lineages(store: Store) -> list[str]:
+    """Names of the rows that a store has: the one to save first."""
+    if not store.remote:
+        return [store._lineage]
+    from persia._checkpoint_shards import rows_of
+
+    # A restore gives the rows of servers another name than the checkpoint.
+    return [rows_of(store._connection).lineage(), store._lineage]
+
+
+def _tables(store: Store) -> dict[str, dict[str, int]]:
+    store._core.settle()  # updates that threads have yet to apply
+    return {
+        name: {"rows": table["rows"], "updates": table["pushes"]}
+        for name, table in store.stats()["tables"].items()
+    }
+
+
+def updates_of(store: Store) -> dict[str, int]:
+    """How many each table has had."""
+    return {name: t["updates"] for name, t in _tables(store).items()}
+
+
+def state_of(store: Store, configs: Sequence[TableConfig]) -> Tensor:
+    """The state of a module with these tables; warns about rows that are in
+    no checkpoint."""
+    tables = _tables(store)
+    unsaved = [
+        c.name
+        for c in configs
+        if tables[c.name]["rows"]
+        and tables[c.name]["updates"] != store._saved.get(c.name)
+    ]
+    if unsaved and not store._loading:
+        warn(
+            f"the rows of tables {unsaved} are in no checkpoint as they are "
+            "now, and a state_dict holds no rows: it loads only as long as "
+            "they do not change. Save them with store.save(path) before they "
+            "are trained further, and load them with store.load(path)"
+        )
+    state = {
+        "tables": {
+            c.name: {"embedding_dim": c.embedding_dim, **tables[c.name]}
+            for c in configs
+        },
+        "lineage": _lineages(store)[0],
+        "checkpoint": store._checkpoint_id,
+    }
+    text = bytearray(json.dumps(state).encode())
+    return torch.frombuffer(text, dtype=torch.uint8).clone()
+
+
+def _read(what: str, state: Any) -> dict[str, Any]:
+    """A state as it was before it became a tensor, or was a dict."""
+    try:
+        if isinstance(state, Tensor):
+            text = bytes(state.detach().cpu().to(torch.uint8).tolist())
+            state = json.loads(text)
+        for saved in state["tables"].values():
+            saved["embedding_dim"], saved["rows"], state["checkpoint"]
+        return dict(state)
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError):
+        raise errors.SchemaMismatch(
+            f"the state of a {what} has tables with their "
+            f"embedding_dim and rows, and a checkpoint; this is {state!r}"
+        ) from None
+
+
+def check(
+    store: Store, configs: Sequence[TableConfig], what: str, state: Any
+) -> None:
+    """Raises if a state is of other tables, or of other rows.
+
+    Raises:
+        SchemaMismatch: it has no such form, or other tables.
+        RowsMissing: the rows that it was saved with are not in the store.
+    """
+    state = _read(what, state)
+    dims = {c.name: c.embedding_dim for c in configs}
+    for name, saved in state["tables"].items():
+        if name not in dims:
+            raise errors.SchemaMismatch(
+                f"the state has a table {name!r}, the module has "
+                f"{sorted(dims)}"
+            )
+        if dims[name] != saved["embedding_dim"]:
+            raise errors.SchemaMismatch(
+                f"table {name!r}: embedding_dim is {dims[name]}, in the "
+                f"state {saved['embedding_dim']}"
+            )
+    if store._loading:  # a checkpoint's states come before its rows
+        return
+    mine = _tables(store)
+    same = state.get("lineage") is None or state["lineage"] in _lineages(store)
+    for name, saved in state["tables"].items():
+        _check_rows(name, saved, mine[name], same, state["checkpoint"])
+
+
+def _check_rows(
+    name: str,
+    saved: Mapping[str, int],
+    mine: Mapping[str, int],
+    same: bool,
+    checkpoint: str,
+) -> None:
+    """Of one table; same: whether the lineage is that of the state."""
+    if not saved["rows"] and not mine["rows"]:
+        return
+    remedy = (
+        "A state_dict holds no rows: save them beside it with "
+        "store.save(path), and load them first with store.load(path) (the "
+        f"state knows of checkpoint {checkpoint or 'not saved'!r})"
+    )
+    if not mine["rows"]:
+        raise errors.RowsMissing(
+            f"table {name!r} had {saved['rows']} rows when this state was "
+            f"saved, now it is empty. {remedy}"
+        )
+    if not same:
+        raise errors.RowsMissing(
+            f"table {name!r} has rows of another training than this state. "
+            f"{remedy}"
+        )
+    # A state of an earlier version counts no updates.
+    updates = saved.get("updates", mine["updates"])
+    if updates != mine["updates"]:
+        raise errors.RowsMissing(
+            f"table {name!r} had {updates} updates when this state was "
+            f"saved, its rows have {mine['updates']} now. {remedy}"
+        )
