@@ -6,13 +6,20 @@ Adagrad).  The work is that of benchmarks.cluster with uniform ids, so that
 every row is as likely as any other and nothing but the size differs.  The
 servers live side by side and are measured in turn.  Sizes that would not fit
 into the memory that is free are left out, and said so.
+
+Memory itself becomes slower with size: beside each figure is a bare gather,
+of as many rows of 64 bytes from a plain array in 2 MiB pages, by
+uniform numbers, on one thread, after the servers have ended.
 """
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from benchmarks.common import (
     BATCH,
@@ -21,6 +28,7 @@ from benchmarks.common import (
     print_machine,
     report,
 )
+from benchmarks.native import KnownRows
 from benchmarks.system.processes import Processes
 
 BENCH = "scale"
@@ -61,6 +69,26 @@ def free_bytes() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     raise RuntimeError("/proc/meminfo says nothing of MemAvailable")
+
+
+def gather_ns(rows: int, batches: int, rounds: int, seed: int) -> float:
+    """Of one row of a bare gather: the median of rounds of 16 batches."""
+    array = KnownRows(rows, 4 * DIM, 0, DIM, 0)
+    try:
+        array.fill(rows)
+        out = np.zeros((BATCH * FEATURES, DIM), np.float32)
+        random = np.random.default_rng(seed)
+        shape = (min(batches, 16), BATCH * FEATURES)
+        ranks = random.integers(0, rows, shape, dtype=np.uint32)
+        spent = []
+        for _ in range(rounds):
+            start = time.perf_counter_ns()
+            for row in ranks:
+                array.gather(out, row)
+            spent.append((time.perf_counter_ns() - start) / ranks.size)
+        return statistics.median(spent)
+    finally:
+        array.close()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -133,6 +161,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         p: sizes.steps * BATCH / statistics.median(s)
         for p, s in seconds.items()
     }
+    gathers = {
+        p: gather_ns(
+            rows * FEATURES, sizes.batches, sizes.rounds, options.seed
+        )
+        for p, rows in names.items()
+    }
     for parameters, rate in rates.items():
         report(
             BENCH,
@@ -144,6 +178,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 held[parameters] / (names[parameters] * FEATURES), 1
             ),
             made_m_rows_a_second=round(making[parameters], 2),
+            ns_an_id=round(1e9 / (rate * FEATURES), 2),
+            gather_ns_an_id=round(gathers[parameters], 2),
         )
     beyond = [
         p for p in rates if held[p] >= (0 if options.quick else 4 * cache)
@@ -164,6 +200,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         ratio=statistics.median(a / b for a, b in pairs),
         target=0.9,
         slowest=f"{slow:,} parameters",
+        # What a bare gather loses between the same two sizes, in ns an id.
+        lost_ns=round(1e9 / FEATURES * (1 / rates[slow] - 1 / rates[fast]), 2),
+        gather_lost_ns=round(gathers[slow] - gathers[fast], 2),
         sizes=beyond,
         left_out=left_out,
     )
