@@ -321,8 +321,10 @@ static int put_piece(pulling *p, const piece *one)
     }
     int rc = PERSIA_OK;
     if (p->r->dtype != WIRE_FP32)
-        rc = persia_sched_for(p->r->s, one->to - one->from, widen_values, &t);
-    return rc ? rc : persia_sched_for(p->r->s, chunks, scatter_chunk, &t);
+        rc = persia_sched_for_rows(p->r->s, one->to - one->from, x->ids_n,
+                                   widen_values, &t);
+    return rc ? rc : persia_sched_for_rows(p->r->s, chunks, x->ids_n, scatter_chunk,
+                                           &t);
 }
 
 /* Room for vectors that come narrower than fp32. */

@@ -66,8 +66,8 @@ static int make_sums(pushing *p)
     p->narrow = dtype != WIRE_FP32 ? mem_carve(&at, floats * sizeof(uint16_t))
                                    : NULL;
     p->scales = dtype == WIRE_FP16 ? mem_carve(&at, n * sizeof(float)) : NULL;
-    return persia_sched_for(p->r->s, (size_t)m->jobs_n * m->index->cells,
-                            sum_cell, p);
+    return persia_sched_for_rows(p->r->s, (size_t)m->jobs_n * m->index->cells,
+                                 m->index->ids_n, sum_cell, p);
 }
 
 /* ---- messages ---- */

@@ -342,7 +342,8 @@ int persia_client_sums(ps_client *c, const uint32_t *tables,
         rc = persia_mem_buffer_need(&values, m.at[jobs_n] * sizeof(float));
     m.values = values.data;
     if (!rc)
-        rc = persia_sched_for(m.s, jobs_n * m.index->cells, sum_item, &m);
+        rc = persia_sched_for_rows(m.s, jobs_n * m.index->cells,
+                                   m.index->ids_n, sum_item, &m);
     for (uint32_t j = 0; j < jobs_n && !rc; j++)
         rc = copy_sums(&m, j, &out[j], finite);
     persia_batch_index_put(m.index);

@@ -221,12 +221,12 @@ int persia_batch_index_make(batch_index *x, sched *s, uint32_t shards,
     x->units = b->units;
     int rc = make_chunks(x, b);
     if (!rc)
-        rc = persia_sched_for(s, x->chunks_n, split_chunk, x);
+        rc = persia_sched_for_rows(s, x->chunks_n, x->ids_n, split_chunk, x);
     if (!rc)
         rc = make_regions(x);
     size_t cells = (size_t)x->units * x->cells, before = 0;
     if (!rc)
-        rc = persia_sched_for(s, cells, distinct_cell, x);
+        rc = persia_sched_for_rows(s, cells, x->ids_n, distinct_cell, x);
     if (rc)
         return rc;
     for (size_t i = 0; i < cells; i++) {
@@ -237,7 +237,7 @@ int persia_batch_index_make(batch_index *x, sched *s, uint32_t shards,
     x->base[cells] = before;
     for (size_t i = 0; i < x->segments_n; i++)
         x->segments[i].ids = NULL; /* the index may outlive them */
-    return persia_sched_for(s, cells, gather_cell, x);
+    return persia_sched_for_rows(s, cells, x->ids_n, gather_cell, x);
 }
 
 int persia_batch_index_hint(batch_index *x)

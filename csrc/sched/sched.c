@@ -227,7 +227,7 @@ static int run_on_team(sched *s, loop *l)
     return 1;
 }
 
-int persia_sched_for(sched *s, size_t n, sched_loop_fn fn, void *ctx)
+static int loop_for(sched *s, size_t n, int alone, sched_loop_fn fn, void *ctx)
 {
     int code = persia_fork_check("a thread pool");
     if (code != PERSIA_OK)
@@ -247,13 +247,24 @@ int persia_sched_for(sched *s, size_t n, sched_loop_fn fn, void *ctx)
     l.asleep = 0;
     l.code = PERSIA_OK;
     l.failed = 0;
-    if (!s->workers)
+    if (alone || !s->workers)
         loop_run(&s->lock, &l);
     else if (!run_on_team(s, &l))
         run_on_pool(s, &l);
     if (l.code == PERSIA_OK)
         return PERSIA_OK;
     return persia_err_set(l.code, "%s", l.text);
+}
+
+int persia_sched_for(sched *s, size_t n, sched_loop_fn fn, void *ctx)
+{
+    return loop_for(s, n, 0, fn, ctx);
+}
+
+int persia_sched_for_rows(sched *s, size_t n, uint64_t rows, sched_loop_fn fn,
+                          void *ctx)
+{
+    return loop_for(s, n, rows < SCHED_ROWS_ALONE, fn, ctx);
 }
 
 /* ---- background jobs ---- */

@@ -41,6 +41,13 @@ PERSIA_API unsigned persia_sched_threads(const sched *s);
 PERSIA_API int persia_sched_for(sched *s, size_t n, sched_loop_fn fn,
                                 void *ctx);
 
+/* The same for indices that work on `rows` rows together: a few are done by
+ * the caller alone, because to wake another thread costs more, and where
+ * other processes have the cores a thousand times more. */
+enum { SCHED_ROWS_ALONE = 2048 };
+PERSIA_API int persia_sched_for_rows(sched *s, size_t n, uint64_t rows,
+                                     sched_loop_fn fn, void *ctx);
+
 /* Of n ranges of indices, the k-th from first[k] on, the one that has `index`:
  * for a loop over pieces of several things. */
 static inline size_t sched_range(const size_t *first, size_t n, size_t index)

@@ -117,12 +117,15 @@ static int pull_packed(shard *s, const wire_pull *m, answer *a)
                                             (n + 1) * sizeof(size_t));
     if (!p.out || !p.tables || !p.first_piece)
         return PERSIA_ENOMEM;
+    uint64_t ids = 0;
+    for (size_t i = 0; i < n; i++)
+        ids += m->tables[i].n;
     int rc = lay_out(&p, &bytes);
     if (rc || (rc = buffers_take(s->buffers, (size_t)bytes, &a->bulk)))
         return rc;
     place(&p, a->bulk->data);
-    rc = persia_sched_for(persia_ps_sched(s->p), p.first_piece[n], pull_piece,
-                          &p);
+    rc = persia_sched_for_rows(persia_ps_sched(s->p), p.first_piece[n], ids,
+                               pull_piece, &p);
     a->m.pull = (wire_pull_reply){.dtype = m->dtype, .tables = p.out,
                                   .tables_n = n};
     return rc;

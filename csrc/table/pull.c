@@ -272,7 +272,7 @@ static int pull_one(void *ctx, size_t chunk)
 int persia_table_pull(sched *s, pull_job *jobs, size_t jobs_n)
 {
     pull_plan plan = { jobs, NULL, jobs_n };
-    size_t chunks = 0;
+    size_t chunks = 0, rows = 0;
     void *scratch;
     int rc = persia_fork_check("table_pull");
 
@@ -285,7 +285,8 @@ int persia_table_pull(sched *s, pull_job *jobs, size_t jobs_n)
     for (size_t j = 0; j < jobs_n; j++) {
         plan.first_chunk[j] = chunks;
         chunks += (jobs[j].n + CHUNK - 1) / CHUNK;
+        rows += jobs[j].n;
     }
     plan.first_chunk[jobs_n] = chunks;
-    return persia_sched_for(s, chunks, pull_one, &plan);
+    return persia_sched_for_rows(s, chunks, rows, pull_one, &plan);
 }

@@ -45,8 +45,8 @@ static int push_gated(sched *s, push_plan *plan)
         return rc;
     for (size_t j = 0; j < plan->jobs_n; j++)
         job_start(plan, j);
-    rc = persia_sched_for(s, plan->first_stripe[plan->jobs_n], push_change,
-                          plan);
+    rc = persia_sched_for_rows(s, plan->first_stripe[plan->jobs_n],
+                               plan->ids_n, push_change, plan);
     for (size_t j = 0; j < plan->jobs_n; j++)
         job_finish(&plan->jobs[j]);
     reservation_leave(r);
@@ -63,7 +63,8 @@ int persia_table_push(sched *s, push_job *jobs, size_t jobs_n)
     rc = push_plan_make(&plan, jobs, jobs_n);
     if (rc)
         return rc;
-    rc = persia_sched_for(s, plan.chunks_n, push_plan_chunk, &plan);
+    rc = persia_sched_for_rows(s, plan.chunks_n, plan.ids_n, push_plan_chunk,
+                               &plan);
     if (!rc && jobs_n)
         rc = push_plan_end(&plan, persia_sched_threads(s));
     if (rc)

@@ -27,7 +27,7 @@ typedef struct push_plan {
     push_job *jobs;
     size_t jobs_n;
     push_chunk *chunks;
-    size_t chunks_n;
+    size_t chunks_n, ids_n;
     size_t *first_chunk;  /* [jobs_n + 1] */
     size_t *first_stripe; /* [jobs_n + 1]: numbers (job, stripe) through */
     size_t *slots;        /* [(job, stripe)]: those of the claims; each written

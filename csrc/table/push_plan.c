@@ -50,6 +50,7 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
     plan->jobs_n = jobs_n;
     plan->chunks = mem_carve(&p, chunks * sizeof(push_chunk));
     plan->chunks_n = chunks;
+    plan->ids_n = 0;
     plan->first_chunk = mem_carve(&p, (jobs_n + 1) * sizeof(size_t));
     plan->first_stripe = mem_carve(&p, (jobs_n + 1) * sizeof(size_t));
     reserve_claim *claims = mem_carve(&p, jobs_n * sizeof(reserve_claim));
@@ -63,6 +64,7 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
     for (size_t j = 0; j < jobs_n; j++) {
         plan->first_chunk[j] = at;
         plan->first_stripe[j] = stripes;
+        plan->ids_n += push_job_ids(&jobs[j]);
         claims[j] = (reserve_claim){.t = jobs[j].t, .job = j,
                                  .most = push_job_ids(&jobs[j]),
                                  .slots = plan->slots + stripes};

@@ -228,9 +228,10 @@ static int sweep_grads(worker *w, const worker_grad *grads, size_t n,
         sweep s = {.grad = g->grad, .rows = g->batch.bags,
                    .width = p->width, .stride = g->stride,
                    .rows_a_piece = p->width < SWEEP ? SWEEP / p->width : 1};
-        int rc = persia_sched_for(
+        int rc = persia_sched_for_rows(
             persia_client_sched(w->c),
-            (s.rows + s.rows_a_piece - 1) / s.rows_a_piece, sweep_piece, &s);
+            (s.rows + s.rows_a_piece - 1) / s.rows_a_piece, s.rows,
+            sweep_piece, &s);
         if (rc)
             return rc;
         for (size_t k = 0; k < all->n && !s.bad; k++)

@@ -70,8 +70,8 @@ static int pool_all(worker *w, const plan *p, const id_batch *b,
         return PERSIA_OK;
     pooling c = {b, features, (b->bags + BAGS_A_CHUNK - 1) / BAGS_A_CHUNK,
                  out, stride};
-    return persia_sched_for(persia_client_sched(w->c), n * c.chunks,
-                            pool_chunk, &c);
+    return persia_sched_for_rows(persia_client_sched(w->c), n * c.chunks, b->n,
+                                 pool_chunk, &c);
 }
 
 static int forward(worker *w, const plan *p, const id_batch *b,

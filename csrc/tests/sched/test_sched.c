@@ -55,6 +55,41 @@ static int count_one(void *ctx, size_t i)
     return PERSIA_OK;
 }
 
+typedef struct whose {
+    pthread_t caller;
+    atomic_int others;
+} whose;
+
+static int note_thread(void *ctx, size_t i)
+{
+    (void)i;
+    whose *w = ctx;
+    if (!pthread_equal(pthread_self(), w->caller))
+        atomic_fetch_add(&w->others, 1);
+    sleep_ms(1); /* long enough for another thread to take part */
+    return PERSIA_OK;
+}
+
+static void test_few_rows_run_on_the_caller(void **state)
+{
+    (void)state;
+    sched *s = pool_of(4);
+    whose w = {.caller = pthread_self()};
+    assert_int_equal(persia_sched_for_rows(s, 64, SCHED_ROWS_ALONE - 1,
+                                           note_thread, &w), PERSIA_OK);
+    assert_int_equal(w.others, 0);
+    for (int k = 0; k < 100 && !w.others; k++) /* they may be slow to wake */
+        assert_int_equal(persia_sched_for_rows(s, 64, SCHED_ROWS_ALONE,
+                                               note_thread, &w), PERSIA_OK);
+    assert_true(w.others > 0);
+    int count[COUNTS] = {0};
+    assert_int_equal(persia_sched_for_rows(s, COUNTS, 1, count_one, count),
+                     PERSIA_OK);
+    for (int i = 0; i < COUNTS; i++)
+        assert_int_equal(count[i], 1);
+    persia_sched_destroy(s);
+}
+
 static void test_each_index_once(void **state)
 {
     (void)state;
@@ -480,6 +515,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_few_rows_run_on_the_caller),
         cmocka_unit_test(test_each_index_once),
         cmocka_unit_test(test_all_threads_take_part),
         cmocka_unit_test(test_lowest_error_wins_and_all_indices_run),
