@@ -26,8 +26,11 @@ Ids = tuple[
 ]
 
 
-def unpack(features: Any, padding_value: int | None) -> Ids:
-    """The tensors of a JaggedBatch, a KeyedJaggedTensor or a dict."""
+def unpack(
+    features: Any, padding_value: int | None, names: tuple[str, ...] = ()
+) -> Ids:
+    """The tensors of a JaggedBatch, a KeyedJaggedTensor or a dict; of a dict
+    that has all of the names, these alone."""
     if isinstance(features, JaggedBatch):
         offsets = features._offsets
         return (
@@ -39,6 +42,8 @@ def unpack(features: Any, padding_value: int | None) -> Ids:
             (features._values, offsets, features._weights),
         )
     if isinstance(features, Mapping):
+        if names and all(name in features for name in names):
+            features = {name: features[name] for name in names}
         return unpack(
             JaggedBatch.from_dict(features, padding_value=padding_value), None
         )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from persia import _core, errors
+from persia._ahead import LookedUp
 from persia._check import whole
 from persia.jagged import JaggedBatch
 from persia.modules import _Collection
@@ -76,10 +77,14 @@ class DataLoader(Generic[T]):
         staleness: 0 is synchronous, None without bound.
         ids: where a batch keeps its ids: a field (attribute, key or place in
             a tuple) or a function of the batch. Default: the field ``ids``,
-            else the first JaggedBatch or KeyedJaggedTensor among its fields.
+            else the first JaggedBatch, KeyedJaggedTensor or dict of tensors
+            among its fields (or the batch itself) with the features of a
+            module.
 
-    Ids that are not found, that changed, or that were copied into another
-    object than a JaggedBatch are looked up by the forward and counted:
+    A forward knows ids again by the object, or by their contents: also a dict
+    of tensors, and what ``.to()`` has copied to another device. Compiled code
+    knows the ids of a JaggedBatch alone. Ids that are not found or that
+    changed are looked up by the forward, which warns once, and are counted:
     ``store.stats()["loader"]["not_prefetched"]``.
 
     Leaving the loop (``break``, an exception, ``close()`` of the iterator)
@@ -185,8 +190,7 @@ class _Batch(Generic[T]):
 
     number: int
     batch: T
-    ids: Any
-    version: int  # of the ids when they were looked up; -1: they were not
+    looked_up: list[tuple[Any, _Collection, LookedUp]]  # ids, module
 
 
 class _Pass(Iterator[T]):
@@ -210,6 +214,7 @@ class _Pass(Iterator[T]):
         else:
             self._depth = max(1, min(bound, _DEPTH_MAX))
         self._ahead: deque[_Batch[T]] = deque()
+        self._numbers: set[int] = set()  # of batches given out
         self._end: BaseException | None = None  # what the source ended with
         self._loader = loader
         begin, loader._begin = loader._begin, 0
@@ -247,12 +252,11 @@ class _Pass(Iterator[T]):
                 _core.prefetch_next(handle, one.number, reading)
             self._ahead.popleft()
             self._fetch(self._depth)
-            if one.version >= 0:
-                # Now, as another pass may have ids of the same batch ahead.
-                _put(
-                    one.ids,
-                    torch.tensor([one.number, one.version], device="cpu"),
-                )
+            # Now, as another pass may have ids of the same batch ahead.
+            for ids, module, looked_up in one.looked_up:
+                _put(ids, looked_up.ticket())
+                module.store._ahead.add(looked_up)
+                self._numbers.add(one.number)
             self._loader._given += 1
             return one.batch
         except StopIteration:
@@ -283,22 +287,39 @@ class _Pass(Iterator[T]):
         number = _core.prefetch_number()
         for handle, stream in self._streams:
             _core.prefetch_batch(handle, stream, number)
-        ids = self._find(batch)
-        version = -1
-        if ids is not None:
-            # Ordinary tensors, whatever mode the loop is in: a forward may
-            # need gradients.
-            with torch.inference_mode(False):
-                for module in self._modules:
-                    try:
-                        version = max(version, module._look_ahead(ids, number))
-                    except errors.Closed:
-                        raise
-                    except errors.PersiaError:
-                        continue  # a forward with these ids will raise it
+        looked_up = []
+        # Ordinary tensors, whatever mode the loop is in: a forward may need
+        # gradients.
+        with torch.inference_mode(False):
+            for module in self._modules:
+                ids = self._find(batch, module._features)
+                one = self._look_up(ids, module, number)
+                if one is not None:
+                    looked_up.append((ids, module, one))
         for handle, _ in self._streams:
             _core.prefetch_ready(handle, number)
-        return _Batch(number, batch, ids, version)
+        return _Batch(number, batch, looked_up)
+
+    @staticmethod
+    def _look_up(
+        ids: Any, module: _Collection, number: int
+    ) -> LookedUp | None:
+        """Starts one; says why it is none."""
+        if ids is None:
+            module.store._ahead.warn(
+                f"a batch has no ids with the features {module._features} "
+                "that can be found: name their field with ids="
+            )
+            return None
+        try:
+            one = module._look_ahead(ids, number)
+        except errors.Closed:
+            raise
+        except errors.PersiaError:
+            return None  # a forward with these ids will raise it
+        if one is None:
+            module.store._ahead.warn("weights of ids require grad")
+        return one
 
     def _begin_training(self) -> None:
         """A pass that trains begins; a synchronous one with all ranks."""
@@ -332,6 +353,8 @@ class _Pass(Iterator[T]):
         self._source = None
         self._end = None
         self._ahead.clear()
+        for module in self._modules:
+            module.store._ahead.remove(self._numbers)
         for handle, stream in self._streams:
             _core.prefetch_close(handle, stream)
         self._streams = []
@@ -407,17 +430,31 @@ def _fields(batch: Any) -> Iterator[Any]:
         yield from vars(batch).values()
 
 
-def _default_ids(batch: Any) -> Any:
+def _candidates(batch: Any) -> Iterator[Any]:
+    """What may be ids, the most likely first."""
     if _is_ids(batch):
-        return batch
+        yield batch
     named = (
         batch.get("ids")
         if isinstance(batch, Mapping)
         else getattr(batch, "ids", None)
     )
-    if named is not None and _is_ids(named):
-        return named
-    return next((value for value in _fields(batch) if _is_ids(value)), None)
+    if _is_ids(named) or isinstance(named, Mapping):
+        yield named
+    fields = list(_fields(batch))
+    yield from filter(_is_ids, fields)
+    yield from (one for one in (batch, *fields) if isinstance(one, Mapping))
+
+
+def _default_ids(batch: Any, features: tuple[str, ...]) -> Any:
+    """The first that has the features; else the first with offsets, whose
+    forward will raise."""
+    candidates = list(_candidates(batch))
+    for one in candidates:
+        keys = set(one.keys())
+        if all(feature in keys for feature in features):
+            return one
+    return next(filter(_is_ids, candidates), None)
 
 
 def _nothing_to_hide(model: nn.Module, modules: Sequence[_Collection]) -> bool:
@@ -430,14 +467,15 @@ def _nothing_to_hide(model: nn.Module, modules: Sequence[_Collection]) -> bool:
     )
 
 
-def _finder(ids: Any) -> Callable[[Any], Any]:
-    """A function from a batch to its ids; None where there are none."""
+def _finder(ids: Any) -> Callable[[Any, tuple[str, ...]], Any]:
+    """A function from a batch, and the features of a module, to its ids; None
+    where there are none."""
     if ids is None:
         return _default_ids
-    if callable(ids):
-        return ids  # type: ignore[no-any-return]
 
-    def named(batch: Any) -> Any:
+    def named(batch: Any, features: tuple[str, ...]) -> Any:
+        if callable(ids):
+            return ids(batch)
         try:
             if isinstance(ids, int) or isinstance(batch, Mapping):
                 return batch[ids]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from persia import _core, _state, errors
+from persia._ahead import LookedUp
 from persia._check import kind, whole
 from persia._default import default_store
 from persia._ids import Ids, unpack
@@ -250,6 +251,7 @@ class _Collection(nn.Module):
         ]
         self._names = [name for name, _, _ in self._outputs]
         self._dims = [c.embedding_dim for _, _, c in self._outputs]
+        self._features = tuple(dict.fromkeys(f for _, f, _ in self._outputs))
         self._connect()
 
     def _connect(self) -> None:
@@ -258,9 +260,8 @@ class _Collection(nn.Module):
         self._plans: dict[tuple[str, ...], int] = {}
         self._numbers = [self.store._declare(c).number for c in self._configs]
         self._handle = self.store._handle
-        keys = tuple(dict.fromkeys(f for _, f, _ in self._outputs))
-        self._first_plan = self._make_plan(self._kind, keys)
-        self._plans[keys] = self._first_plan
+        self._first_plan = self._make_plan(self._kind, self._features)
+        self._plans[self._features] = self._first_plan
         _modules[self._handle, self._first_plan] = self
 
     def _make_plan(
@@ -311,24 +312,24 @@ class _Collection(nn.Module):
         """The weights that take part in the lookup, float32."""
         return None
 
-    def _look_ahead(self, features: Any, number: int) -> int:
-        """Adds the lookup of a data loader's batch.
-
-        Returns the version of its ids, or -1 if this batch is not for looking
-        ahead. Raises what the forward would raise.
+    def _look_ahead(self, features: Any, number: int) -> LookedUp | None:
+        """Adds the lookup of a data loader's batch; None if this batch is
+        not for looking ahead. Raises what the forward would raise.
         """
-        ids = unpack(features, self._padding_value)
+        ids = unpack(features, self._padding_value, self._features)
         weights = self._weights_of(ids)
-        if ids[1].device.type != "cpu" or (
-            weights is not None and weights.requires_grad
-        ):
-            return -1
+        if ids[1].is_meta or (weights is not None and weights.requires_grad):
+            return None
+        version = versions(*ids[5])
+        if ids[1].device.type != "cpu":
+            ids = self._on_cpu(ids)
+            weights = self._weights_of(ids)
         plan = self._plan_of(ids[0])
         try:
             prefetch(ids[1], ids[2], weights, self._handle, plan, number)
         except RuntimeError as error:
             raise typed(error) from None
-        return versions(*ids[5])
+        return LookedUp(number, ids, weights, version)
 
     def _may_train(self) -> bool:
         """Whether a lookup is part of a training step; raises if that cannot
@@ -353,12 +354,8 @@ class _Collection(nn.Module):
         store = self.store
         grad = self._may_train()
         batch = ids[4]
-        if (
-            batch is not None
-            and not torch.compiler.is_compiling()
-            and versions(*ids[5]) != int(batch[1])
-        ):
-            batch = _looked_up_anew(batch)  # for they changed in between
+        if not torch.compiler.is_compiling():
+            batch = self._ticket_of(ids, weights, grad)
         return pull(
             ids[1],
             ids[2],
@@ -369,6 +366,22 @@ class _Collection(nn.Module):
             plan,
             grad,
         )
+
+    def _ticket_of(
+        self, ids: Ids, weights: Tensor | None, grad: bool
+    ) -> Tensor | None:
+        """The ticket of a batch: its own, or that of equal ids which were
+        looked up ahead."""
+        ahead, batch = self.store._ahead, ids[4]
+        if batch is None:
+            batch = ahead.find(ids, weights)
+            if batch is None and grad:
+                ahead.miss()
+        elif versions(*ids[5]) != int(batch[1]):
+            batch = _looked_up_anew(batch)  # for they changed in between
+            if grad:
+                ahead.miss()
+        return batch
 
     def _on_cpu(self, ids: Ids) -> Ids:
         """The batch with its tensors on the CPU."""
@@ -551,7 +564,7 @@ class EmbeddingBagCollection(_Collection):
 
     def forward(self, features: Any) -> KeyedTensor:
         """Looks up and pools a batch."""
-        ids = unpack(features, self._padding_value)
+        ids = unpack(features, self._padding_value, self._features)
         device = ids[1].device
         if device.type != "cpu":
             ids = self._on_cpu(ids)
@@ -746,7 +759,7 @@ class EmbeddingCollection(_Collection):
 
     def forward(self, features: Any) -> Sequences:
         """Looks up a batch."""
-        ids = unpack(features, self._padding_value)
+        ids = unpack(features, self._padding_value, self._features)
         device = ids[1].device
         if device.type != "cpu":
             ids = self._on_cpu(ids)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from persia import _core, _norm, errors, optim
+from persia._ahead import Ahead
 from persia._check import kind, number, real, whole
 from persia._library import HELD, SHAPES, versions
 from persia._rows import Rows, Table
@@ -231,6 +232,7 @@ class Store(Rows, Stats):
         self._handle: int = self._core.handle
         SHAPES[self._handle] = {}
         weakref.finalize(self, SHAPES.pop, self._handle)
+        self._ahead = Ahead()
         self._waiting = Waiting()
         self._accumulation = Accumulation() if update == "backward" else None
         if update == "step":

@@ -15,7 +15,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 import persia
 from persia import Batch, JaggedBatch, errors
+from tests.loaders import Counter
 
 pytestmark = pytest.mark.usefixtures("idle_core")
 
@@ -189,43 +189,6 @@ def test_asynchronous_trains() -> None:
 
 
 # -- the bound ------------------------------------------------------------
-
-
-class Counter:
-    """A store whose row 7 counts its updates."""
-
-    def __init__(self, update: str = "backward") -> None:
-        self.store = persia.Store(persia.optim.SGD(lr=1.0), update=update)
-        self.model = persia.EmbeddingBagCollection(
-            store=self.store,
-            tables=[
-                persia.EmbeddingBagConfig(
-                    "t", embedding_dim=4, feature_names=["f"], init=0.0
-                )
-            ],
-        )
-
-    @staticmethod
-    def source(n: int) -> Iterator[Batch]:
-        for _ in range(n):
-            yield Batch(None, JaggedBatch(["f"], torch.tensor([7])))
-
-    def loader(self, n: int, staleness: int | None) -> Any:
-        return persia.DataLoader(self.source(n), self.model, staleness)
-
-    def forward(self, batch: Batch) -> tuple[int, Tensor]:
-        """(updates seen, a loss whose backward adds one update)."""
-        out = self.model(batch.ids).values()
-        return int(out[0, 0]), -out.sum()
-
-    @property
-    def stats(self) -> dict[str, Any]:
-        stats: dict[str, Any] = self.store.stats()["loader"]
-        return stats
-
-    @property
-    def value(self) -> int:
-        return int(self.store.rows("t", [7])[0, 0])
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2, 5, 20])
@@ -602,162 +565,6 @@ def test_two_loops_train_in_turns() -> None:
         (c.forward(one)[1] + c.forward(two)[1]).backward()
     assert c.value == 40
     assert c.stats["abandoned"] == 0
-
-
-# -- what a batch may be --------------------------------------------------
-
-
-class Duck:
-    """A KeyedJaggedTensor as far as modules look."""
-
-    def __init__(self, values: Tensor) -> None:
-        self._values = values
-
-    def keys(self) -> list[str]:
-        return ["f"]
-
-    def values(self) -> Tensor:
-        return self._values
-
-    def offsets(self) -> Tensor:
-        return torch.arange(len(self._values) + 1)
-
-    def weights_or_none(self) -> None:
-        return None
-
-
-@dataclass
-class Named:
-    label: int
-    history: Any
-
-
-SHAPES: dict[str, tuple[Callable[[], Any], Any, Callable[[Any], Any]]] = {
-    "ids itself": (
-        lambda: JaggedBatch(["f"], torch.tensor([7])),
-        None,
-        lambda b: b,
-    ),
-    "tuple": (
-        lambda: (1, JaggedBatch(["f"], torch.tensor([7]))),
-        None,
-        lambda b: b[1],
-    ),
-    "place": (
-        lambda: (JaggedBatch(["g"], torch.tensor([1])),
-                 JaggedBatch(["f"], torch.tensor([7]))),
-        1,
-        lambda b: b[1],
-    ),
-    "dict": (
-        lambda: {"label": 1, "sparse": JaggedBatch(["f"], torch.tensor([7]))},
-        None,
-        lambda b: b["sparse"],
-    ),
-    "key": (
-        lambda: {"other": JaggedBatch(["g"], torch.tensor([1])),
-                 "sparse": JaggedBatch(["f"], torch.tensor([7]))},
-        "sparse",
-        lambda b: b["sparse"],
-    ),
-    "dataclass": (
-        lambda: Named(1, JaggedBatch(["f"], torch.tensor([7]))),
-        None,
-        lambda b: b.history,
-    ),
-    "attribute": (
-        lambda: Named(1, JaggedBatch(["f"], torch.tensor([7]))),
-        "history",
-        lambda b: b.history,
-    ),
-    "function": (
-        lambda: Named(1, [JaggedBatch(["f"], torch.tensor([7]))]),
-        lambda b: b.history[0],
-        lambda b: b.history[0],
-    ),
-    "duck": (lambda: (Duck(torch.tensor([7])), 1), None, lambda b: b[0]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_any_batch_with_ids(shape: str) -> None:
-    make, ids, get = SHAPES[shape]
-    c = Counter()
-    source = [make() for _ in range(10)]
-    for t, batch in enumerate(persia.DataLoader(source, c.model, 0, ids=ids)):
-        assert batch is source[t]
-        out = c.model(get(batch)).values()
-        assert int(out[0, 0]) == t
-        (-out.sum()).backward()
-    assert c.stats["prefetched"] == 10
-    assert c.stats["not_prefetched"] == 0
-
-
-def test_a_missing_field_is_named_in_its_turn() -> None:
-    c = Counter()
-    source = [{"sparse": JaggedBatch(["f"], torch.tensor([7]))}, {"x": 1}]
-    iterator = iter(persia.DataLoader(source, c.model, ids="sparse"))
-    next(iterator)
-    with pytest.raises(errors.MissingFeature, match="'sparse'"):
-        next(iterator)
-
-
-def test_other_ids_take_the_plain_path() -> None:
-    c = Counter()
-    for t, batch in enumerate(c.loader(10, 0)):
-        copy = Batch(None, JaggedBatch(["f"], batch.ids.values().clone()))
-        seen, loss = c.forward(copy)
-        assert seen == t
-        loss.backward()
-    assert c.stats["not_prefetched"] == 10
-    assert c.stats["prefetched"] == 0
-    assert c.value == 10
-
-
-def test_ids_changed_in_place_are_looked_up_anew() -> None:
-    c = Counter()
-    c.store.set_rows("t", [8], [[5.0] * 4])
-    for batch in c.loader(6, 0):
-        batch.ids.values().fill_(8)
-        seen, loss = c.forward(batch)
-        assert seen == 5 + int(c.stats["batches"]) - 1
-        loss.backward()
-    assert c.value == 0
-    assert c.stats["not_prefetched"] == 6
-    assert c.stats["abandoned"] == 0
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Duck(torch.tensor([7], dtype=torch.int32)),
-        lambda: JaggedBatch(["f"], torch.tensor([[7, 0], [7, 0]])[:, 0]),
-    ],
-    ids=["int32", "columns"],
-)
-def test_changed_ids_that_a_lookup_copies_are_looked_up_anew(
-    make: Callable[[], Any],
-) -> None:
-    c = Counter()
-    c.store.set_rows("t", [8], [[5.0] * 4])
-    for given in persia.DataLoader([make()], c.model, 1):
-        given.values().fill_(8)
-        assert int(c.model(given).values()[0, 0].detach()) == 5
-    assert c.stats["not_prefetched"] == 1
-
-
-def test_a_bad_batch_fails_in_its_forward() -> None:
-    c = Counter()
-    bad = Duck(torch.tensor([7.5]))
-    good = JaggedBatch(["f"], torch.tensor([7]))
-    wrong = JaggedBatch(["g"], torch.tensor([7]))
-    iterator = iter(persia.DataLoader([bad, good, wrong], c.model, 2))
-    with pytest.raises(errors.DtypeError):
-        c.model(next(iterator))
-    (-c.model(next(iterator)).values().sum()).backward()
-    with pytest.raises(errors.MissingFeature, match="'f'"):
-        c.model(next(iterator))
-    assert c.value == 1
 
 
 def test_several_stores() -> None:

@@ -1,0 +1,103 @@
+"""Ids that were looked up ahead, to know them again at their forward."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from persia._ids import Ids
+from persia._library import versions
+from persia._warn import warn
+
+__all__ = ["Ahead", "LookedUp"]
+
+# Batches given out last that are known by their contents: more than loops
+# take before a backward.
+_KEPT = 16
+
+
+@dataclass(frozen=True)
+class LookedUp:
+    """Ids of a batch as a module has looked them up.
+
+    Attributes:
+        number: of the batch.
+        ids: on the CPU.
+        weights: that took part, float32 [n], or None.
+        version: of the batch's own tensors at that time.
+    """
+
+    number: int
+    ids: Ids
+    weights: Tensor | None
+    version: int
+
+    def ticket(self) -> Tensor:
+        """What a forward with these ids shows, int64 [2]."""
+        return torch.tensor([self.number, self.version], device="cpu")
+
+    def unchanged(self) -> bool:
+        """Whether the batch's own tensors are as they were."""
+        return versions(*self.ids[5]) == self.version
+
+    def same(self, ids: Ids, weights: Tensor | None) -> bool:
+        """Whether these are the same ids, wherever they were copied to."""
+        return (
+            self.ids[0] == ids[0]
+            and _equal(self.ids[1], ids[1])
+            and _equal(self.ids[2], ids[2])
+            and _equal(self.weights, weights)
+            and self.unchanged()
+        )
+
+
+class Ahead:
+    """The batches of a store that its loaders gave out last."""
+
+    def __init__(self) -> None:
+        self._given: deque[LookedUp] = deque(maxlen=_KEPT)
+        self._warned = False
+
+    def add(self, one: LookedUp) -> None:
+        """A loop gets its batch."""
+        self._given.appendleft(one)
+
+    def remove(self, numbers: set[int]) -> None:
+        """Batches of a pass that has ended."""
+        kept = [one for one in self._given if one.number not in numbers]
+        self._given = deque(kept, maxlen=_KEPT)
+
+    def find(self, ids: Ids, weights: Tensor | None) -> Tensor | None:
+        """The ticket of the newest batch with these ids."""
+        given = list(self._given)
+        for one in given:
+            if one.same(ids, weights):
+                return one.ticket()
+        return None
+
+    def warn(self, why: str) -> None:
+        """Says once that a lookup is not ahead."""
+        if not self._warned:
+            self._warned = True
+            warn(
+                f"persia.DataLoader: {why}; the forward looks its ids up "
+                "itself. store.stats()['loader']['not_prefetched'] counts "
+                "such forwards"
+            )
+
+    def miss(self) -> None:
+        """A forward with gradient has other ids than those looked up."""
+        if self._given:
+            self.warn(
+                "a forward has ids that no batch of the loader has, or that "
+                "have changed since"
+            )
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a is b or torch.equal(a, b)
