@@ -23,6 +23,7 @@ class Stats:
     _tables: dict[str, Table]
     _connection: Connection
     _counts: dict[str, int]
+    _prefetch: bool | None
     memory_limit: int | None
 
     @property
@@ -48,7 +49,8 @@ class Stats:
         how often the loop waited for a permit; batches by their end if they
         were not trained: abandoned, skipped, read (no forward with gradient),
         dropped (the update failed); staleness: {k: batches looked up while k
-        earlier ones were open}.
+        earlier ones were open}; prefetch: whether the latest pass does
+        anything ahead, None before the first.
 
         "client", of tables that are not embedded: calls (pulls, pushes), ids
         and distinct ids looked up, bytes sent and received, retries,
@@ -71,7 +73,10 @@ class Stats:
             "memory": used,
             "memory_limit": self.memory_limit,
             **self._counts,
-            "loader": _core.prefetch_stats(self._handle),
+            "loader": {
+                **_core.prefetch_stats(self._handle),
+                "prefetch": self._prefetch,
+            },
             **remote,
             "tables": tables,
         }

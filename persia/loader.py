@@ -59,7 +59,10 @@ class DataLoader(Generic[T]):
     All that is worth it where a core or a wire would wait otherwise. Tables in
     this process and a model on the CPU with as many threads
     (``torch.get_num_threads()``) as there are cores leave none: then forward
-    and backward do their own lookups and updates, as in a plain loop.
+    and backward do their own lookups and updates, as in a plain loop. So with
+    a staleness of 1 or more the bits of a training depend on the machine.
+    They do not with ``staleness=0``, nor, where tables are in this process,
+    with ``prefetch=False``.
 
     A batch counts until its gradients are applied, until ``batch.skip()``, or
     until the loop asks for a next batch that could not be looked up
@@ -80,6 +83,10 @@ class DataLoader(Generic[T]):
             else the first JaggedBatch, KeyedJaggedTensor or dict of tensors
             among its fields (or the batch itself) with the features of a
             module.
+        prefetch: whether anything is done ahead; "auto": where a core or a
+            wire would wait otherwise. The decision of the latest pass is
+            ``store.stats()["loader"]["prefetch"]``. With tables on servers or
+            ranks False takes no batch ahead, but updates still overlap.
 
     A forward knows ids again by the object, or by their contents: also a dict
     of tensors, and what ``.to()`` has copied to another device. Compiled code
@@ -105,6 +112,7 @@ class DataLoader(Generic[T]):
         model: nn.Module,
         staleness: int | None = 1,
         ids: str | int | Callable[[T], Any] | None = None,
+        prefetch: bool | str = "auto",
     ) -> None:
         if not isinstance(batches, Iterable) and not hasattr(
             batches, "__getitem__"
@@ -136,6 +144,10 @@ class DataLoader(Generic[T]):
                 f"ids is a {type(ids).__name__}, need the name of a field or "
                 "a function"
             )
+        if not isinstance(prefetch, bool) and prefetch != "auto":
+            raise errors.InvalidArgument(
+                f"prefetch is {prefetch!r}, need 'auto', True or False"
+            )
         if not any(isinstance(m, _Collection) for m in model.modules()):
             raise errors.InvalidArgument(
                 "the model has no persia module (EmbeddingBagCollection, "
@@ -145,6 +157,7 @@ class DataLoader(Generic[T]):
         self.model = model
         self.staleness = staleness
         self.ids = ids
+        self.prefetch = prefetch
         self._given = 0  # batches given out by the latest iteration
         self._begin = 0  # batches that the next iteration leaves out
 
@@ -206,7 +219,11 @@ class _Pass(Iterator[T]):
         ]
         self._find = _finder(loader.ids)
         bound = loader.staleness
-        here = _nothing_to_hide(loader.model, self._modules)
+        here = not loader.prefetch
+        if loader.prefetch == "auto":
+            here = _nothing_to_hide(loader.model, self._modules)
+        for module in self._modules:
+            module.store._prefetch = not here
         if here:
             self._depth = 0
         elif bound is None:

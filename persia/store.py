@@ -233,6 +233,7 @@ class Store(Rows, Stats):
         SHAPES[self._handle] = {}
         weakref.finalize(self, SHAPES.pop, self._handle)
         self._ahead = Ahead()
+        self._prefetch: bool | None = None  # of the latest pass of a loader
         self._waiting = Waiting()
         self._accumulation = Accumulation() if update == "backward" else None
         if update == "step":

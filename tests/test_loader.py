@@ -159,6 +159,35 @@ def test_synchronous_bits_with_every_optimizer(make: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("staleness", [1, 4, None])
+@pytest.mark.parametrize("update", ["backward", "step"])
+def test_without_prefetch_the_bits_are_those_of_the_plain_loop(
+    update: str, staleness: int | None, idle_core: bool
+) -> None:
+    def loop(source: Any, model: nn.Module) -> Any:
+        return persia.DataLoader(source, model, staleness, prefetch=False)
+
+    rows, weight, _ = train(plain, update)
+    rows_ahead, weight_ahead, stats = train(loop, update)
+    assert same(rows, rows_ahead)
+    assert torch.equal(weight, weight_ahead)
+    assert stats["staleness"] == {0: 30}
+    assert stats["prefetch"] is False
+
+
+@pytest.mark.parametrize("prefetch", ["auto", True, False])
+def test_the_decision_to_prefetch_is_shown(
+    prefetch: bool | str, idle_core: bool
+) -> None:
+    c = Counter()
+    assert c.stats["prefetch"] is None
+    for batch in persia.DataLoader(c.source(50), c.model, 1, None, prefetch):
+        c.forward(batch)[1].backward()
+    decision = idle_core if prefetch == "auto" else prefetch
+    assert c.stats["prefetch"] is decision
+    assert max(c.stats["staleness"]) == decision
+
+
 def test_synchronous_bits_with_accumulation() -> None:
     rows, weight, _ = train(plain, "step", accumulate=3)
     rows_ahead, weight_ahead, stats = train(ahead(0), "step", accumulate=3)
@@ -651,6 +680,8 @@ def test_bad_arguments() -> None:
         persia.DataLoader([], None)  # type: ignore[arg-type]
     with pytest.raises(errors.InvalidArgument, match="ids"):
         persia.DataLoader([], c.model, ids=1.5)  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidArgument, match="prefetch is 'yes'"):
+        persia.DataLoader([], c.model, prefetch="yes")
     with pytest.raises(TypeError):
         len(persia.DataLoader(iter([]), c.model))
     assert list(persia.DataLoader([], c.model)) == []
