@@ -374,7 +374,9 @@ class Settings:
         except BaseException:
             _drop_stream(key)
             raise
-        return Connection(core, job, addresses, key, hosting, self.timeout)
+        return Connection(
+            core, job, addresses, key, hosting, self.timeout, self.read_only
+        )
 
 
 class Connection:
@@ -388,6 +390,7 @@ class Connection:
         key: _Key | None = None,
         hosting: Hosting | None = None,
         timeout: float = 60.0,
+        read_only: bool = False,
     ) -> None:
         self.core = core
         self.timeout = timeout
@@ -396,6 +399,14 @@ class Connection:
         self.hosting = hosting
         self.closed = False
         self._key = key
+        # Ranks that the job has no longer may have left updates; tables in
+        # ranks ended with these.
+        self._inherits = (
+            self.remote
+            and self.job.rank == 0
+            and hosting is None
+            and not read_only
+        )
         self._passes = 0  # synchronous passes over all ranks that are open
         name, index = (key.namespace, key.number) if key else ("", 0)
         self.passes = Passes(
@@ -428,6 +439,26 @@ class Connection:
         with _streams_lock:
             _streams.discard(before)
             _streams.add(self._key)
+        self._inherits = self.job.rank == 0 and self.hosting is None
+
+    def inherit(self, timeout: float | None) -> None:
+        """Rank 0 of a job completes what ranks beyond its world, of an
+        earlier run with more of them, left at some servers only. Once.
+
+        Raises:
+            UpdatesLost: there was such an update.
+        """
+        if not self._inherits:
+            return
+        handle, rank = self.core.handle, self.job.world
+        # The first one that no server has an update of is the end.
+        while _core.cluster_inherit(
+            handle, self.stream(self.run, rank), rank, timeout or 0.0
+        ):
+            rank += 1
+        self._inherits = False
+        if rank > self.job.world:
+            _core.cluster_tell_lost(handle)
 
     def ask(self, what: Callable[..., T], shard: int, *args: Any) -> T:
         """A request of ``_core`` to one shard, of (handle, shard, ...). It is

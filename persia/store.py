@@ -379,11 +379,14 @@ class Store(Rows, Stats):
             DeadlineExceeded: after ``timeout``; the updates go on.
             PersiaError: an update that was applied in the background failed;
                 its error, once.
+            UpdatesLost: at the first flush of rank 0 on servers: ranks that
+                this job has no longer had sent updates to some servers only.
         """
         if timeout is not None:
             timeout = number("timeout", timeout, 1e-9, 1e9)
         self._drop_unfinished()
         self._core.flush(timeout)
+        self._connection.inherit(timeout)
 
     def _drop_unfinished(self) -> None:
         """Drops what a backward left that an exception ended.

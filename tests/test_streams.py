@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 import persia
-from persia import JaggedBatch, errors
+from persia import JaggedBatch, _core, errors
 from persia.cluster import Settings
 from tests import remote
 
@@ -93,10 +94,14 @@ class Process:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
-    def add(self, n: int) -> str:
-        """As :func:`add`; or the class of its error."""
+    def send(self, n: int) -> None:
+        """Begins :func:`add`."""
         assert self._process.stdin is not None
         print(n, file=self._process.stdin, flush=True)
+
+    def add(self, n: int) -> str:
+        """As :func:`add`; or the class of its error."""
+        self.send(n)
         return self._line()
 
     def end(self) -> None:
@@ -173,6 +178,51 @@ def test_what_one_server_has_of_a_process_that_ended(
     counted = store.stats()
     assert [one["updates"] for one in counted["servers"]] == [7, 7]
     assert counted["client"]["lost"] == 5
+    store.close()
+
+
+def ledger(servers: remote.Servers, shard: int, stream: int) -> Any:
+    """What a server has of a stream: watermark, window, skipped."""
+    way = servers.shards[shard].channel(5.0)
+    hello = way.hello(servers.namespace, "nn_worker", stream)
+    return hello["ledger"][1:4]
+
+
+@pytest.mark.slow
+def test_what_a_rank_left_that_the_job_has_no_longer(
+    servers: remote.Servers,
+) -> None:
+    """Rank 1 of two was killed when one of two servers had its updates; the
+    job starts again with one rank, whose first flush completes and tells."""
+    store, _ = opened(servers.addresses, job="other")
+    kept = _core.cluster_shard(store._handle, 7)  # has the row
+    stream = store._connection.stream("nightly", 1)
+    gone = Process(servers, job="nightly", rank=1, world=2)
+    assert gone.add(2) == "1"  # the gradients of two ranks are averaged
+    servers.kill(1 - kept)
+    gone.send(1)
+    while ledger(servers, kept, stream)[0] < 3:
+        time.sleep(0.01)
+    gone.end()
+    servers.restart(1 - kept)
+    store.flush()  # its job has no such rank
+    store.close()
+    store, bag = opened(servers.addresses, job="nightly", rank=0, world=1)
+    assert ledger(servers, 1 - kept, stream)[0] == 0
+    with pytest.raises(errors.UpdatesLost, match="3 updates that rank 1"):
+        store.flush()
+    store.flush()
+    had = ledger(servers, kept, stream)
+    assert had == ledger(servers, 1 - kept, stream)
+    assert had[0] == 3
+    assert had[2] == 0
+    assert store.stats()["client"]["lost"] == 3
+    add(store, bag, 2)
+    assert [one["updates"] for one in store.stats()["servers"]] == [5, 5]
+    store.close()
+    store, bag = opened(servers.addresses, job="nightly", rank=0, world=1)
+    store.flush()  # told once
+    assert store.stats()["client"]["lost"] == 0
     store.close()
 
 

@@ -173,6 +173,12 @@ PERSIA_API void persia_client_set_loading(ps_client *c, int loading);
 /* The last number that servers had when another client's restore ended the
  * mixture which this store had found; else 0.  Updates go on after it. */
 PERSIA_API uint64_t persia_client_restored_number(const ps_client *c);
+/* The stream of a rank that the job has no longer is this client's from now
+ * on.  Updates that only some servers have of it are completed by empty ones,
+ * count as lost, and persia_client_tell_lost() tells of them.  *known: servers
+ * have updates of it; else nothing is done.  0 ns: the client's timeout. */
+PERSIA_API int client_inherit(ps_client *c, uint64_t stream, uint32_t rank,
+                              uint64_t timeout_ns, int *known);
 /* PERSIA_EINCOMPLETE if servers have rows of different restores. */
 PERSIA_API int persia_client_check_restores(ps_client *c);
 /* Whether an error tells of earlier updates: what raised it was done. */
@@ -222,7 +228,8 @@ typedef struct client_counts {
     uint64_t bytes_out, bytes_in;
     uint64_t retries, duplicates, reconnects;
     uint64_t lost;  /* updates that servers had acknowledged, or that only
-                       some of them have of an earlier life of the rank, or
+                       some of them have of an earlier life of the rank (of
+                       rank 0: or of a rank that the job has no longer), or
                        that went with rows which another client replaced */
     uint64_t stale; /* updates of before a restore, dropped by shards */
 } client_counts;

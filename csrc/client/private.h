@@ -3,6 +3,7 @@
  *   client.c    small calls
  *   open.c      its beginning and end
  *   servers.c   what it knows of its servers; servers that come back
+ *   complete.c  updates that a process left at some servers only
  *   restores.c  rows that others replaced; mixtures
  *   fan.c       requests to several shards at once, tried again
  *   wait.c      a call of one shard
@@ -234,12 +235,19 @@ int server_repair(ps_client *r, server *to, uint64_t boot, uint64_t deadline);
 uint32_t server_table(server *to, uint32_t no);
 /* Counts updates that a restarted server does not have. */
 void client_note_lost(ps_client *r, const server *to, uint64_t lost);
-/* Counts updates of an earlier life of the rank that servers lack; `partial`:
- * others had some of them; that is to be told. */
-void client_note_missing(ps_client *r, uint64_t missing, int partial);
+/* Adds what persia_client_tell_lost() tells. */
+void client_note_text(ps_client *r, const char *text);
 /* How many updates it had acknowledged and that are not in `there`; its lock
  * is held. */
 uint64_t server_acked_beyond(const server *to, const window *there);
+
+/* ---- complete.c ---- */
+
+/* How many updates of this stream up to `last` servers lack that others have
+ * (those that several lack count as often). */
+uint64_t count_missing(ps_client *r, uint64_t last);
+/* Sends empty updates in the place of those, see `missing`. */
+int complete_own(ps_client *r, uint64_t deadline);
 
 /* ---- restores.c ---- */
 

@@ -450,110 +450,6 @@ static int name_update(pushing *p, const client_update *update)
     return rc;
 }
 
-/* ---- what an earlier life of the rank left ---- */
-
-static int server_has(server *to, uint64_t number)
-{
-    pthread_mutex_lock(&to->lock);
-    int has = window_has(&to->acked.w, number);
-    pthread_mutex_unlock(&to->lock);
-    return has;
-}
-
-typedef struct completing {
-    ps_client *r;
-    call *k;
-    uint64_t first, last; /* numbers behind `first` are completed */
-    uint64_t number;      /* now */
-    uint64_t deadline;
-    int sent;             /* a server lacked one */
-} completing;
-
-static void fill_empty(void *ctx, request *q)
-{
-    const completing *c = ctx;
-    wire_push *m = &q->args.push.m;
-    *m = (wire_push){.caller = q->caller,
-                     .stream = atomic_load(&c->r->stream),
-                     .number = c->number,
-                     .settled = c->first,
-                     .parts = 1,
-                     .dtype = c->r->dtype};
-    q->args.push.args = (shard_push){.m = m};
-}
-
-/* It does not go to acked_late: what is counted as missing a server cannot
- * lose once more. */
-static int accept_empty(void *ctx, request *q)
-{
-    const completing *c = ctx;
-    const wire_push_reply *m = q->reply.message;
-    if (m->status == PUSH_RETRY_LATER)
-        return persia_err_set(PERSIA_EUNAVAILABLE,
-                              "%s: update %llu has to wait for "
-                              "earlier ones",
-                              q->to->address, (unsigned long long)c->number);
-    pthread_mutex_lock(&q->to->lock);
-    numbers_settle(&q->to->acked, c->first);
-    numbers_add(&q->to->acked, c->number);
-    pthread_mutex_unlock(&q->to->lock);
-    return PERSIA_OK;
-}
-
-/* An empty update of this number to the servers that do not have it, so that
- * counts and clocks of all servers move alike. */
-static int complete_one(completing *c)
-{
-    const ps_client *r = c->r;
-    fan f = {.method = WIRE_PUSH, .fill = fill_empty,
-             .accept = accept_empty, .ctx = c};
-    server *lack[IDS_SHARDS_MAX];
-    size_t n = 0;
-    for (uint32_t i = 0; i < r->servers_n; i++)
-        if (!server_has(r->servers[i], c->number))
-            lack[n++] = r->servers[i];
-    if (n == 0 || n == r->servers_n)
-        return PERSIA_OK;
-    int rc = fan_prepare(c->k, lack, n);
-    c->sent = 1;
-    return rc ? rc : fan_run(c->k, &f, c->deadline);
-}
-
-/* The last numbers; those before them each server settles. */
-static int complete_all(completing *c)
-{
-    ps_client *r = c->r;
-    pthread_mutex_lock(&r->lock);
-    c->last = r->last_number;
-    pthread_mutex_unlock(&r->lock);
-    c->first = c->last > NUMBERS_WINDOW ? c->last - NUMBERS_WINDOW : 0;
-    c->k = call_take(r);
-    int rc = c->k ? PERSIA_OK : PERSIA_ENOMEM;
-    for (c->number = c->first + 1; c->number <= c->last && !rc; c->number++)
-        rc = complete_one(c);
-    call_give(c->k);
-    return rc;
-}
-
-/* Before the first update: later ones settle the numbers before them. */
-static int complete_missing(ps_client *r, uint64_t deadline)
-{
-    completing c = {.r = r, .deadline = deadline};
-    int rc = PERSIA_OK;
-    if (!atomic_load(&r->missing))
-        return rc;
-    pthread_mutex_lock(&r->completing);
-    uint64_t missing = atomic_load(&r->missing);
-    if (missing)
-        rc = complete_all(&c);
-    if (missing && !rc) {
-        client_note_missing(r, missing, c.sent && !atomic_load(&r->resumed));
-        atomic_store(&r->missing, 0);
-    }
-    pthread_mutex_unlock(&r->completing);
-    return rc;
-}
-
 /* Begins the call of an update with a number. */
 static int begin(pushing *p, const client_update *update)
 {
@@ -564,7 +460,7 @@ static int begin(pushing *p, const client_update *update)
     if (!rc)
         rc = client_check_mixture(p->r, 1);
     if (!rc)
-        rc = complete_missing(p->r, client_deadline(p->r));
+        rc = complete_own(p->r, client_deadline(p->r));
     if (!rc)
         rc = name_update(p, update);
     if (rc)

@@ -263,8 +263,7 @@ static int declare_again(ps_client *r, server *to, wire_caller who,
     return rc;
 }
 
-/* Adds what persia_client_tell_lost() tells. */
-static void note_text(ps_client *r, const char *text)
+void client_note_text(ps_client *r, const char *text)
 {
     if (r->policy != LOST_RAISE)
         return;
@@ -287,18 +286,7 @@ void client_note_lost(ps_client *r, const server *to, uint64_t lost)
     snprintf(text, sizeof text, "%s was started again and has lost %llu "
              "updates that it had acknowledged", to->address,
              (unsigned long long)lost);
-    note_text(r, text);
-}
-
-void client_note_missing(ps_client *r, uint64_t missing, int partial)
-{
-    char text[FAN_TEXT];
-    r->counts.lost += missing;
-    snprintf(text, sizeof text, "%llu updates that this rank made in an "
-             "earlier process are not at all servers: it ended before they "
-             "were, or a server has lost them", (unsigned long long)missing);
-    if (partial)
-        note_text(r, text);
+    client_note_text(r, text);
 }
 
 /* Whether another client has put other rows there, in one life of it. */
@@ -500,42 +488,9 @@ int persia_client_go_on(ps_client *r, uint64_t stream, uint64_t number,
     return PERSIA_OK;
 }
 
-static uint64_t smaller(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
-/* Adds what a server has, up to `last`, to what any has.  So far before its
- * last update nothing was under way: what it lacks there was passed over. */
-static void add_acked(server *to, uint64_t last, numbers_set *any)
-{
-    pthread_mutex_lock(&to->lock);
-    const uint64_t top = window_top(&to->acked.w);
-    if (top > CLIENT_SPAN)
-        numbers_settle(&to->acked, top - CLIENT_SPAN - 1);
-    numbers_settle(any, smaller(to->acked.w.watermark, last));
-    const uint64_t from = any->w.watermark, end = smaller(top, last);
-    for (uint64_t n = from + 1; n <= end; n++)
-        if (window_has(&to->acked.w, n))
-            (void)window_add(&any->w, n);
-    window_advance(&any->w);
-    pthread_mutex_unlock(&to->lock);
-}
-
 void persia_client_set_last_number(ps_client *r, uint64_t number)
 {
-    numbers_set any;
-    uint64_t missing = 0;
-    numbers_init(&any, 0);
-    for (uint32_t i = 0; i < r->servers_n; i++)
-        add_acked(r->servers[i], number, &any);
-    for (uint32_t i = 0; i < r->servers_n; i++) {
-        server *to = r->servers[i];
-        pthread_mutex_lock(&to->lock);
-        missing += window_missing(&any.w, &to->acked.w);
-        pthread_mutex_unlock(&to->lock);
-    }
-    atomic_store(&r->missing, missing);
+    atomic_store(&r->missing, count_missing(r, number));
     atomic_store(&r->restored_number, 0);
     pthread_mutex_lock(&r->lock);
     r->last_number = r->next_number = number;

@@ -199,6 +199,31 @@ static PyObject *py_counts(PyObject *module, PyObject *arg)
     return out;
 }
 
+static PyObject *py_inherit(PyObject *module, PyObject *args)
+{
+    (void)module;
+    unsigned long long handle, stream;
+    unsigned rank;
+    double timeout;
+    int known;
+    if (!PyArg_ParseTuple(args, "KKId", &handle, &stream, &rank, &timeout))
+        return NULL;
+    WITH_STORE(handle,
+               rc = client_inherit(persia_store_client(s), stream, rank,
+                                   (uint64_t)(timeout * 1e9), &known));
+    return PyBool_FromLong(known);
+}
+
+static PyObject *py_tell_lost(PyObject *module, PyObject *arg)
+{
+    (void)module;
+    unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
+    if (PyErr_Occurred())
+        return NULL;
+    WITH_STORE(handle, rc = persia_client_tell_lost(persia_store_client(s)));
+    Py_RETURN_NONE;
+}
+
 static PyObject *py_shard(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -287,6 +312,13 @@ static PyMethodDef functions[] = {
     {"cluster_repair", py_repair, METH_VARARGS,
      "cluster_repair(handle, shard)\n--\n\n"
      "Says Hello to a server that was started again."},
+    {"cluster_inherit", py_inherit, METH_VARARGS,
+     "cluster_inherit(handle, stream, rank, timeout)\n--\n\nCompletes what "
+     "a rank that the job has no longer left at some servers only; whether "
+     "servers have updates of it.  0 s: the store's timeout."},
+    {"cluster_tell_lost", py_tell_lost, METH_O,
+     "cluster_tell_lost(handle)\n--\n\nRaises UpdatesLost if updates were "
+     "lost and it was not raised for them yet."},
     {"cluster_shard", py_shard, METH_VARARGS,
      "cluster_shard(handle, id)\n--\n\nThe shard of an id."},
     {NULL, NULL, 0, NULL},

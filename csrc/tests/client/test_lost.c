@@ -163,6 +163,97 @@ static void a_completed_update_is_lost_once(void **state)
     }
 }
 
+/* What each shard has of a stream. */
+static void assert_ledgers(ps_client *remote, uint64_t stream, uint64_t last)
+{
+    for (uint32_t i = 0; i < 2; i++) {
+        wire_hello m = make_hello(remote, CLAIM_LOOK);
+        shard_reply reply;
+        m.stream = stream;
+        assert_int_equal(persia_client_call(remote, i, WIRE_HELLO, &m, &reply),
+                         PERSIA_OK);
+        const wire_hello_reply *got = reply.message;
+        assert_int_equal(got->ledger.watermark, last);
+        assert_int_equal(numbers_wire_top(&got->ledger), last);
+        assert_int_equal(got->ledger.skipped, 0);
+        persia_shard_release(&reply);
+    }
+}
+
+/* Rank 1 was killed when one of two servers had its last update, and the job
+ * starts again without it. */
+static void what_a_rank_left_that_the_job_has_no_longer(void **state)
+{
+    (void)state;
+    cluster c;
+    int known;
+    float got[IDS];
+    cluster_make(&c, 2);
+    client_config config = cluster_config(&c);
+    config.rank = 1;
+    config.world = 2;
+    config.stream = 78;
+    config.timeout_ns = SECOND / 5;
+    ps_client *gone = cluster_client(&c, &config);
+    uint32_t no = declare_counting(gone);
+    add_all(gone, no, 3);
+    atomic_store(&c.nodes[1].down, 1);
+    assert_int_not_equal(add_one(gone, NULL, no, 0, IDS), PERSIA_OK);
+    atomic_store(&c.nodes[1].down, 0);
+    persia_client_destroy(gone);
+    config = cluster_config(&c);
+    ps_client *remote = cluster_client(&c, &config);
+    no = declare_counting(remote);
+    /* One server restores rows the moment that it is sent the update. */
+    atomic_store(&c.nodes[1].stale, 1);
+    assert_int_equal(client_inherit(remote, 78, 1, 0, &known), PERSIA_OK);
+    assert_true(known);
+    assert_int_equal(persia_client_tell_lost(remote), PERSIA_ELOST);
+    assert_non_null(strstr(persia_err_text(), "1 updates that rank 1"));
+    assert_ledgers(remote, 78, 4);
+    for (int i = 0; i < 2; i++) { /* once, and another one is not known */
+        assert_int_equal(client_inherit(remote, 78 + (uint64_t)i, 1, 0,
+                                        &known), PERSIA_OK);
+        assert_int_equal(known, !i);
+        assert_int_equal(persia_client_tell_lost(remote), PERSIA_OK);
+    }
+    assert_int_equal(counts_of(remote).lost, 1);
+    add_all(remote, no, 2); /* its own stream is as it was */
+    assert_ledgers(remote, config.stream, 2);
+    read_counts(remote, no, got);
+    for (uint64_t i = 0; i < IDS; i++)
+        assert_true(got[i] == (shard_of(i, 2) ? 5 : 6));
+    assert_int_equal(persia_ps_updates(c.nodes[0].p), 6);
+    assert_int_equal(persia_ps_updates(c.nodes[1].p), 6);
+    persia_client_destroy(remote);
+    cluster_free(&c);
+}
+
+/* A process of that rank that still runs may not send any more. */
+static void a_rank_that_was_inherited_is_closed(void **state)
+{
+    (void)state;
+    cluster c;
+    int known;
+    ps_client *old = open_one(&c, 2, 20 * SECOND, LOST_RAISE);
+    uint32_t no = declare_counting(old);
+    add_all(old, no, 1);
+    client_config config = cluster_config(&c);
+    const uint64_t stream = config.stream;
+    config.stream = 78;
+    ps_client *remote = cluster_client(&c, &config);
+    (void)declare_counting(remote);
+    assert_int_equal(client_inherit(remote, stream, 1, SECOND, &known),
+                     PERSIA_OK);
+    assert_true(known);
+    assert_int_equal(persia_client_tell_lost(remote),
+                     PERSIA_OK); /* all is there */
+    assert_int_equal(add_one(old, NULL, no, 0, IDS), PERSIA_ECLOSED);
+    persia_client_destroy(old);
+    persia_client_destroy(remote);
+    cluster_free(&c);
+}
+
 /* More than a ledger's window of them: the last ones are completed. */
 static void the_last_of_many_missing_ones_are_completed(void **state)
 {
@@ -559,6 +650,8 @@ int main(void)
         cmocka_unit_test(what_only_some_servers_have_is_counted),
         cmocka_unit_test(a_completed_update_is_lost_once),
         cmocka_unit_test(the_last_of_many_missing_ones_are_completed),
+        cmocka_unit_test(what_a_rank_left_that_the_job_has_no_longer),
+        cmocka_unit_test(a_rank_that_was_inherited_is_closed),
         cmocka_unit_test(a_look_tells_of_lost_updates),
         cmocka_unit_test(what_is_sent_again_is_not_lost),
         cmocka_unit_test(an_answer_of_an_earlier_life_is_none),
