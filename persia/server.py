@@ -164,7 +164,7 @@ class ServeConfig(pydantic.BaseModel):
         30.0,
         ge=0,
         le=86400,
-        description="Seconds that requests under way have at SIGTERM.",
+        description="Seconds that admitted requests have at SIGTERM.",
     )
 
     @pydantic.model_validator(mode="after")

@@ -99,9 +99,11 @@ PERSIA_API void persia_rpc_server_connections(const rpc_server *s,
                                               uint64_t *refused);
 /* What grpc.health.v1.Health/Check says (0 at first). */
 PERSIA_API void persia_rpc_server_health(rpc_server *s, int serving);
-/* Health to not serving, no new calls; waits `grace_ns` for those under way,
- * then cancels them (their handlers still answer, into the void); returns
- * when every call was answered; frees. */
+/* Health to not serving, no new calls.  Waits `grace_ns` for the requests
+ * that the handler has, and of it at most a second for clients that take
+ * their answers or send the rest of a request; then cancels what is left
+ * (handlers still answer, into the void).  Returns when every call was
+ * answered; frees. */
 PERSIA_API void persia_rpc_server_stop(rpc_server *s, uint64_t grace_ns);
 
 /* ---- client ------------------------------------------------------------- */

@@ -28,6 +28,9 @@ enum {
     PING_TIMEOUT_MS = 20000
 };
 
+/* That clients have for taking their last answers when a server stops. */
+static const uint64_t ANSWERS_NS = 1000000000;
+
 static const char HEALTH_PATH[] = "/grpc.health.v1.Health/Check";
 
 typedef struct slot slot;
@@ -55,6 +58,7 @@ struct rpc_server {
     pthread_cond_t changed;
     size_t live; /* slots that gRPC or a handler has, and their threads
                     that are inside gRPC */
+    size_t admitted; /* requests that the handler has not answered */
     int is_down; /* gRPC has told so */
     rpc_tag down;
 };
@@ -67,6 +71,7 @@ struct slot {
     rpc_server *server;
     int health;  /* one of the health service's */
     int watched; /* the stalls know the call that is answered */
+    int admitted; /* the handler has its request */
 
     grpc_call *grpc;
     grpc_call_details details;
@@ -106,6 +111,25 @@ static void live_drop(rpc_server *s)
     if (--s->live == 0)
         pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
+}
+
+static void slot_admit(slot *l)
+{
+    l->admitted = 1;
+    pthread_mutex_lock(&l->server->lock);
+    l->server->admitted++;
+    pthread_mutex_unlock(&l->server->lock);
+}
+
+static void slot_dismiss(slot *l)
+{
+    if (!l->admitted)
+        return;
+    l->admitted = 0;
+    pthread_mutex_lock(&l->server->lock);
+    if (--l->server->admitted == 0)
+        pthread_cond_broadcast(&l->server->changed);
+    pthread_mutex_unlock(&l->server->lock);
 }
 
 /* gRPC needs nothing of the answer any more. */
@@ -198,6 +222,7 @@ static void slot_send_as(slot *l, rpc_tag *tag,
     ops[n].op = GRPC_OP_RECV_CLOSE_ON_SERVER;
     ops[n++].data.recv_close_on_server.cancelled = &l->cancelled;
     grpc_call *grpc = l->grpc;
+    slot_dismiss(l); /* an answer that is being sent is not waited for */
     tag_give(tag, answered);
     grpc_call_error error_code =
         grpc_call_start_batch(grpc, ops, n, tag, NULL);
@@ -330,8 +355,10 @@ static void slot_read(rpc_tag *tag, int ok)
         slot_fail(&l->call, code, persia_err_text());
     else if (l->health)
         health_answer(l);
-    else
+    else {
+        slot_admit(l);
         l->server->handler(l->server->ctx, &l->call);
+    }
     /* From here on the slot may be another call's. */
 }
 
@@ -629,7 +656,8 @@ void persia_rpc_server_health(rpc_server *s, int serving)
     atomic_store(&s->serving, serving);
 }
 
-/* Waits until gRPC is down and no slot is live, at most until `until`. */
+/* Waits until gRPC is down and no slot is live, at most until `until`;
+ * whether that is so. */
 static int server_wait(rpc_server *s, uint64_t until)
 {
     pthread_mutex_lock(&s->lock);
@@ -639,6 +667,16 @@ static int server_wait(rpc_server *s, uint64_t until)
     int over = s->is_down && !s->live;
     pthread_mutex_unlock(&s->lock);
     return over;
+}
+
+/* Waits until the handler has answered all that it has. */
+static void admitted_wait(rpc_server *s, uint64_t until)
+{
+    pthread_mutex_lock(&s->lock);
+    int late = 0;
+    while (s->admitted && !late)
+        late = persia_cond_wait_until(&s->changed, &s->lock, until) != 0;
+    pthread_mutex_unlock(&s->lock);
 }
 
 void persia_rpc_server_stop(rpc_server *s, uint64_t grace_ns)
@@ -654,7 +692,14 @@ void persia_rpc_server_stop(rpc_server *s, uint64_t grace_ns)
         tag_give(&s->down, server_is_down);
         grpc_server_shutdown_and_notify(s->server, s->pollers.queue,
                                         &s->down);
-        if (!server_wait(s, grace_ns > never - now ? never : now + grace_ns)) {
+        uint64_t until = grace_ns > never - now ? never : now + grace_ns;
+        admitted_wait(s, until);
+        /* Left are answers that are being sent, requests that were not whole
+         * and connections that are idle: they wait for their clients. */
+        now = persia_clock_ns();
+        if (until > now + ANSWERS_NS)
+            until = now + ANSWERS_NS;
+        if (!server_wait(s, until)) {
             grpc_server_cancel_all_calls(s->server);
             (void)server_wait(s, never);
         }

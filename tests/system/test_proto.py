@@ -5,11 +5,13 @@ messages: they harm nobody."""
 from __future__ import annotations
 
 import random
+import signal
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import grpc
@@ -577,3 +579,28 @@ def test_bytes_on_the_port(server: Serving) -> None:
             piece = made.recv(65536)
             assert piece, answer
             answer += piece
+
+
+def test_connections_that_say_nothing_do_not_delay_the_end() -> None:
+    """Only requests that the server has admitted have its grace: half
+    messages, idle connections and answers that their clients leave unread
+    end at once, before rows are saved."""
+    sockets = []
+    with serving("--grace", "3600", "--namespace", "space") as other:
+        client = Client(other.address, "quiet")
+        client.push(np.arange(20), np.ones((20, DIM)))
+        good = samples(client)["Pull"]
+        whole = opening("Pull") + frame(0, 1, 1, framed(good))
+        try:
+            for data in [*beginnings(good, random.Random(7)), whole]:
+                made = connect(other.address)
+                sockets.append(made)
+                with suppress(OSError):  # it was closed: also fine
+                    made.sendall(data)
+            time.sleep(0.5)
+            other.process.send_signal(signal.SIGTERM)
+            other.process.communicate(timeout=60)
+        finally:
+            for made in sockets:
+                made.close()
+        assert other.process.returncode == 0
