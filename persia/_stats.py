@@ -52,10 +52,11 @@ class Stats:
         earlier ones were open}; prefetch: whether the latest pass does
         anything ahead, None before the first.
 
-        "client", of tables that are not embedded: calls (pulls, pushes), ids
-        and distinct ids looked up, bytes sent and received, retries,
+        "client", of tables that are not embedded: pulls and pushes (calls),
+        ids and distinct (ids looked up), bytes_out and bytes_in, retries,
         duplicates (updates that a server had already), reconnects, lost and
-        stale updates; and under "servers" what each shard counted, by number.
+        stale (updates); and under "servers" what each shard counted, by
+        number.
         """
         tables, shards, used = self._shard_stats()
         _, failed, pending = self._core.counts()

@@ -180,7 +180,8 @@ class Sequences(Mapping[str, JaggedTensor]):
             )
         offsets = self._offsets[first : first + self._bags + 1]
         start, stop = int(offsets[0]), int(offsets[-1])
-        return JaggedTensor(self._rows[start:stop], offsets - start)
+        rows = self._rows[start:stop]
+        return JaggedTensor(rows, (offsets - start).to(rows.device))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -521,7 +522,8 @@ class EmbeddingBagCollection(_Collection):
     ``forward(ids)`` takes a :class:`persia.JaggedBatch`, a KeyedJaggedTensor,
     an object like it, or a dict of tensors; extra keys are ignored. It returns
     a :class:`KeyedTensor` [B, sum of embedding_dim]; a feature of several
-    tables is named ``feature@table``.
+    tables is named ``feature@table``. ``inverse_indices`` of a
+    KeyedJaggedTensor expand it to their number of samples.
 
     Raises (in forward): MissingFeature, DtypeError, ShapeError, OffsetsError.
     """
@@ -577,7 +579,30 @@ class EmbeddingBagCollection(_Collection):
             out = self._pool_in_torch(ids, weights)
         else:
             out = self._lookup(ids, weights)
-        return KeyedTensor(self._names, self._dims, self._placed(out, device))
+        out = self._placed(out, device)
+        inverse = getattr(features, "inverse_indices_or_none", None)
+        if inverse is not None and inverse() is not None:
+            out = self._expanded(out, *inverse())
+        return KeyedTensor(self._names, self._dims, out)
+
+    def _expanded(
+        self, out: Tensor, keys: Sequence[str], index: Tensor
+    ) -> Tensor:
+        """Samples that a KeyedJaggedTensor holds once, as often as its
+        ``inverse_indices`` have them, int64 [features, samples]."""
+        at = {key: i for i, key in enumerate(keys)}
+        index = index.to(out.device)
+        parts = []
+        for part, (_, feature, _) in zip(
+            torch.split(out, self._dims, 1), self._outputs, strict=True
+        ):
+            if feature not in at:
+                raise errors.MissingFeature(
+                    f"inverse_indices of the batch have no feature "
+                    f"{feature!r}; they have {list(keys)}"
+                )
+            parts.append(part.index_select(0, index[at[feature]]))
+        return torch.cat(parts, 1)
 
     def _weights_of(self, ids: Ids) -> Tensor | None:
         if not self._is_weighted:

@@ -423,12 +423,15 @@ def clip_grad_norm_(
 
     Args:
         model: a module, or several.
-        max_norm: the largest norm that is left as it is.
+        max_norm: the largest norm that is left as it is; inf: all are, and
+            the norm is only measured. Parameters and tables that several
+            modules share count once.
 
     Returns:
         The norm before clipping, a float32 scalar on the CPU.
     """
-    number("max_norm", max_norm, 0.0)
+    if max_norm != math.inf:
+        number("max_norm", max_norm, 0.0)
     models = [model] if isinstance(model, torch.nn.Module) else model
     kind("model", models, Iterable, "a module, or a list of them")
     models = [
@@ -436,19 +439,22 @@ def clip_grad_norm_(
         for one in models
     ]
     stores: list[Store] = []
-    grads: list[Tensor] = []
+    parameters: dict[Tensor, None] = {}  # each once
     for part in models:
-        grads += [p.grad for p in part.parameters() if p.grad is not None]
+        parameters.update(dict.fromkeys(part.parameters()))
         for module in part.modules():
             store: Any = getattr(module, "store", None)
             if store is not None and hasattr(store, "_grad_norm_squared"):
                 stores.append(store)
     stores = list({id(store): store for store in stores}.values())
+    grads = [p.grad for p in parameters if p.grad is not None]
     squares = sum(store._grad_norm_squared() for store in stores)
     if grads:
         dense = float(torch.nn.utils.get_total_norm(grads))
         squares += dense * dense
     norm = math.sqrt(squares)
+    if max_norm == math.inf:
+        return _probes(norm)
     factor = max_norm / (norm + 1e-6)
     if factor < 1.0 or math.isnan(factor):
         for grad in grads:

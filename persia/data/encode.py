@@ -387,9 +387,7 @@ class Encoder:
             column = column_of(table, name)
             _need_text(column, name)
             column = texts(column, f"column {name!r}").cast(pa.large_binary())
-            if self.schema.strip:
-                column = self._strings(table, name).cast(pa.large_binary())
-            parts.append(column)
+            parts.append(_stripped(column) if self.schema.strip else column)
         between = pa.scalar(b"\x1f", pa.large_binary())
         return pc.binary_join_element_wise(*parts, between)
 
@@ -474,8 +472,8 @@ class Encoder:
         if spec.hash:
             _need_text(inner, spec.column)
             text = texts(inner, f"column {spec.column!r}")
-            if self.schema.strip and pa.types.is_string(text.type):
-                text = pc.utf8_trim(text, " \t")
+            if self.schema.strip:
+                text = _stripped(text.cast(pa.large_binary()))
             kept = pc.greater(pc.binary_length(text), 0)
             used = kept.to_numpy(zero_copy_only=False)
             ids = hash_array(text, spec.hash_salt)
@@ -625,6 +623,12 @@ def _times(column: pa.Array) -> tuple[npt.NDArray[np.float64], Mask]:
     return np.concatenate([a for a, _ in parts]), np.concatenate(
         [b for _, b in parts]
     )
+
+
+def _stripped(column: pa.Array) -> pa.Array:
+    """Large binary without spaces and tabs around, UTF-8 or not."""
+    text = column.view(pa.large_string())  # ascii_trim looks at bytes
+    return pc.ascii_trim(text, " \t").view(pa.large_binary())
 
 
 def _shown(value: Any) -> str:

@@ -8,6 +8,7 @@ import torch
 import persia
 from persia import errors, hash_ids
 from persia.data import Schema, Table, infer
+from persia.datasets import value_hash
 from persia.trainer import Trainer
 
 pandas = pytest.importorskip("pandas")
@@ -382,3 +383,23 @@ def test_weights_weigh_the_loss() -> None:
     trainer.fit(table)
     for a, b in zip(before, model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("strip", [True, False])
+def test_bytes_that_are_no_utf8_are_hashed_as_they_are(strip: bool) -> None:
+    values = [b"\xff\xfe", b" \xfe\t", b"ok"]
+    expected = [v.strip(b" \t") if strip else v for v in values]
+    schema = Schema.model_validate(
+        {
+            "categorical": ["a"],
+            "crosses": [{"columns": ["a", "b"]}],
+            "multivalued": ["l"],
+            "strip": strip,
+        }
+    )
+    data = {"a": values, "b": values, "l": [[v] for v in values]}
+    (batch,) = Table(data, schema)
+    crossed = [v + b"\x1f" + v for v in expected]
+    got = batch.ids.values().tolist()
+    want = [value_hash(v) for v in (*expected, *crossed, *expected)]
+    assert got == want
