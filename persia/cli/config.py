@@ -97,6 +97,13 @@ class TrainConfig(pydantic.BaseModel):
         description="Learning rate of the embeddings (default: 0.05 for "
         "Adagrad, 0.002 for Adam, 5 for SGD).",
     )
+    eps: float | None = Field(
+        None,
+        gt=0,
+        description="Eps of the optimizer of the embeddings (default: that "
+        "of persia.optim). With Adagrad 5e-4, above the gradient of one "
+        "sample, keeps ids that are seen a few times from overfitting.",
+    )
     dense_lr: float = Field(
         0.002, gt=0, description="Learning rate of the dense part (Adam)."
     )
@@ -150,6 +157,12 @@ class TrainConfig(pydantic.BaseModel):
     def _one_evaluation(self) -> TrainConfig:
         if self.eval_data is not None and self.eval_split is not None:
             raise ValueError("eval_data and eval_split exclude each other")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _eps_of_one(self) -> TrainConfig:
+        if self.eps is not None and self.optimizer == "sgd":
+            raise ValueError("eps: sgd has none; leave it out")
         return self
 
     @property

@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,9 +26,7 @@ from persia.trainer import Clock, Progress, Trainer
 __all__ = ["Result", "Run", "saved_options"]
 
 OPTIMIZERS: dict[str, Callable[..., optim.SparseOptimizer]] = {
-    # An eps above the gradient of one sample (they are divided by the batch
-    # size) keeps ids that were seen a few times from learning by heart.
-    "adagrad": partial(optim.Adagrad, eps=5e-4),
+    "adagrad": optim.Adagrad,
     "rowwise_adagrad": optim.RowWiseAdagrad,
     "adam": optim.Adam,
     "adamw": optim.AdamW,
@@ -80,8 +77,9 @@ class Run:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
         self.train, self.test = open_data(config, (self.rank, self.ranks))
+        eps = {} if config.eps is None else {"eps": config.eps}
         self.store = persia.Store(
-            OPTIMIZERS[config.optimizer](lr=config.learning_rate),
+            OPTIMIZERS[config.optimizer](lr=config.learning_rate, **eps),
             seed=config.seed,
             servers=config.servers,
             namespace=config.namespace,
@@ -277,6 +275,9 @@ class Run:
         if here.learning_rate != there.learning_rate:
             for group in self.store.optimizer.param_groups:
                 group["lr"] = here.learning_rate
+        if here.eps is not None and here.eps != there.eps:
+            for group in self.store.optimizer.param_groups:
+                group["eps"] = here.eps
         if here.dense_lr != there.dense_lr:
             for group in self.optimizer.param_groups:
                 group["lr"] = here.dense_lr

@@ -52,6 +52,7 @@ def train(
     dim: Annotated[int | None, _flag("dim")] = None,
     optimizer: Annotated[str | None, _flag("optimizer")] = None,
     lr: Annotated[float | None, _flag("lr")] = None,
+    eps: Annotated[float | None, _flag("eps")] = None,
     dense_lr: Annotated[float | None, _flag("dense_lr")] = None,
     batch_size: Annotated[int | None, _flag("batch_size")] = None,
     staleness: Annotated[str | None, _flag("staleness")] = None,

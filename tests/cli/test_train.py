@@ -21,7 +21,7 @@ from persia import checkpoint, errors
 from persia.cli import position
 from persia.cli.app import app
 from persia.cli.config import TrainConfig, read_yaml, resolve
-from persia.cli.run import Run, open_data, saved_options
+from persia.cli.run import OPTIMIZERS, Run, open_data, saved_options
 from persia.data import Files, Schema
 from persia.datasets import Criteo
 from persia.jagged import Batch
@@ -116,6 +116,7 @@ def test_options_survive_a_round_trip() -> None:
         ({"eval_data": "x", "eval_split": 0.1}, "exclude each other"),
         ({"lr": -1.0}, "lr: .* greater than 0"),
         ({"lr": float("inf")}, "lr: .*finite number, not inf"),
+        ({"eps": 0.1, "optimizer": "sgd"}, "eps: sgd has none"),
         ({"dense_lr": float("nan")}, "dense_lr: .*finite number, not nan"),
         ({"seed": 2**64}, "seed: .* less than 1844674407370955161"),
         ({"threads": 1025}, "threads: .* equal to 1024, not 1025"),
@@ -420,6 +421,25 @@ def test_resume_takes_learning_rates_of_flags(tmp_path: Path) -> None:
     assert rates({"dense_lr": 0.2}) == [0.03, 0.05, 0.2]
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_have_the_constants_of_the_library(name: str) -> None:
+    store = Run(resolve({"rows": 1000, "dim": 2, "optimizer": name})).store
+    library = type(store.optimizer)().defaults
+    mine = store.optimizer.defaults
+    assert {**mine, "lr": 0} == {**library, "lr": 0}
+
+
+def test_eps_is_an_option(tmp_path: Path) -> None:
+    folder = str(tmp_path / "out")
+    options = {"rows": 1000, "dim": 2, "eps": 5e-4, "save": folder}
+    saved = Run(resolve(options))
+    assert saved.store.optimizer.param_groups[0]["eps"] == 5e-4
+    saved.save()
+    for flags, eps in (({}, 5e-4), ({"eps": 0.5}, 0.5)):
+        run = Run(resolve(saved_options(folder), flags), folder)
+        assert run.store.optimizer.param_groups[0]["eps"] == eps
+
+
 def test_resume_within_other_data_is_refused(tmp_path: Path) -> None:
     folder = str(tmp_path / "out")
     options = csv_file(tmp_path) | {"batch_size": 100, "shuffle": 100}
@@ -539,7 +559,7 @@ def test_adult(model: str) -> None:
     table = run(
         *("--data", str(DATA / "adult.data.gz"), "--schema", "adult"),
         *("--eval-data", str(DATA / "adult.test.gz"), "--model", model),
-        *("--epochs", "3", "--batch-size", "512"),
+        *("--epochs", "3", "--batch-size", "512", "--eps", "5e-4"),
     )
     assert float(table["AUC"]) >= 0.905
     assert 0.9 < float(table["calibration"]) < 1.1
