@@ -177,8 +177,9 @@ PERSIA_API uint64_t persia_client_restored_number(const ps_client *c);
  * on.  Updates that only some servers have of it are completed by empty ones,
  * count as lost, and persia_client_tell_lost() tells of them.  *known: servers
  * have updates of it; else nothing is done.  0 ns: the client's timeout. */
-PERSIA_API int client_inherit(ps_client *c, uint64_t stream, uint32_t rank,
-                              uint64_t timeout_ns, int *known);
+PERSIA_API int persia_client_inherit(ps_client *c, uint64_t stream,
+                                     uint32_t rank, uint64_t timeout_ns,
+                                     int *known);
 /* PERSIA_EINCOMPLETE if servers have rows of different restores. */
 PERSIA_API int persia_client_check_restores(ps_client *c);
 /* Whether an error tells of earlier updates: what raised it was done. */

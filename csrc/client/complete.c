@@ -4,7 +4,7 @@
  *
  * A process does so for the stream that it has from an earlier life of its
  * rank, before its first update: later ones settle the numbers before them.
- * For ranks that the job has no longer client_inherit() does it. */
+ * For ranks that the job has no longer persia_client_inherit() does it. */
 #include "client/private.h"
 
 #include <stdio.h>
@@ -260,8 +260,8 @@ static int inherit(inheriting *h, uint32_t rank)
     return rc;
 }
 
-int client_inherit(ps_client *r, uint64_t stream, uint32_t rank,
-                   uint64_t timeout_ns, int *known)
+int persia_client_inherit(ps_client *r, uint64_t stream, uint32_t rank,
+                          uint64_t timeout_ns, int *known)
 {
     inheriting h = {.c = {.r = r, .stream = stream,
                           .deadline = client_deadline(r)}};

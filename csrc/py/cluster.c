@@ -209,8 +209,8 @@ static PyObject *py_inherit(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "KKId", &handle, &stream, &rank, &timeout))
         return NULL;
     WITH_STORE(handle,
-               rc = client_inherit(persia_store_client(s), stream, rank,
-                                   (uint64_t)(timeout * 1e9), &known));
+               rc = persia_client_inherit(persia_store_client(s), stream, rank,
+                                          (uint64_t)(timeout * 1e9), &known));
     return PyBool_FromLong(known);
 }
 

@@ -206,14 +206,16 @@ static void what_a_rank_left_that_the_job_has_no_longer(void **state)
     no = declare_counting(remote);
     /* One server restores rows the moment that it is sent the update. */
     atomic_store(&c.nodes[1].stale, 1);
-    assert_int_equal(client_inherit(remote, 78, 1, 0, &known), PERSIA_OK);
+    assert_int_equal(persia_client_inherit(remote, 78, 1, 0, &known),
+                     PERSIA_OK);
     assert_true(known);
     assert_int_equal(persia_client_tell_lost(remote), PERSIA_ELOST);
     assert_non_null(strstr(persia_err_text(), "1 updates that rank 1"));
     assert_ledgers(remote, 78, 4);
     for (int i = 0; i < 2; i++) { /* once, and another one is not known */
-        assert_int_equal(client_inherit(remote, 78 + (uint64_t)i, 1, 0,
-                                        &known), PERSIA_OK);
+        assert_int_equal(
+            persia_client_inherit(remote, 78 + (uint64_t)i, 1, 0, &known),
+            PERSIA_OK);
         assert_int_equal(known, !i);
         assert_int_equal(persia_client_tell_lost(remote), PERSIA_OK);
     }
@@ -243,7 +245,7 @@ static void a_rank_that_was_inherited_is_closed(void **state)
     config.stream = 78;
     ps_client *remote = cluster_client(&c, &config);
     (void)declare_counting(remote);
-    assert_int_equal(client_inherit(remote, stream, 1, SECOND, &known),
+    assert_int_equal(persia_client_inherit(remote, stream, 1, SECOND, &known),
                      PERSIA_OK);
     assert_true(known);
     assert_int_equal(persia_client_tell_lost(remote),
