@@ -149,11 +149,6 @@ int persia_ps_push_noted(ps *p, push_job *jobs, size_t jobs_n,
     return rc;
 }
 
-int persia_ps_push(ps *p, push_job *jobs, size_t jobs_n)
-{
-    return persia_ps_push_noted(p, jobs, jobs_n, NULL);
-}
-
 int persia_ps_between(ps *p, int (*fn)(void *ctx), void *ctx)
 {
     pthread_rwlock_wrlock(&p->gate);

@@ -40,10 +40,8 @@ PERSIA_API table *persia_ps_table(const ps *p, uint32_t no);
 PERSIA_API sched *persia_ps_sched(const ps *p);
 PERSIA_API const mem_limit *persia_ps_limit(const ps *p);
 
-/* persia_table_pull() and persia_table_push() on the shard's threads.  A push
- * that succeeds counts as one update. */
+/* persia_table_pull() on the shard's threads. */
 PERSIA_API int persia_ps_pull(ps *p, pull_job *jobs, size_t jobs_n);
-PERSIA_API int persia_ps_push(ps *p, push_job *jobs, size_t jobs_n);
 
 /* What is kept beside the rows about an update: whatever runs between two
  * updates sees the update and its note, or neither. */
@@ -56,6 +54,8 @@ typedef struct ps_note {
     void (*after)(void *ctx, int rc);
     void *ctx;
 } ps_note;
+/* persia_table_push() likewise; one that succeeds counts as one update.  note:
+ * or NULL. */
 PERSIA_API int persia_ps_push_noted(ps *p, push_job *jobs, size_t jobs_n,
                                     const ps_note *note);
 /* Runs fn(ctx) between two updates: none is under way meanwhile.  Its result

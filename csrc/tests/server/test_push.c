@@ -127,7 +127,7 @@ static void push_embedded(ps *p, part parts[][TABLES], size_t parts_n)
                                     .optim = &optim[t],
                                     .draw = persia_ps_updates(p) + 1};
     }
-    assert_int_equal(persia_ps_push(p, jobs, jobs_n), PERSIA_OK);
+    assert_int_equal(persia_ps_push_noted(p, jobs, jobs_n, NULL), PERSIA_OK);
 }
 
 /* The message of one part to one shard: every table that is in any part of

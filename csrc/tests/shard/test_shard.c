@@ -97,7 +97,7 @@ static int push_one(ps *p, uint64_t first, size_t n)
                     .parts = &part,
                     .parts_n = 1,
                     .optim = &optim};
-    return persia_ps_push(p, &job, 1);
+    return persia_ps_push_noted(p, &job, 1, NULL);
 }
 
 static void updates_count_pushes_that_succeed(void **state)
