@@ -248,6 +248,30 @@ static int check_start(const rpc_channel *c, uint32_t method,
     return code;
 }
 
+/* Makes the gRPC call and links it to its channel. */
+static int call_link(client_call *l)
+{
+    rpc_channel *c = l->channel;
+    int code = PERSIA_OK;
+    /* Whoever closes must find the call, or the call finds it closed. */
+    pthread_mutex_lock(&c->lock);
+    if (c->closed) {
+        code = persia_err_set(
+            PERSIA_ECLOSED, "the channel to server %s was closed", c->address);
+    } else {
+        l->call = grpc_channel_create_registered_call(
+            c->channel, NULL, GRPC_PROPAGATE_DEFAULTS, c->queue,
+            c->handles[l->method], deadline_after(l->timeout_ns), NULL);
+        l->next = c->calls;
+        l->link = &c->calls;
+        if (c->calls)
+            c->calls->link = &l->next;
+        c->calls = l;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return code;
+}
+
 int persia_rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
                      uint64_t timeout_ns, rpc_callback callback, void *ctx)
 {
@@ -277,31 +301,13 @@ int persia_rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
     grpc_metadata_array_init(&l->initial);
     grpc_metadata_array_init(&l->trailing);
     code = sent_start(&l->sent, o, call_ended, &l->request);
+    if (code == PERSIA_OK)
+        code = call_link(l);
     if (code != PERSIA_OK) {
         call_leave(l);
         call_free(l);
         return code;
     }
-
-    /* Whoever closes must find the call, or the call finds it closed. */
-    pthread_mutex_lock(&c->lock);
-    if (c->closed) {
-        pthread_mutex_unlock(&c->lock);
-        call_leave(l);
-        call_free(l);
-        return persia_err_set(
-            PERSIA_ECLOSED, "the channel to server %s was closed", c->address);
-    }
-    l->call = grpc_channel_create_registered_call(
-        c->channel, NULL, GRPC_PROPAGATE_DEFAULTS, c->queue,
-        c->handles[method], deadline_after(timeout_ns), NULL);
-    l->next = c->calls;
-    l->link = &c->calls;
-    if (c->calls)
-        c->calls->link = &l->next;
-    c->calls = l;
-    pthread_mutex_unlock(&c->lock);
-
     grpc_call_error error = call_start(l);
     if (error == GRPC_CALL_OK)
         return PERSIA_OK;

@@ -570,12 +570,9 @@ static int server_check(const rpc_server_config *config)
     return code;
 }
 
-int persia_rpc_server_start(const rpc_server_config *config, rpc_server **out)
+/* All that takes no thread and no port. */
+static int server_make(const rpc_server_config *config, rpc_server **out)
 {
-    *out = NULL;
-    int code = server_check(config);
-    if (code != PERSIA_OK)
-        return code;
     rpc_server *s = calloc(1, sizeof *s);
     if (!s)
         return persia_err_set(PERSIA_ENOMEM, "out of memory: a server");
@@ -592,12 +589,46 @@ int persia_rpc_server_start(const rpc_server_config *config, rpc_server **out)
     s->slots_n = (size_t)config->calls_max + HEALTH_SLOTS;
     s->slots = calloc(s->slots_n, sizeof *s->slots);
     if (!s->slots) {
-        code = persia_err_set(PERSIA_ENOMEM,
+        server_free(s);
+        return persia_err_set(PERSIA_ENOMEM,
                               "out of memory: a server of %u calls",
                               config->calls_max);
-        server_free(s);
-        return code;
     }
+    *out = s;
+    return PERSIA_OK;
+}
+
+/* Threads, port, and what watches over both. */
+static int server_open(rpc_server *s, const rpc_server_config *config,
+                       uint32_t connections_max)
+{
+    int code = guard_init(&s->guard, &config->security);
+    if (code == PERSIA_OK)
+        code = pollers_start(&s->pollers, config->threads, "persia-rpc-srv");
+    if (code != PERSIA_OK)
+        return code;
+    s->server = server_create(config);
+    grpc_server_register_completion_queue(s->server, s->pollers.queue, NULL);
+    s->health_method = grpc_server_register_method(
+        s->server, HEALTH_PATH, NULL, GRPC_SRM_PAYLOAD_NONE, 0);
+    code = server_listen(s, config);
+    if (code == PERSIA_OK)
+        code = connections_guard(s->port, connections_max, &s->connections);
+    if (code == PERSIA_OK)
+        code = stalls_watch(s->slots_n, HEALTH_SLOTS, slot_stalled, s,
+                            &s->stalls);
+    return code;
+}
+
+int persia_rpc_server_start(const rpc_server_config *config, rpc_server **out)
+{
+    rpc_server *s = NULL;
+    *out = NULL;
+    int code = server_check(config);
+    if (code == PERSIA_OK)
+        code = server_make(config, &s);
+    if (code != PERSIA_OK)
+        return code;
     uint32_t connections_max = files_allow();
     if (config->connections_max && config->connections_max < connections_max)
         connections_max = config->connections_max;
@@ -606,26 +637,11 @@ int persia_rpc_server_start(const rpc_server_config *config, rpc_server **out)
         server_free(s);
         return code;
     }
-    code = guard_init(&s->guard, &config->security);
-    if (code != PERSIA_OK)
-        goto fail;
-    code = pollers_start(&s->pollers, config->threads, "persia-rpc-srv");
-    if (code != PERSIA_OK)
-        goto fail;
-    s->server = server_create(config);
-    grpc_server_register_completion_queue(s->server, s->pollers.queue, NULL);
-    s->health_method = grpc_server_register_method(
-        s->server, HEALTH_PATH, NULL, GRPC_SRM_PAYLOAD_NONE, 0);
-    code = server_listen(s, config);
-    if (code != PERSIA_OK)
-        goto fail;
-    code = connections_guard(s->port, connections_max, &s->connections);
-    if (code != PERSIA_OK)
-        goto fail;
-    code = stalls_watch(s->slots_n, HEALTH_SLOTS, slot_stalled, s,
-                        &s->stalls);
-    if (code != PERSIA_OK)
-        goto fail;
+    code = server_open(s, config, connections_max);
+    if (code != PERSIA_OK) {
+        persia_rpc_server_stop(s, 0);
+        return code;
+    }
     grpc_server_start(s->server);
     s->live = s->slots_n;
     for (size_t i = 0; i < s->slots_n; i++) {
@@ -635,9 +651,6 @@ int persia_rpc_server_start(const rpc_server_config *config, rpc_server **out)
     }
     *out = s;
     return PERSIA_OK;
-fail:
-    persia_rpc_server_stop(s, 0);
-    return code;
 }
 
 int persia_rpc_server_port(const rpc_server *s)

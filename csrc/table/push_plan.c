@@ -14,53 +14,99 @@ static void claims_sort(reserve_claim *claims, size_t n)
         }
 }
 
-int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
-{
-    size_t chunks = 0, ids = 0, starts = 0, at = 0, stripes = 0, items = 0;
-    void *scratch;
-    char *p;
-    int rc;
+/* How much a plan holds. */
+typedef struct plan_size {
+    size_t chunks, ids, starts, items;
+} plan_size;
 
+static int plan_measure(const push_job *jobs, size_t jobs_n, plan_size *out)
+{
+    *out = (plan_size){0};
     for (size_t j = 0; j < jobs_n; j++) {
-        rc = persia_table_check_optim(&jobs[j].t->config, jobs[j].optim);
+        int rc = persia_table_check_optim(&jobs[j].t->config, jobs[j].optim);
         if (rc)
             return rc;
-        items += jobs[j].t->stripes;
+        out->items += jobs[j].t->stripes;
         for (size_t k = 0; k < jobs[j].parts_n; k++) {
             size_t n = (jobs[j].parts[k].n + IDS_CHUNK - 1) / IDS_CHUNK;
-            chunks += n;
-            ids += n * IDS_CHUNK;
-            starts += n * (jobs[j].t->stripes + 1);
+            out->chunks += n;
+            out->ids += n * IDS_CHUNK;
+            out->starts += n * (jobs[j].t->stripes + 1);
         }
     }
-    rc = scratch_need(SCRATCH_SPLIT,
-                      ids * (sizeof(uint64_t) + sizeof(uint16_t)) +
-                          starts * sizeof(uint16_t) +
-                          chunks * sizeof(push_chunk) +
-                          (jobs_n + 1) * (2 * sizeof(size_t) +
-                                          sizeof(reserve_claim) +
-                                          sizeof(uint64_t) +
-                                          sizeof(optim_plan)) +
-                          items * sizeof(size_t) + 64 * 9,
-                      &scratch);
+    return PERSIA_OK;
+}
+
+/* Where the chunks of a plan split their ids: the next free places. */
+typedef struct plan_space {
+    uint64_t *hash;
+    uint16_t *order, *start;
+    reserve_claim *claims; /* [jobs_n] */
+} plan_space;
+
+static int plan_carve(push_plan *plan, push_job *jobs, size_t jobs_n,
+                      const plan_size *size, plan_space *space)
+{
+    void *scratch;
+    int rc = scratch_need(SCRATCH_SPLIT,
+                          size->ids * (sizeof(uint64_t) + sizeof(uint16_t)) +
+                              size->starts * sizeof(uint16_t) +
+                              size->chunks * sizeof(push_chunk) +
+                              (jobs_n + 1) *
+                                  (2 * sizeof(size_t) + sizeof(reserve_claim) +
+                                   sizeof(uint64_t) + sizeof(optim_plan)) +
+                              size->items * sizeof(size_t) + 64 * 9,
+                          &scratch);
     if (rc)
         return jobs_n ? reserve_no_memory(jobs[0].t) : rc;
-    p = scratch;
+    char *p = scratch;
     plan->jobs = jobs;
     plan->jobs_n = jobs_n;
-    plan->chunks = mem_carve(&p, chunks * sizeof(push_chunk));
-    plan->chunks_n = chunks;
+    plan->chunks = mem_carve(&p, size->chunks * sizeof(push_chunk));
+    plan->chunks_n = size->chunks;
     plan->ids_n = 0;
     plan->first_chunk = mem_carve(&p, (jobs_n + 1) * sizeof(size_t));
     plan->first_stripe = mem_carve(&p, (jobs_n + 1) * sizeof(size_t));
-    reserve_claim *claims = mem_carve(&p, jobs_n * sizeof(reserve_claim));
+    space->claims = mem_carve(&p, jobs_n * sizeof(reserve_claim));
     plan->clock = mem_carve(&p, jobs_n * sizeof(uint64_t));
     plan->optim = mem_carve(&p, jobs_n * sizeof(optim_plan));
-    plan->slots = mem_carve(&p, items * sizeof(size_t));
-    uint64_t *hash = mem_carve(&p, ids * sizeof(uint64_t));
-    uint16_t *order = mem_carve(&p, ids * sizeof(uint16_t));
-    uint16_t *start = mem_carve(&p, starts * sizeof(uint16_t));
+    plan->slots = mem_carve(&p, size->items * sizeof(size_t));
+    memset(plan->slots, 0, size->items * sizeof(size_t));
+    space->hash = mem_carve(&p, size->ids * sizeof(uint64_t));
+    space->order = mem_carve(&p, size->ids * sizeof(uint16_t));
+    space->start = mem_carve(&p, size->starts * sizeof(uint16_t));
+    return PERSIA_OK;
+}
 
+/* The chunks of a job, the first of them at *at. */
+static void plan_cut(push_plan *plan, size_t j, plan_space *space, size_t *at)
+{
+    const push_job *job = &plan->jobs[j];
+    for (size_t k = 0; k < job->parts_n; k++) {
+        const push_part *part = &job->parts[k];
+        for (size_t i = 0; i < part->n; i += IDS_CHUNK) {
+            size_t n = part->n - i < IDS_CHUNK ? part->n - i : IDS_CHUNK;
+            plan->chunks[(*at)++] =
+                (push_chunk){(uint32_t)j, (uint32_t)k,  i,           n,
+                             space->hash, space->order, space->start};
+            space->hash += IDS_CHUNK;
+            space->order += IDS_CHUNK;
+            space->start += job->t->stripes + 1;
+        }
+    }
+}
+
+int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
+{
+    plan_size size;
+    plan_space space = {0};
+    size_t at = 0, stripes = 0;
+    int rc = plan_measure(jobs, jobs_n, &size);
+    if (!rc)
+        rc = plan_carve(plan, jobs, jobs_n, &size, &space);
+    if (rc)
+        return rc;
+    reserve_claim *claims = space.claims;
     for (size_t j = 0; j < jobs_n; j++) {
         plan->first_chunk[j] = at;
         plan->first_stripe[j] = stripes;
@@ -69,22 +115,10 @@ int push_plan_make(push_plan *plan, push_job *jobs, size_t jobs_n)
                                  .most = push_job_ids(&jobs[j]),
                                  .slots = plan->slots + stripes};
         stripes += jobs[j].t->stripes;
-        for (size_t k = 0; k < jobs[j].parts_n; k++) {
-            const push_part *part = &jobs[j].parts[k];
-            for (size_t i = 0; i < part->n; i += IDS_CHUNK) {
-                size_t n = part->n - i < IDS_CHUNK ? part->n - i : IDS_CHUNK;
-                plan->chunks[at++] = (push_chunk){
-                    (uint32_t)j, (uint32_t)k, i, n, hash, order, start
-                };
-                hash += IDS_CHUNK;
-                order += IDS_CHUNK;
-                start += jobs[j].t->stripes + 1;
-            }
-        }
+        plan_cut(plan, j, &space, &at);
     }
     plan->first_chunk[jobs_n] = at;
     plan->first_stripe[jobs_n] = stripes;
-    memset(plan->slots, 0, items * sizeof(size_t));
     claims_sort(claims, jobs_n);
     for (size_t j = 1; j < jobs_n; j++)
         if (claims[j].t == claims[j - 1].t)

@@ -168,6 +168,21 @@ static const void *put_array(put *p, const wire_at *at, uint32_t no,
     return array;
 }
 
+/* Up to the last word that is not 0. */
+static void put_words(put *p, const wire_at *at, uint32_t no,
+                      const char *member)
+{
+    uint64_t value = 0;
+    size_t n = at->type->fields[no].limit;
+    for (; n; n--) {
+        memcpy(&value, member + (n - 1) * sizeof value, sizeof value);
+        if (value)
+            break;
+    }
+    if (n)
+        put_string(p, no, member, n * sizeof value);
+}
+
 static void put_field(put *p, const wire_at *at, uint32_t no, const char *m,
                       uint32_t dtype)
 {
@@ -203,13 +218,7 @@ static void put_field(put *p, const wire_at *at, uint32_t no, const char *m,
         put_name(p, at, no, member);
         break;
     case KIND_WORDS:
-        for (n = f->limit; n; n--) {
-            memcpy(&value, member + (n - 1) * sizeof value, sizeof value);
-            if (value)
-                break;
-        }
-        if (n)
-            put_string(p, no, member, n * sizeof value);
+        put_words(p, at, no, member);
         break;
     case KIND_BULK:
         array = put_array(p, at, no, m, &n);

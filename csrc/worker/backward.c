@@ -81,8 +81,9 @@ static void piece_needs(const piece *p, size_t *bags, size_t *scales)
     *scales = scaled ? s->n : 0;
 }
 
-static int collect(worker *w, const worker_grad *grads, size_t n,
-                   scratch *tmp, pieces *out)
+/* Memory for the pieces of all gradients, none of them yet. */
+static int pieces_make(worker *w, const worker_grad *grads, size_t n,
+                       scratch *tmp, pieces *out)
 {
     size_t most = 0, slices = 0;
     for (size_t i = 0; i < n; i++) {
@@ -101,41 +102,53 @@ static int collect(worker *w, const worker_grad *grads, size_t n,
         return rc;
     *out = (pieces){.tables = tables, .starts = tmp->rows.data};
     out->all = (piece *)(out->starts + tables + 1);
+    return PERSIA_OK;
+}
 
-    size_t bags = 0, scales = 0;
-    for (size_t i = 0; i < n; i++) {
-        const worker_grad *g = &grads[i];
-        const plan *p = worker_plan_get(w, g->plan);
-        slice *cut = tmp->slices.data;
-        rc = batch_slice(w, p, &g->batch, cut);
-        if (rc)
-            return rc;
-        uint32_t job = 0;
-        for (uint32_t k = 0; k < p->n; k++) {
-            job += k && cut[k - 1].n > 0;
-            if (cut[k].n == 0 || !cut[k].f->want.trainable)
-                continue;
-            size_t at = p->kind == PLAN_BAGS ? cut[k].f->column
-                                             : cut[k].first * g->stride;
-            piece *it = &out->all[out->n++];
-            *it = (piece){.s = cut[k], .g = g, .kind = p->kind, .job = job,
-                          .grad = g->grad + at};
-            size_t more_bags, more_scales;
-            piece_needs(it, &more_bags, &more_scales);
-            bags += more_bags;
-            scales += more_scales;
-        }
+/* Adds those of one gradient. */
+static int pieces_add(worker *w, const worker_grad *g, slice *cut, pieces *out)
+{
+    const plan *p = worker_plan_get(w, g->plan);
+    int rc = batch_slice(w, p, &g->batch, cut);
+    uint32_t job = 0;
+    for (uint32_t k = 0; k < p->n && !rc; k++) {
+        job += k && cut[k - 1].n > 0;
+        if (cut[k].n == 0 || !cut[k].f->want.trainable)
+            continue;
+        size_t at = p->kind == PLAN_BAGS ? cut[k].f->column
+                                         : cut[k].first * g->stride;
+        out->all[out->n++] = (piece){.s = cut[k],
+                                     .g = g,
+                                     .kind = p->kind,
+                                     .job = job,
+                                     .grad = g->grad + at};
     }
-    qsort(out->all, out->n, sizeof(piece), by_table);
+    return rc;
+}
+
+/* By table, those of table t from starts[t] on. */
+static void pieces_sort(pieces *out)
+{
     size_t at = 0;
-    for (uint32_t t = 0; t <= tables; t++) {
+    qsort(out->all, out->n, sizeof(piece), by_table);
+    for (uint32_t t = 0; t <= out->tables; t++) {
         while (at < out->n && out->all[at].s.f->want.table < t)
             at++;
         out->starts[t] = at;
     }
+}
 
-    rc = persia_mem_buffer_need(&tmp->bags,
-                                (bags + scales) * sizeof(uint32_t));
+/* Memory for the bag numbers and scales of all pieces. */
+static int pieces_give(pieces *out, scratch *tmp)
+{
+    size_t bags = 0, scales = 0, more_bags, more_scales;
+    for (size_t i = 0; i < out->n; i++) {
+        piece_needs(&out->all[i], &more_bags, &more_scales);
+        bags += more_bags;
+        scales += more_scales;
+    }
+    int rc = persia_mem_buffer_need(&tmp->bags,
+                                    (bags + scales) * sizeof(uint32_t));
     if (rc)
         return rc;
     out->expanded = bags + scales;
@@ -143,7 +156,6 @@ static int collect(worker *w, const worker_grad *grads, size_t n,
     float *scale = (float *)bag + bags;
     for (size_t i = 0; i < out->n; i++) {
         piece *it = &out->all[i];
-        size_t more_bags, more_scales;
         piece_needs(it, &more_bags, &more_scales);
         it->bag = more_bags ? bag : NULL;
         it->scale = more_scales ? scale : NULL;
@@ -151,6 +163,18 @@ static int collect(worker *w, const worker_grad *grads, size_t n,
         scale += more_scales;
     }
     return PERSIA_OK;
+}
+
+static int collect(worker *w, const worker_grad *grads, size_t n, scratch *tmp,
+                   pieces *out)
+{
+    int rc = pieces_make(w, grads, n, tmp, out);
+    for (size_t i = 0; i < n && !rc; i++)
+        rc = pieces_add(w, &grads[i], tmp->slices.data, out);
+    if (rc)
+        return rc;
+    pieces_sort(out);
+    return pieces_give(out, tmp);
 }
 
 /* One push job a table that has pieces, and the numbers of the tables. */

@@ -8,7 +8,7 @@ usage: python tests/lint/native.py csrc
 - Calls that write without bounds, hide errors or share hidden state are
   banned.
 - Files have at most 800 lines of at most 79 columns, no tabs, no unfinished
-  business.
+  business; functions outside of tests have bodies of at most 60 lines.
 - Every header compiles alone.
 - What csrc/spec/generate.py makes of persia.proto is current.
 """
@@ -78,6 +78,7 @@ BANNED = {
 
 MAX_LINES = 800
 MAX_COLUMNS = 79
+MAX_BODY = 60
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 CALL = re.compile(r"(?<![\w.>])(" + "|".join(BANNED) + r")\s*\(")
@@ -144,6 +145,20 @@ def check_text(path: Path, text: str) -> Iterator[Finding]:
             yield path, number, f"unfinished: {match.group()}"
 
 
+def check_bodies(path: Path, text: str) -> Iterator[Finding]:
+    """Lengths of functions: what is between braces in the first column."""
+    begin = 0
+    for number, line in enumerate(code_only(text).splitlines(), 1):
+        if line.startswith("{"):
+            begin = number
+        elif line.startswith("}") and begin:
+            lines = number - begin - 1
+            if lines > MAX_BODY:
+                what = f"a function of {lines} lines, at most {MAX_BODY}"
+                yield path, begin, what
+            begin = 0
+
+
 def check_calls(path: Path, text: str) -> Iterator[Finding]:
     """Banned calls."""
     for number, line in enumerate(code_only(text).splitlines(), 1):
@@ -189,6 +204,7 @@ def check_tree(csrc: Path) -> Iterator[Finding]:
         if room in ROOMS:
             yield from check_calls(path, text)
             yield from check_includes(path, room, text)
+            yield from check_bodies(path, text)
         elif path.parent == csrc or room in {"tests", "fuzz"}:
             pass
         else:

@@ -27,7 +27,8 @@ def test_sound_tree(tmp_path: Path) -> None:
             "ids/ids.c": '#include "base/base.h"\n'
             "/* never strcpy(), nor gets() */\n"
             'const char *text = "sprintf(";\n'
-            "int my_rand(int x) { return x; }\n",
+            "int my_rand(int x) { return x; }\n"
+            "int f(void)\n{" + "\n" * 61 + "}\n",
             "py/core.c": '#include <Python.h>\n#include "ids/ids.h"\n',
             "tests/ids/test_ids.c": '#include "base/lock.h"\n',
         },
@@ -52,6 +53,7 @@ def test_sound_tree(tmp_path: Path) -> None:
         ("ids/ids.c", "\tint x;", "a tab"),
         ("ids/ids.c", "/*" + "-" * 80 + "*/", "84 columns"),
         ("ids/ids.c", "\n" * 800 + "int x;", "801 lines"),
+        ("ids/ids.c", "int f(void)\n{" + "\n" * 62 + "}", "of 61 lines"),
         ("misc/misc.c", "int x;", "misc is not a room"),
         ("ids/ids.h", "uint64_t x;", "does not compile alone"),
     ],
