@@ -323,8 +323,9 @@ static int put_piece(pulling *p, const piece *one)
     if (p->r->dtype != WIRE_FP32)
         rc = persia_sched_for_rows(p->r->s, one->to - one->from, x->ids_n,
                                    widen_values, &t);
-    return rc ? rc : persia_sched_for_rows(p->r->s, chunks, x->ids_n, scatter_chunk,
-                                           &t);
+    return rc ? rc
+              : persia_sched_for_rows(p->r->s, chunks, x->ids_n,
+                                      scatter_chunk, &t);
 }
 
 /* Room for vectors that come narrower than fp32. */
