@@ -7,13 +7,17 @@ A worker exports its own with :func:`export`; ``persia train`` does so where
 from __future__ import annotations
 
 import os
+import socket
+import socketserver
+import threading
+import wsgiref.simple_server
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from prometheus_client import (
     CollectorRegistry,
     ProcessCollector,
-    start_http_server,
+    make_wsgi_app,
 )
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -39,18 +43,63 @@ class _Collector(Protocol):
     def collect(self) -> Iterator[Metric]: ...
 
 
+CONNECTIONS = 16  # open at once; each has a thread
+PATIENCE = 10.0  # seconds for a client to say more
+
+
+class _Handler(wsgiref.simple_server.WSGIRequestHandler):
+    timeout = PATIENCE
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+class _Http(socketserver.ThreadingMixIn, wsgiref.simple_server.WSGIServer):
+    """Closes connections beyond the limit at once: without one, whoever
+    reaches the port takes all files that the process may open."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int) -> None:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        self.address_family = found[0][0]
+        self._free = threading.BoundedSemaphore(CONNECTIONS)
+        super().__init__(found[0][4][:2], _Handler)  # type: ignore[arg-type]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(
+        self, request: Any, client_address: Any
+    ) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away or said nothing is no error of ours."""
+
+
 def listen(collector: _Collector, port: int, host: str) -> int:
     """Answers Prometheus on threads of its own; the port (0 takes any)."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     registry.register(collector)
     try:
-        http, _ = start_http_server(port, host, registry)
+        http = _Http(host, port)
     except OSError as error:
         raise InvalidArgument(
             f"metrics cannot be served on port {port} of {host}: "
             f"{error.strerror}"
         ) from None
+    http.set_app(make_wsgi_app(registry))
+    threading.Thread(
+        target=http.serve_forever, name="persia-metrics", daemon=True
+    ).start()
     return int(http.server_port)
 
 

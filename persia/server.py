@@ -135,6 +135,11 @@ class ServeConfig(pydantic.BaseModel):
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Prometheus metrics; 0: any port."
     )
+    metrics_host: str = Field(
+        "127.0.0.1",
+        description="Address of --metrics-port, which has neither TLS nor a "
+        "token.",
+    )
     token: str | None = Field(
         None,
         description="Clients must show it (needs TLS but on the loopback).",
@@ -316,7 +321,7 @@ class Server:
         collector = prometheus.ServerCollector(
             self.stats, self.config.namespace, self.shard, self.shards
         )
-        return prometheus.listen(collector, port, self.config.host)
+        return prometheus.listen(collector, port, self.config.metrics_host)
 
     def stop(self) -> None:
         """No more requests; those under way have their grace."""
@@ -729,7 +734,7 @@ def _prepare(server: Server) -> None:
         _say(f"restored {config.restore}: {what} rows")
     if config.metrics_port is not None:
         port = server.show_metrics(config.metrics_port)
-        _say(f"metrics on http://{config.host}:{port}/metrics")
+        _say(f"metrics on http://{config.metrics_host}:{port}/metrics")
 
 
 def _run(server: Server, signals: _Signals) -> None:

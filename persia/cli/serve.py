@@ -48,6 +48,7 @@ def ps(
     or_empty: Annotated[bool | None, _flag("or_empty", "--or-empty")] = None,
     save_on_exit: Annotated[str | None, _flag("save_on_exit")] = None,
     metrics_port: Annotated[int | None, _flag("metrics_port")] = None,
+    metrics_host: Annotated[str | None, _flag("metrics_host")] = None,
     token: Annotated[str | None, _flag("token")] = None,
     token_file: Annotated[Path | None, _flag("token_file")] = None,
     admin_token_file: Annotated[Path | None, _flag("admin_token_file")] = None,

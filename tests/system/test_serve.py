@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -284,6 +285,39 @@ def test_metrics_tell_what_was_done() -> None:
         used = found["persia_memory_used_bytes"]
         assert found["persia_table_bytes/user"] == pytest.approx(used)
         assert found["process_resident_memory_bytes"] > used
+
+
+def test_idle_connections_to_metrics_are_bounded() -> None:
+    """They would take all files of the process: then its gRPC listener takes
+    no connection any more."""
+    with serving("--metrics-port", "0") as server, ExitStack() as stack:
+        where = urllib.parse.urlsplit(server.metrics)
+        assert where.hostname is not None
+        open_ones = [
+            stack.enter_context(
+                socket.create_connection((where.hostname, where.port or 0))
+            )
+            for _ in range(100)
+        ]
+        closed = 0
+        for made in reversed(open_ones):
+            made.settimeout(0.5 if closed else 10)
+            with suppress(TimeoutError, ConnectionResetError):
+                closed += made.recv(1) == b""
+            if closed >= 84:
+                break
+        assert closed == 84
+        for made in open_ones:
+            made.close()
+        wait_until(lambda: bool(answered(server.metrics)))
+
+
+def answered(url: str) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return bytes(answer.read())
+    except OSError:  # it was closed: all connections were taken
+        return b""
 
 
 def test_rows_and_ledger_outlive_a_restart(tmp_path: Path) -> None:
