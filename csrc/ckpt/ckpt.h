@@ -106,7 +106,7 @@ typedef struct ckpt_opener {
 PERSIA_API int persia_ckpt_folder(const ckpt_opener *opener, uint64_t chunk,
                                   ckpt_io **out);
 
-/* The CRC-32C of a message whose first part has `crc` and that goes on with
+/* The CRC-32C of a message whose first part has `crc` and that continues with
  * data[0..n).  Start with 0. */
 PERSIA_API uint32_t persia_crc32c(uint32_t crc, const void *data, size_t n);
 

@@ -11,7 +11,7 @@
  * All functions may be called from any thread; persia_client_destroy() must be
  * last. Calls wait at most `timeout_ns` in all, retries included, poll
  * persia_interrupt_poll(), and name the server in their errors.  An embedded
- * client waits for nobody.
+ * client does not wait.
  */
 #ifndef PERSIA_CLIENT_H
 #define PERSIA_CLIENT_H
@@ -71,7 +71,7 @@ PERSIA_API const table_config *persia_client_table(const ps_client *c,
 
 /* Job i reads table tables[i]; jobs[i].t is not the caller's.  Row numbers
  * are of the id's own shard.  Shards answer when update `after` of this
- * client, which may be under way, is through (0, embedded: do not wait). */
+ * client, which may be in flight, is through (0, embedded: do not wait). */
 PERSIA_API int persia_client_pull(ps_client *c, uint64_t after,
                                   const uint32_t *tables, pull_job *jobs,
                                   size_t jobs_n);
@@ -117,7 +117,7 @@ enum { CLIENT_SPAN = 1024, CLIENT_LAG = 3 * CLIENT_SPAN };
  * applied, or answered that it had.  Every shard hears of every update.  In
  * one call each table occurs once.  jobs_n may be 0.
  *
- * Numbers follow one another, at most 4,096 are under way; update NULL or
+ * Numbers follow one another, at most 4,096 are in flight; update NULL or
  * number 0: the client counts.  Embedded: there are no steps.  What is wrong
  * with the jobs, NaN and Inf (policy raise) and messages over a server's limit
  * included, is found before any shard hears of it; then an empty part of the
@@ -146,14 +146,14 @@ PERSIA_API uint64_t persia_client_t(ps_client *c);
 PERSIA_API void persia_client_set_t(ps_client *c, uint64_t base);
 /* The highest number of this stream that any shard had at the last Hello. */
 PERSIA_API uint64_t persia_client_last_number(const ps_client *c);
-/* The stream goes on after `number`: a job that resumes from a checkpoint
+/* The stream continues after `number`: a job that resumes from a checkpoint
  * sends again what came after it, and shards answer that they had it.  No
- * update is under way meanwhile. */
+ * update is in flight meanwhile. */
 PERSIA_API void persia_client_set_last_number(ps_client *c, uint64_t number);
 /* Says Hello to all shards again, for their lineage and ledgers, and declares
  * the tables to those that were started again; the stream goes on after
  * persia_client_last_number().  `restored`: rows were restored, so
- * PERSIA_ELOST does not tell of what was lost before.  No update is under way
+ * PERSIA_ELOST does not tell of what was lost before.  No update is in flight
  * meanwhile. */
 PERSIA_API int persia_client_greet(ps_client *c, int restored);
 /* Says Hello likewise, and the updates are those of `stream` after `number`.
@@ -165,7 +165,7 @@ PERSIA_API int persia_client_greet(ps_client *c, int restored);
 PERSIA_API int persia_client_go_on(ps_client *c, uint64_t stream,
                                    uint64_t number, uint64_t lost);
 /* The store ends: lookups wait for no server any longer (PERSIA_ECLOSED);
- * END_ALL: nothing does, and updates under way may be applied or not. */
+ * END_ALL: nothing does, and updates in flight may be applied or not. */
 enum client_end { END_LOOKUPS = 1, END_ALL = 3 }; /* bits */
 PERSIA_API void persia_client_end(ps_client *c, enum client_end what);
 /* While this store loads rows, other rows at the servers are its own doing. */

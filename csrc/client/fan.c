@@ -63,7 +63,7 @@ void call_free(call *k)
     free(k);
 }
 
-/* Nothing of the call is under way. */
+/* Nothing of the call is in flight. */
 static void call_end(call *k)
 {
     ps_client *r = k->r;

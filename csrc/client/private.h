@@ -263,8 +263,8 @@ void client_compare_restores(ps_client *r);
 int client_check_mixture(ps_client *r, int named);
 /* What a greeting is for. */
 enum greet_reason {
-    GREET_REPAIR,  /* the stream goes on as it is */
-    GREET_NUMBERS, /* it goes on after what servers have */
+    GREET_REPAIR,  /* the stream stays as it is */
+    GREET_NUMBERS, /* it continues after what servers have */
     GREET_LOADED   /* rows were loaded: what was lost before does not count */
 };
 /* *last: the largest number that any server has. */

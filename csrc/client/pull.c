@@ -141,7 +141,7 @@ static int ask_shards(pulling *p)
 
 /* ---- messages ---- */
 
-/* Whether the update is under way: it may have failed meanwhile. */
+/* Whether the update is in flight: it may have failed meanwhile. */
 static int waits(const pulling *p)
 {
     ps_client *r = p->r;

@@ -289,7 +289,7 @@ static void push_ended(call *k)
         request *q = &k->requests[i];
         if (q->state == REQUEST_CAME && !q->rc &&
             read_reply(q) == PERSIA_ESTALE)
-            client_note_lost(r, q->to, 1); /* nobody has it any more */
+            client_note_lost(r, q->to, 1); /* no server has it any more */
     }
     settle(r, k->number);
 }

@@ -115,7 +115,7 @@ int check_hello(const ps_client *r, const server *from,
     return check_slots(from, m);
 }
 
-/* The rows are what the training goes on from; the server's lock is held. */
+/* The training continues from these rows; the server's lock is held. */
 static void server_begin(server *to, const wire_hello_reply *m)
 {
     to->foreign = 0;

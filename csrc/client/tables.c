@@ -24,7 +24,7 @@ static int accept_declare(void *ctx, request *q)
     const wire_declare_reply *m = q->reply.message;
     d->created |= m->created;
     pthread_mutex_lock(&q->to->lock);
-    /* A server started again meanwhile was told about this table, too. */
+    /* A server started again meanwhile has got this table, too. */
     if (q->to->boot == q->caller.boot)
         q->to->numbers[d->no] = m->no;
     pthread_mutex_unlock(&q->to->lock);

@@ -23,7 +23,7 @@ int huge_later(char *range);
 /* Starts the thread if ranges wait for it. */
 void huge_start(void);
 /* Must come before [from, from + bytes) is unmapped or moved: when it returns
- * nobody works there.  The lowest range that was given up, or NULL. */
+ * no thread works there.  The lowest range that was given up, or NULL. */
 char *huge_forget(const char *from, size_t bytes);
 /* Waits until all ranges are done (tests). */
 void huge_wait(void);

@@ -39,7 +39,7 @@ PERSIA_API int persia_mem_charge(mem_limit *limit, uint64_t bytes);
 PERSIA_API void persia_mem_release(mem_limit *limit, uint64_t bytes);
 /* Charges what the caller has announced, so that it fits. */
 PERSIA_API void persia_mem_charge_announced(mem_limit *limit, uint64_t bytes);
-/* Charges what nobody announced: not what others may still need. */
+/* Charges what was not announced: not what others may still need. */
 PERSIA_API int persia_mem_charge_beside(mem_limit *limit, uint64_t bytes);
 
 typedef struct mem_arena {

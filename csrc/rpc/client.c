@@ -45,7 +45,7 @@ struct client_call {
     grpc_status_code status;
     grpc_slice details;
 
-    /* What the callback is told. */
+    /* What the callback gets. */
     int rc;
     rpc_reply answer;
     char *text; /* of an error */
@@ -81,7 +81,7 @@ static void call_leave(client_call *l)
     rpc_channel *c = l->channel;
     pthread_mutex_lock(&c->lock);
     grpc_call *call = l->call;
-    l->call = NULL; /* nobody cancels it any more */
+    l->call = NULL; /* it cannot be cancelled any more */
     pthread_mutex_unlock(&c->lock);
     grpc_metadata_array_destroy(&l->initial);
     grpc_metadata_array_destroy(&l->trailing);
@@ -337,7 +337,7 @@ static void channel_free(rpc_channel *c)
 
 void persia_rpc_channel_close(rpc_channel *c)
 {
-    /* In a forked child nobody is there to wait for: leave everything. */
+    /* In a forked child there is no thread to wait for: leave everything. */
     if (!c || persia_fork_check("a channel") != PERSIA_OK)
         return;
     pthread_mutex_lock(&c->lock);

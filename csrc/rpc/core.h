@@ -39,7 +39,7 @@ typedef struct rpc_pollers {
     unsigned threads_n;
 } rpc_pollers;
 int pollers_start(rpc_pollers *p, unsigned threads, const char *name);
-/* Nothing may be under way on the queue any more. */
+/* Nothing may be in flight on the queue any more. */
 void pollers_stop(rpc_pollers *p);
 
 /* A server's use of gRPC: it is initialised with the first and shut down with

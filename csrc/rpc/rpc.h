@@ -119,7 +119,7 @@ typedef struct rpc_channel_config {
 /* Connects when the first call needs it. */
 PERSIA_API int persia_rpc_channel_open(const rpc_channel_config *config,
                                        rpc_channel **out);
-/* Cancels what is under way and waits for its callbacks; not for callbacks
+/* Cancels what is in flight and waits for its callbacks; not for callbacks
  * and handlers to call. */
 PERSIA_API void persia_rpc_channel_close(rpc_channel *c);
 PERSIA_API const char *persia_rpc_channel_address(const rpc_channel *c);

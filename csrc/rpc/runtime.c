@@ -101,7 +101,7 @@ void pollers_stop(rpc_pollers *p)
 
 /* gRPC takes buffers of megabytes for each message.  glibc gives them back to
  * the system at once, which clears their pages again for the next message: a
- * quarter of a server's time.  So it is told to keep them, unless the user
+ * quarter of a server's time.  So it has to keep them, unless the user
  * has told it what to do. */
 static void keep_memory(void)
 {

@@ -335,7 +335,7 @@ static void slot_read(rpc_tag *tag, int ok)
     }
     l->watched = watched;
     if (!ok || !l->request) {
-        /* It was cancelled, or gRPC refused the message: nobody reads this
+        /* It was cancelled, or gRPC refused the message: none reads this
          * but clients that sent none. */
         slot_refuse(l, GRPC_STATUS_INVALID_ARGUMENT,
                     persia_err_name(PERSIA_EPROTOCOL), "no message");

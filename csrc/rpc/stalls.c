@@ -10,7 +10,7 @@ enum { LOOK_MS = 250 }; /* between two looks for them */
 
 enum waits {
     WAITS_REQUEST, /* it reads */
-    WAITS_REFUSED, /* it reads still, and is told that it took too long */
+    WAITS_REFUSED, /* it reads still: the answer is that it took too long */
     WAITS_ANSWER
 };
 

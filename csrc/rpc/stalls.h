@@ -2,8 +2,8 @@
  *
  * A slot that reads a request depends on its client, which may never send the
  * rest.  So a thread looks for such slots while no other one of their kind is
- * free: their calls are told to come again.  With free slots a slow network
- * may take its time.  A call that does not take what it is told is cancelled.
+ * free: their calls are asked to come again.  With free slots a slow network
+ * may take its time.  A call that does not take this answer is cancelled.
  */
 #ifndef PERSIA_RPC_STALLS_H
 #define PERSIA_RPC_STALLS_H

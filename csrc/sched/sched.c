@@ -3,7 +3,7 @@
  * A loop lives on its caller's stack and is linked into the pool while it
  * has indices to claim.  Indices are claimed with an atomic counter; joining
  * and leaving a loop goes through the pool's lock, so the caller knows that
- * nobody touches the loop any more when its `users` is 0.
+ * no thread touches the loop any more when its `users` is 0.
  */
 #include "sched/sched.h"
 
@@ -391,7 +391,7 @@ fail:
 
 void persia_sched_destroy(sched *s)
 {
-    /* In a forked child there is nobody to join: leave everything. */
+    /* In a forked child there is no thread to join: leave everything. */
     if (!s || persia_fork_check("a thread pool") != PERSIA_OK)
         return;
     pthread_mutex_lock(&s->job_lock);

@@ -1,7 +1,7 @@
 /* sched.h: a thread pool for loops and background jobs.
  *
  * The caller of persia_sched_for() takes part, so a pool of n threads starts n
- * - 1 workers.  Idle workers sleep; nobody spins.  Several threads may call
+ * - 1 workers.  Idle workers sleep; none spins.  Several threads may call
  * persia_sched_for() and persia_sched_submit() at once.  A loop body must not
  * block on another loop of the same pool.
  *
@@ -92,7 +92,7 @@ PERSIA_API int persia_sched_detach(unsigned threads,
 /* A value that one thread completes and others wait for. */
 typedef struct future future;
 PERSIA_API int persia_future_create(future **out);
-/* Only after completion or when nobody will complete it. */
+/* Only after completion or when no thread will complete it. */
 PERSIA_API void persia_future_destroy(future *f);
 /* Completes with a result and, if it is an error, this thread's
  * persia_err_text(). */

@@ -31,7 +31,7 @@ typedef struct service_config {
 /* The shard must outlive the service. */
 PERSIA_API int persia_service_create(ps *p, const service_config *config,
                                      ps_service **out);
-/* Another folder of snapshots; those under way are not disturbed. */
+/* Another folder of snapshots; those in flight are not disturbed. */
 PERSIA_API int persia_service_set_checkpoints(ps_service *s, const char *path);
 /* So many requests are in hand at once, and one that waits is one of them (0:
  * any number may be): see persia_shard_set_calls(). */

@@ -17,7 +17,7 @@ typedef struct buffer {
     struct buffer *next;
 } buffer;
 
-/* Keeps at most `keep` bytes of buffers that nobody uses. */
+/* Keeps at most `keep` bytes of unused buffers. */
 int buffers_create(uint64_t keep, buffers **out);
 /* Buffers in use are freed when they come back. */
 void buffers_destroy(buffers *b);

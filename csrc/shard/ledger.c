@@ -92,7 +92,7 @@ static stream *find_locked(ledger *l, uint64_t name)
 
 static void mark(stream *s, uint64_t number)
 {
-    if (number <= s->set.w.watermark) /* settled while it was under way */
+    if (number <= s->set.w.watermark) /* settled while it was in flight */
         s->set.w.skipped--;
     else
         numbers_add(&s->set, number);
@@ -140,7 +140,7 @@ static int under_way_locked(const ledger *l, uint64_t name)
     return 0;
 }
 
-/* Removes the stream used longest ago that has nothing under way. */
+/* Removes the stream used longest ago that has nothing in flight. */
 static int expire_locked(ledger *l)
 {
     stream **oldest = NULL;
@@ -203,7 +203,7 @@ static int add_claimed_locked(ledger *l, uint64_t name, ledger_owner owner,
     return add_locked(l, name, out);
 }
 
-/* What others have under way counts as applied. */
+/* What others have in flight counts as applied. */
 static void add_flights_locked(const ledger *l, const stream *s,
                                wire_ledger *out)
 {
@@ -356,7 +356,7 @@ enum ledger_state ledger_check(ledger *l, const ledger_key *key)
 void ledger_commit(ledger *l, const ledger_key *key)
 {
     pthread_mutex_lock(&l->lock);
-    /* It is there: streams with an update under way do not expire. */
+    /* It is there: streams with an update in flight do not expire. */
     stream *s = find_locked(l, key->stream);
     if (s) {
         numbers_settle(&s->set, key->settled);

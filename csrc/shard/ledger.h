@@ -4,12 +4,12 @@
  * (all numbers up to it are through) and a window of LEDGER_WINDOW numbers
  * behind it.  An update goes through four calls:
  *
- *   ledger_begin    may it be applied?  From then on it is under way: a
+ *   ledger_begin    may it be applied?  From then on it is in flight: a
  *                   second copy of it waits for the answer to the first
  *   ledger_check    once more, with the shard's gate held
  *   ledger_commit   it was applied; still with the gate held, so that a cut
  *                   sees its rows and this entry, or neither
- *   ledger_end      it is not under way any more, applied or failed; hands
+ *   ledger_end      it is not in flight any more, applied or failed; hands
  *                   out the copies that waited
  *
  * Streams are opened by name.  When there are too many, the one used longest
@@ -56,7 +56,7 @@ typedef struct ledger_waiter {
     struct ledger_waiter *next;
 } ledger_waiter;
 
-/* An update under way: memory of the caller's, from ledger_begin() to
+/* An update in flight: memory of the caller's, from ledger_begin() to
  * ledger_end(). */
 typedef struct ledger_flight {
     struct ledger_flight *next;
@@ -68,7 +68,7 @@ typedef struct ledger_flight {
 enum ledger_state {
     LEDGER_NEW,    /* not applied */
     LEDGER_DONE,   /* applied, or settled, before */
-    LEDGER_BUSY,   /* another copy is under way */
+    LEDGER_BUSY,   /* another copy is in flight */
     LEDGER_BEYOND, /* of the window: send it again when others are through */
     LEDGER_UNKNOWN, /* the stream is not open, or not by this owner yet */
     LEDGER_TAKEN    /* by a later owner */
@@ -96,10 +96,10 @@ int ledger_has(ledger *l, uint64_t stream, uint64_t number);
 /* In LEDGER_BUSY the waiter (NULL: none) is kept until ledger_end(). */
 enum ledger_state ledger_look(ledger *l, const ledger_key *key,
                               ledger_waiter *waiter);
-/* The same, and in LEDGER_NEW it is under way. */
+/* The same, and in LEDGER_NEW it is in flight. */
 enum ledger_state ledger_begin(ledger *l, const ledger_key *key,
                                ledger_flight *flight, ledger_waiter *waiter);
-/* For the copy that is under way: never LEDGER_BUSY. */
+/* For the copy that is in flight: never LEDGER_BUSY. */
 enum ledger_state ledger_check(ledger *l, const ledger_key *key);
 /* After a ledger_check() that said LEDGER_NEW. */
 void ledger_commit(ledger *l, const ledger_key *key);
@@ -113,7 +113,7 @@ int ledger_copy(ledger *l, wire_ledger **out, size_t *n);
 int ledger_fill(ledger *l, const wire_ledger *from, size_t n);
 /* Exchanges the streams of two ledgers, of which only the caller knows the
  * second; with the gate held exclusively.  Owners stay.  *lineage becomes `to`
- * in the same moment: nobody who knows it may find the old streams. */
+ * in the same moment: who knows it must not find the old streams. */
 void ledger_exchange(ledger *l, ledger *other, _Atomic(uint64_t) *lineage,
                      uint64_t to);
 

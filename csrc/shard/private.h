@@ -127,7 +127,7 @@ struct shard {
     uint32_t parked_pulls;     /* how many these are */
     refusal refused[REFUSED_MAX]; /* the last ones */
     uint64_t refused_n;        /* all that were put there */
-    _Atomic(uint32_t) parked_n; /* those and copies of updates under way */
+    _Atomic(uint32_t) parked_n; /* those and copies of updates in flight */
     uint64_t wake_at;          /* when the tick is due; UINT64_MAX: never */
 
     jobs jobs;

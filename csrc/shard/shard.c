@@ -9,7 +9,7 @@
 #include "ids/ids.h"
 
 enum {
-    KEEP_BYTES = 256 << 20, /* of buffers that nobody uses */
+    KEEP_BYTES = 256 << 20, /* of unused buffers */
     PIECE = 2048            /* ids that are checked at once */
 };
 

@@ -63,7 +63,7 @@ typedef struct sync_mover {
     uint32_t move;
     int joins;
 } sync_mover;
-/* Whether the client has moved the rank since, as its message was under way
+/* Whether the client has moved the rank since, as its message was in flight
  * for that long, or leaves for a rank that is another job's by now.  Else
  * this move is noted as the rank's last. */
 int sync_late(sync_steps *s, uint32_t rank, const sync_mover *by);

@@ -58,7 +58,7 @@ typedef struct ps_note {
  * or NULL. */
 PERSIA_API int persia_ps_push_noted(ps *p, push_job *jobs, size_t jobs_n,
                                     const ps_note *note);
-/* Runs fn(ctx) between two updates: none is under way meanwhile.  Its result
+/* Runs fn(ctx) between two updates: none is in flight meanwhile.  Its result
  * is returned. */
 PERSIA_API int persia_ps_between(ps *p, int (*fn)(void *ctx), void *ctx);
 

@@ -530,7 +530,7 @@ static void apply_and_go_on(shard *s, push_call *c)
         wait_go_on(s);
 }
 
-/* Applies an update that is under way, or says why it is not. */
+/* Applies an update that is in flight, or says why it is not. */
 static void apply_or_answer(shard *s, push_call *c, enum ledger_state state)
 {
     if (state == LEDGER_NEW)
@@ -539,7 +539,7 @@ static void apply_or_answer(shard *s, push_call *c, enum ledger_state state)
         push_reply_state(s, c, state);
 }
 
-/* Another copy is under way: others may answer and free this one as soon as
+/* Another copy is in flight: others may answer and free this one as soon as
  * it is parked. */
 static void park_copy(shard *s, const push_call *copy)
 {

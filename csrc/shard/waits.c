@@ -73,7 +73,7 @@ static void fail_parts(shard *s, void **parts, uint32_t n, int code,
     free(parts);
 }
 
-/* Marks the parts of a step as under way in the ledger: from now on copies
+/* Marks the parts of a step as in flight in the ledger: from now on copies
  * of them wait for their answers. */
 static int begin_locked(shard *s, void **parts, uint32_t n)
 {
@@ -215,7 +215,7 @@ int wait_open(shard *s, const wire_hello *m, wire_ledger *out)
     }
     for (uint32_t i = 0; i < REFUSED_MAX && taken && !rc; i++)
         if (s->refused[i].stream == m->stream)
-            s->refused[i] = (refusal){0}; /* nobody asks for it any more */
+            s->refused[i] = (refusal){0}; /* no client asks for it any more */
     pthread_mutex_unlock(&s->wait_lock);
     if (dropped)
         fail_parts(s, dropped, n, PERSIA_EUNAVAILABLE, "another client has "

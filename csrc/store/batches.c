@@ -260,7 +260,7 @@ enum batch_wait batches_why_wait(const batches *all, const batch *b)
     const int asked = b->state == BATCH_ASKED;
     if (b->state == BATCH_FILLING)
         return BATCH_IS_FILLED;
-    /* In steps: nobody knows how many optimizer steps are before it. */
+    /* In steps: how many optimizer steps are before it is not known. */
     if (!asked && (t->sync == 1 || t->here))
         return BATCH_NOT_ASKED;
     if (t->sync && all->owed + all->paying)

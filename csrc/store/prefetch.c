@@ -150,7 +150,7 @@ static void run(prefetch *p, batch *b, lookup *l)
     b->users++;
     pthread_mutex_unlock(&p->lock);
     int rc = look_up(p->s, &l->want, after);
-    if (client_is_loss(rc)) { /* it may be that nobody wants this lookup */
+    if (client_is_loss(rc)) { /* it may be that no caller wants this lookup */
         store_keep_error(p->s, rc);
         rc = look_up(p->s, &l->want, after);
     }
@@ -373,7 +373,7 @@ static void forget(prefetch *p, batch *list)
     for (batch *b = list; b; b = b->next) {
         for (lookup *l = b->lookups; l; l = l->next)
             if (l->state == LOOKUP_RUNS)
-                l->state = LOOKUP_TAKEN; /* by nobody */
+                l->state = LOOKUP_TAKEN; /* by no caller */
         b->after = 0;
         if (b->forwards_n && b->state != BATCH_DONE)
             refuse(p, b);
@@ -487,7 +487,7 @@ void persia_store_pass_close(store *s, uint64_t number)
     if (t) {
         close_pass(p, t);
         advance(p);
-        t->waiters++; /* nobody frees it meanwhile */
+        t->waiters++; /* it is not freed meanwhile */
         /* Lookups in this process end soon; others may wait for a server. */
         while (persia_client_is_embedded(persia_store_client(s)) &&
                in_use(p, t))
@@ -717,7 +717,7 @@ void persia_store_batch_bind(store *s, uint64_t number, uint64_t ticket)
     leave(p);
 }
 
-/* The lookup of b for this plan that nobody took, unless it misses more
+/* The lookup of b for this plan that was not taken, unless it misses more
  * updates than the bound allows: then it is dropped. */
 static lookup *take(prefetch *p, batch *b, uint32_t plan)
 {

@@ -18,7 +18,7 @@ enum { STORES_MAX = 4096 };
  * loop that is faster than its updates waits for them in the end. */
 enum { PENDING_LOCAL = 2, PENDING_REMOTE = 64 };
 
-/* Lookups, and updates, that may be under way to servers at once. */
+/* Lookups, and updates, that may be in flight to servers at once. */
 enum { IN_FLIGHT = 16 };
 
 struct store {
@@ -55,7 +55,7 @@ static void destroy(store *s)
     if (!s)
         return;
     updates_destroy(s->u);
-    /* Not persia_store_discard(): nobody could send an empty part any more. */
+    /* Not persia_store_discard(): no empty part could be sent any more. */
     store_release_grads(s->pending, s->pending_n);
     prefetch_destroy(s->p);
     persia_worker_destroy(s->w);
@@ -196,7 +196,7 @@ void persia_store_close(uint64_t handle)
     pthread_mutex_unlock(&registry.lock);
     if (!s)
         return;
-    persia_client_end(s->c, END_LOOKUPS); /* nobody wants those to come */
+    persia_client_end(s->c, END_LOOKUPS); /* no caller wants those to come */
     persia_store_put(s);
 }
 
@@ -303,7 +303,7 @@ static int check_ticket(const store *s, uint64_t ticket)
 /* Notes that the gradient of a ticket came back; the lock is held. */
 static int mark(store *s, uint64_t ticket)
 {
-    if (ticket == 0) /* a forward that nobody numbered may repeat */
+    if (ticket == 0) /* a forward without a number may repeat */
         return PERSIA_OK;
     int rc = check_ticket(s, ticket);
     if (rc)

@@ -84,10 +84,10 @@ PERSIA_API int persia_store_copy_grad(store *s, store_grad *g, size_t floats,
 PERSIA_API size_t persia_store_pending_grads(store *s, enum store_whose whose);
 /* Applies what is pending.  Whatever the result, it is not pending after.
  *
- * Threads of the store do it while the caller goes on (a) if the tables are
+ * Threads of the store do it while the caller runs (a) if the tables are
  * remote; (b) with STORE_MINE, if all gradients are of batches that the
  * look-ahead counts, under a bound of at least 1 and on threads of the store.
- * Otherwise it is done on return.  Updates that are under way may fail later:
+ * Otherwise it is done on return.  Updates that are in flight may fail later:
  * the first error is kept, and returned once by the next persia_store_apply(),
  * persia_store_batch_next() or persia_store_flush(), which did all the same
  * what they were asked for. PERSIA_EINTR: interrupted while it waited for
@@ -110,7 +110,7 @@ PERSIA_API int persia_store_error(store *s);
 PERSIA_API void persia_store_drop_error(store *s);
 
 /* The numbers of updates go on after persia_client_last_number().  No update
- * is under way.  Remote: an update has the number of its batch's place, which
+ * is in flight.  Remote: an update has the number of its batch's place, which
  * counts the batches that loops take in passes that train, trained or not.
  * From the first update without one on they are counted, or (`strict`) such
  * updates are refused: PERSIA_EARG. */
@@ -167,7 +167,7 @@ enum { STORE_STALENESS_BUCKETS = 65 };
  * PERSIA_EINTR. */
 PERSIA_API int persia_store_pass_open(store *s, uint64_t staleness, int here,
                                       uint64_t *pass);
-/* Lookups that did not start are cancelled, results that nobody took are
+/* Lookups that did not start are cancelled, results that were not taken are
  * dropped, and no batch of the pass is open any more, but for updates in
  * flight; gradients of batches that were handed out are still welcome. */
 PERSIA_API void persia_store_pass_close(store *s, uint64_t pass);
@@ -224,7 +224,7 @@ PERSIA_API int persia_store_batch_take(store *s, uint64_t batch, uint32_t plan,
  * send a part for every step.  `by_batch`: a batch of the pass that ends
  * without an update sends an empty one; otherwise each persia_store_apply()
  * with STORE_ALL sends one, even if nothing is pending.  No lookup of such a
- * pass starts while an empty part is under way. */
+ * pass starts while an empty part is in flight. */
 
 /* Joins at all shards; *applied: the largest step that was applied. */
 PERSIA_API int persia_store_join(store *s, uint64_t *applied);
@@ -233,7 +233,7 @@ PERSIA_API int persia_store_sync(store *s, uint64_t last, uint32_t rank,
                                  uint32_t world);
 PERSIA_API int persia_store_pass_sync(store *s, uint64_t pass, int by_batch);
 /* Updates are no parts any more, and the other ranks go on without this one:
- * after those that are under way (`settle`; PERSIA_EINTR), or at once, and
+ * after those that are in flight (`settle`; PERSIA_EINTR), or at once, and
  * then without long waits for servers that may not be there. */
 PERSIA_API int persia_store_leave(store *s, int settle);
 

@@ -15,7 +15,7 @@
 
 enum { TEXT_BYTES = 1024 };
 
-/* The first of its kind since it was told. */
+/* The first of its kind since it was raised. */
 typedef struct kept {
     int code;
     char text[TEXT_BYTES];
@@ -31,8 +31,8 @@ struct updates {
     update *first, **last; /* that wait */
     update *running;
     update *ended;
-    size_t left;   /* waiting or under way */
-    int part_runs; /* a part of a step is under way */
+    size_t left;   /* waiting or in flight */
+    int part_runs; /* a part of a step is in flight */
     int closing;
     client_update name; /* of the last one that was added */
     int counted;   /* its number is no place any more */

@@ -1,5 +1,5 @@
 /* updates.h: private to the store: updates that threads of the store apply
- * while the training loop goes on.
+ * while the training loop runs.
  *
  * They begin in the order in which they were added; with one thread they end
  * so.  The memory of their gradients may be Python's: it is released by
@@ -35,7 +35,7 @@ enum update_event {
     UPDATE_ADD,   /* it is added to the queue */
     UPDATE_BEGIN, /* a thread takes it */
     UPDATE_APPLY, /* all shards have applied it */
-    UPDATE_FAIL,  /* some have not, or nobody will send it */
+    UPDATE_FAIL,  /* some have not, or it will not be sent */
     UPDATE_EVENTS
 };
 
@@ -52,7 +52,7 @@ typedef struct update {
     optim_args *own; /* memory of optim, or NULL */
 } update;
 
-/* threads: that apply them.  most: that may wait or be under way when an
+/* threads: that apply them.  most: that may wait or be in flight when an
  * update is added; more make the loop wait. */
 int updates_create(store *s, unsigned threads, size_t most, updates **out);
 /* No more will come: once one has failed, those that wait are dropped. */

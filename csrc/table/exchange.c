@@ -46,7 +46,7 @@ int persia_table_exchange(table *t, table *other)
                               "table %s: its rows differ in shape from "
                               "those of the other table",
                               t->config.name);
-    pthread_rwlock_wrlock(&t->gate); /* nobody changes an index now */
+    pthread_rwlock_wrlock(&t->gate); /* no index changes now */
     if (t->cut || other->cut)
         rc = persia_err_set(PERSIA_EUNAVAILABLE,
                             "table %s: a snapshot is under way; "

@@ -72,7 +72,7 @@ struct table {
     _Atomic uint64_t pushes;
     _Atomic uint64_t pulled, missed;
     _Atomic uint64_t created, evicted, refused, nonfinite;
-    uint64_t expected;     /* rows; written while nobody else knows it */
+    uint64_t expected;     /* rows; written while no other thread knows it */
     table_cut *cut;        /* guarded by gate, held exclusively */
     mem_blocks blocks;     /* the stripes' index pages */
     /* [stripes] slots that a stripe has room for, but for those that are

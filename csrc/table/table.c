@@ -93,7 +93,7 @@ int persia_table_check_optim(const table_config *c, const optim_args *optim)
     return PERSIA_OK;
 }
 
-/* While updates are under way what they have announced is theirs. */
+/* While updates are in flight what they have announced is theirs. */
 static void limit_lock(mem_limit *limit)
 {
     if (limit && limit->maximum)
@@ -210,7 +210,7 @@ int persia_table_clear(table *t)
 
     if (rc)
         return rc;
-    pthread_rwlock_wrlock(&t->gate); /* nobody holds what it gives up */
+    pthread_rwlock_wrlock(&t->gate); /* no thread holds what it gives up */
     limit_lock(t->config.limit);
     for (uint32_t i = 0; i < t->stripes; i++) {
         pthread_rwlock_wrlock(&t->stripe[i].lock);
