@@ -54,9 +54,7 @@ class Peer(Protocol):
     def address(self) -> str:
         """For messages."""
 
-    def hello(
-        self, namespace: str, role: str, stream: int, /
-    ) -> dict[str, Any]:
+    def hello(self, namespace: str, stream: int, /) -> dict[str, Any]:
         """See Hello in persia.proto."""
 
     def snapshot(
@@ -196,7 +194,7 @@ class ShardRows:
         ]
 
     def _hello(self, peer: Peer) -> dict[str, Any]:
-        ask = partial(peer.hello, self._namespace, "admin", 0)
+        ask = partial(peer.hello, self._namespace, 0)
         return patiently(ask, self._timeout)
 
     def lost(self, manifest: Manifest, stream: int) -> dict[str, int]:
@@ -207,7 +205,7 @@ class ShardRows:
         found = {}
         for shard, peer in enumerate(self._peers):
             part = part_of(manifest, shard, len(self._peers))
-            ask = partial(peer.hello, self._namespace, "nn_worker", stream)
+            ask = partial(peer.hello, self._namespace, stream)
             has = Numbers(*patiently(ask, self._timeout)["ledger"])
             for saved in part.ledgers:
                 if saved.stream != stream:

@@ -548,7 +548,7 @@ class Server:
             answer = self._channel.snapshot(_core.SNAPSHOT_STATUS, *place)
         self._channel.snapshot(_core.SNAPSHOT_END, *place)
         (folder / _PROOF).unlink()
-        hello = self._channel.hello(self.config.namespace, "admin", 0)
+        hello = self._channel.hello(self.config.namespace, 0)
         return Snapshot.of(hello, answer)
 
 

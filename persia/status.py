@@ -113,7 +113,7 @@ def ask(
             channel = _core.Channel(address, secret, _MESSAGE_LIMIT, timeout)
             with contextlib.closing(channel):
                 hello = patiently(
-                    lambda: channel.hello(namespace, "admin", 0),
+                    lambda: channel.hello(namespace, 0),
                     min(timeout, _START),
                 )
                 status.shard, status.shards = hello["shard"], hello["shards"]

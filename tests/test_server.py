@@ -163,8 +163,8 @@ def test_a_server_in_this_process_outlives_its_object() -> None:
     server.close()
     with pytest.raises(errors.Closed):
         server.health(True)
-    assert way.hello("job", "admin", 0)["shards"] == 1
+    assert way.hello("job", 0)["shards"] == 1
     with pytest.raises(errors.SchemaMismatch, match="namespace 'job'"):
-        way.hello("another", "admin", 0)
+        way.hello("another", 0)
     way.close()
     way.close()

@@ -184,7 +184,7 @@ def test_what_one_server_has_of_a_process_that_ended(
 def ledger(servers: remote.Servers, shard: int, stream: int) -> Any:
     """What a server has of a stream: watermark, window, skipped."""
     way = servers.shards[shard].channel(5.0)
-    hello = way.hello(servers.namespace, "nn_worker", stream)
+    hello = way.hello(servers.namespace, stream)
     return hello["ledger"][1:4]
 
 

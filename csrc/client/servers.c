@@ -65,7 +65,6 @@ wire_hello make_hello(const ps_client *r, enum claim claim)
                     .version = WIRE_VERSION,
                     .version_min = WIRE_VERSION_MIN,
                     .features = WIRE_FEATURES,
-                    .role = "nn_worker",
                     .rank = r->rank,
                     .world = r->world,
                     .stream = atomic_load(&r->stream)};

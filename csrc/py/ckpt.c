@@ -679,7 +679,7 @@ static PyMethodDef methods[] = {
      "ckpt_shards(handle)\n--\n\nThe addresses of a store's shards; none if "
      "it is embedded."},
     {"ckpt_hello", ckpt_hello, METH_VARARGS,
-     "ckpt_hello(handle, shard, namespace, role, stream)\n--\n\nAs "
+     "ckpt_hello(handle, shard, namespace, stream)\n--\n\nAs "
      "Channel.hello()."},
     {"ckpt_snapshot", ckpt_snapshot, METH_VARARGS,
      "ckpt_snapshot(handle, shard, verb, root, folder, proof)\n--\n\nAs "

@@ -187,20 +187,18 @@ static PyObject *specs_to_list(const table_spec *tables, size_t n)
 
 PyObject *py_peer_hello(const py_peer *p, PyObject *args)
 {
-    const char *name_space, *role;
+    const char *name_space;
     unsigned long long stream;
     wire_hello hello = {.caller = p->caller,
                         .version = WIRE_VERSION,
                         .version_min = WIRE_VERSION_MIN,
                         .world = 1};
-    if (!PyArg_ParseTuple(args, "ssK", &name_space, &role, &stream))
+    if (!PyArg_ParseTuple(args, "sK", &name_space, &stream))
         return NULL;
     hello.stream = stream;
     hello.caller.incarnation = 0; /* it looks, and claims nothing */
     int rc = name_into("the namespace", name_space, hello.name_space,
                        sizeof hello.name_space);
-    if (!rc)
-        rc = name_into("the role", role, hello.role, sizeof hello.role);
     if (rc)
         return py_raise(rc);
     shard_reply reply;

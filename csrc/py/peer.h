@@ -14,7 +14,7 @@ typedef struct py_peer {
     wire_caller caller;
 } py_peer;
 
-/* hello(namespace, role, stream) -> dict */
+/* hello(namespace, stream) -> dict */
 PyObject *py_peer_hello(const py_peer *p, PyObject *args);
 /* declare(**config) -> (number, created); the words of Store.declare */
 PyObject *py_peer_declare(const py_peer *p, PyObject *args,

@@ -182,7 +182,7 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args,
 
 static PyMethodDef channel_methods[] = {
     {"hello", channel_hello, METH_VARARGS,
-     "hello(namespace, role, stream)\n--\n\nWho the server is."},
+     "hello(namespace, stream)\n--\n\nWho the server is."},
     {"declare", (PyCFunction)(void (*)(void))channel_declare,
      METH_VARARGS | METH_KEYWORDS,
      "declare(**config) -> (number, created); words as Store.declare"},

@@ -26,7 +26,6 @@ static const wire_field hello_fields[] = {
     [1] = F(wire_hello, caller, MESSAGE, "caller", .type = &caller_type),
     [2] = F(wire_hello, version, U32, "version", .limit = UINT32_MAX),
     [3] = F(wire_hello, name_space, NAME, "namespace", .limit = 256),
-    [4] = F(wire_hello, role, NAME, "role", .limit = 32),
     [5] = F(wire_hello, rank, U32, "rank", .limit = UINT32_MAX),
     [6] = F(wire_hello, world, U32, "world", .limit = UINT32_MAX),
     [7] = F(wire_hello, stream, FIXED64, "stream"),

@@ -83,7 +83,6 @@ typedef struct wire_hello {
      * refuse each other if there is none (persia-error: SchemaMismatch). */
     uint32_t version;
     char name_space[256]; /* must be the server's */
-    char role[32]; /* "nn_worker", "embedding_worker", ... */
     uint32_t rank; /* below world */
     uint32_t world;
     /* Whose ledger is wanted; 0: none. Without caller.incarnation this only

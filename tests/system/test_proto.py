@@ -77,7 +77,7 @@ class Client:
         self.table = self.declare().no
 
     def hello_request(self, **change: Any) -> Any:
-        plain = {"version": 2, "namespace": "space", "role": "nn_worker"}
+        plain = {"version": 2, "namespace": "space"}
         plain |= {"rank": 0, "world": 1, "stream": self.stream}
         return pb.HelloRequest(caller=self.caller, **(plain | change))
 

@@ -96,7 +96,6 @@ class Client:
                 caller=self.caller,
                 version=2,
                 namespace="default",
-                role="nn_worker",
                 world=1,
                 stream=stream,
             ),
@@ -505,7 +504,7 @@ def test_tls_and_tokens(tmp_path: Path) -> None:
     def hello(security: Security, address: str) -> dict[str, Any]:
         way = _core.Channel(address, security.arguments(), 1 << 20, 30.0)
         try:
-            return way.hello("default", "nn_worker", 0)
+            return way.hello("default", 0)
         finally:
             way.close()
 

@@ -29,7 +29,7 @@ MESSAGES = sorted(set(REQUESTS + REPLIES))
 
 LIMITS = {"no": 4095, "dim": 4096, "state_floats": 8192, "parts": 65536}
 LIMITS |= {"first": 4095, "count": 4096}
-NAME_BYTES = {"role": 31, "proof": 63}
+NAME_BYTES = {"proof": 63}
 Message = Any
 
 
@@ -471,7 +471,6 @@ def test_a_wrong_push_is_refused_by_field(change: str, text: str) -> None:
             "HelloReply.ledger.window: has 7 bytes, a multiple of 8 up to 512",
         ),
         (pb.HelloRequest(rank=4, world=4), "HelloRequest.rank: is 4 of a w"),
-        (pb.HelloRequest(role="x" * 32), "HelloRequest.role: has 32 bytes"),
         (pb.LeaveRequest(), "LeaveRequest.rank: is 0 of a world of 0"),
         (pb.SnapshotRequest(verb=3), "SnapshotRequest.verb: is 3, at most 2"),
         (pb.RestoreRequest(verb=3), "RestoreRequest.verb: is 3, at most 2"),

@@ -29,7 +29,7 @@ static void hello_tells_who_it_is(void **state)
     (void)state;
     server v = server_start(1, 3, NULL);
     wire_hello m = {.version = WIRE_VERSION, .name_space = "test",
-                    .role = "nn_worker", .rank = 1, .world = 2};
+                    .rank = 1, .world = 2};
     wire_hello_reply reply;
     result r = CALL(&v, HELLO, hello, &m);
     DECODE(&r, hello_reply, &reply);

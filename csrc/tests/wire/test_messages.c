@@ -36,7 +36,7 @@ static uint32_t rows[N];
 static uint8_t found[N];
 
 static wire_hello hello = {
-    CALLER, 1, "space", "nn_worker", 2, 4, 5, 1, 6, 1, 3
+    CALLER, 1, "space", 2, 4, 5, 1, 6, 1, 3
 };
 static table_spec specs[] = { SPEC, { .name = "item", .dim = 4096 } };
 static wire_slot_run runs[] = { { 4095, 4096, 1 }, { 0, 5, 1u << 31 } };
