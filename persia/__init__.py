@@ -8,9 +8,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from persia import data, datasets, errors, metrics, models, optim
+    from persia import data, datasets, errors, metrics, models, nn, optim
     from persia.configs import EmbeddingBagConfig, EmbeddingConfig
-    from persia.convert import from_torch
+    from persia.conversion import convert, export_torch, from_torch
     from persia.data.hashing import hash_ids
     from persia.jagged import Batch, JaggedBatch
     from persia.loader import DataLoader
@@ -28,13 +28,16 @@ __all__ = [
     "JaggedBatch",
     "Store",
     "clip_grad_norm_",
+    "convert",
     "data",
     "datasets",
     "errors",
+    "export_torch",
     "from_torch",
     "hash_ids",
     "metrics",
     "models",
+    "nn",
     "optim",
 ]
 
@@ -50,7 +53,9 @@ _WHERE = {
     "JaggedBatch": "jagged",
     "Store": "store",
     "clip_grad_norm_": "optim",
-    "from_torch": "convert",
+    "convert": "conversion",
+    "export_torch": "conversion",
+    "from_torch": "conversion",
     "hash_ids": "data.hashing",
 }
 _MODULES = set(__all__) - _WHERE.keys()

@@ -40,3 +40,12 @@ def test_readme(tmp_path: Path) -> None:
 def test_quickstart(tmp_path: Path) -> None:
     (example,) = blocks("docs/quickstart.md")
     assert run(example, tmp_path).startswith("3\n")
+
+
+def test_migrate(tmp_path: Path) -> None:
+    (example,) = blocks("docs/migrate.md")
+    found = re.search(
+        r"loss ([\d.]+), after 30 steps ([\d.]+)", run(example, tmp_path)
+    )
+    assert found is not None
+    assert float(found[2]) < float(found[1]) / 2

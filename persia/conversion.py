@@ -1,0 +1,314 @@
+"""Tables from torch's own embeddings, and back."""
+
+from __future__ import annotations
+
+import gc
+import types
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from persia import errors
+from persia import nn as ours
+from persia.configs import (
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    TableConfig,
+    as_config,
+)
+from persia.modules import EmbeddingBagCollection, EmbeddingCollection
+from persia.optim import SparseOptimizer
+from persia.store import Store
+
+__all__ = ["convert", "export_torch", "from_torch"]
+
+_KINDS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Embedding: ours.Embedding,
+    nn.EmbeddingBag: ours.EmbeddingBag,
+}
+#: What tables cannot do: such modules stay torch's.
+_ALONE = ("max_norm", "scale_grad_by_freq")
+
+
+def convert(
+    module: nn.Module,
+    *,
+    store: Store | None = None,
+    optimizer: SparseOptimizer | None = None,
+    prefix: str = "",
+) -> nn.Module:
+    """Moves the weights of all embeddings of a model into tables, in place.
+
+    Each ``nn.Embedding`` and ``nn.EmbeddingBag`` becomes the module of that
+    name of :mod:`persia.nn`: the same object with the same call signature.
+    One table has the rows of each distinct weight, so tied weights stay tied,
+    also where another layer (a ``Linear``) shares them. Rows that a table on
+    servers has already are left as they are; else the weights are copied.
+
+    Args:
+        module: any model; converted itself if it is an embedding.
+        store: where the tables go; None: a private store, or that of the
+            servers of this process (see :class:`persia.Store`).
+        optimizer: of the private store.
+        prefix: of the tables' names, which are the modules' (``emb.user``).
+
+    Returns:
+        ``module``. Make the optimizer of its other parameters after this.
+
+    Warns:
+        Of modules that stay torch's: those with max_norm or
+        scale_grad_by_freq, frozen ones, and subclasses with a forward of
+        their own. Of lists, such as an optimizer's or a regulariser's, that
+        still hold a weight which is not trained any more.
+    """
+    found: dict[int, tuple[str, nn.Parameter, list[nn.Module]]] = {}
+    for name, one in module.named_modules():
+        if not isinstance(one, nn.Embedding | nn.EmbeddingBag):
+            continue
+        if isinstance(one, ours.Embedding | ours.EmbeddingBag):
+            continue
+        if reason := _why_not(one):
+            warnings.warn(
+                f"{name or type(one).__name__} stays torch's: {reason}",
+                stacklevel=2,
+            )
+            continue
+        weight: nn.Parameter = one._parameters["weight"]  # type: ignore[assignment]
+        found.setdefault(id(weight), (name, weight, []))[2].append(one)
+    if not found:
+        return module
+    for name, weight, modules in found.values():
+        rows = _table(prefix + (name or "table"), weight, store, optimizer)
+        store, optimizer = rows.store, None  # one for all
+        for one in modules:
+            _switch(one, rows)
+        for one in list(module.modules()):
+            _tie(one, weight, rows)
+        _warn_of_holders(name, weight, modules)
+    return module
+
+
+def _why_not(module: nn.Embedding | nn.EmbeddingBag) -> str | None:
+    for name in _ALONE:
+        if getattr(module, name):
+            return f"it has {name}, which tables have not"
+    kind = next(k for k in _KINDS if isinstance(module, k))
+    if type(module).forward is not kind.forward:
+        return f"{type(module).__name__} has a forward of its own"
+    if not module.weight.requires_grad:
+        return "its weight is frozen"
+    if not module.weight.is_floating_point():
+        return "its weight is not of floats"
+    return None
+
+
+def _table(
+    name: str,
+    weight: Tensor,
+    store: Store | None,
+    optimizer: SparseOptimizer | None,
+) -> EmbeddingCollection:
+    rows = ours.make_rows(name, weight.shape[1], store, optimizer)
+    numbers = torch.arange(len(weight))
+    if len(numbers) and not rows.store.contains(name, numbers).any():
+        rows.store.set_rows(name, numbers, weight.detach().float().cpu())
+    return rows
+
+
+def _switch(module: nn.Module, rows: EmbeddingCollection) -> None:
+    """The object stays, with its hooks; its class and its weight change."""
+    theirs = type(module)
+    kind = next(k for k in _KINDS if isinstance(module, k))
+    mixed = _KINDS[kind]
+    if theirs is not kind:
+        mixed = type(theirs.__name__, (mixed, theirs), {})
+    del module._parameters["weight"]
+    module.__class__ = mixed
+    module.__dict__["_torch_class"] = theirs
+    module.add_module("rows", rows)
+
+
+def _tie(module: nn.Module, weight: Tensor, rows: EmbeddingCollection) -> None:
+    """Another layer that has the weight as its own parameter looks it up."""
+    theirs = type(module)
+    for name, parameter in list(module._parameters.items()):
+        if parameter is not weight:
+            continue
+        count = len(weight)
+
+        def looked(self: nn.Module, count: int = count) -> Tensor:
+            return ours.look_up(rows, torch.arange(count))
+
+        del module._parameters[name]
+        module.__class__ = type(
+            theirs.__name__, (type(module),), {name: property(looked)}
+        )
+        module.__dict__.setdefault("_torch_class", theirs)
+        tied = module.__dict__.setdefault("_torch_tied", {})
+        tied[name] = rows
+
+
+def _warn_of_holders(
+    name: str, weight: Tensor, modules: list[nn.Module]
+) -> None:
+    """Names what still has the old weight: it is trained no more there."""
+    holders = []
+    for one in gc.get_referrers(weight):
+        if isinstance(one, types.FrameType | types.CellType | tuple):
+            continue
+        if one is modules or not isinstance(one, list | set | dict):
+            continue
+        if isinstance(one, dict) and "weight" in one and "modules" in one:
+            continue  # the local names of a frame
+        owners = [
+            type(owner).__name__
+            for thing in gc.get_referrers(one)
+            if isinstance(thing, dict)
+            for owner in gc.get_referrers(thing)
+            if getattr(owner, "__dict__", None) is thing
+        ]
+        what = f"a {type(one).__name__}"
+        holders.append(f"{what} of {owners[0]}" if owners else what)
+    if holders:
+        warnings.warn(
+            f"the weight of {name or 'the module'} is a table now, but "
+            f"{', '.join(sorted(set(holders)))} still has the old one: what "
+            "it does (an update, a penalty) does not reach the rows; make it "
+            "after convert(), and use weight_decay= of persia.optim for a "
+            "penalty",
+            stacklevel=3,
+        )
+
+
+def export_torch(module: nn.Module) -> nn.Module:
+    """Gives a converted model torch's own modules back, in place.
+
+    Weights are the rows 0 to num_embeddings - 1 as they are now; the store
+    stays open.
+
+    Returns:
+        ``module``, with the weights as parameters again.
+
+    Raises:
+        InvalidArgument: nothing in it was converted.
+    """
+    weights: dict[int, nn.Parameter] = {}
+    converted = [m for m in module.modules() if "_torch_class" in m.__dict__]
+    if not converted:
+        raise errors.InvalidArgument(
+            "no module of this model was made by persia.convert()"
+        )
+    for one in converted:
+        if isinstance(one, ours.Embedding | ours.EmbeddingBag):
+            rows = one.rows
+            count = one.num_embeddings
+            with torch.no_grad():
+                weights[id(rows)] = nn.Parameter(
+                    ours.look_up(rows, torch.arange(count)).clone()
+                )
+    for one in converted:
+        tied = one.__dict__.pop("_torch_tied", {})
+        theirs = one.__dict__.pop("_torch_class")
+        if "rows" in one._modules and not tied:
+            tied = {"weight": one._modules.pop("rows")}
+        one.__class__ = theirs
+        for name, rows in tied.items():
+            one.register_parameter(name, weights[id(rows)])
+    return module
+
+
+def from_torch(
+    module: nn.Module,
+    ids: Tensor | None = None,
+    *,
+    name: str = "table",
+    feature_names: list[str] | None = None,
+    store: Store | None = None,
+    optimizer: SparseOptimizer | None = None,
+) -> EmbeddingBagCollection | EmbeddingCollection:
+    """A collection whose rows are the weights of a torch module: of an
+    ``nn.Embedding``, which does not pool, an :class:`EmbeddingCollection`.
+
+    Args:
+        module: an ``nn.EmbeddingBag``, an ``nn.Embedding``, or torchrec's
+            ``EmbeddingBagCollection``.
+        ids: the id of each row, int64 [num_embeddings]; default: the row's
+            number. For one table only.
+        name: of the table, where the module has no names.
+        feature_names: of that table; default: its name.
+        store: where the rows go; None: a private store with ``optimizer``.
+        optimizer: of the private store.
+
+    Raises:
+        InvalidArgument: another kind of module, or one with max_norm,
+            padding_idx or scale_grad_by_freq.
+        ShapeError: ids of another number than the rows.
+    """
+    weights: list[Tensor]
+    configs: list[TableConfig]
+    if isinstance(module, nn.Embedding):
+        _check_settings(module)
+        rows, dim = module.weight.shape
+        configs = [EmbeddingConfig(name, dim, feature_names or [name], rows)]
+        weights = [module.weight]
+    elif isinstance(module, nn.EmbeddingBag):
+        _check_settings(module)
+        configs = [
+            EmbeddingBagConfig(
+                name,
+                module.embedding_dim,
+                feature_names or [name],
+                module.num_embeddings,
+                pooling=module.mode,
+            )
+        ]
+        weights = [module.weight]
+    elif hasattr(module, "embedding_bag_configs"):
+        theirs: Any = module
+        configs = [
+            as_config(c, EmbeddingBagConfig)
+            for c in theirs.embedding_bag_configs()
+        ]
+        weights = [theirs.embedding_bags[c.name].weight for c in configs]
+        if ids is not None and len(configs) > 1:
+            raise errors.InvalidArgument(
+                "ids= is for one table; convert the tables one by one"
+            )
+    else:
+        raise errors.InvalidArgument(
+            f"cannot convert a {type(module).__name__}; need an "
+            "nn.EmbeddingBag, an nn.Embedding or torchrec's "
+            "EmbeddingBagCollection"
+        )
+    kind = (
+        EmbeddingCollection
+        if isinstance(module, nn.Embedding)
+        else EmbeddingBagCollection
+    )
+    out = kind(tables=configs, store=store, optimizer=optimizer)
+    for config, weight in zip(configs, weights, strict=True):
+        wanted = torch.arange(len(weight)) if ids is None else ids
+        if len(wanted) != len(weight):
+            raise errors.ShapeError(
+                f"{len(wanted)} ids for {len(weight)} rows of {config.name!r}"
+            )
+        out.store.set_rows(config.name, wanted, weight)
+    return out
+
+
+def _check_settings(module: nn.EmbeddingBag | nn.Embedding) -> None:
+    """Refuses a module whose settings would be lost."""
+    remedies = {
+        "max_norm": "pass persia.optim.*(max_norm=...) as optimizer",
+        "padding_idx": "leave these ids out of the batches (padding_value=)",
+        "scale_grad_by_freq": "a row has one gradient, the sum of its ids'",
+    }
+    for name, remedy in remedies.items():
+        value = getattr(module, name)
+        if value is not None and value is not False:
+            raise errors.InvalidArgument(
+                f"the module has {name}={value}, which "
+                f"tables cannot have; {remedy}, and make the module without it"
+            )

@@ -1,0 +1,218 @@
+"""Drop-in embeddings: torch's call signature, rows in a table.
+
+A module here *is* an ``nn.Embedding`` or ``nn.EmbeddingBag`` whose weight is a
+table of a :class:`persia.Store`: the table's optimizer updates its rows, and
+the module has no such parameter.  :func:`persia.convert` makes them of the
+modules of any model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from persia import errors
+from persia.configs import EmbeddingConfig
+from persia.modules import EmbeddingCollection
+from persia.optim import SparseOptimizer
+from persia.store import Store
+
+__all__ = ["Embedding", "EmbeddingBag"]
+
+
+def make_rows(
+    name: str,
+    dim: int,
+    store: Store | None,
+    optimizer: SparseOptimizer | None = None,
+    **options: Any,
+) -> EmbeddingCollection:
+    """One table; ``options`` are those of :class:`EmbeddingConfig`."""
+    config = EmbeddingConfig(name, dim, **options)
+    return EmbeddingCollection([config], store=store, optimizer=optimizer)
+
+
+def look_up(rows: EmbeddingCollection, ids: Tensor) -> Tensor:
+    """float32 [n, dim] of integer ids [n], with gradient."""
+    from persia.jagged import JaggedBatch
+
+    (config,) = rows.embedding_configs()
+    (feature,) = config.feature_names
+    batch = JaggedBatch([feature], ids.long())
+    values: Tensor = rows(batch)[feature].values()
+    return values
+
+
+class _Looked:
+    """What both modules share.  ``rows`` has the table."""
+
+    rows: EmbeddingCollection
+    num_embeddings: int
+    embedding_dim: int
+    padding_idx: int | None
+
+    @property
+    def weight(self) -> Tensor:
+        """All rows, float32 [num_embeddings, embedding_dim], looked up now:
+        a loss that uses them trains them. To write to it changes nothing."""
+        return look_up(self.rows, torch.arange(self.num_embeddings))
+
+    def extra_repr(self) -> str:
+        """As torch's, and the name of the table."""
+        (config,) = self.rows.embedding_configs()
+        padding = (
+            ""
+            if self.padding_idx is None
+            else f", padding_idx={self.padding_idx}"
+        )
+        return (
+            f"{self.num_embeddings}, {self.embedding_dim}{padding}, "
+            f"table={config.name!r}"
+        )
+
+    def reset_parameters(self) -> None:
+        """Rows have the initial values of their table."""
+
+
+class Embedding(_Looked, nn.Embedding):  # type: ignore[override]
+    """An ``nn.Embedding`` whose rows are in a table.
+
+    Ids may be any 64-bit integers: ``num_embeddings`` bounds ``weight``
+    alone. The vector of ``padding_idx`` is zero and has no gradient, unless
+    the module was converted from one with another vector.
+
+    Args:
+        num_embeddings: rows of ``weight``.
+        embedding_dim: elements of a vector.
+        padding_idx: an id without gradient.
+        name: of the table; the same store and name are the same rows.
+        store: where the rows go; None: as for
+            :class:`persia.EmbeddingCollection`.
+        optimizer: of that store.
+        options: further ones of :class:`persia.EmbeddingConfig`.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        name: str = "table",
+        store: Store | None = None,
+        optimizer: SparseOptimizer | None = None,
+        **options: Any,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.padding_idx = _padding(padding_idx, num_embeddings)
+        self.max_norm, self.norm_type = None, 2.0
+        self.scale_grad_by_freq, self.sparse = False, True
+        self.rows = make_rows(name, embedding_dim, store, optimizer, **options)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Vectors of ids of any shape: float32 [..., embedding_dim]."""
+        ids = input.reshape(-1)
+        shape = (*input.shape, self.embedding_dim)
+        padding = self.padding_idx
+        if padding is None or not bool((there := ids == padding).any()):
+            return look_up(self.rows, ids).reshape(shape)
+        with torch.no_grad():
+            vector = look_up(self.rows, ids.new_tensor([padding]))
+        out = vector.expand(len(ids), -1).clone()
+        at = (~there).nonzero()[:, 0]
+        found = look_up(self.rows, ids[at])
+        return out.index_copy(0, at, found).reshape(shape)
+
+
+class EmbeddingBag(_Looked, nn.EmbeddingBag):  # type: ignore[override]
+    """An ``nn.EmbeddingBag`` whose rows are in a table.
+
+    Args:
+        num_embeddings: rows of ``weight``; ids may be any 64-bit integers.
+        embedding_dim: elements of a vector.
+        mode: "sum", "mean" or "max".
+        include_last_offset: whether ``offsets`` ends with the number of ids.
+        padding_idx: an id that takes no part.
+        name: of the table; the same store and name are the same rows.
+        store: where the rows go; None: as for
+            :class:`persia.EmbeddingCollection`.
+        optimizer: of that store.
+        options: further ones of :class:`persia.EmbeddingConfig`.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        name: str = "table",
+        store: Store | None = None,
+        optimizer: SparseOptimizer | None = None,
+        **options: Any,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.mode, self.include_last_offset = mode, include_last_offset
+        self.padding_idx = _padding(padding_idx, num_embeddings)
+        self.max_norm, self.norm_type = None, 2.0
+        self.scale_grad_by_freq, self.sparse = False, True
+        self.rows = make_rows(name, embedding_dim, store, optimizer, **options)
+
+    def forward(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Pooled vectors: float32 [bags, embedding_dim].
+
+        Args:
+            input: integer ids [bags, n], or [n] with ``offsets`` [bags].
+            offsets: where each bag begins.
+            per_sample_weights: as ``input``; of mode "sum" alone.
+        """
+        ids = input.reshape(-1)
+        count = len(ids)
+        # Positions in place of ids, and padding as the position behind all.
+        places = torch.arange(count, device=ids.device)
+        at: int | None = None
+        if self.padding_idx is not None:
+            at = count
+            there = ids == self.padding_idx
+            places = places.masked_fill(there, count)
+            ids = ids[~there]
+            kept = (~there).nonzero()[:, 0]
+            found = look_up(self.rows, ids)
+            vectors = found.new_zeros(count + 1, self.embedding_dim)
+            vectors = vectors.index_copy(0, kept, found)
+        else:
+            vectors = look_up(self.rows, ids)
+        return functional.embedding_bag(
+            places.reshape(input.shape),
+            vectors,
+            offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=at,
+        )
+
+
+def _padding(padding: int | None, rows: int) -> int | None:
+    """A number from 0 on, as torch takes it: -1 is the last row."""
+    if padding is None:
+        return None
+    if not -rows <= padding < rows:
+        raise errors.InvalidArgument(
+            f"padding_idx is {padding}, need one of {rows} rows"
+        )
+    return padding % rows
