@@ -57,8 +57,11 @@ class Client:
             address, options=[("grpc.max_send_message_length", -1)]
         )
         self.call: Any = pb_grpc.ParameterServerStub(self.channel)
-        self.caller = pb.Caller(client=random.getrandbits(64), incarnation=1)
+        self.caller = pb.Caller(client=random.getrandbits(64))
         self.stream = stream or random.getrandbits(63) + 1
+        # A look, then the claim: the stream may have had another owner.
+        looked = self.call.Hello(self.hello_request(), timeout=30)
+        self.caller.incarnation = looked.ledger.incarnation + 1
         self.hello = self.call.Hello(self.hello_request(), timeout=30)
         self.number = self.hello.ledger.watermark
         self.caller.boot = self.hello.boot
