@@ -77,3 +77,11 @@ def test_nan_in_columns_of_a_wider_gradient() -> None:
     with pytest.raises(errors.NonFiniteGradient, match="of id"):
         out.backward(wide[:, 3:])
     assert torch.equal(bags.store.rows("one", range(6)), before)
+
+
+def test_errors_print_ids_as_they_were_given() -> None:
+    store = persia.Store(persia.optim.SGD(lr=1.0))
+    module = persia.nn.Embedding(4, 2, store=store)
+    loss = (module(torch.tensor([-7])) * float("nan")).sum()
+    with pytest.raises(errors.NonFiniteGradient, match="id -7 "):
+        loss.backward()

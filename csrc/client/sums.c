@@ -204,22 +204,22 @@ static int refuse_nonfinite(const sums *m, uint32_t job, uint32_t cell,
                 (part->scale && !isfinite(part->scale[at])))
                 return persia_err_set(
                     PERSIA_ENONFINITE,
-                    "table %s: the gradient of id %llu (row %zu of the "
+                    "table %s: the gradient of id %lld (row %zu of the "
                     "gradients) is NaN or Inf; nothing was applied. Find its "
                     "source, or let such rows be skipped and counted: "
                     "nonfinite=\"skip\"",
-                    t->name, (unsigned long long)id, row);
+                    t->name, (long long)id, row);
         }
     }
     for (size_t i = 0; i < base[1] - base[0]; i++)
         if (!persia_floats_finite(out + i * t->dim, t->dim))
             return persia_err_set(
                 PERSIA_ENONFINITE,
-                "table %s: the gradients of id %llu have the sum "
+                "table %s: the gradients of id %lld have the sum "
                 "Inf; nothing was applied. Lower the scale of the "
                 "loss, or let such rows be skipped and counted: "
                 "nonfinite=\"skip\"",
-                t->name, (unsigned long long)x->ids[base[0] + i]);
+                t->name, (long long)x->ids[base[0] + i]);
     return PERSIA_OK;
 }
 

@@ -171,9 +171,9 @@ int check_ids_here(const shard *s, const table *t, const uint64_t *ids,
         i++;
     return persia_err_set(
         PERSIA_EARG,
-        "table %s: id %llu belongs to shard %u of "
+        "table %s: id %lld belongs to shard %u of "
         "%u, this is shard %u",
-        persia_table_get_config(t)->name, (unsigned long long)ids[i],
+        persia_table_get_config(t)->name, (long long)ids[i],
         hash_shard(id_hash(ids[i]), s->shards), s->shards, s->no);
 }
 

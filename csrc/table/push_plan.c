@@ -132,11 +132,11 @@ static int refuse_nonfinite(const table *t, uint64_t id, size_t sample)
 {
     return persia_err_set(
         PERSIA_ENONFINITE,
-        "table %s: the gradient of id %llu (row %zu of the "
+        "table %s: the gradient of id %lld (row %zu of the "
         "gradients) is NaN or Inf; nothing was applied. Find its "
         "source, or let such rows be skipped and counted: "
         "nonfinite=\"skip\"",
-        t->config.name, (unsigned long long)id, sample);
+        t->config.name, (long long)id, sample);
 }
 
 /* The rows of gradients that a chunk names lie in [*low, *high]. */

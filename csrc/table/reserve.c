@@ -112,12 +112,12 @@ static int reservation_check(reservation *r)
             return persia_err_set(
                 PERSIA_ECAPACITY,
                 "table %s holds %llu rows of at most %llu and %zu "
-                "new ids come (id %llu is one); nothing was "
+                "new ids come (id %lld is one); nothing was "
                 "applied. Raise capacity, or let old rows go: "
                 "eviction=\"lru\"",
                 config->name, (unsigned long long)atomic_load(&c->t->rows),
                 (unsigned long long)config->capacity, c->rows,
-                (unsigned long long)c->an_id);
+                (long long)c->an_id);
     }
     if (r->limit && bytes && passes_limit(r->limit, bytes))
         return persia_err_set(

@@ -121,9 +121,9 @@ static int row_put(table *t, stripe *s, uint64_t hash, uint64_t id, size_t at,
         }
         if (rc == PERSIA_ECAPACITY)
             return persia_err_set(rc,
-                                  "table %s: no room for id %llu at capacity "
+                                  "table %s: no room for id %lld at capacity "
                                   "%llu: declare a larger one",
-                                  t->config.name, (unsigned long long)id,
+                                  t->config.name, (long long)id,
                                   (unsigned long long)t->config.capacity);
         if (!rc) {
             atomic_fetch_add(&t->created, 1);
@@ -228,17 +228,17 @@ int persia_table_set(table *t, size_t n, const uint64_t *ids,
         if (!vector_fits(t, vectors + i * t->config.dim))
             return persia_err_set(
                 PERSIA_ENONFINITE,
-                "table %s: the values for id %llu (row %zu) are "
+                "table %s: the values for id %lld (row %zu) are "
                 "not finite; nothing was written",
-                t->config.name, (unsigned long long)ids[i], i);
+                t->config.name, (long long)ids[i], i);
     for (size_t i = 0; i < n && state; i++)
         if (!state_fits(t, state + i * t->state_floats))
             return persia_err_set(
                 PERSIA_ENONFINITE,
-                "table %s: the state for id %llu (row %zu) is not "
+                "table %s: the state for id %lld (row %zu) is not "
                 "finite, or negative where %s takes a root of it; "
                 "nothing was written",
-                t->config.name, (unsigned long long)ids[i], i,
+                t->config.name, (long long)ids[i], i,
                 persia_optim_name(t->config.optimizer));
     return rows_put(t, n, ids, &in);
 }
