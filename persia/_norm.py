@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import pickle
+import struct
 from collections import defaultdict
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ __all__ = ["squares"]
 # (table, ids [n] int64, summed gradients [n, dim] float32) of a table each.
 Sums = list[tuple[int, Tensor, Tensor]]
 
+_HEADER = struct.Struct("<qqq")  # table, rows, dim
 _ODD = -7046029254386353131  # 2**64 / golden ratio, as an int64
 
 
@@ -62,18 +64,42 @@ def _squares_of_share(sums: Sums, passes: Passes) -> float:
             for rank, share in enumerate(shares):
                 there = of == rank
                 share.append((table, ids[there], grads[there]))
-        return [
-            pickle.dumps([(t, i.numpy(), g.numpy()) for t, i, g in share])
-            for share in shares
-        ]
+        return [_packed(share) for share in shares]
 
     tables = defaultdict(list)
-    for came in passes.swap(cut):
-        for table, ids, grads in pickle.loads(came):
-            tables[table].append(
-                (torch.from_numpy(ids), torch.from_numpy(grads))
-            )
+    for packed in passes.swap(cut):
+        for table, ids, grads in _unpacked(packed):
+            tables[table].append((ids, grads))
     return sum(map(_squares_of_table, tables.values()))
+
+
+def _packed(share: Sums) -> bytes:
+    """How many tables, then of each its header, its ids, its gradients."""
+    parts = [struct.pack("<q", len(share))]
+    for table, ids, grads in share:
+        parts.append(_HEADER.pack(table, *grads.shape))
+        parts += [ids.numpy().tobytes(), grads.numpy().tobytes()]
+    return b"".join(parts)
+
+
+def _unpacked(packed: bytes) -> Sums:
+    (tables,) = struct.unpack_from("<q", packed)
+    at, share = 8, []
+    for _ in range(tables):
+        table, n, dim = _HEADER.unpack_from(packed, at)
+        at += _HEADER.size
+        ids = np.frombuffer(packed, np.int64, n, at).copy()
+        at += ids.nbytes
+        grads = np.frombuffer(packed, np.float32, n * dim, at).copy()
+        at += grads.nbytes
+        share.append(
+            (
+                table,
+                torch.from_numpy(ids),
+                torch.from_numpy(grads.reshape(n, dim)),
+            )
+        )
+    return share
 
 
 def _squares_of_table(parts: list[tuple[Tensor, Tensor]]) -> float:

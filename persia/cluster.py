@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from persia import _core, errors
 from persia._check import kind, number
+from persia._job_security import job_security
 from persia._ranks import Keys, Passes, all_max, group_here, need_group
 from persia.security import Security
 
@@ -335,7 +336,9 @@ class Settings:
                 f"rank {job.rank} of {job.world} is rank {group.get_rank()} "
                 f"of {group.get_world_size()} in torch.distributed"
             )
-        hosting = Hosting(self.namespace, job, threads, memory_limit)
+        hosting = Hosting(
+            self.namespace, job, threads, memory_limit, self.security
+        )
         return self._connect(
             threads, hosting.addresses, hosting.security, hosting
         )
@@ -590,8 +593,9 @@ class Hosting:
     """A shard of a job's tables in each rank, which serves it to the others.
 
     The ranks find each other through the key-value store of
-    torch.distributed. On one machine they speak over loopback; on several
-    with TLS, certificates and tokens that rank 0 makes for this job.
+    torch.distributed. On one machine they speak over loopback with a token;
+    on several with TLS, certificates and tokens that rank 0 makes for this
+    job, unless the user gives others (``job_security``).
 
     Attributes:
         server: the shard in this process.
@@ -600,7 +604,12 @@ class Hosting:
     """
 
     def __init__(
-        self, namespace: str, job: Job, threads: int, memory_limit: int
+        self,
+        namespace: str,
+        job: Job,
+        threads: int,
+        memory_limit: int,
+        security: Security | None,
     ) -> None:
         self._job = job
         count = _hostings[namespace] = _hostings.get(namespace, 0) + 1
@@ -608,12 +617,8 @@ class Hosting:
         self._keys = Keys(prefix)
         host = self._keys.gather("host", _machine(), job)
         alone = len({h["machine"] for h in host}) == 1
-        if alone:
-            self.security = Security()
-            address = "127.0.0.1"
-        else:
-            self.security = self._shared_security()
-            address = host[job.rank]["address"]
+        self.security = job_security(self._keys, job, alone, security)
+        address = "127.0.0.1" if alone else host[job.rank]["address"]
         self.server = _core.Server(
             namespace=namespace,
             shard=job.rank,
@@ -636,13 +641,6 @@ class Hosting:
         self.addresses: list[str] = self._keys.gather("address", mine, job)
         self.server.health(True)
         _hosted.append(self)
-
-    def _shared_security(self) -> Security:
-        if self._job.rank == 0:
-            from persia.certs import one_job
-
-            self._keys.set("security", one_job().to_json())
-        return Security.from_json(self._keys.get("security"))
 
     def close(self) -> None:
         """Serves until all ranks have closed, or nobody has asked for
@@ -685,14 +683,16 @@ class Hosting:
 def _machine() -> dict[str, str]:
     """What tells machines apart, and the address that others reach this one
     by: the one from which it reaches rank 0.  Processes of one machine share
-    its loopback interface: two containers of one host do not."""
+    its loopback interface and its files: two containers of one host do
+    not."""
     machine = socket.gethostname()
     boot = Path("/proc/sys/kernel/random/boot_id")
     if boot.exists():
         machine += boot.read_text().strip()
-    network = Path("/proc/self/ns/net")
-    if network.exists():
-        machine += os.readlink(network)
+    for kind_of in ("net", "mnt"):
+        namespace = Path("/proc/self/ns", kind_of)
+        if namespace.exists():
+            machine += os.readlink(namespace)
     return {"machine": machine, "address": _own_address()}
 
 

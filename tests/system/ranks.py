@@ -275,8 +275,17 @@ def secured(open_store: Open, rank: int, world: int) -> Any:
     return {
         "value": c.value,
         "tls": bool(security.ca and security.cert and security.token),
-        "refused": _refused(hosting.addresses[1 - rank]),
+        "refused": _refused(hosting.addresses[1 - rank], "secured"),
     }
+
+
+def one_machine(open_store: Open, rank: int, world: int) -> Any:
+    """A process without the job's token reads nothing."""
+    c = Counter(open_store(persia.optim.SGD(lr=1.0)))
+    dist.barrier()
+    hosting = c.store._connection.hosting
+    assert hosting is not None
+    return _refused(hosting.addresses[1 - rank], "one_machine")
 
 
 def several(open_store: Open, rank: int, world: int) -> Any:
@@ -301,11 +310,11 @@ def several(open_store: Open, rank: int, world: int) -> Any:
     return {"text": text, "value": first.value}
 
 
-def _refused(address: str) -> bool:
+def _refused(address: str, namespace: str) -> bool:
     """Whether a client without certificate and token is."""
     try:
         persia.Store(
-            servers=address, namespace="secured", timeout=2.0, rank=0, world=1
+            servers=address, namespace=namespace, timeout=2.0, rank=0, world=1
         )
     except (persia.errors.AccessDenied, persia.errors.Unavailable):
         return True

@@ -54,7 +54,7 @@ def on_ranks(tmp_path_factory: Any) -> dict[str, list[Any]]:
     """Every scenario with the tables on the ranks."""
     names = "train accumulate uneven gaps leaving hybrid scaled clipped"
     names += " joined again ended closing secured stuck cut_off differ"
-    names += " held late"
+    names += " held late one_machine"
     return launch(tmp_path_factory.mktemp("ranks"), *names.split())
 
 
@@ -254,6 +254,10 @@ def test_one_store_of_a_process_is_in_step(
 def test_several_machines_speak_with_tls(on_ranks: dict[str, Any]) -> None:
     for result in on_ranks["secured"]:
         assert result == {"value": 5, "tls": True, "refused": True}
+
+
+def test_ranks_of_one_machine_show_a_token(on_ranks: dict[str, Any]) -> None:
+    assert on_ranks["one_machine"] == [True, True]
 
 
 def test_a_rank_that_is_stuck_is_named(on_ranks: dict[str, Any]) -> None:
