@@ -140,6 +140,7 @@ _COUNTERS = {
     "duplicates": "Updates that came again and changed nothing.",
     "failed": "Requests that failed.",
     "connections_refused": "Connections closed for the limit.",
+    "denied": "Calls without a right token.",
 }
 _GAUGES = {
     "memory_used": "Bytes of all tables.",

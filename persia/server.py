@@ -310,8 +310,12 @@ class Server:
 
     def stats(self) -> dict[str, Any]:
         """Its counters and, under "tables", those of each table."""
-        open_now, refused = self._core.connections()
-        counts = {"connections": open_now, "connections_refused": refused}
+        open_now, refused, denied = self._core.connections()
+        counts = {
+            "connections": open_now,
+            "connections_refused": refused,
+            "denied": denied,
+        }
         return self._channel.stats() | counts
 
     def show_metrics(self, port: int) -> int:

@@ -389,14 +389,15 @@ static PyObject *server_health(PyObject *self, PyObject *arg)
 static PyObject *server_connections(PyObject *self, PyObject *unused)
 {
     server_object *s = server_open(self);
-    uint64_t open = 0, refused = 0;
+    rpc_counts n = {0};
     (void)unused;
     if (!s)
         return NULL;
     if (s->rpc)
-        persia_rpc_server_connections(s->rpc, &open, &refused);
-    return Py_BuildValue("KK", (unsigned long long)open,
-                         (unsigned long long)refused);
+        n = persia_rpc_server_counts(s->rpc);
+    return Py_BuildValue("KKK", (unsigned long long)n.open,
+                         (unsigned long long)n.refused,
+                         (unsigned long long)n.denied);
 }
 
 static PyObject *server_stop(PyObject *self, PyObject *arg)
@@ -526,8 +527,8 @@ static PyMethodDef server_methods[] = {
      "start(address, threads, calls, connections, message_limit, security) "
      "-> port"},
     {"connections", server_connections, METH_NOARGS,
-     "connections()\n--\n\nHow many are open, and how many were closed for "
-     "the limit."},
+     "connections()\n--\n\nHow many are open, how many were closed for the "
+     "limit, and how many calls had no right token."},
     {"health", server_health, METH_O,
      "health(serving)\n--\n\nWhat the health service says."},
     {"stop", server_stop, METH_O,

@@ -22,8 +22,7 @@ struct rpc_channel {
     grpc_completion_queue *queue;
     grpc_channel *channel;
     void **handles;       /* [methods->n] gRPC's, of the methods */
-    grpc_slice token;     /* "Bearer ..." */
-    int has_token, is_admin; /* is_admin: the administration's */
+    grpc_slice tokens[2]; /* "Bearer ...", or empty; [1]: administration's */
     pthread_mutex_t lock; /* guards what follows, and the calls' links */
     pthread_cond_t idle;  /* calls became empty */
     client_call *calls;   /* until their callback has returned */
@@ -59,6 +58,19 @@ static const char *method_name(const rpc_channel *c, uint32_t method)
     if (method >= c->methods->n)
         return "?";
     return strrchr(c->methods->paths[method], '/') + 1;
+}
+
+static int is_administration(const rpc_channel *c, uint32_t method)
+{
+    return c->methods->admin >> method & 1;
+}
+
+/* The token that a call shows; empty: none. */
+static grpc_slice token_of(const rpc_channel *c, uint32_t method)
+{
+    int admin = is_administration(c, method);
+    grpc_slice token = c->tokens[admin];
+    return GRPC_SLICE_LENGTH(token) ? token : c->tokens[!admin];
 }
 
 /* ---- one call ---- */
@@ -158,18 +170,11 @@ static void call_judge(client_call *l)
         if (l->rc == PERSIA_EUNAVAILABLE && !sent &&
             strstr(text, "certificate"))
             l->rc = PERSIA_EDENIED;
-        const char *which =
-            l->rc == PERSIA_EDENIED && l->channel->is_admin
-                ? " (this client shows its administration token, which "
-                  "serves for all calls)"
-                : "";
-        size_t room = strlen(l->channel->address) + strlen(text) +
-                      strlen(which) + 3;
+        size_t room = strlen(l->channel->address) + strlen(text) + 3;
         if (!sent)
             tell_status(l, text);
         else if ((l->text = malloc(room)))
-            snprintf(l->text, room, "%s: %s%s", l->channel->address,
-                     text, which);
+            snprintf(l->text, room, "%s: %s", l->channel->address, text);
         free(details);
         return;
     }
@@ -211,11 +216,11 @@ static grpc_call_error call_start(client_call *l)
     grpc_metadata token;
     memset(&token, 0, sizeof token);
     token.key = grpc_slice_from_static_string("authorization");
-    token.value = c->token;
+    token.value = token_of(c, l->method);
     grpc_op ops[6];
     memset(ops, 0, sizeof ops);
     ops[0].op = GRPC_OP_SEND_INITIAL_METADATA;
-    if (c->has_token) {
+    if (GRPC_SLICE_LENGTH(token.value)) {
         ops[0].data.send_initial_metadata.count = 1;
         ops[0].data.send_initial_metadata.metadata = &token;
     }
@@ -327,7 +332,8 @@ static void channel_free(rpc_channel *c)
 {
     if (c->channel)
         grpc_channel_destroy(c->channel);
-    grpc_slice_unref(c->token);
+    grpc_slice_unref(c->tokens[0]);
+    grpc_slice_unref(c->tokens[1]);
     pthread_cond_destroy(&c->idle);
     pthread_mutex_destroy(&c->lock);
     free(c->address);
@@ -436,7 +442,7 @@ int persia_rpc_channel_open(const rpc_channel_config *config,
     c->address = text;
     c->methods = config->methods;
     c->handles = handles;
-    c->token = grpc_empty_slice();
+    c->tokens[0] = c->tokens[1] = grpc_empty_slice();
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->idle, NULL);
     code = runtime_enter_client(&c->queue);
@@ -444,15 +450,12 @@ int persia_rpc_channel_open(const rpc_channel_config *config,
         channel_free(c);
         return code;
     }
-    /* The administrator's token serves for all else, too. */
     code = guard_init(&shown, &config->security);
     if (code == PERSIA_OK) {
-        const char *token = shown.admin_token ? shown.admin_token
-                                              : shown.token;
-        c->has_token = token != NULL;
-        c->is_admin = shown.admin_token != NULL;
-        if (token)
-            c->token = grpc_slice_from_copied_string(token);
+        if (shown.token)
+            c->tokens[0] = grpc_slice_from_copied_string(shown.token);
+        if (shown.admin_token)
+            c->tokens[1] = grpc_slice_from_copied_string(shown.admin_token);
         guard_free(&shown);
         code = channel_connect(c, config);
     }

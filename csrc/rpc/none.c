@@ -34,11 +34,10 @@ int persia_rpc_server_port(const rpc_server *s)
     return 0;
 }
 
-void persia_rpc_server_connections(const rpc_server *s, uint64_t *open,
-                                   uint64_t *refused)
+rpc_counts persia_rpc_server_counts(const rpc_server *s)
 {
     (void)s;
-    *open = *refused = 0;
+    return (rpc_counts){0};
 }
 
 void persia_rpc_server_health(rpc_server *s, int serving)

@@ -29,6 +29,7 @@ typedef struct rpc_methods {
     const char *service;      /* "package.Service" */
     const char *const *paths; /* [n] "/package.Service/Method" */
     uint32_t n;
+    uint32_t admin; /* bit m: method m is administration */
 } rpc_methods;
 
 /* ---- a request at the server -------------------------------------------- */
@@ -64,7 +65,8 @@ typedef struct rpc_security {
     const char *key;   /* of cert */
     int mutual;        /* servers: clients must show a certificate of `ca` */
     const char *token; /* servers: asked for; clients: shown */
-    const char *admin_token; /* the same for administration */
+    const char *admin_token; /* the same for administration; a client without
+                                a token shows it on all calls */
     const char *server_name; /* clients: name in the server's certificate, or
                                 NULL: the host of the address */
     int insecure;      /* allow an address that is not loopback without TLS
@@ -93,10 +95,12 @@ typedef struct rpc_server_config {
 PERSIA_API int persia_rpc_server_start(const rpc_server_config *config,
                                        rpc_server **out);
 PERSIA_API int persia_rpc_server_port(const rpc_server *s);
-/* Those open, and those closed for the limit since the start. */
-PERSIA_API void persia_rpc_server_connections(const rpc_server *s,
-                                              uint64_t *open,
-                                              uint64_t *refused);
+typedef struct rpc_counts {
+    uint64_t open;    /* connections */
+    uint64_t refused; /* connections closed for the limit, since the start */
+    uint64_t denied;  /* calls without a right token, since the start */
+} rpc_counts;
+PERSIA_API rpc_counts persia_rpc_server_counts(const rpc_server *s);
 /* What grpc.health.v1.Health/Check says (0 at first). */
 PERSIA_API void persia_rpc_server_health(rpc_server *s, int serving);
 /* Health to not serving, no new calls.  Waits `grace_ns` for the requests

@@ -47,6 +47,7 @@ struct rpc_server {
     sched *joins;
     int port;
     connections *connections;
+    _Atomic(uint64_t) denied; /* calls without a right token */
     void *health_method; /* gRPC's handle */
     atomic_int serving;
 
@@ -416,6 +417,7 @@ static void slot_taken(rpc_tag *tag, int ok)
         return;
     }
     if (!admitted) {
+        atomic_fetch_add(&s->denied, 1);
         slot_refuse(l, GRPC_STATUS_UNAUTHENTICATED,
                     persia_err_name(PERSIA_EDENIED),
                     "the token is missing or wrong");
@@ -658,10 +660,11 @@ int persia_rpc_server_port(const rpc_server *s)
     return s->port;
 }
 
-void persia_rpc_server_connections(const rpc_server *s, uint64_t *open,
-                                   uint64_t *refused)
+rpc_counts persia_rpc_server_counts(const rpc_server *s)
 {
-    connections_count(s->connections, open, refused);
+    rpc_counts n = {.denied = atomic_load(&s->denied)};
+    connections_count(s->connections, &n.open, &n.refused);
+    return n;
 }
 
 void persia_rpc_server_health(rpc_server *s, int serving)

@@ -33,7 +33,6 @@ typedef struct method {
     /* Decodes and calls; after an error the request is still the caller's. */
     int (*start)(request *r);
     int (*put)(wire_out *o, const void *reply);
-    int admin; /* it is administration */
     int stays; /* a server that stops may still write its rows */
 } method;
 
@@ -95,20 +94,23 @@ PUT(restore_reply)
 PUT(stats_reply)
 
 static const method methods[WIRE_METHODS_N] = {
-    [WIRE_HELLO] = {"Hello", start_hello, put_hello_reply, 0, 1},
-    [WIRE_DECLARE] = {"Declare", start_declare, put_declare_reply, 0, 0},
-    [WIRE_PULL] = {"Pull", start_pull, put_pull_reply, 0, 0},
-    [WIRE_PUSH] = {"Push", start_push, put_push_reply, 0, 0},
-    [WIRE_LEAVE] = {"Leave", start_leave, put_leave_reply, 0, 0},
-    [WIRE_GET_ROWS] = {"GetRows", start_get_rows, put_rows, 1, 0},
-    [WIRE_PUT_ROWS] = {"PutRows", start_put_rows, put_rows, 1, 0},
-    [WIRE_SNAPSHOT] = {"Snapshot", start_snapshot, put_snapshot_reply, 1, 1},
-    [WIRE_RESTORE] = {"Restore", start_restore, put_restore_reply, 1, 0},
-    [WIRE_STATS] = {"Stats", start_stats, put_stats_reply, 0, 1},
+    [WIRE_HELLO] = {"Hello", start_hello, put_hello_reply, 1},
+    [WIRE_DECLARE] = {"Declare", start_declare, put_declare_reply, 0},
+    [WIRE_PULL] = {"Pull", start_pull, put_pull_reply, 0},
+    [WIRE_PUSH] = {"Push", start_push, put_push_reply, 0},
+    [WIRE_LEAVE] = {"Leave", start_leave, put_leave_reply, 0},
+    [WIRE_GET_ROWS] = {"GetRows", start_get_rows, put_rows, 0},
+    [WIRE_PUT_ROWS] = {"PutRows", start_put_rows, put_rows, 0},
+    [WIRE_SNAPSHOT] = {"Snapshot", start_snapshot, put_snapshot_reply, 1},
+    [WIRE_RESTORE] = {"Restore", start_restore, put_restore_reply, 0},
+    [WIRE_STATS] = {"Stats", start_stats, put_stats_reply, 1},
 };
 
-const rpc_methods persia_service_methods = {WIRE_SERVICE, persia_wire_paths,
-                                            WIRE_METHODS_N};
+const rpc_methods persia_service_methods = {
+    WIRE_SERVICE, persia_wire_paths, WIRE_METHODS_N,
+    1u << WIRE_GET_ROWS | 1u << WIRE_PUT_ROWS | 1u << WIRE_SNAPSHOT |
+        1u << WIRE_RESTORE};
+_Static_assert(WIRE_METHODS_N <= 32, "a bit a method");
 
 /* ---- answers ------------------------------------------------------------ */
 
@@ -168,7 +170,7 @@ static int check_call(const ps_service *s, const rpc_call *call)
     if (call->method >= WIRE_METHODS_N)
         return persia_err_set(PERSIA_EPROTOCOL, "there is no method %u",
                               call->method);
-    if (m->admin && !call->admin)
+    if (persia_service_methods.admin >> call->method & 1 && !call->admin)
         return persia_err_set(PERSIA_EDENIED,
                               "%s is administration: it needs the "
                               "administration token",

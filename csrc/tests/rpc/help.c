@@ -203,6 +203,7 @@ void deck_handle(void *ctx, rpc_call *call)
         fail_as_told(call);
         return;
     case WIRE_STATS:
+    case WIRE_SNAPSHOT:
         reply_text(call, call->admin ? "admin" : "user", d);
         return;
     case WIRE_DECLARE:
@@ -217,7 +218,7 @@ void deck_handle(void *ctx, rpc_call *call)
 }
 
 const rpc_methods test_methods = {WIRE_SERVICE, persia_wire_paths,
-                                  WIRE_METHODS_N};
+                                  WIRE_METHODS_N, 1u << WIRE_SNAPSHOT};
 
 rpc_server_config server_config_of(deck *d)
 {

@@ -394,15 +394,15 @@ static void messages_have_limits_both_ways(void **state)
 static uint64_t wait_connections(const rpc_server *s, uint64_t open,
                                  uint64_t refused)
 {
-    uint64_t n = 0, closed = 0;
+    rpc_counts n = {0};
     for (int i = 0; i < 3000; i++) {
-        persia_rpc_server_connections(s, &n, &closed);
-        if (n == open && closed >= refused)
-            return closed;
+        n = persia_rpc_server_counts(s);
+        if (n.open == open && n.refused >= refused)
+            return n.refused;
         sleep_ms(10);
     }
     fail_msg("%llu connections, %llu refused after half a minute",
-             (unsigned long long)n, (unsigned long long)closed);
+             (unsigned long long)n.open, (unsigned long long)n.refused);
     return 0;
 }
 
