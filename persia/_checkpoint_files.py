@@ -108,6 +108,13 @@ def root_of(path: str | os.PathLike[str]) -> Root:
         uri = urllib.parse.urlsplit(text)
         if uri.scheme == "file":
             return LocalRoot(Path(urllib.parse.unquote(uri.path)))
+        if uri.password is not None:
+            raise InvalidArgument(
+                f"{uri.scheme}://...@{uri.hostname} has a key in it, which "
+                "logs, errors and the checkpoint itself would show: give "
+                "keys through the environment (S3: AWS_ACCESS_KEY_ID, "
+                "AWS_SECRET_ACCESS_KEY)"
+            )
         from persia._checkpoint_remote import RemoteRoot
 
         return RemoteRoot(text)

@@ -61,7 +61,11 @@ def bucket(endpoint: str) -> Iterator[fs.FileSystem]:
 
 
 @pytest.fixture
-def uri(endpoint: str, bucket: fs.FileSystem) -> Callable[[str], str]:
-    """The URI of a path in the bucket."""
+def uri(
+    endpoint: str, bucket: fs.FileSystem, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], str]:
+    """The URI of a path in the bucket; its keys are in the environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "me")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     options = f"scheme=http&endpoint_override={endpoint}"
-    return lambda path: f"s3://me:{SECRET}@bucket/{path}?{options}"
+    return lambda path: f"s3://bucket/{path}?{options}"

@@ -197,7 +197,7 @@ def test_storage_that_is_not_there(
     uri: Callable[[str], str], endpoint: str
 ) -> None:
     store = make_store()
-    elsewhere = uri("out").replace("@bucket", "@other")
+    elsewhere = uri("out").replace("://bucket", "://other")
     with pytest.raises(errors.StorageError, match="s3://other/out") as e:
         store.save(elsewhere)
     assert SECRET not in str(e.value)
@@ -210,6 +210,15 @@ def test_storage_that_is_not_there(
         store.save("nosuch://x/y")
     with pytest.raises(errors.InvalidArgument, match="as a string"):
         store.save(Path("s3://bucket/out"))
+
+
+def test_a_uri_with_a_key_is_refused() -> None:
+    store = make_store()
+    place = f"s3://me:{SECRET}@bucket/out"
+    for use in (store.save, store.load):
+        with pytest.raises(errors.InvalidArgument, match="AWS_") as e:
+            use(place)
+        assert SECRET not in str(e.value)
 
 
 def test_file_uris_are_paths(tmp_path: Path) -> None:
