@@ -32,15 +32,20 @@ typedef struct optim_args {
     uint64_t step; /* t of Adam's bias correction, from 1 */
 } optim_args;
 
-/* "sgd", "adagrad", "rowwise_adagrad", "adam", "adamw"; NULL if no kind. */
+/* "sgd", "adagrad" and so on; NULL if no kind. */
 PERSIA_API const char *persia_optim_name(uint32_t kind);
 /* Floats of state a row; `momentum`: whether SGD keeps a buffer. */
 PERSIA_API uint32_t persia_optim_state_floats(uint32_t kind, uint32_t dim,
                                               int momentum);
-/* Whether a row's state may be such: finite, and not negative where a root is
- * taken of it. */
-PERSIA_API int persia_optim_state_fits(uint32_t kind, uint32_t dim,
-                                       int momentum, const float *state);
+/* The state of a new row; `option` is the table's state_init. */
+PERSIA_API void persia_optim_state_init(uint32_t kind, uint32_t dim,
+                                        int momentum, float option,
+                                        float *state);
+/* The first field that is not finite, or negative where a root is taken of
+ * it; NULL: a row's state may be such. */
+PERSIA_API const char *persia_optim_state_misfit(uint32_t kind, uint32_t dim,
+                                                 int momentum,
+                                                 const float *state);
 /* PERSIA_EARG when a hyper-parameter is out of its range (or not finite). */
 PERSIA_API int persia_optim_check(const optim_args *args);
 

@@ -24,6 +24,7 @@ What protobuf has no word for is told by annotations in the comments:
   @with=field            a repeated field that has as many elements
   @check                 of a message: types.c has at_check_<message>()
   @shared                of an enum: in lists.h, with the names of its values
+  @each                  and they as a macro, TAG_EACH(X)
   @shared=struct         of a message: the struct and its list are there, too
   @members               and its members as a macro
   @config=word           what a config calls the field
@@ -115,6 +116,11 @@ class Enum:
         return (self.notes.get("as") or ",").split(",")[0] or snake(
             self.owner + self.name
         )
+
+    def names(self) -> list[str]:
+        """The values as a user writes them."""
+        own = snake(self.name).upper() + "_"
+        return [name.removeprefix(own).lower() for name, *_ in self.values]
 
     def c_values(self) -> list[tuple[str, int, Notes]]:
         """The values by their C names."""
@@ -484,6 +490,9 @@ def lists_h(proto: Proto) -> str:
             names = f"persia_{enum.tag}_names[{len(enum.values)}]"
             out += write_enum(enum).rstrip() + "\n"
             out += f"extern PERSIA_API const char *const {names};\n\n"
+        if enum.notes.get("each") is not None:
+            entries = [f"X({name})" for name in enum.names()]
+            out += x_list(f"{enum.tag.upper()}_EACH", entries)
     for message in proto.messages:
         if name := message.notes.get("shared"):
             out += write_struct(proto, message)
@@ -508,8 +517,7 @@ def lists_c(proto: Proto) -> str:
     for enum in proto.enums:
         if enum.notes.get("shared") is None:
             continue
-        own = snake(enum.name).upper() + "_"
-        words = [f'"{n.removeprefix(own).lower()}"' for n, *_ in enum.values]
+        words = [f'"{name}"' for name in enum.names()]
         out += f"const char *const persia_{enum.tag}_names[] = {{\n"
         out += wrap_items(words, "", "    ", "    ") + "};\n\n"
     for message in proto.messages:

@@ -25,6 +25,9 @@ enum optim_kind {
 };
 extern PERSIA_API const char *const persia_optim_kind_names[5];
 
+#define OPTIM_KIND_EACH(X)                                                    \
+    X(sgd) X(adagrad) X(rowwise_adagrad) X(adam) X(adamw)
+
 /* Where the vectors of a table are kept. */
 enum vector_dtype {
     VECTOR_FP32,

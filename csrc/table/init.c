@@ -189,23 +189,6 @@ void row_init_vector(const table *t, uint64_t id, float *out)
             out[j] = bf16_widen(bf16_nearest(out[j]));
 }
 
-float row_init_state_value(const table *t)
-{
-    return t->config.optimizer == OPTIM_ADAGRAD ||
-                   t->config.optimizer == OPTIM_ROWWISE_ADAGRAD
-               ? t->config.state_init
-               : 0;
-}
-
-void row_init_state(const table *t, char *row)
-{
-    float *state = (float *)(void *)(row + t->state_offset);
-    const float value = row_init_state_value(t);
-
-    for (uint32_t j = 0; j < t->state_floats; j++)
-        state[j] = value;
-}
-
 void row_store_vector(const table *t, const float *values, char *row)
 {
     char *to = row + ROW_VECTOR;

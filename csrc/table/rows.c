@@ -75,8 +75,7 @@ static int row_get(table *t, stripe *s, uint64_t hash, uint64_t id, size_t at,
     }
     row_init_vector(t, id, vector);
     if (state)
-        for (uint32_t j = 0; j < t->state_floats; j++)
-            state[j] = row_init_state_value(t);
+        row_init_state(t, state);
     return PERSIA_OK;
 }
 
@@ -143,7 +142,7 @@ static int row_put(table *t, stripe *s, uint64_t hash, uint64_t id, size_t at,
         memcpy(row + t->state_offset, in->state + at * t->state_floats,
                t->state_floats * sizeof(float));
     else
-        row_init_state(t, row);
+        row_init_state(t, row + t->state_offset);
     return PERSIA_OK;
 }
 
@@ -208,12 +207,12 @@ static int vector_fits(const table *t, const float *x)
     return 1;
 }
 
-static int state_fits(const table *t, const float *state)
+static const char *state_misfit(const table *t, const float *state)
 {
     const table_config *c = &t->config;
 
-    return persia_optim_state_fits(c->optimizer, c->dim, (int)c->momentum,
-                                   state);
+    return persia_optim_state_misfit(c->optimizer, c->dim, (int)c->momentum,
+                                     state);
 }
 
 int persia_table_set(table *t, size_t n, const uint64_t *ids,
@@ -231,15 +230,17 @@ int persia_table_set(table *t, size_t n, const uint64_t *ids,
                 "table %s: the values for id %lld (row %zu) are "
                 "not finite; nothing was written",
                 t->config.name, (long long)ids[i], i);
-    for (size_t i = 0; i < n && state; i++)
-        if (!state_fits(t, state + i * t->state_floats))
+    for (size_t i = 0; i < n && state; i++) {
+        const char *field = state_misfit(t, state + i * t->state_floats);
+        if (field)
             return persia_err_set(
                 PERSIA_ENONFINITE,
-                "table %s: the state for id %lld (row %zu) is not "
+                "table %s: %s of the state for id %lld (row %zu) is not "
                 "finite, or negative where %s takes a root of it; "
                 "nothing was written",
-                t->config.name, (long long)ids[i], i,
+                t->config.name, field, (long long)ids[i], i,
                 persia_optim_name(t->config.optimizer));
+    }
     return rows_put(t, n, ids, &in);
 }
 

@@ -350,7 +350,7 @@ int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
     row_set_clock(row, clock);
     row_init_vector(t, id, vector);
     row_store_vector(t, vector, row);
-    row_init_state(t, row);
+    row_init_state(t, row + t->state_offset);
     row_index_insert(&s->index, stripe_rows(t, s), hash, *slot);
     s->rows++;
     return PERSIA_OK;

@@ -59,6 +59,7 @@ struct table {
     uint32_t vector_bytes;
     uint32_t state_offset; /* in a row, bytes */
     uint32_t state_floats;
+    float *state_start;    /* [state_floats] of a new row */
     size_t stride;         /* bytes */
     uint32_t init_key[2];  /* philox key of (seed, name) */
     uint32_t noise_key[2];
@@ -89,6 +90,11 @@ static inline row_store stripe_rows(const table *t, const stripe *s)
 static inline char *stripe_row(const table *t, const stripe *s, uint32_t slot)
 {
     return s->arena.base + (size_t)slot * t->stride;
+}
+/* The state of a new row. */
+static inline void row_init_state(const table *t, void *state)
+{
+    __builtin_memcpy(state, t->state_start, t->state_floats * sizeof(float));
 }
 static inline uint32_t row_clock(const char *row)
 {
@@ -151,8 +157,6 @@ void stripe_clear_locked(table *t, stripe *s);
 /* Initial values (init.c). */
 void row_init_vector(const table *t, uint64_t id, float *out);
 void row_init_keys(table *t);
-float row_init_state_value(const table *t);
-void row_init_state(const table *t, char *row);
 /* Writes fp32 values as the table's dtype, to nearest. */
 void row_store_vector(const table *t, const float *values, char *row);
 void row_load_vector(const table *t, const char *row, float *out);

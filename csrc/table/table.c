@@ -108,8 +108,8 @@ static void limit_unlock(mem_limit *limit)
 
 int persia_table_create(const table_config *config, table **out)
 {
-    uint32_t stripes;
-    size_t size, bytes;
+    uint32_t stripes, floats;
+    size_t size;
     table *t;
     int rc = config_check(config);
 
@@ -117,7 +117,10 @@ int persia_table_create(const table_config *config, table **out)
     if (rc)
         return rc;
     stripes = stripes_of(config);
-    size = sizeof *t + stripes * (sizeof t->stripe[0] + sizeof t->left[0]);
+    floats = persia_optim_state_floats(config->optimizer, config->dim,
+                                       (int)config->momentum);
+    size = sizeof *t + stripes * (sizeof t->stripe[0] + sizeof t->left[0]) +
+           floats * sizeof(float);
     t = aligned_alloc(64, (size + 63) / 64 * 64);
     if (!t)
         return persia_err_set(PERSIA_ENOMEM, "table %s: no memory",
@@ -128,10 +131,12 @@ int persia_table_create(const table_config *config, table **out)
     t->left = (_Atomic(int64_t) *)(void *)&t->stripe[stripes];
     t->vector_bytes = config->dim * (config->dtype == VECTOR_BF16 ? 2 : 4);
     t->state_offset = (ROW_VECTOR + t->vector_bytes + 3) / 4 * 4;
-    t->state_floats = persia_optim_state_floats(config->optimizer, config->dim,
-                                                (int)config->momentum);
-    bytes = t->state_offset + t->state_floats * sizeof(float);
-    t->stride = bytes;
+    t->state_floats = floats;
+    t->state_start = (float *)(void *)&t->left[stripes];
+    persia_optim_state_init(config->optimizer, config->dim,
+                            (int)config->momentum, config->state_init,
+                            t->state_start);
+    t->stride = t->state_offset + floats * sizeof(float);
     row_init_keys(t);
     persia_fair_lock_init(&t->gate);
     persia_fair_lock_init(&t->full_lock);
