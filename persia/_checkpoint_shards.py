@@ -43,7 +43,7 @@ from persia.errors import (
 )
 
 _PROOF = ".proof"
-_REMIND = 5.0  # seconds
+_REMIND, _ENDS = 5.0, 10.0  # seconds
 _STAYS = 2**64 - 1  # clock of a table that is not restored
 
 
@@ -153,6 +153,25 @@ def _poll(
             if every or not answers[shard][until]:
                 answers[shard] = once(shard)
     return answers
+
+
+def _end(shards: int, ask: Callable[[int], Mapping[str, Any]]) -> None:
+    """Ends the work of all shards, and waits until none touches a file of it
+    any more: for a while, as their files may hang. It does not fail.
+    """
+    left, began, pause = list(range(shards)), time.monotonic(), 0.001
+
+    def ended(shard: int) -> bool:
+        try:
+            return bool(ask(shard)["done"])
+        except PersiaError:
+            return True  # it forgets the work by itself
+
+    while left := [shard for shard in left if not ended(shard)]:
+        if time.monotonic() - began > _ENDS:
+            return
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
 
 
 class ShardRows:
@@ -279,10 +298,7 @@ class ShardRows:
                 self._watch(ask, folder, stop, "started")
             yield ask
         finally:
-            # Where that fails the shard forgets it by itself.
-            for shard in shards:
-                with contextlib.suppress(PersiaError):
-                    ask(_core.SNAPSHOT_END, shard)
+            _end(len(self._peers), partial(ask, _core.SNAPSHOT_END))
 
     def stage(
         self,
@@ -457,6 +473,4 @@ class _ShardStaged:
 
     def abort(self) -> None:
         """They are forgotten."""
-        for shard in range(len(self._peers)):
-            with contextlib.suppress(PersiaError):
-                self._ask(_core.RESTORE_ABORT, shard)
+        _end(len(self._peers), partial(self._ask, _core.RESTORE_ABORT))

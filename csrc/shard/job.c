@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { THREADS_MAX = 8 }; /* jobs whose thread runs: more hang */
 static const uint64_t SECOND = 1000000000;
 /* A job may be without progress for as long as the call that began it could
  * wait, and for so long at least: a file may take a while to sync. */
@@ -58,7 +57,8 @@ static void fail_locked(job *n, int code)
     move_locked(n, JOB_FAILED);
 }
 
-static void job_free(job *n)
+/* All that it has. */
+static void job_clear(job *n)
 {
     if (n->kind == JOB_SNAPSHOT)
         snapshot_free(n);
@@ -68,7 +68,6 @@ static void job_free(job *n)
         n->io->close(n->io);
     free(n->pushes);
     free(n->files);
-    free(n);
 }
 
 void job_put(job *n)
@@ -78,8 +77,10 @@ void job_put(job *n)
     pthread_mutex_lock(&n->s->jobs.lock);
     int last = --n->refs == 0;
     pthread_mutex_unlock(&n->s->jobs.lock);
-    if (last)
-        job_free(n);
+    if (!last)
+        return;
+    job_clear(n);
+    free(n);
 }
 
 /* Drops the job of a slot; what the caller has to put, without the lock. */
@@ -99,6 +100,15 @@ static job *hold_locked(job *n)
 }
 
 /* ---- the thread of a job ------------------------------------------------ */
+
+/* Where a running job is (NULL: where one can be); NULL: nowhere. */
+static job **place_locked(jobs *j, const job *n)
+{
+    for (int k = 0; k < JOB_THREADS; k++)
+        if (j->running[k] == n)
+            return &j->running[k];
+    return NULL;
+}
 
 /* STARTING is over: takes the place of the job that is there (*old), and the
  * cut in the same moment. */
@@ -132,22 +142,30 @@ static void job_body(void *ctx, sched *threads)
     if (!rc)
         rc = n->kind == JOB_SNAPSHOT ? snapshot_write(n, threads)
                                      : restore_stage(n, threads);
-    pthread_mutex_lock(&n->s->jobs.lock);
-    if (rc && is_working(n))
-        fail_locked(n, rc);
-    else if (n->state == JOB_RUNNING)
-        move_locked(n, JOB_DONE);
-    pthread_mutex_unlock(&n->s->jobs.lock);
+    n->result = rc;
 }
 
+/* Nothing runs for it any more. */
 static void job_end(void *ctx)
 {
     job *n = ctx;
     shard *s = n->s;
     jobs *j = &s->jobs;
-    job_put(n);
     pthread_mutex_lock(&j->lock);
-    j->threads--;
+    if (n->result && is_working(n))
+        fail_locked(n, n->result);
+    else if (n->state == JOB_RUNNING)
+        move_locked(n, JOB_DONE);
+    const int last = n->refs == 1; /* it was dropped */
+    if (last) {
+        pthread_mutex_unlock(&j->lock);
+        job_clear(n);
+        pthread_mutex_lock(&j->lock);
+    }
+    *place_locked(j, n) = NULL;
+    n->refs--;
+    if (last)
+        free(n);
     if (s->env.ended)
         s->env.ended(s->env.ctx);
     pthread_mutex_unlock(&j->lock);
@@ -156,18 +174,19 @@ static void job_end(void *ctx)
 static int start_locked(job *n)
 {
     jobs *j = &n->s->jobs;
+    job **place = place_locked(j, NULL);
     const unsigned threads =
         n->kind == JOB_SNAPSHOT
             ? 2 /* one reads the cut, one writes */
             : persia_sched_threads(persia_ps_sched(n->s->p));
     n->refs++; /* the thread's */
-    j->threads++;
+    *place = n;
     int rc = n->s->env.detach(threads, job_body, job_end, n,
                                "persia-job");
     if (!rc)
         return PERSIA_OK;
     n->refs--;
-    j->threads--;
+    *place = NULL;
     return rc;
 }
 
@@ -226,13 +245,13 @@ static int begin_locked(jobs *j, job *n, job **old)
 {
     if (j->closed)
         return persia_err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
-    if (j->threads >= THREADS_MAX)
+    if (!place_locked(j, NULL))
         return persia_err_set(
             PERSIA_EUNAVAILABLE,
             "%d earlier snapshots and "
             "restores still wait for their files: the folder of "
             "checkpoints hangs",
-            THREADS_MAX);
+            JOB_THREADS);
     const int slot = (int)n->kind + JOB_KINDS;
     if (j->of[slot] && is_working(j->of[slot]) && !is_abandoned(j->of[slot]))
         return busy(j->of[slot]);
@@ -327,16 +346,28 @@ static void ask_locked(job *n)
 
 /* ---- requests: snapshots ------------------------------------------------ */
 
+static int is_snapshot(const job *n, const wire_snapshot *m)
+{
+    return n && n->kind == JOB_SNAPSHOT && !strcmp(n->root, m->root) &&
+           !strcmp(n->folder, m->folder) && !strcmp(n->proof, m->proof);
+}
+
 /* The slot of a message's job; -1: there is none. */
 static int find_snapshot(const jobs *j, const wire_snapshot *m)
 {
-    for (int k = JOB_SNAPSHOT; k < JOB_SLOTS; k += JOB_KINDS) {
-        const job *n = j->of[k];
-        if (n && !strcmp(n->root, m->root) &&
-            !strcmp(n->folder, m->folder) && !strcmp(n->proof, m->proof))
+    for (int k = JOB_SNAPSHOT; k < JOB_SLOTS; k += JOB_KINDS)
+        if (is_snapshot(j->of[k], m))
             return k;
-    }
     return -1;
+}
+
+/* Whether a thread runs for it. */
+static int runs_snapshot(const jobs *j, const wire_snapshot *m)
+{
+    int runs = 0;
+    for (int k = 0; k < JOB_THREADS; k++)
+        runs |= is_snapshot(j->running[k], m);
+    return runs;
 }
 
 static int begin_snapshot_locked(jobs *j, const wire_snapshot *m, job *fresh,
@@ -397,7 +428,8 @@ static int ask_snapshot(shard *s, const wire_snapshot *m, uint64_t deadline,
         ;
     } else if (m->verb == SNAPSHOT_END) {
         old = slot < 0 ? NULL : take_locked(j, slot);
-        reply->started = reply->done = 1;
+        reply->started = 1;
+        reply->done = !runs_snapshot(j, m);
     } else if (slot >= 0) {
         rc = answer_snapshot_locked(j->of[slot], reply, held);
     } else {
@@ -451,16 +483,36 @@ void persia_shard_drop_snapshot(shard *s)
 
 /* ---- requests: restores ------------------------------------------------- */
 
+static int is_restore(const job *n, const wire_restore *m)
+{
+    return n && n->kind == JOB_RESTORE && !strcmp(n->root, m->root) &&
+           !strcmp(n->folder, m->folder) &&
+           (!m->lineage || m->lineage == n->lineage);
+}
+
 static int find_restore(const jobs *j, const wire_restore *m)
 {
-    for (int k = JOB_RESTORE; k < JOB_SLOTS; k += JOB_KINDS) {
-        const job *n = j->of[k];
-        if (n && !strcmp(n->root, m->root) &&
-            !strcmp(n->folder, m->folder) &&
-            (!m->lineage || m->lineage == n->lineage))
+    for (int k = JOB_RESTORE; k < JOB_SLOTS; k += JOB_KINDS)
+        if (is_restore(j->of[k], m))
             return k;
-    }
     return -1;
+}
+
+static int runs_restore(const jobs *j, const wire_restore *m)
+{
+    int runs = 0;
+    for (int k = 0; k < JOB_THREADS; k++)
+        runs |= is_restore(j->running[k], m);
+    return runs;
+}
+
+static int abort_locked(jobs *j, const wire_restore *m,
+                        wire_restore_reply *reply, job **old)
+{
+    const int slot = find_restore(j, m);
+    *old = slot < 0 ? NULL : take_locked(j, slot);
+    reply->done = !runs_restore(j, m);
+    return PERSIA_OK;
 }
 
 static int prepare_locked(jobs *j, const wire_restore *m, job *fresh,
@@ -524,8 +576,8 @@ static int ask_restore(shard *s, const wire_restore *m, uint64_t deadline,
         rc = prepare_locked(j, m, fresh, reply, old, &other);
     else if (m->verb == RESTORE_COMMIT)
         rc = commit_locked(s, m, reply, old, &other);
-    else if (find_restore(j, m) >= 0)
-        *old = take_locked(j, find_restore(j, m));
+    else
+        rc = abort_locked(j, m, reply, old);
     pthread_mutex_unlock(&j->lock);
     job_put(fresh);
     job_put(other);
@@ -568,8 +620,10 @@ uint32_t persia_shard_end_jobs(shard *s)
     pthread_mutex_unlock(&j->lock);
     for (int k = 0; k < JOB_SLOTS; k++)
         job_put(old[k]);
+    uint32_t running = 0;
     pthread_mutex_lock(&j->lock);
-    uint32_t threads = j->threads;
+    for (int k = 0; k < JOB_THREADS; k++)
+        running += j->running[k] != NULL;
     pthread_mutex_unlock(&j->lock);
-    return threads;
+    return running;
 }

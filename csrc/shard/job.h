@@ -18,10 +18,12 @@
  *   DONE                                  x
  *   FAILED                                x
  *
- * A job has a thread of its own, which alone waits for files.  Requests are
- * answered at once.  A job that has failed or was dropped keeps nothing of a
- * cut, although its thread may hang in a file for long: then it costs the
- * thread, and the memory of what was staged.
+ * A job has a thread of its own, which alone waits for files, and which ends
+ * before the job is DONE, or FAILED by its own error.  Requests are answered
+ * at once; that of an end says whether such a thread still runs.  A job that
+ * has failed or was dropped keeps nothing of a cut, although its thread may
+ * hang in a file for long: then it costs the thread, and the memory of what
+ * was staged.
  *
  * There is at most one job of a kind, and one that is STARTING.  Any thread
  * may call; one lock, held around cuts and exchanges, never around files
@@ -38,7 +40,7 @@
 enum job_kind { JOB_SNAPSHOT, JOB_RESTORE, JOB_KINDS };
 /* Each kind has the job of its number, and JOB_KINDS further one that takes
  * its place when its files are open: wrong files end no other job. */
-enum { JOB_SLOTS = 2 * JOB_KINDS };
+enum { JOB_SLOTS = 2 * JOB_KINDS, JOB_THREADS = 8 };
 
 enum job_state {
     JOB_STARTING,
@@ -62,12 +64,13 @@ typedef struct job job;
 typedef struct jobs {
     pthread_mutex_t lock; /* guards: */
     job *of[JOB_SLOTS];   /* NULL: none */
-    uint32_t threads;     /* of jobs that still run, dropped or not */
+    /* Those whose thread runs, dropped or not: more hang. */
+    job *running[JOB_THREADS];
     int closed;
 } jobs;
 
 /* Fields without a comment belong to the job's thread until it is DONE, then
- * they do not change. */
+ * they do not change.  Its place does not change at all. */
 struct job {
     shard *s;
     enum job_kind kind;
@@ -77,6 +80,7 @@ struct job {
     ckpt_io *io;
     interrupt_flag flag;
     _Atomic(uint64_t) rows; /* through */
+    int result; /* of its thread */
     /* Guarded by the shard's jobs.lock: */
     uint32_t refs;
     enum job_state state;

@@ -51,7 +51,7 @@ enum wire_push_status {
 enum wire_snapshot_verb {
     SNAPSHOT_BEGIN, /* takes the cut, starts to write */
     SNAPSHOT_STATUS, /* how far is it? */
-    SNAPSHOT_END, /* forget (and stop) it */
+    SNAPSHOT_END, /* forget (and stop) it; done: nothing is written any more */
 };
 
 enum wire_restore_verb {
@@ -59,7 +59,7 @@ enum wire_restore_verb {
      * range */
     RESTORE_PREPARE,
     RESTORE_COMMIT, /* puts it in their place, with the new lineage */
-    RESTORE_ABORT, /* forgets it */
+    RESTORE_ABORT, /* forgets it; done: nothing is read any more */
 };
 
 /* Who asks; every request begins with it. */
@@ -342,7 +342,7 @@ typedef struct wire_restore {
 } wire_restore;
 
 typedef struct wire_restore_reply {
-    uint32_t done; /* PREPARE: false: still reading, ask again */
+    uint32_t done; /* PREPARE, ABORT: false: still reading, ask again */
     uint64_t rows;
 } wire_restore_reply;
 
