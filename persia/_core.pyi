@@ -295,6 +295,7 @@ def ckpt_file_crc(folder: int, name: str, /) -> tuple[int, int]: ...
 # --- csrc/py/peer.c, csrc/py/server.c ---
 
 GRPC: str  # version of the gRPC library, or "none"
+GRPC_HOLES: str  # its published holes; "": none is known
 SNAPSHOT_BEGIN: int
 SNAPSHOT_STATUS: int
 SNAPSHOT_END: int

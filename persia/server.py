@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import ipaddress
 import json
 import os
 import re
@@ -708,6 +709,25 @@ def few_files(connections: int) -> str | None:
     )
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def core_holes(config: ServeConfig, holes: str) -> str | None:
+    """What to tell where others than this machine reach a gRPC core with
+    published holes: who shows no certificate can stop the server."""
+    if not holes or config.mutual_tls or _is_loopback(config.host):
+        return None
+    return (
+        f"gRPC's core {_core.GRPC} has published holes ({holes}): whoever "
+        "reaches this port may stop the server; install Persia's wheel, which "
+        "has a current core (docs/install.md), or give --mutual-tls"
+    )
+
+
 class _Stopped(BaseException):
     """A signal came before anything was served."""
 
@@ -751,6 +771,8 @@ def _run(server: Server, signals: _Signals) -> None:
         )
     if few := few_files(config.connections):
         _warn(few)
+    if open_to := core_holes(config, _core.GRPC_HOLES):
+        _warn(open_to)
     _say(f"serving shard {server.shard} of {server.shards} on {address}")
     signals.wait()
     _say("stopping")

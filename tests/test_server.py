@@ -6,6 +6,7 @@ import resource
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from persia import _core, errors
 from persia.cli.app import app
 from persia.cli.config import read_yaml, validated
-from persia.server import ServeConfig, few_files, find_shard
+from persia.server import ServeConfig, core_holes, few_files, find_shard
 
 
 @pytest.mark.parametrize(
@@ -138,6 +139,27 @@ def test_too_few_files_are_told(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, files))
     text = few_files(connections)
     assert (text is None) if told is None else (text and told in text)
+
+
+@pytest.mark.parametrize(
+    ("options", "holes", "told"),
+    [
+        ({"host": "0.0.0.0", "insecure": True}, "CVE-1, CVE-2", True),
+        ({"host": "ps-0.persia.svc"}, "CVE-1", True),
+        ({"host": "0.0.0.0", "insecure": True}, "", False),
+        ({"host": "0.0.0.0", "mutual_tls": True}, "CVE-1", False),
+        ({"host": "127.0.0.2"}, "CVE-1", False),
+        ({"host": "localhost"}, "CVE-1", False),
+        ({"host": "::1"}, "CVE-1", False),
+    ],
+)
+def test_holes_of_the_core_are_told_beyond_this_machine(
+    options: dict[str, Any], holes: str, told: bool
+) -> None:
+    text = core_holes(ServeConfig.model_construct(**options), holes)
+    assert (text is not None) == told
+    if text is not None:
+        assert holes in text and "--mutual-tls" in text
 
 
 @pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")

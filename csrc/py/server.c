@@ -567,7 +567,8 @@ int py_add_server(PyObject *module)
 {
     if (!py_add_type(module, &channel_spec) ||
         !py_add_type(module, &server_spec) ||
-        PyModule_AddStringConstant(module, "GRPC", persia_rpc_version()))
+        PyModule_AddStringConstant(module, "GRPC", persia_rpc_version()) ||
+        PyModule_AddStringConstant(module, "GRPC_HOLES", persia_rpc_holes()))
         return -1;
     static const struct {
         const char *name;

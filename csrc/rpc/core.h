@@ -8,9 +8,20 @@
 
 #include <grpc/grpc.h>
 #include <grpc/grpc_security.h>
+#if __has_include(<grpc/credentials.h>) /* not in 1.51 */
+#include <grpc/credentials.h>
+#endif
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+
+/* ---- versions ----------------------------------------------------------- */
+
+/* Before grpc_init(). */
+void core_quiet(void);
+/* Connections that a server may have for the files of this process; raises
+ * their limit. */
+uint32_t core_connections_max(void);
 
 /* ---- threads ------------------------------------------------------------ */
 

@@ -22,6 +22,11 @@ const char *persia_rpc_version(void)
     return "none";
 }
 
+const char *persia_rpc_holes(void)
+{
+    return "";
+}
+
 int persia_rpc_server_start(const rpc_server_config *config, rpc_server **out)
 {
     *out = NULL;

@@ -23,6 +23,9 @@ PERSIA_API int persia_rpc_available(void);
 /* Of the core that is loaded, which counts on its own ("29.0.0" came with
  * gRPC 1.51); "none". */
 PERSIA_API const char *persia_rpc_version(void);
+/* Published holes of that core by which whoever reaches a port can stop a
+ * server: numbers of CVE; "": none is known. */
+PERSIA_API const char *persia_rpc_holes(void);
 
 /* What servers serve: a service and its methods by number. */
 typedef struct rpc_methods {

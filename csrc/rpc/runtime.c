@@ -1,7 +1,6 @@
 /* runtime.c: gRPC's life in this process and the threads that drive it. */
 #include "rpc/core.h"
 
-#include <grpc/support/log.h>
 #include <malloc.h>
 #include <sched.h>
 #include <signal.h>
@@ -36,11 +35,6 @@ static struct {
 int persia_rpc_available(void)
 {
     return 1;
-}
-
-const char *persia_rpc_version(void)
-{
-    return grpc_version_string();
 }
 
 /* ---- pollers ---- */
@@ -171,13 +165,6 @@ void runtime_end_sent(rpc_sent *s)
 
 /* ---- life ---- */
 
-/* gRPC tells on stderr what we report as errors; it does so only for those
- * who asked for it. */
-static void log_nothing(gpr_log_func_args *args)
-{
-    (void)args;
-}
-
 /* gRPC stays until the process ends.  grpc_shutdown() waits for a thread of
  * gRPC that looks after connections whose buffers were full, which it does
  * for 10 s at a time: so long no signal would be heard, and nobody could
@@ -188,8 +175,7 @@ static void start_grpc(void)
     keep_memory();
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (!getenv("GRPC_VERBOSITY") && !getenv("GRPC_TRACE"))
-        gpr_set_log_function(log_nothing);
+    core_quiet();
     grpc_init();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     persia_cond_init(&runtime.sent_added);

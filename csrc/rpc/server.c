@@ -16,13 +16,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 enum {
     HEALTH_SLOTS = 16,
     HEALTH_REQUEST_MAX = 4096,     /* bytes */
     TEXT_MAX = 1000,               /* bytes of an error's text */
-    FILES = 65536,                 /* open in the process, if it may */
     HANDSHAKE_MS = 10000,          /* for a connection to say what it is */
     PING_MS = 60000,               /* clients that vanished are found out */
     PING_TIMEOUT_MS = 20000
@@ -466,25 +464,6 @@ static void slot_wait(slot *l)
 
 /* ---- life ---- */
 
-/* A listener of gRPC 1.51 that once finds no file descriptor free takes no
- * connection ever again: raise the limit as far as we may.  Connections may
- * take half of it: others come before those beyond the limit are closed. */
-static uint32_t files_allow(void)
-{
-    struct rlimit l;
-    if (getrlimit(RLIMIT_NOFILE, &l) != 0)
-        return UINT32_MAX;
-    rlim_t wanted = l.rlim_max < FILES ? l.rlim_max : FILES;
-    if (l.rlim_cur < wanted) {
-        rlim_t before = l.rlim_cur;
-        l.rlim_cur = wanted;
-        if (setrlimit(RLIMIT_NOFILE, &l) != 0)
-            l.rlim_cur = before;
-    }
-    return l.rlim_cur / 2 < UINT32_MAX ? (uint32_t)(l.rlim_cur / 2) + 1
-                                       : UINT32_MAX;
-}
-
 static void server_is_down(rpc_tag *tag, int ok)
 {
     (void)ok;
@@ -631,7 +610,7 @@ int persia_rpc_server_start(const rpc_server_config *config, rpc_server **out)
         code = server_make(config, &s);
     if (code != PERSIA_OK)
         return code;
-    uint32_t connections_max = files_allow();
+    uint32_t connections_max = core_connections_max();
     if (config->connections_max && config->connections_max < connections_max)
         connections_max = config->connections_max;
     code = runtime_enter();

@@ -14,6 +14,9 @@
 #include <grpc/byte_buffer_reader.h>
 #include <grpc/grpc.h>
 #include <grpc/grpc_security.h>
+#if __has_include(<grpc/credentials.h>) /* not in 1.51 */
+#include <grpc/credentials.h>
+#endif
 
 /* ---- a client that is not ours ---- */
 

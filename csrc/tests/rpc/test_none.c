@@ -65,6 +65,7 @@ static void without_grpc_it_is_said(void **state)
     assert_int_equal(persia_rpc_server_start(&serving, &s),
                      PERSIA_EUNAVAILABLE);
     assert_string_equal(persia_rpc_version(), "none");
+    assert_string_equal(persia_rpc_holes(), "");
     deck_stop(&d);
 }
 
