@@ -13,6 +13,7 @@ from rich.text import Text
 
 from persia import errors
 from persia.cli.certs import certs
+from persia.cli.doctor import doctor
 from persia.cli.launch import launch
 from persia.cli.plan import plan
 from persia.cli.schema import schema
@@ -62,6 +63,7 @@ app.add_typer(serve, name="serve")
 app.command()(status)
 app.command()(plan)
 app.command()(certs)
+app.command()(doctor)
 app.command(context_settings={"allow_interspersed_args": False})(launch)
 
 
