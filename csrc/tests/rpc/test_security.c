@@ -194,22 +194,22 @@ static void tokens_say_who_may_what(void **state)
         const char *shown, *admin_shown; /* the client's */
         const char *answer, *admin_answer; /* NULL: the same */
     } cases[] = {
-        {NULL, NULL, NULL, NULL, "admin"},
-        {NULL, NULL, "any", NULL, "admin"},
-        {"tok", NULL, "tok", NULL, "admin"},
-        {"tok", NULL, NULL, NULL, "AccessDenied"},
-        {"tok", NULL, "toK", NULL, "AccessDenied"},
-        {"tok", NULL, "to", NULL, "AccessDenied"},
-        {"tok", NULL, "tokk", NULL, "AccessDenied"},
-        {"tok", "adm", "tok", NULL, "user"},
-        {"tok", "adm", NULL, "adm", "admin"},
+        {NULL, NULL, NULL, NULL, "admin", NULL},
+        {NULL, NULL, "any", NULL, "admin", NULL},
+        {"tok", NULL, "tok", NULL, "admin", NULL},
+        {"tok", NULL, NULL, NULL, "AccessDenied", NULL},
+        {"tok", NULL, "toK", NULL, "AccessDenied", NULL},
+        {"tok", NULL, "to", NULL, "AccessDenied", NULL},
+        {"tok", NULL, "tokk", NULL, "AccessDenied", NULL},
+        {"tok", "adm", "tok", NULL, "user", NULL},
+        {"tok", "adm", NULL, "adm", "admin", NULL},
         {"tok", "adm", "tok", "adm", "user", "admin"},
-        {"tok", "adm", "adm", NULL, "admin"},
-        {"tok", "adm", NULL, "tok", "user"},
-        {"tok", "adm", NULL, "adn", "AccessDenied"},
-        {NULL, "adm", NULL, NULL, "user"},
-        {NULL, "adm", "any", NULL, "user"},
-        {NULL, "adm", NULL, "adm", "admin"},
+        {"tok", "adm", "adm", NULL, "admin", NULL},
+        {"tok", "adm", NULL, "tok", "user", NULL},
+        {"tok", "adm", NULL, "adn", "AccessDenied", NULL},
+        {NULL, "adm", NULL, NULL, "user", NULL},
+        {NULL, "adm", "any", NULL, "user", NULL},
+        {NULL, "adm", NULL, "adm", "admin", NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         rpc_server *s = secure_server(
