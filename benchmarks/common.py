@@ -157,6 +157,11 @@ class Times:
         """Median work a second, in millions."""
         return work / self.median(name) / 1e6
 
+    def total_rate(self, name: str, work: float) -> float:
+        """Work a second over all rounds, in millions."""
+        seconds = self.seconds[name]
+        return work * len(seconds) / sum(seconds) / 1e6
+
     def ratio(self, ours: str, *theirs: str) -> float:
         """How many times faster ``ours`` is, the median over the rounds; than
         several others, one after the other."""

@@ -30,6 +30,7 @@ from benchmarks.common import (
 from benchmarks.native import (
     ADAGRAD,
     BF16,
+    LRU,
     ROWWISE_ADAGRAD,
     KnownRows,
     Sched,
@@ -54,6 +55,7 @@ class Sizes:
         self.rounds = 3 if quick else 15
         self.inserts = 400_000 if quick else 16_000_000
         self.near = 50_000 if quick else 1_000_000
+        self.capacity = 100_000 if quick else 1_000_000
         self.far = 500_000 if quick else 64_000_000
 
 
@@ -343,6 +345,91 @@ def far_and_near(sizes: Sizes, seed: int) -> None:
         x.close()
 
 
+def full(sizes: Sizes) -> None:
+    """Ids that never repeat, 10 times as many as the capacity, into a table
+    that is full and into one that grows, in turn."""
+    s = Sched(1)
+    grad = np.full((BATCH_IDS, 16), 1e-3, np.float32)
+    bounded = Table(16, capacity=sizes.capacity, full=LRU)
+    fill(s, bounded, 0, sizes.capacity)
+    growing = Table(16)
+
+    calls = 10 * sizes.capacity // BATCH_IDS
+    ids = scatter(np.arange(sizes.capacity, 11 * sizes.capacity))
+    batches = ids[: calls * BATCH_IDS].reshape(calls, BATCH_IDS)
+    times = alternate(
+        {
+            "full": contestant(partial(bounded.push, s, grad), batches),
+            "growing": contestant(partial(growing.push, s, grad), batches),
+        },
+        calls // CALLS,
+        warmup=0,
+    )
+    report(
+        BENCH,
+        "new ids into a full table dim 16",
+        times.total_rate("full", CALLS * BATCH_IDS),
+        "M rows/s",
+        baseline="the same ids into a table that grows",
+        baseline_value=times.total_rate("growing", CALLS * BATCH_IDS),
+        baseline_source=SAME_RUN,
+        target=0.75,
+        capacity=sizes.capacity,
+    )
+    evicted, candidates = bounded.evicted()
+    report(
+        BENCH,
+        "slots looked at for a row evicted",
+        candidates / evicted,
+        "slots",
+        target=64,
+        at_most=True,
+    )
+    for x in (bounded, growing, s):
+        x.close()
+
+
+def oldest(sizes: Sizes, seed: int) -> None:
+    """How old the rows are that a full table lets go, among all that an
+    update did not touch."""
+    s = Sched(1)
+    capacity = sizes.capacity // 10
+    for kind in KINDS:
+        table = Table(4, capacity=capacity, full=LRU)
+        ranks = Ranks(kind, 10 * capacity)
+        batches = ranks.draw((500, capacity // 50), seed)
+        clock = np.zeros(10 * capacity, np.int64)  # 0: no row
+        among: list[np.ndarray] = []
+        for step, batch in enumerate(map(np.unique, batches), 1):
+            table.push(
+                s,
+                np.full((len(batch), 4), 1e-3, np.float32),
+                batch.astype(np.uint64),
+            )
+            rows = np.zeros(len(clock), bool)
+            rows[table.ids()] = True
+            old = clock.copy()
+            old[batch] = 0
+            ages = np.sort(old[old > 0])
+            gone = old[(old > 0) & ~rows]
+            # The share of rows that are older still.
+            among.append(np.searchsorted(ages, gone) / max(len(ages), 1))
+            clock[batch] = step
+            clock[~rows] = 0
+        places = np.concatenate(among)
+        report(
+            BENCH,
+            f"rows evicted that are of the oldest quarter, {kind}",
+            float(np.mean(places < 0.25)),
+            "of 1",
+            target=0.9,
+            evicted=len(places),
+            capacity=capacity,
+        )
+        table.close()
+    s.close()
+
+
 def main(argv: list[str] | None = None) -> None:
     options = arguments(__doc__ or "").parse_args(argv)
     sizes = Sizes(options.quick)
@@ -354,6 +441,8 @@ def main(argv: list[str] | None = None) -> None:
             sizes, 64, ROWWISE_ADAGRAD, False, options.seed
         ),
         "inserts": lambda: inserts(sizes, 16),
+        "full": lambda: full(sizes),
+        "full oldest": lambda: oldest(sizes, options.seed),
         "far": lambda: far_and_near(sizes, options.seed),
     }
     for name, part in parts.items():

@@ -42,7 +42,8 @@ class Stats:
         A table's: rows, bytes, row_bytes, pushes (updates that touched it),
         pulled and missed (ids looked up, on servers and ranks the distinct
         ones of each lookup; those without a row), created,
-        evicted, refused, nonfinite (row gradients left out).
+        evicted, refused, nonfinite (row gradients left out), candidates
+        (slots that eviction looked at).
 
         "loader", of all passes of :class:`persia.DataLoader`: batches given
         out; forwards prefetched and (while a pass was open) not_prefetched;

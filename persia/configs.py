@@ -85,7 +85,7 @@ class TableConfig:
         trainable: False: looked up, never updated.
         capacity: largest number of rows; None: no limit.
         eviction: what happens to a new id at capacity: "lru" removes rows that
-            were not updated for longest, None raises CapacityReached.
+            were not updated for long, None raises CapacityReached.
         admission: "all", or the probability with which an unseen id gets a row
             at each update that it occurs in.
         missing: what a lookup without a row gives: "init" (its initial value)

@@ -160,6 +160,7 @@ _TABLE_COUNTERS = {
     "evicted": "Rows evicted.",
     "refused": "Ids that were not admitted.",
     "nonfinite": "Row gradients left out as NaN or infinite.",
+    "candidates": "Slots that eviction looked at.",
 }
 
 

@@ -25,6 +25,7 @@ LIBRARY = ROOT / "persia" / "libpersia.so"
 
 FP32, BF16 = 0, 1
 ADAGRAD, ROWWISE_ADAGRAD = 1, 2
+RAISE, LRU = 0, 1
 STATE_FLOATS = {ADAGRAD: lambda dim: dim, ROWWISE_ADAGRAD: lambda dim: 1}
 
 
@@ -77,7 +78,11 @@ def declare(
 
 
 _create = declare(
-    "bench_create", c_uint32, c_uint32, c_uint32, POINTER(c_void_p)
+    "bench_create",
+    *[c_uint32] * 3,
+    c_uint64,
+    c_uint32,
+    POINTER(c_void_p),
 )
 _pull = declare(
     "bench_pull", c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p
@@ -86,7 +91,7 @@ _push = declare(
     "bench_push", c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p
 )
 _stats = declare(
-    "bench_stats", c_void_p, *[POINTER(c_uint64)] * 3, result=None
+    "bench_stats", c_void_p, *[POINTER(c_uint64)] * 5, result=None
 )
 _rows_new = declare("bench_rows_new", c_size_t, result=c_void_p)
 _rows_free = declare("bench_rows_free", c_void_p, c_size_t, result=None)
@@ -124,6 +129,15 @@ _sched_destroy = declare(
 _table_destroy = declare(
     "persia_table_destroy", c_void_p, result=None, lib=_core
 )
+_list = declare(
+    "persia_table_list",
+    c_void_p,
+    POINTER(c_uint64),
+    c_size_t,
+    c_void_p,
+    POINTER(c_size_t),
+    lib=_core,
+)
 _err_text = declare("persia_err_text", result=c_char_p, lib=_core)
 
 
@@ -148,12 +162,19 @@ class Table:
     """One table.  ids: uint64 or int64 [n]; vectors: float32 [n, dim]."""
 
     def __init__(
-        self, dim: int, dtype: int = FP32, optimizer: int = ADAGRAD
+        self,
+        dim: int,
+        dtype: int = FP32,
+        optimizer: int = ADAGRAD,
+        capacity: int = 0,
+        full: int = RAISE,
     ) -> None:
         self.dim, self.dtype = dim, dtype
         self.state_floats = STATE_FLOATS[optimizer](dim)
         self.handle = c_void_p()
-        check(_create(dim, dtype, optimizer, byref(self.handle)))
+        check(
+            _create(dim, dtype, optimizer, capacity, full, byref(self.handle))
+        )
 
     def close(self) -> None:
         _table_destroy(self.handle)
@@ -184,9 +205,33 @@ class Table:
 
     def stats(self) -> tuple[int, int, int]:
         """Rows; bytes of rows, index and slack; bytes of one row."""
-        out = [c_uint64(), c_uint64(), c_uint64()]
+        rows, total, row, _, _ = self._stats()
+        return rows, total, row
+
+    def evicted(self) -> tuple[int, int]:
+        """Rows evicted; slots that the table looked at for it."""
+        _, _, _, evicted, candidates = self._stats()
+        return evicted, candidates
+
+    def _stats(self) -> tuple[int, ...]:
+        out = [c_uint64() for _ in range(5)]
         _stats(self.handle, *map(byref, out))
-        return out[0].value, out[1].value, out[2].value
+        return tuple(x.value for x in out)
+
+    def ids(self) -> np.ndarray:
+        """The ids that have rows, uint64, in no order."""
+        out = np.empty(self.stats()[0], np.uint64)
+        n = c_size_t()
+        check(
+            _list(
+                self.handle,
+                byref(c_uint64()),
+                len(out),
+                out.ctypes.data,
+                byref(n),
+            )
+        )
+        return out[: n.value]
 
 
 class KnownRows:

@@ -19,8 +19,9 @@ enum { AHEAD = 64 }; /* rows; the best of 24, 48, 64, 96, 128 */
 
 /* --- the table ---------------------------------------------------------- */
 
+/* A table with a capacity (0: none) evicts by `full`. */
 BENCH int bench_create(uint32_t dim, uint32_t dtype, uint32_t optimizer,
-                       table **out)
+                       uint64_t capacity, uint32_t full, table **out)
 {
     table_config config;
     persia_table_config_init(&config);
@@ -29,6 +30,8 @@ BENCH int bench_create(uint32_t dim, uint32_t dtype, uint32_t optimizer,
     config.dim = dim;
     config.dtype = dtype;
     config.optimizer = optimizer;
+    config.capacity = capacity;
+    config.full = full;
     return persia_table_create(&config, out);
 }
 
@@ -66,13 +69,16 @@ BENCH int bench_push(sched *s, table *t, size_t n, const uint64_t *ids,
 }
 
 BENCH void bench_stats(const table *t, uint64_t *rows, uint64_t *bytes,
-                       uint64_t *row_bytes)
+                       uint64_t *row_bytes, uint64_t *evicted,
+                       uint64_t *candidates)
 {
     table_stats stats;
     persia_table_get_stats(t, &stats);
     *rows = stats.rows;
     *bytes = stats.bytes;
     *row_bytes = stats.row_bytes;
+    *evicted = stats.evicted;
+    *candidates = stats.candidates;
 }
 
 /* --- the baseline: rows at known numbers -------------------------------- */

@@ -121,7 +121,9 @@ static const spec_field table_stats_fields[] = {
       .offset = offsetof(table_stats, refused) },
     { .name = "nonfinite", .config = "nonfinite", .kind = SPEC_U64,
       .offset = offsetof(table_stats, nonfinite) },
+    { .name = "candidates", .config = "candidates", .kind = SPEC_U64,
+      .offset = offsetof(table_stats, candidates) },
 };
 const spec_list persia_table_stats_list = {
-    table_stats_fields, 10
+    table_stats_fields, 11
 };

@@ -127,6 +127,7 @@ typedef struct table_stats {
     uint64_t evicted; /* rows */
     uint64_t refused; /* ids */
     uint64_t nonfinite; /* row gradients skipped */
+    uint64_t candidates; /* slots that eviction looked at */
 } table_stats;
 
 extern PERSIA_API const spec_list persia_table_stats_list;

@@ -35,8 +35,8 @@ typedef struct group {
     uint64_t *id;   /* [n] */
     uint64_t *hash; /* [n] */
     uint32_t *hint; /* [n] */
-    uint32_t *late; /* [n] entries that take a search */
-    size_t late_n;
+    uint32_t *late; /* [n] entries that take a search, and from the end on */
+    size_t late_n, absent_n; /* those without a row */
     const float **grad; /* [n] where its gradient lies: with the caller, */
     float *sums;        /* or here, where it is a sum or scaled */
     size_t sums_n;
@@ -280,6 +280,11 @@ static inline int entry_checked(const apply *a, const float *grad)
     return a->swept && group_is_callers(a->g, grad, a->t->config.dim);
 }
 
+static void group_absent(group *g, size_t d)
+{
+    g->late[g->n - ++g->absent_n] = (uint32_t)d;
+}
+
 /* Entries [at, at + n); slots as guessed by stages 1 and 2. */
 static void apply_block(apply *a, size_t at, size_t n, const int64_t *slots)
 {
@@ -297,8 +302,12 @@ static void apply_block(apply *a, size_t at, size_t n, const int64_t *slots)
         int64_t slot = slots[i];
         char *row = slot >= 0 ? base + (size_t)slot * stride : NULL;
         if (row ? row_id(row) != id[i] || !row_clock(row)
-                : slot == SLOT_SEARCH || make_last) {
+                : slot == SLOT_SEARCH) {
             a->g->late[a->g->late_n++] = (uint32_t)(at + i);
+            continue;
+        }
+        if (!row && make_last) {
+            group_absent(a->g, at + i);
             continue;
         }
         if (!entry_checked(a, grad[i]) &&
@@ -356,29 +365,42 @@ static void stage_match(const apply *a, size_t at, size_t n, int64_t *slots)
     }
 }
 
-/* The entries that take a search; then those without a row. */
+/* The entries that take a search, the last one first: what it appends to
+ * those without a row lies behind. */
 static void apply_late(apply *a)
 {
     group *g = a->g;
-    size_t n = g->late_n, absent = 0;
     int64_t slot;
 
-    for (size_t k = 0; k < n; k++)
+    for (size_t k = 0; k < g->late_n; k++)
         stripe_fetch_candidates(a->t, a->s, g->hash[g->late[k]],
                                 a->t->stride);
-    for (size_t k = 0; k < n; k++) {
-        const size_t d = g->late[k];
+    while (g->late_n) {
+        const size_t d = g->late[--g->late_n];
         slot = row_index_find(&a->s->index, stripe_rows(a->t, a->s),
                               g->hash[d], g->id[d]);
         if (slot >= 0)
             apply_block(a, d, 1, &slot);
         else
-            g->late[absent++] = (uint32_t)d;
+            group_absent(g, d);
     }
+}
+
+/* The entries without a row. */
+static void apply_absent(apply *a)
+{
+    enum { AHEAD = 8 };
+    const group *g = a->g;
+    const int64_t slot = SLOT_NONE;
+
     a->make_last = 0;
-    for (size_t k = 0; k < absent; k++) {
-        slot = SLOT_NONE;
-        apply_block(a, g->late[k], 1, &slot);
+    for (size_t k = 1; k <= g->absent_n; k++) {
+        if (k + AHEAD <= g->absent_n) {
+            const size_t next = g->late[g->n - k - AHEAD];
+            grad_prefetch(g->grad[next], a->t->config.dim);
+            __builtin_prefetch(row_index_home(&a->s->index, g->hash[next]), 1);
+        }
+        apply_block(a, g->late[g->n - k], 1, &slot);
     }
 }
 
@@ -410,6 +432,7 @@ static void apply_group(apply *a)
                         slots[(turn - 1) % STAGES]);
     }
     apply_late(a);
+    apply_absent(a);
 }
 
 /* Whether the plan or its caller has looked at every gradient. */

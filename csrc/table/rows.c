@@ -114,7 +114,7 @@ static int row_put(table *t, stripe *s, uint64_t hash, uint64_t id, size_t at,
     } else {
         rc = stripe_add_locked(t, s, hash, id, in->clock, 0, &slot, &evicted);
         if (rc == PERSIA_ECAPACITY && t->expected > t->config.capacity &&
-            t->config.full == FULL_EVICT_LRU) { /* its stripe's part is 0 */
+            t->evict) { /* its stripe's part is 0 */
             atomic_fetch_add(&t->evicted, 1);
             return PERSIA_OK;
         }

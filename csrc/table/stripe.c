@@ -7,17 +7,8 @@
  * not wait for the next one in the same push. */
 #define STAGGER ((size_t)2 << 20)
 
-/* A list of rows to evict has 1/16 of them, but 32 at least. */
-enum { VICTIMS_LEAST = 32, VICTIMS_PART = 16 };
 /* Slots of a stripe: their numbers stay below ROW_NONE. */
 #define SLOTS_MAX ((int64_t)UINT32_MAX - 1)
-
-static void victims_reserve(stripe *s, uint64_t rows);
-
-static int evicts(const table *t)
-{
-    return t->config.capacity && t->config.full == FULL_EVICT_LRU;
-}
 
 int stripe_init(table *t, stripe *s)
 {
@@ -29,14 +20,6 @@ int stripe_init(table *t, stripe *s)
     rc = row_index_init(&s->index, &t->blocks);
     if (rc)
         return rc;
-    if (evicts(t)) {
-        victims_reserve(s, 0);
-        if (!s->victims) {
-            row_index_free(&s->index);
-            return persia_err_set(PERSIA_ENOMEM, "table %s: no memory",
-                                  t->config.name);
-        }
-    }
     persia_fair_lock_init(&s->lock);
     return PERSIA_OK;
 }
@@ -47,7 +30,6 @@ void stripe_free(stripe *s)
         return; /* was not made */
     row_index_free(&s->index);
     persia_mem_arena_free(&s->arena);
-    free(s->victims);
     pthread_rwlock_destroy(&s->lock);
 }
 
@@ -106,93 +88,7 @@ void stripe_touch_slow(const table *t, stripe *s, uint32_t slot)
     memcpy(c->aside.base + (size_t)c->aside_n++ * t->stride, row, t->stride);
 }
 
-/* ---- eviction: the rows touched longest ago ------------------------- */
-
-/* Makes room in the list of victims for those of so many rows, as far as
- * there is memory: a shorter list is made more often, and its rows go in the
- * same order. */
-static void victims_reserve(stripe *s, uint64_t rows)
-{
-    const uint64_t room = rows / VICTIMS_PART + VICTIMS_LEAST;
-    victim *wide;
-
-    if (room <= s->victims_room)
-        return;
-    wide = realloc(s->victims, room * sizeof *wide);
-    if (!wide)
-        return;
-    s->victims = wide;
-    s->victims_room = (uint32_t)room;
-}
-
-/* Whether x is to go before y.  Ages are pushes, negative for rows of a push
- * that began after this one.  Among equals the hash decides, not the slot: a
- * table that was restored evicts the same rows. */
-static int victim_before(const victim *x, const victim *y, uint32_t clock)
-{
-    const int32_t a = (int32_t)(clock - x->clock);
-    const int32_t b = (int32_t)(clock - y->clock);
-
-    return a != b ? a > b : x->hash < y->hash;
-}
-
-/* Sinks v into the place `at` of a heap whose first goes last. */
-static void victims_sink(victim *heap, size_t n, size_t at, victim v,
-                         uint32_t clock)
-{
-    for (;;) {
-        size_t next = 2 * at + 1;
-        if (next + 1 < n &&
-            victim_before(&heap[next], &heap[next + 1], clock))
-            next++;
-        if (next >= n || !victim_before(&v, &heap[next], clock))
-            break;
-        heap[at] = heap[next];
-        at = next;
-    }
-    heap[at] = v;
-}
-
-static void victims_rise(victim *heap, size_t at, victim v, uint32_t clock)
-{
-    for (; at && victim_before(&heap[(at - 1) / 2], &v, clock);
-         at = (at - 1) / 2)
-        heap[at] = heap[(at - 1) / 2];
-    heap[at] = v;
-}
-
-/* Fills the list of victims with the oldest part of the rows, exactly: ages
- * are compared among all live rows of the stripe. */
-static void victims_find(const table *t, stripe *s, uint32_t clock,
-                         uint32_t spare)
-{
-    uint32_t want = s->rows / VICTIMS_PART, n = 0;
-    victim *const heap = s->victims;
-
-    want = want > VICTIMS_LEAST ? want : VICTIMS_LEAST;
-    want = want < s->victims_room ? want : s->victims_room;
-    for (uint32_t slot = 0; slot < s->used; slot++) {
-        const char *row = stripe_row(t, s, slot);
-        const uint32_t touched = row_clock(row);
-        if (!touched || touched == spare)
-            continue;
-        const victim v = { touched, slot, id_hash(row_id(row)) };
-        if (n < want)
-            victims_rise(heap, n++, v, clock);
-        else if (victim_before(&v, &heap[0], clock))
-            victims_sink(heap, n, 0, v, clock);
-    }
-    for (uint32_t left = n; left > 1; left--) { /* sorts it */
-        const victim last = heap[left - 1];
-        heap[left - 1] = heap[0];
-        victims_sink(heap, left - 1, 0, last, clock);
-    }
-    s->victims_n = n;
-    s->victims_at = 0;
-}
-
-/* Leaves t->rows to the caller. */
-static void slot_release(const table *t, stripe *s, uint32_t slot)
+void stripe_release_locked(const table *t, stripe *s, uint32_t slot)
 {
     char *row = stripe_row(t, s, slot);
 
@@ -202,25 +98,6 @@ static void slot_release(const table *t, stripe *s, uint32_t slot)
     memcpy(row, &s->free_head, sizeof s->free_head);
     s->free_head = slot;
     s->rows--;
-}
-
-/* A victim that was touched since it was listed is passed over. */
-static int evict_one(const table *t, stripe *s, uint32_t clock,
-                     uint32_t spare)
-{
-    for (int fresh = 0; fresh < 2; fresh++) {
-        while (s->victims_at < s->victims_n) {
-            const victim v = s->victims[s->victims_at++];
-            if (v.clock == spare ||
-                row_clock(stripe_row(t, s, v.slot)) != v.clock)
-                continue;
-            slot_release(t, s, v.slot);
-            return PERSIA_OK;
-        }
-        if (!fresh)
-            victims_find(t, s, clock, spare);
-    }
-    return PERSIA_ECAPACITY;
 }
 
 /* ---- slots ----------------------------------------------------------- */
@@ -250,8 +127,6 @@ static int slots_more(table *t, uint32_t i, uint64_t rows)
                                       ((size_t)fit + rows) * t->stride);
     const int64_t now = slots_fit(t, s);
     row_index_deepen(&s->index, (uint64_t)now);
-    if (evicts(t))
-        victims_reserve(s, (uint64_t)now);
     atomic_fetch_add(&t->left[i], now - fit);
     pthread_rwlock_unlock(&s->lock);
     return rc;
@@ -293,7 +168,7 @@ static int has_its_part(const table *t, const stripe *s)
 {
     const uint64_t capacity = t->config.capacity;
 
-    if (t->expected <= capacity || t->config.full == FULL_RAISE)
+    if (t->expected <= capacity || !t->evict)
         return 0;
     return s->rows >= (uint64_t)((double)capacity * (double)s->expected /
                                  (double)t->expected);
@@ -317,9 +192,9 @@ static int row_count(table *t, stripe *s, uint32_t clock, uint32_t spare,
                                                   memory_order_relaxed,
                                                   memory_order_relaxed))
             return PERSIA_OK;
-    if (t->config.full == FULL_RAISE)
+    if (!t->evict)
         return PERSIA_ECAPACITY;
-    rc = evict_one(t, s, clock, spare);
+    rc = hand_evict_locked(t, s, clock, spare);
     *evicted = !rc;
     return rc;
 }
@@ -374,11 +249,11 @@ void stripe_fetch_candidates(const table *t, const stripe *s, uint64_t hash,
 void stripe_clear_locked(table *t, stripe *s)
 {
     atomic_fetch_sub_explicit(&t->rows, s->rows, memory_order_relaxed);
-    s->victims_n = s->victims_at = 0;
+    memset(&s->hand, 0, sizeof s->hand);
     if (s->cut.mark) { /* a cut still reads the slots: free them one by one */
         for (uint32_t slot = 0; slot < s->used; slot++)
             if (row_clock(stripe_row(t, s, slot)))
-                slot_release(t, s, slot);
+                stripe_release_locked(t, s, slot);
         return;
     }
     row_index_clear(&s->index);

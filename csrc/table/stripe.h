@@ -12,6 +12,7 @@
 #ifndef PERSIA_TABLE_STRIPE_H
 #define PERSIA_TABLE_STRIPE_H
 
+#include "table/hand.h"
 #include "table/index.h"
 #include "table/table.h"
 
@@ -30,13 +31,6 @@ typedef struct stripe_cut {
     int failed;       /* why rows could not be put aside; then mark is 0 */
 } stripe_cut;
 
-/* A row to evict, if this still is its clock. */
-typedef struct victim {
-    uint32_t clock;
-    uint32_t slot;
-    uint64_t hash;
-} victim;
-
 typedef struct stripe {
     _Alignas(64) pthread_rwlock_t lock; /* guards fields from index on */
     uint64_t expected; /* of the table's: see persia_table_expect() */
@@ -48,13 +42,12 @@ typedef struct stripe {
     uint32_t uncounted; /* rows that the table's count lacks; see
                            stripe_count_locked() */
     stripe_cut cut;
-    victim *victims;    /* [victims_room] oldest first */
-    uint32_t victims_n, victims_at;
-    uint32_t victims_room; /* of a table that evicts at least VICTIMS_LEAST */
+    hand hand;          /* of a table that evicts */
 } stripe;
 
 struct table {
     table_config config;
+    const evict_policy *evict; /* at capacity; NULL: rows are refused */
     uint32_t stripes;      /* power of two */
     uint32_t vector_bytes;
     uint32_t state_offset; /* in a row, bytes */
@@ -73,6 +66,7 @@ struct table {
     _Atomic uint64_t pushes;
     _Atomic uint64_t pulled, missed;
     _Atomic uint64_t created, evicted, refused, nonfinite;
+    _Atomic uint64_t candidates; /* slots that hands looked at */
     uint64_t expected;     /* rows; written while no other thread knows it */
     table_cut *cut;        /* guarded by gate, held exclusively */
     mem_blocks blocks;     /* the stripes' index pages */
@@ -124,12 +118,14 @@ int stripe_init(table *t, stripe *s);
 void stripe_free(stripe *s);
 
 /* Adds a row for an id that has none: initial vector and state, the clock
- * given.  At capacity it evicts the row touched longest ago (*evicted is 1
- * then), never one touched at `spare` (0: any); PERSIA_ECAPACITY when there
- * is none, its only error: memory was reserved (reserve.h). */
+ * given.  At capacity it evicts a row (*evicted is 1 then), never one touched
+ * at `spare` (0: any); PERSIA_ECAPACITY when it finds none, its only error:
+ * memory was reserved (reserve.h). */
 int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
                       uint32_t clock, uint32_t spare, uint32_t *slot,
                       uint32_t *evicted);
+/* Takes a row out; leaves t->rows to the caller. */
+void stripe_release_locked(const table *t, stripe *s, uint32_t slot);
 /* Counts the rows added: must come before the lock is given back.  A table
  * without a capacity is counted only here: one write that the stripes share
  * for each row took a tenth of the time of making it. */

@@ -127,6 +127,7 @@ int persia_table_create(const table_config *config, table **out)
                               config->name);
     memset(t, 0, size);
     t->config = *config;
+    t->evict = persia_evict_policy(config->full);
     t->stripes = stripes;
     t->left = (_Atomic(int64_t) *)(void *)&t->stripe[stripes];
     t->vector_bytes = config->dim * (config->dtype == VECTOR_BF16 ? 2 : 4);
@@ -195,6 +196,7 @@ void persia_table_get_stats(const table *ct, table_stats *out)
     out->evicted = atomic_load(&t->evicted);
     out->refused = atomic_load(&t->refused);
     out->nonfinite = atomic_load(&t->nonfinite);
+    out->candidates = atomic_load(&t->candidates);
     out->bytes = persia_mem_blocks_bytes(&t->blocks);
     for (uint32_t i = 0; i < t->stripes; i++) {
         stripe *s = &t->stripe[i];

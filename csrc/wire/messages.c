@@ -391,10 +391,11 @@ static const wire_field table_stats_fields[] = {
     [8] = F(table_stats, evicted, U64, "evicted"),
     [9] = F(table_stats, refused, U64, "refused"),
     [10] = F(table_stats, nonfinite, U64, "nonfinite"),
+    [11] = F(table_stats, candidates, U64, "candidates"),
 };
 static const wire_type table_stats_type = {
     .name = "TableStats", .size = sizeof(table_stats),
-    .fields = table_stats_fields, .fields_n = 10
+    .fields = table_stats_fields, .fields_n = 11
 };
 
 static const wire_field stats_reply_fields[] = {

@@ -15,8 +15,9 @@ enum { BATCH = 150 };
  * Returns whether it was a push (moves the clock). */
 static int apply(sched *s, table *t, uint64_t seed, uint64_t op)
 {
-    const uint32_t dim = persia_table_get_config(t)->dim;
-    optim_args a = args_of(persia_table_get_config(t)->optimizer);
+    const table_config *c = persia_table_get_config(t);
+    const uint32_t dim = c->dim;
+    optim_args a = args_of(c->optimizer);
     uint64_t ids[BATCH];
     float grad[BATCH * 8];
     rng r = { seed << 40 | op << 16 };
@@ -28,7 +29,8 @@ static int apply(sched *s, table *t, uint64_t seed, uint64_t op)
         ids[i] = rng_below(&r, 1200); /* created, hit and hit again */
     for (size_t i = 0; i < n * dim; i++)
         grad[i] = rng_float(&r);
-    if (kind == 0) {
+    /* after a clear under a cut rows lie in other slots, so others go */
+    if (kind == 0 && !c->capacity) {
         assert_int_equal(persia_table_clear(t), PERSIA_OK);
         return 0;
     }

@@ -94,7 +94,7 @@ static wire_restore restore = {
 static wire_restore_reply restore_reply = { 1, 1000 };
 static wire_stats stats = { CALLER };
 static table_stats both_stats[] = {
-    { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 }, { .rows = 1 }
+    { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 }, { .rows = 1 }
 };
 static wire_stats_reply stats_reply = {
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, specs, 2, both_stats, 13

@@ -1,0 +1,107 @@
+#include "table/stripe.h"
+
+/* The rows of a window that may go. */
+typedef struct sweep {
+    evict_rows rows;
+    victim at[EVICT_WINDOW];
+} sweep;
+
+/* Slots between two of a window: rows that were made together lie side by
+ * side, and a window shall have some of all ages. */
+static uint32_t sweep_step(const stripe *s)
+{
+    return (s->used + EVICT_WINDOW - 1) / EVICT_WINDOW;
+}
+
+/* The hand moves on by one slot, in each part of the stripe. */
+static void sweep_read(table *t, stripe *s, uint32_t clock, uint32_t spare,
+                       sweep *w)
+{
+    const uint32_t step = sweep_step(s);
+    uint32_t n = 0, seen = 0;
+
+    for (uint64_t slot = s->hand.at; slot < s->used; slot += step, seen++) {
+        const uint32_t at = (uint32_t)slot;
+        const uint32_t touched = row_clock(stripe_row(t, s, at));
+        if (!touched || touched == spare)
+            continue;
+        /* negative for rows of a push that began after this one */
+        w->rows.column[EVICT_AGE][n] = (float)(int32_t)(clock - touched);
+        w->at[n++] = (victim){ touched, at };
+    }
+    w->rows.n = n;
+    s->hand.at = s->hand.at + 1 < step ? s->hand.at + 1 : 0;
+    atomic_fetch_add_explicit(&t->candidates, seen, memory_order_relaxed);
+}
+
+/* Lists the rows of the highest scores, the highest first; of equal ones those
+ * that the hand met first. */
+static void sweep_list(const sweep *w, const float *score, hand *h)
+{
+    const uint32_t most = (uint32_t)(w->rows.n + HAND_PART - 1) / HAND_PART;
+    float best[HAND_LIST];
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < w->rows.n; i++) {
+        uint32_t k = n < most ? n++ : most;
+        if (k == most && score[i] <= best[--k])
+            continue;
+        for (; k && score[i] > best[k - 1]; k--) {
+            best[k] = best[k - 1];
+            h->list[k] = h->list[k - 1];
+        }
+        best[k] = score[i];
+        h->list[k] = w->at[i];
+    }
+    h->n = n;
+    h->next = 0;
+}
+
+static void hand_fill(table *t, stripe *s, uint32_t clock, uint32_t spare)
+{
+    sweep w;
+    float score[EVICT_WINDOW];
+    hand *h = &s->hand;
+
+    sweep_read(t, s, clock, spare, &w);
+    t->evict->score(&w.rows, score);
+    sweep_list(&w, score, h);
+    for (uint32_t i = 0; i < h->n; i++) {
+        const char *row = stripe_row(t, s, h->list[i].slot);
+        row_prefetch(row, t->stride);
+        __builtin_prefetch(row_index_home(&s->index, id_hash(row_id(row))));
+    }
+}
+
+/* The part of the next window that this victim stands for. */
+static void hand_fetch(const table *t, const stripe *s, uint32_t turn)
+{
+    const uint64_t step = sweep_step(s);
+    uint64_t slot = s->hand.at + turn * HAND_PART * step;
+
+    for (uint32_t i = 0; i < HAND_PART && slot < s->used; i++, slot += step)
+        __builtin_prefetch(stripe_row(t, s, (uint32_t)slot) + ROW_CLOCK);
+}
+
+int hand_evict_locked(table *t, stripe *s, uint32_t clock, uint32_t spare)
+{
+    hand *h = &s->hand;
+
+    h->credit = (h->clock == clock ? h->credit : 0) + EVICT_WINDOW;
+    h->clock = clock;
+    for (;;) {
+        while (h->next < h->n) {
+            const victim v = h->list[h->next++];
+            hand_fetch(t, s, h->next - 1);
+            if (v.clock != spare &&
+                row_clock(stripe_row(t, s, v.slot)) == v.clock) {
+                stripe_release_locked(t, s, v.slot);
+                return PERSIA_OK;
+            }
+        }
+        if (h->credit < EVICT_WINDOW || !s->used)
+            return PERSIA_ECAPACITY;
+        h->credit -= EVICT_WINDOW;
+        hand_fill(t, s, clock, spare);
+    }
+}
