@@ -55,7 +55,9 @@ typedef struct client_config {
  * one namespace, naming those that are missing or twice. */
 PERSIA_API int persia_client_create(const client_config *config,
                                     ps_client **out);
-PERSIA_API void persia_client_destroy(ps_client *c);
+/* 1 if the thread of an embedded client's snapshot or restore hangs in a file:
+ * client and tables must stay until the process ends. */
+PERSIA_API int persia_client_destroy(ps_client *c);
 
 PERSIA_API int persia_client_is_embedded(const ps_client *c);
 PERSIA_API sched *persia_client_sched(const ps_client *c);
@@ -244,7 +246,9 @@ PERSIA_API uint32_t persia_client_shard_table(const ps_client *c,
 PERSIA_API const char *persia_client_address(const ps_client *c,
                                              uint32_t shard);
 /* A call of one shard for administration, see persia_shard_wait(); without
- * retries. `arguments` name the caller that persia_client_caller() gives. */
+ * retries. `arguments` name the caller that persia_client_caller() gives.  The
+ * proof of an embedded client's snapshot or restore is the number of the
+ * folder's descriptor, which is duplicated; root and folder are for texts. */
 PERSIA_API int persia_client_call(ps_client *c, uint32_t shard,
                                   uint32_t method, const void *arguments,
                                   shard_reply *reply);

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include "client/private.h"
-#include "server/server.h"
 
 #define KEEPALIVE_NS ((uint64_t)10 * 1000000000)
 
@@ -228,8 +227,8 @@ static uint64_t random_id(void)
     return out ? out : 1;
 }
 
-/* All but the servers.  embedded: see ps_client; taken over with *out. */
-static int make(const client_config *config, shard *embedded, ps_client **out)
+/* All but the servers.  own: see ps_client.embedded; taken over with *out. */
+static int make(const client_config *config, embedded *own, ps_client **out)
 {
     *out = NULL;
     int rc = persia_fork_check("a new store");
@@ -258,25 +257,25 @@ static int make(const client_config *config, shard *embedded, ps_client **out)
     pthread_mutex_init(&r->restores_lock, NULL);
     r->lost_code = PERSIA_ELOST;
     r->client = random_id();
-    r->embedded = embedded;
-    if (embedded)
-        r->s = persia_ps_sched(persia_shard_tables(embedded));
+    r->embedded = own;
+    if (own)
+        r->s = persia_ps_sched(persia_shard_tables(own->shard));
     r->servers = calloc(config->addresses_n, sizeof *r->servers);
     if (!r->servers)
         rc = persia_err_set(PERSIA_ENOMEM, "no memory for %zu servers",
                             config->addresses_n);
-    return rc || embedded ? rc : persia_sched_create(config->threads, &r->s);
+    return rc || own ? rc : persia_sched_create(config->threads, &r->s);
 }
 
-/* embedded: taken over, also on failure. */
-static int create(const client_config *config, shard *embedded,
+/* own: taken over, also on failure. */
+static int create(const client_config *config, embedded *own,
                   shard_ref *const *refs, ps_client **out)
 {
     ps_client *r;
     *out = NULL;
-    int rc = make(config, embedded, &r);
-    if (!r)
-        persia_shard_destroy(embedded);
+    int rc = make(config, own, &r);
+    if (!r && own)
+        embedded_destroy(own);
     size_t n = rc ? 0 : config->addresses_n;
     for (size_t i = 0; i < n; i++) {
         int code = open_server(r, config, i, refs ? refs[i] : NULL);
@@ -306,37 +305,30 @@ int persia_client_create(const client_config *config, ps_client **out)
     return create(config, NULL, NULL, out);
 }
 
-static uint64_t now(void *ctx)
-{
-    (void)ctx;
-    return persia_clock_ns();
-}
-
 int persia_client_embedded(ps *tables, ps_client **out)
 {
-    shard *s;
+    embedded *e;
     const char *address = "this process";
-    const shard_config of_shard = {.shards = 1,
-                                   .boot = random_id(),
-                                   .lineage = random_id(),
-                                   .message_limit = UINT64_MAX,
-                                   .env = {.now = now}};
     *out = NULL;
-    int rc = persia_shard_create(tables, &of_shard, &s);
+    int rc = embedded_create(tables, random_id(), random_id(), &e);
+    if (rc)
+        return rc;
     const client_config config = {.addresses = &address,
                                   .addresses_n = 1,
-                                  .own = s,
+                                  .own = e->shard,
                                   .world = 1,
                                   .stream = random_id(),
                                   .timeout_ns = UINT64_MAX / 4,
                                   .dtype = WIRE_FP32};
-    return rc ? rc : create(&config, s, NULL, out);
+    return create(&config, e, NULL, out);
 }
 
-void persia_client_destroy(ps_client *r)
+int persia_client_destroy(ps_client *r)
 {
     if (!r || persia_fork_check("a store"))
-        return;
+        return 0;
+    if (r->embedded && embedded_end_jobs(r->embedded))
+        return 1;
     /* First: after it no callback comes. */
     for (uint32_t i = 0; i < r->servers_n; i++)
         close_ref(r->servers[i]->ref);
@@ -357,7 +349,7 @@ void persia_client_destroy(ps_client *r)
     for (uint32_t i = 0; i < r->tables_declared; i++)
         free(r->tables[i]);
     if (r->embedded)
-        persia_shard_destroy(r->embedded);
+        embedded_destroy(r->embedded);
     else
         persia_sched_destroy(r->s);
     pthread_mutex_destroy(&r->declaring);
@@ -366,4 +358,5 @@ void persia_client_destroy(ps_client *r)
     pthread_mutex_destroy(&r->restores_lock);
     free(r->servers);
     free(r);
+    return 0;
 }

@@ -2,6 +2,7 @@
  *
  *   client.c    small calls
  *   open.c      its beginning and end
+ *   embedded.c  the shard of a client without servers
  *   servers.c   what it knows of its servers; servers that come back
  *   complete.c  updates that a process left at some servers only
  *   restores.c  rows that others replaced; mixtures
@@ -25,6 +26,7 @@
 
 #include "client/client.h"
 #include "client/sums.h"
+#include "server/server.h"
 #include "shard/shard.h"
 
 /* ---- a server ---- */
@@ -156,6 +158,20 @@ int fan_prepare(call *k, server *const *to, size_t n);
  * again; the result is that of the first one that failed. */
 int fan_run(call *k, const fan *f, uint64_t deadline);
 
+/* ---- embedded.c ---- */
+
+typedef struct embedded {
+    shard *shard;
+    job_ends ends;
+} embedded;
+
+int embedded_create(ps *tables, uint64_t boot, uint64_t lineage,
+                    embedded **out);
+/* See persia_job_ends_wait(). */
+int embedded_end_jobs(embedded *e);
+/* When its refs are closed and its jobs have ended. */
+void embedded_destroy(embedded *e);
+
 /* ---- the client ---- */
 
 /* Bytes of the indexes of batches, see index_pool. */
@@ -171,7 +187,7 @@ enum restores {
 
 struct ps_client {
     sched *s; /* the client's */
-    shard *embedded; /* its own, which has the threads s; or NULL */
+    embedded *embedded; /* its own shard, which has the threads s; or NULL */
     index_pool indexes; /* has a lock of its own */
     server **servers; /* [servers_n] by shard */
     uint32_t servers_n;

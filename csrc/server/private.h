@@ -3,6 +3,7 @@
  *   server.c    life, the timer
  *   calls.c     messages to calls of the shard, answers to messages
  *   folders.c   where the files of snapshots and restores are
+ *   ends.c      the threads of snapshots and restores at the end
  *
  * Order of locks: the shard's, then one of these.
  */
@@ -28,8 +29,8 @@ struct ps_service {
 
     pthread_mutex_t admin_lock; /* guards: */
     int checkpoints;            /* the open folder, or -1 */
-    uint64_t jobs_ended;        /* threads of snapshots and restores */
-    pthread_cond_t ended;       /* one more has */
+
+    job_ends ends; /* has a lock of its own */
 };
 
 /* The timer looks at this time already: of the shard's environment.  0: at

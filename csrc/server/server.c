@@ -8,9 +8,6 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-/* How long the end of a service waits for threads that were stopped. */
-static const uint64_t END_NS = 2000000000;
-
 static int random_id(uint64_t *out) /* not 0 */
 {
     do {
@@ -114,28 +111,7 @@ static uint64_t now(void *ctx)
 
 static void job_ended(void *service)
 {
-    ps_service *s = service;
-    pthread_mutex_lock(&s->admin_lock);
-    s->jobs_ended++;
-    pthread_cond_broadcast(&s->ended);
-    pthread_mutex_unlock(&s->admin_lock);
-}
-
-/* Stops snapshots and restores: 1 if a thread of theirs hangs in a file. */
-static int end_jobs(ps_service *s)
-{
-    const uint64_t until = persia_clock_ns() + END_NS;
-    uint64_t seen = 0;
-    while (persia_shard_end_jobs(s->shard)) {
-        if (persia_clock_ns() >= until)
-            return 1;
-        pthread_mutex_lock(&s->admin_lock);
-        while (s->jobs_ended == seen && persia_clock_ns() < until)
-            persia_cond_wait_until(&s->ended, &s->admin_lock, until);
-        seen = s->jobs_ended;
-        pthread_mutex_unlock(&s->admin_lock);
-    }
-    return 0;
+    persia_job_ends_add(&((ps_service *)service)->ends);
 }
 
 void persia_service_end_snapshot(ps_service *s)
@@ -175,7 +151,7 @@ int persia_service_create(ps *p, const service_config *config,
     s->wake_at = UINT64_MAX;
     pthread_mutex_init(&s->timer_lock, NULL);
     pthread_mutex_init(&s->admin_lock, NULL);
-    persia_cond_init(&s->ended);
+    persia_job_ends_init(&s->ends);
     persia_cond_init(&s->wake);
     int rc = make_shard(s, p, config);
     if (!rc && config->checkpoints)
@@ -203,7 +179,7 @@ int persia_service_destroy(ps_service *s)
         return 0;
     persia_service_close(s);
     timer_end(s);
-    if (s->shard && end_jobs(s))
+    if (s->shard && persia_job_ends_wait(&s->ends, s->shard))
         return 1;
     if (s->ref)
         s->ref->ops->close(s->ref);
@@ -211,7 +187,7 @@ int persia_service_destroy(ps_service *s)
     if (s->checkpoints >= 0)
         close(s->checkpoints);
     pthread_cond_destroy(&s->wake);
-    pthread_cond_destroy(&s->ended);
+    persia_job_ends_free(&s->ends);
     pthread_mutex_destroy(&s->timer_lock);
     pthread_mutex_destroy(&s->admin_lock);
     free(s);

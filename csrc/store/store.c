@@ -59,7 +59,8 @@ static void destroy(store *s)
     store_release_grads(s->pending, s->pending_n);
     prefetch_destroy(s->p);
     persia_worker_destroy(s->w);
-    persia_client_destroy(s->c);
+    if (persia_client_destroy(s->c))
+        return; /* a thread hangs in a file, and needs the tables */
     persia_ps_destroy(s->tables);
     if (s->release)
         s->release(s->owner);

@@ -1,6 +1,8 @@
 /* Folders whose files hang: they cost the thread of one snapshot. */
 #include "tests/server/folders.h"
 
+#include "client/client.h"
+
 #include <pthread.h>
 #include <sys/syscall.h>
 
@@ -165,6 +167,44 @@ static void a_server_stops_while_its_files_hang(void **state)
     persia_ps_destroy(v.p);
 }
 
+/* A snapshot of a store without servers into the folder at `fd`. */
+static int own_snapshot(ps_client *c, int fd, uint32_t verb)
+{
+    wire_snapshot m = {.caller = persia_client_caller(c, 0), .verb = verb,
+                       .root = "any root", .folder = "any folder"};
+    shard_reply reply;
+    snprintf(m.proof, sizeof m.proof, "%d", fd);
+    int rc = persia_client_call(c, 0, WIRE_SNAPSHOT, &m, &reply);
+    persia_shard_release(&reply);
+    return rc;
+}
+
+static void an_embedded_client_ends_with_its_jobs(void **state)
+{
+    (void)state;
+    ps_config config = {.threads = 2};
+    const int fd = open(base, O_RDONLY | O_DIRECTORY);
+    for (int hangs = 0; hangs < 2; hangs++) {
+        ps *p;
+        ps_client *c;
+        assert_int_equal(persia_ps_create(&config, &p), PERSIA_OK);
+        assert_int_equal(persia_client_embedded(p, &c), PERSIA_OK);
+        assert_int_equal(own_snapshot(c, 12345, SNAPSHOT_BEGIN), PERSIA_EARG);
+        assert_int_equal(own_snapshot(c, -1, SNAPSHOT_BEGIN), PERSIA_EARG);
+        hang_set(&hang_sync, hangs);
+        assert_int_equal(own_snapshot(c, fd, SNAPSHOT_BEGIN), PERSIA_OK);
+        if (hangs) {
+            hang_wait(1);
+            assert_int_equal(persia_client_destroy(c), 1);
+            hang_set(&hang_sync, 0);
+        }
+        while (persia_client_destroy(c))
+            ;
+        persia_ps_destroy(p);
+    }
+    close(fd);
+}
+
 /* Each that hangs costs a thread: there is an end to that. */
 static void at_most_eight_threads_hang(void **state)
 {
@@ -203,6 +243,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_folder_that_hangs_costs_its_snapshot_alone),
         cmocka_unit_test(a_server_stops_while_its_files_hang),
+        cmocka_unit_test(an_embedded_client_ends_with_its_jobs),
         cmocka_unit_test(at_most_eight_threads_hang),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
