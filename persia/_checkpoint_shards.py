@@ -1,10 +1,13 @@
-"""Rows of shards behind messages: each writes and reads its own files, in a
-folder that it shares with this process; here they are asked to.
+"""Rows of a store in files and back: each shard writes and reads its own, here
+they are asked to. Servers share the folder with this process; the shard of an
+embedded store is in it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 import secrets
 import threading
 import time
@@ -18,7 +21,7 @@ from collections.abc import (
 )
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from persia import _checkpoint_files as files
 from persia import _core
@@ -43,6 +46,7 @@ from persia.errors import (
 )
 
 _PROOF = ".proof"
+_TEXT = 200  # bytes of a path in errors
 _REMIND, _ENDS = 5.0, 10.0  # seconds
 _STAYS = 2**64 - 1  # clock of a table that is not restored
 
@@ -82,7 +86,7 @@ class Peer(Protocol):
 
 
 class _StorePeer:
-    """A shard by the connection of a store. Implements :class:`Peer`."""
+    """A shard of a store. Implements :class:`Peer`."""
 
     def __init__(
         self, connection: Connection, shard: int, address: str
@@ -95,35 +99,27 @@ class _StorePeer:
 
 
 def rows_of(connection: Connection) -> ShardRows:
-    """The rows of a store that is not embedded."""
+    """The rows of a store."""
     shards = enumerate(_core.ckpt_shards(connection.core.handle))
-    return ShardRows(
+    return (ShardRows if connection.remote else EmbeddedRows)(
         [_StorePeer(connection, shard, address) for shard, address in shards],
         connection.namespace,
         connection.timeout,
     )
 
 
-def _place(folder: Path) -> tuple[str, str]:
-    """The names by which a server finds the folder in its --checkpoints."""
+class Place(NamedTuple):
+    """How shards find a folder: see Snapshot in persia.proto."""
+
+    root: str
+    folder: str
+    proof: str
+
+
+def _names(folder: Path) -> tuple[str, str]:
+    """Those of a folder and the one above it."""
     folder = folder.absolute()
     return folder.parent.name, folder.name
-
-
-@contextlib.contextmanager
-def _opened_by_servers(folder: Path) -> Iterator[None]:
-    """The servers' first use of a folder: where it fails, with the remedy."""
-    try:
-        yield
-    except (InvalidArgument, StorageError) as error:
-        root, name = _place(folder)
-        parent = folder.absolute().parent.parent
-        raise StorageError(
-            f"a server cannot use {folder}, which must be {root}/{name} in "
-            f"the folder of its --checkpoints: {error}. Start all servers "
-            f"with --checkpoints {parent}, on storage that they share with "
-            "this process"
-        ) from error
 
 
 def _poll(
@@ -139,16 +135,17 @@ def _poll(
         return patiently(partial(ask, shard), timeout)
 
     answers = [once(shard) for shard in range(shards)]
-    pause, asked = 0.01, time.monotonic()
+    began = asked = time.monotonic()
     while not all(answer[until] for answer in answers):
         if stop.is_set():
             raise Interrupted("the checkpoint was given up by another rank")
-        time.sleep(pause)
-        pause = min(2 * pause, 0.5)
+        # What took long may take a little longer.
+        now = time.monotonic()
+        time.sleep(min(max((now - began) / 50, 0.001), 0.5))
         # A shard that nobody asks about forgets what it has done.
-        every = time.monotonic() - asked > _REMIND
+        every = now - asked > _REMIND
         if every:
-            asked = time.monotonic()
+            asked = now
         for shard in range(shards):
             if every or not answers[shard][until]:
                 answers[shard] = once(shard)
@@ -175,8 +172,8 @@ def _end(shards: int, ask: Callable[[int], Mapping[str, Any]]) -> None:
 
 
 class ShardRows:
-    """The rows of shards behind messages. Implements
-    :class:`persia._checkpoint_rows.StoreRows`.
+    """The rows of servers' shards. Calls that may take long look at `stop` now
+    and then.
 
     Args:
         peers: all shards, in their order.
@@ -192,6 +189,7 @@ class ShardRows:
         self._timeout = timeout
 
     def lineage(self) -> str:
+        """Names the training that they come from: 16 hexadecimal digits."""
         return f"{self._hello(self._peers[0])['lineage']:016x}"
 
     def restores(self) -> dict[str, int]:
@@ -241,12 +239,19 @@ class ShardRows:
         between: Callable[[], None],
         stop: threading.Event,
     ) -> tuple[list[dict[str, Any]], list[Part]]:
+        """Writes all rows of this moment into files of the folder.
+
+        `between` is called when the moment is taken and rows may change
+        again, before it takes time.
+
+        Returns:
+            Name and options of all tables, and what each shard wrote.
+        """
         peers = self._peers
         with self._snapshot(folder, stop) as ask:
             tables = self._tables()
             between()
             answers = self._watch(ask, folder, stop, "done")
-        (folder / _PROOF).unlink()
         every, parts = _parts(tables, answers)
         for peer, part in zip(peers, parts):
             for file in part.files:
@@ -282,23 +287,20 @@ class ShardRows:
         """All shards write their rows into the folder, until the end at most;
         what asks them for more: by verb and shard.
         """
-        proof = secrets.token_hex(16)
-        place = (*_place(folder), proof)
-        files.write_file(folder / _PROOF, lambda f: f.write(proof.encode()))
+        with self._shared(folder, writes=True) as place:
 
-        def ask(verb: int, shard: int) -> dict[str, Any]:
-            return self._peers[shard].snapshot(verb, *place)
+            def ask(verb: int, shard: int) -> dict[str, Any]:
+                return self._peers[shard].snapshot(verb, *place)
 
-        shards = range(len(self._peers))
-        try:
-            with _opened_by_servers(folder):
-                for shard in shards:
-                    begin = partial(ask, _core.SNAPSHOT_BEGIN, shard)
-                    patiently(begin, self._timeout)
-                self._watch(ask, folder, stop, "started")
-            yield ask
-        finally:
-            _end(len(self._peers), partial(ask, _core.SNAPSHOT_END))
+            try:
+                with self._opened(folder):
+                    for shard in range(len(self._peers)):
+                        begin = partial(ask, _core.SNAPSHOT_BEGIN, shard)
+                        patiently(begin, self._timeout)
+                    self._watch(ask, folder, stop, "started")
+                yield ask
+            finally:
+                _end(len(self._peers), partial(ask, _core.SNAPSHOT_END))
 
     def stage(
         self,
@@ -306,23 +308,85 @@ class ShardRows:
         manifest: Manifest,
         tables: Mapping[int, Table],
         stop: threading.Event,
-    ) -> _ShardStaged:
+    ) -> Staged:
+        """Reads the rows of a checkpoint, beside those that are there.
+
+        Args:
+            folder: where the row files are.
+            manifest: of the checkpoint.
+            tables: those of its tables that are wanted, by the store's
+                number.
+        """
         shards = [shard.restore for shard in manifest.shards]
-        staged = _ShardStaged(
-            self._peers,
-            [*self.restores().values(), *shards],
-            self._tables(),
-            folder,
-            manifest,
-            {table.name for table in tables.values()},
-            self._timeout,
-        )
-        try:
-            staged.prepare(stop)
-        except BaseException:
-            staged.abort()
-            raise
+        with self._shared(folder, writes=False) as place:
+            staged = Staged(
+                self._peers,
+                [*self.restores().values(), *shards],
+                self._tables(),
+                place,
+                manifest,
+                {table.name for table in tables.values()},
+                self._timeout,
+            )
+            try:
+                with self._opened(folder):
+                    staged.prepare(stop)
+            except BaseException:
+                staged.abort()
+                raise
         return staged
+
+    @contextlib.contextmanager
+    def _shared(self, folder: Path, writes: bool) -> Iterator[Place]:
+        """Shards find the folder meanwhile."""
+        proof = secrets.token_hex(16) if writes else ""
+        path = folder / _PROOF
+        if writes:
+            files.write_file(path, lambda f: f.write(proof.encode()))
+        yield Place(*_names(folder), proof)
+        if writes:
+            path.unlink()
+
+    @contextlib.contextmanager
+    def _opened(self, folder: Path) -> Iterator[None]:
+        """The shards' first use of a folder: where it fails, with the
+        remedy."""
+        try:
+            yield
+        except (InvalidArgument, StorageError) as error:
+            root, name = _names(folder)
+            parent = folder.absolute().parent.parent
+            raise StorageError(
+                f"a server cannot use {folder}, which must be {root}/{name} "
+                f"in the folder of its --checkpoints: {error}. Start all "
+                f"servers with --checkpoints {parent}, on storage that they "
+                "share with this process"
+            ) from error
+
+
+class EmbeddedRows(ShardRows):
+    """The rows of a store whose only shard is in this process."""
+
+    def write(
+        self,
+        folder: Path,
+        between: Callable[[], None],
+        stop: threading.Event,
+    ) -> tuple[list[dict[str, Any]], list[Part]]:
+        every, (part,) = super().write(folder, between, stop)
+        # Its stream of updates ends with this process.
+        return every, [dataclasses.replace(part, ledgers=[])]
+
+    @contextlib.contextmanager
+    def _shared(self, folder: Path, writes: bool) -> Iterator[Place]:
+        # Names are for texts, and shorter than a path may be.
+        above = os.fsencode(folder.parent)[-_TEXT:].decode(errors="replace")
+        with files.opened(folder) as descriptor:
+            yield Place(above, folder.name, str(descriptor))
+
+    @contextlib.contextmanager
+    def _opened(self, folder: Path) -> Iterator[None]:
+        yield
 
 
 def _parts(
@@ -380,23 +444,22 @@ def _check_file(peer: Peer, folder: Path, file: Rows) -> None:
         )
 
 
-class _ShardStaged:
-    """Implements :class:`persia._checkpoint_rows.Staged`."""
+class Staged:
+    """Rows of a checkpoint that are not in use yet."""
 
     def __init__(
         self,
         peers: Sequence[Peer],
         before: Iterable[int],
         tables: Sequence[Sequence[dict[str, Any]]],
-        folder: Path,
+        place: Place,
         manifest: Manifest,
         chosen: Collection[str],
         timeout: float,
     ) -> None:
         self._peers = peers
         self._timeout = timeout
-        self._folder = folder
-        self._place = (*_place(folder), "")
+        self._place = place
         # Requests of those who know the rows that were are refused.
         self._lineage = secrets.randbits(64) or 1
         self._id = next_restore(before)
@@ -451,11 +514,15 @@ class _ShardStaged:
     def prepare(self, stop: threading.Event) -> None:
         """Each shard reads and checks its rows beside those it has."""
         prepare = partial(self._ask, _core.RESTORE_PREPARE)
-        with _opened_by_servers(self._folder):
-            _poll(len(self._peers), prepare, self._timeout, stop)
+        _poll(len(self._peers), prepare, self._timeout, stop)
 
     def commit(self) -> None:
-        """They take the place of the rows that were there."""
+        """They take the place of the rows that were there, with clocks and
+        counters: all, or none and an error.
+
+        Raises:
+            Unavailable: some shards have them, others could not be reached.
+        """
         done = 0
         try:
             for shard in range(len(self._peers)):
@@ -467,10 +534,10 @@ class _ShardStaged:
                 raise
             raise Unavailable(
                 f"{done} of {len(self._peers)} shards have the rows of "
-                f"{self._folder}, then {self._peers[done].address} failed: "
-                f"load it again ({error})"
+                f"{self._place.root}/{self._place.folder}, then "
+                f"{self._peers[done].address} failed: load it again ({error})"
             ) from error
 
     def abort(self) -> None:
-        """They are forgotten."""
+        """They are forgotten; it does not fail."""
         _end(len(self._peers), partial(self._ask, _core.RESTORE_ABORT))

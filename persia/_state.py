@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from persia.configs import TableConfig
     from persia.store import Store
 
-__all__ = ["check", "state_of", "updates_of"]
+__all__ = ["check", "lineages_of", "state_of", "updates_of"]
 
 
-def _lineages(store: Store) -> list[str]:
+def lineages_of(store: Store) -> list[str]:
     """Names of the rows that a store has: the one to save first."""
     if not store.remote:
         return [store._lineage]
@@ -70,7 +70,7 @@ def state_of(store: Store, configs: Sequence[TableConfig]) -> Tensor:
             c.name: {"embedding_dim": c.embedding_dim, **tables[c.name]}
             for c in configs
         },
-        "lineage": _lineages(store)[0],
+        "lineage": lineages_of(store)[0],
         "checkpoint": store._checkpoint_id,
     }
     text = bytearray(json.dumps(state).encode())
@@ -118,7 +118,9 @@ def check(
     if store._loading:  # a checkpoint's states come before its rows
         return
     mine = _tables(store)
-    same = state.get("lineage") is None or state["lineage"] in _lineages(store)
+    same = state.get("lineage") is None or state["lineage"] in lineages_of(
+        store
+    )
     for name, saved in state["tables"].items():
         _check_rows(name, saved, mine[name], same, state["checkpoint"])
 

@@ -53,11 +53,10 @@ from persia._checkpoint_dense import (
     write_dense,
 )
 from persia._checkpoint_ranks import Ranks
-from persia._checkpoint_rows import LocalRows, Staged, StoreRows
-from persia._checkpoint_shards import rows_of
+from persia._checkpoint_shards import Staged, rows_of
 from persia._patience import patiently
 from persia._ranks import need_group
-from persia._state import updates_of
+from persia._state import lineages_of, updates_of
 from persia.errors import (
     Interrupted,
     InvalidArgument,
@@ -91,12 +90,6 @@ class Checkpoint:
     rows: Mapping[str, int]
     extra: Any
     lineage: str
-
-
-def _rows(store: Store) -> StoreRows:
-    if store.remote:
-        return rows_of(store._connection)
-    return LocalRows(store._core, store._lineage)
 
 
 def _ranks(store: Store) -> Ranks:
@@ -222,12 +215,12 @@ def _save(
     stop: threading.Event,
 ) -> tuple[Path | str, str]:
     """One process does it all; the checkpoint's folder and id."""
-    rows = _rows(store)
+    rows = rows_of(store._connection)
     document: dict[str, Any] = {
         "format": manifests.FORMAT,
         "version": manifests.VERSION,
         "id": secrets.token_hex(16),
-        "lineage": rows.lineage(),
+        "lineage": lineages_of(store)[0],
         "job": store._connection.run,
         "saved": datetime.datetime.now(datetime.UTC).isoformat(),
         "torch": torch.__version__,
@@ -397,7 +390,8 @@ def _stage(
         # A server that was started again knows no table yet.
         _greet(store, restored=False)
     with _reading(root), root.reading(found, chosen) as folder:
-        return _rows(store).stage(folder, found.manifest, tables, stop)
+        rows = rows_of(store._connection)
+        return rows.stage(folder, found.manifest, tables, stop)
 
 
 def _go_on(
@@ -413,9 +407,9 @@ def _go_on(
         store._discard()  # gradients of the rows that were
     if resume == "rollback":
         store._core.forget()  # and those that are still to come
-    if store.remote and resume == "rollback":
+    if resume == "rollback":
         _greet(store, restored=True)
-    elif store.remote:
+    else:
         assert places is not None
         connection = store._connection
         connection.adopt(manifest.job)

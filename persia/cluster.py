@@ -425,9 +425,8 @@ class Connection:
 
     @property
     def namespace(self) -> str:
-        """Of tables behind messages."""
-        assert self._key is not None
-        return self._key.namespace
+        """Of tables behind messages; "": they are embedded."""
+        return self._key.namespace if self._key else ""
 
     @property
     def run(self) -> str:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import persia
 from persia import _checkpoint_files as files
-from persia import _checkpoint_rows, checkpoint, errors, optim
+from persia import checkpoint, errors, optim
 from tests.checkpoints import (
     DTYPES,
     OPTIMIZERS,
@@ -40,24 +40,15 @@ from tests.checkpoints import (
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_row_files_are_safetensors(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    optimizer: str,
-    dtype: str,
+    tmp_path: Path, optimizer: str, dtype: str
 ) -> None:
-    monkeypatch.setattr(_checkpoint_rows, "CHUNK", 16 << 10)
     store = make_store(optimizer, ('odd "name"/ü', 5, dtype))
     fill(store, 'odd "name"/ü', 700)
     folder = store.save(tmp_path)
-    paths = sorted(folder.glob("*.safetensors"))
-    assert len(paths) > 1
-    parts = []
-    for path in paths:
-        assert path.stat().st_size <= 16 << 10
-        with safetensors.safe_open(path, "pt") as f:
-            assert f.metadata()["table"] == 'odd "name"/ü'
-            parts.append({key: f.get_tensor(key) for key in f.keys()})  # noqa: SIM118
-    columns = {key: torch.cat([p[key] for p in parts]) for key in parts[0]}
+    (path,) = folder.glob("*.safetensors")
+    with safetensors.safe_open(path, "pt") as f:
+        assert f.metadata()["table"] == 'odd "name"/ü'
+        columns = {key: f.get_tensor(key) for key in f.keys()}  # noqa: SIM118
     ids, vectors, state = contents(store, 'odd "name"/ü')
     assert columns["ids"].dtype == torch.uint64
     found, order = columns["ids"].view(torch.int64).sort()
@@ -87,13 +78,9 @@ def test_row_files_are_safetensors(
         min_size=1,
         max_size=4,
     ),
-    chunk=st.integers(6_000, 100_000),
 )
 def test_round_trip(
-    tmp_path: Path,
-    optimizer: str,
-    tables: list[tuple[int, str, int]],
-    chunk: int,
+    tmp_path: Path, optimizer: str, tables: list[tuple[int, str, int]]
 ) -> None:
     root = tmp_path / "root"
     shutil.rmtree(root, ignore_errors=True)
@@ -104,13 +91,26 @@ def test_round_trip(
     for i, (_, _, n) in enumerate(tables):
         fill(a, f"t{i}", n, seed=i)
         fill(b, f"t{i}", 10, seed=100 + i)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_checkpoint_rows, "CHUNK", chunk)
-        a.save(root)
+    a.save(root)
     loaded = b.load(root)
     assert loaded.rows == {f"t{i}": n for i, (_, _, n) in enumerate(tables)}
     for name, _, _ in specs:
         assert_same_rows(a, b, name)
+
+
+@pytest.mark.slow
+def test_a_large_table_has_several_files(tmp_path: Path) -> None:
+    a, b = (make_store("sgd", ("t", 4096, "fp32")) for _ in range(2))
+    ids = torch.arange(17_000)
+    a.set_rows("t", ids, ids[:, None].float().expand(-1, 4096))
+    folder = a.save(tmp_path)
+    paths = sorted(folder.glob("*.safetensors"))
+    assert len(paths) == 2
+    assert all(path.stat().st_size <= 256 << 20 for path in paths)
+    found = [safetensors.torch.load_file(path)["ids"] for path in paths]
+    assert torch.equal(torch.cat(found).view(torch.int64).sort().values, ids)
+    b.load(tmp_path)
+    assert torch.equal(b.rows("t", ids)[:, 7], ids.float())
 
 
 def test_files_that_safetensors_wrote_are_read(tmp_path: Path) -> None:
@@ -258,10 +258,7 @@ def test_state_dict_without_rows_names_store_load(tmp_path: Path) -> None:
     module_b.load_state_dict(module_a.state_dict())
 
 
-def test_rows_are_of_one_moment_while_others_push(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_checkpoint_rows, "CHUNK", 8 << 10)
+def test_rows_are_of_one_moment_while_others_push(tmp_path: Path) -> None:
     store, push = counting_store()
     push()
     stop = threading.Event()

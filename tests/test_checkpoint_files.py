@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import random
@@ -23,6 +24,7 @@ from persia import _checkpoint_files as files
 from persia import checkpoint, errors
 from persia._checkpoint_dense import Dense
 from tests.checkpoints import (
+    assert_same,
     contents,
     counting_store,
     fill,
@@ -31,9 +33,7 @@ from tests.checkpoints import (
 
 CHILD = """
 import sys, torch, persia
-from persia import _checkpoint_rows
 from tests.checkpoints import counting_store
-_checkpoint_rows.CHUNK = 4 << 10
 store, push = counting_store()
 if sys.argv[2] == "resume":
     store.load(sys.argv[1])
@@ -320,6 +320,83 @@ def test_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.close()
     with pytest.raises(errors.Closed):
         store.save(tmp_path)
+
+
+def threads_of_jobs() -> int:
+    """How many write or read row files in this process."""
+    names = []
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it has ended
+            names.append(path.read_text())
+    return names.count("persia-job\n")
+
+
+def interrupted(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]
+) -> None:
+    """Ctrl-C while the threads of a job are at work."""
+    sleep = time.sleep
+
+    def late(seconds: float) -> None:
+        monkeypatch.setattr(time, "sleep", sleep)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", late)
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    assert threads_of_jobs() == 0
+
+
+def test_ctrl_c_while_rows_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store()
+    fill(store, "t", 200_000)
+    interrupted(monkeypatch, lambda: store.save(tmp_path))
+    assert os.listdir(tmp_path) == [".lock"]
+    store.save(tmp_path)
+    assert make_store().load(tmp_path).rows == {"t": 200_000}
+
+
+def test_ctrl_c_while_rows_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store()
+    fill(store, "t", 200_000)
+    store.save(tmp_path)
+    other = make_store()
+    fill(other, "t", 5, seed=9)
+    before, used = contents(other, "t"), other.stats()["memory"]
+    interrupted(monkeypatch, lambda: other.load(tmp_path))
+    assert_same(contents(other, "t"), before)
+    assert other.stats()["memory"] == used
+    assert other.load(tmp_path).rows == {"t": 200_000}
+
+
+def test_close_in_the_middle_of_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store()
+    fill(store, "t", 200_000)
+    write = checkpoint.write_dense
+
+    def late(*args: Any) -> Any:
+        store.close()
+        return write(*args)
+
+    monkeypatch.setattr(checkpoint, "write_dense", late)
+    with pytest.raises(errors.Closed):
+        store.save(tmp_path)
+    assert os.listdir(tmp_path) == [".lock"]
+    assert threads_of_jobs() == 0
+
+
+def test_a_root_may_have_any_name(tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, "t", 3)
+    root = tmp_path / 'a "b"' / ("ü" + 250 * "x")
+    store.save(root)
+    assert make_store().load(root).rows == {"t": 3}
 
 
 def test_a_save_that_is_given_up_is_not_published(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pyarrow import fs
 import persia
 from persia import _checkpoint_files as files
 from persia import _checkpoint_remote as remote
-from persia import _checkpoint_rows, checkpoint, errors
+from persia import _core, checkpoint, errors
 from tests.checkpoints import (
     Trained,
     assert_same_rows,
@@ -264,13 +264,13 @@ def test_files_are_made_in_the_folder_of_the_environment(
     store = make_store()
     fill(store, "t", 4)
     seen: list[str] = []
-    write = _checkpoint_rows._write
+    ask = _core.ckpt_snapshot
 
     def spy(*args: Any) -> Any:
         seen.extend(os.listdir(tmp_path / "out"))
-        return write(*args)
+        return ask(*args)
 
-    monkeypatch.setattr(_checkpoint_rows, "_write", spy)
+    monkeypatch.setattr(_core, "ckpt_snapshot", spy)
     store.save(uri("deep/out"))
     assert any(name.startswith(".tmp-") for name in seen)
     assert os.listdir(tmp_path / "out") == [".lock"]

@@ -21,7 +21,6 @@ import persia
 from persia import _checkpoint_files as files
 from persia import _checkpoint_manifest as manifests
 from persia import _checkpoint_shards, _core, errors
-from persia._checkpoint_rows import StoreRows
 from persia._checkpoint_shards import ShardRows
 from tests import remote
 from tests.checkpoints import Trained, assert_same_rows, fill, make_store
@@ -75,7 +74,7 @@ def serving(shards: int, checkpoints: Path | None) -> Iterator[Servers]:
         servers.close()
 
 
-def save(rows: StoreRows, root: Path, like: Path, **more: Any) -> Path:
+def save(rows: ShardRows, root: Path, like: Path, **more: Any) -> Path:
     """A checkpoint of rows, with the dense part of another one."""
     local = files.LocalRoot(root)
     with local.writing() as temporary:
@@ -87,7 +86,7 @@ def save(rows: StoreRows, root: Path, like: Path, **more: Any) -> Path:
 
 
 def load(
-    rows: StoreRows, folder: Path, names: str = "ab", commit: bool = True
+    rows: ShardRows, folder: Path, names: str = "ab", commit: bool = True
 ) -> None:
     found = files.find(files.LocalRoot(folder), None)
     chosen = {
@@ -399,7 +398,7 @@ def test_altered_files_are_named_and_change_nothing(
     store, folder = one
     with serving(2, folder.parent.parent) as servers:
         servers.declare(store)
-        path = folder / "0001-b-00000.safetensors"
+        path = folder / "shard-0-of-1-table-1-00000.safetensors"
         good = path.read_bytes()
         for bad in (good[:-1], good[:-3] + b"x" + good[-2:]):
             path.write_bytes(bad)

@@ -279,13 +279,14 @@ def test_forged_shards(tmp_path: Path, what: str) -> None:
             read(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["s0-0000-a-00000", "s1-0000-a-00000"])
+@pytest.mark.parametrize("shard", ["s0", "s1"])
 def test_altered_files_of_any_shard_are_named(
-    tmp_path: Path, name: str
+    tmp_path: Path, shard: str
 ) -> None:
     whole = make_store("adagrad", *TABLES)
     fill(whole, "a", 50)
-    path = save_shards(tmp_path, whole, 2) / f"{name}.safetensors"
+    folder = save_shards(tmp_path, whole, 2)
+    (path,) = folder.glob(f"{shard}-*-table-0-*.safetensors")
     data = path.read_bytes()
     for bad in (data[:-1], data[:-9] + b"x" + data[-8:]):
         path.write_bytes(bad)

@@ -441,18 +441,6 @@ static PyObject *py_store_updates(PyObject *self, PyObject *unused)
     return PyLong_FromUnsignedLongLong(n);
 }
 
-static PyObject *py_store_set_updates(PyObject *self, PyObject *arg)
-{
-    unsigned long long n = PyLong_AsUnsignedLongLong(arg);
-    if (PyErr_Occurred())
-        return NULL;
-    BEGIN(self, "Store.set_updates");
-    persia_ps_set_updates(persia_store_ps(s), n);
-    rc = persia_client_greet(persia_store_client(s), 0);
-    END();
-    return rc ? py_raise(rc) : Py_NewRef(Py_None);
-}
-
 static PyObject *py_store_t(PyObject *self, PyObject *unused)
 {
     (void)unused;
@@ -468,8 +456,6 @@ static PyObject *py_store_set_t(PyObject *self, PyObject *arg)
     if (PyErr_Occurred())
         return NULL;
     BEGIN(self, "Store.set_t");
-    if (persia_store_ps(s))
-        persia_ps_set_t(persia_store_ps(s), base);
     persia_client_set_t(persia_store_client(s), base);
     END();
     Py_RETURN_NONE;
@@ -687,7 +673,6 @@ static PyMethodDef methods[] = {
     METHOD(sums, METH_NOARGS,
            "sums() -> (finite, [(table, dim, ids, grads)])"),
     METHOD(updates, METH_NOARGS, "updates() -> updates applied"),
-    METHOD(set_updates, METH_O, "set_updates(n)"),
     METHOD(t, METH_NOARGS, "t() -> the t that updates have gone on from"),
     METHOD(set_t, METH_O, "set_t(base): updates have a higher t from now on"),
     METHOD(stats, METH_O, "stats(table) -> dict"),

@@ -157,29 +157,6 @@ int persia_ps_between(ps *p, int (*fn)(void *ctx), void *ctx)
     return rc;
 }
 
-typedef struct taking {
-    ps *p;
-    uint32_t tables_n;
-    table_cut **out;
-    uint64_t *updates;
-} taking;
-
-static int take_cut(void *ctx)
-{
-    taking *t = ctx;
-    *t->updates = atomic_load(&t->p->updates);
-    return t->tables_n
-               ? persia_table_cut_begin(t->p->tables, t->tables_n, t->out)
-               : PERSIA_OK;
-}
-
-int persia_ps_cut_begin(ps *p, uint32_t tables_n, table_cut **out,
-                        uint64_t *updates)
-{
-    taking t = {p, tables_n, out, updates};
-    return persia_ps_between(p, take_cut, &t);
-}
-
 uint64_t persia_ps_updates(const ps *p)
 {
     return atomic_load(&p->updates);

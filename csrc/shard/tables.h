@@ -62,12 +62,6 @@ PERSIA_API int persia_ps_push_noted(ps *p, push_job *jobs, size_t jobs_n,
  * is returned. */
 PERSIA_API int persia_ps_between(ps *p, int (*fn)(void *ctx), void *ctx);
 
-/* A cut of the first `tables_n` tables, between two updates: `updates` were
- * applied before it, all of their rows are in it. */
-PERSIA_API int persia_ps_cut_begin(ps *p, uint32_t tables_n,
-                                   table_cut **out /* [tables_n] */,
-                                   uint64_t *updates);
-
 /* Updates applied so far.  Set when a checkpoint is loaded; may be called by
  * persia_ps_between()'s fn. */
 PERSIA_API uint64_t persia_ps_updates(const ps *p);
