@@ -86,6 +86,8 @@ typedef struct rpc_server_config {
     uint32_t calls_max;     /* requests in hand at once; more wait */
     uint32_t connections_max; /* more are closed at once; 0: as many as the
                                  process may have files */
+    uint32_t idle_ms; /* a connection without calls is closed after this; 0:
+                         after ten minutes */
     sched *s;               /* joins what came of large requests; outlives
                                the server; NULL: its own threads do */
     rpc_security security;

@@ -22,6 +22,7 @@ enum {
     HEALTH_REQUEST_MAX = 4096,     /* bytes */
     TEXT_MAX = 1000,               /* bytes of an error's text */
     HANDSHAKE_MS = 10000,          /* for a connection to say what it is */
+    IDLE_MS = 600000,              /* of a connection without calls */
     PING_MS = 60000,               /* clients that vanished are found out */
     PING_TIMEOUT_MS = 20000
 };
@@ -69,7 +70,6 @@ struct slot {
     rpc_sent sent;
     rpc_server *server;
     int health;  /* one of the health service's */
-    int watched; /* the stalls know the call that is answered */
     int admitted; /* the handler has its request */
 
     grpc_call *grpc;
@@ -157,8 +157,7 @@ static void slot_leave(slot *l)
 
 static void slot_gone(slot *l)
 {
-    if (l->watched)
-        stalls_answered(l->server->stalls, slot_number(l));
+    stalls_answered(l->server->stalls, slot_number(l));
     grpc_byte_buffer_destroy(l->reply);
     slot_leave(l);
     /* What a cancelled call did not send it holds until it is gone. */
@@ -233,6 +232,7 @@ static void slot_send_as(slot *l, rpc_tag *tag,
 static void slot_send(slot *l, grpc_status_code status, const char *name,
                       const char *text)
 {
+    stalls_answers(l->server->stalls, slot_number(l), l->grpc);
     slot_send_as(l, &l->tag, slot_answered, status, name, text);
 }
 
@@ -326,13 +326,11 @@ static void health_answer(slot *l)
 static void slot_read(rpc_tag *tag, int ok)
 {
     slot *l = slot_of_tag(tag);
-    int watched = l->health || !ok || !l->request;
-    if (!stalls_came(l->server->stalls, slot_number(l), l->grpc, watched)) {
+    if (!stalls_came(l->server->stalls, slot_number(l))) {
         grpc_byte_buffer_destroy(l->request);
         sent_drop(&l->sent);
         return;
     }
-    l->watched = watched;
     if (!ok || !l->request) {
         /* It was cancelled, or gRPC refused the message: none reads this
          * but clients that sent none. */
@@ -407,8 +405,7 @@ static void slot_taken(rpc_tag *tag, int ok)
      * and the slot is another call's after both. */
     atomic_init(&l->sent.users, 2);
     l->sent.ended = slot_ended;
-    l->watched = 1;
-    stalls_begin(s->stalls, slot_number(l), l->grpc, known && admitted);
+    stalls_begin(s->stalls, slot_number(l), l->grpc);
     if (!known) {
         slot_refuse(l, GRPC_STATUS_UNIMPLEMENTED, NULL,
                     s->unknown);
@@ -497,6 +494,8 @@ static grpc_server *server_create(const rpc_server_config *config)
                  config->calls_max > INT_MAX ? INT_MAX
                                              : (int)config->calls_max);
     args_integer(&a, GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, HANDSHAKE_MS);
+    args_integer(&a, GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+                 config->idle_ms ? (int)config->idle_ms : IDLE_MS);
     args_integer(&a, GRPC_ARG_KEEPALIVE_TIME_MS, PING_MS);
     args_integer(&a, GRPC_ARG_KEEPALIVE_TIMEOUT_MS, PING_TIMEOUT_MS);
     args_integer(&a, GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);

@@ -17,7 +17,7 @@ enum waits {
 typedef struct watched {
     grpc_call *call; /* NULL: the slot does not wait for its client */
     enum waits waits;
-    uint64_t since; /* persia_clock_ns() when that began */
+    uint64_t until; /* persia_clock_ns() up to which it may */
 } watched;
 
 /* A slot that waited too long. */
@@ -29,7 +29,7 @@ typedef struct late {
 /* The slots of health, or all others. */
 typedef struct kind {
     size_t begin, end;
-    uint64_t patience_ns;
+    uint64_t request_ns, answer_ns; /* patience */
     size_t refusals_min; /* in one look */
     _Atomic(size_t) free; /* slots that wait for a call */
     size_t came;     /* requests, since the last look; guarded by the lock */
@@ -57,28 +57,35 @@ static kind *kind_of(stalls *w, size_t slot)
 
 /* ---- what slots tell ---------------------------------------------------- */
 
-void stalls_begin(stalls *w, size_t slot, grpc_call *call, int reads)
+void stalls_begin(stalls *w, size_t slot, grpc_call *call)
 {
-    watched now = {call, reads ? WAITS_REQUEST : WAITS_ANSWER,
-                   persia_clock_ns()};
-    atomic_fetch_sub(&kind_of(w, slot)->free, 1);
+    kind *k = kind_of(w, slot);
+    watched now = {call, WAITS_REQUEST, persia_clock_ns() + k->request_ns};
+    atomic_fetch_sub(&k->free, 1);
     pthread_mutex_lock(&w->lock);
     w->slots[slot] = now;
     pthread_mutex_unlock(&w->lock);
 }
 
-int stalls_came(stalls *w, size_t slot, grpc_call *call, int answers)
+int stalls_came(stalls *w, size_t slot)
 {
-    watched now = {answers ? call : NULL, WAITS_ANSWER,
-                   answers ? persia_clock_ns() : 0};
     pthread_mutex_lock(&w->lock);
     int refused = w->slots[slot].waits == WAITS_REFUSED;
     if (!refused) {
-        w->slots[slot] = now;
+        w->slots[slot].call = NULL;
         kind_of(w, slot)->came++;
     }
     pthread_mutex_unlock(&w->lock);
     return !refused;
+}
+
+void stalls_answers(stalls *w, size_t slot, grpc_call *call)
+{
+    watched now = {call, WAITS_ANSWER,
+                   persia_clock_ns() + kind_of(w, slot)->answer_ns};
+    pthread_mutex_lock(&w->lock);
+    w->slots[slot] = now;
+    pthread_mutex_unlock(&w->lock);
 }
 
 void stalls_answered(stalls *w, size_t slot)
@@ -109,8 +116,7 @@ static size_t look(stalls *w, kind *k, uint64_t now, size_t n)
         return n;
     for (size_t i = k->begin; i < k->end; i++) {
         watched *one = &w->slots[i];
-        if (!one->call || now < one->since ||
-            now - one->since < k->patience_ns)
+        if (!one->call || now < one->until)
             continue;
         if (one->waits != WAITS_REQUEST) {
             grpc_call_ref(one->call);
@@ -118,7 +124,7 @@ static size_t look(stalls *w, kind *k, uint64_t now, size_t n)
         } else if (refused < k->refusals) {
             refused++;
             one->waits = WAITS_REFUSED;
-            one->since = now;
+            one->until = now + k->request_ns;
             w->late[n++] = (late){i, NULL};
         }
     }
@@ -159,12 +165,13 @@ static void *stalls_main(void *arg)
 
 /* ---- life --------------------------------------------------------------- */
 
-static void kind_init(kind *k, size_t begin, size_t end, uint64_t patience_ms,
-                      size_t refusals_min)
+static void kind_init(kind *k, size_t begin, size_t end, uint64_t request_ms,
+                      uint64_t answer_ms, size_t refusals_min)
 {
     k->begin = begin;
     k->end = end;
-    k->patience_ns = patience_ms * 1000000u;
+    k->request_ns = request_ms * 1000000u;
+    k->answer_ns = answer_ms * 1000000u;
     k->refusals_min = k->refusals = refusals_min;
     atomic_init(&k->free, end - begin);
 }
@@ -183,8 +190,9 @@ int stalls_watch(size_t slots_n, size_t health_n,
     w->refuse = refuse;
     w->ctx = ctx;
     /* No request of health is large. */
-    kind_init(&w->health, 0, health_n, STALLS_HEALTH_MS, health_n);
-    kind_init(&w->other, health_n, slots_n, STALLS_MS, 1);
+    kind_init(&w->health, 0, health_n, STALLS_HEALTH_MS, STALLS_HEALTH_MS,
+              health_n);
+    kind_init(&w->other, health_n, slots_n, STALLS_MS, STALLS_ANSWER_MS, 1);
     w->slots = calloc(slots_n, sizeof *w->slots);
     w->late = calloc(slots_n, sizeof *w->late);
     int code = PERSIA_OK;

@@ -1,9 +1,10 @@
 /* stalls.h: slots whose clients keep them waiting (private to rpc).
  *
- * A slot that reads a request depends on its client, which may never send the
- * rest.  So a thread looks for such slots while no other one of their kind is
- * free: their calls are asked to come again.  With free slots a slow network
- * may take its time.  A call that does not take this answer is cancelled.
+ * A slot that reads a request, or sends an answer, depends on its client,
+ * which may never send the rest, or never take it.  So a thread looks for
+ * such slots while no other one of their kind is free.  Calls that are read
+ * are asked to come again; calls that do not take their answer are cancelled.
+ * With free slots a slow network may take its time.
  */
 #ifndef PERSIA_RPC_STALLS_H
 #define PERSIA_RPC_STALLS_H
@@ -12,8 +13,9 @@
 #include <stddef.h>
 
 enum {
-    STALLS_MS = 5000,       /* for a request to come */
-    STALLS_HEALTH_MS = 1000 /* for one of health, and to take its answer */
+    STALLS_MS = 5000, /* for a request to come, and for a refusal to go */
+    STALLS_ANSWER_MS = 10000, /* for a client to take its answer */
+    STALLS_HEALTH_MS = 1000   /* for a request of health, and its answer */
 };
 
 typedef struct stalls stalls;
@@ -24,13 +26,13 @@ typedef struct stalls stalls;
 int stalls_watch(size_t slots_n, size_t health_n,
                  void (*refuse)(void *ctx, size_t slot), void *ctx,
                  stalls **out);
-/* The slot took a call, which it reads now, or (reads 0) answers at once. */
-void stalls_begin(stalls *w, size_t slot, grpc_call *call, int reads);
-/* It has read; 0: its call was refused before.  Its answer is watched no more
- * unless `answers`: the answer is so small that its client is to take it at
- * once. */
-int stalls_came(stalls *w, size_t slot, grpc_call *call, int answers);
-/* It was answered: gives its call back after this. */
+/* The slot took a call, which it reads now. */
+void stalls_begin(stalls *w, size_t slot, grpc_call *call);
+/* It has read; 0: its call was refused before. */
+int stalls_came(stalls *w, size_t slot);
+/* It sends its answer. */
+void stalls_answers(stalls *w, size_t slot, grpc_call *call);
+/* The answer is sent: gives its call back after this. */
 void stalls_answered(stalls *w, size_t slot);
 /* It waits for a call again. */
 void stalls_freed(stalls *w, size_t slot);

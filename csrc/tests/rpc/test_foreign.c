@@ -451,6 +451,10 @@ static void send_call(int fd, unsigned stream, const char *path,
 
 /* An empty message, and one of which 100 bytes were to come. */
 static const unsigned char EMPTY[] = "\0\0\0\0";
+/* A connection that takes no bytes of answers. */
+static const unsigned char NO_WINDOW[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+                                         "\0\0\6\4\0\0\0\0\0"
+                                         "\0\4\0\0\0\0";
 static const unsigned char HALF[] = "\0\0\0\0\x64half";
 
 /* Hundreds of years, too, are a deadline that is not over. */
@@ -540,9 +544,6 @@ static void a_full_server_does_not_wait_for_requests(void **state)
 static void health_does_not_wait_for_anybody(void **state)
 {
     (void)state;
-    static const unsigned char closed[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-                                          "\0\0\6\4\0\0\0\0\0"
-                                          "\0\4\0\0\0\0";
     deck d;
     deck_start(&d);
     rpc_server *s = server_of(&d);
@@ -552,7 +553,7 @@ static void health_does_not_wait_for_anybody(void **state)
         if (i)
             send_bytes(fds[i], PREFACE, sizeof PREFACE - 1);
         else
-            send_bytes(fds[i], closed, sizeof closed - 1);
+            send_bytes(fds[i], NO_WINDOW, sizeof NO_WINDOW - 1);
         for (unsigned k = 0; k < 20; k++)
             send_call(fds[i], 2 * k + 1, CHECK, i ? HALF : EMPTY,
                       i ? sizeof HALF - 1 : sizeof EMPTY, !i);
@@ -565,6 +566,32 @@ static void health_does_not_wait_for_anybody(void **state)
     foreign_close(&f);
     close(fds[0]);
     close(fds[1]);
+    persia_rpc_server_stop(s, SECOND);
+    deck_stop(&d);
+}
+
+/* Nor for those who do not take their answers: all slots would be theirs. */
+static void a_full_server_does_not_wait_for_readers(void **state)
+{
+    (void)state;
+    deck d;
+    deck_start(&d);
+    rpc_server_config config = server_config_of(&d);
+    rpc_server *s;
+    config.calls_max = 2;
+    assert_int_equal(persia_rpc_server_start(&config, &s), PERSIA_OK);
+    int fd = connect_to(persia_rpc_server_port(s));
+    send_bytes(fd, NO_WINDOW, sizeof NO_WINDOW - 1);
+    for (unsigned k = 0; k < 2; k++)
+        send_call(fd, 2 * k + 1, PS "Stats", EMPTY, sizeof EMPTY, 1);
+    sleep_ms(300);
+    rpc_channel *c = channel_to(persia_rpc_server_port(s));
+    assert_int_equal(call_with(c, WIRE_STATS, "x", 1, SECOND / 5),
+                     PERSIA_ETIMEOUT);
+    assert_int_equal(call_with(c, WIRE_STATS, "x", 1, 30 * SECOND),
+                     PERSIA_OK);
+    persia_rpc_channel_close(c);
+    close(fd);
     persia_rpc_server_stop(s, SECOND);
     deck_stop(&d);
 }
@@ -597,6 +624,7 @@ int main(void)
         cmocka_unit_test(a_deadline_that_is_far_away),
         cmocka_unit_test(a_full_server_does_not_wait_for_requests),
         cmocka_unit_test(health_does_not_wait_for_anybody),
+        cmocka_unit_test(a_full_server_does_not_wait_for_readers),
         cmocka_unit_test(a_server_of_another_kind_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -406,6 +406,26 @@ static uint64_t wait_connections(const rpc_server *s, uint64_t open,
     return 0;
 }
 
+static void an_idle_connection_is_closed(void **state)
+{
+    NEED_GRPC();
+    deck d;
+    deck_start(&d);
+    rpc_server_config config = server_config_of(&d);
+    config.idle_ms = 300;
+    rpc_server *s;
+    assert_int_equal(persia_rpc_server_start(&config, &s), PERSIA_OK);
+    rpc_channel *c = channel_to(persia_rpc_server_port(s));
+    for (int i = 0; i < 2; i++) { /* a client connects again by itself */
+        while (call_with(c, WIRE_HELLO, "again", 5, 30 * SECOND) != PERSIA_OK)
+            sleep_ms(10); /* it may have met the end of the connection */
+        wait_connections(s, 0, 0);
+    }
+    persia_rpc_channel_close(c);
+    persia_rpc_server_stop(s, SECOND);
+    deck_stop(&d);
+}
+
 static void who_comes_beyond_the_limit_is_closed(void **state)
 {
     NEED_GRPC();
@@ -493,6 +513,7 @@ int main(void)
         cmocka_unit_test(closing_cancels_what_is_under_way),
         cmocka_unit_test(answers_to_those_who_left_hold_nothing),
         cmocka_unit_test(messages_have_limits_both_ways),
+        cmocka_unit_test(an_idle_connection_is_closed),
         cmocka_unit_test(who_comes_beyond_the_limit_is_closed),
         cmocka_unit_test(more_calls_than_slots_wait),
     };
