@@ -409,6 +409,13 @@ class AdamW(Adam):
         )
 
 
+#: The classes by the names that command lines and servers use.
+ALGORITHMS: dict[str, Callable[..., SparseOptimizer]] = {
+    kind.algorithm: kind
+    for kind in (SGD, Adagrad, RowWiseAdagrad, Adam, AdamW)
+}
+
+
 def clip_grad_norm_(
     model: torch.nn.Module | Iterable[torch.nn.Module], max_norm: float
 ) -> Tensor:

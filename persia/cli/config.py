@@ -11,7 +11,7 @@ import typer
 import yaml
 from pydantic import Field
 
-from persia import errors
+from persia import _core, errors
 
 __all__ = [
     "TrainConfig",
@@ -24,6 +24,8 @@ __all__ = [
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
+OPTIMIZERS = _core.TABLE_OPTIONS["optimizer"]
+# Of optimizers for which that of persia.optim does not do.
 LEARNING_RATES = {
     "adagrad": 0.05,
     "rowwise_adagrad": 0.05,
@@ -36,8 +38,6 @@ _SECONDS_MAX = 1e6  # poll() takes an int of milliseconds
 
 # Options that tell where a run is, not what it does.
 _PLACES = {"servers", "namespace", "wire_dtype"}
-
-Optimizer = Literal["adagrad", "rowwise_adagrad", "adam", "adamw", "sgd"]
 
 
 class TrainConfig(pydantic.BaseModel):
@@ -86,10 +86,9 @@ class TrainConfig(pydantic.BaseModel):
         "dlrm", description="dlrm, deepfm, dcn (DCN-v2) or widedeep."
     )
     dim: int = Field(16, ge=1, le=4096, description="Floats an embedding.")
-    optimizer: Optimizer = Field(
+    optimizer: str = Field(
         "adagrad",
-        description="Of the embeddings: adagrad, rowwise_adagrad, adam, "
-        "adamw or sgd.",
+        description=f"Of the embeddings: {', '.join(OPTIMIZERS)}.",
     )
     lr: float | None = Field(
         None,
@@ -148,6 +147,13 @@ class TrainConfig(pydantic.BaseModel):
         description="Threads of torch and of the tables (default: torch's).",
     )
 
+    @pydantic.field_validator("optimizer")
+    @classmethod
+    def _optimizer(cls, value: str) -> str:
+        if value not in OPTIMIZERS:
+            raise ValueError(f"need one of {', '.join(OPTIMIZERS)}")
+        return value
+
     @pydantic.field_validator("staleness", mode="before")
     @classmethod
     def _staleness(cls, value: Any) -> Any:
@@ -161,14 +167,22 @@ class TrainConfig(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="after")
     def _eps_of_one(self) -> TrainConfig:
-        if self.eps is not None and self.optimizer == "sgd":
-            raise ValueError("eps: sgd has none; leave it out")
+        if self.eps is not None and "eps" not in self._defaults:
+            raise ValueError(f"eps: {self.optimizer} has none; leave it out")
         return self
 
     @property
     def learning_rate(self) -> float:
         """Of the embeddings."""
-        return LEARNING_RATES[self.optimizer] if self.lr is None else self.lr
+        default = LEARNING_RATES.get(self.optimizer, self._defaults["lr"])
+        return default if self.lr is None else self.lr
+
+    @property
+    def _defaults(self) -> dict[str, Any]:
+        """Constants of the optimizer of the embeddings."""
+        from persia.optim import ALGORITHMS  # and torch
+
+        return ALGORITHMS[self.optimizer]().defaults
 
     def options(self) -> dict[str, Any]:
         """What :func:`resolve` makes this configuration of again, wherever

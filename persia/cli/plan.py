@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from persia import errors
+from persia.cli.config import OPTIMIZERS
 
 if TYPE_CHECKING:
     from persia.plan import Plan
@@ -25,7 +26,8 @@ def plan(
     ],
     dim: Annotated[int, typer.Option(help="Floats an embedding.")] = 16,
     optimizer: Annotated[
-        str, typer.Option(help="Of the embeddings.")
+        str,
+        typer.Option(help=f"Of the embeddings: {', '.join(OPTIMIZERS)}."),
     ] = "adagrad",
     dtype: Annotated[
         str, typer.Option(help="Of stored vectors: fp32 or bf16.")

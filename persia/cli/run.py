@@ -25,13 +25,6 @@ from persia.trainer import Clock, Progress, Trainer
 
 __all__ = ["Result", "Run", "saved_options"]
 
-OPTIMIZERS: dict[str, Callable[..., optim.SparseOptimizer]] = {
-    "adagrad": optim.Adagrad,
-    "rowwise_adagrad": optim.RowWiseAdagrad,
-    "adam": optim.Adam,
-    "adamw": optim.AdamW,
-    "sgd": optim.SGD,
-}
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "dlrm": models.DLRM,
     "deepfm": models.DeepFM,
@@ -79,7 +72,7 @@ class Run:
         self.train, self.test = open_data(config, (self.rank, self.ranks))
         eps = {} if config.eps is None else {"eps": config.eps}
         self.store = persia.Store(
-            OPTIMIZERS[config.optimizer](lr=config.learning_rate, **eps),
+            optim.ALGORITHMS[config.optimizer](lr=config.learning_rate, **eps),
             seed=config.seed,
             servers=config.servers,
             namespace=config.namespace,

@@ -21,10 +21,11 @@ from persia import checkpoint, errors
 from persia.cli import position
 from persia.cli.app import app
 from persia.cli.config import TrainConfig, read_yaml, resolve
-from persia.cli.run import OPTIMIZERS, Run, open_data, saved_options
+from persia.cli.run import Run, open_data, saved_options
 from persia.data import Files, Schema
 from persia.datasets import Criteo
 from persia.jagged import Batch
+from persia.optim import ALGORITHMS
 from persia.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
@@ -117,6 +118,7 @@ def test_options_survive_a_round_trip() -> None:
         ({"lr": -1.0}, "lr: .* greater than 0"),
         ({"lr": float("inf")}, "lr: .*finite number, not inf"),
         ({"eps": 0.1, "optimizer": "sgd"}, "eps: sgd has none"),
+        ({"optimizer": "lion"}, "optimizer: .*adagrad.*, not 'lion'"),
         ({"dense_lr": float("nan")}, "dense_lr: .*finite number, not nan"),
         ({"seed": 2**64}, "seed: .* less than 1844674407370955161"),
         ({"threads": 1025}, "threads: .* equal to 1024, not 1025"),
@@ -421,7 +423,7 @@ def test_resume_takes_learning_rates_of_flags(tmp_path: Path) -> None:
     assert rates({"dense_lr": 0.2}) == [0.03, 0.05, 0.2]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_optimizers_have_the_constants_of_the_library(name: str) -> None:
     store = Run(resolve({"rows": 1000, "dim": 2, "optimizer": name})).store
     library = type(store.optimizer)().defaults
