@@ -6,9 +6,10 @@ table. Learning-rate schedulers, ``torch.amp.GradScaler`` and ``state_dict()``
 work as usual.
 
 All are *lazy*: a row changes only when it has a gradient. Weight decay is
-coupled (added to the gradient) except in :class:`AdamW`, and touches touched
-rows only. Where every row is touched at every step the results equal those of
-torch's dense optimizers.
+coupled (added to the gradient) except in :class:`AdamW` and
+:class:`RowWiseAdam`, and touches touched rows only. Where every row is touched
+at every step the results of the optimizers that torch has too equal those of
+its dense ones.
 
 Every optimizer takes three more keywords, which are entries of its groups:
 
@@ -44,6 +45,7 @@ __all__ = [
     "AdamW",
     "RowLimits",
     "RowWiseAdagrad",
+    "RowWiseAdam",
     "SparseOptimizer",
     "clip_grad_norm_",
 ]
@@ -409,10 +411,21 @@ class AdamW(Adam):
         )
 
 
+class RowWiseAdam(Adam):
+    """Adam with one second moment a row, of the mean squared gradient: a row
+    keeps ``dim + 1`` floats of state instead of ``2 * dim``.
+
+    The formula of torchrec's and fbgemm's ``PARTIAL_ROWWISE_ADAM``, whose
+    weight decay is decoupled.
+    """
+
+    algorithm = "rowwise_adam"
+
+
 #: The classes by the names that command lines and servers use.
 ALGORITHMS: dict[str, Callable[..., SparseOptimizer]] = {
     kind.algorithm: kind
-    for kind in (SGD, Adagrad, RowWiseAdagrad, Adam, AdamW)
+    for kind in (SGD, Adagrad, RowWiseAdagrad, Adam, AdamW, RowWiseAdam)
 }
 
 

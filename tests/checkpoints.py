@@ -22,6 +22,7 @@ OPTIMIZERS: dict[str, Callable[[], optim.SparseOptimizer]] = {
     "rowwise_adagrad": lambda: optim.RowWiseAdagrad(lr=0.1),
     "adam": lambda: optim.Adam(lr=0.01, max_norm=2.0),
     "adamw": lambda: optim.AdamW(lr=0.01),
+    "rowwise_adam": lambda: optim.RowWiseAdam(lr=0.01),
 }
 
 

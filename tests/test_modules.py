@@ -203,6 +203,43 @@ def test_row_wise_adagrad_formula() -> None:
     )
 
 
+def summed_gradients(
+    rng: np.random.Generator,
+) -> tuple[persia.JaggedBatch, torch.Tensor, np.ndarray, np.ndarray]:
+    """A batch, gradients of its outputs, the touched rows and their sums."""
+    batch = single_batch(rng, KEYS, 16)
+    g = torch.from_numpy(rng.normal(size=(16, 8)).astype(np.float32))
+    ids = batch["c"][0].numpy()
+    sums = np.zeros((VOCABULARY, 8))
+    np.add.at(sums, ids, g.double().numpy())
+    touched = np.unique(ids)
+    return batch, g, touched, sums[touched]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_row_wise_adam_is_partial_rowwise_adam(decay: float) -> None:
+    """The formula of fbgemm: v is one number a row, the decay decoupled."""
+    lr, b1, b2, eps = 0.1, 0.8, 0.9, 1e-6
+    optimizer = persia.optim.RowWiseAdam(
+        lr=lr, betas=(b1, b2), eps=eps, weight_decay=decay
+    )
+    bags = make_bags("sum", optimizer)
+    ids = torch.arange(VOCABULARY)
+    w = bags.store.rows("one", ids).double().numpy()
+    m, v = np.zeros_like(w), np.zeros(VOCABULARY)
+    rng = np.random.default_rng(5)
+    for t in range(1, 6):
+        batch, g, on, sums = summed_gradients(rng)
+        bags(batch)["c"].backward(g)
+        m[on] = b1 * m[on] + (1 - b1) * sums
+        v[on] = b2 * v[on] + (1 - b2) * (sums**2).mean(1)
+        root = np.sqrt(v[on] / (1 - b2**t)) + eps
+        w[on] -= lr * (m[on] / (1 - b1**t) / root[:, None] + decay * w[on])
+    np.testing.assert_allclose(
+        bags.store.rows("one", ids).numpy(), w, rtol=1e-5, atol=1e-6
+    )
+
+
 @pytest.mark.parametrize("name", ["adagrad", "adam", "rowwise"])
 def test_same_bits_for_any_number_of_threads(name: str) -> None:
     def train(threads: int) -> list[torch.Tensor]:

@@ -1,15 +1,9 @@
 /* optim.h: sparse optimizers that update one row at a time.
  *
  * They are lazy: a row changes only when it has a gradient.  Weight decay is
- * coupled (added to the gradient) in SGD, Adagrad and Adam, decoupled in
- * AdamW, and touches touched rows only.  Hyper-parameters travel with each
- * push, so learning-rate schedulers work.
- *
- *   algorithm        state of a row (fp32)             formula of
- *   SGD              dim if momentum, else none        torch.optim.SGD
- *   ADAGRAD          dim                               torch.optim.Adagrad
- *   ROWWISE_ADAGRAD  1: sum of mean(g^2)               fbgemm / torchrec
- *   ADAM, ADAMW      2 dim: m, v                       torch.optim.Adam(W)
+ * coupled (added to the gradient) or decoupled, and touches touched rows only.
+ * Hyper-parameters travel with each push, so learning-rate schedulers work.
+ * Each optimizer has a file of its own, which declares what a row keeps.
  */
 #ifndef PERSIA_OPTIM_H
 #define PERSIA_OPTIM_H

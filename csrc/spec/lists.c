@@ -6,7 +6,7 @@ const char *const persia_wire_dtype_names[] = {
 };
 
 const char *const persia_optim_kind_names[] = {
-    "sgd", "adagrad", "rowwise_adagrad", "adam", "adamw"
+    "sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "rowwise_adam"
 };
 
 const char *const persia_vector_dtype_names[] = {
@@ -40,7 +40,7 @@ static const spec_field table_spec_fields[] = {
       .offset = offsetof(table_spec, dtype), .limit = 1,
       .names = persia_vector_dtype_names },
     { .name = "optimizer", .config = "optimizer", .kind = SPEC_ENUM,
-      .offset = offsetof(table_spec, optimizer), .limit = 4,
+      .offset = offsetof(table_spec, optimizer), .limit = 5,
       .names = persia_optim_kind_names },
     { .name = "momentum", .config = "optimizer", .kind = SPEC_BOOL,
       .offset = offsetof(table_spec, momentum), .limit = 1 },
@@ -73,7 +73,7 @@ const spec_list persia_table_spec_list = {
 
 static const spec_field optim_hyper_fields[] = {
     { .name = "kind", .config = "kind", .kind = SPEC_ENUM,
-      .offset = offsetof(optim_hyper, kind), .limit = 4,
+      .offset = offsetof(optim_hyper, kind), .limit = 5,
       .names = persia_optim_kind_names },
     { .name = "lr", .config = "lr", .kind = SPEC_FLOAT,
       .offset = offsetof(optim_hyper, lr) },

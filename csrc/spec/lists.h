@@ -21,12 +21,13 @@ enum optim_kind {
     OPTIM_ROWWISE_ADAGRAD,
     OPTIM_ADAM,
     OPTIM_ADAMW,
+    OPTIM_ROWWISE_ADAM,
     OPTIM_KINDS
 };
-extern PERSIA_API const char *const persia_optim_kind_names[5];
+extern PERSIA_API const char *const persia_optim_kind_names[6];
 
 #define OPTIM_KIND_EACH(X)                                                    \
-    X(sgd) X(adagrad) X(rowwise_adagrad) X(adam) X(adamw)
+    X(sgd) X(adagrad) X(rowwise_adagrad) X(adam) X(adamw) X(rowwise_adam)
 
 /* Where the vectors of a table are kept. */
 enum vector_dtype {

@@ -56,7 +56,7 @@ static const wire_field table_spec_fields[] = {
     [2] = F(table_spec, seed, U64, "seed"),
     [3] = F(table_spec, dim, U32, "dim", .limit = 4096),
     [4] = F(table_spec, dtype, U32, "dtype", .limit = 1),
-    [5] = F(table_spec, optimizer, U32, "optimizer", .limit = 4),
+    [5] = F(table_spec, optimizer, U32, "optimizer", .limit = 5),
     [6] = F(table_spec, momentum, U32, "momentum", .limit = 1),
     [7] = F(table_spec, init, U32, "init", .limit = 2),
     [8] = F(table_spec, init_a, FLOAT, "init_a"),
@@ -178,7 +178,7 @@ static const wire_type pull_reply_type = {
 };
 
 static const wire_field hyper_fields[] = {
-    [1] = F(optim_hyper, kind, U32, "kind", .limit = 4),
+    [1] = F(optim_hyper, kind, U32, "kind", .limit = 5),
     [2] = F(optim_hyper, lr, FLOAT, "lr"),
     [3] = F(optim_hyper, eps, FLOAT, "eps"),
     [4] = F(optim_hyper, beta1, FLOAT, "beta1"),

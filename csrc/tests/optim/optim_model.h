@@ -37,13 +37,17 @@ static inline void model_step(const optim_args *a, int momentum, uint32_t dim,
         g[j] *= (double)a->grad_scale;
     model_clip(g, dim, (double)a->max_grad_norm);
     for (uint32_t j = 0; j < dim; j++)
-        if (a->kind == OPTIM_ADAMW)
+        if (a->kind == OPTIM_ADAMW || a->kind == OPTIM_ROWWISE_ADAM)
             w[j] -= lr * decay * w[j];
         else
             g[j] += decay * w[j];
     if (a->kind == OPTIM_ROWWISE_ADAGRAD) {
         double norm = model_norm(g, dim);
         s[0] += norm * norm / dim;
+    }
+    if (a->kind == OPTIM_ROWWISE_ADAM) {
+        double norm = model_norm(g, dim), b2 = (double)a->beta2;
+        s[dim] = b2 * s[dim] + (1 - b2) * norm * norm / dim;
     }
     for (uint32_t j = 0; j < dim; j++) {
         const double b1 = (double)a->beta1, b2 = (double)a->beta2;
@@ -61,6 +65,12 @@ static inline void model_step(const optim_args *a, int momentum, uint32_t dim,
             break;
         case OPTIM_ROWWISE_ADAGRAD:
             w[j] -= lr * g[j] / (sqrt(s[0]) + eps);
+            break;
+        case OPTIM_ROWWISE_ADAM:
+            s[j] = b1 * s[j] + (1 - b1) * g[j];
+            m = s[j] / (1 - pow(b1, t));
+            v = s[dim] / (1 - pow(b2, t));
+            w[j] -= lr * m / (sqrt(v) + eps);
             break;
         default:
             s[j] = b1 * s[j] + (1 - b1) * g[j];
