@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from persia.store import Store
 
 __all__ = [
+    "FTRL",
     "SGD",
     "Adagrad",
     "Adam",
@@ -56,10 +57,10 @@ def _probes(values: float | list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device="cpu")
 
 
-def _eps(value: Any) -> float:
+def _eps(value: Any, name: str = "eps") -> float:
     """Above 0, as float32 too: elements that have had no gradient are divided
     by it alone."""
-    return number("eps", value, torch.finfo(torch.float32).tiny)
+    return number(name, value, torch.finfo(torch.float32).tiny)
 
 
 class RowLimits(TypedDict, total=False):
@@ -422,10 +423,61 @@ class RowWiseAdam(Adam):
     algorithm = "rowwise_adam"
 
 
+class FTRL(SparseOptimizer):
+    """FTRL-proximal (McMahan et al., *Ad Click Prediction: a View from the
+    Trenches*, 2013): per element ``z`` and ``n``, and sparse weights by L1.
+
+    ``n`` is the sum of squared gradients, and after each one ``w`` is 0 where
+    ``abs(z) <= l1``, otherwise
+    ``-(z - sign(z) * l1) / ((beta + sqrt(n)) / lr + l2)``.
+    So a row follows from its gradients: little is left of its initial value
+    after the first one. Give tables ``init=0.0`` where they are the weights of
+    a linear model.
+
+    Args:
+        lr: alpha of the paper.
+        beta: of the paper; above 0.
+        l1: elements are exactly 0 until their gradients outweigh it.
+        l2: shrinks elements towards 0.
+        initial_accumulator_value: ``n`` of new rows.
+    """
+
+    algorithm = "ftrl"
+
+    def __init__(
+        self,
+        lr: float = 0.1,
+        *,
+        beta: float = 1.0,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        **limits: Unpack[RowLimits],
+    ) -> None:
+        settings = {
+            "lr": lr,
+            "beta": _eps(beta, "beta"),
+            "l1": number("l1", l1, 0.0),
+            "l2": number("l2", l2, 0.0),
+            "initial_accumulator_value": number(
+                "initial_accumulator_value", initial_accumulator_value, 0.0
+            ),
+        }
+        super().__init__(settings, limits)
+
+
 #: The classes by the names that command lines and servers use.
 ALGORITHMS: dict[str, Callable[..., SparseOptimizer]] = {
     kind.algorithm: kind
-    for kind in (SGD, Adagrad, RowWiseAdagrad, Adam, AdamW, RowWiseAdam)
+    for kind in (
+        SGD,
+        Adagrad,
+        RowWiseAdagrad,
+        Adam,
+        AdamW,
+        RowWiseAdam,
+        FTRL,
+    )
 }
 
 

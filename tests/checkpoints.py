@@ -23,6 +23,7 @@ OPTIMIZERS: dict[str, Callable[[], optim.SparseOptimizer]] = {
     "adam": lambda: optim.Adam(lr=0.01, max_norm=2.0),
     "adamw": lambda: optim.AdamW(lr=0.01),
     "rowwise_adam": lambda: optim.RowWiseAdam(lr=0.01),
+    "ftrl": lambda: optim.FTRL(l1=0.1, initial_accumulator_value=0.5),
 }
 
 

@@ -240,6 +240,67 @@ def test_row_wise_adam_is_partial_rowwise_adam(decay: float) -> None:
     )
 
 
+def test_ftrl_is_that_of_the_paper() -> None:
+    """Algorithm 1 of McMahan et al., in float32."""
+    f = np.float32
+    lr, beta, l1, l2 = f(0.3), f(0.7), f(0.2), f(0.1)
+    optimizer = persia.optim.FTRL(
+        lr=float(lr), beta=float(beta), l1=float(l1), l2=float(l2)
+    )
+    bags = make_bags("sum", optimizer)
+    ids = torch.arange(VOCABULARY)
+    w = bags.store.rows("one", ids).numpy()
+    z, n = np.zeros_like(w), np.zeros_like(w)
+    rng = np.random.default_rng(5)
+    for _ in range(5):
+        batch, grads, on, sums = summed_gradients(rng)
+        bags(batch)["c"].backward(grads)
+        g = sums.astype(f)
+        sigma = (np.sqrt(n[on] + g * g) - np.sqrt(n[on])) / lr
+        z[on] += g - sigma * w[on]
+        n[on] += g * g
+        shrunk = -(z[on] - np.sign(z[on]) * l1)
+        shrunk /= (beta + np.sqrt(n[on])) / lr + l2
+        w[on] = np.where(np.abs(z[on]) <= l1, f(0), shrunk)
+    got = bags.store.rows("one", ids).numpy()
+    np.testing.assert_allclose(got, w, rtol=1e-4, atol=1e-6)
+    assert 0 < (got == 0).sum() < got.size / 2
+
+
+def test_ftrl_by_hand() -> None:
+    store = persia.Store(persia.optim.FTRL(lr=0.5, l1=0.1, l2=0.2))
+    bags = persia.EmbeddingBagCollection(
+        [persia.EmbeddingBagConfig("t", 1, init=0.0)], store=store
+    )
+    weights = []
+    for g in (1.0, -0.5, -0.55):
+        out = bags(persia.JaggedBatch(["t"], torch.tensor([7]))).values()
+        out.backward(torch.tensor([[g]]))
+        weights.append(store.rows("t", [7]).item())
+    # n = 1, z = 1: -0.9 / (2 / 0.5 + 0.2)
+    # n = 1.25, z = 1 - 0.5 + 0.2360680 * 0.2142857 = 0.5505860:
+    #   -0.4505860 / (2.1180340 / 0.5 + 0.2)
+    # n = 1.5525, z = 0.5505860 - 0.55 + 0.2559190 * 0.1015732 = 0.0265805
+    assert weights == pytest.approx([-0.2142857, -0.1015732, 0.0], rel=1e-5)
+
+
+def test_ftrl_follows_a_schedule() -> None:
+    """Without L1 and L2 it steps as Adagrad with beta for eps does."""
+    bags = make_bags("sum", persia.optim.FTRL(lr=1.0, beta=0.5))
+    one = persia.JaggedBatch(KEYS, torch.arange(len(KEYS)))
+    group = bags.store.optimizer.param_groups[0]
+    squares, w = 0.0, None
+    for lr in (1.0, 0.1, 0.0, 0.2):
+        group["lr"] = lr
+        bags(one)["c"].sum().backward()
+        squares += 1.0
+        got = bags.store.rows("one", [KEYS.index("c")])
+        if w is not None:
+            w = w - lr / (0.5 + squares**0.5)
+            torch.testing.assert_close(got, w)
+        w = got
+
+
 @pytest.mark.parametrize("name", ["adagrad", "adam", "rowwise"])
 def test_same_bits_for_any_number_of_threads(name: str) -> None:
     def train(threads: int) -> list[torch.Tensor]:

@@ -6,7 +6,8 @@ const char *const persia_wire_dtype_names[] = {
 };
 
 const char *const persia_optim_kind_names[] = {
-    "sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "rowwise_adam"
+    "sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "rowwise_adam",
+    "ftrl"
 };
 
 const char *const persia_vector_dtype_names[] = {
@@ -40,7 +41,7 @@ static const spec_field table_spec_fields[] = {
       .offset = offsetof(table_spec, dtype), .limit = 1,
       .names = persia_vector_dtype_names },
     { .name = "optimizer", .config = "optimizer", .kind = SPEC_ENUM,
-      .offset = offsetof(table_spec, optimizer), .limit = 5,
+      .offset = offsetof(table_spec, optimizer), .limit = 6,
       .names = persia_optim_kind_names },
     { .name = "momentum", .config = "optimizer", .kind = SPEC_BOOL,
       .offset = offsetof(table_spec, momentum), .limit = 1 },
@@ -73,7 +74,7 @@ const spec_list persia_table_spec_list = {
 
 static const spec_field optim_hyper_fields[] = {
     { .name = "kind", .config = "kind", .kind = SPEC_ENUM,
-      .offset = offsetof(optim_hyper, kind), .limit = 5,
+      .offset = offsetof(optim_hyper, kind), .limit = 6,
       .names = persia_optim_kind_names },
     { .name = "lr", .config = "lr", .kind = SPEC_FLOAT,
       .offset = offsetof(optim_hyper, lr) },
@@ -95,9 +96,15 @@ static const spec_field optim_hyper_fields[] = {
       .offset = offsetof(optim_hyper, weight_bound) },
     { .name = "grad_scale", .config = "grad_scale", .kind = SPEC_FLOAT,
       .offset = offsetof(optim_hyper, grad_scale) },
+    { .name = "beta", .config = "beta", .kind = SPEC_FLOAT,
+      .offset = offsetof(optim_hyper, beta) },
+    { .name = "l1", .config = "l1", .kind = SPEC_FLOAT,
+      .offset = offsetof(optim_hyper, l1) },
+    { .name = "l2", .config = "l2", .kind = SPEC_FLOAT,
+      .offset = offsetof(optim_hyper, l2) },
 };
 const spec_list persia_optim_hyper_list = {
-    optim_hyper_fields, 11
+    optim_hyper_fields, 14
 };
 
 static const spec_field table_stats_fields[] = {

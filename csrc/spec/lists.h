@@ -22,12 +22,14 @@ enum optim_kind {
     OPTIM_ADAM,
     OPTIM_ADAMW,
     OPTIM_ROWWISE_ADAM,
+    OPTIM_FTRL,
     OPTIM_KINDS
 };
-extern PERSIA_API const char *const persia_optim_kind_names[6];
+extern PERSIA_API const char *const persia_optim_kind_names[7];
 
 #define OPTIM_KIND_EACH(X)                                                    \
-    X(sgd) X(adagrad) X(rowwise_adagrad) X(adam) X(adamw) X(rowwise_adam)
+    X(sgd) X(adagrad) X(rowwise_adagrad) X(adam) X(adamw) X(rowwise_adam)     \
+    X(ftrl)
 
 /* Where the vectors of a table are kept. */
 enum vector_dtype {
@@ -77,7 +79,7 @@ typedef struct table_spec {
     uint32_t init;
     float init_a;
     float init_b;
-    float state_init; /* Adagrad: of the accumulator */
+    float state_init; /* Adagrad, FTRL: of the accumulator */
     uint32_t missing;
     uint32_t nonfinite;
     uint64_t capacity; /* rows of all shards together; 0: unbounded */
@@ -107,12 +109,15 @@ typedef struct optim_hyper {
     float max_norm; /* of a row's vector afterwards, L2; 0: no bound */
     float weight_bound; /* of its elements afterwards; 0: no bound */
     float grad_scale; /* multiplies every gradient: usually 1 */
+    float beta; /* FTRL: above 0 */
+    float l1; /* FTRL */
+    float l2; /* FTRL */
 } optim_hyper;
 
 #define OPTIM_HYPER_MEMBERS                                                   \
     uint32_t kind; float lr; float eps; float beta1; float beta2;             \
     float momentum; float weight_decay; float max_grad_norm; float max_norm;  \
-    float weight_bound; float grad_scale;
+    float weight_bound; float grad_scale; float beta; float l1; float l2;
 
 extern PERSIA_API const spec_list persia_optim_hyper_list;
 

@@ -56,7 +56,7 @@ static const wire_field table_spec_fields[] = {
     [2] = F(table_spec, seed, U64, "seed"),
     [3] = F(table_spec, dim, U32, "dim", .limit = 4096),
     [4] = F(table_spec, dtype, U32, "dtype", .limit = 1),
-    [5] = F(table_spec, optimizer, U32, "optimizer", .limit = 5),
+    [5] = F(table_spec, optimizer, U32, "optimizer", .limit = 6),
     [6] = F(table_spec, momentum, U32, "momentum", .limit = 1),
     [7] = F(table_spec, init, U32, "init", .limit = 2),
     [8] = F(table_spec, init_a, FLOAT, "init_a"),
@@ -178,7 +178,7 @@ static const wire_type pull_reply_type = {
 };
 
 static const wire_field hyper_fields[] = {
-    [1] = F(optim_hyper, kind, U32, "kind", .limit = 5),
+    [1] = F(optim_hyper, kind, U32, "kind", .limit = 6),
     [2] = F(optim_hyper, lr, FLOAT, "lr"),
     [3] = F(optim_hyper, eps, FLOAT, "eps"),
     [4] = F(optim_hyper, beta1, FLOAT, "beta1"),
@@ -189,10 +189,13 @@ static const wire_field hyper_fields[] = {
     [9] = F(optim_hyper, max_norm, FLOAT, "max_norm"),
     [10] = F(optim_hyper, weight_bound, FLOAT, "weight_bound"),
     [11] = F(optim_hyper, grad_scale, FLOAT, "grad_scale"),
+    [12] = F(optim_hyper, beta, FLOAT, "beta"),
+    [13] = F(optim_hyper, l1, FLOAT, "l1"),
+    [14] = F(optim_hyper, l2, FLOAT, "l2"),
 };
 static const wire_type hyper_type = {
     .name = "Hyper", .size = sizeof(optim_hyper), .fields = hyper_fields,
-    .fields_n = 11
+    .fields_n = 14
 };
 
 static const wire_field push_table_fields[] = {

@@ -115,6 +115,7 @@ static optim_args make_args(const table_case *c, uint64_t step)
                        .eps = 1e-8f,
                        .beta1 = 0.9f,
                        .beta2 = 0.999f,
+                       .beta = 0.5f,
                        .step = step,
                        .grad_scale = 1.0f};
     if (c->extras) {

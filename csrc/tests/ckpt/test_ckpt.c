@@ -62,6 +62,7 @@ static optim_args some_optim(uint32_t kind)
     a.eps = 1e-8f;
     a.beta1 = 0.9f;
     a.beta2 = 0.999f;
+    a.beta = 0.5f;
     a.step = 1;
     a.grad_scale = 1;
     return a;

@@ -26,6 +26,22 @@ static inline void model_clip(double *x, uint32_t dim, double norm)
             x[j] *= norm / now;
 }
 
+/* By the paper's own z, which s holds lr times. */
+static inline void model_ftrl(const optim_args *a, double *w, double *z,
+                              double *n, double g)
+{
+    const double lr = (double)a->lr, l1 = (double)a->l1;
+    const double sigma = (sqrt(*n + g * g) - sqrt(*n)) / lr;
+    const double to = *z / lr + g - sigma * *w;
+
+    *n += g * g;
+    *z = to * lr;
+    *w = fabs(to) <= l1 ? 0
+                        : -(to - copysign(l1, to)) /
+                              (((double)a->beta + sqrt(*n)) / lr +
+                               (double)a->l2);
+}
+
 /* g is changed, too. */
 static inline void model_step(const optim_args *a, int momentum, uint32_t dim,
                               double *w, double *s, double *g)
@@ -65,6 +81,9 @@ static inline void model_step(const optim_args *a, int momentum, uint32_t dim,
             break;
         case OPTIM_ROWWISE_ADAGRAD:
             w[j] -= lr * g[j] / (sqrt(s[0]) + eps);
+            break;
+        case OPTIM_FTRL:
+            model_ftrl(a, &w[j], &s[j], &s[dim + j], g[j]);
             break;
         case OPTIM_ROWWISE_ADAM:
             s[j] = b1 * s[j] + (1 - b1) * g[j];

@@ -41,6 +41,9 @@ static optim_args args_of(uint32_t kind, float momentum)
                          .eps = 0.05f, /* large: its place shows */
                          .beta1 = 0.8f,
                          .beta2 = 0.95f,
+                         .beta = 0.6f,
+                         .l1 = 0.15f,
+                         .l2 = 0.4f,
                          .momentum = momentum,
                          .step = 1,
                          .grad_scale = 1 };
@@ -140,7 +143,7 @@ static void check_row(const rows *r, int i, const double *w, const double *s,
                      what, r->dtype, r->dim, j, (double)got, w[j]);
     }
     for (uint32_t j = 0; j < r->state_floats; j++)
-        if (!model_close((double)state_get(r, i, j), s[j], 0.05))
+        if (!model_close((double)state_get(r, i, j), s[j], 0.1))
             fail_msg("%s, dtype %u, dim %u: state %u is %.9g, not %.9g", what,
                      r->dtype, r->dim, j, (double)state_get(r, i, j), s[j]);
 }
@@ -375,8 +378,12 @@ static void test_ranges(void **state)
         a = args_of(kind, 0), a.beta1 = a.beta2 = 0;
         assert_int_equal(persia_optim_check(&a), PERSIA_OK);
     }
+    optim_args f = args_of(OPTIM_FTRL, 0);
+    f.beta = 0, refused(f, "beta");
+    f = args_of(OPTIM_FTRL, 0), f.l1 = -1, refused(f, "l1");
+    f = args_of(OPTIM_FTRL, 0), f.l2 = NAN, refused(f, "l2");
     optim_args a = args_of(OPTIM_SGD, 0); /* others do not look at them */
-    a.beta1 = a.beta2 = NAN, a.step = 0, a.eps = 0;
+    a.beta1 = a.beta2 = a.beta = NAN, a.step = 0, a.eps = 0;
     assert_int_equal(persia_optim_check(&a), PERSIA_OK);
     a.kind = OPTIM_KINDS, refused(a, "algorithm");
     a.kind = UINT32_MAX, refused(a, "algorithm");

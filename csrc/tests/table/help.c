@@ -88,6 +88,8 @@ optim_args args_of(uint32_t kind)
                          .eps = 1e-6f,
                          .beta1 = 0.9f,
                          .beta2 = 0.99f,
+                         .beta = 0.5f,
+                         .l1 = 0.01f,
                          .step = 1,
                          .grad_scale = 1 };
 }

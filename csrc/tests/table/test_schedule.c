@@ -84,13 +84,18 @@ static void world_free(world *w)
     free(w);
 }
 
-static float state_start(const world *w)
+/* Accumulators of squares start at the option, all else at 0. */
+static float state_start(const world *w, uint32_t j)
 {
-    uint32_t kind = w->config.optimizer;
-
-    return kind == OPTIM_ADAGRAD || kind == OPTIM_ROWWISE_ADAGRAD
-               ? w->config.state_init
-               : 0;
+    switch (w->config.optimizer) {
+    case OPTIM_ADAGRAD:
+    case OPTIM_ROWWISE_ADAGRAD:
+        return w->config.state_init;
+    case OPTIM_FTRL:
+        return j < w->config.dim ? 0 : w->config.state_init;
+    default:
+        return 0;
+    }
 }
 
 static void row_start(world *w, size_t i)
@@ -100,7 +105,7 @@ static void row_start(world *w, size_t i)
     memset(row, 0, sizeof *row);
     memcpy(row->vector, w->init[i], sizeof row->vector);
     for (uint32_t j = 0; j < w->state_floats; j++)
-        row->state[j] = state_start(w);
+        row->state[j] = state_start(w, j);
 }
 
 /* ---- pull ---- */

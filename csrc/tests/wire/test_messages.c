@@ -60,7 +60,7 @@ static wire_values values[] = {
 static wire_pull_reply pull_reply = { WIRE_FP16, values, 3 };
 static wire_push_table push_tables[] = {
     { { 0, DIM, N, floats, NULL, rows }, ids,
-      { 3, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 }, 1 },
+      { 3, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13 }, 1 },
     { { 1, 3, 0, NULL, NULL, NULL }, NULL, { .lr = 0.5f }, 1 },
     { { 7, 2, 9, floats + 1, NULL, NULL }, ids + 5, { .grad_scale = 1 }, 0 },
 };
