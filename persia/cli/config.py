@@ -31,6 +31,7 @@ LEARNING_RATES = {
     "rowwise_adagrad": 0.05,
     "adam": 0.002,
     "adamw": 0.002,
+    "rowwise_adam": 0.002,
     "sgd": 5.0,
 }
 
@@ -94,7 +95,7 @@ class TrainConfig(pydantic.BaseModel):
         None,
         gt=0,
         description="Learning rate of the embeddings (default: 0.05 for "
-        "Adagrad, 0.002 for Adam, 5 for SGD).",
+        "Adagrad, 0.002 for Adam, 5 for SGD, 0.1 for FTRL).",
     )
     eps: float | None = Field(
         None,
