@@ -180,9 +180,7 @@ static PyObject *ckpt_greet(PyObject *module, PyObject *args)
     if (code)
         return py_raise(code);
     Py_BEGIN_ALLOW_THREADS code =
-        persia_client_greet(persia_store_client(owner), restored);
-    if (!code)
-        persia_store_renumber(owner, 0);
+        persia_store_greet(owner, restored);
     persia_store_put(owner);
     Py_END_ALLOW_THREADS
     return code ? py_raise(code) : Py_NewRef(Py_None);
@@ -215,9 +213,7 @@ static PyObject *ckpt_go_on(PyObject *module, PyObject *args)
     if (code)
         return py_raise(code);
     Py_BEGIN_ALLOW_THREADS code =
-        persia_client_go_on(persia_store_client(owner), stream, number, lost);
-    if (!code)
-        persia_store_renumber(owner, 1);
+        persia_store_go_on(owner, stream, number, lost);
     persia_store_put(owner);
     Py_END_ALLOW_THREADS
     return code ? py_raise(code) : Py_NewRef(Py_None);

@@ -163,8 +163,7 @@ static PyObject *py_store_plan(PyObject *self, PyObject *args)
     int rc = persia_store_get(((store_object *)self)->handle, "Store.plan",
                               &s);
     if (!rc) {
-        rc = persia_worker_plan(persia_store_worker(s), kind, keys, features,
-                                (uint32_t)n, &plan);
+        rc = persia_store_plan(s, kind, keys, features, (uint32_t)n, &plan);
         persia_store_put(s);
     }
     free(features);
@@ -178,8 +177,7 @@ static PyObject *py_store_plan_shape(PyObject *self, PyObject *arg)
         return NULL;
     BEGIN(self, "Store.plan_shape");
     uint32_t kind, keys, width;
-    rc = persia_worker_plan_shape(persia_store_worker(s), (uint32_t)plan,
-                                  &kind, &keys, &width);
+    rc = persia_store_plan_shape(s, (uint32_t)plan, &kind, &keys, &width);
     END();
     return rc ? py_raise(rc) : Py_BuildValue("(III)", kind, keys, width);
 }

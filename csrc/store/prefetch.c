@@ -136,12 +136,6 @@ static int no_pass(prefetch *p)
 
 /* ---- lookups ---- */
 
-static int look_up(store *s, const store_lookup *l, uint64_t after)
-{
-    return persia_worker_forward(persia_store_worker(s), l->plan, &l->batch,
-                                 after, l->out, l->stride, l->hints, l->index);
-}
-
 /* Runs a lookup that waits; the lock is left meanwhile. */
 static void run(prefetch *p, batch *b, lookup *l)
 {
@@ -149,10 +143,10 @@ static void run(prefetch *p, batch *b, lookup *l)
     l->state = LOOKUP_RUNS;
     b->users++;
     pthread_mutex_unlock(&p->lock);
-    int rc = look_up(p->s, &l->want, after);
+    int rc = store_look_up(p->s, &l->want, after);
     if (client_is_loss(rc)) { /* it may be that no caller wants this lookup */
         store_keep_error(p->s, rc);
-        rc = look_up(p->s, &l->want, after);
+        rc = store_look_up(p->s, &l->want, after);
     }
     persia_future_complete(l->done, rc);
     pthread_mutex_lock(&p->lock);
@@ -448,7 +442,7 @@ int persia_store_pass_open(store *s, uint64_t staleness, int here,
         return persia_err_set(PERSIA_ENOMEM, "no memory for a data loader");
     pthread_mutex_lock(&p->lock);
     t->staleness = staleness;
-    t->here = here && persia_client_is_embedded(persia_store_client(s));
+    t->here = here && persia_store_is_embedded(s);
     *number = t->number = ++p->numbers;
     t->next = p->all.passes;
     p->all.passes = t;
@@ -489,7 +483,7 @@ void persia_store_pass_close(store *s, uint64_t number)
         advance(p);
         t->waiters++; /* it is not freed meanwhile */
         /* Lookups in this process end soon; others may wait for a server. */
-        while (persia_client_is_embedded(persia_store_client(s)) &&
+        while (persia_store_is_embedded(s) &&
                in_use(p, t))
             pthread_cond_wait(&p->moved, &p->lock);
         t->waiters--;

@@ -47,6 +47,8 @@ void prefetch_paid(prefetch *p);
 
 /* From store.c: */
 prefetch *store_prefetch(store *s);
+/* persia_worker_forward() of a lookup. */
+int store_look_up(store *s, const store_lookup *l, uint64_t after);
 /* Sends the empty parts that are owed. */
 int store_pay(store *s);
 /* Keeps this thread's error for the next call that trains. */

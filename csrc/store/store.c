@@ -84,10 +84,17 @@ static store *store_new(void)
     return s;
 }
 
+static void renumber(store *s, int strict)
+{
+    const uint64_t last = persia_client_last_number(s->c);
+    prefetch_renumber(s->p, last);
+    updates_renumber(s->u, last, strict);
+}
+
 /* Gives a store with a client (rc: of making it) the rest, and a handle. */
 static int start(store *s, int rc, uint64_t *handle)
 {
-    int remote = !rc && !persia_client_is_embedded(s->c);
+    int remote = !rc && !persia_store_is_embedded(s);
     if (!rc)
         rc = persia_worker_create(s->c, &s->w);
     if (!rc)
@@ -97,7 +104,7 @@ static int start(store *s, int rc, uint64_t *handle)
                             remote ? PENDING_REMOTE : PENDING_LOCAL, &s->u);
     if (rc)
         goto fail;
-    persia_store_renumber(s, 0);
+    renumber(s, 0);
     pthread_mutex_lock(&registry.lock);
     uint32_t slot = 0;
     while (slot < STORES_MAX && registry.slots[slot].s)
@@ -201,19 +208,27 @@ void persia_store_close(uint64_t handle)
     persia_store_put(s);
 }
 
-ps *persia_store_ps(const store *s)
-{
-    return s->tables;
-}
-
 ps_client *persia_store_client(const store *s)
 {
     return s->c;
 }
 
-worker *persia_store_worker(const store *s)
+int persia_store_is_embedded(const store *s)
 {
-    return s->w;
+    return persia_client_is_embedded(s->c);
+}
+
+int persia_store_plan(store *s, uint32_t kind, uint32_t keys,
+                      const plan_feature *features, uint32_t features_n,
+                      uint32_t *plan)
+{
+    return persia_worker_plan(s->w, kind, keys, features, features_n, plan);
+}
+
+int persia_store_plan_shape(store *s, uint32_t plan, uint32_t *kind,
+                            uint32_t *keys, uint32_t *width)
+{
+    return persia_worker_plan_shape(s->w, plan, kind, keys, width);
 }
 
 prefetch *store_prefetch(store *s)
@@ -232,6 +247,26 @@ void persia_store_keep_index(store *s, uint64_t ticket, batch_index *index)
         persia_index_pool_wait(persia_client_indexes(s->c), ticket, index);
     else
         persia_batch_index_put(index);
+}
+
+int persia_store_forward(store *s, uint64_t ticket, uint32_t plan,
+                         const id_batch *batch, float *out, size_t stride,
+                         uint32_t *rows)
+{
+    batch_index *index = NULL;
+    int rc = ticket ? PERSIA_OK : persia_store_settle(s);
+    if (!rc)
+        rc = persia_worker_forward(s->w, plan, batch, 0, out, stride, rows,
+                                   ticket ? &index : NULL);
+    if (!rc)
+        persia_store_keep_index(s, ticket, index);
+    return rc;
+}
+
+int store_look_up(store *s, const store_lookup *l, uint64_t after)
+{
+    return persia_worker_forward(s->w, l->plan, &l->batch, after, l->out,
+                                 l->stride, l->hints, l->index);
 }
 
 void persia_store_drop_index(store *s, uint64_t ticket)
@@ -519,7 +554,7 @@ int persia_store_apply(store *s, enum store_whose whose,
     if (n == 0)
         return rc ? rc : updates_error(s->u);
     prefetch_updating(s->p, grads, n, whose == STORE_ALL);
-    if (!persia_client_is_embedded(s->c) ||
+    if (!persia_store_is_embedded(s) ||
         (whose == STORE_MINE && prefetch_allows(s->p, grads, n)))
         return apply_later(s, grads, n, optim, optim_n, 1);
     rc = apply_now(s, grads, n, optim, optim_n);
@@ -569,11 +604,21 @@ void persia_store_drop_error(store *s)
     updates_drop_errors(s->u);
 }
 
-void persia_store_renumber(store *s, int strict)
+int persia_store_greet(store *s, int restored)
 {
-    const uint64_t last = persia_client_last_number(s->c);
-    prefetch_renumber(s->p, last);
-    updates_renumber(s->u, last, strict);
+    int rc = persia_client_greet(s->c, restored);
+    if (!rc)
+        renumber(s, 0);
+    return rc;
+}
+
+int persia_store_go_on(store *s, uint64_t stream, uint64_t number,
+                       uint64_t lost)
+{
+    int rc = persia_client_go_on(s->c, stream, number, lost);
+    if (!rc)
+        renumber(s, 1);
+    return rc;
 }
 
 int persia_store_places(store *s, uint64_t *last)

@@ -44,14 +44,25 @@ PERSIA_API void persia_store_put(store *s);
  * child nothing is freed: its locks belong to threads that are not there. */
 PERSIA_API void persia_store_close(uint64_t handle);
 
-/* NULL if the tables are remote. */
-PERSIA_API struct ps *persia_store_ps(const store *s);
+/* Its tables and shards, for all but forwards and updates. */
 PERSIA_API struct ps_client *persia_store_client(const store *s);
-PERSIA_API worker *persia_store_worker(const store *s);
+PERSIA_API int persia_store_is_embedded(const store *s);
+
+/* See persia_worker_plan() and persia_worker_plan_shape(). */
+PERSIA_API int persia_store_plan(store *s, uint32_t kind, uint32_t keys,
+                                 const plan_feature *features,
+                                 uint32_t features_n, uint32_t *plan);
+PERSIA_API int persia_store_plan_shape(store *s, uint32_t plan, uint32_t *kind,
+                                       uint32_t *keys, uint32_t *width);
 
 /* The number of a new forward, from 1. */
 PERSIA_API uint64_t persia_store_ticket(store *s);
 
+/* Looks up a batch at once, see persia_worker_forward(), and keeps its index.
+ * ticket 0: no gradient will come, and it sees all updates before it. */
+PERSIA_API int persia_store_forward(store *s, uint64_t ticket, uint32_t plan,
+                                    const id_batch *batch, float *out,
+                                    size_t stride, uint32_t *rows);
 /* Keeps the index of a forward until its gradient comes (the reference is
  * taken over; NULL, or ticket 0: nothing is kept); persia_store_drop_index():
  * none will come. */
@@ -109,12 +120,15 @@ PERSIA_API int persia_store_error(store *s);
 /* It is not told: the rows that it is about have been replaced. */
 PERSIA_API void persia_store_drop_error(store *s);
 
-/* The numbers of updates go on after persia_client_last_number().  No update
- * is in flight.  Remote: an update has the number of its batch's place, which
- * counts the batches that loops take in passes that train, trained or not.
- * From the first update without one on they are counted, or (`strict`) such
- * updates are refused: PERSIA_EARG. */
-PERSIA_API void persia_store_renumber(store *s, int strict);
+/* persia_client_greet() and persia_client_go_on(); the numbers of updates
+ * then go on after persia_client_last_number().  No update is in flight.
+ * Remote: an update has the number of its batch's place, which counts the
+ * batches that loops take in passes that train, trained or not.  From the
+ * first update without one on they are counted, or, after
+ * persia_store_go_on(), such updates are refused: PERSIA_EARG. */
+PERSIA_API int persia_store_greet(store *s, int restored);
+PERSIA_API int persia_store_go_on(store *s, uint64_t stream, uint64_t number,
+                                  uint64_t lost);
 /* *last: the place of the last batch that a loop took.  Whether the numbers
  * of all updates are places. */
 PERSIA_API int persia_store_places(store *s, uint64_t *last);

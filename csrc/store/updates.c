@@ -68,7 +68,7 @@ int updates_create(store *s, unsigned threads, size_t most, updates **out)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a store");
     u->s = s;
     u->most = most;
-    u->named = !persia_client_is_embedded(persia_store_client(s));
+    u->named = !persia_store_is_embedded(s);
     u->name = (client_update){.parts = 1};
     u->last = &u->first;
     pthread_mutex_init(&u->lock, NULL);

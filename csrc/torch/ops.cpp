@@ -65,9 +65,8 @@ struct Shape {
 Shape shape_of(store *s, int64_t plan)
 {
     Shape shape;
-    check(persia_worker_plan_shape(persia_store_worker(s),
-                                   static_cast<uint32_t>(plan), &shape.kind,
-                                   &shape.keys, &shape.width));
+    check(persia_store_plan_shape(s, static_cast<uint32_t>(plan), &shape.kind,
+                                  &shape.keys, &shape.width));
     return shape;
 }
 
@@ -251,14 +250,9 @@ std::tuple<Tensor, Tensor> pull(const Tensor &values, const Optional &offsets,
                                 std::exchange(ahead->index, nullptr));
         return {std::move(ahead->out), std::move(ahead->rows)};
     }
-    if (number == 0) /* evaluation sees every update before it */
-        check(persia_store_settle(s.get()));
     now.allocate();
-    check(persia_worker_forward(persia_store_worker(s.get()), now.plan,
-                                &now.batch, 0, now.vectors(), now.width,
-                                now.hints(), number ? &now.index : nullptr));
-    persia_store_keep_index(s.get(), number,
-                            std::exchange(now.index, nullptr));
+    check(persia_store_forward(s.get(), number, now.plan, &now.batch,
+                               now.vectors(), now.width, now.hints()));
     return {now.out, now.rows};
 }
 
@@ -320,7 +314,7 @@ void push(const Tensor &grad, const Tensor &values, const Optional &offsets,
     if (name[1] < 0)
         persia_store_batch_bind(s.get(), static_cast<uint64_t>(-name[1]),
                                 g.ticket);
-    if (persia_store_ps(s.get())) /* else the index of the forward has them */
+    if (persia_store_is_embedded(s.get())) /* else the index has them */
         g.grad.rows = static_cast<const uint32_t *>(rows.const_data_ptr());
     g.grad.grad = static_cast<const float *>(grad.const_data_ptr());
     g.grad.stride = stride;

@@ -75,7 +75,7 @@ static int setup(void **state)
     plan_feature f = {.name = "f", .table = no, .pooling = POOL_SUM,
                       .trainable = 1};
     assert_int_equal(
-        persia_worker_plan(persia_store_worker(s), PLAN_BAGS, 1, &f, 1, &plan),
+        persia_store_plan(s, PLAN_BAGS, 1, &f, 1, &plan),
         PERSIA_OK);
     return 0;
 }
@@ -124,9 +124,8 @@ static int forward(uint64_t batch, uint64_t *ticket)
     if (!m) {
         m = memory_new();
         id_batch b = batch_of(m);
-        assert_int_equal(persia_worker_forward(persia_store_worker(s), plan,
-                                               &b, 0, m->out, DIM, m->rows,
-                                               NULL),
+        assert_int_equal(persia_store_forward(s, ticket ? *ticket : 0, plan,
+                                              &b, m->out, DIM, m->rows),
                          PERSIA_OK);
     }
     int seen = (int)m->out[0];
@@ -270,7 +269,7 @@ static void test_loop_without_backward_goes_on(void **state)
         assert_non_null(strstr(persia_err_text(), "abandoned"));
         persia_store_pass_close(s, stream);
     }
-    assert_int_equal(persia_ps_updates(persia_store_ps(s)), 0);
+    assert_int_equal(persia_client_updates(persia_store_client(s)), 0);
 }
 
 static void test_skip_makes_room(void **state)
@@ -386,7 +385,7 @@ static void test_close_frees_and_welcomes_late_gradients(void **state)
     assert_int_equal(atomic_load(&alive), 0);
     backward(ticket[0]);
     backward(ticket[1]);
-    assert_int_equal(persia_ps_updates(persia_store_ps(s)), 2);
+    assert_int_equal(persia_client_updates(persia_store_client(s)), 2);
     assert_int_equal(forward(batch[5], &ticket[0]), 2); /* the plain path */
     backward(ticket[0]);
     assert_int_equal(persia_store_batch_next(s, batch[6], 0), PERSIA_ECLOSED);
@@ -552,7 +551,7 @@ static void test_an_interrupted_update_keeps_an_earlier_error(void **state)
 static void loop_over_two(uint64_t staleness[2], int joint)
 {
     enum { N = 80 };
-    uint64_t base = persia_ps_updates(persia_store_ps(s)), batch[2], ticket[2];
+    uint64_t base = persia_client_updates(persia_store_client(s)), batch[2], ticket[2];
     uint64_t in[2] = {stream_open(staleness[0]), stream_open(staleness[1])};
     uint64_t next[2] = {batch_add(in[0]), batch_add(in[1])};
     int seen, done = 0, start = (int)base;
@@ -636,7 +635,7 @@ static void random_loop(uint32_t seed)
     uint64_t stream = stream_open(staleness);
     uint64_t batch[N], ticket[N] = {0};
     int seen[N], updated[N] = {0};
-    int added = 0, base = (int)persia_ps_updates(persia_store_ps(s));
+    int added = 0, base = (int)persia_client_updates(persia_store_client(s));
     for (int t = 0; t < N; t++) {
         seen[t] = -1;
         int depth = 1 + (int)(random_u32(&seed) % 4);

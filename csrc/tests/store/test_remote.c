@@ -104,10 +104,9 @@ static void rank_open(job *j, uint32_t number)
         PERSIA_OK);
     plan_feature f = {.name = "f", .table = no, .pooling = POOL_SUM,
                       .trainable = 1};
-    assert_int_equal(persia_worker_plan(persia_store_worker(r->s), PLAN_BAGS,
-                                        1, &f, 1, &r->plan),
+    assert_int_equal(persia_store_plan(r->s, PLAN_BAGS, 1, &f, 1, &r->plan),
                      PERSIA_OK);
-    assert_null(persia_store_ps(r->s));
+    assert_false(persia_store_is_embedded(r->s));
 }
 
 static void rank_close(rank *r)
@@ -166,10 +165,11 @@ static int forward(rank *r, uint64_t batch, uint64_t *ticket)
         return -1;
     memory *m = owner ? owner : memory_new();
     id_batch b = batch_of(m);
-    if (!owner && persia_worker_forward(persia_store_worker(r->s), r->plan, &b,
-                                        0, m->out, DIM, m->rows, &m->index))
+    if (owner)
+        persia_store_keep_index(r->s, *ticket, m->index);
+    else if (persia_store_forward(r->s, *ticket, r->plan, &b, m->out, DIM,
+                                  m->rows))
         return -1;
-    persia_store_keep_index(r->s, *ticket, m->index);
     m->index = NULL;
     int seen = (int)m->out[0];
     memory_release(m);
