@@ -551,7 +551,8 @@ static void test_an_interrupted_update_keeps_an_earlier_error(void **state)
 static void loop_over_two(uint64_t staleness[2], int joint)
 {
     enum { N = 80 };
-    uint64_t base = persia_client_updates(persia_store_client(s)), batch[2], ticket[2];
+    uint64_t base = persia_client_updates(persia_store_client(s));
+    uint64_t batch[2], ticket[2];
     uint64_t in[2] = {stream_open(staleness[0]), stream_open(staleness[1])};
     uint64_t next[2] = {batch_add(in[0]), batch_add(in[1])};
     int seen, done = 0, start = (int)base;
