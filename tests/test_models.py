@@ -15,7 +15,7 @@ import persia
 from persia import JaggedBatch, errors
 from persia.models import DIN, DLRM, DCNv2, DeepFM, MMoE, WideDeep
 from persia.models.dense import Standardize
-from persia.trainer import Trainer
+from persia.train import Trainer
 
 KEYS = ["a", "b", "c"]
 

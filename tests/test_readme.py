@@ -49,3 +49,11 @@ def test_migrate(tmp_path: Path) -> None:
     )
     assert found is not None
     assert float(found[2]) < float(found[1]) / 2
+
+
+def test_training(tmp_path: Path) -> None:
+    (example,) = blocks("docs/training.md")
+    found = re.findall(r"step (\d+): AUC ([\d.]+)", run(example, tmp_path))
+    assert [int(step) for step, _ in found] == [20]
+    assert float(found[0][1]) > 0.5
+    assert (tmp_path / "log.csv").read_text().startswith("step,name,value")

@@ -38,7 +38,7 @@ LEARNING_RATES = {
 _SECONDS_MAX = 1e6  # poll() takes an int of milliseconds
 
 # Options that tell where a run is, not what it does.
-_PLACES = {"servers", "namespace", "wire_dtype"}
+_PLACES = {"servers", "namespace", "wire_dtype", "device", "log"}
 
 
 class TrainConfig(pydantic.BaseModel):
@@ -107,12 +107,36 @@ class TrainConfig(pydantic.BaseModel):
     dense_lr: float = Field(
         0.002, gt=0, description="Learning rate of the dense part (Adam)."
     )
-    batch_size: int = Field(1024, ge=1, description="Samples a step.")
+    batch_size: int = Field(
+        1024, ge=1, description="Samples a batch, of each rank."
+    )
+    accumulate: int = Field(
+        1, ge=1, le=1 << 20, description="Batches an optimizer step."
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="Of the dense part: fp32, or bf16 (mixed precision).",
+    )
+    warmup: int = Field(
+        0,
+        ge=0,
+        description="Optimizer steps in which --dense-lr rises from 0.",
+    )
+    decay: Literal["none", "linear", "cosine"] = Field(
+        "none",
+        description="How --dense-lr then falls to 0 until the last epoch "
+        "ends: none, linear or cosine.",
+    )
     staleness: int | None = Field(
         1,
         ge=0,
         description="Batches whose updates a look-up may miss; 0: "
         "synchronous, async: no bound.",
+    )
+    prefetch: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Whether look-ups run ahead of the training; auto: where "
+        "a core or a wire would wait otherwise.",
     )
     epochs: int = Field(1, ge=1, description="Passes over the training data.")
     servers: str | None = Field(
@@ -132,8 +156,39 @@ class TrainConfig(pydantic.BaseModel):
     )
     save: str | None = Field(
         None,
-        description="Folder for a checkpoint, written at the end and at "
-        "Ctrl-C.",
+        description="Folder or URI for checkpoints: one is written at the "
+        "end and at Ctrl-C.",
+    )
+    save_every: int | None = Field(
+        None, ge=1, description="And after each so many optimizer steps."
+    )
+    save_minutes: float | None = Field(
+        None, gt=0, description="And after each so many minutes."
+    )
+    keep: int | None = Field(
+        None,
+        ge=1,
+        description="Checkpoints that stay; older ones are removed "
+        "(default: all).",
+    )
+    eval_every: int | None = Field(
+        None,
+        ge=1,
+        description="Optimizer steps between two scores of the samples held "
+        "out (default: at the end alone).",
+    )
+    log: str | None = Field(
+        None,
+        description="A .csv file, or a folder for TensorBoard: loss, AUC and "
+        "what the tables do.",
+    )
+    log_every: int = Field(
+        100, ge=1, description="Optimizer steps between two logs."
+    )
+    device: Literal["cpu", "cuda", "auto"] = Field(
+        "cpu",
+        description="Of the dense part: cpu, cuda, or auto (cuda where there "
+        "is one).",
     )
     compile: bool = Field(
         False, description="Run the model through torch.compile."
@@ -170,6 +225,14 @@ class TrainConfig(pydantic.BaseModel):
     def _eps_of_one(self) -> TrainConfig:
         if self.eps is not None and "eps" not in self._defaults:
             raise ValueError(f"eps: {self.optimizer} has none; leave it out")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _saves_somewhere(self) -> TrainConfig:
+        if self.save is None:
+            for name in ("save_every", "save_minutes", "keep"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} needs save")
         return self
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,16 @@ from persia.data.paths import find_files
 from persia.datasets import Criteo, Dataset, SyntheticCTR
 from persia.datasets.criteo import is_criteo
 from persia.metrics import Scores
-from persia.trainer import Clock, Progress, Trainer
+from persia.train import (
+    Clock,
+    CSVLog,
+    Every,
+    Log,
+    Progress,
+    TensorBoardLog,
+    Trainer,
+    health,
+)
 
 __all__ = ["Result", "Run", "saved_options"]
 
@@ -31,6 +41,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "dcn": models.DCNv2,
     "widedeep": models.WideDeep,
 }
+
+_PREFETCH: dict[str, bool | str] = {"auto": "auto", "on": True, "off": False}
 
 SYNTHETIC_TEST_ROWS = 200_000
 
@@ -77,6 +89,7 @@ class Run:
             servers=config.servers,
             namespace=config.namespace,
             wire_dtype=config.wire_dtype,
+            update="step" if config.accumulate > 1 else "backward",
         )
         prometheus.export(self.store)
         bags = persia.EmbeddingBagCollection(
@@ -88,9 +101,10 @@ class Run:
         )
         # Of earlier jobs; asked before any rank may train.
         self._found = self._rows() if self.store.remote else 0
+        device = _device(config.device)
         self.model: nn.Module = MODELS[config.model](
             bags, self.train.dense_features
-        )
+        ).to(device)
         if self.ranks > 1:
             self.model = DistributedDataParallel(self.model)
         self.optimizer = torch.optim.Adam(
@@ -101,11 +115,17 @@ class Run:
             self.optimizer,
             staleness=config.staleness,
             compile=config.compile,
+            prefetch=_PREFETCH[config.prefetch],
+            device=device,
+            autocast=torch.bfloat16 if config.precision == "bf16" else None,
+            accumulate=config.accumulate,
         )
+        self._log = _open_log(config.log) if self.rank == 0 else None
         self._last: Progress | None = None
         self._resumed = resume
         if resume is not None:
             self._load(resume)
+        self.trainer.scheduler = self._scheduler()
         if self.must_save:
             checkpoint.check(self.store, str(config.save))
 
@@ -156,8 +176,16 @@ class Run:
             text += f"; the servers hold {self._found:,} rows already"
         return text
 
-    def fit(self, on_progress: Callable[[Progress], object]) -> bool:
+    def fit(
+        self,
+        on_progress: Callable[[Progress], object],
+        tell: Callable[[str], object] = print,
+    ) -> bool:
         """Trains; False if it was stopped before the end.
+
+        Args:
+            on_progress: see :meth:`Trainer.fit`.
+            tell: is called with a line for each save and score on the way.
 
         Raises:
             MalformedData: there is not one sample to train on.
@@ -169,10 +197,93 @@ class Run:
             self._last = at
             on_progress(at)
 
-        done = self.trainer.fit(self.train, self.config.epochs, report)
+        done = self.trainer.fit(
+            self.train, self.config.epochs, report, hooks=self._hooks(tell)
+        )
         if done and begins and not self.trainer.rows:
             raise errors.MalformedData(self._why_nothing())
         return done
+
+    def _hooks(self, tell: Callable[[str], object]) -> list[Every]:
+        config = self.config
+
+        def save() -> None:
+            tell(f"step {self.trainer.step}: saved to {self.save()}")
+
+        def score() -> None:
+            assert self.test is not None
+            scores = self.trainer.evaluate(self.test)
+            tell(
+                f"step {self.trainer.step}: AUC {scores.auc:.4f}, log loss "
+                f"{scores.logloss:.5f} of {scores.rows:,} samples held out"
+            )
+            self._write(
+                {
+                    "eval/auc": scores.auc,
+                    "eval/logloss": scores.logloss,
+                    "eval/normalized_entropy": scores.normalized_entropy,
+                    "eval/calibration": scores.calibration,
+                }
+            )
+
+        hooks = []
+        if config.log is not None:
+            hooks.append(Every(self._write_progress, steps=config.log_every))
+        if config.eval_every is not None and self.test is not None:
+            hooks.append(Every(score, steps=config.eval_every))
+        if config.save_every is not None:
+            hooks.append(Every(save, steps=config.save_every))
+        if config.save_minutes is not None:
+            hooks.append(Every(save, minutes=config.save_minutes))
+        return hooks
+
+    def _write(self, values: dict[str, float]) -> None:
+        if self._log is not None:
+            self._log.log(values, self.trainer.step)
+
+    def _write_progress(self) -> None:
+        at = self.trainer.progress()
+        if self._log is None or at is None:
+            return
+        values = {
+            "train/loss": at.loss,
+            "train/auc": at.auc,
+            "train/samples_per_second": at.rows_per_second,
+            "train/dense_lr": self.optimizer.param_groups[0]["lr"],
+        }
+        self._write(values | health(self.store))
+
+    def _scheduler(self) -> torch.optim.lr_scheduler.LRScheduler | None:
+        """Of the dense learning rate, at the step of the trainer."""
+        config, step = self.config, self.trainer.step
+        if not config.warmup and config.decay == "none":
+            return None
+        warmup, end = config.warmup, 0
+        if config.decay != "none":
+            if self.batches is None:
+                raise errors.InvalidArgument(
+                    f"--decay {config.decay} needs to know how many batches "
+                    f"{config.data!r} has, which takes a pass over it: leave "
+                    "--decay out, or use Parquet files"
+                )
+            steps = -(-self.batches // config.accumulate)
+            end = steps * config.epochs
+
+        def factor(at: int) -> float:
+            if at < warmup:
+                return (at + 1) / warmup
+            if not end:
+                return 1.0
+            left = max(0.0, (end - at) / max(1, end - warmup))
+            if config.decay == "linear":
+                return left
+            return 0.5 - 0.5 * math.cos(math.pi * left)
+
+        for group in self.optimizer.param_groups:
+            group["initial_lr"] = config.dense_lr
+        return torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, factor, last_epoch=step - 1
+        )
 
     def _why_nothing(self) -> str:
         """Why there was no sample to train on."""
@@ -204,8 +315,10 @@ class Run:
             self.config.save,
             model=self.model,
             optimizer=self.optimizer,
+            keep=self.config.keep,
             extra={
                 "options": self.config.options(),
+                "step": at.step,
                 "epoch": at.epoch,
                 "batch": at.batch,
                 # Of the epoch, by all ranks: a batch may have another size
@@ -263,6 +376,7 @@ class Run:
         self.store.load(folder, model=self.model, optimizer=self.optimizer)
         trainer = self.trainer
         trainer.epoch, trainer.batch, trainer.offset = at
+        trainer.step = extra.get("step", 0)  # absent in older checkpoints
         # The load brought back the rates of the run that saved.
         here, there = self.config, resolve(extra["options"])
         if here.learning_rate != there.learning_rate:
@@ -286,6 +400,23 @@ def saved_options(folder: Path | str) -> dict[str, object]:
         )
     options: dict[str, object] = extra["options"]
     return options
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise errors.InvalidArgument(
+            "--device cuda: torch finds no CUDA device here (persia doctor "
+            "says more)"
+        )
+    return torch.device(name)
+
+
+def _open_log(path: str | None) -> Log | None:
+    if path is None:
+        return None
+    return CSVLog(path) if path.endswith(".csv") else TensorBoardLog(path)
 
 
 def join_ranks() -> tuple[int, int]:

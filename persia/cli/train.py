@@ -17,12 +17,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from persia.cli.config import TrainConfig, check_used, read_yaml, resolve
+from persia.cli.flags import with_flags
 from persia.errors import InvalidArgument, PersiaError
 
 if TYPE_CHECKING:  # importing them takes seconds that no other command needs
     from persia.cli.run import Result, Run
-    from persia.trainer import Progress as Position
-    from persia.trainer import Trainer
+    from persia.train import Progress as Position
+    from persia.train import Trainer
 
 __all__ = ["train"]
 
@@ -31,39 +32,21 @@ console = Console(emoji=False, highlight=False, markup=False)
 _EVERY = 5.0  # seconds between lines of progress
 
 
-def _flag(name: str) -> Any:
-    """The flag of an option; what it means stands in TrainConfig."""
-    field = TrainConfig.model_fields[name]
-    default = "" if field.default is None else str(field.default)
-    return typer.Option(help=field.description, show_default=default or False)
+_PANELS = {  # the first option of each group
+    "data": "Data",
+    "model": "Model",
+    "batch_size": "Training",
+    "servers": "Where the tables are",
+    "save": "Checkpoints, scores and logs",
+    "device": "This machine",
+}
 
 
+@with_flags(TrainConfig, _PANELS)
 def train(
     file: Annotated[
         str | None, typer.Argument(help="The same as --data.")
     ] = None,
-    data: Annotated[str | None, _flag("data")] = None,
-    schema: Annotated[str | None, _flag("table_schema")] = None,
-    rows: Annotated[int | None, _flag("rows")] = None,
-    shuffle: Annotated[int | None, _flag("shuffle")] = None,
-    eval_data: Annotated[str | None, _flag("eval_data")] = None,
-    eval_split: Annotated[float | None, _flag("eval_split")] = None,
-    model: Annotated[str | None, _flag("model")] = None,
-    dim: Annotated[int | None, _flag("dim")] = None,
-    optimizer: Annotated[str | None, _flag("optimizer")] = None,
-    lr: Annotated[float | None, _flag("lr")] = None,
-    eps: Annotated[float | None, _flag("eps")] = None,
-    dense_lr: Annotated[float | None, _flag("dense_lr")] = None,
-    batch_size: Annotated[int | None, _flag("batch_size")] = None,
-    staleness: Annotated[str | None, _flag("staleness")] = None,
-    epochs: Annotated[int | None, _flag("epochs")] = None,
-    servers: Annotated[str | None, _flag("servers")] = None,
-    namespace: Annotated[str | None, _flag("namespace")] = None,
-    wire_dtype: Annotated[str | None, _flag("wire_dtype")] = None,
-    save: Annotated[str | None, _flag("save")] = None,
-    compile: Annotated[bool | None, _flag("compile")] = None,
-    seed: Annotated[int | None, _flag("seed")] = None,
-    threads: Annotated[int | None, _flag("threads")] = None,
     config: Annotated[
         Path | None,
         typer.Option(help="YAML file of these options; flags override it."),
@@ -75,21 +58,22 @@ def train(
             "where no flag and no --config says otherwise."
         ),
     ] = None,
+    **flags: Any,
 ) -> None:
     """Train a click model, then score it on samples it has not seen.
 
     Under torchrun each rank trains on its share of the data:
     torchrun --nproc-per-node 2 -m persia train
     """
-    flags = {k: v for k, v in locals().items() if v is not None}
     from persia.cli.run import Run, saved_options
 
-    flags.pop("config", None)
-    flags.pop("resume", None)
+    flags = {name: value for name, value in flags.items() if value is not None}
     if file is not None:
-        if data is not None:
-            raise InvalidArgument(f"both {file!r} and --data {data!r}")
-        flags["data"] = flags.pop("file")
+        if "data" in flags:
+            raise InvalidArgument(
+                f"both {file!r} and --data {flags['data']!r}"
+            )
+        flags["data"] = file
     options = read_yaml(config) if config is not None else {}
     in_file = options.pop("resume", None)
     resume = in_file if resume is None else resume
@@ -101,7 +85,7 @@ def train(
     gc.freeze()  # what was imported need not be searched for garbage again
     was_finished = run.finished
     with _progress(run) as show, _interrupts(run.trainer):
-        finished = run.fit(show)
+        finished = run.fit(show, console.print)
     if finished and not was_finished and not run.trainer.rows:
         console.print("nothing was left to train: the data end before that")
     failed: PersiaError | None = None

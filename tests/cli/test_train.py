@@ -26,7 +26,7 @@ from persia.data import Files, Schema
 from persia.datasets import Criteo
 from persia.jagged import Batch
 from persia.optim import ALGORITHMS
-from persia.trainer import Trainer
+from persia.train import Trainer
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("PERSIA_TEST_DATA", ROOT.parent / "shared/data"))
@@ -345,9 +345,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     batches: list[Batch] = []
     train = Trainer._train
 
-    def record(self: Trainer, batch: Batch, label: torch.Tensor) -> object:
+    def record(self: Trainer, batch: Batch) -> torch.Tensor:
         batches.append(batch)
-        return train(self, batch, label)
+        return train(self, batch)
 
     monkeypatch.setattr(Trainer, "_train", record)
     return batches
@@ -618,3 +618,47 @@ def test_a_rating_is_refused_before_the_training(tmp_path: Path) -> None:
     ):
         run(str(file), "--schema", str(schema))
     assert run(str(file), "--dim", "2")["rows"] == "16"  # stars of at least 3
+
+
+def test_saves_scores_and_logs_on_the_way(tmp_path: Path) -> None:
+    save, log = tmp_path / "saved", tmp_path / "log.csv"
+    options = ["--save", str(save), "--save-every", "5", "--keep", "2"]
+    options += ["--eval-every", "10", "--log", str(log), "--log-every", "4"]
+    options += ["--warmup", "8", "--decay", "cosine", "--dense-lr", "0.01"]
+    run(*TINY, *options)
+    steps = {path.name for path in save.glob("step-*")}
+    assert steps == {"step-20", "step-24"}
+    table = pa_csv.read_csv(log).to_pandas()
+    values = table.pivot(index="step", columns="name", values="value")
+    assert list(values["eval/auc"].dropna().index) == [10, 20]
+    assert list(values["train/loss"].dropna().index) == [4, 8, 12, 16, 20, 24]
+    rates = values["train/dense_lr"].dropna()
+    assert rates[4] == pytest.approx(0.01 * 5 / 8)
+    assert rates[16] == pytest.approx(0.005)
+    assert rates[24] == pytest.approx(0, abs=1e-9)
+    assert (values["C1/rows"].dropna().diff().dropna() >= 0).all()
+
+
+def test_a_schedule_goes_on_where_it_was(tmp_path: Path) -> None:
+    options = [*TINY, "--warmup", "30", "--dense-lr", "0.01"]
+    run(*options, "--save", str(tmp_path), "--save-every", "10")
+    there = Run(resolve(saved_options(tmp_path)), tmp_path / "step-10")
+    assert there.trainer.step == there.trainer.batch == 10
+    assert there.optimizer.param_groups[0]["lr"] == pytest.approx(
+        0.01 * 11 / 30
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"keep": 2},
+        {"save_every": 10},
+        {"save": "x", "save_every": 0},
+        {"accumulate": 0},
+        {"precision": "fp8"},
+    ],
+)
+def test_training_options_that_do_not_fit(options: dict[str, object]) -> None:
+    with pytest.raises(errors.InvalidArgument):
+        resolve(options)

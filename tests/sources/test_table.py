@@ -9,7 +9,7 @@ import persia
 from persia import errors, hash_ids
 from persia.data import Schema, Table, infer
 from persia.datasets import value_hash
-from persia.trainer import Trainer
+from persia.train import Trainer
 
 pandas = pytest.importorskip("pandas")
 

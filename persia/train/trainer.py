@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
 from persia import errors
+from persia._check import number
 from persia.jagged import Batch, JaggedBatch
 from persia.loader import DataLoader
 from persia.metrics import BinaryMetrics, Scores, StreamingAUC
 from persia.modules import EmbeddingBagCollection
 
-__all__ = ["Clock", "Progress", "Trainer"]
+__all__ = ["Clock", "Every", "Progress", "Trainer"]
 
 
 @dataclass
@@ -67,6 +68,60 @@ class Progress:
     auc: float
 
 
+@dataclass(frozen=True)
+class Every:
+    """Something that a training does now and then: save, evaluate, log.
+
+    Attributes:
+        call: what is called, between two optimizer steps; on all ranks.
+        steps: after each ``steps`` optimizer steps, counted over all epochs.
+        minutes: or when so many minutes have passed since the last time.
+
+    Raises:
+        InvalidArgument: neither or both of them, or one that is not positive.
+    """
+
+    call: Callable[[], object]
+    steps: int | None = None
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.minutes is None):
+            raise errors.InvalidArgument("Every: give either steps or minutes")
+        if self.steps is not None:
+            number("steps", self.steps, 1, 2**62)
+        if self.minutes is not None:
+            number("minutes", self.minutes, 1e-9, 1e9)
+
+
+class _Due:
+    """Which of several :class:`Every` are due."""
+
+    def __init__(self, hooks: Sequence[Every], step: int) -> None:
+        self._hooks = hooks
+        self._steps = [step] * len(hooks)  # of the last call
+        self._times = [time.monotonic()] * len(hooks)
+
+    def find(self, trainer: Trainer) -> list[bool]:
+        now, step = time.monotonic(), trainer.step
+        return [
+            not trainer.in_step
+            and step > self._steps[i]
+            and (
+                step % hook.steps == 0
+                if hook.steps is not None
+                else now - self._times[i] >= 60 * (hook.minutes or 0.0)
+            )
+            for i, hook in enumerate(self._hooks)
+        ]
+
+    def call(self, due: Sequence[bool], step: int) -> None:
+        for i, hook in enumerate(self._hooks):
+            if due[i]:
+                hook.call()
+                self._steps[i], self._times[i] = step, time.monotonic()
+
+
 class Trainer:
     """Trains a click model: cross entropy of one logit a sample, times
     ``batch.weight`` where there is one.
@@ -77,6 +132,20 @@ class Trainer:
         optimizer: of the model's dense parameters.
         staleness: see :class:`persia.DataLoader`.
         compile: run the model through ``torch.compile``.
+        prefetch: see :class:`persia.DataLoader`.
+        device: of the dense part, where ``model`` is already; batches are
+            moved there, their ids stay on the host.
+        autocast: the dtype of mixed precision, ``torch.bfloat16``; None:
+            none.
+        accumulate: batches an optimizer step. Their gradients are averaged;
+            a step at the end of an epoch may have fewer batches, each with
+            the same weight. More than one needs ``Store(update="step")``.
+        scheduler: of a dense learning rate; a step of it follows each
+            optimizer step.
+
+    Raises:
+        InvalidArgument: ``accumulate`` with a store that updates rows in each
+            backward, or a value out of range.
     """
 
     def __init__(
@@ -86,10 +155,23 @@ class Trainer:
         *,
         staleness: int | None = 1,
         compile: bool = False,
+        prefetch: bool | str = "auto",
+        device: torch.device | str = "cpu",
+        autocast: torch.dtype | None = None,
+        accumulate: int = 1,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
     ) -> None:
+        number("accumulate", accumulate, 1, 1 << 20)
         self.model = model
         self.optimizer = optimizer
+        self.scheduler = scheduler
         self.staleness = staleness
+        self.prefetch = prefetch
+        self.device = torch.device(device)
+        self.autocast = autocast
+        self.accumulate = accumulate
+        self.step = 0
+        """Optimizer steps, over all epochs."""
         self.epoch = 0
         self.batch = 0
         """Batches of the current epoch that are trained."""
@@ -104,6 +186,22 @@ class Trainer:
             if isinstance(model, DistributedDataParallel)
             else 1
         )
+        self._stores = {
+            module.store
+            for module in model.modules()
+            if isinstance(module, EmbeddingBagCollection)
+        }
+        if accumulate > 1 and any(
+            store.update != "step" for store in self._stores
+        ):
+            raise errors.InvalidArgument(
+                f"accumulate is {accumulate}, but the store applies the "
+                'gradients of each backward; make it with update="step"'
+            )
+        self._gathered = 0  # batches since the last optimizer step
+        self._scored: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._auc = StreamingAUC()
+        self._progress: Progress | None = None
         self._stop = False
         self._lookup_began = 0.0
         self._update_began = math.inf
@@ -122,13 +220,14 @@ class Trainer:
         epochs: int = 1,
         on_progress: Callable[[Progress], object] | None = None,
         every: float = 0.25,
+        hooks: Sequence[Every] = (),
     ) -> bool:
         """Trains until ``epochs`` epochs are done, counted from the first.
 
         ``dataset`` gives the same batches each time it is iterated over (its
         ``set_epoch`` method, if it has one, is called before).
         ``on_progress`` is called about every ``every`` seconds and at the
-        end of an epoch.
+        end of an epoch, ``hooks`` when they are due.
 
         Returns:
             False if :meth:`stop` ended it before.
@@ -138,13 +237,42 @@ class Trainer:
         """
         self._stop = False
         self.model.train()
+        due = _Due(hooks, self.step)
         while self.epoch < epochs:
             if hasattr(dataset, "epoch"):
                 dataset.epoch = self.epoch
-            if not self._fit_epoch(dataset, on_progress, every):
+            if not self._fit_epoch(dataset, on_progress, every, due):
                 return False
             self.epoch, self.batch, self.offset = self.epoch + 1, 0, 0
         return True
+
+    def progress(self) -> Progress | None:
+        """Where the epoch is, and its scores; None before its first batch.
+
+        Raises:
+            NonFiniteGradient: the loss became NaN or infinite.
+        """
+        if not self._scored:
+            return self._progress
+        logits, labels = map(torch.cat, zip(*self._scored, strict=True))
+        self._scored.clear()
+        loss = float(binary_cross_entropy_with_logits(logits, labels))
+        if not math.isfinite(loss):
+            raise errors.NonFiniteGradient(
+                f"the loss became {loss} before batch {self.batch} of "
+                f"epoch {self.epoch}; are all dense features finite?  "
+                "Else lower the learning rates"
+            )
+        self._auc.update(logits.cpu(), labels.cpu())
+        speed = self._ranks * self.rows / self.clock.total
+        position = (self.epoch, self.batch, self.rows)
+        self._progress = Progress(*position, speed, loss, self._auc.compute())
+        return self._progress
+
+    @property
+    def in_step(self) -> bool:
+        """Whether batches wait for an optimizer step."""
+        return self._gathered > 0
 
     def stop(self) -> None:
         """Makes :meth:`fit` return after the batch it is at, in all ranks
@@ -167,7 +295,10 @@ class Trainer:
         model.eval()
         try:
             for batch in dataset:
-                metrics.update(model(batch.dense, batch.ids), _label(batch))
+                batch = self._moved(batch)
+                with self._mixed():
+                    logits = model(batch.dense, batch.ids)
+                metrics.update(logits.float().cpu(), _label(batch).cpu())
         finally:
             model.train(training)
         if self._ranks > 1:
@@ -179,46 +310,39 @@ class Trainer:
         dataset: Iterable[Batch],
         on_progress: Callable[[Progress], object] | None,
         every: float,
+        due: _Due,
     ) -> bool:
         """One epoch from the current batch on; False if stopped within it."""
-        clock, auc = self.clock, StreamingAUC()
-        scored: list[tuple[torch.Tensor, torch.Tensor]] = []
+        clock = self.clock
+        self._auc, self._progress = StreamingAUC(), None
 
         def report() -> None:
-            if not scored:
-                return
-            logits, labels = map(torch.cat, zip(*scored, strict=True))
-            scored.clear()
-            loss = float(binary_cross_entropy_with_logits(logits, labels))
-            if not math.isfinite(loss):
-                raise errors.NonFiniteGradient(
-                    f"the loss became {loss} before batch {self.batch} of "
-                    f"epoch {self.epoch}; are all dense features finite?  "
-                    "Else lower the learning rates"
-                )
-            auc.update(logits, labels)
-            if on_progress is not None:
-                speed = self._ranks * self.rows / clock.total
-                position = (self.epoch, self.batch, self.rows)
-                on_progress(Progress(*position, speed, loss, auc.compute()))
+            at = self.progress()
+            if on_progress is not None and at is not None:
+                on_progress(at)
 
         rest = itertools.islice(dataset, self.batch, None)
         source = self._timed(_without(rest, self.offset))
         reported = before = time.perf_counter()
         data = clock.data
-        loader = DataLoader(source, self.model, staleness=self.staleness)
+        loader = DataLoader(
+            source,
+            self.model,
+            staleness=self.staleness,
+            prefetch=self.prefetch,
+        )
         with contextlib.closing(iter(loader)) as batches:
             while True:
                 batch = next(batches, None)
                 waited = time.perf_counter() - before
                 clock.lookup += waited - (clock.data - data)
-                ended, stopped = self._agree(batch is None, self._stop)
-                if ended or batch is None:
+                ended, stopped, *now_due = self._agree(
+                    batch is None, self._stop, *due.find(self)
+                )
+                before += self._call(due, now_due)
+                if ended or stopped or batch is None:
                     break
-                if stopped:
-                    return False
-                label = _label(batch)
-                scored.append((self._train(batch, label), label))
+                label = self._train(batch)
                 self.batch, self.offset = self.batch + 1, 0
                 self.rows += len(label)
                 now = time.perf_counter()
@@ -227,16 +351,25 @@ class Trainer:
                     report()
                     reported = now
                 before, data = now, clock.data
+            if self._gathered:
+                self._update()
         report()
-        return True
+        return ended or not stopped
 
-    def _agree(self, ended: bool, stopped: bool) -> tuple[bool, bool]:
-        """Whether any rank is at its end, or is to stop."""
+    def _call(self, due: _Due, now_due: Sequence[bool]) -> float:
+        """The seconds that hooks took."""
+        began = time.perf_counter()
+        if any(now_due):
+            due.call(now_due, self.step)
+        return time.perf_counter() - began
+
+    def _agree(self, *flags: bool) -> list[bool]:
+        """Of each flag whether it is set on any rank."""
         if self._ranks == 1:
-            return ended, stopped
-        both = torch.tensor([int(ended), int(stopped)])
-        torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX)
-        return bool(both[0]), bool(both[1])
+            return list(flags)
+        every = torch.tensor([int(flag) for flag in flags], device=self.device)
+        torch.distributed.all_reduce(every, torch.distributed.ReduceOp.MAX)
+        return [bool(flag) for flag in every.tolist()]
 
     def _timed(self, source: Iterator[Batch]) -> Iterator[Batch]:
         """``source``, its time counted as ``data``."""
@@ -248,18 +381,55 @@ class Trainer:
                 return
             yield batch
 
-    def _train(self, batch: Batch, label: torch.Tensor) -> torch.Tensor:
-        """One step; the logits of the batch before it."""
-        self.optimizer.zero_grad(set_to_none=True)
-        logits = self._forward(batch.dense, batch.ids)
-        loss = binary_cross_entropy_with_logits(
-            logits, label, weight=batch.weight
-        )
-        self._update_began = math.inf
-        loss.backward()  # type: ignore[no-untyped-call]
+    def _train(self, batch: Batch) -> torch.Tensor:
+        """Forward and backward, and the optimizers' step where it is due;
+        the labels."""
+        batch = self._moved(batch)
+        label = _label(batch)
+        if not self._gathered:
+            self.optimizer.zero_grad(set_to_none=True)
+        last = self._gathered + 1 == self.accumulate
+        with self._kept_apart(last):
+            with self._mixed():
+                logits = self._forward(batch.dense, batch.ids)
+            loss = binary_cross_entropy_with_logits(
+                logits.float(), label, weight=batch.weight
+            )
+            self._update_began = math.inf
+            (loss / self.accumulate).backward()  # type: ignore[no-untyped-call]
         self.clock.update += max(0.0, time.perf_counter() - self._update_began)
+        self._gathered += 1
+        if last:
+            self._update()
+        self._scored.append((logits.detach().float(), label))
+        return label
+
+    def _moved(self, batch: Batch) -> Batch:
+        return batch if self.device.type == "cpu" else batch.to(self.device)
+
+    def _kept_apart(
+        self, last: bool
+    ) -> contextlib.AbstractContextManager[Any]:
+        """DistributedDataParallel sums gradients at the last batch of a
+        step."""
+        if last or not isinstance(self.model, DistributedDataParallel):
+            return contextlib.nullcontext()
+        return self.model.no_sync()
+
+    def _mixed(self) -> contextlib.AbstractContextManager[Any]:
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.autocast)
+
+    def _update(self) -> None:
+        """An optimizer step."""
         self.optimizer.step()
-        return logits.detach()
+        for store in self._stores:
+            store.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self._gathered = 0
+        self.step += 1
 
     # Autograd runs backwards what ran first in the forward last: a model
     # that begins with its look-up ends its backward with the update.

@@ -1,0 +1,92 @@
+"""The flags of a command, made from its configuration: each option is written
+once, in the class that checks it."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import pydantic
+import typer
+from pydantic.fields import FieldInfo
+
+__all__ = ["with_flags"]
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def with_flags(
+    model: type[pydantic.BaseModel],
+    panels: Mapping[str, str] | None = None,
+) -> Callable[[Command], Command]:
+    """A decorator of a command whose last parameter is ``**flags``.
+
+    That parameter becomes an option for each field of ``model``, named by the
+    field's alias if it has one; those given arrive in ``flags``. What the
+    model does not check the command line leaves as text.
+
+    Args:
+        model: the configuration; descriptions become the help.
+        panels: the first field of a group to the group's title in the help.
+    """
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        own = list(signature.parameters.values())[:-1]
+        panel, options = None, []
+        for name, field in model.model_fields.items():
+            panel = (panels or {}).get(name, panel)
+            options.append(_parameter(field.alias or name, field, panel))
+        every = [
+            p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for p in (*own, *options)
+        ]
+        made: Any = command
+        made.__signature__ = signature.replace(parameters=every)
+        made.__annotations__ = {p.name: p.annotation for p in every} | {
+            "return": None
+        }
+        return command
+
+    return decorate
+
+
+def _parameter(
+    name: str, field: FieldInfo, panel: str | None
+) -> inspect.Parameter:
+    default = "" if field.default is None else str(field.default)
+    option = typer.Option(
+        help=field.description,
+        show_default=default or False,
+        rich_help_panel=panel,
+    )
+    kind = _kind(field)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, option],
+    )
+
+
+def _kind(field: FieldInfo) -> Any:
+    """What typer makes of the word: a number or a path where the field takes
+    nothing else, text else."""
+    annotation = field.annotation
+    if isinstance(annotation, types.UnionType):
+        some = [
+            one
+            for one in typing.get_args(annotation)
+            if one is not types.NoneType
+        ]
+        # A number that may be None by a word of its own, such as "async".
+        required = field.default is not None
+        annotation = some[0] if len(some) == 1 and not required else str
+    for plain in (bool, int, float, Path):
+        if annotation is plain:
+            return plain
+    return str

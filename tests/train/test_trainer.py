@@ -1,0 +1,186 @@
+"""persia.train: steps over several batches, hooks, schedules, logs."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import persia
+from persia import errors
+from persia.jagged import Batch, JaggedBatch
+from persia.train import CSVLog, Every, Trainer, health
+
+
+class Model(nn.Module):
+    def __init__(self, store: persia.Store) -> None:
+        super().__init__()
+        self.bags = persia.EmbeddingBagCollection(
+            store=store,
+            tables=[persia.EmbeddingBagConfig("t", 4, ["a"])],
+        )
+        torch.manual_seed(1)
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, dense: Any, ids: Any) -> Tensor:
+        out: Tensor = self.linear(self.bags(ids).values())
+        return out[:, 0]
+
+
+def data(samples: int, size: int) -> list[Batch]:
+    g = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 20, (samples,), generator=g)
+    label = torch.randint(0, 2, (samples,), generator=g).float()
+    return [
+        Batch(
+            None,
+            JaggedBatch(
+                ["a"], ids[at : at + size], lengths=torch.ones(size).long()
+            ),
+            label[at : at + size],
+        )
+        for at in range(0, samples, size)
+    ]
+
+
+def trainer_of(update: str = "backward", **options: Any) -> Trainer:
+    store = persia.Store(persia.optim.SGD(lr=0.5), update=update)
+    model = Model(store)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Trainer(model, optimizer, staleness=0, **options)
+
+
+def weights(trainer: Trainer) -> tuple[Tensor, Tensor]:
+    model: Any = trainer.model
+    rows, _, _ = model.bags.store._get("t", torch.arange(20))
+    return rows, model.linear.weight.detach()
+
+
+def test_accumulated_batches_are_one_larger_batch() -> None:
+    one = trainer_of(update="step", accumulate=3)
+    other = trainer_of(update="step")
+    assert one.fit(data(96, 8)) and other.fit(data(96, 24))
+    assert one.step == other.step == 4
+    for mine, theirs in zip(weights(one), weights(other), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_ends_with_the_epoch_and_with_a_stop() -> None:
+    trainer = trainer_of(update="step", accumulate=4)
+    assert trainer.fit(data(48, 8))
+    assert trainer.step == 2 and not trainer.in_step
+    batches = data(48, 8)
+    trainer = trainer_of(update="step", accumulate=4)
+    seen = []
+
+    def stop(at: Any) -> None:
+        seen.append(at)
+        trainer.stop()
+
+    assert not trainer.fit(batches, on_progress=stop, every=0.0)
+    assert seen and not trainer.in_step and trainer.step == 1
+
+
+def test_accumulation_needs_updates_by_step() -> None:
+    with pytest.raises(errors.InvalidArgument, match="update"):
+        trainer_of(accumulate=2)
+
+
+def test_hooks_are_called_between_steps() -> None:
+    trainer = trainer_of(update="step", accumulate=2)
+    steps: list[int] = []
+
+    def note() -> None:
+        assert not trainer.in_step
+        steps.append(trainer.step)
+
+    hooks = [Every(note, steps=3)]
+    assert trainer.fit(data(160, 8), 2, hooks=hooks)
+    assert trainer.step == 20
+    assert steps == [3, 6, 9, 12, 15, 18]
+    always = []
+    assert trainer.fit(
+        data(160, 8), 3, hooks=[Every(lambda: always.append(0), minutes=1e-8)]
+    )
+    assert len(always) == 10
+
+
+@pytest.mark.parametrize(
+    "when", [{}, {"steps": 1, "minutes": 1.0}, {"steps": 0}, {"minutes": 0.0}]
+)
+def test_bad_times(when: Any) -> None:
+    with pytest.raises(errors.InvalidArgument):
+        Every(print, **when)
+
+
+def test_a_save_on_the_way_is_the_model_of_that_step(tmp_path: Path) -> None:
+    trainer = trainer_of()
+    model: Any = trainer.model
+
+    def save() -> None:
+        model.bags.store.save(tmp_path, model=model, step=trainer.step)
+
+    assert trainer.fit(data(80, 8), hooks=[Every(save, steps=4)])
+    halfway = trainer_of()
+    assert halfway.fit(data(80, 8)[:4])
+    loaded = trainer_of()
+    there: Any = loaded.model
+    there.bags.store.load(tmp_path, step=4, model=there)
+    for mine, theirs in zip(weights(loaded), weights(halfway), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_mixed_precision_is_of_the_dense_part() -> None:
+    trainer = trainer_of(autocast=torch.bfloat16)
+    model: Any = trainer.model
+    dtypes = set()
+    model.linear.register_forward_hook(
+        lambda module, args, out: dtypes.add(out.dtype)
+    )
+    assert trainer.fit(data(80, 8))
+    trainer.evaluate(data(80, 8))
+    assert dtypes == {torch.bfloat16}
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_a_scheduler_steps_with_the_optimizer() -> None:
+    trainer = trainer_of(update="step", accumulate=2)
+    trainer.scheduler = torch.optim.lr_scheduler.StepLR(
+        trainer.optimizer, 1, gamma=0.5
+    )
+    assert trainer.fit(data(64, 8))
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.1 * 0.5**4
+
+
+def test_csv(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "log.csv"
+    CSVLog(path).log({"a": 0.5, "b, c": 2.0}, 3)
+    CSVLog(path).log({"a": 0.25}, 4)
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = list(csv.reader(file))
+    assert lines == [
+        ["step", "name", "value"],
+        ["3", "a", "0.5"],
+        ["3", "b, c", "2.0"],
+        ["4", "a", "0.25"],
+    ]
+    (tmp_path / "other.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(errors.StorageError, match="columns"):
+        CSVLog(tmp_path / "other.csv")
+    with pytest.raises(errors.StorageError):
+        CSVLog(tmp_path)
+
+
+def test_health_counts_rows() -> None:
+    trainer = trainer_of()
+    model: Any = trainer.model
+    assert trainer.fit(data(80, 8))
+    found = health(model.bags.store)
+    rows = len({int(i) for b in data(80, 8) for i in b.ids.values()})
+    assert found["t/rows"] == found["t/created"] == rows
+    assert 0 < found["t/unseen"] < 1
+    assert found["staleness/max"] == 0
