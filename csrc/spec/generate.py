@@ -27,6 +27,7 @@ What protobuf has no word for is told by annotations in the comments:
   @each                  and they as a macro, TAG_EACH(X)
   @shared=struct         of a message: the struct and its list are there, too
   @members               and its members as a macro
+  @prefix=word           of a service: of the C names of its methods
   @config=word           what a config calls the field
   @largest               of servers' counters the largest counts, not the sum
 """
@@ -157,12 +158,21 @@ class Message:
 
 
 @dataclass
+class Service:
+    """A service and its methods: (name, request, reply)."""
+
+    name: str  # with its package
+    prefix: str
+    methods: list[tuple[str, str, str]] = field(default_factory=list)
+
+
+@dataclass
 class Proto:
     """The whole file."""
 
     limits: dict[str, int] = field(default_factory=dict)
-    service: str = ""  # with its package
-    methods: list[tuple[str, str, str]] = field(default_factory=list)
+    package: str = ""
+    services: list[Service] = field(default_factory=list)
     enums: list[Enum] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
 
@@ -257,11 +267,12 @@ def parse(text: str) -> Proto:
                 Field(m[3], m[2], int(m[4]), bool(m[1]), notes, message)
             )
         elif m := METHOD.fullmatch(code):
-            proto.methods.append((m[1], m[2], m[3]))
+            proto.services[-1].methods.append((m[1], m[2], m[3]))
         elif m := PACKAGE.fullmatch(code):
-            proto.service = m[1]
+            proto.package = m[1]
         elif m := SERVICE.fullmatch(code):
-            proto.service += "." + m[1]
+            name, prefix = f"{proto.package}.{m[1]}", notes.get("prefix")
+            proto.services.append(Service(name, prefix or ""))
         elif not IGNORED.fullmatch(code):
             raise ProtoError(f"not understood: {code}")
     check_pads(proto)
@@ -476,7 +487,10 @@ def x_list(name: str, entries: list[str]) -> str:
 
 def methods_messages(proto: Proto) -> list[Message]:
     """The messages that are a request or a reply."""
-    names = {name for method in proto.methods for name in method[1:]}
+    methods = [
+        method for service in proto.services for method in service.methods
+    ]
+    names = {name for method in methods for name in method[1:]}
     return [m for m in proto.messages if m.name in names]
 
 
@@ -567,14 +581,16 @@ def messages_h(proto: Proto) -> str:
         out += f"    WIRE_{name}_MAX = {number},\n"
     most = max(f.number for m in proto.messages for f in m.fields)
     out += f"    WIRE_FIELDS_MAX = {max(most, PAD)}\n}};\n\n"
-    out += "/* Numbers of the methods; X(METHOD, Name). */\n"
-    names = [m[0] for m in proto.methods]
-    out += x_list(
-        "WIRE_METHODS", [f"X({snake(n).upper()}, {n})" for n in names]
-    )
-    out += f'#define WIRE_SERVICE "{proto.service}"\n'
-    out += "extern PERSIA_API const char *const "
-    out += f"persia_wire_paths[{len(names)}]; /* of the methods */\n\n"
+    for service in proto.services:
+        names, upper = [m[0] for m in service.methods], service.prefix.upper()
+        out += "/* Numbers of the methods; X(METHOD, Name). */\n"
+        out += x_list(
+            f"{upper}_METHODS", [f"X({snake(n).upper()}, {n})" for n in names]
+        )
+        out += f'#define {upper}_SERVICE "{service.name}"\n'
+        out += "extern PERSIA_API const char *const "
+        paths = f"persia_{service.prefix}_paths[{len(names)}]"
+        out += f"{paths}; /* of the methods */\n\n"
     messages = [f"X({m.id})" for m in methods_messages(proto)]
     out += "/* Requests and replies. */\n" + x_list("WIRE_MESSAGES", messages)
     checked = [m for m in proto.messages if m.notes.get("check") is not None]
@@ -592,9 +608,12 @@ def messages_h(proto: Proto) -> str:
 def messages_c(proto: Proto) -> str:
     """csrc/wire/messages.c."""
     out = f'/* messages.c: {HEAD}. */\n#include "wire/types.h"\n\n'
-    paths = [f'"/{proto.service}/{method[0]}"' for method in proto.methods]
-    out += "const char *const persia_wire_paths[] = {\n"
-    out += wrap_items(paths, "", "    ", "    ") + "};\n\n"
+    for service in proto.services:
+        paths = [
+            f'"/{service.name}/{method[0]}"' for method in service.methods
+        ]
+        out += f"const char *const persia_{service.prefix}_paths[] = {{\n"
+        out += wrap_items(paths, "", "    ", "    ") + "};\n\n"
     for message in in_order(proto):
         out += write_table(proto, message)
     return out + (

@@ -30,6 +30,10 @@ const char *const persia_table_full_names[] = {
     "raise", "evict_lru"
 };
 
+const char *const persia_role_pooling_names[] = {
+    "sum", "mean", "sqrtn"
+};
+
 static const spec_field table_spec_fields[] = {
     { .name = "name", .config = "name", .kind = SPEC_NAME,
       .offset = offsetof(table_spec, name), .limit = 256 },
@@ -133,4 +137,38 @@ static const spec_field table_stats_fields[] = {
 };
 const spec_list persia_table_stats_list = {
     table_stats_fields, 11
+};
+
+static const spec_field role_stats_fields[] = {
+    { .name = "uptime_ns", .config = "uptime_ns", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, uptime_ns) },
+    { .name = "streams", .config = "streams", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, streams) },
+    { .name = "ranks", .config = "ranks", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, ranks) },
+    { .name = "queued", .config = "queued", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, queued) },
+    { .name = "leased", .config = "leased", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, leased) },
+    { .name = "bytes", .config = "bytes", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, bytes) },
+    { .name = "bytes_limit", .config = "bytes_limit", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, bytes_limit) },
+    { .name = "submitted", .config = "submitted", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, submitted) },
+    { .name = "taken", .config = "taken", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, taken) },
+    { .name = "trained", .config = "trained", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, trained) },
+    { .name = "skipped", .config = "skipped", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, skipped) },
+    { .name = "again", .config = "again", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, again) },
+    { .name = "late", .config = "late", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, late) },
+    { .name = "failed", .config = "failed", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, failed) },
+};
+const spec_list persia_role_stats_list = {
+    role_stats_fields, 14
 };

@@ -68,6 +68,14 @@ enum table_full {
 };
 extern PERSIA_API const char *const persia_table_full_names[2];
 
+enum role_pooling {
+    ROLE_POOL_SUM,
+    ROLE_POOL_MEAN, /* over the ids of a sample */
+    ROLE_POOL_SQRTN, /* the sum, divided by the root of their number */
+    ROLE_POOLS
+};
+extern PERSIA_API const char *const persia_role_pooling_names[3];
+
 /* A table as it was declared. */
 typedef struct table_spec {
     char name[256]; /* not empty; initial values depend on it */
@@ -137,5 +145,25 @@ typedef struct table_stats {
 } table_stats;
 
 extern PERSIA_API const spec_list persia_table_stats_list;
+
+/* Batches, but for those that have a unit. */
+typedef struct role_stats {
+    uint64_t uptime_ns;
+    uint64_t streams; /* of loaders, that have not ended */
+    uint64_t ranks;
+    uint64_t queued; /* now */
+    uint64_t leased; /* now */
+    uint64_t bytes; /* of both */
+    uint64_t bytes_limit;
+    uint64_t submitted;
+    uint64_t taken; /* more than once counts as often */
+    uint64_t trained;
+    uint64_t skipped;
+    uint64_t again; /* leases that ended without gradients */
+    uint64_t late; /* gradients of such */
+    uint64_t failed; /* that could not be looked up or applied */
+} role_stats;
+
+extern PERSIA_API const spec_list persia_role_stats_list;
 
 #endif

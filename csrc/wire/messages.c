@@ -10,6 +10,12 @@ const char *const persia_wire_paths[] = {
     "/persia.v1.ParameterServer/Restore", "/persia.v1.ParameterServer/Stats"
 };
 
+const char *const persia_role_paths[] = {
+    "/persia.v1.EmbeddingWorker/Hello", "/persia.v1.EmbeddingWorker/Declare",
+    "/persia.v1.EmbeddingWorker/Submit", "/persia.v1.EmbeddingWorker/Take",
+    "/persia.v1.EmbeddingWorker/Return", "/persia.v1.EmbeddingWorker/Stats"
+};
+
 static const wire_field caller_fields[] = {
     [1] = F(wire_caller, client, FIXED64, "client"),
     [2] = F(wire_caller, incarnation, U64, "incarnation"),
@@ -425,6 +431,198 @@ static const wire_field stats_reply_fields[] = {
 static const wire_type stats_reply_type = {
     .name = "StatsReply", .size = sizeof(wire_stats_reply),
     .fields = stats_reply_fields, .fields_n = 15
+};
+
+static const wire_field plan_feature_fields[] = {
+    [1] = F(wire_plan_feature, name, NAME, "name", .limit = 256),
+    [2] = F(wire_plan_feature, table, U32, "table", .limit = 4095),
+    [3] = F(wire_plan_feature, pooling, U32, "pooling", .limit = 2),
+    [4] = F(wire_plan_feature, trainable, U32, "trainable", .limit = 1),
+};
+static const wire_type plan_feature_type = {
+    .name = "PlanFeature", .size = sizeof(wire_plan_feature),
+    .fields = plan_feature_fields, .fields_n = 4
+};
+
+static const wire_field plan_fields[] = {
+    [1] = F(wire_plan, caller, MESSAGE, "caller", .type = &caller_type),
+    [2] = F(wire_plan, tables, MESSAGES, "tables", COUNT(wire_plan, tables_n),
+        .limit = 4096, .type = &table_spec_type),
+    [3] = F(wire_plan, features, MESSAGES, "features",
+        COUNT(wire_plan, features_n), .limit = 4096,
+        .type = &plan_feature_type),
+};
+static const wire_type plan_type = {
+    .name = "PlanRequest", .size = sizeof(wire_plan), .fields = plan_fields,
+    .fields_n = 3, .check = at_check_plan
+};
+
+static const wire_field plan_reply_fields[] = {
+    [1] = F(wire_plan_reply, created, U32, "created", .limit = 1),
+};
+static const wire_type plan_reply_type = {
+    .name = "PlanReply", .size = sizeof(wire_plan_reply),
+    .fields = plan_reply_fields, .fields_n = 1
+};
+
+static const wire_field batch_feature_fields[] = {
+    [1] = F(wire_batch_feature, name, NAME, "name", .limit = 256),
+};
+static const wire_type batch_feature_type = {
+    .name = "BatchFeature", .size = sizeof(wire_batch_feature),
+    .fields = batch_feature_fields, .fields_n = 1
+};
+
+static const wire_field batch_ids_fields[] = {
+    [1] = F(wire_batch_ids, ids, BULK, "ids", COUNT(wire_batch_ids, n),
+        .item = 8),
+};
+static const wire_type batch_ids_type = {
+    .name = "BatchIds", .size = sizeof(wire_batch_ids),
+    .fields = batch_ids_fields, .fields_n = 1, .leader = 1
+};
+
+static const wire_field batch_offsets_fields[] = {
+    [1] = F(wire_batch_offsets, offsets, BULK, "offsets",
+        COUNT(wire_batch_offsets, n), .item = 8),
+};
+static const wire_type batch_offsets_type = {
+    .name = "BatchOffsets", .size = sizeof(wire_batch_offsets),
+    .fields = batch_offsets_fields, .fields_n = 1, .leader = 1
+};
+
+static const wire_field tensor_fields[] = {
+    [1] = F(wire_tensor, name, NAME, "name", .limit = 256),
+    [2] = F(wire_tensor, type, NAME, "type", .limit = 32),
+    [3] = F(wire_tensor, shape, NUMBERS, "shape", COUNT(wire_tensor, shape_n),
+        .limit = 16),
+    [4] = F(wire_tensor, data, BULK, "data", COUNT(wire_tensor, n), .item = 1),
+};
+static const wire_type tensor_type = {
+    .name = "Tensor", .size = sizeof(wire_tensor), .fields = tensor_fields,
+    .fields_n = 4, .leader = 4
+};
+
+static const wire_field submit_fields[] = {
+    [1] = F(wire_submit, caller, MESSAGE, "caller", .type = &caller_type),
+    [2] = F(wire_submit, stream, FIXED64, "stream"),
+    [3] = F(wire_submit, number, U64, "number"),
+    [4] = F(wire_submit, settled, U64, "settled"),
+    [5] = F(wire_submit, end, U32, "end", .limit = 1),
+    [6] = F(wire_submit, samples, U32, "samples", .limit = UINT32_MAX),
+    [7] = F(wire_submit, features, MESSAGES, "features",
+        COUNT(wire_submit, features_n), .limit = 4096,
+        .type = &batch_feature_type),
+    [8] = F(wire_submit, ids, MESSAGE, "ids", .type = &batch_ids_type),
+    [9] = F(wire_submit, offsets, MESSAGE, "offsets",
+        .type = &batch_offsets_type),
+    [10] = F(wire_submit, tensors, MESSAGES, "tensors",
+        COUNT(wire_submit, tensors_n), .limit = 4096, .type = &tensor_type),
+};
+static const wire_type submit_type = {
+    .name = "SubmitRequest", .size = sizeof(wire_submit),
+    .fields = submit_fields, .fields_n = 10, .check = at_check_submit
+};
+
+static const wire_field submit_reply_fields[] = {
+    [1] = F(wire_submit_reply, status, U32, "status", .limit = 1),
+    [2] = F(wire_submit_reply, done, NUMBERS, "done",
+        COUNT(wire_submit_reply, done_n), .limit = 1024),
+};
+static const wire_type submit_reply_type = {
+    .name = "SubmitReply", .size = sizeof(wire_submit_reply),
+    .fields = submit_reply_fields, .fields_n = 2
+};
+
+static const wire_field take_fields[] = {
+    [1] = F(wire_take, caller, MESSAGE, "caller", .type = &caller_type),
+    [2] = F(wire_take, rank, U32, "rank", .limit = UINT32_MAX),
+    [3] = F(wire_take, pass, U64, "pass"),
+    [4] = F(wire_take, number, U64, "number"),
+    [5] = F(wire_take, dtype, U32, "dtype", .limit = 2),
+};
+static const wire_type take_type = {
+    .name = "TakeRequest", .size = sizeof(wire_take), .fields = take_fields,
+    .fields_n = 5, .check = at_check_take
+};
+
+static const wire_field take_reply_fields[] = {
+    [1] = F(wire_take_reply, status, U32, "status", .limit = 2),
+    [2] = F(wire_take_reply, lease, FIXED64, "lease"),
+    [3] = F(wire_take_reply, stream, FIXED64, "stream"),
+    [4] = F(wire_take_reply, number, U64, "number"),
+    [5] = F(wire_take_reply, samples, U32, "samples", .limit = UINT32_MAX),
+    [6] = F(wire_take_reply, dtype, U32, "dtype", .limit = 2),
+    [7] = F(wire_take_reply, values, MESSAGES, "values",
+        COUNT(wire_take_reply, values_n), .limit = 4096, .type = &values_type),
+    [8] = F(wire_take_reply, tensors, MESSAGES, "tensors",
+        COUNT(wire_take_reply, tensors_n), .limit = 4096,
+        .type = &tensor_type),
+};
+static const wire_type take_reply_type = {
+    .name = "TakeReply", .size = sizeof(wire_take_reply),
+    .fields = take_reply_fields, .fields_n = 8, .dtype = 6
+};
+
+static const wire_field return_fields[] = {
+    [1] = F(wire_return, caller, MESSAGE, "caller", .type = &caller_type),
+    [2] = F(wire_return, rank, U32, "rank", .limit = UINT32_MAX),
+    [3] = F(wire_return, lease, FIXED64, "lease"),
+    [4] = F(wire_return, reason, U32, "reason", .limit = 2),
+    [5] = F(wire_return, t, U64, "t"),
+    [6] = F(wire_return, dtype, U32, "dtype", .limit = 2),
+    [7] = F(wire_return, grads, MESSAGES, "grads", COUNT(wire_return, grads_n),
+        .limit = 4096, .type = &values_type),
+    [8] = F(wire_return, hypers, MESSAGES, "hypers",
+        COUNT(wire_return, hypers_n), .limit = 4096, .type = &hyper_type),
+};
+static const wire_type return_type = {
+    .name = "ReturnRequest", .size = sizeof(wire_return),
+    .fields = return_fields, .fields_n = 8, .dtype = 6
+};
+
+static const wire_field return_reply_fields[] = {
+    [1] = F(wire_return_reply, status, U32, "status", .limit = 2),
+    [2] = F(wire_return_reply, created, U64, "created"),
+    [3] = F(wire_return_reply, refused, U64, "refused"),
+    [4] = F(wire_return_reply, evicted, U64, "evicted"),
+    [5] = F(wire_return_reply, nonfinite, U64, "nonfinite"),
+    [6] = F(wire_return_reply, touched, U64, "touched"),
+};
+static const wire_type return_reply_type = {
+    .name = "ReturnReply", .size = sizeof(wire_return_reply),
+    .fields = return_reply_fields, .fields_n = 6
+};
+
+static const wire_field worker_stats_fields[] = {
+    [1] = F(role_stats, uptime_ns, U64, "uptime_ns"),
+    [2] = F(role_stats, streams, U64, "streams"),
+    [3] = F(role_stats, ranks, U64, "ranks"),
+    [4] = F(role_stats, queued, U64, "queued"),
+    [5] = F(role_stats, leased, U64, "leased"),
+    [6] = F(role_stats, bytes, U64, "bytes"),
+    [7] = F(role_stats, bytes_limit, U64, "bytes_limit"),
+    [8] = F(role_stats, submitted, U64, "submitted"),
+    [9] = F(role_stats, taken, U64, "taken"),
+    [10] = F(role_stats, trained, U64, "trained"),
+    [11] = F(role_stats, skipped, U64, "skipped"),
+    [12] = F(role_stats, again, U64, "again"),
+    [13] = F(role_stats, late, U64, "late"),
+    [14] = F(role_stats, failed, U64, "failed"),
+};
+static const wire_type worker_stats_type = {
+    .name = "WorkerStats", .size = sizeof(role_stats),
+    .fields = worker_stats_fields, .fields_n = 14
+};
+
+static const wire_field worker_stats_reply_fields[] = {
+    [1] = F(wire_worker_stats_reply, boot, FIXED64, "boot"),
+    [2] = F(wire_worker_stats_reply, stats, MESSAGE, "stats",
+        .type = &worker_stats_type),
+};
+static const wire_type worker_stats_reply_type = {
+    .name = "WorkerStatsReply", .size = sizeof(wire_worker_stats_reply),
+    .fields = worker_stats_reply_fields, .fields_n = 2
 };
 
 #define WIRE_DEFINE(id)                                          \

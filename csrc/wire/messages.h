@@ -14,6 +14,10 @@ enum {
     WIRE_FILES_MAX = 131072,
     WIRE_PARTS_MAX = 65536,
     WIRE_SLOTS_MAX = 4096,
+    WIRE_FEATURES_MAX = 4096,
+    WIRE_TENSORS_MAX = 4096,
+    WIRE_SHAPE_MAX = 16,
+    WIRE_BATCHES_MAX = 1024,
     WIRE_FIELDS_MAX = 16
 };
 
@@ -26,16 +30,26 @@ enum {
 #define WIRE_SERVICE "persia.v1.ParameterServer"
 extern PERSIA_API const char *const persia_wire_paths[10]; /* of the methods */
 
+/* Numbers of the methods; X(METHOD, Name). */
+#define ROLE_METHODS(X)                                                       \
+    X(HELLO, Hello) X(DECLARE, Declare) X(SUBMIT, Submit) X(TAKE, Take)       \
+    X(RETURN, Return) X(STATS, Stats)
+
+#define ROLE_SERVICE "persia.v1.EmbeddingWorker"
+extern PERSIA_API const char *const persia_role_paths[6]; /* of the methods */
+
 /* Requests and replies. */
 #define WIRE_MESSAGES(X)                                                      \
     X(hello) X(hello_reply) X(declare) X(declare_reply) X(pull) X(pull_reply) \
     X(push) X(push_reply) X(leave) X(leave_reply) X(rows) X(snapshot)         \
-    X(snapshot_reply) X(restore) X(restore_reply) X(stats) X(stats_reply)
+    X(snapshot_reply) X(restore) X(restore_reply) X(stats) X(stats_reply)     \
+    X(plan) X(plan_reply) X(submit) X(submit_reply) X(take) X(take_reply)     \
+    X(return) X(return_reply) X(worker_stats_reply)
 
 /* Messages that types.c checks. */
 #define WIRE_CHECKED(X)                                                       \
     X(hello) X(hello_reply) X(table_spec) X(values) X(push) X(push_table)     \
-    X(leave)
+    X(leave) X(plan) X(submit) X(take)
 
 enum wire_push_status {
     PUSH_APPLIED, /* now; copies that came meanwhile get this, too */
@@ -60,6 +74,29 @@ enum wire_restore_verb {
     RESTORE_PREPARE,
     RESTORE_COMMIT, /* puts it in their place, with the new lineage */
     RESTORE_ABORT, /* forgets it; done: nothing is read any more */
+};
+
+enum role_submit_status {
+    SUBMIT_QUEUED, /* or it was there */
+    SUBMIT_FULL, /* send it again */
+};
+
+enum role_take_status {
+    TAKE_BATCH,
+    TAKE_EMPTY, /* ask again */
+    TAKE_END, /* of the pass */
+};
+
+enum role_return_reason {
+    RETURN_TRAINED,
+    RETURN_SKIPPED, /* there are no gradients */
+    RETURN_UNUSED, /* offer it again */
+};
+
+enum role_return_status {
+    RETURNED_DONE,
+    RETURNED_BEFORE, /* it was done before; nothing changed */
+    RETURNED_GONE, /* the lease has ended: nothing is applied */
 };
 
 /* Who asks; every request begins with it. */
@@ -368,5 +405,127 @@ typedef struct wire_stats_reply {
     table_stats *stats; /* one a table */
     uint64_t restore; /* see HelloReply */
 } wire_stats_reply;
+
+/* What is pooled: a feature by a table. */
+typedef struct wire_plan_feature {
+    char name[256];
+    uint32_t table; /* place in `tables` */
+    uint32_t pooling;
+    uint32_t trainable;
+} wire_plan_feature;
+
+typedef struct wire_plan {
+    wire_caller caller;
+    table_spec *tables;
+    size_t tables_n;
+    wire_plan_feature *features; /* in this order */
+    size_t features_n;
+} wire_plan;
+
+typedef struct wire_plan_reply {
+    uint32_t created; /* false: it was there */
+} wire_plan_reply;
+
+typedef struct wire_batch_feature {
+    char name[256];
+} wire_batch_feature;
+
+/* Those of feature f and sample s are ids[offsets[f * samples + s]] up to
+ * ids[offsets[f * samples + s + 1]]. */
+typedef struct wire_batch_ids {
+    size_t n;
+    const uint64_t *ids; /* [n] */
+} wire_batch_ids;
+
+typedef struct wire_batch_offsets {
+    size_t n;
+    const uint64_t *offsets; /* [features * samples + 1] */
+} wire_batch_offsets;
+
+/* Passed on as it is. */
+typedef struct wire_tensor {
+    char name[256];
+    char type[32]; /* of its elements */
+    uint64_t *shape;
+    size_t shape_n;
+    size_t n;
+    const uint8_t *data;
+} wire_tensor;
+
+typedef struct wire_submit {
+    wire_caller caller;
+    uint64_t stream; /* of the loader: random, not 0 */
+    uint64_t number; /* of the batch, or of the end, from 1 */
+    /* Below number. All batches up to it are done, as replies said. */
+    uint64_t settled;
+    uint32_t end; /* the stream has no more batches; this is none */
+    uint32_t samples;
+    wire_batch_feature *features; /* each once */
+    size_t features_n;
+    wire_batch_ids ids;
+    wire_batch_offsets offsets; /* left out: each bag has one id */
+    wire_tensor *tensors;
+    size_t tensors_n;
+} wire_submit;
+
+typedef struct wire_submit_reply {
+    uint32_t status;
+    /* Batches behind `settled` that are done: in the tables, or without
+     * gradients. */
+    uint64_t *done;
+    size_t done_n;
+} wire_submit_reply;
+
+typedef struct wire_take {
+    wire_caller caller;
+    uint32_t rank;
+    /* Of the rank, from 1: each ends when the loaders of an epoch have
+     * ended. */
+    uint64_t pass;
+    uint64_t number; /* of this request, from 1 */
+    uint32_t dtype; /* of the reply */
+} wire_take;
+
+typedef struct wire_take_reply {
+    uint32_t status;
+    uint64_t lease;
+    uint64_t stream;
+    uint64_t number; /* of the batch */
+    uint32_t samples;
+    uint32_t dtype;
+    /* as they were declared; `no` is the place of the feature */
+    wire_values *values;
+    size_t values_n;
+    wire_tensor *tensors;
+    size_t tensors_n;
+} wire_take_reply;
+
+typedef struct wire_return {
+    wire_caller caller;
+    uint32_t rank;
+    uint64_t lease;
+    uint32_t reason;
+    uint64_t t; /* see PushRequest */
+    uint32_t dtype;
+    /* of the pooled values; `no` is the place of the feature */
+    wire_values *grads;
+    size_t grads_n;
+    optim_hyper *hypers; /* of each table of the plan */
+    size_t hypers_n;
+} wire_return;
+
+typedef struct wire_return_reply {
+    uint32_t status;
+    uint64_t created; /* as in PushReply */
+    uint64_t refused;
+    uint64_t evicted;
+    uint64_t nonfinite;
+    uint64_t touched;
+} wire_return_reply;
+
+typedef struct wire_worker_stats_reply {
+    uint64_t boot;
+    role_stats stats;
+} wire_worker_stats_reply;
 
 #endif

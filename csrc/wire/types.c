@@ -187,3 +187,48 @@ int at_check_leave(const wire_at *at, const void *m, uint32_t dtype)
         REFUSE("rank", "is %u of a world of %u", l->rank, l->world);
     return PERSIA_OK;
 }
+
+int at_check_plan(const wire_at *at, const void *m, uint32_t dtype)
+{
+    const wire_plan *p = m;
+    (void)dtype;
+    if (!p->features_n)
+        REFUSE("features", "is empty");
+    for (size_t i = 0; i < p->features_n; i++)
+        if (p->features[i].table >= p->tables_n)
+            REFUSE("features", "%s is of table %u, but there are %zu",
+                   p->features[i].name, p->features[i].table, p->tables_n);
+    return PERSIA_OK;
+}
+
+int at_check_submit(const wire_at *at, const void *m, uint32_t dtype)
+{
+    const wire_submit *s = m;
+    const size_t bags = s->features_n * s->samples;
+    (void)dtype;
+    if (!s->stream)
+        REFUSE("stream", "is 0, which is no stream");
+    if (!s->number)
+        REFUSE("number", "is 0, numbers begin at 1");
+    if (s->settled >= s->number)
+        REFUSE("settled", "is %llu, it must be below the number %llu",
+               (unsigned long long)s->settled, (unsigned long long)s->number);
+    if (!s->end && !bags)
+        REFUSE("samples", "%u samples of %zu features are no batch",
+               s->samples, s->features_n);
+    if (s->offsets.n ? s->offsets.n != bags + 1 : s->ids.n != bags)
+        REFUSE("offsets", "%zu ids and %zu offsets for %zu features of %u "
+               "samples", s->ids.n, s->offsets.n, s->features_n, s->samples);
+    return PERSIA_OK;
+}
+
+int at_check_take(const wire_at *at, const void *m, uint32_t dtype)
+{
+    const wire_take *t = m;
+    (void)dtype;
+    if (!t->pass)
+        REFUSE("pass", "is 0, passes begin at 1");
+    if (!t->number)
+        REFUSE("number", "is 0, numbers begin at 1");
+    return PERSIA_OK;
+}

@@ -106,8 +106,25 @@ NAMES = {
     "StatsRequest": "stats",
     "StatsReply": "stats_reply",
     "TableStats": "table_stats",
+    "PlanRequest": "plan",
+    "PlanFeature": "plan_feature",
+    "PlanReply": "plan_reply",
+    "SubmitRequest": "submit",
+    "BatchFeature": "batch_feature",
+    "BatchIds": "batch_ids",
+    "BatchOffsets": "batch_offsets",
+    "Tensor": "tensor",
+    "SubmitReply": "submit_reply",
+    "TakeRequest": "take",
+    "TakeReply": "take_reply",
+    "ReturnRequest": "return",
+    "ReturnReply": "return_reply",
+    "WorkerStatsReply": "worker_stats_reply",
+    "WorkerStats": "role_stats",
 }
 DTYPE_BYTES = (4, 2, 2)
+#: Messages whose dtype is that of values within.
+OF_DTYPE = {"PullReply", "PushRequest", "TakeReply", "ReturnRequest"}
 
 Message = Any
 Struct = Any
@@ -140,13 +157,18 @@ def _element_bytes(field: Any, message: Message, dtype: int) -> int:
         return int(message.dim) * 4
     if field.name == "state":
         return int(message.state_floats) * 4
-    return {"ids": 8, "scales": 4, "rows": 4, "found": 1}[field.name]
+    sizes = {"ids": 8, "scales": 4, "rows": 4, "found": 1}
+    return (sizes | {"offsets": 8, "data": 1})[field.name]
 
 
 def _count(message: Message, dtype: int) -> int:
     """How many ids or rows a message with bulk data has."""
     if hasattr(message, "ids"):
         return len(message.ids) // 8
+    if hasattr(message, "offsets"):
+        return len(message.offsets) // 8
+    if hasattr(message, "data"):
+        return len(message.data)
     return len(message.values) // (message.dim * DTYPE_BYTES[dtype] or 1)
 
 
@@ -186,7 +208,7 @@ def fill(struct: Struct, message: Message, keep: list[Any], dtype: int = 0):
 
 def extract(struct: Struct, message: Message, dtype: int = 0) -> None:
     """Put what a struct means into an empty message."""
-    if message.DESCRIPTOR.name in {"PullReply", "PushRequest"}:
+    if message.DESCRIPTOR.name in OF_DTYPE:
         dtype = struct.dtype
     last = [f for f in fields(message) if f.type == f.TYPE_BYTES]
     for field in [f for f in fields(message) if f not in last] + last:

@@ -17,19 +17,21 @@ from tests.wire.structs import DTYPE_BYTES, NAMES, STRUCTS, Wire, fields
 pb, pb_grpc = stubs()
 wire = Wire()
 
-REQUESTS = [
-    method.input_type.name
-    for method in pb.DESCRIPTOR.services_by_name["ParameterServer"].methods
+METHODS = [
+    method
+    for service in pb.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
 ]
-REPLIES = [
-    method.output_type.name
-    for method in pb.DESCRIPTOR.services_by_name["ParameterServer"].methods
-]
+REQUESTS = [method.input_type.name for method in METHODS]
+REPLIES = [method.output_type.name for method in METHODS]
 MESSAGES = sorted(set(REQUESTS + REPLIES))
 
 LIMITS = {"no": 4095, "dim": 4096, "state_floats": 8192, "parts": 65536}
 LIMITS |= {"first": 4095, "count": 4096}
-NAME_BYTES = {"proof": 63}
+LIMITS |= {"table": 4095}
+NAME_BYTES = {"proof": 63, "type": 31}
+BULKY = {"PullTable", "Values", "PushTable", "Rows"}
+BULKY |= {"BatchIds", "BatchOffsets", "Tensor"}
 Message = Any
 
 
@@ -67,6 +69,8 @@ def bulk(message: Message, name: str, n: int, dtype: int, random_: Any):
         "values": getattr(message, "dim", 0) * DTYPE_BYTES[dtype],
         "vectors": getattr(message, "dim", 0) * 4,
         "state": getattr(message, "state_floats", 0) * 4,
+        "offsets": 8,
+        "data": 1,
     }[name]
     setattr(message, name, random_.randbytes(n * each))
 
@@ -111,6 +115,35 @@ def agree(draw: st.DrawFn, message: Message) -> None:
         message.step = message.step or 1
         message.parts = message.parts or 1
         message.part = draw(st.integers(0, message.parts - 1))
+    elif name == "PlanRequest":
+        for message_type, more in (("tables", 1), ("features", 1)):
+            if len(getattr(message, message_type)) < more:
+                getattr(message, message_type).add()
+        for table in message.tables:
+            agree(draw, table)
+        for feature in message.features:
+            feature.table %= len(message.tables)
+    elif name == "SubmitRequest":
+        agree_batch(draw, message)
+    elif name == "TakeRequest":
+        message.number = message.number or 1
+        setattr(message, "pass", getattr(message, "pass") or 1)
+
+
+def agree_batch(draw: st.DrawFn, message: Message) -> None:
+    """Ids and offsets of as many bags as the batch has."""
+    message.stream = message.stream or 1
+    message.number = message.number or 2**64 - 1
+    message.settled = draw(st.integers(0, message.number - 1))
+    if not message.features:
+        message.features.add(name="user")
+    message.samples = draw(st.integers(1, 5))
+    bags = len(message.features) * message.samples
+    message.ClearField("offsets")
+    if draw(st.booleans()):
+        message.offsets.offsets = bytes(8 * (bags + 1))
+    else:
+        message.ids.ids = bytes(8 * bags)
 
 
 def fill_message(draw: st.DrawFn, message: Message, dtype: int = 0) -> None:
@@ -136,7 +169,7 @@ def fill_message(draw: st.DrawFn, message: Message, dtype: int = 0) -> None:
             setattr(message, field.name, scalar(draw, field))
             if field.name == "dtype":
                 dtype = message.dtype
-    if message.DESCRIPTOR.name in {"PullTable", "Values", "PushTable", "Rows"}:
+    if message.DESCRIPTOR.name in BULKY:
         fill_bulk(draw, message, dtype)
     agree(draw, message)
 
