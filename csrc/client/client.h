@@ -45,6 +45,9 @@ typedef struct client_config {
     uint32_t rank, world;
     uint64_t stream;          /* of this rank's updates; the same after a
                                  restart of the rank.  0: it makes none */
+    int shared;               /* the stream is of a data loader: others push
+                                 in it, too, and updates have their numbers
+                                 from the caller */
     uint64_t timeout_ns;
     uint64_t message_limit;
     uint32_t dtype;           /* enum wire_dtype of vectors and gradients */
@@ -110,6 +113,7 @@ typedef struct client_update {
     uint32_t part, parts; /* sync: rank of world; else 0 of 1 */
     uint64_t through;     /* all numbers up to it have ended, or were passed
                              over; 0: those that came */
+    uint64_t t;           /* see persia_client_t(); 0: by its name */
 } client_update;
 /* A number is at most so far behind `through`, or as many before it are under
  * way.  Numbers that were passed over may still be sent by a later life of
@@ -146,6 +150,9 @@ PERSIA_API uint64_t persia_client_updates(const ps_client *c);
  */
 PERSIA_API uint64_t persia_client_t(ps_client *c);
 PERSIA_API void persia_client_set_t(ps_client *c, uint64_t base);
+/* That of an update with a number, which another client sends. */
+PERSIA_API uint64_t persia_client_t_of(ps_client *c,
+                                       const client_update *update);
 /* The highest number of this stream that any shard had at the last Hello. */
 PERSIA_API uint64_t persia_client_last_number(const ps_client *c);
 /* The stream continues after `number`: a job that resumes from a checkpoint

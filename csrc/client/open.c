@@ -98,7 +98,8 @@ static int arrange(const greeting *g)
     }
     free(r->servers);
     r->servers = by_shard;
-    persia_client_set_last_number(r, r->last_number);
+    /* What others have in flight in a shared stream is theirs to end. */
+    persia_client_set_last_number(r, r->shared ? 0 : r->last_number);
     client_compare_restores(r);
     client_set_t_after(r, client_servers_t(r), r->last_number);
     return PERSIA_OK;
@@ -124,7 +125,8 @@ static int claim_all(greeting *g, call *k)
     for (uint32_t i = 0; i < r->servers_n; i++)
         if (g->replies[i].ledger.incarnation > highest)
             highest = g->replies[i].ledger.incarnation;
-    atomic_store(&r->incarnation, highest + 1);
+    /* All who share a stream are one owner. */
+    atomic_store(&r->incarnation, r->shared ? 1 : highest + 1);
     return ask_all(g, k, CLAIM_STREAM);
 }
 
@@ -256,7 +258,8 @@ static int make(const client_config *config, embedded *own, ps_client **out)
     numbers_init(&r->settled, 0);
     pthread_mutex_init(&r->restores_lock, NULL);
     r->lost_code = PERSIA_ELOST;
-    r->client = random_id();
+    r->shared = config->shared;
+    r->client = r->shared ? config->stream : random_id();
     r->embedded = own;
     if (own)
         r->s = persia_ps_sched(persia_shard_tables(own->shard));

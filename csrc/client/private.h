@@ -194,6 +194,7 @@ struct ps_client {
     char name_space[WIRE_NAME];
     uint32_t rank, world;
     uint64_t client;
+    int shared; /* see client_config */
     _Atomic(uint64_t) stream;      /* of its updates; 0: it makes none */
     _Atomic(uint64_t) incarnation; /* that it has claimed the stream with */
     uint64_t timeout_ns, message_limit;

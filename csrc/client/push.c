@@ -395,6 +395,8 @@ static int refuse(pushing *p, int rc)
  * the base, get those that they had. */
 static uint64_t t_of(ps_client *r, const client_update *update)
 {
+    if (update->t)
+        return update->t;
     if (update->step) { /* what follows the steps has a higher one */
         r->t_base = update->step;
         r->t_number = update->number;
@@ -404,6 +406,14 @@ static uint64_t t_of(ps_client *r, const client_update *update)
     const int64_t t = (int64_t)r->t_base + ahead * (int64_t)r->world +
                       r->rank + 1;
     return t > 0 ? (uint64_t)t : 1;
+}
+
+uint64_t persia_client_t_of(ps_client *r, const client_update *update)
+{
+    pthread_mutex_lock(&r->lock);
+    const uint64_t t = t_of(r, update);
+    pthread_mutex_unlock(&r->lock);
+    return t;
 }
 
 /* Numbers that were passed over so long ago, or before a loss that was
