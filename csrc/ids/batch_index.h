@@ -70,6 +70,8 @@ typedef struct batch_index {
     uint64_t *found;     /* [ids_n] distinct ids, at their cell's region */
     uint32_t *entries;   /* of hash tables */
     mem_buffer memory, table_memory, hint_memory;
+    void *source; /* of a batch whose ids are elsewhere; else NULL */
+    void (*drop)(void *source);
     index_pool *pool;
     struct batch_index *next; /* free, under the pool's lock */
     size_t charged;           /* bytes, under the pool's lock */
@@ -134,7 +136,8 @@ struct index_pool {
 PERSIA_API void persia_index_pool_init(index_pool *p, size_t most);
 /* No index has a reference but those that wait. */
 PERSIA_API void persia_index_pool_free(index_pool *p);
-/* An index with one reference, or NULL with the error set. */
+/* An index with one reference, or NULL with the error set.  Its source, if it
+ * gets one, is dropped with the last reference, under the pool's lock. */
 PERSIA_API batch_index *persia_index_pool_new(index_pool *p);
 PERSIA_API batch_index *persia_batch_index_get(batch_index *x);
 /* Gives back a reference, on any thread; NULL: nothing. */

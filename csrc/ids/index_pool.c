@@ -38,6 +38,9 @@ static void destroy(index_pool *p, batch_index *x)
 /* The last reference has gone; the lock is held. */
 static void retire(index_pool *p, batch_index *x)
 {
+    if (x->source)
+        x->drop(x->source);
+    x->source = NULL;
     p->live--;
     x->next = p->free;
     p->free = x;

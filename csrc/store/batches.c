@@ -235,7 +235,8 @@ static void count(census *c, const batch *x, const batch *b)
         c->pending = 1;
         break;
     case BATCH_UPDATING:
-        count_update(c, x, !b->pass->staleness);
+        /* What is elsewhere knows nothing of updates of this store. */
+        count_update(c, x, !b->pass->staleness && !b->pass->takes);
         break;
     default:
         c->open += own || !asked;

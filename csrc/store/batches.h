@@ -78,6 +78,7 @@ typedef struct pass {
     uint64_t number;    /* 0: closed */
     uint64_t staleness;
     int here;           /* nothing is done on threads of the store */
+    int takes;          /* its batches are taken from elsewhere */
     int sync;           /* steps of all ranks: 1, and 2 if by batch */
     int trains;         /* a batch was taken to be trained */
     struct batch *queue; /* that the loop has not asked for, oldest first */

@@ -4,26 +4,11 @@
  * lookup belongs to its batch's `owner`, which is released without the lock
  * and only on threads of the user: it may be a Python tensor.
  */
-#include "store/prefetch.h"
+#include "store/prefetch_private.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "client/client.h"
-#include "store/batches.h"
-
-struct prefetch {
-    store *s;
-    sched *jobs;
-    _Atomic(unsigned) passes; /* that are not freed; written under the lock */
-    pthread_mutex_t lock;     /* guards all below, passes and batches */
-    pthread_cond_t moved;     /* a lookup or an update ended */
-    batches all;
-    uint64_t numbers;         /* the last one given to a pass */
-    lookup *garbage;          /* owners to be released without the lock */
-    store_prefetch_stats stats;
-};
 
 /* ---- life ---- */
 
@@ -40,7 +25,7 @@ int prefetch_create(store *s, unsigned threads, prefetch **out)
 }
 
 /* Ends a call: leaves the lock and releases what it threw away. */
-static void leave(prefetch *p)
+void prefetch_leave(prefetch *p)
 {
     lookup *l = p->garbage;
     p->garbage = NULL;
@@ -99,10 +84,10 @@ static void sweep(prefetch *p)
     }
 }
 
-static void end_of_call(prefetch *p)
+void prefetch_end(prefetch *p)
 {
     sweep(p);
-    leave(p);
+    prefetch_leave(p);
 }
 
 static pass *find_pass(prefetch *p, uint64_t number)
@@ -121,7 +106,7 @@ static batch *find_in(batch *list, uint64_t number)
 }
 
 /* A batch that has not ended. */
-static batch *find_batch(prefetch *p, uint64_t number)
+batch *prefetch_find(prefetch *p, uint64_t number)
 {
     batch *b = find_in(p->all.taken, number);
     for (pass *t = p->all.passes; t && !b; t = t->next)
@@ -129,7 +114,7 @@ static batch *find_batch(prefetch *p, uint64_t number)
     return b;
 }
 
-static int no_pass(prefetch *p)
+int prefetch_is_idle(prefetch *p)
 {
     return atomic_load_explicit(&p->passes, memory_order_acquire) == 0;
 }
@@ -137,7 +122,7 @@ static int no_pass(prefetch *p)
 /* ---- lookups ---- */
 
 /* Runs a lookup that waits; the lock is left meanwhile. */
-static void run(prefetch *p, batch *b, lookup *l)
+void prefetch_run(prefetch *p, batch *b, lookup *l)
 {
     const uint64_t after = b->after;
     l->state = LOOKUP_RUNS;
@@ -180,7 +165,7 @@ static void lookup_job(void *ctx)
     prefetch *p = ctx;
     pthread_mutex_lock(&p->lock);
     for (batch *b; (b = with_lookup(p));)
-        run(p, b, waiting(b));
+        prefetch_run(p, b, waiting(b));
     pthread_mutex_unlock(&p->lock);
 }
 
@@ -232,7 +217,7 @@ static int refuse(prefetch *p, batch *b)
 
 void prefetch_pending(prefetch *p, uint64_t ticket)
 {
-    if (no_pass(p))
+    if (prefetch_is_idle(p))
         return;
     pthread_mutex_lock(&p->lock);
     batch *b;
@@ -242,12 +227,12 @@ void prefetch_pending(prefetch *p, uint64_t ticket)
         batch_follow(&p->all, b);
     }
     advance(p);
-    end_of_call(p);
+    prefetch_end(p);
 }
 
 uint64_t prefetch_place(prefetch *p, const store_grad *grads, size_t n)
 {
-    if (n && no_pass(p))
+    if (n && prefetch_is_idle(p))
         return 0;
     pthread_mutex_lock(&p->lock);
     uint64_t place = batches_place(&p->all, grads, n);
@@ -265,7 +250,7 @@ void prefetch_renumber(prefetch *p, uint64_t last)
 void prefetch_updating(prefetch *p, const store_grad *grads, size_t n,
                        int step)
 {
-    if (no_pass(p))
+    if (prefetch_is_idle(p))
         return;
     pthread_mutex_lock(&p->lock);
     p->all.steps += step != 0;
@@ -285,7 +270,7 @@ void prefetch_updating(prefetch *p, const store_grad *grads, size_t n,
 void prefetch_sending(prefetch *p, const store_grad *grads, size_t n,
                       uint64_t number)
 {
-    if (no_pass(p))
+    if (prefetch_is_idle(p))
         return;
     pthread_mutex_lock(&p->lock);
     for (size_t i = 0; i < n; i++) {
@@ -300,7 +285,7 @@ void prefetch_sending(prefetch *p, const store_grad *grads, size_t n,
 
 int prefetch_allows(prefetch *p, const store_grad *grads, size_t n)
 {
-    if (no_pass(p))
+    if (prefetch_is_idle(p))
         return 0;
     int all = 1;
     pthread_mutex_lock(&p->lock);
@@ -316,17 +301,17 @@ int prefetch_allows(prefetch *p, const store_grad *grads, size_t n)
 
 void prefetch_tidy(prefetch *p)
 {
-    if (no_pass(p))
+    if (prefetch_is_idle(p))
         return;
     pthread_mutex_lock(&p->lock);
-    end_of_call(p);
+    prefetch_end(p);
 }
 
 /* Nothing more becomes of these gradients. */
 static void settle(prefetch *p, const store_grad *grads, size_t n,
                    enum grad_state state)
 {
-    if (no_pass(p))
+    if (prefetch_is_idle(p))
         return;
     pthread_mutex_lock(&p->lock);
     uint64_t step = 0;
@@ -381,7 +366,7 @@ void prefetch_forget(prefetch *p)
     for (pass *t = p->all.passes; t; t = t->next)
         forget(p, t->queue);
     advance(p);
-    end_of_call(p);
+    prefetch_end(p);
 }
 
 /* ---- steps of all ranks ---- */
@@ -447,7 +432,7 @@ int persia_store_pass_open(store *s, uint64_t staleness, int here,
     t->next = p->all.passes;
     p->all.passes = t;
     atomic_fetch_add(&p->passes, 1);
-    leave(p);
+    prefetch_leave(p);
     return PERSIA_OK;
 }
 
@@ -488,7 +473,7 @@ void persia_store_pass_close(store *s, uint64_t number)
             pthread_cond_wait(&p->moved, &p->lock);
         t->waiters--;
     }
-    end_of_call(p);
+    prefetch_end(p);
 }
 
 void prefetch_destroy(prefetch *p)
@@ -503,7 +488,7 @@ void prefetch_destroy(prefetch *p)
     pthread_mutex_unlock(&p->lock);
     persia_sched_destroy(p->jobs); /* its jobs find nothing any more */
     pthread_mutex_lock(&p->lock);
-    end_of_call(p);
+    prefetch_end(p);
     pthread_cond_destroy(&p->moved);
     pthread_mutex_destroy(&p->lock);
     free(p);
@@ -530,7 +515,7 @@ int persia_store_batch_add(store *s, uint64_t in, uint64_t number)
         t->batches++;
         batch_append(&t->queue, b);
     }
-    end_of_call(p);
+    prefetch_end(p);
     if (t)
         return PERSIA_OK;
     free(b);
@@ -549,16 +534,17 @@ int persia_store_batch_lookup(store *s, uint64_t number,
         goto fail;
     l->want = *want;
     pthread_mutex_lock(&p->lock);
-    batch *b = find_batch(p, number);
+    batch *b = prefetch_find(p, number);
     if (b && b->state == BATCH_FILLING) {
         lookup **end = &b->lookups;
         while (*end)
             end = &(*end)->next;
         *end = l;
+        b->pass->takes |= want->take != NULL;
     } else {
         rc = ended();
     }
-    leave(p);
+    prefetch_leave(p);
     if (rc == PERSIA_OK)
         return PERSIA_OK;
     persia_future_destroy(l->done);
@@ -571,12 +557,12 @@ void persia_store_batch_ready(store *s, uint64_t number)
 {
     prefetch *p = store_prefetch(s);
     pthread_mutex_lock(&p->lock);
-    batch *b = find_batch(p, number);
+    batch *b = prefetch_find(p, number);
     if (b && b->state == BATCH_FILLING) {
         batch_event(b, BATCH_FILL);
         advance(p);
     }
-    leave(p);
+    prefetch_leave(p);
 }
 
 /* ---- the loop ---- */
@@ -630,7 +616,7 @@ static int make_room(prefetch *p, const batch *b)
 static void give_place(prefetch *p, uint64_t number)
 {
     pthread_mutex_lock(&p->lock);
-    batch *b = find_batch(p, number);
+    batch *b = prefetch_find(p, number);
     p->all.places++;
     if (b)
         b->place = p->all.places;
@@ -644,7 +630,7 @@ int persia_store_batch_next(store *s, uint64_t number, int reading)
     if (rc)
         return rc;
     pthread_mutex_lock(&p->lock);
-    batch *b = find_batch(p, number);
+    batch *b = prefetch_find(p, number);
     if (b && (b->state == BATCH_QUEUED || b->state == BATCH_AHEAD)) {
         ask(p, b);
         p->stats.waited += (uint64_t)must_wait(p, b);
@@ -659,7 +645,7 @@ int persia_store_batch_next(store *s, uint64_t number, int reading)
             rc = persia_cond_wait_poll(&p->moved, &p->lock, UINT64_MAX);
         }
         advance(p);
-        b = find_batch(p, number); /* its pass may have been closed */
+        b = prefetch_find(p, number); /* its pass may have been closed */
     }
     if (!b && rc == PERSIA_OK)
         rc = ended();
@@ -668,7 +654,7 @@ int persia_store_batch_next(store *s, uint64_t number, int reading)
     if (b && rc == PERSIA_OK)
         trains = b->pass->trains |= !reading;
     advance(p); /* with b handed out, others may follow */
-    end_of_call(p);
+    prefetch_end(p);
     if (!rc)
         rc = store_pay(s);
     if (!rc)
@@ -682,113 +668,12 @@ void persia_store_batch_skip(store *s, uint64_t number)
 {
     prefetch *p = store_prefetch(s);
     pthread_mutex_lock(&p->lock);
-    batch *b = find_batch(p, number);
+    batch *b = prefetch_find(p, number);
     if (b) {
         refuse(p, b);
         p->stats.skipped++;
         advance(p);
     }
-    end_of_call(p);
+    prefetch_end(p);
     store_pay(s);
-}
-
-/* ---- forwards ---- */
-
-void persia_store_batch_bind(store *s, uint64_t number, uint64_t ticket)
-{
-    prefetch *p = store_prefetch(s);
-    if (!number || no_pass(p))
-        return;
-    pthread_mutex_lock(&p->lock);
-    batch *b = find_batch(p, number);
-    if (b && batch_is_taken(b) && ticket) {
-        batch_add_forward(b, ticket);
-        if (b->forwards_n)
-            batch_follow(&p->all, b);
-    } else if (b && b->state == BATCH_OUT && !b->forwards_n) {
-        batch_event(b, BATCH_TO_READ);
-    }
-    leave(p);
-}
-
-/* The lookup of b for this plan that was not taken, unless it misses more
- * updates than the bound allows: then it is dropped. */
-static lookup *take(prefetch *p, batch *b, uint32_t plan)
-{
-    lookup *l = batch_may_run(b) ? b->lookups : NULL;
-    while (l && (l->want.plan != plan || l->state == LOOKUP_TAKEN))
-        l = l->next;
-    if (l && batches_missed(&p->all, b) > b->pass->staleness) {
-        l->state = LOOKUP_TAKEN;
-        l = NULL;
-    }
-    return l;
-}
-
-/* A forward of b looks up, or takes a lookup: how stale that is. */
-static void note_staleness(prefetch *p, batch *b, uint64_t missed)
-{
-    const uint64_t top = STORE_STALENESS_BUCKETS - 1;
-    if (b->staleness >= 0)
-        return;
-    b->staleness = (int64_t)missed;
-    p->stats.staleness[missed < top ? missed : top]++;
-}
-
-/* A forward of b looks up itself: when the updates of other batches are
- * applied, but for as many as it may miss. */
-static int wait_for_updates(prefetch *p, batch *b)
-{
-    int rc = PERSIA_OK;
-    while (!rc && batches_missed_now(&p->all, b) > b->pass->staleness)
-        rc = persia_cond_wait_poll(&p->moved, &p->lock, UINT64_MAX);
-    return rc;
-}
-
-int persia_store_batch_take(store *s, uint64_t number, uint32_t plan,
-                            void **owner)
-{
-    *owner = NULL;
-    prefetch *p = store_prefetch(s);
-    if (no_pass(p))
-        return PERSIA_OK;
-    int rc = PERSIA_OK;
-    pthread_mutex_lock(&p->lock);
-    batch *b = number ? find_batch(p, number) : NULL;
-    lookup *l = b ? take(p, b, plan) : NULL;
-    if (b)
-        b->users++;
-    if (l) {
-        note_staleness(p, b, batches_missed(&p->all, b));
-        if (l->state == LOOKUP_WAITS)
-            run(p, b, l);
-        pthread_mutex_unlock(&p->lock);
-        rc = persia_future_wait(l->done, 0);
-        pthread_mutex_lock(&p->lock);
-        if (rc == PERSIA_OK && l->state == LOOKUP_TAKEN)
-            l = NULL; /* by another thread meanwhile */
-    } else if (b) {
-        rc = wait_for_updates(p, b);
-        note_staleness(p, b, batches_missed_now(&p->all, b));
-    }
-    if (b)
-        b->users--;
-    if (l && rc == PERSIA_OK) {
-        l->state = LOOKUP_TAKEN;
-        *owner = l->want.owner;
-        l->want.owner = NULL;
-    }
-    p->stats.prefetched += (uint64_t)(l && !rc);
-    p->stats.not_prefetched += (uint64_t)!l;
-    pthread_cond_broadcast(&p->moved); /* for persia_store_pass_close() */
-    end_of_call(p);
-    return rc;
-}
-
-void persia_store_get_prefetch_stats(store *s, store_prefetch_stats *out)
-{
-    prefetch *p = store_prefetch(s);
-    pthread_mutex_lock(&p->lock);
-    *out = p->stats;
-    leave(p);
 }

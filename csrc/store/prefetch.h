@@ -45,6 +45,12 @@ unsigned prefetch_owed(prefetch *p);
 /* One of them was applied, or failed. */
 void prefetch_paid(prefetch *p);
 
+/* The index of a batch that is taken from elsewhere, when it is there: a
+ * reference of the caller's; NULL: the batch is none, or has ended.  reads:
+ * for a forward. */
+int prefetch_taken(prefetch *p, uint64_t batch, int reads,
+                   struct batch_index **index);
+
 /* From store.c: */
 prefetch *store_prefetch(store *s);
 /* persia_worker_forward() of a lookup. */

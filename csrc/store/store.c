@@ -263,8 +263,25 @@ int persia_store_forward(store *s, uint64_t ticket, uint32_t plan,
     return rc;
 }
 
+int persia_store_read(store *s, uint64_t batch, uint64_t ticket, uint32_t plan,
+                      size_t bags, float *out, size_t stride, int *taken)
+{
+    batch_index *index;
+    int rc = prefetch_taken(s->p, batch, 1, &index);
+    *taken = index != NULL;
+    if (index)
+        rc = persia_worker_read(s->w, plan, index, bags, out, stride);
+    if (rc)
+        persia_batch_index_put(index);
+    else
+        persia_store_keep_index(s, ticket, index);
+    return rc;
+}
+
 int store_look_up(store *s, const store_lookup *l, uint64_t after)
 {
+    if (l->take)
+        return l->take(l->owner);
     return persia_worker_forward(s->w, l->plan, &l->batch, after, l->out,
                                  l->stride, l->hints, l->index);
 }

@@ -198,6 +198,9 @@ typedef struct store_lookup {
     size_t stride;
     uint32_t *hints;          /* row numbers, for the push */
     struct batch_index **index;
+    /* Instead of a lookup: takes the batch from elsewhere and makes its index;
+     * what is above is not used.  NULL: a lookup. */
+    int (*take)(void *owner);
     void *owner;              /* keeps all this memory alive */
     void (*release)(void *owner); /* called on a thread of the user */
 } store_lookup;
@@ -229,6 +232,15 @@ PERSIA_API void persia_store_batch_bind(store *s, uint64_t batch,
  * Its error is the lookup's, or PERSIA_EINTR. */
 PERSIA_API int persia_store_batch_take(store *s, uint64_t batch, uint32_t plan,
                                        void **owner);
+
+/* Returns when a batch that is taken from elsewhere is there.  Its error, or
+ * PERSIA_EINTR; PERSIA_OK where the batch is none, or has ended. */
+PERSIA_API int persia_store_batch_wait(store *s, uint64_t batch);
+/* A forward of such a batch: the output of a plan for so many bags.  *taken: 0
+ * if the batch is none; then nothing is written. */
+PERSIA_API int persia_store_read(store *s, uint64_t batch, uint64_t ticket,
+                                 uint32_t plan, size_t bags, float *out,
+                                 size_t stride, int *taken);
 
 /* ---- steps of all ranks ----
  *

@@ -251,8 +251,13 @@ std::tuple<Tensor, Tensor> pull(const Tensor &values, const Optional &offsets,
         return {std::move(ahead->out), std::move(ahead->rows)};
     }
     now.allocate();
-    check(persia_store_forward(s.get(), number, now.plan, &now.batch,
-                               now.vectors(), now.width, now.hints()));
+    int taken;
+    check(persia_store_read(
+        s.get(), static_cast<uint64_t>(name[1] > 0 ? name[1] : 0), number,
+        now.plan, now.batch.bags, now.vectors(), now.width, &taken));
+    if (!taken)
+        check(persia_store_forward(s.get(), number, now.plan, &now.batch,
+                                   now.vectors(), now.width, now.hints()));
     return {now.out, now.rows};
 }
 

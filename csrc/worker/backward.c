@@ -8,6 +8,7 @@
 #include "pool/pool.h"
 #include "simd/simd.h"
 #include "worker/plan.h"
+#include "worker/taken.h"
 
 /* What one feature of one gradient becomes: a part of its table's push. */
 typedef struct piece {
@@ -316,9 +317,11 @@ int persia_worker_backward(worker *w, const worker_grad *grads, size_t n,
                            const optim_args *optim, uint32_t optim_n,
                            worker_counts *counts)
 {
+    *counts = (worker_counts){0};
+    if (n && taken_is(&grads[0]))
+        return taken_backward(w, grads, n, update, optim, optim_n, counts);
     int sent = 0, rc = PERSIA_ENOMEM;
     scratch *tmp = scratch_take(w);
-    *counts = (worker_counts){0};
     if (tmp)
         rc = backward(w, grads, n, tmp, update, optim, optim_n, counts,
                       &sent);
@@ -350,6 +353,8 @@ static int piece_finite(void *ctx, size_t i)
 int persia_worker_finite(worker *w, const worker_grad *grads, size_t n,
                          uint8_t *finite, uint32_t finite_n)
 {
+    if (n && taken_is(&grads[0]))
+        return taken_finite(w, grads, n, finite, finite_n);
     scratch *tmp = scratch_take(w);
     if (!tmp)
         return PERSIA_ENOMEM;
@@ -383,6 +388,9 @@ int persia_worker_sums(worker *w, const worker_grad *grads, size_t n,
     *out = NULL;
     *out_n = 0;
     *finite = 1;
+    int rc = taken_check_sums(grads, n);
+    if (rc)
+        return rc;
     scratch *tmp = scratch_take(w);
     if (!tmp)
         return PERSIA_ENOMEM;
@@ -390,7 +398,7 @@ int persia_worker_sums(worker *w, const worker_grad *grads, size_t n,
     push_job *jobs;
     uint32_t *tables;
     size_t jobs_n = 0;
-    int rc = collect(w, grads, n, tmp, &all);
+    rc = collect(w, grads, n, tmp, &all);
     if (!rc)
         rc = build_jobs(w, &all, tmp, &jobs, &tables, &jobs_n);
     worker_sum *sums = calloc(jobs_n + 1, sizeof *sums);

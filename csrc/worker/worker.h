@@ -87,6 +87,51 @@ typedef struct worker_counts {
     uint64_t created, refused, evicted, nonfinite, touched;
 } worker_counts;
 
+/* ---- batches whose ids are elsewhere ----
+ *
+ * An embedding worker in another process has the ids of a batch, and has
+ * looked it up.  What stands for them here is an index with this source.  A
+ * forward reads the pooled values from it, and the backward gives it their
+ * gradients. */
+
+/* A feature of a plan, as both sides know it. */
+typedef struct taken_feature {
+    const char *name, *table;
+    uint32_t pooling; /* enum pool_kind */
+    uint32_t dim;
+} taken_feature;
+
+/* The gradient of one feature: [samples, dim], packed. */
+typedef struct taken_grad {
+    taken_feature feature;
+    const float *grad;
+} taken_grad;
+
+typedef struct taken_update {
+    const taken_grad *grads; /* [n] each feature once */
+    size_t n;
+    uint64_t t;              /* see persia_client_t() */
+    const optim_args *optim; /* [optim_n] by table of the client */
+    uint32_t optim_n;
+    struct ps_client *c;
+} taken_update;
+
+typedef struct worker_source worker_source;
+struct worker_source {
+    size_t samples;
+    /* Pooled values: [samples, dim], rows `stride` floats apart. */
+    int (*read)(worker_source *s, const taken_feature *f, float *out,
+                size_t stride);
+    /* Returns when every shard has applied the gradients. */
+    int (*push)(worker_source *s, const taken_update *update,
+                worker_counts *counts);
+};
+
+/* The output of a plan of PLAN_BAGS for such a batch. */
+PERSIA_API int persia_worker_read(worker *w, uint32_t plan,
+                                  struct batch_index *index, size_t bags,
+                                  float *out, size_t stride);
+
 /* Sums the gradients per table and id in the order given, and applies them
  * as one update.  optim: [tables of the store]; the step of Adam's bias
  * correction is filled in here.  update: its name, NULL (or number 0): the

@@ -1,0 +1,147 @@
+/* forwards.c: forwards and the lookups of their batches: which of them they
+ * take, and how stale it is. */
+#include "client/client.h"
+#include "store/prefetch_private.h"
+
+void persia_store_batch_bind(store *s, uint64_t number, uint64_t ticket)
+{
+    prefetch *p = store_prefetch(s);
+    if (!number || prefetch_is_idle(p))
+        return;
+    pthread_mutex_lock(&p->lock);
+    batch *b = prefetch_find(p, number);
+    if (b && batch_is_taken(b) && ticket) {
+        batch_add_forward(b, ticket);
+        if (b->forwards_n)
+            batch_follow(&p->all, b);
+    } else if (b && b->state == BATCH_OUT && !b->forwards_n) {
+        batch_event(b, BATCH_TO_READ);
+    }
+    prefetch_leave(p);
+}
+
+/* The lookup of b for this plan that was not taken, unless it misses more
+ * updates than the bound allows: then it is dropped. */
+static lookup *take(prefetch *p, batch *b, uint32_t plan)
+{
+    lookup *l = batch_may_run(b) ? b->lookups : NULL;
+    while (l && (l->want.take || l->want.plan != plan ||
+                 l->state == LOOKUP_TAKEN))
+        l = l->next;
+    if (l && batches_missed(&p->all, b) > b->pass->staleness) {
+        l->state = LOOKUP_TAKEN;
+        l = NULL;
+    }
+    return l;
+}
+
+/* A forward of b looks up, or takes a lookup: how stale that is. */
+static void note_staleness(prefetch *p, batch *b, uint64_t missed)
+{
+    const uint64_t top = STORE_STALENESS_BUCKETS - 1;
+    if (b->staleness >= 0)
+        return;
+    b->staleness = (int64_t)missed;
+    p->stats.staleness[missed < top ? missed : top]++;
+}
+
+/* A forward of b looks up itself: when the updates of other batches are
+ * applied, but for as many as it may miss. */
+static int wait_for_updates(prefetch *p, batch *b)
+{
+    int rc = PERSIA_OK;
+    while (!rc && batches_missed_now(&p->all, b) > b->pass->staleness)
+        rc = persia_cond_wait_poll(&p->moved, &p->lock, UINT64_MAX);
+    return rc;
+}
+
+int persia_store_batch_take(store *s, uint64_t number, uint32_t plan,
+                            void **owner)
+{
+    *owner = NULL;
+    prefetch *p = store_prefetch(s);
+    if (prefetch_is_idle(p))
+        return PERSIA_OK;
+    int rc = PERSIA_OK;
+    pthread_mutex_lock(&p->lock);
+    batch *b = number ? prefetch_find(p, number) : NULL;
+    if (b && b->pass->takes) { /* see persia_store_read() */
+        prefetch_leave(p);
+        return PERSIA_OK;
+    }
+    lookup *l = b ? take(p, b, plan) : NULL;
+    if (b)
+        b->users++;
+    if (l) {
+        note_staleness(p, b, batches_missed(&p->all, b));
+        if (l->state == LOOKUP_WAITS)
+            prefetch_run(p, b, l);
+        pthread_mutex_unlock(&p->lock);
+        rc = persia_future_wait(l->done, 0);
+        pthread_mutex_lock(&p->lock);
+        if (rc == PERSIA_OK && l->state == LOOKUP_TAKEN)
+            l = NULL; /* by another thread meanwhile */
+    } else if (b) {
+        rc = wait_for_updates(p, b);
+        note_staleness(p, b, batches_missed_now(&p->all, b));
+    }
+    if (b)
+        b->users--;
+    if (l && rc == PERSIA_OK) {
+        l->state = LOOKUP_TAKEN;
+        *owner = l->want.owner;
+        l->want.owner = NULL;
+    }
+    p->stats.prefetched += (uint64_t)(l && !rc);
+    p->stats.not_prefetched += (uint64_t)!l;
+    pthread_cond_broadcast(&p->moved); /* for persia_store_pass_close() */
+    prefetch_end(p);
+    return rc;
+}
+
+int prefetch_taken(prefetch *p, uint64_t number, int reads,
+                   batch_index **index)
+{
+    *index = NULL;
+    if (!number || prefetch_is_idle(p))
+        return PERSIA_OK;
+    int rc = PERSIA_OK;
+    pthread_mutex_lock(&p->lock);
+    batch *b = prefetch_find(p, number);
+    lookup *l = b && batch_may_run(b) ? b->lookups : NULL;
+    while (l && !l->want.take)
+        l = l->next;
+    if (l) {
+        b->users++;
+        if (reads)
+            note_staleness(p, b, batches_missed(&p->all, b));
+        if (l->state == LOOKUP_WAITS)
+            prefetch_run(p, b, l);
+        pthread_mutex_unlock(&p->lock);
+        rc = persia_future_wait(l->done, 0);
+        pthread_mutex_lock(&p->lock);
+        if (!rc && *l->want.index)
+            *index = persia_batch_index_get(*l->want.index);
+        b->users--;
+        p->stats.prefetched += (uint64_t)reads;
+        pthread_cond_broadcast(&p->moved);
+    }
+    prefetch_end(p);
+    return rc;
+}
+
+int persia_store_batch_wait(store *s, uint64_t number)
+{
+    batch_index *index;
+    int rc = prefetch_taken(store_prefetch(s), number, 0, &index);
+    persia_batch_index_put(index);
+    return rc;
+}
+
+void persia_store_get_prefetch_stats(store *s, store_prefetch_stats *out)
+{
+    prefetch *p = store_prefetch(s);
+    pthread_mutex_lock(&p->lock);
+    *out = p->stats;
+    prefetch_leave(p);
+}

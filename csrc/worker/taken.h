@@ -1,0 +1,19 @@
+/* taken.h: private to the worker: batches whose ids are elsewhere. */
+#ifndef PERSIA_WORKER_TAKEN_H
+#define PERSIA_WORKER_TAKEN_H
+
+#include "worker/plan.h"
+
+/* Whether a gradient is of such a batch. */
+int taken_is(const worker_grad *g);
+/* persia_worker_backward() and persia_worker_finite() of gradients of which
+ * some are. */
+int taken_backward(worker *w, const worker_grad *grads, size_t n,
+                   const client_update *update, const optim_args *optim,
+                   uint32_t optim_n, worker_counts *counts);
+int taken_finite(worker *w, const worker_grad *grads, size_t n,
+                 uint8_t *finite, uint32_t finite_n);
+/* Refuses sums of such gradients. */
+int taken_check_sums(const worker_grad *grads, size_t n);
+
+#endif
