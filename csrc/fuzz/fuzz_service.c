@@ -1,13 +1,15 @@
-/* Requests made of arbitrary bytes, one after the other to one server: each
- * is answered once, and nothing crashes.
+/* Requests made of arbitrary bytes, one after the other to one server, or to
+ * an embedding worker over it: each is answered once, and nothing crashes.
  *
  * An input is a row of [ method | flags | length, 2 bytes | request ]; bit 0
- * of flags: not administration, bit 1: the deadline is over. */
+ * of flags: not administration, bit 1: the deadline is over, bit 2: it is to
+ * the worker. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/client.h"
+#include "role/role.h"
 #include "server/server.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -16,6 +18,7 @@ enum { CALLS = 64, HEAD = 4 };
 
 typedef struct fuzz_call {
     rpc_call call; /* first */
+    int to_worker;
     _Atomic(int) answers;
 } fuzz_call;
 
@@ -57,8 +60,10 @@ static int next_call(const uint8_t **data, size_t *size, fuzz_call *c,
     *data += HEAD + n;
     *size -= HEAD + n;
     c->answers = 0;
+    c->to_worker = head[1] >> 2 & 1;
     c->call = (rpc_call){
-        .method = head[0] % (WIRE_METHODS_N + 1),
+        .method = head[0] % ((c->to_worker ? (int)ROLE_METHODS_N
+                                           : (int)WIRE_METHODS_N) + 1),
         .request = *memory,
         .request_n = n,
         .deadline = head[1] & 2 ? 1 : persia_clock_ns() + 60000000000u,
@@ -66,6 +71,22 @@ static int next_call(const uint8_t **data, size_t *size, fuzz_call *c,
         .reply = on_reply,
         .fail = on_fail};
     return 1;
+}
+
+static role_service *start_worker(ps_service *s)
+{
+    static const char *const own = "own";
+    role_service *out;
+    const role_config config = {
+        .servers = {.threads = 1, .addresses = &own, .addresses_n = 1,
+                    .own = persia_service_shard(s), .name_space = "fuzz",
+                    .world = 1, .timeout_ns = 1000000000,
+                    .message_limit = 1 << 20},
+        .message_limit = 1 << 20, .queue_limit = 1 << 20,
+        .lease_ns = 1000000, .loaders = 1, .jobs = 1};
+    if (persia_role_create(&config, &out))
+        abort();
+    return out;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -81,8 +102,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (persia_ps_create(&config, &p) ||
         persia_service_create(p, &service, &s))
         abort();
-    while (n < CALLS && next_call(&data, &size, &calls[n], &memory[n]))
-        persia_service_handle(s, &calls[n++].call);
+    role_service *w = start_worker(s);
+    while (n < CALLS && next_call(&data, &size, &calls[n], &memory[n])) {
+        fuzz_call *c = &calls[n++];
+        if (c->to_worker)
+            persia_role_handle(w, &c->call);
+        else
+            persia_service_handle(s, &c->call);
+    }
+    persia_role_destroy(w);
     persia_service_destroy(s);
     persia_ps_destroy(p);
     for (size_t i = 0; i < n; i++) {

@@ -25,7 +25,7 @@ from pathlib import Path
 ROOMS = (
     *("base", "simd", "data", "spec", "mem", "sched", "ids", "pool", "optim"),
     *("evict", "table", "ckpt", "wire", "rpc", "shard", "server", "client"),
-    *("worker", "store", "py", "torch", "cuda"),
+    *("worker", "store", "role", "py", "torch", "cuda"),
 )
 
 #: Rooms that may include fewer than all above them.

@@ -1,0 +1,272 @@
+/* link.c: see link.h. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "role/link.h"
+
+#define KEEPALIVE_NS ((uint64_t)10 * 1000000000)
+#define PAUSE_NS ((uint64_t)100000000)
+
+/* ---- a call ---- */
+
+/* Who is interrupted leaves it to the callback. */
+typedef struct calling {
+    pthread_mutex_t lock; /* guards all below */
+    pthread_cond_t came;
+    int done, left;
+    int rc;
+    rpc_reply reply;
+    char text[512];
+    void *copy; /* of the message, or NULL */
+} calling;
+
+static void calling_free(calling *k)
+{
+    persia_rpc_reply_free(&k->reply);
+    pthread_cond_destroy(&k->came);
+    pthread_mutex_destroy(&k->lock);
+    free(k->copy);
+    free(k);
+}
+
+static void answered(void *ctx, int rc, rpc_reply *reply)
+{
+    calling *k = ctx;
+    pthread_mutex_lock(&k->lock);
+    k->rc = rc;
+    if (!rc)
+        k->reply = *reply;
+    else
+        snprintf(k->text, sizeof k->text, "%s", persia_err_text());
+    k->done = 1;
+    int left = k->left;
+    pthread_cond_signal(&k->came);
+    pthread_mutex_unlock(&k->lock);
+    if (left)
+        calling_free(k);
+}
+
+/* The message in one piece of its own. */
+static int make_copy(calling *k, wire_out *o)
+{
+    k->copy = malloc(o->bytes + 1);
+    if (!k->copy)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a message");
+    persia_wire_out_copy(o, k->copy);
+    const size_t bytes = o->bytes;
+    persia_wire_out_free(o);
+    persia_wire_out_init(o);
+    return persia_wire_out_refer(o, k->copy, bytes);
+}
+
+static int wait_for(calling *k, link_answer *out)
+{
+    int rc = PERSIA_OK;
+    pthread_mutex_lock(&k->lock);
+    while (!rc && !k->done)
+        rc = persia_cond_wait_poll(&k->came, &k->lock, UINT64_MAX);
+    k->left = !k->done;
+    const int done = k->done;
+    if (done && !rc && !(rc = k->rc)) {
+        out->bytes = k->reply;
+        k->reply = (rpc_reply){0};
+    } else if (done && k->rc) {
+        rc = persia_err_set(k->rc, "%s", k->text);
+    }
+    pthread_mutex_unlock(&k->lock);
+    if (done)
+        calling_free(k);
+    return rc;
+}
+
+int link_call(const role_client *c, role_link *l, uint32_t method, wire_out *o,
+              int copies, uint64_t timeout_ns, link_answer *out)
+{
+    const uint64_t limit = atomic_load(&l->message_limit);
+    calling *k = NULL;
+    (void)c;
+    out->bytes = (rpc_reply){0};
+    persia_wire_memory_init(&out->memory);
+    int rc = persia_fork_check("a connection to an embedding worker");
+    if (!rc && limit && o->bytes > limit)
+        rc = persia_err_set(PERSIA_ELIMIT,
+                            "%s: a message of %zu bytes is over the worker's "
+                            "limit of %llu; make the batch smaller or the "
+                            "limit larger",
+                            l->address, o->bytes, (unsigned long long)limit);
+    if (!rc && !(k = calloc(1, sizeof *k)))
+        rc = persia_err_set(PERSIA_ENOMEM, "no memory for a request");
+    if (k) {
+        pthread_mutex_init(&k->lock, NULL);
+        persia_cond_init(&k->came);
+        rc = copies ? make_copy(k, o) : PERSIA_OK;
+    }
+    if (rc) {
+        persia_wire_out_free(o);
+    } else {
+        rc = persia_rpc_start(l->channel, method, o, timeout_ns, answered, k);
+        if (!rc)
+            return wait_for(k, out);
+    }
+    if (k)
+        calling_free(k);
+    return rc;
+}
+
+void link_answer_free(link_answer *a)
+{
+    persia_rpc_reply_free(&a->bytes);
+    persia_wire_memory_free(&a->memory);
+}
+
+/* ---- without waiting ---- */
+
+typedef struct sending {
+    void (*done)(void *ctx);
+    void *ctx;
+} sending;
+
+static void sent(void *ctx, int rc, rpc_reply *reply)
+{
+    sending *k = ctx;
+    if (!rc)
+        persia_rpc_reply_free(reply);
+    k->done(k->ctx);
+    free(k);
+}
+
+void link_send(role_link *l, uint32_t method, wire_out *o, uint64_t timeout_ns,
+               void (*done)(void *ctx), void *ctx)
+{
+    sending *k = malloc(sizeof *k);
+    if (!k) {
+        persia_wire_out_free(o);
+        done(ctx);
+        return;
+    }
+    *k = (sending){done, ctx};
+    if (persia_rpc_start(l->channel, method, o, timeout_ns, sent, k)) {
+        done(ctx);
+        free(k);
+    }
+}
+
+/* ---- life ---- */
+
+wire_caller link_caller(const role_client *c, const role_link *l)
+{
+    return (wire_caller){.client = c->client, .boot = atomic_load(&l->boot)};
+}
+
+int link_hello(const role_client *c, role_link *l)
+{
+    wire_hello m = {.caller = {.client = c->client},
+                    .version = WIRE_VERSION,
+                    .version_min = WIRE_VERSION_MIN,
+                    .rank = c->rank,
+                    .world = c->world};
+    wire_hello_reply reply;
+    link_answer answer;
+    wire_out o;
+    memcpy(m.name_space, c->name_space, sizeof m.name_space);
+    persia_wire_out_init(&o);
+    int rc = persia_wire_put_hello(&o, &m);
+    if (rc) {
+        persia_wire_out_free(&o);
+        return rc;
+    }
+    rc = link_call(c, l, ROLE_HELLO, &o, 0, c->timeout_ns, &answer);
+    if (!rc)
+        rc = persia_wire_get_hello_reply(answer.bytes.data, answer.bytes.n,
+                                         &answer.memory, &reply);
+    if (!rc) {
+        atomic_store(&l->boot, reply.boot);
+        atomic_store(&l->message_limit, reply.message_limit);
+    }
+    link_answer_free(&answer);
+    return rc;
+}
+
+int link_retry(const role_client *c, role_link *l, int rc, uint64_t until)
+{
+    char text[512];
+    if ((rc != PERSIA_EUNAVAILABLE && rc != PERSIA_ESTALE) ||
+        persia_clock_ns() >= until)
+        return rc;
+    snprintf(text, sizeof text, "%s", persia_err_text());
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t never;
+    persia_cond_init(&never);
+    pthread_mutex_lock(&lock);
+    int stop = PERSIA_OK;
+    const uint64_t end = persia_clock_ns() + PAUSE_NS;
+    while (!stop && rc == PERSIA_EUNAVAILABLE && persia_clock_ns() < end)
+        stop = persia_cond_wait_poll(&never, &lock, end);
+    pthread_mutex_unlock(&lock);
+    pthread_cond_destroy(&never);
+    if (stop)
+        return stop;
+    if (rc == PERSIA_ESTALE && (rc = link_hello(c, l)))
+        return rc == PERSIA_EUNAVAILABLE
+                   ? PERSIA_OK
+                   : persia_err_set(rc, "%s", text);
+    return PERSIA_OK;
+}
+
+static int link_open(const role_client_config *config, size_t i,
+                     role_link *out)
+{
+    rpc_channel_config c = {.address = config->addresses[i],
+                            .message_limit = config->message_limit,
+                            .keepalive_ns = KEEPALIVE_NS,
+                            .security = config->security,
+                            .methods = &persia_role_methods};
+    out->address = strdup(config->addresses[i]);
+    return out->address ? persia_rpc_channel_open(&c, &out->channel)
+                        : persia_err_set(PERSIA_ENOMEM, "no memory for %zu "
+                                         "workers", config->addresses_n);
+}
+
+int role_client_open(const role_client_config *config, role_client *out)
+{
+    int rc = persia_fork_check("a connection to an embedding worker");
+    *out = (role_client){.rank = config->rank, .world = config->world,
+                         .timeout_ns = config->timeout_ns};
+    memcpy(out->name_space, config->name_space, sizeof out->name_space);
+    if (!rc && !config->addresses_n)
+        rc = persia_err_set(PERSIA_EARG, "no address of an embedding worker");
+    while (!rc && !out->client)
+        if (getentropy(&out->client, sizeof out->client))
+            rc = persia_err_set(PERSIA_EINTERNAL, "no random numbers");
+    if (!rc &&
+        !(out->links = calloc(config->addresses_n, sizeof *out->links)))
+        rc = persia_err_set(PERSIA_ENOMEM, "no memory for %zu workers",
+                            config->addresses_n);
+    for (size_t i = 0; i < config->addresses_n && !rc; i++) {
+        out->links_n = i + 1;
+        rc = link_open(config, i, &out->links[i]);
+    }
+    const uint64_t until = persia_clock_ns() + config->timeout_ns;
+    for (size_t i = 0; i < config->addresses_n && !rc; i++) {
+        do
+            rc = link_hello(out, &out->links[i]);
+        while (rc == PERSIA_EUNAVAILABLE &&
+               !(rc = link_retry(out, &out->links[i], rc, until)));
+    }
+    if (rc)
+        role_client_close(out);
+    return rc;
+}
+
+void role_client_close(role_client *c)
+{
+    for (size_t i = 0; i < c->links_n; i++) {
+        if (c->links[i].channel)
+            persia_rpc_channel_close(c->links[i].channel);
+        free(c->links[i].address);
+    }
+    free(c->links);
+    *c = (role_client){0};
+}

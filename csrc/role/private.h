@@ -1,0 +1,200 @@
+/* private.h: what the parts of the service share (private).
+ *
+ *   service.c  its life; requests and answers; the timer
+ *   queue.c    streams, ranks, batches; what waits
+ *   offers.c   the states of a batch
+ *   work.c     lookups and updates
+ */
+#ifndef PERSIA_ROLE_PRIVATE_H
+#define PERSIA_ROLE_PRIVATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "role/role.h"
+#include "worker/worker.h"
+
+enum {
+    ROLE_STREAMS = 256, /* of loaders at once */
+    ROLE_WINDOW = 4 * WIRE_BATCHES_MAX,
+    ROLE_LEASES = 65536 /* of which is known how they ended */
+};
+#define ROLE_WAIT_NS ((uint64_t)1000000000) /* of Submit and Take */
+
+/* A batch is in one state at a time.  Its events, and the state that each
+ * leads to (a blank: it cannot occur there):
+ *
+ *              TAKE     FOUND   AGAIN   RETURN     END
+ *  QUEUED      LOOKING
+ *  LOOKING              LEASED  QUEUED             DONE
+ *  LEASED      LOOKING          QUEUED  RETURNING  DONE
+ *  RETURNING            LEASED                     DONE
+ */
+enum offer_state {
+    OFFER_QUEUED,    /* in the queue */
+    OFFER_LOOKING,   /* a job looks it up for a rank */
+    OFFER_LEASED,    /* a rank has it */
+    OFFER_RETURNING, /* a job applies its gradients */
+    OFFER_DONE,      /* freed when nothing uses it */
+    OFFER_STATES
+};
+
+enum offer_event {
+    OFFER_TAKE,   /* a rank asks for it, once more */
+    OFFER_FOUND,  /* it is looked up; or its gradients may come again */
+    OFFER_AGAIN,  /* back to the queue */
+    OFFER_RETURN, /* its gradients come */
+    OFFER_END,    /* trained, skipped, or given up */
+    OFFER_EVENTS
+};
+
+/* A loader. */
+typedef struct role_stream {
+    struct role_stream *next;
+    uint64_t name;
+    uint64_t epoch;    /* of its next batch, from 1 */
+    uint64_t settled;  /* as the loader said */
+    window came, done; /* numbers behind it */
+    uint64_t rings[2][ROLE_WINDOW / 64];
+    size_t offers;     /* that are not freed */
+    uint64_t used;     /* when it was heard of last */
+    pthread_mutex_t opening; /* guards all below until it is open */
+    int open;
+    ps_client *c;      /* that pushes in this stream */
+    worker *w;
+    uint32_t *tables;  /* [tables of the plan] their numbers */
+} role_stream;
+
+typedef struct offer {
+    struct offer *next; /* in queue or leased, by seq */
+    role_stream *stream;
+    enum offer_state state;
+    unsigned users;     /* jobs and answers that need its memory */
+    void *bytes;        /* the message */
+    size_t bytes_n;
+    wire_memory memory;
+    wire_submit m;
+    uint64_t seq;       /* order of arrival */
+    uint64_t epoch;
+    /* Of its lease: */
+    uint64_t lease;
+    uint32_t rank;
+    uint64_t request;   /* number of the Take */
+    uint64_t expires;
+    /* Of the lookup; jobs have it in the states LOOKING and RETURNING. */
+    uint32_t plan;      /* of the stream's worker */
+    batch_index *index;
+} offer;
+
+typedef struct role_known_rank {
+    struct role_known_rank *next;
+    uint32_t rank;
+    uint64_t client;
+    uint64_t epoch; /* of its first pass */
+} role_known_rank;
+
+/* A request in hand.  It lies in its own memory. */
+typedef struct asking {
+    struct asking *next;
+    role_service *s;
+    rpc_call *call;
+    wire_memory memory;
+    union {
+        wire_hello hello;
+        wire_plan plan;
+        wire_take take;
+        wire_return back;
+        wire_stats stats;
+    } m;
+    offer *o;
+    uint64_t until;  /* of its wait */
+    /* How it is answered: an error, or a status. */
+    int rc;
+    char text[512];
+    uint32_t status;
+    void (*job)(void *asking); /* that answers it; or NULL */
+    uint64_t *done;  /* [done_n] of a Submit */
+    size_t done_n;
+    worker_counts counts; /* of a Return */
+    float *floats;   /* of a Take or Return */
+} asking;
+
+struct role_service {
+    role_config config;
+    uint64_t boot, born;
+    ps_client *look; /* to see the servers' tables; pushes nothing */
+    sched *jobs;
+    pthread_mutex_t declaring; /* one Declare at a time */
+
+    pthread_mutex_t lock;      /* guards all below */
+    int closed;
+    wire_plan plan;            /* constant once declared */
+    wire_memory plan_memory;
+    _Atomic(int) declared;
+    role_stream *streams;
+    role_known_rank *ranks;
+    uint64_t *ended;           /* [epochs] streams that have ended each */
+    size_t epochs;
+    offer *queue, *leased;     /* by seq */
+    asking *takes, *submits;   /* that wait, oldest first */
+    asking *ready;              /* to be answered without the lock */
+    uint64_t seq;
+    uint64_t lease;            /* the last one given */
+    window leases;             /* that ended with gradients or a skip */
+    uint64_t ring[ROLE_LEASES / 64];
+    role_stats stats;          /* bytes, counters */
+    pthread_cond_t wake;       /* of the timer */
+    pthread_t timer;
+    int timer_runs;
+};
+
+/* ---- service.c ---- */
+
+/* Answers a request: with an error and this thread's text, or (rc 0) with what
+ * it holds. */
+void asking_answer(asking *a, int rc);
+
+/* ---- offers.c ---- */
+
+/* The only place that changes a batch's state. */
+void offer_event(offer *o, enum offer_event event);
+/* The lock is held for all below. */
+void offers_insert(offer **list, offer *o);
+void offers_remove(offer **list, offer *o);
+/* It is done, for good; it is freed when nothing uses it. */
+void offer_end(role_service *s, offer *o);
+/* Back to the queue. */
+void offer_again(role_service *s, offer *o);
+/* One user less. */
+void offer_release(role_service *s, offer *o);
+/* A new one of this message, without a stream; needs no lock. */
+int offer_make(const void *data, size_t n, offer **out);
+void offer_free(role_service *s, offer *o);
+/* Whether its ids add up, and all features of the plan are there. */
+int offer_check(const offer *o, const wire_plan *plan);
+/* The place of a feature in it, or features_n. */
+size_t offer_feature(const offer *o, const char *name);
+
+/* ---- queue.c ---- */
+
+/* Enters and leaves the lock; leaving answers what is ready. */
+void service_enter(role_service *s);
+void service_leave(role_service *s);
+/* Gives batches to Takes and room to Submits; ends waits.  The lock is
+ * held. */
+void service_match(role_service *s);
+/* Ends leases and waits by time. */
+void service_tick(role_service *s);
+void service_submit(asking *a);
+void service_take(asking *a);
+void service_return(asking *a);
+void service_hello(asking *a);
+void stream_free(role_stream *t);
+
+/* ---- work.c: jobs ---- */
+
+void work_declare(void *asking_of_plan);
+void work_take(void *asking_of_take);
+void work_return(void *asking_of_return);
+
+#endif

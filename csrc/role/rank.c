@@ -1,0 +1,543 @@
+/* rank.c: a rank takes batches from workers, and returns their gradients.
+ *
+ * Take k is of worker (k - 1 + rank) mod K: with one loader, which sends its
+ * batches to the workers in turn, one rank gets them in their order. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "role/link.h"
+#include "worker/worker.h"
+
+#define AGAIN_NS ((uint64_t)10000000)
+#define RPC_NS ((uint64_t)30 * 1000000000)
+
+struct role_rank {
+    role_client c;
+    uint32_t dtype;
+    _Atomic(unsigned) references; /* of the caller, batches, messages */
+    wire_plan plan;           /* constant once declared */
+    wire_memory plan_memory;
+    pthread_mutex_t lock;     /* guards all below */
+    uint64_t number;          /* of the last Take */
+    uint64_t generation;      /* that are not cancelled */
+    uint64_t pass;            /* under way, from 1 */
+    struct at_link {
+        uint64_t boot;        /* of the worker that was told the plan */
+        uint64_t first;       /* pass of this rank since then */
+        uint64_t ended;       /* the last pass that ended there */
+    } *at;                    /* [links] */
+};
+
+struct role_taken {
+    worker_source source; /* first */
+    role_rank *r;
+    role_link *from;
+    _Atomic(unsigned) references;
+    uint64_t number, generation, pass;
+    index_pool *pool;     /* of the store that looks it up */
+    batch_index *index;   /* of the store's lookup */
+    wire_take_reply m;
+    link_answer answer;
+    _Atomic(int) has_lease, used;
+};
+
+/* ---- life ---- */
+
+static void rank_free(role_rank *r)
+{
+    role_client_close(&r->c);
+    persia_wire_memory_free(&r->plan_memory);
+    pthread_mutex_destroy(&r->lock);
+    free(r->at);
+    free(r);
+}
+
+static void *rank_end(void *ctx)
+{
+    rank_free(ctx);
+    return NULL;
+}
+
+/* Channels may not be closed by a callback of theirs. */
+static void rank_put(void *ctx)
+{
+    role_rank *r = ctx;
+    if (atomic_fetch_sub(&r->references, 1) == 1 &&
+        persia_thread_start(NULL, rank_end, r, "persia-role"))
+        return; /* there is no memory for a thread: nor is this freed */
+}
+
+int persia_rank_open(const role_client_config *config, role_rank **out)
+{
+    *out = NULL;
+    role_rank *r = calloc(1, sizeof *r);
+    if (!r)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a rank");
+    atomic_init(&r->references, 1);
+    r->dtype = config->dtype;
+    r->generation = r->pass = 1;
+    persia_wire_memory_init(&r->plan_memory);
+    pthread_mutex_init(&r->lock, NULL);
+    int rc = role_client_open(config, &r->c);
+    if (!rc && !(r->at = calloc(r->c.links_n, sizeof *r->at)))
+        rc = persia_err_set(PERSIA_ENOMEM, "no memory for a rank");
+    if (rc) {
+        rank_free(r);
+        return rc;
+    }
+    *out = r;
+    return PERSIA_OK;
+}
+
+void persia_rank_close(role_rank *r)
+{
+    persia_rank_cancel(r);
+    rank_put(r);
+}
+
+void persia_rank_cancel(role_rank *r)
+{
+    pthread_mutex_lock(&r->lock);
+    size_t ended = 0;
+    for (size_t i = 0; i < r->c.links_n; i++)
+        ended += r->at[i].ended >= r->pass;
+    r->pass += ended == r->c.links_n;
+    r->generation++;
+    pthread_mutex_unlock(&r->lock);
+}
+
+static int is_cancelled(const role_taken *t)
+{
+    pthread_mutex_lock(&t->r->lock);
+    int is = t->generation != t->r->generation;
+    pthread_mutex_unlock(&t->r->lock);
+    return is;
+}
+
+/* ---- Declare ---- */
+
+static int declare_at(role_rank *r, role_link *l)
+{
+    const uint64_t until = persia_clock_ns() + r->c.timeout_ns;
+    int rc;
+    do {
+        wire_plan m = r->plan;
+        link_answer answer;
+        wire_out o;
+        m.caller = link_caller(&r->c, l);
+        persia_wire_out_init(&o);
+        rc = persia_wire_put_plan(&o, &m);
+        if (rc) {
+            persia_wire_out_free(&o);
+            return rc;
+        }
+        rc = link_call(&r->c, l, ROLE_DECLARE, &o, 0, r->c.timeout_ns,
+                       &answer);
+        link_answer_free(&answer);
+    } while (rc && !(rc = link_retry(&r->c, l, rc, until)));
+    return rc;
+}
+
+/* Tells the worker the plan, unless it knows it: it may have been started
+ * again, and then counts passes anew.  *pass: what it calls this one. */
+static int prepare_link(role_rank *r, role_link *l, uint64_t own_pass,
+                        uint64_t *pass)
+{
+    struct at_link *at = &r->at[l - r->c.links];
+    pthread_mutex_lock(&r->lock);
+    int knows = at->boot == atomic_load(&l->boot);
+    *pass = own_pass - at->first + 1;
+    pthread_mutex_unlock(&r->lock);
+    if (knows)
+        return PERSIA_OK;
+    int rc = declare_at(r, l);
+    pthread_mutex_lock(&r->lock);
+    const uint64_t boot = atomic_load(&l->boot);
+    if (!rc && at->boot != boot) {
+        at->boot = boot;
+        at->first = own_pass;
+    }
+    *pass = own_pass - at->first + 1;
+    pthread_mutex_unlock(&r->lock);
+    return rc;
+}
+
+int persia_rank_declare(role_rank *r, const wire_plan *plan)
+{
+    const size_t tables = plan->tables_n * sizeof *plan->tables;
+    const size_t features = plan->features_n * sizeof *plan->features;
+    wire_plan *p = &r->plan;
+    p->tables = persia_wire_memory_take(&r->plan_memory, tables);
+    p->features = persia_wire_memory_take(&r->plan_memory, features);
+    if (!p->tables || !p->features)
+        return PERSIA_ENOMEM;
+    memcpy(p->tables, plan->tables, tables);
+    memcpy(p->features, plan->features, features);
+    p->tables_n = plan->tables_n;
+    p->features_n = plan->features_n;
+    int rc = PERSIA_OK;
+    for (size_t i = 0; i < r->c.links_n && !rc; i++)
+        rc = declare_at(r, &r->c.links[i]);
+    return rc;
+}
+
+/* ---- the source of an index ---- */
+
+/* The place of a feature in the plan, or features_n. */
+static size_t place_of(const role_rank *r, const taken_feature *f)
+{
+    const wire_plan *p = &r->plan;
+    size_t i = 0;
+    while (i < p->features_n &&
+           (strcmp(p->features[i].name, f->name) ||
+            strcmp(p->tables[p->features[i].table].name, f->table) ||
+            p->features[i].pooling != f->pooling))
+        i++;
+    return i;
+}
+
+static int read_feature(worker_source *source, const taken_feature *f,
+                        float *out, size_t stride)
+{
+    const role_taken *t = (role_taken *)source;
+    const size_t i = place_of(t->r, f);
+    if (i == t->r->plan.features_n)
+        return persia_err_set(PERSIA_EFEATURE,
+                              "feature %s of table %s: the embedding workers "
+                              "do not look it up for this model",
+                              f->name, f->table);
+    const wire_values *v = &t->m.values[i];
+    persia_wire_widen(t->m.dtype, v->n, v->dim, v->values, v->scales, out,
+                      stride);
+    return PERSIA_OK;
+}
+
+/* The hyper-parameters by table of the plan; NULL: no memory. */
+static optim_hyper *hypers_of(const role_rank *r, const taken_update *u)
+{
+    optim_hyper *out = calloc(r->plan.tables_n + 1, sizeof *out);
+    for (size_t i = 0; out && i < r->plan.tables_n; i++)
+        for (uint32_t k = 0; k < u->optim_n; k++)
+            if (!strcmp(persia_client_table(u->c, k)->name,
+                        r->plan.tables[i].name))
+                out[i] = u->optim[k].hyper;
+    return out;
+}
+
+/* The gradients as they leave; *memory: theirs, to be freed. */
+static int make_grads(const role_taken *t, const taken_update *u,
+                      wire_return *m, void **memory)
+{
+    const size_t n = t->m.samples, item = wire_dtype_bytes(m->dtype);
+    size_t bytes = (u->n + 1) * sizeof *m->grads + 64;
+    for (size_t i = 0; i < u->n; i++)
+        bytes += n * (u->grads[i].feature.dim * item + sizeof(float)) + 128;
+    char *at = *memory = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
+    if (!at)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for gradients");
+    m->grads = mem_carve(&at, u->n * sizeof *m->grads);
+    m->grads_n = u->n;
+    for (size_t i = 0; i < u->n; i++) {
+        const taken_feature *f = &u->grads[i].feature;
+        wire_values *v = &m->grads[i];
+        void *values = mem_carve(&at, n * f->dim * item);
+        float *scales = m->dtype == WIRE_FP16
+                            ? mem_carve(&at, n * sizeof *scales)
+                            : NULL;
+        *v = (wire_values){.no = (uint32_t)place_of(t->r, f),
+                           .dim = f->dim,
+                           .n = n,
+                           .values = values,
+                           .scales = scales};
+        if (v->no == t->r->plan.features_n)
+            return persia_err_set(PERSIA_EFEATURE, "feature %s is not looked "
+                                  "up by the embedding workers", f->name);
+        persia_wire_narrow(m->dtype, n, f->dim, u->grads[i].grad, f->dim,
+                           values, scales);
+    }
+    return PERSIA_OK;
+}
+
+static int send_return(role_taken *t, wire_return *m,
+                       wire_return_reply *reply)
+{
+    role_rank *r = t->r;
+    const uint64_t until = persia_clock_ns() + r->c.timeout_ns;
+    int rc;
+    do {
+        link_answer answer;
+        wire_out o;
+        persia_wire_out_init(&o);
+        rc = persia_wire_put_return(&o, m);
+        if (rc) {
+            persia_wire_out_free(&o);
+            return rc;
+        }
+        rc = link_call(&r->c, t->from, ROLE_RETURN, &o, 0, r->c.timeout_ns,
+                       &answer);
+        if (!rc)
+            rc = persia_wire_get_return_reply(
+                answer.bytes.data, answer.bytes.n, &answer.memory, reply);
+        link_answer_free(&answer);
+    } while (rc && !(rc = link_retry(&r->c, t->from, rc, until)));
+    return rc;
+}
+
+static wire_return return_of(const role_taken *t, uint32_t reason)
+{
+    return (wire_return){.caller = link_caller(&t->r->c, t->from),
+                         .rank = t->r->c.rank,
+                         .lease = t->m.lease,
+                         .reason = reason,
+                         .dtype = t->r->dtype};
+}
+
+static int push(worker_source *source, const taken_update *u,
+                worker_counts *counts)
+{
+    role_taken *t = (role_taken *)source;
+    wire_return m = return_of(t, RETURN_TRAINED);
+    wire_return_reply reply = {0};
+    void *memory = NULL;
+    optim_hyper *hypers = hypers_of(t->r, u);
+    m.t = u->t;
+    m.hypers = hypers;
+    m.hypers_n = t->r->plan.tables_n;
+    int rc = hypers ? make_grads(t, u, &m, &memory)
+                    : persia_err_set(PERSIA_ENOMEM, "no memory for an update");
+    if (!rc) {
+        atomic_store(&t->has_lease, 0);
+        rc = send_return(t, &m, &reply);
+    }
+    free(memory);
+    free(hypers);
+    if (!rc && reply.status == RETURNED_GONE)
+        rc = persia_err_set(
+            PERSIA_ETICKET,
+            "%s: the gradients of batch %llu came too late: its lease has "
+            "ended, and it is offered again",
+            t->from->address, (unsigned long long)t->m.number);
+    *counts = (worker_counts){reply.created, reply.refused, reply.evicted,
+                              reply.nonfinite, reply.touched};
+    return rc;
+}
+
+/* ---- Take ---- */
+
+int persia_rank_next(role_rank *r, role_taken **out)
+{
+    role_taken *t = calloc(1, sizeof *t);
+    *out = t;
+    if (!t)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a batch");
+    atomic_init(&t->references, 1);
+    atomic_fetch_add(&r->references, 1);
+    t->r = r;
+    t->source = (worker_source){.read = read_feature, .push = push};
+    persia_wire_memory_init(&t->answer.memory);
+    pthread_mutex_lock(&r->lock);
+    t->number = ++r->number;
+    t->generation = r->generation;
+    t->pass = r->pass;
+    pthread_mutex_unlock(&r->lock);
+    return PERSIA_OK;
+}
+
+/* Whether the reply is what was declared. */
+static int check_reply(const role_taken *t)
+{
+    const wire_plan *p = &t->r->plan;
+    const wire_take_reply *m = &t->m;
+    int good = m->status == TAKE_EMPTY || m->status == TAKE_END ||
+               (m->status == TAKE_BATCH && m->values_n == p->features_n);
+    for (size_t i = 0; good && i < m->values_n; i++) {
+        const wire_values *v = &m->values[i];
+        good = v->no == i && v->n == m->samples &&
+               v->dim == p->tables[p->features[i].table].dim;
+    }
+    return good ? PERSIA_OK
+                : persia_err_set(PERSIA_EPROTOCOL,
+                                 "%s: its answer to a Take is none",
+                                 t->from->address);
+}
+
+static int ask(role_taken *t)
+{
+    role_rank *r = t->r;
+    uint64_t pass;
+    int rc = prepare_link(r, t->from, t->pass, &pass);
+    if (rc)
+        return rc;
+    const wire_take m = {.caller = link_caller(&r->c, t->from),
+                         .rank = r->c.rank,
+                         .pass = pass,
+                         .number = t->number,
+                         .dtype = r->dtype};
+    wire_out o;
+    persia_wire_out_init(&o);
+    rc = persia_wire_put_take(&o, &m);
+    if (rc) {
+        persia_wire_out_free(&o);
+        return rc;
+    }
+    link_answer_free(&t->answer);
+    rc = link_call(&r->c, t->from, ROLE_TAKE, &o, 0, RPC_NS, &t->answer);
+    if (!rc)
+        rc = persia_wire_get_take_reply(t->answer.bytes.data,
+                                        t->answer.bytes.n, &t->answer.memory,
+                                        &t->m);
+    return rc ? rc : check_reply(t);
+}
+
+/* The link of this Take, or NULL: the pass has ended at all. */
+static role_link *link_of(const role_taken *t)
+{
+    role_rank *r = t->r;
+    role_link *found = NULL;
+    pthread_mutex_lock(&r->lock);
+    for (size_t i = 0; i < r->c.links_n && !found; i++) {
+        size_t at = (t->number - 1 + r->c.rank + i) % r->c.links_n;
+        if (r->at[at].ended < t->pass)
+            found = &r->c.links[at];
+    }
+    pthread_mutex_unlock(&r->lock);
+    return found;
+}
+
+/* The pass has ended at this link. */
+static void note_end(const role_taken *t)
+{
+    role_rank *r = t->r;
+    pthread_mutex_lock(&r->lock);
+    r->at[t->from - r->c.links].ended = t->pass;
+    pthread_mutex_unlock(&r->lock);
+}
+
+static int closed(void)
+{
+    return persia_err_set(PERSIA_ECLOSED,
+                          "this pass of the data loader has ended");
+}
+
+static void pause_a_little(void)
+{
+    const struct timespec pause = {.tv_nsec = (long)AGAIN_NS};
+    nanosleep(&pause, NULL);
+}
+
+/* Until it is there, or the pass has ended. */
+static int take(role_taken *t)
+{
+    role_rank *r = t->r;
+    uint64_t until = persia_clock_ns() + r->c.timeout_ns;
+    for (;;) {
+        if (is_cancelled(t))
+            return closed();
+        t->from = link_of(t);
+        if (!t->from) {
+            t->m = (wire_take_reply){.status = TAKE_END};
+            return PERSIA_OK;
+        }
+        int rc = ask(t);
+        if (rc) {
+            if ((rc = link_retry(&r->c, t->from, rc, until)))
+                return rc;
+            continue;
+        }
+        until = persia_clock_ns() + r->c.timeout_ns;
+        if (t->m.status == TAKE_BATCH)
+            return PERSIA_OK;
+        if (t->m.status == TAKE_END)
+            note_end(t);
+        else
+            pause_a_little();
+    }
+}
+
+/* ---- the end of a batch ---- */
+
+static void drop(void *source)
+{
+    persia_taken_put(source);
+}
+
+void persia_taken_put(role_taken *t)
+{
+    if (atomic_fetch_sub(&t->references, 1) != 1)
+        return;
+    if (atomic_load(&t->has_lease)) {
+        wire_return m = return_of(t, atomic_load(&t->used) ? RETURN_SKIPPED
+                                                           : RETURN_UNUSED);
+        wire_out o;
+        persia_wire_out_init(&o);
+        if (persia_wire_put_return(&o, &m)) {
+            persia_wire_out_free(&o);
+        } else {
+            atomic_fetch_add(&t->r->references, 1);
+            link_send(t->from, ROLE_RETURN, &o, RPC_NS, rank_put, t->r);
+        }
+    }
+    link_answer_free(&t->answer);
+    rank_put(t->r);
+    free(t);
+}
+
+void persia_taken_use(role_taken *t)
+{
+    atomic_store(&t->used, 1);
+}
+
+const wire_take_reply *persia_taken_reply(const role_taken *t)
+{
+    return &t->m;
+}
+
+void *persia_taken_bytes(role_taken *t, size_t *n)
+{
+    *n = t->answer.bytes.n;
+    return t->answer.bytes.data;
+}
+
+/* ---- as a lookup of a store ---- */
+
+static int run_lookup(void *owner)
+{
+    role_taken *t = owner;
+    int rc = take(t);
+    if (rc || t->m.status != TAKE_BATCH)
+        return rc;
+    atomic_store(&t->has_lease, 1);
+    t->source.samples = t->m.samples;
+    t->index = persia_index_pool_new(t->pool);
+    if (!t->index)
+        return PERSIA_ENOMEM;
+    atomic_fetch_add(&t->references, 1);
+    t->index->drop = drop;
+    t->index->source = t;
+    return PERSIA_OK;
+}
+
+static void release_lookup(void *owner)
+{
+    role_taken *t = owner;
+    batch_index *index = t->index;
+    t->index = NULL;
+    persia_batch_index_put(index);
+    persia_taken_put(t);
+}
+
+int persia_taken_lookup(role_taken *t, store *s, uint64_t batch)
+{
+    const store_lookup l = {.take = run_lookup,
+                            .index = &t->index,
+                            .owner = t,
+                            .release = release_lookup};
+    t->pool = persia_client_indexes(persia_store_client(s));
+    atomic_fetch_add(&t->references, 1);
+    int rc = persia_store_batch_lookup(s, batch, &l);
+    if (rc)
+        persia_taken_put(t);
+    return rc;
+}

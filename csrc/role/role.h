@@ -1,0 +1,118 @@
+/* role.h: the embedding worker as a process, and its two kinds of clients:
+ * ranks that train, and data loaders.
+ *
+ * The service queues the batches of loaders.  A Take looks one up, and leases
+ * it to a rank with its pooled embeddings; the Return of their gradients ends
+ * the lease when all parameter servers have applied them.  A lease that ends
+ * otherwise (time, a later process of the rank) puts the batch back.
+ *
+ * Updates are named by the loader's stream and the batch's number there, so
+ * that servers apply a batch once, whichever worker or rank brings it.
+ */
+#ifndef PERSIA_ROLE_H
+#define PERSIA_ROLE_H
+
+#include "client/client.h"
+#include "store/store.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum role_method {
+#define ROLE_METHOD(upper, name) ROLE_##upper,
+    ROLE_METHODS(ROLE_METHOD)
+#undef ROLE_METHOD
+    ROLE_METHODS_N
+};
+extern PERSIA_API const rpc_methods persia_role_methods;
+
+/* ---- the service ---- */
+
+typedef struct role_service role_service;
+
+typedef struct role_config {
+    /* Of the servers: stream and shared are not used.  What it points at must
+     * outlive the service. */
+    client_config servers;
+    uint64_t message_limit; /* bytes of a request, told to clients */
+    uint64_t queue_limit;   /* bytes of batches, leased ones included */
+    uint64_t lease_ns;
+    uint32_t loaders;       /* whose ends make the end of an epoch */
+    unsigned jobs;          /* Takes and Returns that are worked on at once */
+} role_config;
+
+/* Says Hello to the servers: errors as persia_client_create(). */
+PERSIA_API int persia_role_create(const role_config *config,
+                                  role_service **out);
+/* Fails what waits, and every call from now on but Hello and Stats, with
+ * PERSIA_EUNAVAILABLE. */
+PERSIA_API void persia_role_close(role_service *s);
+/* Closes, too; no call may follow. */
+PERSIA_API void persia_role_destroy(role_service *s);
+/* Answers the call, now or later: an rpc_handler. */
+PERSIA_API void persia_role_handle(void *service, rpc_call *call);
+PERSIA_API void persia_role_get_stats(role_service *s, role_stats *out);
+
+/* ---- clients ---- */
+
+typedef struct role_client_config {
+    const char *const *addresses; /* of workers */
+    size_t addresses_n;
+    char name_space[WIRE_NAME];
+    uint32_t rank, world; /* of ranks; loaders: 0 of 0 */
+    uint64_t timeout_ns;  /* after which a worker that is away is an error */
+    uint64_t message_limit;
+    uint32_t dtype;       /* enum wire_dtype of embeddings and gradients */
+    rpc_security security;
+} role_client_config;
+
+/* A rank: takes batches. */
+typedef struct role_rank role_rank;
+/* Says Hello to all workers. */
+PERSIA_API int persia_rank_open(const role_client_config *config,
+                                role_rank **out);
+/* Batches that were taken may outlive this call. */
+PERSIA_API void persia_rank_close(role_rank *r);
+/* What is wanted of every batch, at all workers.  It is copied. */
+PERSIA_API int persia_rank_declare(role_rank *r, const wire_plan *plan);
+/* Takes so far that are under way end with PERSIA_ECLOSED, and their batches
+ * are offered again.  Those that follow are of the next pass if this one has
+ * ended. */
+PERSIA_API void persia_rank_cancel(role_rank *r);
+
+/* A batch of a rank. */
+typedef struct role_taken role_taken;
+/* The next one; nothing is sent yet. */
+PERSIA_API int persia_rank_next(role_rank *r, role_taken **out);
+/* Adds the Take to a batch of a store, as its lookup: see
+ * persia_store_batch_taken(). */
+PERSIA_API int persia_taken_lookup(role_taken *t, store *s, uint64_t batch);
+/* What the worker answered, TAKE_BATCH or TAKE_END, when it has. */
+PERSIA_API const wire_take_reply *persia_taken_reply(const role_taken *t);
+/* The bytes that the tensors of the reply lie in. */
+PERSIA_API void *persia_taken_bytes(role_taken *t, size_t *n);
+/* The loop has it: it is not offered again. */
+PERSIA_API void persia_taken_use(role_taken *t);
+/* The last reference ends the lease, if no gradients did. */
+PERSIA_API void persia_taken_put(role_taken *t);
+
+/* A data loader: sends batches. */
+typedef struct role_sender role_sender;
+PERSIA_API int persia_sender_open(const role_client_config *config,
+                                  role_sender **out);
+PERSIA_API void persia_sender_close(role_sender *s);
+/* Sends a batch, or the end of an epoch: caller, stream, number and settled
+ * are filled in here.  Waits for room; PERSIA_EINTR: it may be sent again. */
+PERSIA_API int persia_sender_send(role_sender *s, wire_submit *m);
+typedef struct sender_counts {
+    uint64_t stream;
+    uint64_t sent; /* batches */
+    uint64_t done; /* that need not be sent again */
+} sender_counts;
+PERSIA_API void persia_sender_get_counts(role_sender *s, sender_counts *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,389 @@
+/* service.c: the life of an embedding worker; requests in, answers out; its
+ * timer. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "role/private.h"
+
+#define TICK_NS ((uint64_t)250000000)
+
+const rpc_methods persia_role_methods = {ROLE_SERVICE, persia_role_paths,
+                                         ROLE_METHODS_N, 0};
+
+/* ---- answers ------------------------------------------------------------ */
+
+static void asking_free(asking *a)
+{
+    wire_memory memory = a->memory; /* it lies in it */
+    role_service *s = a->s;
+    if (a->o && !a->o->stream) { /* it has not come into the queue */
+        offer_free(s, a->o);
+    } else if (a->o) {
+        service_enter(s);
+        offer_release(s, a->o);
+        service_match(s);
+        service_leave(s);
+    }
+    free(a->floats);
+    persia_wire_memory_free(&memory);
+}
+
+static void asking_sent(void *owner)
+{
+    asking_free(owner);
+}
+
+static int put_hello(const asking *a, wire_out *o)
+{
+    const role_service *s = a->s;
+    wire_hello_reply m = {.version = WIRE_VERSION,
+                          .version_min = WIRE_VERSION_MIN,
+                          .features = WIRE_FEATURES,
+                          .shards = 1,
+                          .boot = s->boot,
+                          .message_limit = s->config.message_limit};
+    memcpy(m.name_space, s->config.servers.name_space, sizeof m.name_space);
+    return persia_wire_put_hello_reply(o, &m);
+}
+
+/* The values of a Take lie one feature after the other, and the scales of each
+ * behind its values. */
+static int put_take(asking *a, wire_out *o)
+{
+    const role_service *s = a->s;
+    const offer *of = a->o;
+    wire_take_reply m = {.status = a->status};
+    if (!of)
+        return persia_wire_put_take_reply(o, &m);
+    const size_t n = of->m.samples, item = wire_dtype_bytes(a->m.take.dtype);
+    char *at = (char *)a->floats;
+    m = (wire_take_reply){.lease = of->lease,
+                          .stream = of->m.stream,
+                          .number = of->m.number,
+                          .samples = of->m.samples,
+                          .dtype = a->m.take.dtype,
+                          .values_n = s->plan.features_n,
+                          .tensors = of->m.tensors,
+                          .tensors_n = of->m.tensors_n};
+    m.values = persia_wire_memory_take(&a->memory,
+                                       m.values_n * sizeof *m.values);
+    if (!m.values)
+        return PERSIA_ENOMEM;
+    for (size_t i = 0; i < m.values_n; i++) {
+        const wire_plan_feature *f = &s->plan.features[i];
+        const uint32_t dim = s->plan.tables[f->table].dim;
+        m.values[i] = (wire_values){.no = (uint32_t)i, .dim = dim, .n = n};
+        m.values[i].values = mem_carve(&at, n * dim * item);
+        if (m.dtype == WIRE_FP16)
+            m.values[i].scales = mem_carve(&at, n * sizeof(float));
+    }
+    return persia_wire_put_take_reply(o, &m);
+}
+
+static int put(asking *a, wire_out *o)
+{
+    role_service *s = a->s;
+    const worker_counts *c = &a->counts;
+    wire_worker_stats_reply stats = {.boot = s->boot};
+    switch (a->call->method) {
+    case ROLE_HELLO:
+        return put_hello(a, o);
+    case ROLE_DECLARE:
+        return persia_wire_put_plan_reply(
+            o, &(wire_plan_reply){.created = a->status});
+    case ROLE_SUBMIT:
+        return persia_wire_put_submit_reply(
+            o, &(wire_submit_reply){a->status, a->done, a->done_n});
+    case ROLE_TAKE:
+        return put_take(a, o);
+    case ROLE_RETURN:
+        return persia_wire_put_return_reply(
+            o, &(wire_return_reply){.status = a->status,
+                                    .created = c->created,
+                                    .refused = c->refused,
+                                    .evicted = c->evicted,
+                                    .nonfinite = c->nonfinite,
+                                    .touched = c->touched});
+    default:
+        persia_role_get_stats(s, &stats.stats);
+        return persia_wire_put_worker_stats_reply(o, &stats);
+    }
+}
+
+void asking_answer(asking *a, int rc)
+{
+    rpc_call *call = a->call;
+    wire_out o;
+    persia_wire_out_init(&o);
+    if (!rc)
+        rc = put(a, &o);
+    if (rc) {
+        char text[512];
+        snprintf(text, sizeof text, "%s", persia_err_text());
+        persia_wire_out_free(&o);
+        asking_free(a);
+        call->fail(call, rc, text);
+        return;
+    }
+    call->reply(call, &o, asking_sent, a);
+}
+
+/* ---- requests ----------------------------------------------------------- */
+
+#define DECODE(message, to)                                                   \
+    persia_wire_get_##message(call->request, call->request_n, &a->memory, to)
+
+static int decode(asking *a)
+{
+    const rpc_call *call = a->call;
+    switch (call->method) {
+    case ROLE_HELLO:
+        return DECODE(hello, &a->m.hello);
+    case ROLE_DECLARE:
+        return DECODE(plan, &a->m.plan);
+    case ROLE_SUBMIT:
+        return offer_make(call->request, call->request_n, &a->o);
+    case ROLE_TAKE:
+        return DECODE(take, &a->m.take);
+    case ROLE_RETURN:
+        return DECODE(return, &a->m.back);
+    case ROLE_STATS:
+        return DECODE(stats, &a->m.stats);
+    default:
+        return persia_err_set(PERSIA_EPROTOCOL, "there is no method %u",
+                              call->method);
+    }
+}
+
+static int check_hello(const role_service *s, const wire_hello *m)
+{
+    const char *own = s->config.servers.name_space;
+    if (!wire_versions_meet(m->version_min, m->version))
+        return persia_err_set(
+            PERSIA_EMISMATCH,
+            "the client speaks versions %u to %u of the protocol, the worker "
+            "%d to %d: install the same persia on both",
+            m->version_min ? m->version_min : m->version, m->version,
+            WIRE_VERSION_MIN, WIRE_VERSION);
+    if (strcmp(m->name_space, own) != 0)
+        return persia_err_set(PERSIA_EMISMATCH,
+                              "the client asks for namespace '%s', the worker "
+                              "is of namespace '%s'",
+                              m->name_space, own);
+    return PERSIA_OK;
+}
+
+/* Requests of before this worker was started must say Hello again. */
+static int check_boot(const role_service *s, const wire_caller *caller)
+{
+    if (!caller->boot || caller->boot == s->boot)
+        return PERSIA_OK;
+    return persia_err_set(PERSIA_ESTALE, "the worker was started again");
+}
+
+static int check(const asking *a)
+{
+    const role_service *s = a->s;
+    switch (a->call->method) {
+    case ROLE_HELLO:
+        return check_hello(s, &a->m.hello);
+    case ROLE_DECLARE:
+        return check_boot(s, &a->m.plan.caller);
+    case ROLE_SUBMIT:
+        return check_boot(s, &a->o->m.caller);
+    case ROLE_TAKE:
+        return check_boot(s, &a->m.take.caller);
+    default:
+        return PERSIA_OK;
+    }
+}
+
+static void begin(asking *a)
+{
+    role_service *s = a->s;
+    service_enter(s);
+    switch (a->call->method) {
+    case ROLE_HELLO:
+        service_hello(a);
+        break;
+    case ROLE_SUBMIT:
+        service_submit(a);
+        break;
+    case ROLE_TAKE:
+        service_take(a);
+        break;
+    case ROLE_RETURN:
+        service_return(a);
+        break;
+    default:
+        break;
+    }
+    service_leave(s);
+}
+
+static int is_closed(role_service *s)
+{
+    service_enter(s);
+    int closed = s->closed;
+    service_leave(s);
+    return closed;
+}
+
+static void refuse(rpc_call *call, int rc)
+{
+    char text[512];
+    snprintf(text, sizeof text, "%s", persia_err_text());
+    call->fail(call, rc, text);
+}
+
+void persia_role_handle(void *service, rpc_call *call)
+{
+    role_service *s = service;
+    wire_memory memory;
+    persia_wire_memory_init(&memory);
+    asking *a = persia_wire_memory_take(&memory, sizeof *a);
+    int stays = call->method == ROLE_HELLO || call->method == ROLE_STATS;
+    int rc = a ? PERSIA_OK : PERSIA_ENOMEM;
+    if (a)
+        *a = (asking){.s = s, .call = call, .memory = memory};
+    if (!rc && !stays && is_closed(s))
+        rc = persia_err_set(PERSIA_EUNAVAILABLE, "the worker is stopping");
+    if (!rc)
+        rc = decode(a);
+    if (!rc)
+        rc = check(a);
+    if (rc) {
+        if (a && a->o)
+            offer_free(s, a->o);
+        memory = a ? a->memory : memory;
+        persia_wire_memory_free(&memory);
+        refuse(call, rc);
+    } else if (call->method == ROLE_STATS) {
+        asking_answer(a, PERSIA_OK);
+    } else if (call->method == ROLE_DECLARE) {
+        if (persia_sched_submit(s->jobs, work_declare, a))
+            work_declare(a);
+    } else {
+        begin(a);
+    }
+}
+
+/* ---- life --------------------------------------------------------------- */
+
+static void *timer_main(void *arg)
+{
+    role_service *s = arg;
+    service_enter(s);
+    while (!s->closed) {
+        service_tick(s);
+        service_leave(s);
+        service_enter(s);
+        if (!s->closed)
+            persia_cond_wait_until(&s->wake, &s->lock,
+                                   persia_clock_ns() + TICK_NS);
+    }
+    service_leave(s);
+    return NULL;
+}
+
+static int start(role_service *s)
+{
+    client_config look = s->config.servers;
+    look.stream = 0;
+    int rc = persia_client_create(&look, &s->look);
+    if (!rc)
+        rc = persia_sched_create_background(1, s->config.jobs, &s->jobs);
+    if (!rc && getrandom(&s->boot, sizeof s->boot, 0) != sizeof s->boot)
+        rc = persia_err_set(PERSIA_EINTERNAL, "no random numbers: %s",
+                            strerror(errno));
+    if (!rc)
+        rc = persia_thread_start(&s->timer, timer_main, s, "persia-role");
+    s->timer_runs = !rc;
+    return rc;
+}
+
+int persia_role_create(const role_config *config, role_service **out)
+{
+    role_service *s = calloc(1, sizeof *s);
+    *out = NULL;
+    if (!s)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a worker");
+    s->config = *config;
+    s->born = persia_clock_ns();
+    s->stats.bytes_limit = config->queue_limit;
+    persia_wire_memory_init(&s->plan_memory);
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_mutex_init(&s->declaring, NULL);
+    persia_cond_init(&s->wake);
+    window_init(&s->leases, s->ring, ROLE_LEASES / 64);
+    int rc = start(s);
+    if (rc) {
+        persia_role_destroy(s);
+        return rc;
+    }
+    *out = s;
+    return PERSIA_OK;
+}
+
+void persia_role_close(role_service *s)
+{
+    service_enter(s);
+    s->closed = 1;
+    pthread_cond_signal(&s->wake);
+    service_match(s);
+    service_leave(s);
+}
+
+static void free_all(role_service *s)
+{
+    while (s->queue) {
+        offer *o = s->queue;
+        s->queue = o->next;
+        offer_free(s, o);
+    }
+    while (s->leased) {
+        offer *o = s->leased;
+        s->leased = o->next;
+        persia_batch_index_put(o->index);
+        offer_free(s, o);
+    }
+    while (s->streams) {
+        role_stream *t = s->streams;
+        s->streams = t->next;
+        stream_free(t);
+    }
+    while (s->ranks) {
+        role_known_rank *r = s->ranks;
+        s->ranks = r->next;
+        free(r);
+    }
+}
+
+void persia_role_destroy(role_service *s)
+{
+    if (!s)
+        return;
+    persia_role_close(s);
+    if (s->timer_runs)
+        pthread_join(s->timer, NULL);
+    persia_sched_destroy(s->jobs);
+    free_all(s);
+    persia_client_destroy(s->look);
+    persia_wire_memory_free(&s->plan_memory);
+    pthread_cond_destroy(&s->wake);
+    pthread_mutex_destroy(&s->declaring);
+    pthread_mutex_destroy(&s->lock);
+    free(s->ended);
+    free(s);
+}
+
+void persia_role_get_stats(role_service *s, role_stats *out)
+{
+    service_enter(s);
+    *out = s->stats;
+    service_leave(s);
+    out->uptime_ns = persia_clock_ns() - s->born;
+}
