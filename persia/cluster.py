@@ -35,9 +35,9 @@ RUN_ID = "PERSIA_RUN_ID"  # environment: what the launcher calls its run
 
 T = TypeVar("T")
 
-_DTYPES = ("fp32", "fp16", "bf16")
+WIRE_DTYPES = ("fp32", "fp16", "bf16")
 _LOST = ("raise", "continue")
-_MESSAGE_LIMIT = 256 << 20  # bytes
+MESSAGE_LIMIT = 256 << 20  # bytes
 # Threads, at least, that take requests of the other ranks, and requests in
 # hand at once.
 _SERVER_THREADS = 2
@@ -278,9 +278,9 @@ class Settings:
                 raise errors.InvalidArgument(
                     f"job is {self.job!r}, need 1 to 255 bytes"
                 )
-        if self.wire_dtype not in _DTYPES:
+        if self.wire_dtype not in WIRE_DTYPES:
             raise errors.InvalidArgument(
-                f"wire_dtype is {self.wire_dtype!r}, need one of {_DTYPES}"
+                f"wire_dtype is {self.wire_dtype!r}, need one of {WIRE_DTYPES}"
             )
         if self.lost not in _LOST:
             raise errors.InvalidArgument(
@@ -366,8 +366,8 @@ class Settings:
                     "world": job.world,
                     "stream": 0 if self.read_only else key.stream(),
                     "timeout": float(self.timeout),
-                    "message_limit": _MESSAGE_LIMIT,
-                    "dtype": _DTYPES.index(self.wire_dtype),
+                    "message_limit": MESSAGE_LIMIT,
+                    "dtype": WIRE_DTYPES.index(self.wire_dtype),
                     "lost": _LOST.index(self.lost),
                     "security": security.arguments(),
                 },
@@ -625,7 +625,7 @@ class Hosting:
             threads=threads,
             memory_limit=memory_limit,
             lineage=0,
-            message_limit=_MESSAGE_LIMIT,
+            message_limit=MESSAGE_LIMIT,
             checkpoints=None,
         )
         port = self.server.start(
@@ -633,7 +633,7 @@ class Hosting:
             threads=max(threads, _SERVER_THREADS),
             calls=_SERVER_CALLS,
             connections=_SERVER_CONNECTIONS,
-            message_limit=_MESSAGE_LIMIT,
+            message_limit=MESSAGE_LIMIT,
             security=self.security.arguments(),
         )
         mine = f"{_bracketed(address)}:{port}"

@@ -23,6 +23,7 @@ from persia._check import whole
 from persia.jagged import JaggedBatch
 from persia.modules import _Collection
 from persia.store import Store
+from persia.stream import Stream, Taking
 
 __all__ = ["DataLoader", "skip"]
 
@@ -236,9 +237,18 @@ class _Pass(Iterator[T]):
         self._loader = loader
         begin, loader._begin = loader._begin, 0
         loader._given = begin
-        self._source: Iterator[T] | None = islice(
-            iter(loader.batches), begin, None
-        )
+        self._taking: Taking | None = None
+        self._source: Iterator[Any] | None
+        if isinstance(loader.batches, Stream):
+            if begin:
+                raise errors.InvalidArgument(
+                    "a Stream cannot begin behind the first batches: the "
+                    "data loaders decide where it begins"
+                )
+            self._taking = loader.batches._open(self._modules, bound)
+            self._source = self._taking
+        else:
+            self._source = islice(iter(loader.batches), begin, None)
         for handle in {m._handle: None for m in self._modules}:
             stream = _core.prefetch_open(
                 handle, -1 if bound is None else bound, here
@@ -268,6 +278,12 @@ class _Pass(Iterator[T]):
             for handle, _ in self._streams:
                 _core.prefetch_next(handle, one.number, reading)
             self._ahead.popleft()
+            if self._taking is not None:
+                taken: Any = one.batch
+                received: Any = self._taking.receive(taken, one.number)
+                if received is None:
+                    return self._end_of_stream()
+                one.batch = received
             self._fetch(self._depth)
             # Now, as another pass may have ids of the same batch ahead.
             for ids, module, looked_up in one.looked_up:
@@ -283,6 +299,12 @@ class _Pass(Iterator[T]):
             with contextlib.suppress(errors.PersiaError):
                 self._close(settle=False)
             raise
+
+    def _end_of_stream(self) -> T:
+        """What is asked for ahead is of the next iteration."""
+        self._end = StopIteration()
+        self._ahead.clear()
+        return next(self)
 
     def _fetch(self, n: int) -> None:
         """Takes batches until n are ahead, and starts their lookups.
@@ -305,6 +327,12 @@ class _Pass(Iterator[T]):
         for handle, stream in self._streams:
             _core.prefetch_batch(handle, stream, number)
         looked_up = []
+        if self._taking is not None:
+            taken: Any = batch
+            self._taking.look_up(taken, number)
+            for handle, _ in self._streams:
+                _core.prefetch_ready(handle, number)
+            return _Batch(number, batch, [])
         # Ordinary tensors, whatever mode the loop is in: a forward may need
         # gradients.
         with torch.inference_mode(False):
@@ -370,6 +398,8 @@ class _Pass(Iterator[T]):
         self._source = None
         self._end = None
         self._ahead.clear()
+        if self._taking is not None:
+            self._taking.close()
         for module in self._modules:
             module.store._ahead.remove(self._numbers)
         for handle, stream in self._streams:

@@ -413,17 +413,7 @@ class Store(Rows, Stats):
             else:
                 # Updates on their way know nothing of another table.
                 self._core.settle()
-            number, _ = self._core.declare(
-                **config._native(self.seed),
-                optimizer=_core.TABLE_OPTIONS["optimizer"].index(
-                    template.algorithm
-                ),
-                momentum=int(template.defaults.get("momentum", 0.0) > 0),
-                state_init=template.defaults.get(
-                    "initial_accumulator_value", 0.0
-                ),
-                nonfinite=_NONFINITE[self.nonfinite],
-            )
+            number, _ = self._core.declare(**self._native(config))
             if config.name not in self._tables:
                 self._optimizer._add_table(config.name, template, config.lr)
                 self._tables[config.name] = Table(number, config)
@@ -436,6 +426,21 @@ class Store(Rows, Stats):
             if config.optimizer is not None:
                 self._check_optimizer(config, table.config)
         return table
+
+    def _native(self, config: TableConfig) -> dict[str, Any]:
+        """Arguments of ``_core.Store.declare``."""
+        template = config.optimizer or self._optimizer
+        return {
+            **config._native(self.seed),
+            "optimizer": _core.TABLE_OPTIONS["optimizer"].index(
+                template.algorithm
+            ),
+            "momentum": int(template.defaults.get("momentum", 0.0) > 0),
+            "state_init": template.defaults.get(
+                "initial_accumulator_value", 0.0
+            ),
+            "nonfinite": _NONFINITE[self.nonfinite],
+        }
 
     def _check_optimizer(
         self, config: TableConfig, first: TableConfig

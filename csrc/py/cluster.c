@@ -17,8 +17,7 @@ static void drop_own(void *served)
     py_served_drop(served);
 }
 
-/* The texts of a list; they last as long as the list. */
-static const char **read_texts(PyObject *list, size_t *n)
+const char **py_texts(PyObject *list, size_t *n)
 {
     Py_ssize_t size = PyList_Size(list);
     const char **out = size < 0 ? NULL : calloc((size_t)size + 1, sizeof *out);
@@ -73,14 +72,20 @@ static int read_config(PyObject *dict, client_config *c, PyObject **own,
     return 0;
 }
 
+int py_client_config(PyObject *dict, client_config *out, PyObject **own)
+{
+    PyObject *addresses;
+    if (read_config(dict, out, own, &addresses))
+        return -1;
+    out->addresses = py_texts(addresses, &out->addresses_n);
+    return out->addresses ? 0 : -1;
+}
+
 int py_open_remote(unsigned threads, PyObject *dict, uint64_t *handle)
 {
     client_config c = {.threads = threads};
-    PyObject *own, *addresses;
-    if (read_config(dict, &c, &own, &addresses))
-        return -1;
-    c.addresses = read_texts(addresses, &c.addresses_n);
-    if (!c.addresses)
+    PyObject *own;
+    if (py_client_config(dict, &c, &own))
         return -1;
     py_served *served = NULL;
     ps_service *service;

@@ -19,6 +19,7 @@
     X(store)                                                                  \
     X(prefetch)                                                               \
     X(cluster)                                                                \
+    X(roles)                                                                  \
     X(data)                                                                   \
     X(ckpt)                                                                   \
     X(server)
@@ -54,6 +55,14 @@ int py_table_config(PyObject *args, PyObject *kwargs,
 /* Opens a store whose tables are remote, from the dict of persia.cluster
  * (cluster.c).  Returns -1 with an exception set. */
 int py_open_remote(unsigned threads, PyObject *dict, uint64_t *handle);
+/* That dict; texts last as long as it does, the array of addresses is the
+ * caller's to free.  Returns -1 with an exception set. */
+struct client_config;
+int py_client_config(PyObject *dict, struct client_config *out,
+                     PyObject **own);
+/* The texts of a list; they last as long as the list, the array is the
+ * caller's to free.  NULL with an exception set. */
+const char **py_texts(PyObject *list, size_t *n);
 
 /* TLS and tokens from the dict of persia.security.Security.arguments(); the
  * texts last as long as the dict (security.c).  Returns -1 with an exception

@@ -1,0 +1,317 @@
+/* sender.c: persia._core.Sender, a data loader; and what the objects of roles
+ * share. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "py/roles.h"
+
+int py_seconds(double seconds, uint64_t *out)
+{
+    if (!(seconds >= 0 && seconds < 1e9)) {
+        PyErr_SetString(PyExc_ValueError, "seconds: need 0 to 1e9");
+        return -1;
+    }
+    *out = (uint64_t)(seconds * 1e9);
+    return 0;
+}
+
+int py_name(const char *text, char *to, size_t room)
+{
+    const size_t n = strlen(text);
+    if (n >= room) {
+        py_raise(persia_err_set(PERSIA_EARG,
+                                "the name '%s' has %zu bytes, it may have "
+                                "%zu",
+                                text, n, room - 1));
+        return -1;
+    }
+    memcpy(to, text, n + 1);
+    return 0;
+}
+
+void *py_new_object(PyTypeObject *type)
+{
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    return alloc(type, 0);
+}
+
+void py_free_object(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+PyObject *py_closed(const char *what)
+{
+    return py_raise(persia_err_set(PERSIA_ECLOSED, "%s was closed", what));
+}
+
+/* ---- configuration of clients ---- */
+
+int py_role_client(PyObject *dict, role_client_config *out)
+{
+    static char *words[] = {"addresses", "namespace",     "rank",
+                            "world",     "timeout",       "message_limit",
+                            "dtype",     "security",      NULL};
+    PyObject *addresses, *security, *none = PyTuple_New(0);
+    const char *name_space;
+    double timeout;
+    unsigned long long limit;
+    if (!none)
+        return -1;
+    int ok = PyArg_ParseTupleAndKeywords(
+        none, dict, "OsIIdKIO", words, &addresses, &name_space, &out->rank,
+        &out->world, &timeout, &limit, &out->dtype, &security);
+    Py_DECREF(none);
+    if (!ok || py_security(security, &out->security) ||
+        py_name(name_space, out->name_space, sizeof out->name_space) ||
+        py_seconds(timeout, &out->timeout_ns))
+        return -1;
+    out->message_limit = limit;
+    out->addresses = py_texts(addresses, &out->addresses_n);
+    return out->addresses ? 0 : -1;
+}
+
+/* ---- Sender ---- */
+
+typedef struct sender_object {
+    PyObject_HEAD
+    role_sender *sender; /* NULL: closed */
+    unsigned busy;       /* calls under way; guarded by the GIL */
+} sender_object;
+
+static void sender_dealloc(PyObject *self)
+{
+    sender_object *s = (sender_object *)self;
+    if (!persia_fork_check("a sender"))
+        persia_sender_close(s->sender);
+    py_free_object(self);
+}
+
+static PyObject *sender_new(PyTypeObject *type, PyObject *args,
+                            PyObject *kwargs)
+{
+    static char *words[] = {"config", NULL};
+    role_client_config config = {0};
+    PyObject *dict;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", words, &dict) ||
+        py_role_client(dict, &config))
+        return NULL;
+    sender_object *self = py_new_object(type);
+    int rc = 0;
+    if (self) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = persia_sender_open(&config, &self->sender);
+        Py_END_ALLOW_THREADS
+    }
+    free((void *)(uintptr_t)config.addresses);
+    if (rc) {
+        py_raise(rc);
+        Py_CLEAR(self);
+    }
+    return (PyObject *)self;
+}
+
+/* What a message points to. */
+typedef struct holding {
+    Py_buffer *views;
+    size_t n;
+    uint64_t *shapes; /* [tensors * WIRE_SHAPE_MAX] */
+    wire_submit m;
+} holding;
+
+static void holding_free(holding *h)
+{
+    for (size_t i = 0; i < h->n; i++)
+        PyBuffer_Release(&h->views[i]);
+    free(h->views);
+    free(h->shapes);
+    free(h->m.features);
+    free(h->m.tensors);
+}
+
+/* NULL: an exception is set. */
+static const Py_buffer *hold(holding *h, PyObject *from)
+{
+    if (PyObject_GetBuffer(from, &h->views[h->n], PyBUF_SIMPLE))
+        return NULL;
+    return &h->views[h->n++];
+}
+
+static int hold_names(holding *h, PyObject *names)
+{
+    const Py_ssize_t n = PyList_Size(names);
+    h->m.features = n < 0 ? NULL : calloc((size_t)n + 1,
+                                          sizeof *h->m.features);
+    for (Py_ssize_t i = 0; h->m.features && i < n; i++) {
+        const char *name =
+            PyUnicode_AsUTF8AndSize(PyList_GetItem(names, i), NULL);
+        wire_batch_feature *f = &h->m.features[h->m.features_n++];
+        if (!name || py_name(name, f->name, sizeof f->name))
+            return -1;
+    }
+    if (!h->m.features && !PyErr_Occurred())
+        PyErr_NoMemory();
+    return h->m.features ? 0 : -1;
+}
+
+static int hold_tensor(holding *h, size_t i, PyObject *from)
+{
+    wire_tensor *w = &h->m.tensors[i];
+    const char *name, *type;
+    PyObject *shape, *data;
+    if (!PyArg_ParseTuple(from, "ssOO", &name, &type, &shape, &data) ||
+        py_name(name, w->name, sizeof w->name) ||
+        py_name(type, w->type, sizeof w->type))
+        return -1;
+    const Py_ssize_t n = PyTuple_Size(shape);
+    if (n < 0 || n > WIRE_SHAPE_MAX) {
+        PyErr_Format(PyExc_ValueError, "tensor %s: %zd dimensions, at most %d",
+                     name, n, WIRE_SHAPE_MAX);
+        return -1;
+    }
+    w->shape = h->shapes + i * WIRE_SHAPE_MAX;
+    w->shape_n = (size_t)n;
+    for (Py_ssize_t k = 0; k < n; k++)
+        w->shape[k] =
+            PyLong_AsUnsignedLongLong(PyTuple_GetItem(shape, k));
+    const Py_buffer *view = PyErr_Occurred() ? NULL : hold(h, data);
+    if (!view)
+        return -1;
+    w->data = view->buf;
+    w->n = (size_t)view->len;
+    return 0;
+}
+
+static int hold_batch(holding *h, PyObject *names, PyObject *ids,
+                      PyObject *offsets, PyObject *tensors)
+{
+    const Py_ssize_t n = PyList_Size(tensors);
+    const Py_buffer *view;
+    if (n < 0 || hold_names(h, names))
+        return -1;
+    h->views = calloc((size_t)n + 2, sizeof *h->views);
+    h->shapes = calloc((size_t)n * WIRE_SHAPE_MAX + 1, sizeof *h->shapes);
+    h->m.tensors = calloc((size_t)n + 1, sizeof *h->m.tensors);
+    h->m.tensors_n = (size_t)n;
+    if (!h->views || !h->shapes || !h->m.tensors) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (!(view = hold(h, ids)))
+        return -1;
+    h->m.ids = (wire_batch_ids){(size_t)view->len / 8, view->buf};
+    if (offsets != Py_None) {
+        if (!(view = hold(h, offsets)))
+            return -1;
+        h->m.offsets = (wire_batch_offsets){(size_t)view->len / 8, view->buf};
+    }
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (hold_tensor(h, (size_t)i, PyList_GetItem(tensors, i)))
+            return -1;
+    return 0;
+}
+
+static PyObject *sender_begin_end(sender_object *s, holding *h, int bad)
+{
+    int rc = 0;
+    if (!bad) {
+        s->busy++;
+        Py_BEGIN_ALLOW_THREADS
+        rc = persia_sender_send(s->sender, &h->m);
+        Py_END_ALLOW_THREADS
+        s->busy--;
+    }
+    /* The error's text is of this thread: nothing may set another one. */
+    PyObject *result = bad ? NULL : rc ? py_raise(rc) : Py_NewRef(Py_None);
+    holding_free(h);
+    return result;
+}
+
+static PyObject *sender_send(PyObject *self, PyObject *args)
+{
+    sender_object *s = (sender_object *)self;
+    PyObject *names, *ids, *offsets, *tensors;
+    holding h = {0};
+    if (!s->sender)
+        return py_closed("the sender");
+    if (!PyArg_ParseTuple(args, "IOOOO", &h.m.samples, &names, &ids, &offsets,
+                          &tensors))
+        return NULL;
+    return sender_begin_end(s, &h,
+                            hold_batch(&h, names, ids, offsets, tensors));
+}
+
+static PyObject *sender_end(PyObject *self, PyObject *unused)
+{
+    sender_object *s = (sender_object *)self;
+    holding h = {.m = {.end = 1}};
+    (void)unused;
+    return s->sender ? sender_begin_end(s, &h, 0) : py_closed("the sender");
+}
+
+static PyObject *sender_counts_of(PyObject *self, PyObject *unused)
+{
+    sender_object *s = (sender_object *)self;
+    sender_counts c;
+    (void)unused;
+    if (!s->sender)
+        return py_closed("the sender");
+    s->busy++;
+    Py_BEGIN_ALLOW_THREADS
+    persia_sender_get_counts(s->sender, &c);
+    Py_END_ALLOW_THREADS
+    s->busy--;
+    return Py_BuildValue("{sKsKsK}", "stream", (unsigned long long)c.stream,
+                         "sent", (unsigned long long)c.sent, "done",
+                         (unsigned long long)c.done);
+}
+
+static PyObject *sender_close(PyObject *self, PyObject *unused)
+{
+    sender_object *s = (sender_object *)self;
+    (void)unused;
+    if (s->busy) {
+        PyErr_SetString(PyExc_RuntimeError, "a batch is being sent");
+        return NULL;
+    }
+    role_sender *sender = s->sender;
+    s->sender = NULL;
+    Py_BEGIN_ALLOW_THREADS
+    persia_sender_close(sender);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef sender_methods[] = {
+    {"send", sender_send, METH_VARARGS,
+     "send(samples, names, ids, offsets, tensors)\n--\n\nOne batch; tensors: "
+     "[(name, type, shape, data)].  Waits for room."},
+    {"end", sender_end, METH_NOARGS, "end()\n--\n\nEnds an epoch."},
+    {"counts", sender_counts_of, METH_NOARGS,
+     "counts()\n--\n\nThe stream's number; batches sent and done."},
+    {"close", sender_close, METH_NOARGS, "close()\n--\n\nEnds it."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot sender_slots[] = {
+    {Py_tp_new, (void *)sender_new},
+    {Py_tp_dealloc, (void *)sender_dealloc},
+    {Py_tp_methods, sender_methods},
+    {Py_tp_doc, (void *)"Sender(config)\n--\n\nSends batches to workers."},
+    {0, NULL},
+};
+
+static PyType_Spec sender_spec = {
+    .name = "persia._core.Sender",
+    .basicsize = (int)sizeof(sender_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = sender_slots,
+};
+
+int py_add_sender(PyObject *module)
+{
+    return py_add_type(module, &sender_spec) ? 0 : -1;
+}

@@ -1,0 +1,260 @@
+"""Batches that data loaders in other processes send: :class:`Stream`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from persia import _core, errors
+from persia._check import kind, number
+from persia._library import versions
+from persia.cluster import MESSAGE_LIMIT, WIRE_DTYPES, resolve
+from persia.jagged import Batch, JaggedBatch
+from persia.modules import EmbeddingBagCollection, _Collection
+from persia.security import Security
+from persia.store import Store
+
+__all__ = ["Stream", "Taking"]
+
+_ELSEWHERE = (
+    "the ids of this batch are at the embedding workers: a rank gets their "
+    "pooled embeddings only"
+)
+
+
+class Stream:
+    """The batches of data loaders, looked up by embedding workers.
+
+    It is the ``batches`` of a :class:`persia.DataLoader`; a model needs no
+    change. Each batch comes with the pooled embeddings of its ids, and its
+    gradients go back to the worker, which applies them at the parameter
+    servers. An iteration ends when the data loaders have ended an epoch.
+
+    The model's store must be on the servers of the workers
+    (``Store(servers=...)``). Its modules must be
+    :class:`persia.EmbeddingBagCollection` without weights, and each update is
+    of one batch.
+
+    Args:
+        workers: addresses "host:port" of embedding workers, several with
+            commas between or as a list.
+        timeout: seconds after which a worker that cannot be reached is an
+            error.
+        security: TLS and tokens; default: as the environment says, see
+            :meth:`persia.security.Security.from_environment`.
+
+    Raises (iterating):
+        InvalidArgument: a model or store that cannot be used so.
+        SchemaMismatch: ranks of other models use these workers, or workers
+            are of another namespace.
+        Unavailable: a worker cannot be reached.
+    """
+
+    def __init__(
+        self,
+        workers: str | Sequence[str],
+        *,
+        timeout: float = 60.0,
+        security: Security | None = None,
+    ) -> None:
+        kind("workers", workers, (str, Sequence), '"host:port", or a list')
+        self.workers = workers
+        self.timeout = number("timeout", timeout, 1e-9, 1e9)
+        self.security = security
+        self._rank: _core.Rank | None = None
+
+    def __iter__(self) -> NoReturn:
+        raise errors.InvalidArgument(
+            "a Stream gives no batches by itself: it is the first argument "
+            "of a persia.DataLoader"
+        )
+
+    def _open(
+        self, modules: Sequence[_Collection], staleness: int | None
+    ) -> Taking:
+        """Begins a pass of these modules."""
+        store = _check(modules, staleness)
+        if self._rank is None:
+            self._rank = self._connect(store)
+        features = _features(modules)
+        tables = list({c.name: c for _, c in features}.values())
+        places = {c.name: i for i, c in enumerate(tables)}
+        self._rank.declare(
+            [store._native(c) for c in tables],
+            [
+                (name, places[c.name], c._pooling(), bool(c.trainable))
+                for name, c in features
+            ],
+        )
+        keys = list(dict.fromkeys(name for name, _ in features))
+        return Taking(self._rank, store, keys)
+
+    def _connect(self, store: Store) -> _core.Rank:
+        addresses, security = resolve(
+            self.workers
+            if isinstance(self.workers, str)
+            else tuple(self.workers),
+            self.security or Security.from_environment(),
+        )
+        settings = store._settings
+        return _core.Rank(
+            {
+                "addresses": addresses,
+                "namespace": settings.namespace,
+                "rank": store.rank,
+                "world": store.world,
+                "timeout": self.timeout,
+                "message_limit": MESSAGE_LIMIT,
+                "dtype": WIRE_DTYPES.index(settings.wire_dtype),
+                "security": security.arguments(),
+            }
+        )
+
+
+def _check(modules: Sequence[_Collection], staleness: int | None) -> Store:
+    """The store of modules that workers can look up for."""
+    for module in modules:
+        if not isinstance(module, EmbeddingBagCollection):
+            what = "looks up sequences"
+        elif module.is_weighted():
+            what = "has weights"
+        else:
+            continue
+        raise errors.InvalidArgument(
+            f"a Stream: the module with the features {module._features} "
+            f"{what}; embedding workers pool features without weights"
+        )
+    store = modules[0].store
+    if any(module.store is not store for module in modules):
+        raise errors.InvalidArgument(
+            "a Stream: the modules of the model have several stores; give "
+            "all of them one store="
+        )
+    if not store.remote or store._connection.hosting is not None:
+        raise errors.InvalidArgument(
+            "a Stream: the tables are in this process; make the store with "
+            "the servers of the embedding workers, Store(servers=...)"
+        )
+    if staleness == 0 and store.world > 1:
+        raise errors.InvalidArgument(
+            "a Stream: staleness=0 does not work over several ranks; use 1 "
+            "or more"
+        )
+    return store
+
+
+def _features(modules: Sequence[_Collection]) -> list[tuple[str, Any]]:
+    """(feature, config) of all outputs, each once."""
+    found: dict[tuple[str, str, int], tuple[str, Any]] = {}
+    for module in modules:
+        for _, feature, config in module._outputs:
+            key = (feature, config.name, config._pooling())  # type: ignore[attr-defined]
+            found.setdefault(key, (feature, config))
+    return list(found.values())
+
+
+class TakenIds(JaggedBatch):
+    """In the place of a batch's ids, which are elsewhere."""
+
+    def __init__(self, keys: Sequence[str], samples: int, zeros: Tensor):
+        self._keys = list(keys)
+        self._stride = samples
+        # No bag has it: a lookup of these ids is refused.
+        self._values = torch.zeros(1, dtype=torch.int64, device="cpu")
+        self._offsets = zeros
+        self._lengths = None
+        self._weights = None
+        self.ticket = None
+
+    def values(self) -> Tensor:
+        """Raises InvalidArgument."""
+        raise errors.InvalidArgument(_ELSEWHERE)
+
+    def lengths(self) -> Tensor:
+        """Raises InvalidArgument."""
+        raise errors.InvalidArgument(_ELSEWHERE)
+
+    def offsets(self) -> Tensor:
+        """Raises InvalidArgument."""
+        raise errors.InvalidArgument(_ELSEWHERE)
+
+    def _part(self, key: str) -> tuple[Tensor, ...]:
+        raise errors.InvalidArgument(_ELSEWHERE)
+
+
+class Taking(Iterator[_core.Taken]):
+    """One pass over a :class:`Stream`: batches that are asked for."""
+
+    def __init__(
+        self, rank: _core.Rank, store: Store, keys: Sequence[str]
+    ) -> None:
+        self._rank = rank
+        self._handle = store._handle
+        self._keys = keys
+        self._zeros = torch.zeros(0, dtype=torch.int64, device="cpu")
+
+    def __next__(self) -> _core.Taken:
+        return self._rank.next()
+
+    def look_up(self, taken: _core.Taken, number: int) -> None:
+        """It is asked for when the bound of the store's pass allows."""
+        taken.lookup(self._handle, number)
+
+    def receive(self, taken: _core.Taken, number: int) -> Batch | None:
+        """Waits for a batch; None: the pass has ended."""
+        _core.taken_wait(self._handle, number)
+        if taken.end:
+            return None
+        taken.use()
+        tensors = {
+            name: _tensor(taken, type_, shape, offset, size)
+            for name, type_, shape, offset, size in taken.tensors()
+        }
+        bags = len(self._keys) * taken.samples + 1
+        if len(self._zeros) < bags:
+            self._zeros = torch.zeros(bags, dtype=torch.int64, device="cpu")
+        ids = TakenIds(self._keys, taken.samples, self._zeros[:bags])
+        version = versions(ids._values, ids._offsets)
+        ids.ticket = torch.tensor([number, version], device="cpu")
+        return Batch(
+            tensors.get("dense"),
+            ids,
+            tensors.get("label"),
+            tensors.get("weight"),
+            tensors.get("timestamp"),
+        )
+
+    def close(self) -> None:
+        """What was not received is offered again."""
+        self._rank.cancel()
+
+
+def _tensor(
+    taken: _core.Taken,
+    type_: str,
+    shape: tuple[int, ...],
+    offset: int,
+    size: int,
+) -> Tensor:
+    """A tensor that lies in the answer."""
+    dtype = getattr(torch, type_, None)
+    if (
+        not isinstance(dtype, torch.dtype)
+        or math.prod(shape) * dtype.itemsize != size
+    ):
+        raise errors.ProtocolError(
+            f"a tensor of type {type_!r} and shape {shape} has {size} bytes"
+        )
+    if not size:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    flat = torch.frombuffer(
+        taken,
+        dtype=dtype,
+        count=math.prod(shape),
+        offset=offset,
+    )
+    return flat.reshape(shape)
