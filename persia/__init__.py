@@ -8,7 +8,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from persia import data, datasets, errors, metrics, models, nn, optim
+    from persia import (
+        data,
+        datasets,
+        errors,
+        eviction,
+        metrics,
+        models,
+        nn,
+        optim,
+    )
     from persia.configs import EmbeddingBagConfig, EmbeddingConfig
     from persia.conversion import convert, export_torch, from_torch
     from persia.data.hashing import hash_ids
@@ -32,6 +41,7 @@ __all__ = [
     "data",
     "datasets",
     "errors",
+    "eviction",
     "export_torch",
     "from_torch",
     "hash_ids",

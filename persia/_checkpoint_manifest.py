@@ -32,6 +32,7 @@ class _Entry(pydantic.BaseModel):
 
 
 _U64 = pydantic.Field(ge=0, lt=1 << 64)
+_U64_0 = pydantic.Field(0, ge=0, lt=1 << 64)  # of those that lack it
 
 
 class File(_Entry):
@@ -66,7 +67,10 @@ class Table(_Entry):
     missing: Literal["init", "zeros"]
     nonfinite: Literal["raise", "skip"]
     capacity: int
-    full: Literal["raise", "evict_lru"]
+    full: str
+    evict_updates: int = _U64_0
+    evict_seconds: int = _U64_0
+    evict_score: str = ""
     state_floats: int
     rows: int = _U64
     pushes: list[int] = pydantic.Field(min_length=1)
@@ -82,10 +86,12 @@ class Table(_Entry):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Table:
-        if self.optimizer not in _core.TABLE_OPTIONS["optimizer"]:
-            raise ValueError(
-                f"table {self.name!r} has optimizer {self.optimizer!r}"
-            )
+        for option in "optimizer", "full":
+            if getattr(self, option) not in _core.TABLE_OPTIONS[option]:
+                raise ValueError(
+                    f"table {self.name!r} has {option} "
+                    f"{getattr(self, option)!r}"
+                )
         if sum(file.rows for file in self.files) != self.rows:
             raise ValueError(
                 f"the rows of the files of table {self.name!r} are not "

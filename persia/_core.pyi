@@ -13,6 +13,7 @@ def __getattr__(name: str) -> Any: ...
 
 def take_raised() -> BaseException | None: ...
 def error_names() -> tuple[str, ...]: ...
+def check_score(text: str, /) -> None: ...
 
 # --- csrc/py/store.c ---
 
@@ -22,7 +23,6 @@ INIT_UNIFORM: int
 INIT_NORMAL: int
 INIT_CONSTANT: int
 FULL_RAISE: int
-FULL_EVICT_LRU: int
 MISSING_INIT: int
 MISSING_ZEROS: int
 NONFINITE_RAISE: int
@@ -64,6 +64,9 @@ class Store:
         capacity: int,
         full: int,
         admission: float,
+        evict_updates: int,
+        evict_seconds: int,
+        evict_score: str,
     ) -> tuple[int, bool]: ...
     def plan(
         self,

@@ -16,6 +16,7 @@ import torch
 from persia import _core, errors
 from persia._check import kind, number, real, whole
 from persia._tensors import tensor
+from persia.eviction import Eviction, as_eviction
 from persia.optim import SparseOptimizer
 
 __all__ = ["EmbeddingBagConfig", "EmbeddingConfig", "TableConfig"]
@@ -27,6 +28,9 @@ _OPTIONS = {
     "init_a": "init",
     "init_b": "init",
     "full": "eviction",
+    "evict_updates": "eviction",
+    "evict_seconds": "eviction",
+    "evict_score": "eviction",
 }
 _POOLINGS = {
     "sum": _core.POOL_SUM,
@@ -84,8 +88,10 @@ class TableConfig:
         lr: a learning rate of its own.
         trainable: False: looked up, never updated.
         capacity: largest number of rows; None: no limit.
-        eviction: what happens to a new id at capacity: "lru" removes rows that
-            were not updated for long, None raises CapacityReached.
+        eviction: which rows go: "lru" (at capacity those that were not
+            updated for long), "norm", or an object of
+            :mod:`persia.eviction`. None: none, a new id at capacity raises
+            CapacityReached.
         admission: "all", or the probability with which an unseen id gets a row
             at each update that it occurs in.
         missing: what a lookup without a row gives: "init" (its initial value)
@@ -102,7 +108,7 @@ class TableConfig:
     lr: float | None = None
     trainable: bool = True
     capacity: int | None = None
-    eviction: str | None = None
+    eviction: str | Eviction | None = None
     admission: str | float = "all"
     missing: str = "init"
 
@@ -187,7 +193,12 @@ class TableConfig:
                 2**63 - 1,
                 " (or None: no limit)",
             )
-        if self.eviction is not None and self.capacity is None:
+        eviction = as_eviction(where, self.eviction)
+        if (
+            self.eviction is not None
+            and self.capacity is None
+            and eviction.needs_capacity
+        ):
             raise errors.InvalidArgument(
                 f"{where}: eviction without a capacity; give both"
             )
@@ -199,7 +210,6 @@ class TableConfig:
             )
         if self.lr is not None:
             number(f"{where}: lr", self.lr, 0.0)
-        full = {"none": _core.FULL_RAISE, "lru": _core.FULL_EVICT_LRU}
         missing = {"init": _core.MISSING_INIT, "zeros": _core.MISSING_ZEROS}
         return {
             "name": self.name,
@@ -211,8 +221,8 @@ class TableConfig:
             "init_b": numbers[-1],
             "missing": _choice(where, "missing", self.missing, missing),
             "capacity": capacity,
-            "full": _choice(where, "eviction", self.eviction, full),
             "admission": admission,
+            **eviction.options(),
         }
 
     def _check_same(self, first: TableConfig) -> None:

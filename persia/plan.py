@@ -67,6 +67,9 @@ def row_stride(dim: int, dtype: str, optimizer: str) -> int:
             capacity=0,
             full=_core.FULL_RAISE,
             admission=1.0,
+            evict_updates=0,
+            evict_seconds=0,
+            evict_score="",
         )
         return store.stats(number)["row_bytes"]
     finally:

@@ -36,6 +36,9 @@ def filled(dim: int, dtype: str, optimizer: str, rows: int) -> dict[str, int]:
         capacity=0,
         full=_core.FULL_RAISE,
         admission=1.0,
+        evict_updates=0,
+        evict_seconds=0,
+        evict_score="",
     )
     step = 1 << 15
     for first in range(0, rows, step):

@@ -148,7 +148,7 @@ static int save_turn(void *ctx, size_t half)
         return write_piece(s, p);
     return persia_table_cut_next(s->cut, p->room, p->col[COL_IDS],
                                  p->col[COL_VECTORS], p->col[COL_STATE],
-                                 p->col[COL_CLOCK], &p->n);
+                                 p->col[COL_CLOCK], p->col[COL_FIELD], &p->n);
 }
 
 int persia_ckpt_write(sched *sch, table_cut *cut, const table_config *config,
@@ -293,7 +293,9 @@ static int restore_file(restorer *r, const ckpt_file *f, uint64_t begin,
             keep_shard(p, &reader.shape, r->shard, r->shards);
         code = persia_table_restore(r->t, p->n, p->col[COL_IDS],
                                     p->col[COL_VECTORS], p->col[COL_STATE],
-                                    p->col[COL_CLOCK]);
+                                    p->col[COL_CLOCK],
+                                    reader.col[COL_FIELD] ? p->col[COL_FIELD]
+                                                          : NULL);
         atomic_fetch_add(&r->kept, p->n);
         at += n;
     }

@@ -7,6 +7,8 @@
  *   vectors  F32 or BF16 [n, dim]     in the table's dtype
  *   state    F32  [n, state floats]   absent if the optimizer keeps none
  *   clock    U32  [n]                 number of the push that touched last
+ *   count    F32  [n]                 or another field of the eviction's, see
+ *                                     evict.h; absent if it has none
  *
  * with a CRC-32C over all its bytes.  The folder, the manifest and the order
  * in which files become visible belong to persia/checkpoint.py; here are the

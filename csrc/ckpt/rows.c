@@ -12,12 +12,20 @@
 #include "ckpt/crc32c.h"
 #include "mem/mem.h"
 
+/* That of the field is the table's. */
 static const char *const col_names[COLS] = {
     [COL_IDS] = "ids",
     [COL_STATE] = "state",
     [COL_CLOCK] = "clock",
     [COL_VECTORS] = "vectors",
 };
+
+static const char *col_name(const row_shape *shape, int col)
+{
+    return col != COL_FIELD ? col_names[col]
+           : shape->field   ? shape->field->name
+                            : "";
+}
 
 static uint32_t col_dtype(const row_shape *shape, int col)
 {
@@ -28,6 +36,8 @@ static uint32_t col_dtype(const row_shape *shape, int col)
         return ST_U32;
     case COL_VECTORS:
         return shape->dtype == VECTOR_BF16 ? ST_BF16 : ST_F32;
+    case COL_FIELD:
+        return shape->field && !shape->field->is_float ? ST_U32 : ST_F32;
     default:
         return ST_F32;
     }
@@ -35,13 +45,17 @@ static uint32_t col_dtype(const row_shape *shape, int col)
 
 void row_shape_of(const table_config *config, row_shape *out)
 {
+    evictor evict;
     memset(out, 0, sizeof *out);
+    if (!persia_evict_make(&config->spec, config->score, NULL, &evict))
+        out->field = evict.field; /* else there is no such table */
     out->dim = config->dim;
     out->dtype = config->dtype;
     out->state = persia_optim_state_floats(config->optimizer, config->dim,
                                            (int)config->momentum);
     out->bytes[COL_IDS] = 8;
     out->bytes[COL_CLOCK] = 4;
+    out->bytes[COL_FIELD] = out->field ? 4 : 0;
     out->bytes[COL_STATE] = 4 * out->state;
     out->bytes[COL_VECTORS] =
         out->dim * st_dtype_bytes(col_dtype(out, COL_VECTORS));
@@ -112,7 +126,7 @@ int row_writer_create(row_writer *w, int folder, const char *name,
         if (!shape->bytes[c])
             continue;
         st_tensor *t = &w->header.tensors[w->header.n++];
-        snprintf(t->name, sizeof t->name, "%s", col_names[c]);
+        snprintf(t->name, sizeof t->name, "%s", col_name(shape, c));
         t->dtype = col_dtype(shape, c);
         t->shape[t->rank++] = rows;
         if (c == COL_VECTORS)
@@ -237,6 +251,15 @@ int file_read(int fd, const char *name, void *out, size_t n, uint64_t offset)
     return PERSIA_OK;
 }
 
+/* Whether this is the field of some eviction. */
+static int is_field(const st_tensor *t)
+{
+    for (int i = 0; i < EVICT_FIELDS; i++)
+        if (!strcmp(t->name, persia_evict_fields[i].name))
+            return 1;
+    return 0;
+}
+
 /* Finds the columns among the tensors; their shapes must be a row file's. */
 static int find_columns(row_reader *r)
 {
@@ -244,14 +267,16 @@ static int find_columns(row_reader *r)
     for (size_t i = 0; i < h->n; i++) {
         const st_tensor *t = &h->tensors[i];
         int c = 0;
-        while (c < COLS && strcmp(t->name, col_names[c]))
+        while (c < COLS && strcmp(t->name, col_name(&r->shape, c)))
             c++;
+        if (c == COLS && is_field(t))
+            continue;
         if (c == COLS)
             return persia_err_set(
                 PERSIA_ECORRUPT,
                 "%s: tensor '%s' does not belong in a row file", r->name,
                 t->name);
-        uint32_t rank = c == COL_IDS || c == COL_CLOCK ? 1 : 2;
+        uint32_t rank = c == COL_VECTORS || c == COL_STATE ? 2 : 1;
         if (t->rank != rank || (rank == 2 && t->shape[1] > UINT32_MAX))
             return persia_err_set(
                 PERSIA_ECORRUPT,
@@ -268,7 +293,8 @@ static int find_columns(row_reader *r)
             return persia_err_set(
                 PERSIA_ECORRUPT,
                 "%s: tensor '%s' has %" PRIu64 " rows, ids has %" PRIu64,
-                r->name, col_names[c], r->col[c]->shape[0], r->rows);
+                r->name, col_name(&r->shape, c), r->col[c]->shape[0],
+                r->rows);
     return PERSIA_OK;
 }
 
@@ -285,7 +311,7 @@ static int match_columns(const row_reader *r, const char *table)
             return persia_err_set(
                 PERSIA_EMISMATCH,
                 "table '%s': %s of %s in %s, but the table has %s", table,
-                col_names[c], dtype_names[r->col[c]->dtype], r->name,
+                col_name(s, c), dtype_names[r->col[c]->dtype], r->name,
                 dtype_names[col_dtype(s, c)]);
     if (v->shape[1] != s->dim)
         return persia_err_set(PERSIA_EMISMATCH,
@@ -430,7 +456,7 @@ int row_reader_read(const row_reader *r, uint64_t first, size_t n,
                               r->name);
     for (int c = 0; c < COLS; c++) {
         size_t bytes = r->shape.bytes[c];
-        if (!bytes)
+        if (!bytes || !r->col[c])
             continue;
         int code = file_read(r->fd, r->name, p->col[c], n * bytes,
                              r->header.data + r->col[c]->begin +

@@ -7,11 +7,12 @@
 
 /* The columns in the order in which they lie in files that we write: by
  * falling size of an element, so that each is aligned. */
-enum { COL_IDS, COL_STATE, COL_CLOCK, COL_VECTORS, COLS };
+enum { COL_IDS, COL_STATE, COL_CLOCK, COL_FIELD, COL_VECTORS, COLS };
 
 /* What a row of a table looks like in a file. */
 typedef struct row_shape {
     uint32_t dim, dtype, state; /* dtype: enum vector_dtype */
+    const evict_field *field;   /* NULL: rows have none */
     uint32_t bytes[COLS];       /* of one row; 0: there is no such column */
     uint32_t row;               /* bytes of one row, all columns */
 } row_shape;
@@ -63,8 +64,10 @@ typedef struct row_reader {
     char name[CKPT_NAME];
 } row_reader;
 
-/* Opens a file and checks its header: PERSIA_ECORRUPT unless it has the four
- * columns, PERSIA_EMISMATCH unless they are those of `config`'s table. */
+/* Opens a file and checks its header: PERSIA_ECORRUPT unless it has the
+ * columns of rows, PERSIA_EMISMATCH unless they are those of `config`'s table.
+ * The field of another eviction than the table's is left out, and one may be
+ * missing. */
 int row_reader_open(row_reader *r, int folder, const char *name,
                     const table_config *config);
 /* The same for a file that is open and has `bytes` bytes; the reader owns

@@ -3,9 +3,12 @@
 
 #include <string.h>
 
-static void lru_score(const evict_rows *rows, float *out)
+static void lru_score(const evictor *e, uint32_t now, const evict_rows *rows,
+                      float *out)
 {
-    memcpy(out, rows->column[EVICT_AGE], rows->n * sizeof *out);
+    (void)e;
+    (void)now;
+    memcpy(out, rows->age, rows->n * sizeof *out);
 }
 
-const evict_policy evict_lru = { .score = lru_score };
+const evict_policy policy_evict_lru = { .score = lru_score };

@@ -1,4 +1,5 @@
 /* core.c: the module persia._core: initialisation, errors, Ctrl-C. */
+#include "evict/evict.h"
 #include "py/py.h"
 
 static unsigned long main_thread; /* set once, before the callback is */
@@ -85,12 +86,25 @@ static PyObject *take_raised(PyObject *module, PyObject *unused)
     return taken ? taken : Py_NewRef(Py_None);
 }
 
+static PyObject *check_score(PyObject *module, PyObject *text)
+{
+    evictor out;
+    const char *score = PyUnicode_AsUTF8AndSize(text, NULL);
+    (void)module;
+    if (!score || (persia_evict_compile(score, &out) &&
+                   (py_raise(PERSIA_EARG), 1)))
+        return NULL;
+    return Py_NewRef(Py_None);
+}
+
 static PyMethodDef methods[] = {
     {"take_raised", take_raised, METH_NOARGS,
      "take_raised()\n--\n\nWhat a signal's handler raised while an operator "
      "waited, once; or None."},
     {"error_names", error_names, METH_NOARGS,
      "error_names()\n--\n\nThe names of all error codes, by number."},
+    {"check_score", check_score, METH_O,
+     "check_score(text)\n--\n\nRaises if it is no score of eviction."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -53,11 +53,12 @@ static int read_name(const spec_field *f, PyObject *value, char *member)
     const char *text = PyUnicode_AsUTF8AndSize(value, &n);
     if (!text)
         return -1;
-    if (!n || n >= (Py_ssize_t)f->limit || strlen(text) != (size_t)n) {
+    if ((!n && !f->empty) || n >= (Py_ssize_t)f->limit ||
+        strlen(text) != (size_t)n) {
         py_raise(persia_err_set(PERSIA_EARG,
-                                "%s has %zd bytes: it may have 1 .. %u "
+                                "%s has %zd bytes: it may have %d .. %u "
                                 "without a 0",
-                                f->name, n, f->limit - 1));
+                                f->name, n, !f->empty, f->limit - 1));
         return -1;
     }
     memcpy(member, text, (size_t)n + 1);

@@ -719,7 +719,6 @@ static int add_numbers(PyObject *module)
         {"INIT_NORMAL", INIT_NORMAL},
         {"INIT_CONSTANT", INIT_CONSTANT},
         {"FULL_RAISE", FULL_RAISE},
-        {"FULL_EVICT_LRU", FULL_EVICT_LRU},
         {"MISSING_INIT", MISSING_INIT},
         {"MISSING_ZEROS", MISSING_ZEROS},
         {"NONFINITE_RAISE", NONFINITE_RAISE},

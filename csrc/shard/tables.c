@@ -9,6 +9,7 @@
 struct ps {
     sched *s;
     mem_limit limit;
+    ps_config config;
     pthread_mutex_t declaring; /* one declaration at a time */
     /* Slots below `tables_n` never change; so readers need no lock. */
     table *tables[PS_TABLES_MAX];
@@ -35,6 +36,7 @@ int persia_ps_create(const ps_config *config, ps **out)
     pthread_mutex_init(&p->declaring, NULL);
     persia_fair_lock_init(&p->gate);
     persia_mem_limit_init(&p->limit, config->memory_limit);
+    p->config = *config;
     *out = p;
     return PERSIA_OK;
 }
@@ -80,6 +82,8 @@ static int declare_locked(ps *p, const table_config *config, uint32_t *no,
                               config->name, PS_TABLES_MAX);
     table_config own = *config;
     own.limit = &p->limit;
+    own.seconds = p->config.seconds;
+    own.seconds_ctx = p->config.seconds_ctx;
     int rc = persia_table_create(&own, &p->tables[n]);
     if (rc)
         return rc;

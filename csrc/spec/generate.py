@@ -30,6 +30,7 @@ What protobuf has no word for is told by annotations in the comments:
   @prefix=word           of a service: of the C names of its methods
   @config=word           what a config calls the field
   @largest               of servers' counters the largest counts, not the sum
+  @empty                 of a string: it may be empty
 """
 
 from __future__ import annotations
@@ -561,8 +562,9 @@ def spec_entry(proto: Proto, f: Field) -> str:
         items.append(".limit = UINT32_MAX")
     if enum:
         items.append(f".names = persia_{enum.tag}_names")
-    if f.notes.get("largest") is not None:
-        items.append(".largest = 1")
+    for mark in ("largest", "empty"):
+        if f.notes.get(mark) is not None:
+            items.append(f".{mark} = 1")
     return wrap_items(items, " },", " " * 4, " " * 6)
 
 

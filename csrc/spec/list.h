@@ -21,6 +21,7 @@ typedef struct spec_field {
     uint32_t limit;     /* U32, BOOL, ENUM: largest value; NAME: bytes */
     const char *const *names; /* ENUM: [limit + 1] */
     int largest; /* of several counters the largest counts, not their sum */
+    int empty;   /* NAME: it may be empty */
 } spec_field;
 
 typedef struct spec_list {

@@ -27,7 +27,7 @@ const char *const persia_table_nonfinite_names[] = {
 };
 
 const char *const persia_table_full_names[] = {
-    "raise", "evict_lru"
+    "raise", "evict_lru", "evict_ttl", "evict_norm", "evict_score"
 };
 
 const char *const persia_role_pooling_names[] = {
@@ -67,13 +67,19 @@ static const spec_field table_spec_fields[] = {
     { .name = "capacity", .config = "capacity", .kind = SPEC_U64,
       .offset = offsetof(table_spec, capacity) },
     { .name = "full", .config = "eviction", .kind = SPEC_ENUM,
-      .offset = offsetof(table_spec, full), .limit = 1,
+      .offset = offsetof(table_spec, full), .limit = 4,
       .names = persia_table_full_names },
     { .name = "admission", .config = "admission", .kind = SPEC_FLOAT,
       .offset = offsetof(table_spec, admission) },
+    { .name = "evict_updates", .config = "eviction", .kind = SPEC_U64,
+      .offset = offsetof(table_spec, evict_updates) },
+    { .name = "evict_seconds", .config = "eviction", .kind = SPEC_U64,
+      .offset = offsetof(table_spec, evict_seconds) },
+    { .name = "evict_score", .config = "eviction", .kind = SPEC_NAME,
+      .offset = offsetof(table_spec, evict_score), .limit = 256, .empty = 1 },
 };
 const spec_list persia_table_spec_list = {
-    table_spec_fields, 15
+    table_spec_fields, 18
 };
 
 static const spec_field optim_hyper_fields[] = {

@@ -61,12 +61,19 @@ enum table_nonfinite {
 };
 extern PERSIA_API const char *const persia_table_nonfinite_names[2];
 
+/* What goes at capacity. */
 enum table_full {
-    FULL_RAISE,
-    FULL_EVICT_LRU,
+    FULL_RAISE, /* nothing: new rows are refused */
+    FULL_EVICT_LRU, /* rows without an update for longest */
+    FULL_EVICT_TTL, /* without one for too long, below capacity too */
+    FULL_EVICT_NORM, /* with the smallest vectors */
+    FULL_EVICT_SCORE, /* with the highest scores */
     FULL_KINDS
 };
-extern PERSIA_API const char *const persia_table_full_names[2];
+extern PERSIA_API const char *const persia_table_full_names[5];
+
+#define TABLE_FULL_EACH(X)                                                    \
+    X(raise) X(evict_lru) X(evict_ttl) X(evict_norm) X(evict_score)
 
 enum role_pooling {
     ROLE_POOL_SUM,
@@ -93,13 +100,17 @@ typedef struct table_spec {
     uint64_t capacity; /* rows of all shards together; 0: unbounded */
     uint32_t full; /* what happens at capacity */
     float admission; /* probability that an unseen id gets a row; 1: all */
+    uint64_t evict_updates; /* TTL: after how many updates a row goes, or 0 */
+    uint64_t evict_seconds; /* TTL: the same in seconds */
+    char evict_score[256]; /* SCORE: an expression, see csrc/evict/score.c */
 } table_spec;
 
 #define TABLE_SPEC_MEMBERS                                                    \
     char name[256]; uint64_t seed; uint32_t dim; uint32_t dtype;              \
     uint32_t optimizer; uint32_t momentum; uint32_t init; float init_a;       \
     float init_b; float state_init; uint32_t missing; uint32_t nonfinite;     \
-    uint64_t capacity; uint32_t full; float admission;
+    uint64_t capacity; uint32_t full; float admission;                        \
+    uint64_t evict_updates; uint64_t evict_seconds; char evict_score[256];
 
 extern PERSIA_API const spec_list persia_table_spec_list;
 

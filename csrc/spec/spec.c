@@ -54,7 +54,7 @@ static int out_of_range(const void *m, const spec_field *f)
 {
     const char *name = (const char *)m + f->offset;
     if (f->kind == SPEC_NAME)
-        return !name[0] || !memchr(name, 0, f->limit);
+        return (!name[0] && !f->empty) || !memchr(name, 0, f->limit);
     return f->kind <= SPEC_ENUM && u32_of(m, f) > f->limit;
 }
 

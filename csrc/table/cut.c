@@ -128,7 +128,7 @@ typedef struct cut_out {
     uint64_t *ids;
     char *vectors;
     float *state;
-    uint32_t *clocks;
+    uint32_t *clocks, *fields;
     size_t n;
 } cut_out;
 
@@ -144,6 +144,8 @@ static void emit(const table *t, const char *row, cut_out *o)
                t->state_floats * sizeof(float));
     if (o->clocks)
         o->clocks[o->n] = row_clock(row);
+    if (o->fields && t->field)
+        o->fields[o->n] = row_field(t, row);
     o->n++;
 }
 
@@ -195,9 +197,9 @@ static int next_locked(table_cut *cut, size_t room, cut_out *o)
 
 int persia_table_cut_next(table_cut *cut, size_t room, uint64_t *ids,
                           void *vectors, float *state, uint32_t *clocks,
-                          size_t *n)
+                          uint32_t *fields, size_t *n)
 {
-    cut_out o = { ids, vectors, state, clocks, 0 };
+    cut_out o = { ids, vectors, state, clocks, fields, 0 };
 
     pthread_mutex_lock(&cut->lock);
     int rc = next_locked(cut, room, &o);

@@ -1,5 +1,8 @@
 #include "table/stripe.h"
 
+#include <math.h>
+#include <time.h>
+
 /* The rows of a window that may go. */
 typedef struct sweep {
     evict_rows rows;
@@ -13,6 +16,16 @@ static uint32_t sweep_step(const stripe *s)
     return (s->used + EVICT_WINDOW - 1) / EVICT_WINDOW;
 }
 
+static float row_norm(const table *t, const char *row)
+{
+    float vector[4096], sum = 0;
+
+    row_load_vector(t, row, vector);
+    for (uint32_t j = 0; j < t->config.dim; j++)
+        sum += vector[j] * vector[j];
+    return sqrtf(sum);
+}
+
 /* The hand moves on by one slot, in each part of the stripe. */
 static void sweep_read(table *t, stripe *s, uint32_t clock, uint32_t spare,
                        sweep *w)
@@ -22,11 +35,15 @@ static void sweep_read(table *t, stripe *s, uint32_t clock, uint32_t spare,
 
     for (uint64_t slot = s->hand.at; slot < s->used; slot += step, seen++) {
         const uint32_t at = (uint32_t)slot;
-        const uint32_t touched = row_clock(stripe_row(t, s, at));
+        const char *row = stripe_row(t, s, at);
+        const uint32_t touched = row_clock(row);
         if (!touched || touched == spare)
             continue;
-        /* negative for rows of a push that began after this one */
-        w->rows.column[EVICT_AGE][n] = (float)(int32_t)(clock - touched);
+        w->rows.age[n] = (float)(int32_t)(clock - touched);
+        if (t->field)
+            w->rows.field[n] = row_field(t, row);
+        if (t->evict.reads_norm)
+            w->rows.norm[n] = row_norm(t, row);
         w->at[n++] = (victim){ touched, at };
     }
     w->rows.n = n;
@@ -57,14 +74,22 @@ static void sweep_list(const sweep *w, const float *score, hand *h)
     h->next = 0;
 }
 
+static void sweep_score(table *t, stripe *s, uint32_t clock, uint32_t spare,
+                        sweep *w, float *score)
+{
+    sweep_read(t, s, clock, spare, w);
+    t->evict.policy->score(&t->evict, s->hand.now, &w->rows, score);
+    for (size_t i = 0; i < w->rows.n; i++)
+        score[i] = isnan(score[i]) ? -INFINITY : score[i];
+}
+
 static void hand_fill(table *t, stripe *s, uint32_t clock, uint32_t spare)
 {
     sweep w;
     float score[EVICT_WINDOW];
     hand *h = &s->hand;
 
-    sweep_read(t, s, clock, spare, &w);
-    t->evict->score(&w.rows, score);
+    sweep_score(t, s, clock, spare, &w, score);
     sweep_list(&w, score, h);
     for (uint32_t i = 0; i < h->n; i++) {
         const char *row = stripe_row(t, s, h->list[i].slot);
@@ -104,4 +129,44 @@ int hand_evict_locked(table *t, stripe *s, uint32_t clock, uint32_t spare)
         h->credit -= EVICT_WINDOW;
         hand_fill(t, s, clock, spare);
     }
+}
+
+uint32_t hand_expire_locked(table *t, stripe *s, uint32_t clock,
+                            uint32_t spare)
+{
+    sweep w;
+    float score[EVICT_WINDOW];
+    uint32_t gone = 0;
+
+    if (++s->hand.made % HAND_EXPIRE)
+        return 0;
+    sweep_score(t, s, clock, spare, &w, score);
+    for (uint32_t i = 0; i < w.rows.n; i++) {
+        if (score[i] < 1)
+            continue;
+        stripe_release_locked(t, s, w.at[i].slot);
+        gone++;
+    }
+    return gone;
+}
+
+void hand_touch_locked(const table *t, const stripe *s, size_t n,
+                       const float *age, char *const *rows)
+{
+    uint32_t field[EVICT_WINDOW];
+
+    for (size_t i = 0; i < n; i++)
+        field[i] = row_field(t, rows[i]);
+    t->evict.policy->touch(&t->evict, s->hand.now, n, age, field);
+    for (size_t i = 0; i < n; i++)
+        row_set_field(t, rows[i], field[i]);
+}
+
+void hand_look_locked(const table *t, stripe *s)
+{
+    const table_config *c = &t->config;
+
+    if (t->evict.reads_time)
+        s->hand.now = (uint32_t)(c->seconds ? c->seconds(c->seconds_ctx)
+                                            : (uint64_t)time(NULL));
 }

@@ -10,7 +10,11 @@
 #include "evict/evict.h"
 #include "table/table.h"
 
-enum { HAND_PART = 8, HAND_LIST = EVICT_WINDOW / HAND_PART };
+enum {
+    HAND_PART = 8,
+    HAND_LIST = EVICT_WINDOW / HAND_PART,
+    HAND_EXPIRE = 16
+};
 
 struct stripe;
 
@@ -25,6 +29,8 @@ typedef struct hand {
     uint32_t at;      /* the first slot of the next window */
     uint32_t n, next; /* victims listed, and tried */
     uint32_t clock;   /* of the push that asked last */
+    uint32_t made;    /* rows since it looked for expired ones */
+    uint32_t now;     /* seconds, of hand_look_locked() */
     uint64_t credit;  /* slots that it may still look at in this push */
     victim list[HAND_LIST];
 } hand;
@@ -34,5 +40,15 @@ typedef struct hand {
  * earlier calls may have left some.  PERSIA_ECAPACITY: there was none. */
 int hand_evict_locked(table *t, struct stripe *s, uint32_t clock,
                       uint32_t spare);
+/* Of a table whose rows expire: comes before each new row.  Takes out the
+ * expired ones of a window at every HAND_EXPIRE-th; how many. */
+uint32_t hand_expire_locked(table *t, struct stripe *s, uint32_t clock,
+                            uint32_t spare);
+/* Fields of the rows that are touched, n <= EVICT_WINDOW; age: pushes since
+ * they were last. */
+void hand_touch_locked(const table *t, const struct stripe *s, size_t n,
+                       const float *age, char *const *rows);
+/* Reads the clock for the calls to come, if the policy needs it. */
+void hand_look_locked(const table *t, struct stripe *s);
 
 #endif

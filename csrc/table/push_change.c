@@ -246,7 +246,7 @@ typedef struct apply {
     group *g;
     uint32_t clock;
     int swept;     /* no gradient as it came holds NaN or Inf */
-    int make_last; /* near eviction: first claim the rows that are there */
+    int make_last; /* rows may go: first claim those that are there */
     apply_counts counts;
 } apply;
 
@@ -292,9 +292,10 @@ static void apply_block(apply *a, size_t at, size_t n, const int64_t *slots)
     const float *const *const grad = a->g->grad + at;
     const size_t stride = a->t->stride;
     const uint32_t clock = a->clock;
-    const int make_last = a->make_last;
+    const int make_last = a->make_last, keeps = a->t->field != 0;
     char *const base = a->s->arena.base;
     const float *grads[BLOCK];
+    float ages[BLOCK];
     char *rows[BLOCK];
     size_t live = 0;
 
@@ -322,10 +323,14 @@ static void apply_block(apply *a, size_t at, size_t n, const int64_t *slots)
             row = base + (size_t)slot * stride;
         }
         stripe_touch_locked(a->t, a->s, (uint32_t)slot);
+        if (keeps)
+            ages[live] = (float)(int32_t)(clock - row_clock(row));
         row_set_clock(row, clock);
         grads[live] = grad[i];
         rows[live++] = row;
     }
+    if (keeps)
+        hand_touch_locked(a->t, a->s, live, ages, rows);
     a->optim->kernel(a->optim, live, rows, grads);
     a->counts.touched += live;
 }
@@ -463,10 +468,12 @@ static void apply_stripe(push_plan *plan, size_t j, uint32_t i, size_t n,
     apply a = { t, s, job, &plan->optim[j], &g,
                 clock_short(plan->clock[j]), job_swept(job), 0, { 0 } };
     pthread_rwlock_wrlock(&s->lock);
+    hand_look_locked(t, s);
     /* with all that other stripes and pushes may make meanwhile */
-    a.make_last = t->config.capacity &&
-                  atomic_load(&t->rows) + atomic_load(&t->pending) + g.n >
-                      t->config.capacity;
+    a.make_last = t->evict.expires ||
+                  (t->config.capacity &&
+                   atomic_load(&t->rows) + atomic_load(&t->pending) + g.n >
+                       t->config.capacity);
     const uint32_t used = s->used;
     apply_group(&a);
     plan->slots[plan->first_stripe[j] + i] -= s->used - used;

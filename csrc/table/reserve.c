@@ -14,7 +14,7 @@ static int passes_capacity(const table *t, uint64_t rows)
 {
     const table_config *c = &t->config;
 
-    return c->capacity && !t->evict &&
+    return c->capacity && !t->evict.policy &&
            atomic_load(&t->rows) + rows > c->capacity;
 }
 
@@ -25,7 +25,7 @@ static uint64_t bytes_of(const table *t, uint64_t rows)
 {
     const uint64_t capacity = t->config.capacity, now = atomic_load(&t->rows);
 
-    if (capacity && t->evict) {
+    if (capacity && t->evict.policy) {
         /* new rows take the place of old ones */
         uint64_t left = capacity > now ? capacity - now : 0;
         rows = rows < left ? rows : left;

@@ -27,7 +27,7 @@ static int rows_visit(table *t, size_t n, const uint64_t *ids, size_t *slots,
             if (start[i] == start[i + 1])
                 continue;
             if (slots)
-                pthread_rwlock_wrlock(&s->lock);
+                pthread_rwlock_wrlock(&s->lock), hand_look_locked(t, s);
             else
                 pthread_rwlock_rdlock(&s->lock);
             const uint32_t used = s->used;
@@ -93,7 +93,7 @@ typedef struct rows_in {
     const float *vectors;
     const char *raw;
     const float *state;
-    const uint32_t *clocks;
+    const uint32_t *clocks, *fields;
     uint32_t clock;
 } rows_in;
 
@@ -114,7 +114,7 @@ static int row_put(table *t, stripe *s, uint64_t hash, uint64_t id, size_t at,
     } else {
         rc = stripe_add_locked(t, s, hash, id, in->clock, 0, &slot, &evicted);
         if (rc == PERSIA_ECAPACITY && t->expected > t->config.capacity &&
-            t->evict) { /* its stripe's part is 0 */
+            t->evict.policy) { /* its stripe's part is 0 */
             atomic_fetch_add(&t->evicted, 1);
             return PERSIA_OK;
         }
@@ -143,6 +143,11 @@ static int row_put(table *t, stripe *s, uint64_t hash, uint64_t id, size_t at,
                t->state_floats * sizeof(float));
     else
         row_init_state(t, row + t->state_offset);
+    if (t->field) {
+        row_set_field(t, row, in->fields ? in->fields[at] : 0);
+        if (!in->fields)
+            hand_touch_locked(t, s, 1, &(float){ 0 }, &row);
+    }
     return PERSIA_OK;
 }
 
@@ -260,9 +265,10 @@ void persia_table_expect_none(table *t)
 
 int persia_table_restore(table *t, size_t n, const uint64_t *ids,
                          const void *vectors, const float *state,
-                         const uint32_t *clocks)
+                         const uint32_t *clocks, const uint32_t *fields)
 {
-    rows_in in = { .raw = vectors, .state = state, .clocks = clocks };
+    rows_in in = { .raw = vectors, .state = state, .clocks = clocks,
+                   .fields = fields };
     int rc = persia_fork_check("table_restore");
 
     return rc ? rc : rows_put(t, n, ids, &in);

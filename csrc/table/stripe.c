@@ -168,7 +168,7 @@ static int has_its_part(const table *t, const stripe *s)
 {
     const uint64_t capacity = t->config.capacity;
 
-    if (t->expected <= capacity || !t->evict)
+    if (t->expected <= capacity || !t->evict.policy)
         return 0;
     return s->rows >= (uint64_t)((double)capacity * (double)s->expected /
                                  (double)t->expected);
@@ -182,6 +182,10 @@ static int row_count(table *t, stripe *s, uint32_t clock, uint32_t spare,
     uint64_t rows;
     int rc;
 
+    if (t->evict.expires) {
+        *evicted = hand_expire_locked(t, s, clock, spare);
+        atomic_fetch_sub_explicit(&t->rows, *evicted, memory_order_relaxed);
+    }
     if (!capacity) {
         s->uncounted++;
         return PERSIA_OK;
@@ -192,10 +196,10 @@ static int row_count(table *t, stripe *s, uint32_t clock, uint32_t spare,
                                                   memory_order_relaxed,
                                                   memory_order_relaxed))
             return PERSIA_OK;
-    if (!t->evict)
+    if (!t->evict.policy)
         return PERSIA_ECAPACITY;
     rc = hand_evict_locked(t, s, clock, spare);
-    *evicted = !rc;
+    *evicted += !rc;
     return rc;
 }
 
@@ -226,6 +230,8 @@ int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
     row_init_vector(t, id, vector);
     row_store_vector(t, vector, row);
     row_init_state(t, row + t->state_offset);
+    if (t->field)
+        row_set_field(t, row, 0);
     row_index_insert(&s->index, stripe_rows(t, s), hash, *slot);
     s->rows++;
     return PERSIA_OK;

@@ -47,7 +47,8 @@ typedef struct stripe {
 
 struct table {
     table_config config;
-    const evict_policy *evict; /* at capacity; NULL: rows are refused */
+    evictor evict;         /* its options */
+    uint32_t field;        /* offset of evict.field in a row; 0: none */
     uint32_t stripes;      /* power of two */
     uint32_t vector_bytes;
     uint32_t state_offset; /* in a row, bytes */
@@ -96,6 +97,16 @@ static inline uint32_t row_clock(const char *row)
     __builtin_memcpy(&clock, row + ROW_CLOCK, sizeof clock);
     return clock;
 }
+static inline uint32_t row_field(const table *t, const char *row)
+{
+    uint32_t field;
+    __builtin_memcpy(&field, row + t->field, sizeof field);
+    return field;
+}
+static inline void row_set_field(const table *t, char *row, uint32_t field)
+{
+    __builtin_memcpy(row + t->field, &field, sizeof field);
+}
 static inline void row_set_clock(char *row, uint32_t clock)
 {
     __builtin_memcpy(row + ROW_CLOCK, &clock, sizeof clock);
@@ -118,9 +129,9 @@ int stripe_init(table *t, stripe *s);
 void stripe_free(stripe *s);
 
 /* Adds a row for an id that has none: initial vector and state, the clock
- * given.  At capacity it evicts a row (*evicted is 1 then), never one touched
- * at `spare` (0: any); PERSIA_ECAPACITY when it finds none, its only error:
- * memory was reserved (reserve.h). */
+ * given, its field 0.  It may evict rows (*evicted: how many), at capacity one
+ * at least, never one touched at `spare` (0: any); PERSIA_ECAPACITY when it
+ * finds none, its only error: memory was reserved (reserve.h). */
 int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
                       uint32_t clock, uint32_t spare, uint32_t *slot,
                       uint32_t *evicted);

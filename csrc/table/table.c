@@ -106,14 +106,27 @@ static void limit_unlock(mem_limit *limit)
         pthread_rwlock_unlock(&limit->lock);
 }
 
+static int evictor_make(const table_config *c, evictor *out)
+{
+    char text[256];
+    int rc = persia_evict_make(&c->spec, c->score, c->score_ctx, out);
+
+    if (!rc)
+        return rc;
+    snprintf(text, sizeof text, "%s", persia_err_text());
+    return persia_err_set(rc, "table %s: %s", c->name, text);
+}
+
 int persia_table_create(const table_config *config, table **out)
 {
     uint32_t stripes, floats;
+    evictor evict;
     size_t size;
     table *t;
     int rc = config_check(config);
 
     *out = NULL;
+    rc = rc ? rc : evictor_make(config, &evict);
     if (rc)
         return rc;
     stripes = stripes_of(config);
@@ -127,7 +140,6 @@ int persia_table_create(const table_config *config, table **out)
                               config->name);
     memset(t, 0, size);
     t->config = *config;
-    t->evict = persia_evict_policy(config->full);
     t->stripes = stripes;
     t->left = (_Atomic(int64_t) *)(void *)&t->stripe[stripes];
     t->vector_bytes = config->dim * (config->dtype == VECTOR_BF16 ? 2 : 4);
@@ -138,6 +150,11 @@ int persia_table_create(const table_config *config, table **out)
                             (int)config->momentum, config->state_init,
                             t->state_start);
     t->stride = t->state_offset + floats * sizeof(float);
+    t->evict = evict;
+    if (evict.field) {
+        t->field = (uint32_t)t->stride;
+        t->stride += sizeof(uint32_t);
+    }
     row_init_keys(t);
     persia_fair_lock_init(&t->gate);
     persia_fair_lock_init(&t->full_lock);

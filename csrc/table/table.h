@@ -1,9 +1,10 @@
 /* table.h: a hash table from 64-bit ids to rows of one width.
  *
- *   row   [ id u64 | clock u32 | vector | optimizer state fp32 ]
+ *   row   [ id u64 | clock u32 | vector | optimizer state fp32 | field ]
  *
  * A row stays in its slot for life.  `clock` is the number (mod 2^32, never
- * 0) of the push that touched the row last; 0 marks a free slot.  Rows are
+ * 0) of the push that touched the row last; 0 marks a free slot.  The field,
+ * 4 bytes, is there if the table's eviction needs one (evict.h).  Rows are
  * spread over stripes by their hash; a stripe has a lock, an index and an
  * arena of its own.
  *
@@ -18,6 +19,7 @@
 #ifndef PERSIA_TABLE_H
 #define PERSIA_TABLE_H
 
+#include "evict/evict.h"
 #include "mem/mem.h"
 #include "optim/optim.h"
 #include "sched/sched.h"
@@ -39,6 +41,11 @@ typedef struct table_config {
     };
     uint32_t stripes;      /* power of two up to 256; 0: chosen */
     mem_limit *limit;      /* NULL: none */
+    evict_score_fn score;  /* of FULL_EVICT_SCORE without an expression */
+    void *score_ctx;
+    /* Seconds since 1970, for a TTL; NULL: by the system's clock. */
+    uint64_t (*seconds)(void *ctx);
+    void *seconds_ctx;
 } table_config;
 
 /* Sets every field to its default: fp32, Adagrad, uniform [-0.01, 0.01). */
@@ -136,12 +143,13 @@ PERSIA_API int persia_table_cut_begin(table *const *tables, size_t n,
 PERSIA_API uint64_t persia_table_cut_rows(const table_cut *cut);
 PERSIA_API uint64_t persia_table_cut_clock(const table_cut *cut);
 /* Hands out up to `room` rows; *n is 0 at the end.  An array that is NULL is
- * left out.  PERSIA_ELIMIT or PERSIA_ENOMEM when rows that changed meanwhile
- * could not be put aside: then the cut is lost, the table is not. */
+ * left out, as are the fields of rows without one.  PERSIA_ELIMIT or
+ * PERSIA_ENOMEM when rows that changed meanwhile could not be put aside: then
+ * the cut is lost, the table is not. */
 PERSIA_API int persia_table_cut_next(table_cut *cut, size_t room,
                                      uint64_t *ids, void *vectors,
                                      float *state, uint32_t *clocks,
-                                     size_t *n);
+                                     uint32_t *fields, size_t *n);
 /* Frees what the table keeps for it: later persia_table_cut_next() fail
  * (PERSIA_EINTR), one that runs ends first.  Any thread; more than once. */
 PERSIA_API void persia_table_cut_stop(table_cut *cut);
@@ -153,10 +161,12 @@ PERSIA_API void persia_table_cut_end(table_cut *cut);
 PERSIA_API void persia_table_expect(table *t, size_t n, const uint64_t *ids);
 PERSIA_API void persia_table_expect_none(table *t); /* they have come */
 /* The reverse of a cut: adds rows as persia_table_cut_next() gave them (an id
- * that is there already is replaced). */
+ * that is there already is replaced).  `fields` NULL: as of rows that are
+ * touched now for the first time. */
 PERSIA_API int persia_table_restore(table *t, size_t n, const uint64_t *ids,
                                     const void *vectors, const float *state,
-                                    const uint32_t *clocks);
+                                    const uint32_t *clocks,
+                                    const uint32_t *fields);
 PERSIA_API void persia_table_set_clock(table *t, uint64_t pushes);
 /* Exchanges the rows of `t` with those of `other`, a table of the same
  * configuration that only the caller knows.  Pushes see one or the other; a

@@ -71,12 +71,15 @@ static const wire_field table_spec_fields[] = {
     [11] = F(table_spec, missing, U32, "missing", .limit = 1),
     [12] = F(table_spec, nonfinite, U32, "nonfinite", .limit = 1),
     [13] = F(table_spec, capacity, U64, "capacity"),
-    [14] = F(table_spec, full, U32, "full", .limit = 1),
+    [14] = F(table_spec, full, U32, "full", .limit = 4),
     [15] = F(table_spec, admission, FLOAT, "admission"),
+    [16] = F(table_spec, evict_updates, U64, "evict_updates"),
+    [17] = F(table_spec, evict_seconds, U64, "evict_seconds"),
+    [18] = F(table_spec, evict_score, NAME, "evict_score", .limit = 256),
 };
 static const wire_type table_spec_type = {
     .name = "TableSpec", .size = sizeof(table_spec),
-    .fields = table_spec_fields, .fields_n = 15, .check = at_check_table_spec
+    .fields = table_spec_fields, .fields_n = 18, .check = at_check_table_spec
 };
 
 static const wire_field slot_run_fields[] = {

@@ -488,7 +488,7 @@ def test_a_wrong_push_is_refused_by_field(change: str, text: str) -> None:
         (declare(dtype=2), "DeclareRequest.table.dtype: is 2, at most 1"),
         (declare(optimizer=99), "DeclareRequest.table.optimizer: is 99"),
         (declare(init=3), "DeclareRequest.table.init: is 3, at most 2"),
-        (declare(full=2), "DeclareRequest.table.full: is 2, at most 1"),
+        (declare(full=99), "DeclareRequest.table.full: is 99, at most"),
         (declare(missing=2), "DeclareRequest.table.missing: is 2, at most"),
         (declare(nonfinite=2), "DeclareRequest.table.nonfinite: is 2, at"),
         (declare(init_a=np.inf), "DeclareRequest.table.init_a: is not fini"),

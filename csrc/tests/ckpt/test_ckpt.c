@@ -149,7 +149,8 @@ static dump dump_table(table *t)
     do {
         assert_int_equal(persia_table_cut_next(
                              cut, p.room, p.col[COL_IDS], p.col[COL_VECTORS],
-                             p.col[COL_STATE], p.col[COL_CLOCK], &p.n),
+                             p.col[COL_STATE], p.col[COL_CLOCK],
+                             p.col[COL_FIELD], &p.n),
                          PERSIA_OK);
         for (size_t i = 0; i < p.n; i++, d.n++) {
             char *at = d.rows + d.n * d.row;

@@ -327,7 +327,7 @@ rows_all rows_of(table *const *shards, size_t shards_n)
                 persia_table_cut_next(cut, total - all.n + 1, all.ids + all.n,
                                       all.vectors + all.n * all.vector_bytes,
                                       all.state + all.n * all.state_floats,
-                                      all.clocks + all.n, &n),
+                                      all.clocks + all.n, NULL, &n),
                 PERSIA_OK);
         persia_table_cut_end(cut);
     }

@@ -228,7 +228,8 @@ static void between_two_updates(void **state)
         size_t rows;
         assert_int_equal(persia_ps_between(n.p, cut_now, &n), PERSIA_OK);
         assert_int_equal(
-            persia_table_cut_next(n.cut, 1, &id, vector, none, &clock, &rows),
+            persia_table_cut_next(n.cut, 1, &id, vector, none, &clock, NULL,
+                                  &rows),
             PERSIA_OK);
         assert_int_equal(rows, 1);
         assert_int_equal((int)(vector[0] + 0.5f), n.after_at_cut);

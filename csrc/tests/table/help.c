@@ -162,7 +162,8 @@ static void dump_grow(dump *d, size_t room)
     d->vectors = realloc(d->vectors, room * d->vector_bytes);
     d->state = realloc(d->state, room * d->state_floats * sizeof(float) + 1);
     d->clocks = realloc(d->clocks, room * sizeof *d->clocks);
-    if (!d->ids || !d->vectors || !d->state || !d->clocks)
+    d->fields = realloc(d->fields, room * sizeof *d->fields);
+    if (!d->ids || !d->vectors || !d->state || !d->clocks || !d->fields)
         fail_msg("no memory for a dump");
 }
 
@@ -189,7 +190,7 @@ static void dump_sort(dump *d)
     to.ids = NULL;
     to.vectors = NULL;
     to.state = NULL;
-    to.clocks = NULL;
+    to.clocks = to.fields = NULL;
     dump_grow(&to, d->n + 1);
     for (size_t i = 0; i < d->n; i++)
         order[i] = (numbered){ d->ids[i], i };
@@ -201,6 +202,7 @@ static void dump_sort(dump *d)
                      (unsigned long long)order[i].id);
         to.ids[i] = order[i].id;
         to.clocks[i] = d->clocks[from];
+        to.fields[i] = d->fields[from];
         memcpy(to.vectors + i * d->vector_bytes,
                d->vectors + from * d->vector_bytes, d->vector_bytes);
         memcpy(to.state + i * d->state_floats,
@@ -225,9 +227,11 @@ dump dump_cut(table *t, table_cut *cut, size_t room)
     while (n) {
         if (d.n + room > d.room)
             dump_grow(&d, 2 * d.room + room);
+        memset(d.fields + d.n, 0, room * sizeof *d.fields);
         if (persia_table_cut_next(
                 cut, room, d.ids + d.n, d.vectors + d.n * d.vector_bytes,
-                d.state + d.n * d.state_floats, d.clocks + d.n, &n))
+                d.state + d.n * d.state_floats, d.clocks + d.n,
+                d.fields + d.n, &n))
             fail_msg("%s", persia_err_text());
         if (n > room)
             fail_msg("a cut gives %zu rows where %zu fit", n, room);
@@ -256,6 +260,7 @@ void dump_free(dump *d)
     free(d->vectors);
     free(d->state);
     free(d->clocks);
+    free(d->fields);
     memset(d, 0, sizeof *d);
 }
 
@@ -277,6 +282,10 @@ void dump_equal(const dump *a, const dump *b, const char *what)
                    a->state_floats * sizeof(float)))
             fail_msg("%s: states of id %llu differ", what,
                      (unsigned long long)a->ids[i]);
+        if (a->fields[i] != b->fields[i])
+            fail_msg("%s: fields of id %llu are %x and %x", what,
+                     (unsigned long long)a->ids[i], a->fields[i],
+                     b->fields[i]);
         if (a->clocks[i] != b->clocks[i])
             fail_msg("%s: clocks of id %llu are %u and %u", what,
                      (unsigned long long)a->ids[i], a->clocks[i],

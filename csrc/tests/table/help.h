@@ -57,7 +57,7 @@ typedef struct dump {
     uint64_t *ids;
     char *vectors;
     float *state;
-    uint32_t *clocks;
+    uint32_t *clocks, *fields; /* fields: 0 where rows have none */
 } dump;
 dump dump_table(table *t);
 /* What is left of a cut that has begun, `room` rows a call, then its end;

@@ -90,7 +90,7 @@ static void interleaved(const history *h, rng *r)
                 persia_table_cut_next(cut, room, got.ids + at,
                                       got.vectors + at * got.vector_bytes,
                                       got.state + at * got.state_floats,
-                                      got.clocks + at, &n),
+                                      got.clocks + at, NULL, &n),
                 PERSIA_OK);
             at += n;
             assert_true(at <= want.n);
@@ -108,7 +108,7 @@ static void interleaved(const history *h, rng *r)
             c.capacity = 0;
             table *u = table_of(&c);
             assert_int_equal(persia_table_restore(u, at, got.ids, got.vectors,
-                                                  got.state, got.clocks),
+                                                  got.state, got.clocks, NULL),
                              0);
             dump now = dump_table(u);
             dump_equal(&now, &want, "a cut");
@@ -413,10 +413,12 @@ static void test_ids_alone(void **state)
         ids[i] = i * i;
     assert_int_equal(persia_table_set(t, N, ids, zeros, NULL), PERSIA_OK);
     assert_int_equal(persia_table_cut_begin(&t, 1, &cut), PERSIA_OK);
-    assert_int_equal(persia_table_cut_next(cut, N, got, NULL, NULL, NULL, &n),
+    assert_int_equal(persia_table_cut_next(cut, N, got, NULL, NULL, NULL,
+                                           NULL, &n),
                      0);
     assert_int_equal(n, N);
-    assert_int_equal(persia_table_cut_next(cut, N, NULL, NULL, NULL, NULL, &n),
+    assert_int_equal(persia_table_cut_next(cut, N, NULL, NULL, NULL, NULL,
+                                           NULL, &n),
                      0);
     assert_int_equal(n, 0);
     persia_table_cut_end(cut);
@@ -455,7 +457,8 @@ static void test_a_cut_gives_way_to_a_push(void **state)
     assert_true(limit.used <= limit.maximum);
     int rc;
     do
-        rc = persia_table_cut_next(cut, 100, NULL, NULL, NULL, NULL, &got);
+        rc = persia_table_cut_next(cut, 100, NULL, NULL, NULL, NULL, NULL,
+                                   &got);
     while (!rc && got);
     assert_int_equal(rc, PERSIA_ELIMIT);
     assert_non_null(strstr(persia_err_text(), "test"));

@@ -383,7 +383,7 @@ static void test_set_and_restore_evict(void **state)
     for (uint32_t i = 0; i < 250; i++)
         clocks[i] = 1 + i / 10 * 7 % 25; /* ten rows of each push 1 .. 25 */
     persia_table_set_clock(t, 25);
-    if (persia_table_restore(t, 250, ids, ones, NULL, clocks))
+    if (persia_table_restore(t, 250, ids, ones, NULL, clocks, NULL))
         fail_msg("%s", persia_err_text());
     assert_int_equal(stats_of(t).rows, 100);
     persia_table_destroy(t);
@@ -394,7 +394,8 @@ static void test_set_and_restore_evict(void **state)
     for (uint32_t i = 0; i < 60; i++)
         clocks[i] = i < 30 ? 20 : 1;
     persia_table_set_clock(t, 10);
-    assert_int_equal(persia_table_restore(t, 60, ids, ones, NULL, clocks), 0);
+    assert_int_equal(persia_table_restore(t, 60, ids, ones, NULL, clocks,
+                                          NULL), 0);
     push_one(s, t, &a, 30, ids + 60, ones, 0);
     for (uint64_t i = 0; i < 90; i++)
         assert_int_equal(has_row(t, i), i < 30 || i >= 60);
@@ -421,7 +422,8 @@ static void test_clear_forgets_whom_to_evict(void **state)
     ids_fill(ids, 100, 40);
     for (uint32_t i = 0; i < 40; i++) /* most as they were, but one older */
         clocks[i] = i == 39 ? 1 : i + 1 + (i == 0);
-    assert_int_equal(persia_table_restore(t, 40, ids, ones, NULL, clocks), 0);
+    assert_int_equal(persia_table_restore(t, 40, ids, ones, NULL, clocks,
+                                          NULL), 0);
     push_one(s, t, &a, 1, ids, ones, 0);
     for (uint64_t i = 200; i < 202; i++)
         push_one(s, t, &a, 1, &i, ones, 0);

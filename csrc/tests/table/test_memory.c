@@ -251,7 +251,8 @@ static void cut_check(world *w)
 
     while (n && !rc) {
         static uint64_t some[500];
-        rc = persia_table_cut_next(w->cut, 500, some, NULL, NULL, NULL, &n);
+        rc = persia_table_cut_next(w->cut, 500, some, NULL, NULL, NULL, NULL,
+                                   &n);
         rows += n;
     }
     if (rc)

@@ -105,7 +105,7 @@ static void *cuts(void *arg)
         rows = persia_table_cut_rows(cut);
         while (n) {
             if (persia_table_cut_next(cut, ROOM, ids, vectors, NULL, clocks,
-                                      &n))
+                                      NULL, &n))
                 st->failed |= 8;
             total += n;
             for (size_t i = 0; i < n; i++)

@@ -404,7 +404,8 @@ static void do_restore(world *w)
     assert_int_equal(d.clock, w->pushes);
     config.stripes = 1u << rng_below(&w->r, STRIPES_LOG);
     to = table_of(&config);
-    if (persia_table_restore(to, d.n, d.ids, d.vectors, d.state, d.clocks))
+    if (persia_table_restore(to, d.n, d.ids, d.vectors, d.state, d.clocks,
+                             d.fields))
         fail_msg("%s", persia_err_text());
     persia_table_set_clock(to, d.clock);
     e = dump_table(to);

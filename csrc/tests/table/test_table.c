@@ -42,7 +42,9 @@ static void test_options_are_checked(void **state)
     REFUSE(init, 3, "test");
     REFUSE(missing, 2, "test");
     REFUSE(nonfinite, 2, "test");
-    REFUSE(full, 2, "test");
+    REFUSE(full, FULL_KINDS, "test");
+    REFUSE(full, FULL_EVICT_TTL, "TTL");
+    REFUSE(full, FULL_EVICT_SCORE, "column 1");
     REFUSE(stripes, 3, "stripes");
     REFUSE(stripes, 512, "stripes");
     REFUSE(admission, -0.1f, "admission");
@@ -430,7 +432,7 @@ static void test_restore_of_a_cut_is_the_same_table(void **state)
             assert_int_equal(a.clock, 5);
             assert_int_equal(a.n, 7000);
             assert_int_equal(persia_table_restore(u, a.n, a.ids, a.vectors,
-                                                  a.state, a.clocks),
+                                                  a.state, a.clocks, a.fields),
                              0);
             persia_table_set_clock(u, a.clock);
             dump b = dump_table(u);

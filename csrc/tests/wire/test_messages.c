@@ -20,7 +20,8 @@
         .name = "us\xC3\xA9r", .seed = UINT64_MAX, .dim = 16, .dtype = 1,     \
         .optimizer = 4, .momentum = 1, .init = 2, .init_a = -0.5f,            \
         .init_b = -0.0f, .state_init = 0.1f, .missing = 1, .nonfinite = 1,    \
-        .capacity = 1000, .full = 1, .admission = 0.25f                       \
+        .capacity = 1000, .full = 1, .admission = 0.25f,                      \
+        .evict_updates = 77, .evict_seconds = 88, .evict_score = "age"        \
     }
 #define LEDGER(n)                                                             \
     {                                                                         \
