@@ -89,7 +89,7 @@ class TableConfig:
         trainable: False: looked up, never updated.
         capacity: largest number of rows; None: no limit.
         eviction: which rows go: "lru" (at capacity those that were not
-            updated for long), "norm", or an object of
+            updated for long), "lfu", "norm", or an object of
             :mod:`persia.eviction`. None: none, a new id at capacity raises
             CapacityReached.
         admission: "all", or the probability with which an unseen id gets a row

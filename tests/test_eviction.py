@@ -97,6 +97,7 @@ class Run:
         policy: eviction.Eviction | str,
         scores: Scores,
         capacity: int,
+        half_life: float = 0,
     ) -> None:
         self.bags = persia.EmbeddingBagCollection(
             optimizer=persia.optim.SGD(lr=1.0),
@@ -113,6 +114,7 @@ class Run:
         )
         self.store = self.bags.store
         self.hand = Hand(capacity, scores)
+        self.half_life = half_life
         self.clock = 0
 
     def push(self, old: list[int], new: int, grad: float) -> None:
@@ -128,12 +130,22 @@ class Run:
         rows = [self.hand.find(id) for id in old]
         for row in rows:
             assert row is not None
+            row.count = self.decayed(row)
             row.clock = self.clock
         rows.append(self.hand.add(new, self.clock))
         for row in rows:
             assert row is not None
             row.count = F32(row.count + F32(1))
             row.norm = F32(row.norm + F32(grad))
+
+    def decayed(self, row: Row) -> Any:
+        """Its count now: halved, along straight lines."""
+        if not self.half_life:
+            return row.count
+        halves = F32(F32(self.clock - row.clock) / F32(self.half_life))
+        whole = math.floor(halves)
+        part = F32(F32(1) - F32(F32(halves - F32(whole)) / F32(2)))
+        return F32(F32(row.count * F32(2.0**-whole)) * part)
 
     def live(self) -> set[int]:
         return {row.id for row in self.hand.slots if row is not None}
@@ -174,6 +186,16 @@ def train(run: Run, steps: int, seed: int) -> None:
 )
 def test_the_oldest_go(policy: Any, capacity: int) -> None:
     train(Run(policy, age, capacity), 5 * capacity, capacity)
+
+
+@pytest.mark.parametrize("capacity", [3, 40, 150])
+@pytest.mark.parametrize("half_life", [None, 7, 100])
+def test_the_rarest_go(half_life: int | None, capacity: int) -> None:
+    def rare(clock: int, rows: list[Row]) -> Any:
+        return [-run.decayed(row) for row in rows]
+
+    run = Run(eviction.LFU(half_life), rare, capacity, half_life or 0)
+    train(run, 5 * capacity, capacity)
 
 
 @pytest.mark.parametrize("capacity", [3, 40, 150])
@@ -255,6 +277,7 @@ def test_wrong_expressions(expression: str) -> None:
         (lambda: eviction.TTL(updates=1, seconds=1), "not both"),
         (lambda: eviction.TTL(updates=0), "updates"),
         (lambda: eviction.TTL(seconds=1.5), "seconds"),
+        (lambda: eviction.LFU(half_life=0), "half_life"),
         (lambda: eviction.Score(3), "expression"),  # type: ignore[arg-type]
     ],
 )
@@ -306,19 +329,16 @@ def touch(bags: persia.EmbeddingBagCollection, *ids: int) -> None:
     out.values().sum().backward()
 
 
-RARE = eviction.Score("-count")
-
-
 def test_counts_are_in_checkpoints(tmp_path: Path) -> None:
     store = persia.Store(persia.optim.SGD(lr=0.1))
-    bags = table(store, RARE)
+    bags = table(store, "lfu")
     for id in range(8):
         for _ in range(8 - id):
             touch(bags, id)
     touch(bags, 7)  # the youngest, with two updates as 6 has
     touch(bags, 7)
     store.save(tmp_path)
-    for policy, gone in (RARE, 6), ("lru", 0):
+    for policy, gone in ("lfu", 6), ("lru", 0), (eviction.LFU(100), 6):
         other = persia.Store(persia.optim.SGD(lr=0.1))
         loaded = table(other, policy)
         other.load(tmp_path)
@@ -328,7 +348,7 @@ def test_counts_are_in_checkpoints(tmp_path: Path) -> None:
         other.save(tmp_path / str(gone), step=1)
         # and from a table without counts: all have one update
         again = persia.Store(persia.optim.SGD(lr=0.1))
-        last = table(again, RARE)
+        last = table(again, "lfu")
         again.load(tmp_path / str(gone))
         touch(last, 99, 100)
         assert bool(again.contains("t", [99, 100]).all())
@@ -353,7 +373,7 @@ def test_seconds_go_on_in_another_process(tmp_path: Path) -> None:
 
 def test_one_table_has_one_policy() -> None:
     store = persia.Store(persia.optim.SGD(lr=0.1))
-    table(store, eviction.TTL(10))
-    table(store, eviction.TTL(10))
+    table(store, eviction.LFU(10))
+    table(store, eviction.LFU(10))
     with pytest.raises(errors.SchemaMismatch, match="eviction"):
-        table(store, eviction.TTL(11))
+        table(store, eviction.LFU(11))

@@ -27,7 +27,7 @@ const char *const persia_table_nonfinite_names[] = {
 };
 
 const char *const persia_table_full_names[] = {
-    "raise", "evict_lru", "evict_ttl", "evict_norm", "evict_score"
+    "raise", "evict_lru", "evict_ttl", "evict_norm", "evict_score", "evict_lfu"
 };
 
 const char *const persia_role_pooling_names[] = {
@@ -67,7 +67,7 @@ static const spec_field table_spec_fields[] = {
     { .name = "capacity", .config = "capacity", .kind = SPEC_U64,
       .offset = offsetof(table_spec, capacity) },
     { .name = "full", .config = "eviction", .kind = SPEC_ENUM,
-      .offset = offsetof(table_spec, full), .limit = 4,
+      .offset = offsetof(table_spec, full), .limit = 5,
       .names = persia_table_full_names },
     { .name = "admission", .config = "admission", .kind = SPEC_FLOAT,
       .offset = offsetof(table_spec, admission) },

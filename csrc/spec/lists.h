@@ -68,12 +68,14 @@ enum table_full {
     FULL_EVICT_TTL, /* without one for too long, below capacity too */
     FULL_EVICT_NORM, /* with the smallest vectors */
     FULL_EVICT_SCORE, /* with the highest scores */
+    FULL_EVICT_LFU, /* with the fewest updates */
     FULL_KINDS
 };
-extern PERSIA_API const char *const persia_table_full_names[5];
+extern PERSIA_API const char *const persia_table_full_names[6];
 
 #define TABLE_FULL_EACH(X)                                                    \
-    X(raise) X(evict_lru) X(evict_ttl) X(evict_norm) X(evict_score)
+    X(raise) X(evict_lru) X(evict_ttl) X(evict_norm) X(evict_score)           \
+    X(evict_lfu)
 
 enum role_pooling {
     ROLE_POOL_SUM,
@@ -100,7 +102,9 @@ typedef struct table_spec {
     uint64_t capacity; /* rows of all shards together; 0: unbounded */
     uint32_t full; /* what happens at capacity */
     float admission; /* probability that an unseen id gets a row; 1: all */
-    uint64_t evict_updates; /* TTL: after how many updates a row goes, or 0 */
+    /* LFU: in how many updates a count halves, 0: never; TTL: after how many a
+     * row goes, or 0 */
+    uint64_t evict_updates;
     uint64_t evict_seconds; /* TTL: the same in seconds */
     char evict_score[256]; /* SCORE: an expression, see csrc/evict/score.c */
 } table_spec;

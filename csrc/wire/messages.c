@@ -71,7 +71,7 @@ static const wire_field table_spec_fields[] = {
     [11] = F(table_spec, missing, U32, "missing", .limit = 1),
     [12] = F(table_spec, nonfinite, U32, "nonfinite", .limit = 1),
     [13] = F(table_spec, capacity, U64, "capacity"),
-    [14] = F(table_spec, full, U32, "full", .limit = 4),
+    [14] = F(table_spec, full, U32, "full", .limit = 5),
     [15] = F(table_spec, admission, FLOAT, "admission"),
     [16] = F(table_spec, evict_updates, U64, "evict_updates"),
     [17] = F(table_spec, evict_seconds, U64, "evict_seconds"),

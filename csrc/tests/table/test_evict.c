@@ -32,6 +32,52 @@ static void push_id(sched *s, table *t, uint64_t id, int times)
         push_ids(s, t, 1, &id);
 }
 
+static void test_lfu(void **state)
+{
+    sched *s = pool_of(1);
+    table *t = table_with(FULL_EVICT_LFU, 4);
+    (void)state;
+    push_id(s, t, 1, 5);
+    push_id(s, t, 2, 2);
+    push_id(s, t, 3, 3);
+    push_id(s, t, 4, 4);
+    push_id(s, t, 5, 6); /* instead of 2, the rarest */
+    assert_false(has_row(t, 2));
+    push_id(s, t, 6, 1); /* instead of 3 */
+    push_id(s, t, 7, 1); /* of 6, though that is the youngest */
+    assert_false(has_row(t, 3));
+    assert_false(has_row(t, 6));
+    for (uint64_t id = 1; id <= 7; id++)
+        assert_int_equal(has_row(t, id),
+                         id == 1 || id == 4 || id == 5 || id == 7);
+    persia_table_destroy(t);
+    persia_sched_destroy(s);
+}
+
+/* With a half-life old updates count less. */
+static void test_lfu_decays(void **state)
+{
+    sched *s = pool_of(1);
+    (void)state;
+    for (int decays = 0; decays < 2; decays++) {
+        table_config c = config_of(1, OPTIM_SGD);
+        c.full = FULL_EVICT_LFU;
+        c.capacity = 2;
+        c.evict_updates = decays ? 10 : 0;
+        table *t = table_of(&c);
+        push_id(s, t, 1, 20);
+        push_id(s, t, 2, 1);
+        for (uint64_t id = 100; id < 160; id++) /* takes the place of 2 */
+            push_id(s, t, id, 1);
+        push_id(s, t, 3, 2);
+        push_id(s, t, 4, 1);
+        /* 20 updates, 60 pushes ago: below one of the last push or not */
+        assert_int_equal(has_row(t, 1), !decays);
+        persia_table_destroy(t);
+    }
+    persia_sched_destroy(s);
+}
+
 static void test_norm(void **state)
 {
     sched *s = pool_of(1);
@@ -260,6 +306,8 @@ static void test_fields_are_saved(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lfu),
+        cmocka_unit_test(test_lfu_decays),
         cmocka_unit_test(test_norm),
         cmocka_unit_test(test_ttl),
         cmocka_unit_test(test_ttl_at_capacity),
