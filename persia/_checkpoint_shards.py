@@ -379,10 +379,13 @@ class EmbeddedRows(ShardRows):
 
     @contextlib.contextmanager
     def _shared(self, folder: Path, writes: bool) -> Iterator[Place]:
-        # Names are for texts, and shorter than a path may be.
-        above = os.fsencode(folder.parent)[-_TEXT:].decode(errors="replace")
+        # Names are for texts, and have less room than a path.
+        root, name = (
+            os.fsencode(path)[-_TEXT:].decode(errors="ignore")
+            for path in (folder.parent, folder.name)
+        )
         with files.opened(folder) as descriptor:
-            yield Place(above, folder.name, str(descriptor))
+            yield Place(root, name, str(descriptor))
 
     @contextlib.contextmanager
     def _opened(self, folder: Path) -> Iterator[None]:

@@ -391,6 +391,28 @@ def test_close_in_the_middle_of_a_save(
     assert threads_of_jobs() == 0
 
 
+def test_saves_of_two_threads_into_two_roots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One waits for the other."""
+    store = make_store()
+    fill(store, "t", 3)
+    other = threading.Thread(target=store.save, args=(tmp_path / "b",))
+    write = checkpoint.write_dense
+
+    def first(*args: Any) -> Any:
+        monkeypatch.setattr(checkpoint, "write_dense", write)
+        other.start()
+        time.sleep(0.2)  # it finds the first one under way, or follows it
+        return write(*args)
+
+    monkeypatch.setattr(checkpoint, "write_dense", first)
+    store.save(tmp_path / "a")
+    other.join()
+    for root in "ab":
+        assert make_store().load(tmp_path / root).rows == {"t": 3}
+
+
 def test_a_root_may_have_any_name(tmp_path: Path) -> None:
     store = make_store()
     fill(store, "t", 3)
