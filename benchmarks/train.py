@@ -36,11 +36,11 @@ from benchmarks.common import (
 )
 from benchmarks.peers import client
 from benchmarks.peers.dlrm import Config, Dlrm, Pooled
-from persia.cli.config import TrainConfig
-from persia.cli.run import Run
 from persia.datasets import Criteo, SyntheticCTR
 from persia.metrics import auc
 from persia.models import DLRM
+from persia.train.config import TrainConfig
+from persia.train.run import Run
 
 BENCH = "train"
 ROOT = Path(__file__).parents[1]

@@ -113,7 +113,7 @@ def test_torch_dynamo_is_imported_only_by_what_compiles() -> None:
 import sys
 import torch
 import persia
-from persia.cli import run
+from persia.train import run
 bags = persia.EmbeddingBagCollection(
     tables=[persia.EmbeddingBagConfig("a", 4, ["a"])]
 )

@@ -52,8 +52,19 @@ def test_migrate(tmp_path: Path) -> None:
 
 
 def test_training(tmp_path: Path) -> None:
-    (example,) = blocks("docs/training.md")
+    example, after = blocks("docs/training.md")
     found = re.findall(r"step (\d+): AUC ([\d.]+)", run(example, tmp_path))
     assert [int(step) for step, _ in found] == [20]
     assert float(found[0][1]) > 0.5
     assert (tmp_path / "log.csv").read_text().startswith("step,name,value")
+    words = "train --rows 3000 --threads 1 --save".split()
+    folder = tmp_path / "after"
+    folder.mkdir()
+    subprocess.run(
+        [sys.executable, "-m", "persia", *words, str(folder / "out")],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        timeout=150,
+    )
+    assert run(after, folder).startswith("tensor([")

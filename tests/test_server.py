@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from persia import _core, errors
+from persia._options import read_yaml, validated
 from persia.cli.app import app
-from persia.cli.config import read_yaml, validated
 from persia.server import ServeConfig, core_holes, few_files, find_shard
 
 

@@ -13,7 +13,9 @@ from rich.text import Text
 
 from persia import errors
 from persia.cli.certs import certs
+from persia.cli.checkpoint import checkpoint
 from persia.cli.doctor import doctor
+from persia.cli.evaluate import evaluate
 from persia.cli.launch import launch
 from persia.cli.plan import plan
 from persia.cli.schema import schema
@@ -58,7 +60,9 @@ def _persia(
 
 
 app.command()(train)
+app.command()(evaluate)
 app.command()(schema)
+app.add_typer(checkpoint, name="checkpoint")
 app.add_typer(serve, name="serve")
 app.command()(status)
 app.command()(plan)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from persia.cli.config import read_yaml, seconds
+from persia._options import read_yaml
+from persia.cli.options import seconds
 
 __all__ = ["launch"]
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from persia import errors
-from persia.cli.config import OPTIMIZERS
+from persia.train.config import OPTIMIZERS
 
 if TYPE_CHECKING:
     from persia.plan import Plan

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from persia.cli.config import read_yaml, validated
+from persia._options import read_yaml, validated
 from persia.server import ServeConfig
 from persia.server import serve as run
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from persia.cli.config import seconds
+from persia.cli.options import seconds
 
 if TYPE_CHECKING:
     from persia.status import ServerStatus, TableStatus

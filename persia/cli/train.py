@@ -16,14 +16,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from persia.cli.config import TrainConfig, check_used, read_yaml, resolve
+from persia._options import read_yaml
 from persia.cli.flags import with_flags
 from persia.errors import InvalidArgument, PersiaError
+from persia.train.config import TrainConfig, check_used, resolve
 
 if TYPE_CHECKING:  # importing them takes seconds that no other command needs
-    from persia.cli.run import Result, Run
-    from persia.train import Progress as Position
-    from persia.train import Trainer
+    from persia.train.run import Result, Run
+    from persia.train.trainer import Progress as Position
+    from persia.train.trainer import Trainer
 
 __all__ = ["train"]
 
@@ -65,7 +66,8 @@ def train(
     Under torchrun each rank trains on its share of the data:
     torchrun --nproc-per-node 2 -m persia train
     """
-    from persia.cli.run import Run, saved_options
+    from persia.train.run import Run
+    from persia.train.saved import saved_options
 
     flags = {name: value for name, value in flags.items() if value is not None}
     if file is not None:

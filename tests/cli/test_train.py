@@ -18,15 +18,17 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from persia import checkpoint, errors
-from persia.cli import position
+from persia._options import read_yaml
 from persia.cli.app import app
-from persia.cli.config import TrainConfig, read_yaml, resolve
-from persia.cli.run import Run, open_data, saved_options
 from persia.data import Files, Schema
 from persia.datasets import Criteo
 from persia.jagged import Batch
 from persia.optim import ALGORITHMS
-from persia.train import Trainer
+from persia.train import Trainer, position
+from persia.train.config import TrainConfig, resolve
+from persia.train.run import Run
+from persia.train.saved import saved_options
+from persia.train.sources import open_data
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("PERSIA_TEST_DATA", ROOT.parent / "shared/data"))

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import pydantic
-import typer
-import yaml
 from pydantic import Field
 
 from persia import _core, errors
+from persia._options import validated
 
 __all__ = [
     "TrainConfig",
     "check_used",
-    "read_yaml",
     "resolve",
-    "seconds",
-    "validated",
 ]
-
-Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 OPTIMIZERS = _core.TABLE_OPTIONS["optimizer"]
 # Of optimizers for which that of persia.optim does not do.
@@ -34,8 +27,6 @@ LEARNING_RATES = {
     "rowwise_adam": 0.002,
     "sgd": 5.0,
 }
-
-_SECONDS_MAX = 1e6  # poll() takes an int of milliseconds
 
 # Options that tell where a run is, not what it does.
 _PLACES = {"servers", "namespace", "wire_dtype", "device", "log"}
@@ -256,38 +247,6 @@ class TrainConfig(pydantic.BaseModel):
         ) | ({"staleness": "async"} if self.staleness is None else {})
 
 
-def seconds(value: float) -> float:
-    """The callback of flags that are seconds: typer's ``min`` lets nan pass,
-    and nothing can wait for it, or for longer than poll() can."""
-    if not 0 <= value <= _SECONDS_MAX:
-        raise typer.BadParameter(
-            f"{value} is not a number of seconds from 0 to {_SECONDS_MAX:,.0f}"
-        )
-    return value
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The options in a YAML file, ``batch-size`` or ``batch_size``."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise errors.StorageError(f"--config {path}: {e.strerror or e}") from e
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise errors.InvalidArgument(f"--config {path}: no YAML: {e}") from e
-    if not isinstance(content, dict):
-        raise errors.InvalidArgument(
-            f"--config {path}: need lines 'option: value', such as 'dim: 16'"
-        )
-    options = {str(k).replace("-", "_"): value for k, value in content.items()}
-    resume = options.get("resume", "")
-    if not isinstance(resume, str):
-        raise errors.InvalidArgument(
-            f"--config {path}: resume is {resume!r}, need the path of a "
-            "checkpoint"
-        )
-    return options
-
-
 def resolve(*layers: dict[str, Any]) -> TrainConfig:
     """The configuration of several layers of options; the last one wins."""
     options: dict[str, Any] = {}
@@ -324,24 +283,3 @@ def check_used(
             raise errors.InvalidArgument(
                 f"--{name.replace('_', '-')} goes {where}"
             )
-
-
-def validated(model: type[Model], options: dict[str, Any]) -> Model:
-    """The options as a configuration: InvalidArgument names the wrong ones."""
-    try:
-        return model.model_validate(options)
-    except pydantic.ValidationError as e:
-        raise errors.InvalidArgument(
-            "; ".join(_explain(error, model) for error in e.errors())
-        ) from e
-
-
-def _explain(error: Any, model: type[pydantic.BaseModel]) -> str:
-    name = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        known = (
-            field.alias or key for key, field in model.model_fields.items()
-        )
-        return f"{name}: no such option; there are {', '.join(known)}"
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{name}: {message}, not {error['input']!r}" if name else message

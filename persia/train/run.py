@@ -10,41 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import persia
-from persia import checkpoint, errors, models, optim, prometheus
-from persia.cli import position
-from persia.cli.config import TrainConfig, resolve
-from persia.data import Files, Schema
-from persia.data.paths import find_files
-from persia.datasets import Criteo, Dataset, SyntheticCTR
-from persia.datasets.criteo import is_criteo
+from persia import checkpoint, errors, prometheus
+from persia.data import Files
+from persia.datasets import SyntheticCTR
 from persia.metrics import Scores
-from persia.train import (
-    Clock,
-    CSVLog,
-    Every,
-    Log,
-    Progress,
-    TensorBoardLog,
-    Trainer,
-    health,
-)
+from persia.train import position
+from persia.train.config import TrainConfig, resolve
+from persia.train.logs import CSVLog, Log, TensorBoardLog, health
+from persia.train.model import make_model, make_optimizer
+from persia.train.sources import open_data, schema_of
+from persia.train.trainer import Clock, Every, Progress, Trainer
 
-__all__ = ["Result", "Run", "saved_options"]
-
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "dlrm": models.DLRM,
-    "deepfm": models.DeepFM,
-    "dcn": models.DCNv2,
-    "widedeep": models.WideDeep,
-}
+__all__ = ["Result", "Run"]
 
 _PREFETCH: dict[str, bool | str] = {"auto": "auto", "on": True, "off": False}
-
-SYNTHETIC_TEST_ROWS = 200_000
 
 
 @dataclass(frozen=True)
@@ -82,9 +64,8 @@ class Run:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
         self.train, self.test = open_data(config, (self.rank, self.ranks))
-        eps = {} if config.eps is None else {"eps": config.eps}
         self.store = persia.Store(
-            optim.ALGORITHMS[config.optimizer](lr=config.learning_rate, **eps),
+            make_optimizer(config),
             seed=config.seed,
             servers=config.servers,
             namespace=config.namespace,
@@ -92,19 +73,11 @@ class Run:
             update="step" if config.accumulate > 1 else "backward",
         )
         prometheus.export(self.store)
-        bags = persia.EmbeddingBagCollection(
-            store=self.store,
-            tables=[
-                persia.EmbeddingBagConfig(key, config.dim, [key])
-                for key in self.train.keys
-            ],
-        )
+        device = _device(config.device)
+        keys, dense = self.train.keys, self.train.dense_features
+        self.model = make_model(config, self.store, keys, dense).to(device)
         # Of earlier jobs; asked before any rank may train.
         self._found = self._rows() if self.store.remote else 0
-        device = _device(config.device)
-        self.model: nn.Module = MODELS[config.model](
-            bags, self.train.dense_features
-        ).to(device)
         if self.ranks > 1:
             self.model = DistributedDataParallel(self.model)
         self.optimizer = torch.optim.Adam(
@@ -326,6 +299,9 @@ class Run:
                 "rows": at.batch * samples + at.offset,
                 "ranks": self.ranks,
                 "source": position.source(self.config, self.train),
+                "keys": list(self.train.keys),
+                "dense_features": self.train.dense_features,
+                "schema": schema_of(self.train),
             },
         )
 
@@ -390,18 +366,6 @@ class Run:
                 group["lr"] = here.dense_lr
 
 
-def saved_options(folder: Path | str) -> dict[str, object]:
-    """The options of the run that wrote a checkpoint."""
-    extra = checkpoint.read_extra(folder)
-    if not isinstance(extra, dict) or "options" not in extra:
-        raise errors.SchemaMismatch(
-            f"{folder} was not written by persia train; load it with "
-            "Store.load"
-        )
-    options: dict[str, object] = extra["options"]
-    return options
-
-
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -427,64 +391,3 @@ def join_ranks() -> tuple[int, int]:
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo")
     return torch.distributed.get_rank(), ranks
-
-
-def open_data(
-    config: TrainConfig, shard: tuple[int, int] = (0, 1)
-) -> tuple[Dataset, Dataset | None]:
-    """Training data, and what is held out of it or apart to score on; of
-    both the share of one rank: ``shard`` is (rank, ranks)."""
-    if config.data == "synthetic":
-        return _synthetic(config, shard)
-
-    def read(paths: str, schema: Schema | str | None) -> Files:
-        size, shuffle, seed = config.batch_size, config.shuffle, config.seed
-        if schema is None and is_criteo(find_files(paths)[0]):
-            return Criteo(paths, size, shuffle=shuffle, seed=seed, shard=shard)
-        return Files(
-            paths, schema, size, shuffle=shuffle, seed=seed, shard=shard
-        )
-
-    data = read(config.data, config.table_schema)
-    _check_label(config, data)
-    if config.eval_data is not None:
-        # By what the training data decided: its moments, its delimiter.
-        schema = None if isinstance(data, Criteo) else data.schema
-        test = read(config.eval_data, schema)
-        test.shuffle = 0
-        return data, test
-    share = (
-        position.TEST_SHARE if config.eval_split is None else config.eval_split
-    )
-    if share == 0:
-        return data, None
-    train, test = data.split(share)
-    test.shuffle = 0
-    return train, test
-
-
-def _check_label(config: TrainConfig, data: Files) -> None:
-    if data.schema.label is None:
-        raise errors.InvalidArgument(
-            f"no label was found in {config.data!r}: write its schema with "
-            f"'persia schema {config.data} > data.yaml', add 'label: COLUMN', "
-            "and pass --schema data.yaml"
-        )
-
-
-def _synthetic(
-    config: TrainConfig, shard: tuple[int, int]
-) -> tuple[SyntheticCTR, SyntheticCTR | None]:
-    for name in ("table_schema", "eval_data"):
-        if getattr(config, name) is not None:
-            raise errors.InvalidArgument(
-                f"--{name.removeprefix('table_').replace('_', '-')} goes "
-                "with files, not with --data synthetic"
-            )
-    data = SyntheticCTR(
-        config.rows, config.batch_size, seed=config.seed, shard=shard
-    )
-    rows = min(SYNTHETIC_TEST_ROWS, config.rows)
-    if config.eval_split is not None:
-        rows = round(config.rows * config.eval_split)
-    return data, data.test(rows) if rows else None

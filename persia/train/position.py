@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from persia import errors
-from persia.cli.config import TrainConfig, resolve
 from persia.data import Files
 from persia.datasets import Criteo, Dataset
+from persia.train.config import TrainConfig, resolve
 
 __all__ = ["TEST_SHARE", "find", "source"]
 

@@ -1,0 +1,58 @@
+"""Options from YAML files, checked by a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pydantic
+import yaml
+
+from persia import errors
+
+__all__ = ["read_yaml", "validated"]
+
+Model = TypeVar("Model", bound=pydantic.BaseModel)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The options in a YAML file, ``batch-size`` or ``batch_size``."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise errors.StorageError(f"--config {path}: {e.strerror or e}") from e
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise errors.InvalidArgument(f"--config {path}: no YAML: {e}") from e
+    if not isinstance(content, dict):
+        raise errors.InvalidArgument(
+            f"--config {path}: need lines 'option: value', such as 'dim: 16'"
+        )
+    options = {str(k).replace("-", "_"): value for k, value in content.items()}
+    resume = options.get("resume", "")
+    if not isinstance(resume, str):
+        raise errors.InvalidArgument(
+            f"--config {path}: resume is {resume!r}, need the path of a "
+            "checkpoint"
+        )
+    return options
+
+
+def validated(model: type[Model], options: dict[str, Any]) -> Model:
+    """The options as a configuration: InvalidArgument names the wrong ones."""
+    try:
+        return model.model_validate(options)
+    except pydantic.ValidationError as e:
+        raise errors.InvalidArgument(
+            "; ".join(_explain(error, model) for error in e.errors())
+        ) from e
+
+
+def _explain(error: Any, model: type[pydantic.BaseModel]) -> str:
+    name = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        known = (
+            field.alias or key for key, field in model.model_fields.items()
+        )
+        return f"{name}: no such option; there are {', '.join(known)}"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{name}: {message}, not {error['input']!r}" if name else message

@@ -1,0 +1,158 @@
+"""``persia checkpoint``: what checkpoints hold, and whether it is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from persia.errors import CorruptFile
+
+__all__ = ["checkpoint"]
+
+checkpoint = typer.Typer(no_args_is_help=True)
+console = Console(emoji=False, highlight=False, markup=False)
+
+_Root = Annotated[
+    str, typer.Argument(help="Checkpoint root, or the folder of a step.")
+]
+_Step = Annotated[
+    int | None, typer.Option(help="A step of the root (default: latest).")
+]
+_Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
+
+@checkpoint.callback()
+def _checkpoint() -> None:
+    """List, inspect and verify checkpoints, local or remote."""
+
+
+@checkpoint.command()
+def ls(
+    root: Annotated[str, typer.Argument(help="Checkpoint root.")],
+    as_json: _Json = False,
+) -> None:
+    """List the checkpoints of a root, the oldest first."""
+    from persia import _checkpoint_files as files
+
+    place = files.root_of(root)
+    latest = (place.read(files.LATEST) or b"").decode("ascii", "replace")
+    found = []
+    for step in sorted(place.steps()):
+        one = _described(files.find(place, step))
+        one["latest"] = latest.strip() == f"step-{step}"
+        found.append(one)
+    if as_json:
+        print(json.dumps(found))
+        return
+    table = _table("step", "saved", "updates", "rows", "bytes", "")
+    for one in found:
+        table.add_row(
+            str(one["step"]),
+            one["saved"][:19].replace("T", " "),
+            f"{one['updates']:,}",
+            f"{sum(t['rows'] for t in one['tables']):,}",
+            f"{one['bytes']:,}",
+            "latest" if one["latest"] else "",
+        )
+    console.print(table)
+
+
+@checkpoint.command()
+def inspect(root: _Root, step: _Step = None, as_json: _Json = False) -> None:
+    """Show the tables, shards and origin of a checkpoint."""
+    from persia import _checkpoint_files as files
+
+    one = _described(files.find(files.root_of(root), step))
+    if as_json:
+        print(json.dumps(one))
+        return
+    for name in ("step", "id", "saved", "job", "updates", "shards", "torch"):
+        console.print(f"{name:<8} {one[name]}")
+    table = _table("table", "rows", "dim", "dtype", "optimizer", "bytes")
+    for t in one["tables"]:
+        table.add_row(
+            t["name"],
+            f"{t['rows']:,}",
+            str(t["dim"]),
+            t["dtype"],
+            t["optimizer"],
+            f"{t['bytes']:,}",
+        )
+    console.print(table)
+
+
+@checkpoint.command()
+def verify(root: _Root, step: _Step = None) -> None:
+    """Read every byte of a checkpoint and compare its checksums."""
+    from persia import _checkpoint_files as files
+    from persia import _core
+
+    place = files.root_of(root)
+    found = files.find(place, step)
+    manifest = found.manifest
+    entries = [f for table in manifest.tables for f in table.files]
+    every = [manifest.dense, *entries]
+    wrong = []
+    with (
+        place.reading(found, every) as folder,
+        files.opened(folder) as descriptor,
+    ):
+        for entry in every:
+            try:
+                size, crc = _core.ckpt_file_crc(descriptor, entry.name)
+            except OSError as error:
+                wrong.append(f"{entry.name}: {os.strerror(error.errno or 0)}")
+                continue
+            if (size, f"{crc:08x}") != (entry.bytes, entry.crc32c):
+                wrong.append(
+                    f"{entry.name}: {size:,} bytes with checksum {crc:08x}, "
+                    f"need {entry.bytes:,} with {entry.crc32c}"
+                )
+    if wrong:
+        raise CorruptFile(
+            f"{found.folder}: {len(wrong)} of {len(every)} files are damaged: "
+            + "; ".join(wrong[:5])
+        )
+    console.print(f"{found.folder}: {len(every)} files are whole")
+
+
+def _described(found: Any) -> dict[str, Any]:
+    manifest = found.manifest
+    tables = [
+        {
+            "name": table.name,
+            "rows": table.rows,
+            "dim": table.dim,
+            "dtype": table.dtype,
+            "optimizer": table.optimizer,
+            "bytes": sum(file.bytes for file in table.files),
+        }
+        for table in manifest.tables
+    ]
+    return {
+        "path": str(found.folder),
+        "step": manifest.step,
+        "id": manifest.id,
+        "lineage": manifest.lineage,
+        "job": manifest.job,
+        "saved": manifest.saved,
+        "torch": manifest.torch,
+        "updates": manifest.updates,
+        "shards": len(manifest.shards),
+        "bytes": manifest.dense.bytes + sum(t["bytes"] for t in tables),
+        "tables": tables,
+    }
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        numeric = name in ("rows", "updates", "bytes", "dim", "step")
+        table.add_column(name, justify="right" if numeric else "left")
+    return table

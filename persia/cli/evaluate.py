@@ -1,0 +1,57 @@
+"""``persia evaluate``: scores a model that ``persia train`` has saved."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+
+from persia.errors import InvalidArgument
+
+__all__ = ["evaluate"]
+
+
+def evaluate(
+    checkpoint: Annotated[
+        str, typer.Argument(help="Checkpoint root of persia train --save.")
+    ],
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            help="A file, glob or URL with the columns of the training "
+            "(default: the samples that the training held out)."
+        ),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Of the checkpoint (default: latest).")
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Samples a batch.")
+    ] = 4096,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The scores as JSON.")
+    ] = False,
+) -> None:
+    """Score a saved model: AUC, log loss, normalised entropy, calibration.
+
+    persia evaluate out day_23.tsv.gz
+    """
+    from persia.train import load
+
+    trained = load(checkpoint, step)
+    batches = (
+        trained.held_out() if data is None else trained.read(data, batch_size)
+    )
+    if batches is None:
+        raise InvalidArgument(
+            f"the training of {checkpoint} held out no samples: name a file"
+        )
+    scores = dataclasses.asdict(trained.evaluate(batches))
+    if as_json:
+        print(json.dumps(scores))
+        return
+    for name, value in scores.items():
+        text = f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
+        print(f"{name.replace('_', ' '):<20} {text}")

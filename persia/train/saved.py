@@ -1,0 +1,123 @@
+"""Models that ``persia train`` has saved."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import persia
+from persia import checkpoint, errors
+from persia.data import Files, Schema
+from persia.jagged import Batch
+from persia.metrics import BinaryMetrics, Scores
+from persia.train.config import TrainConfig, resolve
+from persia.train.model import make_model, make_optimizer
+from persia.train.sources import open_data, open_files
+
+__all__ = ["Trained", "load", "saved_options"]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model of ``persia train``, with its tables.
+
+    Attributes:
+        model: called as ``model(batch.dense, batch.ids)``, gives logits [B];
+            in eval mode.
+        store: its tables, in this process.
+        config: the options of its training.
+        schema: of the files that it was trained on; None: generated data, or
+            Criteo's lines.
+    """
+
+    model: nn.Module
+    store: persia.Store
+    config: TrainConfig
+    schema: Schema | None
+
+    def read(self, paths: str, batch_size: int = 4096) -> Files:
+        """Files of the same columns as those of the training.
+
+        Args:
+            paths: a file, glob or URL.
+            batch_size: samples a batch.
+        """
+        return open_files(paths, self.schema, batch_size)
+
+    def held_out(self) -> Any:
+        """The samples that the training held out; None if there were none.
+        Its files must be where they were."""
+        return open_data(self.config)[1]
+
+    @torch.no_grad()
+    def predict(self, batch: Batch) -> torch.Tensor:
+        """Probabilities [B] of a click, float32."""
+        logits: torch.Tensor = self.model(batch.dense, batch.ids)
+        return logits.float().sigmoid()
+
+    @torch.no_grad()
+    def evaluate(self, batches: Any) -> Scores:
+        """Scores the model on batches with labels.
+
+        Raises:
+            InvalidArgument: a batch has no label.
+        """
+        metrics = BinaryMetrics()
+        for batch in batches:
+            if batch.label is None:
+                raise errors.InvalidArgument("the data have no label")
+            metrics.update(self.model(batch.dense, batch.ids), batch.label)
+        return metrics.compute()
+
+
+def load(path: str | os.PathLike[str], step: int | None = None) -> Trained:
+    """Loads what ``persia train --save`` wrote, into this process.
+
+    Args:
+        path: the checkpoint root, or the folder of a step.
+        step: of the checkpoint in the root; default: the latest.
+
+    Raises:
+        CorruptFile: a file is truncated or altered.
+        SchemaMismatch: it is a checkpoint of something else.
+        StorageError: there is no checkpoint, or it cannot be read.
+    """
+    extra = _read(path, step)
+    config = resolve(extra["options"])
+    if "keys" not in extra:
+        raise errors.SchemaMismatch(
+            f"{path} was written by an older Persia, which kept no names of "
+            "features: go on with persia train --resume, which adds them"
+        )
+    store = persia.Store(
+        seed=config.seed,
+        servers="embedded",
+        optimizer=make_optimizer(config),
+    )
+    model = make_model(config, store, extra["keys"], extra["dense_features"])
+    store.load(path, step=step, model=model)
+    saved = extra["schema"]
+    schema = None if saved is None else Schema.model_validate_json(saved)
+    return Trained(model.eval(), store, config, schema)
+
+
+def saved_options(
+    path: str | os.PathLike[str], step: int | None = None
+) -> dict[str, Any]:
+    """The options of the run that wrote a checkpoint; arguments and errors
+    are those of :func:`load`."""
+    options: dict[str, Any] = _read(path, step)["options"]
+    return options
+
+
+def _read(path: str | os.PathLike[str], step: int | None) -> dict[str, Any]:
+    extra = checkpoint.read_extra(path, step)
+    if not isinstance(extra, dict) or "options" not in extra:
+        raise errors.SchemaMismatch(
+            f"{path} was not written by persia train; load it with Store.load"
+        )
+    return extra

@@ -1,0 +1,153 @@
+"""persia evaluate, persia checkpoint and persia.train.load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import persia
+from persia import errors
+from persia.cli.app import app
+from persia.train import load
+
+
+def call(*args: object) -> str:
+    words = [str(arg) for arg in args]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    if isinstance(result.exception, persia.errors.PersiaError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: Any) -> Path:
+    """A click log in a Parquet file."""
+    rng = np.random.default_rng(0)
+    user, item = rng.integers(0, 50, (2, 6000))
+    price = rng.normal(5.0, 2.0, 6000)
+    click = (rng.random(6000) < 0.2 + 0.5 * (user % 7 == item % 7)).astype(int)
+    frame = pd.DataFrame(
+        {
+            "user": [f"u{n}" for n in user],
+            "item": item,
+            "price": price,
+            "click": click,
+        }
+    )
+    path: Path = tmp_path_factory.mktemp("clicks") / "clicks.parquet"
+    frame.to_parquet(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(
+    clicks: Path, tmp_path_factory: Any
+) -> tuple[Path, dict[str, Any]]:
+    """A root with two checkpoints, and the scores of the last one."""
+    out: Path = tmp_path_factory.mktemp("trained") / "out"
+    log = out.parent / "log.csv"
+    call(
+        *("train", clicks, "--batch-size", 250, "--threads", 1),
+        *("--save", out, "--save-every", 11, "--model", "deepfm"),
+        *("--log", log, "--eval-every", 22),
+    )
+    values = pd.read_csv(log).query("step == 22").set_index("name")["value"]
+    return out, values.to_dict()
+
+
+def test_a_model_of_the_command_line_loads_in_one_call(
+    trained: tuple[Path, dict[str, Any]], clicks: Path
+) -> None:
+    out, scores = trained
+    model = load(out)
+    assert model.config.model == "deepfm"
+    held = model.evaluate(model.held_out())
+    assert held.auc == pytest.approx(scores["eval/auc"])
+    assert held.logloss == pytest.approx(scores["eval/logloss"])
+    batch = next(iter(model.read(str(clicks), batch_size=64)))
+    chances = model.predict(batch)
+    assert chances.shape == (64,) and chances.dtype == torch.float32
+    assert ((chances > 0) & (chances < 1)).all()
+    # The columns are made as in the training: the same moments, too.
+    assert load(out, step=11).schema == model.schema
+
+
+def test_evaluate(
+    trained: tuple[Path, dict[str, Any]], clicks: Path, tmp_path: Path
+) -> None:
+    out, scores = trained
+    held = json.loads(call("evaluate", out, "--json"))
+    assert held["auc"] == pytest.approx(scores["eval/auc"])
+    frame = pd.read_parquet(clicks).sample(500, random_state=0)
+    frame.to_parquet(tmp_path / "day.parquet")
+    day = json.loads(call("evaluate", out, tmp_path / "day.parquet", "--json"))
+    assert day["rows"] == 500
+    assert day["positives"] == int(frame["click"].sum())
+    assert f"{day['auc']:.5f}" in call(
+        "evaluate", out, tmp_path / "day.parquet", "--batch-size", 77
+    )
+    earlier = json.loads(call("evaluate", out, "--step", 11, "--json"))
+    assert earlier["auc"] != held["auc"]
+
+
+def test_what_cannot_be_evaluated(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    out, _ = trained
+    with pytest.raises(errors.StorageError):
+        load(out, step=3)
+    frame = pd.DataFrame({"user": ["u1"], "click": [1]})
+    frame.to_parquet(tmp_path / "other.parquet")
+    with pytest.raises(errors.PersiaError):
+        call("evaluate", out, tmp_path / "other.parquet")
+    store = persia.Store(persia.optim.SGD(lr=1.0))
+    store.save(tmp_path / "mine")
+    with pytest.raises(errors.SchemaMismatch):
+        load(tmp_path / "mine")
+
+
+def test_checkpoint_ls_and_inspect(
+    trained: tuple[Path, dict[str, Any]],
+) -> None:
+    out, _ = trained
+    listed = json.loads(call("checkpoint", "ls", out, "--json"))
+    assert [one["step"] for one in listed] == [11, 22]
+    assert [one["latest"] for one in listed] == [False, True]
+    one = json.loads(call("checkpoint", "inspect", out, "--json"))
+    assert one == {k: v for k, v in listed[1].items() if k != "latest"}
+    folder = out / "step-22"
+    on_disk = sum(path.stat().st_size for path in folder.iterdir())
+    assert one["bytes"] == on_disk - (folder / "manifest.json").stat().st_size
+    assert {t["name"]: t["rows"] for t in one["tables"]} == {
+        "user": 50,
+        "item": 50,
+    }
+    assert "latest" in call("checkpoint", "ls", out)
+    text = call("checkpoint", "inspect", out / "step-11")
+    assert "adagrad" in text and "user" in text
+
+
+def test_verify_names_what_is_damaged(
+    trained: tuple[Path, dict[str, Any]],
+) -> None:
+    out, _ = trained
+    call("checkpoint", "verify", out)
+    path = next((out / "step-11").glob("*.safetensors"))
+    good = path.read_bytes()
+    for bad in (good[:-1], good[:-1] + bytes([good[-1] ^ 1]), None):
+        if bad is None:
+            path.unlink()
+        else:
+            path.write_bytes(bad)
+        with pytest.raises(errors.CorruptFile, match=path.name):
+            call("checkpoint", "verify", out, "--step", 11)
+    path.write_bytes(good)
+    call("checkpoint", "verify", out, "--step", 11)
