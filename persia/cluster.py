@@ -27,6 +27,13 @@ from persia import _core, errors
 from persia._check import kind, number
 from persia._job_security import job_security
 from persia._ranks import Keys, Passes, all_max, group_here, need_group
+from persia.addresses import (
+    MESSAGE_LIMIT,
+    WIRE_DTYPES,
+    addresses_of,
+    bracketed,
+    resolve,
+)
 from persia.security import Security
 
 __all__ = ["RUN_ID", "Job", "Settings", "resolve", "stream_id"]
@@ -35,9 +42,7 @@ RUN_ID = "PERSIA_RUN_ID"  # environment: what the launcher calls its run
 
 T = TypeVar("T")
 
-WIRE_DTYPES = ("fp32", "fp16", "bf16")
 _LOST = ("raise", "continue")
-MESSAGE_LIMIT = 256 << 20  # bytes
 # Threads, at least, that take requests of the other ranks, and requests in
 # hand at once.
 _SERVER_THREADS = 2
@@ -96,84 +101,6 @@ def _number(variable: str, default: int) -> int:
         raise errors.InvalidArgument(
             f"environment: {variable} is {text!r}, need a number"
         ) from None
-
-
-# ---- addresses -------------------------------------------------------------
-
-
-def resolve(
-    servers: str | Sequence[str], security: Security
-) -> tuple[list[str], Security]:
-    """The addresses of all servers, and how to speak with them.
-
-    A name with several addresses stands for so many servers. Their
-    certificates are then checked for that name.
-
-    Args:
-        servers: "host:port", several with commas between, or a list.
-    """
-    texts = servers.split(",") if isinstance(servers, str) else list(servers)
-    addresses: list[str] = []
-    names: set[str] = set()
-    expanded = False
-    for text in (t.strip() for t in texts):
-        host, port = _split(text)
-        several = _addresses(host)
-        names.add(host)
-        if len(several) < 2:
-            addresses.append(text)
-            continue
-        expanded = True
-        addresses += [f"{_bracketed(a)}:{port}" for a in several]
-    if not addresses:
-        raise errors.InvalidArgument("servers: no address")
-    twice = sorted({a for a in addresses if addresses.count(a) > 1})
-    if twice:
-        raise errors.InvalidArgument(f"servers: {', '.join(twice)} twice")
-    if expanded and security.ca and security.server_name is None:
-        if len(names) > 1:
-            raise errors.InvalidArgument(
-                f"servers: of {', '.join(sorted(names))} some have several "
-                "addresses; give the name in the servers' certificates "
-                "(server_name)"
-            )
-        security = dataclasses.replace(security, server_name=names.pop())
-    return addresses, security
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, separator, port = address.rpartition(":")
-    bare = host.strip("[]")
-    if (
-        not separator
-        or not bare
-        or not port.isdecimal()
-        or not 0 < int(port) < 65536
-        or (":" in bare) != host.startswith("[")
-    ):
-        raise errors.InvalidArgument(
-            f"servers: {address!r} is no address; need host:port, with "
-            "commas between several"
-        )
-    return bare, int(port)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _addresses(host: str) -> list[str]:
-    """IPv4 addresses of a name, or else its IPv6 addresses; empty if it has
-    none now: it may be resolved when the connection is made."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return []
-    for family in (socket.AF_INET, socket.AF_INET6):
-        some = sorted({str(f[4][0]) for f in found if f[0] == family})
-        if some:
-            return some
-    return []
 
 
 def stream_id(namespace: str, job: str, role: str, rank: int) -> int:
@@ -629,14 +556,14 @@ class Hosting:
             checkpoints=None,
         )
         port = self.server.start(
-            address=f"{_bracketed(address)}:0",
+            address=f"{bracketed(address)}:0",
             threads=max(threads, _SERVER_THREADS),
             calls=_SERVER_CALLS,
             connections=_SERVER_CONNECTIONS,
             message_limit=MESSAGE_LIMIT,
             security=self.security.arguments(),
         )
-        mine = f"{_bracketed(address)}:{port}"
+        mine = f"{bracketed(address)}:{port}"
         self.addresses: list[str] = self._keys.gather("address", mine, job)
         self.server.health(True)
         _hosted.append(self)
@@ -698,7 +625,7 @@ def _machine() -> dict[str, str]:
 def _own_address() -> str:
     master = os.environ.get("MASTER_ADDR", "")
     for host in (master, socket.gethostname()):
-        for found in _addresses(host) if host else []:
+        for found in addresses_of(host) if host else []:
             family = socket.AF_INET6 if ":" in found else socket.AF_INET
             try:
                 with socket.socket(family, socket.SOCK_DGRAM) as s:

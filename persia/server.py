@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import pydantic
 from pydantic import Field
@@ -39,7 +39,7 @@ from persia.errors import (
 )
 from persia.security import Security
 
-__all__ = ["ServeConfig", "Server", "find_shard", "serve"]
+__all__ = ["Listening", "ServeConfig", "Server", "find_shard", "serve"]
 
 _WAIT = 3600.0  # seconds that a call within the process may take
 _POLL = 0.02  # seconds between questions whether something is done
@@ -52,9 +52,8 @@ _NAME = "^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 # ---- configuration ---------------------------------------------------------
 
 
-class ServeConfig(pydantic.BaseModel):
-    """The options of ``persia serve ps``; their names are those of the
-    flags."""
+class Listening(pydantic.BaseModel):
+    """The options of all that serves: where it listens, and to whom."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
@@ -63,19 +62,6 @@ class ServeConfig(pydantic.BaseModel):
     )
     port: int = Field(
         8888, ge=0, le=65535, description="Port to listen on; 0: any."
-    )
-    shard: str = Field(
-        "0/1",
-        description="Which shard of how many, such as 0/2; auto: the index "
-        "of the pod (PERSIA_SHARD, JOB_COMPLETION_INDEX, POD_NAME or the "
-        "host's name).",
-    )
-    shards: int | None = Field(
-        None,
-        ge=1,
-        le=4096,
-        description="Shards in all, where --shard does not say it "
-        "(default: PERSIA_SHARDS).",
     )
     namespace: str = Field(
         "default",
@@ -88,11 +74,6 @@ class ServeConfig(pydantic.BaseModel):
         ge=1,
         le=1024,
         description="Threads that serve (default: one a core).",
-    )
-    memory_limit: pydantic.ByteSize | None = Field(
-        None,
-        description="Of all tables, such as 64GiB; beyond it new ids are "
-        "errors (default: none).",
     )
     message_limit: pydantic.ByteSize = Field(
         pydantic.ByteSize(256 << 20),
@@ -111,6 +92,78 @@ class ServeConfig(pydantic.BaseModel):
         le=65536,
         description="Connections at once; more are closed. Each also needs a "
         "file descriptor (ulimit -n).",
+    )
+    token: str | None = Field(
+        None,
+        description="Clients must show it (needs TLS but on the loopback).",
+    )
+    token_file: Path | None = Field(None, description="File with the token.")
+    tls_cert: Path | None = Field(
+        None, description="Certificate chain of the server, PEM."
+    )
+    tls_key: Path | None = Field(None, description="Key of --tls-cert, PEM.")
+    tls_ca: Path | None = Field(
+        None, description="Certificates that clients' are signed with, PEM."
+    )
+    mutual_tls: bool = Field(
+        False, description="Clients must show a certificate of --tls-ca."
+    )
+    insecure: bool = Field(
+        False,
+        description="Allow other addresses than loopback without TLS and "
+        "token.",
+    )
+    grace: float = Field(
+        30.0,
+        ge=0,
+        le=86400,
+        description="Seconds that admitted requests have at SIGTERM.",
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if self.tls_ca is not None and not self.mutual_tls:
+            raise ValueError(
+                "--tls-ca is what clients' certificates are checked with: "
+                "give --mutual-tls, too, or leave it out"
+            )
+        return self
+
+    def security(self, admin_token_file: Path | None = None) -> Security:
+        """TLS and tokens, read from their files."""
+        return Security.load(
+            ca=self.tls_ca,
+            cert=self.tls_cert,
+            key=self.tls_key,
+            mutual=self.mutual_tls,
+            token=self.token,
+            token_file=self.token_file,
+            insecure=self.insecure,
+            admin_token_file=admin_token_file,
+        )
+
+
+class ServeConfig(Listening):
+    """The options of ``persia serve ps``; their names are those of the
+    flags."""
+
+    shard: str = Field(
+        "0/1",
+        description="Which shard of how many, such as 0/2; auto: the index "
+        "of the pod (PERSIA_SHARD, JOB_COMPLETION_INDEX, POD_NAME or the "
+        "host's name).",
+    )
+    shards: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="Shards in all, where --shard does not say it "
+        "(default: PERSIA_SHARDS).",
+    )
+    memory_limit: pydantic.ByteSize | None = Field(
+        None,
+        description="Of all tables, such as 64GiB; beyond it new ids are "
+        "errors (default: none).",
     )
     checkpoints: Path | None = Field(
         None, description="Folder in which checkpoints are written and read."
@@ -141,36 +194,10 @@ class ServeConfig(pydantic.BaseModel):
         description="Address of --metrics-port, which has neither TLS nor a "
         "token.",
     )
-    token: str | None = Field(
-        None,
-        description="Clients must show it (needs TLS but on the loopback).",
-    )
-    token_file: Path | None = Field(None, description="File with the token.")
     admin_token_file: Path | None = Field(
         None,
         description="File with the token of administration: snapshots, "
         "restores, whole rows.",
-    )
-    tls_cert: Path | None = Field(
-        None, description="Certificate chain of the server, PEM."
-    )
-    tls_key: Path | None = Field(None, description="Key of --tls-cert, PEM.")
-    tls_ca: Path | None = Field(
-        None, description="Certificates that clients' are signed with, PEM."
-    )
-    mutual_tls: bool = Field(
-        False, description="Clients must show a certificate of --tls-ca."
-    )
-    insecure: bool = Field(
-        False,
-        description="Allow other addresses than loopback without TLS and "
-        "token.",
-    )
-    grace: float = Field(
-        30.0,
-        ge=0,
-        le=86400,
-        description="Seconds that admitted requests have at SIGTERM.",
     )
 
     @pydantic.model_validator(mode="after")
@@ -182,25 +209,7 @@ class ServeConfig(pydantic.BaseModel):
                     f"--{option} names a checkpoint in the folder of "
                     "--checkpoints; give that, too"
                 )
-        if self.tls_ca is not None and not self.mutual_tls:
-            raise ValueError(
-                "--tls-ca is what clients' certificates are checked with: "
-                "give --mutual-tls, too, or leave it out"
-            )
         return self
-
-    def security(self) -> Security:
-        """TLS and tokens, read from their files."""
-        return Security.load(
-            ca=self.tls_ca,
-            cert=self.tls_cert,
-            key=self.tls_key,
-            mutual=self.mutual_tls,
-            token=self.token,
-            token_file=self.token_file,
-            admin_token_file=self.admin_token_file,
-            insecure=self.insecure,
-        )
 
 
 def find_shard(
@@ -279,7 +288,9 @@ class Server:
                 raise StorageError(
                     f"--checkpoints {config.checkpoints}: {error.strerror}"
                 ) from None
-        self._security = config.security()
+        self._security = config.security(
+            admin_token_file=config.admin_token_file
+        )
         self._core = _core.Server(
             namespace=config.namespace,
             shard=self.shard,

@@ -79,7 +79,7 @@ def test_a_file_of_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"prot": 1}, "prot: no such option; there are host, port, shard"),
+        ({"prot": 1}, "prot: no such option; there are host, port, namespace"),
         ({"port": 70000}, "port: .*65535, not 70000"),
         ({"memory_limit": "lots"}, "memory_limit: .*not 'lots'"),
         ({"message_limit": "1MiB"}, "message_limit: .*2097152"),

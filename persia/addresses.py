@@ -1,0 +1,121 @@
+"""Where servers and workers are, and what all their clients have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Sequence
+
+from persia import errors
+from persia._check import kind
+from persia.security import Security
+
+__all__ = [
+    "MESSAGE_LIMIT",
+    "WIRE_DTYPES",
+    "addresses_of",
+    "bracketed",
+    "resolve",
+    "resolve_workers",
+]
+
+#: In the order of Dtype in persia.proto.
+WIRE_DTYPES = ("fp32", "fp16", "bf16")
+
+MESSAGE_LIMIT = 256 << 20  # bytes
+
+
+def resolve_workers(
+    workers: str | Sequence[str] | None, security: Security | None
+) -> tuple[list[str], Security]:
+    """The addresses of embedding workers, and how to speak with them.
+
+    Args:
+        workers: as those of :func:`resolve`; None: PERSIA_WORKERS.
+        security: None: as the environment says.
+    """
+    if workers is None:
+        workers = os.environ.get("PERSIA_WORKERS")
+    if not workers:
+        raise errors.InvalidArgument(
+            "workers: no address of an embedding worker; give some, or "
+            "PERSIA_WORKERS"
+        )
+    kind("workers", workers, (str, Sequence), '"host:port", or a list')
+    return resolve(workers, security or Security.from_environment())
+
+
+def resolve(
+    servers: str | Sequence[str], security: Security
+) -> tuple[list[str], Security]:
+    """The addresses of all servers, and how to speak with them.
+
+    A name with several addresses stands for so many servers. Their
+    certificates are then checked for that name.
+
+    Args:
+        servers: "host:port", several with commas between, or a list.
+    """
+    texts = servers.split(",") if isinstance(servers, str) else list(servers)
+    addresses: list[str] = []
+    names: set[str] = set()
+    expanded = False
+    for text in (t.strip() for t in texts):
+        host, port = _split(text)
+        several = addresses_of(host)
+        names.add(host)
+        if len(several) < 2:
+            addresses.append(text)
+            continue
+        expanded = True
+        addresses += [f"{bracketed(a)}:{port}" for a in several]
+    if not addresses:
+        raise errors.InvalidArgument("servers: no address")
+    twice = sorted({a for a in addresses if addresses.count(a) > 1})
+    if twice:
+        raise errors.InvalidArgument(f"servers: {', '.join(twice)} twice")
+    if expanded and security.ca and security.server_name is None:
+        if len(names) > 1:
+            raise errors.InvalidArgument(
+                f"servers: of {', '.join(sorted(names))} some have several "
+                "addresses; give the name in the servers' certificates "
+                "(server_name)"
+            )
+        security = dataclasses.replace(security, server_name=names.pop())
+    return addresses, security
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, separator, port = address.rpartition(":")
+    bare = host.strip("[]")
+    if (
+        not separator
+        or not bare
+        or not port.isdecimal()
+        or not 0 < int(port) < 65536
+        or (":" in bare) != host.startswith("[")
+    ):
+        raise errors.InvalidArgument(
+            f"servers: {address!r} is no address; need host:port, with "
+            "commas between several"
+        )
+    return bare, int(port)
+
+
+def bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def addresses_of(host: str) -> list[str]:
+    """IPv4 addresses of a name, or else its IPv6 addresses; empty if it has
+    none now: it may be resolved when the connection is made."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    for family in (socket.AF_INET, socket.AF_INET6):
+        some = sorted({str(f[4][0]) for f in found if f[0] == family})
+        if some:
+            return some
+    return []
