@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from persia.modules import EmbeddingBagCollection, EmbeddingCollection
     from persia.optim import clip_grad_norm_
     from persia.store import Store
+    from persia.stream import Stream
 
 __all__ = [
     "Batch",
@@ -36,6 +37,7 @@ __all__ = [
     "EmbeddingConfig",
     "JaggedBatch",
     "Store",
+    "Stream",
     "clip_grad_norm_",
     "convert",
     "data",
@@ -62,6 +64,7 @@ _WHERE = {
     "EmbeddingConfig": "configs",
     "JaggedBatch": "jagged",
     "Store": "store",
+    "Stream": "stream",
     "clip_grad_norm_": "optim",
     "convert": "conversion",
     "export_torch": "conversion",

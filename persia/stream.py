@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from persia import _core, errors
-from persia._check import kind, number
+from persia._check import number
 from persia._library import versions
-from persia.cluster import MESSAGE_LIMIT, WIRE_DTYPES, resolve
+from persia.addresses import MESSAGE_LIMIT, WIRE_DTYPES, resolve_workers
 from persia.jagged import Batch, JaggedBatch
 from persia.modules import EmbeddingBagCollection, _Collection
 from persia.security import Security
@@ -41,7 +41,7 @@ class Stream:
 
     Args:
         workers: addresses "host:port" of embedding workers, several with
-            commas between or as a list.
+            commas between or as a list. Default: PERSIA_WORKERS.
         timeout: seconds after which a worker that cannot be reached is an
             error.
         security: TLS and tokens; default: as the environment says, see
@@ -56,12 +56,11 @@ class Stream:
 
     def __init__(
         self,
-        workers: str | Sequence[str],
+        workers: str | Sequence[str] | None = None,
         *,
         timeout: float = 60.0,
         security: Security | None = None,
     ) -> None:
-        kind("workers", workers, (str, Sequence), '"host:port", or a list')
         self.workers = workers
         self.timeout = number("timeout", timeout, 1e-9, 1e9)
         self.security = security
@@ -94,12 +93,7 @@ class Stream:
         return Taking(self._rank, store, keys)
 
     def _connect(self, store: Store) -> _core.Rank:
-        addresses, security = resolve(
-            self.workers
-            if isinstance(self.workers, str)
-            else tuple(self.workers),
-            self.security or Security.from_environment(),
-        )
+        addresses, security = resolve_workers(self.workers, self.security)
         settings = store._settings
         return _core.Rank(
             {

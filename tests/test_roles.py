@@ -4,19 +4,22 @@ train is what one process trains, and what is refused."""
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import persia
-from persia import _core, errors
-from persia.data.sender import Sender
-from persia.stream import Stream
+from persia import Stream, _core, errors
+from persia.data import Sender
 from tests.remote import Servers
 from tests.roles import KEYS, Model, Workers, batches, open_store, step, train
+
+ROOT = Path(__file__).parents[1]
 
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)
@@ -382,3 +385,18 @@ def test_a_worker_that_comes_back(servers: Servers, workers: Workers) -> None:
     store.flush()
     assert n == 6
     assert store.updates == 10
+
+
+def test_the_page_on_roles(
+    servers: Servers, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loader and its trainer, as they stand there."""
+    page = (ROOT / "docs" / "roles.md").read_text()
+    loader, trainer = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.setenv("PERSIA_SERVERS", servers.text)
+    monkeypatch.setenv("PERSIA_WORKERS", ",".join(workers.addresses))
+    thread = threading.Thread(target=exec, args=(loader, {}))
+    thread.start()
+    exec(trainer, {})
+    thread.join()
+    assert workers.stats("trained") == 100

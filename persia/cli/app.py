@@ -16,6 +16,7 @@ from persia.cli.certs import certs
 from persia.cli.checkpoint import checkpoint
 from persia.cli.doctor import doctor
 from persia.cli.evaluate import evaluate
+from persia.cli.feed import feed
 from persia.cli.launch import launch
 from persia.cli.plan import plan
 from persia.cli.schema import schema
@@ -64,6 +65,7 @@ app.command()(evaluate)
 app.command()(schema)
 app.add_typer(checkpoint, name="checkpoint")
 app.add_typer(serve, name="serve")
+app.command()(feed)
 app.command()(status)
 app.command()(plan)
 app.command()(certs)

@@ -8,8 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from persia._options import read_yaml, validated
+from persia.cli.flags import with_flags
 from persia.server import ServeConfig
 from persia.server import serve as run
+from persia.worker import WorkerConfig, serve_worker
 
 __all__ = ["serve"]
 
@@ -18,7 +20,7 @@ serve = typer.Typer(no_args_is_help=True)
 
 @serve.callback()
 def _serve() -> None:
-    """Serve rows to workers."""
+    """Serve rows, or batches with their embeddings."""
 
 
 def _flag(name: str, *words: str) -> Any:
@@ -75,3 +77,22 @@ def ps(
     flags.pop("config", None)
     file = read_yaml(config) if config is not None else {}
     run(validated(ServeConfig, file | flags))
+
+
+@serve.command()
+@with_flags(WorkerConfig)
+def worker(
+    config: Annotated[
+        Path | None,
+        typer.Option(help="YAML file of these options; flags override it."),
+    ] = None,
+    **flags: Any,
+) -> None:
+    """Serve an embedding worker: batches of loaders, looked up for ranks.
+
+    It prints a line "serving an embedding worker of 2 servers on
+    127.0.0.1:8889" when it is ready, and stops at SIGTERM.
+    """
+    given = {k: v for k, v in flags.items() if v is not None}
+    file = read_yaml(config) if config is not None else {}
+    serve_worker(validated(WorkerConfig, file | given))

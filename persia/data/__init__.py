@@ -13,6 +13,7 @@ from persia.data.hashing import hash_ids
 from persia.data.infer import infer
 from persia.data.records import Records
 from persia.data.schema import Schema
+from persia.data.sender import Sender
 from persia.data.table import Table
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Files",
     "Records",
     "Schema",
+    "Sender",
     "Table",
     "hash_ids",
     "infer",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from persia import _core
 from persia._check import kind, number
-from persia.cluster import MESSAGE_LIMIT, resolve
+from persia.addresses import MESSAGE_LIMIT, resolve_workers
 from persia.jagged import Batch
 from persia.security import Security
 
@@ -30,7 +30,7 @@ class Sender:
 
     Args:
         workers: addresses "host:port" of embedding workers, several with
-            commas between or as a list.
+            commas between or as a list. Default: PERSIA_WORKERS.
         namespace: of the servers and workers.
         timeout: seconds after which a worker that cannot be reached is an
             error.
@@ -45,17 +45,13 @@ class Sender:
 
     def __init__(
         self,
-        workers: str | Sequence[str],
+        workers: str | Sequence[str] | None = None,
         *,
         namespace: str = "default",
         timeout: float = 60.0,
         security: Security | None = None,
     ) -> None:
-        kind("workers", workers, (str, Sequence), '"host:port", or a list')
-        addresses, security = resolve(
-            workers if isinstance(workers, str) else tuple(workers),
-            security or Security.from_environment(),
-        )
+        addresses, security = resolve_workers(workers, security)
         self._core = _core.Sender(
             {
                 "addresses": addresses,

@@ -29,7 +29,7 @@ LEARNING_RATES = {
 }
 
 # Options that tell where a run is, not what it does.
-_PLACES = {"servers", "namespace", "wire_dtype", "device", "log"}
+_PLACES = {"servers", "namespace", "wire_dtype", "workers", "device", "log"}
 
 
 class TrainConfig(pydantic.BaseModel):
@@ -144,6 +144,12 @@ class TrainConfig(pydantic.BaseModel):
         "fp32",
         description="Of vectors and gradients on the way to servers: fp32, "
         "fp16 or bf16.",
+    )
+    workers: str | None = Field(
+        None,
+        description="Take the batches from these embedding workers, host:port "
+        "with commas between; persia feed sends them, with the same options "
+        "of the data (default: PERSIA_WORKERS).",
     )
     save: str | None = Field(
         None,

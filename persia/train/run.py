@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import persia
 from persia import checkpoint, errors, prometheus
 from persia.data import Files
-from persia.datasets import SyntheticCTR
+from persia.datasets import Dataset, SyntheticCTR
 from persia.metrics import Scores
 from persia.train import position
 from persia.train.config import TrainConfig, resolve
@@ -94,6 +94,16 @@ class Run:
             accumulate=config.accumulate,
         )
         self._log = _open_log(config.log) if self.rank == 0 else None
+        workers = config.workers or os.environ.get("PERSIA_WORKERS")
+        if workers and resume is not None:
+            raise errors.InvalidArgument(
+                "--resume: with --workers the data loaders decide where the "
+                "training goes on; load the rows with persia serve ps "
+                "--restore"
+            )
+        self.source: Dataset | persia.Stream = (
+            persia.Stream(workers) if workers else self.train
+        )
         self._last: Progress | None = None
         self._resumed = resume
         if resume is not None:
@@ -106,6 +116,8 @@ class Run:
     def batches(self) -> int | None:
         """Batches of an epoch, where known beforehand."""
         data = self.train
+        if self.ranks > 1 and self.source is not data:
+            return None  # the ranks share them as they come
         if isinstance(data, SyntheticCTR | Files):
             with contextlib.suppress(TypeError):
                 return len(data)
@@ -140,6 +152,8 @@ class Run:
         )
         if self.ranks > 1:
             text += f"; {self.ranks} ranks"
+        if isinstance(self.source, persia.Stream):
+            text += "; batches from embedding workers"
         if self.finished:
             epochs = f"{at.epoch} epoch{'s' if at.epoch > 1 else ''}"
             text += f"; {epochs} done, nothing left to train (see --epochs)"
@@ -171,7 +185,7 @@ class Run:
             on_progress(at)
 
         done = self.trainer.fit(
-            self.train, self.config.epochs, report, hooks=self._hooks(tell)
+            self.source, self.config.epochs, report, hooks=self._hooks(tell)
         )
         if done and begins and not self.trainer.rows:
             raise errors.MalformedData(self._why_nothing())
@@ -260,8 +274,10 @@ class Run:
 
     def _why_nothing(self) -> str:
         """Why there was no sample to train on."""
-        data = self.train
-        if not isinstance(data, Files):
+        data = self.source
+        if isinstance(data, persia.Stream):
+            text = "the data loaders sent no batch"
+        elif not isinstance(data, Files):
             text = f"{self.config.rows} rows"
         else:
             names = ", ".join(map(repr, data.files[:3]))

@@ -29,6 +29,7 @@ from persia.jagged import Batch, JaggedBatch
 from persia.loader import DataLoader
 from persia.metrics import BinaryMetrics, Scores, StreamingAUC
 from persia.modules import EmbeddingBagCollection
+from persia.stream import Stream
 
 __all__ = ["Clock", "Every", "Progress", "Trainer"]
 
@@ -216,7 +217,7 @@ class Trainer:
 
     def fit(
         self,
-        dataset: Iterable[Batch],
+        dataset: Iterable[Batch] | Stream,
         epochs: int = 1,
         on_progress: Callable[[Progress], object] | None = None,
         every: float = 0.25,
@@ -225,7 +226,8 @@ class Trainer:
         """Trains until ``epochs`` epochs are done, counted from the first.
 
         ``dataset`` gives the same batches each time it is iterated over (its
-        ``set_epoch`` method, if it has one, is called before).
+        ``epoch`` is set before, if it has one); or it is a Stream, whose data
+        loaders end the epochs.
         ``on_progress`` is called about every ``every`` seconds and at the
         end of an epoch, ``hooks`` when they are due.
 
@@ -307,7 +309,7 @@ class Trainer:
 
     def _fit_epoch(
         self,
-        dataset: Iterable[Batch],
+        dataset: Iterable[Batch] | Stream,
         on_progress: Callable[[Progress], object] | None,
         every: float,
         due: _Due,
@@ -321,11 +323,13 @@ class Trainer:
             if on_progress is not None and at is not None:
                 on_progress(at)
 
-        rest = itertools.islice(dataset, self.batch, None)
-        source = self._timed(_without(rest, self.offset))
+        source: Any = dataset
+        if not isinstance(dataset, Stream):
+            rest = itertools.islice(dataset, self.batch, None)
+            source = self._timed(_without(rest, self.offset))
         reported = before = time.perf_counter()
         data = clock.data
-        loader = DataLoader(
+        loader: DataLoader[Batch] = DataLoader(
             source,
             self.model,
             staleness=self.staleness,

@@ -1,0 +1,108 @@
+"""``persia feed``: a data loader as a process."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import pydantic
+from pydantic import Field
+
+from persia._options import validated
+from persia.cli.flags import with_flags
+from persia.errors import InvalidArgument
+from persia.train.config import TrainConfig, resolve
+
+__all__ = ["feed"]
+
+# Options of the data, which mean what they mean in persia train.
+_DATA = (
+    *("data", "table_schema", "rows", "shuffle", "eval_data", "eval_split"),
+    *("batch_size", "epochs", "seed"),
+)
+
+
+def _of_train(name: str) -> Any:
+    return copy.copy(TrainConfig.model_fields[name])
+
+
+class FeedConfig(pydantic.BaseModel):
+    """The options of ``persia feed``; their names are those of the flags."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=()
+    )
+
+    data: str = _of_train("data")
+    table_schema: str | None = _of_train("table_schema")
+    rows: int = _of_train("rows")
+    shuffle: int = _of_train("shuffle")
+    eval_data: str | None = _of_train("eval_data")
+    eval_split: float | None = _of_train("eval_split")
+    batch_size: int = _of_train("batch_size")
+    epochs: int = _of_train("epochs")
+    seed: int = _of_train("seed")
+    workers: str | None = Field(
+        None,
+        description="host:port of embedding workers, with commas between "
+        "(default: PERSIA_WORKERS).",
+    )
+    namespace: str = Field(
+        "default", description="That of the workers: the name of the job."
+    )
+    shard: str = Field(
+        "0/1",
+        pattern="^[0-9]+/[0-9]+$",
+        description="Which data loader of how many, such as 0/2: each sends "
+        "its share of the batches.",
+    )
+    timeout: float = Field(
+        60.0,
+        gt=0,
+        le=86400,
+        description="Seconds after which a worker that cannot be reached is "
+        "an error.",
+    )
+
+
+@with_flags(FeedConfig)
+def feed(**flags: Any) -> None:
+    """Send the batches of a data set to embedding workers.
+
+    They are those that persia train makes with the same options. What that
+    holds out to score on is not sent.
+    """
+    given = {k: v for k, v in flags.items() if v is not None}
+    config = validated(FeedConfig, given)
+    index, count = map(int, config.shard.split("/"))
+    if index >= count:
+        raise InvalidArgument(
+            f"--shard {config.shard}: loaders are 0 to N - 1 of N"
+        )
+    from persia.data import Sender
+    from persia.train.sources import open_data
+
+    what = resolve(
+        config.model_dump(by_alias=True, exclude_none=True, include=set(_DATA))
+    )
+    source, _ = open_data(what, (index, count))
+    began = time.monotonic()
+    samples = 0
+    with Sender(
+        config.workers, namespace=config.namespace, timeout=config.timeout
+    ) as sender:
+        print(f"sending {what.data} to embedding workers", flush=True)
+        for epoch in range(what.epochs):
+            source.epoch = epoch
+            for batch in source:
+                sender.send(batch)
+                samples += len(batch)
+            sender.end()
+        sent = sender.stats()["sent"]
+    seconds = time.monotonic() - began
+    print(
+        f"sent {sent:,} batches, {samples:,} samples, {what.epochs} "
+        f"epoch{'s' if what.epochs > 1 else ''}, in {seconds:.1f} s",
+        flush=True,
+    )

@@ -1,0 +1,172 @@
+"""An embedding worker in its own process: ``persia serve worker``.
+
+:class:`Worker` configures objects of the C core, which then serve without
+Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import pydantic
+from pydantic import Field
+
+from persia import _core
+from persia.addresses import WIRE_DTYPES, resolve
+from persia.errors import InvalidArgument
+from persia.security import Security
+from persia.server import Listening, _say, _Signals, _Stopped, _warn, few_files
+
+__all__ = ["Worker", "WorkerConfig", "serve_worker"]
+
+
+class WorkerConfig(Listening):
+    """The options of ``persia serve worker``; their names are those of the
+    flags."""
+
+    port: int = Field(
+        8889, ge=0, le=65535, description="Port to listen on; 0: any."
+    )
+    servers: str | None = Field(
+        None,
+        description="host:port of all parameter servers, with commas between "
+        "(default: PERSIA_SERVERS). The environment says how to speak with "
+        "them, as it does to other clients.",
+    )
+    wire_dtype: str = Field(
+        "fp32",
+        pattern="^(fp32|fp16|bf16)$",
+        description="Of vectors and gradients between it and the servers: "
+        "fp32, fp16 or bf16.",
+    )
+    loaders: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="Data loaders at once: an epoch ends when so many have "
+        "ended it.",
+    )
+    queue_limit: pydantic.ByteSize = Field(
+        pydantic.ByteSize(256 << 20),
+        ge=1 << 20,
+        validate_default=True,
+        description="Bytes of batches that it keeps, those that ranks have "
+        "taken included; loaders wait (default: 256MiB).",
+    )
+    lease: float = Field(
+        300.0,
+        gt=0,
+        le=86400,
+        description="Seconds that a rank has for a batch; then it is offered "
+        "again.",
+    )
+    timeout: float = Field(
+        60.0,
+        gt=0,
+        le=86400,
+        description="Seconds after which a parameter server that does not "
+        "answer is an error.",
+    )
+
+
+class Worker:
+    """An embedding worker that is served, from the making to :meth:`close`.
+
+    Raises:
+        Unavailable: a parameter server cannot be reached.
+        SchemaMismatch: the servers are not all shards of one namespace.
+    """
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config = config
+        servers = config.servers or os.environ.get("PERSIA_SERVERS")
+        if not servers:
+            raise InvalidArgument(
+                "an embedding worker needs the addresses of its parameter "
+                "servers: give --servers, or PERSIA_SERVERS"
+            )
+        addresses, theirs = resolve(servers, Security.from_environment())
+        self._threads = config.threads or len(os.sched_getaffinity(0))
+        self._security = config.security()
+        self._core = _core.EmbeddingWorker(
+            servers={
+                "addresses": addresses,
+                "own": None,
+                "own_at": 0,
+                "namespace": config.namespace,
+                "rank": 0,
+                "world": 1,
+                "stream": 0,
+                "timeout": config.timeout,
+                "message_limit": config.message_limit,
+                "dtype": WIRE_DTYPES.index(config.wire_dtype),
+                "lost": 1,  # who trains is told by its own store
+                "security": theirs.arguments(),
+            },
+            threads=self._threads,
+            message_limit=config.message_limit,
+            queue_limit=config.queue_limit,
+            lease=config.lease,
+            loaders=config.loaders,
+        )
+        self.servers = len(addresses)
+
+    def start(self) -> str:
+        """Listens, and says that it is healthy; the address."""
+        config = self.config
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        port = self._core.start(
+            address=f"{host}:{config.port}",
+            threads=self._threads,
+            calls=config.calls,
+            connections=config.connections,
+            message_limit=config.message_limit,
+            security=self._security.arguments(),
+        )
+        return f"{host}:{port}"
+
+    def stats(self) -> dict[str, Any]:
+        """Its counters: see WorkerStats in persia.proto."""
+        return self._core.stats()
+
+    def stop(self) -> None:
+        """No more requests; those under way have their grace."""
+        self._core.stop(self.config.grace)
+
+    def close(self) -> None:
+        """Ends it. Batches that were not trained are gone."""
+        self._core.close()
+
+
+def serve_worker(config: WorkerConfig) -> None:
+    """Serves until SIGTERM or SIGINT; a second one ends it at once."""
+    with contextlib.closing(_Signals()) as signals:
+        try:
+            with contextlib.closing(Worker(config)) as worker:
+                signals.keep()
+                _run(worker, signals)
+        except _Stopped:
+            _say("stopping: nothing was served")
+
+
+def _run(worker: Worker, signals: _Signals) -> None:
+    config = worker.config
+    address = worker.start()
+    if config.insecure:
+        _warn("--insecure: whoever reaches this port may change all rows")
+    if few := few_files(config.connections):
+        _warn(few)
+    _say(
+        f"serving an embedding worker of {worker.servers} servers on {address}"
+    )
+    signals.wait()
+    _say("stopping")
+    worker.stop()
+    counts = worker.stats()
+    left = counts["queued"] + counts["leased"]
+    _say(
+        f"{counts['trained']:,} batches were trained, "
+        f"{counts['skipped']:,} skipped, {left:,} are left"
+    )
