@@ -150,6 +150,25 @@ class Rows:
         out["why"] = ", or ".join(reasons)
         return out
 
+    def erase(self, table: str, ids: Any) -> int:
+        """Removes the rows of ``ids``, with their optimizer state.
+
+        Their next look-ups read initial values. Updates of this store are
+        applied first. An update of a batch that is looked up already, or of
+        another process, makes the rows of its ids again, from their initial
+        values. Checkpoints written afterwards lack the rows.
+
+        Args:
+            table: its name.
+            ids: integers [n]; those without a row are passed over.
+
+        Returns:
+            How many rows there were. A server whose answer was lost is asked
+            again, and the rows that it had removed by then do not count.
+        """
+        self._check_writable("erase")
+        return self._core.erase(self._find(table).number, self._ids(ids))
+
     def clear(self, table: str | None = None) -> None:
         """Removes all rows of a table (None: of all); it stays declared."""
         self._check_writable("clear")

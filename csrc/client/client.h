@@ -225,6 +225,10 @@ PERSIA_API int persia_client_set(ps_client *c, uint32_t no, size_t n,
 PERSIA_API int persia_client_list(ps_client *c, uint32_t no, uint32_t shard,
                                   uint64_t *cursor, size_t room, uint64_t *ids,
                                   size_t *n);
+/* Removes the rows of these ids; *erased: how many there were.  A request
+ * whose answer was lost is sent again and then finds none. */
+PERSIA_API int persia_client_erase(ps_client *c, uint32_t no, size_t n,
+                                   const uint64_t *ids, uint64_t *erased);
 PERSIA_API int persia_client_clear(ps_client *c, uint32_t no);
 /* Sums over the shards (row_bytes: of a row). */
 PERSIA_API int persia_client_stats(ps_client *c, uint32_t no,

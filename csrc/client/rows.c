@@ -5,17 +5,21 @@
 
 enum { BLOCK_BYTES = 32 << 20, BLOCK_ROWS = 1 << 18 };
 
-/* Rows that go to or come from the shards, a block at a time. */
+enum direction { GET, PUT, ERASE };
+
+/* Rows that go to or come from the shards, or are erased there, a block at a
+ * time. */
 typedef struct moving {
     ps_client *r;
     call *k;
     uint32_t no, dim, state_floats;
-    int put;
+    enum direction to;
     size_t n;             /* of this block */
     const uint64_t *ids;
     const float *from_vectors, *from_state; /* put; state may be NULL */
     float *vectors, *state;                 /* get; state may be NULL */
     uint8_t *found;                         /* may be NULL */
+    uint64_t erased;      /* of all blocks */
     /* The block, by shard: */
     size_t *start;        /* [shards + 1] */
     uint32_t *order;      /* [n] places in the block */
@@ -43,8 +47,8 @@ static size_t block_rows(const moving *m)
 static int split(moving *m)
 {
     uint32_t shards = m->r->servers_n;
-    size_t floats = m->put ? m->n * m->dim : 0;
-    size_t states = m->put && m->from_state ? m->n * m->state_floats : 0;
+    size_t floats = m->to == PUT ? m->n * m->dim : 0;
+    size_t states = m->from_state ? m->n * m->state_floats : 0;
     int rc = persia_mem_buffer_need(
         &m->k->lists, (shards + 1) * sizeof(size_t) +
                           m->n * (sizeof(uint32_t) + sizeof(uint64_t)) +
@@ -68,7 +72,7 @@ static int split(moving *m)
         size_t to = m->start[hash_shard(id_hash(m->ids[i]), shards)]++;
         m->order[to] = (uint32_t)i;
         m->sorted[to] = m->ids[i];
-        if (m->put)
+        if (floats)
             memcpy(m->sorted_vectors + to * m->dim,
                    m->from_vectors + i * m->dim, m->dim * sizeof(float));
         if (states)
@@ -91,8 +95,9 @@ static void fill_rows(void *ctx, request *q)
                         .n = m->start[shard + 1] - at,
                         .ids = m->sorted + at,
                         .dim = m->dim,
-                        .state_floats = m->state_floats};
-    if (m->put) {
+                        .state_floats = m->state_floats,
+                        .erase = m->to == ERASE};
+    if (m->to == PUT) {
         rows->vectors = m->sorted_vectors + at * m->dim;
         if (m->sorted_state)
             rows->state = m->sorted_state + at * m->state_floats;
@@ -130,11 +135,22 @@ static int accept_any(void *ctx, request *q)
     return PERSIA_OK;
 }
 
+static int accept_erase(void *ctx, request *q)
+{
+    moving *m = ctx;
+    const wire_rows *rows = q->reply.message;
+    m->erased += rows->erased;
+    return PERSIA_OK;
+}
+
 static int move_block(moving *m, uint64_t deadline)
 {
-    fan f = {.method = m->put ? WIRE_PUT_ROWS : WIRE_GET_ROWS,
+    fan f = {.method = m->to == GET ? WIRE_GET_ROWS : WIRE_PUT_ROWS,
              .fill = fill_rows,
-             .accept = m->put ? accept_any : accept_get, .ctx = m};
+             .accept = m->to == GET   ? accept_get
+                       : m->to == PUT ? accept_any
+                                      : accept_erase,
+             .ctx = m};
     size_t n = 0;
     int rc = split(m);
     if (rc)
@@ -169,10 +185,10 @@ static int move(moving *m, size_t n, const uint64_t *ids)
         /* Each block has the whole time: a table may be large. */
         rc = move_block(m, client_deadline(r));
         size_t floats = m->n * m->dim, states = m->n * m->state_floats;
-        if (m->put) {
+        if (m->to == PUT) {
             m->from_vectors += floats;
             m->from_state = m->from_state ? m->from_state + states : NULL;
-        } else {
+        } else if (m->to == GET) {
             m->vectors += floats;
             m->state = m->state ? m->state + states : NULL;
             m->found = m->found ? m->found + m->n : NULL;
@@ -194,10 +210,21 @@ int persia_client_get(ps_client *r, uint32_t no, size_t n, const uint64_t *ids,
 int persia_client_set(ps_client *r, uint32_t no, size_t n, const uint64_t *ids,
                       const float *vectors, const float *state)
 {
-    moving m = {.r = r, .no = no, .put = 1, .from_vectors = vectors,
+    moving m = {.r = r, .no = no, .to = PUT, .from_vectors = vectors,
                 .from_state = state};
     int rc = client_check_mixture(r, 0);
     return rc ? rc : move(&m, n, ids);
+}
+
+int persia_client_erase(ps_client *r, uint32_t no, size_t n,
+                        const uint64_t *ids, uint64_t *erased)
+{
+    moving m = {.r = r, .no = no, .to = ERASE};
+    int rc = client_check_mixture(r, 0);
+    if (!rc)
+        rc = move(&m, n, ids);
+    *erased = m.erased;
+    return rc;
 }
 
 /* ---- the ids of rows ---- */

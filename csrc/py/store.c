@@ -581,6 +581,30 @@ static PyObject *py_store_set(PyObject *self, PyObject *args)
     return rows_call(self, args, 1);
 }
 
+static PyObject *py_store_erase(PyObject *self, PyObject *args)
+{
+    unsigned no;
+    PyObject *ids_arg;
+    Py_buffer ids;
+    uint64_t erased = 0;
+    if (!PyArg_ParseTuple(args, "IO", &no, &ids_arg))
+        return NULL;
+    BEGIN(self, "Store.erase");
+    if (PyObject_GetBuffer(ids_arg, &ids, PyBUF_SIMPLE)) {
+        END();
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS rc = persia_store_settle(s);
+    if (!rc)
+        rc = persia_client_erase(persia_store_client(s), no,
+                                 (size_t)ids.len / sizeof(uint64_t), ids.buf,
+                                 &erased);
+    END();
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&ids);
+    return rc ? py_raise(rc) : PyLong_FromUnsignedLongLong(erased);
+}
+
 static PyObject *py_store_clear(PyObject *self, PyObject *arg)
 {
     unsigned long no = PyLong_AsUnsignedLong(arg);
@@ -679,6 +703,7 @@ static PyMethodDef methods[] = {
     METHOD(state_floats, METH_O, "state_floats(table) -> floats a row"),
     METHOD(get, METH_VARARGS, "get(table, ids, vectors, state, found)"),
     METHOD(set, METH_VARARGS, "set(table, ids, vectors, state)"),
+    METHOD(erase, METH_VARARGS, "erase(table, ids) -> rows that there were"),
     METHOD(clear, METH_O, "clear(table)"),
     METHOD(ids, METH_O, "ids(table) -> bytes of uint64"),
     {NULL, NULL, 0, NULL},

@@ -61,13 +61,15 @@ void get_rows_run(shard *s, const shard_call *c, const wire_rows *m)
     answer_give(c, rc, a);
 }
 
-static int put_rows(shard *s, const wire_rows *m)
+static int put_rows(shard *s, const wire_rows *m, uint64_t *erased)
 {
     table *t;
     int rc = check_rows(s, &m->caller);
     if (rc || (rc = find_table(s, m->no, &t)) ||
         (rc = check_ids_here(s, t, m->ids, m->n)))
         return rc;
+    if (m->erase)
+        return persia_table_erase(t, m->n, m->ids, erased);
     const table_config *c = persia_table_get_config(t);
     if (m->n && (m->dim != c->dim || !m->vectors))
         return persia_err_set(PERSIA_ESHAPE,
@@ -92,5 +94,5 @@ static int put_rows(shard *s, const wire_rows *m)
 void put_rows_run(shard *s, const shard_call *c, const wire_rows *m)
 {
     wire_rows reply = {.no = m->no};
-    call_reply(c, put_rows(s, m), &reply);
+    call_reply(c, put_rows(s, m, &reply.erased), &reply);
 }

@@ -200,6 +200,36 @@ static int rows_put(table *t, size_t n, const uint64_t *ids, rows_in *in)
     return rc;
 }
 
+static int row_erase(table *t, stripe *s, uint64_t hash, uint64_t id,
+                     size_t at, void *ctx)
+{
+    uint64_t *erased = ctx;
+    int64_t slot = row_index_find(&s->index, stripe_rows(t, s), hash, id);
+
+    (void)at;
+    if (slot >= 0) {
+        stripe_release_locked(t, s, (uint32_t)slot);
+        ++*erased;
+    }
+    return PERSIA_OK;
+}
+
+int persia_table_erase(table *t, size_t n, const uint64_t *ids,
+                       uint64_t *erased)
+{
+    size_t slots[IDS_STRIPES_MAX] = { 0 }; /* it makes no row */
+    int rc = persia_fork_check("table_erase");
+
+    *erased = 0;
+    if (rc)
+        return rc;
+    pthread_rwlock_rdlock(&t->gate);
+    rc = rows_visit(t, n, ids, slots, row_erase, erased);
+    atomic_fetch_sub(&t->rows, *erased);
+    pthread_rwlock_unlock(&t->gate);
+    return rc;
+}
+
 /* Whether all of x is finite as the table keeps it. */
 static int vector_fits(const table *t, const float *x)
 {

@@ -125,6 +125,9 @@ PERSIA_API int persia_table_get(table *t, size_t n, const uint64_t *ids,
  * Memory is taken before the first row changes. */
 PERSIA_API int persia_table_set(table *t, size_t n, const uint64_t *ids,
                                 const float *vectors, const float *state);
+/* Removes the rows of these ids; *erased: how many there were. */
+PERSIA_API int persia_table_erase(table *t, size_t n, const uint64_t *ids,
+                                  uint64_t *erased);
 /* The ids of up to `room` rows, in no order, from *cursor on (0: the first);
  * moves *cursor on, to TABLE_LIST_END after the last.  Rows that come or go
  * meanwhile may be among them or not. */

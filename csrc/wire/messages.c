@@ -298,12 +298,14 @@ static const wire_field rows_fields[] = {
         WIDTH(wire_rows, state_floats)),
     [8] = F(wire_rows, found, BULK, "found", COUNT(wire_rows, n), .item = 1),
     [9] = F(wire_rows, clear, U32, "clear", .limit = 1),
+    [12] = F(wire_rows, erase, U32, "erase", .limit = 1),
+    [13] = F(wire_rows, erased, U64, "erased"),
     [10] = F(wire_rows, list, U32, "list", .limit = UINT32_MAX),
     [11] = F(wire_rows, cursor, U64, "cursor"),
 };
 static const wire_type rows_type = {
     .name = "Rows", .size = sizeof(wire_rows), .fields = rows_fields,
-    .fields_n = 11, .leader = 3
+    .fields_n = 13, .leader = 3
 };
 
 static const wire_field file_fields[] = {

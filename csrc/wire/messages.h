@@ -312,6 +312,8 @@ typedef struct wire_rows {
     const float *state; /* [n, state_floats]; PutRows: absent is fresh */
     const uint8_t *found; /* [n], replies: 1 if the id has a row */
     uint32_t clear; /* PutRows without ids: remove all rows of the table */
+    uint32_t erase; /* PutRows: remove the rows of these ids */
+    uint64_t erased; /* its reply: how many there were */
     uint32_t list; /* GetRows without ids: the ids of so many rows ... */
     /* ... from here on (0: the first); replies: the cursor of the next, 2^64 -
      * 1 after the last */

@@ -38,6 +38,11 @@ static int apply(sched *s, table *t, uint64_t seed, uint64_t op)
         assert_int_equal(persia_table_set(t, n, ids, grad, NULL), PERSIA_OK);
         return 0;
     }
+    if (kind == 2) {
+        uint64_t erased;
+        assert_int_equal(persia_table_erase(t, n, ids, &erased), PERSIA_OK);
+        return 0;
+    }
     push_one(s, t, &a, n, ids, grad, op);
     return 1;
 }

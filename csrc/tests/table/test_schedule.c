@@ -377,6 +377,23 @@ static void do_set(world *w)
     check_all(w, NULL, NULL, NULL, NULL);
 }
 
+static void do_erase(world *w)
+{
+    uint64_t ids[40], erased, live = 0;
+    const size_t n = rng_below(&w->r, 40);
+
+    for (size_t k = 0; k < n; k++) {
+        size_t i = rng_below(&w->r, UNIVERSE);
+        ids[k] = w->ids[i];
+        live += (uint64_t)w->row[i].live;
+        w->row[i].live = 0;
+    }
+    assert_int_equal(persia_table_erase(w->t, n, ids, &erased), PERSIA_OK);
+    assert_int_equal(erased, live);
+    w->rows -= live;
+    check_all(w, NULL, NULL, NULL, NULL);
+}
+
 static void do_clear(world *w)
 {
     assert_int_equal(persia_table_clear(w->t), PERSIA_OK);
@@ -436,6 +453,8 @@ static void schedule(table_config config, unsigned threads, unsigned steps,
             do_pull(w);
         else if (what < 28)
             do_set(w);
+        else if (what < 29)
+            do_erase(w);
         else if (what < 30)
             do_restore(w);
         else if (what == 30)
