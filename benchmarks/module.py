@@ -408,6 +408,7 @@ def memory(sizes: Sizes) -> None:
     for optimizer, dtype, target in (
         ("rowwise_adagrad", "fp32", 96),
         ("rowwise_adagrad", "bf16", 64),
+        ("rowwise_adagrad", "int8", 52),
         ("adagrad", "fp32", None),
     ):
         call = (

@@ -56,7 +56,7 @@ class Table(_Entry):
     name: str
     seed: int
     dim: int
-    dtype: Literal["fp32", "bf16"]
+    dtype: Literal["fp32", "bf16", "int8"]
     optimizer: str
     momentum: bool
     init: Literal["uniform", "normal", "constant"]

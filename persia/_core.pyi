@@ -19,6 +19,7 @@ def check_score(text: str, /) -> None: ...
 
 FP32: int
 BF16: int
+INT8: int
 INIT_UNIFORM: int
 INIT_NORMAL: int
 INIT_CONSTANT: int

@@ -44,6 +44,8 @@ _DTYPES = {
     "bf16": _core.BF16,
     "bfloat16": _core.BF16,
     "torch.bfloat16": _core.BF16,
+    "int8": _core.INT8,
+    "torch.int8": _core.INT8,
 }
 _INITS = {
     "uniform": (_core.INIT_UNIFORM, 2),
@@ -81,8 +83,9 @@ class TableConfig:
         init: of new rows: ``("uniform", low, high)``, ``("normal", mean,
             std)``, ``("constant", c)``, or a float r for uniform in [-r, r).
             Default: 0.01.
-        data_type: of the stored vectors: "fp32", or "bf16" (rounded
-            stochastically).
+        data_type: of the stored vectors: "fp32"; "bf16"; or "int8", with an
+            fp32 scale a row. The last two are rounded stochastically, by
+            draws that are the same in every run. State stays fp32.
         optimizer: a ``persia.optim`` object whose settings this table uses;
             None: the store's.
         lr: a learning rate of its own.

@@ -17,8 +17,9 @@ Every optimizer takes three more keywords, which are entries of its groups:
 * ``max_norm``: then the row is scaled down to this L2 norm (0: not);
 * ``weight_bound``: then its elements are clamped to [-bound, bound] (0: not).
 
-Both hold before the row is stored: those of a bf16 table are rounded then, and
-may exceed them by one unit in the last place (less than 1 %).
+Both hold before the row is stored: those of a bf16 or int8 table are rounded
+then, and may exceed them by one unit in the last place (of bf16 less than 1 %
+of the element, of int8 1/127 of the row's largest).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ __all__ = [
     "plan",
 ]
 
-DTYPES = {"fp32": _core.FP32, "bf16": _core.BF16}
+DTYPES = {"fp32": _core.FP32, "bf16": _core.BF16, "int8": _core.INT8}
 
 #: dtype on the wire -> bytes of a value, bytes of a row's scale.
 WIRE = {"fp32": (4, 0), "fp16": (2, 4), "bf16": (2, 0)}
@@ -144,7 +144,7 @@ def plan(
         rows: of all tables together.
         dim: elements of a vector.
         optimizer: of the embeddings.
-        dtype: of stored vectors: fp32 or bf16.
+        dtype: of stored vectors: fp32, bf16 or int8.
         qps: samples that are trained a second, all ranks together.
         batch: samples of a rank's batch: one pull and one push to each
             server.

@@ -27,7 +27,7 @@ OPTIMIZERS: dict[str, Callable[[], optim.SparseOptimizer]] = {
 }
 
 
-DTYPES = ["fp32", "bf16"]
+DTYPES = ["fp32", "bf16", "int8"]
 
 
 def make_store(

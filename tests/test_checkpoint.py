@@ -53,9 +53,16 @@ def test_row_files_are_safetensors(
     assert columns["ids"].dtype == torch.uint64
     found, order = columns["ids"].view(torch.int64).sort()
     assert torch.equal(found, ids)
-    kind = torch.bfloat16 if dtype == "bf16" else torch.float32
-    assert columns["vectors"].dtype == kind
-    assert torch.equal(columns["vectors"][order].float(), vectors)
+    kept = columns["vectors"][order]
+    if dtype == "int8":  # the scale, then the elements
+        assert kept.dtype == torch.uint8
+        scale = kept[:, :4].contiguous().view(torch.float32)
+        kept = kept[:, 4:].view(torch.int8) * scale
+    elif dtype == "bf16":
+        assert kept.dtype == torch.bfloat16
+    else:
+        assert kept.dtype == torch.float32
+    assert torch.equal(kept.float(), vectors)
     if state.shape[1]:
         assert torch.equal(columns["state"][order], state)
     else:

@@ -55,6 +55,7 @@ def filled(dim: int, dtype: str, optimizer: str, rows: int) -> dict[str, int]:
     [
         (16, "fp32", "rowwise_adagrad", 16 + 1),
         (16, "bf16", "adagrad", 8 + 16),
+        (16, "int8", "rowwise_adagrad", 4 + 1 + 1),
         (4, "fp32", "sgd", 4),
         (64, "fp32", "adam", 3 * 64),
     ],
@@ -148,7 +149,7 @@ def test_what_asks_for_servers_is_told() -> None:
     [
         ({"rows": 0}, "rows is 0"),
         ({"dim": 5000}, "dim is 5000, need 1 to 4096"),
-        ({"dtype": "fp64"}, "dtype is 'fp64', need fp32 or bf16"),
+        ({"dtype": "fp64"}, "dtype is 'fp64', need fp32 or bf16 or int8"),
         ({"wire": "int8"}, "wire is 'int8'"),
         ({"optimizer": "lamb"}, "optimizer is 'lamb', need one of sgd, "),
         ({"headroom": 1.0}, "headroom is 1.0"),

@@ -4,7 +4,8 @@
  * safetensors file
  *
  *   ids      U64  [n]
- *   vectors  F32 or BF16 [n, dim]     in the table's dtype
+ *   vectors  F32 or BF16 [n, dim]     in the table's dtype; of int8:
+ *            U8 [n, 4 + dim]          fp32 scale, then dim int8 times it
  *   state    F32  [n, state floats]   absent if the optimizer keeps none
  *   clock    U32  [n]                 number of the push that touched last
  *   count    F32  [n]                 or another field of the eviction's, see

@@ -35,7 +35,9 @@ static uint32_t col_dtype(const row_shape *shape, int col)
     case COL_CLOCK:
         return ST_U32;
     case COL_VECTORS:
-        return shape->dtype == VECTOR_BF16 ? ST_BF16 : ST_F32;
+        return shape->dtype == VECTOR_FP32   ? ST_F32
+               : shape->dtype == VECTOR_BF16 ? ST_BF16
+                                             : ST_U8;
     case COL_FIELD:
         return shape->field && !shape->field->is_float ? ST_U32 : ST_F32;
     default:
@@ -49,7 +51,6 @@ void row_shape_of(const table_config *config, row_shape *out)
     memset(out, 0, sizeof *out);
     if (!persia_evict_make(&config->spec, config->score, NULL, &evict))
         out->field = evict.field; /* else there is no such table */
-    out->dim = config->dim;
     out->dtype = config->dtype;
     out->state = persia_optim_state_floats(config->optimizer, config->dim,
                                            (int)config->momentum);
@@ -57,8 +58,9 @@ void row_shape_of(const table_config *config, row_shape *out)
     out->bytes[COL_CLOCK] = 4;
     out->bytes[COL_FIELD] = out->field ? 4 : 0;
     out->bytes[COL_STATE] = 4 * out->state;
-    out->bytes[COL_VECTORS] =
-        out->dim * st_dtype_bytes(col_dtype(out, COL_VECTORS));
+    out->bytes[COL_VECTORS] = vector_size(config->dtype, config->dim);
+    out->width = out->bytes[COL_VECTORS] /
+                 st_dtype_bytes(col_dtype(out, COL_VECTORS));
     for (int c = 0; c < COLS; c++)
         out->row += out->bytes[c];
 }
@@ -130,7 +132,7 @@ int row_writer_create(row_writer *w, int folder, const char *name,
         t->dtype = col_dtype(shape, c);
         t->shape[t->rank++] = rows;
         if (c == COL_VECTORS)
-            t->shape[t->rank++] = shape->dim;
+            t->shape[t->rank++] = shape->width;
         if (c == COL_STATE)
             t->shape[t->rank++] = shape->state;
     }
@@ -302,7 +304,7 @@ static int find_columns(row_reader *r)
 static int match_columns(const row_reader *r, const char *table)
 {
     static const char *const dtype_names[ST_DTYPES] = {"U64", "F32", "U32",
-                                                       "BF16"};
+                                                       "BF16", "U8"};
     const row_shape *s = &r->shape;
     const st_tensor *v = r->col[COL_VECTORS], *st = r->col[COL_STATE];
     uint64_t state = st ? st->shape[1] : 0;
@@ -313,11 +315,11 @@ static int match_columns(const row_reader *r, const char *table)
                 "table '%s': %s of %s in %s, but the table has %s", table,
                 col_name(s, c), dtype_names[r->col[c]->dtype], r->name,
                 dtype_names[col_dtype(s, c)]);
-    if (v->shape[1] != s->dim)
+    if (v->shape[1] != s->width)
         return persia_err_set(PERSIA_EMISMATCH,
-                              "table '%s': rows of dim %" PRIu64
-                              " in %s, but the table has dim %u",
-                              table, v->shape[1], r->name, s->dim);
+                              "table '%s': rows of width %" PRIu64
+                              " in %s, but the table has width %u",
+                              table, v->shape[1], r->name, s->width);
     if (state != s->state)
         return persia_err_set(
             PERSIA_EMISMATCH,

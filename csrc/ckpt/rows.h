@@ -11,7 +11,8 @@ enum { COL_IDS, COL_STATE, COL_CLOCK, COL_FIELD, COL_VECTORS, COLS };
 
 /* What a row of a table looks like in a file. */
 typedef struct row_shape {
-    uint32_t dim, dtype, state; /* dtype: enum vector_dtype */
+    uint32_t dtype, state;      /* dtype: enum vector_dtype */
+    uint32_t width;             /* elements of a vector, as it is kept */
     const evict_field *field;   /* NULL: rows have none */
     uint32_t bytes[COLS];       /* of one row; 0: there is no such column */
     uint32_t row;               /* bytes of one row, all columns */

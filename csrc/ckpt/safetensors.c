@@ -13,6 +13,7 @@ static const struct {
     [ST_F32] = {"F32", 4},
     [ST_U32] = {"U32", 4},
     [ST_BF16] = {"BF16", 2},
+    [ST_U8] = {"U8", 1},
 };
 
 uint32_t st_dtype_bytes(uint32_t dtype)
@@ -170,7 +171,7 @@ static int read_dtype(reader *r, uint32_t *dtype)
             *dtype = i;
             return PERSIA_OK;
         }
-    return corrupt(r, "a dtype other than U64, F32, U32 and BF16");
+    return corrupt(r, "a dtype other than U64, F32, U32, BF16 and U8");
 }
 
 /* {"dtype": ..., "shape": [...], "data_offsets": [begin, end]}, in any

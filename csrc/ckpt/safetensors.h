@@ -18,7 +18,7 @@ enum {
     ST_JSON_MAX = 64 * 1024 /* bytes of a header that is read */
 };
 
-enum st_dtype { ST_U64, ST_F32, ST_U32, ST_BF16, ST_DTYPES };
+enum st_dtype { ST_U64, ST_F32, ST_U32, ST_BF16, ST_U8, ST_DTYPES };
 
 typedef struct st_tensor {
     char name[ST_NAME];

@@ -40,10 +40,12 @@ typedef struct optim_traits {
     const optim_algorithm *with_momentum;  /* of tables with this option */
 } optim_traits;
 
+/* Kernels of a dtype: dim 16, 64, any; any with extras. */
+enum optim_variant { DIM_16, DIM_64, DIM_ANY, EXTRAS, VARIANTS };
+
 struct optim_algorithm {
     const optim_traits *traits;
-    optim_kernel fp32_16, fp32_64, fp32, fp32_extras;
-    optim_kernel bf16_16, bf16, bf16_extras;
+    optim_kernel kernels[VECTOR_DTYPES][VARIANTS];
 };
 
 /* One step on one row: its vector w, its fields a and b, its gradient g. */
@@ -133,30 +135,92 @@ INLINE_HOT void row_clip(float *restrict x, uint32_t dim, float norm)
         row_scale(x, dim, norm / sqrtf(squares));
 }
 
-/* Adds the fp32 noise below bf16's last bit, then cuts: the expectation of
- * the result is the value. */
-INLINE_HOT void narrow_stochastic(const optim_plan *p, uint64_t id,
-                                     const float *restrict w,
-                                     uint16_t *restrict to, uint32_t dim)
+/* ---- vectors that are kept narrow, rounded stochastically: the expectation
+ * of the result is the value ---- */
+
+/* Sixteen random bits for each of the columns j .. j + 7. */
+INLINE_HOT void row_noise(const optim_plan *p, uint64_t id, uint32_t j,
+                          uint16_t noise[8])
 {
     const uint32_t key[2] = {
         p->noise_key[0] ^ (uint32_t)p->noise_draw,
         p->noise_key[1] ^ (uint32_t)(p->noise_draw >> 32)
     };
+    const uint32_t counter[4] = { (uint32_t)id, (uint32_t)(id >> 32), j,
+                                  0x726F756Eu /* apart from init */ };
+    uint32_t bits[4];
 
+    philox4x32(counter, key, bits);
+    memcpy(noise, bits, sizeof bits);
+}
+
+/* Adds the noise below bf16's last bit, then cuts. */
+INLINE_HOT void narrow_bf16(const optim_plan *p, uint64_t id,
+                            const float *restrict w, uint16_t *restrict to,
+                            uint32_t dim)
+{
     for (uint32_t j = 0; j < dim; j += 8) {
-        const uint32_t counter[4] = { (uint32_t)id, (uint32_t)(id >> 32), j,
-                                      0x726F756Eu /* apart from init */ };
-        uint32_t bits[4];
         uint16_t noise[8];
-        philox4x32(counter, key, bits);
-        memcpy(noise, bits, sizeof noise);
+        row_noise(p, id, j, noise);
         for (uint32_t k = 0; k < 8 && j + k < dim; k++) {
             uint32_t u;
             memcpy(&u, &w[j + k], 4);
             to[j + k] = (uint16_t)((u + noise[k]) >> 16);
         }
     }
+}
+
+/* The largest absolute value, by the floats' bits; finite. */
+INLINE_HOT float row_most(const float *restrict x, uint32_t dim)
+{
+    union { uint32_t u; float f; } most = { 0 };
+
+    EACH_COLUMN (j, dim) {
+        uint32_t u;
+        memcpy(&u, &x[j], 4);
+        u &= 0x7FFFFFFFu;
+        most.u = u > most.u ? u : most.u;
+    }
+    most.u = most.u < 0x7F7FFFFFu ? most.u : 0x7F7FFFFFu;
+    return most.f;
+}
+
+/* Adds noise in [0, 1) to multiples of the scale, then cuts. */
+INLINE_HOT void narrow_int8(const optim_plan *p, uint64_t id,
+                            const float *restrict w, char *restrict to,
+                            uint32_t dim)
+{
+    const float scale = int8_scale(row_most(w, dim));
+    const float unit = scale > 0 ? scale : 1;
+
+    memcpy(to, &scale, sizeof scale);
+    for (uint32_t j = 0; j < dim; j += 8) {
+        uint16_t noise[8];
+        row_noise(p, id, j, noise);
+        for (uint32_t k = 0; k < 8 && j + k < dim; k++) {
+            float x = w[j + k] / unit + ((float)noise[k] * 0x1p-16f + 128);
+            x = x < 255 ? x : 255; /* 127, were it not for rounding */
+            x = x > 1 ? x : 1;
+            to[4 + j + k] = (char)((int)x - 128);
+        }
+    }
+}
+
+INLINE_HOT void widen(const char *row, uint32_t dtype, float *restrict to,
+                      uint32_t dim)
+{
+    const uint16_t *halves = (const uint16_t *)(const void *)row;
+    const int8_t *bytes = (const int8_t *)row + 4;
+    float scale;
+
+    if (dtype == VECTOR_BF16) {
+        EACH_COLUMN (j, dim)
+            to[j] = bf16_widen(halves[j]);
+        return;
+    }
+    memcpy(&scale, row, sizeof scale);
+    EACH_COLUMN (j, dim)
+        to[j] = scale * (float)bytes[j];
 }
 
 INLINE_HOT void extras_before(const optim_plan *p, int decoupled,
@@ -187,6 +251,14 @@ INLINE_HOT void extras_after(const optim_plan *p, float *restrict w,
             w[j] = w[j] > bound ? bound : w[j] < -bound ? -bound : w[j];
 }
 
+INLINE_HOT uint64_t row_id_of(const char *row)
+{
+    uint64_t id;
+
+    memcpy(&id, row, sizeof id);
+    return id;
+}
+
 /* A run of rows; all but the first four are constants where this is
  * inlined, save perhaps dim. */
 INLINE_HOT void run(const optim_plan *p, size_t n, char *const *rows,
@@ -198,15 +270,13 @@ INLINE_HOT void run(const optim_plan *p, size_t n, char *const *rows,
     float wide[DIM_MAX], clipped[DIM_MAX];
 
     for (size_t i = 0; i < n; i++) {
-        char *row = rows[i];
+        char *row = rows[i], *vector = row + p->vector;
         const float *g = grads[i];
         float *state = (float *)(void *)(row + p->state);
-        float *w = (float *)(void *)(row + p->vector);
-        uint16_t *narrow = (uint16_t *)(void *)(row + p->vector);
+        float *w = (float *)(void *)vector;
 
-        if (dtype == VECTOR_BF16) {
-            EACH_COLUMN (j, dim)
-                wide[j] = bf16_widen(narrow[j]);
+        if (dtype != VECTOR_FP32) {
+            widen(vector, dtype, wide, dim);
             w = wide;
         }
         if (extras) {
@@ -217,11 +287,10 @@ INLINE_HOT void run(const optim_plan *p, size_t n, char *const *rows,
         step(p, w, state, state + second, g, dim);
         if (extras)
             extras_after(p, w, dim);
-        if (dtype == VECTOR_BF16) {
-            uint64_t id;
-            memcpy(&id, row, sizeof id);
-            narrow_stochastic(p, id, w, narrow, dim);
-        }
+        if (dtype == VECTOR_BF16)
+            narrow_bf16(p, row_id_of(row), w, (uint16_t *)(void *)vector, dim);
+        else if (dtype == VECTOR_INT8)
+            narrow_int8(p, row_id_of(row), w, vector, dim);
     }
 }
 
@@ -232,21 +301,26 @@ INLINE_HOT void run(const optim_plan *p, size_t n, char *const *rows,
         run(p, n, rows, grads, step, &traits, dtype, extras, width);          \
     }
 
+#define OPTIM_KERNELS(name, step, traits, dtype)                              \
+    OPTIM_KERNEL(name##_16, step, traits, dtype, 0, 16)                       \
+    OPTIM_KERNEL(name##_64, step, traits, dtype, 0, 64)                       \
+    OPTIM_KERNEL(name##_any, step, traits, dtype, 0, p->dim)                  \
+    OPTIM_KERNEL(name##_extras, step, traits, dtype, 1, p->dim)
+
+#define OPTIM_LIST(name) { name##_16, name##_64, name##_any, name##_extras }
+
 /* algorithm_<name>, by its row function; then its traits, as designated
  * initialisers. */
 #define PERSIA_OPTIM(name, step, ...)                                         \
     static const optim_traits name##_traits = { __VA_ARGS__ };                \
-    OPTIM_KERNEL(name##_16, step, name##_traits, VECTOR_FP32, 0, 16)          \
-    OPTIM_KERNEL(name##_64, step, name##_traits, VECTOR_FP32, 0, 64)          \
-    OPTIM_KERNEL(name##_any, step, name##_traits, VECTOR_FP32, 0, p->dim)     \
-    OPTIM_KERNEL(name##_extras, step, name##_traits, VECTOR_FP32, 1, p->dim)  \
-    OPTIM_KERNEL(name##_bf16_16, step, name##_traits, VECTOR_BF16, 0, 16)     \
-    OPTIM_KERNEL(name##_bf16, step, name##_traits, VECTOR_BF16, 0, p->dim)    \
-    OPTIM_KERNEL(name##_bf16_extras, step, name##_traits, VECTOR_BF16, 1,     \
-                 p->dim)                                                      \
+    OPTIM_KERNELS(name##_fp32, step, name##_traits, VECTOR_FP32)              \
+    OPTIM_KERNELS(name##_bf16, step, name##_traits, VECTOR_BF16)              \
+    OPTIM_KERNELS(name##_int8, step, name##_traits, VECTOR_INT8)              \
     const optim_algorithm algorithm_##name = {                                \
-        &name##_traits, name##_16, name##_64, name##_any, name##_extras,      \
-        name##_bf16_16, name##_bf16, name##_bf16_extras                       \
+        &name##_traits,                                                       \
+        { [VECTOR_FP32] = OPTIM_LIST(name##_fp32),                            \
+          [VECTOR_BF16] = OPTIM_LIST(name##_bf16),                            \
+          [VECTOR_INT8] = OPTIM_LIST(name##_int8) }                           \
     };
 
 #endif

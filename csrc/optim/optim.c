@@ -142,13 +142,8 @@ void persia_optim_prepare(optim_plan *plan, const optim_args *args,
     plan->args = *args;
     if (a->traits->prepare)
         a->traits->prepare(plan);
-    if (dtype == VECTOR_BF16)
-        plan->kernel = extras      ? a->bf16_extras
-                       : dim == 16 ? a->bf16_16
-                                   : a->bf16;
-    else
-        plan->kernel = extras      ? a->fp32_extras
-                       : dim == 16 ? a->fp32_16
-                       : dim == 64 ? a->fp32_64
-                                   : a->fp32;
+    plan->kernel = a->kernels[dtype][extras      ? EXTRAS
+                                     : dim == 16 ? DIM_16
+                                     : dim == 64 ? DIM_64
+                                                 : DIM_ANY];
 }

@@ -75,6 +75,23 @@ static inline uint16_t bf16_nearest(float value)
     return (uint16_t)((x.u + 0x7FFFu + ((x.u >> 16) & 1)) >> 16);
 }
 
+/* A vector in a row: fp32; bf16; or int8, -127 .. 127 times an fp32 scale that
+ * lies before them.  A scale has 17 significant bits, so products are exact:
+ * elements that an update does not change stay, as long as the scale does. */
+static inline uint32_t vector_size(uint32_t dtype, uint32_t dim)
+{
+    return dtype == VECTOR_FP32   ? dim * 4
+           : dtype == VECTOR_BF16 ? dim * 2
+                                  : dim + 4;
+}
+/* For a row whose largest element is `most`, finite; 0 if that is tiny. */
+static inline float int8_scale(float most)
+{
+    union { float f; uint32_t u; } x = { most / 127 };
+    x.u = (x.u + 0x7F) & ~0x7Fu;
+    return most < 2e-36f ? 0 : x.f;
+}
+
 #ifdef __cplusplus
 }
 #endif

@@ -740,6 +740,7 @@ static int add_numbers(PyObject *module)
     } numbers[] = {
         {"FP32", VECTOR_FP32},
         {"BF16", VECTOR_BF16},
+        {"INT8", VECTOR_INT8},
         {"INIT_UNIFORM", INIT_UNIFORM},
         {"INIT_NORMAL", INIT_NORMAL},
         {"INIT_CONSTANT", INIT_CONSTANT},

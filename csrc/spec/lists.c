@@ -11,7 +11,7 @@ const char *const persia_optim_kind_names[] = {
 };
 
 const char *const persia_vector_dtype_names[] = {
-    "fp32", "bf16"
+    "fp32", "bf16", "int8"
 };
 
 const char *const persia_table_init_kind_names[] = {
@@ -42,7 +42,7 @@ static const spec_field table_spec_fields[] = {
     { .name = "dim", .config = "embedding_dim", .kind = SPEC_U32,
       .offset = offsetof(table_spec, dim), .limit = 4096 },
     { .name = "dtype", .config = "data_type", .kind = SPEC_ENUM,
-      .offset = offsetof(table_spec, dtype), .limit = 1,
+      .offset = offsetof(table_spec, dtype), .limit = 2,
       .names = persia_vector_dtype_names },
     { .name = "optimizer", .config = "optimizer", .kind = SPEC_ENUM,
       .offset = offsetof(table_spec, optimizer), .limit = 6,

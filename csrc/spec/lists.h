@@ -35,9 +35,10 @@ extern PERSIA_API const char *const persia_optim_kind_names[7];
 enum vector_dtype {
     VECTOR_FP32,
     VECTOR_BF16, /* rounded stochastically */
+    VECTOR_INT8, /* the same, with an fp32 scale a row */
     VECTOR_DTYPES
 };
-extern PERSIA_API const char *const persia_vector_dtype_names[2];
+extern PERSIA_API const char *const persia_vector_dtype_names[3];
 
 enum table_init_kind {
     INIT_UNIFORM, /* [init_a, init_b) */

@@ -4,6 +4,7 @@
 
 #include "simd/simd.h"
 
+#include <math.h>
 #include <string.h>
 
 /* In builds for one instruction set this file goes by that. */
@@ -184,36 +185,51 @@ void row_init_vector(const table *t, uint64_t id, float *out)
         for (uint32_t j = 0; j < c->dim; j++)
             out[j] = c->init_a;
     }
-    if (c->dtype == VECTOR_BF16)
-        for (uint32_t j = 0; j < c->dim; j++)
-            out[j] = bf16_widen(bf16_nearest(out[j]));
+    if (c->dtype != VECTOR_FP32) { /* as it is once it is stored */
+        char row[ROW_VECTOR + 4096 * sizeof(uint16_t)];
+        row_store_vector(t, out, row);
+        row_load_vector(t, row, out);
+    }
+}
+
+static void store_bf16(const float *values, char *to, uint32_t dim)
+{
+    for (uint32_t j = 0; j < dim; j++) {
+        uint16_t bits = bf16_nearest(values[j]);
+        memcpy(to + 2 * j, &bits, sizeof bits);
+    }
+}
+
+static void store_int8(const float *values, char *to, uint32_t dim)
+{
+    const float to_nearest = 0x1.8p23f; /* beside it floats are integers */
+    float most = 0;
+
+    for (uint32_t j = 0; j < dim; j++)
+        most = fabsf(values[j]) > most ? fabsf(values[j]) : most;
+    const float scale = int8_scale(most), unit = scale > 0 ? scale : 1;
+    memcpy(to, &scale, sizeof scale);
+    for (uint32_t j = 0; j < dim; j++)
+        to[4 + j] = (char)(int)(values[j] / unit + to_nearest - to_nearest);
 }
 
 void row_store_vector(const table *t, const float *values, char *row)
 {
     char *to = row + ROW_VECTOR;
 
-    if (t->config.dtype == VECTOR_FP32) {
+    switch (t->config.dtype) {
+    case VECTOR_FP32:
         memcpy(to, values, t->vector_bytes);
-        return;
-    }
-    for (uint32_t j = 0; j < t->config.dim; j++) {
-        uint16_t bits = bf16_nearest(values[j]);
-        memcpy(to + 2 * j, &bits, sizeof bits);
+        break;
+    case VECTOR_BF16:
+        store_bf16(values, to, t->config.dim);
+        break;
+    default:
+        store_int8(values, to, t->config.dim);
     }
 }
 
 void row_load_vector(const table *t, const char *row, float *out)
 {
-    const char *from = row + ROW_VECTOR;
-
-    if (t->config.dtype == VECTOR_FP32) {
-        memcpy(out, from, t->vector_bytes);
-        return;
-    }
-    for (uint32_t j = 0; j < t->config.dim; j++) {
-        uint16_t bits;
-        memcpy(&bits, from + 2 * j, sizeof bits);
-        out[j] = bf16_widen(bits);
-    }
+    vector_read(row + ROW_VECTOR, out, t->config.dtype, t->config.dim);
 }

@@ -11,8 +11,6 @@
  */
 #include "table/stripe.h"
 
-#include "simd/simd.h"
-
 #include <string.h>
 
 enum { CHUNK = 2048, BLOCK = 32, RING = 4 /* a power of two above 2 */ };
@@ -84,20 +82,6 @@ INLINE_HOT void stage_row(const pull_chunk *c, size_t at, size_t n,
     }
 }
 
-INLINE_HOT void vector_read(const char *row, float *restrict to,
-                            uint32_t dtype, uint32_t dim)
-{
-    if (dtype == VECTOR_FP32) {
-        memcpy(to, row + ROW_VECTOR, dim * sizeof *to);
-        return;
-    }
-    for (uint32_t j = 0; j < dim; j++) {
-        uint16_t bits;
-        memcpy(&bits, row + ROW_VECTOR + 2 * j, sizeof bits);
-        to[j] = bf16_widen(bits);
-    }
-}
-
 static const stripe *stripe_of(const table *t, uint64_t hash)
 {
     return &t->stripe[hash_stripe(hash, t->stripes - 1)];
@@ -127,7 +111,8 @@ INLINE_HOT size_t stage_copy(const pull_chunk *c, size_t at, size_t n,
     for (size_t i = 0; i < n; i++) {
         const char *row = b->row[i];
         if (__builtin_expect(row && row_id(row) == c->ids[at + i], 1)) {
-            vector_read(row, c->out + (at + i) * c->stride, dtype, dim);
+            vector_read(row + ROW_VECTOR, c->out + (at + i) * c->stride,
+                        dtype, dim);
             if (c->rows)
                 c->rows[at + i] = b->slot[i];
         } else if (row || b->home[i]->passed) {
@@ -174,7 +159,7 @@ INLINE_HOT size_t pull_blocks(const pull_chunk *c, uint32_t dtype,
     pull_block ring[RING];
     const uint32_t mask = c->t->stripes - 1;
     const size_t stride = c->t->stride;
-    const size_t bytes = ROW_VECTOR + dim * (dtype == VECTOR_BF16 ? 2 : 4);
+    const size_t bytes = ROW_VECTOR + vector_size(dtype, dim);
     pull_late late;
     size_t missed = 0;
 
@@ -212,11 +197,15 @@ PULL(pull_fp32_64, VECTOR_FP32, 64)
 PULL(pull_fp32_any, VECTOR_FP32, c->t->config.dim)
 PULL(pull_bf16_16, VECTOR_BF16, 16)
 PULL(pull_bf16_any, VECTOR_BF16, c->t->config.dim)
+PULL(pull_int8_16, VECTOR_INT8, 16)
+PULL(pull_int8_any, VECTOR_INT8, c->t->config.dim)
 
 static pull_fn pull_of(const table_config *c)
 {
     if (c->dtype == VECTOR_BF16)
         return c->dim == 16 ? pull_bf16_16 : pull_bf16_any;
+    if (c->dtype == VECTOR_INT8)
+        return c->dim == 16 ? pull_int8_16 : pull_int8_any;
     return c->dim == 16   ? pull_fp32_16
            : c->dim == 64 ? pull_fp32_64
                           : pull_fp32_any;

@@ -12,6 +12,7 @@
 #ifndef PERSIA_TABLE_STRIPE_H
 #define PERSIA_TABLE_STRIPE_H
 
+#include "simd/simd.h"
 #include "table/hand.h"
 #include "table/index.h"
 #include "table/table.h"
@@ -123,6 +124,29 @@ static inline void row_prefetch(const char *row, size_t bytes)
     for (size_t at = 0; at < bytes; at += 64)
         __builtin_prefetch(row + at);
     __builtin_prefetch(row + bytes - 1);
+}
+
+/* A row's vector as fp32. */
+INLINE_HOT void vector_read(const char *from, float *restrict to,
+                            uint32_t dtype, uint32_t dim)
+{
+    float scale;
+
+    if (dtype == VECTOR_FP32) {
+        __builtin_memcpy(to, from, dim * sizeof *to);
+        return;
+    }
+    if (dtype == VECTOR_BF16) {
+        for (uint32_t j = 0; j < dim; j++) {
+            uint16_t bits;
+            __builtin_memcpy(&bits, from + 2 * j, sizeof bits);
+            to[j] = bf16_widen(bits);
+        }
+        return;
+    }
+    __builtin_memcpy(&scale, from, sizeof scale);
+    for (uint32_t j = 0; j < dim; j++)
+        to[j] = scale * (float)(int8_t)from[4 + j];
 }
 
 int stripe_init(table *t, stripe *s);

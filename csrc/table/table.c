@@ -142,7 +142,7 @@ int persia_table_create(const table_config *config, table **out)
     t->config = *config;
     t->stripes = stripes;
     t->left = (_Atomic(int64_t) *)(void *)&t->stripe[stripes];
-    t->vector_bytes = config->dim * (config->dtype == VECTOR_BF16 ? 2 : 4);
+    t->vector_bytes = vector_size(config->dtype, config->dim);
     t->state_offset = (ROW_VECTOR + t->vector_bytes + 3) / 4 * 4;
     t->state_floats = floats;
     t->state_start = (float *)(void *)&t->left[stripes];

@@ -61,7 +61,7 @@ static const wire_field table_spec_fields[] = {
     [1] = F(table_spec, name, NAME, "name", .limit = 256),
     [2] = F(table_spec, seed, U64, "seed"),
     [3] = F(table_spec, dim, U32, "dim", .limit = 4096),
-    [4] = F(table_spec, dtype, U32, "dtype", .limit = 1),
+    [4] = F(table_spec, dtype, U32, "dtype", .limit = 2),
     [5] = F(table_spec, optimizer, U32, "optimizer", .limit = 6),
     [6] = F(table_spec, momentum, U32, "momentum", .limit = 1),
     [7] = F(table_spec, init, U32, "init", .limit = 2),

@@ -30,7 +30,7 @@ def plan(
         typer.Option(help=f"Of the embeddings: {', '.join(OPTIMIZERS)}."),
     ] = "adagrad",
     dtype: Annotated[
-        str, typer.Option(help="Of stored vectors: fp32 or bf16.")
+        str, typer.Option(help="Of stored vectors: fp32, bf16 or int8.")
     ] = "fp32",
     qps: Annotated[
         float, typer.Option(help="Samples a second of all ranks together.")

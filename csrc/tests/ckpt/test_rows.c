@@ -355,7 +355,7 @@ static void rows_of_another_table(void **state)
     other = some_config(5, VECTOR_FP32, OPTIM_ADAGRAD);
     assert_int_equal(row_reader_open(&r, folder, f.name, &other),
                      PERSIA_EMISMATCH);
-    assert_non_null(strstr(persia_err_text(), "dim 4"));
+    assert_non_null(strstr(persia_err_text(), "width 4"));
     assert_non_null(strstr(persia_err_text(), "'user'"));
     other = some_config(4, VECTOR_BF16, OPTIM_ADAGRAD);
     assert_int_equal(row_reader_open(&r, folder, f.name, &other),

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,7 +61,7 @@ typedef struct rows {
 static void rows_make(rows *r, uint32_t kind, int momentum, uint32_t dtype,
                       uint32_t dim)
 {
-    size_t vector = dim * (dtype == VECTOR_BF16 ? 2u : 4u);
+    size_t vector = vector_size(dtype, dim);
 
     r->dim = dim;
     r->dtype = dtype;
@@ -86,16 +87,25 @@ static float vector_get(const rows *r, int i, uint32_t j)
         memcpy(&x, at + 4 * j, 4);
         return x;
     }
+    if (r->dtype == VECTOR_INT8) {
+        memcpy(&x, at, 4);
+        return x * (float)(int8_t)at[4 + j];
+    }
     memcpy(&bits, at + 2 * j, 2);
     return bf16_widen(bits);
 }
 
+/* x within [-1, 1] */
 static void vector_set(rows *r, int i, uint32_t j, float x)
 {
+    const float scale = int8_scale(1);
     char *at = r->row[i] + 12;
     uint16_t bits = bf16_nearest(x);
 
-    if (r->dtype == VECTOR_FP32)
+    if (r->dtype == VECTOR_INT8) {
+        memcpy(at, &scale, 4);
+        at[4 + j] = (char)(int)rintf(x / scale);
+    } else if (r->dtype == VECTOR_FP32)
         memcpy(at + 4 * j, &x, 4);
     else
         memcpy(at + 2 * j, &bits, 2);
@@ -130,6 +140,21 @@ static int bf16_close(float got, double want, double scale)
     return fabs((double)got - want) <= ulp + 3e-6 * fabs(scale);
 }
 
+/* int8: neighbours, a scale away at most, of which the row's largest element
+ * is 127. */
+static int int8_close(const rows *r, int i, float got, double want,
+                      const double *w, double scale)
+{
+    double most = 0;
+    float by;
+
+    for (uint32_t j = 0; j < r->dim; j++)
+        most = fmax(most, fabs(w[j]));
+    memcpy(&by, r->row[i] + 12, 4);
+    return fabs((double)by * 127 - most) <= 2e-5 * (most + scale) &&
+           fabs((double)got - want) <= (double)by + 3e-6 * scale;
+}
+
 static void check_row(const rows *r, int i, const double *w, const double *s,
                       const double *scale, const char *what)
 {
@@ -137,7 +162,9 @@ static void check_row(const rows *r, int i, const double *w, const double *s,
         float got = vector_get(r, i, j);
         int ok = r->dtype == VECTOR_FP32
                      ? model_close((double)got, w[j], scale[j])
-                     : bf16_close(got, w[j], scale[j]);
+                 : r->dtype == VECTOR_BF16
+                     ? bf16_close(got, w[j], scale[j])
+                     : int8_close(r, i, got, w[j], w, scale[j]);
         if (!ok)
             fail_msg("%s, dtype %u, dim %u: column %u is %.9g, not %.9g",
                      what, r->dtype, r->dim, j, (double)got, w[j]);
@@ -524,6 +551,60 @@ static void test_small_steps_add_up(void **state)
     free(r.bytes);
 }
 
+/* ---- int8 ---- */
+
+/* A row that is read and stored again keeps its scale: 127 of them are exact,
+ * and make the same one. */
+static void test_scales_are_kept(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 100000; i++) {
+        const float x = ldexpf(any_float(), (int)(any32() % 200) - 100);
+        const float scale = int8_scale(fabsf(x));
+        assert_true(scale * 127 >= fabsf(x));
+        assert_true(scale * 127 <= fabsf(x) * (1 + 0x1p-15f));
+        assert_true(int8_scale(scale * 127) == scale);
+        assert_true((double)scale * 127 == (double)(scale * 127));
+    }
+    assert_true(int8_scale(0) == 0 && int8_scale(1e-38f) == 0);
+    assert_true(isfinite(int8_scale(FLT_MAX)));
+}
+
+/* Steps of an eighth of the scale move an eighth of the columns; the largest
+ * element, and with it the scale, stays. */
+static void test_int8_rounding_is_unbiased(void **state)
+{
+    enum { N = 20000, DIM = 17 };
+    const double p = 1.0 / 8, sigma = sqrt(N * p * (1 - p));
+    const float scale = int8_scale(1);
+    unsigned column[DIM] = { 0 };
+    optim_args a = args_of(OPTIM_SGD, 0);
+    float g[DIM] = { 0 };
+    rows r;
+    (void)state;
+    a.lr = 1;
+    rows_make(&r, OPTIM_SGD, 0, VECTOR_INT8, DIM);
+    for (uint32_t j = 1; j < DIM; j++)
+        g[j] = j % 2 ? scale / 8 : -scale / 8;
+    for (uint64_t i = 0; i < N; i++) {
+        for (uint32_t j = 0; j < DIM; j++)
+            vector_set(&r, 0, j, j == 0 ? 127 * scale : (float)j * scale);
+        optim_plan plan = plan_of(&r, &a, 0, i);
+        kernel_run(&plan, 1, r.row, g);
+        assert_true(vector_get(&r, 0, 0) == 127 * scale);
+        for (uint32_t j = 1; j < DIM; j++) {
+            const float got = vector_get(&r, 0, j), was = (float)j * scale;
+            const float to = was + (j % 2 ? -scale : scale);
+            assert_true(got == was || fabsf(got - to) < scale / 99);
+            column[j] += got != was;
+        }
+    }
+    for (uint32_t j = 1; j < DIM; j++)
+        if (fabs(column[j] - N * p) > 5 * sigma)
+            fail_msg("column %u: %u moves of %d", j, column[j], N);
+    free(r.bytes);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -538,6 +619,8 @@ int main(void)
         cmocka_unit_test(test_stochastic_rounding_is_unbiased),
         cmocka_unit_test(test_stochastic_rounding_is_deterministic),
         cmocka_unit_test(test_small_steps_add_up),
+        cmocka_unit_test(test_scales_are_kept),
+        cmocka_unit_test(test_int8_rounding_is_unbiased),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

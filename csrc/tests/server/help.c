@@ -309,7 +309,7 @@ rows_all rows_of(table *const *shards, size_t shards_n)
     const table_config *c = persia_table_get_config(shards[0]);
     rows_all like = {.dim = c->dim,
                      .state_floats = persia_table_state_floats(shards[0]),
-                     .vector_bytes = c->dim * (c->dtype ? 2u : 4u)};
+                     .vector_bytes = vector_size(c->dtype, c->dim)};
     uint64_t total = 0;
     for (size_t i = 0; i < shards_n; i++) {
         table_stats stats;

@@ -81,6 +81,17 @@ sched *pool_of(unsigned threads)
     return s;
 }
 
+void kept_vector(rng *r, uint32_t dtype, uint32_t dim, float *out)
+{
+    for (uint32_t j = 0; j < dim; j++) {
+        const float x = rng_float(r);
+        out[j] = dtype == VECTOR_INT8 ? (float)(int)(x * 127) * 0x1p-7f
+                                      : bf16_widen(bf16_nearest(x));
+    }
+    if (dtype == VECTOR_INT8)
+        out[rng_below(r, dim)] = 127 * 0x1p-7f;
+}
+
 optim_args args_of(uint32_t kind)
 {
     return (optim_args){ .kind = kind,
@@ -218,7 +229,7 @@ dump dump_cut(table *t, table_cut *cut, size_t room)
     const table_config *c = persia_table_get_config(t);
     dump d = {.dim = c->dim,
               .state_floats = persia_table_state_floats(t),
-              .vector_bytes = c->dim * (c->dtype == VECTOR_BF16 ? 2u : 4u),
+              .vector_bytes = vector_size(c->dtype, c->dim),
               .clock = persia_table_cut_clock(cut)};
     const uint64_t rows = persia_table_cut_rows(cut);
     size_t n = 1;

@@ -33,6 +33,8 @@ table *table_of(const table_config *config);
 sched *pool_of(unsigned threads);
 
 /* Usual hyper-parameters, lr 0.1. */
+/* Any vector that a table of this dtype keeps as it is. */
+void kept_vector(rng *r, uint32_t dtype, uint32_t dim, float *out);
 optim_args args_of(uint32_t kind);
 
 /* One part, dense gradients [n, dim]; fails the test on an error. */

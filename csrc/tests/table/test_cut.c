@@ -140,7 +140,7 @@ static void test_cuts_between_operations(void **state)
                       .seed = seed,
                       .s = pool_of(1) };
         rng r = { seed };
-        h.config.dtype = (uint32_t)seed / 2 % 2;
+        h.config.dtype = (uint32_t)seed / 2 % VECTOR_DTYPES;
         h.config.stripes = seed % 3 == 0 ? 1 : 8;
         if (seed % 3 == 0) { /* slots of evicted rows are used again */
             h.config.capacity = 300;

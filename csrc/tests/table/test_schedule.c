@@ -236,6 +236,7 @@ static void check_row(world *w, size_t i, const optim_args *a,
     const uint32_t dim = w->config.dim;
     const model_row *was = &w->row[i];
     double v[DIM_MAX], s[2 * DIM_MAX], g[DIM_MAX], scale = 0.3;
+    double most = 0;
 
     for (uint32_t j = 0; j < dim; j++) {
         v[j] = (double)was->vector[j];
@@ -245,11 +246,14 @@ static void check_row(world *w, size_t i, const optim_args *a,
     for (uint32_t j = 0; j < w->state_floats; j++)
         s[j] = (double)was->state[j];
     model_step(a, (int)w->config.momentum, dim, v, s, g);
+    for (uint32_t j = 0; j < dim; j++)
+        most = fmax(most, fabs(v[j]));
     for (uint32_t j = 0; j < dim; j++) {
         double got = (double)vector[j];
         double slack = w->config.dtype == VECTOR_BF16
                            ? ldexp(fmax(fabs(v[j]), 1e-3), -7)
-                           : 0;
+                       : w->config.dtype == VECTOR_INT8 ? most / 126
+                                                        : 0;
         /* sums of opposite gradients: small sums, large rounding */
         if (fabs(got - v[j]) > slack + 2e-5 * (fabs(v[j]) + scale))
             fail_msg("push %llu: id %llu, column %u is %.9g, not %.9g",
@@ -363,9 +367,8 @@ static void do_set(world *w)
         row_start(w, i);
         row->live = 1;
         row->clock = w->pushes ? (uint32_t)w->pushes : UINT32_MAX;
-        for (uint32_t j = 0; j < dim; j++) /* bf16 keeps these */
-            row->vector[j] = vector[k * dim + j] =
-                bf16_widen(bf16_nearest(rng_float(&w->r)));
+        kept_vector(&w->r, w->config.dtype, dim, row->vector);
+        memcpy(vector + k * dim, row->vector, dim * sizeof *vector);
         for (uint32_t j = 0; j < w->state_floats; j++) {
             state[k * w->state_floats + j] = rng_float(&w->r) + 1;
             if (!stateless)
