@@ -29,7 +29,7 @@ def lineages_of(store: Store) -> list[str]:
     """Names of the rows that a store has: the one to save first."""
     if not store.remote:
         return [store._lineage]
-    from persia._checkpoint_shards import rows_of
+    from persia.checkpoint.shards import rows_of
 
     # A restore gives the rows of servers another name than the checkpoint.
     return [rows_of(store._connection).lineage(), store._lineage]

@@ -27,9 +27,9 @@ from typing import Any, Literal, Self
 import pydantic
 from pydantic import Field
 
-from persia import _checkpoint_files as files
-from persia import _checkpoint_manifest as manifests
 from persia import _core
+from persia.checkpoint import files
+from persia.checkpoint import manifest as manifests
 from persia.errors import (
     CorruptFile,
     InvalidArgument,

@@ -542,9 +542,9 @@ class Store(Rows, Stats):
             UpdatesLost: a server lost updates that were not told of yet;
                 nothing was saved. Saved again, the rows are as they are.
         """
-        from persia import checkpoint
+        from persia.checkpoint import store
 
-        return checkpoint.save(
+        return store.save(
             self,
             path,
             model=model,
@@ -610,10 +610,10 @@ class Store(Rows, Stats):
             UpdatesLost: "continue" with servers that have lost updates which
                 the checkpoint has (``Store(lost="continue")``: only counts).
         """
-        from persia import checkpoint
+        from persia.checkpoint import store
 
         self._check_writable("load")
-        return checkpoint.load(
+        return store.load(
             self,
             path,
             model=model,

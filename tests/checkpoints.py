@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 import persia
-from persia import _checkpoint_files as files
-from persia import _checkpoint_manifest as manifests
-from persia import checkpoint, optim
+from persia import _core, optim
+from persia.checkpoint import files
+from persia.checkpoint import manifest as manifests
 
 OPTIMIZERS: dict[str, Callable[[], optim.SparseOptimizer]] = {
     "sgd": lambda: optim.SGD(lr=0.1),
@@ -179,9 +179,7 @@ def resign(folder: Path, **changes: Any) -> None:
     with files.opened(folder) as descriptor:
         for entry in [*entries, document["dense"]]:
             if (folder / entry["name"]).is_file():
-                size, crc = checkpoint._core.ckpt_file_crc(
-                    descriptor, entry["name"]
-                )
+                size, crc = _core.ckpt_file_crc(descriptor, entry["name"])
                 entry |= {"bytes": size, "crc32c": f"{crc:08x}"}
     text = manifests.encode_manifest(document)
     (folder / "manifest.json").write_bytes(text)

@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import persia
-from persia import _checkpoint_files as files
 from persia import checkpoint, errors, optim
+from persia.checkpoint import files
 from tests.checkpoints import (
     DTYPES,
     OPTIMIZERS,

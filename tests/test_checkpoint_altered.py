@@ -14,8 +14,8 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from persia import _checkpoint_manifest as manifests
 from persia import errors
+from persia.checkpoint import manifest as manifests
 from tests.checkpoints import (
     Trained,
     assert_same,

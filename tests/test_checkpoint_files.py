@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 import persia
-from persia import _checkpoint_files as files
 from persia import checkpoint, errors
-from persia._checkpoint_dense import Dense
+from persia.checkpoint import files
+from persia.checkpoint import store as saving
+from persia.checkpoint.dense import Dense
 from tests.checkpoints import (
     assert_same,
     contents,
@@ -378,13 +379,13 @@ def test_close_in_the_middle_of_a_save(
 ) -> None:
     store = make_store()
     fill(store, "t", 200_000)
-    write = checkpoint.write_dense
+    write = saving.write_dense
 
     def late(*args: Any) -> Any:
         store.close()
         return write(*args)
 
-    monkeypatch.setattr(checkpoint, "write_dense", late)
+    monkeypatch.setattr(saving, "write_dense", late)
     with pytest.raises(errors.Closed):
         store.save(tmp_path)
     assert os.listdir(tmp_path) == [".lock"]
@@ -398,15 +399,15 @@ def test_saves_of_two_threads_into_two_roots(
     store = make_store()
     fill(store, "t", 3)
     other = threading.Thread(target=store.save, args=(tmp_path / "b",))
-    write = checkpoint.write_dense
+    write = saving.write_dense
 
     def first(*args: Any) -> Any:
-        monkeypatch.setattr(checkpoint, "write_dense", write)
+        monkeypatch.setattr(saving, "write_dense", write)
         other.start()
         time.sleep(0.2)  # it finds the first one under way, or follows it
         return write(*args)
 
-    monkeypatch.setattr(checkpoint, "write_dense", first)
+    monkeypatch.setattr(saving, "write_dense", first)
     store.save(tmp_path / "a")
     other.join()
     for root in "ab":
@@ -429,5 +430,5 @@ def test_a_save_that_is_given_up_is_not_published(tmp_path: Path) -> None:
     states = Dense({}, [{}], None)
     root = files.LocalRoot(tmp_path)
     with pytest.raises(errors.Interrupted):
-        checkpoint._save(store, root, states, None, None, stop)
+        saving._save(store, root, states, None, None, stop)
     assert os.listdir(tmp_path) == [".lock"]

@@ -12,9 +12,8 @@ import torch
 from pyarrow import fs
 
 import persia
-from persia import _checkpoint_files as files
-from persia import _checkpoint_remote as remote
 from persia import _core, checkpoint, errors
+from persia.checkpoint import files, remote
 from tests.checkpoints import (
     Trained,
     assert_same_rows,

@@ -18,10 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import persia
-from persia import _checkpoint_files as files
-from persia import _checkpoint_manifest as manifests
-from persia import _checkpoint_shards, _core, errors
-from persia._checkpoint_shards import ShardRows
+from persia import _core, errors
+from persia.checkpoint import files
+from persia.checkpoint import manifest as manifests
+from persia.checkpoint import shards as checkpoint_shards
+from persia.checkpoint.shards import ShardRows
 from tests import remote
 from tests.checkpoints import Trained, assert_same_rows, fill, make_store
 
@@ -193,7 +194,7 @@ def test_wrong_requests_do_not_end_the_work_of_others(
     """Between the end of a snapshot, or of reading rows, and the moment at
     which its owner asks for it."""
     store, folder = one
-    poll = _checkpoint_shards._poll
+    poll = checkpoint_shards._poll
     refused = 0
     with serving(1, folder.parent.parent) as servers:
         (channel,) = servers.channels
@@ -221,7 +222,7 @@ def test_wrong_requests_do_not_end_the_work_of_others(
             return poll(*arguments)
 
         servers.declare(store)
-        monkeypatch.setattr(_checkpoint_shards, "_poll", polled)
+        monkeypatch.setattr(checkpoint_shards, "_poll", polled)
         load(servers.rows, folder)
         assert rows_of(servers) == 600
         save(servers.rows, folder.parent.parent / "two", folder)
@@ -710,7 +711,7 @@ def test_a_server_is_started_again_in_the_middle_of_a_save(
     servers = cluster(2)
     job = Job(servers, lost="continue")
     job.train(0, 2)
-    poll = _checkpoint_shards._poll
+    poll = checkpoint_shards._poll
 
     def killed(*arguments: Any) -> Any:
         monkeypatch.undo()
@@ -718,7 +719,7 @@ def test_a_server_is_started_again_in_the_middle_of_a_save(
         servers.restart(1)
         return poll(*arguments)
 
-    monkeypatch.setattr(_checkpoint_shards, "_poll", killed)
+    monkeypatch.setattr(checkpoint_shards, "_poll", killed)
     words = f"started again .*save again .*{servers.addresses[1]}"
     with pytest.raises(errors.Unavailable, match=words):
         job.store.save(root, **job.state())

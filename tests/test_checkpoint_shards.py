@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import persia
-from persia import _checkpoint_files as files
-from persia import _checkpoint_manifest as manifests
 from persia import _core, errors, optim
+from persia.checkpoint import files
+from persia.checkpoint import manifest as manifests
 from tests.checkpoints import assert_same_rows, contents, fill, make_store
 
 QUICK = settings(

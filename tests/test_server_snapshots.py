@@ -14,7 +14,7 @@ import torch
 
 import persia
 from persia import JaggedBatch, _core
-from persia import _checkpoint_manifest as manifests
+from persia.checkpoint import manifest as manifests
 from persia.server import ServeConfig, Server
 
 if not _core.GRPC[0].isdigit():

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import persia
-from persia import _checkpoint_files as files
-from persia import _checkpoint_manifest as manifests
 from persia import errors, server
+from persia.checkpoint import files
+from persia.checkpoint import manifest as manifests
 from tests.checkpoints import assert_same_rows, fill, make_store
 from tests.test_checkpoint_shards import TABLES, save_shards
 

@@ -1,4 +1,4 @@
-/* ckpt.c: what persia/checkpoint.py needs of the C core: tables as data,
+/* ckpt.c: what persia/checkpoint needs of the C core: tables as data,
  * checksums, requests to a store's shards. */
 #include "py/py.h"
 

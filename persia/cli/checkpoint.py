@@ -38,7 +38,7 @@ def ls(
     as_json: _Json = False,
 ) -> None:
     """List the checkpoints of a root, the oldest first."""
-    from persia import _checkpoint_files as files
+    from persia.checkpoint import files
 
     place = files.root_of(root)
     latest = (place.read(files.LATEST) or b"").decode("ascii", "replace")
@@ -66,7 +66,7 @@ def ls(
 @checkpoint.command()
 def inspect(root: _Root, step: _Step = None, as_json: _Json = False) -> None:
     """Show the tables, shards and origin of a checkpoint."""
-    from persia import _checkpoint_files as files
+    from persia.checkpoint import files
 
     one = _described(files.find(files.root_of(root), step))
     if as_json:
@@ -90,8 +90,8 @@ def inspect(root: _Root, step: _Step = None, as_json: _Json = False) -> None:
 @checkpoint.command()
 def verify(root: _Root, step: _Step = None) -> None:
     """Read every byte of a checkpoint and compare its checksums."""
-    from persia import _checkpoint_files as files
     from persia import _core
+    from persia.checkpoint import files
 
     place = files.root_of(root)
     found = files.find(place, step)

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from persia import _core
-from persia._checkpoint_manifest import Table
+from persia.checkpoint.manifest import Table
 from persia.optim import RowLimits
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,12 +41,12 @@ def outputs(text: str) -> dict[str, str]:
 def test_an_option_beyond_number_15_is_one_line() -> None:
     line = "  float admission = 15; "
     assert line in PROTO
-    more = "  uint32 patience = 16;  // @max=9 steps\n"
+    more = "  uint32 patience = 60;  // @max=9 steps\n"
     out = outputs(PROTO.replace(line, more + line))
     assert "uint32_t patience; /* steps */" in out["lists.h"]
     assert '.name = "patience"' in out["lists.c"]
     assert 'U32, "patience", .limit = 9)' in out["messages.c"]
-    assert "WIRE_FIELDS_MAX = 16" in out["messages.h"]
+    assert "WIRE_FIELDS_MAX = 60" in out["messages.h"]
 
 
 @pytest.mark.parametrize(

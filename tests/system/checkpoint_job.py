@@ -24,8 +24,9 @@ import torch.distributed as dist
 from torch import nn
 
 import persia
-from persia import Batch, JaggedBatch, _checkpoint_ranks, errors
-from persia._checkpoint_ranks import Ranks
+from persia import Batch, JaggedBatch, errors
+from persia.checkpoint import ranks as checkpoint_ranks
+from persia.checkpoint.ranks import Ranks
 
 STEPS = 8
 SAVED = 3  # steps before the checkpoint
@@ -269,7 +270,7 @@ def interrupted(servers: str, root: str, rank: int) -> Any:
     """Ctrl-C at each rank in turn, at many moments: while rank 0 works and
     the others wait, then while the rank does its part.
     """
-    _checkpoint_ranks._TICK = 0.01
+    checkpoint_ranks._TICK = 0.01
     moments = random.Random(0)
     out: list[str] = []
     for turn in range(80):

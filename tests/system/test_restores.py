@@ -27,17 +27,18 @@ IDS = torch.arange(1, 101)
 LOADER = """
 import os, signal, sys
 import persia
-from persia import _checkpoint_shards, _core
+from persia import _core
+from persia.checkpoint import shards
 from tests.system import test_restores
 
-whole = _checkpoint_shards.Staged._ask
+whole = shards.Staged._ask
 
 def ask(self, verb, shard):
     if verb == _core.RESTORE_COMMIT and shard == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return whole(self, verb, shard)
 
-_checkpoint_shards.Staged._ask = ask
+shards.Staged._ask = ask
 test_restores.Job(sys.argv[1]).store.load(sys.argv[2])
 """
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from persia._check import kind
-from persia._checkpoint_manifest import (
+from persia.checkpoint.manifest import (
     MANIFEST,
     File,
     Manifest,
@@ -115,7 +115,7 @@ def root_of(path: str | os.PathLike[str]) -> Root:
                 "keys through the environment (S3: AWS_ACCESS_KEY_ID, "
                 "AWS_SECRET_ACCESS_KEY)"
             )
-        from persia._checkpoint_remote import RemoteRoot
+        from persia.checkpoint.remote import RemoteRoot
 
         return RemoteRoot(text)
     if re.match("[a-z][a-z0-9+.-]+:/", text) and not isinstance(path, str):

@@ -33,11 +33,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from persia import _checkpoint_files as files
-from persia import _checkpoint_manifest as manifests
 from persia import _core
 from persia._check import whole
-from persia._checkpoint_dense import (
+from persia._patience import patiently
+from persia._ranks import need_group
+from persia._state import lineages_of, updates_of
+from persia.checkpoint import files
+from persia.checkpoint import manifest as manifests
+from persia.checkpoint.dense import (
     PLACE,
     Dense,
     RandomStates,
@@ -52,11 +55,8 @@ from persia._checkpoint_dense import (
     states_of,
     write_dense,
 )
-from persia._checkpoint_ranks import Ranks
-from persia._checkpoint_shards import Staged, rows_of
-from persia._patience import patiently
-from persia._ranks import need_group
-from persia._state import lineages_of, updates_of
+from persia.checkpoint.ranks import Ranks
+from persia.checkpoint.shards import Staged, rows_of
 from persia.errors import (
     Interrupted,
     InvalidArgument,

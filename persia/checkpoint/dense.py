@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from persia import _checkpoint_files as files
 from persia import _core
-from persia._checkpoint_ranks import Ranks
 from persia._warn import warn
+from persia.checkpoint import files
+from persia.checkpoint.ranks import Ranks
 from persia.configs import EmbeddingBagConfig, _word
 from persia.errors import (
     CorruptFile,

@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from persia._checkpoint_files import (
+from persia.checkpoint.files import (
     LATEST,
     STAGING,
     STEP,
@@ -32,7 +32,7 @@ from persia._checkpoint_files import (
     Found,
     LocalRoot,
 )
-from persia._checkpoint_manifest import MANIFEST, File, encode_manifest
+from persia.checkpoint.manifest import MANIFEST, File, encode_manifest
 from persia.errors import InvalidArgument, StorageError
 
 _TRANSFERS = 4  # files at once
@@ -41,7 +41,7 @@ _PIECE = 8 << 20  # bytes
 
 class RemoteRoot:
     """A folder of checkpoints, by its URI. Implements
-    :class:`persia._checkpoint_files.Root`.
+    :class:`persia.checkpoint.files.Root`.
     """
 
     def __init__(self, uri: str) -> None:

@@ -23,9 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from persia import _checkpoint_files as files
 from persia import _core
-from persia._checkpoint_manifest import (
+from persia._patience import patiently
+from persia.checkpoint import files
+from persia.checkpoint.manifest import (
     Manifest,
     Numbers,
     Part,
@@ -34,7 +35,6 @@ from persia._checkpoint_manifest import (
     next_restore,
     part_of,
 )
-from persia._patience import patiently
 from persia.cluster import Connection
 from persia.errors import (
     Interrupted,
