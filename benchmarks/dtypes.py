@@ -19,7 +19,7 @@ from benchmarks.accuracy import interval
 from benchmarks.common import arguments, print_machine, report
 from persia import models
 from persia.datasets import SyntheticCTR
-from persia.trainer import Trainer
+from persia.train import Trainer
 
 BENCH = "dtypes"
 SEEDS, TRAIN, TEST, BATCH = 6, 300_000, 100_000, 1024
