@@ -72,6 +72,14 @@ class Stream:
             "of a persia.DataLoader"
         )
 
+    def stats(self) -> dict[str, int]:
+        """``late``: batches whose gradients came when their lease had ended,
+        so that they were not applied; ``lost``: how often workers told of
+        updates that servers had lost."""
+        if self._rank is None:
+            return {"late": 0, "lost": 0}
+        return self._rank.counts()
+
     def _open(
         self, modules: Sequence[_Collection], staleness: int | None
     ) -> Taking:
@@ -104,6 +112,7 @@ class Stream:
                 "timeout": self.timeout,
                 "message_limit": MESSAGE_LIMIT,
                 "dtype": WIRE_DTYPES.index(settings.wire_dtype),
+                "lost": int(settings.lost == "continue"),
                 "security": security.arguments(),
             }
         )

@@ -102,7 +102,7 @@ class Worker:
                 "timeout": config.timeout,
                 "message_limit": config.message_limit,
                 "dtype": WIRE_DTYPES.index(config.wire_dtype),
-                "lost": 1,  # who trains is told by its own store
+                "lost": 0,  # it tells the trainer, who decides
                 "security": theirs.arguments(),
             },
             threads=self._threads,

@@ -53,7 +53,7 @@ class Workers:
             "timeout": 10.0,
             "message_limit": LIMIT,
             "dtype": 0,
-            "lost": 1,
+            "lost": 0,
             "security": {},
         }
         worker = _core.EmbeddingWorker(servers, **(arguments | self._more))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,29 +39,43 @@ def workers(servers: Servers) -> Iterator[Workers]:
         yield one
 
 
-@contextlib.contextmanager
-def feeding(
-    workers: Workers, *epochs: Iterable[persia.Batch]
-) -> Iterator[None]:
-    """A loader in a thread; its error is raised at the end."""
-    raised = []
+def in_thread(work: Callable[[], None]) -> Callable[[], None]:
+    """Starts it; what is returned waits for its end, and raises its error."""
+    raised: list[BaseException] = []
 
     def run() -> None:
         try:
-            with Sender(workers.addresses, timeout=10) as sender:
-                for epoch in epochs:
-                    for batch in epoch:
-                        sender.send(batch)
-                    sender.end()
+            work()
         except BaseException as error:
             raised.append(error)
 
     thread = threading.Thread(target=run)
     thread.start()
+
+    def join() -> None:
+        thread.join()
+        if raised:
+            raise raised[0]
+
+    return join
+
+
+@contextlib.contextmanager
+def feeding(
+    workers: Workers, *epochs: Iterable[persia.Batch]
+) -> Iterator[None]:
+    """A loader in a thread; its error is raised at the end."""
+
+    def run() -> None:
+        with Sender(workers.addresses, timeout=10) as sender:
+            for epoch in epochs:
+                for batch in epoch:
+                    sender.send(batch)
+                sender.end()
+
+    join = in_thread(run)
     yield
-    thread.join()
-    if raised:
-        raise raised[0]
+    join()
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -400,3 +414,99 @@ def test_the_page_on_roles(
     exec(trainer, {})
     thread.join()
     assert workers.stats("trained") == 100
+
+
+def test_a_worker_that_loses_its_queue(
+    servers: Servers, workers: Workers
+) -> None:
+    """The loader sends again what is not trained; no update is applied
+    twice."""
+    store = open_store(servers.text)
+    model = Model(store)
+    dense = torch.optim.SGD(model.parameters(), 0.1)
+    stream = Stream(workers.addresses, timeout=20)
+    n = 0
+
+    def feed() -> None:
+        with Sender(workers.addresses, timeout=20) as sender:
+            for batch in batches(20):
+                sender.send(batch)
+            sender.end()
+            sender.flush(60)
+            assert sender.stats() == {"sent": 20, "done": 21}
+
+    raised = in_thread(feed)
+    for batch in persia.DataLoader(stream, model, staleness=2):
+        step(model, batch, dense)
+        n += 1
+        if n == 7:
+            workers.restart(0)
+    del batch
+    store.flush()
+    raised()
+    assert store.updates == 20
+    assert 20 <= n <= 24
+    assert stream.stats()["late"] == n - 20
+    assert stream.stats()["lost"] == 0
+
+
+def test_updates_that_a_server_lost_are_told(
+    servers: Servers, workers: Workers
+) -> None:
+    """Once, by the trainer's store, as without workers."""
+    store = open_store(servers.text)
+    model = Model(store)
+    dense = torch.optim.SGD(model.parameters(), 0.1)
+    stream = Stream(workers.addresses, timeout=20)
+    n = told = 0
+    with feeding(workers, batches(20)):
+        loader = iter(persia.DataLoader(stream, model))
+        while True:
+            try:
+                batch = next(loader, None)
+                if batch is None:
+                    break
+                step(model, batch, dense)
+                n += 1
+            except errors.UpdatesLost:
+                told += 1
+                loader = iter(persia.DataLoader(stream, model))
+            if n == 8:
+                store.flush()
+                servers.kill(1)
+                servers.restart(1)
+                n += 1
+        del batch
+    with contextlib.suppress(errors.UpdatesLost):
+        store.flush()
+        told -= 1
+    told += 1
+    assert told == 1
+    assert stream.stats()["lost"] == 1
+
+
+def test_several_loaders_and_workers(servers: Servers) -> None:
+    """Each batch is trained once; the epoch ends with the last loader."""
+    with contextlib.closing(
+        Workers(servers.addresses, 2, loaders=2)
+    ) as workers:
+        store = open_store(servers.text)
+        model = Model(store)
+        dense = torch.optim.SGD(model.parameters(), 0.1)
+        loader = persia.DataLoader(
+            Stream(workers.addresses), model, staleness=2
+        )
+        seen = []
+        with (
+            feeding(workers, batches(13), batches(2)),
+            feeding(workers, batches(6, seed=1), batches(9, seed=1)),
+        ):
+            for _ in range(2):
+                seen.append(0)
+                for batch in loader:
+                    step(model, batch, dense)
+                    seen[-1] += 1
+            del batch
+        store.flush()
+        assert sum(seen) == 30
+        assert workers.stats("trained") == store.updates == 30

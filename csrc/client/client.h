@@ -136,6 +136,9 @@ enum { CLIENT_SPAN = 1024, CLIENT_LAG = 3 * CLIENT_SPAN };
 PERSIA_API int persia_client_push(ps_client *c, const client_update *update,
                                   const uint32_t *tables, push_job *jobs,
                                   size_t jobs_n);
+/* Whether every server has applied the update of this number, as far as it is
+ * known here; or has passed over it. */
+PERSIA_API int persia_client_has(ps_client *c, uint64_t number);
 /* The update of this name will not come: its number is given up; other ranks
  * that wait for its part of a sync step are sent an empty one. */
 PERSIA_API int persia_client_skip(ps_client *c, const client_update *update);

@@ -510,6 +510,18 @@ int persia_client_push(ps_client *r, const client_update *update,
     return rc ? rc : persia_client_tell_lost(r);
 }
 
+int persia_client_has(ps_client *r, uint64_t number)
+{
+    int all = 1;
+    for (uint32_t i = 0; i < r->servers_n && all; i++) {
+        server *to = r->servers[i];
+        pthread_mutex_lock(&to->lock);
+        all = window_has(&to->acked.w, number);
+        pthread_mutex_unlock(&to->lock);
+    }
+    return all;
+}
+
 int persia_client_skip(ps_client *r, const client_update *update)
 {
     pushing p = {.r = r};

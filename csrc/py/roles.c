@@ -427,6 +427,15 @@ static PyObject *rank_next(PyObject *self, PyObject *unused)
     return py_raise(rc);
 }
 
+static PyObject *rank_counts_of(PyObject *self, PyObject *unused)
+{
+    rank_counts c;
+    (void)unused;
+    persia_rank_get_counts(((rank_object *)self)->rank, &c);
+    return Py_BuildValue("{sKsK}", "late", (unsigned long long)c.late, "lost",
+                         (unsigned long long)c.lost);
+}
+
 static PyObject *rank_cancel(PyObject *self, PyObject *unused)
 {
     (void)unused;
@@ -439,6 +448,8 @@ static PyMethodDef rank_methods[] = {
      "declare(tables, features)\n--\n\nWhat is wanted of every batch."},
     {"next", rank_next, METH_NOARGS,
      "next() -> Taken\n--\n\nThe next batch; nothing is sent yet."},
+    {"counts", rank_counts_of, METH_NOARGS,
+     "counts()\n--\n\nBatches that were late, and losses of servers."},
     {"cancel", rank_cancel, METH_NOARGS,
      "cancel()\n--\n\nBatches so far are not wanted any more."},
     {NULL, NULL, 0, NULL},

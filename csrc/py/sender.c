@@ -54,22 +54,25 @@ int py_role_client(PyObject *dict, role_client_config *out)
 {
     static char *words[] = {"addresses", "namespace",     "rank",
                             "world",     "timeout",       "message_limit",
-                            "dtype",     "security",      NULL};
+                            "dtype",     "lost",          "security",
+                            NULL};
     PyObject *addresses, *security, *none = PyTuple_New(0);
     const char *name_space;
     double timeout;
     unsigned long long limit;
+    unsigned lost;
     if (!none)
         return -1;
     int ok = PyArg_ParseTupleAndKeywords(
-        none, dict, "OsIIdKIO", words, &addresses, &name_space, &out->rank,
-        &out->world, &timeout, &limit, &out->dtype, &security);
+        none, dict, "OsIIdKIIO", words, &addresses, &name_space, &out->rank,
+        &out->world, &timeout, &limit, &out->dtype, &lost, &security);
     Py_DECREF(none);
     if (!ok || py_security(security, &out->security) ||
         py_name(name_space, out->name_space, sizeof out->name_space) ||
         py_seconds(timeout, &out->timeout_ns))
         return -1;
     out->message_limit = limit;
+    out->lost = lost ? LOST_CONTINUE : LOST_RAISE;
     out->addresses = py_texts(addresses, &out->addresses_n);
     return out->addresses ? 0 : -1;
 }
@@ -252,6 +255,24 @@ static PyObject *sender_end(PyObject *self, PyObject *unused)
     return s->sender ? sender_begin_end(s, &h, 0) : py_closed("the sender");
 }
 
+static PyObject *sender_flush(PyObject *self, PyObject *arg)
+{
+    sender_object *s = (sender_object *)self;
+    uint64_t timeout;
+    const double seconds = PyFloat_AsDouble(arg);
+    int rc;
+    if (PyErr_Occurred() || py_seconds(seconds, &timeout))
+        return NULL;
+    if (!s->sender)
+        return py_closed("the sender");
+    s->busy++;
+    Py_BEGIN_ALLOW_THREADS
+    rc = persia_sender_flush(s->sender, timeout);
+    Py_END_ALLOW_THREADS
+    s->busy--;
+    return rc ? py_raise(rc) : Py_NewRef(Py_None);
+}
+
 static PyObject *sender_counts_of(PyObject *self, PyObject *unused)
 {
     sender_object *s = (sender_object *)self;
@@ -290,6 +311,9 @@ static PyMethodDef sender_methods[] = {
      "send(samples, names, ids, offsets, tensors)\n--\n\nOne batch; tensors: "
      "[(name, type, shape, data)].  Waits for room."},
     {"end", sender_end, METH_NOARGS, "end()\n--\n\nEnds an epoch."},
+    {"flush", sender_flush, METH_O,
+     "flush(timeout)\n--\n\nWaits until all batches are done; 0: no "
+     "limit."},
     {"counts", sender_counts_of, METH_NOARGS,
      "counts()\n--\n\nThe stream's number; batches sent and done."},
     {"close", sender_close, METH_NOARGS, "close()\n--\n\nEnds it."},

@@ -16,6 +16,8 @@
 struct role_rank {
     role_client c;
     uint32_t dtype;
+    enum client_lost lost;
+    _Atomic(uint64_t) late_n, lost_n;
     _Atomic(unsigned) references; /* of the caller, batches, messages */
     wire_plan plan;           /* constant once declared */
     wire_memory plan_memory;
@@ -77,6 +79,7 @@ int persia_rank_open(const role_client_config *config, role_rank **out)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a rank");
     atomic_init(&r->references, 1);
     r->dtype = config->dtype;
+    r->lost = config->lost;
     r->generation = r->pass = 1;
     persia_wire_memory_init(&r->plan_memory);
     pthread_mutex_init(&r->lock, NULL);
@@ -106,6 +109,11 @@ void persia_rank_cancel(role_rank *r)
     r->pass += ended == r->c.links_n;
     r->generation++;
     pthread_mutex_unlock(&r->lock);
+}
+
+void persia_rank_get_counts(role_rank *r, rank_counts *out)
+{
+    *out = (rank_counts){atomic_load(&r->late_n), atomic_load(&r->lost_n)};
 }
 
 static int is_cancelled(const role_taken *t)
@@ -314,11 +322,11 @@ static int push(worker_source *source, const taken_update *u,
     free(memory);
     free(hypers);
     if (!rc && reply.status == RETURNED_GONE)
-        rc = persia_err_set(
-            PERSIA_ETICKET,
-            "%s: the gradients of batch %llu came too late: its lease has "
-            "ended, and it is offered again",
-            t->from->address, (unsigned long long)t->m.number);
+        atomic_fetch_add(&t->r->late_n, 1);
+    if (client_is_loss(rc)) /* of earlier updates: this one is applied */
+        atomic_fetch_add(&t->r->lost_n, 1);
+    if (client_is_loss(rc) && t->r->lost == LOST_CONTINUE)
+        rc = PERSIA_OK;
     *counts = (worker_counts){reply.created, reply.refused, reply.evicted,
                               reply.nonfinite, reply.touched};
     return rc;

@@ -64,6 +64,7 @@ typedef struct role_client_config {
     uint64_t timeout_ns;  /* after which a worker that is away is an error */
     uint64_t message_limit;
     uint32_t dtype;       /* enum wire_dtype of embeddings and gradients */
+    enum client_lost lost; /* ranks: see client_config */
     rpc_security security;
 } role_client_config;
 
@@ -80,6 +81,13 @@ PERSIA_API int persia_rank_declare(role_rank *r, const wire_plan *plan);
  * are offered again.  Those that follow are of the next pass if this one has
  * ended. */
 PERSIA_API void persia_rank_cancel(role_rank *r);
+
+typedef struct rank_counts {
+    uint64_t late; /* batches whose gradients came when their lease had ended,
+                      so that they were not applied */
+    uint64_t lost; /* times that workers told of updates that servers lost */
+} rank_counts;
+PERSIA_API void persia_rank_get_counts(role_rank *r, rank_counts *out);
 
 /* A batch of a rank. */
 typedef struct role_taken role_taken;
@@ -105,6 +113,9 @@ PERSIA_API void persia_sender_close(role_sender *s);
 /* Sends a batch, or the end of an epoch: caller, stream, number and settled
  * are filled in here.  Waits for room; PERSIA_EINTR: it may be sent again. */
 PERSIA_API int persia_sender_send(role_sender *s, wire_submit *m);
+/* Waits until all batches are done, and sends those again that a worker has
+ * lost.  PERSIA_ETIMEOUT (0: no limit), PERSIA_EINTR. */
+PERSIA_API int persia_sender_flush(role_sender *s, uint64_t timeout_ns);
 typedef struct sender_counts {
     uint64_t stream;
     uint64_t sent; /* batches */

@@ -213,6 +213,16 @@ static int pack_all(asking *a, float *rows, size_t width)
                                  o->m.samples * p.plan->features_n, pack, &p);
 }
 
+/* The next Return tells of updates that servers lost, with this thread's
+ * text. */
+static void keep_loss(role_service *s, role_stream *t, int rc)
+{
+    service_enter(s);
+    t->lost = rc;
+    snprintf(t->lost_text, sizeof t->lost_text, "%s", persia_err_text());
+    service_leave(s);
+}
+
 static int look_up(asking *a)
 {
     const role_service *s = a->s;
@@ -223,6 +233,12 @@ static int look_up(asking *a)
     int rc = offer_check(o, &s->plan);
     if (!rc)
         rc = stream_open(a->s, o->stream);
+    /* A loader sends again what an earlier worker may have trained. */
+    a->status = !rc && persia_client_has(o->stream->c, o->m.number)
+                    ? TAKE_EMPTY
+                    : TAKE_BATCH;
+    if (a->status == TAKE_EMPTY)
+        return rc;
     if (!rc)
         rc = plan_of(s, o, NULL, &o->plan);
     if (!rc && !(rows = malloc(b.bags * width * sizeof *rows)))
@@ -234,9 +250,11 @@ static int look_up(asking *a)
         rc = persia_worker_forward(o->stream->w, o->plan, &b, 0, rows, width,
                                    NULL, &o->index);
     }
-    if (client_is_loss(rc)) /* the rank that trains is told of it */
+    if (client_is_loss(rc)) {
+        keep_loss(a->s, o->stream, rc);
         rc = persia_worker_forward(o->stream->w, o->plan, &b, 0, rows, width,
                                    NULL, &o->index);
+    }
     if (!rc)
         rc = pack_all(a, rows, width);
     free(rows);
@@ -259,21 +277,20 @@ void work_take(void *ctx)
     int rc = look_up(a);
     snprintf(text, sizeof text, "%s", rc ? persia_err_text() : "");
     service_enter(s);
-    if (!rc) {
+    if (!rc && a->status == TAKE_BATCH) {
         offer_event(o, OFFER_FOUND);
     } else if (may_pass(rc)) {
         offer_again(s, o);
     } else {
-        s->stats.failed++;
+        s->stats.failed += rc != PERSIA_OK;
         offer_end(s, o);
     }
-    if (rc) {
+    if (rc || a->status == TAKE_EMPTY) {
         a->o = NULL;
         offer_release(s, o);
     }
     service_match(s);
     service_leave(s);
-    a->status = TAKE_BATCH;
     asking_answer(a, rc ? persia_err_set(rc, "%s", text) : PERSIA_OK);
 }
 
@@ -393,6 +410,11 @@ void work_return(void *ctx)
     if (may_pass(rc)) {
         offer_event(o, OFFER_FOUND);
     } else {
+        if (!rc && o->stream->lost) {
+            rc = o->stream->lost;
+            snprintf(text, sizeof text, "%s", o->stream->lost_text);
+            o->stream->lost = 0;
+        }
         s->stats.trained += !rc || client_is_loss(rc);
         s->stats.failed += rc && !client_is_loss(rc);
         offer_end(s, o);

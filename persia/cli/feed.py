@@ -99,6 +99,7 @@ def feed(**flags: Any) -> None:
                 sender.send(batch)
                 samples += len(batch)
             sender.end()
+        sender.flush()
         sent = sender.stats()["sent"]
     seconds = time.monotonic() - began
     print(

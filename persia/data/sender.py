@@ -61,6 +61,7 @@ class Sender:
                 "timeout": number("timeout", timeout, 1e-9, 1e9),
                 "message_limit": MESSAGE_LIMIT,
                 "dtype": 0,
+                "lost": 0,
                 "security": security.arguments(),
             }
         )
@@ -105,6 +106,24 @@ class Sender:
         """Ends an epoch: the ranks' loops end when they have all batches."""
         self._core.end()
         self._open = False
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Returns when every batch that was sent is trained, or given up.
+
+        A worker that was started again has lost its queue. This and
+        :meth:`send` send it the batches again that are not done: a loader
+        that must lose none flushes before it ends.
+
+        Args:
+            timeout: seconds; None: as long as it takes.
+
+        Raises:
+            DeadlineExceeded: after ``timeout``.
+            Unavailable: a worker cannot be reached.
+        """
+        if timeout is not None:
+            timeout = number("timeout", timeout, 1e-9, 1e9)
+        self._core.flush(timeout or 0.0)
 
     def stats(self) -> dict[str, int]:
         """``sent``: batches; ``done``: those of them from the first on that

@@ -673,6 +673,38 @@ static void what_is_wrong_is_refused(void **state)
     assert_int_equal(stats_of(w).leased, 0);
 }
 
+static void what_servers_have_is_not_offered(void **state)
+{
+    world *w = *state;
+    uint64_t of;
+    uint32_t status;
+    size_t done;
+    hello(w, 1);
+    declare(w, "b");
+    send(w, 1);
+    give_back(w, 1, lease_of(w, 1, 1, &of), RETURN_TRAINED, 2, &status);
+    persia_role_destroy(w->s);
+    role_config role = {.servers = w->servers, .message_limit = 1 << 20,
+                        .queue_limit = 1 << 20, .lease_ns = 60 * SECOND,
+                        .loaders = 1, .jobs = 2};
+    assert_int_equal(persia_role_create(&role, &w->s), PERSIA_OK);
+    hello(w, 1);
+    declare(w, "b");
+    send(w, 1); /* the loader did not hear that it was done */
+    send(w, 2);
+    pending *c;
+    wire_take_reply m = take(w, 1, 1, &c);
+    assert_int_equal(m.status, TAKE_EMPTY);
+    end(c);
+    m = take(w, 1, 1, &c);
+    assert_int_equal(m.status, TAKE_BATCH);
+    assert_int_equal(m.number, 2);
+    end(c);
+    wire_submit again = batch(w, 2);
+    assert_int_equal(submit(w, &again, &status, &done), PERSIA_OK);
+    assert_int_equal(done, 1);
+}
+
 static void the_end_fails_what_waits(void **state)
 {
     world *w = *state;
@@ -700,6 +732,7 @@ int main(void)
         cmocka_unit_test(a_full_queue_makes_loaders_wait),
         TEST(a_pass_ends_with_its_loaders),
         TEST(what_is_wrong_is_refused),
+        TEST(what_servers_have_is_not_offered),
         TEST(the_end_fails_what_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
