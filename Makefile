@@ -1,5 +1,6 @@
 # make demo          train a recommender here, now (DATA=path: on your data)
 # make demo-cluster  the same on two servers and two ranks
+# make demo-roles    the same with a data loader and an embedding worker
 # make check         lint and the quick tests: a minute, while you write
 # make counted       instructions, bytes, allocations against counts.json
 # make test          C tests (plain and sanitized) and Python tests
@@ -29,13 +30,13 @@ COMMAND := $(VENV)/bin/persia
 BUILD  := build
 JOBS   ?= $(shell nproc)
 
-.PHONY: help setup build demo demo-cluster check counted test test-c \
+.PHONY: help setup build demo demo-cluster demo-roles check counted test test-c \
 	test-long bench lint format docs clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo 'make setup | build | demo | demo-cluster | check | counted |'
-	@echo '     test | test-long | bench | lint | format | docs | clean'
+	@echo 'make setup | build | demo | demo-cluster | demo-roles | check |'
+	@echo '     counted | test | test-long | bench | lint | format | docs | clean'
 	@sed -n 's/^# \(make .*\)/  \1/p' Makefile
 
 # ---- set-up ----------------------------------------------------------------
@@ -77,6 +78,12 @@ demo: build
 CLUSTER := --ps 2 -- $(RUN) -m torch.distributed.run --nproc-per-node 2
 demo-cluster: build
 	$(RUN) -m persia launch $(CLUSTER) -m persia train --data $(DATA) $(DEMO)
+
+FEED  ?=
+ROLES := --ps 2 --workers 1 --loaders 1 --data $(DATA) --feed '$(FEED)'
+demo-roles: build
+	$(RUN) -m persia launch $(ROLES) -- \
+	    $(RUN) -m persia train --data $(DATA) $(DEMO)
 
 bench: build
 ifdef PEERS

@@ -1,4 +1,5 @@
-"""A cluster on this machine: parameter servers and a command that uses them.
+"""A cluster on this machine: parameter servers, embedding workers, data
+loaders, and a command that uses them.
 
 Three kinds of processes: the one that the user started, which waits; the
 *supervisor*, its child, which starts all others and reads what they print; and
@@ -42,7 +43,7 @@ from persia.security import VARIABLES
 
 __all__ = ["Cluster", "reserve", "run"]
 
-_SERVING = re.compile(r"serving shard (\d+) of (\d+) on ")
+_SERVING = re.compile(r"serving (shard|an embedding worker) .* on ")
 _LAST_LINES = 20
 _LINE_MAX = 1 << 16  # bytes that may wait for the end of their line
 _KILL_AFTER = 5.0  # seconds that what a command left has to end itself
@@ -103,6 +104,9 @@ class Cluster:
             finds in PERSIA_CHECKPOINTS.
         metrics_port: of server 0, the others follow; None: no metrics.
         tls: make certificates and tokens for servers and command.
+        workers: embedding workers, which the command finds in PERSIA_WORKERS.
+        loaders: data loaders, which send them batches.
+        feed: options of ``persia feed``, for each loader.
         secured: the options of the servers have some already, which the
             command finds in its environment. Else what is there of others is
             not for these servers, and the command does not get it.
@@ -122,6 +126,9 @@ class Cluster:
         checkpoints: Path | None = None,
         metrics_port: int | None = None,
         tls: bool = False,
+        workers: int = 0,
+        loaders: int = 0,
+        feed: Sequence[str] = (),
         secured: bool = False,
         host: str = "127.0.0.1",
         wait: bool = False,
@@ -138,6 +145,19 @@ class Cluster:
             )
         if servers < 1:
             raise InvalidArgument(f"servers is {servers}, need at least 1")
+        if loaders and not workers:
+            raise InvalidArgument(
+                "data loaders send batches to embedding workers: give "
+                "--workers, too"
+            )
+        if workers and secured:
+            raise InvalidArgument(
+                "--workers with TLS or tokens of --config: embedding workers "
+                "would have none; give --tls in their place"
+            )
+        self.workers = workers
+        self.loaders = loaders
+        self.feed = list(feed)
         self.command = list(command)
         self.servers = servers
         self.options = list(options)
@@ -168,6 +188,18 @@ class Cluster:
         if self.metrics_port is not None:
             command += ["--metrics-port", str(self.metrics_port + shard)]
         return [*command, *self.options, *options]
+
+    def worker_command(self, port: int, options: Sequence[str]) -> list[str]:
+        """What starts an embedding worker."""
+        command = [sys.executable, "-m", "persia", "serve", "worker"]
+        command += ["--host", self.host, "--port", str(port)]
+        command += ["--loaders", str(max(self.loaders, 1))]
+        return [*command, "--timeout", str(max(self.start, 1.0)), *options]
+
+    def loader_command(self, loader: int) -> list[str]:
+        """What starts a data loader."""
+        command = [sys.executable, "-m", "persia", "feed", *self.feed]
+        return [*command, "--shard", f"{loader}/{self.loaders}"]
 
     @contextlib.contextmanager
     def security(self) -> Iterator[tuple[list[str], dict[str, str]]]:
@@ -358,11 +390,13 @@ class _Supervisor:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.processes: dict[int, _Process] = {}  # by pid
-        self.serving: set[int] = set()  # shards
+        self.serving: set[str] = set()  # names of servers and workers
         self.deadline = 0.0  # when all must serve
-        self.held = [reserve(cluster.host) for _ in range(cluster.servers)]
+        count = cluster.servers + cluster.workers
+        self.held = [reserve(cluster.host) for _ in range(count)]
+        self.loaders: list[_Process] = []
         self.signals: collections.deque[int] = collections.deque()
-        self.printer = _Printer(cluster.servers)
+        self.printer = _Printer(cluster)
         self.selector = selectors.DefaultSelector()
         # A signal writes a byte into one end, which wakes the loop.
         receive, send = socket.socketpair()
@@ -386,7 +420,8 @@ class _Supervisor:
             except Exception:  # whatever it is, servers save their rows
                 processes = self.processes.values()
                 job = next((p for p in processes if p.name == "job"), None)
-                self._end(job, [p for p in processes if p is not job])
+                others = [*self.loaders, job]
+                self._end(job, [p for p in processes if p not in others])
                 raise
             finally:
                 self._end_all()
@@ -395,14 +430,27 @@ class _Supervisor:
         servers: list[_Process] = []
         job: _Process | None = None
         try:
-            for shard, port in enumerate(self._ports()):
-                command = self.cluster.server_command(shard, port, options)
+            environment = self._environment_of_job() | environment
+            ports = self._ports()
+            for shard in range(self.cluster.servers):
+                command = self.cluster.server_command(
+                    shard, ports[shard], options
+                )
                 servers.append(self._start(f"ps{shard}", command, os.environ))
+            for i, port in enumerate(ports[self.cluster.servers :]):
+                command = self.cluster.worker_command(
+                    port, _without_admin(options)
+                )
+                servers.append(self._start(f"worker{i}", command, environment))
             self.deadline = time.monotonic() + self.cluster.start
             if self.cluster.wait:
                 self._watch(servers, self._all_serve)
             if not self._failed(servers):
-                environment = self._environment_of_job() | environment
+                for i in range(self.cluster.loaders):
+                    command = self.cluster.loader_command(i)
+                    self.loaders.append(
+                        self._start(f"loader{i}", command, environment)
+                    )
                 job = self._start("job", self.cluster.command, environment)
                 self._watch(servers, functools.partial(self._done, job))
         except _Stopped as stopped:
@@ -418,7 +466,7 @@ class _Supervisor:
                 )
             self._end(job, servers)
             return 1
-        failed = self._failed(servers)
+        failed = self._failed(servers) or self._failed_loader()
         if failed is None and job is not None and job.status:
             failed = job
         if failed is not None:
@@ -459,8 +507,12 @@ class _Supervisor:
     def _environment_of_job(self) -> dict[str, str]:
         host = self.cluster.host
         host = f"[{host}]" if ":" in host else host
-        addresses = ",".join(f"{host}:{port}" for port in self._ports())
-        ours = self.cluster.variables | {"PERSIA_SERVERS": addresses}
+        addresses = [f"{host}:{port}" for port in self._ports()]
+        servers = ",".join(addresses[: self.cluster.servers])
+        workers = ",".join(addresses[self.cluster.servers :])
+        ours = self.cluster.variables | {"PERSIA_SERVERS": servers}
+        if workers:
+            ours["PERSIA_WORKERS"] = workers
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -475,7 +527,11 @@ class _Supervisor:
         self, servers: list[_Process], done: Callable[[], bool]
     ) -> None:
         """Until that is so, or a server has ended."""
-        while not done() and not self._failed(servers):
+        while (
+            not done()
+            and not self._failed(servers)
+            and not self._failed_loader()
+        ):
             self._step(self._time_left(servers))
 
     def _time_left(self, servers: list[_Process]) -> float | None:
@@ -484,13 +540,12 @@ class _Supervisor:
             return None
         left = self.deadline - time.monotonic()
         if left <= 0:
-            raise _Late(
-                [s for i, s in enumerate(servers) if i not in self.serving]
-            )
+            raise _Late([s for s in servers if s.name not in self.serving])
         return left
 
     def _all_serve(self) -> bool:
-        return len(self.serving) == self.cluster.servers
+        cluster = self.cluster
+        return len(self.serving) == cluster.servers + cluster.workers
 
     def _done(self, job: _Process) -> bool:
         """A server that is stopped while it starts looks like one that has
@@ -501,6 +556,10 @@ class _Supervisor:
     def _failed(servers: list[_Process]) -> _Process | None:
         """A server that ended, whatever its status: none should."""
         return next((s for s in servers if s.status is not None), None)
+
+    def _failed_loader(self) -> _Process | None:
+        """A data loader that ended with an error; others may end."""
+        return next((p for p in self.loaders if p.status), None)
 
     def _start(
         self, name: str, command: Sequence[str], environment: Mapping[str, str]
@@ -556,9 +615,8 @@ class _Supervisor:
 
     def _note(self, process: _Process, text: str) -> None:
         """Remembers which servers are ready."""
-        found = _SERVING.match(text)
-        if found and process.name == f"ps{found[1]}":
-            self.serving.add(int(found[1]))
+        if _SERVING.match(text) and process.name.startswith(("ps", "worker")):
+            self.serving.add(process.name)
 
     def _reap(self) -> None:
         """Takes note of all that ended, orphans that came to us included."""
@@ -595,9 +653,11 @@ class _Supervisor:
         number: int = signal.SIGTERM,
     ) -> None:
         """Ends the job, by this signal, and what it left, then servers."""
-        if job is not None:
-            self._stop([job], number)
+        clients = [*self.loaders, *([] if job is None else [job])]
+        if clients:
+            self._stop(clients, number)
             self._end_orphans()
+        self._stop([p for p in servers if p.name[0] == "w"], signal.SIGTERM)
         self._stop(servers, signal.SIGTERM)
 
     def _stop(self, processes: list[_Process], number: int) -> None:
@@ -645,6 +705,15 @@ class _Supervisor:
             time.sleep(0.01)
 
 
+def _without_admin(options: list[str]) -> list[str]:
+    """The security of a server, for a worker: it has no administration."""
+    name = "--admin-token-file"
+    if name not in options:
+        return options
+    at = options.index(name)
+    return options[:at] + options[at + 2 :]
+
+
 def _kill(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
@@ -674,8 +743,15 @@ class _Printer:
 
     _COLOURS = (36, 33, 32, 35, 34, 31)
 
-    def __init__(self, servers: int) -> None:
-        self.width = max(len(f"ps{servers - 1}"), len("job"))
+    def __init__(self, cluster: Cluster) -> None:
+        kinds = {
+            "ps": cluster.servers,
+            "worker": cluster.workers,
+            "loader": cluster.loaders,
+        }
+        names = [f"{k}{i}" for k, n in kinds.items() for i in range(n)]
+        self.numbers = {name: i for i, name in enumerate(["job", *names])}
+        self.width = max(map(len, self.numbers))
         self.lost: _Unprinted | None = None  # the first line that was lost
         plain = bool(os.environ.get("NO_COLOR"))
         self.coloured = {
@@ -687,7 +763,7 @@ class _Printer:
         stream = sys.stderr if error else sys.stdout
         label = f"{name:<{self.width}} |"
         if self.coloured[stream]:
-            number = 0 if name == "job" else 1 + int(name[2:])
+            number = self.numbers[name]
             colour = self._COLOURS[number % len(self._COLOURS)]
             label = f"\033[{colour}m{label}\033[0m"
         self._write(stream, f"{label} {text}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,27 @@ def launch(
     ps: Annotated[
         int, typer.Option(min=1, max=4096, help="Parameter servers.")
     ] = 1,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=256,
+            help="Embedding workers, for the command in PERSIA_WORKERS.",
+        ),
+    ] = 0,
+    loaders: Annotated[
+        int,
+        typer.Option(
+            min=0, max=256, help="Data loaders: persia feed, to the workers."
+        ),
+    ] = 0,
+    data: Annotated[
+        str | None, typer.Option(help="--data of the data loaders.")
+    ] = None,
+    feed: Annotated[
+        str,
+        typer.Option(help="More of their options: '--rows 1000 --epochs 2'."),
+    ] = "",
     config: Annotated[
         Path | None,
         typer.Option(
@@ -81,12 +103,14 @@ def launch(
 ) -> None:
     """Start parameter servers here, and a command that uses them.
 
-    The command finds their addresses in PERSIA_SERVERS. It starts with them,
+    The command finds their addresses in PERSIA_SERVERS, those of embedding
+    workers in PERSIA_WORKERS. It starts with them,
     or, where they restore a checkpoint, when all are ready. When it ends, or a
     process fails, all others end, too, and whatever they have started; the
     exit status is that of what failed, else of the command.
 
     persia launch --ps 2 -- torchrun --nproc-per-node 2 train.py
+    persia launch --ps 2 --workers 1 --loaders 1 -- persia train
     """
     from persia.launch import Cluster, run
 
@@ -113,6 +137,9 @@ def launch(
         checkpoints=checkpoints,
         metrics_port=metrics_port,
         tls=tls,
+        workers=workers,
+        loaders=loaders,
+        feed=[*(["--data", data] if data else []), *shlex.split(feed)],
         secured=any(name.startswith(_SECURITY) for name in file),
         host=str(file.get("host", "127.0.0.1")),
         wait=bool(restore or file.get("restore")),

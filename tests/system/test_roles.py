@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import persia
 from persia import _core
-from tests.system import roles_job
-from tests.system.processes import environment
+from tests.system import roles_counting, roles_job
+from tests.system.processes import environment, wait_until
 
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)
 
 JOB = Path(__file__).with_name("roles_job.py")
+COUNTING = Path(__file__).with_name("roles_counting.py")
 FEED = ["feed", "--data", "synthetic", "--eval-split", "0"]
 FEED += ["--rows", str(roles_job.ROWS), "--seed", str(roles_job.SEED)]
 FEED += ["--batch-size", str(roles_job.BATCH)]
@@ -39,16 +42,28 @@ def start(*command: str) -> subprocess.Popen[str]:
     )
 
 
+def address_of(process: subprocess.Popen[str]) -> str:
+    """Where it serves, as it says."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.match(r"serving .* on (\S+)$", line)
+    assert found, line + process.communicate(timeout=60)[1]
+    return found[1]
+
+
+def start_worker(servers: str, port: str) -> tuple[subprocess.Popen[str], str]:
+    """A worker process, and where it serves."""
+    flags = ["--servers", servers, "--port", port]
+    process = start("-m", "persia", "serve", "worker", *flags)
+    return process, address_of(process)
+
+
 @contextlib.contextmanager
 def serving(role: str, *flags: str) -> Iterator[str]:
     """A server or worker; its address.  It must stop in peace."""
     process = start("-m", "persia", "serve", role, "--port", "0", *flags)
     try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        found = re.match(r"serving .* on (\S+)$", line)
-        assert found, line + process.communicate(timeout=60)[1]
-        yield found[1]
+        yield address_of(process)
         process.send_signal(signal.SIGTERM)
         _, messages = process.communicate(timeout=60)
         assert process.returncode == 0, messages
@@ -126,3 +141,67 @@ def test_wrong_commands_are_one_line() -> None:
         assert messages.startswith("error: ")
         assert text in messages
         assert "Traceback" not in messages
+
+
+def test_launch_starts_all_roles() -> None:
+    """And ends them; one that fails ends the others."""
+    flags = ["--data", "synthetic", "--feed", "--rows 3000"]
+    flags = ["--ps", "2", "--workers", "2", "--loaders", "2", *flags]
+    train = ["train", "--rows", "3000", "--model", "dcn", "--threads", "1"]
+    job = [sys.executable, "-m", "persia", *train]
+    output = finish(start("-m", "persia", "launch", *flags, "--", *job))
+    assert re.search(r"job +\| .*AUC .* samples held out", output)
+    found = re.findall(r"worker\d +\| (\d+) batches were trained", output)
+    assert sum(map(int, found)) == 3
+    flags[-1] = "--rows none"
+    process = start("-m", "persia", "launch", *flags, "--", *job)
+    _, messages = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "loader" in messages
+
+
+def updates(store: persia.Store, least: int) -> None:
+    """Waits for so many."""
+    wait_until(lambda: store.updates >= least)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("victim", ["worker", "trainer", "both"])
+def test_each_batch_is_applied_once_whoever_is_killed(victim: str) -> None:
+    """kill -9 of the worker, of the trainer, and of both at once."""
+    job = str(COUNTING)
+    with contextlib.ExitStack() as stack:
+        servers = ",".join(
+            stack.enter_context(serving("ps", "--shard", f"{i}/2"))
+            for i in range(2)
+        )
+        worker, address = start_worker(servers, "0")
+        processes = [worker]
+        stack.callback(lambda: [p.kill() for p in processes])
+        loader = start(job, "loader", address)
+        trainer = start(job, "trainer", servers, address)
+        processes += [loader, trainer]
+        store = persia.Store(
+            persia.optim.SGD(lr=1.0), servers=servers, read_only=True
+        )
+        stack.callback(store.close)
+        for least in 20, 50:
+            updates(store, least)
+            if victim in ("worker", "both"):
+                worker.kill()
+                worker.wait()
+            if victim in ("trainer", "both"):
+                trainer.kill()
+                trainer.wait()
+                trainer = start(job, "trainer", servers, address)
+                processes.append(trainer)
+            if victim in ("worker", "both"):
+                worker, _ = start_worker(servers, address.split(":")[1])
+                processes.append(worker)
+        assert "sent" in finish(loader)
+        assert "late" in finish(trainer)
+        store.add_table(roles_counting.config())
+        rows = store.rows("count", torch.arange(roles_counting.IDS))
+        want = roles_counting.expected()
+        assert torch.equal(rows, want[:, None].expand(-1, 2))
