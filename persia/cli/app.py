@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -26,11 +27,13 @@ from persia.cli.train import train
 
 __all__ = ["app", "main"]
 
+_DEBUG = "PERSIA_DEBUG"
+
 app = typer.Typer(
     name="persia",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -56,8 +59,22 @@ def _persia(
             help="Show the version.",
         ),
     ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug",
+            envvar=_DEBUG,
+            help="Show the traceback of an error.",
+        ),
+    ] = False,
 ) -> None:
-    """Recommender models with embedding tables without bounds."""
+    """Recommender models with embedding tables without bounds.
+
+    The exit code is 0, 1 after an error of Persia, 2 after a wrong option,
+    and 130 after Ctrl-C.
+    """
+    if debug:  # also in the processes that the command starts
+        os.environ[_DEBUG] = "1"
 
 
 app.command()(train)
@@ -78,6 +95,8 @@ def main() -> None:
     try:
         app()
     except errors.PersiaError as e:
+        if os.environ.get(_DEBUG, "0") not in ("", "0"):
+            raise
         console = Console(stderr=True, emoji=False)
         line = Text.assemble(
             ("error:", "bold red"), f" {type(e).__name__}: {e}"

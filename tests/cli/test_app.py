@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from importlib import metadata
 
 import pytest
@@ -24,3 +27,35 @@ def test_a_source_tree_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(app, ["--version"])
     assert done.exit_code == 0
     assert "source tree" in done.output and "not installed" in done.output
+
+
+def test_short_help_and_completion() -> None:
+    for words in (["-h"], ["train", "-h"], ["serve", "ps", "-h"]):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0 and "Usage" in done.output
+    done = CliRunner().invoke(
+        app,
+        [],
+        env={
+            "_PERSIA_COMPLETE": "complete_bash",
+            "COMP_WORDS": "persia ch",
+            "COMP_CWORD": "1",
+        },
+    )
+    assert "checkpoint" in done.output
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_an_error_is_a_line_or_a_traceback(debug: bool) -> None:
+    words = ["--debug"] if debug else []
+    words += ["checkpoint", "inspect", "/nowhere"]
+    done = subprocess.run(
+        [sys.executable, "-m", "persia", *words],
+        env=os.environ | {"COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "StorageError" in done.stderr
+    assert ("Traceback" in done.stderr) == debug
