@@ -6,7 +6,9 @@ can misbehave.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -471,6 +473,17 @@ def test_a_reserved_port_is_for_a_server_alone() -> None:
         reserve("203.0.113.1")
 
 
+def _free_pair() -> int:
+    """A port that is free, with its neighbour: below those that the kernel
+    gives to connections."""
+    for port in random.sample(range(20000, 32000, 2), 6000):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as both:
+            for one in (port, port + 1):
+                both.enter_context(socket.create_server(("127.0.0.1", one)))
+            return port
+    raise AssertionError("no two free ports")
+
+
 @pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")
 @pytest.mark.parametrize("flags", [[], ["--tls"]])
 def test_real_servers(mark: str, tmp_path: Path, flags: list[str]) -> None:
@@ -490,8 +503,7 @@ for shard, address in enumerate(os.environ["PERSIA_SERVERS"].split(",")):
 print("all there")
 """.replace("TLS", str(bool(flags)))
     config = tmp_path / "ps.yaml"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        metrics = free.getsockname()[1]  # most probably its neighbour, too
+    metrics = _free_pair()
     config.write_text(
         f"memory-limit: 64MiB\ncheckpoints: {tmp_path / 'c'}\n"
         f'metrics-port: "{metrics}"\nhost: 127.0.0.2\n'
