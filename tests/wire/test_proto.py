@@ -485,7 +485,7 @@ def test_a_wrong_push_is_refused_by_field(change: str, text: str) -> None:
         (declare(name="a\0b"), "DeclareRequest.table.name: has a 0 at byte 1"),
         (declare(name="é" * 128), "DeclareRequest.table.name: has 256 bytes"),
         (declare(dim=0), "DeclareRequest.table.dim: is 0, 1 to 4096 allowed"),
-        (declare(dtype=2), "DeclareRequest.table.dtype: is 2, at most 1"),
+        (declare(dtype=99), "DeclareRequest.table.dtype: is 99, at most"),
         (declare(optimizer=99), "DeclareRequest.table.optimizer: is 99"),
         (declare(init=3), "DeclareRequest.table.init: is 3, at most 2"),
         (declare(full=99), "DeclareRequest.table.full: is 99, at most"),
