@@ -487,6 +487,32 @@ class Store(Rows, Stats):
 
     # ---- life
 
+    def drop(self, table: str) -> None:
+        """Removes a table, its rows and its declaration, on every shard.
+
+        Updates of this store are applied first. The name is free: a table of
+        this name, added again, begins empty, with any options. Modules that
+        were made for the old one raise InvalidArgument, also those of other
+        processes, which drop it too before they add it again. An update of
+        another process that brings gradients for the old one fails.
+
+        The table's entry of ``store.optimizer.param_groups`` stays in its
+        place, for schedulers, as ``"<name> (dropped)"``.
+
+        Args:
+            table: its name.
+
+        Raises:
+            InvalidArgument: there is no such table, or the store only reads.
+        """
+        self._check_writable("drop")
+        with self._lock:
+            number = self._find(table).number
+            self._core.drop(number)
+            del self._tables[table]
+            group = self._optimizer.param_groups[number]
+            group["table"] = f"{table} (dropped)"
+
     def save(
         self,
         path: str | os.PathLike[str],

@@ -30,9 +30,20 @@ int client_find_table(const ps_client *c, uint32_t no,
                       const table_config **out)
 {
     *out = persia_client_table(c, no);
-    return *out ? PERSIA_OK
-                : persia_err_set(PERSIA_EARG,
-                                 "the store has no table number %u", no);
+    if (!*out)
+        return persia_err_set(PERSIA_EARG,
+                              "the store has no table number %u", no);
+    return persia_client_dropped(c, no)
+               ? persia_err_set(PERSIA_EARG,
+                                "table %s was dropped: add it again, and "
+                                "make new modules for it",
+                                (*out)->name)
+               : PERSIA_OK;
+}
+
+int persia_client_dropped(const ps_client *c, uint32_t no)
+{
+    return no < persia_client_tables(c) && atomic_load(&c->dropped[no]);
 }
 
 uint32_t persia_client_state_floats(const ps_client *c, uint32_t no)

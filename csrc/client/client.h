@@ -233,6 +233,9 @@ PERSIA_API int persia_client_list(ps_client *c, uint32_t no, uint32_t shard,
 PERSIA_API int persia_client_erase(ps_client *c, uint32_t no, size_t n,
                                    const uint64_t *ids, uint64_t *erased);
 PERSIA_API int persia_client_clear(ps_client *c, uint32_t no);
+/* Removes the table: its number is not used again, its name is free. */
+PERSIA_API int persia_client_drop(ps_client *c, uint32_t no);
+PERSIA_API int persia_client_dropped(const ps_client *c, uint32_t no);
 /* Sums over the shards (row_bytes: of a row). */
 PERSIA_API int persia_client_stats(ps_client *c, uint32_t no,
                                    table_stats *out);

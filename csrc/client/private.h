@@ -205,6 +205,7 @@ struct ps_client {
     /* Slots below tables_n never change: readers need no lock. */
     table_config *tables[PS_TABLES_MAX];
     _Atomic(uint32_t) tables_n;
+    _Atomic(uint8_t) dropped[PS_TABLES_MAX]; /* set under `declaring` */
 
     pthread_mutex_t lock;      /* guards all below */
     uint32_t tables_declared;  /* tables_n, or one more */

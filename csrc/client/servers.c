@@ -252,6 +252,10 @@ static int declare_again(ps_client *r, server *to, wire_caller who,
     pthread_mutex_unlock(&r->lock);
     int rc = PERSIA_OK;
     for (uint32_t i = 0; i < n && !rc; i++) {
+        if (persia_client_dropped(r, i)) {
+            numbers[i] = UINT32_MAX; /* no table's */
+            continue;
+        }
         const wire_declare m = {.caller = who, .table = r->tables[i]->spec};
         shard_reply reply;
         rc = persia_shard_wait(to->ref, WIRE_DECLARE, &m, deadline, &reply);

@@ -94,11 +94,61 @@ int persia_client_declare(ps_client *r, const table_config *config,
         return rc;
     pthread_mutex_lock(&r->declaring);
     uint32_t n = r->tables_n, i = 0;
-    while (i < n && strcmp(r->tables[i]->name, config->name) != 0)
+    while (i < n && (r->dropped[i] ||
+                     strcmp(r->tables[i]->name, config->name) != 0))
         i++;
     rc = i < n ? declare_all(r, config, i, created)
                : declare_new(r, config, i, created);
     pthread_mutex_unlock(&r->declaring);
     *no = i;
+    return rc;
+}
+
+/* ---- and away again ----------------------------------------------------- */
+
+static void fill_drop(void *ctx, request *q)
+{
+    const uint32_t *no = ctx;
+    q->args.rows = (wire_rows){.caller = q->caller,
+                               .no = server_table(q->to, *no), .drop = 1};
+}
+
+static int accept_drop(void *ctx, request *q)
+{
+    (void)ctx;
+    (void)q;
+    return PERSIA_OK;
+}
+
+static int drop_all(ps_client *r, uint32_t no)
+{
+    fan f = {.method = WIRE_PUT_ROWS, .fill = fill_drop,
+             .accept = accept_drop, .ctx = &no};
+    call *k = call_take(r);
+    if (!k)
+        return PERSIA_ENOMEM;
+    int rc = fan_prepare(k, NULL, r->servers_n);
+    if (!rc)
+        rc = fan_run(k, &f, client_deadline(r));
+    call_give(k);
+    return rc;
+}
+
+int persia_client_drop(ps_client *r, uint32_t no)
+{
+    const table_config *t;
+    int rc = persia_fork_check("Store.drop");
+    if (!rc)
+        rc = client_check_mixture(r, 0);
+    if (!rc)
+        rc = client_find_table(r, no, &t);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&r->declaring);
+    rc = drop_all(r, no);
+    /* A server that begins anew from now on does not hear of it. */
+    if (!rc)
+        atomic_store(&r->dropped[no], 1);
+    pthread_mutex_unlock(&r->declaring);
     return rc;
 }

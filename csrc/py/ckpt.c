@@ -2,6 +2,7 @@
  * checksums, requests to a store's shards. */
 #include "py/py.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,7 +53,10 @@ static PyObject *ckpt_tables(PyObject *module, PyObject *args)
     const ps_client *c = persia_store_client(owner);
     PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list && i < persia_client_tables(c); i++) {
-        PyObject *one = describe(persia_client_table(c, i));
+        table_config config = *persia_client_table(c, i);
+        if (persia_client_dropped(c, i))
+            snprintf(config.name, sizeof config.name, "%s%u", WIRE_DROPPED, i);
+        PyObject *one = describe(&config);
         if (!one || PyList_Append(list, one))
             Py_CLEAR(list);
         Py_XDECREF(one);

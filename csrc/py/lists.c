@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "py/py.h"
+#include "wire/wire.h"
 
 /* ---- a struct as a dict ------------------------------------------------- */
 
@@ -155,7 +156,9 @@ int py_add_lists(PyObject *module)
     return add_list(module, "TABLE_OPTIONS", &persia_table_spec_list) ||
                    add_list(module, "HYPER_PARAMETERS",
                             &persia_optim_hyper_list) ||
-                   add_list(module, "TABLE_COUNTERS", &persia_table_stats_list)
+                   add_list(module, "TABLE_COUNTERS",
+                            &persia_table_stats_list) ||
+                   PyModule_AddStringConstant(module, "DROPPED", WIRE_DROPPED)
                ? -1
                : 0;
 }

@@ -249,11 +249,14 @@ static PyObject *table_to_dict(const table_spec *t, const table_stats *s)
 
 static PyObject *stats_to_dict(const wire_stats_reply *r)
 {
-    PyObject *tables = PyList_New((Py_ssize_t)r->tables_n);
+    PyObject *tables = PyList_New(0);
     for (size_t i = 0; tables && i < r->tables_n; i++) {
+        if (!strncmp(r->tables[i].name, WIRE_DROPPED, strlen(WIRE_DROPPED)))
+            continue;
         PyObject *one = table_to_dict(&r->tables[i], &r->stats[i]);
-        if (!one || PyList_SetItem(tables, (Py_ssize_t)i, one))
+        if (!one || PyList_Append(tables, one))
             Py_CLEAR(tables);
+        Py_XDECREF(one);
     }
     if (!tables)
         return NULL;

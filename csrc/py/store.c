@@ -621,6 +621,20 @@ static PyObject *py_store_clear(PyObject *self, PyObject *arg)
     Py_RETURN_NONE;
 }
 
+static PyObject *py_store_drop(PyObject *self, PyObject *arg)
+{
+    unsigned long no = PyLong_AsUnsignedLong(arg);
+    if (PyErr_Occurred())
+        return NULL;
+    BEGIN(self, "Store.drop");
+    Py_BEGIN_ALLOW_THREADS rc = persia_store_settle(s);
+    if (!rc)
+        rc = persia_client_drop(persia_store_client(s), (uint32_t)no);
+    END();
+    Py_END_ALLOW_THREADS
+    return rc ? py_raise(rc) : Py_NewRef(Py_None);
+}
+
 /* The ids of a table's rows, in memory that the caller frees. */
 static int list_ids(store *s, uint32_t no, uint64_t **out, size_t *n)
 {
@@ -705,6 +719,7 @@ static PyMethodDef methods[] = {
     METHOD(set, METH_VARARGS, "set(table, ids, vectors, state)"),
     METHOD(erase, METH_VARARGS, "erase(table, ids) -> rows that there were"),
     METHOD(clear, METH_O, "clear(table)"),
+    METHOD(drop, METH_O, "drop(table)"),
     METHOD(ids, METH_O, "ids(table) -> bytes of uint64"),
     {NULL, NULL, 0, NULL},
 };

@@ -1,6 +1,7 @@
 /* hello.c: Hello, Declare, Stats. */
 #include "shard/private.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "ids/ids.h"
@@ -16,7 +17,8 @@ static void config_of_spec(const shard *s, const table_spec *spec,
                     (spec->capacity % s->shards != 0);
 }
 
-/* The specs of the first n tables, in `memory`. */
+/* The specs of the first n tables, in `memory`.  One that was dropped keeps
+ * its place, without rows and by a name of its own. */
 static int specs(shard *s, uint32_t n, wire_memory *memory, table_spec **out)
 {
     *out = persia_wire_memory_take(memory, n * sizeof **out);
@@ -28,6 +30,9 @@ static int specs(shard *s, uint32_t n, wire_memory *memory, table_spec **out)
         uint64_t capacity = atomic_load(&s->capacity[i]);
         (*out)[i] = c->spec;
         (*out)[i].capacity = capacity ? capacity : c->capacity * s->shards;
+        if (persia_ps_dropped(s->p, i))
+            snprintf((*out)[i].name, sizeof (*out)[i].name, "%s%u",
+                     WIRE_DROPPED, i);
     }
     return PERSIA_OK;
 }

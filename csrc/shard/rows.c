@@ -65,6 +65,8 @@ static int put_rows(shard *s, const wire_rows *m, uint64_t *erased)
 {
     table *t;
     int rc = check_rows(s, &m->caller);
+    if (!rc && m->drop)
+        return persia_ps_drop(s->p, m->no);
     if (rc || (rc = find_table(s, m->no, &t)) ||
         (rc = check_ids_here(s, t, m->ids, m->n)))
         return rc;

@@ -136,6 +136,10 @@ ledger_owner owner_of(const wire_caller *caller)
 int find_table(const shard *s, uint32_t no, table **out)
 {
     *out = persia_ps_table(s->p, no);
+    if (persia_ps_dropped(s->p, no))
+        return persia_err_set(PERSIA_EARG,
+                              "table %s was dropped: declare it again",
+                              persia_table_get_config(*out)->name);
     if (*out)
         return PERSIA_OK;
     return persia_err_set(PERSIA_EARG,

@@ -14,6 +14,7 @@ struct ps {
     /* Slots below `tables_n` never change; so readers need no lock. */
     table *tables[PS_TABLES_MAX];
     _Atomic(uint32_t) tables_n;
+    _Atomic(uint8_t) dropped[PS_TABLES_MAX]; /* set under `declaring` */
     pthread_rwlock_t gate; /* pushes hold it shared, a cut exclusively */
     _Atomic(uint64_t) updates; /* changes under the gate */
     _Atomic(uint64_t) t;       /* the highest of an update */
@@ -60,7 +61,7 @@ static int declare_locked(ps *p, const table_config *config, uint32_t *no,
     uint32_t n = p->tables_n;
     for (uint32_t i = 0; i < n; i++) {
         const table_config *have = persia_table_get_config(p->tables[i]);
-        if (strcmp(have->name, config->name) != 0)
+        if (p->dropped[i] || strcmp(have->name, config->name) != 0)
             continue;
         const spec_field *field = persia_spec_difference(
             &persia_table_spec_list, &have->spec, &config->spec);
@@ -110,6 +111,29 @@ uint32_t persia_ps_tables(const ps *p)
 table *persia_ps_table(const ps *p, uint32_t no)
 {
     return no < persia_ps_tables(p) ? p->tables[no] : NULL;
+}
+
+/* Between two updates. */
+static int drop_table(void *ctx)
+{
+    return persia_table_clear(ctx);
+}
+
+int persia_ps_drop(ps *p, uint32_t no)
+{
+    table *t = persia_ps_table(p, no);
+    if (!t)
+        return PERSIA_OK;
+    pthread_mutex_lock(&p->declaring);
+    atomic_store(&p->dropped[no], 1);
+    int rc = persia_ps_between(p, drop_table, t);
+    pthread_mutex_unlock(&p->declaring);
+    return rc;
+}
+
+int persia_ps_dropped(const ps *p, uint32_t no)
+{
+    return no < persia_ps_tables(p) && atomic_load(&p->dropped[no]);
 }
 
 sched *persia_ps_sched(const ps *p)

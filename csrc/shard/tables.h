@@ -39,6 +39,10 @@ PERSIA_API int persia_ps_declare(ps *p, const table_config *config,
 PERSIA_API uint32_t persia_ps_tables(const ps *p);
 /* NULL if there is no such table. */
 PERSIA_API table *persia_ps_table(const ps *p, uint32_t no);
+/* Removes a table's rows and frees its name.  Its number stays its own: who
+ * still knows it does not reach the next table of that name. */
+PERSIA_API int persia_ps_drop(ps *p, uint32_t no);
+PERSIA_API int persia_ps_dropped(const ps *p, uint32_t no);
 PERSIA_API sched *persia_ps_sched(const ps *p);
 PERSIA_API const mem_limit *persia_ps_limit(const ps *p);
 

@@ -403,6 +403,16 @@ static int build(update *u)
 }
 
 /* With the gate held: the last look before rows change. */
+/* None was dropped since its number was checked. */
+static int check_tables(const update *u, const wire_push *m)
+{
+    int rc = PERSIA_OK;
+    table *t;
+    for (size_t i = 0; i < m->tables_n && !rc; i++)
+        rc = find_table(u->s, m->tables[i].grads.no, &t);
+    return rc;
+}
+
 static int update_before(void *ctx)
 {
     update *u = ctx;
@@ -414,6 +424,9 @@ static int update_before(void *ctx)
         u->state = ledger_check(u->s->ledger, &u->calls[i]->key);
         if (u->state != LEDGER_NEW)
             return persia_err_set(PERSIA_ESTALE, "the ledger was restored");
+        int rc = check_tables(u, u->calls[i]->m);
+        if (rc)
+            return rc;
     }
     return PERSIA_OK;
 }

@@ -300,12 +300,13 @@ static const wire_field rows_fields[] = {
     [9] = F(wire_rows, clear, U32, "clear", .limit = 1),
     [12] = F(wire_rows, erase, U32, "erase", .limit = 1),
     [13] = F(wire_rows, erased, U64, "erased"),
+    [14] = F(wire_rows, drop, U32, "drop", .limit = 1),
     [10] = F(wire_rows, list, U32, "list", .limit = UINT32_MAX),
     [11] = F(wire_rows, cursor, U64, "cursor"),
 };
 static const wire_type rows_type = {
     .name = "Rows", .size = sizeof(wire_rows), .fields = rows_fields,
-    .fields_n = 13, .leader = 3
+    .fields_n = 14, .leader = 3
 };
 
 static const wire_field file_fields[] = {

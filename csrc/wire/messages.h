@@ -314,6 +314,9 @@ typedef struct wire_rows {
     uint32_t clear; /* PutRows without ids: remove all rows of the table */
     uint32_t erase; /* PutRows: remove the rows of these ids */
     uint64_t erased; /* its reply: how many there were */
+    /* PutRows: remove the table, which may be asked again; its name is free
+     * for another */
+    uint32_t drop;
     uint32_t list; /* GetRows without ids: the ids of so many rows ... */
     /* ... from here on (0: the first); replies: the cursor of the next, 2^64 -
      * 1 after the last */

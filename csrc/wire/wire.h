@@ -40,6 +40,9 @@ enum wire_method {
     WIRE_METHODS_N
 };
 
+/* How the names of tables that were dropped begin in lists. */
+#define WIRE_DROPPED "\x1f" "dropped "
+
 /* Whether the other side speaks a version that we do; min 0: only `max`. */
 static inline int wire_versions_meet(uint32_t min, uint32_t max)
 {

@@ -392,6 +392,11 @@ class EmbeddedRows(ShardRows):
         yield
 
 
+def kept(tables: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that were not dropped."""
+    return [t for t in tables if not t["name"].startswith(_core.DROPPED)]
+
+
 def _parts(
     tables: Sequence[Sequence[dict[str, Any]]],
     answers: Sequence[Mapping[str, Any]],
@@ -399,7 +404,7 @@ def _parts(
     """Tables numbered alike, whatever their numbers are at each shard."""
     every: dict[str, dict[str, Any]] = {}
     for there, answer in zip(tables, answers):
-        for table in there[: len(answer["pushes"])]:
+        for table in kept(there[: len(answer["pushes"])]):
             known = every.setdefault(table["name"], table)
             for option, value in table.items():
                 if known[option] != value:
@@ -413,7 +418,8 @@ def _parts(
         names = [table["name"] for table in there]
         pushes = [0] * len(every)
         for name, clock in zip(names, answer["pushes"]):
-            pushes[number[name]] = clock
+            if name in number:
+                pushes[number[name]] = clock
         parts.append(
             Part(
                 answer["updates"],

@@ -530,7 +530,11 @@ def _match(
     """What the checkpoint has of the store's tables, by their number."""
     folder = found.folder
     saved = {table.name: table for table in found.manifest.tables}
-    declared = {table["name"]: number for number, table in enumerate(here)}
+    declared = {
+        table["name"]: number
+        for number, table in enumerate(here)
+        if not table["name"].startswith(_core.DROPPED)
+    }
     if strict and saved.keys() - declared.keys():
         raise SchemaMismatch(
             f"tables {sorted(saved.keys() - declared.keys())} are in {folder} "

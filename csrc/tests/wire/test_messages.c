@@ -75,8 +75,8 @@ static wire_push_reply push_reply = {
 static wire_leave leave = { CALLER, 1, 2, 1, 55, left, 3, 4, 88 };
 static wire_leave_reply leave_reply = { 56 };
 static wire_rows rows_all = {
-    CALLER, 3, N, ids, DIM, 2 * DIM, floats, floats, found, 1, 1, 77, 99,
-    1234567
+    CALLER, 3, N, ids, DIM, 2 * DIM, floats, floats, found, 1, 1, 77, 1,
+    99, 1234567
 };
 static wire_snapshot snapshot = {
     CALLER, SNAPSHOT_END, "root", "step-7", "0123456789"
