@@ -74,6 +74,7 @@ function(add_bits_test)
         "${CMAKE_SOURCE_DIR}/mem/*.c" "${CMAKE_SOURCE_DIR}/sched/*.c"
         "${CMAKE_SOURCE_DIR}/ids/*.c" "${CMAKE_SOURCE_DIR}/pool/*.c"
         "${CMAKE_SOURCE_DIR}/optim/*.c" "${CMAKE_SOURCE_DIR}/evict/*.c"
+        "${CMAKE_SOURCE_DIR}/admit/*.c"
         "${CMAKE_SOURCE_DIR}/table/*.c" "${CMAKE_SOURCE_DIR}/wire/*.c")
     foreach(march x86-64 x86-64-v2 x86-64-v3 x86-64-v4)
         add_library(rooms_${march} STATIC EXCLUDE_FROM_ALL ${kernels})

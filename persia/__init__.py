@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from persia import (
+        admission,
         data,
         datasets,
         errors,
@@ -38,6 +39,7 @@ __all__ = [
     "JaggedBatch",
     "Store",
     "Stream",
+    "admission",
     "clip_grad_norm_",
     "convert",
     "data",

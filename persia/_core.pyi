@@ -69,6 +69,9 @@ class Store:
         evict_updates: int,
         evict_seconds: int,
         evict_score: str,
+        admit: int,
+        sightings: int,
+        sightings_kept: int,
     ) -> tuple[int, bool]: ...
     def plan(
         self,

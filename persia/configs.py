@@ -16,6 +16,7 @@ import torch
 from persia import _core, errors
 from persia._check import kind, number, real, whole
 from persia._tensors import tensor
+from persia.admission import Admission, as_admission
 from persia.eviction import Eviction, as_eviction
 from persia.optim import SparseOptimizer
 
@@ -31,6 +32,9 @@ _OPTIONS = {
     "evict_updates": "eviction",
     "evict_seconds": "eviction",
     "evict_score": "eviction",
+    "admit": "admission",
+    "sightings": "admission",
+    "sightings_kept": "admission",
 }
 _POOLINGS = {
     "sum": _core.POOL_SUM,
@@ -95,8 +99,8 @@ class TableConfig:
             updated for long), "lfu", "norm", or an object of
             :mod:`persia.eviction`. None: none, a new id at capacity raises
             CapacityReached.
-        admission: "all", or the probability with which an unseen id gets a row
-            at each update that it occurs in.
+        admission: which unseen ids get a row at an update: "all", a
+            probability, or an object of :mod:`persia.admission`.
         missing: what a lookup without a row gives: "init" (its initial value)
             or "zeros".
     """
@@ -112,7 +116,7 @@ class TableConfig:
     trainable: bool = True
     capacity: int | None = None
     eviction: str | Eviction | None = None
-    admission: str | float = "all"
+    admission: str | float | Admission = "all"
     missing: str = "init"
 
     def __post_init__(self) -> None:
@@ -205,12 +209,6 @@ class TableConfig:
             raise errors.InvalidArgument(
                 f"{where}: eviction without a capacity; give both"
             )
-        admission = 1.0 if self.admission == "all" else real(self.admission)
-        if not 0.0 < admission <= 1.0:
-            raise errors.InvalidArgument(
-                f"{where}: admission is {self.admission!r}, need 'all' or a "
-                "probability in (0, 1]"
-            )
         if self.lr is not None:
             number(f"{where}: lr", self.lr, 0.0)
         missing = {"init": _core.MISSING_INIT, "zeros": _core.MISSING_ZEROS}
@@ -224,7 +222,7 @@ class TableConfig:
             "init_b": numbers[-1],
             "missing": _choice(where, "missing", self.missing, missing),
             "capacity": capacity,
-            "admission": admission,
+            **as_admission(where, self.admission).options(),
             **eviction.options(),
         }
 

@@ -70,6 +70,9 @@ def row_stride(dim: int, dtype: str, optimizer: str) -> int:
             evict_updates=0,
             evict_seconds=0,
             evict_score="",
+            admit=0,
+            sightings=0,
+            sightings_kept=0,
         )
         return store.stats(number)["row_bytes"]
     finally:

@@ -39,6 +39,9 @@ def filled(dim: int, dtype: str, optimizer: str, rows: int) -> dict[str, int]:
         evict_updates=0,
         evict_seconds=0,
         evict_score="",
+        admit=0,
+        sightings=0,
+        sightings_kept=0,
     )
     step = 1 << 15
     for first in range(0, rows, step):

@@ -9,6 +9,7 @@
 
 #include "ckpt/crc32c.h"
 #include "ckpt/rows.h"
+#include "ckpt/sightings.h"
 #include "ids/ids.h"
 #include "mem/mem.h"
 
@@ -183,6 +184,8 @@ int persia_ckpt_write(sched *sch, table_cut *cut, const table_config *config,
                               "table '%s': the cut gave %" PRIu64
                               " of its %" PRIu64 " rows",
                               config->name, s.written, s.total);
+    else
+        code = sightings_write(cut, config, folder, stem, out);
 out:
     row_writer_close(&s.writer);
     row_piece_free(&s.piece[0]);
@@ -204,6 +207,8 @@ static int verify_file(void *ctx, size_t index)
     const ckpt_file *f = &v->files[index];
     row_reader r;
     uint32_t crc = 0;
+    if (is_sightings(f))
+        return sightings_read(v->folder, f, v->config, NULL);
     int code = row_reader_open(&r, v->folder, f->name, v->config);
     if (code)
         return code;
@@ -332,6 +337,8 @@ static int restore_share(void *ctx, size_t index)
 static int expect_file(const restorer *r, const ckpt_file *f, row_piece *p)
 {
     row_reader reader;
+    if (is_sightings(f))
+        return PERSIA_OK;
     int code = row_reader_open(&reader, r->folder, f->name,
                                persia_table_get_config(r->t));
     if (code)
@@ -387,6 +394,10 @@ int persia_ckpt_restore(sched *s, table *t, int folder, const ckpt_file *files,
     for (size_t i = 0; i < n; i++)
         r.total += files[i].rows;
     int code = expect_all(&r);
+    for (size_t i = 0; i < n && !code; i++)
+        if (is_sightings(&files[i]))
+            code = sightings_read(
+                folder, &files[i], persia_table_get_config(t), t);
     if (!code)
         code = persia_sched_for(s, r.shares, restore_share, &r);
     persia_table_expect_none(t);

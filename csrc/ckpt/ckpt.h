@@ -11,9 +11,10 @@
  *   count    F32  [n]                 or another field of the eviction's, see
  *                                     evict.h; absent if it has none
  *
- * with a CRC-32C over all its bytes.  The folder, the manifest and the order
- * in which files become visible belong to persia/checkpoint.py; here are the
- * parts that touch every row, with buffers of a bounded size.
+ * with a CRC-32C over all its bytes.  What admission has seen is in a file of
+ * its own (sightings.h), whose number of rows is 0.  The folder, the manifest
+ * and the order in which files become visible belong to persia/checkpoint.py;
+ * here are the parts that touch every row, with buffers of a bounded size.
  *
  * Bytes that are read may come from anywhere: nothing in a file is believed
  * before it is checked.
@@ -53,7 +54,7 @@ PERSIA_API int persia_ckpt_name_check(const char *name);
 /* Writes what `cut` still has to give into new files
  * <stem>-00000.safetensors, ... of at most `chunk` bytes in the folder that
  * `folder` is open on, syncs each, and appends them to `out`.  `config` is
- * the table's.  An empty table makes no file.  Reading the cut and writing
+ * the table's.  An empty table makes no row file.  Reading the cut and writing
  * overlap on the threads of `s`.  Polls persia_interrupt_poll().  After an
  * error the files that were made are left to whoever owns the folder. */
 PERSIA_API int persia_ckpt_write(sched *s, table_cut *cut,

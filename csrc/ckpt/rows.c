@@ -93,7 +93,7 @@ void row_piece_free(row_piece *p)
 
 /* ---- writing ------------------------------------------------------------ */
 
-static int file_write(int fd, const char *name, const void *data, size_t n,
+int file_write(int fd, const char *name, const void *data, size_t n,
                       uint64_t offset)
 {
     const char *p = data;

@@ -88,6 +88,9 @@ int row_reader_read(const row_reader *r, uint64_t first, size_t n,
 /* Reads exactly n bytes at `offset`; PERSIA_ECORRUPT where the file ends
  * before. */
 int file_read(int fd, const char *name, void *out, size_t n, uint64_t offset);
+/* Writes n bytes at `offset`. */
+int file_write(int fd, const char *name, const void *data, size_t n,
+               uint64_t offset);
 /* Opens a plain file for reading; its size.  FIFOs and such are refused. */
 int file_open(int folder, const char *name, int *fd, uint64_t *bytes);
 

@@ -15,6 +15,8 @@ static void config_of_spec(const shard *s, const table_spec *spec,
     out->spec = *spec;
     out->capacity = spec->capacity / s->shards +
                     (spec->capacity % s->shards != 0);
+    out->first_slot = shard_slot(s->no, s->shards);
+    out->slots = shard_slot(s->no + 1, s->shards) - out->first_slot;
 }
 
 /* The specs of the first n tables, in `memory`.  One that was dropped keeps

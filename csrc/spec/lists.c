@@ -30,6 +30,10 @@ const char *const persia_table_full_names[] = {
     "raise", "evict_lru", "evict_ttl", "evict_norm", "evict_score", "evict_lfu"
 };
 
+const char *const persia_table_admit_names[] = {
+    "probability", "sightings"
+};
+
 const char *const persia_role_pooling_names[] = {
     "sum", "mean", "sqrtn"
 };
@@ -77,9 +81,16 @@ static const spec_field table_spec_fields[] = {
       .offset = offsetof(table_spec, evict_seconds) },
     { .name = "evict_score", .config = "eviction", .kind = SPEC_NAME,
       .offset = offsetof(table_spec, evict_score), .limit = 256, .empty = 1 },
+    { .name = "admit", .config = "admission", .kind = SPEC_ENUM,
+      .offset = offsetof(table_spec, admit), .limit = 1,
+      .names = persia_table_admit_names },
+    { .name = "sightings", .config = "admission", .kind = SPEC_U32,
+      .offset = offsetof(table_spec, sightings), .limit = UINT32_MAX },
+    { .name = "sightings_kept", .config = "admission", .kind = SPEC_U64,
+      .offset = offsetof(table_spec, sightings_kept) },
 };
 const spec_list persia_table_spec_list = {
-    table_spec_fields, 18
+    table_spec_fields, 21
 };
 
 static const spec_field optim_hyper_fields[] = {

@@ -78,6 +78,17 @@ extern PERSIA_API const char *const persia_table_full_names[6];
     X(raise) X(evict_lru) X(evict_ttl) X(evict_norm) X(evict_score)           \
     X(evict_lfu)
 
+/* Which ids get a row. */
+enum table_admit {
+    ADMIT_PROBABILITY, /* by a probability */
+    ADMIT_SIGHTINGS, /* after several updates */
+    ADMIT_KINDS
+};
+extern PERSIA_API const char *const persia_table_admit_names[2];
+
+#define TABLE_ADMIT_EACH(X)                                                   \
+    X(probability) X(sightings)
+
 enum role_pooling {
     ROLE_POOL_SUM,
     ROLE_POOL_MEAN, /* over the ids of a sample */
@@ -102,12 +113,15 @@ typedef struct table_spec {
     uint32_t nonfinite;
     uint64_t capacity; /* rows of all shards together; 0: unbounded */
     uint32_t full; /* what happens at capacity */
-    float admission; /* probability that an unseen id gets a row; 1: all */
+    float admission; /* PROBABILITY: that an unseen id gets a row; 1: all */
     /* LFU: in how many updates a count halves, 0: never; TTL: after how many a
      * row goes, or 0 */
     uint64_t evict_updates;
     uint64_t evict_seconds; /* TTL: the same in seconds */
     char evict_score[256]; /* SCORE: an expression, see csrc/evict/score.c */
+    uint32_t admit;
+    uint32_t sightings; /* the one that makes a row */
+    uint64_t sightings_kept; /* of so many ids on all shards they are kept */
 } table_spec;
 
 #define TABLE_SPEC_MEMBERS                                                    \
@@ -115,7 +129,8 @@ typedef struct table_spec {
     uint32_t optimizer; uint32_t momentum; uint32_t init; float init_a;       \
     float init_b; float state_init; uint32_t missing; uint32_t nonfinite;     \
     uint64_t capacity; uint32_t full; float admission;                        \
-    uint64_t evict_updates; uint64_t evict_seconds; char evict_score[256];
+    uint64_t evict_updates; uint64_t evict_seconds; char evict_score[256];    \
+    uint32_t admit; uint32_t sightings; uint64_t sightings_kept;
 
 extern PERSIA_API const spec_list persia_table_spec_list;
 

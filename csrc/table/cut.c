@@ -16,6 +16,7 @@ struct table_cut {
     table *t;
     uint64_t rows;
     uint64_t clock;
+    uint32_t *filter; /* of admission, as it was; NULL: none */
     pthread_mutex_t lock; /* guards: */
     uint32_t at;          /* stripe */
     int stopped;          /* the table has nothing of it */
@@ -34,6 +35,27 @@ static int stripe_cut_begin(const table *t, stripe *s)
                               "table %s: no memory for a snapshot",
                               t->config.name);
     c->mark = s->used;
+    return PERSIA_OK;
+}
+
+static int cut_filter(table_cut *cut)
+{
+    const admitter *a = &cut->t->admit;
+    void *filter;
+    int rc;
+
+    if (!a->filter)
+        return PERSIA_OK;
+    rc = persia_mem_charge_beside(cut->t->config.limit, admit_bytes(a));
+    if (rc)
+        return rc;
+    rc = persia_mem_pages_take(admit_bytes(a), &filter);
+    if (rc) {
+        persia_mem_release(cut->t->config.limit, admit_bytes(a));
+        return rc;
+    }
+    memcpy(filter, a->filter, admit_bytes(a));
+    cut->filter = filter;
     return PERSIA_OK;
 }
 
@@ -62,6 +84,7 @@ static int cut_make(table *t, table_cut **out)
         cut->rows += s->rows;
         pthread_rwlock_unlock(&s->lock);
     }
+    rc = rc ? rc : cut_filter(cut);
     t->cut = cut; /* so that persia_table_cut_end() undoes a part of it */
     *out = cut;
     return rc;
@@ -111,6 +134,14 @@ int persia_table_cut_begin(table *const *tables, size_t n, table_cut **out)
         out[i] = NULL;
     }
     return rc;
+}
+
+const uint32_t *persia_table_cut_sightings(const table_cut *cut,
+                                           uint32_t *first, uint32_t *slots)
+{
+    *first = cut->t->admit.first;
+    *slots = cut->t->admit.slots;
+    return cut->filter;
 }
 
 uint64_t persia_table_cut_rows(const table_cut *cut)
@@ -220,6 +251,11 @@ static void stop_locked(table_cut *cut)
     }
     t->cut = NULL;
     pthread_rwlock_unlock(&t->gate);
+    if (cut->filter) {
+        persia_mem_pages_give(cut->filter, admit_bytes(&t->admit));
+        persia_mem_release(t->config.limit, admit_bytes(&t->admit));
+    }
+    cut->filter = NULL;
     cut->stopped = 1;
 }
 

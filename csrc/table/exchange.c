@@ -61,6 +61,9 @@ int persia_table_exchange(table *t, table *other)
     }
     if (!rc) {
         blocks_exchange(&t->blocks, &other->blocks);
+        uint32_t *filter = t->admit.filter;
+        t->admit.filter = other->admit.filter;
+        other->admit.filter = filter;
         uint64_t rows = atomic_load(&other->rows);
         atomic_store(&other->rows, atomic_exchange(&t->rows, rows));
         /* What found no room there is lost here; a second exchange takes it

@@ -58,7 +58,4 @@ int push_change(void *plan, size_t item);
 size_t push_group_bytes(size_t n, uint32_t dim);
 size_t push_job_ids(const push_job *job);
 
-/* Whether an id without a row gets one in a push of this key. */
-int push_admits(const table *t, uint64_t hash, uint64_t draw);
-
 #endif

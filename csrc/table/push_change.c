@@ -246,7 +246,7 @@ typedef struct apply {
     group *g;
     uint32_t clock;
     int swept;     /* no gradient as it came holds NaN or Inf */
-    int make_last; /* rows may go: first claim those that are there */
+    int make_last; /* rows may go, or not be made */
     apply_counts counts;
 } apply;
 
@@ -263,8 +263,7 @@ static int64_t row_make(apply *a, size_t d)
         if (slot >= 0)
             return slot;
     }
-    if (!push_admits(a->t, hash, a->job->draw) ||
-        stripe_add_locked(a->t, a->s, hash, id, a->clock, a->clock, &made,
+    if (stripe_add_locked(a->t, a->s, hash, id, a->clock, a->clock, &made,
                           &evicted)) { /* all rows are of this very push */
         a->counts.refused++;
         return SLOT_NONE;
@@ -274,10 +273,13 @@ static int64_t row_make(apply *a, size_t d)
     return made;
 }
 
-/* Whether the gradient of an entry is known to be finite. */
-static inline int entry_checked(const apply *a, const float *grad)
+/* Whether the gradient of an entry is finite: as it came, it may be known. */
+static inline int entry_finite(const apply *a, const float *grad)
 {
-    return a->swept && group_is_callers(a->g, grad, a->t->config.dim);
+    const uint32_t dim = a->t->config.dim;
+
+    return (a->swept && group_is_callers(a->g, grad, dim)) ||
+           persia_floats_finite(grad, dim);
 }
 
 static void group_absent(group *g, size_t d)
@@ -311,8 +313,7 @@ static void apply_block(apply *a, size_t at, size_t n, const int64_t *slots)
             group_absent(a->g, at + i);
             continue;
         }
-        if (!entry_checked(a, grad[i]) &&
-            !persia_floats_finite(grad[i], a->t->config.dim)) {
+        if (!entry_finite(a, grad[i])) {
             a->counts.nonfinite++;
             continue;
         }
@@ -391,6 +392,54 @@ static void apply_late(apply *a)
     }
 }
 
+static void absent_refuse(const apply *a, const uint32_t *entries, size_t n)
+{
+    uint64_t hash[BLOCK];
+
+    for (size_t k = 0, here; k < n; k += here) {
+        here = n - k < BLOCK ? n - k : BLOCK;
+        for (size_t i = 0; i < here; i++)
+            hash[i] = a->g->hash[entries[k + i]];
+        a->t->admit.policy->refuse(&a->t->admit, here, hash);
+    }
+}
+
+/* Takes out of the entries without a row those that get none.  The policy
+ * decides on all of them before it notes one: so it decides as it did when
+ * they were counted.  Hints are not needed any more. */
+static void absent_admit(apply *a)
+{
+    const admitter *admit = &a->t->admit;
+    group *g = a->g;
+    uint32_t *const refused = g->hint, entry[BLOCK];
+    uint64_t hash[BLOCK];
+    uint8_t mask[BLOCK];
+    size_t admitted_n = 0, refused_n = 0, k = 0;
+
+    while (k < g->absent_n) {
+        size_t n = 0;
+        while (n < BLOCK && k < g->absent_n) {
+            const uint32_t d = g->late[g->n - ++k];
+            entry[n] = d;
+            hash[n] = g->hash[d];
+            if (entry_finite(a, g->grad[d]))
+                n++;
+            else
+                a->counts.nonfinite++;
+        }
+        admit->policy->admit(admit, a->job->draw, n, hash, mask);
+        for (size_t i = 0; i < n; i++)
+            if (mask[i])
+                g->late[g->n - ++admitted_n] = entry[i];
+            else
+                refused[refused_n++] = entry[i];
+    }
+    g->absent_n = admitted_n;
+    a->counts.refused += refused_n;
+    if (admit->policy->refuse)
+        absent_refuse(a, refused, refused_n);
+}
+
 /* The entries without a row. */
 static void apply_absent(apply *a)
 {
@@ -398,6 +447,8 @@ static void apply_absent(apply *a)
     const group *g = a->g;
     const int64_t slot = SLOT_NONE;
 
+    if (!a->t->admit.all)
+        absent_admit(a);
     a->make_last = 0;
     for (size_t k = 1; k <= g->absent_n; k++) {
         if (k + AHEAD <= g->absent_n) {
@@ -470,7 +521,7 @@ static void apply_stripe(push_plan *plan, size_t j, uint32_t i, size_t n,
     pthread_rwlock_wrlock(&s->lock);
     hand_look_locked(t, s);
     /* with all that other stripes and pushes may make meanwhile */
-    a.make_last = t->evict.expires ||
+    a.make_last = t->evict.expires || !t->admit.all ||
                   (t->config.capacity &&
                    atomic_load(&t->rows) + atomic_load(&t->pending) + g.n >
                        t->config.capacity);

@@ -4,17 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-int push_admits(const table *t, uint64_t hash, uint64_t draw)
-{
-    uint64_t key = ((uint64_t)t->init_key[1] << 32) | t->init_key[0];
-    uint64_t bits;
-
-    if (t->config.admission >= 1)
-        return 1;
-    bits = id_hash(hash ^ id_hash(key ^ id_hash(draw)));
-    return (double)(bits >> 11) * 0x1p-53 < (double)t->config.admission;
-}
-
 size_t push_job_ids(const push_job *job)
 {
     size_t n = 0;
@@ -45,9 +34,13 @@ static size_t chunk_missing(const push_plan *plan, const push_chunk *c,
     pthread_rwlock_rdlock(&s->lock);
     for (uint32_t k = c->start[i]; k < c->start[i + 1]; k++) {
         uint64_t id = ids[c->order[k]];
-        if (row_index_find(&s->index, stripe_rows(t, s), c->hash[k], id) ==
-                SLOT_NONE &&
-            push_admits(t, c->hash[k], job->draw))
+        uint8_t admitted;
+        if (row_index_find(&s->index, stripe_rows(t, s), c->hash[k], id) !=
+            SLOT_NONE)
+            continue;
+        t->admit.policy->admit(&t->admit, job->draw, 1, &c->hash[k],
+                               &admitted);
+        if (admitted)
             missing[n++] = id;
     }
     pthread_rwlock_unlock(&s->lock);

@@ -49,6 +49,7 @@ typedef struct stripe {
 struct table {
     table_config config;
     evictor evict;         /* its options */
+    admitter admit;        /* its filter: a line by its stripe's lock */
     uint32_t field;        /* offset of evict.field in a row; 0: none */
     uint32_t stripes;      /* power of two */
     uint32_t vector_bytes;

@@ -49,25 +49,24 @@ static int config_check(const table_config *c)
                               "table %s: the initial state is %g, it "
                               "must be finite and not negative",
                               c->name, (double)c->state_init);
-    if (!(c->admission >= 0 && c->admission <= 1))
-        return persia_err_set(PERSIA_EARG,
-                              "table %s: admission probability is %g, "
-                              "it must be within [0, 1]",
-                              c->name, (double)c->admission);
     if (c->stripes & (c->stripes - 1) || c->stripes > IDS_STRIPES_MAX)
         return persia_err_set(PERSIA_EARG,
                               "table %s: stripes is %u, it must be a "
                               "power of two up to 256",
                               c->name, c->stripes);
+    if (c->first_slot >= IDS_SLOTS || c->slots > IDS_SLOTS - c->first_slot)
+        return persia_err_set(PERSIA_EARG, "table %s: it has no such slots",
+                              c->name);
     return PERSIA_OK;
 }
 
-static uint32_t stripes_of(const table_config *c)
+static uint32_t stripes_of(const table_config *c, const admitter *admit)
 {
-    if (c->stripes)
-        return c->stripes;
-    return c->capacity && c->capacity < ONE_STRIPE_CAPACITY ? 1
-                                                            : STRIPES_DEFAULT;
+    uint32_t stripes = c->stripes ? c->stripes : STRIPES_DEFAULT;
+
+    if (!c->stripes && c->capacity && c->capacity < ONE_STRIPE_CAPACITY)
+        stripes = 1;
+    return admit->lines && admit->lines < stripes ? admit->lines : stripes;
 }
 
 int persia_table_check_optim(const table_config *c, const optim_args *optim)
@@ -106,10 +105,9 @@ static void limit_unlock(mem_limit *limit)
         pthread_rwlock_unlock(&limit->lock);
 }
 
-static int evictor_make(const table_config *c, evictor *out)
+static int with_name(const table_config *c, int rc)
 {
     char text[256];
-    int rc = persia_evict_make(&c->spec, c->score, c->score_ctx, out);
 
     if (!rc)
         return rc;
@@ -117,19 +115,59 @@ static int evictor_make(const table_config *c, evictor *out)
     return persia_err_set(rc, "table %s: %s", c->name, text);
 }
 
+static int policies_make(const table_config *c, evictor *evict,
+                         admitter *admit)
+{
+    int rc = persia_evict_make(&c->spec, c->score, c->score_ctx, evict);
+
+    if (!rc)
+        rc = persia_admit_make(&c->spec, c->first_slot,
+                               c->slots ? c->slots : IDS_SLOTS, admit);
+    return with_name(c, rc);
+}
+
+/* Its filter, of zeros. */
+static int filter_make(table *t)
+{
+    const uint64_t bytes = admit_bytes(&t->admit);
+    void *filter;
+    int rc;
+
+    if (!bytes)
+        return PERSIA_OK;
+    rc = persia_mem_charge(t->config.limit, bytes);
+    if (rc)
+        return with_name(&t->config, rc);
+    rc = persia_mem_pages_take(bytes, &filter);
+    if (rc)
+        persia_mem_release(t->config.limit, bytes);
+    else
+        t->admit.filter = filter;
+    return rc;
+}
+
+static void filter_free(table *t)
+{
+    if (!t->admit.filter)
+        return;
+    persia_mem_pages_give(t->admit.filter, admit_bytes(&t->admit));
+    persia_mem_release(t->config.limit, admit_bytes(&t->admit));
+}
+
 int persia_table_create(const table_config *config, table **out)
 {
     uint32_t stripes, floats;
     evictor evict;
+    admitter admit;
     size_t size;
     table *t;
     int rc = config_check(config);
 
     *out = NULL;
-    rc = rc ? rc : evictor_make(config, &evict);
+    rc = rc ? rc : policies_make(config, &evict, &admit);
     if (rc)
         return rc;
-    stripes = stripes_of(config);
+    stripes = stripes_of(config, &admit);
     floats = persia_optim_state_floats(config->optimizer, config->dim,
                                        (int)config->momentum);
     size = sizeof *t + stripes * (sizeof t->stripe[0] + sizeof t->left[0]) +
@@ -151,11 +189,13 @@ int persia_table_create(const table_config *config, table **out)
                             t->state_start);
     t->stride = t->state_offset + floats * sizeof(float);
     t->evict = evict;
+    t->admit = admit;
     if (evict.field) {
         t->field = (uint32_t)t->stride;
         t->stride += sizeof(uint32_t);
     }
     row_init_keys(t);
+    t->admit.key = ((uint64_t)t->init_key[1] << 32) | t->init_key[0];
     persia_fair_lock_init(&t->gate);
     persia_fair_lock_init(&t->full_lock);
     persia_mem_blocks_init(&t->blocks, config->limit);
@@ -164,6 +204,7 @@ int persia_table_create(const table_config *config, table **out)
                            stripes * STRIPE_BYTES); /* they must fit */
     if (!rc)
         persia_mem_release(config->limit, stripes * STRIPE_BYTES);
+    rc = rc ? rc : filter_make(t);
     for (uint32_t i = 0; i < stripes && !rc; i++)
         rc = stripe_init(t, &t->stripe[i]);
     limit_unlock(config->limit);
@@ -185,6 +226,7 @@ void persia_table_destroy(table *t)
         stripe_free(&t->stripe[i]);
     pthread_rwlock_destroy(&t->gate);
     pthread_rwlock_destroy(&t->full_lock);
+    filter_free(t);
     persia_mem_blocks_free(&t->blocks);
     free(t);
 }
@@ -214,7 +256,8 @@ void persia_table_get_stats(const table *ct, table_stats *out)
     out->refused = atomic_load(&t->refused);
     out->nonfinite = atomic_load(&t->nonfinite);
     out->candidates = atomic_load(&t->candidates);
-    out->bytes = persia_mem_blocks_bytes(&t->blocks);
+    out->bytes = persia_mem_blocks_bytes(&t->blocks) +
+                 admit_bytes(&t->admit);
     for (uint32_t i = 0; i < t->stripes; i++) {
         stripe *s = &t->stripe[i];
         pthread_rwlock_rdlock(&s->lock);
@@ -241,7 +284,29 @@ int persia_table_clear(table *t)
         stripe_clear_locked(t, &t->stripe[i]);
         pthread_rwlock_unlock(&t->stripe[i].lock);
     }
+    if (t->admit.filter)
+        memset(t->admit.filter, 0, admit_bytes(&t->admit));
     limit_unlock(t->config.limit);
     pthread_rwlock_unlock(&t->gate);
     return PERSIA_OK;
+}
+
+size_t persia_table_sightings(const table_config *c)
+{
+    admitter admit;
+
+    return persia_admit_make(&c->spec, 0, 1, &admit) ? 0
+                                                     : admit_words(&admit);
+}
+
+void persia_table_restore_sightings(table *t, uint32_t first, uint32_t slots,
+                                    const uint32_t *words)
+{
+    const admitter *a = &t->admit;
+    const size_t n = admit_words(a);
+
+    for (uint32_t i = 0; i < slots; i++)
+        if (first + i >= a->first && first + i - a->first < a->slots)
+            memcpy(a->filter + (first + i - a->first) * n, words + i * n,
+                   n * sizeof *words);
 }

@@ -19,6 +19,7 @@
 #ifndef PERSIA_TABLE_H
 #define PERSIA_TABLE_H
 
+#include "admit/admit.h"
 #include "evict/evict.h"
 #include "mem/mem.h"
 #include "optim/optim.h"
@@ -46,6 +47,7 @@ typedef struct table_config {
     /* Seconds since 1970, for a TTL; NULL: by the system's clock. */
     uint64_t (*seconds)(void *ctx);
     void *seconds_ctx;
+    uint32_t first_slot, slots; /* of its ids; 0, 0: all */
 } table_config;
 
 /* Sets every field to its default: fp32, Adagrad, uniform [-0.01, 0.01). */
@@ -170,6 +172,18 @@ PERSIA_API int persia_table_restore(table *t, size_t n, const uint64_t *ids,
                                     const void *vectors, const float *state,
                                     const uint32_t *clocks,
                                     const uint32_t *fields);
+/* What admission has seen, at the moment of the cut: persia_table_sightings()
+ * words for each of `slots` slots from `first` on; NULL if it keeps none. */
+PERSIA_API const uint32_t *persia_table_cut_sightings(const table_cut *cut,
+                                                      uint32_t *first,
+                                                      uint32_t *slots);
+/* The reverse, of a table that only the caller knows; slots that are not the
+ * table's are left out. */
+PERSIA_API void persia_table_restore_sightings(table *t, uint32_t first,
+                                               uint32_t slots,
+                                               const uint32_t *words);
+/* Words of a slot; 0: the table keeps none. */
+PERSIA_API size_t persia_table_sightings(const table_config *config);
 PERSIA_API void persia_table_set_clock(table *t, uint64_t pushes);
 /* Exchanges the rows of `t` with those of `other`, a table of the same
  * configuration that only the caller knows.  Pushes see one or the other; a

@@ -76,10 +76,13 @@ static const wire_field table_spec_fields[] = {
     [16] = F(table_spec, evict_updates, U64, "evict_updates"),
     [17] = F(table_spec, evict_seconds, U64, "evict_seconds"),
     [18] = F(table_spec, evict_score, NAME, "evict_score", .limit = 256),
+    [19] = F(table_spec, admit, U32, "admit", .limit = 1),
+    [20] = F(table_spec, sightings, U32, "sightings", .limit = UINT32_MAX),
+    [21] = F(table_spec, sightings_kept, U64, "sightings_kept"),
 };
 static const wire_type table_spec_type = {
     .name = "TableSpec", .size = sizeof(table_spec),
-    .fields = table_spec_fields, .fields_n = 18, .check = at_check_table_spec
+    .fields = table_spec_fields, .fields_n = 21, .check = at_check_table_spec
 };
 
 static const wire_field slot_run_fields[] = {

@@ -18,7 +18,7 @@ enum {
     WIRE_TENSORS_MAX = 4096,
     WIRE_SHAPE_MAX = 16,
     WIRE_BATCHES_MAX = 1024,
-    WIRE_FIELDS_MAX = 18
+    WIRE_FIELDS_MAX = 21
 };
 
 /* Numbers of the methods; X(METHOD, Name). */

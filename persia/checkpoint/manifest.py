@@ -71,6 +71,9 @@ class Table(_Entry):
     evict_updates: int = _U64_0
     evict_seconds: int = _U64_0
     evict_score: str = ""
+    admit: str = "probability"
+    sightings: int = _U64_0
+    sightings_kept: int = _U64_0
     state_floats: int
     rows: int = _U64
     pushes: list[int] = pydantic.Field(min_length=1)
@@ -86,7 +89,7 @@ class Table(_Entry):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Table:
-        for option in "optimizer", "full":
+        for option in "optimizer", "full", "admit":
             if getattr(self, option) not in _core.TABLE_OPTIONS[option]:
                 raise ValueError(
                     f"table {self.name!r} has {option} "

@@ -263,6 +263,8 @@ _SHOULD_AGREE = (
     "init_b",
     "state_init",
     "admission",
+    "admit",
+    "sightings",
 )
 
 

@@ -24,8 +24,8 @@ from pathlib import Path
 #: The rooms in their order: the list of docs/architecture.md.
 ROOMS = (
     *("base", "simd", "data", "spec", "mem", "sched", "ids", "pool", "optim"),
-    *("evict", "table", "ckpt", "wire", "rpc", "shard", "server", "client"),
-    *("worker", "store", "role", "py", "torch", "cuda"),
+    *("evict", "admit", "table", "ckpt", "wire", "rpc", "shard", "server"),
+    *("client", "worker", "store", "role", "py", "torch", "cuda"),
 )
 
 #: Rooms that may include fewer than all above them.

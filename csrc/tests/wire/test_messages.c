@@ -21,7 +21,8 @@
         .optimizer = 4, .momentum = 1, .init = 2, .init_a = -0.5f,            \
         .init_b = -0.0f, .state_init = 0.1f, .missing = 1, .nonfinite = 1,    \
         .capacity = 1000, .full = 1, .admission = 0.25f,                      \
-        .evict_updates = 77, .evict_seconds = 88, .evict_score = "age"        \
+        .evict_updates = 77, .evict_seconds = 88, .evict_score = "age",       \
+        .admit = 1, .sightings = 99, .sightings_kept = 1u << 31               \
     }
 #define LEDGER(n)                                                             \
     {                                                                         \

@@ -1,0 +1,96 @@
+"""Which unseen ids get a row: ``admission=`` of a table's configuration.
+
+An id that gets none reads as its initial value; its gradients are dropped and
+the id is counted as refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from persia import _core, errors
+from persia._check import real, whole
+
+__all__ = ["Admission", "Probability", "Sightings"]
+
+
+class Admission:
+    """The base of all policies; use one of its subclasses.
+
+    Attributes:
+        policy: its name in checkpoints.
+    """
+
+    policy: ClassVar[str] = ""
+
+    def options(self) -> dict[str, Any]:
+        """Its options of a table, by the names of the core."""
+        return {
+            "admit": _core.TABLE_OPTIONS["admit"].index(self.policy),
+            "admission": 1.0,
+            "sightings": 0,
+            "sightings_kept": 0,
+        }
+
+
+@dataclass(frozen=True)
+class Probability(Admission):
+    """Each with a probability, at each update that it occurs in.
+
+    Args:
+        p: in (0, 1]; 1: every id at once.
+    """
+
+    p: float
+    policy = "probability"
+
+    def __post_init__(self) -> None:
+        if not 0.0 < real(self.p) <= 1.0:
+            raise errors.InvalidArgument(
+                f"admission is {self.p!r}, need 'all', a probability in "
+                "(0, 1] or an object of persia.admission"
+            )
+
+    def options(self) -> dict[str, Any]:
+        return super().options() | {"admission": real(self.p)}
+
+
+@dataclass(frozen=True)
+class Sightings(Admission):
+    """Each at its n-th update.
+
+    The updates before are counted in a filter of a bounded size, which is in
+    checkpoints. It has 4 bytes for each of ``remember`` ids, on all servers
+    together. An id that finds no place there takes that of an old one. About
+    one id of a million counts for another one.
+
+    Args:
+        n: the update that makes the row, 2 to 255.
+        remember: ids whose updates are counted, 1 to 2**36. It is rounded up
+            to 65,536 times a power of two.
+    """
+
+    n: int
+    remember: int = 1 << 20
+    policy = "sightings"
+
+    def __post_init__(self) -> None:
+        whole("Sightings: n", self.n, 2, 255)
+        whole("Sightings: remember", self.remember, 1, 1 << 36)
+
+    def options(self) -> dict[str, Any]:
+        return super().options() | {
+            "sightings": int(self.n),
+            "sightings_kept": int(self.remember),
+        }
+
+
+def as_admission(where: str, value: Any) -> Admission:
+    """The policy of ``admission=``: itself, "all" or a probability."""
+    if isinstance(value, Admission):
+        return value
+    try:
+        return Probability(1.0 if value == "all" else value)
+    except errors.InvalidArgument as error:
+        raise errors.InvalidArgument(f"{where}: {error}") from None
