@@ -172,12 +172,23 @@ class DataLoader(Generic[T]):
     def state_dict(self) -> dict[str, Any]:
         """The position in the data: how many batches the latest iteration
         gave out (0 after its end), and ``epoch`` of the source if it has one.
+        Of a source that continues, such as :class:`persia.data.Kafka`:
+        ``source``, its own position after these batches; the end is one.
         """
         epoch = getattr(self.batches, "epoch", None)
-        return {
+        state: dict[str, Any] = {
             "batches": self._given,
             "epoch": epoch if isinstance(epoch, int) else None,
         }
+        if (source := self._continuing) is not None:
+            state["source"] = source.state_dict(self._given)
+        return state
+
+    @property
+    def _continuing(self) -> Any:
+        """The source, if its iterations go on where the latest one ended."""
+        continues = getattr(self.batches, "continues", False)
+        return self.batches if continues is True else None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration goes on behind the batches that were given out.
@@ -193,6 +204,10 @@ class DataLoader(Generic[T]):
                 f"{state!r}"
             ) from None
         batches = whole("batches", batches, 0, 2**63 - 1)
+        if (source := self._continuing) is not None:
+            source.load_state_dict(state.get("source"))
+            self._given = batches
+            return
         if epoch is not None and hasattr(self.batches, "epoch"):
             self.batches.epoch = whole("epoch", epoch, 0, 2**63 - 1)
         self._given = self._begin = batches
@@ -236,7 +251,10 @@ class _Pass(Iterator[T]):
         self._end: BaseException | None = None  # what the source ended with
         self._loader = loader
         begin, loader._begin = loader._begin, 0
-        loader._given = begin
+        if (source := loader._continuing) is not None:
+            loader._given = source.rewind(loader._given)
+        else:
+            loader._given = begin
         self._taking: Taking | None = None
         self._source: Iterator[Any] | None
         if isinstance(loader.batches, Stream):
@@ -270,7 +288,8 @@ class _Pass(Iterator[T]):
                 assert self._end is not None
                 for handle, _ in self._streams:
                     _core.prefetch_flush(handle)
-                if isinstance(self._end, StopIteration):
+                ended = isinstance(self._end, StopIteration)
+                if ended and self._loader._continuing is None:
                     self._loader._given = 0
                 raise self._end
             one = self._ahead[0]
