@@ -11,6 +11,7 @@ from persia.data.base import Dataset
 from persia.data.files import Files
 from persia.data.hashing import hash_ids
 from persia.data.infer import infer
+from persia.data.kafka import Kafka
 from persia.data.records import Records
 from persia.data.schema import Schema
 from persia.data.sender import Sender
@@ -19,6 +20,7 @@ from persia.data.table import Table
 __all__ = [
     "Dataset",
     "Files",
+    "Kafka",
     "Records",
     "Schema",
     "Sender",

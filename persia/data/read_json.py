@@ -64,7 +64,7 @@ class JSONReader:
         n += not chunk.endswith(b"\n")
         wrong: Wrong = []
         numbers = np.arange(first, first + n)
-        table = _read(chunk, self._ids)
+        table = read_objects(chunk, self._ids)
         if table is None or table.num_rows != n:
             table, numbers = self._by_line(chunk, first, wrong)
         self.lines = first + n
@@ -91,7 +91,7 @@ class JSONReader:
             if not line and i == chunk.count(b"\n"):
                 break  # what follows the last line end
             try:
-                row = _object(line)
+                row = object_of(line)
             except ValueError as error:
                 text = f"no JSON object: {error}"
                 wrong.append((first + i, text, "json"))
@@ -101,7 +101,7 @@ class JSONReader:
         return of_dicts(rows), np.array(numbers, np.int64)
 
 
-def _object(line: bytes) -> dict[str, Any]:
+def object_of(line: bytes) -> dict[str, Any]:
     if line.startswith(b"\0"):
         raise ValueError(f"it has more than {LINE_BYTES:,} bytes, the limit")
     if not line.strip():
@@ -112,7 +112,7 @@ def _object(line: bytes) -> dict[str, Any]:
     return row
 
 
-def _read(chunk: bytes, ids: set[str]) -> pa.Table | None:
+def read_objects(chunk: bytes, ids: set[str]) -> pa.Table | None:
     """The objects of a chunk; None if a line is no object, or a field has
     several types. Integers of fields in ``ids`` are exact."""
 
@@ -195,13 +195,13 @@ def first_rows(file: File, encoding: str | None) -> pa.Table:
     """The first lines, as columns of what they hold."""
     with file.stream(encoding) as stream:
         chunk = next(_line_pieces(stream, file.name), b"")
-    table = _read(chunk, set())
+    table = read_objects(chunk, set())
     if table is not None:
         return table
     rows = []
     for line in chunk.split(b"\n")[:10_000]:
         try:
-            rows.append(_object(line))
+            rows.append(object_of(line))
         except ValueError:
             continue
     return of_dicts(rows)

@@ -1,0 +1,294 @@
+"""Kafka topics as batches."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+from persia import errors
+from persia._check import kind, real
+from persia.data.base import Dataset, read_ahead
+from persia.data.encode import asks
+from persia.data.faults import Faults
+from persia.data.read_kafka import Reader
+from persia.data.read_kafka_brokers import Brokers, DeadLetters, Key, said
+from persia.data.read_kafka_values import VALUES, Values
+from persia.data.schema import Schema
+from persia.data.table import as_schema
+from persia.jagged import Batch
+
+__all__ = ["Kafka"]
+
+
+class Kafka(Dataset):
+    """Kafka topics as batches, of which a restart cuts the same ones.
+
+    A batch has the messages of one partition with offsets n * batch_size to
+    (n + 1) * batch_size. It has fewer samples where offsets have gaps or
+    messages are malformed, and where ``until`` ends it. The partitions take
+    turns in a fixed order, so the slowest one sets the pace.
+
+    The position is in ``state_dict()``, and so in the checkpoints of
+    ``store.save(loader=...)``: no group decides it, and there are no
+    rebalances. Without a loaded position, reading begins at the oldest
+    message. The next iteration goes on where the latest one ended.
+
+    Args:
+        brokers: "host:port" of some brokers: with commas, or a list.
+        topics: a topic, or a list of them.
+        group: the group that :meth:`commit` commits offsets for.
+        schema: a :class:`Schema`, the path of a YAML file, or the name of a
+            preset. It has all moments and quantiles.
+        batch_size: offsets of a batch. An Arrow message may have any number
+            of rows, so a batch of those may have more samples.
+        value: how messages are written: "json", one object each, or "arrow",
+            one stream of Arrow's IPC format each.
+        until: "latest": stop where the partitions end at the start of the
+            iteration. None: wait for more messages, without end.
+        strict: raise at a malformed message, and where messages are gone
+            that were not read, instead of counting both.
+        dead_letter: a topic that malformed messages are sent to, with their
+            place and what is wrong in their headers. None: no topic.
+        timeout: seconds that brokers may be away.
+        config: further settings of librdkafka, such as
+            ``{"security.protocol": "SASL_SSL"}``.
+        shard: (rank, world): take every world-th partition.
+
+    Raises:
+        InvalidArgument: an argument of the wrong kind, or confluent-kafka is
+            not installed; (iterating) more ranks than partitions, or the
+            position of other partitions.
+        SchemaMismatch: (iterating) no message fits the schema.
+        MalformedData: (iterating) ``strict``, and a message is malformed.
+        StorageError: (iterating) there is no such topic, or messages at the
+            position are gone.
+        Unavailable: (iterating) brokers are away for longer than
+            ``timeout``.
+        AccessDenied: (iterating) brokers refuse access.
+    """
+
+    continues = True
+
+    def __init__(
+        self,
+        brokers: str | Sequence[str],
+        topics: str | Sequence[str],
+        group: str,
+        schema: Schema | str | os.PathLike[str],
+        batch_size: int = 4096,
+        *,
+        value: str = "json",
+        until: str | None = None,
+        strict: bool = False,
+        dead_letter: str | None = None,
+        timeout: float = 60.0,
+        config: Mapping[str, Any] | None = None,
+        shard: tuple[int, int] = (0, 1),
+    ) -> None:
+        super().__init__(batch_size, seed=0, drop_last=False, shard=shard)
+        if value not in VALUES:
+            raise errors.InvalidArgument(
+                f"value is {value!r}, need one of {', '.join(VALUES)}"
+            )
+        if until not in (None, "latest"):
+            raise errors.InvalidArgument(
+                f"until is {until!r}, need 'latest' or None"
+            )
+        if not 0 < real(timeout) < float("inf"):
+            raise errors.InvalidArgument(
+                f"timeout is {timeout!r}, need a number of seconds above 0"
+            )
+        kind("group", group, (str,), "the name of a group")
+        self.schema = as_schema(schema)
+        if asks(self.schema):
+            raise errors.InvalidArgument(
+                "the schema asks for moments or quantiles of the data, which "
+                "differ as messages arrive; give their numbers"
+            )
+        self._topics = _names("topics", topics)
+        self._brokers = Brokers(
+            ",".join(_names("brokers", brokers)),
+            group,
+            dict(config or {}),
+            float(timeout),
+        )
+        self.keys = [c.feature for c in self.schema.features]
+        self.dense_names = [c.column for c in self.schema.dense]
+        self.value = value
+        self.until = until
+        self.dead_letter = dead_letter
+        self._faults = Faults(strict)
+        self._sent = 0
+        self._lost: Mapping[Key, int] = {}
+        self._high: Mapping[Key, int] = {}
+        self._stop: threading.Event | None = None  # of the latest iteration
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_stop": None}
+
+    def __repr__(self) -> str:
+        return (
+            f"Kafka({self._brokers.servers!r}, {self._topics}, features="
+            f"{self.keys}, dense={self.dense_names}, "
+            f"batch_size={self.batch_size})"
+        )
+
+    @property
+    def malformed(self) -> int:
+        """Malformed messages seen so far in this process."""
+        return self._faults.count
+
+    @property
+    def malformed_lines(self) -> list[str]:
+        """What was wrong with the first 100 of them, with their place."""
+        return self._faults.lines
+
+    def stats(self) -> dict[str, Any]:
+        """Where the latest iteration in this process is.
+
+        Returns:
+            ``lag``: by "topic/partition", messages behind the last batch
+            given out, as far as brokers have said; ``malformed``,
+            ``dead_letters``: messages; ``lost``: offsets that were gone
+            before they were read.
+        """
+        at = self.state_dict()["at"]
+        given = {} if at is None else at["offsets"]
+        return {
+            "lag": {
+                said(key): end - given[said(key)]
+                for key, end in dict(self._high).items()
+                if said(key) in given
+            },
+            "malformed": self.malformed,
+            "dead_letters": self._sent,
+            "lost": sum(dict(self._lost).values()),
+        }
+
+    def commit(self, state: Mapping[str, Any]) -> None:
+        """Commits the offsets of a position to the group.
+
+        Call it after the checkpoint with that position is saved. Other tools
+        see the progress then; this class never reads it.
+
+        Args:
+            state: a ``state_dict()`` of this source, or of the
+                :class:`persia.DataLoader` over it.
+
+        Raises:
+            InvalidArgument: it is no such state.
+            Unavailable: brokers are away for longer than ``timeout``.
+            StorageError: a partition refuses it.
+        """
+        at = state.get("source", state).get("at", state)
+        if at is None:  # nothing was given out
+            return
+        offsets = {}
+        for name, offset in _offsets(at).items():
+            topic, _, partition = name.rpartition("/")
+            offsets[topic, int(partition)] = offset
+        self._brokers.commit(offsets)
+
+    # ---- reading
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.rewind(self._given)
+        return self._until_closed()
+
+    def rewind(self, batches: int) -> int:
+        """The next iteration begins after so many batches, or where a state
+        was loaded since the latest one.
+
+        Returns:
+            the number of batches before it.
+        """
+        if self._begin is None:
+            self.load_state_dict(self.state_dict(batches))
+        return self._given
+
+    def _until_closed(self) -> Generator[Batch, None, None]:
+        self._stop = stop = threading.Event()
+        batches = super().__iter__()  # closed after its reader was stopped
+        try:
+            for batch in batches:  # noqa: UP028
+                yield batch
+        finally:
+            stop.set()
+
+    def _batches(self, shard: int, shards: int) -> Iterator[Batch]:
+        for batch, _ in self._batches_from(shard, shards, 0, None):
+            yield batch
+
+    def _batches_from(
+        self, shard: int, shards: int, begin: int, at: Any
+    ) -> Generator[tuple[Batch, Any], None, None]:
+        if at is not None:
+            _offsets(at)
+        elif begin:
+            raise errors.InvalidArgument(
+                f"where batch {begin} ends is not known any more: take a "
+                "state_dict() within 256 batches"
+            )
+        stop = self._stop or threading.Event()
+        reader = Reader(
+            self._brokers,
+            self._topics,
+            self.batch_size,
+            ends=self.until is not None,
+            strict=self._faults.strict,
+            stop=stop,
+        )
+        self._high, self._lost = reader.high, reader.lost
+        letters = None
+        if self.dead_letter is not None:
+            letters = DeadLetters(self._brokers, self.dead_letter)
+        values = Values(self.schema, self.value, letters is not None)
+        blocks = read_ahead(lambda: reader.blocks(shard, shards, at))
+        with closing(blocks):
+            try:
+                for messages, place in blocks:
+                    rows, wrong = values.rows([m.value() for m in messages])
+                    self._leave_out(
+                        [(messages[i], text) for i, text in wrong.items()],
+                        letters,
+                    )
+                    if rows is not None:
+                        yield rows.batch(self.keys), place
+            finally:
+                stop.set()
+
+    def _leave_out(
+        self, wrong: Sequence[tuple[Any, str]], letters: DeadLetters | None
+    ) -> None:
+        if letters is not None and wrong:
+            letters.send(wrong)
+            self._sent += len(wrong)
+        for message, text in wrong:
+            key = said((message.topic(), message.partition()))
+            where = f"{key}:{message.offset()}"
+            self._faults.add(where, text, text[:20])
+
+
+def _names(what: str, value: str | Sequence[str]) -> list[str]:
+    names = value.split(",") if isinstance(value, str) else list(value)
+    if not names or not all(isinstance(n, str) and n for n in names):
+        kind(what, value, (), "a text, or a list of them")
+    return names
+
+
+def _offsets(at: Any) -> dict[str, int]:
+    """The offsets of a position.
+
+    Raises:
+        InvalidArgument: it is no position in Kafka topics.
+    """
+    try:
+        offsets = {str(k): int(v) for k, v in at["offsets"].items()}
+        if at["turn"] in offsets and isinstance(at["partitions"], Mapping):
+            return offsets
+    except (LookupError, TypeError, ValueError, AttributeError):
+        pass
+    raise errors.InvalidArgument(f"no position in Kafka topics: {at!r}")

@@ -1,0 +1,287 @@
+"""The partitions of Kafka topics, cut into blocks of offsets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, TypeVar
+
+from persia import errors
+from persia.data.read_kafka_brokers import Brokers, Key, library, log, said
+
+__all__ = ["Reader"]
+
+T = TypeVar("T")
+
+_AT_ONCE = 10_000  # messages of one call
+_WAIT = 0.05  # seconds that one call waits for messages
+_QUIET = 2.0  # seconds without a message until the leader is asked
+
+
+@dataclass
+class _Partition:
+    """One partition on its way.
+
+    Attributes:
+        next: the first offset that no block has had.
+        seen: below it each message is in ``held`` or does not exist.
+        end: where to stop; None: nowhere.
+        held: messages that no block has had, by offset.
+    """
+
+    key: Key
+    next: int
+    seen: int
+    end: int | None
+    held: deque[Any] = field(default_factory=deque)
+    paused: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.end is not None and self.next >= self.end
+
+    def take(self, below: int) -> list[Any]:
+        out = []
+        while self.held and self.held[0].offset() < below:
+            out.append(self.held.popleft())
+        self.next = below
+        return out
+
+
+class Reader:
+    """Cuts partitions into blocks: block n of a partition is its messages
+    with offsets n * size to (n + 1) * size. The partitions take turns.
+
+    Args:
+        brokers: where they are.
+        topics: all of them.
+        size: offsets of a block.
+        ends: stop at the offsets that partitions end with at the start.
+        strict: raise where messages are gone that were not read.
+        stop: ends the waiting for messages.
+    """
+
+    def __init__(
+        self,
+        brokers: Brokers,
+        topics: Sequence[str],
+        size: int,
+        *,
+        ends: bool,
+        strict: bool,
+        stop: threading.Event,
+    ) -> None:
+        self._brokers = brokers
+        self._topics = topics
+        self._size = size
+        self._ends = ends
+        self._strict = strict
+        self._stop = stop
+        self._most = 4 * size + _AT_ONCE  # messages held of a partition
+        self._counts: dict[str, int] = {}  # partitions of each topic
+        self._parts: dict[Key, _Partition] = {}
+        self.high: dict[Key, int] = {}  # where each partition ends
+        self.lost: Counter[Key] = Counter()  # offsets that were gone
+
+    def blocks(
+        self, shard: int, shards: int, at: Mapping[str, Any] | None
+    ) -> Generator[tuple[list[Any], dict[str, Any]], None, None]:
+        """The messages of each block, with the position after it.
+
+        Raises:
+            InvalidArgument: there are more ranks than partitions, or ``at``
+                is the position of another share.
+            StorageError: a topic does not exist, or messages are gone.
+            Unavailable: brokers are away for too long.
+        """
+        consumer = self._brokers.consumer()
+        try:
+            turn = self._open(consumer, shard, shards, at)
+            parts = list(self._parts.values())
+            for i in count(turn):
+                if all(part.over for part in parts) or self._stop.is_set():
+                    return
+                part = parts[i % len(parts)]
+                if part.over:
+                    continue
+                cut = (part.next // self._size + 1) * self._size
+                cut = cut if part.end is None else min(cut, part.end)
+                if not self._fill(consumer, part, cut):
+                    return
+                messages = part.take(cut)
+                self._resume(consumer, part)
+                yield messages, self._position(parts[(i + 1) % len(parts)])
+        finally:
+            consumer.close()
+
+    def _position(self, turn: _Partition) -> dict[str, Any]:
+        return {
+            "offsets": {said(k): p.next for k, p in self._parts.items()},
+            "turn": said(turn.key),
+            "partitions": dict(self._counts),
+        }
+
+    # ---- the beginning
+
+    def _open(
+        self,
+        consumer: Any,
+        shard: int,
+        shards: int,
+        at: Mapping[str, Any] | None,
+    ) -> int:
+        """Finds the partitions of a share; whose turn it is."""
+        for topic in self._topics:
+            self._counts[topic] = self._partitions(consumer, topic)
+        keys = [
+            (topic, number)
+            for i, topic in enumerate(self._topics)
+            for number in range(self._counts[topic])
+            if (i + number) % shards == shard
+        ]
+        if not keys:
+            raise errors.InvalidArgument(
+                f"topics {list(self._topics)} have {self._counts} partitions,"
+                f" none for share {shard} of {shards}; use fewer ranks or "
+                "workers, or more partitions"
+            )
+        offsets = {} if at is None else self._offsets(keys, at)
+        for key in keys:
+            low, high = self._range(consumer, key)
+            begin = offsets.get(key, low)
+            self._check(key, begin, low, high)
+            begin = max(begin, low)
+            self.high[key] = high
+            self._parts[key] = _Partition(
+                key, begin, begin, high if self._ends else None
+            )
+        consumer.assign(
+            [
+                library().TopicPartition(*key, part.next)
+                for key, part in self._parts.items()
+                if not part.over
+            ]
+        )
+        names = [said(key) for key in keys]
+        return 0 if at is None else names.index(at["turn"])
+
+    def _partitions(self, consumer: Any, topic: str) -> int:
+        found = self._ask(
+            lambda seconds: consumer.list_topics(topic, timeout=seconds)
+        ).topics[topic]
+        if found.error is not None or not found.partitions:
+            why = "it has no partitions"
+            if found.error is not None:
+                why = found.error.str()
+            raise errors.StorageError(
+                f"Kafka at {self._brokers.servers}, topic {topic!r}: {why}"
+            )
+        return len(found.partitions)
+
+    def _offsets(
+        self, keys: Sequence[Key], at: Mapping[str, Any]
+    ) -> dict[Key, int]:
+        """The offsets of a position, which is of the same share."""
+        given, before = at["offsets"], at["partitions"]
+        old = [k for k in keys if k[1] < before.get(k[0], 0)]
+        if {said(key) for key in old} != set(given):
+            raise errors.InvalidArgument(
+                f"the position has partitions {sorted(given)}, this share "
+                f"has {sorted(map(said, old))}: go on with the same topics, "
+                "ranks and workers"
+            )
+        return {key: given[said(key)] for key in old}
+
+    def _check(self, key: Key, begin: int, low: int, high: int) -> None:
+        if begin > high:
+            raise errors.StorageError(
+                f"Kafka at {self._brokers.servers}: {said(key)} ends at "
+                f"offset {high}, before the position {begin}: the topic is "
+                "another one; begin without the position"
+            )
+        if begin < low:
+            text = (
+                f"Kafka at {self._brokers.servers}: offsets {begin} to {low} "
+                f"of {said(key)} are gone and were not read"
+            )
+            if self._strict:
+                raise errors.StorageError(
+                    f"{text}; strict=False goes on behind them"
+                )
+            log.warning("%s (counted in stats())", text)
+            self.lost[key] += low - begin
+
+    # ---- messages
+
+    def _ask(self, question: Callable[[float], T]) -> T:
+        return self._brokers.ask(question, self._stop)
+
+    def _range(self, consumer: Any, key: Key) -> tuple[int, int]:
+        """The first offset of a partition, and the one behind its last."""
+        place = library().TopicPartition(*key)
+
+        def question(seconds: float) -> tuple[int, int]:
+            found: tuple[int, int] = consumer.get_watermark_offsets(
+                place, timeout=seconds
+            )
+            return found
+
+        return self._ask(question)
+
+    def _fill(self, consumer: Any, part: _Partition, cut: int) -> bool:
+        """Waits for all messages below an offset; False: it was stopped."""
+        heard = time.monotonic()
+        while part.seen < cut:
+            if self._stop.is_set():
+                return False
+            messages = consumer.consume(_AT_ONCE, _WAIT)
+            for message in messages:
+                self._hold(message)
+            if messages:
+                heard = time.monotonic()
+                self._pause(consumer, part)
+            elif time.monotonic() - heard > _QUIET:
+                _, self.high[part.key] = self._range(consumer, part.key)
+                heard = time.monotonic()
+        return True
+
+    def _hold(self, message: Any) -> None:
+        part = self._parts[message.topic(), message.partition()]
+        error = message.error()
+        if error is None and message.offset() < part.seen:
+            return  # a second time
+        if error is None:
+            part.held.append(message)
+            part.seen = message.offset() + 1
+        elif error.code() == library().KafkaError._PARTITION_EOF:
+            part.seen = max(part.seen, message.offset())
+        else:
+            raise errors.StorageError(
+                f"Kafka at {self._brokers.servers}, {said(part.key)} at "
+                f"offset {part.seen}: {error.str()}"
+            )
+        self.high[part.key] = max(self.high[part.key], part.seen)
+
+    def _pause(self, consumer: Any, waiting: _Partition) -> None:
+        """Partitions that are far ahead wait for the others."""
+        for part in self._parts.values():
+            if (
+                len(part.held) > self._most
+                and part is not waiting
+                and not part.paused
+            ):
+                consumer.pause([library().TopicPartition(*part.key)])
+                part.paused = True
+
+    def _resume(self, consumer: Any, part: _Partition) -> None:
+        _, high = consumer.get_watermark_offsets(
+            library().TopicPartition(*part.key), cached=True
+        )
+        self.high[part.key] = max(self.high[part.key], high)
+        if part.paused and len(part.held) <= self._most // 2:
+            consumer.resume([library().TopicPartition(*part.key)])
+            part.paused = False

@@ -1,0 +1,182 @@
+"""The brokers of Kafka: how they are reached, and waited for."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+from persia import errors
+
+__all__ = ["Brokers", "DeadLetters", "Key", "library", "log", "said"]
+
+log = logging.getLogger("persia.data.kafka")
+
+T = TypeVar("T")
+Key = tuple[str, int]  # (topic, partition)
+
+_BACK_OFF = (0.1, 5.0)  # seconds: the first one, and the longest
+_LETTERS = 10_000  # sent at once
+
+
+@cache
+def library() -> Any:
+    """The library, which only those need who read Kafka."""
+    try:
+        return importlib.import_module("confluent_kafka")
+    except ImportError:
+        raise errors.InvalidArgument(
+            "Kafka needs confluent-kafka: pip install 'persia[kafka]'"
+        ) from None
+
+
+def said(key: Key) -> str:
+    """A partition as the keys of a state and of stats() have it."""
+    return f"{key[0]}/{key[1]}"
+
+
+@dataclass(frozen=True)
+class Brokers:
+    """How a cluster is reached.
+
+    Attributes:
+        servers: "host:port" of some brokers, with commas between them.
+        group: whose offsets are committed.
+        config: further settings of librdkafka.
+        timeout: seconds that brokers may be away.
+    """
+
+    servers: str
+    group: str
+    config: Mapping[str, Any]
+    timeout: float
+
+    def __post_init__(self) -> None:
+        library()
+
+    def consumer(self) -> Any:
+        return library().Consumer(
+            {
+                **self.config,
+                "bootstrap.servers": self.servers,
+                "group.id": self.group,
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+            },
+            logger=log,
+        )
+
+    def producer(self) -> Any:
+        return library().Producer(
+            {**self.config, "bootstrap.servers": self.servers}, logger=log
+        )
+
+    def ask(
+        self,
+        question: Callable[[float], T],
+        stop: threading.Event | None = None,
+    ) -> T:
+        """The answer of a broker, for which it waits with back-off.
+
+        Args:
+            question: asks once, within a number of seconds.
+            stop: ends the waiting.
+
+        Raises:
+            AccessDenied: brokers refuse it.
+            Unavailable: no answer for ``timeout`` seconds.
+        """
+        stop = stop or threading.Event()
+        end = time.monotonic() + self.timeout
+        pause, longest = _BACK_OFF
+        while True:
+            left = max(end - time.monotonic(), 0.1)
+            try:
+                return question(min(left, 10.0))
+            except library().KafkaException as error:
+                reason = error.args[0]
+            if "AUTHORIZATION" in reason.name() or "AUTHENT" in reason.name():
+                raise errors.AccessDenied(
+                    f"Kafka at {self.servers} refused access: {reason.str()}"
+                )
+            if time.monotonic() + pause >= end or stop.is_set():
+                raise errors.Unavailable(
+                    f"Kafka at {self.servers} gave no answer for "
+                    f"{self.timeout:g} s: {reason.str()}; check brokers= and "
+                    "the network, or allow a longer timeout="
+                )
+            stop.wait(pause)
+            pause = min(2 * pause, longest)
+
+    def commit(self, offsets: Mapping[Key, int]) -> None:
+        """Commits the offset of the next message of each partition."""
+        places = [library().TopicPartition(*k, n) for k, n in offsets.items()]
+        consumer = self.consumer()
+        try:
+            done = self.ask(
+                lambda _: consumer.commit(offsets=places, asynchronous=False)
+            )
+        finally:
+            consumer.close()
+        for place in done or ():
+            if place.error is not None:
+                raise errors.StorageError(
+                    f"Kafka at {self.servers} committed no offset of "
+                    f"{said((place.topic, place.partition))} for group "
+                    f"{self.group!r}: {place.error.str()}"
+                )
+
+
+class DeadLetters:
+    """A topic for messages that cannot be trained on."""
+
+    def __init__(self, brokers: Brokers, topic: str) -> None:
+        self._brokers = brokers
+        self._topic = topic
+        self._producer: Any = None
+
+    def send(self, letters: Sequence[tuple[Any, str]]) -> None:
+        """Messages with what is wrong; returns when brokers have them.
+
+        Raises:
+            Unavailable: they do not within the timeout.
+        """
+        if self._producer is None:
+            self._producer = self._brokers.producer()
+        failed: list[str] = []
+
+        def delivered(error: Any, _: Any) -> None:
+            if error is not None:
+                failed.append(error.str())
+
+        for i, (message, text) in enumerate(letters):
+            if i % _LETTERS == _LETTERS - 1:  # its queue has a limit
+                self._producer.flush(self._brokers.timeout)
+            headers = [
+                *(message.headers() or ()),
+                ("persia.topic", message.topic()),
+                ("persia.partition", str(message.partition())),
+                ("persia.offset", str(message.offset())),
+                ("persia.error", text),
+            ]
+            self._producer.produce(
+                self._topic,
+                message.value(),
+                message.key(),
+                headers=headers,
+                on_delivery=delivered,
+            )
+        left = self._producer.flush(self._brokers.timeout)
+        if left or failed:
+            raise errors.Unavailable(
+                f"Kafka at {self._brokers.servers} took {left + len(failed)} "
+                f"messages for {self._topic!r} not: "
+                f"{failed[0] if failed else 'no answer'}"
+            )

@@ -1,0 +1,172 @@
+"""The values of Kafka's messages as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from persia import errors
+from persia.data.encode import Encoder
+from persia.data.read_json import object_of, read_objects
+from persia.data.rows import Rows
+from persia.data.schema import Schema
+from persia.data.table import check_columns, of_dicts
+
+__all__ = ["VALUES", "Values"]
+
+VALUES = ("json", "arrow")
+
+_FIRST = 100  # messages of which one has to fit the schema
+_ROWS = 10_000  # of which one has to have a field
+
+# A table, and the message that each row is of.
+_Read = tuple[pa.Table, np.ndarray[Any, np.dtype[np.int64]]]
+
+
+class WrongSchema(errors.SchemaMismatch):
+    """No message fits, so it is the schema that is wrong."""
+
+
+class Values:
+    """Makes rows of the messages of a block, as whole columns.
+
+    Args:
+        schema: with all that it measures known.
+        value: how messages are written, one of ``VALUES``.
+        patient: go on where none of the first messages fits the schema.
+    """
+
+    def __init__(self, schema: Schema, value: str, patient: bool) -> None:
+        self._schema = schema
+        self._encoder = Encoder(schema)
+        self._names = sorted(schema.used_columns)
+        self._ids = {n for f in schema.features for n in f.columns}
+        self._read = self._json if value == "json" else self._arrow
+        self._patient = patient
+        self._absent = set(self._names)  # fields that no message had
+        self._rows = 0
+        self._unfit: int | None = 0  # messages so far; None: one fitted
+
+    def rows(
+        self, values: Sequence[bytes | None]
+    ) -> tuple[Rows | None, dict[int, str]]:
+        """(the well-formed rows, what is wrong with which messages).
+
+        Raises:
+            SchemaMismatch: the schema is of other messages.
+        """
+        wrong: dict[int, str] = {}
+        parts = self._parts(values, 0, wrong)
+        rows = Rows.join(parts) if parts else None
+        self._rows += 0 if rows is None else len(rows)
+        if self._rows >= _ROWS and self._absent:
+            raise WrongSchema(
+                f"the first {self._rows} messages have no field "
+                f"{sorted(self._absent)}; correct the schema"
+            )
+        return rows, dict(sorted(wrong.items()))
+
+    def _parts(
+        self, values: Sequence[bytes | None], first: int, wrong: dict[int, str]
+    ) -> list[Rows]:
+        """Rows of all messages; halves them where one spoils the others."""
+        here: dict[int, str] = {}
+
+        def report(row: int, text: str, _: str) -> None:
+            here.setdefault(first + int(owners[row]), text)
+
+        try:
+            table, owners = self._read(values, first, here)
+            if not table.num_rows:
+                wrong.update(here)
+                return []
+            rows, _ = self._encoder.encode(table.select(self._names), report)
+        except WrongSchema:
+            raise
+        except (errors.PersiaError, pa.ArrowException) as error:
+            if len(values) == 1:
+                wrong[first] = self._misfit(str(error))
+                return []
+            half = len(values) // 2
+            parts = self._parts(values[:half], first, wrong)
+            return parts + self._parts(values[half:], first + half, wrong)
+        wrong.update(here)
+        self._unfit = None
+        return [rows] if len(rows) else []
+
+    def _misfit(self, text: str) -> str:
+        """Counts a message that does not fit the schema."""
+        if self._unfit is not None:
+            self._unfit += 1
+            if self._unfit >= _FIRST and not self._patient:
+                raise WrongSchema(
+                    f"none of the first {self._unfit} messages fits the "
+                    f"schema: {text}; correct the schema, or pass "
+                    "dead_letter= to leave them out"
+                )
+        return text
+
+    # ---- JSON
+
+    def _json(
+        self, values: Sequence[bytes | None], first: int, wrong: dict[int, str]
+    ) -> _Read:
+        owners = np.arange(len(values))
+        table = self._all_json(values)
+        if table is None:
+            found = []
+            objects = []
+            for i, value in enumerate(values):
+                try:
+                    objects.append(object_of(value or b""))
+                    found.append(i)
+                except ValueError as error:
+                    wrong[first + i] = f"no JSON object: {error}"
+            owners = np.array(found, np.int64)
+            table = of_dicts(objects) if objects else pa.table({})
+        missing = set(self._names) - set(table.column_names)
+        self._absent &= missing
+        for name in missing if table.num_rows else ():
+            nulls = pa.nulls(table.num_rows)
+            table = table.append_column(name, nulls)
+        return table, owners
+
+    def _all_json(self, values: Sequence[bytes | None]) -> pa.Table | None:
+        """Objects, one a message; None where one is another thing."""
+        whole = [v.strip() for v in values if v is not None]
+        if len(whole) < len(values) or not all(
+            v[:1] == b"{" and v[-1:] == b"}" for v in whole
+        ):
+            return None
+        table = read_objects(b"\n".join(whole), self._ids)
+        if table is None or table.num_rows != len(whole):
+            return None
+        return table
+
+    # ---- Arrow
+
+    def _arrow(
+        self, values: Sequence[bytes | None], first: int, wrong: dict[int, str]
+    ) -> _Read:
+        tables, found = [], []
+        for i, value in enumerate(values):
+            try:
+                table = pa.ipc.open_stream(value or b"").read_all()
+                check_columns(self._schema, table.column_names, "the message")
+            except (pa.ArrowException, OSError) as error:
+                wrong[first + i] = f"no Arrow stream: {error}"
+            except errors.SchemaMismatch as error:
+                wrong[first + i] = self._misfit(str(error))
+            else:
+                tables.append(table.select(self._names))
+                found.append(i)
+        self._absent.clear()
+        if not tables:
+            return pa.table({}), np.empty(0, np.int64)
+        lengths = [table.num_rows for table in tables]
+        owners = np.repeat(np.array(found, np.int64), lengths)
+        whole = pa.concat_tables(tables, promote_options="permissive")
+        return whole, owners

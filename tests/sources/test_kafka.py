@@ -1,0 +1,431 @@
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+
+import persia
+from persia import errors
+from persia.data import Kafka, Schema, Table
+from persia.data import read_kafka as reading
+from persia.data.read_kafka_brokers import Brokers
+from tests.kafka import PARTITIONS, Cluster, cluster
+from tests.sources.test_table import same
+
+kafka = pytest.importorskip(
+    "confluent_kafka", reason="pip install 'persia[kafka]'"
+)
+
+__all__ = ["cluster"]
+
+SCHEMA = Schema(label="y", dense=["x"], categorical=["c"])
+
+
+def rows(n: int, salt: int = 0) -> list[dict[str, Any]]:
+    return [
+        {"y": i % 2, "x": i + 1000 * salt, "c": f"c{i * 7 % 13}"}
+        for i in range(n)
+    ]
+
+
+def texts(table: list[dict[str, Any]]) -> list[bytes]:
+    return [json.dumps(row).encode() for row in table]
+
+
+def arrow(table: list[dict[str, Any]]) -> bytes:
+    out = pa.BufferOutputStream()
+    made = pa.Table.from_pylist(table)
+    with pa.ipc.new_stream(out, made.schema) as writer:
+        writer.write_table(made)
+    return out.getvalue().to_pybytes()
+
+
+def open_(cluster: Cluster, size: int = 8, **more: Any) -> Kafka:
+    more = {"until": "latest", "timeout": 30.0} | more
+    return Kafka(cluster.servers, "t", "g", SCHEMA, size, **more)
+
+
+def numbers(batch: persia.Batch) -> list[int]:
+    """Which rows a batch has."""
+    assert batch.dense is not None
+    return batch.dense[:, 0].int().tolist()
+
+
+def left_out(monkeypatch: pytest.MonkeyPatch, gone: set[int]) -> None:
+    """Offsets that partition 0 lacks, as after compaction."""
+    real = Brokers.consumer
+
+    class Gaps:
+        def __init__(self, consumer: Any) -> None:
+            self._consumer = consumer
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._consumer, name)
+
+        def consume(self, *args: Any) -> list[Any]:
+            return [
+                m
+                for m in self._consumer.consume(*args)
+                if m.error() or m.partition() or m.offset() not in gone
+            ]
+
+    monkeypatch.setattr(Brokers, "consumer", lambda self: Gaps(real(self)))
+
+
+# ---- batches
+
+
+def test_batches_are_those_of_the_table(cluster: Cluster) -> None:
+    cluster.produce("t", texts(rows(50)))
+    data = open_(cluster)
+    expected = list(Table(rows(50), SCHEMA, 8))
+    for a, b in zip(data, expected, strict=True):
+        assert same(a, b)
+    again = pickle.loads(pickle.dumps(open_(cluster)))
+    for a, b in zip(again, expected, strict=True):
+        assert same(a, b)
+    assert data.stats() == {
+        "lag": {f"t/{p}": 0 for p in range(PARTITIONS)},
+        "malformed": 0,
+        "dead_letters": 0,
+        "lost": 0,
+    }
+
+
+def test_an_iteration_goes_on_where_the_latest_one_ended(
+    cluster: Cluster,
+) -> None:
+    cluster.produce("t", texts(rows(20)))
+    data = open_(cluster)
+    assert [numbers(b) for b in data][2] == [16, 17, 18, 19]
+    assert list(data) == []
+    cluster.produce("t", texts(rows(30)[20:]))
+    # A batch ends where it would have ended.
+    assert [numbers(b) for b in data] == [
+        [20, 21, 22, 23],
+        [24, 25, 26, 27, 28, 29],
+    ]
+
+
+def test_a_restart_cuts_the_same_batches(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for p, n in enumerate((50, 23, 0, 64)):
+        cluster.produce("t", texts(rows(n, p)), p)
+    gone = {*range(5), 7, 8, 15, *range(24, 32), 48, 49}
+    left_out(monkeypatch, gone)
+    every = [numbers(b) for b in open_(cluster)]
+    assert sorted(n for batch in every for n in batch) == sorted(
+        [i for i in range(50) if i not in gone]
+        + [i + 1000 for i in range(23)]
+        + [i + 3000 for i in range(64)]
+    )
+    for batch in every:  # of one block of one partition
+        assert len({(n // 1000, n % 1000 // 8) for n in batch}) == 1
+    assert [b[0] // 1000 for b in every[:4]] == [0, 1, 3, 0]
+    for stop in range(len(every) + 1):
+        data = open_(cluster)
+        for _, batch in zip(range(stop), data, strict=False):
+            assert len(batch)
+        state = json.loads(json.dumps(data.state_dict()))
+        assert state["batches"] == stop
+        again = open_(cluster)
+        again.load_state_dict(state)
+        assert [numbers(b) for b in again] == every[stop:]
+
+
+def test_ranks_and_workers_share_the_partitions(cluster: Cluster) -> None:
+    for p in range(PARTITIONS):
+        cluster.produce("t", texts(rows(20, p)), p)
+    seen = []
+    for rank in range(3):
+        mine = open_(cluster, shard=(rank, 3))
+        got = [n for batch in mine for n in numbers(batch)]
+        assert {n // 1000 % 3 for n in got} == {rank}
+        seen += got
+    assert sorted(seen) == [i + 1000 * p for p in range(4) for i in range(20)]
+    workers = torch.utils.data.DataLoader(
+        open_(cluster), batch_size=None, num_workers=2
+    )
+    assert sorted(n for batch in workers for n in numbers(batch)) == sorted(
+        seen
+    )
+    with pytest.raises(errors.InvalidArgument):
+        list(open_(cluster, shard=(4, 5)))
+    state = mine.state_dict()
+    other = open_(cluster)
+    other.load_state_dict(state)
+    with pytest.raises(errors.InvalidArgument):
+        list(other)
+
+
+def test_a_partition_far_ahead_waits(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_AT_ONCE", 10)
+    for p in range(PARTITIONS):
+        cluster.produce("t", texts(rows(400, p)), p)
+    every = [n for batch in open_(cluster) for n in numbers(batch)]
+    assert sorted(every) == [
+        i + 1000 * p for p in range(4) for i in range(400)
+    ]
+
+
+def test_without_an_end_it_waits_for_messages(cluster: Cluster) -> None:
+    for p in range(PARTITIONS):
+        cluster.produce("t", texts(rows(12, p)), p)
+    data = open_(cluster, until=None)
+    found = iter(data)
+    first = [numbers(next(found)) for _ in range(4)]
+    assert first == [[i + 1000 * p for i in range(8)] for p in range(4)]
+    later = threading.Timer(0.2, cluster.produce, ("t", texts(rows(16)[12:])))
+    later.start()
+    assert numbers(next(found)) == list(range(8, 16))
+    later.join()
+    found.close()  # although it waits for more
+
+
+# ---- malformed messages
+
+
+POISON = [
+    b"no json",
+    b"",
+    None,
+    b"[1]",
+    b'{"y": 1, "x": 2, "c": "a"} {"y": 1, "x": 2, "c": "a"}',
+    b'{"y": 7, "x": 2, "c": "a"}',
+    b'{"y": 1, "x": {"z": 3}, "c": "a"}',
+    b'{"y": 1, "x": "many", "c": "a"}',
+    b'{"x": 1, "c": "a"}',
+]
+
+
+def test_malformed_messages(cluster: Cluster) -> None:
+    good = texts(rows(40))
+    mixed = list(good)
+    for i, value in enumerate(POISON):
+        mixed[4 * i] = value
+    cluster.produce("t", mixed, key=b"k")
+    expected = [i for i in range(40) if i % 4 or i // 4 >= len(POISON)]
+    data = open_(cluster)
+    assert [n for batch in data for n in numbers(batch)] == expected
+    assert data.malformed == data.stats()["malformed"] == len(POISON)
+    assert data.malformed_lines[0].startswith("t/0:0: ")
+    data = open_(cluster, dead_letter="dead")
+    assert [n for batch in data for n in numbers(batch)] == expected
+    assert data.stats()["dead_letters"] == len(POISON)
+    letters = []
+    consumer = kafka.Consumer(
+        {"bootstrap.servers": cluster.servers, "group.id": "other"}
+    )
+    consumer.assign(
+        [kafka.TopicPartition("dead", p, 0) for p in range(PARTITIONS)]
+    )
+    while len(letters) < len(POISON):
+        letters += consumer.consume(1, 1.0)
+    consumer.close()
+    places = {dict(m.headers())["persia.offset"]: m for m in letters}
+    for i, value in enumerate(POISON):
+        letter = places[str(4 * i).encode()]
+        assert letter.value() == value
+        assert letter.key() == b"k"
+        assert dict(letter.headers())["persia.partition"] == b"0"
+    with pytest.raises(errors.MalformedData):
+        list(open_(cluster, strict=True))
+
+
+def test_a_schema_of_other_messages(cluster: Cluster) -> None:
+    cluster.produce("t", [b'{"y": 5, "x": 1, "c": "a"}'] * 300)
+    with pytest.raises(errors.SchemaMismatch):
+        list(open_(cluster))
+    data = open_(cluster, dead_letter="dead")
+    assert list(data) == []
+    assert data.stats()["dead_letters"] == 300
+
+
+def test_arrow(cluster: Cluster) -> None:
+    table = rows(60)
+    values = [arrow(table[i : i + 6]) for i in range(0, 60, 6)]
+    values[3] = b"no arrow"
+    values[4] = arrow([{"y": 1, "x": 1.0}])
+    cluster.produce("t", values)
+    data = open_(cluster, 4, value="arrow")
+    rest = table[:18] + table[30:]
+    got = list(data)
+    assert [len(batch) for batch in got] == [18, 18, 12]
+    (expected,) = Table(rest, SCHEMA, 60)
+    assert torch.cat([b.ids.values() for b in got]).equal(
+        expected.ids.values()
+    )
+    assert [n for batch in got for n in numbers(batch)] == [
+        row["x"] for row in rest
+    ]
+    assert data.malformed == 2
+
+
+# ---- positions, with a model
+
+
+class Model(torch.nn.Module):
+    def __init__(self, store: persia.Store) -> None:
+        super().__init__()
+        self.bags = persia.EmbeddingBagCollection(
+            [
+                persia.EmbeddingBagConfig(
+                    "c", embedding_dim=4, feature_names=["c"]
+                )
+            ],
+            store=store,
+        )
+
+    def forward(self, ids: Any) -> Any:
+        return self.bags(ids).values()
+
+
+@pytest.fixture
+def model() -> tuple[persia.Store, Model]:
+    store = persia.Store(persia.optim.SGD(lr=0.1))
+    return store, Model(store)
+
+
+def committed(cluster: Cluster) -> list[int]:
+    consumer = kafka.Consumer(
+        {"bootstrap.servers": cluster.servers, "group.id": "g"}
+    )
+    places = consumer.committed(
+        [kafka.TopicPartition("t", p) for p in range(PARTITIONS)], timeout=30
+    )
+    consumer.close()
+    return [place.offset for place in places]
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_a_checkpoint_has_the_position(
+    cluster: Cluster,
+    model: tuple[persia.Store, Model],
+    tmp_path: Path,
+    prefetch: bool,
+) -> None:
+    for p in range(PARTITIONS):
+        cluster.produce("t", texts(rows(40, p)), p)
+    every = [numbers(b) for b in open_(cluster)]
+    store, net = model
+    data = open_(cluster)
+    loader = persia.DataLoader(data, net, 4, prefetch=prefetch)
+    trained = []
+    for batch in loader:
+        net(batch.ids).sum().backward()
+        trained.append(numbers(batch))
+        if len(trained) == 7:
+            store.save(tmp_path, model=net, loader=loader)
+            data.commit(loader.state_dict())
+        if len(trained) == 9:
+            break
+    assert trained == every[:9]
+    assert committed(cluster) == [16, 16, 16, 8]
+    # What was taken ahead of the break is not lost.
+    assert [numbers(b) for b in loader] == every[9:]
+    again = open_(cluster)
+    loader = persia.DataLoader(again, net, 4, prefetch=prefetch)
+    store.load(tmp_path, model=net, loader=loader)
+    assert [numbers(b) for b in loader] == every[7:]
+    # The end is a position, too.
+    store.save(tmp_path, model=net, loader=loader)
+    again.commit(again.state_dict())
+    assert committed(cluster) == [40] * PARTITIONS
+    cluster.produce("t", texts(rows(41)[40:]))
+    loader = persia.DataLoader(open_(cluster), net, 4, prefetch=prefetch)
+    store.load(tmp_path, model=net, loader=loader)
+    assert [numbers(b) for b in loader] == [[40]]
+
+
+def test_a_position_that_is_gone(cluster: Cluster) -> None:
+    value = json.dumps(rows(1)[0] | {"pad": "p" * 9000}).encode()
+    cluster.produce("t", [value] * 8)
+    data = open_(cluster)
+    assert len(list(data)) == 1
+    state = data.state_dict()
+    cluster.produce("t", [value] * 1400)  # it keeps 5 MB
+    data = open_(cluster)
+    data.load_state_dict(state)
+    assert list(data)
+    assert data.stats()["lost"] > 0
+    data = open_(cluster, strict=True)
+    data.load_state_dict(state)
+    with pytest.raises(errors.StorageError):
+        list(data)
+    other = Cluster()
+    data = open_(other)
+    data.load_state_dict(state)
+    with pytest.raises(errors.StorageError):
+        list(data)
+    other.end()
+
+
+# ---- brokers
+
+
+def test_brokers_that_are_away(cluster: Cluster) -> None:
+    with pytest.raises(errors.Unavailable, match=r"127[.]0[.]0[.]1:1"):
+        list(Kafka("127.0.0.1:1", "t", "g", SCHEMA, timeout=0.5))
+    for p in range(PARTITIONS):
+        cluster.produce("t", texts(rows(8, p)), p)
+    data = open_(cluster, until=None, timeout=0.5)
+    found = iter(data)
+    for _ in range(4):
+        next(found)
+    cluster.end()
+    with pytest.raises(errors.Unavailable, match=re.escape(cluster.servers)):
+        next(found)
+    assert data.state_dict()["batches"] == 4
+
+
+def test_brokers_are_waited_for() -> None:
+    brokers = Brokers("b:1", "g", {}, 60.0)
+    answers = iter([False, False, True])
+
+    def question(seconds: float) -> str:
+        if not next(answers):
+            raise kafka.KafkaException(
+                kafka.KafkaError(kafka.KafkaError._TRANSPORT)
+            )
+        return "answer"
+
+    assert brokers.ask(question) == "answer"
+
+
+def test_bad_arguments() -> None:
+    for wrong in (
+        {"value": "avro"},
+        {"until": "noon"},
+        {"timeout": 0},
+        {"topics": []},
+        {"brokers": ""},
+        {"group": 3},
+        {
+            "schema": Schema(
+                label="y",
+                dense=[{"column": "x", "standardise": True}],
+                categorical=["c"],
+            )
+        },
+    ):
+        given = {"brokers": "b:1", "topics": "t", "group": "g"}
+        with pytest.raises(errors.InvalidArgument):
+            Kafka(**({"schema": SCHEMA} | given | wrong))
+    data = Kafka("b:1", "t", "g", SCHEMA)
+    for at in (3, {}, {"offsets": {"t/0": 1}, "turn": "t/1"}):
+        data.load_state_dict({"epoch": 0, "batches": 1, "at": at})
+        with pytest.raises(errors.InvalidArgument):
+            list(data)
+    data.load_state_dict({"epoch": 0, "batches": 1, "at": None})
+    with pytest.raises(errors.InvalidArgument):
+        list(data)
