@@ -15,7 +15,7 @@ set(rpc_found OFF)
 if(PERSIA_GRPC_CORE)
     set(rpc_includes "${PERSIA_GRPC_CORE}/include")
     # The archive's symbols stay inside: another core lives beside it.
-    set(rpc_libraries "${PERSIA_GRPC_CORE}/libgrpc_core.a" stdc++
+    set(rpc_libraries "${PERSIA_GRPC_CORE}/libgrpc_core.a" stdc++ m
         -Wl,--exclude-libs,libgrpc_core.a -Wl,--gc-sections)
     set(rpc_found ON)
 elseif(NOT PERSIA_RPC STREQUAL "OFF")

@@ -112,6 +112,8 @@ void args_integer(rpc_args *a, const char *key, int value);
 void args_string(rpc_args *a, const char *key, const char *value);
 /* What both sides say of messages; limit: bytes of one that comes in. */
 void args_messages(rpc_args *a, uint64_t limit);
+/* What servers say of the core's own limits; of versions.c. */
+void core_server_args(rpc_args *a);
 
 /* ---- errors ------------------------------------------------------------- */
 

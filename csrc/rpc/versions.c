@@ -2,6 +2,7 @@
 #include "rpc/core.h"
 
 #include <grpc/support/log.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 
@@ -41,6 +42,16 @@ void core_quiet(void)
     if (!getenv("GRPC_VERBOSITY") && !getenv("GRPC_TRACE"))
         gpr_set_log_function(log_nothing);
 #endif
+}
+
+/* Later cores refuse calls that come while earlier ones still lie in their
+ * memory, and at random once 1000 wait for a slot.  Here they wait: --calls
+ * and --connections are the limits.  For 1.51 these keys mean nothing. */
+void core_server_args(rpc_args *a)
+{
+    args_integer(a, "grpc.http.overload_protection", 0);
+    args_integer(a, "grpc.server.max_pending_requests", INT_MAX);
+    args_integer(a, "grpc.server.max_pending_requests_hard_limit", INT_MAX);
 }
 
 /* A listener of gRPC 1.51 that once finds no file descriptor free takes no
