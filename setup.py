@@ -3,20 +3,25 @@
 The libraries are compiled against the torch of the environment in which
 persia is installed, also when pip builds in isolation; only where there is
 none does the build ask for one of its own.
+
+PERSIA_GRPC_CORE, of the environment, is a folder that csrc/grpc built: its
+gRPC core goes into the wheel (make wheel).  Without it the package needs that
+of the system.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).resolve().parent
 LIBRARIES = ("libpersia.so", "libpersia_data.so", "_core.abi3.so", "_torch.so")
@@ -57,6 +62,38 @@ def build_requirements() -> list[str]:
     return needed
 
 
+def compiles(compiler: str, code: str, *flags: str) -> bool:
+    """Whether `compiler` is there and takes the code."""
+    try:
+        run = subprocess.run(
+            [compiler, *flags, "-fsyntax-only", "-"],
+            input=code,
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+    except OSError:
+        return False
+    return run.returncode == 0
+
+
+def system_packages() -> list[str]:
+    """What the machine lacks and pip cannot bring, by the names that Debian
+    has for it."""
+    cc, cxx = os.environ.get("CC", "cc"), os.environ.get("CXX", "c++")
+    include = f"-I{sysconfig.get_path('include')}"
+    python = f"python{sys.version_info[0]}.{sys.version_info[1]}-dev"
+    needed = []
+    if not compiles(cc, "#include <stdio.h>\n", "-xc"):
+        return ["gcc", "g++", "libc6-dev", python, "libgrpc-dev"]
+    if not compiles(cxx, "#include <vector>\n", "-xc++"):
+        needed.append("g++")
+    if not compiles(cc, "#include <Python.h>\n", "-xc", include):
+        needed.append(python)
+    # Without it persia is built for one process; CMake warns.
+    return needed
+
+
 class BuildNative(build_ext):
     """Runs CMake; its outputs lie beside the Python files of the package."""
 
@@ -67,7 +104,15 @@ class BuildNative(build_ext):
 
     def run(self) -> None:
         """Configure, build, and copy the headers of the C interface."""
+        if packages := system_packages():
+            raise SystemExit(
+                "persia is compiled here, and the machine lacks "
+                f"{', '.join(packages)} (names of Debian's packages): "
+                f"install them (apt-get install {' '.join(packages)}), or "
+                "take a wheel, which needs none of them (docs/install.md)"
+            )
         build = Path(self.build_temp).resolve()
+        core = os.environ.get("PERSIA_GRPC_CORE", "")
         subprocess.check_call(
             [
                 "cmake",
@@ -80,6 +125,9 @@ class BuildNative(build_ext):
                 f"-DPERSIA_PYTHON={python_with_torch()}",
                 f"-DPERSIA_OUTPUT={self.destination()}",
                 "-DPERSIA_WERROR=OFF",
+                f"-DPERSIA_GRPC_CORE={core and Path(core).resolve()}",
+                "-DCMAKE_SHARED_LINKER_FLAGS=-Wl,-S",
+                "-DCMAKE_MODULE_LINKER_FLAGS=-Wl,-S",
             ]
         )
         subprocess.check_call(
@@ -117,17 +165,7 @@ class BuildNative(build_ext):
         return {}
 
 
-class SourceArchive(sdist):
-    """The source archive holds the native sources too."""
-
-    def add_defaults(self) -> None:
-        """The defaults, and csrc/."""
-        super().add_defaults()
-        self.filelist.graft("csrc")
-        self.filelist.include("constraints.txt")
-
-
-commands: dict[str, Any] = {"build_ext": BuildNative, "sdist": SourceArchive}
+commands: dict[str, Any] = {"build_ext": BuildNative}
 setup(
     cmdclass=commands,
     # The extensions need no more than Python's limited API of 3.11.

@@ -1,5 +1,6 @@
 """The wheel: one binary for Python 3.11 and later, and all that it needs."""
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -36,9 +37,12 @@ def test_exported_symbols_begin_with_persia(name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_wheel(tmp_path: Path) -> None:
+def test_the_source_archive_makes_a_wheel(tmp_path: Path) -> None:
+    archive = [sys.executable, "setup.py", "-q", "sdist", "-d", str(tmp_path)]
+    subprocess.run(archive, cwd=ROOT, check=True)
+    (source,) = tmp_path.glob("persia-*.tar.gz")
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps"]
-    command += ["--no-build-isolation", "-w", str(tmp_path), str(ROOT)]
+    command += ["--no-build-isolation", "-w", str(tmp_path), str(source)]
     result = subprocess.run(
         command, capture_output=True, text=True, check=False
     )
@@ -83,6 +87,23 @@ def test_wheel(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
+
+
+@pytest.mark.slow
+def test_without_a_compiler_the_packages_are_named(tmp_path: Path) -> None:
+    """Of the system; what pip brings is not among them."""
+    result = subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "-t", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"CC": "no-such-cc", "CXX": "no-such-cxx"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode != 0
+    for package in ("gcc", "g++", "libgrpc-dev"):
+        assert package in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.slow
