@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from persia import _core, errors
 from persia._check import kind, number
 from persia._job_security import job_security
+from persia._patience import saying_so
 from persia._ranks import Keys, Passes, all_max, group_here, need_group
 from persia.addresses import (
     MESSAGE_LIMIT,
@@ -281,24 +282,22 @@ class Settings:
         name = self.job or _job_here(job.restarts)
         key = _take_stream(self.namespace, name, job.rank)
         try:
-            core = _core.Store(
-                threads,
-                0,
-                {
-                    "addresses": addresses,
-                    "own": hosting.server if hosting else None,
-                    "own_at": job.rank if hosting else 0,
-                    "namespace": self.namespace,
-                    "rank": job.rank,
-                    "world": job.world,
-                    "stream": 0 if self.read_only else key.stream(),
-                    "timeout": float(self.timeout),
-                    "message_limit": MESSAGE_LIMIT,
-                    "dtype": WIRE_DTYPES.index(self.wire_dtype),
-                    "lost": _LOST.index(self.lost),
-                    "security": security.arguments(),
-                },
-            )
+            arguments = {
+                "addresses": addresses,
+                "own": hosting.server if hosting else None,
+                "own_at": job.rank if hosting else 0,
+                "namespace": self.namespace,
+                "rank": job.rank,
+                "world": job.world,
+                "stream": 0 if self.read_only else key.stream(),
+                "timeout": float(self.timeout),
+                "message_limit": MESSAGE_LIMIT,
+                "dtype": WIRE_DTYPES.index(self.wire_dtype),
+                "lost": _LOST.index(self.lost),
+                "security": security.arguments(),
+            }
+            with saying_so(addresses, self.timeout):
+                core = _core.Store(threads, 0, arguments)
             if job.world > 1 and not self.read_only:
                 _agree_on_t(core, key, job.restarts)
         except BaseException:

@@ -5,6 +5,7 @@ The servers are in this process, behind real connections over loopback.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 import persia
-from persia import JaggedBatch, errors
+from persia import JaggedBatch, _patience, errors
 from persia.server import ServeConfig, Server
 
 
@@ -225,3 +226,16 @@ def test_a_pass_ends_though_leaving_fails(
     with pytest.raises(errors.Unavailable, match="cannot be reached"):
         next(loop)
     assert connection.passes._open == 0
+
+
+def test_a_store_says_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_patience, "_SAY_AFTER", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    with pytest.raises(persia.errors.Unavailable):
+        persia.Store(servers=address, timeout=1.0)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and record.name == "persia"
+    assert address in record.getMessage()
