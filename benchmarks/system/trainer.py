@@ -108,6 +108,7 @@ class Loop:
         self.label = (torch.rand(batch) < 0.25).float()
         self.batches: list[persia.JaggedBatch] = []
         self._next: Iterator[persia.JaggedBatch] = iter(())
+        self._stream: persia.Stream | None = None
 
     # ---- batches
 
@@ -141,12 +142,7 @@ class Loop:
         for ids in persia.DataLoader(
             batches, self.model, staleness=staleness, ids=lambda x: x
         ):
-            loss = binary_cross_entropy_with_logits(
-                self.model(ids), self.label
-            )
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            self.optimizer.step()
+            self._step(ids, self.label)
         self.store.flush()
         seconds = time.perf_counter() - start
         after = self._staleness()
@@ -158,6 +154,26 @@ class Loop:
                 if n > before.get(k, 0)
             },
         }
+
+    def _step(self, ids: persia.JaggedBatch, label: torch.Tensor) -> None:
+        loss = binary_cross_entropy_with_logits(self.model(ids), label)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+
+    def take(self, workers: str, staleness: int | None) -> dict[str, Any]:
+        """Trains an epoch that a data loader sends, from its first batch."""
+        if self._stream is None:
+            self._stream = persia.Stream(workers)
+        start = 0.0
+        for batch in persia.DataLoader(
+            self._stream, self.model, staleness=staleness
+        ):
+            start = start or time.perf_counter()
+            assert batch.label is not None
+            self._step(batch.ids, batch.label)
+        self.store.flush()
+        return {"seconds": time.perf_counter() - start}
 
     def _staleness(self) -> dict[int, int]:
         counts: dict[int, int] = self.store.stats()["loader"]["staleness"]

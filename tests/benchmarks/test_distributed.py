@@ -47,6 +47,17 @@ def test_rpc(capsys):
     assert [x["unit"] for x in found[4:]] == ["ms", "ms"]
 
 
+def test_roles(capsys):
+    from benchmarks import roles
+
+    roles.main(["--quick"])
+    found = lines(capsys)
+    assert len(found) == 2
+    for line in found:
+        assert line["baseline_source"] == "same run"
+        assert all(line[f"{r}_cpu_ms"] >= 0 for r in ("loader", "trainer"))
+
+
 def test_cluster(capsys):
     from benchmarks import cluster
 
