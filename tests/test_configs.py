@@ -25,7 +25,7 @@ from persia.configs import as_config
         ({"name": "n" * 300}, "name"),
         ({"feature_names": "user"}, "string 'user'"),
         ({"pooling": "max"}, "pooling"),
-        ({"data_type": "int8"}, "data_type"),
+        ({"data_type": "int4"}, "data_type"),
         ({"init": ("uniform", 1.0)}, "init"),
         ({"init": ("normal", 0.0, float("nan"))}, "init"),
         ({"init": None}, "init"),

@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 import pytest
 
@@ -71,5 +72,6 @@ def test_python_knows_every_option_and_setting() -> None:
         *("state_floats", "rows", "pushes", "files"),
     }
     assert set(RowLimits.__annotations__) < set(_core.HYPER_PARAMETERS)
-    assert _core.TABLE_OPTIONS["dtype"] == ("fp32", "bf16")
+    dtypes = get_args(Table.model_fields["dtype"].annotation)
+    assert _core.TABLE_OPTIONS["dtype"] == dtypes
     assert _core.HYPER_PARAMETERS["kind"] == _core.TABLE_OPTIONS["optimizer"]
