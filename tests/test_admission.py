@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import persia
 from persia import admission, errors
+from tests import remote
 
 
 def make(policy: Any, **more: Any) -> persia.EmbeddingBagCollection:
@@ -81,6 +82,45 @@ def test_sightings_are_in_checkpoints(tmp_path: Path) -> None:
             other.store.load(tmp_path)
         touch(other, ids.tolist())
         assert len(other.store.ids("t")) == rows
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_sightings_of_servers(tmp_path: Path, shards: int) -> None:
+    """Two servers save, other ones load: each takes its ids' sightings."""
+    ids = np.arange(500)
+
+    def train(n: int, *batches: np.ndarray[Any, Any], load: bool) -> set[int]:
+        servers = remote.Servers(n, checkpoints=str(tmp_path.parent))
+        try:
+            with persia.Store(
+                persia.optim.SGD(lr=1.0), servers=servers.text
+            ) as store:
+                bags = persia.EmbeddingBagCollection(
+                    store=store,
+                    tables=[
+                        persia.EmbeddingBagConfig(
+                            "t",
+                            2,
+                            ["f"],
+                            capacity=10_000,
+                            eviction=persia.eviction.LFU(),
+                            admission=admission.Sightings(2),
+                        )
+                    ],
+                )
+                if load:
+                    store.load(tmp_path)
+                for batch in batches:
+                    touch(bags, batch.tolist())
+                store.flush()
+                if not load:
+                    store.save(tmp_path)
+                return set(store.ids("t").tolist())
+        finally:
+            servers.close()
+
+    assert train(2, ids, ids[:100], load=False) == set(range(100))
+    assert train(shards, ids[50:300], load=True) == set(range(300))
 
 
 def test_a_file_of_sightings_that_was_altered(tmp_path: Path) -> None:

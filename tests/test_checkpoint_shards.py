@@ -307,6 +307,15 @@ def test_options_as_the_core_takes_them(tmp_path: Path) -> None:
             admission=0.5,
         )
     )
+    store.add_table(
+        persia.EmbeddingBagConfig(
+            "z",
+            6,
+            capacity=10,
+            eviction=persia.eviction.Score("age / count"),
+            admission=persia.admission.Sightings(3),
+        )
+    )
     store.save(tmp_path)
     core = _core.Store(1, 0)
     for table in files.shard_part(tmp_path, 0, 1).manifest.tables:

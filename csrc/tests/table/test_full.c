@@ -301,7 +301,7 @@ static void test_the_oldest_go(void **state)
         evict_schedule(50, 100, 120, 200, seed); /* more than fit */
         evict_schedule(1000, 3000, 700, 60, seed);
         evict_schedule(5000, 20000, 6000, 15, seed);
-        evict_schedule(5000, 20000, 100, SANITIZED ? 80 : 400, seed);
+        evict_schedule(5000, 20000, 100, SANITIZED ? 200 : 400, seed);
     }
 }
 
