@@ -225,9 +225,10 @@ class Trainer:
     ) -> bool:
         """Trains until ``epochs`` epochs are done, counted from the first.
 
-        ``dataset`` gives the same batches each time it is iterated over (its
-        ``epoch`` is set before, if it has one); or it is a Stream, whose data
-        loaders end the epochs.
+        ``dataset`` gives the same batches each time it is iterated over, or
+        it is a Stream, whose data loaders end the epochs.  Before each epoch
+        its ``set_epoch`` is called with the number of the epoch, or its
+        ``epoch`` is set, if it has one of them.
         ``on_progress`` is called about every ``every`` seconds and at the
         end of an epoch, ``hooks`` when they are due.
 
@@ -241,7 +242,9 @@ class Trainer:
         self.model.train()
         due = _Due(hooks, self.step)
         while self.epoch < epochs:
-            if hasattr(dataset, "epoch"):
+            if hasattr(dataset, "set_epoch"):
+                dataset.set_epoch(self.epoch)
+            elif hasattr(dataset, "epoch"):
                 dataset.epoch = self.epoch
             if not self._fit_epoch(dataset, on_progress, every, due):
                 return False

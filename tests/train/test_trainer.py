@@ -69,6 +69,20 @@ def test_accumulated_batches_are_one_larger_batch() -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_data_hear_of_each_epoch() -> None:
+    class Data(list[Batch]):
+        def __init__(self) -> None:
+            super().__init__(data(16, 8))
+            self.epochs: list[int] = []
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epochs.append(epoch)
+
+    batches = Data()
+    assert trainer_of().fit(batches, epochs=3)
+    assert batches.epochs == [0, 1, 2]
+
+
 def test_a_step_ends_with_the_epoch_and_with_a_stop() -> None:
     trainer = trainer_of(update="step", accumulate=4)
     assert trainer.fit(data(48, 8))
