@@ -120,7 +120,7 @@ def test_bad_input_is_named() -> None:
         auc(np.zeros(3), np.zeros(2))
     with pytest.raises(errors.InvalidArgument, match="1 logits are NaN"):
         auc(np.array([0.0, np.nan]), np.array([0.0, 1.0]))
-    with pytest.raises(errors.InvalidArgument, match="0 or 1"):
+    with pytest.raises(errors.InvalidArgument, match="label 1 is 2,"):
         auc(np.zeros(2), np.array([0.0, 2.0]))
     with pytest.raises(errors.InvalidArgument, match="NaN"):
         StreamingAUC().update(

@@ -166,8 +166,12 @@ def _arrays(logits: Values, labels: Values) -> tuple[Array, Array]:
         raise errors.InvalidArgument(
             f"metrics: {int(np.isnan(x).sum())} logits are NaN"
         )
-    if not ((y == 0) | (y == 1)).all():
-        raise errors.InvalidArgument("metrics: labels must be 0 or 1")
+    wrong = np.flatnonzero((y != 0) & (y != 1))
+    if len(wrong):
+        raise errors.InvalidArgument(
+            f"metrics: label {wrong[0]} is {y[wrong[0]]:g}, need 0 or 1; "
+            "make one of a rating by a threshold"
+        )
     return x, y
 
 
