@@ -158,7 +158,7 @@ def plan(
         server_memory: bytes of a server.
         server_network: bytes a second of a server, each way.
         server_ids: distinct ids a second that a server pulls and pushes:
-            measure it (``python -m benchmarks.cluster``).
+            ``benchmarks.cluster`` of the source tree measures it.
         headroom: share of memory, network and ids to be left free.
 
     Raises:

@@ -57,7 +57,7 @@ def plan(
         float,
         typer.Option(
             help="Distinct ids a second that a server pulls and pushes; "
-            "python -m benchmarks.cluster measures it."
+            "benchmarks.cluster of the source tree measures it."
         ),
     ] = 5e6,
     headroom: Annotated[
