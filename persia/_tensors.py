@@ -13,7 +13,7 @@ __all__ = ["integers", "tensor", "vector"]
 
 # Integer dtypes that widen to int64 without changing a value.
 _WIDENED = (torch.int32, torch.int16, torch.int8, torch.uint8)
-_HASH = "ids are int64: hash strings to them first"
+_HASH = "ids are int64: hash strings with persia.hash_ids first"
 
 
 def tensor(

@@ -31,7 +31,7 @@ def bags() -> Any:
     ("ids", "match"),
     [
         ([2**63], r"ids is a list .* u - 2\*\*64"),
-        (["x"], "ids is a list .* hash strings"),
+        (["x"], "ids is a list .* persia.hash_ids"),
         (None, "ids is a NoneType"),
         ("x", "ids is a str"),
         ([1.5], r"ids has dtype torch.float32.*\.to\(torch\.int64\)"),
