@@ -481,6 +481,35 @@ def again(open_store: Open, rank: int, world: int) -> Any:
     return [joined(open_store, rank, world) for _ in range(2)]
 
 
+def removed(open_store: Open, rank: int, world: int) -> Any:
+    """One rank erases rows of all, then each drops the table."""
+    ids = torch.arange(100)
+
+    def add(dim: int) -> None:
+        store.add_table(persia.EmbeddingBagConfig("t", dim, ["f"]))
+        dist.barrier()
+
+    store = open_store(persia.optim.SGD(lr=1.0))
+    add(4)
+    erased = 0
+    if rank == 0:
+        store.set_rows("t", ids, torch.ones(100, 4))
+        erased = store.erase("t", ids[:30])
+    dist.barrier()
+    left = store.contains("t", ids)
+    dist.barrier()
+    store.drop("t")
+    dist.barrier()
+    add(6)
+    rows = store.rows("t", ids)
+    return {
+        "erased": erased,
+        "left": left,
+        "width": rows.shape[1],
+        "rows": len(store.ids("t")),
+    }
+
+
 def main() -> None:
     folder, *wanted = sys.argv[1:]
     # Without a name torch takes the backends of all devices that it has.

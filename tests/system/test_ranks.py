@@ -53,7 +53,7 @@ def launch(folder: Path, *scenarios: str) -> dict[str, list[Any]]:
 def on_ranks(tmp_path_factory: Any) -> dict[str, list[Any]]:
     """Every scenario with the tables on the ranks."""
     names = "train accumulate uneven gaps leaving hybrid scaled clipped"
-    names += " joined again ended closing secured stuck cut_off differ"
+    names += " joined again removed ended closing secured stuck cut_off differ"
     names += " held late one_machine"
     return launch(tmp_path_factory.mktemp("ranks"), *names.split())
 
@@ -283,6 +283,16 @@ def test_ranks_that_divide_differently_are_told_so(
     for result in on_ranks["differ"]:
         assert "factor of gradients 0.5 and 1" in result["text"]
         assert result["value"] == 0
+
+
+def test_all_ranks_miss_what_one_has_removed(
+    on_ranks: dict[str, Any],
+) -> None:
+    results = on_ranks["removed"]
+    assert [r["erased"] for r in results] == [30, 0]
+    for result in results:
+        assert torch.equal(result["left"], torch.arange(100) >= 30)
+        assert (result["width"], result["rows"]) == (6, 0)
 
 
 def test_a_rank_that_ends_serves_the_others(on_ranks: dict[str, Any]) -> None:
