@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -65,6 +66,7 @@ class Stream:
         self.timeout = number("timeout", timeout, 1e-9, 1e9)
         self.security = security
         self._rank: _core.Rank | None = None
+        self._taking: weakref.ref[Taking] | None = None  # the last pass
 
     def __iter__(self) -> NoReturn:
         raise errors.InvalidArgument(
@@ -85,6 +87,12 @@ class Stream:
     ) -> Taking:
         """Begins a pass of these modules."""
         store = _check(modules, staleness)
+        last = None if self._taking is None else self._taking()
+        if last is not None and not last.closed:
+            raise errors.InvalidArgument(
+                "a Stream has one iteration at a time; close() the iterator "
+                "of the other"
+            )
         if self._rank is None:
             self._rank = self._connect(store)
         features = _features(modules)
@@ -98,7 +106,9 @@ class Stream:
             ],
         )
         keys = list(dict.fromkeys(name for name, _ in features))
-        return Taking(self._rank, store, keys)
+        taking = Taking(self._rank, store, keys)
+        self._taking = weakref.ref(taking)
+        return taking
 
     def _connect(self, store: Store) -> _core.Rank:
         addresses, security = resolve_workers(self.workers, self.security)
@@ -199,6 +209,7 @@ class Taking(Iterator[_core.Taken]):
         self._handle = store._handle
         self._keys = keys
         self._zeros = torch.zeros(0, dtype=torch.int64, device="cpu")
+        self.closed = False
 
     def __next__(self) -> _core.Taken:
         return self._rank.next()
@@ -233,7 +244,9 @@ class Taking(Iterator[_core.Taken]):
 
     def close(self) -> None:
         """What was not received is offered again."""
-        self._rank.cancel()
+        if not self.closed:
+            self.closed = True
+            self._rank.cancel()
 
 
 def _tensor(

@@ -302,6 +302,11 @@ def test_models_that_workers_cannot_serve(
             iter(loader)
     with pytest.raises(errors.InvalidArgument, match="by itself"):
         iter(Stream(workers.addresses))
+    stream = Stream(workers.addresses)
+    first = iter(persia.DataLoader(stream, Model(store)))
+    with pytest.raises(errors.InvalidArgument, match="one iteration"):
+        iter(persia.DataLoader(stream, Model(store)))
+    first.close()
 
 
 def test_another_model_is_refused(servers: Servers, workers: Workers) -> None:

@@ -347,6 +347,8 @@ class Trainer:
                     batch is None, self._stop, *due.find(self)
                 )
                 before += self._call(due, now_due)
+                if ended and isinstance(dataset, Stream):
+                    _skip_rest(batch, batches)
                 if ended or stopped or batch is None:
                     break
                 label = self._train(batch)
@@ -461,6 +463,13 @@ def _label(batch: Batch) -> torch.Tensor:
             "without"
         )
     return batch.label
+
+
+def _skip_rest(batch: Batch | None, batches: Iterator[Batch]) -> None:
+    """Other ranks have no more: the stream's epoch ends on this one, too."""
+    while batch is not None:
+        batch.skip()
+        batch = next(batches, None)
 
 
 def _without(batches: Iterator[Batch], samples: int) -> Iterator[Batch]:
