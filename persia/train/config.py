@@ -45,7 +45,8 @@ class TrainConfig(pydantic.BaseModel):
     data: str = Field(
         "synthetic",
         description="A file, glob or URL (Parquet, CSV, JSON lines, Arrow, "
-        "TFRecord, Criteo's TSV), or 'synthetic': a made click log.",
+        "TFRecord, Criteo's TSV), topics (kafka://BROKER:PORT/TOPIC?group="
+        "NAME), or 'synthetic': a made click log.",
     )
     table_schema: str | None = Field(
         None,

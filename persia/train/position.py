@@ -8,13 +8,33 @@ from collections.abc import Mapping
 from typing import Any
 
 from persia import errors
-from persia.data import Files
+from persia.data import Files, Kafka
 from persia.datasets import Criteo, Dataset
 from persia.train.config import TrainConfig, resolve
+from persia.train.trainer import Trainer
 
-__all__ = ["TEST_SHARE", "find", "source"]
+__all__ = ["TEST_SHARE", "InTopics", "find", "source"]
 
 TEST_SHARE = 0.1  # of files, where no option says otherwise
+
+
+class InTopics:
+    """Where a rank is in topics of Kafka, for its checkpoints."""
+
+    def __init__(self, data: Kafka, trainer: Trainer) -> None:
+        self._data = data
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        """After the batches that are trained, not those taken ahead."""
+        return self._data.state_dict(self._trainer.batch)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._data.load_state_dict(state)
+        self._trainer.batch = state["batches"]
+
+    def commit(self) -> None:
+        self._data.commit(self.state_dict())
 
 
 def source(config: TrainConfig, data: Dataset | None) -> dict[str, Any]:

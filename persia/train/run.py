@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import persia
 from persia import checkpoint, errors, prometheus
-from persia.data import Files
+from persia.data import Files, Kafka
 from persia.datasets import Dataset, SyntheticCTR
 from persia.metrics import Scores
 from persia.train import position
@@ -277,6 +277,8 @@ class Run:
         data = self.source
         if isinstance(data, persia.Stream):
             text = "the data loaders sent no batch"
+        elif isinstance(data, Kafka):
+            text = f"no usable message in {self.config.data}"
         elif not isinstance(data, Files):
             text = f"{self.config.rows} rows"
         else:
@@ -300,10 +302,12 @@ class Run:
         checkpoint; the path of its folder."""
         assert self.config.save is not None
         at, samples = self.trainer, self.config.batch_size * self.ranks
-        return self.store.save(
+        place = self._place()
+        folder = self.store.save(
             self.config.save,
             model=self.model,
             optimizer=self.optimizer,
+            loader=place,
             keep=self.config.keep,
             extra={
                 "options": self.config.options(),
@@ -320,6 +324,15 @@ class Run:
                 "schema": schema_of(self.train),
             },
         )
+        if place is not None:
+            place.commit()
+        return folder
+
+    def _place(self) -> position.InTopics | None:
+        """The position of this rank, where no number of batches says it."""
+        if isinstance(self.train, Kafka):
+            return position.InTopics(self.train, self.trainer)
+        return None
 
     def result(self) -> Result:
         """Scores the model on the samples held out."""
@@ -364,10 +377,14 @@ class Run:
     def _load(self, folder: Path | str) -> None:
         # Before the load: rows of servers that it replaces do not come back.
         extra = checkpoint.read_extra(folder)
-        at = position.find(extra, self.config, self.train, self.ranks)
-        self.store.load(folder, model=self.model, optimizer=self.optimizer)
-        trainer = self.trainer
-        trainer.epoch, trainer.batch, trainer.offset = at
+        trainer, place = self.trainer, self._place()
+        if place is None:
+            trainer.epoch, trainer.batch, trainer.offset = position.find(
+                extra, self.config, self.train, self.ranks
+            )
+        self.store.load(
+            folder, model=self.model, optimizer=self.optimizer, loader=place
+        )
         trainer.step = extra.get("step", 0)  # absent in older checkpoints
         # The load brought back the rates of the run that saved.
         here, there = self.config, resolve(extra["options"])

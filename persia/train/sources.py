@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from persia import errors
-from persia.data import Files, Schema
+from persia.data import Files, Kafka, Schema
 from persia.data.paths import find_files
 from persia.datasets import Criteo, Dataset, SyntheticCTR
 from persia.datasets.criteo import is_criteo
@@ -24,6 +25,8 @@ def open_data(
     both the share of one rank: ``shard`` is (rank, ranks)."""
     if config.data == "synthetic":
         return _synthetic(config, shard)
+    if config.data.startswith("kafka://"):
+        return _kafka(config, shard)
 
     def read(paths: str, schema: Schema | str | None) -> Files:
         return open_files(
@@ -90,8 +93,54 @@ def _synthetic(
     return data, data.test(rows) if rows else None
 
 
+def _kafka(
+    config: TrainConfig, shard: tuple[int, int]
+) -> tuple[Kafka, Files | None]:
+    """Topics by "kafka://broker:9092/topic?group=name"; several brokers or
+    topics have commas between them."""
+    url = urlsplit(config.data)
+    options: dict[str, Any] = dict(
+        parse_qsl(url.query, keep_blank_values=True)
+    )
+    known = {"group", "value", "dead_letter"}
+    if "group" not in options or not set(options) <= known or not url.netloc:
+        raise errors.InvalidArgument(
+            f"--data {config.data}: need kafka://BROKER:PORT/TOPIC?group=NAME,"
+            " and after it &value=arrow or &dead_letter=TOPIC as wanted"
+        )
+    if config.table_schema is None:
+        raise errors.InvalidArgument(
+            "--data kafka://: need --schema, as messages to infer one from "
+            "differ with time"
+        )
+    if config.shuffle or config.eval_split:
+        raise errors.InvalidArgument(
+            "--shuffle and --eval-split go with files, not with --data "
+            "kafka://; --eval-data names files to score on"
+        )
+    data = Kafka(
+        url.netloc,
+        url.path.removeprefix("/"),
+        schema=config.table_schema,
+        batch_size=config.batch_size,
+        until="latest",
+        shard=shard,
+        **options,
+    )
+    if data.schema.label is None:
+        raise errors.InvalidArgument(
+            f"--schema {config.table_schema} has no label to train on"
+        )
+    if config.eval_data is None:
+        return data, None
+    test = open_files(
+        config.eval_data, data.schema, config.batch_size, shard=shard
+    )
+    return data, test
+
+
 def schema_of(data: Dataset) -> str | None:
-    """The schema of files as JSON; None: generated data, or Criteo's."""
-    if not isinstance(data, Files) or isinstance(data, Criteo):
+    """The schema of files or topics as JSON; None: generated, or Criteo's."""
+    if not isinstance(data, Files | Kafka) or isinstance(data, Criteo):
         return None
     return data.schema.model_dump_json()

@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from persia import errors
 from persia._check import number
+from persia.data import Kafka
 from persia.jagged import Batch, JaggedBatch
 from persia.loader import DataLoader
 from persia.metrics import BinaryMetrics, Scores, StreamingAUC
@@ -175,7 +176,7 @@ class Trainer:
         """Optimizer steps, over all epochs."""
         self.epoch = 0
         self.batch = 0
-        """Batches of the current epoch that are trained."""
+        """Batches of the current epoch that are trained; of Kafka, all."""
         self.offset = 0
         """Samples of the batch after them that are trained, too: by a run
         whose batches had another size."""
@@ -248,7 +249,9 @@ class Trainer:
                 dataset.epoch = self.epoch
             if not self._fit_epoch(dataset, on_progress, every, due):
                 return False
-            self.epoch, self.batch, self.offset = self.epoch + 1, 0, 0
+            self.epoch, self.offset = self.epoch + 1, 0
+            if not isinstance(dataset, Kafka):  # that continues
+                self.batch = 0
         return True
 
     def progress(self) -> Progress | None:
@@ -328,7 +331,10 @@ class Trainer:
 
         source: Any = dataset
         if not isinstance(dataset, Stream):
-            rest = itertools.islice(dataset, self.batch, None)
+            begin = self.batch
+            if isinstance(dataset, Kafka):
+                self.batch, begin = dataset.rewind(begin), 0
+            rest = itertools.islice(dataset, begin, None)
             source = self._timed(_without(rest, self.offset))
         reported = before = time.perf_counter()
         data = clock.data

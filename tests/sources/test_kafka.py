@@ -16,6 +16,8 @@ from persia import errors
 from persia.data import Kafka, Schema, Table
 from persia.data import read_kafka as reading
 from persia.data.read_kafka_brokers import Brokers
+from persia.train.config import resolve
+from persia.train.run import Run
 from tests.kafka import PARTITIONS, Cluster, cluster
 from tests.sources.test_table import same
 
@@ -368,6 +370,51 @@ def test_a_position_that_is_gone(cluster: Cluster) -> None:
     with pytest.raises(errors.StorageError):
         list(data)
     other.end()
+
+
+def test_persia_train(cluster: Cluster, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    (tmp_path / "t.yaml").write_text(SCHEMA.to_yaml())
+    options = {
+        "data": f"kafka://{cluster.servers}/t?group=g&dead_letter=dead",
+        "schema": str(tmp_path / "t.yaml"),
+        "batch_size": 8,
+        "save": str(saved),
+    }
+
+    def train(resume: Path | None = None, **more: Any) -> int:
+        one = Run(resolve(options | more), resume)
+        one.fit(lambda _: None)
+        one.save()
+        one.close()
+        return one.trainer.rows
+
+    with pytest.raises(errors.StorageError):  # there is no topic
+        train()
+    cluster.produce("t", [b"{"])
+    with pytest.raises(errors.MalformedData):  # and no usable message
+        train()
+    for p in range(PARTITIONS):
+        cluster.produce("t", [b"{", *texts(rows(19, p))], p)
+    batches = [len(batch) for batch in open_(cluster)]
+    assert sum(batches) == train(save_every=4, keep=9) == 76
+    assert committed(cluster) == [21, 20, 20, 20]
+    assert train(saved) == 0
+    cluster.produce("t", texts(rows(10)), 1)
+    assert train(saved) == 10
+    assert committed(cluster) == [21, 30, 20, 20]
+    # Behind the batches that were trained, not those taken ahead.
+    other = str(tmp_path / "other")
+    assert train(saved / "step-4", save=other) == sum(batches[4:]) + 10
+    for wrong in (
+        {"data": f"kafka://{cluster.servers}/t"},
+        {"data": f"kafka://{cluster.servers}/t?group=g&until=noon"},
+        {"schema": None},
+        {"shuffle": 100},
+        {"eval_split": 0.5},
+    ):
+        with pytest.raises(errors.InvalidArgument):
+            train(**wrong)
 
 
 # ---- brokers
