@@ -170,15 +170,24 @@ class Reader:
         return 0 if at is None else names.index(at["turn"])
 
     def _partitions(self, consumer: Any, topic: str) -> int:
-        found = self._ask(
-            lambda seconds: consumer.list_topics(topic, timeout=seconds)
-        ).topics[topic]
-        if found.error is not None or not found.partitions:
-            why = "it has no partitions"
-            if found.error is not None:
-                why = found.error.str()
+        kafka = library()
+
+        def question(seconds: float) -> Any:
+            found = consumer.list_topics(topic, timeout=seconds).topics[topic]
+            error = found.error
+            if (
+                error is not None
+                and error.code() == kafka.KafkaError.LEADER_NOT_AVAILABLE
+            ):
+                raise kafka.KafkaException(error)  # soon, of a new topic
+            return found
+
+        found = self._ask(question)
+        if found.error is not None:
+            self._brokers.check_access(found.error)
             raise errors.StorageError(
-                f"Kafka at {self._brokers.servers}, topic {topic!r}: {why}"
+                f"Kafka at {self._brokers.servers}, topic {topic!r}: "
+                f"{found.error.str()}; check topics="
             )
         return len(found.partitions)
 
@@ -260,6 +269,7 @@ class Reader:
         elif error.code() == library().KafkaError._PARTITION_EOF:
             part.seen = max(part.seen, message.offset())
         else:
+            self._brokers.check_access(error)
             raise errors.StorageError(
                 f"Kafka at {self._brokers.servers}, {said(part.key)} at "
                 f"offset {part.seen}: {error.str()}"

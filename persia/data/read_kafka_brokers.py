@@ -102,10 +102,7 @@ class Brokers:
                 return question(min(left, 10.0))
             except library().KafkaException as error:
                 reason = error.args[0]
-            if "AUTHORIZATION" in reason.name() or "AUTHENT" in reason.name():
-                raise errors.AccessDenied(
-                    f"Kafka at {self.servers} refused access: {reason.str()}"
-                )
+            self.check_access(reason)
             if time.monotonic() + pause >= end or stop.is_set():
                 raise errors.Unavailable(
                     f"Kafka at {self.servers} gave no answer for "
@@ -114,6 +111,14 @@ class Brokers:
                 )
             stop.wait(pause)
             pause = min(2 * pause, longest)
+
+    def check_access(self, error: Any) -> None:
+        """Raises AccessDenied if that is what an error of brokers says."""
+        if "AUTHORIZATION" in error.name() or "AUTHENT" in error.name():
+            raise errors.AccessDenied(
+                f"Kafka at {self.servers} refused access: {error.str()}; "
+                "check config= and the rights of its user"
+            )
 
     def commit(self, offsets: Mapping[Key, int]) -> None:
         """Commits the offset of the next message of each partition."""

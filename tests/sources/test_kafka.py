@@ -116,6 +116,7 @@ def test_an_iteration_goes_on_where_the_latest_one_ended(
     ]
 
 
+@pytest.mark.slow
 def test_a_restart_cuts_the_same_batches(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +169,7 @@ def test_ranks_and_workers_share_the_partitions(cluster: Cluster) -> None:
         list(other)
 
 
+@pytest.mark.slow
 def test_a_partition_far_ahead_waits(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,6 +374,7 @@ def test_a_position_that_is_gone(cluster: Cluster) -> None:
     other.end()
 
 
+@pytest.mark.slow
 def test_persia_train(cluster: Cluster, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     (tmp_path / "t.yaml").write_text(SCHEMA.to_yaml())
@@ -447,6 +450,17 @@ def test_brokers_are_waited_for() -> None:
         return "answer"
 
     assert brokers.ask(question) == "answer"
+
+
+def test_refused_access() -> None:
+    brokers = Brokers("b:1", "g", {}, 60.0)
+
+    def question(seconds: float) -> None:
+        code = kafka.KafkaError.GROUP_AUTHORIZATION_FAILED
+        raise kafka.KafkaException(kafka.KafkaError(code))
+
+    with pytest.raises(errors.AccessDenied):
+        brokers.ask(question)
 
 
 def test_bad_arguments() -> None:
