@@ -48,11 +48,11 @@ class Stream:
         security: TLS and tokens; default: as the environment says, see
             :meth:`persia.security.Security.from_environment`.
 
-    Raises (iterating):
-        InvalidArgument: a model or store that cannot be used so.
-        SchemaMismatch: ranks of other models use these workers, or workers
-            are of another namespace.
-        Unavailable: a worker cannot be reached.
+    Raises:
+        InvalidArgument: (iterating) a model or store that cannot be used so.
+        SchemaMismatch: (iterating) ranks of other models use these workers,
+            or workers are of another namespace.
+        Unavailable: (iterating) a worker cannot be reached.
     """
 
     def __init__(
