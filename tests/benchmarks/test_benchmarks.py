@@ -68,6 +68,14 @@ def test_ingest_runs_on_a_file_that_it_makes(capsys, monkeypatch, tmp_path):
         assert 0 < found[case]["value"] < 1
 
 
+def test_kafka_runs(capsys):
+    pytest.importorskip("confluent_kafka", reason="persia[kafka]")
+    from benchmarks import kafka
+
+    kafka.main(["--quick"])
+    assert [line["rows"] for line in lines(capsys)] == [32_000, 32_000]
+
+
 def test_zipf_has_the_frequencies_of_its_formula():
     n = 1000
     ranks = common.Ranks("zipf", n).draw((200_000,), seed=3)
