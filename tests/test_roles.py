@@ -475,6 +475,7 @@ def test_updates_that_a_server_lost_are_told(
                 n += 1
             except errors.UpdatesLost:
                 told += 1
+                loader.close()
                 loader = iter(persia.DataLoader(stream, model))
             if n == 8:
                 store.flush()
