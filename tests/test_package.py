@@ -19,6 +19,7 @@ def test_pins_are_versions_that_every_index_has() -> None:
     assert [pin for pin in pins if "+" in pin or "@" in pin] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["libpersia.so", "libpersia_data.so"])
 def test_exported_symbols_begin_with_persia(name: str) -> None:
     """Other libraries of the process may have a table_get() of their own."""

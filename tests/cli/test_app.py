@@ -45,6 +45,7 @@ def test_short_help_and_completion() -> None:
     assert "checkpoint" in done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("debug", [False, True])
 def test_an_error_is_a_line_or_a_traceback(debug: bool) -> None:
     words = ["--debug"] if debug else []
