@@ -77,6 +77,8 @@ _MODULES = set(__all__) - _WHERE.keys()
 
 
 def __getattr__(name: str) -> Any:
+    if name == "_core":
+        return _import_core()
     if name in _MODULES:
         return importlib.import_module(f"persia.{name}")
     if name not in _WHERE:
@@ -84,6 +86,17 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"persia.{_WHERE[name]}"), name)
     globals()[name] = value
     return value
+
+
+def _import_core() -> Any:
+    try:
+        return importlib.import_module("persia._core")
+    except ModuleNotFoundError:
+        raise ImportError(
+            f"{__path__[0]} is a source tree of Persia whose C core is not "
+            "built: run 'make build' there, or start Python in another folder "
+            "to import the Persia that is installed"
+        ) from None
 
 
 def __dir__() -> list[str]:

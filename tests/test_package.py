@@ -1,6 +1,7 @@
 """The wheel: one binary for Python 3.11 and later, and all that it needs."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -145,3 +146,20 @@ assert bags.store.stats()["updates"] == 1
 assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.slow
+def test_a_source_tree_without_its_core_says_so(tmp_path: Path) -> None:
+    skip = shutil.ignore_patterns("*.so*", "__pycache__")
+    shutil.copytree(ROOT / "persia", tmp_path / "persia", ignore=skip)
+    done = subprocess.run(
+        [sys.executable, "-c", "import persia; persia.Store"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError") and "make build" in last
