@@ -144,6 +144,7 @@ def test_a_restart_cuts_the_same_batches(
         assert [numbers(b) for b in again] == every[stop:]
 
 
+@pytest.mark.slow
 def test_ranks_and_workers_share_the_partitions(cluster: Cluster) -> None:
     for p in range(PARTITIONS):
         cluster.produce("t", texts(rows(20, p)), p)
