@@ -16,7 +16,13 @@ struct table_cut {
     table *t;
     uint64_t rows;
     uint64_t clock;
-    uint32_t *filter; /* of admission, as it was; NULL: none */
+    /* Of admission, as it was; NULL: none.  Whoever writes the cut reads it
+     * without the lock, also while another thread stops the cut: it lasts
+     * until persia_table_cut_end(). */
+    uint32_t *filter;
+    size_t filter_bytes;
+    uint32_t first, slots; /* of the filter */
+    mem_limit *limit;      /* that the filter is charged to */
     pthread_mutex_t lock; /* guards: */
     uint32_t at;          /* stripe */
     int stopped;          /* the table has nothing of it */
@@ -56,6 +62,8 @@ static int cut_filter(table_cut *cut)
     }
     memcpy(filter, a->filter, admit_bytes(a));
     cut->filter = filter;
+    cut->filter_bytes = admit_bytes(a);
+    cut->limit = cut->t->config.limit;
     return PERSIA_OK;
 }
 
@@ -76,6 +84,8 @@ static int cut_make(table *t, table_cut **out)
                               t->config.name);
     pthread_mutex_init(&cut->lock, NULL);
     cut->t = t;
+    cut->first = t->admit.first;
+    cut->slots = t->admit.slots;
     cut->clock = atomic_load(&t->pushes);
     for (uint32_t i = 0; i < t->stripes && !rc; i++) {
         stripe *s = &t->stripe[i];
@@ -139,8 +149,8 @@ int persia_table_cut_begin(table *const *tables, size_t n, table_cut **out)
 const uint32_t *persia_table_cut_sightings(const table_cut *cut,
                                            uint32_t *first, uint32_t *slots)
 {
-    *first = cut->t->admit.first;
-    *slots = cut->t->admit.slots;
+    *first = cut->first;
+    *slots = cut->slots;
     return cut->filter;
 }
 
@@ -251,11 +261,6 @@ static void stop_locked(table_cut *cut)
     }
     t->cut = NULL;
     pthread_rwlock_unlock(&t->gate);
-    if (cut->filter) {
-        persia_mem_pages_give(cut->filter, admit_bytes(&t->admit));
-        persia_mem_release(t->config.limit, admit_bytes(&t->admit));
-    }
-    cut->filter = NULL;
     cut->stopped = 1;
 }
 
@@ -270,6 +275,10 @@ void persia_table_cut_stop(table_cut *cut)
 void persia_table_cut_end(table_cut *cut)
 {
     persia_table_cut_stop(cut);
+    if (cut->filter) {
+        persia_mem_pages_give(cut->filter, cut->filter_bytes);
+        persia_mem_release(cut->limit, cut->filter_bytes);
+    }
     pthread_mutex_destroy(&cut->lock);
     free(cut);
 }

@@ -152,6 +152,11 @@ static void test_sightings_of_a_cut(void **state)
         part[i] = table_of(&c);
         persia_table_restore_sightings(part[i], first, slots, words);
     }
+    /* Whoever writes it may still read when another thread stops it. */
+    uint32_t last = words[slots - 1];
+    persia_table_cut_stop(cut);
+    assert_ptr_equal(persia_table_cut_sightings(cut, &first, &slots), words);
+    assert_int_equal(words[slots - 1], last);
     persia_table_cut_end(cut);
     for (uint64_t id = 0; id < N; id++) {
         table *own = part[hash_shard(id_hash(id), PARTS)];
