@@ -18,7 +18,6 @@ import functools
 import os
 import re
 import secrets
-import select
 import selectors
 import shutil
 import signal
@@ -36,8 +35,9 @@ from collections.abc import (
     Sequence,
 )
 from pathlib import Path
-from typing import IO, NoReturn, TextIO
+from typing import IO, NoReturn
 
+from persia._printer import Printer, Unprinted
 from persia.errors import InvalidArgument, PersiaError
 from persia.security import VARIABLES
 
@@ -360,6 +360,14 @@ class _Process:
                 return f"was ended by {name}"
         return f"exited with status {self.status}"
 
+    def story(self, what: str) -> str:
+        """What became of it, and its last lines."""
+        lines = [f"{self.name} (pid {self.pid}) {what}"]
+        if self.last:
+            lines[0] += "; its last lines:"
+            lines += [f"  {line}" for line in self.last]
+        return "\n".join(lines)
+
 
 class _Stopped(Exception):
     """The user, or the system, wants an end."""
@@ -375,15 +383,6 @@ class _Late(Exception):
         self.servers = servers
 
 
-class _Unprinted(Exception):
-    """What the processes say cannot be written."""
-
-    def __init__(self, stream: str, error: OSError) -> None:
-        super().__init__(f"{stream} cannot be written: {error.strerror}")
-        unread = isinstance(error, BrokenPipeError)
-        self.status = 128 + signal.SIGPIPE if unread else 1
-
-
 class _Supervisor:
     """Starts, watches and ends the processes; one thread, one loop."""
 
@@ -396,7 +395,13 @@ class _Supervisor:
         self.held = [reserve(cluster.host) for _ in range(count)]
         self.loaders: list[_Process] = []
         self.signals: collections.deque[int] = collections.deque()
-        self.printer = _Printer(cluster)
+        kinds = {
+            "ps": cluster.servers,
+            "worker": cluster.workers,
+            "loader": cluster.loaders,
+        }
+        names = [f"{k}{i}" for k, n in kinds.items() for i in range(n)]
+        self.printer = Printer(["job", *names])
         self.selector = selectors.DefaultSelector()
         # A signal writes a byte into one end, which wakes the loop.
         receive, send = socket.socketpair()
@@ -455,28 +460,25 @@ class _Supervisor:
                 self._watch(servers, functools.partial(self._done, job))
         except _Stopped as stopped:
             return self._interrupted(job, servers, stopped.number)
-        except _Unprinted as unprinted:
+        except Unprinted as unprinted:
             return self._unread(job, servers, unprinted)
         except _Late as late:
             for server in late.servers:
-                self.printer.tell_failure(
-                    server,
-                    f"does not serve after {self.cluster.start:g} s "
-                    "(--start-timeout)",
-                )
+                late_by = f"after {self.cluster.start:g} s (--start-timeout)"
+                self.printer.tell(server.story(f"does not serve {late_by}"))
             self._end(job, servers)
             return 1
         failed = self._failed(servers) or self._failed_loader()
         if failed is None and job is not None and job.status:
             failed = job
         if failed is not None:
-            self.printer.tell_failure(failed, failed.end())
+            self.printer.tell(failed.story(failed.end()))
         self._end(job, servers)
         if failed is not None:
             return failed.status or 1
         bad = next((s for s in servers if s.status), None)
         if bad is not None:  # its checkpoint was not written, for example
-            self.printer.tell_failure(bad, bad.end())
+            self.printer.tell(bad.story(bad.end()))
             return bad.status or 1
         if self.printer.lost is not None:  # what they said at their end
             return self._unread(job, servers, self.printer.lost)
@@ -494,7 +496,7 @@ class _Supervisor:
         self,
         job: _Process | None,
         servers: list[_Process],
-        unprinted: _Unprinted,
+        unprinted: Unprinted,
     ) -> int:
         """Ends all, in peace, because nobody gets what they say."""
         self.printer.tell(f"stopping: {unprinted}")
@@ -736,80 +738,3 @@ def _descendants(root: int, without: Collection[int] = ()) -> list[int]:
         level = {pid for pid, parent in parents.items() if parent in level}
         found += sorted(level)
     return found
-
-
-class _Printer:
-    """Lines with the name of who wrote them in front."""
-
-    _COLOURS = (36, 33, 32, 35, 34, 31)
-
-    def __init__(self, cluster: Cluster) -> None:
-        kinds = {
-            "ps": cluster.servers,
-            "worker": cluster.workers,
-            "loader": cluster.loaders,
-        }
-        names = [f"{k}{i}" for k, n in kinds.items() for i in range(n)]
-        self.numbers = {name: i for i, name in enumerate(["job", *names])}
-        self.width = max(map(len, self.numbers))
-        self.lost: _Unprinted | None = None  # the first line that was lost
-        plain = bool(os.environ.get("NO_COLOR"))
-        self.coloured = {
-            stream: stream is not None and stream.isatty() and not plain
-            for stream in (sys.stdout, sys.stderr)
-        }
-
-    def line(self, name: str, text: str, error: bool) -> None:
-        stream = sys.stderr if error else sys.stdout
-        label = f"{name:<{self.width}} |"
-        if self.coloured[stream]:
-            number = self.numbers[name]
-            colour = self._COLOURS[number % len(self._COLOURS)]
-            label = f"\033[{colour}m{label}\033[0m"
-        self._write(stream, f"{label} {text}\n")
-
-    def tell(self, text: str) -> None:
-        """A word of our own."""
-        self._write(sys.stderr, f"persia launch: {text}\n")
-
-    def tell_failure(self, process: _Process, what: str) -> None:
-        lines = [f"{process.name} (pid {process.pid}) {what}"]
-        if process.last:
-            lines[0] += "; its last lines:"
-            lines += [f"  {line}" for line in process.last]
-        self.tell("\n".join(lines))
-
-    def _write(self, stream: TextIO | None, text: str) -> None:
-        fd = _descriptor(stream)
-        if stream is None or fd is None:
-            return
-        data = text.encode(stream.encoding or "utf-8", "backslashreplace")
-        try:
-            _write_all(fd, data)
-        except OSError as error:
-            name = "stderr" if stream is sys.stderr else "stdout"
-            self.lost = self.lost or _Unprinted(name, error)
-
-
-def _descriptor(stream: TextIO | None) -> int | None:
-    """None: it was closed by who started us (>&-), or is kept in memory,
-    where nobody would see what this process, a fork, writes."""
-    if stream is None:
-        return None
-    try:
-        return stream.fileno()
-    except (OSError, ValueError):
-        return None
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    """Writes all, even if the descriptor does not block: who shares it with us
-    may change that at any time, so it is waited for, and left as it is."""
-    left = memoryview(data)
-    while left:
-        try:
-            left = left[os.write(fd, left) :]
-        except BlockingIOError:
-            room = select.poll()
-            room.register(fd, select.POLLOUT)
-            room.poll()

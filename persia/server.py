@@ -9,138 +9,38 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
-import ipaddress
-import json
 import os
 import re
-import resource
 import secrets
-import signal
 import socket
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
 import pydantic
 from pydantic import Field
 
 from persia import _core
+from persia._serving import Listening, Signals, Stopped, say, warn_of
 from persia.checkpoint import files
 from persia.checkpoint import manifest as manifests
+from persia.checkpoint.snapshot import SNAPSHOT, Snapshot
 from persia.errors import (
-    CorruptFile,
     InvalidArgument,
     PersiaError,
     SchemaMismatch,
     StorageError,
 )
-from persia.security import Security
 
-__all__ = ["Listening", "ServeConfig", "Server", "find_shard", "serve"]
+__all__ = ["ServeConfig", "Server", "find_shard", "serve"]
 
 _WAIT = 3600.0  # seconds that a call within the process may take
 _POLL = 0.02  # seconds between questions whether something is done
-# Files that the core opens at most, and connections that the system takes
-# before they are counted.
-_FILES, _BURST = 65536, 4096
 _NAME = "^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 
 
 # ---- configuration ---------------------------------------------------------
-
-
-class Listening(pydantic.BaseModel):
-    """The options of all that serves: where it listens, and to whom."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
-
-    host: str = Field(
-        "127.0.0.1", description="Address to listen on; 0.0.0.0: on all."
-    )
-    port: int = Field(
-        8888, ge=0, le=65535, description="Port to listen on; 0: any."
-    )
-    namespace: str = Field(
-        "default",
-        min_length=1,
-        max_length=255,
-        description="Name of the job; clients of another one are refused.",
-    )
-    threads: int | None = Field(
-        None,
-        ge=1,
-        le=1024,
-        description="Threads that serve (default: one a core).",
-    )
-    message_limit: pydantic.ByteSize = Field(
-        pydantic.ByteSize(256 << 20),
-        ge=2 << 20,  # what tells of 4,096 tables must fit
-        le=(2 << 30) - 1,
-        validate_default=True,
-        description="Of a request and of a reply (default: 256MiB; at least "
-        "2MiB).",
-    )
-    calls: int = Field(
-        256, ge=1, le=65536, description="Requests in hand at once."
-    )
-    connections: int = Field(
-        4096,
-        ge=1,
-        le=65536,
-        description="Connections at once; more are closed. Each also needs a "
-        "file descriptor (ulimit -n).",
-    )
-    token: str | None = Field(
-        None,
-        description="Clients must show it (needs TLS but on the loopback).",
-    )
-    token_file: Path | None = Field(None, description="File with the token.")
-    tls_cert: Path | None = Field(
-        None, description="Certificate chain of the server, PEM."
-    )
-    tls_key: Path | None = Field(None, description="Key of --tls-cert, PEM.")
-    tls_ca: Path | None = Field(
-        None, description="Certificates that clients' are signed with, PEM."
-    )
-    mutual_tls: bool = Field(
-        False, description="Clients must show a certificate of --tls-ca."
-    )
-    insecure: bool = Field(
-        False,
-        description="Allow other addresses than loopback without TLS and "
-        "token.",
-    )
-    grace: float = Field(
-        30.0,
-        ge=0,
-        le=86400,
-        description="Seconds that admitted requests have at SIGTERM.",
-    )
-
-    @pydantic.model_validator(mode="after")
-    def _check_tls(self) -> Self:
-        if self.tls_ca is not None and not self.mutual_tls:
-            raise ValueError(
-                "--tls-ca is what clients' certificates are checked with: "
-                "give --mutual-tls, too, or leave it out"
-            )
-        return self
-
-    def security(self, admin_token_file: Path | None = None) -> Security:
-        """TLS and tokens, read from their files."""
-        return Security.load(
-            ca=self.tls_ca,
-            cert=self.tls_cert,
-            key=self.tls_key,
-            mutual=self.mutual_tls,
-            token=self.token,
-            token_file=self.token_file,
-            insecure=self.insecure,
-            admin_token_file=admin_token_file,
-        )
 
 
 class ServeConfig(Listening):
@@ -392,7 +292,7 @@ class Server:
             return False
         # The same updates: rows may have been assigned, too.
         return own.updates > part.updates or _written(
-            self._rows_of(name, self.shard) / _SNAPSHOT
+            self._rows_of(name, self.shard) / SNAPSHOT
         ) >= _written(Path(job.folder) / manifests.MANIFEST)
 
     def _job_checkpoint(
@@ -427,12 +327,12 @@ class Server:
         """What a shard has saved on exit under that name."""
         path = self._rows_of(name, shard)
         try:
-            raw = (path / _SNAPSHOT).read_bytes()
+            raw = (path / SNAPSHOT).read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error}") from error
-        return Snapshot.decode(raw, path / _SNAPSHOT)
+        return Snapshot.decode(raw, path / SNAPSHOT)
 
     def _restore_own(self, name: str, own: Snapshot) -> int:
         if (own.shard, own.shards) != (self.shard, self.shards):
@@ -548,7 +448,7 @@ class Server:
             snapshot = self._write_rows(own, temporary)
             text = manifests.encode_manifest(snapshot.model_dump(mode="json"))
             files.write_file(
-                temporary / _SNAPSHOT, lambda file: file.write(text)
+                temporary / SNAPSHOT, lambda file: file.write(text)
             )
             files.sync_folder(temporary)
             root.replace(temporary, files.ROWS)
@@ -575,172 +475,10 @@ def _written(path: Path) -> int:
 
 # ---- what a shard has saved on exit ----------------------------------------
 
-_SNAPSHOT = "shard.json"
 _PROOF = ".proof"
 
 
-class _Rows(manifests.File):
-    table: int = Field(ge=0)
-    rows: int = Field(ge=0)
-
-
-class Snapshot(pydantic.BaseModel):
-    """The description of one shard's rows, beside their files."""
-
-    model_config = pydantic.ConfigDict(
-        extra="forbid", frozen=True, strict=True
-    )
-
-    format: Literal["persia.shard"] = "persia.shard"
-    version: Literal[1] = 1
-    saved: str
-    shard: int
-    shards: int
-    lineage: int
-    updates: int
-    sync_step: int
-    t: int | None = None
-    slots: Literal[4096, 65536] = 65536  # see Manifest
-    restore: int = 0
-    tables: list[dict[str, str | int | float]]
-    pushes: list[int]
-    ledgers: list[manifests.Ledger]
-    files: list[_Rows]
-
-    @classmethod
-    def of(cls, hello: dict[str, Any], answer: dict[str, Any]) -> Snapshot:
-        """Of the answers to Hello and Snapshot."""
-        return cls(
-            saved=datetime.datetime.now(datetime.UTC).isoformat(),
-            shard=hello["shard"],
-            shards=hello["shards"],
-            lineage=hello["lineage"],
-            updates=answer["updates"],
-            sync_step=answer["step"],
-            t=answer["t"],
-            slots=manifests.SLOTS,
-            restore=answer["restore"],
-            tables=hello["tables"][: len(answer["pushes"])],
-            pushes=answer["pushes"],
-            ledgers=[
-                manifests.Ledger(
-                    stream=stream,
-                    watermark=watermark,
-                    window=f"{int.from_bytes(window, 'little'):x}",
-                    skipped=skipped,
-                    incarnation=incarnation,
-                )
-                for stream, watermark, window, skipped, incarnation in (
-                    answer["ledgers"]
-                )
-            ],
-            files=[
-                _Rows(
-                    table=table,
-                    name=name,
-                    rows=rows,
-                    bytes=size,
-                    crc32c=f"{crc:08x}",
-                )
-                for table, name, rows, size, crc in answer["files"]
-            ],
-        )
-
-    @classmethod
-    def decode(cls, raw: bytes, path: Path) -> Snapshot:
-        """From the bytes of its file; ``path`` is for messages."""
-        try:
-            document = json.loads(raw)
-            if manifests.encode_manifest(document) != raw:
-                raise ValueError("its text is not what its checksum says")
-            del document["crc32c"]
-            return cls.model_validate(document)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CorruptFile(
-                f"{path} is truncated or altered: {error}"
-            ) from None
-
-    def part(self) -> manifests.Part:
-        """What the shard has to read."""
-        return manifests.Part(
-            updates=self.updates,
-            sync_step=self.sync_step,
-            t=self.updates if self.t is None else self.t,
-            pushes=self.pushes,
-            ledgers=[
-                manifests.Numbers(
-                    ledger.stream,
-                    ledger.watermark,
-                    int(ledger.window, 16).to_bytes(512, "little"),
-                    ledger.skipped,
-                    ledger.incarnation,
-                )
-                for ledger in self.ledgers
-            ],
-            files=[
-                manifests.Rows(
-                    file.table,
-                    file.name,
-                    file.rows,
-                    file.bytes,
-                    int(file.crc32c, 16),
-                )
-                for file in self.files
-            ],
-            restore=self.restore,
-        )
-
-
 # ---- the process -----------------------------------------------------------
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
-
-
-def few_files(connections: int) -> str | None:
-    """What to tell where the process may open too few files for so many
-    connections, and for those that come before they are counted.
-
-    gRPC's listener is lost for ever once no file descriptor is left.
-    """
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    kept = min(connections, _FILES // 2)
-    if hard == resource.RLIM_INFINITY or hard >= kept + _BURST:
-        return None
-    return (
-        f"this process may open {hard} files only: it keeps at most "
-        f"{min(connections, hard // 2 + 1)} connections, and a burst of more "
-        "may leave it deaf to new ones; raise the limit (ulimit -Hn, "
-        "LimitNOFILE=, --ulimit nofile=)"
-    )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def core_holes(config: ServeConfig, holes: str) -> str | None:
-    """What to tell where others than this machine reach a gRPC core with
-    published holes: who shows no certificate can stop the server."""
-    if not holes or config.mutual_tls or _is_loopback(config.host):
-        return None
-    return (
-        f"gRPC's core {_core.GRPC} has published holes ({holes}): whoever "
-        "reaches this port may stop the server; install Persia's wheel, which "
-        "has a current core (docs/install.md), or give --mutual-tls"
-    )
-
-
-class _Stopped(BaseException):
-    """A signal came before anything was served."""
 
 
 def serve(config: ServeConfig) -> None:
@@ -749,14 +487,14 @@ def serve(config: ServeConfig) -> None:
     One that comes earlier, while rows are being restored, ends it without
     ``save_on_exit``: the rows that it would write are not all there.
     """
-    with contextlib.closing(_Signals()) as signals:
+    with contextlib.closing(Signals()) as signals:
         try:
             with contextlib.closing(Server(config)) as server:
                 _prepare(server)
                 signals.keep()
                 _run(server, signals)
-        except _Stopped:
-            _say("stopping: nothing was served, nothing is saved")
+        except Stopped:
+            say("stopping: nothing was served, nothing is saved")
 
 
 def _prepare(server: Server) -> None:
@@ -766,65 +504,20 @@ def _prepare(server: Server) -> None:
     if config.restore is not None:
         rows = server.restore()
         what = "none" if rows is None else f"{rows:,}"
-        _say(f"restored {config.restore}: {what} rows")
+        say(f"restored {config.restore}: {what} rows")
     if config.metrics_port is not None:
         port = server.show_metrics(config.metrics_port)
-        _say(f"metrics on http://{config.metrics_host}:{port}/metrics")
+        say(f"metrics on http://{config.metrics_host}:{port}/metrics")
 
 
-def _run(server: Server, signals: _Signals) -> None:
+def _run(server: Server, signals: Signals) -> None:
     config = server.config
     address = server.start()
-    if config.insecure:
-        _warn(
-            "--insecure: whoever reaches this port may read and change all "
-            "rows"
-        )
-    if few := few_files(config.connections):
-        _warn(few)
-    if open_to := core_holes(config, _core.GRPC_HOLES):
-        _warn(open_to)
-    _say(f"serving shard {server.shard} of {server.shards} on {address}")
+    warn_of(config)
+    say(f"serving shard {server.shard} of {server.shards} on {address}")
     signals.wait()
-    _say("stopping")
+    say("stopping")
     server.stop()
     if config.save_on_exit is not None:
         rows = server.save(config.save_on_exit)
-        _say(f"saved {config.save_on_exit}: {rows:,} rows")
-
-
-class _Signals:
-    """SIGTERM and SIGINT: the first is told, the next is fatal.
-
-    The handlers take no lock, as the main thread may hold it.
-    """
-
-    NUMBERS = (signal.SIGTERM, signal.SIGINT)
-
-    def __init__(self) -> None:
-        self._kept = False
-        self._receive, self._send = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        os.set_blocking(self._receive, True)
-        self._before = {n: signal.signal(n, self._take) for n in self.NUMBERS}
-        self._old = signal.set_wakeup_fd(self._send, warn_on_full_buffer=False)
-
-    def _take(self, number: int, frame: object) -> None:
-        for n in self.NUMBERS:
-            signal.signal(n, signal.SIG_DFL)
-        if not self._kept:
-            raise _Stopped
-
-    def keep(self) -> None:
-        """From now on one waits for :meth:`wait`; so far it raises."""
-        self._kept = True
-
-    def wait(self) -> None:
-        """Until there was one."""
-        os.read(self._receive, 1)
-
-    def close(self) -> None:
-        signal.set_wakeup_fd(self._old)
-        for n, handler in self._before.items():
-            signal.signal(n, handler)
-        os.close(self._receive)
-        os.close(self._send)
+        say(f"saved {config.save_on_exit}: {rows:,} rows")

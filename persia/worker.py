@@ -14,10 +14,10 @@ import pydantic
 from pydantic import Field
 
 from persia import _core
+from persia._serving import Listening, Signals, Stopped, say, warn_of
 from persia.addresses import WIRE_DTYPES, resolve
 from persia.errors import InvalidArgument
 from persia.security import Security
-from persia.server import Listening, _say, _Signals, _Stopped, _warn, few_files
 
 __all__ = ["Worker", "WorkerConfig", "serve_worker"]
 
@@ -142,31 +142,28 @@ class Worker:
 
 def serve_worker(config: WorkerConfig) -> None:
     """Serves until SIGTERM or SIGINT; a second one ends it at once."""
-    with contextlib.closing(_Signals()) as signals:
+    with contextlib.closing(Signals()) as signals:
         try:
             with contextlib.closing(Worker(config)) as worker:
                 signals.keep()
                 _run(worker, signals)
-        except _Stopped:
-            _say("stopping: nothing was served")
+        except Stopped:
+            say("stopping: nothing was served")
 
 
-def _run(worker: Worker, signals: _Signals) -> None:
+def _run(worker: Worker, signals: Signals) -> None:
     config = worker.config
     address = worker.start()
-    if config.insecure:
-        _warn("--insecure: whoever reaches this port may change all rows")
-    if few := few_files(config.connections):
-        _warn(few)
-    _say(
+    warn_of(config)
+    say(
         f"serving an embedding worker of {worker.servers} servers on {address}"
     )
     signals.wait()
-    _say("stopping")
+    say("stopping")
     worker.stop()
     counts = worker.stats()
     left = counts["queued"] + counts["leased"]
-    _say(
+    say(
         f"{counts['trained']:,} batches were trained, "
         f"{counts['skipped']:,} skipped, {left:,} are left"
     )

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from persia import _core, errors
 from persia._options import read_yaml, validated
+from persia._serving import core_holes, few_files
 from persia.cli.app import app
-from persia.server import ServeConfig, core_holes, few_files, find_shard
+from persia.server import ServeConfig, find_shard
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import persia
 from persia import errors, server
 from persia.checkpoint import files
 from persia.checkpoint import manifest as manifests
+from persia.checkpoint.snapshot import RowsFile, Snapshot
 from tests.checkpoints import assert_same_rows, fill, make_store
 from tests.test_checkpoint_shards import TABLES, save_shards
 
@@ -76,8 +77,8 @@ def save_own(root: Path, whole: persia.Store) -> None:
                     continue
                 shutil.copy(folder / file.name, own)
                 entry = file.model_dump(exclude={"shard"})
-                rows.append(server._Rows(table=number, **entry))
-        snapshot = server.Snapshot(
+                rows.append(RowsFile(table=number, **entry))
+        snapshot = Snapshot(
             saved=manifest.saved,
             shard=shard,
             shards=3,

@@ -1,0 +1,222 @@
+"""What every process that serves has: where it listens, its warnings, and how
+it ends."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Self
+
+import pydantic
+from pydantic import Field
+
+from persia import _core
+from persia.security import Security
+
+__all__ = [
+    "Listening",
+    "Signals",
+    "Stopped",
+    "core_holes",
+    "few_files",
+    "say",
+    "warn_of",
+]
+
+# Files that the core opens at most, and connections that the system takes
+# before they are counted.
+_FILES, _BURST = 65536, 4096
+
+
+class Listening(pydantic.BaseModel):
+    """The options of all that serves: where it listens, and to whom."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field(
+        "127.0.0.1", description="Address to listen on; 0.0.0.0: on all."
+    )
+    port: int = Field(
+        8888, ge=0, le=65535, description="Port to listen on; 0: any."
+    )
+    namespace: str = Field(
+        "default",
+        min_length=1,
+        max_length=255,
+        description="Name of the job; clients of another one are refused.",
+    )
+    threads: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="Threads that serve (default: one a core).",
+    )
+    message_limit: pydantic.ByteSize = Field(
+        pydantic.ByteSize(256 << 20),
+        ge=2 << 20,  # what tells of 4,096 tables must fit
+        le=(2 << 30) - 1,
+        validate_default=True,
+        description="Of a request and of a reply (default: 256MiB; at least "
+        "2MiB).",
+    )
+    calls: int = Field(
+        256, ge=1, le=65536, description="Requests in hand at once."
+    )
+    connections: int = Field(
+        4096,
+        ge=1,
+        le=65536,
+        description="Connections at once; more are closed. Each also needs a "
+        "file descriptor (ulimit -n).",
+    )
+    token: str | None = Field(
+        None,
+        description="Clients must show it (needs TLS but on the loopback).",
+    )
+    token_file: Path | None = Field(None, description="File with the token.")
+    tls_cert: Path | None = Field(
+        None, description="Certificate chain of the server, PEM."
+    )
+    tls_key: Path | None = Field(None, description="Key of --tls-cert, PEM.")
+    tls_ca: Path | None = Field(
+        None, description="Certificates that clients' are signed with, PEM."
+    )
+    mutual_tls: bool = Field(
+        False, description="Clients must show a certificate of --tls-ca."
+    )
+    insecure: bool = Field(
+        False,
+        description="Allow other addresses than loopback without TLS and "
+        "token.",
+    )
+    grace: float = Field(
+        30.0,
+        ge=0,
+        le=86400,
+        description="Seconds that admitted requests have at SIGTERM.",
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if self.tls_ca is not None and not self.mutual_tls:
+            raise ValueError(
+                "--tls-ca is what clients' certificates are checked with: "
+                "give --mutual-tls, too, or leave it out"
+            )
+        return self
+
+    def security(self, admin_token_file: Path | None = None) -> Security:
+        """TLS and tokens, read from their files."""
+        return Security.load(
+            ca=self.tls_ca,
+            cert=self.tls_cert,
+            key=self.tls_key,
+            mutual=self.mutual_tls,
+            token=self.token,
+            token_file=self.token_file,
+            insecure=self.insecure,
+            admin_token_file=admin_token_file,
+        )
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def few_files(connections: int) -> str | None:
+    """What to tell where the process may open too few files for so many
+    connections, and for those that come before they are counted.
+
+    gRPC's listener is lost for ever once no file descriptor is left.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    kept = min(connections, _FILES // 2)
+    if hard == resource.RLIM_INFINITY or hard >= kept + _BURST:
+        return None
+    return (
+        f"this process may open {hard} files only: it keeps at most "
+        f"{min(connections, hard // 2 + 1)} connections, and a burst of more "
+        "may leave it deaf to new ones; raise the limit (ulimit -Hn, "
+        "LimitNOFILE=, --ulimit nofile=)"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def core_holes(config: Listening, holes: str) -> str | None:
+    """What to tell where others than this machine reach a gRPC core with
+    published holes: who shows no certificate can stop the server."""
+    if not holes or config.mutual_tls or _is_loopback(config.host):
+        return None
+    return (
+        f"gRPC's core {_core.GRPC} has published holes ({holes}): whoever "
+        "reaches this port may stop the server; install Persia's wheel, which "
+        "has a current core (docs/install.md), or give --mutual-tls"
+    )
+
+
+def warn_of(config: Listening) -> None:
+    """Says what is risky about serving so."""
+    if config.insecure:
+        _warn(
+            "--insecure: whoever reaches this port may read and change all "
+            "rows"
+        )
+    if few := few_files(config.connections):
+        _warn(few)
+    if open_to := core_holes(config, _core.GRPC_HOLES):
+        _warn(open_to)
+
+
+class Stopped(BaseException):
+    """A signal came before anything was served."""
+
+
+class Signals:
+    """SIGTERM and SIGINT: the first is told, the next is fatal.
+
+    The handlers take no lock, as the main thread may hold it.
+    """
+
+    NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+    def __init__(self) -> None:
+        self._kept = False
+        self._receive, self._send = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        os.set_blocking(self._receive, True)
+        self._before = {n: signal.signal(n, self._take) for n in self.NUMBERS}
+        self._old = signal.set_wakeup_fd(self._send, warn_on_full_buffer=False)
+
+    def _take(self, number: int, frame: object) -> None:
+        for n in self.NUMBERS:
+            signal.signal(n, signal.SIG_DFL)
+        if not self._kept:
+            raise Stopped
+
+    def keep(self) -> None:
+        """From now on one waits for :meth:`wait`; so far it raises."""
+        self._kept = True
+
+    def wait(self) -> None:
+        """Until there was one."""
+        os.read(self._receive, 1)
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(self._old)
+        for n, handler in self._before.items():
+            signal.signal(n, handler)
+        os.close(self._receive)
+        os.close(self._send)

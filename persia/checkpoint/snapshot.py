@@ -1,0 +1,133 @@
+"""What one server wrote of its shard, on exit or for a checkpoint.
+
+Nothing of torch: a server reads and writes it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from persia.checkpoint import manifest as manifests
+from persia.errors import CorruptFile
+
+__all__ = ["SNAPSHOT", "RowsFile", "Snapshot"]
+
+SNAPSHOT = "shard.json"
+
+
+class RowsFile(manifests.File):
+    table: int = Field(ge=0)
+    rows: int = Field(ge=0)
+
+
+class Snapshot(pydantic.BaseModel):
+    """The description of one shard's rows, beside their files."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid", frozen=True, strict=True
+    )
+
+    format: Literal["persia.shard"] = "persia.shard"
+    version: Literal[1] = 1
+    saved: str
+    shard: int
+    shards: int
+    lineage: int
+    updates: int
+    sync_step: int
+    t: int | None = None
+    slots: Literal[4096, 65536] = 65536  # see Manifest
+    restore: int = 0
+    tables: list[dict[str, str | int | float]]
+    pushes: list[int]
+    ledgers: list[manifests.Ledger]
+    files: list[RowsFile]
+
+    @classmethod
+    def of(cls, hello: dict[str, Any], answer: dict[str, Any]) -> Snapshot:
+        """Of the answers to Hello and Snapshot."""
+        return cls(
+            saved=datetime.datetime.now(datetime.UTC).isoformat(),
+            shard=hello["shard"],
+            shards=hello["shards"],
+            lineage=hello["lineage"],
+            updates=answer["updates"],
+            sync_step=answer["step"],
+            t=answer["t"],
+            slots=manifests.SLOTS,
+            restore=answer["restore"],
+            tables=hello["tables"][: len(answer["pushes"])],
+            pushes=answer["pushes"],
+            ledgers=[
+                manifests.Ledger(
+                    stream=stream,
+                    watermark=watermark,
+                    window=f"{int.from_bytes(window, 'little'):x}",
+                    skipped=skipped,
+                    incarnation=incarnation,
+                )
+                for stream, watermark, window, skipped, incarnation in (
+                    answer["ledgers"]
+                )
+            ],
+            files=[
+                RowsFile(
+                    table=table,
+                    name=name,
+                    rows=rows,
+                    bytes=size,
+                    crc32c=f"{crc:08x}",
+                )
+                for table, name, rows, size, crc in answer["files"]
+            ],
+        )
+
+    @classmethod
+    def decode(cls, raw: bytes, path: Path) -> Snapshot:
+        """From the bytes of its file; ``path`` is for messages."""
+        try:
+            document = json.loads(raw)
+            if manifests.encode_manifest(document) != raw:
+                raise ValueError("its text is not what its checksum says")
+            del document["crc32c"]
+            return cls.model_validate(document)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CorruptFile(
+                f"{path} is truncated or altered: {error}"
+            ) from None
+
+    def part(self) -> manifests.Part:
+        """What the shard has to read."""
+        return manifests.Part(
+            updates=self.updates,
+            sync_step=self.sync_step,
+            t=self.updates if self.t is None else self.t,
+            pushes=self.pushes,
+            ledgers=[
+                manifests.Numbers(
+                    ledger.stream,
+                    ledger.watermark,
+                    int(ledger.window, 16).to_bytes(512, "little"),
+                    ledger.skipped,
+                    ledger.incarnation,
+                )
+                for ledger in self.ledgers
+            ],
+            files=[
+                manifests.Rows(
+                    file.table,
+                    file.name,
+                    file.rows,
+                    file.bytes,
+                    int(file.crc32c, 16),
+                )
+                for file in self.files
+            ],
+            restore=self.restore,
+        )
