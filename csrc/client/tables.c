@@ -146,7 +146,7 @@ int persia_client_drop(ps_client *r, uint32_t no)
         return rc;
     pthread_mutex_lock(&r->declaring);
     rc = drop_all(r, no);
-    /* A server that begins anew from now on does not hear of it. */
+    /* A server that starts from now on gets no Declare of it. */
     if (!rc)
         atomic_store(&r->dropped[no], 1);
     pthread_mutex_unlock(&r->declaring);

@@ -82,7 +82,7 @@ int py_role_client(PyObject *dict, role_client_config *out)
 typedef struct sender_object {
     PyObject_HEAD
     role_sender *sender; /* NULL: closed */
-    unsigned busy;       /* calls under way; guarded by the GIL */
+    unsigned busy;       /* calls that run; guarded by the GIL */
 } sender_object;
 
 static void sender_dealloc(PyObject *self)

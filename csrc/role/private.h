@@ -58,7 +58,7 @@ typedef struct role_stream {
     uint64_t rings[2][ROLE_WINDOW / 64];
     size_t offers;     /* that are not freed */
     uint64_t used;     /* when it was heard of last */
-    int lost;          /* code of lost_text, to be told at a Return; or 0 */
+    int lost;          /* code of lost_text, for the next Return; or 0 */
     char lost_text[512];
     pthread_mutex_t opening; /* guards all below until it is open */
     int open;

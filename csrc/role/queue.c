@@ -390,7 +390,7 @@ void service_take(asking *a)
     else if (o && o->state == OFFER_LEASED)
         lease(a, o);
     else if (o)
-        ready_status(a, TAKE_EMPTY); /* it is under way */
+        ready_status(a, TAKE_EMPTY); /* its Return has not ended */
     else
         wait_in(&s->takes, a);
     service_match(s);
@@ -431,8 +431,8 @@ void service_return(asking *a)
         returned_late(a);
     } else if (o->state != OFFER_LEASED) {
         ready_error(a, persia_err_set(PERSIA_EUNAVAILABLE,
-                                      "an earlier request for this batch is "
-                                      "under way"));
+                                      "an earlier Return of this batch has "
+                                      "not ended"));
     } else if (m->reason == RETURN_TRAINED) {
         offer_event(o, OFFER_RETURN);
         o->users++;

@@ -24,9 +24,9 @@ struct role_rank {
     pthread_mutex_t lock;     /* guards all below */
     uint64_t number;          /* of the last Take */
     uint64_t generation;      /* that are not cancelled */
-    uint64_t pass;            /* under way, from 1 */
+    uint64_t pass;            /* that is open, from 1 */
     struct at_link {
-        uint64_t boot;        /* of the worker that was told the plan */
+        uint64_t boot;        /* of the worker that has the plan */
         uint64_t first;       /* pass of this rank since then */
         uint64_t ended;       /* the last pass that ended there */
     } *at;                    /* [links] */

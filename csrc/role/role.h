@@ -77,7 +77,7 @@ PERSIA_API int persia_rank_open(const role_client_config *config,
 PERSIA_API void persia_rank_close(role_rank *r);
 /* What is wanted of every batch, at all workers.  It is copied. */
 PERSIA_API int persia_rank_declare(role_rank *r, const wire_plan *plan);
-/* Takes so far that are under way end with PERSIA_ECLOSED, and their batches
+/* Takes that wait end with PERSIA_ECLOSED, and their batches
  * are offered again.  Those that follow are of the next pass if this one has
  * ended. */
 PERSIA_API void persia_rank_cancel(role_rank *r);
