@@ -75,9 +75,11 @@ class Stream:
         )
 
     def stats(self) -> dict[str, int]:
-        """``late``: batches whose gradients came when their lease had ended,
-        so that they were not applied; ``lost``: how often workers told of
-        updates that servers had lost."""
+        """``late``: batches whose gradients reached a worker that no longer
+        had their lease. It does not apply them: another process trains the
+        batch, or the worker that had the lease applied them before it ended.
+        ``lost``: how often workers reported updates that servers had
+        lost."""
         if self._rank is None:
             return {"late": 0, "lost": 0}
         return self._rank.counts()

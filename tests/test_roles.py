@@ -451,7 +451,8 @@ def test_a_worker_that_loses_its_queue(
     raised()
     assert store.updates == 20
     assert 20 <= n <= 24
-    assert stream.stats()["late"] == n - 20
+    # A Return whose answer the old worker could not send is late, too.
+    assert n - 20 <= stream.stats()["late"] <= 4
     assert stream.stats()["lost"] == 0
 
 
