@@ -17,7 +17,6 @@ enum { TABLES_MAX = 64 };
 
 typedef struct bench_remote {
     ps_client *client;
-    ps *own; /* tables of this process; NULL: they are on a server */
     uint32_t tables, dim;
     uint32_t numbers[TABLES_MAX];
     optim_args optim;
@@ -28,16 +27,14 @@ BENCH void bench_remote_close(bench_remote *r)
     if (!r)
         return;
     persia_client_destroy(r->client);
-    persia_ps_destroy(r->own);
     free(r);
 }
 
 /* Tables of this process. */
 static int open_local(bench_remote *r, unsigned threads)
 {
-    ps_config config = {.threads = threads};
-    int rc = persia_ps_create(&config, &r->own);
-    return rc ? rc : persia_client_embedded(r->own, &r->client);
+    const ps_config config = {.threads = threads};
+    return persia_client_create_embedded(&config, &r->client);
 }
 
 /* Connects to one server (NULL: to none) and declares tables `<name>0`, ...
@@ -120,7 +117,8 @@ BENCH int bench_remote_push(bench_remote *r, uint64_t number, uint32_t tables,
         jobs[i] = (push_job){
             .parts = &parts[i], .parts_n = 1, .optim = &r->optim};
     }
-    client_update update = {.number = r->own ? 0 : number, .parts = 1};
+    const int named = !persia_client_is_embedded(r->client);
+    client_update update = {.number = named ? number : 0, .parts = 1};
     return persia_client_push(r->client, &update, r->numbers, jobs, tables);
 }
 

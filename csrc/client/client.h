@@ -29,6 +29,9 @@ typedef struct ps_client ps_client;
 /* An embedded client, with a shard of its own over these tables, which must
  * outlive it. */
 PERSIA_API int persia_client_embedded(ps *tables, ps_client **out);
+/* The same with tables of its own. */
+PERSIA_API int persia_client_create_embedded(const ps_config *config,
+                                             ps_client **out);
 
 /* What to do about updates that a server had acknowledged and then lost (it
  * was killed and came back from its last snapshot). */
@@ -41,6 +44,9 @@ typedef struct client_config {
     shard *own;               /* a shard in this process, or NULL: called
                                  without messages; addresses[own_at] */
     size_t own_at;
+    void *owner;              /* keeps `own` alive; once the client is made,
+                                 its end calls release(owner) */
+    void (*release)(void *owner);
     char name_space[WIRE_NAME];
     uint32_t rank, world;
     uint64_t stream;          /* of this rank's updates; the same after a

@@ -260,6 +260,7 @@ static int make(const client_config *config, embedded *own, ps_client **out)
     r->lost_code = PERSIA_ELOST;
     r->shared = config->shared;
     r->client = r->shared ? config->stream : random_id();
+    r->owner = config->owner;
     r->embedded = own;
     if (own)
         r->s = persia_ps_sched(persia_shard_tables(own->shard));
@@ -293,6 +294,7 @@ static int create(const client_config *config, embedded *own,
         persia_client_destroy(r);
         return rc;
     }
+    r->release = config->release;
     *out = r;
     return PERSIA_OK;
 }
@@ -324,6 +326,30 @@ int persia_client_embedded(ps *tables, ps_client **out)
                                   .timeout_ns = UINT64_MAX / 4,
                                   .dtype = WIRE_FP32};
     return create(&config, e, NULL, out);
+}
+
+static void release_tables(void *tables)
+{
+    persia_ps_destroy(tables);
+}
+
+int persia_client_create_embedded(const ps_config *config, ps_client **out)
+{
+    ps *tables;
+    *out = NULL;
+    int rc = persia_fork_check("a new store");
+    if (!rc)
+        rc = persia_ps_create(config, &tables);
+    if (rc)
+        return rc;
+    rc = persia_client_embedded(tables, out);
+    if (rc) {
+        persia_ps_destroy(tables);
+        return rc;
+    }
+    (*out)->owner = tables;
+    (*out)->release = release_tables;
+    return PERSIA_OK;
 }
 
 int persia_client_destroy(ps_client *r)
@@ -359,6 +385,8 @@ int persia_client_destroy(ps_client *r)
     pthread_mutex_destroy(&r->completing);
     pthread_mutex_destroy(&r->lock);
     pthread_mutex_destroy(&r->restores_lock);
+    if (r->release)
+        r->release(r->owner);
     free(r->servers);
     free(r);
     return 0;

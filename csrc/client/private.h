@@ -188,6 +188,8 @@ enum restores {
 struct ps_client {
     sched *s; /* the client's */
     embedded *embedded; /* its own shard, which has the threads s; or NULL */
+    void *owner;        /* of what it uses; release(owner) ends that */
+    void (*release)(void *owner);
     index_pool indexes; /* has a lock of its own */
     server **servers; /* [servers_n] by shard */
     uint32_t servers_n;

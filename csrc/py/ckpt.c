@@ -44,13 +44,13 @@ static PyObject *ckpt_tables(PyObject *module, PyObject *args)
 {
     unsigned long long handle;
     store *owner;
+    ps_client *c;
     (void)module;
     if (!PyArg_ParseTuple(args, "K", &handle))
         return NULL;
-    int code = persia_store_get(handle, "checkpoint", &owner);
+    int code = persia_store_get(handle, "checkpoint", &owner, &c);
     if (code)
         return py_raise(code);
-    const ps_client *c = persia_store_client(owner);
     PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list && i < persia_client_tables(c); i++) {
         table_config config = *persia_client_table(c, i);
@@ -70,6 +70,7 @@ static PyObject *ckpt_tables(PyObject *module, PyObject *args)
 /* One shard of a store, while it is asked. */
 typedef struct asked {
     store *owner;
+    ps_client *client;
     uint32_t shard;
     py_peer peer;
     PyObject *rest; /* of the arguments */
@@ -79,8 +80,7 @@ static int ask(void *ctx, uint32_t method, const void *arguments,
                shard_reply *reply)
 {
     const asked *a = ctx;
-    return persia_client_call(persia_store_client(a->owner), a->shard, method,
-                              arguments, reply);
+    return persia_client_call(a->client, a->shard, method, arguments, reply);
 }
 
 static void asked_end(asked *a)
@@ -98,18 +98,16 @@ static int asked_begin(asked *a, PyObject *args)
     Py_XDECREF(head);
     if (!ok)
         return -1;
-    int code = persia_store_get(handle, "checkpoint", &a->owner);
+    int code = persia_store_get(handle, "checkpoint", &a->owner, &a->client);
     if (code) {
         py_raise(code);
         return -1;
     }
     a->peer = (py_peer){.call = ask,
                         .ctx = a,
-                        .caller = persia_client_caller(
-                            persia_store_client(a->owner), a->shard)};
+                        .caller = persia_client_caller(a->client, a->shard)};
     a->rest = PyTuple_GetSlice(args, 2, PyTuple_Size(args));
-    if (a->rest &&
-        a->shard < persia_client_shards(persia_store_client(a->owner)))
+    if (a->rest && a->shard < persia_client_shards(a->client))
         return 0;
     if (a->rest)
         PyErr_Format(PyExc_IndexError, "there is no shard %u", a->shard);
@@ -154,13 +152,13 @@ static PyObject *ckpt_shards(PyObject *module, PyObject *arg)
 {
     unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
     store *owner;
+    ps_client *c;
     (void)module;
     if (PyErr_Occurred())
         return NULL;
-    int code = persia_store_get(handle, "checkpoint", &owner);
+    int code = persia_store_get(handle, "checkpoint", &owner, &c);
     if (code)
         return py_raise(code);
-    const ps_client *c = persia_store_client(owner);
     PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list && i < persia_client_shards(c); i++) {
         PyObject *address = PyUnicode_FromString(persia_client_address(c, i));
@@ -180,7 +178,7 @@ static PyObject *ckpt_greet(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "Kp", &handle, &restored))
         return NULL;
-    int code = persia_store_get(handle, "load", &owner);
+    int code = persia_store_get(handle, "load", &owner, NULL);
     if (code)
         return py_raise(code);
     Py_BEGIN_ALLOW_THREADS code =
@@ -195,13 +193,14 @@ static PyObject *ckpt_loading(PyObject *module, PyObject *args)
     unsigned long long handle;
     int loading;
     store *owner;
+    ps_client *c;
     (void)module;
     if (!PyArg_ParseTuple(args, "Kp", &handle, &loading))
         return NULL;
-    int code = persia_store_get(handle, "load", &owner);
+    int code = persia_store_get(handle, "load", &owner, &c);
     if (code)
         return py_raise(code);
-    persia_client_set_loading(persia_store_client(owner), loading);
+    persia_client_set_loading(c, loading);
     persia_store_put(owner);
     Py_RETURN_NONE;
 }
@@ -213,7 +212,7 @@ static PyObject *ckpt_go_on(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "KKKK", &handle, &stream, &number, &lost))
         return NULL;
-    int code = persia_store_get(handle, "load", &owner);
+    int code = persia_store_get(handle, "load", &owner, NULL);
     if (code)
         return py_raise(code);
     Py_BEGIN_ALLOW_THREADS code =
@@ -231,7 +230,7 @@ static PyObject *ckpt_place(PyObject *module, PyObject *arg)
     unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
     if (PyErr_Occurred())
         return NULL;
-    int code = persia_store_get(handle, "save", &owner);
+    int code = persia_store_get(handle, "save", &owner, NULL);
     if (code)
         return py_raise(code);
     Py_BEGIN_ALLOW_THREADS code = persia_store_places(owner, &last);

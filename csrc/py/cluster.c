@@ -1,4 +1,4 @@
-/* cluster.c: stores whose tables are remote: how they are opened, and, as
+/* cluster.c: clients of servers, and, as
  * functions of a store's handle, steps of all ranks and what the client
  * counts. */
 #include <stdlib.h>
@@ -81,7 +81,7 @@ int py_client_config(PyObject *dict, client_config *out, PyObject **own)
     return out->addresses ? 0 : -1;
 }
 
-int py_open_remote(unsigned threads, PyObject *dict, uint64_t *handle)
+int py_open_client(unsigned threads, PyObject *dict, ps_client **out)
 {
     client_config c = {.threads = threads};
     PyObject *own;
@@ -96,10 +96,11 @@ int py_open_remote(unsigned threads, PyObject *dict, uint64_t *handle)
             return -1;
         }
         c.own = persia_service_shard(service);
+        c.owner = served;
+        c.release = drop_own;
     }
     int rc;
-    Py_BEGIN_ALLOW_THREADS rc =
-        persia_store_open_remote(&c, served, served ? drop_own : NULL, handle);
+    Py_BEGIN_ALLOW_THREADS rc = persia_client_create(&c, out);
     Py_END_ALLOW_THREADS
     free((void *)(uintptr_t)c.addresses);
     if (!rc)
@@ -112,10 +113,13 @@ int py_open_remote(unsigned threads, PyObject *dict, uint64_t *handle)
 
 /* ---- functions of a handle ---- */
 
-/* Runs `call` with a reference `s` to the store, without the GIL. */
+/* Runs `call` with a reference `s` to the store, whose client is `c`, without
+ * the GIL. */
 #define WITH_STORE(handle, call)                                              \
     store *s;                                                                 \
-    int rc = persia_store_get((handle), "store", &s);                         \
+    ps_client *c;                                                             \
+    int rc = persia_store_get((handle), "store", &s, &c);                     \
+    (void)c;                                                                  \
     if (rc)                                                                   \
         return py_raise(rc);                                                  \
     Py_BEGIN_ALLOW_THREADS call;                                              \
@@ -164,7 +168,7 @@ static PyObject *py_leave(PyObject *module, PyObject *args)
         return NULL;
     store *s;
     /* A store that was closed is not in any step. */
-    if (persia_store_get(handle, "store", &s) != PERSIA_OK)
+    if (persia_store_get(handle, "store", &s, NULL) != PERSIA_OK)
         Py_RETURN_NONE;
     int rc;
     Py_BEGIN_ALLOW_THREADS rc = persia_store_leave(s, settle);
@@ -179,21 +183,21 @@ static PyObject *py_counts(PyObject *module, PyObject *arg)
 {
     (void)module;
     unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
-    client_counts c;
+    client_counts n;
     if (PyErr_Occurred())
         return NULL;
-    WITH_STORE(handle, persia_client_get_counts(persia_store_client(s), &c));
+    WITH_STORE(handle, persia_client_get_counts(c, &n));
     PyObject *out = PyDict_New();
     const struct {
         const char *name;
         uint64_t value;
     } counts[] = {
-        {"pulls", c.pulls},           {"pushes", c.pushes},
-        {"ids", c.ids},               {"distinct", c.distinct},
-        {"bytes_out", c.bytes_out},   {"bytes_in", c.bytes_in},
-        {"retries", c.retries},       {"duplicates", c.duplicates},
-        {"reconnects", c.reconnects}, {"lost", c.lost},
-        {"stale", c.stale},
+        {"pulls", n.pulls},           {"pushes", n.pushes},
+        {"ids", n.ids},               {"distinct", n.distinct},
+        {"bytes_out", n.bytes_out},   {"bytes_in", n.bytes_in},
+        {"retries", n.retries},       {"duplicates", n.duplicates},
+        {"reconnects", n.reconnects}, {"lost", n.lost},
+        {"stale", n.stale},
     };
     for (size_t i = 0; out && i < sizeof counts / sizeof counts[0]; i++) {
         PyObject *value = PyLong_FromUnsignedLongLong(counts[i].value);
@@ -214,7 +218,7 @@ static PyObject *py_inherit(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "KKId", &handle, &stream, &rank, &timeout))
         return NULL;
     WITH_STORE(handle,
-               rc = persia_client_inherit(persia_store_client(s), stream, rank,
+               rc = persia_client_inherit(c, stream, rank,
                                           (uint64_t)(timeout * 1e9), &known));
     return PyBool_FromLong(known);
 }
@@ -225,7 +229,7 @@ static PyObject *py_tell_lost(PyObject *module, PyObject *arg)
     unsigned long long handle = PyLong_AsUnsignedLongLong(arg);
     if (PyErr_Occurred())
         return NULL;
-    WITH_STORE(handle, rc = persia_client_tell_lost(persia_store_client(s)));
+    WITH_STORE(handle, rc = persia_client_tell_lost(c));
     Py_RETURN_NONE;
 }
 
@@ -237,15 +241,15 @@ static PyObject *py_shard(PyObject *module, PyObject *args)
     uint32_t shard;
     if (!PyArg_ParseTuple(args, "KL", &handle, &id))
         return NULL;
-    WITH_STORE(handle, shard = hash_shard(
-                           id_hash((uint64_t)id),
-                           persia_client_shards(persia_store_client(s))));
+    WITH_STORE(handle, shard = hash_shard(id_hash((uint64_t)id),
+                                          persia_client_shards(c)));
     return PyLong_FromUnsignedLong(shard);
 }
 
 /* One shard of a store, as peer.h asks it. */
 typedef struct shard_of {
     store *s;
+    ps_client *c;
     uint32_t shard;
 } shard_of;
 
@@ -253,8 +257,7 @@ static int ask_shard(void *ctx, uint32_t method, const void *arguments,
                      shard_reply *reply)
 {
     const shard_of *of = ctx;
-    return persia_client_call(persia_store_client(of->s), of->shard, method,
-                              arguments, reply);
+    return persia_client_call(of->c, of->shard, method, arguments, reply);
 }
 
 static PyObject *py_shard_stats(PyObject *module, PyObject *args)
@@ -264,10 +267,10 @@ static PyObject *py_shard_stats(PyObject *module, PyObject *args)
     shard_of of;
     if (!PyArg_ParseTuple(args, "KI", &handle, &of.shard))
         return NULL;
-    int rc = persia_store_get(handle, "Store.stats", &of.s);
+    int rc = persia_store_get(handle, "Store.stats", &of.s, &of.c);
     if (rc)
         return py_raise(rc);
-    const ps_client *c = persia_store_client(of.s);
+    const ps_client *c = of.c;
     PyObject *out = NULL;
     if (!persia_client_is_embedded(c) && of.shard < persia_client_shards(c)) {
         py_peer peer = {.call = ask_shard,
@@ -288,14 +291,8 @@ static PyObject *py_repair(PyObject *module, PyObject *args)
     unsigned shard;
     if (!PyArg_ParseTuple(args, "KI", &handle, &shard))
         return NULL;
-    store *s;
-    int rc = persia_store_get(handle, "Store", &s);
-    if (rc)
-        return py_raise(rc);
-    Py_BEGIN_ALLOW_THREADS rc = persia_client_repair(persia_store_client(s),
-                                                     shard);
-    Py_END_ALLOW_THREADS persia_store_put(s);
-    return rc ? py_raise(rc) : Py_NewRef(Py_None);
+    WITH_STORE(handle, rc = persia_client_repair(c, shard));
+    Py_RETURN_NONE;
 }
 
 static PyMethodDef functions[] = {

@@ -7,7 +7,7 @@
 /* Runs `call` with a reference `s` to the store, without the GIL. */
 #define WITH_STORE(handle, call)                                              \
     store *s;                                                                 \
-    int rc = persia_store_get((handle), "data loader", &s);                   \
+    int rc = persia_store_get((handle), "data loader", &s, NULL);             \
     if (rc)                                                                   \
         return py_raise(rc);                                                  \
     Py_BEGIN_ALLOW_THREADS call;                                              \
@@ -37,7 +37,7 @@ static PyObject *py_close(PyObject *module, PyObject *args)
     store *s;
     /* A store that was closed has closed its streams; a forked child has
      * none. */
-    if (persia_store_get(handle, "data loader", &s) == PERSIA_OK) {
+    if (persia_store_get(handle, "data loader", &s, NULL) == PERSIA_OK) {
         Py_BEGIN_ALLOW_THREADS persia_store_pass_close(s, stream);
         persia_store_put(s);
         Py_END_ALLOW_THREADS

@@ -52,9 +52,10 @@ struct table_config;
 int py_table_config(PyObject *args, PyObject *kwargs,
                     struct table_config *out);
 
-/* Opens a store whose tables are remote, from the dict of persia.cluster
+/* Makes a client of servers, from the dict of a store's connection
  * (cluster.c).  Returns -1 with an exception set. */
-int py_open_remote(unsigned threads, PyObject *dict, uint64_t *handle);
+struct ps_client;
+int py_open_client(unsigned threads, PyObject *dict, struct ps_client **out);
 /* That dict; texts last as long as it does, the array of addresses is the
  * caller's to free.  Returns -1 with an exception set. */
 struct client_config;

@@ -194,12 +194,13 @@ static PyObject *taken_lookup(PyObject *self, PyObject *args)
     const taken_object *t = (taken_object *)self;
     unsigned long long handle, batch;
     store *s;
+    ps_client *c;
     if (!PyArg_ParseTuple(args, "KK", &handle, &batch))
         return NULL;
-    int rc = persia_store_get(handle, "data loader", &s);
+    int rc = persia_store_get(handle, "data loader", &s, &c);
     if (rc)
         return py_raise(rc);
-    rc = persia_taken_lookup(t->taken, s, batch);
+    rc = persia_taken_lookup(t->taken, s, persia_client_indexes(c), batch);
     persia_store_put(s);
     return rc ? py_raise(rc) : Py_NewRef(Py_None);
 }
@@ -478,7 +479,7 @@ static PyObject *py_taken_wait(PyObject *module, PyObject *args)
     store *s;
     if (!PyArg_ParseTuple(args, "KK", &handle, &batch))
         return NULL;
-    int rc = persia_store_get(handle, "data loader", &s);
+    int rc = persia_store_get(handle, "data loader", &s, NULL);
     if (rc)
         return py_raise(rc);
     Py_BEGIN_ALLOW_THREADS

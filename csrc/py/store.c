@@ -25,10 +25,14 @@ typedef struct store_object {
     PyObject *algorithm, *betas;
 } store_object;
 
-/* Begins a method: `s` is the store, with a reference that END gives back. */
+/* Begins a method: `s` is the store, with a reference that END gives back,
+ * and `c` its client. */
 #define BEGIN(self, what)                                                     \
     store *s;                                                                 \
-    int rc = persia_store_get(((store_object *)(self))->handle, what, &s);    \
+    ps_client *c;                                                             \
+    int rc = persia_store_get(((store_object *)(self))->handle, what, &s,     \
+                              &c);                                            \
+    (void)c;                                                                  \
     if (rc)                                                                   \
     return py_raise(rc)
 #define END() persia_store_put(s)
@@ -58,14 +62,21 @@ static int py_store_init(PyObject *self, PyObject *args, PyObject *kwargs)
     o->betas = PyUnicode_InternFromString("betas");
     if (!o->algorithm || !o->betas)
         return -1;
-    if (remote != Py_None)
-        return py_open_remote(threads, remote, &o->handle);
-    int rc = persia_store_open(threads, limit, &o->handle);
-    if (rc) {
-        py_raise(rc);
-        return -1;
+    ps_client *client;
+    const ps_config embedded = {.threads = threads, .memory_limit = limit};
+    int rc = PERSIA_OK;
+    if (remote != Py_None) {
+        if (py_open_client(threads, remote, &client))
+            return -1;
+    } else {
+        rc = persia_client_create_embedded(&embedded, &client);
     }
-    return 0;
+    if (!rc)
+        rc = persia_store_open(client, &o->handle);
+    if (!rc)
+        return 0;
+    py_raise(rc);
+    return -1;
 }
 
 static PyObject *py_store_close(PyObject *self, PyObject *unused)
@@ -113,14 +124,14 @@ int py_table_config(PyObject *args, PyObject *kwargs, table_config *out)
 static PyObject *py_store_declare(PyObject *self, PyObject *args,
                                PyObject *kwargs)
 {
-    table_config c;
-    if (py_table_config(args, kwargs, &c))
+    table_config config;
+    if (py_table_config(args, kwargs, &config))
         return NULL;
     BEGIN(self, "Store.declare");
     uint32_t no = 0;
     int created = 0;
-    Py_BEGIN_ALLOW_THREADS rc = persia_client_declare(persia_store_client(s),
-                                                      &c, &no, &created);
+    Py_BEGIN_ALLOW_THREADS rc = persia_client_declare(c, &config, &no,
+                                                      &created);
     Py_END_ALLOW_THREADS
     END();
     return rc ? py_raise(rc) : Py_BuildValue("(IO)", no,
@@ -161,7 +172,7 @@ static PyObject *py_store_plan(PyObject *self, PyObject *args)
     store *s;
     uint32_t plan = 0;
     int rc = persia_store_get(((store_object *)self)->handle, "Store.plan",
-                              &s);
+                              &s, NULL);
     if (!rc) {
         rc = persia_store_plan(s, kind, keys, features, (uint32_t)n, &plan);
         persia_store_put(s);
@@ -259,7 +270,8 @@ static PyObject *py_store_apply(PyObject *self, PyObject *args)
         }
     }
     store *s;
-    int rc = persia_store_get(((store_object *)self)->handle, "update", &s);
+    int rc = persia_store_get(((store_object *)self)->handle, "update", &s,
+                              NULL);
     if (!rc) {
         Py_BEGIN_ALLOW_THREADS rc = persia_store_apply(
             s, all ? STORE_ALL : STORE_MINE, optim, (uint32_t)n);
@@ -319,7 +331,7 @@ static PyObject *py_store_flush(PyObject *self, PyObject *arg)
     }
 WAITING_METHOD(finish, "Store.close", persia_store_finish(s))
 WAITING_METHOD(settle, "Store", persia_store_settle(s))
-WAITING_METHOD(look, "Store.save", persia_client_look(persia_store_client(s)))
+WAITING_METHOD(look, "Store.save", persia_client_look(c))
 
 static PyObject *py_store_counts(PyObject *self, PyObject *unused)
 {
@@ -377,7 +389,7 @@ static PyObject *py_store_finite(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.finite");
-    uint32_t n = persia_client_tables(persia_store_client(s));
+    uint32_t n = persia_client_tables(c);
     uint8_t *finite = malloc(n + 1);
     if (finite) {
         memset(finite, 1, n);
@@ -434,7 +446,7 @@ static PyObject *py_store_updates(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.updates");
-    uint64_t n = persia_client_updates(persia_store_client(s));
+    uint64_t n = persia_client_updates(c);
     END();
     return PyLong_FromUnsignedLongLong(n);
 }
@@ -443,7 +455,7 @@ static PyObject *py_store_t(PyObject *self, PyObject *unused)
 {
     (void)unused;
     BEGIN(self, "Store.t");
-    uint64_t t = persia_client_t(persia_store_client(s));
+    uint64_t t = persia_client_t(c);
     END();
     return PyLong_FromUnsignedLongLong(t);
 }
@@ -454,7 +466,7 @@ static PyObject *py_store_set_t(PyObject *self, PyObject *arg)
     if (PyErr_Occurred())
         return NULL;
     BEGIN(self, "Store.set_t");
-    persia_client_set_t(persia_store_client(s), base);
+    persia_client_set_t(c, base);
     END();
     Py_RETURN_NONE;
 }
@@ -466,8 +478,7 @@ static PyObject *py_store_stats(PyObject *self, PyObject *arg)
         return NULL;
     BEGIN(self, "Store.stats");
     table_stats t = {0};
-    Py_BEGIN_ALLOW_THREADS rc = persia_client_stats(persia_store_client(s),
-                                                    (uint32_t)no, &t);
+    Py_BEGIN_ALLOW_THREADS rc = persia_client_stats(c, (uint32_t)no, &t);
     END();
     Py_END_ALLOW_THREADS
     if (rc)
@@ -480,8 +491,7 @@ static PyObject *py_store_memory(PyObject *self, PyObject *unused)
     (void)unused;
     BEGIN(self, "Store.memory");
     uint64_t used = 0, maximum = 0;
-    Py_BEGIN_ALLOW_THREADS rc = persia_client_memory(persia_store_client(s),
-                                                     &used, &maximum);
+    Py_BEGIN_ALLOW_THREADS rc = persia_client_memory(c, &used, &maximum);
     END();
     Py_END_ALLOW_THREADS
     return rc ? py_raise(rc)
@@ -495,8 +505,7 @@ static PyObject *py_store_state_floats(PyObject *self, PyObject *arg)
     if (PyErr_Occurred())
         return NULL;
     BEGIN(self, "Store");
-    uint32_t floats = persia_client_state_floats(persia_store_client(s),
-                                                 (uint32_t)no);
+    uint32_t floats = persia_client_state_floats(c, (uint32_t)no);
     END();
     return rc ? py_raise(rc) : PyLong_FromUnsignedLong(floats);
 }
@@ -545,11 +554,11 @@ static PyObject *rows_call(PyObject *self, PyObject *args, int set)
         optional_buffer(found_arg, PyBUF_WRITABLE, &found))
         goto done;
     store *s;
+    ps_client *c;
     int rc = persia_store_get(((store_object *)self)->handle,
-                              set ? "Store.set_rows" : "Store.rows", &s);
+                              set ? "Store.set_rows" : "Store.rows", &s, &c);
     if (!rc) {
         size_t n = (size_t)ids.len / sizeof(uint64_t);
-        ps_client *c = persia_store_client(s);
         Py_BEGIN_ALLOW_THREADS
         rc = check_buffers(c, no, n, &vectors, &state, &found);
         if (!rc)
@@ -596,9 +605,8 @@ static PyObject *py_store_erase(PyObject *self, PyObject *args)
     }
     Py_BEGIN_ALLOW_THREADS rc = persia_store_settle(s);
     if (!rc)
-        rc = persia_client_erase(persia_store_client(s), no,
-                                 (size_t)ids.len / sizeof(uint64_t), ids.buf,
-                                 &erased);
+        rc = persia_client_erase(c, no, (size_t)ids.len / sizeof(uint64_t),
+                                 ids.buf, &erased);
     END();
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&ids);
@@ -613,7 +621,7 @@ static PyObject *py_store_clear(PyObject *self, PyObject *arg)
     BEGIN(self, "Store.clear");
     Py_BEGIN_ALLOW_THREADS rc = persia_store_settle(s);
     if (!rc)
-        rc = persia_client_clear(persia_store_client(s), (uint32_t)no);
+        rc = persia_client_clear(c, (uint32_t)no);
     END();
     Py_END_ALLOW_THREADS
     if (rc)
@@ -629,17 +637,17 @@ static PyObject *py_store_drop(PyObject *self, PyObject *arg)
     BEGIN(self, "Store.drop");
     Py_BEGIN_ALLOW_THREADS rc = persia_store_settle(s);
     if (!rc)
-        rc = persia_client_drop(persia_store_client(s), (uint32_t)no);
+        rc = persia_client_drop(c, (uint32_t)no);
     END();
     Py_END_ALLOW_THREADS
     return rc ? py_raise(rc) : Py_NewRef(Py_None);
 }
 
 /* The ids of a table's rows, in memory that the caller frees. */
-static int list_ids(store *s, uint32_t no, uint64_t **out, size_t *n)
+static int list_ids(store *s, ps_client *c, uint32_t no, uint64_t **out,
+                    size_t *n)
 {
     enum { BLOCK = 1 << 20 };
-    ps_client *c = persia_store_client(s);
     size_t room = 0;
     int rc = persia_store_settle(s);
     for (uint32_t shard = 0; !rc && shard < persia_client_shards(c); shard++) {
@@ -672,7 +680,7 @@ static PyObject *py_store_ids(PyObject *self, PyObject *arg)
     uint64_t *ids = NULL;
     size_t n = 0;
     Py_BEGIN_ALLOW_THREADS
-    rc = list_ids(s, (uint32_t)no, &ids, &n);
+    rc = list_ids(s, c, (uint32_t)no, &ids, &n);
     END();
     Py_END_ALLOW_THREADS
     PyObject *out =

@@ -536,13 +536,14 @@ static void release_lookup(void *owner)
     persia_taken_put(t);
 }
 
-int persia_taken_lookup(role_taken *t, store *s, uint64_t batch)
+int persia_taken_lookup(role_taken *t, store *s, index_pool *pool,
+                        uint64_t batch)
 {
     const store_lookup l = {.take = run_lookup,
                             .index = &t->index,
                             .owner = t,
                             .release = release_lookup};
-    t->pool = persia_client_indexes(persia_store_client(s));
+    t->pool = pool;
     atomic_fetch_add(&t->references, 1);
     int rc = persia_store_batch_lookup(s, batch, &l);
     if (rc)

@@ -22,10 +22,7 @@ enum { PENDING_LOCAL = 2, PENDING_REMOTE = 64 };
 enum { IN_FLIGHT = 16 };
 
 struct store {
-    ps *tables; /* NULL: servers have them */
     ps_client *c;
-    void *owner; /* of what a remote client uses */
-    void (*release)(void *owner);
     worker *w;
     prefetch *p;
     updates *u;
@@ -59,11 +56,7 @@ static void destroy(store *s)
     store_release_grads(s->pending, s->pending_n);
     prefetch_destroy(s->p);
     persia_worker_destroy(s->w);
-    if (persia_client_destroy(s->c))
-        return; /* a thread hangs in a file, and needs the tables */
-    persia_ps_destroy(s->tables);
-    if (s->release)
-        s->release(s->owner);
+    persia_client_destroy(s->c);
     copies_free(&s->copies);
     pthread_mutex_destroy(&s->lock);
     free(s);
@@ -91,16 +84,15 @@ static void renumber(store *s, int strict)
     updates_renumber(s->u, last, strict);
 }
 
-/* Gives a store with a client (rc: of making it) the rest, and a handle. */
-static int start(store *s, int rc, uint64_t *handle)
+/* Gives a store with a client the rest, and a handle. */
+static int start(store *s, uint64_t *handle)
 {
-    int remote = !rc && !persia_store_is_embedded(s);
-    if (!rc)
-        rc = persia_worker_create(s->c, &s->w);
+    int remote = !persia_store_is_embedded(s);
+    int rc = persia_worker_create(s->c, &s->w);
     if (!rc)
         rc = prefetch_create(s, remote ? IN_FLIGHT : 1, &s->p);
     if (!rc)
-        rc = updates_create(s, remote ? IN_FLIGHT : 1,
+        rc = updates_create(s, s->c, remote ? IN_FLIGHT : 1,
                             remote ? PENDING_REMOTE : PENDING_LOCAL, &s->u);
     if (rc)
         goto fail;
@@ -126,34 +118,16 @@ fail:
     return rc;
 }
 
-int persia_store_open(unsigned threads, uint64_t memory_limit,
-                      uint64_t *handle)
-{
-    ps_config config = {.threads = threads, .memory_limit = memory_limit};
-    int rc = persia_fork_check("a new store");
-    store *s = rc ? NULL : store_new();
-    if (!s)
-        return rc ? rc : PERSIA_ENOMEM;
-    rc = persia_ps_create(&config, &s->tables);
-    if (!rc)
-        rc = persia_client_embedded(s->tables, &s->c);
-    return start(s, rc, handle);
-}
-
-int persia_store_open_remote(const client_config *config, void *owner,
-                             void (*release)(void *owner), uint64_t *handle)
+int persia_store_open(ps_client *client, uint64_t *handle)
 {
     int rc = persia_fork_check("a new store");
     store *s = rc ? NULL : store_new();
-    if (!s)
+    if (!s) {
+        persia_client_destroy(client);
         return rc ? rc : PERSIA_ENOMEM;
-    rc = persia_client_create(config, &s->c);
-    rc = start(s, rc, handle);
-    if (!rc) {
-        s->owner = owner;
-        s->release = release;
     }
-    return rc;
+    s->c = client;
+    return start(s, handle);
 }
 
 /* The store of a handle, or NULL; registry.lock is held. */
@@ -166,7 +140,8 @@ static store *find(uint64_t handle)
     return registry.slots[slot].s;
 }
 
-int persia_store_get(uint64_t handle, const char *what, store **out)
+int persia_store_get(uint64_t handle, const char *what, store **out,
+                     ps_client **client)
 {
     int rc = persia_fork_check(what);
     if (rc)
@@ -177,6 +152,8 @@ int persia_store_get(uint64_t handle, const char *what, store **out)
         s->references++;
     pthread_mutex_unlock(&registry.lock);
     *out = s;
+    if (client)
+        *client = s ? s->c : NULL;
     return s ? PERSIA_OK
              : persia_err_set(PERSIA_ECLOSED,
                               "%s: the store was closed; make a new "
@@ -206,11 +183,6 @@ void persia_store_close(uint64_t handle)
         return;
     persia_client_end(s->c, END_LOOKUPS); /* no caller wants those to come */
     persia_store_put(s);
-}
-
-ps_client *persia_store_client(const store *s)
-{
-    return s->c;
 }
 
 int persia_store_is_embedded(const store *s)

@@ -25,27 +25,19 @@ enum {
     STORE_TICKET_WINDOW = 1 << 20 /* forwards that may await a backward */
 };
 
-/* A store: a shard in this process, its worker, and this object. */
-PERSIA_API int persia_store_open(unsigned threads, uint64_t memory_limit,
-                                 uint64_t *handle);
-/* A store whose tables are behind a client of this configuration.  `owner`
- * keeps what the configuration names alive (its shard in this process); on
- * success release(owner) is called when the store ends. */
-struct client_config;
-PERSIA_API int persia_store_open_remote(const struct client_config *config,
-                                        void *owner,
-                                        void (*release)(void *owner),
-                                        uint64_t *handle);
-/* Takes a reference.  PERSIA_ECLOSED, PERSIA_EFORK; `what` begins the text. */
-PERSIA_API int persia_store_get(uint64_t handle, const char *what,
-                                store **out);
+/* A store on the tables of a client, which ends with the store, and at once
+ * after an error. */
+struct ps_client;
+PERSIA_API int persia_store_open(struct ps_client *client, uint64_t *handle);
+/* Takes a reference, which keeps the client (NULL: not asked for), too.
+ * PERSIA_ECLOSED, PERSIA_EFORK; `what` begins the text. */
+PERSIA_API int persia_store_get(uint64_t handle, const char *what, store **out,
+                                struct ps_client **client);
 PERSIA_API void persia_store_put(store *s);
 /* The handle ends now, the store with its last reference.  In a forked
  * child nothing is freed: its locks belong to threads that are not there. */
 PERSIA_API void persia_store_close(uint64_t handle);
 
-/* Its tables and shards, for all but forwards and updates. */
-PERSIA_API struct ps_client *persia_store_client(const store *s);
 PERSIA_API int persia_store_is_embedded(const store *s);
 
 /* See persia_worker_plan() and persia_worker_plan_shape(). */

@@ -23,6 +23,7 @@ typedef struct kept {
 
 struct updates {
     store *s;
+    ps_client *c;
     sched *jobs;
     size_t most;  /* constant */
     int named;    /* constant: updates have numbers */
@@ -60,15 +61,17 @@ static void update_event(update *one, enum update_event event)
     one->state = to;
 }
 
-int updates_create(store *s, unsigned threads, size_t most, updates **out)
+int updates_create(store *s, ps_client *c, unsigned threads, size_t most,
+                   updates **out)
 {
     updates *u = calloc(1, sizeof *u);
     *out = u;
     if (!u)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a store");
     u->s = s;
+    u->c = c;
     u->most = most;
-    u->named = !persia_store_is_embedded(s);
+    u->named = !persia_client_is_embedded(c);
     u->name = (client_update){.parts = 1};
     u->last = &u->first;
     pthread_mutex_init(&u->lock, NULL);
@@ -191,9 +194,9 @@ static update *take(updates *u)
     return one;
 }
 
-static int refuse(store *s, const update *one)
+static int refuse(updates *u, const update *one)
 {
-    (void)persia_client_skip(persia_store_client(s), &one->name);
+    (void)persia_client_skip(u->c, &one->name);
     return persia_err_set(
         PERSIA_EARG, "after load(resume=\"continue\") an update is "
                      "known by the place of its batch in a persia.DataLoader: "
@@ -217,7 +220,7 @@ static int run(updates *u, const update *one)
     if (one->state == UPDATE_QUEUED)
         return PERSIA_ECLOSED;
     if (one->refused)
-        return refuse(u->s, one);
+        return refuse(u, one);
     if (u->named)
         prefetch_sending(store_prefetch(u->s), one->grads, one->n,
                          one->name.number);
@@ -276,7 +279,7 @@ static uint64_t through(const updates *u)
  * held. */
 static int is_moved(const updates *u)
 {
-    return persia_client_restored_number(persia_store_client(u->s)) >
+    return persia_client_restored_number(u->c) >
            u->name.number;
 }
 
@@ -297,7 +300,7 @@ static int name(updates *u, update *one)
     } else {
         if (is_moved(u))
             u->name.number =
-                persia_client_restored_number(persia_store_client(u->s));
+                persia_client_restored_number(u->c);
         u->name.number++;
         u->counted = 1;
         one->refused = u->strict;

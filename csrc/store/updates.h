@@ -54,7 +54,8 @@ typedef struct update {
 
 /* threads: that apply them.  most: that may wait or be in flight when an
  * update is added; more make the loop wait. */
-int updates_create(store *s, unsigned threads, size_t most, updates **out);
+int updates_create(store *s, ps_client *c, unsigned threads, size_t most,
+                   updates **out);
 /* No more will come: once one has failed, those that wait are dropped. */
 void updates_close(updates *u);
 /* Closes, and waits for them. */

@@ -44,7 +44,8 @@ class Store {
   public:
     Store(int64_t handle, const char *what)
     {
-        check(persia_store_get(static_cast<uint64_t>(handle), what, &step_));
+        check(persia_store_get(static_cast<uint64_t>(handle), what, &step_,
+                               nullptr));
     }
     ~Store()
     {
@@ -265,8 +266,8 @@ std::tuple<Tensor, Tensor> pull(const Tensor &values, const Optional &offsets,
 void drop(const Tensor &ticket, int64_t store)
 {
     ::store *s = nullptr;
-    if (persia_store_get(static_cast<uint64_t>(store), "forward", &s) ==
-        PERSIA_OK) {
+    if (persia_store_get(static_cast<uint64_t>(store), "forward", &s,
+                         nullptr) == PERSIA_OK) {
         persia_store_drop_index(s,
                                 static_cast<uint64_t>(numbers_of(ticket)[0]));
         persia_store_put(s);

@@ -21,6 +21,7 @@
 enum { DIM = 4, IDS = 3 };
 
 static uint64_t handle;
+static ps_client *client;
 static store *s;
 static int here; /* of streams that are opened */
 static uint32_t plan;
@@ -58,8 +59,11 @@ static id_batch batch_of(const memory *m)
 static int setup(void **state)
 {
     (void)state;
-    assert_int_equal(persia_store_open(2, 0, &handle), PERSIA_OK);
-    assert_int_equal(persia_store_get(handle, "test", &s), PERSIA_OK);
+    const ps_config config = {.threads = 2};
+    assert_int_equal(persia_client_create_embedded(&config, &client),
+                     PERSIA_OK);
+    assert_int_equal(persia_store_open(client, &handle), PERSIA_OK);
+    assert_int_equal(persia_store_get(handle, "test", &s, NULL), PERSIA_OK);
     table_config c;
     persia_table_config_init(&c);
     strcpy(c.name, "t");
@@ -70,7 +74,7 @@ static int setup(void **state)
     uint32_t no;
     int created;
     assert_int_equal(
-        persia_client_declare(persia_store_client(s), &c, &no, &created),
+        persia_client_declare(client, &c, &no, &created),
         PERSIA_OK);
     plan_feature f = {.name = "f", .table = no, .pooling = POOL_SUM,
                       .trainable = 1};
@@ -269,7 +273,7 @@ static void test_loop_without_backward_goes_on(void **state)
         assert_non_null(strstr(persia_err_text(), "abandoned"));
         persia_store_pass_close(s, stream);
     }
-    assert_int_equal(persia_client_updates(persia_store_client(s)), 0);
+    assert_int_equal(persia_client_updates(client), 0);
 }
 
 static void test_skip_makes_room(void **state)
@@ -385,7 +389,7 @@ static void test_close_frees_and_welcomes_late_gradients(void **state)
     assert_int_equal(atomic_load(&alive), 0);
     backward(ticket[0]);
     backward(ticket[1]);
-    assert_int_equal(persia_client_updates(persia_store_client(s)), 2);
+    assert_int_equal(persia_client_updates(client), 2);
     assert_int_equal(forward(batch[5], &ticket[0]), 2); /* the plain path */
     backward(ticket[0]);
     assert_int_equal(persia_store_batch_next(s, batch[6], 0), PERSIA_ECLOSED);
@@ -551,7 +555,7 @@ static void test_an_interrupted_update_keeps_an_earlier_error(void **state)
 static void loop_over_two(uint64_t staleness[2], int joint)
 {
     enum { N = 80 };
-    uint64_t base = persia_client_updates(persia_store_client(s));
+    uint64_t base = persia_client_updates(client);
     uint64_t batch[2], ticket[2];
     uint64_t in[2] = {stream_open(staleness[0]), stream_open(staleness[1])};
     uint64_t next[2] = {batch_add(in[0]), batch_add(in[1])};
@@ -636,7 +640,7 @@ static void random_loop(uint32_t seed)
     uint64_t stream = stream_open(staleness);
     uint64_t batch[N], ticket[N] = {0};
     int seen[N], updated[N] = {0};
-    int added = 0, base = (int)persia_client_updates(persia_store_client(s));
+    int added = 0, base = (int)persia_client_updates(client);
     for (int t = 0; t < N; t++) {
         seen[t] = -1;
         int depth = 1 + (int)(random_u32(&seed) % 4);

@@ -66,6 +66,7 @@ typedef struct job {
         uint32_t number;
         uint64_t handle;
         store *s;
+        ps_client *c;
         uint32_t plan;
     } ranks[RANKS];
 } job;
@@ -87,9 +88,10 @@ static void rank_open(job *j, uint32_t number)
                             .stream = 100 + number,
                             .timeout_ns = 20000000000u,
                             .message_limit = 1 << 20};
-    assert_int_equal(persia_store_open_remote(&config, NULL, NULL, &r->handle),
+    assert_int_equal(persia_client_create(&config, &r->c), PERSIA_OK);
+    assert_int_equal(persia_store_open(r->c, &r->handle), PERSIA_OK);
+    assert_int_equal(persia_store_get(r->handle, "test", &r->s, NULL),
                      PERSIA_OK);
-    assert_int_equal(persia_store_get(r->handle, "test", &r->s), PERSIA_OK);
     table_config c;
     persia_table_config_init(&c);
     strcpy(c.name, "t");
@@ -100,7 +102,7 @@ static void rank_open(job *j, uint32_t number)
     uint32_t no;
     int created;
     assert_int_equal(
-        persia_client_declare(persia_store_client(r->s), &c, &no, &created),
+        persia_client_declare(r->c, &c, &no, &created),
         PERSIA_OK);
     plan_feature f = {.name = "f", .table = no, .pooling = POOL_SUM,
                       .trainable = 1};
@@ -203,7 +205,7 @@ static int value(rank *r)
 {
     const uint64_t id = 7;
     float vector[DIM], state[1];
-    if (persia_client_get(persia_store_client(r->s), 0, 1, &id, vector, state,
+    if (persia_client_get(r->c, 0, 1, &id, vector, state,
                           NULL))
         return -1;
     return (int)vector[0];
@@ -569,7 +571,7 @@ static void test_an_index_ends_with_its_forward(void **state)
     job_open(&j, 1);
     rank *r = &j.ranks[0];
     const index_pool *indexes =
-        persia_client_indexes(persia_store_client(r->s));
+        persia_client_indexes(r->c);
     /* its update has it, once */
     assert_int_equal(forward(r, 0, &ticket), 0);
     assert_int_equal(indexes->live, 1);

@@ -12,31 +12,40 @@
 #include <unistd.h>
 
 #include "client/client.h"
+#include "client/client.h"
 #include "store/store.h"
+
+static int open_store(unsigned threads, uint64_t *handle)
+{
+    const ps_config config = {.threads = threads};
+    ps_client *client;
+    int rc = persia_client_create_embedded(&config, &client);
+    return rc ? rc : persia_store_open(client, handle);
+}
 
 static void handles_have_generations(void **state)
 {
     (void)state;
     uint64_t a, b;
     store *s;
-    assert_int_equal(persia_store_open(1, 0, &a), PERSIA_OK);
-    assert_int_equal(persia_store_get(a, "test", &s), PERSIA_OK);
+    assert_int_equal(open_store(1, &a), PERSIA_OK);
+    assert_int_equal(persia_store_get(a, "test", &s, NULL), PERSIA_OK);
     persia_store_close(a);
     store *again;
-    assert_int_equal(persia_store_get(a, "test", &again), PERSIA_ECLOSED);
+    assert_int_equal(persia_store_get(a, "test", &again, NULL), PERSIA_ECLOSED);
     /* alive: referenced */
     assert_int_equal(persia_store_pending_grads(s, STORE_ALL), 0);
     persia_store_put(s);
-    assert_int_equal(persia_store_open(1, 0, &b), PERSIA_OK);
+    assert_int_equal(open_store(1, &b), PERSIA_OK);
     assert_int_not_equal(a, b);
-    assert_int_equal(persia_store_get(a, "test", &again), PERSIA_ECLOSED);
+    assert_int_equal(persia_store_get(a, "test", &again, NULL), PERSIA_ECLOSED);
     persia_store_close(a); /* of the past: no one is closed */
-    assert_int_equal(persia_store_get(b, "test", &s), PERSIA_OK);
+    assert_int_equal(persia_store_get(b, "test", &s, NULL), PERSIA_OK);
     persia_store_put(s);
     persia_store_close(b);
-    assert_int_equal(persia_store_get(12345678901234, "test", &s),
+    assert_int_equal(persia_store_get(12345678901234, "test", &s, NULL),
                      PERSIA_ECLOSED);
-    assert_int_equal(persia_store_get(UINT64_MAX, "test", &s), PERSIA_ECLOSED);
+    assert_int_equal(persia_store_get(UINT64_MAX, "test", &s, NULL), PERSIA_ECLOSED);
 }
 
 static int released;
@@ -57,8 +66,8 @@ static void tickets_come_back_once(void **state)
     (void)state;
     uint64_t handle;
     store *s;
-    assert_int_equal(persia_store_open(1, 0, &handle), PERSIA_OK);
-    assert_int_equal(persia_store_get(handle, "test", &s), PERSIA_OK);
+    assert_int_equal(open_store(1, &handle), PERSIA_OK);
+    assert_int_equal(persia_store_get(handle, "test", &s, NULL), PERSIA_OK);
     uint64_t first = persia_store_ticket(s), second = persia_store_ticket(s);
     assert_int_equal(first, 1);
     assert_int_equal(second, 2);
@@ -106,8 +115,8 @@ static void threads_hold_for_themselves(void **state)
     (void)state;
     uint64_t handle;
     store *s;
-    assert_int_equal(persia_store_open(1, 0, &handle), PERSIA_OK);
-    assert_int_equal(persia_store_get(handle, "test", &s), PERSIA_OK);
+    assert_int_equal(open_store(1, &handle), PERSIA_OK);
+    assert_int_equal(persia_store_get(handle, "test", &s, NULL), PERSIA_OK);
     released = 0;
     for (int i = 0; i < 3; i++) {
         store_grad g = grad_of(persia_store_ticket(s));
@@ -134,8 +143,8 @@ static void held_gradients_are_bounded(void **state)
     (void)state;
     uint64_t handle;
     store *s;
-    assert_int_equal(persia_store_open(1, 0, &handle), PERSIA_OK);
-    assert_int_equal(persia_store_get(handle, "test", &s), PERSIA_OK);
+    assert_int_equal(open_store(1, &handle), PERSIA_OK);
+    assert_int_equal(persia_store_get(handle, "test", &s, NULL), PERSIA_OK);
     for (int i = 0; i < STORE_PENDING_MAX; i++) {
         store_grad g = grad_of(persia_store_ticket(s));
         assert_int_equal(persia_store_add_grad(s, &g), PERSIA_OK);
@@ -156,8 +165,8 @@ static void copies_are_whole(void **state)
     enum { N = 300000, FLOATS = 700000, OFFSETS = 1001 };
     uint64_t handle;
     store *s;
-    assert_int_equal(persia_store_open(3, 0, &handle), PERSIA_OK);
-    assert_int_equal(persia_store_get(handle, "test", &s), PERSIA_OK);
+    assert_int_equal(open_store(3, &handle), PERSIA_OK);
+    assert_int_equal(persia_store_get(handle, "test", &s, NULL), PERSIA_OK);
     float *grad = malloc(FLOATS * sizeof *grad);
     uint32_t *rows = malloc(N * sizeof *rows);
     int64_t *values = malloc(N * sizeof *values);
@@ -216,12 +225,12 @@ static void a_forked_child_is_refused(void **state)
 {
     (void)state;
     uint64_t handle;
-    assert_int_equal(persia_store_open(2, 0, &handle), PERSIA_OK);
+    assert_int_equal(open_store(2, &handle), PERSIA_OK);
     pid_t child = fork();
     if (child == 0) {
         store *s;
         persia_store_close(handle); /* must not touch locks or threads */
-        _exit(persia_store_get(handle, "lookup", &s) == PERSIA_EFORK &&
+        _exit(persia_store_get(handle, "lookup", &s, NULL) == PERSIA_EFORK &&
                       strstr(persia_err_text(), "lookup")
                   ? 0
                   : 1);
