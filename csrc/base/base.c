@@ -1,18 +1,13 @@
-/* base.c: messages, interrupts, fork detection, clock. */
+/* base.c: messages, interrupts, fork detection. */
 #include "base/base.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 enum { TEXT_BYTES = 1024 };
-
-/* Between two calls of persia_interrupt_poll(). */
-static const uint64_t POLL_NS = 50000000;
 
 static _Thread_local char thread_text[TEXT_BYTES];
 
@@ -103,64 +98,6 @@ int persia_fork_check(const char *what)
         "and locks stayed in the parent; create it in the child, "
         "in a process started with \"spawn\"",
         what);
-}
-
-uint64_t persia_clock_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-void persia_cond_init(pthread_cond_t *c)
-{
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(c, &attr);
-    pthread_condattr_destroy(&attr);
-}
-
-int persia_cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock,
-                           uint64_t until)
-{
-    struct timespec t = {.tv_sec = (time_t)(until / 1000000000u),
-                         .tv_nsec = (long)(until % 1000000000u)};
-    return pthread_cond_timedwait(c, lock, &t);
-}
-
-int persia_cond_wait_poll(pthread_cond_t *c, pthread_mutex_t *lock,
-                          uint64_t until)
-{
-    const uint64_t period = persia_clock_ns() / POLL_NS;
-    const uint64_t wake = (period + 1) * POLL_NS;
-    persia_cond_wait_until(c, lock, wake < until ? wake : until);
-    if (persia_clock_ns() / POLL_NS == period)
-        return PERSIA_OK;
-    pthread_mutex_unlock(lock);
-    int rc = persia_interrupt_poll();
-    pthread_mutex_lock(lock);
-    return rc;
-}
-
-int persia_thread_start(pthread_t *out, void *(*run)(void *ctx), void *ctx,
-                        const char *name)
-{
-    sigset_t all, before;
-    pthread_t thread;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&thread, NULL, run, ctx);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failed)
-        return persia_err_set(PERSIA_ENOMEM, "cannot start thread %s: %s",
-                              name, strerror(failed));
-    pthread_setname_np(thread, name);
-    if (out)
-        *out = thread;
-    else
-        pthread_detach(thread);
-    return PERSIA_OK;
 }
 
 void persia_fair_lock_init(pthread_rwlock_t *lock)

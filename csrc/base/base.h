@@ -1,5 +1,5 @@
-/* base.h: what every room stands on: error codes, messages, clock, random
- * bits, windows of numbers.
+/* base.h: what every room stands on: error codes, messages, the machine,
+ * random bits, windows of numbers.
  *
  * Every function that can fail returns an int: PERSIA_OK (0) or one of the
  * codes below.  The text of a failure (what was wrong, where, the remedy) is
@@ -13,13 +13,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/system.h"
 #include "base/window.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-#define PERSIA_API __attribute__((visibility("default")))
 
 /* The one list of errors: X(code, name, message).  The class of
  * persia.errors that the Python side raises has the same name. */
@@ -90,25 +89,6 @@ PERSIA_API void persia_interrupt_watch(interrupt_flag *flag);
 /* PERSIA_OK, or PERSIA_EFORK in a child of the process in which the library
  * was loaded: threads and locks do not survive a fork. */
 PERSIA_API int persia_fork_check(const char *what);
-
-/* Monotonic time in nanoseconds. */
-PERSIA_API uint64_t persia_clock_ns(void);
-/* Condition variables that wait by it.  persia_cond_wait_until() returns 0
- * after a signal (or by chance), else when persia_clock_ns() is `until`. */
-PERSIA_API void persia_cond_init(pthread_cond_t *c);
-PERSIA_API int persia_cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock,
-                                      uint64_t until);
-/* The same for a thread of the user: sleeps for at most 50 ms, and every
- * 50 ms calls persia_interrupt_poll(), without the lock: the callback may run
- * any code of the user.  Its result is returned. */
-PERSIA_API int persia_cond_wait_poll(pthread_cond_t *c, pthread_mutex_t *lock,
-                                     uint64_t until);
-
-/* Starts a thread of the library.  It receives no signals: they are for the
- * user's threads (Ctrl-C).  out NULL: it is detached.  At most 15 bytes of
- * the name are kept. */
-PERSIA_API int persia_thread_start(pthread_t *out, void *(*run)(void *ctx),
-                                   void *ctx, const char *name);
 
 /* A read-write lock whose writers wait for those only who hold it already,
  * however many readers follow.  So a reader must not take it twice. */

@@ -110,6 +110,31 @@ typedef struct ckpt_opener {
 PERSIA_API int persia_ckpt_folder(const ckpt_opener *opener, uint64_t chunk,
                                   ckpt_io **out);
 
+/* How a shard finds the files of a job: the folder `folder` of a checkpoint
+ * root, for a snapshot (`writes`) or a restore.  It waits for no file: the
+ * job opens what it returns. */
+typedef struct ckpt_places {
+    int (*find)(void *ctx, const char *root, const char *folder,
+                const char *proof, int writes, ckpt_io **out);
+    void *ctx;
+} ckpt_places;
+
+enum { CKPT_PROOF = 128 }; /* bytes of a proof, with 0 */
+
+/* Folders below one that an operator names, <path>/<root>/<folder>: plain
+ * names and no links.  The content of .proof there must be the proof, which
+ * is needed to write: so server and client see the same folder. */
+typedef struct ckpt_root ckpt_root;
+PERSIA_API int persia_ckpt_root_open(ckpt_root **out); /* without a path */
+/* Another path; jobs that have begun are not disturbed. */
+PERSIA_API int persia_ckpt_root_set(ckpt_root *r, const char *path);
+PERSIA_API ckpt_places persia_ckpt_root_places(ckpt_root *r);
+/* When no shard uses its places. */
+PERSIA_API void persia_ckpt_root_close(ckpt_root *r);
+
+/* Open folders of this process: the proof is the number of a descriptor. */
+extern PERSIA_API const ckpt_places persia_ckpt_descriptors;
+
 /* The CRC-32C of a message whose first part has `crc` and that continues with
  * data[0..n).  Start with 0. */
 PERSIA_API uint32_t persia_crc32c(uint32_t crc, const void *data, size_t n);

@@ -221,14 +221,6 @@ static int check_config(const client_config *config)
                                 WIRE_NAME - 1);
 }
 
-static uint64_t random_id(void)
-{
-    uint64_t out;
-    if (getentropy(&out, sizeof out))
-        out = id_hash(persia_clock_ns());
-    return out ? out : 1;
-}
-
 /* All but the servers.  own: see ps_client.embedded; taken over with *out. */
 static int make(const client_config *config, embedded *own, ps_client **out)
 {
@@ -259,13 +251,15 @@ static int make(const client_config *config, embedded *own, ps_client **out)
     pthread_mutex_init(&r->restores_lock, NULL);
     r->lost_code = PERSIA_ELOST;
     r->shared = config->shared;
-    r->client = r->shared ? config->stream : random_id();
+    r->client = config->stream;
+    if (!r->shared)
+        rc = persia_random_id(&r->client);
     r->owner = config->owner;
     r->embedded = own;
     if (own)
         r->s = persia_ps_sched(persia_shard_tables(own->shard));
     r->servers = calloc(config->addresses_n, sizeof *r->servers);
-    if (!r->servers)
+    if (!rc && !r->servers)
         rc = persia_err_set(PERSIA_ENOMEM, "no memory for %zu servers",
                             config->addresses_n);
     return rc || own ? rc : persia_sched_create(config->threads, &r->s);
@@ -315,14 +309,17 @@ int persia_client_embedded(ps *tables, ps_client **out)
     embedded *e;
     const char *address = "this process";
     *out = NULL;
-    int rc = embedded_create(tables, random_id(), random_id(), &e);
+    uint64_t stream;
+    int rc = persia_random_id(&stream);
+    if (!rc)
+        rc = embedded_create(tables, &e);
     if (rc)
         return rc;
     const client_config config = {.addresses = &address,
                                   .addresses_n = 1,
                                   .own = e->shard,
                                   .world = 1,
-                                  .stream = random_id(),
+                                  .stream = stream,
                                   .timeout_ns = UINT64_MAX / 4,
                                   .dtype = WIRE_FP32};
     return create(&config, e, NULL, out);

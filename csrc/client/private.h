@@ -165,8 +165,7 @@ typedef struct embedded {
     job_ends ends;
 } embedded;
 
-int embedded_create(ps *tables, uint64_t boot, uint64_t lineage,
-                    embedded **out);
+int embedded_create(ps *tables, embedded **out);
 /* See persia_job_ends_wait(). */
 int embedded_end_jobs(embedded *e);
 /* When its refs are closed and its jobs have ended. */

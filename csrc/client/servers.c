@@ -389,7 +389,7 @@ int greeting_begin(server *to, int poll)
         if (poll)
             rc = persia_cond_wait_poll(&to->greeted, &to->lock, UINT64_MAX);
         else
-            pthread_cond_wait(&to->greeted, &to->lock);
+            persia_cond_wait(&to->greeted, &to->lock);
     }
     if (!rc)
         to->greeting = 1;

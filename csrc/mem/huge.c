@@ -153,7 +153,7 @@ char *huge_forget(const char *from, size_t bytes)
     }
     huge.n = kept;
     while (huge.now && huge.now >= from && huge.now < from + bytes)
-        pthread_cond_wait(&huge.done, &huge.lock);
+        persia_cond_wait(&huge.done, &huge.lock);
     pthread_mutex_unlock(&huge.lock);
     return lowest;
 }
@@ -163,6 +163,6 @@ void huge_wait(void)
     huge_start();
     pthread_mutex_lock(&huge.lock);
     while (huge.running && (huge.n || huge.now))
-        pthread_cond_wait(&huge.done, &huge.lock);
+        persia_cond_wait(&huge.done, &huge.lock);
     pthread_mutex_unlock(&huge.lock);
 }

@@ -227,6 +227,7 @@ struct py_served {
     atomic_uint users;
     ps *p;
     ps_service *service;
+    ckpt_root *root;
 };
 
 void py_served_drop(py_served *s)
@@ -239,6 +240,7 @@ void py_served_drop(py_served *s)
     if (persia_service_destroy(s->service))
         return; /* a thread hangs in a file, and needs them */
     persia_ps_destroy(s->p);
+    persia_ckpt_root_close(s->root);
     free(s);
 }
 
@@ -270,15 +272,20 @@ py_served *py_server_served(PyObject *server, struct ps_service **service)
     return s;
 }
 
-static int served_create(const ps_config *shard, const service_config *config,
-                         py_served **out)
+static int served_create(const ps_config *shard, service_config *config,
+                         const char *checkpoints, py_served **out)
 {
     py_served *s = calloc(1, sizeof *s);
     if (!s)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a server");
-    int rc = persia_ps_create(shard, &s->p);
+    int rc = persia_ckpt_root_open(&s->root);
+    if (!rc && checkpoints)
+        rc = persia_ckpt_root_set(s->root, checkpoints);
+    if (!rc)
+        rc = persia_ps_create(shard, &s->p);
     if (rc)
         goto fail;
+    config->files = persia_ckpt_root_places(s->root);
     rc = persia_service_create(s->p, config, &s->service);
     if (rc)
         goto fail;
@@ -287,6 +294,7 @@ static int served_create(const ps_config *shard, const service_config *config,
     return PERSIA_OK;
 fail:
     persia_ps_destroy(s->p);
+    persia_ckpt_root_close(s->root);
     free(s);
     return rc;
 }
@@ -299,14 +307,14 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args,
     static char *words[] = {"namespace",     "shard",       "shards",
                             "threads",       "memory_limit", "lineage",
                             "message_limit", "checkpoints", NULL};
-    const char *name_space;
+    const char *name_space, *checkpoints;
     ps_config shard = {0};
     service_config config = {0};
     unsigned long long memory, lineage, message;
     if (!PyArg_ParseTupleAndKeywords(
             args, kwargs, "sIIIKKKz", words, &name_space, &config.shard,
             &config.shards, &shard.threads, &memory, &lineage, &message,
-            &config.checkpoints))
+            &checkpoints))
         return NULL;
     size_t length = strlen(name_space);
     if (length >= sizeof config.name_space)
@@ -322,7 +330,7 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args,
     server_object *self = (server_object *)alloc(type, 0);
     if (!self)
         return NULL;
-    int rc = served_create(&shard, &config, &self->served);
+    int rc = served_create(&shard, &config, checkpoints, &self->served);
     if (rc) {
         self->served = NULL;
         py_raise(rc);
@@ -473,8 +481,7 @@ static PyObject *server_checkpoints(PyObject *self, PyObject *arg)
     py_served *served = s->served;
     int rc;
     atomic_fetch_add(&served->users, 1);
-    Py_BEGIN_ALLOW_THREADS rc = persia_service_set_checkpoints(served->service,
-                                                               text);
+    Py_BEGIN_ALLOW_THREADS rc = persia_ckpt_root_set(served->root, text);
     py_served_drop(served);
     Py_END_ALLOW_THREADS
     Py_DECREF(path);

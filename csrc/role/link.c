@@ -2,7 +2,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "role/link.h"
 
@@ -237,9 +236,8 @@ int role_client_open(const role_client_config *config, role_client *out)
     memcpy(out->name_space, config->name_space, sizeof out->name_space);
     if (!rc && !config->addresses_n)
         rc = persia_err_set(PERSIA_EARG, "no address of an embedding worker");
-    while (!rc && !out->client)
-        if (getentropy(&out->client, sizeof out->client))
-            rc = persia_err_set(PERSIA_EINTERNAL, "no random numbers");
+    if (!rc)
+        rc = persia_random_id(&out->client);
     if (!rc &&
         !(out->links = calloc(config->addresses_n, sizeof *out->links)))
         rc = persia_err_set(PERSIA_ENOMEM, "no memory for %zu workers",

@@ -1,10 +1,8 @@
 /* service.c: the life of an embedding worker; requests in, answers out; its
  * timer. */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "role/private.h"
 
@@ -296,9 +294,8 @@ static int start(role_service *s)
     int rc = persia_client_create(&look, &s->look);
     if (!rc)
         rc = persia_sched_create_background(1, s->config.jobs, &s->jobs);
-    if (!rc && getrandom(&s->boot, sizeof s->boot, 0) != sizeof s->boot)
-        rc = persia_err_set(PERSIA_EINTERNAL, "no random numbers: %s",
-                            strerror(errno));
+    if (!rc)
+        rc = persia_random_id(&s->boot);
     if (!rc)
         rc = persia_thread_start(&s->timer, timer_main, s, "persia-role");
     s->timer_runs = !rc;
@@ -368,7 +365,7 @@ void persia_role_destroy(role_service *s)
         return;
     persia_role_close(s);
     if (s->timer_runs)
-        pthread_join(s->timer, NULL);
+        persia_thread_join(s->timer);
     persia_sched_destroy(s->jobs);
     free_all(s);
     persia_client_destroy(s->look);

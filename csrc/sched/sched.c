@@ -117,7 +117,7 @@ static void *worker_main(void *arg)
             if (s->stop)
                 break;
             s->idle++;
-            pthread_cond_wait(&s->work, &s->lock);
+            persia_cond_wait(&s->work, &s->lock);
             s->idle--;
             continue;
         }
@@ -176,14 +176,14 @@ static void loop_wait(sched *s, loop *l)
     pthread_mutex_lock(&s->lock);
     l->asleep = 1;
     while (atomic_load_explicit(&l->users, memory_order_acquire))
-        pthread_cond_wait(&l->left, &s->lock);
+        persia_cond_wait(&l->left, &s->lock);
     pthread_mutex_unlock(&s->lock);
 }
 
 /* Runs a loop on the pool's workers and this thread. */
 static void run_on_pool(sched *s, loop *l)
 {
-    pthread_cond_init(&l->left, NULL);
+    persia_cond_init(&l->left);
     pthread_mutex_lock(&s->lock);
     loop **end = &s->loops;
     while (*end)
@@ -280,7 +280,7 @@ static void *background_main(void *arg)
             if (s->job_stop)
                 break;
             s->idle_jobs++;
-            pthread_cond_wait(&s->job_added, &s->job_lock);
+            persia_cond_wait(&s->job_added, &s->job_lock);
             s->idle_jobs--;
             continue;
         }
@@ -363,8 +363,8 @@ int persia_sched_create_background(unsigned threads, unsigned background,
     s->last = &s->first;
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->job_lock, NULL);
-    pthread_cond_init(&s->work, NULL);
-    pthread_cond_init(&s->job_added, NULL);
+    persia_cond_init(&s->work);
+    persia_cond_init(&s->job_added);
     s->worker = calloc(threads, sizeof *s->worker);
     s->background = calloc(background, sizeof *s->background);
     s->background_max = background;
@@ -400,13 +400,13 @@ void persia_sched_destroy(sched *s)
     pthread_mutex_unlock(&s->job_lock);
     pthread_cond_broadcast(&s->job_added);
     for (unsigned i = 0; i < background; i++)
-        pthread_join(s->background[i], NULL);
+        persia_thread_join(s->background[i]);
     pthread_mutex_lock(&s->lock);
     s->stop = 1;
     pthread_mutex_unlock(&s->lock);
     pthread_cond_broadcast(&s->work);
     for (unsigned i = 0; i < s->workers; i++)
-        pthread_join(s->worker[i], NULL);
+        persia_thread_join(s->worker[i]);
     pthread_cond_destroy(&s->job_added);
     pthread_cond_destroy(&s->work);
     pthread_mutex_destroy(&s->job_lock);

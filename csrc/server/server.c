@@ -1,39 +1,8 @@
 /* server.c: the life of a server, and its timer. */
 #include "server/private.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
-#include <unistd.h>
-
-static int random_id(uint64_t *out) /* not 0 */
-{
-    do {
-        if (getrandom(out, sizeof *out, 0) != (ssize_t)sizeof *out)
-            return persia_err_set(PERSIA_EINTERNAL, "no random numbers: %s",
-                                  strerror(errno));
-    } while (!*out);
-    return PERSIA_OK;
-}
-
-int persia_service_set_checkpoints(ps_service *s, const char *path)
-{
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), before;
-    if (fd < 0)
-        return persia_err_set(PERSIA_EIO,
-                              "the folder of checkpoints %s cannot be "
-                              "opened: %s",
-                              path, strerror(errno));
-    pthread_mutex_lock(&s->admin_lock);
-    before = s->checkpoints;
-    s->checkpoints = fd;
-    pthread_mutex_unlock(&s->admin_lock);
-    if (before >= 0)
-        close(before);
-    return PERSIA_OK;
-}
 
 void persia_service_set_calls(ps_service *s, uint32_t calls)
 {
@@ -68,13 +37,8 @@ static void *timer_main(void *arg)
         pthread_mutex_unlock(&s->timer_lock);
         service_wake(s, persia_shard_tick(s->shard, now));
         pthread_mutex_lock(&s->timer_lock);
-        while (!s->stop && s->wake_at > persia_clock_ns()) {
-            if (s->wake_at == UINT64_MAX) {
-                pthread_cond_wait(&s->wake, &s->timer_lock);
-                continue;
-            }
+        while (!s->stop && s->wake_at > persia_clock_ns())
             persia_cond_wait_until(&s->wake, &s->timer_lock, s->wake_at);
-        }
         int stop = s->stop;
         pthread_mutex_unlock(&s->timer_lock);
         if (stop)
@@ -97,17 +61,11 @@ static void timer_end(ps_service *s)
     s->stop = 1;
     pthread_cond_signal(&s->wake);
     pthread_mutex_unlock(&s->timer_lock);
-    pthread_join(s->timer, NULL);
+    persia_thread_join(s->timer);
     s->timer_runs = 0;
 }
 
 /* ---- life --------------------------------------------------------------- */
-
-static uint64_t now(void *ctx)
-{
-    (void)ctx;
-    return persia_clock_ns();
-}
 
 static void job_ended(void *service)
 {
@@ -126,15 +84,13 @@ static int make_shard(ps_service *s, ps *tables, const service_config *config)
                       .lineage = config->lineage,
                       .message_limit = config->message_limit,
                       .env = {.ctx = s,
-                              .now = now,
                               .wake = service_wake,
-                              .files = folder_files,
-                              .detach = persia_sched_detach,
+                              .files = config->files,
                               .ended = job_ended}};
     memcpy(c.name_space, config->name_space, sizeof c.name_space);
-    int rc = random_id(&c.boot);
+    int rc = persia_random_id(&c.boot);
     if (!rc && !c.lineage)
-        rc = random_id(&c.lineage);
+        rc = persia_random_id(&c.lineage);
     if (!rc)
         rc = persia_shard_create(tables, &c, &s->shard);
     return rc ? rc : persia_shard_direct(s->shard, &s->ref);
@@ -147,15 +103,11 @@ int persia_service_create(ps *p, const service_config *config,
     ps_service *s = calloc(1, sizeof *s);
     if (!s)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a service");
-    s->checkpoints = -1;
     s->wake_at = UINT64_MAX;
     pthread_mutex_init(&s->timer_lock, NULL);
-    pthread_mutex_init(&s->admin_lock, NULL);
     persia_job_ends_init(&s->ends);
     persia_cond_init(&s->wake);
     int rc = make_shard(s, p, config);
-    if (!rc && config->checkpoints)
-        rc = persia_service_set_checkpoints(s, config->checkpoints);
     if (!rc)
         rc = timer_start(s);
     if (rc)
@@ -184,12 +136,9 @@ int persia_service_destroy(ps_service *s)
     if (s->ref)
         s->ref->ops->close(s->ref);
     persia_shard_destroy(s->shard);
-    if (s->checkpoints >= 0)
-        close(s->checkpoints);
     pthread_cond_destroy(&s->wake);
     persia_job_ends_free(&s->ends);
     pthread_mutex_destroy(&s->timer_lock);
-    pthread_mutex_destroy(&s->admin_lock);
     free(s);
     return 0;
 }

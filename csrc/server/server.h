@@ -27,14 +27,12 @@ typedef struct service_config {
     uint32_t shard, shards;
     uint64_t lineage;         /* of the rows; 0: chosen */
     uint64_t message_limit;   /* bytes, told to clients */
-    const char *checkpoints;  /* folder of snapshots, or NULL: none */
+    ckpt_places files;        /* of snapshots and restores, or zeros: none */
 } service_config;
 
 /* The shard must outlive the service. */
 PERSIA_API int persia_service_create(ps *p, const service_config *config,
                                      ps_service **out);
-/* Another folder of snapshots; those in flight are not disturbed. */
-PERSIA_API int persia_service_set_checkpoints(ps_service *s, const char *path);
 /* So many requests are in hand at once, and one that waits is one of them (0:
  * any number may be): see persia_shard_set_calls(). */
 PERSIA_API void persia_service_set_calls(ps_service *s, uint32_t calls);

@@ -157,7 +157,7 @@ static void direct_close(shard_ref *to)
     drop_user(d);
     pthread_mutex_lock(&d->lock);
     while (!d->ended)
-        pthread_cond_wait(&d->end, &d->lock);
+        persia_cond_wait(&d->end, &d->lock);
     pthread_mutex_unlock(&d->lock);
     pthread_cond_destroy(&d->end);
     pthread_mutex_destroy(&d->lock);
@@ -181,7 +181,7 @@ int persia_shard_direct(shard *s, shard_ref **out)
     d->s = s;
     atomic_init(&d->users, 1);
     pthread_mutex_init(&d->lock, NULL);
-    pthread_cond_init(&d->end, NULL);
+    persia_cond_init(&d->end);
     *out = &d->ref;
     return PERSIA_OK;
 }

@@ -17,11 +17,6 @@ static const uint64_t SECOND = 1000000000;
 static const char *const kinds[JOB_KINDS] = {"snapshot into",
                                              "restore from"};
 
-static uint64_t now(const shard *s)
-{
-    return s->env.now(s->env.ctx);
-}
-
 /* ---- states ------------------------------------------------------------- */
 
 /* The table of job.h: bit `to` of moves[from]. */
@@ -181,7 +176,7 @@ static int start_locked(job *n)
             : persia_sched_threads(persia_ps_sched(n->s->p));
     n->refs++; /* the thread's */
     *place = n;
-    int rc = n->s->env.detach(threads, job_body, job_end, n,
+    int rc = persia_sched_detach(threads, job_body, job_end, n,
                                "persia-job");
     if (!rc)
         return PERSIA_OK;
@@ -198,10 +193,10 @@ int job_make(shard *s, enum job_kind kind, const char *root,
 {
     ckpt_io *io;
     *out = NULL;
-    if (!s->env.files)
+    if (!s->env.files.find)
         return persia_err_set(PERSIA_EARG, "this shard has no snapshots");
-    int rc = s->env.files(s->env.ctx, root, folder, proof,
-                          kind == JOB_SNAPSHOT, &io);
+    int rc = s->env.files.find(s->env.files.ctx, root, folder, proof,
+                               kind == JOB_SNAPSHOT, &io);
     if (rc)
         return rc;
     job *n = calloc(1, sizeof *n);
@@ -215,7 +210,7 @@ int job_make(shard *s, enum job_kind kind, const char *root,
     n->kind = kind;
     n->refs = 1;
     n->io = io;
-    n->moved = n->asked = now(s);
+    n->moved = n->asked = persia_clock_ns();
     n->patience = PATIENCE_NS;
     if (deadline > n->asked && deadline - n->asked > PATIENCE_NS)
         n->patience = deadline - n->asked;
@@ -229,7 +224,7 @@ int job_make(shard *s, enum job_kind kind, const char *root,
 static int is_abandoned(const job *n)
 {
     return n->state == JOB_FAILED ||
-           n->asked + ABANDONED_NS <= now(n->s);
+           n->asked + ABANDONED_NS <= persia_clock_ns();
 }
 
 static int busy(const job *n)
@@ -339,7 +334,7 @@ uint64_t jobs_tick(shard *s, uint64_t at)
 /* Someone asks. */
 static void ask_locked(job *n)
 {
-    n->asked = now(n->s);
+    n->asked = persia_clock_ns();
     if (is_working(n))
         watch_locked(n, n->asked);
 }

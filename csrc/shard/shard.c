@@ -54,7 +54,7 @@ int persia_shard_create(ps *tables, const shard_config *config, shard **out)
     s->message_limit = config->message_limit;
     s->boot = config->boot;
     atomic_init(&s->lineage, config->lineage);
-    s->born = s->env.now(s->env.ctx);
+    s->born = persia_clock_ns();
     s->wake_at = UINT64_MAX;
     sync_init(&s->sync);
     pthread_mutex_init(&s->declare_lock, NULL);

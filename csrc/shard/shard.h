@@ -24,8 +24,8 @@
  *            call's deadline it fails and names the missing ranks; then the
  *            step's parts are dropped.
  *
- * It starts no thread, opens no file and reads no clock but through its
- * shard_env.  All functions may be called from any thread.
+ * It opens no file but through its shard_env.  All functions may be called
+ * from any thread.
  */
 #ifndef PERSIA_SHARD_H
 #define PERSIA_SHARD_H
@@ -46,21 +46,16 @@ typedef struct shard shard;
 /* What a shard uses of the process around it. */
 typedef struct shard_env {
     void *ctx;
-    uint64_t (*now)(void *ctx); /* the clock of deadlines, ns */
     /* persia_shard_tick() is wanted at this time already.  Takes only locks
      * that are not held around calls of the shard.  NULL: persia_shard_tick()
      * is not called; a pull that would have to wait fails with
      * PERSIA_EUNAVAILABLE, and a part of a step waits until the others arrive.
      */
     void (*wake)(void *ctx, uint64_t at);
-    /* Where the files of a snapshot (`writes`) or restore are; it does not
-     * wait for them.  NULL: PERSIA_EARG. */
-    int (*files)(void *ctx, const char *root, const char *folder,
-                 const char *proof, int writes, ckpt_io **out);
-    /* Beside files(): persia_sched_detach(), and that a thread has ended (no
-     * call of the shard may be made then; or NULL). */
-    int (*detach)(unsigned threads, void (*body)(void *ctx, sched *s),
-                  void (*end)(void *ctx), void *ctx, const char *name);
+    /* Of snapshots and restores; find NULL: they fail with PERSIA_EARG. */
+    ckpt_places files;
+    /* A thread of a snapshot or restore has ended; no call of the shard may be
+     * made then.  Or NULL. */
     void (*ended)(void *ctx);
 } shard_env;
 

@@ -83,8 +83,6 @@ static int declare_locked(ps *p, const table_config *config, uint32_t *no,
                               config->name, PS_TABLES_MAX);
     table_config own = *config;
     own.limit = &p->limit;
-    own.seconds = p->config.seconds;
-    own.seconds_ctx = p->config.seconds_ctx;
     int rc = persia_table_create(&own, &p->tables[n]);
     if (rc)
         return rc;

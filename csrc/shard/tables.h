@@ -23,8 +23,6 @@ typedef struct ps ps;
 typedef struct ps_config {
     unsigned threads;      /* of loops, the caller included; at least 1 */
     uint64_t memory_limit; /* bytes of all tables; 0: no limit */
-    uint64_t (*seconds)(void *ctx); /* of the tables, see table_config */
-    void *seconds_ctx;
 } ps_config;
 
 PERSIA_API int persia_ps_create(const ps_config *config, ps **out);

@@ -380,7 +380,7 @@ int wait_pull(shard *s, const shard_call *c, const shard_pull *a, int *waits)
         free(one);
         return persia_err_set(PERSIA_EUNAVAILABLE, "too many requests wait");
     }
-    uint64_t until = s->env.now(s->env.ctx) + PATIENCE_NS;
+    uint64_t until = persia_clock_ns() + PATIENCE_NS;
     if (until > c->deadline)
         until = c->deadline;
     *one = (parked){.call = *c, .until = until, .a = a};

@@ -470,7 +470,7 @@ void persia_store_pass_close(store *s, uint64_t number)
         /* Lookups in this process end soon; others may wait for a server. */
         while (persia_store_is_embedded(s) &&
                in_use(p, t))
-            pthread_cond_wait(&p->moved, &p->lock);
+            persia_cond_wait(&p->moved, &p->lock);
         t->waiters--;
     }
     prefetch_end(p);

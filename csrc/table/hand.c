@@ -164,9 +164,6 @@ void hand_touch_locked(const table *t, const stripe *s, size_t n,
 
 void hand_look_locked(const table *t, stripe *s)
 {
-    const table_config *c = &t->config;
-
     if (t->evict.reads_time)
-        s->hand.now = (uint32_t)(c->seconds ? c->seconds(c->seconds_ctx)
-                                            : (uint64_t)time(NULL));
+        s->hand.now = (uint32_t)persia_clock_seconds();
 }

@@ -44,9 +44,6 @@ typedef struct table_config {
     mem_limit *limit;      /* NULL: none */
     evict_score_fn score;  /* of FULL_EVICT_SCORE without an expression */
     void *score_ctx;
-    /* Seconds since 1970, for a TTL; NULL: by the system's clock. */
-    uint64_t (*seconds)(void *ctx);
-    void *seconds_ctx;
     uint32_t first_slot, slots; /* of its ids; 0, 0: all */
 } table_config;
 

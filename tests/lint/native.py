@@ -7,6 +7,8 @@ usage: python tests/lint/native.py csrc
 - Python.h, torch, gRPC and CUDA are each included by one room alone.
 - Calls that write without bounds, hide errors or share hidden state are
   banned.
+- Rooms that a simulation runs read no clock, start no thread and open no file
+  by themselves.
 - Files have at most 800 lines of at most 79 columns, no tabs, no unfinished
   business; functions outside of tests have bodies of at most 60 lines.
 - Every header compiles alone.
@@ -75,6 +77,17 @@ BANNED = {
     "asctime": "strftime",
     "usleep": "a condition variable with a deadline",
 }
+
+#: What rooms of the core take from base/system.h and from ckpt_places, so
+#: that a simulation can put its own in their place.
+SIMULATED = frozenset(
+    ("sched", "table", "shard", "server", "client", "worker", "store")
+)
+MACHINE = re.compile(
+    r"(?<![\w.>])(clock_gettime|nanosleep|time|pthread_cond_(?:timed)?wait|"
+    r"pthread_create|pthread_join|getrandom|getentropy|open|openat|fopen)"
+    r"\s*\("
+)
 
 MAX_LINES = 800
 MAX_COLUMNS = 79
@@ -167,6 +180,14 @@ def check_calls(path: Path, text: str) -> Iterator[Finding]:
             yield path, number, f"{name}() is banned: use {BANNED[name]}"
 
 
+def check_machine(path: Path, text: str) -> Iterator[Finding]:
+    """Calls that a simulation could not replace."""
+    for number, line in enumerate(code_only(text).splitlines(), 1):
+        for match in MACHINE.finditer(line):
+            name = match.group(1)
+            yield path, number, f"{name}(): see base/system.h and ckpt_places"
+
+
 def check_alone(csrc: Path, path: Path) -> Iterator[Finding]:
     """A header must compile with nothing included before it."""
     command = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-fsyntax-only", "-Wall"]
@@ -205,6 +226,8 @@ def check_tree(csrc: Path) -> Iterator[Finding]:
             yield from check_calls(path, text)
             yield from check_includes(path, room, text)
             yield from check_bodies(path, text)
+            if room in SIMULATED:
+                yield from check_machine(path, text)
         elif path.parent == csrc or room in {"tests", "fuzz"}:
             pass
         else:

@@ -113,8 +113,11 @@ server server_start(uint32_t shard, uint32_t shards, const char *folder)
     service_config service = {.name_space = "test",
                               .shard = shard,
                               .shards = shards,
-                              .message_limit = 64 << 20,
-                              .checkpoints = folder};
+                              .message_limit = 64 << 20};
+    if (persia_ckpt_root_open(&v.root) ||
+        (folder && persia_ckpt_root_set(v.root, folder)))
+        fail_msg("%s", persia_err_text());
+    service.files = persia_ckpt_root_places(v.root);
     if (persia_ps_create(&config, &v.p) ||
         persia_service_create(v.p, &service, &v.s))
         fail_msg("%s", persia_err_text());
@@ -137,8 +140,10 @@ void server_stop(server *v)
 {
     persia_service_destroy(v->s);
     persia_ps_destroy(v->p);
+    persia_ckpt_root_close(v->root);
     v->s = NULL;
     v->p = NULL;
+    v->root = NULL;
 }
 
 wire_caller caller_of(const server *v)

@@ -49,6 +49,7 @@ static inline float rng_float(rng *r) /* [-1, 1) */
 typedef struct server {
     ps *p;
     ps_service *s;
+    ckpt_root *root;
     uint64_t boot, lineage; /* as Hello said */
 } server;
 

@@ -543,9 +543,9 @@ static void bad_configurations(void **state)
     ps_service *s;
     service_config c = {.shard = 2, .shards = 2, .message_limit = 1 << 20};
     expect(persia_service_create(v.p, &c, &s), PERSIA_EARG, "shard 2 of 2");
+    expect(persia_ckpt_root_set(v.root, "/nowhere/at/all"), PERSIA_EIO,
+           "/nowhere/at/all");
     c.shard = 0;
-    c.checkpoints = "/nowhere/at/all";
-    expect(persia_service_create(v.p, &c, &s), PERSIA_EIO, "/nowhere/at/all");
     c.message_limit = 0;
     expect(persia_service_create(v.p, &c, &s), PERSIA_EARG, "message_limit");
     assert_null(s);

@@ -20,6 +20,7 @@ typedef struct store {
     shard *s;
     shard_ref *ref;
     uint64_t now, wake_at;
+    persia_system system;
 } store;
 
 /* What a call was answered. */
@@ -98,12 +99,15 @@ static void persia_store_open(store *e, int waits)
 {
     ps_config tables = {.threads = 2};
     *e = (store){.now = 1000, .wake_at = UINT64_MAX};
+    e->system = *persia_system_get();
+    e->system.ctx = e;
+    e->system.now = now;
+    persia_system_install(&e->system);
     shard_config c = {.shards = 1,
                       .boot = 1,
                       .lineage = 2,
                       .message_limit = UINT64_MAX,
-                      .env = {.ctx = e, .now = now,
-                              .wake = waits ? wake : NULL}};
+                      .env = {.ctx = e, .wake = waits ? wake : NULL}};
     assert_int_equal(persia_ps_create(&tables, &e->p), PERSIA_OK);
     assert_int_equal(persia_shard_create(e->p, &c, &e->s), PERSIA_OK);
     assert_int_equal(persia_shard_direct(e->s, &e->ref), PERSIA_OK);
@@ -118,6 +122,7 @@ static void persia_store_close(store *e)
     e->ref->ops->close(e->ref);
     persia_shard_destroy(e->s);
     persia_ps_destroy(e->p);
+    persia_system_install(NULL);
 }
 
 /* A push to both tables: gradient g for each of the ids. */

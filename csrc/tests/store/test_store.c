@@ -32,20 +32,23 @@ static void handles_have_generations(void **state)
     assert_int_equal(persia_store_get(a, "test", &s, NULL), PERSIA_OK);
     persia_store_close(a);
     store *again;
-    assert_int_equal(persia_store_get(a, "test", &again, NULL), PERSIA_ECLOSED);
+    assert_int_equal(persia_store_get(a, "test", &again, NULL),
+                     PERSIA_ECLOSED);
     /* alive: referenced */
     assert_int_equal(persia_store_pending_grads(s, STORE_ALL), 0);
     persia_store_put(s);
     assert_int_equal(open_store(1, &b), PERSIA_OK);
     assert_int_not_equal(a, b);
-    assert_int_equal(persia_store_get(a, "test", &again, NULL), PERSIA_ECLOSED);
+    assert_int_equal(persia_store_get(a, "test", &again, NULL),
+                     PERSIA_ECLOSED);
     persia_store_close(a); /* of the past: no one is closed */
     assert_int_equal(persia_store_get(b, "test", &s, NULL), PERSIA_OK);
     persia_store_put(s);
     persia_store_close(b);
     assert_int_equal(persia_store_get(12345678901234, "test", &s, NULL),
                      PERSIA_ECLOSED);
-    assert_int_equal(persia_store_get(UINT64_MAX, "test", &s, NULL), PERSIA_ECLOSED);
+    assert_int_equal(persia_store_get(UINT64_MAX, "test", &s, NULL),
+                     PERSIA_ECLOSED);
 }
 
 static int released;

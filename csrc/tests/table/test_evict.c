@@ -104,12 +104,14 @@ static void test_ttl(void **state)
     enum { N = 1000, LIFE = 5 };
     sched *s = pool_of(1);
     uint64_t seconds = 1000, ids[N];
+    persia_system system = *persia_system_get();
     (void)state;
+    system.ctx = &seconds;
+    system.seconds = test_clock;
+    persia_system_install(&system);
     for (int by_clock = 0; by_clock < 2; by_clock++) {
         table_config c = config_of(1, OPTIM_SGD);
         c.full = FULL_EVICT_TTL;
-        c.seconds = test_clock;
-        c.seconds_ctx = &seconds;
         c.evict_updates = by_clock ? 0 : LIFE;
         c.evict_seconds = by_clock ? LIFE * 10 : 0;
         table *t = table_of(&c);
@@ -132,6 +134,7 @@ static void test_ttl(void **state)
         persia_table_destroy(t);
     }
     persia_sched_destroy(s);
+    persia_system_install(NULL);
 }
 
 /* At capacity the row with the least time left goes. */

@@ -1,0 +1,170 @@
+/* system.c: see system.h. */
+#include "base/base.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+/* Between two calls of persia_interrupt_poll(). */
+static const uint64_t POLL_NS = 50000000;
+
+/* ---- the machine ---- */
+
+static uint64_t machine_now(void *ctx)
+{
+    struct timespec t;
+    (void)ctx;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static uint64_t machine_seconds(void *ctx)
+{
+    (void)ctx;
+    return (uint64_t)time(NULL);
+}
+
+static int machine_wait(void *ctx, pthread_cond_t *c, pthread_mutex_t *lock,
+                        uint64_t until)
+{
+    struct timespec t = {.tv_sec = (time_t)(until / 1000000000u),
+                         .tv_nsec = (long)(until % 1000000000u)};
+    (void)ctx;
+    return until == PERSIA_FOREVER ? pthread_cond_wait(c, lock)
+                                   : pthread_cond_timedwait(c, lock, &t);
+}
+
+static int machine_start(void *ctx, pthread_t *out, void *(*run)(void *arg),
+                         void *arg, const char *name, int detached)
+{
+    (void)ctx;
+    int failed = pthread_create(out, NULL, run, arg);
+    if (!failed)
+        pthread_setname_np(*out, name);
+    if (!failed && detached)
+        pthread_detach(*out);
+    return failed;
+}
+
+static void machine_join(void *ctx, pthread_t thread)
+{
+    (void)ctx;
+    pthread_join(thread, NULL);
+}
+
+static int machine_random(void *ctx, void *out, size_t n)
+{
+    (void)ctx;
+    return getrandom(out, n, 0) == (ssize_t)n ? 0 : errno;
+}
+
+static const persia_system machine = {.now = machine_now,
+                                      .seconds = machine_seconds,
+                                      .wait = machine_wait,
+                                      .start = machine_start,
+                                      .join = machine_join,
+                                      .random = machine_random};
+
+static _Atomic(const persia_system *) installed = &machine;
+
+void persia_system_install(const persia_system *system)
+{
+    atomic_store(&installed, system ? system : &machine);
+}
+
+const persia_system *persia_system_get(void)
+{
+    return atomic_load_explicit(&installed, memory_order_relaxed);
+}
+
+/* ---- time ---- */
+
+uint64_t persia_clock_ns(void)
+{
+    const persia_system *s = persia_system_get();
+    return s->now(s->ctx);
+}
+
+uint64_t persia_clock_seconds(void)
+{
+    const persia_system *s = persia_system_get();
+    return s->seconds(s->ctx);
+}
+
+void persia_cond_init(pthread_cond_t *c)
+{
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(c, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+void persia_cond_wait(pthread_cond_t *c, pthread_mutex_t *lock)
+{
+    persia_cond_wait_until(c, lock, PERSIA_FOREVER);
+}
+
+int persia_cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock,
+                           uint64_t until)
+{
+    const persia_system *s = persia_system_get();
+    return s->wait(s->ctx, c, lock, until);
+}
+
+int persia_cond_wait_poll(pthread_cond_t *c, pthread_mutex_t *lock,
+                          uint64_t until)
+{
+    const uint64_t period = persia_clock_ns() / POLL_NS;
+    const uint64_t wake = (period + 1) * POLL_NS;
+    persia_cond_wait_until(c, lock, wake < until ? wake : until);
+    if (persia_clock_ns() / POLL_NS == period)
+        return PERSIA_OK;
+    pthread_mutex_unlock(lock);
+    int rc = persia_interrupt_poll();
+    pthread_mutex_lock(lock);
+    return rc;
+}
+
+/* ---- threads ---- */
+
+int persia_thread_start(pthread_t *out, void *(*run)(void *ctx), void *ctx,
+                        const char *name)
+{
+    const persia_system *s = persia_system_get();
+    sigset_t all, before;
+    pthread_t thread;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = s->start(s->ctx, &thread, run, ctx, name, !out);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed)
+        return persia_err_set(PERSIA_ENOMEM, "cannot start thread %s: %s",
+                              name, strerror(failed));
+    if (out)
+        *out = thread;
+    return PERSIA_OK;
+}
+
+void persia_thread_join(pthread_t thread)
+{
+    const persia_system *s = persia_system_get();
+    s->join(s->ctx, thread);
+}
+
+/* ---- random numbers ---- */
+
+int persia_random_id(uint64_t *out)
+{
+    const persia_system *s = persia_system_get();
+    do {
+        int failed = s->random(s->ctx, out, sizeof *out);
+        if (failed)
+            return persia_err_set(PERSIA_EINTERNAL, "no random numbers: %s",
+                                  strerror(failed));
+    } while (!*out);
+    return PERSIA_OK;
+}

@@ -1,0 +1,232 @@
+/* root.c: where a shard finds the folders of its checkpoints. */
+#include "ckpt/ckpt.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- folders below a root ----------------------------------------------- */
+
+struct ckpt_root {
+    pthread_mutex_t lock; /* guards: */
+    int fd;               /* the open folder, or -1 */
+};
+
+static const char temporary[] = ".tmp-";
+enum { TEMPORARY = sizeof temporary - 1 };
+
+/* A plain name, or one of a checkpoint that is being written. */
+static int check_folder(const char *name)
+{
+    return persia_ckpt_name_check(
+        strncmp(name, temporary, TEMPORARY) ? name : name + TEMPORARY);
+}
+
+static int open_below(int at, const char *name, int *out)
+{
+    *out = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (*out >= 0)
+        return PERSIA_OK;
+    return persia_err_set(
+        PERSIA_EIO,
+        "the folder %s cannot be opened below the "
+        "server's folder of checkpoints: %s.  Server and client "
+        "must see the same folder, on shared storage",
+        name, strerror(errno));
+}
+
+static int check_proof(int folder, const char *name, const char *proof)
+{
+    char found[CKPT_PROOF + 1];
+    struct stat st;
+    int fd = openat(folder, ".proof",
+                    O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return persia_err_set(PERSIA_EIO, "%s/.proof cannot be opened: %s",
+                              name, strerror(errno));
+    ssize_t n = fstat(fd, &st) || !S_ISREG(st.st_mode)
+                    ? -1
+                    : read(fd, found, sizeof found);
+    close(fd);
+    if (n < 0)
+        return persia_err_set(PERSIA_EIO, "%s/.proof cannot be read", name);
+    if ((size_t)n == strlen(proof) && !memcmp(found, proof, (size_t)n))
+        return PERSIA_OK;
+    return persia_err_set(
+        PERSIA_EIO,
+        "the folder %s that the server sees is not "
+        "the client's: its .proof differs.  Both must name the "
+        "same folder, on shared storage",
+        name);
+}
+
+/* Where a job's files are; its own copy of all that it takes to open them. */
+typedef struct below {
+    int root;
+    char name[CKPT_NAME], folder[CKPT_NAME + TEMPORARY], proof[CKPT_PROOF];
+} below;
+
+static int below_open(void *ctx, int *out)
+{
+    const below *b = ctx;
+    int above = -1;
+    int rc = open_below(b->root, b->name, &above);
+    *out = -1;
+    if (rc)
+        return rc;
+    rc = open_below(above, b->folder, out);
+    close(above);
+    if (!rc && *b->proof)
+        rc = check_proof(*out, b->folder, b->proof);
+    if (rc && *out >= 0) {
+        close(*out);
+        *out = -1;
+    }
+    return rc;
+}
+
+static void below_free(void *ctx)
+{
+    below *b = ctx;
+    if (b->root >= 0)
+        close(b->root);
+    free(b);
+}
+
+static int root_fd(ckpt_root *r, int *out)
+{
+    pthread_mutex_lock(&r->lock);
+    const int there = r->fd >= 0;
+    *out = there ? fcntl(r->fd, F_DUPFD_CLOEXEC, 0) : -1;
+    pthread_mutex_unlock(&r->lock);
+    if (!there)
+        return persia_err_set(PERSIA_EARG,
+                              "the server has no folder of "
+                              "checkpoints: start it with --checkpoints");
+    return *out >= 0
+               ? PERSIA_OK
+               : persia_err_set(PERSIA_EIO, "the folder of checkpoints: %s",
+                                strerror(errno));
+}
+
+static int find_below(void *root, const char *name, const char *folder,
+                      const char *proof, int writes, ckpt_io **out)
+{
+    int rc = persia_ckpt_name_check(name);
+    if (!rc && writes && !*proof)
+        rc = persia_err_set(PERSIA_EARG,
+                            "a snapshot needs a proof: the content of "
+                            "a file .proof in its folder");
+    if (!rc && strlen(proof) >= CKPT_PROOF)
+        rc = persia_err_set(PERSIA_EARG, "a proof of %zu bytes",
+                            strlen(proof));
+    if (!rc)
+        rc = check_folder(folder);
+    if (rc)
+        return rc;
+    below *b = calloc(1, sizeof *b);
+    if (!b)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a folder");
+    memcpy(b->name, name, strlen(name) + 1);
+    memcpy(b->folder, folder, strlen(folder) + 1);
+    memcpy(b->proof, proof, strlen(proof) + 1);
+    rc = root_fd(root, &b->root);
+    if (!rc)
+        rc = persia_ckpt_folder(&(ckpt_opener){below_open, below_free, b},
+                                CKPT_CHUNK, out);
+    if (rc)
+        below_free(b);
+    return rc;
+}
+
+int persia_ckpt_root_open(ckpt_root **out)
+{
+    ckpt_root *r = calloc(1, sizeof *r);
+    *out = r;
+    if (!r)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a folder");
+    pthread_mutex_init(&r->lock, NULL);
+    r->fd = -1;
+    return PERSIA_OK;
+}
+
+int persia_ckpt_root_set(ckpt_root *r, const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), before;
+    if (fd < 0)
+        return persia_err_set(PERSIA_EIO,
+                              "the folder of checkpoints %s cannot be "
+                              "opened: %s",
+                              path, strerror(errno));
+    pthread_mutex_lock(&r->lock);
+    before = r->fd;
+    r->fd = fd;
+    pthread_mutex_unlock(&r->lock);
+    if (before >= 0)
+        close(before);
+    return PERSIA_OK;
+}
+
+ckpt_places persia_ckpt_root_places(ckpt_root *r)
+{
+    return (ckpt_places){find_below, r};
+}
+
+void persia_ckpt_root_close(ckpt_root *r)
+{
+    if (!r)
+        return;
+    if (r->fd >= 0)
+        close(r->fd);
+    pthread_mutex_destroy(&r->lock);
+    free(r);
+}
+
+/* ---- open folders of this process --------------------------------------- */
+
+/* An opener of a descriptor, its own until it is opened. */
+static int descriptor_open(void *ctx, int *out)
+{
+    int *fd = ctx;
+    *out = *fd;
+    *fd = -1;
+    return PERSIA_OK;
+}
+
+static void descriptor_free(void *ctx)
+{
+    int *fd = ctx;
+    if (*fd >= 0)
+        close(*fd);
+    free(fd);
+}
+
+static int find_descriptor(void *ctx, const char *root, const char *folder,
+                           const char *proof, int writes, ckpt_io **out)
+{
+    char *end;
+    const unsigned long number = strtoul(proof, &end, 10);
+    (void)ctx;
+    (void)writes;
+    int *fd = malloc(sizeof *fd);
+    if (!fd)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a folder");
+    *fd = end == proof || *end || number > INT32_MAX
+              ? -1
+              : fcntl((int)number, F_DUPFD_CLOEXEC, 0);
+    int rc = *fd >= 0
+                 ? persia_ckpt_folder(
+                       &(ckpt_opener){descriptor_open, descriptor_free, fd},
+                       CKPT_CHUNK, out)
+                 : persia_err_set(PERSIA_EARG, "%s/%s: \"%s\" is no open "
+                                  "folder", root, folder, proof);
+    if (rc)
+        descriptor_free(fd);
+    return rc;
+}
+
+const ckpt_places persia_ckpt_descriptors = {find_descriptor, NULL};
