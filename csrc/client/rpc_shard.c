@@ -15,42 +15,28 @@ typedef struct rpc_shard {
 
 /* ---- methods ---- */
 
-/* X(as in WIRE_METHODS, its request's message, that message of the arguments
- * `a`, its reply's message) */
-#define METHODS(X)                                                            \
-    X(HELLO, hello, a, hello_reply)                                           \
-    X(DECLARE, declare, a, declare_reply)                                     \
-    X(PULL, pull, ((const shard_pull *)a)->m, pull_reply)                     \
-    X(PUSH, push, ((const shard_push *)a)->m, push_reply)                     \
-    X(LEAVE, leave, a, leave_reply)                                           \
-    X(GET_ROWS, rows, a, rows)                                                \
-    X(PUT_ROWS, rows, a, rows)                                                \
-    X(SNAPSHOT, snapshot, a, snapshot_reply)                                  \
-    X(RESTORE, restore, a, restore_reply)                                     \
-    X(STATS, stats, a, stats_reply)
-
-#define METHOD(upper, request, message, reply)                                \
-    static int put_##upper(wire_out *o, const void *a)                        \
+#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+    static int put_##name(wire_out *o, const void *a)                         \
     {                                                                         \
-        return persia_wire_put_##request(o, message);                         \
+        return persia_wire_put_##message(o, OP_MESSAGE(name, args, a));       \
     }                                                                         \
-    static int get_##upper(const rpc_reply *from, wire_memory *memory,        \
-                           void *out)                                         \
+    static int get_##name(const rpc_reply *from, wire_memory *memory,         \
+                          void *out)                                          \
     {                                                                         \
         return persia_wire_get_##reply(from->data, from->n, memory, out);     \
     }
-METHODS(METHOD)
-#undef METHOD
+SHARD_OPS(SHARD_OP)
+#undef SHARD_OP
 
 static const struct {
     int (*put)(wire_out *o, const void *arguments);
     int (*get)(const rpc_reply *from, wire_memory *memory, void *out);
     size_t reply_size; /* of the struct */
 } methods[WIRE_METHODS_N] = {
-#define METHOD(upper, request, message, reply)                                \
-    [WIRE_##upper] = {put_##upper, get_##upper, sizeof(wire_##reply)},
-    METHODS(METHOD)
-#undef METHOD
+#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+    [WIRE_##upper] = {put_##name, get_##name, sizeof(wire_##reply)},
+    SHARD_OPS(SHARD_OP)
+#undef SHARD_OP
 };
 
 size_t shard_reply_bytes(uint32_t method)
@@ -164,9 +150,10 @@ static void begin(shard_ref *ref, uint32_t method, const void *arguments,
         fail(c, rc);
 }
 
-#define SHARD_OP(upper, name, args)                                           \
-    static void begin_##name(shard_ref *to, const args *a, uint64_t deadline, \
-                             shard_done done, void *ctx)                      \
+#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+    static void begin_##name(shard_ref *to,                                   \
+                             const OP_ARGS(name, message, args) * a,          \
+                             uint64_t deadline, shard_done done, void *ctx)   \
     {                                                                         \
         begin(to, WIRE_##upper, a, deadline, done, ctx);                      \
     }
@@ -186,7 +173,8 @@ static void close_(shard_ref *ref)
 }
 
 static const shard_ops ops = {
-#define SHARD_OP(upper, name, args) .name = begin_##name,
+#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+    .name = begin_##name,
     SHARD_OPS(SHARD_OP)
 #undef SHARD_OP
     .close = close_,

@@ -13,7 +13,7 @@ void shard_begin(shard_ref *to, uint32_t method, const void *arguments,
                  uint64_t deadline, shard_done done, void *ctx)
 {
     switch (method) {
-#define SHARD_OP(upper, name, args)                                           \
+#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
     case WIRE_##upper:                                                        \
         to->ops->name(to, arguments, deadline, done, ctx);                    \
         break;
@@ -105,7 +105,8 @@ int persia_shard_wait(shard_ref *to, uint32_t method, const void *arguments,
                       uint64_t deadline, shard_reply *reply)
 {
     static const size_t sizes[WIRE_METHODS_N] = {
-#define SHARD_OP(upper, name, args) [WIRE_##upper] = sizeof(args),
+#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+    [WIRE_##upper] = sizeof(OP_ARGS(name, message, args)),
         SHARD_OPS(SHARD_OP)
 #undef SHARD_OP
     };

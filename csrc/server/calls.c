@@ -9,15 +9,10 @@ typedef struct request {
     rpc_call *call;
     wire_memory memory;
     union {
-        wire_hello hello;
-        wire_declare declare;
-        wire_pull pull;
-        wire_push push;
-        wire_leave leave;
-        wire_rows rows;
-        wire_snapshot snapshot;
-        wire_restore restore;
-        wire_stats stats;
+#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+    wire_##message name;
+        SHARD_OPS(SHARD_OP)
+#undef SHARD_OP
     } m;
     shard_pull pull;
     shard_push push;
@@ -28,88 +23,48 @@ static void answered(void *ctx, int rc, shard_reply *reply);
 
 /* ---- methods ------------------------------------------------------------ */
 
-typedef struct method {
-    const char *name;
+/* The arguments of a call: the message, or a struct around it. */
+#define ARGS_PLAIN(r, name) (&(r)->m.name)
+#define ARGS_JOBS(r, name)                                                    \
+    ((r)->name = (shard_##name){.m = &(r)->m.name}, &(r)->name)
+
+#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+    static int start_##name(request *r)                                       \
+    {                                                                         \
+        int rc = persia_wire_get_##message(r->call->request,                  \
+                                           r->call->request_n, &r->memory,    \
+                                           &r->m.name);                       \
+        if (!rc)                                                              \
+            r->s->ref->ops->name(r->s->ref, ARGS_##args(r, name),             \
+                                 r->call->deadline, answered, r);             \
+        return rc;                                                            \
+    }                                                                         \
+    static int put_##name(wire_out *o, const void *m)                         \
+    {                                                                         \
+        return persia_wire_put_##reply(o, m);                                 \
+    }
+SHARD_OPS(SHARD_OP)
+#undef SHARD_OP
+
+static const struct {
     /* Decodes and calls; after an error the request is still the caller's. */
     int (*start)(request *r);
     int (*put)(wire_out *o, const void *reply);
-    int stays; /* a server that stops may still write its rows */
-} method;
-
-#define DECODE(message)                                                       \
-    persia_wire_get_##message(r->call->request, r->call->request_n,           \
-                              &r->memory, &r->m.message)
-
-#define START(op, message)                                                    \
-    static int start_##op(request *r)                                         \
-    {                                                                         \
-        int rc = DECODE(message);                                             \
-        if (!rc)                                                              \
-            r->s->ref->ops->op(r->s->ref, &r->m.message, r->call->deadline,   \
-                               answered, r);                                  \
-        return rc;                                                            \
-    }
-START(hello, hello)
-START(declare, declare)
-START(leave, leave)
-START(get_rows, rows)
-START(put_rows, rows)
-START(snapshot, snapshot)
-START(restore, restore)
-START(stats, stats)
-
-static int start_pull(request *r)
-{
-    int rc = DECODE(pull);
-    r->pull = (shard_pull){.m = &r->m.pull};
-    if (!rc)
-        r->s->ref->ops->pull(r->s->ref, &r->pull, r->call->deadline,
-                             answered, r);
-    return rc;
-}
-
-static int start_push(request *r)
-{
-    int rc = DECODE(push);
-    r->push = (shard_push){.m = &r->m.push};
-    if (!rc)
-        r->s->ref->ops->push(r->s->ref, &r->push, r->call->deadline,
-                             answered, r);
-    return rc;
-}
-
-#define PUT(message)                                                          \
-    static int put_##message(wire_out *o, const void *m)                      \
-    {                                                                         \
-        return persia_wire_put_##message(o, m);                               \
-    }
-PUT(hello_reply)
-PUT(declare_reply)
-PUT(pull_reply)
-PUT(push_reply)
-PUT(leave_reply)
-PUT(rows)
-PUT(snapshot_reply)
-PUT(restore_reply)
-PUT(stats_reply)
-
-static const method methods[WIRE_METHODS_N] = {
-    [WIRE_HELLO] = {"Hello", start_hello, put_hello_reply, 1},
-    [WIRE_DECLARE] = {"Declare", start_declare, put_declare_reply, 0},
-    [WIRE_PULL] = {"Pull", start_pull, put_pull_reply, 0},
-    [WIRE_PUSH] = {"Push", start_push, put_push_reply, 0},
-    [WIRE_LEAVE] = {"Leave", start_leave, put_leave_reply, 0},
-    [WIRE_GET_ROWS] = {"GetRows", start_get_rows, put_rows, 0},
-    [WIRE_PUT_ROWS] = {"PutRows", start_put_rows, put_rows, 0},
-    [WIRE_SNAPSHOT] = {"Snapshot", start_snapshot, put_snapshot_reply, 1},
-    [WIRE_RESTORE] = {"Restore", start_restore, put_restore_reply, 0},
-    [WIRE_STATS] = {"Stats", start_stats, put_stats_reply, 1},
+    int flags;
+} methods[WIRE_METHODS_N] = {
+#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+    [WIRE_##upper] = {start_##name, put_##name, flags},
+    SHARD_OPS(SHARD_OP)
+#undef SHARD_OP
 };
 
 const rpc_methods persia_service_methods = {
-    WIRE_SERVICE, persia_wire_paths, WIRE_METHODS_N,
-    1u << WIRE_GET_ROWS | 1u << WIRE_PUT_ROWS | 1u << WIRE_SNAPSHOT |
-        1u << WIRE_RESTORE};
+    WIRE_SERVICE, persia_wire_paths, WIRE_METHODS_N, 0
+#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+    | ((flags) & OP_ADMIN ? 1u << WIRE_##upper : 0)
+    SHARD_OPS(SHARD_OP)
+#undef SHARD_OP
+};
 _Static_assert(WIRE_METHODS_N <= 32, "a bit a method");
 
 /* ---- answers ------------------------------------------------------------ */
@@ -163,18 +118,18 @@ static void answered(void *ctx, int rc, shard_reply *reply)
 
 static int check_call(const ps_service *s, const rpc_call *call)
 {
-    const method *m = &methods[call->method];
-    if (atomic_load(&s->closed) &&
-        (call->method >= WIRE_METHODS_N || !m->stays))
+    const uint32_t method = call->method;
+    const int flags = method < WIRE_METHODS_N ? methods[method].flags : 0;
+    if (atomic_load(&s->closed) && !(flags & OP_STAYS))
         return persia_err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
-    if (call->method >= WIRE_METHODS_N)
+    if (method >= WIRE_METHODS_N)
         return persia_err_set(PERSIA_EPROTOCOL, "there is no method %u",
-                              call->method);
-    if (persia_service_methods.admin >> call->method & 1 && !call->admin)
+                              method);
+    if (flags & OP_ADMIN && !call->admin)
         return persia_err_set(PERSIA_EDENIED,
                               "%s is administration: it needs the "
                               "administration token",
-                              m->name);
+                              persia_wire_paths[method]);
     return PERSIA_OK;
 }
 

@@ -114,13 +114,12 @@ static shard_call call_begin(shard_ref *to, uint64_t deadline,
     return (shard_call){d, deadline, done, ctx};
 }
 
-/* A method that is answered at once. */
-#define AT_ONCE(name)                                                         \
-    static void direct_##name(shard_ref *to, const wire_##name *m,            \
+#define DIRECT_AT_ONCE(name, asked, answered, args)                           \
+    static void direct_##name(shard_ref *to, const wire_##asked *m,           \
                               uint64_t deadline, shard_done done, void *ctx)  \
     {                                                                         \
         const shard_call c = call_begin(to, deadline, done, ctx);             \
-        wire_##name##_reply *out = NULL;                                      \
+        wire_##answered *out = NULL;                                          \
         wire_memory *memory;                                                  \
         shard_reply reply;                                                    \
         int rc = shard_reply_make(sizeof *out, &reply, &memory);              \
@@ -129,26 +128,18 @@ static shard_call call_begin(shard_ref *to, uint64_t deadline,
                                (void *)(uintptr_t)reply.message);             \
         call_own(&c, rc, &reply);                                             \
     }
-
-/* A method that answers itself. */
-#define BY_ITSELF(name, args)                                                 \
-    static void direct_##name(shard_ref *to, const args *a,                   \
+#define DIRECT_BY_ITSELF(name, message, reply, args)                          \
+    static void direct_##name(shard_ref *to,                                  \
+                              const OP_ARGS(name, message, args) * a,         \
                               uint64_t deadline, shard_done done, void *ctx)  \
     {                                                                         \
         const shard_call c = call_begin(to, deadline, done, ctx);             \
         name##_run(c.from->s, &c, a);                                         \
     }
-
-AT_ONCE(hello)
-AT_ONCE(declare)
-AT_ONCE(leave)
-AT_ONCE(stats)
-BY_ITSELF(pull, shard_pull)
-BY_ITSELF(push, shard_push)
-BY_ITSELF(get_rows, wire_rows)
-BY_ITSELF(put_rows, wire_rows)
-BY_ITSELF(snapshot, wire_snapshot)
-BY_ITSELF(restore, wire_restore)
+#define METHOD(upper, name, message, reply, args, answers, flags)             \
+    DIRECT_##answers(name, message, reply, args)
+SHARD_OPS(METHOD)
+#undef METHOD
 
 static void direct_close(shard_ref *to)
 {
@@ -165,7 +156,8 @@ static void direct_close(shard_ref *to)
 }
 
 static const shard_ops direct_ops = {
-#define METHOD(upper, name, args) .name = direct_##name,
+#define METHOD(upper, name, message, reply, args, answers, flags)             \
+    .name = direct_##name,
     SHARD_OPS(METHOD)
 #undef METHOD
     .close = direct_close};

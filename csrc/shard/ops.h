@@ -49,18 +49,43 @@ typedef struct shard_push {
     push_job *jobs;
 } shard_push;
 
-/* Methods: X(as in WIRE_METHODS, name, arguments). */
+/* All that is known of a method: X(as in WIRE_METHODS, name, its request's
+ * message, its reply's, its arguments, how it answers, flags).
+ *
+ * Arguments: PLAIN (its request's message is all) or JOBS (a struct
+ * shard_<name> of the message and jobs).  It answers AT_ONCE, by a function
+ * <name>_answer, or BY_ITSELF, now or later, by <name>_run (shard/private.h).
+ */
 #define SHARD_OPS(X)                                                          \
-    X(HELLO, hello, wire_hello) X(DECLARE, declare, wire_declare)             \
-    X(PULL, pull, shard_pull) X(PUSH, push, shard_push)                       \
-    X(LEAVE, leave, wire_leave) X(GET_ROWS, get_rows, wire_rows)              \
-    X(PUT_ROWS, put_rows, wire_rows) X(SNAPSHOT, snapshot, wire_snapshot)     \
-    X(RESTORE, restore, wire_restore) X(STATS, stats, wire_stats)
+    X(HELLO, hello, hello, hello_reply, PLAIN, AT_ONCE, OP_STAYS)             \
+    X(DECLARE, declare, declare, declare_reply, PLAIN, AT_ONCE, 0)            \
+    X(PULL, pull, pull, pull_reply, JOBS, BY_ITSELF, 0)                       \
+    X(PUSH, push, push, push_reply, JOBS, BY_ITSELF, 0)                       \
+    X(LEAVE, leave, leave, leave_reply, PLAIN, AT_ONCE, 0)                    \
+    X(GET_ROWS, get_rows, rows, rows, PLAIN, BY_ITSELF, OP_ADMIN)             \
+    X(PUT_ROWS, put_rows, rows, rows, PLAIN, BY_ITSELF, OP_ADMIN)             \
+    X(SNAPSHOT, snapshot, snapshot, snapshot_reply, PLAIN, BY_ITSELF,         \
+      OP_STAYS | OP_ADMIN)                                                    \
+    X(RESTORE, restore, restore, restore_reply, PLAIN, BY_ITSELF, OP_ADMIN)   \
+    X(STATS, stats, stats, stats_reply, PLAIN, AT_ONCE, OP_STAYS)
+
+enum {
+    OP_STAYS = 1, /* a server that stops still answers it */
+    OP_ADMIN = 2  /* it needs the administration token */
+};
+
+/* The type of a method's arguments, and its request's message among them. */
+#define OP_ARGS(name, message, args) OP_ARGS_##args(name, message)
+#define OP_ARGS_PLAIN(name, message) wire_##message
+#define OP_ARGS_JOBS(name, message) shard_##name
+#define OP_MESSAGE(name, args, a) OP_MESSAGE_##args(name, a)
+#define OP_MESSAGE_PLAIN(name, a) (a)
+#define OP_MESSAGE_JOBS(name, a) (((const shard_##name *)(a))->m)
 
 typedef struct shard_ops {
-#define SHARD_OP(upper, name, args)                                           \
-    void (*name)(shard_ref *to, const args *a, uint64_t deadline,             \
-                 shard_done done, void *ctx);
+#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+    void (*name)(shard_ref *to, const OP_ARGS(name, message, args) * a,       \
+                 uint64_t deadline, shard_done done, void *ctx);
     SHARD_OPS(SHARD_OP)
 #undef SHARD_OP
     /* Calls that wait end (PERSIA_ECLOSED); returns when all are done, and

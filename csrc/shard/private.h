@@ -148,22 +148,17 @@ int check_ids_here(const shard *s, const table *t, const uint64_t *ids,
 
 /* ---- methods ------------------------------------------------------------ */
 
-/* Those that are answered at once, by a message in *out and `memory`. */
-int hello_answer(shard *s, const wire_hello *m, wire_memory *memory,
-                 wire_hello_reply *out);
-int declare_answer(shard *s, const wire_declare *m, wire_memory *memory,
-                   wire_declare_reply *out);
-int stats_answer(shard *s, const wire_stats *m, wire_memory *memory,
-                 wire_stats_reply *out);
-int leave_answer(shard *s, const wire_leave *m, wire_memory *memory,
-                 wire_leave_reply *out);
-/* The others. */
-void get_rows_run(shard *s, const shard_call *c, const wire_rows *m);
-void put_rows_run(shard *s, const shard_call *c, const wire_rows *m);
-void push_run(shard *s, const shard_call *c, const shard_push *a);
-void snapshot_run(shard *s, const shard_call *c, const wire_snapshot *m);
-void restore_run(shard *s, const shard_call *c, const wire_restore *m);
-void pull_run(shard *s, const shard_call *c, const shard_pull *a);
+/* AT_ONCE: the answer is a message in *out and `memory`. */
+#define ANSWERS_AT_ONCE(name, message, reply, args)                           \
+    int name##_answer(shard *s, const wire_##message *m,                      \
+                      wire_memory *memory, wire_##reply *out);
+#define ANSWERS_BY_ITSELF(name, message, reply, args)                         \
+    void name##_run(shard *s, const shard_call *c,                            \
+                    const OP_ARGS(name, message, args) * a);
+#define METHOD(upper, name, message, reply, args, answers, flags)             \
+    ANSWERS_##answers(name, message, reply, args)
+SHARD_OPS(METHOD)
+#undef METHOD
 /* A pull that need not wait, or has waited. */
 void pull_answer(shard *s, const shard_call *c, const shard_pull *a);
 

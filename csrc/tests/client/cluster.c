@@ -151,9 +151,10 @@ static void way_call(shard_ref *to, uint32_t method, const void *arguments,
     pthread_detach(thread);
 }
 
-#define SHARD_OP(upper, name, args)                                           \
-    static void way_##name(shard_ref *to, const args *a, uint64_t deadline,   \
-                           shard_done done, void *ctx)                        \
+#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+    static void way_##name(shard_ref *to,                                     \
+                           const OP_ARGS(name, message, args) * a,            \
+                           uint64_t deadline, shard_done done, void *ctx)     \
     {                                                                         \
         way_call(to, WIRE_##upper, a, deadline, done, ctx);                   \
     }
@@ -178,7 +179,8 @@ static void way_close(shard_ref *to)
 }
 
 static const shard_ops way_ops = {
-#define SHARD_OP(upper, name, args) .name = way_##name,
+#define SHARD_OP(upper, name, message, reply, args, answers, flags)           \
+    .name = way_##name,
     SHARD_OPS(SHARD_OP)
 #undef SHARD_OP
     .close = way_close,
