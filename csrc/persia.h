@@ -1,5 +1,5 @@
-/* persia.h: the public C interface: stores (a table's rows in this process or
- * on servers, lookups, updates), servers, and the codes of errors.
+/* persia.h: the public C interface: clients (a table's rows in this process or
+ * on servers), stores on them (lookups, updates), servers, codes of errors.
  *
  * Every function that libpersia.so exports begins with persia_.  Calls return
  * a code of base/base.h; persia_err_text() has the text of the last error of
@@ -9,6 +9,7 @@
 #define PERSIA_H
 
 #include "base/base.h"
+#include "client/client.h"
 #include "server/server.h"
 #include "store/store.h"
 

@@ -86,7 +86,7 @@ static void fail(ps_service *s, rpc_call *call, int rc)
 {
     char text[1024];
     snprintf(text, sizeof text, "%s", persia_err_text());
-    shard_count_failed(s->shard);
+    persia_shard_count_failed(s->shard);
     call->fail(call, rc, text);
 }
 
@@ -101,7 +101,7 @@ static void answered(void *ctx, int rc, shard_reply *reply)
     if (!rc)
         rc = methods[call->method].put(&o, reply->message);
     if (!rc)
-        rc = shard_check_bytes(s->shard, "an answer", o.bytes);
+        rc = persia_shard_check_bytes(s->shard, "an answer", o.bytes);
     if (rc) {
         persia_wire_out_free(&o);
         request_free(r);

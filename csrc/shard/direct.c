@@ -50,7 +50,8 @@ static void own_release(shard_reply *reply)
     persia_wire_memory_free(&memory);
 }
 
-int shard_reply_make(size_t bytes, shard_reply *out, wire_memory **memory)
+int persia_shard_reply_make(size_t bytes, shard_reply *out,
+                            wire_memory **memory)
 {
     wire_memory m;
     persia_wire_memory_init(&m);
@@ -122,7 +123,7 @@ static shard_call call_begin(shard_ref *to, uint64_t deadline,
         wire_##answered *out = NULL;                                          \
         wire_memory *memory;                                                  \
         shard_reply reply;                                                    \
-        int rc = shard_reply_make(sizeof *out, &reply, &memory);              \
+        int rc = persia_shard_reply_make(sizeof *out, &reply, &memory);       \
         if (!rc)                                                              \
             rc = name##_answer(c.from->s, m, memory,                          \
                                (void *)(uintptr_t)reply.message);             \

@@ -71,7 +71,7 @@ int declare_answer(shard *s, const wire_declare *m, wire_memory *memory,
 {
     (void)memory;
     *out = (wire_declare_reply){0};
-    int rc = shard_check_boot(s, &m->caller);
+    int rc = persia_shard_check_boot(s, &m->caller);
     if (rc)
         return rc;
     pthread_mutex_lock(&s->declare_lock);

@@ -412,7 +412,7 @@ static int ask_snapshot(shard *s, const wire_snapshot *m, uint64_t deadline,
 {
     jobs *j = &s->jobs;
     job *fresh = NULL, *old = NULL, *failed = NULL;
-    int rc = shard_check_boot(s, &m->caller);
+    int rc = persia_shard_check_boot(s, &m->caller);
     if (!rc && m->verb == SNAPSHOT_BEGIN)
         rc = snapshot_make(s, m, deadline, &fresh);
     pthread_mutex_lock(&j->lock);
@@ -561,7 +561,7 @@ static int ask_restore(shard *s, const wire_restore *m, uint64_t deadline,
 {
     jobs *j = &s->jobs;
     job *fresh = NULL, *other = NULL;
-    int rc = shard_check_boot(s, &m->caller);
+    int rc = persia_shard_check_boot(s, &m->caller);
     if (!rc && m->verb == RESTORE_PREPARE)
         rc = restore_make(s, m, deadline, &fresh);
     pthread_mutex_lock(&j->lock);

@@ -83,7 +83,8 @@ static int lay_out(pull_plan *p, uint64_t *bytes)
                                 (want->n + piece_ids(p, i) - 1) /
                                     piece_ids(p, i);
     }
-    return shard_check_bytes(p->s, "the rows would be an answer", *bytes);
+    return persia_shard_check_bytes(p->s, "the rows would be an answer",
+                                    *bytes);
 }
 
 static void place(pull_plan *p, char *at)

@@ -135,7 +135,7 @@ struct shard {
 
 /* ---- shard.c ------------------------------------------------------------ */
 
-/* shard_check_boot(), and these rows. */
+/* persia_shard_check_boot(), and these rows. */
 int check_rows(const shard *s, const wire_caller *caller);
 int is_stale(const shard *s, const wire_caller *caller);
 ledger_owner owner_of(const wire_caller *caller);

@@ -32,7 +32,7 @@ static int get_rows(shard *s, const wire_rows *m, answer *a)
     const uint32_t dim = persia_table_get_config(t)->dim;
     const uint32_t state = persia_table_state_floats(t);
     const uint64_t row = 8 + ((uint64_t)dim + state) * sizeof(float) + 1;
-    if ((rc = shard_check_bytes(s, "the rows would be an answer",
+    if ((rc = persia_shard_check_bytes(s, "the rows would be an answer",
                                 m->n * row)) ||
         (rc = buffers_take(s->buffers, m->n * row, &a->bulk)))
         return rc;

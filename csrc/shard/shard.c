@@ -92,14 +92,14 @@ void persia_shard_set_calls(shard *s, uint32_t calls)
     atomic_store(&s->calls, calls);
 }
 
-void shard_count_failed(shard *s)
+void persia_shard_count_failed(shard *s)
 {
     atomic_fetch_add(&s->failed, 1);
 }
 
 /* ---- checks that several calls share ------------------------------------ */
 
-int shard_check_boot(const shard *s, const wire_caller *caller)
+int persia_shard_check_boot(const shard *s, const wire_caller *caller)
 {
     if (caller->boot && caller->boot != s->boot)
         return persia_err_set(
@@ -120,7 +120,7 @@ int is_stale(const shard *s, const wire_caller *caller)
 
 int check_rows(const shard *s, const wire_caller *caller)
 {
-    int rc = shard_check_boot(s, caller);
+    int rc = persia_shard_check_boot(s, caller);
     if (!rc && is_stale(s, caller))
         rc = persia_err_set(PERSIA_ESTALE,
                             "other rows were restored in the server "
@@ -206,7 +206,7 @@ int check_ids(const shard *s, const table *t, const uint64_t *ids, size_t n)
                             check_piece, &check);
 }
 
-int shard_check_bytes(const shard *s, const char *what, uint64_t bytes)
+int persia_shard_check_bytes(const shard *s, const char *what, uint64_t bytes)
 {
     if (bytes <= s->message_limit)
         return PERSIA_OK;

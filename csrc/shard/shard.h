@@ -94,13 +94,14 @@ PERSIA_API uint64_t persia_shard_tick(shard *s, uint64_t now);
 
 /* A reply with a message of so many bytes, zeroed, in memory of its own; so is
  * what it points to: *memory. */
-int shard_reply_make(size_t bytes, shard_reply *out, wire_memory **memory);
+int persia_shard_reply_make(size_t bytes, shard_reply *out,
+                            wire_memory **memory);
 /* PERSIA_ESTALE unless the caller means this life of the shard. */
-int shard_check_boot(const shard *s, const wire_caller *caller);
+int persia_shard_check_boot(const shard *s, const wire_caller *caller);
 /* PERSIA_ELIMIT if a message of so many bytes would be too large. */
-int shard_check_bytes(const shard *s, const char *what, uint64_t bytes);
+int persia_shard_check_bytes(const shard *s, const char *what, uint64_t bytes);
 /* One more request failed: for Stats. */
-void shard_count_failed(shard *s);
+void persia_shard_count_failed(shard *s);
 
 /* ---- snapshots and restores --------------------------------------------- */
 

@@ -42,7 +42,7 @@ void push_fail(push_call *c, int code, const char *text)
 static int reply_with(const wire_push_reply *m, shard_reply *out)
 {
     wire_memory *memory;
-    int rc = shard_reply_make(sizeof *m, out, &memory);
+    int rc = persia_shard_reply_make(sizeof *m, out, &memory);
     if (rc)
         return rc;
     wire_push_reply *copy = (wire_push_reply *)(uintptr_t)out->message;
@@ -136,7 +136,7 @@ static int check_push(const shard *s, const shard_push *a)
 {
     const wire_push *m = a->m;
     uint8_t seen[WIRE_TABLES_MAX] = {0};
-    int rc = shard_check_boot(s, &m->caller);
+    int rc = persia_shard_check_boot(s, &m->caller);
     for (size_t i = 0; i < m->tables_n && !rc; i++) {
         const wire_push_table *t = &m->tables[i];
         rc = check_table(s, t, a->jobs ? &a->jobs[i] : NULL, m->t);

@@ -312,7 +312,7 @@ int leave_answer(shard *s, const wire_leave *m, wire_memory *memory,
     uint32_t n = 0;
     void **dropped = NULL;
     (void)memory;
-    int rc = shard_check_boot(s, &m->caller);
+    int rc = persia_shard_check_boot(s, &m->caller);
     if (!rc && m->world > SYNC_RANKS)
         rc = persia_err_set(PERSIA_ELIMIT,
                             "a world of %u ranks, at most %d can "
