@@ -10,7 +10,7 @@ from torch import Tensor
 
 from persia._ids import Ids
 from persia._library import versions
-from persia._warn import warn
+from persia.base.warning import warn
 
 __all__ = ["Ahead", "LookedUp"]
 

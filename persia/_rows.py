@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from persia import _core, errors
-from persia._tensors import integers, vector
+from persia.base.tensors import integers, vector
 from persia.configs import TableConfig, _word, float_rows
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from persia import errors
-from persia._warn import warn
+from persia.base.warning import warn
 
 if TYPE_CHECKING:
     from persia.configs import TableConfig

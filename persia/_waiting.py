@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from persia import errors
-from persia._warn import warn
+from persia.base.warning import warn
 
 __all__ = ["Accumulation", "Waiting"]
 

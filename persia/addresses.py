@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 
 from persia import errors
-from persia._check import kind
+from persia.base.check import kind
 from persia.security import Security
 
 __all__ = [

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from persia import _core, errors
-from persia._check import real, whole
+from persia.base.check import real, whole
 
 __all__ = ["Admission", "Probability", "Sightings"]
 

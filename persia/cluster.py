@@ -24,9 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from persia import _core, errors
-from persia._check import kind, number
 from persia._job_security import job_security
-from persia._patience import saying_so
 from persia._ranks import Keys, Passes, all_max, group_here, need_group
 from persia.addresses import (
     MESSAGE_LIMIT,
@@ -35,6 +33,8 @@ from persia.addresses import (
     bracketed,
     resolve,
 )
+from persia.base.check import kind, number
+from persia.base.patience import saying_so
 from persia.security import Security
 
 __all__ = ["RUN_ID", "Job", "Settings", "resolve", "stream_id"]

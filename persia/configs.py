@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from persia import _core, errors
-from persia._check import kind, number, real, whole
-from persia._tensors import tensor
 from persia.admission import Admission, as_admission
+from persia.base.check import kind, number, real, whole
+from persia.base.tensors import tensor
 from persia.eviction import Eviction, as_eviction
 from persia.optim import SparseOptimizer
 

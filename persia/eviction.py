@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from persia import _core, errors
-from persia._check import kind, whole
+from persia.base.check import kind, whole
 
 __all__ = ["LFU", "LRU", "TTL", "Eviction", "Score", "SmallestNorm"]
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from persia import errors
-from persia._check import kind, whole
-from persia._tensors import integers, tensor, vector
+from persia.base.check import kind, whole
+from persia.base.tensors import integers, tensor, vector
 
 __all__ = ["Batch", "JaggedBatch"]
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from persia import _core, errors
 from persia._ahead import LookedUp
-from persia._check import whole
+from persia.base.check import whole
 from persia.jagged import JaggedBatch
 from persia.modules import _Collection
 from persia.store import Store

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from persia import _core, _state, errors
 from persia._ahead import LookedUp
-from persia._check import kind, whole
 from persia._default import default_store
 from persia._ids import Ids, unpack
 from persia._library import prefetch, pull, typed, versions
+from persia.base.check import kind, whole
 from persia.configs import (
     EmbeddingBagConfig,
     EmbeddingConfig,

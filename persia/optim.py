@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from persia import errors
-from persia._check import kind, number
+from persia.base.check import kind, number
 
 if TYPE_CHECKING:
     from persia.store import Store

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from persia import _core
-from persia._patience import patiently
+from persia.base.patience import patiently
 from persia.errors import InvalidArgument, PersiaError
 from persia.security import Security
 

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from persia import _core, _norm, errors, optim
 from persia._ahead import Ahead
-from persia._check import kind, number, real, whole
 from persia._library import HELD, SHAPES, versions
 from persia._rows import Rows, Table
 from persia._stats import Stats
 from persia._waiting import Accumulation, Waiting
-from persia._warn import warn
+from persia.base.check import kind, number, real, whole
+from persia.base.warning import warn
 from persia.cluster import Settings
 from persia.configs import TableConfig, as_config
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from persia import _core, errors
-from persia._check import number
 from persia._library import versions
 from persia.addresses import MESSAGE_LIMIT, WIRE_DTYPES, resolve_workers
+from persia.base.check import number
 from persia.jagged import Batch, JaggedBatch
 from persia.modules import EmbeddingBagCollection, _Collection
 from persia.security import Security

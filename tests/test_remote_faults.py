@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 import persia
-from persia import JaggedBatch, _patience, errors
+from persia import JaggedBatch, errors
+from persia.base import patience
 from persia.server import ServeConfig, Server
 
 
@@ -231,7 +232,7 @@ def test_a_pass_ends_though_leaving_fails(
 def test_a_store_says_what_it_waits_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_patience, "_SAY_AFTER", 0.05)
+    monkeypatch.setattr(patience, "_SAY_AFTER", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"127.0.0.1:{closed.getsockname()[1]}"
     with pytest.raises(persia.errors.Unavailable):

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from persia import _core, errors
-from persia._options import read_yaml, validated
 from persia._serving import core_holes, few_files
+from persia.base.options import read_yaml, validated
 from persia.cli.app import app
 from persia.server import ServeConfig, find_shard
 

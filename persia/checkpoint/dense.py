@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from persia import _core
-from persia._warn import warn
+from persia.base.warning import warn
 from persia.checkpoint import files
 from persia.checkpoint.ranks import Ranks
 from persia.configs import EmbeddingBagConfig, _word

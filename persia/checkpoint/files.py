@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from persia._check import kind
+from persia.base.check import kind
 from persia.checkpoint.manifest import (
     MANIFEST,
     File,

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from persia import _core
-from persia._patience import patiently
+from persia.base.patience import patiently
 from persia.checkpoint import files
 from persia.checkpoint.manifest import (
     Manifest,

@@ -34,10 +34,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from persia import _core
-from persia._check import whole
-from persia._patience import patiently
 from persia._ranks import need_group
 from persia._state import lineages_of, updates_of
+from persia.base.check import whole
+from persia.base.patience import patiently
 from persia.checkpoint import files
 from persia.checkpoint import manifest as manifests
 from persia.checkpoint.dense import (

@@ -9,7 +9,7 @@ from typing import Any
 import pydantic
 from pydantic import Field
 
-from persia._options import validated
+from persia.base.options import validated
 from persia.cli.flags import with_flags
 from persia.errors import InvalidArgument
 from persia.train.config import TrainConfig, resolve

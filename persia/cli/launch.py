@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from persia._options import read_yaml
+from persia.base.options import read_yaml
 from persia.cli.options import seconds
 
 __all__ = ["launch"]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from persia._options import read_yaml, validated
+from persia.base.options import read_yaml, validated
 from persia.cli.flags import with_flags
 from persia.server import ServeConfig
 from persia.server import serve as run

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from persia._options import read_yaml
+from persia.base.options import read_yaml
 from persia.cli.flags import with_flags
 from persia.errors import InvalidArgument, PersiaError
 from persia.train.config import TrainConfig, check_used, resolve

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from torch.utils.data import IterableDataset, get_worker_info
 
 from persia import _core, errors
-from persia._check import kind, whole
+from persia.base.check import kind, whole
 from persia.jagged import Batch
 
 __all__ = ["Dataset", "pair", "read_ahead", "value_hash"]

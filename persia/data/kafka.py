@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import Any
 
 from persia import errors
-from persia._check import kind, real
+from persia.base.check import kind, real
 from persia.data.base import Dataset, read_ahead
 from persia.data.encode import asks
 from persia.data.faults import Faults

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from persia import errors
-from persia._check import kind
+from persia.base.check import kind
 from persia.data.magic import HEAD_BYTES, compression_of
 
 __all__ = ["File", "Paths", "find_files", "suffix_of", "unread"]

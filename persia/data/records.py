@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from persia import errors
-from persia._check import kind
+from persia.base.check import kind
 from persia.data.base import read_ahead
 from persia.data.encode import Encoder, asks, measure
 from persia.data.infer import infer

@@ -34,7 +34,7 @@ from pydantic import (
 )
 
 from persia import errors
-from persia._check import kind
+from persia.base.check import kind
 
 __all__ = [
     "CategoricalColumn",

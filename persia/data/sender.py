@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from persia import _core
-from persia._check import kind, number
 from persia.addresses import MESSAGE_LIMIT, resolve_workers
+from persia.base.check import kind, number
 from persia.jagged import Batch
 from persia.security import Security
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from persia import errors
-from persia._check import whole
+from persia.base.check import whole
 from persia.data.base import Dataset, pair, read_ahead
 from persia.data.encode import Encoder, LabelError
 from persia.data.faults import Faults

@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 
 from persia import errors
-from persia._check import kind, real
+from persia.base.check import kind, real
 from persia.data.base import Dataset, check_salt
 from persia.data.encode import Encoder, LabelError, column_of, measure
 from persia.data.faults import Faults

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from persia import _core, errors
-from persia._check import kind
+from persia.base.check import kind
 from persia.data.base import check_salt, read_ahead
 from persia.data.files import Files
 from persia.data.lines import LinePlan, count_lines, read_lines

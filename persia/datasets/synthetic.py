@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from persia import _core
-from persia._check import number, whole
+from persia.base.check import number, whole
 from persia.data.base import Dataset
 from persia.jagged import Batch, JaggedBatch
 from persia.metrics import auc

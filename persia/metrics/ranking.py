@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from persia import errors
-from persia._check import whole
+from persia.base.check import whole
 from persia.metrics.clicks import _ratio
 from persia.metrics.streams import SumMetric
 

@@ -9,7 +9,7 @@ import pydantic
 from pydantic import Field
 
 from persia import _core, errors
-from persia._options import validated
+from persia.base.options import validated
 
 __all__ = [
     "TrainConfig",

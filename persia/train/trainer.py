@@ -24,7 +24,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
 from persia import errors
-from persia._check import number
+from persia.base.check import number
 from persia.data import Kafka
 from persia.jagged import Batch, JaggedBatch
 from persia.loader import DataLoader

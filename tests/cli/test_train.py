@@ -18,7 +18,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from persia import checkpoint, errors
-from persia._options import read_yaml
+from persia.base.options import read_yaml
 from persia.cli.app import app
 from persia.data import Files, Schema
 from persia.datasets import Criteo

@@ -490,7 +490,7 @@ def test_real_servers(mark: str, tmp_path: Path, flags: list[str]) -> None:
     job = """
 import os
 from persia import _core
-from persia._patience import patiently
+from persia.base.patience import patiently
 from persia.security import Security
 security = Security.from_environment()
 assert bool(security.token) == bool(security.ca) == TLS
