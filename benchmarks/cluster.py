@@ -29,7 +29,7 @@ from benchmarks.common import (
     report,
 )
 from benchmarks.system.processes import Processes, Trainer
-from persia.launch import reserve
+from persia.distributed.launch import reserve
 
 BENCH = "cluster"
 EARLIER = (

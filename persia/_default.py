@@ -6,8 +6,8 @@ import dataclasses
 import weakref
 from collections.abc import Sequence
 
-from persia.cluster import Settings
 from persia.configs import TableConfig
+from persia.distributed.cluster import Settings
 from persia.optim import SparseOptimizer
 from persia.store import Store
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from persia._ranks import Passes
+from persia.distributed.ranks import Passes
 
 __all__ = ["squares"]
 

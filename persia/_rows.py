@@ -16,7 +16,7 @@ from persia.configs import TableConfig, _word, float_rows
 if TYPE_CHECKING:
     import pyarrow
 
-    from persia.cluster import Settings
+    from persia.distributed.cluster import Settings
 
 __all__ = ["Rows", "Table"]
 

@@ -10,7 +10,7 @@ from persia._rows import Table
 from persia.base.patience import patiently
 
 if TYPE_CHECKING:
-    from persia.cluster import Connection
+    from persia.distributed.cluster import Connection
 
 __all__ = ["Stats"]
 

@@ -168,7 +168,7 @@ class ServerCollector:
     """The counters of a server, read when Prometheus asks.
 
     Args:
-        stats: gives them, as ``persia.server.Server.stats``.
+        stats: gives them, as ``persia.distributed.server.Server.stats``.
         namespace, shard, shards: of the server.
     """
 

@@ -23,15 +23,15 @@ from persia._stats import Stats
 from persia._waiting import Accumulation, Waiting
 from persia.base.check import kind, number, real, whole
 from persia.base.warning import warn
-from persia.cluster import Settings
 from persia.configs import TableConfig, as_config
+from persia.distributed.cluster import Settings
 
 if TYPE_CHECKING:
     import os
     from pathlib import Path
 
     from persia.checkpoint import Checkpoint
-    from persia.security import Security
+    from persia.distributed.security import Security
 
 __all__ = ["Store"]
 
@@ -105,7 +105,7 @@ class Store(Rows, Stats):
             several ranks, else "embedded".
         namespace: servers: of the tables; all users of them give the same.
         security: servers: TLS and tokens; default: as the environment says,
-            see :meth:`persia.security.Security.from_environment`.
+            see :meth:`persia.distributed.Security.from_environment`.
         timeout: seconds after which a server that does not answer is an
             error.
         wire_dtype: of vectors and gradients under way: "fp32", "fp16" (with

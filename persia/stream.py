@@ -12,11 +12,15 @@ from torch import Tensor
 
 from persia import _core, errors
 from persia._library import versions
-from persia.addresses import MESSAGE_LIMIT, WIRE_DTYPES, resolve_workers
 from persia.base.check import number
+from persia.distributed.addresses import (
+    MESSAGE_LIMIT,
+    WIRE_DTYPES,
+    resolve_workers,
+)
+from persia.distributed.security import Security
 from persia.jagged import Batch, JaggedBatch
 from persia.modules import EmbeddingBagCollection, _Collection
-from persia.security import Security
 from persia.store import Store
 
 __all__ = ["Stream", "Taking"]
@@ -46,7 +50,7 @@ class Stream:
         timeout: seconds after which a worker that cannot be reached is an
             error.
         security: TLS and tokens; default: as the environment says, see
-            :meth:`persia.security.Security.from_environment`.
+            :meth:`persia.distributed.Security.from_environment`.
 
     Raises:
         InvalidArgument: (iterating) a model or store that cannot be used so.

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from persia import certs, errors
+from persia import errors
 from persia.cli.app import app
-from persia.security import Security
+from persia.distributed import certs
+from persia.distributed.security import Security
 
 
 def context(folder: Path, *, server: bool, pair: str | None) -> ssl.SSLContext:

@@ -1,4 +1,4 @@
-"""persia.cluster: where tables are, who this process is, addresses."""
+"""Where tables are, who this process is, addresses."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import pytest
 import torch.distributed as dist
 
 import persia
-from persia import _ranks, cluster, errors
-from persia._ranks import all_max, all_sum
-from persia.cluster import Job, Settings, resolve, stream_id
-from persia.security import Security
+from persia import errors
+from persia.distributed import cluster, ranks
+from persia.distributed.cluster import Job, Settings, resolve, stream_id
+from persia.distributed.ranks import all_max, all_sum
+from persia.distributed.security import Security
 
 
 @pytest.fixture(autouse=True)
@@ -319,11 +320,11 @@ def _mock_job(world: int, monkeypatch: pytest.MonkeyPatch) -> Any:
         meeting.wait(20)
         return out
 
-    monkeypatch.setattr(_ranks, "Keys", _Board)
-    monkeypatch.setattr(_ranks, "group_here", lambda: "a group")
+    monkeypatch.setattr(ranks, "Keys", _Board)
+    monkeypatch.setattr(ranks, "group_here", lambda: "a group")
     monkeypatch.setattr(_Board, "kept", {})
-    monkeypatch.setattr(_ranks, "all_max", lambda v: collective(v, max))
-    monkeypatch.setattr(_ranks, "all_sum", lambda v: collective(v, sum))
+    monkeypatch.setattr(ranks, "all_max", lambda v: collective(v, max))
+    monkeypatch.setattr(ranks, "all_sum", lambda v: collective(v, sum))
     return of_thread
 
 
@@ -347,7 +348,7 @@ def _check_ranks(
         assert found[rank] == expected * passes
 
 
-def _exchange(passes: _ranks.Passes, rank: int) -> tuple[float, float]:
+def _exchange(passes: ranks.Passes, rank: int) -> tuple[float, float]:
     most = passes.all_max([rank, -rank])
     return most[0] - most[1], passes.all_sum([10.0**rank])[0]
 
@@ -370,7 +371,7 @@ def test_ranks_that_go_on_agree_among_themselves(
         of_thread.rank = rank
         seen = []
         for epoch in range(2):  # with a new store in each
-            passes = _ranks.Passes("p", Job(rank, world, 0))
+            passes = ranks.Passes("p", Job(rank, world, 0))
             passes.begin()
             for step in range(steps[rank]):
                 backward[epoch * max(steps) + step].wait(20)
@@ -402,7 +403,7 @@ def test_ranks_that_nothing_keeps_together_meet(
         of_thread.rank = rank
         rest, seen = random.Random(rank), []
         for _ in range(4):
-            passes = _ranks.Passes("p", Job(rank, world, 0))
+            passes = ranks.Passes("p", Job(rank, world, 0))
             for _ in range(3):
                 time.sleep(rest.choice([0, 0.002, 0.02]))
                 passes.begin(meets=True)

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from persia import _norm
-from persia._job_security import JOB_SECRET, job_security
-from persia._ranks import Keys
-from persia.cluster import Job
+from persia.distributed.cluster import Job
+from persia.distributed.job_security import JOB_SECRET, job_security
+from persia.distributed.ranks import Keys
+from persia.distributed.security import VARIABLES, Security
 from persia.errors import InvalidArgument
-from persia.security import VARIABLES, Security
 
 WORLD = 2
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import persia
-from persia import JaggedBatch, _ranks, loader
+from persia import JaggedBatch, loader
+from persia.distributed import ranks
 
 
 @pytest.fixture(autouse=True)
@@ -78,9 +79,9 @@ def test_ranks_that_ddp_keeps_together_need_not_meet(
     """Only optimizer steps exchange anything, and DDP's ranks are in step."""
     asked = []
     monkeypatch.setattr(
-        _ranks.Passes, "begin", lambda _, meets: asked.append(meets)
+        ranks.Passes, "begin", lambda _, meets: asked.append(meets)
     )
-    monkeypatch.setattr(_ranks.Passes, "end", lambda _: None)
+    monkeypatch.setattr(ranks.Passes, "end", lambda _: None)
     model = bags(update)
     trained: torch.nn.Module = model
     if together:

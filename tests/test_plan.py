@@ -1,4 +1,4 @@
-"""persia.plan: its formulas against tables that are filled and messages that
+"""The planner: its formulas against tables that are filled and messages that
 are encoded."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from persia import _core, errors
-from persia import plan as planning
 from persia.cli.app import app
+from persia.distributed import planning
 from tests.protobuf import stubs
 
 TB = 1e12

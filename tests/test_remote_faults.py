@@ -17,7 +17,7 @@ from torch import Tensor
 import persia
 from persia import JaggedBatch, errors
 from persia.base import patience
-from persia.server import ServeConfig, Server
+from persia.distributed.server import ServeConfig, Server
 
 
 class Shards:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from persia import certs, errors
-from persia.security import Security
+from persia import errors
+from persia.distributed import certs
+from persia.distributed.security import Security
 
 
 def test_the_environment_names_files_and_words(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from persia import _core, errors
-from persia._serving import core_holes, few_files
 from persia.base.options import read_yaml, validated
 from persia.cli.app import app
-from persia.server import ServeConfig, find_shard
+from persia.distributed.server import ServeConfig, find_shard
+from persia.distributed.serving import core_holes, few_files
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 import persia
 from persia import JaggedBatch, _core
 from persia.checkpoint import manifest as manifests
-from persia.server import ServeConfig, Server
+from persia.distributed.server import ServeConfig, Server
 
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)

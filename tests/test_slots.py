@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 import persia
-from persia import errors, server
+from persia import errors
 from persia.checkpoint import files
 from persia.checkpoint import manifest as manifests
 from persia.checkpoint.snapshot import RowsFile, Snapshot
+from persia.distributed import server
 from tests.checkpoints import assert_same_rows, fill, make_store
 from tests.test_checkpoint_shards import TABLES, save_shards
 

@@ -16,7 +16,7 @@ import torch
 
 import persia
 from persia import JaggedBatch, _core, errors
-from persia.cluster import Settings
+from persia.distributed.cluster import Settings
 from tests import remote
 
 ROOT = Path(__file__).parent.parent

@@ -65,7 +65,7 @@ int py_client_config(PyObject *dict, struct client_config *out,
  * caller's to free.  NULL with an exception set. */
 const char **py_texts(PyObject *list, size_t *n);
 
-/* TLS and tokens from the dict of persia.security.Security.arguments(); the
+/* TLS and tokens from the dict of persia.distributed.Security.arguments(); the
  * texts last as long as the dict (security.c).  Returns -1 with an exception
  * set. */
 struct rpc_security;

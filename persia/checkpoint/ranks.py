@@ -17,7 +17,7 @@ import torch
 import torch.distributed
 
 from persia import errors
-from persia._ranks import Keys, backends
+from persia.distributed.ranks import Keys, backends
 
 T = TypeVar("T")
 

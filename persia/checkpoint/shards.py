@@ -35,7 +35,7 @@ from persia.checkpoint.manifest import (
     next_restore,
     part_of,
 )
-from persia.cluster import Connection
+from persia.distributed.cluster import Connection
 from persia.errors import (
     Interrupted,
     InvalidArgument,

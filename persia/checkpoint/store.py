@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from persia import _core
-from persia._ranks import need_group
 from persia._state import lineages_of, updates_of
 from persia.base.check import whole
 from persia.base.patience import patiently
@@ -57,6 +56,7 @@ from persia.checkpoint.dense import (
 )
 from persia.checkpoint.ranks import Ranks
 from persia.checkpoint.shards import Staged, rows_of
+from persia.distributed.ranks import need_group
 from persia.errors import (
     Interrupted,
     InvalidArgument,

@@ -44,7 +44,7 @@ def certs(
     The key of the authority is forgotten: what it signed is all that it will
     ever sign. Servers that stay need those of your organisation.
     """
-    from persia.certs import write_set
+    from persia.distributed.certs import write_set
 
     names = [host.strip() for host in hosts.split(",") if host.strip()]
     for path in write_set(folder, names, days, force):

@@ -112,7 +112,7 @@ def launch(
     persia launch --ps 2 -- torchrun --nproc-per-node 2 train.py
     persia launch --ps 2 --workers 1 --loaders 1 -- persia train
     """
-    from persia.launch import Cluster, run
+    from persia.distributed.launch import Cluster, run
 
     file = read_yaml(config) if config is not None else {}
     given = {

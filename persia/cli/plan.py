@@ -13,7 +13,7 @@ from persia import errors
 from persia.train.config import OPTIMIZERS
 
 if TYPE_CHECKING:
-    from persia.plan import Plan
+    from persia.distributed.planning import Plan
 
 __all__ = ["plan"]
 
@@ -65,7 +65,7 @@ def plan(
     ] = 0.25,
 ) -> None:
     """Work out how many servers a job needs, and what each must have."""
-    from persia import plan as planning
+    from persia.distributed import planning
 
     try:
         size = pydantic.TypeAdapter(pydantic.ByteSize).validate_python(

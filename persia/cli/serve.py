@@ -9,9 +9,9 @@ import typer
 
 from persia.base.options import read_yaml, validated
 from persia.cli.flags import with_flags
-from persia.server import ServeConfig
-from persia.server import serve as run
-from persia.worker import WorkerConfig, serve_worker
+from persia.distributed.server import ServeConfig
+from persia.distributed.server import serve as run
+from persia.distributed.worker import WorkerConfig, serve_worker
 
 __all__ = ["serve"]
 

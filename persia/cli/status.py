@@ -17,7 +17,7 @@ from rich.text import Text
 from persia.cli.options import seconds
 
 if TYPE_CHECKING:
-    from persia.status import ServerStatus, TableStatus
+    from persia.distributed.status import ServerStatus, TableStatus
 
 __all__ = ["status"]
 
@@ -60,7 +60,7 @@ def status(
     where PERSIA_METRICS_PORT is set, and are asked by the URL of their
     metrics. The exit status is 1 if one of those asked did not answer.
     """
-    from persia import status as looking
+    from persia.distributed import status as looking
 
     texts = addresses or [os.environ.get("PERSIA_SERVERS", "")]
     given = [a for text in texts for a in text.split(",")]

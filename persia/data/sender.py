@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from persia import _core
-from persia.addresses import MESSAGE_LIMIT, resolve_workers
 from persia.base.check import kind, number
+from persia.distributed.addresses import MESSAGE_LIMIT, resolve_workers
+from persia.distributed.security import Security
 from persia.jagged import Batch
-from persia.security import Security
 
 __all__ = ["Sender"]
 
@@ -35,7 +35,7 @@ class Sender:
         timeout: seconds after which a worker that cannot be reached is an
             error.
         security: TLS and tokens; default: as the environment says, see
-            :meth:`persia.security.Security.from_environment`.
+            :meth:`persia.distributed.Security.from_environment`.
 
     Raises:
         Unavailable: a worker cannot be reached.

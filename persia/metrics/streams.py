@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from persia import errors
-from persia._ranks import all_sum, group_here
+from persia.distributed.ranks import all_sum, group_here
 from persia.metrics.clicks import (
     StreamingAUC,
     Values,

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import persia
 from persia import Batch, JaggedBatch, _core
+from persia.distributed import cluster
 
 IDS = 60
 STEPS = 8
@@ -260,12 +261,12 @@ def hybrid(open_store: Open, rank: int, world: int) -> Any:
 def secured(open_store: Open, rank: int, world: int) -> Any:
     """As on several machines: with TLS and tokens of this job."""
     machine = {"machine": f"machine {rank}", "address": "127.0.0.1"}
-    before = persia.cluster._machine
-    persia.cluster._machine = lambda: machine
+    before = cluster._machine
+    cluster._machine = lambda: machine
     try:
         c = Counter(open_store(persia.optim.SGD(lr=1.0)))
     finally:
-        persia.cluster._machine = before
+        cluster._machine = before
     for one in c.loader(5):
         c.forward(one)[1].backward()
     dist.barrier()

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from persia import _core
-from persia.security import Security
-from persia.server import ServeConfig, Server
+from persia.distributed.security import Security
+from persia.distributed.server import ServeConfig, Server
 from tests.system.test_serve import Serving
 
 

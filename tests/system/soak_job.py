@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import persia
 from persia import Batch, JaggedBatch
-from persia._ranks import all_max
+from persia.distributed.ranks import all_max
 from tests.system.counting import FINISHED, RUNNING, Journal
 
 BATCHES = 60  # of a pass

@@ -1,4 +1,4 @@
-"""``persia.launch``: whatever ends, and however, nothing is left behind.
+"""``persia launch``: whatever ends, and however, nothing is left behind.
 
 The servers here are stand-ins that print what a server prints, so that they
 can misbehave.
@@ -23,12 +23,12 @@ from typer.testing import CliRunner
 
 from persia import _core, errors
 from persia.cli.app import app
-from persia.launch import Cluster, reserve
+from persia.distributed.launch import Cluster, reserve
 from tests.system.processes import MARK, environment, marked, wait_until
 
 DRIVER = """
 import sys
-from persia.launch import Cluster, run
+from persia.distributed.launch import Cluster, run
 
 class Fake(Cluster):
     def server_command(self, shard, port, options):
@@ -491,7 +491,7 @@ def test_real_servers(mark: str, tmp_path: Path, flags: list[str]) -> None:
 import os
 from persia import _core
 from persia.base.patience import patiently
-from persia.security import Security
+from persia.distributed.security import Security
 security = Security.from_environment()
 assert bool(security.token) == bool(security.ca) == TLS
 assert os.path.isdir(os.environ["PERSIA_CHECKPOINTS"])

@@ -26,7 +26,7 @@ NAME = "persia-server.test"
 WORKER = """
 import sys
 import persia, torch
-from persia.security import Security
+from persia.distributed.security import Security
 
 store = persia.Store(
     persia.optim.SGD(lr=1.0),

@@ -27,8 +27,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 import persia
-from persia import _core, certs, errors
-from persia.security import Security
+from persia import _core, errors
+from persia.distributed import certs
+from persia.distributed.security import Security
 from tests.protobuf import stubs
 from tests.system.processes import environment, wait_until
 

@@ -18,8 +18,9 @@ from typing import IO
 import numpy as np
 import pytest
 
-from persia import _core, status
-from persia.security import Security
+from persia import _core
+from persia.distributed import status
+from persia.distributed.security import Security
 from tests.system import soak_job
 from tests.system.counting import FINISH, Journal
 from tests.system.processes import environment, shard_of, wait_until

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 import persia
 from persia import _core, errors, prometheus
-from persia import status as looking
 from persia.cli.app import app
-from persia.launch import reserve
+from persia.distributed import status as looking
+from persia.distributed.launch import reserve
 from tests.system.processes import environment
 from tests.system.test_serve import IDS, Client, serving
 

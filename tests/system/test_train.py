@@ -173,7 +173,7 @@ def test_what_a_cluster_saves_goes_on_anywhere(
     # Servers that begin with its rows need no load.
     count = """
 import os
-from persia import status
+from persia.distributed import status
 found = status.ask(os.environ["PERSIA_SERVERS"].split(","), interval=0)
 print("rows", sum(table.rows for table in status.tables(found)))
 """

@@ -15,8 +15,8 @@ from typing import Any
 
 from persia import _core
 from persia.base.patience import patiently
+from persia.distributed.security import Security
 from persia.errors import InvalidArgument, PersiaError
-from persia.security import Security
 
 __all__ = [
     "ServerStatus",

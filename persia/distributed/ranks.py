@@ -14,7 +14,7 @@ import torch
 from persia import errors
 
 if TYPE_CHECKING:
-    from persia.cluster import Job
+    from persia.distributed.cluster import Job
 
 _POLL = 0.05  # seconds
 _FIRST_PAUSE = 5e-5

@@ -37,9 +37,9 @@ from collections.abc import (
 from pathlib import Path
 from typing import IO, NoReturn
 
-from persia._printer import Printer, Unprinted
+from persia.distributed.printer import Printer, Unprinted
+from persia.distributed.security import VARIABLES
 from persia.errors import InvalidArgument, PersiaError
-from persia.security import VARIABLES
 
 __all__ = ["Cluster", "reserve", "run"]
 
@@ -207,7 +207,7 @@ class Cluster:
         if not self.tls:
             yield [], {}
             return
-        from persia.certs import write_set
+        from persia.distributed.certs import write_set
 
         with tempfile.TemporaryDirectory(prefix="persia-launch-") as name:
             folder = Path(name)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from persia import errors
-from persia.security import Security
+from persia.distributed.security import Security
 
 if TYPE_CHECKING:
-    from persia._ranks import Keys
-    from persia.cluster import Job
+    from persia.distributed.cluster import Job
+    from persia.distributed.ranks import Keys
 
 __all__ = ["JOB_SECRET", "job_security"]
 
@@ -73,7 +73,7 @@ def _by_file(keys: Keys, job: Job) -> Security:
 
 def _by_keys(keys: Keys, job: Job) -> Security:
     if job.rank == 0:
-        from persia.certs import one_job
+        from persia.distributed.certs import one_job
 
         keys.set("security", _seal(one_job().to_json()))
     return Security.from_json(_open(keys.get("security")))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from persia import errors
 from persia.base.check import kind
-from persia.security import Security
+from persia.distributed.security import Security
 
 __all__ = [
     "MESSAGE_LIMIT",

@@ -22,10 +22,16 @@ import pydantic
 from pydantic import Field
 
 from persia import _core
-from persia._serving import Listening, Signals, Stopped, say, warn_of
 from persia.checkpoint import files
 from persia.checkpoint import manifest as manifests
 from persia.checkpoint.snapshot import SNAPSHOT, Snapshot
+from persia.distributed.serving import (
+    Listening,
+    Signals,
+    Stopped,
+    say,
+    warn_of,
+)
 from persia.errors import (
     InvalidArgument,
     PersiaError,

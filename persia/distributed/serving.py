@@ -15,7 +15,7 @@ import pydantic
 from pydantic import Field
 
 from persia import _core
-from persia.security import Security
+from persia.distributed.security import Security
 
 __all__ = [
     "Listening",

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from persia.distributed.security import Security
 from persia.errors import InvalidArgument, StorageError
-from persia.security import Security
 
 __all__ = ["FILES", "Authority", "one_job", "write_set"]
 

@@ -24,18 +24,24 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from persia import _core, errors
-from persia._job_security import job_security
-from persia._ranks import Keys, Passes, all_max, group_here, need_group
-from persia.addresses import (
+from persia.base.check import kind, number
+from persia.base.patience import saying_so
+from persia.distributed.addresses import (
     MESSAGE_LIMIT,
     WIRE_DTYPES,
     addresses_of,
     bracketed,
     resolve,
 )
-from persia.base.check import kind, number
-from persia.base.patience import saying_so
-from persia.security import Security
+from persia.distributed.job_security import job_security
+from persia.distributed.ranks import (
+    Keys,
+    Passes,
+    all_max,
+    group_here,
+    need_group,
+)
+from persia.distributed.security import Security
 
 __all__ = ["RUN_ID", "Job", "Settings", "resolve", "stream_id"]
 

@@ -14,10 +14,16 @@ import pydantic
 from pydantic import Field
 
 from persia import _core
-from persia._serving import Listening, Signals, Stopped, say, warn_of
-from persia.addresses import WIRE_DTYPES, resolve
+from persia.distributed.addresses import WIRE_DTYPES, resolve
+from persia.distributed.security import Security
+from persia.distributed.serving import (
+    Listening,
+    Signals,
+    Stopped,
+    say,
+    warn_of,
+)
 from persia.errors import InvalidArgument
-from persia.security import Security
 
 __all__ = ["Worker", "WorkerConfig", "serve_worker"]
 
