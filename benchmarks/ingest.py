@@ -41,8 +41,8 @@ from benchmarks.common import (
     timed,
 )
 from persia.data import Files, Schema
+from persia.data.jagged import Batch
 from persia.datasets import Criteo, SyntheticCTR
-from persia.jagged import Batch
 from persia.models.dlrm import DLRM
 
 try:

@@ -5,29 +5,44 @@ vocabulary.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+from persia._moved import MOVED, Finder
+from persia.base.lazy import lazily
 
 if TYPE_CHECKING:
     from persia import (
         admission,
+        checkpoint,
         data,
         datasets,
+        distributed,
+        doctor,
         errors,
         eviction,
         metrics,
         models,
         nn,
         optim,
+        prometheus,
+        store,
+        train,
     )
-    from persia.configs import EmbeddingBagConfig, EmbeddingConfig
-    from persia.conversion import convert, export_torch, from_torch
     from persia.data.hashing import hash_ids
-    from persia.jagged import Batch, JaggedBatch
-    from persia.loader import DataLoader
-    from persia.modules import EmbeddingBagCollection, EmbeddingCollection
+    from persia.data.jagged import Batch, JaggedBatch
+    from persia.nn.collections import (
+        EmbeddingBagCollection,
+        EmbeddingCollection,
+    )
+    from persia.nn.conversion import convert, export_torch, from_torch
     from persia.optim import clip_grad_norm_
-    from persia.store import Store
-    from persia.stream import Stream
+    from persia.store.configs import EmbeddingBagConfig, EmbeddingConfig
+    from persia.store.store import Store
+    from persia.train.loader import DataLoader
+    from persia.train.stream import Stream
+
+__version__ = "0.2.0"
 
 __all__ = [
     "Batch",
@@ -39,11 +54,15 @@ __all__ = [
     "JaggedBatch",
     "Store",
     "Stream",
+    "__version__",
     "admission",
+    "checkpoint",
     "clip_grad_norm_",
     "convert",
     "data",
     "datasets",
+    "distributed",
+    "doctor",
     "errors",
     "eviction",
     "export_torch",
@@ -53,39 +72,37 @@ __all__ = [
     "models",
     "nn",
     "optim",
+    "prometheus",
+    "store",
+    "train",
 ]
 
-# Imported when first asked for: a parameter server is a Python process that
-# needs no torch, whose import takes seconds.
-_WHERE = {
-    "Batch": "jagged",
-    "DataLoader": "loader",
-    "EmbeddingBagCollection": "modules",
-    "EmbeddingBagConfig": "configs",
-    "EmbeddingCollection": "modules",
-    "EmbeddingConfig": "configs",
-    "JaggedBatch": "jagged",
-    "Store": "store",
-    "Stream": "stream",
+_NAMES = {
+    "Batch": "data.jagged",
+    "DataLoader": "train.loader",
+    "EmbeddingBagCollection": "nn.collections",
+    "EmbeddingBagConfig": "store.configs",
+    "EmbeddingCollection": "nn.collections",
+    "EmbeddingConfig": "store.configs",
+    "JaggedBatch": "data.jagged",
+    "Store": "store.store",
+    "Stream": "train.stream",
     "clip_grad_norm_": "optim",
-    "convert": "conversion",
-    "export_torch": "conversion",
-    "from_torch": "conversion",
+    "convert": "nn.conversion",
+    "export_torch": "nn.conversion",
+    "from_torch": "nn.conversion",
     "hash_ids": "data.hashing",
 }
-_MODULES = set(__all__) - _WHERE.keys()
+_get, __dir__ = lazily(
+    __name__, _NAMES, ({*__all__} - {*_NAMES, "__version__"}) | MOVED.keys()
+)
+sys.meta_path.append(Finder(__name__))
 
 
 def __getattr__(name: str) -> Any:
     if name == "_core":
         return _import_core()
-    if name in _MODULES:
-        return importlib.import_module(f"persia.{name}")
-    if name not in _WHERE:
-        raise AttributeError(f"module 'persia' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"persia.{_WHERE[name]}"), name)
-    globals()[name] = value
-    return value
+    return _get(name)
 
 
 def _import_core() -> Any:
@@ -97,7 +114,3 @@ def _import_core() -> Any:
             "built: run 'make build' there, or start Python in another folder "
             "to import the Persia that is installed"
         ) from None
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

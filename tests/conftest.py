@@ -58,5 +58,7 @@ def idle_core(
     """Whether there is a core for what is done ahead, however many threads
     torch has here."""
     idle: bool = request.param
-    monkeypatch.setattr("persia.loader._nothing_to_hide", lambda *_: not idle)
+    monkeypatch.setattr(
+        "persia.train.loader._nothing_to_hide", lambda *_: not idle
+    )
     return idle

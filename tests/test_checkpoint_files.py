@@ -21,8 +21,7 @@ import pytest
 
 import persia
 from persia import checkpoint, errors
-from persia.checkpoint import files
-from persia.checkpoint import store as saving
+from persia.checkpoint import files, saving
 from persia.checkpoint.dense import Dense
 from tests.checkpoints import (
     assert_same,

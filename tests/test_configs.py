@@ -12,7 +12,7 @@ import torch
 
 import persia
 from persia import errors
-from persia.configs import as_config
+from persia.store.configs import as_config
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from persia import _norm
 from persia.distributed.cluster import Job
 from persia.distributed.job_security import JOB_SECRET, job_security
 from persia.distributed.ranks import Keys
 from persia.distributed.security import VARIABLES, Security
 from persia.errors import InvalidArgument
+from persia.store import norm
 
 WORLD = 2
 
@@ -119,7 +119,7 @@ def test_sums_for_other_ranks_are_plain_bytes() -> None:
         (3, torch.tensor([5, -1]), torch.tensor([[1.0, 2.0], [3.0, 4.0]])),
         (4, torch.empty(0, dtype=torch.int64), torch.empty(0, 8)),
     ]
-    found = _norm._unpacked(_norm._packed(share))
+    found = norm._unpacked(norm._packed(share))
     assert [table for table, _, _ in found] == [3, 4]
     for mine, theirs in zip(share, found, strict=True):
         assert torch.equal(mine[1], theirs[1])

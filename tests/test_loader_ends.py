@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import persia
-from persia import JaggedBatch, loader
+from persia import JaggedBatch
 from persia.distributed import ranks
+from persia.train import loader
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,8 @@ import safetensors.torch
 import torch
 
 import persia
-from persia import _waiting, errors
+from persia import errors
+from persia.store import waiting
 from tests.remote import Servers
 
 IDS = torch.arange(5)
@@ -185,14 +186,14 @@ def test_update_step_without_a_step_warns_and_is_bounded(
 ) -> None:
     model = make(update="step")
     store = model[0].store
-    train(model, _waiting._BACKWARDS - 1)
+    train(model, waiting._BACKWARDS - 1)
     store.optimizer.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train(model, _waiting._BACKWARDS - 1)
+        train(model, waiting._BACKWARDS - 1)
     with pytest.warns(UserWarning, match=r"store\.optimizer\.step\(\)"):
         train(model)
-    monkeypatch.setattr(_waiting, "_BYTES_MAX", 300 << 10)
+    monkeypatch.setattr(waiting, "_BYTES_MAX", 300 << 10)
     with pytest.raises(errors.LimitReached, match=r"optimizer\.step\(\)"):
         train(model, 1000)
     assert store.stats()["held"] == 0

@@ -24,7 +24,9 @@ NAN = float("nan")
 @pytest.fixture(autouse=True)
 def idle_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many threads torch has here."""
-    monkeypatch.setattr("persia.loader._nothing_to_hide", lambda *_: False)
+    monkeypatch.setattr(
+        "persia.train.loader._nothing_to_hide", lambda *_: False
+    )
 
 
 class Counter:

@@ -13,7 +13,7 @@
  *
  * with a CRC-32C over all its bytes.  What admission has seen is in a file of
  * its own (sightings.h), whose number of rows is 0.  The folder, the manifest
- * and the order in which files become visible belong to persia/checkpoint.py;
+ * and the order in which files become visible belong to persia/checkpoint/;
  * here are the parts that touch every row, with buffers of a bounded size.
  *
  * Bytes that are read may come from anywhere: nothing in a file is believed

@@ -2,8 +2,9 @@
  *
  * They unpack tensors, call the store room and keep tensors alive; fake
  * kernels, autograd and the ordered effects are registered in Python
- * (persia/_library.py).  A name's version grows when its meaning changes:
- * inductor's cache on disk knows graphs by the names of their operators.
+ * (persia/store/operators.py).  A name's version grows when its meaning
+ * changes: inductor's cache on disk knows graphs by the names of their
+ * operators.
  */
 #include <memory>
 #include <optional>

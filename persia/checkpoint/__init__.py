@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from persia.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from persia.checkpoint.store import Checkpoint, check, read_extra
+    from persia.checkpoint.saving import Checkpoint, check, read_extra
 
 __all__ = ["Checkpoint", "check", "read_extra"]
 
-
-def __getattr__(name: str) -> Any:
-    # Imported when first asked for: a server reads manifests without torch.
-    if name not in __all__:
-        raise AttributeError(f"module 'persia.checkpoint' has no {name!r}")
-    from persia.checkpoint import store
-
-    return getattr(store, name)
+# A server reads manifests without torch.
+__getattr__, __dir__ = lazily(
+    __name__,
+    {"Checkpoint": "saving", "check": "saving", "read_extra": "saving"},
+)

@@ -18,13 +18,13 @@ from persia import _core
 from persia.base.warning import warn
 from persia.checkpoint import files
 from persia.checkpoint.ranks import Ranks
-from persia.configs import EmbeddingBagConfig, _word
 from persia.errors import (
     CorruptFile,
     InvalidArgument,
     PersiaError,
     SchemaMismatch,
 )
+from persia.store.configs import EmbeddingBagConfig, _word
 
 if TYPE_CHECKING:
     from persia.optim import SparseOptimizer

@@ -7,19 +7,29 @@ it works in the forked workers of ``torch.utils.data.DataLoader`` (pass
 ``batch_size=None``), which then share the batches among them.
 """
 
-from persia.data.base import Dataset
-from persia.data.files import Files
-from persia.data.hashing import hash_ids
-from persia.data.infer import infer
-from persia.data.kafka import Kafka
-from persia.data.records import Records
-from persia.data.schema import Schema
-from persia.data.sender import Sender
-from persia.data.table import Table
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from persia.base.lazy import lazily
+
+if TYPE_CHECKING:
+    from persia.data.base import Dataset
+    from persia.data.files import Files
+    from persia.data.hashing import hash_ids
+    from persia.data.inference import infer
+    from persia.data.jagged import Batch, JaggedBatch
+    from persia.data.kafka import Kafka
+    from persia.data.records import Records
+    from persia.data.schema import Schema
+    from persia.data.sender import Sender
+    from persia.data.table import Table
 
 __all__ = [
+    "Batch",
     "Dataset",
     "Files",
+    "JaggedBatch",
     "Kafka",
     "Records",
     "Schema",
@@ -28,3 +38,20 @@ __all__ = [
     "hash_ids",
     "infer",
 ]
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "Batch": "jagged",
+        "Dataset": "base",
+        "Files": "files",
+        "JaggedBatch": "jagged",
+        "Kafka": "kafka",
+        "Records": "records",
+        "Schema": "schema",
+        "Sender": "sender",
+        "Table": "table",
+        "hash_ids": "hashing",
+        "infer": "inference",
+    },
+)

@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from persia import _core, errors
 from persia.base.check import kind, whole
-from persia.jagged import Batch
+from persia.data.jagged import Batch
 
 __all__ = ["Dataset", "pair", "read_ahead", "value_hash"]
 

@@ -18,7 +18,7 @@ from persia import errors
 from persia.data.base import read_ahead
 from persia.data.encode import Encoder, asks, measure
 from persia.data.faults import Faults
-from persia.data.infer import infer
+from persia.data.inference import infer
 from persia.data.paths import File, Paths, find_files
 from persia.data.read_arrow import ArrowStreamReader, open_units
 from persia.data.read_csv import CSVReader

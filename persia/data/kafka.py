@@ -13,12 +13,12 @@ from persia.base.check import kind, real
 from persia.data.base import Dataset, read_ahead
 from persia.data.encode import asks
 from persia.data.faults import Faults
+from persia.data.jagged import Batch
 from persia.data.read_kafka import Reader
 from persia.data.read_kafka_brokers import Brokers, DeadLetters, Key, said
 from persia.data.read_kafka_values import VALUES, Values
 from persia.data.schema import Schema
 from persia.data.table import as_schema
-from persia.jagged import Batch
 
 __all__ = ["Kafka"]
 

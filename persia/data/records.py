@@ -15,7 +15,7 @@ from persia import errors
 from persia.base.check import kind
 from persia.data.base import read_ahead
 from persia.data.encode import Encoder, asks, measure
-from persia.data.infer import infer
+from persia.data.inference import infer
 from persia.data.schema import Schema
 from persia.data.source import Part, Place, Source, wanted_rows
 from persia.data.table import as_schema, as_table, check_columns, of_dicts

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from persia.jagged import Batch, JaggedBatch
+from persia.data.jagged import Batch, JaggedBatch
 
 __all__ = ["Bags", "Rows"]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from persia import _core
 from persia.base.check import kind, number
+from persia.data.jagged import Batch
 from persia.distributed.addresses import MESSAGE_LIMIT, resolve_workers
 from persia.distributed.security import Security
-from persia.jagged import Batch
 
 __all__ = ["Sender"]
 

@@ -20,9 +20,9 @@ from persia.base.check import whole
 from persia.data.base import Dataset, pair, read_ahead
 from persia.data.encode import Encoder, LabelError
 from persia.data.faults import Faults
+from persia.data.jagged import Batch
 from persia.data.rows import Rows
 from persia.data.schema import Schema
-from persia.jagged import Batch
 
 __all__ = ["Part", "Place", "Source", "check_rows"]
 

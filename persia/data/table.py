@@ -18,10 +18,10 @@ from persia.data.base import Dataset, check_salt
 from persia.data.encode import Encoder, LabelError, column_of, measure
 from persia.data.faults import Faults
 from persia.data.hashing import as_array, hash_array
-from persia.data.infer import infer
+from persia.data.inference import infer
+from persia.data.jagged import Batch, JaggedBatch
 from persia.data.rows import Rows
 from persia.data.schema import Schema
-from persia.jagged import Batch, JaggedBatch
 
 __all__ = ["Table", "as_schema", "as_table", "check_columns", "ids_of"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from persia import errors
-from persia.modules import EmbeddingBagCollection
+from persia.nn.collections import EmbeddingBagCollection
 
 __all__ = ["Standardize", "feature_dims", "mlp", "one_dim"]
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from persia import errors
-from persia.jagged import JaggedBatch
+from persia.data.jagged import JaggedBatch
 from persia.models.dense import Standardize, feature_dims, mlp
-from persia.modules import EmbeddingBagCollection, EmbeddingCollection
+from persia.nn.collections import EmbeddingBagCollection, EmbeddingCollection
 
 __all__ = ["DIN"]
 

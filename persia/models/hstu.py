@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from persia.jagged import JaggedBatch
+from persia.data.jagged import JaggedBatch
 from persia.models.hstu_block import HSTUBlock
-from persia.modules import EmbeddingCollection
+from persia.nn.collections import EmbeddingCollection
 
 __all__ = ["HSTU"]
 

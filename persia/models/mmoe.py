@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from persia.jagged import JaggedBatch
+from persia.data.jagged import JaggedBatch
 from persia.models.dense import Standardize, feature_dims, mlp
-from persia.modules import EmbeddingBagCollection
+from persia.nn.collections import EmbeddingBagCollection
 
 __all__ = ["MMoE"]
 

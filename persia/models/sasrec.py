@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from persia import errors
-from persia.jagged import JaggedBatch
+from persia.data.jagged import JaggedBatch
 from persia.models.sequences import pad
-from persia.modules import EmbeddingCollection
+from persia.nn.collections import EmbeddingCollection
 
 __all__ = ["SASRec"]
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from persia import errors
-from persia.jagged import JaggedBatch
+from persia.data.jagged import JaggedBatch
 from persia.models.dense import feature_dims, mlp
-from persia.modules import EmbeddingBagCollection
+from persia.nn.collections import EmbeddingBagCollection
 
 __all__ = ["NearestItems", "TwoTower"]
 

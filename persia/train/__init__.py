@@ -4,20 +4,25 @@ notebooks.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from persia.base.lazy import lazily
 
 if TYPE_CHECKING:
+    from persia.train.loader import DataLoader
     from persia.train.logs import CSVLog, Log, TensorBoardLog, health
     from persia.train.saved import Trained, load
+    from persia.train.stream import Stream
     from persia.train.trainer import Clock, Every, Progress, Trainer
 
 __all__ = [
     "CSVLog",
     "Clock",
+    "DataLoader",
     "Every",
     "Log",
     "Progress",
+    "Stream",
     "TensorBoardLog",
     "Trained",
     "Trainer",
@@ -25,24 +30,20 @@ __all__ = [
     "load",
 ]
 
-# Imported when first asked for: the command line reads the configuration of
-# a training without torch, whose import takes seconds.
-_WHERE = {
-    "CSVLog": "logs",
-    "Clock": "trainer",
-    "Every": "trainer",
-    "Log": "logs",
-    "Progress": "trainer",
-    "TensorBoardLog": "logs",
-    "Trained": "saved",
-    "Trainer": "trainer",
-    "health": "logs",
-    "load": "saved",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'persia.train' has no {name!r}")
-    module = importlib.import_module(f"persia.train.{_WHERE[name]}")
-    return getattr(module, name)
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "CSVLog": "logs",
+        "Clock": "trainer",
+        "DataLoader": "loader",
+        "Every": "trainer",
+        "Log": "logs",
+        "Progress": "trainer",
+        "Stream": "stream",
+        "TensorBoardLog": "logs",
+        "Trained": "saved",
+        "Trainer": "trainer",
+        "health": "logs",
+        "load": "saved",
+    },
+)

@@ -12,7 +12,7 @@ from torch import nn
 import persia
 from persia import checkpoint, errors
 from persia.data import Files, Schema
-from persia.jagged import Batch
+from persia.data.jagged import Batch
 from persia.metrics import BinaryMetrics, Scores
 from persia.train.config import TrainConfig, resolve
 from persia.train.model import make_model, make_optimizer

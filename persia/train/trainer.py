@@ -26,11 +26,11 @@ from torch.nn.parallel import DistributedDataParallel
 from persia import errors
 from persia.base.check import number
 from persia.data import Kafka
-from persia.jagged import Batch, JaggedBatch
-from persia.loader import DataLoader
+from persia.data.jagged import Batch, JaggedBatch
 from persia.metrics import BinaryMetrics, Scores, StreamingAUC
-from persia.modules import EmbeddingBagCollection
-from persia.stream import Stream
+from persia.nn.collections import EmbeddingBagCollection
+from persia.train.loader import DataLoader
+from persia.train.stream import Stream
 
 __all__ = ["Clock", "Every", "Progress", "Trainer"]
 

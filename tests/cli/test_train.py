@@ -21,8 +21,8 @@ from persia import checkpoint, errors
 from persia.base.options import read_yaml
 from persia.cli.app import app
 from persia.data import Files, Schema
+from persia.data.jagged import Batch
 from persia.datasets import Criteo
-from persia.jagged import Batch
 from persia.optim import ALGORITHMS
 from persia.train import Trainer, position
 from persia.train.config import TrainConfig, resolve

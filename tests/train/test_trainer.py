@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import persia
 from persia import errors
-from persia.jagged import Batch, JaggedBatch
+from persia.data.jagged import Batch, JaggedBatch
 from persia.train import CSVLog, Every, Trainer, health
 
 

@@ -18,7 +18,7 @@ from persia import _core, errors
 __all__ = ["HELD", "SHAPES", "prefetch", "pull", "typed", "versions"]
 
 torch.ops.load_library(  # type: ignore[no-untyped-call]
-    str(Path(__file__).with_name("_torch.so"))
+    str(Path(__file__).parents[1] / "_torch.so")
 )
 
 _ops = torch.ops.persia

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from persia import _core, errors
 from persia.base.tensors import integers, vector
-from persia.configs import TableConfig, _word, float_rows
+from persia.store.configs import TableConfig, _word, float_rows
 
 if TYPE_CHECKING:
     import pyarrow
@@ -215,7 +215,7 @@ class Rows:
         and, with ``state=True``, ``state`` lists of float32 (not there if the
         optimizer keeps none).
         """
-        from persia import arrow
+        from persia.store import arrow
 
         return arrow.to_arrow(self, table, state)
 
@@ -232,6 +232,6 @@ class Rows:
             InvalidArgument: a column is missing or has nulls.
             DtypeError, ShapeError: a column of another type or width.
         """
-        from persia import arrow
+        from persia.store import arrow
 
         arrow.from_arrow(self, table, rows)

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from persia import _core, errors
-from persia._ahead import LookedUp
 from persia.base.check import whole
-from persia.jagged import JaggedBatch
-from persia.modules import _Collection
+from persia.data.jagged import JaggedBatch
+from persia.nn.collections import _Collection
 from persia.store import Store
-from persia.stream import Stream, Taking
+from persia.store.ahead import LookedUp
+from persia.train.stream import Stream, Taking
 
 __all__ = ["DataLoader", "skip"]
 

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from persia import _core, errors
-from persia._library import versions
 from persia.base.check import number
+from persia.data.jagged import Batch, JaggedBatch
 from persia.distributed.addresses import (
     MESSAGE_LIMIT,
     WIRE_DTYPES,
     resolve_workers,
 )
 from persia.distributed.security import Security
-from persia.jagged import Batch, JaggedBatch
-from persia.modules import EmbeddingBagCollection, _Collection
+from persia.nn.collections import EmbeddingBagCollection, _Collection
 from persia.store import Store
+from persia.store.operators import versions
 
 __all__ = ["Stream", "Taking"]
 

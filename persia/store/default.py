@@ -6,10 +6,10 @@ import dataclasses
 import weakref
 from collections.abc import Sequence
 
-from persia.configs import TableConfig
 from persia.distributed.cluster import Settings
 from persia.optim import SparseOptimizer
 from persia.store import Store
+from persia.store.configs import TableConfig
 
 __all__ = ["default_store"]
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from persia import errors
-from persia.configs import EmbeddingConfig
-from persia.modules import EmbeddingCollection
+from persia.nn.collections import EmbeddingCollection
 from persia.optim import SparseOptimizer
 from persia.store import Store
+from persia.store.configs import EmbeddingConfig
 
 __all__ = ["Embedding", "EmbeddingBag"]
 
@@ -37,7 +37,7 @@ def make_rows(
 
 def look_up(rows: EmbeddingCollection, ids: Tensor) -> Tensor:
     """float32 [n, dim] of integer ids [n], with gradient."""
-    from persia.jagged import JaggedBatch
+    from persia.data.jagged import JaggedBatch
 
     (config,) = rows.embedding_configs()
     (feature,) = config.feature_names

@@ -19,10 +19,10 @@ from persia import errors
 from persia.base.warning import warn
 
 if TYPE_CHECKING:
-    from persia.configs import TableConfig
     from persia.store import Store
+    from persia.store.configs import TableConfig
 
-__all__ = ["check", "lineages_of", "state_of", "updates_of"]
+__all__ = ["check_state", "lineages_of", "state_of", "updates_of"]
 
 
 def lineages_of(store: Store) -> list[str]:
@@ -93,7 +93,7 @@ def _read(what: str, state: Any) -> dict[str, Any]:
         ) from None
 
 
-def check(
+def check_state(
     store: Store, configs: Sequence[TableConfig], what: str, state: Any
 ) -> None:
     """Raises if a state is of other tables, or of other rows.

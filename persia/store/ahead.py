@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from persia._ids import Ids
-from persia._library import versions
 from persia.base.warning import warn
+from persia.data.ids import Ids
+from persia.store.operators import versions
 
 __all__ = ["Ahead", "LookedUp"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from persia import errors
-from persia.jagged import JaggedBatch
+from persia.data.jagged import JaggedBatch
 
 __all__ = ["Ids", "unpack"]
 

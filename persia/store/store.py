@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from persia import _core, _norm, errors, optim
-from persia._ahead import Ahead
-from persia._library import HELD, SHAPES, versions
-from persia._rows import Rows, Table
-from persia._stats import Stats
-from persia._waiting import Accumulation, Waiting
+from persia import _core, errors, optim
 from persia.base.check import kind, number, real, whole
 from persia.base.warning import warn
-from persia.configs import TableConfig, as_config
 from persia.distributed.cluster import Settings
+from persia.store import norm
+from persia.store.ahead import Ahead
+from persia.store.configs import TableConfig, as_config
+from persia.store.operators import HELD, SHAPES, versions
+from persia.store.rows import Rows, Table
+from persia.store.stats import Stats
+from persia.store.waiting import Accumulation, Waiting
 
 if TYPE_CHECKING:
     import os
@@ -364,7 +365,7 @@ class Store(Rows, Stats):
         division = self._division()
         factors = [f * division for f in self._optimizer._factors()]
         passes = self._connection.passes if self.world > 1 else None
-        return _norm.squares(*self._core.sums(), factors, passes)
+        return norm.squares(*self._core.sums(), factors, passes)
 
     def flush(self, timeout: float | None = None) -> None:
         """Returns when every gradient of a finished backward is in the tables.
@@ -568,9 +569,9 @@ class Store(Rows, Stats):
             UpdatesLost: a server lost updates that were not told of yet;
                 nothing was saved. Saved again, the rows are as they are.
         """
-        from persia.checkpoint import store
+        from persia.checkpoint import saving
 
-        return store.save(
+        return saving.save(
             self,
             path,
             model=model,
@@ -636,10 +637,10 @@ class Store(Rows, Stats):
             UpdatesLost: "continue" with servers that have lost updates which
                 the checkpoint has (``Store(lost="continue")``: only counts).
         """
-        from persia.checkpoint import store
+        from persia.checkpoint import saving
 
         self._check_writable("load")
-        return store.load(
+        return saving.load(
             self,
             path,
             model=model,

@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from persia import _core
-from persia._rows import Table
 from persia.base.patience import patiently
+from persia.store.rows import Table
 
 if TYPE_CHECKING:
     from persia.distributed.cluster import Connection

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from persia import errors
-from persia import nn as ours
-from persia.configs import (
+from persia.nn import embedding as ours
+from persia.nn.collections import EmbeddingBagCollection, EmbeddingCollection
+from persia.optim import SparseOptimizer
+from persia.store import Store
+from persia.store.configs import (
     EmbeddingBagConfig,
     EmbeddingConfig,
     TableConfig,
     as_config,
 )
-from persia.modules import EmbeddingBagCollection, EmbeddingCollection
-from persia.optim import SparseOptimizer
-from persia.store import Store
 
 __all__ = ["convert", "export_torch", "from_torch"]
 

@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from persia import _core
-from persia._state import lineages_of, updates_of
 from persia.base.check import whole
 from persia.base.patience import patiently
 from persia.checkpoint import files
@@ -66,6 +65,7 @@ from persia.errors import (
     StorageError,
     UpdatesLost,
 )
+from persia.store.state import lineages_of, updates_of
 
 if TYPE_CHECKING:
     from persia.store import Store

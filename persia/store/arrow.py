@@ -11,7 +11,7 @@ import torch
 from persia import errors
 
 if TYPE_CHECKING:
-    from persia._rows import Rows
+    from persia.store.rows import Rows
 
 __all__ = ["from_arrow", "to_arrow"]
 

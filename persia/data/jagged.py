@@ -574,7 +574,7 @@ class Batch:
         its gradients; a later backward of it raises TicketError. Batches of
         other sources are not concerned.
         """
-        from persia.loader import skip
+        from persia.train.loader import skip
 
         skip(self.ids)
 

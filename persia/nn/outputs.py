@@ -1,0 +1,168 @@
+"""What the modules return: vectors by feature, with torchrec's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from persia import errors
+
+__all__ = ["JaggedTensor", "KeyedTensor", "Sequences"]
+
+
+class KeyedTensor:
+    """Pooled embeddings of all features side by side, like torchrec's
+    KeyedTensor.
+
+    ``values()`` is [B, sum of dims]; ``out["feature"]`` is a view [B, dim].
+    """
+
+    __slots__ = ("_keys", "_lengths", "_values")
+
+    def __init__(
+        self, keys: list[str], length_per_key: list[int], values: Tensor
+    ) -> None:
+        self._keys = keys
+        self._lengths = length_per_key
+        self._values = values
+
+    def keys(self) -> list[str]:
+        """The features, in the order of the columns."""
+        return self._keys
+
+    def values(self) -> Tensor:
+        """[B, sum of dims]."""
+        return self._values
+
+    def key_dim(self) -> int:
+        """The dimension that the features share: 1."""
+        return 1
+
+    def length_per_key(self) -> list[int]:
+        """The number of columns of each feature."""
+        return self._lengths
+
+    def offset_per_key(self) -> list[int]:
+        """The first column of each feature, and the width at the end."""
+        offsets = [0]
+        for length in self._lengths:
+            offsets.append(offsets[-1] + length)
+        return offsets
+
+    def __getitem__(self, key: str) -> Tensor:
+        """The columns of one feature, [B, dim]; a view."""
+        try:
+            at = self._keys.index(key)
+        except ValueError:
+            raise errors.MissingFeature(
+                f"no feature {key!r} in the output; it has {self._keys}"
+            ) from None
+        return self._values.narrow(
+            1, sum(self._lengths[:at]), self._lengths[at]
+        )
+
+    def to_dict(self) -> dict[str, Tensor]:
+        """Each feature's columns, [B, dim]; views."""
+        parts = torch.split(self._values, self._lengths, 1)
+        return dict(zip(self._keys, parts, strict=True))
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __repr__(self) -> str:
+        columns = dict(zip(self._keys, self._lengths, strict=True))
+        return f"KeyedTensor({columns}, values={self._values})"
+
+
+class JaggedTensor:
+    """One sequence feature: values [n_f, dim], offsets int64 [B + 1]."""
+
+    __slots__ = ("_offsets", "_values")
+
+    def __init__(self, values: Tensor, offsets: Tensor) -> None:
+        self._values = values
+        self._offsets = offsets
+
+    def values(self) -> Tensor:
+        """One vector an id: [n_f, dim]."""
+        return self._values
+
+    def offsets(self) -> Tensor:
+        """Where each sample begins, and n_f at the end: int64 [B + 1]."""
+        return self._offsets
+
+    def lengths(self) -> Tensor:
+        """Vectors of each sample: int64 [B]."""
+        return torch.diff(self._offsets)
+
+    def to_padded_dense(
+        self, desired_length: int | None = None, padding_value: float = 0.0
+    ) -> Tensor:
+        """[B, length, dim], cut or padded to a length (None: the longest)."""
+        lengths = self.lengths()
+        longest = int(lengths.max()) if len(lengths) else 0
+        size = longest if desired_length is None else desired_length
+        at = torch.arange(size, device=lengths.device)
+        present = at < lengths[:, None]
+        index = (self._offsets[:-1, None] + at).masked_fill(~present, 0)
+        if len(self._values) == 0:
+            shape = (len(lengths), size, self._values.shape[1])
+            return self._values.new_full(shape, padding_value)
+        picked = self._values[index.to(self._values.device)]
+        return picked.masked_fill(
+            ~present.to(picked.device)[..., None], padding_value
+        )
+
+    def to_dense(self) -> list[Tensor]:
+        """One tensor [length, dim] a sample; views."""
+        return list(torch.split(self._values, self.lengths().tolist()))
+
+
+class Sequences(Mapping[str, JaggedTensor]):
+    """Sequence embeddings by feature; ``values()`` of a feature are cut out
+    when asked for.
+
+    ``rows()`` is the whole: one vector for each id of the batch, [n, dim].
+    """
+
+    def __init__(
+        self,
+        names: dict[str, int],
+        rows: Tensor,
+        offsets: Tensor | None,
+        bags: int,
+    ) -> None:
+        self._names = names
+        self._rows = rows
+        self._offsets = offsets
+        self._bags = bags
+
+    def rows(self) -> Tensor:
+        """One vector an id, in the order of the batch's values: [n, dim]."""
+        return self._rows
+
+    def __getitem__(self, key: str) -> JaggedTensor:
+        try:
+            at = self._names[key]
+        except KeyError:
+            raise errors.MissingFeature(
+                f"no feature {key!r} in the output; it has {list(self._names)}"
+            ) from None
+        first = at * self._bags
+        if self._offsets is None:
+            offsets = torch.arange(self._bags + 1, device=self._rows.device)
+            return JaggedTensor(
+                self._rows.narrow(0, first, self._bags), offsets
+            )
+        offsets = self._offsets[first : first + self._bags + 1]
+        start, stop = int(offsets[0]), int(offsets[-1])
+        rows = self._rows[start:stop]
+        return JaggedTensor(rows, (offsets - start).to(rows.device))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
