@@ -7,8 +7,6 @@ from typing_extensions import Buffer as _Buffer
 
 Buffer = _Buffer | npt.NDArray[Any]
 
-def __getattr__(name: str) -> Any: ...
-
 # --- csrc/py/core.c ---
 
 def take_raised() -> BaseException | None: ...

@@ -13,17 +13,19 @@ from rich.console import Console
 from rich.text import Text
 
 from persia import errors
-from persia.cli.certs import certs
-from persia.cli.checkpoint import checkpoint
-from persia.cli.doctor import doctor
-from persia.cli.evaluate import evaluate
-from persia.cli.feed import feed
-from persia.cli.launch import launch
-from persia.cli.plan import plan
-from persia.cli.schema import schema
-from persia.cli.serve import serve
-from persia.cli.status import status
-from persia.cli.train import train
+from persia.cli import (
+    certs,
+    checkpoint,
+    doctor,
+    evaluate,
+    feed,
+    launch,
+    plan,
+    schema,
+    serve,
+    status,
+    train,
+)
 
 __all__ = ["app", "main"]
 
@@ -77,17 +79,19 @@ def _persia(
         os.environ[_DEBUG] = "1"
 
 
-app.command()(train)
-app.command()(evaluate)
-app.command()(schema)
-app.add_typer(checkpoint, name="checkpoint")
-app.add_typer(serve, name="serve")
-app.command()(feed)
-app.command()(status)
-app.command()(plan)
-app.command()(certs)
-app.command()(doctor)
-app.command(context_settings={"allow_interspersed_args": False})(launch)
+app.command("train")(train.command)
+app.command("evaluate")(evaluate.command)
+app.command("schema")(schema.command)
+app.add_typer(checkpoint.commands, name="checkpoint")
+app.add_typer(serve.commands, name="serve")
+app.command("feed")(feed.command)
+app.command("status")(status.command)
+app.command("plan")(plan.command)
+app.command("certs")(certs.command)
+app.command("doctor")(doctor.command)
+# What follows "--" is another program's.
+_REST = {"allow_interspersed_args": False}
+app.command("launch", context_settings=_REST)(launch.command)
 
 
 def main() -> None:

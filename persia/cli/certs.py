@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["certs"]
+__all__ = ["command"]
 
 console = Console(highlight=False)
 
@@ -24,7 +24,7 @@ _TEXTS = {
 }
 
 
-def certs(
+def command(
     folder: Annotated[Path, typer.Argument(help="Where the files go.")],
     hosts: Annotated[
         str,

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from persia.errors import CorruptFile
 
-__all__ = ["checkpoint"]
+__all__ = ["commands"]
 
-checkpoint = typer.Typer(no_args_is_help=True)
+commands = typer.Typer(no_args_is_help=True)
 console = Console(emoji=False, highlight=False, markup=False)
 
 _Root = Annotated[
@@ -27,12 +27,12 @@ _Step = Annotated[
 _Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
-@checkpoint.callback()
+@commands.callback()
 def _checkpoint() -> None:
     """List, inspect and verify checkpoints, local or remote."""
 
 
-@checkpoint.command()
+@commands.command()
 def ls(
     root: Annotated[str, typer.Argument(help="Checkpoint root.")],
     as_json: _Json = False,
@@ -63,7 +63,7 @@ def ls(
     console.print(table)
 
 
-@checkpoint.command()
+@commands.command()
 def inspect(root: _Root, step: _Step = None, as_json: _Json = False) -> None:
     """Show the tables, shards and origin of a checkpoint."""
     from persia.checkpoint import files
@@ -87,7 +87,7 @@ def inspect(root: _Root, step: _Step = None, as_json: _Json = False) -> None:
     console.print(table)
 
 
-@checkpoint.command()
+@commands.command()
 def verify(root: _Root, step: _Step = None) -> None:
     """Read every byte of a checkpoint and compare its checksums."""
     from persia import _core

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["doctor"]
+__all__ = ["command"]
 
 
-def doctor(
+def command(
     as_json: Annotated[
         bool, typer.Option("--json", help="The findings, as JSON.")
     ] = False,

@@ -10,10 +10,10 @@ import typer
 
 from persia.errors import InvalidArgument
 
-__all__ = ["evaluate"]
+__all__ = ["command"]
 
 
-def evaluate(
+def command(
     checkpoint: Annotated[
         str, typer.Argument(help="Checkpoint root of persia train --save.")
     ],

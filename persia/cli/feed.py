@@ -14,7 +14,7 @@ from persia.cli.flags import with_flags
 from persia.errors import InvalidArgument
 from persia.train.config import TrainConfig, resolve
 
-__all__ = ["feed"]
+__all__ = ["command"]
 
 # Options of the data, which mean what they mean in persia train.
 _DATA = (
@@ -67,7 +67,7 @@ class FeedConfig(pydantic.BaseModel):
 
 
 @with_flags(FeedConfig)
-def feed(**flags: Any) -> None:
+def command(**flags: Any) -> None:
     """Send the batches of a data set to embedding workers.
 
     They are those that persia train makes with the same options. What that

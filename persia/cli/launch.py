@@ -11,13 +11,13 @@ import typer
 from persia.base.options import read_yaml
 from persia.cli.options import seconds
 
-__all__ = ["launch"]
+__all__ = ["command"]
 
 # How options of a server begin that its clients must know of.
 _SECURITY = ("tls_", "token", "admin_token", "mutual_tls")
 
 
-def launch(
+def command(
     command: Annotated[
         list[str],
         typer.Argument(help="What uses them.", metavar="-- COMMAND..."),

@@ -15,12 +15,12 @@ from persia.train.config import OPTIMIZERS
 if TYPE_CHECKING:
     from persia.distributed.planning import Plan
 
-__all__ = ["plan"]
+__all__ = ["command"]
 
 console = Console(highlight=False)
 
 
-def plan(
+def command(
     rows: Annotated[
         float, typer.Option(help="Distinct ids of all tables, such as 1e12.")
     ],

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["schema"]
+__all__ = ["command"]
 
 
-def schema(
+def command(
     file: Annotated[
         str, typer.Argument(help="A file, glob or URL of one format.")
     ],

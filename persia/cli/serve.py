@@ -13,12 +13,12 @@ from persia.distributed.server import ServeConfig
 from persia.distributed.server import serve as run
 from persia.distributed.worker import WorkerConfig, serve_worker
 
-__all__ = ["serve"]
+__all__ = ["commands"]
 
-serve = typer.Typer(no_args_is_help=True)
+commands = typer.Typer(no_args_is_help=True)
 
 
-@serve.callback()
+@commands.callback()
 def _serve() -> None:
     """Serve rows, or batches with their embeddings."""
 
@@ -33,7 +33,7 @@ def _flag(name: str, *words: str) -> Any:
     return typer.Option(*words, help=field.description, show_default=default)
 
 
-@serve.command()
+@commands.command()
 def ps(
     host: Annotated[str | None, _flag("host")] = None,
     port: Annotated[int | None, _flag("port")] = None,
@@ -79,7 +79,7 @@ def ps(
     run(validated(ServeConfig, file | flags))
 
 
-@serve.command()
+@commands.command()
 @with_flags(WorkerConfig)
 def worker(
     config: Annotated[

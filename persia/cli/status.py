@@ -19,7 +19,7 @@ from persia.cli.options import seconds
 if TYPE_CHECKING:
     from persia.distributed.status import ServerStatus, TableStatus
 
-__all__ = ["status"]
+__all__ = ["command"]
 
 # Names are shown as they are: neither markup nor emoji.
 _PLAIN: dict[str, Any] = dict.fromkeys(("emoji", "highlight", "markup"), False)
@@ -28,7 +28,7 @@ _BAR = 40
 _NAME = 20  # columns of a name that must be folded
 
 
-def status(
+def command(
     addresses: Annotated[
         list[str] | None,
         typer.Argument(

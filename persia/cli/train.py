@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # importing them takes seconds that no other command needs
     from persia.train.trainer import Progress as Position
     from persia.train.trainer import Trainer
 
-__all__ = ["train"]
+__all__ = ["command"]
 
 # Paths are shown as they are: neither markup nor emoji.
 console = Console(emoji=False, highlight=False, markup=False)
@@ -44,7 +44,7 @@ _PANELS = {  # the first option of each group
 
 
 @with_flags(TrainConfig, _PANELS)
-def train(
+def command(
     file: Annotated[
         str | None, typer.Argument(help="The same as --data.")
     ] = None,
