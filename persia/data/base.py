@@ -3,6 +3,7 @@ reading ahead."""
 
 from __future__ import annotations
 
+import copy
 import queue
 import threading
 from abc import abstractmethod
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -83,6 +84,12 @@ class Dataset(IterableDataset[Batch]):
         self.shard = shard
         self._epoch = 0
         self._forget()
+
+    def _copy(self) -> Self:
+        """Another one, which begins at the first batch."""
+        part = copy.copy(self)
+        part._forget()
+        return part
 
     def _forget(self) -> None:
         """Begins at the first batch, as a copy of another one does."""

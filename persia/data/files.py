@@ -3,7 +3,6 @@ TFRecord; local or remote."""
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -17,7 +16,6 @@ import pyarrow as pa
 from persia import errors
 from persia.data.base import read_ahead
 from persia.data.encode import Encoder, asks, measure
-from persia.data.faults import Faults
 from persia.data.inference import infer
 from persia.data.paths import File, Paths, find_files
 from persia.data.read_arrow import ArrowStreamReader, open_units
@@ -328,10 +326,8 @@ class Files(Source):
             )
 
     def _range(self, first: int, end: int) -> Files:
-        part = copy.copy(self)
-        part._forget()
+        part = self._copy()
         part.rows = (first, end)
-        part._faults = Faults(self._faults.strict)
         return part
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from persia import errors
-from persia.data.jagged import JaggedBatch
+from persia.data.jagged import JaggedBatch, tensors_of
 
 __all__ = ["Ids", "unpack"]
 
@@ -32,14 +32,14 @@ def unpack(
     """The tensors of a JaggedBatch, a KeyedJaggedTensor or a dict; of a dict
     that has all of the names, these alone."""
     if isinstance(features, JaggedBatch):
-        offsets = features._offsets
+        values, offsets, weights = tensors = tensors_of(features)
         return (
-            tuple(features._keys),
-            features._values.contiguous(),
+            tuple(features.keys()),
+            values.contiguous(),
             None if offsets is None else offsets.contiguous(),
-            features._weights,
+            weights,
             features.ticket,
-            (features._values, offsets, features._weights),
+            tensors,
         )
     if isinstance(features, Mapping):
         if names and all(name in features for name in names):

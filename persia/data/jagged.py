@@ -525,6 +525,13 @@ def _entry(
     return ids[kept], kept.sum(1), None
 
 
+def tensors_of(
+    ids: JaggedBatch,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Values, offsets (None: one id a bag) and weights, as they are kept."""
+    return ids._values, ids._offsets, ids._weights
+
+
 @dataclass
 class Batch:
     """One batch of samples.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from persia import _core
 from persia.base.check import kind, number
-from persia.data.jagged import Batch
+from persia.data.jagged import Batch, tensors_of
 from persia.distributed.addresses import MESSAGE_LIMIT, resolve_workers
 from persia.distributed.security import Security
 
@@ -94,11 +94,12 @@ class Sender:
             if (t := getattr(batch, name)) is not None
         ]
         self._open = True
+        values, offsets, _ = tensors_of(ids)
         self._core.send(
             ids.stride(),
             ids.keys(),
-            _raw(ids._values),
-            None if ids._offsets is None else _raw(ids._offsets),
+            _raw(values),
+            None if offsets is None else _raw(offsets),
             tensors,
         )
 

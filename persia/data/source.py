@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +90,12 @@ class Source(Dataset):
         self.shuffle = whole("shuffle", shuffle, 0, 2**63 - 1)
         self._faults = Faults(strict)
         self._set_schema(schema)
+
+    def _copy(self) -> Self:
+        """What is malformed counts for each by itself."""
+        part = super()._copy()
+        part._faults = Faults(self._faults.strict)
+        return part
 
     def _set_schema(self, schema: Schema) -> None:
         self.schema = schema

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -140,8 +139,7 @@ class Table(Dataset):
         at = max(0, self.rows - held)
         parts = []
         for place in (np.sort(order[:at]), np.sort(order[at:])):
-            part = copy.copy(self)
-            part._forget()
+            part = self._copy()
             part._rows = self._rows.take(place)
             parts.append(part)
         label = self.schema.label

@@ -48,13 +48,13 @@ def auc(logits: Values, labels: Values) -> float:
     Returns:
         The area, or NaN where all labels are equal.
     """
-    x, y = _arrays(logits, labels)
-    return _auc(x, y)
+    x, y = as_arrays(logits, labels)
+    return auc_of(x, y)
 
 
 def logloss(logits: Values, labels: Values) -> float:
     """Mean cross entropy in nats of the sigmoids of [n] logits."""
-    x, y = _arrays(logits, labels)
+    x, y = as_arrays(logits, labels)
     return _logloss(x, y)
 
 
@@ -74,7 +74,7 @@ class BinaryMetrics:
 
     def update(self, logits: Values, labels: Values) -> None:
         """Adds one batch: logits [n] and labels [n]."""
-        x, y = _arrays(logits, labels)
+        x, y = as_arrays(logits, labels)
         self._logits.append(x.astype(np.float32))
         self._labels.append(y > 0.5)
 
@@ -100,10 +100,10 @@ class BinaryMetrics:
         return Scores(
             rows=rows,
             positives=positives,
-            auc=_auc(x, y),
+            auc=auc_of(x, y),
             logloss=loss,
-            normalized_entropy=_ratio(loss, _entropy(positives, rows)),
-            calibration=_ratio(_sigmoid(x).sum(), positives),
+            normalized_entropy=ratio(loss, entropy_of(positives, rows)),
+            calibration=ratio(sigmoid(x).sum(), positives),
         )
 
 
@@ -147,16 +147,16 @@ class StreamingAUC:
     def compute(self) -> float:
         """The AUC so far, within ``error()``; NaN if all labels are equal."""
         negative, positive = self._counts.double().numpy()
-        return _area(negative, positive)
+        return area_under(negative, positive)
 
     def error(self) -> float:
         """The most by which ``compute()`` can differ from the exact AUC."""
         negative, positive = self._counts.double().numpy()
         pairs = negative.sum() * positive.sum()
-        return _ratio(0.5 * (positive * negative).sum(), pairs)
+        return ratio(0.5 * (positive * negative).sum(), pairs)
 
 
-def _arrays(logits: Values, labels: Values) -> tuple[Array, Array]:
+def as_arrays(logits: Values, labels: Values) -> tuple[Array, Array]:
     x, y = _array(logits), _array(labels)
     if x.shape != y.shape:
         raise errors.ShapeError(
@@ -181,25 +181,25 @@ def _array(values: Values) -> Array:
     return np.asarray(values, dtype=np.float64).reshape(-1)
 
 
-def _sigmoid(x: Array) -> Array:
+def sigmoid(x: Array) -> Array:
     return np.asarray(0.5 * (1 + np.tanh(0.5 * x)))
 
 
-def _ratio(a: float, b: float) -> float:
+def ratio(a: float, b: float) -> float:
     return float(a / b) if b else float("nan")
 
 
-def _cross_entropy(x: Array, y: Array) -> float:
+def cross_entropy(x: Array, y: Array) -> float:
     """The sum over all samples, in nats."""
     # Of the margin: x * y is no number where x is infinite and y is 0.
     return float(np.logaddexp(0, np.where(y == 1, -x, x)).sum())
 
 
 def _logloss(x: Array, y: Array) -> float:
-    return _ratio(_cross_entropy(x, y), len(x))
+    return ratio(cross_entropy(x, y), len(x))
 
 
-def _entropy(positives: float, rows: float) -> float:
+def entropy_of(positives: float, rows: float) -> float:
     """Of a label, in nats; 0 where all are equal."""
     if not 0 < positives < rows:
         return 0.0
@@ -207,18 +207,18 @@ def _entropy(positives: float, rows: float) -> float:
     return float(-rate * np.log(rate) - (1 - rate) * np.log1p(-rate))
 
 
-def _auc(x: Array, y: Array) -> float:
+def auc_of(x: Array, y: Array) -> float:
     order = np.argsort(x)
     x, y = x[order], y[order]
     starts = np.flatnonzero(np.append(True, x[1:] != x[:-1])[: len(x)])
     positive = np.add.reduceat(y, starts) if len(x) else y
     negative = np.add.reduceat(1 - y, starts) if len(x) else y
-    return _area(negative, positive)
+    return area_under(negative, positive)
 
 
-def _area(negative: Array, positive: Array) -> float:
+def area_under(negative: Array, positive: Array) -> float:
     """The statistic of Mann and Whitney, from the negatives and positives
     of each distinct score, in ascending order."""
     below = np.cumsum(negative) - negative
     area = (positive * (below + 0.5 * negative)).sum()
-    return _ratio(area, negative.sum() * positive.sum())
+    return ratio(area, negative.sum() * positive.sum())

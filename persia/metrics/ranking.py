@@ -10,7 +10,7 @@ import torch
 
 from persia import errors
 from persia.base.check import whole
-from persia.metrics.clicks import _ratio
+from persia.metrics.clicks import ratio
 from persia.metrics.streams import SumMetric
 
 __all__ = ["NDCGAtK", "RecallAtK"]
@@ -99,7 +99,7 @@ class _AtK(SumMetric):
         self._sums += (score[some] / best[some]).sum(), some.sum()
 
     def _of(self, sums: Array) -> float:
-        return _ratio(*sums)
+        return ratio(*sums)
 
     @abstractmethod
     def _discounts(self, n: int) -> Array:

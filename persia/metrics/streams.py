@@ -14,13 +14,13 @@ from persia.distributed.ranks import all_sum, group_here
 from persia.metrics.clicks import (
     StreamingAUC,
     Values,
-    _area,
-    _arrays,
-    _auc,
-    _cross_entropy,
-    _entropy,
-    _ratio,
-    _sigmoid,
+    area_under,
+    as_arrays,
+    auc_of,
+    cross_entropy,
+    entropy_of,
+    ratio,
+    sigmoid,
 )
 
 __all__ = [
@@ -79,11 +79,11 @@ class LogLoss(SumMetric):
 
     def update(self, logits: Values, labels: Values) -> None:
         """Adds one batch: logits [n] and labels [n]."""
-        x, y = _arrays(logits, labels)
-        self._sums += _cross_entropy(x, y), len(x)
+        x, y = as_arrays(logits, labels)
+        self._sums += cross_entropy(x, y), len(x)
 
     def _of(self, sums: Array) -> float:
-        return _ratio(*sums)
+        return ratio(*sums)
 
 
 class NormalizedEntropy(SumMetric):
@@ -94,12 +94,12 @@ class NormalizedEntropy(SumMetric):
 
     def update(self, logits: Values, labels: Values) -> None:
         """Adds one batch: logits [n] and labels [n]."""
-        x, y = _arrays(logits, labels)
-        self._sums += _cross_entropy(x, y), y.sum(), len(x)
+        x, y = as_arrays(logits, labels)
+        self._sums += cross_entropy(x, y), y.sum(), len(x)
 
     def _of(self, sums: Array) -> float:
         loss, positives, n = sums
-        return _ratio(loss / n if n else 0.0, _entropy(positives, n))
+        return ratio(loss / n if n else 0.0, entropy_of(positives, n))
 
 
 class Calibration(SumMetric):
@@ -109,11 +109,11 @@ class Calibration(SumMetric):
 
     def update(self, logits: Values, labels: Values) -> None:
         """Adds one batch: logits [n] and labels [n]."""
-        x, y = _arrays(logits, labels)
-        self._sums += _sigmoid(x).sum(), y.sum()
+        x, y = as_arrays(logits, labels)
+        self._sums += sigmoid(x).sum(), y.sum()
 
     def _of(self, sums: Array) -> float:
-        return _ratio(*sums)
+        return ratio(*sums)
 
 
 class AUC(Metric):
@@ -131,20 +131,20 @@ class AUC(Metric):
 
     def update(self, logits: Values, labels: Values) -> None:
         """Adds one batch: logits [n] and labels [n]."""
-        x, y = _arrays(logits, labels)
+        x, y = as_arrays(logits, labels)
         self._stream.update(torch.from_numpy(x), torch.from_numpy(y))
 
     def compute(self) -> float:
         """Of all updates since the last reset, of all ranks together; NaN
         where all labels are equal. All ranks call it."""
-        return _area(*self._counts())
+        return area_under(*self._counts())
 
     def error(self) -> float:
         """The most by which ``compute()`` can differ from the exact AUC. All
         ranks call it."""
         negative, positive = self._counts()
         pairs = negative.sum() * positive.sum()
-        return _ratio(0.5 * (positive * negative).sum(), pairs)
+        return ratio(0.5 * (positive * negative).sum(), pairs)
 
     def reset(self) -> None:
         """Forgets all updates."""
@@ -173,7 +173,7 @@ class GAUC(Metric):
 
     def update(self, logits: Values, labels: Values, groups: Groups) -> None:
         """Adds one batch: logits [n], labels [n], groups [n], integers."""
-        x, y = _arrays(logits, labels)
+        x, y = as_arrays(logits, labels)
         if isinstance(groups, torch.Tensor):
             groups = groups.detach().cpu().numpy()
         g = np.asarray(groups).reshape(-1)
@@ -203,11 +203,11 @@ class GAUC(Metric):
         ends = np.flatnonzero(g[1:] != g[:-1]) + 1
         total = samples = 0.0
         for scores, labels in zip(np.split(x, ends), np.split(y, ends)):
-            area = _auc(scores, labels)
+            area = auc_of(scores, labels)
             if not np.isnan(area):
                 total += area * len(scores)
                 samples += len(scores)
-        return _ratio(total, samples)
+        return ratio(total, samples)
 
 
 def _over_ranks(sums: Array) -> Array:
