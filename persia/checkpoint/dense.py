@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from persia import _core
+from persia.base.torch_private import uncompiled
 from persia.base.warning import warn
 from persia.checkpoint import files
 from persia.checkpoint.ranks import Ranks
@@ -24,7 +25,7 @@ from persia.errors import (
     PersiaError,
     SchemaMismatch,
 )
-from persia.store.configs import EmbeddingBagConfig, _word
+from persia.store.configs import EmbeddingBagConfig, word
 
 if TYPE_CHECKING:
     from persia.optim import SparseOptimizer
@@ -104,8 +105,8 @@ def _unwrap(model: Any) -> Any:
     while True:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod
+        elif (inner := uncompiled(model)) is not model:
+            model = inner
         else:
             return model
 
@@ -148,7 +149,7 @@ def classes_of(parts: Mapping[str, Any]) -> dict[str, list[str]]:
 def poolings_of(store: Store) -> dict[str, str]:
     """How each table is pooled, where it is."""
     return {
-        name: _word(config.pooling)
+        name: word(config.pooling)
         for name, config in store.tables.items()
         if isinstance(config, EmbeddingBagConfig)
     }

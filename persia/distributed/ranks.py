@@ -105,10 +105,10 @@ class Keys:
     so that Ctrl-C works."""
 
     def __init__(self, prefix: str) -> None:
-        from torch.distributed.distributed_c10d import _get_default_store
+        from persia.base.torch_private import default_key_value_store
 
         store: Any = torch.distributed.PrefixStore  # type: ignore[attr-defined]
-        self._store = store(prefix, _get_default_store())
+        self._store = store(prefix, default_key_value_store())
 
     def set(self, key: str, value: str) -> None:
         self._store.set(key, value)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from persia import _core, errors
 from persia.base.check import kind, whole
+from persia.base.torch_private import constant_while_tracing
 from persia.data.ids import Ids, unpack
 from persia.nn.outputs import KeyedTensor, Sequences
 from persia.optim import SparseOptimizer
@@ -22,9 +23,10 @@ from persia.store.configs import (
     EmbeddingConfig,
     TableConfig,
     as_configs,
+    pooling_of,
 )
 from persia.store.default import default_store
-from persia.store.operators import prefetch, pull, typed, versions
+from persia.store.operators import in_graphs, prefetch, pull, typed, versions
 from persia.store.state import check_state, state_of
 
 __all__ = [
@@ -126,17 +128,12 @@ class _Collection(nn.Module):
                     f"the batch has no feature {feature!r} (table "
                     f"{config.name!r}); it has {list(keys)}"
                 )
-            pooling = (
-                config._pooling()
-                if isinstance(config, EmbeddingBagConfig)
-                else _core.POOL_NONE
-            )
             features.append(
                 (
                     feature,
                     at[feature],
                     numbers[config.name],
-                    pooling,
+                    pooling_of(config),
                     int(config.trainable),
                 )
             )
@@ -325,15 +322,11 @@ _modules: weakref.WeakValueDictionary[tuple[int, int], _Collection] = (
 )
 
 
+@constant_while_tracing
 def _plan_for_graph(handle: int, first: int, keys: tuple[str, ...]) -> int:
     """A plan made while a compiler traces: a constant of its arguments."""
     module = _modules[handle, first]
     return module._make_plan(module._kind, keys)
-
-
-# All that torch._dynamo.assume_constant_result does. To name it would import
-# torch._dynamo, which takes as long as the rest of torch, everywhere.
-_plan_for_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _fp16_autocast() -> bool:
@@ -407,6 +400,7 @@ class EmbeddingBagCollection(_Collection):
         """Whether ids have weights."""
         return self._is_weighted
 
+    @in_graphs
     def forward(self, features: Any) -> KeyedTensor:
         """Looks up and pools a batch."""
         ids = unpack(features, self._padding_value, self._features)
@@ -489,8 +483,7 @@ class EmbeddingBagCollection(_Collection):
                     .clamp(min=1)
                     .to(torch.float32)[:, None]
                 )
-                assert isinstance(config, EmbeddingBagConfig)
-                kind = config._pooling()
+                kind = pooling_of(config)
                 if kind == _core.POOL_MEAN:
                     part = part / count
                 elif kind == _core.POOL_SQRTN:
@@ -625,6 +618,7 @@ class EmbeddingCollection(_Collection):
         """Elements of a vector."""
         return self._configs[0].embedding_dim
 
+    @in_graphs
     def forward(self, features: Any) -> Sequences:
         """Looks up a batch."""
         ids = unpack(features, self._padding_value, self._features)

@@ -75,7 +75,7 @@ def convert(
                 stacklevel=2,
             )
             continue
-        weight: nn.Parameter = one._parameters["weight"]  # type: ignore[assignment]
+        weight = one.get_parameter("weight")
         found.setdefault(id(weight), (name, weight, []))[2].append(one)
     if not found:
         return module
@@ -124,7 +124,7 @@ def _switch(module: nn.Module, rows: EmbeddingCollection) -> None:
     mixed = _KINDS[kind]
     if theirs is not kind:
         mixed = type(theirs.__name__, (mixed, theirs), {})
-    del module._parameters["weight"]
+    del module.weight
     module.__class__ = mixed
     module.__dict__["_torch_class"] = theirs
     module.add_module("rows", rows)
@@ -133,7 +133,9 @@ def _switch(module: nn.Module, rows: EmbeddingCollection) -> None:
 def _tie(module: nn.Module, weight: Tensor, rows: EmbeddingCollection) -> None:
     """Another layer that has the weight as its own parameter looks it up."""
     theirs = type(module)
-    for name, parameter in list(module._parameters.items()):
+    for name, parameter in list(
+        module.named_parameters(recurse=False, remove_duplicate=False)
+    ):
         if parameter is not weight:
             continue
         count = len(weight)
@@ -141,7 +143,7 @@ def _tie(module: nn.Module, weight: Tensor, rows: EmbeddingCollection) -> None:
         def looked(self: nn.Module, count: int = count) -> Tensor:
             return ours.look_up(rows, torch.arange(count))
 
-        del module._parameters[name]
+        delattr(module, name)
         module.__class__ = type(
             theirs.__name__, (type(module),), {name: property(looked)}
         )
@@ -211,8 +213,9 @@ def export_torch(module: nn.Module) -> nn.Module:
     for one in converted:
         tied = one.__dict__.pop("_torch_tied", {})
         theirs = one.__dict__.pop("_torch_class")
-        if "rows" in one._modules and not tied:
-            tied = {"weight": one._modules.pop("rows")}
+        if isinstance(one, ours.Embedding | ours.EmbeddingBag):
+            tied = tied or {"weight": one.rows}
+            del one.rows
         one.__class__ = theirs
         for name, rows in tied.items():
             one.register_parameter(name, weights[id(rows)])

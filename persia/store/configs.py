@@ -58,14 +58,14 @@ _INITS = {
 }
 
 
-def _word(value: Any) -> str:
+def word(value: Any) -> str:
     """A string, or an enum's (torchrec's PoolingType), in lower case."""
     return str(getattr(value, "value", value)).lower()
 
 
 def _choice(where: str, name: str, value: Any, choices: dict[str, int]) -> int:
     try:
-        return choices[_word(value)]
+        return choices[word(value)]
     except KeyError:
         raise errors.InvalidArgument(
             f"{where}: {name} is {value!r}, need one of {sorted(choices)}"
@@ -168,77 +168,79 @@ class TableConfig:
             f"{where}: num_embeddings", self.num_embeddings, 0, 2**63 - 1
         )
         kind(f"{where}: trainable", self.trainable, bool, "True or False")
-        native = self._native(0)
+        native = native_options(self, 0)
         if self.capacity is not None:
             self.capacity = native["capacity"]  # an int, of 1e6 too
 
-    def _native(self, seed: int) -> dict[str, Any]:
-        """Arguments of ``_core.Store.declare``, the store's own left out."""
-        where = f"table {self.name!r}"
-        init = self.init
-        if isinstance(init, (int, float)):
-            init = ("uniform", -abs(float(init)), abs(float(init)))
-        words: list[Any] = list(init) if isinstance(init, tuple) else [None]
-        form, count = _INITS.get(_word(words[0]), (-1, 0))
-        numbers = [real(x) for x in words[1:]]
-        if (
-            form < 0
-            or len(numbers) != count
-            or not all(map(math.isfinite, numbers))
-            or (form == _core.INIT_NORMAL and numbers[1] < 0)
-        ):
-            raise errors.InvalidArgument(
-                f"{where}: init is {self.init!r}, need a float, ('uniform', "
-                "low, high), ('normal', mean, std >= 0) or ('constant', c)"
-            )
-        capacity = 0
-        if self.capacity is not None:
-            capacity = whole(
-                f"{where}: capacity",
-                self.capacity,
-                1,
-                2**63 - 1,
-                " (or None: no limit)",
-            )
-        eviction = as_eviction(where, self.eviction)
-        if (
-            self.eviction is not None
-            and self.capacity is None
-            and eviction.needs_capacity
-        ):
-            raise errors.InvalidArgument(
-                f"{where}: eviction without a capacity; give both"
-            )
-        if self.lr is not None:
-            number(f"{where}: lr", self.lr, 0.0)
-        missing = {"init": _core.MISSING_INIT, "zeros": _core.MISSING_ZEROS}
-        return {
-            "name": self.name,
-            "seed": seed,
-            "dim": self.embedding_dim,
-            "dtype": _choice(where, "data_type", self.data_type, _DTYPES),
-            "init": form,
-            "init_a": numbers[0],
-            "init_b": numbers[-1],
-            "missing": _choice(where, "missing", self.missing, missing),
-            "capacity": capacity,
-            **as_admission(where, self.admission).options(),
-            **eviction.options(),
-        }
 
-    def _check_same(self, first: TableConfig) -> None:
-        """Raises if the table was declared otherwise before; the C core
-        compares what remains, and knows of the declarations of other
-        processes."""
-        mine, theirs = self._native(0), first._native(0)
-        for key in mine:
-            if mine[key] != theirs[key]:
-                name = _OPTIONS.get(key, key)
-                raise errors.SchemaMismatch(
-                    f"table {self.name!r}: {name} is {getattr(self, name)!r}, "
-                    f"but was first declared as {getattr(first, name)!r}; "
-                    "give both the same"
-                )
+def native_options(config: TableConfig, seed: int) -> dict[str, Any]:
+    """Arguments of ``_core.Store.declare``, the store's own left out."""
+    where = f"table {config.name!r}"
+    init = config.init
+    if isinstance(init, (int, float)):
+        init = ("uniform", -abs(float(init)), abs(float(init)))
+    words: list[Any] = list(init) if isinstance(init, tuple) else [None]
+    form, count = _INITS.get(word(words[0]), (-1, 0))
+    numbers = [real(x) for x in words[1:]]
+    if (
+        form < 0
+        or len(numbers) != count
+        or not all(map(math.isfinite, numbers))
+        or (form == _core.INIT_NORMAL and numbers[1] < 0)
+    ):
+        raise errors.InvalidArgument(
+            f"{where}: init is {config.init!r}, need a float, ('uniform', "
+            "low, high), ('normal', mean, std >= 0) or ('constant', c)"
+        )
+    capacity = 0
+    if config.capacity is not None:
+        capacity = whole(
+            f"{where}: capacity",
+            config.capacity,
+            1,
+            2**63 - 1,
+            " (or None: no limit)",
+        )
+    eviction = as_eviction(where, config.eviction)
+    if (
+        config.eviction is not None
+        and config.capacity is None
+        and eviction.needs_capacity
+    ):
+        raise errors.InvalidArgument(
+            f"{where}: eviction without a capacity; give both"
+        )
+    if config.lr is not None:
+        number(f"{where}: lr", config.lr, 0.0)
+    missing = {"init": _core.MISSING_INIT, "zeros": _core.MISSING_ZEROS}
+    return {
+        "name": config.name,
+        "seed": seed,
+        "dim": config.embedding_dim,
+        "dtype": _choice(where, "data_type", config.data_type, _DTYPES),
+        "init": form,
+        "init_a": numbers[0],
+        "init_b": numbers[-1],
+        "missing": _choice(where, "missing", config.missing, missing),
+        "capacity": capacity,
+        **as_admission(where, config.admission).options(),
+        **eviction.options(),
+    }
+
+
+def check_same(config: TableConfig, first: TableConfig) -> None:
+    """Raises if the table was declared otherwise before; the C core
+    compares what remains, and knows of the declarations of other
+    processes."""
+    mine, theirs = native_options(config, 0), native_options(first, 0)
+    for key in mine:
+        if mine[key] != theirs[key]:
+            name = _OPTIONS.get(key, key)
+            raise errors.SchemaMismatch(
+                f"table {config.name!r}: {name} is {getattr(config, name)!r}, "
+                f"but was first declared as {getattr(first, name)!r}; "
+                "give both the same"
+            )
 
 
 @dataclass
@@ -253,12 +255,16 @@ class EmbeddingBagConfig(TableConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._pooling()
+        pooling_of(self)
 
-    def _pooling(self) -> int:
-        return _choice(
-            f"table {self.name!r}", "pooling", self.pooling, _POOLINGS
-        )
+
+def pooling_of(config: TableConfig) -> int:
+    """The core's number of a table's pooling; POOL_NONE if it has none."""
+    if not isinstance(config, EmbeddingBagConfig):
+        return _core.POOL_NONE
+    return _choice(
+        f"table {config.name!r}", "pooling", config.pooling, _POOLINGS
+    )
 
 
 @dataclass

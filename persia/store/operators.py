@@ -7,19 +7,38 @@ knows a graph by the names of its operators alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from persia import _core, errors
+from persia.base.torch_private import (
+    below_autograd,
+    eager_without,
+    in_backward,
+    order_effects,
+    version_of,
+)
 
-__all__ = ["HELD", "SHAPES", "prefetch", "pull", "typed", "versions"]
+__all__ = [
+    "COMPILES",
+    "HELD",
+    "SHAPES",
+    "in_graphs",
+    "prefetch",
+    "pull",
+    "typed",
+    "versions",
+]
 
 torch.ops.load_library(  # type: ignore[no-untyped-call]
     str(Path(__file__).parents[1] / "_torch.so")
 )
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _ops = torch.ops.persia
 _NAMES = ("ticket_v1", "pull_v1", "push_v1")
@@ -34,19 +53,13 @@ SHAPES: dict[int, dict[int, tuple[int, int, int]]] = {}
 HELD: dict[int, list[tuple[tuple[Tensor | None, ...], int]]] = {}
 
 
-def _register_effects() -> None:
-    from torch._higher_order_ops.effects import (
-        _EffectType,
-        _register_effectful_op,
-    )
-
-    for name in _NAMES:
-        _register_effectful_op(
-            getattr(_ops, name).default, _EffectType.ORDERED
-        )
+#: Whether compiled graphs may hold the operators.
+COMPILES = order_effects(getattr(_ops, name).default for name in _NAMES)
 
 
-_register_effects()
+def in_graphs(forward: Function) -> Function:
+    """A forward of a module: in compiled graphs, if this torch allows it."""
+    return eager_without(COMPILES, forward)
 
 
 def _fake_ticket(batch: Tensor, store: int, grad: bool) -> Tensor:
@@ -169,7 +182,7 @@ class _Pull(torch.autograd.Function):
         store: int,
         plan: int,
     ) -> Tensor:
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             out, rows = _pull(
                 values, offsets, weights, anchor, ticket, store, plan
             )
@@ -257,7 +270,7 @@ def pull(
             values, offsets, weights, anchor, ticket, store, plan
         )[0]
         return out
-    if torch._C._current_graph_task_id() != -1:
+    if in_backward():
         # Repeated by torch.utils.checkpoint: the first forward stands for it.
         # Only if that had no gradient (use_reentrant=True) this one's comes.
         batch = torch.stack((batch[0], _again))
@@ -268,7 +281,7 @@ def pull(
                 values, offsets, weights, anchor, ticket, store, plan
             )  # type: ignore[no-untyped-call]
             return out
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             out = _pull(values, offsets, weights, anchor, ticket, store, plan)[
                 0
             ]
@@ -280,7 +293,9 @@ def pull(
 def versions(*tensors: Tensor | None) -> int:
     """A number that changes with each in-place change of the tensors."""
     return sum(
-        t._version for t in tensors if t is not None and not t.is_inference()
+        version_of(t)
+        for t in tensors
+        if t is not None and not t.is_inference()
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from persia import _core, errors
 from persia.base.tensors import integers, vector
-from persia.store.configs import TableConfig, _word, float_rows
+from persia.store.configs import TableConfig, float_rows, word
 
 if TYPE_CHECKING:
     import pyarrow
@@ -192,7 +192,7 @@ class Rows:
                 ``EmbeddingBag`` does not know.
         """
         config = self._find(table).config
-        pooling = _word(getattr(config, "pooling", "sum"))
+        pooling = word(getattr(config, "pooling", "sum"))
         if pooling == "sqrtn":
             raise errors.InvalidArgument(
                 f"table {table!r} has pooling 'sqrtn', which no EmbeddingBag "

@@ -17,11 +17,17 @@ from torch import Tensor
 
 from persia import _core, errors, optim
 from persia.base.check import kind, number, real, whole
+from persia.base.torch_private import in_backward, made_a_step
 from persia.base.warning import warn
 from persia.distributed.cluster import Settings
 from persia.store import norm
 from persia.store.ahead import Ahead
-from persia.store.configs import TableConfig, as_config
+from persia.store.configs import (
+    TableConfig,
+    as_config,
+    check_same,
+    native_options,
+)
 from persia.store.operators import HELD, SHAPES, versions
 from persia.store.rows import Rows, Table
 from persia.store.stats import Stats
@@ -334,8 +340,7 @@ class Store(Rows, Stats):
                 "backward() and optimizer.step(); the gradients that waited "
                 "are dropped. Change a copy, or step first"
             )
-        # A scheduler asks whether the optimizer made a step before its own.
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        made_a_step(self._optimizer)
         division = self._division()
         if division != 1.0:
             factors = [f * division for f in factors or [1.0] * len(groups)]
@@ -398,7 +403,7 @@ class Store(Rows, Stats):
         if (
             self.update == "backward"
             and self._core.held(False)
-            and torch._C._current_graph_task_id() == -1
+            and not in_backward()
         ):
             self._counts["gradients_discarded"] += self._core.discard(False)
 
@@ -410,7 +415,7 @@ class Store(Rows, Stats):
         with self._lock:
             first = self._tables.get(config.name)
             if first is not None:
-                config._check_same(first.config)
+                check_same(config, first.config)
             else:
                 # Updates on their way know nothing of another table.
                 self._core.settle()
@@ -432,7 +437,7 @@ class Store(Rows, Stats):
         """Arguments of ``_core.Store.declare``."""
         template = config.optimizer or self._optimizer
         return {
-            **config._native(self.seed),
+            **native_options(config, self.seed),
             "optimizer": _core.TABLE_OPTIONS["optimizer"].index(
                 template.algorithm
             ),

@@ -21,6 +21,7 @@ from persia.distributed.addresses import (
 from persia.distributed.security import Security
 from persia.nn.collections import EmbeddingBagCollection, _Collection
 from persia.store import Store
+from persia.store.configs import pooling_of
 from persia.store.operators import versions
 
 __all__ = ["Stream", "Taking"]
@@ -107,7 +108,7 @@ class Stream:
         self._rank.declare(
             [store._native(c) for c in tables],
             [
-                (name, places[c.name], c._pooling(), bool(c.trainable))
+                (name, places[c.name], pooling_of(c), bool(c.trainable))
                 for name, c in features
             ],
         )
@@ -171,7 +172,7 @@ def _features(modules: Sequence[_Collection]) -> list[tuple[str, Any]]:
     found: dict[tuple[str, str, int], tuple[str, Any]] = {}
     for module in modules:
         for _, feature, config in module._outputs:
-            key = (feature, config.name, config._pooling())  # type: ignore[attr-defined]
+            key = (feature, config.name, pooling_of(config))
             found.setdefault(key, (feature, config))
     return list(found.values())
 

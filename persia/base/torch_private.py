@@ -1,0 +1,144 @@
+"""All that Persia uses of torch beyond its documented interface.
+
+Each function has a fallback. :func:`missing` says which parts a release of
+torch lacks; then models run eager where their embeddings are looked up, with
+a warning, instead of failing at import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from persia import errors
+from persia.base.warning import warn
+
+__all__ = [
+    "below_autograd",
+    "constant_while_tracing",
+    "default_key_value_store",
+    "eager_without",
+    "in_backward",
+    "made_a_step",
+    "missing",
+    "order_effects",
+    "uncompiled",
+    "version_of",
+]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _effects() -> tuple[Any, Any]:
+    from torch._higher_order_ops.effects import (
+        _EffectType,
+        _register_effectful_op,
+    )
+
+    return _register_effectful_op, _EffectType.ORDERED
+
+
+_PARTS: dict[str, Callable[[], Any]] = {
+    "ordered effects of operators": _effects,
+    "_AutoDispatchBelowAutograd": lambda: torch._C._AutoDispatchBelowAutograd,
+    "_current_graph_task_id": lambda: torch._C._current_graph_task_id,
+}
+
+
+def missing() -> list[str]:
+    """The private parts that this torch lacks, of those that compilation or
+    ``torch.utils.checkpoint`` need."""
+    found = []
+    for name, part in _PARTS.items():
+        try:
+            part()
+        except (ImportError, AttributeError):
+            found.append(name)
+    return found
+
+
+def order_effects(operators: Iterable[Any]) -> bool:
+    """Registers operators as ordered effects: a compiler may neither drop,
+    merge nor reorder them. False, with a warning: this torch cannot."""
+    lacks = missing()
+    if lacks:
+        warn(
+            f"torch {torch.__version__} lacks {', '.join(lacks)}, which "
+            "Persia uses: torch.compile leaves lookups of embeddings out of "
+            "its graphs, and torch.utils.checkpoint around them is not "
+            "supported. A newer Persia may know this release of torch"
+        )
+        return False
+    register, ordered = _effects()
+    for operator in operators:
+        register(operator, ordered)
+    return True
+
+
+def eager_without(supported: bool, function: Function) -> Function:
+    """``function``, or, where compilers cannot have it in a graph, the same
+    left out of all graphs."""
+    if supported:
+        return function
+    eager: Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return eager
+
+
+def constant_while_tracing(function: Function) -> Function:
+    """A compiler calls it while it traces, and keeps the result.
+
+    All that torch._dynamo.assume_constant_result does. To name it would
+    import torch._dynamo, which takes as long as the rest of torch.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def below_autograd() -> contextlib.AbstractContextManager[None]:
+    """Operators called within record no graph."""
+    guard: Any = getattr(torch._C, "_AutoDispatchBelowAutograd", torch.no_grad)
+    context: contextlib.AbstractContextManager[None] = guard()
+    return context
+
+
+def in_backward() -> bool:
+    """Whether this thread is within a backward."""
+    task = getattr(torch._C, "_current_graph_task_id", None)
+    return task is not None and bool(task() != -1)
+
+
+def version_of(tensor: Tensor) -> int:
+    """A number that grows with each in-place change of a tensor."""
+    return tensor._version
+
+
+def made_a_step(optimizer: torch.optim.Optimizer) -> None:
+    """A scheduler asks whether the optimizer made a step before its own."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The module that ``torch.compile(model)`` has wrapped, or the model."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def default_key_value_store() -> Any:
+    """That of torch.distributed's process group.
+
+    Raises:
+        Unavailable: this torch has it elsewhere.
+    """
+    try:
+        from torch.distributed.distributed_c10d import _get_default_store
+    except ImportError:
+        raise errors.Unavailable(
+            f"torch {torch.__version__} hides the key-value store by which "
+            "ranks find each other: use Store(servers=...) with parameter "
+            "servers, or a torch that this Persia knows"
+        ) from None
+    return _get_default_store()
