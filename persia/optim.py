@@ -38,6 +38,7 @@ from persia.base.check import kind, number
 
 if TYPE_CHECKING:
     from persia.store import Store
+    from persia.store.engine import Engine
 
 __all__ = [
     "FTRL",
@@ -115,6 +116,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         for name in RowLimits.__annotations__:
             settings[name] = number(name, limits.get(name, 0.0), 0.0)
         self._store: weakref.ref[Store] | None = None
+        self._engine: weakref.ref[Engine] | None = None
         self._probe_grads = _probes([])
         self._agreed = False  # with the other ranks, on the probes
         # torch refuses an empty list of parameters, but not a group without
@@ -132,56 +134,21 @@ class SparseOptimizer(torch.optim.Optimizer):
         add = inspect.unwrap(torch.optim.Optimizer.add_param_group)
         add(self, param_group)
 
-    def _bind(self, store: Store) -> None:
-        """Makes this the optimizer of ``store``."""
-        if self._store is not None:
-            raise errors.InvalidArgument(
-                "this optimizer belongs to another Store; make one optimizer "
-                "a Store"
-            )
-        self._store = weakref.ref(store)
-
-    def _add_table(
-        self, name: str, template: SparseOptimizer, lr: float | None
-    ) -> None:
-        """Adds the group of a table, with the settings of ``template``."""
-        probe = _Probe(_probes([0.0]))
-        probe._owner = weakref.ref(self)
-        group = {**template.defaults, "params": [probe], "table": name}
-        group["algorithm"] = template.algorithm
-        if lr is not None:
-            group["lr"] = float(lr)
-        self.add_param_group(group)
-
-    def _set_probes(self, finite: bytes) -> None:
-        """Probes get the gradient 1, or NaN where one is not finite."""
-        grads = _probes([1.0 if ok else math.nan for ok in finite])
-        self._probe_grads = grads
-        self._agreed = False
-        for i, group in enumerate(self.param_groups):
-            group["params"][0].grad = grads[i : i + 1]
-
     def _agree(self) -> None:
         """What is not finite on one rank is so on all."""
         if self._agreed:
             return
         self._agreed = True
-        store = None if self._store is None else self._store()
-        if store is None or store.world == 1:
+        engine = None if self._engine is None else self._engine()
+        if engine is None or engine.connection.job.world == 1:
             return
         bad = self._probe_grads.new_zeros(
             len(self.param_groups), dtype=torch.bool
         )
         mine = self._probe_grads
         bad[: len(mine)] = mine.isnan()
-        of_all = bad.new_tensor(store._connection.passes.all_max(bad.tolist()))
+        of_all = bad.new_tensor(engine.connection.passes.all_max(bad.tolist()))
         mine[of_all[: len(mine)]] = math.nan
-
-    def _factors(self) -> list[float]:
-        """What unscaling and clipping made of the probes: a factor a table."""
-        factors: list[float] = self._probe_grads.tolist()
-        factors += [1.0] * (len(self.param_groups) - len(factors))
-        return [1.0 if math.isnan(f) else f for f in factors]
 
     @property
     def store(self) -> Store:
@@ -193,6 +160,14 @@ class SparseOptimizer(torch.optim.Optimizer):
                 "persia.Store(optimizer=...)"
             )
         return store
+
+    def _bound(self) -> Engine:
+        """That of :attr:`store`."""
+        engine = None if self._engine is None else self._engine()
+        if engine is None:
+            self.store  # raises  # noqa: B018
+        assert engine is not None
+        return engine
 
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
@@ -206,10 +181,10 @@ class SparseOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        store = self.store
+        engine = self._bound()
         self._agreed = False
         found_inf: Tensor | None = getattr(self, "found_inf", None)
-        if store.update == "backward":
+        if engine.arguments.update == "backward":
             if found_inf is not None:
                 raise errors.InvalidArgument(
                     "a GradScaler scales the gradients, but "
@@ -219,20 +194,20 @@ class SparseOptimizer(torch.optim.Optimizer):
                 )
             return loss
         if found_inf is not None and float(found_inf) > 0:
-            store._discard()
+            engine.discard()
             return loss
-        factors = self._factors()
+        factors = factors_of(self)
         scale: Tensor | None = getattr(self, "grad_scale", None)
         if scale is not None:
             factors = [f / float(scale) for f in factors]
-        store._apply(factors, all_threads=True)
+        engine.apply(factors, all_threads=True)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops gradients that no step has applied."""
-        store = None if self._store is None else self._store()
-        if store is not None and store.update == "step":
-            store._discard()
+        engine = None if self._engine is None else self._engine()
+        if engine is not None and engine.arguments.update == "step":
+            engine.discard()
         for group in self.param_groups:
             group["params"][0].grad = None
         self._probe_grads = _probes([])
@@ -268,7 +243,58 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        return {**state, "_probe_grads": _probes([]), "_store": None}
+        return {
+            **state,
+            "_probe_grads": _probes([]),
+            "_store": None,
+            "_engine": None,
+        }
+
+
+# What the engine of a store does with its optimizer.
+
+
+def bind(optimizer: SparseOptimizer, store: Store, engine: Engine) -> None:
+    """Makes it the optimizer of a store."""
+    if optimizer._store is not None:
+        raise errors.InvalidArgument(
+            "this optimizer belongs to another Store; make one optimizer "
+            "a Store"
+        )
+    optimizer._store = weakref.ref(store)
+    optimizer._engine = weakref.ref(engine)
+
+
+def add_table(
+    optimizer: SparseOptimizer,
+    name: str,
+    template: SparseOptimizer,
+    lr: float | None,
+) -> None:
+    """Adds the group of a table, with the settings of ``template``."""
+    probe = _Probe(_probes([0.0]))
+    probe._owner = weakref.ref(optimizer)
+    group = {**template.defaults, "params": [probe], "table": name}
+    group["algorithm"] = template.algorithm
+    if lr is not None:
+        group["lr"] = float(lr)
+    optimizer.add_param_group(group)
+
+
+def set_probes(optimizer: SparseOptimizer, finite: bytes) -> None:
+    """Probes get the gradient 1, or NaN where one is not finite."""
+    grads = _probes([1.0 if ok else math.nan for ok in finite])
+    optimizer._probe_grads = grads
+    optimizer._agreed = False
+    for i, group in enumerate(optimizer.param_groups):
+        group["params"][0].grad = grads[i : i + 1]
+
+
+def factors_of(optimizer: SparseOptimizer) -> list[float]:
+    """What unscaling and clipping made of the probes: a factor a table."""
+    factors: list[float] = optimizer._probe_grads.tolist()
+    factors += [1.0] * (len(optimizer.param_groups) - len(factors))
+    return [1.0 if math.isnan(f) else f for f in factors]
 
 
 class SGD(SparseOptimizer):
@@ -511,17 +537,19 @@ def clip_grad_norm_(
         kind("model", one, torch.nn.Module, "a list of modules")
         for one in models
     ]
-    stores: list[Store] = []
+    engines: list[Engine] = []
     parameters: dict[Tensor, None] = {}  # each once
     for part in models:
         parameters.update(dict.fromkeys(part.parameters()))
         for module in part.modules():
-            store: Any = getattr(module, "store", None)
-            if store is not None and hasattr(store, "_grad_norm_squared"):
-                stores.append(store)
-    stores = list({id(store): store for store in stores}.values())
+            optimizer = getattr(
+                getattr(module, "store", None), "optimizer", None
+            )
+            if isinstance(optimizer, SparseOptimizer):
+                engines.append(optimizer._bound())
+    engines = list(dict.fromkeys(engines))
     grads = [p.grad for p in parameters if p.grad is not None]
-    squares = sum(store._grad_norm_squared() for store in stores)
+    squares = sum(engine.grad_norm_squared() for engine in engines)
     if grads:
         dense = float(torch.nn.utils.get_total_norm(grads))
         squares += dense * dense
@@ -532,6 +560,6 @@ def clip_grad_norm_(
     if factor < 1.0 or math.isnan(factor):
         for grad in grads:
             grad.mul_(factor)
-        for store in stores:
-            store.optimizer._probe_grads.mul_(factor)
+        for engine in engines:
+            engine.optimizer._probe_grads.mul_(factor)
     return _probes(norm)

@@ -228,7 +228,9 @@ class StoreCollector:
     """The counters of a store's look-ahead; asks no server."""
 
     def __init__(self, store: Store, rank: str = "0") -> None:
-        self._handle: int = store._handle
+        from persia.store.engine import engine_of
+
+        self._handle: int = engine_of(store).handle
         self._rank = rank
 
     def collect(self) -> Iterator[Metric]:

@@ -26,7 +26,7 @@ def make(optimizer: Any = None, dtype: str = "fp32") -> persia.Store:
 def filled(store: persia.Store) -> persia.Store:
     rng = np.random.default_rng(0)
     ids = torch.from_numpy(rng.integers(-(2**63), 2**63, N, dtype=np.int64))
-    floats = store._core.state_floats(0)
+    floats = store._engine.core.state_floats(0)
     store.set_rows(
         "t",
         ids,

@@ -243,10 +243,10 @@ def test_lineage_and_checkpoint_id(tmp_path: Path) -> None:
     a, b = make_store(), make_store()
     fill(a, "t", 3)
     a.save(tmp_path)
-    lineage, identity = a._lineage, a._checkpoint_id
-    assert lineage != b._lineage
+    lineage, identity = a._engine.lineage, a._engine.checkpoint_id
+    assert lineage != b._engine.lineage
     assert b.load(tmp_path).lineage == lineage
-    assert (b._lineage, b._checkpoint_id) == (lineage, identity)
+    assert (b._engine.lineage, b._engine.checkpoint_id) == (lineage, identity)
 
 
 def test_state_dict_without_rows_names_store_load(tmp_path: Path) -> None:

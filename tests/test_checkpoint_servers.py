@@ -53,7 +53,7 @@ class Servers:
     def declare(self, store: persia.Store, names: str = "ab") -> None:
         """The tables of an embedded store, in the order of their names, and
         in another one at every other shard."""
-        like = {t["name"]: t for t in _core.ckpt_tables(store._handle)}
+        like = {t["name"]: t for t in _core.ckpt_tables(store._engine.handle)}
         for shard, channel in enumerate(self.channels):
             for name in names if shard % 2 else reversed(names):
                 table = manifests.Table(

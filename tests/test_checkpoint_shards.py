@@ -320,7 +320,9 @@ def test_options_as_the_core_takes_them(tmp_path: Path) -> None:
     core = _core.Store(1, 0)
     for table in files.shard_part(tmp_path, 0, 1).manifest.tables:
         core.declare(**table.native())
-    assert _core.ckpt_tables(core.handle) == _core.ckpt_tables(store._handle)
+    assert _core.ckpt_tables(core.handle) == _core.ckpt_tables(
+        store._engine.handle
+    )
 
 
 # ---- version 1 -------------------------------------------------------------

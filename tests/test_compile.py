@@ -233,20 +233,22 @@ def test_opcheck() -> None:
     values = torch.arange(8)
     offsets = torch.tensor([0, 1, 3, 3, 8])
     weights = torch.rand(8)
-    handle = store._handle
+    handle = store._engine.handle
     # A forward without a number: opcheck repeats its backward.
     ticket = torch.zeros(2, dtype=torch.int64)
     pull = torch.ops.persia.pull_v1.default
     for o, w in ((None, None), (offsets, None), (offsets, weights)):
-        for anchor in (store._anchor, store._still):
+        for anchor in (store._engine.anchor, store._engine.still):
             torch.library.opcheck(
                 pull, (values, o, w, anchor, ticket, handle, plan)
             )
-        store._core.discard(True)
-    out, rows = pull(values, offsets, None, store._still, ticket, handle, plan)
+        store._engine.core.discard(True)
+    out, rows = pull(
+        values, offsets, None, store._engine.still, ticket, handle, plan
+    )
     for keep in (True, False):
         torch.library.opcheck(
             torch.ops.persia.push_v1.default,
             (out, values, offsets, None, rows, ticket, handle, plan, keep),
         )
-    store._core.discard(True)
+    store._engine.core.discard(True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from persia.distributed.cluster import Job
-from persia.distributed.job_security import JOB_SECRET, job_security
+from persia.distributed.job_security import JOB_SECRET, secure_job
 from persia.distributed.ranks import Keys
 from persia.distributed.security import VARIABLES, Security
 from persia.errors import InvalidArgument
@@ -52,7 +52,7 @@ def on_ranks(call: Callable[[Job], Security]) -> list[Security]:
 
 def test_one_machine_shares_a_token_in_no_key() -> None:
     keys = Spy()
-    first, other = on_ranks(lambda job: job_security(keys, job, True, None))
+    first, other = on_ranks(lambda job: secure_job(keys, job, True, None))
     assert first == other
     assert first.token is not None and len(first.token) == 64
     assert not Path(keys.text("token file")).exists()
@@ -71,13 +71,13 @@ def test_the_file_of_a_token_is_its_users_alone(
 
     monkeypatch.setattr(Path, "read_text", read_text)
     keys = Spy()
-    on_ranks(lambda job: job_security(keys, job, True, None))
+    on_ranks(lambda job: secure_job(keys, job, True, None))
     assert modes == [0o600] * WORLD
 
 
 def test_several_machines_share_certificates() -> None:
     keys = Spy()
-    first, other = on_ranks(lambda job: job_security(keys, job, False, None))
+    first, other = on_ranks(lambda job: secure_job(keys, job, False, None))
     assert first == other
     assert first.ca and first.cert and first.key and first.mutual
 
@@ -85,33 +85,33 @@ def test_several_machines_share_certificates() -> None:
 def test_a_secret_seals_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(JOB_SECRET, "plum")
     keys = Spy()
-    first, other = on_ranks(lambda job: job_security(keys, job, False, None))
+    first, other = on_ranks(lambda job: secure_job(keys, job, False, None))
     assert first == other and first.key is not None
     assert "PRIVATE" not in keys.text("security")
     for secret in ("pear", ""):
         monkeypatch.setenv(JOB_SECRET, secret)
         with pytest.raises(InvalidArgument, match=JOB_SECRET):
-            job_security(keys, Job(1, WORLD, 0), False, None)
+            secure_job(keys, Job(1, WORLD, 0), False, None)
 
 
 def test_a_rank_with_a_secret_takes_nothing_unsealed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keys = Spy()
-    job_security(keys, Job(0, WORLD, 0), False, None)
+    secure_job(keys, Job(0, WORLD, 0), False, None)
     monkeypatch.setenv(JOB_SECRET, "plum")
     with pytest.raises(InvalidArgument, match=JOB_SECRET):
-        job_security(keys, Job(1, WORLD, 0), False, None)
+        secure_job(keys, Job(1, WORLD, 0), False, None)
 
 
 def test_what_the_user_gives_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     keys, job = Spy(), Job(0, WORLD, 0)
     given = Security(token="word")
-    assert job_security(keys, job, True, given) is given
+    assert secure_job(keys, job, True, given) is given
     with pytest.raises(InvalidArgument, match="cert"):
-        job_security(keys, job, True, Security(ca="pem"))
+        secure_job(keys, job, True, Security(ca="pem"))
     monkeypatch.setenv("PERSIA_TOKEN", "word")
-    assert job_security(keys, job, True, None).token == "word"
+    assert secure_job(keys, job, True, None).token == "word"
 
 
 def test_sums_for_other_ranks_are_plain_bytes() -> None:

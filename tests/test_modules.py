@@ -441,19 +441,19 @@ def test_forwards_of_two_threads_while_plans_are_made(
     )
     weights = torch.ones(3, requires_grad=True)
     batch = persia.JaggedBatch(["f"], torch.tensor([1, 2, 3]), weights=weights)
-    plan, widths = bags.store._plan, []
+    plan, widths = bags.store._engine.plan, []
 
     def forward() -> None:
         widths.append(bags(batch).values().shape[1])
 
     def slow(*arguments: Any) -> int:
-        monkeypatch.setattr(bags.store, "_plan", plan)
+        monkeypatch.setattr(bags.store._engine, "plan", plan)
         other = threading.Thread(target=forward)
         other.start()
         other.join()
         return plan(*arguments)
 
-    monkeypatch.setattr(bags.store, "_plan", slow)
+    monkeypatch.setattr(bags.store._engine, "plan", slow)
     forward()
     assert widths == [6, 6]
 

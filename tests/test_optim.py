@@ -234,7 +234,7 @@ def test_scaler_and_fp16_need_update_step() -> None:
         bags(batch())
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(bags(batch()).values().sum()).backward()
-    bags.store.optimizer._set_probes(b"\1\1")
+    persia.optim.set_probes(bags.store.optimizer, b"\1\1")
     with pytest.raises(errors.InvalidArgument, match='update="step"'):
         scaler.step(bags.store.optimizer)
 

@@ -553,6 +553,6 @@ def test_shards_are_those_of_the_core(servers: Any) -> None:
     c.store.set_rows("t", range(100), torch.zeros(100, 4))
     here = [0, 0, 0]
     for i in range(100):
-        here[_core.cluster_shard(c.store._handle, i)] += 1
-    shards = [_core.cluster_stats(c.store._handle, s) for s in range(3)]
+        here[_core.cluster_shard(c.store._engine.handle, i)] += 1
+    shards = [_core.cluster_stats(c.store._engine.handle, s) for s in range(3)]
     assert here == [sum(t["rows"] for t in s["tables"]) for s in shards]

@@ -213,7 +213,7 @@ def test_a_pass_ends_though_leaving_fails(
     shards: Callable[[int], Shards], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = Job(shards(1))
-    connection = job.store._connection
+    connection = job.store._engine.connection
 
     def leave(settle: bool) -> None:
         raise errors.Unavailable("the server cannot be reached")

@@ -86,7 +86,7 @@ def test_a_stock_client_trains(worker: tuple[Servers, str]) -> None:
     config = persia.EmbeddingBagConfig(
         "t", DIM, feature_names=["user"], init=("constant", 1.0)
     )
-    table = pb.TableSpec(**store._native(config))
+    table = pb.TableSpec(**store._engine.native(config))
     feature = {"name": "user", "pooling": pb.POOLING_MEAN, "trainable": True}
     plan = pb.PlanRequest(caller=rank.caller, tables=[table])
     plan.features.add(**feature)

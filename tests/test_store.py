@@ -246,9 +246,9 @@ def test_closed_store() -> None:
 
 def test_a_handle_of_a_closed_store_is_not_used_again() -> None:
     bags = make()
-    handle = bags.store._handle
+    handle = bags.store._engine.handle
     bags.store.close()
-    assert make().store._handle != handle
+    assert make().store._engine.handle != handle
     with pytest.raises(errors.Closed):
         bags({"f": IDS})
 
@@ -312,7 +312,7 @@ def test_anchor_is_neither_parameter_nor_buffer() -> None:
     model.to("cpu").double().float()
     train(model[0])
     assert model[0].store.updates == 1
-    leaf = model[0].store._anchor.grad_fn.next_functions[0][0].variable
+    leaf = model[0].store._engine.anchor.grad_fn.next_functions[0][0].variable
     assert leaf.grad is None
 
 

@@ -159,7 +159,7 @@ def test_the_next_backward_tells_and_is_applied() -> None:
     iterator = iter(c.loader(10, 5))
     bad, good = (c.forward(next(iterator))[1] for _ in range(2))
     (bad * NAN).backward()
-    c.store._core.settle()
+    c.store._engine.core.settle()
     with pytest.raises(errors.NonFiniteGradient):
         good.backward()
     c.store.flush()
@@ -170,7 +170,7 @@ def test_a_forward_tells() -> None:
     c = Counter()
     iterator = iter(c.loader(10, 5))
     (c.forward(next(iterator))[1] * NAN).backward()
-    c.store._core.settle()
+    c.store._engine.core.settle()
     with pytest.raises(errors.NonFiniteGradient):
         c.model({"f": torch.tensor([7])})
     c.model({"f": torch.tensor([7])})

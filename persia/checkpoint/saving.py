@@ -65,6 +65,7 @@ from persia.errors import (
     StorageError,
     UpdatesLost,
 )
+from persia.store.engine import engine_of
 from persia.store.state import lineages_of, updates_of
 
 if TYPE_CHECKING:
@@ -103,14 +104,14 @@ def _ranks(store: Store) -> Ranks:
             f"this store is of rank {store.rank} of {store.world}, but "
             f"torch.distributed of rank {place[0]} of {place[1]}"
         )
-    return Ranks(alone=False, silence=store._connection.timeout + 5)
+    return Ranks(alone=False, silence=engine_of(store).connection.timeout + 5)
 
 
 def _share(store: Store, root: files.Root, found: files.Found | None) -> None:
     """Lets the shards use the folder that one process is about to make for
     all, or (`found`) to read.
     """
-    hosting = store._connection.hosting
+    hosting = engine_of(store).connection.hosting
     if hosting is not None:
         above = root.above(found)
         try:
@@ -164,16 +165,18 @@ def save(
             _share(store, root, None)
             store.flush()
             # A server may have lost updates that were through.
-            patiently(store._core.look, store._connection.timeout)
-            own[PLACE] = _core.ckpt_place(store._handle)
+            patiently(
+                engine_of(store).core.look, engine_of(store).connection.timeout
+            )
+            own[PLACE] = _core.ckpt_place(engine_of(store).handle)
             saved = updates_of(store)
         # No rank changes a row from here to the end of lead().
         states = Dense(shared, ranks.gathered(own), extra)
-        folder, store._checkpoint_id = ranks.lead(
+        folder, engine_of(store).checkpoint_id = ranks.lead(
             lambda: _save(store, root, states, keep, step, ranks.stop)
         )
         # Other ranks may have been later with their last updates.
-        store._saved = updates_of(store) if store.remote else saved
+        engine_of(store).saved = updates_of(store) if store.remote else saved
     return folder
 
 
@@ -197,7 +200,7 @@ def check(store: Store, path: str | os.PathLike[str]) -> None:
 def _check_shards(store: Store, root: files.Root) -> None:
     try:
         with root.writing() as temporary:
-            rows_of(store._connection).check(temporary)
+            rows_of(engine_of(store).connection).check(temporary)
     except PersiaError:
         raise
     except OSError as error:
@@ -215,13 +218,13 @@ def _save(
     stop: threading.Event,
 ) -> tuple[Path | str, str]:
     """One process does it all; the checkpoint's folder and id."""
-    rows = rows_of(store._connection)
+    rows = rows_of(engine_of(store).connection)
     document: dict[str, Any] = {
         "format": manifests.FORMAT,
         "version": manifests.VERSION,
         "id": secrets.token_hex(16),
         "lineage": lineages_of(store)[0],
-        "job": store._connection.run,
+        "job": engine_of(store).connection.run,
         "saved": datetime.datetime.now(datetime.UTC).isoformat(),
         "torch": torch.__version__,
     }
@@ -288,7 +291,7 @@ def load(
                 raise InvalidArgument(
                     f"resume is {resume!r}, need 'rollback' or 'continue'"
                 )
-            if store._connection.in_step:
+            if engine_of(store).connection.in_step:
                 raise InvalidArgument(
                     "load inside of a synchronous pass over a DataLoader of "
                     "several ranks: leave its loop first"
@@ -307,12 +310,12 @@ def load(
             if random_states:
                 parts["random"] = RandomStates()
             root = files.root_of(path)
-            store._drop_unfinished()
-            store._core.settle()
+            engine_of(store).drop_unfinished()
+            engine_of(store).core.settle()
         found = ranks.lead(lambda: _find(root, step))
         manifest = found.manifest
         with ranks.agreed(), _reading(root):
-            here = _core.ckpt_tables(store._handle)
+            here = _core.ckpt_tables(engine_of(store).handle)
             tables = _match(found, here, strict)
             places: tuple[int, int] | None = None
             with root.reading(found, [manifest.dense]) as folder:
@@ -351,23 +354,23 @@ def _loading(store: Store) -> Iterator[None]:
     """States may come before their rows, and other rows at the servers are
     this store's own doing.
     """
-    _core.ckpt_loading(store._handle, True)
+    _core.ckpt_loading(engine_of(store).handle, True)
     try:
         with _together(store):
             yield
     finally:
         with contextlib.suppress(PersiaError):  # the store was closed
-            _core.ckpt_loading(store._handle, False)
+            _core.ckpt_loading(engine_of(store).handle, False)
 
 
 @contextlib.contextmanager
 def _together(store: Store) -> Iterator[None]:
     """States of modules are saved or loaded with their rows."""
-    store._loading = True
+    engine_of(store).loading = True
     try:
         yield
     finally:
-        store._loading = False
+        engine_of(store).loading = False
 
 
 def _find(root: files.Root, step: int | None) -> files.Found:
@@ -376,8 +379,8 @@ def _find(root: files.Root, step: int | None) -> files.Found:
 
 
 def _greet(store: Store, restored: bool) -> None:
-    ask = partial(_core.ckpt_greet, store._handle, restored)
-    patiently(ask, store._connection.timeout)
+    ask = partial(_core.ckpt_greet, engine_of(store).handle, restored)
+    patiently(ask, engine_of(store).connection.timeout)
 
 
 def _stage(
@@ -392,7 +395,7 @@ def _stage(
         # A server that was started again knows no table yet.
         _greet(store, restored=False)
     with _reading(root), root.reading(found, chosen) as folder:
-        rows = rows_of(store._connection)
+        rows = rows_of(engine_of(store).connection)
         return rows.stage(folder, found.manifest, tables, stop)
 
 
@@ -405,24 +408,28 @@ def _go_on(
     """With the rows that the store has now; places: the last batch of the
     checkpoint, and how many updates before it servers have lost.
     """
-    if store._core.held(True):
-        store._discard()  # gradients of the rows that were
+    if engine_of(store).core.held(True):
+        engine_of(store).discard()  # gradients of the rows that were
     if resume == "rollback":
-        store._core.forget()  # and those that are still to come
+        engine_of(store).core.forget()  # and those that are still to come
     if resume == "rollback":
         _greet(store, restored=True)
     else:
         assert places is not None
-        connection = store._connection
+        connection = engine_of(store).connection
         connection.adopt(manifest.job)
         stream = connection.stream(manifest.job, store.rank)
-        go_on = partial(_core.ckpt_go_on, store._handle, stream, *places)
-        patiently(go_on, store._connection.timeout)
-    store._core.set_t(manifest.t)  # the same at all ranks
-    store._core.drop_error()  # what failed before does not matter any more
-    store._lineage = manifest.lineage
-    store._checkpoint_id = manifest.id
-    store._saved = updates_of(store)
+        go_on = partial(
+            _core.ckpt_go_on, engine_of(store).handle, stream, *places
+        )
+        patiently(go_on, engine_of(store).connection.timeout)
+    engine_of(store).core.set_t(manifest.t)  # the same at all ranks
+    engine_of(
+        store
+    ).core.drop_error()  # what failed before does not matter any more
+    engine_of(store).lineage = manifest.lineage
+    engine_of(store).checkpoint_id = manifest.id
+    engine_of(store).saved = updates_of(store)
 
 
 def _last_place(
@@ -437,13 +444,15 @@ def _last_place(
         for shard in found.manifest.shards
         for ledger in shard.ledgers
     }
-    streams = [store._connection.stream(run, rank) for rank in range(ranks)]
+    streams = [
+        engine_of(store).connection.stream(run, rank) for rank in range(ranks)
+    ]
     if had and not had & set(streams):
         raise SchemaMismatch(
             f"{found.folder} is of another namespace than "
-            f"{store._connection.namespace!r}: which updates the servers have "
-            "of those that follow it cannot be told; load it with "
-            "resume='rollback'"
+            f"{engine_of(store).connection.namespace!r}: which updates the "
+            "servers have of those that follow it cannot be told; load it "
+            "with resume='rollback'"
         )
     if store.rank >= ranks:
         return 2**64 - 1  # after what it may have made since
@@ -464,11 +473,11 @@ def _check_live(store: Store, found: files.Found) -> int:
     """The rows that are there are those that the checkpoint was made of, and
     have the updates of this rank that it has; how many they lack.
     """
-    connection, manifest = store._connection, found.manifest
+    connection, manifest = engine_of(store).connection, found.manifest
     rows = rows_of(connection)
     if connection.hosting is not None and manifest.lineage not in (
         rows.lineage(),
-        store._lineage,  # loaded by this store before
+        engine_of(store).lineage,  # loaded by this store before
     ):
         raise InvalidArgument(
             "resume='continue' keeps the rows that servers have; the rows of "
@@ -485,7 +494,7 @@ def _check_live(store: Store, found: files.Found) -> int:
             "with resume='rollback', which reaches all of them"
         )
     lost = rows.lost(manifest, connection.stream(manifest.job, store.rank))
-    if lost and store._settings.lost == "raise":
+    if lost and engine_of(store).arguments.settings.lost == "raise":
         which = ", ".join(f"{n} at {server}" for server, n in lost.items())
         raise UpdatesLost(
             f"servers have lost updates of rank {store.rank} that are in "

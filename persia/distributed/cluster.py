@@ -33,7 +33,7 @@ from persia.distributed.addresses import (
     bracketed,
     resolve,
 )
-from persia.distributed.job_security import job_security
+from persia.distributed.job_security import secure_job
 from persia.distributed.ranks import (
     Keys,
     Passes,
@@ -526,7 +526,7 @@ class Hosting:
     The ranks find each other through the key-value store of
     torch.distributed. On one machine they speak over loopback with a token;
     on several with TLS, certificates and tokens that rank 0 makes for this
-    job, unless the user gives others (``job_security``).
+    job, unless the user gives others (``secure_job``).
 
     Attributes:
         server: the shard in this process.
@@ -548,7 +548,7 @@ class Hosting:
         self._keys = Keys(prefix)
         host = self._keys.gather("host", _machine(), job)
         alone = len({h["machine"] for h in host}) == 1
-        self.security = job_security(self._keys, job, alone, security)
+        self.security = secure_job(self._keys, job, alone, security)
         address = "127.0.0.1" if alone else host[job.rank]["address"]
         self.server = _core.Server(
             namespace=namespace,

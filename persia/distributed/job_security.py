@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from persia.distributed.cluster import Job
     from persia.distributed.ranks import Keys
 
-__all__ = ["JOB_SECRET", "job_security"]
+__all__ = ["JOB_SECRET", "secure_job"]
 
 JOB_SECRET = "PERSIA_JOB_SECRET"  # environment: known to all ranks
 
 
-def job_security(
+def secure_job(
     keys: Keys, job: Job, one_machine: bool, given: Security | None
 ) -> Security:
     """What the ranks of a job show each other. All ranks call it.

@@ -26,6 +26,7 @@ from persia.store.configs import (
     pooling_of,
 )
 from persia.store.default import default_store
+from persia.store.engine import engine_of
 from persia.store.operators import in_graphs, prefetch, pull, typed, versions
 from persia.store.state import check_state, state_of
 
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 
-class _Collection(nn.Module):
+class Collection(nn.Module):
     """What pooled and sequence modules share: tables, plans, the lookup."""
 
     _config_class: type[TableConfig]
@@ -90,24 +91,25 @@ class _Collection(nn.Module):
             )
         # (output name, feature, config) in the order of the output.
         features = [f for c in self._configs for f in c.feature_names]
-        self._outputs = [
+        self.outputs = [
             (f if features.count(f) == 1 else f"{f}@{c.name}", f, c)
             for c in self._configs
             for f in c.feature_names
         ]
-        self._names = [name for name, _, _ in self._outputs]
-        self._dims = [c.embedding_dim for _, _, c in self._outputs]
-        self._features = tuple(dict.fromkeys(f for _, f, _ in self._outputs))
+        self._names = [name for name, _, _ in self.outputs]
+        self._dims = [c.embedding_dim for _, _, c in self.outputs]
+        self.features = tuple(dict.fromkeys(f for _, f, _ in self.outputs))
         self._connect()
 
     def _connect(self) -> None:
         """Declares the tables; plans for keys in the order of the configs."""
         self._trainable = any(c.trainable for c in self._configs)
         self._plans: dict[tuple[str, ...], int] = {}
-        self._numbers = [self.store._declare(c).number for c in self._configs]
-        self._handle = self.store._handle
-        self._first_plan = self._make_plan(self._kind, self._features)
-        self._plans[self._features] = self._first_plan
+        engine = engine_of(self.store)
+        self._numbers = [engine.declare(c).number for c in self._configs]
+        self._handle = engine.handle
+        self._first_plan = self._make_plan(self._kind, self.features)
+        self._plans[self.features] = self._first_plan
         _modules[self._handle, self._first_plan] = self
 
     def _make_plan(
@@ -122,7 +124,7 @@ class _Collection(nn.Module):
             zip((c.name for c in self._configs), self._numbers, strict=True)
         )
         features = []
-        for _, feature, config in outputs or self._outputs:
+        for _, feature, config in outputs or self.outputs:
             if feature not in at:
                 raise errors.MissingFeature(
                     f"the batch has no feature {feature!r} (table "
@@ -137,7 +139,7 @@ class _Collection(nn.Module):
                     int(config.trainable),
                 )
             )
-        return self.store._plan(kind, len(keys), features)
+        return engine_of(self.store).plan(kind, len(keys), features)
 
     def _plan_of(self, keys: tuple[str, ...]) -> int:
         """The plan for batches with these keys."""
@@ -153,11 +155,11 @@ class _Collection(nn.Module):
         """The weights that take part in the lookup, float32."""
         return None
 
-    def _look_ahead(self, features: Any, number: int) -> LookedUp | None:
+    def look_ahead(self, features: Any, number: int) -> LookedUp | None:
         """Adds the lookup of a data loader's batch; None if this batch is
         not for looking ahead. Raises what the forward would raise.
         """
-        ids = unpack(features, self._padding_value, self._features)
+        ids = unpack(features, self._padding_value, self.features)
         weights = self._weights_of(ids)
         if ids[1].is_meta or (weights is not None and weights.requires_grad):
             return None
@@ -179,7 +181,7 @@ class _Collection(nn.Module):
         store = self.store
         grad = self._trainable and not self._frozen and torch.is_grad_enabled()
         if grad and not torch.compiler.is_compiling():
-            store._drop_unfinished()
+            engine_of(store).drop_unfinished()
         if grad and store.update == "backward" and _fp16_autocast():
             raise errors.InvalidArgument(
                 "fp16 autocast needs a GradScaler, but "
@@ -192,7 +194,7 @@ class _Collection(nn.Module):
     def _lookup(self, ids: Ids, weights: Tensor | None) -> Tensor:
         """The output of the plan for these keys, float32 on the CPU."""
         plan = self._plan_of(ids[0])
-        store = self.store
+        engine = engine_of(self.store)
         grad = self._may_train()
         batch = ids[4]
         if not torch.compiler.is_compiling():
@@ -201,8 +203,8 @@ class _Collection(nn.Module):
             ids[1],
             ids[2],
             weights,
-            store._anchor if grad else store._still,
-            store._no_batch if batch is None else batch,
+            engine.anchor if grad else engine.still,
+            engine.no_batch if batch is None else batch,
             self._handle,
             plan,
             grad,
@@ -213,7 +215,7 @@ class _Collection(nn.Module):
     ) -> Tensor | None:
         """The ticket of a batch: its own, or that of equal ids which were
         looked up ahead."""
-        ahead, batch = self.store._ahead, ids[4]
+        ahead, batch = engine_of(self.store).ahead, ids[4]
         if batch is None:
             batch = ahead.find(ids, weights)
             if batch is None and grad:
@@ -227,7 +229,7 @@ class _Collection(nn.Module):
     def _on_cpu(self, ids: Ids) -> Ids:
         """The batch with its tensors on the CPU."""
         keys, values, offsets, weights, ticket, given = ids
-        self.store._counts["cuda_ids_copied"] += values.numel()
+        engine_of(self.store).counts["cuda_ids_copied"] += values.numel()
         return (
             keys,
             values.cpu(),
@@ -244,7 +246,7 @@ class _Collection(nn.Module):
             return out.to(device=device, dtype=self._output_dtype)
         return out
 
-    def _apply(self, fn: Any, recurse: bool = True) -> _Collection:
+    def _apply(self, fn: Any, recurse: bool = True) -> Collection:
         """``.to(device)`` moves the output; the tables stay."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         here = torch.zeros(0, device=self._device)
@@ -304,7 +306,7 @@ def _freezing(
         self: nn.Module, requires_grad: bool = True
     ) -> nn.Module:
         for module in self.modules():
-            if isinstance(module, _Collection):
+            if isinstance(module, Collection):
                 module._frozen = not requires_grad
         return plain(self, requires_grad)
 
@@ -317,7 +319,7 @@ nn.Module.requires_grad_ = _freezing(  # type: ignore[method-assign,assignment]
 
 
 # Modules by store and first plan; those of one plan are alike.
-_modules: weakref.WeakValueDictionary[tuple[int, int], _Collection] = (
+_modules: weakref.WeakValueDictionary[tuple[int, int], Collection] = (
     weakref.WeakValueDictionary()
 )
 
@@ -339,7 +341,7 @@ def _fp16_autocast() -> bool:
     return False
 
 
-class EmbeddingBagCollection(_Collection):
+class EmbeddingBagCollection(Collection):
     """Pooled embeddings: one vector a sample and feature.
 
     Args:
@@ -403,7 +405,7 @@ class EmbeddingBagCollection(_Collection):
     @in_graphs
     def forward(self, features: Any) -> KeyedTensor:
         """Looks up and pools a batch."""
-        ids = unpack(features, self._padding_value, self._features)
+        ids = unpack(features, self._padding_value, self.features)
         device = ids[1].device
         if device.type != "cpu":
             ids = self._on_cpu(ids)
@@ -431,7 +433,7 @@ class EmbeddingBagCollection(_Collection):
         index = index.to(out.device)
         parts = []
         for part, (_, feature, _) in zip(
-            torch.split(out, self._dims, 1), self._outputs, strict=True
+            torch.split(out, self._dims, 1), self.outputs, strict=True
         ):
             if feature not in at:
                 raise errors.MissingFeature(
@@ -461,7 +463,7 @@ class EmbeddingBagCollection(_Collection):
             )
         # One plan names a key once; features of several tables take several
         # rounds. The lookups come first: they check the offsets.
-        places = _places(self._outputs)
+        places = _places(self.outputs)
         lookups = [self._rows_of(ids, place) for place in places]
         if offsets is None:
             offsets = torch.arange(len(values) + 1, device="cpu")
@@ -471,7 +473,7 @@ class EmbeddingBagCollection(_Collection):
         bag = _bags_of(keys, offsets, len(values))
         parts = []
         for place, rows in zip(places, lookups, strict=True):
-            chosen = [self._outputs[i] for i in place]
+            chosen = [self.outputs[i] for i in place]
             pooled = rows.new_zeros(len(lengths), rows.shape[1]).index_add(
                 0, bag, rows * weights.to(torch.float32)[:, None]
             )
@@ -500,12 +502,12 @@ class EmbeddingBagCollection(_Collection):
         plan = self._row_plans.get(memo)
         if plan is None:
             plan = self._row_plans[memo] = self._make_plan(
-                _core.PLAN_ROWS, keys, [self._outputs[i] for i in place]
+                _core.PLAN_ROWS, keys, [self.outputs[i] for i in place]
             )
-        store = self.store
+        engine = engine_of(self.store)
         grad = self._may_train()
-        anchor = store._anchor if grad else store._still
-        batch = store._no_batch if ids[4] is None else _looked_up_anew(ids[4])
+        anchor = engine.anchor if grad else engine.still
+        batch = engine.no_batch if ids[4] is None else _looked_up_anew(ids[4])
         return pull(
             ids[1],
             ids[2],
@@ -559,7 +561,7 @@ def _places(
     return [tuple(one.values()) for one in rounds]
 
 
-class EmbeddingCollection(_Collection):
+class EmbeddingCollection(Collection):
     """Sequence embeddings: one vector an id, not pooled.
 
     Its arguments are those of :class:`EmbeddingBagCollection`; all tables
@@ -621,7 +623,7 @@ class EmbeddingCollection(_Collection):
     @in_graphs
     def forward(self, features: Any) -> Sequences:
         """Looks up a batch."""
-        ids = unpack(features, self._padding_value, self._features)
+        ids = unpack(features, self._padding_value, self.features)
         device = ids[1].device
         if device.type != "cpu":
             ids = self._on_cpu(ids)
@@ -631,5 +633,5 @@ class EmbeddingCollection(_Collection):
         bags = (
             values.numel() if offsets is None else offsets.numel() - 1
         ) // len(keys)
-        names = {name: at[feature] for name, feature, _ in self._outputs}
+        names = {name: at[feature] for name, feature, _ in self.outputs}
         return Sequences(names, rows, offsets, bags)

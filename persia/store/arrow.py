@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
 from persia import errors
-
-if TYPE_CHECKING:
-    from persia.store.rows import Rows
 
 __all__ = ["from_arrow", "to_arrow"]
 
@@ -22,13 +19,14 @@ def _lists(values: torch.Tensor) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
 
-def to_arrow(store: Rows, table: str, state: bool) -> pa.Table:
-    """Implements :meth:`persia.Store.to_arrow`."""
-    ids = store.ids(table).sort().values
-    vectors, states, _ = store._get(table, ids)
+def to_arrow(
+    ids: torch.Tensor, vectors: torch.Tensor, state: torch.Tensor | None
+) -> pa.Table:
+    """ids int64 [n], vectors float32 [n, dim] and, if it is asked for, state
+    float32 [n, floats] as :meth:`persia.Store.to_arrow` returns them."""
     columns = {"id": pa.array(ids.numpy()), "vector": _lists(vectors)}
-    if state and states.shape[1]:
-        columns["state"] = _lists(states)
+    if state is not None and state.shape[1]:
+        columns["state"] = _lists(state)
     return pa.table(columns)
 
 
@@ -70,15 +68,17 @@ def _floats(rows: pa.Table, name: str, width: int) -> torch.Tensor:
     return torch.from_numpy(numbers).view(-1, width)
 
 
-def from_arrow(store: Rows, table: str, rows: Any) -> None:
-    """Implements :meth:`persia.Store.set_arrow`."""
+def from_arrow(
+    rows: Any, dim: int, floats: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """ids int64 [n], vectors float32 [n, dim] and, if there is one, state
+    float32 [n, floats] of what :meth:`persia.Store.set_arrow` is given."""
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
     if not isinstance(rows, pa.Table):
         raise errors.InvalidArgument(
             f"rows is a {type(rows).__name__}, need a pyarrow.Table"
         )
-    found = store._find(table)
     for name in ("id", "vector"):
         if rows.column_names.count(name) != 1:
             raise errors.InvalidArgument(
@@ -97,7 +97,5 @@ def from_arrow(store: Rows, table: str, rows: Any) -> None:
     )
     state = None
     if "state" in rows.column_names:
-        width = store._core.state_floats(found.number)
-        state = _floats(rows, "state", width)
-    vectors = _floats(rows, "vector", found.config.embedding_dim)
-    store.set_rows(table, signed, vectors, state)
+        state = _floats(rows, "state", floats)
+    return signed, _floats(rows, "vector", dim), state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,22 +10,13 @@ from torch import Tensor
 
 from persia import _core, errors
 from persia.base.tensors import integers, vector
-from persia.store.configs import TableConfig, float_rows, word
+from persia.store.configs import float_rows, word
+from persia.store.engine import HasEngine
 
 if TYPE_CHECKING:
     import pyarrow
 
-    from persia.distributed.cluster import Settings
-
-__all__ = ["Rows", "Table"]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A declared table: its number in the C store, and what declared it."""
-
-    number: int
-    config: TableConfig
+__all__ = ["Rows"]
 
 
 def _floats(*shape: int) -> Tensor:
@@ -34,29 +24,8 @@ def _floats(*shape: int) -> Tensor:
     return torch.empty(*shape, dtype=torch.float32, device="cpu")
 
 
-class Rows:
+class Rows(HasEngine):
     """What a :class:`persia.Store` can do with rows."""
-
-    _core: _core.Store
-    _handle: int
-    _tables: dict[str, Table]
-    _settings: Settings
-
-    def _check_writable(self, what: str) -> None:
-        if self._settings.read_only:
-            raise errors.InvalidArgument(
-                f"{what} changes rows, and this store was made with "
-                "read_only=True; make another without"
-            )
-
-    def _find(self, table: str) -> Table:
-        try:
-            return self._tables[table]
-        except (KeyError, TypeError):
-            raise errors.InvalidArgument(
-                f"no table {table!r} in this store; it has "
-                f"{sorted(self._tables)}"
-            ) from None
 
     @staticmethod
     def _ids(ids: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -65,13 +34,13 @@ class Rows:
 
     def _get(self, table: str, ids: Any) -> tuple[Tensor, Tensor, Tensor]:
         """(vectors, state, found) of ids."""
-        t = self._find(table)
+        t = self._engine.find(table)
         wanted = self._ids(ids)
         n = len(wanted)
         vectors = _floats(n, t.config.embedding_dim)
-        state = _floats(n, self._core.state_floats(t.number))
+        state = _floats(n, self._engine.core.state_floats(t.number))
         found = torch.empty(n, dtype=torch.uint8, device="cpu")
-        self._core.get(
+        self._engine.core.get(
             t.number, wanted, vectors.numpy(), state.numpy(), found.numpy()
         )
         return vectors, state, found.bool()
@@ -105,21 +74,21 @@ class Rows:
             state: floating [n, state_floats] of the optimizer; None: as in a
                 new row.
         """
-        self._check_writable("set_rows")
-        t = self._find(table)
+        self._engine.check_writable("set_rows")
+        t = self._engine.find(table)
         wanted = self._ids(ids)
         n = len(wanted)
         vectors = float_rows(
             "values", values, (n, t.config.embedding_dim)
         ).numpy()
         if state is not None:
-            floats = self._core.state_floats(t.number)
+            floats = self._engine.core.state_floats(t.number)
             state = float_rows("state", state, (n, floats)).numpy()
-        self._core.set(t.number, wanted, vectors, state)
+        self._engine.core.set(t.number, wanted, vectors, state)
 
     def ids(self, table: str) -> Tensor:
         """The ids of all rows: int64 [rows], in no particular order."""
-        data = self._core.ids(self._find(table).number)
+        data = self._engine.core.ids(self._engine.find(table).number)
         return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.int64))
 
     def explain(self, table: str, id: int) -> dict[str, Any]:
@@ -127,12 +96,12 @@ class Rows:
         wanted = integers("id", [id], "cpu")
         vectors, state, found = self._get(table, wanted)
         id = int(wanted)
-        t = self._find(table)
-        stats = self._core.stats(t.number)
+        t = self._engine.find(table)
+        stats = self._engine.core.stats(t.number)
         out: dict[str, Any] = {
             "table": table,
             "id": id,
-            "shard": _core.cluster_shard(self._handle, id),
+            "shard": _core.cluster_shard(self._engine.handle, id),
             "present": bool(found[0]),
             "norm": float(vectors[0].norm()),
             "trainable": t.config.trainable,
@@ -166,19 +135,21 @@ class Rows:
             How many rows there were. A server whose answer was lost is asked
             again, and the rows that it had removed by then do not count.
         """
-        self._check_writable("erase")
-        return self._core.erase(self._find(table).number, self._ids(ids))
+        self._engine.check_writable("erase")
+        return self._engine.core.erase(
+            self._engine.find(table).number, self._ids(ids)
+        )
 
     def clear(self, table: str | None = None) -> None:
         """Removes all rows of a table (None: of all); it stays declared."""
-        self._check_writable("clear")
+        self._engine.check_writable("clear")
         chosen = (
-            list(self._tables.values())
+            list(self._engine.tables.values())
             if table is None
-            else [self._find(table)]
+            else [self._engine.find(table)]
         )
         for t in chosen:
-            self._core.clear(t.number)
+            self._engine.core.clear(t.number)
 
     def to_torch(self, table: str) -> tuple[Tensor, torch.nn.EmbeddingBag]:
         """A table as a torch module.
@@ -191,7 +162,7 @@ class Rows:
             InvalidArgument: a table with pooling "sqrtn", which an
                 ``EmbeddingBag`` does not know.
         """
-        config = self._find(table).config
+        config = self._engine.find(table).config
         pooling = word(getattr(config, "pooling", "sum"))
         if pooling == "sqrtn":
             raise errors.InvalidArgument(
@@ -217,7 +188,9 @@ class Rows:
         """
         from persia.store import arrow
 
-        return arrow.to_arrow(self, table, state)
+        ids = self.ids(table).sort().values
+        vectors, states, _ = self._get(table, ids)
+        return arrow.to_arrow(ids, vectors, states if state else None)
 
     def set_arrow(self, table: str, rows: Any) -> None:
         """Creates or replaces rows, as :meth:`set_rows`.
@@ -234,4 +207,7 @@ class Rows:
         """
         from persia.store import arrow
 
-        arrow.from_arrow(self, table, rows)
+        found = self._engine.find(table)
+        floats = self._engine.core.state_floats(found.number)
+        dim = found.config.embedding_dim
+        self.set_rows(table, *arrow.from_arrow(rows, dim, floats))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from persia import errors
 from persia.base.warning import warn
+from persia.store.engine import engine_of
 
 if TYPE_CHECKING:
     from persia.store import Store
@@ -28,15 +29,18 @@ __all__ = ["check_state", "lineages_of", "state_of", "updates_of"]
 def lineages_of(store: Store) -> list[str]:
     """Names of the rows that a store has: the one to save first."""
     if not store.remote:
-        return [store._lineage]
+        return [engine_of(store).lineage]
     from persia.checkpoint.shards import rows_of
 
     # A restore gives the rows of servers another name than the checkpoint.
-    return [rows_of(store._connection).lineage(), store._lineage]
+    return [
+        rows_of(engine_of(store).connection).lineage(),
+        engine_of(store).lineage,
+    ]
 
 
 def _tables(store: Store) -> dict[str, dict[str, int]]:
-    store._core.settle()  # updates that threads have yet to apply
+    engine_of(store).core.settle()  # updates that threads have yet to apply
     return {
         name: {"rows": table["rows"], "updates": table["pushes"]}
         for name, table in store.stats()["tables"].items()
@@ -56,9 +60,9 @@ def state_of(store: Store, configs: Sequence[TableConfig]) -> Tensor:
         c.name
         for c in configs
         if tables[c.name]["rows"]
-        and tables[c.name]["updates"] != store._saved.get(c.name)
+        and tables[c.name]["updates"] != engine_of(store).saved.get(c.name)
     ]
-    if unsaved and not store._loading:
+    if unsaved and not engine_of(store).loading:
         warn(
             f"the rows of tables {unsaved} are in no checkpoint as they are "
             "now, and a state_dict holds no rows: it loads only as long as "
@@ -71,7 +75,7 @@ def state_of(store: Store, configs: Sequence[TableConfig]) -> Tensor:
             for c in configs
         },
         "lineage": lineages_of(store)[0],
-        "checkpoint": store._checkpoint_id,
+        "checkpoint": engine_of(store).checkpoint_id,
     }
     text = bytearray(json.dumps(state).encode())
     return torch.frombuffer(text, dtype=torch.uint8).clone()
@@ -115,7 +119,7 @@ def check_state(
                 f"table {name!r}: embedding_dim is {dims[name]}, in the "
                 f"state {saved['embedding_dim']}"
             )
-    if store._loading:  # a checkpoint's states come before its rows
+    if engine_of(store).loading:  # a checkpoint's states come before its rows
         return
     mine = _tables(store)
     same = state.get("lineage") is None or state["lineage"] in lineages_of(

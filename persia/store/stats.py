@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from persia import _core
 from persia.base.patience import patiently
-from persia.store.rows import Table
-
-if TYPE_CHECKING:
-    from persia.distributed.cluster import Connection
+from persia.store.engine import HasEngine
 
 __all__ = ["Stats"]
 
 
-class Stats:
+class Stats(HasEngine):
     """The counters of a :class:`persia.Store`."""
-
-    _core: _core.Store
-    _handle: int
-    _tables: dict[str, Table]
-    _connection: Connection
-    _counts: dict[str, int]
-    _prefetch: bool | None
-    memory_limit: int | None
 
     @property
     def remote(self) -> bool:
         """Whether the tables are on servers or ranks."""
-        return self._connection.remote
+        return self._engine.connection.remote
 
     def stats(self) -> dict[str, Any]:
         """Counters of the store and, under "tables", of each table.
@@ -60,47 +49,48 @@ class Stats:
         number.
         """
         tables, shards, used = self._shard_stats()
-        _, failed, pending = self._core.counts()
-        updates = self._core.updates()
+        _, failed, pending = self._engine.core.counts()
+        updates = self._engine.core.updates()
         remote: dict[str, Any] = {}
         if self.remote:
             updates = shards[0]["updates"]
-            remote["client"] = _core.cluster_counts(self._handle)
+            remote["client"] = _core.cluster_counts(self._engine.handle)
             remote["servers"] = shards
         return {
             "updates": updates,
             "pending": pending,
             "updates_failed": failed,
-            "held": self._core.held(True),
+            "held": self._engine.core.held(True),
             "memory": used,
-            "memory_limit": self.memory_limit,
-            **self._counts,
+            "memory_limit": self._engine.arguments.memory_limit,
+            **self._engine.counts,
             "loader": {
-                **_core.prefetch_stats(self._handle),
-                "prefetch": self._prefetch,
+                **_core.prefetch_stats(self._engine.handle),
+                "prefetch": self._engine.prefetch,
             },
             **remote,
             "tables": tables,
         }
 
     def _ask_stats(self, shard: int) -> dict[str, Any]:
-        ask = partial(self._connection.ask, _core.cluster_stats, shard)
-        return patiently(ask, self._connection.timeout)
+        ask = partial(self._engine.connection.ask, _core.cluster_stats, shard)
+        return patiently(ask, self._engine.connection.timeout)
 
     def _shard_stats(
         self,
     ) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]], int]:
         """Of tables, of shards, and the bytes of all tables."""
-        tables = self._tables.items()
+        tables = self._engine.tables.items()
         if not self.remote:
-            used, _ = self._core.memory()
-            stats = {n: self._core.stats(t.number) for n, t in tables}
+            used, _ = self._engine.core.memory()
+            stats = {n: self._engine.core.stats(t.number) for n, t in tables}
             return stats, [], used
         shards = [
-            self._ask_stats(i) for i in range(len(self._connection.addresses))
+            self._ask_stats(i)
+            for i in range(len(self._engine.connection.addresses))
         ]
         for shard, address in zip(
-            shards, _core.ckpt_shards(self._handle), strict=True
+            shards, _core.ckpt_shards(self._engine.handle), strict=True
         ):
             shard["address"] = address
         used = sum(s["memory_used"] for s in shards)

@@ -5,33 +5,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import secrets
-import threading
 import warnings
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from persia import _core, errors, optim
-from persia.base.check import kind, number, real, whole
-from persia.base.torch_private import in_backward, made_a_step
+from persia import errors, optim
+from persia.base.check import kind, number, whole
 from persia.base.warning import warn
 from persia.distributed.cluster import Settings
-from persia.store import norm
-from persia.store.ahead import Ahead
 from persia.store.configs import (
     TableConfig,
     as_config,
-    check_same,
-    native_options,
 )
-from persia.store.operators import HELD, SHAPES, versions
-from persia.store.rows import Rows, Table
+from persia.store.engine import NONFINITE, Arguments, Engine
+from persia.store.rows import Rows
 from persia.store.stats import Stats
-from persia.store.waiting import Accumulation, Waiting
 
 if TYPE_CHECKING:
     import os
@@ -41,35 +29,6 @@ if TYPE_CHECKING:
     from persia.distributed.security import Security
 
 __all__ = ["Store"]
-
-_NONFINITE = {"raise": _core.NONFINITE_RAISE, "skip": _core.NONFINITE_SKIP}
-
-
-class _AfterPushes(torch.autograd.Function):
-    """Makes the anchor; autograd comes back here once a backward, after all
-    its pushes.
-
-    It returns no gradient: one that accumulates in a leaf would be shared by
-    the backwards of all threads.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, leaf: Tensor, store: weakref.ref[Store]) -> Tensor:
-        ctx.store = store
-        ctx.set_materialize_grads(False)
-        return leaf.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[None, None]:
-        store = ctx.store()
-        if grad is not None and store is not None:
-            store._backward_done()
-        return None, None
-
-
-def _zeros(n: int) -> Tensor:
-    """float32 on the CPU, whatever torch's defaults are."""
-    return torch.zeros(n, dtype=torch.float32, device="cpu")
 
 
 class Store(Rows, Stats):
@@ -172,7 +131,7 @@ class Store(Rows, Stats):
             raise errors.InvalidArgument(
                 f"update is {update!r}, need 'backward' or 'step'"
             )
-        if nonfinite not in _NONFINITE:
+        if nonfinite not in NONFINITE:
             raise errors.InvalidArgument(
                 f"nonfinite is {nonfinite!r}, need 'raise' or 'skip'"
             )
@@ -202,175 +161,76 @@ class Store(Rows, Stats):
             job,
             read_only,
         )
-        self._configure(
+        self._open(
             optimizer,
-            seed,
-            update,
-            memory_limit,
-            nonfinite,
-            threads,
-            settings,
-            grad_division,
+            Arguments(
+                seed,
+                update,
+                memory_limit,
+                nonfinite,
+                threads,
+                settings,
+                grad_division,
+            ),
         )
 
-    def _configure(
-        self,
-        optimizer: optim.SparseOptimizer,
-        seed: int,
-        update: str,
-        memory_limit: int | None,
-        nonfinite: str,
-        threads: int | None,
-        settings: Settings,
-        grad_division: bool,
+    def _open(
+        self, optimizer: optim.SparseOptimizer, arguments: Arguments
     ) -> None:
-        self.update = update
-        self.seed = seed
-        self.nonfinite = nonfinite
-        self.memory_limit = memory_limit
-        self._threads = threads
-        self.grad_division = grad_division
-        self._settings = settings
-        self._connection = settings.open(
-            torch.get_num_threads() if threads is None else threads,
-            memory_limit or 0,
-        )
-        self._core = self._connection.core
-        self._handle: int = self._core.handle
-        SHAPES[self._handle] = {}
-        weakref.finalize(self, SHAPES.pop, self._handle)
-        self._ahead = Ahead()
-        self._prefetch: bool | None = None  # of the latest pass of a loader
-        self._waiting = Waiting()
-        self._accumulation = Accumulation() if update == "backward" else None
-        if update == "step":
-            HELD[self._handle] = []
-            weakref.finalize(self, HELD.pop, self._handle)
-        # The groups of the optimizer are those of the tables of the core: no
-        # update while a table is made. A signal's handler may come in.
-        self._lock = threading.RLock()
-        self._tables: dict[str, Table] = {}
-        self._counts = {
-            "gradients_discarded": 0,
-            "cuda_ids_copied": 0,
-        }
-        self._lineage = secrets.token_hex(8)
-        self._checkpoint_id = ""
-        # Updates of each table when a checkpoint was saved or loaded last.
-        self._saved: dict[str, int] = {}
-        self._loading = False  # states are saved or loaded with their rows
-        optimizer._bind(self)
-        self._optimizer = optimizer
-        # The anchor requires grad, so that autograd visits every lookup; its
-        # gradient arrives after all pushes of a backward. Neither Parameter
-        # nor buffer: DDP, .to() and state_dict() do not know it.
-        with torch.inference_mode(False), torch.enable_grad():
-            self._anchor: Tensor = _AfterPushes.apply(  # type: ignore[no-untyped-call]
-                _zeros(1).requires_grad_(), weakref.ref(self)
-            )
-        # In its place where no gradient is wanted.
-        self._still = _zeros(1)
-        self._no_batch = torch.zeros(2, dtype=torch.int64, device="cpu")
+        self._engine = Engine(optimizer, arguments)
+        optim.bind(optimizer, self, self._engine)
+
+    # ---- arguments
+
+    @property
+    def update(self) -> str:
+        """When gradients are applied: "backward" or "step"."""
+        return self._engine.arguments.update
+
+    @property
+    def seed(self) -> int:
+        """Of initial values, admission and rounding."""
+        return self._engine.arguments.seed
+
+    @property
+    def nonfinite(self) -> str:
+        """What a gradient that is NaN or infinite does: "raise" or "skip"."""
+        return self._engine.arguments.nonfinite
+
+    @property
+    def memory_limit(self) -> int | None:
+        """Bytes of all tables; None: no limit."""
+        return self._engine.arguments.memory_limit
+
+    @property
+    def grad_division(self) -> bool:
+        """Whether gradients are divided by :attr:`world`."""
+        return self._engine.arguments.grad_division
 
     # ---- optimizer and updates
 
     @property
     def optimizer(self) -> optim.SparseOptimizer:
         """The optimizer of all tables, with one group a table."""
-        return self._optimizer
+        return self._engine.optimizer
 
     @property
     def rank(self) -> int:
         """Of this process among those that train the tables."""
-        return self._connection.job.rank
+        return self._engine.connection.job.rank
 
     @property
     def world(self) -> int:
         """How many processes train the tables; 1 if they are embedded."""
-        return self._connection.job.world
+        return self._engine.connection.job.world
 
     @property
     def updates(self) -> int:
         """Updates applied so far; Adam's step t of the last one."""
-        self._core.settle()
+        self._engine.core.settle()
         if self.remote:  # other ranks make some, too
             return int(self._ask_stats(0)["updates"])
-        return self._core.updates()
-
-    def _backward_done(self) -> None:
-        if self._accumulation is not None:
-            self._apply(None, all_threads=False)
-            self._accumulation.add()
-            return
-        self._optimizer._set_probes(self._core.finite())
-        try:
-            self._waiting.add(HELD[self._handle])
-        except errors.LimitReached:
-            self._discard()
-            raise
-
-    def _apply(
-        self, factors: list[float] | None, *, all_threads: bool
-    ) -> None:
-        """Applies the gradients that are held as one update."""
-        with self._lock:
-            self._apply_locked(factors, all_threads)
-
-    def _apply_locked(
-        self, factors: list[float] | None, all_threads: bool
-    ) -> None:
-        if self._settings.read_only:
-            self._discard()
-            self._check_writable("an update")
-        groups = self._optimizer.param_groups
-        for group in groups:
-            if "lr" not in group:  # the C core would take it for 0
-                raise errors.InvalidArgument(
-                    f"table {group['table']!r}: its group in "
-                    "store.optimizer.param_groups has no 'lr'; set one"
-                )
-        held = HELD.get(self._handle, [])
-        changed = any(versions(*t) != version for t, version in held)
-        held.clear()
-        self._waiting.clear()
-        if changed:
-            self._discard()
-            raise errors.TicketError(
-                "a gradient, ids or weights were changed in place between "
-                "backward() and optimizer.step(); the gradients that waited "
-                "are dropped. Change a copy, or step first"
-            )
-        made_a_step(self._optimizer)
-        division = self._division()
-        if division != 1.0:
-            factors = [f * division for f in factors or [1.0] * len(groups)]
-        try:
-            self._core.apply(groups, factors, all_threads)
-        except TypeError:
-            raise errors.InvalidArgument(_not_numbers(groups)) from None
-
-    def _division(self) -> float:
-        """What gradients of this rank are multiplied with."""
-        return 1.0 / self.world if self.grad_division else 1.0
-
-    def _discard(self) -> None:
-        """Drops all gradients that are held."""
-        HELD.get(self._handle, []).clear()
-        self._waiting.clear()
-        self._counts["gradients_discarded"] += self._core.discard(True)
-
-    def _grad_norm_squared(self) -> float:
-        """Of the gradients that wait, summed per id over all ranks, unscaled,
-        and divided by the ranks' number as they will be applied."""
-        if self.update != "step":
-            raise errors.InvalidArgument(
-                "clip_grad_norm_ needs the gradients before they are "
-                'applied; make the store with update="step"'
-            )
-        division = self._division()
-        factors = [f * division for f in self._optimizer._factors()]
-        passes = self._connection.passes if self.world > 1 else None
-        return norm.squares(*self._core.sums(), factors, passes)
+        return self._engine.core.updates()
 
     def flush(self, timeout: float | None = None) -> None:
         """Returns when every gradient of a finished backward is in the tables.
@@ -390,106 +250,24 @@ class Store(Rows, Stats):
         """
         if timeout is not None:
             timeout = number("timeout", timeout, 1e-9, 1e9)
-        self._drop_unfinished()
-        self._core.flush(timeout)
-        self._connection.inherit(timeout)
-
-    def _drop_unfinished(self) -> None:
-        """Drops what a backward left that an exception ended.
-
-        Its gradients are not whole, and the next backward of this thread
-        must not apply them.
-        """
-        if (
-            self.update == "backward"
-            and self._core.held(False)
-            and not in_backward()
-        ):
-            self._counts["gradients_discarded"] += self._core.discard(False)
+        engine = self._engine
+        engine.drop_unfinished()
+        engine.core.flush(timeout)
+        engine.connection.inherit(timeout)
 
     # ---- tables
-
-    def _declare(self, config: TableConfig) -> Table:
-        """The table of a config, made if new; contradictions raise."""
-        template = config.optimizer or self._optimizer
-        with self._lock:
-            first = self._tables.get(config.name)
-            if first is not None:
-                check_same(config, first.config)
-            else:
-                # Updates on their way know nothing of another table.
-                self._core.settle()
-            number, _ = self._core.declare(**self._native(config))
-            if config.name not in self._tables:
-                self._optimizer._add_table(config.name, template, config.lr)
-                self._tables[config.name] = Table(number, config)
-            table = self._tables[config.name]
-            if config.lr is not None and table.config.lr != config.lr:
-                raise errors.SchemaMismatch(
-                    f"table {config.name!r}: lr is {config.lr}, but was first "
-                    f"declared as {table.config.lr}; give both the same"
-                )
-            if config.optimizer is not None:
-                self._check_optimizer(config, table.config)
-        return table
-
-    def _native(self, config: TableConfig) -> dict[str, Any]:
-        """Arguments of ``_core.Store.declare``."""
-        template = config.optimizer or self._optimizer
-        return {
-            **native_options(config, self.seed),
-            "optimizer": _core.TABLE_OPTIONS["optimizer"].index(
-                template.algorithm
-            ),
-            "momentum": int(template.defaults.get("momentum", 0.0) > 0),
-            "state_init": template.defaults.get(
-                "initial_accumulator_value", 0.0
-            ),
-            "nonfinite": _NONFINITE[self.nonfinite],
-        }
-
-    def _check_optimizer(
-        self, config: TableConfig, first: TableConfig
-    ) -> None:
-        """Raises if an optimizer has other settings than the first of its
-        table; the C core has compared what changes the rows' layout."""
-        mine, theirs = (
-            {
-                **(c.optimizer or self._optimizer).defaults,
-                **({} if c.lr is None else {"lr": float(c.lr)}),
-            }
-            for c in (config, first)
-        )
-        other = sorted(k for k in mine if mine[k] != theirs.get(k, mine[k]))
-        if other:
-            differences = ", ".join(
-                f"{k} is {mine[k]}, but was first declared as {theirs[k]}"
-                for k in other
-            )
-            raise errors.SchemaMismatch(
-                f"table {config.name!r}: the optimizer differs: "
-                f"{differences}; give both the same"
-            )
-
-    def _plan(
-        self,
-        kind: int,
-        keys: int,
-        features: list[tuple[str, int, int, int, int]],
-    ) -> int:
-        """A plan; each feature is (name, key, table, pooling, trainable)."""
-        plan = self._core.plan(kind, keys, features)
-        SHAPES[self._handle][plan] = self._core.plan_shape(plan)
-        return plan
 
     @property
     def tables(self) -> dict[str, TableConfig]:
         """The configuration of each table, by name."""
-        return {name: copy.copy(t.config) for name, t in self._tables.items()}
+        return {
+            name: copy.copy(t.config)
+            for name, t in self._engine.tables.items()
+        }
 
     def add_table(self, config: TableConfig) -> None:
         """Makes a table early: a scheduler wants all groups at its start."""
-        self._declare(as_config(config, TableConfig))
+        self._engine.declare(as_config(config, TableConfig))
 
     # ---- life
 
@@ -511,13 +289,8 @@ class Store(Rows, Stats):
         Raises:
             InvalidArgument: there is no such table, or the store only reads.
         """
-        self._check_writable("drop")
-        with self._lock:
-            number = self._find(table).number
-            self._core.drop(number)
-            del self._tables[table]
-            group = self._optimizer.param_groups[number]
-            group["table"] = f"{table} (dropped)"
+        self._engine.check_writable("drop")
+        self._engine.drop(table)
 
     def save(
         self,
@@ -644,7 +417,7 @@ class Store(Rows, Stats):
         """
         from persia.checkpoint import saving
 
-        self._check_writable("load")
+        self._engine.check_writable("load")
         return saving.load(
             self,
             path,
@@ -673,24 +446,14 @@ class Store(Rows, Stats):
     def _close(self, failed: bool) -> None:
         try:
             with contextlib.suppress(errors.Closed, errors.UsedAfterFork):
-                self._finish()
+                self._engine.finish()
         finally:
-            self._connection.close(failed)
-
-    def _finish(self) -> None:
-        try:
-            self._core.finish()
-        except errors.PersiaError as error:
-            try:
-                self._core.finish()  # there may be lost updates, too
-            except errors.PersiaError as another:
-                error.add_note(f"{type(another).__name__}: {another}")
-            raise
+            self._engine.connection.close(failed)
 
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
-        return self._connection.closed
+        return self._engine.connection.closed
 
     def __enter__(self) -> Store:
         return self
@@ -719,8 +482,9 @@ class Store(Rows, Stats):
     def __getstate__(self) -> dict[str, Any]:
         """The configuration alone: rows go into checkpoints, keys and tokens
         come from the environment."""
+        engine = self._engine
         if not self.remote and any(
-            self._core.stats(t.number)["rows"] for t in self._tables.values()
+            engine.core.stats(t.number)["rows"] for t in engine.tables.values()
         ):
             warn(
                 "a pickle of a persia.Store (torch.save(model), spawn) has no "
@@ -728,49 +492,33 @@ class Store(Rows, Stats):
                 "store.save(path), and load them into the copy with "
                 "store.load(path)"
             )
-        o = self._optimizer
+        o = engine.optimizer
         return {
             "optimizer": (type(o), dict(o.defaults)),
-            "arguments": (
-                self.seed,
-                self.update,
-                self.memory_limit,
-                self.nonfinite,
-                self._threads,
-                dataclasses.replace(self._settings, security=None),
-                self.grad_division,
+            "arguments": dataclasses.replace(
+                engine.arguments,
+                settings=dataclasses.replace(
+                    engine.arguments.settings, security=None
+                ),
             ),
-            "tables": [t.config for t in self._tables.values()],
+            "tables": [t.config for t in engine.tables.values()],
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._configure(_optimizer(state["optimizer"]), *state["arguments"])
+        self._open(_optimizer(state["optimizer"]), state["arguments"])
         for config in state["tables"]:
-            self._declare(config)
+            self._engine.declare(config)
 
     def __repr__(self) -> str:
         where = (
-            f", servers={self._connection.addresses}" if self.remote else ""
+            f", servers={self._engine.connection.addresses}"
+            if self.remote
+            else ""
         )
         return (
-            f"Store(tables={sorted(self._tables)}, "
-            f"optimizer={self._optimizer!r}, update={self.update!r}{where})"
+            f"Store(tables={sorted(self._engine.tables)}, "
+            f"optimizer={self.optimizer!r}, update={self.update!r}{where})"
         )
-
-
-def _not_numbers(groups: list[dict[str, Any]]) -> str:
-    """What the core could not read of the optimizer's groups."""
-    wrong = [
-        f"table {group['table']!r}: {name} is {value!r}"
-        for group in groups
-        for name, value in group.items()
-        if name not in ("params", "table", "algorithm", "betas")
-        and real(value) != real(value)
-    ]
-    return (
-        f"store.optimizer.param_groups: {'; '.join(wrong) or 'betas'}; need "
-        "numbers"
-    )
 
 
 def _optimizer(

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from persia import _core, errors
 from persia.base.check import whole
 from persia.data.jagged import JaggedBatch
-from persia.nn.collections import _Collection
-from persia.store import Store
+from persia.nn.collections import Collection
 from persia.store.ahead import LookedUp
-from persia.train.stream import Stream, Taking
+from persia.store.engine import Engine, engine_of
+from persia.train.stream import Stream, Taking, open_pass
 
 __all__ = ["DataLoader", "skip"]
 
@@ -149,7 +149,7 @@ class DataLoader(Generic[T]):
             raise errors.InvalidArgument(
                 f"prefetch is {prefetch!r}, need 'auto', True or False"
             )
-        if not any(isinstance(m, _Collection) for m in model.modules()):
+        if not any(isinstance(m, Collection) for m in model.modules()):
             raise errors.InvalidArgument(
                 "the model has no persia module (EmbeddingBagCollection, "
                 "EmbeddingCollection), so there is nothing to look up ahead"
@@ -219,7 +219,7 @@ class _Batch(Generic[T]):
 
     number: int
     batch: T
-    looked_up: list[tuple[Any, _Collection, LookedUp]]  # ids, module
+    looked_up: list[tuple[Any, Collection, LookedUp]]  # ids, module
 
 
 class _Pass(Iterator[T]):
@@ -228,18 +228,20 @@ class _Pass(Iterator[T]):
     def __init__(self, loader: DataLoader[T]) -> None:
         # (handle of a store, stream)
         self._streams: list[tuple[int, int]] = []
-        self._trains: list[Store] | None = None  # those of a training pass
-        self._joined: list[Store] = []  # in steps of all ranks
+        self._trains: list[Engine] | None = None  # those of a training pass
+        self._joined: list[Engine] = []  # in steps of all ranks
         self._modules = [
-            m for m in loader.model.modules() if isinstance(m, _Collection)
+            m for m in loader.model.modules() if isinstance(m, Collection)
         ]
+        engines = (engine_of(module.store) for module in self._modules)
+        self._engines = {engine.handle: engine for engine in engines}
         self._find = _finder(loader.ids)
         bound = loader.staleness
         here = not loader.prefetch
         if loader.prefetch == "auto":
             here = _nothing_to_hide(loader.model, self._modules)
         for module in self._modules:
-            module.store._prefetch = not here
+            engine_of(module.store).prefetch = not here
         if here:
             self._depth = 0
         elif bound is None:
@@ -263,11 +265,11 @@ class _Pass(Iterator[T]):
                     "a Stream cannot begin behind the first batches: the "
                     "data loaders decide where it begins"
                 )
-            self._taking = loader.batches._open(self._modules, bound)
+            self._taking = open_pass(loader.batches, self._modules, bound)
             self._source = self._taking
         else:
             self._source = islice(iter(loader.batches), begin, None)
-        for handle in {m._handle: None for m in self._modules}:
+        for handle in self._engines:
             stream = _core.prefetch_open(
                 handle, -1 if bound is None else bound, here
             )
@@ -307,7 +309,7 @@ class _Pass(Iterator[T]):
             # Now, as another pass may have ids of the same batch ahead.
             for ids, module, looked_up in one.looked_up:
                 _put(ids, looked_up.ticket())
-                module.store._ahead.add(looked_up)
+                engine_of(module.store).ahead.add(looked_up)
                 self._numbers.add(one.number)
             self._loader._given += 1
             return one.batch
@@ -356,7 +358,7 @@ class _Pass(Iterator[T]):
         # gradients.
         with torch.inference_mode(False):
             for module in self._modules:
-                ids = self._find(batch, module._features)
+                ids = self._find(batch, module.features)
                 one = self._look_up(ids, module, number)
                 if one is not None:
                     looked_up.append((ids, module, one))
@@ -365,45 +367,45 @@ class _Pass(Iterator[T]):
         return _Batch(number, batch, looked_up)
 
     @staticmethod
-    def _look_up(
-        ids: Any, module: _Collection, number: int
-    ) -> LookedUp | None:
+    def _look_up(ids: Any, module: Collection, number: int) -> LookedUp | None:
         """Starts one; says why it is none."""
         if ids is None:
-            module.store._ahead.warn(
-                f"a batch has no ids with the features {module._features} "
+            engine_of(module.store).ahead.warn(
+                f"a batch has no ids with the features {module.features} "
                 "that can be found: name their field with ids="
             )
             return None
         try:
-            one = module._look_ahead(ids, number)
+            one = module.look_ahead(ids, number)
         except errors.Closed:
             raise
         except errors.PersiaError:
             return None  # a forward with these ids will raise it
         if one is None:
-            module.store._ahead.warn("weights of ids require grad")
+            engine_of(module.store).ahead.warn("weights of ids require grad")
         return one
 
     def _begin_training(self) -> None:
         """A pass that trains begins; a synchronous one with all ranks."""
         self._trains = []
-        stores = {m._handle: m.store for m in self._modules}
         together = any(
             isinstance(m, nn.parallel.DistributedDataParallel)
             for m in self._loader.model.modules()
         )
-        for store in stores.values():
-            exchanges = store.update == "step"  # norms, what is infinite
-            store._connection.passes.begin(meets=exchanges and not together)
-            self._trains.append(store)
+        for engine in self._engines.values():
+            exchanges = (
+                engine.arguments.update == "step"
+            )  # norms, what is infinite
+            meets = exchanges and not together
+            engine.connection.passes.begin(meets=meets)
+            self._trains.append(engine)
         if self._loader.staleness != 0:
             return
         for handle, stream in self._streams:
-            store = stores[handle]
-            by_batch = store.update == "backward"
-            if store._connection.join(stream, by_batch):
-                self._joined.append(store)
+            engine = self._engines[handle]
+            by_batch = engine.arguments.update == "backward"
+            if engine.connection.join(stream, by_batch):
+                self._joined.append(engine)
 
     def _skip(self, number: int) -> None:
         for handle, _ in self._streams:
@@ -420,7 +422,7 @@ class _Pass(Iterator[T]):
         if self._taking is not None:
             self._taking.close()
         for module in self._modules:
-            module.store._ahead.remove(self._numbers)
+            engine_of(module.store).ahead.remove(self._numbers)
         for handle, stream in self._streams:
             _core.prefetch_close(handle, stream)
         self._streams = []
@@ -428,10 +430,10 @@ class _Pass(Iterator[T]):
         joined, self._joined = self._joined, []
         trained, self._trains = self._trains or [], []
         with contextlib.ExitStack() as all_of_it:  # whatever one raises
-            for store in trained:
-                all_of_it.callback(store._connection.passes.end)
-            for store in joined:
-                all_of_it.callback(store._connection.leave, settle)
+            for engine in trained:
+                all_of_it.callback(engine.connection.passes.end)
+            for engine in joined:
+                all_of_it.callback(engine.connection.leave, settle)
 
     def __del__(self) -> None:
         if getattr(self, "_streams", None):
@@ -523,7 +525,7 @@ def _default_ids(batch: Any, features: tuple[str, ...]) -> Any:
     return next(filter(_is_ids, candidates), None)
 
 
-def _nothing_to_hide(model: nn.Module, modules: Sequence[_Collection]) -> bool:
+def _nothing_to_hide(model: nn.Module, modules: Sequence[Collection]) -> bool:
     """Whether no core would wait otherwise: the tables are in this process,
     and torch computes the model with all of its cores."""
     return (

@@ -19,9 +19,10 @@ from persia.distributed.addresses import (
     resolve_workers,
 )
 from persia.distributed.security import Security
-from persia.nn.collections import EmbeddingBagCollection, _Collection
+from persia.nn.collections import Collection, EmbeddingBagCollection
 from persia.store import Store
 from persia.store.configs import pooling_of
+from persia.store.engine import engine_of
 from persia.store.operators import versions
 
 __all__ = ["Stream", "Taking"]
@@ -89,37 +90,9 @@ class Stream:
             return {"late": 0, "lost": 0}
         return self._rank.counts()
 
-    def _open(
-        self, modules: Sequence[_Collection], staleness: int | None
-    ) -> Taking:
-        """Begins a pass of these modules."""
-        store = _check(modules, staleness)
-        last = None if self._taking is None else self._taking()
-        if last is not None and not last.closed:
-            raise errors.InvalidArgument(
-                "a Stream has one iteration at a time; close() the iterator "
-                "of the other"
-            )
-        if self._rank is None:
-            self._rank = self._connect(store)
-        features = _features(modules)
-        tables = list({c.name: c for _, c in features}.values())
-        places = {c.name: i for i, c in enumerate(tables)}
-        self._rank.declare(
-            [store._native(c) for c in tables],
-            [
-                (name, places[c.name], pooling_of(c), bool(c.trainable))
-                for name, c in features
-            ],
-        )
-        keys = list(dict.fromkeys(name for name, _ in features))
-        taking = Taking(self._rank, store, keys)
-        self._taking = weakref.ref(taking)
-        return taking
-
     def _connect(self, store: Store) -> _core.Rank:
         addresses, security = resolve_workers(self.workers, self.security)
-        settings = store._settings
+        settings = engine_of(store).arguments.settings
         return _core.Rank(
             {
                 "addresses": addresses,
@@ -135,7 +108,36 @@ class Stream:
         )
 
 
-def _check(modules: Sequence[_Collection], staleness: int | None) -> Store:
+def open_pass(
+    stream: Stream, modules: Sequence[Collection], staleness: int | None
+) -> Taking:
+    """Begins a pass of these modules."""
+    store = _check(modules, staleness)
+    last = None if stream._taking is None else stream._taking()
+    if last is not None and not last.closed:
+        raise errors.InvalidArgument(
+            "a Stream has one iteration at a time; close() the iterator "
+            "of the other"
+        )
+    if stream._rank is None:
+        stream._rank = stream._connect(store)
+    features = _features(modules)
+    tables = list({c.name: c for _, c in features}.values())
+    places = {c.name: i for i, c in enumerate(tables)}
+    stream._rank.declare(
+        [engine_of(store).native(c) for c in tables],
+        [
+            (name, places[c.name], pooling_of(c), bool(c.trainable))
+            for name, c in features
+        ],
+    )
+    keys = list(dict.fromkeys(name for name, _ in features))
+    taking = Taking(stream._rank, store, keys)
+    stream._taking = weakref.ref(taking)
+    return taking
+
+
+def _check(modules: Sequence[Collection], staleness: int | None) -> Store:
     """The store of modules that workers can look up for."""
     for module in modules:
         if not isinstance(module, EmbeddingBagCollection):
@@ -145,7 +147,7 @@ def _check(modules: Sequence[_Collection], staleness: int | None) -> Store:
         else:
             continue
         raise errors.InvalidArgument(
-            f"a Stream: the module with the features {module._features} "
+            f"a Stream: the module with the features {module.features} "
             f"{what}; embedding workers pool features without weights"
         )
     store = modules[0].store
@@ -154,7 +156,7 @@ def _check(modules: Sequence[_Collection], staleness: int | None) -> Store:
             "a Stream: the modules of the model have several stores; give "
             "all of them one store="
         )
-    if not store.remote or store._connection.hosting is not None:
+    if not store.remote or engine_of(store).connection.hosting is not None:
         raise errors.InvalidArgument(
             "a Stream: the tables are in this process; make the store with "
             "the servers of the embedding workers, Store(servers=...)"
@@ -167,11 +169,11 @@ def _check(modules: Sequence[_Collection], staleness: int | None) -> Store:
     return store
 
 
-def _features(modules: Sequence[_Collection]) -> list[tuple[str, Any]]:
+def _features(modules: Sequence[Collection]) -> list[tuple[str, Any]]:
     """(feature, config) of all outputs, each once."""
     found: dict[tuple[str, str, int], tuple[str, Any]] = {}
     for module in modules:
-        for _, feature, config in module._outputs:
+        for _, feature, config in module.outputs:
             key = (feature, config.name, pooling_of(config))
             found.setdefault(key, (feature, config))
     return list(found.values())
@@ -213,7 +215,7 @@ class Taking(Iterator[_core.Taken]):
         self, rank: _core.Rank, store: Store, keys: Sequence[str]
     ) -> None:
         self._rank = rank
-        self._handle = store._handle
+        self._handle = engine_of(store).handle
         self._keys = keys
         self._zeros = torch.zeros(0, dtype=torch.int64, device="cpu")
         self.closed = False

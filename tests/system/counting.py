@@ -206,7 +206,7 @@ def work(
 
     def settle() -> None:
         store.flush()
-        counts = _core.cluster_counts(store._handle)
+        counts = _core.cluster_counts(store._engine.handle)
         names = ("lost", "duplicates", "reconnects", "retries")
         journal.set(**{name: counts[name] for name in names})
         journal.set(acked=journal.started)

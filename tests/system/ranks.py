@@ -270,7 +270,7 @@ def secured(open_store: Open, rank: int, world: int) -> Any:
     for one in c.loader(5):
         c.forward(one)[1].backward()
     dist.barrier()
-    hosting = c.store._connection.hosting
+    hosting = c.store._engine.connection.hosting
     assert hosting is not None
     security = hosting.security
     return {
@@ -284,7 +284,7 @@ def one_machine(open_store: Open, rank: int, world: int) -> Any:
     """A process without the job's token reads nothing."""
     c = Counter(open_store(persia.optim.SGD(lr=1.0)))
     dist.barrier()
-    hosting = c.store._connection.hosting
+    hosting = c.store._engine.connection.hosting
     assert hosting is not None
     return _refused(hosting.addresses[1 - rank], "one_machine")
 

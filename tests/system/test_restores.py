@@ -68,7 +68,7 @@ class Job:
 
     def restores(self) -> list[int]:
         return [
-            _core.ckpt_hello(self.store._handle, shard, "default", 0)[
+            _core.ckpt_hello(self.store._engine.handle, shard, "default", 0)[
                 "restore"
             ]
             for shard in range(2)

@@ -1,0 +1,385 @@
+"""The :class:`Engine`: what a store is within.
+
+:class:`persia.Store` is what users see. Other modules of the package ask for
+the engine of a store.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from persia import _core, errors
+from persia.base.check import real
+from persia.base.torch_private import in_backward, made_a_step
+from persia.optim import add_table, factors_of, set_probes
+from persia.store import norm
+from persia.store.ahead import Ahead
+from persia.store.configs import TableConfig, check_same, native_options
+from persia.store.operators import HELD, SHAPES, versions
+from persia.store.waiting import Accumulation, Waiting
+
+if TYPE_CHECKING:
+    from persia.distributed.cluster import Settings
+    from persia.optim import SparseOptimizer
+
+__all__ = [
+    "NONFINITE",
+    "Arguments",
+    "Engine",
+    "HasEngine",
+    "Table",
+    "engine_of",
+]
+
+NONFINITE = {"raise": _core.NONFINITE_RAISE, "skip": _core.NONFINITE_SKIP}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Those of :class:`persia.Store`, checked; the optimizer is apart."""
+
+    seed: int
+    update: str
+    memory_limit: int | None
+    nonfinite: str
+    threads: int | None
+    settings: Settings
+    grad_division: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """A declared table: its number in the C store, and what declared it."""
+
+    number: int
+    config: TableConfig
+
+
+class _AfterPushes(torch.autograd.Function):
+    """Makes the anchor; autograd comes back here once a backward, after all
+    its pushes.
+
+    It returns no gradient: one that accumulates in a leaf would be shared by
+    the backwards of all threads.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, engine: weakref.ref[Engine]) -> Tensor:
+        ctx.engine = engine
+        ctx.set_materialize_grads(False)
+        return leaf.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[None, None]:
+        engine = ctx.engine()
+        if grad is not None and engine is not None:
+            engine.backward_done()
+        return None, None
+
+
+def _zeros(n: int) -> Tensor:
+    """float32 on the CPU, whatever torch's defaults are."""
+    return torch.zeros(n, dtype=torch.float32, device="cpu")
+
+
+class Engine:
+    """Tables, optimizer and updates of one process.
+
+    Attributes:
+        arguments: those of the store.
+        optimizer: of all tables, with one group a table.
+        connection: to the process, servers or ranks that have the tables.
+        core: the store of the C core; handle: its number there.
+        tables: by name.
+        ahead: the batches that loaders gave out last; prefetch: whether the
+            latest pass looks ahead, None before the first.
+        counts: some of the numbers of ``stats()``.
+        lineage: the name of the rows.
+        checkpoint_id: of the checkpoint saved or loaded last, or "".
+        saved: updates of each table then.
+        loading: states are saved or loaded with their rows.
+        anchor: float32 [1] that requires grad, so that autograd visits every
+            lookup; its gradient arrives after all pushes of a backward.
+            Neither Parameter nor buffer: DDP, .to() and state_dict() do not
+            know it. still: in its place where no gradient is wanted.
+        no_batch: the ticket of ids that no loader gave out, int64 [2].
+    """
+
+    def __init__(
+        self, optimizer: SparseOptimizer, arguments: Arguments
+    ) -> None:
+        self.arguments = arguments
+        self.optimizer = optimizer
+        threads = arguments.threads
+        self.connection = arguments.settings.open(
+            torch.get_num_threads() if threads is None else threads,
+            arguments.memory_limit or 0,
+        )
+        self.core = self.connection.core
+        self.handle: int = self.core.handle
+        SHAPES[self.handle] = {}
+        weakref.finalize(self, SHAPES.pop, self.handle)
+        self.tables: dict[str, Table] = {}
+        self.ahead = Ahead()
+        self.prefetch: bool | None = None
+        self.counts = {"gradients_discarded": 0, "cuda_ids_copied": 0}
+        self.lineage = secrets.token_hex(8)
+        self.checkpoint_id = ""
+        self.saved: dict[str, int] = {}
+        self.loading = False
+        self._waiting = Waiting()
+        self._accumulation: Accumulation | None = None
+        if arguments.update == "backward":
+            self._accumulation = Accumulation()
+        else:
+            HELD[self.handle] = []
+            weakref.finalize(self, HELD.pop, self.handle)
+        # The groups of the optimizer are those of the tables of the core: no
+        # update while a table is made. A signal's handler may come in.
+        self._lock = threading.RLock()
+        with torch.inference_mode(False), torch.enable_grad():
+            self.anchor: Tensor = _AfterPushes.apply(  # type: ignore[no-untyped-call]
+                _zeros(1).requires_grad_(), weakref.ref(self)
+            )
+        self.still = _zeros(1)
+        self.no_batch = torch.zeros(2, dtype=torch.int64, device="cpu")
+
+    # ---- updates
+
+    def backward_done(self) -> None:
+        """A backward has pushed all its gradients."""
+        if self._accumulation is not None:
+            self.apply(None, all_threads=False)
+            self._accumulation.add()
+            return
+        set_probes(self.optimizer, self.core.finite())
+        try:
+            self._waiting.add(HELD[self.handle])
+        except errors.LimitReached:
+            self.discard()
+            raise
+
+    def apply(self, factors: list[float] | None, *, all_threads: bool) -> None:
+        """Applies the gradients that are held as one update."""
+        with self._lock:
+            self._apply_locked(factors, all_threads)
+
+    def _apply_locked(
+        self, factors: list[float] | None, all_threads: bool
+    ) -> None:
+        if self.arguments.settings.read_only:
+            self.discard()
+            self.check_writable("an update")
+        groups = self.optimizer.param_groups
+        for group in groups:
+            if "lr" not in group:  # the C core would take it for 0
+                raise errors.InvalidArgument(
+                    f"table {group['table']!r}: its group in "
+                    "store.optimizer.param_groups has no 'lr'; set one"
+                )
+        held = HELD.get(self.handle, [])
+        changed = any(versions(*t) != version for t, version in held)
+        held.clear()
+        self._waiting.clear()
+        if changed:
+            self.discard()
+            raise errors.TicketError(
+                "a gradient, ids or weights were changed in place between "
+                "backward() and optimizer.step(); the gradients that waited "
+                "are dropped. Change a copy, or step first"
+            )
+        made_a_step(self.optimizer)
+        division = self._division()
+        if division != 1.0:
+            factors = [f * division for f in factors or [1.0] * len(groups)]
+        try:
+            self.core.apply(groups, factors, all_threads)
+        except TypeError:
+            raise errors.InvalidArgument(_not_numbers(groups)) from None
+
+    def _division(self) -> float:
+        """What gradients of this rank are multiplied with."""
+        if not self.arguments.grad_division:
+            return 1.0
+        return 1.0 / self.connection.job.world
+
+    def discard(self) -> None:
+        """Drops all gradients that are held."""
+        HELD.get(self.handle, []).clear()
+        self._waiting.clear()
+        self.counts["gradients_discarded"] += self.core.discard(True)
+
+    def drop_unfinished(self) -> None:
+        """Drops what a backward left that an exception ended.
+
+        Its gradients are not whole, and the next backward of this thread
+        must not apply them.
+        """
+        if (
+            self.arguments.update == "backward"
+            and self.core.held(False)
+            and not in_backward()
+        ):
+            self.counts["gradients_discarded"] += self.core.discard(False)
+
+    def grad_norm_squared(self) -> float:
+        """Of the gradients that wait, summed per id over all ranks, unscaled,
+        and divided by the ranks' number as they will be applied."""
+        if self.arguments.update != "step":
+            raise errors.InvalidArgument(
+                "clip_grad_norm_ needs the gradients before they are "
+                'applied; make the store with update="step"'
+            )
+        division = self._division()
+        factors = [f * division for f in factors_of(self.optimizer)]
+        several = self.connection.job.world > 1
+        passes = self.connection.passes if several else None
+        return norm.squares(*self.core.sums(), factors, passes)
+
+    def check_writable(self, what: str) -> None:
+        """Raises if the store only reads."""
+        if self.arguments.settings.read_only:
+            raise errors.InvalidArgument(
+                f"{what} changes rows, and this store was made with "
+                "read_only=True; make another without"
+            )
+
+    # ---- tables
+
+    def find(self, table: str) -> Table:
+        """A table by its name."""
+        try:
+            return self.tables[table]
+        except (KeyError, TypeError):
+            raise errors.InvalidArgument(
+                f"no table {table!r} in this store; it has "
+                f"{sorted(self.tables)}"
+            ) from None
+
+    def declare(self, config: TableConfig) -> Table:
+        """The table of a config, made if new; contradictions raise."""
+        template = config.optimizer or self.optimizer
+        with self._lock:
+            first = self.tables.get(config.name)
+            if first is not None:
+                check_same(config, first.config)
+            else:
+                # Updates on their way know nothing of another table.
+                self.core.settle()
+            number, _ = self.core.declare(**self.native(config))
+            if config.name not in self.tables:
+                add_table(self.optimizer, config.name, template, config.lr)
+                self.tables[config.name] = Table(number, config)
+            table = self.tables[config.name]
+            if config.lr is not None and table.config.lr != config.lr:
+                raise errors.SchemaMismatch(
+                    f"table {config.name!r}: lr is {config.lr}, but was first "
+                    f"declared as {table.config.lr}; give both the same"
+                )
+            if config.optimizer is not None:
+                self._check_optimizer(config, table.config)
+        return table
+
+    def native(self, config: TableConfig) -> dict[str, Any]:
+        """Arguments of ``_core.Store.declare``."""
+        template = config.optimizer or self.optimizer
+        return {
+            **native_options(config, self.arguments.seed),
+            "optimizer": _core.TABLE_OPTIONS["optimizer"].index(
+                template.algorithm
+            ),
+            "momentum": int(template.defaults.get("momentum", 0.0) > 0),
+            "state_init": template.defaults.get(
+                "initial_accumulator_value", 0.0
+            ),
+            "nonfinite": NONFINITE[self.arguments.nonfinite],
+        }
+
+    def _check_optimizer(
+        self, config: TableConfig, first: TableConfig
+    ) -> None:
+        """Raises if an optimizer has other settings than the first of its
+        table; the C core has compared what changes the rows' layout."""
+        mine, theirs = (
+            {
+                **(c.optimizer or self.optimizer).defaults,
+                **({} if c.lr is None else {"lr": float(c.lr)}),
+            }
+            for c in (config, first)
+        )
+        other = sorted(k for k in mine if mine[k] != theirs.get(k, mine[k]))
+        if other:
+            differences = ", ".join(
+                f"{k} is {mine[k]}, but was first declared as {theirs[k]}"
+                for k in other
+            )
+            raise errors.SchemaMismatch(
+                f"table {config.name!r}: the optimizer differs: "
+                f"{differences}; give both the same"
+            )
+
+    def plan(
+        self,
+        kind: int,
+        keys: int,
+        features: list[tuple[str, int, int, int, int]],
+    ) -> int:
+        """A plan; each feature is (name, key, table, pooling, trainable)."""
+        plan = self.core.plan(kind, keys, features)
+        SHAPES[self.handle][plan] = self.core.plan_shape(plan)
+        return plan
+
+    def drop(self, table: str) -> None:
+        """Implements :meth:`persia.Store.drop`."""
+        with self._lock:
+            number = self.find(table).number
+            self.core.drop(number)
+            del self.tables[table]
+            group = self.optimizer.param_groups[number]
+            group["table"] = f"{table} (dropped)"
+
+    # ---- end
+
+    def finish(self) -> None:
+        """Waits for the last update; raises what failed in the background."""
+        try:
+            self.core.finish()
+        except errors.PersiaError as error:
+            try:
+                self.core.finish()  # there may be lost updates, too
+            except errors.PersiaError as another:
+                error.add_note(f"{type(another).__name__}: {another}")
+            raise
+
+
+class HasEngine:
+    """What has an engine: a :class:`persia.Store`."""
+
+    _engine: Engine
+
+
+def engine_of(store: HasEngine) -> Engine:
+    """What a store is within."""
+    return store._engine
+
+
+def _not_numbers(groups: list[dict[str, Any]]) -> str:
+    """What the core could not read of the optimizer's groups."""
+    wrong = [
+        f"table {group['table']!r}: {name} is {value!r}"
+        for group in groups
+        for name, value in group.items()
+        if name not in ("params", "table", "algorithm", "betas")
+        and real(value) != real(value)
+    ]
+    return (
+        f"store.optimizer.param_groups: {'; '.join(wrong) or 'betas'}; need "
+        "numbers"
+    )

@@ -1,0 +1,150 @@
+"""Checks of the Python package that no linter makes; each yields findings.
+
+- No module uses a private name of another: neither ``from persia.x import
+  _name`` nor ``x._name`` where the module itself defines no such name.
+- No module has the name of a public function or class of its package or of
+  its own, so that an import of one never hides the other.
+- A package imports only packages of earlier lines of PACKAGES when it is
+  imported itself; what comes later it may import within functions, or for
+  types.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+#: Packages and modules of persia; those of a line may import each other.
+PACKAGES = (
+    ("_core", "errors"),
+    ("base",),
+    ("distributed", "optim", "admission", "eviction"),
+    ("data",),
+    ("store", "checkpoint", "prometheus"),
+    ("nn", "metrics", "datasets"),
+    ("models",),
+    ("train", "doctor"),
+    ("cli",),
+)
+
+#: Modules that import of later packages: a server reads and writes the files
+#: of checkpoints.
+EXCEPT = {"distributed/server.py": {"checkpoint"}}
+
+#: Underscored names that their libraries document.
+DOCUMENTED = {
+    "_exit",  # os
+    "_getframe",  # sys
+    "_replace",  # named tuples
+    "_PARTITION_EOF",  # confluent_kafka.KafkaError
+}
+
+#: The file that fences torch's private names.
+TORCH = "base/torch_private.py"
+
+Finding = tuple[Path, int, str]
+
+
+def _private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    """Names that a module gives to something."""
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name):
+                if isinstance(node.ctx, ast.Store):
+                    names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+    return names
+
+
+def private_names(path: Path) -> Iterator[Finding]:
+    """Of one module: the private names of others that it uses."""
+    tree = ast.parse(path.read_text())
+    own = _defined(tree) | DOCUMENTED | {"_core"}
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=module, names=names):
+                for alias in names:
+                    if _private(alias.name) and alias.name != "_core":
+                        yield path, node.lineno, f"{module}.{alias.name}"
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                pass
+            case ast.Attribute(attr=name):
+                if _private(name) and name not in own:
+                    yield path, node.lineno, ast.unparse(node)
+
+
+def _public(path: Path) -> set[str]:
+    """Public functions and classes of a module, those it exports included."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        is_package = path.name == "__init__.py"
+        if is_package and isinstance(node, ast.If | ast.ImportFrom):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.ImportFrom):
+                    names.update(a.asname or a.name for a in inner.names)
+    return {name for name in names if not name.startswith("_")}
+
+
+def hidden_names(package: Path) -> Iterator[Finding]:
+    """Modules of a package with the name of something else of it."""
+    init = package / "__init__.py"
+    below = {p.parent.name for p in package.glob("*/__init__.py")}
+    exported = _public(init) - below
+    for path in sorted(package.glob("*.py")):
+        if path.stem.startswith("_"):
+            continue
+        # 'from persia import errors' is the module itself, not a name in it.
+        if path.stem in _public(path) or (
+            path.stem in exported and _imports_from(init, path.stem)
+        ):
+            yield path, 1, f"{path.stem} is a function, too"
+
+
+def _imports_from(init: Path, name: str) -> bool:
+    """Whether a package takes a name out of a module below it."""
+    package = ".".join(init.parent.parts[init.parent.parts.index("persia") :])
+    return any(
+        isinstance(node, ast.ImportFrom)
+        and (node.module or "") != package
+        and any((a.asname or a.name) == name for a in node.names)
+        for node in ast.walk(ast.parse(init.read_text()))
+    )
+
+
+def _imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """What importing a module imports of persia: packages, with lines."""
+    for node in tree.body:
+        match node:
+            case ast.ImportFrom(module="persia", names=names):
+                for alias in names:
+                    yield node.lineno, alias.name
+            case ast.ImportFrom(module=str(module)):
+                if module.startswith("persia."):
+                    yield node.lineno, module.split(".")[1]
+
+
+def later_packages(root: Path) -> Iterator[Finding]:
+    """Imports of packages that come later in PACKAGES."""
+    place = {p: i for i, line in enumerate(PACKAGES) for p in line}
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root).parts[0].removesuffix(".py")
+        if name.startswith("__") or name == "_moved":
+            continue
+        if name not in place:
+            yield path, 1, f"{name} is not in PACKAGES"
+            continue
+        for line, other in _imported(ast.parse(path.read_text())):
+            allowed = EXCEPT.get(path.relative_to(root).as_posix(), set())
+            if place.get(other, 0) > place[name] and other not in allowed:
+                yield path, line, f"{name} imports {other}"
