@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 __all__ = ["MOVED", "Finder"]
 
@@ -31,8 +31,12 @@ MOVED = {
 }
 
 
-class Finder(MetaPathFinder, Loader):
-    """Gives the module of today for an old name, with a DeprecationWarning."""
+class Finder:
+    """Gives the module of today for an old name, with a DeprecationWarning.
+
+    It has the methods of importlib's MetaPathFinder and Loader; to name these
+    would import importlib.abc, which takes longer than all of this.
+    """
 
     def __init__(self, package: str) -> None:
         self._new = {
@@ -48,7 +52,8 @@ class Finder(MetaPathFinder, Loader):
         """For the names of MOVED alone."""
         if fullname not in self._new:
             return None
-        return ModuleSpec(fullname, self)
+        loader: Any = self
+        return ModuleSpec(fullname, loader)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """The module itself: both names are one object."""

@@ -79,7 +79,7 @@ def save_shards(
         )
     shutil.copy(source / "dense.pt", folder)
     document = json.loads((source / "manifest.json").read_text())
-    described = _core.ckpt_tables(whole._handle)
+    described = _core.ckpt_tables(whole._engine.handle)
     document |= manifests.to_manifest(described, parts) | {"step": 1} | more
     document["slots"] = slots
     (folder / "manifest.json").write_bytes(manifests.encode_manifest(document))

@@ -130,6 +130,19 @@ else:
 
 
 @pytest.mark.slow
+def test_submodules_are_attributes() -> None:
+    code = """
+import persia
+names = "admission checkpoint data datasets distributed errors eviction"
+names += " metrics models nn optim prometheus store train __version__"
+for name in names.split():
+    assert getattr(persia, name), name
+    assert name in persia.__all__, name
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.slow
 def test_torch_dynamo_is_imported_only_by_what_compiles() -> None:
     """The import takes as long as that of the rest of torch."""
     code = """

@@ -485,3 +485,14 @@ def test_defaults_of_torch_change_nothing(default: Any) -> None:
     assert torch.allclose(
         rows, torch.tensor([[change] * 2, [change] * 2, [0.0] * 2])
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["update", "seed", "nonfinite", "memory_limit", "grad_division"]
+)
+def test_arguments_cannot_be_assigned(name: str) -> None:
+    """It had no effect."""
+    store = persia.Store()
+    value = getattr(store, name)
+    with pytest.raises(AttributeError):
+        setattr(store, name, value)

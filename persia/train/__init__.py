@@ -9,20 +9,16 @@ from typing import TYPE_CHECKING
 from persia.base.lazy import lazily
 
 if TYPE_CHECKING:
-    from persia.train.loader import DataLoader
     from persia.train.logs import CSVLog, Log, TensorBoardLog, health
     from persia.train.saved import Trained, load
-    from persia.train.stream import Stream
     from persia.train.trainer import Clock, Every, Progress, Trainer
 
 __all__ = [
     "CSVLog",
     "Clock",
-    "DataLoader",
     "Every",
     "Log",
     "Progress",
-    "Stream",
     "TensorBoardLog",
     "Trained",
     "Trainer",
@@ -35,11 +31,9 @@ __getattr__, __dir__ = lazily(
     {
         "CSVLog": "logs",
         "Clock": "trainer",
-        "DataLoader": "loader",
         "Every": "trainer",
         "Log": "logs",
         "Progress": "trainer",
-        "Stream": "stream",
         "TensorBoardLog": "logs",
         "Trained": "saved",
         "Trainer": "trainer",
