@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import persia
 from persia import JaggedBatch
-from persia.nn.collections import JaggedTensor, KeyedTensor
+from persia.nn.outputs import JaggedTensor, KeyedTensor
 
 RATES = {"lr": 0.05, "eps": 1e-8}  # of Adagrad, for both
 
