@@ -40,6 +40,7 @@ class Workers:
             "message_limit": LIMIT,
             "queue_limit": LIMIT,
             "lease": 60.0,
+            "silence": 30.0,
             "loaders": 1,
         }
         servers = {

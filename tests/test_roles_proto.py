@@ -63,15 +63,21 @@ def submit(client: Client, number: int, **more: Any) -> Any:
     request = pb.SubmitRequest(
         caller=client.caller, stream=77, number=number, **more
     )
-    if not request.end:
-        request.samples = SAMPLES
-        request.features.add(name="user")
-        request.ids.ids = IDS.tobytes()
-        request.offsets.offsets = OFFSETS.tobytes()
-        request.tensors.add(
-            name="label", type="float32", shape=[3], data=bytes(12)
-        )
+    request.samples = SAMPLES
+    request.features.add(name="user")
+    request.ids.ids = IDS.tobytes()
+    request.offsets.offsets = OFFSETS.tobytes()
+    request.tensors.add(
+        name="label", type="float32", shape=[3], data=bytes(12)
+    )
     return client.call.Submit(request)
+
+
+def beat(client: Client, **more: Any) -> Any:
+    """The loader's sign of life."""
+    return client.call.Heartbeat(
+        pb.HeartbeatRequest(caller=client.caller, stream=77, **more)
+    )
 
 
 def test_a_stock_client_trains(worker: tuple[Servers, str]) -> None:
@@ -93,7 +99,7 @@ def test_a_stock_client_trains(worker: tuple[Servers, str]) -> None:
     assert rank.call.Declare(plan).created
     assert not rank.call.Declare(plan).created
     assert submit(loader, 1).status == pb.SubmitReply.QUEUED
-    submit(loader, 2, end=True)
+    assert not beat(loader, epoch=2).done  # ends the first
     take = pb.TakeRequest(caller=rank.caller, number=1)
     setattr(take, "pass", 1)
     got = rank.call.Take(take)
@@ -108,7 +114,8 @@ def test_a_stock_client_trains(worker: tuple[Servers, str]) -> None:
     reply = rank.call.Return(back)
     assert (reply.status, reply.touched) == (pb.ReturnReply.DONE, 3)
     assert rank.call.Return(back).status == pb.ReturnReply.BEFORE
-    assert list(submit(loader, 2, end=True).done) == [1, 2]
+    assert list(beat(loader, epoch=2).done) == [1]
+    assert not beat(loader, epoch=2, settled=1, leaves=True).done
     take.number = 2
     assert rank.call.Take(take).status == pb.TakeReply.END
     stats = rank.call.Stats(pb.StatsRequest()).stats

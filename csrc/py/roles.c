@@ -44,16 +44,18 @@ static PyObject *service_new(PyTypeObject *type, PyObject *args,
                              PyObject *kwargs)
 {
     static char *words[] = {"servers", "threads", "message_limit",
-                            "queue_limit", "lease", "loaders", NULL};
+                            "queue_limit", "lease", "silence",
+                            "loaders", NULL};
     role_config config = {0};
     PyObject *servers, *own;
     unsigned threads;
     unsigned long long message, queue;
-    double lease;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OIKKdI", words, &servers,
+    double lease, silence;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OIKKddI", words, &servers,
                                      &threads, &message, &queue, &lease,
-                                     &config.loaders) ||
+                                     &silence, &config.loaders) ||
         py_seconds(lease, &config.lease_ns) ||
+        py_seconds(silence, &config.silence_ns) ||
         py_client_config(servers, &config.servers, &own))
         return NULL;
     config.servers.threads = threads;
@@ -433,8 +435,10 @@ static PyObject *rank_counts_of(PyObject *self, PyObject *unused)
     rank_counts c;
     (void)unused;
     persia_rank_get_counts(((rank_object *)self)->rank, &c);
-    return Py_BuildValue("{sKsK}", "late", (unsigned long long)c.late, "lost",
-                         (unsigned long long)c.lost);
+    return Py_BuildValue("{sKsKsKsK}", "late", (unsigned long long)c.late,
+                         "lost", (unsigned long long)c.lost, "given_up",
+                         (unsigned long long)c.given_up, "away",
+                         (unsigned long long)c.away);
 }
 
 static PyObject *rank_cancel(PyObject *self, PyObject *unused)

@@ -55,22 +55,25 @@ int py_role_client(PyObject *dict, role_client_config *out)
     static char *words[] = {"addresses", "namespace",     "rank",
                             "world",     "timeout",       "message_limit",
                             "dtype",     "lost",          "security",
-                            NULL};
+                            "move_after", "stream",       NULL};
     PyObject *addresses, *security, *none = PyTuple_New(0);
     const char *name_space;
-    double timeout;
-    unsigned long long limit;
+    double timeout, move;
+    unsigned long long limit, stream;
     unsigned lost;
     if (!none)
         return -1;
     int ok = PyArg_ParseTupleAndKeywords(
-        none, dict, "OsIIdKIIO", words, &addresses, &name_space, &out->rank,
-        &out->world, &timeout, &limit, &out->dtype, &lost, &security);
+        none, dict, "OsIIdKIIOdK", words, &addresses, &name_space, &out->rank,
+        &out->world, &timeout, &limit, &out->dtype, &lost, &security, &move,
+        &stream);
     Py_DECREF(none);
     if (!ok || py_security(security, &out->security) ||
         py_name(name_space, out->name_space, sizeof out->name_space) ||
-        py_seconds(timeout, &out->timeout_ns))
+        py_seconds(timeout, &out->timeout_ns) ||
+        py_seconds(move, &out->move_ns))
         return -1;
+    out->stream = stream;
     out->message_limit = limit;
     out->lost = lost ? LOST_CONTINUE : LOST_RAISE;
     out->addresses = py_texts(addresses, &out->addresses_n);
@@ -89,7 +92,7 @@ static void sender_dealloc(PyObject *self)
 {
     sender_object *s = (sender_object *)self;
     if (!persia_fork_check("a sender"))
-        persia_sender_close(s->sender);
+        persia_sender_close(s->sender, 0);
     py_free_object(self);
 }
 
@@ -217,7 +220,7 @@ static int hold_batch(holding *h, PyObject *names, PyObject *ids,
     return 0;
 }
 
-static PyObject *sender_begin_end(sender_object *s, holding *h, int bad)
+static PyObject *send_held(sender_object *s, holding *h, int bad)
 {
     int rc = 0;
     if (!bad) {
@@ -243,16 +246,22 @@ static PyObject *sender_send(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "IOOOO", &h.m.samples, &names, &ids, &offsets,
                           &tensors))
         return NULL;
-    return sender_begin_end(s, &h,
-                            hold_batch(&h, names, ids, offsets, tensors));
+    return send_held(s, &h, hold_batch(&h, names, ids, offsets, tensors));
 }
 
 static PyObject *sender_end(PyObject *self, PyObject *unused)
 {
     sender_object *s = (sender_object *)self;
-    holding h = {.m = {.end = 1}};
+    int rc;
     (void)unused;
-    return s->sender ? sender_begin_end(s, &h, 0) : py_closed("the sender");
+    if (!s->sender)
+        return py_closed("the sender");
+    s->busy++;
+    Py_BEGIN_ALLOW_THREADS
+    rc = persia_sender_end(s->sender);
+    Py_END_ALLOW_THREADS
+    s->busy--;
+    return rc ? py_raise(rc) : Py_NewRef(Py_None);
 }
 
 static PyObject *sender_flush(PyObject *self, PyObject *arg)
@@ -285,15 +294,20 @@ static PyObject *sender_counts_of(PyObject *self, PyObject *unused)
     persia_sender_get_counts(s->sender, &c);
     Py_END_ALLOW_THREADS
     s->busy--;
-    return Py_BuildValue("{sKsKsK}", "stream", (unsigned long long)c.stream,
-                         "sent", (unsigned long long)c.sent, "done",
-                         (unsigned long long)c.done);
+    return Py_BuildValue(
+        "{sKsKsKsKsKsKsK}", "stream", (unsigned long long)c.stream, "sent",
+        (unsigned long long)c.sent, "done", (unsigned long long)c.done,
+        "passed", (unsigned long long)c.passed, "moved",
+        (unsigned long long)c.moved, "refused", (unsigned long long)c.refused,
+        "away", (unsigned long long)c.away);
 }
 
-static PyObject *sender_close(PyObject *self, PyObject *unused)
+static PyObject *sender_close(PyObject *self, PyObject *arg)
 {
     sender_object *s = (sender_object *)self;
-    (void)unused;
+    const int leaves = PyObject_IsTrue(arg);
+    if (leaves < 0)
+        return NULL;
     if (s->busy) {
         PyErr_SetString(PyExc_RuntimeError, "a batch is being sent");
         return NULL;
@@ -301,7 +315,7 @@ static PyObject *sender_close(PyObject *self, PyObject *unused)
     role_sender *sender = s->sender;
     s->sender = NULL;
     Py_BEGIN_ALLOW_THREADS
-    persia_sender_close(sender);
+    persia_sender_close(sender, leaves);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -315,8 +329,10 @@ static PyMethodDef sender_methods[] = {
      "flush(timeout)\n--\n\nWaits until all batches are done; 0: no "
      "limit."},
     {"counts", sender_counts_of, METH_NOARGS,
-     "counts()\n--\n\nThe stream's number; batches sent and done."},
-    {"close", sender_close, METH_NOARGS, "close()\n--\n\nEnds it."},
+     "counts()\n--\n\nThe stream's number; batches, see sender_counts."},
+    {"close", sender_close, METH_O,
+     "close(leaves)\n--\n\nEnds it; there are no more epochs, or workers "
+     "wait for another like it."},
     {NULL, NULL, 0, NULL},
 };
 

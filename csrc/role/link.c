@@ -7,6 +7,9 @@
 
 #define KEEPALIVE_NS ((uint64_t)10 * 1000000000)
 #define PAUSE_NS ((uint64_t)100000000)
+#define HELLO_NS ((uint64_t)5 * 1000000000)
+#define TICK_NS ((uint64_t)1000000000)
+#define HURRY_NS ((uint64_t)50000000)
 
 /* ---- a call ---- */
 
@@ -159,60 +162,167 @@ wire_caller link_caller(const role_client *c, const role_link *l)
     return (wire_caller){.client = c->client, .boot = atomic_load(&l->boot)};
 }
 
-int link_hello(const role_client *c, role_link *l)
+static int say_hello(const role_client *c, role_link *l, uint64_t stream,
+                     uint64_t timeout_ns, link_answer *answer,
+                     wire_hello_reply *reply)
 {
     wire_hello m = {.caller = {.client = c->client},
                     .version = WIRE_VERSION,
                     .version_min = WIRE_VERSION_MIN,
                     .rank = c->rank,
-                    .world = c->world};
-    wire_hello_reply reply;
-    link_answer answer;
+                    .world = c->world,
+                    .stream = stream};
     wire_out o;
     memcpy(m.name_space, c->name_space, sizeof m.name_space);
     persia_wire_out_init(&o);
+    answer->bytes = (rpc_reply){0};
+    persia_wire_memory_init(&answer->memory);
     int rc = persia_wire_put_hello(&o, &m);
     if (rc) {
         persia_wire_out_free(&o);
         return rc;
     }
-    rc = link_call(c, l, ROLE_HELLO, &o, 0, c->timeout_ns, &answer);
+    rc = link_call(c, l, ROLE_HELLO, &o, 0, timeout_ns, answer);
     if (!rc)
-        rc = persia_wire_get_hello_reply(answer.bytes.data, answer.bytes.n,
-                                         &answer.memory, &reply);
+        rc = persia_wire_get_hello_reply(answer->bytes.data, answer->bytes.n,
+                                         &answer->memory, reply);
+    return rc;
+}
+
+int link_hello(const role_client *c, role_link *l, uint64_t timeout_ns)
+{
+    wire_hello_reply reply;
+    link_answer answer;
+    int rc = say_hello(c, l, 0, timeout_ns, &answer, &reply);
     if (!rc) {
         atomic_store(&l->boot, reply.boot);
         atomic_store(&l->message_limit, reply.message_limit);
+        atomic_store(&l->away, 0);
     }
     link_answer_free(&answer);
     return rc;
 }
 
-int link_retry(const role_client *c, role_link *l, int rc, uint64_t until)
+int link_ledger(const role_client *c, role_link *l, uint64_t stream,
+                wire_ledger *out)
+{
+    wire_hello_reply reply;
+    link_answer answer;
+    int rc = say_hello(c, l, stream, c->timeout_ns, &answer, &reply);
+    if (!rc)
+        *out = reply.ledger;
+    link_answer_free(&answer);
+    return rc;
+}
+
+static int may_be_away(int rc)
+{
+    return rc == PERSIA_EUNAVAILABLE || rc == PERSIA_ETIMEOUT;
+}
+
+int link_is_away(const role_link *l)
+{
+    return atomic_load(&l->away) != 0;
+}
+
+int link_failed(const role_client *c, role_link *l, int rc)
 {
     char text[512];
-    if ((rc != PERSIA_EUNAVAILABLE && rc != PERSIA_ESTALE) ||
-        persia_clock_ns() >= until)
-        return rc;
+    if (!may_be_away(rc))
+        return 0;
     snprintf(text, sizeof text, "%s", persia_err_text());
+    const uint64_t now = persia_clock_ns();
+    uint64_t there = 0;
+    if (may_be_away(link_hello(c, l, HELLO_NS)))
+        (void)atomic_compare_exchange_strong(&l->away, &there, now);
+    (void)persia_err_set(rc, "%s", text);
+    return link_is_away(l);
+}
+
+int link_pause(uint64_t ns)
+{
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     pthread_cond_t never;
+    const uint64_t end = persia_clock_ns() + ns;
+    int stop = PERSIA_OK;
     persia_cond_init(&never);
     pthread_mutex_lock(&lock);
-    int stop = PERSIA_OK;
-    const uint64_t end = persia_clock_ns() + PAUSE_NS;
-    while (!stop && rc == PERSIA_EUNAVAILABLE && persia_clock_ns() < end)
+    while (!stop && persia_clock_ns() < end)
         stop = persia_cond_wait_poll(&never, &lock, end);
     pthread_mutex_unlock(&lock);
     pthread_cond_destroy(&never);
-    if (stop)
-        return stop;
-    if (rc == PERSIA_ESTALE && (rc = link_hello(c, l)))
-        return rc == PERSIA_EUNAVAILABLE
-                   ? PERSIA_OK
-                   : persia_err_set(rc, "%s", text);
-    return PERSIA_OK;
+    return stop;
 }
+
+int link_retry(const role_client *c, role_link *l, int rc, uint64_t until)
+{
+    char text[512];
+    if ((!may_be_away(rc) && rc != PERSIA_ESTALE) ||
+        persia_clock_ns() >= until)
+        return rc;
+    snprintf(text, sizeof text, "%s", persia_err_text());
+    if (may_be_away(rc))
+        return link_pause(PAUSE_NS);
+    rc = link_hello(c, l, HELLO_NS);
+    return !rc || may_be_away(rc) ? PERSIA_OK
+                                  : persia_err_set(rc, "%s", text);
+}
+
+/* ---- the thread ---- */
+
+static void *keep(void *arg)
+{
+    role_client *c = arg;
+    persia_interrupt_watch(&c->stop);
+    pthread_mutex_lock(&c->lock);
+    while (!c->ends) {
+        pthread_mutex_unlock(&c->lock);
+        for (size_t i = 0; i < c->links_n; i++)
+            if (link_is_away(&c->links[i]))
+                (void)link_hello(c, &c->links[i], HELLO_NS);
+        if (c->tick)
+            c->tick(c->owner);
+        pthread_mutex_lock(&c->lock);
+        const uint64_t wait = atomic_load(&c->hurry) ? HURRY_NS : TICK_NS;
+        if (!c->ends)
+            persia_cond_wait_until(&c->wake, &c->lock,
+                                   persia_clock_ns() + wait);
+    }
+    pthread_mutex_unlock(&c->lock);
+    persia_interrupt_watch(NULL);
+    return NULL;
+}
+
+int role_client_start(role_client *c, void (*tick)(void *owner), void *owner)
+{
+    c->tick = tick;
+    c->owner = owner;
+    int rc = persia_thread_start(&c->thread, keep, c, "persia-links");
+    c->runs = !rc;
+    return rc;
+}
+
+void role_client_wake(role_client *c)
+{
+    pthread_mutex_lock(&c->lock);
+    pthread_cond_signal(&c->wake);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void role_client_stop(role_client *c)
+{
+    if (!c->runs)
+        return;
+    __atomic_store_n(&c->stop.stop, 1, __ATOMIC_RELEASE);
+    pthread_mutex_lock(&c->lock);
+    c->ends = 1;
+    pthread_cond_signal(&c->wake);
+    pthread_mutex_unlock(&c->lock);
+    pthread_join(c->thread, NULL);
+    c->runs = 0;
+}
+
+/* ---- opening ---- */
 
 static int link_open(const role_client_config *config, size_t i,
                      role_link *out)
@@ -222,17 +332,55 @@ static int link_open(const role_client_config *config, size_t i,
                             .keepalive_ns = KEEPALIVE_NS,
                             .security = config->security,
                             .methods = &persia_role_methods};
+    atomic_store(&out->away, 1); /* until it answers */
     out->address = strdup(config->addresses[i]);
     return out->address ? persia_rpc_channel_open(&c, &out->channel)
                         : persia_err_set(PERSIA_ENOMEM, "no memory for %zu "
                                          "workers", config->addresses_n);
 }
 
+/* Says Hello to those that have not answered; *left: how many have not. */
+static int greet(role_client *c, size_t *left, char *text, size_t room)
+{
+    *left = 0;
+    for (size_t i = 0; i < c->links_n; i++) {
+        role_link *l = &c->links[i];
+        int rc = link_is_away(l) ? link_hello(c, l, HELLO_NS) : PERSIA_OK;
+        if (may_be_away(rc)) {
+            snprintf(text, room, "%s", persia_err_text());
+            ++*left;
+        } else if (rc) {
+            return rc;
+        }
+    }
+    return PERSIA_OK;
+}
+
+static int greet_all(role_client *c)
+{
+    const uint64_t began = persia_clock_ns();
+    for (;;) {
+        char text[512];
+        size_t left;
+        int rc = greet(c, &left, text, sizeof text);
+        const uint64_t spent = persia_clock_ns() - began;
+        if (rc || !left || (left < c->links_n && spent >= c->move_ns))
+            return rc;
+        if (spent >= c->timeout_ns)
+            return persia_err_set(PERSIA_EUNAVAILABLE, "%s", text);
+        if ((rc = link_pause(PAUSE_NS)))
+            return rc;
+    }
+}
+
 int role_client_open(const role_client_config *config, role_client *out)
 {
     int rc = persia_fork_check("a connection to an embedding worker");
     *out = (role_client){.rank = config->rank, .world = config->world,
-                         .timeout_ns = config->timeout_ns};
+                         .timeout_ns = config->timeout_ns,
+                         .move_ns = config->move_ns};
+    pthread_mutex_init(&out->lock, NULL);
+    persia_cond_init(&out->wake);
     memcpy(out->name_space, config->name_space, sizeof out->name_space);
     if (!rc && !config->addresses_n)
         rc = persia_err_set(PERSIA_EARG, "no address of an embedding worker");
@@ -246,13 +394,8 @@ int role_client_open(const role_client_config *config, role_client *out)
         out->links_n = i + 1;
         rc = link_open(config, i, &out->links[i]);
     }
-    const uint64_t until = persia_clock_ns() + config->timeout_ns;
-    for (size_t i = 0; i < config->addresses_n && !rc; i++) {
-        do
-            rc = link_hello(out, &out->links[i]);
-        while (rc == PERSIA_EUNAVAILABLE &&
-               !(rc = link_retry(out, &out->links[i], rc, until)));
-    }
+    if (!rc)
+        rc = greet_all(out);
     if (rc)
         role_client_close(out);
     return rc;
@@ -260,11 +403,15 @@ int role_client_open(const role_client_config *config, role_client *out)
 
 void role_client_close(role_client *c)
 {
+    role_client_stop(c);
     for (size_t i = 0; i < c->links_n; i++) {
         if (c->links[i].channel)
             persia_rpc_channel_close(c->links[i].channel);
         free(c->links[i].address);
     }
     free(c->links);
-    *c = (role_client){0};
+    c->links = NULL;
+    c->links_n = 0;
+    pthread_cond_destroy(&c->wake);
+    pthread_mutex_destroy(&c->lock);
 }

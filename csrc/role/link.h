@@ -1,4 +1,9 @@
-/* link.h: the way from a rank or a loader to one worker (private). */
+/* link.h: the way from a rank or a loader to one worker (private).
+ *
+ * A link is *away* from a call that fails, if the worker does not answer a
+ * Hello either, until it answers one.  Others are used meanwhile; a thread of
+ * the client asks once a second.
+ */
 #ifndef PERSIA_ROLE_LINK_H
 #define PERSIA_ROLE_LINK_H
 
@@ -9,7 +14,8 @@
 typedef struct role_link {
     rpc_channel *channel;
     char *address;
-    _Atomic(uint64_t) boot; /* as its Hello said */
+    _Atomic(uint64_t) boot; /* as its Hello said; 0: it never answered */
+    _Atomic(uint64_t) away; /* since this clock; 0: it is there */
     _Atomic(uint64_t) message_limit;
 } role_link;
 
@@ -20,11 +26,28 @@ typedef struct role_client {
     char name_space[WIRE_NAME];
     uint32_t rank, world;
     uint64_t client; /* random */
-    uint64_t timeout_ns;
+    uint64_t timeout_ns, move_ns;
+    /* Called by the thread, about once a second, or 20 times if `hurry`. */
+    void (*tick)(void *owner);
+    void *owner;
+    _Atomic(int) hurry;
+    interrupt_flag stop;  /* ends what the thread waits for */
+    pthread_mutex_t lock; /* guards `ends` */
+    pthread_cond_t wake;
+    int ends;
+    pthread_t thread;
+    int runs;
 } role_client;
 
-/* Opens links to all, and says Hello. */
+/* Opens links to all, and says Hello.  Workers that do not answer within
+ * move_ns are away; PERSIA_EUNAVAILABLE if all are until the timeout. */
 int role_client_open(const role_client_config *config, role_client *out);
+/* Starts the thread. */
+int role_client_start(role_client *c, void (*tick)(void *owner), void *owner);
+/* Wakes it. */
+void role_client_wake(role_client *c);
+/* Ends it; role_client_close() does so, too. */
+void role_client_stop(role_client *c);
 void role_client_close(role_client *c);
 wire_caller link_caller(const role_client *c, const role_link *l);
 
@@ -40,8 +63,17 @@ void link_answer_free(link_answer *a);
  * interrupted; else it must not be. */
 int link_call(const role_client *c, role_link *l, uint32_t method, wire_out *o,
               int copies, uint64_t timeout_ns, link_answer *out);
-/* Says Hello (again). */
-int link_hello(const role_client *c, role_link *l);
+/* Says Hello (again); then it is not away. */
+int link_hello(const role_client *c, role_link *l, uint64_t timeout_ns);
+/* What all servers have of a stream. */
+int link_ledger(const role_client *c, role_link *l, uint64_t stream,
+                wire_ledger *out);
+/* A call ended with rc: says Hello if the worker may be away.  Whether it
+ * is. */
+int link_failed(const role_client *c, role_link *l, int rc);
+int link_is_away(const role_link *l);
+/* Sleeps; PERSIA_EINTR. */
+int link_pause(uint64_t ns);
 /* Sends, and does not wait. */
 void link_send(role_link *l, uint32_t method, wire_out *o, uint64_t timeout_ns,
                void (*done)(void *ctx), void *ctx);

@@ -8,7 +8,7 @@
 enum { NEVER = OFFER_STATES };
 
 static const unsigned char next[OFFER_STATES][OFFER_EVENTS] = {
-    [OFFER_QUEUED] = {OFFER_LOOKING, NEVER, NEVER, NEVER, NEVER},
+    [OFFER_QUEUED] = {OFFER_LOOKING, NEVER, NEVER, OFFER_RETURNING, NEVER},
     [OFFER_LOOKING] = {NEVER, OFFER_LEASED, OFFER_QUEUED, NEVER, OFFER_DONE},
     [OFFER_LEASED] = {OFFER_LOOKING, NEVER, OFFER_QUEUED, OFFER_RETURNING,
                       OFFER_DONE},
@@ -132,8 +132,14 @@ void offer_end(role_service *s, offer *o)
         offer_free(s, o);
 }
 
-void offer_again(role_service *s, offer *o)
+void offer_again(role_service *s, offer *o, int failed)
 {
+    o->offers += failed != 0;
+    if (o->offers >= ROLE_OFFERS) {
+        s->stats.given_up++;
+        offer_end(s, o);
+        return;
+    }
     offer_event(o, OFFER_AGAIN);
     offers_remove(&s->leased, o);
     offers_insert(&s->queue, o);

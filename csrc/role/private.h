@@ -1,7 +1,8 @@
 /* private.h: what the parts of the service share (private).
  *
  *   service.c  its life; requests and answers; the timer
- *   queue.c    streams, ranks, batches; what waits
+ *   streams.c  loaders and their epochs
+ *   queue.c    ranks, batches; what waits
  *   offers.c   the states of a batch
  *   work.c     lookups and updates
  */
@@ -17,7 +18,9 @@
 enum {
     ROLE_STREAMS = 256, /* of loaders at once */
     ROLE_WINDOW = 4 * WIRE_BATCHES_MAX,
-    ROLE_LEASES = 65536 /* of which is known how they ended */
+    ROLE_LEASES = 65536, /* of which is known how they ended */
+    ROLE_OFFERS = 4, /* of a batch; then it is given up */
+    ROLE_EPOCHS = 1 << 20 /* of a loader, at most */
 };
 #define ROLE_WAIT_NS ((uint64_t)1000000000) /* of Submit and Take */
 
@@ -25,10 +28,20 @@ enum {
  * leads to (a blank: it cannot occur there):
  *
  *              TAKE     FOUND   AGAIN   RETURN     END
- *  QUEUED      LOOKING
+ *  QUEUED      LOOKING                  RETURNING
  *  LOOKING              LEASED  QUEUED             DONE
  *  LEASED      LOOKING          QUEUED  RETURNING  DONE
  *  RETURNING            LEASED                     DONE
+ *
+ *     Submit ──► QUEUED ──Take──► LOOKING ──answer──► LEASED
+ *                  │ ▲                                 │  │
+ *                  │ └──lease over, rank dead, UNUSED──┘  │
+ *                  │                                   Return
+ *                  └─Return of a rank that has it──►      ▼
+ *                    from another worker             RETURNING ──► DONE
+ *
+ * QUEUED: a batch that its loader sent before, to this worker or another one,
+ * is withheld until no rank has it: see is_withheld().
  */
 enum offer_state {
     OFFER_QUEUED,    /* in the queue */
@@ -43,7 +56,7 @@ enum offer_event {
     OFFER_TAKE,   /* a rank asks for it, once more */
     OFFER_FOUND,  /* it is looked up; or its gradients may come again */
     OFFER_AGAIN,  /* back to the queue */
-    OFFER_RETURN, /* its gradients come */
+    OFFER_RETURN, /* its gradients arrive */
     OFFER_END,    /* trained, skipped, or given up */
     OFFER_EVENTS
 };
@@ -52,7 +65,10 @@ enum offer_event {
 typedef struct role_stream {
     struct role_stream *next;
     uint64_t name;
-    uint64_t epoch;    /* of its next batch, from 1 */
+    uint64_t epoch;    /* of its next batch, from 1, as this worker counts */
+    int64_t ahead;     /* the loader counts so many more */
+    int gone;          /* it is taken for dead */
+    int left;          /* it has no more epochs, or another took its place */
     uint64_t settled;  /* as the loader said */
     window came, done; /* numbers behind it */
     uint64_t rings[2][ROLE_WINDOW / 64];
@@ -77,13 +93,16 @@ typedef struct offer {
     wire_memory memory;
     wire_submit m;
     uint64_t seq;       /* order of arrival */
-    uint64_t epoch;
+    uint64_t epoch;     /* as this worker counts */
+    uint64_t since;     /* of its arrival */
+    unsigned offers;    /* that ended without its gradients */
     /* Of its lease: */
     uint64_t lease;
     uint32_t rank;
-    uint64_t request;   /* number of the Take */
+    uint64_t request;   /* number of the Take; 0: it was returned only */
     uint64_t expires;
     /* Of the lookup; jobs have it in the states LOOKING and RETURNING. */
+    int planned;        /* there is the plan */
     uint32_t plan;      /* of the stream's worker */
     batch_index *index;
 } offer;
@@ -93,6 +112,10 @@ typedef struct role_known_rank {
     uint32_t rank;
     uint64_t client;
     uint64_t epoch; /* of its first pass */
+    uint64_t heard; /* its last Take */
+    wire_batch_name *held; /* [held_n] batches that it had then, from other
+                              workers or earlier processes of this one */
+    size_t held_n;
 } role_known_rank;
 
 /* A request in hand.  It lies in its own memory. */
@@ -103,6 +126,7 @@ typedef struct asking {
     wire_memory memory;
     union {
         wire_hello hello;
+        wire_heartbeat beat;
         wire_plan plan;
         wire_take take;
         wire_return back;
@@ -117,6 +141,8 @@ typedef struct asking {
     void (*job)(void *asking); /* that answers it; or NULL */
     uint64_t *done;  /* [done_n] of a Submit */
     size_t done_n;
+    uint64_t stream, epoch; /* of a Take: see TakeReply */
+    wire_ledger *ledger;    /* of a loader's Hello, or NULL */
     worker_counts counts; /* of a Return */
     float *floats;   /* of a Take or Return */
 } asking;
@@ -134,9 +160,12 @@ struct role_service {
     wire_memory plan_memory;
     _Atomic(int) declared;
     role_stream *streams;
+    size_t streams_ever;
     role_known_rank *ranks;
+    uint32_t world;            /* of the ranks, as the last one said */
     uint64_t *ended;           /* [epochs] streams that have ended each */
     size_t epochs;
+    uint64_t over;             /* epochs that ranks heard the end of */
     offer *queue, *leased;     /* by seq */
     asking *takes, *submits;   /* that wait, oldest first */
     asking *ready;              /* to be answered without the lock */
@@ -165,8 +194,8 @@ void offers_insert(offer **list, offer *o);
 void offers_remove(offer **list, offer *o);
 /* It is done, for good; it is freed when nothing uses it. */
 void offer_end(role_service *s, offer *o);
-/* Back to the queue. */
-void offer_again(role_service *s, offer *o);
+/* Back to the queue; or given up, if too many offers `failed`. */
+void offer_again(role_service *s, offer *o, int failed);
 /* One user less. */
 void offer_release(role_service *s, offer *o);
 /* A new one of this message, without a stream; needs no lock. */
@@ -188,15 +217,42 @@ void service_match(role_service *s);
 /* Ends leases and waits by time. */
 void service_tick(role_service *s);
 void service_submit(asking *a);
+void service_heartbeat(asking *a);
 void service_take(asking *a);
 void service_return(asking *a);
 void service_hello(asking *a);
+/* Whether a rank may have it, or none has said that it does not. */
+int is_withheld(const role_service *s, const offer *o, uint64_t now);
+
+/* ---- streams.c ---- */
+
 void stream_free(role_stream *t);
+/* The stream of this name, whose loader is in this epoch as it counts. */
+int stream_find(role_service *s, uint64_t name, uint64_t epoch,
+                role_stream **out);
+/* Its loader is alive; what it said is done. */
+void stream_hear(role_stream *t, uint64_t settled);
+/* Its loader is in this epoch, as it counts. */
+int stream_advance(role_service *s, role_stream *t, uint64_t epoch);
+/* The epoch of a batch, as this worker counts. */
+uint64_t stream_epoch(const role_stream *t, uint64_t epoch);
+/* Loaders that have been silent for too long are gone. */
+void streams_tick(role_service *s, uint64_t now);
+/* The one that is furthest behind, or NULL. */
+const role_stream *stream_last(const role_service *s);
+/* Ranks get no more batches of this epoch.  begun: this rank had some. */
+int epoch_is_over(const role_service *s, uint64_t epoch, int begun);
+/* The first one of which loaders may send. */
+uint64_t epoch_first(const role_service *s);
 
 /* ---- work.c: jobs ---- */
 
 void work_declare(void *asking_of_plan);
 void work_take(void *asking_of_take);
 void work_return(void *asking_of_return);
+/* A loader's Hello: what all servers have of its stream. */
+void work_hello(void *asking_of_hello);
+/* A Return of a batch that is not here. */
+void work_unknown(void *asking_of_return);
 
 #endif

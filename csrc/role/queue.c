@@ -1,7 +1,8 @@
-/* queue.c: what the service knows of loaders and ranks, and which Take gets
- * which batch.  The lock is held in all of it. */
+/* queue.c: what the service knows of ranks, and which Take gets which batch.
+ * The lock is held in all of it. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "role/private.h"
 
@@ -65,118 +66,26 @@ static void wait_in(asking **list, asking *a)
     *list = a;
 }
 
-/* ---- epochs ---- */
-
-static int epoch_is_over(const role_service *s, uint64_t epoch)
-{
-    return epoch <= s->epochs && s->ended[epoch - 1] >= s->config.loaders;
-}
-
-static uint64_t epoch_from(const role_service *s, uint64_t epoch)
-{
-    while (epoch_is_over(s, epoch))
-        epoch++;
-    return epoch;
-}
-
-static int epoch_end(role_service *s, role_stream *t)
-{
-    if (t->epoch > s->epochs) {
-        uint64_t *more = realloc(s->ended, t->epoch * sizeof *more);
-        if (!more)
-            return persia_err_set(PERSIA_ENOMEM, "no memory for an epoch");
-        for (uint64_t e = s->epochs; e < t->epoch; e++)
-            more[e] = 0;
-        s->ended = more;
-        s->epochs = t->epoch;
-    }
-    s->ended[t->epoch - 1]++;
-    t->epoch = epoch_from(s, t->epoch + 1);
-    return PERSIA_OK;
-}
-
-/* ---- streams ---- */
-
-void stream_free(role_stream *t)
-{
-    persia_worker_destroy(t->w);
-    persia_client_destroy(t->c);
-    pthread_mutex_destroy(&t->opening);
-    free(t->tables);
-    free(t);
-}
-
-static void stream_job(void *stream)
-{
-    stream_free(stream);
-}
-
-/* Ends the stream without batches that was used longest ago. */
-static int stream_expire(role_service *s)
-{
-    role_stream **oldest = NULL;
-    for (role_stream **at = &s->streams; *at; at = &(*at)->next)
-        if (!(*at)->offers && (!oldest || (*at)->used < (*oldest)->used))
-            oldest = at;
-    if (!oldest)
-        return persia_err_set(PERSIA_ELIMIT,
-                              "%d data loaders have batches here, at most so "
-                              "many are taken",
-                              ROLE_STREAMS);
-    role_stream *gone = *oldest;
-    *oldest = gone->next;
-    s->stats.streams--;
-    if (persia_sched_submit(s->jobs, stream_job, gone))
-        stream_free(gone);
-    return PERSIA_OK;
-}
-
-static int stream_find(role_service *s, uint64_t name, role_stream **out)
-{
-    role_stream *t = s->streams;
-    while (t && t->name != name)
-        t = t->next;
-    *out = t;
-    if (t)
-        return PERSIA_OK;
-    int rc = s->stats.streams >= ROLE_STREAMS ? stream_expire(s) : PERSIA_OK;
-    if (rc)
-        return rc;
-    if (!(t = calloc(1, sizeof *t)))
-        return persia_err_set(PERSIA_ENOMEM, "no memory for a data loader");
-    t->name = name;
-    t->epoch = epoch_from(s, 1);
-    window_init(&t->came, t->rings[0], ROLE_WINDOW / 64);
-    window_init(&t->done, t->rings[1], ROLE_WINDOW / 64);
-    pthread_mutex_init(&t->opening, NULL);
-    t->next = s->streams;
-    s->streams = t;
-    s->stats.streams++;
-    *out = t;
-    return PERSIA_OK;
-}
-
 /* ---- Submit ---- */
 
-/* What the loader need not keep any more. */
-static int list_done(asking *a, const role_stream *t)
+/* What the loader need not keep any more, behind what it knows. */
+static int list_done(asking *a, const role_stream *t, uint64_t settled)
 {
-    const uint64_t first = t->settled + 1;
     a->done_n = 0;
     a->done = persia_wire_memory_take(&a->memory,
                                       WIRE_BATCHES_MAX * sizeof *a->done);
     if (!a->done)
         return PERSIA_ENOMEM;
-    for (uint64_t n = first; n < first + WIRE_BATCHES_MAX; n++)
-        if (window_has(&t->done, n))
-            a->done[a->done_n++] = n;
+    for (uint64_t i = 1; i <= WIRE_BATCHES_MAX; i++)
+        if (window_has(&t->done, settled + i))
+            a->done[a->done_n++] = settled + i;
     return PERSIA_OK;
 }
 
 static void submit_done(asking *a, role_stream *t, uint32_t status)
 {
-    int rc = list_done(a, t);
-    if (a->o)
+    int rc = list_done(a, t, a->o->m.settled);
+    if (!a->o->stream) /* it is not in the queue */
         offer_free(a->s, a->o);
     a->o = NULL;
     if (rc)
@@ -191,23 +100,35 @@ static int has_room(const role_service *s, const offer *o)
            s->stats.bytes + o->bytes_n <= s->config.queue_limit;
 }
 
-/* Takes a batch into the queue, or the end of an epoch; 0: there is no
- * room. */
+static void enqueue(role_service *s, role_stream *t, offer *o)
+{
+    (void)window_add(&t->came, o->m.number);
+    o->stream = t;
+    t->offers++;
+    o->epoch = stream_epoch(t, o->m.epoch);
+    o->since = persia_clock_ns();
+    o->seq = ++s->seq;
+    offers_insert(&s->queue, o);
+    s->stats.bytes += o->bytes_n;
+    s->stats.queued++;
+    s->stats.submitted++;
+    s->stats.resent += o->m.attempt > 1;
+}
+
+/* Takes a batch into the queue; 0: there is no room. */
 static int submit_enter(asking *a)
 {
     role_service *s = a->s;
     offer *o = a->o;
     role_stream *t;
-    int rc = stream_find(s, o->m.stream, &t);
+    int rc = stream_find(s, o->m.stream, o->m.epoch, &t);
+    if (!rc) {
+        stream_hear(t, o->m.settled);
+        rc = stream_advance(s, t, o->m.epoch);
+    }
     if (rc) {
         ready_error(a, rc);
         return 1;
-    }
-    t->used = persia_clock_ns();
-    if (o->m.settled > t->settled) {
-        t->settled = o->m.settled;
-        window_settle(&t->came, t->settled);
-        window_settle(&t->done, t->settled);
     }
     if (o->m.number > t->settled + WIRE_BATCHES_MAX)
         return 0;
@@ -215,27 +136,14 @@ static int submit_enter(asking *a)
         submit_done(a, t, SUBMIT_QUEUED);
         return 1;
     }
-    rc = o->m.end ? epoch_end(s, t) : offer_check(o, &s->plan);
+    rc = offer_check(o, &s->plan);
     if (rc) {
         ready_error(a, rc);
         return 1;
     }
-    if (!o->m.end && !has_room(s, o))
+    if (!has_room(s, o))
         return 0;
-    (void)window_add(&t->came, o->m.number);
-    if (o->m.end) {
-        (void)window_add(&t->done, o->m.number);
-    } else {
-        o->stream = t;
-        t->offers++;
-        o->epoch = t->epoch;
-        o->seq = ++s->seq;
-        offers_insert(&s->queue, o);
-        s->stats.bytes += o->bytes_n;
-        s->stats.queued++;
-        s->stats.submitted++;
-        a->o = NULL;
-    }
+    enqueue(s, t, o);
     submit_done(a, t, SUBMIT_QUEUED);
     return 1;
 }
@@ -243,11 +151,32 @@ static int submit_enter(asking *a)
 static void submit_full(asking *a)
 {
     role_stream *t;
-    int rc = stream_find(a->s, a->o->m.stream, &t);
+    int rc = stream_find(a->s, a->o->m.stream, a->o->m.epoch, &t);
     if (rc)
         ready_error(a, rc);
     else
         submit_done(a, t, SUBMIT_FULL);
+}
+
+void service_heartbeat(asking *a)
+{
+    role_service *s = a->s;
+    const wire_heartbeat *m = &a->m.beat;
+    role_stream *t;
+    int rc = stream_find(s, m->stream, m->epoch, &t);
+    if (!rc) {
+        stream_hear(t, m->settled);
+        rc = stream_advance(s, t, m->epoch);
+    }
+    if (!rc) {
+        t->left = (int)m->leaves;
+        rc = list_done(a, t, m->settled);
+    }
+    if (rc)
+        ready_error(a, rc);
+    else
+        ready_status(a, SUBMIT_QUEUED);
+    service_match(s);
 }
 
 void service_submit(asking *a)
@@ -284,7 +213,7 @@ static void rank_forget(role_service *s, uint32_t rank)
         if (o->rank != rank)
             continue;
         if (o->state == OFFER_LEASED)
-            offer_again(s, o);
+            offer_again(s, o, 1);
         else
             o->expires = 0;
     }
@@ -293,6 +222,7 @@ static void rank_forget(role_service *s, uint32_t rank)
 static int rank_hello(role_service *s, const wire_hello *m)
 {
     role_known_rank *r = rank_find(s, m->rank);
+    s->world = m->world;
     if (r && r->client == m->caller.client)
         return PERSIA_OK;
     if (r) {
@@ -306,7 +236,8 @@ static int rank_hello(role_service *s, const wire_hello *m)
     }
     r->rank = m->rank;
     r->client = m->caller.client;
-    r->epoch = epoch_from(s, 1);
+    r->heard = r->held_n = 0;
+    r->epoch = epoch_first(s);
     for (const offer *o = s->queue; o; o = o->next)
         if (o->epoch < r->epoch)
             r->epoch = o->epoch;
@@ -315,7 +246,10 @@ static int rank_hello(role_service *s, const wire_hello *m)
 
 void service_hello(asking *a)
 {
-    int rc = a->m.hello.world ? rank_hello(a->s, &a->m.hello) : PERSIA_OK;
+    const wire_hello *m = &a->m.hello;
+    int rc = m->world ? rank_hello(a->s, m) : PERSIA_OK;
+    if (!m->world && m->stream)
+        a->job = work_hello;
     if (rc)
         ready_error(a, rc);
     else
@@ -323,9 +257,61 @@ void service_hello(asking *a)
     service_match(a->s);
 }
 
+/* What the rank has in hand now. */
+static void rank_hear(role_known_rank *r, const wire_take *m)
+{
+    const size_t bytes = m->held_n * sizeof *m->held;
+    wire_batch_name *held = bytes ? malloc(bytes) : NULL;
+    if (bytes && !held)
+        return; /* the time of a lease must do */
+    if (bytes)
+        memcpy(held, m->held, bytes);
+    free(r->held);
+    r->held = held;
+    r->held_n = m->held_n;
+    r->heard = persia_clock_ns();
+}
+
+static int rank_has(const role_known_rank *r, const offer *o)
+{
+    size_t i = 0;
+    while (i < r->held_n && (r->held[i].stream != o->m.stream ||
+                             r->held[i].number != o->m.number))
+        i++;
+    return i < r->held_n;
+}
+
+int is_withheld(const role_service *s, const offer *o, uint64_t now)
+{
+    uint32_t without = 0;
+    if (o->m.attempt < 2 || now - o->since >= s->config.lease_ns)
+        return 0;
+    for (const role_known_rank *r = s->ranks; r; r = r->next)
+        without += r->rank < s->world && r->heard > o->since &&
+                   !rank_has(r, o);
+    return without < s->world;
+}
+
 /* ---- Take ---- */
 
-static void lease(asking *a, offer *o)
+static uint64_t epoch_of(role_service *s, const wire_take *m)
+{
+    const role_known_rank *r = rank_find(s, m->rank);
+    return (r ? r->epoch : 1) + m->pass - 1;
+}
+
+/* What a loader calls the epoch that is asked for: by that a rank sees which
+ * of its own passes is the one here. */
+static void name_epoch(asking *a, const role_stream *t)
+{
+    if (t) {
+        a->stream = t->name;
+        a->epoch = (uint64_t)((int64_t)epoch_of(a->s, &a->m.take) + t->ahead);
+    }
+}
+
+/* A job has the batch, for a Take or a Return. */
+static void lease_to(asking *a, offer *o, uint32_t rank, uint64_t request)
 {
     role_service *s = a->s;
     if (o->state == OFFER_QUEUED) {
@@ -337,37 +323,48 @@ static void lease(asking *a, offer *o)
         if (o->lease > ROLE_LEASES)
             window_settle(&s->leases, o->lease - ROLE_LEASES);
     }
-    offer_event(o, OFFER_TAKE);
-    s->stats.taken++;
-    o->rank = a->m.take.rank;
-    o->request = a->m.take.number;
+    o->rank = rank;
+    o->request = request;
     o->expires = persia_clock_ns() + s->config.lease_ns;
     o->users++;
     a->o = o;
-    a->job = work_take;
     ready(a);
 }
 
-static uint64_t epoch_of(role_service *s, const wire_take *m)
+static void lease(asking *a, offer *o)
 {
-    const role_known_rank *r = rank_find(s, m->rank);
-    return (r ? r->epoch : 1) + m->pass - 1;
+    a->s->stats.taken++;
+    a->job = work_take;
+    name_epoch(a, o->stream);
+    lease_to(a, o, a->m.take.rank, a->m.take.number);
+    offer_event(o, OFFER_TAKE);
+}
+
+static void take_nothing(asking *a, uint32_t status)
+{
+    name_epoch(a, stream_last(a->s));
+    ready_status(a, status);
 }
 
 /* 0: it has to wait. */
 static int take_enter(asking *a)
 {
     role_service *s = a->s;
-    const uint64_t epoch = epoch_of(s, &a->m.take);
+    const uint64_t epoch = epoch_of(s, &a->m.take), now = persia_clock_ns();
+    int left = 0;
     offer *o = atomic_load(&s->declared) ? s->queue : NULL;
-    while (o && o->epoch != epoch)
+    while (o && (o->epoch > epoch || is_withheld(s, o, now))) {
+        left |= o->epoch <= epoch;
         o = o->next;
-    if (o)
+    }
+    if (o) {
         lease(a, o);
-    else if (epoch_is_over(s, epoch))
-        ready_status(a, TAKE_END);
-    else
+    } else if (!left && epoch_is_over(s, epoch, (int)a->m.take.begun)) {
+        s->over = epoch > s->over ? epoch : s->over;
+        take_nothing(a, TAKE_END);
+    } else {
         return 0;
+    }
     return 1;
 }
 
@@ -375,8 +372,10 @@ void service_take(asking *a)
 {
     role_service *s = a->s;
     const wire_take *m = &a->m.take;
-    const role_known_rank *r = rank_find(s, m->rank);
+    role_known_rank *r = rank_find(s, m->rank);
     offer *o = s->leased;
+    if (r && r->client == m->caller.client)
+        rank_hear(r, m);
     while (o && (o->rank != m->rank || o->request != m->number))
         o = o->next;
     if (!r)
@@ -390,7 +389,7 @@ void service_take(asking *a)
     else if (o && o->state == OFFER_LEASED)
         lease(a, o);
     else if (o)
-        ready_status(a, TAKE_EMPTY); /* its Return has not ended */
+        take_nothing(a, TAKE_EMPTY); /* its Return has not ended */
     else
         wait_in(&s->takes, a);
     service_match(s);
@@ -398,56 +397,106 @@ void service_take(asking *a)
 
 /* ---- Return ---- */
 
-static offer *leased(role_service *s, const wire_return *m)
+/* Whether it is of the rank's present process. */
+static int is_of_rank(role_service *s, const wire_return *m)
 {
     const role_known_rank *r = rank_find(s, m->rank);
+    return r && r->client == m->caller.client;
+}
+
+static offer *leased(role_service *s, const wire_return *m)
+{
     offer *o = s->leased;
     while (o && o->lease != m->lease)
         o = o->next;
-    return r && r->client == m->caller.client && m->caller.boot == s->boot &&
-                   o && o->rank == m->rank
-               ? o
-               : NULL;
+    return m->caller.boot == s->boot && o && o->rank == m->rank ? o : NULL;
 }
 
-/* The lease has ended: with these gradients, or without. */
+/* The batch by its name, in one of the lists. */
+static offer *named(offer *o, const wire_return *m)
+{
+    while (o && (o->m.stream != m->stream || o->m.number != m->number))
+        o = o->next;
+    return o;
+}
+
+/* The batch of gradients whose lease is of another worker, or of an earlier
+ * process of this one: it was sent again, and is not offered yet. */
+static offer *returned(role_service *s, const wire_return *m)
+{
+    if (m->reason != RETURN_TRAINED || !atomic_load(&s->declared))
+        return NULL;
+    offer *o = named(s->leased, m); /* its Return has failed before */
+    if (o && (o->rank != m->rank || o->request))
+        o = NULL;
+    return o ? o : named(s->queue, m);
+}
+
+static int is_done(const role_service *s, const wire_return *m)
+{
+    const role_stream *t = s->streams;
+    while (t && t->name != m->stream)
+        t = t->next;
+    return t && window_has(&t->done, m->number);
+}
+
+/* There is no such lease, nor is the batch in the queue. */
 static void returned_late(asking *a)
 {
     role_service *s = a->s;
     const wire_return *m = &a->m.back;
-    int before = m->caller.boot == s->boot &&
-                 m->lease > s->leases.watermark &&
-                 window_has(&s->leases, m->lease);
-    s->stats.late += !before && m->reason == RETURN_TRAINED;
-    ready_status(a, before ? RETURNED_BEFORE : RETURNED_GONE);
+    const int own = m->caller.boot == s->boot;
+    if (own && m->lease > s->leases.watermark &&
+        window_has(&s->leases, m->lease)) {
+        ready_status(a, RETURNED_BEFORE);
+    } else if (own || m->reason != RETURN_TRAINED || !m->stream ||
+               !is_of_rank(s, m) || is_done(s, m) || named(s->leased, m)) {
+        s->stats.late += m->reason == RETURN_TRAINED;
+        ready_status(a, RETURNED_GONE);
+    } else {
+        a->job = work_unknown;
+        ready(a);
+    }
+}
+
+static void return_to(asking *a, offer *o)
+{
+    role_service *s = a->s;
+    const wire_return *m = &a->m.back;
+    if (o->state != OFFER_LEASED && o->state != OFFER_QUEUED) {
+        ready_error(a, persia_err_set(PERSIA_EUNAVAILABLE,
+                                      "an earlier Return of this batch has "
+                                      "not ended"));
+    } else if (m->reason == RETURN_TRAINED) {
+        a->job = work_return;
+        lease_to(a, o, m->rank, o->state == OFFER_LEASED ? o->request : 0);
+        offer_event(o, OFFER_RETURN);
+    } else {
+        if (m->reason == RETURN_SKIPPED) {
+            s->stats.skipped++;
+            offer_end(s, o);
+        } else {
+            offer_again(s, o, 0);
+        }
+        ready_status(a, RETURNED_DONE);
+    }
 }
 
 void service_return(asking *a)
 {
     role_service *s = a->s;
     const wire_return *m = &a->m.back;
-    offer *o = leased(s, m);
-    if (!o) {
+    offer *o = is_of_rank(s, m) ? leased(s, m) : NULL;
+    if (!o && is_of_rank(s, m))
+        o = returned(s, m);
+    if (!o && m->stream && m->reason == RETURN_TRAINED &&
+        !rank_find(s, m->rank))
+        ready_error(a, persia_err_set(PERSIA_ESTALE,
+                                      "rank %u has not said Hello", m->rank));
+    else if (!o)
         returned_late(a);
-    } else if (o->state != OFFER_LEASED) {
-        ready_error(a, persia_err_set(PERSIA_EUNAVAILABLE,
-                                      "an earlier Return of this batch has "
-                                      "not ended"));
-    } else if (m->reason == RETURN_TRAINED) {
-        offer_event(o, OFFER_RETURN);
-        o->users++;
-        a->o = o;
-        a->job = work_return;
-        ready(a);
-    } else {
-        if (m->reason == RETURN_SKIPPED) {
-            s->stats.skipped++;
-            offer_end(s, o);
-        } else {
-            offer_again(s, o);
-        }
-        ready_status(a, RETURNED_DONE);
-    }
+    else
+        return_to(a, o);
     service_match(s);
 }
 
@@ -478,7 +527,7 @@ static int match_list(role_service *s, asking **list, uint64_t now,
 
 static void take_empty(asking *a)
 {
-    ready_status(a, TAKE_EMPTY);
+    take_nothing(a, TAKE_EMPTY);
 }
 
 void service_match(role_service *s)
@@ -495,7 +544,8 @@ void service_tick(role_service *s)
     for (offer *o = s->leased, *next; o; o = next) {
         next = o->next;
         if (o->state == OFFER_LEASED && o->expires <= now)
-            offer_again(s, o);
+            offer_again(s, o, 1);
     }
+    streams_tick(s, now);
     service_match(s);
 }

@@ -1,55 +1,31 @@
 /* rank.c: a rank takes batches from workers, and returns their gradients.
  *
- * Take k is of worker (k - 1 + rank) mod K: with one loader, which sends its
- * batches to the workers in turn, one rank gets them in their order. */
+ * Take k is of worker (k - 1 + rank) mod K, or of the next one that is there:
+ * with one loader, which sends its batches to the workers in turn, one rank
+ * gets them in their order.  passes.c: which pass that is.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "role/link.h"
-#include "worker/worker.h"
+#include "role/rank.h"
 
 #define AGAIN_NS ((uint64_t)10000000)
+#define WAIT_NS ((uint64_t)100000000)
 #define RPC_NS ((uint64_t)30 * 1000000000)
-
-struct role_rank {
-    role_client c;
-    uint32_t dtype;
-    enum client_lost lost;
-    _Atomic(uint64_t) late_n, lost_n;
-    _Atomic(unsigned) references; /* of the caller, batches, messages */
-    wire_plan plan;           /* constant once declared */
-    wire_memory plan_memory;
-    pthread_mutex_t lock;     /* guards all below */
-    uint64_t number;          /* of the last Take */
-    uint64_t generation;      /* that are not cancelled */
-    uint64_t pass;            /* that is open, from 1 */
-    struct at_link {
-        uint64_t boot;        /* of the worker that has the plan */
-        uint64_t first;       /* pass of this rank since then */
-        uint64_t ended;       /* the last pass that ended there */
-    } *at;                    /* [links] */
-};
-
-struct role_taken {
-    worker_source source; /* first */
-    role_rank *r;
-    role_link *from;
-    _Atomic(unsigned) references;
-    uint64_t number, generation, pass;
-    index_pool *pool;     /* of the store that looks it up */
-    batch_index *index;   /* of the store's lookup */
-    wire_take_reply m;
-    link_answer answer;
-    _Atomic(int) has_lease, used;
-};
 
 /* ---- life ---- */
 
 static void rank_free(role_rank *r)
 {
-    role_client_close(&r->c);
+    if (r->c.links)
+        role_client_close(&r->c);
+    while (r->streams) {
+        rank_stream *k = r->streams;
+        r->streams = k->next;
+        free(k);
+    }
     persia_wire_memory_free(&r->plan_memory);
     pthread_mutex_destroy(&r->lock);
     free(r->at);
@@ -86,6 +62,8 @@ int persia_rank_open(const role_client_config *config, role_rank **out)
     int rc = role_client_open(config, &r->c);
     if (!rc && !(r->at = calloc(r->c.links_n, sizeof *r->at)))
         rc = persia_err_set(PERSIA_ENOMEM, "no memory for a rank");
+    if (!rc)
+        rc = role_client_start(&r->c, NULL, NULL);
     if (rc) {
         rank_free(r);
         return rc;
@@ -103,17 +81,18 @@ void persia_rank_close(role_rank *r)
 void persia_rank_cancel(role_rank *r)
 {
     pthread_mutex_lock(&r->lock);
-    size_t ended = 0;
-    for (size_t i = 0; i < r->c.links_n; i++)
-        ended += r->at[i].ended >= r->pass;
-    r->pass += ended == r->c.links_n;
+    r->pass += (uint64_t)pass_is_over(r, r->pass);
     r->generation++;
     pthread_mutex_unlock(&r->lock);
 }
 
 void persia_rank_get_counts(role_rank *r, rank_counts *out)
 {
-    *out = (rank_counts){atomic_load(&r->late_n), atomic_load(&r->lost_n)};
+    *out = (rank_counts){.late = atomic_load(&r->late_n),
+                         .lost = atomic_load(&r->lost_n),
+                         .given_up = atomic_load(&r->given_up_n)};
+    for (size_t i = 0; i < r->c.links_n; i++)
+        out->away += (uint64_t)link_is_away(&r->c.links[i]);
 }
 
 static int is_cancelled(const role_taken *t)
@@ -144,19 +123,25 @@ static int declare_at(role_rank *r, role_link *l)
         rc = link_call(&r->c, l, ROLE_DECLARE, &o, 0, r->c.timeout_ns,
                        &answer);
         link_answer_free(&answer);
-    } while (rc && !(rc = link_retry(&r->c, l, rc, until)));
+    } while (rc && !link_failed(&r->c, l, rc) &&
+             !(rc = link_retry(&r->c, l, rc, until)));
     return rc;
 }
 
-/* Tells the worker the plan, unless it knows it: it may have been started
- * again, and then counts passes anew.  *pass: what it calls this one. */
-static int prepare_link(role_rank *r, role_link *l, uint64_t own_pass,
-                        uint64_t *pass)
+/* The lock is held. */
+static uint64_t pass_at(const at_link *at, uint64_t own_pass)
 {
-    struct at_link *at = &r->at[l - r->c.links];
+    const int64_t pass = (int64_t)own_pass - at->first + 1;
+    return pass > 0 ? (uint64_t)pass : 1;
+}
+
+int rank_prepare(role_rank *r, role_link *l, uint64_t own_pass,
+                 uint64_t *pass)
+{
+    at_link *at = &r->at[l - r->c.links];
     pthread_mutex_lock(&r->lock);
     int knows = at->boot == atomic_load(&l->boot);
-    *pass = own_pass - at->first + 1;
+    *pass = pass_at(at, own_pass);
     pthread_mutex_unlock(&r->lock);
     if (knows)
         return PERSIA_OK;
@@ -165,9 +150,9 @@ static int prepare_link(role_rank *r, role_link *l, uint64_t own_pass,
     const uint64_t boot = atomic_load(&l->boot);
     if (!rc && at->boot != boot) {
         at->boot = boot;
-        at->first = own_pass;
+        at->first = (int64_t)own_pass; /* for now: see pass_learn() */
     }
-    *pass = own_pass - at->first + 1;
+    *pass = pass_at(at, own_pass);
     pthread_mutex_unlock(&r->lock);
     return rc;
 }
@@ -185,10 +170,18 @@ int persia_rank_declare(role_rank *r, const wire_plan *plan)
     memcpy(p->features, plan->features, features);
     p->tables_n = plan->tables_n;
     p->features_n = plan->features_n;
+    size_t there = 0;
     int rc = PERSIA_OK;
-    for (size_t i = 0; i < r->c.links_n && !rc; i++)
-        rc = declare_at(r, &r->c.links[i]);
-    return rc;
+    for (size_t i = 0; i < r->c.links_n; i++) {
+        role_link *l = &r->c.links[i];
+        if (link_is_away(l) && (there || i + 1 < r->c.links_n))
+            continue; /* it hears of it when it is back */
+        rc = declare_at(r, l);
+        if (rc && !link_is_away(l))
+            return rc;
+        there += !rc;
+    }
+    return there ? PERSIA_OK : rc;
 }
 
 /* ---- the source of an index ---- */
@@ -268,34 +261,81 @@ static int make_grads(const role_taken *t, const taken_update *u,
     return PERSIA_OK;
 }
 
+/* Once, to this worker. */
+static int return_to(role_taken *t, role_link *l, wire_return *m,
+                     wire_return_reply *reply)
+{
+    role_rank *r = t->r;
+    uint64_t pass;
+    link_answer answer;
+    wire_out o;
+    int rc = l == t->from && t->boot == atomic_load(&l->boot)
+                 ? PERSIA_OK
+                 : rank_prepare(r, l, t->pass, &pass);
+    if (rc)
+        return rc;
+    persia_wire_out_init(&o);
+    rc = persia_wire_put_return(&o, m);
+    if (rc) {
+        persia_wire_out_free(&o);
+        return rc;
+    }
+    rc = link_call(&r->c, l, ROLE_RETURN, &o, 0, r->c.timeout_ns, &answer);
+    if (!rc)
+        rc = persia_wire_get_return_reply(answer.bytes.data, answer.bytes.n,
+                                          &answer.memory, reply);
+    link_answer_free(&answer);
+    return rc;
+}
+
+/* The next worker that is there, or this one. */
+static role_link *next_link(role_rank *r, role_link *l)
+{
+    for (size_t i = 1; i < r->c.links_n; i++) {
+        role_link *other =
+            &r->c.links[((size_t)(l - r->c.links) + i) % r->c.links_n];
+        if (!link_is_away(other))
+            return other;
+    }
+    return l;
+}
+
+/* To the worker of its lease; where that is away, or has lost it, to whichever
+ * gets the batch from its loader. */
 static int send_return(role_taken *t, wire_return *m,
                        wire_return_reply *reply)
 {
     role_rank *r = t->r;
     const uint64_t until = persia_clock_ns() + r->c.timeout_ns;
-    int rc;
-    do {
-        link_answer answer;
-        wire_out o;
-        persia_wire_out_init(&o);
-        rc = persia_wire_put_return(&o, m);
-        if (rc) {
-            persia_wire_out_free(&o);
-            return rc;
+    role_link *l = t->from;
+    for (;;) {
+        int rc = return_to(t, l, m, reply);
+        if (!rc && reply->status != RETURNED_WAIT)
+            return PERSIA_OK;
+        if (!rc && persia_clock_ns() >= until) {
+            atomic_fetch_add(&r->given_up_n, 1);
+            reply->status = RETURNED_GONE;
+            return PERSIA_OK;
         }
-        rc = link_call(&r->c, t->from, ROLE_RETURN, &o, 0, r->c.timeout_ns,
-                       &answer);
         if (!rc)
-            rc = persia_wire_get_return_reply(
-                answer.bytes.data, answer.bytes.n, &answer.memory, reply);
-        link_answer_free(&answer);
-    } while (rc && !(rc = link_retry(&r->c, t->from, rc, until)));
-    return rc;
+            rc = link_pause(WAIT_NS);
+        else if (link_failed(&r->c, l, rc) && next_link(r, l) != l)
+            rc = PERSIA_OK;
+        else
+            rc = link_retry(&r->c, l, rc, until);
+        if (rc)
+            return rc;
+        if (link_is_away(l) || reply->status == RETURNED_WAIT)
+            l = next_link(r, l);
+    }
 }
 
 static wire_return return_of(const role_taken *t, uint32_t reason)
 {
-    return (wire_return){.caller = link_caller(&t->r->c, t->from),
+    return (wire_return){.caller = {.client = t->r->c.client,
+                                    .boot = t->boot},
+                         .stream = t->m.stream,
+                         .number = t->m.number,
                          .rank = t->r->c.rank,
                          .lease = t->m.lease,
                          .reason = reason,
@@ -318,6 +358,7 @@ static int push(worker_source *source, const taken_update *u,
     if (!rc) {
         atomic_store(&t->has_lease, 0);
         rc = send_return(t, &m, &reply);
+        pass_drop(t);
     }
     free(memory);
     free(hypers);
@@ -375,17 +416,23 @@ static int ask(role_taken *t)
 {
     role_rank *r = t->r;
     uint64_t pass;
-    int rc = prepare_link(r, t->from, t->pass, &pass);
+    int rc = rank_prepare(r, t->from, t->pass, &pass);
     if (rc)
         return rc;
-    const wire_take m = {.caller = link_caller(&r->c, t->from),
-                         .rank = r->c.rank,
-                         .pass = pass,
-                         .number = t->number,
-                         .dtype = r->dtype};
+    wire_take m = {.caller = link_caller(&r->c, t->from),
+                   .rank = r->c.rank,
+                   .pass = pass,
+                   .number = t->number,
+                   .dtype = r->dtype};
     wire_out o;
+    m.held = pass_held(r, t->from, &m.held_n);
+    pthread_mutex_lock(&r->lock);
+    m.begun = r->begun == t->pass;
+    pthread_mutex_unlock(&r->lock);
+    t->boot = m.caller.boot;
     persia_wire_out_init(&o);
     rc = persia_wire_put_take(&o, &m);
+    free(m.held);
     if (rc) {
         persia_wire_out_free(&o);
         return rc;
@@ -397,30 +444,6 @@ static int ask(role_taken *t)
                                         t->answer.bytes.n, &t->answer.memory,
                                         &t->m);
     return rc ? rc : check_reply(t);
-}
-
-/* The link of this Take, or NULL: the pass has ended at all. */
-static role_link *link_of(const role_taken *t)
-{
-    role_rank *r = t->r;
-    role_link *found = NULL;
-    pthread_mutex_lock(&r->lock);
-    for (size_t i = 0; i < r->c.links_n && !found; i++) {
-        size_t at = (t->number - 1 + r->c.rank + i) % r->c.links_n;
-        if (r->at[at].ended < t->pass)
-            found = &r->c.links[at];
-    }
-    pthread_mutex_unlock(&r->lock);
-    return found;
-}
-
-/* The pass has ended at this link. */
-static void note_end(const role_taken *t)
-{
-    role_rank *r = t->r;
-    pthread_mutex_lock(&r->lock);
-    r->at[t->from - r->c.links].ended = t->pass;
-    pthread_mutex_unlock(&r->lock);
 }
 
 static int closed(void)
@@ -435,33 +458,75 @@ static void pause_a_little(void)
     nanosleep(&pause, NULL);
 }
 
+/* Ends the lease without gradients. */
+static void give_back(role_taken *t, uint32_t reason)
+{
+    wire_return m = return_of(t, reason);
+    wire_out o;
+    persia_wire_out_init(&o);
+    if (persia_wire_put_return(&o, &m)) {
+        persia_wire_out_free(&o);
+        return;
+    }
+    atomic_fetch_add(&t->r->references, 1);
+    link_send(t->from, ROLE_RETURN, &o, RPC_NS, rank_put, t->r);
+}
+
+/* One Take; *taken: the batch, or the end of the pass, is there. */
+static int take_once(role_taken *t, int *taken)
+{
+    int over;
+    t->from = pass_link(t, &over);
+    if (!t->from && over) {
+        t->m = (wire_take_reply){.status = TAKE_END};
+        *taken = 1;
+        return PERSIA_OK;
+    }
+    if (!t->from) { /* workers are away: others may get what they had */
+        pass_again(t);
+        return persia_err_set(PERSIA_EUNAVAILABLE,
+                              "%s cannot be reached, nor another embedding "
+                              "worker",
+                              t->r->c.links[0].address);
+    }
+    int rc = ask(t);
+    if (rc)
+        return link_failed(&t->r->c, t->from, rc) ? PERSIA_OK : rc;
+    const int own = pass_learn(t);
+    if (t->m.status == TAKE_BATCH && !own)
+        give_back(t, RETURN_UNUSED);
+    else if (t->m.status == TAKE_BATCH)
+        *taken = 1;
+    else if (t->m.status == TAKE_EMPTY)
+        pause_a_little();
+    return PERSIA_OK;
+}
+
+/* Whether a worker is there. */
+static int is_any_there(const role_rank *r)
+{
+    size_t i = 0;
+    while (i < r->c.links_n && link_is_away(&r->c.links[i]))
+        i++;
+    return i < r->c.links_n;
+}
+
 /* Until it is there, or the pass has ended. */
 static int take(role_taken *t)
 {
     role_rank *r = t->r;
     uint64_t until = persia_clock_ns() + r->c.timeout_ns;
-    for (;;) {
+    for (int taken = 0; !taken;) {
         if (is_cancelled(t))
             return closed();
-        t->from = link_of(t);
-        if (!t->from) {
-            t->m = (wire_take_reply){.status = TAKE_END};
-            return PERSIA_OK;
-        }
-        int rc = ask(t);
-        if (rc) {
-            if ((rc = link_retry(&r->c, t->from, rc, until)))
-                return rc;
-            continue;
-        }
-        until = persia_clock_ns() + r->c.timeout_ns;
-        if (t->m.status == TAKE_BATCH)
-            return PERSIA_OK;
-        if (t->m.status == TAKE_END)
-            note_end(t);
-        else
-            pause_a_little();
+        int rc = take_once(t, &taken);
+        if (!rc || (!t->from && is_any_there(r)))
+            until = persia_clock_ns() + r->c.timeout_ns;
+        role_link *l = t->from ? t->from : &r->c.links[0];
+        if (rc && (rc = link_retry(&r->c, l, rc, until)))
+            return rc;
     }
+    return PERSIA_OK;
 }
 
 /* ---- the end of a batch ---- */
@@ -475,18 +540,9 @@ void persia_taken_put(role_taken *t)
 {
     if (atomic_fetch_sub(&t->references, 1) != 1)
         return;
-    if (atomic_load(&t->has_lease)) {
-        wire_return m = return_of(t, atomic_load(&t->used) ? RETURN_SKIPPED
-                                                           : RETURN_UNUSED);
-        wire_out o;
-        persia_wire_out_init(&o);
-        if (persia_wire_put_return(&o, &m)) {
-            persia_wire_out_free(&o);
-        } else {
-            atomic_fetch_add(&t->r->references, 1);
-            link_send(t->from, ROLE_RETURN, &o, RPC_NS, rank_put, t->r);
-        }
-    }
+    if (atomic_load(&t->has_lease))
+        give_back(t, atomic_load(&t->used) ? RETURN_SKIPPED : RETURN_UNUSED);
+    pass_drop(t);
     link_answer_free(&t->answer);
     rank_put(t->r);
     free(t);
@@ -517,6 +573,7 @@ static int run_lookup(void *owner)
     if (rc || t->m.status != TAKE_BATCH)
         return rc;
     atomic_store(&t->has_lease, 1);
+    pass_hold(t);
     t->source.samples = t->m.samples;
     t->index = persia_index_pool_new(t->pool);
     if (!t->index)

@@ -38,6 +38,7 @@ typedef struct role_config {
     uint64_t message_limit; /* bytes of a request, told to clients */
     uint64_t queue_limit;   /* bytes of batches, leased ones included */
     uint64_t lease_ns;
+    uint64_t silence_ns;    /* after which a loader is taken for dead */
     uint32_t loaders;       /* whose ends make the end of an epoch */
     unsigned jobs;          /* Takes and Returns that are worked on at once */
 } role_config;
@@ -45,7 +46,7 @@ typedef struct role_config {
 /* Says Hello to the servers: errors as persia_client_create(). */
 PERSIA_API int persia_role_create(const role_config *config,
                                   role_service **out);
-/* Fails what waits, and every call from now on but Hello and Stats, with
+/* Fails what waits, and every call from now on but Stats, with
  * PERSIA_EUNAVAILABLE. */
 PERSIA_API void persia_role_close(role_service *s);
 /* Closes, too; no call may follow. */
@@ -61,7 +62,13 @@ typedef struct role_client_config {
     size_t addresses_n;
     char name_space[WIRE_NAME];
     uint32_t rank, world; /* of ranks; loaders: 0 of 0 */
-    uint64_t timeout_ns;  /* after which a worker that is away is an error */
+    uint64_t timeout_ns;  /* after which it is an error that all workers are
+                             away, or one does not answer */
+    uint64_t move_ns;     /* loaders: after which the batches of one that is
+                             away are sent to others.  Ranks: for which a pass
+                             waits for it to end; more than the loaders' */
+    uint64_t stream;      /* loaders: the name of what they send, see
+                             SubmitRequest; 0: a random one */
     uint64_t message_limit;
     uint32_t dtype;       /* enum wire_dtype of embeddings and gradients */
     enum client_lost lost; /* ranks: see client_config */
@@ -70,7 +77,7 @@ typedef struct role_client_config {
 
 /* A rank: takes batches. */
 typedef struct role_rank role_rank;
-/* Says Hello to all workers. */
+/* Says Hello to all workers: those that are away may join later. */
 PERSIA_API int persia_rank_open(const role_client_config *config,
                                 role_rank **out);
 /* Batches that were taken may outlive this call. */
@@ -86,6 +93,9 @@ typedef struct rank_counts {
     uint64_t late; /* batches whose gradients came when their lease had ended,
                       so that they were not applied */
     uint64_t lost; /* times that workers told of updates that servers lost */
+    uint64_t given_up; /* of late: batches that no worker had within the
+                          timeout, after theirs had died */
+    uint64_t away; /* workers, now */
 } rank_counts;
 PERSIA_API void persia_rank_get_counts(role_rank *r, rank_counts *out);
 
@@ -110,17 +120,25 @@ PERSIA_API void persia_taken_put(role_taken *t);
 typedef struct role_sender role_sender;
 PERSIA_API int persia_sender_open(const role_client_config *config,
                                   role_sender **out);
-PERSIA_API void persia_sender_close(role_sender *s);
-/* Sends a batch, or the end of an epoch: caller, stream, number and settled
- * are filled in here.  Waits for room; PERSIA_EINTR: it may be sent again. */
+/* leaves: there are no more epochs; else workers take it for dead when it has
+ * been silent for a while. */
+PERSIA_API void persia_sender_close(role_sender *s, int leaves);
+/* Sends a batch: caller, stream, number, settled, attempt and epoch are filled
+ * in here.  Waits for room.  One that all servers have is passed over. */
 PERSIA_API int persia_sender_send(role_sender *s, wire_submit *m);
-/* Waits until all batches are done, and sends those again that a worker has
- * lost.  PERSIA_ETIMEOUT (0: no limit), PERSIA_EINTR. */
+/* Ends an epoch. */
+PERSIA_API int persia_sender_end(role_sender *s);
+/* Waits until all batches are done.  PERSIA_ETIMEOUT (0: no limit),
+ * PERSIA_EINTR. */
 PERSIA_API int persia_sender_flush(role_sender *s, uint64_t timeout_ns);
 typedef struct sender_counts {
     uint64_t stream;
-    uint64_t sent; /* batches */
-    uint64_t done; /* that need not be sent again */
+    uint64_t sent; /* batches, those that were passed over included */
+    uint64_t done; /* that need not be sent again, from the first on */
+    uint64_t passed; /* over: an earlier process had sent them */
+    uint64_t moved;  /* that another worker got, or one that had lost them */
+    uint64_t refused; /* of them, for good: they are not trained */
+    uint64_t away;   /* workers, now */
 } sender_counts;
 PERSIA_API void persia_sender_get_counts(role_sender *s, sender_counts *out);
 

@@ -1,18 +1,20 @@
 /* sender.c: a data loader sends batches to workers in turn, and keeps each
- * until it is done: a worker that was started again gets them once more. */
+ * until it is done.  A worker that was started again gets its own once more;
+ * those of one that is away for long go to the others.  A thread does that,
+ * and tells workers that the loader is alive. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "role/link.h"
 #include "role/private.h"
 
-#define PAUSE_NS ((uint64_t)50000000)
+#define BEAT_NS ((uint64_t)5 * 1000000000)
 
-/* A message that may have to be sent again: all before it are not done. */
+/* A batch that may have to be sent again: all before it are not done. */
 typedef struct kept {
     struct kept *next;
     uint64_t number;
-    role_link *to; /* NULL: to all, the end of an epoch */
+    size_t at; /* link that has it */
     void *bytes;
     size_t bytes_n;
 } kept;
@@ -20,44 +22,30 @@ typedef struct kept {
 struct role_sender {
     role_client c;
     uint64_t stream;
-    pthread_mutex_t lock; /* guards all below: one message at a time */
+    uint64_t *boots;      /* [links] of the worker that has what is kept; the
+                             thread's */
+    pthread_mutex_t sending; /* one batch of the caller's at a time */
+    pthread_mutex_t lock; /* guards all below; not held during calls */
+    pthread_cond_t heard; /* of a worker */
     kept *kept, **kept_end;
-    uint64_t *boots;      /* [links] of the worker that has what is kept */
-    uint64_t number;      /* of the last message */
-    int broken;           /* it may have come or not */
+    uint64_t pin;         /* number of the batch that is being sent again */
+    uint64_t number;      /* of the last batch */
+    uint64_t epoch;       /* of the next one, from 1 */
+    uint64_t unsure;      /* numbers up to it an earlier process may have
+                             sent */
+    int broken;           /* the last one may have arrived or not */
     window done;
     uint64_t ring[ROLE_WINDOW / 64];
     sender_counts counts;
 };
 
-int persia_sender_open(const role_client_config *config, role_sender **out)
-{
-    *out = NULL;
-    role_sender *s = calloc(1, sizeof *s);
-    if (!s)
-        return persia_err_set(PERSIA_ENOMEM, "no memory for a sender");
-    pthread_mutex_init(&s->lock, NULL);
-    window_init(&s->done, s->ring, ROLE_WINDOW / 64);
-    s->kept_end = &s->kept;
-    int rc = role_client_open(config, &s->c);
-    if (!rc && !(s->boots = calloc(s->c.links_n, sizeof *s->boots)))
-        rc = persia_err_set(PERSIA_ENOMEM, "no memory for a sender");
-    if (rc) {
-        persia_sender_close(s);
-        return rc;
-    }
-    for (size_t i = 0; i < s->c.links_n; i++)
-        s->boots[i] = atomic_load(&s->c.links[i].boot);
-    s->stream = s->c.client;
-    s->counts.stream = s->stream;
-    *out = s;
-    return PERSIA_OK;
-}
+/* ---- what is kept ---- */
 
-/* Messages up to the number need not be kept. */
+/* Batches up to the number need not be kept. */
 static void forget(role_sender *s, uint64_t number)
 {
-    while (s->kept && s->kept->number <= number) {
+    while (s->kept && s->kept->number <= number &&
+           (!s->pin || s->kept->number < s->pin)) {
         kept *k = s->kept;
         s->kept = k->next;
         if (!s->kept)
@@ -67,28 +55,16 @@ static void forget(role_sender *s, uint64_t number)
     }
 }
 
-void persia_sender_close(role_sender *s)
-{
-    if (!s)
-        return;
-    forget(s, UINT64_MAX);
-    free(s->boots);
-    role_client_close(&s->c);
-    pthread_mutex_destroy(&s->lock);
-    free(s);
-}
-
 static void note_done(role_sender *s, const wire_submit_reply *m)
 {
     for (size_t i = 0; i < m->done_n; i++)
-        if (m->done[i] <= s->number)
-            (void)window_add(&s->done, m->done[i]);
+        (void)window_add(&s->done, m->done[i]);
     window_advance(&s->done);
-    s->counts.done = s->done.watermark;
     forget(s, s->done.watermark);
+    pthread_cond_broadcast(&s->heard);
 }
 
-static int keep(role_sender *s, const wire_submit *m, role_link *to)
+static int keep(role_sender *s, const wire_submit *m, size_t at)
 {
     kept *k = calloc(1, sizeof *k);
     wire_out o;
@@ -102,7 +78,7 @@ static int keep(role_sender *s, const wire_submit *m, role_link *to)
         persia_wire_out_copy(&o, k->bytes);
         k->bytes_n = o.bytes;
         k->number = m->number;
-        k->to = to;
+        k->at = at;
         *s->kept_end = k;
         s->kept_end = &k->next;
     } else {
@@ -110,6 +86,13 @@ static int keep(role_sender *s, const wire_submit *m, role_link *to)
     }
     persia_wire_out_free(&o);
     return rc;
+}
+
+/* ---- sending ---- */
+
+static uint64_t settled_before(const role_sender *s, uint64_t number)
+{
+    return s->done.watermark < number ? s->done.watermark : number - 1;
 }
 
 /* *status: enum role_submit_status. */
@@ -120,8 +103,9 @@ static int send_once(role_sender *s, role_link *l, wire_submit *m,
     link_answer answer;
     wire_out o;
     m->caller = link_caller(&s->c, l);
-    m->settled = s->done.watermark < m->number ? s->done.watermark
-                                               : m->number - 1;
+    pthread_mutex_lock(&s->lock);
+    m->settled = settled_before(s, m->number);
+    pthread_mutex_unlock(&s->lock);
     persia_wire_out_init(&o);
     int rc = persia_wire_put_submit(&o, m);
     if (rc) {
@@ -133,137 +117,364 @@ static int send_once(role_sender *s, role_link *l, wire_submit *m,
         rc = persia_wire_get_submit_reply(answer.bytes.data, answer.bytes.n,
                                           &answer.memory, &reply);
     if (!rc) {
+        pthread_mutex_lock(&s->lock);
         note_done(s, &reply);
+        pthread_mutex_unlock(&s->lock);
         *status = reply.status;
     }
     link_answer_free(&answer);
     return rc;
 }
 
-static int send_to(role_sender *s, role_link *l, wire_submit *m);
-
-/* Sends one that is kept to the link once more. */
-static int send_kept(role_sender *s, role_link *l, const kept *k)
+/* A worker that is there, from this one on; `first` if none is. */
+static size_t pick(const role_sender *s, size_t first)
 {
-    wire_memory memory;
-    wire_submit m;
-    persia_wire_memory_init(&memory);
-    int rc = persia_wire_get_submit(k->bytes, k->bytes_n, &memory, &m);
-    if (!rc)
-        rc = send_to(s, l, &m);
-    persia_wire_memory_free(&memory);
-    return rc;
+    for (size_t i = 0; i < s->c.links_n; i++)
+        if (!link_is_away(&s->c.links[(first + i) % s->c.links_n]))
+            return (first + i) % s->c.links_n;
+    return first;
 }
 
-/* A worker that was started again has nothing of what is kept. */
-static int catch_up(role_sender *s, role_link *l)
-{
-    uint64_t *boot = &s->boots[l - s->c.links], last = 0;
-    if (*boot == atomic_load(&l->boot))
-        return PERSIA_OK;
-    *boot = atomic_load(&l->boot);
-    int rc = PERSIA_OK;
-    for (;;) {
-        kept *k = s->kept; /* what is done goes meanwhile */
-        while (k && (k->number <= last || (k->to && k->to != l) ||
-                     (k->to && window_has(&s->done, k->number))))
-            k = k->next;
-        if (!k || rc)
-            return rc;
-        last = k->number;
-        rc = send_kept(s, l, k);
-    }
-}
-
-/* Until the worker has it. */
-static int send_to(role_sender *s, role_link *l, wire_submit *m)
+/* Until a worker has it: the one at *at, or another if that is away. */
+static int place(role_sender *s, wire_submit *m, size_t *at)
 {
     uint64_t until = persia_clock_ns() + s->c.timeout_ns;
     for (;;) {
         uint32_t status = SUBMIT_FULL;
-        int rc = catch_up(s, l);
-        if (rc)
-            return rc;
-        rc = send_once(s, l, m, &status);
+        *at = pick(s, *at);
+        role_link *l = &s->c.links[*at];
+        int rc = send_once(s, l, m, &status);
         if (!rc && status == SUBMIT_QUEUED)
             return PERSIA_OK;
-        if (!rc) /* it is there, and has no room */
+        if (!rc) { /* it is there, and has no room */
             until = persia_clock_ns() + s->c.timeout_ns;
-        else if ((rc = link_retry(&s->c, l, rc, until)))
+        } else if (link_failed(&s->c, l, rc) &&
+                   !link_is_away(&s->c.links[pick(s, *at)])) {
+            m->attempt = 2; /* it may have arrived */
+        } else if ((rc = link_retry(&s->c, l, rc, until))) {
             return rc;
+        }
         if ((rc = persia_interrupt_poll()))
             return rc;
     }
 }
 
-static int send_locked(role_sender *s, wire_submit *m)
+/* Whether a call may go better later, or at another worker. */
+static int may_pass(int rc)
 {
-    role_link *to =
-        m->end ? NULL : &s->c.links[s->number % s->c.links_n];
-    if (s->broken && !m->end)
+    return rc == PERSIA_EUNAVAILABLE || rc == PERSIA_ETIMEOUT ||
+           rc == PERSIA_ESTALE || rc == PERSIA_EINTR || rc == PERSIA_ENOMEM;
+}
+
+/* The pinned one, once more: to the worker at `to`, or another one.  Whether
+ * it is placed, or refused for good; else the thread tries again later. */
+static int place_again(role_sender *s, kept *k, size_t to)
+{
+    wire_memory memory;
+    wire_submit m;
+    uint32_t status = SUBMIT_FULL;
+    to = pick(s, to);
+    persia_wire_memory_init(&memory);
+    int rc = persia_wire_get_submit(k->bytes, k->bytes_n, &memory, &m);
+    m.attempt = 2;
+    if (!rc)
+        rc = send_once(s, &s->c.links[to], &m, &status);
+    if (rc)
+        (void)link_failed(&s->c, &s->c.links[to], rc);
+    pthread_mutex_lock(&s->lock);
+    if (!rc && status == SUBMIT_QUEUED) {
+        k->at = to;
+        s->counts.moved++;
+    } else if (rc && !may_pass(rc)) {
+        s->counts.refused++;
+        (void)window_add(&s->done, k->number);
+    }
+    pthread_mutex_unlock(&s->lock);
+    persia_wire_memory_free(&memory);
+    return rc ? !may_pass(rc) : status == SUBMIT_QUEUED;
+}
+
+/* The next one that a link has and that is not done; *pin: its number. */
+static kept *pin_next(role_sender *s, size_t at)
+{
+    pthread_mutex_lock(&s->lock);
+    kept *k = s->kept;
+    while (k && (k->number <= s->pin || k->at != at ||
+                 window_has(&s->done, k->number)))
+        k = k->next;
+    s->pin = k ? k->number : 0;
+    if (!k)
+        forget(s, s->done.watermark);
+    pthread_mutex_unlock(&s->lock);
+    return k;
+}
+
+/* Whether the worker at a link has nothing of what is kept: it was started
+ * again, or is away for long. */
+static int has_lost(const role_sender *s, size_t at)
+{
+    const role_link *l = &s->c.links[at];
+    const uint64_t away = atomic_load(&l->away);
+    return away ? persia_clock_ns() - away >= s->c.move_ns
+                : s->boots[at] != atomic_load(&l->boot);
+}
+
+/* What workers have lost, to those that are there. */
+static void tend(role_sender *s)
+{
+    for (size_t i = 0; i < s->c.links_n; i++) {
+        const uint64_t boot = atomic_load(&s->c.links[i].boot);
+        size_t to = i;
+        int placed = 1;
+        if (!has_lost(s, i) || link_is_away(&s->c.links[pick(s, i)]))
+            continue;
+        for (kept *k; placed && (k = pin_next(s, i));) {
+            placed = place_again(s, k, to);
+            to = link_is_away(&s->c.links[i]) ? (to + 1) % s->c.links_n : i;
+        }
+        if (placed && !link_is_away(&s->c.links[i]))
+            s->boots[i] = boot;
+        pthread_mutex_lock(&s->lock);
+        s->pin = 0;
+        pthread_mutex_unlock(&s->lock);
+    }
+}
+
+/* ---- signs of life ---- */
+
+static int beat(role_sender *s, role_link *l, int leaves)
+{
+    wire_submit_reply reply;
+    link_answer answer;
+    wire_out o;
+    pthread_mutex_lock(&s->lock);
+    const wire_heartbeat m = {.caller = link_caller(&s->c, l),
+                              .stream = s->stream,
+                              .settled = settled_before(s, s->number + 1),
+                              .epoch = s->epoch,
+                              .leaves = (uint32_t)leaves};
+    const int begun = s->number || s->epoch > 1;
+    pthread_mutex_unlock(&s->lock);
+    persia_wire_out_init(&o);
+    int rc = begun ? persia_wire_put_heartbeat(&o, &m) : PERSIA_OK;
+    if (rc || !begun) {
+        persia_wire_out_free(&o);
+        return rc;
+    }
+    rc = link_call(&s->c, l, ROLE_HEARTBEAT, &o, 0, BEAT_NS, &answer);
+    if (!rc)
+        rc = persia_wire_get_submit_reply(answer.bytes.data, answer.bytes.n,
+                                          &answer.memory, &reply);
+    if (!rc) {
+        pthread_mutex_lock(&s->lock);
+        note_done(s, &reply);
+        pthread_mutex_unlock(&s->lock);
+    }
+    link_answer_free(&answer);
+    if (rc == PERSIA_ESTALE)
+        (void)link_hello(&s->c, l, BEAT_NS);
+    else if (rc)
+        (void)link_failed(&s->c, l, rc);
+    return rc;
+}
+
+static void tick(void *owner)
+{
+    role_sender *s = owner;
+    for (size_t i = 0; i < s->c.links_n; i++)
+        if (!link_is_away(&s->c.links[i]))
+            (void)beat(s, &s->c.links[i], 0);
+    tend(s);
+}
+
+/* ---- life ---- */
+
+/* What an earlier process with this name has sent. */
+static int learn(role_sender *s)
+{
+    wire_ledger ledger;
+    int rc = link_ledger(&s->c, &s->c.links[pick(s, 0)], s->stream, &ledger);
+    if (rc)
+        return rc;
+    window_settle(&s->done, ledger.watermark);
+    for (uint64_t i = 0; i < 64 * (uint64_t)WIRE_WINDOW_MAX; i++)
+        if (ledger.window[i / 64] >> i % 64 & 1)
+            (void)window_add(&s->done, ledger.watermark + 1 + i);
+    window_advance(&s->done);
+    if (window_top(&s->done))
+        s->unsure = window_top(&s->done) + WIRE_BATCHES_MAX;
+    return PERSIA_OK;
+}
+
+int persia_sender_open(const role_client_config *config, role_sender **out)
+{
+    *out = NULL;
+    role_sender *s = calloc(1, sizeof *s);
+    if (!s)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a sender");
+    int rc = role_client_open(config, &s->c);
+    if (rc) {
+        free(s);
+        return rc;
+    }
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_mutex_init(&s->sending, NULL);
+    persia_cond_init(&s->heard);
+    window_init(&s->done, s->ring, ROLE_WINDOW / 64);
+    s->kept_end = &s->kept;
+    s->epoch = 1;
+    s->stream = config->stream ? config->stream : s->c.client;
+    s->counts.stream = s->stream;
+    if (!(s->boots = calloc(s->c.links_n, sizeof *s->boots)))
+        rc = persia_err_set(PERSIA_ENOMEM, "no memory for a sender");
+    for (size_t i = 0; i < s->c.links_n && !rc; i++)
+        s->boots[i] = atomic_load(&s->c.links[i].boot);
+    if (!rc && config->stream)
+        rc = learn(s);
+    if (!rc)
+        rc = role_client_start(&s->c, tick, s);
+    if (rc) {
+        persia_sender_close(s, 0);
+        return rc;
+    }
+    *out = s;
+    return PERSIA_OK;
+}
+
+void persia_sender_close(role_sender *s, int leaves)
+{
+    if (!s)
+        return;
+    role_client_stop(&s->c);
+    for (size_t i = 0; i < s->c.links_n && leaves; i++)
+        if (!link_is_away(&s->c.links[i]))
+            (void)beat(s, &s->c.links[i], 1);
+    role_client_close(&s->c);
+    forget(s, UINT64_MAX);
+    free(s->boots);
+    pthread_cond_destroy(&s->heard);
+    pthread_mutex_destroy(&s->lock);
+    pthread_mutex_destroy(&s->sending);
+    free(s);
+}
+
+/* ---- the caller's ---- */
+
+/* Names the batch; whether all servers have it. */
+static int name_batch(role_sender *s, wire_submit *m)
+{
+    pthread_mutex_lock(&s->lock);
+    m->stream = s->stream;
+    m->number = s->number + 1;
+    m->epoch = s->epoch;
+    m->attempt = m->number <= s->unsure ? 2 : 1;
+    m->settled = 0;
+    const int passed = window_has(&s->done, m->number);
+    pthread_mutex_unlock(&s->lock);
+    return passed;
+}
+
+static int send_next(role_sender *s, wire_submit *m)
+{
+    size_t at = s->number % s->c.links_n;
+    if (s->broken)
         return persia_err_set(PERSIA_ECLOSED,
                               "it is not known whether the last batch was "
                               "sent: close this sender and open another");
-    m->stream = s->stream;
-    m->number = s->number + 1;
-    m->settled = 0;
-    int rc = to ? send_to(s, to, m) : PERSIA_OK;
-    for (size_t i = 0; i < s->c.links_n && !to && !rc; i++)
-        rc = send_to(s, &s->c.links[i], m);
-    if (!rc && m->number > s->done.watermark) {
+    const int passed = name_batch(s, m);
+    int rc = passed ? PERSIA_OK : place(s, m, &at);
+    pthread_mutex_lock(&s->lock);
+    if (!rc && !window_has(&s->done, m->number)) {
         m->settled = 0;
-        rc = keep(s, m, to);
+        rc = keep(s, m, at);
     }
     s->broken = rc == PERSIA_EINTR || rc == PERSIA_EUNAVAILABLE ||
                 rc == PERSIA_ETIMEOUT;
     s->number += !rc || s->broken;
-    s->counts.sent += !rc && !m->end;
+    s->counts.sent += !rc;
+    s->counts.passed += !rc && passed;
+    pthread_mutex_unlock(&s->lock);
     return rc;
 }
 
 int persia_sender_send(role_sender *s, wire_submit *m)
 {
-    pthread_mutex_lock(&s->lock);
-    int rc = send_locked(s, m);
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_lock(&s->sending);
+    int rc = send_next(s, m);
+    pthread_mutex_unlock(&s->sending);
     return rc;
+}
+
+int persia_sender_end(role_sender *s)
+{
+    const uint64_t until = persia_clock_ns() + s->c.timeout_ns;
+    pthread_mutex_lock(&s->lock);
+    s->epoch++;
+    pthread_mutex_unlock(&s->lock);
+    for (size_t i = 0, heard = 0; i < s->c.links_n || !heard; i++) {
+        role_link *l = &s->c.links[i % s->c.links_n];
+        int rc = link_is_away(l) && heard ? PERSIA_OK : beat(s, l, 0);
+        while (rc && !link_is_away(l) &&
+               !(rc = link_retry(&s->c, l, rc, until)))
+            rc = beat(s, l, 0);
+        heard += !rc && !link_is_away(l);
+        if (rc && !link_is_away(l))
+            return rc;
+        /* The thread tells those that are away when they are back. */
+        if (!heard && i + 1 >= s->c.links_n &&
+            (rc = link_retry(&s->c, l, rc, until)))
+            return rc;
+    }
+    return PERSIA_OK;
 }
 
 /* The first batch that is not done. */
 static const kept *first_left(const role_sender *s)
 {
     const kept *k = s->kept;
-    while (k && (!k->to || window_has(&s->done, k->number)))
+    while (k && window_has(&s->done, k->number))
         k = k->next;
     return k;
 }
 
-/* Asks the worker of the first batch that is left, by sending it again. */
+/* Whether there has been a worker within the timeout. */
+static int check_away(const role_sender *s)
+{
+    const uint64_t now = persia_clock_ns();
+    for (size_t i = 0; i < s->c.links_n; i++) {
+        const uint64_t away = atomic_load(&s->c.links[i].away);
+        if (!away || now - away < s->c.timeout_ns)
+            return PERSIA_OK;
+    }
+    return persia_err_set(PERSIA_EUNAVAILABLE,
+                          "no embedding worker can be reached, %s among them",
+                          s->c.links[0].address);
+}
+
 static int flush_locked(role_sender *s, uint64_t until)
 {
     int rc = PERSIA_OK;
-    pthread_cond_t never;
-    persia_cond_init(&never);
-    for (const kept *k; !rc && (k = first_left(s));) {
-        rc = send_kept(s, k->to, k);
-        const uint64_t now = persia_clock_ns();
-        if (!rc && now >= until)
-            rc = persia_err_set(PERSIA_ETIMEOUT,
-                                "batch %llu is not trained yet",
-                                (unsigned long long)s->done.watermark + 1);
-        if (!rc && first_left(s))
-            rc = persia_cond_wait_poll(&never, &s->lock, now + PAUSE_NS);
+    while (!rc && first_left(s)) {
+        if (persia_clock_ns() >= until)
+            return persia_err_set(PERSIA_ETIMEOUT,
+                                  "batch %llu is not trained yet",
+                                  (unsigned long long)first_left(s)->number);
+        rc = check_away(s);
+        if (!rc)
+            rc = persia_cond_wait_poll(&s->heard, &s->lock, until);
     }
-    pthread_cond_destroy(&never);
     return rc;
 }
 
 int persia_sender_flush(role_sender *s, uint64_t timeout_ns)
 {
+    atomic_store(&s->c.hurry, 1);
+    role_client_wake(&s->c);
     pthread_mutex_lock(&s->lock);
     int rc = flush_locked(s, timeout_ns ? persia_clock_ns() + timeout_ns
                                         : UINT64_MAX);
     pthread_mutex_unlock(&s->lock);
+    atomic_store(&s->c.hurry, 0);
     return rc;
 }
 
@@ -271,5 +482,8 @@ void persia_sender_get_counts(role_sender *s, sender_counts *out)
 {
     pthread_mutex_lock(&s->lock);
     *out = s->counts;
+    out->done = s->done.watermark < s->number ? s->done.watermark : s->number;
     pthread_mutex_unlock(&s->lock);
+    for (size_t i = 0; i < s->c.links_n; i++)
+        out->away += (uint64_t)link_is_away(&s->c.links[i]);
 }

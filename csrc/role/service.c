@@ -44,6 +44,8 @@ static int put_hello(const asking *a, wire_out *o)
                           .boot = s->boot,
                           .message_limit = s->config.message_limit};
     memcpy(m.name_space, s->config.servers.name_space, sizeof m.name_space);
+    if (a->ledger)
+        m.ledger = *a->ledger;
     return persia_wire_put_hello_reply(o, &m);
 }
 
@@ -53,7 +55,8 @@ static int put_take(asking *a, wire_out *o)
 {
     const role_service *s = a->s;
     const offer *of = a->o;
-    wire_take_reply m = {.status = a->status};
+    wire_take_reply m = {.status = a->status, .stream = a->stream,
+                         .epoch = a->epoch};
     if (!of)
         return persia_wire_put_take_reply(o, &m);
     const size_t n = of->m.samples, item = wire_dtype_bytes(a->m.take.dtype);
@@ -61,6 +64,7 @@ static int put_take(asking *a, wire_out *o)
     m = (wire_take_reply){.lease = of->lease,
                           .stream = of->m.stream,
                           .number = of->m.number,
+                          .epoch = a->epoch,
                           .samples = of->m.samples,
                           .dtype = a->m.take.dtype,
                           .values_n = s->plan.features_n,
@@ -93,6 +97,7 @@ static int put(asking *a, wire_out *o)
         return persia_wire_put_plan_reply(
             o, &(wire_plan_reply){.created = a->status});
     case ROLE_SUBMIT:
+    case ROLE_HEARTBEAT:
         return persia_wire_put_submit_reply(
             o, &(wire_submit_reply){a->status, a->done, a->done_n});
     case ROLE_TAKE:
@@ -150,6 +155,8 @@ static int decode(asking *a)
         return DECODE(return, &a->m.back);
     case ROLE_STATS:
         return DECODE(stats, &a->m.stats);
+    case ROLE_HEARTBEAT:
+        return DECODE(heartbeat, &a->m.beat);
     default:
         return persia_err_set(PERSIA_EPROTOCOL, "there is no method %u",
                               call->method);
@@ -194,6 +201,8 @@ static int check(const asking *a)
         return check_boot(s, &a->o->m.caller);
     case ROLE_TAKE:
         return check_boot(s, &a->m.take.caller);
+    case ROLE_HEARTBEAT:
+        return check_boot(s, &a->m.beat.caller);
     default:
         return PERSIA_OK;
     }
@@ -209,6 +218,9 @@ static void begin(asking *a)
         break;
     case ROLE_SUBMIT:
         service_submit(a);
+        break;
+    case ROLE_HEARTBEAT:
+        service_heartbeat(a);
         break;
     case ROLE_TAKE:
         service_take(a);
@@ -243,11 +255,10 @@ void persia_role_handle(void *service, rpc_call *call)
     wire_memory memory;
     persia_wire_memory_init(&memory);
     asking *a = persia_wire_memory_take(&memory, sizeof *a);
-    int stays = call->method == ROLE_HELLO || call->method == ROLE_STATS;
     int rc = a ? PERSIA_OK : PERSIA_ENOMEM;
     if (a)
         *a = (asking){.s = s, .call = call, .memory = memory};
-    if (!rc && !stays && is_closed(s))
+    if (!rc && call->method != ROLE_STATS && is_closed(s))
         rc = persia_err_set(PERSIA_EUNAVAILABLE, "the worker is stopping");
     if (!rc)
         rc = decode(a);
@@ -355,6 +366,7 @@ static void free_all(role_service *s)
     while (s->ranks) {
         role_known_rank *r = s->ranks;
         s->ranks = r->next;
+        free(r->held);
         free(r);
     }
 }
@@ -380,7 +392,21 @@ void persia_role_destroy(role_service *s)
 void persia_role_get_stats(role_service *s, role_stats *out)
 {
     service_enter(s);
+    const uint64_t now = persia_clock_ns();
+    uint64_t since = now;
     *out = s->stats;
+    for (const role_stream *t = s->streams; t; t = t->next)
+        out->loaders_gone += t->gone != 0;
+    for (const offer *o = s->queue; o; o = o->next) {
+        out->withheld += (uint64_t)is_withheld(s, o, now);
+        since = o->since < since ? o->since : since;
+    }
+    for (const offer *o = s->leased; o; o = o->next) {
+        out->looking += o->state == OFFER_LOOKING;
+        out->returning += o->state == OFFER_RETURNING;
+        since = o->since < since ? o->since : since;
+    }
     service_leave(s);
-    out->uptime_ns = persia_clock_ns() - s->born;
+    out->oldest_ns = now - since;
+    out->uptime_ns = now - s->born;
 }

@@ -88,6 +88,82 @@ void work_declare(void *ctx)
     asking_answer(a, rc);
 }
 
+/* ---- what servers have ---- */
+
+/* Whether servers may be there again: the batch is not the cause. */
+static int may_pass(int rc)
+{
+    return rc == PERSIA_EUNAVAILABLE || rc == PERSIA_ETIMEOUT ||
+           rc == PERSIA_ENOMEM;
+}
+
+/* The ledger of a stream at one server. */
+static int ask_server(role_service *s, uint32_t shard, uint64_t stream,
+                      wire_ledger *out)
+{
+    wire_hello m = {.caller = {.client = s->boot},
+                    .version = WIRE_VERSION,
+                    .version_min = WIRE_VERSION_MIN,
+                    .world = 1,
+                    .stream = stream};
+    shard_reply reply;
+    memcpy(m.name_space, s->config.servers.name_space, sizeof m.name_space);
+    int rc = persia_client_call(s->look, shard, WIRE_HELLO, &m, &reply);
+    if (rc)
+        return rc;
+    *out = ((const wire_hello_reply *)reply.message)->ledger;
+    persia_shard_release(&reply);
+    return PERSIA_OK;
+}
+
+static int is_in_ledger(const wire_ledger *l, uint64_t number)
+{
+    const uint64_t bit = number - l->watermark - 1;
+    return number <= l->watermark ||
+           (bit < 64 * WIRE_WINDOW_MAX && l->window[bit / 64] >> bit % 64 & 1);
+}
+
+/* What all servers have of a stream. */
+static int ask_servers(role_service *s, uint64_t stream, wire_ledger *out)
+{
+    int rc = ask_server(s, 0, stream, out);
+    for (uint32_t i = 1; i < persia_client_shards(s->look) && !rc; i++) {
+        wire_ledger own, both = {.stream = stream};
+        rc = ask_server(s, i, stream, &own);
+        if (rc)
+            break;
+        both.watermark = own.watermark < out->watermark ? own.watermark
+                                                        : out->watermark;
+        for (uint64_t bit = 0; bit < 64 * WIRE_WINDOW_MAX; bit++) {
+            const uint64_t number = both.watermark + 1 + bit;
+            if (is_in_ledger(&own, number) && is_in_ledger(out, number))
+                both.window[bit / 64] |= (uint64_t)1 << bit % 64;
+        }
+        *out = both;
+    }
+    return rc;
+}
+
+void work_hello(void *ctx)
+{
+    asking *a = ctx;
+    a->ledger = persia_wire_memory_take(&a->memory, sizeof *a->ledger);
+    asking_answer(a, a->ledger ? ask_servers(a->s, a->m.hello.stream,
+                                             a->ledger)
+                               : PERSIA_ENOMEM);
+}
+
+void work_unknown(void *ctx)
+{
+    asking *a = ctx;
+    const wire_return *m = &a->m.back;
+    wire_ledger ledger;
+    int rc = ask_servers(a->s, m->stream, &ledger);
+    a->status = !rc && is_in_ledger(&ledger, m->number) ? RETURNED_BEFORE
+                                                      : RETURNED_WAIT;
+    asking_answer(a, rc);
+}
+
 /* ---- lookups ---- */
 
 static int stream_open(role_service *s, role_stream *t)
@@ -223,24 +299,38 @@ static void keep_loss(role_service *s, role_stream *t, int rc)
     service_leave(s);
 }
 
+/* Whether no rank needs it: a loader sends again what it does not know to be
+ * trained. */
+static int servers_have(role_service *s, const offer *o, int *have)
+{
+    wire_ledger ledger;
+    *have = persia_client_has(o->stream->c, o->m.number);
+    int rc = PERSIA_OK;
+    if (!*have && o->m.attempt > 1 &&
+        !(rc = ask_servers(s, o->m.stream, &ledger)))
+        *have = is_in_ledger(&ledger, o->m.number);
+    return rc;
+}
+
 static int look_up(asking *a)
 {
     const role_service *s = a->s;
     offer *o = a->o;
+    int have = 0;
     const size_t width = column_of(&s->plan, s->plan.features_n);
     const id_batch b = batch_of(o);
     float *rows = NULL;
     int rc = offer_check(o, &s->plan);
     if (!rc)
         rc = stream_open(a->s, o->stream);
-    /* A loader sends again what an earlier worker may have trained. */
-    a->status = !rc && persia_client_has(o->stream->c, o->m.number)
-                    ? TAKE_EMPTY
-                    : TAKE_BATCH;
-    if (a->status == TAKE_EMPTY)
+    if (!rc)
+        rc = servers_have(a->s, o, &have);
+    a->status = have ? TAKE_EMPTY : TAKE_BATCH;
+    if (have)
         return rc;
     if (!rc)
         rc = plan_of(s, o, NULL, &o->plan);
+    o->planned = !rc;
     if (!rc && !(rows = malloc(b.bags * width * sizeof *rows)))
         rc = persia_err_set(PERSIA_ENOMEM, "no memory for embeddings");
     batch_index *before = o->index;
@@ -261,13 +351,6 @@ static int look_up(asking *a)
     return rc;
 }
 
-/* Whether servers may be there again: the batch is not the cause. */
-static int may_pass(int rc)
-{
-    return rc == PERSIA_EUNAVAILABLE || rc == PERSIA_ETIMEOUT ||
-           rc == PERSIA_ENOMEM;
-}
-
 void work_take(void *ctx)
 {
     asking *a = ctx;
@@ -280,9 +363,10 @@ void work_take(void *ctx)
     if (!rc && a->status == TAKE_BATCH) {
         offer_event(o, OFFER_FOUND);
     } else if (may_pass(rc)) {
-        offer_again(s, o);
+        offer_again(s, o, 0);
     } else {
         s->stats.failed += rc != PERSIA_OK;
+        s->stats.had += rc == PERSIA_OK;
         offer_end(s, o);
     }
     if (rc || a->status == TAKE_EMPTY) {
@@ -367,16 +451,30 @@ static int push(asking *a, const worker_grad *g, size_t n)
     return rc;
 }
 
+/* For a batch that was looked up elsewhere. */
+static int make_plan(role_service *s, offer *o)
+{
+    int rc = offer_check(o, &s->plan);
+    if (!rc)
+        rc = stream_open(s, o->stream);
+    if (!rc)
+        rc = plan_of(s, o, NULL, &o->plan);
+    o->planned = !rc;
+    return rc;
+}
+
 static int apply(asking *a)
 {
     const role_service *s = a->s;
-    const offer *o = a->o;
+    offer *o = a->o;
     const wire_return *m = &a->m.back;
     size_t width;
     int all = 0;
     uint8_t *wanted = calloc(s->plan.features_n, 1);
     int rc = wanted ? check_return(s, o, m, wanted, &width, &all)
                     : persia_err_set(PERSIA_ENOMEM, "no memory for an update");
+    if (!rc && !o->planned)
+        rc = make_plan(a->s, o);
     if (rc)
         goto done;
     worker_grad g = {.plan = o->plan, .batch = batch_of(o), .index = o->index,

@@ -185,7 +185,23 @@ static const spec_field role_stats_fields[] = {
       .offset = offsetof(role_stats, late) },
     { .name = "failed", .config = "failed", .kind = SPEC_U64,
       .offset = offsetof(role_stats, failed) },
+    { .name = "given_up", .config = "given_up", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, given_up) },
+    { .name = "resent", .config = "resent", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, resent) },
+    { .name = "had", .config = "had", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, had) },
+    { .name = "withheld", .config = "withheld", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, withheld) },
+    { .name = "looking", .config = "looking", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, looking) },
+    { .name = "returning", .config = "returning", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, returning) },
+    { .name = "loaders_gone", .config = "loaders_gone", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, loaders_gone) },
+    { .name = "oldest_ns", .config = "oldest_ns", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, oldest_ns) },
 };
 const spec_list persia_role_stats_list = {
-    role_stats_fields, 14
+    role_stats_fields, 22
 };

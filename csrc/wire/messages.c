@@ -13,7 +13,8 @@ const char *const persia_wire_paths[] = {
 const char *const persia_role_paths[] = {
     "/persia.v1.EmbeddingWorker/Hello", "/persia.v1.EmbeddingWorker/Declare",
     "/persia.v1.EmbeddingWorker/Submit", "/persia.v1.EmbeddingWorker/Take",
-    "/persia.v1.EmbeddingWorker/Return", "/persia.v1.EmbeddingWorker/Stats"
+    "/persia.v1.EmbeddingWorker/Return", "/persia.v1.EmbeddingWorker/Stats",
+    "/persia.v1.EmbeddingWorker/Heartbeat"
 };
 
 static const wire_field caller_fields[] = {
@@ -517,7 +518,6 @@ static const wire_field submit_fields[] = {
     [2] = F(wire_submit, stream, FIXED64, "stream"),
     [3] = F(wire_submit, number, U64, "number"),
     [4] = F(wire_submit, settled, U64, "settled"),
-    [5] = F(wire_submit, end, U32, "end", .limit = 1),
     [6] = F(wire_submit, samples, U32, "samples", .limit = UINT32_MAX),
     [7] = F(wire_submit, features, MESSAGES, "features",
         COUNT(wire_submit, features_n), .limit = 4096,
@@ -527,10 +527,33 @@ static const wire_field submit_fields[] = {
         .type = &batch_offsets_type),
     [10] = F(wire_submit, tensors, MESSAGES, "tensors",
         COUNT(wire_submit, tensors_n), .limit = 4096, .type = &tensor_type),
+    [20] = F(wire_submit, attempt, U32, "attempt", .limit = UINT32_MAX),
+    [21] = F(wire_submit, epoch, U64, "epoch"),
 };
 static const wire_type submit_type = {
     .name = "SubmitRequest", .size = sizeof(wire_submit),
-    .fields = submit_fields, .fields_n = 10, .check = at_check_submit
+    .fields = submit_fields, .fields_n = 21, .check = at_check_submit
+};
+
+static const wire_field heartbeat_fields[] = {
+    [1] = F(wire_heartbeat, caller, MESSAGE, "caller", .type = &caller_type),
+    [2] = F(wire_heartbeat, stream, FIXED64, "stream"),
+    [3] = F(wire_heartbeat, settled, U64, "settled"),
+    [4] = F(wire_heartbeat, epoch, U64, "epoch"),
+    [5] = F(wire_heartbeat, leaves, U32, "leaves", .limit = 1),
+};
+static const wire_type heartbeat_type = {
+    .name = "HeartbeatRequest", .size = sizeof(wire_heartbeat),
+    .fields = heartbeat_fields, .fields_n = 5, .check = at_check_heartbeat
+};
+
+static const wire_field batch_name_fields[] = {
+    [1] = F(wire_batch_name, stream, FIXED64, "stream"),
+    [2] = F(wire_batch_name, number, U64, "number"),
+};
+static const wire_type batch_name_type = {
+    .name = "BatchName", .size = sizeof(wire_batch_name),
+    .fields = batch_name_fields, .fields_n = 2
 };
 
 static const wire_field submit_reply_fields[] = {
@@ -549,10 +572,13 @@ static const wire_field take_fields[] = {
     [3] = F(wire_take, pass, U64, "pass"),
     [4] = F(wire_take, number, U64, "number"),
     [5] = F(wire_take, dtype, U32, "dtype", .limit = 2),
+    [20] = F(wire_take, held, MESSAGES, "held", COUNT(wire_take, held_n),
+        .limit = 1024, .type = &batch_name_type),
+    [21] = F(wire_take, begun, U32, "begun", .limit = 1),
 };
 static const wire_type take_type = {
     .name = "TakeRequest", .size = sizeof(wire_take), .fields = take_fields,
-    .fields_n = 5, .check = at_check_take
+    .fields_n = 21, .dtype = 5, .check = at_check_take
 };
 
 static const wire_field take_reply_fields[] = {
@@ -567,10 +593,11 @@ static const wire_field take_reply_fields[] = {
     [8] = F(wire_take_reply, tensors, MESSAGES, "tensors",
         COUNT(wire_take_reply, tensors_n), .limit = 4096,
         .type = &tensor_type),
+    [20] = F(wire_take_reply, epoch, U64, "epoch"),
 };
 static const wire_type take_reply_type = {
     .name = "TakeReply", .size = sizeof(wire_take_reply),
-    .fields = take_reply_fields, .fields_n = 8, .dtype = 6
+    .fields = take_reply_fields, .fields_n = 20, .dtype = 6
 };
 
 static const wire_field return_fields[] = {
@@ -584,14 +611,16 @@ static const wire_field return_fields[] = {
         .limit = 4096, .type = &values_type),
     [8] = F(wire_return, hypers, MESSAGES, "hypers",
         COUNT(wire_return, hypers_n), .limit = 4096, .type = &hyper_type),
+    [20] = F(wire_return, stream, FIXED64, "stream"),
+    [21] = F(wire_return, number, U64, "number"),
 };
 static const wire_type return_type = {
     .name = "ReturnRequest", .size = sizeof(wire_return),
-    .fields = return_fields, .fields_n = 8, .dtype = 6
+    .fields = return_fields, .fields_n = 21, .dtype = 6
 };
 
 static const wire_field return_reply_fields[] = {
-    [1] = F(wire_return_reply, status, U32, "status", .limit = 2),
+    [1] = F(wire_return_reply, status, U32, "status", .limit = 3),
     [2] = F(wire_return_reply, created, U64, "created"),
     [3] = F(wire_return_reply, refused, U64, "refused"),
     [4] = F(wire_return_reply, evicted, U64, "evicted"),
@@ -618,10 +647,18 @@ static const wire_field worker_stats_fields[] = {
     [12] = F(role_stats, again, U64, "again"),
     [13] = F(role_stats, late, U64, "late"),
     [14] = F(role_stats, failed, U64, "failed"),
+    [15] = F(role_stats, given_up, U64, "given_up"),
+    [16] = F(role_stats, resent, U64, "resent"),
+    [17] = F(role_stats, had, U64, "had"),
+    [18] = F(role_stats, withheld, U64, "withheld"),
+    [19] = F(role_stats, looking, U64, "looking"),
+    [20] = F(role_stats, returning, U64, "returning"),
+    [21] = F(role_stats, loaders_gone, U64, "loaders_gone"),
+    [22] = F(role_stats, oldest_ns, U64, "oldest_ns"),
 };
 static const wire_type worker_stats_type = {
     .name = "WorkerStats", .size = sizeof(role_stats),
-    .fields = worker_stats_fields, .fields_n = 14
+    .fields = worker_stats_fields, .fields_n = 22
 };
 
 static const wire_field worker_stats_reply_fields[] = {

@@ -18,7 +18,8 @@ enum {
     WIRE_TENSORS_MAX = 4096,
     WIRE_SHAPE_MAX = 16,
     WIRE_BATCHES_MAX = 1024,
-    WIRE_FIELDS_MAX = 21
+    WIRE_HELD_MAX = 1024,
+    WIRE_FIELDS_MAX = 22
 };
 
 /* Numbers of the methods; X(METHOD, Name). */
@@ -33,23 +34,23 @@ extern PERSIA_API const char *const persia_wire_paths[10]; /* of the methods */
 /* Numbers of the methods; X(METHOD, Name). */
 #define ROLE_METHODS(X)                                                       \
     X(HELLO, Hello) X(DECLARE, Declare) X(SUBMIT, Submit) X(TAKE, Take)       \
-    X(RETURN, Return) X(STATS, Stats)
+    X(RETURN, Return) X(STATS, Stats) X(HEARTBEAT, Heartbeat)
 
 #define ROLE_SERVICE "persia.v1.EmbeddingWorker"
-extern PERSIA_API const char *const persia_role_paths[6]; /* of the methods */
+extern PERSIA_API const char *const persia_role_paths[7]; /* of the methods */
 
 /* Requests and replies. */
 #define WIRE_MESSAGES(X)                                                      \
     X(hello) X(hello_reply) X(declare) X(declare_reply) X(pull) X(pull_reply) \
     X(push) X(push_reply) X(leave) X(leave_reply) X(rows) X(snapshot)         \
     X(snapshot_reply) X(restore) X(restore_reply) X(stats) X(stats_reply)     \
-    X(plan) X(plan_reply) X(submit) X(submit_reply) X(take) X(take_reply)     \
-    X(return) X(return_reply) X(worker_stats_reply)
+    X(plan) X(plan_reply) X(submit) X(heartbeat) X(submit_reply) X(take)      \
+    X(take_reply) X(return) X(return_reply) X(worker_stats_reply)
 
 /* Messages that types.c checks. */
 #define WIRE_CHECKED(X)                                                       \
     X(hello) X(hello_reply) X(table_spec) X(values) X(push) X(push_table)     \
-    X(leave) X(plan) X(submit) X(take)
+    X(leave) X(plan) X(submit) X(heartbeat) X(take)
 
 enum wire_push_status {
     PUSH_APPLIED, /* now; copies that came meanwhile get this, too */
@@ -97,6 +98,9 @@ enum role_return_status {
     RETURNED_DONE,
     RETURNED_BEFORE, /* it was done before; nothing changed */
     RETURNED_GONE, /* the lease has ended: nothing is applied */
+    /* the batch is not here: its loader may send it yet, to this worker or
+     * another one */
+    RETURNED_WAIT,
 };
 
 /* Who asks; every request begins with it. */
@@ -459,11 +463,12 @@ typedef struct wire_tensor {
 
 typedef struct wire_submit {
     wire_caller caller;
-    uint64_t stream; /* of the loader: random, not 0 */
-    uint64_t number; /* of the batch, or of the end, from 1 */
+    /* Of the loader, not 0: random, or that of an earlier process which sent
+     * the same batches with the same numbers. */
+    uint64_t stream;
+    uint64_t number; /* of the batch, from 1 */
     /* Below number. All batches up to it are done, as replies said. */
     uint64_t settled;
-    uint32_t end; /* the stream has no more batches; this is none */
     uint32_t samples;
     wire_batch_feature *features; /* each once */
     size_t features_n;
@@ -471,7 +476,27 @@ typedef struct wire_submit {
     wire_batch_offsets offsets; /* left out: each bag has one id */
     wire_tensor *tensors;
     size_t tensors_n;
+    /* From 1 (0: the same). From the second on another worker, or an earlier
+     * process of this one, may have the batch, or have trained it: the worker
+     * asks all servers before it offers it, and waits until all ranks have
+     * said that they do not have it, or for the time of a lease. */
+    uint32_t attempt;
+    uint64_t epoch; /* of the loader, from 1 (0: the same) */
 } wire_submit;
+
+typedef struct wire_heartbeat {
+    wire_caller caller;
+    uint64_t stream; /* see SubmitRequest */
+    uint64_t settled;
+    /* Of the next batch, from 1 (0: the same): those before it have ended. */
+    uint64_t epoch;
+    uint32_t leaves; /* the stream has no more batches and no more epochs */
+} wire_heartbeat;
+
+typedef struct wire_batch_name {
+    uint64_t stream;
+    uint64_t number;
+} wire_batch_name;
 
 typedef struct wire_submit_reply {
     uint32_t status;
@@ -489,11 +514,16 @@ typedef struct wire_take {
     uint64_t pass;
     uint64_t number; /* of this request, from 1 */
     uint32_t dtype; /* of the reply */
+    wire_batch_name *held; /* by this rank: their gradients come from it */
+    size_t held_n;
+    uint32_t begun; /* the rank has had batches in this pass */
 } wire_take;
 
 typedef struct wire_take_reply {
     uint32_t status;
     uint64_t lease;
+    /* Of the batch; EMPTY and END: of the loader that is furthest behind, or
+     * 0. */
     uint64_t stream;
     uint64_t number; /* of the batch */
     uint32_t samples;
@@ -503,6 +533,7 @@ typedef struct wire_take_reply {
     size_t values_n;
     wire_tensor *tensors;
     size_t tensors_n;
+    uint64_t epoch; /* that the pass is, as the loader of `stream` counts */
 } wire_take_reply;
 
 typedef struct wire_return {
@@ -517,6 +548,10 @@ typedef struct wire_return {
     size_t grads_n;
     optim_hyper *hypers; /* of each table of the plan */
     size_t hypers_n;
+    /* Of the batch. A worker that did not give this lease, but has the batch
+     * in its queue, applies the gradients to it. */
+    uint64_t stream;
+    uint64_t number;
 } wire_return;
 
 typedef struct wire_return_reply {

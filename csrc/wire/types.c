@@ -213,12 +213,21 @@ int at_check_submit(const wire_at *at, const void *m, uint32_t dtype)
     if (s->settled >= s->number)
         REFUSE("settled", "is %llu, it must be below the number %llu",
                (unsigned long long)s->settled, (unsigned long long)s->number);
-    if (!s->end && !bags)
+    if (!bags)
         REFUSE("samples", "%u samples of %zu features are no batch",
                s->samples, s->features_n);
     if (s->offsets.n ? s->offsets.n != bags + 1 : s->ids.n != bags)
         REFUSE("offsets", "%zu ids and %zu offsets for %zu features of %u "
                "samples", s->ids.n, s->offsets.n, s->features_n, s->samples);
+    return PERSIA_OK;
+}
+
+int at_check_heartbeat(const wire_at *at, const void *m, uint32_t dtype)
+{
+    const wire_heartbeat *h = m;
+    (void)dtype;
+    if (!h->stream)
+        REFUSE("stream", "is 0, which is no stream");
     return PERSIA_OK;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -28,17 +29,32 @@ class Sender:
     waits until ranks have trained. In a ``with`` block that ends without an
     error the epoch is ended, too.
 
+    Each batch is kept until workers report that it is done. A worker that was
+    started again gets its batches once more. The batches of one that cannot be
+    reached go to the others. A thread does that as long as the sender is open,
+    and tells workers that the loader is alive: the epoch of one of which they
+    hear nothing for 30 seconds (``persia serve worker --loader-silence``)
+    ends.
+
     Args:
         workers: addresses "host:port" of embedding workers, several with
             commas between or as a list. Default: PERSIA_WORKERS.
         namespace: of the servers and workers.
-        timeout: seconds after which a worker that cannot be reached is an
-            error.
+        name: of what it sends. A process that sends the same batches in the
+            same order under the same name continues where an earlier one
+            ended, wherever that was killed: batches that all servers have are
+            passed over by :meth:`send`. Without a name batches that an earlier
+            process had sent are trained again. Another job on the same servers
+            needs another name.
+        timeout: seconds after which it is an error that no worker can be
+            reached.
+        move_after: seconds after which the batches of a worker that cannot be
+            reached go to others. Default: a sixth of ``timeout``.
         security: TLS and tokens; default: as the environment says, see
             :meth:`persia.distributed.Security.from_environment`.
 
     Raises:
-        Unavailable: a worker cannot be reached.
+        Unavailable: no worker can be reached.
         SchemaMismatch: a worker is of another namespace.
         AccessDenied: a token or certificate is missing.
     """
@@ -48,9 +64,12 @@ class Sender:
         workers: str | Sequence[str] | None = None,
         *,
         namespace: str = "default",
+        name: str | None = None,
         timeout: float = 60.0,
+        move_after: float | None = None,
         security: Security | None = None,
     ) -> None:
+        timeout = number("timeout", timeout, 1e-9, 1e9)
         addresses, security = resolve_workers(workers, security)
         self._core = _core.Sender(
             {
@@ -58,11 +77,15 @@ class Sender:
                 "namespace": kind("namespace", namespace, str, "a string"),
                 "rank": 0,
                 "world": 0,
-                "timeout": number("timeout", timeout, 1e-9, 1e9),
+                "timeout": timeout,
                 "message_limit": MESSAGE_LIMIT,
                 "dtype": 0,
                 "lost": 0,
                 "security": security.arguments(),
+                "move_after": timeout / 6
+                if move_after is None
+                else number("move_after", move_after, 0, 1e9),
+                "stream": 0 if name is None else _stream(name),
             }
         )
         self._open = False  # batches were sent since the last end
@@ -77,7 +100,7 @@ class Sender:
                 not.
             LimitReached: the batch is larger than the worker's queue or
                 message limit.
-            Unavailable: the worker cannot be reached within the timeout.
+            Unavailable: no worker can be reached within the timeout.
             Closed: whether an earlier batch was sent is not known, because
                 sending it was interrupted or failed.
         """
@@ -111,32 +134,38 @@ class Sender:
     def flush(self, timeout: float | None = None) -> None:
         """Returns when every batch that was sent is trained, or given up.
 
-        A worker that was started again has lost its queue. This and
-        :meth:`send` send it the batches again that are not done: a loader
-        that must lose none flushes before it ends.
+        A loader that must lose none flushes before it ends: a worker that is
+        killed loses its queue, and only the loader has its batches then.
 
         Args:
             timeout: seconds; None: as long as it takes.
 
         Raises:
             DeadlineExceeded: after ``timeout``.
-            Unavailable: a worker cannot be reached.
+            Unavailable: no worker can be reached for the timeout of the
+                sender.
         """
         if timeout is not None:
             timeout = number("timeout", timeout, 1e-9, 1e9)
         self._core.flush(timeout or 0.0)
 
     def stats(self) -> dict[str, int]:
-        """``sent``: batches; ``done``: those of them from the first on that
-        are in the tables, as far as workers have told."""
+        """Batches. ``sent``: in all. ``done``: of them, from the first on,
+        those that need not be sent again, as far as workers have reported.
+        ``passed``: over, as all servers have them. ``moved``: sent again,
+        after a worker was started again or could not be reached. ``refused``:
+        of those, by the worker. ``away``: workers that cannot be reached
+        now."""
         counts = self._core.counts()
-        return {"sent": counts["sent"], "done": counts["done"]}
+        del counts["stream"]
+        return counts
 
     def close(self) -> None:
-        """Ends the epoch, if batches were sent in it, and the connection."""
+        """Ends the epoch, if batches were sent in it, and the connection.
+        Workers do not wait for more epochs of this loader."""
         if self._open:
             self.end()
-        self._core.close()
+        self._core.close(True)
 
     def __enter__(self) -> Sender:
         return self
@@ -147,9 +176,17 @@ class Sender:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None:
-            self._open = False
-        self.close()
+        if error is None:
+            self.close()
+        else:  # the epoch has not ended: another process may continue it
+            self._core.close(False)
+
+
+def _stream(name: str) -> int:
+    """The number of a name; not 0."""
+    text = kind("name", name, str, "a string").encode()
+    digest = hashlib.blake2b(text, digest_size=8, person=b"persia-loader")
+    return int.from_bytes(digest.digest(), "little") or 1
 
 
 def _raw(tensor: Tensor) -> Any:

@@ -68,6 +68,13 @@ class WorkerConfig(Listening):
         description="Seconds that a rank has for a batch; then it is offered "
         "again.",
     )
+    loader_silence: float = Field(
+        30.0,
+        ge=5,
+        le=86400,
+        description="Seconds after which a data loader of which nothing is "
+        "heard is taken for dead: its epochs end.",
+    )
     timeout: float = Field(
         60.0,
         gt=0,
@@ -115,6 +122,7 @@ class Worker:
             message_limit=config.message_limit,
             queue_limit=config.queue_limit,
             lease=config.lease,
+            silence=config.loader_silence,
             loaders=config.loaders,
         )
         self.servers = len(addresses)

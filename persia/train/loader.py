@@ -303,7 +303,7 @@ class _Pass(Iterator[T]):
                 taken: Any = one.batch
                 received: Any = self._taking.receive(taken, one.number)
                 if received is None:
-                    return self._end_of_stream()
+                    return self._end_of_stream(one.number)
                 one.batch = received
             self._fetch(self._depth)
             # Now, as another pass may have ids of the same batch ahead.
@@ -321,10 +321,11 @@ class _Pass(Iterator[T]):
                 self._close(settle=False)
             raise
 
-    def _end_of_stream(self) -> T:
-        """What is asked for ahead is of the next iteration."""
+    def _end_of_stream(self, number: int) -> T:
+        """No more are asked for; what was asked for before may have got
+        one of the last batches."""
         self._end = StopIteration()
-        self._ahead.clear()
+        self._skip(number)
         return next(self)
 
     def _fetch(self, n: int) -> None:

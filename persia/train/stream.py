@@ -49,8 +49,12 @@ class Stream:
     Args:
         workers: addresses "host:port" of embedding workers, several with
             commas between or as a list. Default: PERSIA_WORKERS.
-        timeout: seconds after which a worker that cannot be reached is an
-            error.
+        timeout: seconds after which it is an error that no worker can be
+            reached. One that cannot is passed over as long as others can, and
+            takes part again when it is back.
+        move_after: seconds for which a pass waits for a worker that cannot be
+            reached: loaders send its batches to others meanwhile, so it must
+            be more than their ``move_after``. Default: a third of ``timeout``.
         security: TLS and tokens; default: as the environment says, see
             :meth:`persia.distributed.Security.from_environment`.
 
@@ -58,7 +62,7 @@ class Stream:
         InvalidArgument: (iterating) a model or store that cannot be used so.
         SchemaMismatch: (iterating) ranks of other models use these workers,
             or workers are of another namespace.
-        Unavailable: (iterating) a worker cannot be reached.
+        Unavailable: (iterating) no worker can be reached.
     """
 
     def __init__(
@@ -66,10 +70,16 @@ class Stream:
         workers: str | Sequence[str] | None = None,
         *,
         timeout: float = 60.0,
+        move_after: float | None = None,
         security: Security | None = None,
     ) -> None:
         self.workers = workers
         self.timeout = number("timeout", timeout, 1e-9, 1e9)
+        self.move_after = (
+            self.timeout / 3
+            if move_after is None
+            else number("move_after", move_after, 0, 1e9)
+        )
         self.security = security
         self._rank: _core.Rank | None = None
         self._taking: weakref.ref[Taking] | None = None  # the last pass
@@ -84,10 +94,12 @@ class Stream:
         """``late``: batches whose gradients reached a worker that no longer
         had their lease. It does not apply them: another process trains the
         batch, or the worker that had the lease applied them before it ended.
-        ``lost``: how often workers reported updates that servers had
-        lost."""
+        ``given_up``: of those, batches that no worker had within the timeout
+        after theirs had died. ``lost``: how often workers reported updates
+        that servers had lost. ``away``: workers that cannot be reached
+        now."""
         if self._rank is None:
-            return {"late": 0, "lost": 0}
+            return {"late": 0, "lost": 0, "given_up": 0, "away": 0}
         return self._rank.counts()
 
     def _connect(self, store: Store) -> _core.Rank:
@@ -104,6 +116,8 @@ class Stream:
                 "dtype": WIRE_DTYPES.index(settings.wire_dtype),
                 "lost": int(settings.lost == "continue"),
                 "security": security.arguments(),
+                "move_after": self.move_after,
+                "stream": 0,
             }
         )
 

@@ -114,31 +114,34 @@ static wire_tensor tensors[] = {
     { "dense", "float32", shape, 3, N, found }, { .name = "empty" }
 };
 static wire_submit submit = {
-    CALLER, 5, 9, 8, 0, 3, batch_features, 2, { N, ids }, { 7, ids }, tensors,
-    2
+    CALLER, 5, 9, 8, 3, batch_features, 2, { N, ids }, { 7, ids }, tensors,
+    2, 4, UINT64_MAX
 };
+static wire_heartbeat heartbeat = { CALLER, 5, 9, 8, 1 };
+static wire_batch_name held[] = { { 5, 1 }, { UINT64_MAX, 1ull << 40 } };
 static wire_submit_reply submit_reply = { SUBMIT_FULL, left, 3 };
-static wire_take take = { CALLER, 3, 1, 2, WIRE_BF16 };
+static wire_take take = { CALLER, 3, 1, 2, WIRE_BF16, held, 2, 1 };
 static wire_take_reply take_reply = {
-    TAKE_END, 1, 2, 3, 4, WIRE_FP16, values, 3, tensors, 2
+    TAKE_END, 1, 2, 3, 4, WIRE_FP16, values, 3, tensors, 2, 7
 };
 static wire_values grads[] = { { 4095, DIM, N, floats, NULL, NULL } };
 static optim_hyper hypers[] = {
     { .kind = 3, .beta2 = 0.5f, .grad_scale = 1 }, { .lr = 1 }
 };
 static wire_return give_back = {
-    CALLER, 1, 2, RETURN_UNUSED, 3, WIRE_FP32, grads, 1, hypers, 2
+    CALLER, 1, 2, RETURN_UNUSED, 3, WIRE_FP32, grads, 1, hypers, 2, 6, 7
 };
 static wire_return_reply return_reply = { RETURNED_GONE, 1, 2, 3, 4, 5 };
 static wire_worker_stats_reply worker_stats_reply = {
-    1, { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14 }
+    1, { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19,
+         20, 21, 22 }
 };
 
 static const void *const samples[MESSAGES_N] = {
     &hello, &hello_reply, &declare, &declare_reply, &pull, &pull_reply,
     &push, &push_reply, &leave, &leave_reply, &rows_all, &snapshot,
     &snapshot_reply, &restore, &restore_reply, &stats, &stats_reply,
-    &plan, &plan_reply, &submit, &submit_reply, &take, &take_reply,
+    &plan, &plan_reply, &submit, &heartbeat, &submit_reply, &take, &take_reply,
     &give_back, &return_reply, &worker_stats_reply
 };
 
