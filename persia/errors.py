@@ -156,11 +156,12 @@ class RowsReplaced(PersiaError, RuntimeError):
 
 
 class RestoreIncomplete(PersiaError, RuntimeError):
-    """Servers hold rows of different restores: a ``load`` was cut short.
+    """Servers hold rows of different restores, or none: a ``load`` was cut
+    short.
 
-    A store finds that when it opens. Everything raises this but ``stats()``,
-    ``load()`` and the making of tables, until one restore has reached every
-    server.
+    A store finds that when it opens, or when a load in place fails.
+    Everything raises this but ``stats()``, ``load()`` and the making of
+    tables, until one restore has reached every server.
     """
 
 

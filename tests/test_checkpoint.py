@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import persia
 from persia import checkpoint, errors, optim
 from persia.checkpoint import files
+from persia.checkpoint.shards import Staged
 from tests.checkpoints import (
     DTYPES,
     OPTIMIZERS,
@@ -447,6 +448,77 @@ def test_memory_limit(tmp_path: Path) -> None:
         b.load(tmp_path)
     assert_same(contents(b, "t"), before)
     assert b.stats()["memory"] == used
+
+
+def more_than_half(limit: int) -> persia.Store:
+    """A store whose rows take 0.7 of its memory."""
+    store = make_store("adagrad", ("t", 16, "fp32"), memory_limit=limit)
+    seed = 0
+    while store.stats()["memory"] < 0.7 * limit:
+        fill(store, "t", limit // 5000, seed=seed)
+        seed += 1
+    return store
+
+
+def test_more_than_half_of_the_memory(tmp_path: Path) -> None:
+    """There is no room for the rows beside those that are there."""
+    limit = 48 << 20
+    a = more_than_half(limit)
+    a.save(tmp_path)
+    saved = contents(a, "t")
+    ids = saved[0][:1000]
+    a.set_rows("t", ids, torch.zeros(1000, 16))
+    a.set_rows("t", torch.arange(1000), torch.zeros(1000, 16))
+    a.load(tmp_path)
+    assert_same(contents(a, "t"), saved)
+    assert 0.6 * limit < a.stats()["memory"] < 0.8 * limit
+    a.load(tmp_path)  # once more
+    assert_same(contents(a, "t"), saved)
+
+
+def test_a_load_in_place_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of other rows is never seen: all calls are refused."""
+    a = more_than_half(48 << 20)
+    whole = Path(a.save(tmp_path / "whole"))
+    saved = contents(a, "t")
+    torn = Path(a.save(tmp_path / "torn"))
+    commit = Staged.commit
+
+    def tear(self: Staged) -> None:
+        for file in torn.glob("*.safetensors"):
+            file.unlink()
+        commit(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Staged, "commit", tear)
+        with pytest.raises(errors.StorageError):
+            a.load(torn.parent)
+    for call in (
+        lambda: contents(a, "t"),
+        lambda: a.rows("t", [1]),
+        lambda: a.clear(),
+        lambda: a.save(tmp_path / "mixed"),
+        lambda: fill(a, "t", 10),
+    ):
+        with pytest.raises(errors.RestoreIncomplete):
+            call()
+    assert a.stats()["tables"]["t"]["rows"] == 0
+    assert not list((tmp_path / "mixed").glob("step*"))
+    a.load(whole.parent)
+    assert_same(contents(a, "t"), saved)
+
+
+def test_no_room_for_a_checkpoint_in_place(tmp_path: Path) -> None:
+    a = make_store("adagrad", ("t", 16, "fp32"))
+    fill(a, "t", 100_000)
+    a.save(tmp_path)
+    b = more_than_half(12 << 20)
+    before = contents(b, "t")
+    with pytest.raises(errors.LimitReached):
+        b.load(tmp_path)
+    assert_same(contents(b, "t"), before)
 
 
 @pytest.mark.parametrize("extra", [Path("x"), {"f": print}, [lambda: 0]])

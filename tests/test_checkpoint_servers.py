@@ -27,20 +27,23 @@ from tests import remote
 from tests.checkpoints import Trained, assert_same_rows, fill, make_store
 
 TABLES = (("a", 3, "fp32"), ("b", 2, "bf16"))
+WIDE, LIMIT = (("t", 16, "fp32"),), 48 << 20
 NEVER = threading.Event()
 
 
 class Servers:
     """N shards, and what a store's client would have of them."""
 
-    def __init__(self, shards: int, checkpoints: Path | None) -> None:
+    def __init__(
+        self, shards: int, checkpoints: Path | None, memory_limit: int = 0
+    ) -> None:
         self.servers = [
             _core.Server(
                 namespace="test",
                 shard=shard,
                 shards=shards,
                 threads=2,
-                memory_limit=0,
+                memory_limit=memory_limit,
                 lineage=0,
                 message_limit=1 << 24,
                 checkpoints=checkpoints and str(checkpoints),
@@ -67,8 +70,10 @@ class Servers:
 
 
 @contextlib.contextmanager
-def serving(shards: int, checkpoints: Path | None) -> Iterator[Servers]:
-    servers = Servers(shards, checkpoints)
+def serving(
+    shards: int, checkpoints: Path | None, memory_limit: int = 0
+) -> Iterator[Servers]:
+    servers = Servers(shards, checkpoints, memory_limit)
     try:
         yield servers
     finally:
@@ -185,6 +190,59 @@ def test_a_restore_that_is_given_up_changes_nothing(
         load(servers.rows, folder)
         assert rows_of(servers) == 600
         assert servers.rows.lineage() != before
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A checkpoint of a table whose rows take 0.7 of 48 MiB."""
+    store = make_store("adagrad", *WIDE)
+    fill(store, "t", 236_000)
+    assert 0.69 < store.stats()["memory"] / LIMIT < 0.75
+    return Path(store.save(tmp_path / "checkpoints" / "large"))
+
+
+def test_shards_more_than_half_full(large: Path) -> None:
+    """They have no room for rows beside those that are there."""
+    with serving(2, large.parent.parent, LIMIT // 2) as servers:
+        servers.declare(make_store("adagrad", *WIDE), "t")
+        load(servers.rows, large, names="t")
+        lineage = servers.rows.lineage()
+        load(servers.rows, large, names="t")
+        assert servers.rows.lineage() != lineage
+        assert rows_of(servers) == 236_000
+        again = save(servers.rows, large.parent.parent / "again", large)
+    both = [make_store("adagrad", *WIDE) for _ in range(2)]
+    for store, folder in zip(both, (large, again)):
+        store.load(folder)
+    assert_same_rows(*both, "t")
+
+
+def test_a_shard_fails_while_it_has_neither_rows(large: Path) -> None:
+    with serving(1, large.parent.parent, LIMIT) as servers:
+        servers.declare(make_store("adagrad", *WIDE), "t")
+        (channel,) = servers.channels
+        load(servers.rows, large, names="t")
+        torn = Path(shutil.copytree(large.parent, large.parent.parent / "x"))
+        found = files.find(files.LocalRoot(torn), None)
+        staged = servers.rows.stage(
+            torn / found.name,
+            found.manifest,
+            dict(enumerate(found.manifest.tables)),
+            NEVER,
+        )
+        lineage = servers.rows.lineage()
+        for file in torn.glob("*/*.safetensors"):
+            file.unlink()
+        with pytest.raises(errors.StorageError):
+            staged.commit()
+        staged.abort()
+        assert rows_of(servers) == 0
+        assert servers.rows.lineage() == lineage
+        with pytest.raises(errors.RestoreIncomplete):
+            save(servers.rows, large.parent.parent / "none", large)
+        load(servers.rows, large, names="t")
+        assert rows_of(servers) == 236_000
+        assert channel.stats()["parked"] == 0
 
 
 def test_wrong_requests_do_not_end_the_work_of_others(

@@ -199,6 +199,7 @@ typedef struct verifier {
     const table_config *config;
     int folder;
     const ckpt_file *files;
+    _Atomic(uint64_t) here; /* rows */
 } verifier;
 
 static int verify_file(void *ctx, size_t index)
@@ -207,6 +208,7 @@ static int verify_file(void *ctx, size_t index)
     const ckpt_file *f = &v->files[index];
     row_reader r;
     uint32_t crc = 0;
+    uint64_t here = 0;
     if (is_sightings(f))
         return sightings_read(v->folder, f, v->config, NULL);
     int code = row_reader_open(&r, v->folder, f->name, v->config);
@@ -219,7 +221,8 @@ static int verify_file(void *ctx, size_t index)
             " rows; the manifest says %" PRIu64 " with %" PRIu64,
             f->name, r.header.bytes, r.rows, f->bytes, f->rows);
     if (!code)
-        code = row_reader_verify(&r, &crc);
+        code = row_reader_verify(&r, &crc, &here);
+    atomic_fetch_add(&v->here, here);
     if (!code && crc != f->crc)
         code =
             persia_err_set(PERSIA_ECORRUPT,
@@ -231,10 +234,13 @@ static int verify_file(void *ctx, size_t index)
 }
 
 int persia_ckpt_verify(sched *s, const table_config *config, int folder,
-                       const ckpt_file *files, size_t n)
+                       const ckpt_file *files, size_t n, uint64_t *here)
 {
-    verifier v = {config, folder, files};
-    return persia_sched_for(s, n, verify_file, &v);
+    verifier v = {.config = config, .folder = folder, .files = files};
+    int rc = persia_sched_for(s, n, verify_file, &v);
+    if (here)
+        *here += v.here;
+    return rc;
 }
 
 /* Each thread restores a share of all rows, one after the other in the order

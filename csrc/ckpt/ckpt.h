@@ -65,10 +65,11 @@ PERSIA_API int persia_ckpt_write(sched *s, table_cut *cut,
 /* Reads every byte of the files and changes nothing: size, checksum, header,
  * shapes and clocks.  PERSIA_ECORRUPT names the file that is not as `files`
  * says, PERSIA_EMISMATCH the table whose dim, dtype or state differs,
- * PERSIA_EIO a file that cannot be read.  Polls persia_interrupt_poll(). */
+ * PERSIA_EIO a file that cannot be read.  Polls persia_interrupt_poll().
+ * Adds to *here the rows whose ids are the table's (NULL: not wanted). */
 PERSIA_API int persia_ckpt_verify(sched *s, const table_config *config,
                                   int folder, const ckpt_file *files,
-                                  size_t n);
+                                  size_t n, uint64_t *here);
 
 /* Adds the rows of verified files to an empty table, on all threads of `s`:
  * those of shard `shard` of `shards` (see hash_shard(); 0 of 1: all).
@@ -92,7 +93,7 @@ typedef struct ckpt_io {
                  ckpt_files *out);
     int (*sync)(struct ckpt_io *io); /* what was written will last */
     int (*verify)(struct ckpt_io *io, sched *s, const table_config *config,
-                  const ckpt_file *files, size_t n);
+                  const ckpt_file *files, size_t n, uint64_t *here);
     int (*read)(struct ckpt_io *io, sched *s, table *t,
                 const ckpt_file *files, size_t n, uint32_t shard,
                 uint32_t shards);

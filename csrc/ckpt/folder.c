@@ -37,9 +37,9 @@ static int folder_sync(ckpt_io *io)
 }
 
 static int folder_verify(ckpt_io *io, sched *s, const table_config *config,
-                         const ckpt_file *files, size_t n)
+                         const ckpt_file *files, size_t n, uint64_t *here)
 {
-    return persia_ckpt_verify(s, config, ((folder *)io)->fd, files, n);
+    return persia_ckpt_verify(s, config, ((folder *)io)->fd, files, n, here);
 }
 
 static int folder_read(ckpt_io *io, sched *s, table *t,

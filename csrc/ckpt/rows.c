@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "ckpt/crc32c.h"
+#include "ids/ids.h"
 #include "mem/mem.h"
 
 /* That of the field is the table's. */
@@ -367,6 +368,8 @@ int row_reader_from(row_reader *r, int fd, const char *name, uint64_t bytes,
     memset(r, 0, sizeof *r);
     r->fd = fd;
     row_shape_of(config, &r->shape);
+    r->first_slot = config->first_slot;
+    r->slots = config->slots ? config->slots : IDS_SLOTS;
     snprintf(r->name, sizeof r->name, "%s", name);
     int code = read_header(r, bytes, config->name);
     if (code)
@@ -404,7 +407,15 @@ static int check_clocks(const row_reader *r, const uint32_t *clock, size_t n,
         r->name, first, first + n - 1);
 }
 
-int row_reader_verify(row_reader *r, uint32_t *crc)
+static uint64_t count_here(const row_reader *r, const uint64_t *ids, size_t n)
+{
+    uint64_t here = 0;
+    for (size_t i = 0; i < n; i++)
+        here += hash_slot(id_hash(ids[i])) - r->first_slot < r->slots;
+    return here;
+}
+
+int row_reader_verify(row_reader *r, uint32_t *crc, uint64_t *here)
 {
     /* The header and then the tensors in the order of their extents are all
      * of the file: st_parse() has seen to it. */
@@ -413,6 +424,7 @@ int row_reader_verify(row_reader *r, uint32_t *crc)
     int code = persia_mem_pages_take(room, &pages);
     char *buffer = pages;
     uint32_t sum = 0;
+    *here = 0;
     if (code)
         return code;
     for (uint64_t at = 0; at < r->header.data && !code;) {
@@ -434,6 +446,9 @@ int row_reader_verify(row_reader *r, uint32_t *crc)
             if (t == r->col[COL_CLOCK])
                 code = check_clocks(r, (const uint32_t *)(void *)buffer,
                                     n / 4, (at - t->begin) / 4);
+            if (t == r->col[COL_IDS])
+                *here += count_here(r, (const uint64_t *)(void *)buffer,
+                                    n / 8);
             at += n;
         }
     }

@@ -62,6 +62,7 @@ typedef struct row_reader {
     st_header header;
     const st_tensor *col[COLS]; /* NULL if there is no column */
     uint64_t rows;
+    uint32_t first_slot, slots; /* of the table's ids */
     char name[CKPT_NAME];
 } row_reader;
 
@@ -76,8 +77,9 @@ int row_reader_open(row_reader *r, int folder, const char *name,
 int row_reader_from(row_reader *r, int fd, const char *name, uint64_t bytes,
                     const table_config *config);
 void row_reader_close(row_reader *r);
-/* Reads the whole file: its CRC, and whether every clock is possible. */
-int row_reader_verify(row_reader *r, uint32_t *crc);
+/* Reads the whole file: its CRC, and whether every clock is possible.
+ * *here: rows whose ids are the table's. */
+int row_reader_verify(row_reader *r, uint32_t *crc, uint64_t *here);
 /* The ids of rows first..first + n. */
 int row_reader_ids(const row_reader *r, uint64_t first, size_t n,
                    uint64_t *ids);

@@ -15,6 +15,7 @@ static void read_as(const uint8_t *data, size_t size,
     row_reader r;
     row_piece p;
     uint32_t crc;
+    uint64_t here;
     int fd = memfd_create("fuzz", 0);
     if (fd < 0 || write(fd, data, size) != (ssize_t)size)
         abort();
@@ -22,7 +23,7 @@ static void read_as(const uint8_t *data, size_t size,
         return;
     if (row_piece_init(&p, &r.shape))
         abort();
-    (void)row_reader_verify(&r, &crc);
+    (void)row_reader_verify(&r, &crc, &here);
     for (uint64_t first = 0; first < r.rows; first += p.room) {
         uint64_t n = r.rows - first < p.room ? r.rows - first : p.room;
         if (row_reader_read(&r, first, (size_t)n, &p))

@@ -14,6 +14,8 @@ static const uint64_t SECOND = 1000000000;
 /* The same where another one is wanted.  Clients ask every five seconds. */
 #define ABANDONED_NS (30 * SECOND)
 
+#define OTHER_ROWS "other rows were restored meanwhile"
+
 static const char *const kinds[JOB_KINDS] = {"snapshot into",
                                              "restore from"};
 
@@ -23,13 +25,16 @@ static const char *const kinds[JOB_KINDS] = {"snapshot into",
 static const unsigned moves[JOB_STATES] = {
     [JOB_STARTING] = 1 << JOB_RUNNING | 1 << JOB_FAILED | 1 << JOB_DROPPED,
     [JOB_RUNNING] = 1 << JOB_DONE | 1 << JOB_FAILED | 1 << JOB_DROPPED,
-    [JOB_DONE] = 1 << JOB_DROPPED,
+    [JOB_DONE] = 1 << JOB_REPLACING | 1 << JOB_DROPPED,
+    [JOB_REPLACING] = 1 << JOB_DONE | 1 << JOB_FAILED | 1 << JOB_DROPPED,
     [JOB_FAILED] = 1 << JOB_DROPPED,
 };
 
 static void move_locked(job *n, enum job_state to)
 {
     assert(moves[n->state] >> to & 1);
+    if (n->state == JOB_REPLACING)
+        atomic_store(&n->s->replacing, 0);
     n->state = to;
     if (to != JOB_FAILED && to != JOB_DROPPED)
         return;
@@ -41,7 +46,8 @@ static void move_locked(job *n, enum job_state to)
 
 static int is_working(const job *n)
 {
-    return n->state == JOB_STARTING || n->state == JOB_RUNNING;
+    return n->state == JOB_STARTING || n->state == JOB_RUNNING ||
+           n->state == JOB_REPLACING;
 }
 
 /* With the text of this thread's error. */
@@ -123,6 +129,18 @@ static int run_locked(job *n, job **old)
     return rc;
 }
 
+/* The thread of a commit in place.  Its caller holds the lock until the rows
+ * are refused. */
+static void replace_body(void *ctx, sched *threads)
+{
+    job *n = ctx;
+    persia_interrupt_watch(&n->flag);
+    pthread_mutex_lock(&n->s->jobs.lock);
+    pthread_mutex_unlock(&n->s->jobs.lock);
+    wait_drop(n->s, PERSIA_ESTALE, OTHER_ROWS);
+    n->result = restore_replace(n, threads);
+}
+
 static void job_body(void *ctx, sched *threads)
 {
     job *n = ctx, *old = NULL;
@@ -140,6 +158,16 @@ static void job_body(void *ctx, sched *threads)
     n->result = rc;
 }
 
+/* Its rows are staged after the tables were emptied: it cannot be given up any
+ * more, unless it was. */
+static void exchange_locked(job *n)
+{
+    int rc = restore_commit(n);
+    n->exchanged = !rc;
+    if (rc)
+        fail_locked(n, rc);
+}
+
 /* Nothing runs for it any more. */
 static void job_end(void *ctx)
 {
@@ -147,10 +175,18 @@ static void job_end(void *ctx)
     shard *s = n->s;
     jobs *j = &s->jobs;
     pthread_mutex_lock(&j->lock);
+    const int replaces = n->state == JOB_REPLACING;
     if (n->result && is_working(n))
         fail_locked(n, n->result);
-    else if (n->state == JOB_RUNNING)
+    else if (replaces)
+        exchange_locked(n);
+    if (!n->result && is_working(n))
         move_locked(n, JOB_DONE);
+    if (n->exchanged) { /* what waits is of the rows that were */
+        pthread_mutex_unlock(&j->lock);
+        wait_drop(s, PERSIA_ESTALE, OTHER_ROWS);
+        pthread_mutex_lock(&j->lock);
+    }
     const int last = n->refs == 1; /* it was dropped */
     if (last) {
         pthread_mutex_unlock(&j->lock);
@@ -166,7 +202,7 @@ static void job_end(void *ctx)
     pthread_mutex_unlock(&j->lock);
 }
 
-static int start_locked(job *n)
+static int start_locked(job *n, void (*body)(void *ctx, sched *threads))
 {
     jobs *j = &n->s->jobs;
     job **place = place_locked(j, NULL);
@@ -176,8 +212,7 @@ static int start_locked(job *n)
             : persia_sched_threads(persia_ps_sched(n->s->p));
     n->refs++; /* the thread's */
     *place = n;
-    int rc = persia_sched_detach(threads, job_body, job_end, n,
-                               "persia-job");
+    int rc = persia_sched_detach(threads, body, job_end, n, "persia-job");
     if (!rc)
         return PERSIA_OK;
     n->refs--;
@@ -235,23 +270,26 @@ static int busy(const job *n)
                           kinds[n->kind], n->root, n->folder);
 }
 
+static int too_many(void)
+{
+    return persia_err_set(PERSIA_EUNAVAILABLE,
+                          "%d earlier snapshots and restores still wait for "
+                          "their files: the folder of checkpoints hangs",
+                          JOB_THREADS);
+}
+
 /* Starts it.  *old, for the caller to put: one that did not get so far. */
 static int begin_locked(jobs *j, job *n, job **old)
 {
     if (j->closed)
         return persia_err_set(PERSIA_EUNAVAILABLE, "the server is stopping");
     if (!place_locked(j, NULL))
-        return persia_err_set(
-            PERSIA_EUNAVAILABLE,
-            "%d earlier snapshots and "
-            "restores still wait for their files: the folder of "
-            "checkpoints hangs",
-            JOB_THREADS);
+        return too_many();
     const int slot = (int)n->kind + JOB_KINDS;
     if (j->of[slot] && is_working(j->of[slot]) && !is_abandoned(j->of[slot]))
         return busy(j->of[slot]);
     *old = take_locked(j, slot);
-    int rc = start_locked(n);
+    int rc = start_locked(n, job_body);
     if (!rc)
         j->of[slot] = hold_locked(n);
     return rc;
@@ -301,6 +339,11 @@ static uint64_t tick_locked(jobs *j, int slot, uint64_t at,
                             job **old)
 {
     job *n = j->of[slot];
+    if (n && n->state == JOB_REPLACING) {
+        watch_locked(n, at);
+        return n->state == JOB_REPLACING ? later(n->moved, n->patience)
+                                         : n->asked + FORGET_NS;
+    }
     if (n && n->asked + FORGET_NS <= at) {
         *old = take_locked(j, slot);
         n = NULL;
@@ -505,7 +548,8 @@ static int abort_locked(jobs *j, const wire_restore *m,
                         wire_restore_reply *reply, job **old)
 {
     const int slot = find_restore(j, m);
-    *old = slot < 0 ? NULL : take_locked(j, slot);
+    if (slot >= 0 && j->of[slot]->state != JOB_REPLACING) /* too late */
+        *old = take_locked(j, slot);
     reply->done = !runs_restore(j, m);
     return PERSIA_OK;
 }
@@ -533,27 +577,61 @@ static int prepare_locked(jobs *j, const wire_restore *m, job *fresh,
     return rc;
 }
 
+/* Starts what restore_commit() would do at once. */
+static int replace_locked(jobs *j, job *n)
+{
+    const job *writes = j->of[JOB_SNAPSHOT];
+    if (writes && is_working(writes))
+        return busy(writes);
+    if (!place_locked(j, NULL))
+        return too_many();
+    n->moved = persia_clock_ns();
+    int rc = start_locked(n, replace_body);
+    if (rc)
+        return rc;
+    move_locked(n, JOB_REPLACING);
+    return restore_refuse_rows(n);
+}
+
+/* *done: the rows are exchanged. */
+static int exchange_rows_locked(jobs *j, job *n, const wire_restore *m,
+                                uint32_t *done, job **snapshot)
+{
+    const job *writes = j->of[JOB_SNAPSHOT];
+    *done = 1;
+    if (n->exchanged)
+        return PERSIA_OK;
+    /* No rows arrive while one is made. */
+    if (writes && (!strcmp(writes->root, m->root) || is_abandoned(writes)))
+        *snapshot = take_locked(j, JOB_SNAPSHOT);
+    *done = !n->in_place;
+    return n->in_place ? replace_locked(j, n) : restore_commit(n);
+}
+
 static int commit_locked(shard *s, const wire_restore *m,
                          wire_restore_reply *reply, job **old,
                          job **snapshot)
 {
     jobs *j = &s->jobs;
     job *n = j->of[JOB_RESTORE];
-    const job *writes = j->of[JOB_SNAPSHOT];
     reply->done = 1;
     if (!n && m->lineage && m->lineage == atomic_load(&s->lineage))
         return PERSIA_OK; /* the answer to the first was lost */
-    if (find_restore(j, m) != JOB_RESTORE || n->state != JOB_DONE)
+    if (find_restore(j, m) != JOB_RESTORE)
         return unknown(JOB_RESTORE, m->root, m->folder, "prepared");
-    /* No rows arrive while one is made. */
-    if (writes && (!strcmp(writes->root, m->root) || is_abandoned(writes)))
-        *snapshot = take_locked(j, JOB_SNAPSHOT);
-    int rc = restore_commit(n);
-    if (rc)
-        return rc;
+    ask_locked(n);
     reply->rows = atomic_load(&n->rows);
-    *old = take_locked(j, JOB_RESTORE); /* with the rows that were */
-    return PERSIA_OK;
+    if (n->state == JOB_FAILED)
+        return failure(n);
+    reply->done = n->state != JOB_REPLACING;
+    if (!reply->done)
+        return PERSIA_OK;
+    if (n->state != JOB_DONE)
+        return unknown(JOB_RESTORE, m->root, m->folder, "prepared");
+    int rc = exchange_rows_locked(j, n, m, &reply->done, snapshot);
+    if (!rc && reply->done)
+        *old = take_locked(j, JOB_RESTORE); /* with the rows that were */
+    return rc;
 }
 
 static int ask_restore(shard *s, const wire_restore *m, uint64_t deadline,
@@ -585,7 +663,7 @@ void restore_run(shard *s, const shard_call *c, const wire_restore *m)
     job *old = NULL;
     int rc = ask_restore(s, m, c->deadline, &reply, &old);
     if (!rc && old && m->verb == RESTORE_COMMIT)
-        wait_drop(s, PERSIA_ESTALE, "other rows were restored meanwhile");
+        wait_drop(s, PERSIA_ESTALE, OTHER_ROWS);
     if (m->verb == RESTORE_PREPARE && s->env.wake)
         s->env.wake(s->env.ctx, 0);
     call_reply(c, rc, &reply);

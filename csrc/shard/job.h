@@ -1,22 +1,29 @@
 /* job.h: the rows of a shard on their way out and in, while training runs.
  *
  * A snapshot is a cut that is written to files.  A restore is files that are
- * read into tables beside those in use (staged), then exchanged with them.
+ * checked and read into tables beside those in use (staged), then exchanged
+ * with them.  Where the memory limit has no room for both, the files are
+ * checked alone; the commit then empties the tables before it reads
+ * (`in_place`), and the shard refuses its rows until they are exchanged: with
+ * PERSIA_EUNAVAILABLE while they are read, and if that fails with
+ * PERSIA_EINCOMPLETE, until another restore brings rows.
  * Both are one object, in one state at a time:
  *
- *   STARTING  its files are being opened; a snapshot has no cut yet
- *   RUNNING   rows are written, or read and checked
- *   DONE      all files are written, or all tables are staged
- *   FAILED    after an error, or without progress for as long as its
- *             patience: the files hang
- *   DROPPED   it was ended, committed, replaced, or not asked about for
- *             10 minutes; requests do not find it any more
+ *   STARTING   its files are being opened; a snapshot has no cut yet
+ *   RUNNING    rows are written, or read and checked
+ *   DONE       all files are written, or all tables are staged or exchanged
+ *   REPLACING  tables are emptied, and rows read, after the commit
+ *   FAILED     after an error, or without progress for as long as its
+ *              patience: the files hang
+ *   DROPPED    it was ended, committed, replaced, or not asked about for
+ *              10 minutes; requests do not find it any more
  *
- *   from \ to   RUNNING  DONE  FAILED  DROPPED
- *   STARTING       x              x       x
- *   RUNNING                x      x       x
- *   DONE                                  x
- *   FAILED                                x
+ *   from \ to   RUNNING  DONE  REPLACING  FAILED  DROPPED
+ *   STARTING       x                         x       x
+ *   RUNNING                x                 x       x
+ *   DONE                          x                  x
+ *   REPLACING              x                 x       x
+ *   FAILED                                           x
  *
  * A job has a thread of its own, which alone waits for files, and which ends
  * before the job is DONE, or FAILED by its own error.  Requests are answered
@@ -46,6 +53,7 @@ enum job_state {
     JOB_STARTING,
     JOB_RUNNING,
     JOB_DONE,
+    JOB_REPLACING,
     JOB_FAILED,
     JOB_DROPPED,
     JOB_STATES
@@ -102,6 +110,9 @@ struct job {
     ledger *ledger;
     ckpt_file *sources; /* table by table */
     size_t *first;      /* [tables_n + 1] sources of each */
+    uint64_t *here;     /* [tables_n] rows of this shard in them */
+    int in_place;       /* there is no room for rows beside those in use */
+    int exchanged;      /* the rows are in use */
 };
 
 /* ---- job.c -------------------------------------------------------------- */
@@ -130,9 +141,15 @@ void snapshot_free(job *n);
 
 int restore_make(shard *s, const wire_restore *m, uint64_t deadline,
                  job **out);
+/* Checks the files, and stages the rows or notes that it must be in place. */
 int restore_stage(job *n, sched *threads);
 /* Exchanges rows and what belongs to them, between two updates. */
 int restore_commit(job *n);
+/* In place of restore_commit(): the rows that are there are refused from now
+ * on; then, on the job's thread, restore_replace() empties the tables and
+ * stages, and restore_commit() follows. */
+int restore_refuse_rows(job *n);
+int restore_replace(job *n, sched *threads);
 void restore_free(job *n);
 
 #endif

@@ -1,6 +1,7 @@
 /* job_restore.c: other rows in the place of those that are there. */
 #include "shard/private.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +13,7 @@ void restore_free(job *n)
     ledger_destroy(n->ledger);
     free(n->sources);
     free(n->first);
+    free(n->here);
 }
 
 /* ---- what was asked for ------------------------------------------------- */
@@ -71,9 +73,10 @@ int restore_make(shard *s, const wire_restore *m, uint64_t deadline,
     n->tables_n = (uint32_t)m->pushes_n;
     n->pushes = calloc(m->pushes_n + 1, sizeof *n->pushes);
     n->staged = calloc(m->pushes_n + 1, sizeof(table *));
+    n->here = calloc(m->pushes_n + 1, sizeof *n->here);
     n->first = calloc(m->pushes_n + 2, sizeof *n->first);
     n->sources = calloc(m->files_n + 1, sizeof *n->sources);
-    if (!n->pushes || !n->staged || !n->first || !n->sources)
+    if (!n->pushes || !n->staged || !n->here || !n->first || !n->sources)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a restore");
     if (m->pushes_n)
         memcpy(n->pushes, m->pushes, m->pushes_n * sizeof *n->pushes);
@@ -96,7 +99,7 @@ static int verify_table(job *n, sched *threads, uint32_t no,
         rc = persia_interrupt_poll();
         if (!rc)
             rc = n->io->verify(n->io, threads, config, n->sources + at,
-                               left < group ? left : group);
+                               left < group ? left : group, &n->here[no]);
     }
     return rc;
 }
@@ -120,19 +123,116 @@ static int read_table(job *n, sched *threads, uint32_t no,
     return rc;
 }
 
-int restore_stage(job *n, sched *threads)
+/* Table i, if it is to be restored. */
+static table *table_of(const job *n, uint32_t i)
+{
+    return n->pushes[i] == UINT64_MAX ? NULL : persia_ps_table(n->s->p, i);
+}
+
+typedef int (*table_step)(job *n, sched *threads, uint32_t no,
+                          const table_config *config);
+
+static int each_table(job *n, sched *threads, table_step step)
 {
     int rc = PERSIA_OK;
     for (uint32_t i = 0; i < n->tables_n && !rc; i++) {
-        if (n->pushes[i] == UINT64_MAX)
-            continue;
-        const table_config *config =
-            persia_table_get_config(persia_ps_table(n->s->p, i));
-        rc = verify_table(n, threads, i, config);
-        if (!rc)
-            rc = read_table(n, threads, i, config);
+        const table *t = table_of(n, i);
+        if (t)
+            rc = step(n, threads, i, persia_table_get_config(t));
     }
     return rc;
+}
+
+static void drop_staged(job *n)
+{
+    for (uint32_t i = 0; i < n->tables_n; i++) {
+        persia_table_destroy(n->staged[i]);
+        n->staged[i] = NULL;
+    }
+}
+
+/* Whether the limit has room for the rows once those in use are gone. */
+static int fits_in_place(const job *n)
+{
+    const mem_limit *limit = persia_ps_limit(n->s->p);
+    uint64_t given = 0, needed = 0;
+    for (uint32_t i = 0; i < n->tables_n; i++) {
+        const table *t = table_of(n, i);
+        given += t ? persia_table_clear_bytes(t) : 0;
+        needed += t ? persia_table_restore_bytes(t, n->here[i]) : 0;
+    }
+    return atomic_load(&limit->used) + needed <= limit->maximum + given;
+}
+
+/* After an error: whether the restore can do without memory beside. */
+static int stage_later(job *n, int rc)
+{
+    char text[512];
+    snprintf(text, sizeof text, "%s", persia_err_text());
+    drop_staged(n);
+    atomic_store(&n->rows, 0);
+    if (rc == PERSIA_ELIMIT && fits_in_place(n)) {
+        n->in_place = 1;
+        return PERSIA_OK;
+    }
+    return persia_err_set(rc, "%s", text);
+}
+
+int restore_stage(job *n, sched *threads)
+{
+    int rc = each_table(n, threads, verify_table);
+    if (rc)
+        return rc;
+    rc = each_table(n, threads, read_table);
+    return rc ? stage_later(n, rc) : PERSIA_OK;
+}
+
+/* ---- in place ----------------------------------------------------------- */
+
+static void count_emptied(shard *s)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < PS_TABLES_MAX; i++)
+        n += s->is_emptied[i];
+    atomic_store(&s->emptied_n, n);
+}
+
+/* Between two updates. */
+static int refuse_rows(void *ctx)
+{
+    const job *n = ctx;
+    shard *s = n->s;
+    for (uint32_t i = 0; i < n->tables_n; i++)
+        if (table_of(n, i))
+            s->is_emptied[i] = 1;
+    atomic_store(&s->replacing, 1);
+    count_emptied(s);
+    return PERSIA_OK;
+}
+
+int restore_refuse_rows(job *n)
+{
+    return persia_ps_between(n->s->p, refuse_rows, n);
+}
+
+/* Of the tables that have been exchanged.  Between two updates. */
+static void rows_are_there(const job *n)
+{
+    for (uint32_t i = 0; i < n->tables_n; i++)
+        if (n->staged[i])
+            n->s->is_emptied[i] = 0;
+    count_emptied(n->s);
+}
+
+int restore_replace(job *n, sched *threads)
+{
+    int rc = PERSIA_OK;
+    for (uint32_t i = 0; i < n->tables_n && !rc; i++) {
+        table *t = table_of(n, i);
+        if (t)
+            rc = persia_table_clear(t);
+    }
+    return rc ? rc : each_table(n, threads, read_table);
 }
 
 /* ---- putting the rows in their place ------------------------------------ */
@@ -158,6 +258,7 @@ static int exchange(void *ctx)
     int rc = exchange_tables(n, n->tables_n);
     if (rc)
         return rc;
+    rows_are_there(n);
     ledger_exchange(s->ledger, n->ledger, &s->lineage, n->lineage);
     atomic_store(&s->restored, n->moment.restore);
     for (uint32_t i = 0; i < n->tables_n; i++)

@@ -31,13 +31,16 @@ static int take_cut(void *ctx)
 {
     job *n = ctx;
     shard *s = n->s;
+    int rc = check_whole(s);
+    if (rc)
+        return rc;
     table **tables = malloc((n->tables_n + (size_t)1) * sizeof(table *));
     if (!tables)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a snapshot");
     for (uint32_t i = 0; i < n->tables_n; i++)
         tables[i] = persia_ps_table(s->p, i);
-    int rc = n->tables_n ? persia_table_cut_begin(tables, n->tables_n, n->cuts)
-                         : PERSIA_OK;
+    if (n->tables_n)
+        rc = persia_table_cut_begin(tables, n->tables_n, n->cuts);
     free(tables);
     if (!rc)
         rc = ledger_copy(s->ledger, &n->moment.ledgers,

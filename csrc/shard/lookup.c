@@ -154,6 +154,8 @@ void pull_answer(shard *s, const shard_call *c, const shard_pull *a)
         rc = pull_in_place(s, a->m, a->jobs);
     else if (!rc && !(rc = answer_make(&packed)))
         rc = pull_packed(s, a->m, packed);
+    if (!rc) /* and not of tables that were emptied or replaced meanwhile */
+        rc = check_rows(s, &a->m->caller);
     if (!rc)
         atomic_fetch_add(&s->pulls, 1);
     if (a->jobs)

@@ -130,12 +130,20 @@ struct shard {
     _Atomic(uint32_t) parked_n; /* those and copies of updates in flight */
     uint64_t wake_at;          /* when the tick is due; UINT64_MAX: never */
 
+    /* Tables that a restore in place has emptied and not filled; written under
+     * the gate, held exclusively. */
+    uint8_t is_emptied[PS_TABLES_MAX];
+    _Atomic(uint32_t) emptied_n;
+    _Atomic(int) replacing; /* a job is about to fill them */
     jobs jobs;
 };
 
 /* ---- shard.c ------------------------------------------------------------ */
 
-/* persia_shard_check_boot(), and these rows. */
+/* PERSIA_EUNAVAILABLE while a restore replaces rows in place, and
+ * PERSIA_EINCOMPLETE if it failed. */
+int check_whole(const shard *s);
+/* persia_shard_check_boot(), check_whole(), and these rows. */
 int check_rows(const shard *s, const wire_caller *caller);
 int is_stale(const shard *s, const wire_caller *caller);
 ledger_owner owner_of(const wire_caller *caller);

@@ -118,9 +118,25 @@ int is_stale(const shard *s, const wire_caller *caller)
     return caller->lineage && caller->lineage != atomic_load(&s->lineage);
 }
 
+int check_whole(const shard *s)
+{
+    if (!atomic_load(&s->emptied_n))
+        return PERSIA_OK;
+    if (atomic_load(&s->replacing))
+        return persia_err_set(PERSIA_EUNAVAILABLE,
+                              "the rows of the server are being replaced by "
+                              "those of a checkpoint");
+    return persia_err_set(PERSIA_EINCOMPLETE,
+                          "the server has no rows: a load had no memory to "
+                          "read them beside those that were there, and failed "
+                          "while it read them; load a checkpoint");
+}
+
 int check_rows(const shard *s, const wire_caller *caller)
 {
     int rc = persia_shard_check_boot(s, caller);
+    if (!rc)
+        rc = check_whole(s);
     if (!rc && is_stale(s, caller))
         rc = persia_err_set(PERSIA_ESTALE,
                             "other rows were restored in the server "

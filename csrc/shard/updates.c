@@ -402,7 +402,6 @@ static int build(update *u)
     return rc ? rc : build_jobs(u, entries, n);
 }
 
-/* With the gate held: the last look before rows change. */
 /* None was dropped since its number was checked. */
 static int check_tables(const update *u, const wire_push *m)
 {
@@ -413,9 +412,13 @@ static int check_tables(const update *u, const wire_push *m)
     return rc;
 }
 
+/* With the gate held: the last look before rows change. */
 static int update_before(void *ctx)
 {
     update *u = ctx;
+    int rc = check_whole(u->s);
+    if (rc)
+        return rc;
     for (uint32_t i = 0; i < u->n; i++) {
         if (is_stale(u->s, &u->calls[i]->m->caller)) {
             u->stale = 1;
@@ -424,8 +427,7 @@ static int update_before(void *ctx)
         u->state = ledger_check(u->s->ledger, &u->calls[i]->key);
         if (u->state != LEDGER_NEW)
             return persia_err_set(PERSIA_ESTALE, "the ledger was restored");
-        int rc = check_tables(u, u->calls[i]->m);
-        if (rc)
+        if ((rc = check_tables(u, u->calls[i]->m)))
             return rc;
     }
     return PERSIA_OK;

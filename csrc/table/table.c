@@ -266,6 +266,14 @@ void persia_table_get_stats(const table *ct, table_stats *out)
     }
 }
 
+uint64_t persia_table_clear_bytes(const table *t)
+{
+    table_stats stats;
+
+    persia_table_get_stats(t, &stats);
+    return stats.bytes - admit_bytes(&t->admit);
+}
+
 void persia_table_set_clock(table *t, uint64_t pushes)
 {
     atomic_store(&t->pushes, pushes);

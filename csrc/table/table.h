@@ -182,6 +182,11 @@ PERSIA_API void persia_table_restore_sightings(table *t, uint32_t first,
 /* Words of a slot; 0: the table keeps none. */
 PERSIA_API size_t persia_table_sightings(const table_config *config);
 PERSIA_API void persia_table_set_clock(table *t, uint64_t pushes);
+/* Bytes that persia_table_clear() would give back to the limit. */
+PERSIA_API uint64_t persia_table_clear_bytes(const table *t);
+/* Bytes that so many rows take at most in a table like it that is empty, with
+ * what persia_table_restore() takes beside for a moment. */
+PERSIA_API uint64_t persia_table_restore_bytes(const table *t, uint64_t rows);
 /* Exchanges the rows of `t` with those of `other`, a table of the same
  * configuration that only the caller knows.  Pushes see one or the other; a
  * pull that runs meanwhile may see both.  Counters and clocks stay.

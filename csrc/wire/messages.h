@@ -71,7 +71,7 @@ enum wire_snapshot_verb {
 
 enum wire_restore_verb {
     /* reads, checks and keeps beside the rows in use what is of this shard's
-     * range */
+     * range; without the memory for both, reads and checks */
     RESTORE_PREPARE,
     RESTORE_COMMIT, /* puts it in their place, with the new lineage */
     RESTORE_ABORT, /* forgets it; done: nothing is read any more */
@@ -388,7 +388,7 @@ typedef struct wire_restore {
 } wire_restore;
 
 typedef struct wire_restore_reply {
-    uint32_t done; /* PREPARE, ABORT: false: still reading, ask again */
+    uint32_t done; /* false: still reading, ask again */
     uint64_t rows;
 } wire_restore_reply;
 

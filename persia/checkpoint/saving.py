@@ -326,17 +326,20 @@ def load(
                 lost = _check_live(store, found)
                 places = _last_place(store, found, dense), lost
             _share(store, root, found)
-        staged: list[Staged] = []  # of the rank that leads
-        if resume == "rollback":
-            ranks.lead(
-                lambda: staged.append(
-                    _stage(store, root, found, tables, ranks.stop)
+        with contextlib.ExitStack() as files_held:
+            staged: list[Staged] = []  # of the rank that leads
+            if resume == "rollback":
+                ranks.lead(
+                    lambda: staged.append(
+                        _stage(
+                            store, root, found, tables, ranks.stop, files_held
+                        )
+                    )
                 )
-            )
-        with _loading(store):
-            _apply(ranks, staged, parts, dense, found)
-            with ranks.agreed():
-                _go_on(store, manifest, resume, places)
+            with _loading(store):
+                _apply(ranks, staged, parts, dense, found)
+                with ranks.agreed():
+                    _go_on(store, manifest, resume, places)
     return Checkpoint(
         path=found.folder,
         step=manifest.step,
@@ -389,12 +392,15 @@ def _stage(
     found: files.Found,
     tables: Mapping[int, manifests.Table],
     stop: threading.Event,
+    files_held: contextlib.ExitStack,
 ) -> Staged:
+    """Shards may read the files until they have the rows."""
     chosen = [file for table in tables.values() for file in table.files]
     if store.remote:
         # A server that was started again knows no table yet.
         _greet(store, restored=False)
-    with _reading(root), root.reading(found, chosen) as folder:
+    with _reading(root):
+        folder = files_held.enter_context(root.reading(found, chosen))
         rows = rows_of(engine_of(store).connection)
         return rows.stage(folder, found.manifest, tables, stop)
 

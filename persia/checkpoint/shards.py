@@ -47,7 +47,7 @@ from persia.errors import (
 
 _PROOF = ".proof"
 _TEXT = 200  # bytes of a path in errors
-_REMIND, _ENDS = 5.0, 10.0  # seconds
+_REMIND, _ENDS, _PAUSE = 5.0, 10.0, 0.05  # seconds
 _STAYS = 2**64 - 1  # clock of a table that is not restored
 
 
@@ -532,20 +532,36 @@ class Staged:
         Raises:
             Unavailable: some shards have them, others could not be reached.
         """
-        done = 0
+        begun = done = 0
         try:
+            # Those without memory for both read now: side by side.
             for shard in range(len(self._peers)):
-                commit = partial(self._ask, _core.RESTORE_COMMIT, shard)
-                patiently(commit, self._timeout)
+                self._commit(shard)
+                begun += 1
+            for shard in range(len(self._peers)):
+                while not self._commit(shard):
+                    time.sleep(_PAUSE)
                 done += 1
         except PersiaError as error:
-            if not done:
+            if begun:
+                error.add_note(
+                    "the rows that were there made room for those of the "
+                    "checkpoint: load one before anything else"
+                )
+            if not begun or len(self._peers) == 1:
                 raise
+            failed = begun if begun < len(self._peers) else done
             raise Unavailable(
-                f"{done} of {len(self._peers)} shards have the rows of "
+                f"{begun} of {len(self._peers)} shards were given the rows of "
                 f"{self._place.root}/{self._place.folder}, then "
-                f"{self._peers[done].address} failed: load it again ({error})"
+                f"{self._peers[failed].address} failed: load it again "
+                f"({error})"
             ) from error
+
+    def _commit(self, shard: int) -> bool:
+        """Whether it is through."""
+        ask = partial(self._ask, _core.RESTORE_COMMIT, shard)
+        return bool(patiently(ask, self._timeout)["done"])
 
     def abort(self) -> None:
         """They are forgotten; it does not fail."""

@@ -420,7 +420,8 @@ class Server:
 
         while not (answer := ask(_core.RESTORE_PREPARE))["done"]:
             time.sleep(_POLL)
-        ask(_core.RESTORE_COMMIT)
+        while not (answer := ask(_core.RESTORE_COMMIT))["done"]:
+            time.sleep(_POLL)
         return answer["rows"]
 
     def save(self, name: str) -> int:

@@ -197,10 +197,12 @@ static void round_trip(void **state)
                 }
                 assert_int_equal(rows, sizes[k]);
                 assert_true(sizes[k] < 9000 ? files.n <= 1 : files.n > 1);
+                uint64_t here = 0;
                 assert_int_equal(
                     persia_ckpt_verify(threads, persia_table_get_config(to),
-                                       folder, files.files, files.n),
+                                       folder, files.files, files.n, &here),
                     PERSIA_OK);
+                assert_int_equal(here, sizes[k]);
                 assert_int_equal(persia_ckpt_restore(threads, to, folder,
                                                      files.files, files.n, 0,
                                                      1),
@@ -361,7 +363,7 @@ static void rows_of_one_moment(void **state)
 static int verify(table *t, const ckpt_files *files)
 {
     return persia_ckpt_verify(threads, persia_table_get_config(t), folder,
-                              files->files, files->n);
+                              files->files, files->n, NULL);
 }
 
 static void bad_files(void **state)

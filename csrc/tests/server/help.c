@@ -108,8 +108,14 @@ result call(const server *v, uint32_t method, wire_out *o)
 
 server server_start(uint32_t shard, uint32_t shards, const char *folder)
 {
+    return server_limited(shard, shards, folder, 0);
+}
+
+server server_limited(uint32_t shard, uint32_t shards, const char *folder,
+                      uint64_t limit)
+{
     server v = {0};
-    ps_config config = {.threads = 2};
+    ps_config config = {.threads = 2, .memory_limit = limit};
     service_config service = {.name_space = "test",
                               .shard = shard,
                               .shards = shards,

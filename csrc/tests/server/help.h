@@ -57,6 +57,9 @@ enum { STREAM = 100 }; /* the first one that server_start() opens */
 /* Shard `shard` of `shards`, namespace "test", 2 threads.  Opens the streams
  * STREAM .. STREAM + 7. */
 server server_start(uint32_t shard, uint32_t shards, const char *folder);
+/* The same with a memory limit, in bytes. */
+server server_limited(uint32_t shard, uint32_t shards, const char *folder,
+                      uint64_t limit);
 void server_stop(server *v);
 wire_caller caller_of(const server *v);
 

@@ -285,6 +285,116 @@ static void a_restore_while_others_push(void **state)
     }
 }
 
+/* ---- in place ----------------------------------------------------------- */
+
+enum { FULL_ROWS = 20000, FULL_DIM = 64, FULL_PULLED = 5000 };
+
+/* Sets all rows of table 0, that fill 0.7 of the limit, to a value. */
+static void fill_all(const server *v, float value)
+{
+    static uint64_t ids[FULL_ROWS];
+    static float vectors[FULL_ROWS * FULL_DIM];
+    for (uint64_t i = 0; i < FULL_ROWS; i++)
+        ids[i] = i;
+    for (size_t i = 0; i < (size_t)FULL_ROWS * FULL_DIM; i++)
+        vectors[i] = value;
+    assert_int_equal(persia_table_set(persia_ps_table(v->p, 0), FULL_ROWS,
+                                      ids, vectors, NULL),
+                     PERSIA_OK);
+}
+
+typedef struct pulling {
+    server v;
+    atomic_int stop;
+    _Atomic(uint64_t) seen[4]; /* pulls by their value; 0: refused */
+} pulling;
+
+/* All rows of a pull are those of one moment, and none is an initial one. */
+static void *pull_whole(void *arg)
+{
+    pulling *p = arg;
+    uint64_t ids[FULL_PULLED];
+    for (uint64_t i = 0; i < FULL_PULLED; i++)
+        ids[i] = i * 3;
+    wire_pull_table t = {.no = 0, .n = FULL_PULLED, .ids = ids};
+    wire_pull m = {.caller = caller_of(&p->v), .tables = &t, .tables_n = 1};
+    while (!atomic_load(&p->stop)) {
+        wire_pull_reply reply;
+        result r = CALL(&p->v, PULL, pull, &m);
+        if (r.code == PERSIA_ESTALE)
+            m.caller.lineage = 5;
+        if (r.code == PERSIA_EUNAVAILABLE || r.code == PERSIA_ESTALE) {
+            atomic_fetch_add(&p->seen[0], 1);
+            result_free(&r);
+            continue;
+        }
+        DECODE(&r, pull_reply, &reply);
+        const float *values = reply.tables[0].values;
+        for (size_t i = 1; i < (size_t)FULL_PULLED * FULL_DIM; i++)
+            if (values[i] != values[0])
+                return arg;
+        atomic_fetch_add(&p->seen[(int)values[0] & 3], 1);
+        result_free(&r);
+    }
+    return NULL;
+}
+
+static void rows_replaced_in_place_are_never_mixed(void **state)
+{
+    (void)state;
+    static pulling p;
+    pthread_t threads[2];
+    uint64_t pushes[] = {7};
+    wire_restore m = {.folder = ".tmp-place", .lineage = 5, .pushes = pushes,
+                      .pushes_n = 1};
+    wire_restore_reply reply;
+    result r;
+    p.v = server_limited(0, 1, base, 8 << 20);
+    table_spec spec = spec_of("full", FULL_DIM, OPTIM_SGD);
+    assert_int_equal(declare(&p.v, &spec), 0);
+    make_folder(".tmp-place", "secret");
+    fill_all(&p.v, 2);
+    wire_snapshot_reply s = snapshot_whole(&p.v, ".tmp-place", &r);
+    wire_file file = s.files[0];
+    assert_int_equal(s.files_n, 1);
+    snapshot_end(&p.v, ".tmp-place");
+    result_free(&r);
+    fill_all(&p.v, 1);
+    m.files = &file;
+    m.files_n = 1;
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, pull_whole, &p),
+                         0);
+    while (atomic_load(&p.seen[1]) < 3)
+        nap();
+    assert_int_equal(restore_prepare(&p.v, &m), 0); /* none is read yet */
+    int asked = 0;
+    do {
+        r = restore_ask(&p.v, &m, RESTORE_COMMIT);
+        DECODE(&r, restore_reply, &reply);
+        result_free(&r);
+        asked++;
+        if (!reply.done) /* it is too late for that */
+            expect(restore_ask(&p.v, &m, RESTORE_ABORT), PERSIA_OK, "");
+    } while (!reply.done);
+    assert_true(asked > 1);
+    table_stats stats;
+    persia_table_get_stats(persia_ps_table(p.v.p, 0), &stats);
+    assert_int_equal(stats.rows, FULL_ROWS);
+    while (atomic_load(&p.seen[2]) < 3)
+        nap();
+    atomic_store(&p.stop, 1);
+    for (int i = 0; i < 2; i++) {
+        void *failed;
+        pthread_join(threads[i], &failed);
+        assert_null(failed);
+    }
+    assert_int_equal(p.seen[3], 0);
+    assert_int_equal(stats_of(&p.v).lineage, 5);
+    expect(restore_ask(&p.v, &m, RESTORE_COMMIT), PERSIA_OK, "");
+    server_stop(&p.v);
+}
+
 /* ---- requests ----------------------------------------------------------- */
 
 /* Asks until the snapshot has started or failed. */
@@ -573,6 +683,7 @@ int main(void)
         cmocka_unit_test(three_shards_restored_into_two),
         cmocka_unit_test(a_snapshot_is_of_one_moment),
         cmocka_unit_test(a_restore_while_others_push),
+        cmocka_unit_test(rows_replaced_in_place_are_never_mixed),
         cmocka_unit_test(one_snapshot_at_a_time),
         cmocka_unit_test(folders_that_are_not_ours),
         cmocka_unit_test(what_restores_refuse),
