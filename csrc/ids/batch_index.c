@@ -164,7 +164,7 @@ HOT static uint32_t find_distinct(const batch_index *x, uint32_t unit,
         const uint64_t *ids = x->segments[c->segment].ids + c->first;
         for (uint32_t i = c->start[cell]; i < c->start[cell + 1]; i++) {
             uint64_t id = ids[c->order[i]];
-            size_t at = (size_t)(id_hash(id) >> 32) & mask;
+            size_t at = place_home(id_place(id, x->key), mask + 1);
             while (entry[at] && found[entry[at] - 1] != id)
                 at = (at + 1) & mask;
             if (entry[at]) {

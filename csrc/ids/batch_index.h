@@ -50,6 +50,7 @@ typedef struct index_pool index_pool;
 
 typedef struct batch_index {
     sched *s;
+    uint64_t key;          /* of hash tables, see ids.h; odd */
     uint32_t shards, subs; /* subs: a power of two */
     uint32_t cells;        /* shards * subs */
     uint32_t units;
@@ -86,7 +87,7 @@ typedef struct index_batch {
     uint32_t units;
 } index_batch;
 
-/* Of an index that only the caller has. */
+/* Of an index that only the caller has, and whose key is set. */
 PERSIA_API int persia_batch_index_make(batch_index *x, sched *s,
                                        uint32_t shards, const index_batch *b);
 /* Memory for hints, each UINT32_MAX at first: no row is known. */
@@ -119,6 +120,7 @@ static inline size_t index_distinct(const batch_index *x)
 enum { INDEX_POOL_WAITS = 1024 };
 
 struct index_pool {
+    uint64_t key;         /* of the indexes */
     pthread_mutex_t lock; /* guards all below */
     size_t most;          /* bytes */
     size_t bytes;         /* of all indexes */

@@ -7,7 +7,7 @@
 
 void persia_index_pool_init(index_pool *p, size_t most)
 {
-    *p = (index_pool){.most = most};
+    *p = (index_pool){.most = most, .key = persia_ids_key()};
     pthread_mutex_init(&p->lock, NULL);
 }
 
@@ -88,7 +88,7 @@ batch_index *persia_index_pool_new(index_pool *p)
     p->live++;
     pthread_mutex_unlock(&p->lock);
     if (!x && (x = calloc(1, sizeof *x)))
-        x->pool = p;
+        x->pool = p, x->key = p->key;
     if (x) {
         atomic_store(&x->references, 1);
         return x;

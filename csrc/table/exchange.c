@@ -41,7 +41,8 @@ int persia_table_exchange(table *t, table *other)
         return rc;
     if (t->stripes != other->stripes || t->stride != other->stride ||
         t->state_offset != other->state_offset ||
-        t->config.limit != other->config.limit)
+        t->config.limit != other->config.limit ||
+        t->config.hash_key != other->config.hash_key)
         return persia_err_set(PERSIA_EARG,
                               "table %s: its rows differ in shape from "
                               "those of the other table",

@@ -94,7 +94,8 @@ static void hand_fill(table *t, stripe *s, uint32_t clock, uint32_t spare)
     for (uint32_t i = 0; i < h->n; i++) {
         const char *row = stripe_row(t, s, h->list[i].slot);
         row_prefetch(row, t->stride);
-        __builtin_prefetch(row_index_home(&s->index, id_hash(row_id(row))));
+        __builtin_prefetch(row_index_home(
+            &s->index, id_place(row_id(row), t->config.hash_key)));
     }
 }
 

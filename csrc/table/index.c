@@ -73,13 +73,14 @@ static void index_start(row_index *ix)
     ix->directory[0] = (page_ref){ p, p->buckets, 0 };
 }
 
-int row_index_init(row_index *ix, mem_blocks *blocks)
+int row_index_init(row_index *ix, mem_blocks *blocks, uint64_t key)
 {
     const uint64_t bytes = row_index_bytes(2); /* a page, and its header */
     int rc;
 
     memset(ix, 0, sizeof *ix);
     ix->blocks = blocks;
+    ix->key = key;
     rc = persia_mem_blocks_reserve(blocks, bytes);
     if (rc)
         return rc;
@@ -159,6 +160,7 @@ enum { AHEAD = 32 };
 typedef struct page_walk {
     const page *from;
     row_store rows;
+    uint64_t key;
     uint32_t bucket, mask; /* of the next entry */
     uint32_t slots[AHEAD];
     size_t made, read;
@@ -180,9 +182,10 @@ static inline int walk_fetch(page_walk *w)
     return 1;
 }
 
-static inline void walk_start(page_walk *w, const page *from, row_store rows)
+static inline void walk_start(page_walk *w, const page *from, row_store rows,
+                              uint64_t key)
 {
-    *w = (page_walk){ .from = from, .rows = rows };
+    *w = (page_walk){ .from = from, .rows = rows, .key = key };
     while (w->made < AHEAD && walk_fetch(w))
         ;
 }
@@ -193,26 +196,27 @@ static inline int walk_next(page_walk *w, uint32_t *slot, uint64_t *hash)
     if (w->read == w->made)
         return 0;
     *slot = w->slots[w->read++ % AHEAD];
-    *hash = id_hash(row_id(w->rows.base + *slot * w->rows.stride));
+    *hash = id_place(row_id(w->rows.base + *slot * w->rows.stride), w->key);
     walk_fetch(w);
     return 1;
 }
 
 /* Entries whose next bit of the hash is set. */
-static uint32_t page_count_ones(const page *from, row_store rows)
+static uint32_t page_count_ones(const page *from, row_store rows, uint64_t key)
 {
     page_walk w;
     uint32_t slot, ones = 0;
     uint64_t hash;
 
-    for (walk_start(&w, from, rows); walk_next(&w, &slot, &hash);)
+    for (walk_start(&w, from, rows, key); walk_next(&w, &slot, &hash);)
         ones += (uint32_t)((hash << from->depth) >> 63);
     return ones;
 }
 
 /* Moves all entries to to[0], or to to[next bit of the hash] when there are
  * two; 0 when one of the two became too full. */
-static int page_move(const page *from, row_store rows, page *to[2])
+static int page_move(const page *from, row_store rows, uint64_t key,
+                     page *to[2])
 {
     uint32_t most[2] = { to[0]->grow_at, 0 };
     page_walk w;
@@ -221,7 +225,7 @@ static int page_move(const page *from, row_store rows, page *to[2])
 
     for (int half = 0; to[1] && half < 2; half++)
         most[half] = page_rows_at(to[half], LOAD_HALF);
-    for (walk_start(&w, from, rows); walk_next(&w, &slot, &hash);) {
+    for (walk_start(&w, from, rows, key); walk_next(&w, &slot, &hash);) {
         const int half = to[1] && (hash << from->depth) >> 63;
         if (to[half]->rows > most[half])
             return 0;
@@ -238,7 +242,7 @@ static void page_grow(row_index *ix, row_store rows, uint64_t hash, page *old)
     size_t first, n;
 
     to[0]->split_at = old->split_at;
-    const int whole = page_move(old, rows, to);
+    const int whole = page_move(old, rows, ix->key, to);
     assert(whole); /* it is larger */
     (void)whole;
     n = page_entries(ix, old, hash, &first);
@@ -268,11 +272,12 @@ static void page_split(row_index *ix, row_store rows, uint64_t hash, page *old)
 
     /* halves are nearly equal: the hash is a good one */
     halves_create(ix, prefix, old, old->rows / 2, to);
-    if (!page_move(old, rows, to)) { /* but some choose their ids */
+    if (!page_move(old, rows, ix->key, to)) { /* but a key may be unlucky */
         page_destroy(ix, to[0]);
         page_destroy(ix, to[1]);
-        halves_create(ix, prefix, old, page_count_ones(old, rows), to);
-        const int whole = page_move(old, rows, to);
+        halves_create(ix, prefix, old, page_count_ones(old, rows, ix->key),
+                      to);
+        const int whole = page_move(old, rows, ix->key, to);
         assert(whole); /* each has been made for what it gets */
         (void)whole;
     }

@@ -1,6 +1,7 @@
 /* index.h: from a hash to the slot of a row, for one stripe (private).
  *
- * A directory (by the top bits of the hash) of pages; a page is an array of
+ * Hashes are places by a key (ids.h), so nobody can choose ids that share a
+ * page or a bucket.  A directory (by the top bits of the hash) of pages; a page is an array of
  * buckets of one cache line:
  *
  *   byte  0..11  tag of each entry, 0: empty
@@ -60,6 +61,7 @@ typedef struct page_ref {
 typedef struct row_index {
     page_ref *directory; /* [1 << depth] */
     uint32_t depth;
+    uint64_t key; /* of the hashes */
     mem_blocks *blocks;
 } row_index;
 
@@ -69,7 +71,7 @@ typedef struct row_store {
     size_t stride;
 } row_store;
 
-int row_index_init(row_index *ix, mem_blocks *blocks);
+int row_index_init(row_index *ix, mem_blocks *blocks, uint64_t key);
 void row_index_free(row_index *ix);
 /* Takes out all entries and gives the memory back; cannot fail.  Nobody else
  * may change an index of these blocks meanwhile. */

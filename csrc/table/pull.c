@@ -50,8 +50,10 @@ typedef struct pull_chunk {
 INLINE_HOT void stage_bucket(const pull_chunk *c, size_t at, size_t n,
                              uint32_t mask, pull_block *b)
 {
+    const uint64_t key = c->t->config.hash_key;
+
     for (size_t i = 0; i < n; i++) {
-        uint64_t hash = id_hash(c->ids[at + i]);
+        uint64_t hash = id_place(c->ids[at + i], key);
         const stripe_view *v = &c->view[hash_stripe(hash, mask)];
         const page_ref *ref = &v->directory[(hash >> 1) >> v->shift];
         const bucket *home =

@@ -74,7 +74,7 @@ INLINE_HOT void group_run(group *g, const push_part *part,
         const float *grad = of.grad + (of.bag ? of.bag[i] : i) * of.stride;
         float scale = of.scale ? of.scale[i] : 1;
         uint32_t hint = of.rows ? of.rows[i] : ROW_NONE;
-        uint32_t at = (uint32_t)(hash >> 32) & mask;
+        uint32_t at = place_home(hash, mask + 1);
 
         if (hint < own.used)
             row_prefetch(own.base + hint * own.stride, own.stride);
@@ -371,11 +371,29 @@ static void stage_match(const apply *a, size_t at, size_t n, int64_t *slots)
     }
 }
 
+/* Puts what apply_late() has appended to the entries without a row, the last
+ * `n` in falling order, between those before: which ids take a search is
+ * decided by the table's key, which row is made first must not be.  Hints are
+ * not needed any more. */
+static void absent_sort(group *g, size_t n)
+{
+    uint32_t *const late = g->hint, *const all = g->late;
+    size_t to = g->n - g->absent_n, from = to + n;
+
+    memcpy(late, all + to, n * sizeof *late);
+    for (size_t k = n; k > 0;) /* the largest first */
+        if (from < g->n && all[from] > late[k - 1])
+            all[to++] = all[from++];
+        else
+            all[to++] = late[--k];
+}
+
 /* The entries that take a search, the last one first: what it appends to
  * those without a row lies behind. */
 static void apply_late(apply *a)
 {
     group *g = a->g;
+    const size_t absent_n = g->absent_n;
     int64_t slot;
 
     for (size_t k = 0; k < g->late_n; k++)
@@ -390,6 +408,7 @@ static void apply_late(apply *a)
         else
             group_absent(g, d);
     }
+    absent_sort(g, g->absent_n - absent_n);
 }
 
 static void absent_refuse(const apply *a, const uint32_t *entries, size_t n)
@@ -399,7 +418,7 @@ static void absent_refuse(const apply *a, const uint32_t *entries, size_t n)
     for (size_t k = 0, here; k < n; k += here) {
         here = n - k < BLOCK ? n - k : BLOCK;
         for (size_t i = 0; i < here; i++)
-            hash[i] = a->g->hash[entries[k + i]];
+            hash[i] = id_hash(a->g->id[entries[k + i]]);
         a->t->admit.policy->refuse(&a->t->admit, here, hash);
     }
 }
@@ -421,7 +440,7 @@ static void absent_admit(apply *a)
         while (n < BLOCK && k < g->absent_n) {
             const uint32_t d = g->late[g->n - ++k];
             entry[n] = d;
-            hash[n] = g->hash[d];
+            hash[n] = id_hash(g->id[d]);
             if (entry_finite(a, g->grad[d]))
                 n++;
             else
@@ -520,8 +539,9 @@ static void apply_stripe(push_plan *plan, size_t j, uint32_t i, size_t n,
                 clock_short(plan->clock[j]), job_swept(job), 0, { 0 } };
     pthread_rwlock_wrlock(&s->lock);
     hand_look_locked(t, s);
-    /* with all that other stripes and pushes may make meanwhile */
-    a.make_last = t->evict.expires || !t->admit.all ||
+    /* with all that other stripes and pushes may make meanwhile; the order of
+     * slots, which this one decides, is that of eviction */
+    a.make_last = t->evict.expires || t->evict.policy || !t->admit.all ||
                   (t->config.capacity &&
                    atomic_load(&t->rows) + atomic_load(&t->pending) + g.n >
                        t->config.capacity);

@@ -193,8 +193,9 @@ int push_plan_chunk(void *ctx, size_t i)
                               "table %s: an id has the gradient of row "
                               "%zu of %zu",
                               job->t->config.name, high, part->bags);
-    persia_ids_split_chunk(part->ids + c->first, c->n, job->t->stripes,
-                           c->hash, c->order, c->start);
+    persia_ids_split_chunk(part->ids + c->first, c->n,
+                           job->t->config.hash_key, job->t->stripes, c->hash,
+                           c->order, c->start);
     if (job->t->config.nonfinite == NONFINITE_RAISE && !part->finite)
         return chunk_check_finite(job->t, part, c->first, c->n, low, high);
     return PERSIA_OK;

@@ -38,8 +38,8 @@ static size_t chunk_missing(const push_plan *plan, const push_chunk *c,
         if (row_index_find(&s->index, stripe_rows(t, s), c->hash[k], id) !=
             SLOT_NONE)
             continue;
-        t->admit.policy->admit(&t->admit, job->draw, 1, &c->hash[k],
-                               &admitted);
+        const uint64_t hash = id_hash(id);
+        t->admit.policy->admit(&t->admit, job->draw, 1, &hash, &admitted);
         if (admitted)
             missing[n++] = id;
     }

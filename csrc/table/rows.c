@@ -20,8 +20,8 @@ static int rows_visit(table *t, size_t n, const uint64_t *ids, size_t *slots,
 
     for (size_t first = 0; first < n; first += IDS_CHUNK) {
         size_t here = n - first < IDS_CHUNK ? n - first : IDS_CHUNK;
-        persia_ids_split_chunk(ids + first, here, t->stripes, hash, order,
-                               start);
+        persia_ids_split_chunk(ids + first, here, t->config.hash_key,
+                               t->stripes, hash, order, start);
         for (uint32_t i = 0; i < t->stripes; i++) {
             stripe *s = &t->stripe[i];
             if (start[i] == start[i + 1])

@@ -17,7 +17,7 @@ int stripe_init(table *t, stripe *s)
     persia_mem_arena_init(&s->arena, t->config.limit,
                           (size_t)(s - t->stripe) * STAGGER / t->stripes);
     s->free_head = ROW_NONE;
-    rc = row_index_init(&s->index, &t->blocks);
+    rc = row_index_init(&s->index, &t->blocks, t->config.hash_key);
     if (rc)
         return rc;
     persia_fair_lock_init(&s->lock);
@@ -93,7 +93,8 @@ void stripe_release_locked(const table *t, stripe *s, uint32_t slot)
     char *row = stripe_row(t, s, slot);
 
     stripe_touch_locked(t, s, slot);
-    row_index_remove(&s->index, id_hash(row_id(row)), slot);
+    row_index_remove(&s->index, id_place(row_id(row), t->config.hash_key),
+                     slot);
     row_set_clock(row, 0);
     memcpy(row, &s->free_head, sizeof s->free_head);
     s->free_head = slot;

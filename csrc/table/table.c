@@ -178,6 +178,8 @@ int persia_table_create(const table_config *config, table **out)
                               config->name);
     memset(t, 0, size);
     t->config = *config;
+    if (!t->config.hash_key)
+        t->config.hash_key = persia_ids_key();
     t->stripes = stripes;
     t->left = (_Atomic(int64_t) *)(void *)&t->stripe[stripes];
     t->vector_bytes = vector_size(config->dtype, config->dim);

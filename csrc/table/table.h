@@ -45,6 +45,7 @@ typedef struct table_config {
     evict_score_fn score;  /* of FULL_EVICT_SCORE without an expression */
     void *score_ctx;
     uint32_t first_slot, slots; /* of its ids; 0, 0: all */
+    uint64_t hash_key; /* of places, odd; 0: a random one.  It is in no file */
 } table_config;
 
 /* Sets every field to its default: fp32, Adagrad, uniform [-0.01, 0.01). */
@@ -188,7 +189,7 @@ PERSIA_API uint64_t persia_table_clear_bytes(const table *t);
  * what persia_table_restore() takes beside for a moment. */
 PERSIA_API uint64_t persia_table_restore_bytes(const table *t, uint64_t rows);
 /* Exchanges the rows of `t` with those of `other`, a table of the same
- * configuration that only the caller knows.  Pushes see one or the other; a
+ * configuration, its hash_key included, that only the caller knows.  Pushes see one or the other; a
  * pull that runs meanwhile may see both.  Counters and clocks stay.
  * PERSIA_EARG while a cut of either is open. */
 PERSIA_API int persia_table_exchange(table *t, table *other);

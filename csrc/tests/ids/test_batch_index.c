@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ids/ids.h"
+#include "tests/ids/chosen.h"
 
 enum { UNITS = 3, SEGMENTS = UNITS + 1, MOST = 9000 };
 
@@ -92,7 +92,58 @@ static void each_id_has_its_place(void **state)
     persia_sched_destroy(s);
 }
 
-static void threads_change_nothing(void **state)
+/* Places that searches look at in the hash tables of large cells. */
+static uint64_t probes_of(const batch_index *x, size_t *entries)
+{
+    uint64_t probes = 0;
+    for (size_t cell = 0; cell < (size_t)x->units * x->cells; cell++) {
+        const size_t n = x->region[cell + 1] - x->region[cell];
+        const uint32_t *entry = x->entries + x->table_at[cell];
+        size_t room = 16;
+        while (room < 2 * n)
+            room *= 2;
+        for (size_t at = 0; room > 8192 && at < room; at++) {
+            if (!entry[at])
+                continue;
+            const uint64_t id = x->found[x->region[cell] + entry[at] - 1];
+            const size_t home = place_home(id_place(id, x->key), room);
+            probes += 1 + (at + room - home) % room;
+            ++*entries;
+        }
+    }
+    return probes;
+}
+
+/* By someone who knows the hash and not the key. */
+static void ids_that_were_chosen_to_collide(void **state)
+{
+    enum { N = 40000 };
+    static uint64_t ids[N];
+    (void)state;
+    index_pool pool;
+    sched *s;
+    persia_index_pool_init(&pool, 1 << 30);
+    assert_int_equal(persia_sched_create(1, &s), PERSIA_OK);
+    for (int kind = 0; kind < CHOSEN_KINDS; kind++) {
+        const uint32_t table = 0;
+        const index_segment segment = {.n = N, .ids = ids};
+        const index_batch b = {&segment, 1, &table, 1};
+        batch_index *x = persia_index_pool_new(&pool);
+        size_t entries = 0;
+        for (uint32_t i = 0; i < N; i++)
+            ids[i] = chosen_id(kind, i);
+        assert_int_equal(persia_batch_index_make(x, s, 1, &b), PERSIA_OK);
+        assert_int_equal(index_distinct(x), N);
+        const uint64_t probes = probes_of(x, &entries);
+        assert_true(entries == N); /* all are in one large cell */
+        assert_in_range(probes, N, 16 * N); /* random ids: 1.3 N */
+        persia_batch_index_put(x);
+    }
+    persia_index_pool_free(&pool);
+    persia_sched_destroy(s);
+}
+
+static void threads_and_keys_change_nothing(void **state)
 {
     (void)state;
     static batch b;
@@ -105,6 +156,7 @@ static void threads_change_nothing(void **state)
         assert_int_equal(persia_sched_create(1 + 3 * (unsigned)i, &s[i]),
                          PERSIA_OK);
         x[i] = persia_index_pool_new(&pool);
+        x[i]->key = persia_ids_key();
         assert_int_equal(persia_batch_index_make(x[i], s[i], 3, &b.b),
                          PERSIA_OK);
     }
@@ -228,7 +280,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_id_has_its_place),
-        cmocka_unit_test(threads_change_nothing),
+        cmocka_unit_test(threads_and_keys_change_nothing),
+        cmocka_unit_test(ids_that_were_chosen_to_collide),
         cmocka_unit_test(an_index_waits_for_its_ticket_once),
         cmocka_unit_test(forwards_without_backward_go),
         cmocka_unit_test(the_bound_counts_what_updates_hold),

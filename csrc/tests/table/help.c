@@ -58,6 +58,7 @@ table_config config_of(uint32_t dim, uint32_t optimizer)
     persia_table_config_init(&c);
     snprintf(c.name, sizeof c.name, "test");
     c.seed = 17;
+    c.hash_key = persia_ids_key(); /* of all tables made with it */
     c.dim = dim;
     c.optimizer = optimizer;
     return c;

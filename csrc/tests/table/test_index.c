@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "table/index.h"
+#include "tests/ids/chosen.h"
 #include "tests/table/help.h"
 
 /* Rows are ids alone; slot i belongs to id i of the array. */
@@ -14,6 +15,7 @@ typedef struct world {
     uint64_t *ids; /* [n] */
     uint8_t *in;   /* [n] whether it is in the index */
     size_t n;
+    uint64_t key;
     int deepens;   /* the directory, as rows come */
 } world;
 
@@ -28,7 +30,8 @@ static world *world_make(size_t n)
 
     assert_non_null(w);
     persia_mem_blocks_init(&w->blocks, &w->limit);
-    assert_int_equal(row_index_init(&w->index, &w->blocks), PERSIA_OK);
+    w->key = persia_ids_key();
+    assert_int_equal(row_index_init(&w->index, &w->blocks, w->key), PERSIA_OK);
     w->n = n;
     w->deepens = 1;
     w->ids = calloc(n, sizeof *w->ids);
@@ -49,7 +52,7 @@ static void world_free(world *w)
 
 static void insert(world *w, size_t i)
 {
-    uint64_t hash = id_hash(w->ids[i]);
+    uint64_t hash = id_place(w->ids[i], w->key);
 
     if (persia_mem_blocks_reserve(&w->blocks, row_index_bytes(1)))
         fail_msg("%s", persia_err_text());
@@ -62,13 +65,13 @@ static void insert(world *w, size_t i)
 
 static void drop(world *w, size_t i)
 {
-    row_index_remove(&w->index, id_hash(w->ids[i]), (uint32_t)i);
+    row_index_remove(&w->index, id_place(w->ids[i], w->key), (uint32_t)i);
     w->in[i] = 0;
 }
 
 static void check(const world *w, size_t i)
 {
-    uint64_t id = w->ids[i], hash = id_hash(id);
+    uint64_t id = w->ids[i], hash = id_place(id, w->key);
     int64_t slot = row_index_find(&w->index, rows_of(w), hash, id);
     int64_t likely = bucket_likely(row_index_home(&w->index, hash), hash);
 
@@ -147,8 +150,55 @@ static void test_growth(void **state)
         for (uint64_t k = 0; k < 10000; k++) { /* ids that are not there */
             uint64_t id = id_hash(k) ^ 0xDEADBEEF00000000u;
             assert_int_equal(row_index_find(&w->index, rows_of(w),
-                                            id_hash(id), id), SLOT_NONE);
+                                            id_place(id, w->key), id),
+                             SLOT_NONE);
         }
+        world_free(w);
+    }
+}
+
+/* Buckets that a search for an entry looks at. */
+static uint32_t probes_of(const world *w, size_t i)
+{
+    const uint64_t hash = id_place(w->ids[i], w->key);
+    const page_ref *ref = row_index_page(&w->index, hash);
+    uint32_t at = page_home(hash, ref->depth, ref->buckets);
+
+    for (uint32_t n = 1; n <= ref->buckets; n++) {
+        const bucket *b = &ref->page->bucket[at];
+        for (uint32_t k = 0; k < BUCKET_ENTRIES; k++)
+            if (b->tag[k] && b->slot[k] == i)
+                return n;
+        at = at + 1 == ref->buckets ? 0 : at + 1;
+    }
+    fail_msg("entry %zu is not there", i);
+    return 0;
+}
+
+/* Whatever ids are chosen by who knows the hash and not the key. */
+static void test_chosen_ids(void **state)
+{
+    enum { N = 40000 };
+    (void)state;
+    for (int kind = 0; kind < CHOSEN_KINDS; kind++) {
+        world *w = world_make(N);
+        uint64_t probes = 0;
+        uint32_t largest = 0;
+        for (uint32_t i = 0; i < N; i++) {
+            w->ids[i] = chosen_id(kind, i);
+            insert(w, i);
+        }
+        check_all(w);
+        check_pages(w);
+        for (size_t i = 0; i < N; i++) {
+            const uint64_t hash = id_place(w->ids[i], w->key);
+            const page *p = row_index_page(&w->index, hash)->page;
+            largest = p->rows > largest ? p->rows : largest;
+            probes += probes_of(w, i);
+        }
+        assert_in_range(probes, N, 8 * N); /* random ids: 1.1 N */
+        assert_in_range(largest, 1, N);
+        assert_in_range(w->index.depth, 0, 4);
         world_free(w);
     }
 }
@@ -290,7 +340,7 @@ static void test_one_reservation(void **state)
         if (w->deepens)
             row_index_deepen(&w->index, n);
         for (size_t i = from; i < n; i++) {
-            row_index_insert(&w->index, rows_of(w), id_hash(w->ids[i]),
+            row_index_insert(&w->index, rows_of(w), id_place(w->ids[i], w->key),
                              (uint32_t)i);
             w->in[i] = 1;
         }
@@ -327,6 +377,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_growth),
+        cmocka_unit_test(test_chosen_ids),
         cmocka_unit_test(test_bytes_a_row),
         cmocka_unit_test(test_random_inserts_and_removes),
         cmocka_unit_test(test_one_bucket_wanted_by_all),

@@ -200,10 +200,64 @@ static void test_ids_that_are_not_distinct(void **state)
     persia_sched_destroy(s);
 }
 
+/* A table of each policy, whose results depend on which row is made first. */
+static table_config config_by_order(int kind)
+{
+    table_config c = config_of(4, OPTIM_ADAGRAD);
+    static const uint32_t full[] = { FULL_RAISE, FULL_EVICT_LRU,
+                                     FULL_EVICT_LFU, FULL_EVICT_NORM };
+    c.stripes = 4;
+    if (kind < 4) {
+        c.full = full[kind];
+        c.capacity = kind ? 3000 : 0;
+        return c;
+    }
+    c.admit = ADMIT_SIGHTINGS;
+    c.sightings = 2;
+    c.sightings_kept = 1 << 16;
+    return c;
+}
+
+/* Places are by a random key: nothing that is computed depends on it. */
+static void test_keys_change_nothing(void **state)
+{
+    enum { IDS = 2000, PUSHES = 12, KEYS = 3 };
+    static uint64_t ids[IDS];
+    static float grad[IDS * 4];
+    sched *s = pool_of(1);
+    (void)state;
+    for (size_t i = 0; i < IDS * 4; i++)
+        grad[i] = (float)(i % 23) * 0.1f - 1;
+    for (int kind = 0; kind < 5; kind++) {
+        const optim_args a = args_of(OPTIM_ADAGRAD);
+        dump rows[KEYS];
+        for (int key = 0; key < KEYS; key++) {
+            table_config c = config_by_order(kind);
+            c.hash_key = key ? persia_ids_key() : 1;
+            table *t = table_of(&c);
+            rng r = { 5 };
+            for (uint64_t k = 0; k < PUSHES; k++) {
+                for (size_t i = 0; i < IDS; i++)
+                    ids[i] = rng_below(&r, 1000 * (k + 1));
+                (void)push_one(s, t, &a, IDS, ids, grad, k);
+            }
+            rows[key] = dump_table(t);
+            assert_true(rows[key].n > 1000);
+            if (key)
+                dump_equal(&rows[key], &rows[0], "another key");
+            persia_table_destroy(t);
+        }
+        for (int key = 0; key < KEYS; key++)
+            dump_free(&rows[key]);
+    }
+    persia_sched_destroy(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_keys_change_nothing),
         cmocka_unit_test(test_distinct_ids),
         cmocka_unit_test(test_ids_that_are_not_distinct),
     };
