@@ -4,6 +4,8 @@ import importlib.metadata
 import sys
 from pathlib import Path
 
+from docutils import nodes
+
 project = "Persia"
 author = "the Persia developers"
 copyright = author
@@ -13,7 +15,10 @@ except importlib.metadata.PackageNotFoundError:  # built from the source tree
     release = ""
 
 # The package and its libraries are taken from the source tree.
-sys.path.insert(0, str(Path(__file__).parents[1]))
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS.parent), str(DOCS / "_tools")]
+
+import generate  # noqa: E402
 
 extensions = [
     "myst_parser",
@@ -23,8 +28,17 @@ extensions = [
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 suppress_warnings = ["myst.header"]
-exclude_patterns = ["_build"]
-nitpicky = False
+exclude_patterns = ["_build", "_generated", "_tools"]
+
+# References to Persia are checked. Those of others have no inventory here.
+nitpicky = True
+nitpick_ignore_regex = [
+    (r"py:.*", r"(torch|np|numpy|pa|pyarrow|pd|pydantic|nn|os)\b.*"),
+    (r"py:.*", r"(collections\.abc|pathlib)\..*|NoneType|float \| tuple.*"),
+    # Private classes in signatures: columns of a schema, type variables.
+    (r"py:.*", r"persia\..*\.(T|_\w+|\w+Column|Annotated|TableConfig)"),
+    (r"py:.*", r"Pydantic\w+|_Pydantic\w+|FieldInfo|Path"),
+]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -37,3 +51,20 @@ napoleon_use_ivar = True
 html_theme = "furo"
 html_title = f"Persia {release}".strip()
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["persia.css"]
+
+
+def _inline(app, doctree, docname):
+    """Puts drawings into the page, so that they have its colours."""
+    for image in list(doctree.findall(nodes.image)):
+        path = DOCS / image["uri"]
+        if path.suffix == ".svg":
+            text = path.read_text(encoding="utf-8")
+            drawing = f'<div class="drawing">{text}</div>'
+            image.replace_self(nodes.raw("", drawing, format="html"))
+
+
+def setup(app):
+    generate.write(DOCS)
+    app.connect("doctree-resolved", _inline)

@@ -248,7 +248,7 @@ class Files(Source):
         """The number of batches, if no row is malformed.
 
         Raises:
-            TypeError: it is not known: :meth:`count_lines` counts the rows.
+            TypeError: it is not known: ``count_lines()`` counts the rows.
         """
         if self._total is None:
             raise TypeError(

@@ -115,7 +115,7 @@ class Criteo(Files):
                 else their number. None: the last seventh (a day) of the
                 Kaggle layout, the last file of the 1TB layout.
 
-        Counts the lines first (see :meth:`count_lines`).
+        Counts the lines first (see ``count_lines()``).
         """
         lines = self.count_lines()
         first = self.rows[0]

@@ -19,8 +19,8 @@ class CSV(Files):
 
     Args:
         paths: a path, a glob, or a list of them.
-        schema: a :class:`Schema`, the path of a YAML file, or the name of a
-            preset: "adult", "avazu", "movielens".
+        schema: a :class:`persia.data.Schema`, the path of a YAML file, or the
+            name of a preset: "adult", "avazu", "movielens".
         batch_size: samples of a batch.
         rows: (first, end) of the lines to read.
         strict: raise MalformedData at a malformed line.

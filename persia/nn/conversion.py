@@ -42,7 +42,7 @@ def convert(
     """Moves the weights of all embeddings of a model into tables, in place.
 
     Each ``nn.Embedding`` and ``nn.EmbeddingBag`` becomes the module of that
-    name of :mod:`persia.nn`: the same object with the same call signature.
+    name of ``persia.nn``: the same object with the same call signature.
     One table has the rows of each distinct weight, so tied weights stay tied,
     also where another layer (a ``Linear``) shares them. Rows that a table on
     servers has already are left as they are; else the weights are copied.
