@@ -35,7 +35,11 @@ app = typer.Typer(
     name="persia",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        # An option of a command also has a variable: PERSIA_TRAIN_DIM.
+        "auto_envvar_prefix": "PERSIA",
+    },
 )
 
 
@@ -58,6 +62,7 @@ def _persia(
             "--version",
             callback=_print_version,
             is_eager=True,
+            allow_from_autoenv=False,
             help="Show the version.",
         ),
     ] = False,
@@ -72,8 +77,9 @@ def _persia(
 ) -> None:
     """Recommender models with embedding tables without bounds.
 
-    The exit code is 0, 1 after an error of Persia, 2 after a wrong option,
-    and 130 after Ctrl-C.
+    Each option is also a variable of the environment: PERSIA_TRAIN_DIM=32 is
+    persia train --dim 32. The exit code is 0, 1 after an error of Persia, 2
+    after a wrong option, and 130 after Ctrl-C.
     """
     if debug:  # also in the processes that the command starts
         os.environ[_DEBUG] = "1"

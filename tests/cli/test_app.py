@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -43,6 +44,19 @@ def test_short_help_and_completion() -> None:
         },
     )
     assert "checkpoint" in done.output
+
+
+def test_an_option_is_also_a_variable(tmp_path: Path) -> None:
+    environment = {
+        "PERSIA_CERTS_DAYS": "0",  # out of range
+        "PERSIA_VERSION": "1",  # of others: no flag
+    }
+    words = ["certs", str(tmp_path / "keys")]
+    done = CliRunner().invoke(app, words, env=environment)
+    assert done.exit_code == 2
+    done = CliRunner().invoke(app, [*words, "--days", "1"], env=environment)
+    assert done.exit_code == 0
+    assert (tmp_path / "keys" / "ca.pem").exists()
 
 
 @pytest.mark.slow
