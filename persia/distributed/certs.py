@@ -145,7 +145,7 @@ def one_job() -> Security:
 def write_set(
     folder: Path, hosts: Sequence[str], days: int = 365, force: bool = False
 ) -> list[Path]:
-    """Writes :data:`FILES` into a folder: an authority's certificate, a
+    """Writes ``FILES`` into a folder: an authority's certificate, a
     server's and a client's with their keys, a token for each of the two
     rights. Keys and tokens are readable by their owner alone.
 

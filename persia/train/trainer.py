@@ -178,8 +178,8 @@ class Trainer:
         self.batch = 0
         """Batches of the current epoch that are trained; of Kafka, all."""
         self.offset = 0
-        """Samples of the batch after them that are trained, too: by a run
-        whose batches had another size."""
+        """Samples of the next batch that a run with another batch size has
+        trained."""
         self.rows = 0
         """Samples trained by this object."""
         self.clock = Clock()
