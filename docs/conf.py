@@ -36,7 +36,10 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(torch|np|numpy|pa|pyarrow|pd|pydantic|nn|os)\b.*"),
     (r"py:.*", r"(collections\.abc|pathlib)\..*|NoneType|float \| tuple.*"),
     # Private classes in signatures: columns of a schema, type variables.
-    (r"py:.*", r"persia\..*\.(T|_\w+|\w+Column|Annotated|TableConfig)"),
+    (
+        r"py:.*",
+        r"persia\..*\.(T|_\w+|\w+Column|Annotated|TableConfig|TrainConfig)",
+    ),
     (r"py:.*", r"Pydantic\w+|_Pydantic\w+|FieldInfo|Path"),
 ]
 

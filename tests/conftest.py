@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 SLOW = (
     *("benchmarks", "examples", "lint", "system"),
     *("test_checkpoint_remote.py", "test_compile.py"),
-    *("test_loader_processes.py", "test_readme.py"),
+    "test_loader_processes.py",
 )
 
 #: What the interpreter calls the start of a process.

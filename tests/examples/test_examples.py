@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbclient
-import nbformat
 import pytest
 
 from persia import _core
@@ -24,30 +22,6 @@ def criteo_line(i: int) -> str:
     # learn.
     label = str(int((i * 31) % 97 < 30))
     return "\t".join([label, *integers, *categories])
-
-
-@pytest.mark.timeout(400)
-def test_quickstart_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
-    nbformat.validate(notebook)
-    client = nbclient.NotebookClient(
-        notebook, timeout=300, kernel_name="python3"
-    )
-    client.execute(cwd=str(EXAMPLES))
-    text = "".join(
-        output.get("text", "")
-        for cell in notebook.cells
-        for output in cell.get("outputs", [])
-    )
-    assert "best possible AUC: 0." in text
-    assert "as before" in text
-    (trained,) = [
-        float(line.split()[-1])
-        for line in text.splitlines()
-        if line.startswith("AUC while training")
-    ]
-    assert trained > 0.6
 
 
 def criteo_dlrm(python: list[str], data: Path, *options: str) -> float:

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-#: The rooms in their order: the list of docs/architecture.md.
+#: The rooms in their order: the list of docs/dev/rooms.md.
 ROOMS = (
     *("base", "simd", "data", "spec", "mem", "sched", "ids", "pool", "optim"),
     *("evict", "admit", "table", "ckpt", "wire", "rpc", "shard", "server"),

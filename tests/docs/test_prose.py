@@ -1,0 +1,130 @@
+"""Pages are short, and so are their sentences; links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import DOCS, ROOT, blocks, name_of, pages, sentences
+from tests.docs.pages import words as count
+
+PAGES = pages()
+#: What was measured and tried, as it was noted.
+DIARY = "docs/dev/log.md"
+LONGEST = 40  # words of a sentence
+MEAN = 20
+PAGE = 1500
+
+#: Pages to look things up in, and lists.
+REFERENCES = ("docs/reference/", "docs/dev/", "docs/data.md", "CHANGELOG.md")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_sentences_are_short(path: Path) -> None:
+    if name_of(path) == DIARY:
+        return
+    lengths = {s: len(re.findall(r"\w[\w'’-]*", s)) for s in sentences(path)}
+    long = {s: n for s, n in lengths.items() if n > LONGEST}
+    assert not long, long
+    if lengths:
+        assert statistics.mean(lengths.values()) <= MEAN
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_a_page_is_short(path: Path) -> None:
+    if not name_of(path).startswith(REFERENCES):
+        assert count(path) <= PAGE
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_files_that_a_page_links_to_are_there(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        base = DOCS if target.startswith("/") else path.parent
+        if "_generated" not in target:
+            assert (base / target.lstrip("/")).exists(), target
+
+
+#: What a page says in place of a plainer word.
+WORDS = re.compile(
+    r"\b(is told|are told|told so|anew|nobody|comes? on|goes on|go on"
+    r"|who does not|came late|under way|as (it|they) comes?|look-ups?)\b",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_plain_words(path: Path) -> None:
+    if "docs/dev/" in name_of(path):
+        return
+    found = [m.group() for s in sentences(path) for m in WORDS.finditer(s)]
+    assert not found
+
+
+def test_commands_and_options_exist() -> None:
+    """Each `persia ...` in a block of shell has options that it knows."""
+    import generate
+
+    known = {
+        name: {o for p in c.params for o in (*p.opts, *p.secondary_opts)}
+        for name, c in generate.commands().items()
+    }
+    wrong, seen = [], 0
+    for path in PAGES:
+        for block in blocks(path, "sh"):
+            text = block.text.replace("\\\n", " ")
+            text = re.sub(r"#.*", "", text)
+            for line in re.split(r"[\n;&|]+", text):
+                for part in re.split(r"\s--\s", line):
+                    found = re.search(r"(?:^|\s)persia( +[a-z]+.*)$", part)
+                    if not found:
+                        continue
+                    seen += 1
+                    tail = found[1].split()
+                    name = next(
+                        (
+                            " ".join(("persia", *tail[:n]))
+                            for n in (2, 1)
+                            if " ".join(("persia", *tail[:n])) in known
+                        ),
+                        None,
+                    )
+                    options = {
+                        w.split("=")[0] for w in tail if w.startswith("--")
+                    }
+                    if name is None or options - known[name] - {"--help"}:
+                        wrong.append((name_of(path), line.strip()))
+    assert seen > 30 and not wrong
+
+
+def test_variables_of_the_environment_are_documented() -> None:
+    import generate
+
+    used = set()
+    for path in (ROOT / "persia").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        used |= set(re.findall(r"\"(PERSIA_[A-Z_]+)\"", text))
+    assert used == set(generate.VARIABLES)
+
+
+def test_errors_are_those_of_the_core() -> None:
+    import generate
+
+    from persia import errors
+
+    known = set(generate.codes())
+    assert known - set(errors.__all__) == {"Ok"}
+    assert set(errors.__all__) - known == {"PersiaError"}
+
+
+def test_the_drawings_are_current() -> None:
+    import drawings
+
+    for name, picture in drawings.drawings().items():
+        path = DOCS / "_static" / f"{name}.svg"
+        assert path.read_text(encoding="utf-8") == picture
