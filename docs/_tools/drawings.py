@@ -33,11 +33,14 @@ fill:var(--color-foreground-primary,var(--fg))}
 """
 
 
-def svg(width: float, height: float, title: str, body: list[str]) -> str:
+def svg(
+    width: float, height: float, title: str, body: list[str], top: float = 0.0
+) -> str:
+    """A drawing from y = top to y = height."""
     style = " ".join(STYLE.split("\n")).strip()
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" '
-        f'viewBox="0 0 {width:g} {height:g}" width="{width:g}">'
+        f'viewBox="0 {top:g} {width:g} {height - top:g}" width="{width:g}">'
         f"<title>{title}</title><style>{style}</style>\n"
         + "\n".join(body)
         + "\n</svg>\n"
@@ -160,9 +163,11 @@ def machine(
     hidden: set[str] = frozenset(),  # type: ignore[assignment]
     note: str = "",
     bends: dict[tuple[str, str], float] | None = None,
+    head: float = 0.0,
 ) -> str:
     """A state machine; ``places`` are columns and rows, and arrows into
-    ``hidden`` states are told by the note alone."""
+    ``hidden`` states are told by the note alone; ``head`` is room above for
+    arrows that bend."""
     w, h, dx, dy = 96.0, 34.0, 158.0, 78.0
     top = min(y for _, y in places.values())
     centers = {
@@ -192,7 +197,7 @@ def machine(
         height += 24
         width = max(width, 5.6 * len(note))
         boxes.append(text(6, height - 8, note, "small"))
-    return svg(width, height, title, [*lines, *labels, *boxes])
+    return svg(width, height, title, [*lines, *labels, *boxes], -head)
 
 
 REQUEST: Edges = {  # csrc/client/fan.c
@@ -245,6 +250,7 @@ def machines() -> dict[str, str]:
             },
             {"APPLIED", "FAILED"},
             bends={("NEW", "RUNNING"): -42.0},
+            head=36.0,
         ),
         "job": machine(
             "The states of a snapshot or restore at a server",
@@ -273,6 +279,7 @@ def machines() -> dict[str, str]:
             },
             {"DONE"},
             bends={("CAME", "READY"): 40.0},
+            head=36.0,
             note="A deadline, or a server that refuses, ends all requests "
             "of the call.",
         ),

@@ -69,6 +69,11 @@ def _row(*cells: object) -> str:
     return f"| {' | '.join(text)} |"
 
 
+def options(*rows: Iterable[object]) -> str:
+    """A table whose first column does not break."""
+    return f":::{{container}} options\n\n{table(*rows)}\n:::"
+
+
 def table(*rows: Iterable[object]) -> str:
     """A table of Markdown; the first row has its names."""
     first, *rest = [list(row) for row in rows]
@@ -117,7 +122,7 @@ def cli() -> str:
         paragraphs = (command.help or "").strip().split("\n\n")
         out += [_sentence(text) + "\n" for text in paragraphs]
         arguments = [p for p in command.params if p.opts[0][0] != "-"]
-        options = [p for p in command.params if p.opts[0][0] == "-"]
+        flags = [p for p in command.params if p.opts[0][0] == "-"]
         words = " ".join(
             p.name.upper() if p.required else f"[{p.name.upper()}]"
             for p in arguments
@@ -130,7 +135,7 @@ def cli() -> str:
             ]
             out.append(table(("argument", ""), *rows) + "\n")
         panels = defaultdict(list)
-        for option in options:
+        for option in flags:
             if option.name != "help":
                 panels[option.rich_help_panel].append(option)
         for panel, some in panels.items():
@@ -148,7 +153,7 @@ def cli() -> str:
                 for o in some
             ]
             title = (panel or "option", "default", "")
-            out.append(table(title, *rows) + "\n")
+            out.append(options(title, *rows) + "\n")
     return "\n".join(out)
 
 
@@ -190,8 +195,9 @@ def config() -> str:
         for key, field in model.model_fields.items():
             kind = _kind(field.annotation)
             default = "" if field.default is None else f"`{field.default}`"
-            rows.append((f"`{field.alias or key}`", f"{kind}", default))
-        out.append(table(("option", "type", "default"), *rows) + "\n")
+            about = _sentence(field.description or "")
+            rows.append((f"`{field.alias or key}`", kind, default, about))
+        out.append(options(("option", "type", "default", ""), *rows) + "\n")
     return "\n".join(out)
 
 
@@ -200,7 +206,7 @@ def environment() -> str:
     own = [(f"`{k}`", v) for k, v in VARIABLES.items()]
     other = list(FOREIGN.items())
     return (
-        table(("variable", "meaning"), *own)
+        options(("variable", "meaning"), *own)
         + "\n\n## Of others\n\n"
         + table(("variable", "meaning"), *other)
     )
