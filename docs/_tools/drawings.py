@@ -295,7 +295,8 @@ def machines() -> dict[str, str]:
             },
             {"DONE"},
             {"DONE"},
-            "The event end leads from LOOKING, LEASED and RETURNING to "
+            bends={("QUEUED", "RETURNING"): 34.0},
+            note="The event end leads from LOOKING, LEASED and RETURNING to "
             "DONE: trained, skipped, or given up.",
         ),
     }

@@ -174,9 +174,9 @@ def _kind(annotation: Any) -> str:
 def configurations() -> dict[str, type[pydantic.BaseModel]]:
     """The classes that check options, by the command."""
     from persia.cli.feed import FeedConfig
-    from persia.server import ServeConfig
+    from persia.distributed.server import ServeConfig
+    from persia.distributed.worker import WorkerConfig
     from persia.train.config import TrainConfig
-    from persia.worker import WorkerConfig
 
     return {
         "persia train": TrainConfig,

@@ -359,7 +359,7 @@ class EmbeddingBagCollection(Collection):
 
     ``forward(ids)`` takes a :class:`persia.JaggedBatch`, a KeyedJaggedTensor,
     an object like it, or a dict of tensors; extra keys are ignored. It returns
-    a :class:`~persia.modules.KeyedTensor` [B, sum of embedding_dim]; a
+    a :class:`~persia.nn.KeyedTensor` [B, sum of embedding_dim]; a
     feature of several tables is named ``feature@table``.
     ``inverse_indices`` of a KeyedJaggedTensor expand it to their number of
     samples.
@@ -568,8 +568,8 @@ class EmbeddingCollection(Collection):
     Its arguments are those of :class:`EmbeddingBagCollection`; all tables
     have the same ``embedding_dim``, and no feature occurs in two tables.
 
-    ``forward(ids)`` returns :class:`~persia.modules.Sequences`, a mapping from
-    feature to :class:`~persia.modules.JaggedTensor`.
+    ``forward(ids)`` returns :class:`~persia.nn.Sequences`, a mapping from
+    feature to :class:`~persia.nn.JaggedTensor`.
     """
 
     _config_class = EmbeddingConfig

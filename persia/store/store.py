@@ -184,7 +184,7 @@ class Store(Rows, Stats):
 
     @property
     def update(self) -> str:
-        """When gradients are applied: "backward" or "step"."""
+        """ "backward" or "step", when gradients are applied."""
         return self._engine.arguments.update
 
     @property
@@ -194,12 +194,12 @@ class Store(Rows, Stats):
 
     @property
     def nonfinite(self) -> str:
-        """What a gradient that is NaN or infinite does: "raise" or "skip"."""
+        """ "raise" or "skip", for a gradient that is NaN or infinite."""
         return self._engine.arguments.nonfinite
 
     @property
     def memory_limit(self) -> int | None:
-        """Bytes of all tables; None: no limit."""
+        """The most bytes of all tables, or None without a limit."""
         return self._engine.arguments.memory_limit
 
     @property
