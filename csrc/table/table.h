@@ -189,9 +189,9 @@ PERSIA_API uint64_t persia_table_clear_bytes(const table *t);
  * what persia_table_restore() takes beside for a moment. */
 PERSIA_API uint64_t persia_table_restore_bytes(const table *t, uint64_t rows);
 /* Exchanges the rows of `t` with those of `other`, a table of the same
- * configuration, its hash_key included, that only the caller knows.  Pushes see one or the other; a
- * pull that runs meanwhile may see both.  Counters and clocks stay.
- * PERSIA_EARG while a cut of either is open. */
+ * configuration, its hash_key included, that only the caller knows.  Pushes
+ * see one or the other; a pull that runs meanwhile may see both.  Counters and
+ * clocks stay.  PERSIA_EARG while a cut of either is open. */
 PERSIA_API int persia_table_exchange(table *t, table *other);
 
 #ifdef __cplusplus

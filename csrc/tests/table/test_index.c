@@ -340,8 +340,8 @@ static void test_one_reservation(void **state)
         if (w->deepens)
             row_index_deepen(&w->index, n);
         for (size_t i = from; i < n; i++) {
-            row_index_insert(&w->index, rows_of(w), id_place(w->ids[i], w->key),
-                             (uint32_t)i);
+            row_index_insert(&w->index, rows_of(w),
+                             id_place(w->ids[i], w->key), (uint32_t)i);
             w->in[i] = 1;
         }
         assert_ptr_equal(w->blocks.regions, region); /* no other mapping */
