@@ -1,8 +1,8 @@
 /* index.h: from a hash to the slot of a row, for one stripe (private).
  *
- * Hashes are places by a key (ids.h), so nobody can choose ids that share a
- * page or a bucket.  A directory (by the top bits of the hash) of pages; a page is an array of
- * buckets of one cache line:
+ * Hashes are places by a key (ids.h), so a client cannot choose ids that share
+ * a page or a bucket.  A directory (by the top bits of the hash) of pages; a
+ * page is an array of buckets of one cache line:
  *
  *   byte  0..11  tag of each entry, 0: empty
  *        12      entries that wanted this bucket and went on to a later one
