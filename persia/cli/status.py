@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,6 +54,10 @@ def command(
     as_json: Annotated[
         bool, typer.Option("--json", help="All numbers, as JSON.")
     ] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Look again and again, until Ctrl-C."),
+    ] = False,
 ) -> None:
     """Show what servers hold and do.
 
@@ -60,10 +66,28 @@ def command(
     where PERSIA_METRICS_PORT is set, and are asked by the URL of their
     metrics. The exit status is 1 if one of those asked did not answer.
     """
-    from persia.distributed import status as looking
-
     texts = addresses or [os.environ.get("PERSIA_SERVERS", "")]
     given = [a for text in texts for a in text.split(",")]
+    if not watch:
+        if not _look(given, namespace, interval, timeout, as_json):
+            raise typer.Exit(1)
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            _look(given, namespace, interval, timeout, as_json, clear=True)
+
+
+def _look(
+    given: Sequence[str],
+    namespace: str,
+    interval: float,
+    timeout: float,
+    as_json: bool,
+    clear: bool = False,
+) -> bool:
+    """One look, shown; whether all of those asked answered."""
+    from persia.distributed import status as looking
+
     urls = [a for a in given if "://" in a]
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(looking.ask_workers, urls, timeout)
@@ -87,9 +111,12 @@ def command(
                     "workers": [dataclasses.asdict(w) for w in workers],
                     "staleness": stale,
                 }
-            )
+            ),
+            flush=True,
         )
     else:
+        if clear:
+            console.clear()
         _show(_servers(found))
         if tables:
             _show(_tables(tables))
@@ -97,8 +124,7 @@ def command(
             _show(_staleness(stale))
         for name, error in failed:
             console.print(Text.assemble(name, ": ", (error, "red")))
-    if failed:
-        raise typer.Exit(1)
+    return not failed
 
 
 def _table(title: str, columns: str, rows: list[list[str]]) -> Table:

@@ -325,3 +325,22 @@ def test_the_port_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(prometheus.PORT, "x")
     with pytest.raises(errors.InvalidArgument, match="'x', need a port"):
         prometheus.export(store)
+
+
+def test_watch_looks_until_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    def ask(addresses: list[str], **options: object) -> list[object]:
+        looks.append(addresses)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+        return []
+
+    monkeypatch.setattr(looking, "ask", ask)
+    done = CliRunner().invoke(app, ["status", "here:1", "--watch", "--json"])
+    assert done.exit_code == 0
+    assert len(looks) == 3
+    every = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [sorted(one) for one in every] == [
+        ["servers", "staleness", "tables", "workers"]
+    ] * 2
