@@ -21,6 +21,7 @@ from persia.cli import (
     feed,
     launch,
     plan,
+    predict,
     schema,
     serve,
     status,
@@ -87,6 +88,7 @@ def _persia(
 
 app.command("train")(train.command)
 app.command("evaluate")(evaluate.command)
+app.command("predict")(predict.command)
 app.command("schema")(schema.command)
 app.add_typer(checkpoint.commands, name="checkpoint")
 app.add_typer(serve.commands, name="serve")

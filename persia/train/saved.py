@@ -39,14 +39,27 @@ class Trained:
     config: TrainConfig
     schema: Schema | None
 
-    def read(self, paths: str, batch_size: int = 4096) -> Files:
+    def read(
+        self,
+        paths: str,
+        batch_size: int = 4096,
+        *,
+        labels: bool = True,
+        strict: bool = False,
+    ) -> Files:
         """Files of the same columns as those of the training.
 
         Args:
             paths: a file, glob or URL.
             batch_size: samples a batch.
+            labels: False: the column of the label is not read; it may be
+                missing.
+            strict: raise MalformedData at a malformed line.
         """
-        return open_files(paths, self.schema, batch_size)
+        schema = self.schema
+        if schema is not None and not labels:
+            schema = schema.model_copy(update={"label": None})
+        return open_files(paths, schema, batch_size, strict=strict)
 
     def held_out(self) -> Any:
         """The samples that the training held out; None if there were none.

@@ -151,3 +151,20 @@ def test_verify_names_what_is_damaged(
             call("checkpoint", "verify", out, "--step", 11)
     path.write_bytes(good)
     call("checkpoint", "verify", out, "--step", 11)
+
+
+def test_predict_writes_a_probability_a_sample(
+    trained: tuple[Path, dict[str, Any]], clicks: Path, tmp_path: Path
+) -> None:
+    """Those of the model in Python, from files without the label."""
+    root, _ = trained
+    bare = tmp_path / "bare.parquet"
+    pd.read_parquet(clicks).drop(columns="click").head(700).to_parquet(bare)
+    out = tmp_path / "out.txt"
+    call("predict", root, bare, "--out", out, "--batch-size", 256)
+    model = load(root)
+    expected = torch.cat(
+        [model.predict(batch) for batch in model.read(str(clicks))]
+    )[:700]
+    written = torch.tensor([float(x) for x in out.read_text().split()])
+    torch.testing.assert_close(written, expected, rtol=1e-4, atol=1e-6)

@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import warnings
@@ -94,7 +95,9 @@ def as_found() -> Iterator[None]:
 
 
 #: What needs no process of its own, with the file for its output.
-PLAIN = re.compile(r"persia ((?:train|evaluate|checkpoint|schema) [^|&>$]*)")
+PLAIN = re.compile(
+    r"persia ((?:train|evaluate|predict|checkpoint|schema) [^|&>$]*)"
+)
 
 
 def commands(text: str, folder: Path) -> str | None:
@@ -152,6 +155,16 @@ def shell(text: str, folder: Path) -> str:
     return done.stdout
 
 
+def free_ports(text: str) -> str:
+    """The ports of a page's servers, each replaced by one that is free."""
+    with contextlib.ExitStack() as stack:
+        for port in sorted(set(re.findall(r"\b88\d\d\b", text))):
+            bound = stack.enter_context(socket.socket())
+            bound.bind(("127.0.0.1", 0))
+            text = text.replace(port, str(bound.getsockname()[1]))
+    return text
+
+
 def play(path: Path, folder: Path) -> str:
     """Runs the blocks of a page; what they print."""
     every = [*blocks(path, "python")]
@@ -179,7 +192,7 @@ def _play(
         (folder / file[1]).write_text(block.text)
         return ""
     if block.language == "sh":
-        return shell(block.text, folder)
+        return shell(free_ports(block.text), folder)
     if name_of(path) in COMPILED:
         compile(block.text, str(path), "exec")
         return ""
