@@ -217,6 +217,9 @@ def machines() -> dict[str, str]:
         ("RUNNING", "DONE"): "all written, staged",
         ("RUNNING", "FAILED"): "error",
         ("STARTING", "FAILED"): "error",
+        ("DONE", "REPLACING"): "in place",
+        ("REPLACING", "DONE"): "rows read",
+        ("REPLACING", "FAILED"): "error",
     }
     return {
         "batch": machine(
@@ -259,13 +262,18 @@ def machines() -> dict[str, str]:
                 "STARTING": (0, 0),
                 "RUNNING": (1.2, 0),
                 "DONE": (3, 0),
+                "REPLACING": (3, 1.2),
                 "FAILED": (1.2, 1.2),
-                "DROPPED": (3, 1.2),
+                "DROPPED": (4.2, 1.2),
             },
             {"DROPPED"},
             {"DROPPED"},
-            "Every state leads to DROPPED: ended, committed, replaced, or "
-            "not asked about for 10 minutes.",
+            bends={
+                ("DONE", "REPLACING"): 34.0,
+                ("REPLACING", "DONE"): 34.0,
+            },
+            note="Every state leads to DROPPED: ended, committed, replaced, "
+            "or not asked about for 10 minutes.",
         ),
         "request": machine(
             "The states of a request to one server",
