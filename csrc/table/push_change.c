@@ -183,14 +183,35 @@ static size_t group_entries(size_t n)
     return entries;
 }
 
+/* Lays out a group of n ids and its hash table at `p`; returns its end.  With
+ * p NULL that is its size. */
+static char *group_lay_out(group *g, uint32_t **entry, size_t n, uint32_t dim,
+                           char *p)
+{
+    uintptr_t at = (uintptr_t)p;
+#define LAY_OUT(to, count)                                                    \
+    do {                                                                      \
+        (to) = (void *)at;                                                    \
+        at += ((count) * sizeof *(to) + 63) / 64 * 64;                        \
+    } while (0)
+    LAY_OUT(g->id, n);
+    LAY_OUT(g->hash, n);
+    LAY_OUT(g->grad, n);
+    LAY_OUT(g->hint, n);
+    LAY_OUT(g->late, n);
+    LAY_OUT(g->again, n);
+    LAY_OUT(*entry, group_entries(n));
+    LAY_OUT(g->sums, n * dim);
+#undef LAY_OUT
+    return (char *)at;
+}
+
 size_t push_group_bytes(size_t n, uint32_t dim)
 {
-    const size_t sums = n * dim * sizeof(float);
+    group g;
+    uint32_t *entry;
 
-    return group_entries(n) * sizeof(uint32_t) +
-           n * (2 * sizeof(uint64_t) + sizeof(float *) +
-                2 * sizeof(uint32_t) + sizeof(again)) +
-           sums + 3 * 64;
+    return (uintptr_t)group_lay_out(&g, &entry, n, dim, NULL);
 }
 
 static void group_make(const push_plan *plan, size_t j, uint32_t stripe,
@@ -199,16 +220,9 @@ static void group_make(const push_plan *plan, size_t j, uint32_t stripe,
     const push_job *job = &plan->jobs[j];
     const uint32_t dim = job->t->config.dim;
     const size_t entries = group_entries(n);
-    char *p = mem_carve(&scratch, n * 48);
-    uint32_t *entry = mem_carve(&scratch, entries * sizeof *entry);
+    uint32_t *entry;
 
-    g->id = (void *)p;
-    g->hash = (void *)(p + n * 8);
-    g->grad = (void *)(p + n * 16);
-    g->hint = (void *)(p + n * 24);
-    g->late = (void *)(p + n * 28);
-    g->again = (void *)(p + n * 32);
-    g->sums = mem_carve(&scratch, n * dim * sizeof(float));
+    group_lay_out(g, &entry, n, dim, scratch);
     if (!job->distinct)
         memset(entry, 0, entries * sizeof *entry);
     if (n * g->stride > FETCH_BYTES)
