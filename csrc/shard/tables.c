@@ -55,6 +55,20 @@ void persia_ps_destroy(ps *p)
     free(p);
 }
 
+static int refuse_difference(const table_config *have,
+                             const table_config *wanted,
+                             const spec_field *field)
+{
+    char was[96], is[96];
+    persia_spec_text(field, &have->spec, was, sizeof was);
+    persia_spec_text(field, &wanted->spec, is, sizeof is);
+    return persia_err_set(PERSIA_EMISMATCH,
+                          "table %s: %s differs from the first declaration "
+                          "of this table (%s there, %s here); give both the "
+                          "same, or another name",
+                          wanted->name, field->config, was, is);
+}
+
 static int declare_locked(ps *p, const table_config *config, uint32_t *no,
                           int *created)
 {
@@ -66,12 +80,7 @@ static int declare_locked(ps *p, const table_config *config, uint32_t *no,
         const spec_field *field = persia_spec_difference(
             &persia_table_spec_list, &have->spec, &config->spec);
         if (field)
-            return persia_err_set(
-                PERSIA_EMISMATCH,
-                "table %s: %s differs from the first declaration "
-                "of this table; give both the same, or another "
-                "name",
-                config->name, field->config);
+            return refuse_difference(have, config, field);
         *no = i;
         *created = 0;
         return PERSIA_OK;

@@ -1,5 +1,6 @@
 #include "spec/spec.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static uint32_t u32_of(const void *m, const spec_field *f)
@@ -48,6 +49,33 @@ const spec_field *persia_spec_difference(const spec_list *list, const void *a,
         if (!same(a, b, &list->fields[i]))
             return &list->fields[i];
     return NULL;
+}
+
+void persia_spec_text(const spec_field *f, const void *m, char *out,
+                      size_t room)
+{
+    switch (f->kind) {
+    case SPEC_U64:
+        snprintf(out, room, "%llu", (unsigned long long)u64_of(m, f));
+        return;
+    case SPEC_FLOAT:
+        snprintf(out, room, "%.9g", (double)float_of(m, f));
+        return;
+    case SPEC_NAME:
+        snprintf(out, room, "'%.*s'", (int)f->limit,
+                 (const char *)m + f->offset);
+        return;
+    case SPEC_ENUM:
+        if (u32_of(m, f) <= f->limit) {
+            snprintf(out, room, "%s", f->names[u32_of(m, f)]);
+            return;
+        }
+        break;
+    case SPEC_U32:
+    case SPEC_BOOL:
+        break;
+    }
+    snprintf(out, room, "%u", u32_of(m, f));
 }
 
 static int out_of_range(const void *m, const spec_field *f)

@@ -18,6 +18,9 @@ extern "C" {
 PERSIA_API const spec_field *persia_spec_difference(const spec_list *list,
                                                     const void *a,
                                                     const void *b);
+/* A field's value as text, at most `room` bytes with its 0. */
+PERSIA_API void persia_spec_text(const spec_field *f, const void *m, char *out,
+                                 size_t room);
 /* The first field that is out of its range, or NULL. */
 PERSIA_API const spec_field *persia_spec_out_of_range(const spec_list *list,
                                                       const void *m);

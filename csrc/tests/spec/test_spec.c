@@ -62,12 +62,35 @@ static void counters_add_up(void **state)
     assert_int_equal(sum.pushes, 7);
 }
 
+static void values_are_texts(void **state)
+{
+    (void)state;
+    table_spec spec = {.dim = 7, .full = FULL_EVICT_LRU, .init_a = -0.25f,
+                       .capacity = UINT64_MAX, .name = "user"};
+    static const char *const wanted[][2] = {
+        {"dim", "7"}, {"full", "evict_lru"}, {"init_a", "-0.25"},
+        {"capacity", "18446744073709551615"}, {"name", "'user'"}};
+    size_t found = 0;
+    for (size_t i = 0; i < persia_table_spec_list.n; i++) {
+        const spec_field *f = &persia_table_spec_list.fields[i];
+        char text[96];
+        persia_spec_text(f, &spec, text, sizeof text);
+        for (size_t k = 0; k < sizeof wanted / sizeof *wanted; k++)
+            if (!strcmp(f->name, wanted[k][0])) {
+                assert_string_equal(text, wanted[k][1]);
+                found++;
+            }
+    }
+    assert_int_equal(found, sizeof wanted / sizeof *wanted);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_field_is_compared),
         cmocka_unit_test(ranges_are_those_of_the_proto),
         cmocka_unit_test(counters_add_up),
+        cmocka_unit_test(values_are_texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
