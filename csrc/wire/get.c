@@ -387,8 +387,10 @@ static int each_field(const wire_at *at, cursor c, field_fn fn, target *t)
     int rc = PERSIA_OK;
     while (c.at < c.end && !rc) {
         rc = get_payload(at, &c, &p, 0);
+        if (rc) /* p was not read */
+            break;
         const wire_field *f = type_field(at->type, p.no);
-        if (!rc && f)
+        if (f)
             rc = fn(at, f, &p, t);
     }
     return rc;
