@@ -10,6 +10,9 @@ enum {
     PIECE_FLOATS = 32768 /* of a piece that is narrowed, on the stack */
 };
 
+_Static_assert((int)PIECE <= (int)TABLE_PULL_CHUNK,
+               "a piece is read by the thread that has it");
+
 typedef struct pull_plan {
     const shard *s;
     const wire_pull *m;

@@ -30,6 +30,9 @@ enum {
     REFUSED_MAX = 64 /* that are remembered */
 };
 
+_Static_assert((int)PS_TABLES_MAX == (int)WIRE_TABLES_MAX,
+               "a message names any table of a shard");
+
 /* ---- calls -------------------------------------------------------------- */
 
 /* The direct body. */

@@ -13,7 +13,11 @@
 
 #include <string.h>
 
-enum { CHUNK = 2048, BLOCK = 32, RING = 4 /* a power of two above 2 */ };
+enum {
+    CHUNK = TABLE_PULL_CHUNK,
+    BLOCK = 32,
+    RING = 4 /* a power of two above 2 */
+};
 
 /* What lookups need of a stripe, side by side, while it is locked. */
 typedef struct stripe_view {

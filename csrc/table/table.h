@@ -69,7 +69,9 @@ typedef struct pull_job {
     size_t stride;
     uint32_t *rows;      /* [n] row numbers out, or NULL */
 } pull_job;
-/* Runs the jobs on all threads of `s`. */
+/* Runs the jobs on all threads of `s`; one job of so many ids runs on the
+ * caller's alone. */
+enum { TABLE_PULL_CHUNK = 2048 };
 PERSIA_API int persia_table_pull(sched *s, pull_job *jobs, size_t jobs_n);
 
 /* Gradients of n ids: that of ids[i] is
@@ -191,7 +193,7 @@ PERSIA_API uint64_t persia_table_restore_bytes(const table *t, uint64_t rows);
 /* Exchanges the rows of `t` with those of `other`, a table of the same
  * configuration, its hash_key included, that only the caller knows.  Pushes
  * see one or the other; a pull that runs meanwhile may see both.  Counters and
- * clocks stay.  PERSIA_EARG while a cut of either is open. */
+ * clocks stay.  PERSIA_EUNAVAILABLE while a cut of either is open. */
 PERSIA_API int persia_table_exchange(table *t, table *other);
 
 #ifdef __cplusplus
