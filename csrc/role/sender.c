@@ -22,8 +22,8 @@ typedef struct kept {
 struct role_sender {
     role_client c;
     uint64_t stream;
-    uint64_t *boots;      /* [links] of the worker that has what is kept; the
-                             thread's */
+    _Atomic(uint64_t) *boots; /* [links] of the worker that has what is
+                                 kept; the thread sets them */
     pthread_mutex_t sending; /* one batch of the caller's at a time */
     pthread_mutex_t lock; /* guards all below; not held during calls */
     pthread_cond_t heard; /* of a worker */
@@ -242,6 +242,17 @@ static void tend(role_sender *s)
 
 /* ---- signs of life ---- */
 
+/* Whether a worker is to get batches first, which may be of an earlier epoch:
+ * it counts epochs from the first that it hears of.  The lock is held. */
+static int is_behind(const role_sender *s, const role_link *l)
+{
+    const size_t at = (size_t)(l - s->c.links);
+    const kept *k = s->kept;
+    while (k && (k->at != at || window_has(&s->done, k->number)))
+        k = k->next;
+    return k && atomic_load(&s->boots[at]) != atomic_load(&l->boot);
+}
+
 static int beat(role_sender *s, role_link *l, int leaves)
 {
     wire_submit_reply reply;
@@ -253,7 +264,7 @@ static int beat(role_sender *s, role_link *l, int leaves)
                               .settled = settled_before(s, s->number + 1),
                               .epoch = s->epoch,
                               .leaves = (uint32_t)leaves};
-    const int begun = s->number || s->epoch > 1;
+    const int begun = (s->number || s->epoch > 1) && !is_behind(s, l);
     pthread_mutex_unlock(&s->lock);
     persia_wire_out_init(&o);
     int rc = begun ? persia_wire_put_heartbeat(&o, &m) : PERSIA_OK;
