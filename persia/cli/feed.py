@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
 import time
 from typing import Any
 
@@ -57,13 +59,35 @@ class FeedConfig(pydantic.BaseModel):
         description="Which data loader of how many, such as 0/2: each sends "
         "its share of the batches.",
     )
+    job: str | None = Field(
+        None,
+        description="A loader with this name that is started again, with the "
+        "same options, continues where the servers are; not for kafka:// "
+        "(default: PERSIA_RUN_ID, which persia launch sets).",
+    )
     timeout: float = Field(
         60.0,
         gt=0,
         le=86400,
-        description="Seconds after which a worker that cannot be reached is "
-        "an error.",
+        description="Seconds after which it is an error that no worker can "
+        "be reached.",
     )
+    move_after: float | None = Field(
+        None,
+        ge=0,
+        le=86400,
+        description="Seconds after which the batches of a worker that cannot "
+        "be reached go to others (default: a sixth of --timeout).",
+    )
+
+    def name(self) -> str | None:
+        """What these batches are called, if they can be made again."""
+        job = self.job or os.environ.get("PERSIA_RUN_ID")
+        if not job or self.data.startswith("kafka://"):
+            return None
+        of = {*_DATA, "shard", "namespace"} - {"epochs"}
+        options = self.model_dump(mode="json", include=of)
+        return json.dumps([job, options], sort_keys=True)
 
 
 @with_flags(FeedConfig)
@@ -71,7 +95,8 @@ def command(**flags: Any) -> None:
     """Send the batches of a data set to embedding workers.
 
     They are those that persia train makes with the same options. What that
-    holds out to score on is not sent.
+    holds out to score on is not sent. With --job a loader that was killed can
+    be started again: it continues with what servers do not have.
     """
     given = {k: v for k, v in flags.items() if v is not None}
     config = validated(FeedConfig, given)
@@ -90,7 +115,11 @@ def command(**flags: Any) -> None:
     began = time.monotonic()
     samples = 0
     with Sender(
-        config.workers, namespace=config.namespace, timeout=config.timeout
+        config.workers,
+        namespace=config.namespace,
+        name=config.name(),
+        timeout=config.timeout,
+        move_after=config.move_after,
     ) as sender:
         print(f"sending {what.data} to embedding workers", flush=True)
         for epoch in range(what.epochs):
@@ -100,10 +129,16 @@ def command(**flags: Any) -> None:
                 samples += len(batch)
             sender.end()
         sender.flush()
-        sent = sender.stats()["sent"]
+        stats = sender.stats()
     seconds = time.monotonic() - began
     print(
-        f"sent {sent:,} batches, {samples:,} samples, {what.epochs} "
+        f"sent {stats['sent']:,} batches, {samples:,} samples, {what.epochs} "
         f"epoch{'s' if what.epochs > 1 else ''}, in {seconds:.1f} s",
         flush=True,
     )
+    if stats["passed"]:
+        print(
+            f"{stats['passed']:,} of them servers had already: they were not "
+            "sent",
+            flush=True,
+        )
