@@ -32,7 +32,15 @@ from persia.errors import Closed, InvalidArgument
 if TYPE_CHECKING:
     from persia.store import Store
 
-__all__ = ["PORT", "ServerCollector", "StoreCollector", "export", "listen"]
+__all__ = [
+    "PORT",
+    "ServerCollector",
+    "StoreCollector",
+    "WorkerCollector",
+    "export",
+    "listen",
+    "worker_states",
+]
 
 #: Names the port of the metrics of a job's first rank on a host; those of the
 #: others follow.
@@ -211,6 +219,77 @@ class ServerCollector:
                 for table in stats["tables"]:
                     family.add_metric([table["name"]], table[name])
                 yield family
+
+
+# ---- embedding workers ----------------------------------------------------
+
+_WORKER_GAUGES = {
+    "bytes": "Bytes of batches.",
+    "bytes_limit": "Bytes of batches that it may have.",
+    "oldest_ns": "Since the first of its batches came.",
+    "ranks": "Ranks that have said Hello.",
+    "streams": "Data loaders that have sent batches.",
+    "loaders_gone": "Data loaders that are taken for dead.",
+}
+_WORKER_COUNTERS = {
+    "submitted": "Batches of loaders.",
+    "resent": "Of them, those sent for a second time or more.",
+    "taken": "Leases given to ranks.",
+    "trained": "Batches whose gradients are at all servers.",
+    "skipped": "Batches that ranks ended without gradients.",
+    "again": "Leases that ended without gradients: offered again.",
+    "had": "Batches that were not offered, for all servers had them.",
+    "late": "Gradients whose lease had ended.",
+    "given_up": "Batches that were offered too often without gradients.",
+    "failed": "Batches that could not be looked up or applied.",
+}
+
+
+class WorkerCollector:
+    """The counters of an embedding worker, read when Prometheus asks.
+
+    Args:
+        stats: gives them, as ``_core.EmbeddingWorker.stats``.
+    """
+
+    def __init__(self, stats: Callable[[], dict[str, int]]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics."""
+        stats = self._stats()
+        batches = GaugeMetricFamily(
+            "persia_worker_batches", "Batches now.", labels=["state"]
+        )
+        for state, n in worker_states(stats).items():
+            batches.add_metric([state], n)
+        yield batches
+        for name, text in _WORKER_GAUGES.items():
+            value: float = stats[name]
+            if name.endswith("_ns"):
+                name, value = name[:-3] + "_seconds", value / 1e9
+            yield GaugeMetricFamily(f"persia_worker_{name}", text, value)
+        for name, text in _WORKER_COUNTERS.items():
+            yield CounterMetricFamily(
+                f"persia_worker_{name}", text, value=stats[name]
+            )
+
+
+def worker_states(stats: dict[str, int]) -> dict[str, int]:
+    """How many batches of a worker are in which state; each is in one.
+
+    Args:
+        stats: its counters.
+    """
+    withheld = stats["withheld"]
+    looking, returning = stats["looking"], stats["returning"]
+    return {
+        "queued": stats["queued"] - withheld,
+        "withheld": withheld,
+        "looking": looking,
+        "leased": stats["leased"] - looking - returning,
+        "returning": returning,
+    }
 
 
 # ---- workers ---------------------------------------------------------------

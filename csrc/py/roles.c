@@ -493,7 +493,25 @@ static PyObject *py_taken_wait(PyObject *module, PyObject *args)
     return rc ? py_raise(rc) : Py_NewRef(Py_None);
 }
 
+/* The counters of a worker elsewhere. */
+static PyObject *py_worker_stats(PyObject *module, PyObject *dict)
+{
+    role_client_config config = {0};
+    role_stats stats;
+    int rc;
+    (void)module;
+    if (py_role_client(dict, &config))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    rc = persia_role_ask(&config, &stats);
+    Py_END_ALLOW_THREADS
+    free((void *)(uintptr_t)config.addresses);
+    return rc ? py_raise(rc) : py_of_spec(&persia_role_stats_list, &stats, 0);
+}
+
 static PyMethodDef functions[] = {
+    {"worker_stats", py_worker_stats, METH_O,
+     "worker_stats(config)\n--\n\nSee WorkerStats in persia.proto."},
     {"taken_wait", py_taken_wait, METH_VARARGS,
      "taken_wait(handle, batch)\n--\n\nWaits for a batch that is taken."},
     {NULL, NULL, 0, NULL},

@@ -415,3 +415,38 @@ void role_client_close(role_client *c)
     pthread_cond_destroy(&c->wake);
     pthread_mutex_destroy(&c->lock);
 }
+
+/* ---- counters ---- */
+
+static int ask_stats(const role_client *c, role_link *l, role_stats *out)
+{
+    const wire_stats m = {.caller = link_caller(c, l)};
+    wire_worker_stats_reply reply;
+    link_answer answer;
+    wire_out o;
+    persia_wire_out_init(&o);
+    int rc = persia_wire_put_stats(&o, &m);
+    if (rc) {
+        persia_wire_out_free(&o);
+        return rc;
+    }
+    rc = link_call(c, l, ROLE_STATS, &o, 0, c->timeout_ns, &answer);
+    if (!rc)
+        rc = persia_wire_get_worker_stats_reply(
+            answer.bytes.data, answer.bytes.n, &answer.memory, &reply);
+    if (!rc)
+        *out = reply.stats;
+    link_answer_free(&answer);
+    return rc;
+}
+
+int persia_role_ask(const role_client_config *config, role_stats *out)
+{
+    role_client c;
+    int rc = role_client_open(config, &c);
+    if (rc)
+        return rc;
+    rc = ask_stats(&c, &c.links[0], out);
+    role_client_close(&c);
+    return rc;
+}

@@ -142,6 +142,10 @@ typedef struct sender_counts {
 } sender_counts;
 PERSIA_API void persia_sender_get_counts(role_sender *s, sender_counts *out);
 
+/* The counters of the first worker of the configuration. */
+PERSIA_API int persia_role_ask(const role_client_config *config,
+                               role_stats *out);
+
 #ifdef __cplusplus
 }
 #endif

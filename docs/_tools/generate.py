@@ -264,6 +264,10 @@ def metrics() -> str:
     out = []
     for title, families in (
         ("A server, at `--metrics-port`", server.collect()),
+        (
+            "An embedding worker, at `--metrics-port`",
+            prometheus.WorkerCollector(lambda: some).collect(),
+        ),
         ("A rank, at `PERSIA_METRICS_PORT`", worker),
     ):
         rows = []

@@ -19,7 +19,11 @@ from rich.text import Text
 from persia.cli.options import seconds
 
 if TYPE_CHECKING:
-    from persia.distributed.status import ServerStatus, TableStatus
+    from persia.distributed.status import (
+        EmbeddingStatus,
+        ServerStatus,
+        TableStatus,
+    )
 
 __all__ = ["command"]
 
@@ -36,6 +40,13 @@ def command(
         typer.Argument(
             help="host:port of servers, and URLs of workers' metrics for "
             "the staleness (default: PERSIA_SERVERS)."
+        ),
+    ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            help="host:port of embedding workers, with commas between.",
+            envvar="PERSIA_WORKERS",
         ),
     ] = None,
     namespace: Annotated[
@@ -89,26 +100,38 @@ def _look(
     from persia.distributed import status as looking
 
     urls = [a for a in given if "://" in a]
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         asked = pool.submit(looking.ask_workers, urls, timeout)
+        embedding = pool.submit(
+            looking.ask_embedding,
+            [a.strip() for a in (workers or "").split(",") if a.strip()],
+            namespace=namespace,
+            timeout=timeout,
+            interval=interval,
+        )
         found = looking.ask(
             [a.strip() for a in given if a.strip() and a not in urls],
             namespace=namespace,
             timeout=timeout,
             interval=interval,
         )
-        workers = asked.result()
+        trainers = asked.result()
+        between = embedding.result()
     tables = looking.tables(found)
-    stale = looking.staleness(workers)
+    stale = looking.staleness(trainers)
     failed = [(s.address, s.error) for s in found if s.error]
-    failed += [(w.url, w.error) for w in workers if w.error]
+    failed += [(e.address, e.error) for e in between if e.error]
+    failed += [(w.url, w.error) for w in trainers if w.error]
     if as_json:
         print(
             json.dumps(
                 {
                     "servers": [dataclasses.asdict(s) for s in found],
                     "tables": [dataclasses.asdict(t) for t in tables],
-                    "workers": [dataclasses.asdict(w) for w in workers],
+                    "embedding_workers": [
+                        dataclasses.asdict(e) for e in between
+                    ],
+                    "workers": [dataclasses.asdict(w) for w in trainers],
                     "staleness": stale,
                 }
             ),
@@ -120,7 +143,9 @@ def _look(
         _show(_servers(found))
         if tables:
             _show(_tables(tables))
-        if any(not w.error for w in workers):
+        if any(not e.error for e in between):
+            _show(_embedding(between))
+        if any(not w.error for w in trainers):
             _show(_staleness(stale))
         for name, error in failed:
             console.print(Text.assemble(name, ": ", (error, "red")))
@@ -213,6 +238,36 @@ def _tables(tables: list[TableStatus]) -> Table:
             ]
             for t in tables
         ],
+    )
+
+
+def _embedding(workers: list[EmbeddingStatus]) -> Table:
+    from persia.prometheus import worker_states
+
+    rows = []
+    for w in workers:
+        if w.error:
+            continue
+        stats = w.stats
+        queue = f"{_bytes(stats['bytes'])} of {_bytes(stats['bytes_limit'])}"
+        counters = ("again", "late", "given_up", "failed", "loaders_gone")
+        rows.append(
+            [
+                w.address,
+                _seconds(stats["uptime_ns"] / 1e9),
+                queue,
+                *(f"{n:,}" for n in worker_states(stats).values()),
+                f"{stats['oldest_ns'] / 1e9:,.1f} s",
+                *(f"{rate:,.1f}" for rate in w.rates.values()),
+                *(f"{stats[n]:,}" for n in counters),
+            ]
+        )
+    return _table(
+        "embedding workers: batches by state, and a second",
+        "address, up, queue, queued, withheld!, looking!, leased, returning!, "
+        "oldest, in/s, taken/s, trained/s, again!, late!, given up!, failed!, "
+        "loaders gone!",
+        rows,
     )
 
 

@@ -19,10 +19,12 @@ from persia.distributed.security import Security
 from persia.errors import InvalidArgument, PersiaError
 
 __all__ = [
+    "EmbeddingStatus",
     "ServerStatus",
     "TableStatus",
     "WorkerStatus",
     "ask",
+    "ask_embedding",
     "ask_workers",
     "staleness",
     "tables",
@@ -129,6 +131,67 @@ def ask(
     with ThreadPoolExecutor(min(len(addresses), 64)) as pool:
         found = list(pool.map(one, addresses))
     return sorted(found, key=lambda s: (s.shard, s.address))
+
+
+@dataclasses.dataclass
+class EmbeddingStatus:
+    """One embedding worker. ``stats`` are its counters at the second look,
+    ``rates`` those that grow, a second; ``error`` where it could not be
+    asked."""
+
+    address: str
+    stats: dict[str, int] = dataclasses.field(default_factory=dict)
+    rates: dict[str, float] = dataclasses.field(default_factory=dict)
+    error: str = ""
+
+
+def ask_embedding(
+    addresses: Sequence[str],
+    *,
+    namespace: str = "default",
+    security: Security | None = None,
+    timeout: float = 10.0,
+    interval: float = 1.0,
+) -> list[EmbeddingStatus]:
+    """The embedding workers at these addresses, asked twice: see
+    :func:`ask`."""
+    if security is None:
+        security = Security.from_environment()
+    secret = security.arguments()
+
+    def one(address: str) -> EmbeddingStatus:
+        status = EmbeddingStatus(address)
+        config = {
+            "addresses": [address],
+            "namespace": namespace,
+            "rank": 0,
+            "world": 0,
+            "timeout": timeout,
+            "message_limit": _MESSAGE_LIMIT,
+            "dtype": 0,
+            "lost": 0,
+            "security": secret,
+            "move_after": timeout,
+            "stream": 0,
+        }
+        try:
+            before = _core.worker_stats(config)
+            time.sleep(interval)
+            now = status.stats = _core.worker_stats(config)
+        except PersiaError as error:
+            status.error = f"{type(error).__name__}: {error}"
+        else:
+            seconds = (now["uptime_ns"] - before["uptime_ns"]) / 1e9 or 1.0
+            status.rates = {
+                n: (now[n] - before[n]) / seconds
+                for n in ("submitted", "taken", "trained")
+            }
+        return status
+
+    if not addresses:
+        return []
+    with ThreadPoolExecutor(min(len(addresses), 64)) as pool:
+        return list(pool.map(one, addresses))
 
 
 def _add_rates(status: ServerStatus, before: dict[str, Any]) -> None:

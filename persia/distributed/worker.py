@@ -68,6 +68,14 @@ class WorkerConfig(Listening):
         description="Seconds that a rank has for a batch; then it is offered "
         "again.",
     )
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Prometheus metrics; 0: any port."
+    )
+    metrics_host: str = Field(
+        "127.0.0.1",
+        description="Address of --metrics-port, which has neither TLS nor a "
+        "token.",
+    )
     loader_silence: float = Field(
         30.0,
         ge=5,
@@ -169,6 +177,15 @@ def _run(worker: Worker, signals: Signals) -> None:
     config = worker.config
     address = worker.start()
     warn_of(config)
+    if config.metrics_port is not None:
+        from persia.prometheus import WorkerCollector, listen
+
+        port = listen(
+            WorkerCollector(worker.stats),
+            config.metrics_port,
+            config.metrics_host,
+        )
+        say(f"metrics on http://{config.metrics_host}:{port}/metrics")
     say(
         f"serving an embedding worker of {worker.servers} servers on {address}"
     )
