@@ -1,7 +1,7 @@
 """A loader and a trainer whose rows count: each id of a batch adds 1 to each
 element of its row, so that rows tell how often a batch was applied.
 
-usage: python roles_counting.py loader WORKERS
+usage: python roles_counting.py loader WORKERS [NAME]
        python roles_counting.py trainer SERVERS WORKERS
 """
 
@@ -39,9 +39,11 @@ def config() -> persia.EmbeddingBagConfig:
     )
 
 
-def loader(workers: str) -> None:
+def loader(workers: str, name: str | None = None) -> None:
     """Sends them, and stays until they are trained."""
-    with persia.data.Sender(workers, timeout=60) as sender:
+    with persia.data.Sender(
+        workers, name=name, timeout=60, move_after=1
+    ) as sender:
         for batch in batches():
             sender.send(batch)
         sender.end()
@@ -56,12 +58,13 @@ def trainer(servers: str, workers: str) -> None:
         persia.optim.SGD(lr=1.0), servers=servers, lost="continue", timeout=60
     )
     bags = persia.EmbeddingBagCollection(store=store, tables=[config()])
-    stream = persia.Stream(workers, timeout=60)
+    stream = persia.Stream(workers, timeout=60, move_after=4)
     for batch in persia.DataLoader(stream, bags, staleness=3):
         (-bags(batch.ids).values()).sum().backward()
         time.sleep(0.01)
     store.flush()
-    print("late", stream.stats()["late"])
+    stats = stream.stats()
+    print("late", stats["late"], "lost", stats["lost"])
     store.close()
 
 

@@ -9,8 +9,10 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -205,3 +207,152 @@ def test_each_batch_is_applied_once_whoever_is_killed(victim: str) -> None:
         rows = store.rows("count", torch.arange(roles_counting.IDS))
         want = roles_counting.expected()
         assert torch.equal(rows, want[:, None].expand(-1, 2))
+
+
+class Counting:
+    """A counting job whose processes the test kills.
+
+    Two servers, two workers, one loader with a name, one trainer.
+    """
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self.job = str(COUNTING)
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.all: list[subprocess.Popen[str]] = []
+        stack.callback(self._kill_all)
+        self.servers: list[str] = ["0", "0"]
+        self.workers: list[str] = ["0", "0"]
+        for i in range(2):
+            self._begin(f"server{i}")
+        for i in range(2):
+            self._begin(f"worker{i}")
+        self.store = persia.Store(
+            persia.optim.SGD(lr=1.0),
+            servers=",".join(self.servers),
+            read_only=True,
+            lost="continue",
+        )
+        stack.callback(self.store.close)
+        self._begin("loader")
+        self._begin("trainer")
+
+    def _kill_all(self) -> None:
+        for process in self.all:
+            process.kill()
+            process.communicate()
+
+    def _begin(self, name: str) -> None:
+        at = int(name[-1]) if name[-1].isdigit() else 0
+        servers, workers = ",".join(self.servers), ",".join(self.workers)
+        if name.startswith("server"):
+            port = self.servers[at].rpartition(":")[2]
+            process = start(
+                *("-m", "persia", "serve", "ps", "--shard", f"{at}/2"),
+                *("--port", port),
+            )
+            self.servers[at] = address_of(process)
+        elif name.startswith("worker"):
+            port = self.workers[at].rpartition(":")[2]
+            process, self.workers[at] = start_worker(servers, port)
+        elif name == "loader":
+            process = start(self.job, "loader", workers, "count")
+        else:
+            process = start(self.job, "trainer", servers, workers)
+        self.processes[name] = process
+        self.all.append(process)
+
+    def kill(self, *names: str) -> None:
+        """All at once."""
+        for name in names:
+            self.processes[name].kill()
+        for name in names:
+            self.processes[name].wait()
+
+    def begin(self, *names: str) -> None:
+        """Starts them again."""
+        for name in names:
+            self._begin(name)
+
+    def finish(self) -> str:
+        """What the trainer printed at its end."""
+        output = finish(self.processes["trainer"])
+        assert "sent" in finish(self.processes["loader"])
+        return output
+
+    def rows(self) -> torch.Tensor:
+        """How often each id was counted."""
+        self.store.add_table(roles_counting.config())
+        ids = torch.arange(roles_counting.IDS)
+        rows = self.store.rows("count", ids)
+        assert torch.equal(rows[:, 0], rows[:, 1])
+        return rows[:, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("victims", "back"),
+    [
+        (["worker0", "loader"], ["worker0", "loader"]),
+        pytest.param(["worker1"], [], marks=pytest.mark.long),
+        pytest.param(["loader"], ["loader"], marks=pytest.mark.long),
+        pytest.param(
+            ["worker0", "trainer"], ["trainer"], marks=pytest.mark.long
+        ),
+        pytest.param(
+            ["loader", "trainer"],
+            ["trainer", "loader"],
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_two_workers_and_a_named_loader_are_killed(
+    victims: list[str], back: list[str]
+) -> None:
+    """kill -9, also of two at once; who is not started again stays away.
+    Each batch is applied once."""
+    with contextlib.ExitStack() as stack:
+        job = Counting(stack)
+        updates(job.store, 30)
+        job.kill(*victims)
+        job.begin(*back)
+        job.finish()
+        assert torch.equal(job.rows(), roles_counting.expected())
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(3))
+def test_random_kills(seed: int) -> None:
+    """Any roles but servers, at random moments."""
+    random = Random(seed)
+    with contextlib.ExitStack() as stack:
+        job = Counting(stack)
+        for least in 15, 40, 65:
+            updates(job.store, least + random.randrange(20))
+            names = ["worker0", "worker1", "loader", "trainer"]
+            victims = random.sample(names, random.randint(1, 2))
+            job.kill(*victims)
+            time.sleep(2 * random.random())
+            job.begin(*victims)
+        job.finish()
+        assert torch.equal(job.rows(), roles_counting.expected())
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_server_is_killed() -> None:
+    """It comes back without its rows: no row is above the sum, and the
+    trainer reports the loss."""
+    with contextlib.ExitStack() as stack:
+        job = Counting(stack)
+        updates(job.store, 30)
+        job.kill("server1")
+        job.begin("server1")
+        output = job.finish()
+        rows, want = job.rows(), roles_counting.expected()
+        assert (rows <= want).all()
+        assert (rows < want).any()
+        assert int(re.findall(r"lost (\d+)", output)[0]) > 0
