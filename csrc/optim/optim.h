@@ -9,6 +9,7 @@
 #define PERSIA_OPTIM_H
 
 #include "base/base.h"
+#include "simd/simd.h"
 #include "spec/spec.h"
 
 #ifdef __cplusplus
@@ -63,12 +64,7 @@ struct optim_plan {
 PERSIA_API void persia_optim_prepare(optim_plan *plan, const optim_args *args,
                                      uint32_t dtype, int momentum);
 
-/* bf16 bits <-> fp32; narrowing to nearest (ties to even). */
-static inline float bf16_widen(uint16_t bits)
-{
-    union { uint32_t u; float f; } x = { (uint32_t)bits << 16 };
-    return x.f;
-}
+/* fp32 to bf16 bits, to nearest (ties to even). */
 static inline uint16_t bf16_nearest(float value)
 {
     union { float f; uint32_t u; } x = { value };

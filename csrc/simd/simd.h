@@ -4,6 +4,7 @@
 #define PERSIA_SIMD_H
 
 #include "base/base.h"
+#include "simd/half.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,8 +1,4 @@
-/* values.c: fp32 rows to wire values and back.
- *
- * Conversions are arithmetic on bits that every instruction set vectorises
- * to the same result, whatever the processor does about subnormal numbers.
- */
+/* values.c: fp32 rows to wire values and back. */
 #include "wire/wire.h"
 
 #include "simd/simd.h"
@@ -12,56 +8,6 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "bulk data leave as they lie in memory: little-endian");
-
-INLINE_HOT uint32_t float_bits(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-INLINE_HOT float bits_float(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-/* To nearest, ties to even: adding a number of the right size makes the
- * hardware round where binary16 ends.  NaN becomes the quiet one. */
-INLINE_HOT uint16_t fp16_narrow(float value)
-{
-    const uint32_t bits = float_bits(value), sign = bits & 0x80000000u;
-    const uint32_t twice = bits << 1;
-    /* From 2^16 on to Inf; the multiplication undoes itself below. */
-    float base = bits_float(bits ^ sign) * 0x1p112f * 0x1p-110f;
-    uint32_t bias = twice & 0xFF000000u;
-    bias = bias < 0x71000000u ? 0x71000000u : bias;
-    base += bits_float((bias >> 1) + 0x07800000u);
-    const uint32_t rounded = float_bits(base);
-    const uint32_t half = ((rounded >> 13) & 0x7C00u) + (rounded & 0xFFFu);
-    return (uint16_t)(sign >> 16 | (twice > 0xFF000000u ? 0x7E00u : half));
-}
-
-INLINE_HOT float fp16_widen(uint16_t half)
-{
-    const uint32_t bits = (uint32_t)half << 16, sign = bits & 0x80000000u;
-    const uint32_t twice = bits << 1;
-    const float normal =
-        bits_float((twice >> 4) + (0xE0u << 23)) * 0x1p-112f;
-    const float subnormal =
-        bits_float((twice >> 17) | (126u << 23)) - 0.5f;
-    return bits_float(sign | (twice < (1u << 27) ? float_bits(subnormal)
-                                                 : float_bits(normal)));
-}
-
-INLINE_HOT uint16_t bf16_narrow(float value)
-{
-    const uint32_t bits = float_bits(value);
-    const uint32_t nearest = (bits + 0x7FFFu + ((bits >> 16) & 1)) >> 16;
-    return (uint16_t)((bits << 1) > 0xFF000000u ? (bits >> 16 | 0x40u)
-                                                : nearest);
-}
 
 /* max |row| / 32768, but at least the smallest normal number, by which one
  * can divide; 1 for a row with NaN or Inf, which stay what they are. */
@@ -141,7 +87,7 @@ HOT static void widen_bf16(size_t n, uint32_t dim,
 {
     for (size_t i = 0; i < n; i++, from += dim, to += stride)
         for (uint32_t j = 0; j < dim; j++)
-            to[j] = bits_float((uint32_t)from[j] << 16);
+            to[j] = bf16_widen(from[j]);
 }
 
 static void copy_rows(size_t n, uint32_t dim, const float *from,

@@ -1,0 +1,204 @@
+/* library.cu: libpersia_cuda.so: the device of mem/device.h and the kernels,
+ * by CUDA's runtime, which is linked in.  It knows no torch: callers allocate
+ * and hand over pointers and streams (cudaStream_t). */
+#include <cuda_runtime.h>
+
+#include "cuda/kernels.h"
+
+namespace {
+
+/* A block: 32 columns of 8 bags or rows. */
+const unsigned COLUMNS = 32, ROWS = 8, FLAT = 256;
+const size_t BLOCKS_MAX = 1u << 20;
+
+cudaStream_t stream_of(void *stream)
+{
+    return static_cast<cudaStream_t>(stream);
+}
+
+unsigned blocks_of(size_t n, size_t a_block)
+{
+    const size_t blocks = (n + a_block - 1) / a_block;
+    return static_cast<unsigned>(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX);
+}
+
+__global__ void pool_all(cuda_pool a)
+{
+    const size_t bags = a.of.features_n * a.of.bags;
+    const size_t step = static_cast<size_t>(gridDim.x) * ROWS;
+    for (size_t x = blockIdx.x * static_cast<size_t>(ROWS) + threadIdx.y;
+         x < bags; x += step)
+        for (uint32_t j = threadIdx.x; j < a.width; j += COLUMNS)
+            kernel_pool(&a, x, j);
+}
+
+__global__ void sum_all(cuda_sum a)
+{
+    const size_t step = static_cast<size_t>(gridDim.x) * ROWS;
+    for (size_t r = blockIdx.x * static_cast<size_t>(ROWS) + threadIdx.y;
+         r < a.rows; r += step)
+        for (uint32_t j = threadIdx.x; j < a.width; j += COLUMNS)
+            kernel_sum(&a, r, j);
+}
+
+__global__ void convert_all(cuda_convert a)
+{
+    const size_t step = static_cast<size_t>(gridDim.x) * FLAT;
+    for (size_t i = blockIdx.x * static_cast<size_t>(FLAT) + threadIdx.x;
+         i < a.n; i += step)
+        kernel_convert(&a, i);
+}
+
+int pool(void *stream, const cuda_pool *a)
+{
+    const size_t bags = a->of.features_n * a->of.bags;
+    if (bags == 0 || a->width == 0)
+        return 0;
+    pool_all<<<blocks_of(bags, ROWS), dim3(COLUMNS, ROWS), 0,
+               stream_of(stream)>>>(*a);
+    return cudaGetLastError();
+}
+
+int sum(void *stream, const cuda_sum *a)
+{
+    if (a->rows == 0 || a->width == 0)
+        return 0;
+    sum_all<<<blocks_of(a->rows, ROWS), dim3(COLUMNS, ROWS), 0,
+              stream_of(stream)>>>(*a);
+    return cudaGetLastError();
+}
+
+int convert(void *stream, const cuda_convert *a)
+{
+    if (a->n == 0)
+        return 0;
+    convert_all<<<blocks_of(a->n, FLAT), FLAT, 0, stream_of(stream)>>>(*a);
+    return cudaGetLastError();
+}
+
+/* ---- the device ---- */
+
+/* Makes a device the thread's current one, and puts the last one back. */
+class On {
+  public:
+    explicit On(int index)
+    {
+        code_ = cudaGetDevice(&before_);
+        if (!code_)
+            code_ = cudaSetDevice(index);
+    }
+    ~On() { cudaSetDevice(before_); }
+    On(const On &) = delete;
+    On &operator=(const On &) = delete;
+    int code() const { return code_; }
+
+  private:
+    int before_ = 0;
+    int code_;
+};
+
+const char *text(int code)
+{
+    return cudaGetErrorString(static_cast<cudaError_t>(code));
+}
+
+int count(int *out)
+{
+    return cudaGetDeviceCount(out);
+}
+
+int pin(size_t bytes, void **out)
+{
+    return cudaHostAlloc(out, bytes, cudaHostAllocPortable);
+}
+
+void unpin(void *memory)
+{
+    if (memory)
+        cudaFreeHost(memory);
+}
+
+int stream_make(int index, void **out)
+{
+    On device(index);
+    cudaStream_t stream = nullptr;
+    int code = device.code();
+    if (!code)
+        code = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    *out = stream;
+    return code;
+}
+
+void stream_free(void *stream)
+{
+    cudaStreamSynchronize(stream_of(stream));
+    cudaStreamDestroy(stream_of(stream));
+}
+
+int copy(void *stream, void *to, const void *from, size_t bytes)
+{
+    if (bytes == 0)
+        return 0;
+    return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault,
+                           stream_of(stream));
+}
+
+int event_make(int index, void **out)
+{
+    On device(index);
+    cudaEvent_t event = nullptr;
+    int code = device.code();
+    /* A thread that waits sleeps: the cores belong to lookups. */
+    if (!code)
+        code = cudaEventCreateWithFlags(&event, cudaEventDisableTiming |
+                                                    cudaEventBlockingSync);
+    *out = event;
+    return code;
+}
+
+void event_free(void *event)
+{
+    if (event)
+        cudaEventDestroy(static_cast<cudaEvent_t>(event));
+}
+
+int event_record(void *event, void *stream)
+{
+    return cudaEventRecord(static_cast<cudaEvent_t>(event),
+                           stream_of(stream));
+}
+
+int event_await(void *event, void *stream)
+{
+    return cudaStreamWaitEvent(stream_of(stream),
+                               static_cast<cudaEvent_t>(event), 0);
+}
+
+int event_done(void *event, int *done)
+{
+    const cudaError_t code = cudaEventQuery(static_cast<cudaEvent_t>(event));
+    *done = code == cudaSuccess;
+    return code == cudaErrorNotReady ? 0 : code;
+}
+
+int event_wait(void *event)
+{
+    return cudaEventSynchronize(static_cast<cudaEvent_t>(event));
+}
+
+const cuda_device device = {
+    {"cuda", text, count, pin, unpin, stream_make, stream_free, copy,
+     event_make, event_free, event_record, event_await, event_done,
+     event_wait},
+    pool,
+    sum,
+    convert,
+};
+
+} // namespace
+
+extern "C" __attribute__((visibility("default"))) const cuda_device *
+persia_cuda_library(int version)
+{
+    return version == CUDA_LIBRARY_VERSION ? &device : nullptr;
+}

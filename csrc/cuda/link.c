@@ -1,0 +1,273 @@
+/* link.c: see link.h. */
+#include "cuda/link.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/cuda.h"
+#include "simd/simd.h"
+
+struct device_link {
+    const cuda_device *d;
+    int index;
+    void *stream;
+    pthread_mutex_t lock;       /* guards all below */
+    link_buffer *first, **last; /* given back, oldest first */
+    size_t buffers, bytes;      /* all that are pinned */
+};
+
+/* All links of the process. */
+static struct {
+    pthread_mutex_t lock; /* guards all below */
+    device_link links[LINKS_MAX];
+    uint32_t n;
+} registry = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static int check(const device_link *l, int code, const char *what)
+{
+    return persia_mem_device_check(&l->d->mem, code, what);
+}
+
+/* ---- links ---- */
+
+static int link_make(const cuda_device *d, int index, void *stream,
+                     device_link *l)
+{
+    *l = (device_link){.d = d, .index = index, .stream = stream};
+    int rc = PERSIA_OK;
+    if (!stream)
+        rc = check(l, d->mem.stream_make(index, &l->stream),
+                   "making a stream");
+    if (!rc) {
+        pthread_mutex_init(&l->lock, NULL);
+        l->last = &l->first;
+    }
+    return rc;
+}
+
+int persia_link_open(const char *device, int index, void *stream,
+                     uint32_t *out)
+{
+    const cuda_device *d;
+    int rc = persia_fork_check("a device");
+    if (!rc)
+        rc = persia_cuda_open(device, &d);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&registry.lock);
+    uint32_t i = 0;
+    while (i < registry.n && (registry.links[i].d != d ||
+                              registry.links[i].index != index))
+        i++;
+    if (i == LINKS_MAX)
+        rc = persia_err_set(PERSIA_ELIMIT, "more than %d devices", LINKS_MAX);
+    else if (i == registry.n)
+        rc = link_make(d, index, stream, &registry.links[i]);
+    if (!rc && i == registry.n)
+        registry.n++;
+    pthread_mutex_unlock(&registry.lock);
+    *out = i;
+    return rc;
+}
+
+device_link *persia_link_get(uint32_t number)
+{
+    pthread_mutex_lock(&registry.lock);
+    device_link *l = number < registry.n ? &registry.links[number] : NULL;
+    pthread_mutex_unlock(&registry.lock);
+    if (!l)
+        persia_err_set(PERSIA_EARG, "there is no link %u to a device", number);
+    return l;
+}
+
+const cuda_device *persia_link_device(const device_link *l)
+{
+    return l->d;
+}
+
+/* ---- buffers ---- */
+
+static void buffer_free(link_buffer *b)
+{
+    const mem_device *m = &b->link->d->mem;
+    m->unpin(b->data);
+    m->event_free(b->event);
+    m->event_free(b->ready);
+    free(b);
+}
+
+/* Sizes are a power of two or half-way to the next: batches of nearly one
+ * size share their buffers. */
+static size_t rounded(size_t bytes)
+{
+    size_t room = 4096;
+    while (room < bytes && room + room / 2 < bytes)
+        room *= 2;
+    return room < bytes ? room + room / 2 : room;
+}
+
+static int buffer_make(device_link *l, size_t room, link_buffer **out)
+{
+    const mem_device *m = &l->d->mem;
+    link_buffer *b = calloc(1, sizeof *b);
+    if (!b)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for a buffer");
+    b->link = l;
+    b->room = room;
+    int code = m->pin(room, &b->data);
+    if (!code)
+        code = m->event_make(l->index, &b->event);
+    if (!code)
+        code = m->event_make(l->index, &b->ready);
+    if (code) {
+        buffer_free(b);
+        return check(l, code, "pinning a buffer");
+    }
+    pthread_mutex_lock(&l->lock);
+    l->buffers++;
+    l->bytes += room;
+    pthread_mutex_unlock(&l->lock);
+    *out = b;
+    return PERSIA_OK;
+}
+
+/* Whether a free buffer has this room, and its copy is done. */
+static int fits(const device_link *l, const link_buffer *b, size_t room)
+{
+    int done = 0;
+    return b->room == room && !l->d->mem.event_done(b->event, &done) && done;
+}
+
+int persia_link_take(device_link *l, size_t bytes, link_buffer **out)
+{
+    const size_t room = rounded(bytes);
+    link_buffer *b = NULL;
+    pthread_mutex_lock(&l->lock);
+    link_buffer **at = &l->first;
+    while (*at && !fits(l, *at, room))
+        at = &(*at)->next;
+    if (*at) {
+        b = *at;
+        *at = b->next;
+        if (!*at)
+            l->last = at;
+    }
+    pthread_mutex_unlock(&l->lock);
+    if (!b)
+        return buffer_make(l, room, out);
+    b->n = 0;
+    *out = b;
+    return PERSIA_OK;
+}
+
+/* Free buffers of a link; beyond them the oldest is unpinned. */
+enum { FREE_MAX = 32 };
+
+void persia_link_give(link_buffer *b)
+{
+    if (!b)
+        return;
+    device_link *l = b->link;
+    link_buffer *old = NULL;
+    size_t n = 0;
+    pthread_mutex_lock(&l->lock);
+    b->next = NULL;
+    *l->last = b;
+    l->last = &b->next;
+    for (const link_buffer *f = l->first; f; f = f->next)
+        n++;
+    if (n > FREE_MAX) {
+        old = l->first;
+        l->first = old->next;
+        l->buffers--;
+        l->bytes -= old->room;
+    }
+    pthread_mutex_unlock(&l->lock);
+    if (old) {
+        l->d->mem.event_wait(old->event);
+        buffer_free(old);
+    }
+}
+
+void persia_link_pinned(device_link *l, size_t *buffers, size_t *bytes)
+{
+    pthread_mutex_lock(&l->lock);
+    *buffers = l->buffers;
+    *bytes = l->bytes;
+    pthread_mutex_unlock(&l->lock);
+}
+
+/* ---- copies ---- */
+
+/* What is read lies at or behind what is written, and is read before. */
+HOT static void narrow(void *data, size_t n, uint32_t dtype)
+{
+    for (size_t i = 0; i < n; i++) {
+        float value;
+        memcpy(&value, (char *)data + i * sizeof value, sizeof value);
+        const uint16_t half = dtype == CUDA_F16 ? fp16_narrow(value)
+                                                : bf16_narrow(value);
+        memcpy((char *)data + i * sizeof half, &half, sizeof half);
+    }
+}
+
+/* From the end: what is read lies before what is written. */
+HOT static void widen(void *data, size_t n, uint32_t dtype)
+{
+    for (size_t i = n; i-- > 0;) {
+        uint16_t half;
+        memcpy(&half, (char *)data + i * sizeof half, sizeof half);
+        const float value = dtype == CUDA_F16 ? fp16_widen(half)
+                                              : bf16_widen(half);
+        memcpy((char *)data + i * sizeof value, &value, sizeof value);
+    }
+}
+
+int persia_link_send(link_buffer *b, void *to, size_t n, uint32_t dtype)
+{
+    const device_link *l = b->link;
+    const mem_device *m = &l->d->mem;
+    if (dtype != CUDA_F32)
+        narrow(b->data, n, dtype);
+    int code = m->copy(l->stream, to, b->data, n * cuda_dtype_bytes(dtype));
+    if (!code)
+        code = m->event_record(b->event, l->stream);
+    return check(l, code, "a copy to the device");
+}
+
+int persia_link_await(link_buffer *b, void *stream)
+{
+    const device_link *l = b->link;
+    return check(l, l->d->mem.event_await(b->event, stream),
+                 "waiting for a copy");
+}
+
+int persia_link_fetch(link_buffer *b, const void *from, size_t n,
+                      uint32_t dtype, void *stream)
+{
+    const device_link *l = b->link;
+    const mem_device *m = &l->d->mem;
+    int code = m->event_record(b->ready, stream);
+    if (!code)
+        code = m->event_await(b->ready, l->stream);
+    if (!code)
+        code = m->copy(l->stream, b->data, from, n * cuda_dtype_bytes(dtype));
+    if (!code)
+        code = m->event_record(b->event, l->stream);
+    b->dtype = dtype;
+    b->n = dtype == CUDA_F32 ? 0 : n;
+    return check(l, code, "a copy from the device");
+}
+
+int persia_link_floats(link_buffer *b, const float **out)
+{
+    const device_link *l = b->link;
+    int rc = check(l, l->d->mem.event_wait(b->event),
+                   "a copy from the device");
+    if (!rc && b->n) {
+        widen(b->data, b->n, b->dtype);
+        b->n = 0;
+    }
+    *out = b->data;
+    return rc;
+}
