@@ -11,7 +11,7 @@ from torch import Tensor
 from persia import errors
 from persia.data.jagged import JaggedBatch, tensors_of
 
-__all__ = ["Ids", "unpack"]
+__all__ = ["Ids", "device_of", "unpack"]
 
 # What a batch is to a module: keys, values, offsets, weights, ticket; and
 # values, offsets and weights as the batch has them: those before may be
@@ -24,6 +24,13 @@ Ids = tuple[
     Tensor | None,
     tuple[Tensor | None, ...],
 ]
+
+
+def device_of(features: Any, ids: Ids) -> torch.device:
+    """Where the output for these ids goes, if the module does not say."""
+    if isinstance(features, JaggedBatch):
+        return features.device()
+    return ids[1].device
 
 
 def unpack(

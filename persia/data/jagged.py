@@ -98,12 +98,17 @@ class JaggedBatch:
             add up to n.
         InvalidArgument: no keys, or a key twice.
 
+    Ids are looked up on the host, so they stay there: :meth:`to` another
+    device decides where the output of a module goes, and what the methods of
+    the batch return. Those make copies when they are asked.
+
     Attributes:
         ticket: set by ``persia.DataLoader`` on ids that it looked up ahead;
             kept by :meth:`to` and :meth:`pin_memory`, never pickled.
     """
 
     ticket: Tensor | None
+    _device: torch.device | None = None  # None: where the tensors are
 
     def __init__(
         self,
@@ -134,6 +139,7 @@ class JaggedBatch:
         self._lengths: Tensor | None = None
         self._offsets: Tensor | None = None
         self._weights: Tensor | None = None
+        self._copies: dict[str, Tensor] = {}  # on the device, by field
         self.ticket = None
 
         n, count = self._values.numel(), len(self._keys)
@@ -316,31 +322,37 @@ class JaggedBatch:
 
     def values(self) -> Tensor:
         """All ids, int64 [n], feature-major."""
-        return self._values
+        return self._placed("_values", self._values)
+
+    def _placed(self, field: str, tensor: Tensor) -> Tensor:
+        """A tensor of this batch, on the device of the batch."""
+        if self._device is None or tensor.device == self._device:
+            return tensor
+        if field not in self._copies:
+            self._copies[field] = tensor.to(self._device, non_blocking=True)
+        return self._copies[field]
 
     def lengths(self) -> Tensor:
         """Ids in each bag, int64 [F * B]."""
         if self._lengths is None:
-            return torch.ones_like(self._values)
-        return self._lengths
+            return torch.ones_like(self.values())
+        return self._placed("_lengths", self._lengths)
 
     def offsets(self) -> Tensor:
         """Where each bag begins in values, and n at the end: int64 [F * B +
         1].
         """
         if self._offsets is None:
-            return torch.arange(
-                self._values.numel() + 1, device=self._values.device
-            )
-        return self._offsets
+            return torch.arange(self._values.numel() + 1, device=self.device())
+        return self._placed("_offsets", self._offsets)
 
     def lengths_or_none(self) -> Tensor | None:
         """lengths(), or None when every bag has exactly one id."""
-        return self._lengths
+        return None if self._lengths is None else self.lengths()
 
     def offsets_or_none(self) -> Tensor | None:
         """offsets(), or None when every bag has exactly one id."""
-        return self._offsets
+        return None if self._offsets is None else self.offsets()
 
     def weights(self) -> Tensor:
         """One weight an id, floating [n]; raises MissingFeature without
@@ -351,11 +363,13 @@ class JaggedBatch:
                 "this JaggedBatch has no weights; pass weights= when it is "
                 "made"
             )
-        return self._weights
+        return self._placed("_weights", self._weights)
 
     def weights_or_none(self) -> Tensor | None:
         """One weight an id, floating [n], or None."""
-        return self._weights
+        if self._weights is None:
+            return None
+        return self._placed("_weights", self._weights)
 
     def stride(self) -> int:
         """The number of samples, B."""
@@ -386,8 +400,8 @@ class JaggedBatch:
         return [b - a for a, b in itertools.pairwise(at)]
 
     def device(self) -> torch.device:
-        """Where the tensors are."""
-        return self._values.device
+        """Where the tensors of the methods are, and a module's output."""
+        return self._device or self._values.device
 
     def __getitem__(self, key: str) -> tuple[Tensor, Tensor]:
         """(values [n_f], lengths [B]) of one feature, both int64; views."""
@@ -417,51 +431,54 @@ class JaggedBatch:
             ) from None
         bags = slice(f * self._stride, (f + 1) * self._stride)
         if self._lengths is None or self._offsets is None:
-            values = self._values[bags]
+            values = self.values()[bags]
             ids, lengths = bags, torch.ones_like(values)
         else:
             ids = slice(
                 int(self._offsets[bags.start]), int(self._offsets[bags.stop])
             )
-            values, lengths = self._values[ids], self._lengths[bags]
+            values, lengths = self.values()[ids], self.lengths()[bags]
         if self._weights is None:
             return values, lengths
-        return values, lengths, self._weights[ids]
-
-    def _map(self, fn: Any) -> JaggedBatch:
-        """The same batch with ``fn`` applied to each tensor; keeps the
-        ticket.
-        """
-        out = JaggedBatch.__new__(JaggedBatch)
-        out._keys, out._stride, out.ticket = (
-            self._keys,
-            self._stride,
-            self.ticket,
-        )
-        out._values = fn(self._values)
-        out._lengths = None if self._lengths is None else fn(self._lengths)
-        out._offsets = None if self._offsets is None else fn(self._offsets)
-        out._weights = None if self._weights is None else fn(self._weights)
-        return out
+        return values, lengths, self.weights()[ids]
 
     def to(
         self, device: torch.device | str, non_blocking: bool = False
     ) -> JaggedBatch:
-        """A copy on ``device`` (this very batch if it is there), ticket
+        """The batch on ``device`` (this very batch if it is there), ticket
         kept.
+
+        Tensors on the host stay there, see above; weights that require grad
+        move, and so do the tensors of a batch that was made on a device.
         """
-        if self._values.device == torch.device(device):
+        if self.device() == torch.device(device):
             return self
-        return self._map(lambda t: t.to(device, non_blocking=non_blocking))
+        there = torch.empty(0, device=device).device  # with its index
+        out = type(self).__new__(type(self))
+        out.__dict__.update(self.__dict__)
+        out._copies = {}
+        if self._values.device.type == "cpu":
+            out._device = None if there.type == "cpu" else there
+            if self._weights is not None and self._weights.requires_grad:
+                out._weights = self._weights.to(
+                    there, non_blocking=non_blocking
+                )
+            return out
+        for field in ("_values", "_lengths", "_offsets", "_weights"):
+            tensor = getattr(self, field)
+            if tensor is not None:
+                setattr(
+                    out, field, tensor.to(there, non_blocking=non_blocking)
+                )
+        out._device = None
+        return out
 
     def pin_memory(self) -> JaggedBatch:
-        """A copy in page-locked memory, ticket kept (needs CUDA, as torch's
-        own).
-        """
-        return self._map(lambda t: t.pin_memory())
+        """This very batch: ids do not travel, see :meth:`to`."""
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "ticket": None}
+        return {**self.__dict__, "ticket": None, "_copies": {}}
 
     def __repr__(self) -> str:
         return (
@@ -528,7 +545,10 @@ def _entry(
 def tensors_of(
     ids: JaggedBatch,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Values, offsets (None: one id a bag) and weights, as they are kept."""
+    """Values, offsets (None: one id a bag) and weights to look up: those of
+    the host, unless a copy on a device was changed in place."""
+    if any(copy._version for copy in ids._copies.values()):
+        return ids.values(), ids.offsets_or_none(), ids.weights_or_none()
     return ids._values, ids._offsets, ids._weights
 
 
@@ -586,7 +606,9 @@ class Batch:
         skip(self.ids)
 
     def pin_memory(self) -> Batch:
-        """A copy in page-locked memory (needs CUDA, as torch's own)."""
+        """The batch with its dense tensors in page-locked memory (needs CUDA,
+        as torch's own); its ids stay as they are, since they do not travel.
+        """
 
         def pinned(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.pin_memory()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from persia import _core, errors
 from persia.base.check import kind, whole
 from persia.base.torch_private import constant_while_tracing
-from persia.data.ids import Ids, unpack
+from persia.data.ids import Ids, device_of, unpack
 from persia.nn.outputs import KeyedTensor, Sequences
 from persia.optim import SparseOptimizer
 from persia.store import Store
@@ -407,14 +407,13 @@ class EmbeddingBagCollection(Collection):
     def forward(self, features: Any) -> KeyedTensor:
         """Looks up and pools a batch."""
         ids = unpack(features, self._padding_value, self.features)
-        device = ids[1].device
-        if device.type != "cpu":
+        device = device_of(features, ids)
+        if ids[1].device.type != "cpu":
             ids = self._on_cpu(ids)
         weights = self._weights_of(ids)
-        if (
-            weights is not None
-            and weights.requires_grad
-            and torch.is_grad_enabled()
+        if weights is not None and (
+            weights.device.type != "cpu"
+            or (weights.requires_grad and torch.is_grad_enabled())
         ):
             out = self._pool_in_torch(ids, weights)
         else:
@@ -472,6 +471,10 @@ class EmbeddingBagCollection(Collection):
         at = {key: i for i, key in enumerate(keys)}
         bags = len(lengths) // len(keys)
         bag = _bags_of(keys, offsets, len(values))
+        if weights.device.type != "cpu":
+            there = weights.device
+            bag, lengths = bag.to(there), lengths.to(there)
+            lookups = [rows.to(there) for rows in lookups]
         parts = []
         for place, rows in zip(places, lookups, strict=True):
             chosen = [self.outputs[i] for i in place]
@@ -625,8 +628,8 @@ class EmbeddingCollection(Collection):
     def forward(self, features: Any) -> Sequences:
         """Looks up a batch."""
         ids = unpack(features, self._padding_value, self.features)
-        device = ids[1].device
-        if device.type != "cpu":
+        device = device_of(features, ids)
+        if ids[1].device.type != "cpu":
             ids = self._on_cpu(ids)
         rows = self._placed(self._lookup(ids, None), device)
         keys, values, offsets = ids[0], ids[1], ids[2]

@@ -204,6 +204,7 @@ class TakenIds(JaggedBatch):
         self._offsets = zeros
         self._lengths = None
         self._weights = None
+        self._copies = {}
         self.ticket = None
 
     def values(self) -> Tensor:
