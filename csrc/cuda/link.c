@@ -13,6 +13,8 @@ struct device_link {
     void *stream;
     pthread_mutex_t lock;       /* guards all below */
     link_buffer *first, **last; /* given back, oldest first */
+    link_buffer *kept;          /* by their numbers */
+    uint64_t numbers;           /* the last one */
     size_t buffers, bytes;      /* all that are pinned */
 };
 
@@ -155,7 +157,6 @@ int persia_link_take(device_link *l, size_t bytes, link_buffer **out)
     pthread_mutex_unlock(&l->lock);
     if (!b)
         return buffer_make(l, room, out);
-    b->n = 0;
     *out = b;
     return PERSIA_OK;
 }
@@ -187,6 +188,30 @@ void persia_link_give(link_buffer *b)
         l->d->mem.event_wait(old->event);
         buffer_free(old);
     }
+}
+
+uint64_t persia_link_keep(link_buffer *b)
+{
+    device_link *l = b->link;
+    pthread_mutex_lock(&l->lock);
+    const uint64_t number = b->number = ++l->numbers;
+    b->next = l->kept;
+    l->kept = b;
+    pthread_mutex_unlock(&l->lock);
+    return number;
+}
+
+link_buffer *persia_link_kept(device_link *l, uint64_t number)
+{
+    pthread_mutex_lock(&l->lock);
+    link_buffer **at = &l->kept;
+    while (*at && (*at)->number != number)
+        at = &(*at)->next;
+    link_buffer *b = *at;
+    if (b)
+        *at = b->next;
+    pthread_mutex_unlock(&l->lock);
+    return b;
 }
 
 void persia_link_pinned(device_link *l, size_t *buffers, size_t *bytes)
@@ -255,18 +280,22 @@ int persia_link_fetch(link_buffer *b, const void *from, size_t n,
     if (!code)
         code = m->event_record(b->event, l->stream);
     b->dtype = dtype;
-    b->n = dtype == CUDA_F32 ? 0 : n;
+    b->n = n;
     return check(l, code, "a copy from the device");
+}
+
+int persia_link_wait(link_buffer *b)
+{
+    const device_link *l = b->link;
+    return check(l, l->d->mem.event_wait(b->event), "a copy");
 }
 
 int persia_link_floats(link_buffer *b, const float **out)
 {
-    const device_link *l = b->link;
-    int rc = check(l, l->d->mem.event_wait(b->event),
-                   "a copy from the device");
-    if (!rc && b->n) {
+    int rc = persia_link_wait(b);
+    if (!rc && b->dtype != CUDA_F32) {
         widen(b->data, b->n, b->dtype);
-        b->n = 0;
+        b->dtype = CUDA_F32;
     }
     *out = b->data;
     return rc;

@@ -30,8 +30,9 @@ typedef struct link_buffer {
     size_t room; /* bytes */
     void *event; /* its last copy */
     void *ready; /* what the copy from the device waits for */
-    uint32_t dtype; /* of floats that were fetched */
-    size_t n;       /* how many; 0: they are fp32 already */
+    size_t n;    /* floats that were fetched */
+    uint32_t dtype; /* theirs, until they are widened */
+    uint64_t number; /* see persia_link_keep(); 0: it is not kept */
 } link_buffer;
 
 /* The link of a device, made by the first call.  stream: that of its copies;
@@ -53,7 +54,9 @@ PERSIA_API void persia_link_give(link_buffer *b);
  * that no other stream uses; narrows them in place. */
 PERSIA_API int persia_link_send(link_buffer *b, void *to, size_t n,
                                 uint32_t dtype);
-/* Later works of the stream wait for the buffer's copy. */
+/* This thread waits for the buffer's copy. */
+PERSIA_API int persia_link_wait(link_buffer *b);
+/* Later works of the stream wait for it. */
 PERSIA_API int persia_link_await(link_buffer *b, void *stream);
 /* Fetches n floats of this dtype, whole, when the works that the stream has
  * now are done.  from: valid until persia_link_floats() has returned. */
@@ -62,6 +65,11 @@ PERSIA_API int persia_link_fetch(link_buffer *b, const void *from, size_t n,
 /* This thread waits until they are here, then widens them in place.  One
  * thread at a time. */
 PERSIA_API int persia_link_floats(link_buffer *b, const float **out);
+
+/* Keeps a buffer, by a number for those who may hold no pointer. */
+PERSIA_API uint64_t persia_link_keep(link_buffer *b);
+/* Hands it over, once; NULL: there is none of this number. */
+PERSIA_API link_buffer *persia_link_kept(device_link *l, uint64_t number);
 
 /* Buffers and bytes that a link has pinned. */
 PERSIA_API void persia_link_pinned(device_link *l, size_t *buffers,

@@ -250,12 +250,19 @@ int persia_store_read(store *s, uint64_t batch, uint64_t ticket, uint32_t plan,
     return rc;
 }
 
+int persia_store_group(store *s, uint32_t plan, const id_batch *batch,
+                       worker_group **out)
+{
+    return persia_worker_group(s->w, plan, batch, out);
+}
+
 int store_look_up(store *s, const store_lookup *l, uint64_t after)
 {
     if (l->take)
         return l->take(l->owner);
-    return persia_worker_forward(s->w, l->plan, &l->batch, after, l->out,
-                                 l->stride, l->hints, l->index);
+    int rc = persia_worker_forward(s->w, l->plan, &l->batch, after, l->out,
+                                   l->stride, l->hints, l->index);
+    return rc || !l->send ? rc : l->send(l->owner);
 }
 
 void persia_store_drop_index(store *s, uint64_t ticket)
@@ -453,15 +460,25 @@ void store_release_grads(store_grad *grads, size_t n)
     free(grads);
 }
 
-/* The gradients alone, as the worker takes them; NULL: no memory. */
-static worker_grad *grads_of(const store_grad *pending, size_t n)
+/* The gradients alone, as the worker takes them, once they are there; an
+ * array that the caller frees, NULL on an error. */
+static int grads_of(const store_grad *pending, size_t n, worker_grad **out)
 {
     worker_grad *grads = malloc((n ? n : 1) * sizeof *grads);
-    if (!grads)
-        persia_err_set(PERSIA_ENOMEM, "no memory for %zu gradients", n);
-    for (size_t i = 0; grads && i < n; i++)
+    int rc = grads ? PERSIA_OK
+                   : persia_err_set(PERSIA_ENOMEM,
+                                    "no memory for %zu gradients", n);
+    for (size_t i = 0; i < n && !rc; i++) {
         grads[i] = pending[i].grad;
-    return grads;
+        if (pending[i].arrive)
+            rc = pending[i].arrive(pending[i].owner);
+    }
+    if (rc) {
+        free(grads);
+        grads = NULL;
+    }
+    *out = grads;
+    return rc;
 }
 
 int store_run(store *s, const update *one)
@@ -469,12 +486,13 @@ int store_run(store *s, const update *one)
     worker_counts counts = {0};
     if (one->n == 0)
         return persia_client_push(s->c, &one->name, NULL, NULL, 0);
-    worker_grad *grads = grads_of(one->grads, one->n);
-    if (!grads)
+    worker_grad *grads;
+    int rc = grads_of(one->grads, one->n, &grads);
+    if (rc)
         persia_client_skip(s->c, &one->name);
-    int rc = grads ? persia_worker_backward(s->w, grads, one->n, &one->name,
-                                            one->optim, one->optim_n, &counts)
-                   : PERSIA_ENOMEM;
+    else
+        rc = persia_worker_backward(s->w, grads, one->n, &one->name,
+                                    one->optim, one->optim_n, &counts);
     free(grads);
     return rc;
 }
@@ -669,10 +687,10 @@ void persia_store_forget(store *s)
 int persia_store_finite(store *s, uint8_t *finite, uint32_t finite_n)
 {
     pthread_mutex_lock(&s->lock);
-    worker_grad *grads = grads_of(s->pending, s->pending_n);
-    int rc = grads ? persia_worker_finite(s->w, grads, s->pending_n, finite,
-                                          finite_n)
-                   : PERSIA_ENOMEM;
+    worker_grad *grads;
+    int rc = grads_of(s->pending, s->pending_n, &grads);
+    if (!rc)
+        rc = persia_worker_finite(s->w, grads, s->pending_n, finite, finite_n);
     pthread_mutex_unlock(&s->lock);
     free(grads);
     return rc;
@@ -682,10 +700,10 @@ int persia_store_sums(store *s, worker_sum **out, size_t *n, int *finite)
 {
     *out = NULL;
     pthread_mutex_lock(&s->lock);
-    worker_grad *grads = grads_of(s->pending, s->pending_n);
-    int rc = grads ? persia_worker_sums(s->w, grads, s->pending_n, out, n,
-                                        finite)
-                   : PERSIA_ENOMEM;
+    worker_grad *grads;
+    int rc = grads_of(s->pending, s->pending_n, &grads);
+    if (!rc)
+        rc = persia_worker_sums(s->w, grads, s->pending_n, out, n, finite);
     pthread_mutex_unlock(&s->lock);
     free(grads);
     return rc;

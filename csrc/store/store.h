@@ -47,6 +47,11 @@ PERSIA_API int persia_store_plan(store *s, uint32_t kind, uint32_t keys,
 PERSIA_API int persia_store_plan_shape(store *s, uint32_t plan, uint32_t *kind,
                                        uint32_t *keys, uint32_t *width);
 
+/* See persia_worker_group(). */
+PERSIA_API int persia_store_group(store *s, uint32_t plan,
+                                  const id_batch *batch,
+                                  struct worker_group **out);
+
 /* The number of a new forward, from 1. */
 PERSIA_API uint64_t persia_store_ticket(store *s);
 
@@ -67,6 +72,7 @@ typedef struct store_grad {
     worker_grad grad; /* its index is filled in by persia_store_add_grad() */
     void *owner;              /* keeps the memory of grad alive */
     void (*release)(void *owner);
+    int (*arrive)(void *owner); /* waits until grad is there; NULL: it is */
     uint64_t thread;          /* that added it; by persia_store_add_grad() */
     void *ids;                /* private: a copy of the ids */
     int copied;               /* private: by persia_store_copy_grad() */
@@ -193,6 +199,7 @@ typedef struct store_lookup {
     /* Instead of a lookup: takes the batch from elsewhere and makes its index;
      * what is above is not used.  NULL: a lookup. */
     int (*take)(void *owner);
+    int (*send)(void *owner); /* after a lookup, on its thread; or NULL */
     void *owner;              /* keeps all this memory alive */
     void (*release)(void *owner); /* called on a thread of the user */
 } store_lookup;

@@ -70,6 +70,28 @@ PERSIA_API int persia_worker_forward(worker *w, uint32_t plan,
                                      float *out, size_t stride, uint32_t *rows,
                                      struct batch_index **index);
 
+/* ---- distinct rows ----
+ *
+ * For those who pool themselves: the distinct ids of a batch by table (in the
+ * order of the plan, each table once), and the place of each id among them.
+ * The ids are those of the plan's features, one feature after the other. */
+typedef struct worker_group worker_group;
+PERSIA_API int persia_worker_group(worker *w, uint32_t plan,
+                                   const id_batch *batch, worker_group **out);
+typedef struct worker_group_sizes {
+    size_t rows, tables, ids;
+    size_t bags; /* of all features; 0: each bag has one id */
+} worker_group_sizes;
+PERSIA_API worker_group_sizes
+persia_worker_group_sizes(const worker_group *g);
+/* batch: as before.  ids: [rows]; starts: [tables + 1]; inverse: [ids];
+ * offsets: [bags + 1], weights: [ids], or NULL. */
+PERSIA_API void persia_worker_group_fill(const worker_group *g,
+                                         const id_batch *batch, uint64_t *ids,
+                                         int64_t *starts, int32_t *inverse,
+                                         int32_t *offsets, float *weights);
+PERSIA_API void persia_worker_group_free(worker_group *g);
+
 /* Gives back a reference, see ids.h; NULL: nothing. */
 PERSIA_API void persia_batch_index_put(struct batch_index *index);
 

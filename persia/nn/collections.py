@@ -26,6 +26,7 @@ from persia.store.configs import (
     pooling_of,
 )
 from persia.store.default import default_store
+from persia.store.device import Link, Way, link_of
 from persia.store.engine import engine_of
 from persia.store.operators import in_graphs, prefetch, pull, typed, versions
 from persia.store.state import check_state, state_of
@@ -42,6 +43,7 @@ class Collection(nn.Module):
     _config_class: type[TableConfig]
     _kind: int
     _frozen = False  # by requires_grad_(False)
+    _link: Link | None = None  # instead of its device's (tests)
 
     def __init__(
         self,
@@ -168,8 +170,10 @@ class Collection(nn.Module):
             ids = self._on_cpu(ids)
             weights = self._weights_of(ids)
         plan = self._plan_of(ids[0])
+        way = self._way(device_of(features, ids))
+        start = prefetch if way is None else way.prefetch
         try:
-            prefetch(ids[1], ids[2], weights, self._handle, plan, number)
+            start(ids[1], ids[2], weights, self._handle, plan, number)
         except RuntimeError as error:
             raise typed(error) from None
         return LookedUp(number, ids, weights, version)
@@ -191,8 +195,19 @@ class Collection(nn.Module):
             )
         return grad
 
-    def _lookup(self, ids: Ids, weights: Tensor | None) -> Tensor:
-        """The output of the plan for these keys, float32 on the CPU."""
+    def _way(self, ids_device: torch.device) -> Way | None:
+        """How its values travel; None: the output is on the CPU, or torch
+        copies it (compiled code, other devices than CUDA's)."""
+        if torch.compiler.is_compiling():
+            return None
+        link = self._link or link_of(self._device or ids_device)
+        return None if link is None else Way.of(link, self._output_dtype)
+
+    def _lookup(
+        self, ids: Ids, weights: Tensor | None, way: Way | None = None
+    ) -> Tensor:
+        """The output of the plan for these keys, float32 on the CPU, or as
+        ``way`` says where."""
         plan = self._plan_of(ids[0])
         engine = engine_of(self.store)
         grad = self._may_train()
@@ -208,6 +223,7 @@ class Collection(nn.Module):
             self._handle,
             plan,
             grad,
+            way,
         )
 
     def _ticket_of(
@@ -417,7 +433,7 @@ class EmbeddingBagCollection(Collection):
         ):
             out = self._pool_in_torch(ids, weights)
         else:
-            out = self._lookup(ids, weights)
+            out = self._lookup(ids, weights, self._way(device))
         out = self._placed(out, device)
         inverse = getattr(features, "inverse_indices_or_none", None)
         if inverse is not None and inverse() is not None:
@@ -631,7 +647,7 @@ class EmbeddingCollection(Collection):
         device = device_of(features, ids)
         if ids[1].device.type != "cpu":
             ids = self._on_cpu(ids)
-        rows = self._placed(self._lookup(ids, None), device)
+        rows = self._placed(self._lookup(ids, None, self._way(device)), device)
         keys, values, offsets = ids[0], ids[1], ids[2]
         at = {key: i for i, key in enumerate(keys)}
         bags = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from persia.base.torch_private import (
     order_effects,
     version_of,
 )
+
+if TYPE_CHECKING:
+    from persia.store.device import Flight, Way
 
 __all__ = [
     "COMPILES",
@@ -181,11 +184,20 @@ class _Pull(torch.autograd.Function):
         ticket: Tensor,
         store: int,
         plan: int,
+        way: Way | None = None,
+        flight: Flight | None = None,
     ) -> Tensor:
         with below_autograd():
-            out, rows = _pull(
-                values, offsets, weights, anchor, ticket, store, plan
-            )
+            if way is None or flight is None:
+                out, rows = _pull(
+                    values, offsets, weights, anchor, ticket, store, plan
+                )
+            else:
+                flight.there, rows = way.pull(
+                    values, offsets, weights, anchor, ticket, store, plan
+                )
+                out = torch.zeros(1, device="cpu")
+        ctx.flight = flight
         ctx.save_for_backward(values, offsets, weights, rows)
         # Not saved as a tensor: a forward that torch.utils.checkpoint repeats
         # keeps the ticket, and with it the place in the sum, of the first one.
@@ -200,7 +212,7 @@ class _Pull(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         _refuse_double_backward()
         if grad is None:
-            return (None,) * 7
+            return (None,) * 9
         if ctx.pushed:  # torch may have freed what was saved
             raise errors.TicketError(
                 "second backward through one forward: its gradients were "
@@ -211,20 +223,16 @@ class _Pull(torch.autograd.Function):
         held = HELD.get(ctx.store)
         # Columns of a wider gradient (torch.cat) stay where they are, unless
         # they wait for a step: a view has the version of the whole.
-        if held is not None or not _rows_are_contiguous(grad):
+        if ctx.flight is None and (
+            held is not None or not _rows_are_contiguous(grad)
+        ):
             grad = grad.contiguous()
+        batch = values, offsets, weights, rows, ctx.ticket, ctx.store, ctx.plan
         try:
-            _push(
-                grad,
-                values,
-                offsets,
-                weights,
-                rows,
-                ctx.ticket,
-                ctx.store,
-                ctx.plan,
-                True,
-            )
+            if ctx.flight is None:
+                _push(grad, *batch, True)
+            else:
+                _push_from(*batch, *ctx.flight.take())
         except RuntimeError as error:
             raise typed(error) from None
         ctx.pushed = True
@@ -232,10 +240,34 @@ class _Pull(torch.autograd.Function):
         if held is not None:
             tensors = (grad, values, offsets, weights)
             held.append((tensors, versions(*tensors)))
-        return None, None, None, grad.new_zeros(1), None, None, None
+        return (None,) * 3 + (grad.new_zeros(1),) + (None,) * 5
+
+
+class _Arrive(torch.autograd.Function):
+    """Values on a device, from the pull that stands for them on the host: it
+    pushes on the thread of the backward, whatever the device's thread is."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, flight: Flight) -> Tensor:
+        ctx.flight = flight
+        ctx.set_materialize_grads(False)
+        there, flight.there = flight.there, None
+        assert there is not None
+        return there
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        _refuse_double_backward()
+        if grad is None:
+            return None, None
+        ctx.flight.start(grad)
+        return torch.zeros(1, device="cpu"), None
 
 
 _pull = _ops.pull_v1.default
+_push_from = _ops.push_from_v1.default
 _push = _ops.push_v1.default
 _ticket = _ops.ticket_v1.default
 _drop = _ops.drop_v1.default
@@ -255,9 +287,10 @@ def pull(
     store: int,
     plan: int,
     grad: bool,
+    way: Way | None = None,
 ) -> Tensor:
-    """One forward: the plan's output, float32; its backward pushes if
-    ``grad``.
+    """One forward: the plan's output, float32 on the CPU, or as ``way`` says
+    where; its backward pushes if ``grad``.
 
     ``anchor`` is the store's: its gradient accumulates after all pushes of a
     backward. ``batch`` is the ticket of the ids, int64 [2]: the number of
@@ -276,15 +309,16 @@ def pull(
         batch = torch.stack((batch[0], _again))
     try:
         ticket = _ticket(batch, store, grad)
-        if grad:
-            out = _Pull.apply(
-                values, offsets, weights, anchor, ticket, store, plan
-            )  # type: ignore[no-untyped-call]
-            return out
-        with below_autograd():
-            out = _pull(values, offsets, weights, anchor, ticket, store, plan)[
-                0
-            ]
+        batch_of = values, offsets, weights, anchor, ticket, store, plan
+        if grad and way is None:
+            out = _Pull.apply(*batch_of)  # type: ignore[no-untyped-call]
+        elif grad and way is not None:
+            flight = way.flight()
+            token = _Pull.apply(*batch_of, way, flight)  # type: ignore[no-untyped-call]
+            out = _Arrive.apply(token, flight)  # type: ignore[no-untyped-call]
+        else:
+            with below_autograd():
+                out = (way.pull if way else _pull)(*batch_of)[0]
         return out
     except RuntimeError as error:
         raise typed(error) from None

@@ -1,0 +1,218 @@
+"""Values on a device. The host stands for one where there is no GPU: the same
+code runs, but a stream is a thread and its memory is ordinary."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import persia
+from persia.data.jagged import Batch, JaggedBatch
+from persia.nn.collections import Collection as _Collection
+from persia.store.device import Link
+
+KEYS = ["a", "b"]
+META = torch.device("meta")
+
+
+def host_link() -> Link:
+    return Link("host", torch.device("cpu"))
+
+
+def make_bags(
+    link: Link | None, update: str = "backward", **options: object
+) -> persia.EmbeddingBagCollection:
+    store = persia.Store(
+        optimizer=persia.optim.Adagrad(lr=0.1), update=update, seed=3
+    )
+    bags = persia.EmbeddingBagCollection(
+        store=store,
+        tables=[
+            persia.EmbeddingBagConfig("one", 8, feature_names=["a"]),
+            persia.EmbeddingBagConfig(
+                "two", 5, feature_names=["b"], pooling="mean"
+            ),
+        ],
+        **options,  # type: ignore[arg-type]
+    )
+    bags._link = link
+    return bags
+
+
+def some_batch(seed: int, samples: int = 50) -> JaggedBatch:
+    rng = np.random.default_rng(seed)
+    lengths = torch.from_numpy(rng.integers(0, 4, len(KEYS) * samples))
+    values = torch.from_numpy(rng.integers(0, 40, int(lengths.sum())))
+    return JaggedBatch(KEYS, values, lengths=lengths)
+
+
+def train(
+    bags: _Collection, ahead: bool, steps: int = 6, scale: float = 1
+) -> list[Tensor]:
+    """The outputs of some steps."""
+    outputs = []
+    batches = [Batch(None, some_batch(i)) for i in range(steps)]
+    loader = persia.DataLoader(batches, bags, staleness=0, prefetch=ahead)
+    for batch in loader:
+        out = bags(batch.ids).values()
+        outputs.append(out.detach().clone())
+        (out.float().sin().sum() * scale).backward()
+        if bags.store.update == "step":
+            bags.store.optimizer.step()
+    bags.store.flush()
+    return outputs
+
+
+def rows_of(bags: _Collection) -> list[Tensor]:
+    ids = torch.arange(40)
+    return [bags.store.rows(name, ids) for name in ("one", "two")]
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> None:
+    assert len(a) == len(b)
+    for x, y in zip(a, b, strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("update", ["backward", "step"])
+def test_a_device_has_the_bits_of_the_host(update: str, ahead: bool) -> None:
+    there, here = make_bags(host_link(), update), make_bags(None, update)
+    same(train(there, ahead), train(here, False))
+    same(rows_of(there), rows_of(here))
+    if ahead:
+        assert there.store.stats()["loader"]["prefetched"] == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_values_travel_in_the_dtype_of_the_output(dtype: torch.dtype) -> None:
+    there = make_bags(host_link(), output_dtype=dtype)
+    here = make_bags(None, output_dtype=dtype)
+    got = train(there, True)
+    assert got[0].dtype == dtype
+    same(got, train(here, False))
+    same(rows_of(there), rows_of(here))
+
+
+def test_an_output_dtype_that_does_not_travel() -> None:
+    there = make_bags(host_link(), output_dtype=torch.float64)
+    here = make_bags(None, output_dtype=torch.float64)
+    same(train(there, True), train(here, False))
+
+
+def test_sequences_travel_too() -> None:
+    def collection(link: Link | None) -> persia.EmbeddingCollection:
+        module = persia.EmbeddingCollection(
+            store=persia.Store(optimizer=persia.optim.SGD(lr=1.0), seed=1),
+            tables=[persia.EmbeddingConfig("one", 4, feature_names=["a"])],
+        )
+        module._link = link
+        return module
+
+    there, here = collection(host_link()), collection(None)
+    for module in (there, here):
+        for i in range(3):
+            module(some_batch(i)).rows().square().sum().backward()
+    batch = some_batch(9)
+    with torch.no_grad():
+        assert torch.equal(
+            there(batch)["a"].values(), here(batch)["a"].values()
+        )
+
+
+def test_gradients_that_are_not_wanted_give_their_buffers_back() -> None:
+    bags = make_bags(host_link(), "step")
+    out = bags(some_batch(0)).values()
+    out.sum().backward()
+    with pytest.raises(persia.errors.TicketError):
+        out.sum().backward()
+    bags.store.optimizer.zero_grad()
+    same(rows_of(bags), rows_of(make_bags(None)))  # nothing was applied
+    bags(some_batch(1)).values()  # a forward without a backward
+
+
+def test_batches_ahead_that_are_dropped() -> None:
+    bags = make_bags(host_link())
+    batches = [Batch(None, some_batch(i)) for i in range(8)]
+    for batch in persia.DataLoader(batches, bags, staleness=4, prefetch=True):
+        bags(batch.ids).values().sum().backward()
+        break
+    with torch.no_grad():
+        for batch in persia.DataLoader(batches, bags, prefetch=True):
+            bags(batch.ids)
+    assert bags.store.stats()["loader"]["prefetched"] >= 8
+
+
+def test_a_grad_scaler_and_autocast() -> None:
+    bags = make_bags(host_link(), "step")
+    here = make_bags(None, "step")
+    for module in (bags, here):
+        dense = torch.nn.Linear(13, 1)
+        torch.manual_seed(0)
+        torch.nn.init.uniform_(dense.weight)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for i in range(4):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = dense(module(some_batch(i)).values()).mean()
+            if i == 2:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            scaler.step(module.store.optimizer)
+            scaler.update()
+        assert scaler.get_scale() < 1024
+    same(rows_of(bags), rows_of(here))
+
+
+# ---- ids stay on the host
+
+
+def test_ids_stay_on_the_host() -> None:
+    batch = some_batch(1)
+    batch.ticket = torch.tensor([1, 0])
+    there = batch.to("meta")
+    assert there.device() == META
+    assert there.values().device == META
+    assert there.offsets().device == META
+    assert there["a"][0].device == META
+    assert there.ticket is batch.ticket
+    assert there.to("meta") is there
+    back = there.to("cpu")
+    assert back.values() is batch.values()
+    assert copy.deepcopy(there).device() == META
+    assert batch.pin_memory() is batch
+
+    bags = make_bags(None)
+    with torch.no_grad():
+        assert bags(there).values().device == META
+    assert bags.store.stats()["cuda_ids_copied"] == 0
+
+
+def test_distributed_data_parallel_leaves_ids_alone() -> None:
+    from torch.distributed.utils import _to_kwargs
+
+    batch = some_batch(2)
+    args, _ = _to_kwargs((batch,), {}, META, False)
+    assert args[0][0] is batch
+
+
+def test_weights_that_require_grad_move() -> None:
+    batch = JaggedBatch(
+        ["a"],
+        torch.arange(3),
+        weights=torch.ones(3, requires_grad=True),
+    )
+    there = batch.to("meta")
+    assert there.weights().device == META
+    assert there.weights().requires_grad
+
+
+def test_ids_that_were_changed_on_the_device_are_used() -> None:
+    batch = some_batch(3)
+    there = batch.to("meta")
+    there.values().add_(1)  # what it holds is lost on this device
+    with pytest.raises(NotImplementedError):
+        make_bags(None)(there)
