@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -47,11 +48,24 @@ def backends(group: Any) -> dict[str, str]:
     return dict(pair.split(":", 1) for pair in pairs)
 
 
-def _device(group: Any) -> str:
-    """Where tensors of the default group's backend are."""
+# The gloo group beside each default group, by that group's identity: a new
+# default group after destroy_process_group() gets a side group of its own.
+_sides: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def side_group(group: Any) -> Any:
+    """The group of exchanges of the store, whose tensors are on the host.
+
+    That is the default group where it has a backend for the CPU. Beside NCCL
+    it is one of gloo, made by the first exchange, which all ranks call: an
+    exchange then neither uses the device nor waits for its work.
+    """
     if "cpu" in backends(group):
-        return "cpu"
-    return f"cuda:{torch.cuda.current_device()}"
+        return None
+    world = group.group.WORLD
+    if world not in _sides:
+        _sides[world] = group.new_group(backend="gloo")
+    return _sides[world]
 
 
 def _finish(work: Any) -> None:
@@ -65,27 +79,27 @@ def _finish(work: Any) -> None:
 
 def _reduce(values: Sequence[float], dtype: torch.dtype, op: Any) -> Any:
     group = need_group("a value of all ranks")
-    t = torch.tensor(values, dtype=dtype, device=_device(group))
-    _finish(group.all_reduce(t, op, async_op=True))
+    t = torch.tensor(values, dtype=dtype, device="cpu")
+    _finish(group.all_reduce(t, op, group=side_group(group), async_op=True))
     return t.tolist()
 
 
 def _swap(pieces: Sequence[bytes]) -> list[bytes]:
     """Piece r goes to rank r; what came from each. All ranks call it."""
     group = need_group("an exchange of all ranks")
-    device = _device(group)
-    sizes = torch.tensor([len(piece) for piece in pieces], device=device)
+    side = side_group(group)
+    sizes = torch.tensor([len(piece) for piece in pieces], device="cpu")
     theirs = torch.empty_like(sizes)
-    _finish(group.all_to_all_single(theirs, sizes, async_op=True))
+    _finish(group.all_to_all_single(theirs, sizes, group=side, async_op=True))
     lengths = theirs.tolist()
     sent = torch.frombuffer(bytearray(b"".join(pieces)), dtype=torch.uint8)
-    came = torch.empty(sum(lengths), dtype=torch.uint8, device=device)
+    came = torch.empty(sum(lengths), dtype=torch.uint8, device="cpu")
     _finish(
         group.all_to_all_single(
-            came, sent.to(device), lengths, sizes.tolist(), async_op=True
+            came, sent, lengths, sizes.tolist(), group=side, async_op=True
         )
     )
-    return [x.numpy().tobytes() for x in torch.split(came.cpu(), lengths)]
+    return [x.numpy().tobytes() for x in torch.split(came, lengths)]
 
 
 def all_max(values: Sequence[int]) -> list[int]:

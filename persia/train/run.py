@@ -59,7 +59,7 @@ class Run:
         if config.save == "":  # the save would find out after the training
             raise errors.InvalidArgument("--save: the path is empty")
         self.config = config
-        self.rank, self.ranks = join_ranks()
+        self.rank, self.ranks = join_ranks(config.device)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
@@ -407,6 +407,9 @@ def _device(name: str) -> torch.device:
             "--device cuda: torch finds no CUDA device here (persia doctor "
             "says more)"
         )
+    if name == "cuda" and "LOCAL_RANK" in os.environ:  # a device a rank
+        name = f"cuda:{int(os.environ['LOCAL_RANK'])}"
+        torch.cuda.set_device(torch.device(name))
     return torch.device(name)
 
 
@@ -416,11 +419,20 @@ def _open_log(path: str | None) -> Log | None:
     return CSVLog(path) if path.endswith(".csv") else TensorBoardLog(path)
 
 
-def join_ranks() -> tuple[int, int]:
-    """(rank, ranks) of the job that torchrun has started, else (0, 1)."""
+def backends_for(device: str) -> str:
+    """The process group's backends: gloo, and NCCL for tensors on GPUs."""
+    cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    return "cpu:gloo,cuda:nccl" if cuda else "gloo"
+
+
+def join_ranks(device: str = "cpu") -> tuple[int, int]:
+    """(rank, ranks) of the job that torchrun has started, else (0, 1).
+
+    ``device``: of the dense part, as :class:`Config` names it.
+    """
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks == 1:
         return 0, 1
     if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo")
+        torch.distributed.init_process_group(backends_for(device))
     return torch.distributed.get_rank(), ranks
