@@ -13,7 +13,9 @@ from torch import Tensor
 import persia
 from persia.data.jagged import Batch, JaggedBatch
 from persia.nn.collections import Collection as _Collection
+from persia.store.configs import pooling_of
 from persia.store.device import Link
+from persia.store.grouped import Columns, Grouped, pooled
 
 KEYS = ["a", "b"]
 META = torch.device("meta")
@@ -167,6 +169,61 @@ def test_a_grad_scaler_and_autocast() -> None:
     same(rows_of(bags), rows_of(here))
 
 
+# ---- distinct rows that are pooled on the device
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_distinct_rows_are_pooled_alike(pooling: str, weighted: bool) -> None:
+    store = persia.Store(optimizer=persia.optim.SGD(lr=1.0), seed=5)
+    bags = persia.EmbeddingBagCollection(
+        store=store,
+        is_weighted=weighted,
+        tables=[
+            persia.EmbeddingBagConfig(
+                "one", 6, feature_names=KEYS, pooling=pooling
+            )
+        ],
+    )
+    batch = some_batch(4)
+    if weighted:
+        batch = JaggedBatch(
+            KEYS,
+            batch.values(),
+            lengths=batch.lengths(),
+            weights=torch.rand(len(batch.values())),
+        )
+    want = bags(batch).values()
+    group = Grouped.of(
+        batch.values(),
+        batch.offsets(),
+        batch.weights_or_none(),
+        len(KEYS),
+        bags._handle,
+        bags._first_plan,
+    )
+    assert sorted(group.ids.tolist()) == batch.values().unique().tolist()
+    assert group.starts.tolist() == [0, len(group.ids)]
+    kind = bags.embedding_bag_configs()[0]
+    features = torch.tensor(
+        [[pooling_of(kind), 6, 0], [pooling_of(kind), 6, 6]], dtype=torch.int32
+    )
+    out = Columns(features, 12, 6)
+    assert group.travels(out, 4) is True
+    before = store.rows("one", group.ids)
+    rows = before.clone().requires_grad_()
+    link = host_link()
+    got = pooled(rows, group, features, 12, link)
+    assert torch.equal(got, want)
+
+    # The push adds up the same bits: SGD with a rate of 1 shows them.
+    grad = torch.rand_like(want)
+    want.backward(grad)
+    got.backward(grad)
+    assert rows.grad is not None
+    assert torch.equal(store.rows("one", group.ids), before - rows.grad)
+
+
 # ---- ids stay on the host
 
 
@@ -216,3 +273,30 @@ def test_ids_that_were_changed_on_the_device_are_used() -> None:
     there.values().add_(1)  # what it holds is lost on this device
     with pytest.raises(NotImplementedError):
         make_bags(None)(there)
+
+
+def test_exchanges_leave_a_group_without_cpu_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch.distributed as dist
+
+    from persia.distributed import ranks
+    from persia.train.run import backends_for
+
+    dist.init_process_group(
+        "gloo", store=dist.HashStore(), rank=0, world_size=1
+    )
+    try:
+        assert ranks.side_group(dist) is None
+        monkeypatch.setattr(ranks, "backends", lambda _: {"cuda": "nccl"})
+        side = ranks.side_group(dist)
+        assert side is not None
+        assert side is not dist.group.WORLD
+        assert ranks.side_group(dist) is side
+        assert dist.get_backend(side) == "gloo"
+        assert ranks.all_max([3, 1]) == [3, 1]
+        assert ranks._swap([b"abc"]) == [b"abc"]
+    finally:
+        dist.destroy_process_group()
+    assert backends_for("cpu") == "gloo"
+    assert backends_for("cuda") == "cpu:gloo,cuda:nccl"
