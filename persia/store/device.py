@@ -86,7 +86,7 @@ def link_of(device: torch.device) -> Link | None:
             warn(
                 f"embeddings go to {device} by torch's copies, for which "
                 f"each forward and backward waits: {error}. Build persia "
-                "where nvcc is (docs/gpu.md)"
+                "where nvcc is (docs/howto/gpu.md)"
             )
     return _links[device]
 

@@ -1,7 +1,7 @@
 """Distinct rows of a batch that are pooled on the device: where ids repeat,
 fewer bytes travel so than as pooled values.
 
-No module chooses this way by itself yet, see docs/gpu.md.
+No module chooses this way by itself yet, see docs/howto/gpu.md.
 """
 
 from __future__ import annotations

@@ -1,0 +1,60 @@
+"""On a GPU, against the path of the CPU. Skipped where there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import persia
+from persia.data.jagged import Batch
+from tests import test_device as host
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device"
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_has_the_rows_of_the_cpu(dtype: torch.dtype) -> None:
+    there = host.make_bags(None, output_dtype=dtype).to("cuda")
+    here = host.make_bags(None, output_dtype=dtype)
+    for module in (there, here):
+        batches = [Batch(None, host.some_batch(i)) for i in range(6)]
+        for batch in persia.DataLoader(
+            batches, module, staleness=0, prefetch=True
+        ):
+            # Products are rounded alike on both.
+            module(batch.ids).values().float().square().sum().backward()
+        module.store.flush()
+    host.same(host.rows_of(there), host.rows_of(here))
+    assert there.store.stats()["cuda_ids_copied"] == 0
+
+
+def test_no_forward_or_backward_waits_for_the_device() -> None:
+    bags = host.make_bags(None).to("cuda")
+    batches = [Batch(None, host.some_batch(i)) for i in range(6)]
+    for batch in persia.DataLoader(batches, bags, staleness=2, prefetch=True):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            bags(batch.to("cuda").ids).values().sum().backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_kernels_pool_and_sum_as_the_host_does() -> None:
+    from persia.store.device import link_of
+
+    link = link_of(torch.device("cuda"))
+    assert link is not None
+    rows, ids = torch.randn(30, 8), torch.randint(0, 30, (200,))
+    args = (
+        ids.int(),
+        torch.arange(0, 201, 4, dtype=torch.int32),
+        torch.rand(200),
+        torch.tensor([[1, 8, 0]], dtype=torch.int32),
+    )
+    op = torch.ops.persia.pool_v1
+    here = op(rows, *args, 50, 8, 0, 0)
+    moved = [x.cuda() for x in args]
+    there = op(rows.cuda(), *moved, 50, 8, 1, link.stream())
+    assert torch.equal(there.cpu(), here)
