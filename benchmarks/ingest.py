@@ -55,6 +55,7 @@ SAME_RUN = "same run"
 DATA = "criteo_tb_80k.tsv.gz"
 DENSE = [f"I{i + 1}" for i in range(13)]
 KEYS = [f"C{i + 1}" for i in range(26)]
+GROUPS = 8  # row groups of the Parquet file
 
 
 def find_data(folder: Path, rows: int) -> tuple[Path, str]:
@@ -113,7 +114,8 @@ def columns() -> list[str]:
 
 
 def write_parquet(path: Path, target: Path) -> None:
-    """The same rows as Parquet: integers of 32 bits, and texts."""
+    """The same rows as Parquet, ``GROUPS`` times, each a row group: integers
+    of 32 bits, and texts."""
     types = {n: pa.int32() for n in columns()[:14]}
     types |= {n: pa.string() for n in columns()[14:]}
     table = pa_csv.read_csv(
@@ -122,7 +124,9 @@ def write_parquet(path: Path, target: Path) -> None:
         parse_options=pa_csv.ParseOptions(delimiter="\t"),
         convert_options=pa_csv.ConvertOptions(column_types=types),
     )
-    pq.write_table(table, target, row_group_size=1 << 17)
+    with pq.ParquetWriter(target, table.schema) as writer:
+        for _ in range(GROUPS):
+            writer.write_table(table, row_group_size=1 << 17)
 
 
 def read_files(path: Path) -> int:

@@ -15,7 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persia import _core, errors
-from persia.data.hashing import hash_array, texts
+from persia.data.hashing import (
+    hash_array,
+    hash_dictionary,
+    ids_of_codes,
+    texts,
+)
 from persia.data.rows import Bags, Floats, Ints, Rows, gather, running
 from persia.data.schema import (
     CategoricalColumn,
@@ -40,7 +45,8 @@ def column_of(table: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
     """A column in one piece."""
     column = table.column(name)
     if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
+        one = column.num_chunks == 1
+        column = column.chunk(0) if one else column.combine_chunks()
     if isinstance(column, pa.ChunkedArray):  # of no chunks, or too long
         column = (
             pa.concat_arrays(column.chunks)
@@ -74,6 +80,9 @@ class Encoder:
         self._text = text
         self._utf8 = utf8
         self._missing = pa.array(schema.missing, pa.string())
+        # Of each feature, the latest dictionary and the ids of its values:
+        # all pieces of a row group have the same one.
+        self._codes: dict[str, tuple[pa.Array, Ints]] = {}
 
     def encode(
         self, table: pa.Table | pa.RecordBatch, report: Report
@@ -195,18 +204,15 @@ class Encoder:
         report: Report,
         out: Floats,
     ) -> Mask:
+        x = _plain(column_of(table, spec.column), spec.missing)
+        if x is not None and np.isfinite(x := _scaled(x, spec)).all():
+            out[:] = x
+            return np.ones(len(out), bool)
         numbers, missing, wrong, column = self._numbers(table, spec.column)
         with np.errstate(over="ignore"):
             x = numbers.astype(np.float32)
         x[missing] = spec.missing
-        if spec.log:
-            x = np.log(np.maximum(x, 0) + np.float32(1))
-        with np.errstate(over="ignore", invalid="ignore"):
-            if isinstance(spec.standardise, Moments):
-                x = (x - np.float32(spec.standardise.mean)) / np.float32(
-                    spec.standardise.std
-                )
-            x = x * np.float32(spec.scale)
+        x = _scaled(x, spec)
         wrong |= ~np.isfinite(x)
         out[:] = np.where(wrong, np.float32(0), x)
         _tell(
@@ -331,6 +337,9 @@ class Encoder:
             column = column_of(table, name)
             fine = self._decoded(column, name, ok, report)
         _need_text(column, name)
+        if pa.types.is_dictionary(column.type):
+            ids_of_codes(column, self._known_codes(column, spec), out)
+            return fine
         hash_array(
             column,
             spec.hash_salt,
@@ -339,6 +348,16 @@ class Encoder:
             what=f"column {name!r}",
         )
         return fine
+
+    def _known_codes(self, column: Any, spec: CategoricalColumn) -> Ints:
+        """The ids of a column's dictionary."""
+        values = column.dictionary
+        before, ids = self._codes.get(spec.feature, (None, None))
+        if ids is None or not _is_same(before, values):
+            salt, strip = spec.hash_salt, self.schema.strip
+            ids = hash_dictionary(values, salt, strip=strip)
+            self._codes[spec.feature] = values, ids
+        return ids
 
     def _decoded(
         self, column: pa.Array, name: str, ok: Mask, report: Report
@@ -565,6 +584,45 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def _is_texts(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two arrays are in the same memory."""
+    return (
+        a.type == b.type
+        and (len(a), a.offset) == (len(b), b.offset)
+        and [x and x.address for x in a.buffers()]
+        == [x and x.address for x in b.buffers()]
+    )
+
+
+def _plain(column: pa.Array, missing: float) -> Floats | None:
+    """Integers and floats, the usual columns; None where others are."""
+    kind, t = column.type, pa.types
+    if not t.is_integer(kind) and not t.is_floating(kind):
+        return None
+    if kind.bit_width == 64:  # rounded twice, as in all other ways
+        column = column.cast(pa.float64(), safe=False)
+    column = column.cast(pa.float32(), safe=False)
+    if column.null_count:
+        column = pc.fill_null(column, pa.scalar(missing, pa.float32()))
+    out: Floats = column.to_numpy()
+    return out
+
+
+def _scaled(x: Floats, spec: DenseColumn) -> Floats:
+    """What the model gets of numbers."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if spec.log:
+            x = np.maximum(x, np.float32(0))
+            x += np.float32(1)
+            np.log(x, out=x)
+        if isinstance(spec.standardise, Moments):
+            mean, std = spec.standardise.mean, spec.standardise.std
+            x = (x - np.float32(mean)) / np.float32(std)
+        if spec.scale != 1:
+            x = x * np.float32(spec.scale)
+    return x
 
 
 def _raw(column: pa.Array) -> npt.NDArray[np.float64]:

@@ -20,7 +20,15 @@ import torch
 from persia import _core, errors
 from persia.data.base import check_salt
 
-__all__ = ["as_array", "as_arrays", "hash_array", "hash_ids", "texts"]
+__all__ = [
+    "as_array",
+    "as_arrays",
+    "hash_array",
+    "hash_dictionary",
+    "hash_ids",
+    "ids_of_codes",
+    "texts",
+]
 
 Ids = npt.NDArray[np.int64]
 
@@ -219,13 +227,8 @@ def hash_array(
         what: it is, for messages.
     """
     if pa.types.is_dictionary(array.type):
-        known = hash_array(_with_empty(array.dictionary), salt, strip=strip)
-        at = pc.fill_null(array.indices.cast(pa.int64()), len(known) - 1)
-        ids: Ids = known[at.to_numpy()]
-        if out is None:
-            return ids
-        out[:] = ids
-        return out
+        known = hash_dictionary(array.dictionary, salt, strip=strip)
+        return ids_of_codes(array, known, out)
     column = texts(array, what)
     if out is None:
         out = np.empty(len(column), np.int64)
@@ -240,6 +243,31 @@ def hash_array(
     return out
 
 
-def _with_empty(values: pa.Array) -> pa.Array:
+def hash_dictionary(
+    values: pa.Array, salt: int, *, strip: bool = False
+) -> Ids:
+    """The ids of a dictionary's n values, and that of a missing one behind
+    them: int64 [n + 1]."""
     column = texts(values)
-    return pa.concat_arrays([column, pa.array([""]).cast(column.type)])
+    empty = pa.array([""]).cast(column.type)
+    return hash_array(pa.concat_arrays([column, empty]), salt, strip=strip)
+
+
+def ids_of_codes(
+    array: pa.DictionaryArray, known: Ids, out: Ids | None = None
+) -> Ids:
+    """The ids of a dictionary array's values, int64 [n].
+
+    Args:
+        array: whose codes are looked up.
+        known: of :func:`hash_dictionary`.
+        out: where the ids go.
+    """
+    codes = array.indices
+    if codes.null_count:
+        codes = pc.fill_null(codes.cast(pa.int64()), len(known) - 1)
+    if out is None:
+        out = np.empty(len(codes), np.int64)
+    # A mode other than "raise" lets take() write to out without a copy.
+    np.take(known, codes.to_numpy(), out=out, mode="clip")
+    return out
