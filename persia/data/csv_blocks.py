@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import deque
 from typing import Any
 
 from persia.data.schema import Schema
@@ -29,11 +30,23 @@ class Blocks(io.RawIOBase):
         rest: the stream of what follows.
         schema: with the delimiter and the quote.
         columns: of a line.
+        mark: (row, byte of the text) that head begins at.
+
+    Attributes:
+        marks: (row, byte) of the first row that begins in each block, as far
+            as quotes tell; the reader takes them out.
     """
 
     def __init__(
-        self, head: bytes, rest: Any, schema: Schema, columns: int
+        self,
+        head: bytes,
+        rest: Any,
+        schema: Schema,
+        columns: int,
+        mark: tuple[int, int] = (0, 0),
     ) -> None:
+        self.marks: deque[tuple[int, int]] = deque()
+        self._rows, self._at = mark
         self._head = memoryview(head)
         self._rest = rest
         self._columns = columns
@@ -62,11 +75,25 @@ class Blocks(io.RawIOBase):
         block = part if part.isascii() else self._mended(part)
         last = part.rfind(b"\n") + 1
         if last:
-            self._within ^= self._odd(self._begun) ^ self._odd(part[:last])
+            self._pass(self._begun + part[:last], self._at + last)
             self._begun = part[last:]
         else:
             self._begun += part
+        self._at += len(part)
         return block
+
+    def _pass(self, text: bytes, end: int) -> None:
+        """Counts the rows that whole lines, up to a byte, end."""
+        if text.count(b"\r") != text.count(b"\r\n"):
+            self._rows = -1  # a row may end with it
+        quote = (self._quote or "").encode()
+        parts = text.split(quote) if quote and quote in text else [text]
+        if self._rows >= 0:
+            outside = parts[self._within :: 2]
+            self._rows += sum(one.count(b"\n") for one in outside)
+        self._within ^= len(parts) % 2 == 0
+        if self._rows >= 0 and not self._within:
+            self.marks.append((self._rows, end))
 
     def _odd(self, text: bytes) -> bool:
         """Whether text opens a quote, or closes one, for what follows."""

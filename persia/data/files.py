@@ -356,10 +356,14 @@ class Files(Source):
         before, self._read_bytes = place.before, 0
         for number in range(place.unit, len(units)):
             file = units[number].file
-            start = place.row if number == place.unit else 0
+            start, mark = 0, (0, 0)
+            if number == place.unit:
+                start, mark = place.row, place.mark
             reader = _READERS[self.format](file, self.schema, self.encoding)
             with closing(
-                self._of_text(reader, number, before, start, shard, shards)
+                self._of_text(
+                    reader, number, before, start, mark, shard, shards
+                )
             ) as parts:
                 yield from parts
             before += reader.lines
@@ -372,18 +376,19 @@ class Files(Source):
         unit: int,
         before: int,
         start: int,
+        mark: tuple[int, int],
         shard: int,
         shards: int,
     ) -> Generator[Part, None, None]:
-        """The rows of a file that is read from its beginning."""
+        """The rows of a file that is read from a mark on."""
         text = self.format == "csv"
         encoder = Encoder(
             self.schema, text=text, utf8=self.encoding is not None
         )
         done = self._read_bytes
         end = self.rows[1]
-        with closing(read_ahead(reader.tables)) as tables:
-            for table, numbers, early in tables:
+        with closing(read_ahead(partial(reader.tables, mark))) as tables:
+            for table, numbers, early, mark in tables:
                 self._read_bytes = done + reader.position
                 wanted = wanted_rows(
                     before + numbers, self.rows, self.batch_size, shard, shards
@@ -403,7 +408,7 @@ class Files(Source):
                     encoder, table, numbers, reader.where, early
                 )
                 if len(kept):
-                    yield Part(kept, numbers, unit, before)
+                    yield Part(kept, numbers, unit, before, mark)
                 if end is not None and before + at >= end:
                     return
 

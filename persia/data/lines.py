@@ -16,34 +16,38 @@ CHUNK_BYTES = 1 << 20
 LINE_BYTES = 1 << 20
 
 
-def read_lines(file: File) -> Iterator[bytes]:
-    """The file's bytes, decompressed, in pieces of whole lines, without a
-    byte order mark.
+def read_lines(file: File, at: int = 0) -> Iterator[tuple[bytes, int]]:
+    """The file's bytes from one on, decompressed, in pieces of whole lines,
+    without a byte order mark; and the byte that each piece ends at.
 
     Only the last piece may lack its line end. A line of more than 1 MiB is
     cut, and given so many tabs that it is malformed in any format.
     """
-    tail, first = b"", True
+    tail, first = b"", at == 0
     with file.stream() as stream:
+        stream.skip(at)
         while chunk := stream.read(CHUNK_BYTES):
+            at += len(chunk)
             if first:  # no part of a column, whatever wrote it
                 chunk, first = chunk.removeprefix(codecs.BOM_UTF8), False
             cut = chunk.rfind(b"\n") + 1
             if cut:
-                yield b"".join((tail, chunk[:cut])) if tail else chunk[:cut]
+                lines = chunk[:cut]
+                end = at - (len(chunk) - cut)
+                yield b"".join((tail, lines)) if tail else lines, end
                 tail = chunk[cut:]
             elif len(tail) < LINE_BYTES:
                 tail += chunk
                 if len(tail) >= LINE_BYTES:
                     tail += b"\t" * 1024
     if tail:
-        yield tail
+        yield tail, at
 
 
 def count_lines(file: File) -> int:
     """The number of lines of a file; the last one may lack its end."""
     total = 0
-    for chunk in read_lines(file):
+    for chunk, _ in read_lines(file):
         total += _core.lines_skip(chunk, True, 1 << 62)[1]
     return total
 

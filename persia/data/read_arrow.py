@@ -12,7 +12,7 @@ from pyarrow import parquet as pq
 
 from persia import errors
 from persia.data.paths import File, unread
-from persia.data.read_csv import Ints, Wrong
+from persia.data.read_csv import Mark, Piece
 from persia.data.schema import Schema
 from persia.data.table import check_columns
 
@@ -135,10 +135,8 @@ class ArrowStreamReader:
         """The place of a row in the file."""
         return f"{self._file.name}: row {line}"
 
-    def tables(
-        self,
-    ) -> Generator[tuple[pa.RecordBatch, Ints, Wrong], None, None]:
-        """Pieces of the file, and the number of each row."""
+    def tables(self, mark: Mark = (0, 0)) -> Generator[Piece, None, None]:
+        """Pieces of the file, and the number of each row; it has no marks."""
         columns = sorted(self._schema.used_columns)
         with self._file.stream() as stream:
             for batch in stream_tables(stream, self._file.name):
@@ -150,7 +148,7 @@ class ArrowStreamReader:
                     part = batch.slice(at, _PIECE_ROWS)
                     numbers = self.lines + np.arange(part.num_rows)
                     self.lines += part.num_rows
-                    yield part, numbers, []
+                    yield part, numbers, [], mark
 
 
 def stream_tables(stream: Any, name: str) -> Iterator[pa.RecordBatch]:

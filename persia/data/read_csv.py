@@ -4,7 +4,7 @@ line."""
 from __future__ import annotations
 
 import csv
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Generator
 from typing import Any
 
@@ -25,6 +25,11 @@ CHUNK_BYTES = 1 << 20
 
 Ints = npt.NDArray[np.int64]
 Wrong = list[tuple[int, str, str]]  # (line, what is wrong, its kind)
+# A place that a reader can begin at: (a row, the byte that it begins at).
+Mark = tuple[int, int]
+# (columns, the number of each row, what is wrong with others, a mark at or
+# before them)
+Piece = tuple[pa.Table | pa.RecordBatch, Ints, Wrong, Mark]
 
 
 class CSVReader:
@@ -44,8 +49,11 @@ class CSVReader:
         self._encoding = encoding
         self._bad: list[int] = []  # lines of the wrong number of columns
         self._good = 0  # lines given out
+        self._skipped = 0  # bad ones among them
         # Not given out yet: pyarrow is some lines ahead.
         self._wrong: Wrong = []
+        self._first = 0  # number of the line where the reading began
+        self._blocks: Blocks | None = None
         self.lines = 0
         self.header = 0
         self.position = 0
@@ -54,23 +62,24 @@ class CSVReader:
         """The place of a data line in the file."""
         return f"{self._file.name}:{line + 1 + self.header}"
 
-    def tables(
-        self,
-    ) -> Generator[tuple[pa.RecordBatch, Ints, Wrong], None, None]:
+    def tables(self, mark: Mark = (0, 0)) -> Generator[Piece, None, None]:
         """Pieces of the file: text, the number of each line (from 0, without
-        the header), and the malformed lines before the last of them."""
+        the header), the malformed lines before the last of them, and a mark
+        before them. It begins at ``mark``."""
+        self._first, at = mark
         with self._file.stream(self._encoding) as stream:
             try:
-                names, rest = self._names(stream)
+                names, rest = self._names(stream, at)
                 if names is None:
                     return
                 for batch in self._open(names, rest):
                     self.position = stream.position
-                    yield self._numbered(batch)
+                    yield *self._numbered(batch), mark
+                    mark = self._marked(mark)
                 self.position = stream.position
-                self.lines = self._good + len(self._bad)
+                self.lines = self._first + self._good + len(self._bad)
                 if self._wrong:
-                    yield self._rest(names)
+                    yield *self._rest(names), mark
             except errors.PersiaError:  # some are OSErrors, too
                 raise
             except OSError as error:
@@ -79,7 +88,7 @@ class CSVReader:
                 ) from error
             except pa.ArrowInvalid as error:
                 if self._wrong:
-                    yield self._rest(names)
+                    yield *self._rest(names), mark
                 if "straddl" in str(error):
                     raise self._too_long() from error
                 raise errors.MalformedData(
@@ -90,7 +99,7 @@ class CSVReader:
         self, batch: pa.RecordBatch
     ) -> tuple[pa.RecordBatch, Ints, Wrong]:
         n = batch.num_rows
-        bad = np.array(self._bad, np.int64)
+        bad = np.array(self._bad, np.int64) - self._first
         # Line b is bad and follows b - i good ones, where i counts the bad
         # ones before it.
         good = self._good + np.arange(n)
@@ -98,8 +107,10 @@ class CSVReader:
             bad - np.arange(len(bad)), good, side="right"
         )
         self._good += n
-        self.lines = self._good + len(bad)
-        numbers = good + skipped
+        if n:
+            self._skipped = int(skipped[-1])
+        self.lines = self._first + self._good + len(bad)
+        numbers = self._first + good + skipped
         last = int(numbers[-1]) if n else -1
         wrong = [one for one in self._wrong if one[0] < last]
         self._wrong = [one for one in self._wrong if one[0] >= last]
@@ -127,7 +138,7 @@ class CSVReader:
 
         def malformed(row: Any) -> str:
             # Numbers count from 1, at the first line after the header.
-            line = row.number - 1
+            line = self._first + row.number - 1
             insort(self._bad, line)
             need = f"need {row.expected_columns}"
             text = f"{row.actual_columns} columns, {need}"
@@ -160,8 +171,11 @@ class CSVReader:
                 return ()
             raise
 
-    def _names(self, stream: Any) -> tuple[list[str] | None, Any]:
-        """The columns' names, and a stream of what follows the header."""
+    def _names(
+        self, stream: Any, at: int = 0
+    ) -> tuple[list[str] | None, Any]:
+        """The columns' names, and a stream of what follows the header, or of
+        what begins at byte ``at``."""
         schema, name = self._schema, self._file.name
         head = b""
         while b"\n" not in head:
@@ -184,8 +198,7 @@ class CSVReader:
             header = not missing
         if not header:
             assert schema.columns is not None
-            columns = schema.columns
-            return columns, Blocks(head, stream, schema, len(columns))
+            return self._from(schema.columns, head, stream, at)
         if missing:
             raise errors.SchemaMismatch(
                 f"{name!r} has no column {missing}; its header says {names}"
@@ -197,8 +210,38 @@ class CSVReader:
                 f" {names}"
             )
         self.header = 1
-        rest = head[len(line) + 1 :]
-        return names, Blocks(rest, stream, schema, len(names))
+        return self._from(names, head, stream, at or len(line) + 1)
+
+    def _from(
+        self, names: list[str], head: bytes, stream: Any, begin: int
+    ) -> tuple[list[str], Blocks]:
+        """The names, and what begins at a byte; ``head`` was read already."""
+        stream.skip(max(0, begin - len(head)))
+        self._blocks = Blocks(
+            head[begin:],
+            stream,
+            self._schema,
+            len(names),
+            (self._first, begin),
+        )
+        return names, self._blocks
+
+    def _marked(self, mark: Mark) -> Mark:
+        """The latest mark at the end of the rows given out, else ``mark``.
+
+        Those of the blocks are guessed where quotes stand in odd places; one
+        at which pyarrow ended a piece, too, is right.
+        """
+        row = end = self._first + self._good + self._skipped
+        bad = self._bad[bisect_left(self._bad, row) :]
+        for line in bad:
+            end += line == end
+        assert self._blocks is not None
+        marks = self._blocks.marks
+        while marks and marks[0][0] <= end:
+            found = marks.popleft()
+            mark = found if found[0] >= row else mark
+        return mark
 
 
 def header_names(line: bytes, schema: Schema, name: str) -> list[str]:

@@ -16,7 +16,7 @@ from pyarrow import json as pa_json
 from persia import errors
 from persia.data.magic import check_text
 from persia.data.paths import File
-from persia.data.read_csv import Wrong
+from persia.data.read_csv import Mark, Piece, Wrong
 from persia.data.schema import Schema
 from persia.data.table import of_dicts
 
@@ -51,13 +51,18 @@ class JSONReader:
         """The place of a line in the file."""
         return f"{self._file.name}:{line + 1}"
 
-    def tables(self) -> Generator[tuple[pa.Table, Ints, Wrong], None, None]:
-        """Pieces of the file: columns, the number of each line, and what is
-        wrong with other lines."""
+    def tables(self, mark: Mark = (0, 0)) -> Generator[Piece, None, None]:
+        """Pieces of the file: columns, the number of each line, what is wrong
+        with other lines, and a mark before them. It begins at ``mark``."""
+        self.lines, at = mark
+        if at:  # its beginning was checked when it was read
+            self._seen.update(self._names)
         with self._file.stream(self._encoding) as stream:
-            for chunk in _line_pieces(stream, self._file.name):
+            stream.skip(at)
+            for chunk, end in _line_pieces(stream, self._file.name, at):
                 self.position = stream.position
-                yield self._piece(chunk)
+                yield *self._piece(chunk), mark
+                mark = self.lines, end
 
     def _piece(self, chunk: bytes) -> tuple[pa.Table, Ints, Wrong]:
         first, n = self.lines, chunk.count(b"\n")
@@ -158,11 +163,14 @@ def _exact(column: pa.ChunkedArray) -> pa.DataType | None:
     return pa.list_(exact) if lists else exact
 
 
-def _line_pieces(stream: Any, name: str) -> Iterator[bytes]:
-    """Text in pieces of whole lines; one that is too long is a line of one
-    zero byte."""
-    tail, long, first = b"", False, True
+def _line_pieces(
+    stream: Any, name: str, at: int = 0
+) -> Iterator[tuple[bytes, int]]:
+    """Text in pieces of whole lines, each with the byte that it ends at,
+    from byte ``at`` on; a line that is too long has one zero byte."""
+    tail, long, first = b"", False, at == 0
     while chunk := stream.read(CHUNK_BYTES):
+        at += len(chunk)
         if first:
             chunk, first = chunk.removeprefix(b"\xef\xbb\xbf"), False
             _check(name, chunk)
@@ -176,10 +184,10 @@ def _line_pieces(stream: Any, name: str) -> Iterator[bytes]:
         if long:
             chunk = chunk[chunk.find(b"\n") :]
             cut, long = chunk.rfind(b"\n") + 1, False
-        yield tail + chunk[:cut]
+        yield tail + chunk[:cut], at - (len(chunk) - cut)
         tail = chunk[cut:]
     if tail:
-        yield tail
+        yield tail, at
 
 
 def _check(name: str, head: bytes) -> None:
@@ -194,7 +202,7 @@ def _check(name: str, head: bytes) -> None:
 def first_rows(file: File, encoding: str | None) -> pa.Table:
     """The first lines, as columns of what they hold."""
     with file.stream(encoding) as stream:
-        chunk = next(_line_pieces(stream, file.name), b"")
+        chunk, _ = next(_line_pieces(stream, file.name), (b"", 0))
     table = read_objects(chunk, set())
     if table is not None:
         return table

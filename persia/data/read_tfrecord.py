@@ -18,7 +18,7 @@ import pyarrow as pa
 from persia import _core, errors
 from persia.data.hashing import as_array
 from persia.data.paths import File
-from persia.data.read_csv import Wrong
+from persia.data.read_csv import Mark, Piece, Wrong
 from persia.data.schema import Schema
 
 __all__ = ["TFRecordReader", "first_rows"]
@@ -52,14 +52,19 @@ class TFRecordReader:
         """The place of a record in the file."""
         return f"{self._file.name}: record {line}"
 
-    def tables(self) -> Generator[tuple[pa.Table, Ints, Wrong], None, None]:
-        """Pieces of the file: columns, the number of each record, and what is
-        wrong with others."""
+    def tables(self, mark: Mark = (0, 0)) -> Generator[Piece, None, None]:
+        """Pieces of the file: columns, the number of each record, what is
+        wrong with others, and a mark before them. It begins at ``mark``."""
+        self.lines, at = mark
+        if at:  # its beginning was checked when it was read
+            self._seen.update(self._names)
         with self._file.stream() as stream:
+            stream.skip(at)
             rows: list[dict[str, Any]] = []
             numbers: list[int] = []
             wrong: Wrong = []
-            for record in _records(stream, self._file.name):
+            for record in _records(stream, self._file.name, self.lines):
+                at += len(record) + 16
                 try:
                     rows.append(_example(record))
                     numbers.append(self.lines)
@@ -69,11 +74,13 @@ class TFRecordReader:
                 self.lines += 1
                 if len(rows) + len(wrong) == PIECE_RECORDS:
                     self.position = stream.position
-                    yield self._table(rows), np.array(numbers, np.int64), wrong
-                    rows, numbers, wrong = [], [], []
+                    found = np.array(numbers, np.int64)
+                    yield self._table(rows), found, wrong, mark
+                    rows, numbers, wrong, mark = [], [], [], (self.lines, at)
             self.position = stream.position
             if rows or wrong:
-                yield self._table(rows), np.array(numbers, np.int64), wrong
+                found = np.array(numbers, np.int64)
+                yield self._table(rows), found, wrong, mark
 
     def _table(self, rows: list[dict[str, Any]]) -> pa.Table:
         for row in rows:
@@ -127,8 +134,7 @@ def first_rows(file: File, most: int) -> pa.Table:
     return table
 
 
-def _records(stream: Any, name: str) -> Iterator[bytes]:
-    number = 0
+def _records(stream: Any, name: str, number: int = 0) -> Iterator[bytes]:
     while head := stream.read(12):
         where = f"{name!r}: record {number}"
         if len(head) < 12:

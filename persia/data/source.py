@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any, Self
@@ -39,28 +39,39 @@ class Place:
         unit: its number, in the order of reading.
         before: rows of all units before it.
         row: of the unit, malformed ones counted.
+        mark_row: a row at or before it
+        mark_byte: that begins at this byte of the unit's text.
     """
 
     unit: int = 0
     before: int = 0
     row: int = 0
+    mark_row: int = 0
+    mark_byte: int = 0
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        return self.mark_row, self.mark_byte
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one unit, with the number that each has in it."""
+    """Rows of one unit, with the number that each has in it, and a mark at
+    or before the first of them."""
 
     rows: Rows
     numbers: Ints
     unit: int
     before: int
+    mark: tuple[int, int] = (0, 0)
 
-    def place(self, at: int) -> Place:
-        return Place(self.unit, self.before, int(self.numbers[at]))
+    def place(self, at: int, more: int = 0) -> Place:
+        row = int(self.numbers[at]) + more
+        return Place(self.unit, self.before, row, *self.mark)
 
     def drop(self, n: int) -> Part:
         rest = self.rows.take(slice(n, len(self.rows)))
-        return Part(rest, self.numbers[n:], self.unit, self.before)
+        return replace(self, rows=rest, numbers=self.numbers[n:])
 
 
 Block = tuple[Rows, Place, Place]  # from here to there
@@ -162,7 +173,7 @@ class Source(Dataset):
                     yield (
                         part.batch(self.keys),
                         {
-                            "place": _numbers(end if last else start),
+                            "place": list(astuple(end if last else start)),
                             "block": block + last,
                             "skip": 0 if last else j + 1,
                         },
@@ -197,10 +208,10 @@ class Source(Dataset):
                             taken.append(one.rows)
                             n -= len(one.rows)
                     held -= room
-                    end = pending[0].place(0) if pending else _after(one)
+                    end = pending[0].place(0) if pending else one.place(-1, 1)
                     yield Rows.join(taken), start, end
         if held:
-            start, end = pending[0].place(0), _after(pending[-1])
+            start, end = pending[0].place(0), pending[-1].place(-1, 1)
             yield Rows.join([p.rows for p in pending]), start, end
 
     @abstractmethod
@@ -243,14 +254,6 @@ class Source(Dataset):
         for number, text, kind in sorted(wrong):
             self._faults.add(where(number), text, kind)
         return rows, numbers if ok.all() else numbers[ok]
-
-
-def _numbers(place: Place) -> list[int]:
-    return [place.unit, place.before, place.row]
-
-
-def _after(part: Part) -> Place:
-    return Place(part.unit, part.before, int(part.numbers[-1]) + 1)
 
 
 def check_rows(rows: tuple[int, int | None]) -> tuple[int, int | None]:

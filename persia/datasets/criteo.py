@@ -135,8 +135,14 @@ class Criteo(Files):
     ) -> Generator[Block, None, None]:
         before, labelled = place.before, None
         start = before + place.row
+        mark = place.mark
         plan = LinePlan(
-            self.rows, self.batch_size, shard, shards, before, start
+            self.rows,
+            self.batch_size,
+            shard,
+            shards,
+            before + mark[0],
+            start,
         )
         block: _Room | None = None
         begin = end = place
@@ -144,15 +150,17 @@ class Criteo(Files):
         for unit in range(place.unit, len(self._files)):
             file = self._files[unit]
             reader: _core.CriteoReader | None = None
-            with closing(read_ahead(partial(read_lines, file))) as pieces:
-                for piece in pieces:
+            read = partial(read_lines, file, mark[1])
+            with closing(read_ahead(read)) as pieces:
+                for piece, ends in pieces:
                     if reader is None:
                         labelled = self._has_label(file.name, piece, labelled)
                         reader = _core.CriteoReader(labelled, self._salts)
+                        reader.pass_lines(mark[0])
                     for text in plan.cut(piece, reader.pass_lines):
                         while text:
                             if block is None:
-                                begin = Place(unit, before, reader.lines)
+                                begin = Place(unit, before, reader.lines, *mark)
                                 block = _Room(self._room, bool(labelled))
                             faults = reader.faults
                             text = text[block.read(reader, text) :]
@@ -161,13 +169,15 @@ class Criteo(Files):
                                 self._report(
                                     file.name, reader, faults, columns
                                 )
-                            end = Place(unit, before, reader.lines)
+                            end = Place(unit, before, reader.lines, *mark)
                             if block.n == block.room:
                                 yield self._rows(block), begin, end
                                 block = None
                     if plan.done:
                         break
+                    mark = reader.lines, ends
             before += reader.lines if reader else 0
+            mark = 0, 0
             if plan.done:
                 break
         if block is not None and block.n:
