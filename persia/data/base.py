@@ -111,6 +111,11 @@ class Dataset(IterableDataset[Batch]):
         self._epoch = number
 
     @property
+    def begins(self) -> int:
+        """Batches before the place where the next iteration begins."""
+        return self._begin[0] if self._begin else 0
+
+    @property
     def dense_features(self) -> int:
         """The number of columns of ``batch.dense``."""
         return len(self.dense_names)

@@ -13,7 +13,7 @@ from persia.datasets import Criteo, Dataset
 from persia.train.config import TrainConfig, resolve
 from persia.train.trainer import Trainer
 
-__all__ = ["TEST_SHARE", "InTopics", "find", "source"]
+__all__ = ["TEST_SHARE", "InFiles", "InTopics", "find", "source"]
 
 TEST_SHARE = 0.1  # of files, where no option says otherwise
 
@@ -35,6 +35,23 @@ class InTopics:
 
     def commit(self) -> None:
         self._data.commit(self.state_dict())
+
+
+class InFiles:
+    """Where a rank is in files, for its checkpoints: a byte of one."""
+
+    def __init__(self, data: Files, trainer: Trainer) -> None:
+        self._data = data
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._data.state_dict(self._trainer.batch)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Batches of another size count from the beginning."""
+        at = self._trainer
+        if at.batch and not at.offset and state["batches"] == at.batch:
+            self._data.load_state_dict(state)
 
 
 def source(config: TrainConfig, data: Dataset | None) -> dict[str, Any]:

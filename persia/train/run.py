@@ -318,20 +318,25 @@ class Run:
                 # in the run that goes on.
                 "rows": at.batch * samples + at.offset,
                 "ranks": self.ranks,
+                "placed": place is not None,
                 "source": position.source(self.config, self.train),
                 "keys": list(self.train.keys),
                 "dense_features": self.train.dense_features,
                 "schema": schema_of(self.train),
             },
         )
-        if place is not None:
+        if isinstance(place, position.InTopics):
             place.commit()
         return folder
 
-    def _place(self) -> position.InTopics | None:
-        """The position of this rank, where no number of batches says it."""
+    def _place(self) -> position.InTopics | position.InFiles | None:
+        """The position of this rank, where the source has one."""
+        if self.source is not self.train:
+            return None  # the data loaders decide it
         if isinstance(self.train, Kafka):
             return position.InTopics(self.train, self.trainer)
+        if isinstance(self.train, Files):
+            return position.InFiles(self.train, self.trainer)
         return None
 
     def result(self) -> Result:
@@ -378,10 +383,12 @@ class Run:
         # Before the load: rows of servers that it replaces do not come back.
         extra = checkpoint.read_extra(folder)
         trainer, place = self.trainer, self._place()
-        if place is None:
+        if not isinstance(place, position.InTopics):
             trainer.epoch, trainer.batch, trainer.offset = position.find(
                 extra, self.config, self.train, self.ranks
             )
+            if extra.get("ranks") != self.ranks or not extra.get("placed"):
+                place = None  # of other shares, or an older checkpoint
         self.store.load(
             folder, model=self.model, optimizer=self.optimizer, loader=place
         )

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from persia import errors
 from persia.base.check import number
-from persia.data import Kafka
+from persia.data import Dataset, Kafka
 from persia.data.jagged import Batch, JaggedBatch
 from persia.metrics import BinaryMetrics, Scores, StreamingAUC
 from persia.nn.collections import EmbeddingBagCollection
@@ -334,6 +334,8 @@ class Trainer:
             begin = self.batch
             if isinstance(dataset, Kafka):
                 self.batch, begin = dataset.rewind(begin), 0
+            elif isinstance(dataset, Dataset):
+                begin = max(0, begin - dataset.begins)
             rest = itertools.islice(dataset, begin, None)
             source = self._timed(_without(rest, self.offset))
         reported = before = time.perf_counter()

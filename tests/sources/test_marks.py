@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 from persia.data import Files, Schema, lines, read_csv, read_json
 from persia.data import read_tfrecord as tfrecord
 from persia.datasets import Criteo
+from persia.train.config import TrainConfig
+from persia.train.run import Run
+from persia.train.trainer import Progress
 from tests.sources.test_files import example, record
 from tests.sources.test_table import same
 
@@ -153,3 +156,37 @@ def test_quotes_in_odd_places(tmp_path: Path, lines: list[str]) -> None:
         again = rest(every[i][1])
         for (a, _), (b, _) in zip(again, every[i + 1 :], strict=True):
             assert a is b if isinstance(a, type) else same(a, b)
+
+
+def test_persia_train_goes_on_at_a_byte(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    write_csv(path)
+    text = path.read_bytes()
+    (tmp_path / "a.yaml").write_text(SCHEMA.to_yaml())
+    config = TrainConfig(
+        data=str(path),
+        schema=str(tmp_path / "a.yaml"),
+        batch_size=64,
+        dim=2,
+        staleness=0,
+        eval_split=0,
+        save=str(tmp_path / "out"),
+        threads=1,
+    )
+    whole = Run(config)
+    assert whole.fit(lambda at: None)
+    part = Run(config)
+
+    def stop(at: Progress) -> None:
+        if at.batch >= 20:
+            part.trainer.stop()
+
+    assert not part.trainer.fit(part.train, 1, stop, every=0)
+    part.save()
+    head = text.index(b"\n") + 1
+    path.write_bytes(text[:head] + b"\xff" * 20_000 + text[head + 20_000 :])
+    rest = Run(config, tmp_path / "out")
+    assert rest.trainer.batch == part.trainer.batch >= 20
+    assert rest.fit(lambda at: None)
+    assert rest.trainer.rows + part.trainer.rows == whole.trainer.rows
+    assert rest.result().rows == whole.result().rows
