@@ -84,3 +84,21 @@ def test_wrong_rows() -> None:
     (b,) = data
     assert b.label.tolist() == [1, 0]
     assert data.malformed_lines[0].startswith("row 1: column 'y'")
+
+
+def test_hugging_face_datasets() -> None:
+    """The real classes; the table's tests have a stand-in for the first."""
+    reason = "Hugging Face datasets is not installed: pip install datasets"
+    hugging = pytest.importorskip("datasets", reason=reason)
+    held = hugging.Dataset.from_list(ROWS)
+    expected = list(Table(DATA, SCHEMA, 16))
+    stream = held.to_iterable_dataset()
+    for data in (
+        Table(held, SCHEMA, 16),
+        Records(stream, SCHEMA, 16),
+        Records(stream.with_format("arrow"), SCHEMA, 16),
+    ):
+        for a, b in zip(data, expected, strict=True):
+            assert same(a, b)
+    few = held.filter(lambda row: row["k"] < 25, keep_in_memory=True)
+    assert Table(few, SCHEMA).rows == sum(k < 25 for k in DATA["k"])
