@@ -22,6 +22,7 @@ from persia.cli import (
     launch,
     plan,
     predict,
+    prepare,
     schema,
     serve,
     status,
@@ -90,6 +91,7 @@ app.command("train")(train.command)
 app.command("evaluate")(evaluate.command)
 app.command("predict")(predict.command)
 app.command("schema")(schema.command)
+app.command("prepare")(prepare.command)
 app.add_typer(checkpoint.commands, name="checkpoint")
 app.add_typer(serve.commands, name="serve")
 app.command("feed")(feed.command)

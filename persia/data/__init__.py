@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from persia.data.records import Records
     from persia.data.schema import Schema
     from persia.data.sender import Sender
+    from persia.data.sorting import Prepared, prepare
     from persia.data.table import Table
 
 __all__ = [
@@ -31,12 +32,14 @@ __all__ = [
     "Files",
     "JaggedBatch",
     "Kafka",
+    "Prepared",
     "Records",
     "Schema",
     "Sender",
     "Table",
     "hash_ids",
     "infer",
+    "prepare",
 ]
 
 __getattr__, __dir__ = lazily(
@@ -47,11 +50,13 @@ __getattr__, __dir__ = lazily(
         "Files": "files",
         "JaggedBatch": "jagged",
         "Kafka": "kafka",
+        "Prepared": "sorting",
         "Records": "records",
         "Schema": "schema",
         "Sender": "sender",
         "Table": "table",
         "hash_ids": "hashing",
         "infer": "inference",
+        "prepare": "sorting",
     },
 )

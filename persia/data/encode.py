@@ -149,7 +149,7 @@ class Encoder:
                 )
         return pc.utf8_trim(column, " \t") if self.schema.strip else column
 
-    def _numbers(
+    def numbers(
         self, table: Any, name: str
     ) -> tuple[npt.NDArray[np.float64], Mask, Mask, Any]:
         """(numbers, where one is missing, where one is wrong, the column)."""
@@ -208,7 +208,7 @@ class Encoder:
         if x is not None and np.isfinite(x := _scaled(x, spec)).all():
             out[:] = x
             return np.ones(len(out), bool)
-        numbers, missing, wrong, column = self._numbers(table, spec.column)
+        numbers, missing, wrong, column = self.numbers(table, spec.column)
         with np.errstate(over="ignore"):
             x = numbers.astype(np.float32)
         x[missing] = spec.missing
@@ -241,7 +241,7 @@ class Encoder:
             )
             need = f"is none of the label's values {list(spec.values)}"
         else:
-            numbers, missing, wrong, column = self._numbers(table, name)
+            numbers, missing, wrong, column = self.numbers(table, name)
             wrong = wrong | missing
             need = "is no finite number, nor one of the schema's values"
             if wrong.any() and not spec.number and spec.threshold is None:
@@ -283,7 +283,7 @@ class Encoder:
     def _weight(
         self, table: Any, name: str, ok: Mask, report: Report
     ) -> tuple[Floats, Mask]:
-        numbers, missing, wrong, column = self._numbers(table, name)
+        numbers, missing, wrong, column = self.numbers(table, name)
         wrong = wrong | missing | (numbers < 0)
         need = "is no weight: a finite number of at least 0"
         _tell(ok & wrong, column, name, need, report)
@@ -298,8 +298,14 @@ class Encoder:
             column = column.cast(pa.timestamp("ms"))
         if t.is_timestamp(column.type):
             seconds, wrong = _seconds(column)
+        elif self.schema.time_format is not None:
+            column = self._strings(table, name)
+            read = pc.strptime(
+                column, self.schema.time_format, "s", error_is_null=True
+            )
+            seconds, wrong = _seconds(read)
         else:
-            seconds, missing, wrong, column = self._numbers(table, name)
+            seconds, missing, wrong, column = self.numbers(table, name)
             wrong = wrong | missing
             if wrong.any() and pa.types.is_string(column.type):
                 said, unknown = _times(column)
@@ -413,7 +419,7 @@ class Encoder:
     def _bucket(
         self, table: Any, spec: CategoricalColumn
     ) -> tuple[pa.Array, Mask]:
-        numbers, missing, wrong, _ = self._numbers(table, spec.column)
+        numbers, missing, wrong, _ = self.numbers(table, spec.column)
         assert isinstance(spec.buckets, list)
         found = np.searchsorted(spec.buckets, numbers, side="right")
         return pa.array(found, mask=missing), ~wrong
@@ -549,7 +555,7 @@ def _known(
     """The finite numbers of a column, of which there is one at least."""
     if name not in table.schema.names:
         return np.zeros(1)  # told by the check of the columns
-    numbers, missing, wrong, _ = encoder._numbers(table, name)
+    numbers, missing, wrong, _ = encoder.numbers(table, name)
     known = numbers[~missing & ~wrong]
     if not len(known):
         raise errors.SchemaMismatch(

@@ -4,7 +4,7 @@ TFRecord; local or remote."""
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from persia.data.encode import Encoder, asks, measure
 from persia.data.inference import infer
 from persia.data.paths import File, Paths, find_files
 from persia.data.read_arrow import ArrowStreamReader, open_units
-from persia.data.read_csv import CSVReader
+from persia.data.read_csv import CSVReader, Wrong
 from persia.data.read_json import JSONReader
 from persia.data.read_tfrecord import TFRecordReader
 from persia.data.schema import Schema
@@ -43,7 +43,14 @@ _READERS: dict[str, Any] = {
 }
 
 
+# See Files.tables().
+RawPiece = tuple[Any, Any, Callable[[int], str], Wrong]
+
 _MANY = 100  # labels that are not equal by chance
+
+
+def _row_of(name: str, row: int) -> str:
+    return f"{name}: row {row}"
 
 
 @dataclass(frozen=True)
@@ -339,6 +346,28 @@ class Files(Source):
         )
 
     # ---- reading
+
+    def tables(self) -> Generator[RawPiece, None, None]:
+        """The columns of the schema as the files hold them, of all rows in
+        the order of the files: (table, the number of each row in its file,
+        where a number is, what is wrong with other rows)."""
+        units = self._units()
+        if units and units[0].rows >= 0:
+            columns = sorted(self.schema.used_columns)
+            every = (0, sum(unit.rows for unit in units))
+            for number, first, table in self._tables(
+                units, every, Place(), columns
+            ):
+                unit = units[number]
+                numbers = unit.first + first + np.arange(table.num_rows)
+                yield table, numbers, partial(_row_of, unit.file.name), []
+            return
+        for unit in units:
+            file = unit.file
+            reader = _READERS[self.format](file, self.schema, self.encoding)
+            with closing(reader.tables()) as tables:
+                for table, numbers, wrong, _ in tables:
+                    yield table, numbers, reader.where, wrong
 
     def _parts(
         self, shard: int, shards: int, place: Place

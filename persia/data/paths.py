@@ -155,10 +155,10 @@ class Stream(io.RawIOBase):
 
     def skip(self, n: int) -> None:
         """Leaves out n bytes: a plain file is not read there."""
-        if self._decoder is None and self._source is self._raw:
-            if self._raw.seekable():
-                self._raw.seek(self._raw.tell() + n)
-                return
+        plain = self._decoder is None and self._source is self._raw
+        if plain and self._raw.seekable():
+            self._raw.seek(self._raw.tell() + n)
+            return
         while n > 0 and (part := self.read(min(n, 1 << 20))):
             n -= len(part)
 

@@ -171,9 +171,7 @@ class CSVReader:
                 return ()
             raise
 
-    def _names(
-        self, stream: Any, at: int = 0
-    ) -> tuple[list[str] | None, Any]:
+    def _names(self, stream: Any, at: int = 0) -> tuple[list[str] | None, Any]:
         """The columns' names, and a stream of what follows the header, or of
         what begins at byte ``at``."""
         schema, name = self._schema, self._file.name

@@ -205,6 +205,8 @@ class Schema(_Model):
         sequences: the same, in order; ``max_length`` keeps the last ones.
         label: None for data without labels.
         weight: the column of ``batch.weight``, numbers of at least 0.
+        time_format: of a timestamp in texts or digits, as strptime has it:
+            "%y%m%d%H"; in UTC. Others are ISO 8601, or seconds since 1970.
         timestamp: the column of ``batch.timestamp``: dates and times, or
             numbers, which are taken as they are.
         delimiter: between fields, one character.
@@ -229,6 +231,7 @@ class Schema(_Model):
     label: Annotated[LabelColumn, BeforeValidator(_named)] | None = None
     weight: str | None = None
     timestamp: str | None = None
+    time_format: str | None = None
     delimiter: Character = ","
     quote: Character | None = '"'
     header: bool | Literal["auto"] = True
@@ -272,6 +275,8 @@ class Schema(_Model):
                     f"column {c.column!r}: hash: false goes with neither"
                     " buckets nor hash_salt"
                 )
+        if self.time_format is not None and self.timestamp is None:
+            raise ValueError("time_format needs a timestamp")
         if self.delimiter == self.quote:
             raise ValueError(
                 f"delimiter and quote are both {self.quote!r}; give another, "
@@ -317,7 +322,7 @@ class Schema(_Model):
         """The schema in a YAML file, or a preset.
 
         Args:
-            source: a path, or "adult", "avazu" or "movielens".
+            source: a path, or "adult", "avazu", "movielens" or "taobao".
 
         Raises:
             StorageError: there is no such file.

@@ -8,8 +8,23 @@ it works in the forked workers of ``torch.utils.data.DataLoader`` (pass
 
 from persia.data.base import Dataset, value_hash
 from persia.data.schema import Schema
+from persia.datasets.clicks import ClickStream, criteo_syn, kwai_video
 from persia.datasets.criteo import Criteo
 from persia.datasets.csv import CSV
 from persia.datasets.synthetic import SyntheticCTR
+from persia.datasets.taobao import Avazu, Taobao, prepare_taobao
 
-__all__ = ["CSV", "Criteo", "Dataset", "Schema", "SyntheticCTR", "value_hash"]
+__all__ = [
+    "CSV",
+    "Avazu",
+    "ClickStream",
+    "Criteo",
+    "Dataset",
+    "Schema",
+    "SyntheticCTR",
+    "Taobao",
+    "criteo_syn",
+    "kwai_video",
+    "prepare_taobao",
+    "value_hash",
+]

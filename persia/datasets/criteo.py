@@ -160,7 +160,9 @@ class Criteo(Files):
                     for text in plan.cut(piece, reader.pass_lines):
                         while text:
                             if block is None:
-                                begin = Place(unit, before, reader.lines, *mark)
+                                begin = Place(
+                                    unit, before, reader.lines, *mark
+                                )
                                 block = _Room(self._room, bool(labelled))
                             faults = reader.faults
                             text = text[block.read(reader, text) :]

@@ -1,0 +1,384 @@
+"""Logs to Parquet files in time order, in bounded memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet as pq
+
+from persia import errors
+from persia.base.check import whole
+from persia.data.encode import Encoder, LabelError, column_of
+from persia.data.faults import Faults
+from persia.data.files import Files
+from persia.data.hashing import texts
+from persia.data.paths import Paths
+from persia.data.schema import Schema
+
+__all__ = ["Prepared", "prepare"]
+
+FAN_IN = 32  # runs that are merged at once
+GROUP_ROWS = 1 << 16
+SCHEMA = "schema.yaml"
+_TIME, _ROW = "timestamp", "__row"
+
+Join = Callable[[pa.Table], pa.Table]
+
+
+class Prepared:
+    """What :func:`prepare` wrote.
+
+    Attributes:
+        files: the paths of the Parquet files, in the order of time.
+        schema: the path of their schema.
+        rows: in them.
+        malformed: rows left out.
+        malformed_lines: what was wrong with the first 100 of them.
+    """
+
+    def __init__(
+        self, files: list[Path], schema: Path, rows: int, faults: Faults
+    ) -> None:
+        self.files = files
+        self.schema = schema
+        self.rows = rows
+        self.malformed = faults.count
+        self.malformed_lines = faults.lines
+
+    def __repr__(self) -> str:
+        return f"Prepared(files={len(self.files)}, rows={self.rows})"
+
+
+def prepare(
+    paths: Paths,
+    schema: Schema | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    chunk_rows: int = 1 << 20,
+    file_rows: int = 1 << 22,
+    join: Join | None = None,
+    encoding: str | None = "utf-8",
+) -> Prepared:
+    """Writes a log as Parquet files in the order of its timestamps.
+
+    Labels become 0 and 1, numbers float64, times timestamps in UTC; values
+    that are hashed stay as they are, so their ids do too. Rows of the same
+    time keep their order. It sorts ``chunk_rows`` rows at a time, writes them
+    to temporary files in ``out``, and merges these: memory does not depend
+    on the number of rows; the disk holds them twice for a while.
+
+    Args:
+        paths: a path, a URL, a glob, or a list of them.
+        schema: of the log: a :class:`Schema`, the path of a YAML file, or a
+            preset. It names a timestamp.
+        out: a folder, which is made; its files part-00000.parquet, ... and
+            schema.yaml are replaced.
+        chunk_rows: rows sorted at a time.
+        file_rows: most rows of a file that is written.
+        join: adds columns to a piece of the log before the schema is applied.
+        encoding: of text files.
+
+    Raises:
+        InvalidArgument: the schema has no timestamp.
+        SchemaMismatch: a file lacks a column, or labels are no labels.
+        StorageError: a file cannot be read or written.
+    """
+    schema = schema if isinstance(schema, Schema) else Schema.load(schema)
+    if schema.timestamp is None:
+        raise errors.InvalidArgument(
+            "the schema names no timestamp to sort by; add timestamp: COLUMN"
+        )
+    chunk_rows = whole("chunk_rows", chunk_rows, 1, 2**31)
+    file_rows = whole("file_rows", file_rows, 1, 2**31)
+    folder = Path(out)
+    faults = Faults(False)
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("part-*.parquet"):
+            old.unlink()
+        work = Path(tempfile.mkdtemp(prefix=".prepare-", dir=folder))
+        try:
+            tables = _read(paths, schema, encoding, join, faults)
+            runs = _runs(tables, chunk_rows, work)
+            while len(runs) > FAN_IN:
+                runs = _merge_some(runs, work)
+            files, rows = _write(_merge(runs), folder, file_rows)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        target = folder / SCHEMA
+        target.write_text(_after(schema).to_yaml(), encoding="utf-8")
+    return Prepared(files, target, rows, faults)
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except errors.PersiaError:
+        raise
+    except OSError as error:
+        raise errors.StorageError(
+            f"cannot write to {str(folder)!r}: {error}"
+        ) from error
+
+
+def _after(schema: Schema) -> Schema:
+    """The schema of what is written."""
+    fields = schema.model_dump(
+        exclude_defaults=True,
+        exclude={
+            *("delimiter", "quote", "header", "columns", "strip"),
+            *("time_format", "label", "timestamp"),
+        },
+    )
+    fields["timestamp"] = _TIME
+    if schema.label is not None:
+        fields["label"] = {"column": schema.label.column}
+        if schema.label.number:
+            fields["label"]["number"] = True
+    return Schema(**fields)
+
+
+# ---- reading
+
+
+def _read(
+    paths: Paths,
+    schema: Schema,
+    encoding: str | None,
+    join: Join | None,
+    faults: Faults,
+) -> Iterator[pa.Table]:
+    """Pieces of the log with the columns that are written, in its order."""
+    known = schema if join is None else _before_join(schema, join)
+    data = Files(paths, known, encoding=encoding)
+    encoder = Encoder(schema, text=data.format == "csv" and join is None)
+    first = 0
+    for table, numbers, where, early in data.tables():
+        wrong = list(early)
+        if join is not None:
+            table = join(_as_text(table))
+
+        def report(
+            row: int,
+            text: str,
+            kind: str,
+            numbers: Any = numbers,
+            wrong: Any = wrong,
+        ) -> None:
+            wrong.append((int(numbers[row]), text, kind))
+
+        try:
+            found = _columns(encoder, table, report)
+        except LabelError as error:
+            raise errors.SchemaMismatch(
+                f"{where(int(numbers[error.row]))}: {error}"
+            ) from None
+        for row, text, kind in sorted(wrong):
+            faults.add(where(row), text, kind)
+        n = found.num_rows
+        order = pa.array(np.arange(first, first + n))
+        first += n
+        yield found.append_column(_ROW, order)
+
+
+def _before_join(schema: Schema, join: Join) -> Schema:
+    """The columns that the log has itself, as features."""
+    names = getattr(join, "columns", None)
+    if names is None:
+        raise errors.InvalidArgument("join needs the attribute 'columns'")
+    return Schema(
+        categorical=list(names),
+        header=schema.header,
+        columns=schema.columns,
+        delimiter=schema.delimiter,
+        quote=schema.quote,
+    )
+
+
+def _as_text(table: Any) -> pa.Table:
+    """Bytes of text files as strings; those that are no UTF-8 as null."""
+    columns = {}
+    for name in table.schema.names:
+        column = column_of(table, name)
+        if pa.types.is_binary(column.type):
+            try:
+                column = column.cast(pa.string())
+            except pa.ArrowInvalid:
+                values = [_decoded(v) for v in column.to_pylist()]
+                column = pa.array(values, pa.string())
+        columns[name] = column
+    return pa.table(columns)
+
+
+def _decoded(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _columns(encoder: Encoder, table: Any, report: Any) -> pa.Table:
+    """The well-formed rows of a piece, as they are written."""
+    schema = encoder.schema
+    rows, ok = encoder.encode(table, report)
+    kept = pa.array(ok)
+    hashed = {n for f in schema.features for n in f.columns}
+    columns: dict[str, Any] = {}
+    if schema.label is not None:
+        columns[schema.label.column] = pa.array(rows.label)
+    if schema.weight is not None:
+        columns[schema.weight] = pa.array(rows.weight)
+    for name in sorted({c.column for c in schema.dense} - hashed):
+        numbers, missing, _, _ = encoder.numbers(table, name)
+        column = pa.array(numbers, pa.float64(), mask=missing)
+        columns[name] = column.filter(kept)
+    given = {
+        c.column for c in [*schema.categorical, *schema.bags] if not c.hash
+    }
+    for name in sorted(hashed):
+        column = column_of(table, name).filter(kept)
+        if name not in given and not hasattr(column, "value_lengths"):
+            column = texts(column).cast(pa.string())
+            if schema.strip:
+                column = pc.ascii_trim(column, " \t")
+        columns[name] = column
+    assert rows.timestamp is not None
+    micros = np.round(rows.timestamp * 1e6).astype(np.int64)
+    columns[_TIME] = pa.array(micros).cast(pa.timestamp("us", "UTC"))
+    return pa.table(columns)
+
+
+# ---- sorting
+
+
+def _runs(tables: Iterator[pa.Table], rows: int, work: Path) -> list[Path]:
+    """Sorted files of so many rows each, in the order of the log."""
+    runs: list[Path] = []
+    held: list[pa.Table] = []
+
+    def flush() -> None:
+        if held:
+            run = _sorted(_joined(held))
+            runs.append(work / f"run-{len(runs)}.parquet")
+            pq.write_table(run, runs[-1], row_group_size=GROUP_ROWS)
+            held.clear()
+
+    for table in tables:
+        while table.num_rows:
+            room = rows - sum(t.num_rows for t in held)
+            held.append(table.slice(0, room))
+            table = table.slice(room)
+            if room <= held[-1].num_rows:
+                flush()
+    flush()
+    return runs
+
+
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def _keys(table: pa.Table) -> npt.NDArray[np.int64]:
+    """(time, row) of each row, int64 [n, 2]."""
+    times = column_of(table, _TIME).cast(pa.int64())
+    return np.stack([times.to_numpy(), column_of(table, _ROW).to_numpy()], 1)
+
+
+def _sorted(table: pa.Table) -> pa.Table:
+    keys = _keys(table)
+    order = np.lexsort((keys[:, 1], keys[:, 0]))
+    return table.take(pa.array(order))
+
+
+class _Run:
+    """A sorted file that is read forward."""
+
+    def __init__(self, path: Path) -> None:
+        self._pieces = pq.ParquetFile(path).iter_batches(GROUP_ROWS)
+        self.rows: pa.Table = pa.table({})
+        self.keys: npt.NDArray[np.int64] = np.empty((0, 2), np.int64)
+
+    def fill(self) -> bool:
+        """Reads on if nothing is left; False at the end."""
+        while not len(self.keys):
+            piece = next(self._pieces, None)
+            if piece is None:
+                return False
+            self.rows = pa.Table.from_batches([piece])
+            self.keys = _keys(self.rows)
+        return True
+
+    def take(self, last: tuple[int, int]) -> pa.Table:
+        """Takes the rows up to a key out."""
+        times, rows = self.keys[:, 0], self.keys[:, 1]
+        upto = (times < last[0]) | ((times == last[0]) & (rows <= last[1]))
+        n = int(upto.sum())  # sorted, so they are the first ones
+        out = self.rows.slice(0, n)
+        self.rows, self.keys = self.rows.slice(n), self.keys[n:]
+        return out
+
+
+def _merge(paths: Sequence[Path]) -> Iterator[pa.Table]:
+    """The rows of sorted files in order, piece by piece."""
+    runs = [_Run(path) for path in paths]
+    while runs := [run for run in runs if run.fill()]:
+        # Up to the smallest last key, all rows are here.
+        last = min((int(r.keys[-1, 0]), int(r.keys[-1, 1])) for r in runs)
+        yield _sorted(_joined([run.take(last) for run in runs]))
+
+
+def _merge_some(runs: list[Path], work: Path) -> list[Path]:
+    """Fewer and longer runs."""
+    out = []
+    for i in range(0, len(runs), FAN_IN):
+        some = runs[i : i + FAN_IN]
+        target = work / f"{some[0].stem}-.parquet"
+        writer: Any = None
+        for table in _merge(some):
+            writer = writer or pq.ParquetWriter(target, table.schema)
+            writer.write_table(table.cast(writer.schema), GROUP_ROWS)
+        writer.close()
+        for path in some:
+            path.unlink()
+        out.append(target)
+    return out
+
+
+def _write(
+    tables: Iterator[pa.Table], folder: Path, most: int
+) -> tuple[list[Path], int]:
+    """Files of at most so many rows; (their paths, all rows)."""
+    files: list[Path] = []
+    writer: Any = None
+    total = written = 0
+    for table in tables:
+        table = table.drop_columns([_ROW])
+        while table.num_rows:
+            if writer is None:
+                files.append(folder / f"part-{len(files):05}.parquet")
+                writer = pq.ParquetWriter(
+                    files[-1], table.schema, compression="zstd"
+                )
+                written = 0
+            part = table.slice(0, most - written)
+            writer.write_table(part.cast(writer.schema), GROUP_ROWS)
+            table = table.slice(part.num_rows)
+            written += part.num_rows
+            total += part.num_rows
+            if written == most:
+                writer.close()
+                writer = None
+    if writer is not None:
+        writer.close()
+    return files, total
