@@ -19,7 +19,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -129,14 +130,18 @@ def write_parquet(path: Path, target: Path) -> None:
             writer.write_table(table, row_group_size=1 << 17)
 
 
-def read_files(path: Path) -> int:
-    schema = Schema.model_validate(
+def criteo_schema() -> Schema:
+    return Schema.model_validate(
         {
             "label": "label",
             "dense": [{"column": n, "log": True} for n in DENSE],
             "categorical": KEYS,
         }
     )
+
+
+def read_files(path: Path) -> int:
+    schema = criteo_schema()
     return sum(len(batch) for batch in Files(path, schema, BATCH))
 
 
@@ -239,6 +244,14 @@ def reading(name: str, path: Path, rounds: int, target: float | None) -> None:
     )
 
 
+@dataclass(frozen=True)
+class Trainer:
+    """Tables, and what trains on a batch."""
+
+    store: persia.Store
+    train: Callable[[Batch], None]
+
+
 class Waited:
     """Batches, and the seconds that their consumer waited for them."""
 
@@ -257,8 +270,8 @@ class Waited:
             yield batch
 
 
-def training(name: str, source: Iterable[Batch], keys: list[str]) -> None:
-    """Trains DLRM on one pass and reports the share of time it waited."""
+def make_trainer(keys: list[str]) -> Trainer:
+    """A DLRM and its tables."""
     torch.manual_seed(1)
     store = persia.Store(optimizer=persia.optim.RowWiseAdagrad(lr=0.05))
     tables = [
@@ -268,13 +281,23 @@ def training(name: str, source: Iterable[Batch], keys: list[str]) -> None:
     bags = persia.EmbeddingBagCollection(store=store, tables=tables)
     model = DLRM(bags, 13)
     dense_optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    waited, rows = Waited(source), 0
-    start = time.perf_counter()
-    for batch in waited:
+
+    def train(batch: Batch) -> None:
         dense_optimizer.zero_grad()
         logits = model(batch.dense, batch.ids)
         binary_cross_entropy_with_logits(logits, batch.label).backward()
         dense_optimizer.step()
+
+    return Trainer(store, train)
+
+
+def training(name: str, source: Iterable[Batch], keys: list[str]) -> None:
+    """Trains DLRM on one pass and reports the share of time it waited."""
+    trainer = make_trainer(keys)
+    waited, rows = Waited(source), 0
+    start = time.perf_counter()
+    for batch in waited:
+        trainer.train(batch)
         rows += len(batch)
     seconds = time.perf_counter() - start
     report(
@@ -288,6 +311,43 @@ def training(name: str, source: Iterable[Batch], keys: list[str]) -> None:
         rows=rows,
         rows_per_second=round(rows / seconds),
         threads=torch.get_num_threads(),
+    )
+
+
+def resident(store: persia.Store) -> int:
+    """Bytes of this process in memory, without those of the tables."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        pages = int(file.read().split()[1])
+    tables = store.stats()["tables"].values()
+    return int(
+        pages * os.sysconf("SC_PAGE_SIZE") - sum(t["bytes"] for t in tables)
+    )
+
+
+def memory(path: Path, rows: int) -> None:
+    """Trains on files of so many rows together: the same one many times. By
+    how much does the memory beside the tables vary after a tenth of it?"""
+    passes = -(-rows // pq.read_metadata(path).num_rows)
+    schema = criteo_schema()
+    trainer = make_trainer(KEYS)
+    samples: list[int] = []
+    done, start = 0, time.perf_counter()
+    for batch in Files([path] * passes, schema, BATCH, rows=(0, rows)):
+        trainer.train(batch)
+        done += len(batch)
+        if done * 50 // rows > len(samples):
+            samples.append(resident(trainer.store))
+    late = samples[len(samples) // 10 :]
+    report(
+        BENCH,
+        "memory",
+        (max(late) - min(late)) / max(late),
+        "share of the memory beside the tables",
+        target=0.05,
+        at_most=True,
+        rows=done,
+        megabytes=[round(size / 1e6) for size in late[:: len(late) // 9]],
+        rows_per_second=round(done / (time.perf_counter() - start)),
     )
 
 
@@ -306,6 +366,13 @@ class Repeated:
 def main(argv: list[str] | None = None) -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--data", type=Path, help="a Criteo TSV file")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        default=0,
+        help="rows to train on in the part 'memory', which needs it: "
+        "200000000 takes an hour or more",
+    )
     options = parser.parse_args(argv)
     rounds = 2 if options.quick else 7
     with tempfile.TemporaryDirectory() as folder:
@@ -326,10 +393,13 @@ def main(argv: list[str] | None = None) -> None:
             reading("criteo_plain", plain, rounds, None)
         if not packed and "criteo_plain".startswith(options.only):
             reading("criteo_plain", path, rounds, None)
+        parquet = Path(folder) / "rows.parquet"
         if "parquet".startswith(options.only):
-            parquet = Path(folder) / "rows.parquet"
             write_parquet(path, parquet)
             reading_parquet(parquet, rounds)
+        if "memory".startswith(options.only) and options.rows:
+            write_parquet(path, parquet)
+            memory(parquet, options.rows)
         if "train_criteo_waits".startswith(options.only):
             data = Criteo(path, BATCH)
             passes = 1 if options.quick else 3

@@ -195,7 +195,11 @@ def _table(result: Result) -> Table:
         table.add_row(name, value, note)
 
     scores = result.scores
-    if scores is None and result.auc is not None:
+    if result.windows:
+        aucs = [window.auc for window in result.windows]
+        note = f"mean of {len(aucs)} windows, each scored before its training"
+        row("AUC", f"{sum(aucs) / len(aucs):.4f}", note)
+    elif scores is None and result.auc is not None:
         note = "of the last epoch, scored before it was trained on"
         row("AUC", f"{result.auc:.4f}", note)
     if scores is not None:
@@ -217,6 +221,10 @@ def _table(result: Result) -> Table:
             f"{scores.calibration:.3f}",
             "predicted clicks / clicks",
         )
+    if result.target is not None:
+        target, step = result.target
+        note = "not reached" if step is None else f"reached at step {step:,}"
+        row("target AUC", f"{target:g}", note)
     if result.malformed:
         row("malformed", f"{result.malformed:,}", "lines left out")
     row("rows", f"{result.rows:,}", "distinct ids with an embedding")

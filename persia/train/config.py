@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -14,7 +15,9 @@ from persia.base.options import validated
 __all__ = [
     "TrainConfig",
     "check_used",
+    "is_made",
     "resolve",
+    "seconds_of",
 ]
 
 OPTIMIZERS = _core.TABLE_OPTIONS["optimizer"]
@@ -27,6 +30,9 @@ LEARNING_RATES = {
     "rowwise_adam": 0.002,
     "sgd": 5.0,
 }
+
+_MADE = {"synthetic", "drift", "kwai-video", "criteo-syn"}
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 # Options that tell where a run is, not what it does.
 _PLACES = {"servers", "namespace", "wire_dtype", "workers", "device", "log"}
@@ -46,13 +52,21 @@ class TrainConfig(pydantic.BaseModel):
         "synthetic",
         description="A file, glob or URL (Parquet, CSV, JSON lines, Arrow, "
         "TFRecord, Criteo's TSV), topics (kafka://BROKER:PORT/TOPIC?group="
-        "NAME), or 'synthetic': a made click log.",
+        "NAME), NAME:PATH for the logs avazu, criteo and taobao, or a made "
+        "click log: synthetic, drift, kwai-video, criteo-syn:100T.",
+    )
+    window: str | None = Field(
+        None,
+        description="Train on the samples of a span of time, such as 1d or "
+        "6h, score the model on those of the next one, then train on them; "
+        "the data are in time order and have timestamps.",
     )
     table_schema: str | None = Field(
         None,
         alias="schema",
         description="Columns of the files: a YAML file (persia schema FILE "
-        "makes one), or adult, avazu or movielens; inferred by default.",
+        "makes one), or adult, avazu, movielens or taobao; inferred by "
+        "default.",
     )
     rows: int = Field(
         2_000_000,
@@ -175,6 +189,13 @@ class TrainConfig(pydantic.BaseModel):
         description="Optimizer steps between two scores of the samples held "
         "out (default: at the end alone).",
     )
+    target_auc: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Stop when the samples held out, or the next window, "
+        "reach this AUC; of several files the last is held out.",
+    )
     log: str | None = Field(
         None,
         description="A .csv file, or a folder for TensorBoard: loss, AUC and "
@@ -220,6 +241,25 @@ class TrainConfig(pydantic.BaseModel):
         return self
 
     @pydantic.model_validator(mode="after")
+    def _one_pass_in_time(self) -> TrainConfig:
+        if self.window is None:
+            return self
+        seconds_of(self.window)
+        for name, absent in (
+            ("eval_data", self.eval_data is None),
+            ("eval_split", not self.eval_split),
+            ("eval_every", self.eval_every is None),
+            ("shuffle", not self.shuffle),
+            ("workers", self.workers is None),
+            ("epochs", self.epochs == 1),
+        ):
+            if not absent:
+                raise ValueError(f"window excludes {name}")
+        if self.data.startswith("kafka://"):
+            raise ValueError("window goes with files, not with topics")
+        return self
+
+    @pydantic.model_validator(mode="after")
     def _eps_of_one(self) -> TrainConfig:
         if self.eps is not None and "eps" not in self._defaults:
             raise ValueError(f"eps: {self.optimizer} has none; leave it out")
@@ -254,6 +294,25 @@ class TrainConfig(pydantic.BaseModel):
         ) | ({"staleness": "async"} if self.staleness is None else {})
 
 
+def is_made(data: str) -> bool:
+    """Whether ``data`` names a click log that is made, no files."""
+    return data.partition(":")[0].partition("?")[0] in _MADE
+
+
+def seconds_of(window: str) -> float:
+    """The seconds of "1d", "6h", "30m", "90s" or "2w".
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    found = re.fullmatch(r"([0-9]*\.?[0-9]+)([smhdw])", window)
+    if found is None or not float(found[1]):
+        raise ValueError(
+            f"window is {window!r}; need a number and s, m, h, d or w: 1d"
+        )
+    return float(found[1]) * _UNITS[found[2]]
+
+
 def resolve(*layers: dict[str, Any]) -> TrainConfig:
     """The configuration of several layers of options; the last one wins."""
     options: dict[str, Any] = {}
@@ -276,11 +335,11 @@ def check_used(
         given: their names.
         remote: whether the tables are, or may be, on servers or ranks.
     """
-    synthetic = config.data == "synthetic"
+    synthetic = is_made(config.data)
     tables = "with tables on servers or ranks (--servers)"
     goes = {
         "rows": (synthetic, "with --data synthetic; files are read whole"),
-        "shuffle": (not synthetic, "with files, not with --data synthetic"),
+        "shuffle": (not synthetic, f"with files, not with {config.data}"),
         "namespace": (remote, tables),
         "wire_dtype": (remote, tables),
     }

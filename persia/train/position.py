@@ -10,7 +10,7 @@ from typing import Any
 from persia import errors
 from persia.data import Files, Kafka
 from persia.datasets import Criteo, Dataset
-from persia.train.config import TrainConfig, resolve
+from persia.train.config import TrainConfig, is_made, resolve
 from persia.train.trainer import Trainer
 
 __all__ = ["TEST_SHARE", "InFiles", "InTopics", "find", "source"]
@@ -60,8 +60,9 @@ def source(config: TrainConfig, data: Dataset | None) -> dict[str, Any]:
     ``data`` tells files and schema from others of the same name, which may
     lie elsewhere by now; without it their names have to do.
     """
-    if config.data == "synthetic":  # row r is a function of (seed, r)
-        return {"data": config.data, "seed": config.seed}
+    window = {} if config.window is None else {"window": config.window}
+    if is_made(config.data):  # row r is a function of (seed, r)
+        return {"data": config.data, "seed": config.seed} | window
     files: Any = config.data
     schema: Any = config.table_schema
     if isinstance(data, Files):
@@ -77,7 +78,7 @@ def source(config: TrainConfig, data: Dataset | None) -> dict[str, Any]:
         # As many rows are read at a time, whole batches.
         "shuffle": -(-config.shuffle // size) * size,
         "seed": config.seed if config.shuffle else None,
-    }
+    } | window
 
 
 def find(
@@ -127,7 +128,7 @@ def find(
     was = extra["ranks"]
     # Each rank leaves out the malformed lines of its own share, so that only
     # the same shares have the same place.
-    if config.data != "synthetic" and max(was, ranks) > 1:
+    if not is_made(config.data) and max(was, ranks) > 1:
         if (was, before) != (ranks, size):
             raise errors.InvalidArgument(
                 f"{begin}go on with {was} ranks and --batch-size {before}, as"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,14 +15,15 @@ from torch.nn.parallel import DistributedDataParallel
 import persia
 from persia import checkpoint, errors, prometheus
 from persia.data import Files, Kafka
-from persia.datasets import Dataset, SyntheticCTR
+from persia.datasets import ClickStream, Dataset, SyntheticCTR
 from persia.metrics import Scores
 from persia.train import position
-from persia.train.config import TrainConfig, resolve
+from persia.train.config import TrainConfig, resolve, seconds_of
 from persia.train.logs import CSVLog, Log, TensorBoardLog, health
 from persia.train.model import make_model, make_optimizer
 from persia.train.sources import open_data, schema_of
 from persia.train.trainer import Clock, Every, Progress, Trainer
+from persia.train.windows import Windows
 
 __all__ = ["Result", "Run"]
 
@@ -45,6 +46,10 @@ class Result:
     clock: Clock
     compiled: bool
     malformed: int
+    windows: Sequence[Scores] = ()
+    """Of each window but the first, by the model of the windows before."""
+    target: tuple[float, int | None] | None = None
+    """The AUC to reach, and the step where it was; None: it was not."""
 
 
 class Run:
@@ -60,6 +65,10 @@ class Run:
             raise errors.InvalidArgument("--save: the path is empty")
         self.config = config
         self.rank, self.ranks = join_ranks(config.device)
+        if config.window is not None and self.ranks > 1:
+            raise errors.InvalidArgument(
+                "--window goes with one process, not with ranks"
+            )
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
@@ -105,6 +114,9 @@ class Run:
             persia.Stream(workers) if workers else self.train
         )
         self._last: Progress | None = None
+        self._windows: list[Scores] = []
+        self._ended = False  # the last window was trained
+        self._reached: int | None = None  # the step of the target AUC
         self._resumed = resume
         if resume is not None:
             self._load(resume)
@@ -118,7 +130,9 @@ class Run:
         data = self.train
         if self.ranks > 1 and self.source is not data:
             return None  # the ranks share them as they come
-        if isinstance(data, SyntheticCTR | Files):
+        if self.config.window is not None:
+            return None  # an epoch is a window there
+        if isinstance(data, SyntheticCTR | ClickStream | Files):
             with contextlib.suppress(TypeError):
                 return len(data)
         return None
@@ -132,6 +146,8 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether all epochs are done."""
+        if self.config.window is not None:
+            return self._ended
         return self.trainer.epoch >= self.config.epochs
 
     @property
@@ -178,18 +194,75 @@ class Run:
             MalformedData: there is not one sample to train on.
         """
         begins = self.trainer.batch == self.trainer.offset == 0
-        begins &= self.trainer.epoch < self.config.epochs
+        begins &= not self.finished
 
         def report(at: Progress) -> None:
             self._last = at
             on_progress(at)
 
-        done = self.trainer.fit(
-            self.source, self.config.epochs, report, hooks=self._hooks(tell)
-        )
+        hooks = self._hooks(tell)
+        if self.config.window is not None:
+            done = self._fit_windows(report, hooks, tell)
+        else:
+            done = self.trainer.fit(
+                self.source, self.config.epochs, report, hooks=hooks
+            )
+        done |= self._reached is not None
         if done and begins and not self.trainer.rows:
             raise errors.MalformedData(self._why_nothing())
         return done
+
+    def _fit_windows(
+        self,
+        report: Callable[[Progress], object],
+        hooks: Sequence[Every],
+        tell: Callable[[str], object],
+    ) -> bool:
+        """Trains on a window, scores the next one, goes to it."""
+        assert self.config.window is not None
+        assert isinstance(self.train, Dataset)
+        seconds = seconds_of(self.config.window)
+        here, ahead = (Windows(self.train, seconds) for _ in range(2))
+        with contextlib.closing(here), contextlib.closing(ahead):
+            more = ahead.next()
+            for _ in range(self.trainer.epoch):  # of the run before
+                here.next()
+                more = more and ahead.next()
+            while more and here.next():
+                at = self.trainer.epoch + 1
+                if not self.trainer.fit(here, at, report, hooks=hooks):
+                    return False
+                more = ahead.next()
+                if not more:
+                    break
+                scores = self.trainer.evaluate(ahead)
+                self._windows.append(scores)
+                self._tell(f"window {ahead.name}", scores, tell)
+                if self._reached is not None:
+                    return True
+        self._ended = True
+        return True
+
+    def _tell(
+        self, when: str, scores: Scores, tell: Callable[[str], object]
+    ) -> None:
+        """Reports scores, and stops at the AUC to reach."""
+        tell(
+            f"{when}: AUC {scores.auc:.4f}, log loss {scores.logloss:.5f} of "
+            f"{scores.rows:,} samples held out"
+        )
+        self._write(
+            {
+                "eval/auc": scores.auc,
+                "eval/logloss": scores.logloss,
+                "eval/normalized_entropy": scores.normalized_entropy,
+                "eval/calibration": scores.calibration,
+            }
+        )
+        target = self.config.target_auc
+        if target is not None and scores.auc >= target:
+            self._reached = self.trainer.step
+            self.trainer.stop()
 
     def _hooks(self, tell: Callable[[str], object]) -> list[Every]:
         config = self.config
@@ -200,24 +273,17 @@ class Run:
         def score() -> None:
             assert self.test is not None
             scores = self.trainer.evaluate(self.test)
-            tell(
-                f"step {self.trainer.step}: AUC {scores.auc:.4f}, log loss "
-                f"{scores.logloss:.5f} of {scores.rows:,} samples held out"
-            )
-            self._write(
-                {
-                    "eval/auc": scores.auc,
-                    "eval/logloss": scores.logloss,
-                    "eval/normalized_entropy": scores.normalized_entropy,
-                    "eval/calibration": scores.calibration,
-                }
-            )
+            self._tell(f"step {self.trainer.step}", scores, tell)
 
         hooks = []
         if config.log is not None:
             hooks.append(Every(self._write_progress, steps=config.log_every))
-        if config.eval_every is not None and self.test is not None:
-            hooks.append(Every(score, steps=config.eval_every))
+        every = config.eval_every
+        if every is None and config.target_auc is not None:
+            steps = -(-(self.batches or 0) // config.accumulate)
+            every = max(1, steps // 20) if steps else 10_000
+        if every is not None and self.test is not None:
+            hooks.append(Every(score, steps=every))
         if config.save_every is not None:
             hooks.append(Every(save, steps=config.save_every))
         if config.save_minutes is not None:
@@ -331,8 +397,8 @@ class Run:
 
     def _place(self) -> position.InTopics | position.InFiles | None:
         """The position of this rank, where the source has one."""
-        if self.source is not self.train:
-            return None  # the data loaders decide it
+        if self.source is not self.train or self.config.window is not None:
+            return None  # the data loaders, or the window, decide it
         if isinstance(self.train, Kafka):
             return position.InTopics(self.train, self.trainer)
         if isinstance(self.train, Files):
@@ -344,8 +410,13 @@ class Run:
         scores = (
             None if self.test is None else self.trainer.evaluate(self.test)
         )
+        target = self.config.target_auc
+        auc = math.nan if scores is None else scores.auc
+        if self._reached is None and auc >= (target or math.inf):
+            self._reached = self.trainer.step
         planted = None
-        if isinstance(self.test, SyntheticCTR) and self.rank == 0:
+        made = SyntheticCTR | ClickStream
+        if isinstance(self.test, made) and self.rank == 0:
             planted = self.test.planted_auc()
         rows = self._rows()
         tables = self.store.stats()["tables"].values()
@@ -360,6 +431,8 @@ class Run:
             clock=clock,
             compiled=self.config.compile,
             malformed=getattr(self.train, "malformed", 0),
+            windows=tuple(self._windows),
+            target=None if target is None else (target, self._reached),
         )
 
     def _rows(self) -> int:

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from persia import errors
 from persia.data import Files, Kafka, Schema
 from persia.data.paths import find_files
-from persia.datasets import Criteo, Dataset, SyntheticCTR
+from persia.datasets import (
+    Avazu,
+    ClickStream,
+    Criteo,
+    Dataset,
+    SyntheticCTR,
+    Taobao,
+    criteo_syn,
+    kwai_video,
+)
 from persia.datasets.criteo import is_criteo
 from persia.train import position
-from persia.train.config import TrainConfig
+from persia.train.config import TrainConfig, is_made
 
 __all__ = ["open_data", "open_files", "schema_of"]
 
 SYNTHETIC_TEST_ROWS = 200_000
+_DRIFT: dict[str, Any] = {
+    "windows": 10,
+    "churn": 0.2,
+    "vocabulary": 10_000,
+    "features": 8,
+}
+_NAMED: dict[str, Callable[..., Files]] = {
+    "avazu": Avazu,
+    "criteo": Criteo,
+    "taobao": Taobao,
+}
 
 
 def open_data(
@@ -23,12 +44,12 @@ def open_data(
 ) -> tuple[Dataset, Dataset | None]:
     """Training data, and what is held out of it or apart to score on; of
     both the share of one rank: ``shard`` is (rank, ranks)."""
-    if config.data == "synthetic":
-        return _synthetic(config, shard)
+    if is_made(config.data):
+        return _made(config, shard)
     if config.data.startswith("kafka://"):
         return _kafka(config, shard)
 
-    def read(paths: str, schema: Schema | str | None) -> Files:
+    def read(paths: str | list[str], schema: Schema | str | None) -> Files:
         return open_files(
             paths,
             schema,
@@ -38,12 +59,21 @@ def open_data(
             shard=shard,
         )
 
-    data = read(config.data, config.table_schema)
+    paths: str | list[str] = config.data
+    held: str | list[str] | None = config.eval_data
+    told = held is not None or config.eval_split is not None
+    if config.target_auc is not None and not told and config.window is None:
+        most, last = _but_last(config.data)
+        if most:  # as MLPerf has it: the last day is the test
+            paths, held = most, last
+    data = read(paths, config.table_schema)
     _check_label(config, data)
-    if config.eval_data is not None:
+    if config.window is not None:
+        return data, None
+    if held is not None:
         # By what the training data decided: its moments, its delimiter.
         schema = None if isinstance(data, Criteo) else data.schema
-        test = read(config.eval_data, schema)
+        test = read(held, schema)
         test.shuffle = 0
         return data, test
     share = (
@@ -57,13 +87,35 @@ def open_data(
 
 
 def open_files(
-    paths: str, schema: Schema | str | None, batch_size: int, **options: Any
+    paths: str | list[str],
+    schema: Schema | str | None,
+    batch_size: int,
+    **options: Any,
 ) -> Files:
-    """Files of a schema; None: Criteo's if they look like it, else it is
-    inferred. ``options``: of :class:`persia.data.Files`."""
+    """Files of a schema; None: that of NAME:PATH, Criteo's if they look like
+    it, else it is inferred. ``options``: of :class:`persia.data.Files`."""
+    listed = [paths] if isinstance(paths, str) else paths
+    split = [_named(path) for path in listed]
+    paths, make = [path for _, path in split], _NAMED.get(split[0][0])
+    if schema is None and make is not None:
+        return make(paths, batch_size, **options)
     if schema is None and is_criteo(find_files(paths)[0]):
         return Criteo(paths, batch_size, **options)
     return Files(paths, schema, batch_size, **options)
+
+
+def _named(path: str) -> tuple[str, str]:
+    """("avazu", PATH) of avazu:PATH; ("", PATH) of others."""
+    name, colon, rest = path.partition(":")
+    return (name, rest) if colon and name in _NAMED else ("", path)
+
+
+def _but_last(path: str) -> tuple[list[str], list[str]]:
+    """(all files but the last, the last one), as open_files() takes them."""
+    name, plain = _named(path)
+    files = [file.name for file in find_files(plain)]
+    files = [f"{name}:{file}" if name else file for file in files]
+    return files[:-1], files[-1:]
 
 
 def _check_label(config: TrainConfig, data: Files) -> None:
@@ -75,22 +127,48 @@ def _check_label(config: TrainConfig, data: Files) -> None:
         )
 
 
-def _synthetic(
+def _made(
     config: TrainConfig, shard: tuple[int, int]
-) -> tuple[SyntheticCTR, SyntheticCTR | None]:
+) -> tuple[Dataset, Dataset | None]:
     for name in ("table_schema", "eval_data"):
         if getattr(config, name) is not None:
             raise errors.InvalidArgument(
                 f"--{name.removeprefix('table_').replace('_', '-')} goes "
-                "with files, not with --data synthetic"
+                f"with files, not with --data {config.data}"
             )
-    data = SyntheticCTR(
-        config.rows, config.batch_size, seed=config.seed, shard=shard
-    )
+    data = _generator(config, shard)
     rows = min(SYNTHETIC_TEST_ROWS, config.rows)
     if config.eval_split is not None:
         rows = round(config.rows * config.eval_split)
+    if config.window is not None and config.eval_split is None:
+        rows = 0  # the next window is the test
     return data, data.test(rows) if rows else None
+
+
+def _generator(
+    config: TrainConfig, shard: tuple[int, int]
+) -> SyntheticCTR | ClickStream:
+    name, _, rest = config.data.partition(":")
+    name, _, query = name.partition("?")
+    options: Any = {"seed": config.seed, "shard": shard}
+    sizes: tuple[int, int] = config.rows, config.batch_size
+    if name == "synthetic":
+        return SyntheticCTR(*sizes, **options)
+    if name == "kwai-video":
+        return kwai_video(*sizes, **options)
+    if name == "criteo-syn":
+        return criteo_syn(rest or "100T", *sizes, dim=config.dim, **options)
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    try:
+        drift = _DRIFT | {k: type(_DRIFT[k])(v) for k, v in given.items()}
+    except (KeyError, ValueError):
+        raise errors.InvalidArgument(
+            f"--data {config.data}: need drift, and after it ?churn=0.2 or "
+            f"others of {', '.join(_DRIFT)}, with & between them"
+        ) from None
+    windows = max(1, int(drift.pop("windows")))
+    window_rows = max(1, -(-config.rows // windows))
+    return ClickStream(*sizes, window_rows=window_rows, **options | drift)
 
 
 def _kafka(

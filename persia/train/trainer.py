@@ -26,11 +26,12 @@ from torch.nn.parallel import DistributedDataParallel
 from persia import errors
 from persia.base.check import number
 from persia.data import Dataset, Kafka
-from persia.data.jagged import Batch, JaggedBatch
+from persia.data.jagged import Batch
 from persia.metrics import BinaryMetrics, Scores, StreamingAUC
 from persia.nn.collections import EmbeddingBagCollection
 from persia.train.loader import DataLoader
 from persia.train.stream import Stream
+from persia.train.windows import part_of
 
 __all__ = ["Clock", "Every", "Progress", "Trainer"]
 
@@ -485,25 +486,5 @@ def _without(batches: Iterator[Batch], samples: int) -> Iterator[Batch]:
     if samples:
         first = next(batches, None)
         if first is not None and len(first) > samples:
-            yield _tail(first, samples)
+            yield part_of(first, samples, len(first))
     yield from batches
-
-
-def _tail(batch: Batch, first: int) -> Batch:
-    """The samples of a batch from one on."""
-    ids, lengths = batch.ids, batch.ids.lengths()
-    bags = (torch.arange(len(batch)) >= first).repeat(len(ids.keys()))
-    kept = bags.repeat_interleave(lengths)
-    weights = ids.weights_or_none()
-    return Batch(
-        None if batch.dense is None else batch.dense[first:],
-        JaggedBatch(
-            ids.keys(),
-            ids.values()[kept],
-            None if ids.lengths_or_none() is None else lengths[bags],
-            weights=None if weights is None else weights[kept],
-        ),
-        None if batch.label is None else batch.label[first:],
-        None if batch.weight is None else batch.weight[first:],
-        None if batch.timestamp is None else batch.timestamp[first:],
-    )

@@ -142,7 +142,7 @@ def test_quotes_in_odd_places(tmp_path: Path, lines: list[str]) -> None:
         try:
             for batch in data:
                 out.append((batch, data.state_dict()))
-        except Exception as error:  # noqa: BLE001 - a quote is never closed
+        except Exception as error:
             out.append((type(error), None))
         return out
 
