@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ _TIME, _ROW = "timestamp", "__row"
 Join = Callable[[pa.Table], pa.Table]
 
 
+@dataclass(frozen=True)
 class Prepared:
     """What :func:`prepare` wrote.
 
@@ -46,17 +48,11 @@ class Prepared:
         malformed_lines: what was wrong with the first 100 of them.
     """
 
-    def __init__(
-        self, files: list[Path], schema: Path, rows: int, faults: Faults
-    ) -> None:
-        self.files = files
-        self.schema = schema
-        self.rows = rows
-        self.malformed = faults.count
-        self.malformed_lines = faults.lines
-
-    def __repr__(self) -> str:
-        return f"Prepared(files={len(self.files)}, rows={self.rows})"
+    files: list[Path]
+    schema: Path
+    rows: int
+    malformed: int
+    malformed_lines: list[str]
 
 
 def prepare(
@@ -117,7 +113,7 @@ def prepare(
             shutil.rmtree(work, ignore_errors=True)
         target = folder / SCHEMA
         target.write_text(_after(schema).to_yaml(), encoding="utf-8")
-    return Prepared(files, target, rows, faults)
+    return Prepared(files, target, rows, faults.count, faults.lines)
 
 
 @contextlib.contextmanager

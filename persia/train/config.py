@@ -55,12 +55,6 @@ class TrainConfig(pydantic.BaseModel):
         "NAME), NAME:PATH for the logs avazu, criteo and taobao, or a made "
         "click log: synthetic, drift, kwai-video, criteo-syn:100T.",
     )
-    window: str | None = Field(
-        None,
-        description="Train on the samples of a span of time, such as 1d or "
-        "6h, score the model on those of the next one, then train on them; "
-        "the data are in time order and have timestamps.",
-    )
     table_schema: str | None = Field(
         None,
         alias="schema",
@@ -88,6 +82,12 @@ class TrainConfig(pydantic.BaseModel):
         lt=1,
         description="Share of --data, its last lines, to score the model on; "
         "0: none (default: 0.1).",
+    )
+    window: str | None = Field(
+        None,
+        description="Train on the samples of a span of time, such as 1d or "
+        "6h, score the model on those of the next one, then train on them; "
+        "the data are in time order and have timestamps.",
     )
     model: Literal["dlrm", "deepfm", "dcn", "widedeep"] = Field(
         "dlrm", description="dlrm, deepfm, dcn (DCN-v2) or widedeep."

@@ -61,6 +61,16 @@ def test_module_memory_and_unseen(capsys, monkeypatch):
         assert line["value"] > vector
 
 
+def test_windows_prints_both_aucs(capsys):
+    from benchmarks import windows
+
+    windows.main(["--quick"])
+    (line,) = [x for x in lines(capsys) if x["case"] == "unbounded"]
+    assert 0 < line["value"] < 1
+    assert 0 < line["baseline_value"] < 1
+    assert line["table_rows"] <= line["hashed_rows"]
+
+
 def test_ingest_runs_on_a_file_that_it_makes(capsys, monkeypatch, tmp_path):
     from benchmarks import ingest
 
