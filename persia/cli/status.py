@@ -79,22 +79,30 @@ def command(
     """
     texts = addresses or [os.environ.get("PERSIA_SERVERS", "")]
     given = [a for text in texts for a in text.split(",")]
+    between = [a.strip() for a in (workers or "").split(",") if a.strip()]
+
+    def look(clear: bool) -> bool:
+        return _look(
+            given, between, namespace, interval, timeout, as_json, clear
+        )
+
     if not watch:
-        if not _look(given, namespace, interval, timeout, as_json):
+        if not look(clear=False):
             raise typer.Exit(1)
         return
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            _look(given, namespace, interval, timeout, as_json, clear=True)
+            look(clear=True)
 
 
 def _look(
     given: Sequence[str],
+    workers: Sequence[str],
     namespace: str,
     interval: float,
     timeout: float,
     as_json: bool,
-    clear: bool = False,
+    clear: bool,
 ) -> bool:
     """One look, shown; whether all of those asked answered."""
     from persia.distributed import status as looking
@@ -104,7 +112,7 @@ def _look(
         asked = pool.submit(looking.ask_workers, urls, timeout)
         embedding = pool.submit(
             looking.ask_embedding,
-            [a.strip() for a in (workers or "").split(",") if a.strip()],
+            workers,
             namespace=namespace,
             timeout=timeout,
             interval=interval,
