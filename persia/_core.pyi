@@ -381,6 +381,9 @@ class Taken(_Buffer):
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def lookup(self, handle: int, batch: int, /) -> None: ...
     def tensors(self) -> list[tuple[str, str, tuple[int, ...], int, int]]: ...
+    def places(
+        self, features: int, /
+    ) -> tuple[bytearray, bytearray, bytearray | None]: ...
     def use(self) -> None: ...
 
 @final
@@ -389,7 +392,7 @@ class Rank:
     def declare(
         self,
         tables: list[dict[str, Any]],
-        features: list[tuple[str, int, int, bool]],
+        features: list[tuple[str, int, int, bool, bool]],
         /,
     ) -> None: ...
     def next(self) -> Taken: ...
@@ -408,6 +411,7 @@ class Sender:
         names: list[str],
         ids: Buffer,
         offsets: Buffer | None,
+        weights: Buffer | None,
         tensors: list[tuple[str, str, tuple[int, ...], Buffer]],
         /,
     ) -> None: ...

@@ -246,6 +246,42 @@ static PyObject *taken_tensors(PyObject *self, PyObject *unused)
     return list;
 }
 
+/* Without bytes: None. */
+static PyObject *bytes_of(const void *from, size_t n)
+{
+    return from ? PyByteArray_FromStringAndSize(from, (Py_ssize_t)n)
+                : Py_NewRef(Py_None);
+}
+
+static PyObject *taken_places(PyObject *self, PyObject *arg)
+{
+    const role_taken *t = ((taken_object *)self)->taken;
+    const wire_take_reply *m = persia_taken_reply(t);
+    const size_t keys = PyLong_AsSize_t(arg);
+    if (PyErr_Occurred())
+        return NULL;
+    const size_t n = persia_taken_places(t, NULL, NULL);
+    const size_t bags = keys * m->samples;
+    PyObject *places = PyByteArray_FromStringAndSize(
+        NULL, (Py_ssize_t)(n * sizeof(int64_t)));
+    PyObject *offsets = PyByteArray_FromStringAndSize(
+        NULL, (Py_ssize_t)((bags + 1) * sizeof(int64_t)));
+    PyObject *weights = bytes_of(m->ids.weights, n * sizeof(float));
+    if (!places || !offsets || !weights ||
+        (m->offsets.n ? m->offsets.n != bags + 1 : n != bags)) {
+        Py_XDECREF(places);
+        Py_XDECREF(offsets);
+        Py_XDECREF(weights);
+        return PyErr_Occurred()
+                   ? NULL
+                   : py_raise(persia_err_set(PERSIA_EPROTOCOL,
+                                             "offsets of other features"));
+    }
+    persia_taken_places(t, (int64_t *)PyByteArray_AsString(places),
+                        (int64_t *)PyByteArray_AsString(offsets));
+    return Py_BuildValue("(NNN)", places, offsets, weights);
+}
+
 static PyObject *taken_use(PyObject *self, PyObject *unused)
 {
     (void)unused;
@@ -280,6 +316,9 @@ static PyMethodDef taken_methods[] = {
      "lookup(handle, batch)\n--\n\nIs the lookup of a store's batch."},
     {"tensors", taken_tensors, METH_NOARGS,
      "tensors()\n--\n\n[(name, type, shape, offset, bytes)] of its buffer."},
+    {"places", taken_places, METH_O,
+     "places(features)\n--\n\n(places, offsets, weights or None) of the ids "
+     "of so many features: int64, int64, float32."},
     {"use", taken_use, METH_NOARGS,
      "use()\n--\n\nThe loop has it: it is not offered again."},
     {NULL, NULL, 0, NULL},
@@ -373,7 +412,7 @@ static int read_tables(PyObject *list, wire_plan *out)
     return out->tables ? 0 : -1;
 }
 
-/* (name, table, pooling, trainable) a feature. */
+/* (name, table, pooling, trainable, rows) a feature. */
 static int read_features(PyObject *list, wire_plan *out)
 {
     const Py_ssize_t n = PyList_Size(list);
@@ -382,12 +421,13 @@ static int read_features(PyObject *list, wire_plan *out)
     for (Py_ssize_t i = 0; out->features && i < n; i++) {
         wire_plan_feature *f = &out->features[i];
         const char *name;
-        int trainable;
-        if (!PyArg_ParseTuple(PyList_GetItem(list, i), "sIIp", &name,
-                              &f->table, &f->pooling, &trainable) ||
+        int trainable, rows;
+        if (!PyArg_ParseTuple(PyList_GetItem(list, i), "sIIpp", &name,
+                              &f->table, &f->pooling, &trainable, &rows) ||
             py_name(name, f->name, sizeof f->name))
             return -1;
         f->trainable = (uint32_t)trainable;
+        f->rows = (uint32_t)rows;
         out->features_n++;
     }
     if (!out->features && !PyErr_Occurred())

@@ -192,13 +192,14 @@ static int hold_tensor(holding *h, size_t i, PyObject *from)
 }
 
 static int hold_batch(holding *h, PyObject *names, PyObject *ids,
-                      PyObject *offsets, PyObject *tensors)
+                      PyObject *offsets, PyObject *weights,
+                      PyObject *tensors)
 {
     const Py_ssize_t n = PyList_Size(tensors);
     const Py_buffer *view;
     if (n < 0 || hold_names(h, names))
         return -1;
-    h->views = calloc((size_t)n + 2, sizeof *h->views);
+    h->views = calloc((size_t)n + 3, sizeof *h->views);
     h->shapes = calloc((size_t)n * WIRE_SHAPE_MAX + 1, sizeof *h->shapes);
     h->m.tensors = calloc((size_t)n + 1, sizeof *h->m.tensors);
     h->m.tensors_n = (size_t)n;
@@ -213,6 +214,11 @@ static int hold_batch(holding *h, PyObject *names, PyObject *ids,
         if (!(view = hold(h, offsets)))
             return -1;
         h->m.offsets = (wire_batch_offsets){(size_t)view->len / 8, view->buf};
+    }
+    if (weights != Py_None) {
+        if (!(view = hold(h, weights)))
+            return -1;
+        h->m.weights = (wire_batch_weights){(size_t)view->len / 4, view->buf};
     }
     for (Py_ssize_t i = 0; i < n; i++)
         if (hold_tensor(h, (size_t)i, PyList_GetItem(tensors, i)))
@@ -239,14 +245,15 @@ static PyObject *send_held(sender_object *s, holding *h, int bad)
 static PyObject *sender_send(PyObject *self, PyObject *args)
 {
     sender_object *s = (sender_object *)self;
-    PyObject *names, *ids, *offsets, *tensors;
+    PyObject *names, *ids, *offsets, *weights, *tensors;
     holding h = {0};
     if (!s->sender)
         return py_closed("the sender");
-    if (!PyArg_ParseTuple(args, "IOOOO", &h.m.samples, &names, &ids, &offsets,
-                          &tensors))
+    if (!PyArg_ParseTuple(args, "IOOOOO", &h.m.samples, &names, &ids, &offsets,
+                          &weights, &tensors))
         return NULL;
-    return send_held(s, &h, hold_batch(&h, names, ids, offsets, tensors));
+    return send_held(s, &h,
+                     hold_batch(&h, names, ids, offsets, weights, tensors));
 }
 
 static PyObject *sender_end(PyObject *self, PyObject *unused)
@@ -322,8 +329,8 @@ static PyObject *sender_close(PyObject *self, PyObject *arg)
 
 static PyMethodDef sender_methods[] = {
     {"send", sender_send, METH_VARARGS,
-     "send(samples, names, ids, offsets, tensors)\n--\n\nOne batch; tensors: "
-     "[(name, type, shape, data)].  Waits for room."},
+     "send(samples, names, ids, offsets, weights, tensors)\n--\n\nOne batch; "
+     "tensors: [(name, type, shape, data)].  Waits for room."},
     {"end", sender_end, METH_NOARGS, "end()\n--\n\nEnds an epoch."},
     {"flush", sender_flush, METH_O,
      "flush(timeout)\n--\n\nWaits until all batches are done; 0: no "

@@ -90,6 +90,9 @@ int offer_check(const offer *o, const wire_plan *plan)
                                   "model looks up in table %s",
                                   plan->features[i].name,
                                   plan->tables[plan->features[i].table].name);
+    if (m->weights.n && m->weights.n != m->ids.n)
+        return persia_err_set(PERSIA_ESHAPE, "%zu weights for %zu ids",
+                              m->weights.n, m->ids.n);
     const uint64_t *offsets = m->offsets.offsets;
     for (size_t i = 0; i + 1 < m->offsets.n; i++)
         if (offsets[i] > offsets[i + 1])
@@ -111,6 +114,7 @@ static void drop_index(offer *o)
 {
     persia_batch_index_put(o->index);
     o->index = NULL;
+    row_ids_free(&o->rows);
 }
 
 void offer_release(role_service *s, offer *o)

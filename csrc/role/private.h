@@ -5,6 +5,7 @@
  *   queue.c    ranks, batches; what waits
  *   offers.c   the states of a batch
  *   work.c     lookups and updates
+ *   rows.c     tables whose rows go to the ranks
  */
 #ifndef PERSIA_ROLE_PRIVATE_H
 #define PERSIA_ROLE_PRIVATE_H
@@ -83,6 +84,34 @@ typedef struct role_stream {
     uint32_t *tables;  /* [tables of the plan] their numbers */
 } role_stream;
 
+/* Tables whose distinct rows go to the ranks, and the features that want
+ * them: each name once, a *key*.  Tables that share a feature are a group:
+ * each has a row for all ids of the group, in one order. */
+typedef struct row_plan {
+    uint32_t keys_n, tables_n, groups;
+    uint32_t *feature;     /* [keys_n] the first one of the key */
+    uint32_t *group;       /* [keys_n] */
+    uint32_t *table;       /* [tables_n] its place in the plan */
+    uint32_t *table_group; /* [tables_n] */
+} row_plan;
+
+/* The distinct ids that these tables are asked for. */
+typedef struct row_ids {
+    uint64_t *ids;    /* table after table, or NULL: none were asked for */
+    int64_t *offsets; /* [tables + 1] */
+    uint32_t plan;    /* of the stream's worker */
+    batch_index *index;
+} row_ids;
+
+/* Where the ids of the keys are among them: see TakeReply. */
+typedef struct row_places {
+    uint32_t *places; /* [n] */
+    float *weights;   /* [n], or NULL */
+    size_t n;
+    uint32_t *offsets; /* [offsets_n], or NULL */
+    size_t offsets_n;
+} row_places;
+
 typedef struct offer {
     struct offer *next; /* in queue or leased, by seq */
     role_stream *stream;
@@ -105,6 +134,7 @@ typedef struct offer {
     int planned;        /* there is the plan */
     uint32_t plan;      /* of the stream's worker */
     batch_index *index;
+    row_ids rows;
 } offer;
 
 typedef struct role_known_rank {
@@ -144,7 +174,9 @@ typedef struct asking {
     uint64_t stream, epoch; /* of a Take: see TakeReply */
     wire_ledger *ledger;    /* of a loader's Hello, or NULL */
     worker_counts counts; /* of a Return */
-    float *floats;   /* of a Take or Return */
+    void *floats;    /* of a Take or Return */
+    wire_take_reply taken;
+    row_places places; /* of a Take */
 } asking;
 
 struct role_service {
@@ -157,6 +189,7 @@ struct role_service {
     pthread_mutex_t lock;      /* guards all below */
     int closed;
     wire_plan plan;            /* constant once declared */
+    row_plan rows;             /* of it */
     wire_memory plan_memory;
     _Atomic(int) declared;
     role_stream *streams;
@@ -244,6 +277,22 @@ const role_stream *stream_last(const role_service *s);
 int epoch_is_over(const role_service *s, uint64_t epoch, int begun);
 /* The first one of which loaders may send. */
 uint64_t epoch_first(const role_service *s);
+
+/* ---- rows.c ---- */
+
+/* PERSIA_EARG: features of one table that do not travel alike. */
+int row_plan_make(const wire_plan *p, wire_memory *memory, row_plan *out);
+/* Elements of the widest row. */
+uint32_t row_plan_width(const role_service *s);
+/* The ids of a batch whose stream is open. */
+int row_ids_find(const role_service *s, const offer *o, row_ids *ids,
+                 row_places *places);
+void row_ids_free(row_ids *ids);
+void row_places_free(row_places *places);
+/* As the worker takes them: a plan of PLAN_ROWS whose keys are the tables, and
+ * its batch. */
+int row_ids_plan(const role_service *s, const offer *o, uint32_t *plan);
+id_batch row_ids_batch(const role_service *s, const row_ids *ids);
 
 /* ---- work.c: jobs ---- */
 

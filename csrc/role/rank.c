@@ -186,13 +186,67 @@ int persia_rank_declare(role_rank *r, const wire_plan *plan)
 
 /* ---- the source of an index ---- */
 
+/* Whether the features of the plan before one whose rows travel have another
+ * name. */
+static int is_new_key(const wire_plan *p, size_t feature)
+{
+    for (size_t i = 0; i < feature; i++)
+        if (p->features[i].rows &&
+            !strcmp(p->features[i].name, p->features[feature].name))
+            return 0;
+    return 1;
+}
+
+/* The rows of a table, or NULL: its features are pooled by the worker. */
+static const wire_values *rows_of(const role_taken *t, const char *table)
+{
+    for (size_t i = 0; i < t->m.rows_n; i++)
+        if (!strcmp(t->r->plan.tables[t->m.rows[i].no].name, table))
+            return &t->m.rows[i];
+    return NULL;
+}
+
+static int count_rows(const worker_source *source, const char *table,
+                      size_t *n)
+{
+    const wire_values *v = rows_of((const role_taken *)source, table);
+    *n = v ? v->n : 0;
+    return v != NULL;
+}
+
+static int gather_rows(worker_source *source, const char *table,
+                       const int64_t *places, size_t n, float *out,
+                       size_t stride)
+{
+    const role_taken *t = (role_taken *)source;
+    const wire_values *v = rows_of(t, table);
+    if (!v)
+        return persia_err_set(PERSIA_EFEATURE,
+                              "table %s: the embedding workers do not send "
+                              "its rows to this model",
+                              table);
+    const size_t row = v->dim * wire_dtype_bytes(t->m.dtype);
+    for (size_t i = 0; i < n; i++) {
+        const size_t at = (size_t)places[i];
+        if (places[i] < 0 || at >= v->n)
+            return persia_err_set(PERSIA_EPROTOCOL,
+                                  "table %s: there is no row %lld of %zu",
+                                  table, (long long)places[i], v->n);
+        persia_wire_widen(t->m.dtype, 1, v->dim,
+                          (const char *)v->values + at * row,
+                          v->scales ? v->scales + at : NULL, out + i * stride,
+                          stride);
+    }
+    return PERSIA_OK;
+}
+
 /* The place of a feature in the plan, or features_n. */
 static size_t place_of(const role_rank *r, const taken_feature *f)
 {
     const wire_plan *p = &r->plan;
     size_t i = 0;
     while (i < p->features_n &&
-           (strcmp(p->features[i].name, f->name) ||
+           (p->features[i].rows || strcmp(p->features[i].name, f->name) ||
             strcmp(p->tables[p->features[i].table].name, f->table) ||
             p->features[i].pooling != f->pooling))
         i++;
@@ -209,7 +263,9 @@ static int read_feature(worker_source *source, const taken_feature *f,
                               "feature %s of table %s: the embedding workers "
                               "do not look it up for this model",
                               f->name, f->table);
-    const wire_values *v = &t->m.values[i];
+    const wire_values *v = t->m.values;
+    while (v->no != i) /* see check_reply() */
+        v++;
     persia_wire_widen(t->m.dtype, v->n, v->dim, v->values, v->scales, out,
                       stride);
     return PERSIA_OK;
@@ -227,36 +283,68 @@ static optim_hyper *hypers_of(const role_rank *r, const taken_update *u)
     return out;
 }
 
+/* Narrows gradients into memory from *at on. */
+static void put_grads(wire_values *v, uint32_t dtype, const float *grads,
+                      char **at)
+{
+    void *values = mem_carve(at, v->n * v->dim * wire_dtype_bytes(dtype));
+    float *scales = dtype == WIRE_FP16 ? mem_carve(at, v->n * sizeof *scales)
+                                       : NULL;
+    persia_wire_narrow(dtype, v->n, v->dim, grads, v->dim, values, scales);
+    v->values = values;
+    v->scales = scales;
+}
+
+static size_t bytes_of_grads(size_t n, uint32_t dim, uint32_t dtype)
+{
+    return n * (dim * wire_dtype_bytes(dtype) + sizeof(float)) +
+           (size_t)64 * 2;
+}
+
+/* The place of a table in the plan. */
+static uint32_t place_of_table(const role_rank *r, const char *name)
+{
+    uint32_t i = 0;
+    while (strcmp(r->plan.tables[i].name, name))
+        i++;
+    return i;
+}
+
 /* The gradients as they leave; *memory: theirs, to be freed. */
 static int make_grads(const role_taken *t, const taken_update *u,
                       wire_return *m, void **memory)
 {
-    const size_t n = t->m.samples, item = wire_dtype_bytes(m->dtype);
-    size_t bytes = (u->n + 1) * sizeof *m->grads + 64;
+    const size_t n = t->m.samples;
+    size_t bytes = (u->n + u->rows_n) * sizeof *m->grads + (size_t)64 * 3;
     for (size_t i = 0; i < u->n; i++)
-        bytes += n * (u->grads[i].feature.dim * item + sizeof(float)) + 128;
+        bytes += bytes_of_grads(n, u->grads[i].feature.dim, m->dtype);
+    for (size_t i = 0; i < u->rows_n; i++)
+        bytes += bytes_of_grads(u->rows[i].n, u->rows[i].dim, m->dtype);
     char *at = *memory = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
     if (!at)
         return persia_err_set(PERSIA_ENOMEM, "no memory for gradients");
     m->grads = mem_carve(&at, u->n * sizeof *m->grads);
     m->grads_n = u->n;
+    m->rows = mem_carve(&at, u->rows_n * sizeof *m->rows);
+    m->rows_n = u->rows_n;
     for (size_t i = 0; i < u->n; i++) {
         const taken_feature *f = &u->grads[i].feature;
         wire_values *v = &m->grads[i];
-        void *values = mem_carve(&at, n * f->dim * item);
-        float *scales = m->dtype == WIRE_FP16
-                            ? mem_carve(&at, n * sizeof *scales)
-                            : NULL;
-        *v = (wire_values){.no = (uint32_t)place_of(t->r, f),
-                           .dim = f->dim,
-                           .n = n,
-                           .values = values,
-                           .scales = scales};
+        *v = (wire_values){
+            .no = (uint32_t)place_of(t->r, f), .dim = f->dim, .n = n};
         if (v->no == t->r->plan.features_n)
             return persia_err_set(PERSIA_EFEATURE, "feature %s is not looked "
                                   "up by the embedding workers", f->name);
-        persia_wire_narrow(m->dtype, n, f->dim, u->grads[i].grad, f->dim,
-                           values, scales);
+        put_grads(v, m->dtype, u->grads[i].grad, &at);
+    }
+    for (size_t i = 0; i < u->rows_n; i++) {
+        const taken_rows *from = &u->rows[i];
+        wire_values *v = &m->rows[i];
+        *v = (wire_values){.no = place_of_table(t->r, from->table),
+                           .dim = from->dim,
+                           .n = from->n,
+                           .rows = from->places};
+        put_grads(v, m->dtype, from->grads, &at);
     }
     return PERSIA_OK;
 }
@@ -384,7 +472,10 @@ int persia_rank_next(role_rank *r, role_taken **out)
     atomic_init(&t->references, 1);
     atomic_fetch_add(&r->references, 1);
     t->r = r;
-    t->source = (worker_source){.read = read_feature, .push = push};
+    t->source = (worker_source){.rows = count_rows,
+                                .read = read_feature,
+                                .gather = gather_rows,
+                                .push = push};
     persia_wire_memory_init(&t->answer.memory);
     pthread_mutex_lock(&r->lock);
     t->number = ++r->number;
@@ -394,18 +485,53 @@ int persia_rank_next(role_rank *r, role_taken **out)
     return PERSIA_OK;
 }
 
+/* Whether values are those of a place in the plan. */
+static int check_values(const role_taken *t, const wire_values *v,
+                        uint32_t table, size_t n)
+{
+    return v->n == n && v->dim == t->r->plan.tables[table].dim && v->values;
+}
+
+/* Whether offsets are of so many keys. */
+static int check_offsets(const wire_take_reply *m, size_t keys)
+{
+    const size_t bags = keys * m->samples;
+    const uint32_t *offsets = m->offsets.offsets;
+    if (!m->offsets.n)
+        return m->ids.n == bags;
+    int good = m->offsets.n == bags + 1 && offsets[0] == 0 &&
+               offsets[bags] == m->ids.n;
+    for (size_t i = 0; good && i < bags; i++)
+        good = offsets[i] <= offsets[i + 1];
+    return good;
+}
+
 /* Whether the reply is what was declared. */
 static int check_reply(const role_taken *t)
 {
     const wire_plan *p = &t->r->plan;
     const wire_take_reply *m = &t->m;
-    int good = m->status == TAKE_EMPTY || m->status == TAKE_END ||
-               (m->status == TAKE_BATCH && m->values_n == p->features_n);
-    for (size_t i = 0; good && i < m->values_n; i++) {
-        const wire_values *v = &m->values[i];
-        good = v->no == i && v->n == m->samples &&
-               v->dim == p->tables[p->features[i].table].dim;
+    if (m->status == TAKE_EMPTY || m->status == TAKE_END)
+        return PERSIA_OK;
+    size_t pooled = 0, keys = 0;
+    int good = m->status == TAKE_BATCH;
+    for (size_t i = 0; good && i < m->rows_n; i++)
+        good = m->rows[i].no < p->tables_n &&
+               (!m->rows[i].n || check_values(t, &m->rows[i], m->rows[i].no,
+                                              m->rows[i].n));
+    for (size_t i = 0; good && i < p->features_n; i++) {
+        const wire_plan_feature *f = &p->features[i];
+        if (f->rows) {
+            keys += (size_t)is_new_key(p, i);
+            good = rows_of(t, p->tables[f->table].name) != NULL;
+            continue;
+        }
+        const wire_values *v = &m->values[pooled];
+        good = pooled < m->values_n && v->no == i &&
+               check_values(t, v, f->table, m->samples);
+        pooled++;
     }
+    good = good && pooled == m->values_n && check_offsets(m, keys);
     return good ? PERSIA_OK
                 : persia_err_set(PERSIA_EPROTOCOL,
                                  "%s: its answer to a Take is none",
@@ -556,6 +682,18 @@ void persia_taken_use(role_taken *t)
 const wire_take_reply *persia_taken_reply(const role_taken *t)
 {
     return &t->m;
+}
+
+size_t persia_taken_places(const role_taken *t, int64_t *places,
+                           int64_t *offsets)
+{
+    const wire_take_reply *m = &t->m;
+    for (size_t i = 0; places && i < m->ids.n; i++)
+        places[i] = m->ids.places[i];
+    const size_t bags = m->offsets.n ? m->offsets.n - 1 : m->ids.n;
+    for (size_t i = 0; offsets && i <= bags; i++)
+        offsets[i] = m->offsets.n ? m->offsets.offsets[i] : (int64_t)i;
+    return m->ids.n;
 }
 
 void *persia_taken_bytes(role_taken *t, size_t *n)

@@ -109,6 +109,11 @@ PERSIA_API int persia_taken_lookup(role_taken *t, store *s, index_pool *pool,
                                    uint64_t batch);
 /* What the worker answered, TAKE_BATCH or TAKE_END, when it has. */
 PERSIA_API const wire_take_reply *persia_taken_reply(const role_taken *t);
+/* The ids that are pooled here: [n] places, and [features * samples + 1]
+ * offsets of the features in the order of the plan; either may be NULL.
+ * Returns n. */
+PERSIA_API size_t persia_taken_places(const role_taken *t, int64_t *places,
+                                      int64_t *offsets);
 /* The bytes that the tensors of the reply lie in. */
 PERSIA_API void *persia_taken_bytes(role_taken *t, size_t *n);
 /* The loop has it: it is not offered again. */

@@ -26,6 +26,7 @@ static void asking_free(asking *a)
         service_leave(s);
     }
     free(a->floats);
+    row_places_free(&a->places);
     persia_wire_memory_free(&memory);
 }
 
@@ -49,42 +50,6 @@ static int put_hello(const asking *a, wire_out *o)
     return persia_wire_put_hello_reply(o, &m);
 }
 
-/* The values of a Take lie one feature after the other, and the scales of each
- * behind its values. */
-static int put_take(asking *a, wire_out *o)
-{
-    const role_service *s = a->s;
-    const offer *of = a->o;
-    wire_take_reply m = {.status = a->status, .stream = a->stream,
-                         .epoch = a->epoch};
-    if (!of)
-        return persia_wire_put_take_reply(o, &m);
-    const size_t n = of->m.samples, item = wire_dtype_bytes(a->m.take.dtype);
-    char *at = (char *)a->floats;
-    m = (wire_take_reply){.lease = of->lease,
-                          .stream = of->m.stream,
-                          .number = of->m.number,
-                          .epoch = a->epoch,
-                          .samples = of->m.samples,
-                          .dtype = a->m.take.dtype,
-                          .values_n = s->plan.features_n,
-                          .tensors = of->m.tensors,
-                          .tensors_n = of->m.tensors_n};
-    m.values = persia_wire_memory_take(&a->memory,
-                                       m.values_n * sizeof *m.values);
-    if (!m.values)
-        return PERSIA_ENOMEM;
-    for (size_t i = 0; i < m.values_n; i++) {
-        const wire_plan_feature *f = &s->plan.features[i];
-        const uint32_t dim = s->plan.tables[f->table].dim;
-        m.values[i] = (wire_values){.no = (uint32_t)i, .dim = dim, .n = n};
-        m.values[i].values = mem_carve(&at, n * dim * item);
-        if (m.dtype == WIRE_FP16)
-            m.values[i].scales = mem_carve(&at, n * sizeof(float));
-    }
-    return persia_wire_put_take_reply(o, &m);
-}
-
 static int put(asking *a, wire_out *o)
 {
     role_service *s = a->s;
@@ -101,7 +66,11 @@ static int put(asking *a, wire_out *o)
         return persia_wire_put_submit_reply(
             o, &(wire_submit_reply){a->status, a->done, a->done_n});
     case ROLE_TAKE:
-        return put_take(a, o);
+        a->taken.status = a->status;
+        a->taken.epoch = a->epoch;
+        if (!a->o)
+            a->taken.stream = a->stream;
+        return persia_wire_put_take_reply(o, &a->taken);
     case ROLE_RETURN:
         return persia_wire_put_return_reply(
             o, &(wire_return_reply){.status = a->status,
@@ -356,6 +325,7 @@ static void free_all(role_service *s)
         offer *o = s->leased;
         s->leased = o->next;
         persia_batch_index_put(o->index);
+        row_ids_free(&o->rows);
         offer_free(s, o);
     }
     while (s->streams) {

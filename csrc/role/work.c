@@ -60,7 +60,8 @@ static int copy_plan(role_service *s, const wire_plan *m)
     memcpy(p->tables, m->tables, tables);
     memcpy(p->features, m->features, features);
     p->tables_n = m->tables_n;
-    return PERSIA_OK;
+    p->features_n = m->features_n;
+    return row_plan_make(p, &s->plan_memory, &s->rows);
 }
 
 void work_declare(void *ctx)
@@ -75,8 +76,6 @@ void work_declare(void *ctx)
         service_enter(s);
         if (!rc)
             rc = copy_plan(s, m);
-        if (!rc)
-            s->plan.features_n = m->features_n;
         atomic_store(&s->declared, !rc);
         service_match(s);
         service_leave(s);
@@ -189,8 +188,8 @@ static int stream_open(role_service *s, role_stream *t)
     return rc;
 }
 
-/* A plan of some of the features (NULL: of all) for the batch's keys; their
- * columns follow one another. */
+/* A plan of some of the features that are pooled here (NULL: of all) for the
+ * batch's keys; their columns follow one another. */
 static int plan_of(const role_service *s, const offer *o,
                    const uint8_t *wanted, uint32_t *out)
 {
@@ -201,7 +200,7 @@ static int plan_of(const role_service *s, const offer *o,
         return persia_err_set(PERSIA_ENOMEM, "no memory for a plan");
     for (size_t i = 0; i < plan->features_n; i++) {
         const wire_plan_feature *f = &plan->features[i];
-        if (wanted && !wanted[i])
+        if (f->rows || (wanted && !wanted[i]))
             continue;
         plan_feature *to = &features[n++];
         memcpy(to->name, f->name, sizeof to->name);
@@ -224,69 +223,117 @@ static id_batch batch_of(const offer *o)
                       .offsets = (const int64_t *)o->m.offsets.offsets};
 }
 
-/* Columns of all features before one. */
+/* Columns of all pooled features before one. */
 static size_t column_of(const wire_plan *plan, size_t feature)
 {
     size_t column = 0;
     for (size_t i = 0; i < feature; i++)
-        column += plan->tables[plan->features[i].table].dim;
+        if (!plan->features[i].rows)
+            column += plan->tables[plan->features[i].table].dim;
     return column;
 }
 
-/* Between [samples, width] of a batch and its packed features. */
+/* Between fp32 here and what a Take is answered with. */
 typedef struct packing {
-    const wire_plan *plan;
-    float *rows;
-    size_t samples, width;
-    uint32_t dtype;
-    char *packed; /* see put_take() */
+    const role_service *s;
+    const float *pooled, *rows;  /* [samples, width]; [n, row_width] */
+    size_t width, row_width;
+    const row_ids *ids;
+    const wire_take_reply *m;
 } packing;
 
-/* Bytes of a feature, packed. */
-static size_t packed_bytes(const packing *p, size_t feature)
-{
-    const uint32_t dim = p->plan->tables[p->plan->features[feature].table].dim;
-    size_t bytes = (p->samples * dim * wire_dtype_bytes(p->dtype) + 63) &
-                   ~(size_t)63;
-    if (p->dtype == WIRE_FP16)
-        bytes += (p->samples * sizeof(float) + 63) & ~(size_t)63;
-    return bytes;
-}
-
+/* Narrows a feature, or the rows of a table. */
 static int pack(void *ctx, size_t i)
 {
     const packing *p = ctx;
-    const uint32_t dim = p->plan->tables[p->plan->features[i].table].dim;
-    char *at = p->packed;
-    for (size_t k = 0; k < i; k++)
-        at += packed_bytes(p, k);
-    void *values =
-        mem_carve(&at, p->samples * dim * wire_dtype_bytes(p->dtype));
-    float *scales = p->dtype == WIRE_FP16
-                        ? mem_carve(&at, p->samples * sizeof(float))
-                        : NULL;
-    persia_wire_narrow(p->dtype, p->samples, dim,
-                       p->rows + column_of(p->plan, i), p->width, values,
-                       scales);
+    const wire_take_reply *m = p->m;
+    const int pooled = i < m->values_n;
+    const size_t at = pooled ? i : i - m->values_n;
+    const wire_values *v = pooled ? &m->values[at] : &m->rows[at];
+    const float *from =
+        pooled ? p->pooled + column_of(&p->s->plan, v->no)
+               : p->rows + (size_t)p->ids->offsets[at] * p->row_width;
+    persia_wire_narrow(m->dtype, v->n, v->dim, from,
+                       pooled ? p->width : p->row_width,
+                       (void *)(uintptr_t)v->values,
+                       (float *)(uintptr_t)v->scales);
     return PERSIA_OK;
 }
 
-/* The answer's values, one feature after the other. */
-static int pack_all(asking *a, float *rows, size_t width)
+/* What is pooled, and the rows of which tables. */
+static int list_values(asking *a)
 {
+    const role_service *s = a->s;
     const offer *o = a->o;
-    packing p = {.plan = &a->s->plan, .rows = rows, .samples = o->m.samples,
-                 .width = width, .dtype = a->m.take.dtype};
-    size_t bytes = 64;
-    for (size_t i = 0; i < p.plan->features_n; i++)
-        bytes += packed_bytes(&p, i);
-    a->floats = aligned_alloc(64, bytes);
+    const wire_plan *plan = &s->plan;
+    wire_take_reply *m = &a->taken;
+    m->values = persia_wire_memory_take(&a->memory,
+                                        plan->features_n * sizeof *m->values);
+    m->rows = persia_wire_memory_take(&a->memory,
+                                      plan->tables_n * sizeof *m->rows);
+    if (!m->values || !m->rows)
+        return PERSIA_ENOMEM;
+    for (size_t i = 0; i < plan->features_n; i++)
+        if (!plan->features[i].rows)
+            m->values[m->values_n++] = (wire_values){
+                .no = (uint32_t)i,
+                .dim = plan->tables[plan->features[i].table].dim,
+                .n = o->m.samples};
+    for (uint32_t t = 0; t < s->rows.tables_n; t++)
+        m->rows[m->rows_n++] = (wire_values){
+            .no = s->rows.table[t],
+            .dim = plan->tables[s->rows.table[t]].dim,
+            .n = (size_t)(o->rows.offsets[t + 1] - o->rows.offsets[t])};
+    return PERSIA_OK;
+}
+
+static void give_memory(wire_values *v, uint32_t dtype, char **at)
+{
+    v->values = mem_carve(at, v->n * v->dim * wire_dtype_bytes(dtype));
+    if (dtype == WIRE_FP16)
+        v->scales = mem_carve(at, v->n * sizeof(float));
+}
+
+/* The answer's values, one feature after the other, then the rows. */
+static int pack_all(asking *a, const float *pooled, const float *rows)
+{
+    const role_service *s = a->s;
+    const offer *o = a->o;
+    wire_take_reply *m = &a->taken;
+    size_t bytes = 64, n = 0;
+    *m = (wire_take_reply){.lease = o->lease,
+                           .stream = o->m.stream,
+                           .number = o->m.number,
+                           .samples = o->m.samples,
+                           .dtype = a->m.take.dtype,
+                           .tensors = o->m.tensors,
+                           .tensors_n = o->m.tensors_n,
+                           .ids = {a->places.n, a->places.places,
+                                   a->places.weights},
+                           .offsets = {a->places.offsets_n,
+                                       a->places.offsets}};
+    int rc = list_values(a);
+    if (rc)
+        return rc;
+    for (size_t i = 0; i < m->values_n + m->rows_n; i++) {
+        const wire_values *v =
+            i < m->values_n ? &m->values[i] : &m->rows[i - m->values_n];
+        bytes += v->n * (v->dim * wire_dtype_bytes(m->dtype) + sizeof(float)) +
+                 (size_t)64 * 2;
+        n += v->n;
+    }
+    a->floats = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
     if (!a->floats)
         return persia_err_set(PERSIA_ENOMEM, "no memory for embeddings");
-    p.packed = (char *)a->floats;
+    char *at = a->floats;
+    for (size_t i = 0; i < m->values_n; i++)
+        give_memory(&m->values[i], m->dtype, &at);
+    for (size_t i = 0; i < m->rows_n; i++)
+        give_memory(&m->rows[i], m->dtype, &at);
+    packing p = {s, pooled, rows, column_of(&s->plan, s->plan.features_n),
+                 row_plan_width(s), &o->rows, m};
     return persia_sched_for_rows(persia_client_sched(o->stream->c),
-                                 p.plan->features_n,
-                                 o->m.samples * p.plan->features_n, pack, &p);
+                                 m->values_n + m->rows_n, n, pack, &p);
 }
 
 /* The next Return tells of updates that servers lost, with this thread's
@@ -312,41 +359,92 @@ static int servers_have(role_service *s, const offer *o, int *have)
     return rc;
 }
 
+/* persia_worker_forward(), once more where servers lost updates. */
+static int forward(asking *a, uint32_t plan, const id_batch *b, float *out,
+                   size_t width, batch_index **index)
+{
+    const offer *o = a->o;
+    int rc = persia_worker_forward(o->stream->w, plan, b, 0, out, width, NULL,
+                                   index);
+    if (client_is_loss(rc)) {
+        keep_loss(a->s, o->stream, rc);
+        rc = persia_worker_forward(o->stream->w, plan, b, 0, out, width, NULL,
+                                   index);
+    }
+    return rc;
+}
+
+/* The plans of a batch, and the ids that ranks pool. */
+static int make_plans(const role_service *s, offer *o, row_places *places)
+{
+    int rc = PERSIA_OK;
+    if (column_of(&s->plan, s->plan.features_n))
+        rc = plan_of(s, o, NULL, &o->plan);
+    row_ids_free(&o->rows);
+    if (!rc && s->rows.tables_n)
+        rc = row_ids_find(s, o, &o->rows, places);
+    if (!rc && s->rows.tables_n)
+        rc = row_ids_plan(s, o, &o->rows.plan);
+    o->planned = !rc;
+    return rc;
+}
+
+/* What is pooled here; *out is the caller's. */
+static int look_up_pooled(asking *a, float **out)
+{
+    const role_service *s = a->s;
+    const offer *o = a->o;
+    const size_t width = column_of(&s->plan, s->plan.features_n);
+    const id_batch b = batch_of(o);
+    *out = NULL;
+    if (!width)
+        return PERSIA_OK;
+    if (!(*out = malloc(b.bags * width * sizeof **out)))
+        return persia_err_set(PERSIA_ENOMEM, "no memory for embeddings");
+    return forward(a, o->plan, &b, *out, width, &a->o->index);
+}
+
+/* The distinct rows of the other tables. */
+static int look_up_rows(asking *a, float **out)
+{
+    const role_service *s = a->s;
+    offer *o = a->o;
+    const size_t width = row_plan_width(s);
+    *out = NULL;
+    if (!width)
+        return PERSIA_OK;
+    const id_batch b = row_ids_batch(s, &o->rows);
+    *out = malloc((b.n * width + 1) * sizeof **out);
+    if (!*out)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for embeddings");
+    return b.n ? forward(a, o->rows.plan, &b, *out, width, &o->rows.index)
+               : PERSIA_OK;
+}
+
 static int look_up(asking *a)
 {
     const role_service *s = a->s;
     offer *o = a->o;
+    float *pooled = NULL, *rows = NULL;
     int have = 0;
-    const size_t width = column_of(&s->plan, s->plan.features_n);
-    const id_batch b = batch_of(o);
-    float *rows = NULL;
     int rc = offer_check(o, &s->plan);
     if (!rc)
         rc = stream_open(a->s, o->stream);
     if (!rc)
         rc = servers_have(a->s, o, &have);
     a->status = have ? TAKE_EMPTY : TAKE_BATCH;
-    if (have)
+    if (rc || have)
         return rc;
-    if (!rc)
-        rc = plan_of(s, o, NULL, &o->plan);
-    o->planned = !rc;
-    if (!rc && !(rows = malloc(b.bags * width * sizeof *rows)))
-        rc = persia_err_set(PERSIA_ENOMEM, "no memory for embeddings");
-    batch_index *before = o->index;
+    persia_batch_index_put(o->index); /* it is looked up anew */
     o->index = NULL;
-    if (!rc) {
-        persia_batch_index_put(before); /* it is looked up anew */
-        rc = persia_worker_forward(o->stream->w, o->plan, &b, 0, rows, width,
-                                   NULL, &o->index);
-    }
-    if (client_is_loss(rc)) {
-        keep_loss(a->s, o->stream, rc);
-        rc = persia_worker_forward(o->stream->w, o->plan, &b, 0, rows, width,
-                                   NULL, &o->index);
-    }
+    rc = make_plans(s, o, &a->places);
     if (!rc)
-        rc = pack_all(a, rows, width);
+        rc = look_up_pooled(a, &pooled);
+    if (!rc)
+        rc = look_up_rows(a, &rows);
+    if (!rc)
+        rc = pack_all(a, pooled, rows);
+    free(pooled);
     free(rows);
     return rc;
 }
@@ -380,53 +478,156 @@ void work_take(void *ctx)
 
 /* ---- updates ---- */
 
-static int check_return(const role_service *s, const offer *o,
-                        const wire_return *m, uint8_t *wanted, size_t *width,
-                        int *all)
+/* Which features and tables have gradients. */
+typedef struct returned {
+    uint8_t *pooled; /* [features] */
+    uint8_t *rows;   /* [tables] */
+    size_t width;    /* of the pooled ones as they go to the worker */
+    int all;         /* the pooled ones are those of the lookup */
+    row_ids ids;     /* those of `rows`, if they are not those of the lookup */
+    float *floats;
+} returned;
+
+static int check_pooled(const role_service *s, const offer *o,
+                        const wire_return *m, returned *r)
 {
     const wire_plan *plan = &s->plan;
-    *width = 0;
-    if (m->hypers_n != plan->tables_n)
-        return persia_err_set(PERSIA_EARG,
-                              "hyper-parameters of %zu tables, but there are "
-                              "%zu",
-                              m->hypers_n, plan->tables_n);
     for (size_t i = 0; i < m->grads_n; i++) {
         const wire_values *g = &m->grads[i];
         const wire_plan_feature *f =
             g->no < plan->features_n ? &plan->features[g->no] : NULL;
-        if (!f || wanted[g->no] || g->n != o->m.samples ||
+        if (!f || f->rows || r->pooled[g->no] || g->n != o->m.samples ||
             g->dim != plan->tables[f->table].dim)
             return persia_err_set(PERSIA_ESHAPE,
                                   "the gradient of feature %s is not that of "
                                   "its embeddings",
                                   f ? f->name : "?");
-        wanted[g->no] = 1;
+        r->pooled[g->no] = 1;
     }
-    *all = 1;
+    r->all = 1;
     for (size_t i = 0; i < plan->features_n; i++) {
         const wire_plan_feature *f = &plan->features[i];
-        *all &= wanted[i] || !f->trainable;
-        *width += wanted[i] ? plan->tables[f->table].dim : 0;
+        if (f->rows)
+            continue;
+        r->all &= r->pooled[i] || !f->trainable;
+        r->width += r->pooled[i] ? plan->tables[f->table].dim : 0;
     }
-    if (*all)
-        *width = column_of(plan, plan->features_n);
+    if (r->all)
+        r->width = column_of(plan, plan->features_n);
     return PERSIA_OK;
 }
 
+/* The rows of a table, or tables_n. */
+static uint32_t rows_of(const row_plan *r, uint32_t table)
+{
+    uint32_t t = 0;
+    while (t < r->tables_n && r->table[t] != table)
+        t++;
+    return t;
+}
+
+static int check_rows(const role_service *s, const offer *o,
+                      const wire_return *m, returned *r)
+{
+    for (size_t i = 0; i < m->rows_n; i++) {
+        const wire_values *g = &m->rows[i];
+        const uint32_t t = rows_of(&s->rows, g->no);
+        int good = t < s->rows.tables_n && o->rows.ids && !r->rows[t] &&
+                   g->dim == s->plan.tables[g->no].dim;
+        const size_t n =
+            good ? (size_t)(o->rows.offsets[t + 1] - o->rows.offsets[t]) : 0;
+        good = good && (g->rows ? g->n <= n : g->n == n);
+        for (size_t k = 0; good && g->rows && k < g->n; k++)
+            good = g->rows[k] < n;
+        if (!good)
+            return persia_err_set(PERSIA_ESHAPE,
+                                  "the gradients of table %u are not those of "
+                                  "its rows",
+                                  g->no);
+        r->rows[t] = 1;
+    }
+    return PERSIA_OK;
+}
+
+static int check_return(const role_service *s, const offer *o,
+                        const wire_return *m, returned *r)
+{
+    if (m->hypers_n != s->plan.tables_n)
+        return persia_err_set(PERSIA_EARG,
+                              "hyper-parameters of %zu tables, but there are "
+                              "%zu",
+                              m->hypers_n, s->plan.tables_n);
+    int rc = check_pooled(s, o, m, r);
+    return rc ? rc : check_rows(s, o, m, r);
+}
+
 /* The gradients as the output of the plan has them. */
-static void widen_all(const role_service *s, const wire_return *m, size_t rows,
-                      const uint8_t *wanted, int all, size_t width, float *to)
+static void widen_pooled(const role_service *s, const wire_return *m,
+                         const returned *r, size_t rows)
 {
     const wire_plan *plan = &s->plan;
     for (size_t i = 0; i < m->grads_n; i++) {
         const wire_values *g = &m->grads[i];
         size_t column = 0;
         for (uint32_t k = 0; k < g->no; k++)
-            if (all || wanted[k])
+            if (!plan->features[k].rows && (r->all || r->pooled[k]))
                 column += plan->tables[plan->features[k].table].dim;
         persia_wire_widen(m->dtype, rows, g->dim, g->values, g->scales,
-                          to + column, width);
+                          r->floats + column, r->width);
+    }
+}
+
+/* The gradients of a table's rows, by its place among such tables; or NULL. */
+static const wire_values *rows_in(const role_service *s, const wire_return *m,
+                                  uint32_t t)
+{
+    size_t i = 0;
+    while (i < m->rows_n && m->rows[i].no != s->rows.table[t])
+        i++;
+    return i < m->rows_n ? &m->rows[i] : NULL;
+}
+
+/* The ids of the rows that have gradients: a batch of its own, unless all
+ * have. */
+static int find_rows(const role_service *s, const offer *o,
+                     const wire_return *m, returned *r, const row_ids **out)
+{
+    const uint32_t tables = s->rows.tables_n;
+    size_t n = 0;
+    int all = 1;
+    for (uint32_t t = 0; t < tables; t++) {
+        const wire_values *g = rows_in(s, m, t);
+        all &= g && !g->rows;
+        n += g ? g->n : 0;
+    }
+    *out = all ? &o->rows : &r->ids;
+    if (all)
+        return PERSIA_OK;
+    r->ids = (row_ids){.ids = malloc((n + 1) * sizeof *r->ids.ids),
+                       .offsets = calloc(tables + (size_t)1,
+                                         sizeof *r->ids.offsets),
+                       .plan = o->rows.plan};
+    if (!r->ids.ids || !r->ids.offsets)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for ids");
+    n = 0;
+    for (uint32_t t = 0; t < tables; t++) {
+        const wire_values *g = rows_in(s, m, t);
+        const uint64_t *from = o->rows.ids + o->rows.offsets[t];
+        for (size_t k = 0; g && k < g->n; k++)
+            r->ids.ids[n++] = from[g->rows ? g->rows[k] : k];
+        r->ids.offsets[t + 1] = (int64_t)n;
+    }
+    return PERSIA_OK;
+}
+
+static void widen_rows(const role_service *s, const wire_return *m,
+                       const row_ids *ids, size_t width, float *to)
+{
+    for (uint32_t t = 0; t < s->rows.tables_n; t++) {
+        const wire_values *g = rows_in(s, m, t);
+        if (g)
+            persia_wire_widen(m->dtype, g->n, g->dim, g->values, g->scales,
+                              to + (size_t)ids->offsets[t] * width, width);
     }
 }
 
@@ -451,48 +652,83 @@ static int push(asking *a, const worker_grad *g, size_t n)
     return rc;
 }
 
-/* For a batch that was looked up elsewhere. */
-static int make_plan(role_service *s, offer *o)
+/* For a batch that was looked up elsewhere: its rows have the same places
+ * here. */
+static int plan_again(role_service *s, offer *o)
 {
+    row_places places = {0};
     int rc = offer_check(o, &s->plan);
     if (!rc)
         rc = stream_open(s, o->stream);
     if (!rc)
-        rc = plan_of(s, o, NULL, &o->plan);
-    o->planned = !rc;
+        rc = make_plans(s, o, &places);
+    row_places_free(&places);
+    return rc;
+}
+
+/* The gradients as the worker takes them: up to two. */
+static int make_grads(asking *a, returned *r, worker_grad *out, size_t *n)
+{
+    const role_service *s = a->s;
+    offer *o = a->o;
+    const wire_return *m = &a->m.back;
+    const row_ids *ids = NULL;
+    const size_t row_width = row_plan_width(s);
+    worker_grad *g = out;
+    *n = 0;
+    int rc = o->planned ? PERSIA_OK : plan_again(a->s, o);
+    if (!rc)
+        rc = check_return(s, o, m, r);
+    if (!rc && m->rows_n)
+        rc = find_rows(s, o, m, r, &ids);
+    if (rc)
+        return rc;
+    const size_t pooled = o->m.samples * r->width;
+    const size_t rows =
+        ids ? (size_t)ids->offsets[s->rows.tables_n] * row_width : 0;
+    r->floats = calloc(pooled + rows + 1, sizeof *r->floats);
+    if (!r->floats)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for gradients");
+    if (m->grads_n) {
+        widen_pooled(s, m, r, o->m.samples);
+        *g = (worker_grad){.plan = o->plan,
+                           .batch = batch_of(o),
+                           .index = r->all ? o->index : NULL,
+                           .grad = r->floats,
+                           .stride = r->width};
+        if (!r->all) /* the index is of all features */
+            rc = plan_of(s, o, r->pooled, &g->plan);
+        g++;
+    }
+    if (ids) {
+        widen_rows(s, m, ids, row_width, r->floats + pooled);
+        *g++ = (worker_grad){.plan = ids->plan,
+                             .batch = row_ids_batch(s, ids),
+                             .index = ids->index,
+                             .grad = r->floats + pooled,
+                             .stride = row_width};
+    }
+    *n = (size_t)(g - out);
     return rc;
 }
 
 static int apply(asking *a)
 {
     const role_service *s = a->s;
-    offer *o = a->o;
-    const wire_return *m = &a->m.back;
-    size_t width;
-    int all = 0;
-    uint8_t *wanted = calloc(s->plan.features_n, 1);
-    int rc = wanted ? check_return(s, o, m, wanted, &width, &all)
-                    : persia_err_set(PERSIA_ENOMEM, "no memory for an update");
-    if (!rc && !o->planned)
-        rc = make_plan(a->s, o);
-    if (rc)
-        goto done;
-    worker_grad g = {.plan = o->plan, .batch = batch_of(o), .index = o->index,
-                     .stride = width};
-    if (!all) { /* the index is of all features */
-        g.index = NULL;
-        rc = m->grads_n ? plan_of(s, o, wanted, &g.plan) : PERSIA_OK;
-    }
-    a->floats = calloc(o->m.samples * width + 1, sizeof(float));
-    if (!rc && !a->floats)
-        rc = persia_err_set(PERSIA_ENOMEM, "no memory for gradients");
-    if (rc)
-        goto done;
-    g.grad = a->floats;
-    widen_all(s, m, o->m.samples, wanted, all, width, a->floats);
-    rc = push(a, &g, m->grads_n != 0);
-done:
-    free(wanted);
+    worker_grad grads[2];
+    size_t n = 0;
+    returned r = {.pooled = calloc(s->plan.features_n + 1, 1),
+                  .rows = calloc(s->plan.tables_n + 1, 1)};
+    int rc = r.pooled && r.rows
+                 ? make_grads(a, &r, grads, &n)
+                 : persia_err_set(PERSIA_ENOMEM, "no memory for an update");
+    if (!rc)
+        rc = push(a, grads, n);
+    free(r.floats);
+    free(r.ids.ids);
+    free(r.ids.offsets);
+    free(r.pooled);
+    free(r.rows);
     return rc;
 }
 

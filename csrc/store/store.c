@@ -236,13 +236,17 @@ int persia_store_forward(store *s, uint64_t ticket, uint32_t plan,
 }
 
 int persia_store_read(store *s, uint64_t batch, uint64_t ticket, uint32_t plan,
-                      size_t bags, float *out, size_t stride, int *taken)
+                      const id_batch *ids, float *out, size_t stride)
 {
     batch_index *index;
     int rc = prefetch_taken(s->p, batch, 1, &index);
-    *taken = index != NULL;
-    if (index)
-        rc = persia_worker_read(s->w, plan, index, bags, out, stride);
+    if (!rc && !index)
+        rc = persia_err_set(PERSIA_ETICKET,
+                            "a forward of a batch that was trained, skipped "
+                            "or abandoned: its embeddings are here no longer, "
+                            "and its ids are at the embedding workers");
+    if (!rc)
+        rc = persia_worker_read(s->w, plan, index, ids, out, stride);
     if (rc)
         persia_batch_index_put(index);
     else

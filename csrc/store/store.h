@@ -235,11 +235,11 @@ PERSIA_API int persia_store_batch_take(store *s, uint64_t batch, uint32_t plan,
 /* Returns when a batch that is taken from elsewhere is there.  Its error, or
  * PERSIA_EINTR; PERSIA_OK where the batch is none, or has ended. */
 PERSIA_API int persia_store_batch_wait(store *s, uint64_t batch);
-/* A forward of such a batch: the output of a plan for so many bags.  *taken: 0
- * if the batch is none; then nothing is written. */
+/* A forward of such a batch, see persia_worker_read(); PERSIA_ETICKET if it
+ * has ended. */
 PERSIA_API int persia_store_read(store *s, uint64_t batch, uint64_t ticket,
-                                 uint32_t plan, size_t bags, float *out,
-                                 size_t stride, int *taken);
+                                 uint32_t plan, const id_batch *ids,
+                                 float *out, size_t stride);
 
 /* ---- steps of all ranks ----
  *

@@ -22,7 +22,8 @@ namespace {
  * from its push on).  Names are tensors so that compiled graphs take them as
  * inputs.  `batch` is the ticket of the ids: the batch's number, and a
  * version that is negative if its ids are to be looked up now; AGAIN if they
- * were before, and perhaps this forward will never be pushed. */
+ * were before, and perhaps this forward will never be pushed.  A number with
+ * TAKEN is of a batch whose ids are elsewhere: it cannot be looked up. */
 enum { AGAIN = -2 };
 
 Tensor ticket(const Tensor &batch, int64_t store, bool grad)
@@ -34,9 +35,10 @@ Tensor ticket(const Tensor &batch, int64_t store, bool grad)
         check(persia_store_error(s.get()));
     name[0] = grad ? static_cast<int64_t>(persia_store_ticket(s.get())) : 0;
     const int64_t *of = numbers_of(batch);
-    name[1] = of[1] == AGAIN ? -of[0] : of[1] < 0 ? 0 : of[0];
+    const bool anew = of[1] < 0 && !(of[0] & TAKEN);
+    name[1] = of[1] == AGAIN ? -of[0] : anew ? 0 : of[0];
     if (of[1] != AGAIN)
-        persia_store_batch_bind(s.get(), static_cast<uint64_t>(of[0]),
+        persia_store_batch_bind(s.get(), batch_number(of[0]),
                                 static_cast<uint64_t>(name[0]));
     return out;
 }

@@ -3,6 +3,7 @@
 #ifndef PERSIA_TORCH_OPS_H
 #define PERSIA_TORCH_OPS_H
 
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -133,6 +134,15 @@ inline size_t height_of(const Shape &shape, const id_batch &batch)
     return shape.kind == PLAN_BAGS ? batch.bags : batch.n;
 }
 
+/* Added to the number in the ticket of a batch whose ids are elsewhere. */
+constexpr int64_t TAKEN = int64_t{1} << 62;
+
+/* Of a ticket or name: the number alone. */
+inline uint64_t batch_number(int64_t name)
+{
+    return static_cast<uint64_t>(std::abs(name) & ~TAKEN);
+}
+
 /* Of which forward a gradient is, and its ids' rows. */
 inline void name_grad(store *s, store_grad *g, const Tensor &rows,
                       const Tensor &ticket)
@@ -147,7 +157,7 @@ inline void name_grad(store *s, store_grad *g, const Tensor &rows,
     }
     g->ticket = static_cast<uint64_t>(name[0]);
     if (name[1] < 0)
-        persia_store_batch_bind(s, static_cast<uint64_t>(-name[1]), g->ticket);
+        persia_store_batch_bind(s, batch_number(name[1]), g->ticket);
     if (persia_store_is_embedded(s)) /* else the index has them */
         g->grad.rows = static_cast<const uint32_t *>(rows.const_data_ptr());
 }
@@ -237,6 +247,8 @@ inline std::unique_ptr<Lookup> ahead_of(store *s, int64_t number,
                                         const Lookup &now)
 {
     void *owner = nullptr;
+    if (number & TAKEN) /* see look_up_now() */
+        return nullptr;
     check(persia_store_batch_take(s, static_cast<uint64_t>(number), now.plan,
                                   &owner));
     std::unique_ptr<Lookup> ahead(static_cast<Lookup *>(owner));
@@ -249,16 +261,14 @@ inline std::unique_ptr<Lookup> ahead_of(store *s, int64_t number,
 /* The lookup of a forward of this name that none was ahead of. */
 inline void look_up_now(store *s, const int64_t *name, Lookup &now)
 {
-    int taken;
+    const auto number = static_cast<uint64_t>(name[0]);
     now.allocate();
-    check(persia_store_read(
-        s, static_cast<uint64_t>(name[1] > 0 ? name[1] : 0),
-        static_cast<uint64_t>(name[0]), now.plan, now.batch.bags,
-        now.vectors(), now.width, &taken));
-    if (!taken)
-        check(persia_store_forward(s, static_cast<uint64_t>(name[0]), now.plan,
-                                   &now.batch, now.vectors(), now.width,
-                                   now.hints()));
+    if (std::abs(name[1]) & TAKEN)
+        check(persia_store_read(s, batch_number(name[1]), number, now.plan,
+                                &now.batch, now.vectors(), now.width));
+    else
+        check(persia_store_forward(s, number, now.plan, &now.batch,
+                                   now.vectors(), now.width, now.hints()));
 }
 
 } // namespace persia_ops

@@ -448,10 +448,11 @@ static const wire_field plan_feature_fields[] = {
     [2] = F(wire_plan_feature, table, U32, "table", .limit = 4095),
     [3] = F(wire_plan_feature, pooling, U32, "pooling", .limit = 2),
     [4] = F(wire_plan_feature, trainable, U32, "trainable", .limit = 1),
+    [5] = F(wire_plan_feature, rows, U32, "rows", .limit = 1),
 };
 static const wire_type plan_feature_type = {
     .name = "PlanFeature", .size = sizeof(wire_plan_feature),
-    .fields = plan_feature_fields, .fields_n = 4
+    .fields = plan_feature_fields, .fields_n = 5
 };
 
 static const wire_field plan_fields[] = {
@@ -513,6 +514,15 @@ static const wire_type tensor_type = {
     .fields_n = 4, .leader = 4
 };
 
+static const wire_field batch_weights_fields[] = {
+    [1] = F(wire_batch_weights, weights, BULK, "weights",
+        COUNT(wire_batch_weights, n), .item = 4),
+};
+static const wire_type batch_weights_type = {
+    .name = "BatchWeights", .size = sizeof(wire_batch_weights),
+    .fields = batch_weights_fields, .fields_n = 1, .leader = 1
+};
+
 static const wire_field submit_fields[] = {
     [1] = F(wire_submit, caller, MESSAGE, "caller", .type = &caller_type),
     [2] = F(wire_submit, stream, FIXED64, "stream"),
@@ -527,6 +537,8 @@ static const wire_field submit_fields[] = {
         .type = &batch_offsets_type),
     [10] = F(wire_submit, tensors, MESSAGES, "tensors",
         COUNT(wire_submit, tensors_n), .limit = 4096, .type = &tensor_type),
+    [11] = F(wire_submit, weights, MESSAGE, "weights",
+        .type = &batch_weights_type),
     [20] = F(wire_submit, attempt, U32, "attempt", .limit = UINT32_MAX),
     [21] = F(wire_submit, epoch, U64, "epoch"),
 };
@@ -581,6 +593,26 @@ static const wire_type take_type = {
     .fields_n = 21, .dtype = 5, .check = at_check_take
 };
 
+static const wire_field row_ids_fields[] = {
+    [1] = F(wire_row_ids, places, BULK, "places", COUNT(wire_row_ids, n),
+        .item = 4),
+    [2] = F(wire_row_ids, weights, BULK, "weights", COUNT(wire_row_ids, n),
+        .item = 4),
+};
+static const wire_type row_ids_type = {
+    .name = "RowIds", .size = sizeof(wire_row_ids), .fields = row_ids_fields,
+    .fields_n = 2, .leader = 1
+};
+
+static const wire_field row_offsets_fields[] = {
+    [1] = F(wire_row_offsets, offsets, BULK, "offsets",
+        COUNT(wire_row_offsets, n), .item = 4),
+};
+static const wire_type row_offsets_type = {
+    .name = "RowOffsets", .size = sizeof(wire_row_offsets),
+    .fields = row_offsets_fields, .fields_n = 1, .leader = 1
+};
+
 static const wire_field take_reply_fields[] = {
     [1] = F(wire_take_reply, status, U32, "status", .limit = 2),
     [2] = F(wire_take_reply, lease, FIXED64, "lease"),
@@ -593,6 +625,11 @@ static const wire_field take_reply_fields[] = {
     [8] = F(wire_take_reply, tensors, MESSAGES, "tensors",
         COUNT(wire_take_reply, tensors_n), .limit = 4096,
         .type = &tensor_type),
+    [9] = F(wire_take_reply, rows, MESSAGES, "rows",
+        COUNT(wire_take_reply, rows_n), .limit = 4096, .type = &values_type),
+    [10] = F(wire_take_reply, ids, MESSAGE, "ids", .type = &row_ids_type),
+    [11] = F(wire_take_reply, offsets, MESSAGE, "offsets",
+        .type = &row_offsets_type),
     [20] = F(wire_take_reply, epoch, U64, "epoch"),
 };
 static const wire_type take_reply_type = {
@@ -611,6 +648,8 @@ static const wire_field return_fields[] = {
         .limit = 4096, .type = &values_type),
     [8] = F(wire_return, hypers, MESSAGES, "hypers",
         COUNT(wire_return, hypers_n), .limit = 4096, .type = &hyper_type),
+    [9] = F(wire_return, rows, MESSAGES, "rows", COUNT(wire_return, rows_n),
+        .limit = 4096, .type = &values_type),
     [20] = F(wire_return, stream, FIXED64, "stream"),
     [21] = F(wire_return, number, U64, "number"),
 };

@@ -415,12 +415,16 @@ typedef struct wire_stats_reply {
     uint64_t restore; /* see HelloReply */
 } wire_stats_reply;
 
-/* What is pooled: a feature by a table. */
+/* What is looked up: a feature by a table. */
 typedef struct wire_plan_feature {
     char name[256];
     uint32_t table; /* place in `tables` */
     uint32_t pooling;
     uint32_t trainable;
+    /* The rank pools it: its table's distinct rows travel, and for each id its
+     * place among them. All features of a table alike; `pooling` is not
+     * read. */
+    uint32_t rows;
 } wire_plan_feature;
 
 typedef struct wire_plan {
@@ -461,6 +465,12 @@ typedef struct wire_tensor {
     const uint8_t *data;
 } wire_tensor;
 
+/* Passed on to ranks that pool a feature; absent: all are 1. */
+typedef struct wire_batch_weights {
+    size_t n;
+    const float *weights; /* [n] */
+} wire_batch_weights;
+
 typedef struct wire_submit {
     wire_caller caller;
     /* Of the loader, not 0: random, or that of an earlier process which sent
@@ -476,6 +486,7 @@ typedef struct wire_submit {
     wire_batch_offsets offsets; /* left out: each bag has one id */
     wire_tensor *tensors;
     size_t tensors_n;
+    wire_batch_weights weights;
     /* From 1 (0: the same). From the second on another worker, or an earlier
      * process of this one, may have the batch, or have trained it: the worker
      * asks all servers before it offers it, and waits until all ranks have
@@ -519,6 +530,20 @@ typedef struct wire_take {
     uint32_t begun; /* the rank has had batches in this pass */
 } wire_take;
 
+/* Each id as its place among the distinct rows of its table. */
+typedef struct wire_row_ids {
+    size_t n;
+    const uint32_t *places; /* [n] */
+    const float *weights; /* [n]; absent: all are 1 */
+} wire_row_ids;
+
+/* The ids of feature f and sample s are places[offsets[f * samples + s]] up to
+ * places[offsets[f * samples + s + 1]]. */
+typedef struct wire_row_offsets {
+    size_t n;
+    const uint32_t *offsets; /* [features * samples + 1] */
+} wire_row_offsets;
+
 typedef struct wire_take_reply {
     uint32_t status;
     uint64_t lease;
@@ -528,11 +553,19 @@ typedef struct wire_take_reply {
     uint64_t number; /* of the batch */
     uint32_t samples;
     uint32_t dtype;
-    /* as they were declared; `no` is the place of the feature */
+    /* Pooled, as they were declared; `no` is the place of the feature. */
     wire_values *values;
     size_t values_n;
     wire_tensor *tensors;
     size_t tensors_n;
+    /* Distinct rows of the tables that travel so; `no` is the place of the
+     * table. */
+    wire_values *rows;
+    size_t rows_n;
+    /* The ids of the features whose tables are in `rows`; a feature of several
+     * such tables is here once. They are in the order of the plan. */
+    wire_row_ids ids;
+    wire_row_offsets offsets; /* left out: each bag has one id */
     uint64_t epoch; /* that the pass is, as the loader of `stream` counts */
 } wire_take_reply;
 
@@ -548,6 +581,10 @@ typedef struct wire_return {
     size_t grads_n;
     optim_hyper *hypers; /* of each table of the plan */
     size_t hypers_n;
+    /* Gradients of distinct rows; `no` is the place of the table, and `rows`
+     * are the places of those that have one; absent: all have. */
+    wire_values *rows;
+    size_t rows_n;
     /* Of the batch. A worker that did not give this lease, but has the batch
      * in its queue, applies the gradients to it. */
     uint64_t stream;

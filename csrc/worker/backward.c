@@ -112,6 +112,8 @@ static int pieces_add(worker *w, const worker_grad *g, slice *cut, pieces *out)
     const plan *p = worker_plan_get(w, g->plan);
     int rc = batch_slice(w, p, &g->batch, cut);
     uint32_t job = 0;
+    if (!rc && taken_is(g))
+        taken_cut(w, p, g->index->source, cut);
     for (uint32_t k = 0; k < p->n && !rc; k++) {
         job += k && cut[k - 1].n > 0;
         if (cut[k].n == 0 || !cut[k].f->want.trainable)
@@ -212,6 +214,15 @@ static int build_jobs(worker *w, const pieces *all, scratch *tmp,
                                   .parts_n = count};
     }
     return PERSIA_OK;
+}
+
+int worker_push_jobs(worker *w, const worker_grad *grads, size_t n,
+                     scratch *tmp, push_job **jobs, uint32_t **tables,
+                     size_t *jobs_n)
+{
+    pieces all;
+    int rc = collect(w, grads, n, tmp, &all);
+    return rc ? rc : build_jobs(w, &all, tmp, jobs, tables, jobs_n);
 }
 
 /* A gradient in the order of memory, in pieces of about SWEEP floats: much
@@ -394,13 +405,10 @@ int persia_worker_sums(worker *w, const worker_grad *grads, size_t n,
     scratch *tmp = scratch_take(w);
     if (!tmp)
         return PERSIA_ENOMEM;
-    pieces all;
     push_job *jobs;
     uint32_t *tables;
     size_t jobs_n = 0;
-    rc = collect(w, grads, n, tmp, &all);
-    if (!rc)
-        rc = build_jobs(w, &all, tmp, &jobs, &tables, &jobs_n);
+    rc = worker_push_jobs(w, grads, n, tmp, &jobs, &tables, &jobs_n);
     worker_sum *sums = calloc(jobs_n + 1, sizeof *sums);
     if (!rc && !sums)
         rc = persia_err_set(PERSIA_ENOMEM, "no memory for %zu tables", jobs_n);

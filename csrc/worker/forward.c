@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "pool/pool.h"
-#include "worker/plan.h"
+#include "worker/taken.h"
 
 enum { BAGS_A_CHUNK = 512 };
 
@@ -74,9 +74,17 @@ static int pool_all(worker *w, const plan *p, const id_batch *b,
                                  pool_chunk, &c);
 }
 
+/* Where the rows are: of shards, or (source) of a batch whose ids are
+ * elsewhere. */
+typedef struct rows_from {
+    uint64_t after;
+    batch_index **index;
+    worker_source *source;
+} rows_from;
+
 static int forward(worker *w, const plan *p, const id_batch *b,
-                   uint64_t after, scratch *tmp, float *out, size_t stride,
-                   uint32_t *rows, batch_index **index)
+                   const rows_from *from, scratch *tmp, float *out,
+                   size_t stride, uint32_t *rows)
 {
     int rc = persia_mem_buffer_need(&tmp->slices,
                                     p->n * (sizeof(slice) + sizeof(pooled)));
@@ -89,6 +97,8 @@ static int forward(worker *w, const plan *p, const id_batch *b,
     rc = batch_slice(w, p, b, slices);
     if (rc)
         return rc;
+    if (from->source)
+        taken_cut(w, p, from->source, slices);
 
     size_t floats = 0; /* of rows that are pooled */
     for (uint32_t i = 0; i < p->n; i++)
@@ -125,7 +135,10 @@ static int forward(worker *w, const plan *p, const id_batch *b,
         }
         jobs_n += s->n > 0;
     }
-    rc = persia_client_pull_indexed(w->c, after, tables, jobs, jobs_n, index);
+    rc = from->source
+             ? taken_pull(w, from->source, tables, jobs, jobs_n)
+             : persia_client_pull_indexed(w->c, from->after, tables, jobs,
+                                          jobs_n, from->index);
     if (rc)
         return rc;
     return pool_all(w, p, b, slices, tmp->rows.data,
@@ -146,11 +159,31 @@ int persia_worker_forward(worker *w, uint32_t no, const id_batch *batch,
         return PERSIA_ENOMEM;
     if (index && !persia_client_is_embedded(w->c))
         rows = NULL;
-    int rc = forward(w, p, batch, after, tmp, out, stride, rows, index);
+    const rows_from from = {.after = after, .index = index};
+    int rc = forward(w, p, batch, &from, tmp, out, stride, rows);
     scratch_give(w, tmp);
     if (rc && index) {
         persia_batch_index_put(*index);
         *index = NULL;
     }
     return rc;
+}
+
+int persia_worker_read(worker *w, uint32_t no, batch_index *index,
+                       const id_batch *batch, float *out, size_t stride)
+{
+    const plan *p = worker_plan_get(w, no);
+    const rows_from from = {.source = index->source};
+    if (!p)
+        return PERSIA_EARG;
+    if (batch->bags != from.source->samples)
+        return persia_err_set(PERSIA_ESHAPE,
+                              "%zu samples, but the embedding worker has "
+                              "looked up %zu",
+                              batch->bags, from.source->samples);
+    scratch *tmp = scratch_take(w);
+    int rc = tmp ? forward(w, p, batch, &from, tmp, out, stride, NULL)
+                 : PERSIA_ENOMEM;
+    scratch_give(w, tmp);
+    return rc ? rc : taken_read(w, from.source, p, out, stride);
 }

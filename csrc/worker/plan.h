@@ -50,6 +50,11 @@ typedef struct slice {
 /* Checks the batch against the plan and cuts it into one slice a feature. */
 int batch_slice(worker *w, const plan *p, const id_batch *b, slice *out);
 
+/* The gradients as push jobs, one a table that has some; in memory of
+ * `tmp`. */
+int worker_push_jobs(worker *w, const worker_grad *grads, size_t n,
+                     scratch *tmp, push_job **jobs, uint32_t **tables,
+                     size_t *jobs_n);
 const plan *worker_plan_get(const worker *w, uint32_t no);
 /* A scratch for this call, or NULL with the error set. */
 scratch *scratch_take(worker *w);

@@ -20,33 +20,45 @@ static taken_feature feature_of(const worker *w, const planned *f)
                            .dim = f->dim};
 }
 
-static int check_batch(const plan *p, const worker_source *s, size_t bags)
+static const char *table_of(const worker *w, uint32_t no)
 {
-    if (p->kind != PLAN_BAGS)
-        return persia_err_set(PERSIA_EARG,
-                              "feature %s is a sequence: embedding workers "
-                              "pool all features; use an "
-                              "EmbeddingBagCollection",
-                              p->features[0].want.name);
-    if (bags != s->samples)
-        return persia_err_set(PERSIA_ESHAPE,
-                              "%zu samples, but the embedding worker has "
-                              "looked up %zu",
-                              bags, s->samples);
-    return PERSIA_OK;
+    return persia_client_table(w->c, no)->name;
 }
 
-int persia_worker_read(worker *w, uint32_t no, batch_index *index, size_t bags,
-                       float *out, size_t stride)
+/* Whether its features are pooled elsewhere. */
+static int is_pooled(const worker *w, const worker_source *s, uint32_t table)
 {
-    const plan *p = worker_plan_get(w, no);
-    if (!p)
-        return PERSIA_EARG;
-    worker_source *s = index->source;
-    int rc = check_batch(p, s, bags);
-    for (uint32_t i = 0; i < p->n && !rc; i++) {
+    size_t n;
+    return !s->rows(s, table_of(w, table), &n);
+}
+
+void taken_cut(const worker *w, const plan *p, const worker_source *s,
+               slice *slices)
+{
+    for (uint32_t i = 0; i < p->n; i++)
+        if (is_pooled(w, s, p->features[i].want.table))
+            slices[i] = (slice){.f = &p->features[i]};
+}
+
+int taken_pull(worker *w, worker_source *s, const uint32_t *tables,
+               const pull_job *jobs, size_t jobs_n)
+{
+    int rc = PERSIA_OK;
+    for (size_t i = 0; i < jobs_n && !rc; i++)
+        rc = s->gather(s, table_of(w, tables[i]),
+                       (const int64_t *)jobs[i].ids, jobs[i].n, jobs[i].out,
+                       jobs[i].stride);
+    return rc;
+}
+
+int taken_read(worker *w, worker_source *s, const plan *p, float *out,
+               size_t stride)
+{
+    int rc = PERSIA_OK;
+    for (uint32_t i = 0; i < p->n && p->kind == PLAN_BAGS && !rc; i++) {
         const taken_feature f = feature_of(w, &p->features[i]);
-        rc = s->read(s, &f, out + p->features[i].column, stride);
+        if (is_pooled(w, s, p->features[i].want.table))
+            rc = s->read(s, &f, out + p->features[i].column, stride);
     }
     return rc;
 }
@@ -77,28 +89,25 @@ static void add(taken_grad *all, size_t *n, const taken_feature *f,
             to[b * dim + i] += g->grad[b * g->stride + column + i];
 }
 
-/* All are of one batch; *features, *floats: of all together. */
+/* *features, *floats: of all together. */
 static int check_grads(worker *w, const worker_grad *grads, size_t n,
                        size_t *features, size_t *floats)
 {
-    int rc = PERSIA_OK;
     *features = *floats = 0;
-    for (size_t i = 0; i < n && !rc; i++) {
+    for (size_t i = 0; i < n; i++) {
         const worker_grad *g = &grads[i];
-        if (!taken_is(g) || g->index->source != grads[0].index->source)
+        if (!taken_is(g))
             return persia_err_set(
                 PERSIA_EARG,
-                "an update of several batches, and embedding workers have "
-                "their ids: make one update a batch");
+                "an update of batches of which embedding workers have the "
+                "ids, and of others: make an update of each");
         const plan *p = worker_plan_get(w, g->plan);
-        rc = p ? check_batch(p, g->index->source, g->batch.bags)
-               : PERSIA_EARG;
-        if (rc)
-            return rc;
+        if (!p)
+            return PERSIA_EARG;
         *features += p->n;
         *floats += p->width * g->batch.bags;
     }
-    return rc;
+    return PERSIA_OK;
 }
 
 static void add_all(worker *w, const worker_grad *grads, size_t n,
@@ -106,14 +115,98 @@ static void add_all(worker *w, const worker_grad *grads, size_t n,
 {
     for (size_t i = 0; i < n; i++) {
         const plan *p = worker_plan_get(w, grads[i].plan);
-        for (uint32_t k = 0; k < p->n; k++) {
+        for (uint32_t k = 0; k < p->n && p->kind == PLAN_BAGS; k++) {
             const planned *f = &p->features[k];
             const taken_feature feature = feature_of(w, f);
-            if (f->want.trainable)
+            if (f->want.trainable &&
+                is_pooled(w, grads[i].index->source, f->want.table))
                 add(all, all_n, &feature, &grads[i], f->column, &room);
         }
     }
 }
+
+/* ---- gradients of rows ---- */
+
+/* Adds those of a part to the sums of its rows, in the order of its ids.
+ * place: [rows] where the sum of each is, from 1; 0: nowhere yet. */
+HOT static int sum_part(const push_part *part, size_t rows, uint32_t dim,
+                        uint32_t *place, taken_rows *out)
+{
+    for (size_t i = 0; i < part->n; i++) {
+        const uint64_t row = part->ids[i];
+        if (row >= rows)
+            return persia_err_set(PERSIA_EARG, "there is no row %llu of %zu",
+                                  (unsigned long long)row, rows);
+        const int first = !place[row];
+        if (first) {
+            out->places[out->n] = (uint32_t)row;
+            place[row] = (uint32_t)++out->n;
+        }
+        floats_add(out->grads + (size_t)(place[row] - 1) * dim,
+                   part->grad + (part->bag ? part->bag[i] : i) * part->stride,
+                   part->scale ? part->scale[i] : 1, first, dim);
+    }
+    return PERSIA_OK;
+}
+
+static int sum_job(const push_job *job, size_t rows, taken_rows *out)
+{
+    uint32_t *place = calloc(rows + 1, sizeof *place);
+    out->places = malloc((rows + 1) * sizeof *out->places);
+    out->grads = malloc((rows * out->dim + 1) * sizeof *out->grads);
+    int rc = place && out->places && out->grads
+                 ? PERSIA_OK
+                 : persia_err_set(PERSIA_ENOMEM, "no memory for gradients");
+    for (size_t i = 0; i < job->parts_n && !rc; i++)
+        rc = sum_part(&job->parts[i], rows, out->dim, place, out);
+    free(place);
+    return rc;
+}
+
+static void free_rows(taken_rows *rows, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        free(rows[i].places);
+        free(rows[i].grads);
+    }
+    free(rows);
+}
+
+/* The gradients of the rows of all tables that have some; *out to be freed by
+ * free_rows(). */
+static int sum_rows(worker *w, const worker_grad *grads, size_t n,
+                    taken_rows **out, size_t *out_n)
+{
+    const worker_source *s = grads[0].index->source;
+    push_job *jobs;
+    uint32_t *tables;
+    size_t jobs_n = 0;
+    *out_n = 0;
+    *out = NULL;
+    scratch *tmp = scratch_take(w);
+    if (!tmp)
+        return PERSIA_ENOMEM;
+    int rc = worker_push_jobs(w, grads, n, tmp, &jobs, &tables, &jobs_n);
+    if (!rc && !(*out = calloc(jobs_n + 1, sizeof **out)))
+        rc = persia_err_set(PERSIA_ENOMEM, "no memory for gradients");
+    for (size_t i = 0; i < jobs_n && !rc; i++) {
+        taken_rows *to = &(*out)[*out_n];
+        size_t rows;
+        *to = (taken_rows){.table = table_of(w, tables[i]),
+                           .dim = persia_client_table(w->c, tables[i])->dim};
+        ++*out_n;
+        rc = s->rows(s, to->table, &rows)
+                 ? sum_job(&jobs[i], rows, to)
+                 : persia_err_set(PERSIA_EFEATURE,
+                                  "table %s: the embedding workers do not "
+                                  "send its rows",
+                                  to->table);
+    }
+    scratch_give(w, tmp);
+    return rc;
+}
+
+/* ---- updates ---- */
 
 int taken_backward(worker *w, const worker_grad *grads, size_t n,
                    const client_update *update, const optim_args *optim,
@@ -129,6 +222,7 @@ int taken_backward(worker *w, const worker_grad *grads, size_t n,
         return rc;
     taken_grad *all = malloc(features * sizeof *all);
     float *room = malloc(floats * sizeof *room + 1);
+    taken_rows *rows = NULL;
     taken_update u = {.grads = all, .optim = optim, .optim_n = optim_n,
                       .c = w->c};
     if (!all || !room) {
@@ -136,10 +230,15 @@ int taken_backward(worker *w, const worker_grad *grads, size_t n,
         goto done;
     }
     add_all(w, grads, n, all, &u.n, room);
+    rc = sum_rows(w, grads, n, &rows, &u.rows_n);
+    if (rc)
+        goto done;
+    u.rows = rows;
     u.t = update->number ? persia_client_t_of(w->c, update) : 0;
     worker_source *s = grads[0].index->source;
     rc = s->push(s, &u, counts);
 done:
+    free_rows(rows, u.rows_n);
     free(room);
     free(all);
     return rc;
@@ -155,8 +254,10 @@ int taken_finite(worker *w, const worker_grad *grads, size_t n,
         const plan *p = worker_plan_get(w, g->plan);
         for (uint32_t k = 0; k < p->n; k++) {
             const planned *f = &p->features[k];
+            const int bags = p->kind == PLAN_BAGS;
             if (f->want.trainable && f->want.table < finite_n &&
-                !persia_rows_finite(g->grad + f->column, g->batch.bags, f->dim,
+                !persia_rows_finite(g->grad + (bags ? f->column : 0),
+                                    bags ? g->batch.bags : g->batch.n, f->dim,
                                     g->stride))
                 finite[f->want.table] = 0;
         }

@@ -4,6 +4,15 @@
 
 #include "worker/plan.h"
 
+/* No ids are left of features that are pooled elsewhere. */
+void taken_cut(const worker *w, const plan *p, const worker_source *s,
+               slice *slices);
+/* The rows of jobs whose ids are places. */
+int taken_pull(worker *w, worker_source *s, const uint32_t *tables,
+               const pull_job *jobs, size_t jobs_n);
+/* The columns of features that are pooled elsewhere. */
+int taken_read(worker *w, worker_source *s, const plan *p, float *out,
+               size_t stride);
 /* Whether a gradient is of such a batch. */
 int taken_is(const worker_grad *g);
 /* persia_worker_backward() and persia_worker_finite() of gradients of which

@@ -113,8 +113,10 @@ typedef struct worker_counts {
  *
  * An embedding worker in another process has the ids of a batch, and has
  * looked it up.  What stands for them here is an index with this source.  A
- * forward reads the pooled values from it, and the backward gives it their
- * gradients. */
+ * table's features are all pooled there, or all here.  What is pooled here has
+ * ids all the same: each is its place among the distinct rows of its table,
+ * which are of the source, too.  A forward reads from it, and the backward
+ * gives it gradients of pooled values and of rows. */
 
 /* A feature of a plan, as both sides know it. */
 typedef struct taken_feature {
@@ -123,15 +125,26 @@ typedef struct taken_feature {
     uint32_t dim;
 } taken_feature;
 
-/* The gradient of one feature: [samples, dim], packed. */
+/* The gradient of one feature that is pooled there: [samples, dim], packed. */
 typedef struct taken_grad {
     taken_feature feature;
     const float *grad;
 } taken_grad;
 
+/* The gradients of distinct rows of a table. */
+typedef struct taken_rows {
+    const char *table;
+    uint32_t dim;
+    size_t n;
+    uint32_t *places; /* [n] of the rows */
+    float *grads;     /* [n, dim] */
+} taken_rows;
+
 typedef struct taken_update {
     const taken_grad *grads; /* [n] each feature once */
     size_t n;
+    const taken_rows *rows;  /* [rows_n] each table once */
+    size_t rows_n;
     uint64_t t;              /* see persia_client_t() */
     const optim_args *optim; /* [optim_n] by table of the client */
     uint32_t optim_n;
@@ -141,18 +154,24 @@ typedef struct taken_update {
 typedef struct worker_source worker_source;
 struct worker_source {
     size_t samples;
+    /* Whether the features of a table are pooled here: *n distinct rows. */
+    int (*rows)(const worker_source *s, const char *table, size_t *n);
     /* Pooled values: [samples, dim], rows `stride` floats apart. */
     int (*read)(worker_source *s, const taken_feature *f, float *out,
                 size_t stride);
+    /* Rows of a table, each below their number: [n, dim] likewise. */
+    int (*gather)(worker_source *s, const char *table, const int64_t *places,
+                  size_t n, float *out, size_t stride);
     /* Returns when every shard has applied the gradients. */
     int (*push)(worker_source *s, const taken_update *update,
                 worker_counts *counts);
 };
 
-/* The output of a plan of PLAN_BAGS for such a batch. */
+/* The output of a plan for such a batch. */
 PERSIA_API int persia_worker_read(worker *w, uint32_t plan,
-                                  struct batch_index *index, size_t bags,
-                                  float *out, size_t stride);
+                                  struct batch_index *index,
+                                  const id_batch *batch, float *out,
+                                  size_t stride);
 
 /* Sums the gradients per table and id in the order given, and applies them
  * as one update.  optim: [tables of the store]; the step of Adam's bias

@@ -371,6 +371,46 @@ class JaggedBatch:
             return None
         return self._placed("_weights", self._weights)
 
+    def with_weights(self, weights: Mapping[str, Tensor]) -> JaggedBatch:
+        """The same ids with other weights, such as learned ones.
+
+        A weighted module that is given it belongs to the batch of a
+        ``persia.DataLoader`` that these ids are of.
+
+        Args:
+            weights: by feature, floating [n_f]: one an id of the feature.
+                Other features keep theirs; without any each is 1.
+
+        Raises:
+            MissingFeature: there is no feature of a name.
+            DtypeError, ShapeError: weights that are not one an id.
+        """
+        for key in weights:
+            if key not in self._keys:
+                raise errors.MissingFeature(
+                    f"no feature {key!r} in this JaggedBatch; it has "
+                    f"{self._keys}"
+                )
+        parts = []
+        bounds = itertools.pairwise(self.offset_per_key())
+        for key, (start, stop) in zip(self._keys, bounds, strict=True):
+            if key in weights:
+                what = f"weights of feature {key!r}"
+                part = _weights(what, weights[key], stop - start)
+            elif self._weights is not None:
+                part = self._weights[start:stop]
+            else:
+                part = torch.ones(stop - start, device=self._values.device)
+            parts.append(part.to(torch.float32))
+        out = type(self).__new__(type(self))
+        out.__dict__.update(self.__dict__)
+        out._copies = {}
+        out._weights = torch.cat(parts)
+        if out.ticket is not None:  # what was looked up has other weights
+            anew = torch.tensor(-1, device="cpu")
+            out.ticket = torch.stack((out.ticket[0], anew))
+        return out
+
     def stride(self) -> int:
         """The number of samples, B."""
         return self._stride

@@ -93,8 +93,6 @@ class Sender:
     def send(self, batch: Batch) -> None:
         """Sends one batch; returns when a worker has it in its queue.
 
-        Weights of ids are left out.
-
         Raises:
             MissingFeature: the model looks up a feature that the batch has
                 not.
@@ -117,12 +115,13 @@ class Sender:
             if (t := getattr(batch, name)) is not None
         ]
         self._open = True
-        values, offsets, _ = tensors_of(ids)
+        values, offsets, weights = tensors_of(ids)
         self._core.send(
             ids.stride(),
             ids.keys(),
             _raw(values),
             None if offsets is None else _raw(offsets),
+            None if weights is None else _raw(weights.float()),
             tensors,
         )
 

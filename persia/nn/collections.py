@@ -28,7 +28,14 @@ from persia.store.configs import (
 from persia.store.default import default_store
 from persia.store.device import Link, Way, link_of
 from persia.store.engine import engine_of
-from persia.store.operators import in_graphs, prefetch, pull, typed, versions
+from persia.store.operators import (
+    TAKEN,
+    in_graphs,
+    prefetch,
+    pull,
+    typed,
+    versions,
+)
 from persia.store.state import check_state, state_of
 
 __all__ = [
@@ -236,7 +243,7 @@ class Collection(nn.Module):
             batch = ahead.find(ids, weights)
             if batch is None and grad:
                 ahead.miss()
-        elif versions(*ids[5]) != int(batch[1]):
+        elif int(batch[0]) < TAKEN and versions(*ids[5]) != int(batch[1]):
             batch = _looked_up_anew(batch)  # for they changed in between
             if grad:
                 ahead.miss()

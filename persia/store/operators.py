@@ -30,6 +30,7 @@ __all__ = [
     "COMPILES",
     "HELD",
     "SHAPES",
+    "TAKEN",
     "in_graphs",
     "prefetch",
     "pull",
@@ -272,6 +273,9 @@ _push = _ops.push_v1.default
 _ticket = _ops.ticket_v1.default
 _drop = _ops.drop_v1.default
 _again = torch.tensor(-2, device="cpu")  # AGAIN of csrc/torch/ops.cpp
+
+#: Added to the number in the ticket of a batch whose ids are elsewhere.
+TAKEN = 1 << 62
 
 #: prefetch(values, offsets, weights, store, plan, number): adds a lookup to
 #: a data loader's batch.

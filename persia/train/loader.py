@@ -23,6 +23,7 @@ from persia.data.jagged import JaggedBatch
 from persia.nn.collections import Collection
 from persia.store.ahead import LookedUp
 from persia.store.engine import Engine, engine_of
+from persia.store.operators import TAKEN
 from persia.train.stream import Stream, Taking, open_pass
 
 __all__ = ["DataLoader", "skip"]
@@ -469,7 +470,7 @@ def skip(ids: Any) -> None:
     ticket = getattr(ids, "ticket", None)
     if isinstance(ticket, Tensor) and ticket.numel():
         for one in list(_passes):
-            one._skip(int(ticket[0]))
+            one._skip(int(ticket[0]) & ~TAKEN)
 
 
 def _put(ids: Any, ticket: Tensor) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,15 +21,15 @@ from persia.distributed.addresses import (
 from persia.distributed.security import Security
 from persia.nn.collections import Collection, EmbeddingBagCollection
 from persia.store import Store
-from persia.store.configs import pooling_of
+from persia.store.configs import TableConfig, pooling_of
 from persia.store.engine import engine_of
-from persia.store.operators import versions
+from persia.store.operators import TAKEN
 
 __all__ = ["Stream", "Taking"]
 
 _ELSEWHERE = (
     "the ids of this batch are at the embedding workers: a rank gets their "
-    "pooled embeddings only"
+    "embeddings only"
 )
 
 
@@ -37,14 +37,16 @@ class Stream:
     """The batches of data loaders, looked up by embedding workers.
 
     It is the ``batches`` of a :class:`persia.DataLoader`; a model needs no
-    change. Each batch comes with the pooled embeddings of its ids, and its
-    gradients go back to the worker, which applies them at the parameter
-    servers. An iteration ends when the data loaders have ended an epoch.
+    change. Each batch comes with the embeddings of its ids, and its gradients
+    go back to the worker, which applies them at the parameter servers. An
+    iteration ends when the data loaders have ended an epoch.
+
+    Workers pool the ids of a :class:`persia.EmbeddingBagCollection`. Of tables
+    that a weighted one or a :class:`persia.EmbeddingCollection` looks up, the
+    distinct rows of a batch travel, and the trainer pools them.
 
     The model's store must be on the servers of the workers
-    (``Store(servers=...)``). Its modules must be
-    :class:`persia.EmbeddingBagCollection` without weights, and each update is
-    of one batch.
+    (``Store(servers=...)``), and each update is of one batch.
 
     Args:
         workers: addresses "host:port" of embedding workers, several with
@@ -136,34 +138,28 @@ def open_pass(
     if stream._rank is None:
         stream._rank = stream._connect(store)
     features = _features(modules)
-    tables = list({c.name: c for _, c in features}.values())
+    tables = list({f.config.name: f.config for f in features}.values())
     places = {c.name: i for i, c in enumerate(tables)}
     stream._rank.declare(
         [engine_of(store).native(c) for c in tables],
         [
-            (name, places[c.name], pooling_of(c), bool(c.trainable))
-            for name, c in features
+            (
+                f.name,
+                places[f.config.name],
+                f.pooling,
+                bool(f.config.trainable),
+                f.rows,
+            )
+            for f in features
         ],
     )
-    keys = list(dict.fromkeys(name for name, _ in features))
-    taking = Taking(stream._rank, store, keys)
+    taking = Taking(stream._rank, store, features)
     stream._taking = weakref.ref(taking)
     return taking
 
 
 def _check(modules: Sequence[Collection], staleness: int | None) -> Store:
     """The store of modules that workers can look up for."""
-    for module in modules:
-        if not isinstance(module, EmbeddingBagCollection):
-            what = "looks up sequences"
-        elif module.is_weighted():
-            what = "has weights"
-        else:
-            continue
-        raise errors.InvalidArgument(
-            f"a Stream: the module with the features {module.features} "
-            f"{what}; embedding workers pool features without weights"
-        )
     store = modules[0].store
     if any(module.store is not store for module in modules):
         raise errors.InvalidArgument(
@@ -183,27 +179,65 @@ def _check(modules: Sequence[Collection], staleness: int | None) -> Store:
     return store
 
 
-def _features(modules: Sequence[Collection]) -> list[tuple[str, Any]]:
-    """(feature, config) of all outputs, each once."""
-    found: dict[tuple[str, str, int], tuple[str, Any]] = {}
+class _Feature(NamedTuple):
+    """A feature by a table.
+
+    Attributes:
+        name: of the feature.
+        config: of the table.
+        pooling: by the worker; 0 where it does not pool.
+        rows: whether distinct rows of the table travel.
+    """
+
+    name: str
+    config: TableConfig
+    pooling: int
+    rows: bool
+
+
+def _features(modules: Sequence[Collection]) -> list[_Feature]:
+    """All outputs, each once."""
+    rows = {
+        config.name
+        for module in modules
+        for _, _, config in module.outputs
+        if not isinstance(module, EmbeddingBagCollection)
+        or module.is_weighted()
+    }
+    found: dict[tuple[str, str, int], _Feature] = {}
     for module in modules:
-        for _, feature, config in module.outputs:
-            key = (feature, config.name, pooling_of(config))
-            found.setdefault(key, (feature, config))
+        for _, name, config in module.outputs:
+            as_rows = config.name in rows
+            pooling = 0 if as_rows else pooling_of(config)
+            one = _Feature(name, config, pooling, as_rows)
+            found.setdefault((name, config.name, pooling), one)
     return list(found.values())
 
 
 class TakenIds(JaggedBatch):
-    """In the place of a batch's ids, which are elsewhere."""
+    """In the place of a batch's ids, which are elsewhere.
 
-    def __init__(self, keys: Sequence[str], samples: int, zeros: Tensor):
+    Its values are places among the distinct rows of the tables that travel.
+    Features that workers pool have empty bags.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        rows: int,
+        samples: int,
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+    ) -> None:
         self._keys = list(keys)
+        self._rows = rows  # keys from the first one on that have values
         self._stride = samples
-        # No bag has it: a lookup of these ids is refused.
-        self._values = torch.zeros(1, dtype=torch.int64, device="cpu")
-        self._offsets = zeros
-        self._lengths = None
-        self._weights = None
+        self._values = values
+        self._offsets: Tensor = offsets
+        self._lengths = torch.diff(offsets) if rows else None
+        self._weights = weights
+        self._device = None
         self._copies = {}
         self.ticket = None
 
@@ -212,26 +246,54 @@ class TakenIds(JaggedBatch):
         raise errors.InvalidArgument(_ELSEWHERE)
 
     def lengths(self) -> Tensor:
-        """Raises InvalidArgument."""
-        raise errors.InvalidArgument(_ELSEWHERE)
+        """Of a batch whose features all travel as rows, else raises."""
+        self._check_all()
+        return super().lengths()
 
     def offsets(self) -> Tensor:
-        """Raises InvalidArgument."""
-        raise errors.InvalidArgument(_ELSEWHERE)
+        """Of a batch whose features all travel as rows, else raises."""
+        self._check_all()
+        return super().offsets()
+
+    def _check_all(self) -> None:
+        if self._rows < len(self._keys):
+            raise errors.InvalidArgument(_ELSEWHERE)
 
     def _part(self, key: str) -> tuple[Tensor, ...]:
-        raise errors.InvalidArgument(_ELSEWHERE)
+        """In place of ids: numbers that are equal where the ids are."""
+        if key not in self._keys[: self._rows]:
+            raise errors.InvalidArgument(f"feature {key!r}: {_ELSEWHERE}")
+        first = self._keys.index(key) * self._stride
+        bags = slice(first, first + self._stride)
+        assert self._lengths is not None
+        ids = slice(int(self._offsets[first]), int(self._offsets[bags.stop]))
+        values = self._placed("_values", self._values)[ids]
+        lengths = self._placed("_lengths", self._lengths)[bags]
+        if self._weights is None:
+            return values, lengths
+        return values, lengths, self.weights()[ids]
+
+    def with_weights(self, weights: Mapping[str, Tensor]) -> JaggedBatch:
+        """The same batch with other weights of features whose rows travel."""
+        for key in weights:
+            if key in self._keys[self._rows :]:
+                raise errors.InvalidArgument(f"feature {key!r}: {_ELSEWHERE}")
+        out = super().with_weights(weights)
+        out.ticket = self.ticket
+        return out
 
 
 class Taking(Iterator[_core.Taken]):
     """One pass over a :class:`Stream`: batches that are asked for."""
 
     def __init__(
-        self, rank: _core.Rank, store: Store, keys: Sequence[str]
+        self, rank: _core.Rank, store: Store, features: Sequence[_Feature]
     ) -> None:
         self._rank = rank
         self._handle = engine_of(store).handle
-        self._keys = keys
+        rows = dict.fromkeys(f.name for f in features if f.rows)
+        self._rows = len(rows)
+        self._keys = list(rows | dict.fromkeys(f.name for f in features))
         self._zeros = torch.zeros(0, dtype=torch.int64, device="cpu")
         self.closed = False
 
@@ -252,12 +314,8 @@ class Taking(Iterator[_core.Taken]):
             name: _tensor(taken, type_, shape, offset, size)
             for name, type_, shape, offset, size in taken.tensors()
         }
-        bags = len(self._keys) * taken.samples + 1
-        if len(self._zeros) < bags:
-            self._zeros = torch.zeros(bags, dtype=torch.int64, device="cpu")
-        ids = TakenIds(self._keys, taken.samples, self._zeros[:bags])
-        version = versions(ids._values, ids._offsets)
-        ids.ticket = torch.tensor([number, version], device="cpu")
+        ids = self._ids(taken)
+        ids.ticket = torch.tensor([number | TAKEN, 0], device="cpu")
         return Batch(
             tensors.get("dense"),
             ids,
@@ -266,11 +324,44 @@ class Taking(Iterator[_core.Taken]):
             tensors.get("timestamp"),
         )
 
+    def _ids(self, taken: _core.Taken) -> TakenIds:
+        """The places of ids whose rows travel; empty bags of the others."""
+        bags = len(self._keys) * taken.samples + 1
+        if not self._rows:
+            if len(self._zeros) < bags:
+                self._zeros = torch.zeros(
+                    bags, dtype=torch.int64, device="cpu"
+                )
+            values, offsets = self._zeros[:0], self._zeros[:bags]
+            return TakenIds(
+                self._keys, 0, taken.samples, values, offsets, None
+            )
+        places, ends, floats = taken.places(self._rows)
+        values = _array(places, torch.int64)
+        offsets = _array(ends, torch.int64)
+        n = bags - len(offsets)
+        if n:
+            rest = torch.full(
+                (n,), len(values), dtype=torch.int64, device="cpu"
+            )
+            offsets = torch.cat((offsets, rest))
+        weights = None if floats is None else _array(floats, torch.float32)
+        return TakenIds(
+            self._keys, self._rows, taken.samples, values, offsets, weights
+        )
+
     def close(self) -> None:
         """What was not received is offered again."""
         if not self.closed:
             self.closed = True
             self._rank.cancel()
+
+
+def _array(data: bytearray, dtype: torch.dtype) -> Tensor:
+    """A tensor that lies in these bytes."""
+    if not data:
+        return torch.empty(0, dtype=dtype, device="cpu")
+    return torch.frombuffer(data, dtype=dtype)
 
 
 def _tensor(

@@ -104,8 +104,9 @@ static wire_stats_reply stats_reply = {
 };
 
 static wire_plan_feature plan_features[] = {
-    { "a", 1, ROLE_POOL_SQRTN, 1 }, { .name = "b" }
+    { "a", 1, ROLE_POOL_SQRTN, 1, 1 }, { .name = "b" }
 };
+static uint32_t places[8] = { 0, 3, UINT32_MAX };
 static wire_plan plan = { CALLER, specs, 2, plan_features, 2 };
 static wire_plan_reply plan_reply = { 1 };
 static wire_batch_feature batch_features[] = { { "a" }, { "b" } };
@@ -115,21 +116,23 @@ static wire_tensor tensors[] = {
 };
 static wire_submit submit = {
     CALLER, 5, 9, 8, 3, batch_features, 2, { N, ids }, { 7, ids }, tensors,
-    2, 4, UINT64_MAX
+    2, { N, floats }, 4, UINT64_MAX
 };
 static wire_heartbeat heartbeat = { CALLER, 5, 9, 8, 1 };
 static wire_batch_name held[] = { { 5, 1 }, { UINT64_MAX, 1ull << 40 } };
 static wire_submit_reply submit_reply = { SUBMIT_FULL, left, 3 };
 static wire_take take = { CALLER, 3, 1, 2, WIRE_BF16, held, 2, 1 };
 static wire_take_reply take_reply = {
-    TAKE_END, 1, 2, 3, 4, WIRE_FP16, values, 3, tensors, 2, 7
+    TAKE_END, 1, 2, 3, 4, WIRE_FP16, values, 3, tensors, 2, values, 2,
+    { 8, places, floats }, { 7, places }, 7
 };
 static wire_values grads[] = { { 4095, DIM, N, floats, NULL, NULL } };
 static optim_hyper hypers[] = {
     { .kind = 3, .beta2 = 0.5f, .grad_scale = 1 }, { .lr = 1 }
 };
 static wire_return give_back = {
-    CALLER, 1, 2, RETURN_UNUSED, 3, WIRE_FP32, grads, 1, hypers, 2, 6, 7
+    CALLER, 1, 2, RETURN_UNUSED, 3, WIRE_FP32, grads, 1, hypers, 2, grads, 1,
+    6, 7
 };
 static wire_return_reply return_reply = { RETURNED_GONE, 1, 2, 3, 4, 5 };
 static wire_worker_stats_reply worker_stats_reply = {
