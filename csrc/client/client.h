@@ -120,6 +120,8 @@ typedef struct client_update {
     uint64_t through;     /* all numbers up to it have ended, or were passed
                              over; 0: those that came */
     uint64_t t;           /* see persia_client_t(); 0: by its name */
+    uint64_t group;       /* of an update of several batches, each a part; or
+                             0: then parts are of a step */
 } client_update;
 /* A number is at most so far behind `through`, or as many before it are under
  * way.  Numbers that were passed over may still be sent by a later life of
@@ -148,6 +150,9 @@ PERSIA_API int persia_client_has(ps_client *c, uint64_t number);
 /* The update of this name will not come: its number is given up; other ranks
  * that wait for its part of a sync step are sent an empty one. */
 PERSIA_API int persia_client_skip(ps_client *c, const client_update *update);
+/* A part of the update of a group will not come: the others do not wait for it
+ * any more. */
+PERSIA_API int persia_client_pass(ps_client *c, const client_update *update);
 /* Updates applied so far, of shard 0. */
 PERSIA_API uint64_t persia_client_updates(const ps_client *c);
 /* Updates have their t (Adam's step, and the key of their draws) from their

@@ -66,6 +66,35 @@ static int tell_all(joining *j, uint64_t limit_ns)
     return rc;
 }
 
+static void fill_pass(void *ctx, request *q)
+{
+    const client_update *u = ctx;
+    q->args.leave = (wire_leave){.caller = q->caller, .rank = u->part,
+                                 .world = u->parts, .group = u->group};
+}
+
+static int accept_pass(void *ctx, request *q)
+{
+    (void)ctx;
+    (void)q;
+    return PERSIA_OK;
+}
+
+int persia_client_pass(ps_client *r, const client_update *update)
+{
+    client_update u = *update;
+    fan f = {.method = WIRE_LEAVE, .fill = fill_pass, .accept = accept_pass,
+             .ctx = &u};
+    call *k = call_take(r);
+    if (!k)
+        return PERSIA_ENOMEM;
+    int rc = fan_prepare(k, NULL, r->servers_n);
+    if (!rc)
+        rc = fan_run(k, &f, client_deadline(r));
+    call_give(k);
+    return rc;
+}
+
 int persia_client_join(ps_client *r, uint64_t step, uint64_t *applied)
 {
     joining j = {.r = r, .joins = 1, .step = step};

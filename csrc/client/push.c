@@ -111,6 +111,7 @@ static void fill_push(void *ctx, request *q)
                      .step = p->update.step,
                      .part = p->update.part,
                      .parts = p->update.parts,
+                     .group = p->update.group,
                      .t = p->t,
                      .dtype = r->dtype};
     pthread_mutex_lock(&r->lock);

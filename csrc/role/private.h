@@ -19,6 +19,7 @@
 enum {
     ROLE_STREAMS = 256, /* of loaders at once */
     ROLE_WINDOW = 4 * WIRE_BATCHES_MAX,
+    ROLE_WAITING = 1024, /* threads, at most: one a part that waits */
     ROLE_LEASES = 65536, /* of which is known how they ended */
     ROLE_OFFERS = 4, /* of a batch; then it is given up */
     ROLE_EPOCHS = 1 << 20 /* of a loader, at most */
@@ -48,7 +49,7 @@ enum offer_state {
     OFFER_QUEUED,    /* in the queue */
     OFFER_LOOKING,   /* a job looks it up for a rank */
     OFFER_LEASED,    /* a rank has it */
-    OFFER_RETURNING, /* a job applies its gradients */
+    OFFER_RETURNING, /* a job applies its gradients, or sums them */
     OFFER_DONE,      /* freed when nothing uses it */
     OFFER_STATES
 };
@@ -169,6 +170,7 @@ typedef struct asking {
     char text[512];
     uint32_t status;
     void (*job)(void *asking); /* that answers it; or NULL */
+    int waits;       /* the job waits for those of others */
     uint64_t *done;  /* [done_n] of a Submit */
     size_t done_n;
     uint64_t stream, epoch; /* of a Take: see TakeReply */
@@ -177,6 +179,9 @@ typedef struct asking {
     void *floats;    /* of a Take or Return */
     wire_take_reply taken;
     row_places places; /* of a Take */
+    worker_sum *sums;  /* [sums_n] */
+    size_t sums_n;
+    wire_sums_reply summed;
 } asking;
 
 struct role_service {
@@ -184,6 +189,7 @@ struct role_service {
     uint64_t boot, born;
     ps_client *look; /* to see the servers' tables; pushes nothing */
     sched *jobs;
+    sched *waiting; /* of jobs that wait for each other */
     pthread_mutex_t declaring; /* one Declare at a time */
 
     pthread_mutex_t lock;      /* guards all below */
@@ -253,6 +259,7 @@ void service_submit(asking *a);
 void service_heartbeat(asking *a);
 void service_take(asking *a);
 void service_return(asking *a);
+void service_sums(asking *a);
 void service_hello(asking *a);
 /* Whether a rank may have it, or none has said that it does not. */
 int is_withheld(const role_service *s, const offer *o, uint64_t now);
@@ -303,5 +310,6 @@ void work_return(void *asking_of_return);
 void work_hello(void *asking_of_hello);
 /* A Return of a batch that is not here. */
 void work_unknown(void *asking_of_return);
+void work_sums(void *asking_of_return);
 
 #endif

@@ -23,7 +23,8 @@ void service_leave(role_service *s)
         if (!a->job)
             asking_answer(a, a->rc ? persia_err_set(a->rc, "%s", a->text)
                                    : PERSIA_OK);
-        else if (persia_sched_submit(s->jobs, a->job, a))
+        else if (persia_sched_submit(a->waits ? s->waiting : s->jobs, a->job,
+                                     a))
             a->job(a); /* there is no memory for a job */
         a = next;
     }
@@ -469,6 +470,7 @@ static void return_to(asking *a, offer *o)
                                       "not ended"));
     } else if (m->reason == RETURN_TRAINED) {
         a->job = work_return;
+        a->waits = m->parts > 1;
         lease_to(a, o, m->rank, o->state == OFFER_LEASED ? o->request : 0);
         offer_event(o, OFFER_RETURN);
     } else {
@@ -498,6 +500,26 @@ void service_return(asking *a)
     else
         return_to(a, o);
     service_match(s);
+}
+
+void service_sums(asking *a)
+{
+    const wire_return *m = &a->m.back;
+    offer *o = is_of_rank(a->s, m) ? leased(a->s, m) : NULL;
+    a->summed.gone = !o;
+    if (o && o->state != OFFER_LEASED) {
+        ready_error(a, persia_err_set(PERSIA_EUNAVAILABLE,
+                                      "an earlier request of this batch has "
+                                      "not ended"));
+        return;
+    }
+    if (o) {
+        offer_event(o, OFFER_RETURN);
+        o->users++;
+        a->o = o;
+        a->job = work_sums;
+    }
+    ready(a);
 }
 
 /* ---- what waits ---- */

@@ -12,7 +12,6 @@
 #include "role/rank.h"
 
 #define AGAIN_NS ((uint64_t)10000000)
-#define WAIT_NS ((uint64_t)100000000)
 #define RPC_NS ((uint64_t)30 * 1000000000)
 
 /* ---- life ---- */
@@ -184,283 +183,6 @@ int persia_rank_declare(role_rank *r, const wire_plan *plan)
     return there ? PERSIA_OK : rc;
 }
 
-/* ---- the source of an index ---- */
-
-/* Whether the features of the plan before one whose rows travel have another
- * name. */
-static int is_new_key(const wire_plan *p, size_t feature)
-{
-    for (size_t i = 0; i < feature; i++)
-        if (p->features[i].rows &&
-            !strcmp(p->features[i].name, p->features[feature].name))
-            return 0;
-    return 1;
-}
-
-/* The rows of a table, or NULL: its features are pooled by the worker. */
-static const wire_values *rows_of(const role_taken *t, const char *table)
-{
-    for (size_t i = 0; i < t->m.rows_n; i++)
-        if (!strcmp(t->r->plan.tables[t->m.rows[i].no].name, table))
-            return &t->m.rows[i];
-    return NULL;
-}
-
-static int count_rows(const worker_source *source, const char *table,
-                      size_t *n)
-{
-    const wire_values *v = rows_of((const role_taken *)source, table);
-    *n = v ? v->n : 0;
-    return v != NULL;
-}
-
-static int gather_rows(worker_source *source, const char *table,
-                       const int64_t *places, size_t n, float *out,
-                       size_t stride)
-{
-    const role_taken *t = (role_taken *)source;
-    const wire_values *v = rows_of(t, table);
-    if (!v)
-        return persia_err_set(PERSIA_EFEATURE,
-                              "table %s: the embedding workers do not send "
-                              "its rows to this model",
-                              table);
-    const size_t row = v->dim * wire_dtype_bytes(t->m.dtype);
-    for (size_t i = 0; i < n; i++) {
-        const size_t at = (size_t)places[i];
-        if (places[i] < 0 || at >= v->n)
-            return persia_err_set(PERSIA_EPROTOCOL,
-                                  "table %s: there is no row %lld of %zu",
-                                  table, (long long)places[i], v->n);
-        persia_wire_widen(t->m.dtype, 1, v->dim,
-                          (const char *)v->values + at * row,
-                          v->scales ? v->scales + at : NULL, out + i * stride,
-                          stride);
-    }
-    return PERSIA_OK;
-}
-
-/* The place of a feature in the plan, or features_n. */
-static size_t place_of(const role_rank *r, const taken_feature *f)
-{
-    const wire_plan *p = &r->plan;
-    size_t i = 0;
-    while (i < p->features_n &&
-           (p->features[i].rows || strcmp(p->features[i].name, f->name) ||
-            strcmp(p->tables[p->features[i].table].name, f->table) ||
-            p->features[i].pooling != f->pooling))
-        i++;
-    return i;
-}
-
-static int read_feature(worker_source *source, const taken_feature *f,
-                        float *out, size_t stride)
-{
-    const role_taken *t = (role_taken *)source;
-    const size_t i = place_of(t->r, f);
-    if (i == t->r->plan.features_n)
-        return persia_err_set(PERSIA_EFEATURE,
-                              "feature %s of table %s: the embedding workers "
-                              "do not look it up for this model",
-                              f->name, f->table);
-    const wire_values *v = t->m.values;
-    while (v->no != i) /* see check_reply() */
-        v++;
-    persia_wire_widen(t->m.dtype, v->n, v->dim, v->values, v->scales, out,
-                      stride);
-    return PERSIA_OK;
-}
-
-/* The hyper-parameters by table of the plan; NULL: no memory. */
-static optim_hyper *hypers_of(const role_rank *r, const taken_update *u)
-{
-    optim_hyper *out = calloc(r->plan.tables_n + 1, sizeof *out);
-    for (size_t i = 0; out && i < r->plan.tables_n; i++)
-        for (uint32_t k = 0; k < u->optim_n; k++)
-            if (!strcmp(persia_client_table(u->c, k)->name,
-                        r->plan.tables[i].name))
-                out[i] = u->optim[k].hyper;
-    return out;
-}
-
-/* Narrows gradients into memory from *at on. */
-static void put_grads(wire_values *v, uint32_t dtype, const float *grads,
-                      char **at)
-{
-    void *values = mem_carve(at, v->n * v->dim * wire_dtype_bytes(dtype));
-    float *scales = dtype == WIRE_FP16 ? mem_carve(at, v->n * sizeof *scales)
-                                       : NULL;
-    persia_wire_narrow(dtype, v->n, v->dim, grads, v->dim, values, scales);
-    v->values = values;
-    v->scales = scales;
-}
-
-static size_t bytes_of_grads(size_t n, uint32_t dim, uint32_t dtype)
-{
-    return n * (dim * wire_dtype_bytes(dtype) + sizeof(float)) +
-           (size_t)64 * 2;
-}
-
-/* The place of a table in the plan. */
-static uint32_t place_of_table(const role_rank *r, const char *name)
-{
-    uint32_t i = 0;
-    while (strcmp(r->plan.tables[i].name, name))
-        i++;
-    return i;
-}
-
-/* The gradients as they leave; *memory: theirs, to be freed. */
-static int make_grads(const role_taken *t, const taken_update *u,
-                      wire_return *m, void **memory)
-{
-    const size_t n = t->m.samples;
-    size_t bytes = (u->n + u->rows_n) * sizeof *m->grads + (size_t)64 * 3;
-    for (size_t i = 0; i < u->n; i++)
-        bytes += bytes_of_grads(n, u->grads[i].feature.dim, m->dtype);
-    for (size_t i = 0; i < u->rows_n; i++)
-        bytes += bytes_of_grads(u->rows[i].n, u->rows[i].dim, m->dtype);
-    char *at = *memory = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
-    if (!at)
-        return persia_err_set(PERSIA_ENOMEM, "no memory for gradients");
-    m->grads = mem_carve(&at, u->n * sizeof *m->grads);
-    m->grads_n = u->n;
-    m->rows = mem_carve(&at, u->rows_n * sizeof *m->rows);
-    m->rows_n = u->rows_n;
-    for (size_t i = 0; i < u->n; i++) {
-        const taken_feature *f = &u->grads[i].feature;
-        wire_values *v = &m->grads[i];
-        *v = (wire_values){
-            .no = (uint32_t)place_of(t->r, f), .dim = f->dim, .n = n};
-        if (v->no == t->r->plan.features_n)
-            return persia_err_set(PERSIA_EFEATURE, "feature %s is not looked "
-                                  "up by the embedding workers", f->name);
-        put_grads(v, m->dtype, u->grads[i].grad, &at);
-    }
-    for (size_t i = 0; i < u->rows_n; i++) {
-        const taken_rows *from = &u->rows[i];
-        wire_values *v = &m->rows[i];
-        *v = (wire_values){.no = place_of_table(t->r, from->table),
-                           .dim = from->dim,
-                           .n = from->n,
-                           .rows = from->places};
-        put_grads(v, m->dtype, from->grads, &at);
-    }
-    return PERSIA_OK;
-}
-
-/* Once, to this worker. */
-static int return_to(role_taken *t, role_link *l, wire_return *m,
-                     wire_return_reply *reply)
-{
-    role_rank *r = t->r;
-    uint64_t pass;
-    link_answer answer;
-    wire_out o;
-    int rc = l == t->from && t->boot == atomic_load(&l->boot)
-                 ? PERSIA_OK
-                 : rank_prepare(r, l, t->pass, &pass);
-    if (rc)
-        return rc;
-    persia_wire_out_init(&o);
-    rc = persia_wire_put_return(&o, m);
-    if (rc) {
-        persia_wire_out_free(&o);
-        return rc;
-    }
-    rc = link_call(&r->c, l, ROLE_RETURN, &o, 0, r->c.timeout_ns, &answer);
-    if (!rc)
-        rc = persia_wire_get_return_reply(answer.bytes.data, answer.bytes.n,
-                                          &answer.memory, reply);
-    link_answer_free(&answer);
-    return rc;
-}
-
-/* The next worker that is there, or this one. */
-static role_link *next_link(role_rank *r, role_link *l)
-{
-    for (size_t i = 1; i < r->c.links_n; i++) {
-        role_link *other =
-            &r->c.links[((size_t)(l - r->c.links) + i) % r->c.links_n];
-        if (!link_is_away(other))
-            return other;
-    }
-    return l;
-}
-
-/* To the worker of its lease; where that is away, or has lost it, to whichever
- * gets the batch from its loader. */
-static int send_return(role_taken *t, wire_return *m,
-                       wire_return_reply *reply)
-{
-    role_rank *r = t->r;
-    const uint64_t until = persia_clock_ns() + r->c.timeout_ns;
-    role_link *l = t->from;
-    for (;;) {
-        int rc = return_to(t, l, m, reply);
-        if (!rc && reply->status != RETURNED_WAIT)
-            return PERSIA_OK;
-        if (!rc && persia_clock_ns() >= until) {
-            atomic_fetch_add(&r->given_up_n, 1);
-            reply->status = RETURNED_GONE;
-            return PERSIA_OK;
-        }
-        if (!rc)
-            rc = link_pause(WAIT_NS);
-        else if (link_failed(&r->c, l, rc) && next_link(r, l) != l)
-            rc = PERSIA_OK;
-        else
-            rc = link_retry(&r->c, l, rc, until);
-        if (rc)
-            return rc;
-        if (link_is_away(l) || reply->status == RETURNED_WAIT)
-            l = next_link(r, l);
-    }
-}
-
-static wire_return return_of(const role_taken *t, uint32_t reason)
-{
-    return (wire_return){.caller = {.client = t->r->c.client,
-                                    .boot = t->boot},
-                         .stream = t->m.stream,
-                         .number = t->m.number,
-                         .rank = t->r->c.rank,
-                         .lease = t->m.lease,
-                         .reason = reason,
-                         .dtype = t->r->dtype};
-}
-
-static int push(worker_source *source, const taken_update *u,
-                worker_counts *counts)
-{
-    role_taken *t = (role_taken *)source;
-    wire_return m = return_of(t, RETURN_TRAINED);
-    wire_return_reply reply = {0};
-    void *memory = NULL;
-    optim_hyper *hypers = hypers_of(t->r, u);
-    m.t = u->t;
-    m.hypers = hypers;
-    m.hypers_n = t->r->plan.tables_n;
-    int rc = hypers ? make_grads(t, u, &m, &memory)
-                    : persia_err_set(PERSIA_ENOMEM, "no memory for an update");
-    if (!rc) {
-        atomic_store(&t->has_lease, 0);
-        rc = send_return(t, &m, &reply);
-        pass_drop(t);
-    }
-    free(memory);
-    free(hypers);
-    if (!rc && reply.status == RETURNED_GONE)
-        atomic_fetch_add(&t->r->late_n, 1);
-    if (client_is_loss(rc)) /* of earlier updates: this one is applied */
-        atomic_fetch_add(&t->r->lost_n, 1);
-    if (client_is_loss(rc) && t->r->lost == LOST_CONTINUE)
-        rc = PERSIA_OK;
-    *counts = (worker_counts){reply.created, reply.refused, reply.evicted,
-                              reply.nonfinite, reply.touched};
-    return rc;
-}
-
 /* ---- Take ---- */
 
 int persia_rank_next(role_rank *r, role_taken **out)
@@ -472,10 +194,7 @@ int persia_rank_next(role_rank *r, role_taken **out)
     atomic_init(&t->references, 1);
     atomic_fetch_add(&r->references, 1);
     t->r = r;
-    t->source = (worker_source){.rows = count_rows,
-                                .read = read_feature,
-                                .gather = gather_rows,
-                                .push = push};
+    t->source = rank_source;
     persia_wire_memory_init(&t->answer.memory);
     pthread_mutex_lock(&r->lock);
     t->number = ++r->number;
@@ -522,8 +241,8 @@ static int check_reply(const role_taken *t)
     for (size_t i = 0; good && i < p->features_n; i++) {
         const wire_plan_feature *f = &p->features[i];
         if (f->rows) {
-            keys += (size_t)is_new_key(p, i);
-            good = rows_of(t, p->tables[f->table].name) != NULL;
+            keys += (size_t)rank_key_is_new(p, i);
+            good = rank_rows(t, p->tables[f->table].name) != NULL;
             continue;
         }
         const wire_values *v = &m->values[pooled];
@@ -587,7 +306,7 @@ static void pause_a_little(void)
 /* Ends the lease without gradients. */
 static void give_back(role_taken *t, uint32_t reason)
 {
-    wire_return m = return_of(t, reason);
+    wire_return m = rank_return(t, reason);
     wire_out o;
     persia_wire_out_init(&o);
     if (persia_wire_put_return(&o, &m)) {

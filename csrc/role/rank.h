@@ -1,6 +1,7 @@
 /* rank.h: what the parts of a rank share (private).
  *
- *   rank.c    its life; Take and Return
+ *   rank.c    its life; Take
+ *   source.c  what is read of a batch, and Return
  *   passes.c  which worker a Take goes to, and when a pass is over
  */
 #ifndef PERSIA_ROLE_RANK_H
@@ -67,6 +68,18 @@ struct role_taken {
  * own pass. */
 int rank_prepare(role_rank *r, role_link *l, uint64_t own_pass,
                  uint64_t *pass);
+
+/* ---- source.c ---- */
+
+/* What a batch is to the store; samples are filled in. */
+extern const worker_source rank_source;
+/* Whether the features of the plan before one whose rows travel have another
+ * name. */
+int rank_key_is_new(const wire_plan *p, size_t feature);
+/* The rows of a table, or NULL: its features are pooled by the worker. */
+const wire_values *rank_rows(const role_taken *t, const char *table);
+/* A Return of the batch, without gradients. */
+wire_return rank_return(const role_taken *t, uint32_t reason);
 
 /* ---- passes.c ---- */
 

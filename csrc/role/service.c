@@ -27,6 +27,8 @@ static void asking_free(asking *a)
     }
     free(a->floats);
     row_places_free(&a->places);
+    if (a->sums)
+        persia_worker_sums_free(a->sums, a->sums_n);
     persia_wire_memory_free(&memory);
 }
 
@@ -79,6 +81,8 @@ static int put(asking *a, wire_out *o)
                                     .evicted = c->evicted,
                                     .nonfinite = c->nonfinite,
                                     .touched = c->touched});
+    case ROLE_SUMS:
+        return persia_wire_put_sums_reply(o, &a->summed);
     default:
         persia_role_get_stats(s, &stats.stats);
         return persia_wire_put_worker_stats_reply(o, &stats);
@@ -121,6 +125,7 @@ static int decode(asking *a)
     case ROLE_TAKE:
         return DECODE(take, &a->m.take);
     case ROLE_RETURN:
+    case ROLE_SUMS:
         return DECODE(return, &a->m.back);
     case ROLE_STATS:
         return DECODE(stats, &a->m.stats);
@@ -196,6 +201,9 @@ static void begin(asking *a)
         break;
     case ROLE_RETURN:
         service_return(a);
+        break;
+    case ROLE_SUMS:
+        service_sums(a);
         break;
     default:
         break;
@@ -275,6 +283,8 @@ static int start(role_service *s)
     if (!rc)
         rc = persia_sched_create_background(1, s->config.jobs, &s->jobs);
     if (!rc)
+        rc = persia_sched_create_background(1, ROLE_WAITING, &s->waiting);
+    if (!rc)
         rc = persia_random_id(&s->boot);
     if (!rc)
         rc = persia_thread_start(&s->timer, timer_main, s, "persia-role");
@@ -348,6 +358,7 @@ void persia_role_destroy(role_service *s)
     persia_role_close(s);
     if (s->timer_runs)
         persia_thread_join(s->timer);
+    persia_sched_destroy(s->waiting);
     persia_sched_destroy(s->jobs);
     free_all(s);
     persia_client_destroy(s->look);

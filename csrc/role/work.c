@@ -242,7 +242,6 @@ typedef struct packing {
     const wire_take_reply *m;
 } packing;
 
-/* Narrows a feature, or the rows of a table. */
 static int pack(void *ctx, size_t i)
 {
     const packing *p = ctx;
@@ -260,7 +259,6 @@ static int pack(void *ctx, size_t i)
     return PERSIA_OK;
 }
 
-/* What is pooled, and the rows of which tables. */
 static int list_values(asking *a)
 {
     const role_service *s = a->s;
@@ -374,7 +372,6 @@ static int forward(asking *a, uint32_t plan, const id_batch *b, float *out,
     return rc;
 }
 
-/* The plans of a batch, and the ids that ranks pool. */
 static int make_plans(const role_service *s, offer *o, row_places *places)
 {
     int rc = PERSIA_OK;
@@ -549,18 +546,6 @@ static int check_rows(const role_service *s, const offer *o,
     return PERSIA_OK;
 }
 
-static int check_return(const role_service *s, const offer *o,
-                        const wire_return *m, returned *r)
-{
-    if (m->hypers_n != s->plan.tables_n)
-        return persia_err_set(PERSIA_EARG,
-                              "hyper-parameters of %zu tables, but there are "
-                              "%zu",
-                              m->hypers_n, s->plan.tables_n);
-    int rc = check_pooled(s, o, m, r);
-    return rc ? rc : check_rows(s, o, m, r);
-}
-
 /* The gradients as the output of the plan has them. */
 static void widen_pooled(const role_service *s, const wire_return *m,
                          const returned *r, size_t rows)
@@ -637,13 +622,21 @@ static int push(asking *a, const worker_grad *g, size_t n)
     const offer *o = a->o;
     const wire_return *m = &a->m.back;
     const uint32_t tables = persia_client_tables(o->stream->c);
+    if (m->hypers_n != s->plan.tables_n)
+        return persia_err_set(PERSIA_EARG,
+                              "hyper-parameters of %zu tables, but there are "
+                              "%zu",
+                              m->hypers_n, s->plan.tables_n);
     optim_args *optim = calloc(tables + (size_t)1, sizeof *optim);
     if (!optim)
         return persia_err_set(PERSIA_ENOMEM, "no memory for an update");
     for (size_t i = 0; i < s->plan.tables_n; i++)
         optim[o->stream->tables[i]].hyper = m->hypers[i];
     const client_update update = {.number = o->m.number,
-                                  .parts = 1,
+                                  .step = m->step,
+                                  .part = m->part,
+                                  .parts = m->parts,
+                                  .group = m->group,
                                   .through = o->m.settled,
                                   .t = m->t};
     int rc = persia_worker_backward(o->stream->w, g, n, &update, optim, tables,
@@ -678,7 +671,9 @@ static int make_grads(asking *a, returned *r, worker_grad *out, size_t *n)
     *n = 0;
     int rc = o->planned ? PERSIA_OK : plan_again(a->s, o);
     if (!rc)
-        rc = check_return(s, o, m, r);
+        rc = check_pooled(s, o, m, r);
+    if (!rc)
+        rc = check_rows(s, o, m, r);
     if (!rc && m->rows_n)
         rc = find_rows(s, o, m, r, &ids);
     if (rc)
@@ -712,7 +707,33 @@ static int make_grads(asking *a, returned *r, worker_grad *out, size_t *n)
     return rc;
 }
 
-static int apply(asking *a)
+static int put_sums(asking *a, const worker_grad *g, size_t n)
+{
+    const role_service *s = a->s;
+    const role_stream *t = a->o->stream;
+    int finite;
+    int rc = persia_worker_sums(t->w, g, n, &a->sums, &a->sums_n, &finite);
+    a->summed.tables =
+        persia_wire_memory_take(&a->memory,
+                                a->sums_n * sizeof *a->summed.tables);
+    if (rc || !a->summed.tables)
+        return rc ? rc : PERSIA_ENOMEM;
+    a->summed.finite = (uint32_t)finite;
+    a->summed.tables_n = a->sums_n;
+    for (size_t i = 0; i < a->sums_n; i++) {
+        const client_sum *from = &a->sums[i];
+        uint32_t no = 0;
+        while (no < s->plan.tables_n && t->tables[no] != from->table)
+            no++;
+        a->summed.tables[i] = (wire_table_sum){
+            no, from->dim, from->n, from->ids, from->grads};
+    }
+    return PERSIA_OK;
+}
+
+/* Gives the gradients of a request to `use`. */
+static int with_grads(asking *a,
+                      int (*use)(asking *a, const worker_grad *g, size_t n))
 {
     const role_service *s = a->s;
     worker_grad grads[2];
@@ -723,7 +744,7 @@ static int apply(asking *a)
                  ? make_grads(a, &r, grads, &n)
                  : persia_err_set(PERSIA_ENOMEM, "no memory for an update");
     if (!rc)
-        rc = push(a, grads, n);
+        rc = use(a, grads, n);
     free(r.floats);
     free(r.ids.ids);
     free(r.ids.offsets);
@@ -738,7 +759,7 @@ void work_return(void *ctx)
     role_service *s = a->s;
     offer *o = a->o;
     char text[512];
-    int rc = apply(a);
+    int rc = with_grads(a, push);
     snprintf(text, sizeof text, "%s", rc ? persia_err_text() : "");
     service_enter(s);
     if (may_pass(rc)) {
@@ -758,5 +779,21 @@ void work_return(void *ctx)
     service_match(s);
     service_leave(s);
     a->status = RETURNED_DONE;
+    asking_answer(a, rc ? persia_err_set(rc, "%s", text) : PERSIA_OK);
+}
+
+void work_sums(void *ctx)
+{
+    asking *a = ctx;
+    role_service *s = a->s;
+    char text[512];
+    int rc = with_grads(a, put_sums);
+    snprintf(text, sizeof text, "%s", rc ? persia_err_text() : "");
+    service_enter(s);
+    offer_event(a->o, OFFER_FOUND);
+    offer_release(s, a->o);
+    a->o = NULL;
+    service_match(s);
+    service_leave(s);
     asking_answer(a, rc ? persia_err_set(rc, "%s", text) : PERSIA_OK);
 }

@@ -6,6 +6,7 @@
  *   lookup.c   pulls
  *   updates.c  pushes: from messages to jobs, exactly once
  *   waits.c    what waits: parts of steps, pulls; Leave; the tick
+ *   groups.c   parts of updates of several batches
  *   rows.c     whole rows
  *   job.c      snapshots and restores: states and requests; job_snapshot.c
  *              writes, job_restore.c reads and exchanges
@@ -27,7 +28,8 @@ enum {
     SLOTS_REV = 1, /* of all shards, as long as no slot moves */
     PARKED_MAX = 1024, /* pulls, and copies of updates */
     PARTS_MAX = PARKED_MAX + SYNC_RANKS, /* with parts of steps */
-    REFUSED_MAX = 64 /* that are remembered */
+    REFUSED_MAX = 64, /* that are remembered */
+    GROUPS_ENDED = 1024 /* the same */
 };
 
 _Static_assert((int)PS_TABLES_MAX == (int)WIRE_TABLES_MAX,
@@ -103,6 +105,9 @@ typedef struct push_call {
     struct push_call *kept; /* itself, or NULL: it lies on the stack */
 } push_call;
 
+/* Of the parts of an update of several batches. */
+typedef struct group group;
+
 /* ---- the shard ---------------------------------------------------------- */
 
 struct shard {
@@ -130,6 +135,10 @@ struct shard {
     uint32_t parked_pulls;     /* how many these are */
     refusal refused[REFUSED_MAX]; /* the last ones */
     uint64_t refused_n;        /* all that were put there */
+    group *groups;
+    uint32_t groups_n;
+    uint64_t ended_groups[GROUPS_ENDED]; /* the last ones */
+    uint64_t ended_groups_n;
     _Atomic(uint32_t) parked_n; /* those and copies of updates in flight */
     uint64_t wake_at;          /* when the tick is due; UINT64_MAX: never */
 
@@ -194,6 +203,29 @@ int wait_room(shard *s, uint32_t most);
 int wait_open(shard *s, const wire_hello *m, wire_ledger *out);
 /* A part of a step: waits, or applies the step. */
 void wait_part(shard *s, const push_call *part);
+/* A part of a group, likewise. */
+void wait_group(shard *s, const push_call *part);
+/* One that will not come. */
+int wait_pass(shard *s, const wire_leave *m);
+/* Whether calls of this ref may not wait any more.  Here and below, up to the
+ * next comment that says otherwise, wait_lock is held. */
+int wait_refuses_locked(const direct *from);
+/* The tick is due at this time, or before. */
+void wait_wake_locked(shard *s, uint64_t at);
+/* Marks parts as in flight in the ledger: from now on copies of them wait for
+ * their answers. */
+int wait_begin_locked(shard *s, void **parts, uint32_t n);
+/* When the first of the groups, or of their parts, is late. */
+uint64_t groups_deadline_locked(const shard *s);
+/* The parts of a group of which one is late, or (from) is of this ref; now of
+ * UINT64_MAX: of any group, which is forgotten.  NULL: there is none. */
+void **groups_take_locked(shard *s, uint64_t now, const direct *from,
+                          uint32_t *n);
+/* Without the lock: those that are left; parts are their owner's. */
+void groups_free(shard *s);
+/* Applies parts that were begun, or fails them with rc.
+ * The array is freed. */
+void wait_apply(shard *s, void **parts, uint32_t n, int rc);
 /* *waits: the pull is parked until its update is through.  An update may
  * fail, or never come, so a pull waits for a second, then its client asks
  * again and knows better. */

@@ -76,6 +76,7 @@ void persia_shard_destroy(shard *s)
     ledger_destroy(s->ledger);
     buffers_destroy(s->buffers);
     sync_free(&s->sync);
+    groups_free(s);
     pthread_mutex_destroy(&s->declare_lock);
     pthread_mutex_destroy(&s->wait_lock);
     jobs_free(&s->jobs);

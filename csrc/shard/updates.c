@@ -594,6 +594,8 @@ void push_run(shard *s, const shard_call *call, const shard_push *a)
         push_fail(&c, rc, persia_err_text());
     else if (is_stale(s, &m->caller))
         push_reply_status(s, &c, PUSH_STALE_LINEAGE);
+    else if (m->group)
+        wait_group(s, &c);
     else if (m->step)
         wait_part(s, &c);
     else

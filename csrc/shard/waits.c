@@ -17,7 +17,7 @@ int wait_room(shard *s, uint32_t most)
     return 0;
 }
 
-static void wake_locked(shard *s, uint64_t at)
+void wait_wake_locked(shard *s, uint64_t at)
 {
     if (at >= s->wake_at)
         return;
@@ -26,8 +26,7 @@ static void wake_locked(shard *s, uint64_t at)
         s->env.wake(s->env.ctx, at);
 }
 
-/* Whether calls of this ref may not wait any more. */
-static int refuses_locked(const direct *from)
+int wait_refuses_locked(const direct *from)
 {
     return from->refused
                ? persia_err_set(from->refused, "%s", from->refused_text)
@@ -73,9 +72,7 @@ static void fail_parts(shard *s, void **parts, uint32_t n, int code,
     free(parts);
 }
 
-/* Marks the parts of a step as in flight in the ledger: from now on copies
- * of them wait for their answers. */
-static int begin_locked(shard *s, void **parts, uint32_t n)
+int wait_begin_locked(shard *s, void **parts, uint32_t n)
 {
     int rc = PERSIA_OK;
     for (uint32_t i = 0; i < n && !rc; i++) {
@@ -100,13 +97,13 @@ static void **take_whole_locked(shard *s, uint32_t *n, int *rc)
     if (!sync_complete(&s->sync))
         return NULL;
     void **parts = sync_take(&s->sync, 1, n);
-    *rc = begin_locked(s, parts, *n);
+    *rc = wait_begin_locked(s, parts, *n);
     if (*rc)
         sync_failed(&s->sync);
     return parts;
 }
 
-static void apply_step(shard *s, void **parts, uint32_t n, int rc)
+void wait_apply(shard *s, void **parts, uint32_t n, int rc)
 {
     if (rc) {
         char text[256];
@@ -137,7 +134,7 @@ static void place_locked(shard *s, push_call *c, placed *out)
     *out = (placed){.state = ledger_look(s->ledger, &c->key, &c->waiter)};
     if (out->state != LEDGER_NEW)
         return;
-    out->rc = refuses_locked(c->call.from);
+    out->rc = wait_refuses_locked(c->call.from);
     if (out->rc)
         return;
     /* Here: a restore drops what was added before. */
@@ -155,7 +152,7 @@ static void place_locked(shard *s, push_call *c, placed *out)
                      key->number == c->key.number &&
                      key->owner.client == c->key.owner.client;
     }
-    wake_locked(s, c->call.deadline);
+    wait_wake_locked(s, c->call.deadline);
     out->whole = take_whole_locked(s, &out->n, &out->whole_rc);
 }
 
@@ -194,7 +191,7 @@ void wait_part(shard *s, const push_call *part)
                   "now");
     }
     if (p.whole) {
-        apply_step(s, p.whole, p.n, p.whole_rc);
+        wait_apply(s, p.whole, p.n, p.whole_rc);
         wait_go_on(s);
     }
 }
@@ -276,6 +273,7 @@ void wait_set_step(shard *s, uint64_t step)
     s->sync.step = step;
     s->sync.missed = 0;
     memset(s->refused, 0, sizeof s->refused); /* numbers are used again */
+    memset(s->ended_groups, 0, sizeof s->ended_groups);
     pthread_mutex_unlock(&s->wait_lock);
 }
 
@@ -313,6 +311,10 @@ int leave_answer(shard *s, const wire_leave *m, wire_memory *memory,
     void **dropped = NULL;
     (void)memory;
     int rc = persia_shard_check_boot(s, &m->caller);
+    if (!rc && m->group) {
+        *out = (wire_leave_reply){.step = wait_step(s)};
+        return wait_pass(s, m);
+    }
     if (!rc && m->world > SYNC_RANKS)
         rc = persia_err_set(PERSIA_ELIMIT,
                             "a world of %u ranks, at most %d can "
@@ -385,7 +387,7 @@ int wait_pull(shard *s, const shard_call *c, const shard_pull *a, int *waits)
         until = c->deadline;
     *one = (parked){.call = *c, .until = until, .a = a};
     pthread_mutex_lock(&s->wait_lock);
-    rc = refuses_locked(c->from);
+    rc = wait_refuses_locked(c->from);
     if (!rc && !ledger_has(s->ledger, m->stream, m->after)) {
         *waits = !pulls_fill_locked(s);
         if (!*waits)
@@ -395,7 +397,7 @@ int wait_pull(shard *s, const shard_call *c, const shard_pull *a, int *waits)
         one->next = s->parked;
         s->parked = one;
         s->parked_pulls++;
-        wake_locked(s, until);
+        wait_wake_locked(s, until);
     }
     pthread_mutex_unlock(&s->wait_lock);
     if (*waits)
@@ -467,8 +469,22 @@ void wait_go_on(shard *s)
         pthread_mutex_unlock(&s->wait_lock);
         answer_pulls(s, pulls, PERSIA_OK, NULL);
         if (whole)
-            apply_step(s, whole, n, rc);
+            wait_apply(s, whole, n, rc);
     } while (whole);
+}
+
+/* Fails the parts of groups: see groups_take_locked(). */
+static void fail_groups(shard *s, uint64_t now, const direct *from, int code,
+                        const char *text)
+{
+    void **parts;
+    do {
+        uint32_t n;
+        pthread_mutex_lock(&s->wait_lock);
+        parts = groups_take_locked(s, now, from, &n);
+        pthread_mutex_unlock(&s->wait_lock);
+        fail_parts(s, parts, n, code, text);
+    } while (parts);
 }
 
 void wait_drop(shard *s, int code, const char *text)
@@ -480,6 +496,7 @@ void wait_drop(shard *s, int code, const char *text)
     pthread_mutex_unlock(&s->wait_lock);
     answer_pulls(s, pulls, code, text);
     fail_parts(s, parts, n, code, text);
+    fail_groups(s, UINT64_MAX, NULL, code, text);
 }
 
 /* The next part that waits and is of this ref; NULL: none. */
@@ -511,23 +528,32 @@ void persia_shard_refuse(shard_ref *ref, int code, const char *text)
         pthread_mutex_unlock(&s->wait_lock);
         fail_parts(s, parts, n, code, text);
     } while (parts);
+    fail_groups(s, 0, from, code, text);
 }
 
 /* ---- the tick ----------------------------------------------------------- */
 
-/* The earliest deadline of what waits. */
-static uint64_t next_deadline_locked(const shard *s)
+/* Of the parts of a step. */
+static uint64_t step_deadline_locked(const shard *s)
 {
     uint64_t next = UINT64_MAX;
-    for (const parked *p = s->parked; p; p = p->next)
-        if (p->until < next)
-            next = p->until;
     for (uint32_t i = 0; i < s->sync.parts; i++) {
         const push_call *c = s->sync.part[i];
         if (c && c->call.deadline < next)
             next = c->call.deadline;
     }
     return next;
+}
+
+/* The earliest deadline of what waits. */
+static uint64_t next_deadline_locked(const shard *s)
+{
+    uint64_t next = groups_deadline_locked(s);
+    for (const parked *p = s->parked; p; p = p->next)
+        if (p->until < next)
+            next = p->until;
+    const uint64_t step = step_deadline_locked(s);
+    return step < next ? step : next;
 }
 
 /* Fails what has waited too long; all parts of a step if one of them has. */
@@ -540,13 +566,15 @@ static void fail_late(shard *s, uint64_t now)
     pthread_mutex_lock(&s->wait_lock);
     parked *pulls = take_pulls_locked(s, (which){now, NULL});
     unsigned long long step = s->sync.pending;
-    if (next_deadline_locked(s) <= now) { /* of a part */
+    if (step_deadline_locked(s) <= now) {
         sync_missing(&s->sync, missing, sizeof missing);
         parts = sync_take(&s->sync, 0, &n);
     }
     pthread_mutex_unlock(&s->wait_lock);
     answer_pulls(s, pulls, PERSIA_EUNAVAILABLE, "the update whose rows were "
                  "asked for did not come in time");
+    fail_groups(s, now, NULL, PERSIA_ETIMEOUT, "other batches of this update "
+                "did not come in time; nothing of it was applied");
     if (!parts)
         return;
     snprintf(text, sizeof text, "step %llu: the part of %s did not come in "

@@ -13,8 +13,8 @@ const char *const persia_wire_paths[] = {
 const char *const persia_role_paths[] = {
     "/persia.v1.EmbeddingWorker/Hello", "/persia.v1.EmbeddingWorker/Declare",
     "/persia.v1.EmbeddingWorker/Submit", "/persia.v1.EmbeddingWorker/Take",
-    "/persia.v1.EmbeddingWorker/Return", "/persia.v1.EmbeddingWorker/Stats",
-    "/persia.v1.EmbeddingWorker/Heartbeat"
+    "/persia.v1.EmbeddingWorker/Return", "/persia.v1.EmbeddingWorker/Sums",
+    "/persia.v1.EmbeddingWorker/Stats", "/persia.v1.EmbeddingWorker/Heartbeat"
 };
 
 static const wire_field caller_fields[] = {
@@ -244,10 +244,11 @@ static const wire_field push_fields[] = {
     [9] = F(wire_push, tables, MESSAGES, "tables", COUNT(wire_push, tables_n),
         .limit = 4096, .type = &push_table_type),
     [10] = F(wire_push, t, U64, "t"),
+    [13] = F(wire_push, group, FIXED64, "group"),
 };
 static const wire_type push_type = {
     .name = "PushRequest", .size = sizeof(wire_push), .fields = push_fields,
-    .fields_n = 10, .dtype = 8, .check = at_check_push
+    .fields_n = 13, .dtype = 8, .check = at_check_push
 };
 
 static const wire_field push_reply_fields[] = {
@@ -276,10 +277,11 @@ static const wire_field leave_fields[] = {
         .limit = 65536),
     [7] = F(wire_leave, move, U32, "move", .limit = UINT32_MAX),
     [8] = F(wire_leave, stream, FIXED64, "stream"),
+    [9] = F(wire_leave, group, FIXED64, "group"),
 };
 static const wire_type leave_type = {
     .name = "LeaveRequest", .size = sizeof(wire_leave), .fields = leave_fields,
-    .fields_n = 8, .check = at_check_leave
+    .fields_n = 9, .check = at_check_leave
 };
 
 static const wire_field leave_reply_fields[] = {
@@ -637,6 +639,31 @@ static const wire_type take_reply_type = {
     .fields = take_reply_fields, .fields_n = 20, .dtype = 6
 };
 
+static const wire_field table_sum_fields[] = {
+    [1] = F(wire_table_sum, no, U32, "no", .limit = 4095),
+    [2] = F(wire_table_sum, dim, U32, "dim", .limit = 4096),
+    [3] = F(wire_table_sum, ids, BULK, "ids", COUNT(wire_table_sum, n),
+        .item = 8),
+    [4] = F(wire_table_sum, grads, BULK, "grads", COUNT(wire_table_sum, n),
+        .item = 4, WIDTH(wire_table_sum, dim)),
+};
+static const wire_type table_sum_type = {
+    .name = "TableSum", .size = sizeof(wire_table_sum),
+    .fields = table_sum_fields, .fields_n = 4, .leader = 3
+};
+
+static const wire_field sums_reply_fields[] = {
+    [1] = F(wire_sums_reply, finite, U32, "finite", .limit = 1),
+    [2] = F(wire_sums_reply, gone, U32, "gone", .limit = 1),
+    [3] = F(wire_sums_reply, tables, MESSAGES, "tables",
+        COUNT(wire_sums_reply, tables_n), .limit = 4096,
+        .type = &table_sum_type),
+};
+static const wire_type sums_reply_type = {
+    .name = "SumsReply", .size = sizeof(wire_sums_reply),
+    .fields = sums_reply_fields, .fields_n = 3
+};
+
 static const wire_field return_fields[] = {
     [1] = F(wire_return, caller, MESSAGE, "caller", .type = &caller_type),
     [2] = F(wire_return, rank, U32, "rank", .limit = UINT32_MAX),
@@ -650,12 +677,17 @@ static const wire_field return_fields[] = {
         COUNT(wire_return, hypers_n), .limit = 4096, .type = &hyper_type),
     [9] = F(wire_return, rows, MESSAGES, "rows", COUNT(wire_return, rows_n),
         .limit = 4096, .type = &values_type),
+    [10] = F(wire_return, step, U64, "step"),
+    [11] = F(wire_return, part, U32, "part", .limit = 65535),
+    [12] = F(wire_return, parts, U32, "parts", .limit = 65536, .unset = 1),
+    [13] = F(wire_return, group, FIXED64, "group"),
     [20] = F(wire_return, stream, FIXED64, "stream"),
     [21] = F(wire_return, number, U64, "number"),
 };
 static const wire_type return_type = {
     .name = "ReturnRequest", .size = sizeof(wire_return),
-    .fields = return_fields, .fields_n = 21, .dtype = 6
+    .fields = return_fields, .fields_n = 21, .dtype = 6,
+    .check = at_check_return
 };
 
 static const wire_field return_reply_fields[] = {

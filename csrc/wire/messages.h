@@ -34,10 +34,10 @@ extern PERSIA_API const char *const persia_wire_paths[10]; /* of the methods */
 /* Numbers of the methods; X(METHOD, Name). */
 #define ROLE_METHODS(X)                                                       \
     X(HELLO, Hello) X(DECLARE, Declare) X(SUBMIT, Submit) X(TAKE, Take)       \
-    X(RETURN, Return) X(STATS, Stats) X(HEARTBEAT, Heartbeat)
+    X(RETURN, Return) X(SUMS, Sums) X(STATS, Stats) X(HEARTBEAT, Heartbeat)
 
 #define ROLE_SERVICE "persia.v1.EmbeddingWorker"
-extern PERSIA_API const char *const persia_role_paths[7]; /* of the methods */
+extern PERSIA_API const char *const persia_role_paths[8]; /* of the methods */
 
 /* Requests and replies. */
 #define WIRE_MESSAGES(X)                                                      \
@@ -45,12 +45,13 @@ extern PERSIA_API const char *const persia_role_paths[7]; /* of the methods */
     X(push) X(push_reply) X(leave) X(leave_reply) X(rows) X(snapshot)         \
     X(snapshot_reply) X(restore) X(restore_reply) X(stats) X(stats_reply)     \
     X(plan) X(plan_reply) X(submit) X(heartbeat) X(submit_reply) X(take)      \
-    X(take_reply) X(return) X(return_reply) X(worker_stats_reply)
+    X(take_reply) X(sums_reply) X(return) X(return_reply)                     \
+    X(worker_stats_reply)
 
 /* Messages that types.c checks. */
 #define WIRE_CHECKED(X)                                                       \
     X(hello) X(hello_reply) X(table_spec) X(values) X(push) X(push_table)     \
-    X(leave) X(plan) X(submit) X(heartbeat) X(take)
+    X(leave) X(plan) X(submit) X(heartbeat) X(take) X(return)
 
 enum wire_push_status {
     PUSH_APPLIED, /* now; copies that came meanwhile get this, too */
@@ -265,6 +266,11 @@ typedef struct wire_push {
      * update's draws (admission, rounding to bf16). Of all parts the same;
      * servers count neither. */
     uint64_t t;
+    /* Of an update of several batches, random: each part is of one batch and
+     * has its name. A server applies them as one update when all are there, or
+     * will not come (see LeaveRequest), or were applied before; those are left
+     * out. `step` is 0. */
+    uint64_t group;
 } wire_push;
 
 typedef struct wire_push_reply {
@@ -298,6 +304,9 @@ typedef struct wire_leave {
      * caller. Who leaves with another one than the rank has joined with is not
      * heeded. */
     uint64_t stream;
+    /* Not 0: no rank moves; part `rank` of `world` parts of the update of this
+     * group will not come. */
+    uint64_t group;
 } wire_leave;
 
 typedef struct wire_leave_reply {
@@ -569,6 +578,22 @@ typedef struct wire_take_reply {
     uint64_t epoch; /* that the pass is, as the loader of `stream` counts */
 } wire_take_reply;
 
+typedef struct wire_table_sum {
+    uint32_t no; /* place of the table in the plan */
+    uint32_t dim;
+    size_t n;
+    const uint64_t *ids; /* [n] distinct */
+    const float *grads; /* [n, dim] */
+} wire_table_sum;
+
+/* The sums of gradients: what a push of them would apply. */
+typedef struct wire_sums_reply {
+    uint32_t finite; /* false: there are NaN or Inf, which are left out */
+    uint32_t gone; /* the lease has ended */
+    wire_table_sum *tables;
+    size_t tables_n;
+} wire_sums_reply;
+
 typedef struct wire_return {
     wire_caller caller;
     uint32_t rank;
@@ -585,6 +610,10 @@ typedef struct wire_return {
      * are the places of those that have one; absent: all have. */
     wire_values *rows;
     size_t rows_n;
+    uint64_t step; /* see PushRequest */
+    uint32_t part;
+    uint32_t parts;
+    uint64_t group;
     /* Of the batch. A worker that did not give this lease, but has the batch
      * in its queue, applies the gradients to it. */
     uint64_t stream;

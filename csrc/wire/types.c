@@ -173,9 +173,11 @@ int at_check_push(const wire_at *at, const void *m, uint32_t dtype)
                (unsigned long long)p->settled, (unsigned long long)p->number);
     if (p->part >= p->parts)
         REFUSE("part", "is %u of %u", p->part, p->parts);
-    if (p->parts > 1 && !p->step)
+    if (p->parts > 1 && !p->step && !p->group)
         REFUSE("step", "is 0, but %u parts belong to a step, from 1",
                p->parts);
+    if (p->step && p->group)
+        REFUSE("group", "is of an update without a step");
     return PERSIA_OK;
 }
 
@@ -228,6 +230,17 @@ int at_check_heartbeat(const wire_at *at, const void *m, uint32_t dtype)
     (void)dtype;
     if (!h->stream)
         REFUSE("stream", "is 0, which is no stream");
+    return PERSIA_OK;
+}
+
+int at_check_return(const wire_at *at, const void *m, uint32_t dtype)
+{
+    const wire_return *r = m;
+    (void)dtype;
+    if (r->part >= r->parts)
+        REFUSE("part", "is %u of %u", r->part, r->parts);
+    if (r->parts > 1 && !r->step == !r->group)
+        REFUSE("parts", "are of a step, or of a group");
     return PERSIA_OK;
 }
 

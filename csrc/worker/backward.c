@@ -329,7 +329,7 @@ int persia_worker_backward(worker *w, const worker_grad *grads, size_t n,
                            worker_counts *counts)
 {
     *counts = (worker_counts){0};
-    if (n && taken_is(&grads[0]))
+    if (taken_any(grads, n))
         return taken_backward(w, grads, n, update, optim, optim_n, counts);
     int sent = 0, rc = PERSIA_ENOMEM;
     scratch *tmp = scratch_take(w);
@@ -364,7 +364,7 @@ static int piece_finite(void *ctx, size_t i)
 int persia_worker_finite(worker *w, const worker_grad *grads, size_t n,
                          uint8_t *finite, uint32_t finite_n)
 {
-    if (n && taken_is(&grads[0]))
+    if (taken_any(grads, n))
         return taken_finite(w, grads, n, finite, finite_n);
     scratch *tmp = scratch_take(w);
     if (!tmp)
@@ -399,16 +399,15 @@ int persia_worker_sums(worker *w, const worker_grad *grads, size_t n,
     *out = NULL;
     *out_n = 0;
     *finite = 1;
-    int rc = taken_check_sums(grads, n);
-    if (rc)
-        return rc;
+    if (taken_any(grads, n))
+        return taken_sums(w, grads, n, out, out_n, finite);
     scratch *tmp = scratch_take(w);
     if (!tmp)
         return PERSIA_ENOMEM;
     push_job *jobs;
     uint32_t *tables;
     size_t jobs_n = 0;
-    rc = worker_push_jobs(w, grads, n, tmp, &jobs, &tables, &jobs_n);
+    int rc = worker_push_jobs(w, grads, n, tmp, &jobs, &tables, &jobs_n);
     worker_sum *sums = calloc(jobs_n + 1, sizeof *sums);
     if (!rc && !sums)
         rc = persia_err_set(PERSIA_ENOMEM, "no memory for %zu tables", jobs_n);

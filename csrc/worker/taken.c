@@ -1,14 +1,26 @@
 /* taken.c: see taken.h. */
 #include "worker/taken.h"
 
+#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "ids/ids.h"
 
 #include "simd/simd.h"
 
 int taken_is(const worker_grad *g)
 {
     return g->index && g->index->source;
+}
+
+int taken_any(const worker_grad *grads, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (taken_is(&grads[i]))
+            return 1;
+    return 0;
 }
 
 static taken_feature feature_of(const worker *w, const planned *f)
@@ -96,11 +108,6 @@ static int check_grads(worker *w, const worker_grad *grads, size_t n,
     *features = *floats = 0;
     for (size_t i = 0; i < n; i++) {
         const worker_grad *g = &grads[i];
-        if (!taken_is(g))
-            return persia_err_set(
-                PERSIA_EARG,
-                "an update of batches of which embedding workers have the "
-                "ids, and of others: make an update of each");
         const plan *p = worker_plan_get(w, g->plan);
         if (!p)
             return PERSIA_EARG;
@@ -208,50 +215,251 @@ static int sum_rows(worker *w, const worker_grad *grads, size_t n,
 
 /* ---- updates ---- */
 
+enum { BATCHES_MAX = 256 }; /* of one update */
+
+/* The gradients of one batch. */
+typedef struct one_batch {
+    worker *w;
+    worker_source *source;
+    worker_grad *grads; /* [n] */
+    size_t n;
+    client_update name;
+    const optim_args *optim;
+    uint32_t optim_n;
+    worker_counts counts;
+    pthread_t thread;
+    int started, rc;
+    char text[512]; /* of rc */
+} one_batch;
+
+/* What is made of them; freed by free_update(). */
+typedef struct made {
+    taken_grad *all;
+    taken_rows *rows;
+    float *room;
+    taken_update u;
+} made;
+
+static void free_update(made *m)
+{
+    free_rows(m->rows, m->u.rows_n);
+    free(m->room);
+    free(m->all);
+}
+
+static int make_update(one_batch *b, made *m)
+{
+    size_t features, floats;
+    *m = (made){.u = {.name = &b->name,
+                      .optim = b->optim,
+                      .optim_n = b->optim_n,
+                      .c = b->w->c}};
+    int rc = check_grads(b->w, b->grads, b->n, &features, &floats);
+    if (rc)
+        return rc;
+    m->all = malloc(features * sizeof *m->all);
+    m->room = malloc(floats * sizeof *m->room + 1);
+    if (!m->all || !m->room)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for gradients");
+    add_all(b->w, b->grads, b->n, m->all, &m->u.n, m->room);
+    rc = sum_rows(b->w, b->grads, b->n, &m->rows, &m->u.rows_n);
+    m->u.grads = m->all;
+    m->u.rows = m->rows;
+    return rc;
+}
+
+/* The others do not wait for the part of this batch. */
+static void pass(const one_batch *b)
+{
+    if (b->name.group)
+        (void)persia_client_pass(b->w->c, &b->name);
+    else if (b->name.parts > 1)
+        (void)persia_client_skip(b->w->c, &b->name);
+}
+
+static void *push_one(void *ctx)
+{
+    one_batch *b = ctx;
+    made m;
+    int late = 0;
+    b->rc = make_update(b, &m);
+    if (!b->rc)
+        b->rc = b->source->push(b->source, &m.u, &b->counts, &late);
+    snprintf(b->text, sizeof b->text, "%s", b->rc ? persia_err_text() : "");
+    if (late || (b->rc && !client_is_loss(b->rc)))
+        pass(b);
+    free_update(&m);
+    return NULL;
+}
+
+static void free_batches(one_batch *batches, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        free(batches[i].grads);
+    free(batches);
+}
+
+/* Sorts gradients by batch, in the order of their first ones. */
+static int split(worker *w, const worker_grad *grads, size_t n,
+                 one_batch **out, size_t *out_n)
+{
+    one_batch *all = calloc(n, sizeof *all);
+    *out = all;
+    *out_n = 0;
+    if (!all)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for gradients");
+    for (size_t i = 0; i < n; i++) {
+        if (!taken_is(&grads[i]))
+            return persia_err_set(
+                PERSIA_EARG,
+                "an update of batches of which embedding workers have the "
+                "ids, and of others: make an update of each");
+        one_batch *b = all;
+        while (b < all + *out_n && b->source != grads[i].index->source)
+            b++;
+        if (b == all + *out_n) {
+            *b = (one_batch){.w = w, .source = grads[i].index->source,
+                             .grads = malloc(n * sizeof *grads)};
+            ++*out_n;
+        }
+        if (!b->grads)
+            return persia_err_set(PERSIA_ENOMEM, "no memory for gradients");
+        b->grads[b->n++] = grads[i];
+    }
+    return *out_n <= BATCHES_MAX
+               ? PERSIA_OK
+               : persia_err_set(PERSIA_ELIMIT,
+                                "an update of %zu batches, at most %d",
+                                *out_n, BATCHES_MAX);
+}
+
+/* All of an update of several batches would be refused for this, but each
+ * worker sees its own alone. */
+static int check_finite(worker *w, const worker_grad *grads, size_t n)
+{
+    const uint32_t tables = persia_client_tables(w->c);
+    uint8_t *finite = malloc(tables + (size_t)1);
+    if (!finite)
+        return persia_err_set(PERSIA_ENOMEM, "no memory for gradients");
+    memset(finite, 1, tables);
+    int rc = taken_finite(w, grads, n, finite, tables);
+    for (uint32_t t = 0; t < tables && !rc; t++)
+        if (!finite[t] &&
+            persia_client_table(w->c, t)->nonfinite == NONFINITE_RAISE)
+            rc = persia_err_set(PERSIA_ENONFINITE,
+                                "table %s: the gradient of an id is NaN or "
+                                "Inf; nothing was applied. Find its source, "
+                                "or let such rows be skipped and counted: "
+                                "nonfinite=\"skip\"",
+                                table_of(w, t));
+    free(finite);
+    return rc;
+}
+
+/* A number for the update of several batches that no other one has. */
+static uint64_t group_of(worker *w, uint64_t number)
+{
+    return id_hash(persia_client_caller(w->c, 0).client ^ id_hash(number)) | 1;
+}
+
+/* One update, whose parts leave side by side: each is there when all are. */
+static int push_batches(worker *w, one_batch *all, size_t n,
+                        const client_update *update, const optim_args *optim,
+                        uint32_t optim_n)
+{
+    const uint64_t t =
+        update->number ? persia_client_t_of(w->c, update) : 0;
+    for (size_t i = 0; i < n; i++) {
+        all[i].name = *update;
+        all[i].name.t = t;
+        all[i].optim = optim;
+        all[i].optim_n = optim_n;
+        if (n == 1)
+            continue;
+        all[i].name.part = (uint32_t)i;
+        all[i].name.parts = (uint32_t)n;
+        all[i].name.group = group_of(w, update->number);
+    }
+    for (size_t i = 1; i < n; i++) {
+        all[i].rc = persia_thread_start(&all[i].thread, push_one, &all[i],
+                                        "persia-push");
+        all[i].started = !all[i].rc;
+        if (all[i].rc) {
+            snprintf(all[i].text, sizeof all[i].text, "%s",
+                     persia_err_text());
+            pass(&all[i]);
+        }
+    }
+    push_one(&all[0]);
+    for (size_t i = 1; i < n; i++)
+        if (all[i].started)
+            persia_thread_join(all[i].thread);
+    for (size_t i = 0; i < n; i++)
+        if (all[i].rc)
+            return persia_err_set(all[i].rc, "%s", all[i].text);
+    return PERSIA_OK;
+}
+
 int taken_backward(worker *w, const worker_grad *grads, size_t n,
                    const client_update *update, const optim_args *optim,
                    uint32_t optim_n, worker_counts *counts)
 {
-    size_t features, floats;
-    int rc = check_grads(w, grads, n, &features, &floats);
-    if (!rc && update->parts > 1)
+    one_batch *all;
+    size_t batches;
+    int rc = split(w, grads, n, &all, &batches);
+    if (!rc && batches > 1)
+        rc = check_finite(w, grads, n);
+    if (!rc && batches > 1 && update->parts > 1)
         rc = persia_err_set(PERSIA_EARG,
-                            "staleness=0 over several ranks does not work "
-                            "with embedding workers: use staleness=1 or more");
+                            "staleness=0 over several ranks, and an update of "
+                            "%zu batches of embedding workers: each update "
+                            "has to be of one batch",
+                            batches);
     if (rc)
-        return rc;
-    taken_grad *all = malloc(features * sizeof *all);
-    float *room = malloc(floats * sizeof *room + 1);
-    taken_rows *rows = NULL;
-    taken_update u = {.grads = all, .optim = optim, .optim_n = optim_n,
-                      .c = w->c};
-    if (!all || !room) {
-        rc = persia_err_set(PERSIA_ENOMEM, "no memory for gradients");
-        goto done;
+        (void)persia_client_skip(w->c, update);
+    else
+        rc = push_batches(w, all, batches, update, optim, optim_n);
+    for (size_t i = 0; i < batches; i++) {
+        counts->created += all[i].counts.created;
+        counts->refused += all[i].counts.refused;
+        counts->evicted += all[i].counts.evicted;
+        counts->nonfinite += all[i].counts.nonfinite;
+        counts->touched += all[i].counts.touched;
     }
-    add_all(w, grads, n, all, &u.n, room);
-    rc = sum_rows(w, grads, n, &rows, &u.rows_n);
-    if (rc)
-        goto done;
-    u.rows = rows;
-    u.t = update->number ? persia_client_t_of(w->c, update) : 0;
-    worker_source *s = grads[0].index->source;
-    rc = s->push(s, &u, counts);
-done:
-    free_rows(rows, u.rows_n);
-    free(room);
-    free(all);
+    free_batches(all, batches);
+    return rc;
+}
+
+int taken_sums(worker *w, const worker_grad *grads, size_t n,
+               worker_sum **out, size_t *out_n, int *finite)
+{
+    one_batch *all;
+    size_t batches;
+    int rc = split(w, grads, n, &all, &batches);
+    for (size_t i = 0; i < batches && !rc; i++) {
+        made m;
+        rc = make_update(&all[i], &m);
+        if (!rc)
+            rc = all[i].source->sums(all[i].source, &m.u, out, out_n, finite);
+        free_update(&m);
+    }
+    free_batches(all, batches);
+    if (rc) {
+        persia_worker_sums_free(*out, *out_n);
+        *out = NULL;
+        *out_n = 0;
+    }
     return rc;
 }
 
 int taken_finite(worker *w, const worker_grad *grads, size_t n,
                  uint8_t *finite, uint32_t finite_n)
 {
-    size_t features, floats;
-    int rc = check_grads(w, grads, n, &features, &floats);
-    for (size_t i = 0; i < n && !rc; i++) {
+    for (size_t i = 0; i < n; i++) {
         const worker_grad *g = &grads[i];
         const plan *p = worker_plan_get(w, g->plan);
+        if (!p)
+            return PERSIA_EARG;
         for (uint32_t k = 0; k < p->n; k++) {
             const planned *f = &p->features[k];
             const int bags = p->kind == PLAN_BAGS;
@@ -262,17 +470,5 @@ int taken_finite(worker *w, const worker_grad *grads, size_t n,
                 finite[f->want.table] = 0;
         }
     }
-    return rc;
-}
-
-int taken_check_sums(const worker_grad *grads, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (taken_is(&grads[i]))
-            return persia_err_set(
-                PERSIA_EARG,
-                "clip_grad_norm_ needs the ids of a batch, and embedding "
-                "workers have them: clip rows with max_grad_norm= of the "
-                "optimizer");
     return PERSIA_OK;
 }

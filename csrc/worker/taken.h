@@ -15,6 +15,8 @@ int taken_read(worker *w, worker_source *s, const plan *p, float *out,
                size_t stride);
 /* Whether a gradient is of such a batch. */
 int taken_is(const worker_grad *g);
+/* Whether some are: then all have to be, but for taken_finite(). */
+int taken_any(const worker_grad *grads, size_t n);
 /* persia_worker_backward() and persia_worker_finite() of gradients of which
  * some are. */
 int taken_backward(worker *w, const worker_grad *grads, size_t n,
@@ -22,7 +24,8 @@ int taken_backward(worker *w, const worker_grad *grads, size_t n,
                    uint32_t optim_n, worker_counts *counts);
 int taken_finite(worker *w, const worker_grad *grads, size_t n,
                  uint8_t *finite, uint32_t finite_n);
-/* Refuses sums of such gradients. */
-int taken_check_sums(const worker_grad *grads, size_t n);
+/* persia_worker_sums(): those of one table may be several. */
+int taken_sums(worker *w, const worker_grad *grads, size_t n,
+               worker_sum **out, size_t *out_n, int *finite);
 
 #endif

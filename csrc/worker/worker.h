@@ -145,7 +145,7 @@ typedef struct taken_update {
     size_t n;
     const taken_rows *rows;  /* [rows_n] each table once */
     size_t rows_n;
-    uint64_t t;              /* see persia_client_t() */
+    struct client_update *name; /* number: of this process's; its t */
     const optim_args *optim; /* [optim_n] by table of the client */
     uint32_t optim_n;
     struct ps_client *c;
@@ -162,9 +162,14 @@ struct worker_source {
     /* Rows of a table, each below their number: [n, dim] likewise. */
     int (*gather)(worker_source *s, const char *table, const int64_t *places,
                   size_t n, float *out, size_t stride);
-    /* Returns when every shard has applied the gradients. */
+    /* Returns when every shard has applied the gradients.  *late: they are
+     * not, for another has the batch. */
     int (*push)(worker_source *s, const taken_update *update,
-                worker_counts *counts);
+                worker_counts *counts, int *late);
+    /* What such an update sums up to: appended to *out, to be freed by
+     * persia_worker_sums_free(). */
+    int (*sums)(worker_source *s, const taken_update *update,
+                struct client_sum **out, size_t *n, int *finite);
 };
 
 /* The output of a plan for such a batch. */
@@ -190,7 +195,8 @@ PERSIA_API int persia_worker_finite(worker *w, const worker_grad *grads,
                                     size_t n, uint8_t *finite,
                                     uint32_t finite_n);
 
-/* The sums of all tables that have some, see persia_client_sums(). */
+/* The sums of all tables that have some, see persia_client_sums().  Of batches
+ * whose ids are elsewhere a table may have several, one a batch. */
 typedef struct client_sum worker_sum;
 PERSIA_API int persia_worker_sums(worker *w, const worker_grad *grads,
                                   size_t n, worker_sum **out, size_t *out_n,

@@ -48,7 +48,10 @@ def squares(
         if ids
     ]
     if passes is None:
-        total = sum(float(g.double().square().sum()) for _, _, g in sums)
+        tables = defaultdict(list)  # several parts: of several workers
+        for table, ids, grads in sums:
+            tables[table].append((ids, grads))
+        total = sum(map(_squares_of_table, tables.values()))
         return total if finite else math.nan
     total = _squares_of_share(sums, passes)
     return passes.all_sum([total if finite else math.nan])[0]
@@ -103,6 +106,8 @@ def _unpacked(packed: bytes) -> Sums:
 
 
 def _squares_of_table(parts: list[tuple[Tensor, Tensor]]) -> float:
+    if len(parts) == 1:  # each id once
+        return float(parts[0][1].double().square().sum())
     every = torch.cat([ids for ids, _ in parts])
     ids, place = torch.unique(every, return_inverse=True)
     grads = torch.cat([grads for _, grads in parts]).double()

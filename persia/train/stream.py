@@ -46,7 +46,7 @@ class Stream:
     distinct rows of a batch travel, and the trainer pools them.
 
     The model's store must be on the servers of the workers
-    (``Store(servers=...)``), and each update is of one batch.
+    (``Store(servers=...)``).
 
     Args:
         workers: addresses "host:port" of embedding workers, several with

@@ -336,6 +336,7 @@ static int give_back(world *w, uint64_t client, uint64_t lease,
                                   .values = grads + i * SAMPLES * DIM};
     const wire_return m = {.caller = caller(w, client),
                            .lease = lease,
+                           .parts = 1,
                            .reason = reason,
                            .t = 7,
                            .grads = values,
@@ -686,7 +687,8 @@ static void what_is_wrong_is_refused(void **state)
     assert_int_equal(submit(w, &m, &status, &done), PERSIA_ESTALE);
     send(w, 1); /* the number was not used */
     const uint64_t lease = lease_of(w, 1, 1, &of);
-    wire_return wrong = {.caller = caller(w, 1), .lease = lease};
+    wire_return wrong = {
+        .caller = caller(w, 1), .lease = lease, .parts = 1};
     c = START(w->s, RETURN, return, &wrong);
     assert_int_equal(wait_for(c), PERSIA_EARG); /* no hyper-parameters */
     end(c);

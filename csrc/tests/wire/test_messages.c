@@ -67,13 +67,13 @@ static wire_push_table push_tables[] = {
     { { 7, 2, 9, floats + 1, NULL, NULL }, ids + 5, { .grad_scale = 1 }, 0 },
 };
 static wire_push push = {
-    CALLER, 8, 9, 7, 10, 2, 3, WIRE_FP32, push_tables, 3, 11
+    CALLER, 8, 9, 7, 10, 2, 3, WIRE_FP32, push_tables, 3, 11, 0
 };
 static uint64_t left[] = { 0, 127, 4095 };
 static wire_push_reply push_reply = {
     PUSH_DUPLICATE, 1, 2, 3, 4, 5, 6, left, 3
 };
-static wire_leave leave = { CALLER, 1, 2, 1, 55, left, 3, 4, 88 };
+static wire_leave leave = { CALLER, 1, 2, 1, 55, left, 3, 4, 88, 99 };
 static wire_leave_reply leave_reply = { 56 };
 static wire_rows rows_all = {
     CALLER, 3, N, ids, DIM, 2 * DIM, floats, floats, found, 1, 1, 77, 1,
@@ -132,8 +132,10 @@ static optim_hyper hypers[] = {
 };
 static wire_return give_back = {
     CALLER, 1, 2, RETURN_UNUSED, 3, WIRE_FP32, grads, 1, hypers, 2, grads, 1,
-    6, 7
+    0, 3, 4, 5, 6, 7
 };
+static wire_table_sum table_sums[] = { { 4095, DIM, N, ids, floats } };
+static wire_sums_reply sums_reply = { 1, 1, table_sums, 1 };
 static wire_return_reply return_reply = { RETURNED_GONE, 1, 2, 3, 4, 5 };
 static wire_worker_stats_reply worker_stats_reply = {
     1, { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19,
@@ -145,7 +147,7 @@ static const void *const samples[MESSAGES_N] = {
     &push, &push_reply, &leave, &leave_reply, &rows_all, &snapshot,
     &snapshot_reply, &restore, &restore_reply, &stats, &stats_reply,
     &plan, &plan_reply, &submit, &heartbeat, &submit_reply, &take, &take_reply,
-    &give_back, &return_reply, &worker_stats_reply
+    &sums_reply, &give_back, &return_reply, &worker_stats_reply
 };
 
 static int fill_arrays(void **state)
