@@ -54,10 +54,11 @@ int pollers_start(rpc_pollers *p, unsigned threads, const char *name);
 void pollers_stop(rpc_pollers *p);
 
 /* A server's use of gRPC: it is initialised with the first and shut down with
- * the last user. */
+ * the last user.  Sets how malloc keeps memory, for the whole process. */
 int runtime_enter(void);
 void runtime_leave(void);
-/* The same for clients, whose threads are shared by all channels. */
+/* The same for clients, whose threads are shared by all channels; changes no
+ * setting of the process. */
 int runtime_enter_client(grpc_completion_queue **out);
 void runtime_leave_client(void);
 

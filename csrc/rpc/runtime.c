@@ -95,8 +95,9 @@ void pollers_stop(rpc_pollers *p)
 
 /* gRPC takes buffers of megabytes for each message.  glibc gives them back to
  * the system at once, which clears their pages again for the next message: a
- * quarter of a server's time.  So it has to keep them, unless the user
- * has told it what to do. */
+ * quarter of a server's time.  So it keeps them where a server listens,
+ * unless the user has set what it does.  The setting is of the whole process:
+ * one that only calls servers is the user's, and stays as it is. */
 static void keep_memory(void)
 {
 #ifdef __GLIBC__
@@ -172,7 +173,6 @@ void runtime_end_sent(rpc_sent *s)
 static void start_grpc(void)
 {
     sigset_t all, before; /* gRPC's threads inherit the mask */
-    keep_memory();
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     core_quiet();
@@ -216,6 +216,8 @@ static void leave(void)
 
 int runtime_enter(void)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, keep_memory);
     pthread_mutex_lock(&runtime.lock);
     int code = enter();
     pthread_mutex_unlock(&runtime.lock);
