@@ -154,6 +154,24 @@ static void filter_free(table *t)
     persia_mem_release(t->config.limit, admit_bytes(&t->admit));
 }
 
+/* Its stripes and its filter, which must fit into the limit. */
+static int stripes_make(table *t)
+{
+    mem_limit *limit = t->config.limit;
+    const uint64_t bytes = (uint64_t)t->stripes * STRIPE_BYTES;
+    int rc;
+
+    limit_lock(limit);
+    rc = persia_mem_charge(limit, bytes);
+    if (!rc)
+        persia_mem_release(limit, bytes);
+    rc = rc ? rc : filter_make(t);
+    for (uint32_t i = 0; i < t->stripes && !rc; i++)
+        rc = stripe_init(t, &t->stripe[i]);
+    limit_unlock(limit);
+    return rc;
+}
+
 int persia_table_create(const table_config *config, table **out)
 {
     uint32_t stripes, floats;
@@ -201,15 +219,7 @@ int persia_table_create(const table_config *config, table **out)
     persia_fair_lock_init(&t->gate);
     persia_fair_lock_init(&t->full_lock);
     persia_mem_blocks_init(&t->blocks, config->limit);
-    limit_lock(config->limit);
-    rc = persia_mem_charge(config->limit,
-                           stripes * STRIPE_BYTES); /* they must fit */
-    if (!rc)
-        persia_mem_release(config->limit, stripes * STRIPE_BYTES);
-    rc = rc ? rc : filter_make(t);
-    for (uint32_t i = 0; i < stripes && !rc; i++)
-        rc = stripe_init(t, &t->stripe[i]);
-    limit_unlock(config->limit);
+    rc = stripes_make(t);
     if (rc) {
         persia_table_destroy(t);
         return rc;
