@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import resource
 import socket
+import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -177,6 +180,40 @@ def test_a_channel_may_be_closed_during_a_call() -> None:
     assert isinstance(error, errors.PersiaError)
     with pytest.raises(errors.Closed):
         way.stats()
+
+
+@pytest.mark.skipif(not _core.GRPC[0].isdigit(), reason="without gRPC")
+@pytest.mark.parametrize("what", ["server", "channel"])
+def test_other_threads_run_while_a_dropped_object_ends(what: str) -> None:
+    turns = 0
+    done = threading.Event()
+
+    def run() -> None:
+        nonlocal turns
+        while not done.is_set():
+            turns += 1
+            time.sleep(0)  # gives the interpreter lock to who waits for it
+
+    def turns_during_a_drop() -> int:
+        if what == "server":
+            held = _core.Server("job", 0, 1, 1, 0, 0, 1 << 20, None)
+            held.start("127.0.0.1:0", 1, 8, 8, 1 << 20, {})
+        else:
+            held = _core.Channel("127.0.0.1:1", {}, 1 << 20, 2.0)
+        before = turns
+        del held
+        return turns - before
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # none has to give it away
+    other = threading.Thread(target=run)
+    other.start()
+    try:
+        assert any(turns_during_a_drop() for _ in range(50))
+    finally:
+        done.set()
+        other.join()
+        sys.setswitchinterval(interval)
 
 
 def test_a_server_in_this_process_outlives_its_object() -> None:

@@ -128,10 +128,8 @@ static void channel_dealloc(PyObject *self)
     channel_object *c = (channel_object *)self;
     PyTypeObject *type = Py_TYPE(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    if (c->shard)
-        c->shard->ops->close(c->shard);
-    if (c->served)
-        py_served_drop(c->served);
+    c->closed = 1;
+    channel_free(c);
     release(self);
     Py_DECREF(type);
 }
@@ -429,27 +427,33 @@ static PyObject *server_stop(PyObject *self, PyObject *arg)
     Py_RETURN_NONE;
 }
 
+/* Ends what it has. */
+static void server_free(server_object *s)
+{
+    py_served *served = s->served;
+    rpc_server *rpc = s->rpc;
+    if (!served)
+        return;
+    s->served = NULL;
+    s->rpc = NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (rpc && persia_fork_check("a server") == PERSIA_OK) {
+        persia_service_close(served->service);
+        persia_rpc_server_stop(rpc, 0);
+    }
+    py_served_drop(served);
+    Py_END_ALLOW_THREADS
+}
+
 static PyObject *server_close(PyObject *self, PyObject *unused)
 {
     server_object *s = (server_object *)self;
-    py_served *served = s->served;
-    rpc_server *rpc = s->rpc;
     (void)unused;
     if (s->busy) {
         PyErr_SetString(PyExc_RuntimeError, "the server is being stopped");
         return NULL;
     }
-    s->served = NULL;
-    s->rpc = NULL;
-    if (served) {
-        Py_BEGIN_ALLOW_THREADS
-        if (rpc) {
-            persia_service_close(served->service);
-            persia_rpc_server_stop(rpc, 0);
-        }
-        py_served_drop(served);
-        Py_END_ALLOW_THREADS
-    }
+    server_free(s);
     Py_RETURN_NONE;
 }
 
@@ -458,12 +462,7 @@ static void server_dealloc(PyObject *self)
     server_object *s = (server_object *)self;
     PyTypeObject *type = Py_TYPE(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    if (s->rpc && persia_fork_check("a server") == PERSIA_OK) {
-        persia_service_close(s->served->service);
-        persia_rpc_server_stop(s->rpc, 0);
-    }
-    if (s->served)
-        py_served_drop(s->served);
+    server_free(s);
     release(self);
     Py_DECREF(type);
 }
