@@ -83,15 +83,15 @@ class Dataset(IterableDataset[Batch]):
         self.drop_last = drop_last
         self.shard = shard
         self._epoch = 0
-        self._forget()
+        self.forget_position()
 
     def _copy(self) -> Self:
         """Another one, which begins at the first batch."""
         part = copy.copy(self)
-        part._forget()
+        part.forget_position()
         return part
 
-    def _forget(self) -> None:
+    def forget_position(self) -> None:
         """Begins at the first batch, as a copy of another one does."""
         # Where the next iteration begins: (batches, position or None).
         self._begin: tuple[int, Any] | None = None

@@ -17,6 +17,7 @@ from torch import Tensor
 from persia import errors
 from persia.base.check import kind, whole
 from persia.base.tensors import integers, tensor, vector
+from persia.base.torch_private import version_of
 
 __all__ = ["Batch", "JaggedBatch"]
 
@@ -587,7 +588,7 @@ def tensors_of(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Values, offsets (None: one id a bag) and weights to look up: those of
     the host, unless a copy on a device was changed in place."""
-    if any(copy._version for copy in ids._copies.values()):
+    if any(version_of(copy) for copy in ids._copies.values()):
         return ids.values(), ids.offsets_or_none(), ids.weights_or_none()
     return ids._values, ids._offsets, ids._weights
 

@@ -133,7 +133,7 @@ class ClickStream(Dataset):
 
     def _range(self, start: int, rows: int) -> ClickStream:
         part = copy.copy(self)
-        part._forget()
+        part.forget_position()
         part.start, part.rows = start, rows
         return part
 

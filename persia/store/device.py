@@ -16,7 +16,7 @@ from torch import Tensor
 
 from persia import errors
 from persia.base.warning import warn
-from persia.store.operators import _ops, typed
+from persia.store.operators import ops, typed
 
 __all__ = ["Flight", "Link", "Way", "link_of"]
 
@@ -43,7 +43,7 @@ class Link:
             self.side = stream(device)
             handle = self.side.cuda_stream
         try:
-            self.number: int = _ops.link_open_v1(
+            self.number: int = ops.link_open_v1(
                 self.kind, device.index or 0, handle
             )
         except RuntimeError as error:
@@ -107,7 +107,7 @@ class Flight:
         """Starts the copy of a gradient on the device."""
         self.give_up()
         self._grad = grad.contiguous()
-        self._number = _ops.fetch_v1(
+        self._number = ops.fetch_v1(
             self._grad, self.link.number, self.link.stream()
         )
         self.link.leaves(self._grad)
@@ -127,7 +127,7 @@ class Flight:
         """Nothing will push it."""
         grad, number, link = self.take()  # which waits as long as it is used
         if number:
-            _ops.drop_fetch_v1(number, link)
+            ops.drop_fetch_v1(number, link)
         del grad
 
     def __del__(self) -> None:
@@ -165,7 +165,7 @@ class Way:
     ) -> None:
         """Adds a lookup to a data loader's batch; its values are sent."""
         with self.link.aside():
-            _ops.prefetch_to_v1(
+            ops.prefetch_to_v1(
                 values,
                 offsets,
                 weights,
@@ -189,7 +189,7 @@ class Way:
         """The values on the device, and row numbers on the host."""
         stream = self.link.stream()
         with self.link.aside():
-            there, rows = _ops.pull_to_v1(
+            there, rows = ops.pull_to_v1(
                 values,
                 offsets,
                 weights,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from persia.store.device import Link
-from persia.store.operators import _ops, typed
+from persia.store.operators import ops, typed
 
 __all__ = ["Columns", "Grouped", "pooled"]
 
@@ -64,7 +64,7 @@ class Grouped:
     ) -> Grouped:
         """Groups the ids of a batch on the host."""
         try:
-            ids, starts, *places = _ops.distinct_v1(
+            ids, starts, *places = ops.distinct_v1(
                 values, offsets, weights, store, plan
             )
         except RuntimeError as error:
@@ -78,7 +78,7 @@ class Grouped:
         have so many bytes."""
         inverse, bounds, _ = self.places
         return bool(
-            _ops.rows_travel_v1(
+            ops.rows_travel_v1(
                 self.bags * out.columns,
                 len(self.ids) * out.width,
                 len(inverse),
@@ -120,7 +120,7 @@ class _Pool(torch.autograd.Function):
         link: Link,
     ) -> Tensor:
         ctx.of = group, features, rows.shape, link
-        out: Tensor = _ops.pool_v1(
+        out: Tensor = ops.pool_v1(
             rows,
             *group.places,
             features,
@@ -150,7 +150,7 @@ class _Pool(torch.autograd.Function):
             bag = torch.searchsorted(
                 bounds[1:], numbers[: len(inverse)], right=True, out_int32=True
             )
-        sums = _ops.sum_v1(
+        sums = ops.sum_v1(
             grad.contiguous(),
             order,
             starts,

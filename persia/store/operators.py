@@ -44,7 +44,7 @@ torch.ops.load_library(  # type: ignore[no-untyped-call]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_ops = torch.ops.persia
+ops = torch.ops.persia
 _NAMES = ("ticket_v1", "pull_v1", "push_v1")
 
 # Store handle -> plan number -> (kind, keys of a batch, output columns): what
@@ -58,7 +58,7 @@ HELD: dict[int, list[tuple[tuple[Tensor | None, ...], int]]] = {}
 
 
 #: Whether compiled graphs may hold the operators.
-COMPILES = order_effects(getattr(_ops, name).default for name in _NAMES)
+COMPILES = order_effects(getattr(ops, name).default for name in _NAMES)
 
 
 def in_graphs(forward: Function) -> Function:
@@ -139,7 +139,7 @@ def _backward(
 ) -> tuple[Tensor | None, ...]:
     _refuse_double_backward()
     values, offsets, weights, rows, ticket = ctx.saved_tensors
-    _ops.push_v1(
+    ops.push_v1(
         grad.contiguous(),
         values,
         offsets,
@@ -267,11 +267,11 @@ class _Arrive(torch.autograd.Function):
         return torch.zeros(1, device="cpu"), None
 
 
-_pull = _ops.pull_v1.default
-_push_from = _ops.push_from_v1.default
-_push = _ops.push_v1.default
-_ticket = _ops.ticket_v1.default
-_drop = _ops.drop_v1.default
+_pull = ops.pull_v1.default
+_push_from = ops.push_from_v1.default
+_push = ops.push_v1.default
+_ticket = ops.ticket_v1.default
+_drop = ops.drop_v1.default
 _again = torch.tensor(-2, device="cpu")  # AGAIN of csrc/torch/ops.cpp
 
 #: Added to the number in the ticket of a batch whose ids are elsewhere.
@@ -279,7 +279,7 @@ TAKEN = 1 << 62
 
 #: prefetch(values, offsets, weights, store, plan, number): adds a lookup to
 #: a data loader's batch.
-prefetch = _ops.prefetch_v1.default
+prefetch = ops.prefetch_v1.default
 
 
 def pull(
@@ -303,7 +303,7 @@ def pull(
     """
     if torch.compiler.is_compiling():
         ticket = _ticket(batch, store, grad)
-        out: Tensor = _ops.pull_v1(
+        out: Tensor = ops.pull_v1(
             values, offsets, weights, anchor, ticket, store, plan
         )[0]
         return out

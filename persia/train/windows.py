@@ -31,7 +31,7 @@ class Windows:
 
     def __init__(self, data: Dataset, seconds: float) -> None:
         self._data = copy.copy(data)
-        self._data._forget()
+        self._data.forget_position()
         self._seconds = seconds
         self._batches: Iterator[Batch] | None = None
         self._left: Batch | None = None  # of the next window

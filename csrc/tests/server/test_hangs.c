@@ -165,6 +165,7 @@ static void a_server_stops_while_its_files_hang(void **state)
     while (persia_service_destroy(v.s))
         ;
     persia_ps_destroy(v.p);
+    persia_ckpt_root_close(v.root);
 }
 
 /* A snapshot of a store without servers into the folder at `fd`. */

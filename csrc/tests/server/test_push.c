@@ -179,6 +179,7 @@ static ps *embedded_start(void)
         declare(&v, &spec);
     }
     persia_service_destroy(v.s);
+    persia_ckpt_root_close(v.root);
     return v.p;
 }
 
