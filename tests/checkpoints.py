@@ -58,7 +58,7 @@ def fill(store: persia.Store, table: str, n: int, seed: int = 0) -> None:
 def contents(store: persia.Store, table: str) -> tuple[torch.Tensor, ...]:
     """All of a table in the order of its ids: ids, vectors, state."""
     ids = store.ids(table).sort().values
-    vectors, state, found = store._get(table, ids)
+    vectors, state, found = store.rows_and_state(table, ids)
     assert found.all()
     return ids, vectors, state
 

@@ -581,7 +581,8 @@ def test_a_job_goes_on_with_the_same_bits(
     ids = torch.arange(200)
     for table in ("u", "i"):
         for a, b in zip(
-            whole.store._get(table, ids), resumed.store._get(table, ids)
+            whole.store.rows_and_state(table, ids),
+            resumed.store.rows_and_state(table, ids),
         ):
             assert torch.equal(a, b)
 

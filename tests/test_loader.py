@@ -82,7 +82,10 @@ class Model(nn.Module):
 
 
 def state_of(store: persia.Store) -> dict[str, tuple[Tensor, ...]]:
-    return {name: store._get(name, torch.arange(60)) for name in store.tables}
+    return {
+        name: store.rows_and_state(name, torch.arange(60))
+        for name in store.tables
+    }
 
 
 def same(a: dict[str, tuple[Tensor, ...]], b: Any) -> bool:

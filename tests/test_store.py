@@ -90,7 +90,7 @@ def test_rows_and_set_rows() -> None:
     state = torch.rand(5, 4)
     store.set_rows("t", IDS, values, state)
     assert torch.equal(store.rows("t", IDS), values)
-    assert torch.equal(store._get("t", IDS)[1], state)
+    assert torch.equal(store.rows_and_state("t", IDS)[1], state)
     assert store.contains("t", [0, 4, 5]).tolist() == [True, True, False]
     assert store.ids("t").sort().values.tolist() == IDS.tolist()
     assert torch.equal(store.rows("t", []), torch.zeros(0, 4))
@@ -127,12 +127,12 @@ def test_set_rows_checks() -> None:
 def test_a_state_with_no_root_is_refused(optimizer: Any, signs: Any) -> None:
     store = persia.Store(optimizer)
     store.add_table(persia.EmbeddingBagConfig("t", 2))
-    floats = store._get("t", [1])[1].shape[1]
+    floats = store.rows_and_state("t", [1])[1].shape[1]
     bad = torch.full((1, floats), -1.0)
     if signs:
         good = torch.tensor(signs).repeat_interleave(2)[None]
         store.set_rows("t", [1], torch.ones(1, 2), good)
-        assert torch.equal(store._get("t", [1])[1], good)
+        assert torch.equal(store.rows_and_state("t", [1])[1], good)
     if len(signs) != 1:
         with pytest.raises(errors.PersiaError, match=r"id 2 .* negative"):
             store.set_rows("t", [2], torch.ones(1, 2), bad)

@@ -200,6 +200,12 @@ class ShardRows:
             peer.address: self._hello(peer)["restore"] for peer in self._peers
         }
 
+    def tables(self) -> list[dict[str, Any]]:
+        """The tables of the first shard, as arguments of the core's
+        declare()."""
+        found: list[dict[str, Any]] = self._hello(self._peers[0])["tables"]
+        return found
+
     def _tables(self) -> list[list[dict[str, Any]]]:
         """Name and options of the tables of each shard, by its numbers."""
         return [

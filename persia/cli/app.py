@@ -23,6 +23,7 @@ from persia.cli import (
     plan,
     predict,
     prepare,
+    rows,
     schema,
     serve,
     status,
@@ -93,6 +94,7 @@ app.command("predict")(predict.command)
 app.command("schema")(schema.command)
 app.command("prepare")(prepare.command)
 app.add_typer(checkpoint.commands, name="checkpoint")
+app.add_typer(rows.commands, name="rows")
 app.add_typer(serve.commands, name="serve")
 app.command("feed")(feed.command)
 app.command("status")(status.command)

@@ -32,8 +32,19 @@ class Rows(HasEngine):
         t = vector("ids", integers("ids", ids, "cpu"), "pass a list of ids")
         return t.to(device="cpu").contiguous().numpy()
 
-    def _get(self, table: str, ids: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """(vectors, state, found) of ids."""
+    def rows_and_state(
+        self, table: str, ids: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Vectors of ``ids``, state of their optimizer, and which have a row.
+
+        Args:
+            table: its name.
+            ids: integers [n].
+
+        Returns:
+            float32 [n, embedding_dim], float32 [n, state_floats] and bool
+            [n]; an id without a row has the values of a new one.
+        """
         t = self._engine.find(table)
         wanted = self._ids(ids)
         n = len(wanted)
@@ -56,11 +67,11 @@ class Rows(HasEngine):
             float32 [n, embedding_dim]; an id without a row has its initial
             value.
         """
-        return self._get(table, ids)[0]
+        return self.rows_and_state(table, ids)[0]
 
     def contains(self, table: str, ids: Any) -> Tensor:
         """Which of ``ids`` (integers [n]) have a row: bool [n]."""
-        return self._get(table, ids)[2]
+        return self.rows_and_state(table, ids)[2]
 
     def set_rows(
         self, table: str, ids: Any, values: Any, state: Any = None
@@ -94,7 +105,7 @@ class Rows(HasEngine):
     def explain(self, table: str, id: int) -> dict[str, Any]:
         """What the store knows of one id, for a person to read."""
         wanted = integers("id", [id], "cpu")
-        vectors, state, found = self._get(table, wanted)
+        vectors, state, found = self.rows_and_state(table, wanted)
         id = int(wanted)
         t = self._engine.find(table)
         stats = self._engine.core.stats(t.number)
@@ -189,7 +200,7 @@ class Rows(HasEngine):
         from persia.store import arrow
 
         ids = self.ids(table).sort().values
-        vectors, states, _ = self._get(table, ids)
+        vectors, states, _ = self.rows_and_state(table, ids)
         return arrow.to_arrow(ids, vectors, states if state else None)
 
     def set_arrow(self, table: str, rows: Any) -> None:

@@ -100,8 +100,8 @@ class Trained:
     def everything(self) -> dict[str, Any]:
         ids = torch.arange(200)
         return {
-            "u": self.store._get("u", ids),
-            "i": self.store._get("i", ids),
+            "u": self.store.rows_and_state("u", ids),
+            "i": self.store.rows_and_state("i", ids),
             "weight": self.model["top"][1].weight.detach().clone(),
             "updates": self.store.updates,
         }

@@ -66,8 +66,8 @@ def loss_of(out: Tensor, one: Batch) -> Tensor:
 def everything(store: persia.Store, model: Model) -> dict[str, Any]:
     ids = torch.arange(IDS)
     return {
-        "x": store._get("x", ids),
-        "y": store._get("y", ids),
+        "x": store.rows_and_state("x", ids),
+        "y": store.rows_and_state("y", ids),
         "weight": model.linear.weight.detach().clone(),
     }
 

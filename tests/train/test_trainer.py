@@ -56,7 +56,7 @@ def trainer_of(update: str = "backward", **options: Any) -> Trainer:
 
 def weights(trainer: Trainer) -> tuple[Tensor, Tensor]:
     model: Any = trainer.model
-    rows, _, _ = model.bags.store._get("t", torch.arange(20))
+    rows, _, _ = model.bags.store.rows_and_state("t", torch.arange(20))
     return rows, model.linear.weight.detach()
 
 

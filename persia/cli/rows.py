@@ -1,0 +1,208 @@
+"""``persia rows``: single rows of servers or of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from persia.cli.options import seconds
+from persia.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from persia.store import Store
+
+__all__ = ["commands"]
+
+commands = typer.Typer(no_args_is_help=True)
+
+_Table = Annotated[str, typer.Argument(help="Name of the table.")]
+_Ids = Annotated[
+    list[int],
+    typer.Argument(
+        help="Integers of 64 bits, with or without a sign; negative ones "
+        "behind --."
+    ),
+]
+_Servers = Annotated[
+    str | None,
+    typer.Option(
+        help="host:port of all servers, with commas between.",
+        envvar="PERSIA_SERVERS",
+    ),
+]
+_Checkpoint = Annotated[
+    str | None,
+    typer.Option(
+        help="Checkpoint root, instead of servers. Memory for all rows of "
+        "the table is needed."
+    ),
+]
+_Step = Annotated[
+    int | None, typer.Option(help="Of the checkpoint (default: latest).")
+]
+_Namespace = Annotated[
+    str, typer.Option(help="Of the job.", envvar="PERSIA_NAMESPACE")
+]
+_Timeout = Annotated[
+    float,
+    typer.Option(callback=seconds, help="Seconds that an answer may take."),
+]
+_Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
+
+@commands.callback()
+def _rows() -> None:
+    """Look at single rows, which do not change.
+
+    TLS and tokens are those of the environment (PERSIA_TLS_CA, PERSIA_TOKEN,
+    ...).
+    """
+
+
+@commands.command()
+def get(
+    table: _Table,
+    ids: _Ids,
+    servers: _Servers = None,
+    checkpoint: _Checkpoint = None,
+    step: _Step = None,
+    namespace: _Namespace = "default",
+    timeout: _Timeout = 10.0,
+    as_json: _Json = False,
+) -> None:
+    """Print the vectors of ids, and the state of their optimizer.
+
+    An id without a row has its initial vector, and no state.
+    """
+    wanted = _signed(ids)
+    with _opened(table, servers, checkpoint, step, namespace, timeout) as s:
+        vectors, states, found = s.rows_and_state(table, wanted)
+    rows = [
+        {
+            "id": id,
+            "present": has,
+            "vector": vector,
+            "state": state if has and state else None,
+        }
+        for id, has, vector, state in zip(
+            ids, found.tolist(), vectors.tolist(), states.tolist()
+        )
+    ]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        print(f"{row['id']}{'' if row['present'] else ' (no row)'}")
+        for name in ("vector", "state"):
+            if row[name]:
+                print(f"  {name:<6} {' '.join(f'{x:.6g}' for x in row[name])}")
+
+
+@commands.command()
+def explain(
+    table: _Table,
+    ids: _Ids,
+    servers: _Servers = None,
+    checkpoint: _Checkpoint = None,
+    step: _Step = None,
+    namespace: _Namespace = "default",
+    timeout: _Timeout = 10.0,
+    as_json: _Json = False,
+) -> None:
+    """Print what is known of ids: the shard, whether there is a row and why
+    not, the norms of its vector and state.
+    """
+    wanted = _signed(ids)
+    with _opened(table, servers, checkpoint, step, namespace, timeout) as s:
+        found = [s.explain(table, id) for id in wanted]
+    for one, id in zip(found, ids):
+        one["id"] = id
+        del one["trainable"]  # the model decides it, which is not here
+        if checkpoint is not None:
+            del one["shard"]  # all rows are in this process
+    if as_json:
+        print(json.dumps(found))
+        return
+    for one in found:
+        print("  ".join(f"{name}={value}" for name, value in one.items()))
+
+
+def _signed(ids: list[int]) -> list[int]:
+    """Ids as tables have them."""
+    for id in ids:
+        if not -(1 << 63) <= id < 1 << 64:
+            raise InvalidArgument(
+                f"id {id} has more than 64 bits: give -2**63 to 2**64 - 1"
+            )
+    return [id - (1 << 64) if id >= 1 << 63 else id for id in ids]
+
+
+def _opened(
+    table: str,
+    servers: str | None,
+    checkpoint: str | None,
+    step: int | None,
+    namespace: str,
+    timeout: float,
+) -> Store:
+    """A store with one table, as servers or a checkpoint have it."""
+    if checkpoint is not None:
+        return _restored(table, checkpoint, step)
+    if not servers:
+        raise InvalidArgument(
+            "no rows to look at: give --servers HOST:PORT or --checkpoint "
+            "ROOT, or set PERSIA_SERVERS"
+        )
+    from persia.checkpoint.shards import rows_of
+    from persia.store import Store
+    from persia.store.engine import engine_of
+
+    store = Store(
+        servers=servers,
+        namespace=namespace,
+        timeout=timeout,
+        rank=0,
+        world=1,
+        read_only=True,
+    )
+    try:
+        engine = engine_of(store)
+        specs = {t["name"]: t for t in rows_of(engine.connection).tables()}
+        engine.adopt(_find(table, specs, servers))
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _restored(table: str, checkpoint: str, step: int | None) -> Store:
+    from persia.checkpoint import files
+    from persia.store import Store
+    from persia.store.engine import engine_of
+
+    found = files.find(files.root_of(checkpoint), step)
+    specs = {t.name: t.native() for t in found.manifest.tables}
+    store = Store(servers="embedded", rank=0, world=1)
+    try:
+        engine_of(store).adopt(_find(table, specs, str(found.folder)))
+        store.load(
+            checkpoint,
+            step=found.manifest.step,
+            strict=False,
+            random_states=False,
+        )
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _find(table: str, specs: dict[str, Any], where: str) -> dict[str, Any]:
+    if table not in specs:
+        raise InvalidArgument(
+            f"no table {table!r} in {where}; there are {sorted(specs)}"
+        )
+    spec: dict[str, Any] = specs[table]
+    return spec
