@@ -111,6 +111,7 @@ def test_a_worker_that_returns_takes_part_again(servers: Servers) -> None:
             raised()
             workers.restart(0)
             wait_for(lambda: sender.stats()["away"] == 0)
+            wait_for(lambda: trainer.stream.stats()["away"] == 0)
             raised = in_thread(feed)
             trainer.epoch()
             raised()
@@ -207,6 +208,30 @@ def test_a_loader_with_a_name_continues(servers: Servers) -> None:
         assert (stats["sent"], stats["done"]) == (20, 20)
         with Sender(workers.addresses, name="b", timeout=10) as other:
             assert other.stats()["passed"] == 0
+
+
+@pytest.mark.timeout(60)
+def test_a_new_trainer_asks_all_workers(servers: Servers) -> None:
+    """The first worker was started again when the loader had ended its epoch:
+    the batch of that epoch is at the other one."""
+    with contextlib.closing(Workers(servers.addresses, 2)) as workers:
+        with Sender(workers.addresses, timeout=20) as sender:
+            for batch in batches(2):
+                sender.send(batch)
+            sender.end()
+            first = Trainer(servers, workers)
+            loader = iter(persia.DataLoader(first.stream, first.model, 0))
+            step(first.model, next(loader), first.dense)
+            loader.close()
+            first.store.flush()
+            wait_for(lambda: sender.stats()["done"] == 1)
+            workers.restart(0)
+            wait_for(lambda: workers.workers[0].stats()["streams"] == 1)
+            second = Trainer(servers, workers)
+            second.epoch()
+            assert second.n == 1
+            sender.flush(20)
+        assert second.store.updates == 2
 
 
 def test_gradients_wait_for_their_batch(servers: Servers) -> None:

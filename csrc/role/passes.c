@@ -4,6 +4,11 @@
  * begins with 1.  What they have in common is a loader's own count, which
  * answers carry.  So a rank learns from the first answer of a worker which
  * pass it speaks of.
+ *
+ * Pass 1 of a rank is the earliest epoch that a worker has.  One that was
+ * started again may be in a later epoch than the others, so the first answer
+ * does not decide: until the rank has a batch, it asks each worker before it
+ * waits at one whose epoch it knows.
  */
 #include <stdlib.h>
 
@@ -28,15 +33,26 @@ int pass_is_over(const role_rank *r, uint64_t pass)
     return ended && ended + gone == r->c.links_n;
 }
 
+/* Whether the rank has no batch yet, and is to ask `other` before it waits at
+ * `l`.  The lock is held. */
+static int is_asked_first(const role_rank *r, const role_link *other,
+                          const role_link *l)
+{
+    const at_link *at = &r->at[l - r->c.links];
+    return !r->begun && at->checked == atomic_load(&l->boot) &&
+           r->at[other - r->c.links].asked != atomic_load(&other->boot);
+}
+
 role_link *pass_link(const role_taken *t, int *over)
 {
     role_rank *r = t->r;
     role_link *found = NULL;
     pthread_mutex_lock(&r->lock);
-    for (size_t i = 0; i < r->c.links_n && !found; i++) {
+    for (size_t i = 0; i < r->c.links_n; i++) {
         const size_t at = (t->number - 1 + r->c.rank + i) % r->c.links_n;
         role_link *l = &r->c.links[at];
-        if (r->at[at].ended < t->pass && !link_is_away(l))
+        if (r->at[at].ended < t->pass && !link_is_away(l) &&
+            (!found || is_asked_first(r, l, found)))
             found = l;
     }
     *over = pass_is_over(r, t->pass);
@@ -72,14 +88,37 @@ static int64_t shift_of(role_rank *r, const role_taken *t, const at_link *at)
     return 0;
 }
 
+/* The lock is held.  The open pass is an epoch that is so much earlier than
+ * those that other workers have told of: there it has ended. */
+static void begin_earlier(role_rank *r, const role_taken *t, int64_t by)
+{
+    const uint64_t ended = t->pass + (uint64_t)by - 1;
+    for (rank_stream *k = r->streams; k; k = k->next)
+        k->offset -= by;
+    for (size_t i = 0; i < r->c.links_n; i++) {
+        at_link *at = &r->at[i];
+        if (&r->c.links[i] == t->from || !at->checked ||
+            at->checked != at->boot)
+            continue;
+        at->first += by;
+        if (at->ended < ended)
+            at->ended = ended;
+    }
+}
+
 int pass_learn(role_taken *t)
 {
     role_rank *r = t->r;
     at_link *at = &r->at[t->from - r->c.links];
     int64_t shift = 0;
     pthread_mutex_lock(&r->lock);
+    at->asked = t->boot;
     if (t->m.stream) {
         shift = shift_of(r, t, at);
+        if (shift < 0 && !r->begun) {
+            begin_earlier(r, t, -shift);
+            shift = 0;
+        }
         at->first += shift;
         at->checked = t->boot;
     }

@@ -278,8 +278,9 @@ int stream_advance(role_service *s, role_stream *t, uint64_t epoch);
 uint64_t stream_epoch(const role_stream *t, uint64_t epoch);
 /* Loaders that have been silent for too long are gone. */
 void streams_tick(role_service *s, uint64_t now);
-/* The one that is furthest behind, or NULL. */
-const role_stream *stream_last(const role_service *s);
+/* The one that is furthest behind, or NULL.  One that has left only counts
+ * where there is no other, and if left is set. */
+const role_stream *stream_last(const role_service *s, int left);
 /* Ranks get no more batches of this epoch.  begun: this rank had some. */
 int epoch_is_over(const role_service *s, uint64_t epoch, int begun);
 /* The first one of which loaders may send. */

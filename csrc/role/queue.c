@@ -343,7 +343,9 @@ static void lease(asking *a, offer *o)
 
 static void take_nothing(asking *a, uint32_t status)
 {
-    name_epoch(a, stream_last(a->s));
+    /* A rank in the middle of a pass knows its loaders, also one that has left
+     * since: that may be all that this worker has heard of it. */
+    name_epoch(a, stream_last(a->s, (int)a->m.take.begun));
     ready_status(a, status);
 }
 

@@ -19,6 +19,7 @@ typedef struct at_link {
     int64_t first;    /* own pass that is its pass 1 */
     uint64_t ended;   /* the last own pass that ended there */
     uint64_t checked; /* boot for which `first` is known to be right */
+    uint64_t asked;   /* boot of its last answer to a Take */
 } at_link;
 
 /* A loader: its epoch is own pass + offset. */

@@ -158,11 +158,13 @@ void stream_hear(role_stream *t, uint64_t settled)
     }
 }
 
-const role_stream *stream_last(const role_service *s)
+const role_stream *stream_last(const role_service *s, int left)
 {
     const role_stream *last = NULL;
     for (const role_stream *t = s->streams; t; t = t->next)
-        if (!t->left && (!last || t->epoch < last->epoch))
+        if ((left || !t->left) &&
+            (!last || t->left < last->left ||
+             (t->left == last->left && t->epoch < last->epoch)))
             last = t;
     return last;
 }
