@@ -2,7 +2,10 @@
 element of its row, so that rows tell how often a batch was applied.
 
 usage: python roles_counting.py loader WORKERS [NAME]
-       python roles_counting.py trainer SERVERS WORKERS
+       python roles_counting.py trainer SERVERS WORKERS [GATE]
+
+GATE: a file; without it the trainer stops before the last batches, so that a
+test which kills processes does so before the epoch ends, on any machine.
 """
 
 from __future__ import annotations
@@ -10,12 +13,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
 import persia
 
 BATCHES, IDS, SAMPLES = 120, 50, 20
+BEFORE_GATE = 90
 
 
 def batches() -> Iterator[persia.Batch]:
@@ -51,17 +56,23 @@ def loader(workers: str, name: str | None = None) -> None:
     print("sent")
 
 
-def trainer(servers: str, workers: str) -> None:
+def trainer(servers: str, workers: str, gate: str | None = None) -> None:
     """One epoch."""
     torch.set_num_threads(1)
     store = persia.Store(
         persia.optim.SGD(lr=1.0), servers=servers, lost="continue", timeout=60
     )
     bags = persia.EmbeddingBagCollection(store=store, tables=[config()])
-    stream = persia.Stream(workers, timeout=60, move_after=4)
+    # A loader that is started again must be there before the pass ends without
+    # a worker that is away.
+    stream = persia.Stream(workers, timeout=60, move_after=30)
     for batch in persia.DataLoader(stream, bags, staleness=3):
         (-bags(batch.ids).values()).sum().backward()
         time.sleep(0.01)
+        while gate and store.updates >= BEFORE_GATE:
+            if Path(gate).exists():
+                break
+            time.sleep(0.05)
     store.flush()
     stats = stream.stats()
     print("late", stats["late"], "lost", stats["lost"])

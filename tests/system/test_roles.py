@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -212,11 +213,14 @@ def test_each_batch_is_applied_once_whoever_is_killed(victim: str) -> None:
 class Counting:
     """A counting job whose processes the test kills.
 
-    Two servers, two workers, one loader with a name, one trainer.
+    Two servers, two workers, one loader with a name, one trainer, which waits
+    for finish() before the last batches.
     """
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self.job = str(COUNTING)
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        self.gate = Path(folder) / "gate"
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.all: list[subprocess.Popen[str]] = []
         stack.callback(self._kill_all)
@@ -257,7 +261,8 @@ class Counting:
         elif name == "loader":
             process = start(self.job, "loader", workers, "count")
         else:
-            process = start(self.job, "trainer", servers, workers)
+            gate = str(self.gate)
+            process = start(self.job, "trainer", servers, workers, gate)
         self.processes[name] = process
         self.all.append(process)
 
@@ -275,6 +280,7 @@ class Counting:
 
     def finish(self) -> str:
         """What the trainer printed at its end."""
+        self.gate.touch()
         output = finish(self.processes["trainer"])
         assert "sent" in finish(self.processes["loader"])
         return output
