@@ -24,6 +24,8 @@ struct role_sender {
     uint64_t stream;
     _Atomic(uint64_t) *boots; /* [links] of the worker that has what is
                                  kept; the thread sets them */
+    uint64_t *untold; /* [links] boot of one that runs since the beginning and
+                         may not know epoch 1; guarded by lock */
     pthread_mutex_t sending; /* one batch of the caller's at a time */
     pthread_mutex_t lock; /* guards all below; not held during calls */
     pthread_cond_t heard; /* of a worker */
@@ -253,7 +255,7 @@ static int is_behind(const role_sender *s, const role_link *l)
     return k && atomic_load(&s->boots[at]) != atomic_load(&l->boot);
 }
 
-static int beat(role_sender *s, role_link *l, int leaves)
+static int beat_once(role_sender *s, role_link *l, uint64_t epoch, int leaves)
 {
     wire_submit_reply reply;
     link_answer answer;
@@ -262,7 +264,7 @@ static int beat(role_sender *s, role_link *l, int leaves)
     const wire_heartbeat m = {.caller = link_caller(&s->c, l),
                               .stream = s->stream,
                               .settled = settled_before(s, s->number + 1),
-                              .epoch = s->epoch,
+                              .epoch = epoch ? epoch : s->epoch,
                               .leaves = (uint32_t)leaves};
     const int begun = (s->number || s->epoch > 1) && !is_behind(s, l);
     pthread_mutex_unlock(&s->lock);
@@ -287,6 +289,25 @@ static int beat(role_sender *s, role_link *l, int leaves)
     else if (rc)
         (void)link_failed(&s->c, l, rc);
     return rc;
+}
+
+/* A worker takes a loader that it hears of for the first time to be in the
+ * epoch that is open there.  So one that runs since this loader began, and had
+ * no batch of its first epoch, hears of that epoch before the next. */
+static int beat(role_sender *s, role_link *l, int leaves)
+{
+    const size_t i = (size_t)(l - s->c.links);
+    pthread_mutex_lock(&s->lock);
+    const int first = s->epoch > 1 && s->untold[i] == atomic_load(&l->boot);
+    pthread_mutex_unlock(&s->lock);
+    int rc = first ? beat_once(s, l, 1, 0) : PERSIA_OK;
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&s->lock);
+    if (first)
+        s->untold[i] = 0;
+    pthread_mutex_unlock(&s->lock);
+    return beat_once(s, l, 0, leaves);
 }
 
 static void tick(void *owner)
@@ -336,10 +357,12 @@ int persia_sender_open(const role_client_config *config, role_sender **out)
     s->epoch = 1;
     s->stream = config->stream ? config->stream : s->c.client;
     s->counts.stream = s->stream;
-    if (!(s->boots = calloc(s->c.links_n, sizeof *s->boots)))
+    s->boots = calloc(s->c.links_n, sizeof *s->boots);
+    s->untold = calloc(s->c.links_n, sizeof *s->untold);
+    if (!s->boots || !s->untold)
         rc = persia_err_set(PERSIA_ENOMEM, "no memory for a sender");
     for (size_t i = 0; i < s->c.links_n && !rc; i++)
-        s->boots[i] = atomic_load(&s->c.links[i].boot);
+        s->boots[i] = s->untold[i] = atomic_load(&s->c.links[i].boot);
     if (!rc && config->stream)
         rc = learn(s);
     if (!rc)
@@ -363,6 +386,7 @@ void persia_sender_close(role_sender *s, int leaves)
     role_client_close(&s->c);
     forget(s, UINT64_MAX);
     free(s->boots);
+    free(s->untold);
     pthread_cond_destroy(&s->heard);
     pthread_mutex_destroy(&s->lock);
     pthread_mutex_destroy(&s->sending);
