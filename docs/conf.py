@@ -18,7 +18,7 @@ except importlib.metadata.PackageNotFoundError:  # built from the source tree
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS.parent), str(DOCS / "_tools")]
 
-import generate  # noqa: E402
+import tables  # noqa: E402
 
 extensions = [
     "myst_parser",
@@ -69,5 +69,5 @@ def _inline(app, doctree, docname):
 
 
 def setup(app):
-    generate.write(DOCS)
+    tables.write(DOCS)
     app.connect("doctree-resolved", _inline)

@@ -68,11 +68,11 @@ def test_plain_words(path: Path) -> None:
 
 def test_commands_and_options_exist() -> None:
     """Each `persia ...` in a block of shell has options that it knows."""
-    import generate
+    import tables
 
     known = {
         name: {o for p in c.params for o in (*p.opts, *p.secondary_opts)}
-        for name, c in generate.commands().items()
+        for name, c in tables.commands().items()
     }
     wrong, seen = [], 0
     for path in PAGES:
@@ -103,21 +103,21 @@ def test_commands_and_options_exist() -> None:
 
 
 def test_variables_of_the_environment_are_documented() -> None:
-    import generate
+    import tables
 
     used = set()
     for path in (ROOT / "persia").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         used |= set(re.findall(r"\"(PERSIA_[A-Z_]+)\"", text))
-    assert used == set(generate.VARIABLES)
+    assert used == set(tables.VARIABLES)
 
 
 def test_errors_are_those_of_the_core() -> None:
-    import generate
+    import tables
 
     from persia import errors
 
-    known = set(generate.codes())
+    known = set(tables.codes())
     assert known - set(errors.__all__) == {"Ok"}
     assert set(errors.__all__) - known == {"PersiaError"}
 

@@ -121,6 +121,13 @@ NAMES = {
     "ReturnReply": "return_reply",
     "WorkerStatsReply": "worker_stats_reply",
     "WorkerStats": "role_stats",
+    "HeartbeatRequest": "heartbeat",
+    "BatchName": "batch_name",
+    "RowIds": "row_ids",
+    "RowOffsets": "row_offsets",
+    "BatchWeights": "batch_weights",
+    "TableSum": "table_sum",
+    "SumsReply": "sums_reply",
 }
 DTYPE_BYTES = (4, 2, 2)
 #: Messages whose dtype is that of values within.
@@ -153,11 +160,14 @@ def _element_bytes(field: Any, message: Message, dtype: int) -> int:
     """Bytes of a bulk field for one id."""
     if field.name == "values":
         return int(message.dim) * DTYPE_BYTES[dtype]
-    if field.name == "vectors":
+    if field.name in {"vectors", "grads"}:
         return int(message.dim) * 4
+    if message.DESCRIPTOR.name == "RowOffsets":
+        return 4
     if field.name == "state":
         return int(message.state_floats) * 4
     sizes = {"ids": 8, "scales": 4, "rows": 4, "found": 1}
+    sizes |= {"places": 4, "weights": 4}
     return (sizes | {"offsets": 8, "data": 1})[field.name]
 
 
@@ -166,9 +176,13 @@ def _count(message: Message, dtype: int) -> int:
     if hasattr(message, "ids"):
         return len(message.ids) // 8
     if hasattr(message, "offsets"):
-        return len(message.offsets) // 8
+        return len(message.offsets) // _element_bytes(
+            message.DESCRIPTOR.fields_by_name["offsets"], message, dtype
+        )
     if hasattr(message, "data"):
         return len(message.data)
+    if hasattr(message, "weights"):
+        return len(getattr(message, "places", message.weights)) // 4
     return len(message.values) // (message.dim * DTYPE_BYTES[dtype] or 1)
 
 

@@ -31,7 +31,10 @@ LIMITS |= {"first": 4095, "count": 4096}
 LIMITS |= {"table": 4095}
 NAME_BYTES = {"proof": 63, "type": 31}
 BULKY = {"PullTable", "Values", "PushTable", "Rows"}
-BULKY |= {"BatchIds", "BatchOffsets", "Tensor"}
+BULKY |= {"BatchIds", "BatchOffsets", "Tensor", "BatchWeights", "RowIds"}
+BULKY |= {"RowOffsets", "TableSum"}
+#: No parts mean one.
+WITH_PARTS = {"PushRequest", "ReturnRequest"}
 Message = Any
 
 
@@ -68,9 +71,12 @@ def bulk(message: Message, name: str, n: int, dtype: int, random_: Any):
         "found": 1,
         "values": getattr(message, "dim", 0) * DTYPE_BYTES[dtype],
         "vectors": getattr(message, "dim", 0) * 4,
+        "grads": getattr(message, "dim", 0) * 4,
         "state": getattr(message, "state_floats", 0) * 4,
-        "offsets": 8,
+        "offsets": 4 if message.DESCRIPTOR.name == "RowOffsets" else 8,
         "data": 1,
+        "places": 4,
+        "weights": 4,
     }[name]
     setattr(message, name, random_.randbytes(n * each))
 
@@ -88,7 +94,9 @@ def fill_bulk(draw: st.DrawFn, message: Message, dtype: int) -> None:
             continue
         if field.name == "scales":
             wanted = dtype == pb.DTYPE_FP16
-        elif field.name in {"rows", "found", "vectors", "state"}:
+        elif field.name in {"rows", "found", "vectors", "state"} or (
+            field.name == "weights" and hasattr(message, "places")
+        ):
             wanted = draw(st.booleans())
         else:
             wanted = True
@@ -112,9 +120,16 @@ def agree(draw: st.DrawFn, message: Message) -> None:
         message.stream = message.stream or 1
         message.number = message.number or 2**64 - 1
         message.settled = draw(st.integers(0, message.number - 1))
-        message.step = message.step or 1
+        if draw(st.booleans()):  # parts of a step, or of a group
+            message.step, message.group = message.step or 1, 0
+        else:
+            message.step, message.group = 0, message.group or 1
         message.parts = message.parts or 1
         message.part = draw(st.integers(0, message.parts - 1))
+    elif name == "ReturnRequest":
+        message.parts = message.parts or 1
+        message.part = draw(st.integers(0, message.parts - 1))
+        message.step, message.group = message.step or 1, 0
     elif name == "PlanRequest":
         for message_type, more in (("tables", 1), ("features", 1)):
             if len(getattr(message, message_type)) < more:
@@ -195,7 +210,7 @@ def without_pad(message: Message) -> Message:
         else:
             # Whether an empty message is there has no meaning.
             without_pad(getattr(message, field.name)).SetInParent()
-    if message.DESCRIPTOR.name == "PushRequest" and not message.parts:
+    if message.DESCRIPTOR.name in WITH_PARTS and not message.parts:
         message.parts = 1
     return message
 
@@ -249,14 +264,14 @@ def split(data: bytes) -> list[tuple[int, bytes]]:
 
 #: Of fields that no version has: all codings, a group in a group.
 UNKNOWN = [
-    varint(18 << 3) + varint(2**64 - 1),
+    varint(118 << 3) + varint(2**64 - 1),
     varint(1000 << 3 | 1) + b"12345678",
-    varint(19 << 3 | 2) + varint(5) + b"hello",
+    varint(119 << 3 | 2) + varint(5) + b"hello",
     varint((2**29 - 1) << 3 | 5) + b"1234",
-    varint(20 << 3 | 3)
+    varint(120 << 3 | 3)
     + varint(1 << 3) + b"\x01"
     + varint(2 << 3 | 3) + varint(2 << 3 | 4)
-    + varint(20 << 3 | 4),
+    + varint(120 << 3 | 4),
 ]  # fmt: skip
 
 
