@@ -234,6 +234,20 @@ def test_direct_use_has_any_64_bit_id() -> None:
     torch.testing.assert_close(bag(ids), module(ids).sum(1))
 
 
+def test_padding_of_a_direct_module_is_zero_as_torchs() -> None:
+    theirs = nn.Embedding(10, 4, padding_idx=-1)
+    mine = persia.nn.Embedding(
+        10, 4, padding_idx=-1, optimizer=persia.optim.SGD(lr=1.0)
+    )
+    ids = torch.tensor([9, 3, 9])
+    for one in (theirs, mine):
+        for _ in range(2):
+            out = one(ids)
+            assert not out[[0, 2]].any()
+            assert not one.weight[9].any()
+            out.sum().backward()
+
+
 def test_what_tables_cannot_do_stays_torchs() -> None:
     class Own(nn.Embedding):
         def forward(self, input: Tensor) -> Tensor:

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from persia import errors
+from persia.data.jagged import JaggedBatch
 from persia.nn.collections import EmbeddingCollection
 from persia.optim import SparseOptimizer
 from persia.store import Store
 from persia.store.configs import EmbeddingConfig
+from persia.store.engine import engine_of
 
 __all__ = ["Embedding", "EmbeddingBag"]
 
@@ -35,15 +37,27 @@ def make_rows(
     return EmbeddingCollection([config], store=store, optimizer=optimizer)
 
 
-def look_up(rows: EmbeddingCollection, ids: Tensor) -> Tensor:
-    """float32 [n, dim] of integer ids [n], with gradient."""
-    from persia.data.jagged import JaggedBatch
-
+def look_up(
+    rows: EmbeddingCollection, ids: Tensor, padding: int | None = None
+) -> Tensor:
+    """float32 [n, dim] of integer ids [n], with gradient; ``padding`` is what
+    was left out of them."""
+    ids = ids.long()
+    if not torch.compiler.is_compiling():
+        ahead = engine_of(rows.store).ahead
+        if (found := ahead.take(rows, padding, ids)) is not None:
+            return found
     (config,) = rows.embedding_configs()
     (feature,) = config.feature_names
-    batch = JaggedBatch([feature], ids.long())
+    batch = JaggedBatch([feature], ids)
     values: Tensor = rows(batch)[feature].values()
     return values
+
+
+def tables_of(model: nn.Module) -> list[EmbeddingCollection]:
+    """The tables of all modules here that a model has, each once."""
+    found = [m.rows for m in model.modules() if isinstance(m, _Looked)]
+    return list(dict.fromkeys(found))
 
 
 class _Looked:
@@ -113,6 +127,8 @@ class Embedding(_Looked, nn.Embedding):  # type: ignore[override]
         self.max_norm, self.norm_type = None, 2.0
         self.scale_grad_by_freq, self.sparse = False, True
         self.rows = make_rows(name, embedding_dim, store, optimizer, **options)
+        if self.padding_idx is not None:
+            _zero(self.rows, self.padding_idx)
 
     def forward(self, input: Tensor) -> Tensor:
         """Vectors of ids of any shape: float32 [..., embedding_dim]."""
@@ -120,13 +136,21 @@ class Embedding(_Looked, nn.Embedding):  # type: ignore[override]
         shape = (*input.shape, self.embedding_dim)
         padding = self.padding_idx
         if padding is None or not bool((there := ids == padding).any()):
-            return look_up(self.rows, ids).reshape(shape)
-        with torch.no_grad():
-            vector = look_up(self.rows, ids.new_tensor([padding]))
-        out = vector.expand(len(ids), -1).clone()
+            return look_up(self.rows, ids, padding).reshape(shape)
         at = (~there).nonzero()[:, 0]
-        found = look_up(self.rows, ids[at])
+        found = look_up(self.rows, ids[at], padding)
+        out = self._padding_vector(padding).expand(len(ids), -1).clone()
         return out.index_copy(0, at, found).reshape(shape)
+
+    def _padding_vector(self, padding: int) -> Tensor:
+        """float32 [1, dim]; no gradient."""
+        if not torch.compiler.is_compiling():
+            ahead = engine_of(self.rows.store).ahead
+            found = ahead.take(self.rows, padding, None)
+            if found is not None:
+                return found.detach()
+        with torch.no_grad():
+            return look_up(self.rows, torch.tensor([padding]))
 
 
 class EmbeddingBag(_Looked, nn.EmbeddingBag):  # type: ignore[override]
@@ -191,7 +215,7 @@ class EmbeddingBag(_Looked, nn.EmbeddingBag):  # type: ignore[override]
             places = places.masked_fill(there, count)
             ids = ids[~there]
             kept = (~there).nonzero()[:, 0]
-            found = look_up(self.rows, ids)
+            found = look_up(self.rows, ids, self.padding_idx)
             vectors = found.new_zeros(count + 1, self.embedding_dim)
             vectors = vectors.index_copy(0, kept, found)
         else:
@@ -205,6 +229,15 @@ class EmbeddingBag(_Looked, nn.EmbeddingBag):  # type: ignore[override]
             include_last_offset=self.include_last_offset,
             padding_idx=at,
         )
+
+
+def _zero(rows: EmbeddingCollection, padding: int) -> None:
+    """The row of an id, if there is none yet: zeros."""
+    (config,) = rows.embedding_configs()
+    ids = torch.tensor([padding])
+    if not rows.store.contains(config.name, ids).any():
+        zeros = torch.zeros(1, config.embedding_dim)
+        rows.store.set_rows(config.name, ids, zeros)
 
 
 def _padding(padding: int | None, rows: int) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from persia.base.warning import warn
 from persia.data.ids import Ids
 from persia.store.operators import versions
 
-__all__ = ["Ahead", "LookedUp"]
+__all__ = ["Ahead", "Joins", "LookedUp"]
 
 # Batches given out last that are known by their contents: more than loops
 # take before a backward.
@@ -54,12 +55,30 @@ class LookedUp:
         )
 
 
+class Joins(Protocol):
+    """Lookups of many modules as one; see :mod:`persia.nn.joined`."""
+
+    @property
+    def latest(self) -> int: ...
+
+    def take(
+        self, rows: Any, padding: int | None, ids: Tensor | None
+    ) -> Tensor | None: ...
+
+    def learn(self, rows: Any, padding: int | None, ids: Tensor) -> None: ...
+
+
 class Ahead:
-    """The batches of a store that its loaders gave out last."""
+    """The batches of a store that its loaders gave out last.
+
+    Attributes:
+        joins: those of the open passes.
+    """
 
     def __init__(self) -> None:
         self._given: deque[LookedUp] = deque(maxlen=_KEPT)
         self._warned = False
+        self.joins: list[Joins] = []
 
     def add(self, one: LookedUp) -> None:
         """A loop gets its batch."""
@@ -76,6 +95,19 @@ class Ahead:
         for one in given:
             if one.same(ids, weights):
                 return one.ticket()
+        return None
+
+    def take(
+        self, rows: Any, padding: int | None, ids: Tensor | None
+    ) -> Tensor | None:
+        """The part of a module in a joined lookup, if it has these ids;
+        where it has not, the latest batch shows what to join."""
+        for one in self.joins:
+            if (part := one.take(rows, padding, ids)) is not None:
+                return part
+        if self.joins and ids is not None:
+            latest = max(self.joins, key=lambda one: one.latest)
+            latest.learn(rows, padding, ids)
         return None
 
     def warn(self, why: str) -> None:

@@ -21,6 +21,8 @@ from persia import _core, errors
 from persia.base.check import whole
 from persia.data.jagged import JaggedBatch
 from persia.nn.collections import Collection
+from persia.nn.embedding import tables_of
+from persia.nn.joined import Given, Joined
 from persia.store.ahead import LookedUp
 from persia.store.engine import Engine, engine_of
 from persia.store.operators import TAKEN
@@ -160,6 +162,7 @@ class DataLoader(Generic[T]):
         self.staleness = staleness
         self.ids = ids
         self.prefetch = prefetch
+        self._joins: dict[int, Joined] = {}  # by store
         self._given = 0  # batches given out by the latest iteration
         self._begin = 0  # batches that the next iteration leaves out
 
@@ -221,6 +224,7 @@ class _Batch(Generic[T]):
     number: int
     batch: T
     looked_up: list[tuple[Any, Collection, LookedUp]]  # ids, module
+    joined: list[tuple[Joined, Given]]
 
 
 class _Pass(Iterator[T]):
@@ -241,8 +245,12 @@ class _Pass(Iterator[T]):
         here = not loader.prefetch
         if loader.prefetch == "auto":
             here = _nothing_to_hide(loader.model, self._modules)
-        for module in self._modules:
-            engine_of(module.store).prefetch = not here
+        for engine in self._engines.values():
+            engine.prefetch = not here
+        self._joins: list[Joined] = []
+        self._began = False
+        if not isinstance(loader.batches, Stream):
+            self._join(loader)
         if here:
             self._depth = 0
         elif bound is None:
@@ -277,6 +285,17 @@ class _Pass(Iterator[T]):
             self._streams.append((handle, stream))
         _passes.add(self)
 
+    def _join(self, loader: DataLoader[T]) -> None:
+        """Modules that have a table each are looked up together."""
+        apart = tables_of(loader.model)
+        self._modules = [m for m in self._modules if m not in apart]
+        for handle, engine in self._engines.items():
+            here = [m for m in apart if engine_of(m.store) is engine]
+            if here:
+                one = loader._joins.setdefault(handle, Joined(here))
+                self._joins.append(one)
+                engine.ahead.joins.append(one)
+
     def __iter__(self) -> _Pass[T]:
         return self
 
@@ -306,12 +325,17 @@ class _Pass(Iterator[T]):
                 if received is None:
                     return self._end_of_stream(one.number)
                 one.batch = received
-            self._fetch(self._depth)
+            # The first forward shows what there is to look up.
+            if self._began or all(one.knows for one in self._joins):
+                self._fetch(self._depth)
+            self._began = True
             # Now, as another pass may have ids of the same batch ahead.
             for ids, module, looked_up in one.looked_up:
                 _put(ids, looked_up.ticket())
                 engine_of(module.store).ahead.add(looked_up)
                 self._numbers.add(one.number)
+            for join, given in one.joined:
+                join.give(given)
             self._loader._given += 1
             return one.batch
         except StopIteration:
@@ -355,7 +379,7 @@ class _Pass(Iterator[T]):
             self._taking.look_up(taken, number)
             for handle, _ in self._streams:
                 _core.prefetch_ready(handle, number)
-            return _Batch(number, batch, [])
+            return _Batch(number, batch, [], [])
         # Ordinary tensors, whatever mode the loop is in: a forward may need
         # gradients.
         with torch.inference_mode(False):
@@ -364,9 +388,12 @@ class _Pass(Iterator[T]):
                 one = self._look_up(ids, module, number)
                 if one is not None:
                     looked_up.append((ids, module, one))
+            joined = [
+                (join, join.look_ahead(batch, number)) for join in self._joins
+            ]
         for handle, _ in self._streams:
             _core.prefetch_ready(handle, number)
-        return _Batch(number, batch, looked_up)
+        return _Batch(number, batch, looked_up, joined)
 
     @staticmethod
     def _look_up(ids: Any, module: Collection, number: int) -> LookedUp | None:
@@ -423,8 +450,12 @@ class _Pass(Iterator[T]):
         self._ahead.clear()
         if self._taking is not None:
             self._taking.close()
-        for module in self._modules:
-            engine_of(module.store).ahead.remove(self._numbers)
+        for engine in self._engines.values():
+            engine.ahead.remove(self._numbers)
+        for join in self._joins:
+            join.forget()
+            engine_of(join.store).ahead.joins.remove(join)
+        self._joins = []
         for handle, stream in self._streams:
             _core.prefetch_close(handle, stream)
         self._streams = []
