@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import persia
 from persia import errors
@@ -78,18 +79,6 @@ def test_whole_numbers_may_be_floats() -> None:
     assert store.stats()["memory_limit"] == 10**9
 
 
-def test_a_feature_of_sequences_has_one_table() -> None:
-    with pytest.raises(
-        errors.InvalidArgument, match=r"'a' occurs in table .* make one"
-    ):
-        persia.EmbeddingCollection(
-            [
-                persia.EmbeddingConfig(f"t{i}", 4, features)
-                for i, features in enumerate([["a"], ["b", "a"]])
-            ]
-        )
-
-
 class Pooling(Enum):
     SUM = "SUM"
     MEAN = "MEAN"
@@ -120,24 +109,48 @@ def test_configs_like_torchrecs() -> None:
         persia.EmbeddingBagCollection(tables=[theirs])
 
 
-def test_settings_of_torchrecs_configs_are_kept_or_refused() -> None:
-    def config(**settings: Any) -> Any:
-        plain = {"name": "t", "embedding_dim": 2, "feature_names": ["a"]}
-        theirs = SimpleNamespace(**plain, **settings)
-        return as_config(theirs, persia.EmbeddingBagConfig)
+def theirs(**settings: Any) -> Any:
+    plain = {"name": "t", "embedding_dim": 2, "feature_names": ["a"]}
+    return as_config(
+        SimpleNamespace(**plain | settings), persia.EmbeddingBagConfig
+    )
 
-    own = partial(torch.nn.init.uniform_, a=-1.0, b=1.0)
-    kept = config(weight_init_min=0.5, weight_init_max=1.0, init_fn=own)
+
+@pytest.mark.parametrize(
+    ("function", "init"),
+    [
+        (partial(nn.init.uniform_, a=-1.0, b=0.5), ("uniform", -1.0, 0.5)),
+        (partial(nn.init.normal_, std=0.25), ("normal", 0.0, 0.25)),
+        (partial(nn.init.constant_, val=2.0), ("constant", 2.0)),
+        (nn.init.zeros_, ("constant", 0.0)),
+        (nn.init.uniform_, ("uniform", 0.0, 1.0)),
+    ],
+)
+def test_torchs_initial_values_are_known(
+    function: Any, init: tuple[Any, ...]
+) -> None:
+    assert theirs(init_fn=function).init == init
+
+
+def test_settings_of_torchrecs_configs_are_kept_or_refused() -> None:
+    kept = theirs(weight_init_min=0.5, weight_init_max=1.0)
     assert kept.init == ("uniform", 0.5, 1.0)
-    plain = config(weight_init_min=None, need_pos=False, init_fn=own)
-    assert plain.init == 0.01
-    for wrong, match in (
-        ({"weight_init_min": 0.5}, "'t': give both weight_init_min"),
-        ({"init_fn": torch.nn.init.zeros_}, "'t': init_fn cannot be"),
-        ({"need_pos": True}, "'t': need_pos cannot be"),
-    ):
-        with pytest.raises(errors.InvalidArgument, match=match):
-            config(**wrong)
+    assert theirs(weight_init_min=None, need_pos=False).init == 0.01
+    for wrong in ({"init_fn": nn.init.xavier_uniform_}, {"need_pos": True}):
+        with pytest.raises(errors.InvalidArgument):
+            theirs(**wrong)
+
+
+def test_arguments_in_torchrecs_order() -> None:
+    config = persia.EmbeddingBagConfig(1000, 8, "t", "bf16", ["a", "b"])  # type: ignore[arg-type]
+    assert config == persia.EmbeddingBagConfig(
+        "t", 8, ["a", "b"], num_embeddings=1000, data_type="bf16"
+    )
+    assert persia.EmbeddingConfig(9, 8, "t") == persia.EmbeddingConfig(  # type: ignore[arg-type]
+        "t", 8, num_embeddings=9
+    )
+    with pytest.raises(errors.InvalidArgument):
+        persia.EmbeddingConfig(9, 8)  # type: ignore[arg-type]
 
 
 def test_kinds_of_configs_are_not_mixed() -> None:

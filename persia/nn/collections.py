@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,8 @@ from persia.base.check import kind, whole
 from persia.base.torch_private import constant_while_tracing
 from persia.data.ids import Ids, device_of, unpack
 from persia.nn.outputs import KeyedTensor, Sequences
+from persia.nn.tracing import leaf, modules
+from persia.nn.views import TableView, views_of
 from persia.optim import SparseOptimizer
 from persia.store import Store
 from persia.store.ahead import LookedUp
@@ -50,6 +51,19 @@ class Collection(nn.Module):
     _config_class: type[TableConfig]
     _kind: int
     _frozen = False  # by requires_grad_(False)
+    # TorchScript: the forward is Python's, so are these.
+    __jit_ignored_attributes__ = (
+        "_configs",
+        "_plans",
+        "_row_plans",
+        "outputs",
+    )
+    __jit_unused_properties__ = (
+        "device",
+        "embedding_bags",
+        "embeddings",
+        "trains",
+    )
     _link: Link | None = None  # instead of its device's (tests)
 
     def __init__(
@@ -89,7 +103,9 @@ class Collection(nn.Module):
             store, configs = default_store(optimizer, configs)
         self.store = kind("store", store, Store, "a persia.Store")
         self._configs = configs
-        self._device = None if device is None else torch.device(device)
+        here = torch.get_default_device() if device is None else device
+        of_ids = device is None and here == torch.device("cpu")
+        self._device = None if of_ids else torch.device(here)
         self._output_dtype = output_dtype
         self._padding_value = padding_value
         names = [c.name for c in self._configs]
@@ -114,12 +130,14 @@ class Collection(nn.Module):
         """Declares the tables; plans for keys in the order of the configs."""
         self._trainable = any(c.trainable for c in self._configs)
         self._plans: dict[tuple[str, ...], int] = {}
+        self._row_plans: dict[tuple[str, ...], int] = {}
         engine = engine_of(self.store)
         self._numbers = [engine.declare(c).number for c in self._configs]
         self._handle = engine.handle
         self._first_plan = self._make_plan(self._kind, self.features)
         self._plans[self.features] = self._first_plan
-        _modules[self._handle, self._first_plan] = self
+        self.traced_as = self._handle, self._first_plan
+        modules[self.traced_as] = self
 
     def _make_plan(
         self,
@@ -133,7 +151,7 @@ class Collection(nn.Module):
             zip((c.name for c in self._configs), self._numbers, strict=True)
         )
         features = []
-        for _, feature, config in outputs or self.outputs:
+        for _, feature, config in outputs or self._looked_up():
             if feature not in at:
                 raise errors.MissingFeature(
                     f"the batch has no feature {feature!r} (table "
@@ -149,6 +167,10 @@ class Collection(nn.Module):
                 )
             )
         return engine_of(self.store).plan(kind, len(keys), features)
+
+    def _looked_up(self) -> list[tuple[str, str, TableConfig]]:
+        """The outputs of a lookup."""
+        return self.outputs
 
     def _plan_of(self, keys: tuple[str, ...]) -> int:
         """The plan for batches with these keys."""
@@ -190,7 +212,7 @@ class Collection(nn.Module):
         work, and ends what a failed backward left.
         """
         store = self.store
-        grad = self._trainable and not self._frozen and torch.is_grad_enabled()
+        grad = self.trains and torch.is_grad_enabled()
         if grad and not torch.compiler.is_compiling():
             engine_of(store).drop_unfinished()
         if grad and store.update == "backward" and _fp16_autocast():
@@ -249,6 +271,37 @@ class Collection(nn.Module):
                 ahead.miss()
         return batch
 
+    def _rows_of(self, ids: Ids, place: tuple[int, ...]) -> Tensor:
+        """Unpooled rows of some of the outputs, [n, widest dim]."""
+        keys = ids[0]
+        memo = (*map(str, place), "|", *keys)
+        plan = self._row_plans.get(memo)
+        if plan is None:
+            plan = self._row_plans[memo] = self._make_plan(
+                _core.PLAN_ROWS, keys, [self.outputs[i] for i in place]
+            )
+        engine = engine_of(self.store)
+        grad = self._may_train()
+        anchor = engine.anchor if grad else engine.still
+        batch = engine.no_batch if ids[4] is None else _looked_up_anew(ids[4])
+        return pull(
+            ids[1],
+            ids[2],
+            None,
+            anchor,
+            batch,
+            self._handle,
+            plan,
+            grad,
+        )
+
+    def _shape_alone(self, ids: Ids) -> bool:
+        """Whether the output has a shape and no values."""
+        return bool(ids[1].is_meta) or self.device.type == "meta"
+
+    def _no_values(self, shape: tuple[int, int]) -> Tensor:
+        return torch.empty(shape, dtype=self._output_dtype, device="meta")
+
     def _on_cpu(self, ids: Ids) -> Ids:
         """The batch with its tensors on the CPU."""
         keys, values, offsets, weights, ticket, given = ids
@@ -272,11 +325,17 @@ class Collection(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Collection:
         """``.to(device)`` moves the output; the tables stay."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        here = torch.zeros(0, device=self._device)
-        there = fn(here)
-        if there.device != here.device:
-            self._device = there.device
+        here = self.device
+        meta = here.type == "meta"  # from where torch moves nothing
+        there = fn(torch.zeros(0, device="cpu" if meta else here)).device
+        if there != here:
+            self._device = there
         return self
+
+    @property
+    def trains(self) -> bool:
+        """Whether a lookup with gradient updates rows."""
+        return self._trainable and not self._frozen
 
     @property
     def device(self) -> torch.device:
@@ -341,16 +400,11 @@ nn.Module.requires_grad_ = _freezing(  # type: ignore[method-assign,assignment]
 )
 
 
-# Modules by store and first plan; those of one plan are alike.
-_modules: weakref.WeakValueDictionary[tuple[int, int], Collection] = (
-    weakref.WeakValueDictionary()
-)
-
-
 @constant_while_tracing
 def _plan_for_graph(handle: int, first: int, keys: tuple[str, ...]) -> int:
     """A plan made while a compiler traces: a constant of its arguments."""
-    module = _modules[handle, first]
+    module = modules[handle, first]
+    assert isinstance(module, Collection)
     return module._make_plan(module._kind, keys)
 
 
@@ -414,9 +468,10 @@ class EmbeddingBagCollection(Collection):
         )
         self._is_weighted = is_weighted
 
-    def _connect(self) -> None:
-        super()._connect()
-        self._row_plans: dict[tuple[str, ...], int] = {}
+    @property
+    def embedding_bags(self) -> dict[str, TableView]:
+        """The tables by name, each with its ``weight``."""
+        return views_of(self, self._configs)
 
     def embedding_bag_configs(self) -> list[TableConfig]:
         """The tables."""
@@ -426,10 +481,14 @@ class EmbeddingBagCollection(Collection):
         """Whether ids have weights."""
         return self._is_weighted
 
+    @leaf
     @in_graphs
     def forward(self, features: Any) -> KeyedTensor:
         """Looks up and pools a batch."""
         ids = unpack(features, self._padding_value, self.features)
+        if self._shape_alone(ids):
+            shape = _samples(ids), sum(self._dims)
+            return KeyedTensor(self._names, self._dims, self._no_values(shape))
         device = device_of(features, ids)
         if ids[1].device.type != "cpu":
             ids = self._on_cpu(ids)
@@ -522,30 +581,6 @@ class EmbeddingBagCollection(Collection):
             [part for _, part in sorted(parts, key=lambda p: p[0])], 1
         )
 
-    def _rows_of(self, ids: Ids, place: tuple[int, ...]) -> Tensor:
-        """Unpooled rows of some of the outputs, [n, widest dim]."""
-        keys = ids[0]
-        memo = (*map(str, place), "|", *keys)
-        plan = self._row_plans.get(memo)
-        if plan is None:
-            plan = self._row_plans[memo] = self._make_plan(
-                _core.PLAN_ROWS, keys, [self.outputs[i] for i in place]
-            )
-        engine = engine_of(self.store)
-        grad = self._may_train()
-        anchor = engine.anchor if grad else engine.still
-        batch = engine.no_batch if ids[4] is None else _looked_up_anew(ids[4])
-        return pull(
-            ids[1],
-            ids[2],
-            None,
-            anchor,
-            batch,
-            self._handle,
-            plan,
-            grad,
-        )
-
 
 def _looked_up_anew(batch: Tensor) -> Tensor:
     """The ticket of a batch whose lookup does not fit."""
@@ -588,14 +623,23 @@ def _places(
     return [tuple(one.values()) for one in rounds]
 
 
+def _samples(ids: Ids) -> int:
+    """Samples of a batch."""
+    keys, values, offsets = ids[:3]
+    bags = values.numel() if offsets is None else offsets.numel() - 1
+    return bags // len(keys)
+
+
 class EmbeddingCollection(Collection):
     """Sequence embeddings: one vector an id, not pooled.
 
     Its arguments are those of :class:`EmbeddingBagCollection`; all tables
-    have the same ``embedding_dim``, and no feature occurs in two tables.
+    have the same ``embedding_dim``. With ``need_indices`` the outputs have
+    the ids as weights.
 
     ``forward(ids)`` returns :class:`~persia.nn.Sequences`, a mapping from
-    feature to :class:`~persia.nn.JaggedTensor`.
+    feature to :class:`~persia.nn.JaggedTensor`; a feature of several tables
+    is named ``feature@table``.
     """
 
     _config_class = EmbeddingConfig
@@ -610,19 +654,9 @@ class EmbeddingCollection(Collection):
         device: torch.device | str | None = None,
         output_dtype: torch.dtype = torch.float32,
         padding_value: int | None = None,
+        need_indices: bool = False,
     ) -> None:
         configs = as_configs(tables, EmbeddingConfig)
-        first: dict[str, str] = {}
-        for c in configs:
-            for feature in c.feature_names:
-                if feature in first:
-                    raise errors.InvalidArgument(
-                        f"feature {feature!r} occurs in table "
-                        f"{first[feature]!r} and again in table {c.name!r}; "
-                        "in an EmbeddingCollection a feature has one table: "
-                        "leave one out, or make one collection for each"
-                    )
-                first[feature] = c.name
         if len({c.embedding_dim for c in configs}) > 1:
             raise errors.InvalidArgument(
                 "the tables of an EmbeddingCollection have one "
@@ -638,6 +672,21 @@ class EmbeddingCollection(Collection):
             output_dtype=output_dtype,
             padding_value=padding_value,
         )
+        self._need_indices = need_indices
+
+    def _connect(self) -> None:
+        # A lookup has one vector an id: features of several tables take
+        # several.
+        self._rounds = _places(self.outputs)
+        super()._connect()
+
+    def _looked_up(self) -> list[tuple[str, str, TableConfig]]:
+        return [self.outputs[i] for i in self._rounds[0]]
+
+    @property
+    def embeddings(self) -> dict[str, TableView]:
+        """The tables by name, each with its ``weight``."""
+        return views_of(self, self._configs)
 
     def embedding_configs(self) -> list[TableConfig]:
         """The tables."""
@@ -647,18 +696,30 @@ class EmbeddingCollection(Collection):
         """Elements of a vector."""
         return self._configs[0].embedding_dim
 
+    @leaf
     @in_graphs
     def forward(self, features: Any) -> Sequences:
         """Looks up a batch."""
         ids = unpack(features, self._padding_value, self.features)
-        device = device_of(features, ids)
+        keys, values, offsets = ids[0], ids[1], ids[2]
+        if self._shape_alone(ids):
+            shape = values.numel(), self.embedding_dim()
+            rows = [self._no_values(shape)] * len(self._rounds)
+        else:
+            rows = self._all_rows(ids, device_of(features, ids))
+        at = {key: i for i, key in enumerate(keys)}
+        names = {
+            self.outputs[i][0]: (at[self.outputs[i][1]], which)
+            for which, place in enumerate(self._rounds)
+            for i in place
+        }
+        indices = values if self._need_indices else None
+        return Sequences(names, rows, offsets, _samples(ids), indices)
+
+    def _all_rows(self, ids: Ids, device: torch.device) -> list[Tensor]:
+        """The vectors of each round of lookups, [n, dim]."""
         if ids[1].device.type != "cpu":
             ids = self._on_cpu(ids)
-        rows = self._placed(self._lookup(ids, None, self._way(device)), device)
-        keys, values, offsets = ids[0], ids[1], ids[2]
-        at = {key: i for i, key in enumerate(keys)}
-        bags = (
-            values.numel() if offsets is None else offsets.numel() - 1
-        ) // len(keys)
-        names = {name: at[feature] for name, feature, _ in self.outputs}
-        return Sequences(names, rows, offsets, bags)
+        first = self._lookup(ids, None, self._way(device))
+        others = [self._rows_of(ids, place) for place in self._rounds[1:]]
+        return [self._placed(rows, device) for rows in (first, *others)]

@@ -17,6 +17,7 @@ from torch.nn import functional
 from persia import errors
 from persia.data.jagged import JaggedBatch
 from persia.nn.collections import EmbeddingCollection
+from persia.nn.tracing import leaf
 from persia.optim import SparseOptimizer
 from persia.store import Store
 from persia.store.configs import EmbeddingConfig
@@ -67,6 +68,7 @@ class _Looked:
     num_embeddings: int
     embedding_dim: int
     padding_idx: int | None
+    __jit_unused_properties__ = ("weight",)
 
     @property
     def weight(self) -> Tensor:
@@ -130,6 +132,7 @@ class Embedding(_Looked, nn.Embedding):  # type: ignore[override]
         if self.padding_idx is not None:
             _zero(self.rows, self.padding_idx)
 
+    @leaf
     def forward(self, input: Tensor) -> Tensor:
         """Vectors of ids of any shape: float32 [..., embedding_dim]."""
         ids = input.reshape(-1)
@@ -191,6 +194,7 @@ class EmbeddingBag(_Looked, nn.EmbeddingBag):  # type: ignore[override]
         self.scale_grad_by_freq, self.sparse = False, True
         self.rows = make_rows(name, embedding_dim, store, optimizer, **options)
 
+    @leaf
     def forward(
         self,
         input: Tensor,

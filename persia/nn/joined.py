@@ -86,7 +86,7 @@ class _Tables(Collection):
             ],
             store=first.store,
             optimizer=None,
-            device=first._device,
+            device=None,
             output_dtype=torch.float32,
             padding_value=None,
         )
@@ -256,7 +256,7 @@ class Joined:
     ) -> Tensor | None:
         """The vectors of ids [n, dim], or of the padding (ids None), if they
         were looked up with a batch that a loop has."""
-        if rows._frozen:
+        if not rows.trains:
             return None
         for given in self._given:
             for call in given.calls:
@@ -271,9 +271,7 @@ class Joined:
     ) -> None:
         """Looks where the latest batch has these ids."""
         left = self._searches.get(id(rows), 0)
-        if not left or not self._given or rows._frozen or not len(ids):
-            return
-        if not any(c.trainable for c in rows.embedding_configs()):
+        if not left or not self._given or not rows.trains or not len(ids):
             return
         self._searches[id(rows)] = left - 1
         found = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -63,6 +63,58 @@ class KeyedTensor:
             1, sum(self._lengths[:at]), self._lengths[at]
         )
 
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self._values.device
+
+    def to(
+        self, device: torch.device | str, non_blocking: bool = False
+    ) -> KeyedTensor:
+        """The same with its values there."""
+        values = self._values.to(device, non_blocking=non_blocking)
+        return KeyedTensor(self._keys, self._lengths, values)
+
+    @staticmethod
+    def regroup(
+        keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]
+    ) -> list[Tensor]:
+        """The columns of each group of features, side by side.
+
+        Args:
+            keyed_tensors: whose features these are; of a name in several, the
+                first has it.
+            groups: names of features.
+
+        Returns:
+            [B, sum of dims of the group] for each group.
+
+        Raises:
+            MissingFeature: none of them has the feature.
+        """
+        columns: dict[str, Tensor] = {}
+        for one in keyed_tensors:
+            columns = one.to_dict() | columns
+        try:
+            return [
+                torch.cat([columns[key] for key in group], 1)
+                for group in groups
+            ]
+        except KeyError as missing:
+            raise errors.MissingFeature(
+                f"no feature {missing.args[0]!r} in the outputs; they have "
+                f"{list(columns)}"
+            ) from None
+
+    @staticmethod
+    def regroup_as_dict(
+        keyed_tensors: Sequence[KeyedTensor],
+        groups: Sequence[Sequence[str]],
+        keys: Sequence[str],
+    ) -> dict[str, Tensor]:
+        """:meth:`regroup`, by a name for each group."""
+        parts = KeyedTensor.regroup(keyed_tensors, groups)
+        return dict(zip(keys, parts, strict=True))
+
     def to_dict(self) -> dict[str, Tensor]:
         """Each feature's columns, [B, dim]; views."""
         parts = torch.split(self._values, self._lengths, 1)
@@ -77,13 +129,20 @@ class KeyedTensor:
 
 
 class JaggedTensor:
-    """One sequence feature: values [n_f, dim], offsets int64 [B + 1]."""
+    """One sequence feature: values [n_f, dim], offsets int64 [B + 1].
 
-    __slots__ = ("_offsets", "_values")
+    With ``need_indices`` of the module its weights are the ids, int64 [n_f],
+    as torchrec has them.
+    """
 
-    def __init__(self, values: Tensor, offsets: Tensor) -> None:
+    __slots__ = ("_offsets", "_values", "_weights")
+
+    def __init__(
+        self, values: Tensor, offsets: Tensor, weights: Tensor | None = None
+    ) -> None:
         self._values = values
         self._offsets = offsets
+        self._weights = weights
 
     def values(self) -> Tensor:
         """One vector an id: [n_f, dim]."""
@@ -96,6 +155,23 @@ class JaggedTensor:
     def lengths(self) -> Tensor:
         """Vectors of each sample: int64 [B]."""
         return torch.diff(self._offsets)
+
+    def weights_or_none(self) -> Tensor | None:
+        """The weights, [n_f]; None without."""
+        return self._weights
+
+    def weights(self) -> Tensor:
+        """The weights, [n_f].
+
+        Raises:
+            InvalidArgument: there are none.
+        """
+        if self._weights is None:
+            raise errors.InvalidArgument(
+                "this JaggedTensor has no weights; "
+                "EmbeddingCollection(need_indices=True) gives it the ids"
+            )
+        return self._weights
 
     def to_padded_dense(
         self, desired_length: int | None = None, padding_value: float = 0.0
@@ -125,41 +201,54 @@ class Sequences(Mapping[str, JaggedTensor]):
     when asked for.
 
     ``rows()`` is the whole: one vector for each id of the batch, [n, dim].
+
+    Args:
+        names: of the outputs: the feature's place in the batch, and which of
+            the lookups has its vectors.
+        rows: the lookups, each [n, dim]: one, unless a feature has several
+            tables.
+        offsets: of the batch, int64 [features * B + 1]; None: one id a bag.
+        bags: B.
+        ids: of the batch, int64 [n], to be the weights of each feature; or
+            None.
     """
 
     def __init__(
         self,
-        names: dict[str, int],
-        rows: Tensor,
+        names: dict[str, tuple[int, int]],
+        rows: Sequence[Tensor],
         offsets: Tensor | None,
         bags: int,
+        ids: Tensor | None = None,
     ) -> None:
         self._names = names
         self._rows = rows
         self._offsets = offsets
         self._bags = bags
+        self._ids = ids
 
     def rows(self) -> Tensor:
-        """One vector an id, in the order of the batch's values: [n, dim]."""
-        return self._rows
+        """One vector an id, in the order of the batch's values: [n, dim];
+        of a feature with several tables, those of the first."""
+        return self._rows[0]
 
     def __getitem__(self, key: str) -> JaggedTensor:
         try:
-            at = self._names[key]
+            at, which = self._names[key]
         except KeyError:
             raise errors.MissingFeature(
                 f"no feature {key!r} in the output; it has {list(self._names)}"
             ) from None
-        first = at * self._bags
+        rows, first = self._rows[which], at * self._bags
         if self._offsets is None:
-            offsets = torch.arange(self._bags + 1, device=self._rows.device)
-            return JaggedTensor(
-                self._rows.narrow(0, first, self._bags), offsets
-            )
-        offsets = self._offsets[first : first + self._bags + 1]
-        start, stop = int(offsets[0]), int(offsets[-1])
-        rows = self._rows[start:stop]
-        return JaggedTensor(rows, (offsets - start).to(rows.device))
+            offsets = torch.arange(self._bags + 1, device=rows.device)
+            start, stop = first, first + self._bags
+        else:
+            offsets = self._offsets[first : first + self._bags + 1]
+            start, stop = int(offsets[0]), int(offsets[-1])
+            offsets = (offsets - start).to(rows.device)
+        ids = None if self._ids is None else self._ids[start:stop]
+        return JaggedTensor(rows[start:stop], offsets, ids)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

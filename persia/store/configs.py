@@ -19,6 +19,7 @@ from persia.base.check import kind, number, real, whole
 from persia.base.tensors import tensor
 from persia.eviction import Eviction, as_eviction
 from persia.optim import SparseOptimizer
+from persia.store.foreign import is_foreign, options_of, positional
 
 __all__ = ["EmbeddingBagConfig", "EmbeddingConfig", "TableConfig"]
 
@@ -76,6 +77,9 @@ def _choice(where: str, name: str, value: Any, choices: dict[str, int]) -> int:
 class TableConfig:
     """A table of embeddings, and the features that are looked up in it.
 
+    A number in the place of ``name`` means torchrec's order of arguments:
+    ``num_embeddings, embedding_dim, name, data_type, feature_names``.
+
     Attributes:
         name: of the table; same store and name are the same rows. It decides
             the initial values, together with the store's seed.
@@ -120,6 +124,8 @@ class TableConfig:
     missing: str = "init"
 
     def __post_init__(self) -> None:
+        if isinstance(self.name, int) and not isinstance(self.name, bool):
+            positional(self)
         where = f"table {self.name!r}"
         names = self.feature_names
         if isinstance(names, str):
@@ -281,20 +287,8 @@ def as_config(config: Any, cls: type[TableConfig]) -> TableConfig:
                 f"{cls.__name__}"
             )
         return config
-    if hasattr(config, "embedding_dim") and hasattr(config, "feature_names"):
-        _check_foreign(config)
-        arguments: dict[str, Any] = {
-            "name": config.name,
-            "embedding_dim": config.embedding_dim,
-            "feature_names": list(config.feature_names),
-            "num_embeddings": getattr(config, "num_embeddings", 0),
-        }
-        if hasattr(config, "data_type"):
-            arguments["data_type"] = config.data_type
-        low = getattr(config, "weight_init_min", None)
-        high = getattr(config, "weight_init_max", None)
-        if low is not None and high is not None:
-            arguments["init"] = ("uniform", low, high)
+    if is_foreign(config):
+        arguments = options_of(config)
         if cls is EmbeddingBagConfig:
             arguments["pooling"] = getattr(config, "pooling", "sum")
         return cls(**arguments)
@@ -309,34 +303,6 @@ def as_configs(tables: Any, cls: type[TableConfig]) -> list[TableConfig]:
     if not isinstance(tables, Iterable) or isinstance(tables, str):
         kind("tables", tables, (), need)
     return [as_config(c, cls) for c in tables]
-
-
-def _check_foreign(config: Any) -> None:
-    """Refuses what a config of torchrec asks for and no table here does."""
-    where = f"table {getattr(config, 'name', '')!r}"
-    given = [
-        name
-        for name in ("need_pos", "virtual_table_eviction_policy")
-        if getattr(config, name, None)
-    ]
-    bounds = ("weight_init_min", "weight_init_max")
-    if sum(getattr(config, name, None) is not None for name in bounds) == 1:
-        raise errors.InvalidArgument(
-            f"{where}: give both weight_init_min and weight_init_max, or "
-            "neither: rows then begin as persia's init says"
-        )
-    # torchrec puts one of its own where there is none: uniform between the
-    # bounds above.
-    init = getattr(config, "init_fn", None)
-    own = torch.nn.init.uniform_
-    if init is not None and getattr(init, "func", None) is not own:
-        given.append("init_fn")
-    if given:
-        raise errors.InvalidArgument(
-            f"{where}: {' and '.join(given)} cannot be honoured here; leave "
-            "it out, or describe the table with a persia.EmbeddingBagConfig "
-            "(init=, eviction=)"
-        )
 
 
 def float_rows(where: str, rows: Any, shape: tuple[int, ...]) -> torch.Tensor:

@@ -1,0 +1,70 @@
+"""Modules that other tools trace: torch.fx sees one call, TorchScript a call
+of Python."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from persia import errors
+
+__all__ = ["leaf", "modules"]
+
+Forward = TypeVar("Forward", bound=Callable[..., Any])
+
+
+def leaf(forward: Forward) -> Forward:
+    """A forward that symbolic tracing (torch.fx) records as one call of its
+    module, and that TorchScript leaves to Python."""
+
+    @functools.wraps(forward)
+    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self, torch.jit.ScriptModule):
+            self = _scripted(self)
+        for one in (*args, *kwargs.values()):
+            if isinstance(one, torch.fx.Proxy):
+                return _record(one.tracer, self, args, kwargs)
+        return forward(self, *args, **kwargs)
+
+    ignored: Forward = torch.jit.ignore(call)  # type: ignore[no-untyped-call]
+    return ignored
+
+
+#: Modules by ``traced_as``, their store and first plan; a scripted copy has
+#: it, too.
+modules: weakref.WeakValueDictionary[tuple[int, int], torch.nn.Module] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def _scripted(module: torch.nn.Module) -> torch.nn.Module:
+    """What ``torch.jit.script`` made this of, which has the rows."""
+    try:
+        return modules[module.traced_as]  # type: ignore[index]
+    except (AttributeError, KeyError):
+        raise errors.InvalidArgument(
+            "a scripted module has no rows: use the module that "
+            "torch.jit.script() was given, for as long as it lives"
+        ) from None
+
+
+def _record(
+    tracer: Any,
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> torch.fx.Proxy:
+    path = tracer.path_of_module(module)
+    if not path:
+        raise errors.InvalidArgument(
+            f"a {type(module).__name__} is one call in a traced graph: trace "
+            "the model that has it"
+        )
+    proxy: torch.fx.Proxy = tracer.create_proxy(
+        "call_module", path, args, kwargs
+    )
+    return proxy

@@ -1,0 +1,49 @@
+"""The tables of a collection, as torchrec shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from persia.nn.collections import Collection
+    from persia.store.configs import TableConfig
+
+__all__ = ["TableView", "views_of"]
+
+
+class TableView:
+    """A table of a collection: ``collection.embedding_bags["name"]``.
+
+    Attributes:
+        num_embeddings: rows of ``weight``.
+        embedding_dim: elements of a row.
+    """
+
+    def __init__(self, collection: Collection, config: TableConfig) -> None:
+        self._collection = collection
+        self._config = config
+        self.num_embeddings = config.num_embeddings
+        self.embedding_dim = config.embedding_dim
+
+    @property
+    def weight(self) -> Tensor:
+        """Rows 0 to ``num_embeddings - 1`` as they are now, float32
+        [num_embeddings, embedding_dim]; a copy, without gradient."""
+        device = self._collection.device
+        if device.type == "meta":
+            shape = self.num_embeddings, self.embedding_dim
+            return torch.empty(shape, device=device)
+        ids = torch.arange(self.num_embeddings, device="cpu")
+        store = self._collection.store
+        return store.rows(self._config.name, ids).to(device)
+
+
+def views_of(
+    collection: Collection, configs: Sequence[TableConfig]
+) -> dict[str, TableView]:
+    """One a table, by name."""
+    return {c.name: TableView(collection, c) for c in configs}
