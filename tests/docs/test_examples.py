@@ -38,6 +38,7 @@ SHELL = ("docs/howto/reader.md",)
 NEEDS = {
     "docs/howto/lightning.md": "lightning",
     "docs/howto/accelerate.md": "accelerate",
+    "docs/howto/libraries.md": "deepctr_torch",
 }
 #: What a page must print, so that its code did what the page says.
 PRINTS = {
@@ -45,6 +46,7 @@ PRINTS = {
     "docs/howto/accelerate.md": r"^8$",
     "docs/howto/checkpoint.md": r"\(\d+,\) \(\d+, 16\)",
     "docs/howto/evaluate.md": r"AUC 0\.\d+, log loss 0\.\d+",
+    "docs/howto/libraries.md": r"^True$",
     "docs/howto/lightning.md": r"^8 16$",
     "docs/howto/migrate.md": r"loss \d+\.\d+, after 30 steps 0\.\d+",
     "docs/howto/reader.md": r"\(512,\) True",
