@@ -2,6 +2,7 @@
 
 #include <assert.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +15,14 @@ typedef struct stream {
     numbers_set set; /* what was applied; what was not is skipped */
     uint64_t used; /* when it was used last, in uses of the ledger */
     ledger_owner owner; /* {0, 0}: none since the rows were restored */
+    uint64_t forgotten; /* no refusal behind this number was forgotten */
 } stream;
+
+typedef struct refusal {
+    uint64_t stream, number; /* number 0: none */
+    int code;
+    char text[512];
+} refusal;
 
 enum { BUCKETS = 64 }; /* at first */
 
@@ -27,6 +35,8 @@ struct ledger {
     uint64_t uses;
     uint64_t expired; /* the highest incarnation of streams that expired */
     ledger_flight *flights; /* as many as pushes in hand: few */
+    refusal refused[LEDGER_REFUSALS]; /* the last ones, a ring */
+    uint64_t refused_n;               /* all that were put there */
 };
 
 int ledger_create(uint32_t streams, ledger **out)
@@ -365,6 +375,48 @@ void ledger_commit(ledger *l, const ledger_key *key)
     pthread_mutex_unlock(&l->lock);
 }
 
+void ledger_refuse(ledger *l, const ledger_key *key, int code,
+                   const char *text)
+{
+    pthread_mutex_lock(&l->lock);
+    refusal *r = &l->refused[l->refused_n++ % LEDGER_REFUSALS];
+    stream *s = r->number ? find_locked(l, r->stream) : NULL;
+    if (s && r->number > s->forgotten)
+        s->forgotten = r->number;
+    *r = (refusal){.stream = key->stream, .number = key->number,
+                   .code = code};
+    snprintf(r->text, sizeof r->text, "%s", text);
+    pthread_mutex_unlock(&l->lock);
+}
+
+static const refusal *refusal_locked(const ledger *l, const ledger_key *key)
+{
+    for (uint32_t i = 0; i < LEDGER_REFUSALS; i++)
+        if (l->refused[i].stream == key->stream &&
+            l->refused[i].number == key->number)
+            return &l->refused[i];
+    return NULL;
+}
+
+int ledger_refusal(ledger *l, const ledger_key *key, char *text, size_t room)
+{
+    int code = PERSIA_OK;
+    pthread_mutex_lock(&l->lock);
+    const refusal *r = refusal_locked(l, key);
+    const stream *s = find_locked(l, key->stream);
+    if (r) {
+        code = r->code;
+        snprintf(text, room, "%s", r->text);
+    } else if (s && key->number <= s->forgotten) {
+        code = PERSIA_ETIMEOUT;
+        snprintf(text, room, "update %llu was sent again so late that the "
+                 "server does not know any more whether it was applied or "
+                 "refused", (unsigned long long)key->number);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return code;
+}
+
 ledger_waiter *ledger_end(ledger *l, const ledger_key *key)
 {
     ledger_waiter *waiters = NULL;
@@ -448,6 +500,7 @@ void ledger_exchange(ledger *l, ledger *other, _Atomic(uint64_t) *lineage,
     stream **bucket = l->bucket;
     uint32_t buckets = l->buckets, streams = l->streams;
     uint64_t uses = l->uses, expired = l->expired;
+    memset(l->refused, 0, sizeof l->refused); /* numbers are used again */
     l->bucket = other->bucket;
     l->buckets = other->buckets;
     l->streams = other->streams;

@@ -23,6 +23,12 @@
  * a higher incarnation than any server has; who opens it again repeats its
  * own, and is refused if there is a later one.
  *
+ * An update that is in the ledger may have been refused: by this shard alone,
+ * or after a part of it was applied.  A copy of it gets the same error.  The
+ * last LEDGER_REFUSALS errors are kept; for older numbers of a stream the
+ * answer is that the outcome is not known any more, never that they were
+ * applied.  A ledger that was read from a checkpoint has no refusals.
+ *
  * Any thread may call; one lock, held for microseconds.
  */
 #ifndef PERSIA_SHARD_LEDGER_H
@@ -34,7 +40,8 @@
 
 enum {
     LEDGER_WINDOW = 64 * WIRE_WINDOW_WORDS, /* numbers */
-    LEDGER_STREAMS = 65536
+    LEDGER_STREAMS = 65536,
+    LEDGER_REFUSALS = 64
 };
 
 typedef struct ledger ledger;
@@ -103,6 +110,12 @@ enum ledger_state ledger_begin(ledger *l, const ledger_key *key,
 enum ledger_state ledger_check(ledger *l, const ledger_key *key);
 /* After a ledger_check() that said LEDGER_NEW. */
 void ledger_commit(ledger *l, const ledger_key *key);
+/* After ledger_commit(): the update was refused. */
+void ledger_refuse(ledger *l, const ledger_key *key, int code,
+                   const char *text);
+/* Of an update that is in: PERSIA_OK where it was applied; else its code, and
+ * its text in text[room]; PERSIA_ETIMEOUT where that was forgotten. */
+int ledger_refusal(ledger *l, const ledger_key *key, char *text, size_t room);
 /* The copies that waited, in order. */
 ledger_waiter *ledger_end(ledger *l, const ledger_key *key);
 

@@ -28,8 +28,7 @@ enum {
     SLOTS_REV = 1, /* of all shards, as long as no slot moves */
     PARKED_MAX = 1024, /* pulls, and copies of updates */
     PARTS_MAX = PARKED_MAX + SYNC_RANKS, /* with parts of steps */
-    REFUSED_MAX = 64, /* that are remembered */
-    GROUPS_ENDED = 1024 /* the same */
+    GROUPS_ENDED = 1024 /* that are remembered */
 };
 
 _Static_assert((int)PS_TABLES_MAX == (int)WIRE_TABLES_MAX,
@@ -86,14 +85,6 @@ typedef struct parked {
     const shard_pull *a;
 } parked;
 
-/* An update that counts as applied, but failed here.  Who asks again, for the
- * answer was lost, must not hear that it was applied. */
-typedef struct refusal {
-    uint64_t stream, number; /* number 0: none */
-    int code;
-    char text[512];
-} refusal;
-
 /* A push in hand: on the stack of the call, or, where it waits, kept. */
 typedef struct push_call {
     ledger_waiter waiter; /* first: a copy that waits for another */
@@ -133,8 +124,6 @@ struct shard {
     uint32_t world;            /* of the rank that joined last */
     parked *parked;            /* in no order */
     uint32_t parked_pulls;     /* how many these are */
-    refusal refused[REFUSED_MAX]; /* the last ones */
-    uint64_t refused_n;        /* all that were put there */
     group *groups;
     uint32_t groups_n;
     uint64_t ended_groups[GROUPS_ENDED]; /* the last ones */
@@ -230,12 +219,6 @@ void wait_apply(shard *s, void **parts, uint32_t n, int rc);
  * fail, or never come, so a pull waits for a second, then its client asks
  * again and knows better. */
 int wait_pull(shard *s, const shard_call *c, const shard_pull *a, int *waits);
-/* An update in the ledger that was not applied; then what is known of it: its
- * code and text ([room]), or PERSIA_OK. */
-void wait_note_refused(shard *s, const ledger_key *key, int code,
-                       const char *text);
-int wait_was_refused(shard *s, const ledger_key *key, char *text,
-                     size_t room);
 /* The step was applied (with the gate held), or is not any more. */
 void wait_applied(shard *s, uint64_t step);
 void wait_failed(shard *s);
@@ -245,7 +228,7 @@ void wait_go_on(shard *s);
 /* Fails all that waits: with PERSIA_ESTALE parts are answered
  * PUSH_STALE_LINEAGE. */
 void wait_drop(shard *s, int code, const char *text);
-/* Takes on a step and forgets refusals, with the gate held exclusively. */
+/* Takes on a step and forgets groups, with the gate held exclusively. */
 void wait_set_step(shard *s, uint64_t step);
 uint64_t wait_step(shard *s);
 /* Ranks of a world that take no part in steps: [*n], the caller's by free();

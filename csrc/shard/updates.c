@@ -83,7 +83,7 @@ void push_reply_state(shard *s, push_call *c, enum ledger_state state)
     char text[512];
     int code = PERSIA_OK;
     if (state == LEDGER_DONE)
-        code = wait_was_refused(s, &c->key, text, sizeof text);
+        code = ledger_refusal(s->ledger, &c->key, text, sizeof text);
     if (is_stale(s, &c->m->caller)) /* it is another ledger's */
         push_reply_status(s, c, PUSH_STALE_LINEAGE);
     else if (code)
@@ -529,7 +529,7 @@ void push_apply(shard *s, push_call **calls, uint32_t n)
         wait_failed(s);
     /* Before copies of it stop waiting for this answer. */
     for (uint32_t i = 0; i < n && rc && u.applied; i++)
-        wait_note_refused(s, &calls[i]->key, rc, text);
+        ledger_refuse(s->ledger, &calls[i]->key, rc, text);
     if (!rc)
         atomic_fetch_add(&s->pushes, n);
     update_answer_all(&u, rc, text);

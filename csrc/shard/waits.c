@@ -210,9 +210,6 @@ int wait_open(shard *s, const wire_hello *m, wire_ledger *out)
             c->key.owner.client != m->caller.client)
             dropped = sync_take_one(&s->sync, i, &n);
     }
-    for (uint32_t i = 0; i < REFUSED_MAX && taken && !rc; i++)
-        if (s->refused[i].stream == m->stream)
-            s->refused[i] = (refusal){0}; /* no client asks for it any more */
     pthread_mutex_unlock(&s->wait_lock);
     if (dropped)
         fail_parts(s, dropped, n, PERSIA_EUNAVAILABLE, "another client has "
@@ -240,39 +237,11 @@ void wait_failed(shard *s)
     pthread_mutex_unlock(&s->wait_lock);
 }
 
-void wait_note_refused(shard *s, const ledger_key *key, int code,
-                       const char *text)
-{
-    pthread_mutex_lock(&s->wait_lock);
-    refusal *r = &s->refused[s->refused_n++ % REFUSED_MAX];
-    *r = (refusal){.stream = key->stream, .number = key->number,
-                   .code = code};
-    snprintf(r->text, sizeof r->text, "%s", text);
-    pthread_mutex_unlock(&s->wait_lock);
-}
-
-int wait_was_refused(shard *s, const ledger_key *key, char *text,
-                     size_t room)
-{
-    int code = PERSIA_OK;
-    pthread_mutex_lock(&s->wait_lock);
-    for (uint32_t i = 0; i < REFUSED_MAX && !code; i++) {
-        const refusal *r = &s->refused[i];
-        if (r->stream != key->stream || r->number != key->number)
-            continue;
-        code = r->code;
-        snprintf(text, room, "%s", r->text);
-    }
-    pthread_mutex_unlock(&s->wait_lock);
-    return code;
-}
-
 void wait_set_step(shard *s, uint64_t step)
 {
     pthread_mutex_lock(&s->wait_lock);
     s->sync.step = step;
     s->sync.missed = 0;
-    memset(s->refused, 0, sizeof s->refused); /* numbers are used again */
     memset(s->ended_groups, 0, sizeof s->ended_groups);
     pthread_mutex_unlock(&s->wait_lock);
 }

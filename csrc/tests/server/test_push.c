@@ -602,6 +602,41 @@ static void copies_from_many_threads_are_applied_once(void **state)
     small_stop(s.f);
 }
 
+/* What a shard refused counts there as an update without ids.  Sent again, it
+ * was refused, or, long after, that is not known any more: never applied. */
+static void no_refused_update_is_said_to_be_applied(void **state)
+{
+    enum { REFUSED = 200, REMEMBERED = 64 };
+    (void)state;
+    server v = server_start(0, 2, NULL);
+    const table_spec spec = spec_of("a", 1, OPTIM_SGD);
+    declare(&v, &spec);
+    uint64_t id = 0;
+    while (hash_shard(id_hash(id), 2) != 0)
+        id++;
+    const float bad = (float)NAN, good = 1;
+    const optim_hyper hyper = sgd(1);
+    wire_push_table table = push_table(0, 1, 1, &id, &bad, &hyper);
+    for (uint64_t n = 1; n <= REFUSED; n++) {
+        wire_push m = push_of(&v, STREAM, n, &table, 1);
+        assert_int_equal(push_code(&v, &m), PERSIA_ENONFINITE);
+    }
+    table.grads.values = &good;
+    wire_push after = push_of(&v, STREAM, REFUSED + 1, &table, 1);
+    wire_push other = push_of(&v, STREAM + 1, 1, &table, 1);
+    assert_int_equal(push(&v, &after).status, PUSH_APPLIED);
+    assert_int_equal(push(&v, &other).status, PUSH_APPLIED);
+    for (uint64_t n = 1; n <= REFUSED; n++) {
+        wire_push m = push_of(&v, STREAM, n, &table, 1);
+        assert_int_equal(push_code(&v, &m), n <= REFUSED - REMEMBERED
+                                                ? PERSIA_ETIMEOUT
+                                                : PERSIA_ENONFINITE);
+    }
+    assert_int_equal(push(&v, &after).status, PUSH_DUPLICATE);
+    assert_int_equal(push(&v, &other).status, PUSH_DUPLICATE);
+    server_stop(&v);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -614,6 +649,7 @@ int main(void)
                                   (void *)(uintptr_t)NONFINITE_SKIP),
         cmocka_unit_test(what_is_refused_changes_nothing),
         cmocka_unit_test(ids_of_other_shards_are_refused),
+        cmocka_unit_test(no_refused_update_is_said_to_be_applied),
         cmocka_unit_test(skipped_gradients_are_counted),
         cmocka_unit_test(gaps_are_closed_by_settled_numbers),
         cmocka_unit_test(copies_from_many_threads_are_applied_once),
