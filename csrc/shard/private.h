@@ -87,7 +87,8 @@ typedef struct parked {
 
 /* A push in hand: on the stack of the call, or, where it waits, kept. */
 typedef struct push_call {
-    ledger_waiter waiter; /* first: a copy that waits for another */
+    ledger_waiter waiter; /* first: a copy that waits for another, or the
+                             head of a part's copies: wait_begin_locked() */
     shard_call call;
     const wire_push *m;
     push_job *jobs; /* see shard_push */
@@ -202,7 +203,8 @@ int wait_refuses_locked(const direct *from);
 /* The tick is due at this time, or before. */
 void wait_wake_locked(shard *s, uint64_t at);
 /* Marks parts as in flight in the ledger: from now on copies of them wait for
- * their answers. */
+ * their answers.  If it fails none is in flight, and the copies that each part
+ * got meanwhile are chained to its waiter. */
 int wait_begin_locked(shard *s, void **parts, uint32_t n);
 /* When the first of the groups, or of their parts, is late. */
 uint64_t groups_deadline_locked(const shard *s);

@@ -56,19 +56,28 @@ uint64_t *wait_left(shard *s, uint32_t world, size_t *n)
 
 /* ---- parts of steps ----------------------------------------------------- */
 
+/* Fails a part, and the copies of it that wait. */
+static void fail_part(shard *s, push_call *c, int code, const char *text)
+{
+    while (c) {
+        push_call *copy = (push_call *)c->waiter.next;
+        atomic_fetch_sub(&s->parked_n, 1);
+        if (code == PERSIA_ESTALE)
+            push_reply_status(s, c, PUSH_STALE_LINEAGE);
+        else if (code == PERSIA_ELOST)
+            push_reply_status(s, c, PUSH_LOST);
+        else
+            push_fail(c, code, text);
+        c = copy;
+    }
+}
+
 /* Parts that were taken and will not be applied. */
 static void fail_parts(shard *s, void **parts, uint32_t n, int code,
                        const char *text)
 {
-    for (uint32_t i = 0; i < n; i++) {
-        atomic_fetch_sub(&s->parked_n, 1);
-        if (code == PERSIA_ESTALE)
-            push_reply_status(s, parts[i], PUSH_STALE_LINEAGE);
-        else if (code == PERSIA_ELOST)
-            push_reply_status(s, parts[i], PUSH_LOST);
-        else
-            push_fail(parts[i], code, text);
-    }
+    for (uint32_t i = 0; i < n; i++)
+        fail_part(s, parts[i], code, text);
     free(parts);
 }
 
@@ -84,8 +93,10 @@ int wait_begin_locked(shard *s, void **parts, uint32_t n)
                 "is under way twice: every rank needs a stream of "
                 "its own",
                 (unsigned long long)c->key.number, c->m->part);
-        for (uint32_t k = 0; rc && k < i; k++)
-            (void)ledger_end(s->ledger, &((push_call *)parts[k])->key);
+        for (uint32_t k = 0; rc && k < i; k++) {
+            c = parts[k];
+            c->waiter.next = ledger_end(s->ledger, &c->key);
+        }
     }
     return rc;
 }

@@ -4,6 +4,8 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -515,6 +517,66 @@ static void what_waits_leaves_room_for_updates(void **state)
     job_stop(j);
 }
 
+/* A copy of a part, sent as an update of its own again and again. */
+typedef struct copies {
+    job *j;
+    atomic_int stop;
+    int lost; /* one was not answered */
+} copies;
+
+static void *copies_run(void *arg)
+{
+    copies *c = arg;
+    const float bad = (float)NAN; /* so it is never applied */
+    const optim_hyper hyper = sgd(1);
+    wire_push_table table = push_table(0, 1, 1, c->j->ids, &bad, &hyper);
+    const wire_push m = push_of(&c->j->v, STREAM, 1, &table, 1);
+    while (!atomic_load(&c->stop) && !c->lost) {
+        pending *one = push_start(&c->j->v, &m, LONG);
+        const uint64_t end = persia_clock_ns() + 20 * (uint64_t)SECOND;
+        while (!call_done(one) && !c->lost) {
+            sched_yield();
+            c->lost = persia_clock_ns() > end;
+        }
+        if (!c->lost) {
+            result r = call_wait(one);
+            result_free(&r);
+        }
+    }
+    return NULL;
+}
+
+/* A step whose last part is the same update as the second one fails.  Copies
+ * of the first one, which had begun, are answered with it. */
+static void copies_of_a_step_that_fails_are_answered(void **state)
+{
+    enum { PARTS = 900, ROUNDS = SANITIZED ? 3 : 10 };
+    (void)state;
+    job *j = job_start();
+    pending *waiting[PARTS];
+    pthread_t thread;
+    for (uint64_t step = 1; step <= ROUNDS; step++) {
+        copies c = {.j = j};
+        wire_push m = part_of(j, 0, step);
+        m.parts = PARTS;
+        for (m.part = 0; m.part < PARTS - 1; m.part++) {
+            m.number = m.part + 1;
+            waiting[m.part] = push_start(&j->v, &m, LONG);
+        }
+        assert_int_equal(pthread_create(&thread, NULL, copies_run, &c), 0);
+        m.number = 2;
+        assert_int_equal(push_code(&j->v, &m), PERSIA_EARG);
+        for (int i = 0; i < PARTS - 1; i++)
+            expect_error(waiting[i], PERSIA_EARG, "a stream of its own");
+        atomic_store(&c.stop, 1);
+        pthread_join(thread, NULL);
+        assert_false(c.lost);
+    }
+    assert_int_equal(stats_of(&j->v).parked, 0);
+    assert_int_equal(stats_of(&j->v).updates, 0);
+    job_stop(j);
+}
+
 /* Ranks as threads: random pauses, resends and time-outs that are too short;
  * every step is applied once. */
 enum { STEPS = SANITIZED ? 60 : 250 };
@@ -605,6 +667,7 @@ int main(void)
         cmocka_unit_test(pulls_do_not_wait_for_ever),
         cmocka_unit_test(what_waits_is_bounded_and_closed),
         cmocka_unit_test(what_waits_leaves_room_for_updates),
+        cmocka_unit_test(copies_of_a_step_that_fails_are_answered),
         cmocka_unit_test(ranks_as_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
