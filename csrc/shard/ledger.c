@@ -234,7 +234,12 @@ int ledger_open(ledger *l, uint64_t name, ledger_owner owner, int *taken,
     assert(owner.incarnation > 0);
     pthread_mutex_lock(&l->lock);
     stream *s = find_locked(l, name);
-    if (!s)
+    if (wire_leaps(s ? s->owner.incarnation : l->expired, owner.incarnation))
+        rc = persia_err_set(PERSIA_EARG,
+                            "incarnation %llu of a stream of updates: no "
+                            "process was replaced so often",
+                            (unsigned long long)owner.incarnation);
+    else if (!s)
         rc = add_claimed_locked(l, name, owner, &s);
     else if (owner_compare(&s->owner, &owner) > 0)
         rc = persia_err_set(PERSIA_ECLOSED,
@@ -289,6 +294,8 @@ static enum ledger_state check_locked(ledger *l, const ledger_key *key)
     if (!s)
         return LEDGER_UNKNOWN;
     uint64_t watermark = s->set.w.watermark;
+    if (wire_leaps(watermark, key->settled))
+        return LEDGER_ABSURD;
     if (key->settled > watermark)
         watermark = key->settled;
     if (key->number <= watermark || window_has(&s->set.w, key->number))

@@ -77,6 +77,7 @@ enum ledger_state {
     LEDGER_DONE,   /* applied, or settled, before */
     LEDGER_BUSY,   /* another copy is in flight */
     LEDGER_BEYOND, /* of the window: send it again when others are through */
+    LEDGER_ABSURD, /* `settled` is more than WIRE_LEAP ahead */
     LEDGER_UNKNOWN, /* the stream is not open, or not by this owner yet */
     LEDGER_TAKEN    /* by a later owner */
 };
@@ -87,7 +88,8 @@ void ledger_destroy(ledger *l);
 
 /* Opens a stream for an owner, and copies its entry; what others have under
  * way counts as applied.  *taken: it was another owner's before.
- * PERSIA_ECLOSED when there is a later one, or the stream has expired. */
+ * PERSIA_ECLOSED when there is a later one, or the stream has expired;
+ * PERSIA_EARG when the incarnation is more than WIRE_LEAP ahead. */
 int ledger_open(ledger *l, uint64_t stream, ledger_owner owner, int *taken,
                 wire_ledger *out);
 /* Copies the entry of a stream, whoever owns it; without one it is empty, and

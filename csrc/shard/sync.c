@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "wire/wire.h"
+
 void sync_init(sync_steps *s)
 {
     memset(s, 0, sizeof *s);
@@ -37,6 +39,11 @@ static int refuse(const sync_steps *s, uint64_t step, uint32_t rank,
             "was applied already: it must join again to learn "
             "where the job is",
             rank, number, (unsigned long long)last);
+    if (wire_leaps(last, step))
+        return persia_err_set(PERSIA_EARG,
+                              "rank %u sends step %llu, and step %llu was "
+                              "applied last: no server misses so many",
+                              rank, number, (unsigned long long)last);
     if (s->pending && s->pending != step)
         return persia_err_set(PERSIA_EARG,
                               "rank %u sends step %llu, while the "

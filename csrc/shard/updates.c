@@ -92,6 +92,9 @@ void push_reply_state(shard *s, push_call *c, enum ledger_state state)
         push_reply_status(s, c, PUSH_DUPLICATE);
     else if (state == LEDGER_BEYOND)
         push_reply_status(s, c, PUSH_RETRY_LATER);
+    else if (state == LEDGER_ABSURD)
+        push_fail(c, PERSIA_EARG, "`settled` of this update is so far ahead "
+                  "that no server can have missed so many");
     else if (state == LEDGER_TAKEN)
         push_fail(c, PERSIA_ECLOSED, "another process sends the updates "
                   "of this rank now, those of this one are not applied any "
@@ -137,6 +140,12 @@ static int check_push(const shard *s, const shard_push *a)
     const wire_push *m = a->m;
     uint8_t seen[WIRE_TABLES_MAX] = {0};
     int rc = persia_shard_check_boot(s, &m->caller);
+    if (!rc && wire_leaps(persia_ps_t(s->p), m->t))
+        rc = persia_err_set(PERSIA_EARG,
+                            "t is %llu, the highest so far is %llu: no server "
+                            "misses so many updates",
+                            (unsigned long long)m->t,
+                            (unsigned long long)persia_ps_t(s->p));
     for (size_t i = 0; i < m->tables_n && !rc; i++) {
         const wire_push_table *t = &m->tables[i];
         rc = check_table(s, t, a->jobs ? &a->jobs[i] : NULL, m->t);

@@ -300,6 +300,10 @@ int leave_answer(shard *s, const wire_leave *m, wire_memory *memory,
                             "a world of %u ranks, at most %d can "
                             "train in step",
                             m->world, SYNC_RANKS);
+    if (!rc && m->joins && wire_leaps(wait_step(s), m->step))
+        rc = persia_err_set(PERSIA_EARG,
+                            "rank %u joins after step %llu: no server misses "
+                            "so many", m->rank, (unsigned long long)m->step);
     if (!rc)
         rc = check_world(s, m);
     if (rc)

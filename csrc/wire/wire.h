@@ -33,6 +33,16 @@ enum {
     WIRE_WINDOW_WORDS = WIRE_WINDOW_MAX
 };
 
+/* By how much `settled`, `step`, `t` and an incarnation may exceed what the
+ * server has: more than any job makes between two lives of a server, and so
+ * little that the numbers do not run out. */
+#define WIRE_LEAP ((uint64_t)1 << 40)
+
+static inline int wire_leaps(uint64_t from, uint64_t to)
+{
+    return to > from && to - from > WIRE_LEAP;
+}
+
 enum wire_method {
 #define WIRE_METHOD(upper, name) WIRE_##upper,
     WIRE_METHODS(WIRE_METHOD)

@@ -577,6 +577,66 @@ static void copies_of_a_step_that_fails_are_answered(void **state)
     job_stop(j);
 }
 
+static int hello_code(job *j, uint64_t stream, uint64_t incarnation)
+{
+    wire_hello m = {.caller = {.client = 1, .incarnation = incarnation},
+                    .version = WIRE_VERSION,
+                    .name_space = "test",
+                    .stream = stream};
+    result r = CALL(&j->v, HELLO, hello, &m);
+    const int code = r.code;
+    result_free(&r);
+    return code;
+}
+
+static int join_code(job *j, uint64_t step)
+{
+    wire_leave m = {.caller = caller_of(&j->v), .world = RANKS, .joins = 1,
+                    .step = step};
+    result r = CALL(&j->v, LEAVE, leave, &m);
+    const int code = r.code;
+    result_free(&r);
+    return code;
+}
+
+/* Numbers that no job reaches would leave none for those who come later. */
+static void absurd_numbers_are_refused(void **state)
+{
+    const uint64_t absurd = UINT64_MAX - 1;
+    (void)state;
+    job *j = job_start();
+    wire_push m = part_of(j, 0, absurd); /* a step of one rank */
+    m.number = m.t = 1;
+    m.parts = 1;
+    assert_int_equal(push_code(&j->v, &m), PERSIA_EARG);
+    assert_int_equal(join_code(j, absurd), PERSIA_EARG);
+    m = push_of(&j->v, STREAM, absurd, &j->table, 1);
+    m.settled = absurd - 1;
+    assert_int_equal(push_code(&j->v, &m), PERSIA_EARG);
+    m = push_of(&j->v, STREAM, 1, &j->table, 1);
+    m.t = absurd;
+    assert_int_equal(push_code(&j->v, &m), PERSIA_EARG);
+    assert_int_equal(hello_code(j, STREAM, absurd), PERSIA_EARG);
+    assert_int_equal(hello_code(j, STREAM + 100, absurd), PERSIA_EARG);
+    assert_int_equal(stats_of(&j->v).updates, 0);
+    assert_int_equal(ledger_of(&j->v, STREAM).watermark, 0);
+    /* As many as a server may have lost are fine. */
+    const uint64_t far = WIRE_LEAP / 2;
+    assert_int_equal(join(&j->v, 0, RANKS, 1, far), far);
+    pending *c[RANKS];
+    for (uint32_t r = 0; r < RANKS; r++) {
+        m = part_of(j, r, far + 1);
+        m.settled = far;
+        c[r] = push_start(&j->v, &m, LONG);
+    }
+    for (uint32_t r = 0; r < RANKS; r++)
+        assert_int_equal(push_wait(c[r]).status, PUSH_APPLIED);
+    assert_int_equal(stats_of(&j->v).step, far + 1);
+    assert_int_equal(ledger_of(&j->v, STREAM).watermark, far + 1);
+    assert_int_equal(hello_code(j, STREAM, far), PERSIA_OK);
+    job_stop(j);
+}
+
 /* Ranks as threads: random pauses, resends and time-outs that are too short;
  * every step is applied once. */
 enum { STEPS = SANITIZED ? 60 : 250 };
@@ -668,6 +728,7 @@ int main(void)
         cmocka_unit_test(what_waits_is_bounded_and_closed),
         cmocka_unit_test(what_waits_leaves_room_for_updates),
         cmocka_unit_test(copies_of_a_step_that_fails_are_answered),
+        cmocka_unit_test(absurd_numbers_are_refused),
         cmocka_unit_test(ranks_as_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
