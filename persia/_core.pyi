@@ -330,6 +330,7 @@ class Server:
         lineage: int,
         message_limit: int,
         checkpoints: str | None,
+        log: int = 0,
     ) -> None: ...
     def start(
         self,

@@ -304,15 +304,15 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args,
 {
     static char *words[] = {"namespace",     "shard",       "shards",
                             "threads",       "memory_limit", "lineage",
-                            "message_limit", "checkpoints", NULL};
+                            "message_limit", "checkpoints", "log", NULL};
     const char *name_space, *checkpoints;
     ps_config shard = {0};
     service_config config = {0};
     unsigned long long memory, lineage, message;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "sIIIKKKz", words, &name_space, &config.shard,
+            args, kwargs, "sIIIKKKz|i", words, &name_space, &config.shard,
             &config.shards, &shard.threads, &memory, &lineage, &message,
-            &checkpoints))
+            &checkpoints, &config.log))
         return NULL;
     size_t length = strlen(name_space);
     if (length >= sizeof config.name_space)
@@ -356,7 +356,8 @@ static PyObject *server_start(PyObject *self, PyObject *args,
                             NULL};
     server_object *s = server_open(self);
     rpc_server_config config = {.methods = &persia_service_methods,
-                                .handler = persia_service_handle};
+                                .handler = persia_service_handle,
+                                .denied = persia_service_denied};
     unsigned long long message;
     PyObject *security;
     if (!s || !PyArg_ParseTupleAndKeywords(

@@ -47,6 +47,8 @@ struct rpc_call {
     size_t request_n;     /* bytes */
     uint64_t deadline; /* of persia_clock_ns(); the caller waits no longer */
     int admin;            /* it may do administration */
+    /* Writes from where it comes; NULL: from this process. */
+    void (*peer)(rpc_call *call, char *out, size_t room);
     /* Sends the reply.  `done(owner)` is called once the memory of o's bulk
      * data is not needed any more (maybe on another thread); o itself is
      * taken over and freed.  done may be NULL. */
@@ -93,6 +95,8 @@ typedef struct rpc_server_config {
     rpc_security security;
     const rpc_methods *methods; /* outlives the server */
     rpc_handler handler;
+    /* A call without a right token: its method, and from where; or NULL. */
+    void (*denied)(void *ctx, const char *method, const char *peer);
     void *ctx;
 } rpc_server_config;
 /* PERSIA_EARG when the address may not be served without TLS and token,

@@ -41,6 +41,7 @@ struct rpc_server {
     const rpc_methods *methods;
     char unknown[160]; /* what a call of another method is answered */
     rpc_handler handler;
+    void (*denied_call)(void *ctx, const char *method, const char *peer);
     void *ctx;
     uint64_t message_limit;
     sched *joins;
@@ -278,6 +279,25 @@ static void slot_reply(rpc_call *call, wire_out *o, void (*done)(void *owner),
     slot_send(l, GRPC_STATUS_OK, NULL, NULL);
 }
 
+static void slot_peer(rpc_call *call, char *out, size_t room)
+{
+    char *peer = grpc_call_get_peer(((slot *)call)->grpc);
+    snprintf(out, room, "%s", peer);
+    gpr_free(peer);
+}
+
+static void slot_deny(slot *l)
+{
+    rpc_server *s = l->server;
+    char peer[128];
+    atomic_fetch_add(&s->denied, 1);
+    slot_peer(&l->call, peer, sizeof peer);
+    if (s->denied_call)
+        s->denied_call(s->ctx, s->methods->paths[l->call.method], peer);
+    slot_refuse(l, GRPC_STATUS_UNAUTHENTICATED, persia_err_name(PERSIA_EDENIED),
+                "the token is missing or wrong");
+}
+
 /* For stalls_watch(): a refusal ends the reading, too, as gRPC closes the
  * stream with it.  To cancel the call would not tell the client why. */
 static void slot_stalled(void *ctx, size_t number)
@@ -415,10 +435,7 @@ static void slot_taken(rpc_tag *tag, int ok)
         return;
     }
     if (!admitted) {
-        atomic_fetch_add(&s->denied, 1);
-        slot_refuse(l, GRPC_STATUS_UNAUTHENTICATED,
-                    persia_err_name(PERSIA_EDENIED),
-                    "the token is missing or wrong");
+        slot_deny(l);
         return;
     }
     if (!l->health) {
@@ -444,6 +461,7 @@ static void slot_wait(slot *l)
     *l = (slot){.server = s, .health = l->health};
     l->call.reply = slot_reply;
     l->call.fail = slot_fail;
+    l->call.peer = slot_peer;
     grpc_metadata_array_init(&l->metadata);
     if (!l->health)
         grpc_call_details_init(&l->details);
@@ -567,6 +585,7 @@ static int server_make(const rpc_server_config *config, rpc_server **out)
              "this server has %s and grpc.health.v1.Health/Check",
              s->methods->service);
     s->handler = config->handler;
+    s->denied_call = config->denied;
     s->ctx = config->ctx;
     s->message_limit = config->message_limit;
     s->joins = config->s;

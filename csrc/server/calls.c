@@ -67,6 +67,89 @@ const rpc_methods persia_service_methods = {
 };
 _Static_assert(WIRE_METHODS_N <= 32, "a bit a method");
 
+/* ---- lines of the log --------------------------------------------------- */
+
+enum { PEER = 128 };
+
+static const char *peer_of(rpc_call *call, char *out)
+{
+    snprintf(out, PEER, "this process");
+    if (call->peer)
+        call->peer(call, out, PEER);
+    return out;
+}
+
+static void log_denied(ps_service *s, const char *method, const char *peer,
+                       const char *reason)
+{
+    service_wake(s, log_line(&s->log, LOG_DENIED,
+                             "peer=%s method=%s reason=%s", peer, method,
+                             reason));
+}
+
+void persia_service_denied(void *service, const char *method, const char *peer)
+{
+    log_denied(service, method, peer, "token");
+}
+
+static void log_rows(const request *r)
+{
+    ps_service *s = r->s;
+    const wire_rows *m = &r->m.put_rows;
+    const table *t = persia_ps_table(persia_shard_tables(s->shard), m->no);
+    const enum log_kind kind = m->drop    ? LOG_DROPPED
+                               : m->erase ? LOG_ERASED
+                                          : LOG_CLEARED;
+    char peer[PEER];
+    if (t && (m->drop || m->erase || m->clear))
+        service_wake(s, log_line(&s->log, kind,
+                                 "peer=%s client=%016llx table=%s",
+                                 peer_of(r->call, peer),
+                                 (unsigned long long)m->caller.client,
+                                 persia_table_get_config(t)->name));
+}
+
+static void log_restore(const request *r, const wire_restore_reply *reply)
+{
+    const wire_restore *m = &r->m.restore;
+    char peer[PEER];
+    if (m->verb == RESTORE_COMMIT && reply->done)
+        service_wake(r->s,
+                     log_line(&r->s->log, LOG_RESTORED,
+                              "peer=%s client=%016llx root=%s folder=%s "
+                              "lineage=%016llx rows=%llu",
+                              peer_of(r->call, peer),
+                              (unsigned long long)m->caller.client, m->root,
+                              m->folder, (unsigned long long)m->lineage,
+                              (unsigned long long)reply->rows));
+}
+
+static void log_hello(const request *r, const wire_hello_reply *reply)
+{
+    const wire_hello *m = &r->m.hello;
+    char peer[PEER];
+    if (reply->taken)
+        service_wake(r->s,
+                     log_line(&r->s->log, LOG_TAKEOVER,
+                              "peer=%s client=%016llx rank=%u stream=%016llx "
+                              "incarnation=%llu",
+                              peer_of(r->call, peer),
+                              (unsigned long long)m->caller.client, m->rank,
+                              (unsigned long long)m->stream,
+                              (unsigned long long)m->caller.incarnation));
+}
+
+/* What a call has changed for others than its client. */
+static void log_change(const request *r, const void *reply)
+{
+    if (r->call->method == WIRE_PUT_ROWS)
+        log_rows(r);
+    else if (r->call->method == WIRE_RESTORE)
+        log_restore(r, reply);
+    else if (r->call->method == WIRE_HELLO)
+        log_hello(r, reply);
+}
+
 /* ---- answers ------------------------------------------------------------ */
 
 static void request_free(request *r)
@@ -99,6 +182,8 @@ static void answered(void *ctx, int rc, shard_reply *reply)
     persia_wire_out_init(&o);
     r->reply = *reply;
     if (!rc)
+        log_change(r, reply->message);
+    if (!rc)
         rc = methods[call->method].put(&o, reply->message);
     if (!rc)
         rc = persia_shard_check_bytes(s->shard, "an answer", o.bytes);
@@ -116,8 +201,9 @@ static void answered(void *ctx, int rc, shard_reply *reply)
 
 /* ---- requests ----------------------------------------------------------- */
 
-static int check_call(const ps_service *s, const rpc_call *call)
+static int check_call(ps_service *s, rpc_call *call)
 {
+    char peer[PEER];
     const uint32_t method = call->method;
     const int flags = method < WIRE_METHODS_N ? methods[method].flags : 0;
     if (atomic_load(&s->closed) && !(flags & OP_STAYS))
@@ -125,11 +211,14 @@ static int check_call(const ps_service *s, const rpc_call *call)
     if (method >= WIRE_METHODS_N)
         return persia_err_set(PERSIA_EPROTOCOL, "there is no method %u",
                               method);
-    if (flags & OP_ADMIN && !call->admin)
+    if (flags & OP_ADMIN && !call->admin) {
+        log_denied(s, persia_wire_paths[method], peer_of(call, peer),
+                   "administration");
         return persia_err_set(PERSIA_EDENIED,
                               "%s is administration: it needs the "
                               "administration token",
                               persia_wire_paths[method]);
+    }
     return PERSIA_OK;
 }
 

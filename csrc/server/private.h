@@ -3,12 +3,14 @@
  *   server.c    life, the timer
  *   calls.c     messages to calls of the shard, answers to messages
  *   ends.c      the threads of snapshots and restores at the end
+ *   log.c       lines for those who run it
  *
  * Order of locks: the shard's, then one of these.
  */
 #ifndef PERSIA_SERVER_PRIVATE_H
 #define PERSIA_SERVER_PRIVATE_H
 
+#include "server/log.h"
 #include "server/server.h"
 
 #include <pthread.h>
@@ -26,7 +28,8 @@ struct ps_service {
     pthread_t timer;
     int timer_runs;
 
-    job_ends ends; /* has a lock of its own */
+    job_ends ends;  /* has a lock of its own; so has: */
+    server_log log;
 };
 
 /* The timer looks at this time already: of the shard's environment.  0: at

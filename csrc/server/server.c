@@ -36,6 +36,7 @@ static void *timer_main(void *arg)
         s->wake_at = UINT64_MAX; /* others may set it again meanwhile */
         pthread_mutex_unlock(&s->timer_lock);
         service_wake(s, persia_shard_tick(s->shard, now));
+        service_wake(s, log_counts(&s->log, now));
         pthread_mutex_lock(&s->timer_lock);
         while (!s->stop && s->wake_at > persia_clock_ns())
             persia_cond_wait_until(&s->wake, &s->timer_lock, s->wake_at);
@@ -107,6 +108,7 @@ int persia_service_create(ps *p, const service_config *config,
     pthread_mutex_init(&s->timer_lock, NULL);
     persia_job_ends_init(&s->ends);
     persia_cond_init(&s->wake);
+    log_init(&s->log, config->log);
     int rc = make_shard(s, p, config);
     if (!rc)
         rc = timer_start(s);
@@ -138,6 +140,7 @@ int persia_service_destroy(ps_service *s)
     persia_shard_destroy(s->shard);
     pthread_cond_destroy(&s->wake);
     persia_job_ends_free(&s->ends);
+    log_free(&s->log);
     pthread_mutex_destroy(&s->timer_lock);
     free(s);
     return 0;

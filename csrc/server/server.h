@@ -28,6 +28,9 @@ typedef struct service_config {
     uint64_t lineage;         /* of the rows; 0: chosen */
     uint64_t message_limit;   /* bytes, told to clients */
     ckpt_places files;        /* of snapshots and restores, or zeros: none */
+    int log; /* file descriptor for a line on each call that is denied, row
+                that is restored, cleared, erased or dropped, and stream that
+                is taken over; 0: none */
 } service_config;
 
 /* The shard must outlive the service. */
@@ -51,6 +54,9 @@ extern PERSIA_API const rpc_methods persia_service_methods;
 PERSIA_API shard *persia_service_shard(ps_service *s);
 /* Answers the call, now or later: an rpc_handler. */
 PERSIA_API void persia_service_handle(void *service, rpc_call *call);
+/* Logs a call that did not get through to it: of an rpc_server_config. */
+PERSIA_API void persia_service_denied(void *service, const char *method,
+                                      const char *peer);
 
 /* ---- for who has a shard ------------------------------------------------ */
 

@@ -151,7 +151,7 @@ int hello_answer(shard *s, const wire_hello *m, wire_memory *memory,
     if (m->stream && !m->caller.incarnation)
         ledger_read(s->ledger, m->stream, &out->ledger);
     else if (m->stream)
-        rc = wait_open(s, m, &out->ledger);
+        rc = wait_open(s, m, out);
     if (!rc)
         rc = list_slots(s, memory, out);
     return rc ? rc : specs(s, (uint32_t)out->tables_n, memory, &out->tables);

@@ -190,7 +190,7 @@ void push_apply(shard *s, push_call **parts, uint32_t n);
 int wait_room(shard *s, uint32_t most);
 /* Opens the stream of a Hello; a part of a step that waits and is of another
  * client in this stream is sent back. */
-int wait_open(shard *s, const wire_hello *m, wire_ledger *out);
+int wait_open(shard *s, const wire_hello *m, wire_hello_reply *out);
 /* A part of a step: waits, or applies the step. */
 void wait_part(shard *s, const push_call *part);
 /* A part of a group, likewise. */

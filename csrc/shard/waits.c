@@ -207,14 +207,14 @@ void wait_part(shard *s, const push_call *part)
     }
 }
 
-int wait_open(shard *s, const wire_hello *m, wire_ledger *out)
+int wait_open(shard *s, const wire_hello *m, wire_hello_reply *out)
 {
     void **dropped = NULL;
     uint32_t n = 0;
     int taken;
     pthread_mutex_lock(&s->wait_lock);
     int rc = ledger_open(s->ledger, m->stream, owner_of(&m->caller),
-                         &taken, out);
+                         &taken, &out->ledger);
     for (uint32_t i = 0; i < s->sync.parts && taken && !rc && !dropped; i++) {
         const push_call *c = s->sync.part[i];
         if (c && c->key.stream == m->stream &&
@@ -222,6 +222,7 @@ int wait_open(shard *s, const wire_hello *m, wire_ledger *out)
             dropped = sync_take_one(&s->sync, i, &n);
     }
     pthread_mutex_unlock(&s->wait_lock);
+    out->taken = (uint32_t)taken;
     if (dropped)
         fail_parts(s, dropped, n, PERSIA_EUNAVAILABLE, "another client has "
                    "opened the stream of this part of a step");

@@ -118,10 +118,11 @@ static const wire_field hello_reply_fields[] = {
         .limit = UINT32_MAX),
     [16] = F(wire_hello_reply, features, U64, "features"),
     [14] = F(wire_hello_reply, restore, FIXED64, "restore"),
+    [18] = F(wire_hello_reply, taken, U32, "taken", .limit = 1),
 };
 static const wire_type hello_reply_type = {
     .name = "HelloReply", .size = sizeof(wire_hello_reply),
-    .fields = hello_reply_fields, .fields_n = 16, .check = at_check_hello_reply
+    .fields = hello_reply_fields, .fields_n = 18, .check = at_check_hello_reply
 };
 
 static const wire_field declare_fields[] = {

@@ -192,6 +192,7 @@ typedef struct wire_hello_reply {
     /* Random, of the Restore that the rows stem from; 0: of none. Servers with
      * different ones hold a mixture. */
     uint64_t restore;
+    uint32_t taken; /* the stream was another client's before */
 } wire_hello_reply;
 
 typedef struct wire_declare {

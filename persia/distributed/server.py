@@ -41,6 +41,7 @@ from persia.errors import (
 
 __all__ = ["ServeConfig", "Server", "find_shard", "serve"]
 
+_LOG = 2  # the file of lines about who was denied, who changed what
 _WAIT = 3600.0  # seconds that a call within the process may take
 _POLL = 0.02  # seconds between questions whether something is done
 _NAME = "^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
@@ -208,6 +209,7 @@ class Server:
             checkpoints=str(config.checkpoints)
             if config.checkpoints is not None
             else None,
+            log=_LOG,
         )
         self._channel = self._core.channel(_WAIT)
 

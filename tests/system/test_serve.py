@@ -287,6 +287,27 @@ def test_metrics_tell_what_was_done() -> None:
         assert found["process_resident_memory_bytes"] > used
 
 
+def test_denied_calls_are_logged() -> None:
+    """Three lines of a kind, then their number."""
+    with serving("--token", "tok") as server:
+        client = Client(server.address)
+        for _ in range(5):
+            with pytest.raises(grpc.RpcError) as raised:
+                client.hello()
+            assert raised.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        server.process.send_signal(signal.SIGTERM)
+        _, messages = server.process.communicate(timeout=60)
+    lines = [line for line in messages.splitlines() if " denied " in line]
+    assert len(lines) == 4
+    for line in lines[:3]:
+        assert re.fullmatch(
+            r"\S+Z denied peer=ipv4:\S+ "
+            r"method=/persia.v1.ParameterServer/Hello reason=token",
+            line,
+        )
+    assert lines[3].endswith(" denied more=2")
+
+
 def test_idle_connections_to_metrics_are_bounded() -> None:
     """They would take all files of the process: then its gRPC listener takes
     no connection any more."""

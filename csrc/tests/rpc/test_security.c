@@ -174,11 +174,22 @@ static const char *who(int port, const rpc_security *security)
     return who_calls(WIRE_STATS, port, security);
 }
 
+static _Atomic(int) denied_n;
+static const char *denied_method;
+
+static void on_denied(void *ctx, const char *method, const char *peer)
+{
+    (void)ctx;
+    denied_n += strstr(peer, "127.0.0.1") != NULL;
+    denied_method = method;
+}
+
 static rpc_server *secure_server(deck *d, rpc_security security)
 {
     rpc_server_config config = server_config_of(d);
     rpc_server *s;
     config.security = security;
+    config.denied = on_denied;
     if (persia_rpc_server_start(&config, &s) != PERSIA_OK)
         fail_msg("%s", persia_err_text());
     return s;
@@ -226,6 +237,10 @@ static void tokens_say_who_may_what(void **state)
         int denied = !strcmp(expected, "AccessDenied") ? 2 : 0;
         assert_int_equal(persia_rpc_server_counts(s).denied, denied);
         persia_rpc_server_stop(s, SECOND);
+        assert_int_equal(denied_n, denied);
+        if (denied)
+            assert_string_equal(denied_method, persia_wire_paths[WIRE_SNAPSHOT]);
+        denied_n = 0;
     }
     assert_int_equal(d.requests, 22); /* those denied never came here */
     deck_stop(&d);

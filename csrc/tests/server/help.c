@@ -51,6 +51,12 @@ static void on_fail(rpc_call *call, int code, const char *text)
 pending *call_start(const server *v, uint32_t method, wire_out *o,
                     uint64_t timeout_ns)
 {
+    return call_start_as(v, method, o, timeout_ns, 1);
+}
+
+pending *call_start_as(const server *v, uint32_t method, wire_out *o,
+                       uint64_t timeout_ns, int admin)
+{
     pending *c = calloc(1, sizeof *c);
     void *request = aligned_alloc(64, (o->bytes + 64) / 64 * 64);
     if (!c || !request)
@@ -63,7 +69,7 @@ pending *call_start(const server *v, uint32_t method, wire_out *o,
                          .request = request,
                          .request_n = o->bytes,
                          .deadline = persia_clock_ns() + timeout_ns,
-                         .admin = 1,
+                         .admin = admin,
                          .reply = on_reply,
                          .fail = on_fail};
     persia_wire_out_free(o);
@@ -114,12 +120,19 @@ server server_start(uint32_t shard, uint32_t shards, const char *folder)
 server server_limited(uint32_t shard, uint32_t shards, const char *folder,
                       uint64_t limit)
 {
+    return server_logged(shard, shards, folder, limit, 0);
+}
+
+server server_logged(uint32_t shard, uint32_t shards, const char *folder,
+                     uint64_t limit, int log)
+{
     server v = {0};
     ps_config config = {.threads = 2, .memory_limit = limit};
     service_config service = {.name_space = "test",
                               .shard = shard,
                               .shards = shards,
-                              .message_limit = 64 << 20};
+                              .message_limit = 64 << 20,
+                              .log = log};
     if (persia_ckpt_root_open(&v.root) ||
         (folder && persia_ckpt_root_set(v.root, folder)))
         fail_msg("%s", persia_err_text());

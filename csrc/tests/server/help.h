@@ -60,6 +60,9 @@ server server_start(uint32_t shard, uint32_t shards, const char *folder);
 /* The same with a memory limit, in bytes. */
 server server_limited(uint32_t shard, uint32_t shards, const char *folder,
                       uint64_t limit);
+/* The same with a file descriptor of its log. */
+server server_logged(uint32_t shard, uint32_t shards, const char *folder,
+                     uint64_t limit, int log);
 void server_stop(server *v);
 wire_caller caller_of(const server *v);
 
@@ -71,6 +74,8 @@ enum { SECOND = 1000000000 };
 /* o is taken over. */
 pending *call_start(const server *v, uint32_t method, wire_out *o,
                     uint64_t timeout_ns);
+pending *call_start_as(const server *v, uint32_t method, wire_out *o,
+                       uint64_t timeout_ns, int admin);
 int call_done(pending *c);
 /* An answer that was waited for; freed by result_free(). */
 typedef struct result {

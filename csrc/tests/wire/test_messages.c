@@ -44,7 +44,7 @@ static table_spec specs[] = { SPEC, { .name = "item", .dim = 4096 } };
 static wire_slot_run runs[] = { { 4095, 4096, 1 }, { 0, 5, 1u << 31 } };
 static wire_hello_reply hello_reply = {
     1, "space", 1, 2, 3, 4, 5, 1 << 30, LEDGER(63), specs, 2,
-    1ull << 40, 8, runs, 2, 2, UINT64_MAX, 6
+    1ull << 40, 8, runs, 2, 2, UINT64_MAX, 6, 1
 };
 static wire_declare declare = { CALLER, SPEC };
 static wire_declare_reply declare_reply = { 4095, 1 };

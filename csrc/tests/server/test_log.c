@@ -1,0 +1,165 @@
+/* Lines of a server's log: who was denied, who changed what. */
+#include "tests/server/folders.h"
+
+#include <fcntl.h>
+
+#include "server/log.h"
+
+static int ends[2]; /* of a pipe: read, write */
+static char text[4096];
+
+static int pipe_make(void **state)
+{
+    (void)state;
+    return pipe2(ends, O_NONBLOCK);
+}
+
+static int pipe_free(void **state)
+{
+    (void)state;
+    close(ends[0]);
+    close(ends[1]);
+    return 0;
+}
+
+/* What was written since the last time. */
+static const char *said(void)
+{
+    ssize_t n = read(ends[0], text, sizeof text - 1);
+    text[n > 0 ? n : 0] = 0;
+    return text;
+}
+
+static size_t lines_of(const char *all)
+{
+    size_t n = 0;
+    for (; *all; all++)
+        n += *all == '\n';
+    return n;
+}
+
+static void expect_line(const char *fields)
+{
+    (void)said();
+    if (lines_of(text) != 1 || !strstr(text, fields))
+        fail_msg("%s", text);
+}
+
+static void deny(server *v, uint32_t method)
+{
+    wire_stats m = {.caller = caller_of(v)};
+    wire_out o = ENCODED(stats, &m);
+    pending *c = call_start_as(v, method, &o, SECOND, 0);
+    expect(call_wait(c), PERSIA_EDENIED, "administration");
+}
+
+static void who_changes_what_is_logged(void **state)
+{
+    (void)state;
+    server v = server_logged(0, 1, base, 0, ends[1]);
+    declare_two(&v, 1);
+    assert_string_equal(said(), "");
+    deny(&v, WIRE_SNAPSHOT);
+    expect_line("Z denied peer=this process method=/persia.v1.Parameter"
+                "Server/Snapshot reason=administration\n");
+    persia_service_denied(v.s, "/s/M", "ipv4:10.0.0.7:1");
+    expect_line("Z denied peer=ipv4:10.0.0.7:1 method=/s/M reason=token\n");
+    uint64_t id = 3;
+    wire_rows put = {.caller = caller_of(&v), .no = 1, .clear = 1};
+    expect(CALL(&v, PUT_ROWS, rows, &put), PERSIA_OK, "");
+    expect_line("Z cleared peer=this process client=0000000000000001 "
+                "table=b\n");
+    put = (wire_rows){.caller = caller_of(&v), .no = 1, .erase = 1, .n = 1,
+                      .ids = &id};
+    expect(CALL(&v, PUT_ROWS, rows, &put), PERSIA_OK, "");
+    expect_line("Z erased peer=");
+    put = (wire_rows){.caller = caller_of(&v), .no = 1, .drop = 1};
+    expect(CALL(&v, PUT_ROWS, rows, &put), PERSIA_OK, "");
+    expect_line("Z dropped peer=");
+    wire_hello m = {.caller = {.client = 7, .incarnation = 2},
+                    .version = WIRE_VERSION, .name_space = "test",
+                    .stream = STREAM, .rank = 3, .world = 4};
+    expect(CALL(&v, HELLO, hello, &m), PERSIA_OK, "");
+    expect_line("Z takeover peer=this process client=0000000000000007 rank=3 "
+                "stream=0000000000000064 incarnation=2\n");
+    expect(CALL(&v, HELLO, hello, &m), PERSIA_OK, ""); /* its own again */
+    make_folder("empty", "secret");
+    uint64_t pushes[] = {1};
+    wire_restore r = {.folder = "empty", .proof = "secret", .lineage = 77,
+                      .pushes = pushes, .pushes_n = 1};
+    (void)restore_prepare(&v, &r);
+    assert_string_equal(said(), "");
+    expect(restore_ask(&v, &r, RESTORE_COMMIT), PERSIA_OK, "");
+    expect_line("Z restored peer=this process client=0000000000000001 "
+                "root=root folder=empty lineage=000000000000004d rows=0\n");
+    server_stop(&v);
+}
+
+static uint64_t later; /* added to the machine's clock */
+static uint64_t (*real_now)(void *ctx);
+
+static uint64_t now(void *ctx)
+{
+    return real_now(ctx) + later;
+}
+
+static void many_lines_become_a_count(void **state)
+{
+    (void)state;
+    persia_system machine = *persia_system_get();
+    real_now = machine.now;
+    machine.now = now;
+    persia_system_install(&machine);
+    server_log l;
+    log_init(&l, ends[1]);
+    for (int i = 0; i < 3; i++)
+        assert_true(log_line(&l, LOG_DENIED, "i=%d", i) == UINT64_MAX);
+    assert_int_equal(lines_of(said()), 3);
+    uint64_t due = 0;
+    for (int i = 0; i < 1000; i++)
+        due = log_line(&l, LOG_DENIED, "i=%d", i);
+    assert_true(log_line(&l, LOG_DROPPED, "other") == UINT64_MAX);
+    expect_line("dropped other");
+    assert_true(log_counts(&l, due - 1) == due);
+    assert_string_equal(said(), "");
+    later = 61 * (uint64_t)SECOND;
+    assert_true(log_counts(&l, persia_clock_ns()) == UINT64_MAX);
+    expect_line("denied more=1000\n");
+    (void)log_line(&l, LOG_DENIED, "two\nlines");
+    expect_line("denied two?lines\n");
+    for (int i = 0; i < 5; i++)
+        (void)log_line(&l, LOG_DENIED, "i=%d", i);
+    assert_int_equal(lines_of(said()), 2);
+    log_free(&l);
+    expect_line("denied more=3\n");
+    persia_system_install(NULL);
+}
+
+/* Who reads the log may hang: no call waits for it. */
+static void a_full_pipe_costs_lines_alone(void **state)
+{
+    static char fill[4096];
+    (void)state;
+    server_log l;
+    log_init(&l, ends[1]);
+    while (write(ends[1], fill, sizeof fill) > 0)
+        ;
+    assert_int_equal(fcntl(ends[1], F_SETFL, 0), 0); /* writing waits now */
+    assert_true(log_line(&l, LOG_DENIED, "lost") != UINT64_MAX);
+    while (read(ends[0], fill, sizeof fill) > 0)
+        ;
+    log_free(&l);
+    expect_line("denied more=1\n");
+}
+
+int main(void)
+{
+#define TEST(name)                                                            \
+    cmocka_unit_test_setup_teardown(name, pipe_make, pipe_free)
+    const struct CMUnitTest tests[] = {
+        TEST(who_changes_what_is_logged),
+        TEST(many_lines_become_a_count),
+        TEST(a_full_pipe_costs_lines_alone),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
