@@ -142,9 +142,7 @@ static void tell_status(client_call *l, const char *details)
     case PERSIA_EUNAVAILABLE:
         snprintf(text, sizeof text, "server %s cannot be reached (%s): %s%s",
                  address, method, details,
-                 strstr(details, "connect") && strstr(details, "closed")
-                     ? " (maybe it asks for TLS, or for a certificate)"
-                     : "");
+                 core_hint(details));
         break;
     default:
         snprintf(text, sizeof text, "server %s, %s: %s", address, method,
@@ -168,7 +166,7 @@ static void call_judge(client_call *l)
         const char *text = details ? details : "";
         /* No use in trying again. */
         if (l->rc == PERSIA_EUNAVAILABLE && !sent &&
-            strstr(text, "certificate"))
+            core_refuses_certificate(text))
             l->rc = PERSIA_EDENIED;
         size_t room = strlen(l->channel->address) + strlen(text) + 3;
         if (!sent)

@@ -23,6 +23,12 @@ void core_quiet(void);
  * their limit. */
 uint32_t core_connections_max(void);
 
+/* Of the text of a status UNAVAILABLE that gRPC itself has made: whether the
+ * other side's certificate, or ours, did not fit; and what else it may mean,
+ * for a reader ("": nothing). */
+int core_refuses_certificate(const char *details);
+const char *core_hint(const char *details);
+
 /* ---- threads ------------------------------------------------------------ */
 
 /* What a completion queue gives back: the struct of an operation begins with

@@ -4,6 +4,7 @@
 #include <grpc/support/log.h>
 #include <limits.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/resource.h>
 
 /* Of the process, if it may. */
@@ -71,4 +72,21 @@ uint32_t core_connections_max(void)
     }
     return l.rlim_cur / 2 < UINT32_MAX ? (uint32_t)(l.rlim_cur / 2) + 1
                                        : UINT32_MAX;
+}
+
+/* A handshake that fails is UNAVAILABLE in all cores (1.51 to 1.85), as is a
+ * server that is down, and only the text says which.  If a core words it in
+ * another way a wrong certificate is tried again until the call's deadline:
+ * csrc/tests/rpc/test_security.c fails then. */
+int core_refuses_certificate(const char *details)
+{
+    return strstr(details, "certificate") != NULL;
+}
+
+/* A connection that ends in the handshake; of 1.51 on.  For texts alone. */
+const char *core_hint(const char *details)
+{
+    return strstr(details, "connect") && strstr(details, "closed")
+               ? " (maybe it asks for TLS, or for a certificate)"
+               : "";
 }
