@@ -39,7 +39,7 @@ static void sweep_read(table *t, stripe *s, uint32_t clock, uint32_t spare,
         const uint32_t touched = row_clock(row);
         if (!touched || touched == spare)
             continue;
-        w->rows.age[n] = (float)(int32_t)(clock - touched);
+        w->rows.age[n] = row_age(clock, touched);
         if (t->field)
             w->rows.field[n] = row_field(t, row);
         if (t->evict.reads_norm)

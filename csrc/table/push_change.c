@@ -339,7 +339,7 @@ static void apply_block(apply *a, size_t at, size_t n, const int64_t *slots)
         }
         stripe_touch_locked(a->t, a->s, (uint32_t)slot);
         if (keeps)
-            ages[live] = (float)(int32_t)(clock - row_clock(row));
+            ages[live] = row_age(clock, row_clock(row));
         row_set_clock(row, clock);
         grads[live] = grad[i];
         rows[live++] = row;

@@ -118,6 +118,14 @@ static inline uint32_t clock_short(uint64_t pushes)
 {
     return (uint32_t)pushes ? (uint32_t)pushes : UINT32_MAX;
 }
+/* Pushes since the row was touched; below 0 for a push that began later, of
+ * which few are in hand at once.  A row untouched for nearly 2^32 pushes, when
+ * its clock comes round, counts as new. */
+static inline float row_age(uint32_t clock, uint32_t touched)
+{
+    enum { LATER = 1 << 20 };
+    return (float)((int64_t)(uint32_t)(clock - touched + LATER) - LATER);
+}
 /* Every cache line of the row's first bytes: a row may begin anywhere in a
  * line, so its last byte may be in one more line than its size suggests. */
 static inline void row_prefetch(const char *row, size_t bytes)

@@ -54,6 +54,29 @@ static void test_lfu(void **state)
     persia_sched_destroy(s);
 }
 
+/* Clocks of rows have 32 bits: a row that nothing touched for more than half of
+ * them is the oldest, not the newest. */
+static void test_lru_of_very_old_rows(void **state)
+{
+    static const uint64_t far[] = { 1000, UINT64_C(1) << 31,
+                                    (UINT64_C(1) << 31) + 1000,
+                                    (UINT64_C(1) << 32) - (1 << 21) };
+    sched *s = pool_of(1);
+    (void)state;
+    for (size_t i = 0; i < sizeof far / sizeof *far; i++) {
+        table *t = table_with(FULL_EVICT_LRU, 3);
+        push_id(s, t, 1, 1);
+        persia_table_set_clock(t, far[i]);
+        push_id(s, t, 2, 1);
+        push_id(s, t, 3, 1);
+        push_id(s, t, 4, 1);
+        for (uint64_t id = 1; id <= 4; id++)
+            assert_int_equal(has_row(t, id), id != 1);
+        persia_table_destroy(t);
+    }
+    persia_sched_destroy(s);
+}
+
 /* With a half-life old updates count less. */
 static void test_lfu_decays(void **state)
 {
@@ -310,6 +333,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lfu),
+        cmocka_unit_test(test_lru_of_very_old_rows),
         cmocka_unit_test(test_lfu_decays),
         cmocka_unit_test(test_norm),
         cmocka_unit_test(test_ttl),
