@@ -31,6 +31,7 @@ struct ledger {
     pthread_mutex_t lock; /* guards all below */
     stream **bucket;      /* [buckets], a power of two */
     uint32_t buckets;
+    uint64_t key;         /* of the places of names in `bucket` */
     uint32_t streams;
     uint64_t uses;
     uint64_t expired; /* the highest incarnation of streams that expired */
@@ -50,6 +51,7 @@ int ledger_create(uint32_t streams, ledger **out)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a ledger");
     }
     l->buckets = BUCKETS;
+    l->key = persia_ids_key();
     l->streams_max = streams;
     pthread_mutex_init(&l->lock, NULL);
     *out = l;
@@ -76,6 +78,20 @@ void ledger_destroy(ledger *l)
     free(l);
 }
 
+uint32_t ledger_longest(ledger *l)
+{
+    uint32_t longest = 0;
+    pthread_mutex_lock(&l->lock);
+    for (uint32_t i = 0; i < l->buckets; i++) {
+        uint32_t n = 0;
+        for (const stream *s = l->bucket[i]; s; s = s->next)
+            n++;
+        longest = n > longest ? n : longest;
+    }
+    pthread_mutex_unlock(&l->lock);
+    return longest;
+}
+
 /* ---- streams ------------------------------------------------------------ */
 
 static int owner_compare(const ledger_owner *a, const ledger_owner *b)
@@ -85,14 +101,16 @@ static int owner_compare(const ledger_owner *a, const ledger_owner *b)
     return a->client < b->client ? -1 : a->client > b->client;
 }
 
-static stream **bucket_of(stream **bucket, uint32_t buckets, uint64_t name)
+/* By a secret key: who chooses names must not know which collide. */
+static stream **bucket_of(stream **bucket, uint32_t buckets, uint64_t key,
+                          uint64_t name)
 {
-    return &bucket[(id_hash(name) >> 32) & (buckets - 1)];
+    return &bucket[place_home(id_place(name, key), buckets)];
 }
 
 static stream *find_locked(ledger *l, uint64_t name)
 {
-    stream *s = *bucket_of(l->bucket, l->buckets, name);
+    stream *s = *bucket_of(l->bucket, l->buckets, l->key, name);
     while (s && s->name != name)
         s = s->next;
     if (s)
@@ -133,7 +151,7 @@ static void grow_locked(ledger *l)
         while (l->bucket[i]) {
             stream *s = l->bucket[i];
             l->bucket[i] = s->next;
-            stream **at = bucket_of(bigger, buckets, s->name);
+            stream **at = bucket_of(bigger, buckets, l->key, s->name);
             s->next = *at;
             *at = s;
         }
@@ -175,7 +193,9 @@ static int expire_locked(ledger *l)
 
 static void insert_locked(ledger *l, stream *s)
 {
-    stream **at = bucket_of(l->bucket, l->buckets, s->name);
+    if (l->streams >= l->buckets)
+        grow_locked(l);
+    stream **at = bucket_of(l->bucket, l->buckets, l->key, s->name);
     s->next = *at;
     *at = s;
     l->streams++;
@@ -186,8 +206,6 @@ static int add_locked(ledger *l, uint64_t name, stream **out)
     int rc = l->streams >= l->streams_max ? expire_locked(l) : PERSIA_OK;
     if (rc)
         return rc;
-    if (l->streams >= l->buckets)
-        grow_locked(l);
     stream *s = calloc(1, sizeof *s);
     if (!s)
         return persia_err_set(PERSIA_ENOMEM,
@@ -506,17 +524,19 @@ void ledger_exchange(ledger *l, ledger *other, _Atomic(uint64_t) *lineage,
     keep_owners(other, l);
     stream **bucket = l->bucket;
     uint32_t buckets = l->buckets, streams = l->streams;
-    uint64_t uses = l->uses, expired = l->expired;
+    uint64_t uses = l->uses, expired = l->expired, key = l->key;
     memset(l->refused, 0, sizeof l->refused); /* numbers are used again */
     l->bucket = other->bucket;
     l->buckets = other->buckets;
     l->streams = other->streams;
     l->uses = other->uses;
     l->expired = other->expired;
+    l->key = other->key;
     other->bucket = bucket;
     other->buckets = buckets;
     other->streams = streams;
     other->uses = uses;
     other->expired = expired;
+    other->key = key;
     pthread_mutex_unlock(&l->lock);
 }

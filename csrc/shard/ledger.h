@@ -85,6 +85,8 @@ enum ledger_state {
 /* At most `streams` (>= 1) are open. */
 int ledger_create(uint32_t streams, ledger **out);
 void ledger_destroy(ledger *l);
+/* The most streams that the search for one passes; for tests. */
+uint32_t ledger_longest(ledger *l);
 
 /* Opens a stream for an owner, and copies its entry; what others have under
  * way counts as applied.  *taken: it was another owner's before.

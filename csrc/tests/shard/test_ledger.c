@@ -10,7 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ids/ids.h"
 #include "shard/ledger.h"
+#include "tests/ids/chosen.h"
 #include "tests/server/help.h"
 
 #define ME {1, 1}
@@ -512,6 +514,27 @@ static void threads_apply_each_once(void **state)
     free(r);
 }
 
+/* Whoever may train chooses names of streams. */
+static void names_that_were_chosen_do_not_collide(void **state)
+{
+    enum { N = 4096, CHAIN = 32 };
+    (void)state;
+    for (int kind = 0; kind < CHOSEN_KINDS; kind++) {
+        ledger *l = make(N), *other = make(N);
+        _Atomic(uint64_t) lineage = 1;
+        for (uint32_t i = 0; i < N; i++)
+            (void)entry(l, chosen_id(kind, i));
+        assert_true(ledger_longest(l) < CHAIN);
+        ledger_exchange(l, other, &lineage, 2);
+        assert_true(ledger_longest(l) < CHAIN);
+        for (uint32_t i = 0; i < N; i++) /* they have kept their owners */
+            assert_true(ledger_is_older(l, chosen_id(kind, i),
+                                        (ledger_owner){0, 1}));
+        ledger_destroy(other);
+        ledger_destroy(l);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -526,6 +549,7 @@ int main(void)
         cmocka_unit_test(copies_wait_for_the_first),
         cmocka_unit_test(streams_expire_the_oldest_first),
         cmocka_unit_test(many_streams),
+        cmocka_unit_test(names_that_were_chosen_do_not_collide),
         cmocka_unit_test(threads_apply_each_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
