@@ -24,7 +24,11 @@ enum {
     HANDSHAKE_MS = 10000,          /* for a connection to say what it is */
     IDLE_MS = 600000,              /* of a connection without calls */
     PING_MS = 60000,               /* clients that vanished are found out */
-    PING_TIMEOUT_MS = 20000
+    PING_TIMEOUT_MS = 20000,
+    /* Clients ask every 10 s whether we live.  Whoever asks so many times
+     * sooner than this after the last time is closed. */
+    PINGED_MS = 1000,
+    PINGED_STRIKES = 10
 };
 
 /* That clients have for taking their last answers when a server stops. */
@@ -521,10 +525,9 @@ static grpc_server *server_create(const rpc_server_config *config)
     args_integer(&a, GRPC_ARG_KEEPALIVE_TIME_MS, PING_MS);
     args_integer(&a, GRPC_ARG_KEEPALIVE_TIMEOUT_MS, PING_TIMEOUT_MS);
     args_integer(&a, GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-    /* Clients choose how often they ask whether we live. */
     args_integer(&a, GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
-                 1);
-    args_integer(&a, GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
+                 PINGED_MS);
+    args_integer(&a, GRPC_ARG_HTTP2_MAX_PING_STRIKES, PINGED_STRIKES);
     grpc_channel_args args = {a.n, a.list};
     return grpc_server_create(&args, NULL);
 }

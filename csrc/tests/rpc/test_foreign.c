@@ -2,6 +2,7 @@
 #include "help.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -328,6 +329,35 @@ static void any_bytes_do_no_harm(void **state)
     deck_stop(&d);
 }
 
+/* A client may ask whether the server lives, but not all the time. */
+static void who_pings_without_end_is_closed(void **state)
+{
+    enum { PINGS = 300, BYTES = 9 + 8 };
+    (void)state;
+    deck d;
+    deck_start(&d);
+    rpc_server *s = server_of(&d);
+    int fd = connect_to(persia_rpc_server_port(s));
+    const struct timeval patience = {.tv_sec = 20};
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience,
+                                sizeof patience), 0);
+    send_bytes(fd, PREFACE, sizeof PREFACE - 1);
+    for (int i = 0; i < PINGS; i++) {
+        unsigned char ping[BYTES] = {0};
+        (void)frame(ping, 8, 6, 0, 0);
+        send_bytes(fd, ping, sizeof ping);
+        sleep_ms(2);
+    }
+    char bytes[4096];
+    ssize_t n;
+    while ((n = recv(fd, bytes, sizeof bytes, 0)) > 0)
+        ;
+    assert_true(n == 0 || errno == ECONNRESET);
+    close(fd);
+    persia_rpc_server_stop(s, SECOND);
+    deck_stop(&d);
+}
+
 /* ---- clients that keep the server waiting ---- */
 
 /* A call whose message does not come. */
@@ -621,6 +651,7 @@ int main(void)
         cmocka_unit_test(health_is_told_also_without_a_token),
         cmocka_unit_test(foreign_clients_read_the_errors),
         cmocka_unit_test(any_bytes_do_no_harm),
+        cmocka_unit_test(who_pings_without_end_is_closed),
         cmocka_unit_test(a_deadline_that_is_far_away),
         cmocka_unit_test(a_full_server_does_not_wait_for_requests),
         cmocka_unit_test(health_does_not_wait_for_anybody),
