@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import warnings
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,23 @@ def test_wrong_parts_are_named(tmp_path: Path) -> None:
         Security.load(ca=tmp_path / "none.pem")
     with pytest.raises(errors.InvalidArgument, match="not both"):
         Security.load(token="a", token_file=tmp_path / "t")
+
+
+def test_secrets_that_others_may_read_warn(tmp_path: Path) -> None:
+    certs.write_set(tmp_path, ["localhost"])
+    token, key = tmp_path / "token", tmp_path / "client-key.pem"
+    given = {"token_file": token, "cert": tmp_path / "client.pem", "key": key}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Security.load(**given)
+        token.chmod(0o440)  # of a group: as schedulers mount secrets
+        Security.load(**given)
+    for file in (token, key):
+        for mode in (0o604, 0o620, 0o602):
+            file.chmod(mode)
+            with pytest.warns(UserWarning, match=f"{file} .* {mode:o}"):
+                Security.load(**given)
+        file.chmod(0o600)
 
 
 def test_certificates_out_of_their_time_are_named(

@@ -7,10 +7,12 @@ import datetime
 import json
 import os
 import ssl
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from persia.base.warning import warn
 from persia.errors import InvalidArgument, StorageError
 
 __all__ = ["VARIABLES", "Security"]
@@ -91,7 +93,8 @@ class Security:
         server_name: str | None = None,
         insecure: bool = False,
     ) -> Security:
-        """From files of PEM and of a token.
+        """From files of PEM and of a token. It warns of a key or token that
+        other users may read or change.
 
         Raises:
             InvalidArgument: parts that do not go together, or a file without
@@ -109,6 +112,9 @@ class Security:
             insecure=insecure,
         )
         _check_files(ca, cert, key)
+        _check_mode("TLS key", key)
+        _check_mode("token", token_file)
+        _check_mode("admin token", admin_token_file)
         return made
 
     @classmethod
@@ -151,6 +157,17 @@ def _read(what: str, path: str | os.PathLike[str] | None) -> str | None:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise StorageError(f"{what}: {path} cannot be read: {error}") from None
+
+
+def _check_mode(what: str, path: str | os.PathLike[str] | None) -> None:
+    """A group may read a secret: schedulers mount them so."""
+    mode = 0 if path is None else stat.S_IMODE(os.stat(path).st_mode)
+    if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
+        warn(
+            f"{what}: {path} may be read or changed by other users (mode "
+            f"{mode:o}); take that from them (chmod 600), and make a new "
+            "secret"
+        )
 
 
 def _check_files(
