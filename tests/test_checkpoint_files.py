@@ -303,6 +303,20 @@ def test_two_saves_at_once(tmp_path: Path) -> None:
     store.save(tmp_path)
 
 
+def test_the_lock_follows_no_link(tmp_path: Path) -> None:
+    """Whoever may write into the folder could name any file of the saver."""
+    root, other = tmp_path / "root", tmp_path / "other"
+    root.mkdir()
+    other.write_text("of somebody")
+    (root / ".lock").symlink_to(other)
+    store = make_store()
+    with pytest.raises(errors.StorageError, match=r"\.lock"):
+        store.save(root)
+    assert other.read_text() == "of somebody"
+    (root / ".lock").unlink()
+    store.save(root)
+
+
 def test_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make_store()
     for bad in ({"keep": 0}, {"step": -1}, {"model": 5}):

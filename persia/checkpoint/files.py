@@ -249,7 +249,8 @@ class LocalRoot:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """One save at a time in a root; a killed process leaves no lock."""
-        with (self.path / ".lock").open("wb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(self.path / ".lock", flags, 0o666), "wb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
