@@ -6,6 +6,7 @@ the id is counted as refused.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,18 +21,34 @@ class Admission:
 
     Attributes:
         policy: its name in checkpoints.
+        settings: its fields, and the options of the core that they are.
     """
 
     policy: ClassVar[str] = ""
+    settings: ClassVar[dict[str, str]] = {}
 
     def options(self) -> dict[str, Any]:
         """Its options of a table, by the names of the core."""
-        return {
-            "admit": _core.TABLE_OPTIONS["admit"].index(self.policy),
-            "admission": 1.0,
-            "sightings": 0,
-            "sightings_kept": 0,
+        kind = _core.TABLE_OPTIONS["admit"].index(self.policy)
+        given = {
+            option: type(_UNSET[option])(getattr(self, field))
+            for field, option in self.settings.items()
         }
+        return {"admit": kind} | _UNSET | given
+
+    @staticmethod
+    def from_options(options: Mapping[str, Any]) -> Admission:
+        """The policy that a table has, by what :meth:`options` gave it."""
+        name = _core.TABLE_OPTIONS["admit"][options["admit"]]
+        (made,) = (c for c in Admission.__subclasses__() if c.policy == name)
+        return made(**{f: options[o] for f, o in made.settings.items()})
+
+
+_UNSET: dict[str, Any] = {
+    "admission": 1.0,
+    "sightings": 0,
+    "sightings_kept": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +61,7 @@ class Probability(Admission):
 
     p: float
     policy = "probability"
+    settings: ClassVar[dict[str, str]] = {"p": "admission"}
 
     def __post_init__(self) -> None:
         if not 0.0 < real(self.p) <= 1.0:
@@ -51,9 +69,6 @@ class Probability(Admission):
                 f"admission is {self.p!r}, need 'all', a probability in "
                 "(0, 1] or an object of persia.admission"
             )
-
-    def options(self) -> dict[str, Any]:
-        return super().options() | {"admission": real(self.p)}
 
 
 @dataclass(frozen=True)
@@ -74,16 +89,14 @@ class Sightings(Admission):
     n: int
     remember: int = 1 << 20
     policy = "sightings"
+    settings: ClassVar[dict[str, str]] = {
+        "n": "sightings",
+        "remember": "sightings_kept",
+    }
 
     def __post_init__(self) -> None:
         whole("Sightings: n", self.n, 2, 255)
         whole("Sightings: remember", self.remember, 1, 1 << 36)
-
-    def options(self) -> dict[str, Any]:
-        return super().options() | {
-            "sightings": int(self.n),
-            "sightings_kept": int(self.remember),
-        }
 
 
 def as_admission(where: str, value: Any) -> Admission:

@@ -50,6 +50,20 @@ def test_the_nth_update_makes_a_row(n: int, batches: list[list[int]]) -> None:
     assert bags.store.stats()["tables"]["t"]["refused"] == refused
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [
+        admission.Probability(0.25),
+        admission.Probability(np.float32(0.5)),
+        admission.Sightings(np.int64(3), remember=1000),
+    ],
+)
+def test_options_say_which_policy_it_was(policy: admission.Admission) -> None:
+    options = policy.options()
+    assert all(type(value) in (int, float) for value in options.values())
+    assert admission.Admission.from_options(options) == policy
+
+
 def test_rows_begin_with_the_update_that_makes_them() -> None:
     bags = make(admission.Sightings(3), init=("constant", 5.0))
     for _ in range(3):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from persia import _core, errors
-from persia.admission import Sightings
+from persia.admission import Admission
 from persia.base.check import real
 from persia.base.torch_private import in_backward, made_a_step
 from persia.optim import add_table, factors_of, set_probes
@@ -330,14 +330,11 @@ class Engine:
         """A table by the options that the core has of it, for a look at its
         rows: the optimizer's settings are not among them."""
         number, _ = self.core.declare(**native)
-        sightings = native["sightings"]
         config = TableConfig(
             native["name"],
             native["dim"],
             capacity=native["capacity"] or None,
-            admission=Sightings(sightings, native["sightings_kept"])
-            if sightings
-            else native["admission"],
+            admission=Admission.from_options(native),
         )
         add_table(self.optimizer, config.name, self.optimizer, None)
         self.tables[config.name] = Table(number, config)
