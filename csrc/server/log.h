@@ -1,7 +1,7 @@
 /* log.h: lines for those who run a server: who was denied, who changed what
  * (private).
  *
- *   2026-11-24T10:53:23Z denied peer=ipv4:10.0.0.7:40112 method=/... reason=...
+ *   2026-11-24T10:53:23Z denied peer=ipv4:10.0.0.7:40112 method=... reason=...
  *
  * Three lines of a kind are written in a minute.  Those beyond are counted,
  * and the count is written when the minute is over.  A line for which the file

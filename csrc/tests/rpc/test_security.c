@@ -239,7 +239,8 @@ static void tokens_say_who_may_what(void **state)
         persia_rpc_server_stop(s, SECOND);
         assert_int_equal(denied_n, denied);
         if (denied)
-            assert_string_equal(denied_method, persia_wire_paths[WIRE_SNAPSHOT]);
+            assert_string_equal(denied_method,
+                                persia_wire_paths[WIRE_SNAPSHOT]);
         denied_n = 0;
     }
     assert_int_equal(d.requests, 22); /* those denied never came here */

@@ -54,8 +54,8 @@ static void test_lfu(void **state)
     persia_sched_destroy(s);
 }
 
-/* Clocks of rows have 32 bits: a row that nothing touched for more than half of
- * them is the oldest, not the newest. */
+/* Clocks of rows have 32 bits: a row that nothing touched for more than half
+ * of them is the oldest, not the newest. */
 static void test_lru_of_very_old_rows(void **state)
 {
     static const uint64_t far[] = { 1000, UINT64_C(1) << 31,
