@@ -90,8 +90,8 @@ PERSIA_API void persia_interrupt_watch(interrupt_flag *flag);
  * was loaded: threads and locks do not survive a fork. */
 PERSIA_API int persia_fork_check(const char *what);
 
-/* A read-write lock whose writers wait for those only who hold it already,
- * however many readers follow.  So a reader must not take it twice. */
+/* A read-write lock whose writers wait only for the readers that hold it
+ * already, however many follow.  So a reader must not take it twice. */
 PERSIA_API void persia_fair_lock_init(pthread_rwlock_t *lock);
 
 /* Philox4x32-10 (Salmon et al., SC 2011): 128 random bits that depend on

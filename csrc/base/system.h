@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 #define PERSIA_API __attribute__((visibility("default")))
-#define PERSIA_FOREVER UINT64_MAX /* a time that never comes */
+#define PERSIA_FOREVER UINT64_MAX /* a time that is never reached */
 
 typedef struct persia_system {
     void *ctx;

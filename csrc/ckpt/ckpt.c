@@ -339,7 +339,7 @@ static int restore_share(void *ctx, size_t index)
     return code;
 }
 
-/* Tells the table which ids of a file will come. */
+/* Tells the table which ids of a file follow. */
 static int expect_file(const restorer *r, const ckpt_file *f, row_piece *p)
 {
     row_reader reader;

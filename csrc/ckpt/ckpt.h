@@ -56,7 +56,7 @@ PERSIA_API int persia_ckpt_name_check(const char *name);
  * `folder` is open on, syncs each, and appends them to `out`.  `config` is
  * the table's.  An empty table makes no row file.  Reading the cut and writing
  * overlap on the threads of `s`.  Polls persia_interrupt_poll().  After an
- * error the files that were made are left to whoever owns the folder. */
+ * error the files that were made are left to the owner of the folder. */
 PERSIA_API int persia_ckpt_write(sched *s, table_cut *cut,
                                  const table_config *config, int folder,
                                  const char *stem, uint64_t chunk,
@@ -83,7 +83,7 @@ PERSIA_API int persia_ckpt_restore(sched *s, table *t, int folder,
                                    const ckpt_file *files, size_t n,
                                    uint32_t shard, uint32_t shards);
 
-/* Where row files are, for those who open no file themselves.  Every call
+/* Where row files are, for rooms that open no file themselves.  Every call
  * but close() may wait for as long as the files do. */
 typedef struct ckpt_io {
     int (*open)(struct ckpt_io *io); /* first, and once */

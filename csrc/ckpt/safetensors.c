@@ -284,7 +284,7 @@ int st_json_bytes(const char *file, const unsigned char first[8],
     return PERSIA_OK;
 }
 
-/* By extent; empty tensors at a place come before what begins there. */
+/* By extent; empty tensors at a place stand before what begins there. */
 static int before(const st_tensor *a, const st_tensor *b)
 {
     return a->begin != b->begin ? a->begin < b->begin : a->end < b->end;

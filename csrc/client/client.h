@@ -34,7 +34,7 @@ PERSIA_API int persia_client_create_embedded(const ps_config *config,
                                              ps_client **out);
 
 /* What to do about updates that a server had acknowledged and then lost (it
- * was killed and came back from its last snapshot). */
+ * was killed and started again from its last snapshot). */
 enum client_lost { LOST_RAISE, LOST_CONTINUE };
 
 typedef struct client_config {
@@ -118,23 +118,23 @@ typedef struct client_update {
     uint64_t step;        /* sync: of the job, from 1; else 0 */
     uint32_t part, parts; /* sync: rank of world; else 0 of 1 */
     uint64_t through;     /* all numbers up to it have ended, or were passed
-                             over; 0: those that came */
+                             over; 0: those that were given */
     uint64_t t;           /* see persia_client_t(); 0: by its name */
     uint64_t group;       /* of an update of several batches, each a part; or
                              0: then parts are of a step */
 } client_update;
-/* A number is at most so far behind `through`, or as many before it are under
- * way.  Numbers that were passed over may still be sent by a later life of
+/* A number is at most so far behind `through`, or as many before it are in
+ * flight.  Numbers that were passed over may still be sent by a later life of
  * the rank, and applied, until updates are CLIENT_LAG beyond them. */
 enum { CLIENT_SPAN = 1024, CLIENT_LAG = 3 * CLIENT_SPAN };
 /* Sums equal ids and applies: sends, retries, waits until every shard has
- * applied, or answered that it had.  Every shard hears of every update.  In
+ * applied, or answered that it had.  Every update is sent to every shard.  In
  * one call each table occurs once.  jobs_n may be 0.
  *
  * Numbers follow one another, at most 4,096 are in flight; update NULL or
  * number 0: the client counts.  Embedded: there are no steps.  What is wrong
  * with the jobs, NaN and Inf (policy raise) and messages over a server's limit
- * included, is found before any shard hears of it; then an empty part of the
+ * included, is found before it is sent to any shard; then an empty part of the
  * sync step is sent, for which other ranks wait.  After any other error the
  * update may be applied at some shards.  It is given up: its number is not
  * used again.  Servers do not count by table, so the sums are in jobs[0].
@@ -147,11 +147,11 @@ PERSIA_API int persia_client_push(ps_client *c, const client_update *update,
 /* Whether every server has applied the update of this number, as far as it is
  * known here; or has passed over it. */
 PERSIA_API int persia_client_has(ps_client *c, uint64_t number);
-/* The update of this name will not come: its number is given up; other ranks
- * that wait for its part of a sync step are sent an empty one. */
+/* The update of this name will not be made: its number is given up; other
+ * ranks that wait for its part of a sync step are sent an empty one. */
 PERSIA_API int persia_client_skip(ps_client *c, const client_update *update);
-/* A part of the update of a group will not come: the others do not wait for it
- * any more. */
+/* A part of the update of a group will not be made: the others do not wait for
+ * it any more. */
 PERSIA_API int persia_client_pass(ps_client *c, const client_update *update);
 /* Updates applied so far, of shard 0. */
 PERSIA_API uint64_t persia_client_updates(const ps_client *c);
@@ -170,19 +170,19 @@ PERSIA_API uint64_t persia_client_t_of(ps_client *c,
 /* The highest number of this stream that any shard had at the last Hello. */
 PERSIA_API uint64_t persia_client_last_number(const ps_client *c);
 /* The stream continues after `number`: a job that resumes from a checkpoint
- * sends again what came after it, and shards answer that they had it.  No
+ * sends again what followed it, and shards answer that they had it.  No
  * update is in flight meanwhile. */
 PERSIA_API void persia_client_set_last_number(ps_client *c, uint64_t number);
 /* Says Hello to all shards again, for their lineage and ledgers, and declares
- * the tables to those that were started again; the stream goes on after
+ * the tables to those that were started again; the stream continues after
  * persia_client_last_number().  `restored`: rows were restored, so
- * PERSIA_ELOST does not tell of what was lost before.  No update is in flight
+ * PERSIA_ELOST does not report what was lost before.  No update is in flight
  * meanwhile. */
 PERSIA_API int persia_client_greet(ps_client *c, int restored);
 /* Says Hello likewise, and the updates are those of `stream` after `number`.
  * What servers had beyond it is sent again: of those that were started again
  * only updates up to it are lost: the caller says how many, and PERSIA_ELOST
- * does not tell of them.  NUMBER_LAST: after the last that any server has.
+ * does not report them.  NUMBER_LAST: after the last that any server has.
  */
 #define NUMBER_LAST UINT64_MAX
 PERSIA_API int persia_client_go_on(ps_client *c, uint64_t stream,
@@ -194,23 +194,23 @@ PERSIA_API void persia_client_end(ps_client *c, enum client_end what);
 /* While this store loads rows, other rows at the servers are its own doing. */
 PERSIA_API void persia_client_set_loading(ps_client *c, int loading);
 /* The last number that servers had when another client's restore ended the
- * mixture which this store had found; else 0.  Updates go on after it. */
+ * mixture which this store had found; else 0.  Updates continue after it. */
 PERSIA_API uint64_t persia_client_restored_number(const ps_client *c);
 /* The stream of a rank that the job has no longer is this client's from now
  * on.  Updates that only some servers have of it are completed by empty ones,
- * count as lost, and persia_client_tell_lost() tells of them.  *known: servers
+ * count as lost, and persia_client_tell_lost() reports them.  *known: servers
  * have updates of it; else nothing is done.  0 ns: the client's timeout. */
 PERSIA_API int persia_client_inherit(ps_client *c, uint64_t stream,
                                      uint32_t rank, uint64_t timeout_ns,
                                      int *known);
 /* PERSIA_EINCOMPLETE if servers have rows of different restores. */
 PERSIA_API int persia_client_check_restores(ps_client *c);
-/* Whether an error tells of earlier updates: what raised it was done. */
+/* Whether an error reports earlier updates: what raised it was done. */
 static inline int client_is_loss(int rc)
 {
     return rc == PERSIA_ELOST || rc == PERSIA_EREPLACED;
 }
-/* PERSIA_ELOST once if updates were lost, as persia_client_push() tells of it.
+/* PERSIA_ELOST once if updates were lost, as persia_client_push() reports it.
  */
 PERSIA_API int persia_client_tell_lost(ps_client *c);
 /* The same, after asking all shards whether they were started again. */
@@ -296,7 +296,7 @@ PERSIA_API int persia_shard_over(rpc_channel *channel, const char *address,
                                  shard_ref **out);
 /* Calls a method (enum wire_method; arguments: its struct of ops.h) and waits
  * for the answer: polls persia_interrupt_poll().  *reply: its struct, until
- * persia_shard_release().  Whoever is interrupted, or not answered for a
+ * persia_shard_release().  A thread that is interrupted, or not answered for a
  * second after the deadline, leaves the call behind, so what the arguments
  * point at is read only before the shard's function returns.
  */

@@ -152,7 +152,7 @@ static int complete_all(completing *c)
     return rc;
 }
 
-/* Counts updates that servers lack; `told`: the user hears of them.  whose:
+/* Counts updates that servers lack; `told`: the user gets an error.  whose:
  * a text. */
 static void note_missing(ps_client *r, const char *whose, uint64_t missing,
                          int told)

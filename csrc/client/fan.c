@@ -195,7 +195,7 @@ static void request_pause(const fan *f, request *q, uint64_t deadline)
     uint64_t pause = PAUSE_NS << doubled;
     if (pause > PAUSE_MAX_NS)
         pause = PAUSE_MAX_NS;
-    /* Half of it is chance, so that many clients do not come at once. */
+    /* Half of it is chance, so that many clients do not ask at once. */
     pause = pause / 2 + id_hash(now ^ r->client) % (pause / 2);
     if (now + pause < deadline) {
         q->at = now + pause;
@@ -210,7 +210,7 @@ static void request_pause(const fan *f, request *q, uint64_t deadline)
     q->state = REQUEST_DONE;
 }
 
-/* What to do about a request that has come back. */
+/* What to do about a request that was answered. */
 static void request_judge(const fan *f, request *q, uint64_t deadline)
 {
     ps_client *r = q->call->r;
@@ -240,7 +240,7 @@ static void request_judge(const fan *f, request *q, uint64_t deadline)
 
 /* ---- all of them ---- */
 
-/* What has come is the caller's until it is sent again. */
+/* The answer is the caller's until the request is sent again. */
 static void judge_all(call *k, const fan *f, uint64_t deadline)
 {
     for (size_t i = 0; i < k->requests_n; i++) {
@@ -320,7 +320,7 @@ static int late(call *k, const fan *f)
             n++;
         }
     pthread_mutex_unlock(&k->lock);
-    if (!n) /* the last one came just now */
+    if (!n) /* the last one was answered just now */
         return PERSIA_OK;
     return persia_err_set(PERSIA_ETIMEOUT, "no answer from %s%s within %.3g s",
                           name, n > 1 ? " and others" : "", limit_of(f, k->r));
@@ -394,7 +394,7 @@ int fan_run(call *k, const fan *f, uint64_t deadline)
             s = look(k);
         }
         pthread_mutex_unlock(&k->lock);
-        /* The interrupt was taken, in a greeting: it does not come again. */
+        /* The interrupt was taken, in a greeting: it is not raised again. */
         if (s.failed && s.failed->rc == PERSIA_EINTR)
             return persia_err_set(PERSIA_EINTR, "%s", s.failed->text);
         if (!s.flying && !s.came && s.next == UINT64_MAX) {

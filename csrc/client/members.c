@@ -1,10 +1,10 @@
-/* members.c: this rank, and what it hears of others, in the steps of all
+/* members.c: this rank, and what it knows of others, in the steps of all
  * ranks.
  *
- * Who has left, a server does not write down: its snapshot may be older, of
- * another pass.  A rank that has left may be silent for long, or be gone.  So
- * each answer to a part names those that have left, and the ranks that go on
- * tell them to a server that comes back.
+ * A server does not write down which ranks have left: its snapshot may be
+ * older, of another pass.  A rank that has left may be silent for long, or be
+ * gone.  So each answer to a part names those that have left, and the ranks
+ * that train on name them to a server that was started again.
  */
 #include <string.h>
 

@@ -29,7 +29,7 @@ static int accept_hello(void *ctx, request *q)
     return check_hello(g->r, q->to, q->reply.message);
 }
 
-/* The numbers of shards that nobody is, as text. */
+/* The numbers of shards that no server has, as text. */
 static void list_missing(const greeting *g, uint32_t shards, char *out,
                          size_t room)
 {
@@ -116,8 +116,8 @@ static int ask_all(greeting *g, call *k, enum claim claim)
     return rc ? rc : fan_run(k, &f, client_deadline(r));
 }
 
-/* The incarnation is higher than that of any server, so that whoever had the
- * stream before has it at none any more. */
+/* The incarnation is higher than that of any server, so that the owner before
+ * has it at none any more. */
 static int claim_all(greeting *g, call *k)
 {
     ps_client *r = g->r;
@@ -355,7 +355,7 @@ int persia_client_destroy(ps_client *r)
         return 0;
     if (r->embedded && embedded_end_jobs(r->embedded))
         return 1;
-    /* First: after it no callback comes. */
+    /* First: after it no callback is called. */
     for (uint32_t i = 0; i < r->servers_n; i++)
         close_ref(r->servers[i]->ref);
     while (r->calls) {

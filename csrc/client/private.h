@@ -3,14 +3,14 @@
  *   client.c    small calls
  *   open.c      its beginning and end
  *   embedded.c  the shard of a client without servers
- *   servers.c   what it knows of its servers; servers that come back
+ *   servers.c   what it knows of its servers; servers that start again
  *   complete.c  updates that a process left at some servers only
  *   restores.c  rows that others replaced; mixtures
  *   fan.c       requests to several shards at once, tried again
  *   wait.c      a call of one shard
  *   rpc_shard.c   a shard behind a channel
  *   sums.c      gradients of a batch, summed by its index
- *   members.c   who takes part in the steps of all ranks
+ *   members.c   which ranks take part in the steps
  *   tables.c, pull.c, push.c, rows.c
  *
  * Every request names the boot of the server that it is meant for.  A server
@@ -237,7 +237,7 @@ struct ps_client {
      * will have: the next update sends empty ones in the place of those that
      * others have, then they count as lost. */
     _Atomic(uint64_t) missing;
-    _Atomic(int) resumed; /* a checkpoint was loaded, which tells of them */
+    _Atomic(int) resumed; /* a checkpoint was loaded, which reports them */
     pthread_mutex_t completing; /* one does that at a time */
     struct {
         _Atomic(uint64_t) pulls, pushes, ids, distinct, retries, duplicates,
@@ -246,7 +246,7 @@ struct ps_client {
 };
 
 uint64_t client_deadline(const ps_client *r);
-/* Who asks, as this server knows it. */
+/* The client, as this server knows it. */
 wire_caller server_caller(const ps_client *r, server *to);
 /* Says Hello again to a server whose boot is `boot` no longer. */
 int server_repair(ps_client *r, server *to, uint64_t boot, uint64_t deadline);
@@ -329,10 +329,10 @@ uint64_t client_servers_t(ps_client *r);
 
 /* ---- members.c ---- */
 
-/* What the answer to a part tells of others; moves: when it was named. */
+/* What the answer to a part says of other ranks; moves: when it was named. */
 void sync_note_left(ps_client *r, uint32_t moves, const wire_push_reply *m);
-/* Tells a server that was started again who takes part in sync steps: this
- * rank, and not those that have left. */
+/* Says to a server that was started again which ranks take part in sync steps:
+ * this rank, and not those that have left. */
 int sync_join_again(ps_client *r, server *to, wire_caller who,
                     uint64_t deadline);
 

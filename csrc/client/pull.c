@@ -40,7 +40,7 @@ typedef struct pulling {
     wanted *wanted;          /* [wanted_n] */
     wire_pull_table *asked;  /* [wanted_n] */
     size_t wanted_n;
-    float *wide;             /* vectors that did not come as fp32, packed */
+    float *wide;             /* vectors that are not fp32, packed */
     size_t *wide_at;         /* [units] floats */
     uint32_t want_rows;
 } pulling;
@@ -328,7 +328,7 @@ static int put_piece(pulling *p, const piece *one)
                                       scatter_chunk, &t);
 }
 
-/* Room for vectors that come narrower than fp32. */
+/* Room for vectors that are narrower than fp32. */
 static int make_wide(pulling *p)
 {
     const batch_index *x = p->k->index;

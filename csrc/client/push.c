@@ -281,7 +281,7 @@ static void settle(ps_client *r, uint64_t number)
     pthread_mutex_unlock(&r->lock);
 }
 
-/* The update is through or given up.  Answers that came when its caller had
+/* The update is through or given up.  Answers that arrived when its caller had
  * gone are noted. */
 static void push_ended(call *k)
 {
@@ -352,7 +352,7 @@ static int prepare_jobs(pushing *p)
     return rc;
 }
 
-/* All that can fail before a shard hears of the update. */
+/* All that can fail before the update is sent. */
 static int prepare(pushing *p)
 {
     if (p->r->embedded)
@@ -374,7 +374,7 @@ static int send_all(pushing *p)
     return rc ? rc : fan_run(p->k, &f, p->deadline);
 }
 
-/* An update that will not come.  Other ranks may wait for its part of the
+/* An update that will not be made.  Other ranks may wait for its part of the
  * step: they are sent an empty one. */
 static int send_empty(pushing *p)
 {

@@ -1,4 +1,4 @@
-/* servers.c: what a client knows of its servers; servers that come back. */
+/* servers.c: what a client knows of its servers; servers that start again. */
 #include "client/private.h"
 
 #include <stdio.h>
@@ -124,7 +124,7 @@ static void server_begin(server *to, const wire_hello_reply *m)
 
 void server_learn(server *to, const wire_hello_reply *m)
 {
-    /* In the same life with the same rows acknowledgements may have come
+    /* In the same life with the same rows acknowledgements may have arrived
      * since it made this ledger. */
     if (to->boot != m->boot || to->lineage != m->lineage) {
         numbers_from_wire(&to->acked, &m->ledger);
@@ -155,8 +155,8 @@ uint64_t server_acked_beyond(const server *to, const window *there)
 }
 
 /* How many updates it had acknowledged and has no more; its lock is held.
- * other: with rows of another training, which have none that came since this
- * one began, though their ledger may have the same numbers. */
+ * other: with rows of another training, which have none from since this one
+ * began, though their ledger may have the same numbers. */
 static uint64_t server_lost(const server *to, const wire_hello_reply *m,
                             int other)
 {
@@ -337,8 +337,8 @@ static int greet(ps_client *r, server *to, uint64_t deadline,
             "%s was shard %u of %u and is shard %u of %u now; open "
             "the store again",
             to->address, shard, r->servers_n, m.shard, m.shards);
-    /* In one life of the server somebody has loaded them: maybe this very
-     * job does, whose lookups go on meanwhile. */
+    /* In one life of the server another process has loaded them: maybe one of
+     * this job, whose lookups continue meanwhile. */
     const int other = !rc && m.boot != to->boot &&
                       is_other_training(r, to, m.lineage);
     const int replaced = !rc && is_replaced(r, to, &m, reason);

@@ -50,7 +50,7 @@ static int declare_all(ps_client *r, const table_config *config, uint32_t no,
 }
 
 /* A name that is not known here yet: the slot is shown to server_repair()
- * first, so that a server that comes back meanwhile hears of the table. */
+ * first, so that a server that starts again meanwhile gets the table. */
 static int declare_new(ps_client *r, const table_config *config, uint32_t no,
                        int *created)
 {

@@ -22,7 +22,8 @@ void shard_begin(shard_ref *to, uint32_t method, const void *arguments,
     }
 }
 
-/* A call that is waited for.  Who is interrupted leaves it behind. */
+/* A call that is waited for.  A thread that is interrupted leaves it
+ * behind. */
 typedef struct waiting {
     uint32_t method;
     pthread_mutex_t lock; /* guards all below */

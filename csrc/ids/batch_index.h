@@ -1,8 +1,8 @@
 /* batch_index.h: the distinct ids of a batch, by table and shard, and where
  * each id of the batch is among them.
  *
- * A lookup makes the index once; its update sums gradients by it.  The ids
- * come as segments, each of one *unit* (a table of the batch).  They are
+ * A lookup makes the index once; its update sums gradients by it.  The ids are
+ * given as segments, each of one *unit* (a table of the batch).  They are
  * split by hash into *cells*: each shard has `subs` of them, so that several
  * threads work on one table.  Within a cell distinct ids keep the order of
  * their first occurrence; cells follow one another, so the distinct ids of a
@@ -34,8 +34,8 @@ typedef struct index_segment {
 /* The first occurrence of an id in its cell. */
 #define INDEX_FIRST 0x80000000u
 
-/* Up to IDS_CHUNK ids of a segment, ordered by cell; within a cell as they
- * came. */
+/* Up to IDS_CHUNK ids of a segment, ordered by cell; within a cell in the
+ * order of the segment. */
 typedef struct index_chunk {
     uint32_t unit;
     size_t segment;
@@ -130,8 +130,7 @@ struct index_pool {
         uint64_t ticket;
         batch_index *index; /* NULL: none */
     } waits[INDEX_POOL_WAITS]; /* by ticket modulo their number */
-    uint64_t oldest;      /* no ticket before it waits, but for those that
-                             came late */
+    uint64_t oldest;      /* no ticket before it waits, except late ones */
     uint64_t newest;
 };
 

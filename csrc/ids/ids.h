@@ -78,7 +78,7 @@ static inline uint32_t hash_slot(uint64_t hash)
     return (uint32_t)(hash >> 4) & (IDS_SLOTS - 1);
 }
 
-/* The shard, of `shards`, that has a slot as long as none has moved. */
+/* The shard, of `shards`, that has a slot, if no slot has moved. */
 static inline uint32_t slot_shard(uint32_t slot, uint32_t shards)
 {
     return slot * shards / IDS_SLOTS;
@@ -96,8 +96,8 @@ static inline uint32_t hash_shard(uint64_t hash, uint32_t shards)
 }
 
 /* Orders a chunk of n <= IDS_CHUNK ids by stripe (their count a power of two
- * up to IDS_STRIPES_MAX).  Equal stripes keep the order in which the ids
- * came, so sums over a stripe's ids are sums in sample order.
+ * up to IDS_STRIPES_MAX).  Equal stripes keep the order of the ids, so sums
+ * over a stripe's ids are sums in sample order.
  *   hash  [n]            places by `key`, ordered by stripe
  *   order [n]            position in the chunk of each
  *   start [stripes + 1]  first of each stripe's run */

@@ -19,7 +19,7 @@ enum { IDLE_SECONDS = 2, RANGES = 1024 };
  * order; a thread runs if now is set, and if n > 0 and not `wanted`. */
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t more, done; /* a range came; one was done */
+    pthread_cond_t more, done; /* a range was added; one was done */
     char *ranges[RANGES];
     size_t n;
     char *now; /* the range that is worked on */
@@ -69,7 +69,7 @@ static char *spare_map(char **map)
     return p;
 }
 
-/* Waits for a range, with the lock held; 0: none came for a while. */
+/* Waits for a range, with the lock held; 0: none was added for a while. */
 static int range_await(void)
 {
     struct timespec until;

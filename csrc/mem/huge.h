@@ -17,13 +17,14 @@
 /* Whether this kernel can (Linux 6.1); if not, huge_later() does nothing. */
 int huge_can(void);
 /* `range` begins 2 MiB of private memory, aligned to 2 MiB.  Ranges are taken
- * in the order in which they come.  Allocates nothing and starts no thread;
- * 0: too many wait, it is to be handed in again later. */
+ * in the order in which they are given.  Allocates nothing and starts no
+ * thread; 0: too many wait, it is to be handed in again later. */
 int huge_later(char *range);
 /* Starts the thread if ranges wait for it. */
 void huge_start(void);
-/* Must come before [from, from + bytes) is unmapped or moved: when it returns
- * no thread works there.  The lowest range that was given up, or NULL. */
+/* Must be called before [from, from + bytes) is unmapped or moved: when it
+ * returns no thread works there.  The lowest range that was given up, or
+ * NULL. */
 char *huge_forget(const char *from, size_t bytes);
 /* Waits until all ranges are done (tests). */
 void huge_wait(void);

@@ -73,7 +73,7 @@ void persia_mem_release(mem_limit *limit, uint64_t bytes)
         atomic_fetch_sub_explicit(&limit->used, bytes, memory_order_relaxed);
 }
 
-/* Who announces does so before it looks at `used`, and this one the other way
+/* An announcement is made before `used` is read, and here the other way
  * round: of two that do not fit together one sees the other. */
 int persia_mem_charge_beside(mem_limit *limit, uint64_t bytes)
 {
@@ -148,8 +148,8 @@ fail:
                           want >> 20, strerror(errno));
 }
 
-/* Hands on what is full: all of the mapping up to the last whole 2 MiB, but
- * for those that the lead leaves unused in part. */
+/* Hands on what is full: all of the mapping up to the last whole 2 MiB, except
+ * those that the lead leaves unused in part. */
 static void arena_huge(mem_arena *a)
 {
     if (!a->handed && a->lead)
@@ -159,8 +159,8 @@ static void arena_huge(mem_arena *a)
         a->handed += HUGE;
 }
 
-/* Touches the pages behind `from`, where the arena goes on from there by a
- * small step. */
+/* Touches the pages behind `from`, where the arena grows from there by a small
+ * step. */
 static void arena_touch(mem_arena *a, size_t from)
 {
     const size_t end = a->size + a->lead;

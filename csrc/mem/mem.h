@@ -27,7 +27,7 @@ typedef struct mem_limit {
     /* For those who must know before that all they will charge fits; see
      * table/reserve.h.  To charge and to release takes no lock. */
     pthread_rwlock_t lock;
-    _Atomic(uint64_t) announced; /* bytes, by those who hold it shared */
+    _Atomic(uint64_t) announced; /* bytes, by holders of the shared lock */
 } mem_limit;
 
 /* maximum: bytes; 0: no limit. */
@@ -70,15 +70,15 @@ PERSIA_API void persia_mem_arena_grow(mem_arena *a, size_t bytes);
 PERSIA_API void persia_mem_arena_free(mem_arena *a);
 
 /* blocks: blocks of any size that never move, taken and given back all the
- * time: the pages of an index.  They are carved from regions that grow from
- * 64 KiB to 64 MiB, or more where more is reserved, in 2 MiB pages once they
- * are large; neighbours that were given back are joined and taken again, best
- * fit first.
+ * time: the pages of an index.  They are carved from regions that grow from 64
+ * KiB to 64 MiB, or more where more is reserved, in 2 MiB pages once they are
+ * large; neighbours that were given back are joined and taken again, best fit
+ * first.
  *
- * Who takes blocks reserves address space before.  Then one free block is as
- * large as all that is reserved, and three times the blocks in use on top: in
- * the place of each of them, blocks of three times its size can be taken.  So
- * none that is taken fails, however the rest is cut up. */
+ * Address space is reserved before blocks are taken.  Then one free block is
+ * as large as all that is reserved, and three times the blocks in use on top:
+ * in the place of each of them, blocks of three times its size can be taken.
+ * So none that is taken fails, however the rest is cut up. */
 typedef struct mem_blocks {
     pthread_mutex_t lock;     /* guards all below */
     struct mem_region *regions; /* newest first */
@@ -93,7 +93,7 @@ PERSIA_API void persia_mem_blocks_init(mem_blocks *b, mem_limit *limit);
 /* All blocks at once. */
 PERSIA_API void persia_mem_blocks_free(mem_blocks *b);
 PERSIA_API uint64_t persia_mem_blocks_bytes(mem_blocks *b);
-/* Reserves `bytes`: those of the blocks to be taken, 192 more for each, but
+/* Reserves `bytes`: those of the blocks to be taken, 192 more for each, except
  * for blocks that replace one as above. */
 PERSIA_API int persia_mem_blocks_reserve(mem_blocks *b, uint64_t bytes);
 PERSIA_API void persia_mem_blocks_unreserve(mem_blocks *b, uint64_t bytes);

@@ -1,5 +1,6 @@
-/* peer.h: administration of one server, as Python data: whoever can send a
- * request (a channel, a store's client) offers these calls to Python. */
+/* peer.h: administration of one server, as Python data: an object that can
+ * send a request (a channel, a store's client) offers these calls to
+ * Python. */
 #ifndef PERSIA_PY_PEER_H
 #define PERSIA_PY_PEER_H
 

@@ -13,7 +13,7 @@
 typedef struct channel_object {
     PyObject_HEAD
     shard_ref *shard;     /* NULL: freed */
-    unsigned busy;        /* calls under way; guarded by the GIL */
+    unsigned busy;        /* calls that run; guarded by the GIL */
     int closed;           /* the last call frees */
     uint64_t timeout_ns;
     py_served *served;    /* what a local channel leads to, or NULL */

@@ -1,8 +1,8 @@
 /* store.c: persia._core.Store, a store with its tables.
  *
- * Checks of user input that need names and remedies are made in Python;
- * here only what keeps memory safe is checked again.  Buffers come in
- * through the buffer protocol and must be C-contiguous.
+ * Checks of user input that need names and remedies are made in Python; here
+ * only what keeps memory safe is checked again.  Buffers are passed by the
+ * buffer protocol and must be C-contiguous.
  */
 #include <assert.h>
 #include <stdlib.h>

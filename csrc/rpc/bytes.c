@@ -1,9 +1,9 @@
 /* bytes.c: memory of contiguous messages.
  *
- * A message of some MiB comes and goes with each batch.  Fresh memory of that
- * size is mapped and its pages are cleared each time, so pieces that were
- * given back are kept, up to a limit, and taken again by messages that fill
- * at least half of them.
+ * Each batch has messages of some MiB.  Fresh memory of that size is mapped
+ * and its pages are cleared each time, so pieces that were given back are
+ * kept, up to a limit, and taken again by messages that fill at least half of
+ * them.
  */
 #include "rpc/channel.h"
 
@@ -34,7 +34,7 @@ typedef struct piece {
 
 static struct {
     pthread_mutex_t lock; /* guards what follows */
-    piece *kept[POOL_PIECES]; /* in the order in which they came back */
+    piece *kept[POOL_PIECES]; /* in the order in which they were given back */
     unsigned kept_n;
     size_t bytes; /* of all kept */
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -50,7 +50,7 @@ static piece *pool_remove(unsigned i)
 }
 
 /* The smallest piece that holds n bytes and is not much too large; of several
- * the one that came back last: it may still be in the cache. */
+ * the one that was given back last: it may still be in the cache. */
 static piece *pool_take(size_t n)
 {
     piece *found = NULL;

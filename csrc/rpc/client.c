@@ -9,7 +9,7 @@
 enum {
     TEXT_BYTES = 1024,
     BACKOFF_MS = 100,      /* after the first failed connection */
-    BACKOFF_MAX_MS = 1000, /* a server that comes back is soon found */
+    BACKOFF_MAX_MS = 1000, /* a server that starts again is soon found */
     CONNECT_MS = 5000,     /* one attempt to connect */
     RESOLVE_MS = 1000      /* at least, between questions to the DNS */
 };
@@ -256,7 +256,8 @@ static int call_link(client_call *l)
 {
     rpc_channel *c = l->channel;
     int code = PERSIA_OK;
-    /* Whoever closes must find the call, or the call finds it closed. */
+    /* The thread that closes must find the call, or the call finds it
+     * closed. */
     pthread_mutex_lock(&c->lock);
     if (c->closed) {
         code = persia_err_set(

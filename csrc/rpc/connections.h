@@ -2,9 +2,9 @@
  *
  * gRPC 1.51 has none, and its listener is lost for ever once the process has
  * no file descriptor left.  So a thread counts the connections of the server's
- * port ten times a second (less often where there are many), and closes what
- * came last beyond the limit; who is connected stays so.  Nothing tells of a
- * connection that gRPC has accepted: epoll does not once it is.
+ * port ten times a second (less often where there are many), and closes the
+ * latest beyond the limit; earlier ones stay.  Nothing reports a connection
+ * that gRPC has accepted: epoll does not once it is.
  */
 #ifndef PERSIA_RPC_CONNECTIONS_H
 #define PERSIA_RPC_CONNECTIONS_H

@@ -38,9 +38,9 @@ struct rpc_tag {
     void (*done)(rpc_tag *tag, int ok);
     atomic_int given; /* see tag_give() */
 };
-/* Before the tag goes to gRPC.  Whoever gets it back sees what was written
- * before: gRPC takes care of that.  ThreadSanitizer cannot look inside gRPC
- * and must see it here. */
+/* Before the tag goes to gRPC.  The thread that gets it back sees what was
+ * written before: gRPC takes care of that.  ThreadSanitizer cannot look inside
+ * gRPC and must see it here. */
 static inline void tag_give(rpc_tag *tag, void (*done)(rpc_tag *tag, int ok))
 {
     tag->done = done;
@@ -71,8 +71,9 @@ void runtime_leave_client(void);
 /* ---- messages ----------------------------------------------------------- */
 
 /* A message that gRPC sends from where it lies.  It has users: each span that
- * gRPC holds, and the call.  The last one ends it; spans go on threads that
- * are deep inside gRPC, so a thread of the runtime takes over then. */
+ * gRPC holds, and the call.  The last one ends it; spans are released on
+ * threads that are deep inside gRPC, so a thread of the runtime takes over
+ * then. */
 typedef struct rpc_sent rpc_sent;
 struct rpc_sent {
     wire_out out;
@@ -117,7 +118,7 @@ typedef struct rpc_args {
 } rpc_args;
 void args_integer(rpc_args *a, const char *key, int value);
 void args_string(rpc_args *a, const char *key, const char *value);
-/* What both sides say of messages; limit: bytes of one that comes in. */
+/* What both sides say of messages; limit: bytes of one that is received. */
 void args_messages(rpc_args *a, uint64_t limit);
 /* What servers say of the core's own limits; of versions.c. */
 void core_server_args(rpc_args *a);

@@ -20,10 +20,10 @@ extern "C" {
 #endif
 
 PERSIA_API int persia_rpc_available(void);
-/* Of the core that is loaded, which counts on its own ("29.0.0" came with
- * gRPC 1.51); "none". */
+/* Of the core that is loaded, which counts on its own ("29.0.0" is of gRPC
+ * 1.51); "none". */
 PERSIA_API const char *persia_rpc_version(void);
-/* Published holes of that core by which whoever reaches a port can stop a
+/* Published holes of that core by which anybody who reaches a port can stop a
  * server: numbers of CVE; "": none is known. */
 PERSIA_API const char *persia_rpc_holes(void);
 
@@ -37,7 +37,7 @@ typedef struct rpc_methods {
 
 /* ---- a request at the server -------------------------------------------- */
 
-/* Made by whoever takes requests; the handler answers through the two
+/* Made by the room that takes requests; the handler answers through the two
  * functions, which end its life. */
 typedef struct rpc_call rpc_call;
 struct rpc_call {
@@ -47,7 +47,7 @@ struct rpc_call {
     size_t request_n;     /* bytes */
     uint64_t deadline; /* of persia_clock_ns(); the caller waits no longer */
     int admin;            /* it may do administration */
-    /* Writes from where it comes; NULL: from this process. */
+    /* Writes the address of its client; NULL: from this process. */
     void (*peer)(rpc_call *call, char *out, size_t room);
     /* Sends the reply.  `done(owner)` is called once the memory of o's bulk
      * data is not needed any more (maybe on another thread); o itself is
@@ -85,12 +85,12 @@ typedef struct rpc_server_config {
     const char *address;    /* "0.0.0.0:8888", "[::]:0", "127.0.0.1:0" */
     unsigned threads;       /* that take and handle requests; at least 1 */
     uint64_t message_limit; /* bytes of a request, and of a reply */
-    uint32_t calls_max;     /* requests in hand at once; more wait */
+    uint32_t calls_max;     /* requests at once; more wait */
     uint32_t connections_max; /* more are closed at once; 0: as many as the
                                  process may have files */
     uint32_t idle_ms; /* a connection without calls is closed after this; 0:
                          after ten minutes */
-    sched *s;               /* joins what came of large requests; outlives
+    sched *s;               /* joins the pieces of large requests; outlives
                                the server; NULL: its own threads do */
     rpc_security security;
     const rpc_methods *methods; /* outlives the server */
@@ -152,8 +152,8 @@ PERSIA_API void persia_rpc_reply_free(rpc_reply *r);
  * callback owns *reply. */
 typedef void (*rpc_callback)(void *ctx, int rc, rpc_reply *reply);
 /* Sends o (taken over and freed, also on failure, when there is no callback).
- * Its bulk memory must stay until the callback: that comes when the reply is
- * there and gRPC is done with the request's memory. */
+ * Its bulk memory must stay until the callback: that is called when the reply
+ * is there and gRPC is done with the request's memory. */
 PERSIA_API int persia_rpc_start(rpc_channel *c, uint32_t method, wire_out *o,
                                 uint64_t timeout_ns, rpc_callback callback,
                                 void *ctx);

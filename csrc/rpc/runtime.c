@@ -167,9 +167,9 @@ void runtime_end_sent(rpc_sent *s)
 /* ---- life ---- */
 
 /* gRPC stays until the process ends.  grpc_shutdown() waits for a thread of
- * gRPC that looks after connections whose buffers were full, which it does
- * for 10 s at a time: so long no signal would be heard, and nobody could
- * begin anew. */
+ * gRPC that looks after connections whose buffers were full, which it does for
+ * 10 s at a time: so long no signal would be seen, and no new server could
+ * start. */
 static void start_grpc(void)
 {
     sigset_t all, before; /* gRPC's threads inherit the mask */

@@ -2,10 +2,10 @@
  *
  * A slot takes one call after the other: it waits for a call, reads the
  * request, is in the hands of the handler, and sends the answer.  There are
- * calls_max slots; gRPC lets further calls wait, unread.  Who may not call is
- * told so before the request is read.  The health service has slots of its
- * own, so that a full server still says that it lives.  Requests that do not
- * come keep no slot which others wait for: see stalls.h.
+ * calls_max slots; gRPC lets further calls wait, unread.  A call without the
+ * right token is refused before the request is read.  The health service has
+ * slots of its own, so that a full server still says that it lives.  Requests
+ * that do not arrive keep no slot which others wait for: see stalls.h.
  */
 #include "rpc/connections.h"
 #include "rpc/core.h"
@@ -25,8 +25,8 @@ enum {
     IDLE_MS = 600000,              /* of a connection without calls */
     PING_MS = 60000,               /* clients that vanished are found out */
     PING_TIMEOUT_MS = 20000,
-    /* Clients ask every 10 s whether we live.  Whoever asks so many times
-     * sooner than this after the last time is closed. */
+    /* Clients ask every 10 s whether we live.  A client that asks so many
+     * times sooner than this after the last time is closed. */
     PINGED_MS = 1000,
     PINGED_STRIKES = 10
 };
@@ -64,7 +64,7 @@ struct rpc_server {
     size_t live; /* slots that gRPC or a handler has, and their threads
                     that are inside gRPC */
     size_t admitted; /* requests that the handler has not answered */
-    int is_down; /* gRPC has told so */
+    int is_down; /* gRPC has said so */
     rpc_tag down;
 };
 
@@ -172,7 +172,7 @@ static void slot_gone(slot *l)
 
 static void slot_answered(rpc_tag *tag, int ok)
 {
-    (void)ok; /* whoever asked may be gone */
+    (void)ok; /* the client may be gone */
     slot_gone(slot_of_tag(tag));
 }
 
@@ -298,7 +298,8 @@ static void slot_deny(slot *l)
     slot_peer(&l->call, peer, sizeof peer);
     if (s->denied_call)
         s->denied_call(s->ctx, s->methods->paths[l->call.method], peer);
-    slot_refuse(l, GRPC_STATUS_UNAUTHENTICATED, persia_err_name(PERSIA_EDENIED),
+    slot_refuse(l, GRPC_STATUS_UNAUTHENTICATED,
+                persia_err_name(PERSIA_EDENIED),
                 "the token is missing or wrong");
 }
 
@@ -412,7 +413,7 @@ static uint64_t deadline_of(gpr_timespec deadline)
     return now + left - (margin < left / 10 ? margin : left / 10);
 }
 
-/* A call came (ok), or the server goes down. */
+/* A call arrived (ok), or the server goes down. */
 static void slot_taken(rpc_tag *tag, int ok)
 {
     slot *l = slot_of_tag(tag);

@@ -123,7 +123,7 @@ void args_messages(rpc_args *a, uint64_t limit)
                  limit > INT_MAX ? INT_MAX : (int)limit);
     args_integer(a, GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, -1);
     /* 16 KiB by default: hundreds of frames a message.  Small calls of the
-     * same connection still come through between frames of this size. */
+     * same connection still pass between frames of this size. */
     args_integer(a, GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20);
     args_integer(a, GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
                  1 << GRPC_COMPRESS_NONE);

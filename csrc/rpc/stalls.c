@@ -107,8 +107,8 @@ void stalls_freed(stalls *w, size_t slot)
 static size_t look(stalls *w, kind *k, uint64_t now, size_t n)
 {
     size_t free_ones = atomic_load(&k->free), refused = 0;
-    /* Many large requests at once are slow for each other: while some come,
-     * few are sent away, or all would begin again and again. */
+    /* Many large requests at once are slow for each other: while some arrive,
+     * few are refused, or all would begin again and again. */
     if (free_ones || k->came)
         k->refusals = k->refusals_min;
     k->came = 0;

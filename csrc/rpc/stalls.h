@@ -1,9 +1,9 @@
 /* stalls.h: slots whose clients keep them waiting (private to rpc).
  *
  * A slot that reads a request, or sends an answer, depends on its client,
- * which may never send the rest, or never take it.  So a thread looks for
- * such slots while no other one of their kind is free.  Calls that are read
- * are asked to come again; calls that do not take their answer are cancelled.
+ * which may never send the rest, or never take it.  So a thread looks for such
+ * slots while no other one of their kind is free.  Calls that are read are
+ * refused, and tried again; calls that do not take their answer are cancelled.
  * With free slots a slow network may take its time.
  */
 #ifndef PERSIA_RPC_STALLS_H
@@ -13,7 +13,7 @@
 #include <stddef.h>
 
 enum {
-    STALLS_MS = 5000, /* for a request to come, and for a refusal to go */
+    STALLS_MS = 5000, /* for a request to arrive, and for a refusal to leave */
     STALLS_ANSWER_MS = 10000, /* for a client to take its answer */
     STALLS_HEALTH_MS = 1000   /* for a request of health, and its answer */
 };

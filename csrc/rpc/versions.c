@@ -45,7 +45,7 @@ void core_quiet(void)
 #endif
 }
 
-/* Later cores refuse calls that come while earlier ones still lie in their
+/* Later cores refuse calls that arrive while earlier ones still lie in their
  * memory, and at random once 1000 wait for a slot.  Here they wait: --calls
  * and --connections are the limits.  For 1.51 these keys mean nothing. */
 void core_server_args(rpc_args *a)
@@ -57,7 +57,7 @@ void core_server_args(rpc_args *a)
 
 /* A listener of gRPC 1.51 that once finds no file descriptor free takes no
  * connection ever again: raise the limit as far as we may.  Connections may
- * take half of it: others come before those beyond the limit are closed. */
+ * take half of it: others arrive before those beyond the limit are closed. */
 uint32_t core_connections_max(void)
 {
     struct rlimit l;

@@ -300,7 +300,7 @@ static void *background_main(void *arg)
 /* ---- life of a pool ---- */
 
 /* Sees to a background thread for one more job; job_lock is held.  Jobs that
- * come when the pool stops are of jobs, whose own threads go on. */
+ * are added while the pool stops are of jobs, whose own threads continue. */
 static int need_background(sched *s)
 {
     if (s->queued < s->idle_jobs || s->background_n == s->background_max ||

@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-/* A request in hand.  It lies in its own memory. */
+/* A request that is not answered.  It lies in its own memory. */
 typedef struct request {
     ps_service *s;
     rpc_call *call;

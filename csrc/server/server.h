@@ -1,6 +1,6 @@
 /* server.h: a shard behind messages: requests of wire.h in, replies out.
  *
- * Knows nothing of connections: whoever has a request makes an rpc_call of it
+ * Knows nothing of connections: the owner of a request makes an rpc_call of it
  * (rpc_server over gRPC, a local channel, a test).  Requests of many clients
  * run side by side on the threads that bring them.
  *
@@ -36,7 +36,7 @@ typedef struct service_config {
 /* The shard must outlive the service. */
 PERSIA_API int persia_service_create(ps *p, const service_config *config,
                                      ps_service **out);
-/* So many requests are in hand at once, and one that waits is one of them (0:
+/* So many requests run at once, and one that waits is one of them (0:
  * any number may be): see persia_shard_set_calls(). */
 PERSIA_API void persia_service_set_calls(ps_service *s, uint32_t calls);
 /* Fails what is parked, and every call from now on but Hello, Snapshot and
@@ -58,7 +58,7 @@ PERSIA_API void persia_service_handle(void *service, rpc_call *call);
 PERSIA_API void persia_service_denied(void *service, const char *method,
                                       const char *peer);
 
-/* ---- for who has a shard ------------------------------------------------ */
+/* ---- for owners of a shard ---------------------------------------------- */
 
 /* Threads of snapshots and restores that have ended. */
 typedef struct job_ends {

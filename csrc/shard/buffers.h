@@ -1,7 +1,7 @@
 /* buffers.h: memory of replies, used again (private).
  *
  * A reply of megabytes in fresh memory costs a page fault for every 4 KiB;
- * so buffers that come back are kept, up to a limit.  Any thread may take
+ * so buffers that are given back are kept, up to a limit.  Any thread may take
  * and give.
  */
 #ifndef PERSIA_SHARD_BUFFERS_H
@@ -19,7 +19,7 @@ typedef struct buffer {
 
 /* Keeps at most `keep` bytes of unused buffers. */
 int buffers_create(uint64_t keep, buffers **out);
-/* Buffers in use are freed when they come back. */
+/* Buffers in use are freed when they are given back. */
 void buffers_destroy(buffers *b);
 int buffers_take(buffers *b, size_t bytes, buffer **out);
 /* NULL is fine. */

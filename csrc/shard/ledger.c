@@ -35,7 +35,7 @@ struct ledger {
     uint32_t streams;
     uint64_t uses;
     uint64_t expired; /* the highest incarnation of streams that expired */
-    ledger_flight *flights; /* as many as pushes in hand: few */
+    ledger_flight *flights; /* as many as pushes that run: few */
     refusal refused[LEDGER_REFUSALS]; /* the last ones, a ring */
     uint64_t refused_n;               /* all that were put there */
 };
@@ -101,7 +101,7 @@ static int owner_compare(const ledger_owner *a, const ledger_owner *b)
     return a->client < b->client ? -1 : a->client > b->client;
 }
 
-/* By a secret key: who chooses names must not know which collide. */
+/* By a secret key: a client that chooses names must not know which collide. */
 static stream **bucket_of(stream **bucket, uint32_t buckets, uint64_t key,
                           uint64_t name)
 {

@@ -1,8 +1,8 @@
 /* ledger.h: which updates of each stream were applied (private).
  *
- * A stream numbers its updates 1, 2, 3, ...  The ledger keeps a watermark
- * (all numbers up to it are through) and a window of LEDGER_WINDOW numbers
- * behind it.  An update goes through four calls:
+ * A stream numbers its updates 1, 2, 3, ...  The ledger keeps a watermark (all
+ * numbers up to it are through) and a window of LEDGER_WINDOW numbers behind
+ * it.  An update goes through four calls:
  *
  *   ledger_begin    may it be applied?  From then on it is in flight: a
  *                   second copy of it waits for the answer to the first
@@ -14,13 +14,13 @@
  *
  * Streams are opened by name.  When there are too many, the one used longest
  * ago expires; updates of a stream that is not open are refused.  Which were
- * applied in an expired one the ledger does not know, so its owner cannot
- * open it again.
+ * applied in an expired one the ledger does not know, so its owner cannot open
+ * it again.
  *
  * A stream belongs to the greatest (incarnation, client) that has opened it,
  * and only its owner's updates are applied, or said to have been: the same
- * number of an older owner is another update.  Who opens a stream anew takes
- * a higher incarnation than any server has; who opens it again repeats its
+ * number of an older owner is another update.  A new owner of a stream takes a
+ * higher incarnation than any server has; one that opens it again repeats its
  * own, and is refused if there is a later one.
  *
  * An update that is in the ledger may have been refused: by this shard alone,
@@ -51,8 +51,8 @@ typedef struct ledger_owner {
     uint64_t incarnation, client;
 } ledger_owner;
 
-/* The name of an update; `settled` as in wire_push, below number; who sends
- * it. */
+/* The name of an update; `settled` as in wire_push, below number; its
+ * sender. */
 typedef struct ledger_key {
     uint64_t stream, number, settled;
     ledger_owner owner;
@@ -88,13 +88,13 @@ void ledger_destroy(ledger *l);
 /* The most streams that the search for one passes; for tests. */
 uint32_t ledger_longest(ledger *l);
 
-/* Opens a stream for an owner, and copies its entry; what others have under
- * way counts as applied.  *taken: it was another owner's before.
+/* Opens a stream for an owner, and copies its entry; what others have in
+ * flight counts as applied.  *taken: it was another owner's before.
  * PERSIA_ECLOSED when there is a later one, or the stream has expired;
  * PERSIA_EARG when the incarnation is more than WIRE_LEAP ahead. */
 int ledger_open(ledger *l, uint64_t stream, ledger_owner owner, int *taken,
                 wire_ledger *out);
-/* Copies the entry of a stream, whoever owns it; without one it is empty, and
+/* Copies the entry of a stream, of any owner; without one it is empty, and
  * its incarnation one that a new owner must exceed. */
 void ledger_read(ledger *l, uint64_t stream, wire_ledger *out);
 /* Whether the stream has a later owner than this one. */
@@ -130,7 +130,7 @@ int ledger_copy(ledger *l, wire_ledger **out, size_t *n);
 int ledger_fill(ledger *l, const wire_ledger *from, size_t n);
 /* Exchanges the streams of two ledgers, of which only the caller knows the
  * second; with the gate held exclusively.  Owners stay.  *lineage becomes `to`
- * in the same moment: who knows it must not find the old streams. */
+ * in the same moment: a client that knows it must not find the old streams. */
 void ledger_exchange(ledger *l, ledger *other, _Atomic(uint64_t) *lineage,
                      uint64_t to);
 

@@ -85,7 +85,7 @@ typedef struct parked {
     const shard_pull *a;
 } parked;
 
-/* A push in hand: on the stack of the call, or, where it waits, kept. */
+/* A push that runs: on the stack of the call, or, where it waits, kept. */
 typedef struct push_call {
     ledger_waiter waiter; /* first: a copy that waits for another, or the
                              head of a part's copies: wait_begin_locked() */
@@ -195,7 +195,7 @@ int wait_open(shard *s, const wire_hello *m, wire_hello_reply *out);
 void wait_part(shard *s, const push_call *part);
 /* A part of a group, likewise. */
 void wait_group(shard *s, const push_call *part);
-/* One that will not come. */
+/* One that will not be sent. */
 int wait_pass(shard *s, const wire_leave *m);
 /* Whether calls of this ref may not wait any more.  Here and below, up to the
  * next comment that says otherwise, wait_lock is held. */
@@ -217,9 +217,9 @@ void groups_free(shard *s);
 /* Applies parts that were begun, or fails them with rc.
  * The array is freed. */
 void wait_apply(shard *s, void **parts, uint32_t n, int rc);
-/* *waits: the pull is parked until its update is through.  An update may
- * fail, or never come, so a pull waits for a second, then its client asks
- * again and knows better. */
+/* *waits: the pull is parked until its update is through.  An update may fail,
+ * or never arrive, so a pull waits for a second, then its client asks
+ * again. */
 int wait_pull(shard *s, const shard_call *c, const shard_pull *a, int *waits);
 /* The step was applied (with the gate held), or is not any more. */
 void wait_applied(shard *s, uint64_t step);

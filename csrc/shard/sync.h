@@ -2,7 +2,7 @@
  *
  * A step of a synchronous job is one update whose parts come from its ranks.
  * Steps are numbered for the whole job; a shard may miss some (it was killed
- * and came back from a snapshot), never go back.  All ranks take part but
+ * and started again from a snapshot), never go back.  All ranks take part but
  * those that said that they leave.
  *
  * A part is whatever its owner makes of it: here it is a pointer.  Not
@@ -50,14 +50,14 @@ void **sync_take(sync_steps *s, int apply, uint32_t *n);
 void sync_applied(sync_steps *s, uint64_t step);
 void sync_failed(sync_steps *s);
 
-/* A rank of `world` joins (its first step comes after `step`) or leaves.
+/* A rank of `world` joins (its first step is after `step`) or leaves.
  * What of the pending step is void then is handed out as by sync_take(): the
  * part of that rank, or all parts if the step cannot be any more (it was
  * missed, if it is not behind `missed`). */
 void **sync_move(sync_steps *s, uint32_t rank, uint32_t world, int joins,
                  uint64_t step, uint32_t *n);
-/* A rank joins or leaves: who says so, for which stream of updates, and which
- * of its moves it is. */
+/* A rank joins or leaves: the client that says so, for which stream of
+ * updates, and which of its moves it is. */
 typedef struct sync_mover {
     uint64_t client, stream;
     uint32_t move;

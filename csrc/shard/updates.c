@@ -38,7 +38,7 @@ void push_fail(push_call *c, int code, const char *text)
     call_fail(&call, code, text);
 }
 
-/* A reply with the list of those who have left. */
+/* A reply with the list of ranks that have left. */
 static int reply_with(const wire_push_reply *m, shard_reply *out)
 {
     wire_memory *memory;
@@ -172,7 +172,7 @@ typedef struct update {
     optim_args *optim; /* [jobs_n] */
     optim_args *few;   /* [FEW] */
     wire_memory memory;
-    buffer *wide;      /* gradients that came narrower than fp32 */
+    buffer *wide;      /* gradients that were sent narrower than fp32 */
     int stale;         /* the rows are others than those of the sender */
     enum ledger_state state; /* why it was refused */
     uint64_t step;     /* 0: none */
@@ -455,7 +455,7 @@ static void update_after(void *ctx, int rc)
         wait_applied(u->s, u->step);
 }
 
-/* The same answer for a call and for its copies that came meanwhile. */
+/* The same answer for a call and for its copies that arrived meanwhile. */
 static void update_answer(update *u, push_call *c, int rc, const char *text,
                           const wire_push_reply *reply)
 {

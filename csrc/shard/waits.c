@@ -440,7 +440,7 @@ static void answer_pulls(shard *s, parked *list, int code, const char *text)
     }
 }
 
-/* ---- going on ----------------------------------------------------------- */
+/* ---- what need not wait any more ---------------------------------------- */
 
 void wait_go_on(shard *s)
 {

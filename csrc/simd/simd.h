@@ -29,8 +29,8 @@ extern "C" {
  * as compiled for the oldest machine. */
 #define INLINE_HOT static inline __attribute__((always_inline))
 
-/* Named by hand: GCC unrolls loops over 16 floats and then goes on in pieces,
- * or one by one. */
+/* Named by hand: GCC unrolls loops over 16 floats and handles the rest in
+ * pieces, or one by one. */
 typedef float floats16 __attribute__((vector_size(64)));
 
 /* to = scale * g, or to += scale * g. */

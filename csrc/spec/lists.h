@@ -177,7 +177,7 @@ typedef struct table_stats {
 
 extern PERSIA_API const spec_list persia_table_stats_list;
 
-/* Batches, but for those that have a unit. */
+/* Batches, except those that have a unit. */
 typedef struct role_stats {
     uint64_t uptime_ns;
     uint64_t streams; /* of loaders, that have not ended */
@@ -200,7 +200,7 @@ typedef struct role_stats {
     uint64_t looking; /* now, of those leased: they are looked up */
     uint64_t returning; /* now, of those leased: gradients are applied */
     uint64_t loaders_gone; /* that are taken for dead */
-    uint64_t oldest_ns; /* since the first of them came */
+    uint64_t oldest_ns; /* since the first of them arrived */
 } role_stats;
 
 extern PERSIA_API const spec_list persia_role_stats_list;

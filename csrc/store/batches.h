@@ -29,7 +29,7 @@ enum batch_state {
     BATCH_ASKED,    /* the loop waits for it: its lookups may not run yet */
     BATCH_OUT,      /* the loop has it; gradients are expected */
     BATCH_READ,     /* the loop has it, and reads it alone */
-    BATCH_PENDING,  /* all gradients that came wait for an update */
+    BATCH_PENDING,  /* all gradients that are there wait for an update */
     BATCH_UPDATING, /* some gradients are in an update that is not through */
     BATCH_DONE,     /* freed when nothing uses it */
     BATCH_STATES
@@ -58,7 +58,7 @@ typedef struct lookup {
 
 /* What became of the gradient of a forward. */
 enum grad_state {
-    GRAD_OUT,       /* it has not come */
+    GRAD_OUT,       /* it is not there */
     GRAD_PENDING,   /* it waits for an update */
     GRAD_UPDATING,  /* it is in an update that is not through */
     GRAD_APPLIED,   /* from here on it does not change */

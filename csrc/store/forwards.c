@@ -46,7 +46,7 @@ static void note_staleness(prefetch *p, batch *b, uint64_t missed)
 }
 
 /* A forward of b looks up itself: when the updates of other batches are
- * applied, but for as many as it may miss. */
+ * applied, except as many as it may miss. */
 static int wait_for_updates(prefetch *p, batch *b)
 {
     int rc = PERSIA_OK;

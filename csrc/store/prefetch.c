@@ -602,7 +602,7 @@ static int make_room(prefetch *p, const batch *b)
         if (x->pass != b->pass ||
             (x->state != BATCH_OUT && x->state != BATCH_ASKED))
             continue;
-        int some = 0; /* gradients came already */
+        int some = 0; /* gradients are there already */
         for (size_t i = 0; i < x->forwards_n; i++)
             some |= x->forwards[i].state != GRAD_OUT;
         if (refuse(p, x) && !some)

@@ -12,7 +12,7 @@ int prefetch_create(store *s, unsigned threads, prefetch **out);
 /* Ends every pass and waits for its lookups. */
 void prefetch_destroy(prefetch *p);
 
-/* The gradient of a forward came and waits for an update. */
+/* The gradient of a forward is there and waits for an update. */
 void prefetch_pending(prefetch *p, uint64_t ticket);
 /* The place of the one batch that these gradients are of (n of 0: the last
  * one that was taken); 0: it is not known, or there are several. */
@@ -25,7 +25,7 @@ void prefetch_updating(prefetch *p, const store_grad *grads, size_t n,
 /* It is about to be sent, with its number in the stream of updates. */
 void prefetch_sending(prefetch *p, const store_grad *grads, size_t n,
                       uint64_t number);
-/* Whether a bound lets the loop go on before they are applied: all are of
+/* Whether a bound lets the loop continue before they are applied: all are of
  * batches that count, and no open pass is synchronous or `here`. */
 int prefetch_allows(prefetch *p, const store_grad *grads, size_t n);
 /* They are applied, or their update failed; on any thread. */
@@ -59,7 +59,7 @@ int store_look_up(store *s, const store_lookup *l, uint64_t after);
 int store_pay(store *s);
 /* Keeps this thread's error for the next call that trains. */
 void store_keep_error(store *s, int code);
-/* From now on the gradient of this forward is refused; 0 if it came
+/* From now on the gradient of this forward is refused; 0 if it is there
  * already. */
 int store_refuse(store *s, uint64_t ticket);
 

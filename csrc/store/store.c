@@ -32,7 +32,7 @@ struct store {
     store_grad *pending; /* that wait for an update, by ticket */
     size_t pending_n, pending_room;
     uint64_t forgotten; /* tickets up to it: see persia_store_forget() */
-    window came;    /* tickets whose gradient came back, or ... */
+    window came;    /* tickets whose gradient was given, or ... */
     window refused; /* ... will not be taken */
     uint64_t rings[2][STORE_TICKET_WINDOW / 64]; /* theirs */
     unsigned references;           /* guarded by registry.lock */
@@ -181,7 +181,7 @@ void persia_store_close(uint64_t handle)
     pthread_mutex_unlock(&registry.lock);
     if (!s)
         return;
-    persia_client_end(s->c, END_LOOKUPS); /* no caller wants those to come */
+    persia_client_end(s->c, END_LOOKUPS); /* no caller wants later ones */
     persia_store_put(s);
 }
 
@@ -336,7 +336,7 @@ static int check_ticket(const store *s, uint64_t ticket)
     return PERSIA_OK;
 }
 
-/* Notes that the gradient of a ticket came back; the lock is held. */
+/* Notes that the gradient of a ticket was given; the lock is held. */
 static int mark(store *s, uint64_t ticket)
 {
     if (ticket == 0) /* a forward without a number may repeat */

@@ -2,12 +2,12 @@
  * wait for the end of the backward (or for the optimizer's step), one update.
  *
  * A store object is what a persia.Store owns.  Other languages know it by a
- * handle: a number with a generation, so that a handle that outlives its
- * store is an error and never a wild pointer.
+ * handle: a number with a generation, so that a handle that outlives its store
+ * is an error and never a wild pointer.
  *
- * Life of a forward: persia_store_ticket() gives it a number, its gradient
- * comes back once through persia_store_add_grad(), and persia_store_apply()
- * applies all that is pending, summed per id in the order of the forwards.
+ * Life of a forward: persia_store_ticket() gives it a number, its gradient is
+ * given once to persia_store_add_grad(), and persia_store_apply() applies all
+ * that is pending, summed per id in the order of the forwards.
  */
 #ifndef PERSIA_STORE_H
 #define PERSIA_STORE_H
@@ -56,13 +56,13 @@ PERSIA_API int persia_store_group(store *s, uint32_t plan,
 PERSIA_API uint64_t persia_store_ticket(store *s);
 
 /* Looks up a batch at once, see persia_worker_forward(), and keeps its index.
- * ticket 0: no gradient will come, and it sees all updates before it. */
+ * ticket 0: no gradient will be given, and it sees all updates before it. */
 PERSIA_API int persia_store_forward(store *s, uint64_t ticket, uint32_t plan,
                                     const id_batch *batch, float *out,
                                     size_t stride, uint32_t *rows);
-/* Keeps the index of a forward until its gradient comes (the reference is
+/* Keeps the index of a forward until its gradient is given (the reference is
  * taken over; NULL, or ticket 0: nothing is kept); persia_store_drop_index():
- * none will come. */
+ * none will be given. */
 PERSIA_API void persia_store_keep_index(store *s, uint64_t ticket,
                                         struct batch_index *index);
 PERSIA_API void persia_store_drop_index(store *s, uint64_t ticket);
@@ -83,7 +83,8 @@ typedef struct store_grad {
 enum store_whose { STORE_MINE, STORE_ALL };
 
 /* Takes the gradient of one forward (on success also its owner).
- * PERSIA_ETICKET if that forward's gradient came before, PERSIA_ELIMIT. */
+ * PERSIA_ETICKET if that forward's gradient was given before,
+ * PERSIA_ELIMIT. */
 PERSIA_API int persia_store_add_grad(store *s, const store_grad *g);
 /* For gradients in memory that will not last until the update: copies all
  * that g points at (`floats` of grad, `offsets` of the batch) and makes the
@@ -118,8 +119,8 @@ PERSIA_API int persia_store_error(store *s);
 /* It is not told: the rows that it is about have been replaced. */
 PERSIA_API void persia_store_drop_error(store *s);
 
-/* persia_client_greet() and persia_client_go_on(); the numbers of updates
- * then go on after persia_client_last_number().  No update is in flight.
+/* persia_client_greet() and persia_client_go_on(); the numbers of updates then
+ * continue after persia_client_last_number().  No update is in flight.
  * Remote: an update has the number of its batch's place, which counts the
  * batches that loops take in passes that train, trained or not.  From the
  * first update without one on they are counted, or, after
@@ -139,7 +140,7 @@ PERSIA_API void persia_store_get_counts(store *s, store_counts *out);
 /* Drops what is pending; returns how many gradients that were. */
 PERSIA_API size_t persia_store_discard(store *s, enum store_whose whose);
 /* Other rows were loaded: forwards so far have no backward any more
- * (PERSIA_ETICKET), and what was looked up ahead is looked up anew.  Nothing
+ * (PERSIA_ETICKET), and what was looked up ahead is looked up again.  Nothing
  * is pending or in flight. */
 PERSIA_API void persia_store_forget(store *s);
 /* persia_worker_finite() and persia_worker_sums() of all that is pending. */
@@ -180,7 +181,7 @@ enum { STORE_STALENESS_BUCKETS = 65 };
 PERSIA_API int persia_store_pass_open(store *s, uint64_t staleness, int here,
                                       uint64_t *pass);
 /* Lookups that did not start are cancelled, results that were not taken are
- * dropped, and no batch of the pass is open any more, but for updates in
+ * dropped, and no batch of the pass is open any more, except updates in
  * flight; gradients of batches that were handed out are still welcome. */
 PERSIA_API void persia_store_pass_close(store *s, uint64_t pass);
 
@@ -257,9 +258,9 @@ PERSIA_API int persia_store_join(store *s, uint64_t *applied);
 PERSIA_API int persia_store_sync(store *s, uint64_t last, uint32_t rank,
                                  uint32_t world);
 PERSIA_API int persia_store_pass_sync(store *s, uint64_t pass, int by_batch);
-/* Updates are no parts any more, and the other ranks go on without this one:
- * after those that are in flight (`settle`; PERSIA_EINTR), or at once, and
- * then without long waits for servers that may not be there. */
+/* Updates are no parts any more, and the other ranks continue without this
+ * one: after those that are in flight (`settle`; PERSIA_EINTR), or at once,
+ * and then without long waits for servers that may not be there. */
 PERSIA_API int persia_store_leave(store *s, int settle);
 
 typedef struct store_prefetch_stats {

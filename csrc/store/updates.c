@@ -38,7 +38,7 @@ struct updates {
     client_update name; /* of the last one that was added */
     int counted;   /* its number is no place any more */
     int strict;    /* one without a place is refused */
-    kept error, lost; /* lost: PERSIA_ELOST, which tells of earlier ones */
+    kept error, lost; /* lost: PERSIA_ELOST, which reports earlier ones */
     store_counts counts;
 };
 
@@ -162,7 +162,7 @@ static void keep(updates *u, int code)
     snprintf(k->text, sizeof k->text, "%s", persia_err_text());
 }
 
-/* What is to be told next, and then no more; the lock is held. */
+/* The error to raise next, once; the lock is held. */
 static kept next_kept(updates *u)
 {
     kept *k = u->error.code ? &u->error : &u->lost, next = *k;
@@ -205,7 +205,7 @@ static int refuse(updates *u, const update *one)
                      "resume=\"rollback\"");
 }
 
-/* The look-ahead hears how an update ended. */
+/* The look-ahead is given the end of an update. */
 static void report(updates *u, const update *one)
 {
     prefetch *p = store_prefetch(u->s);
@@ -237,14 +237,14 @@ static void stop_running(updates *u, const update *one)
 }
 
 /* A background job: all updates that it finds.  Jobs that meet a part while
- * another one is in flight do not wait, whatever comes behind it; so nobody
- * ends while there is something to take. */
+ * another one is in flight do not wait, whatever is behind it; so no job ends
+ * while there is something to take. */
 static void update_job(void *ctx)
 {
     updates *u = ctx;
     for (update *one; (one = take(u));) {
         int rc = run(u, one);
-        /* The error is kept before the look-ahead hears: the loop that waits
+        /* The error is kept before the look-ahead gets it: the loop that waits
          * for this update must find it. */
         pthread_mutex_lock(&u->lock);
         end(u, one, rc);

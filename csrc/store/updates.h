@@ -56,7 +56,7 @@ typedef struct update {
  * update is added; more make the loop wait. */
 int updates_create(store *s, ps_client *c, unsigned threads, size_t most,
                    updates **out);
-/* No more will come: once one has failed, those that wait are dropped. */
+/* No more will be added: once one has failed, those that wait are dropped. */
 void updates_close(updates *u);
 /* Closes, and waits for them. */
 void updates_destroy(updates *u);
@@ -72,9 +72,9 @@ int updates_add(updates *u, update *one, int tell);
 /* One on this thread, of gradients that the caller keeps. */
 int updates_now(updates *u, update *one);
 
-/* Numbers go on after this one.  An update has the number of its place, until
- * one has no place, or one that another update has or has passed: then they
- * are counted.  strict: such an update is refused. */
+/* Numbers continue after this one.  An update has the number of its place,
+ * until one has no place, or one that another update has or has passed: then
+ * they are counted.  strict: such an update is refused. */
 void updates_renumber(updates *u, uint64_t last, int strict);
 /* Whether all numbers since then are places. */
 int updates_have_places(updates *u);

@@ -16,7 +16,7 @@ struct table_cut {
     table *t;
     uint64_t rows;
     uint64_t clock;
-    /* Of admission, as it was; NULL: none.  Whoever writes the cut reads it
+    /* Of admission, as it was; NULL: none.  The writer of the cut reads it
      * without the lock, also while another thread stops the cut: it lasts
      * until persia_table_cut_end(). */
     uint32_t *filter;

@@ -1,8 +1,8 @@
 /* hand.h: the hand that moves over a stripe's slots and evicts (private).
  *
  * Of the rows of a window of slots a sixteenth goes, those with the highest
- * scores: they are listed, and go one by one as rows need a place.  One that
- * was touched meanwhile stays.
+ * scores: they are listed, and are removed one by one as rows need a place.
+ * One that was touched meanwhile stays.
  */
 #ifndef PERSIA_TABLE_HAND_H
 #define PERSIA_TABLE_HAND_H
@@ -40,7 +40,7 @@ typedef struct hand {
  * earlier calls may have left some.  PERSIA_ECAPACITY: there was none. */
 int hand_evict_locked(table *t, struct stripe *s, uint32_t clock,
                       uint32_t spare);
-/* Of a table whose rows expire: comes before each new row.  Takes out the
+/* Of a table whose rows expire: called before each new row.  Takes out the
  * expired ones of a window at every HAND_EXPIRE-th; how many. */
 uint32_t hand_expire_locked(table *t, struct stripe *s, uint32_t clock,
                             uint32_t spare);
@@ -48,7 +48,7 @@ uint32_t hand_expire_locked(table *t, struct stripe *s, uint32_t clock,
  * they were last. */
 void hand_touch_locked(const table *t, const struct stripe *s, size_t n,
                        const float *age, char *const *rows);
-/* Reads the clock for the calls to come, if the policy needs it. */
+/* Reads the clock for the calls that follow, if the policy needs it. */
 void hand_look_locked(const table *t, struct stripe *s);
 
 #endif

@@ -5,7 +5,7 @@
  * page is an array of buckets of one cache line:
  *
  *   byte  0..11  tag of each entry, 0: empty
- *        12      entries that wanted this bucket and went on to a later one
+ *        12      entries that wanted this bucket and are in a later one
  *                (saturates at 255 and then stays)
  *        16..63  slot of each entry, u32
  *
@@ -14,9 +14,9 @@
  * within 0.55 .. 0.70.  The index grows a page at a time (by 27 %, or by a
  * split of a page that has become large), which takes well under a
  * millisecond; pages grow at different moments, so that the mean load hardly
- * changes with size.
- * Pages are blocks of mem.h, shared by the stripes of a table.  Who inserts
- * has reserved row_index_bytes() there, so that a page always can grow.
+ * changes with size.  Pages are blocks of mem.h, shared by the stripes of a
+ * table.  An insertion has reserved row_index_bytes() there, so that a page
+ * always can grow.
  *
  * Guarded by the stripe's lock: reads shared, changes exclusive.
  */
@@ -73,18 +73,18 @@ typedef struct row_store {
 
 int row_index_init(row_index *ix, mem_blocks *blocks, uint64_t key);
 void row_index_free(row_index *ix);
-/* Takes out all entries and gives the memory back; cannot fail.  Nobody else
- * may change an index of these blocks meanwhile. */
+/* Takes out all entries and gives the memory back; cannot fail.  No other
+ * thread may change an index of these blocks meanwhile. */
 void row_index_clear(row_index *ix);
 /* Makes the directory deep enough for this many rows.  Without memory pages
  * grow where they would split. */
 void row_index_deepen(row_index *ix, uint64_t rows);
-/* What to reserve (persia_mem_blocks_reserve) for n entries to come.  A page
- * that is there may widen at the first of them: it is replaced by 1.28 times
- * its buckets, of one page or of two, for which it may take two attempts; for
+/* What to reserve (persia_mem_blocks_reserve) for n more entries.  A page that
+ * is there may widen at the first of them: it is replaced by 1.28 times its
+ * buckets, of one page or of two, for which it may take two attempts; for
  * these the blocks reserve three times what is there.  Then it has load 0.67
- * at most, so that 0.36 entries a bucket come before it widens again, into at
- * most 2.56 times 64 bytes for each: 456 bytes an entry.  Small pages only
+ * at most, so that it takes 0.36 entries a bucket before it widens again, into
+ * at most 2.56 times 64 bytes for each: 456 bytes an entry.  Small pages only
  * grow, after 8 entries or more, by 512 bytes or less with all headers. */
 static inline uint64_t row_index_bytes(uint64_t n)
 {

@@ -1,13 +1,13 @@
 /* pull.c: reads rows.  Work is split into chunks of ids.  For a chunk all
- * stripes are locked (shared, in order, for some 50 us): ids are then taken
- * as they come, and what they read is written in order.  Blocks of ids go
- * through three stages, each a block behind the one before, so that memory
- * answers while other ids are worked on:
+ * stripes are locked (shared, in order, for some 50 us): ids are then taken in
+ * their order, and their rows are written in it.  Blocks of ids go through
+ * three stages, each a block behind the one before, so that memory answers
+ * while other ids are worked on:
  *
  *   1. fetch the bucket      2. match tags, fetch the row      3. copy
  *
  * A few per cent of ids are not settled by their home bucket (another id has
- * the same tag, or the bucket was full): they come last, also in stages.
+ * the same tag, or the bucket was full): they are done last, also in stages.
  */
 #include "table/stripe.h"
 

@@ -1,11 +1,10 @@
 /* push_change.c: applies gradients.  See push.h for the way of a push.
  *
  * Rows with a hint are fetched while gradients are summed.  Then a stripe's
- * distinct ids go through three stages in blocks, each a block behind the
- * one before: fetch the row at the hinted slot (or the bucket); match tags
- * and fetch the row; then check it, or make it, and run the optimizer's
- * kernel over the block.  Ids that their home bucket does not settle come
- * last.
+ * distinct ids go through three stages in blocks, each a block behind the one
+ * before: fetch the row at the hinted slot (or the bucket); match tags and
+ * fetch the row; then check it, or make it, and run the optimizer's kernel
+ * over the block.  Ids that their home bucket does not settle are done last.
  *
  * All that this takes was reserved: it calls no allocator and cannot fail.
  */
@@ -22,7 +21,7 @@ enum {
     FETCH_BYTES = 256 << 10
 };
 
-/* A gradient of an id that came before. */
+/* A gradient of an id that has one already. */
 typedef struct again {
     const float *grad;
     uint32_t entry;
@@ -40,14 +39,14 @@ typedef struct group {
     const float **grad; /* [n] where its gradient lies: with the caller, */
     float *sums;        /* or here, where it is a sum or scaled */
     size_t sums_n;
-    again *again; /* [again_n], in the order in which they came */
+    again *again; /* [again_n], in the order of the gradients */
     size_t again_n;
     const char *base; /* hinted rows to fetch: only an address, it may be */
     uint32_t used;    /* out of date */
     size_t stride;
 } group;
 
-/* Whether a gradient lies with the caller, as it came. */
+/* Whether a gradient lies with the caller, as it was given. */
 static inline int group_is_callers(const group *g, const float *grad,
                                    uint32_t dim)
 {
@@ -135,7 +134,7 @@ INLINE_HOT void grad_prefetch(const float *grad, uint32_t dim)
         __builtin_prefetch(grad + j);
 }
 
-/* Adds the gradients of ids that came again, in their order. */
+/* Adds the gradients of repeated ids, in their order. */
 INLINE_HOT void group_sum_again(group *g, uint32_t dim)
 {
     enum { AHEAD = 12 };
@@ -259,7 +258,7 @@ typedef struct apply {
     const optim_plan *optim;
     group *g;
     uint32_t clock;
-    int swept;     /* no gradient as it came holds NaN or Inf */
+    int swept;     /* no gradient as it was given holds NaN or Inf */
     int make_last; /* rows may go, or not be made */
     apply_counts counts;
 } apply;
@@ -287,7 +286,8 @@ static int64_t row_make(apply *a, size_t d)
     return made;
 }
 
-/* Whether the gradient of an entry is finite: as it came, it may be known. */
+/* Whether the gradient of an entry is finite: as it was given, it may be
+ * known. */
 static inline int entry_finite(const apply *a, const float *grad)
 {
     const uint32_t dim = a->t->config.dim;
@@ -370,7 +370,7 @@ static void stage_fetch(const apply *a, size_t at, size_t n, int64_t *slots)
     }
 }
 
-/* Stage 2: what the bucket says; it is computed anew, for a page may have
+/* Stage 2: what the bucket says; it is computed again, for a page may have
  * grown since stage 1. */
 static void stage_match(const apply *a, size_t at, size_t n, int64_t *slots)
 {

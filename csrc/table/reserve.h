@@ -1,16 +1,16 @@
 /* reserve.h: what new rows need, taken before they are made (private).
  *
  * A call that cannot be applied as a whole is refused before the first row
- * changes.  So who may make rows claims as much as there may be, in all tables
- * at once: of their capacities, and of the memory limit, which the tables of
- * a store share.  Far from the limits, as nearly always, claims stand side by
- * side, under shared locks.  Who comes near one waits until it is alone,
- * counts the rows that are really new, and knows.
+ * changes.  So a call that may make rows claims as much as it may need, in all
+ * tables at once: of their capacities, and of the memory limit, which the
+ * tables of a store share.  Far from the limits, as nearly always, claims
+ * stand side by side, under shared locks.  A call near a limit waits until it
+ * is alone, and counts the rows that are really new.
  *
- * The same for the process's memory: address space for the rows' slots and
- * for pages of the index is reserved for as many rows as there may be; as it
- * is cheap, and what is not used serves the next call, this takes a few
- * counters.  Who gets none waits until it is alone, and reserves for the rows
+ * The same for the process's memory: address space for the rows' slots and for
+ * pages of the index is reserved for as many rows as there may be; as it is
+ * cheap, and what is not used serves the next call, this takes a few counters.
+ * A call that gets none waits until it is alone, and reserves for the rows
  * that are really new.  Making rows then allocates nothing.
  */
 #ifndef PERSIA_TABLE_RESERVE_H
@@ -43,7 +43,7 @@ int reservation_make(reservation *r, reserve_claim *claims, size_t n);
 /* Counts the rows of a claim that are really new: `rows`, `slots`, `an_id`. */
 typedef int (*reserve_count_fn)(reserve_claim *claim, void *ctx);
 /* Takes it: PERSIA_ECAPACITY, PERSIA_ELIMIT or PERSIA_ENOMEM if the rows do
- * not fit, and nothing is taken; otherwise reservation_leave() comes after. */
+ * not fit, and nothing is taken; otherwise reservation_leave() must follow. */
 int reservation_take(reservation *r, reserve_count_fn count, void *ctx);
 void reservation_leave(reservation *r);
 /* Adds the table's name and a remedy to an error for want of memory. */

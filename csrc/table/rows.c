@@ -164,7 +164,7 @@ static int row_absent(table *t, stripe *s, uint64_t hash, uint64_t id,
     return PERSIA_OK;
 }
 
-/* A reserve_count_fn: ctx is the ids.  One without a row that comes twice
+/* A reserve_count_fn: ctx is the ids.  One without a row that occurs twice
  * counts twice. */
 static int rows_count(reserve_claim *c, void *ctx)
 {

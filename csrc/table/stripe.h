@@ -61,9 +61,9 @@ struct table {
     uint32_t noise_key[2];
     pthread_rwlock_t gate; /* pushes hold it shared, a cut exclusively */
     /* Of a table with a capacity, see reserve.h: held shared while rows are
-     * made far from it, exclusively by who comes near and counts. */
+     * made far from it, exclusively by a call near it, which counts. */
     pthread_rwlock_t full_lock;
-    _Atomic uint64_t pending; /* rows that those who hold it may make */
+    _Atomic uint64_t pending; /* that holders of the shared lock may make */
     _Atomic uint64_t rows;    /* at most capacity, at any time; without one
                                  behind by what stripes have not counted */
     _Atomic uint64_t pushes;
@@ -73,7 +73,7 @@ struct table {
     uint64_t expected;     /* rows; written while no other thread knows it */
     table_cut *cut;        /* guarded by gate, held exclusively */
     mem_blocks blocks;     /* the stripes' index pages */
-    /* [stripes] slots that a stripe has room for, but for those that are
+    /* [stripes] slots that a stripe has room for, except those that are
      * reserved: see reserve.h.  A stripe's grows under its lock, or all change
      * under the gate, held exclusively. */
     _Atomic(int64_t) *left;
@@ -119,8 +119,8 @@ static inline uint32_t clock_short(uint64_t pushes)
     return (uint32_t)pushes ? (uint32_t)pushes : UINT32_MAX;
 }
 /* Pushes since the row was touched; below 0 for a push that began later, of
- * which few are in hand at once.  A row untouched for nearly 2^32 pushes, when
- * its clock comes round, counts as new. */
+ * which few run at once.  A row untouched for nearly 2^32 pushes, when its
+ * clock has turned round, counts as new. */
 static inline float row_age(uint32_t clock, uint32_t touched)
 {
     enum { LATER = 1 << 20 };
@@ -170,12 +170,12 @@ int stripe_add_locked(table *t, stripe *s, uint64_t hash, uint64_t id,
                       uint32_t *evicted);
 /* Takes a row out; leaves t->rows to the caller. */
 void stripe_release_locked(const table *t, stripe *s, uint32_t slot);
-/* Counts the rows added: must come before the lock is given back.  A table
- * without a capacity is counted only here: one write that the stripes share
- * for each row took a tenth of the time of making it. */
+/* Counts the rows added: must be called before the lock is given back.  A
+ * table without a capacity is counted only here: one write that the stripes
+ * share for each row took a tenth of the time of making it. */
 void stripe_count_locked(table *t, stripe *s);
-/* Must come before a live row changes: a cut may need the old one.  Beyond
- * the memory limit the cut fails, not its caller. */
+/* Must be called before a live row changes: a cut may need the old one.
+ * Beyond the memory limit the cut fails, not its caller. */
 void stripe_touch_slow(const table *t, stripe *s, uint32_t slot);
 static inline void stripe_touch_locked(const table *t, stripe *s,
                                        uint32_t slot)

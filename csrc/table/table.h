@@ -2,16 +2,16 @@
  *
  *   row   [ id u64 | clock u32 | vector | optimizer state fp32 | field ]
  *
- * A row stays in its slot for life.  `clock` is the number (mod 2^32, never
- * 0) of the push that touched the row last; 0 marks a free slot.  The field,
- * 4 bytes, is there if the table's eviction needs one (evict.h).  Rows are
+ * A row stays in its slot for life.  `clock` is the number (mod 2^32, never 0)
+ * of the push that touched the row last; 0 marks a free slot.  The field, 4
+ * bytes, is there if the table's eviction needs one (evict.h).  Rows are
  * spread over stripes by their hash; a stripe has a lock, an index and an
  * arena of its own.
  *
- * Pull never changes the table: a missing id reads as its initial value.
- * Push creates rows, sums the gradients of equal ids in the order in which
- * they come, and applies one optimizer step a row.  The same calls give the
- * same bits for any number of threads and stripes (eviction excepted).
+ * Pull never changes the table: a missing id reads as its initial value.  Push
+ * creates rows, sums the gradients of equal ids in the order of the ids, and
+ * applies one optimizer step a row.  The same calls give the same bits for any
+ * number of threads and stripes (eviction excepted).
  *
  * All functions may be called from any thread at any time, except that
  * persia_table_destroy() must be the last call.
@@ -131,15 +131,15 @@ PERSIA_API int persia_table_set(table *t, size_t n, const uint64_t *ids,
 PERSIA_API int persia_table_erase(table *t, size_t n, const uint64_t *ids,
                                   uint64_t *erased);
 /* The ids of up to `room` rows, in no order, from *cursor on (0: the first);
- * moves *cursor on, to TABLE_LIST_END after the last.  Rows that come or go
- * meanwhile may be among them or not. */
+ * moves *cursor on, to TABLE_LIST_END after the last.  Rows that are made or
+ * removed meanwhile may be among them or not. */
 #define TABLE_LIST_END UINT64_MAX
 PERSIA_API int persia_table_list(table *t, uint64_t *cursor, size_t room,
                                  uint64_t *ids, size_t *n);
 /* Removes every row; counters and clock stay. */
 PERSIA_API int persia_table_clear(table *t);
 
-/* A cut: all rows as they were at one moment, read out while pushes go on.
+/* A cut: all rows as they were at one moment, read out while pushes run.
  * One cut a table at a time.  Vectors are in the table's dtype (raw bytes). */
 typedef struct table_cut table_cut;
 /* Takes the moment for several tables at once. */
@@ -160,11 +160,12 @@ PERSIA_API int persia_table_cut_next(table_cut *cut, size_t room,
 PERSIA_API void persia_table_cut_stop(table_cut *cut);
 /* The same, and frees it.  One that was stopped may outlive its table. */
 PERSIA_API void persia_table_cut_end(table_cut *cut);
-/* Of a table that only the caller knows: rows of these ids come next, by
+/* Of a table that only the caller knows: rows of these ids follow, by
  * persia_table_restore().  A table that evicts and has no room for all of them
- * then keeps the same part of each stripe's; they come stripe by stripe. */
+ * then keeps the same part of each stripe's; they are given stripe by
+ * stripe. */
 PERSIA_API void persia_table_expect(table *t, size_t n, const uint64_t *ids);
-PERSIA_API void persia_table_expect_none(table *t); /* they have come */
+PERSIA_API void persia_table_expect_none(table *t); /* they were given */
 /* The reverse of a cut: adds rows as persia_table_cut_next() gave them (an id
  * that is there already is replaced).  `fields` NULL: as of rows that are
  * touched now for the first time. */

@@ -31,7 +31,7 @@ Tensor ticket(const Tensor &batch, int64_t store, bool grad)
     Store s(store, "forward");
     Tensor out = torch::stable::new_empty(batch, {2}, ScalarType::Long);
     auto *name = static_cast<int64_t *>(out.mutable_data_ptr());
-    if (grad) /* an update that failed meanwhile is told here, too */
+    if (grad) /* an update that failed meanwhile is raised here, too */
         check(persia_store_error(s.get()));
     name[0] = grad ? static_cast<int64_t>(persia_store_ticket(s.get())) : 0;
     const int64_t *of = numbers_of(batch);
@@ -72,7 +72,7 @@ std::tuple<Tensor, Tensor> pull(const Tensor &values, const Optional &offsets,
     return {now.out, now.rows};
 }
 
-/* No gradient of this forward will come: its graph was freed. */
+/* No gradient of this forward will be given: its graph was freed. */
 void drop(const Tensor &ticket, int64_t store)
 {
     ::store *s = nullptr;

@@ -172,7 +172,7 @@ inline void add_grad(store *s, const store_grad &g)
     }
 }
 
-/* A lookup: what goes in and what comes out. */
+/* A lookup: its input and its output. */
 struct Lookup {
     Tensor values;
     Optional offsets, weights;

@@ -1,7 +1,7 @@
 /* get.c: reads messages by their types and believes nothing.
  *
- * Fields may come in any order, unknown ones are skipped, of a field that
- * comes more than once the last one counts.  A message is gone through twice
+ * Fields may stand in any order, unknown ones are skipped, of a field that
+ * occurs more than once the last one counts.  A message is gone through twice
  * if it has repeated fields: first these are counted, so that arrays have the
  * right size and the dtype of the message is known before its tables.
  */
@@ -356,8 +356,8 @@ static int get_bulk(const wire_at *at, target *t)
     return PERSIA_OK;
 }
 
-/* What a field that never came, or came as 0, stands for; and the checks of
- * embedded messages, whether they came or not. */
+/* What an absent field, or one of 0, stands for; and the checks of
+ * embedded messages, whether they are there or not. */
 static int get_missing(const wire_at *at, target *t)
 {
     for (uint32_t no = 1; no <= at->type->fields_n; no++) {

@@ -54,12 +54,12 @@ extern PERSIA_API const char *const persia_role_paths[8]; /* of the methods */
     X(leave) X(plan) X(submit) X(heartbeat) X(take) X(return)
 
 enum wire_push_status {
-    PUSH_APPLIED, /* now; copies that came meanwhile get this, too */
+    PUSH_APPLIED, /* now; copies that arrived meanwhile get this, too */
     PUSH_DUPLICATE, /* applied before; nothing changed */
     PUSH_STALE_LINEAGE, /* other rows were restored meanwhile */
     PUSH_RETRY_LATER, /* number is beyond the ledger's window */
     /* sync: the step was applied and acknowledged to other ranks, then the
-     * server was killed and came back without it. */
+     * server was killed and started again without it. */
     PUSH_LOST,
     PUSH_STATUSES
 };
@@ -104,7 +104,7 @@ enum role_return_status {
     RETURNED_WAIT,
 };
 
-/* Who asks; every request begins with it. */
+/* The client; every request begins with it. */
 typedef struct wire_caller {
     uint64_t client; /* random, of a process */
     /* Of the owner of the stream that it pushes in, from 1; 0: it owns
@@ -132,9 +132,9 @@ typedef struct wire_hello {
      * another one, and in a stream that is not open (or has expired, as the
      * one of 65,536 that was used longest ago does), is refused. A new owner
      * looks at all servers, adds 1 to the highest incarnation that their
-     * ledgers say, and claims the stream with it; who says Hello again repeats
-     * its own. The greatest (incarnation, client) has the stream; the others
-     * are refused (persia-error: Closed). */
+     * ledgers say, and claims the stream with it; a second Hello repeats its
+     * own. The greatest (incarnation, client) has the stream; the others are
+     * refused (persia-error: Closed). */
     uint64_t stream;
     /* The caller knew the server before it was started again, and has counted
      * what it lost: if boot and lineage of `caller` are the server's, it
@@ -215,8 +215,8 @@ typedef struct wire_pull {
     wire_caller caller;
     uint32_t dtype; /* of the reply */
     uint32_t want_rows; /* row numbers in the reply */
-    /* answer when this update of the stream is through; UNAVAILABLE when it
-     * does not come for a second */
+    /* answer when this update of the stream is through; UNAVAILABLE when it is
+     * not there in a second */
     uint64_t after;
     wire_pull_table *tables;
     size_t tables_n;
@@ -259,7 +259,7 @@ typedef struct wire_push {
     uint32_t part; /* sync: the rank's; below parts */
     uint32_t parts; /* sync: as many as ranks; 0 means 1: a whole update */
     uint32_t dtype; /* of the gradients */
-    /* A table of the batch without ids on this shard comes too: its clock
+    /* A table of the batch without ids on this shard is here, too: its clock
      * moves alike on all shards. */
     wire_push_table *tables;
     size_t tables_n;
@@ -269,8 +269,8 @@ typedef struct wire_push {
     uint64_t t;
     /* Of an update of several batches, random: each part is of one batch and
      * has its name. A server applies them as one update when all are there, or
-     * will not come (see LeaveRequest), or were applied before; those are left
-     * out. `step` is 0. */
+     * will not be sent (see LeaveRequest), or were applied before; those are
+     * left out. `step` is 0. */
     uint64_t group;
 } wire_push;
 
@@ -282,8 +282,8 @@ typedef struct wire_push_reply {
     uint64_t nonfinite; /* row gradients that were skipped */
     uint64_t touched; /* distinct ids applied */
     uint64_t updates; /* of this shard, this one included */
-    /* sync: ranks that take no part any more. Who hears of them tells them to
-     * a server that was started again. */
+    /* sync: ranks that take no part any more. A client names them to a server
+     * that was started again. */
     uint64_t *left;
     size_t left_n;
 } wire_push_reply;
@@ -298,15 +298,15 @@ typedef struct wire_leave {
      * those that have told nothing themselves since the server was started. */
     uint64_t *left;
     size_t left_n;
-    /* Of this client: 1, 2, ... One that comes after a later one is not
+    /* Of this client: 1, 2, ... One that arrives after a later one is not
      * heeded. 0: in no order. */
     uint32_t move;
     /* Of the rank's updates: refused where it has a later owner than the
-     * caller. Who leaves with another one than the rank has joined with is not
+     * caller. A leave with another one than the rank has joined with is not
      * heeded. */
     uint64_t stream;
     /* Not 0: no rank moves; part `rank` of `world` parts of the update of this
-     * group will not come. */
+     * group will not be sent. */
     uint64_t group;
 } wire_leave;
 

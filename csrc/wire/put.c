@@ -1,7 +1,7 @@
 /* put.c: writes messages by their types.
  *
  * A message within a message is written twice: first it is counted, for its
- * length comes before it.  Padding goes before a message that has bulk data,
+ * length stands before it.  Padding goes before a message that has bulk data,
  * so that it begins at a multiple of 8 bytes of its parent, and before the
  * bulk data in it: so its length does not depend on where it lies.
  */

@@ -277,7 +277,7 @@ static int sweep_grads(worker *w, const worker_grad *grads, size_t n,
     return PERSIA_OK;
 }
 
-/* *sent: the client heard of the update. */
+/* *sent: the update was given to the client. */
 static int backward(worker *w, const worker_grad *grads, size_t n,
                     scratch *tmp, const client_update *update,
                     const optim_args *optim, uint32_t optim_n,

@@ -15,7 +15,7 @@ int taken_read(worker *w, worker_source *s, const plan *p, float *out,
                size_t stride);
 /* Whether a gradient is of such a batch. */
 int taken_is(const worker_grad *g);
-/* Whether some are: then all have to be, but for taken_finite(). */
+/* Whether some are: then all have to be, except for taken_finite(). */
 int taken_any(const worker_grad *grads, size_t n);
 /* persia_worker_backward() and persia_worker_finite() of gradients of which
  * some are. */

@@ -181,7 +181,7 @@ PERSIA_API int persia_worker_read(worker *w, uint32_t plan,
 /* Sums the gradients per table and id in the order given, and applies them
  * as one update.  optim: [tables of the store]; the step of Adam's bias
  * correction is filled in here.  update: its name, NULL (or number 0): the
- * client counts.  Shards elsewhere hear of it also if it is empty; if it
+ * client counts.  It is sent to remote shards also if it is empty; if it
  * fails before it is sent, its name is given up (persia_client_skip()). */
 PERSIA_API int persia_worker_backward(worker *w, const worker_grad *grads,
                                       size_t n,

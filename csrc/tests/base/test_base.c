@@ -167,7 +167,7 @@ static void spoil(float *at, int how)
     *at = all[how % 4];
 }
 
-/* Finite floats whose exponents come next to those of NaN and Inf. */
+/* Finite floats whose exponents are next to those of NaN and Inf. */
 static void fill_finite(float *x, size_t n)
 {
     static const float all[] = {FLT_MAX, -FLT_MAX, 0, -0.0f, FLT_MIN, 1};

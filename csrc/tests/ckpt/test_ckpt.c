@@ -355,7 +355,7 @@ static void rows_of_one_moment(void **state)
     }
     atomic_store(&c.stop, 1);
     pthread_join(thread, NULL);
-    assert_true(moved > 0); /* pushes did go on while files were written */
+    assert_true(moved > 0); /* pushes did run while files were written */
     persia_table_destroy(c.t);
     free(ids);
     free(grad);
@@ -486,7 +486,7 @@ static void exchange(void **state)
     assert_same_rows(b, like_a);
     persia_table_get_stats(a, &stats);
     assert_int_equal(stats.rows, 0);
-    fill_table(a, 10); /* a table goes on living */
+    fill_table(a, 10); /* a table lives on */
     assert_int_equal(persia_table_exchange(b, a), PERSIA_OK);
     assert_same_rows(a, like_a);
     persia_table_get_stats(b, &stats);

@@ -27,7 +27,7 @@ typedef struct node {
     _Atomic(int) mute;    /* answers to pushes from now on are lost */
     _Atomic(int) stale;   /* the next so many pushes: STALE_LINEAGE */
     _Atomic(uint64_t) calls[WIRE_METHODS_N];
-    /* Until the deadline of a request that came, at most. */
+    /* Until the deadline of a request that arrived, at most. */
     _Atomic(uint64_t) patience[WIRE_METHODS_N];
     _Atomic(uint64_t) turn;
 } node;

@@ -59,7 +59,7 @@ static float random_float(void)
     return (float)random_below(1 << 20) / (float)(1 << 19) - 1;
 }
 
-/* Few ids come often, some are large. */
+/* Few ids occur often, some are large. */
 static uint64_t random_id(void)
 {
     uint32_t i = random_below(4) ? random_below(20) : random_below(IDS);

@@ -1,4 +1,4 @@
-/* client: servers that fail, stop and come back. */
+/* client: servers that fail, stop and start again. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -60,7 +60,7 @@ static void every_shard_hears_of_every_update(void **state)
         persia_table_get_stats(persia_ps_table(c.nodes[i].p, 0), &stats);
         assert_int_equal(stats.pushes, 2);
     }
-    client_update again = {.number = 4}; /* nobody hears of it */
+    client_update again = {.number = 4}; /* no server gets it */
     assert_int_equal(persia_client_skip(remote, &again), PERSIA_OK);
     assert_int_equal(cluster_calls(&c, WIRE_PUSH), 9);
     again.number = 2;
@@ -141,7 +141,7 @@ static void an_unreachable_server_is_named_in_time(void **state)
     pull_job pull = {.n = 1, .ids = &id, .out = rows, .stride = DIM};
     assert_int_equal(persia_client_pull(remote, 0, &no, &pull, 1),
                      PERSIA_EUNAVAILABLE);
-    /* Its rows are of nobody's concern to a batch without them. */
+    /* A batch without its rows does not need it. */
     while (shard_of(id, 3) == 2)
         id++;
     assert_int_equal(persia_client_pull(remote, 0, &no, &pull, 1), PERSIA_OK);
@@ -231,7 +231,7 @@ static void a_store_that_ends_waits_for_no_lookup(void **state)
         pthread_join(thread, NULL);
         atomic_store(&c.nodes[1].held, 0);
         atomic_store(&c.nodes[1].down, 0);
-        /* Updates go on, until they are to end, too. */
+        /* Updates continue, until they are to end, too. */
         assert_int_equal(add_one(remote, NULL, no, 0, IDS), PERSIA_OK);
         atomic_store(&c.nodes[1].held, UINT32_MAX);
         assert_int_equal(pthread_create(&thread, NULL, end_all, remote), 0);
@@ -418,7 +418,7 @@ static void ranks_apply_one_step_together(void **state)
     assert_int_equal(persia_client_skip(ranks[0].c, &name), PERSIA_OK);
     for (uint32_t i = 0; i < 2; i++)
         assert_int_equal(persia_ps_updates(c.nodes[i].p), STEPS + 2);
-    /* A shard that comes back hears who has left. */
+    /* A shard that starts again learns which ranks have left. */
     cluster_restart(&c, 0);
     read_counts(ranks[1].c, ranks[1].no, got);
     read_counts(ranks[2].c, ranks[2].no, got);
@@ -426,7 +426,7 @@ static void ranks_apply_one_step_together(void **state)
     name.step++;
     assert_int_equal(add_one(ranks[0].c, &name, ranks[0].no, 0, 4),
                      PERSIA_OK);
-    /* Also from one that goes on, if those that have left are silent. */
+    /* Also from one that trains on, if those that have left are silent. */
     cluster_restart(&c, 1);
     name.number++;
     name.step++;
@@ -519,7 +519,7 @@ static void an_update_that_one_shard_refuses_counts_at_all(void **state)
 }
 
 /* A message that is too large for one of the servers: no other one applies
- * its part, and nobody waits for a part of a step. */
+ * its part, and no rank waits for a part of a step. */
 static void an_update_too_large_for_one_server_reaches_none(void **state)
 {
     enum { LIMIT = 4096 };
@@ -550,7 +550,7 @@ static void an_update_too_large_for_one_server_reaches_none(void **state)
     assert_non_null(strstr(persia_err_text(), "ps1:8888"));
     for (uint32_t i = 0; i < 2; i++)
         assert_int_equal(persia_ps_updates(c.nodes[i].p), 0);
-    /* Ranks hear that nothing comes. */
+    /* Ranks learn that nothing will be sent. */
     client_update name = {.number = 2, .step = 1, .part = 0, .parts = 2};
     uint64_t applied;
     config.rank = 1;
@@ -621,8 +621,8 @@ static int stop_while_greeting(void)
     return PERSIA_EINTR;
 }
 
-/* Ctrl-C while one server that came back is greeted: the call does not wait
- * for another one until its deadline. */
+/* Ctrl-C while one server that started again is greeted: the call does not
+ * wait for another one until its deadline. */
 static void an_interrupt_of_a_greeting_ends_the_call(void **state)
 {
     (void)state;

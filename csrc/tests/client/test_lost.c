@@ -278,7 +278,7 @@ static void the_last_of_many_missing_ones_are_completed(void **state)
     cluster_free(&c);
 }
 
-/* Nobody trains on: who looks finds out, too. */
+/* No process trains on: one that looks finds out, too. */
 static void a_look_tells_of_lost_updates(void **state)
 {
     (void)state;
@@ -305,7 +305,7 @@ static void a_look_tells_of_lost_updates(void **state)
     cluster_free(&c);
 }
 
-/* A job that goes on sends again what came after its checkpoint. */
+/* A job that resumes sends again what followed its checkpoint. */
 static void what_is_sent_again_is_not_lost(void **state)
 {
     (void)state;
@@ -608,7 +608,7 @@ static void many_threads_while_servers_come_and_go(void **state)
         updates += persia_ps_updates(c.nodes[i].p);
     client_counts n = counts_of(remote);
     /* An update may have been applied by a server that stopped before its
-     * answer came: it was sent again, and is counted by neither. */
+     * answer arrived: it was sent again, and is counted by neither. */
     assert_int_equal(updates + n.lost, 3 * (THREADS * UPDATES + 1));
     persia_client_destroy(remote);
     cluster_free(&c);

@@ -1,4 +1,4 @@
-/* client: shards behind gRPC on loopback; one stops and comes back. */
+/* client: shards behind gRPC on loopback; one stops and starts again. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -74,7 +74,7 @@ static uint32_t declare(ps_client *c)
 static uint64_t ids[IDS];
 static float grads[IDS * DIM];
 
-/* One pull and one push of the same ids, all of which come twice. */
+/* One pull and one push of the same ids, all of which occur twice. */
 static int train(ps_client *c, uint32_t no, float *out)
 {
     pull_job pull = {.n = IDS, .ids = ids, .out = out, .stride = DIM};
@@ -164,7 +164,7 @@ static void over_sockets(void **state)
     assert_int_equal(train(remote, b, got), PERSIA_OK);
     persia_client_destroy(remote);
 
-    /* Nobody is there. */
+    /* No server is there. */
     shard_stop(&s[1]);
     far.timeout_ns = SECOND / 2;
     assert_int_equal(persia_client_create(&far, &remote), PERSIA_EUNAVAILABLE);

@@ -145,7 +145,8 @@ static void a_server_that_returns_is_tried_again(void **state)
     cluster_free(&c);
 }
 
-/* The server's timer ends a pull that waits for an update that never comes. */
+/* The server's timer ends a pull that waits for an update that never
+ * arrives. */
 static void a_parked_pull_ends_at_its_deadline(void **state)
 {
     (void)state;

@@ -351,7 +351,7 @@ static void test_the_way_of_fewer_bytes(void **state)
     (void)state;
     /* One id a bag, dim 16, half of the ids distinct: 64 + 8 < 128. */
     assert_int_equal(persia_cuda_rows_travel(16000, 8000, 1000, 0, 4), 1);
-    /* All distinct: the places come on top. */
+    /* All distinct: the places are added. */
     assert_int_equal(persia_cuda_rows_travel(16000, 16000, 1000, 0, 4), 0);
     /* Pooled values of 16 bits, rows of 32. */
     assert_int_equal(persia_cuda_rows_travel(16000, 8000, 1000, 0, 2), 0);

@@ -114,7 +114,7 @@ static uint64_t probes_of(const batch_index *x, size_t *entries)
     return probes;
 }
 
-/* By someone who knows the hash and not the key. */
+/* With the hash known and not the key. */
 static void ids_that_were_chosen_to_collide(void **state)
 {
     enum { N = 40000 };

@@ -182,7 +182,7 @@ static size_t huge_bytes(const char *at)
 }
 
 /* A growing arena waits for no huge page: it is touched in small ones, which
- * are joined behind it, but for the 2 MiB that its lead leaves unused. */
+ * are joined behind it, except the 2 MiB that its lead leaves unused. */
 static void test_full_ranges_become_huge_behind(void **state)
 {
     (void)state;

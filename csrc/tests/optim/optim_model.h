@@ -106,7 +106,7 @@ static inline void model_step(const optim_args *a, int momentum, uint32_t dim,
                         (double)a->weight_bound);
 }
 
-/* Whether `got` is `want` but for fp32 arithmetic on numbers of the size of
+/* Whether `got` is `want` except for fp32 arithmetic on numbers of the size of
  * `scale`. */
 static inline int model_close(double got, double want, double scale)
 {

@@ -74,7 +74,7 @@ rpc_channel *channel_with(int port, const rpc_security *security);
 /* persia_rpc_start(), and waits for its callback. */
 int rpc_wait(rpc_channel *c, uint32_t method, wire_out *o,
              uint64_t timeout_ns, rpc_reply *reply);
-/* The same with a message of n bytes; asserts that they come back. */
+/* The same with a message of n bytes; asserts that they are returned. */
 void echo(rpc_channel *c, uint32_t method, uint64_t seed, size_t n);
 /* The same with the bytes; the reply is freed. */
 int call_with(rpc_channel *c, uint32_t method, const void *data, size_t n,

@@ -360,7 +360,7 @@ static void who_pings_without_end_is_closed(void **state)
 
 /* ---- clients that keep the server waiting ---- */
 
-/* A call whose message does not come. */
+/* A call whose message does not arrive. */
 typedef struct stalled {
     grpc_call *call;
     grpc_metadata_array initial, trailing;
@@ -376,7 +376,7 @@ static gpr_timespec in_ms(int64_t ms)
                         gpr_time_from_millis(ms, GPR_TIMESPAN));
 }
 
-/* Connects and sends: nobody else waits on the queue. */
+/* Connects and sends: no other thread waits on the queue. */
 static void stalled_settle(foreign *f, stalled *l)
 {
     grpc_event e =
@@ -408,7 +408,7 @@ static void stalled_start(foreign *f, stalled *l, const char *path)
                      GRPC_CALL_OK);
 }
 
-/* The message comes after all. */
+/* The message arrives after all. */
 static void stalled_send(foreign *f, stalled *l)
 {
     grpc_slice message = grpc_slice_from_static_string("late");
@@ -479,7 +479,7 @@ static void send_call(int fd, unsigned stream, const char *path,
     send_call_with(fd, stream, path, "", 0, data, n, last);
 }
 
-/* An empty message, and one of which 100 bytes were to come. */
+/* An empty message, and one of which 100 bytes were to follow. */
 static const unsigned char EMPTY[] = "\0\0\0\0";
 /* A connection that takes no bytes of answers. */
 static const unsigned char NO_WINDOW[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -515,7 +515,7 @@ static void a_deadline_that_is_far_away(void **state)
     deck_stop(&d);
 }
 
-/* Nobody can call while all slots read, but not for ever; and our clients'
+/* No client can call while all slots read, but not for ever; and our clients'
  * calls go through within their time. */
 static void a_full_server_does_not_wait_for_requests(void **state)
 {

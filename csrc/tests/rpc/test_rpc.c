@@ -1,4 +1,4 @@
-/* rpc: messages, errors, deadlines, servers that go and come. */
+/* rpc: messages, errors, deadlines, servers that stop and start. */
 #include "help.h"
 
 #include <stdatomic.h>
@@ -167,7 +167,7 @@ static void a_deadline_passes(void **state)
     deck_stop(&d);
 }
 
-/* ---- servers that go and come ---- */
+/* ---- servers that stop and start ---- */
 
 static void a_server_that_is_gone_is_named(void **state)
 {
@@ -183,7 +183,7 @@ static void a_server_that_is_gone_is_named(void **state)
                      PERSIA_EUNAVAILABLE);
     assert_non_null(strstr(persia_err_text(), persia_rpc_channel_address(c)));
 
-    /* It comes back at the same port and is found again. */
+    /* It starts again at the same port and is found. */
     rpc_server_config config = server_config_of(&d);
     config.address = persia_rpc_channel_address(c);
     rpc_server *again, *taken;

@@ -243,7 +243,7 @@ static void tokens_say_who_may_what(void **state)
                                 persia_wire_paths[WIRE_SNAPSHOT]);
         denied_n = 0;
     }
-    assert_int_equal(d.requests, 22); /* those denied never came here */
+    assert_int_equal(d.requests, 22); /* those denied never arrived here */
     deck_stop(&d);
 }
 

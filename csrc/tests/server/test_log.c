@@ -135,7 +135,7 @@ static void many_lines_become_a_count(void **state)
     persia_system_install(NULL);
 }
 
-/* Who reads the log may hang: no call waits for it. */
+/* The reader of the log may hang: no call waits for it. */
 static void a_full_pipe_costs_lines_alone(void **state)
 {
     static char fill[4096];

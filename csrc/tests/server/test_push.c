@@ -292,7 +292,7 @@ static void steps_have_the_bits_of_one_process(void **state)
     }
 }
 
-/* ---- what comes narrower, with hints, or is refused --------------------- */
+/* ---- what is narrower, has hints, or is refused ------------------------- */
 
 typedef struct small {
     server v;
@@ -527,7 +527,7 @@ static void gaps_are_closed_by_settled_numbers(void **state)
     m.settled = 1;
     assert_int_equal(push(&f->v, &m).status, PUSH_APPLIED);
     assert_int_equal(ledger_of(&f->v, STREAM).watermark, 3);
-    m.number = 100000; /* after a server lost what came before */
+    m.number = 100000; /* after a server lost what was before */
     m.settled = 99999;
     assert_int_equal(push(&f->v, &m).status, PUSH_APPLIED);
     assert_int_equal(ledger_of(&f->v, STREAM).watermark, 100000);

@@ -293,7 +293,7 @@ static void each_shard_takes_its_own_ids(void **state)
         }
 }
 
-/* Whoever means other slots is refused, and nothing changes. */
+/* A client that means other slots is refused, and nothing changes. */
 static void requests_name_the_slots_that_they_mean(void **state)
 {
     (void)state;
@@ -369,7 +369,7 @@ static void whole_rows_out_and_in(void **state)
            "belongs to shard 0");
     expect(code_of(CALL(&v, GET_ROWS, rows, &get)), PERSIA_EARG,
            "belongs to shard 0");
-    /* clear comes alone: rows that are refused would come too late */
+    /* clear has no rows: those that are refused would be found too late */
     table_stats stats;
     uint64_t had;
     persia_table_get_stats(persia_ps_table(v.p, 0), &stats);
@@ -531,7 +531,7 @@ static void buffers_are_used_again(void **state)
     buffer_give(two);
     assert_true(buffers_bytes(b) <= KEEP + one->size);
     assert_int_equal(buffers_take(b, SIZE_MAX / 2, &three), PERSIA_ELIMIT);
-    buffers_destroy(b); /* before the last one comes back */
+    buffers_destroy(b); /* before the last one is given back */
     buffer_give(one);
     buffer_give(NULL);
 }

@@ -1,4 +1,4 @@
-/* Snapshots and restores: one moment, whatever goes on; rows of N shards in
+/* Snapshots and restores: one moment, whatever happens; rows of N shards in
  * M; folders that are not ours. */
 #include "tests/server/folders.h"
 
@@ -107,7 +107,7 @@ static void three_shards_restored_into_two(void **state)
         assert_int_equal(push(&new[i], &stale).status, PUSH_DUPLICATE);
     }
     same_rows(old, 3, new, 2);
-    /* both go on alike: clocks and state are what they were */
+    /* both continue alike: clocks and state are what they were */
     push_some(old, 3, 1, 7);
     push_some(new, 2, 1, 7);
     same_rows(old, 3, new, 2);
@@ -454,10 +454,10 @@ static void one_snapshot_at_a_time(void **state)
     result r;
     (void)snapshot_whole(&v, ".tmp-one", &r);
     result_free(&r);
-    /* its client has not heard of that yet */
+    /* its client does not know that yet */
     expect(CALL(&v, SNAPSHOT, snapshot, &other), PERSIA_EUNAVAILABLE,
            "root/.tmp-one");
-    /* who has the root knows that it has died */
+    /* the owner of the root knows that it has died */
     expect(snapshot_try(&v, &two), PERSIA_OK, "");
     one.verb = SNAPSHOT_STATUS;
     expect(CALL(&v, SNAPSHOT, snapshot, &one), PERSIA_EARG, "is known");
@@ -603,7 +603,7 @@ static void what_restores_refuse(void **state)
     persia_table_cut_end(cut);
     assert_int_equal(stats_of(&v).lineage, v.lineage);
 
-    /* what waits is told; the second table stays as it is */
+    /* what waits is answered; the second table stays as it is */
     table *second = persia_ps_table(v.p, 1);
     rows_all before = rows_of(&second, 1);
     wire_push part = push_of(&v, STREAM, 3, NULL, 0);

@@ -147,7 +147,7 @@ static void one_bad_part_fails_the_step(void **state)
     job_stop(j);
 }
 
-/* Its sender waits for the one that came before, and sends it again. */
+/* Its sender waits for the one before, and sends it again. */
 static void a_copy_of_a_part_comes_late(void **state)
 {
     (void)state;
@@ -185,7 +185,7 @@ static void ranks_come_and_go(void **state)
     wire_push m = part_of(j, 1, 2);
     assert_int_equal(push_code(&j->v, &m), PERSIA_EARG);
     assert_non_null(strstr(persia_err_text(), "rank 1 has left"));
-    /* rank 0 begins anew: what it sent before is void */
+    /* rank 0 begins again: what it sent before is void */
     a = send_part(j, 0, 2, LONG);
     assert_int_equal(join(&j->v, 0, RANKS, 1, 1), 1);
     expect_error(a, PERSIA_ECLOSED, "rank 0 joined");
@@ -309,7 +309,7 @@ static void parts_of_a_process_before_are_not_applied(void **state)
     assert_int_equal(push_wait(b).status, PUSH_APPLIED);
     assert_int_equal(push_wait(c).status, PUSH_APPLIED);
     assert_true(value(j) == RANKS);
-    /* the one before does not come back */
+    /* the one before does not return */
     hello.caller.client = 1;
     hello.rank = 0;
     wire_out o = ENCODED(hello, &hello);
@@ -330,8 +330,8 @@ static int say_of_stream(const job *j, uint64_t client, uint64_t stream,
     return code;
 }
 
-/* Rank 0 has a successor, in its stream or as another job's: what it says
- * then moves nobody. */
+/* Rank 0 has a successor, in its stream or as another job's: what it says then
+ * moves no rank. */
 static void a_late_leave_does_not_remove_the_successor(void **state)
 {
     (void)state;
@@ -437,7 +437,7 @@ static void pulls_wait_for_an_update(void **state)
     m = push_of(&j->v, STREAM, 1, &j->table, 1);
     assert_int_equal(push(&j->v, &m).status, PUSH_APPLIED);
     expect_row(first, 2);
-    /* what is settled does not come any more */
+    /* what is settled is not sent any more */
     m = push_of(&j->v, STREAM, 6, &j->table, 1);
     m.settled = 5;
     assert_int_equal(push(&j->v, &m).status, PUSH_APPLIED);
@@ -482,7 +482,7 @@ static void what_waits_is_bounded_and_closed(void **state)
     job_stop(j);
 }
 
-/* A server has so many requests in hand, those that wait included. */
+/* A server has so many requests, those that wait included. */
 static void what_waits_leaves_room_for_updates(void **state)
 {
     enum { CALLS = 8 };
@@ -599,7 +599,7 @@ static int join_code(job *j, uint64_t step)
     return code;
 }
 
-/* Numbers that no job reaches would leave none for those who come later. */
+/* Numbers that no job reaches would leave none for later clients. */
 static void absurd_numbers_are_refused(void **state)
 {
     const uint64_t absurd = UINT64_MAX - 1;

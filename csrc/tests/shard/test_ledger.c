@@ -42,7 +42,7 @@ static int in_window(const wire_ledger *e, uint64_t number)
            (e->window[bit / 64] >> (bit % 64) & 1);
 }
 
-static ledger_flight flights[64]; /* of updates that stay under way */
+static ledger_flight flights[64]; /* of updates that stay in flight */
 static size_t flights_n;
 
 static enum ledger_state begin_key(ledger *l, const ledger_key *key)
@@ -149,7 +149,7 @@ static void settled_numbers_leave_no_gap(void **state)
     assert_int_equal(entry(l, 7).watermark, 1000001);
     /* but 5, 6, 7, 9 and itself */
     assert_int_equal(entry(l, 7).skipped, 1000001 - 5);
-    /* settled while it is under way, and applied after all */
+    /* settled while it is in flight, and applied after all */
     ledger_key late = {7, 1000002, 1000001, ME};
     assert_int_equal(begin_key(l, &late), LEDGER_NEW);
     assert_int_equal(apply(l, &(ledger_key){7, 1000003, 1000002, ME}),
@@ -250,7 +250,7 @@ static void a_stream_has_one_owner(void **state)
     assert_int_equal(apply_of(l, OLD, 1), LEDGER_UNKNOWN);
     assert_int_equal(open_of(l, OLD, &e), 0);
     assert_int_equal(apply_of(l, OLD, 1), LEDGER_NEW);
-    /* one is under way: it counts for the next owner, and is applied */
+    /* one is in flight: it counts for the next owner, and is applied */
     assert_int_equal(begin_key(l, &late), LEDGER_NEW);
     assert_int_equal(open_of(l, OLD, &e), 0);
     assert_false(in_window(&e, 2));
@@ -262,7 +262,7 @@ static void a_stream_has_one_owner(void **state)
     assert_null(ledger_end(l, &late));
     assert_int_equal(apply_of(l, NEXT, 2), LEDGER_DONE);
     assert_int_equal(apply_of(l, NEXT, 3), LEDGER_NEW);
-    /* an older owner hears of nothing, whatever the number */
+    /* an older owner learns nothing, whatever the number */
     assert_int_equal(apply_of(l, OLD, 1), LEDGER_TAKEN);
     assert_int_equal(apply_of(l, OLD, 3), LEDGER_TAKEN);
     assert_int_equal(apply_of(l, OLD, 4), LEDGER_TAKEN);
@@ -272,7 +272,7 @@ static void a_stream_has_one_owner(void **state)
 }
 
 /* Of two that opened at once the greater client wins; one of two generations
- * ago does not come back, and who only looks takes nothing. */
+ * ago does not return, and one that only looks takes nothing. */
 static void a_zombie_never_takes_a_stream_back(void **state)
 {
     (void)state;
@@ -298,7 +298,7 @@ static void a_zombie_never_takes_a_stream_back(void **state)
     ledger_destroy(l);
 }
 
-/* Restored rows come with older owners, or without the stream at all. */
+/* Restored rows have older owners, or without the stream at all. */
 static void owners_outlive_a_restore(void **state)
 {
     (void)state;
@@ -380,7 +380,7 @@ static void copies_wait_for_the_first(void **state)
     assert_ptr_equal(first, &a);
     assert_ptr_equal(first->waiter.next, &b.waiter);
     assert_null(b.waiter.next);
-    /* one that failed may come again */
+    /* one that failed may be sent again */
     assert_int_equal(begin(l, 7, 2), LEDGER_NEW);
     assert_null(ledger_end(l, &(ledger_key){7, 2, 0, ME}));
     assert_int_equal(begin(l, 7, 2), LEDGER_NEW);
@@ -410,7 +410,7 @@ static void streams_expire_the_oldest_first(void **state)
     (void)entry(l, 4);
     assert_int_equal(begin(l, 2, 2), LEDGER_UNKNOWN);
     assert_int_equal(apply(l, &(ledger_key){1, 1, 0, ME}), LEDGER_DONE);
-    /* one with an update under way stays, though it is the oldest */
+    /* one with an update in flight stays, though it is the oldest */
     assert_int_equal(begin(l, 3, 2), LEDGER_NEW);
     assert_int_equal(apply(l, &(ledger_key){1, 2, 0, ME}), LEDGER_NEW);
     (void)entry(l, 4);
@@ -514,7 +514,7 @@ static void threads_apply_each_once(void **state)
     free(r);
 }
 
-/* Whoever may train chooses names of streams. */
+/* Clients choose names of streams. */
 static void names_that_were_chosen_do_not_collide(void **state)
 {
     enum { N = 4096, CHAIN = 32 };

@@ -1,4 +1,5 @@
-/* Parts of steps: when a step is whole, who is missing, what is void. */
+/* Parts of steps: when a step is whole, which ranks are missing, what is
+ * void. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -137,7 +138,7 @@ static void ranks_leave_and_join(void **state)
     assert_int_equal(s.n, 1);
     move(&s, 0, 3, 1, 0, "");
     assert_int_equal(add(&s, 2, 0, 3), PERSIA_OK);
-    /* who knows of a later step, or of another world, voids all */
+    /* a rank with a later step, or another world, voids all */
     move(&s, 2, 3, 1, 2, "01");
     assert_int_equal(s.step, 2);
     assert_int_equal(add(&s, 3, 0, 3), PERSIA_OK);

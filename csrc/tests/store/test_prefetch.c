@@ -338,7 +338,7 @@ static void test_forwards_of_a_batch_share_its_permit(void **state)
     uint64_t first = batch_add(stream), second = batch_add(stream);
     assert_int_equal(persia_store_batch_next(s, first, 0), PERSIA_OK);
     forward(first, &a);
-    forward(first, &b); /* looked up anew */
+    forward(first, &b); /* looked up again */
     forward(first, NULL);
     backward(a); /* b is still out: the next lookup must wait */
     assert_int_equal(stats().started, 1);
@@ -474,7 +474,8 @@ static void test_waits_for_an_update_and_can_be_interrupted(void **state)
     persia_store_pass_close(s, stream);
 }
 
-/* Once the loop need not wait for a failed update any more, it is told. */
+/* Once the loop need not wait for a failed update any more, it gets the
+ * error. */
 static void test_an_update_that_failed_is_told_at_once(void **state)
 {
     (void)state;

@@ -276,7 +276,7 @@ static void test_staleness_under_random_schedules(void **state)
     job_close(&j);
 }
 
-/* Updates that are under way when the store goes are applied. */
+/* Updates that are in flight when the store ends are applied. */
 static void test_a_store_ends_with_its_updates(void **state)
 {
     (void)state;
@@ -291,7 +291,7 @@ static void test_a_store_ends_with_its_updates(void **state)
         rank_close(r);
         assert_int_equal(atomic_load(&alive), 0);
         assert_int_equal(value(&j.ranks[1]), 10 * (round + 1));
-        rank_open(&j, 0); /* its numbers go on where they were */
+        rank_open(&j, 0); /* its numbers continue where they were */
     }
     job_close(&j);
 }
@@ -307,7 +307,7 @@ static struct {
     uint32_t world, seed;
     int by_batch;
     int batches[RANKS];
-    uint64_t applied[RANKS]; /* as each rank heard when it joined */
+    uint64_t applied[RANKS]; /* as each rank learned when it joined */
     int seen[RANKS][STEPS];
     int gave[RANKS][STEPS];  /* gradients in the store */
     int failed[RANKS];
@@ -504,7 +504,7 @@ static void *hold_gate(void *arg)
     return NULL;
 }
 
-/* A pass ends while a part is under way and one waits behind it; the updates
+/* A pass ends while a part is in flight and one waits behind it; the updates
  * that follow are no parts, and all of them are applied. */
 static void test_updates_behind_parts_that_wait(void **state)
 {
@@ -535,7 +535,7 @@ static void test_updates_behind_parts_that_wait(void **state)
     nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
     atomic_store(&b.go, 1);
     pthread_join(thread, NULL);
-    /* The part behind it comes from a rank that has left. */
+    /* The part behind it is of a rank that has left. */
     assert_int_equal(persia_store_flush(one->s, 5000000000u), PERSIA_EARG);
     assert_int_equal(persia_store_flush(one->s, 5000000000u), PERSIA_OK);
     assert_int_equal(value(one), PARTS - 1 + AFTER);
@@ -543,7 +543,7 @@ static void test_updates_behind_parts_that_wait(void **state)
 }
 
 /* A backward ended half-way, and its store ends in the middle of the pass: the
- * empty part that the batch owes is sent by nobody. */
+ * empty part that the batch owes is sent by no thread. */
 static void test_a_store_ends_with_gradients_held(void **state)
 {
     (void)state;
@@ -594,7 +594,7 @@ static void test_an_index_ends_with_its_forward(void **state)
     persia_store_forget(r->s);
     assert_int_equal(indexes->live, 0);
     assert_int_equal(hold(r, ticket), PERSIA_ETICKET);
-    /* looked up ahead, and nobody wants it */
+    /* looked up ahead, and not wanted */
     assert_int_equal(persia_store_pass_open(r->s, 1, 0, &stream), PERSIA_OK);
     batch_add(r, stream);
     persia_store_pass_close(r->s, stream);

@@ -161,7 +161,7 @@ static void held_gradients_are_bounded(void **state)
 }
 
 /* Copies hold what was there, whatever becomes of the original; blocks that
- * come back are used again. */
+ * are given back are used again. */
 static void copies_are_whole(void **state)
 {
     (void)state;

@@ -63,7 +63,7 @@ typedef struct dump {
 } dump;
 dump dump_table(table *t);
 /* What is left of a cut that has begun, `room` rows a call, then its end;
- * ids come once each. */
+ * each id occurs once. */
 dump dump_cut(table *t, table_cut *cut, size_t room);
 void dump_free(dump *d);
 /* Fails the test where two dumps differ in a bit. */

@@ -25,8 +25,8 @@ static push_job push_ids(sched *s, table *t, size_t n, const uint64_t *ids)
     return push_one(s, t, &a, n, ids, ones, 0);
 }
 
-/* Random batches of ids, some of them twice: a row comes with the n-th push
- * that has the id. */
+/* Random batches of ids, some of them twice: the n-th push that has the id
+ * makes its row. */
 static void test_the_nth_push_makes_a_row(void **state)
 {
     enum { IDS = 3000, BATCH = 700, STEPS = 40 };
@@ -152,7 +152,7 @@ static void test_sightings_of_a_cut(void **state)
         part[i] = table_of(&c);
         persia_table_restore_sightings(part[i], first, slots, words);
     }
-    /* Whoever writes it may still read when another thread stops it. */
+    /* Its writer may still read when another thread stops it. */
     uint32_t last = words[slots - 1];
     persia_table_cut_stop(cut);
     assert_ptr_equal(persia_table_cut_sightings(cut, &first, &slots), words);

@@ -1,5 +1,5 @@
-/* cut: every cut is the table as it was at one moment, whatever goes on.
- * The oracle is a replay of the operations up to that moment. */
+/* cut: every cut is the table as it was at one moment, whatever happens.  The
+ * oracle is a replay of the operations up to that moment. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -154,8 +154,8 @@ static void test_cuts_between_operations(void **state)
 /* ---- threads ---- */
 
 /* Every push adds 1 to the same ids of both tables, so all rows of a cut of
- * both have one value: the number of pushes before it.  Other ids come and
- * go: the id 1000 + k is made by push k alone. */
+ * both have one value: the number of pushes before it.  Other ids are there
+ * for a while: the id 1000 + k is made by push k alone. */
 enum { TABLES = 2, COMMON = 400 };
 
 typedef struct counting {

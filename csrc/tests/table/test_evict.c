@@ -289,8 +289,8 @@ static void test_wrong_expressions(void **state)
     assert_int_equal(persia_evict_compile(deep, &out), PERSIA_EARG);
 }
 
-/* Fields of rows are in a cut and come back; a table that has none of them in
- * its files begins with rows touched once. */
+/* Fields of rows are in a cut and are restored; a table that has none of them
+ * in its files begins with rows touched once. */
 static void test_fields_are_saved(void **state)
 {
     sched *s = pool_of(1);

@@ -104,7 +104,7 @@ static void test_one_full_table_refuses_the_whole_push(void **state)
     persia_sched_destroy(s);
 }
 
-/* Pushes that run at once, none of which comes near the capacity alone: of
+/* Pushes that run at once, none of which is near the capacity alone: of
  * each, all ids have rows, or none has. */
 typedef struct racer {
     pthread_t thread;
@@ -319,7 +319,7 @@ static void test_hot_rows_keep_their_state(void **state)
     table *t = table_of(&c);
     for (uint64_t step = 0; step < 50; step++) {
         ids_fill(ids, 1000 + step * 100, 99);
-        ids[99] = 5; /* comes last, is found late */
+        ids[99] = 5; /* is last, is found late */
         push_one(s, t, &a, 100, ids, ones, 0);
     }
     assert_int_equal(persia_table_get(t, 1, ids + 99, &v, &accumulator, NULL),
@@ -387,7 +387,7 @@ static void test_set_and_restore_evict(void **state)
         fail_msg("%s", persia_err_text());
     assert_int_equal(stats_of(t).rows, 100);
     persia_table_destroy(t);
-    /* rows of pushes to come (another thread's, or a clock not yet set) are
+    /* rows of later pushes (another thread's, or a clock not yet set) are
      * young, not 2^32 pushes old */
     c.capacity = 60;
     t = table_of(&c);

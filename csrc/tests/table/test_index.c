@@ -16,7 +16,7 @@ typedef struct world {
     uint8_t *in;   /* [n] whether it is in the index */
     size_t n;
     uint64_t key;
-    int deepens;   /* the directory, as rows come */
+    int deepens;   /* the directory, as rows are added */
 } world;
 
 static row_store rows_of(const world *w)
@@ -175,7 +175,7 @@ static uint32_t probes_of(const world *w, size_t i)
     return 0;
 }
 
-/* Whatever ids are chosen by who knows the hash and not the key. */
+/* Whatever ids are chosen with the hash known and not the key. */
 static void test_chosen_ids(void **state)
 {
     enum { N = 40000 };

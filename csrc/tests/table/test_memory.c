@@ -172,7 +172,7 @@ typedef struct world {
     table *t[T];
     size_t from;     /* the update leaves out the first ids */
     int set;         /* the update is a persia_table_set() of the first */
-    int snapshot;    /* ... comes while a cut is read */
+    int snapshot;    /* ... is made while a cut is read */
     table_cut *cut;
     picture before[T];
 } world;
@@ -380,8 +380,8 @@ static void test_set(void **state)
 
 /* ---- for long without memory ---- */
 
-/* Old rows learn on without memory.  New ones come as long as there is room:
- * pages of the index fill up.  With memory again all is as ever. */
+/* Old rows learn on without memory.  New ones are made as long as there is
+ * room: pages of the index fill up.  With memory again all is as ever. */
 static void test_index_goes_on_full(void **state)
 {
     enum { PIECE = 100, ROWS = 40000, LITTLE = 1 };
@@ -479,7 +479,7 @@ static void *pusher_run(void *arg)
             { .n = BATCH, .ids = some, .scale = turn % 2 ? scale : NULL,
               .grad = grad, .stride = p->dim, .bags = BATCH },
             { .n = BATCH / 4, .ids = some, .grad = grad, .stride = p->dim,
-              .bags = BATCH / 4 } /* these come again */
+              .bags = BATCH / 4 } /* these are given again */
         };
         push_job jobs[TABLES];
         for (size_t i = 0; i < BATCH; i++) {
@@ -567,7 +567,7 @@ int main(void)
     rng r = { 9 };
 
     ids_fill(ids, 0, N);
-    for (size_t i = N - 500; i < N; i++) /* the last ones come again */
+    for (size_t i = N - 500; i < N; i++) /* the last ones are given again */
         ids[i] = i % 2 ? i - 1000 : i - (N - 500);
     for (size_t i = 0; i < sizeof grad / sizeof *grad; i++)
         grad[i] = rng_float(&r);

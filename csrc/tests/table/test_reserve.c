@@ -231,8 +231,8 @@ static void *alone_run(void *arg)
     return NULL;
 }
 
-/* Who makes or clears a table waits for the pushes that have begun, not for
- * those that follow, however they overlap. */
+/* A thread that makes or clears a table waits for the pushes that have begun,
+ * not for those that follow, however they overlap. */
 static void test_pushes_let_others_be_alone(void **state)
 {
     table_config c = config_of(DIM, OPTIM_ADAM);

@@ -438,7 +438,7 @@ static void test_restore_of_a_cut_is_the_same_table(void **state)
             dump b = dump_table(u);
             dump_equal(&a, &b, "restored");
             dump_free(&b);
-            for (uint64_t i = 5; i < 8; i++) { /* and they go on the same */
+            for (uint64_t i = 5; i < 8; i++) { /* and they continue the same */
                 some_rows(s, t, 3000, i * 1000);
                 some_rows(s, u, 3000, i * 1000);
             }

@@ -81,7 +81,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* Key 2 to table a, keys 3 and 0 to table b; key 1 is nobody's. */
+/* Key 2 to table a, keys 3 and 0 to table b; key 1 is of no table. */
 static uint32_t plan_of(uint32_t kind, uint32_t pooling)
 {
     plan_feature f[] = {
