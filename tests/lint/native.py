@@ -11,6 +11,7 @@ usage: python tests/lint/native.py csrc
   by themselves.
 - Files have at most 800 lines of at most 79 columns, no tabs, no unfinished
   business; functions outside of tests have bodies of at most 60 lines.
+- Comments have none of the words that stand for a plainer one.
 - Every header compiles alone.
 - What csrc/spec/generate.py makes of persia.proto is current.
 """
@@ -106,6 +107,16 @@ LITERAL = re.compile(
     re.DOTALL,
 )
 
+#: What comments say in place of a plainer word: "arrives", "is given",
+#: "continues", "in flight", "again", "no client", "except".
+WORDS = re.compile(
+    r"\b((?:is|are|was|were|be) told|told so|anew|[Nn]obody|[Ww]hoever"
+    r"|goes on|go on|going on|who does not|under way|in hand|but for"
+    r"|hears?|tells? of|(?:[Cc]omes?|came)(?! from))\b"
+)
+#: Rooms in which the words are not checked yet.
+UNREAD = {"role"}
+
 Finding = tuple[Path, int, str]
 
 
@@ -175,6 +186,16 @@ def check_bodies(path: Path, text: str) -> Iterator[Finding]:
             begin = 0
 
 
+def check_words(path: Path, text: str) -> Iterator[Finding]:
+    """Plain words in comments."""
+    for match in LITERAL.finditer(text):
+        if match.group().startswith("/"):
+            comment = re.sub(r"\s*\n[\s*/]*", " ", match.group())
+            for word in WORDS.finditer(comment):
+                line = text.count("\n", 0, match.start()) + 1
+                yield path, line, f"in plainer words: {word.group()!r}"
+
+
 def check_calls(path: Path, text: str) -> Iterator[Finding]:
     """Banned calls."""
     for number, line in enumerate(code_only(text).splitlines(), 1):
@@ -225,6 +246,8 @@ def check_tree(csrc: Path) -> Iterator[Finding]:
         text = path.read_text(encoding="utf-8")
         room = path.relative_to(csrc).parts[0]
         yield from check_text(path, text)
+        if UNREAD.isdisjoint(path.relative_to(csrc).parts):
+            yield from check_words(path, text)
         if room in ROOMS:
             yield from check_calls(path, text)
             yield from check_includes(path, room, text)

@@ -25,7 +25,8 @@ def test_sound_tree(tmp_path: Path) -> None:
             "base/base.h": "#include <stdint.h>\nuint64_t clock_ns(void);\n",
             "base/lock.h": '#include "base/base.h"\n',
             "ids/ids.c": '#include "base/base.h"\n'
-            "/* never strcpy(), nor gets() */\n"
+            "/* never strcpy(), nor gets(); it comes from go_on() */\n"
+            '/* CAME */ const char *other = "under way";\n'
             'const char *text = "sprintf(";\n'
             "int my_rand(int x) { return x; }\n"
             "int f(void)\n{" + "\n" * 61 + "}\n",
@@ -54,6 +55,8 @@ def test_sound_tree(tmp_path: Path) -> None:
         ("ids/ids.c", "/*" + "-" * 80 + "*/", "84 columns"),
         ("ids/ids.c", "\n" * 800 + "int x;", "801 lines"),
         ("ids/ids.c", "int f(void)\n{" + "\n" * 62 + "}", "of 61 lines"),
+        ("ids/ids.c", "/* a row\n * comes */", "plainer words: 'comes'"),
+        ("ids/ids.c", "int x; // nobody", "plainer words: 'nobody'"),
         ("misc/misc.c", "int x;", "misc is not a room"),
         ("ids/ids.h", "uint64_t x;", "does not compile alone"),
     ],
