@@ -247,7 +247,7 @@ def test_lineage_and_checkpoint_id(tmp_path: Path) -> None:
     lineage, identity = a._engine.lineage, a._engine.checkpoint_id
     assert lineage != b._engine.lineage
     assert b.load(tmp_path).lineage == lineage
-    assert (b._engine.lineage, b._engine.checkpoint_id) == (lineage, identity)
+    assert (b._engine.loaded, b._engine.checkpoint_id) == (lineage, identity)
 
 
 def test_state_dict_without_rows_names_store_load(tmp_path: Path) -> None:

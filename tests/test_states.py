@@ -7,6 +7,7 @@ import copy
 import io
 import pickle
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,62 @@ def test_rows_of_another_training_are_not_those_of_the_state(
     make().load_state_dict(empty)
     with pytest.raises(errors.RowsMissing, match=r"another training"):
         model.load_state_dict(empty)
+
+
+def assign(store: persia.Store) -> None:
+    store.set_rows("t", IDS, torch.zeros(5, 4))
+
+
+def erase(store: persia.Store) -> None:
+    store.erase("t", IDS[:2])
+
+
+def drop(store: persia.Store) -> None:
+    store.drop("t")
+    again = persia.EmbeddingBagCollection(
+        store=store, tables=[persia.EmbeddingBagConfig("t", 4, ["f"])]
+    )
+    train(torch.nn.Sequential(again), 3)
+
+
+@pytest.mark.parametrize("change", [assign, erase, drop])
+def test_rows_that_were_changed_since_are_not_those_of_the_state(
+    change: Callable[[persia.Store], None],
+) -> None:
+    model = make()
+    train(model, 3)
+    state = quietly(model)
+    change(model[0].store)
+    with pytest.raises(errors.RowsMissing):
+        model.load_state_dict(state)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_two_trainings_from_one_checkpoint_are_told_apart(
+    tmp_path: Path, remote: bool
+) -> None:
+    with contextlib.ExitStack() as stack:
+        where = {}
+        if remote:
+            servers = Servers(2, checkpoints=str(tmp_path))
+            stack.enter_context(contextlib.closing(servers))
+            where["servers"] = servers.text
+        model = make(**where)
+        store = stack.enter_context(contextlib.closing(model[0].store))
+        train(model, 3)
+        store.save(tmp_path / "root", model=model)
+        begin = quietly(model)
+        train(model, 2)
+        first = quietly(model)
+        store.load(tmp_path / "root", model=model)
+        model.load_state_dict(begin)
+        (model({"f": IDS}).values().sum() * 7).backward()
+        train(model)
+        with pytest.raises(errors.RowsMissing):
+            model.load_state_dict(first)
+        with pytest.raises(errors.RowsMissing):
+            model.load_state_dict(begin)
+        model.load_state_dict(quietly(model))
 
 
 def test_rows_on_servers_are_known_by_the_servers(tmp_path: Path) -> None:

@@ -433,9 +433,10 @@ def _go_on(
     engine_of(
         store
     ).core.drop_error()  # what failed before does not matter any more
-    engine_of(store).lineage = manifest.lineage
     engine_of(store).checkpoint_id = manifest.id
-    engine_of(store).saved = updates_of(store)
+    engine_of(store).saved = updates = updates_of(store)
+    engine_of(store).loaded = manifest.lineage
+    engine_of(store).rename_rows(updates)
 
 
 def _last_place(
@@ -483,7 +484,7 @@ def _check_live(store: Store, found: files.Found) -> int:
     rows = rows_of(connection)
     if connection.hosting is not None and manifest.lineage not in (
         rows.lineage(),
-        engine_of(store).lineage,  # loaded by this store before
+        engine_of(store).loaded,
     ):
         raise InvalidArgument(
             "resume='continue' keeps the rows that servers have; the rows of "

@@ -102,7 +102,11 @@ class Engine:
         ahead: the batches that loaders gave out last; prefetch: whether the
             latest pass looks ahead, None before the first.
         counts: some of the numbers of ``stats()``.
-        lineage: the name of the rows.
+        lineage: the name of the rows in this process since they were made,
+            loaded or assigned.
+        loaded: the lineage of the checkpoint loaded last, or "".
+        loaded_updates: of each table then; None: the rows were changed
+            otherwise since.
         checkpoint_id: of the checkpoint saved or loaded last, or "".
         saved: updates of each table then.
         loading: states are saved or loaded with their rows.
@@ -131,7 +135,8 @@ class Engine:
         self.ahead = Ahead()
         self.prefetch: bool | None = None
         self.counts = {"gradients_discarded": 0, "cuda_ids_copied": 0}
-        self.lineage = secrets.token_hex(8)
+        self.loaded = ""
+        self.rename_rows()
         self.checkpoint_id = ""
         self.saved: dict[str, int] = {}
         self.loading = False
@@ -252,6 +257,14 @@ class Engine:
                 "read_only=True; make another without"
             )
 
+    def rename_rows(
+        self, loaded_updates: dict[str, int] | None = None
+    ) -> None:
+        """The rows are not those that updates have made of the last ones:
+        they are new, loaded or assigned."""
+        self.lineage = secrets.token_hex(8)
+        self.loaded_updates = loaded_updates
+
     # ---- tables
 
     def find(self, table: str) -> Table:
@@ -356,6 +369,7 @@ class Engine:
         with self._lock:
             number = self.find(table).number
             self.core.drop(number)
+            self.rename_rows()
             del self.tables[table]
             group = self.optimizer.param_groups[number]
             group["table"] = f"{table} (dropped)"

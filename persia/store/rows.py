@@ -96,6 +96,7 @@ class Rows(HasEngine):
             floats = self._engine.core.state_floats(t.number)
             state = float_rows("state", state, (n, floats)).numpy()
         self._engine.core.set(t.number, wanted, vectors, state)
+        self._engine.rename_rows()
 
     def ids(self, table: str) -> Tensor:
         """The ids of all rows: int64 [rows], in no particular order."""
@@ -147,9 +148,10 @@ class Rows(HasEngine):
             again, and the rows that it had removed by then do not count.
         """
         self._engine.check_writable("erase")
-        return self._engine.core.erase(
-            self._engine.find(table).number, self._ids(ids)
-        )
+        number = self._engine.find(table).number
+        erased = self._engine.core.erase(number, self._ids(ids))
+        self._engine.rename_rows()
+        return erased
 
     def clear(self, table: str | None = None) -> None:
         """Removes all rows of a table (None: of all); it stays declared."""
@@ -161,6 +163,7 @@ class Rows(HasEngine):
         )
         for t in chosen:
             self._engine.core.clear(t.number)
+        self._engine.rename_rows()
 
     def to_torch(self, table: str) -> tuple[Tensor, torch.nn.EmbeddingBag]:
         """A table as a torch module.

@@ -1,9 +1,10 @@
 """The state of a module: which rows belong to it. It holds no rows.
 
 It is a uint8 tensor of JSON, so that every format of checkpoints takes it.
-Rows are known by the lineage of their training and, for each table, the
-number of its updates. Rows that :meth:`persia.Store.set_rows` has set are
-not counted.
+Rows are known by their lineage and, for each table, the number of its rows
+and of its updates. A load gives them another lineage; so do, in one process,
+``set_rows``, ``erase``, ``clear`` and ``drop``. Servers do not count rows that
+``set_rows`` replaces.
 """
 
 from __future__ import annotations
@@ -27,16 +28,24 @@ __all__ = ["check_state", "lineages_of", "state_of", "updates_of"]
 
 
 def lineages_of(store: Store) -> list[str]:
-    """Names of the rows that a store has: the one to save first."""
+    """Names of the rows that a store has: the one to save first.
+
+    Rows that a store has loaded have that of the checkpoint, too, until an
+    update: two trainings that go on from one checkpoint make other rows with
+    as many updates.
+    """
+    engine = engine_of(store)
+    then = engine.loaded_updates
+    loaded = then is not None and all(
+        updates == then.get(table, 0)
+        for table, updates in updates_of(store).items()
+    )
     if not store.remote:
-        return [engine_of(store).lineage]
+        return [engine.loaded if loaded else engine.lineage]
     from persia.checkpoint.shards import rows_of
 
-    # A restore gives the rows of servers another name than the checkpoint.
-    return [
-        rows_of(engine_of(store).connection).lineage(),
-        engine_of(store).lineage,
-    ]
+    mine = rows_of(engine.connection).lineage()
+    return [mine, engine.loaded] if loaded else [mine]
 
 
 def _tables(store: Store) -> dict[str, dict[str, int]]:
@@ -151,8 +160,8 @@ def _check_rows(
         )
     if not same:
         raise errors.RowsMissing(
-            f"table {name!r} has rows of another training than this state. "
-            f"{remedy}"
+            f"table {name!r} has rows of another training than this state, "
+            f"or they were loaded, assigned or erased since. {remedy}"
         )
     # A state of an earlier version counts no updates.
     updates = saved.get("updates", mine["updates"])
@@ -160,4 +169,9 @@ def _check_rows(
         raise errors.RowsMissing(
             f"table {name!r} had {updates} updates when this state was "
             f"saved, its rows have {mine['updates']} now. {remedy}"
+        )
+    if saved["rows"] != mine["rows"]:
+        raise errors.RowsMissing(
+            f"table {name!r} had {saved['rows']} rows when this state was "
+            f"saved, now it has {mine['rows']}. {remedy}"
         )
