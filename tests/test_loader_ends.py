@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,25 +37,34 @@ def bags(update: str = "backward") -> persia.EmbeddingBagCollection:
     )
 
 
+@pytest.fixture
+def open_passes(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Those that would be closed at the exit of the process."""
+    found: list[object] = []
+    at_exit = SimpleNamespace(register=found.append, unregister=found.remove)
+    monkeypatch.setattr(loader, "atexit", at_exit)
+    return found
+
+
 def source(n: int) -> list[JaggedBatch]:
     return [JaggedBatch(["f"], torch.tensor([i])) for i in range(n)]
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize("stop", [0, 2, 3])
-def test_break(staleness: int, stop: int) -> None:
+def test_break(staleness: int, stop: int, open_passes: list[object]) -> None:
     model = bags()
-    open_before = len(loader._passes)
     for i, ids in enumerate(persia.DataLoader(source(4), model, staleness)):
         model(ids).values().sum().backward()
         if i == stop:
             break
-    assert len(loader._passes) == open_before
+    assert not open_passes
 
 
-def test_break_before_an_error_of_the_source() -> None:
+def test_break_before_an_error_of_the_source(
+    open_passes: list[object],
+) -> None:
     model = bags()
-    open_before = len(loader._passes)
 
     def read() -> Iterator[JaggedBatch]:
         yield from source(2)
@@ -66,7 +76,7 @@ def test_break_before_an_error_of_the_source() -> None:
         found.append(int(ids.values()[0]))
         if found == [0, 1]:
             break
-    assert len(loader._passes) == open_before
+    assert not open_passes
     with pytest.raises(ValueError, match="line 3") as raised:
         list(persia.DataLoader(read(), model, 2))
     assert raised.traceback[-1].name == "read"

@@ -19,7 +19,7 @@ from persia.base.check import kind, whole
 from persia.base.tensors import integers, tensor, vector
 from persia.base.torch_private import version_of
 
-__all__ = ["Batch", "JaggedBatch"]
+__all__ = ["Batch", "JaggedBatch", "skip"]
 
 _PADDED = "JaggedBatch.from_dict takes 2-D tensors of padded ids"
 _BAGS = "bags lie feature after feature, one a sample"
@@ -104,11 +104,12 @@ class JaggedBatch:
     the batch return. Those make copies when they are asked.
 
     Attributes:
-        ticket: set by ``persia.DataLoader`` on ids that it looked up ahead;
-            kept by :meth:`to` and :meth:`pin_memory`, never pickled.
+        ticket, given_by: set by ``persia.DataLoader`` on ids that it looked
+            up ahead; kept by :meth:`to` and :meth:`pin_memory`, never pickled.
     """
 
     ticket: Tensor | None
+    given_by: Callable[[], Any] | None = None  # the pass, while it lives
     _device: torch.device | None = None  # None: where the tensors are
 
     def __init__(
@@ -519,7 +520,8 @@ class JaggedBatch:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "ticket": None, "_copies": {}}
+        kept = {k: v for k, v in self.__dict__.items() if k != "given_by"}
+        return kept | {"ticket": None, "_copies": {}}
 
     def __repr__(self) -> str:
         return (
@@ -642,8 +644,6 @@ class Batch:
         its gradients; a later backward of it raises TicketError. Batches of
         other sources are not concerned.
         """
-        from persia.train.loader import skip
-
         skip(self.ids)
 
     def pin_memory(self) -> Batch:
@@ -661,3 +661,10 @@ class Batch:
             pinned(self.weight),
             pinned(self.timestamp),
         )
+
+
+def skip(ids: Any) -> None:
+    """Gives up the batch that these ids are of; see :meth:`Batch.skip`."""
+    loader = getattr(ids, "given_by", None)
+    if loader is not None and (one := loader()) is not None:
+        one.skip(ids.ticket)

@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from persia import _core, errors
 from persia.base.check import whole
-from persia.data.jagged import JaggedBatch
+from persia.data.jagged import JaggedBatch, skip
 from persia.nn.collections import Collection
 from persia.nn.embedding import tables_of
 from persia.nn.joined import Given, Joined
@@ -37,10 +38,6 @@ T = TypeVar("T")
 # bounds the staleness.
 _DEPTH_MAX = 8
 _DEPTH_ASYNC = 4
-
-# All passes under way, for skip().
-_passes: weakref.WeakSet[_Pass[Any]] = weakref.WeakSet()
-_pid = os.getpid()
 
 
 class DataLoader(Generic[T]):
@@ -283,7 +280,10 @@ class _Pass(Iterator[T]):
                 handle, -1 if bound is None else bound, here
             )
             self._streams.append((handle, stream))
-        _passes.add(self)
+        # The other ranks go on without a pass that is open at the exit. This
+        # runs before the exit of the stores, which were made before.
+        self._exit = partial(_at_exit, weakref.ref(self), os.getpid())
+        atexit.register(self._exit)
 
     def _join(self, loader: DataLoader[T]) -> None:
         """Modules that have a table each are looked up together."""
@@ -324,6 +324,7 @@ class _Pass(Iterator[T]):
                 received: Any = self._taking.receive(taken, one.number)
                 if received is None:
                     return self._end_of_stream(one.number)
+                received.ids.given_by = weakref.ref(self)
                 one.batch = received
             # The first forward shows what there is to look up.
             if self._began or all(one.knows for one in self._joins):
@@ -331,7 +332,7 @@ class _Pass(Iterator[T]):
             self._began = True
             # Now, as another pass may have ids of the same batch ahead.
             for ids, module, looked_up in one.looked_up:
-                _put(ids, looked_up.ticket())
+                _put(ids, looked_up.ticket(), self)
                 engine_of(module.store).ahead.add(looked_up)
                 self._numbers.add(one.number)
             for join, given in one.joined:
@@ -436,6 +437,10 @@ class _Pass(Iterator[T]):
             if engine.connection.join(stream, by_batch):
                 self._joined.append(engine)
 
+    def skip(self, ticket: Tensor) -> None:
+        """Waits no longer for the gradients of a batch that it gave out."""
+        self._skip(int(ticket[0]) & ~TAKEN)
+
     def _skip(self, number: int) -> None:
         for handle, _ in self._streams:
             _core.prefetch_skip(handle, number)
@@ -459,7 +464,7 @@ class _Pass(Iterator[T]):
         for handle, stream in self._streams:
             _core.prefetch_close(handle, stream)
         self._streams = []
-        _passes.discard(self)
+        atexit.unregister(self._exit)
         joined, self._joined = self._joined, []
         trained, self._trains = self._trains or [], []
         with contextlib.ExitStack() as all_of_it:  # whatever one raises
@@ -481,33 +486,21 @@ def _of_source(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _at_exit() -> None:
-    """The other ranks go on without the passes that are still open."""
-    if os.getpid() != _pid:
+def _at_exit(of: weakref.ref[_Pass[Any]], pid: int) -> None:
+    """Closes a pass, but not in a forked child."""
+    one = of()
+    if one is None or os.getpid() != pid:
         return
     failed = getattr(sys, "last_value", None) is not None
-    for one in list(_passes):
-        with contextlib.suppress(Exception):
-            one._close(settle=not failed)
+    with contextlib.suppress(Exception):
+        one._close(settle=not failed)
 
 
-atexit.register(_at_exit)  # runs before that of the stores
-
-
-def skip(ids: Any) -> None:
-    """Gives up the batch that these ids are of; see
-    :meth:`persia.Batch.skip`.
-    """
-    ticket = getattr(ids, "ticket", None)
-    if isinstance(ticket, Tensor) and ticket.numel():
-        for one in list(_passes):
-            one._skip(int(ticket[0]) & ~TAKEN)
-
-
-def _put(ids: Any, ticket: Tensor) -> None:
+def _put(ids: Any, ticket: Tensor, by: _Pass[Any]) -> None:
     """Puts the ticket on an ids object, if it takes attributes."""
     with contextlib.suppress(AttributeError):
         ids.ticket = ticket
+        ids.given_by = weakref.ref(by)
 
 
 def _is_ids(value: Any) -> bool:
