@@ -252,7 +252,7 @@ class _Board:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
 
-    def set(self, key: str, value: str) -> None:
+    def set(self, key: str, value: str | bytes) -> None:
         with self.lock:
             self.kept[f"{self._prefix}/{key}"] = value
 
@@ -260,10 +260,14 @@ class _Board:
         with self.lock:
             return f"{self._prefix}/{key}" in self.kept
 
-    def get(self, key: str, why: str = "") -> str:
+    def get(self, key: str) -> str:
+        return self.read(key, "").decode()
+
+    def read(self, key: str, why: str) -> bytes:
         while not self.has(key):
             time.sleep(1e-4)
-        return str(self.kept[f"{self._prefix}/{key}"])
+        value = self.kept[f"{self._prefix}/{key}"]
+        return value if isinstance(value, bytes) else value.encode()
 
     def first(self, key: str, value: str) -> str:
         with self.lock:
@@ -320,11 +324,19 @@ def _mock_job(world: int, monkeypatch: pytest.MonkeyPatch) -> Any:
         meeting.wait(20)
         return out
 
+    def swap(pieces: list[bytes]) -> list[bytes]:
+        said[of_thread.rank] = pieces
+        meeting.wait(20)
+        out = [said[rank][of_thread.rank] for rank in range(world)]
+        meeting.wait(20)
+        return out
+
     monkeypatch.setattr(ranks, "Keys", _Board)
     monkeypatch.setattr(ranks, "group_here", lambda: "a group")
     monkeypatch.setattr(_Board, "kept", {})
     monkeypatch.setattr(ranks, "all_max", lambda v: collective(v, max))
     monkeypatch.setattr(ranks, "all_sum", lambda v: collective(v, sum))
+    monkeypatch.setattr(ranks, "_swap", swap)
     return of_thread
 
 
@@ -350,6 +362,10 @@ def _check_ranks(
 
 def _exchange(passes: ranks.Passes, rank: int) -> tuple[float, float]:
     most = passes.all_max([rank, -rank])
+    given = passes.swap(lambda n: [bytes([rank, i, 255]) for i in range(n)])
+    there = [piece[0] for piece in given]
+    me = there.index(rank)
+    assert given == [bytes([other, me, 255]) for other in there]
     return most[0] - most[1], passes.all_sum([10.0**rank])[0]
 
 

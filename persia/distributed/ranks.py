@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import time
@@ -124,7 +123,7 @@ class Keys:
         store: Any = torch.distributed.PrefixStore  # type: ignore[attr-defined]
         self._store = store(prefix, default_key_value_store())
 
-    def set(self, key: str, value: str) -> None:
+    def set(self, key: str, value: str | bytes) -> None:
         self._store.set(key, value)
 
     def first(self, key: str, value: str) -> str:
@@ -137,7 +136,11 @@ class Keys:
     def drop(self, key: str) -> None:
         self._store.delete_key(key)
 
-    def get(self, key: str, why: str = "has not opened its Store") -> str:
+    def get(self, key: str) -> str:
+        """Waits for it, and reads a text."""
+        return self.read(key, "has not opened its Store").decode()
+
+    def read(self, key: str, why: str) -> bytes:
         """Waits for it; ``why``: what a rank then has not done."""
         deadline, pause = time.monotonic() + _PATIENCE, _FIRST_PAUSE
         while not self.has(key):
@@ -148,7 +151,7 @@ class Keys:
                 )
             time.sleep(pause)
             pause = min(2 * pause, _POLL)
-        return bytes(self._store.get(key)).decode()
+        return bytes(self._store.get(key))
 
     def gather(self, key: str, value: Any, job: Job) -> list[Any]:
         """The values of all ranks."""
@@ -253,10 +256,7 @@ class Passes:
         ranks = self._going_on()
         if ranks is None:
             return _swap(cut(self._job.world))
-        texts = [base64.b85encode(x).decode() for x in cut(len(ranks))]
-        every = self._tell_each_other(ranks, json.dumps(texts))
-        mine = ranks.index(self._job.rank)
-        return [base64.b85decode(json.loads(x)[mine]) for x in every]
+        return self._tell_each_other(ranks, cut(len(ranks)))
 
     def _agree(
         self,
@@ -267,7 +267,8 @@ class Passes:
         ranks = self._going_on()
         if ranks is None:
             return collective(values)
-        every = self._tell_each_other(ranks, json.dumps(list(values)))
+        told = json.dumps(list(values)).encode()
+        every = self._tell_each_other(ranks, [told] * len(ranks))
         return [
             fold(place) for place in zip(*map(json.loads, every), strict=True)
         ]
@@ -325,16 +326,22 @@ class Passes:
             keys.drop(f"at/{self._number}/{self._turn - 1}")
         return there if ended else None
 
-    def _tell_each_other(self, ranks: list[int], text: str) -> list[str]:
-        """What each of these ranks, this one among them, says."""
-        keys, job = self._keys, self._job
+    def _tell_each_other(
+        self, ranks: list[int], pieces: Sequence[bytes]
+    ) -> list[bytes]:
+        """Gives each of these ranks, this one among them, its piece; what
+        each gave to this one."""
+        keys, me = self._keys, self._job.rank
         assert keys is not None
         who = ",".join(map(str, ranks))
         # Values exchanged by this set of ranks: a number that all of it know.
-        turn = keys.count(f"{who}/turns/{job.rank}", 1)
-        keys.set(f"{who}/{turn}/{job.rank}", text)
+        turn = keys.count(f"{who}/turns/{me}", 1)
+        for rank, piece in zip(ranks, pieces, strict=True):
+            keys.set(f"{who}/{turn}/{me}/{rank}", piece)
         late = "that has not ended its batches sends no values"
-        every = [keys.get(f"{who}/{turn}/{rank}", late) for rank in ranks]
-        if turn > 1:  # all have read it: they are at this turn
-            keys.drop(f"{who}/{turn - 1}/{job.rank}")
+        every = []
+        for rank in ranks:
+            key = f"{who}/{turn}/{rank}/{me}"
+            every.append(keys.read(key, late))
+            keys.drop(key)  # no other rank reads it
         return every
