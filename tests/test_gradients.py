@@ -10,8 +10,8 @@ import torch
 
 import persia
 from persia import errors
+from tests.modules import KEYS, make_bags
 from tests.oracle import single_batch
-from tests.test_modules import KEYS, make_bags
 
 
 def test_gradients_of_any_layout() -> None:
