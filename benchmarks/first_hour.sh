@@ -32,6 +32,6 @@ unset PYTHONPATH
 there() { env PATH="$place/venv/bin" "$@"; } # no compiler, no make
 step install there pip install --no-deps --no-index "$wheel"
 step doctor there persia doctor
-step train there persia train --rows 500000
+step train there persia train --samples 500000
 cat "$place/log"
 echo "all $start $(now)" | awk '{printf "%-12s %6.1f s\n", $1, $3 - $2}'

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from persia import _core, errors
 from persia.base.check import real, whole
 
-__all__ = ["Admission", "Probability", "Sightings"]
+__all__ = ["Admission", "Probability", "Sightings", "parse"]
 
 
 class Admission:
@@ -107,3 +107,24 @@ def as_admission(where: str, value: Any) -> Admission:
         return Probability(1.0 if value == "all" else value)
     except errors.InvalidArgument as error:
         raise errors.InvalidArgument(f"{where}: {error}") from None
+
+
+def parse(text: str) -> Admission:
+    """The policy that an option names.
+
+    Args:
+        text: "all", a probability, or "sightings:N" with N updates.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    word, _, argument = text.partition(":")
+    try:
+        if word == "sightings":
+            return Sightings(int(argument))
+        return Probability(1.0 if text == "all" else float(text))
+    except ValueError:
+        raise ValueError(
+            "need all, a probability in (0, 1], or sightings:N with N from 2 "
+            "to 255"
+        ) from None

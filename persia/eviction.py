@@ -8,13 +8,15 @@ of up to 64 rows evicts by score exactly.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from persia import _core, errors
 from persia.base.check import kind, whole
+from persia.base.options import seconds_of
 
-__all__ = ["LFU", "LRU", "TTL", "Eviction", "Score", "SmallestNorm"]
+__all__ = ["LFU", "LRU", "TTL", "Eviction", "Score", "SmallestNorm", "parse"]
 
 _MOST = 2**63 - 1
 
@@ -166,3 +168,29 @@ def as_eviction(where: str, value: Any) -> Eviction:
             "object of persia.eviction"
         )
     return _NAMED[word]()
+
+
+def parse(text: str) -> Eviction:
+    """The policy that an option names.
+
+    Args:
+        text: "lru", "lfu", "norm", "lfu:N" (half-life), "ttl:N" (updates),
+            "ttl:7d" (time) or "score:EXPRESSION".
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    word, _, argument = text.partition(":")
+    if word == "score":
+        return Score(argument)
+    if word in ("lfu", "ttl") and re.fullmatch("[0-9]+", argument):
+        number = int(argument)
+        return TTL(updates=number) if word == "ttl" else LFU(number)
+    if word == "ttl" and argument:
+        return TTL(seconds=int(seconds_of(argument)))
+    if text in _NAMED and text != "none":
+        return _NAMED[text]()
+    raise ValueError(
+        "need lru, lfu, lfu:N, norm, ttl:N (updates), ttl:7d (time) or "
+        "score:EXPRESSION"
+    )

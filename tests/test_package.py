@@ -97,7 +97,7 @@ def test_the_source_archive_makes_a_wheel(tmp_path: Path) -> None:
     for words, said in (
         (["-c", use], "0"),
         (["-m", "persia", "--version"], f"persia {version}"),
-        (["-m", "persia", "train", "--rows", "2000"], "AUC"),
+        (["-m", "persia", "train", "--samples", "2000"], "AUC"),
     ):
         result = subprocess.run(
             [sys.executable, *words],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,7 +11,9 @@ import yaml
 
 from persia import errors
 
-__all__ = ["read_yaml", "validated"]
+__all__ = ["read_yaml", "seconds_of", "validated"]
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
@@ -56,3 +59,17 @@ def _explain(error: Any, model: type[pydantic.BaseModel]) -> str:
         return f"{name}: no such option; there are {', '.join(known)}"
     message = error["msg"].removeprefix("Value error, ")
     return f"{name}: {message}, not {error['input']!r}" if name else message
+
+
+def seconds_of(span: str) -> float:
+    """The seconds of "1d", "6h", "30m", "90s" or "2w".
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    found = re.fullmatch(r"([0-9]*\.?[0-9]+)([smhdw])", span)
+    if found is None or not float(found[1]):
+        raise ValueError(
+            f"{span!r}: need a number and s, m, h, d or w, such as 1d"
+        )
+    return float(found[1]) * _UNITS[found[2]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import time
@@ -14,19 +13,15 @@ from pydantic import Field
 from persia.base.options import validated
 from persia.cli.flags import with_flags
 from persia.errors import InvalidArgument
-from persia.train.config import TrainConfig, resolve
+from persia.train.config import of_train, resolve
 
 __all__ = ["command"]
 
 # Options of the data, which mean what they mean in persia train.
 _DATA = (
-    *("data", "table_schema", "rows", "shuffle", "eval_data", "eval_split"),
+    *("data", "table_schema", "samples", "shuffle", "eval_data", "eval_split"),
     *("batch_size", "epochs", "seed"),
 )
-
-
-def _of_train(name: str) -> Any:
-    return copy.copy(TrainConfig.model_fields[name])
 
 
 class FeedConfig(pydantic.BaseModel):
@@ -36,15 +31,15 @@ class FeedConfig(pydantic.BaseModel):
         extra="forbid", frozen=True, protected_namespaces=()
     )
 
-    data: str = _of_train("data")
-    table_schema: str | None = _of_train("table_schema")
-    rows: int = _of_train("rows")
-    shuffle: int = _of_train("shuffle")
-    eval_data: str | None = _of_train("eval_data")
-    eval_split: float | None = _of_train("eval_split")
-    batch_size: int = _of_train("batch_size")
-    epochs: int = _of_train("epochs")
-    seed: int = _of_train("seed")
+    data: str = of_train("data")
+    table_schema: str | None = of_train("table_schema")
+    samples: int = of_train("samples")
+    shuffle: int = of_train("shuffle")
+    eval_data: str | None = of_train("eval_data")
+    eval_split: float | None = of_train("eval_split")
+    batch_size: int = of_train("batch_size")
+    epochs: int = of_train("epochs")
+    seed: int = of_train("seed")
     workers: str | None = Field(
         None,
         description="host:port of embedding workers, with commas between "

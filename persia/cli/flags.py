@@ -58,18 +58,21 @@ def with_flags(
 def _parameter(
     name: str, field: FieldInfo, panel: str | None
 ) -> inspect.Parameter:
-    default = "" if field.default is None else str(field.default)
+    required, default = field.is_required(), field.default
+    if isinstance(default, pydantic.ByteSize):
+        default = default.human_readable().replace(".0", "")
+    shown = "" if required or default is None else str(default)
     option = typer.Option(
         help=field.description,
-        show_default=default or False,
+        show_default=shown or False,
         rich_help_panel=panel,
     )
     kind = _kind(field)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind | None, option],
+        default=inspect.Parameter.empty if required else None,
+        annotation=Annotated[kind if required else kind | None, option],
     )
 
 

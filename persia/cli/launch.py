@@ -44,7 +44,9 @@ def command(
     ] = None,
     feed: Annotated[
         str,
-        typer.Option(help="More of their options: '--rows 1000 --epochs 2'."),
+        typer.Option(
+            help="More of their options: '--samples 1000 --epochs 2'."
+        ),
     ] = "",
     config: Annotated[
         Path | None,

@@ -2,100 +2,99 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import pydantic
-import typer
+from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from persia import errors
-from persia.train.config import OPTIMIZERS
+from persia.base.options import validated
+from persia.cli.flags import with_flags
+from persia.train.config import of_train
 
 if TYPE_CHECKING:
     from persia.distributed.planning import Plan
 
-__all__ = ["command"]
+__all__ = ["PlanConfig", "command"]
 
 console = Console(highlight=False)
 
 
-def command(
-    rows: Annotated[
-        float, typer.Option(help="Distinct ids of all tables, such as 1e12.")
-    ],
-    dim: Annotated[int, typer.Option(help="Floats an embedding.")] = 16,
-    optimizer: Annotated[
-        str,
-        typer.Option(help=f"Of the embeddings: {', '.join(OPTIMIZERS)}."),
-    ] = "adagrad",
-    dtype: Annotated[
-        str, typer.Option(help="Of stored vectors: fp32, bf16 or int8.")
-    ] = "fp32",
-    qps: Annotated[
-        float, typer.Option(help="Samples a second of all ranks together.")
-    ] = 0.0,
-    batch: Annotated[
-        int, typer.Option(help="Samples of a rank's batch.")
-    ] = 4096,
-    ids: Annotated[int, typer.Option(help="Ids of a sample.")] = 26,
-    distinct: Annotated[
-        float,
-        typer.Option(help="Share of the ids of a batch that differ."),
-    ] = 1.0,
-    tables: Annotated[int, typer.Option(help="Tables.")] = 1,
-    wire: Annotated[
-        str, typer.Option(help="Dtype on the wire: fp32, fp16 or bf16.")
-    ] = "fp16",
-    server_memory: Annotated[
-        str, typer.Option(help="Memory of a server.")
-    ] = "256GiB",
-    server_network: Annotated[
-        float, typer.Option(help="Gbit/s of a server, each way.")
-    ] = 25.0,
-    server_ids: Annotated[
-        float,
-        typer.Option(
-            help="Distinct ids a second that a server pulls and pushes; "
-            "benchmarks.cluster of the source tree measures it."
-        ),
-    ] = 5e6,
-    headroom: Annotated[
-        float, typer.Option(help="Share of a server to be left free.")
-    ] = 0.25,
-) -> None:
+class PlanConfig(pydantic.BaseModel):
+    """The options of ``persia plan``; those of ``persia train`` mean the
+    same."""
+
+    model_config = pydantic.ConfigDict(
+        allow_inf_nan=False,
+        extra="forbid",
+        frozen=True,
+        protected_namespaces=(),
+    )
+
+    rows: float = Field(
+        description="Distinct ids of all tables, such as 1e12.",
+    )
+    tables: int = Field(1, description="Tables that have them.")
+    dim: int = of_train("dim")
+    row_dtype: str = of_train("row_dtype")
+    optimizer: str = of_train("optimizer")
+    qps: float = Field(
+        0.0, description="Samples a second of all ranks together."
+    )
+    batch_size: int = of_train("batch_size")
+    ids: int = Field(26, description="Ids of a sample.")
+    distinct: float = Field(
+        1.0, description="Share of the ids of a batch that differ."
+    )
+    wire_dtype: str = of_train("wire_dtype")
+    server_memory: pydantic.ByteSize = Field(
+        pydantic.ByteSize(256 * 2**30), description="Memory of a server."
+    )
+    server_network: float = Field(
+        25.0, description="Gbit/s of a server, each way."
+    )
+    server_ids: float = Field(
+        5e6,
+        description="Distinct ids a second that a server pulls and pushes; "
+        "benchmarks.cluster of the source tree measures it.",
+    )
+    headroom: float = Field(
+        0.25, description="Share of a server to be left free."
+    )
+
+
+_PANELS = {"rows": "Tables", "qps": "Traffic", "server_memory": "A server"}
+
+
+@with_flags(PlanConfig, _PANELS)
+def command(**flags: Any) -> None:
     """Work out how many servers a job needs, and what each must have."""
     from persia.distributed import planning
 
-    try:
-        size = pydantic.TypeAdapter(pydantic.ByteSize).validate_python(
-            server_memory
-        )
-    except pydantic.ValidationError:
-        raise errors.InvalidArgument(
-            f"--server-memory {server_memory}: need bytes, such as 256GiB"
-        ) from None
+    given = {name: value for name, value in flags.items() if value is not None}
+    config = validated(PlanConfig, given)
     found = planning.plan(
-        rows,
-        dim,
-        optimizer=optimizer,
-        dtype=dtype,
-        qps=qps,
-        batch=batch,
-        ids=ids,
-        distinct=distinct,
-        tables=tables,
-        wire=wire,
-        server_memory=size,
-        server_network=server_network * 1e9 / 8,
-        server_ids=server_ids,
-        headroom=headroom,
+        config.rows,
+        config.dim,
+        optimizer=config.optimizer,
+        row_dtype=config.row_dtype,
+        qps=config.qps,
+        batch_size=config.batch_size,
+        ids=config.ids,
+        distinct=config.distinct,
+        tables=config.tables,
+        wire_dtype=config.wire_dtype,
+        server_memory=config.server_memory,
+        server_network=config.server_network * 1e9 / 8,
+        server_ids=config.server_ids,
+        headroom=config.headroom,
     )
     table = Table(title="plan", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_column(style="dim")
-    for row in _rows(found, optimizer, dtype):
+    for row in _rows(found, config.optimizer, config.row_dtype):
         table.add_row(*row)
     console.print(table)
 

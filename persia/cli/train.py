@@ -36,6 +36,7 @@ _EVERY = 5.0  # seconds between lines of progress
 _PANELS = {  # the first option of each group
     "data": "Data",
     "model": "Model",
+    "row_dtype": "Tables",
     "batch_size": "Training",
     "servers": "Where the tables are",
     "save": "Checkpoints, scores and logs",

@@ -129,13 +129,13 @@ def plan(
     dim: int,
     *,
     optimizer: str = "adagrad",
-    dtype: str = "fp32",
+    row_dtype: str = "fp32",
     qps: float = 0.0,
-    batch: int = 4096,
+    batch_size: int = 1024,
     ids: int = 26,
     distinct: float = 1.0,
     tables: int = 1,
-    wire: str = "fp16",
+    wire_dtype: str = "fp32",
     server_memory: float = 256 * 2**30,
     server_network: float = 25e9 / 8,
     server_ids: float = 5e6,
@@ -147,14 +147,14 @@ def plan(
         rows: of all tables together.
         dim: elements of a vector.
         optimizer: of the embeddings.
-        dtype: of stored vectors: fp32, bf16 or int8.
+        row_dtype: of stored vectors: fp32, bf16 or int8.
         qps: samples that are trained a second, all ranks together.
-        batch: samples of a rank's batch: one pull and one push to each
+        batch_size: samples of a rank's batch: one pull and one push to each
             server.
         ids: of a sample.
         distinct: share of a batch's ids that differ, more than 0, to 1.
         tables: in which they are looked up.
-        wire: dtype of vectors and gradients on the wire.
+        wire_dtype: of vectors and gradients on the wire.
         server_memory: bytes of a server.
         server_network: bytes a second of a server, each way.
         server_ids: distinct ids a second that a server pulls and pushes:
@@ -168,10 +168,10 @@ def plan(
     _check(
         rows=rows,
         dim=dim,
-        dtype=dtype,
-        wire=wire,
+        row_dtype=row_dtype,
+        wire_dtype=wire_dtype,
         qps=qps,
-        batch=batch,
+        batch_size=batch_size,
         ids=ids,
         distinct=distinct,
         headroom=headroom,
@@ -183,14 +183,14 @@ def plan(
         },
     )
     usable = 1 - headroom
-    row = bytes_a_row(dim, dtype, optimizer)
-    batch_ids = batch * ids * distinct
-    batches = qps / batch
+    row = bytes_a_row(dim, row_dtype, optimizer)
+    batch_ids = batch_size * ids * distinct
+    batches = qps / batch_size
 
     def at(shards: int) -> Plan:
         share = math.ceil(_RANGES / shards) / _RANGES
         per_table = [batch_ids * share / tables] * tables
-        to, back = message_bytes(per_table, dim, wire)
+        to, back = message_bytes(per_table, dim, wire_dtype)
         return Plan(
             shards=shards,
             because="one is enough",
@@ -221,10 +221,10 @@ def plan(
         link = max(most.bytes_in, most.bytes_out) / usable
         remedy = {
             "memory": "--server-memory of at least "
-            f"{math.ceil(most.shard_memory / usable / 2**30)}GiB, --dtype "
+            f"{math.ceil(most.shard_memory / usable / 2**30)}GiB, --row-dtype "
             "bf16, or an optimizer with less state",
             "network": "--server-network of at least "
-            f"{math.ceil(link * 8 / 1e9)} Gbit/s, or --wire fp16",
+            f"{math.ceil(link * 8 / 1e9)} Gbit/s, or --wire-dtype fp16",
             "ids a second": "--server-ids of at least "
             f"{most.ids / usable:.2g}",
         }.get(missing, "divide them among more --tables")
@@ -246,10 +246,10 @@ def _check(
     *,
     rows: float,
     dim: int,
-    dtype: str,
-    wire: str,
+    row_dtype: str,
+    wire_dtype: str,
     qps: float,
-    batch: int,
+    batch_size: int,
     ids: int,
     distinct: float,
     headroom: float,
@@ -261,10 +261,10 @@ def _check(
         for name, value, need, good in (
             ("rows", rows, "at least 1", 1 <= rows < math.inf),
             ("dim", dim, "1 to 4096", 1 <= dim <= 4096),
-            ("dtype", dtype, " or ".join(DTYPES), dtype in DTYPES),
-            ("wire", wire, " or ".join(WIRE), wire in WIRE),
+            ("row_dtype", row_dtype, " or ".join(DTYPES), row_dtype in DTYPES),
+            ("wire_dtype", wire_dtype, " or ".join(WIRE), wire_dtype in WIRE),
             ("qps", qps, "0 or more", 0 <= qps < math.inf),
-            ("batch", batch, "at least 1", batch >= 1),
+            ("batch_size", batch_size, "at least 1", batch_size >= 1),
             ("ids", ids, "at least 1", ids >= 1),
             (
                 "tables",

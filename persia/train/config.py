@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import re
+import copy
 from collections.abc import Iterable
 from typing import Any, Literal
 
 import pydantic
 from pydantic import Field
 
-from persia import _core, errors
-from persia.base.options import validated
+from persia import _core, admission, errors, eviction
+from persia.base.options import seconds_of, validated
 
 __all__ = [
     "TrainConfig",
     "check_used",
     "is_made",
+    "of_train",
     "resolve",
-    "seconds_of",
 ]
 
 OPTIMIZERS = _core.TABLE_OPTIONS["optimizer"]
@@ -32,7 +32,6 @@ LEARNING_RATES = {
 }
 
 _MADE = {"synthetic", "drift", "kwai-video", "criteo-syn"}
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 # Options that tell where a run is, not what it does.
 _PLACES = {"servers", "namespace", "wire_dtype", "workers", "device", "log"}
@@ -62,10 +61,10 @@ class TrainConfig(pydantic.BaseModel):
         "makes one), or adult, avazu, movielens or taobao; inferred by "
         "default.",
     )
-    rows: int = Field(
+    samples: int = Field(
         2_000_000,
         ge=1,
-        description="Samples of an epoch of synthetic data.",
+        description="Of an epoch of synthetic data.",
     )
     shuffle: int = Field(
         0,
@@ -92,7 +91,9 @@ class TrainConfig(pydantic.BaseModel):
     model: Literal["dlrm", "deepfm", "dcn", "widedeep"] = Field(
         "dlrm", description="dlrm, deepfm, dcn (DCN-v2) or widedeep."
     )
-    dim: int = Field(16, ge=1, le=4096, description="Floats an embedding.")
+    dim: int = Field(
+        16, ge=1, le=4096, description="Elements of an embedding."
+    )
     optimizer: str = Field(
         "adagrad",
         description=f"Of the embeddings: {', '.join(OPTIMIZERS)}.",
@@ -112,6 +113,31 @@ class TrainConfig(pydantic.BaseModel):
     )
     dense_lr: float = Field(
         0.002, gt=0, description="Learning rate of the dense part (Adam)."
+    )
+    row_dtype: Literal["fp32", "bf16", "int8"] = Field(
+        "fp32",
+        description="Of the embeddings in the tables: fp32, bf16, or int8 "
+        "(with a scale for each row).",
+    )
+    capacity: int | None = Field(
+        None,
+        ge=1,
+        lt=2**63,
+        description="Largest number of rows of each table, on all servers "
+        "together (default: no limit).",
+    )
+    eviction: str | None = Field(
+        None,
+        description="Which rows go at --capacity: lru, lfu, lfu:N (half-life "
+        "in updates), norm (the smallest) or score:EXPRESSION of age, count "
+        "and norm; also below it: ttl:N (updates) or ttl:7d (time since the "
+        "last update). Without it a full table is an error.",
+    )
+    admission: str = Field(
+        "all",
+        description="Which unseen ids get a row at an update: all; each with "
+        "a probability, such as 0.1; or each at its N-th update, "
+        "sightings:N.",
     )
     batch_size: int = Field(
         1024, ge=1, description="Samples a batch, of each rank."
@@ -229,6 +255,30 @@ class TrainConfig(pydantic.BaseModel):
             raise ValueError(f"need one of {', '.join(OPTIMIZERS)}")
         return value
 
+    @pydantic.field_validator("admission", mode="before")
+    @classmethod
+    def _admission(cls, value: Any) -> Any:
+        text = str(value)  # a file may have a number
+        admission.parse(text)
+        return text
+
+    @pydantic.field_validator("eviction")
+    @classmethod
+    def _eviction(cls, value: str | None) -> str | None:
+        if value is not None:
+            eviction.parse(value)
+        return value
+
+    @pydantic.model_validator(mode="after")
+    def _eviction_of_a_full_table(self) -> TrainConfig:
+        if (
+            self.eviction is not None
+            and self.capacity is None
+            and eviction.parse(self.eviction).needs_capacity
+        ):
+            raise ValueError(f"eviction {self.eviction} needs capacity")
+        return self
+
     @pydantic.field_validator("staleness", mode="before")
     @classmethod
     def _staleness(cls, value: Any) -> Any:
@@ -279,6 +329,15 @@ class TrainConfig(pydantic.BaseModel):
         default = LEARNING_RATES.get(self.optimizer, self._defaults["lr"])
         return default if self.lr is None else self.lr
 
+    def table_options(self) -> dict[str, Any]:
+        """Of each table, by the names of ``EmbeddingBagConfig``."""
+        return {
+            "data_type": self.row_dtype,
+            "capacity": self.capacity,
+            "eviction": self.eviction and eviction.parse(self.eviction),
+            "admission": admission.parse(self.admission),
+        }
+
     @property
     def _defaults(self) -> dict[str, Any]:
         """Constants of the optimizer of the embeddings."""
@@ -299,18 +358,9 @@ def is_made(data: str) -> bool:
     return data.partition(":")[0].partition("?")[0] in _MADE
 
 
-def seconds_of(window: str) -> float:
-    """The seconds of "1d", "6h", "30m", "90s" or "2w".
-
-    Raises:
-        ValueError: it is none of them.
-    """
-    found = re.fullmatch(r"([0-9]*\.?[0-9]+)([smhdw])", window)
-    if found is None or not float(found[1]):
-        raise ValueError(
-            f"window is {window!r}; need a number and s, m, h, d or w: 1d"
-        )
-    return float(found[1]) * _UNITS[found[2]]
+def of_train(name: str) -> Any:
+    """The field of another command that means what it means here."""
+    return copy.copy(TrainConfig.model_fields[name])
 
 
 def resolve(*layers: dict[str, Any]) -> TrainConfig:
@@ -338,7 +388,7 @@ def check_used(
     synthetic = is_made(config.data)
     tables = "with tables on servers or ranks (--servers)"
     goes = {
-        "rows": (synthetic, "with --data synthetic; files are read whole"),
+        "samples": (synthetic, "with --data synthetic; files are read whole"),
         "shuffle": (not synthetic, f"with files, not with {config.data}"),
         "namespace": (remote, tables),
         "wire_dtype": (remote, tables),

@@ -38,7 +38,10 @@ def make_model(
     bags = persia.EmbeddingBagCollection(
         store=store,
         tables=[
-            persia.EmbeddingBagConfig(key, config.dim, [key]) for key in keys
+            persia.EmbeddingBagConfig(
+                key, config.dim, [key], **config.table_options()
+            )
+            for key in keys
         ],
     )
     return MODELS[config.model](bags, dense_features)

@@ -14,11 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import persia
 from persia import checkpoint, errors, prometheus
+from persia.base.options import seconds_of
 from persia.data import Files, Kafka
 from persia.datasets import ClickStream, Dataset, SyntheticCTR
 from persia.metrics import Scores
 from persia.train import position
-from persia.train.config import TrainConfig, resolve, seconds_of
+from persia.train.config import TrainConfig, resolve
 from persia.train.logs import CSVLog, Log, TensorBoardLog, health
 from persia.train.model import make_model, make_optimizer
 from persia.train.sources import open_data, schema_of
@@ -346,7 +347,7 @@ class Run:
         elif isinstance(data, Kafka):
             text = f"no usable message in {self.config.data}"
         elif not isinstance(data, Files):
-            text = f"{self.config.rows} rows"
+            text = f"{self.config.samples} samples"
         else:
             names = ", ".join(map(repr, data.files[:3]))
             names += ", ..." if len(data.files) > 3 else ""

@@ -137,9 +137,9 @@ def _made(
                 f"with files, not with --data {config.data}"
             )
     data = _generator(config, shard)
-    rows = min(SYNTHETIC_TEST_ROWS, config.rows)
+    rows = min(SYNTHETIC_TEST_ROWS, config.samples)
     if config.eval_split is not None:
-        rows = round(config.rows * config.eval_split)
+        rows = round(config.samples * config.eval_split)
     if config.window is not None and config.eval_split is None:
         rows = 0  # the next window is the test
     return data, data.test(rows) if rows else None
@@ -151,7 +151,7 @@ def _generator(
     name, _, rest = config.data.partition(":")
     name, _, query = name.partition("?")
     options: Any = {"seed": config.seed, "shard": shard}
-    sizes: tuple[int, int] = config.rows, config.batch_size
+    sizes: tuple[int, int] = config.samples, config.batch_size
     if name == "synthetic":
         return SyntheticCTR(*sizes, **options)
     if name == "kwai-video":
@@ -167,7 +167,7 @@ def _generator(
             f"others of {', '.join(_DRIFT)}, with & between them"
         ) from None
     windows = max(1, int(drift.pop("windows")))
-    window_rows = max(1, -(-config.rows // windows))
+    window_rows = max(1, -(-config.samples // windows))
     return ClickStream(*sizes, window_rows=window_rows, **options | drift)
 
 

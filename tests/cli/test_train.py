@@ -32,7 +32,7 @@ from persia.train.sources import open_data
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("PERSIA_TEST_DATA", ROOT.parent / "shared/data"))
-TINY = ["--rows", "6000", "--batch-size", "256", "--threads", "1"]
+TINY = ["--samples", "6000", "--batch-size", "256", "--threads", "1"]
 
 
 def persia(*args: str) -> list[str]:
@@ -95,7 +95,7 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
     assert (config.model, config.dim, config.batch_size) == ("deepfm", 8, 64)
     assert config.staleness == 3
     assert resolve(read_yaml(file)).staleness is None
-    args = ["--config", str(file), "--rows", "2000", "--dim", "2"]
+    args = ["--config", str(file), "--samples", "2000", "--dim", "2"]
     table = run(*args)
     # 2 floats and 2 of Adagrad's state a row: far below those of dim 4.
     assert float(table["bytes a row"]) < 60
@@ -155,7 +155,7 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(errors.InvalidArgument, match="--schema goes with"):
         run("--schema", "adult")
     for name, value in (
-        ("--rows", "9"),
+        ("--samples", "9"),
         ("--namespace", "n"),
         ("--wire-dtype", "fp16"),
     ):
@@ -172,7 +172,7 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
         run("--save", "")
     for place in (broken, broken / "below", "/proc/none"):
         with pytest.raises(errors.StorageError, match="would fail"):
-            Run(resolve({"rows": 1000, "save": str(place)}))
+            Run(resolve({"samples": 1000, "save": str(place)}))
     with pytest.raises(errors.PersiaError, match="nowhere"):
         run("--resume", str(tmp_path / "nowhere"))
 
@@ -245,7 +245,7 @@ def test_without_a_part_held_out(tmp_path: Path) -> None:
 
 def test_a_finished_run_has_nothing_left_to_train(tmp_path: Path) -> None:
     folder, file = tmp_path / "out", tmp_path / "options.yaml"
-    trained = run("--rows", "1000", "--dim", "2", "--save", str(folder))
+    trained = run("--samples", "1000", "--dim", "2", "--save", str(folder))
     saved = sorted(p.stat().st_mtime_ns for p in folder.rglob("*"))
     file.write_text(f"resume: {folder}")
     done = CliRunner().invoke(app, ["train", "--config", str(file)])
@@ -269,14 +269,21 @@ def test_a_save_that_fails_leaves_the_result(
         raise errors.StorageError("no space left on device")
 
     monkeypatch.setattr(Run, "save", full)
-    options = ["--rows", "1000", "--dim", "2", "--save", str(tmp_path / "out")]
+    options = [
+        "--samples",
+        "1000",
+        "--dim",
+        "2",
+        "--save",
+        str(tmp_path / "out"),
+    ]
     done = CliRunner().invoke(app, ["train", *options])
     assert isinstance(done.exception, errors.StorageError)
     assert 0.0 <= float(shown(done.output)["AUC"]) <= 1.0
 
 
 def test_synthetic_data_without_a_part_held_out() -> None:
-    table = run("--rows", "2000", "--dim", "2", "--eval-split", "0")
+    table = run("--samples", "2000", "--dim", "2", "--eval-split", "0")
     assert "log loss" not in table
     assert 0.0 <= float(table["AUC"]) <= 1.0
 
@@ -300,7 +307,7 @@ def test_a_run_that_is_resumed_ends_as_if_it_had_not_stopped(
     model: str, tmp_path: Path
 ) -> None:
     config = TrainConfig(
-        rows=4000,
+        samples=4000,
         batch_size=256,
         epochs=2,
         staleness=0,
@@ -323,7 +330,7 @@ def test_a_run_that_is_resumed_ends_as_if_it_had_not_stopped(
     assert resumed.trainer.rows < whole.trainer.rows
     assert resumed.result().scores == whole.result().scores
     assert resumed.result().rows == whole.result().rows
-    fewer = ["--resume", str(config.save), "--rows", "1200"]
+    fewer = ["--resume", str(config.save), "--samples", "1200"]
     done = CliRunner().invoke(app, ["train", *fewer])
     assert "nothing was left to train" in " ".join(done.output.split())
 
@@ -381,7 +388,7 @@ def test_resume_with_another_batch_size_trains_on_the_rest(
     kind: str, then: int, tmp_path: Path, trained: list[Batch]
 ) -> None:
     folder = str(tmp_path / "out")
-    options: dict[str, object] = {"rows": 1500}
+    options: dict[str, object] = {"samples": 1500}
     if kind != "synthetic":
         options = csv_file(tmp_path) | {"eval_split": 0.2}
     if kind == "shuffled":
@@ -409,7 +416,7 @@ def test_resume_with_another_batch_size_trains_on_the_rest(
 
 def test_resume_takes_learning_rates_of_flags(tmp_path: Path) -> None:
     folder = str(tmp_path / "out")
-    options = {"rows": 1000, "save": folder, "dim": 2, "dense_lr": 0.01}
+    options = {"samples": 1000, "save": folder, "dim": 2, "dense_lr": 0.01}
     saved = Run(resolve(options))
     saved.store.optimizer.param_groups[0]["lr"] = 0.03  # as a schedule would
     saved.save()
@@ -427,7 +434,7 @@ def test_resume_takes_learning_rates_of_flags(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_optimizers_have_the_constants_of_the_library(name: str) -> None:
-    store = Run(resolve({"rows": 1000, "dim": 2, "optimizer": name})).store
+    store = Run(resolve({"samples": 1000, "dim": 2, "optimizer": name})).store
     library = type(store.optimizer)().defaults
     mine = store.optimizer.defaults
     assert {**mine, "lr": 0} == {**library, "lr": 0}
@@ -435,7 +442,7 @@ def test_optimizers_have_the_constants_of_the_library(name: str) -> None:
 
 def test_eps_is_an_option(tmp_path: Path) -> None:
     folder = str(tmp_path / "out")
-    options = {"rows": 1000, "dim": 2, "eps": 5e-4, "save": folder}
+    options = {"samples": 1000, "dim": 2, "eps": 5e-4, "save": folder}
     saved = Run(resolve(options))
     assert saved.store.optimizer.param_groups[0]["eps"] == 5e-4
     saved.save()
@@ -470,7 +477,7 @@ def test_resume_within_other_data_is_refused(tmp_path: Path) -> None:
 
 
 def test_position_of_an_older_checkpoint() -> None:
-    config = resolve({"rows": 1000, "batch_size": 100})
+    config = resolve({"samples": 1000, "batch_size": 100})
     old = {"options": config.options(), "epoch": 1, "batch": 3}
     data = open_data(config)[0]
     assert position.find(old, config, data, 2) == (1, 3, 0)
@@ -481,7 +488,7 @@ def test_position_of_an_older_checkpoint() -> None:
 
 
 def test_position_of_several_ranks(tmp_path: Path) -> None:
-    config = resolve({"rows": 10_000, "batch_size": 100})
+    config = resolve({"samples": 10_000, "batch_size": 100})
     data = open_data(config)[0]
     saved = {"options": config.options(), "epoch": 0, "batch": 3}
     saved |= {"rows": 600, "ranks": 2, "source": position.source(config, data)}
@@ -518,7 +525,9 @@ def test_resume_goes_on_for_more_epochs(tmp_path: Path) -> None:
 def test_ctrl_c_saves_and_exits(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     process = subprocess.Popen(
-        persia("--rows", "20000000", "--threads", "1", "--save", str(folder)),
+        persia(
+            "--samples", "20000000", "--threads", "1", "--save", str(folder)
+        ),
         env={**environment(), "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -543,7 +552,7 @@ def test_ctrl_c_saves_and_exits(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_compiled_code_learns_the_same() -> None:
-    options = ("--rows", "20000", "--batch-size", "256", "--staleness", "0")
+    options = ("--samples", "20000", "--batch-size", "256", "--staleness", "0")
     eager = run(*options)
     compiled = run(*options, "--compile")
     assert compiled["rows"] == eager["rows"]

@@ -138,7 +138,7 @@ def test_generators_of_the_papers_sizes() -> None:
 def config(folder: Path | None = None, **more: object) -> TrainConfig:
     options = {
         "data": "drift?windows=4&vocabulary=200&features=4",
-        "rows": 2000,
+        "samples": 2000,
         "batch_size": 64,
         "window": "1d",
         "dim": 4,
@@ -160,7 +160,7 @@ def test_each_window_is_scored_before_it_is_trained(tmp_path: Path) -> None:
     days = [line.split()[1] for line in lines]
     assert days == [f"2024-01-0{day}" for day in (2, 3, 4)]
     # By hand: a model that has seen two windows, on the third.
-    hand = Run(config(batch_size=50, window=None, rows=1000, eval_split=0))
+    hand = Run(config(batch_size=50, window=None, samples=1000, eval_split=0))
     assert isinstance(run.train, ClickStream)
     for i in range(2):
         assert hand.trainer.fit(run.train.in_window(i), i + 1)

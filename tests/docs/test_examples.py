@@ -220,7 +220,7 @@ def test_a_page_runs(
     with as_found(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if name == "docs/howto/train.md":
-            shell("persia train --rows 3000 --save clicks", tmp_path)
+            shell("persia train --samples 3000 --save clicks", tmp_path)
         with contextlib.redirect_stdout(io.StringIO()) as rest:
             printed = play(path, tmp_path)
     printed = rest.getvalue() + printed

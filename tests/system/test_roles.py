@@ -30,7 +30,7 @@ if not _core.GRPC[0].isdigit():
 JOB = Path(__file__).with_name("roles_job.py")
 COUNTING = Path(__file__).with_name("roles_counting.py")
 FEED = ["feed", "--data", "synthetic", "--eval-split", "0"]
-FEED += ["--rows", str(roles_job.ROWS), "--seed", str(roles_job.SEED)]
+FEED += ["--samples", str(roles_job.ROWS), "--seed", str(roles_job.SEED)]
 FEED += ["--batch-size", str(roles_job.BATCH)]
 
 
@@ -114,7 +114,7 @@ def test_the_same_bits_as_one_process(shards: int, workers: int) -> None:
 
 def test_train_takes_what_feed_sends() -> None:
     """Two epochs of the commands, and the score of what was held out."""
-    flags = ["--data", "synthetic", "--rows", "4000", "--epochs", "2"]
+    flags = ["--data", "synthetic", "--samples", "4000", "--epochs", "2"]
     with cluster(2, 1) as (servers, workers):
         loader = start("-m", "persia", "feed", *flags, "--workers", workers)
         trainer = start(
@@ -148,15 +148,15 @@ def test_wrong_commands_are_one_line() -> None:
 
 def test_launch_starts_all_roles() -> None:
     """And ends them; one that fails ends the others."""
-    flags = ["--data", "synthetic", "--feed", "--rows 3000"]
+    flags = ["--data", "synthetic", "--feed", "--samples 3000"]
     flags = ["--ps", "2", "--workers", "2", "--loaders", "2", *flags]
-    train = ["train", "--rows", "3000", "--model", "dcn", "--threads", "1"]
+    train = ["train", "--samples", "3000", "--model", "dcn", "--threads", "1"]
     job = [sys.executable, "-m", "persia", *train]
     output = finish(start("-m", "persia", "launch", *flags, "--", *job))
     assert re.search(r"job +\| .*AUC .* samples held out", output)
     found = re.findall(r"worker\d +\| (\d+) batches were trained", output)
     assert sum(map(int, found)) == 3
-    flags[-1] = "--rows none"
+    flags[-1] = "--samples none"
     process = start("-m", "persia", "launch", *flags, "--", *job)
     _, messages = process.communicate(timeout=120)
     assert process.returncode != 0

@@ -24,7 +24,7 @@ if not _core.GRPC[0].isdigit():
 PERSIA = [sys.executable, "-m", "persia"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 RANKS = [*TORCHRUN, "--nproc-per-node", "2", "-m", "persia"]
-TRAIN = ["train", "--rows", "20480", "--batch-size", "256", "--dim", "4"]
+TRAIN = ["train", "--samples", "20480", "--batch-size", "256", "--dim", "4"]
 TRAIN += ["--eval-split", "0.2", "--threads", "1"]
 
 
@@ -110,7 +110,7 @@ def test_ranks_without_servers(mark: str) -> None:
     table = run(mark, *RANKS, *TRAIN)
     assert 0.6 < float(table["AUC"]) < float(table["planted AUC"])
     # Three batches: the last one has no partner, and is left out.
-    two, three = ([*TRAIN, "--rows", n] for n in ("512", "513"))
+    two, three = ([*TRAIN, "--samples", n] for n in ("512", "513"))
     trained = rows(run(mark, *RANKS, *two, "--staleness", "0"))
     assert rows(run(mark, *RANKS, *three, "--staleness", "0")) == trained
 
@@ -147,7 +147,7 @@ def test_a_save_that_servers_cannot_make_is_told_before_the_training(
 ) -> None:
     theirs, other = tmp_path / "theirs", tmp_path / "other"
     theirs.mkdir()
-    options = [*TRAIN, "--rows", "100000000", "--save", str(other / "out")]
+    options = [*TRAIN, "--samples", "100000000", "--save", str(other / "out")]
     done = ended(mark, *launched(theirs, "--ps", "2"), *RANKS, *options)
     assert done.returncode == 1
     assert f"Start all servers with --checkpoints {other}" in done.stderr
@@ -187,7 +187,7 @@ def test_ctrl_c_saves_on_all_ranks_at_one_batch(
     mark: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    options = [*TRAIN, "--rows", "100000000", "--save", str(out)]
+    options = [*TRAIN, "--samples", "100000000", "--save", str(out)]
     process = subprocess.Popen(
         [*launched(tmp_path, "--ps", "2"), *RANKS, *options],
         env=environment(mark),
@@ -204,5 +204,5 @@ def test_ctrl_c_saves_on_all_ranks_at_one_batch(
     assert not marked(mark)
     extra = checkpoint.read_extra(out)
     assert extra["epoch"] == 0 and extra["batch"] > 0
-    again = ["train", "--resume", str(out), "--rows", "1024"]
+    again = ["train", "--resume", str(out), "--samples", "1024"]
     assert float(run(mark, *PERSIA, *again)["AUC"]) > 0.5

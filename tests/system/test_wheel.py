@@ -151,14 +151,14 @@ def test_the_installation_is_whole(place: dict[str, str]) -> None:
 
 
 def test_it_trains(place: dict[str, str]) -> None:
-    output = run(place, "persia", "train", "--rows", "100000")
+    output = run(place, "persia", "train", "--samples", "100000")
     assert auc(output) > 0.6
 
 
 def test_it_launches_servers_and_ranks(place: dict[str, str]) -> None:
     command = ["persia", "launch", "--ps", "2", "--", "python", "-m"]
     command += ["torch.distributed.run", "--nproc-per-node", "2", "-m"]
-    command += ["persia", "train", "--rows", "50000"]
+    command += ["persia", "train", "--samples", "50000"]
     assert auc(run(place, *command)) > 0.55
 
 
