@@ -63,8 +63,12 @@ int persia_mem_charge(mem_limit *limit, uint64_t bytes)
 
 void persia_mem_charge_announced(mem_limit *limit, uint64_t bytes)
 {
-    if (limit)
-        atomic_fetch_add_explicit(&limit->used, bytes, memory_order_relaxed);
+    if (!limit)
+        return;
+    const uint64_t before = atomic_fetch_add_explicit(&limit->used, bytes,
+                                                      memory_order_relaxed);
+    assert(!limit->maximum || before + bytes <= limit->maximum);
+    (void)before;
 }
 
 void persia_mem_release(mem_limit *limit, uint64_t bytes)

@@ -2,8 +2,16 @@
 
 #include <stdio.h>
 
-/* Bytes of index a row takes when its page has just grown, generously. */
-enum { INDEX_BYTES = 32 };
+/* Bytes of index: of a row whose page has just grown or been split (64 bytes
+ * for 12 entries at load 0.55), of a row before that (at load 0.70), and what
+ * growing adds to the rows that are there. */
+enum { INDEX_BYTES = 10, PAGE_BYTES = 8, GROWTH_BYTES = 3 };
+/* Of a stripe: its arena ends in a whole page of memory, and a page of the
+ * index has a header and a bucket that is not full. */
+enum { STRIPE_BYTES = 4096 + 512 };
+/* A page of the index takes no more than this, and a stripe has two of the
+ * same rows while one grows. */
+enum { PAGE_SHIFT = 19 };
 
 static int has_capacity(const table *t)
 {
@@ -18,43 +26,41 @@ static int passes_capacity(const table *t, uint64_t rows)
            atomic_load(&t->rows) + rows > c->capacity;
 }
 
-/* Bytes that new rows may take, and their index on top: pages that grow by
- * 27 % are there twice for a moment, one a stripe, of at most half a MiB;
- * arenas end in whole pages. */
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Of pages that are there twice for a moment, one a stripe. */
+static uint64_t moment_bytes(const table *t, uint64_t all)
+{
+    return least(PAGE_BYTES * all, (uint64_t)t->stripes << PAGE_SHIFT);
+}
+
+/* Bytes that new rows may take, with their index. */
 static uint64_t bytes_of(const table *t, uint64_t rows)
 {
     const uint64_t capacity = t->config.capacity, now = atomic_load(&t->rows);
 
     if (capacity && t->evict.policy) {
         /* new rows take the place of old ones */
-        uint64_t left = capacity > now ? capacity - now : 0;
-        rows = rows < left ? rows : left;
+        rows = least(rows, capacity > now ? capacity - now : 0);
     }
-    if (rows == 0)
-        return 0;
-
-    const uint64_t all = now + rows;
-    const uint64_t moment = (uint64_t)t->stripes << 19;
-
     return rows * (t->stride + INDEX_BYTES) +
-           t->stripes * (uint64_t)(4096 + 512) + 4 * all +
-           (16 * all < moment ? 16 * all : moment);
+           least(rows, t->stripes) * STRIPE_BYTES +
+           (rows ? GROWTH_BYTES * now + moment_bytes(t, now + rows) : 0);
 }
 
-/* Rows arrive in pieces: the index of those that are there takes 64 bytes for
- * 12 entries at load 0.55, and what bytes_of() asks for beside. */
+/* Rows arrive in pieces: what the last one asks for, beside those that are
+ * there. */
 uint64_t persia_table_restore_bytes(const table *t, uint64_t rows)
 {
-    enum { PAGES_BYTES = 14, PIECE_ROWS = 1 << 16 };
     const uint64_t capacity = t->config.capacity;
-    const uint64_t all = capacity && rows > capacity ? capacity : rows;
-    const uint64_t piece = all < PIECE_ROWS ? all : PIECE_ROWS;
-    const uint64_t moment = (uint64_t)t->stripes << 19;
+    const uint64_t all = capacity ? least(rows, capacity) : rows;
 
-    return all * (t->stride + PAGES_BYTES + 4) +
-           piece * (INDEX_BYTES - PAGES_BYTES) +
-           (16 * all < moment ? 16 * all : moment) +
-           t->stripes * (uint64_t)(4096 + 512) + admit_bytes(&t->admit);
+    return all * (t->stride + INDEX_BYTES + GROWTH_BYTES) +
+           2 * least(all, t->stripes) * STRIPE_BYTES +
+           moment_bytes(t, all) + admit_bytes(&t->admit);
 }
 
 static int passes_limit(const mem_limit *limit, uint64_t bytes)

@@ -213,6 +213,55 @@ static void test_set_at_the_memory_limit(void **state)
     assert_int_equal(limit.used, 0);
 }
 
+/* Restores n rows in pieces; the bytes that they take, or 0 if they pass the
+ * limit. */
+static uint64_t restored(table_config c, uint64_t maximum, size_t n)
+{
+    enum { PIECE = 4096 };
+    static uint64_t ids[PIECE];
+    static uint32_t clocks[PIECE];
+    mem_limit limit;
+    uint64_t used = 0;
+    int rc = PERSIA_OK;
+
+    persia_mem_limit_init(&limit, maximum);
+    c.limit = &limit;
+    table *t = table_of(&c);
+    for (size_t from = 0; from < n && !rc; from += PIECE) {
+        const size_t m = n - from < PIECE ? n - from : PIECE;
+        ids_fill(ids, from, m);
+        rc = persia_table_restore(t, m, ids, ones, NULL, clocks, NULL);
+    }
+    assert_true(rc == PERSIA_OK || rc == PERSIA_ELIMIT);
+    if (!rc)
+        used = limit.used;
+    persia_table_destroy(t);
+    return used;
+}
+
+/* What rows are said to take at most: they fit, and it is not much more. */
+static void test_what_a_restore_is_said_to_take(void **state)
+{
+    const size_t rows[] = { 1, 7, 50, 1000, 9000, 70000 };
+    const uint32_t stripes[] = { 1, 8 }, dims[] = { 1, 16 };
+    (void)state;
+    for (size_t k = 0; k < 24; k++) {
+        const size_t n = rows[k / 4];
+        table_config c = config_of(dims[k % 2], OPTIM_SGD);
+        c.stripes = stripes[k / 2 % 2];
+        table *t = table_of(&c);
+        const uint64_t said = persia_table_restore_bytes(t, n);
+        persia_table_destroy(t);
+        const uint64_t used = restored(c, said, n);
+        const uint64_t pages = 2 * c.stripes * (uint64_t)4608;
+        if (!used || said > used + used / 2 + pages)
+            fail_msg("%zu rows of dim %u in %u stripes take %llu bytes (0: "
+                     "refused), said were %llu",
+                     n, c.dim, c.stripes, (unsigned long long)used,
+                     (unsigned long long)said);
+    }
+}
+
 /* A call that waits to be alone with the limit. */
 typedef struct alone {
     const table_config *config;
@@ -267,6 +316,7 @@ int main(void)
         cmocka_unit_test(test_memory_limit_of_two_threads),
         cmocka_unit_test(test_eviction_at_the_memory_limit),
         cmocka_unit_test(test_set_at_the_memory_limit),
+        cmocka_unit_test(test_what_a_restore_is_said_to_take),
         cmocka_unit_test(test_pushes_let_others_be_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
