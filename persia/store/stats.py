@@ -3,13 +3,136 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 from persia import _core
 from persia.base.patience import patiently
 from persia.store.engine import HasEngine
 
-__all__ = ["Stats"]
+__all__ = [
+    "ClientStats",
+    "LoaderStats",
+    "ServerStats",
+    "Stats",
+    "StoreStats",
+    "TableStats",
+]
+
+
+class TableStats(TypedDict):
+    """Counters of a table, of all shards together."""
+
+    rows: int
+    bytes: int
+    """Of rows, index and the filter of sightings."""
+    row_bytes: int
+    """Of a row, without the index."""
+    pushes: int
+    """Updates that touched the table."""
+    pulled: int
+    """Ids looked up; on servers and ranks the distinct ones of a lookup."""
+    missed: int
+    """Those of them without a row."""
+    created: int
+    evicted: int
+    refused: int
+    """Unseen ids that got no row."""
+    nonfinite: int
+    """Gradients of rows left out."""
+    candidates: int
+    """Rows that eviction has looked at."""
+
+
+class LoaderStats(TypedDict):
+    """Counters of all passes of :class:`persia.DataLoader`, in batches."""
+
+    batches: int
+    """Given out."""
+    prefetched: int
+    """Forwards that found their rows looked up."""
+    not_prefetched: int
+    """Forwards that did not, while a pass was open."""
+    waited: int
+    """How often the loop waited for a permit."""
+    abandoned: int
+    skipped: int
+    read: int
+    """Without a forward with gradient."""
+    dropped: int
+    """Their update failed."""
+    staleness: dict[int, int]
+    """k: batches looked up while k earlier ones were open."""
+    prefetch: bool | None
+    """Whether the latest pass does anything ahead; None before the first."""
+
+
+class ClientStats(TypedDict):
+    """Counters of this store's calls to servers."""
+
+    pulls: int
+    pushes: int
+    ids: int
+    """Looked up."""
+    distinct: int
+    """Of them, those sent."""
+    bytes_out: int
+    bytes_in: int
+    retries: int
+    duplicates: int
+    """Updates that a server had already."""
+    reconnects: int
+    lost: int
+    """Updates that a server had acknowledged and has no longer."""
+    stale: int
+    """Updates of rows that were replaced."""
+
+
+class ServerStats(TypedDict):
+    """Counters of a server or rank, for all its clients."""
+
+    address: str
+    boot: int
+    """A number that it drew at its start."""
+    lineage: int
+    """Of its rows; a restore changes it."""
+    restore: int
+    """Of the restore that brought its rows, or 0."""
+    uptime_ns: int
+    updates: int
+    step: int
+    """The last synchronous step."""
+    memory_used: int
+    memory_limit: int
+    """0: none."""
+    pulls: int
+    pushes: int
+    parked: int
+    """Lookups that wait for an update."""
+    duplicates: int
+    failed: int
+
+
+class StoreStats(TypedDict):
+    """What :meth:`persia.Store.stats` returns: a dict, with these keys."""
+
+    updates: int
+    """Applied."""
+    pending: int
+    """Updates that threads of the store have yet to apply."""
+    updates_failed: int
+    held: int
+    """Gradients that wait for an update."""
+    memory: int
+    """Bytes of all tables."""
+    memory_limit: int | None
+    gradients_discarded: int
+    cuda_ids_copied: int
+    loader: LoaderStats
+    tables: dict[str, TableStats]
+    client: NotRequired[ClientStats]
+    """With tables on servers or ranks alone."""
+    servers: NotRequired[list[ServerStats]]
+    """By shard, with tables on servers or ranks alone."""
 
 
 class Stats(HasEngine):
@@ -20,57 +143,38 @@ class Stats(HasEngine):
         """Whether the tables are on servers or ranks."""
         return self._engine.connection.remote
 
-    def stats(self) -> dict[str, Any]:
-        """Counters of the store and, under "tables", of each table.
+    def stats(self) -> StoreStats:
+        """Counters of the store, of its loaders and of each table.
 
-        The store's: updates (applied), pending (updates that threads of the
-        store have yet to apply), updates_failed, held (gradients that wait
-        for an update), memory and memory_limit (bytes), gradients_discarded,
-        cuda_ids_copied.
+        Returns:
+            A dict with the keys of :class:`persia.store.stats.StoreStats`.
 
-        A table's: rows, bytes, row_bytes, pushes (updates that touched it),
-        pulled and missed (ids looked up, on servers and ranks the distinct
-        ones of each lookup; those without a row), created,
-        evicted, refused, nonfinite (row gradients left out), candidates
-        (slots that eviction looked at).
-
-        "loader", of all passes of :class:`persia.DataLoader`: batches given
-        out; forwards prefetched and (while a pass was open) not_prefetched;
-        how often the loop waited for a permit; batches by their end if they
-        were not trained: abandoned, skipped, read (no forward with gradient),
-        dropped (the update failed); staleness: {k: batches looked up while k
-        earlier ones were open}; prefetch: whether the latest pass does
-        anything ahead, None before the first.
-
-        "client", of tables that are not embedded: pulls and pushes (calls),
-        ids and distinct (ids looked up), bytes_out and bytes_in, retries,
-        duplicates (updates that a server had already), reconnects, lost and
-        stale (updates); and under "servers" what each shard counted, by
-        number.
+        Raises:
+            Unavailable, DeadlineExceeded: a server cannot be reached.
         """
         tables, shards, used = self._shard_stats()
         _, failed, pending = self._engine.core.counts()
-        updates = self._engine.core.updates()
-        remote: dict[str, Any] = {}
+        counts = self._engine.counts
+        loader: Any = _core.prefetch_stats(self._engine.handle)
+        loader["prefetch"] = self._engine.prefetch
+        out = StoreStats(
+            updates=self._engine.core.updates(),
+            pending=pending,
+            updates_failed=failed,
+            held=self._engine.core.held(True),
+            memory=used,
+            memory_limit=self._engine.arguments.memory_limit,
+            gradients_discarded=counts["gradients_discarded"],
+            cuda_ids_copied=counts["cuda_ids_copied"],
+            loader=loader,
+            tables=tables,
+        )
         if self.remote:
-            updates = shards[0]["updates"]
-            remote["client"] = _core.cluster_counts(self._engine.handle)
-            remote["servers"] = shards
-        return {
-            "updates": updates,
-            "pending": pending,
-            "updates_failed": failed,
-            "held": self._engine.core.held(True),
-            "memory": used,
-            "memory_limit": self._engine.arguments.memory_limit,
-            **self._engine.counts,
-            "loader": {
-                **_core.prefetch_stats(self._engine.handle),
-                "prefetch": self._engine.prefetch,
-            },
-            **remote,
-            "tables": tables,
-        }
+            client: Any = _core.cluster_counts(self._engine.handle)
+            out["updates"] = shards[0]["updates"]
+            out["client"] = client
+            out["servers"] = shards
+        return out
 
     def _ask_stats(self, shard: int) -> dict[str, Any]:
         ask = partial(self._engine.connection.ask, _core.cluster_stats, shard)
@@ -78,14 +182,16 @@ class Stats(HasEngine):
 
     def _shard_stats(
         self,
-    ) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]], int]:
+    ) -> tuple[dict[str, TableStats], list[ServerStats], int]:
         """Of tables, of shards, and the bytes of all tables."""
         tables = self._engine.tables.items()
         if not self.remote:
             used, _ = self._engine.core.memory()
-            stats = {n: self._engine.core.stats(t.number) for n, t in tables}
-            return stats, [], used
-        shards = [
+            mine: Any = {
+                name: self._engine.core.stats(t.number) for name, t in tables
+            }
+            return mine, [], used
+        shards: Any = [
             self._ask_stats(i)
             for i in range(len(self._engine.connection.addresses))
         ]
@@ -102,9 +208,9 @@ class Stats(HasEngine):
         return stats, shards, used
 
 
-def _sum_of(shards: list[dict[str, Any]]) -> dict[str, int]:
+def _sum_of(shards: list[dict[str, Any]]) -> TableStats:
     """The counters of a table. Its shards all hear of every update."""
-    out = {k: sum(s[k] for s in shards) for k in _core.TABLE_COUNTERS}
+    out: Any = {k: sum(s[k] for s in shards) for k in _core.TABLE_COUNTERS}
     for name in ("pushes", "row_bytes"):
         out[name] = max((s[name] for s in shards), default=0)
-    return out
+    return cast("TableStats", out)
