@@ -2,10 +2,13 @@
 
 All derive from :class:`PersiaError`, and from the builtin exception that a
 caller would expect (ValueError, TypeError, OSError, ...). Each message names
-what was wrong, where, and the remedy.
+what was wrong, where, and the remedy. Messages may change; the class, its
+``code`` and the names in a message do not.
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 __all__ = [
     "AccessDenied",
@@ -40,7 +43,25 @@ __all__ = [
 
 
 class PersiaError(Exception):
-    """The base of all exceptions of Persia."""
+    """The base of all exceptions of Persia.
+
+    Attributes:
+        code: the stable name of the kind of error, that of its class here.
+            The command line prints it, and servers send it as the metadata
+            ``persia-error``.
+    """
+
+    code: ClassVar[str] = "PersiaError"
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ == __name__:
+            cls.code = cls.__name__
+
+
+def line_of(error: PersiaError) -> str:
+    """An error as the command line prints it, in one line."""
+    text = " ".join(str(error).splitlines())
+    return f"persia: error[{error.code}]: {text}"
 
 
 class OutOfMemory(PersiaError, MemoryError):

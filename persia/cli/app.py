@@ -114,9 +114,8 @@ def main() -> None:
         if os.environ.get(_DEBUG, "0") not in ("", "0"):
             raise
         console = Console(stderr=True, emoji=False)
-        line = Text.assemble(
-            ("error:", "bold red"), f" {type(e).__name__}: {e}"
-        )
+        line = Text(errors.line_of(e))
+        line.highlight_regex(r"^persia: error\[\w+\]:", "bold red")
         console.print(line, soft_wrap=True)  # at once: ranks fail together
         # As an uncaught error: a rank that failed waits for no other one.
         sys.last_value = e

@@ -39,7 +39,7 @@ from typing import IO, NoReturn
 
 from persia.distributed.printer import Printer, Unprinted
 from persia.distributed.security import VARIABLES
-from persia.errors import InvalidArgument, PersiaError
+from persia.errors import InvalidArgument, PersiaError, line_of
 
 __all__ = ["Cluster", "reserve", "run"]
 
@@ -270,7 +270,7 @@ def _supervisor_main(cluster: Cluster, parent: int) -> NoReturn:
         if os.getppid() == parent:
             status = _Supervisor(cluster).run()
     except PersiaError as error:
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        print(line_of(error), file=sys.stderr)
     except BaseException:
         import traceback
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from persia import _core, errors
 from persia.cli.app import app
 
 
@@ -59,6 +60,19 @@ def test_an_option_is_also_a_variable(tmp_path: Path) -> None:
     assert (tmp_path / "keys" / "ca.pem").exists()
 
 
+def test_errors_have_stable_codes() -> None:
+    """That of the C core is the name of a class, also of a user's subclass."""
+    for name in errors.__all__:
+        assert getattr(errors, name).code == name
+    assert set(_core.error_names()) - {"Ok"} <= set(errors.__all__)
+
+    class Own(errors.StorageError):
+        pass
+
+    line = errors.line_of(Own("a\nb"))
+    assert line == "persia: error[StorageError]: a b"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("debug", [False, True])
 def test_an_error_is_a_line_or_a_traceback(debug: bool) -> None:
@@ -72,5 +86,8 @@ def test_an_error_is_a_line_or_a_traceback(debug: bool) -> None:
         check=False,
     )
     assert done.returncode == 1
+    line = done.stderr.splitlines()[0]
+    assert debug or line.startswith("persia: error[StorageError]: ")
+    assert debug or len(done.stderr.splitlines()) == 1
     assert "StorageError" in done.stderr
     assert ("Traceback" in done.stderr) == debug

@@ -141,7 +141,7 @@ def test_wrong_commands_are_one_line() -> None:
         process = start("-m", "persia", *command)
         _, messages = process.communicate(timeout=60)
         assert process.returncode == 1
-        assert messages.startswith("error: ")
+        assert messages.startswith("persia: error[")
         assert text in messages
         assert "Traceback" not in messages
 

@@ -401,10 +401,10 @@ def test_what_cannot_be_saved_on_exit_is_one_line(tmp_path: Path) -> None:
         server.process.terminate()
         messages = server.process.communicate(timeout=60)[1]
     assert server.process.returncode == 1
-    assert messages.startswith("error: StorageError: saving job into")
+    assert messages.startswith("persia: error[StorageError]: saving job into")
     assert "Traceback" not in messages
     # Now it is known from the start.
-    assert "error: StorageError: saving into" in failing(*flags)
+    assert "persia: error[StorageError]: saving into" in failing(*flags)
 
 
 def test_a_checkpoint_of_another_number_of_shards(tmp_path: Path) -> None:
