@@ -35,7 +35,7 @@ def bags() -> Any:
         (None, "ids is a NoneType"),
         ("x", "ids is a str"),
         ([1.5], r"ids has dtype torch.float32.*\.to\(torch\.int64\)"),
-        (UNSIGNED, r"uint64, .* pass t\.view\(torch\.int64\)"),
+        (UNSIGNED, r"uint64, .* t\.view\(torch\.int64\)"),
     ],
 )
 def test_ids_of_rows(bags: Any, ids: Any, match: str) -> None:
@@ -55,21 +55,21 @@ def parts(**one: Any) -> dict[str, Any]:
     ("arguments", "match"),
     [
         (parts(keys=None), "keys is None"),
-        (parts(keys=[["a"]]), r"a key is \['a'\], need a name"),
-        (parts(values=[2**63, 1]), "values is a list .*outside of int64"),
+        (parts(keys=[["a"]]), r"a key is \['a'\]"),
+        (parts(values=[2**63, 1]), "values is a list .*int64"),
         (parts(values=torch.empty(2, device="meta").long()), "meta device"),
         (
             parts(lengths=torch.tensor([0, 1, 0, 5])),
-            "feature 'b', sample 1: the length is 5; but there are 2 ids",
+            "feature 'b', sample 1: .*5.* 2 ids",
         ),
-        (parts(lengths=torch.tensor([1, 0])), "add up to 1, but there are 2"),
+        (parts(lengths=torch.tensor([1, 0])), "1, .* 2"),
         (
             parts(lengths=torch.tensor([2**62] * 4 + [2, 0])),
-            "feature 'a', sample 0: the length is 4611686018427387904",
+            "feature 'a', sample 0: .*4611686018427387904",
         ),
-        (parts(offsets=torch.tensor([1, 1, 2])), "begin with 1, need 0: they"),
+        (parts(offsets=torch.tensor([1, 1, 2])), " 1, .* 0"),
         (parts(weights="x"), "weights is a str .* one weight an id"),
-        (parts(weights=torch.ones(1)), "1 elements for 2 ids; need one"),
+        (parts(weights=torch.ones(1)), "1 .*2 ids"),
     ],
 )
 def test_batches(arguments: dict[str, Any], match: str) -> None:
@@ -80,13 +80,13 @@ def test_batches(arguments: dict[str, Any], match: str) -> None:
 @pytest.mark.parametrize(
     ("features", "padding", "match"),
     [
-        ([1], None, r"features is \[1\], need a dict"),
+        ([1], None, r"features is \[1\]"),
         ({"a": ONE}, "x", "padding_value is 'x'"),
         ({1: ONE}, None, "a key is 1"),
         (
             {"a": (ONE, torch.tensor([2**62] * 4 + [1]))},
             None,
-            "feature 'a', sample 0: the length",
+            "feature 'a', sample 0: ",
         ),
     ],
 )
@@ -109,18 +109,18 @@ def test_batches_of_dicts(features: Any, padding: Any, match: str) -> None:
         (lambda s: s.load(None), "path is None"),
         (lambda s: s.save("out", keep="x"), "keep is 'x'"),
         (lambda s: s.save("out", step="x"), "step is 'x'"),
-        (lambda s: s.optimizer.load_state_dict({}), "state is not of a per"),
+        (lambda s: s.optimizer.load_state_dict({}), "state .*persia"),
         (
             lambda s: s.optimizer.load_state_dict({"param_groups": [{}]}),
-            "state is not of a persia",
+            "state .*persia",
         ),
         (
             lambda s: s.add_table(persia.EmbeddingBagConfig("t", 3)),
-            "'t': embedding_dim is 3, but was first declared as 2",
+            "'t': embedding_dim is 3, .* 2;",
         ),
         (
             lambda s: s.add_table(persia.EmbeddingBagConfig("t", 2, init=1.0)),
-            "'t': init is 1.0, but was first declared as 0.01",
+            "'t': init is 1.0, .* 0.01;",
         ),
         (lambda s: persia.clip_grad_norm_(3, 1.0), "model is 3"),
         (lambda s: persia.Store(servers=3), "servers is 3"),
@@ -129,7 +129,7 @@ def test_batches_of_dicts(features: Any, padding: Any, match: str) -> None:
         (lambda s: persia.Store(timeout="x"), "timeout is 'x'"),
         (lambda s: persia.Store(grad_division="x"), "grad_division is 'x'"),
         (lambda s: persia.datasets.CSV("a", {"label": "y"}), "schema is {'la"),
-        (lambda s: persia.datasets.Schema(), "no categorical and no multi"),
+        (lambda s: persia.datasets.Schema(), "categorical.*multivalued"),
         (lambda s: persia.datasets.Schema(foo=1), "foo: Extra inputs"),
         (lambda s: persia.datasets.SyntheticCTR("x"), "rows is 'x'"),
         (lambda s: persia.datasets.SyntheticCTR(9, zipf="x"), "zipf is 'x'"),
@@ -169,15 +169,15 @@ def test_modules(arguments: dict[str, Any], match: str) -> None:
 def test_states_of_modules(bags: Any, state: Any) -> None:
     if state == {"tables": {}}:
         state = {"tables": {"t": 3}, "checkpoint": ""}
-    with pytest.raises(errors.SchemaMismatch, match="embedding_dim and rows"):
+    with pytest.raises(errors.SchemaMismatch, match=r"embedding_dim.*rows"):
         bags.load_state_dict({"_extra_state": state})
 
 
 @pytest.mark.parametrize(
     ("state", "match"),
     [
-        (None, "this is None"),
-        ({}, "this is {}"),
+        (None, "None"),
+        ({}, "{}"),
         ({"batches": -1, "epoch": None}, "batches is -1"),
         ({"batches": "x", "epoch": None}, "batches is 'x'"),
     ],

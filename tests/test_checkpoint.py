@@ -347,9 +347,9 @@ def test_another_class_of_dense_optimizer(tmp_path: Path) -> None:
     store.save(tmp_path, optimizer=stepped(torch.optim.Adam))
     fill(store, "t", 3)
     before = contents(store, "t")
-    with pytest.raises(errors.SchemaMismatch, match=r"class Adam, .* SGD"):
+    with pytest.raises(errors.SchemaMismatch, match=r"Adam, .* SGD"):
         store.load(tmp_path, optimizer=stepped(torch.optim.SGD))
-    with pytest.raises(errors.SchemaMismatch, match=r"class Adam, .* Adamax"):
+    with pytest.raises(errors.SchemaMismatch, match=r"Adam, .* Adamax"):
         store.load(tmp_path, optimizer=stepped(torch.optim.Adamax))
     assert_same(contents(store, "t"), before)
     store.load(tmp_path, optimizer=stepped(Mine))  # one with the same states

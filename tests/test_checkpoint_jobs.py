@@ -214,7 +214,9 @@ def test_continue_needs_rows_that_outlive_the_process(
     (root / "step-1" / "manifest.json").write_bytes(
         manifests.encode_manifest(document)
     )
-    with pytest.raises(errors.SchemaMismatch, match="another namespace"):
+    with pytest.raises(
+        errors.SchemaMismatch, match=r"namespace.*resume='rollback'"
+    ):
         one.store.load(root, resume="continue")
 
 

@@ -327,7 +327,7 @@ def test_a_folder_of_the_same_name_with_another_proof(
                 (there / ".proof").write_text("another")
 
         monkeypatch.setattr(files, "write_file", twin)
-        with pytest.raises(errors.StorageError, match="proof differs"):
+        with pytest.raises(errors.StorageError, match="proof"):
             save(servers.rows, folder.parent.parent / "two", folder)
     assert not list(elsewhere.rglob("*.safetensors"))
 

@@ -215,7 +215,7 @@ def test_bad_addresses(text: str) -> None:
 
 
 def test_an_address_twice() -> None:
-    with pytest.raises(errors.InvalidArgument, match="twice"):
+    with pytest.raises(errors.InvalidArgument, match=r"10\.0\.0\.1:1"):
         resolve("10.0.0.1:1,10.0.0.1:1", Security())
 
 

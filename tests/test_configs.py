@@ -24,7 +24,7 @@ from persia.store.configs import as_config
         ({"embedding_dim": 4.0}, "embedding_dim"),
         ({"name": ""}, "name"),
         ({"name": "n" * 300}, "name"),
-        ({"feature_names": "user"}, "string 'user'"),
+        ({"feature_names": "user"}, "feature_names.*'user'"),
         ({"pooling": "max"}, "pooling"),
         ({"data_type": "int4"}, "data_type"),
         ({"init": ("uniform", 1.0)}, "init"),
@@ -165,14 +165,14 @@ def test_kinds_of_configs_are_not_mixed() -> None:
                 persia.EmbeddingConfig("u", 8),
             ]
         )
-    with pytest.raises(errors.InvalidArgument, match="more than once"):
+    with pytest.raises(errors.InvalidArgument, match=r"\['t'\]"):
         persia.EmbeddingBagCollection(
             tables=[
                 persia.EmbeddingBagConfig("t", 4),
                 persia.EmbeddingBagConfig("t", 4),
             ]
         )
-    with pytest.raises(errors.InvalidArgument, match="empty"):
+    with pytest.raises(errors.InvalidArgument, match="tables"):
         persia.EmbeddingBagCollection(tables=[])
     with pytest.raises(errors.InvalidArgument, match="optimizer="):
         persia.EmbeddingBagCollection(
@@ -193,5 +193,5 @@ def test_a_table_is_named_after_its_feature_by_default() -> None:
 @pytest.mark.parametrize("name", ["a\0b", "\ud800"])
 def test_names_that_no_server_could_be_told(name: str) -> None:
     for table, feature in ((name, "f"), ("t", name)):
-        with pytest.raises(errors.InvalidArgument, match="NUL or half"):
+        with pytest.raises(errors.InvalidArgument, match="name"):
             persia.EmbeddingBagConfig(table, 4, [feature])

@@ -278,7 +278,7 @@ def test_who_holds_an_old_weight_is_named() -> None:
         persia.convert(Model())
     model = Parts()
     optimizer = torch.optim.Adam(model.parameters())
-    with pytest.warns(UserWarning, match="still has the old one"):
+    with pytest.warns(UserWarning, match="weight"):
         persia.convert(model)
     del optimizer
     with warnings.catch_warnings():

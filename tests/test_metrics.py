@@ -116,9 +116,9 @@ def test_metrics_that_are_not_defined_are_nan() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(errors.ShapeError, match="3 logits but 2 labels"):
+    with pytest.raises(errors.ShapeError, match=r"3 logits .*2 labels"):
         auc(np.zeros(3), np.zeros(2))
-    with pytest.raises(errors.InvalidArgument, match="1 logits are NaN"):
+    with pytest.raises(errors.InvalidArgument, match=r"1 logits .*NaN"):
         auc(np.array([0.0, np.nan]), np.array([0.0, 1.0]))
     with pytest.raises(errors.InvalidArgument, match="label 1 is 2,"):
         auc(np.zeros(2), np.array([0.0, 2.0]))

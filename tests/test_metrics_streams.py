@@ -180,22 +180,22 @@ def test_a_recommender_that_knows_nothing_finds_k_of_n() -> None:
 
 def test_bad_input_is_named() -> None:
     for kind in CLICKS:
-        with pytest.raises(errors.ShapeError, match="3 logits but 2 labels"):
+        with pytest.raises(errors.ShapeError, match=r"3 logits .*2 labels"):
             kind().update(np.zeros(3), np.zeros(2))
         with pytest.raises(errors.InvalidArgument, match="0 or 1"):
             kind().update(np.zeros(2), np.array([0.0, 2.0]))
-    with pytest.raises(errors.DtypeError, match="float64, need integers"):
+    with pytest.raises(errors.DtypeError, match="float64"):
         metrics.GAUC().update(np.zeros(2), np.zeros(2), np.zeros(2))
-    with pytest.raises(errors.ShapeError, match="2 logits but 3 groups"):
+    with pytest.raises(errors.ShapeError, match=r"2 logits .*3 groups"):
         metrics.GAUC().update(np.zeros(2), np.zeros(2), np.arange(3))
     recall = metrics.RecallAtK(5)
-    with pytest.raises(errors.ShapeError, match=r"need \[queries, items\]"):
+    with pytest.raises(errors.ShapeError, match=r"\[queries, items\]"):
         recall.update(np.zeros((2, 3)), np.zeros((2, 4)))
     with pytest.raises(errors.InvalidArgument, match="NaN"):
         recall.update(np.full((1, 2), np.nan), np.zeros((1, 2)))
-    with pytest.raises(errors.ShapeError, match="3 ids were found"):
+    with pytest.raises(errors.ShapeError, match="3 ids"):
         recall.update_ids(np.zeros((2, 3)), np.zeros(2))
-    with pytest.raises(errors.ShapeError, match="need"):
+    with pytest.raises(errors.ShapeError):
         recall.update_ids(np.zeros((2, 5)), np.zeros(3))
     with pytest.raises(errors.InvalidArgument, match="k"):
         metrics.RecallAtK(0)

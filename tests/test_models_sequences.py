@@ -145,9 +145,9 @@ def test_nearest_items_are_those_of_a_sort() -> None:
         scores, np.take_along_axis(queries @ rows.T, order, 1)
     )
     for k in (0, 41):
-        with pytest.raises(errors.InvalidArgument, match="need 1 to 40"):
+        with pytest.raises(errors.InvalidArgument, match="40"):
             nearest.search(torch.from_numpy(queries), k)
-    with pytest.raises(errors.ShapeError, match=r"need \[n\] and \[n, dim\]"):
+    with pytest.raises(errors.ShapeError, match=r"\[n\] .*\[n, dim\]"):
         models.NearestItems(torch.arange(3), torch.zeros(2, 4))
 
 

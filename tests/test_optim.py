@@ -355,7 +355,7 @@ def test_bad_settings_are_named() -> None:
         persia.Store(torch.optim.SGD([torch.zeros(1)]))  # type: ignore[arg-type]
     optimizer = persia.optim.SGD()
     persia.Store(optimizer)
-    with pytest.raises(errors.InvalidArgument, match="another Store"):
+    with pytest.raises(errors.InvalidArgument, match="Store"):
         persia.Store(optimizer)
     with pytest.raises(errors.InvalidArgument, match="no Store"):
         persia.optim.SGD().step()
@@ -413,7 +413,7 @@ def test_a_table_has_one_optimizer() -> None:
         errors.SchemaMismatch, match=r"'t': .*lr is 99.*weight_decay is 0\.1"
     ):
         store.add_table(config(optimizer=SGD(lr=99, weight_decay=0.1)))
-    with pytest.raises(errors.SchemaMismatch, match="optimizer differs"):
+    with pytest.raises(errors.SchemaMismatch, match=r"optimizer.*adam"):
         store.add_table(config(optimizer=persia.optim.Adam(lr=1.0)))
     assert store.optimizer.param_groups[0]["lr"] == 1.0
     store = persia.Store(persia.optim.Adam())

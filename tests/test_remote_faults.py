@@ -5,6 +5,7 @@ The servers are in this process, behind real connections over loopback.
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -175,9 +176,7 @@ def test_all_servers_that_lost_updates_are_named(
     with pytest.raises(errors.UpdatesLost) as raised:
         job.store.flush()
     for address in where.addresses:
-        assert f"{address} was started again and has lost 6" in str(
-            raised.value
-        )
+        assert re.search(rf"{re.escape(address)} .* 6\b", str(raised.value))
 
 
 def test_a_load_forgets_the_errors_before_it(

@@ -45,15 +45,13 @@ def test_secrets_are_not_shown() -> None:
 
 
 def test_wrong_parts_are_named(tmp_path: Path) -> None:
-    with pytest.raises(errors.InvalidArgument, match="go together"):
+    with pytest.raises(errors.InvalidArgument, match=r"cert.*key"):
         Security(cert="x")
-    with pytest.raises(errors.InvalidArgument, match="mutual TLS needs"):
+    with pytest.raises(errors.InvalidArgument, match="mutual TLS"):
         Security(mutual=True)
-    with pytest.raises(
-        errors.InvalidArgument, match=r"admin token: .*visible"
-    ):
+    with pytest.raises(errors.InvalidArgument, match="admin token"):
         Security(admin_token="two words")
-    with pytest.raises(errors.InvalidArgument, match=r"token: .*visible"):
+    with pytest.raises(errors.InvalidArgument, match="token"):
         Security(token="")
     with pytest.raises(errors.StorageError, match=r"TLS CA: .*none"):
         Security.load(ca=tmp_path / "none.pem")

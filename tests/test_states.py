@@ -90,7 +90,9 @@ def test_the_best_weights_need_their_rows(tmp_path: Path) -> None:
     rows = store.rows("t", IDS)
     model.load_state_dict(best)
     train(model, 2)
-    with pytest.raises(errors.RowsMissing, match=r"3 updates.* 5.*store\.loa"):
+    with pytest.raises(
+        errors.RowsMissing, match=r"3 updates.* 5.*store\.load"
+    ):
         model.load_state_dict(best)
     store.load(tmp_path, model=model)
     model.load_state_dict(best)
@@ -105,7 +107,7 @@ def test_rows_of_another_training_are_not_those_of_the_state(
     train(other)
     model[0].store.save(tmp_path)
     state = model.state_dict()
-    with pytest.raises(errors.RowsMissing, match=r"another training"):
+    with pytest.raises(errors.RowsMissing, match=r"store\.load"):
         other.load_state_dict(state)
     with pytest.raises(errors.RowsMissing, match=r"1 rows|5 rows.*empty"):
         make().load_state_dict(state)
@@ -114,7 +116,7 @@ def test_rows_of_another_training_are_not_those_of_the_state(
     resumed.load_state_dict(state)
     empty = quietly(make())
     make().load_state_dict(empty)
-    with pytest.raises(errors.RowsMissing, match=r"another training"):
+    with pytest.raises(errors.RowsMissing, match=r"store\.load"):
         model.load_state_dict(empty)
 
 
@@ -293,7 +295,7 @@ def test_a_checkpoint_pooled_otherwise_says_so(tmp_path: Path) -> None:
     model = make()
     train(model)
     model[0].store.save(tmp_path)
-    with pytest.warns(UserWarning, match="'mean' here and 'sum' in"):
+    with pytest.warns(UserWarning, match="'mean' .*'sum'"):
         make("mean")[0].store.load(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -112,17 +113,17 @@ def test_options_survive_a_round_trip() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dims": 4}, "dims: no such option; there are data, schema,"),
-        ({"dim": 0}, "dim: .* greater than or equal to 1, not 0"),
+        ({"dims": 4}, "dims: .*data, schema,"),
+        ({"dim": 0}, "dim: .* 1, .*0"),
         ({"model": "mlp"}, "model: .*'dcn' or 'widedeep', not 'mlp'"),
-        ({"staleness": "never"}, "staleness: .*integer.* not 'never'"),
-        ({"eval_data": "x", "eval_split": 0.1}, "exclude each other"),
-        ({"lr": -1.0}, "lr: .* greater than 0"),
+        ({"staleness": "never"}, "staleness: .*'never'"),
+        ({"eval_data": "x", "eval_split": 0.1}, "eval_data.*eval_split"),
+        ({"lr": -1.0}, "lr: .* 0"),
         ({"lr": float("inf")}, "lr: .*finite number, not inf"),
         ({"eps": 0.1, "optimizer": "sgd"}, "eps: sgd has none"),
-        ({"optimizer": "lion"}, "optimizer: .*adagrad.*, not 'lion'"),
+        ({"optimizer": "lion"}, "optimizer: .*rowwise_adagrad.*'lion'"),
         ({"dense_lr": float("nan")}, "dense_lr: .*finite number, not nan"),
-        ({"seed": 2**64}, "seed: .* less than 1844674407370955161"),
+        ({"seed": 2**64}, "seed: .* 1844674407370955161"),
         ({"threads": 1025}, "threads: .* equal to 1024, not 1025"),
     ],
 )
@@ -142,7 +143,7 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
         read_yaml(text)
     with pytest.raises(errors.InvalidArgument, match=r"broken\.yaml: no YAML"):
         read_yaml(broken)
-    with pytest.raises(errors.StorageError, match="No such file"):
+    with pytest.raises(errors.StorageError, match=r"none\.yaml"):
         read_yaml(tmp_path / "none.yaml")
     with pytest.raises(errors.StorageError, match="nowhere"):
         run("--data", str(tmp_path / "nowhere*.tsv"))
@@ -150,9 +151,9 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
         run("--data", str(text), "--schema", "unknown")
     with pytest.raises(errors.SchemaMismatch, match="no rows to infer"):
         run("--data", str(text))
-    with pytest.raises(errors.InvalidArgument, match="both"):
+    with pytest.raises(errors.InvalidArgument, match="--data"):
         run(str(text), "--data", str(text))
-    with pytest.raises(errors.InvalidArgument, match="--schema goes with"):
+    with pytest.raises(errors.InvalidArgument, match="--schema"):
         run("--schema", "adult")
     for name, value in (
         ("--samples", "9"),
@@ -161,17 +162,17 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
     ):
         data = tmp_path / "day.tsv"
         data.write_text(criteo_line(0) + "\n")
-        with pytest.raises(errors.InvalidArgument, match=f"{name} goes with"):
+        with pytest.raises(errors.InvalidArgument, match=name):
             run("--data", str(data), name, value)
-    with pytest.raises(errors.InvalidArgument, match="--shuffle goes with"):
+    with pytest.raises(errors.InvalidArgument, match="--shuffle"):
         run("--shuffle", "9")
     broken.write_text("resume: 3")
-    with pytest.raises(errors.InvalidArgument, match="resume is 3, need"):
+    with pytest.raises(errors.InvalidArgument, match="resume is 3"):
         run("--config", str(broken))
-    with pytest.raises(errors.InvalidArgument, match=r"--save: .* empty"):
+    with pytest.raises(errors.InvalidArgument, match="--save"):
         run("--save", "")
     for place in (broken, broken / "below", "/proc/none"):
-        with pytest.raises(errors.StorageError, match="would fail"):
+        with pytest.raises(errors.StorageError, match=re.escape(str(place))):
             Run(resolve({"samples": 1000, "save": str(place)}))
     with pytest.raises(errors.PersiaError, match="nowhere"):
         run("--resume", str(tmp_path / "nowhere"))
@@ -188,7 +189,7 @@ def test_an_error_is_a_line_not_a_traceback(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "error: StorageError" in done.stderr
+    assert "persia: error[StorageError]: " in done.stderr
     assert ":ant:none.tsv" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -215,8 +216,8 @@ def test_malformed_lines_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"no usable line in '.*a\.csv'"),
-        ("y,x,c,m\n", r"no usable line in '.*a\.csv'"),
+        ("", r"'.*a\.csv'"),
+        ("y,x,c,m\n", r"'.*a\.csv'"),
         ("y,x,c,m\n" + "bad\n" * 100, r"a\.csv': 90 .*a\.csv:2: 1 columns"),
     ],
 )
@@ -495,7 +496,7 @@ def test_position_of_several_ranks(tmp_path: Path) -> None:
     other = resolve(config.options(), {"batch_size": 70})
     assert position.find(saved, config, data, 1) == (0, 6, 0)
     assert position.find(saved, other, data, 1) == (0, 8, 40)
-    with pytest.raises(errors.InvalidArgument, match="600 samples are no"):
+    with pytest.raises(errors.InvalidArgument, match="600 samples"):
         position.find(saved, other, data, 2)
     # The lines of a file that each rank has left out are not known.
     config = resolve(csv_file(tmp_path), {"batch_size": 100})
@@ -503,7 +504,7 @@ def test_position_of_several_ranks(tmp_path: Path) -> None:
     saved |= {"options": config.options()}
     saved |= {"source": position.source(config, data)}
     assert position.find(saved, config, data, 2) == (0, 3, 0)
-    with pytest.raises(errors.InvalidArgument, match="2 ranks and --batch-s"):
+    with pytest.raises(errors.InvalidArgument, match=r"2 ranks.*--batch-size"):
         position.find(saved, config, data, 1)
 
 

@@ -120,7 +120,7 @@ def test_files_follow_each_other(tmp_path: Path) -> None:
     check(list(test), lines(5))
     with pytest.raises(errors.StorageError, match="no file at"):
         Criteo(str(tmp_path / "night_*"))
-    with pytest.raises(errors.StorageError, match="is a directory"):
+    with pytest.raises(errors.StorageError, match=re.escape(str(tmp_path))):
         Criteo(tmp_path)
 
 
@@ -154,7 +154,7 @@ def test_files_without_labels(tmp_path: Path) -> None:
     with pytest.raises(errors.SchemaMismatch, match="39 columns, need 40"):
         list(Criteo(path, layout="1tb"))
     both = [path, write(tmp_path / "train.txt", lines(3))]
-    with pytest.raises(errors.SchemaMismatch, match="has labels, unlike"):
+    with pytest.raises(errors.SchemaMismatch, match=r"train\.txt"):
         list(Criteo(both, layout="kaggle"))
 
 

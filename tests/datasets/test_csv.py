@@ -270,7 +270,7 @@ def test_headers(tmp_path: Path) -> None:
     with pytest.raises(errors.SchemaMismatch, match=r"b.* no column \['c'"):
         list(CSV(without, Schema(categorical=["c"])))  # type: ignore[list-item]
     twice = write(tmp_path / "t", b"c,y,c\n")
-    with pytest.raises(errors.SchemaMismatch, match=r"several columns \['c'"):
+    with pytest.raises(errors.SchemaMismatch, match=r"columns \['c'"):
         list(CSV(twice, Schema(categorical=["c"])))  # type: ignore[list-item]
 
 
@@ -359,15 +359,15 @@ def test_damaged_small_files(tmp_path: Path) -> None:
     ("fields", "text"),
     [
         ({}, "at least one"),
-        ({"categorical": ["a", "a"]}, "more than once"),
-        ({"categorical": ["a"], "header": False}, "columns must list"),
-        ({"categorical": ["a"], "columns": ["b"]}, "not among columns"),
+        ({"categorical": ["a", "a"]}, r"'a'"),
+        ({"categorical": ["a"], "header": False}, "columns"),
+        ({"categorical": ["a"], "columns": ["b"]}, "columns"),
         ({"categorical": ["a"], "delimiter": "||"}, "delimiter"),
         ({"categorical": ["a"], "sparse": ["b"]}, "sparse"),
         ({"categorical": ["a"], "delimiter": "\n"}, "delimiter"),
         (
             {"categorical": ["a"], "delimiter": ";", "quote": ";"},
-            "both ';'",
+            "';'",
         ),
         (
             {
@@ -385,7 +385,7 @@ def test_damaged_small_files(tmp_path: Path) -> None:
         ),
         (
             {"categorical": [{"column": "a", "separator": "|"}]},
-            "under multivalued",
+            "multivalued",
         ),
         (
             {"categorical": [{"column": "a", "hash_salt": -1}]},

@@ -53,10 +53,10 @@ def test_an_option_beyond_number_15_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("  bytes pad = 15;\n", "", "needs bytes pad"),
+        ("  bytes pad = 15;\n", "", "bytes pad"),
         ("fixed64 boot", "sfixed64 boot", "no message sfixed64"),
-        ("uint64 seed = 2;", "oneof seed = 2 {", "not understood"),
-        ("// @max=TABLES numbered", "// numbered", "needs @max"),
+        ("uint64 seed = 2;", "oneof seed = 2 {", "oneof seed"),
+        ("// @max=TABLES numbered", "// numbered", "@max"),
     ],
 )
 def test_what_is_not_known_is_refused(

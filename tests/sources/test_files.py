@@ -257,7 +257,7 @@ def test_the_encoding_does_not_change_an_id(tmp_path: Path) -> None:
     assert list(data) == []
     assert data.malformed == 2
     assert "latin-1.csv:2: column 'c'" in data.malformed_lines[0]
-    with pytest.raises(errors.MalformedData, match="after byte"):
+    with pytest.raises(errors.MalformedData, match=r"latin-1\.csv"):
         list(Files(tmp_path / "latin-1.csv", schema, encoding="ascii"))
     with pytest.raises(errors.InvalidArgument, match="ebcdic"):
         list(Files(tmp_path / "latin-1.csv", schema, encoding="ebcdic"))
@@ -463,7 +463,7 @@ def test_options(tmp_path: Path) -> None:
         Files(path, SCHEMA, format="xml")
     with pytest.raises(errors.StorageError, match="no file"):
         Files(tmp_path / "none.csv", SCHEMA)
-    with pytest.raises(errors.StorageError, match="directory"):
+    with pytest.raises(errors.StorageError, match=re.escape(str(tmp_path))):
         Files(tmp_path, SCHEMA)
     with pytest.raises(TypeError):
         len(Files(path, SCHEMA))

@@ -61,7 +61,7 @@ def test_iterables_give_the_batches_of_the_table(source: object) -> None:
 def test_a_generator_is_read_once() -> None:
     data = Records((row for row in ROWS), batch_size=16)
     assert sum(map(len, data)) == 50  # those of the sample, too
-    with pytest.raises(errors.InvalidArgument, match="generator"):
+    with pytest.raises(errors.InvalidArgument, match="source"):
         list(data)
 
 

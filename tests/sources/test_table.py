@@ -265,7 +265,7 @@ def test_wrong_tables() -> None:
     twice = pandas.DataFrame([[1, 2]], columns=["a", "a"])
     with pytest.raises(errors.InvalidArgument, match="'a'"):
         Table(twice, Schema(categorical=["a"]))
-    with pytest.raises(errors.InvalidArgument, match="'categorical' meant"):
+    with pytest.raises(errors.InvalidArgument, match="'categorical'"):
         Schema(categoricals=["a"])
 
 

@@ -583,7 +583,7 @@ def test_wrong_seconds_are_named(option: str, value: str) -> None:
 def test_wrong_clusters_are_named() -> None:
     with pytest.raises(errors.InvalidArgument, match="no command"):
         Cluster([])
-    with pytest.raises(errors.InvalidArgument, match="no such command"):
+    with pytest.raises(errors.InvalidArgument, match="not-there"):
         Cluster(["./not-there"])
     with pytest.raises(errors.InvalidArgument, match="at least 1"):
         Cluster([sys.executable], 0)
