@@ -226,6 +226,10 @@ def _table(result: Result) -> Table:
         target, step = result.target
         note = "not reached" if step is None else f"reached at step {step:,}"
         row("target AUC", f"{target:g}", note)
+    if result.best is not None and result.best.value is not None:
+        name = {"auc": "AUC", "logloss": "log loss"}[result.best.metric]
+        note = f"at step {result.best.step:,}"
+        row(f"best {name}", f"{result.best.value:.5f}", note)
     if result.malformed:
         row("malformed", f"{result.malformed:,}", "lines left out")
     row("rows", f"{result.rows:,}", "distinct ids with an embedding")

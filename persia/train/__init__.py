@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 from persia.base.lazy import lazily
 
 if TYPE_CHECKING:
+    from persia.train.best import Best
     from persia.train.logs import CSVLog, Log, TensorBoardLog, health
     from persia.train.saved import Trained, load
     from persia.train.trainer import Clock, Every, Progress, Trainer
 
 __all__ = [
+    "Best",
     "CSVLog",
     "Clock",
     "Every",
@@ -29,6 +31,7 @@ __all__ = [
 __getattr__, __dir__ = lazily(
     __name__,
     {
+        "Best": "best",
         "CSVLog": "logs",
         "Clock": "trainer",
         "Every": "trainer",

@@ -213,7 +213,8 @@ class TrainConfig(pydantic.BaseModel):
         None,
         ge=1,
         description="Optimizer steps between two scores of the samples held "
-        "out (default: at the end alone).",
+        "out (default: at the end alone; with --target-auc, --early-stop or "
+        "--keep-best: 20 times an epoch).",
     )
     target_auc: float | None = Field(
         None,
@@ -221,6 +222,20 @@ class TrainConfig(pydantic.BaseModel):
         lt=1,
         description="Stop when the samples held out, or the next window, "
         "reach this AUC; of several files the last is held out.",
+    )
+    early_stop: int | None = Field(
+        None,
+        ge=1,
+        description="Stop after so many scores in a row that are no better "
+        "than the best one.",
+    )
+    keep_best: bool = Field(
+        False,
+        description="Save the best model, too: in the checkpoint root of "
+        "--save with -best at the end of its name.",
+    )
+    best_by: Literal["auc", "logloss"] = Field(
+        "auc", description="The score that decides which model is best."
     )
     log: str | None = Field(
         None,
@@ -299,6 +314,8 @@ class TrainConfig(pydantic.BaseModel):
             ("eval_data", self.eval_data is None),
             ("eval_split", not self.eval_split),
             ("eval_every", self.eval_every is None),
+            ("early_stop", self.early_stop is None),
+            ("keep_best", not self.keep_best),
             ("shuffle", not self.shuffle),
             ("workers", self.workers is None),
             ("epochs", self.epochs == 1),
@@ -318,10 +335,15 @@ class TrainConfig(pydantic.BaseModel):
     @pydantic.model_validator(mode="after")
     def _saves_somewhere(self) -> TrainConfig:
         if self.save is None:
-            for name in ("save_every", "save_minutes", "keep"):
-                if getattr(self, name) is not None:
+            for name in ("save_every", "save_minutes", "keep", "keep_best"):
+                if getattr(self, name) not in (None, False):
                     raise ValueError(f"{name} needs save")
         return self
+
+    @property
+    def seeks_best(self) -> bool:
+        """Whether the samples held out say which model is best."""
+        return self.early_stop is not None or self.keep_best
 
     @property
     def learning_rate(self) -> float:
@@ -392,6 +414,7 @@ def check_used(
         "shuffle": (not synthetic, f"with files, not with {config.data}"),
         "namespace": (remote, tables),
         "wire_dtype": (remote, tables),
+        "best_by": (config.seeks_best, "with --early-stop or --keep-best"),
     }
     for name in given:
         used, where = goes.get(name, (True, ""))

@@ -19,6 +19,7 @@ from persia.data import Files, Kafka
 from persia.datasets import ClickStream, Dataset, SyntheticCTR
 from persia.metrics import Scores
 from persia.train import position
+from persia.train.best import Best
 from persia.train.config import TrainConfig, resolve
 from persia.train.logs import CSVLog, Log, TensorBoardLog, health
 from persia.train.model import make_model, make_optimizer
@@ -51,6 +52,8 @@ class Result:
     """Of each window but the first, by the model of the windows before."""
     target: tuple[float, int | None] | None = None
     """The AUC to reach, and the step where it was; None: it was not."""
+    best: Best | None = None
+    """The best scores during the run, where they were looked for."""
 
 
 class Run:
@@ -116,14 +119,23 @@ class Run:
         )
         self._last: Progress | None = None
         self._windows: list[Scores] = []
+        self._scored: tuple[tuple[int, int], Scores] | None = None
         self._ended = False  # the last window was trained
         self._reached: int | None = None  # the step of the target AUC
+        self.best = Best(config.best_by, config.early_stop)
+        if config.seeks_best and self.test is None:
+            raise errors.InvalidArgument(
+                "--early-stop and --keep-best need samples held out: give "
+                "--eval-split or --eval-data"
+            )
         self._resumed = resume
         if resume is not None:
             self._load(resume)
         self.trainer.scheduler = self._scheduler()
         if self.must_save:
             checkpoint.check(self.store, str(config.save))
+        if config.keep_best:
+            checkpoint.check(self.store, best_root(str(config.save)))
 
     @property
     def batches(self) -> int | None:
@@ -208,9 +220,13 @@ class Run:
             done = self.trainer.fit(
                 self.source, self.config.epochs, report, hooks=hooks
             )
-        done |= self._reached is not None
+        done |= self._reached is not None or self.best.stalled
         if done and begins and not self.trainer.rows:
             raise errors.MalformedData(self._why_nothing())
+        if done and self.trainer.rows and self.config.seeks_best:
+            scores = self._score()  # the last model may be the best one
+            if scores is not None and self.best.step != self.trainer.step:
+                self._judge(scores)
         return done
 
     def _fit_windows(
@@ -265,6 +281,26 @@ class Run:
             self._reached = self.trainer.step
             self.trainer.stop()
 
+    def _score(self) -> Scores | None:
+        """Of the samples held out, if there are any; once a step."""
+        if self.test is None:
+            return None
+        at = self.trainer.step, self.trainer.rows
+        if self._scored is None or self._scored[0] != at:
+            self._scored = at, self.trainer.evaluate(self.test)
+        return self._scored[1]
+
+    def _judge(self, scores: Scores) -> None:
+        """Notes whether the model is the best so far, and saves it then."""
+        if not self.config.seeks_best:
+            return
+        if self.best.update(scores, self.trainer.step):
+            if self.config.keep_best:
+                root = best_root(str(self.config.save))
+                self._save(root, 1, self._place())
+        elif self.best.stalled:
+            self.trainer.stop()
+
     def _hooks(self, tell: Callable[[str], object]) -> list[Every]:
         config = self.config
 
@@ -272,15 +308,18 @@ class Run:
             tell(f"step {self.trainer.step}: saved to {self.save()}")
 
         def score() -> None:
-            assert self.test is not None
-            scores = self.trainer.evaluate(self.test)
+            scores = self._score()
+            assert scores is not None
             self._tell(f"step {self.trainer.step}", scores, tell)
+            self._judge(scores)
 
         hooks = []
         if config.log is not None:
             hooks.append(Every(self._write_progress, steps=config.log_every))
         every = config.eval_every
-        if every is None and config.target_auc is not None:
+        if every is None and (
+            config.target_auc is not None or config.seeks_best
+        ):
             steps = -(-(self.batches or 0) // config.accumulate)
             every = max(1, steps // 20) if steps else 10_000
         if every is not None and self.test is not None:
@@ -368,14 +407,25 @@ class Run:
         """Writes rows, model, optimizer, options and position as one
         checkpoint; the path of its folder."""
         assert self.config.save is not None
-        at, samples = self.trainer, self.config.batch_size * self.ranks
         place = self._place()
-        folder = self.store.save(
-            self.config.save,
+        folder = self._save(self.config.save, self.config.keep, place)
+        if isinstance(place, position.InTopics):
+            place.commit()
+        return folder
+
+    def _save(
+        self,
+        root: str,
+        keep: int | None,
+        place: position.InTopics | position.InFiles | None,
+    ) -> Path | str:
+        at, samples = self.trainer, self.config.batch_size * self.ranks
+        return self.store.save(
+            root,
             model=self.model,
             optimizer=self.optimizer,
             loader=place,
-            keep=self.config.keep,
+            keep=keep,
             extra={
                 "options": self.config.options(),
                 "step": at.step,
@@ -390,11 +440,9 @@ class Run:
                 "keys": list(self.train.keys),
                 "dense_features": self.train.dense_features,
                 "schema": schema_of(self.train),
+                "best": self.best.state_dict(),
             },
         )
-        if isinstance(place, position.InTopics):
-            place.commit()
-        return folder
 
     def _place(self) -> position.InTopics | position.InFiles | None:
         """The position of this rank, where the source has one."""
@@ -408,9 +456,7 @@ class Run:
 
     def result(self) -> Result:
         """Scores the model on the samples held out."""
-        scores = (
-            None if self.test is None else self.trainer.evaluate(self.test)
-        )
+        scores = self._score()
         target = self.config.target_auc
         auc = math.nan if scores is None else scores.auc
         if self._reached is None and auc >= (target or math.inf):
@@ -434,6 +480,7 @@ class Run:
             malformed=getattr(self.train, "malformed", 0),
             windows=tuple(self._windows),
             target=None if target is None else (target, self._reached),
+            best=self.best if self.config.seeks_best else None,
         )
 
     def _rows(self) -> int:
@@ -467,6 +514,8 @@ class Run:
             folder, model=self.model, optimizer=self.optimizer, loader=place
         )
         trainer.step = extra.get("step", 0)  # absent in older checkpoints
+        if "best" in extra:
+            self.best.load_state_dict(extra["best"])
         # The load brought back the rates of the run that saved.
         here, there = self.config, resolve(extra["options"])
         if here.learning_rate != there.learning_rate:
@@ -478,6 +527,12 @@ class Run:
         if here.dense_lr != there.dense_lr:
             for group in self.optimizer.param_groups:
                 group["lr"] = here.dense_lr
+
+
+def best_root(root: str) -> str:
+    """The path or URI of the best model of runs that save to ``root``."""
+    path, mark, query = root.partition("?")
+    return f"{path.rstrip('/')}-best{mark}{query}"
 
 
 def _device(name: str) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -11,11 +12,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from pyarrow import csv as pa_csv
 from pyarrow import parquet as pq
 from rich.text import Text
+from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from persia import checkpoint, errors
@@ -24,10 +27,11 @@ from persia.cli.app import app
 from persia.data import Files, Schema
 from persia.data.jagged import Batch
 from persia.datasets import Criteo
+from persia.metrics import Scores
 from persia.optim import ALGORITHMS
 from persia.train import Trainer, position
 from persia.train.config import TrainConfig, resolve
-from persia.train.run import Run
+from persia.train.run import Run, best_root
 from persia.train.saved import saved_options
 from persia.train.sources import open_data
 
@@ -661,12 +665,85 @@ def test_a_schedule_goes_on_where_it_was(tmp_path: Path) -> None:
     )
 
 
+def scored(monkeypatch: pytest.MonkeyPatch, aucs: list[float]) -> list[int]:
+    """Makes evaluations return these; the steps of those that were made."""
+    steps: list[int] = []
+
+    def evaluate(self: Trainer, dataset: object) -> Scores:
+        steps.append(self.step)
+        return Scores(9, 3, aucs[len(steps) - 1], 1.0, 1.0, 1.0)
+
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    return steps
+
+
+def in_order(file: Path) -> dict[str, np.ndarray]:
+    """The columns of a row file, by id."""
+    columns = load_file(file)
+    order = np.argsort(columns["ids"])
+    return {name: values[order] for name, values in columns.items()}
+
+
+def test_stops_after_scores_that_are_no_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = ["--save", str(tmp_path / "out"), "--keep-best"]
+    every = [*TINY, *save, "--eval-every", "2", "--staleness", "0"]
+    aucs = [0.6, 0.7, float("nan"), 0.7, 0.5, 0.4]
+    steps = scored(monkeypatch, aucs)
+    table = run(*every, "--early-stop", "3")
+    assert steps == [2, 4, 6, 8, 10, 11]  # the stop is after a batch
+    assert (table["best AUC"], table["AUC"]) == ("0.70000", "0.4000")
+    assert checkpoint.read_extra(tmp_path / "out")["step"] == 11
+    best = checkpoint.read_extra(tmp_path / "out-best")
+    assert best["step"] == 4
+    (folder,) = (tmp_path / "out-best").glob("step-*")
+    monkeypatch.undo()
+    # The rows and the model are those of a run that ends there.
+    other = tmp_path / "other"
+    short = Run(resolve(best["options"] | {"save": str(other)}))
+    short.trainer.fit(itertools.islice(short.train, 4))
+    short.save()
+    short.close()
+    (expected,) = other.glob("step-*")
+    names = {path.name for path in expected.glob("*.safetensors")}
+    assert names == {path.name for path in folder.glob("*.safetensors")}
+    for name in names:
+        mine, theirs = (in_order(f / name) for f in (folder, expected))
+        assert mine.keys() == theirs.keys()
+        for key in mine:
+            np.testing.assert_array_equal(mine[key], theirs[key], key)
+
+
+def test_the_last_model_may_be_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = [*TINY, "--save", str(tmp_path / "out"), "--keep-best"]
+    steps = scored(monkeypatch, [0.6, 0.5, 0.7, 0.65, 0.69, 0.8])
+    run(*every, "--eval-every", "10")
+    assert steps == [10, 20, 24]
+    assert checkpoint.read_extra(tmp_path / "out-best")["step"] == 24
+    # A run that continues knows the best score of the run before.
+    run("--resume", str(tmp_path / "out"), "--epochs", "2")
+    assert steps[3:] == [30, 40, 48]
+    assert checkpoint.read_extra(tmp_path / "out-best")["step"] == 48
+
+
+def test_the_best_lies_beside_a_uri() -> None:
+    assert best_root("a/b/") == "a/b-best"
+    assert best_root("s3://b/c?region=x") == "s3://b/c-best?region=x"
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"keep": 2},
         {"save_every": 10},
         {"save": "x", "save_every": 0},
+        {"keep_best": True},
+        {"early_stop": 0},
+        {"early_stop": 1, "window": "1d"},
+        {"early_stop": 1, "best_by": "accuracy"},
         {"accumulate": 0},
         {"precision": "fp8"},
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 import persia
 from persia import errors
 from persia.data.jagged import Batch, JaggedBatch
-from persia.train import CSVLog, Every, Trainer, health
+from persia.metrics import Scores
+from persia.train import Best, CSVLog, Every, Trainer, health
 
 
 class Model(nn.Module):
@@ -198,3 +200,27 @@ def test_health_counts_rows() -> None:
     assert found["t/rows"] == found["t/created"] == rows
     assert 0 < found["t/unseen"] < 1
     assert found["staleness/max"] == 0
+
+
+def scores(auc: float, logloss: float) -> Scores:
+    return Scores(10, 3, auc, logloss, 1.0, 1.0)
+
+
+def test_the_best_score_and_how_long_ago() -> None:
+    best = Best("logloss", patience=2)
+    values = [0.7, 0.6, 0.6, 0.65, 0.5, math.nan, 0.5]
+    found = [best.update(scores(0.5, x), 10 * i) for i, x in enumerate(values)]
+    assert found == [True, True, False, False, True, False, False]
+    assert (best.value, best.step, best.since) == (0.5, 40, 2)
+    assert best.stalled
+    other = Best("logloss", patience=3)
+    other.load_state_dict(best.state_dict())
+    assert (other.value, other.step, other.stalled) == (0.5, 40, False)
+    assert not other.update(scores(0.9, 0.5), 50) and other.stalled
+    by_auc = Best("auc")
+    by_auc.load_state_dict(best.state_dict())
+    assert by_auc.value is None and by_auc.update(scores(0.4, 9.0), 1)
+    assert not by_auc.update(scores(0.3, 0.1), 2) and not by_auc.stalled
+    for wrong in ({"metric": "accuracy"}, {"patience": 0}):
+        with pytest.raises(errors.InvalidArgument):
+            Best(**wrong)
