@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from persia.store.configs import EmbeddingBagConfig, EmbeddingConfig
     from persia.store.store import Store
     from persia.train.loader import DataLoader
+    from persia.train.page import report
     from persia.train.stream import Stream
 
 __version__ = "0.2.0"
@@ -73,6 +74,7 @@ __all__ = [
     "nn",
     "optim",
     "prometheus",
+    "report",
     "store",
     "train",
 ]
@@ -92,6 +94,7 @@ _NAMES = {
     "export_torch": "nn.conversion",
     "from_torch": "nn.conversion",
     "hash_ids": "data.hashing",
+    "report": "train.page",
 }
 _get, __dir__ = lazily(
     __name__, _NAMES, ({*__all__} - {*_NAMES, "__version__"}) | MOVED.keys()

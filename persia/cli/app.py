@@ -23,6 +23,7 @@ from persia.cli import (
     plan,
     predict,
     prepare,
+    report,
     rows,
     schema,
     serve,
@@ -91,6 +92,7 @@ def _persia(
 app.command("train")(train.command)
 app.command("evaluate")(evaluate.command)
 app.command("predict")(predict.command)
+app.command("report")(report.command)
 app.command("schema")(schema.command)
 app.command("prepare")(prepare.command)
 app.add_typer(checkpoint.commands, name="checkpoint")

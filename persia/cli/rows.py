@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -129,6 +130,65 @@ def explain(
         print("  ".join(f"{name}={value}" for name, value in one.items()))
 
 
+class _By(StrEnum):
+    norm = "norm"
+    state = "state"
+    age = "age"
+
+
+@commands.command()
+def top(
+    table: _Table,
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint root.")],
+    by: Annotated[
+        _By,
+        typer.Option(
+            help="norm: of the vector; state: norm of the optimizer's state; "
+            "age: updates of the table since the last one of the row."
+        ),
+    ] = _By.norm,
+    count: Annotated[int, typer.Option(min=1, help="Rows to print.")] = 10,
+    step: _Step = None,
+    as_json: _Json = False,
+) -> None:
+    """Print the ids of a checkpoint with the largest norm, state or age.
+
+    With Adagrad the largest state belongs to the ids that had the most
+    gradient.
+    """
+    import numpy as np
+
+    from persia.checkpoint import files
+    from persia.checkpoint.rows import read_rows
+
+    root = files.root_of(checkpoint)
+    found = files.find(root, step)
+    tables = {t.name: t for t in found.manifest.tables}
+    best: list[dict[str, Any]] = []
+    for rows in read_rows(
+        root, found, _find(table, tables, str(found.folder))
+    ):
+        values = {
+            "norm": np.linalg.norm(rows.vectors, axis=1),
+            "state": np.linalg.norm(rows.state, axis=1),
+            "age": rows.age,
+        }
+        for at in np.argsort(-values[by], kind="stable")[:count].tolist():
+            numbers = {name: v[at].item() for name, v in values.items()}
+            best.append({"id": int(rows.ids[at]), **numbers})
+        best.sort(key=lambda row: -row[by])
+        del best[count:]
+    if as_json:
+        print(json.dumps(best))
+        return
+    print(f"{'id':>20} {'norm':>10} {'state':>10} {'age':>10}")
+    for row in best:
+        print(
+            f"{row['id']:>20} {row['norm']:>10.4g} {row['state']:>10.4g} "
+            f"{row['age']:>10,}"
+        )
+
+
 def _signed(ids: list[int]) -> list[int]:
     """Ids as tables have them."""
     for id in ids:
@@ -199,10 +259,9 @@ def _restored(table: str, checkpoint: str, step: int | None) -> Store:
     return store
 
 
-def _find(table: str, specs: dict[str, Any], where: str) -> dict[str, Any]:
+def _find(table: str, specs: dict[str, Any], where: str) -> Any:
     if table not in specs:
         raise InvalidArgument(
             f"no table {table!r} in {where}; there are {sorted(specs)}"
         )
-    spec: dict[str, Any] = specs[table]
-    return spec
+    return specs[table]

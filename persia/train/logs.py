@@ -71,6 +71,30 @@ class CSVLog:
             raise errors.StorageError(f"{self.path}: {error}") from None
 
 
+def read_csv(
+    path: str | os.PathLike[str],
+) -> dict[str, list[tuple[float, float]]]:
+    """The values that a :class:`CSVLog` wrote: (step, value) by name, in the
+    order of the file.
+
+    Raises:
+        StorageError: the file cannot be read, or has other columns.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+    try:
+        with Path(path).open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                point = float(row["step"]), float(row["value"])
+                found.setdefault(row["name"], []).append(point)
+    except OSError as e:
+        raise errors.StorageError(f"{path}: {e.strerror or e}") from None
+    except (KeyError, TypeError, ValueError, csv.Error) as e:
+        raise errors.StorageError(
+            f"{path} is no log of the columns {','.join(_COLUMNS)}: {e!r}"
+        ) from None
+    return found
+
+
 class TensorBoardLog:
     """Writes values for TensorBoard (``pip install tensorboard``).
 

@@ -1,0 +1,310 @@
+"""A page about a model of ``persia train``: how it learned, how well it
+predicts, and what its tables hold."""
+
+from __future__ import annotations
+
+import html
+import math
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from persia import errors
+from persia.checkpoint import files
+from persia.checkpoint.manifest import Table
+from persia.checkpoint.rows import read_rows
+from persia.data.jagged import Batch
+from persia.metrics.clicks import auc_of, sigmoid
+from persia.train.charts import STYLE, Points, bars, lines
+from persia.train.logs import read_csv
+from persia.train.saved import Trained, load
+
+__all__ = ["report"]
+
+Array = npt.NDArray[Any]
+
+_LARGEST = 8  # values of a slice, and tables with charts, that are shown
+_BINS = 30
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width,initial-scale=1">
+<style>:root{{color-scheme:light dark}}
+body{{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;
+padding:0 1rem}}figure{{display:inline-block;margin:.5rem 1rem .5rem 0}}
+figcaption{{font-weight:600}}.wide{{overflow-x:auto}}
+table{{border-collapse:collapse;margin:.5rem 0}}
+td,th{{padding:.15rem .8rem .15rem 0;text-align:right}}
+td:first-child,th:first-child{{text-align:left}}{style}</style>
+<h1>{title}</h1>
+{body}
+</html>
+"""
+
+
+def report(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str] = "report.html",
+    *,
+    step: int | None = None,
+    log: str | os.PathLike[str] | None = None,
+    data: str | None = None,
+    slices: Sequence[str] = (),
+    batch_size: int = 4096,
+) -> Path:
+    """Writes one HTML file about what ``persia train --save`` has saved.
+
+    It shows the scores, the calibration by deciles of the predictions and the
+    AUC of slices, all of samples that the model was not trained on; of each
+    table the norms of its rows and their ages, in updates; and, from a log,
+    curves of loss, AUC, rows, unseen ids and staleness. The file loads
+    nothing.
+
+    Args:
+        path: the checkpoint root, or the folder of a step.
+        out: the file.
+        step: of the checkpoint in the root; default: the latest.
+        log: the CSV file of ``persia train --log``; None: no curves.
+        data: a file, glob or URL of samples with labels; default: those that
+            the training held out.
+        slices: features with one id a sample; there is an AUC for each of
+            their most frequent ids. Default: the feature with the fewest
+            distinct ids.
+        batch_size: samples a batch.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        InvalidArgument: the training held out no samples and ``data`` is
+            None, or a slice is no feature with one id a sample.
+        StorageError: something cannot be read or written.
+    """
+    curves = _curves(Path(log)) if log is not None else ""
+    trained = load(path, step)
+    batches = (
+        trained.held_out() if data is None else trained.read(data, batch_size)
+    )
+    if batches is None:
+        raise errors.InvalidArgument(
+            f"the training of {path} held out no samples: name a file"
+        )
+    root = files.root_of(path)
+    found = files.find(root, step)
+    samples = _Samples(trained, batches)
+    manifest = found.manifest
+    body = [
+        f"<p>Step {manifest.step:,}, saved {manifest.saved[:16]}; "
+        f"{trained.config.model} of dim {trained.config.dim} on "
+        f"{html.escape(trained.config.data)}.</p>",
+        "<h2>Scores</h2>" + _scores(samples),
+        "<h2>Calibration</h2>" + _calibration(samples),
+        "<h2>AUC by slice</h2>" + _slices(samples, slices),
+        curves,
+        "<h2>Tables</h2>" + _tables(root, found, manifest.tables),
+    ]
+    title = html.escape(f"Report of {found.folder}")
+    page = _PAGE.format(title=title, style=STYLE, body="\n".join(body))
+    try:
+        Path(out).write_text(page, encoding="utf-8")
+    except OSError as e:
+        raise errors.StorageError(f"{out}: {e.strerror or e}") from e
+    return Path(out)
+
+
+class _Samples:
+    """The logits and labels of samples, and what slices go by.
+
+    Attributes:
+        logits, labels: float64 [n].
+        unseen: int64 [n], ids of a sample that have no row.
+        features: the ids int64 [n] of features with one id a sample.
+    """
+
+    def __init__(self, trained: Trained, batches: Iterable[Batch]) -> None:
+        logits, labels, unseen = [], [], []
+        features: dict[str, list[Array] | None] = defaultdict(list)
+        for batch in batches:
+            if batch.label is None:
+                raise errors.InvalidArgument("the data have no label")
+            with torch.no_grad():
+                out = trained.model(batch.dense, batch.ids)
+            logits.append(out.double().numpy())
+            labels.append((batch.label > 0.5).double().numpy())
+            missing = torch.zeros(len(batch), dtype=torch.int64)
+            bags = torch.arange(len(batch))
+            for key in batch.ids:
+                ids, lengths = batch.ids[key]
+                has = trained.store.contains(key, ids)
+                missing.index_add_(
+                    0, bags.repeat_interleave(lengths), (~has).long()
+                )
+                kept = features[key]
+                if not bool((lengths == 1).all()):
+                    features[key] = None
+                elif kept is not None:
+                    kept.append(ids.numpy())
+            unseen.append(missing.numpy())
+        self.logits = np.concatenate([np.empty(0), *logits])
+        self.labels = np.concatenate([np.empty(0), *labels])
+        self.unseen = np.concatenate([np.empty(0, np.int64), *unseen])
+        self.features = {
+            key: np.concatenate(ids) for key, ids in features.items() if ids
+        }
+        if not len(self.labels):
+            raise errors.MalformedData("there is no sample to report on")
+
+
+def _scores(samples: _Samples) -> str:
+    n, clicks = len(samples.labels), samples.labels.sum()
+    x, y = samples.logits, samples.labels
+    loss = np.logaddexp(0, np.where(y == 1, -x, x)).mean()
+    return _table(
+        ("", ""),
+        [
+            ("samples", f"{n:,}"),
+            ("clicks", f"{clicks / n:.2%}"),
+            ("AUC", f"{auc_of(x, y):.4f}"),
+            ("log loss", f"{loss:.5f}"),
+            ("calibration", f"{_ratio(sigmoid(x).sum(), clicks):.3f}"),
+        ],
+    )
+
+
+def _calibration(samples: _Samples) -> str:
+    """Clicks and predictions of ten groups of samples, by the prediction."""
+    order = np.argsort(samples.logits, kind="stable")
+    rows, points = [], []
+    for i, group in enumerate(np.array_split(order, 10)):
+        if not len(group):
+            continue
+        predicted = sigmoid(samples.logits[group]).mean()
+        clicked = samples.labels[group].mean()
+        points.append((float(predicted), float(clicked)))
+        rows.append(
+            (
+                f"{i + 1}",
+                f"{len(group):,}",
+                f"{predicted:.4f}",
+                f"{clicked:.4f}",
+                f"{_ratio(predicted, clicked):.3f}",
+            )
+        )
+    heads = ("decile", "samples", "predicted", "clicked", "ratio")
+    chart = lines("clicked by predicted", {"": points}, square=True)
+    return _table(heads, rows) + chart
+
+
+def _slices(samples: _Samples, names: Sequence[str]) -> str:
+    known = samples.features
+    if wrong := set(names) - known.keys():
+        raise errors.InvalidArgument(
+            f"no slice by {sorted(wrong)}: features with one id a sample are "
+            f"{sorted(known)}"
+        )
+    some = {key: len(np.unique(ids)) for key, ids in known.items()}
+    some = {key: n for key, n in some.items() if n > 1}
+    chosen = list(names) or sorted(some, key=lambda key: some[key])[:1]
+    rows = []
+    for name, which in _groups(samples, chosen):
+        y = samples.labels[which]
+        auc = auc_of(samples.logits[which], y) if len(y) else math.nan
+        share = y.mean() if len(y) else math.nan
+        rows.append((name, f"{len(y):,}", f"{share:.2%}", f"{auc:.4f}"))
+    return _table(("samples with", "samples", "clicks", "AUC"), rows)
+
+
+def _groups(
+    samples: _Samples, chosen: Sequence[str]
+) -> Iterator[tuple[str, Array]]:
+    yield "all ids seen in training", samples.unseen == 0
+    yield "one unseen id", samples.unseen == 1
+    yield "more unseen ids", samples.unseen > 1
+    for key in chosen:
+        ids = samples.features[key]
+        values, counts = np.unique(ids, return_counts=True)
+        largest = values[np.argsort(-counts, kind="stable")[:_LARGEST]]
+        for value in largest.tolist():
+            yield f"{key} = {value}", ids == value
+        if len(values) > len(largest):
+            rest = ~np.isin(ids, largest)
+            yield f"{key}: {len(values) - len(largest):,} others", rest
+
+
+def _tables(root: Any, found: Any, tables: Sequence[Table]) -> str:
+    rows, charts = [], []
+    largest = sorted(tables, key=lambda t: -t.rows)[:_LARGEST]
+    for table in tables:
+        norms, ages = _norms_and_ages(root, found, table)
+        size = sum(file.bytes for file in table.files)
+        cells = [table.name, f"{table.rows:,}", f"{size:,}"]
+        for values in norms, ages:
+            cells += (
+                f"{np.quantile(values, q):.4g}" if len(values) else "-"
+                for q in (0.5, 0.95, 1)
+            )
+        rows.append(cells)
+        if table in largest and len(norms):
+            for what, values in ("norm", norms), ("age", ages):
+                counts, edges = np.histogram(values, _BINS)
+                title = f"{table.name}: rows by {what}"
+                charts.append(
+                    bars(title, counts.tolist(), edges[0], edges[-1])
+                )
+    heads = ["table", "rows", "bytes", "norm: median", "95 %", "largest"]
+    heads += ["age: median", "95 %", "largest"]
+    note = "<p>An age is the number of updates since the row's last one.</p>"
+    return _table(heads, rows) + note + "".join(charts)
+
+
+def _norms_and_ages(root: Any, found: Any, table: Table) -> tuple[Array, ...]:
+    blocks = [
+        (np.linalg.norm(rows.vectors, axis=1), rows.age)
+        for rows in read_rows(root, found, table)
+    ]
+    return tuple(
+        np.concatenate([np.empty(0), *(block[i] for block in blocks)])
+        for i in range(2)
+    )
+
+
+def _curves(path: Path) -> str:
+    values = read_csv(path)
+    last = {name: points[-1][1] for name, points in values.items()}
+
+    def chosen(*names: str) -> dict[str, Points]:
+        return {name: values[name] for name in names if name in values}
+
+    def by_table(what: str) -> dict[str, Points]:
+        names = [name for name in values if name.endswith(f"/{what}")]
+        names = sorted(names, key=lambda name: -last[name])[:5]
+        return {name.removesuffix(f"/{what}"): values[name] for name in names}
+
+    charts: Mapping[str, Mapping[str, Points]] = {
+        "loss": chosen("train/loss", "eval/logloss"),
+        "AUC": chosen("train/auc", "eval/auc"),
+        "rows of the five largest tables": by_table("rows"),
+        "unseen share of looked-up ids, the five highest": by_table("unseen"),
+        "staleness, in batches": chosen("staleness/mean", "staleness/max"),
+    }
+    made = (lines(title, series) for title, series in charts.items())
+    return "<h2>Curves over steps</h2>" + "".join(made)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    def line(cells: Sequence[str], kind: str) -> str:
+        made = (f"<{kind}>{html.escape(cell)}</{kind}>" for cell in cells)
+        return f"<tr>{''.join(made)}</tr>"
+
+    top = line(heads, "th") if any(heads) else ""
+    body = "".join(line(cells, "td") for cells in rows)
+    return f'<div class="wide"><table>{top}{body}</table></div>'
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else math.nan
