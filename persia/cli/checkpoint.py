@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+from json import dumps
 from typing import Annotated, Any
 
 import typer
@@ -35,7 +35,7 @@ def _checkpoint() -> None:
 @commands.command()
 def ls(
     root: Annotated[str, typer.Argument(help="Checkpoint root.")],
-    as_json: _Json = False,
+    json: _Json = False,
 ) -> None:
     """List the checkpoints of a root, the oldest first."""
     from persia.checkpoint import files
@@ -47,8 +47,8 @@ def ls(
         one = _described(files.find(place, step))
         one["latest"] = latest.strip() == f"step-{step}"
         found.append(one)
-    if as_json:
-        print(json.dumps(found))
+    if json:
+        print(dumps(found))
         return
     table = _table("step", "saved", "updates", "rows", "bytes", "")
     for one in found:
@@ -64,13 +64,13 @@ def ls(
 
 
 @commands.command()
-def inspect(root: _Root, step: _Step = None, as_json: _Json = False) -> None:
+def inspect(root: _Root, step: _Step = None, json: _Json = False) -> None:
     """Show the tables, shards and origin of a checkpoint."""
     from persia.checkpoint import files
 
     one = _described(files.find(files.root_of(root), step))
-    if as_json:
-        print(json.dumps(one))
+    if json:
+        print(dumps(one))
         return
     for name in ("step", "id", "saved", "job", "updates", "shards", "torch"):
         console.print(f"{name:<8} {one[name]}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+from json import dumps
 from typing import Annotated
 
 import typer
@@ -12,7 +12,7 @@ __all__ = ["command"]
 
 
 def command(
-    as_json: Annotated[
+    json: Annotated[
         bool, typer.Option("--json", help="The findings, as JSON.")
     ] = False,
 ) -> None:
@@ -24,8 +24,8 @@ def command(
     from persia.doctor import examine, show
 
     found = examine()
-    if as_json:
-        print(json.dumps([dataclasses.asdict(one) for one in found]))
+    if json:
+        print(dumps([dataclasses.asdict(one) for one in found]))
     else:
         print(show(found))
     if any(one.state == "broken" for one in found):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+from json import dumps
 from typing import Annotated
 
 import typer
@@ -14,8 +14,12 @@ __all__ = ["command"]
 
 
 def command(
-    checkpoint: Annotated[
-        str, typer.Argument(help="Checkpoint root of persia train --save.")
+    root: Annotated[
+        str,
+        typer.Argument(
+            help="Checkpoint root of persia train --save, or the folder of a "
+            "step."
+        ),
     ],
     data: Annotated[
         str | None,
@@ -25,12 +29,12 @@ def command(
         ),
     ] = None,
     step: Annotated[
-        int | None, typer.Option(help="Of the checkpoint (default: latest).")
+        int | None, typer.Option(help="A step of the root (default: latest).")
     ] = None,
     batch_size: Annotated[
         int, typer.Option(min=1, help="Samples a batch.")
     ] = 4096,
-    as_json: Annotated[
+    json: Annotated[
         bool, typer.Option("--json", help="The scores as JSON.")
     ] = False,
 ) -> None:
@@ -40,17 +44,17 @@ def command(
     """
     from persia.train import load
 
-    trained = load(checkpoint, step)
+    trained = load(root, step)
     batches = (
         trained.held_out() if data is None else trained.read(data, batch_size)
     )
     if batches is None:
         raise InvalidArgument(
-            f"the training of {checkpoint} held out no samples: name a file"
+            f"the training of {root} held out no samples: name a file"
         )
     scores = dataclasses.asdict(trained.evaluate(batches))
-    if as_json:
-        print(json.dumps(scores))
+    if json:
+        print(dumps(scores))
         return
     for name, value in scores.items():
         text = f"{value:,}" if isinstance(value, int) else f"{value:.5f}"

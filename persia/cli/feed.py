@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic
+import typer
 from pydantic import Field
 
 from persia.base.options import validated
-from persia.cli.flags import with_flags
+from persia.cli.flags import positional, with_flags
 from persia.errors import InvalidArgument
 from persia.train.config import of_train, resolve
 
@@ -86,14 +87,23 @@ class FeedConfig(pydantic.BaseModel):
 
 
 @with_flags(FeedConfig)
-def command(**flags: Any) -> None:
+def command(
+    file: Annotated[
+        str | None,
+        typer.Argument(help="The same as --data.", metavar="data"),
+    ] = None,
+    **flags: Any,
+) -> None:
     """Send the batches of a data set to embedding workers.
 
     They are those that persia train makes with the same options. What that
     holds out to score on is not sent. With --job a loader that was killed can
     be started again: it continues with what servers do not have.
+
+    persia feed clicks.parquet --workers worker0:8889
     """
     given = {k: v for k, v in flags.items() if v is not None}
+    given |= positional(file, given)
     config = validated(FeedConfig, given)
     index, count = map(int, config.shard.split("/"))
     if index >= count:

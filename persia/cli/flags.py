@@ -14,7 +14,9 @@ import pydantic
 import typer
 from pydantic.fields import FieldInfo
 
-__all__ = ["with_flags"]
+from persia.errors import InvalidArgument
+
+__all__ = ["positional", "with_flags"]
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -55,13 +57,24 @@ def with_flags(
     return decorate
 
 
+def positional(data: str | None, flags: Mapping[str, Any]) -> dict[str, str]:
+    """``data`` as the option it stands for, which is not given besides."""
+    if data is None:
+        return {}
+    if "data" in flags:
+        raise InvalidArgument(f"both {data!r} and --data {flags['data']!r}")
+    return {"data": data}
+
+
 def _parameter(
     name: str, field: FieldInfo, panel: str | None
 ) -> inspect.Parameter:
     required, default = field.is_required(), field.default
     if isinstance(default, pydantic.ByteSize):
         default = default.human_readable().replace(".0", "")
-    shown = "" if required or default is None else str(default)
+    said = "(default: " in (field.description or "")
+    hidden = required or said or default is None or default is False
+    shown = "" if hidden else str(default)
     option = typer.Option(
         help=field.description,
         show_default=shown or False,

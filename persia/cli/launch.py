@@ -60,22 +60,26 @@ def command(
     ] = None,
     memory_limit: Annotated[
         str | None,
-        typer.Option(help="Of the tables of each server, such as 8GiB."),
+        typer.Option(help="Of all tables of a server, such as 64GiB."),
     ] = None,
     checkpoints: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the servers' checkpoints, for the command in "
+            help="Folder of checkpoint roots, for the command in "
             "PERSIA_CHECKPOINTS."
         ),
     ] = None,
     restore: Annotated[
         str | None,
-        typer.Option(help="Begin with the rows of this checkpoint there."),
+        typer.Option(
+            help="Begin with the rows of this checkpoint root there."
+        ),
     ] = None,
     save_on_exit: Annotated[
         str | None,
-        typer.Option(help="Write the rows as this checkpoint at the end."),
+        typer.Option(
+            help="Write the rows into this checkpoint root at the end."
+        ),
     ] = None,
     metrics_port: Annotated[
         int | None,

@@ -15,8 +15,12 @@ __all__ = ["command"]
 
 
 def command(
-    checkpoint: Annotated[
-        str, typer.Argument(help="Checkpoint root of persia train --save.")
+    root: Annotated[
+        str,
+        typer.Argument(
+            help="Checkpoint root of persia train --save, or the folder of a "
+            "step."
+        ),
     ],
     data: Annotated[
         str,
@@ -29,7 +33,7 @@ def command(
         Path | None, typer.Option(help="File to write (default: the output).")
     ] = None,
     step: Annotated[
-        int | None, typer.Option(help="Of the checkpoint (default: latest).")
+        int | None, typer.Option(help="A step of the root (default: latest).")
     ] = None,
     batch_size: Annotated[
         int, typer.Option(min=1, help="Samples a batch.")
@@ -43,10 +47,10 @@ def command(
     """
     from persia.train import load
 
-    trained = load(checkpoint, step)
+    trained = load(root, step)
     if trained.schema is None:
         raise InvalidArgument(
-            f"{checkpoint} was trained on generated data or on Criteo's "
+            f"{root} was trained on generated data or on Criteo's "
             "lines, which have no schema: predict in Python, with "
             "persia.train.load"
         )

@@ -12,7 +12,7 @@ __all__ = ["command"]
 
 
 def command(
-    source: Annotated[
+    data: Annotated[
         str,
         typer.Argument(
             help="taobao:FOLDER, avazu:FILE, or a file, glob or URL with "
@@ -26,11 +26,11 @@ def command(
         str | None,
         typer.Option(help="Columns of the files; it names a timestamp."),
     ] = None,
-    chunk_rows: Annotated[
-        int, typer.Option(help="Rows that are sorted in memory at a time.")
+    chunk_samples: Annotated[
+        int, typer.Option(help="Samples that are sorted in memory at a time.")
     ] = 1 << 20,
-    file_rows: Annotated[
-        int, typer.Option(help="Most rows of a file that is written.")
+    file_samples: Annotated[
+        int, typer.Option(help="Most samples of a file that is written.")
     ] = 1 << 22,
 ) -> None:
     """Sort a log by its timestamps, in bounded memory.
@@ -39,29 +39,30 @@ def command(
 
     persia train 'avazu/*.parquet' --schema avazu/schema.yaml --window 1d
     """
-    from persia import data, datasets
+    from persia import datasets
+    from persia.data import prepare
 
     options: dict[str, Any] = {
-        "chunk_rows": chunk_rows,
-        "file_rows": file_rows,
+        "chunk_rows": chunk_samples,
+        "file_rows": file_samples,
     }
-    name, _, path = source.partition(":")
+    name, _, path = data.partition(":")
     if name == "taobao" and schema is None:
         made = datasets.prepare_taobao(path, out, **options)
     elif name == "avazu" and schema is None:
-        made = data.prepare(path, "avazu", out, **options)
+        made = prepare(path, "avazu", out, **options)
     elif schema is None:
         raise InvalidArgument(
-            f"persia prepare {source}: need --schema with a timestamp, or "
+            f"persia prepare {data}: need --schema with a timestamp, or "
             "taobao:FOLDER or avazu:FILE (Criteo's logs have no times; they "
             "are in order already)"
         )
     else:
-        made = data.prepare(source, schema, out, **options)
+        made = prepare(data, schema, out, **options)
     for line in made.malformed_lines[:3]:
         typer.echo(f"{line} (left out)")
     typer.echo(
-        f"{made.rows:,} rows in {len(made.files)} files in {out}, "
+        f"{made.rows:,} samples in {len(made.files)} files in {out}, "
         f"{made.malformed:,} malformed left out"
     )
     typer.echo(f"persia train '{out}/*.parquet' --schema {made.schema}")

@@ -11,8 +11,12 @@ __all__ = ["command"]
 
 
 def command(
-    checkpoint: Annotated[
-        str, typer.Argument(help="Checkpoint root of persia train --save.")
+    root: Annotated[
+        str,
+        typer.Argument(
+            help="Checkpoint root of persia train --save, or the folder of a "
+            "step."
+        ),
     ],
     data: Annotated[
         str | None,
@@ -25,10 +29,10 @@ def command(
         "report.html"
     ),
     log: Annotated[
-        Path | None,
+        str | None,
         typer.Option(help="The .csv file of persia train --log, for curves."),
     ] = None,
-    slices: Annotated[
+    slice: Annotated[
         list[str] | None,
         typer.Option(
             "--slice",
@@ -38,7 +42,7 @@ def command(
         ),
     ] = None,
     step: Annotated[
-        int | None, typer.Option(help="Of the checkpoint (default: latest).")
+        int | None, typer.Option(help="A step of the root (default: latest).")
     ] = None,
     batch_size: Annotated[
         int, typer.Option(min=1, help="Samples a batch.")
@@ -52,12 +56,12 @@ def command(
     import persia
 
     path = persia.report(
-        checkpoint,
+        root,
         out,
         step=step,
         log=log,
         data=data,
-        slices=slices or (),
+        slices=slice or (),
         batch_size=batch_size,
     )
     print(f"wrote {path}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
+from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,7 +41,7 @@ _Checkpoint = Annotated[
     ),
 ]
 _Step = Annotated[
-    int | None, typer.Option(help="Of the checkpoint (default: latest).")
+    int | None, typer.Option(help="A step of the root (default: latest).")
 ]
 _Namespace = Annotated[
     str, typer.Option(help="Of the job.", envvar="PERSIA_NAMESPACE")
@@ -71,7 +71,7 @@ def get(
     step: _Step = None,
     namespace: _Namespace = "default",
     timeout: _Timeout = 10.0,
-    as_json: _Json = False,
+    json: _Json = False,
 ) -> None:
     """Print the vectors of ids, and the state of their optimizer.
 
@@ -91,8 +91,8 @@ def get(
             ids, found.tolist(), vectors.tolist(), states.tolist()
         )
     ]
-    if as_json:
-        print(json.dumps(rows))
+    if json:
+        print(dumps(rows))
         return
     for row in rows:
         print(f"{row['id']}{'' if row['present'] else ' (no row)'}")
@@ -110,7 +110,7 @@ def explain(
     step: _Step = None,
     namespace: _Namespace = "default",
     timeout: _Timeout = 10.0,
-    as_json: _Json = False,
+    json: _Json = False,
 ) -> None:
     """Print what is known of ids: the shard, whether there is a row and why
     not, the norms of its vector and state.
@@ -123,8 +123,8 @@ def explain(
         del one["trainable"]  # the model decides it, which is not here
         if checkpoint is not None:
             del one["shard"]  # all rows are in this process
-    if as_json:
-        print(json.dumps(found))
+    if json:
+        print(dumps(found))
         return
     for one in found:
         print("  ".join(f"{name}={value}" for name, value in one.items()))
@@ -149,7 +149,7 @@ def top(
     ] = _By.norm,
     count: Annotated[int, typer.Option(min=1, help="Rows to print.")] = 10,
     step: _Step = None,
-    as_json: _Json = False,
+    json: _Json = False,
 ) -> None:
     """Print the ids of a checkpoint with the largest norm, state or age.
 
@@ -178,8 +178,8 @@ def top(
             best.append({"id": int(rows.ids[at]), **numbers})
         best.sort(key=lambda row: -row[by])
         del best[count:]
-    if as_json:
-        print(json.dumps(best))
+    if json:
+        print(dumps(best))
         return
     print(f"{'id':>20} {'norm':>10} {'state':>10} {'age':>10}")
     for row in best:

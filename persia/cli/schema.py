@@ -10,7 +10,7 @@ __all__ = ["command"]
 
 
 def command(
-    file: Annotated[
+    data: Annotated[
         str, typer.Argument(help="A file, glob or URL of one format.")
     ],
     encoding: Annotated[str, typer.Option(help="Of text files.")] = "utf-8",
@@ -24,13 +24,13 @@ def command(
     from persia.datasets import Criteo
     from persia.datasets.criteo import is_criteo
 
-    if is_criteo(find_files(file)[0]):
-        found = Criteo(file).schema
+    if is_criteo(find_files(data)[0]):
+        found = Criteo(data).schema
     else:
-        found = Files(file, encoding=encoding).schema
+        found = Files(data, encoding=encoding).schema
     label = found.label.column if found.label else None
     typer.echo(
-        f"# {file}: {len(found.features)} id features, {len(found.dense)} "
+        f"# {data}: {len(found.features)} id features, {len(found.dense)} "
         "dense, " + (f"label {label}" if label else "no label found")
     )
     if label is None:

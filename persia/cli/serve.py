@@ -23,64 +23,53 @@ def _serve() -> None:
     """Serve rows, or batches with their embeddings."""
 
 
-def _flag(name: str, *words: str) -> Any:
-    """The flag of an option; what it means stands in ServeConfig."""
-    field = ServeConfig.model_fields[name]
-    shown = isinstance(field.default, str | int | float) and not words
-    default = str(field.default) if shown and field.default else False
-    if "(default: " in (field.description or ""):
-        default = False
-    return typer.Option(*words, help=field.description, show_default=default)
+_PANELS = {  # the first option of each group
+    "host": "Where it listens",
+    "threads": "Limits",
+    "token": "Security",
+    "grace": "The process",
+    "shard": "Its part of the tables",
+    "checkpoints": "Checkpoints",
+    "metrics_port": "Metrics",
+    "admin_token_file": "Security",
+}
+_WORKER_PANELS = {
+    "host": "Where it listens",
+    "threads": "Limits",
+    "token": "Security",
+    "grace": "The process",
+    "servers": "Parameter servers",
+    "loaders": "Batches",
+    "metrics_port": "Metrics",
+    "loader_silence": "Batches",
+    "timeout": "Parameter servers",
+}
 
 
 @commands.command()
+@with_flags(ServeConfig, _PANELS)
 def ps(
-    host: Annotated[str | None, _flag("host")] = None,
-    port: Annotated[int | None, _flag("port")] = None,
-    shard: Annotated[str | None, _flag("shard")] = None,
-    shards: Annotated[int | None, _flag("shards")] = None,
-    namespace: Annotated[str | None, _flag("namespace")] = None,
-    threads: Annotated[int | None, _flag("threads")] = None,
-    memory_limit: Annotated[str | None, _flag("memory_limit")] = None,
-    message_limit: Annotated[str | None, _flag("message_limit")] = None,
-    calls: Annotated[int | None, _flag("calls")] = None,
-    connections: Annotated[int | None, _flag("connections")] = None,
-    checkpoints: Annotated[Path | None, _flag("checkpoints")] = None,
-    restore: Annotated[str | None, _flag("restore")] = None,
-    or_empty: Annotated[bool | None, _flag("or_empty", "--or-empty")] = None,
-    save_on_exit: Annotated[str | None, _flag("save_on_exit")] = None,
-    metrics_port: Annotated[int | None, _flag("metrics_port")] = None,
-    metrics_host: Annotated[str | None, _flag("metrics_host")] = None,
-    token: Annotated[str | None, _flag("token")] = None,
-    token_file: Annotated[Path | None, _flag("token_file")] = None,
-    admin_token_file: Annotated[Path | None, _flag("admin_token_file")] = None,
-    tls_cert: Annotated[Path | None, _flag("tls_cert")] = None,
-    tls_key: Annotated[Path | None, _flag("tls_key")] = None,
-    tls_ca: Annotated[Path | None, _flag("tls_ca")] = None,
-    mutual_tls: Annotated[
-        bool | None, _flag("mutual_tls", "--mutual-tls")
-    ] = None,
-    insecure: Annotated[bool | None, _flag("insecure", "--insecure")] = None,
-    grace: Annotated[float | None, _flag("grace")] = None,
     config: Annotated[
         Path | None,
         typer.Option(help="YAML file of these options; flags override it."),
     ] = None,
+    **flags: Any,
 ) -> None:
     """Serve one shard of the tables of a job.
 
     It prints a line "serving shard 0 of 2 on 127.0.0.1:8888" when it is
-    ready, and stops at SIGTERM: requests that came are finished, the rows
-    saved if --save-on-exit says so.
+    ready. At SIGTERM it finishes the requests that have arrived, saves its
+    rows where --save-on-exit names a checkpoint root, and exits.
+
+    persia serve ps --shard 0/2 --checkpoints /shared/ckpt
     """
-    flags = {k: v for k, v in locals().items() if v is not None}
-    flags.pop("config", None)
+    given = {k: v for k, v in flags.items() if v is not None}
     file = read_yaml(config) if config is not None else {}
-    run(validated(ServeConfig, file | flags))
+    run(validated(ServeConfig, file | given))
 
 
 @commands.command()
-@with_flags(WorkerConfig)
+@with_flags(WorkerConfig, _WORKER_PANELS)
 def worker(
     config: Annotated[
         Path | None,
@@ -92,6 +81,8 @@ def worker(
 
     It prints a line "serving an embedding worker of 2 servers on
     127.0.0.1:8889" when it is ready, and stops at SIGTERM.
+
+    persia serve worker --servers ps0:8888,ps1:8888
     """
     given = {k: v for k, v in flags.items() if v is not None}
     file = read_yaml(config) if config is not None else {}

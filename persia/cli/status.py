@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -62,7 +62,7 @@ def command(
             callback=seconds, help="Seconds that an answer may take."
         ),
     ] = 10.0,
-    as_json: Annotated[
+    json: Annotated[
         bool, typer.Option("--json", help="All numbers, as JSON.")
     ] = False,
     watch: Annotated[
@@ -82,9 +82,7 @@ def command(
     between = [a.strip() for a in (workers or "").split(",") if a.strip()]
 
     def look(clear: bool) -> bool:
-        return _look(
-            given, between, namespace, interval, timeout, as_json, clear
-        )
+        return _look(given, between, namespace, interval, timeout, json, clear)
 
     if not watch:
         if not look(clear=False):
@@ -101,7 +99,7 @@ def _look(
     namespace: str,
     interval: float,
     timeout: float,
-    as_json: bool,
+    json: bool,
     clear: bool,
 ) -> bool:
     """One look, shown; whether all of those asked answered."""
@@ -130,9 +128,9 @@ def _look(
     failed = [(s.address, s.error) for s in found if s.error]
     failed += [(e.address, e.error) for e in between if e.error]
     failed += [(w.url, w.error) for w in trainers if w.error]
-    if as_json:
+    if json:
         print(
-            json.dumps(
+            dumps(
                 {
                     "servers": [dataclasses.asdict(s) for s in found],
                     "tables": [dataclasses.asdict(t) for t in tables],

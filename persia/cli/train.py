@@ -17,8 +17,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from persia.base.options import read_yaml
-from persia.cli.flags import with_flags
-from persia.errors import InvalidArgument, PersiaError
+from persia.cli.flags import positional, with_flags
+from persia.errors import PersiaError
 from persia.train.config import TrainConfig, check_used, resolve
 
 if TYPE_CHECKING:  # importing them takes seconds that no other command needs
@@ -47,7 +47,8 @@ _PANELS = {  # the first option of each group
 @with_flags(TrainConfig, _PANELS)
 def command(
     file: Annotated[
-        str | None, typer.Argument(help="The same as --data.")
+        str | None,
+        typer.Argument(help="The same as --data.", metavar="data"),
     ] = None,
     config: Annotated[
         Path | None,
@@ -56,8 +57,8 @@ def command(
     resume: Annotated[
         str | None,
         typer.Option(
-            help="Go on from the checkpoint in this folder; its options hold "
-            "where no flag and no --config says otherwise."
+            help="Checkpoint root, or the folder of a step, to continue from; "
+            "its options hold where no flag and no --config says otherwise."
         ),
     ] = None,
     **flags: Any,
@@ -71,12 +72,7 @@ def command(
     from persia.train.saved import saved_options
 
     flags = {name: value for name, value in flags.items() if value is not None}
-    if file is not None:
-        if "data" in flags:
-            raise InvalidArgument(
-                f"both {file!r} and --data {flags['data']!r}"
-            )
-        flags["data"] = file
+    flags |= positional(file, flags)
     options = read_yaml(config) if config is not None else {}
     in_file = options.pop("resume", None)
     resume = in_file if resume is None else resume

@@ -73,13 +73,15 @@ class ServeConfig(Listening):
         "errors (default: none).",
     )
     checkpoints: Path | None = Field(
-        None, description="Folder in which checkpoints are written and read."
+        None,
+        description="Folder of checkpoint roots, which all ranks and servers "
+        "see.",
     )
     restore: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/step-[0-9]+)?$",
-        description="Begin with the rows of this checkpoint there: NAME or "
-        "NAME/step-N.",
+        description="Begin with the rows of this checkpoint root in the "
+        "folder of --checkpoints: NAME, or NAME/step-N.",
     )
     or_empty: bool = Field(
         False,
@@ -90,8 +92,8 @@ class ServeConfig(Listening):
         None,
         pattern=_NAME,
         max_length=200,
-        description="At SIGTERM write this shard's rows there, for --restore "
-        "of the same name.",
+        description="At SIGTERM write this shard's rows into this checkpoint "
+        "root, for --restore of the same name.",
     )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Prometheus metrics; 0: any port."

@@ -162,12 +162,12 @@ class TrainConfig(pydantic.BaseModel):
     staleness: int | None = Field(
         1,
         ge=0,
-        description="Batches whose updates a look-up may miss; 0: "
+        description="Batches whose updates a lookup may miss; 0: "
         "synchronous, async: no bound.",
     )
     prefetch: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Whether look-ups run ahead of the training; auto: where "
+        description="Whether lookups run ahead of the training; auto: where "
         "a core or a wire would wait otherwise.",
     )
     epochs: int = Field(1, ge=1, description="Passes over the training data.")
@@ -179,7 +179,8 @@ class TrainConfig(pydantic.BaseModel):
         "under torchrun, else embedded).",
     )
     namespace: str = Field(
-        "default", description="That of the servers: the name of the job."
+        "default",
+        description="Name of the job; servers of another one refuse.",
     )
     wire_dtype: Literal["fp32", "fp16", "bf16"] = Field(
         "fp32",
@@ -194,8 +195,8 @@ class TrainConfig(pydantic.BaseModel):
     )
     save: str | None = Field(
         None,
-        description="Folder or URI for checkpoints: one is written at the "
-        "end and at Ctrl-C.",
+        description="Checkpoint root, a folder or URI: a checkpoint is "
+        "written there at the end and at Ctrl-C.",
     )
     save_every: int | None = Field(
         None, ge=1, description="And after each so many optimizer steps."

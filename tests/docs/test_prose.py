@@ -102,6 +102,23 @@ def test_commands_and_options_exist() -> None:
     assert seen > 30 and not wrong
 
 
+def test_an_option_has_one_type() -> None:
+    """The same name takes the same kind of word in each command."""
+    import tables
+
+    kinds: dict[str, dict[str, list[str]]] = {}
+    for name, command in tables.commands().items():
+        for option in command.params:
+            if option.opts[0].startswith("--"):
+                described = option.type_descriptor
+                kind = getattr(described, "annotation", None)
+                found = kinds.setdefault(option.opts[0], {})
+                found.setdefault(str(kind), []).append(name)
+    assert len(kinds["--step"]) == 1 and len(kinds["--batch-size"]) == 1
+    several = {name for name, found in kinds.items() if len(found) > 1}
+    assert several == {"--workers"}  # persia launch counts what it starts
+
+
 def test_variables_of_the_environment_are_documented() -> None:
     import tables
 
