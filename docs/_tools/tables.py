@@ -25,7 +25,8 @@ VARIABLES = {
     "commas between; read by `Store`, `persia train`, `persia serve worker`",
     "PERSIA_WORKERS": "addresses of the embedding workers; read by "
     "`persia.Stream`, `persia.data.Sender`, `persia train`, `persia feed`",
-    "PERSIA_NAMESPACE": "the namespace of the tables; read by `persia status` and `persia rows`",
+    "PERSIA_NAMESPACE": "the namespace of the tables; read by `persia status` "
+    "and `persia rows`",
     "PERSIA_TLS_CA": "file of the certificate authority of the servers",
     "PERSIA_TLS_CERT": "file of the client's certificate (mutual TLS)",
     "PERSIA_TLS_KEY": "file of its private key",

@@ -9,8 +9,11 @@ tutorials, and where ``SHELL`` says so.
 from __future__ import annotations
 
 import contextlib
+import gc
+import gzip
 import importlib.util
 import io
+import json
 import logging
 import os
 import re
@@ -32,6 +35,9 @@ from typer.testing import CliRunner
 from persia import _core
 from persia.cli.app import app
 from tests.docs.pages import DOCS, ROOT, Block, blocks, name_of, pages
+from tests.kafka import Cluster
+from tests.remote import Servers
+from tests.roles import Workers
 
 SHELL = ("docs/howto/reader.md",)
 #: Blocks that need more than a folder: what they need is on the page.
@@ -43,6 +49,7 @@ NEEDS = {
 #: What a page must print, so that its code did what the page says.
 PRINTS = {
     "README.md": r"step 0: loss 0\.\d+, [\d,]+ rows",
+    "docs/data.md": r"2000 samples\n[\s\S]*^12 batches$",
     "docs/howto/accelerate.md": r"^8$",
     "docs/howto/checkpoint.md": r"\(\d+,\) \(\d+, 16\)",
     "docs/howto/evaluate.md": r"AUC 0\.\d+, log loss 0\.\d+",
@@ -52,12 +59,13 @@ PRINTS = {
     "docs/howto/reader.md": r"\(512,\) True",
     "docs/howto/sequences.md": r"NDCG@3 (0\.9|1\.0)",
     "docs/howto/train.md": r"step 20: AUC 0\.[5-9]\d*[\s\S]*tensor\(\[",
+    "docs/roles.md": r"^100 batches trained$",
     "docs/tutorials/own-csv.md": r"AUC 0\.[6-9]",
     "docs/tutorials/servers.md": r"continue after 40 updates",
     "docs/tutorials/torchrun.md": r"rows on 2 ranks[\s\S]*True",
 }
-#: They need a broker, or workers; tests of their own run what they show.
-COMPILED = ("docs/data.md", "docs/roles.md")
+#: Addresses that a page names, and those of this test.
+INSTEAD: dict[str, str] = {}
 FILE = re.compile(r"# (\w+\.py)\n")
 FIRST = "[first example]"
 
@@ -195,14 +203,61 @@ def _play(
         return ""
     if block.language == "sh":
         return shell(free_ports(block.text), folder)
-    if name_of(path) in COMPILED:
-        compile(block.text, str(path), "exec")
-        return ""
     # Line numbers of errors are those of the page.
     text = "\n" * block.line + block.text
+    for said, here in INSTEAD.items():
+        text = text.replace(said, here)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(compile(text, str(path), "exec"), names)
     return printed.getvalue()
+
+
+@contextlib.contextmanager
+def kafka_and_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A broker with messages, and files of Criteo's format."""
+    pytest.importorskip("confluent_kafka")
+    cluster = Cluster()
+    users = ["ann", "bob", "cem", "dee"]
+    for part in range(4):
+        values = [
+            json.dumps(
+                {
+                    "user": users[n % 4],
+                    "item": n,
+                    "click": int(n % 4 in (1, 2)),
+                }
+            )
+            for n in range(300)
+        ]
+        cluster.produce("clicks", values, partition=part)
+    monkeypatch.setitem(INSTEAD, "broker1:9092,broker2:9092", cluster.servers)
+    line = "\t".join(["{}", *["3"] * 13, *["68fd1e64"] * 26]) + "\n"
+    text = "".join(line.format(n % 2) for n in range(10_500))
+    Path("criteo").mkdir()
+    for name in ("criteo/day_1.gz", "criteo/day_2.gz", "sample.tsv.gz"):
+        Path(name).write_bytes(gzip.compress(text.encode(), 1))
+    Path("train.txt").write_text(text[: len(text) // 10 * 7])
+    yield
+    cluster.end()
+
+
+@contextlib.contextmanager
+def four_roles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two servers and a worker, in the variables that name them."""
+    servers = Servers(2)
+    workers = Workers(servers.addresses)
+    monkeypatch.setenv("PERSIA_SERVERS", servers.text)
+    monkeypatch.setenv("PERSIA_WORKERS", ",".join(workers.addresses))
+    yield
+    trained = workers.stats("trained")
+    print(f"{trained} batches trained")
+    gc.collect()
+    workers.close()
+    servers.close()
+
+
+#: What pages need besides a folder.
+AROUND = {"docs/data.md": kafka_and_logs, "docs/roles.md": four_roles}
 
 
 @pytest.mark.slow
@@ -214,14 +269,18 @@ def test_a_page_runs(
     name = name_of(path)
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
         pytest.skip(f"pip install {NEEDS[name]}")
-    if runs_shell(path) and not _core.GRPC[0].isdigit():
+    if (runs_shell(path) or name in AROUND) and not _core.GRPC[0].isdigit():
         pytest.skip("without gRPC")
     monkeypatch.chdir(tmp_path)
     with as_found(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if name == "docs/howto/train.md":
             shell("persia train --samples 3000 --save clicks", tmp_path)
-        with contextlib.redirect_stdout(io.StringIO()) as rest:
+        around = AROUND.get(name, lambda _: contextlib.nullcontext())
+        with (
+            contextlib.redirect_stdout(io.StringIO()) as rest,
+            around(monkeypatch),
+        ):
             printed = play(path, tmp_path)
     printed = rest.getvalue() + printed
     if name in PRINTS:
