@@ -88,6 +88,20 @@ def _sentence(text: str) -> str:
     return re.sub(r"(--[a-z-]+|<[a-z]+>)", r"`\1`", text).replace("*", "\\*")
 
 
+def _paragraph(text: str) -> str:
+    """Help as Markdown: examples are commands, a line each."""
+    lines = text.split("\n")
+    if all(re.match("(persia|torchrun) ", line.strip()) for line in lines):
+        return "\n".join(["```text", *map(str.strip, lines), "```"])
+    return _sentence(text)
+
+
+def _word(argument: Any) -> str:
+    """An argument as a usage line has it."""
+    word: str = argument.metavar or argument.name
+    return word if word.startswith("--") else word.upper()
+
+
 # ---- command line ----------------------------------------------------------
 
 
@@ -110,7 +124,7 @@ def _default(option: Any) -> str:
     shown = option.show_default
     if isinstance(shown, str):
         return f"`{shown}`"
-    if option.default in (None, False, ()) or not shown or option.is_flag:
+    if option.default in (None, False, (), "") or not shown or option.is_flag:
         return ""
     return f"`{option.default}`"
 
@@ -121,18 +135,17 @@ def cli() -> str:
     for name, command in commands().items():
         out.append(f"## `{name}`\n")
         paragraphs = (command.help or "").strip().split("\n\n")
-        out += [_sentence(text) + "\n" for text in paragraphs]
+        out += [_paragraph(text) + "\n" for text in paragraphs]
         arguments = [p for p in command.params if p.opts[0][0] != "-"]
         flags = [p for p in command.params if p.opts[0][0] == "-"]
         words = " ".join(
-            p.name.upper() if p.required else f"[{p.name.upper()}]"
-            for p in arguments
+            _word(p) if p.required else f"[{_word(p)}]" for p in arguments
         )
         words = f"{name} [OPTIONS] {words}".strip()
         out.append(f"```text\n{words}\n```\n")
         if arguments:
             rows = [
-                (p.name.upper(), _sentence(p.help or "")) for p in arguments
+                (f"`{_word(p)}`", _sentence(p.help or "")) for p in arguments
             ]
             out.append(table(("argument", ""), *rows) + "\n")
         panels = defaultdict(list)

@@ -43,6 +43,8 @@ def command(
 
     The key of the authority is forgotten: what it signed is all that it will
     ever sign. Servers that stay need those of your organisation.
+
+    persia certs certs --hosts ps0,ps1
     """
     from persia.distributed.certs import write_set
 

@@ -37,7 +37,10 @@ def ls(
     root: Annotated[str, typer.Argument(help="Checkpoint root.")],
     json: _Json = False,
 ) -> None:
-    """List the checkpoints of a root, the oldest first."""
+    """List the checkpoints of a root, the oldest first.
+
+    persia checkpoint ls out
+    """
     from persia.checkpoint import files
 
     place = files.root_of(root)
@@ -65,7 +68,10 @@ def ls(
 
 @commands.command()
 def inspect(root: _Root, step: _Step = None, json: _Json = False) -> None:
-    """Show the tables, shards and origin of a checkpoint."""
+    """Show the tables, shards and origin of a checkpoint.
+
+    persia checkpoint inspect out --step 20000
+    """
     from persia.checkpoint import files
 
     one = _described(files.find(files.root_of(root), step))
@@ -89,7 +95,10 @@ def inspect(root: _Root, step: _Step = None, json: _Json = False) -> None:
 
 @commands.command()
 def verify(root: _Root, step: _Step = None) -> None:
-    """Read every byte of a checkpoint and compare its checksums."""
+    """Read every byte of a checkpoint and compare its checksums.
+
+    persia checkpoint verify s3://bucket/out
+    """
     from persia import _core
     from persia.checkpoint import files
 

@@ -20,6 +20,8 @@ def command(
 
     The exit status is 1 if something is broken. Where the command itself does
     not start, "python -m persia.doctor" shows the same.
+
+    persia doctor
     """
     from persia.doctor import examine, show
 

@@ -116,6 +116,7 @@ def command(
     exit status is that of what failed, else of the command.
 
     persia launch --ps 2 -- torchrun --nproc-per-node 2 train.py
+
     persia launch --ps 2 --workers 1 --loaders 1 -- persia train
     """
     from persia.distributed.launch import Cluster, run

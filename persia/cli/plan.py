@@ -69,7 +69,10 @@ _PANELS = {"rows": "Tables", "qps": "Traffic", "server_memory": "A server"}
 
 @with_flags(PlanConfig, _PANELS)
 def command(**flags: Any) -> None:
-    """Work out how many servers a job needs, and what each must have."""
+    """Work out how many servers a job needs, and what each must have.
+
+    persia plan --rows 1e12 --qps 1e6 --server-memory 1TiB
+    """
     from persia.distributed import planning
 
     given = {name: value for name, value in flags.items() if value is not None}

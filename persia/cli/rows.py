@@ -76,6 +76,8 @@ def get(
     """Print the vectors of ids, and the state of their optimizer.
 
     An id without a row has its initial vector, and no state.
+
+    persia rows get user 7 42 --checkpoint out
     """
     wanted = _signed(ids)
     with _opened(table, servers, checkpoint, step, namespace, timeout) as s:
@@ -114,6 +116,8 @@ def explain(
 ) -> None:
     """Print what is known of ids: the shard, whether there is a row and why
     not, the norms of its vector and state.
+
+    persia rows explain user 7 --servers ps0:8888,ps1:8888
     """
     wanted = _signed(ids)
     with _opened(table, servers, checkpoint, step, namespace, timeout) as s:
@@ -155,6 +159,8 @@ def top(
 
     With Adagrad the largest state belongs to the ids that had the most
     gradient.
+
+    persia rows top user --checkpoint out --by state
     """
     import numpy as np
 

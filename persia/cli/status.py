@@ -76,6 +76,8 @@ def command(
     ...). Staleness is counted where it occurs, in the workers: they export it
     where PERSIA_METRICS_PORT is set, and are asked by the URL of their
     metrics. The exit status is 1 if one of those asked did not answer.
+
+    persia status ps0:8888 ps1:8888 --watch
     """
     texts = addresses or [os.environ.get("PERSIA_SERVERS", "")]
     given = [a for text in texts for a in text.split(",")]

@@ -65,8 +65,11 @@ def command(
 ) -> None:
     """Train a click model, then score it on samples it has not seen.
 
-    Under torchrun each rank trains on its share of the data:
-    torchrun --nproc-per-node 2 -m persia train
+    Under torchrun each rank trains on its share of the data.
+
+    persia train clicks.parquet --save out
+
+    torchrun --nproc-per-node 2 -m persia train clicks.parquet
     """
     from persia.train.run import Run
     from persia.train.saved import saved_options

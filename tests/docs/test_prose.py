@@ -119,6 +119,14 @@ def test_an_option_has_one_type() -> None:
     assert several == {"--workers"}  # persia launch counts what it starts
 
 
+def test_each_command_has_an_example() -> None:
+    import tables
+
+    for name, command in tables.commands().items():
+        if name != "persia":
+            assert re.search(rf"^ *{name}( |$)", command.help or "", re.M), name
+
+
 def test_variables_of_the_environment_are_documented() -> None:
     import tables
 
