@@ -40,7 +40,7 @@ def command(
 ) -> None:
     """Score a saved model: AUC, log loss, normalised entropy, calibration.
 
-    persia evaluate out day_23.tsv.gz
+    persia evaluate out day_23.parquet
     """
     from persia.train import load
 

@@ -124,7 +124,8 @@ def test_each_command_has_an_example() -> None:
 
     for name, command in tables.commands().items():
         if name != "persia":
-            assert re.search(rf"^ *{name}( |$)", command.help or "", re.M), name
+            example = rf"^ *{name}( |$)"
+            assert re.search(example, command.help or "", re.M), name
 
 
 def test_variables_of_the_environment_are_documented() -> None:
