@@ -320,6 +320,22 @@ def test_the_lock_follows_no_link(tmp_path: Path) -> None:
     store.save(root)
 
 
+def test_each_folder_that_is_made_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+    real = files.sync_folder
+
+    def sync(folder: Path) -> None:
+        synced.append(folder)
+        real(folder)
+
+    monkeypatch.setattr(files, "sync_folder", sync)
+    root = tmp_path / "a/b/c"
+    make_store().save(root)
+    assert {tmp_path, tmp_path / "a", tmp_path / "a/b", root} <= set(synced)
+
+
 def test_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make_store()
     for bad in ({"keep": 0}, {"step": -1}, {"model": 5}):

@@ -234,8 +234,11 @@ class LocalRoot:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Path]:
-        self.path.mkdir(parents=True, exist_ok=True)
-        sync_folder(self.path.parent)
+        path = self.path.absolute()
+        made = [p for p in (path, *path.parents) if not p.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        for folder in made or [path]:
+            sync_folder(folder.parent)
         with self._locked():
             self._end_replace()
             self._remove_temporary()
@@ -249,6 +252,7 @@ class LocalRoot:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """One save at a time in a root; a killed process leaves no lock."""
+        # What a link of this name refers to is not ours to change.
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(self.path / ".lock", flags, 0o666), "wb") as file:
             try:
