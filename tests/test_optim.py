@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import pickle
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch.optim import lr_scheduler
 
 import persia
 from persia import errors
@@ -76,7 +78,35 @@ def test_schedulers_work_without_a_warning(update: str) -> None:
     assert scheduler.get_last_lr() == [0.0625, 0.0625]
 
 
-def test_lambda_and_one_cycle_schedulers() -> None:
+@pytest.mark.parametrize(
+    "make_scheduler",
+    [
+        partial(lr_scheduler.CosineAnnealingLR, T_max=5),
+        partial(
+            lr_scheduler.OneCycleLR,
+            max_lr=2.0,
+            total_steps=6,
+            cycle_momentum=False,
+        ),
+    ],
+)
+def test_schedules_are_those_of_torch(make_scheduler: Any) -> None:
+    """Rows move by the rates that the same schedule has over torch's SGD."""
+    bags = make(persia.optim.SGD(lr=1.0))
+    theirs = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    mine = make_scheduler(bags.store.optimizer)
+    other = make_scheduler(theirs)
+    for _ in range(5):
+        before = rows(bags)
+        bags(batch()).values().sum().backward()
+        rate = theirs.param_groups[0]["lr"]
+        torch.testing.assert_close(rows(bags), before - rate)
+        theirs.step()
+        mine.step()
+        other.step()
+
+
+def test_a_schedule_of_each_table() -> None:
     bags = make(persia.optim.SGD(lr=1.0))
     optimizer = bags.store.optimizer
     scheduler = torch.optim.lr_scheduler.LambdaLR(
@@ -87,7 +117,6 @@ def test_lambda_and_one_cycle_schedulers() -> None:
         bags(batch()).values().sum().backward()
         scheduler.step()
     torch.testing.assert_close(rows(bags), before - 1.5)
-    torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10).step()
 
 
 def test_state_dict_of_the_optimizer() -> None:

@@ -73,6 +73,7 @@ class FreeBags(Bags):
         )
 
     def forward(self, ids: Any) -> Pooled:
+        ids.grad = None  # of its last pass: nothing adds up there
         return Pooled(ids)
 
 
