@@ -198,3 +198,48 @@ def test_learning_rates_of_groups(lr: Any) -> None:
     bags.store.optimizer.param_groups[0]["lr"] = 0.1
     bags({"f": ONE}).values().sum().backward()
     assert bags.store.updates == 1
+
+
+class Columns:
+    """As a DataFrame has them: ``values`` is no function."""
+
+    values = (1, 2)
+
+    def keys(self) -> list[str]:
+        return ["f"]
+
+
+def test_what_holds_no_ids_is_named() -> None:
+    """Not by an error of Python or torch."""
+    bags = persia.EmbeddingBagCollection(
+        tables=[persia.EmbeddingBagConfig("t", 4, ["f"])]
+    )
+    with pytest.raises(errors.InvalidArgument, match=r"persia\.data\.Table"):
+        bags(Columns())
+    strided = torch.nested.nested_tensor([torch.arange(2), torch.arange(3)])
+    with pytest.raises(errors.ShapeError, match=r"'f'.*torch\.jagged"):
+        bags({"f": strided})
+    model = persia.models.DLRM(bags, 3)
+    ids = {"f": torch.arange(2)}
+    for dense in (None, torch.rand(2, 5), torch.rand(2)):
+        with pytest.raises(errors.ShapeError, match=r"\[B, 3\]"):
+            model(dense, ids)
+
+
+def test_a_jagged_tensor_of_torch_is_a_feature() -> None:
+    parts = [torch.arange(2), torch.arange(0), torch.arange(3)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    batch = persia.JaggedBatch.from_dict({"f": nested})
+    assert batch.values().tolist() == [0, 1, 0, 1, 2]
+    assert batch.lengths().tolist() == [2, 0, 3]
+
+
+def test_loaders_and_data_say_what_they_are() -> None:
+    data = persia.datasets.SyntheticCTR(rows=100, batch_size=10)
+    bags = persia.EmbeddingBagCollection(
+        tables=[persia.EmbeddingBagConfig(n, 4) for n in ("C1", "C10", "C2")]
+    )
+    loader = repr(persia.DataLoader(data, bags, staleness=2))
+    assert "batch_size=10" in repr(data) and repr(data) in loader
+    assert "staleness=2" in loader
+    assert "['C1', 'C10', 'C2']" in repr(bags.store)  # as they were made

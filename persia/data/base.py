@@ -110,6 +110,13 @@ class Dataset(IterableDataset[Batch]):
             self._begin = None
         self._epoch = number
 
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({len(self.keys)} id features, "
+            f"{self.dense_features} dense, batch_size={self.batch_size}, "
+            f"shard={self.shard})"
+        )
+
     @property
     def begins(self) -> int:
         """Batches before the place where the next iteration begins."""

@@ -70,10 +70,11 @@ def unpack(
         values, offsets = features.values(), features.offsets()
         weights = features.weights_or_none()
         keys = tuple(features.keys())
-    except AttributeError as error:
+    except (AttributeError, TypeError) as error:
         raise errors.InvalidArgument(
             f"ids are a {type(features).__name__}; need a persia.JaggedBatch, "
-            "a KeyedJaggedTensor, an object like it, or a dict of tensors "
+            "a KeyedJaggedTensor, an object like it, or a dict of tensors; "
+            "persia.data.Table makes batches of a DataFrame "
             f"({error})"
         ) from None
     for name, t in (

@@ -538,6 +538,14 @@ def _entry(
     None).
     """
     what = f"feature {key!r}"
+    if isinstance(entry, Tensor) and entry.is_nested:
+        if entry.layout != torch.jagged or entry.dim() != 2:
+            raise errors.ShapeError(
+                f"{what} is a nested tensor that is not [B, L] with "
+                "layout=torch.jagged; pass one, or a tuple (values, lengths)"
+            )
+        nested: Any = entry
+        entry = nested.values(), nested.offsets().diff()
     if isinstance(entry, tuple):
         if len(entry) not in (2, 3):
             raise errors.ShapeError(

@@ -72,7 +72,19 @@ class Standardize(nn.Module):
         self.register_buffer("square", torch.zeros(width, dtype=torch.float64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, width] in, [B, width] out; unchanged before the first sample."""
+        """[B, width] in, [B, width] out; unchanged before the first sample.
+
+        Raises:
+            ShapeError: it is no tensor of this shape.
+        """
+        shape = tuple(x.shape) if isinstance(x, torch.Tensor) else x
+        width = len(self.mean)
+        if not isinstance(shape, tuple) or shape[1:] != (width,):
+            what = "None" if x is None else f"of shape {shape}"
+            raise errors.ShapeError(
+                f"the dense features are {what}, need [B, {width}]: give the "
+                "model the number of their columns, 0 if there are none"
+            )
         if self.training:
             self._add(x.detach().double())
         variance = self.square / self.count.clamp(min=1)

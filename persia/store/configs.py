@@ -128,6 +128,10 @@ class TableConfig:
             positional(self)
         where = f"table {self.name!r}"
         names = self.feature_names
+        if not isinstance(self.name, str):
+            raise errors.InvalidArgument(
+                f"the name of a table is {self.name!r}, need a string"
+            )
         if isinstance(names, str):
             raise errors.InvalidArgument(
                 f"{where}: feature_names is the string {names!r}; pass a list"
@@ -145,9 +149,9 @@ class TableConfig:
                 "each feature of a table once"
             )
         self.feature_names = names or [self.name]
-        if not isinstance(self.name, str) or not self.name:
+        if not self.name:
             raise errors.InvalidArgument(
-                f"{where}: name is a string that is not empty"
+                "the name of a table is empty, need a string"
             )
         for name in (self.name, *self.feature_names):
             if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in name):

@@ -516,7 +516,7 @@ class Store(Rows, Stats):
             else ""
         )
         return (
-            f"Store(tables={sorted(self._engine.tables)}, "
+            f"Store(tables={list(self._engine.tables)}, "
             f"optimizer={self.optimizer!r}, update={self.update!r}{where})"
         )
 

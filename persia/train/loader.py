@@ -166,6 +166,12 @@ class DataLoader(Generic[T]):
     def __iter__(self) -> _Pass[T]:
         return _Pass(self)
 
+    def __repr__(self) -> str:
+        return (
+            f"DataLoader({self.batches!r}, staleness={self.staleness}, "
+            f"prefetch={self.prefetch!r})"
+        )
+
     def __len__(self) -> int:
         """The number of batches, where the source knows it."""
         return len(self.batches)  # type: ignore[arg-type]
