@@ -326,6 +326,15 @@ def test_rows(servers: Any) -> None:
     assert (store.rank, store.world) == (0, 1)
 
 
+def test_tables_that_only_servers_have_are_named(servers: Any) -> None:
+    where = servers(2)
+    Counter(where).train(1)
+    store = persia.Store(servers=where.text, job="notebook", read_only=True)
+    with pytest.raises(errors.InvalidArgument, match=r"\['t'\].*add_table"):
+        store.rows("t", [7])
+    store.close()
+
+
 def test_many_ids_are_listed_in_blocks(servers: Any) -> None:
     store = persia.Store(servers=servers(2, message_limit=1 << 20).text)
     store.add_table(persia.EmbeddingConfig("t", 2, feature_names=["f"]))

@@ -104,8 +104,9 @@ class JaggedBatch:
     the batch return. Those make copies when they are asked.
 
     Attributes:
-        ticket, given_by: set by ``persia.DataLoader`` on ids that it looked
-            up ahead; kept by :meth:`to` and :meth:`pin_memory`, never pickled.
+        ticket: set by ``persia.DataLoader`` on ids that it looked up ahead;
+            kept by :meth:`to` and :meth:`pin_memory`, never pickled.
+        given_by: the pass that gave them out, likewise.
     """
 
     ticket: Tensor | None

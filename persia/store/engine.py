@@ -274,8 +274,24 @@ class Engine:
         except (KeyError, TypeError):
             raise errors.InvalidArgument(
                 f"no table {table!r} in this store; it has "
-                f"{sorted(self.tables)}"
+                f"{sorted(self.tables)}{self._on_servers()}"
             ) from None
+
+    def _on_servers(self) -> str:
+        """For an error: the tables that servers have beside."""
+        if not self.connection.remote:
+            return ""
+        try:
+            stats = self.connection.ask(_core.cluster_stats, 0)
+        except errors.PersiaError:  # of two errors the first one is told
+            return ""
+        names = {table["name"] for table in stats["tables"]}
+        if not names - set(self.tables):
+            return ""
+        return (
+            f", its servers have {sorted(names)}: describe one here first, by "
+            "a module or store.add_table()"
+        )
 
     def declare(self, config: TableConfig) -> Table:
         """The table of a config, made if new; contradictions raise."""

@@ -61,7 +61,8 @@ class LoaderStats(TypedDict):
     dropped: int
     """Their update failed."""
     staleness: dict[int, int]
-    """k: batches looked up while k earlier ones were open."""
+    """Batches by the number of earlier ones that were open at their
+    lookup."""
     prefetch: bool | None
     """Whether the latest pass does anything ahead; None before the first."""
 
@@ -103,7 +104,7 @@ class ServerStats(TypedDict):
     """The last synchronous step."""
     memory_used: int
     memory_limit: int
-    """0: none."""
+    """Bytes; without a limit 0."""
     pulls: int
     pushes: int
     parked: int
