@@ -247,6 +247,14 @@ def test_an_update_counts_if_any_shard_had_it(
     assert list(own.ledgers) == list(parts[-1].ledgers)
 
 
+@settings(max_examples=300, deadline=None)
+@given(mine=APPLIED, theirs=APPLIED)
+def test_ledgers_are_sets_of_updates(mine: set[int], theirs: set[int]) -> None:
+    one, other = to_ledger(1, mine), to_ledger(1, theirs)
+    assert one.applied() == len(mine)
+    assert one.lacks(other) == len(theirs - mine)
+
+
 @pytest.mark.parametrize(("shard", "shards"), [(2, 2), (-1, 2), (0, 4097)])
 def test_shards_that_are_not_there(
     tmp_path: Path, shard: int, shards: int
