@@ -4,6 +4,7 @@ code runs, but a stream is a thread and its memory is ordinary."""
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 
 import persia
 from persia.data.jagged import Batch, JaggedBatch
-from persia.nn.collections import Collection as _Collection
+from persia.nn.lookups import Collection as _Collection
 from persia.store.configs import pooling_of
 from persia.store.device import Link
 from persia.store.grouped import Columns, Grouped, pooled
@@ -222,6 +223,59 @@ def test_distinct_rows_are_pooled_alike(pooling: str, weighted: bool) -> None:
     got.backward(grad)
     assert rows.grad is not None
     assert torch.equal(store.rows("one", group.ids), before - rows.grad)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("distinct", [4, 4000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_has_fewer_bytes_travels(
+    dtype: torch.dtype,
+    distinct: int,
+    ahead: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pools = []
+
+    def spy(*args: Any) -> Tensor:
+        pools.append(args)
+        return pooled(*args)
+
+    monkeypatch.setattr("persia.nn.on_device.pooled", spy)
+    rng = np.random.default_rng(5)
+    batches = [
+        JaggedBatch(
+            KEYS,
+            torch.from_numpy(rng.integers(0, distinct, 400)),
+            lengths=torch.full((200,), 2),
+        )
+        for _ in range(5)
+    ]
+    outputs = []
+    stores = []
+    for link in (None, host_link()):
+        bags = make_bags(link, output_dtype=dtype)
+        loader = persia.DataLoader(
+            [Batch(None, ids) for ids in batches],
+            bags,
+            staleness=0,
+            prefetch=ahead,
+        )
+        got = []
+        for batch in loader:
+            out = bags(batch.ids).values()
+            (out**2).sum().backward()
+            got.append(out.detach().clone())
+        with torch.no_grad():
+            got.append(bags(batches[0]).values().clone())
+        outputs.append(got)
+        stores.append(bags.store)
+    for want, found in zip(*outputs, strict=True):
+        assert torch.equal(found, want)
+    for table in ("one", "two"):
+        ids = range(distinct)
+        there, here = (store.rows(table, ids) for store in stores)
+        assert torch.equal(there, here)
+    assert len(pools) == (6 if distinct == 4 else 0)
 
 
 # ---- ids stay on the host

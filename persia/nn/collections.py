@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from persia import _core, errors
-from persia.base.check import kind, whole
-from persia.base.torch_private import constant_while_tracing
 from persia.data.ids import Ids, device_of, unpack
+from persia.nn.lookups import Collection, TableRows
+from persia.nn.on_device import OnDevice, as_rows
 from persia.nn.outputs import KeyedTensor, Sequences
-from persia.nn.tracing import leaf, modules
+from persia.nn.tracing import leaf
 from persia.nn.views import TableView, views_of
 from persia.optim import SparseOptimizer
 from persia.store import Store
-from persia.store.ahead import LookedUp
 from persia.store.configs import (
     EmbeddingBagConfig,
     EmbeddingConfig,
@@ -26,396 +24,15 @@ from persia.store.configs import (
     as_configs,
     pooling_of,
 )
-from persia.store.default import default_store
-from persia.store.device import Link, Way, link_of
-from persia.store.engine import engine_of
+from persia.store.device import Link, Way
 from persia.store.operators import (
-    TAKEN,
     in_graphs,
-    prefetch,
-    pull,
-    typed,
-    versions,
 )
-from persia.store.state import check_state, state_of
 
 __all__ = [
     "EmbeddingBagCollection",
     "EmbeddingCollection",
 ]
-
-
-class Collection(nn.Module):
-    """What pooled and sequence modules share: tables, plans, the lookup."""
-
-    _config_class: type[TableConfig]
-    _kind: int
-    _frozen = False  # by requires_grad_(False)
-    # TorchScript: the forward is Python's, so are these.
-    __jit_ignored_attributes__ = (
-        "_configs",
-        "_plans",
-        "_row_plans",
-        "outputs",
-    )
-    __jit_unused_properties__ = (
-        "device",
-        "embedding_bags",
-        "embeddings",
-        "trains",
-    )
-    _link: Link | None = None  # instead of its device's (tests)
-
-    def __init__(
-        self,
-        tables: Sequence[Any],
-        *,
-        store: Store | None,
-        optimizer: SparseOptimizer | None,
-        device: torch.device | str | None,
-        output_dtype: torch.dtype,
-        padding_value: int | None,
-    ) -> None:
-        super().__init__()
-        if store is not None and optimizer is not None:
-            raise errors.InvalidArgument(
-                "optimizer= is for a module with a store of its own; a Store "
-                "has its optimizer"
-            )
-        configs = as_configs(tables, self._config_class)
-        if not configs:
-            raise errors.InvalidArgument(
-                "tables is empty; a module looks up at least one table"
-            )
-        if padding_value is not None:
-            padding_value = whole(
-                "padding_value", padding_value, -(2**63), 2**63 - 1
-            )
-        if (
-            not isinstance(output_dtype, torch.dtype)
-            or not output_dtype.is_floating_point
-        ):
-            raise errors.InvalidArgument(
-                f"output_dtype is {output_dtype!r}, need a floating dtype "
-                "such as torch.float32"
-            )
-        if store is None:
-            store, configs = default_store(optimizer, configs)
-        self.store = kind("store", store, Store, "a persia.Store")
-        self._configs = configs
-        here = torch.get_default_device() if device is None else device
-        of_ids = device is None and here == torch.device("cpu")
-        self._device = None if of_ids else torch.device(here)
-        self._output_dtype = output_dtype
-        self._padding_value = padding_value
-        names = [c.name for c in self._configs]
-        if len(set(names)) != len(names):
-            twice = sorted({n for n in names if names.count(n) > 1})
-            raise errors.InvalidArgument(
-                f"tables {twice} occur more than once in one module"
-            )
-        # (output name, feature, config) in the order of the output.
-        features = [f for c in self._configs for f in c.feature_names]
-        self.outputs = [
-            (f if features.count(f) == 1 else f"{f}@{c.name}", f, c)
-            for c in self._configs
-            for f in c.feature_names
-        ]
-        self._names = [name for name, _, _ in self.outputs]
-        self._dims = [c.embedding_dim for _, _, c in self.outputs]
-        self.features = tuple(dict.fromkeys(f for _, f, _ in self.outputs))
-        self._connect()
-
-    def _connect(self) -> None:
-        """Declares the tables; plans for keys in the order of the configs."""
-        self._trainable = any(c.trainable for c in self._configs)
-        self._plans: dict[tuple[str, ...], int] = {}
-        self._row_plans: dict[tuple[str, ...], int] = {}
-        engine = engine_of(self.store)
-        self._numbers = [engine.declare(c).number for c in self._configs]
-        self._handle = engine.handle
-        self._first_plan = self._make_plan(self._kind, self.features)
-        self._plans[self.features] = self._first_plan
-        self.traced_as = self._handle, self._first_plan
-        modules[self.traced_as] = self
-
-    def _make_plan(
-        self,
-        kind: int,
-        keys: tuple[str, ...],
-        outputs: Sequence[tuple[str, str, TableConfig]] | None = None,
-    ) -> int:
-        """The plan of these outputs, or of all."""
-        at = {key: i for i, key in enumerate(keys)}
-        numbers = dict(
-            zip((c.name for c in self._configs), self._numbers, strict=True)
-        )
-        features = []
-        for _, feature, config in outputs or self._looked_up():
-            if feature not in at:
-                raise errors.MissingFeature(
-                    f"the batch has no feature {feature!r} (table "
-                    f"{config.name!r}); it has {list(keys)}"
-                )
-            features.append(
-                (
-                    feature,
-                    at[feature],
-                    numbers[config.name],
-                    pooling_of(config),
-                    int(config.trainable),
-                )
-            )
-        return engine_of(self.store).plan(kind, len(keys), features)
-
-    def _looked_up(self) -> list[tuple[str, str, TableConfig]]:
-        """The outputs of a lookup."""
-        return self.outputs
-
-    def _plan_of(self, keys: tuple[str, ...]) -> int:
-        """The plan for batches with these keys."""
-        plan = self._plans.get(keys)
-        if plan is None:
-            if torch.compiler.is_compiling():
-                plan = _plan_for_graph(self._handle, self._first_plan, keys)
-                return int(plan)
-            plan = self._plans[keys] = self._make_plan(self._kind, keys)
-        return plan
-
-    def _weights_of(self, ids: Ids) -> Tensor | None:
-        """The weights that take part in the lookup, float32."""
-        return None
-
-    def look_ahead(self, features: Any, number: int) -> LookedUp | None:
-        """Adds the lookup of a data loader's batch; None if this batch is
-        not for looking ahead. Raises what the forward would raise.
-        """
-        ids = unpack(features, self._padding_value, self.features)
-        weights = self._weights_of(ids)
-        if ids[1].is_meta or (weights is not None and weights.requires_grad):
-            return None
-        version = versions(*ids[5])
-        if ids[1].device.type != "cpu":
-            ids = self._on_cpu(ids)
-            weights = self._weights_of(ids)
-        plan = self._plan_of(ids[0])
-        way = self._way(device_of(features, ids))
-        start = prefetch if way is None else way.prefetch
-        try:
-            start(ids[1], ids[2], weights, self._handle, plan, number)
-        except RuntimeError as error:
-            raise typed(error) from None
-        return LookedUp(number, ids, weights, version)
-
-    def _may_train(self) -> bool:
-        """Whether a lookup is part of a training step; raises if that cannot
-        work, and ends what a failed backward left.
-        """
-        store = self.store
-        grad = self.trains and torch.is_grad_enabled()
-        if grad and not torch.compiler.is_compiling():
-            engine_of(store).drop_unfinished()
-        if grad and store.update == "backward" and _fp16_autocast():
-            raise errors.InvalidArgument(
-                "fp16 autocast needs a GradScaler, but "
-                'Store(update="backward") applies gradients '
-                'before they are unscaled; make the store with update="step" '
-                "(or use bfloat16)"
-            )
-        return grad
-
-    def _way(self, ids_device: torch.device) -> Way | None:
-        """How its values travel; None: the output is on the CPU, or torch
-        copies it (compiled code, other devices than CUDA's)."""
-        if torch.compiler.is_compiling():
-            return None
-        link = self._link or link_of(self._device or ids_device)
-        return None if link is None else Way.of(link, self._output_dtype)
-
-    def _lookup(
-        self, ids: Ids, weights: Tensor | None, way: Way | None = None
-    ) -> Tensor:
-        """The output of the plan for these keys, float32 on the CPU, or as
-        ``way`` says where."""
-        plan = self._plan_of(ids[0])
-        engine = engine_of(self.store)
-        grad = self._may_train()
-        batch = ids[4]
-        if not torch.compiler.is_compiling():
-            batch = self._ticket_of(ids, weights, grad)
-        return pull(
-            ids[1],
-            ids[2],
-            weights,
-            engine.anchor if grad else engine.still,
-            engine.no_batch if batch is None else batch,
-            self._handle,
-            plan,
-            grad,
-            way,
-        )
-
-    def _ticket_of(
-        self, ids: Ids, weights: Tensor | None, grad: bool
-    ) -> Tensor | None:
-        """The ticket of a batch: its own, or that of equal ids which were
-        looked up ahead."""
-        ahead, batch = engine_of(self.store).ahead, ids[4]
-        if batch is None:
-            batch = ahead.find(ids, weights)
-            if batch is None and grad:
-                ahead.miss()
-        elif int(batch[0]) < TAKEN and versions(*ids[5]) != int(batch[1]):
-            batch = _looked_up_anew(batch)  # for they changed in between
-            if grad:
-                ahead.miss()
-        return batch
-
-    def _rows_of(self, ids: Ids, place: tuple[int, ...]) -> Tensor:
-        """Unpooled rows of some of the outputs, [n, widest dim]."""
-        keys = ids[0]
-        memo = (*map(str, place), "|", *keys)
-        plan = self._row_plans.get(memo)
-        if plan is None:
-            plan = self._row_plans[memo] = self._make_plan(
-                _core.PLAN_ROWS, keys, [self.outputs[i] for i in place]
-            )
-        engine = engine_of(self.store)
-        grad = self._may_train()
-        anchor = engine.anchor if grad else engine.still
-        batch = engine.no_batch if ids[4] is None else _looked_up_anew(ids[4])
-        return pull(
-            ids[1],
-            ids[2],
-            None,
-            anchor,
-            batch,
-            self._handle,
-            plan,
-            grad,
-        )
-
-    def _shape_alone(self, ids: Ids) -> bool:
-        """Whether the output has a shape and no values."""
-        return bool(ids[1].is_meta) or self.device.type == "meta"
-
-    def _no_values(self, shape: tuple[int, int]) -> Tensor:
-        return torch.empty(shape, dtype=self._output_dtype, device="meta")
-
-    def _on_cpu(self, ids: Ids) -> Ids:
-        """The batch with its tensors on the CPU."""
-        keys, values, offsets, weights, ticket, given = ids
-        engine_of(self.store).counts["cuda_ids_copied"] += values.numel()
-        return (
-            keys,
-            values.cpu(),
-            None if offsets is None else offsets.cpu(),
-            None if weights is None else weights.cpu(),
-            ticket,
-            given,
-        )
-
-    def _placed(self, out: Tensor, ids_device: torch.device) -> Tensor:
-        """The output on the module's device, in its dtype."""
-        device = self._device or ids_device
-        if device.type != "cpu" or self._output_dtype != torch.float32:
-            return out.to(device=device, dtype=self._output_dtype)
-        return out
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Collection:
-        """``.to(device)`` moves the output; the tables stay."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        here = self.device
-        meta = here.type == "meta"  # from where torch moves nothing
-        there = fn(torch.zeros(0, device="cpu" if meta else here)).device
-        if there != here:
-            self._device = there
-        return self
-
-    @property
-    def trains(self) -> bool:
-        """Whether a lookup with gradient updates rows."""
-        return self._trainable and not self._frozen
-
-    @property
-    def device(self) -> torch.device:
-        """Where the output goes."""
-        return self._device or torch.device("cpu")
-
-    # ---- state: the schema alone, rows are in the store
-
-    def get_extra_state(self) -> Tensor:
-        """Which rows belong to the state, uint8 [n]: ``store.save`` saves
-        them.
-        """
-        return state_of(self.store, self._configs)
-
-    def set_extra_state(self, state: Any) -> None:
-        """Checks that the rows of a ``state_dict()`` are in the store."""
-        check_state(self.store, self._configs, type(self).__name__, state)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        for name in (
-            "_plans",
-            "_first_plan",
-            "_row_plans",
-            "_numbers",
-            "_handle",
-        ):
-            state.pop(name, None)
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._connect()
-
-    def extra_repr(self) -> str:
-        return ", ".join(
-            f"{c.name}: {c.embedding_dim} <- {list(c.feature_names)}"
-            for c in self._configs
-        )
-
-
-def _freezing(
-    plain: Callable[[nn.Module, bool], nn.Module],
-) -> Callable[[nn.Module, bool], nn.Module]:
-    """torch's ``Module.requires_grad_`` that reaches the tables, too: they
-    are no parameters, and torch asks parameters alone."""
-
-    @functools.wraps(plain)
-    def requires_grad_(
-        self: nn.Module, requires_grad: bool = True
-    ) -> nn.Module:
-        for module in self.modules():
-            if isinstance(module, Collection):
-                module._frozen = not requires_grad
-        return plain(self, requires_grad)
-
-    return requires_grad_
-
-
-nn.Module.requires_grad_ = _freezing(  # type: ignore[method-assign,assignment]
-    nn.Module.requires_grad_
-)
-
-
-@constant_while_tracing
-def _plan_for_graph(handle: int, first: int, keys: tuple[str, ...]) -> int:
-    """A plan made while a compiler traces: a constant of its arguments."""
-    module = modules[handle, first]
-    assert isinstance(module, Collection)
-    return module._make_plan(module._kind, keys)
-
-
-def _fp16_autocast() -> bool:
-    for device in ("cuda", "cpu"):
-        if (
-            torch.is_autocast_enabled(device)
-            and torch.get_autocast_dtype(device) == torch.float16
-        ):
-            return True
-    return False
 
 
 class EmbeddingBagCollection(Collection):
@@ -467,6 +84,7 @@ class EmbeddingBagCollection(Collection):
             padding_value=padding_value,
         )
         self._is_weighted = is_weighted
+        self._on_device: OnDevice | None = None
 
     @property
     def embedding_bags(self) -> dict[str, TableView]:
@@ -499,12 +117,47 @@ class EmbeddingBagCollection(Collection):
         ):
             out = self._pool_in_torch(ids, weights)
         else:
-            out = self._lookup(ids, weights, self._way(device))
+            out = self._pooled(ids, weights, self._way(device))
         out = self._placed(out, device)
         inverse = getattr(features, "inverse_indices_or_none", None)
         if inverse is not None and inverse() is not None:
             out = self._expanded(out, *inverse())
         return KeyedTensor(self._names, self._dims, out)
+
+    def _pooled(
+        self, ids: Ids, weights: Tensor | None, way: Way | None
+    ) -> Tensor:
+        """Pooled values; where they go to a device, and fewer bytes travel
+        so, from distinct rows there."""
+        out = None
+        if way is not None:
+            grad = self._may_train()
+            out = self._device_pool(way.link).look_up(
+                ids,
+                weights,
+                way,
+                self._ticket_of(ids, weights, grad),
+                self._plan_of(ids[0]),
+            )
+        return self._lookup(ids, weights, way) if out is None else out
+
+    def _start(
+        self, ids: Ids, weights: Tensor | None, way: Way | None, number: int
+    ) -> None:
+        plan = self._plan_of(ids[0])
+        if way is None or not self._device_pool(way.link).look_ahead(
+            ids, weights, way, number, plan
+        ):
+            super()._start(ids, weights, way, number)
+
+    def _device_pool(self, link: Link) -> OnDevice:
+        if self._on_device is None or self._on_device.link is not link:
+            rows = TableRows([as_rows(c) for c in self._configs], self, link)
+            self._on_device = OnDevice(self, rows, link)
+        return self._on_device
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_on_device": None}
 
     def _expanded(
         self, out: Tensor, keys: Sequence[str], index: Tensor
@@ -580,11 +233,6 @@ class EmbeddingBagCollection(Collection):
         return torch.cat(
             [part for _, part in sorted(parts, key=lambda p: p[0])], 1
         )
-
-
-def _looked_up_anew(batch: Tensor) -> Tensor:
-    """The ticket of a batch whose lookup does not fit."""
-    return torch.stack((batch[0], torch.tensor(-1, device="cpu")))
 
 
 def _bags_of(keys: tuple[str, ...], offsets: Tensor, n: int) -> Tensor:

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from persia import _core, errors
+from persia import errors
 from persia.base.torch_private import in_backward
-from persia.data.ids import device_of, unpack
 from persia.data.jagged import JaggedBatch
-from persia.nn.collections import Collection, EmbeddingCollection
+from persia.nn.collections import EmbeddingCollection
+from persia.nn.lookups import TableRows
 from persia.store.ahead import LookedUp
-from persia.store.configs import EmbeddingConfig, TableConfig
+from persia.store.configs import TableConfig
 
 __all__ = ["Given", "Joined"]
 
@@ -59,36 +59,26 @@ class _Call:
             return torch.empty(0, dtype=torch.int64, device="cpu")
 
 
-class _Tables(Collection):
-    """The tables of all calls, one feature a call, rows of any dim."""
-
-    _config_class = EmbeddingConfig
-    _kind = _core.PLAN_ROWS
+class _Tables(TableRows):
+    """The tables of all calls, one feature a call."""
 
     def __init__(self, calls: Sequence[_Call]) -> None:
         tables: dict[str, list[str]] = {}
         self._still: set[str] = set()  # ids whose rows have no gradient
         for i, call in enumerate(calls):
-            (config,) = call.rows.embedding_configs()
+            (config,) = call.rows.tables
             names = tables.setdefault(config.name, [])
             names.append(f"{i}")
             if call.padding is not None:
                 names.append(f"{i}/padding")
                 self._still.add(f"{i}/padding")
-        configs = {
-            c.name: c for call in calls for c in call.rows.embedding_configs()
-        }
-        first = calls[0].rows
+        configs = {c.name: c for call in calls for c in call.rows.tables}
         super().__init__(
             [
                 dataclasses.replace(configs[name], feature_names=features)
                 for name, features in tables.items()
             ],
-            store=first.store,
-            optimizer=None,
-            device=None,
-            output_dtype=torch.float32,
-            padding_value=None,
+            owner=calls[0].rows,
         )
 
     def _connect(self) -> None:
@@ -97,16 +87,6 @@ class _Tables(Collection):
             for name, feature, config in self.outputs
         ]
         super()._connect()
-
-    def look_up(self, ids: JaggedBatch) -> Tensor:
-        """[n, the widest dim] of all ids, in their order."""
-        taken = unpack(ids, None)
-        device = device_of(ids, taken)
-        if taken[1].device.type != "cpu":
-            taken = self._on_cpu(taken)
-        return self._placed(
-            self._lookup(taken, None, self._way(device)), device
-        )
 
 
 def _still(config: TableConfig) -> TableConfig:
@@ -169,7 +149,7 @@ class Given:
                 return None
             parts = self._parts[grad] = self._look_up(grad)
         self.used.add(call)
-        (config,) = call.rows.embedding_configs()
+        (config,) = call.rows.tables
         return parts[name][:, : config.embedding_dim]
 
     def _look_up(self, grad: bool) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from persia.nn.collections import Collection
+    from persia.nn.lookups import Collection
     from persia.store.configs import TableConfig
 
 __all__ = ["TableView", "views_of"]

@@ -1,7 +1,8 @@
 """Distinct rows of a batch that are pooled on the device: where ids repeat,
 fewer bytes travel so than as pooled values.
 
-No module chooses this way by itself yet, see docs/howto/gpu.md.
+Rows travel as float32, so that the output has the bits of one that was
+pooled on the host.
 """
 
 from __future__ import annotations
@@ -79,11 +80,11 @@ class Grouped:
         inverse, bounds, _ = self.places
         return bool(
             ops.rows_travel_v1(
-                self.bags * out.columns,
+                self.bags * out.columns * bytes_ // 4,
                 len(self.ids) * out.width,
                 len(inverse),
                 max(len(bounds) - 1, 0),
-                bytes_,
+                4,
             )
         )
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from persia import _core, errors
 from persia.base.check import whole
 from persia.data.jagged import JaggedBatch, skip
-from persia.nn.collections import Collection
 from persia.nn.embedding import tables_of
 from persia.nn.joined import Given, Joined
+from persia.nn.lookups import Collection
 from persia.store.ahead import LookedUp
 from persia.store.engine import Engine, engine_of
 from persia.store.operators import TAKEN

@@ -19,7 +19,8 @@ from persia.distributed.addresses import (
     resolve_workers,
 )
 from persia.distributed.security import Security
-from persia.nn.collections import Collection, EmbeddingBagCollection
+from persia.nn.collections import EmbeddingBagCollection
+from persia.nn.lookups import Collection
 from persia.store import Store
 from persia.store.configs import TableConfig, pooling_of
 from persia.store.engine import engine_of
