@@ -25,8 +25,8 @@ VARIABLES = {
     "commas between; read by `Store`, `persia train`, `persia serve worker`",
     "PERSIA_WORKERS": "addresses of the embedding workers; read by "
     "`persia.Stream`, `persia.data.Sender`, `persia train`, `persia feed`",
-    "PERSIA_NAMESPACE": "the namespace of the tables; read by `persia status` "
-    "and `persia rows`",
+    "PERSIA_NAMESPACE": "the namespace of the tables; read by `Store`, "
+    "`persia.data.Sender` and all commands with `--namespace`",
     "PERSIA_TLS_CA": "file of the certificate authority of the servers",
     "PERSIA_TLS_CERT": "file of the client's certificate (mutual TLS)",
     "PERSIA_TLS_KEY": "file of its private key",
@@ -208,7 +208,9 @@ def config() -> str:
         rows = []
         for key, field in model.model_fields.items():
             kind = _kind(field.annotation)
-            default = "" if field.default is None else f"`{field.default}`"
+            default = f"`{field.default}`"
+            if field.default is None or field.default_factory:
+                default = ""
             about = _sentence(field.description or "")
             rows.append((f"`{field.alias or key}`", kind, default, about))
         out.append(options(("option", "type", "default", ""), *rows) + "\n")

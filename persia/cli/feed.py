@@ -46,8 +46,10 @@ class FeedConfig(pydantic.BaseModel):
         description="host:port of embedding workers, with commas between "
         "(default: PERSIA_WORKERS).",
     )
-    namespace: str = Field(
-        "default", description="That of the workers: the name of the job."
+    namespace: str | None = Field(
+        None,
+        description="That of the workers: the name of the job (default: "
+        "PERSIA_NAMESPACE, else default).",
     )
     shard: str = Field(
         "0/1",

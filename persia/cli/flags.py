@@ -69,7 +69,8 @@ def positional(data: str | None, flags: Mapping[str, Any]) -> dict[str, str]:
 def _parameter(
     name: str, field: FieldInfo, panel: str | None
 ) -> inspect.Parameter:
-    required, default = field.is_required(), field.default
+    required = field.is_required()
+    default = None if field.default_factory else field.default
     if isinstance(default, pydantic.ByteSize):
         default = default.human_readable().replace(".0", "")
     said = "(default: " in (field.description or "")

@@ -13,7 +13,11 @@ from torch import Tensor
 from persia import _core
 from persia.base.check import kind, number
 from persia.data.jagged import Batch, tensors_of
-from persia.distributed.addresses import MESSAGE_LIMIT, resolve_workers
+from persia.distributed.addresses import (
+    MESSAGE_LIMIT,
+    namespace_of,
+    resolve_workers,
+)
 from persia.distributed.security import Security
 
 __all__ = ["Sender"]
@@ -39,7 +43,8 @@ class Sender:
     Args:
         workers: addresses "host:port" of embedding workers, several with
             commas between or as a list. Default: PERSIA_WORKERS.
-        namespace: of the servers and workers.
+        namespace: of the servers and workers; default: PERSIA_NAMESPACE,
+            else "default".
         name: of what it sends. A process that sends the same batches in the
             same order under the same name continues where an earlier one
             ended, wherever that was killed: batches that all servers have are
@@ -63,7 +68,7 @@ class Sender:
         self,
         workers: str | Sequence[str] | None = None,
         *,
-        namespace: str = "default",
+        namespace: str | None = None,
         name: str | None = None,
         timeout: float = 60.0,
         move_after: float | None = None,
@@ -74,7 +79,7 @@ class Sender:
         self._core = _core.Sender(
             {
                 "addresses": addresses,
-                "namespace": kind("namespace", namespace, str, "a string"),
+                "namespace": namespace_of(namespace),
                 "rank": 0,
                 "world": 0,
                 "timeout": timeout,

@@ -16,6 +16,7 @@ __all__ = [
     "WIRE_DTYPES",
     "addresses_of",
     "bracketed",
+    "namespace_of",
     "resolve",
     "resolve_workers",
 ]
@@ -24,6 +25,13 @@ __all__ = [
 WIRE_DTYPES = ("fp32", "fp16", "bf16")
 
 MESSAGE_LIMIT = 256 << 20  # bytes
+
+
+def namespace_of(given: str | None = None) -> str:
+    """What was given, else that of the environment, else "default"."""
+    if given is not None:
+        return kind("namespace", given, str, "a string")
+    return os.environ.get("PERSIA_NAMESPACE") or "default"
 
 
 def resolve_workers(

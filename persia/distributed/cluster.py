@@ -31,6 +31,7 @@ from persia.distributed.addresses import (
     WIRE_DTYPES,
     addresses_of,
     bracketed,
+    namespace_of,
     resolve,
 )
 from persia.distributed.job_security import secure_job
@@ -194,7 +195,7 @@ class Settings:
     :class:`persia.Store`."""
 
     servers: str | tuple[str, ...] | None = None
-    namespace: str = "default"
+    namespace: str = dataclasses.field(default_factory=namespace_of)
     security: Security | None = None
     timeout: float = 60.0
     wire_dtype: str = "fp32"
@@ -221,7 +222,6 @@ class Settings:
                 f"lost is {self.lost!r}, need 'raise' or 'continue'"
             )
         number("timeout", self.timeout, 1e-9, 1e9)
-        kind("namespace", self.namespace, str, "a string")
         if not self.namespace or len(self.namespace.encode()) > 255:
             raise errors.InvalidArgument(
                 f"namespace is {self.namespace!r}, need 1 to 255 bytes"

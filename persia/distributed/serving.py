@@ -15,6 +15,7 @@ import pydantic
 from pydantic import Field
 
 from persia import _core
+from persia.distributed.addresses import namespace_of
 from persia.distributed.security import Security
 
 __all__ = [
@@ -44,10 +45,11 @@ class Listening(pydantic.BaseModel):
         8888, ge=0, le=65535, description="Port to listen on; 0: any."
     )
     namespace: str = Field(
-        "default",
+        default_factory=namespace_of,
         min_length=1,
         max_length=255,
-        description="Name of the job; clients of another one are refused.",
+        description="Name of the job; clients of another one are refused "
+        "(default: PERSIA_NAMESPACE, else default).",
     )
     threads: int | None = Field(
         None,

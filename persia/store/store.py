@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from persia import errors, optim
 from persia.base.check import kind, number, whole
 from persia.base.warning import warn
+from persia.distributed.addresses import namespace_of
 from persia.distributed.cluster import Settings
 from persia.store.configs import (
     TableConfig,
@@ -70,6 +71,8 @@ class Store(Rows, Stats):
             environment variable PERSIA_SERVERS, else "ranks" in a job of
             several ranks, else "embedded".
         namespace: servers: of the tables; all users of them give the same.
+            Default: the environment variable PERSIA_NAMESPACE, else
+            "default".
         security: servers: TLS and tokens; default: as the environment says,
             see :meth:`persia.distributed.Security.from_environment`.
         timeout: seconds after which a server that does not answer is an
@@ -109,7 +112,7 @@ class Store(Rows, Stats):
         nonfinite: str = "raise",
         threads: int | None = None,
         servers: str | Sequence[str] | None = None,
-        namespace: str = "default",
+        namespace: str | None = None,
         security: Security | None = None,
         timeout: float = 60.0,
         wire_dtype: str = "fp32",
@@ -151,7 +154,7 @@ class Store(Rows, Stats):
         kind("grad_division", grad_division, bool, "True or False")
         settings = Settings(
             servers,
-            namespace,
+            namespace_of(namespace),
             security,
             timeout,
             wire_dtype,

@@ -178,9 +178,10 @@ class TrainConfig(pydantic.BaseModel):
         "embedded: in this process (default: PERSIA_SERVERS, else ranks "
         "under torchrun, else embedded).",
     )
-    namespace: str = Field(
-        "default",
-        description="Name of the job; servers of another one refuse.",
+    namespace: str | None = Field(
+        None,
+        description="Name of the job; servers of another one refuse "
+        "(default: PERSIA_NAMESPACE, else default).",
     )
     wire_dtype: Literal["fp32", "fp16", "bf16"] = Field(
         "fp32",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,8 +12,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import persia
 from persia import _core, errors
 from persia.cli.app import app
+from persia.distributed.cluster import Settings
+from persia.distributed.server import ServeConfig
+from persia.distributed.worker import WorkerConfig
+from tests.remote import Servers
 
 
 def test_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,3 +97,27 @@ def test_an_error_is_a_line_or_a_traceback(debug: bool) -> None:
     assert debug or len(done.stderr.splitlines()) == 1
     assert "StorageError" in done.stderr
     assert ("Traceback" in done.stderr) == debug
+
+
+def test_the_namespace_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All parts of a job read it; what is given comes first."""
+    monkeypatch.setenv("PERSIA_NAMESPACE", "job7")
+    assert Settings().namespace == "job7"
+    assert ServeConfig().namespace == WorkerConfig().namespace == "job7"
+    assert ServeConfig(namespace="own").namespace == "own"
+    wide = {"COLUMNS": "200"}
+    for command in (["status"], ["rows", "get"], ["train"], ["feed"]):
+        done = CliRunner().invoke(app, [*command, "--help"], env=wide)
+        assert "PERSIA_NAMESPACE" in done.output
+    with contextlib.closing(Servers(1, "job7")) as servers:
+        for given, refused in ((None, False), ("other", True)):
+            try:
+                persia.Store(servers=servers.text, namespace=given).close()
+            except errors.SchemaMismatch:
+                assert refused
+            else:
+                assert not refused
+    monkeypatch.delenv("PERSIA_NAMESPACE")
+    assert Settings().namespace == ServeConfig().namespace == "default"
