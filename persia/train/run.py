@@ -119,9 +119,11 @@ class Run:
         )
         self._last: Progress | None = None
         self._windows: list[Scores] = []
-        self._scored: tuple[tuple[int, int], Scores] | None = None
+        self._scored: tuple[int, Scores] | None = None  # and the step
         self._ended = False  # the last window was trained
         self._reached: int | None = None  # the step of the target AUC
+        self._judged: int | None = None  # the step of the last score
+        self._gave_up = False  # as no score was better
         self.best = Best(config.best_by, config.early_stop)
         if config.seeks_best and self.test is None:
             raise errors.InvalidArgument(
@@ -220,13 +222,11 @@ class Run:
             done = self.trainer.fit(
                 self.source, self.config.epochs, report, hooks=hooks
             )
-        done |= self._reached is not None or self.best.stalled
+        done |= self._reached is not None or self._gave_up
         if done and begins and not self.trainer.rows:
             raise errors.MalformedData(self._why_nothing())
         if done and self.trainer.rows and self.config.seeks_best:
-            scores = self._score()  # the last model may be the best one
-            if scores is not None and self.best.step != self.trainer.step:
-                self._judge(scores)
+            self._judge()  # the last model may be the best one
         return done
 
     def _fit_windows(
@@ -285,20 +285,23 @@ class Run:
         """Of the samples held out, if there are any; once a step."""
         if self.test is None:
             return None
-        at = self.trainer.step, self.trainer.rows
-        if self._scored is None or self._scored[0] != at:
-            self._scored = at, self.trainer.evaluate(self.test)
+        step = self.trainer.step
+        if self._scored is None or self._scored[0] != step:
+            self._scored = step, self.trainer.evaluate(self.test)
         return self._scored[1]
 
-    def _judge(self, scores: Scores) -> None:
+    def _judge(self) -> None:
         """Notes whether the model is the best so far, and saves it then."""
-        if not self.config.seeks_best:
+        scores, step = self._score(), self.trainer.step
+        if scores is None or step == self._judged:
             return
-        if self.best.update(scores, self.trainer.step):
+        self._judged = step
+        if self.best.update(scores, step):
             if self.config.keep_best:
                 root = best_root(str(self.config.save))
                 self._save(root, 1, self._place())
         elif self.best.stalled:
+            self._gave_up = True
             self.trainer.stop()
 
     def _hooks(self, tell: Callable[[str], object]) -> list[Every]:
@@ -311,7 +314,8 @@ class Run:
             scores = self._score()
             assert scores is not None
             self._tell(f"step {self.trainer.step}", scores, tell)
-            self._judge(scores)
+            if config.seeks_best:
+                self._judge()
 
         hooks = []
         if config.log is not None:
