@@ -394,6 +394,7 @@ class Rank:
         self,
         tables: list[dict[str, Any]],
         features: list[tuple[str, int, int, bool, bool]],
+        ordered: bool,
         /,
     ) -> None: ...
     def next(self) -> Taken: ...

@@ -441,8 +441,10 @@ static PyObject *rank_declare(PyObject *self, PyObject *args)
     PyObject *tables, *features;
     wire_plan plan = {0};
     int rc = 0;
-    if (!PyArg_ParseTuple(args, "OO", &tables, &features))
+    int ordered;
+    if (!PyArg_ParseTuple(args, "OOp", &tables, &features, &ordered))
         return NULL;
+    persia_rank_order(r->rank, ordered);
     int bad = read_tables(tables, &plan) || read_features(features, &plan);
     if (!bad) {
         Py_BEGIN_ALLOW_THREADS
@@ -490,7 +492,8 @@ static PyObject *rank_cancel(PyObject *self, PyObject *unused)
 
 static PyMethodDef rank_methods[] = {
     {"declare", rank_declare, METH_VARARGS,
-     "declare(tables, features)\n--\n\nWhat is wanted of every batch."},
+     "declare(tables, features, ordered)\n--\n\nWhat is wanted of every "
+     "batch; ordered: for steps of all ranks."},
     {"next", rank_next, METH_NOARGS,
      "next() -> Taken\n--\n\nThe next batch; nothing is sent yet."},
     {"counts", rank_counts_of, METH_NOARGS,

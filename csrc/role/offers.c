@@ -8,7 +8,8 @@
 enum { NEVER = OFFER_STATES };
 
 static const unsigned char next[OFFER_STATES][OFFER_EVENTS] = {
-    [OFFER_QUEUED] = {OFFER_LOOKING, NEVER, NEVER, OFFER_RETURNING, NEVER},
+    [OFFER_QUEUED] = {OFFER_LOOKING, NEVER, NEVER, OFFER_RETURNING,
+                      OFFER_DONE},
     [OFFER_LOOKING] = {NEVER, OFFER_LEASED, OFFER_QUEUED, NEVER, OFFER_DONE},
     [OFFER_LEASED] = {OFFER_LOOKING, NEVER, OFFER_QUEUED, OFFER_RETURNING,
                       OFFER_DONE},
@@ -126,10 +127,13 @@ void offer_release(role_service *s, offer *o)
 
 void offer_end(role_service *s, offer *o)
 {
+    const int queued = o->state == OFFER_QUEUED;
     offer_event(o, OFFER_END);
-    offers_remove(&s->leased, o);
-    s->stats.leased--;
-    (void)window_add(&s->leases, o->lease);
+    offers_remove(queued ? &s->queue : &s->leased, o);
+    s->stats.queued -= (uint64_t)queued;
+    s->stats.leased -= (uint64_t)!queued;
+    if (!queued)
+        (void)window_add(&s->leases, o->lease);
     (void)window_add(&o->stream->done, o->m.number);
     drop_index(o);
     if (!o->users)

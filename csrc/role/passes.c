@@ -43,13 +43,20 @@ static int is_asked_first(const role_rank *r, const role_link *other,
            r->at[other - r->c.links].asked != atomic_load(&other->boot);
 }
 
+size_t *pass_home(const role_rank *r, uint64_t place)
+{
+    return &r->homes[(place - 1) % r->c.links_n];
+}
+
 role_link *pass_link(const role_taken *t, int *over)
 {
     role_rank *r = t->r;
     role_link *found = NULL;
     pthread_mutex_lock(&r->lock);
+    const uint64_t first = t->place ? *pass_home(r, t->place) + t->tries
+                                    : t->number - 1 + r->c.rank;
     for (size_t i = 0; i < r->c.links_n; i++) {
-        const size_t at = (t->number - 1 + r->c.rank + i) % r->c.links_n;
+        const size_t at = (first + i) % r->c.links_n;
         role_link *l = &r->c.links[at];
         if (r->at[at].ended < t->pass && !link_is_away(l) &&
             (!found || is_asked_first(r, l, found)))

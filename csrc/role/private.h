@@ -30,7 +30,7 @@ enum {
  * leads to (a blank: it cannot occur there):
  *
  *              TAKE     FOUND   AGAIN   RETURN     END
- *  QUEUED      LOOKING                  RETURNING
+ *  QUEUED      LOOKING                  RETURNING  DONE
  *  LOOKING              LEASED  QUEUED             DONE
  *  LEASED      LOOKING          QUEUED  RETURNING  DONE
  *  RETURNING            LEASED                     DONE
@@ -59,7 +59,8 @@ enum offer_event {
     OFFER_FOUND,  /* it is looked up; or its gradients may come again */
     OFFER_AGAIN,  /* back to the queue */
     OFFER_RETURN, /* its gradients arrive */
-    OFFER_END,    /* trained, skipped, or given up */
+    OFFER_END,    /* trained, skipped, or given up (queued: its epoch is over
+                     for the one rank that may take it) */
     OFFER_EVENTS
 };
 

@@ -349,25 +349,123 @@ static void take_nothing(asking *a, uint32_t status)
     ready_status(a, status);
 }
 
+/* ---- Take by place ---- */
+
+/* What is here of the batches that a Take by place may ask for. */
+typedef struct places {
+    offer *queued; /* the one that it asks for */
+    int leased;    /* that one is leased */
+    int later;     /* there are such that it is to ask for later */
+    int unplaced;  /* loaders do not say their places */
+    int is_done;   /* the one that it asks for */
+} places;
+
+static void look_for_place(const role_service *s, const wire_take *m,
+                           uint64_t epoch, offer *list, places *out)
+{
+    for (offer *o = list; o; o = o->next) {
+        if (o->epoch != epoch)
+            continue;
+        out->unplaced |= !o->m.place;
+        out->later |= o->m.place > m->place && s->world &&
+                      (o->m.place - m->place) % s->world == 0;
+        /* Numbers of an epoch follow one another. */
+        out->is_done |= window_has(&o->stream->done,
+                                   o->m.number - o->m.place + m->place);
+        if (o->m.place != m->place)
+            continue;
+        if (o->state == OFFER_QUEUED)
+            out->queued = o;
+        else
+            out->leased = 1;
+    }
+}
+
+/* Only this rank would take them, and it is in a later epoch. */
+static void give_up_earlier(role_service *s, const wire_take *m,
+                            uint64_t epoch)
+{
+    for (offer *o = s->queue, *next; o; o = next) {
+        next = o->next;
+        if (o->epoch >= epoch || !s->world || !o->m.place ||
+            (o->m.place - 1) % s->world != m->rank)
+            continue;
+        s->stats.given_up++;
+        offer_end(s, o);
+    }
+}
+
+static int check_places(const role_service *s, const places *p)
+{
+    if (s->config.loaders > 1)
+        return persia_err_set(PERSIA_EARG,
+                              "steps of all ranks (staleness=0) take the "
+                              "batches of one data loader, and this worker "
+                              "is of %u: start it with --loaders 1, or use a "
+                              "staleness of 1 or more",
+                              s->config.loaders);
+    if (p->unplaced)
+        return persia_err_set(PERSIA_EARG,
+                              "steps of all ranks (staleness=0) need the "
+                              "place of each batch, and the data loader does "
+                              "not send it: see SubmitRequest.place");
+    return PERSIA_OK;
+}
+
+static int is_over(asking *a, uint64_t epoch)
+{
+    role_service *s = a->s;
+    if (!epoch_is_over(s, epoch, (int)a->m.take.begun))
+        return 0;
+    s->over = epoch > s->over ? epoch : s->over;
+    return 1;
+}
+
+/* The batch of a place is of one rank: no other one may have it. */
+static int take_place(asking *a)
+{
+    role_service *s = a->s;
+    const wire_take *m = &a->m.take;
+    const uint64_t epoch = epoch_of(s, m);
+    places p = {0};
+    give_up_earlier(s, m, epoch);
+    look_for_place(s, m, epoch, s->queue, &p);
+    look_for_place(s, m, epoch, s->leased, &p);
+    if (check_places(s, &p))
+        ready_error(a, PERSIA_EARG);
+    else if (p.queued && atomic_load(&s->declared) &&
+             !rank_has(rank_find(s, m->rank), p.queued))
+        lease(a, p.queued);
+    else if (!p.queued && !p.leased && p.is_done)
+        take_nothing(a, TAKE_DONE);
+    else if (!p.queued && !p.leased && !p.later && is_over(a, epoch))
+        take_nothing(a, TAKE_END);
+    else if (m->look)
+        take_nothing(a, TAKE_EMPTY);
+    else
+        return 0;
+    return 1;
+}
+
 /* 0: it has to wait. */
 static int take_enter(asking *a)
 {
     role_service *s = a->s;
     const uint64_t epoch = epoch_of(s, &a->m.take), now = persia_clock_ns();
     int left = 0;
+    if (a->m.take.place)
+        return take_place(a);
     offer *o = atomic_load(&s->declared) ? s->queue : NULL;
     while (o && (o->epoch > epoch || is_withheld(s, o, now))) {
         left |= o->epoch <= epoch;
         o = o->next;
     }
-    if (o) {
+    if (o)
         lease(a, o);
-    } else if (!left && epoch_is_over(s, epoch, (int)a->m.take.begun)) {
-        s->over = epoch > s->over ? epoch : s->over;
+    else if (!left && is_over(a, epoch))
         take_nothing(a, TAKE_END);
-    } else {
+    else
         return 0;
-    }
     return 1;
 }
 

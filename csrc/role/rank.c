@@ -3,6 +3,10 @@
  * Take k is of worker (k - 1 + rank) mod K, or of the next one that is there:
  * with one loader, which sends its batches to the workers in turn, one rank
  * gets them in their order.  passes.c: which pass that is.
+ *
+ * In steps of all ranks a Take names the place of its batch.  It goes to the
+ * worker where the loader sends that place, and waits there; then it looks at
+ * the others.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,6 +31,8 @@ static void rank_free(role_rank *r)
     }
     persia_wire_memory_free(&r->plan_memory);
     pthread_mutex_destroy(&r->lock);
+    pthread_mutex_destroy(&r->in_order);
+    free(r->homes);
     free(r->at);
     free(r);
 }
@@ -57,10 +63,15 @@ int persia_rank_open(const role_client_config *config, role_rank **out)
     r->lost = config->lost;
     r->generation = r->pass = 1;
     persia_wire_memory_init(&r->plan_memory);
+    r->place = r->used = (uint64_t)config->rank + 1;
     pthread_mutex_init(&r->lock, NULL);
+    pthread_mutex_init(&r->in_order, NULL);
     int rc = role_client_open(config, &r->c);
-    if (!rc && !(r->at = calloc(r->c.links_n, sizeof *r->at)))
+    if (!rc && (!(r->at = calloc(r->c.links_n, sizeof *r->at)) ||
+                !(r->homes = calloc(r->c.links_n, sizeof *r->homes))))
         rc = persia_err_set(PERSIA_ENOMEM, "no memory for a rank");
+    for (size_t i = 0; i < r->c.links_n && !rc; i++)
+        r->homes[i] = i;
     if (!rc)
         rc = role_client_start(&r->c, NULL, NULL);
     if (rc) {
@@ -80,8 +91,19 @@ void persia_rank_close(role_rank *r)
 void persia_rank_cancel(role_rank *r)
 {
     pthread_mutex_lock(&r->lock);
-    r->pass += (uint64_t)pass_is_over(r, r->pass);
+    if (pass_is_over(r, r->pass)) {
+        r->pass++;
+        r->used = (uint64_t)r->c.rank + 1;
+    }
+    r->place = r->used;
     r->generation++;
+    pthread_mutex_unlock(&r->lock);
+}
+
+void persia_rank_order(role_rank *r, int ordered)
+{
+    pthread_mutex_lock(&r->lock);
+    r->ordered = ordered;
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -230,7 +252,8 @@ static int check_reply(const role_taken *t)
 {
     const wire_plan *p = &t->r->plan;
     const wire_take_reply *m = &t->m;
-    if (m->status == TAKE_EMPTY || m->status == TAKE_END)
+    if (m->status == TAKE_EMPTY || m->status == TAKE_END ||
+        (m->status == TAKE_DONE && t->place))
         return PERSIA_OK;
     size_t pooled = 0, keys = 0;
     int good = m->status == TAKE_BATCH;
@@ -273,6 +296,9 @@ static int ask(role_taken *t)
     m.held = pass_held(r, t->from, &m.held_n);
     pthread_mutex_lock(&r->lock);
     m.begun = r->begun == t->pass;
+    m.place = t->place;
+    m.look = t->place &&
+             t->from != &r->c.links[*pass_home(r, t->place)];
     pthread_mutex_unlock(&r->lock);
     t->boot = m.caller.boot;
     persia_wire_out_init(&o);
@@ -317,10 +343,48 @@ static void give_back(role_taken *t, uint32_t reason)
     link_send(t->from, ROLE_RETURN, &o, RPC_NS, rank_put, t->r);
 }
 
+/* Whether a batch that came is that of this Take, whose pass may have ended
+ * meanwhile.  By place: then the next Take is of the next place. */
+static int accept(role_taken *t, int own)
+{
+    role_rank *r = t->r;
+    if (!t->place)
+        return own;
+    pthread_mutex_lock(&r->lock);
+    own = own && t->generation == r->generation;
+    if (own) {
+        r->place = t->place + r->c.world;
+        *pass_home(r, t->place) = (size_t)(t->from - r->c.links);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return own;
+}
+
+/* The batch of this place needs no training. */
+static void pass_over(role_taken *t)
+{
+    role_rank *r = t->r;
+    pthread_mutex_lock(&r->lock);
+    if (t->generation == r->generation)
+        r->place = t->place + r->c.world;
+    pthread_mutex_unlock(&r->lock);
+    t->tries = 0;
+}
+
+/* The place that is next. */
+static void choose_place(role_taken *t)
+{
+    role_rank *r = t->r;
+    pthread_mutex_lock(&r->lock);
+    t->place = r->ordered ? r->place : 0;
+    pthread_mutex_unlock(&r->lock);
+}
+
 /* One Take; *taken: the batch, or the end of the pass, is there. */
 static int take_once(role_taken *t, int *taken)
 {
     int over;
+    choose_place(t);
     t->from = pass_link(t, &over);
     if (!t->from && over) {
         t->m = (wire_take_reply){.status = TAKE_END};
@@ -338,10 +402,13 @@ static int take_once(role_taken *t, int *taken)
     if (rc)
         return link_failed(&t->r->c, t->from, rc) ? PERSIA_OK : rc;
     const int own = pass_learn(t);
-    if (t->m.status == TAKE_BATCH && !own)
+    t->tries++;
+    if (t->m.status == TAKE_BATCH && !accept(t, own))
         give_back(t, RETURN_UNUSED);
     else if (t->m.status == TAKE_BATCH)
         *taken = 1;
+    else if (t->m.status == TAKE_DONE)
+        pass_over(t);
     else if (t->m.status == TAKE_EMPTY)
         pause_a_little();
     return PERSIA_OK;
@@ -374,6 +441,21 @@ static int take(role_taken *t)
     return PERSIA_OK;
 }
 
+/* Takes by place follow one another: a later one asks for a later batch. */
+static int take_in_order(role_taken *t)
+{
+    role_rank *r = t->r;
+    pthread_mutex_lock(&r->lock);
+    const int ordered = r->ordered;
+    pthread_mutex_unlock(&r->lock);
+    if (!ordered)
+        return take(t);
+    pthread_mutex_lock(&r->in_order);
+    int rc = take(t);
+    pthread_mutex_unlock(&r->in_order);
+    return rc;
+}
+
 /* ---- the end of a batch ---- */
 
 static void drop(void *source)
@@ -395,7 +477,12 @@ void persia_taken_put(role_taken *t)
 
 void persia_taken_use(role_taken *t)
 {
+    role_rank *r = t->r;
     atomic_store(&t->used, 1);
+    pthread_mutex_lock(&r->lock);
+    if (t->place && t->generation == r->generation)
+        r->used = t->place + r->c.world;
+    pthread_mutex_unlock(&r->lock);
 }
 
 const wire_take_reply *persia_taken_reply(const role_taken *t)
@@ -426,7 +513,7 @@ void *persia_taken_bytes(role_taken *t, size_t *n)
 static int run_lookup(void *owner)
 {
     role_taken *t = owner;
-    int rc = take(t);
+    int rc = take_in_order(t);
     if (rc || t->m.status != TAKE_BATCH)
         return rc;
     atomic_store(&t->has_lease, 1);

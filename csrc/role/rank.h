@@ -37,11 +37,16 @@ struct role_rank {
     _Atomic(unsigned) references; /* of the caller, batches, messages */
     wire_plan plan;           /* constant once declared */
     wire_memory plan_memory;
+    pthread_mutex_t in_order; /* one Take by place at a time */
     pthread_mutex_t lock;     /* guards all below */
     uint64_t number;          /* of the last Take */
     uint64_t generation;      /* that are not cancelled */
     uint64_t pass;            /* that is open, from 1 */
     uint64_t begun;           /* the last pass that had a batch */
+    int ordered;              /* Takes are by place: see persia_rank_order() */
+    uint64_t place;           /* of the next one, from 1 */
+    uint64_t used;            /* ... behind the last that the loop has */
+    size_t *homes;            /* [links] link of the places of a remainder */
     at_link *at;              /* [links] */
     rank_stream *streams;
     role_taken *held;         /* whose gradients workers wait for */
@@ -54,6 +59,8 @@ struct role_taken {
     uint64_t boot;        /* of the worker that gave it */
     _Atomic(unsigned) references;
     uint64_t number, generation, pass;
+    uint64_t place;       /* that it asks for; 0: any */
+    size_t tries;         /* links that do not have that one */
     index_pool *pool;     /* of the store that looks it up */
     batch_index *index;   /* of the store's lookup */
     wire_take_reply m;
@@ -87,6 +94,9 @@ wire_return rank_return(const role_taken *t, uint32_t reason);
 /* Whether a pass has ended at all workers but those that have been away for
  * long.  The rank's lock is held. */
 int pass_is_over(const role_rank *r, uint64_t pass);
+/* The link that had the last batch whose place has this remainder by the
+ * number of links: loaders go by it, too. */
+size_t *pass_home(const role_rank *r, uint64_t place);
 /* The worker for this Take.  NULL, and not *over: the pass has ended at all
  * that are there, but may begin again there with what loaders move. */
 role_link *pass_link(const role_taken *t, int *over);

@@ -84,6 +84,9 @@ PERSIA_API int persia_rank_open(const role_client_config *config,
 PERSIA_API void persia_rank_close(role_rank *r);
 /* What is wanted of every batch, at all workers.  It is copied. */
 PERSIA_API int persia_rank_declare(role_rank *r, const wire_plan *plan);
+/* From now on each Take is of the next batch whose place in the epoch is rank,
+ * rank + world, ...: for steps of all ranks. */
+PERSIA_API void persia_rank_order(role_rank *r, int ordered);
 /* Takes that wait end with PERSIA_ECLOSED, and their batches
  * are offered again.  Those that follow are of the next pass if this one has
  * ended. */

@@ -32,6 +32,7 @@ struct role_sender {
     kept *kept, **kept_end;
     uint64_t pin;         /* number of the batch that is being sent again */
     uint64_t number;      /* of the last batch */
+    uint64_t before;      /* of the last one of earlier epochs */
     uint64_t epoch;       /* of the next one, from 1 */
     uint64_t unsure;      /* numbers up to it an earlier process may have
                              sent */
@@ -401,6 +402,7 @@ static int name_batch(role_sender *s, wire_submit *m)
     pthread_mutex_lock(&s->lock);
     m->stream = s->stream;
     m->number = s->number + 1;
+    m->place = m->number - s->before;
     m->epoch = s->epoch;
     m->attempt = m->number <= s->unsure ? 2 : 1;
     m->settled = 0;
@@ -411,7 +413,7 @@ static int name_batch(role_sender *s, wire_submit *m)
 
 static int send_next(role_sender *s, wire_submit *m)
 {
-    size_t at = s->number % s->c.links_n;
+    size_t at = (s->number - s->before) % s->c.links_n;
     if (s->broken)
         return persia_err_set(PERSIA_ECLOSED,
                               "it is not known whether the last batch was "
@@ -445,6 +447,7 @@ int persia_sender_end(role_sender *s)
     const uint64_t until = persia_clock_ns() + s->c.timeout_ns;
     pthread_mutex_lock(&s->lock);
     s->epoch++;
+    s->before = s->number;
     pthread_mutex_unlock(&s->lock);
     for (size_t i = 0, heard = 0; i < s->c.links_n || !heard; i++) {
         role_link *l = &s->c.links[i % s->c.links_n];

@@ -110,7 +110,7 @@ void batch_end(batches *all, batch *b)
     int handed = b->state == BATCH_ASKED || batch_is_taken(b);
     batch_event(b, BATCH_END);
     all->owed += b->pass->number && b->pass->sync == 2 && handed &&
-                 !was_updated(b);
+                 !b->is_end && !was_updated(b);
 }
 
 int batch_was_dropped(const batch *b)

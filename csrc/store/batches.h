@@ -93,6 +93,7 @@ typedef struct batch {
     uint64_t place;    /* see batches.places; 0: it has none */
     enum batch_state state;
     lookup *lookups;
+    int is_end;        /* there is none: the source has ended */
     unsigned users;    /* threads that use a lookup; not freed meanwhile */
     uint64_t after;    /* its lookups wait for this update at the shards */
     uint64_t seen;     /* batches.trained that its lookups see */

@@ -122,6 +122,7 @@ int prefetch_taken(prefetch *p, uint64_t number, int reads,
         pthread_mutex_lock(&p->lock);
         if (!rc && *l->want.index)
             *index = persia_batch_index_get(*l->want.index);
+        b->is_end |= !rc && !*l->want.index;
         b->users--;
         p->stats.prefetched += (uint64_t)reads;
         pthread_cond_broadcast(&p->moved);

@@ -544,10 +544,11 @@ static const wire_field submit_fields[] = {
         .type = &batch_weights_type),
     [20] = F(wire_submit, attempt, U32, "attempt", .limit = UINT32_MAX),
     [21] = F(wire_submit, epoch, U64, "epoch"),
+    [22] = F(wire_submit, place, U64, "place"),
 };
 static const wire_type submit_type = {
     .name = "SubmitRequest", .size = sizeof(wire_submit),
-    .fields = submit_fields, .fields_n = 21, .check = at_check_submit
+    .fields = submit_fields, .fields_n = 22, .check = at_check_submit
 };
 
 static const wire_field heartbeat_fields[] = {
@@ -590,10 +591,12 @@ static const wire_field take_fields[] = {
     [20] = F(wire_take, held, MESSAGES, "held", COUNT(wire_take, held_n),
         .limit = 1024, .type = &batch_name_type),
     [21] = F(wire_take, begun, U32, "begun", .limit = 1),
+    [22] = F(wire_take, place, U64, "place"),
+    [23] = F(wire_take, look, U32, "look", .limit = 1),
 };
 static const wire_type take_type = {
     .name = "TakeRequest", .size = sizeof(wire_take), .fields = take_fields,
-    .fields_n = 21, .dtype = 5, .check = at_check_take
+    .fields_n = 23, .dtype = 5, .check = at_check_take
 };
 
 static const wire_field row_ids_fields[] = {
@@ -617,7 +620,7 @@ static const wire_type row_offsets_type = {
 };
 
 static const wire_field take_reply_fields[] = {
-    [1] = F(wire_take_reply, status, U32, "status", .limit = 2),
+    [1] = F(wire_take_reply, status, U32, "status", .limit = 3),
     [2] = F(wire_take_reply, lease, FIXED64, "lease"),
     [3] = F(wire_take_reply, stream, FIXED64, "stream"),
     [4] = F(wire_take_reply, number, U64, "number"),

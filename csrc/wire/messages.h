@@ -19,7 +19,7 @@ enum {
     WIRE_SHAPE_MAX = 16,
     WIRE_BATCHES_MAX = 1024,
     WIRE_HELD_MAX = 1024,
-    WIRE_FIELDS_MAX = 22
+    WIRE_FIELDS_MAX = 23
 };
 
 /* Numbers of the methods; X(METHOD, Name). */
@@ -87,6 +87,8 @@ enum role_take_status {
     TAKE_BATCH,
     TAKE_EMPTY, /* ask again */
     TAKE_END, /* of the pass */
+    /* the batch of this place needs no training: ask for the next */
+    TAKE_DONE,
 };
 
 enum role_return_reason {
@@ -503,6 +505,8 @@ typedef struct wire_submit {
      * said that they do not have it, or for the time of a lease. */
     uint32_t attempt;
     uint64_t epoch; /* of the loader, from 1 (0: the same) */
+    /* In its epoch, from 1; their numbers follow one another. 0: not known. */
+    uint64_t place;
 } wire_submit;
 
 typedef struct wire_heartbeat {
@@ -538,6 +542,11 @@ typedef struct wire_take {
     wire_batch_name *held; /* by this rank: their gradients come from it */
     size_t held_n;
     uint32_t begun; /* the rank has had batches in this pass */
+    /* The batch of this place in its epoch and no other: for steps of all
+     * ranks, of which rank r takes the places r + 1, r + 1 + world, ... 0: any
+     * batch. */
+    uint64_t place;
+    uint32_t look; /* does not wait for it */
 } wire_take;
 
 /* Each id as its place among the distinct rows of its table. */

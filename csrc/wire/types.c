@@ -215,6 +215,9 @@ int at_check_submit(const wire_at *at, const void *m, uint32_t dtype)
     if (s->settled >= s->number)
         REFUSE("settled", "is %llu, it must be below the number %llu",
                (unsigned long long)s->settled, (unsigned long long)s->number);
+    if (s->place > s->number)
+        REFUSE("place", "is %llu, it must not be above the number %llu",
+               (unsigned long long)s->place, (unsigned long long)s->number);
     if (!bags)
         REFUSE("samples", "%u samples of %zu features are no batch",
                s->samples, s->features_n);

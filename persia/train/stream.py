@@ -129,7 +129,7 @@ def open_pass(
     stream: Stream, modules: Sequence[Collection], staleness: int | None
 ) -> Taking:
     """Begins a pass of these modules."""
-    store = _check(modules, staleness)
+    store = _check(modules)
     last = None if stream._taking is None else stream._taking()
     if last is not None and not last.closed:
         raise errors.InvalidArgument(
@@ -153,13 +153,14 @@ def open_pass(
             )
             for f in features
         ],
+        staleness == 0 and store.world > 1,
     )
     taking = Taking(stream._rank, store, features)
     stream._taking = weakref.ref(taking)
     return taking
 
 
-def _check(modules: Sequence[Collection], staleness: int | None) -> Store:
+def _check(modules: Sequence[Collection]) -> Store:
     """The store of modules that workers can look up for."""
     store = modules[0].store
     if any(module.store is not store for module in modules):
@@ -171,11 +172,6 @@ def _check(modules: Sequence[Collection], staleness: int | None) -> Store:
         raise errors.InvalidArgument(
             "a Stream: the tables are in this process; make the store with "
             "the servers of the embedding workers, Store(servers=...)"
-        )
-    if staleness == 0 and store.world > 1:
-        raise errors.InvalidArgument(
-            "a Stream: staleness=0 does not work over several ranks; use 1 "
-            "or more"
         )
     return store
 

@@ -1,0 +1,87 @@
+"""What the ranks of a job do in tests/system/test_roles_ranks.py.
+
+    torchrun ... roles_ranks.py FOLDER SCENARIO ...
+
+A scenario is NAME=KIND|SERVERS|WORKERS, with commas between addresses:
+without workers the ranks have the batches themselves, and SERVERS may be
+"ranks".  Each makes FOLDER/NAME.RANK.pt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import persia
+from tests.roles import Model, batches, step
+from tests.test_roles_rows import Mixed, weighted
+
+BATCHES = 12  # of an epoch; the ranks divide it
+ODD = 11  # of an epoch; they do not
+MODELS: dict[str, Any] = {"pooled": Model, "rows": Mixed, "odd": Model}
+
+
+def epochs(kind: str) -> list[list[persia.Batch]]:
+    """All batches of a job, by epoch."""
+    source: Callable[..., Iterator[persia.Batch]]
+    source = weighted if kind == "rows" else batches
+    n = ODD if kind == "odd" else BATCHES
+    return [list(source(n, seed)) for seed in range(2)]
+
+
+def everything(store: persia.Store, model: nn.Module) -> dict[str, Any]:
+    """All that was learned."""
+    ids = torch.arange(-20, 20)
+    learned = {name: store.rows_and_state(name, ids) for name in store.tables}
+    return learned | {
+        k: v.detach().clone() for k, v in model.named_parameters()
+    }
+
+
+def train(kind: str, servers: str, workers: str) -> dict[str, Any]:
+    """Two epochs without staleness, an evaluation between them."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    store = persia.Store(
+        persia.optim.Adam(lr=0.05), servers=servers, timeout=30.0
+    )
+    model = MODELS[kind](store)
+    net: Any = model
+    if kind != "odd":
+        net = nn.parallel.DistributedDataParallel(model)
+    dense = torch.optim.SGD(model.parameters(), 0.1)
+    stream: Any = persia.Stream(workers) if workers else None
+    losses = []
+    for epoch in epochs(kind):
+        source = stream if workers else epoch[rank::world]
+        for batch in persia.DataLoader(source, net, staleness=0):
+            losses.append(step(net, batch, dense))
+        store.flush()
+        dist.barrier()
+    out = everything(store, model) | {"losses": losses}
+    dist.barrier()
+    with contextlib.suppress(persia.errors.PersiaError):
+        store.close()
+    return out
+
+
+def main(folder: str, *scenarios: str) -> None:
+    """All of them, one after the other."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for scenario in scenarios:
+        name, _, rest = scenario.partition("=")
+        kind, servers, workers = rest.split("|")
+        out = train(kind, servers, workers)
+        torch.save(out, Path(folder) / f"{name}.{dist.get_rank()}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

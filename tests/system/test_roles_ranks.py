@@ -1,0 +1,141 @@
+"""Four roles with several ranks in step (staleness 0): the same bits wherever
+the work is done.
+
+The oracles: ranks that have the batches and the tables' servers, or the tables
+themselves; and one process that makes one update of the batches of all ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import persia
+from persia import _core
+from persia.data import Sender
+from tests.remote import Servers
+from tests.roles import Workers
+from tests.system import roles_ranks
+from tests.system.processes import environment
+from tests.system.test_ranks import close, same
+from tests.test_roles import in_thread
+
+if not _core.GRPC[0].isdigit():
+    pytest.skip("built without gRPC", allow_module_level=True)
+
+GRID = [(shards, workers) for shards in (1, 2, 3) for workers in (1, 2)]
+
+
+def launch(folder: Path, world: int, *scenarios: str) -> dict[str, list[Any]]:
+    """The results of each scenario, by rank."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(world)]
+    command += [roles_ranks.__file__, str(folder), *scenarios]
+    done = subprocess.run(
+        command,
+        env=environment(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return {
+        name: [torch.load(folder / f"{name}.{r}.pt") for r in range(world)]
+        for name in (s.partition("=")[0] for s in scenarios)
+    }
+
+
+def feed(workers: Workers, kind: str) -> None:
+    """All epochs of a loader."""
+    with Sender(workers.addresses, timeout=30) as sender:
+        for epoch in roles_ranks.epochs(kind):
+            for batch in epoch:
+                sender.send(batch)
+            sender.end()
+        sender.flush(120)
+
+
+@contextlib.contextmanager
+def four_roles(kind: str, shards: int, count: int) -> Iterator[str]:
+    """Servers, workers and a loader for a scenario; its text."""
+    with contextlib.ExitStack() as stack:
+        servers = stack.enter_context(contextlib.closing(Servers(shards)))
+        workers = stack.enter_context(
+            contextlib.closing(Workers(servers.addresses, count))
+        )
+        join = in_thread(lambda: feed(workers, kind))
+        yield f"{kind}|{servers.text}|{','.join(workers.addresses)}"
+        join()
+        sent = sum(map(len, roles_ranks.epochs(kind)))
+        assert workers.stats("trained") == sent
+        assert workers.stats("bytes") == workers.stats("given_up") == 0
+
+
+def run(
+    folder: Path, world: int, kinds: dict[str, list[tuple[int, int]]]
+) -> dict[str, list[Any]]:
+    """By "KIND-SHARDS-WORKERS", "KIND-direct" and "KIND-ranks"."""
+    with contextlib.ExitStack() as stack:
+        scenarios = []
+        for kind, grid in kinds.items():
+            direct = stack.enter_context(contextlib.closing(Servers(2)))
+            scenarios.append(f"{kind}-direct={kind}|{direct.text}|")
+            if kind != "odd" and world > 1:
+                scenarios.append(f"{kind}-ranks={kind}|ranks|")
+            for shards, count in grid:
+                text = stack.enter_context(four_roles(kind, shards, count))
+                scenarios.append(f"{kind}-{shards}-{count}={text}")
+        return launch(folder, world, *scenarios)
+
+
+def one_process(kind: str, world: int) -> dict[str, Any]:
+    """Each step is the mean of the gradients of so many batches."""
+    store = persia.Store(persia.optim.Adam(lr=0.05), update="step")
+    model = roles_ranks.MODELS[kind](store)
+    dense = torch.optim.SGD(model.parameters(), 0.1)
+    for epoch in roles_ranks.epochs(kind):
+        for first in range(0, len(epoch), world):
+            dense.zero_grad()
+            for batch in epoch[first : first + world]:
+                logits = model(batch.dense, batch.ids)
+                loss = torch.nn.functional.binary_cross_entropy_with_logits(
+                    logits, batch.label
+                )
+                (loss / world).backward()
+            dense.step()
+            store.optimizer.step()
+    return roles_ranks.everything(store, model)
+
+
+def check(results: dict[str, list[Any]], kind: str, world: int) -> None:
+    """The bits of direct mode on every rank, which are those of one process
+    within rounding."""
+    want = results[f"{kind}-direct"]
+    expected = one_process(kind, world) if kind != "odd" else {}
+    for name, got in results.items():
+        if not name.startswith(f"{kind}-"):
+            continue
+        for mine, theirs in zip(got, want, strict=True):
+            assert len(mine["losses"]) == len(theirs["losses"]) > 0
+            assert same(mine, theirs), name
+    for key, value in expected.items():
+        assert close(want[0][key], value), key
+
+
+@pytest.mark.timeout(300)
+def test_the_same_bits_over_two_ranks(tmp_path: Path) -> None:
+    """Direct, on the ranks, and four roles with 1 to 3 servers and 1 or 2
+    workers, of which some features travel as rows."""
+    kinds = {"pooled": GRID, "rows": [(2, 2)], "odd": [(2, 2)]}
+    results = run(tmp_path, 2, kinds)
+    for kind in kinds:
+        check(results, kind, 2)
