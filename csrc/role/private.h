@@ -5,6 +5,7 @@
  *   queue.c    ranks, batches; what waits
  *   offers.c   the states of a batch
  *   work.c     lookups and updates
+ *   ledgers.c  what servers have
  *   rows.c     tables whose rows go to the ranks
  */
 #ifndef PERSIA_ROLE_PRIVATE_H
@@ -76,6 +77,7 @@ typedef struct role_stream {
     window came, done; /* numbers behind it */
     uint64_t rings[2][ROLE_WINDOW / 64];
     size_t offers;     /* that are not freed */
+    int settling;      /* servers are asked which of them they have */
     uint64_t used;     /* when it was heard of last */
     int lost;          /* code of lost_text, for the next Return; or 0 */
     char lost_text[512];
@@ -127,6 +129,7 @@ typedef struct offer {
     uint64_t epoch;     /* as this worker counts */
     uint64_t since;     /* of its arrival */
     unsigned offers;    /* that ended without its gradients */
+    int settled;        /* of attempt 2: servers do not have it */
     /* Of its lease: */
     uint64_t lease;
     uint32_t rank;
@@ -308,10 +311,19 @@ id_batch row_ids_batch(const role_service *s, const row_ids *ids);
 void work_declare(void *asking_of_plan);
 void work_take(void *asking_of_take);
 void work_return(void *asking_of_return);
-/* A loader's Hello: what all servers have of its stream. */
-void work_hello(void *asking_of_hello);
-/* A Return of a batch that is not here. */
-void work_unknown(void *asking_of_return);
 void work_sums(void *asking_of_return);
+
+/* ---- ledgers.c ---- */
+
+/* A job: a loader's Hello: what all servers have of its stream. */
+void work_hello(void *asking_of_hello);
+/* A job: a Return of a batch that is not here. */
+void work_unknown(void *asking_of_return);
+/* Whether no rank needs a batch: a loader sends again what it does not know to
+ * be trained. */
+int ledger_has_offer(role_service *s, const offer *o, int *have);
+/* Asks about those of the queue that were sent again, and ends those that
+ * servers have: no rank may ask for them any more.  The lock is held. */
+void ledger_settle(role_service *s);
 
 #endif

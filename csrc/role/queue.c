@@ -381,14 +381,18 @@ static void look_for_place(const role_service *s, const wire_take *m,
     }
 }
 
-/* Only this rank would take them, and it is in a later epoch. */
+/* Only this rank would take them, and it asks for a later one.  Of what was
+ * sent again servers are asked first. */
 static void give_up_earlier(role_service *s, const wire_take *m,
                             uint64_t epoch)
 {
     for (offer *o = s->queue, *next; o; o = next) {
         next = o->next;
-        if (o->epoch >= epoch || !s->world || !o->m.place ||
-            (o->m.place - 1) % s->world != m->rank)
+        if (o->epoch > epoch || (o->epoch == epoch && o->m.place >= m->place))
+            continue;
+        if (!s->world || !o->m.place ||
+            (o->m.place - 1) % s->world != m->rank ||
+            (o->m.attempt > 1 && !o->settled))
             continue;
         s->stats.given_up++;
         offer_end(s, o);
@@ -669,5 +673,6 @@ void service_tick(role_service *s)
             offer_again(s, o, 1);
     }
     streams_tick(s, now);
+    ledger_settle(s);
     service_match(s);
 }

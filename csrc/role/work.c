@@ -87,80 +87,11 @@ void work_declare(void *ctx)
     asking_answer(a, rc);
 }
 
-/* ---- what servers have ---- */
-
 /* Whether servers may be there again: the batch is not the cause. */
 static int may_pass(int rc)
 {
     return rc == PERSIA_EUNAVAILABLE || rc == PERSIA_ETIMEOUT ||
            rc == PERSIA_ENOMEM;
-}
-
-/* The ledger of a stream at one server. */
-static int ask_server(role_service *s, uint32_t shard, uint64_t stream,
-                      wire_ledger *out)
-{
-    wire_hello m = {.caller = {.client = s->boot},
-                    .version = WIRE_VERSION,
-                    .version_min = WIRE_VERSION_MIN,
-                    .world = 1,
-                    .stream = stream};
-    shard_reply reply;
-    memcpy(m.name_space, s->config.servers.name_space, sizeof m.name_space);
-    int rc = persia_client_call(s->look, shard, WIRE_HELLO, &m, &reply);
-    if (rc)
-        return rc;
-    *out = ((const wire_hello_reply *)reply.message)->ledger;
-    persia_shard_release(&reply);
-    return PERSIA_OK;
-}
-
-static int is_in_ledger(const wire_ledger *l, uint64_t number)
-{
-    const uint64_t bit = number - l->watermark - 1;
-    return number <= l->watermark ||
-           (bit < 64 * WIRE_WINDOW_MAX && l->window[bit / 64] >> bit % 64 & 1);
-}
-
-/* What all servers have of a stream. */
-static int ask_servers(role_service *s, uint64_t stream, wire_ledger *out)
-{
-    int rc = ask_server(s, 0, stream, out);
-    for (uint32_t i = 1; i < persia_client_shards(s->look) && !rc; i++) {
-        wire_ledger own, both = {.stream = stream};
-        rc = ask_server(s, i, stream, &own);
-        if (rc)
-            break;
-        both.watermark = own.watermark < out->watermark ? own.watermark
-                                                        : out->watermark;
-        for (uint64_t bit = 0; bit < 64 * WIRE_WINDOW_MAX; bit++) {
-            const uint64_t number = both.watermark + 1 + bit;
-            if (is_in_ledger(&own, number) && is_in_ledger(out, number))
-                both.window[bit / 64] |= (uint64_t)1 << bit % 64;
-        }
-        *out = both;
-    }
-    return rc;
-}
-
-void work_hello(void *ctx)
-{
-    asking *a = ctx;
-    a->ledger = persia_wire_memory_take(&a->memory, sizeof *a->ledger);
-    asking_answer(a, a->ledger ? ask_servers(a->s, a->m.hello.stream,
-                                             a->ledger)
-                               : PERSIA_ENOMEM);
-}
-
-void work_unknown(void *ctx)
-{
-    asking *a = ctx;
-    const wire_return *m = &a->m.back;
-    wire_ledger ledger;
-    int rc = ask_servers(a->s, m->stream, &ledger);
-    a->status = !rc && is_in_ledger(&ledger, m->number) ? RETURNED_BEFORE
-                                                      : RETURNED_WAIT;
-    asking_answer(a, rc);
 }
 
 /* ---- lookups ---- */
@@ -344,19 +275,6 @@ static void keep_loss(role_service *s, role_stream *t, int rc)
     service_leave(s);
 }
 
-/* Whether no rank needs it: a loader sends again what it does not know to be
- * trained. */
-static int servers_have(role_service *s, const offer *o, int *have)
-{
-    wire_ledger ledger;
-    *have = persia_client_has(o->stream->c, o->m.number);
-    int rc = PERSIA_OK;
-    if (!*have && o->m.attempt > 1 &&
-        !(rc = ask_servers(s, o->m.stream, &ledger)))
-        *have = is_in_ledger(&ledger, o->m.number);
-    return rc;
-}
-
 /* persia_worker_forward(), once more where servers lost updates. */
 static int forward(asking *a, uint32_t plan, const id_batch *b, float *out,
                    size_t width, batch_index **index)
@@ -428,7 +346,7 @@ static int look_up(asking *a)
     if (!rc)
         rc = stream_open(a->s, o->stream);
     if (!rc)
-        rc = servers_have(a->s, o, &have);
+        rc = ledger_has_offer(a->s, o, &have);
     a->status = have ? TAKE_EMPTY : TAKE_BATCH;
     if (rc || have)
         return rc;

@@ -25,14 +25,20 @@ from tests.test_roles_rows import Mixed, weighted
 
 BATCHES = 12  # of an epoch; the ranks divide it
 ODD = 11  # of an epoch; they do not
-MODELS: dict[str, Any] = {"pooled": Model, "rows": Mixed, "odd": Model}
+MANY = 60  # of an epoch, so that a worker is replaced within it
+MODELS: dict[str, Any] = {
+    "pooled": Model,
+    "rows": Mixed,
+    "odd": Model,
+    "many": Model,
+}
 
 
 def epochs(kind: str) -> list[list[persia.Batch]]:
     """All batches of a job, by epoch."""
     source: Callable[..., Iterator[persia.Batch]]
     source = weighted if kind == "rows" else batches
-    n = ODD if kind == "odd" else BATCHES
+    n = {"odd": ODD, "many": MANY}.get(kind, BATCHES)
     return [list(source(n, seed)) for seed in range(2)]
 
 

@@ -23,7 +23,7 @@ from persia.data import Sender
 from tests.remote import Servers
 from tests.roles import Workers
 from tests.system import roles_ranks
-from tests.system.processes import environment
+from tests.system.processes import environment, wait_until
 from tests.system.test_ranks import close, same
 from tests.test_roles import in_thread
 
@@ -132,10 +132,42 @@ def check(results: dict[str, list[Any]], kind: str, world: int) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_same_bits_over_two_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_the_same_bits_over_several_ranks(tmp_path: Path, world: int) -> None:
     """Direct, on the ranks, and four roles with 1 to 3 servers and 1 or 2
-    workers, of which some features travel as rows."""
+    workers; features that travel as rows; batches that ranks do not
+    divide."""
     kinds = {"pooled": GRID, "rows": [(2, 2)], "odd": [(2, 2)]}
-    results = run(tmp_path, 2, kinds)
+    results = run(tmp_path, world, kinds)
     for kind in kinds:
-        check(results, kind, 2)
+        check(results, kind, world)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_worker_is_replaced_within_a_step(tmp_path: Path) -> None:
+    """Its batches go on in their places: the bits do not change."""
+    with contextlib.ExitStack() as stack:
+        direct = stack.enter_context(contextlib.closing(Servers(2)))
+        servers = stack.enter_context(contextlib.closing(Servers(2)))
+        workers = stack.enter_context(
+            contextlib.closing(Workers(servers.addresses, 2))
+        )
+
+        def replace() -> None:
+            for most in 20, 80:
+                wait_until(lambda: workers.stats("trained") >= most, 120)
+                workers.restart(1)
+                most -= workers.stats("trained")
+
+        joins = [in_thread(lambda: feed(workers, "many")), in_thread(replace)]
+        to = f"{servers.text}|{','.join(workers.addresses)}"
+        results = launch(
+            tmp_path,
+            2,
+            f"many-direct=many|{direct.text}|",
+            f"many-2-2=many|{to}",
+        )
+        for join in joins:
+            join()
+    check(results, "many", 2)
