@@ -35,17 +35,26 @@ class Client:
         self.call: Any = pb_grpc.EmbeddingWorkerStub(self.channel)
         self.caller = pb.Caller(client=client)
 
-    def hello(self, world: int) -> None:
+    def hello(self, world: int, rank: int = 0) -> None:
         """World 0: a data loader."""
         reply = self.call.Hello(
             pb.HelloRequest(
                 caller=self.caller,
                 version=2,
                 namespace="default",
+                rank=rank,
                 world=world,
             )
         )
         self.caller.boot = reply.boot
+
+    def take(self, number: int, rank: int = 0, **more: Any) -> Any:
+        """Of the first pass."""
+        request = pb.TakeRequest(
+            caller=self.caller, rank=rank, number=number, **more
+        )
+        setattr(request, "pass", 1)
+        return self.call.Take(request)
 
 
 @pytest.fixture
@@ -56,6 +65,34 @@ def worker() -> Iterator[tuple[Servers, str]]:
         contextlib.closing(Workers(servers.addresses)) as workers,
     ):
         yield servers, workers.addresses[0]
+
+
+CONFIG = persia.EmbeddingBagConfig(
+    "t", DIM, feature_names=["user"], init=("constant", 1.0)
+)
+
+
+def plan_of(
+    servers: Servers, client: Client, rows: bool = False
+) -> tuple[persia.Store, Any]:
+    """A store that looks, and the plan of one feature."""
+    store = persia.Store(
+        persia.optim.SGD(lr=1.0), servers=servers.text, read_only=True
+    )
+    table = pb.TableSpec(**store._engine.native(CONFIG))
+    plan = pb.PlanRequest(caller=client.caller, tables=[table])
+    plan.features.add(
+        name="user", pooling=pb.POOLING_MEAN, trainable=True, rows=rows
+    )
+    return store, plan
+
+
+def refusal(call: Any, *args: Any, **more: Any) -> tuple[str, str]:
+    """The class and the text of the error of a call."""
+    with pytest.raises(grpc.RpcError) as error:
+        call(*args, **more)
+    trailing = dict(error.value.trailing_metadata())  # type: ignore[attr-defined]
+    return trailing["persia-error"], error.value.details()  # type: ignore[attr-defined]
 
 
 def submit(client: Client, number: int, **more: Any) -> Any:
@@ -86,23 +123,12 @@ def test_a_stock_client_trains(worker: tuple[Servers, str]) -> None:
     rank, loader = Client(address, 1), Client(address, 2)
     rank.hello(1)
     loader.hello(0)
-    store = persia.Store(
-        persia.optim.SGD(lr=1.0), servers=servers.text, read_only=True
-    )
-    config = persia.EmbeddingBagConfig(
-        "t", DIM, feature_names=["user"], init=("constant", 1.0)
-    )
-    table = pb.TableSpec(**store._engine.native(config))
-    feature = {"name": "user", "pooling": pb.POOLING_MEAN, "trainable": True}
-    plan = pb.PlanRequest(caller=rank.caller, tables=[table])
-    plan.features.add(**feature)
+    store, plan = plan_of(servers, rank)
     assert rank.call.Declare(plan).created
     assert not rank.call.Declare(plan).created
     assert submit(loader, 1).status == pb.SubmitReply.QUEUED
     assert not beat(loader, epoch=2).done  # ends the first
-    take = pb.TakeRequest(caller=rank.caller, number=1)
-    setattr(take, "pass", 1)
-    got = rank.call.Take(take)
+    got = rank.take(1)
     assert (got.status, got.stream, got.number) == (pb.TakeReply.BATCH, 77, 1)
     values = np.frombuffer(got.values[0].values, "<f4").reshape(SAMPLES, DIM)
     assert (values == 1).all()
@@ -116,13 +142,98 @@ def test_a_stock_client_trains(worker: tuple[Servers, str]) -> None:
     assert rank.call.Return(back).status == pb.ReturnReply.BEFORE
     assert list(beat(loader, epoch=2).done) == [1]
     assert not beat(loader, epoch=2, settled=1, leaves=True).done
-    take.number = 2
-    assert rank.call.Take(take).status == pb.TakeReply.END
+    assert rank.take(2).status == pb.TakeReply.END
     stats = rank.call.Stats(pb.StatsRequest()).stats
     assert (stats.trained, stats.queued, stats.leased) == (1, 0, 0)
-    store.add_table(config)
+    store.add_table(CONFIG)
     rows = store.rows("t", torch.tensor([5, 6, 9])).numpy()
     assert (rows == 1 - grads).all()  # twice a half for the one that is twice
+
+
+def test_a_stock_client_takes_rows(worker: tuple[Servers, str]) -> None:
+    """Distinct rows, the places of the ids, sums, and gradients by row."""
+    servers, address = worker
+    rank, loader = Client(address, 1), Client(address, 2)
+    rank.hello(1)
+    loader.hello(0)
+    store, plan = plan_of(servers, rank, rows=True)
+    rank.call.Declare(plan)
+    submit(loader, 1)
+    got = rank.take(1)
+    assert not got.values
+    places = np.frombuffer(got.ids.places, "<u4")
+    assert sorted(set(places)) == [0, 1, 2]
+    assert places[1] == places[2]  # equal ids
+    assert (np.frombuffer(got.offsets.offsets, "<u4") == OFFSETS).all()
+    rows = np.frombuffer(got.rows[0].values, "<f4").reshape(3, DIM)
+    assert (rows == 1).all()
+    grads = np.ones((1, DIM), "<f4")
+    back = pb.ReturnRequest(caller=rank.caller, lease=got.lease, t=1)
+    only = np.array([places[1]], "<u4")  # of id 6 alone
+    back.rows.add(no=0, dim=DIM, values=grads.tobytes(), rows=only.tobytes())
+    sums = rank.call.Sums(back)
+    assert sums.finite
+    assert not sums.gone
+    assert np.frombuffer(sums.tables[0].ids, "<u8") == [6]
+    back.hypers.add(kind=pb.OPTIMIZER_SGD, lr=1.0, grad_scale=1.0)
+    assert rank.call.Return(back).status == pb.ReturnReply.DONE
+    store.add_table(CONFIG)
+    found = store.rows("t", torch.tensor([5, 6, 9]))[:, 0]
+    assert found.tolist() == [1, 0, 1]
+
+
+def test_batches_by_place(worker: tuple[Servers, str]) -> None:
+    """Each of two ranks gets the places that are its own, in order."""
+    servers, address = worker
+    ranks = [Client(address, 1), Client(address, 2)]
+    loader = Client(address, 3)
+    for i, rank in enumerate(ranks):
+        rank.hello(2, i)
+    loader.hello(0)
+    _, plan = plan_of(servers, ranks[0])
+    ranks[0].call.Declare(plan)
+    for number in (2, 1, 4):  # place 3 comes later
+        submit(loader, number, place=number)
+    got = [rank.take(1, i, place=i + 1) for i, rank in enumerate(ranks)]
+    assert [one.number for one in got] == [1, 2]
+    looked = ranks[0].take(2, 0, place=3, look=True)
+    assert looked.status == pb.TakeReply.EMPTY
+    submit(loader, 3, place=3)
+    beat(loader, epoch=2)
+    assert ranks[0].take(3, 0, place=3).number == 3
+    skip = pb.ReturnRequest(
+        caller=ranks[1].caller,
+        rank=1,
+        lease=got[1].lease,
+        reason=pb.ReturnRequest.SKIPPED,
+    )
+    assert ranks[1].call.Return(skip).status == pb.ReturnReply.DONE
+    other = Client(address, 4)  # another process of rank 1
+    other.hello(2, 1)
+    assert other.take(1, 1, place=2).status == pb.TakeReply.DONE
+    assert other.take(2, 1, place=4).number == 4
+    assert other.take(3, 1, place=6).status == pb.TakeReply.END
+
+
+def test_places_that_cannot_be(worker: tuple[Servers, str]) -> None:
+    """Errors say what is missing."""
+    servers, address = worker
+    rank, loader = Client(address, 1), Client(address, 2)
+    rank.hello(1)
+    loader.hello(0)
+    _, plan = plan_of(servers, rank)
+    rank.call.Declare(plan)
+    name, text = refusal(submit, loader, 1, place=2)
+    assert (name, "place" in text) == ("ProtocolError", True)
+    submit(loader, 1)  # without its place
+    name, text = refusal(rank.take, 1, place=1)
+    assert (name, "place" in text) == ("InvalidArgument", True)
+    with contextlib.closing(Workers(servers.addresses, loaders=2)) as two:
+        rank = Client(two.addresses[0], 1)
+        rank.hello(1)
+        rank.call.Declare(plan_of(servers, rank)[1])
+        name, text = refusal(rank.take, 1, place=1)
+        assert (name, "--loaders 1" in text) == ("InvalidArgument", True)
 
 
 def test_wrong_requests_have_names(worker: tuple[Servers, str]) -> None:
@@ -130,13 +241,10 @@ def test_wrong_requests_have_names(worker: tuple[Servers, str]) -> None:
     _, address = worker
     client = Client(address, 1)
     take = pb.TakeRequest(number=1)
-    with pytest.raises(grpc.RpcError) as error:
-        client.call.Take(take)  # no pass
-    assert "pass: is 0" in error.value.details()  # type: ignore[attr-defined]
+    _, text = refusal(client.call.Take, take)
+    assert "pass: is 0" in text
     setattr(take, "pass", 1)
-    with pytest.raises(grpc.RpcError) as error:
-        client.call.Take(take)
-    trailing = dict(error.value.trailing_metadata())  # type: ignore[attr-defined]
-    assert trailing["persia-error"] == "StaleLineage"
+    name, _ = refusal(client.call.Take, take)
+    assert name == "StaleLineage"
     back = pb.ReturnRequest(lease=5)
     assert client.call.Return(back).status == pb.ReturnReply.GONE

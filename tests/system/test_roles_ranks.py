@@ -154,11 +154,13 @@ def test_a_worker_is_replaced_within_a_step(tmp_path: Path) -> None:
             contextlib.closing(Workers(servers.addresses, 2))
         )
 
+        def after(trained: int) -> None:
+            wait_until(lambda: workers.stats("trained") >= trained, 120)
+            workers.restart(1)  # and its counters begin again
+
         def replace() -> None:
-            for most in 20, 80:
-                wait_until(lambda: workers.stats("trained") >= most, 120)
-                workers.restart(1)
-                most -= workers.stats("trained")
+            for trained in 20, 80:
+                after(trained)
 
         joins = [in_thread(lambda: feed(workers, "many")), in_thread(replace)]
         to = f"{servers.text}|{','.join(workers.addresses)}"
