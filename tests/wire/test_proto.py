@@ -150,6 +150,7 @@ def agree_batch(draw: st.DrawFn, message: Message) -> None:
     message.stream = message.stream or 1
     message.number = message.number or 2**64 - 1
     message.settled = draw(st.integers(0, message.number - 1))
+    message.place = draw(st.integers(0, message.number))
     if not message.features:
         message.features.add(name="user")
     message.samples = draw(st.integers(1, 5))
