@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 import persia
-from tests.roles import Model, batches, step
+from tests.roles import KEYS, Model, batches, step
 from tests.test_roles_rows import Mixed, weighted
 
 BATCHES = 12  # of an epoch; the ranks divide it
@@ -77,6 +77,103 @@ def train(kind: str, servers: str, workers: str) -> dict[str, Any]:
     return out
 
 
+def clip(kind: str, servers: str, workers: str) -> dict[str, Any]:
+    """GradScaler and one norm over dense part, rows and ranks; a step that
+    overflows on rank 1 is left out on all."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    store = persia.Store(
+        persia.optim.Adam(lr=0.05),
+        servers=servers,
+        update="step",
+        timeout=30.0,
+    )
+    model = Model(store)
+    net = nn.parallel.DistributedDataParallel(model)
+    dense = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    stream: Any = persia.Stream(workers) if workers else None
+    norms = []
+    for epoch in epochs(kind):
+        source = stream if workers else epoch[rank::world]
+        for i, batch in enumerate(persia.DataLoader(source, net, 0)):
+            logits = net(batch.dense, batch.ids)
+            loss = nn.functional.binary_cross_entropy_with_logits(
+                logits, batch.label
+            )
+            if rank == 1 and i == 2:
+                loss = loss * float("inf")
+            dense.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(dense)
+            scaler.unscale_(store.optimizer)
+            norms.append(float(persia.clip_grad_norm_(net, 0.1)))
+            scaler.step(dense)
+            scaler.step(store.optimizer)
+            scaler.update()
+        store.flush()
+        dist.barrier()
+    out = everything(store, model) | {"losses": norms}
+    dist.barrier()
+    store.close()
+    return out | {"updates": scaler.get_scale()}
+
+
+class Counts(nn.Module):
+    """Each id of a batch adds 1 to its row; beside a dense part, by which
+    DistributedDataParallel keeps the ranks together."""
+
+    def __init__(self, store: persia.Store) -> None:
+        super().__init__()
+        config = persia.EmbeddingBagConfig(
+            "c", 2, feature_names=KEYS, init=("constant", 0.0)
+        )
+        self.bags = persia.EmbeddingBagCollection(store=store, tables=[config])
+        self.layer = nn.Linear(4, 1)
+
+    def forward(
+        self, dense: torch.Tensor, ids: persia.JaggedBatch
+    ) -> torch.Tensor:
+        """A loss."""
+        return self.layer(dense).mean() - self.bags(ids).values().sum()
+
+
+def count(kind: str, servers: str, workers: str) -> dict[str, Any]:
+    """Hybrid, under DDP, whose ranks need not have as many batches."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    store = persia.Store(
+        persia.optim.SGD(lr=1.0),
+        servers=servers,
+        update="step",
+        timeout=30.0,
+        grad_division=False,
+    )
+    net = nn.parallel.DistributedDataParallel(Counts(store))
+    stream: Any = persia.Stream(workers) if workers else None
+    seen = 0
+    for epoch in epochs(kind):
+        source = stream if workers else epoch[rank::world]
+        waiting = 0
+        with net.join():
+            for batch in persia.DataLoader(source, net, staleness=4):
+                net(batch.dense, batch.ids).backward()
+                seen += 1
+                waiting = (waiting + 1) % 2
+                if not waiting:  # an update is of two batches
+                    store.optimizer.step()
+        if waiting:
+            store.optimizer.step()
+        store.flush()
+        dist.barrier()
+    rows = store.rows("c", torch.arange(-20, 20))
+    histogram = store.stats()["loader"]["staleness"]
+    dist.barrier()
+    store.close()
+    return {"rows": rows, "seen": seen, "stalest": max(histogram)}
+
+
+SCENARIOS = {"clipped": clip, "counted": count}
+
+
 def main(folder: str, *scenarios: str) -> None:
     """All of them, one after the other."""
     torch.set_num_threads(1)
@@ -84,7 +181,7 @@ def main(folder: str, *scenarios: str) -> None:
     for scenario in scenarios:
         name, _, rest = scenario.partition("=")
         kind, servers, workers = rest.split("|")
-        out = train(kind, servers, workers)
+        out = SCENARIOS.get(kind, train)(kind, servers, workers)
         torch.save(out, Path(folder) / f"{name}.{dist.get_rank()}.pt")
     dist.destroy_process_group()
 

@@ -8,6 +8,7 @@ themselves; and one process that makes one update of the batches of all ranks.
 from __future__ import annotations
 
 import contextlib
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,7 +77,9 @@ def four_roles(kind: str, shards: int, count: int) -> Iterator[str]:
         yield f"{kind}|{servers.text}|{','.join(workers.addresses)}"
         join()
         sent = sum(map(len, roles_ranks.epochs(kind)))
-        assert workers.stats("trained") == sent
+        skipped = 4 if kind == "clipped" else 0
+        assert workers.stats("trained") == sent - skipped
+        assert workers.stats("skipped") == skipped
         assert workers.stats("bytes") == workers.stats("given_up") == 0
 
 
@@ -89,7 +92,7 @@ def run(
         for kind, grid in kinds.items():
             direct = stack.enter_context(contextlib.closing(Servers(2)))
             scenarios.append(f"{kind}-direct={kind}|{direct.text}|")
-            if kind != "odd" and world > 1:
+            if kind in ("pooled", "rows") and world > 1:
                 scenarios.append(f"{kind}-ranks={kind}|ranks|")
             for shards, count in grid:
                 text = stack.enter_context(four_roles(kind, shards, count))
@@ -141,6 +144,33 @@ def test_the_same_bits_over_several_ranks(tmp_path: Path, world: int) -> None:
     results = run(tmp_path, world, kinds)
     for kind in kinds:
         check(results, kind, world)
+
+
+@pytest.mark.timeout(300)
+def test_clipping_scaling_and_accumulation(tmp_path: Path) -> None:
+    """Under DDP, against ranks that have the batches themselves; and counts
+    of what hybrid updates of two batches apply."""
+    kinds = {"clipped": [(2, 1), (2, 2)], "counted": [(1, 1), (2, 2)]}
+    results = run(tmp_path, 2, kinds)
+    for shards, count in kinds["clipped"]:
+        want = results["clipped-direct"]
+        got = results[f"clipped-{shards}-{count}"]
+        for mine, theirs in zip(got, want, strict=True):
+            assert sum(map(math.isfinite, mine["losses"])) == 10
+            assert mine.pop("losses") == pytest.approx(
+                theirs["losses"], rel=1e-4, nan_ok=True
+            )
+            for key, value in mine.items():
+                assert close(value, theirs[key]), key
+    ids = torch.cat([b.ids.values() for e in roles_ranks.epochs("") for b in e])
+    want = torch.bincount(ids + 20, minlength=40).float()
+    for shards, count in kinds["counted"]:
+        got = results[f"counted-{shards}-{count}"]
+        assert sum(one["seen"] for one in got) == 2 * roles_ranks.BATCHES
+        for one in got:
+            assert torch.equal(one["rows"], want[:, None].expand(-1, 2))
+            assert one["seen"] > 0
+            assert one["stalest"] <= 4
 
 
 @pytest.mark.slow
