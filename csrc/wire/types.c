@@ -20,7 +20,7 @@ uint32_t type_number(const wire_type *t, const char *name)
     for (uint32_t no = 1; no <= t->fields_n; no++)
         if (t->fields[no].name && !strcmp(t->fields[no].name, name))
             return no;
-    assert(!"a field of this name");
+    assert(0 && "a field of this name");
     return 0;
 }
 
