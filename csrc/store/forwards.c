@@ -99,6 +99,14 @@ int persia_store_batch_take(store *s, uint64_t number, uint32_t plan,
     return rc;
 }
 
+/* There is no batch: updates are numbered as if the loop had not asked. */
+static void note_end(prefetch *p, batch *b)
+{
+    b->is_end = 1;
+    p->all.places -= b->place && b->place == p->all.places;
+    b->place = 0;
+}
+
 int prefetch_taken(prefetch *p, uint64_t number, int reads,
                    batch_index **index)
 {
@@ -122,7 +130,8 @@ int prefetch_taken(prefetch *p, uint64_t number, int reads,
         pthread_mutex_lock(&p->lock);
         if (!rc && *l->want.index)
             *index = persia_batch_index_get(*l->want.index);
-        b->is_end |= !rc && !*l->want.index;
+        if (!rc && !*l->want.index)
+            note_end(p, b);
         b->users--;
         p->stats.prefetched += (uint64_t)reads;
         pthread_cond_broadcast(&p->moved);

@@ -162,7 +162,9 @@ def test_clipping_scaling_and_accumulation(tmp_path: Path) -> None:
             )
             for key, value in mine.items():
                 assert close(value, theirs[key]), key
-    ids = torch.cat([b.ids.values() for e in roles_ranks.epochs("") for b in e])
+    ids = torch.cat(
+        [b.ids.values() for e in roles_ranks.epochs("") for b in e]
+    )
     want = torch.bincount(ids + 20, minlength=40).float()
     for shards, count in kinds["counted"]:
         got = results[f"counted-{shards}-{count}"]
