@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import persia
-from persia import Stream, _core, errors
+from persia import _core, errors
 from persia.data import Sender
 from tests.protobuf import stubs
 from tests.remote import Servers
@@ -352,9 +352,9 @@ def test_gradients_with_a_nan(servers: Servers, workers: Workers) -> None:
         loader = iter(persia.DataLoader(trainer.stream, trainer.model, 0))
         batch = next(loader)
         loss = trainer.model(batch.dense, batch.ids).sum() * float("nan")
+        loss.backward()
         with pytest.raises(errors.NonFiniteGradient, match="table"):
-            loss.backward()
-            next(loader)
+            trainer.store.flush()
         loader.close()
         del batch, loss
     assert trainer.store.updates == 0
