@@ -8,22 +8,36 @@ machine.
 
 The original PERSIA's four roles reached 56 k samples/s at staleness 8, and
 36 k at 1, on 2 cores of another machine: context, not a baseline.
+
+``--only bytes``: what travels between worker and trainer, counted by a relay
+between them.  ``--only idle``: the processor time of each role when a trainer
+waits for a batch and no loader sends one.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 
-from benchmarks.common import BATCH, arguments, print_machine, report
+from benchmarks.common import (
+    BATCH,
+    FEATURES,
+    arguments,
+    print_machine,
+    report,
+)
 from benchmarks.system.processes import Process, Processes
 
 BENCH = "roles"
 THREADS = {"threads": 1, "store_threads": 2}
 STALENESS = (8, 1)
 TARGETS = {8: 0.45, 1: 0.35}
+DIM = 16
+WIRE = {"fp16": 2, "bf16": 2, "fp32": 4}  # bytes of a value
 
 
 class Sizes:
@@ -34,6 +48,8 @@ class Sizes:
         self.batches = 4 if quick else 64
         self.steps = 4 if quick else 64
         self.rounds = 1 if quick else 3
+        self.idle_s = 2.0 if quick else 30.0
+        self.wires = ["fp16"] if quick else list(WIRE)
 
 
 def start_worker(processes: Processes, servers: str) -> tuple[Process, str]:
@@ -46,14 +62,30 @@ def start_worker(processes: Processes, servers: str) -> tuple[Process, str]:
     return worker, found[1]
 
 
+def start_loader(
+    processes: Processes, worker: str, sizes: Sizes, seed: int
+) -> Process:
+    """A data loader that has its ids; feed() makes it send."""
+    command = [sys.executable, "-m", "benchmarks.system.loader", worker]
+    numbers = (sizes.vocabulary, sizes.batches, seed)
+    loader = processes.start("loader", [*command, *map(str, numbers)])
+    assert loader.line() == "ready"
+    return loader
+
+
+def feed(loader: Process, batches: int) -> None:
+    """It begins to send an epoch; its next line is the end."""
+    assert loader.popen.stdin
+    loader.popen.stdin.write(f"{batches}\n")
+    loader.popen.stdin.flush()
+
+
 def throughput(sizes: Sizes, seed: int) -> None:
     """Samples a second, and the processor time of a batch by role."""
     with Processes() as processes:
         direct, server = processes.servers(1)[0], processes.servers(1)[0]
         worker, address = start_worker(processes, server.address)
-        command = [sys.executable, "-m", "benchmarks.system.loader", address]
-        numbers = (sizes.vocabulary, sizes.batches, seed)
-        loader = processes.start("loader", [*command, *map(str, numbers)])
+        loader = start_loader(processes, address, sizes, seed)
         alone, trainer = processes.trainer(), processes.trainer()
         alone.call("open", servers=direct.address, seed=seed, **THREADS)
         trainer.call("open", servers=server.address, seed=seed, **THREADS)
@@ -64,7 +96,6 @@ def throughput(sizes: Sizes, seed: int) -> None:
             batches=sizes.batches,
             seed=seed,
         )
-        assert loader.line() == "ready"
         roles = {
             "loader": loader,
             "worker": worker,
@@ -74,9 +105,7 @@ def throughput(sizes: Sizes, seed: int) -> None:
         made: list[float] = []
 
         def of_four(staleness: int) -> float:
-            assert loader.popen.stdin
-            loader.popen.stdin.write(f"{sizes.steps}\n")
-            loader.popen.stdin.flush()
+            feed(loader, sizes.steps)
             spent = trainer.call("take", workers=address, staleness=staleness)
             made.append(float(loader.line()))
             return float(spent["seconds"])
@@ -115,11 +144,92 @@ def throughput(sizes: Sizes, seed: int) -> None:
             )
 
 
+def count_bytes(sizes: Sizes, seed: int) -> None:
+    """Between worker and trainer, both ways, a batch; against pooled values,
+    their gradients, and labels. fp16 has a scale of 4 bytes a row, too."""
+    with Processes() as processes:
+        server = processes.servers(1)[0]
+        _, address = start_worker(processes, server.address)
+        relay = processes.relay(address)
+        loader = start_loader(processes, address, sizes, seed)
+        for wire in sizes.wires:
+            width = WIRE[wire]
+            trainer = processes.trainer()
+            trainer.call(
+                "open", servers=server.address, seed=seed, wire=wire, **THREADS
+            )
+            before, _ = relay.delay(0)
+            feed(loader, sizes.steps)
+            trainer.call("take", workers=relay.address, staleness=1)
+            loader.line()
+            spent = (relay.delay(0)[0] - before) / sizes.steps
+            values = 2 * BATCH * FEATURES * DIM * width
+            label = 4 * BATCH
+            scales = 2 * BATCH * FEATURES * 4 if wire == "fp16" else 0
+            report(
+                BENCH,
+                f"bytes between worker and trainer, {wire}",
+                spent,
+                "bytes a batch",
+                baseline="values, gradients and label"
+                + (", with the scales of fp16" if scales else ""),
+                baseline_value=values + label + scales,
+                baseline_source="computed",
+                target=1.05,
+                at_most=True,
+                ratio_without_scales=round(spent / (values + label), 4),
+            )
+
+
+def idle(sizes: Sizes, seed: int) -> None:
+    """Each role when there is nothing to do, in percent of a core."""
+    with Processes() as processes:
+        server = processes.servers(1)[0]
+        worker, address = start_worker(processes, server.address)
+        loader = start_loader(processes, address, sizes, seed)
+        trainer = processes.trainer()
+        trainer.call("open", servers=server.address, seed=seed, **THREADS)
+        feed(loader, 1)
+        trainer.call("take", workers=address, staleness=1)
+        loader.line()
+        call = {"call": "take", "args": {"workers": address, "staleness": 1}}
+        assert trainer.popen.stdin
+        trainer.popen.stdin.write(json.dumps(call) + "\n")
+        trainer.popen.stdin.flush()
+        time.sleep(1.0)  # it waits for a batch now
+        roles = {
+            "loader": loader,
+            "worker": worker,
+            "server": server,
+            "trainer": trainer,
+        }
+        before = {name: role.cpu() for name, role in roles.items()}
+        began = time.perf_counter()
+        time.sleep(sizes.idle_s)
+        seconds = time.perf_counter() - began
+        for name, role in roles.items():
+            report(
+                BENCH,
+                f"idle {name}",
+                100 * (role.cpu() - before[name]) / seconds,
+                "% of a core",
+                target=1.0,
+                at_most=True,
+                seconds=round(seconds, 1),
+            )
+        feed(loader, 1)  # ends the epoch that the trainer waits in
+        trainer.line()
+
+
+PARTS = {"throughput": throughput, "bytes": count_bytes, "idle": idle}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     options = arguments(__doc__.split("\n")[0]).parse_args(argv)
     print_machine(BENCH)
-    if "throughput".startswith(options.only):
-        throughput(Sizes(options.quick), options.seed)
+    for name, part in PARTS.items():
+        if name.startswith(options.only):
+            part(Sizes(options.quick), options.seed)
 
 
 if __name__ == "__main__":
