@@ -1,6 +1,7 @@
 """What the ranks of a job do in tests/system/test_roles_ranks.py.
 
     torchrun ... roles_ranks.py FOLDER SCENARIO ...
+    python roles_ranks.py feed KIND WORKERS
 
 A scenario is NAME=KIND|SERVERS|WORKERS, with commas between addresses:
 without workers the ranks have the batches themselves, and SERVERS may be
@@ -40,6 +41,16 @@ def epochs(kind: str) -> list[list[persia.Batch]]:
     source = weighted if kind == "rows" else batches
     n = {"odd": ODD, "many": MANY}.get(kind, BATCHES)
     return [list(source(n, seed)) for seed in range(2)]
+
+
+def feed(kind: str, workers: str) -> None:
+    """All epochs of a data loader."""
+    with persia.data.Sender(workers, timeout=60) as sender:
+        for epoch in epochs(kind):
+            for batch in epoch:
+                sender.send(batch)
+            sender.end()
+        sender.flush(120)
 
 
 def everything(store: persia.Store, model: nn.Module) -> dict[str, Any]:
@@ -187,4 +198,7 @@ def main(folder: str, *scenarios: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "feed":
+        feed(*sys.argv[2:])
+    else:
+        main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""A job on two machines, with its tables on the ranks.
+"""Jobs on two machines: with the tables on the ranks, and four roles.
 
 Two network namespaces stand in for the machines: each has a loopback
 interface of its own, and a link to the other.  Needs root and iproute2.
@@ -6,7 +6,9 @@ interface of its own, and a link to the other.  Needs root and iproute2.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.system import ranks
+from tests.system import ranks, roles_ranks
 from tests.system.processes import environment
 from tests.system.test_ranks import launch, same
 
@@ -55,6 +57,76 @@ def hosts() -> Iterator[list[tuple[str, str]]]:
     finally:
         for name in made:
             ip("netns", "del", name)
+
+
+def begin(host: str, *command: str) -> subprocess.Popen[str]:
+    """A Python process on a machine."""
+    return subprocess.Popen(
+        ["ip", "netns", "exec", host, sys.executable, *command],
+        env=environment(
+            OMP_NUM_THREADS="1",
+            GLOO_SOCKET_IFNAME="link0",
+            PERSIA_INSECURE="1",
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def serve(
+    stack: contextlib.ExitStack, host: tuple[str, str], role: str, *more: str
+) -> str:
+    """A server or worker on a machine; its address."""
+    flags = ["--host", host[1], "--port", "0", "--insecure", *more]
+    process = begin(host[0], "-m", "persia", "serve", role, *flags)
+    stack.callback(process.communicate)
+    stack.callback(process.kill)
+    assert process.stdout is not None
+    lines = []
+    while not (lines and lines[-1].startswith("serving ")):
+        lines.append(process.stdout.readline())
+        assert lines[-1], lines
+    found = re.search(r" on (\S+)$", lines[-1])
+    assert found
+    return found[1]
+
+
+def test_four_roles_on_two_hosts(
+    hosts: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    """On each a server, a worker and a rank, on the second the loader: the
+    bits of tables that are on the ranks."""
+    with contextlib.ExitStack() as stack:
+        servers = ",".join(
+            serve(stack, host, "ps", "--shard", f"{i}/2")
+            for i, host in enumerate(hosts)
+        )
+        workers = ",".join(
+            serve(stack, host, "worker", "--servers", servers)
+            for host in hosts
+        )
+        file = str(roles_ranks.__file__)
+        jobs = [begin(hosts[1][0], file, "feed", "pooled", workers)]
+        for i, (name, _) in enumerate(hosts):
+            command = ["-m", "torch.distributed.run", "--nnodes", "2"]
+            command += ["--node-rank", str(i), "--nproc-per-node", "1"]
+            command += ["--master-addr", hosts[0][1]]
+            command += ["--master-port", str(PORT + 1), file, str(tmp_path)]
+            command += [f"four=pooled|{servers}|{workers}"]
+            jobs.append(begin(name, *command, "ranks=pooled|ranks|"))
+        for job in jobs:
+            stack.callback(job.kill)
+        for job in jobs:
+            text, _ = job.communicate(timeout=120)
+            assert job.returncode == 0, text
+    for rank in range(2):
+        four, want = (
+            torch.load(tmp_path / f"{name}.{rank}.pt")
+            for name in ("four", "ranks")
+        )
+        assert len(four["losses"]) == roles_ranks.BATCHES
+        assert same(four, want)
 
 
 def test_a_job_on_two_hosts_gives_the_bits_of_one(

@@ -20,7 +20,6 @@ import torch
 
 import persia
 from persia import _core
-from persia.data import Sender
 from tests.remote import Servers
 from tests.roles import Workers
 from tests.system import roles_ranks
@@ -56,13 +55,8 @@ def launch(folder: Path, world: int, *scenarios: str) -> dict[str, list[Any]]:
 
 
 def feed(workers: Workers, kind: str) -> None:
-    """All epochs of a loader."""
-    with Sender(workers.addresses, timeout=30) as sender:
-        for epoch in roles_ranks.epochs(kind):
-            for batch in epoch:
-                sender.send(batch)
-            sender.end()
-        sender.flush(120)
+    """All epochs of a loader in this process."""
+    roles_ranks.feed(kind, ",".join(workers.addresses))
 
 
 @contextlib.contextmanager
