@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import persia
 from persia import Stream, _core
+from persia.cli.app import app
 from persia.data import Sender
 from persia.distributed.status import ask_embedding
 from persia.prometheus import WorkerCollector, worker_states
@@ -300,6 +303,15 @@ def test_metrics_and_status_of_a_worker(servers: Servers) -> None:
             }
             assert found["persia_worker_submitted_total"] == 5
             assert found["persia_worker_bytes"] == stats()["bytes"] > 0
+            shown = CliRunner().invoke(
+                app, ["status", "--workers", workers.addresses[0]]
+            )
+            assert shown.exit_code == 0
+            row = re.search(r"127.0.0.1:\S+ .*", shown.output)
+            assert row
+            words = row[0].split()  # loaders, ranks, ... queued, leased
+            assert words[2:4] == ["1", "1"]
+            assert words[9:11] == ["3", "2"]
             del batch
             loader.close()
         [status] = ask_embedding(["127.0.0.1:1"], timeout=0.2)

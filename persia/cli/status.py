@@ -108,6 +108,7 @@ def _look(
     from persia.distributed import status as looking
 
     urls = [a for a in given if "://" in a]
+    servers = [a.strip() for a in given if a.strip() and a not in urls]
     with ThreadPoolExecutor(2) as pool:
         asked = pool.submit(looking.ask_workers, urls, timeout)
         embedding = pool.submit(
@@ -117,11 +118,15 @@ def _look(
             timeout=timeout,
             interval=interval,
         )
-        found = looking.ask(
-            [a.strip() for a in given if a.strip() and a not in urls],
-            namespace=namespace,
-            timeout=timeout,
-            interval=interval,
+        found = (
+            looking.ask(
+                servers,
+                namespace=namespace,
+                timeout=timeout,
+                interval=interval,
+            )
+            if servers or not workers  # else workers alone are asked
+            else []
         )
         trainers = asked.result()
         between = embedding.result()
@@ -148,7 +153,8 @@ def _look(
     else:
         if clear:
             console.clear()
-        _show(_servers(found))
+        if found:
+            _show(_servers(found))
         if tables:
             _show(_tables(tables))
         if any(not e.error for e in between):
@@ -263,6 +269,7 @@ def _embedding(workers: list[EmbeddingStatus]) -> Table:
             [
                 w.address,
                 _seconds(stats["uptime_ns"] / 1e9),
+                *(f"{stats[n]:,}" for n in ("streams", "ranks")),
                 queue,
                 *(f"{n:,}" for n in worker_states(stats).values()),
                 f"{stats['oldest_ns'] / 1e9:,.1f} s",
@@ -271,10 +278,10 @@ def _embedding(workers: list[EmbeddingStatus]) -> Table:
             ]
         )
     return _table(
-        "embedding workers: batches by state, and a second",
-        "address, up, queue, queued, withheld!, looking!, leased, returning!, "
-        "oldest, in/s, taken/s, trained/s, again!, late!, given up!, failed!, "
-        "loaders gone!",
+        "embedding workers: batches by state, and per second",
+        "address, up, loaders, ranks, queue, queued, withheld!, looking!, "
+        "leased, returning!, oldest, in/s, taken/s, trained/s, again!, late!, "
+        "given up!, failed!, loaders gone!",
         rows,
     )
 

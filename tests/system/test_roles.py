@@ -163,6 +163,30 @@ def test_launch_starts_all_roles() -> None:
     assert "loader" in messages
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_launch_with_torchrun(staleness: int) -> None:
+    """Two ranks share the batches; without staleness each has its half.  Else
+    one may be at its end while another has batches ahead, which it skips."""
+    flags = ["--data", "synthetic", "--feed", "--rows 4000 --epochs 2"]
+    flags = ["--ps", "2", "--workers", "2", "--loaders", "1", *flags]
+    train = ["-m", "persia", "train", "--rows", "4000", "--epochs", "2"]
+    train += ["--model", "dcn", "--staleness", str(staleness)]
+    ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    job = [sys.executable, *ranks, *train]
+    output = finish(start("-m", "persia", "launch", *flags, "--", *job))
+    assert re.search(r"job +\| .*2 ranks; batches from", output)
+    assert re.search(r"job +\| .*AUC .* samples held out", output)
+    found = re.findall(
+        r"worker\d +\| (\d+) batches were trained, (\d+) skipped, 0 are left",
+        output,
+    )
+    assert sum(int(n) for pair in found for n in pair) == 8
+    if staleness == 0:
+        assert found == [("4", "0"), ("4", "0")]
+
+
 def updates(store: persia.Store, least: int) -> None:
     """Waits for so many."""
     wait_until(lambda: store.updates >= least)
