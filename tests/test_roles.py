@@ -99,9 +99,13 @@ def test_the_same_bits_as_in_direct_mode(shards: int, count: int) -> None:
         store = open_store(servers.text)
         with feeding(workers, batches(25)):
             got = train(store, Stream(workers.addresses))
+        embedded = train(
+            persia.Store(persia.optim.Adam(lr=0.05)), list(batches(25))
+        )
         assert len(got[0]) == 25
-        assert got[0] == want[0]
-        assert equal(got[1], want[1])
+        for losses, rows in (want, embedded):
+            assert got[0] == losses
+            assert equal(got[1], rows)
         assert workers.stats("trained") == 25
         assert workers.stats("bytes") == 0
 
