@@ -240,10 +240,10 @@ def test_wrong_requests_have_names(worker: tuple[Servers, str]) -> None:
     """Statuses with a class of persia.errors."""
     _, address = worker
     client = Client(address, 1)
-    take = pb.TakeRequest(number=1)
+    take = pb.TakeRequest(epoch=1)
     _, text = refusal(client.call.Take, take)
-    assert "pass: is 0" in text
-    setattr(take, "pass", 1)
+    assert "number: is 0" in text
+    take.number = 1
     name, _ = refusal(client.call.Take, take)
     assert name == "StaleLineage"
     back = pb.ReturnRequest(lease=5)

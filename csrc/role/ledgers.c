@@ -73,7 +73,10 @@ void work_unknown(void *ctx)
 int ledger_has_offer(role_service *s, const offer *o, int *have)
 {
     wire_ledger ledger;
-    *have = persia_client_has(o->stream->c, o->m.number);
+    service_enter(s); /* another worker may have had it */
+    *have = window_has(&o->stream->done, o->m.number);
+    service_leave(s);
+    *have |= persia_client_has(o->stream->c, o->m.number);
     int rc = PERSIA_OK;
     if (!*have && o->m.attempt > 1 &&
         !(rc = ask_servers(s, o->m.stream, &ledger)))

@@ -203,14 +203,11 @@ int link_hello(const role_client *c, role_link *l, uint64_t timeout_ns)
     return rc;
 }
 
-int link_ledger(const role_client *c, role_link *l, uint64_t stream,
-                wire_ledger *out)
+int link_ask(const role_client *c, role_link *l, uint64_t stream,
+             wire_hello_reply *out)
 {
-    wire_hello_reply reply;
     link_answer answer;
-    int rc = say_hello(c, l, stream, c->timeout_ns, &answer, &reply);
-    if (!rc)
-        *out = reply.ledger;
+    int rc = say_hello(c, l, stream, c->timeout_ns, &answer, out);
     link_answer_free(&answer);
     return rc;
 }
@@ -223,6 +220,14 @@ static int may_be_away(int rc)
 int link_is_away(const role_link *l)
 {
     return atomic_load(&l->away) != 0;
+}
+
+int link_is_any_there(const role_client *c)
+{
+    size_t i = 0;
+    while (i < c->links_n && link_is_away(&c->links[i]))
+        i++;
+    return i < c->links_n;
 }
 
 int link_failed(const role_client *c, role_link *l, int rc)

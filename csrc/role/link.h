@@ -65,13 +65,15 @@ int link_call(const role_client *c, role_link *l, uint32_t method, wire_out *o,
               int copies, uint64_t timeout_ns, link_answer *out);
 /* Says Hello (again); then it is not away. */
 int link_hello(const role_client *c, role_link *l, uint64_t timeout_ns);
-/* What all servers have of a stream. */
-int link_ledger(const role_client *c, role_link *l, uint64_t stream,
-                wire_ledger *out);
+/* What its Hello says of a stream of batches; 0: of none.  Only numbers and
+ * the ledger are kept. */
+int link_ask(const role_client *c, role_link *l, uint64_t stream,
+             wire_hello_reply *out);
 /* A call ended with rc: says Hello if the worker may be away.  Whether it
  * is. */
 int link_failed(const role_client *c, role_link *l, int rc);
 int link_is_away(const role_link *l);
+int link_is_any_there(const role_client *c);
 /* Sleeps; PERSIA_EINTR. */
 int link_pause(uint64_t ns);
 /* Sends, and does not wait. */

@@ -62,6 +62,12 @@ int offer_make(const void *data, size_t n, offer **out)
     return PERSIA_OK;
 }
 
+uint64_t offer_epoch(const offer *o)
+{
+    const uint64_t epoch = stream_epoch(o->stream, o->m.epoch);
+    return epoch ? epoch : UINT64_MAX;
+}
+
 void offer_free(role_service *s, offer *o)
 {
     if (o->stream) {

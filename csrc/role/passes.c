@@ -1,142 +1,198 @@
 /* passes.c: see rank.h.
  *
- * Workers count epochs each for itself, and a worker that was started again
- * begins with 1.  What they have in common is a loader's own count, which
- * answers carry.  So a rank learns from the first answer of a worker which
- * pass it speaks of.
- *
- * Pass 1 of a rank is the earliest epoch that a worker has.  One that was
- * started again may be in a later epoch than the others, so the first answer
- * does not decide: until the rank has a batch, it asks each worker before it
- * waits at one whose epoch it knows.
+ * A pass of a rank is an epoch of the loaders; the first one is what the first
+ * worker says that knows.  The pass is over when all workers that are there
+ * have ended the epoch, and each batch of it is done, or a worker has given it
+ * to a rank.  What a worker said counts until it is started again, so nothing
+ * need be known of how long one is away: the batches of one that died are
+ * missing until their loader has sent them to another.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "role/rank.h"
 
-/* Away for so long that its batches are at other workers. */
-static int is_given_up(const role_rank *r, const role_link *l)
+/* ---- the end of an epoch ---- */
+
+/* Whether what a link answered at the end of the epoch is of the worker that
+ * was there last. */
+static int has_ended(const role_rank *r, size_t i)
 {
-    const uint64_t away = atomic_load(&l->away);
-    return away && persia_clock_ns() - away >= r->c.move_ns;
+    return r->at[i].ended &&
+           r->at[i].ended == atomic_load(&r->c.links[i].boot);
 }
 
-int pass_is_over(const role_rank *r, uint64_t pass)
+static int is_held(const role_rank *r, uint64_t stream, uint64_t number)
 {
-    size_t ended = 0, gone = 0;
+    const role_taken *t = r->held;
+    while (t && (t->m.stream != stream || t->m.number != number))
+        t = t->held_next;
+    return t != NULL;
+}
+
+/* Whether a batch is done, or a rank has it. */
+static int is_had(const role_rank *r, uint64_t stream, uint64_t number)
+{
     for (size_t i = 0; i < r->c.links_n; i++) {
-        if (r->at[i].ended >= pass)
-            ended++;
-        else
-            gone += (size_t)is_given_up(r, &r->c.links[i]);
+        const at_link *at = &r->at[i];
+        for (size_t k = 0; k < at->parts_n && has_ended(r, i); k++) {
+            const wire_loader_part *p = &at->parts[k];
+            const uint64_t bit = number - p->settled - 1;
+            if (p->stream == stream &&
+                (number <= p->settled ||
+                 (bit < WIRE_BATCHES_MAX &&
+                  p->window[bit / 64] >> bit % 64 & 1)))
+                return 1;
+        }
     }
-    return ended && ended + gone == r->c.links_n;
+    return is_held(r, stream, number);
 }
 
-/* Whether the rank has no batch yet, and is to ask `other` before it waits at
- * `l`.  The lock is held. */
-static int is_asked_first(const role_rank *r, const role_link *other,
-                          const role_link *l)
+/* The name of a batch that is not; or 0. */
+static wire_batch_name missing(const role_rank *r)
 {
-    const at_link *at = &r->at[l - r->c.links];
-    return !r->begun && at->checked == atomic_load(&l->boot) &&
-           r->at[other - r->c.links].asked != atomic_load(&other->boot);
+    for (size_t i = 0; i < r->c.links_n; i++)
+        for (size_t k = 0; k < r->at[i].parts_n && has_ended(r, i); k++) {
+            const wire_loader_part *p = &r->at[i].parts[k];
+            for (uint64_t n = p->settled + 1; n <= p->last; n++)
+                if (!is_had(r, p->stream, n))
+                    return (wire_batch_name){p->stream, n};
+        }
+    return (wire_batch_name){0};
 }
+
+/* The lock is held. */
+static int pass_is_over(const role_rank *r)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < r->c.links_n; i++) {
+        if (has_ended(r, i))
+            n++;
+        else if (!link_is_away(&r->c.links[i]))
+            return 0;
+    }
+    return n && !missing(r).number;
+}
+
+static void forget(at_link *at)
+{
+    at->ended = 0;
+    at->parts_n = 0;
+}
+
+int pass_end(role_rank *r)
+{
+    int over = r->over;
+    for (const role_taken *t = r->held; t; t = t->held_next)
+        over &= t->generation != r->generation || atomic_load(&t->used);
+    for (size_t i = 0; i < r->c.links_n; i++)
+        forget(&r->at[i]);
+    r->missing_since = 0;
+    r->epoch += (uint64_t)over;
+    r->over = 0;
+    return over;
+}
+
+int pass_again(role_rank *r)
+{
+    const uint64_t now = persia_clock_ns();
+    int rc = PERSIA_OK;
+    pthread_mutex_lock(&r->lock);
+    const wire_batch_name lost = missing(r);
+    for (size_t i = 0; i < r->c.links_n; i++)
+        if (!link_is_away(&r->c.links[i]))
+            forget(&r->at[i]);
+    if (!r->missing_since)
+        r->missing_since = now;
+    if (lost.number && now - r->missing_since >= r->c.timeout_ns) {
+        r->missing_since = 0;
+        rc = persia_err_set(PERSIA_EUNAVAILABLE,
+                            "batch %llu of a data loader is at no embedding "
+                            "worker that can be reached, and the loader has "
+                            "not sent it again; look at both",
+                            (unsigned long long)lost.number);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return rc;
+}
+
+/* ---- which worker ---- */
 
 size_t *pass_home(const role_rank *r, uint64_t place)
 {
     return &r->homes[(place - 1) % r->c.links_n];
 }
 
-role_link *pass_link(const role_taken *t, int *over)
+/* The lock is held.  *others: it is not the one whose turn it is. */
+static role_link *link_of(const role_taken *t, int *others)
 {
-    role_rank *r = t->r;
-    role_link *found = NULL;
-    pthread_mutex_lock(&r->lock);
-    const uint64_t first = t->place ? *pass_home(r, t->place) + t->tries
-                                    : t->number - 1 + r->c.rank;
+    const role_rank *r = t->r;
+    const uint64_t first =
+        t->place ? *pass_home(r, t->place) : t->number - 1 + r->c.rank;
+    size_t n = 0;
+    for (size_t i = 0; i < r->c.links_n; i++)
+        n += !has_ended(r, i) && !link_is_away(&r->c.links[i]);
+    size_t left = n ? t->tries % n : 0;
+    *others = left != 0;
     for (size_t i = 0; i < r->c.links_n; i++) {
         const size_t at = (first + i) % r->c.links_n;
-        role_link *l = &r->c.links[at];
-        if (r->at[at].ended < t->pass && !link_is_away(l) &&
-            (!found || is_asked_first(r, l, found)))
-            found = l;
+        if (has_ended(r, at) || link_is_away(&r->c.links[at]))
+            continue;
+        if (!left--)
+            return &r->c.links[at];
     }
-    *over = pass_is_over(r, t->pass);
-    pthread_mutex_unlock(&r->lock);
-    return found;
+    return NULL;
 }
 
-void pass_again(const role_taken *t)
+role_link *pass_link(role_taken *t, int *over)
 {
     role_rank *r = t->r;
     pthread_mutex_lock(&r->lock);
-    for (size_t i = 0; i < r->c.links_n; i++)
-        if (r->at[i].ended == t->pass && !link_is_away(&r->c.links[i]))
-            r->at[i].ended--;
+    t->state = TAKE_ASKS;
+    role_link *l = r->over ? NULL : link_of(t, &t->look);
+    if (l && t->place)
+        t->look = l != &r->c.links[*pass_home(r, t->place)];
+    *over = r->over || (!l && pass_is_over(r));
     pthread_mutex_unlock(&r->lock);
+    return l;
 }
 
-/* The lock is held.  How many passes the answer is ahead of its Take. */
-static int64_t shift_of(role_rank *r, const role_taken *t, const at_link *at)
-{
-    rank_stream *k = r->streams;
-    while (k && k->name != t->m.stream)
-        k = k->next;
-    if (k)
-        return at->checked == t->boot
-                   ? 0
-                   : (int64_t)t->m.epoch - k->offset - (int64_t)t->pass;
-    if (!(k = malloc(sizeof *k)))
-        return 0;
-    *k = (rank_stream){r->streams, t->m.stream,
-                       (int64_t)t->m.epoch - (int64_t)t->pass};
-    r->streams = k;
-    return 0;
-}
+/* ---- what an answer says ---- */
 
-/* The lock is held.  The open pass is an epoch that is so much earlier than
- * those that other workers have told of: there it has ended. */
-static void begin_earlier(role_rank *r, const role_taken *t, int64_t by)
+static int keep_parts(at_link *at, const wire_take_reply *m)
 {
-    const uint64_t ended = t->pass + (uint64_t)by - 1;
-    for (rank_stream *k = r->streams; k; k = k->next)
-        k->offset -= by;
-    for (size_t i = 0; i < r->c.links_n; i++) {
-        at_link *at = &r->at[i];
-        if (&r->c.links[i] == t->from || !at->checked ||
-            at->checked != at->boot)
-            continue;
-        at->first += by;
-        if (at->ended < ended)
-            at->ended = ended;
-    }
+    wire_loader_part *more =
+        realloc(at->parts, (m->loaders_n + 1) * sizeof *more);
+    if (!more)
+        return PERSIA_ENOMEM;
+    memcpy(more, m->loaders, m->loaders_n * sizeof *more);
+    at->parts = more;
+    at->parts_n = m->loaders_n;
+    return PERSIA_OK;
 }
 
 int pass_learn(role_taken *t)
 {
     role_rank *r = t->r;
     at_link *at = &r->at[t->from - r->c.links];
-    int64_t shift = 0;
     pthread_mutex_lock(&r->lock);
-    at->asked = t->boot;
-    if (t->m.stream) {
-        shift = shift_of(r, t, at);
-        if (shift < 0 && !r->begun) {
-            begin_earlier(r, t, -shift);
-            shift = 0;
-        }
-        at->first += shift;
-        at->checked = t->boot;
+    int own = t->generation == r->generation;
+    if (own && !r->epoch)
+        r->epoch = t->m.epoch;
+    own = own && t->m.epoch <= r->epoch;
+    if (own && t->m.status == TAKE_END && t->m.epoch == r->epoch &&
+        !keep_parts(at, &t->m))
+        at->ended = t->boot;
+    if (own && t->m.status == TAKE_BATCH) {
+        r->begun = r->epoch;
+        r->missing_since = 0;
     }
-    if (shift > 0 && at->ended < t->pass)
-        at->ended = t->pass + (uint64_t)shift - 1;
-    else if (!shift && t->m.status == TAKE_END)
-        at->ended = t->pass;
-    if (shift <= 0 && t->m.status == TAKE_BATCH)
-        r->begun = t->pass;
+    if (t->m.status == TAKE_IDLE || !r->epoch || t->place)
+        t->tries++;
+    else
+        t->tries = 0;
     pthread_mutex_unlock(&r->lock);
-    return shift <= 0;
+    return own;
 }
 
 /* ---- batches in hand ---- */
@@ -145,6 +201,7 @@ void pass_hold(role_taken *t)
 {
     role_rank *r = t->r;
     pthread_mutex_lock(&r->lock);
+    atomic_store(&t->has_lease, 1);
     t->held_next = r->held;
     r->held = t;
     t->is_held = 1;

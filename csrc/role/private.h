@@ -22,8 +22,7 @@ enum {
     ROLE_WINDOW = 4 * WIRE_BATCHES_MAX,
     ROLE_WAITING = 1024, /* threads, at most: one a part that waits */
     ROLE_LEASES = 65536, /* of which is known how they ended */
-    ROLE_OFFERS = 4, /* of a batch; then it is given up */
-    ROLE_EPOCHS = 1 << 20 /* of a loader, at most */
+    ROLE_OFFERS = 4 /* of a batch; then it is given up */
 };
 #define ROLE_WAIT_NS ((uint64_t)1000000000) /* of Submit and Take */
 
@@ -69,8 +68,14 @@ enum offer_event {
 typedef struct role_stream {
     struct role_stream *next;
     uint64_t name;
-    uint64_t epoch;    /* of its next batch, from 1, as this worker counts */
-    int64_t ahead;     /* the loader counts so many more */
+    /* As its last heartbeat said: */
+    uint64_t client;   /* its process */
+    uint64_t first;    /* epoch, as ranks and workers count; 0: not known */
+    uint64_t own;      /* epoch of its next batch, as it counts; 0: it has not
+                          said */
+    uint64_t ends[WIRE_EPOCHS_MAX]; /* [ends_n] last batches of those before */
+    size_t ends_n;
+    int waits;         /* for what it has sent */
     int gone;          /* it is taken for dead */
     int left;          /* it has no more epochs, or another took its place */
     uint64_t settled;  /* as the loader said */
@@ -126,7 +131,6 @@ typedef struct offer {
     wire_memory memory;
     wire_submit m;
     uint64_t seq;       /* order of arrival */
-    uint64_t epoch;     /* as this worker counts */
     uint64_t since;     /* of its arrival */
     unsigned offers;    /* that ended without its gradients */
     int settled;        /* of attempt 2: servers do not have it */
@@ -146,7 +150,6 @@ typedef struct role_known_rank {
     struct role_known_rank *next;
     uint32_t rank;
     uint64_t client;
-    uint64_t epoch; /* of its first pass */
     uint64_t heard; /* its last Take */
     wire_batch_name *held; /* [held_n] batches that it had then, from other
                               workers or earlier processes of this one */
@@ -177,7 +180,9 @@ typedef struct asking {
     int waits;       /* the job waits for those of others */
     uint64_t *done;  /* [done_n] of a Submit */
     size_t done_n;
-    uint64_t stream, epoch; /* of a Take: see TakeReply */
+    uint64_t first, epoch;  /* of a loader's Hello, and of a Take */
+    wire_loader_part *parts; /* [parts_n] of a Take */
+    size_t parts_n;
     wire_ledger *ledger;    /* of a loader's Hello, or NULL */
     worker_counts counts; /* of a Return */
     void *floats;    /* of a Take or Return */
@@ -206,8 +211,7 @@ struct role_service {
     size_t streams_ever;
     role_known_rank *ranks;
     uint32_t world;            /* of the ranks, as the last one said */
-    uint64_t *ended;           /* [epochs] streams that have ended each */
-    size_t epochs;
+    int counts;                /* epochs as others do: a rank has asked */
     uint64_t over;             /* epochs that ranks heard the end of */
     offer *queue, *leased;     /* by seq */
     asking *takes, *submits;   /* that wait, oldest first */
@@ -244,6 +248,7 @@ void offer_release(role_service *s, offer *o);
 /* A new one of this message, without a stream; needs no lock. */
 int offer_make(const void *data, size_t n, offer **out);
 void offer_free(role_service *s, offer *o);
+uint64_t offer_epoch(const offer *o);
 /* Whether its ids add up, and all features of the plan are there. */
 int offer_check(const offer *o, const wire_plan *plan);
 /* The place of a feature in it, or features_n. */
@@ -265,30 +270,43 @@ void service_take(asking *a);
 void service_return(asking *a);
 void service_sums(asking *a);
 void service_hello(asking *a);
+/* Whether the rank had it in hand at its last Take. */
+int rank_has(const role_known_rank *r, const offer *o);
 /* Whether a rank may have it, or none has said that it does not. */
 int is_withheld(const role_service *s, const offer *o, uint64_t now);
 
 /* ---- streams.c ---- */
 
 void stream_free(role_stream *t);
-/* The stream of this name, whose loader is in this epoch as it counts. */
-int stream_find(role_service *s, uint64_t name, uint64_t epoch,
-                role_stream **out);
+/* NULL: it is not known. */
+role_stream *stream_named(const role_service *s, uint64_t name);
+/* The same, made if need be. */
+int stream_find(role_service *s, uint64_t name, role_stream **out);
 /* Its loader is alive; what it said is done. */
 void stream_hear(role_stream *t, uint64_t settled);
-/* Its loader is in this epoch, as it counts. */
-int stream_advance(role_service *s, role_stream *t, uint64_t epoch);
-/* The epoch of a batch, as this worker counts. */
-uint64_t stream_epoch(const role_stream *t, uint64_t epoch);
+/* What its loader knows. */
+void stream_learn(role_stream *t, const wire_heartbeat *m);
 /* Loaders that have been silent for too long are gone. */
 void streams_tick(role_service *s, uint64_t now);
-/* The one that is furthest behind, or NULL.  One that has left only counts
- * where there is no other, and if left is set. */
-const role_stream *stream_last(const role_service *s, int left);
-/* Ranks get no more batches of this epoch.  begun: this rank had some. */
+/* What ranks and workers call a loader's own epoch; 0: it is not known. */
+uint64_t stream_epoch(const role_stream *t, uint64_t own);
+/* A rank is beyond these. */
+void epochs_count(role_service *s, uint64_t over);
+/* So many loaders as there are have ended it.  begun: the rank that asks had
+ * batches of it. */
 int epoch_is_over(const role_service *s, uint64_t epoch, int begun);
-/* The first one of which loaders may send. */
+/* The first one of which new loaders may send. */
 uint64_t epoch_first(const role_service *s);
+/* That of a rank without one; 0: it is not known.  *sure: it is that also if
+ * nothing of it is in the queue. */
+uint64_t epoch_next(const role_service *s, int *sure);
+/* Whether there may be no more batches before ranks have trained what other
+ * workers have: a loader waits for that, or (none) there is no loader. */
+int epoch_is_idle(const role_service *s, int none);
+/* What a rank is to know of an epoch that is over: [WIRE_LOADERS_MAX].  Their
+ * number. */
+size_t epoch_parts(const role_service *s, uint64_t epoch,
+                   const role_known_rank *r, wire_loader_part *out);
 
 /* ---- rows.c ---- */
 

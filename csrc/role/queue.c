@@ -73,6 +73,7 @@ static void wait_in(asking **list, asking *a)
 static int list_done(asking *a, const role_stream *t, uint64_t settled)
 {
     a->done_n = 0;
+    a->first = t->first;
     a->done = persia_wire_memory_take(&a->memory,
                                       WIRE_BATCHES_MAX * sizeof *a->done);
     if (!a->done)
@@ -95,10 +96,19 @@ static void submit_done(asking *a, role_stream *t, uint32_t status)
         ready_status(a, status);
 }
 
-static int has_room(const role_service *s, const offer *o)
+/* Also where nothing else that ranks may ask for is in the queue: what is of
+ * later epochs leaves it only when this one has been there. */
+static int has_room(const role_service *s, const role_stream *t,
+                    const offer *o)
 {
-    return !s->stats.bytes ||
-           s->stats.bytes + o->bytes_n <= s->config.queue_limit;
+    const uint64_t epoch = stream_epoch(t, o->m.epoch);
+    const offer *first = s->queue;
+    if (!s->stats.bytes ||
+        s->stats.bytes + o->bytes_n <= s->config.queue_limit)
+        return 1;
+    while (first && offer_epoch(first) > epoch)
+        first = first->next;
+    return epoch && s->queue && !first;
 }
 
 static void enqueue(role_service *s, role_stream *t, offer *o)
@@ -106,7 +116,6 @@ static void enqueue(role_service *s, role_stream *t, offer *o)
     (void)window_add(&t->came, o->m.number);
     o->stream = t;
     t->offers++;
-    o->epoch = stream_epoch(t, o->m.epoch);
     o->since = persia_clock_ns();
     o->seq = ++s->seq;
     offers_insert(&s->queue, o);
@@ -122,15 +131,14 @@ static int submit_enter(asking *a)
     role_service *s = a->s;
     offer *o = a->o;
     role_stream *t;
-    int rc = stream_find(s, o->m.stream, o->m.epoch, &t);
-    if (!rc) {
-        stream_hear(t, o->m.settled);
-        rc = stream_advance(s, t, o->m.epoch);
-    }
+    int rc = stream_find(s, o->m.stream, &t);
     if (rc) {
         ready_error(a, rc);
         return 1;
     }
+    stream_hear(t, o->m.settled);
+    t->waits &= o->m.attempt > 1;
+    t->first = o->m.first ? o->m.first : t->first;
     if (o->m.number > t->settled + WIRE_BATCHES_MAX)
         return 0;
     if (window_has(&t->came, o->m.number)) {
@@ -142,7 +150,7 @@ static int submit_enter(asking *a)
         ready_error(a, rc);
         return 1;
     }
-    if (!has_room(s, o))
+    if (!has_room(s, t, o))
         return 0;
     enqueue(s, t, o);
     submit_done(a, t, SUBMIT_QUEUED);
@@ -152,7 +160,7 @@ static int submit_enter(asking *a)
 static void submit_full(asking *a)
 {
     role_stream *t;
-    int rc = stream_find(a->s, a->o->m.stream, a->o->m.epoch, &t);
+    int rc = stream_find(a->s, a->o->m.stream, &t);
     if (rc)
         ready_error(a, rc);
     else
@@ -164,13 +172,9 @@ void service_heartbeat(asking *a)
     role_service *s = a->s;
     const wire_heartbeat *m = &a->m.beat;
     role_stream *t;
-    int rc = stream_find(s, m->stream, m->epoch, &t);
+    int rc = stream_find(s, m->stream, &t);
     if (!rc) {
-        stream_hear(t, m->settled);
-        rc = stream_advance(s, t, m->epoch);
-    }
-    if (!rc) {
-        t->left = (int)m->leaves;
+        stream_learn(t, m);
         rc = list_done(a, t, m->settled);
     }
     if (rc)
@@ -238,19 +242,18 @@ static int rank_hello(role_service *s, const wire_hello *m)
     r->rank = m->rank;
     r->client = m->caller.client;
     r->heard = r->held_n = 0;
-    r->epoch = epoch_first(s);
-    for (const offer *o = s->queue; o; o = o->next)
-        if (o->epoch < r->epoch)
-            r->epoch = o->epoch;
     return PERSIA_OK;
 }
 
 void service_hello(asking *a)
 {
     const wire_hello *m = &a->m.hello;
+    const role_stream *t = stream_named(a->s, m->stream);
     int rc = m->world ? rank_hello(a->s, m) : PERSIA_OK;
     if (!m->world && m->stream)
         a->job = work_hello;
+    a->first = t ? t->first : 0;
+    a->epoch = a->s->counts ? epoch_first(a->s) : 0;
     if (rc)
         ready_error(a, rc);
     else
@@ -273,7 +276,7 @@ static void rank_hear(role_known_rank *r, const wire_take *m)
     r->heard = persia_clock_ns();
 }
 
-static int rank_has(const role_known_rank *r, const offer *o)
+int rank_has(const role_known_rank *r, const offer *o)
 {
     size_t i = 0;
     while (i < r->held_n && (r->held[i].stream != o->m.stream ||
@@ -295,20 +298,11 @@ int is_withheld(const role_service *s, const offer *o, uint64_t now)
 
 /* ---- Take ---- */
 
-static uint64_t epoch_of(role_service *s, const wire_take *m)
+/* The epoch that is asked for; 0: it is not known.  *sure: see epoch_next(). */
+static uint64_t epoch_of(const role_service *s, const wire_take *m, int *sure)
 {
-    const role_known_rank *r = rank_find(s, m->rank);
-    return (r ? r->epoch : 1) + m->pass - 1;
-}
-
-/* What a loader calls the epoch that is asked for: by that a rank sees which
- * of its own passes is the one here. */
-static void name_epoch(asking *a, const role_stream *t)
-{
-    if (t) {
-        a->stream = t->name;
-        a->epoch = (uint64_t)((int64_t)epoch_of(a->s, &a->m.take) + t->ahead);
-    }
+    *sure = 1;
+    return m->epoch ? m->epoch : epoch_next(s, sure);
 }
 
 /* A job has the batch, for a Take or a Return. */
@@ -336,17 +330,30 @@ static void lease(asking *a, offer *o)
 {
     a->s->stats.taken++;
     a->job = work_take;
-    name_epoch(a, o->stream);
+    a->epoch = offer_epoch(o);
     lease_to(a, o, a->m.take.rank, a->m.take.number);
     offer_event(o, OFFER_TAKE);
 }
 
-static void take_nothing(asking *a, uint32_t status)
+/* A batch of this epoch, or nothing of it. */
+static void take_nothing(asking *a, uint32_t status, uint64_t epoch)
 {
-    /* A rank in the middle of a pass knows its loaders, also one that has left
-     * since: that may be all that this worker has heard of it. */
-    name_epoch(a, stream_last(a->s, (int)a->m.take.begun));
+    a->epoch = epoch;
     ready_status(a, status);
+}
+
+static void take_end(asking *a, uint64_t epoch)
+{
+    role_service *s = a->s;
+    a->parts = persia_wire_memory_take(&a->memory,
+                                       WIRE_LOADERS_MAX * sizeof *a->parts);
+    if (!a->parts) {
+        ready_error(a, PERSIA_ENOMEM);
+        return;
+    }
+    a->parts_n = epoch_parts(s, epoch, rank_find(s, a->m.take.rank), a->parts);
+    epochs_count(s, epoch);
+    take_nothing(a, TAKE_END, epoch);
 }
 
 /* ---- Take by place ---- */
@@ -364,7 +371,7 @@ static void look_for_place(const role_service *s, const wire_take *m,
                            uint64_t epoch, offer *list, places *out)
 {
     for (offer *o = list; o; o = o->next) {
-        if (o->epoch != epoch)
+        if (offer_epoch(o) != epoch)
             continue;
         out->unplaced |= !o->m.place;
         out->later |= o->m.place > m->place && s->world &&
@@ -388,7 +395,8 @@ static void give_up_earlier(role_service *s, const wire_take *m,
 {
     for (offer *o = s->queue, *next; o; o = next) {
         next = o->next;
-        if (o->epoch > epoch || (o->epoch == epoch && o->m.place >= m->place))
+        if (offer_epoch(o) > epoch ||
+            (offer_epoch(o) == epoch && o->m.place >= m->place))
             continue;
         if (!s->world || !o->m.place ||
             (o->m.place - 1) % s->world != m->rank ||
@@ -416,22 +424,16 @@ static int check_places(const role_service *s, const places *p)
     return PERSIA_OK;
 }
 
-static int is_over(asking *a, uint64_t epoch)
-{
-    role_service *s = a->s;
-    if (!epoch_is_over(s, epoch, (int)a->m.take.begun))
-        return 0;
-    s->over = epoch > s->over ? epoch : s->over;
-    return 1;
-}
-
 /* The batch of a place is of one rank: no other one may have it. */
 static int take_place(asking *a)
 {
     role_service *s = a->s;
     const wire_take *m = &a->m.take;
-    const uint64_t epoch = epoch_of(s, m);
+    int sure;
+    const uint64_t epoch = epoch_of(s, m, &sure);
     places p = {0};
+    if (!epoch)
+        return 0;
     give_up_earlier(s, m, epoch);
     look_for_place(s, m, epoch, s->queue, &p);
     look_for_place(s, m, epoch, s->leased, &p);
@@ -441,11 +443,12 @@ static int take_place(asking *a)
              !rank_has(rank_find(s, m->rank), p.queued))
         lease(a, p.queued);
     else if (!p.queued && !p.leased && p.is_done)
-        take_nothing(a, TAKE_DONE);
-    else if (!p.queued && !p.leased && !p.later && is_over(a, epoch))
-        take_nothing(a, TAKE_END);
-    else if (m->look)
-        take_nothing(a, TAKE_EMPTY);
+        take_nothing(a, TAKE_DONE, epoch);
+    else if (sure && !p.queued && !p.leased && !p.later &&
+             epoch_is_over(s, epoch, (int)m->begun))
+        take_end(a, epoch);
+    else if (m->look || (sure && !m->epoch))
+        take_nothing(a, TAKE_EMPTY, sure ? epoch : 0);
     else
         return 0;
     return 1;
@@ -455,19 +458,28 @@ static int take_place(asking *a)
 static int take_enter(asking *a)
 {
     role_service *s = a->s;
-    const uint64_t epoch = epoch_of(s, &a->m.take), now = persia_clock_ns();
-    int left = 0;
-    if (a->m.take.place)
+    const wire_take *m = &a->m.take;
+    const role_known_rank *r = rank_find(s, m->rank);
+    const uint64_t now = persia_clock_ns();
+    int sure, left = 0;
+    if (m->place)
         return take_place(a);
+    const uint64_t epoch = epoch_of(s, m, &sure);
+    const int idle = epoch_is_idle(s, 1), waits = epoch_is_idle(s, 0);
     offer *o = atomic_load(&s->declared) ? s->queue : NULL;
-    while (o && (o->epoch > epoch || is_withheld(s, o, now))) {
-        left |= o->epoch <= epoch;
+    while (o && (offer_epoch(o) > epoch || is_withheld(s, o, now))) {
+        left |= offer_epoch(o) <= epoch && !rank_has(r, o);
         o = o->next;
     }
-    if (o)
+    if (o && (idle || !m->look || !m->epoch))
         lease(a, o);
-    else if (!left && is_over(a, epoch))
-        take_nothing(a, TAKE_END);
+    else if (!o && epoch && sure && !left &&
+             epoch_is_over(s, epoch, (int)m->begun))
+        take_end(a, epoch);
+    else if (m->look || (!o && waits))
+        take_nothing(a, !o && idle ? TAKE_IDLE : TAKE_EMPTY, sure ? epoch : 0);
+    else if (epoch && sure && !m->epoch)
+        take_nothing(a, TAKE_EMPTY, epoch);
     else
         return 0;
     return 1;
@@ -494,9 +506,11 @@ void service_take(asking *a)
     else if (o && o->state == OFFER_LEASED)
         lease(a, o);
     else if (o)
-        take_nothing(a, TAKE_EMPTY); /* its Return has not ended */
+        take_nothing(a, TAKE_EMPTY, m->epoch); /* its Return has not ended */
     else
         wait_in(&s->takes, a);
+    if (r && r->client == m->caller.client)
+        epochs_count(s, m->epoch ? m->epoch - 1 : 0);
     service_match(s);
 }
 
@@ -539,9 +553,7 @@ static offer *returned(role_service *s, const wire_return *m)
 
 static int is_done(const role_service *s, const wire_return *m)
 {
-    const role_stream *t = s->streams;
-    while (t && t->name != m->stream)
-        t = t->next;
+    const role_stream *t = stream_named(s, m->stream);
     return t && window_has(&t->done, m->number);
 }
 
@@ -653,7 +665,10 @@ static int match_list(role_service *s, asking **list, uint64_t now,
 
 static void take_empty(asking *a)
 {
-    take_nothing(a, TAKE_EMPTY);
+    int sure;
+    const uint64_t epoch = epoch_of(a->s, &a->m.take, &sure);
+    take_nothing(a, epoch_is_idle(a->s, 1) ? TAKE_IDLE : TAKE_EMPTY,
+                 sure ? epoch : 0);
 }
 
 void service_match(role_service *s)

@@ -16,20 +16,19 @@
 #include "role/rank.h"
 
 #define AGAIN_NS ((uint64_t)10000000)
+#define MISSING_NS ((uint64_t)50000000)
 #define RPC_NS ((uint64_t)30 * 1000000000)
 
 /* ---- life ---- */
 
 static void rank_free(role_rank *r)
 {
+    for (size_t i = 0; i < r->c.links_n && r->at; i++)
+        free(r->at[i].parts);
     if (r->c.links)
         role_client_close(&r->c);
-    while (r->streams) {
-        rank_stream *k = r->streams;
-        r->streams = k->next;
-        free(k);
-    }
     persia_wire_memory_free(&r->plan_memory);
+    pthread_cond_destroy(&r->turned);
     pthread_mutex_destroy(&r->lock);
     pthread_mutex_destroy(&r->in_order);
     free(r->homes);
@@ -61,11 +60,12 @@ int persia_rank_open(const role_client_config *config, role_rank **out)
     atomic_init(&r->references, 1);
     r->dtype = config->dtype;
     r->lost = config->lost;
-    r->generation = r->pass = 1;
+    r->generation = 1;
     persia_wire_memory_init(&r->plan_memory);
     r->place = r->used = (uint64_t)config->rank + 1;
     pthread_mutex_init(&r->lock, NULL);
     pthread_mutex_init(&r->in_order, NULL);
+    persia_cond_init(&r->turned);
     int rc = role_client_open(config, &r->c);
     if (!rc && (!(r->at = calloc(r->c.links_n, sizeof *r->at)) ||
                 !(r->homes = calloc(r->c.links_n, sizeof *r->homes))))
@@ -91,12 +91,11 @@ void persia_rank_close(role_rank *r)
 void persia_rank_cancel(role_rank *r)
 {
     pthread_mutex_lock(&r->lock);
-    if (pass_is_over(r, r->pass)) {
-        r->pass++;
+    if (pass_end(r))
         r->used = (uint64_t)r->c.rank + 1;
-    }
     r->place = r->used;
     r->generation++;
+    pthread_cond_broadcast(&r->turned);
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -149,31 +148,18 @@ static int declare_at(role_rank *r, role_link *l)
     return rc;
 }
 
-/* The lock is held. */
-static uint64_t pass_at(const at_link *at, uint64_t own_pass)
-{
-    const int64_t pass = (int64_t)own_pass - at->first + 1;
-    return pass > 0 ? (uint64_t)pass : 1;
-}
-
-int rank_prepare(role_rank *r, role_link *l, uint64_t own_pass,
-                 uint64_t *pass)
+int rank_prepare(role_rank *r, role_link *l)
 {
     at_link *at = &r->at[l - r->c.links];
     pthread_mutex_lock(&r->lock);
     int knows = at->boot == atomic_load(&l->boot);
-    *pass = pass_at(at, own_pass);
     pthread_mutex_unlock(&r->lock);
     if (knows)
         return PERSIA_OK;
     int rc = declare_at(r, l);
     pthread_mutex_lock(&r->lock);
-    const uint64_t boot = atomic_load(&l->boot);
-    if (!rc && at->boot != boot) {
-        at->boot = boot;
-        at->first = (int64_t)own_pass; /* for now: see pass_learn() */
-    }
-    *pass = pass_at(at, own_pass);
+    if (!rc)
+        at->boot = atomic_load(&l->boot);
     pthread_mutex_unlock(&r->lock);
     return rc;
 }
@@ -221,7 +207,6 @@ int persia_rank_next(role_rank *r, role_taken **out)
     pthread_mutex_lock(&r->lock);
     t->number = ++r->number;
     t->generation = r->generation;
-    t->pass = r->pass;
     pthread_mutex_unlock(&r->lock);
     return PERSIA_OK;
 }
@@ -253,7 +238,7 @@ static int check_reply(const role_taken *t)
     const wire_plan *p = &t->r->plan;
     const wire_take_reply *m = &t->m;
     if (m->status == TAKE_EMPTY || m->status == TAKE_END ||
-        (m->status == TAKE_DONE && t->place))
+        m->status == TAKE_IDLE || (m->status == TAKE_DONE && t->place))
         return PERSIA_OK;
     size_t pooled = 0, keys = 0;
     int good = m->status == TAKE_BATCH;
@@ -283,22 +268,20 @@ static int check_reply(const role_taken *t)
 static int ask(role_taken *t)
 {
     role_rank *r = t->r;
-    uint64_t pass;
-    int rc = rank_prepare(r, t->from, t->pass, &pass);
+    int rc = rank_prepare(r, t->from);
     if (rc)
         return rc;
     wire_take m = {.caller = link_caller(&r->c, t->from),
                    .rank = r->c.rank,
-                   .pass = pass,
                    .number = t->number,
+                   .look = (uint32_t)t->look,
+                   .place = t->place,
                    .dtype = r->dtype};
     wire_out o;
     m.held = pass_held(r, t->from, &m.held_n);
     pthread_mutex_lock(&r->lock);
-    m.begun = r->begun == t->pass;
-    m.place = t->place;
-    m.look = t->place &&
-             t->from != &r->c.links[*pass_home(r, t->place)];
+    m.epoch = r->epoch;
+    m.begun = r->epoch && r->begun == r->epoch;
     pthread_mutex_unlock(&r->lock);
     t->boot = m.caller.boot;
     persia_wire_out_init(&o);
@@ -380,7 +363,19 @@ static void choose_place(role_taken *t)
     pthread_mutex_unlock(&r->lock);
 }
 
-/* One Take; *taken: the batch, or the end of the pass, is there. */
+/* No worker that is there has more: others may get what it had. */
+static int take_again(role_rank *r)
+{
+    int rc = pass_again(r);
+    if (!rc && !link_is_any_there(&r->c))
+        rc = persia_err_set(PERSIA_EUNAVAILABLE,
+                            "%s cannot be reached, nor another embedding "
+                            "worker",
+                            r->c.links[0].address);
+    return rc ? rc : link_pause(MISSING_NS);
+}
+
+/* One Take; *taken: its answer is for order_settle(). */
 static int take_once(role_taken *t, int *taken)
 {
     int over;
@@ -391,36 +386,22 @@ static int take_once(role_taken *t, int *taken)
         *taken = 1;
         return PERSIA_OK;
     }
-    if (!t->from) { /* workers are away: others may get what they had */
-        pass_again(t);
-        return persia_err_set(PERSIA_EUNAVAILABLE,
-                              "%s cannot be reached, nor another embedding "
-                              "worker",
-                              t->r->c.links[0].address);
-    }
+    if (!t->from)
+        return take_again(t->r);
     int rc = ask(t);
     if (rc)
         return link_failed(&t->r->c, t->from, rc) ? PERSIA_OK : rc;
     const int own = pass_learn(t);
-    t->tries++;
     if (t->m.status == TAKE_BATCH && !accept(t, own))
         give_back(t, RETURN_UNUSED);
     else if (t->m.status == TAKE_BATCH)
-        *taken = 1;
-    else if (t->m.status == TAKE_DONE)
+        pass_hold(t);
+    *taken = atomic_load(&t->has_lease) || t->m.status == TAKE_IDLE;
+    if (t->m.status == TAKE_DONE)
         pass_over(t);
     else if (t->m.status == TAKE_EMPTY)
         pause_a_little();
     return PERSIA_OK;
-}
-
-/* Whether a worker is there. */
-static int is_any_there(const role_rank *r)
-{
-    size_t i = 0;
-    while (i < r->c.links_n && link_is_away(&r->c.links[i]))
-        i++;
-    return i < r->c.links_n;
 }
 
 /* Until it is there, or the pass has ended. */
@@ -428,17 +409,21 @@ static int take(role_taken *t)
 {
     role_rank *r = t->r;
     uint64_t until = persia_clock_ns() + r->c.timeout_ns;
-    for (int taken = 0; !taken;) {
+    for (;;) {
+        int taken = 0;
         if (is_cancelled(t))
             return closed();
         int rc = take_once(t, &taken);
-        if (!rc || (!t->from && is_any_there(r)))
+        if (taken && order_settle(t))
+            return PERSIA_OK;
+        if (!rc)
             until = persia_clock_ns() + r->c.timeout_ns;
+        if (rc && !t->from && link_is_any_there(&r->c))
+            return rc;
         role_link *l = t->from ? t->from : &r->c.links[0];
         if (rc && (rc = link_retry(&r->c, l, rc, until)))
             return rc;
     }
-    return PERSIA_OK;
 }
 
 /* Takes by place follow one another: a later one asks for a later batch. */
@@ -448,11 +433,12 @@ static int take_in_order(role_taken *t)
     pthread_mutex_lock(&r->lock);
     const int ordered = r->ordered;
     pthread_mutex_unlock(&r->lock);
-    if (!ordered)
-        return take(t);
-    pthread_mutex_lock(&r->in_order);
+    if (ordered)
+        pthread_mutex_lock(&r->in_order);
     int rc = take(t);
-    pthread_mutex_unlock(&r->in_order);
+    if (ordered)
+        pthread_mutex_unlock(&r->in_order);
+    order_leave(t);
     return rc;
 }
 
@@ -516,8 +502,6 @@ static int run_lookup(void *owner)
     int rc = take_in_order(t);
     if (rc || t->m.status != TAKE_BATCH)
         return rc;
-    atomic_store(&t->has_lease, 1);
-    pass_hold(t);
     t->source.samples = t->m.samples;
     t->index = persia_index_pool_new(t->pool);
     if (!t->index)
@@ -533,6 +517,7 @@ static void release_lookup(void *owner)
     role_taken *t = owner;
     batch_index *index = t->index;
     t->index = NULL;
+    order_leave(t);
     persia_batch_index_put(index);
     persia_taken_put(t);
 }
@@ -546,8 +531,11 @@ int persia_taken_lookup(role_taken *t, store *s, index_pool *pool,
                             .release = release_lookup};
     t->pool = pool;
     atomic_fetch_add(&t->references, 1);
+    order_enter(t);
     int rc = persia_store_batch_lookup(s, batch, &l);
-    if (rc)
+    if (rc) {
+        order_leave(t);
         persia_taken_put(t);
+    }
     return rc;
 }

@@ -3,6 +3,7 @@
  *   rank.c    its life; Take
  *   source.c  what is read of a batch, and Return
  *   passes.c  which worker a Take goes to, and when a pass is over
+ *   order.c   which of the Takes that wait gets a batch
  */
 #ifndef PERSIA_ROLE_RANK_H
 #define PERSIA_ROLE_RANK_H
@@ -13,21 +14,23 @@
 #include "role/link.h"
 #include "worker/worker.h"
 
-/* A worker, as this rank counts passes. */
+/* A worker. */
 typedef struct at_link {
-    uint64_t boot;    /* of the worker that has the plan */
-    int64_t first;    /* own pass that is its pass 1 */
-    uint64_t ended;   /* the last own pass that ended there */
-    uint64_t checked; /* boot for which `first` is known to be right */
-    uint64_t asked;   /* boot of its last answer to a Take */
+    uint64_t boot;  /* of the worker that has the plan */
+    uint64_t ended; /* of the one that has ended the epoch; or 0 */
+    wire_loader_part *parts; /* [parts_n] what that one said of loaders */
+    size_t parts_n;
 } at_link;
 
-/* A loader: its epoch is own pass + offset. */
-typedef struct rank_stream {
-    struct rank_stream *next;
-    uint64_t name;
-    int64_t offset;
-} rank_stream;
+/* A Take that is not answered yet: see order.c. */
+enum take_state {
+    TAKE_IS_NEW, /* nothing was sent */
+    TAKE_ASKS,
+    TAKE_HOLDS,  /* a batch, but an earlier Take has none */
+    TAKE_WANTS,  /* a batch that a later one holds: workers have none */
+    TAKE_AT_END, /* the same: the epoch is over */
+    TAKE_IS_DONE
+};
 
 struct role_rank {
     role_client c;
@@ -41,15 +44,18 @@ struct role_rank {
     pthread_mutex_t lock;     /* guards all below */
     uint64_t number;          /* of the last Take */
     uint64_t generation;      /* that are not cancelled */
-    uint64_t pass;            /* that is open, from 1 */
-    uint64_t begun;           /* the last pass that had a batch */
+    uint64_t epoch;           /* of the open pass; 0: it is not known */
+    int over;                 /* the loop has heard that it is */
+    uint64_t begun;           /* the last one that had a batch */
+    uint64_t missing_since;   /* a batch of it is at no worker; or 0 */
     int ordered;              /* Takes are by place: see persia_rank_order() */
     uint64_t place;           /* of the next one, from 1 */
     uint64_t used;            /* ... behind the last that the loop has */
     size_t *homes;            /* [links] link of the places of a remainder */
     at_link *at;              /* [links] */
-    rank_stream *streams;
     role_taken *held;         /* whose gradients workers wait for */
+    role_taken *takes;        /* that are not answered, in order */
+    pthread_cond_t turned;    /* one of them has another state */
 };
 
 struct role_taken {
@@ -58,24 +64,25 @@ struct role_taken {
     role_link *from;
     uint64_t boot;        /* of the worker that gave it */
     _Atomic(unsigned) references;
-    uint64_t number, generation, pass;
+    uint64_t number, generation;
     uint64_t place;       /* that it asks for; 0: any */
-    size_t tries;         /* links that do not have that one */
+    size_t tries;         /* links that have none */
+    int look;             /* it is not this link's turn */
     index_pool *pool;     /* of the store that looks it up */
     batch_index *index;   /* of the store's lookup */
     wire_take_reply m;
     link_answer answer;
     _Atomic(int) has_lease, used;
-    int is_held;          /* it is in `held`; the rank's lock guards it */
-    role_taken *held_next;
+    /* The rank's lock guards these: */
+    int is_held, is_listed; /* it is in `held`, `takes` */
+    role_taken *held_next, *takes_next;
+    enum take_state state;
 };
 
 /* ---- rank.c ---- */
 
-/* Says what is wanted to a worker that does not know it, and how it calls an
- * own pass. */
-int rank_prepare(role_rank *r, role_link *l, uint64_t own_pass,
-                 uint64_t *pass);
+/* Says what is wanted to a worker that does not know it. */
+int rank_prepare(role_rank *r, role_link *l);
 
 /* ---- source.c ---- */
 
@@ -91,24 +98,36 @@ wire_return rank_return(const role_taken *t, uint32_t reason);
 
 /* ---- passes.c ---- */
 
-/* Whether a pass has ended at all workers but those that have been away for
- * long.  The rank's lock is held. */
-int pass_is_over(const role_rank *r, uint64_t pass);
 /* The link that had the last batch whose place has this remainder by the
  * number of links: loaders go by it, too. */
 size_t *pass_home(const role_rank *r, uint64_t place);
-/* The worker for this Take.  NULL, and not *over: the pass has ended at all
- * that are there, but may begin again there with what loaders move. */
-role_link *pass_link(const role_taken *t, int *over);
-/* The pass is asked for again where it has ended. */
-void pass_again(const role_taken *t);
-/* Takes in what an answer says of passes.  Whether the answer is of this pass:
- * a batch of a later one is to be given back. */
+/* The worker for this Take.  NULL: all that are there have ended the epoch;
+ * *over: so has the pass. */
+role_link *pass_link(role_taken *t, int *over);
+/* Some of its batches are missing: all are asked again.
+ * PERSIA_EUNAVAILABLE: they have been for too long. */
+int pass_again(role_rank *r);
+/* The loop has ended.  Whether it had the whole epoch: then the next pass is
+ * of the next one.  The rank's lock is held. */
+int pass_end(role_rank *r);
+/* Takes in what an answer says of epochs.  Whether the answer is of this pass:
+ * a batch of another one is to be given back. */
 int pass_learn(role_taken *t);
 /* The batches in hand that others than this worker gave: [*n], or NULL.  The
  * caller frees them. */
 wire_batch_name *pass_held(role_rank *r, const role_link *l, size_t *n);
+/* The rank has it: it has a lease. */
 void pass_hold(role_taken *t);
 void pass_drop(role_taken *t);
+
+/* ---- order.c ---- */
+
+/* It is behind those that wait. */
+void order_enter(role_taken *t);
+void order_leave(role_taken *t);
+/* A worker has answered; waits for the Takes before it.  Whether it is done:
+ * it has a batch, or the pass is over, or cancelled; else it must ask again.
+ */
+int order_settle(role_taken *t);
 
 #endif

@@ -24,8 +24,6 @@ struct role_sender {
     uint64_t stream;
     _Atomic(uint64_t) *boots; /* [links] of the worker that has what is
                                  kept; the thread sets them */
-    uint64_t *untold; /* [links] boot of one that runs since the beginning and
-                         may not know epoch 1; guarded by lock */
     pthread_mutex_t sending; /* one batch of the caller's at a time */
     pthread_mutex_t lock; /* guards all below; not held during calls */
     pthread_cond_t heard; /* of a worker */
@@ -33,7 +31,12 @@ struct role_sender {
     uint64_t pin;         /* number of the batch that is being sent again */
     uint64_t number;      /* of the last batch */
     uint64_t before;      /* of the last one of earlier epochs */
-    uint64_t epoch;       /* of the next one, from 1 */
+    uint64_t first;       /* what ranks call its first epoch; 0: not known */
+    uint64_t epoch;       /* of the next batch, from 1 */
+    uint64_t ends[WIRE_EPOCHS_MAX]; /* [ends_n] last batches of the epochs
+                             before: of the first some batch is not done */
+    size_t ends_n;
+    int waits;            /* the caller, until all are done */
     uint64_t unsure;      /* numbers up to it an earlier process may have
                              sent */
     int broken;           /* the last one may have arrived or not */
@@ -62,8 +65,14 @@ static void note_done(role_sender *s, const wire_submit_reply *m)
 {
     for (size_t i = 0; i < m->done_n; i++)
         (void)window_add(&s->done, m->done[i]);
+    s->first = s->first ? s->first : m->first;
     window_advance(&s->done);
     forget(s, s->done.watermark);
+    size_t n = 0;
+    while (n < s->ends_n && s->ends[n] <= s->done.watermark)
+        n++;
+    s->ends_n -= n;
+    memmove(s->ends, s->ends + n, s->ends_n * sizeof *s->ends);
     pthread_cond_broadcast(&s->heard);
 }
 
@@ -108,6 +117,7 @@ static int send_once(role_sender *s, role_link *l, wire_submit *m,
     m->caller = link_caller(&s->c, l);
     pthread_mutex_lock(&s->lock);
     m->settled = settled_before(s, m->number);
+    m->first = s->first;
     pthread_mutex_unlock(&s->lock);
     persia_wire_out_init(&o);
     int rc = persia_wire_put_submit(&o, m);
@@ -245,37 +255,39 @@ static void tend(role_sender *s)
 
 /* ---- signs of life ---- */
 
-/* Whether a worker is to get batches first, which may be of an earlier epoch:
- * it counts epochs from the first that it hears of.  The lock is held. */
-static int is_behind(const role_sender *s, const role_link *l)
+/* All that a worker is to know.  The lock is held. */
+static wire_heartbeat beat_of(role_sender *s, const role_link *l, int leaves)
 {
-    const size_t at = (size_t)(l - s->c.links);
-    const kept *k = s->kept;
-    while (k && (k->at != at || window_has(&s->done, k->number)))
-        k = k->next;
-    return k && atomic_load(&s->boots[at]) != atomic_load(&l->boot);
+    wire_heartbeat m = {.caller = link_caller(&s->c, l),
+                        .stream = s->stream,
+                        .settled = settled_before(s, s->number + 1),
+                        .epoch = s->epoch,
+                        .first = s->first,
+                        .ends = s->ends,
+                        .ends_n = s->ends_n,
+                        .waits = (uint32_t)s->waits,
+                        .leaves = (uint32_t)leaves};
+    for (uint64_t i = 0; i < WIRE_BATCHES_MAX; i++)
+        if (window_has(&s->done, m.settled + 1 + i))
+            m.window[i / 64] |= (uint64_t)1 << i % 64;
+    return m;
 }
 
-static int beat_once(role_sender *s, role_link *l, uint64_t epoch, int leaves)
+static int beat(role_sender *s, role_link *l, int leaves)
 {
     wire_submit_reply reply;
     link_answer answer;
     wire_out o;
-    pthread_mutex_lock(&s->lock);
-    const wire_heartbeat m = {.caller = link_caller(&s->c, l),
-                              .stream = s->stream,
-                              .settled = settled_before(s, s->number + 1),
-                              .epoch = epoch ? epoch : s->epoch,
-                              .leaves = (uint32_t)leaves};
-    const int begun = (s->number || s->epoch > 1) && !is_behind(s, l);
-    pthread_mutex_unlock(&s->lock);
     persia_wire_out_init(&o);
-    int rc = begun ? persia_wire_put_heartbeat(&o, &m) : PERSIA_OK;
-    if (rc || !begun) {
+    pthread_mutex_lock(&s->lock);
+    const wire_heartbeat m = beat_of(s, l, leaves);
+    int rc = persia_wire_put_heartbeat(&o, &m);
+    pthread_mutex_unlock(&s->lock);
+    if (rc) {
         persia_wire_out_free(&o);
         return rc;
     }
-    rc = link_call(&s->c, l, ROLE_HEARTBEAT, &o, 0, BEAT_NS, &answer);
+    rc = link_call(&s->c, l, ROLE_HEARTBEAT, &o, 1, BEAT_NS, &answer);
     if (!rc)
         rc = persia_wire_get_submit_reply(answer.bytes.data, answer.bytes.n,
                                           &answer.memory, &reply);
@@ -292,29 +304,19 @@ static int beat_once(role_sender *s, role_link *l, uint64_t epoch, int leaves)
     return rc;
 }
 
-/* A worker takes a loader that it hears of for the first time to be in the
- * epoch that is open there.  So one that runs since this loader began, and had
- * no batch of its first epoch, hears of that epoch before the next. */
-static int beat(role_sender *s, role_link *l, int leaves)
+/* Whether it has begun to send. */
+static int has_begun(role_sender *s)
 {
-    const size_t i = (size_t)(l - s->c.links);
     pthread_mutex_lock(&s->lock);
-    const int first = s->epoch > 1 && s->untold[i] == atomic_load(&l->boot);
+    int has = s->number || s->epoch > 1;
     pthread_mutex_unlock(&s->lock);
-    int rc = first ? beat_once(s, l, 1, 0) : PERSIA_OK;
-    if (rc)
-        return rc;
-    pthread_mutex_lock(&s->lock);
-    if (first)
-        s->untold[i] = 0;
-    pthread_mutex_unlock(&s->lock);
-    return beat_once(s, l, 0, leaves);
+    return has;
 }
 
 static void tick(void *owner)
 {
     role_sender *s = owner;
-    for (size_t i = 0; i < s->c.links_n; i++)
+    for (size_t i = 0; i < s->c.links_n && has_begun(s); i++)
         if (!link_is_away(&s->c.links[i]))
             (void)beat(s, &s->c.links[i], 0);
     tend(s);
@@ -323,20 +325,36 @@ static void tick(void *owner)
 /* ---- life ---- */
 
 /* What an earlier process with this name has sent. */
-static int learn(role_sender *s)
+static void learn_done(role_sender *s, const wire_ledger *l)
 {
-    wire_ledger ledger;
-    int rc = link_ledger(&s->c, &s->c.links[pick(s, 0)], s->stream, &ledger);
-    if (rc)
-        return rc;
-    window_settle(&s->done, ledger.watermark);
+    window_settle(&s->done, l->watermark);
     for (uint64_t i = 0; i < 64 * (uint64_t)WIRE_WINDOW_MAX; i++)
-        if (ledger.window[i / 64] >> i % 64 & 1)
-            (void)window_add(&s->done, ledger.watermark + 1 + i);
+        if (l->window[i / 64] >> i % 64 & 1)
+            (void)window_add(&s->done, l->watermark + 1 + i);
     window_advance(&s->done);
     if (window_top(&s->done))
         s->unsure = window_top(&s->done) + WIRE_BATCHES_MAX;
-    return PERSIA_OK;
+}
+
+/* That, and its epoch: as an earlier process began, or the one that is open.
+ * If no worker knows when that process began, it was with the others. */
+static int learn(role_sender *s, uint64_t stream)
+{
+    uint64_t first = 0, open = 0;
+    int known = 0, rc = PERSIA_OK;
+    for (size_t i = 0; i < s->c.links_n; i++) {
+        wire_hello_reply reply;
+        role_link *l = &s->c.links[i];
+        if (link_is_away(l) || (rc = link_ask(&s->c, l, stream, &reply)))
+            continue;
+        if (stream && !known)
+            learn_done(s, &reply.ledger);
+        known = 1;
+        first = reply.first > first ? reply.first : first;
+        open = reply.epoch > open ? reply.epoch : open;
+    }
+    s->first = first ? first : window_top(&s->done) ? 1 : open;
+    return known ? PERSIA_OK : rc;
 }
 
 int persia_sender_open(const role_client_config *config, role_sender **out)
@@ -359,13 +377,12 @@ int persia_sender_open(const role_client_config *config, role_sender **out)
     s->stream = config->stream ? config->stream : s->c.client;
     s->counts.stream = s->stream;
     s->boots = calloc(s->c.links_n, sizeof *s->boots);
-    s->untold = calloc(s->c.links_n, sizeof *s->untold);
-    if (!s->boots || !s->untold)
+    if (!s->boots)
         rc = persia_err_set(PERSIA_ENOMEM, "no memory for a sender");
     for (size_t i = 0; i < s->c.links_n && !rc; i++)
-        s->boots[i] = s->untold[i] = atomic_load(&s->c.links[i].boot);
-    if (!rc && config->stream)
-        rc = learn(s);
+        s->boots[i] = atomic_load(&s->c.links[i].boot);
+    if (!rc)
+        rc = learn(s, config->stream);
     if (!rc)
         rc = role_client_start(&s->c, tick, s);
     if (rc) {
@@ -381,13 +398,12 @@ void persia_sender_close(role_sender *s, int leaves)
     if (!s)
         return;
     role_client_stop(&s->c);
-    for (size_t i = 0; i < s->c.links_n && leaves; i++)
+    for (size_t i = 0; i < s->c.links_n && leaves && has_begun(s); i++)
         if (!link_is_away(&s->c.links[i]))
             (void)beat(s, &s->c.links[i], 1);
     role_client_close(&s->c);
     forget(s, UINT64_MAX);
     free(s->boots);
-    free(s->untold);
     pthread_cond_destroy(&s->heard);
     pthread_mutex_destroy(&s->lock);
     pthread_mutex_destroy(&s->sending);
@@ -418,6 +434,9 @@ static int send_next(role_sender *s, wire_submit *m)
         return persia_err_set(PERSIA_ECLOSED,
                               "it is not known whether the last batch was "
                               "sent: close this sender and open another");
+    for (size_t i = 0; i < s->c.links_n && !has_begun(s); i++)
+        if (!link_is_away(&s->c.links[i]))
+            (void)beat(s, &s->c.links[i], 0); /* before any batch is done */
     const int passed = name_batch(s, m);
     int rc = passed ? PERSIA_OK : place(s, m, &at);
     pthread_mutex_lock(&s->lock);
@@ -442,28 +461,44 @@ int persia_sender_send(role_sender *s, wire_submit *m)
     return rc;
 }
 
+/* Waits while batches of too many epochs are under way. */
+static int end_epoch(role_sender *s)
+{
+    int rc = PERSIA_OK;
+    pthread_mutex_lock(&s->lock);
+    while (!rc && s->ends_n == WIRE_EPOCHS_MAX)
+        rc = persia_cond_wait_poll(&s->heard, &s->lock, UINT64_MAX);
+    if (!rc) {
+        s->epoch++;
+        s->before = s->number;
+        if (s->number > s->done.watermark)
+            s->ends[s->ends_n++] = s->number;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
 int persia_sender_end(role_sender *s)
 {
     const uint64_t until = persia_clock_ns() + s->c.timeout_ns;
-    pthread_mutex_lock(&s->lock);
-    s->epoch++;
-    s->before = s->number;
-    pthread_mutex_unlock(&s->lock);
-    for (size_t i = 0, heard = 0; i < s->c.links_n || !heard; i++) {
+    int rc = end_epoch(s);
+    for (size_t i = 0, heard = 0; !rc && (i < s->c.links_n || !heard); i++) {
         role_link *l = &s->c.links[i % s->c.links_n];
-        int rc = link_is_away(l) && heard ? PERSIA_OK : beat(s, l, 0);
+        rc = link_is_away(l) && heard ? PERSIA_OK : beat(s, l, 0);
         while (rc && !link_is_away(l) &&
                !(rc = link_retry(&s->c, l, rc, until)))
             rc = beat(s, l, 0);
         heard += !rc && !link_is_away(l);
         if (rc && !link_is_away(l))
             return rc;
-        /* The thread tells those that are away when they are back. */
-        if (!heard && i + 1 >= s->c.links_n &&
-            (rc = link_retry(&s->c, l, rc, until)))
-            return rc;
+        rc = PERSIA_OK; /* the thread tells it when it is back */
+        if (!heard && i + 1 >= s->c.links_n)
+            rc = link_retry(&s->c, l,
+                            persia_err_set(PERSIA_EUNAVAILABLE,
+                                           "%s cannot be reached", l->address),
+                            until);
     }
-    return PERSIA_OK;
+    return rc;
 }
 
 /* The first batch that is not done. */
@@ -507,10 +542,12 @@ static int flush_locked(role_sender *s, uint64_t until)
 int persia_sender_flush(role_sender *s, uint64_t timeout_ns)
 {
     atomic_store(&s->c.hurry, 1);
-    role_client_wake(&s->c);
     pthread_mutex_lock(&s->lock);
+    s->waits = 1;
+    role_client_wake(&s->c);
     int rc = flush_locked(s, timeout_ns ? persia_clock_ns() + timeout_ns
                                         : UINT64_MAX);
+    s->waits = 0;
     pthread_mutex_unlock(&s->lock);
     atomic_store(&s->c.hurry, 0);
     return rc;

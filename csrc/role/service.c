@@ -45,7 +45,9 @@ static int put_hello(const asking *a, wire_out *o)
                           .features = WIRE_FEATURES,
                           .shards = 1,
                           .boot = s->boot,
-                          .message_limit = s->config.message_limit};
+                          .message_limit = s->config.message_limit,
+                          .first = a->first,
+                          .epoch = a->epoch};
     memcpy(m.name_space, s->config.servers.name_space, sizeof m.name_space);
     if (a->ledger)
         m.ledger = *a->ledger;
@@ -66,12 +68,12 @@ static int put(asking *a, wire_out *o)
     case ROLE_SUBMIT:
     case ROLE_HEARTBEAT:
         return persia_wire_put_submit_reply(
-            o, &(wire_submit_reply){a->status, a->done, a->done_n});
+            o, &(wire_submit_reply){a->status, a->done, a->done_n, a->first});
     case ROLE_TAKE:
         a->taken.status = a->status;
         a->taken.epoch = a->epoch;
-        if (!a->o)
-            a->taken.stream = a->stream;
+        a->taken.loaders = a->parts;
+        a->taken.loaders_n = a->parts_n;
         return persia_wire_put_take_reply(o, &a->taken);
     case ROLE_RETURN:
         return persia_wire_put_return_reply(
@@ -366,7 +368,6 @@ void persia_role_destroy(role_service *s)
     pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->declaring);
     pthread_mutex_destroy(&s->lock);
-    free(s->ended);
     free(s);
 }
 

@@ -172,12 +172,11 @@ static int return_to(role_taken *t, role_link *l, wire_return *m,
                      wire_return_reply *reply)
 {
     role_rank *r = t->r;
-    uint64_t pass;
     link_answer answer;
     wire_out o;
     int rc = l == t->from && t->boot == atomic_load(&l->boot)
                  ? PERSIA_OK
-                 : rank_prepare(r, l, t->pass, &pass);
+                 : rank_prepare(r, l);
     if (rc)
         return rc;
     persia_wire_out_init(&o);

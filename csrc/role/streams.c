@@ -1,67 +1,185 @@
 /* streams.c: loaders and their epochs.  The lock is held in all of it.
  *
- * An epoch is over when so many loaders have ended it as the configuration
- * says.  A loader that is silent for too long is gone: it counts as having
- * ended all epochs, until it is heard of again or another takes its place.
+ * Workers and ranks count the same epochs, from 1.  Each loader counts its own
+ * and says what the others call its first one.  It learns that from the first
+ * worker that knows: one that was started again does when a rank has asked it
+ * for an epoch.  Heartbeats say all that is to be known of a loader, and the
+ * last one counts: one is enough for a worker that was started again.
  *
- * Each side counts epochs from 1.  A loader that is heard of for the first
- * time is in the first epoch here that is not over.
+ *   who      keeps, of (loader, epoch)            tells
+ *   loader   the number of the epoch's last       workers: that, and what is
+ *            batch; which batches are done, and   done
+ *            which worker has each other one
+ *   worker   what the loader has said; which      ranks, when so many loaders
+ *            batches it had itself                have ended the epoch: both
+ *   rank     what each worker answered last, by   workers: the epoch it is in
+ *            its boot
+ *
+ * An epoch is over for a rank when all workers that are there have nothing of
+ * it, and each batch up to the loaders' last ones is done, or one of them has
+ * given it to a rank: see passes.c.  Batches of a worker that died are not
+ * there until their loader has sent them to another one.
+ *
+ * A loader that is silent for too long is gone: it counts as having ended all
+ * epochs, and its batches are not waited for, until it is heard of again or
+ * another takes its place.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "role/private.h"
 
 /* ---- epochs ---- */
 
+uint64_t stream_epoch(const role_stream *t, uint64_t own)
+{
+    return t->first ? t->first + (own ? own : 1) - 1 : 0;
+}
+
+/* That of its next batch; 0: it is not known. */
+static uint64_t epoch_now(const role_stream *t)
+{
+    return t->own ? stream_epoch(t, t->own) : 0;
+}
+
+/* Loaders that have ended it. */
+static uint64_t ended(const role_service *s, uint64_t epoch)
+{
+    uint64_t n = 0;
+    for (const role_stream *t = s->streams; t; t = t->next)
+        n += epoch_now(t) > epoch;
+    return n;
+}
+
+/* So many loaders are known, and all that are left have ended it. */
+static int all_ended(const role_service *s, uint64_t epoch)
+{
+    const role_stream *t = s->streams;
+    while (t && (t->gone || t->left || epoch_now(t) > epoch))
+        t = t->next;
+    return !t && s->streams_ever >= s->config.loaders;
+}
+
 int epoch_is_over(const role_service *s, uint64_t epoch, int begun)
 {
-    uint64_t n = epoch <= s->epochs ? s->ended[epoch - 1] : 0;
-    if (epoch <= s->over)
-        return 1;
+    uint64_t n = ended(s, epoch);
     for (const role_stream *t = s->streams; t; t = t->next)
-        n += t->gone && t->epoch <= epoch;
+        n += t->gone && epoch_now(t) <= epoch;
     /* Loaders that ended before this worker was started again. */
     if (begun && s->streams_ever < s->config.loaders &&
         persia_clock_ns() - s->born > s->config.silence_ns)
         n += s->config.loaders - s->streams_ever;
-    return n >= s->config.loaders;
+    return n >= s->config.loaders ||
+           ((begun || epoch <= s->over) && all_ended(s, epoch));
 }
 
 uint64_t epoch_first(const role_service *s)
 {
     uint64_t epoch = s->over + 1;
-    while (epoch <= s->epochs && s->ended[epoch - 1] >= s->config.loaders)
+    while (s->config.loaders && ended(s, epoch) >= s->config.loaders)
         epoch++;
     return epoch;
 }
 
-uint64_t stream_epoch(const role_stream *t, uint64_t epoch)
+void epochs_count(role_service *s, uint64_t over)
 {
-    const int64_t own = (int64_t)(epoch ? epoch : 1) - t->ahead;
-    return own > 0 ? (uint64_t)own : 1;
+    s->counts = 1;
+    s->over = over > s->over ? over : s->over;
+    for (role_stream *t = s->streams; t; t = t->next)
+        if (!t->first)
+            t->first = epoch_first(s);
 }
 
-int stream_advance(role_service *s, role_stream *t, uint64_t epoch)
+/* The last batch of an epoch that the loader has ended, or one before it that
+ * is settled as well. */
+static uint64_t last_of(const role_stream *t, uint64_t epoch)
 {
-    const uint64_t to = stream_epoch(t, epoch);
-    if (to <= t->epoch)
-        return PERSIA_OK;
-    if (to > ROLE_EPOCHS)
-        return persia_err_set(PERSIA_EARG,
-                              "epoch %llu: a loader may have %d",
-                              (unsigned long long)epoch, ROLE_EPOCHS);
-    if (to > s->epochs + 1) {
-        uint64_t *more = realloc(s->ended, (to - 1) * sizeof *more);
-        if (!more)
-            return persia_err_set(PERSIA_ENOMEM, "no memory for an epoch");
-        for (uint64_t e = s->epochs; e < to - 1; e++)
-            more[e] = 0;
-        s->ended = more;
-        s->epochs = to - 1;
+    const uint64_t later = epoch_now(t) - 1 - epoch;
+    return later < t->ends_n ? t->ends[t->ends_n - 1 - later] : 0;
+}
+
+/* The epoch of its first batch that is not done. */
+static uint64_t epoch_left(const role_stream *t)
+{
+    uint64_t epoch = epoch_now(t) - t->ends_n;
+    if (!t->done.watermark)
+        return t->first;
+    while (epoch < epoch_now(t) && last_of(t, epoch) <= t->done.watermark)
+        epoch++;
+    return epoch;
+}
+
+static int is_there(const role_stream *t)
+{
+    return epoch_now(t) && !t->gone && !t->left;
+}
+
+/* Whether a rank without an epoch is to take this one even if nothing of it is
+ * to be had: it goes on, or its batches are in hand.  Else it may be that all
+ * of it is done, and the loader does not know that yet. */
+static int is_sure(const role_service *s, uint64_t epoch)
+{
+    for (const role_stream *t = s->streams; t; t = t->next)
+        if (is_there(t) && !t->done.watermark && t->first == epoch)
+            return 1;
+    for (const offer *o = s->leased; o; o = o->next)
+        if (offer_epoch(o) <= epoch)
+            return 1;
+    return !epoch_is_over(s, epoch, 0);
+}
+
+uint64_t epoch_next(const role_service *s, int *sure)
+{
+    uint64_t epoch = UINT64_MAX;
+    for (const role_stream *t = s->streams; t; t = t->next)
+        if (is_there(t) && epoch_left(t) < epoch)
+            epoch = epoch_left(t);
+    if (epoch <= s->over)
+        epoch = s->over + 1;
+    for (const offer *o = s->queue; o; o = o->next)
+        epoch = offer_epoch(o) < epoch ? offer_epoch(o) : epoch;
+    if (epoch == UINT64_MAX)
+        epoch = 0;
+    *sure = epoch && is_sure(s, epoch);
+    return epoch;
+}
+
+int epoch_is_idle(const role_service *s, int none)
+{
+    for (const role_stream *t = s->streams; t; t = t->next) {
+        if (t->waits && is_there(t))
+            return 1;
+        none &= t->gone || t->left;
     }
-    for (; t->epoch < to; t->epoch++)
-        s->ended[t->epoch - 1]++;
-    return PERSIA_OK;
+    return none;
+}
+
+static void part_of(const role_service *s, const role_stream *t,
+                    uint64_t epoch, const role_known_rank *r,
+                    wire_loader_part *out)
+{
+    *out = (wire_loader_part){.stream = t->name,
+                              .settled = t->done.watermark,
+                              .last = last_of(t, epoch)};
+    for (uint64_t i = 0; i < WIRE_BATCHES_MAX; i++)
+        if (window_has(&t->came, out->settled + 1 + i))
+            out->window[i / 64] |= (uint64_t)1 << i % 64;
+    for (const offer *o = s->queue; o; o = o->next) {
+        const uint64_t i = o->m.number - out->settled - 1;
+        if (o->stream == t && i < WIRE_BATCHES_MAX && !rank_has(r, o))
+            out->window[i / 64] &= ~((uint64_t)1 << i % 64);
+    }
+}
+
+size_t epoch_parts(const role_service *s, uint64_t epoch,
+                   const role_known_rank *r, wire_loader_part *out)
+{
+    size_t n = 0;
+    for (const role_stream *t = s->streams; t && n < WIRE_LOADERS_MAX;
+         t = t->next)
+        if (is_there(t) && epoch_now(t) > epoch)
+            part_of(s, t, epoch, r, &out[n++]);
+    return n;
 }
 
 /* ---- streams ---- */
@@ -113,33 +231,36 @@ static void replace_gone(role_service *s)
     }
 }
 
-int stream_find(role_service *s, uint64_t name, uint64_t epoch,
-                role_stream **out)
+role_stream *stream_named(const role_service *s, uint64_t name)
 {
     role_stream *t = s->streams;
     while (t && t->name != name)
         t = t->next;
-    *out = t;
+    return t;
+}
+
+int stream_find(role_service *s, uint64_t name, role_stream **out)
+{
+    role_stream *t = *out = stream_named(s, name);
     if (t)
         return PERSIA_OK;
     int rc = s->stats.streams >= ROLE_STREAMS ? stream_expire(s) : PERSIA_OK;
     if (rc)
         return rc;
-    if (epoch > INT64_MAX / 2)
-        return persia_err_set(PERSIA_EARG, "epoch %llu is none",
-                              (unsigned long long)epoch);
     if (!(t = calloc(1, sizeof *t)))
         return persia_err_set(PERSIA_ENOMEM, "no memory for a data loader");
     replace_gone(s);
     t->name = name;
-    t->epoch = epoch_first(s);
-    t->ahead = (int64_t)(epoch ? epoch : 1) - (int64_t)t->epoch;
     t->used = persia_clock_ns();
     window_init(&t->came, t->rings[0], ROLE_WINDOW / 64);
     window_init(&t->done, t->rings[1], ROLE_WINDOW / 64);
     pthread_mutex_init(&t->opening, NULL);
-    t->next = s->streams;
-    s->streams = t;
+    role_stream **end = &s->streams;
+    while (*end)
+        end = &(*end)->next;
+    *end = t;
+    if (s->counts)
+        t->first = epoch_first(s);
     s->streams_ever++;
     s->stats.streams++;
     *out = t;
@@ -155,18 +276,31 @@ void stream_hear(role_stream *t, uint64_t settled)
         t->settled = settled;
         window_settle(&t->came, t->settled);
         window_settle(&t->done, t->settled);
+        window_advance(&t->done);
     }
 }
 
-const role_stream *stream_last(const role_service *s, int left)
+void stream_learn(role_stream *t, const wire_heartbeat *m)
 {
-    const role_stream *last = NULL;
-    for (const role_stream *t = s->streams; t; t = t->next)
-        if ((left || !t->left) &&
-            (!last || t->left < last->left ||
-             (t->left == last->left && t->epoch < last->epoch)))
-            last = t;
-    return last;
+    const uint64_t own = m->epoch ? m->epoch : 1;
+    stream_hear(t, m->settled);
+    for (uint64_t i = 0; i < WIRE_BATCHES_MAX; i++) {
+        if (!(m->window[i / 64] >> i % 64 & 1))
+            continue;
+        (void)window_add(&t->came, m->settled + 1 + i);
+        (void)window_add(&t->done, m->settled + 1 + i);
+    }
+    window_advance(&t->done);
+    if (m->first)
+        t->first = m->first;
+    if (t->client == m->caller.client && own < t->own)
+        return; /* a later one came before it */
+    t->client = m->caller.client;
+    t->own = own;
+    t->ends_n = m->ends_n;
+    memcpy(t->ends, m->ends, m->ends_n * sizeof *t->ends);
+    t->waits = (int)m->waits;
+    t->left = (int)m->leaves;
 }
 
 void streams_tick(role_service *s, uint64_t now)

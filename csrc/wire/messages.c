@@ -119,10 +119,12 @@ static const wire_field hello_reply_fields[] = {
     [16] = F(wire_hello_reply, features, U64, "features"),
     [14] = F(wire_hello_reply, restore, FIXED64, "restore"),
     [18] = F(wire_hello_reply, taken, U32, "taken", .limit = 1),
+    [19] = F(wire_hello_reply, first, U64, "first"),
+    [20] = F(wire_hello_reply, epoch, U64, "epoch"),
 };
 static const wire_type hello_reply_type = {
     .name = "HelloReply", .size = sizeof(wire_hello_reply),
-    .fields = hello_reply_fields, .fields_n = 18, .check = at_check_hello_reply
+    .fields = hello_reply_fields, .fields_n = 20, .check = at_check_hello_reply
 };
 
 static const wire_field declare_fields[] = {
@@ -545,10 +547,11 @@ static const wire_field submit_fields[] = {
     [20] = F(wire_submit, attempt, U32, "attempt", .limit = UINT32_MAX),
     [21] = F(wire_submit, epoch, U64, "epoch"),
     [22] = F(wire_submit, place, U64, "place"),
+    [23] = F(wire_submit, first, U64, "first"),
 };
 static const wire_type submit_type = {
     .name = "SubmitRequest", .size = sizeof(wire_submit),
-    .fields = submit_fields, .fields_n = 22, .check = at_check_submit
+    .fields = submit_fields, .fields_n = 23, .check = at_check_submit
 };
 
 static const wire_field heartbeat_fields[] = {
@@ -557,10 +560,15 @@ static const wire_field heartbeat_fields[] = {
     [3] = F(wire_heartbeat, settled, U64, "settled"),
     [4] = F(wire_heartbeat, epoch, U64, "epoch"),
     [5] = F(wire_heartbeat, leaves, U32, "leaves", .limit = 1),
+    [6] = F(wire_heartbeat, first, U64, "first"),
+    [7] = F(wire_heartbeat, ends, NUMBERS, "ends",
+        COUNT(wire_heartbeat, ends_n), .limit = 256),
+    [8] = F(wire_heartbeat, window, WORDS, "window", .limit = 16),
+    [9] = F(wire_heartbeat, waits, U32, "waits", .limit = 1),
 };
 static const wire_type heartbeat_type = {
     .name = "HeartbeatRequest", .size = sizeof(wire_heartbeat),
-    .fields = heartbeat_fields, .fields_n = 5, .check = at_check_heartbeat
+    .fields = heartbeat_fields, .fields_n = 9, .check = at_check_heartbeat
 };
 
 static const wire_field batch_name_fields[] = {
@@ -576,16 +584,17 @@ static const wire_field submit_reply_fields[] = {
     [1] = F(wire_submit_reply, status, U32, "status", .limit = 1),
     [2] = F(wire_submit_reply, done, NUMBERS, "done",
         COUNT(wire_submit_reply, done_n), .limit = 1024),
+    [3] = F(wire_submit_reply, first, U64, "first"),
 };
 static const wire_type submit_reply_type = {
     .name = "SubmitReply", .size = sizeof(wire_submit_reply),
-    .fields = submit_reply_fields, .fields_n = 2
+    .fields = submit_reply_fields, .fields_n = 3
 };
 
 static const wire_field take_fields[] = {
     [1] = F(wire_take, caller, MESSAGE, "caller", .type = &caller_type),
     [2] = F(wire_take, rank, U32, "rank", .limit = UINT32_MAX),
-    [3] = F(wire_take, pass, U64, "pass"),
+    [3] = F(wire_take, epoch, U64, "epoch"),
     [4] = F(wire_take, number, U64, "number"),
     [5] = F(wire_take, dtype, U32, "dtype", .limit = 2),
     [20] = F(wire_take, held, MESSAGES, "held", COUNT(wire_take, held_n),
@@ -619,8 +628,19 @@ static const wire_type row_offsets_type = {
     .fields = row_offsets_fields, .fields_n = 1, .leader = 1
 };
 
+static const wire_field loader_part_fields[] = {
+    [1] = F(wire_loader_part, stream, FIXED64, "stream"),
+    [2] = F(wire_loader_part, settled, U64, "settled"),
+    [3] = F(wire_loader_part, last, U64, "last"),
+    [4] = F(wire_loader_part, window, WORDS, "window", .limit = 16),
+};
+static const wire_type loader_part_type = {
+    .name = "LoaderPart", .size = sizeof(wire_loader_part),
+    .fields = loader_part_fields, .fields_n = 4
+};
+
 static const wire_field take_reply_fields[] = {
-    [1] = F(wire_take_reply, status, U32, "status", .limit = 3),
+    [1] = F(wire_take_reply, status, U32, "status", .limit = 4),
     [2] = F(wire_take_reply, lease, FIXED64, "lease"),
     [3] = F(wire_take_reply, stream, FIXED64, "stream"),
     [4] = F(wire_take_reply, number, U64, "number"),
@@ -637,10 +657,13 @@ static const wire_field take_reply_fields[] = {
     [11] = F(wire_take_reply, offsets, MESSAGE, "offsets",
         .type = &row_offsets_type),
     [20] = F(wire_take_reply, epoch, U64, "epoch"),
+    [21] = F(wire_take_reply, loaders, MESSAGES, "loaders",
+        COUNT(wire_take_reply, loaders_n), .limit = 256,
+        .type = &loader_part_type),
 };
 static const wire_type take_reply_type = {
     .name = "TakeReply", .size = sizeof(wire_take_reply),
-    .fields = take_reply_fields, .fields_n = 20, .dtype = 6
+    .fields = take_reply_fields, .fields_n = 21, .dtype = 6
 };
 
 static const wire_field table_sum_fields[] = {

@@ -19,6 +19,9 @@ enum {
     WIRE_SHAPE_MAX = 16,
     WIRE_BATCHES_MAX = 1024,
     WIRE_HELD_MAX = 1024,
+    WIRE_BITS_MAX = 16,
+    WIRE_EPOCHS_MAX = 256,
+    WIRE_LOADERS_MAX = 256,
     WIRE_FIELDS_MAX = 23
 };
 
@@ -86,9 +89,11 @@ enum role_submit_status {
 enum role_take_status {
     TAKE_BATCH,
     TAKE_EMPTY, /* ask again */
-    TAKE_END, /* of the pass */
+    TAKE_END, /* so many loaders as there are have ended the epoch */
     /* the batch of this place needs no training: ask for the next */
     TAKE_DONE,
+    /* as EMPTY, and a loader waits for what it has sent: ask others */
+    TAKE_IDLE,
 };
 
 enum role_return_reason {
@@ -195,6 +200,10 @@ typedef struct wire_hello_reply {
      * different ones hold a mixture. */
     uint64_t restore;
     uint32_t taken; /* the stream was another client's before */
+    /* To a loader: the first epoch of its stream, and the one that a new
+     * loader begins with; 0: the worker does not know. */
+    uint64_t first;
+    uint64_t epoch;
 } wire_hello_reply;
 
 typedef struct wire_declare {
@@ -507,8 +516,11 @@ typedef struct wire_submit {
     uint64_t epoch; /* of the loader, from 1 (0: the same) */
     /* In its epoch, from 1; their numbers follow one another. 0: not known. */
     uint64_t place;
+    uint64_t first; /* see HeartbeatRequest */
 } wire_submit;
 
+/* What a loader knows of its own epochs: the last one that a worker heard
+ * counts. */
 typedef struct wire_heartbeat {
     wire_caller caller;
     uint64_t stream; /* see SubmitRequest */
@@ -516,6 +528,15 @@ typedef struct wire_heartbeat {
     /* Of the next batch, from 1 (0: the same): those before it have ended. */
     uint64_t epoch;
     uint32_t leaves; /* the stream has no more batches and no more epochs */
+    /* What ranks and workers call its first epoch, as the reply to a Hello or
+     * another request said; 0: none has said it yet. */
+    uint64_t first;
+    /* The numbers of the last batches of the epochs just before `epoch`, in
+     * order. Those of earlier ones are settled. */
+    uint64_t *ends;
+    size_t ends_n;
+    uint64_t window[16]; /* Bit i: batch settled + 1 + i is done. */
+    uint32_t waits; /* it sends no more until what it has sent is done */
 } wire_heartbeat;
 
 typedef struct wire_batch_name {
@@ -529,24 +550,27 @@ typedef struct wire_submit_reply {
      * gradients. */
     uint64_t *done;
     size_t done_n;
+    uint64_t first; /* of the stream, see HeartbeatRequest; 0: not known */
 } wire_submit_reply;
 
 typedef struct wire_take {
     wire_caller caller;
     uint32_t rank;
-    /* Of the rank, from 1: each ends when the loaders of an epoch have
-     * ended. */
-    uint64_t pass;
+    /* A batch of it, or of an earlier one. 0: the rank has none yet, and takes
+     * the one that the reply says. */
+    uint64_t epoch;
     uint64_t number; /* of this request, from 1 */
     uint32_t dtype; /* of the reply */
     wire_batch_name *held; /* by this rank: their gradients come from it */
     size_t held_n;
-    uint32_t begun; /* the rank has had batches in this pass */
+    uint32_t begun; /* the rank has had batches in this epoch */
     /* The batch of this place in its epoch and no other: for steps of all
      * ranks, of which rank r takes the places r + 1, r + 1 + world, ... 0: any
      * batch. */
     uint64_t place;
-    uint32_t look; /* does not wait for it */
+    /* Does not wait. Without a place: for a batch of a worker whose turn it is
+     * not, which gives one only where it would answer IDLE without any. */
+    uint32_t look;
 } wire_take;
 
 /* Each id as its place among the distinct rows of its table. */
@@ -563,12 +587,20 @@ typedef struct wire_row_offsets {
     const uint32_t *offsets; /* [features * samples + 1] */
 } wire_row_offsets;
 
+/* What is known of a loader's batches up to the end of an epoch. */
+typedef struct wire_loader_part {
+    uint64_t stream;
+    uint64_t settled; /* batches up to it are done */
+    uint64_t last; /* the last one of the epoch, if it is behind `settled` */
+    /* Bit i: batch settled + 1 + i is done, or this worker has given it to a
+     * rank. */
+    uint64_t window[16];
+} wire_loader_part;
+
 typedef struct wire_take_reply {
     uint32_t status;
     uint64_t lease;
-    /* Of the batch; EMPTY and END: of the loader that is furthest behind, or
-     * 0. */
-    uint64_t stream;
+    uint64_t stream; /* of the batch */
     uint64_t number; /* of the batch */
     uint32_t samples;
     uint32_t dtype;
@@ -585,7 +617,12 @@ typedef struct wire_take_reply {
      * such tables is here once. They are in the order of the plan. */
     wire_row_ids ids;
     wire_row_offsets offsets; /* left out: each bag has one id */
-    uint64_t epoch; /* that the pass is, as the loader of `stream` counts */
+    /* That it is an answer for. 0: it is not known which is next. */
+    uint64_t epoch;
+    /* END: of the loaders that have ended it and are alive. The epoch is over
+     * when all their batches are at workers that are alive. */
+    wire_loader_part *loaders;
+    size_t loaders_n;
 } wire_take_reply;
 
 typedef struct wire_table_sum {

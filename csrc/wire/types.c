@@ -215,6 +215,9 @@ int at_check_submit(const wire_at *at, const void *m, uint32_t dtype)
     if (s->settled >= s->number)
         REFUSE("settled", "is %llu, it must be below the number %llu",
                (unsigned long long)s->settled, (unsigned long long)s->number);
+    if (s->epoch > INT64_MAX / 2 || s->first > INT64_MAX / 2)
+        REFUSE("epoch", "is %llu, and the first one %llu",
+               (unsigned long long)s->epoch, (unsigned long long)s->first);
     if (s->place > s->number)
         REFUSE("place", "is %llu, it must not be above the number %llu",
                (unsigned long long)s->place, (unsigned long long)s->number);
@@ -233,6 +236,17 @@ int at_check_heartbeat(const wire_at *at, const void *m, uint32_t dtype)
     (void)dtype;
     if (!h->stream)
         REFUSE("stream", "is 0, which is no stream");
+    if (h->epoch > INT64_MAX / 2 || h->first > INT64_MAX / 2)
+        REFUSE("epoch", "is %llu, and the first one %llu",
+               (unsigned long long)h->epoch, (unsigned long long)h->first);
+    if (h->ends_n && h->ends_n >= h->epoch)
+        REFUSE("ends", "are of %zu epochs before epoch %llu", h->ends_n,
+               (unsigned long long)h->epoch);
+    for (size_t i = 1; i < h->ends_n; i++)
+        if (h->ends[i] < h->ends[i - 1])
+            REFUSE("ends", "fall: %llu after %llu",
+                   (unsigned long long)h->ends[i],
+                   (unsigned long long)h->ends[i - 1]);
     return PERSIA_OK;
 }
 
@@ -251,8 +265,8 @@ int at_check_take(const wire_at *at, const void *m, uint32_t dtype)
 {
     const wire_take *t = m;
     (void)dtype;
-    if (!t->pass)
-        REFUSE("pass", "is 0, passes begin at 1");
+    if (t->epoch > INT64_MAX)
+        REFUSE("epoch", "is %llu", (unsigned long long)t->epoch);
     if (!t->number)
         REFUSE("number", "is 0, numbers begin at 1");
     return PERSIA_OK;

@@ -127,6 +127,7 @@ NAMES = {
     "RowOffsets": "row_offsets",
     "BatchWeights": "batch_weights",
     "TableSum": "table_sum",
+    "LoaderPart": "loader_part",
     "SumsReply": "sums_reply",
 }
 DTYPE_BYTES = (4, 2, 2)

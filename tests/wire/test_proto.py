@@ -142,7 +142,12 @@ def agree(draw: st.DrawFn, message: Message) -> None:
         agree_batch(draw, message)
     elif name == "TakeRequest":
         message.number = message.number or 1
-        setattr(message, "pass", getattr(message, "pass") or 1)
+        message.epoch >>= 3
+    elif name == "HeartbeatRequest":
+        message.stream = message.stream or 1
+        message.first >>= 3
+        message.epoch = (message.epoch >> 3) + len(message.ends) + 1
+        message.ends[:] = sorted(message.ends)
 
 
 def agree_batch(draw: st.DrawFn, message: Message) -> None:
@@ -151,6 +156,8 @@ def agree_batch(draw: st.DrawFn, message: Message) -> None:
     message.number = message.number or 2**64 - 1
     message.settled = draw(st.integers(0, message.number - 1))
     message.place = draw(st.integers(0, message.number))
+    message.epoch >>= 3
+    message.first >>= 3
     if not message.features:
         message.features.add(name="user")
     message.samples = draw(st.integers(1, 5))
@@ -178,9 +185,10 @@ def fill_message(draw: st.DrawFn, message: Message, dtype: int = 0) -> None:
             numbers = st.lists(st.integers(0, 2**64 - 1), max_size=5)
             getattr(message, field.name).extend(draw(numbers))
         elif field.name == "window":
-            words = draw(st.lists(st.integers(0, 2**64 - 1), max_size=64))
+            most = 64 if message.DESCRIPTOR.name == "Ledger" else 16
+            words = draw(st.lists(st.integers(0, 2**64 - 1), max_size=most))
             words += [1] if words else []
-            message.window = np.array(words[-64:], np.uint64).tobytes()
+            message.window = np.array(words[-most:], np.uint64).tobytes()
         elif field.type != field.TYPE_BYTES:
             setattr(message, field.name, scalar(draw, field))
             if field.name == "dtype":

@@ -1,0 +1,157 @@
+/* order.c: the Takes of a rank get batches in their order.
+ *
+ * The loop has the batch of one Take after that of the one before.  So a batch
+ * that came for a later one is of no use while an earlier one waits for a
+ * worker that has none: its loader may wait for just that batch.  Then the
+ * earlier one gets it, and the later one asks again.
+ */
+#include <stdlib.h>
+
+#include "role/rank.h"
+
+#define IDLE_NS ((uint64_t)20000000)
+#define LOOK_NS ((uint64_t)50000000) /* at what is cancelled */
+
+void order_enter(role_taken *t)
+{
+    role_rank *r = t->r;
+    pthread_mutex_lock(&r->lock);
+    role_taken **end = &r->takes;
+    while (*end)
+        end = &(*end)->takes_next;
+    *end = t;
+    t->takes_next = NULL;
+    t->is_listed = 1;
+    pthread_mutex_unlock(&r->lock);
+}
+
+void order_leave(role_taken *t)
+{
+    role_rank *r = t->r;
+    pthread_mutex_lock(&r->lock);
+    if (t->is_listed) {
+        role_taken **at = &r->takes;
+        while (*at != t)
+            at = &(*at)->takes_next;
+        *at = t->takes_next;
+        t->is_listed = 0;
+        pthread_cond_broadcast(&r->turned);
+    }
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* The lock is held in all below. */
+
+static void turn(role_taken *t, enum take_state state)
+{
+    t->state = state;
+    pthread_cond_broadcast(&t->r->turned);
+}
+
+static void wait_until(role_rank *r, uint64_t until)
+{
+    persia_cond_wait_until(&r->turned, &r->lock, until);
+}
+
+static int is_cancelled(const role_taken *t)
+{
+    return t->generation != t->r->generation;
+}
+
+/* The batch of t is that of u from now on. */
+static void give(role_taken *t, role_taken *u)
+{
+    role_rank *r = t->r;
+    role_taken **at = &r->held;
+    while (*at != t)
+        at = &(*at)->held_next;
+    *at = u;
+    u->held_next = t->held_next;
+    u->is_held = 1;
+    t->is_held = 0;
+    link_answer_free(&u->answer);
+    u->answer = t->answer;
+    u->m = t->m;
+    u->from = t->from;
+    u->boot = t->boot;
+    t->answer = (link_answer){0};
+    persia_wire_memory_init(&t->answer.memory);
+    t->number = ++r->number; /* a request with the old one has this batch */
+    t->tries = 0;
+    atomic_store(&t->has_lease, 0);
+    atomic_store(&u->has_lease, 1);
+    turn(u, TAKE_IS_DONE);
+    turn(t, TAKE_ASKS);
+}
+
+static int settle_batch(role_taken *t)
+{
+    role_rank *r = t->r;
+    turn(t, TAKE_HOLDS);
+    while (!is_cancelled(t)) {
+        role_taken *u = r->takes;
+        int before = 0;
+        while (u != t && u->state != TAKE_WANTS && u->state != TAKE_AT_END) {
+            before |= !is_cancelled(u);
+            u = u->takes_next;
+        }
+        if (u != t) {
+            give(t, u);
+            return 0;
+        }
+        if (!before)
+            break;
+        wait_until(r, persia_clock_ns() + LOOK_NS);
+    }
+    turn(t, TAKE_IS_DONE);
+    return 1;
+}
+
+/* Whether all Takes that were sent are at the end, and no batch can come. */
+static int all_at_end(const role_rank *r)
+{
+    const role_taken *t = r->takes;
+    while (t && (is_cancelled(t) || t->state == TAKE_IS_NEW ||
+                 t->state == TAKE_AT_END))
+        t = t->takes_next;
+    return !t;
+}
+
+static int settle_end(role_taken *t)
+{
+    role_rank *r = t->r;
+    turn(t, TAKE_AT_END);
+    while (t->state == TAKE_AT_END && !is_cancelled(t)) {
+        if (r->over || all_at_end(r)) {
+            r->over = 1;
+            break;
+        }
+        wait_until(r, persia_clock_ns() + LOOK_NS);
+    }
+    turn(t, TAKE_IS_DONE);
+    return 1;
+}
+
+/* For a moment: then it asks again. */
+static int settle_idle(role_taken *t)
+{
+    const uint64_t until = persia_clock_ns() + IDLE_NS;
+    turn(t, TAKE_WANTS);
+    while (t->state == TAKE_WANTS && persia_clock_ns() < until &&
+           !is_cancelled(t))
+        wait_until(t->r, until);
+    if (t->state == TAKE_IS_DONE)
+        return 1;
+    turn(t, TAKE_ASKS);
+    return 0;
+}
+
+int order_settle(role_taken *t)
+{
+    pthread_mutex_lock(&t->r->lock);
+    int done = t->m.status == TAKE_BATCH ? settle_batch(t)
+               : t->m.status == TAKE_END ? settle_end(t)
+                                         : settle_idle(t);
+    pthread_mutex_unlock(&t->r->lock);
+    return done;
+}
