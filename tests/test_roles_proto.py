@@ -49,12 +49,12 @@ class Client:
         self.caller.boot = reply.boot
 
     def take(self, number: int, rank: int = 0, **more: Any) -> Any:
-        """Of the first pass."""
-        request = pb.TakeRequest(
-            caller=self.caller, rank=rank, number=number, **more
+        """Of the first epoch."""
+        return self.call.Take(
+            pb.TakeRequest(
+                caller=self.caller, rank=rank, epoch=1, number=number, **more
+            )
         )
-        setattr(request, "pass", 1)
-        return self.call.Take(request)
 
 
 @pytest.fixture

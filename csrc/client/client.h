@@ -150,6 +150,8 @@ PERSIA_API int persia_client_has(ps_client *c, uint64_t number);
 /* The update of this name will not be made: its number is given up; other
  * ranks that wait for its part of a sync step are sent an empty one. */
 PERSIA_API int persia_client_skip(ps_client *c, const client_update *update);
+/* The same, and all servers have the number in their ledgers from then on. */
+PERSIA_API int persia_client_note(ps_client *c, const client_update *update);
 /* A part of the update of a group will not be made: the others do not wait for
  * it any more. */
 PERSIA_API int persia_client_pass(ps_client *c, const client_update *update);

@@ -19,6 +19,7 @@ typedef struct pushing {
     wire_push_table *tables;     /* [shards * units] */
     const optim_args **optim;    /* embedded: [units] the jobs' */
     int empty;                   /* sent without its tables */
+    int skips;                   /* it counts as no update */
     uint64_t deadline;
     uint32_t moves;              /* of the client, when it was named */
 } pushing;
@@ -113,7 +114,8 @@ static void fill_push(void *ctx, request *q)
                      .parts = p->update.parts,
                      .group = p->update.group,
                      .t = p->t,
-                     .dtype = r->dtype};
+                     .dtype = r->dtype,
+                     .skips = (uint32_t)p->skips};
     pthread_mutex_lock(&r->lock);
     m->settled = r->settled.w.watermark;
     pthread_mutex_unlock(&r->lock);
@@ -530,6 +532,17 @@ int persia_client_skip(ps_client *r, const client_update *update)
     if (rc)
         return rc;
     rc = send_empty(&p);
+    call_give(p.k);
+    return rc;
+}
+
+int persia_client_note(ps_client *r, const client_update *update)
+{
+    pushing p = {.r = r, .empty = 1, .skips = 1};
+    int rc = begin(&p, update);
+    if (rc)
+        return rc;
+    rc = send_all(&p);
     call_give(p.k);
     return rc;
 }

@@ -84,6 +84,30 @@ int ledger_has_offer(role_service *s, const offer *o, int *have)
     return rc;
 }
 
+/* Servers note its number, so that it is not offered again when loader and
+ * workers have died.  If they cannot, the loader still learns that it is done.
+ */
+void work_skip(void *ctx)
+{
+    asking *a = ctx;
+    role_service *s = a->s;
+    offer *o = a->o;
+    const client_update update = {.number = o->m.number,
+                                  .parts = 1,
+                                  .through = o->m.settled,
+                                  .t = 1};
+    (void)persia_client_note(o->stream->c, &update);
+    service_enter(s);
+    s->stats.skipped++;
+    offer_end(s, o);
+    a->o = NULL;
+    offer_release(s, o);
+    service_match(s);
+    service_leave(s);
+    a->status = RETURNED_DONE;
+    asking_answer(a, PERSIA_OK);
+}
+
 /* ---- batches that were sent again ---- */
 
 /* Servers are asked about those of a stream. */

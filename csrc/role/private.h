@@ -337,6 +337,8 @@ void work_sums(void *asking_of_return);
 void work_hello(void *asking_of_hello);
 /* A job: a Return of a batch that is not here. */
 void work_unknown(void *asking_of_return);
+/* A job: a Return of a batch without gradients. */
+void work_skip(void *asking_of_return);
 /* Whether no rank needs a batch: a loader sends again what it does not know to
  * be trained. */
 int ledger_has_offer(role_service *s, const offer *o, int *have);

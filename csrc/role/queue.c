@@ -298,7 +298,8 @@ int is_withheld(const role_service *s, const offer *o, uint64_t now)
 
 /* ---- Take ---- */
 
-/* The epoch that is asked for; 0: it is not known.  *sure: see epoch_next(). */
+/* The epoch that is asked for; 0: it is not known.  *sure: see
+ * epoch_next(). */
 static uint64_t epoch_of(const role_service *s, const wire_take *m, int *sure)
 {
     *sure = 1;
@@ -589,13 +590,12 @@ static void return_to(asking *a, offer *o)
         a->waits = m->parts > 1;
         lease_to(a, o, m->rank, o->state == OFFER_LEASED ? o->request : 0);
         offer_event(o, OFFER_RETURN);
+    } else if (m->reason == RETURN_SKIPPED) {
+        a->job = work_skip;
+        lease_to(a, o, m->rank, o->request);
+        offer_event(o, OFFER_RETURN);
     } else {
-        if (m->reason == RETURN_SKIPPED) {
-            s->stats.skipped++;
-            offer_end(s, o);
-        } else {
-            offer_again(s, o, 0);
-        }
+        offer_again(s, o, 0);
         ready_status(a, RETURNED_DONE);
     }
 }

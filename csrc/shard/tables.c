@@ -174,7 +174,7 @@ int persia_ps_push_noted(ps *p, push_job *jobs, size_t jobs_n,
     if (!rc)
         rc = persia_table_push(p->s, jobs, jobs_n);
     if (!rc || push_started(jobs, jobs_n)) {
-        atomic_fetch_add(&p->updates, 1);
+        atomic_fetch_add(&p->updates, !note || !note->skips);
         if (note)
             note->after(note->ctx, rc);
     }

@@ -57,6 +57,7 @@ typedef struct ps_note {
      * push was refused as a whole. */
     void (*after)(void *ctx, int rc);
     void *ctx;
+    int skips; /* it counts as no update */
 } ps_note;
 /* persia_table_push() likewise; one that succeeds counts as one update.  note:
  * or NULL. */

@@ -521,7 +521,8 @@ void push_apply(shard *s, push_call **calls, uint32_t n)
     optim_args few[FEW];
     update u = {.s = s, .calls = calls, .n = n, .step = calls[0]->m->step,
                 .few = few};
-    ps_note note = {update_before, update_after, &u};
+    ps_note note = {.before = update_before, .after = update_after,
+                    .ctx = &u, .skips = n == 1 && calls[0]->m->skips};
     char text[1024] = "";
     int rc = build(&u);
     if (!rc)

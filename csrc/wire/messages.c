@@ -248,10 +248,11 @@ static const wire_field push_fields[] = {
         .limit = 4096, .type = &push_table_type),
     [10] = F(wire_push, t, U64, "t"),
     [13] = F(wire_push, group, FIXED64, "group"),
+    [14] = F(wire_push, skips, U32, "skips", .limit = 1),
 };
 static const wire_type push_type = {
     .name = "PushRequest", .size = sizeof(wire_push), .fields = push_fields,
-    .fields_n = 13, .dtype = 8, .check = at_check_push
+    .fields_n = 14, .dtype = 8, .check = at_check_push
 };
 
 static const wire_field push_reply_fields[] = {

@@ -283,6 +283,9 @@ typedef struct wire_push {
      * will not be sent (see LeaveRequest), or were applied before; those are
      * left out. `step` is 0. */
     uint64_t group;
+    /* There are no gradients, nor will there be: the ledger has the number,
+     * and it counts as no update. */
+    uint32_t skips;
 } wire_push;
 
 typedef struct wire_push_reply {

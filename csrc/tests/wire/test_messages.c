@@ -44,7 +44,7 @@ static table_spec specs[] = { SPEC, { .name = "item", .dim = 4096 } };
 static wire_slot_run runs[] = { { 4095, 4096, 1 }, { 0, 5, 1u << 31 } };
 static wire_hello_reply hello_reply = {
     1, "space", 1, 2, 3, 4, 5, 1 << 30, LEDGER(63), specs, 2,
-    1ull << 40, 8, runs, 2, 2, UINT64_MAX, 6, 1
+    1ull << 40, 8, runs, 2, 2, UINT64_MAX, 6, 1, 9, UINT64_MAX
 };
 static wire_declare declare = { CALLER, SPEC };
 static wire_declare_reply declare_reply = { 4095, 1 };
@@ -67,7 +67,7 @@ static wire_push_table push_tables[] = {
     { { 7, 2, 9, floats + 1, NULL, NULL }, ids + 5, { .grad_scale = 1 }, 0 },
 };
 static wire_push push = {
-    CALLER, 8, 9, 7, 10, 2, 3, WIRE_FP32, push_tables, 3, 11, 0
+    CALLER, 8, 9, 7, 10, 2, 3, WIRE_FP32, push_tables, 3, 11, 0, 1
 };
 static uint64_t left[] = { 0, 127, 4095 };
 static wire_push_reply push_reply = {
@@ -116,15 +116,20 @@ static wire_tensor tensors[] = {
 };
 static wire_submit submit = {
     CALLER, 5, 9, 8, 3, batch_features, 2, { N, ids }, { 7, ids }, tensors,
-    2, { N, floats }, 4, UINT64_MAX
+    2, { N, floats }, 4, UINT64_MAX >> 3, 9, 2
 };
-static wire_heartbeat heartbeat = { CALLER, 5, 9, 8, 1 };
+static uint64_t ends[] = { 0, 9, 9, UINT64_MAX };
+static wire_heartbeat heartbeat = {
+    CALLER, 5, 9, 8, 1, 3, ends, 4, { 7, 0, UINT64_MAX }, 1
+};
 static wire_batch_name held[] = { { 5, 1 }, { UINT64_MAX, 1ull << 40 } };
-static wire_submit_reply submit_reply = { SUBMIT_FULL, left, 3 };
-static wire_take take = { CALLER, 3, 1, 2, WIRE_BF16, held, 2, 1 };
+static wire_submit_reply submit_reply = { SUBMIT_FULL, left, 3, 4 };
+static wire_take take = { CALLER, 3, 1, 2, WIRE_BF16, held, 2, 1, 3, 1 };
+static wire_loader_part parts[] = { { 5, 6, 7, { 1, [15] = 2 } },
+                                    { .stream = 8 } };
 static wire_take_reply take_reply = {
     TAKE_END, 1, 2, 3, 4, WIRE_FP16, values, 3, tensors, 2, values, 2,
-    { 8, places, floats }, { 7, places }, 7
+    { 8, places, floats }, { 7, places }, 7, parts, 2
 };
 static wire_values grads[] = { { 4095, DIM, N, floats, NULL, NULL } };
 static optim_hyper hypers[] = {
