@@ -136,8 +136,8 @@ PERSIA_API void persia_sender_close(role_sender *s, int leaves);
 PERSIA_API int persia_sender_send(role_sender *s, wire_submit *m);
 /* Ends an epoch. */
 PERSIA_API int persia_sender_end(role_sender *s);
-/* Waits until all batches are done.  PERSIA_ETIMEOUT (0: no limit),
- * PERSIA_EINTR. */
+/* Waits until all batches are done.  PERSIA_ETIMEOUT: none was for so long (0:
+ * no limit).  PERSIA_EINTR. */
 PERSIA_API int persia_sender_flush(role_sender *s, uint64_t timeout_ns);
 typedef struct sender_counts {
     uint64_t stream;

@@ -524,17 +524,34 @@ static int check_away(const role_sender *s)
                           s->c.links[0].address);
 }
 
-static int flush_locked(role_sender *s, uint64_t until)
+/* How many of those that are kept are not done. */
+static size_t count_left(const role_sender *s)
 {
+    size_t n = 0;
+    for (const kept *k = s->kept; k; k = k->next)
+        n += !window_has(&s->done, k->number);
+    return n;
+}
+
+static int flush_locked(role_sender *s, uint64_t timeout_ns)
+{
+    size_t before = count_left(s);
+    uint64_t since = persia_clock_ns();
     int rc = PERSIA_OK;
     while (!rc && first_left(s)) {
-        if (persia_clock_ns() >= until)
+        const uint64_t now = persia_clock_ns();
+        const size_t left = count_left(s);
+        since = left < before ? now : since;
+        before = left;
+        if (timeout_ns && now - since >= timeout_ns)
             return persia_err_set(PERSIA_ETIMEOUT,
                                   "batch %llu is not trained yet",
                                   (unsigned long long)first_left(s)->number);
         rc = check_away(s);
         if (!rc)
-            rc = persia_cond_wait_poll(&s->heard, &s->lock, until);
+            rc = persia_cond_wait_poll(&s->heard, &s->lock,
+                                       timeout_ns ? since + timeout_ns
+                                                  : UINT64_MAX);
     }
     return rc;
 }
@@ -545,11 +562,11 @@ int persia_sender_flush(role_sender *s, uint64_t timeout_ns)
     pthread_mutex_lock(&s->lock);
     s->waits = 1;
     role_client_wake(&s->c);
-    int rc = flush_locked(s, timeout_ns ? persia_clock_ns() + timeout_ns
-                                        : UINT64_MAX);
+    int rc = flush_locked(s, timeout_ns);
     s->waits = 0;
     pthread_mutex_unlock(&s->lock);
     atomic_store(&s->c.hurry, 0);
+    role_client_wake(&s->c); /* it tells workers */
     return rc;
 }
 

@@ -142,10 +142,11 @@ class Sender:
         killed loses its queue, and only the loader has its batches then.
 
         Args:
-            timeout: seconds; None: as long as it takes.
+            timeout: seconds without a batch that becomes trained; None: as
+                long as it takes.
 
         Raises:
-            DeadlineExceeded: after ``timeout``.
+            DeadlineExceeded: no batch was trained for ``timeout``.
             Unavailable: no worker can be reached for the timeout of the
                 sender.
         """
