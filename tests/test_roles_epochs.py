@@ -64,8 +64,8 @@ def test_a_new_worker_gets_batches_of_an_earlier_epoch(
 def test_a_pass_ends_when_workers_are_new_and_the_loader_left(
     servers: Servers,
 ) -> None:
-    """One worker has heard of the loader only in its second epoch; the other is
-    away at the end, and hears nothing of the loader when it is back."""
+    """One worker has heard of the loader only in its second epoch. The other
+    is away at the end, and hears nothing of the loader when it is back."""
     with contextlib.closing(
         Workers(servers.addresses, 2, silence=3.0)
     ) as workers:

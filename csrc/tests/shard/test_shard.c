@@ -156,7 +156,7 @@ static int push_noted(noted *n, float gradient)
                     .parts = &part,
                     .parts_n = 1,
                     .optim = &optim};
-    ps_note note = {note_before, note_after, n};
+    ps_note note = {note_before, note_after, n, 0};
     int rc = persia_ps_push_noted(n->p, &job, 1, &note);
     assert_true(rc == PERSIA_OK ? job.touched == 1 : job.touched == 0);
     return rc;
@@ -183,7 +183,7 @@ static void a_note_belongs_to_its_update(void **state)
     assert_int_equal(n.after, 1);
     assert_int_equal(persia_ps_updates(n.p), 1);
     /* an update without any table */
-    ps_note note = {note_before, note_after, &n};
+    ps_note note = {note_before, note_after, &n, 0};
     n.refuse = 0;
     assert_int_equal(persia_ps_push_noted(n.p, NULL, 0, &note), PERSIA_OK);
     assert_int_equal(n.after, 2);
