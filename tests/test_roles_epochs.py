@@ -242,14 +242,14 @@ def test_flush_waits_as_long_as_batches_are_trained(
         with pytest.raises(persia.errors.DeadlineExceeded):
             sender.flush(0.1)
         loader = iter(persia.DataLoader(trainer.stream, trainer.model, 0))
-        raised = in_thread(lambda: sender.flush(2))
+        raised = in_thread(lambda: sender.flush(6))
         for n in range(4):
             step(trainer.model, next(loader), trainer.dense)
             trainer.store.flush()
             wait_for(lambda n=n: sender.stats()["done"] == n + 1)
             if n < 3:
                 with pytest.raises(AssertionError):
-                    wait_for(lambda: False, 0.9)
+                    wait_for(lambda: False, 2.2)
         raised()
         loader.close()
 

@@ -165,7 +165,7 @@ def test_no_worker_is_an_error(servers: Servers) -> None:
 
 def test_the_epoch_of_a_dead_loader_ends(servers: Servers) -> None:
     """After its silence; another one takes its place."""
-    with contextlib.closing(Workers(servers.addresses, silence=1.0)) as w:
+    with contextlib.closing(Workers(servers.addresses, silence=3.0)) as w:
         trainer = Trainer(servers, w)
         lost = Sender(w.addresses, timeout=10)
         for batch in batches(5):

@@ -63,10 +63,11 @@ typedef struct role_client_config {
     char name_space[WIRE_NAME];
     uint32_t rank, world; /* of ranks; loaders: 0 of 0 */
     uint64_t timeout_ns;  /* after which it is an error that all workers are
-                             away, or one does not answer */
-    uint64_t move_ns;     /* loaders: after which the batches of one that is
-                             away are sent to others.  Ranks: for which a pass
-                             waits for it to end; more than the loaders' */
+                             away, or one does not answer, or (ranks) a batch
+                             that was lost with its worker is not sent again */
+    uint64_t move_ns;     /* for which opening waits for all.  Loaders: after
+                             which the batches of one that is away are sent to
+                             others */
     uint64_t stream;      /* loaders: the name of what they send, see
                              SubmitRequest; 0: a random one */
     uint64_t message_limit;

@@ -54,10 +54,11 @@ class Stream:
             commas between or as a list. Default: PERSIA_WORKERS.
         timeout: seconds after which it is an error that no worker can be
             reached. One that cannot is passed over as long as others can, and
-            takes part again when it is back.
-        move_after: seconds for which a pass waits for a worker that cannot be
-            reached: loaders send its batches to others meanwhile, so it must
-            be more than their ``move_after``. Default: a third of ``timeout``.
+            takes part again when it is back. The same holds for a batch of the
+            epoch whose worker died and which its loader does not send again.
+        move_after: seconds that the first pass waits for workers that cannot
+            be reached, before it begins with the others. Default: a third of
+            ``timeout``.
         security: TLS and tokens; default: as the environment says, see
             :meth:`persia.distributed.Security.from_environment`.
 
@@ -65,7 +66,8 @@ class Stream:
         InvalidArgument: (iterating) a model or store that cannot be used so.
         SchemaMismatch: (iterating) ranks of other models use these workers,
             or workers are of another namespace.
-        Unavailable: (iterating) no worker can be reached.
+        Unavailable: (iterating) no worker can be reached, or the loader of a
+            batch that was lost with its worker does not send it again.
     """
 
     def __init__(

@@ -63,9 +63,7 @@ def trainer(servers: str, workers: str, gate: str | None = None) -> None:
         persia.optim.SGD(lr=1.0), servers=servers, lost="continue", timeout=60
     )
     bags = persia.EmbeddingBagCollection(store=store, tables=[config()])
-    # A loader that is started again must be there before the pass ends without
-    # a worker that is away.
-    stream = persia.Stream(workers, timeout=60, move_after=30)
+    stream = persia.Stream(workers, timeout=60)
     for batch in persia.DataLoader(stream, bags, staleness=3):
         (-bags(batch.ids).values()).sum().backward()
         time.sleep(0.01)
