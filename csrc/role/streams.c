@@ -298,7 +298,8 @@ void stream_learn(role_stream *t, const wire_heartbeat *m)
     t->client = m->caller.client;
     t->own = own;
     t->ends_n = m->ends_n;
-    memcpy(t->ends, m->ends, m->ends_n * sizeof *t->ends);
+    if (m->ends_n)
+        memcpy(t->ends, m->ends, m->ends_n * sizeof *t->ends);
     t->waits = (int)m->waits;
     t->left = (int)m->leaves;
 }
