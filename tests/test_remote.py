@@ -347,9 +347,6 @@ def test_counters(servers: Any) -> None:
     c = Counter(servers(2))
     c.train(10)
     client = c.stats["client"]
-    documented = persia.Store.stats.__doc__ or ""
-    for name in client:
-        assert name in documented.partition('"client"')[2]
     assert client["pushes"] == client["pulls"] == client["ids"] == 10
     assert client["distinct"] == 10
     assert client["bytes_out"] > client["bytes_in"] > 0
