@@ -433,7 +433,7 @@ static int take_place(asking *a)
     int sure;
     const uint64_t epoch = epoch_of(s, m, &sure);
     places p = {0};
-    if (!epoch)
+    if (!epoch && !m->look)
         return 0;
     give_up_earlier(s, m, epoch);
     look_for_place(s, m, epoch, s->queue, &p);

@@ -232,13 +232,25 @@ static int check_offsets(const wire_take_reply *m, size_t keys)
     return good;
 }
 
+/* Whether no more is said of loaders than they may have under way. */
+static int check_loaders(const wire_take_reply *m)
+{
+    size_t i = 0;
+    while (i < m->loaders_n &&
+           (m->loaders[i].last <= m->loaders[i].settled ||
+            m->loaders[i].last - m->loaders[i].settled <= WIRE_BATCHES_MAX))
+        i++;
+    return i == m->loaders_n;
+}
+
 /* Whether the reply is what was declared. */
 static int check_reply(const role_taken *t)
 {
     const wire_plan *p = &t->r->plan;
     const wire_take_reply *m = &t->m;
-    if (m->status == TAKE_EMPTY || m->status == TAKE_END ||
-        m->status == TAKE_IDLE || (m->status == TAKE_DONE && t->place))
+    if (check_loaders(m) &&
+        (m->status == TAKE_EMPTY || m->status == TAKE_END ||
+         m->status == TAKE_IDLE || (m->status == TAKE_DONE && t->place)))
         return PERSIA_OK;
     size_t pooled = 0, keys = 0;
     int good = m->status == TAKE_BATCH;

@@ -75,10 +75,13 @@ int epoch_is_over(const role_service *s, uint64_t epoch, int begun)
 
 uint64_t epoch_first(const role_service *s)
 {
-    uint64_t epoch = s->over + 1;
-    while (s->config.loaders && ended(s, epoch) >= s->config.loaders)
-        epoch++;
-    return epoch;
+    uint64_t first = s->over + 1;
+    for (const role_stream *t = s->streams; t; t = t->next) {
+        const uint64_t epoch = epoch_now(t);
+        if (epoch > first && ended(s, epoch - 1) >= s->config.loaders)
+            first = epoch;
+    }
+    return first;
 }
 
 void epochs_count(role_service *s, uint64_t over)
