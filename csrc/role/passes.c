@@ -5,7 +5,9 @@
  * have ended the epoch, and each batch of it is done, or a worker has given it
  * to a rank.  What a worker said counts until it is started again, so nothing
  * need be known of how long one is away: the batches of one that died are
- * missing until their loader has sent them to another.
+ * missing until their loader has sent them to another.  One that was started
+ * when the loaders had left knows of no end: it is enough that it has nothing
+ * and that another one has ended the epoch.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -66,9 +68,10 @@ static int pass_is_over(const role_rank *r)
 {
     size_t n = 0;
     for (size_t i = 0; i < r->c.links_n; i++) {
+        const role_link *l = &r->c.links[i];
         if (has_ended(r, i))
             n++;
-        else if (!link_is_away(&r->c.links[i]))
+        else if (!link_is_away(l) && r->at[i].idle != atomic_load(&l->boot))
             return 0;
     }
     return n && !missing(r).number;
@@ -76,7 +79,7 @@ static int pass_is_over(const role_rank *r)
 
 static void forget(at_link *at)
 {
-    at->ended = 0;
+    at->ended = at->idle = 0;
     at->parts_n = 0;
 }
 
@@ -149,10 +152,10 @@ role_link *pass_link(role_taken *t, int *over)
     role_rank *r = t->r;
     pthread_mutex_lock(&r->lock);
     t->state = TAKE_ASKS;
-    role_link *l = r->over ? NULL : link_of(t, &t->look);
+    *over = r->over || pass_is_over(r);
+    role_link *l = *over ? NULL : link_of(t, &t->look);
     if (l && t->place)
         t->look = l != &r->c.links[*pass_home(r, t->place)];
-    *over = r->over || (!l && pass_is_over(r));
     pthread_mutex_unlock(&r->lock);
     return l;
 }
@@ -165,7 +168,8 @@ static int keep_parts(at_link *at, const wire_take_reply *m)
         realloc(at->parts, (m->loaders_n + 1) * sizeof *more);
     if (!more)
         return PERSIA_ENOMEM;
-    memcpy(more, m->loaders, m->loaders_n * sizeof *more);
+    if (m->loaders_n)
+        memcpy(more, m->loaders, m->loaders_n * sizeof *more);
     at->parts = more;
     at->parts_n = m->loaders_n;
     return PERSIA_OK;
@@ -183,6 +187,7 @@ int pass_learn(role_taken *t)
     if (own && t->m.status == TAKE_END && t->m.epoch == r->epoch &&
         !keep_parts(at, &t->m))
         at->ended = t->boot;
+    at->idle = own && t->m.status == TAKE_IDLE ? t->boot : 0;
     if (own && t->m.status == TAKE_BATCH) {
         r->begun = r->epoch;
         r->missing_since = 0;

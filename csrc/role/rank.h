@@ -18,6 +18,7 @@
 typedef struct at_link {
     uint64_t boot;  /* of the worker that has the plan */
     uint64_t ended; /* of the one that has ended the epoch; or 0 */
+    uint64_t idle;  /* of the one that had nothing, and expects nothing */
     wire_loader_part *parts; /* [parts_n] what that one said of loaders */
     size_t parts_n;
 } at_link;
@@ -101,8 +102,8 @@ wire_return rank_return(const role_taken *t, uint32_t reason);
 /* The link that had the last batch whose place has this remainder by the
  * number of links: loaders go by it, too. */
 size_t *pass_home(const role_rank *r, uint64_t place);
-/* The worker for this Take.  NULL: all that are there have ended the epoch;
- * *over: so has the pass. */
+/* The worker for this Take.  NULL: the pass is over, or (not *over) all that
+ * are there have ended the epoch. */
 role_link *pass_link(role_taken *t, int *over);
 /* Some of its batches are missing: all are asked again.
  * PERSIA_EUNAVAILABLE: they have been for too long. */
