@@ -4,7 +4,10 @@ every batch."""
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 
@@ -289,3 +292,86 @@ def test_a_loader_that_is_ahead_does_not_lock_the_others_out(
         followed()
         ahead.close()
         behind.close()
+
+
+class Loader:
+    """A named loader in a thread, which a test kills and starts again."""
+
+    def __init__(self, workers: Workers, name: str, epochs: int) -> None:
+        self._workers, self._name, self._epochs = workers, name, epochs
+        self._killed = threading.Event()
+        self.begin()
+
+    def begin(self) -> None:
+        """From its first batch on."""
+        self._killed.clear()
+        self._join = in_thread(self._run)
+
+    def _run(self) -> None:
+        sender = Sender(
+            self._workers.addresses,
+            name=self._name,
+            timeout=30,
+            move_after=0.3,
+        )
+        for epoch in range(self._epochs):
+            for batch in batches(PER_EPOCH, seed=epoch):
+                if self._killed.is_set():
+                    return kill(sender)
+                sender.send(batch)
+            sender.end()
+        while not self._killed.is_set():
+            with contextlib.suppress(persia.errors.DeadlineExceeded):
+                sender.flush(0.2)
+                return sender.close()
+        return kill(sender)
+
+    def kill(self) -> None:
+        """Between two batches."""
+        self._killed.set()
+        self._join()
+
+    def join(self) -> None:
+        """All is trained."""
+        self._join()
+
+
+PER_EPOCH, EPOCHS = 12, 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(170)
+@pytest.mark.parametrize("seed", range(int(os.environ.get("SEEDS", "2"))))
+def test_each_pass_has_all_of_its_epoch(servers: Servers, seed: int) -> None:
+    """Two loaders, three workers that start again or stay away, and one loader
+    that starts again, at random: after each pass all batches up to its epoch
+    are in the tables, and none of a later one."""
+    random = Random(seed)
+    with contextlib.closing(
+        Workers(servers.addresses, 3, loaders=2, lease=300.0)
+    ) as workers:
+        trainer = Trainer(servers, workers)
+        loaders = [Loader(workers, name, EPOCHS) for name in ("a", "b")]
+        away: list[int] = []
+
+        def at(n: int) -> None:
+            if random.random() > 0.15:
+                return
+            what = random.randrange(4)
+            if away:
+                workers.restart(away.pop())
+            elif what == 3:
+                loaders[0].kill()
+                loaders[0].begin()
+            else:
+                workers.workers[what].close()
+                away.append(what)
+
+        for epoch in range(1, EPOCHS + 1):
+            trainer.epoch(staleness=random.randrange(4), at=at)
+            assert trainer.store.updates == 2 * PER_EPOCH * epoch
+        if away:
+            workers.restart(away.pop())
+        for loader in loaders:
+            loader.join()
+        assert trainer.stream.stats()["given_up"] == 0
