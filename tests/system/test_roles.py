@@ -171,9 +171,9 @@ def test_launch_starts_all_roles() -> None:
 def test_launch_with_torchrun(staleness: int) -> None:
     """Two ranks share the batches; without staleness each has its half.  Else
     one may be at its end while another has batches ahead, which it skips."""
-    flags = ["--data", "synthetic", "--feed", "--rows 4000 --epochs 2"]
+    flags = ["--data", "synthetic", "--feed", "--samples 4000 --epochs 2"]
     flags = ["--ps", "2", "--workers", "2", "--loaders", "1", *flags]
-    train = ["-m", "persia", "train", "--rows", "4000", "--epochs", "2"]
+    train = ["-m", "persia", "train", "--samples", "4000", "--epochs", "2"]
     train += ["--model", "dcn", "--staleness", str(staleness)]
     ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     job = [sys.executable, *ranks, *train]
