@@ -244,6 +244,15 @@ static void add_flights_locked(const ledger *l, const stream *s,
     }
 }
 
+/* The next owner has other updates of these numbers. */
+static void drop_refusals_locked(ledger *l, stream *s)
+{
+    s->forgotten = 0;
+    for (uint32_t i = 0; i < LEDGER_REFUSALS; i++)
+        if (l->refused[i].stream == s->name)
+            l->refused[i].number = 0;
+}
+
 int ledger_open(ledger *l, uint64_t name, ledger_owner owner, int *taken,
                 wire_ledger *out)
 {
@@ -267,6 +276,8 @@ int ledger_open(ledger *l, uint64_t name, ledger_owner owner, int *taken,
         *taken = s->owner.client &&
                  owner_compare(&s->owner, &owner) != 0;
         s->owner = owner;
+        if (*taken)
+            drop_refusals_locked(l, s);
         export_stream(s, out);
         add_flights_locked(l, s, out);
     }

@@ -27,7 +27,8 @@
  * or after a part of it was applied.  A copy of it gets the same error.  The
  * last LEDGER_REFUSALS errors are kept; for older numbers of a stream the
  * answer is that the outcome is not known any more, never that they were
- * applied.  A ledger that was read from a checkpoint has no refusals.
+ * applied.  A ledger that was read from a checkpoint has no refusals, and a
+ * stream has none when another owner opens it.
  *
  * Any thread may call; one lock, held for microseconds.
  */
