@@ -5,6 +5,7 @@ The servers are in this process, behind real connections over loopback.
 
 from __future__ import annotations
 
+import gc
 import re
 import socket
 from collections.abc import Callable, Iterator
@@ -66,6 +67,9 @@ def shards(tmp_path: Path) -> Iterator[Callable[[int], Shards]]:
     yield make
     for one in made:
         one.kill()
+    # A store that an exception's frames keep would have a name in the next
+    # test's ledgers.
+    gc.collect()
 
 
 class Job:

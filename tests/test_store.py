@@ -471,6 +471,7 @@ def test_defaults_of_torch_change_nothing(default: Any) -> None:
         module = persia.EmbeddingBagCollection(
             store=store,
             tables=[persia.EmbeddingBagConfig("t", 2, ["f"], init=0.0)],
+            device="cpu",  # where its output goes; else to the default
         )
         for one in persia.DataLoader([persia.Batch(None, batch)], module, 0):
             (1e6 * module(one.ids).values().sum()).backward()

@@ -44,7 +44,8 @@ class EmbeddingBagCollection(Collection):
             ``optimizer``; or, where PERSIA_SERVERS or a job of several ranks
             says so, one that such modules share.
         optimizer: of the private store, or of these tables in a shared one.
-        device: of the output; default: where the ids are. ``.to()`` changes
+        device: of the output; default: torch's default device if that is not
+            the CPU, else where the ids are. ``.to()`` changes
             it.
         is_weighted: ids have weights; True makes a batch without weights an
             error. Weights that require grad get a gradient.
