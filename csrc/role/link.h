@@ -59,7 +59,7 @@ typedef struct link_answer {
 void link_answer_free(link_answer *a);
 
 /* One message and its answer; waits at most `timeout_ns`.  Takes o over.
- * copies: its bulk data may go before the answer comes, for the wait may be
+ * copies: its bulk data may go before the answer arrives, for the wait may be
  * interrupted; else it must not be. */
 int link_call(const role_client *c, role_link *l, uint32_t method, wire_out *o,
               int copies, uint64_t timeout_ns, link_answer *out);

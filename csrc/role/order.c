@@ -1,7 +1,7 @@
 /* order.c: the Takes of a rank get batches in their order.
  *
  * The loop has the batch of one Take after that of the one before.  So a batch
- * that came for a later one is of no use while an earlier one waits for a
+ * that arrived for a later one is of no use while an earlier one waits for a
  * worker that has none: its loader may wait for just that batch.  Then the
  * earlier one gets it, and the later one asks again.
  */
@@ -107,7 +107,7 @@ static int settle_batch(role_taken *t)
     return 1;
 }
 
-/* Whether all Takes that were sent are at the end, and no batch can come. */
+/* Whether all Takes that were sent are at the end, and no batch can arrive. */
 static int all_at_end(const role_rank *r)
 {
     const role_taken *t = r->takes;

@@ -200,7 +200,7 @@ int pass_learn(role_taken *t)
     return own;
 }
 
-/* ---- batches in hand ---- */
+/* ---- batches that the rank holds ---- */
 
 void pass_hold(role_taken *t)
 {

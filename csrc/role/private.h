@@ -56,7 +56,7 @@ enum offer_state {
 
 enum offer_event {
     OFFER_TAKE,   /* a rank asks for it, once more */
-    OFFER_FOUND,  /* it is looked up; or its gradients may come again */
+    OFFER_FOUND,  /* it is looked up; or its gradients may arrive again */
     OFFER_AGAIN,  /* back to the queue */
     OFFER_RETURN, /* its gradients arrive */
     OFFER_END,    /* trained, skipped, or given up (queued: its epoch is over
@@ -156,7 +156,7 @@ typedef struct role_known_rank {
     size_t held_n;
 } role_known_rank;
 
-/* A request in hand.  It lies in its own memory. */
+/* A request without an answer yet.  It lies in its own memory. */
 typedef struct asking {
     struct asking *next;
     role_service *s;
@@ -270,7 +270,7 @@ void service_take(asking *a);
 void service_return(asking *a);
 void service_sums(asking *a);
 void service_hello(asking *a);
-/* Whether the rank had it in hand at its last Take. */
+/* Whether the rank held it at its last Take. */
 int rank_has(const role_known_rank *r, const offer *o);
 /* Whether a rank may have it, or none has said that it does not. */
 int is_withheld(const role_service *s, const offer *o, uint64_t now);

@@ -261,7 +261,7 @@ void service_hello(asking *a)
     service_match(a->s);
 }
 
-/* What the rank has in hand now. */
+/* What the rank holds now. */
 static void rank_hear(role_known_rank *r, const wire_take *m)
 {
     const size_t bytes = m->held_n * sizeof *m->held;

@@ -182,7 +182,7 @@ int persia_rank_declare(role_rank *r, const wire_plan *plan)
     for (size_t i = 0; i < r->c.links_n; i++) {
         role_link *l = &r->c.links[i];
         if (link_is_away(l) && (there || i + 1 < r->c.links_n))
-            continue; /* it hears of it when it is back */
+            continue; /* it gets it when it is back */
         rc = declare_at(r, l);
         if (rc && !link_is_away(l))
             return rc;
@@ -232,7 +232,7 @@ static int check_offsets(const wire_take_reply *m, size_t keys)
     return good;
 }
 
-/* Whether no more is said of loaders than they may have under way. */
+/* Whether no more is said of loaders than they may have at once. */
 static int check_loaders(const wire_take_reply *m)
 {
     size_t i = 0;
@@ -338,7 +338,7 @@ static void give_back(role_taken *t, uint32_t reason)
     link_send(t->from, ROLE_RETURN, &o, RPC_NS, rank_put, t->r);
 }
 
-/* Whether a batch that came is that of this Take, whose pass may have ended
+/* Whether a batch that arrived is that of this Take, whose pass may have ended
  * meanwhile.  By place: then the next Take is of the next place. */
 static int accept(role_taken *t, int own)
 {

@@ -114,8 +114,8 @@ int pass_end(role_rank *r);
 /* Takes in what an answer says of epochs.  Whether the answer is of this pass:
  * a batch of another one is to be given back. */
 int pass_learn(role_taken *t);
-/* The batches in hand that others than this worker gave: [*n], or NULL.  The
- * caller frees them. */
+/* The batches that the rank holds and others than this worker gave: [*n], or
+ * NULL.  The caller frees them. */
 wire_batch_name *pass_held(role_rank *r, const role_link *l, size_t *n);
 /* The rank has it: it has a lease. */
 void pass_hold(role_taken *t);

@@ -94,9 +94,9 @@ PERSIA_API void persia_rank_order(role_rank *r, int ordered);
 PERSIA_API void persia_rank_cancel(role_rank *r);
 
 typedef struct rank_counts {
-    uint64_t late; /* batches whose gradients came when their lease had ended,
-                      so that they were not applied */
-    uint64_t lost; /* times that workers told of updates that servers lost */
+    uint64_t late; /* batches whose gradients arrived after their lease, so
+                      that they were not applied */
+    uint64_t lost; /* times that workers reported updates that servers lost */
     uint64_t given_up; /* of late: batches that no worker had within the
                           timeout, after theirs had died */
     uint64_t away; /* workers, now */

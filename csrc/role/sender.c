@@ -461,7 +461,7 @@ int persia_sender_send(role_sender *s, wire_submit *m)
     return rc;
 }
 
-/* Waits while batches of too many epochs are under way. */
+/* Waits while batches of too many epochs are not trained. */
 static int end_epoch(role_sender *s)
 {
     int rc = PERSIA_OK;

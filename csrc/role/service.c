@@ -17,7 +17,7 @@ static void asking_free(asking *a)
 {
     wire_memory memory = a->memory; /* it lies in it */
     role_service *s = a->s;
-    if (a->o && !a->o->stream) { /* it has not come into the queue */
+    if (a->o && !a->o->stream) { /* it has not entered the queue */
         offer_free(s, a->o);
     } else if (a->o) {
         service_enter(s);

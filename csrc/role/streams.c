@@ -118,7 +118,7 @@ static int is_there(const role_stream *t)
 }
 
 /* Whether a rank without an epoch is to take this one even if nothing of it is
- * to be had: it goes on, or its batches are in hand.  Else it may be that all
+ * to be had: it continues, or ranks hold its batches.  Else it may be that all
  * of it is done, and the loader does not know that yet. */
 static int is_sure(const role_service *s, uint64_t epoch)
 {
@@ -297,7 +297,7 @@ void stream_learn(role_stream *t, const wire_heartbeat *m)
     if (m->first)
         t->first = m->first;
     if (t->client == m->caller.client && own < t->own)
-        return; /* a later one came before it */
+        return; /* a later one arrived before it */
     t->client = m->caller.client;
     t->own = own;
     t->ends_n = m->ends_n;

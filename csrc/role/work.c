@@ -265,7 +265,7 @@ static int pack_all(asking *a, const float *pooled, const float *rows)
                                  m->values_n + m->rows_n, n, pack, &p);
 }
 
-/* The next Return tells of updates that servers lost, with this thread's
+/* The next Return reports updates that servers lost, with this thread's
  * text. */
 static void keep_loss(role_service *s, role_stream *t, int rc)
 {
@@ -350,7 +350,7 @@ static int look_up(asking *a)
     a->status = have ? TAKE_EMPTY : TAKE_BATCH;
     if (rc || have)
         return rc;
-    persia_batch_index_put(o->index); /* it is looked up anew */
+    persia_batch_index_put(o->index); /* it is looked up again */
     o->index = NULL;
     rc = make_plans(s, o, &a->places);
     if (!rc)

@@ -114,8 +114,6 @@ WORDS = re.compile(
     r"|goes on|go on|going on|who does not|under way|in hand|but for"
     r"|hears?|tells? of|(?:[Cc]omes?|came)(?! from))\b"
 )
-#: Rooms in which the words are not checked yet.
-UNREAD = {"role"}
 
 Finding = tuple[Path, int, str]
 
@@ -246,8 +244,7 @@ def check_tree(csrc: Path) -> Iterator[Finding]:
         text = path.read_text(encoding="utf-8")
         room = path.relative_to(csrc).parts[0]
         yield from check_text(path, text)
-        if UNREAD.isdisjoint(path.relative_to(csrc).parts):
-            yield from check_words(path, text)
+        yield from check_words(path, text)
         if room in ROOMS:
             yield from check_calls(path, text)
             yield from check_includes(path, room, text)

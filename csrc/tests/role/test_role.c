@@ -188,7 +188,7 @@ static void a_batch_is_offered_again(void **state)
     give_back(w, 1, lease, RETURN_UNUSED, 0, &status);
     assert_int_equal(status, RETURNED_DONE);
     lease = lease_of(w, 1, 2, &of);
-    assert_int_equal(of, 1); /* before those that came later */
+    assert_int_equal(of, 1); /* before those that arrived later */
     hello(w, 2);             /* another process of the rank */
     uint64_t again = lease_of(w, 2, 1, &of);
     assert_int_equal(of, 1);
@@ -359,7 +359,7 @@ static void what_servers_have_is_not_offered(void **state)
     assert_int_equal(persia_role_create(&role, &w->s), PERSIA_OK);
     hello(w, 1);
     declare(w, "b");
-    send_batch(w, 1); /* the loader did not hear that it was done */
+    send_batch(w, 1); /* the loader does not know that it was done */
     send_batch(w, 2);
     pending *c;
     wire_take_reply m = take(w, 1, 1, &c);

@@ -14,8 +14,8 @@ static wire_take_reply answer_to(world *w, uint64_t epoch, uint64_t number,
     return reply;
 }
 
-/* What a worker that was started again hears of a loader that is in its second
- * epoch, of which batches 1 and 3 are done. */
+/* What a worker that was started again learns of a loader that is in its
+ * second epoch, of which batches 1 and 3 are done. */
 static void beat_late(world *w, const wire_submit *more)
 {
     uint64_t ends[1] = {3};
