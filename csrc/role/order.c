@@ -58,7 +58,7 @@ static int is_cancelled(const role_taken *t)
     return t->generation != t->r->generation;
 }
 
-/* The batch of t is that of u from now on. */
+/* The batch of t is that of u from now on, which waits for those before it. */
 static void give(role_taken *t, role_taken *u)
 {
     role_rank *r = t->r;
@@ -80,7 +80,7 @@ static void give(role_taken *t, role_taken *u)
     t->tries = 0;
     atomic_store(&t->has_lease, 0);
     atomic_store(&u->has_lease, 1);
-    turn(u, TAKE_IS_DONE);
+    turn(u, TAKE_HOLDS);
     turn(t, TAKE_ASKS);
 }
 
@@ -128,20 +128,29 @@ static int settle_end(role_taken *t)
         }
         wait_until(r, persia_clock_ns() + LOOK_NS);
     }
+    if (t->state == TAKE_HOLDS)
+        return settle_batch(t);
     turn(t, TAKE_IS_DONE);
     return 1;
 }
 
-/* For a moment: then it asks again. */
+/* For a moment: then it asks again.  The worker may have had nothing only
+ * because its loader is slow: then the moment is for a batch that a later Take
+ * holds. */
 static int settle_idle(role_taken *t)
 {
     const uint64_t until = persia_clock_ns() + IDLE_NS;
+    const role_taken *u = t->takes_next;
+    while (u && u->state != TAKE_HOLDS)
+        u = u->takes_next;
+    if (!u && t->m.status != TAKE_IDLE)
+        return 0;
     turn(t, TAKE_WANTS);
     while (t->state == TAKE_WANTS && persia_clock_ns() < until &&
            !is_cancelled(t))
         wait_until(t->r, until);
-    if (t->state == TAKE_IS_DONE)
-        return 1;
+    if (t->state == TAKE_HOLDS)
+        return settle_batch(t);
     turn(t, TAKE_ASKS);
     return 0;
 }

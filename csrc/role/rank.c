@@ -408,7 +408,8 @@ static int take_once(role_taken *t, int *taken)
         give_back(t, RETURN_UNUSED);
     else if (t->m.status == TAKE_BATCH)
         pass_hold(t);
-    *taken = atomic_load(&t->has_lease) || t->m.status == TAKE_IDLE;
+    *taken = atomic_load(&t->has_lease) || t->m.status == TAKE_IDLE ||
+             (t->m.status == TAKE_EMPTY && !t->place);
     if (t->m.status == TAKE_DONE)
         pass_over(t);
     else if (t->m.status == TAKE_EMPTY)
