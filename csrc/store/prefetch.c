@@ -2,7 +2,8 @@
  *
  * One lock guards everything here; lookups run without it.  The memory of a
  * lookup belongs to its batch's `owner`, which is released without the lock
- * and only on threads of the user: it may be a Python tensor.
+ * and only on threads of the user: it may be a Python tensor.  What a `take`
+ * gives is not, and a worker waits for it: its last user releases it.
  */
 #include "store/prefetch_private.h"
 
@@ -121,6 +122,19 @@ int prefetch_is_idle(prefetch *p)
 
 /* ---- lookups ---- */
 
+/* A take that ends after its batch: no call of the user may follow. */
+static void release_late(prefetch *p, batch *b, lookup *l)
+{
+    void *owner = l->want.owner;
+    void (*release)(void *) = l->want.release;
+    if (!l->want.take || !owner || b->state != BATCH_DONE || b->users)
+        return;
+    l->want.owner = NULL;
+    pthread_mutex_unlock(&p->lock); /* b and l may be freed now */
+    release(owner);
+    pthread_mutex_lock(&p->lock);
+}
+
 /* Runs a lookup that waits; the lock is left meanwhile. */
 void prefetch_run(prefetch *p, batch *b, lookup *l)
 {
@@ -133,10 +147,11 @@ void prefetch_run(prefetch *p, batch *b, lookup *l)
         store_keep_error(p->s, rc);
         rc = store_look_up(p->s, &l->want, after);
     }
-    persia_future_complete(l->done, rc);
     pthread_mutex_lock(&p->lock);
-    b->users--;
+    b->users--; /* before the loop can end the batch */
+    persia_future_complete(l->done, rc);
     pthread_cond_broadcast(&p->moved);
+    release_late(p, b, l);
 }
 
 static lookup *waiting(batch *b)

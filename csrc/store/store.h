@@ -202,7 +202,8 @@ typedef struct store_lookup {
     int (*take)(void *owner);
     int (*send)(void *owner); /* after a lookup, on its thread; or NULL */
     void *owner;              /* keeps all this memory alive */
-    void (*release)(void *owner); /* called on a thread of the user */
+    /* On a thread of the user; what is taken, on any. */
+    void (*release)(void *owner);
 } store_lookup;
 
 /* Adds a lookup (on success the batch owns l->owner). */

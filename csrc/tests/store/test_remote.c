@@ -603,6 +603,55 @@ static void test_an_index_ends_with_its_forward(void **state)
     job_close(&j);
 }
 
+/* Taken by a job that ends last. */
+typedef struct slow_take {
+    atomic_int begun, may_end, released;
+    struct batch_index *index;
+} slow_take;
+
+static void wait_until_set(atomic_int *flag)
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
+    while (!atomic_load(flag))
+        nanosleep(&pause, NULL);
+}
+
+static int take_slowly(void *owner)
+{
+    slow_take *t = owner;
+    atomic_store(&t->begun, 1);
+    wait_until_set(&t->may_end);
+    return PERSIA_OK;
+}
+
+static void release_slow(void *owner)
+{
+    atomic_store(&((slow_take *)owner)->released, 1);
+}
+
+/* A worker waits for the batch, and the loop may never call the store again. */
+static void test_a_take_behind_its_pass_is_released(void **state)
+{
+    (void)state;
+    job j;
+    uint64_t stream, batch = persia_store_batch_number();
+    slow_take t = {0};
+    store_lookup l = {.take = take_slowly, .index = &t.index, .owner = &t,
+                      .release = release_slow};
+    job_open(&j, 1);
+    rank *r = &j.ranks[0];
+    assert_int_equal(persia_store_pass_open(r->s, 1, 0, &stream), PERSIA_OK);
+    assert_int_equal(persia_store_batch_add(r->s, stream, batch), PERSIA_OK);
+    assert_int_equal(persia_store_batch_lookup(r->s, batch, &l), PERSIA_OK);
+    persia_store_batch_ready(r->s, batch);
+    wait_until_set(&t.begun);
+    persia_store_pass_close(r->s, stream);
+    assert_int_equal(atomic_load(&t.released), 0);
+    atomic_store(&t.may_end, 1);
+    wait_until_set(&t.released);
+    job_close(&j);
+}
+
 static void test_bad_arguments(void **state)
 {
     (void)state;
@@ -626,6 +675,7 @@ int main(void)
         cmocka_unit_test(test_updates_behind_parts_that_wait),
         cmocka_unit_test(test_a_store_ends_with_gradients_held),
         cmocka_unit_test(test_an_index_ends_with_its_forward),
+        cmocka_unit_test(test_a_take_behind_its_pass_is_released),
         cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
