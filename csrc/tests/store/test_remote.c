@@ -629,8 +629,8 @@ static void release_slow(void *owner)
     atomic_store(&((slow_take *)owner)->released, 1);
 }
 
-/* A worker waits for the batch, and the loop may never call the store again. */
-static void test_a_take_behind_its_pass_is_released(void **state)
+/* A worker waits for the batch; the loop may never call the store again. */
+static void test_a_take_ends_behind_its_pass(void **state)
 {
     (void)state;
     job j;
@@ -675,7 +675,7 @@ int main(void)
         cmocka_unit_test(test_updates_behind_parts_that_wait),
         cmocka_unit_test(test_a_store_ends_with_gradients_held),
         cmocka_unit_test(test_an_index_ends_with_its_forward),
-        cmocka_unit_test(test_a_take_behind_its_pass_is_released),
+        cmocka_unit_test(test_a_take_ends_behind_its_pass),
         cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
