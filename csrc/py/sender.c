@@ -289,6 +289,41 @@ static PyObject *sender_flush(PyObject *self, PyObject *arg)
     return rc ? py_raise(rc) : Py_NewRef(Py_None);
 }
 
+static PyObject *sender_claim(PyObject *self, PyObject *arg)
+{
+    sender_object *s = (sender_object *)self;
+    uint32_t status;
+    const uint64_t epochs = PyLong_AsUnsignedLongLong(arg);
+    int rc;
+    if (PyErr_Occurred())
+        return NULL;
+    if (!s->sender)
+        return py_closed("the sender");
+    s->busy++;
+    Py_BEGIN_ALLOW_THREADS
+    rc = persia_sender_claim(s->sender, epochs, &status);
+    Py_END_ALLOW_THREADS
+    s->busy--;
+    return rc ? py_raise(rc) : PyLong_FromUnsignedLong(status);
+}
+
+static PyObject *sender_skip(PyObject *self, PyObject *arg)
+{
+    sender_object *s = (sender_object *)self;
+    const uint64_t number = PyLong_AsUnsignedLongLong(arg);
+    int rc;
+    if (PyErr_Occurred())
+        return NULL;
+    if (!s->sender)
+        return py_closed("the sender");
+    s->busy++;
+    Py_BEGIN_ALLOW_THREADS
+    rc = persia_sender_skip(s->sender, number);
+    Py_END_ALLOW_THREADS
+    s->busy--;
+    return rc ? py_raise(rc) : Py_NewRef(Py_None);
+}
+
 static PyObject *sender_counts_of(PyObject *self, PyObject *unused)
 {
     sender_object *s = (sender_object *)self;
@@ -302,7 +337,8 @@ static PyObject *sender_counts_of(PyObject *self, PyObject *unused)
     Py_END_ALLOW_THREADS
     s->busy--;
     return Py_BuildValue(
-        "{sKsKsKsKsKsKsK}", "stream", (unsigned long long)c.stream, "sent",
+        "{sKsKsKsKsKsKsKsK}", "stream", (unsigned long long)c.stream,
+        "position", (unsigned long long)c.position, "sent",
         (unsigned long long)c.sent, "done", (unsigned long long)c.done,
         "passed", (unsigned long long)c.passed, "moved",
         (unsigned long long)c.moved, "refused", (unsigned long long)c.refused,
@@ -335,6 +371,11 @@ static PyMethodDef sender_methods[] = {
     {"flush", sender_flush, METH_O,
      "flush(timeout)\n--\n\nWaits until all batches are done; 0: no "
      "limit."},
+    {"claim", sender_claim, METH_O,
+     "claim(epochs)\n--\n\nWhether the stream is this sender's (0), another "
+     "one's (2), or has ended (3)."},
+    {"skip", sender_skip, METH_O,
+     "skip(number)\n--\n\nThere are no batches up to this number."},
     {"counts", sender_counts_of, METH_NOARGS,
      "counts()\n--\n\nThe stream's number; batches, see sender_counts."},
     {"close", sender_close, METH_O,

@@ -78,6 +78,7 @@ typedef struct role_stream {
     int waits;         /* for what it has sent */
     int gone;          /* it is taken for dead */
     int left;          /* it has no more epochs, or another took its place */
+    int shared;        /* claimed: when it is gone others may send it */
     uint64_t settled;  /* as the loader said */
     window came, done; /* numbers behind it */
     uint64_t rings[2][ROLE_WINDOW / 64];
@@ -286,6 +287,8 @@ int stream_find(role_service *s, uint64_t name, role_stream **out);
 void stream_hear(role_stream *t, uint64_t settled);
 /* What its loader knows. */
 void stream_learn(role_stream *t, const wire_heartbeat *m);
+/* Whose the stream is that a loader claims: SUBMIT_QUEUED: its own. */
+uint32_t stream_claim(const role_service *s, const wire_heartbeat *m);
 /* Loaders that have been silent for too long are gone. */
 void streams_tick(role_service *s, uint64_t now);
 /* What ranks and workers call a loader's own epoch; 0: it is not known. */

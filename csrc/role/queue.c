@@ -172,15 +172,21 @@ void service_heartbeat(asking *a)
     role_service *s = a->s;
     const wire_heartbeat *m = &a->m.beat;
     role_stream *t;
-    int rc = stream_find(s, m->stream, &t);
-    if (!rc) {
+    const uint32_t status = m->claims ? stream_claim(s, m) : SUBMIT_QUEUED;
+    int rc = status == SUBMIT_QUEUED ? stream_find(s, m->stream, &t)
+                                     : PERSIA_OK;
+    if (!rc && m->claims && status == SUBMIT_QUEUED) {
+        stream_hear(t, 0);
+        t->client = m->caller.client;
+        t->shared = 1;
+    } else if (!rc && !m->claims) {
         stream_learn(t, m);
         rc = list_done(a, t, m->settled);
     }
     if (rc)
         ready_error(a, rc);
     else
-        ready_status(a, SUBMIT_QUEUED);
+        ready_status(a, status);
     service_match(s);
 }
 

@@ -140,8 +140,19 @@ PERSIA_API int persia_sender_end(role_sender *s);
 /* Waits until all batches are done.  PERSIA_ETIMEOUT: none was for so long (0:
  * no limit).  PERSIA_EINTR. */
 PERSIA_API int persia_sender_flush(role_sender *s, uint64_t timeout_ns);
+/* Asks workers for the stream, which has so many epochs, and keeps it from
+ * other loaders that ask.  *status: SUBMIT_QUEUED: it is this sender's;
+ * SUBMIT_HELD: another one's, which was heard of lately; SUBMIT_ENDED: it has
+ * no more batches. */
+PERSIA_API int persia_sender_claim(role_sender *s, uint64_t epochs,
+                                   uint32_t *status);
+/* Batches up to this number are not sent: there are none.  Waits until those
+ * before them are done. */
+PERSIA_API int persia_sender_skip(role_sender *s, uint64_t number);
 typedef struct sender_counts {
     uint64_t stream;
+    uint64_t position; /* batches, from the first on, that were done at the
+                          start or are now */
     uint64_t sent; /* batches, those that were passed over included */
     uint64_t done; /* that need not be sent again, from the first on */
     uint64_t passed; /* over: an earlier process had sent them */

@@ -39,6 +39,7 @@ struct role_sender {
     int waits;            /* the caller, until all are done */
     uint64_t unsure;      /* numbers up to it an earlier process may have
                              sent */
+    int claimed;          /* workers know that it has the stream */
     int broken;           /* the last one may have arrived or not */
     window done;
     uint64_t ring[ROLE_WINDOW / 64];
@@ -273,14 +274,17 @@ static wire_heartbeat beat_of(role_sender *s, const role_link *l, int leaves)
     return m;
 }
 
-static int beat(role_sender *s, role_link *l, int leaves)
+/* claims: see wire_heartbeat; *status is the answer to it. */
+static int beat_as(role_sender *s, role_link *l, int leaves, uint64_t claims,
+                   uint32_t *status)
 {
     wire_submit_reply reply;
     link_answer answer;
     wire_out o;
     persia_wire_out_init(&o);
     pthread_mutex_lock(&s->lock);
-    const wire_heartbeat m = beat_of(s, l, leaves);
+    wire_heartbeat m = beat_of(s, l, leaves);
+    m.claims = claims;
     int rc = persia_wire_put_heartbeat(&o, &m);
     pthread_mutex_unlock(&s->lock);
     if (rc) {
@@ -292,6 +296,7 @@ static int beat(role_sender *s, role_link *l, int leaves)
         rc = persia_wire_get_submit_reply(answer.bytes.data, answer.bytes.n,
                                           &answer.memory, &reply);
     if (!rc) {
+        *status = reply.status;
         pthread_mutex_lock(&s->lock);
         note_done(s, &reply);
         pthread_mutex_unlock(&s->lock);
@@ -304,11 +309,17 @@ static int beat(role_sender *s, role_link *l, int leaves)
     return rc;
 }
 
-/* Whether it has begun to send. */
+static int beat(role_sender *s, role_link *l, int leaves)
+{
+    uint32_t status;
+    return beat_as(s, l, leaves, 0, &status);
+}
+
+/* Whether workers are to know of it. */
 static int has_begun(role_sender *s)
 {
     pthread_mutex_lock(&s->lock);
-    int has = s->number || s->epoch > 1;
+    int has = s->number || s->epoch > 1 || s->claimed;
     pthread_mutex_unlock(&s->lock);
     return has;
 }
@@ -570,10 +581,49 @@ int persia_sender_flush(role_sender *s, uint64_t timeout_ns)
     return rc;
 }
 
+int persia_sender_claim(role_sender *s, uint64_t epochs, uint32_t *status)
+{
+    int heard = 0, rc = PERSIA_OK;
+    *status = SUBMIT_QUEUED;
+    for (size_t i = 0; i < s->c.links_n && *status == SUBMIT_QUEUED; i++) {
+        role_link *l = &s->c.links[i];
+        if (link_is_away(l))
+            continue;
+        rc = beat_as(s, l, 0, epochs, status);
+        if (rc == PERSIA_ESTALE)
+            rc = beat_as(s, l, 0, epochs, status);
+        heard += !rc;
+    }
+    if (!heard)
+        return rc ? rc : check_away(s);
+    pthread_mutex_lock(&s->lock);
+    s->claimed = *status == SUBMIT_QUEUED;
+    pthread_mutex_unlock(&s->lock);
+    return PERSIA_OK;
+}
+
+int persia_sender_skip(role_sender *s, uint64_t number)
+{
+    int rc = PERSIA_OK;
+    pthread_mutex_lock(&s->sending);
+    pthread_mutex_lock(&s->lock);
+    const int skips = number > s->number;
+    if (skips && number > s->done.watermark)
+        rc = flush_locked(s, 0);
+    if (!rc && skips) {
+        window_settle(&s->done, number);
+        s->number = number;
+    }
+    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&s->sending);
+    return rc;
+}
+
 void persia_sender_get_counts(role_sender *s, sender_counts *out)
 {
     pthread_mutex_lock(&s->lock);
     *out = s->counts;
+    out->position = s->done.watermark;
     out->done = s->done.watermark < s->number ? s->done.watermark : s->number;
     pthread_mutex_unlock(&s->lock);
     for (size_t i = 0; i < s->c.links_n; i++)

@@ -22,7 +22,8 @@
  *
  * A loader that is silent for too long is gone: it counts as having ended all
  * epochs, and its batches are not waited for, until it is heard of again or
- * another takes its place.
+ * another takes its place.  What loaders share is another matter: a stream
+ * that was claimed is waited for as long as a loader is there to claim it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -51,11 +52,26 @@ static uint64_t ended(const role_service *s, uint64_t epoch)
     return n;
 }
 
+/* Whether a loader is there that claims what no other one has. */
+static int one_shares(const role_service *s)
+{
+    const role_stream *t = s->streams;
+    while (t && (!t->shared || t->gone || t->left))
+        t = t->next;
+    return t != NULL;
+}
+
+/* Whether it counts as having ended all epochs. */
+static int is_given_up(const role_service *s, const role_stream *t)
+{
+    return t->gone && !(t->shared && one_shares(s));
+}
+
 /* So many loaders are known, and all that are left have ended it. */
 static int all_ended(const role_service *s, uint64_t epoch)
 {
     const role_stream *t = s->streams;
-    while (t && (t->gone || t->left || epoch_now(t) > epoch))
+    while (t && (is_given_up(s, t) || t->left || epoch_now(t) > epoch))
         t = t->next;
     return !t && s->streams_ever >= s->config.loaders;
 }
@@ -64,9 +80,9 @@ int epoch_is_over(const role_service *s, uint64_t epoch, int begun)
 {
     uint64_t n = ended(s, epoch);
     for (const role_stream *t = s->streams; t; t = t->next)
-        n += t->gone && epoch_now(t) <= epoch;
+        n += is_given_up(s, t) && epoch_now(t) <= epoch;
     /* Loaders that ended before this worker was started again. */
-    if (begun && s->streams_ever < s->config.loaders &&
+    if (begun && s->streams_ever < s->config.loaders && !one_shares(s) &&
         persia_clock_ns() - s->born > s->config.silence_ns)
         n += s->config.loaders - s->streams_ever;
     return n >= s->config.loaders ||
@@ -226,7 +242,7 @@ static void replace_gone(role_service *s)
 {
     role_stream *oldest = NULL;
     for (role_stream *t = s->streams; t; t = t->next)
-        if (t->gone && (!oldest || t->used < oldest->used))
+        if (t->gone && !t->shared && (!oldest || t->used < oldest->used))
             oldest = t;
     if (oldest) {
         oldest->gone = 0;
@@ -305,6 +321,19 @@ void stream_learn(role_stream *t, const wire_heartbeat *m)
         memcpy(t->ends, m->ends, m->ends_n * sizeof *t->ends);
     t->waits = (int)m->waits;
     t->left = (int)m->leaves;
+}
+
+uint32_t stream_claim(const role_service *s, const wire_heartbeat *m)
+{
+    const role_stream *t = stream_named(s, m->stream);
+    if (!t || t->client == m->caller.client)
+        return SUBMIT_QUEUED;
+    if (t->own > m->claims &&
+        (!t->ends_n || t->ends[t->ends_n - 1] <= t->done.watermark))
+        return SUBMIT_ENDED;
+    return !t->left && persia_clock_ns() - t->used < s->config.silence_ns / 3
+               ? SUBMIT_HELD
+               : SUBMIT_QUEUED;
 }
 
 void streams_tick(role_service *s, uint64_t now)

@@ -566,10 +566,11 @@ static const wire_field heartbeat_fields[] = {
         COUNT(wire_heartbeat, ends_n), .limit = 256),
     [8] = F(wire_heartbeat, window, WORDS, "window", .limit = 16),
     [9] = F(wire_heartbeat, waits, U32, "waits", .limit = 1),
+    [10] = F(wire_heartbeat, claims, U64, "claims"),
 };
 static const wire_type heartbeat_type = {
     .name = "HeartbeatRequest", .size = sizeof(wire_heartbeat),
-    .fields = heartbeat_fields, .fields_n = 9, .check = at_check_heartbeat
+    .fields = heartbeat_fields, .fields_n = 10, .check = at_check_heartbeat
 };
 
 static const wire_field batch_name_fields[] = {
@@ -582,7 +583,7 @@ static const wire_type batch_name_type = {
 };
 
 static const wire_field submit_reply_fields[] = {
-    [1] = F(wire_submit_reply, status, U32, "status", .limit = 1),
+    [1] = F(wire_submit_reply, status, U32, "status", .limit = 3),
     [2] = F(wire_submit_reply, done, NUMBERS, "done",
         COUNT(wire_submit_reply, done_n), .limit = 1024),
     [3] = F(wire_submit_reply, first, U64, "first"),

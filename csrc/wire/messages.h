@@ -84,6 +84,8 @@ enum wire_restore_verb {
 enum role_submit_status {
     SUBMIT_QUEUED, /* or it was there */
     SUBMIT_FULL, /* send it again */
+    SUBMIT_HELD, /* a claim: another loader has the stream */
+    SUBMIT_ENDED, /* a claim: the stream has no more batches */
 };
 
 enum role_take_status {
@@ -540,6 +542,10 @@ typedef struct wire_heartbeat {
     size_t ends_n;
     uint64_t window[16]; /* Bit i: batch settled + 1 + i is done. */
     uint32_t waits; /* it sends no more until what it has sent is done */
+    /* Not 0: it asks for the stream, which has so many epochs, and says
+     * nothing of it. Then the reply's status is QUEUED: it is this client's;
+     * HELD: another client was heard of a moment ago; or ENDED. */
+    uint64_t claims;
 } wire_heartbeat;
 
 typedef struct wire_batch_name {

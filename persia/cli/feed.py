@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Annotated, Any
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 import typer
@@ -14,7 +16,10 @@ from pydantic import Field
 from persia.base.options import validated
 from persia.cli.flags import positional, with_flags
 from persia.errors import InvalidArgument
-from persia.train.config import of_train, resolve
+from persia.train.config import TrainConfig, of_train, resolve
+
+if TYPE_CHECKING:
+    from persia.data import Sender
 
 __all__ = ["command"]
 
@@ -57,11 +62,20 @@ class FeedConfig(pydantic.BaseModel):
         description="Which data loader of how many, such as 0/2: each sends "
         "its share of the batches.",
     )
+    parts: int | None = Field(
+        None,
+        ge=1,
+        le=256,
+        description="Parts of the data that loaders with the same --job "
+        "share: each sends parts that no other one has, those of a loader "
+        "that died among them. persia serve worker --loaders is their number "
+        "then. Of kafka:// each partition is a part: give their number.",
+    )
     job: str | None = Field(
         None,
         description="A loader with this name that is started again, with the "
-        "same options, continues where the servers are; not for kafka:// "
-        "(default: PERSIA_RUN_ID, which persia launch sets).",
+        "same options, continues where the servers are; of kafka:// with "
+        "--parts alone (default: PERSIA_RUN_ID, which persia launch sets).",
     )
     timeout: float = Field(
         60.0,
@@ -78,14 +92,21 @@ class FeedConfig(pydantic.BaseModel):
         "be reached go to others (default: a sixth of --timeout).",
     )
 
-    def name(self) -> str | None:
-        """What these batches are called, if they can be made again."""
-        job = self.job or os.environ.get("PERSIA_RUN_ID")
-        if not job or self.data.startswith("kafka://"):
+    @property
+    def job_name(self) -> str | None:
+        return self.job or os.environ.get("PERSIA_RUN_ID")
+
+    def name(self, part: str | None = None) -> str | None:
+        """What these batches are called, if they can be made again; those of
+        a part, if it is one."""
+        kafka = self.data.startswith("kafka://")
+        if not self.job_name or (kafka and part is None):
             return None
         of = {*_DATA, "shard", "namespace"} - {"epochs"}
         options = self.model_dump(mode="json", include=of)
-        return json.dumps([job, options], sort_keys=True)
+        if part is not None:
+            options["shard"] = part
+        return json.dumps([self.job_name, options], sort_keys=True)
 
 
 @with_flags(FeedConfig)
@@ -112,40 +133,80 @@ def command(
         raise InvalidArgument(
             f"--shard {config.shard}: loaders are 0 to N - 1 of N"
         )
-    from persia.data import Sender
-    from persia.train.sources import open_data
-
-    what = resolve(
-        config.model_dump(by_alias=True, exclude_none=True, include=set(_DATA))
-    )
-    source, _ = open_data(what, (index, count))
+    if config.parts and not config.job_name:
+        raise InvalidArgument(
+            "--parts: loaders share them by the name of the job: give --job"
+        )
     began = time.monotonic()
-    samples = 0
-    with Sender(
+    send = _send_parts if config.parts else _send
+    sent = send(config, index, count)
+    epochs = config.epochs
+    print(
+        f"sent {sent['sent']:,} batches, {sent['samples']:,} samples, {epochs}"
+        f" epoch{'s' if epochs > 1 else ''}, in "
+        f"{time.monotonic() - began:.1f} s",
+        flush=True,
+    )
+    if sent["passed"]:
+        print(
+            f"{sent['passed']:,} of them servers had already: they were not "
+            "sent",
+            flush=True,
+        )
+
+
+def _options(config: FeedConfig) -> TrainConfig:
+    """What persia train would read."""
+    given = config.model_dump(
+        by_alias=True, exclude_none=True, include=set(_DATA)
+    )
+    return resolve(given)
+
+
+def _sender(config: FeedConfig, part: str | None = None) -> Sender:
+    from persia.data import Sender
+
+    return Sender(
         config.workers,
         namespace=config.namespace,
-        name=config.name(),
+        name=config.name(part),
         timeout=config.timeout,
         move_after=config.move_after,
-    ) as sender:
-        print(f"sending {what.data} to embedding workers", flush=True)
-        for epoch in range(what.epochs):
+    )
+
+
+def _send(config: FeedConfig, index: int, count: int) -> Counter[str]:
+    """Sends one share of the batches."""
+    from persia.train.sources import open_data
+
+    source, _ = open_data(_options(config), (index, count))
+    samples = 0
+    with _sender(config) as sender:
+        print(f"sending {config.data} to embedding workers", flush=True)
+        for epoch in range(config.epochs):
             source.epoch = epoch
             for batch in source:
                 sender.send(batch)
                 samples += len(batch)
             sender.end()
         sender.flush()
-        stats = sender.stats()
-    seconds = time.monotonic() - began
+        return Counter(sender.stats() | {"samples": samples})
+
+
+def _send_parts(config: FeedConfig, index: int, count: int) -> Counter[str]:
+    """Sends parts, beginning with its own share of them."""
+    from persia.cli.feed_parts import feed, parts_of
+    from persia.train.sources import open_data
+
+    source, _ = open_data(_options(config))
+    parts = list(parts_of(source, config.parts or 1).items())
+    first = len(parts) * index // count
     print(
-        f"sent {stats['sent']:,} batches, {samples:,} samples, {what.epochs} "
-        f"epoch{'s' if what.epochs > 1 else ''}, in {seconds:.1f} s",
+        f"sending {config.data} in {len(parts)} parts to embedding workers",
         flush=True,
     )
-    if stats["passed"]:
-        print(
-            f"{stats['passed']:,} of them servers had already: they were not "
-            "sent",
-            flush=True,
-        )
+    return feed(
+        dict(parts[first:] + parts[:first]),
+        config.epochs,
+        partial(_sender, config),
+    )

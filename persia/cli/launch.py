@@ -39,6 +39,15 @@ def command(
             min=0, max=256, help="Data loaders: persia feed, to the workers."
         ),
     ] = 0,
+    parts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=256,
+            help="Parts of the data, which data loaders share; 0: each has "
+            "its own share.",
+        ),
+    ] = 0,
     data: Annotated[
         str | None, typer.Option(help="--data of the data loaders.")
     ] = None,
@@ -146,6 +155,7 @@ def command(
         tls=tls,
         workers=workers,
         loaders=loaders,
+        parts=parts,
         feed=[*(["--data", data] if data else []), *shlex.split(feed)],
         secured=any(name.startswith(_SECURITY) for name in file),
         host=str(file.get("host", "127.0.0.1")),

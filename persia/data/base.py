@@ -91,6 +91,25 @@ class Dataset(IterableDataset[Batch]):
         part.forget_position()
         return part
 
+    def parts(self, n: int) -> list[Self]:
+        """So many parts of it, which have all its samples together.
+
+        Raises:
+            InvalidArgument: it is the share of a rank itself.
+        """
+        whole("parts", n, 1, 2**31 - 1)
+        if self.shard != (0, 1):
+            raise errors.InvalidArgument(
+                f"parts of shard {self.shard}: need those of the whole data"
+            )
+        return self._parts_of(n)
+
+    def _parts_of(self, n: int) -> list[Self]:
+        parts = [self._copy() for _ in range(n)]
+        for i, part in enumerate(parts):
+            part.shard = (i, n)
+        return parts
+
     def forget_position(self) -> None:
         """Begins at the first batch, as a copy of another one does."""
         # Where the next iteration begins: (batches, position or None).

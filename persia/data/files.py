@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -280,6 +280,17 @@ class Files(Source):
             return None
         total = sum(size for size in sizes if size is not None)
         return min(1.0, self._read_bytes / total) if total else None
+
+    def _parts_of(self, n: int) -> list[Self]:
+        """Of whole files, if there are enough; else of rows."""
+        if self.rows != (0, None) or len(self._files) < n:
+            return super()._parts_of(n)
+        parts = [self._copy() for _ in range(n)]
+        for i, part in enumerate(parts):
+            part._files = self._files[i::n]
+            part.files = self.files[i::n]
+            part._all = part._lines = None
+        return parts
 
     def split(self, test: float) -> tuple[Files, Files]:
         """Training and test set, divided in the order of the rows.

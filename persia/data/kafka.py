@@ -124,6 +124,7 @@ class Kafka(Dataset):
         self._sent = 0
         self._lost: Mapping[Key, int] = {}
         self._high: Mapping[Key, int] = {}
+        self.whole = False  # the last batch, too: see partitions()
         self._stop: threading.Event | None = None  # of the latest iteration
 
     def __getstate__(self) -> dict[str, Any]:
@@ -192,6 +193,59 @@ class Kafka(Dataset):
             offsets[topic, int(partition)] = offset
         self._brokers.commit(offsets)
 
+    # ---- a partition alone, for persia feed
+
+    def partitions(self) -> list[Kafka]:
+        """A source for each partition, of whole batches alone.
+
+        Its batches have numbers that depend on nothing but the offsets:
+        see :meth:`numbered`. With ``until="latest"`` the messages of the
+        last batch wait until it is whole.
+
+        Raises:
+            StorageError: there is no such topic.
+            Unavailable: brokers are away for longer than ``timeout``.
+        """
+        found = []
+        for topic, count in self._reader(threading.Event()).counts().items():
+            for number in range(count):
+                part = self._copy()
+                part._topics = [topic]
+                part.shard = (number, count)
+                part.whole = True
+                found.append(part)
+        return found
+
+    def numbered(self, begin: int) -> Iterator[tuple[int, Batch]]:
+        """(n, batch n) of a partition alone, from 1: that of offsets
+        (n - 1) * batch_size to n * batch_size. Batches without samples are
+        left out.
+
+        Args:
+            begin: the number of the last batch that is not wanted.
+        """
+        self.forget_position()
+        if begin:
+            self.load_state_dict({"epoch": 0} | self._after(begin))
+        for batch in self:
+            (end,) = self.state_dict()["at"]["offsets"].values()
+            yield -(-end // self.batch_size), batch
+
+    def commit_batches(self, batches: int) -> None:
+        """Commits the offsets of so many batches of a partition alone."""
+        self.commit(self._after(batches))
+
+    def _after(self, batches: int) -> dict[str, Any]:
+        """The position after so many batches of a partition alone."""
+        number, count = self.shard
+        key = said((self._topics[0], number))
+        at = {
+            "offsets": {key: batches * self.batch_size},
+            "turn": key,
+            "partitions": {self._topics[0]: count},
+        }
+        return {"batches": batches, "at": at}
+
     # ---- reading
 
     def __iter__(self) -> Iterator[Batch]:
@@ -233,14 +287,7 @@ class Kafka(Dataset):
                 "state_dict() within 256 batches"
             )
         stop = self._stop or threading.Event()
-        reader = Reader(
-            self._brokers,
-            self._topics,
-            self.batch_size,
-            ends=self.until is not None,
-            strict=self._faults.strict,
-            stop=stop,
-        )
+        reader = self._reader(stop)
         self._high, self._lost = reader.high, reader.lost
         letters = None
         if self.dead_letter is not None:
@@ -259,6 +306,17 @@ class Kafka(Dataset):
                         yield rows.batch(self.keys), place
             finally:
                 stop.set()
+
+    def _reader(self, stop: threading.Event) -> Reader:
+        return Reader(
+            self._brokers,
+            self._topics,
+            self.batch_size,
+            ends=self.until is not None,
+            whole=self.whole,
+            strict=self._faults.strict,
+            stop=stop,
+        )
 
     def _leave_out(
         self, wrong: Sequence[tuple[Any, str]], letters: DeadLetters | None

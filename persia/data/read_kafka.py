@@ -61,6 +61,7 @@ class Reader:
         topics: all of them.
         size: offsets of a block.
         ends: stop at the offsets that partitions end with at the start.
+        whole: ... or before a block that is not whole.
         strict: raise where messages are gone that were not read.
         stop: ends the waiting for messages.
     """
@@ -72,6 +73,7 @@ class Reader:
         size: int,
         *,
         ends: bool,
+        whole: bool,
         strict: bool,
         stop: threading.Event,
     ) -> None:
@@ -79,6 +81,7 @@ class Reader:
         self._topics = topics
         self._size = size
         self._ends = ends
+        self._whole = whole
         self._strict = strict
         self._stop = stop
         self._most = 4 * size + _AT_ONCE  # messages held of a partition
@@ -115,6 +118,19 @@ class Reader:
                 messages = part.take(cut)
                 self._resume(consumer, part)
                 yield messages, self._position(parts[(i + 1) % len(parts)])
+        finally:
+            consumer.close()
+
+    def counts(self) -> dict[str, int]:
+        """The number of partitions of each topic.
+
+        Raises:
+            StorageError: there is no such topic.
+            Unavailable: brokers are away for too long.
+        """
+        consumer = self._brokers.consumer()
+        try:
+            return {t: self._partitions(consumer, t) for t in self._topics}
         finally:
             consumer.close()
 
@@ -156,6 +172,8 @@ class Reader:
             self._check(key, begin, low, high)
             begin = max(begin, low)
             self.high[key] = high
+            if self._whole:
+                high -= high % self._size
             self._parts[key] = _Partition(
                 key, begin, begin, high if self._ends else None
             )

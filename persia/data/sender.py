@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from persia import _core
-from persia.base.check import kind, number
+from persia.base.check import kind, number, whole
 from persia.data.jagged import Batch, tensors_of
 from persia.distributed.addresses import (
     MESSAGE_LIMIT,
@@ -130,6 +130,34 @@ class Sender:
             tensors,
         )
 
+    @property
+    def position(self) -> int:
+        """Batches, from the first one on, that are done: at the start those
+        that all servers have, later those of this sender, too."""
+        return self._core.counts()["position"]
+
+    def skip(self, number: int) -> None:
+        """There are no batches up to this number: the next one that is sent
+        is ``number`` + 1. Waits until those that were sent are trained."""
+        self._core.skip(whole("number", number, 0, 2**63 - 1))
+
+    def claim(self, epochs: int = 1) -> str:
+        """Asks workers for the batches of this name, of so many epochs.
+
+        A claim counts as long as the sender is open. That of a sender that
+        workers have not heard of for ten seconds (a third of ``persia serve
+        worker --loader-silence``) ends.
+
+        Returns:
+            "own": they are this sender's; "held": another sender has them;
+            "ended": one has sent them all.
+
+        Raises:
+            Unavailable: no worker can be reached.
+        """
+        answer = self._core.claim(whole("epochs", epochs, 1, 2**31 - 1))
+        return {0: "own", 2: "held", 3: "ended"}[answer]
+
     def end(self) -> None:
         """Ends an epoch: the ranks' loops end when they have all batches."""
         self._core.end()
@@ -162,15 +190,20 @@ class Sender:
         of those, by the worker. ``away``: workers that cannot be reached
         now."""
         counts = self._core.counts()
-        del counts["stream"]
+        del counts["stream"], counts["position"]
         return counts
 
-    def close(self) -> None:
+    def close(self, ended: bool = True) -> None:
         """Ends the epoch, if batches were sent in it, and the connection.
-        Workers do not wait for more epochs of this loader."""
-        if self._open:
+        Workers do not wait for more epochs of this loader.
+
+        Args:
+            ended: False: workers wait, for a while, for another sender that
+                continues, and the epoch does not end.
+        """
+        if ended and self._open:
             self.end()
-        self._core.close(True)
+        self._core.close(ended)
 
     def __enter__(self) -> Sender:
         return self
@@ -181,10 +214,7 @@ class Sender:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
-            self.close()
-        else:  # the epoch has not ended: another process may continue it
-            self._core.close(False)
+        self.close(ended=error is None)
 
 
 def _stream(name: str) -> int:

@@ -107,6 +107,7 @@ class Cluster:
         workers: embedding workers, which the command finds in PERSIA_WORKERS.
         loaders: data loaders, which send them batches.
         feed: options of ``persia feed``, for each loader.
+        parts: of the data, which loaders share; 0: each has its own.
         secured: the options of the servers have some already, which the
             command finds in its environment. Else what is there of others is
             not for these servers, and the command does not get it.
@@ -129,6 +130,7 @@ class Cluster:
         workers: int = 0,
         loaders: int = 0,
         feed: Sequence[str] = (),
+        parts: int = 0,
         secured: bool = False,
         host: str = "127.0.0.1",
         wait: bool = False,
@@ -158,6 +160,7 @@ class Cluster:
         self.workers = workers
         self.loaders = loaders
         self.feed = list(feed)
+        self.parts = parts
         self.command = list(command)
         self.servers = servers
         self.options = list(options)
@@ -193,12 +196,14 @@ class Cluster:
         """What starts an embedding worker."""
         command = [sys.executable, "-m", "persia", "serve", "worker"]
         command += ["--host", self.host, "--port", str(port)]
-        command += ["--loaders", str(max(self.loaders, 1))]
+        command += ["--loaders", str(max(self.parts or self.loaders, 1))]
         return [*command, "--timeout", str(max(self.start, 1.0)), *options]
 
     def loader_command(self, loader: int) -> list[str]:
         """What starts a data loader."""
         command = [sys.executable, "-m", "persia", "feed", *self.feed]
+        if self.parts:
+            command += ["--parts", str(self.parts)]
         return [*command, "--shard", f"{loader}/{self.loaders}"]
 
     @contextlib.contextmanager

@@ -1,0 +1,224 @@
+"""``persia feed --parts``: loaders that share the data, and die."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import persia
+from persia import Stream, _core, errors
+from persia.data import Sender
+from tests.kafka import PARTITIONS, Cluster, cluster
+from tests.remote import Servers
+from tests.roles import Workers
+from tests.system.processes import environment
+from tests.test_roles_failures import wait_for
+
+__all__ = ["cluster"]
+
+if not _core.GRPC[0].isdigit():
+    pytest.skip("built without gRPC", allow_module_level=True)
+
+pytestmark = pytest.mark.timeout(180)
+
+PARTS, FILES, ROWS, BATCH = PARTITIONS, 6, 250, 10
+
+
+class Trainer:
+    """Counts in row ``id`` how often the sample with that id was trained.
+
+    Attributes:
+        most: stops after so many batches, until it is raised.
+        epochs: that have ended.
+    """
+
+    def __init__(self, servers: Servers, workers: Workers) -> None:
+        self.store = persia.Store(
+            persia.optim.SGD(lr=1.0), servers=servers.text
+        )
+        self.model = persia.EmbeddingBagCollection(
+            store=self.store,
+            tables=[persia.EmbeddingBagConfig("t", 4, ["user"], init=0.0)],
+        )
+        self.stream = Stream(workers.addresses, timeout=60, move_after=2)
+        self.batches = 0
+        self.epochs = 0
+        self.most = 1 << 62
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(errors.Unavailable):  # the test has ended
+            self._train()
+
+    def _train(self) -> None:
+        loader = persia.DataLoader(self.stream, self.model, 2)
+        while True:
+            for batch in loader:
+                (-self.model(batch.ids).values().sum()).backward()
+                self.batches += 1
+                while self.batches >= self.most:
+                    time.sleep(0.01)
+            self.epochs += 1
+
+    def counts(self, n: int) -> list[float]:
+        self.store.flush()
+        rows = self.store.rows("t", list(range(n)))
+        return [float(row[0]) for row in rows]
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    with contextlib.closing(Servers(2)) as both:
+        yield both
+
+
+@pytest.fixture
+def workers(servers: Servers) -> Iterator[Workers]:
+    """Two, for so many parts; a silent loader loses its parts after 3 s."""
+    with contextlib.closing(
+        Workers(
+            servers.addresses,
+            2,
+            loaders=PARTS,
+            silence=9.0,
+            queue_limit=4096,
+        )
+    ) as both:
+        yield both
+
+
+def schema(tmp_path: Path) -> Path:
+    path = tmp_path / "schema.yaml"
+    path.write_text(
+        "label: click\ncategorical: [{column: user, hash: false}]\n"
+    )
+    return path
+
+
+def files(tmp_path: Path) -> str:
+    """Each id in one row of one file."""
+    for i in range(FILES):
+        rows = "".join(f"1,{i * ROWS + k}\n" for k in range(ROWS))
+        (tmp_path / f"part-{i}.csv").write_text("click,user\n" + rows)
+    return str(tmp_path / "part-*.csv")
+
+
+def feed(
+    workers: Workers, tmp_path: Path, data: str, *more: str
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "persia", "feed", data, "--job", "test"),
+            *("--schema", str(schema(tmp_path)), "--batch-size", str(BATCH)),
+            *("--workers", ",".join(workers.addresses), *more),
+            *("--parts", str(PARTS)),
+        ],
+        env=environment(OMP_NUM_THREADS="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def ends_well(loader: subprocess.Popen[str]) -> str:
+    out, _ = loader.communicate(timeout=120)
+    assert loader.returncode == 0, out
+    return out
+
+
+def test_a_part_is_of_one_sender(servers: Servers, workers: Workers) -> None:
+    senders = [Sender(workers.addresses, name="part") for _ in range(2)]
+    assert [s.claim() for s in senders] == ["own", "held"]
+    assert senders[0].claim() == "own"
+    for sender in senders:
+        sender.close(ended=False)
+    late = Sender(workers.addresses, name="part")
+    wait_for(lambda: late.claim() == "own")
+    late.end()
+    late.close()
+    assert Sender(workers.addresses, name="part").claim() == "ended"
+    more = Sender(workers.addresses, name="part")
+    assert more.claim(epochs=2) == "own"
+    more.close(ended=False)
+
+
+def test_parts_of_a_loader_that_died(
+    servers: Servers, workers: Workers, tmp_path: Path
+) -> None:
+    trainer = Trainer(servers, workers)
+    trainer.most = 30
+    data = files(tmp_path)
+    more = ("--eval-split", "0")
+    first = feed(workers, tmp_path, data, *more, "--shard", "0/2")
+    wait_for(lambda: trainer.batches >= 10)
+    second = feed(workers, tmp_path, data, *more, "--shard", "1/2")
+    wait_for(lambda: trainer.batches >= 30)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    trainer.most = 1 << 62
+    ends_well(second)
+    third = feed(workers, tmp_path, data, *more)  # finds nothing to do
+    assert "sent 0 batches" in ends_well(third)
+    wait_for(lambda: trainer.epochs == 1)
+    assert trainer.counts(FILES * ROWS) == [1.0] * FILES * ROWS
+
+
+@pytest.mark.long
+def test_epochs(servers: Servers, workers: Workers, tmp_path: Path) -> None:
+    trainer = Trainer(servers, workers)
+    more = ("--eval-split", "0", "--epochs", "3")
+    data = files(tmp_path)
+    loaders = [
+        feed(workers, tmp_path, data, *more, "--shard", f"{i}/2")
+        for i in range(2)
+    ]
+    for loader in loaders:
+        ends_well(loader)
+    wait_for(lambda: trainer.epochs == 3)
+    assert trainer.counts(FILES * ROWS) == [3.0] * FILES * ROWS
+
+
+def produce(cluster: Cluster, first: int, per_partition: int) -> None:
+    """Message i of all is in partition i % PARTITIONS."""
+    for p in range(PARTITIONS):
+        ids = range(first + p, first + per_partition * PARTITIONS, PARTITIONS)
+        values: list[Any] = [
+            json.dumps({"click": 1, "user": i}).encode() for i in ids
+        ]
+        cluster.produce("clicks", values, p)
+
+
+def test_topics(
+    servers: Servers, workers: Workers, tmp_path: Path, cluster: Cluster
+) -> None:
+    """Killed at any time, and started again with more messages."""
+    trainer = Trainer(servers, workers)
+    url = f"kafka://{cluster.servers}/clicks?group=g"
+    half = 25 * BATCH + 7  # the last 7 wait for more
+    produce(cluster, 0, half)
+    trainer.most = 20
+    killed = feed(workers, tmp_path, url)
+    wait_for(lambda: trainer.batches >= 20)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    trainer.most = 1 << 62
+    ends_well(feed(workers, tmp_path, url))
+    whole = 25 * BATCH * PARTITIONS
+    n = half * PARTITIONS
+    assert trainer.counts(n) == [1.0] * whole + [0.0] * (n - whole)
+    ends_well(feed(workers, tmp_path, url))  # nothing new
+    assert trainer.counts(n) == [1.0] * whole + [0.0] * (n - whole)
+    produce(cluster, n, 13)
+    ends_well(feed(workers, tmp_path, url, "--epochs", "2"))
+    total = n + 13 * PARTITIONS
+    assert trainer.counts(total) == [1.0] * total
