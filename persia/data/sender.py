@@ -132,8 +132,8 @@ class Sender:
 
     @property
     def position(self) -> int:
-        """Batches, from the first one on, that are done: at the start those
-        that all servers have, later those of this sender, too."""
+        """The number of batches, from the first one on, that are done. At the
+        start that is what all servers have."""
         return self._core.counts()["position"]
 
     def skip(self, number: int) -> None:
@@ -149,8 +149,8 @@ class Sender:
         worker --loader-silence``) ends.
 
         Returns:
-            "own": they are this sender's; "held": another sender has them;
-            "ended": one has sent them all.
+            whether they are this sender's ("own") or another one's ("held"),
+            or all of them are trained ("ended").
 
         Raises:
             Unavailable: no worker can be reached.
