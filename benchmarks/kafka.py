@@ -61,11 +61,11 @@ def in_arrow(table: pa.Table) -> bytes:
     return bytes(out.getvalue())
 
 
-def filled(topics: list[str], values: list[bytes]) -> tuple[Any, str]:
-    """A cluster with these messages in each topic, and where it is."""
+def filled(topics: dict[str, list[bytes]]) -> tuple[Any, str]:
+    """A cluster with these messages of each topic, and where it is."""
     producer = kafka.Producer({"test.mock.num.brokers": 1, "log_level": 3})
     (broker,) = producer.list_topics(timeout=30).brokers.values()
-    for topic in topics:
+    for topic, values in topics.items():
         for i, value in enumerate(values):
             producer.produce(topic, value, partition=i % PARTITIONS)
             producer.poll(0)
@@ -108,7 +108,7 @@ def batches(servers: str, topics: list[str], value: str, size: int) -> int:
 def reading(value: str, messages: list[bytes], size: int, rounds: int) -> None:
     """Messages of one kind to batches."""
     topics = [f"{value}{i}" for i in range(TOPICS)]
-    cluster, servers = filled(topics, messages)
+    cluster, servers = filled(dict.fromkeys(topics, messages))
     count = TOPICS * len(messages)
     rows = batches(servers, topics, value, size)
     read = thrown_away(servers, topics, count)

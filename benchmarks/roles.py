@@ -9,6 +9,10 @@ machine.
 The original PERSIA's four roles reached 56 k samples/s at staleness 8, and
 36 k at 1, on 2 cores of another machine: context, not a baseline.
 
+``--only kafka``: four roles whose loader reads topics, beside four whose
+loader has the batches in memory.  The brokers are those of benchmarks.kafka,
+in this process.
+
 ``--only bytes``: what travels between worker and trainer, counted by a relay
 between them.  ``--only idle``: the processor time of each role when a trainer
 waits for a batch and no loader sends one.
@@ -23,13 +27,20 @@ import sys
 import time
 from collections.abc import Sequence
 
+import numpy as np
+import pyarrow as pa
+
 from benchmarks.common import (
     BATCH,
     FEATURES,
+    Ranks,
     arguments,
+    feature_ids,
     print_machine,
     report,
 )
+from benchmarks.kafka import TOPICS, filled, in_arrow
+from benchmarks.system.loader import MESSAGE_ROWS
 from benchmarks.system.processes import Process, Processes
 
 BENCH = "roles"
@@ -63,12 +74,14 @@ def start_worker(processes: Processes, servers: str) -> tuple[Process, str]:
 
 
 def start_loader(
-    processes: Processes, worker: str, sizes: Sizes, seed: int
+    processes: Processes, worker: str, sizes: Sizes, seed: int, *topics: str
 ) -> Process:
-    """A data loader that has its ids; feed() makes it send."""
+    """A data loader that has its ids, or finds them in topics at brokers;
+    feed() makes it send."""
     command = [sys.executable, "-m", "benchmarks.system.loader", worker]
     numbers = (sizes.vocabulary, sizes.batches, seed)
-    loader = processes.start("loader", [*command, *map(str, numbers)])
+    command += [*map(str, numbers), *topics]
+    loader = processes.start("loader", command)
     assert loader.line() == "ready"
     return loader
 
@@ -142,6 +155,61 @@ def throughput(sizes: Sizes, seed: int) -> None:
                     for name, x in cpu.items()
                 },
             )
+
+
+def produce(sizes: Sizes, seed: int) -> tuple[object, str, str]:
+    """The loader's batches in topics: (brokers, where they are, topics)."""
+    whole = BATCH // MESSAGE_ROWS * TOPICS  # batches of each partition
+    shape = (max(sizes.batches, whole), FEATURES, BATCH)
+    drawn = feature_ids(Ranks("zipf", sizes.vocabulary).draw(shape, seed))
+    label = np.random.default_rng(seed).random(BATCH) < 0.25
+    values: list[list[bytes]] = [[] for _ in range(TOPICS)]
+    for i, one in enumerate(drawn):
+        columns = {f"slot{k}": one[k] for k in range(FEATURES)}
+        table = pa.table(columns | {"label": label.astype(np.int64)})
+        for first in range(0, BATCH, MESSAGE_ROWS):
+            block = in_arrow(table.slice(first, MESSAGE_ROWS))
+            values[i % TOPICS].append(block)
+    brokers, address = filled(
+        {f"ids{k}": blocks for k, blocks in enumerate(values)}
+    )
+    return brokers, address, ",".join(f"ids{k}" for k in range(TOPICS))
+
+
+def from_topics(sizes: Sizes, seed: int) -> None:
+    """Samples a second of four roles whose loader reads topics of Kafka, in
+    turn with four whose loader has the batches in memory."""
+    brokers, address, topics = produce(sizes, seed)
+    times: dict[str, list[float]] = {"memory": [], "topics": []}
+    with Processes() as processes:
+        jobs = {}
+        for name, more in {"memory": [], "topics": [address, topics]}.items():
+            server = processes.servers(1)[0]
+            worker = start_worker(processes, server.address)[1]
+            loader = start_loader(processes, worker, sizes, seed, *more)
+            trainer = processes.trainer()
+            trainer.call("open", servers=server.address, seed=seed, **THREADS)
+            jobs[name] = (loader, trainer, worker)
+        for i in range(sizes.rounds + 1):
+            for name, (loader, trainer, worker) in jobs.items():
+                feed(loader, sizes.steps)
+                spent = trainer.call("take", workers=worker, staleness=8)
+                loader.line()
+                if i:  # the first round makes the rows
+                    times[name].append(float(spent["seconds"]))
+    del brokers
+    samples = sizes.steps * BATCH
+    memory, read = (statistics.median(times[n]) for n in ("memory", "topics"))
+    report(
+        BENCH,
+        "four roles fed from Kafka, staleness 8",
+        samples / read,
+        "samples/s",
+        baseline="the same batches from the loader's memory",
+        baseline_value=samples / memory,
+        baseline_source="same run",
+        target=0.9,
+    )
 
 
 def count_bytes(sizes: Sizes, seed: int) -> None:
@@ -221,7 +289,12 @@ def idle(sizes: Sizes, seed: int) -> None:
         trainer.line()
 
 
-PARTS = {"throughput": throughput, "bytes": count_bytes, "idle": idle}
+PARTS = {
+    "throughput": throughput,
+    "kafka": from_topics,
+    "bytes": count_bytes,
+    "idle": idle,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
