@@ -1,5 +1,6 @@
 """Step time of embeddings and a dense part on a GPU, beside the dense part
-alone: one line of JSON a batch size. Without a GPU it says so and ends.
+alone and the transfer of the distinct rows: one line of JSON a batch size.
+Without a GPU it says so and ends.
 
 usage: python -m benchmarks.gpu [--batch 4096 16384 65536] [--steps 50]
 """
@@ -30,13 +31,27 @@ def batches(size: int, steps: int) -> list[persia.Batch]:
     return made
 
 
-def timed(run: Callable[[], None]) -> float:
+def timed(run: Callable[[], object]) -> float:
     """Seconds, the device's work included."""
     torch.cuda.synchronize()
     begin = time.perf_counter()
     run()
     torch.cuda.synchronize()
     return time.perf_counter() - begin
+
+
+def transfer(batch: persia.Batch) -> Callable[[], None]:
+    """Moves as many rows as the batch has distinct ids, and back."""
+    every = batch.ids.values().view(FEATURES, -1)
+    n = sum(ids.unique().numel() for ids in every)
+    host = torch.zeros(n, DIM).pin_memory()
+    device = torch.empty(n, DIM, device="cuda")
+
+    def run() -> None:
+        device.copy_(host, non_blocking=True)
+        host.copy_(device, non_blocking=True)
+
+    return run
 
 
 def measure(size: int, steps: int) -> dict[str, object]:
@@ -64,13 +79,19 @@ def measure(size: int, steps: int) -> dict[str, object]:
             dense(bags(batch.ids).values()).mean().backward()
 
     batches_made = batches(size, steps)
-    timed(alone), timed(whole)  # to warm up
+    moves = transfer(batches_made[0])
+    timed(alone), timed(whole), timed(moves)  # to warm up
     seconds, dense_seconds = timed(whole), timed(alone)
+    moved = timed(lambda: [moves() for _ in range(steps)])
+    bound = max(dense_seconds, moved)
     return {
         "device": torch.cuda.get_device_name(),
         "batch": size,
         "step_ms": 1000 * seconds / steps,
         "dense_ms": 1000 * dense_seconds / steps,
+        "transfer_ms": 1000 * moved / steps,  # of distinct rows, and back
+        "of_bound": seconds / bound,  # (1.1)
+        "of_dense": dense_seconds / seconds,  # (0.9)
         "samples_per_s": size * steps / seconds,
         "ids_copied": store.stats()["cuda_ids_copied"],
     }

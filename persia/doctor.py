@@ -29,6 +29,7 @@ _FILES = 8192  # a server's connections, and a burst of them
 _SHM = 1 << 30  # bytes that workers of a DataLoader soon need
 
 # What pip installs with persia, by the names of their imports.
+_CUDA = Path(__file__).parent / "libpersia_cuda.so"
 _PACKAGES = (
     *("cryptography", "numpy", "prometheus_client", "pyarrow", "pydantic"),
     *("rich", "typer", "yaml"),
@@ -333,6 +334,16 @@ def _gpu(root: Path) -> Iterator[Finding]:
             for i in range(torch.cuda.device_count())
         ]
         yield Finding("GPU", "ok", ", ".join(names))
+        if _CUDA.exists():
+            yield Finding("GPU library", "ok", str(_CUDA))
+        else:
+            yield Finding(
+                "GPU library",
+                "warning",
+                f"there is no {_CUDA}: rows reach the GPU by torch's own "
+                "copies, and are not pooled there",
+                "build Persia where nvcc is installed",
+            )
     elif not (root / "dev/nvidia0").exists():
         yield Finding("GPU", "ok", "none: the dense model runs on the CPU")
     else:

@@ -112,6 +112,18 @@ def test_a_gpu_that_torch_cannot_use_is_a_warning(
     assert found("GPU", write(tmp_path, {"dev/nvidia0": ""})).remedy
 
 
+def test_a_gpu_without_its_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "one")
+    monkeypatch.setattr(doctor, "_CUDA", tmp_path / "library")
+    assert found("GPU library", tmp_path).remedy
+    write(tmp_path, {"library": ""})
+    assert found("GPU library", tmp_path).state == "ok"
+
+
 @pytest.mark.parametrize(
     ("version", "holes", "state"),
     [
