@@ -16,7 +16,8 @@ from persia.data.faults import Faults
 from persia.data.jagged import Batch
 from persia.data.read_kafka import Reader
 from persia.data.read_kafka_brokers import Brokers, DeadLetters, Key, said
-from persia.data.read_kafka_values import VALUES, Values
+from persia.data.read_kafka_registry import Place
+from persia.data.read_kafka_values import Values, Written
 from persia.data.schema import Schema
 from persia.data.table import as_schema
 
@@ -44,8 +45,21 @@ class Kafka(Dataset):
             preset. It has all moments and quantiles.
         batch_size: offsets of a batch. An Arrow message may have any number
             of rows, so a batch of those may have more samples.
-        value: how messages are written: "json", one object each, or "arrow",
-            one stream of Arrow's IPC format each.
+        value: how messages are written: "json", one object each; "arrow",
+            one stream of Arrow's IPC format each; "avro" or "protobuf", one
+            record each.
+        value_schema: the file of the record's schema: ``.avsc`` of Avro, or
+            a descriptor set of Protocol Buffers (``protoc --include_imports
+            --descriptor_set_out``).
+        value_message: with "protobuf", the full name of the message, such as
+            "shop.Click". None: the only one of the file.
+        value_registry: with "avro", where the schemas are that messages are
+            written with; each begins with its id, in the wire format of
+            Confluent. A folder of files ``ID.avsc``, the URL of a registry,
+            or a dict of settings for confluent-kafka's
+            ``SchemaRegistryClient``. Rows have the fields of
+            ``value_schema``. None: messages are written with
+            ``value_schema``, without an id.
         until: "latest": stop where the partitions end at the start of the
             iteration. None: wait for more messages, without end.
         strict: raise at a malformed message, and where messages are gone
@@ -61,13 +75,14 @@ class Kafka(Dataset):
         InvalidArgument: an argument of the wrong kind, or confluent-kafka is
             not installed; (iterating) more ranks than partitions, or the
             position of other partitions.
-        SchemaMismatch: (iterating) no message fits the schema.
+        SchemaMismatch: ``value_schema`` is no such file, or its records do
+            not fit the schema; (iterating) no message fits the schema.
         MalformedData: (iterating) ``strict``, and a message is malformed.
         StorageError: (iterating) there is no such topic, or messages at the
             position are gone.
         Unavailable: (iterating) brokers are away for longer than
-            ``timeout``.
-        AccessDenied: (iterating) brokers refuse access.
+            ``timeout``, or the registry of schemas is.
+        AccessDenied: (iterating) brokers or the registry refuse access.
     """
 
     continues = True
@@ -81,6 +96,9 @@ class Kafka(Dataset):
         batch_size: int = 4096,
         *,
         value: str = "json",
+        value_schema: str | os.PathLike[str] | None = None,
+        value_message: str | None = None,
+        value_registry: Place | None = None,
         until: str | None = None,
         strict: bool = False,
         dead_letter: str | None = None,
@@ -89,10 +107,9 @@ class Kafka(Dataset):
         shard: tuple[int, int] = (0, 1),
     ) -> None:
         super().__init__(batch_size, seed=0, drop_last=False, shard=shard)
-        if value not in VALUES:
-            raise errors.InvalidArgument(
-                f"value is {value!r}, need one of {', '.join(VALUES)}"
-            )
+        self._written = Written.checked(
+            value, value_schema, value_message, value_registry
+        )
         if until not in (None, "latest"):
             raise errors.InvalidArgument(
                 f"until is {until!r}, need 'latest' or None"
@@ -108,6 +125,7 @@ class Kafka(Dataset):
                 "the schema asks for moments or quantiles of the data, which "
                 "differ as messages arrive; give their numbers"
             )
+        self._written.reader(sorted(self.schema.used_columns))
         self._topics = _names("topics", topics)
         self._brokers = Brokers(
             ",".join(_names("brokers", brokers)),
@@ -292,7 +310,7 @@ class Kafka(Dataset):
         letters = None
         if self.dead_letter is not None:
             letters = DeadLetters(self._brokers, self.dead_letter)
-        values = Values(self.schema, self.value, letters is not None)
+        values = Values(self.schema, self._written, letters is not None)
         blocks = read_ahead(lambda: reader.blocks(shard, shards, at))
         with closing(blocks):
             try:

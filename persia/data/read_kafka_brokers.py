@@ -25,13 +25,13 @@ _LETTERS = 10_000  # sent at once
 
 
 @cache
-def library() -> Any:
-    """The library, which only those need who read Kafka."""
+def library(name: str = "confluent_kafka") -> Any:
+    """A library that only those need who read Kafka."""
     try:
-        return importlib.import_module("confluent_kafka")
+        return importlib.import_module(name)
     except ImportError:
         raise errors.InvalidArgument(
-            "Kafka needs confluent-kafka: pip install 'persia[kafka]'"
+            f"these messages of Kafka need {name}: pip install 'persia[kafka]'"
         ) from None
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from persia import errors
+from persia.base.check import kind
 from persia.data.encode import Encoder
+from persia.data.hashing import as_array
 from persia.data.read_json import object_of, read_objects
+from persia.data.read_kafka_avro import Avro
+from persia.data.read_kafka_protobuf import Protobuf
+from persia.data.read_kafka_registry import Place
 from persia.data.rows import Rows
 from persia.data.schema import Schema
 from persia.data.table import check_columns, of_dicts
 
-__all__ = ["VALUES", "Values"]
+__all__ = ["Values", "Written"]
 
-VALUES = ("json", "arrow")
+_FORMS = ("json", "arrow", "avro", "protobuf")
 
 _FIRST = 100  # messages of which one has to fit the schema
 _ROWS = 10_000  # of which one has to have a field
@@ -30,21 +37,93 @@ class WrongSchema(errors.SchemaMismatch):
     """No message fits, so it is the schema that is wrong."""
 
 
+@dataclass(frozen=True)
+class Written:
+    """How messages are written: the arguments of :class:`Kafka`."""
+
+    form: str
+    schema: bytes | None
+    path: str
+    message: str | None
+    registry: Place | None
+
+    @classmethod
+    def checked(
+        cls,
+        form: str,
+        path: str | os.PathLike[str] | None,
+        message: str | None,
+        registry: Place | None,
+    ) -> Written:
+        if form not in _FORMS:
+            raise errors.InvalidArgument(
+                f"value is {form!r}, need one of {', '.join(_FORMS)}"
+            )
+        for name, given, forms in (
+            ("value_schema", path, ("avro", "protobuf")),
+            ("value_message", message, ("protobuf",)),
+            ("value_registry", registry, ("avro",)),
+        ):
+            if given is not None and form not in forms:
+                raise errors.InvalidArgument(
+                    f"{name} goes with value="
+                    f"{' or '.join(map(repr, forms))}, not {form!r}"
+                )
+        if form in ("json", "arrow"):
+            return cls(form, None, "", None, None)
+        need = "the file of their schema (.avsc, or a descriptor set)"
+        if not isinstance(path, str | os.PathLike):
+            kind("value_schema", path, (), need)
+        assert path is not None
+        if message is not None:
+            kind("value_message", message, (str,), "the name of a message")
+        if registry is not None:
+            of = (str, os.PathLike, Mapping)
+            kind("value_registry", registry, of, "a folder, a URL or a dict")
+        try:
+            with open(path, "rb") as file:
+                text = file.read()
+        except OSError as error:
+            raise errors.InvalidArgument(
+                f"value_schema is {os.fspath(path)!r}, need {need}: {error}"
+            ) from None
+        return cls(form, text, os.fspath(path), message, registry)
+
+    def reader(self, names: Sequence[str]) -> Avro | Protobuf | None:
+        """What makes a row of a message; None: columns are made at once.
+
+        Raises:
+            InvalidArgument: a part of it does not exist.
+            SchemaMismatch: the file is of other messages.
+        """
+        if self.schema is None:
+            return None
+        if self.form == "avro":
+            return Avro(self.schema, self.path, names, self.registry)
+        return Protobuf(self.schema, self.path, names, self.message)
+
+
 class Values:
     """Makes rows of the messages of a block, as whole columns.
 
     Args:
         schema: with all that it measures known.
-        value: how messages are written, one of ``VALUES``.
+        written: how messages are written.
         patient: go on where none of the first messages fits the schema.
     """
 
-    def __init__(self, schema: Schema, value: str, patient: bool) -> None:
+    def __init__(
+        self, schema: Schema, written: Written, patient: bool
+    ) -> None:
         self._schema = schema
         self._encoder = Encoder(schema)
         self._names = sorted(schema.used_columns)
         self._ids = {n for f in schema.features for n in f.columns}
-        self._read = self._json if value == "json" else self._arrow
+        self._reader = written.reader(self._names)
+        if self._reader is not None:
+            self._read = self._typed
+        else:
+            self._read = self._json if written.form == "json" else self._arrow
         self._patient = patient
         self._absent = set(self._names)  # fields that no message had
         self._rows = 0
@@ -84,7 +163,7 @@ class Values:
                 wrong.update(here)
                 return []
             rows, _ = self._encoder.encode(table.select(self._names), report)
-        except WrongSchema:
+        except (WrongSchema, errors.Unavailable, errors.AccessDenied):
             raise
         except (errors.PersiaError, pa.ArrowException) as error:
             if len(values) == 1:
@@ -145,6 +224,38 @@ class Values:
         if table is None or table.num_rows != len(whole):
             return None
         return table
+
+    # ---- Avro, Protocol Buffers
+
+    def _typed(
+        self, values: Sequence[bytes | None], first: int, wrong: dict[int, str]
+    ) -> _Read:
+        assert self._reader is not None
+        rows, found = [], []
+        for i, value in enumerate(values):
+            try:
+                if value is None:
+                    raise ValueError("it has no value")
+                rows.append(self._reader.row(value))
+                found.append(i)
+            except ValueError as error:
+                wrong[first + i] = str(error)
+        self._absent.clear()
+        columns = {}
+        for name in self._names if rows else ():
+            column = [row[name] for row in rows]
+            known = self._reader.types.get(name)
+            try:
+                columns[name] = (
+                    as_array(f"column {name!r}", column)
+                    if known is None
+                    else pa.array(column, known)
+                )
+            except OverflowError as error:
+                raise errors.DtypeError(
+                    f"column {name!r} of the type {known}: {error}"
+                ) from None
+        return pa.table(columns), np.array(found, np.int64)
 
     # ---- Arrow
 

@@ -180,11 +180,14 @@ def _kafka(
     options: dict[str, Any] = dict(
         parse_qsl(url.query, keep_blank_values=True)
     )
-    known = {"group", "value", "dead_letter"}
+    known = {"group", "value", "dead_letter"} | {
+        f"value_{part}" for part in ("schema", "message", "registry")
+    }
     if "group" not in options or not set(options) <= known or not url.netloc:
         raise errors.InvalidArgument(
             f"--data {config.data}: need kafka://BROKER:PORT/TOPIC?group=NAME,"
-            " and after it &value=arrow or &dead_letter=TOPIC as wanted"
+            " and after it &value=arrow, &value=avro&value_schema=FILE or "
+            "&dead_letter=TOPIC as wanted"
         )
     if config.table_schema is None:
         raise errors.InvalidArgument(
