@@ -466,7 +466,7 @@ def test_refused_access() -> None:
 
 def test_bad_arguments() -> None:
     for wrong in (
-        {"value": "avro"},
+        {"value": "xml"},
         {"until": "noon"},
         {"timeout": 0},
         {"topics": []},
