@@ -126,14 +126,16 @@ def find(
             )
         return epoch, batch, 0
     was = extra["ranks"]
-    # Each rank leaves out the malformed lines of its own share, so that only
-    # the same shares have the same place.
-    if not is_made(config.data) and max(was, ranks) > 1:
+    # Each rank leaves out the malformed lines of its own share, and a window
+    # cuts batches at its ends, so that only the same batches have the same
+    # place.
+    shares = not is_made(config.data) and max(was, ranks) > 1
+    if shares or config.window is not None:
         if (was, before) != (ranks, size):
             raise errors.InvalidArgument(
                 f"{begin}go on with {was} ranks and --batch-size {before}, as"
-                f" it was trained, not {ranks} and {size}: other ones read"
-                " other shares of the files"
+                f" it was trained, not {ranks} and {size}: other ones have"
+                " other batches"
             )
         return epoch, batch, 0
     batch, offset = divmod(rows, size * ranks)

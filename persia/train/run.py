@@ -69,10 +69,6 @@ class Run:
             raise errors.InvalidArgument("--save: the path is empty")
         self.config = config
         self.rank, self.ranks = join_ranks(config.device)
-        if config.window is not None and self.ranks > 1:
-            raise errors.InvalidArgument(
-                "--window goes with one process, not with ranks"
-            )
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
@@ -239,7 +235,9 @@ class Run:
         assert self.config.window is not None
         assert isinstance(self.train, Dataset)
         seconds = seconds_of(self.config.window)
-        here, ahead = (Windows(self.train, seconds) for _ in range(2))
+        share = self.rank, self.ranks
+        here = Windows(self.train, seconds, share=share, even=True)
+        ahead = Windows(self.train, seconds, share=share)
         with contextlib.closing(here), contextlib.closing(ahead):
             more = ahead.next()
             for _ in range(self.trainer.epoch):  # of the run before

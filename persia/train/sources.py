@@ -43,7 +43,12 @@ def open_data(
     config: TrainConfig, shard: tuple[int, int] = (0, 1)
 ) -> tuple[Dataset, Dataset | None]:
     """Training data, and what is held out of it or apart to score on; of
-    both the share of one rank: ``shard`` is (rank, ranks)."""
+    both the share of one rank: ``shard`` is (rank, ranks). Windows are of all
+    ranks, so each of these reads all samples, in batches for all of them."""
+    if config.window is not None:
+        size = config.batch_size * shard[1]
+        config = config.model_copy(update={"batch_size": size})
+        shard = (0, 1)
     if is_made(config.data):
         return _made(config, shard)
     if config.data.startswith("kafka://"):

@@ -27,12 +27,25 @@ class Windows:
         data: batches with ``timestamp``, in time order. It is copied: its
             own position does not change.
         seconds: of a window; windows begin at multiples of it since 1970.
+        share: (rank, ranks): give the rank-th of so many parts of each
+            batch, in order, not the whole batch.
+        even: leave out a batch with fewer samples than ranks, so that all
+            ranks have as many batches.
     """
 
-    def __init__(self, data: Dataset, seconds: float) -> None:
+    def __init__(
+        self,
+        data: Dataset,
+        seconds: float,
+        *,
+        share: tuple[int, int] = (0, 1),
+        even: bool = False,
+    ) -> None:
         self._data = copy.copy(data)
         self._data.forget_position()
         self._seconds = seconds
+        self._share = share
+        self._even = even
         self._batches: Iterator[Batch] | None = None
         self._left: Batch | None = None  # of the next window
         self.now: int | None = None
@@ -47,7 +60,7 @@ class Windows:
     def next(self) -> bool:
         """Goes to the next window with samples; False at the end. What was
         left of the present one is passed."""
-        for _ in self:
+        for _ in self._rest():
             pass
         if self._left is None:
             self._left = self._read()
@@ -58,6 +71,16 @@ class Windows:
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of the window that are left."""
+        rank, ranks = self._share
+        for batch in self._rest():
+            n = len(batch)
+            first, end = n * rank // ranks, n * (rank + 1) // ranks
+            if n < ranks and (self._even or first == end):
+                continue
+            yield batch if ranks == 1 else part_of(batch, first, end)
+
+    def _rest(self) -> Iterator[Batch]:
+        """What is left of the window, for all ranks."""
         if self.now is None:
             return
         while (batch := self._left or self._read()) is not None:

@@ -206,3 +206,26 @@ def test_ctrl_c_saves_on_all_ranks_at_one_batch(
     assert extra["epoch"] == 0 and extra["batch"] > 0
     again = ["train", "--resume", str(out), "--samples", "1024"]
     assert float(run(mark, *PERSIA, *again)["AUC"]) > 0.5
+
+
+def test_windows_of_ranks_are_those_of_one_process(mark: str) -> None:
+    """Each rank has its part of each batch, and all score together."""
+    command = ["train", "drift?windows=3&vocabulary=500", "--samples", "6000"]
+    command += ["--window", "1d", "--staleness", "0", "--threads", "1"]
+
+    def windows(*more: str) -> list[tuple[str, float, int]]:
+        found = re.findall(
+            r"window (.*): AUC ([0-9.]+), .* of ([0-9,]+) samples",
+            output(mark, *more),
+        )
+        return [
+            (name, float(auc), int(n.replace(",", "")))
+            for name, auc, n in found
+        ]
+
+    one = windows(*PERSIA, *command, "--batch-size", "256")
+    two = windows(*RANKS, *command, "--batch-size", "128")
+    assert len(one) == 2
+    for (name, auc, n), (name2, auc2, n2) in zip(one, two, strict=True):
+        assert (name, n) == (name2, n2) == (name, 2000)
+        assert auc2 == pytest.approx(auc, abs=2e-4)
