@@ -49,7 +49,7 @@ NEEDS = {
 #: What a page must print, so that its code did what the page says.
 PRINTS = {
     "README.md": r"step 0: loss 0\.\d+, [\d,]+ rows",
-    "docs/data.md": r"2000 samples\n[\s\S]*^12 batches$",
+    "docs/data.md": r"2000 samples\n[\s\S]*^12 batches\n(300 samples.*\n){2}",
     "docs/howto/accelerate.md": r"^8$",
     "docs/howto/checkpoint.md": r"\(\d+,\) \(\d+, 16\)",
     "docs/howto/evaluate.md": r"AUC 0\.\d+, log loss 0\.\d+",
@@ -212,6 +212,38 @@ def _play(
     return printed.getvalue()
 
 
+def records(cluster: Cluster) -> None:
+    """Clicks in Avro and Protocol Buffers, with their schemas."""
+    fastavro = pytest.importorskip("fastavro")
+    descriptors = pytest.importorskip("google.protobuf.descriptor_pb2")
+    kinds = {"user": "string", "item": "long", "click": "int"}
+    fields = [{"name": name, "type": kind} for name, kind in kinds.items()]
+    schema = {"type": "record", "name": "Click", "fields": fields}
+    Path("registry").mkdir()
+    for name in ("clicks.avsc", "registry/1.avsc"):
+        Path(name).write_text(json.dumps(schema))
+    file = descriptors.FileDescriptorProto(name="clicks.proto", package="shop")
+    message = file.message_type.add(name="Click")
+    for i, type_ in enumerate((9, 3, 5)):  # string, int64, int32
+        message.field.add(name=[*kinds][i], number=i + 1, type=type_, label=1)
+    every = descriptors.FileDescriptorSet(file=[file])
+    Path("clicks.pb").write_bytes(every.SerializeToString())
+    from google.protobuf import descriptor_pool, message_factory
+
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    kind = message_factory.GetMessageClass(
+        pool.FindMessageTypeByName("shop.Click")
+    )
+    for n in range(300):
+        row = {"user": "ann", "item": n, "click": n % 2}
+        value = io.BytesIO(b"\0\0\0\0\1")
+        value.seek(5)
+        fastavro.schemaless_writer(value, schema, row)
+        cluster.produce("clicks.avro", [value.getvalue()])
+        cluster.produce("clicks.proto", [kind(**row).SerializeToString()])
+
+
 @contextlib.contextmanager
 def kafka_and_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A broker with messages, and files of Criteo's format."""
@@ -230,6 +262,7 @@ def kafka_and_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             for n in range(300)
         ]
         cluster.produce("clicks", values, partition=part)
+    records(cluster)
     monkeypatch.setitem(INSTEAD, "broker1:9092,broker2:9092", cluster.servers)
     line = "\t".join(["{}", *["3"] * 13, *["68fd1e64"] * 26]) + "\n"
     text = "".join(line.format(n % 2) for n in range(10_500))
