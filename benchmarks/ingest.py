@@ -41,6 +41,7 @@ from benchmarks.common import (
     report,
     timed,
 )
+from persia.base.memory import keep_memory
 from persia.data import Files, Schema
 from persia.data.jagged import Batch
 from persia.datasets import Criteo, SyntheticCTR
@@ -53,6 +54,7 @@ except ImportError:  # one comparison less
 
 BENCH = "ingest"
 SAME_RUN = "same run"
+AHEAD = 128  # batches: more than are read ahead
 DATA = "criteo_tb_80k.tsv.gz"
 DENSE = [f"I{i + 1}" for i in range(13)]
 KEYS = [f"C{i + 1}" for i in range(26)]
@@ -326,7 +328,9 @@ def resident(store: persia.Store) -> int:
 
 def memory(path: Path, rows: int) -> None:
     """Trains on files of so many rows together: the same one many times. By
-    how much does the memory beside the tables vary after a tenth of it?"""
+    how much does the memory beside the tables vary, from a tenth of it to the
+    last files, which are read ahead?"""
+    keep_memory()  # as persia train does
     passes = -(-rows // pq.read_metadata(path).num_rows)
     schema = criteo_schema()
     trainer = make_trainer(KEYS)
@@ -337,7 +341,10 @@ def memory(path: Path, rows: int) -> None:
         done += len(batch)
         if done * 50 // rows > len(samples):
             samples.append(resident(trainer.store))
-    late = samples[len(samples) // 10 :]
+    end = max(0, rows - AHEAD * BATCH) * len(samples) // rows
+    late = samples[len(samples) // 10 : end]
+    if not late:
+        raise SystemExit(f"--rows {rows}: need more than {2 * AHEAD * BATCH}")
     report(
         BENCH,
         "memory",

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from persia.base.memory import keep_memory
 from persia.base.options import read_yaml
 from persia.cli.flags import positional, with_flags
 from persia.errors import PersiaError
@@ -80,6 +81,7 @@ def command(
     in_file = options.pop("resume", None)
     resume = in_file if resume is None else resume
     saved = saved_options(resume) if resume is not None else {}
+    keep_memory()
     run = Run(resolve(saved, options, flags), resume)
     check_used(run.config, options | flags, run.may_be_remote)
     console.quiet = run.rank > 0
