@@ -237,7 +237,8 @@ class Run:
         seconds = seconds_of(self.config.window)
         share = self.rank, self.ranks
         here = Windows(self.train, seconds, share=share, even=True)
-        ahead = Windows(self.train, seconds, share=share)
+        # What is malformed counts where it is trained, not twice.
+        ahead = Windows(self.train._copy(), seconds, share=share)
         with contextlib.closing(here), contextlib.closing(ahead):
             more = ahead.next()
             for _ in range(self.trainer.epoch):  # of the run before

@@ -199,6 +199,19 @@ def test_what_windows_need(tmp_path: Path) -> None:
         run.fit(lambda at: None)
 
 
+def test_a_malformed_line_counts_once(tmp_path: Path) -> None:
+    lines = [f"{i % 2},c{i % 9},{i // 50 * DAY}\n" for i in range(200)]
+    lines[70] = f"1,c1,{DAY},too many\n"
+    (tmp_path / "a.csv").write_text("y,c,t\n" + "".join(lines))
+    schema = tmp_path / "a.yaml"
+    schema.write_text("label: y\ntimestamp: t\ncategorical: [c]\n")
+    run = Run(config(data=str(tmp_path / "a.csv"), schema=str(schema)))
+    assert run.fit(lambda at: None, lambda line: None)
+    assert run.trainer.rows == 199
+    assert run.result().malformed == 1
+    assert [one.rows for one in run.result().windows] == [49, 50, 50]
+
+
 def criteo_day(path: Path, seed: int, rows: int = 600) -> None:
     """A made day of Criteo's format; C1 decides the clicks."""
     rng = np.random.default_rng(seed)
