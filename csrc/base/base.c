@@ -1,10 +1,12 @@
-/* base.c: messages, interrupts, fork detection. */
+/* base.c: messages, interrupts, fork detection, malloc's settings. */
 #include "base/base.h"
 
+#include <malloc.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { TEXT_BYTES = 1024 };
@@ -109,4 +111,21 @@ void persia_fair_lock_init(pthread_rwlock_t *lock)
         &attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
     pthread_rwlock_init(lock, &attr);
     pthread_rwlockattr_destroy(&attr);
+}
+
+#define MAP_FROM (32 << 20) /* bytes; glibc takes at most these */
+
+int persia_keep_memory(int bytes)
+{
+#ifdef __GLIBC__
+    const char *tunables = getenv("GLIBC_TUNABLES");
+    if (getenv("MALLOC_TRIM_THRESHOLD_") || getenv("MALLOC_MMAP_THRESHOLD_") ||
+        (tunables && strstr(tunables, "glibc.malloc.")))
+        return 0;
+    return mallopt(M_MMAP_THRESHOLD, MAP_FROM) &&
+           mallopt(M_TRIM_THRESHOLD, bytes);
+#else
+    (void)bytes;
+    return 0;
+#endif
 }

@@ -90,6 +90,12 @@ PERSIA_API void persia_interrupt_watch(interrupt_flag *flag);
  * was loaded: threads and locks do not survive a fork. */
 PERSIA_API int persia_fork_check(const char *what);
 
+/* glibc keeps blocks below 32 MiB, and so many bytes at the end of each of its
+ * arenas, which it otherwise returns at once, to clear their pages again for
+ * the next block.  Of the whole process.  Whether it is set: not where the
+ * user has set that, nor without glibc. */
+PERSIA_API int persia_keep_memory(int bytes);
+
 /* A read-write lock whose writers wait only for the readers that hold it
  * already, however many follow.  So a reader must not take it twice. */
 PERSIA_API void persia_fair_lock_init(pthread_rwlock_t *lock);

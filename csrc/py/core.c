@@ -97,6 +97,13 @@ static PyObject *check_score(PyObject *module, PyObject *text)
     return Py_NewRef(Py_None);
 }
 
+static PyObject *keep_memory(PyObject *module, PyObject *bytes)
+{
+    const int n = (int)PyLong_AsLong(bytes);
+    (void)module;
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(persia_keep_memory(n));
+}
+
 static PyMethodDef methods[] = {
     {"take_raised", take_raised, METH_NOARGS,
      "take_raised()\n--\n\nWhat a signal's handler raised while an operator "
@@ -105,6 +112,9 @@ static PyMethodDef methods[] = {
      "error_names()\n--\n\nThe names of all error codes, by number."},
     {"check_score", check_score, METH_O,
      "check_score(text)\n--\n\nRaises if it is no score of eviction."},
+    {"keep_memory", keep_memory, METH_O,
+     "keep_memory(bytes)\n--\n\nWhether glibc keeps freed blocks from now on, "
+     "and so many bytes of each arena."},
     {NULL, NULL, 0, NULL},
 };
 

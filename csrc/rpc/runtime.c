@@ -9,9 +9,7 @@
 
 enum {
     CLIENT_THREADS_MAX = 4,
-    /* Bytes; glibc takes at most 32 MiB for the first. */
-    MALLOC_MAP_FROM = 32 << 20,
-    MALLOC_KEEP = 64 << 20, /* of each of its arenas */
+    MALLOC_KEEP = 64 << 20, /* bytes */
     TRIM_SECONDS = 30
 };
 
@@ -93,21 +91,12 @@ void pollers_stop(rpc_pollers *p)
 
 /* ---- memory ---- */
 
-/* gRPC takes buffers of megabytes for each message.  glibc gives them back to
- * the system at once, which clears their pages again for the next message: a
- * quarter of a server's time.  So it keeps them where a server listens,
- * unless the user has set what it does.  The setting is of the whole process:
- * one that only calls servers is the user's, and stays as it is. */
+/* gRPC takes buffers of megabytes for each message: that glibc returns them
+ * takes a quarter of a server's time.  A process that only calls servers is
+ * the user's, and stays as it is. */
 static void keep_memory(void)
 {
-#ifdef __GLIBC__
-    const char *tunables = getenv("GLIBC_TUNABLES");
-    if (getenv("MALLOC_TRIM_THRESHOLD_") || getenv("MALLOC_MMAP_THRESHOLD_") ||
-        (tunables && strstr(tunables, "glibc.malloc.")))
-        return;
-    mallopt(M_MMAP_THRESHOLD, MALLOC_MAP_FROM);
-    mallopt(M_TRIM_THRESHOLD, MALLOC_KEEP);
-#endif
+    (void)persia_keep_memory(MALLOC_KEEP);
 }
 
 /* A parameter server lives long, and what its busiest moment took would be
