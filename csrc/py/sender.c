@@ -256,37 +256,50 @@ static PyObject *sender_send(PyObject *self, PyObject *args)
                      hold_batch(&h, names, ids, offsets, weights, tensors));
 }
 
-static PyObject *sender_end(PyObject *self, PyObject *unused)
+/* One that may wait. */
+static PyObject *sender_call(PyObject *self,
+                             int (*call)(role_sender *, uint64_t),
+                             uint64_t value)
 {
     sender_object *s = (sender_object *)self;
     int rc;
-    (void)unused;
     if (!s->sender)
         return py_closed("the sender");
     s->busy++;
     Py_BEGIN_ALLOW_THREADS
-    rc = persia_sender_end(s->sender);
+    rc = call(s->sender, value);
     Py_END_ALLOW_THREADS
     s->busy--;
     return rc ? py_raise(rc) : Py_NewRef(Py_None);
 }
 
+static int end_epoch(role_sender *s, uint64_t unused)
+{
+    (void)unused;
+    return persia_sender_end(s);
+}
+
+static PyObject *sender_end(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return sender_call(self, end_epoch, 0);
+}
+
 static PyObject *sender_flush(PyObject *self, PyObject *arg)
 {
-    sender_object *s = (sender_object *)self;
     uint64_t timeout;
     const double seconds = PyFloat_AsDouble(arg);
-    int rc;
     if (PyErr_Occurred() || py_seconds(seconds, &timeout))
         return NULL;
-    if (!s->sender)
-        return py_closed("the sender");
-    s->busy++;
-    Py_BEGIN_ALLOW_THREADS
-    rc = persia_sender_flush(s->sender, timeout);
-    Py_END_ALLOW_THREADS
-    s->busy--;
-    return rc ? py_raise(rc) : Py_NewRef(Py_None);
+    return sender_call(self, persia_sender_flush, timeout);
+}
+
+static PyObject *sender_skip(PyObject *self, PyObject *arg)
+{
+    const uint64_t number = PyLong_AsUnsignedLongLong(arg);
+    if (PyErr_Occurred())
+        return NULL;
+    return sender_call(self, persia_sender_skip, number);
 }
 
 static PyObject *sender_claim(PyObject *self, PyObject *arg)
@@ -305,23 +318,6 @@ static PyObject *sender_claim(PyObject *self, PyObject *arg)
     Py_END_ALLOW_THREADS
     s->busy--;
     return rc ? py_raise(rc) : PyLong_FromUnsignedLong(status);
-}
-
-static PyObject *sender_skip(PyObject *self, PyObject *arg)
-{
-    sender_object *s = (sender_object *)self;
-    const uint64_t number = PyLong_AsUnsignedLongLong(arg);
-    int rc;
-    if (PyErr_Occurred())
-        return NULL;
-    if (!s->sender)
-        return py_closed("the sender");
-    s->busy++;
-    Py_BEGIN_ALLOW_THREADS
-    rc = persia_sender_skip(s->sender, number);
-    Py_END_ALLOW_THREADS
-    s->busy--;
-    return rc ? py_raise(rc) : Py_NewRef(Py_None);
 }
 
 static PyObject *sender_counts_of(PyObject *self, PyObject *unused)

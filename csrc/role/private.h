@@ -287,8 +287,9 @@ int stream_find(role_service *s, uint64_t name, role_stream **out);
 void stream_hear(role_stream *t, uint64_t settled);
 /* What its loader knows. */
 void stream_learn(role_stream *t, const wire_heartbeat *m);
-/* Whose the stream is that a loader claims: SUBMIT_QUEUED: its own. */
-uint32_t stream_claim(const role_service *s, const wire_heartbeat *m);
+/* A loader asks for a stream.  *status: SUBMIT_QUEUED: it is that loader's;
+ * else see role_submit_status. */
+int stream_claim(role_service *s, const wire_heartbeat *m, uint32_t *status);
 /* Loaders that have been silent for too long are gone. */
 void streams_tick(role_service *s, uint64_t now);
 /* What ranks and workers call a loader's own epoch; 0: it is not known. */

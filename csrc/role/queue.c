@@ -171,15 +171,11 @@ void service_heartbeat(asking *a)
 {
     role_service *s = a->s;
     const wire_heartbeat *m = &a->m.beat;
+    uint32_t status = SUBMIT_QUEUED;
     role_stream *t;
-    const uint32_t status = m->claims ? stream_claim(s, m) : SUBMIT_QUEUED;
-    int rc = status == SUBMIT_QUEUED ? stream_find(s, m->stream, &t)
-                                     : PERSIA_OK;
-    if (!rc && m->claims && status == SUBMIT_QUEUED) {
-        stream_hear(t, 0);
-        t->client = m->caller.client;
-        t->shared = 1;
-    } else if (!rc && !m->claims) {
+    int rc = m->claims ? stream_claim(s, m, &status)
+                       : stream_find(s, m->stream, &t);
+    if (!rc && !m->claims) {
         stream_learn(t, m);
         rc = list_done(a, t, m->settled);
     }

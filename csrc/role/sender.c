@@ -604,17 +604,17 @@ int persia_sender_claim(role_sender *s, uint64_t epochs, uint32_t *status)
 
 int persia_sender_skip(role_sender *s, uint64_t number)
 {
-    int rc = PERSIA_OK;
     pthread_mutex_lock(&s->sending);
     pthread_mutex_lock(&s->lock);
     const int skips = number > s->number;
-    if (skips && number > s->done.watermark)
-        rc = flush_locked(s, 0);
+    pthread_mutex_unlock(&s->lock);
+    int rc = skips ? persia_sender_flush(s, 0) : PERSIA_OK;
     if (!rc && skips) {
+        pthread_mutex_lock(&s->lock);
         window_settle(&s->done, number);
         s->number = number;
+        pthread_mutex_unlock(&s->lock);
     }
-    pthread_mutex_unlock(&s->lock);
     pthread_mutex_unlock(&s->sending);
     return rc;
 }

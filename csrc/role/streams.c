@@ -323,17 +323,32 @@ void stream_learn(role_stream *t, const wire_heartbeat *m)
     t->left = (int)m->leaves;
 }
 
-uint32_t stream_claim(const role_service *s, const wire_heartbeat *m)
+/* What another loader that asks for it gets. */
+static uint32_t claim_status(const role_service *s, const role_stream *t,
+                             uint64_t epochs)
 {
-    const role_stream *t = stream_named(s, m->stream);
-    if (!t || t->client == m->caller.client)
-        return SUBMIT_QUEUED;
-    if (t->own > m->claims &&
+    if (t->own > epochs &&
         (!t->ends_n || t->ends[t->ends_n - 1] <= t->done.watermark))
         return SUBMIT_ENDED;
     return !t->left && persia_clock_ns() - t->used < s->config.silence_ns / 3
                ? SUBMIT_HELD
                : SUBMIT_QUEUED;
+}
+
+int stream_claim(role_service *s, const wire_heartbeat *m, uint32_t *status)
+{
+    role_stream *t = stream_named(s, m->stream);
+    *status = !t || t->client == m->caller.client
+                  ? SUBMIT_QUEUED
+                  : claim_status(s, t, m->claims);
+    int rc = *status == SUBMIT_QUEUED ? stream_find(s, m->stream, &t)
+                                      : PERSIA_OK;
+    if (!rc && *status == SUBMIT_QUEUED) {
+        stream_hear(t, 0);
+        t->client = m->caller.client;
+        t->shared = 1;
+    }
+    return rc;
 }
 
 void streams_tick(role_service *s, uint64_t now)
