@@ -11,7 +11,7 @@ import socket
 import socketserver
 import threading
 import wsgiref.simple_server
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from prometheus_client import (
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PORT",
+    "FeedCollector",
     "ServerCollector",
     "StoreCollector",
     "WorkerCollector",
@@ -290,6 +291,50 @@ def worker_states(stats: dict[str, int]) -> dict[str, int]:
         "leased": stats["leased"] - looking - returning,
         "returning": returning,
     }
+
+
+# ---- data loaders ----------------------------------------------------------
+
+_FEED = {
+    "samples": "Samples of the batches that it sent, or passed over.",
+    "sent": "Batches that it sent, or passed over.",
+    "passed": "Of them, those that all servers had already.",
+    "moved": "Batches that were sent to another worker, too.",
+    "refused": "Of them, those that it refused for good.",
+}
+
+
+class FeedCollector:
+    """The counters of a data loader, read when Prometheus asks.
+
+    Args:
+        counts: gives them, as ``persia.data.Sender.stats``, and ``samples``.
+        lag: messages of Kafka that are not sent yet, by "topic/partition".
+    """
+
+    def __init__(
+        self,
+        counts: Callable[[], Mapping[str, int]],
+        lag: Callable[[], Mapping[str, int]],
+    ) -> None:
+        self._counts = counts
+        self._lag = lag
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics."""
+        counts = self._counts()
+        for name, text in _FEED.items():
+            yield CounterMetricFamily(
+                f"persia_feed_{name}", text, value=counts.get(name, 0)
+            )
+        lag = GaugeMetricFamily(
+            "persia_feed_lag",
+            "Messages of Kafka that are not sent yet.",
+            labels=["partition"],
+        )
+        for partition, messages in self._lag().items():
+            lag.add_metric([partition], messages)
+        yield lag
 
 
 # ---- workers ---------------------------------------------------------------

@@ -42,6 +42,20 @@ class Cluster:
             self._producer.produce(topic, value, partition=partition, **more)
         assert self._producer.flush(30) == 0
 
+    def committed(self, topic: str, group: str = "g") -> list[int]:
+        """What a group has committed, by partition."""
+        import confluent_kafka as kafka
+
+        consumer = kafka.Consumer(
+            {"bootstrap.servers": self.servers, "group.id": group}
+        )
+        places = consumer.committed(
+            [kafka.TopicPartition(topic, p) for p in range(PARTITIONS)],
+            timeout=30,
+        )
+        consumer.close()
+        return [place.offset for place in places]
+
     def end(self) -> None:
         self._producer = None
 

@@ -284,6 +284,12 @@ def metrics() -> str:
             "An embedding worker, at `--metrics-port`",
             prometheus.WorkerCollector(lambda: some).collect(),
         ),
+        (
+            "A data loader, at `--metrics-port`",
+            prometheus.FeedCollector(
+                lambda: some, lambda: {"topic/0": 1}
+            ).collect(),
+        ),
         ("A rank, at `PERSIA_METRICS_PORT`", worker),
     ):
         rows = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,12 +12,14 @@ import pydantic
 import typer
 from pydantic import Field
 
+from persia.base.memory import keep_memory
 from persia.base.options import validated
 from persia.cli.flags import positional, with_flags
 from persia.errors import InvalidArgument
 from persia.train.config import TrainConfig, of_train, resolve
 
 if TYPE_CHECKING:
+    from persia.cli.feed_loader import Loader
     from persia.data import Sender
 
 __all__ = ["command"]
@@ -91,6 +92,14 @@ class FeedConfig(pydantic.BaseModel):
         description="Seconds after which the batches of a worker that cannot "
         "be reached go to others (default: a sixth of --timeout).",
     )
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Prometheus metrics; 0: any port."
+    )
+    metrics_host: str = Field(
+        "127.0.0.1",
+        description="Address of --metrics-port, which has neither TLS nor a "
+        "token.",
+    )
 
     @property
     def job_name(self) -> str | None:
@@ -105,7 +114,8 @@ class FeedConfig(pydantic.BaseModel):
         of = {*_DATA, "shard", "namespace"} - {"epochs"}
         options = self.model_dump(mode="json", include=of)
         if part is not None:
-            options["shard"] = part
+            del options["shard"]
+            options["part"] = part
         return json.dumps([self.job_name, options], sort_keys=True)
 
 
@@ -137,10 +147,16 @@ def command(
         raise InvalidArgument(
             "--parts: loaders share them by the name of the job: give --job"
         )
+    keep_memory()
     began = time.monotonic()
+    from persia.cli.feed_loader import Loader
+
+    loader = Loader(config.epochs)
+    if config.metrics_port is not None:
+        _show(loader, config)
     send = _send_parts if config.parts else _send
-    sent = send(config, index, count)
-    epochs = config.epochs
+    send(loader, config, index, count)
+    sent, epochs = loader.counts(), config.epochs
     print(
         f"sent {sent['sent']:,} batches, {sent['samples']:,} samples, {epochs}"
         f" epoch{'s' if epochs > 1 else ''}, in "
@@ -153,6 +169,19 @@ def command(
             "sent",
             flush=True,
         )
+
+
+def _show(loader: Loader, config: FeedConfig) -> None:
+    """Answers Prometheus."""
+    from persia import prometheus
+
+    assert config.metrics_port is not None
+    port = prometheus.listen(
+        prometheus.FeedCollector(loader.counts, loader.lag),
+        config.metrics_port,
+        config.metrics_host,
+    )
+    print(f"metrics on http://{config.metrics_host}:{port}/metrics")
 
 
 def _options(config: FeedConfig) -> TrainConfig:
@@ -175,27 +204,20 @@ def _sender(config: FeedConfig, part: str | None = None) -> Sender:
     )
 
 
-def _send(config: FeedConfig, index: int, count: int) -> Counter[str]:
+def _send(loader: Loader, config: FeedConfig, index: int, count: int) -> None:
     """Sends one share of the batches."""
     from persia.train.sources import open_data
 
     source, _ = open_data(_options(config), (index, count))
-    samples = 0
-    with _sender(config) as sender:
-        print(f"sending {config.data} to embedding workers", flush=True)
-        for epoch in range(config.epochs):
-            source.epoch = epoch
-            for batch in source:
-                sender.send(batch)
-                samples += len(batch)
-            sender.end()
-        sender.flush()
-        return Counter(sender.stats() | {"samples": samples})
+    print(f"sending {config.data} to embedding workers", flush=True)
+    loader.send(source, _sender(config))
 
 
-def _send_parts(config: FeedConfig, index: int, count: int) -> Counter[str]:
+def _send_parts(
+    loader: Loader, config: FeedConfig, index: int, count: int
+) -> None:
     """Sends parts, beginning with its own share of them."""
-    from persia.cli.feed_parts import feed, parts_of
+    from persia.cli.feed_loader import parts_of
     from persia.train.sources import open_data
 
     source, _ = open_data(_options(config))
@@ -205,8 +227,5 @@ def _send_parts(config: FeedConfig, index: int, count: int) -> Counter[str]:
         f"sending {config.data} in {len(parts)} parts to embedding workers",
         flush=True,
     )
-    return feed(
-        dict(parts[first:] + parts[:first]),
-        config.epochs,
-        partial(_sender, config),
-    )
+    mine = dict(parts[first:] + parts[:first])
+    loader.send_parts(mine, partial(_sender, config))

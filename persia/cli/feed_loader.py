@@ -1,21 +1,24 @@
-"""``persia feed --parts``: parts of the data, which loaders share.
+"""What ``persia feed`` does: a share of the data, or parts of it.
 
-Each part is a stream of batches that has the same name, and the same batches
-under the same numbers, whichever loader sends it. Embedding workers know which
-loader has a part; one that they do not hear of any more loses it to another.
-Servers know which batches are trained, so those are passed over then.
+Loaders share parts. Each part is a stream of batches that has the same name,
+and the same batches under the same numbers, whichever loader sends it.
+Embedding workers know which loader has a part; one that they do not hear of
+any more loses it to another. Servers know which batches are trained, so those
+are passed over then.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from persia import errors
 from persia.data import Batch, Dataset, Kafka, Sender
 
-__all__ = ["feed", "parts_of"]
+__all__ = ["Loader", "parts_of"]
 
 _ASK = 2.0  # seconds until the parts of others are asked for again
 _COMMIT = 5.0  # seconds between commits to a group of Kafka
@@ -40,132 +43,156 @@ def parts_of(source: Dataset, n: int) -> dict[str, Dataset]:
     return {f"{i}/{len(parts)}": part for i, part in enumerate(parts)}
 
 
-def feed(
-    parts: Mapping[str, Dataset], epochs: int, sender: Callable[[str], Sender]
-) -> Counter[str]:
-    """Sends the parts that no other loader has, until all have ended.
-
-    Args:
-        parts: by name, in the order in which they are asked for.
-        epochs: of each part.
-        sender: makes that of a part's name.
-
-    Returns:
-        what this loader sent: ``parts``, ``samples``, and the ``stats()`` of
-        the senders, added up.
-    """
-    loader = _Loader(parts, epochs, sender)
-    try:
-        return loader.run()
-    except BaseException:
-        for one in loader.owned:
-            one.abandon()
-        raise
-
-
-class _Part:
-    """A part that this loader has."""
+class _Stream:
+    """The batches of a share, or of a part, and what sends them."""
 
     def __init__(self, source: Dataset, sender: Sender) -> None:
-        self._source = source
-        self._sender = sender
-        self._samples = 0
+        self.source = source
+        self.sender = sender
+        self.samples = 0
+        self._alone = isinstance(source, Kafka) and source.whole
         self._last = 0  # the number of the last batch
         self._committed = time.monotonic()
 
     def send(self, epoch: int) -> None:
         """Sends an epoch, from 0."""
-        self._source.epoch = epoch
+        self.source.epoch = epoch
         for number, batch in self._numbered():
-            self._sender.skip(number - 1)
-            self._sender.send(batch)
+            self.sender.skip(number - 1)
+            self.sender.send(batch)
             self._last = number
-            self._samples += len(batch)
+            self.samples += len(batch)
             if time.monotonic() - self._committed >= _COMMIT:
-                self._commit()
-        self._sender.end()
+                self.commit()
+        self.sender.end()
 
     def _numbered(self) -> Iterator[tuple[int, Batch]]:
-        if isinstance(self._source, Kafka):
-            after = max(self._last, self._sender.position)
-            return self._source.numbered(after)
-        return enumerate(self._source, self._last + 1)
+        if self._alone:
+            assert isinstance(self.source, Kafka)
+            after = max(self._last, self.sender.position)
+            return self.source.numbered(after)
+        return enumerate(self.source, self._last + 1)
 
-    def _commit(self) -> None:
+    def commit(self) -> None:
         """Says how much is trained, where others look for that."""
-        position = self._sender.position
-        if isinstance(self._source, Kafka) and position:
-            self._source.commit_batches(position)
+        position = self.sender.position
+        if self._alone and position:
+            assert isinstance(self.source, Kafka)
+            self.source.commit_batches(position)
         self._committed = time.monotonic()
 
     @property
     def trained(self) -> bool:
-        return self._sender.position >= self._last
+        """Whether all batches so far are."""
+        return self.sender.position >= self._last
 
-    def close(self) -> Counter[str]:
-        """Waits until all is trained."""
-        self._sender.flush()
-        self._commit()
-        found = Counter(self._sender.stats())
-        self._sender.close()
-        found.update(parts=1, samples=self._samples)
+
+class Loader:
+    """Sends data, so many epochs of it.
+
+    Its counts may be read by another thread meanwhile.
+    """
+
+    def __init__(self, epochs: int) -> None:
+        self._epochs = epochs
+        self._open: list[_Stream] = []
+        self._ended: Counter[str] = Counter()
+        self._lock = threading.Lock()  # a sender is not counted and closed
+
+    def send(self, source: Dataset, sender: Sender) -> None:
+        """Sends all of a source, until it is trained."""
+        self._open.append(_Stream(source, sender))
+        with self._abandoned():
+            for epoch in range(self._epochs):
+                self._open[0].send(epoch)
+            self._close(self._open[0])
+
+    def send_parts(
+        self, parts: Mapping[str, Dataset], sender: Callable[[str], Sender]
+    ) -> None:
+        """Sends the parts that no other loader has, until all have ended.
+
+        Args:
+            parts: by name, in the order in which they are asked for.
+            sender: makes that of a part's name.
+        """
+        left = dict(parts)  # that others have, or none
+        with self._abandoned():
+            for epoch in range(self._epochs):
+                for one in self._open:
+                    one.send(epoch)
+                while self._claim(left, sender, epoch + 1):
+                    pass
+            while left:  # those of a loader that dies are to be had
+                if not self._claim(left, sender, self._epochs):
+                    time.sleep(_ASK)
+            while self._open:
+                self._close(self._open[0])
+
+    def counts(self) -> Counter[str]:
+        """``samples``, ``streams`` that have ended, and the ``stats()`` of
+        all senders, added up."""
+        with self._lock:
+            return sum(map(_counts, self._open), self._ended.copy())
+
+    def lag(self) -> dict[str, int]:
+        """By "topic/partition", the messages that are not sent yet."""
+        found: dict[str, int] = {}
+        for one in list(self._open):
+            if isinstance(one.source, Kafka):
+                found |= one.source.stats()["lag"]
         return found
 
-    def abandon(self) -> None:
-        """Another loader is to have it."""
-        self._sender.close(ended=False)
-
-
-class _Loader:
-    def __init__(
+    def _claim(
         self,
-        parts: Mapping[str, Dataset],
+        left: dict[str, Dataset],
+        make: Callable[[str], Sender],
         epochs: int,
-        sender: Callable[[str], Sender],
-    ) -> None:
-        self.owned: list[_Part] = []
-        self._left = dict(parts)  # that others have, or none
-        self._epochs = epochs
-        self._sender = sender
-        self._sent: Counter[str] = Counter()
-
-    def run(self) -> Counter[str]:
-        for epoch in range(self._epochs):
-            for one in self.owned:
-                one.send(epoch)
-            while self._claim(epoch + 1):
-                pass
-        while self._left:  # those of a loader that dies are to be had
-            if not self._claim(self._epochs):
-                time.sleep(_ASK)
-        while self.owned:
-            self._close(self.owned[0])
-        return self._sent
-
-    def _claim(self, epochs: int) -> bool:
+    ) -> bool:
         """Sends the first epochs of one more part, if there is one."""
-        for name in list(self._left):
-            sender = self._sender(name)
+        for name in list(left):
+            sender = make(name)
             state = sender.claim(self._epochs)
             if state == "own":
-                one = _Part(self._left.pop(name), sender)
-                self.owned.append(one)
+                one = _Stream(left.pop(name), sender)
+                self._open.append(one)
                 for epoch in range(epochs):
                     one.send(epoch)
                 self._close_trained(epochs)
                 return True
             sender.close(ended=False)
             if state == "ended":
-                del self._left[name]
+                del left[name]
         return False
 
     def _close_trained(self, epochs: int) -> None:
         """Of many parts few are open at once; workers are to know by one of
         them that this loader is there for more."""
-        for one in self.owned[:-1]:
+        for one in self._open[:-1]:
             if epochs == self._epochs and one.trained:
                 self._close(one)
 
-    def _close(self, one: _Part) -> None:
-        self._sent += one.close()
-        self.owned.remove(one)
+    def _close(self, one: _Stream) -> None:
+        """Waits until all is trained."""
+        one.sender.flush()
+        one.commit()
+        with self._lock:
+            self._ended += _counts(one)
+            self._ended["streams"] += 1
+            self._open.remove(one)
+            one.sender.close()
+
+    @contextmanager
+    def _abandoned(self) -> Iterator[None]:
+        """After an error another loader is to have what is open."""
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                while self._open:
+                    self._open.pop().sender.close(ended=False)
+            raise
+
+
+def _counts(one: _Stream) -> Counter[str]:
+    return Counter(one.sender.stats() | {"samples": one.samples})

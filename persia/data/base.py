@@ -181,7 +181,8 @@ class Dataset(IterableDataset[Batch]):
             in the data, or None where it is not known any more.
         """
         count = self._given if batches is None else batches
-        at = next((a for n, a in self._states if n == count), None)
+        states = tuple(self._states)  # another thread may add to them
+        at = next((a for n, a in states if n == count), None)
         return {"epoch": self.epoch, "batches": count, "at": at}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -152,6 +152,10 @@ class Cluster:
                 "data loaders send batches to embedding workers: give "
                 "--workers, too"
             )
+        if parts and not loaders:
+            raise InvalidArgument(
+                "--parts are what data loaders share: give --loaders, too"
+            )
         if workers and secured:
             raise InvalidArgument(
                 "--workers with TLS or tokens of --config: embedding workers "

@@ -301,17 +301,6 @@ def model() -> tuple[persia.Store, Model]:
     return store, Model(store)
 
 
-def committed(cluster: Cluster) -> list[int]:
-    consumer = kafka.Consumer(
-        {"bootstrap.servers": cluster.servers, "group.id": "g"}
-    )
-    places = consumer.committed(
-        [kafka.TopicPartition("t", p) for p in range(PARTITIONS)], timeout=30
-    )
-    consumer.close()
-    return [place.offset for place in places]
-
-
 @pytest.mark.parametrize("prefetch", [False, True])
 def test_a_checkpoint_has_the_position(
     cluster: Cluster,
@@ -335,7 +324,7 @@ def test_a_checkpoint_has_the_position(
         if len(trained) == 9:
             break
     assert trained == every[:9]
-    assert committed(cluster) == [16, 16, 16, 8]
+    assert cluster.committed("t") == [16, 16, 16, 8]
     # What was taken ahead of the break is not lost.
     assert [numbers(b) for b in loader] == every[9:]
     again = open_(cluster)
@@ -345,7 +334,7 @@ def test_a_checkpoint_has_the_position(
     # The end is a position, too.
     store.save(tmp_path, model=net, loader=loader)
     again.commit(again.state_dict())
-    assert committed(cluster) == [40] * PARTITIONS
+    assert cluster.committed("t") == [40] * PARTITIONS
     cluster.produce("t", texts(rows(41)[40:]))
     loader = persia.DataLoader(open_(cluster), net, 4, prefetch=prefetch)
     store.load(tmp_path, model=net, loader=loader)
@@ -402,11 +391,11 @@ def test_persia_train(cluster: Cluster, tmp_path: Path) -> None:
         cluster.produce("t", [b"{", *texts(rows(19, p))], p)
     batches = [len(batch) for batch in open_(cluster)]
     assert sum(batches) == train(save_every=4, keep=9) == 76
-    assert committed(cluster) == [21, 20, 20, 20]
+    assert cluster.committed("t") == [21, 20, 20, 20]
     assert train(saved) == 0
     cluster.produce("t", texts(rows(10)), 1)
     assert train(saved) == 10
-    assert committed(cluster) == [21, 30, 20, 20]
+    assert cluster.committed("t") == [21, 30, 20, 20]
     # Behind the batches that were trained, not those taken ahead.
     other = str(tmp_path / "other")
     assert train(saved / "step-4", save=other) == sum(batches[4:]) + 10

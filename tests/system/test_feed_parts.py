@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,11 @@ from persia import Stream, _core, errors
 from persia.data import Sender
 from tests.kafka import PARTITIONS, Cluster, cluster
 from tests.remote import Servers
-from tests.roles import Workers
+from tests.roles import Workers, servers
 from tests.system.processes import environment
 from tests.test_roles_failures import wait_for
 
-__all__ = ["cluster"]
+__all__ = ["cluster", "servers"]
 
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)
@@ -74,12 +76,6 @@ class Trainer:
         self.store.flush()
         rows = self.store.rows("t", list(range(n)))
         return [float(row[0]) for row in rows]
-
-
-@pytest.fixture
-def servers() -> Iterator[Servers]:
-    with contextlib.closing(Servers(2)) as both:
-        yield both
 
 
 @pytest.fixture
@@ -207,8 +203,16 @@ def test_topics(
     half = 25 * BATCH + 7  # the last 7 wait for more
     produce(cluster, 0, half)
     trainer.most = 20
-    killed = feed(workers, tmp_path, url)
+    killed = feed(workers, tmp_path, url, "--metrics-port", "0")
     wait_for(lambda: trainer.batches >= 20)
+    assert killed.stdout
+    page = killed.stdout.readline().split()[-1]
+    with urllib.request.urlopen(page) as answer:
+        metrics = answer.read().decode()
+    (lag,) = re.findall(r'persia_feed_lag{partition="clicks/0"} (.*)', metrics)
+    assert 0 < float(lag) <= half
+    (sent,) = re.findall(r"(?m)^persia_feed_sent_total (.*)", metrics)
+    assert float(sent) >= 20
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     trainer.most = 1 << 62
@@ -222,3 +226,4 @@ def test_topics(
     ends_well(feed(workers, tmp_path, url, "--epochs", "2"))
     total = n + 13 * PARTITIONS
     assert trainer.counts(total) == [1.0] * total
+    assert cluster.committed("clicks") == [half + 13] * PARTITIONS
