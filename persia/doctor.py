@@ -28,8 +28,9 @@ State = Literal["ok", "note", "warning", "broken"]
 _FILES = 8192  # a server's connections, and a burst of them
 _SHM = 1 << 30  # bytes that workers of a DataLoader soon need
 
-# What pip installs with persia, by the names of their imports.
 _CUDA = Path(__file__).parent / "libpersia_cuda.so"
+
+# What pip installs with persia, by the names of their imports.
 _PACKAGES = (
     *("cryptography", "numpy", "prometheus_client", "pyarrow", "pydantic"),
     *("rich", "typer", "yaml"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pytest
 import torch
 
 import persia
 from persia import _core
+from tests.remote import Servers
 
 LIMIT = 64 << 20
 KEYS = ["user", "item", "shop"]
@@ -82,6 +85,20 @@ class Workers:
         """Ends all."""
         for worker in self.workers:
             worker.close()
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    """Two shards."""
+    with contextlib.closing(Servers(2)) as both:
+        yield both
+
+
+@pytest.fixture
+def workers(servers: Servers) -> Iterator[Workers]:
+    """One embedding worker."""
+    with contextlib.closing(Workers(servers.addresses)) as one:
+        yield one
 
 
 def batches(n: int, seed: int = 0, samples: int = 8) -> Iterator[persia.Batch]:

@@ -17,26 +17,24 @@ import persia
 from persia import Stream, _core, errors
 from persia.data import Sender
 from tests.remote import Servers
-from tests.roles import KEYS, Model, Workers, batches, open_store, step, train
+from tests.roles import (
+    KEYS,
+    Model,
+    Workers,
+    batches,
+    open_store,
+    servers,
+    step,
+    train,
+    workers,
+)
 
 ROOT = Path(__file__).parents[1]
 
+__all__ = ["servers", "workers"]
+
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)
-
-
-@pytest.fixture
-def servers() -> Iterator[Servers]:
-    """Two shards."""
-    with contextlib.closing(Servers(2)) as both:
-        yield both
-
-
-@pytest.fixture
-def workers(servers: Servers) -> Iterator[Workers]:
-    """One embedding worker."""
-    with contextlib.closing(Workers(servers.addresses)) as one:
-        yield one
 
 
 def in_thread(work: Callable[[], None]) -> Callable[[], None]:

@@ -8,7 +8,6 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,30 +19,18 @@ from persia import _core, errors
 from persia.data import Sender
 from tests.protobuf import stubs
 from tests.remote import Servers
-from tests.roles import Workers, batches, open_store
+from tests.roles import Workers, batches, open_store, servers, workers
 from tests.test_roles import feeding
 from tests.test_roles_failures import Trainer, wait_for
 from tests.test_roles_proto import DIM, Client, plan_of, refusal, submit
+
+__all__ = ["servers", "workers"]
 
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)
 
 pb, _ = stubs()
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture
-def servers() -> Iterator[Servers]:
-    """Two shards."""
-    with contextlib.closing(Servers(2)) as both:
-        yield both
-
-
-@pytest.fixture
-def workers(servers: Servers) -> Iterator[Workers]:
-    """One embedding worker."""
-    with contextlib.closing(Workers(servers.addresses)) as one:
-        yield one
 
 
 def serves(servers: Servers, workers: Workers, n: int = 3) -> None:

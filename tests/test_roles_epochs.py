@@ -15,21 +15,16 @@ import persia
 from persia import Stream, _core
 from persia.data import Sender
 from tests.remote import Servers
-from tests.roles import Model, Workers, batches, open_store, step
+from tests.roles import Model, Workers, batches, open_store, servers, step
 from tests.test_roles import in_thread
 from tests.test_roles_failures import Trainer, wait_for
+
+__all__ = ["servers"]
 
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture
-def servers() -> Iterator[Servers]:
-    """Two shards."""
-    with contextlib.closing(Servers(2)) as both:
-        yield both
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,18 +17,13 @@ from persia.data import Sender
 from persia.distributed.status import ask_embedding
 from persia.prometheus import WorkerCollector, worker_states
 from tests.remote import Servers
-from tests.roles import Model, Workers, batches, open_store, step
+from tests.roles import Model, Workers, batches, open_store, servers, step
 from tests.test_roles import feeding, in_thread
+
+__all__ = ["servers"]
 
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)
-
-
-@pytest.fixture
-def servers() -> Iterator[Servers]:
-    """Two shards."""
-    with contextlib.closing(Servers(2)) as both:
-        yield both
 
 
 def wait_for(what: object, seconds: float = 30) -> None:

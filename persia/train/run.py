@@ -238,8 +238,8 @@ class Run:
         share = self.rank, self.ranks
         here = Windows(self.train, seconds, share=share, even=True)
         # What is malformed counts where it is trained, not twice.
-        (copy,) = self.train.parts(1)
-        ahead = Windows(copy, seconds, share=share)
+        (again,) = self.train.parts(1)
+        ahead = Windows(again, seconds, share=share)
         with contextlib.closing(here), contextlib.closing(ahead):
             more = ahead.next()
             for _ in range(self.trainer.epoch):  # of the run before
