@@ -163,6 +163,12 @@ def command(
         f"{time.monotonic() - began:.1f} s",
         flush=True,
     )
+    if not sent["streams"]:
+        print(
+            "all parts have ended: --epochs is of all runs of the job, so one "
+            "more of it sends what has arrived since, or files again",
+            flush=True,
+        )
     if sent["passed"]:
         print(
             f"{sent['passed']:,} of them servers had already: they were not "

@@ -227,3 +227,28 @@ def test_topics(
     total = n + 13 * PARTITIONS
     assert trainer.counts(total) == [1.0] * total
     assert cluster.committed("clicks") == [half + 13] * PARTITIONS
+
+
+def test_topics_after_a_rollback(tmp_path: Path, cluster: Cluster) -> None:
+    """New workers and loaders send what follows the checkpoint."""
+    url, n = f"kafka://{cluster.servers}/clicks?group=g", 10 * BATCH
+    first, both = n * PARTITIONS, 2 * n * PARTITIONS
+    with (
+        contextlib.closing(Servers(2, checkpoints=str(tmp_path))) as servers,
+        contextlib.closing(
+            Workers(servers.addresses, loaders=PARTS)
+        ) as workers,
+    ):
+        trainer = Trainer(servers, workers)
+        produce(cluster, 0, n)
+        ends_well(feed(workers, tmp_path, url))
+        trainer.store.save(tmp_path / "out")
+        produce(cluster, first, n)
+        assert "--epochs" in ends_well(feed(workers, tmp_path, url))
+        ends_well(feed(workers, tmp_path, url, "--epochs", "2"))
+        assert trainer.counts(both) == [1.0] * both
+        trainer.store.load(tmp_path / "out")
+        assert trainer.counts(both) == [1.0] * first + [0.0] * (both - first)
+        workers.restart(0)
+        ends_well(feed(workers, tmp_path, url, "--epochs", "3"))
+        assert trainer.counts(both) == [1.0] * both
