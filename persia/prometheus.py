@@ -243,6 +243,7 @@ _WORKER_COUNTERS = {
     "late": "Gradients whose lease had ended.",
     "given_up": "Batches that were offered too often without gradients.",
     "failed": "Batches that could not be looked up or applied.",
+    "restores": "Times that servers had the rows of another checkpoint.",
 }
 
 
@@ -301,6 +302,7 @@ _FEED = {
     "passed": "Of them, those that all servers had already.",
     "moved": "Batches that were sent to another worker, too.",
     "refused": "Of them, those that it refused for good.",
+    "lost": "Batches that were trained, but not in a checkpoint loaded since.",
 }
 
 

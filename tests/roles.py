@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 import persia
-from persia import _core
+from persia import _core, errors
 from tests.remote import Servers
 
 LIMIT = 64 << 20
@@ -145,6 +147,53 @@ class Model(torch.nn.Module):
         """Logits, [samples]."""
         parts = [dense, self.first(ids).values(), self.second(ids).values()]
         return self.layer(torch.cat(parts, 1)).squeeze(1)
+
+
+class CountingTrainer:
+    """Counts in row ``id`` how often the sample with that id was trained.
+
+    Attributes:
+        most: stops after so many batches, until it is raised.
+        epochs: that have ended.
+    """
+
+    def __init__(
+        self, servers: Servers, workers: Workers, staleness: int = 2
+    ) -> None:
+        self.staleness = staleness
+        self.store = persia.Store(
+            persia.optim.SGD(lr=1.0), servers=servers.text
+        )
+        self.model = persia.EmbeddingBagCollection(
+            store=self.store,
+            tables=[persia.EmbeddingBagConfig("t", 4, ["user"], init=0.0)],
+        )
+        self.stream = persia.Stream(
+            workers.addresses, timeout=60, move_after=2
+        )
+        self.batches = 0
+        self.epochs = 0
+        self.most = 1 << 62
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(errors.Unavailable, errors.Closed):
+            self._train()
+
+    def _train(self) -> None:
+        loader = persia.DataLoader(self.stream, self.model, self.staleness)
+        while True:
+            for batch in loader:
+                (-self.model(batch.ids).values().sum()).backward()
+                self.batches += 1
+                while self.batches >= self.most:
+                    time.sleep(0.01)
+            self.epochs += 1
+
+    def counts(self, n: int) -> list[float]:
+        self.store.flush()
+        rows = self.store.rows("t", list(range(n)))
+        return [float(row[0]) for row in rows]
 
 
 def open_store(servers: str, **more: Any) -> persia.Store:

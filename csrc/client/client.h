@@ -218,6 +218,9 @@ PERSIA_API int persia_client_tell_lost(ps_client *c);
 /* The same, after asking all shards whether they were started again. */
 PERSIA_API int persia_client_look(ps_client *c);
 
+/* The restore that the rows of shard 0 stem from, as it last said; 0: none. */
+PERSIA_API uint64_t persia_client_restore(ps_client *c);
+
 /* Joins the sync steps at all shards, with its first one after `step`;
  * *applied: the largest number of steps applied. */
 PERSIA_API int persia_client_join(ps_client *c, uint64_t step,

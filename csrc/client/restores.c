@@ -40,6 +40,11 @@ static uint64_t restore_of(server *to)
     return restore;
 }
 
+uint64_t persia_client_restore(ps_client *r)
+{
+    return restore_of(r->servers[0]);
+}
+
 static int is_mixed(const ps_client *r)
 {
     for (uint32_t i = 1; i < r->servers_n; i++)

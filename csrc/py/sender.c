@@ -333,11 +333,12 @@ static PyObject *sender_counts_of(PyObject *self, PyObject *unused)
     Py_END_ALLOW_THREADS
     s->busy--;
     return Py_BuildValue(
-        "{sKsKsKsKsKsKsKsK}", "stream", (unsigned long long)c.stream,
+        "{sKsKsKsKsKsKsKsKsK}", "stream", (unsigned long long)c.stream,
         "position", (unsigned long long)c.position, "sent",
         (unsigned long long)c.sent, "done", (unsigned long long)c.done,
         "passed", (unsigned long long)c.passed, "moved",
         (unsigned long long)c.moved, "refused", (unsigned long long)c.refused,
+        "lost", (unsigned long long)c.lost,
         "away", (unsigned long long)c.away);
 }
 

@@ -22,7 +22,7 @@ static int ask_server(role_service *s, uint32_t shard, uint64_t stream,
     return PERSIA_OK;
 }
 
-static int is_in_ledger(const wire_ledger *l, uint64_t number)
+int ledger_lists(const wire_ledger *l, uint64_t number)
 {
     const uint64_t bit = number - l->watermark - 1;
     return number <= l->watermark ||
@@ -42,7 +42,7 @@ static int ask_servers(role_service *s, uint64_t stream, wire_ledger *out)
                                                         : out->watermark;
         for (uint64_t bit = 0; bit < 64 * WIRE_WINDOW_MAX; bit++) {
             const uint64_t number = both.watermark + 1 + bit;
-            if (is_in_ledger(&own, number) && is_in_ledger(out, number))
+            if (ledger_lists(&own, number) && ledger_lists(out, number))
                 both.window[bit / 64] |= (uint64_t)1 << bit % 64;
         }
         *out = both;
@@ -50,9 +50,11 @@ static int ask_servers(role_service *s, uint64_t stream, wire_ledger *out)
     return rc;
 }
 
+/* If a look fails, a later one may tell it of other rows. */
 void work_hello(void *ctx)
 {
     asking *a = ctx;
+    (void)lineage_settle(a->s);
     a->ledger = persia_wire_memory_take(&a->memory, sizeof *a->ledger);
     asking_answer(a, a->ledger ? ask_servers(a->s, a->m.hello.stream,
                                              a->ledger)
@@ -65,7 +67,7 @@ void work_unknown(void *ctx)
     const wire_return *m = &a->m.back;
     wire_ledger ledger;
     int rc = ask_servers(a->s, m->stream, &ledger);
-    a->status = !rc && is_in_ledger(&ledger, m->number) ? RETURNED_BEFORE
+    a->status = !rc && ledger_lists(&ledger, m->number) ? RETURNED_BEFORE
                                                       : RETURNED_WAIT;
     asking_answer(a, rc);
 }
@@ -80,7 +82,7 @@ int ledger_has_offer(role_service *s, const offer *o, int *have)
     int rc = PERSIA_OK;
     if (!*have && o->m.attempt > 1 &&
         !(rc = ask_servers(s, o->m.stream, &ledger)))
-        *have = is_in_ledger(&ledger, o->m.number);
+        *have = ledger_lists(&ledger, o->m.number);
     return rc;
 }
 
@@ -130,7 +132,7 @@ static void work_settle(void *ctx)
         if (o->stream != k.stream || o->m.attempt < 2 || o->since >= began)
             continue;
         o->settled = 1;
-        if (!is_in_ledger(&ledger, o->m.number))
+        if (!ledger_lists(&ledger, o->m.number))
             continue;
         s->stats.had++;
         offer_end(s, o);

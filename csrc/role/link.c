@@ -159,7 +159,11 @@ void link_send(role_link *l, uint32_t method, wire_out *o, uint64_t timeout_ns,
 
 wire_caller link_caller(const role_client *c, const role_link *l)
 {
-    return (wire_caller){.client = c->client, .boot = atomic_load(&l->boot)};
+    /* In this order: of a later life one is refused by its boot. */
+    const uint64_t boot = atomic_load(&l->boot);
+    return (wire_caller){.client = c->client,
+                         .boot = boot,
+                         .lineage = atomic_load(&l->lineage)};
 }
 
 static int say_hello(const role_client *c, role_link *l, uint64_t stream,
@@ -194,7 +198,10 @@ int link_hello(const role_client *c, role_link *l, uint64_t timeout_ns)
     wire_hello_reply reply;
     link_answer answer;
     int rc = say_hello(c, l, 0, timeout_ns, &answer, &reply);
+    if (!rc && c->meet)
+        rc = c->meet(c->owner, l, &reply);
     if (!rc) {
+        atomic_store(&l->lineage, reply.lineage);
         atomic_store(&l->boot, reply.boot);
         atomic_store(&l->message_limit, reply.message_limit);
         atomic_store(&l->away, 0);
@@ -298,9 +305,13 @@ static void *keep(void *arg)
     return NULL;
 }
 
-int role_client_start(role_client *c, void (*tick)(void *owner), void *owner)
+int role_client_start(role_client *c, void (*tick)(void *owner),
+                      int (*meet)(void *owner, role_link *l,
+                                  const wire_hello_reply *m),
+                      void *owner)
 {
     c->tick = tick;
+    c->meet = meet;
     c->owner = owner;
     int rc = persia_thread_start(&c->thread, keep, c, "persia-links");
     c->runs = !rc;

@@ -15,6 +15,7 @@ typedef struct role_link {
     rpc_channel *channel;
     char *address;
     _Atomic(uint64_t) boot; /* as its Hello said; 0: it never answered */
+    _Atomic(uint64_t) lineage; /* the same, of the rows that it knows */
     _Atomic(uint64_t) away; /* since this clock; 0: it is there */
     _Atomic(uint64_t) message_limit;
 } role_link;
@@ -29,6 +30,9 @@ typedef struct role_client {
     uint64_t timeout_ns, move_ns;
     /* Called by the thread, about once a second, or 20 times if `hurry`. */
     void (*tick)(void *owner);
+    /* Called for each Hello before its answer counts; or NULL.  An error: it
+     * does not. */
+    int (*meet)(void *owner, role_link *l, const wire_hello_reply *m);
     void *owner;
     _Atomic(int) hurry;
     interrupt_flag stop;  /* ends what the thread waits for */
@@ -43,7 +47,10 @@ typedef struct role_client {
  * move_ns are away; PERSIA_EUNAVAILABLE if all are until the timeout. */
 int role_client_open(const role_client_config *config, role_client *out);
 /* Starts the thread. */
-int role_client_start(role_client *c, void (*tick)(void *owner), void *owner);
+int role_client_start(role_client *c, void (*tick)(void *owner),
+                      int (*meet)(void *owner, role_link *l,
+                                  const wire_hello_reply *m),
+                      void *owner);
 /* Wakes it. */
 void role_client_wake(role_client *c);
 /* Ends it; role_client_close() does so, too. */

@@ -146,8 +146,21 @@ void offer_end(role_service *s, offer *o)
         offer_free(s, o);
 }
 
+int offer_found(role_service *s, offer *o)
+{
+    if (o->stream->old)
+        offer_end(s, o);
+    else
+        offer_event(o, OFFER_FOUND);
+    return o->state != OFFER_DONE;
+}
+
 void offer_again(role_service *s, offer *o, int failed)
 {
+    if (o->stream->old) {
+        offer_end(s, o);
+        return;
+    }
     o->offers += failed != 0;
     if (o->offers >= ROLE_OFFERS) {
         s->stats.given_up++;

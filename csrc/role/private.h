@@ -6,6 +6,7 @@
  *   offers.c   the states of a batch
  *   work.c     lookups and updates
  *   ledgers.c  what servers have
+ *   lineage.c  rows that were replaced
  *   rows.c     tables whose rows go to the ranks
  */
 #ifndef PERSIA_ROLE_PRIVATE_H
@@ -25,6 +26,8 @@ enum {
     ROLE_OFFERS = 4 /* of a batch; then it is given up */
 };
 #define ROLE_WAIT_NS ((uint64_t)1000000000) /* of Submit and Take */
+#define ROLE_SETTLE_NS ((uint64_t)10 * 1000000000) /* of a load */
+#define ROLE_LOOK_NS ((uint64_t)1000000000) /* between looks at the servers */
 
 /* A batch is in one state at a time.  Its events, and the state that each
  * leads to (a blank: it cannot occur there):
@@ -70,6 +73,8 @@ typedef struct role_stream {
     uint64_t name;
     /* As its last heartbeat said: */
     uint64_t client;   /* its process */
+    uint64_t former;   /* the one before: what it still says is late */
+    uint64_t beaten;   /* when its last heartbeat arrived */
     uint64_t first;    /* epoch, as ranks and workers count; 0: not known */
     uint64_t own;      /* epoch of its next batch, as it counts; 0: it has not
                           said */
@@ -79,6 +84,7 @@ typedef struct role_stream {
     int gone;          /* it is taken for dead */
     int left;          /* it has no more epochs, or another took its place */
     int shared;        /* claimed: when it is gone others may send it */
+    int old;           /* of rows that were replaced: see lineage.c */
     uint64_t settled;  /* as the loader said */
     window came, done; /* numbers behind it */
     uint64_t rings[2][ROLE_WINDOW / 64];
@@ -196,7 +202,7 @@ typedef struct asking {
 
 struct role_service {
     role_config config;
-    uint64_t boot, born;
+    uint64_t born;
     ps_client *look; /* to see the servers' tables; pushes nothing */
     sched *jobs;
     sched *waiting; /* of jobs that wait for each other */
@@ -204,11 +210,16 @@ struct role_service {
 
     pthread_mutex_t lock;      /* guards all below */
     int closed;
+    uint64_t boot, began;      /* random; when: see lineage.c */
+    uint64_t lineage;          /* of the servers' rows: the restore that they
+                                  stem from */
+    int looks;                 /* a job asks servers for that */
+    uint64_t looked;           /* when the last one did */
     wire_plan plan;            /* constant once declared */
     row_plan rows;             /* of it */
     wire_memory plan_memory;
     _Atomic(int) declared;
-    role_stream *streams;
+    role_stream *streams, *old;
     size_t streams_ever;
     role_known_rank *ranks;
     uint32_t world;            /* of the ranks, as the last one said */
@@ -246,6 +257,8 @@ void offer_end(role_service *s, offer *o);
 void offer_again(role_service *s, offer *o, int failed);
 /* One user less. */
 void offer_release(role_service *s, offer *o);
+/* A job has ended, and the rank has it (again).  Whether it is to be had. */
+int offer_found(role_service *s, offer *o);
 /* A new one of this message, without a stream; needs no lock. */
 int offer_make(const void *data, size_t n, offer **out);
 void offer_free(role_service *s, offer *o);
@@ -263,8 +276,11 @@ void service_leave(role_service *s);
 /* Gives batches to Takes and room to Submits; ends waits.  The lock is
  * held. */
 void service_match(role_service *s);
+/* Ends all waits: who waits is to say Hello again. */
+void waits_end(role_service *s);
 /* Ends leases and waits by time. */
 void service_tick(role_service *s);
+void service_declare(asking *a);
 void service_submit(asking *a);
 void service_heartbeat(asking *a);
 void service_take(asking *a);
@@ -279,14 +295,19 @@ int is_withheld(const role_service *s, const offer *o, uint64_t now);
 /* ---- streams.c ---- */
 
 void stream_free(role_stream *t);
+/* The same, by a job: it may take long. */
+void stream_drop(role_service *s, role_stream *t);
 /* NULL: it is not known. */
 role_stream *stream_named(const role_service *s, uint64_t name);
 /* The same, made if need be. */
 int stream_find(role_service *s, uint64_t name, role_stream **out);
 /* Its loader is alive; what it said is done. */
 void stream_hear(role_stream *t, uint64_t settled);
+/* A message of this process: whether that has the stream (now). */
+int stream_is_of(role_service *s, role_stream *t, uint64_t client,
+                 uint64_t settled);
 /* What its loader knows. */
-void stream_learn(role_stream *t, const wire_heartbeat *m);
+void stream_learn(role_service *s, role_stream *t, const wire_heartbeat *m);
 /* A loader asks for a stream.  *status: SUBMIT_QUEUED: it is that loader's;
  * else see role_submit_status. */
 int stream_claim(role_service *s, const wire_heartbeat *m, uint32_t *status);
@@ -328,6 +349,17 @@ void row_places_free(row_places *places);
 int row_ids_plan(const role_service *s, const offer *o, uint32_t *plan);
 id_batch row_ids_batch(const role_service *s, const row_ids *ids);
 
+/* ---- lineage.c ---- */
+
+/* Asks servers whether they have other rows, and begins again if so.  The lock
+ * is not held. */
+int lineage_look(role_service *s);
+/* The same, and waits while a checkpoint is being loaded: servers differ then.
+ */
+int lineage_settle(role_service *s);
+/* A look from time to time, by a job.  The lock is held. */
+void lineage_tick(role_service *s, uint64_t now);
+
 /* ---- work.c: jobs ---- */
 
 void work_declare(void *asking_of_plan);
@@ -337,6 +369,7 @@ void work_sums(void *asking_of_return);
 
 /* ---- ledgers.c ---- */
 
+int ledger_lists(const wire_ledger *l, uint64_t number);
 /* A job: a loader's Hello: what all servers have of its stream. */
 void work_hello(void *asking_of_hello);
 /* A job: a Return of a batch that is not here. */

@@ -136,7 +136,8 @@ static int submit_enter(asking *a)
         ready_error(a, rc);
         return 1;
     }
-    stream_hear(t, o->m.settled);
+    if (stream_is_of(s, t, o->m.caller.client, o->m.settled))
+        stream_hear(t, o->m.settled);
     t->waits &= o->m.attempt > 1;
     t->first = o->m.first ? o->m.first : t->first;
     if (o->m.number > t->settled + WIRE_BATCHES_MAX)
@@ -176,7 +177,7 @@ void service_heartbeat(asking *a)
     int rc = m->claims ? stream_claim(s, m, &status)
                        : stream_find(s, m->stream, &t);
     if (!rc && !m->claims) {
-        stream_learn(t, m);
+        stream_learn(s, t, m);
         rc = list_done(a, t, m->settled);
     }
     if (rc)
@@ -200,6 +201,12 @@ void service_submit(asking *a)
     else
         wait_in(&s->submits, a);
     service_match(s);
+}
+
+void service_declare(asking *a)
+{
+    a->job = work_declare;
+    ready(a);
 }
 
 /* ---- ranks ---- */
@@ -250,12 +257,9 @@ static int rank_hello(role_service *s, const wire_hello *m)
 void service_hello(asking *a)
 {
     const wire_hello *m = &a->m.hello;
-    const role_stream *t = stream_named(a->s, m->stream);
     int rc = m->world ? rank_hello(a->s, m) : PERSIA_OK;
     if (!m->world && m->stream)
         a->job = work_hello;
-    a->first = t ? t->first : 0;
-    a->epoch = a->s->counts ? epoch_first(a->s) : 0;
     if (rc)
         ready_error(a, rc);
     else
@@ -546,7 +550,8 @@ static offer *named(offer *o, const wire_return *m)
  * process of this one: it was sent again, and is not offered yet. */
 static offer *returned(role_service *s, const wire_return *m)
 {
-    if (m->reason != RETURN_TRAINED || !atomic_load(&s->declared))
+    if (m->reason != RETURN_TRAINED || !atomic_load(&s->declared) ||
+        m->caller.lineage != s->lineage)
         return NULL;
     offer *o = named(s->leased, m); /* its Return has failed before */
     if (o && (o->rank != m->rank || o->request))
@@ -569,7 +574,8 @@ static void returned_late(asking *a)
     if (own && m->lease > s->leases.watermark &&
         window_has(&s->leases, m->lease)) {
         ready_status(a, RETURNED_BEFORE);
-    } else if (own || m->reason != RETURN_TRAINED || !m->stream ||
+    } else if (own || m->caller.lineage != s->lineage ||
+               m->reason != RETURN_TRAINED || !m->stream ||
                !is_of_rank(s, m) || is_done(s, m) || named(s->leased, m)) {
         s->stats.late += m->reason == RETURN_TRAINED;
         ready_status(a, RETURNED_GONE);
@@ -681,6 +687,20 @@ void service_match(role_service *s)
         ;
 }
 
+void waits_end(role_service *s)
+{
+    asking **lists[] = {&s->submits, &s->takes};
+    for (size_t i = 0; i < 2; i++) {
+        asking *a = *lists[i], *next;
+        *lists[i] = NULL;
+        for (; a; a = next) {
+            next = a->next;
+            ready_error(a, persia_err_set(PERSIA_ESTALE,
+                                          "the servers have other rows now"));
+        }
+    }
+}
+
 void service_tick(role_service *s)
 {
     const uint64_t now = persia_clock_ns();
@@ -690,6 +710,7 @@ void service_tick(role_service *s)
             offer_again(s, o, 1);
     }
     streams_tick(s, now);
+    lineage_tick(s, now);
     ledger_settle(s);
     service_match(s);
 }

@@ -51,6 +51,19 @@ static void rank_put(void *ctx)
         return; /* there is no memory for a thread: nor is this freed */
 }
 
+/* Other rows: loaders may send any place of the epoch again. */
+static int rank_meet(void *owner, role_link *l, const wire_hello_reply *m)
+{
+    role_rank *r = owner;
+    (void)l;
+    pthread_mutex_lock(&r->lock);
+    if (m->lineage != r->lineage)
+        r->place = r->used = (uint64_t)r->c.rank + 1;
+    r->lineage = m->lineage;
+    pthread_mutex_unlock(&r->lock);
+    return PERSIA_OK;
+}
+
 int persia_rank_open(const role_client_config *config, role_rank **out)
 {
     *out = NULL;
@@ -70,10 +83,13 @@ int persia_rank_open(const role_client_config *config, role_rank **out)
     if (!rc && (!(r->at = calloc(r->c.links_n, sizeof *r->at)) ||
                 !(r->homes = calloc(r->c.links_n, sizeof *r->homes))))
         rc = persia_err_set(PERSIA_ENOMEM, "no memory for a rank");
-    for (size_t i = 0; i < r->c.links_n && !rc; i++)
+    for (size_t i = 0; i < r->c.links_n && !rc; i++) {
         r->homes[i] = i;
+        if (!link_is_away(&r->c.links[i]))
+            r->lineage = atomic_load(&r->c.links[i].lineage);
+    }
     if (!rc)
-        rc = role_client_start(&r->c, NULL, NULL);
+        rc = role_client_start(&r->c, NULL, rank_meet, r);
     if (rc) {
         rank_free(r);
         return rc;
@@ -296,6 +312,7 @@ static int ask(role_taken *t)
     m.begun = r->epoch && r->begun == r->epoch;
     pthread_mutex_unlock(&r->lock);
     t->boot = m.caller.boot;
+    t->lineage = m.caller.lineage;
     persia_wire_out_init(&o);
     rc = persia_wire_put_take(&o, &m);
     free(m.held);

@@ -52,6 +52,7 @@ struct role_rank {
     int ordered;              /* Takes are by place: see persia_rank_order() */
     uint64_t place;           /* of the next one, from 1 */
     uint64_t used;            /* ... behind the last that the loop has */
+    uint64_t lineage;         /* of the rows, as a worker last said */
     size_t *homes;            /* [links] link of the places of a remainder */
     at_link *at;              /* [links] */
     role_taken *held;         /* whose gradients workers wait for */
@@ -63,7 +64,7 @@ struct role_taken {
     worker_source source; /* first */
     role_rank *r;
     role_link *from;
-    uint64_t boot;        /* of the worker that gave it */
+    uint64_t boot, lineage; /* of the worker that gave it */
     _Atomic(unsigned) references;
     uint64_t number, generation;
     uint64_t place;       /* that it asks for; 0: any */

@@ -158,6 +158,8 @@ typedef struct sender_counts {
     uint64_t passed; /* over: an earlier process had sent them */
     uint64_t moved;  /* that another worker got, or one that had lost them */
     uint64_t refused; /* of them, for good: they are not trained */
+    uint64_t lost;   /* done, but not in the rows of a checkpoint that was
+                        loaded since */
     uint64_t away;   /* workers, now */
 } sender_counts;
 PERSIA_API void persia_sender_get_counts(role_sender *s, sender_counts *out);

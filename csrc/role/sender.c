@@ -41,6 +41,8 @@ struct role_sender {
                              sent */
     int claimed;          /* workers know that it has the stream */
     int broken;           /* the last one may have arrived or not */
+    uint64_t none;        /* numbers up to it are of no batch, maybe */
+    uint64_t lineage;     /* of the rows that have what is done */
     window done;
     uint64_t ring[ROLE_WINDOW / 64];
     sender_counts counts;
@@ -62,9 +64,11 @@ static void forget(role_sender *s, uint64_t number)
     }
 }
 
-static void note_done(role_sender *s, const wire_submit_reply *m)
+/* What a worker says is done, in rows of this lineage. */
+static void note_done(role_sender *s, const wire_submit_reply *m,
+                      uint64_t lineage)
 {
-    for (size_t i = 0; i < m->done_n; i++)
+    for (size_t i = 0; i < m->done_n && lineage == s->lineage; i++)
         (void)window_add(&s->done, m->done[i]);
     s->first = s->first ? s->first : m->first;
     window_advance(&s->done);
@@ -132,7 +136,7 @@ static int send_once(role_sender *s, role_link *l, wire_submit *m,
                                           &answer.memory, &reply);
     if (!rc) {
         pthread_mutex_lock(&s->lock);
-        note_done(s, &reply);
+        note_done(s, &reply, m->caller.lineage);
         pthread_mutex_unlock(&s->lock);
         *status = reply.status;
     }
@@ -261,7 +265,7 @@ static wire_heartbeat beat_of(role_sender *s, const role_link *l, int leaves)
 {
     wire_heartbeat m = {.caller = link_caller(&s->c, l),
                         .stream = s->stream,
-                        .settled = settled_before(s, s->number + 1),
+                        .settled = s->done.watermark,
                         .epoch = s->epoch,
                         .first = s->first,
                         .ends = s->ends,
@@ -298,7 +302,7 @@ static int beat_as(role_sender *s, role_link *l, int leaves, uint64_t claims,
     if (!rc) {
         *status = reply.status;
         pthread_mutex_lock(&s->lock);
-        note_done(s, &reply);
+        note_done(s, &reply, m.caller.lineage);
         pthread_mutex_unlock(&s->lock);
     }
     link_answer_free(&answer);
@@ -333,16 +337,66 @@ static void tick(void *owner)
     tend(s);
 }
 
+/* ---- what servers have ---- */
+
+static void add_ledger(window *w, const wire_ledger *l)
+{
+    window_settle(w, l->watermark);
+    for (uint64_t i = 0; i < 64 * (uint64_t)WIRE_WINDOW_MAX; i++)
+        if (l->window[i / 64] >> i % 64 & 1)
+            (void)window_add(w, l->watermark + 1 + i);
+    window_advance(w);
+}
+
+/* Batches up to the watermark, which are not kept, that it lacks. */
+static uint64_t count_lost(const role_sender *s, const wire_ledger *l)
+{
+    const uint64_t last = s->done.watermark < s->number ? s->done.watermark
+                                                        : s->number;
+    uint64_t n = s->none > l->watermark ? s->none : l->watermark, lost = 0;
+    while (n++ < last)
+        lost += !ledger_lists(l, n);
+    return lost;
+}
+
+/* A checkpoint was loaded into the servers: batches that were done are not, or
+ * those are lost that it need not keep any more.  The lock is held. */
+static void fall_back(role_sender *s, const wire_hello_reply *m)
+{
+    const uint64_t settled = s->done.watermark;
+    if (m->lineage == s->lineage)
+        return;
+    s->lineage = m->lineage;
+    s->counts.lost += count_lost(s, &m->ledger);
+    memset(s->ring, 0, sizeof s->ring);
+    window_init(&s->done, s->ring, ROLE_WINDOW / 64);
+    window_settle(&s->done, settled);
+    add_ledger(&s->done, &m->ledger);
+    forget(s, s->done.watermark);
+}
+
+static int meet(void *owner, role_link *l, const wire_hello_reply *m)
+{
+    role_sender *s = owner;
+    wire_hello_reply reply;
+    pthread_mutex_lock(&s->lock);
+    const int same = m->lineage == s->lineage;
+    pthread_mutex_unlock(&s->lock);
+    int rc = same ? PERSIA_OK : link_ask(&s->c, l, s->stream, &reply);
+    if (same || rc)
+        return rc;
+    pthread_mutex_lock(&s->lock);
+    fall_back(s, &reply);
+    pthread_mutex_unlock(&s->lock);
+    return PERSIA_OK;
+}
+
 /* ---- life ---- */
 
 /* What an earlier process with this name has sent. */
 static void learn_done(role_sender *s, const wire_ledger *l)
 {
-    window_settle(&s->done, l->watermark);
-    for (uint64_t i = 0; i < 64 * (uint64_t)WIRE_WINDOW_MAX; i++)
-        if (l->window[i / 64] >> i % 64 & 1)
-            (void)window_add(&s->done, l->watermark + 1 + i);
-    window_advance(&s->done);
+    add_ledger(&s->done, l);
     if (window_top(&s->done))
         s->unsure = window_top(&s->done) + WIRE_BATCHES_MAX;
 }
@@ -360,6 +414,8 @@ static int learn(role_sender *s, uint64_t stream)
             continue;
         if (stream && !known)
             learn_done(s, &reply.ledger);
+        if (!known)
+            s->lineage = reply.lineage;
         known = 1;
         first = reply.first > first ? reply.first : first;
         open = reply.epoch > open ? reply.epoch : open;
@@ -395,7 +451,7 @@ int persia_sender_open(const role_client_config *config, role_sender **out)
     if (!rc)
         rc = learn(s, config->stream);
     if (!rc)
-        rc = role_client_start(&s->c, tick, s);
+        rc = role_client_start(&s->c, tick, meet, s);
     if (rc) {
         persia_sender_close(s, 0);
         return rc;
@@ -612,7 +668,7 @@ int persia_sender_skip(role_sender *s, uint64_t number)
     if (!rc && skips) {
         pthread_mutex_lock(&s->lock);
         window_settle(&s->done, number);
-        s->number = number;
+        s->number = s->none = number;
         pthread_mutex_unlock(&s->lock);
     }
     pthread_mutex_unlock(&s->sending);

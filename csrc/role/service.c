@@ -37,20 +37,32 @@ static void asking_sent(void *owner)
     asking_free(owner);
 }
 
+static uint64_t boot_now(role_service *s)
+{
+    service_enter(s);
+    const uint64_t boot = s->boot;
+    service_leave(s);
+    return boot;
+}
+
 static int put_hello(const asking *a, wire_out *o)
 {
-    const role_service *s = a->s;
+    role_service *s = a->s;
     wire_hello_reply m = {.version = WIRE_VERSION,
                           .version_min = WIRE_VERSION_MIN,
                           .features = WIRE_FEATURES,
                           .shards = 1,
-                          .boot = s->boot,
-                          .message_limit = s->config.message_limit,
-                          .first = a->first,
-                          .epoch = a->epoch};
+                          .message_limit = s->config.message_limit};
     memcpy(m.name_space, s->config.servers.name_space, sizeof m.name_space);
     if (a->ledger)
         m.ledger = *a->ledger;
+    service_enter(s);
+    const role_stream *t = stream_named(s, a->m.hello.stream);
+    m.boot = s->boot;
+    m.lineage = s->lineage;
+    m.first = t ? t->first : 0;
+    m.epoch = s->counts ? epoch_first(s) : 0;
+    service_leave(s);
     return persia_wire_put_hello_reply(o, &m);
 }
 
@@ -58,7 +70,7 @@ static int put(asking *a, wire_out *o)
 {
     role_service *s = a->s;
     const worker_counts *c = &a->counts;
-    wire_worker_stats_reply stats = {.boot = s->boot};
+    wire_worker_stats_reply stats = {0};
     switch (a->call->method) {
     case ROLE_HELLO:
         return put_hello(a, o);
@@ -87,6 +99,7 @@ static int put(asking *a, wire_out *o)
         return persia_wire_put_sums_reply(o, &a->summed);
     default:
         persia_role_get_stats(s, &stats.stats);
+        stats.boot = boot_now(s);
         return persia_wire_put_worker_stats_reply(o, &stats);
     }
 }
@@ -157,40 +170,31 @@ static int check_hello(const role_service *s, const wire_hello *m)
     return PERSIA_OK;
 }
 
-/* Requests of before this worker was started must say Hello again. */
-static int check_boot(const role_service *s, const wire_caller *caller)
+/* Of which life of this worker the caller is; 0: any. */
+static uint64_t boot_of(const asking *a)
 {
-    if (!caller->boot || caller->boot == s->boot)
-        return PERSIA_OK;
-    return persia_err_set(PERSIA_ESTALE, "the worker was started again");
-}
-
-static int check(const asking *a)
-{
-    const role_service *s = a->s;
     switch (a->call->method) {
-    case ROLE_HELLO:
-        return check_hello(s, &a->m.hello);
     case ROLE_DECLARE:
-        return check_boot(s, &a->m.plan.caller);
+        return a->m.plan.caller.boot;
     case ROLE_SUBMIT:
-        return check_boot(s, &a->o->m.caller);
+        return a->o->m.caller.boot;
     case ROLE_TAKE:
-        return check_boot(s, &a->m.take.caller);
+        return a->m.take.caller.boot;
     case ROLE_HEARTBEAT:
-        return check_boot(s, &a->m.beat.caller);
+        return a->m.beat.caller.boot;
     default:
-        return PERSIA_OK;
+        return 0;
     }
 }
 
-static void begin(asking *a)
+static void dispatch(asking *a)
 {
-    role_service *s = a->s;
-    service_enter(s);
     switch (a->call->method) {
     case ROLE_HELLO:
         service_hello(a);
+        break;
+    case ROLE_DECLARE:
+        service_declare(a);
         break;
     case ROLE_SUBMIT:
         service_submit(a);
@@ -210,15 +214,25 @@ static void begin(asking *a)
     default:
         break;
     }
-    service_leave(s);
 }
 
-static int is_closed(role_service *s)
+/* Requests of another life of this worker must say Hello again. */
+static int begin(asking *a)
 {
+    role_service *s = a->s;
+    const uint64_t boot = boot_of(a);
+    int rc = PERSIA_OK;
     service_enter(s);
-    int closed = s->closed;
+    if (s->closed)
+        rc = persia_err_set(PERSIA_EUNAVAILABLE, "the worker is stopping");
+    else if (boot && boot != s->boot)
+        rc = persia_err_set(PERSIA_ESTALE,
+                            "the worker was started again, or the servers "
+                            "have other rows now");
+    else
+        dispatch(a);
     service_leave(s);
-    return closed;
+    return rc;
 }
 
 static void refuse(rpc_call *call, int rc)
@@ -237,26 +251,21 @@ void persia_role_handle(void *service, rpc_call *call)
     int rc = a ? PERSIA_OK : PERSIA_ENOMEM;
     if (a)
         *a = (asking){.s = s, .call = call, .memory = memory};
-    if (!rc && call->method != ROLE_STATS && is_closed(s))
-        rc = persia_err_set(PERSIA_EUNAVAILABLE, "the worker is stopping");
     if (!rc)
         rc = decode(a);
-    if (!rc)
-        rc = check(a);
-    if (rc) {
-        if (a && a->o)
-            offer_free(s, a->o);
-        memory = a ? a->memory : memory;
-        persia_wire_memory_free(&memory);
-        refuse(call, rc);
-    } else if (call->method == ROLE_STATS) {
+    if (!rc && call->method == ROLE_HELLO)
+        rc = check_hello(s, &a->m.hello);
+    if (!rc && call->method == ROLE_STATS)
         asking_answer(a, PERSIA_OK);
-    } else if (call->method == ROLE_DECLARE) {
-        if (persia_sched_submit(s->jobs, work_declare, a))
-            work_declare(a);
-    } else {
-        begin(a);
-    }
+    else if (!rc)
+        rc = begin(a);
+    if (!rc)
+        return;
+    if (a && a->o)
+        offer_free(s, a->o);
+    memory = a ? a->memory : memory;
+    persia_wire_memory_free(&memory);
+    refuse(call, rc);
 }
 
 /* ---- life --------------------------------------------------------------- */
@@ -281,6 +290,7 @@ static int start(role_service *s)
 {
     client_config look = s->config.servers;
     look.stream = 0;
+    look.lost = LOST_CONTINUE; /* it pushes nothing */
     int rc = persia_client_create(&look, &s->look);
     if (!rc)
         rc = persia_sched_create_background(1, s->config.jobs, &s->jobs);
@@ -288,6 +298,8 @@ static int start(role_service *s)
         rc = persia_sched_create_background(1, ROLE_WAITING, &s->waiting);
     if (!rc)
         rc = persia_random_id(&s->boot);
+    if (!rc)
+        s->lineage = persia_client_restore(s->look);
     if (!rc)
         rc = persia_thread_start(&s->timer, timer_main, s, "persia-role");
     s->timer_runs = !rc;
@@ -301,7 +313,7 @@ int persia_role_create(const role_config *config, role_service **out)
     if (!s)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a worker");
     s->config = *config;
-    s->born = persia_clock_ns();
+    s->born = s->began = persia_clock_ns();
     s->stats.bytes_limit = config->queue_limit;
     persia_wire_memory_init(&s->plan_memory);
     pthread_mutex_init(&s->lock, NULL);
@@ -326,6 +338,15 @@ void persia_role_close(role_service *s)
     service_leave(s);
 }
 
+static void free_streams(role_stream *t)
+{
+    while (t) {
+        role_stream *next = t->next;
+        stream_free(t);
+        t = next;
+    }
+}
+
 static void free_all(role_service *s)
 {
     while (s->queue) {
@@ -340,11 +361,8 @@ static void free_all(role_service *s)
         row_ids_free(&o->rows);
         offer_free(s, o);
     }
-    while (s->streams) {
-        role_stream *t = s->streams;
-        s->streams = t->next;
-        stream_free(t);
-    }
+    free_streams(s->streams);
+    free_streams(s->old);
     while (s->ranks) {
         role_known_rank *r = s->ranks;
         s->ranks = r->next;

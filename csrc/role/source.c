@@ -261,7 +261,8 @@ static int ask_for_sums(role_taken *t, const wire_return *m,
 wire_return rank_return(const role_taken *t, uint32_t reason)
 {
     return (wire_return){.caller = {.client = t->r->c.client,
-                                    .boot = t->boot},
+                                    .boot = t->boot,
+                                    .lineage = t->lineage},
                          .stream = t->m.stream,
                          .number = t->m.number,
                          .rank = t->r->c.rank,

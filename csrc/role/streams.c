@@ -83,7 +83,7 @@ int epoch_is_over(const role_service *s, uint64_t epoch, int begun)
         n += is_given_up(s, t) && epoch_now(t) <= epoch;
     /* Loaders that ended before this worker was started again. */
     if (begun && s->streams_ever < s->config.loaders && !one_shares(s) &&
-        persia_clock_ns() - s->born > s->config.silence_ns)
+        persia_clock_ns() - s->began > s->config.silence_ns)
         n += s->config.loaders - s->streams_ever;
     return n >= s->config.loaders ||
            ((begun || epoch <= s->over) && all_ended(s, epoch));
@@ -217,6 +217,20 @@ static void stream_job(void *stream)
     stream_free(stream);
 }
 
+void stream_drop(role_service *s, role_stream *t)
+{
+    if (persia_sched_submit(s->jobs, stream_job, t))
+        stream_free(t);
+}
+
+static void windows_init(role_stream *t)
+{
+    memset(t->rings, 0, sizeof t->rings);
+    window_init(&t->came, t->rings[0], ROLE_WINDOW / 64);
+    window_init(&t->done, t->rings[1], ROLE_WINDOW / 64);
+    t->settled = 0;
+}
+
 /* Ends the stream without batches that was used longest ago. */
 static int stream_expire(role_service *s)
 {
@@ -232,8 +246,7 @@ static int stream_expire(role_service *s)
     role_stream *gone = *oldest;
     *oldest = gone->next;
     s->stats.streams--;
-    if (persia_sched_submit(s->jobs, stream_job, gone))
-        stream_free(gone);
+    stream_drop(s, gone);
     return PERSIA_OK;
 }
 
@@ -271,8 +284,7 @@ int stream_find(role_service *s, uint64_t name, role_stream **out)
     replace_gone(s);
     t->name = name;
     t->used = persia_clock_ns();
-    window_init(&t->came, t->rings[0], ROLE_WINDOW / 64);
-    window_init(&t->done, t->rings[1], ROLE_WINDOW / 64);
+    windows_init(t);
     pthread_mutex_init(&t->opening, NULL);
     role_stream **end = &s->streams;
     while (*end)
@@ -299,9 +311,40 @@ void stream_hear(role_stream *t, uint64_t settled)
     }
 }
 
-void stream_learn(role_stream *t, const wire_heartbeat *m)
+static void came_again(role_stream *t, offer *o)
 {
-    const uint64_t own = m->epoch ? m->epoch : 1;
+    for (; o; o = o->next)
+        if (o->stream == t)
+            (void)window_add(&t->came, o->m.number);
+}
+
+/* It knows from the servers what is done.  What the one before held for done
+ * may be lost since. */
+static void take_over(role_service *s, role_stream *t, uint64_t client,
+                      uint64_t settled)
+{
+    t->former = t->client;
+    t->client = client;
+    windows_init(t);
+    stream_hear(t, settled);
+    came_again(t, s->queue);
+    came_again(t, s->leased);
+}
+
+int stream_is_of(role_service *s, role_stream *t, uint64_t client,
+                 uint64_t settled)
+{
+    const int silent =
+        persia_clock_ns() - t->beaten > s->config.silence_ns / 3;
+    if (!t->client)
+        t->client = client;
+    if (t->client != client && (client != t->former || silent))
+        take_over(s, t, client, settled);
+    return t->client == client;
+}
+
+static void learn_done(role_stream *t, const wire_heartbeat *m)
+{
     stream_hear(t, m->settled);
     for (uint64_t i = 0; i < WIRE_BATCHES_MAX; i++) {
         if (!(m->window[i / 64] >> i % 64 & 1))
@@ -310,11 +353,20 @@ void stream_learn(role_stream *t, const wire_heartbeat *m)
         (void)window_add(&t->done, m->settled + 1 + i);
     }
     window_advance(&t->done);
+}
+
+void stream_learn(role_service *s, role_stream *t, const wire_heartbeat *m)
+{
+    const uint64_t own = m->epoch ? m->epoch : 1;
+    const uint64_t known = t->client == m->caller.client ? t->own : 0;
+    if (!stream_is_of(s, t, m->caller.client, m->settled))
+        return;
+    t->beaten = persia_clock_ns();
+    learn_done(t, m);
     if (m->first)
         t->first = m->first;
-    if (t->client == m->caller.client && own < t->own)
+    if (own < known)
         return; /* a later one arrived before it */
-    t->client = m->caller.client;
     t->own = own;
     t->ends_n = m->ends_n;
     if (m->ends_n)
@@ -325,10 +377,10 @@ void stream_learn(role_stream *t, const wire_heartbeat *m)
 
 /* What another loader that asks for it gets. */
 static uint32_t claim_status(const role_service *s, const role_stream *t,
-                             uint64_t epochs)
+                             const wire_heartbeat *m)
 {
-    if (t->own > epochs &&
-        (!t->ends_n || t->ends[t->ends_n - 1] <= t->done.watermark))
+    const uint64_t end = t->ends_n ? t->ends[t->ends_n - 1] : t->settled;
+    if (t->own > m->claims && end <= t->done.watermark && end <= m->settled)
         return SUBMIT_ENDED;
     return !t->left && persia_clock_ns() - t->used < s->config.silence_ns / 3
                ? SUBMIT_HELD
@@ -340,12 +392,15 @@ int stream_claim(role_service *s, const wire_heartbeat *m, uint32_t *status)
     role_stream *t = stream_named(s, m->stream);
     *status = !t || t->client == m->caller.client
                   ? SUBMIT_QUEUED
-                  : claim_status(s, t, m->claims);
+                  : claim_status(s, t, m);
     int rc = *status == SUBMIT_QUEUED ? stream_find(s, m->stream, &t)
                                       : PERSIA_OK;
     if (!rc && *status == SUBMIT_QUEUED) {
-        stream_hear(t, 0);
+        if (t->client && t->client != m->caller.client)
+            take_over(s, t, m->caller.client, 0);
         t->client = m->caller.client;
+        t->beaten = persia_clock_ns();
+        learn_done(t, m);
         t->shared = 1;
     }
     return rc;

@@ -267,12 +267,32 @@ static int pack_all(asking *a, const float *pooled, const float *rows)
 
 /* The next Return reports updates that servers lost, with this thread's
  * text. */
-static void keep_loss(role_service *s, role_stream *t, int rc)
+static void keep_loss(role_service *s, role_stream *t, int rc,
+                      const char *text)
 {
     service_enter(s);
     t->lost = rc;
-    snprintf(t->lost_text, sizeof t->lost_text, "%s", persia_err_text());
+    snprintf(t->lost_text, sizeof t->lost_text, "%s", text);
     service_leave(s);
+}
+
+/* A call of the stream ended with rc: whether servers have other rows than it
+ * knew, so that it has ended.  An update that they dropped may end without an
+ * error, for only one call gets that. */
+static int is_replaced(role_service *s, const role_stream *t, int rc)
+{
+    if (rc && rc != PERSIA_EREPLACED && rc != PERSIA_EINCOMPLETE)
+        return 0;
+    service_enter(s);
+    const int same = !rc && persia_client_restore(t->c) == s->lineage;
+    service_leave(s);
+    if (same)
+        return 0;
+    (void)lineage_settle(s);
+    service_enter(s);
+    const int old = t->old;
+    service_leave(s);
+    return old;
 }
 
 /* persia_worker_forward(), once more where servers lost updates. */
@@ -283,7 +303,10 @@ static int forward(asking *a, uint32_t plan, const id_batch *b, float *out,
     int rc = persia_worker_forward(o->stream->w, plan, b, 0, out, width, NULL,
                                    index);
     if (client_is_loss(rc)) {
-        keep_loss(a->s, o->stream, rc);
+        char text[512];
+        snprintf(text, sizeof text, "%s", persia_err_text());
+        if (!is_replaced(a->s, o->stream, rc))
+            keep_loss(a->s, o->stream, rc, text);
         rc = persia_worker_forward(o->stream->w, plan, b, 0, out, width, NULL,
                                    index);
     }
@@ -372,9 +395,11 @@ void work_take(void *ctx)
     char text[512];
     int rc = look_up(a);
     snprintf(text, sizeof text, "%s", rc ? persia_err_text() : "");
+    if (rc && is_replaced(s, o->stream, rc))
+        rc = PERSIA_EUNAVAILABLE; /* its loader sends it again */
     service_enter(s);
     if (!rc && a->status == TAKE_BATCH) {
-        offer_event(o, OFFER_FOUND);
+        a->status = offer_found(s, o) ? TAKE_BATCH : TAKE_EMPTY;
     } else if (may_pass(rc)) {
         offer_again(s, o, 0);
     } else {
@@ -679,16 +704,19 @@ void work_return(void *ctx)
     char text[512];
     int rc = with_grads(a, push);
     snprintf(text, sizeof text, "%s", rc ? persia_err_text() : "");
+    const int gone = is_replaced(s, o->stream, rc);
+    rc = gone ? PERSIA_OK : rc;
     service_enter(s);
     if (may_pass(rc)) {
-        offer_event(o, OFFER_FOUND);
+        (void)offer_found(s, o);
     } else {
         if (!rc && o->stream->lost) {
             rc = o->stream->lost;
             snprintf(text, sizeof text, "%s", o->stream->lost_text);
             o->stream->lost = 0;
         }
-        s->stats.trained += !rc || client_is_loss(rc);
+        s->stats.trained += !gone && (!rc || client_is_loss(rc));
+        s->stats.late += (uint64_t)gone;
         s->stats.failed += rc && !client_is_loss(rc);
         offer_end(s, o);
     }
@@ -696,7 +724,7 @@ void work_return(void *ctx)
     offer_release(s, o);
     service_match(s);
     service_leave(s);
-    a->status = RETURNED_DONE;
+    a->status = gone ? RETURNED_GONE : RETURNED_DONE;
     asking_answer(a, rc ? persia_err_set(rc, "%s", text) : PERSIA_OK);
 }
 
@@ -708,7 +736,7 @@ void work_sums(void *ctx)
     int rc = with_grads(a, put_sums);
     snprintf(text, sizeof text, "%s", rc ? persia_err_text() : "");
     service_enter(s);
-    offer_event(a->o, OFFER_FOUND);
+    (void)offer_found(s, a->o);
     offer_release(s, a->o);
     a->o = NULL;
     service_match(s);

@@ -201,7 +201,9 @@ static const spec_field role_stats_fields[] = {
       .offset = offsetof(role_stats, loaders_gone) },
     { .name = "oldest_ns", .config = "oldest_ns", .kind = SPEC_U64,
       .offset = offsetof(role_stats, oldest_ns) },
+    { .name = "restores", .config = "restores", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, restores) },
 };
 const spec_list persia_role_stats_list = {
-    role_stats_fields, 22
+    role_stats_fields, 23
 };

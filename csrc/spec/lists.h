@@ -201,6 +201,7 @@ typedef struct role_stats {
     uint64_t returning; /* now, of those leased: gradients are applied */
     uint64_t loaders_gone; /* that are taken for dead */
     uint64_t oldest_ns; /* since the first of them arrived */
+    uint64_t restores; /* times that it began again: servers had other rows */
 } role_stats;
 
 extern PERSIA_API const spec_list persia_role_stats_list;

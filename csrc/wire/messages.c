@@ -755,10 +755,11 @@ static const wire_field worker_stats_fields[] = {
     [20] = F(role_stats, returning, U64, "returning"),
     [21] = F(role_stats, loaders_gone, U64, "loaders_gone"),
     [22] = F(role_stats, oldest_ns, U64, "oldest_ns"),
+    [23] = F(role_stats, restores, U64, "restores"),
 };
 static const wire_type worker_stats_type = {
     .name = "WorkerStats", .size = sizeof(role_stats),
-    .fields = worker_stats_fields, .fields_n = 22
+    .fields = worker_stats_fields, .fields_n = 23
 };
 
 static const wire_field worker_stats_reply_fields[] = {

@@ -120,7 +120,9 @@ typedef struct wire_caller {
      * none. */
     uint64_t incarnation;
     uint64_t boot; /* of the server, as its Hello said; 0: any */
-    uint64_t lineage; /* of the rows, as Hello or Restore said; 0: any */
+    /* Of the rows, as Hello or Restore said; 0: any. Of a Return: as the
+     * worker that gave the batch knew them. */
+    uint64_t lineage;
     /* Of the server's slots, as its Hello said; 0: any. With another one a
      * request is refused and changes nothing (persia-error: StaleLineage): say
      * Hello and see which slots it has. */
@@ -186,7 +188,9 @@ typedef struct wire_hello_reply {
     uint32_t shard; /* below shards */
     uint32_t shards;
     uint64_t boot; /* of the process: another one after a restart */
-    uint64_t lineage; /* of the rows: another one after a Restore */
+    /* Of the rows: another one after a Restore. Of a worker: the `restore` of
+     * its servers. */
+    uint64_t lineage;
     uint64_t updates; /* applied */
     uint64_t message_limit; /* bytes of a request */
     wire_ledger ledger; /* of the stream asked for */

@@ -169,6 +169,14 @@ def command(
             "more of it sends what has arrived since, or files again",
             flush=True,
         )
+    if sent["lost"]:
+        print(
+            f"a checkpoint was loaded into the servers meanwhile: "
+            f"{sent['lost']:,} batches that were trained are not in it; the "
+            "same command sends them again"
+            + ("" if config.job_name else ", if it has --job"),
+            flush=True,
+        )
     if sent["passed"]:
         print(
             f"{sent['passed']:,} of them servers had already: they were not "

@@ -187,8 +187,10 @@ class Sender:
         those that need not be sent again, as far as workers have reported.
         ``passed``: over, as all servers have them. ``moved``: sent again,
         after a worker was started again or could not be reached. ``refused``:
-        of those, by the worker. ``away``: workers that cannot be reached
-        now."""
+        of those, by the worker. ``lost``: batches that were trained, and are
+        not in the rows of a checkpoint that was loaded into the servers
+        since; a new sender of this name sends them. ``away``: workers that
+        cannot be reached now."""
         counts = self._core.counts()
         del counts["stream"], counts["position"]
         return counts
@@ -203,6 +205,7 @@ class Sender:
         """
         if ended and self._open:
             self.end()
+        self._open = False
         self._core.close(ended)
 
     def __enter__(self) -> Sender:

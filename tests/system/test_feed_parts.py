@@ -8,8 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +15,11 @@ from typing import Any
 
 import pytest
 
-import persia
-from persia import Stream, _core, errors
+from persia import _core
 from persia.data import Sender
 from tests.kafka import PARTITIONS, Cluster, cluster
 from tests.remote import Servers
-from tests.roles import Workers, servers
+from tests.roles import CountingTrainer, Workers, servers
 from tests.system.processes import environment
 from tests.test_roles_failures import wait_for
 
@@ -34,48 +31,6 @@ if not _core.GRPC[0].isdigit():
 pytestmark = pytest.mark.timeout(180)
 
 PARTS, FILES, ROWS, BATCH = PARTITIONS, 6, 250, 10
-
-
-class Trainer:
-    """Counts in row ``id`` how often the sample with that id was trained.
-
-    Attributes:
-        most: stops after so many batches, until it is raised.
-        epochs: that have ended.
-    """
-
-    def __init__(self, servers: Servers, workers: Workers) -> None:
-        self.store = persia.Store(
-            persia.optim.SGD(lr=1.0), servers=servers.text
-        )
-        self.model = persia.EmbeddingBagCollection(
-            store=self.store,
-            tables=[persia.EmbeddingBagConfig("t", 4, ["user"], init=0.0)],
-        )
-        self.stream = Stream(workers.addresses, timeout=60, move_after=2)
-        self.batches = 0
-        self.epochs = 0
-        self.most = 1 << 62
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        with contextlib.suppress(errors.Unavailable):  # the test has ended
-            self._train()
-
-    def _train(self) -> None:
-        loader = persia.DataLoader(self.stream, self.model, 2)
-        while True:
-            for batch in loader:
-                (-self.model(batch.ids).values().sum()).backward()
-                self.batches += 1
-                while self.batches >= self.most:
-                    time.sleep(0.01)
-            self.epochs += 1
-
-    def counts(self, n: int) -> list[float]:
-        self.store.flush()
-        rows = self.store.rows("t", list(range(n)))
-        return [float(row[0]) for row in rows]
 
 
 @pytest.fixture
@@ -151,7 +106,7 @@ def test_a_part_is_of_one_sender(servers: Servers, workers: Workers) -> None:
 def test_parts_of_a_loader_that_died(
     servers: Servers, workers: Workers, tmp_path: Path
 ) -> None:
-    trainer = Trainer(servers, workers)
+    trainer = CountingTrainer(servers, workers)
     trainer.most = 30
     data = files(tmp_path)
     more = ("--eval-split", "0")
@@ -171,7 +126,7 @@ def test_parts_of_a_loader_that_died(
 
 @pytest.mark.long
 def test_epochs(servers: Servers, workers: Workers, tmp_path: Path) -> None:
-    trainer = Trainer(servers, workers)
+    trainer = CountingTrainer(servers, workers)
     more = ("--eval-split", "0", "--epochs", "3")
     data = files(tmp_path)
     loaders = [
@@ -198,7 +153,7 @@ def test_topics(
     servers: Servers, workers: Workers, tmp_path: Path, cluster: Cluster
 ) -> None:
     """Killed at any time, and started again with more messages."""
-    trainer = Trainer(servers, workers)
+    trainer = CountingTrainer(servers, workers)
     url = f"kafka://{cluster.servers}/clicks?group=g"
     half = 25 * BATCH + 7  # the last 7 wait for more
     produce(cluster, 0, half)
@@ -239,7 +194,7 @@ def test_topics_after_a_rollback(tmp_path: Path, cluster: Cluster) -> None:
             Workers(servers.addresses, loaders=PARTS)
         ) as workers,
     ):
-        trainer = Trainer(servers, workers)
+        trainer = CountingTrainer(servers, workers)
         produce(cluster, 0, n)
         ends_well(feed(workers, tmp_path, url))
         trainer.store.save(tmp_path / "out")
@@ -249,6 +204,5 @@ def test_topics_after_a_rollback(tmp_path: Path, cluster: Cluster) -> None:
         assert trainer.counts(both) == [1.0] * both
         trainer.store.load(tmp_path / "out")
         assert trainer.counts(both) == [1.0] * first + [0.0] * (both - first)
-        workers.restart(0)
         ends_well(feed(workers, tmp_path, url, "--epochs", "3"))
         assert trainer.counts(both) == [1.0] * both

@@ -144,7 +144,7 @@ static wire_sums_reply sums_reply = { 1, 1, table_sums, 1 };
 static wire_return_reply return_reply = { RETURNED_GONE, 1, 2, 3, 4, 5 };
 static wire_worker_stats_reply worker_stats_reply = {
     1, { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19,
-         20, 21, 22 }
+         20, 21, 22, 23 }
 };
 
 static const void *const samples[MESSAGES_N] = {

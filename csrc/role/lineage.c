@@ -1,0 +1,101 @@
+/* lineage.c: a checkpoint was loaded into servers that run.
+ *
+ * What the worker knows of batches is of the rows before.  So it begins again,
+ * as if it had been started then: with another boot, and without any stream or
+ * batch.  Loaders and ranks treat it as they treat a worker that was started
+ * again.  They also see another lineage: a loader compares what it knows with
+ * the servers' ledgers then, and gradients of the rows before are refused.
+ */
+#include <stdlib.h>
+#include <time.h>
+
+#include "role/private.h"
+
+/* Jobs may have some of its batches, and end them. */
+static void end_stream(role_service *s, role_stream *t)
+{
+    t->old = 1;
+    t->next = s->old;
+    s->old = t;
+}
+
+static void end_batches(role_service *s)
+{
+    while (s->queue)
+        offer_end(s, s->queue);
+    for (offer *o = s->leased, *next; o; o = next) {
+        next = o->next;
+        if (o->state == OFFER_LEASED)
+            offer_end(s, o);
+    }
+}
+
+static void begin_again(role_service *s, uint64_t lineage, uint64_t boot)
+{
+    end_batches(s);
+    for (role_stream *t = s->streams, *next; t; t = next) {
+        next = t->next;
+        end_stream(s, t);
+    }
+    s->streams = NULL;
+    s->stats.streams = s->streams_ever = 0;
+    s->stats.restores++;
+    s->counts = 0;
+    s->over = 0;
+    s->began = persia_clock_ns();
+    s->lineage = lineage;
+    s->boot = boot;
+    waits_end(s);
+}
+
+int lineage_look(role_service *s)
+{
+    uint64_t boot;
+    int rc = persia_client_look(s->look);
+    if (!rc)
+        rc = persia_random_id(&boot);
+    if (rc)
+        return rc;
+    const uint64_t lineage = persia_client_restore(s->look);
+    service_enter(s);
+    if (lineage != s->lineage)
+        begin_again(s, lineage, boot);
+    service_leave(s);
+    return PERSIA_OK;
+}
+
+int lineage_settle(role_service *s)
+{
+    const uint64_t until = persia_clock_ns() + ROLE_SETTLE_NS;
+    const struct timespec pause = {.tv_nsec = 10000000};
+    int rc;
+    while ((rc = lineage_look(s)) == PERSIA_EINCOMPLETE &&
+           persia_clock_ns() < until)
+        (void)nanosleep(&pause, NULL);
+    return rc;
+}
+
+static void work_look(void *service)
+{
+    role_service *s = service;
+    (void)lineage_look(s); /* or a later one */
+    service_enter(s);
+    s->looks = 0;
+    s->looked = persia_clock_ns();
+    service_leave(s);
+}
+
+void lineage_tick(role_service *s, uint64_t now)
+{
+    for (role_stream **at = &s->old, *t; (t = *at);) {
+        if (t->offers) {
+            at = &t->next;
+            continue;
+        }
+        *at = t->next;
+        stream_drop(s, t);
+    }
+    if (s->looks || now - s->looked < ROLE_LOOK_NS)
+        return;
+    s->looks = !persia_sched_submit(s->jobs, work_look, s);
+}

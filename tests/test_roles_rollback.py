@@ -1,0 +1,145 @@
+"""A checkpoint is loaded into servers whose workers and loaders run on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import persia
+from persia import _core
+from persia.data import Sender
+from tests.remote import Servers
+from tests.roles import CountingTrainer, Workers
+from tests.test_roles_failures import wait_for
+
+if not _core.GRPC[0].isdigit():
+    pytest.skip("built without gRPC", allow_module_level=True)
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def send(sender: Sender, first: int, last: int) -> None:
+    """Batch n has one sample, of id n."""
+    for i in range(first, last):
+        ids = persia.JaggedBatch(["user"], torch.tensor([i]))
+        sender.send(persia.Batch(None, ids, torch.zeros(1)))
+
+
+def has_begun_again(workers: Workers, times: int) -> bool:
+    """Summed over the workers."""
+    return workers.stats("restores") == times
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Servers]:
+    """Two shards."""
+    with contextlib.closing(Servers(2, checkpoints=str(tmp_path))) as both:
+        yield both
+
+
+@pytest.fixture
+def workers(servers: Servers) -> Iterator[Workers]:
+    """Two embedding workers."""
+    with contextlib.closing(Workers(servers.addresses, 2)) as both:
+        yield both
+
+
+@pytest.fixture(params=[0, 2])
+def trainer(
+    request: pytest.FixtureRequest, servers: Servers, workers: Workers
+) -> CountingTrainer:
+    """It counts how often each sample was trained."""
+    return CountingTrainer(servers, workers, staleness=request.param)
+
+
+def test_a_new_loader_sends_what_was_undone(
+    workers: Workers, trainer: CountingTrainer, tmp_path: Path
+) -> None:
+    """Also what workers had reported as trained."""
+    with Sender(workers.addresses, name="job") as sender:
+        send(sender, 0, 10)
+        sender.flush(30)
+        trainer.store.save(tmp_path / "out")
+        send(sender, 10, 40)
+        sender.flush(30)
+        sender.close(ended=False)
+    assert trainer.counts(40) == [1.0] * 40
+    trainer.store.load(tmp_path / "out")
+    assert trainer.counts(40) == [1.0] * 10 + [0.0] * 30
+    with Sender(workers.addresses, name="job") as sender:
+        send(sender, 0, 50)
+        sender.flush(30)
+        assert sender.stats()["passed"] == 10
+    assert trainer.counts(50) == [1.0] * 50
+
+
+def test_a_running_loader_reports_what_is_lost(
+    workers: Workers, trainer: CountingTrainer, tmp_path: Path
+) -> None:
+    """It keeps no batch that was trained; the next one sends them."""
+    with Sender(workers.addresses, name="job") as sender:
+        send(sender, 0, 10)
+        sender.flush(30)
+        trainer.store.save(tmp_path / "out")
+        send(sender, 10, 40)
+        sender.flush(30)
+        assert sender.stats()["lost"] == 0
+        trainer.store.load(tmp_path / "out")
+        wait_for(lambda: sender.stats()["lost"] == 30)
+        send(sender, 40, 50)
+        sender.flush(30)
+        assert sender.stats()["lost"] == 30
+    assert trainer.counts(50) == [1.0] * 10 + [0.0] * 30 + [1.0] * 10
+    with Sender(workers.addresses, name="job") as sender:
+        assert sender.claim() == "own"  # it has not ended
+        send(sender, 0, 50)
+        sender.flush(30)
+        assert sender.stats()["passed"] == 20
+        sender.end()
+    assert trainer.counts(50) == [1.0] * 50
+    assert Sender(workers.addresses, name="job").claim() == "ended"
+
+
+def test_each_batch_is_trained_once_or_lost(
+    workers: Workers, trainer: CountingTrainer, tmp_path: Path
+) -> None:
+    """Whatever is in the queues, at ranks, or on its way."""
+    with Sender(workers.addresses, name="job") as sender:
+        send(sender, 0, 10)
+        sender.flush(30)
+        trainer.store.save(tmp_path / "out")
+        trainer.most = 30
+        send(sender, 10, 80)
+        wait_for(lambda: trainer.batches == 30)
+        trainer.store.load(tmp_path / "out")
+        trainer.most = 1 << 62
+        send(sender, 80, 100)
+        sender.flush(30)
+        lost = sender.stats()["lost"]
+    counts = trainer.counts(100)
+    assert set(counts) <= {0.0, 1.0}
+    assert counts[:10] == [1.0] * 10
+    assert counts[40:] == [1.0] * 60
+    assert counts.count(0.0) == lost
+
+
+def test_workers_begin_again_once(
+    workers: Workers, trainer: CountingTrainer, tmp_path: Path
+) -> None:
+    with Sender(workers.addresses) as sender:
+        send(sender, 0, 10)
+        sender.flush(30)
+        trainer.store.save(tmp_path / "out")
+        assert workers.stats("restores") == 0
+        for want in 2, 4:
+            trainer.store.load(tmp_path / "out")
+            wait_for(partial(has_begun_again, workers, want))
+        send(sender, 10, 20)
+        sender.flush(30)
+    assert trainer.counts(20) == [1.0] * 20
+    assert workers.stats("restores") == 4
