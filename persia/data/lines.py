@@ -24,7 +24,7 @@ def read_lines(file: File, at: int = 0) -> Iterator[tuple[bytes, int]]:
     cut, and given so many tabs that it is malformed in any format.
     """
     tail, first = b"", at == 0
-    with file.stream() as stream:
+    with file.stream(lines=True) as stream:
         stream.skip(at)
         while chunk := stream.read(CHUNK_BYTES):
             at += len(chunk)

@@ -35,6 +35,7 @@ COMPRESSED = {
 _ARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "file", "abfs", "abfss"}
 _WEB = {"http", "https"}
 _RETRY_S = 20
+_LINES_BYTES = 1 << 20  # in which the end of a line is looked for
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -74,8 +75,14 @@ class File:
             yield file
 
     @contextlib.contextmanager
-    def stream(self, encoding: str | None = None) -> Iterator[Stream]:
-        """Its bytes in order, decompressed, as UTF-8."""
+    def stream(
+        self, encoding: str | None = None, lines: bool = False
+    ) -> Iterator[Stream]:
+        """Its bytes in order, decompressed, as UTF-8.
+
+        lines: of one that grows, the whole lines that it had when it was
+        found.
+        """
         with _opening(self.name):
             system = self.system or fs.LocalFileSystem()
             if self.size is None:  # a pipe
@@ -95,7 +102,38 @@ class File:
                 raw.seek(0)
             if compression:
                 source = pa.CompressedInputStream(raw, compression)
-            yield Stream(self.name, raw, source, encoding)
+            ends: Iterator[int] | None = None
+            if self.system is None and self.size and source is raw:
+                ends = self._ends(raw, lines)
+            yield Stream(self.name, raw, source, encoding, ends)
+
+    def _ends(self, raw: Any, lines: bool) -> Iterator[int]:
+        """Up to where it may be read: once that is, up to where then."""
+        assert self.size is not None
+        if self._now() < self.size:
+            raise errors.CorruptFile(
+                f"{self.name!r} had {self.size:,} bytes when it was found, and"
+                f" has {self._now():,} now: it was cut or replaced; open the "
+                "data again"
+            )
+        end = self.size
+        found = -1
+        while lines and end > 0 and found < 0:
+            begin = max(0, end - _LINES_BYTES)
+            raw.seek(begin)
+            found = raw.read(end - begin).rfind(b"\n")
+            end = begin + found + 1
+        raw.seek(0)
+        return self._line_ends(end)
+
+    def _line_ends(self, end: int) -> Iterator[int]:
+        assert self.size is not None
+        yield end
+        if self._now() == self.size:  # its last line has no end
+            yield self.size
+
+    def _now(self) -> int:
+        return os.path.getsize(self.path)
 
 
 @contextlib.contextmanager
@@ -134,8 +172,15 @@ class Stream(io.RawIOBase):
     """
 
     def __init__(
-        self, name: str, raw: Any, source: Any, encoding: str | None
+        self,
+        name: str,
+        raw: Any,
+        source: Any,
+        encoding: str | None,
+        ends: Iterator[int] | None = None,
     ) -> None:
+        self._ends = ends
+        self._end = 0
         self._name = name
         self._raw = raw
         self._source = source
@@ -166,7 +211,7 @@ class Stream(io.RawIOBase):
         """n bytes; fewer only at the end of the file."""
         try:
             if self._decoder is None:
-                return bytes(self._source.read(None if n < 0 else n))
+                return self._bytes(n)
             return self._decoded(n)
         except errors.PersiaError:
             raise
@@ -177,11 +222,31 @@ class Stream(io.RawIOBase):
         except ValueError as error:
             raise unread(self._name, error) from error
 
+    def _bytes(self, n: int) -> bytes:
+        if self._ends is None:
+            return bytes(self._source.read(None if n < 0 else n))
+        parts: list[bytes] = []
+        at = self._raw.tell()
+        while n:
+            while self._end <= at:
+                end = next(self._ends, None)
+                if end is None:
+                    return b"".join(parts)
+                self._end = end
+            left = self._end - at
+            part = self._raw.read(left if n < 0 else min(n, left))
+            if not part:
+                break
+            parts.append(part)
+            at += len(part)
+            n = n if n < 0 else n - len(part)
+        return b"".join(parts)
+
     def _decoded(self, n: int) -> bytes:
         """n bytes of the file's text in UTF-8."""
         size = n if n >= 0 else 1 << 62
         while len(self._ready) < size and not self._ended:
-            chunk = self._source.read(1 << 20)
+            chunk = self._bytes(1 << 20)
             before, self._read = self._read, self._read + len(chunk)
             self._ended = not chunk
             try:

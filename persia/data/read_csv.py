@@ -67,7 +67,7 @@ class CSVReader:
         the header), the malformed lines before the last of them, and a mark
         before them. It begins at ``mark``."""
         self._first, at = mark
-        with self._file.stream(self._encoding) as stream:
+        with self._file.stream(self._encoding, lines=True) as stream:
             try:
                 names, rest = self._names(stream, at)
                 if names is None:

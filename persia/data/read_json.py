@@ -57,7 +57,7 @@ class JSONReader:
         self.lines, at = mark
         if at:  # its beginning was checked when it was read
             self._seen.update(self._names)
-        with self._file.stream(self._encoding) as stream:
+        with self._file.stream(self._encoding, lines=True) as stream:
             stream.skip(at)
             for chunk, end in _line_pieces(stream, self._file.name, at):
                 self.position = stream.position

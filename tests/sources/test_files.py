@@ -402,6 +402,51 @@ def test_damaged_files(tmp_path: Path) -> None:
             list(Files(cut, SCHEMA))
 
 
+def test_a_file_that_grows(tmp_path: Path) -> None:
+    """Its last line may be torn, or have been when it was found."""
+    path, line = tmp_path / "log.csv", "1,{}\n"
+    path.write_text("y,k\n" + "".join(line.format(i) for i in range(50_000)))
+    with path.open("a") as log:
+        log.write("1,7")  # of 1,77
+        log.flush()
+        schema = Schema.model_validate(
+            {"label": "y", "categorical": [{"column": "k", "hash": False}]}
+        )
+        data = Files(path, schema, batch_size=100)
+        seen = []
+        log.write("7\n")
+        log.flush()
+        for batch in data:
+            seen += batch.ids.values().tolist()
+            log.write(line.format(5))
+            log.flush()
+        assert seen == [*range(50_000)]
+        again = sum(len(batch) for batch in data)
+        assert again == 50_000
+        log.write("1,88")
+        log.flush()
+        new = Files(path, schema, batch_size=100)
+        log.write("8\n")
+    assert sum(len(batch) for batch in new) == 50_000 + 501
+
+
+def test_lines_of_json_that_grow(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"y": 1, "k": 5}\n{"y": 1, "k')
+    schema = Schema.model_validate(
+        {"label": "y", "categorical": [{"column": "k", "hash": False}]}
+    )
+    data = Files(path, schema, batch_size=100)
+    with path.open("a") as log:
+        log.write('": 6}\n')
+    assert [b.ids.values().tolist() for b in data] == [[5]]
+    new = Files(path, schema, batch_size=100)
+    assert [b.ids.values().tolist() for b in new] == [[5, 6]]
+    path.write_text('{"y": 1, "k": 5}\n')
+    with pytest.raises(errors.CorruptFile, match="cut or replaced"):
+        next(iter(new))
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl", "arrow"])
 def test_wrong_schemas(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"a.{suffix}", rows(30))
