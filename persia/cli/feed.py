@@ -72,6 +72,12 @@ class FeedConfig(pydantic.BaseModel):
         "that died among them. persia serve worker --loaders is their number "
         "then. Of kafka:// each partition is a part: give their number.",
     )
+    follow: bool = Field(
+        False,
+        description="Of kafka:// with --parts: send messages as they arrive, "
+        "in one epoch that does not end. Each loader has the parts of its "
+        "--shard, and those of loaders that died.",
+    )
     job: str | None = Field(
         None,
         description="A loader with this name that is started again, with the "
@@ -147,6 +153,10 @@ def command(
         raise InvalidArgument(
             "--parts: loaders share them by the name of the job: give --job"
         )
+    if config.follow and not (
+        config.parts and config.data.startswith("kafka://")
+    ):
+        raise InvalidArgument("--follow is for kafka:// with --parts")
     keep_memory()
     began = time.monotonic()
     from persia.cli.feed_loader import Loader
@@ -236,10 +246,14 @@ def _send_parts(
 
     source, _ = open_data(_options(config))
     parts = list(parts_of(source, config.parts or 1).items())
-    first = len(parts) * index // count
+    first, end = (len(parts) * i // count for i in (index, index + 1))
     print(
         f"sending {config.data} in {len(parts)} parts to embedding workers",
         flush=True,
     )
-    mine = dict(parts[first:] + parts[:first])
-    loader.send_parts(mine, partial(_sender, config))
+    make = partial(_sender, config)
+    if config.follow:
+        others = parts[end:] + parts[:first]
+        loader.follow(dict(parts[first:end]), dict(others), make)
+    else:
+        loader.send_parts(dict(parts[first:] + parts[:first]), make)

@@ -22,6 +22,8 @@ __all__ = ["Loader", "parts_of"]
 
 _ASK = 2.0  # seconds until the parts of others are asked for again
 _COMMIT = 5.0  # seconds between commits to a group of Kafka
+_IDLE = 0.5  # seconds until new messages are looked for again
+_ALONE = 30.0  # seconds until a part is taken that is another loader's share
 
 
 def parts_of(source: Dataset, n: int) -> dict[str, Dataset]:
@@ -57,6 +59,12 @@ class _Stream:
     def send(self, epoch: int) -> None:
         """Sends an epoch, from 0."""
         self.source.epoch = epoch
+        self.send_new()
+        self.sender.end()
+
+    def send_new(self) -> bool:
+        """Sends the batches that follow the last one; whether there are."""
+        before = self._last
         for number, batch in self._numbered():
             self.sender.skip(number - 1)
             self.sender.send(batch)
@@ -64,7 +72,7 @@ class _Stream:
             self.samples += len(batch)
             if time.monotonic() - self._committed >= _COMMIT:
                 self.commit()
-        self.sender.end()
+        return self._last > before
 
     def _numbered(self) -> Iterator[tuple[int, Batch]]:
         if self._alone:
@@ -128,6 +136,35 @@ class Loader:
                     time.sleep(_ASK)
             while self._open:
                 self._close(self._open[0])
+
+    def follow(
+        self,
+        own: Mapping[str, Dataset],
+        others: Mapping[str, Dataset],
+        sender: Callable[[str], Sender],
+    ) -> None:
+        """Sends what arrives in parts, in one epoch that does not end.
+
+        Args:
+            own: parts of this loader's share, by name.
+            others: those of other loaders, taken where one has died.
+            sender: makes that of a part's name.
+        """
+        left = [dict(own), dict(others)]
+        began = asked = time.monotonic()
+        with self._abandoned():
+            while self._claim(left[0], sender, 0):
+                pass
+            while True:
+                sent = [one.send_new() for one in self._open]
+                now = time.monotonic()
+                if now - asked >= _ASK:
+                    self._claim(left[0], sender, 0)
+                    if now - began >= _ALONE:
+                        self._claim(left[1], sender, 0)
+                    asked = time.monotonic()
+                if not any(sent):
+                    time.sleep(_IDLE)
 
     def counts(self) -> Counter[str]:
         """``samples``, ``streams`` that have ended, and the ``stats()`` of

@@ -443,7 +443,7 @@ def test_lines_of_json_that_grow(tmp_path: Path) -> None:
     new = Files(path, schema, batch_size=100)
     assert [b.ids.values().tolist() for b in new] == [[5, 6]]
     path.write_text('{"y": 1, "k": 5}\n')
-    with pytest.raises(errors.CorruptFile, match="cut or replaced"):
+    with pytest.raises(errors.CorruptFile):
         next(iter(new))
 
 

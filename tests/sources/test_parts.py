@@ -82,3 +82,5 @@ def test_parts_need_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["feed", "synthetic", "--parts", "2", "--workers", "x:1"]
     done = CliRunner().invoke(app, command)
     assert isinstance(done.exception, errors.InvalidArgument)
+    done = CliRunner().invoke(app, [*command, "--job", "a", "--follow"])
+    assert isinstance(done.exception, errors.InvalidArgument)

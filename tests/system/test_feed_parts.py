@@ -184,6 +184,30 @@ def test_topics(
     assert cluster.committed("clicks") == [half + 13] * PARTITIONS
 
 
+def test_topics_without_an_end(
+    servers: Servers, workers: Workers, tmp_path: Path, cluster: Cluster
+) -> None:
+    """Messages are sent as they arrive, also after a loader was killed."""
+    trainer = CountingTrainer(servers, workers)
+    url, n = f"kafka://{cluster.servers}/clicks?group=g", 3 * BATCH
+    each = n * PARTITIONS
+    produce(cluster, 0, n)
+    loader = feed(workers, tmp_path, url, "--follow")
+    try:
+        wait_for(lambda: trainer.counts(each) == [1.0] * each)
+        produce(cluster, each, n)
+        wait_for(lambda: trainer.counts(2 * each) == [1.0] * 2 * each)
+        loader.kill()
+        loader.communicate()
+        produce(cluster, 2 * each, n)
+        loader = feed(workers, tmp_path, url, "--follow")
+        wait_for(lambda: trainer.counts(3 * each) == [1.0] * 3 * each)
+    finally:
+        loader.kill()
+        loader.communicate()
+    assert trainer.epochs == 0
+
+
 def test_topics_after_a_rollback(tmp_path: Path, cluster: Cluster) -> None:
     """New workers and loaders send what follows the checkpoint."""
     url, n = f"kafka://{cluster.servers}/clicks?group=g", 10 * BATCH
