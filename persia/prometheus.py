@@ -303,6 +303,8 @@ _FEED = {
     "moved": "Batches that were sent to another worker, too.",
     "refused": "Of them, those that it refused for good.",
     "lost": "Batches that were trained, but not in a checkpoint loaded since.",
+    "malformed": "Messages of Kafka that were left out.",
+    "dead_letters": "Of them, those sent to the topic for them.",
 }
 
 

@@ -128,6 +128,94 @@ def test_each_batch_is_trained_once_or_lost(
     assert counts.count(0.0) == lost
 
 
+def trained(workers: Workers, trainer: CountingTrainer, out: Path) -> None:
+    """40 batches, the first 10 of them in a checkpoint."""
+    with Sender(workers.addresses, name="job") as sender:
+        send(sender, 0, 10)
+        sender.flush(30)
+        trainer.store.save(out)
+        send(sender, 10, 40)
+        sender.flush(30)
+        sender.close(ended=False)
+
+
+def test_training_continues_at_once(
+    workers: Workers, trainer: CountingTrainer, tmp_path: Path
+) -> None:
+    """Before workers have asked which rows servers have."""
+    for _ in range(4):
+        with Sender(workers.addresses) as sender:
+            send(sender, 0, 9)
+            sender.flush(30)
+            trainer.store.save(tmp_path / "out")
+            send(sender, 9, 19)
+            sender.flush(30)
+            trainer.store.load(tmp_path / "out")
+            send(sender, 100, 120)
+            sender.flush(30)
+        assert trainer.counts(120)[100:] == [1.0] * 20
+        trainer.store.erase("t", list(range(120)))
+
+
+def test_a_loader_that_has_not_begun_goes_back(
+    workers: Workers, trainer: CountingTrainer, tmp_path: Path
+) -> None:
+    """It knew at its start what was trained then."""
+    trained(workers, trainer, tmp_path / "out")
+    with Sender(workers.addresses, name="job") as sender:
+        assert sender.position == 40
+        for _ in range(2):
+            trainer.store.load(tmp_path / "out")
+            wait_for(lambda: sender.position == 10)
+        assert sender.stats()["lost"] == 0
+        send(sender, 0, 50)
+        sender.flush(30)
+        assert sender.stats()["passed"] == 10
+    assert trainer.counts(50) == [1.0] * 50
+
+
+def test_what_was_passed_over_is_lost(
+    workers: Workers, trainer: CountingTrainer, tmp_path: Path
+) -> None:
+    """Also if it was another loader's; loaded twice it is lost once."""
+    trained(workers, trainer, tmp_path / "out")
+    with Sender(workers.addresses, name="job") as sender:
+        sender.skip(40)
+        sender.skip(45)  # there are no batches
+        send(sender, 45, 50)
+        sender.flush(30)
+        for want in 2, 4:
+            trainer.store.load(tmp_path / "out")
+            wait_for(partial(has_begun_again, workers, want))
+            wait_for(lambda: sender.stats()["lost"] == 35)
+        send(sender, 50, 60)
+        sender.flush(30)
+        assert sender.stats()["lost"] == 35
+    assert trainer.counts(60)[50:] == [1.0] * 10
+
+
+def test_a_loader_keeps_its_part(
+    workers: Workers, trainer: CountingTrainer, tmp_path: Path
+) -> None:
+    """Others have to wait until it can have said that it has it."""
+    with (
+        Sender(workers.addresses, name="job") as sender,
+        Sender(workers.addresses, name="job") as other,
+    ):
+        assert sender.claim() == "own"
+        send(sender, 0, 10)
+        sender.flush(30)
+        trainer.store.save(tmp_path / "out")
+        for want in 2, 4, 6:
+            trainer.store.load(tmp_path / "out")
+            wait_for(partial(has_begun_again, workers, want))
+            assert other.claim() == "held"
+        send(sender, 10, 20)
+        sender.flush(30)
+        assert other.claim() == "held"
+    assert trainer.counts(20) == [1.0] * 20
+
+
 def test_workers_begin_again_once(
     workers: Workers, trainer: CountingTrainer, tmp_path: Path
 ) -> None:

@@ -55,6 +55,9 @@ void work_hello(void *ctx)
 {
     asking *a = ctx;
     (void)lineage_settle(a->s);
+    service_enter(a->s);
+    a->lineage = a->s->lineage;
+    service_leave(a->s);
     a->ledger = persia_wire_memory_take(&a->memory, sizeof *a->ledger);
     asking_answer(a, a->ledger ? ask_servers(a->s, a->m.hello.stream,
                                              a->ledger)

@@ -48,7 +48,7 @@ static void begin_again(role_service *s, uint64_t lineage, uint64_t boot)
     waits_end(s);
 }
 
-int lineage_look(role_service *s)
+static int look(role_service *s)
 {
     uint64_t boot;
     int rc = persia_client_look(s->look);
@@ -62,6 +62,14 @@ int lineage_look(role_service *s)
         begin_again(s, lineage, boot);
     service_leave(s);
     return PERSIA_OK;
+}
+
+int lineage_look(role_service *s)
+{
+    pthread_mutex_lock(&s->looking);
+    int rc = look(s);
+    pthread_mutex_unlock(&s->looking);
+    return rc;
 }
 
 int lineage_settle(role_service *s)

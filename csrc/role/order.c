@@ -74,6 +74,7 @@ static void give(role_taken *t, role_taken *u)
     u->m = t->m;
     u->from = t->from;
     u->boot = t->boot;
+    u->lineage = t->lineage;
     t->answer = (link_answer){0};
     persia_wire_memory_init(&t->answer.memory);
     t->number = ++r->number; /* a request with the old one has this batch */

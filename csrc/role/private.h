@@ -191,6 +191,7 @@ typedef struct asking {
     wire_loader_part *parts; /* [parts_n] of a Take */
     size_t parts_n;
     wire_ledger *ledger;    /* of a loader's Hello, or NULL */
+    uint64_t lineage;       /* of the rows that it is of, or before */
     worker_counts counts; /* of a Return */
     void *floats;    /* of a Take or Return */
     wire_take_reply taken;
@@ -207,6 +208,7 @@ struct role_service {
     sched *jobs;
     sched *waiting; /* of jobs that wait for each other */
     pthread_mutex_t declaring; /* one Declare at a time */
+    pthread_mutex_t looking;   /* one look at the servers at a time */
 
     pthread_mutex_t lock;      /* guards all below */
     int closed;

@@ -378,7 +378,7 @@ static void look_for_place(const role_service *s, const wire_take *m,
                            uint64_t epoch, offer *list, places *out)
 {
     for (offer *o = list; o; o = o->next) {
-        if (offer_epoch(o) != epoch)
+        if (o->stream->old || offer_epoch(o) != epoch)
             continue;
         out->unplaced |= !o->m.place;
         out->later |= o->m.place > m->place && s->world &&
@@ -541,7 +541,8 @@ static offer *leased(role_service *s, const wire_return *m)
 /* The batch by its name, in one of the lists. */
 static offer *named(offer *o, const wire_return *m)
 {
-    while (o && (o->m.stream != m->stream || o->m.number != m->number))
+    while (o && (o->stream->old || o->m.stream != m->stream ||
+                 o->m.number != m->number))
         o = o->next;
     return o;
 }

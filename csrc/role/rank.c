@@ -55,11 +55,10 @@ static void rank_put(void *ctx)
 static int rank_meet(void *owner, role_link *l, const wire_hello_reply *m)
 {
     role_rank *r = owner;
-    (void)l;
+    if (!atomic_load(&l->boot) || m->lineage == atomic_load(&l->lineage))
+        return PERSIA_OK;
     pthread_mutex_lock(&r->lock);
-    if (m->lineage != r->lineage)
-        r->place = r->used = (uint64_t)r->c.rank + 1;
-    r->lineage = m->lineage;
+    r->place = r->used = (uint64_t)r->c.rank + 1;
     pthread_mutex_unlock(&r->lock);
     return PERSIA_OK;
 }
@@ -83,11 +82,8 @@ int persia_rank_open(const role_client_config *config, role_rank **out)
     if (!rc && (!(r->at = calloc(r->c.links_n, sizeof *r->at)) ||
                 !(r->homes = calloc(r->c.links_n, sizeof *r->homes))))
         rc = persia_err_set(PERSIA_ENOMEM, "no memory for a rank");
-    for (size_t i = 0; i < r->c.links_n && !rc; i++) {
+    for (size_t i = 0; i < r->c.links_n && !rc; i++)
         r->homes[i] = i;
-        if (!link_is_away(&r->c.links[i]))
-            r->lineage = atomic_load(&r->c.links[i].lineage);
-    }
     if (!rc)
         rc = role_client_start(&r->c, NULL, rank_meet, r);
     if (rc) {

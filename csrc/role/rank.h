@@ -52,7 +52,6 @@ struct role_rank {
     int ordered;              /* Takes are by place: see persia_rank_order() */
     uint64_t place;           /* of the next one, from 1 */
     uint64_t used;            /* ... behind the last that the loop has */
-    uint64_t lineage;         /* of the rows, as a worker last said */
     size_t *homes;            /* [links] link of the places of a remainder */
     at_link *at;              /* [links] */
     role_taken *held;         /* whose gradients workers wait for */

@@ -14,7 +14,8 @@
 typedef struct kept {
     struct kept *next;
     uint64_t number;
-    size_t at; /* link that has it */
+    size_t at;     /* link that has it */
+    uint64_t boot; /* of the worker there */
     void *bytes;
     size_t bytes_n;
 } kept;
@@ -22,8 +23,6 @@ typedef struct kept {
 struct role_sender {
     role_client c;
     uint64_t stream;
-    _Atomic(uint64_t) *boots; /* [links] of the worker that has what is
-                                 kept; the thread sets them */
     pthread_mutex_t sending; /* one batch of the caller's at a time */
     pthread_mutex_t lock; /* guards all below; not held during calls */
     pthread_cond_t heard; /* of a worker */
@@ -41,7 +40,8 @@ struct role_sender {
                              sent */
     int claimed;          /* workers know that it has the stream */
     int broken;           /* the last one may have arrived or not */
-    uint64_t none;        /* numbers up to it are of no batch, maybe */
+    uint64_t none_first, none; /* numbers that have no batch: the last ones
+                             that were skipped */
     uint64_t lineage;     /* of the rows that have what is done */
     window done;
     uint64_t ring[ROLE_WINDOW / 64];
@@ -96,6 +96,7 @@ static int keep(role_sender *s, const wire_submit *m, size_t at)
         k->bytes_n = o.bytes;
         k->number = m->number;
         k->at = at;
+        k->boot = m->caller.boot;
         *s->kept_end = k;
         s->kept_end = &k->next;
     } else {
@@ -202,6 +203,7 @@ static int place_again(role_sender *s, kept *k, size_t to)
     pthread_mutex_lock(&s->lock);
     if (!rc && status == SUBMIT_QUEUED) {
         k->at = to;
+        k->boot = m.caller.boot;
         s->counts.moved++;
     } else if (rc && !may_pass(rc)) {
         s->counts.refused++;
@@ -212,12 +214,21 @@ static int place_again(role_sender *s, kept *k, size_t to)
     return rc ? !may_pass(rc) : status == SUBMIT_QUEUED;
 }
 
-/* The next one that a link has and that is not done; *pin: its number. */
+/* Whether the worker that has it was started again, or is away for long. */
+static int is_lost(const role_sender *s, const kept *k)
+{
+    const role_link *l = &s->c.links[k->at];
+    const uint64_t away = atomic_load(&l->away);
+    return away ? persia_clock_ns() - away >= s->c.move_ns
+                : k->boot != atomic_load(&l->boot);
+}
+
+/* The next one that a link had, and has lost; s->pin: its number. */
 static kept *pin_next(role_sender *s, size_t at)
 {
     pthread_mutex_lock(&s->lock);
     kept *k = s->kept;
-    while (k && (k->number <= s->pin || k->at != at ||
+    while (k && (k->number <= s->pin || k->at != at || !is_lost(s, k) ||
                  window_has(&s->done, k->number)))
         k = k->next;
     s->pin = k ? k->number : 0;
@@ -227,31 +238,18 @@ static kept *pin_next(role_sender *s, size_t at)
     return k;
 }
 
-/* Whether the worker at a link has nothing of what is kept: it was started
- * again, or is away for long. */
-static int has_lost(const role_sender *s, size_t at)
-{
-    const role_link *l = &s->c.links[at];
-    const uint64_t away = atomic_load(&l->away);
-    return away ? persia_clock_ns() - away >= s->c.move_ns
-                : s->boots[at] != atomic_load(&l->boot);
-}
-
 /* What workers have lost, to those that are there. */
 static void tend(role_sender *s)
 {
     for (size_t i = 0; i < s->c.links_n; i++) {
-        const uint64_t boot = atomic_load(&s->c.links[i].boot);
         size_t to = i;
         int placed = 1;
-        if (!has_lost(s, i) || link_is_away(&s->c.links[pick(s, i)]))
+        if (link_is_away(&s->c.links[pick(s, i)]))
             continue;
         for (kept *k; placed && (k = pin_next(s, i));) {
             placed = place_again(s, k, to);
             to = link_is_away(&s->c.links[i]) ? (to + 1) % s->c.links_n : i;
         }
-        if (placed && !link_is_away(&s->c.links[i]))
-            s->boots[i] = boot;
         pthread_mutex_lock(&s->lock);
         s->pin = 0;
         pthread_mutex_unlock(&s->lock);
@@ -271,6 +269,7 @@ static wire_heartbeat beat_of(role_sender *s, const role_link *l, int leaves)
                         .ends = s->ends,
                         .ends_n = s->ends_n,
                         .waits = (uint32_t)s->waits,
+                        .shared = (uint32_t)s->claimed,
                         .leaves = (uint32_t)leaves};
     for (uint64_t i = 0; i < WIRE_BATCHES_MAX; i++)
         if (window_has(&s->done, m.settled + 1 + i))
@@ -316,7 +315,8 @@ static int beat_as(role_sender *s, role_link *l, int leaves, uint64_t claims,
 static int beat(role_sender *s, role_link *l, int leaves)
 {
     uint32_t status;
-    return beat_as(s, l, leaves, 0, &status);
+    int rc = beat_as(s, l, leaves, 0, &status);
+    return rc == PERSIA_ESTALE ? beat_as(s, l, leaves, 0, &status) : rc;
 }
 
 /* Whether workers are to know of it. */
@@ -331,9 +331,12 @@ static int has_begun(role_sender *s)
 static void tick(void *owner)
 {
     role_sender *s = owner;
-    for (size_t i = 0; i < s->c.links_n && has_begun(s); i++)
-        if (!link_is_away(&s->c.links[i]))
-            (void)beat(s, &s->c.links[i], 0);
+    const int begun = has_begun(s);
+    for (size_t i = 0; i < s->c.links_n; i++) {
+        role_link *l = &s->c.links[i];
+        if (!link_is_away(l)) /* before it begins it only learns of a load */
+            (void)(begun ? beat(s, l, 0) : link_hello(&s->c, l, BEAT_NS));
+    }
     tend(s);
 }
 
@@ -348,14 +351,13 @@ static void add_ledger(window *w, const wire_ledger *l)
     window_advance(w);
 }
 
-/* Batches up to the watermark, which are not kept, that it lacks. */
-static uint64_t count_lost(const role_sender *s, const wire_ledger *l)
+/* Batches up to this number, which are not kept, that it lacks. */
+static uint64_t count_lost(const role_sender *s, const wire_ledger *l,
+                           uint64_t last)
 {
-    const uint64_t last = s->done.watermark < s->number ? s->done.watermark
-                                                        : s->number;
-    uint64_t n = s->none > l->watermark ? s->none : l->watermark, lost = 0;
-    while (n++ < last)
-        lost += !ledger_lists(l, n);
+    uint64_t lost = 0;
+    for (uint64_t n = l->watermark + 1; n <= last; n++)
+        lost += !ledger_lists(l, n) && (n < s->none_first || n > s->none);
     return lost;
 }
 
@@ -363,11 +365,12 @@ static uint64_t count_lost(const role_sender *s, const wire_ledger *l)
  * those are lost that it need not keep any more.  The lock is held. */
 static void fall_back(role_sender *s, const wire_hello_reply *m)
 {
-    const uint64_t settled = s->done.watermark;
+    const uint64_t settled = s->done.watermark < s->number ? s->done.watermark
+                                                           : s->number;
     if (m->lineage == s->lineage)
         return;
     s->lineage = m->lineage;
-    s->counts.lost += count_lost(s, &m->ledger);
+    s->counts.lost = count_lost(s, &m->ledger, settled);
     memset(s->ring, 0, sizeof s->ring);
     window_init(&s->done, s->ring, ROLE_WINDOW / 64);
     window_settle(&s->done, settled);
@@ -443,13 +446,7 @@ int persia_sender_open(const role_client_config *config, role_sender **out)
     s->epoch = 1;
     s->stream = config->stream ? config->stream : s->c.client;
     s->counts.stream = s->stream;
-    s->boots = calloc(s->c.links_n, sizeof *s->boots);
-    if (!s->boots)
-        rc = persia_err_set(PERSIA_ENOMEM, "no memory for a sender");
-    for (size_t i = 0; i < s->c.links_n && !rc; i++)
-        s->boots[i] = atomic_load(&s->c.links[i].boot);
-    if (!rc)
-        rc = learn(s, config->stream);
+    rc = learn(s, config->stream);
     if (!rc)
         rc = role_client_start(&s->c, tick, meet, s);
     if (rc) {
@@ -470,7 +467,6 @@ void persia_sender_close(role_sender *s, int leaves)
             (void)beat(s, &s->c.links[i], 1);
     role_client_close(&s->c);
     forget(s, UINT64_MAX);
-    free(s->boots);
     pthread_cond_destroy(&s->heard);
     pthread_mutex_destroy(&s->lock);
     pthread_mutex_destroy(&s->sending);
@@ -667,8 +663,14 @@ int persia_sender_skip(role_sender *s, uint64_t number)
     int rc = skips ? persia_sender_flush(s, 0) : PERSIA_OK;
     if (!rc && skips) {
         pthread_mutex_lock(&s->lock);
+        if (number > s->done.watermark) {
+            s->none_first = 1 + (s->done.watermark > s->number
+                                     ? s->done.watermark
+                                     : s->number);
+            s->none = number;
+        }
         window_settle(&s->done, number);
-        s->number = s->none = number;
+        s->number = number;
         pthread_mutex_unlock(&s->lock);
     }
     pthread_mutex_unlock(&s->sending);

@@ -59,7 +59,7 @@ static int put_hello(const asking *a, wire_out *o)
     service_enter(s);
     const role_stream *t = stream_named(s, a->m.hello.stream);
     m.boot = s->boot;
-    m.lineage = s->lineage;
+    m.lineage = a->ledger ? a->lineage : s->lineage;
     m.first = t ? t->first : 0;
     m.epoch = s->counts ? epoch_first(s) : 0;
     service_leave(s);
@@ -318,6 +318,7 @@ int persia_role_create(const role_config *config, role_service **out)
     persia_wire_memory_init(&s->plan_memory);
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->declaring, NULL);
+    pthread_mutex_init(&s->looking, NULL);
     persia_cond_init(&s->wake);
     window_init(&s->leases, s->ring, ROLE_LEASES / 64);
     int rc = start(s);
@@ -385,6 +386,7 @@ void persia_role_destroy(role_service *s)
     persia_wire_memory_free(&s->plan_memory);
     pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->declaring);
+    pthread_mutex_destroy(&s->looking);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }

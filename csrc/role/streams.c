@@ -142,7 +142,7 @@ static int is_sure(const role_service *s, uint64_t epoch)
         if (is_there(t) && !t->done.watermark && t->first == epoch)
             return 1;
     for (const offer *o = s->leased; o; o = o->next)
-        if (offer_epoch(o) <= epoch)
+        if (!o->stream->old && offer_epoch(o) <= epoch)
             return 1;
     return !epoch_is_over(s, epoch, 0);
 }
@@ -311,6 +311,12 @@ void stream_hear(role_stream *t, uint64_t settled)
     }
 }
 
+/* Whether others may have what was last heard of then. */
+static int is_late(const role_service *s, uint64_t heard)
+{
+    return persia_clock_ns() - heard > s->config.silence_ns / 3;
+}
+
 static void came_again(role_stream *t, offer *o)
 {
     for (; o; o = o->next)
@@ -334,11 +340,10 @@ static void take_over(role_service *s, role_stream *t, uint64_t client,
 int stream_is_of(role_service *s, role_stream *t, uint64_t client,
                  uint64_t settled)
 {
-    const int silent =
-        persia_clock_ns() - t->beaten > s->config.silence_ns / 3;
     if (!t->client)
         t->client = client;
-    if (t->client != client && (client != t->former || silent))
+    if (t->client != client &&
+        (client != t->former || is_late(s, t->beaten)))
         take_over(s, t, client, settled);
     return t->client == client;
 }
@@ -373,6 +378,7 @@ void stream_learn(role_service *s, role_stream *t, const wire_heartbeat *m)
         memcpy(t->ends, m->ends, m->ends_n * sizeof *t->ends);
     t->waits = (int)m->waits;
     t->left = (int)m->leaves;
+    t->shared |= (int)m->shared;
 }
 
 /* What another loader that asks for it gets. */
@@ -382,17 +388,17 @@ static uint32_t claim_status(const role_service *s, const role_stream *t,
     const uint64_t end = t->ends_n ? t->ends[t->ends_n - 1] : t->settled;
     if (t->own > m->claims && end <= t->done.watermark && end <= m->settled)
         return SUBMIT_ENDED;
-    return !t->left && persia_clock_ns() - t->used < s->config.silence_ns / 3
-               ? SUBMIT_HELD
-               : SUBMIT_QUEUED;
+    return !t->left && !is_late(s, t->used) ? SUBMIT_HELD : SUBMIT_QUEUED;
 }
 
 int stream_claim(role_service *s, const wire_heartbeat *m, uint32_t *status)
 {
     role_stream *t = stream_named(s, m->stream);
-    *status = !t || t->client == m->caller.client
-                  ? SUBMIT_QUEUED
-                  : claim_status(s, t, m);
+    /* After a begin others have had no time yet to say what they have. */
+    const int early = s->began != s->born && !is_late(s, s->began);
+    *status = t && t->client != m->caller.client ? claim_status(s, t, m)
+              : !t && early                      ? SUBMIT_HELD
+                                                 : SUBMIT_QUEUED;
     int rc = *status == SUBMIT_QUEUED ? stream_find(s, m->stream, &t)
                                       : PERSIA_OK;
     if (!rc && *status == SUBMIT_QUEUED) {

@@ -281,7 +281,8 @@ static void keep_loss(role_service *s, role_stream *t, int rc,
  * error, for only one call gets that. */
 static int is_replaced(role_service *s, const role_stream *t, int rc)
 {
-    if (rc && rc != PERSIA_EREPLACED && rc != PERSIA_EINCOMPLETE)
+    if (rc && rc != PERSIA_EREPLACED && rc != PERSIA_EINCOMPLETE &&
+        rc != PERSIA_EMISMATCH)
         return 0;
     service_enter(s);
     const int same = !rc && persia_client_restore(t->c) == s->lineage;

@@ -567,10 +567,11 @@ static const wire_field heartbeat_fields[] = {
     [8] = F(wire_heartbeat, window, WORDS, "window", .limit = 16),
     [9] = F(wire_heartbeat, waits, U32, "waits", .limit = 1),
     [10] = F(wire_heartbeat, claims, U64, "claims"),
+    [11] = F(wire_heartbeat, shared, U32, "shared", .limit = 1),
 };
 static const wire_type heartbeat_type = {
     .name = "HeartbeatRequest", .size = sizeof(wire_heartbeat),
-    .fields = heartbeat_fields, .fields_n = 10, .check = at_check_heartbeat
+    .fields = heartbeat_fields, .fields_n = 11, .check = at_check_heartbeat
 };
 
 static const wire_field batch_name_fields[] = {

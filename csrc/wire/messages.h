@@ -546,10 +546,11 @@ typedef struct wire_heartbeat {
     size_t ends_n;
     uint64_t window[16]; /* Bit i: batch settled + 1 + i is done. */
     uint32_t waits; /* it sends no more until what it has sent is done */
-    /* Not 0: it asks for the stream, which has so many epochs, and says
-     * nothing of it. Then the reply's status is QUEUED: it is this client's;
+    /* Not 0: it asks for the stream, which has so many epochs, and says only
+     * what is done. Then the reply's status is QUEUED: it is this client's;
      * HELD: another client was heard of a moment ago; or ENDED. */
     uint64_t claims;
+    uint32_t shared; /* it was claimed */
 } wire_heartbeat;
 
 typedef struct wire_batch_name {

@@ -77,9 +77,19 @@ class _Stream:
     def _numbered(self) -> Iterator[tuple[int, Batch]]:
         if self._alone:
             assert isinstance(self.source, Kafka)
+            yield from self._after(max(self._last, self.sender.position))
+        else:
+            yield from enumerate(self.source, self._last + 1)
+
+    def _after(self, number: int) -> Iterator[tuple[int, Batch]]:
+        """The batches of a partition that follow this one."""
+        assert isinstance(self.source, Kafka)
+        for one in self.source.numbered(number):
             after = max(self._last, self.sender.position)
-            return self.source.numbered(after)
-        return enumerate(self.source, self._last + 1)
+            if after < number:  # a checkpoint was loaded into the servers
+                yield from self._after(after)
+                return
+            yield one
 
     def commit(self) -> None:
         """Says how much is trained, where others look for that."""
@@ -232,4 +242,8 @@ class Loader:
 
 
 def _counts(one: _Stream) -> Counter[str]:
-    return Counter(one.sender.stats() | {"samples": one.samples})
+    found = Counter(one.sender.stats() | {"samples": one.samples})
+    if isinstance(one.source, Kafka):
+        stats = one.source.stats()
+        found |= Counter({k: stats[k] for k in ("malformed", "dead_letters")})
+    return found

@@ -156,7 +156,7 @@ def test_a_broker_vanishes_for_a_while(brokers: Brokers) -> None:
     def at(batch: int) -> None:
         if batch == 100:
             brokers.down(2)
-            back.append(threading.Timer(5.0, brokers.up, [2]))
+            back.append(threading.Timer(10.0, brokers.up, [2]))
             back[0].start()
 
     assert rows_of(brokers, at) == expected()

@@ -120,7 +120,7 @@ static wire_submit submit = {
 };
 static uint64_t ends[] = { 0, 9, 9, UINT64_MAX };
 static wire_heartbeat heartbeat = {
-    CALLER, 5, 9, 8, 1, 3, ends, 4, { 7, 0, UINT64_MAX }, 1, 3
+    CALLER, 5, 9, 8, 1, 3, ends, 4, { 7, 0, UINT64_MAX }, 1, 3, 1
 };
 static wire_batch_name held[] = { { 5, 1 }, { UINT64_MAX, 1ull << 40 } };
 static wire_submit_reply submit_reply = { SUBMIT_FULL, left, 3, 4 };
