@@ -10,7 +10,7 @@
 struct device_link {
     const cuda_device *d;
     int index;
-    void *stream;
+    void *in, *out; /* streams of the copies to and from the device */
     pthread_mutex_t lock;       /* guards all below */
     link_buffer *first, **last; /* given back, oldest first */
     link_buffer *kept;          /* by their numbers */
@@ -32,23 +32,25 @@ static int check(const device_link *l, int code, const char *what)
 
 /* ---- links ---- */
 
-static int link_make(const cuda_device *d, int index, void *stream,
+static int link_make(const cuda_device *d, int index, void *in, void *out,
                      device_link *l)
 {
-    *l = (device_link){.d = d, .index = index, .stream = stream};
-    int rc = PERSIA_OK;
-    if (!stream)
-        rc = check(l, d->mem.stream_make(index, &l->stream),
-                   "making a stream");
-    if (!rc) {
-        pthread_mutex_init(&l->lock, NULL);
-        l->last = &l->first;
+    *l = (device_link){.d = d, .index = index, .in = in, .out = out};
+    int code = in ? 0 : d->mem.stream_make(index, &l->in);
+    if (!code && !out)
+        code = d->mem.stream_make(index, &l->out);
+    if (code) {
+        if (!in && l->in)
+            d->mem.stream_free(l->in);
+        return check(l, code, "making a stream");
     }
-    return rc;
+    pthread_mutex_init(&l->lock, NULL);
+    l->last = &l->first;
+    return PERSIA_OK;
 }
 
-int persia_link_open(const char *device, int index, void *stream,
-                     uint32_t *out)
+int persia_link_open(const char *device, int index, void *in, void *out,
+                     uint32_t *number)
 {
     const cuda_device *d;
     int rc = persia_fork_check("a device");
@@ -64,11 +66,11 @@ int persia_link_open(const char *device, int index, void *stream,
     if (i == LINKS_MAX)
         rc = persia_err_set(PERSIA_ELIMIT, "more than %d devices", LINKS_MAX);
     else if (i == registry.n)
-        rc = link_make(d, index, stream, &registry.links[i]);
+        rc = link_make(d, index, in, out, &registry.links[i]);
     if (!rc && i == registry.n)
         registry.n++;
     pthread_mutex_unlock(&registry.lock);
-    *out = i;
+    *number = i;
     return rc;
 }
 
@@ -254,9 +256,9 @@ int persia_link_send(link_buffer *b, void *to, size_t n, uint32_t dtype)
     const mem_device *m = &l->d->mem;
     if (dtype != CUDA_F32)
         narrow(b->data, n, dtype);
-    int code = m->copy(l->stream, to, b->data, n * cuda_dtype_bytes(dtype));
+    int code = m->copy(l->in, to, b->data, n * cuda_dtype_bytes(dtype));
     if (!code)
-        code = m->event_record(b->event, l->stream);
+        code = m->event_record(b->event, l->in);
     return check(l, code, "a copy to the device");
 }
 
@@ -274,11 +276,11 @@ int persia_link_fetch(link_buffer *b, const void *from, size_t n,
     const mem_device *m = &l->d->mem;
     int code = m->event_record(b->ready, stream);
     if (!code)
-        code = m->event_await(b->ready, l->stream);
+        code = m->event_await(b->ready, l->out);
     if (!code)
-        code = m->copy(l->stream, b->data, from, n * cuda_dtype_bytes(dtype));
+        code = m->copy(l->out, b->data, from, n * cuda_dtype_bytes(dtype));
     if (!code)
-        code = m->event_record(b->event, l->stream);
+        code = m->event_record(b->event, l->out);
     b->dtype = dtype;
     b->n = n;
     return check(l, code, "a copy from the device");

@@ -1,5 +1,6 @@
 /* link.h: the way of batches between host and device: pinned buffers, and a
- * stream of their own, so that copies run beside what the device computes.
+ * stream for each direction, so that copies run beside what the device
+ * computes, and none to the device waits for one that a backward holds up.
  *
  * A link is made once for a device and lives as long as the process.  A
  * buffer is taken, sent or fetched, and given back; it is used again when its
@@ -35,11 +36,11 @@ typedef struct link_buffer {
     uint64_t number; /* see persia_link_keep(); 0: it is not kept */
 } link_buffer;
 
-/* The link of a device, made by the first call.  stream: that of its copies;
- * NULL: one is made. */
+/* The link of a device, made by the first call.  in, out: the streams of its
+ * copies to and from the device; NULL: one is made. */
 enum { LINKS_MAX = 64 };
-PERSIA_API int persia_link_open(const char *device, int index, void *stream,
-                                uint32_t *out);
+PERSIA_API int persia_link_open(const char *device, int index, void *in,
+                                void *out, uint32_t *number);
 /* NULL with the error set: there is none of this number. */
 PERSIA_API device_link *persia_link_get(uint32_t number);
 PERSIA_API const struct cuda_device *persia_link_device(const device_link *l);

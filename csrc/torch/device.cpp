@@ -59,11 +59,11 @@ uint32_t dtype_of(const Tensor &t)
     }
 }
 
-int64_t link_open(int64_t kind, int64_t index, int64_t stream)
+int64_t link_open(int64_t kind, int64_t index, int64_t in, int64_t out)
 {
     uint32_t number;
     check(persia_link_open(device_name(kind), static_cast<int>(index),
-                           stream_of(stream), &number));
+                           stream_of(in), stream_of(out), &number));
     return number;
 }
 
@@ -382,7 +382,7 @@ bool rows_travel(int64_t values, int64_t rows, int64_t ids, int64_t bags,
 
 STABLE_TORCH_LIBRARY_FRAGMENT(persia, m)
 {
-    m.def("link_open_v1(int kind, int index, int stream) -> int");
+    m.def("link_open_v1(int kind, int index, int to, int back) -> int");
     m.def("prefetch_to_v1(Tensor values, Tensor? offsets, Tensor? weights, "
           "Tensor like, int store, int plan, int batch, int link) -> ()");
     m.def("pull_to_v1(Tensor values, Tensor? offsets, Tensor? weights, "

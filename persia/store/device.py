@@ -1,8 +1,8 @@
 """The way of embeddings between the host and a device.
 
 Values are sent from pinned memory on a stream of their own, and gradients are
-fetched by it. Nothing here waits for a device but the update that needs a
-gradient.
+fetched on another, which waits for their backward. Nothing else here waits for
+a device but the update that needs a gradient.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ class Link:
     def __init__(self, kind: str, device: torch.device) -> None:
         self.kind = _KINDS[kind]
         self.device = device
-        self.side: Any = None
-        handle = 0
+        self.side: Any = None  # of what is sent
+        self.back: Any = None  # of what is fetched
+        handles = (0, 0)
         if kind == "cuda":
             stream: Any = torch.cuda.Stream
-            self.side = stream(device)
-            handle = self.side.cuda_stream
+            self.side, self.back = stream(device), stream(device)
+            handles = (self.side.cuda_stream, self.back.cuda_stream)
         try:
             self.number: int = ops.link_open_v1(
-                self.kind, device.index or 0, handle
+                self.kind, device.index or 0, *handles
             )
         except RuntimeError as error:
             raise typed(error) from None
@@ -56,7 +57,7 @@ class Link:
         return int(torch.cuda.current_stream(self.device).cuda_stream)
 
     def aside(self) -> Any:
-        """A context in which tensors are allocated for the copies."""
+        """A context in which tensors are allocated for what is sent."""
         if self.side is None:
             return contextlib.nullcontext()
         return torch.cuda.stream(self.side)
@@ -67,9 +68,9 @@ class Link:
             tensor.record_stream(torch.cuda.current_stream(self.device))
 
     def leaves(self, tensor: Tensor) -> None:
-        """The copies use a tensor that was computed."""
-        if self.side is not None:
-            tensor.record_stream(self.side)
+        """The copy to the host uses a tensor that was computed."""
+        if self.back is not None:
+            tensor.record_stream(self.back)
 
 
 def link_of(device: torch.device) -> Link | None:

@@ -7,14 +7,15 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cuda/cuda.h"
 
 static device_link *open_link(void)
 {
     uint32_t number, again;
-    assert_int_equal(persia_link_open("host", 0, NULL, &number), PERSIA_OK);
-    assert_int_equal(persia_link_open("host", 0, NULL, &again), PERSIA_OK);
+    assert_int_equal(persia_link_open("host", 0, NULL, NULL, &number), PERSIA_OK);
+    assert_int_equal(persia_link_open("host", 0, NULL, NULL, &again), PERSIA_OK);
     assert_int_equal(number, again);
     device_link *l = persia_link_get(number);
     assert_non_null(l);
@@ -110,6 +111,39 @@ static void test_a_fetch_waits_for_its_stream(void **state)
     m->stream_free(consumer);
 }
 
+/* While a gradient is computed, the next batch's values arrive.  Where they
+ * queue behind it the wait does not end, until the alarm ends the test. */
+static void test_a_send_passes_a_fetch_that_waits(void **state)
+{
+    (void)state;
+    device_link *l = open_link();
+    const mem_device *m = &persia_link_device(l)->mem;
+    void *consumer;
+    gate g;
+    float grad = 4, there = 0;
+    const float *got;
+    int done;
+    assert_int_equal(m->stream_make(0, &consumer), 0);
+    close_gate(&g, consumer);
+    link_buffer *out = taken(l, sizeof grad), *in = taken(l, sizeof there);
+    assert_int_equal(persia_link_fetch(out, &grad, 1, CUDA_F32, consumer),
+                     PERSIA_OK);
+    *(float *)in->data = 5;
+    assert_int_equal(persia_link_send(in, &there, 1, CUDA_F32), PERSIA_OK);
+    alarm(60);
+    assert_int_equal(persia_link_wait(in), PERSIA_OK);
+    alarm(0);
+    assert_true(there == 5);
+    assert_int_equal(m->event_done(out->event, &done), 0);
+    assert_int_equal(done, 0); /* the gate is closed */
+    open_gate(&g);
+    assert_int_equal(persia_link_floats(out, &got), PERSIA_OK);
+    assert_true(*got == 4);
+    persia_link_give(in);
+    persia_link_give(out);
+    m->stream_free(consumer);
+}
+
 /* And the consumer's stream for the copy. */
 static void test_a_stream_awaits_a_copy(void **state)
 {
@@ -122,7 +156,8 @@ static void test_a_stream_awaits_a_copy(void **state)
     assert_int_equal(persia_cuda_open("host", &d), PERSIA_OK);
     assert_int_equal(d->mem.stream_make(1, &side), 0);
     assert_int_equal(d->mem.stream_make(1, &consumer), 0);
-    assert_int_equal(persia_link_open("host", 1, side, &number), PERSIA_OK);
+    assert_int_equal(persia_link_open("host", 1, side, NULL, &number),
+                     PERSIA_OK);
     device_link *l = persia_link_get(number);
     close_gate(&g, side);
     link_buffer *b = taken(l, sizeof there);
@@ -175,6 +210,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_floats_go_there_and_back),
         cmocka_unit_test(test_a_fetch_waits_for_its_stream),
+        cmocka_unit_test(test_a_send_passes_a_fetch_that_waits),
         cmocka_unit_test(test_a_stream_awaits_a_copy),
         cmocka_unit_test(test_buffers_are_used_again_and_bounded),
     };
