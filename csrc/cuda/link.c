@@ -10,11 +10,12 @@
 struct device_link {
     const cuda_device *d;
     int index;
-    void *in, *out; /* streams of the copies to and from the device */
+    void *in, *out;             /* streams of copies there and back */
     pthread_mutex_t lock;       /* guards all below */
     link_buffer *first, **last; /* given back, oldest first */
     link_buffer *kept;          /* by their numbers */
     uint64_t numbers;           /* the last one */
+    uint64_t takes;             /* so far */
     size_t buffers, bytes;      /* all that are pinned */
 };
 
@@ -147,6 +148,7 @@ int persia_link_take(device_link *l, size_t bytes, link_buffer **out)
     const size_t room = rounded(bytes);
     link_buffer *b = NULL;
     pthread_mutex_lock(&l->lock);
+    l->takes++;
     link_buffer **at = &l->first;
     while (*at && !fits(l, *at, room))
         at = &(*at)->next;
@@ -163,32 +165,28 @@ int persia_link_take(device_link *l, size_t bytes, link_buffer **out)
     return PERSIA_OK;
 }
 
-/* Free buffers of a link; beyond them the oldest is unpinned. */
-enum { FREE_MAX = 32 };
-
 void persia_link_give(link_buffer *b)
 {
     if (!b)
         return;
     device_link *l = b->link;
-    link_buffer *old = NULL;
-    size_t n = 0;
     pthread_mutex_lock(&l->lock);
     b->next = NULL;
+    b->given = l->takes;
     *l->last = b;
     l->last = &b->next;
-    for (const link_buffer *f = l->first; f; f = f->next)
-        n++;
-    if (n > FREE_MAX) {
-        old = l->first;
-        l->first = old->next;
+    link_buffer *idle = l->first;
+    if (l->takes - idle->given > LINK_IDLE_TAKES) { /* so it is not b */
+        l->first = idle->next;
         l->buffers--;
-        l->bytes -= old->room;
+        l->bytes -= idle->room;
+    } else {
+        idle = NULL;
     }
     pthread_mutex_unlock(&l->lock);
-    if (old) {
-        l->d->mem.event_wait(old->event);
-        buffer_free(old);
+    if (idle) {
+        l->d->mem.event_wait(idle->event);
+        buffer_free(idle);
     }
 }
 

@@ -34,6 +34,7 @@ typedef struct link_buffer {
     size_t n;    /* floats that were fetched */
     uint32_t dtype; /* theirs, until they are widened */
     uint64_t number; /* see persia_link_keep(); 0: it is not kept */
+    uint64_t given;  /* takes of the link before it was given back */
 } link_buffer;
 
 /* The link of a device, made by the first call.  in, out: the streams of its
@@ -48,7 +49,10 @@ PERSIA_API const struct cuda_device *persia_link_device(const device_link *l);
 /* A buffer of at least so many bytes. */
 PERSIA_API int persia_link_take(device_link *l, size_t bytes,
                                 link_buffer **out);
-/* NULL: nothing.  Its copy may still run. */
+/* NULL: nothing.  Its copy may still run.  The oldest is unpinned if so many
+ * takes did not use it: to pin and unpin may wait for the device, so a loop
+ * keeps as many of each size as it has in use at once. */
+enum { LINK_IDLE_TAKES = 1 << 14 };
 PERSIA_API void persia_link_give(link_buffer *b);
 
 /* Sends the first n floats of the buffer in this dtype to memory of the device

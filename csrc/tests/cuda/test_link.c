@@ -183,26 +183,46 @@ static void test_a_stream_awaits_a_copy(void **state)
     persia_link_give(same);
 }
 
-static void test_buffers_are_used_again_and_bounded(void **state)
+static void test_a_loop_pins_nothing_after_its_first_round(void **state)
 {
     (void)state;
-    enum { MANY = 100 };
+    enum { MANY = 40, MARK = 99 };
     device_link *l = open_link();
     link_buffer *all[MANY];
-    size_t buffers, bytes;
-    for (int round = 0; round < 3; round++) {
-        for (int i = 0; i < MANY; i++)
+    for (int round = 0; round < 4; round++) {
+        for (int i = 0; i < MANY; i++) {
             all[i] = taken(l, (size_t)5000 * (size_t)(i % 3 + 1));
+            if (round == 0)
+                all[i]->n = MARK; /* a new one has 0 */
+            assert_int_equal(all[i]->n, MARK);
+        }
         for (int i = 0; i < MANY; i++)
             persia_link_give(all[i]);
-        persia_link_pinned(l, &buffers, &bytes);
-        assert_true(buffers <= 32);
-        assert_true(bytes <= 32 * 24576);
     }
     link_buffer *b = taken(l, 4999);
     assert_true(b->room >= 4999 && b->room < 2 * 4999);
     persia_link_give(b);
     persia_link_give(NULL);
+}
+
+static void test_buffers_that_no_take_uses_are_unpinned(void **state)
+{
+    (void)state;
+    enum { MANY = 40 };
+    device_link *l = open_link();
+    link_buffer *all[MANY];
+    size_t buffers, bytes;
+    for (int i = 0; i < MANY; i++)
+        all[i] = taken(l, 5000);
+    for (int i = 0; i < MANY; i++)
+        persia_link_give(all[i]);
+    persia_link_pinned(l, &buffers, &bytes);
+    assert_true(buffers >= MANY && bytes >= MANY * 5000);
+    for (size_t i = 0; i < LINK_IDLE_TAKES + buffers + 1; i++)
+        persia_link_give(taken(l, 100000));
+    persia_link_pinned(l, &buffers, &bytes);
+    assert_int_equal(buffers, 1);
+    assert_true(bytes >= 100000 && bytes < 2 * 100000);
 }
 
 int main(void)
@@ -212,7 +232,8 @@ int main(void)
         cmocka_unit_test(test_a_fetch_waits_for_its_stream),
         cmocka_unit_test(test_a_send_passes_a_fetch_that_waits),
         cmocka_unit_test(test_a_stream_awaits_a_copy),
-        cmocka_unit_test(test_buffers_are_used_again_and_bounded),
+        cmocka_unit_test(test_a_loop_pins_nothing_after_its_first_round),
+        cmocka_unit_test(test_buffers_that_no_take_uses_are_unpinned),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
