@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -58,3 +61,30 @@ def test_kernels_pool_and_sum_as_the_host_does() -> None:
     moved = [x.cuda() for x in args]
     there = op(rows.cuda(), *moved, 50, 8, 1, link.stream())
     assert torch.equal(there.cpu(), here)
+
+
+ON_THE_SECOND = """
+import torch
+
+import persia
+from persia.data.jagged import Batch
+from tests import test_device as host
+
+bags = host.make_bags(None).to("cuda:1")
+batches = [Batch(None, host.some_batch(i)) for i in range(6)]
+for batch in persia.DataLoader(batches, bags, staleness=2, prefetch=True):
+    bags(batch.ids).values().sum().backward()
+bags.store.flush()
+print(*(torch._C._cuda_hasPrimaryContext(i) for i in range(2)))
+"""
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
+def test_no_thread_starts_another_device() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ON_THE_SECOND],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["False", "True"]

@@ -80,7 +80,7 @@ typedef struct cuda_device {
 } cuda_device;
 
 /* The symbol of libpersia_cuda.so; it is refused unless the version fits. */
-enum { CUDA_LIBRARY_VERSION = 1 };
+enum { CUDA_LIBRARY_VERSION = 2 };
 #define CUDA_LIBRARY_SYMBOL "persia_cuda_library"
 typedef const cuda_device *(*cuda_library_fn)(int version);
 

@@ -1,7 +1,9 @@
 /* library.cu: libpersia_cuda.so: the device of mem/device.h and the kernels,
  * by CUDA's runtime, which is linked in.  It knows no torch: callers allocate
  * and hand over pointers and streams (cudaStream_t). */
+#include <cuda.h>
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 
 #include "cuda/kernels.h"
 
@@ -78,25 +80,6 @@ int convert(void *stream, const cuda_convert *a)
 
 /* ---- the device ---- */
 
-/* Makes a device the thread's current one, and puts the last one back. */
-class On {
-  public:
-    explicit On(int index)
-    {
-        code_ = cudaGetDevice(&before_);
-        if (!code_)
-            code_ = cudaSetDevice(index);
-    }
-    ~On() { cudaSetDevice(before_); }
-    On(const On &) = delete;
-    On &operator=(const On &) = delete;
-    int code() const { return code_; }
-
-  private:
-    int before_ = 0;
-    int code_;
-};
-
 const char *text(int code)
 {
     return cudaGetErrorString(static_cast<cudaError_t>(code));
@@ -105,6 +88,63 @@ const char *text(int code)
 int count(int *out)
 {
     return cudaGetDeviceCount(out);
+}
+
+/* Contexts are pushed and popped by the driver, which the runtime has opened:
+ * cudaSetDevice() starts the device that it puts back, so on a thread that
+ * used none device 0.  The driver's numbers of errors are the runtime's. */
+struct Driver {
+    decltype(&cuDeviceGet) get;
+    decltype(&cuDevicePrimaryCtxRetain) retain;
+    decltype(&cuCtxPushCurrent) push;
+    decltype(&cuCtxPopCurrent) pop;
+
+    Driver()
+    {
+        void *from = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+        find(from, "cuDeviceGet", &get);
+        find(from, "cuDevicePrimaryCtxRetain", &retain);
+        find(from, "cuCtxPushCurrent_v2", &push);
+        find(from, "cuCtxPopCurrent_v2", &pop);
+    }
+    bool found() const { return get && retain && push && pop; }
+
+  private:
+    template <typename F> static void find(void *from, const char *name, F *f)
+    {
+        *f = from ? reinterpret_cast<F>(dlsym(from, name)) : nullptr;
+    }
+};
+
+const Driver &driver()
+{
+    static const Driver found;
+    return found;
+}
+
+int context(int index, void **out)
+{
+    CUdevice device = 0;
+    CUcontext primary = nullptr;
+    int code = cudaErrorSharedObjectSymbolNotFound;
+    if (driver().found())
+        code = driver().get(&device, index);
+    if (!code)
+        code = driver().retain(&primary, device);
+    *out = primary;
+    return code;
+}
+
+int enter(void *context)
+{
+    return driver().push(static_cast<CUcontext>(context));
+}
+
+void leave(int code)
+{
+    CUcontext left;
+    if (!code)
+        driver().pop(&left);
 }
 
 int pin(size_t bytes, void **out)
@@ -118,13 +158,10 @@ void unpin(void *memory)
         cudaFreeHost(memory);
 }
 
-int stream_make(int index, void **out)
+int stream_make(void **out)
 {
-    On device(index);
     cudaStream_t stream = nullptr;
-    int code = device.code();
-    if (!code)
-        code = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    const int code = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     *out = stream;
     return code;
 }
@@ -143,15 +180,12 @@ int copy(void *stream, void *to, const void *from, size_t bytes)
                            stream_of(stream));
 }
 
-int event_make(int index, void **out)
+int event_make(void **out)
 {
-    On device(index);
     cudaEvent_t event = nullptr;
-    int code = device.code();
     /* A thread that waits sleeps: the cores belong to lookups. */
-    if (!code)
-        code = cudaEventCreateWithFlags(&event, cudaEventDisableTiming |
-                                                    cudaEventBlockingSync);
+    const int code = cudaEventCreateWithFlags(
+        &event, cudaEventDisableTiming | cudaEventBlockingSync);
     *out = event;
     return code;
 }
@@ -187,9 +221,9 @@ int event_wait(void *event)
 }
 
 const cuda_device device = {
-    {"cuda", text, count, pin, unpin, stream_make, stream_free, copy,
-     event_make, event_free, event_record, event_await, event_done,
-     event_wait},
+    {"cuda", text, count, context, enter, leave, pin, unpin, stream_make,
+     stream_free, copy, event_make, event_free, event_record, event_await,
+     event_done, event_wait},
     pool,
     sum,
     convert,

@@ -10,6 +10,7 @@
 struct device_link {
     const cuda_device *d;
     int index;
+    void *context;
     void *in, *out;             /* streams of copies there and back */
     pthread_mutex_t lock;       /* guards all below */
     link_buffer *first, **last; /* given back, oldest first */
@@ -37,14 +38,20 @@ static int link_make(const cuda_device *d, int index, void *in, void *out,
                      device_link *l)
 {
     *l = (device_link){.d = d, .index = index, .in = in, .out = out};
-    int code = in ? 0 : d->mem.stream_make(index, &l->in);
+    int code = d->mem.context(index, &l->context);
+    if (code)
+        return check(l, code, "opening it");
+    const int entered = d->mem.enter(l->context);
+    code = entered;
+    if (!code && !in)
+        code = d->mem.stream_make(&l->in);
     if (!code && !out)
-        code = d->mem.stream_make(index, &l->out);
-    if (code) {
-        if (!in && l->in)
-            d->mem.stream_free(l->in);
+        code = d->mem.stream_make(&l->out);
+    if (code && !in && l->in)
+        d->mem.stream_free(l->in);
+    d->mem.leave(entered);
+    if (code)
         return check(l, code, "making a stream");
-    }
     pthread_mutex_init(&l->lock, NULL);
     l->last = &l->first;
     return PERSIA_OK;
@@ -95,9 +102,13 @@ const cuda_device *persia_link_device(const device_link *l)
 static void buffer_free(link_buffer *b)
 {
     const mem_device *m = &b->link->d->mem;
+    const int entered = m->enter(b->link->context);
+    if (b->event)
+        m->event_wait(b->event);
     m->unpin(b->data);
     m->event_free(b->event);
     m->event_free(b->ready);
+    m->leave(entered);
     free(b);
 }
 
@@ -119,11 +130,13 @@ static int buffer_make(device_link *l, size_t room, link_buffer **out)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a buffer");
     b->link = l;
     b->room = room;
-    int code = m->pin(room, &b->data);
+    const int entered = m->enter(l->context);
+    int code = entered ? entered : m->pin(room, &b->data);
     if (!code)
-        code = m->event_make(l->index, &b->event);
+        code = m->event_make(&b->event);
     if (!code)
-        code = m->event_make(l->index, &b->ready);
+        code = m->event_make(&b->ready);
+    m->leave(entered);
     if (code) {
         buffer_free(b);
         return check(l, code, "pinning a buffer");
@@ -147,6 +160,7 @@ int persia_link_take(device_link *l, size_t bytes, link_buffer **out)
 {
     const size_t room = rounded(bytes);
     link_buffer *b = NULL;
+    const int entered = l->d->mem.enter(l->context);
     pthread_mutex_lock(&l->lock);
     l->takes++;
     link_buffer **at = &l->first;
@@ -159,6 +173,7 @@ int persia_link_take(device_link *l, size_t bytes, link_buffer **out)
             l->last = at;
     }
     pthread_mutex_unlock(&l->lock);
+    l->d->mem.leave(entered);
     if (!b)
         return buffer_make(l, room, out);
     *out = b;
@@ -184,10 +199,8 @@ void persia_link_give(link_buffer *b)
         idle = NULL;
     }
     pthread_mutex_unlock(&l->lock);
-    if (idle) {
-        l->d->mem.event_wait(idle->event);
+    if (idle)
         buffer_free(idle);
-    }
 }
 
 uint64_t persia_link_keep(link_buffer *b)
@@ -254,17 +267,24 @@ int persia_link_send(link_buffer *b, void *to, size_t n, uint32_t dtype)
     const mem_device *m = &l->d->mem;
     if (dtype != CUDA_F32)
         narrow(b->data, n, dtype);
-    int code = m->copy(l->in, to, b->data, n * cuda_dtype_bytes(dtype));
+    const int entered = m->enter(l->context);
+    int code = entered;
+    if (!code)
+        code = m->copy(l->in, to, b->data, n * cuda_dtype_bytes(dtype));
     if (!code)
         code = m->event_record(b->event, l->in);
+    m->leave(entered);
     return check(l, code, "a copy to the device");
 }
 
 int persia_link_await(link_buffer *b, void *stream)
 {
     const device_link *l = b->link;
-    return check(l, l->d->mem.event_await(b->event, stream),
-                 "waiting for a copy");
+    const int entered = l->d->mem.enter(l->context);
+    const int code = entered ? entered
+                             : l->d->mem.event_await(b->event, stream);
+    l->d->mem.leave(entered);
+    return check(l, code, "waiting for a copy");
 }
 
 int persia_link_fetch(link_buffer *b, const void *from, size_t n,
@@ -272,13 +292,15 @@ int persia_link_fetch(link_buffer *b, const void *from, size_t n,
 {
     const device_link *l = b->link;
     const mem_device *m = &l->d->mem;
-    int code = m->event_record(b->ready, stream);
+    const int entered = m->enter(l->context);
+    int code = entered ? entered : m->event_record(b->ready, stream);
     if (!code)
         code = m->event_await(b->ready, l->out);
     if (!code)
         code = m->copy(l->out, b->data, from, n * cuda_dtype_bytes(dtype));
     if (!code)
         code = m->event_record(b->event, l->out);
+    m->leave(entered);
     b->dtype = dtype;
     b->n = n;
     return check(l, code, "a copy from the device");
@@ -287,7 +309,10 @@ int persia_link_fetch(link_buffer *b, const void *from, size_t n,
 int persia_link_wait(link_buffer *b)
 {
     const device_link *l = b->link;
-    return check(l, l->d->mem.event_wait(b->event), "a copy");
+    const int entered = l->d->mem.enter(l->context);
+    const int code = entered ? entered : l->d->mem.event_wait(b->event);
+    l->d->mem.leave(entered);
+    return check(l, code, "a copy");
 }
 
 int persia_link_floats(link_buffer *b, const float **out)

@@ -19,15 +19,21 @@ typedef struct mem_device {
     const char *name;
     const char *(*text)(int code);
     int (*count)(int *out); /* devices that can be used */
+    /* What enter() takes; it lives as long as the process. */
+    int (*context)(int index, void **out);
+    /* The thread's calls of the functions below are for this device, until
+     * leave(), which gets what enter() returned. */
+    int (*enter)(void *context);
+    void (*leave)(int code);
     /* Page-locked host memory: what a device copies from asynchronously. */
     int (*pin)(size_t bytes, void **out);
     void (*unpin)(void *memory);
-    int (*stream_make)(int index, void **out);
+    int (*stream_make)(void **out);
     void (*stream_free)(void *stream); /* after its works */
     /* Between any two of: pinned memory, memory of the stream's device. */
     int (*copy)(void *stream, void *to, const void *from, size_t bytes);
     /* An event is done until it is recorded. */
-    int (*event_make)(int index, void **out);
+    int (*event_make)(void **out);
     void (*event_free)(void *event);
     int (*event_record)(void *event, void *stream);
     /* Later works of the stream wait for what the event recorded last. */

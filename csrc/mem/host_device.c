@@ -35,9 +35,14 @@ int persia_mem_device_check(const mem_device *d, int code, const char *what)
                           d->name, what, d->text(code));
 }
 
+/* A call that has not entered the device fails, as it may on a real one. */
+static _Thread_local int entered;
+
 static const char *host_text(int code)
 {
-    return code == ENOMEM ? "out of memory" : "no thread could be started";
+    return code == ENOMEM  ? "out of memory"
+           : code == EPERM ? "the thread has not entered the device"
+                           : "no thread could be started";
 }
 
 static int host_count(int *out)
@@ -46,8 +51,31 @@ static int host_count(int *out)
     return 0;
 }
 
+static int host_context(int index, void **out)
+{
+    (void)index;
+    *out = NULL;
+    return 0;
+}
+
+static int host_enter(void *context)
+{
+    (void)context;
+    entered++;
+    return 0;
+}
+
+static void host_leave(int code)
+{
+    if (!code)
+        entered--;
+}
+
 static int host_pin(size_t bytes, void **out)
 {
+    *out = NULL;
+    if (entered < 1)
+        return EPERM;
     *out = aligned_alloc(64, (bytes + 64) / 64 * 64);
     return *out ? 0 : ENOMEM;
 }
@@ -76,9 +104,10 @@ static void *stream_main(void *ctx)
     return NULL;
 }
 
-static int host_stream_make(int index, void **out)
+static int host_stream_make(void **out)
 {
-    (void)index;
+    if (entered < 1)
+        return EPERM;
     host_stream *s = calloc(1, sizeof *s);
     if (!s)
         return ENOMEM;
@@ -148,18 +177,18 @@ static int host_copy_to(void *stream, void *to, const void *from,
                         size_t bytes)
 {
     const host_copy c = {to, from, bytes};
-    return persia_mem_host_run(stream, run_copy, &c, sizeof c);
+    return entered > 0 ? persia_mem_host_run(stream, run_copy, &c, sizeof c)
+                       : EPERM;
 }
 
 /* ---- events ---- */
 
-static int host_event_make(int index, void **out)
+static int host_event_make(void **out)
 {
-    (void)index;
-    host_event *e = calloc(1, sizeof *e);
+    host_event *e = entered > 0 ? calloc(1, sizeof *e) : NULL;
     *out = e;
     if (!e)
-        return ENOMEM;
+        return entered > 0 ? ENOMEM : EPERM;
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->moved, NULL);
     return 0;
@@ -210,12 +239,16 @@ static event_work last_record(host_event *e, int more)
 
 static int host_event_record(void *event, void *stream)
 {
+    if (entered < 1)
+        return EPERM;
     const event_work w = last_record(event, 1);
     return persia_mem_host_run(stream, run_record, &w, sizeof w);
 }
 
 static int host_event_await(void *event, void *stream)
 {
+    if (entered < 1)
+        return EPERM;
     const event_work w = last_record(event, 0);
     return persia_mem_host_run(stream, run_await, &w, sizeof w);
 }
@@ -223,6 +256,8 @@ static int host_event_await(void *event, void *stream)
 static int host_event_done(void *event, int *done)
 {
     host_event *e = event;
+    if (entered < 1)
+        return EPERM;
     pthread_mutex_lock(&e->lock);
     *done = e->done == e->recorded;
     pthread_mutex_unlock(&e->lock);
@@ -231,6 +266,8 @@ static int host_event_done(void *event, int *done)
 
 static int host_event_wait(void *event)
 {
+    if (entered < 1)
+        return EPERM;
     const event_work w = last_record(event, 0);
     run_await(&w);
     return 0;
@@ -242,6 +279,9 @@ const mem_device *persia_mem_host_device(void)
         .name = "host",
         .text = host_text,
         .count = host_count,
+        .context = host_context,
+        .enter = host_enter,
+        .leave = host_leave,
         .pin = host_pin,
         .unpin = free,
         .stream_make = host_stream_make,

@@ -14,8 +14,10 @@
 static device_link *open_link(void)
 {
     uint32_t number, again;
-    assert_int_equal(persia_link_open("host", 0, NULL, NULL, &number), PERSIA_OK);
-    assert_int_equal(persia_link_open("host", 0, NULL, NULL, &again), PERSIA_OK);
+    assert_int_equal(persia_link_open("host", 0, NULL, NULL, &number),
+                     PERSIA_OK);
+    assert_int_equal(persia_link_open("host", 0, NULL, NULL, &again),
+                     PERSIA_OK);
     assert_int_equal(number, again);
     device_link *l = persia_link_get(number);
     assert_non_null(l);
@@ -98,7 +100,8 @@ static void test_a_fetch_waits_for_its_stream(void **state)
     gate g;
     float there = 1, computed = 2;
     const float *got;
-    assert_int_equal(m->stream_make(0, &consumer), 0);
+    assert_int_equal(m->enter(NULL), 0);
+    assert_int_equal(m->stream_make(&consumer), 0);
     close_gate(&g, consumer);
     assert_int_equal(m->copy(consumer, &there, &computed, sizeof there), 0);
     link_buffer *b = taken(l, sizeof there);
@@ -109,6 +112,7 @@ static void test_a_fetch_waits_for_its_stream(void **state)
     assert_true(*got == 2);
     persia_link_give(b);
     m->stream_free(consumer);
+    m->leave(0);
 }
 
 /* While a gradient is computed, the next batch's values arrive.  Where they
@@ -123,7 +127,8 @@ static void test_a_send_passes_a_fetch_that_waits(void **state)
     float grad = 4, there = 0;
     const float *got;
     int done;
-    assert_int_equal(m->stream_make(0, &consumer), 0);
+    assert_int_equal(m->enter(NULL), 0);
+    assert_int_equal(m->stream_make(&consumer), 0);
     close_gate(&g, consumer);
     link_buffer *out = taken(l, sizeof grad), *in = taken(l, sizeof there);
     assert_int_equal(persia_link_fetch(out, &grad, 1, CUDA_F32, consumer),
@@ -142,6 +147,7 @@ static void test_a_send_passes_a_fetch_that_waits(void **state)
     persia_link_give(in);
     persia_link_give(out);
     m->stream_free(consumer);
+    m->leave(0);
 }
 
 /* And the consumer's stream for the copy. */
@@ -154,8 +160,9 @@ static void test_a_stream_awaits_a_copy(void **state)
     gate g;
     float there = 0, seen = 0;
     assert_int_equal(persia_cuda_open("host", &d), PERSIA_OK);
-    assert_int_equal(d->mem.stream_make(1, &side), 0);
-    assert_int_equal(d->mem.stream_make(1, &consumer), 0);
+    assert_int_equal(d->mem.enter(NULL), 0);
+    assert_int_equal(d->mem.stream_make(&side), 0);
+    assert_int_equal(d->mem.stream_make(&consumer), 0);
     assert_int_equal(persia_link_open("host", 1, side, NULL, &number),
                      PERSIA_OK);
     device_link *l = persia_link_get(number);
@@ -181,6 +188,7 @@ static void test_a_stream_awaits_a_copy(void **state)
     assert_ptr_equal(same, b);
     persia_link_give(other);
     persia_link_give(same);
+    d->mem.leave(0);
 }
 
 static void test_a_loop_pins_nothing_after_its_first_round(void **state)
