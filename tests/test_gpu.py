@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -61,6 +62,29 @@ def test_kernels_pool_and_sum_as_the_host_does() -> None:
     moved = [x.cuda() for x in args]
     there = op(rows.cuda(), *moved, 50, 8, 1, link.stream())
     assert torch.equal(there.cpu(), here)
+
+
+def test_a_graph_is_captured_while_gradients_are_fetched() -> None:
+    from persia.store.device import Flight, link_of
+
+    link = link_of(torch.device("cuda"))
+    assert link is not None
+    grad, x = torch.ones(12345, device="cuda"), torch.zeros(8, device="cuda")
+    torch.cuda.synchronize()
+
+    def fetch() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(2):  # pins a buffer, then uses it again
+                flight = Flight(link)
+                flight.start(grad)
+                flight.give_up()
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), ThreadPoolExecutor(1) as pool:
+        pool.submit(fetch).result()
+        x += 1
+    graph.replay()
+    assert x.tolist() == [1] * 8
 
 
 ON_THE_SECOND = """

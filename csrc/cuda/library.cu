@@ -147,19 +147,36 @@ void leave(int code)
         driver().pop(&left);
 }
 
+/* What may wait for the device ends the capture of a graph by any thread, but
+ * not in this mode: nothing here is captured.  Only in a context: else it
+ * starts device 0. */
+class Relaxed {
+  public:
+    Relaxed() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+    ~Relaxed() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+    Relaxed(const Relaxed &) = delete;
+    Relaxed &operator=(const Relaxed &) = delete;
+
+  private:
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 int pin(size_t bytes, void **out)
 {
+    const Relaxed mode;
     return cudaHostAlloc(out, bytes, cudaHostAllocPortable);
 }
 
 void unpin(void *memory)
 {
+    const Relaxed mode;
     if (memory)
         cudaFreeHost(memory);
 }
 
 int stream_make(void **out)
 {
+    const Relaxed mode;
     cudaStream_t stream = nullptr;
     const int code = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     *out = stream;
@@ -168,6 +185,7 @@ int stream_make(void **out)
 
 void stream_free(void *stream)
 {
+    const Relaxed mode;
     cudaStreamSynchronize(stream_of(stream));
     cudaStreamDestroy(stream_of(stream));
 }
@@ -182,6 +200,7 @@ int copy(void *stream, void *to, const void *from, size_t bytes)
 
 int event_make(void **out)
 {
+    const Relaxed mode;
     cudaEvent_t event = nullptr;
     /* A thread that waits sleeps: the cores belong to lookups. */
     const int code = cudaEventCreateWithFlags(
@@ -192,6 +211,7 @@ int event_make(void **out)
 
 void event_free(void *event)
 {
+    const Relaxed mode;
     if (event)
         cudaEventDestroy(static_cast<cudaEvent_t>(event));
 }
@@ -210,6 +230,7 @@ int event_await(void *event, void *stream)
 
 int event_done(void *event, int *done)
 {
+    const Relaxed mode;
     const cudaError_t code = cudaEventQuery(static_cast<cudaEvent_t>(event));
     *done = code == cudaSuccess;
     return code == cudaErrorNotReady ? 0 : code;
@@ -217,6 +238,7 @@ int event_done(void *event, int *done)
 
 int event_wait(void *event)
 {
+    const Relaxed mode;
     return cudaEventSynchronize(static_cast<cudaEvent_t>(event));
 }
 
