@@ -51,11 +51,18 @@ __global__ void convert_all(cuda_convert a)
         kernel_convert(&a, i);
 }
 
+/* The launch that follows reports its own error. */
+void forget_errors()
+{
+    (void)cudaGetLastError();
+}
+
 int pool(void *stream, const cuda_pool *a)
 {
     const size_t bags = a->of.features_n * a->of.bags;
     if (bags == 0 || a->width == 0)
         return 0;
+    forget_errors();
     pool_all<<<blocks_of(bags, ROWS), dim3(COLUMNS, ROWS), 0,
                stream_of(stream)>>>(*a);
     return cudaGetLastError();
@@ -65,6 +72,7 @@ int sum(void *stream, const cuda_sum *a)
 {
     if (a->rows == 0 || a->width == 0)
         return 0;
+    forget_errors();
     sum_all<<<blocks_of(a->rows, ROWS), dim3(COLUMNS, ROWS), 0,
               stream_of(stream)>>>(*a);
     return cudaGetLastError();
@@ -74,6 +82,7 @@ int convert(void *stream, const cuda_convert *a)
 {
     if (a->n == 0)
         return 0;
+    forget_errors();
     convert_all<<<blocks_of(a->n, FLAT), FLAT, 0, stream_of(stream)>>>(*a);
     return cudaGetLastError();
 }
@@ -233,7 +242,10 @@ int event_done(void *event, int *done)
     const Relaxed mode;
     const cudaError_t code = cudaEventQuery(static_cast<cudaEvent_t>(event));
     *done = code == cudaSuccess;
-    return code == cudaErrorNotReady ? 0 : code;
+    if (code != cudaErrorNotReady)
+        return code;
+    forget_errors(); /* it is none */
+    return 0;
 }
 
 int event_wait(void *event)

@@ -1,7 +1,7 @@
 /* device.cpp: the operators whose values live on a device: pulls that are
  * sent there from pinned memory, gradients that are fetched, and pooling.
  *
- * Python (persia/_device.py) chooses the streams and calls them so that
+ * Python (persia/store/device.py) chooses the streams and calls them so that
  * tensors are allocated on the stream of the copies.  The host can stand for
  * a device: then its tensors are ordinary ones.
  */
