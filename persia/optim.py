@@ -54,9 +54,11 @@ __all__ = [
 ]
 
 
-def _probes(values: float | list[float]) -> Tensor:
-    """float32 on the CPU, whatever torch's defaults are."""
-    return torch.tensor(values, dtype=torch.float32, device="cpu")
+def _probes(
+    values: float | list[float], device: torch.device | str = "cpu"
+) -> Tensor:
+    """float32, whatever torch's defaults are."""
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def _eps(value: Any, name: str = "eps") -> float:
@@ -193,6 +195,8 @@ class SparseOptimizer(torch.optim.Optimizer):
                     'update="step"'
                 )
             return loss
+        if found_inf is not None:
+            self._check_device(found_inf.device)
         if found_inf is not None and float(found_inf) > 0:
             engine.discard()
             return loss
@@ -202,6 +206,17 @@ class SparseOptimizer(torch.optim.Optimizer):
             factors = [f / float(scale) for f in factors]
         engine.apply(factors, all_threads=True)
         return loss
+
+    def _check_device(self, scaler: torch.device) -> None:
+        """Raises if a GradScaler is not where the probes are: torch copies
+        between them without waiting, and the host would read too early."""
+        here = self._probe_grads.device
+        if here.type != scaler.type:
+            raise errors.InvalidArgument(
+                f"the GradScaler is on {scaler}, but the modules of the "
+                f"store give values on {here}; move the modules there with "
+                ".to(), or make the scaler for that device"
+            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops gradients that no step has applied."""
@@ -281,9 +296,12 @@ def add_table(
     optimizer.add_param_group(group)
 
 
-def set_probes(optimizer: SparseOptimizer, finite: bytes) -> None:
-    """Probes get the gradient 1, or NaN where one is not finite."""
-    grads = _probes([1.0 if ok else math.nan for ok in finite])
+def set_probes(
+    optimizer: SparseOptimizer, finite: bytes, device: torch.device
+) -> None:
+    """Probes get the gradient 1, or NaN where one is not finite; on the
+    device of the values, as a GradScaler expects."""
+    grads = _probes([1.0 if ok else math.nan for ok in finite], device)
     optimizer._probe_grads = grads
     optimizer._agreed = False
     for i, group in enumerate(optimizer.param_groups):

@@ -252,6 +252,47 @@ def test_grad_scaler_sees_overflow_of_the_embeddings_alone() -> None:
     assert torch.equal(rows(bags), before)
 
 
+def test_probes_are_where_the_values_are() -> None:
+    bags = make(persia.optim.SGD(lr=1.0), "step")
+    optimizer = bags.store.optimizer
+    probe = optimizer.param_groups[0]["params"][0]
+    out = bags(batch()).values()
+    out.sum().backward()
+    assert probe.grad.device == torch.device("cpu")
+    out = bags(batch()).values()
+    bags._placed(torch.zeros(1, requires_grad=True), torch.device("meta"))
+    out.sum().backward()
+    assert probe.grad.device == torch.device("meta")
+
+
+@pytest.mark.parametrize("how", ["argument", "moved"])
+def test_probes_of_compiled_code_are_there_too(how: str) -> None:
+    # Its forward is a graph, which tells nothing of its device.
+    store = persia.Store(optimizer=persia.optim.SGD(lr=1.0), update="step")
+    bags = persia.EmbeddingBagCollection(
+        [persia.EmbeddingBagConfig("t", 4)],
+        store=store,
+        device="meta" if how == "argument" else None,
+    )
+    if how == "moved":
+        bags.to("meta")
+    store._engine.backward_done()
+    (group,) = store.optimizer.param_groups
+    assert group["params"][0].grad.device == torch.device("meta")
+
+
+def test_a_scaler_on_another_device_is_an_error() -> None:
+    bags = make(persia.optim.SGD(lr=1.0), "step")
+    before = rows(bags)
+    bags(batch()).values().sum().backward()
+    optimizer = bags.store.optimizer
+    # As GradScaler hands it over.
+    optimizer.found_inf = torch.zeros(1, device="meta")
+    with pytest.raises(errors.InvalidArgument):
+        optimizer.step()
+    assert torch.equal(rows(bags), before)
+
+
 def test_scaler_and_fp16_need_update_step() -> None:
     bags = make(persia.optim.SGD(lr=1.0))
     with (
@@ -263,7 +304,8 @@ def test_scaler_and_fp16_need_update_step() -> None:
         bags(batch())
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(bags(batch()).values().sum()).backward()
-    persia.optim.set_probes(bags.store.optimizer, b"\1\1")
+    cpu = torch.device("cpu")
+    persia.optim.set_probes(bags.store.optimizer, b"\1\1", cpu)
     with pytest.raises(errors.InvalidArgument, match='update="step"'):
         scaler.step(bags.store.optimizer)
 

@@ -130,6 +130,8 @@ class Collection(nn.Module):
         engine = engine_of(self.store)
         self._numbers = [engine.declare(c).number for c in self._configs]
         self._handle = engine.handle
+        if self._device is not None:
+            engine.device = self._device
         self._first_plan = self._make_plan(self._kind, self.features)
         self._plans[self.features] = self._first_plan
         self.traced_as = self._handle, self._first_plan
@@ -321,7 +323,9 @@ class Collection(nn.Module):
         """The output on the module's device, in its dtype."""
         device = self._device or ids_device
         if device.type != "cpu" or self._output_dtype != torch.float32:
-            return out.to(device=device, dtype=self._output_dtype)
+            out = out.to(device=device, dtype=self._output_dtype)
+        if out.requires_grad and not torch.compiler.is_compiling():
+            engine_of(self.store).device = out.device
         return out
 
     def _apply(self, fn: Any, recurse: bool = True) -> Collection:
@@ -331,7 +335,7 @@ class Collection(nn.Module):
         meta = here.type == "meta"  # from where torch moves nothing
         there = fn(torch.zeros(0, device="cpu" if meta else here)).device
         if there != here:
-            self._device = there
+            self._device = engine_of(self.store).device = there
         return self
 
     @property

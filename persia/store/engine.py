@@ -114,6 +114,7 @@ class Engine:
             lookup; its gradient arrives after all pushes of a backward.
             Neither Parameter nor buffer: DDP, .to() and state_dict() do not
             know it. still: in its place where no gradient is wanted.
+        device: of the values that a module gave out last.
         no_batch: the ticket of ids that no loader gave out, int64 [2].
     """
 
@@ -155,6 +156,7 @@ class Engine:
                 _zeros(1).requires_grad_(), weakref.ref(self)
             )
         self.still = _zeros(1)
+        self.device = torch.device("cpu")
         self.no_batch = torch.zeros(2, dtype=torch.int64, device="cpu")
 
     # ---- updates
@@ -165,7 +167,7 @@ class Engine:
             self.apply(None, all_threads=False)
             self._accumulation.add()
             return
-        set_probes(self.optimizer, self.core.finite())
+        set_probes(self.optimizer, self.core.finite(), self.device)
         try:
             self._waiting.add(HELD[self.handle])
         except errors.LimitReached:
