@@ -657,11 +657,14 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """The batch with its dense tensors in page-locked memory (needs CUDA,
-        as torch's own); its ids stay as they are, since they do not travel.
+        as torch's own); its ids stay as they are, since they do not travel,
+        and so do tensors on a device.
         """
 
         def pinned(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.pin_memory()
+            if tensor is None or tensor.device.type != "cpu":
+                return tensor
+            return tensor.pin_memory()
 
         return Batch(
             pinned(self.dense),

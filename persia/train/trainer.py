@@ -27,6 +27,7 @@ from persia import errors
 from persia.base.check import number
 from persia.data import Dataset, Kafka
 from persia.data.jagged import Batch
+from persia.distributed.ranks import side_group
 from persia.metrics import BinaryMetrics, Scores, StreamingAUC
 from persia.nn.collections import EmbeddingBagCollection
 from persia.train.loader import DataLoader
@@ -385,8 +386,10 @@ class Trainer:
         """Of each flag whether it is set on any rank."""
         if self._ranks == 1:
             return list(flags)
-        every = torch.tensor([int(flag) for flag in flags], device=self.device)
-        torch.distributed.all_reduce(every, torch.distributed.ReduceOp.MAX)
+        # On the host: a value on the device would wait for the last step.
+        every = torch.tensor([int(flag) for flag in flags], device="cpu")
+        group = torch.distributed
+        group.all_reduce(every, group.ReduceOp.MAX, group=side_group(group))
         return [bool(flag) for flag in every.tolist()]
 
     def _timed(self, source: Iterator[Batch]) -> Iterator[Batch]:
@@ -423,7 +426,12 @@ class Trainer:
         return label
 
     def _moved(self, batch: Batch) -> Batch:
-        return batch if self.device.type == "cpu" else batch.to(self.device)
+        if self.device.type == "cpu":
+            return batch
+        if self.device.type != "cuda":
+            return batch.to(self.device)
+        # A copy of pageable memory would wait for the device.
+        return batch.pin_memory().to(self.device, non_blocking=True)
 
     def _kept_apart(
         self, last: bool

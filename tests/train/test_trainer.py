@@ -163,6 +163,63 @@ def test_mixed_precision_is_of_the_dense_part() -> None:
     assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
+def test_a_batch_goes_to_a_gpu_from_pinned_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trainer = trainer_of(device="cuda")
+    pinned, moves = [], []
+
+    def pin(tensor: Tensor) -> Tensor:
+        pinned.append(tensor.clone())
+        return pinned[-1]
+
+    def move(batch: Batch, *args: Any, **options: Any) -> Batch:
+        moves.append((batch, args, options))
+        return batch
+
+    monkeypatch.setattr(Tensor, "pin_memory", pin)
+    monkeypatch.setattr(Batch, "to", move)
+    (batch,) = data(4, 4)
+    there = trainer._moved(batch)
+    ((moved, args, options),) = moves
+    assert moved is there
+    assert moved.label is pinned[0]
+    assert moved.ids is batch.ids
+    assert args == (torch.device("cuda"),)
+    assert options == {"non_blocking": True}
+    # A batch of a source that has put it there already.
+    there = Batch(None, batch.ids, torch.empty(4, device="meta")).pin_memory()
+    assert len(pinned) == 1
+    assert there.label is not None and there.label.is_meta
+
+
+def test_ranks_agree_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    from persia.distributed import ranks
+
+    trainer = trainer_of(device="meta")  # where no value can be read
+    trainer._ranks = 2
+    dist.init_process_group(
+        "gloo", store=dist.HashStore(), rank=0, world_size=1
+    )
+    groups = []
+    reduce = dist.all_reduce
+
+    def spy(tensor: Tensor, op: Any, group: Any = None) -> None:
+        groups.append(group)
+        reduce(tensor, op, group=group)
+
+    try:
+        monkeypatch.setattr(dist, "all_reduce", spy)
+        assert trainer._agree(True, False) == [True, False]
+        monkeypatch.setattr(ranks, "backends", lambda _: {"cuda": "nccl"})
+        assert trainer._agree(False, True) == [False, True]
+        assert groups == [None, ranks.side_group(dist)]
+    finally:
+        dist.destroy_process_group()
+
+
 def test_a_scheduler_steps_with_the_optimizer() -> None:
     trainer = trainer_of(update="step", accumulate=2)
     trainer.scheduler = torch.optim.lr_scheduler.StepLR(
