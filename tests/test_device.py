@@ -3,7 +3,9 @@ code runs, but a stream is a thread and its memory is ordinary."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import threading
 from typing import Any
 
 import numpy as np
@@ -168,6 +170,36 @@ def test_a_grad_scaler_and_autocast() -> None:
             scaler.update()
         assert scaler.get_scale() < 1024
     same(rows_of(bags), rows_of(here))
+
+
+def test_threads_share_the_link_of_a_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from persia.store import device
+
+    both = threading.Barrier(2)
+
+    class Slow:
+        def __init__(self, kind: str, of: torch.device) -> None:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(1.0)  # until another thread opens one, too
+
+    monkeypatch.setattr(device, "Link", Slow)
+    monkeypatch.setattr(device, "_links", {})
+    links = []
+    threads = [
+        threading.Thread(
+            target=lambda: links.append(
+                device.link_of(torch.device("cuda", 0))
+            )
+        )
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert links[0] is links[1] is device.link_of(torch.device("cuda", 0))
 
 
 # ---- distinct rows that are pooled on the device

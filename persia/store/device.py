@@ -8,6 +8,7 @@ a device but the update that needs a gradient.
 from __future__ import annotations
 
 import contextlib
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ __all__ = ["Flight", "Link", "Way", "link_of"]
 _KINDS = {"host": 0, "cuda": 1}
 _SENT = (torch.float32, torch.float16, torch.bfloat16)
 _links: dict[torch.device, Link | None] = {}
+_opening = threading.RLock()  # of _links
 
 
 class Link:
@@ -79,17 +81,22 @@ def link_of(device: torch.device) -> Link | None:
         return None
     if device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    if device not in _links:
-        try:
-            _links[device] = Link("cuda", device)
-        except errors.Unavailable as error:
-            _links[device] = None
-            warn(
-                f"embeddings go to {device} by torch's copies, for which "
-                f"each forward and backward waits: {error}. Build persia "
-                "where nvcc is (docs/howto/gpu.md)"
-            )
-    return _links[device]
+    with _opening:
+        if device not in _links:
+            _links[device] = _open(device)
+        return _links[device]
+
+
+def _open(device: torch.device) -> Link | None:
+    try:
+        return Link("cuda", device)
+    except errors.Unavailable as error:
+        warn(
+            f"embeddings go to {device} by torch's copies, for which "
+            f"each forward and backward waits: {error}. Build persia "
+            "where nvcc is (docs/howto/gpu.md)"
+        )
+        return None
 
 
 class Flight:
