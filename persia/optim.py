@@ -77,8 +77,9 @@ class RowLimits(TypedDict, total=False):
 
 class _Probe(torch.nn.Parameter):
     """Stands for the gradients of a table: its own is 1, or NaN where one of
-    them is not finite. The ranks of a job agree on that when one reads it: so
-    a GradScaler, which all ranks call, finds the same on all.
+    them is not finite. That is found out when one reads it, for it waits for
+    gradients that are on their way from a device. The ranks of a job agree on
+    it then: so a GradScaler, which all ranks call, finds the same on all.
     """
 
     _owner: weakref.ref[SparseOptimizer] | None = None
@@ -120,6 +121,9 @@ class SparseOptimizer(torch.optim.Optimizer):
         self._store: weakref.ref[Store] | None = None
         self._engine: weakref.ref[Engine] | None = None
         self._probe_grads = _probes([])
+        # Where the values of a backward are whose gradients the probes do
+        # not show yet.
+        self._unread: torch.device | None = None
         self._agreed = False  # with the other ranks, on the probes
         # torch refuses an empty list of parameters, but not a group without
         # any.
@@ -136,8 +140,21 @@ class SparseOptimizer(torch.optim.Optimizer):
         add = inspect.unwrap(torch.optim.Optimizer.add_param_group)
         add(self, param_group)
 
+    def _read(self) -> None:
+        """Makes probes of the backwards since it was last called."""
+        device, self._unread = self._unread, None
+        engine = None if self._engine is None else self._engine()
+        if device is None or engine is None:
+            return
+        finite = engine.core.finite()
+        grads = _probes([1.0 if ok else math.nan for ok in finite], device)
+        self._probe_grads = grads
+        for i, group in enumerate(self.param_groups):
+            group["params"][0].grad = grads[i : i + 1]
+
     def _agree(self) -> None:
         """What is not finite on one rank is so on all."""
+        self._read()
         if self._agreed:
             return
         self._agreed = True
@@ -226,6 +243,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             group["params"][0].grad = None
         self._probe_grads = _probes([])
+        self._unread = None
         self._agreed = False
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -261,6 +279,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         return {
             **state,
             "_probe_grads": _probes([]),
+            "_unread": None,
             "_store": None,
             "_engine": None,
         }
@@ -296,21 +315,18 @@ def add_table(
     optimizer.add_param_group(group)
 
 
-def set_probes(
-    optimizer: SparseOptimizer, finite: bytes, device: torch.device
-) -> None:
-    """Probes get the gradient 1, or NaN where one is not finite; on the
-    device of the values, as a GradScaler expects."""
-    grads = _probes([1.0 if ok else math.nan for ok in finite], device)
-    optimizer._probe_grads = grads
+def gradients_came(optimizer: SparseOptimizer, device: torch.device) -> None:
+    """A backward has pushed its gradients. The probes show them when they are
+    read, on the device of the values, as a GradScaler expects."""
+    optimizer._unread = device
     optimizer._agreed = False
-    for i, group in enumerate(optimizer.param_groups):
-        group["params"][0].grad = grads[i : i + 1]
 
 
 def factors_of(optimizer: SparseOptimizer) -> list[float]:
     """What unscaling and clipping made of the probes: a factor a table."""
-    factors: list[float] = optimizer._probe_grads.tolist()
+    factors: list[float] = []
+    if optimizer._unread is None:
+        factors = optimizer._probe_grads.tolist()
     factors += [1.0] * (len(optimizer.param_groups) - len(factors))
     return [1.0 if math.isnan(f) else f for f in factors]
 
@@ -579,5 +595,6 @@ def clip_grad_norm_(
         for grad in grads:
             grad.mul_(factor)
         for engine in engines:
+            engine.optimizer._read()
             engine.optimizer._probe_grads.mul_(factor)
     return _probes(norm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import warnings
 from functools import partial
@@ -138,8 +139,10 @@ def test_pickled_with_its_schedulers() -> None:
     file.seek(0)
     again = torch.load(file, weights_only=False).optimizer
     groups = bags.store.optimizer.param_groups
+    for group in groups:
+        assert group["params"][0].grad is not None
     for group, other in zip(groups, again.param_groups, strict=True):
-        assert group.pop("params")[0].grad is not None
+        group.pop("params")
         assert other.pop("params")[0].grad is None
         assert group == other
     with pytest.raises(errors.PersiaError):
@@ -265,6 +268,43 @@ def test_probes_are_where_the_values_are() -> None:
     assert probe.grad.device == torch.device("meta")
 
 
+class Spy:
+    """A core that counts what waits for gradients."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        self.calls = 0
+
+    def finite(self) -> bytes:
+        self.calls += 1
+        found: bytes = self._core.finite()
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+
+def test_a_backward_waits_for_no_gradient() -> None:
+    bags = make(persia.optim.SGD(lr=1.0), "step")
+    engine = bags.store._engine
+    spy = engine.core = Spy(engine.core)  # type: ignore[assignment]
+    for _ in range(2):
+        bags(batch()).values().sum().backward()
+        bags.store.optimizer.step()
+    bags(batch()).values().sum().backward()
+    persia.optim.clip_grad_norm_(bags, math.inf)
+    bags.store.optimizer.zero_grad()
+    assert spy.calls == 0
+    for group in bags.store.optimizer.param_groups:
+        assert group["params"][0].grad is None
+    # Read once, whatever asks.
+    for _ in range(2):
+        bags(batch()).values().sum().backward()
+    for group in bags.store.optimizer.param_groups:
+        assert group["params"][0].grad.tolist() == [1.0]
+    assert spy.calls == 1
+
+
 @pytest.mark.parametrize("how", ["argument", "moved"])
 def test_probes_of_compiled_code_are_there_too(how: str) -> None:
     # Its forward is a graph, which tells nothing of its device.
@@ -305,7 +345,7 @@ def test_scaler_and_fp16_need_update_step() -> None:
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(bags(batch()).values().sum()).backward()
     cpu = torch.device("cpu")
-    persia.optim.set_probes(bags.store.optimizer, b"\1\1", cpu)
+    persia.optim.gradients_came(bags.store.optimizer, cpu)
     with pytest.raises(errors.InvalidArgument, match='update="step"'):
         scaler.step(bags.store.optimizer)
 

@@ -19,7 +19,7 @@ from persia import _core, errors
 from persia.admission import Admission
 from persia.base.check import real
 from persia.base.torch_private import in_backward, made_a_step
-from persia.optim import add_table, factors_of, set_probes
+from persia.optim import add_table, factors_of, gradients_came
 from persia.store import norm
 from persia.store.ahead import Ahead
 from persia.store.configs import TableConfig, check_same, native_options
@@ -167,7 +167,7 @@ class Engine:
             self.apply(None, all_threads=False)
             self._accumulation.add()
             return
-        set_probes(self.optimizer, self.core.finite(), self.device)
+        gradients_came(self.optimizer, self.device)
         try:
             self._waiting.add(HELD[self.handle])
         except errors.LimitReached:
