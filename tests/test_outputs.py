@@ -74,6 +74,47 @@ def test_sequences_have_their_offsets_where_their_values_are() -> None:
             assert one.lengths().device.type == "meta"
 
 
+def test_indices_of_sequences_are_where_the_values_are() -> None:
+    module = persia.EmbeddingCollection(
+        store=persia.Store(persia.optim.SGD(lr=1.0)),
+        tables=[persia.EmbeddingConfig("t", 4, feature_names=["f"])],
+        need_indices=True,
+    )
+    ids = persia.JaggedBatch(
+        ["f"], torch.arange(5), lengths=torch.tensor([2, 3])
+    )
+    assert module(ids)["f"].weights().tolist() == [0, 1, 2, 3, 4]
+    for one in (ids.to("meta"), ids):
+        there = module(one)["f"]
+        assert there.weights().device == there.values().device
+        assert there.offsets().device == there.values().device
+        module.to("meta")
+
+
+def test_a_copy_to_a_gpu_is_of_pinned_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from persia.base.tensors import to_device
+
+    here, pinned, gone = torch.arange(3), torch.arange(3), torch.empty(0)
+    copies = []
+
+    def to(tensor: Tensor, *args: Any, **options: Any) -> Tensor:
+        copies.append((tensor, args, options))
+        return gone
+
+    monkeypatch.setattr(Tensor, "pin_memory", lambda _: pinned)
+    monkeypatch.setattr(Tensor, "to", to)
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert to_device(here, gpu) is gone
+    assert to_device(here, cpu) is gone
+    (first, *how), (second, *other) = copies
+    assert first is pinned
+    assert how == [(gpu,), {"non_blocking": True}]
+    assert second is here
+    assert other == [(cpu,), {}]
+
+
 class Shared(torch.nn.Module):
     """A persia module and a dense layer."""
 

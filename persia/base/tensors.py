@@ -9,7 +9,7 @@ from torch import Tensor
 
 from persia import errors
 
-__all__ = ["integers", "tensor", "vector"]
+__all__ = ["integers", "tensor", "to_device", "vector"]
 
 # Integer dtypes that widen to int64 without changing a value.
 _WIDENED = (torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -79,3 +79,15 @@ def vector(what: str, t: Tensor, remedy: str) -> Tensor:
             f"{what} has shape {tuple(t.shape)}, need one dimension; {remedy}"
         )
     return t
+
+
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """``x`` on a device; the host does not wait for its copy to a GPU, which
+    torch makes from pinned memory alone."""
+    if (
+        device.type == "cuda"
+        and x.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+    ):
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)

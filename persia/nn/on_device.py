@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from persia.base.tensors import to_device
 from persia.data.ids import Ids
 from persia.data.jagged import JaggedBatch
 from persia.store.configs import EmbeddingConfig, TableConfig, pooling_of
@@ -122,7 +123,7 @@ class OnDevice:
             return None
         rows = self._rows.look_up(sent.ids)
         if self._there is None:
-            self._there = self._columns.features.to(way.link.device)
+            self._there = to_device(self._columns.features, way.link.device)
         return pooled(
             rows, sent.group, self._there, self._columns.columns, way.link
         )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from persia import errors
+from persia.base.tensors import to_device
 
 __all__ = ["JaggedTensor", "KeyedTensor", "Sequences"]
 
@@ -246,8 +247,10 @@ class Sequences(Mapping[str, JaggedTensor]):
         else:
             offsets = self._offsets[first : first + self._bags + 1]
             start, stop = int(offsets[0]), int(offsets[-1])
-            offsets = (offsets - start).to(rows.device)
-        ids = None if self._ids is None else self._ids[start:stop]
+            offsets = to_device(offsets - start, rows.device)
+        ids = self._ids
+        if ids is not None:
+            ids = to_device(ids[start:stop], rows.device)
         return JaggedTensor(rows[start:stop], offsets, ids)
 
     def __iter__(self) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from persia.base.tensors import to_device
 from persia.store.device import Link
 from persia.store.operators import ops, typed
 
@@ -94,8 +95,7 @@ class Grouped:
             return
         with link.aside():
             inverse, bounds, scales = (
-                x.pin_memory().to(link.device, non_blocking=True)
-                for x in self.places
+                to_device(x, link.device) for x in self.places
             )
             self.places = inverse, bounds, scales
             self.arrived = link.side.record_event()
