@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 import persia
@@ -124,6 +125,71 @@ def dicts() -> list[tuple[dict[str, Tensor], Tensor]]:
         )
         for _ in range(STEPS)
     ]
+
+
+class Far(Tensor):
+    """A tensor that says it is on a GPU, with its elements on the host."""
+
+    @staticmethod
+    def __new__(cls, here: Tensor) -> Far:
+        make: Any = Tensor._make_wrapper_subclass
+        far: Far = make(cls, here.shape, dtype=here.dtype, device="cuda:0")
+        return far
+
+    def __init__(self, here: Tensor) -> None:
+        self.here = here
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, op: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        device = kwargs.pop("device", None)
+        out = op(*tree_map_only(Far, lambda x: x.here, args), **kwargs)
+        if device is not None and device.type == "cpu":
+            return out
+        return tree_map_only(Tensor, Far, out)
+
+
+class Pair(nn.Module):
+    """Takes its ids from a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = nn.Embedding(ROWS, DIM, sparse=True)
+        self.item = nn.Embedding(ROWS, DIM, sparse=True)
+
+    def forward(self, ids: dict[str, Tensor]) -> Tensor:
+        return (self.user(ids["user"]) * self.item(ids["item"])).sum(-1)
+
+
+@pytest.mark.parametrize("far_batches", [False, True])
+def test_ids_on_a_gpu_are_those_of_the_loader(far_batches: bool) -> None:
+    model, twin = twins(Pair)
+    for module in (twin.user, twin.item):
+        module.rows._device = torch.device("cpu")  # there is no other
+    data: list[Any] = [
+        ({"user": ids[:, 0].clone(), "item": ids[:, 1].clone()}, target)
+        for ids, target in batches()
+    ]
+
+    def far(ids: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            key: one if isinstance(one, Far) else Far(one)
+            for key, one in ids.items()
+        }
+
+    given = [(far(ids), y) for ids, y in data] if far_batches else data
+    loader = persia.DataLoader(given, twin, staleness=0)
+    moved = ((far(ids), target) for ids, target in loader)
+    assert fit(twin, moved) == fit(model, data)
+    stats = store_of(twin).stats()
+    assert stats["loader"]["prefetched"] == STEPS - 1
+    copied = stats["cuda_ids_copied"]
+    # Each forward's; the first one's twice, for it was not ahead; and those
+    # of the loader's other batches, where they are on the device.
+    more = STEPS - 1 if far_batches else 0
+    assert copied == 2 * BATCH * (STEPS + 1 + more)
 
 
 def test_ids_are_found_in_columns_of_floats_and_in_dicts() -> None:

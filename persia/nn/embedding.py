@@ -44,10 +44,8 @@ def look_up(
     """float32 [n, dim] of integer ids [n], with gradient; ``padding`` is what
     was left out of them."""
     ids = ids.long()
-    if not torch.compiler.is_compiling():
-        ahead = engine_of(rows.store).ahead
-        if (found := ahead.take(rows, padding, ids)) is not None:
-            return found
+    if (found := rows.taken_ahead(ids, padding)) is not None:
+        return found
     (config,) = rows.embedding_configs()
     (feature,) = config.feature_names
     batch = JaggedBatch([feature], ids)

@@ -48,13 +48,13 @@ class _Call:
     columns: tuple[int, int] | None
 
     def ids(self, batch: Any) -> Tensor:
-        """int64 [n]; empty if the batch is of another form."""
+        """int64 [n] on the host; empty if the batch is of another form."""
         try:
             for step in self.path:
                 batch = _inside(batch, step)
             if self.columns is not None:
                 batch = batch[:, slice(*self.columns)]
-            return _flat(batch, self.padding)
+            return _flat(self.rows.ids_on_cpu(batch), self.padding)
         except (AttributeError, LookupError, TypeError):
             return torch.empty(0, dtype=torch.int64, device="cpu")
 
@@ -314,8 +314,9 @@ def _places(
     tensor: Tensor, padding: int | None, ids: Tensor
 ) -> Iterator[tuple[int, int] | None]:
     """The columns of a tensor that have exactly these ids."""
-    if tensor.device != ids.device or tensor.is_sparse or tensor.is_complex():
+    if tensor.is_meta or tensor.is_sparse or tensor.is_complex():
         return
+    tensor = tensor.cpu()
     if _same(_flat(tensor, padding), ids):
         yield None
         return

@@ -306,13 +306,30 @@ class Collection(nn.Module):
     def _no_values(self, shape: tuple[int, int]) -> Tensor:
         return torch.empty(shape, dtype=self._output_dtype, device="meta")
 
+    def ids_on_cpu(self, ids: Tensor) -> Tensor:
+        """Ids on the CPU; those copied from a device are counted."""
+        if ids.device.type in ("cpu", "meta"):
+            return ids
+        engine_of(self.store).counts["cuda_ids_copied"] += ids.numel()
+        return ids.cpu()
+
+    def taken_ahead(self, ids: Tensor, padding: int | None) -> Tensor | None:
+        """The vectors of ids [n], if a data loader looked them up with those
+        of other modules; it has them on the CPU."""
+        if torch.compiler.is_compiling():
+            return None
+        ahead = engine_of(self.store).ahead
+        if not ahead.joins:
+            return None
+        found = ahead.take(self, padding, self.ids_on_cpu(ids))
+        return None if found is None else self._placed(found, ids.device)
+
     def _on_cpu(self, ids: Ids) -> Ids:
         """The batch with its tensors on the CPU."""
         keys, values, offsets, weights, ticket, given = ids
-        engine_of(self.store).counts["cuda_ids_copied"] += values.numel()
         return (
             keys,
-            values.cpu(),
+            self.ids_on_cpu(values),
             None if offsets is None else offsets.cpu(),
             None if weights is None else weights.cpu(),
             ticket,
