@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import persia
+from tests import test_device as device
 
 BACKENDS = ["aot_eager", "inductor"]
 
@@ -161,6 +163,44 @@ def test_same_rows_from_a_warm_cache(tmp_path: Path) -> None:
             },
         )
         assert done.stdout.startswith("equal"), done.stderr[-3000:]
+
+
+def test_compiled_code_takes_what_was_looked_up_ahead() -> None:
+    """Where values of eager forwards are sent to a device, too."""
+    pulled, rows = [], []
+    for link in (None, device.host_link()):
+        bags = device.make_bags(link)
+        run = torch.compile(bags, backend="aot_eager")
+        run(device.some_batch(99)).values().sum().backward()
+        before = pulled_of(bags)
+        for batch in ahead_of(bags, 8):
+            run(batch.ids).values().sin().sum().backward()
+        bags.store.flush()
+        assert bags.store.stats()["loader"]["prefetched"] == 8
+        pulled.append(pulled_of(bags) - before)
+        rows.append(device.rows_of(bags))
+    assert pulled[0] == pulled[1] > 0
+    device.same(*rows)
+
+
+def test_a_copy_of_a_compiled_module_is_not_compiled() -> None:
+    bags = device.make_bags(device.host_link())
+    torch.compile(bags, backend="aot_eager")(device.some_batch(0))
+    assert bags._way(torch.device("cpu")) is None
+    bags._link = None  # it cannot be copied
+    twin = copy.deepcopy(bags)
+    twin._link = device.host_link()
+    assert twin._way(torch.device("cpu")) is not None
+
+
+def ahead_of(bags: Any, n: int) -> Any:
+    batches = [persia.Batch(None, device.some_batch(i)) for i in range(n)]
+    return persia.DataLoader(batches, bags, staleness=0, prefetch=True)
+
+
+def pulled_of(bags: Any) -> int:
+    tables = bags.store.stats()["tables"]
+    return sum(int(t["pulled"]) for t in tables.values())
 
 
 def test_two_modules_do_not_share_a_plan() -> None:

@@ -61,6 +61,7 @@ class Collection(nn.Module):
         "trains",
     )
     _link: Link | None = None  # instead of its device's (tests)
+    _compiled = False  # a compiler has traced a forward
 
     def __init__(
         self,
@@ -230,8 +231,11 @@ class Collection(nn.Module):
 
     def _way(self, ids_device: torch.device) -> Way | None:
         """How its values travel; None: the output is on the CPU, or torch
-        copies it (compiled code, other devices than CUDA's)."""
+        copies it (compiled modules, other devices than CUDA's)."""
         if torch.compiler.is_compiling():
+            _mark_compiled(self._handle, self._first_plan)
+            return None
+        if self._compiled:  # what is looked up ahead is for the graph
             return None
         link = self._link or link_of(self._device or ids_device)
         return None if link is None else Way.of(link, self._output_dtype)
@@ -390,6 +394,7 @@ class Collection(nn.Module):
             "_row_plans",
             "_numbers",
             "_handle",
+            "_compiled",
         ):
             state.pop(name, None)
         return state
@@ -434,6 +439,14 @@ def _plan_for_graph(handle: int, first: int, keys: tuple[str, ...]) -> int:
     module = modules[handle, first]
     assert isinstance(module, Collection)
     return module._make_plan(module._kind, keys)
+
+
+@constant_while_tracing
+def _mark_compiled(handle: int, first: int) -> None:
+    """Marks a module whose forward is in a compiled graph."""
+    module = modules[handle, first]
+    assert isinstance(module, Collection)
+    module._compiled = True
 
 
 def _fp16_autocast() -> bool:
