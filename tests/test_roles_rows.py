@@ -58,9 +58,8 @@ class Mixed(torch.nn.Module):
         """Weights by the place of an id in its bag."""
         _, lengths, *_ = ids["item"]
         ends = torch.cumsum(lengths, 0)
-        place = torch.arange(int(lengths.sum())) - torch.repeat_interleave(
-            ends - lengths, lengths
-        )
+        place = torch.arange(len(ids["item"][0]), device=ends.device)
+        place -= torch.repeat_interleave(ends - lengths, lengths)
         return ids.with_weights({"item": self.gain[place]})
 
     def forward(
