@@ -5,7 +5,9 @@
 
 The last tenth of the lines is held out to score the model on. Under torchrun
 each rank trains on its share of the batches; the embeddings are spread over
-the ranks, or lie on the servers that PERSIA_SERVERS names.
+the ranks, or lie on the servers that PERSIA_SERVERS names. The dense part is
+on a GPU per rank where there are GPUs (--device auto), the embeddings are in
+host memory.
 """
 
 import argparse
@@ -23,23 +25,40 @@ import persia
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def build(keys, dim, lr, seed):
+def device_of(name):
+    """Where this rank has the dense part of the model."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device(name)
+
+
+def moved(batch, device):
+    """The batch on the device; ids stay on the host."""
+    if device.type == "cuda":
+        batch = batch.pin_memory()
+    return batch.to(device, non_blocking=True)
+
+
+def build(keys, dim, lr, seed, device):
     """A store, and the model whose embeddings it holds."""
     torch.manual_seed(seed)
     store = persia.Store(optimizer=persia.optim.Adagrad(lr=lr), seed=seed)
     tables = [persia.EmbeddingBagConfig(key, dim, [key]) for key in keys]
     bags = persia.EmbeddingBagCollection(store=store, tables=tables)
-    model = persia.models.DLRM(bags, dense_features=13)
+    model = persia.models.DLRM(bags, dense_features=13).to(device)
     return store, DistributedDataParallel(model) if RANKS > 1 else model
 
 
-def train(model, optimizer, batches, staleness):
+def train(model, optimizer, batches, staleness, device):
     """One epoch; returns the samples a second."""
     model.train()
     samples, start = 0, time.perf_counter()
     # A rank may have a batch more than others: join() lets them wait for it.
     with model.join() if RANKS > 1 else contextlib.nullcontext():
         for batch in persia.DataLoader(batches, model, staleness=staleness):
+            batch = moved(batch, device)
             logits = model(batch.dense, batch.ids)
             loss = binary_cross_entropy_with_logits(logits, batch.label)
             optimizer.zero_grad()
@@ -50,12 +69,13 @@ def train(model, optimizer, batches, staleness):
 
 
 @torch.no_grad()
-def evaluate(model, batches):
+def evaluate(model, batches, device):
     if RANKS > 1:
         model = model.module
     model.eval()
     metrics = persia.metrics.BinaryMetrics()
     for batch in batches:
+        batch = moved(batch, device)
         metrics.update(model(batch.dense, batch.ids), batch.label)
     if RANKS > 1:
         metrics.gather()  # what the other ranks have scored
@@ -72,21 +92,27 @@ def main():
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--staleness", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--device", choices=["auto", "cpu", "cuda"], default="auto"
+    )
     parser.add_argument("--save", help="folder for a checkpoint")
     args = parser.parse_args()
 
+    device = device_of(args.device)
     shard = (0, 1)
     if RANKS > 1:
-        dist.init_process_group("gloo")
+        # The embeddings of ranks that share them travel by gloo.
+        cuda = device.type == "cuda"
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
         shard = (dist.get_rank(), RANKS)
     data = persia.datasets.Criteo(args.data, args.batch_size, shard=shard)
     training, test = data.split(0.1)
-    store, model = build(data.keys, args.dim, args.lr, args.seed)
+    store, model = build(data.keys, args.dim, args.lr, args.seed, device)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.dense_lr)
     for epoch in range(args.epochs):
         training.epoch = epoch
-        speed = train(model, optimizer, training, args.staleness)
-        scores = evaluate(model, test)
+        speed = train(model, optimizer, training, args.staleness, device)
+        scores = evaluate(model, test, device)
         if shard[0] == 0:
             print(
                 f"epoch {epoch + 1}: {speed:,.0f} samples/s, "

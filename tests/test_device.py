@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib.util
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from persia.nn.lookups import Collection as _Collection
 from persia.store.configs import pooling_of
 from persia.store.device import Link
 from persia.store.grouped import Columns, Grouped, pooled
+from persia.train import run
 
 KEYS = ["a", "b"]
 META = torch.device("meta")
@@ -385,3 +389,79 @@ def test_exchanges_leave_a_group_without_cpu_alone(
         dist.destroy_process_group()
     assert backends_for("cpu") == "gloo"
     assert backends_for("cuda") == "cpu:gloo,cuda:nccl"
+
+
+# ---- which device
+
+
+def example() -> Any:
+    """The example's module."""
+    path = Path(__file__).parents[1] / "examples" / "criteo_dlrm.py"
+    spec = importlib.util.spec_from_file_location("criteo_dlrm", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(params=["persia train", "example"])
+def chosen(request: pytest.FixtureRequest) -> Callable[[str], torch.device]:
+    """What makes a device of the word of ``--device``."""
+    function: Callable[[str], torch.device] = (
+        run._device if request.param != "example" else example().device_of
+    )
+    return function
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu"])
+def test_a_machine_without_a_gpu(
+    chosen: Callable[[str], torch.device],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert chosen(name) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_each_rank_has_the_gpu_of_its_number(
+    chosen: Callable[[str], torch.device],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    current = []
+
+    def use(device: torch.device | int) -> None:
+        index = device if isinstance(device, int) else device.index
+        current.append(index)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", use)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    device = chosen(name)
+    assert current == [1]
+    assert device.type == "cuda" and device.index in (None, 1)
+    assert chosen("cpu") == torch.device("cpu")
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(persia.errors.InvalidArgument):
+        run._device("cuda")
+
+
+def test_one_process_has_the_gpu_that_torch_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert run._device("auto") == torch.device("cuda")
+
+
+def test_the_example_moves_batches() -> None:
+    batch = Batch(torch.ones(50, 2), some_batch(1), torch.ones(50))
+    there = example().moved(batch, META)
+    assert there.dense.is_meta and there.label.is_meta
+    assert there.ids.device() == META
+    assert there.ids._values is batch.ids._values

@@ -49,7 +49,8 @@ def criteo_dlrm(python: list[str], data: Path, *options: str) -> float:
 
 def test_criteo_dlrm(tmp_path: Path) -> None:
     data, out = tmp_path / "day_0.tsv", tmp_path / "out"
-    auc = criteo_dlrm([sys.executable], data, "--save", str(out))
+    options = "--save", str(out), "--device", "cpu"
+    auc = criteo_dlrm([sys.executable], data, *options)
     assert auc > 0.9
     assert (out / "LATEST").exists()
 
