@@ -1,50 +1,214 @@
-"""On a GPU, against the path of the CPU. Skipped where there is none."""
+"""On a GPU, against the path of the CPU. What needs no GPU runs as well with
+the host in its place."""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import persia
-from persia.data.jagged import Batch
+from persia.data.jagged import Batch, JaggedBatch
+from persia.store.grouped import pooled
 from tests import test_device as host
+from tests.places import Place, gpus, place
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a CUDA device"
+__all__ = ["place"]
+
+CPU = torch.device("cpu")
+STEPS = 5
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A list that grows with each batch that is pooled on the device."""
+    calls = []
+
+    def spy(*args: Any) -> Tensor:
+        calls.append(args)
+        return pooled(*args)
+
+    monkeypatch.setattr("persia.nn.on_device.pooled", spy)
+    return calls
+
+
+def ids_of(distinct: int, weighted: bool = False) -> Iterator[JaggedBatch]:
+    """Of 200 samples with up to three ids a feature."""
+    g = torch.Generator().manual_seed(distinct)
+    for _ in range(STEPS):
+        lengths = torch.randint(0, 4, (400,), generator=g)
+        n = int(lengths.sum())
+        yield JaggedBatch(
+            host.KEYS,
+            torch.randint(0, distinct, (n,), generator=g),
+            lengths=lengths,
+            weights=torch.rand(n, generator=g) if weighted else None,
+        )
+
+
+def train(
+    bags: Any, batches: list[JaggedBatch], ahead: bool, device: torch.device
+) -> list[Tensor]:
+    """The outputs of a step for each batch. Gradients are not rounded: they
+    are small whole numbers."""
+    outputs = []
+    loader = persia.DataLoader(
+        [Batch(None, ids) for ids in batches],
+        bags,
+        staleness=0,
+        prefetch=ahead,
+    )
+    for batch in loader:
+        out = bags(batch.to(device).ids).values()
+        assert out.device == device
+        outputs.append(out.detach().cpu())
+        grad = torch.arange(out.numel(), device=device) % 5 - 2
+        out.backward(grad.view_as(out).to(out.dtype))
+    bags.store.flush()
+    return outputs
+
+
+def check(place: Place, got: list[Tensor], want: list[Tensor]) -> None:
+    """Outputs of the same rows have the same bits, on a GPU as well."""
+    assert torch.equal(got[0], want[0])
+    for a, b in zip(got, want, strict=True):
+        place.compare(a, b)
+
+
+def rows_of(bags: Any) -> Tensor:
+    ids = torch.arange(4000)
+    tables = (bags.store.rows(name, ids) for name in bags.store.tables)
+    return torch.cat(list(tables), 1)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("distinct", [6, 4000])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16]
 )
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gpu_has_the_rows_of_the_cpu(dtype: torch.dtype) -> None:
-    there = host.make_bags(None, output_dtype=dtype).to("cuda")
+def test_a_device_has_the_rows_of_the_cpu(
+    place: Place,
+    dtype: torch.dtype,
+    distinct: int,
+    ahead: bool,
+    pools: list[Any],
+) -> None:
+    batches = list(ids_of(distinct))
     here = host.make_bags(None, output_dtype=dtype)
-    for module in (there, here):
-        batches = [Batch(None, host.some_batch(i)) for i in range(6)]
-        for batch in persia.DataLoader(
-            batches, module, staleness=0, prefetch=True
-        ):
-            # Products are rounded alike on both.
-            module(batch.ids).values().float().square().sum().backward()
-        module.store.flush()
-    host.same(host.rows_of(there), host.rows_of(here))
+    want = train(here, batches, False, CPU)
+    there = place.put(host.make_bags(None, output_dtype=dtype))
+    got = train(there, batches, ahead, place.device)
+    check(place, got, want)
+    place.compare(rows_of(there), rows_of(here))
+    assert len(pools) == (STEPS if distinct == 6 else 0)
     assert there.store.stats()["cuda_ids_copied"] == 0
 
 
-def test_no_forward_or_backward_waits_for_the_device() -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn"])
+def test_a_device_pools_as_the_cpu_does(
+    place: Place, pooling: str, weighted: bool, pools: list[Any]
+) -> None:
+    def make() -> persia.EmbeddingBagCollection:
+        return persia.EmbeddingBagCollection(
+            store=persia.Store(optimizer=persia.optim.SGD(lr=1.0), seed=5),
+            is_weighted=weighted,
+            tables=[
+                persia.EmbeddingBagConfig("one", 7, host.KEYS, pooling=pooling)
+            ],
+        )
+
+    batches = list(ids_of(6, weighted))
+    here, there = make(), place.put(make())
+    want = train(here, batches, False, CPU)
+    got = train(there, batches, True, place.device)
+    check(place, got, want)
+    place.compare(rows_of(there), rows_of(here))
+    assert len(pools) == STEPS
+
+
+@pytest.mark.parametrize("distinct", [6, 4000])
+def test_a_grad_scaler_and_fp16(place: Place, distinct: int) -> None:
+    """A loss that is infinite changes no row."""
+    kind = place.device.type
+    bags = place.put(host.make_bags(None, "step", output_dtype=torch.float16))
+    twin = host.make_bags(None, "step", output_dtype=torch.float16)
+    scaler = torch.amp.GradScaler(kind, init_scale=1024.0)
+    for i, ids in enumerate(ids_of(distinct)):
+        with torch.autocast(kind, torch.float16):
+            loss = bags(ids.to(place.device)).values().float().sum()
+        before = rows_of(bags)
+        factor = float("inf") if i == 2 else 1.0
+        scaler.scale(loss * factor).backward()
+        scaler.step(bags.store.optimizer)
+        scaler.update()
+        bags.store.flush()
+        assert torch.equal(before, rows_of(bags)) is (i == 2)
+        if i != 2:
+            twin(ids).values().float().sum().backward()
+            twin.store.optimizer.step()
+    assert scaler.get_scale() == 512
+    twin.store.flush()
+    place.compare(rows_of(bags), rows_of(twin))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("distinct", [6, 4000])
+def test_compiled_code_has_the_rows_of_the_cpu(
+    place: Place, distinct: int
+) -> None:
+    class Squares(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bags = host.make_bags(None)
+
+        def forward(self, ids: JaggedBatch) -> Tensor:
+            return self.bags(ids).values().square().sum(1)
+
+    here, there = Squares(), place.put(Squares())
+    torch._dynamo.reset()
+    run: Any = torch.compile(there, backend="aot_eager")
+    batches = [Batch(None, ids) for ids in ids_of(distinct)]
+    for model, call, device in (
+        (here, here, CPU),
+        (there, run, place.device),
+    ):
+        loader = persia.DataLoader(batches, model, staleness=0, prefetch=True)
+        for batch in loader:
+            call(batch.to(device).ids).sum().backward()
+        model.bags.store.flush()
+    torch._dynamo.reset()
+    torch.testing.assert_close(rows_of(there.bags), rows_of(here.bags))
+
+
+@contextlib.contextmanager
+def no_waiting() -> Iterator[None]:
+    """What waits for the device raises."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@gpus(1)
+@pytest.mark.parametrize("distinct", [6, 4000])
+def test_no_forward_or_backward_waits_for_the_device(distinct: int) -> None:
     bags = host.make_bags(None).to("cuda")
-    batches = [Batch(None, host.some_batch(i)) for i in range(6)]
+    batches = [Batch(None, ids) for ids in ids_of(distinct)]
     for batch in persia.DataLoader(batches, bags, staleness=2, prefetch=True):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_waiting():
             bags(batch.to("cuda").ids).values().sum().backward()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
+@gpus(1)
 def test_kernels_pool_and_sum_as_the_host_does() -> None:
     from persia.store.device import link_of
 
