@@ -248,9 +248,14 @@ def fbgemm_tables(
 
 
 def torchrec_model(
-    sizes: list[int], dim: int, optimizer: str, lr: float
+    sizes: list[int],
+    dim: int,
+    optimizer: str,
+    lr: float,
+    cached: float | None = None,
 ) -> tuple[Any, list[str]]:
-    """A DistributedModelParallel over one gloo rank, and its feature names."""
+    """A DistributedModelParallel over one rank, and its feature names; on the
+    CPU, or, with the share of rows that a GPU caches, in managed memory."""
     import torch.distributed as dist
     import torchrec
     from torch.distributed.optim import (
@@ -260,8 +265,9 @@ def torchrec_model(
     from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
     if not dist.is_initialized():
+        backends = "gloo" if cached is None else "cpu:gloo,cuda:nccl"
         dist.init_process_group(
-            "gloo", store=dist.HashStore(), rank=0, world_size=1
+            backends, store=dist.HashStore(), rank=0, world_size=1
         )
     keys = [f"f{k}" for k in range(len(sizes))]
     tables = [
@@ -280,4 +286,32 @@ def torchrec_model(
         optimizer
     ]
     in_backward(kind, bags.parameters(), {"lr": lr, "eps": 1e-8})
-    return DistributedModelParallel(bags, device=torch.device("cpu")), keys
+    if cached is None:
+        there = DistributedModelParallel(bags, device=torch.device("cpu"))
+        return there, keys
+    return DistributedModelParallel(
+        bags,
+        device=torch.device("cuda", torch.cuda.current_device()),
+        **_cache_plan(bags, [table.name for table in tables], cached),
+    ), keys
+
+
+def _cache_plan(bags: Any, tables: list[str], share: float) -> dict[str, Any]:
+    """Arguments: all tables in managed memory, a share of the rows cached."""
+    from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+    from torchrec.distributed.planner.types import ParameterConstraints
+    from torchrec.distributed.types import CacheParams, ShardingType
+
+    each = ParameterConstraints(
+        sharding_types=[ShardingType.TABLE_WISE.value],
+        compute_kernels=[EmbeddingComputeKernel.FUSED_UVM_CACHING.value],
+        cache_params=CacheParams(load_factor=share),
+    )
+    sharders: Any = [EmbeddingBagCollectionSharder()]
+    plan = EmbeddingShardingPlanner(
+        topology=Topology(world_size=1, compute_device="cuda"),
+        constraints=dict.fromkeys(tables, each),
+    ).plan(bags, sharders)
+    return {"plan": plan, "sharders": sharders}

@@ -148,3 +148,24 @@ def test_report_says_ok_by_ratio_and_by_value(capsys):
     first = json.loads(capsys.readouterr().out.splitlines()[0])
     assert first["ratio"] == 1.5
     assert first["target_on"] == "ratio"
+
+
+def test_gpu_says_that_there_is_none(capsys, monkeypatch):
+    from benchmarks import gpu
+
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
+    assert gpu.main(["--quick"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1
+
+
+def test_gpu_runs_with_the_cpu_in_its_place(capsys):
+    from benchmarks import gpu
+
+    assert gpu.main(["--quick", "--device", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    assert "torchrec" in err and len(err.splitlines()) == 1
+    (line,) = map(json.loads, out.splitlines())
+    assert line.pop("device") == "cpu" and line.pop("ids_copied") == 0
+    assert all(x > 0 and math.isfinite(x) for x in line.values())
+    assert "torchrec_ms" not in line
