@@ -228,6 +228,7 @@ def test_kernels_pool_and_sum_as_the_host_does() -> None:
     assert torch.equal(there.cpu(), here)
 
 
+@gpus(1)
 def test_a_graph_is_captured_while_gradients_are_fetched() -> None:
     from persia.store.device import Flight, link_of
 
@@ -267,7 +268,7 @@ print(*(torch._C._cuda_hasPrimaryContext(i) for i in range(2)))
 """
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
+@gpus(2)
 def test_no_thread_starts_another_device() -> None:
     done = subprocess.run(
         [sys.executable, "-c", ON_THE_SECOND],
@@ -276,3 +277,48 @@ def test_no_thread_starts_another_device() -> None:
         check=True,
     )
     assert done.stdout.split() == ["False", "True"]
+
+
+class Dense(torch.nn.Module):
+    """What is captured: of dense features and pooled values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.layer = torch.nn.Linear(3 + 13, 1)
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        return self.layer(torch.cat([dense, pooled], 1)).squeeze(1)
+
+
+@gpus(1)
+@pytest.mark.parametrize("distinct", [6, 4000])
+def test_cuda_graphs_of_the_dense_part(distinct: int) -> None:
+    """The recipe of docs/howto/gpu.md against the same without a graph."""
+    g = torch.Generator().manual_seed(1)
+    batches = [
+        Batch(torch.randn(200, 3, generator=g), ids)
+        for _ in range(4)
+        for ids in ids_of(distinct)
+    ]
+    found = []
+    for graphed in (False, True):
+        bags, dense = host.make_bags(None).to("cuda"), Dense().to("cuda")
+        forward: Any = dense
+        if graphed:
+            bags.store.flush()
+            pooled = torch.zeros(200, 13, device="cuda", requires_grad=True)
+            sample = torch.zeros(200, 3, device="cuda"), pooled
+            forward = torch.cuda.make_graphed_callables(dense, sample)
+        optimizer = torch.optim.SGD(dense.parameters(), 0.01)
+        for batch in persia.DataLoader(batches, bags, 0, prefetch=True):
+            batch = batch.to("cuda")
+            pooled = bags(batch.ids).values()
+            pooled.register_hook(torch.clone)
+            optimizer.zero_grad()
+            forward(batch.dense, pooled).square().mean().backward()
+            optimizer.step()
+        bags.store.flush()
+        found.append((rows_of(bags), dense.layer.weight.detach().cpu()))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
