@@ -183,14 +183,18 @@ def test_compiled_code_takes_what_was_looked_up_ahead() -> None:
     device.same(*rows)
 
 
-def test_a_copy_of_a_compiled_module_is_not_compiled() -> None:
+def test_an_equal_module_is_not_compiled_with_another() -> None:
     bags = device.make_bags(device.host_link())
+    same = persia.EmbeddingBagCollection(bags.tables, store=bags.store)
+    same._link = bags._link
     torch.compile(bags, backend="aot_eager")(device.some_batch(0))
-    assert bags._way(torch.device("cpu")) is None
+    cpu = torch.device("cpu")
+    assert bags._way(cpu) is None
+    assert same._way(cpu) is not None
     bags._link = None  # it cannot be copied
     twin = copy.deepcopy(bags)
-    twin._link = device.host_link()
-    assert twin._way(torch.device("cpu")) is not None
+    twin._link = same._link
+    assert twin._way(cpu) is not None
 
 
 def ahead_of(bags: Any, n: int) -> Any:

@@ -15,7 +15,7 @@ from persia.base.check import kind, whole
 from persia.base.torch_private import constant_while_tracing
 from persia.data.ids import Ids, device_of, unpack
 from persia.data.jagged import JaggedBatch
-from persia.nn.tracing import modules
+from persia.nn.tracing import modules, numbers
 from persia.optim import SparseOptimizer
 from persia.store import Store
 from persia.store.ahead import LookedUp
@@ -135,7 +135,7 @@ class Collection(nn.Module):
             engine.device = self._device
         self._first_plan = self._make_plan(self._kind, self.features)
         self._plans[self.features] = self._first_plan
-        self.traced_as = self._handle, self._first_plan
+        self.traced_as = next(numbers)
         modules[self.traced_as] = self
 
     def _make_plan(
@@ -176,7 +176,7 @@ class Collection(nn.Module):
         plan = self._plans.get(keys)
         if plan is None:
             if torch.compiler.is_compiling():
-                plan = _plan_for_graph(self._handle, self._first_plan, keys)
+                plan = _plan_for_graph(self.traced_as, keys)
                 return int(plan)
             plan = self._plans[keys] = self._make_plan(self._kind, keys)
         return plan
@@ -233,7 +233,7 @@ class Collection(nn.Module):
         """How its values travel; None: the output is on the CPU, or torch
         copies it (compiled modules, other devices than CUDA's)."""
         if torch.compiler.is_compiling():
-            _mark_compiled(self._handle, self._first_plan)
+            _mark_compiled(self.traced_as)
             return None
         if self._compiled:  # what is looked up ahead is for the graph
             return None
@@ -434,17 +434,17 @@ nn.Module.requires_grad_ = _freezing(  # type: ignore[method-assign,assignment]
 
 
 @constant_while_tracing
-def _plan_for_graph(handle: int, first: int, keys: tuple[str, ...]) -> int:
+def _plan_for_graph(number: int, keys: tuple[str, ...]) -> int:
     """A plan made while a compiler traces: a constant of its arguments."""
-    module = modules[handle, first]
+    module = modules[number]
     assert isinstance(module, Collection)
     return module._make_plan(module._kind, keys)
 
 
 @constant_while_tracing
-def _mark_compiled(handle: int, first: int) -> None:
+def _mark_compiled(number: int) -> None:
     """Marks a module whose forward is in a compiled graph."""
-    module = modules[handle, first]
+    module = modules[number]
     assert isinstance(module, Collection)
     module._compiled = True
 

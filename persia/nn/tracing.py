@@ -4,6 +4,7 @@ of Python."""
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ import torch
 
 from persia import errors
 
-__all__ = ["leaf", "modules"]
+__all__ = ["leaf", "modules", "numbers"]
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 
@@ -34,11 +35,11 @@ def leaf(forward: Forward) -> Forward:
     return ignored
 
 
-#: Modules by ``traced_as``, their store and first plan; a scripted copy has
-#: it, too.
-modules: weakref.WeakValueDictionary[tuple[int, int], torch.nn.Module] = (
+#: Modules by ``traced_as``, their number; a scripted copy has it, too.
+modules: weakref.WeakValueDictionary[int, torch.nn.Module] = (
     weakref.WeakValueDictionary()
 )
+numbers = itertools.count()
 
 
 def _scripted(module: torch.nn.Module) -> torch.nn.Module:
