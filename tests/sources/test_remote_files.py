@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import http.server
+import json
 import threading
+import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,75 @@ def test_http(tmp_path: Path) -> None:
         for name in ("none.csv", "big.parquet"):
             with pytest.raises(errors.StorageError, match=name):
                 list(Files(f"http://{address}/{name}", SCHEMA))
+
+
+class NameNode(http.server.BaseHTTPRequestHandler):
+    """WebHDFS, as a name node that is its only data node has it."""
+
+    def __init__(self, *args: Any, directory: Path) -> None:
+        self._root = directory
+        super().__init__(*args)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        url = urllib.parse.urlsplit(self.path)
+        asked = dict(urllib.parse.parse_qsl(url.query))
+        name = url.path.removeprefix("/webhdfs/v1").strip("/")
+        path = self._root / name
+        if not path.exists():
+            self._send(
+                404,
+                {
+                    "RemoteException": {
+                        "exception": "FileNotFoundException",
+                        "message": f"{name} is not there",
+                    }
+                },
+            )
+        elif asked["op"] == "OPEN":
+            begin = int(asked.get("offset", 0))
+            end = begin + int(asked.get("length", path.stat().st_size))
+            self._send(200, path.read_bytes()[begin:end])
+        elif asked["op"] == "LISTSTATUS" and path.is_dir():
+            found = [self._status(one, one.name) for one in path.iterdir()]
+            self._send(200, {"FileStatuses": {"FileStatus": found}})
+        elif asked["op"] == "LISTSTATUS":
+            found = [self._status(path, "")]
+            self._send(200, {"FileStatuses": {"FileStatus": found}})
+        else:
+            self._send(200, {"FileStatus": self._status(path, "")})
+
+    def _status(self, path: Path, name: str) -> dict[str, Any]:
+        return {
+            "pathSuffix": name,
+            "type": "DIRECTORY" if path.is_dir() else "FILE",
+            "length": path.stat().st_size if path.is_file() else 0,
+        }
+
+    def _send(self, code: int, body: Any) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.mark.slow
+def test_webhdfs(tmp_path: Path) -> None:
+    """Files of Hadoop where its library is not installed."""
+    pytest.importorskip("requests", reason="webhdfs:// needs persia[remote]")
+    data = rows(40)
+    for suffix in ("parquet", "csv", "csv.gz", "jsonl"):
+        write(tmp_path / f"a.{suffix}", data)
+    with serving(functools.partial(NameNode, directory=tmp_path)) as address:
+        for name in ("a.parquet", "*.csv", "a.csv.gz", "a.jsonl"):
+            files = Files(f"webhdfs://{address}/{name}", SCHEMA, 16)
+            for a, b in zip(files, Table(data, SCHEMA, 16), strict=True):
+                assert same(a, b)
+        with pytest.raises(errors.StorageError):
+            list(Files(f"webhdfs://{address}/none.csv", SCHEMA))
 
 
 class Expired(http.server.BaseHTTPRequestHandler):
