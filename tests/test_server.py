@@ -19,6 +19,7 @@ from persia.base.options import read_yaml, validated
 from persia.cli.app import app
 from persia.distributed.server import ServeConfig, find_shard
 from persia.distributed.serving import core_holes, few_files
+from tests.system.processes import wait_until
 
 
 @pytest.mark.parametrize(
@@ -195,11 +196,17 @@ def test_other_threads_run_while_a_dropped_object_ends(what: str) -> None:
             time.sleep(0)  # gives the interpreter lock to who waits for it
 
     def turns_during_a_drop() -> int:
+        held: list[_core.Server | _core.Channel]
         if what == "server":
-            held = _core.Server("job", 0, 1, 1, 0, 0, 1 << 20, None)
-            held.start("127.0.0.1:0", 1, 8, 8, 1 << 20, {})
-        else:
-            held = _core.Channel("127.0.0.1:1", {}, 1 << 20, 2.0)
+            server = _core.Server("job", 0, 1, 1, 0, 0, 1 << 20, None)
+            server.start("127.0.0.1:0", 1, 8, 8, 1 << 20, {})
+            held = [server]
+            del server
+        else:  # of which one may end before the other thread is awake
+            held = [
+                _core.Channel("127.0.0.1:1", {}, 1 << 20, 2.0)
+                for _ in range(100)
+            ]
         before = turns
         del held
         return turns - before
@@ -209,7 +216,7 @@ def test_other_threads_run_while_a_dropped_object_ends(what: str) -> None:
     other = threading.Thread(target=run)
     other.start()
     try:
-        assert any(turns_during_a_drop() for _ in range(50))
+        wait_until(turns_during_a_drop)
     finally:
         done.set()
         other.join()
