@@ -118,6 +118,8 @@ class FeedConfig(pydantic.BaseModel):
         if not self.job_name or (kafka and part is None):
             return None
         of = {*_DATA, "shard", "namespace"} - {"epochs"}
+        if kafka:  # whose batches are cut by offsets alone
+            of = {"batch_size", "namespace", "shard"}
         options = self.model_dump(mode="json", include=of)
         if part is not None:
             del options["shard"]

@@ -32,17 +32,15 @@ def parts_of(source: Dataset, n: int) -> dict[str, Dataset]:
     Raises:
         InvalidArgument: topics have another number of partitions.
     """
-    parts: Sequence[Dataset]
-    if isinstance(source, Kafka):
-        parts = source.partitions()
-        if n != len(parts):
-            raise errors.InvalidArgument(
-                f"--parts {n}: the topics have {len(parts)} partitions, and "
-                "each is a part"
-            )
-    else:
-        parts = source.parts(n)
-    return {f"{i}/{len(parts)}": part for i, part in enumerate(parts)}
+    if not isinstance(source, Kafka):
+        return {f"{i}/{n}": part for i, part in enumerate(source.parts(n))}
+    parts: dict[str, Dataset] = {**source.partitions()}
+    if n != len(parts):
+        raise errors.InvalidArgument(
+            f"--parts {n}: the topics have {len(parts)} partitions, and each "
+            "is a part"
+        )
+    return parts
 
 
 class _Stream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -15,7 +16,13 @@ from persia.data.encode import asks
 from persia.data.faults import Faults
 from persia.data.jagged import Batch
 from persia.data.read_kafka import Reader
-from persia.data.read_kafka_brokers import Brokers, DeadLetters, Key, said
+from persia.data.read_kafka_brokers import (
+    Brokers,
+    DeadLetters,
+    Key,
+    said,
+    settings,
+)
 from persia.data.read_kafka_registry import Place
 from persia.data.read_kafka_values import Values, Written
 from persia.data.schema import Schema
@@ -35,7 +42,8 @@ class Kafka(Dataset):
     The position is in ``state_dict()``, and so in the checkpoints of
     ``store.save(loader=...)``: no group decides it, and there are no
     rebalances. Without a loaded position, reading begins at the oldest
-    message. The next iteration goes on where the latest one ended.
+    message, or at ``since``. The next iteration continues where the latest
+    one ended.
 
     Args:
         brokers: "host:port" of some brokers: with commas, or a list.
@@ -60,6 +68,10 @@ class Kafka(Dataset):
             ``SchemaRegistryClient``. Rows have the fields of
             ``value_schema``. None: messages are written with
             ``value_schema``, without an id.
+        since: without a position, begin in each partition at the first
+            message of this time or a later one. A datetime, or its text in
+            ISO 8601, such as "2026-11-25T08:00Z"; UTC where it names no
+            zone. None: the oldest message.
         until: "latest": stop where the partitions end at the start of the
             iteration. None: wait for more messages, without end.
         strict: raise at a malformed message, and where messages are gone
@@ -68,7 +80,8 @@ class Kafka(Dataset):
             place and what is wrong in their headers. None: no topic.
         timeout: seconds that brokers may be away.
         config: further settings of librdkafka, such as
-            ``{"security.protocol": "SASL_SSL"}``.
+            ``{"security.protocol": "SASL_SSL"}``; or the path of a file with
+            a line ``NAME=VALUE`` for each.
         shard: (rank, world): take every world-th partition.
 
     Raises:
@@ -99,11 +112,12 @@ class Kafka(Dataset):
         value_schema: str | os.PathLike[str] | None = None,
         value_message: str | None = None,
         value_registry: Place | None = None,
+        since: datetime.datetime | str | None = None,
         until: str | None = None,
         strict: bool = False,
         dead_letter: str | None = None,
         timeout: float = 60.0,
-        config: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
         shard: tuple[int, int] = (0, 1),
     ) -> None:
         super().__init__(batch_size, seed=0, drop_last=False, shard=shard)
@@ -130,12 +144,13 @@ class Kafka(Dataset):
         self._brokers = Brokers(
             ",".join(_names("brokers", brokers)),
             group,
-            dict(config or {}),
+            settings(config),
             float(timeout),
         )
         self.keys = [c.feature for c in self.schema.features]
         self.dense_names = [c.column for c in self.schema.dense]
         self.value = value
+        self.since = _time(since)
         self.until = until
         self.dead_letter = dead_letter
         self._faults = Faults(strict)
@@ -213,8 +228,8 @@ class Kafka(Dataset):
 
     # ---- a partition alone, for persia feed
 
-    def partitions(self) -> list[Kafka]:
-        """A source for each partition, of whole batches alone.
+    def partitions(self) -> dict[str, Kafka]:
+        """By "topic/partition", a source of its whole batches alone.
 
         Its batches have numbers that depend on nothing but the offsets:
         see :meth:`numbered`. With ``until="latest"`` the messages of the
@@ -224,14 +239,14 @@ class Kafka(Dataset):
             StorageError: there is no such topic.
             Unavailable: brokers are away for longer than ``timeout``.
         """
-        found = []
+        found = {}
         for topic, count in self._reader(threading.Event()).counts().items():
             for number in range(count):
                 part = self._copy()
                 part._topics = [topic]
                 part.shard = (number, count)
                 part.whole = True
-                found.append(part)
+                found[said((topic, number))] = part
         return found
 
     def numbered(self, begin: int) -> Iterator[tuple[int, Batch]]:
@@ -330,6 +345,7 @@ class Kafka(Dataset):
             self._brokers,
             self._topics,
             self.batch_size,
+            since=self.since,
             ends=self.until is not None,
             whole=self.whole,
             strict=self._faults.strict,
@@ -353,6 +369,20 @@ def _names(what: str, value: str | Sequence[str]) -> list[str]:
     if not names or not all(isinstance(n, str) and n for n in names):
         kind(what, value, (), "a text, or a list of them")
     return names
+
+
+def _time(since: Any) -> datetime.datetime | None:
+    """With a zone."""
+    if isinstance(since, str):
+        try:
+            since = datetime.datetime.fromisoformat(since)
+        except ValueError as error:
+            raise errors.InvalidArgument(f"since: {error}") from None
+    if since is None:
+        return None
+    kind("since", since, (datetime.datetime,), "a datetime, or its text")
+    time: datetime.datetime = since
+    return time if time.tzinfo else time.replace(tzinfo=datetime.UTC)
 
 
 def _offsets(at: Any) -> dict[str, int]:

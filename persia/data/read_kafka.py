@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import threading
 import time
 from collections import Counter, deque
@@ -60,6 +61,7 @@ class Reader:
         brokers: where they are.
         topics: all of them.
         size: offsets of a block.
+        since: where to begin; None: at the oldest messages.
         ends: stop at the offsets that partitions end with at the start.
         whole: ... or before a block that is not whole.
         strict: raise where messages are gone that were not read.
@@ -72,6 +74,7 @@ class Reader:
         topics: Sequence[str],
         size: int,
         *,
+        since: datetime.datetime | None,
         ends: bool,
         whole: bool,
         strict: bool,
@@ -80,6 +83,7 @@ class Reader:
         self._brokers = brokers
         self._topics = topics
         self._size = size
+        self._since = since
         self._ends = ends
         self._whole = whole
         self._strict = strict
@@ -168,7 +172,9 @@ class Reader:
         offsets = {} if at is None else self._offsets(keys, at)
         for key in keys:
             low, high = self._range(consumer, key)
-            begin = offsets.get(key, low)
+            begin = offsets.get(key)
+            if begin is None:
+                begin = self._first(consumer, key, low, high)
             self._check(key, begin, low, high)
             begin = max(begin, low)
             self.high[key] = high
@@ -258,6 +264,25 @@ class Reader:
             return found
 
         return self._ask(question)
+
+    def _first(self, consumer: Any, key: Key, low: int, high: int) -> int:
+        """Where a partition without a position begins."""
+        if self._since is None:
+            return low
+        time = round(self._since.timestamp() * 1000)
+        place = library().TopicPartition(*key, time)
+        (found,) = self._ask(
+            lambda seconds: consumer.offsets_for_times(
+                [place], timeout=seconds
+            )
+        )
+        if found.error is not None:
+            self._brokers.check_access(found.error)
+            raise errors.StorageError(
+                f"Kafka at {self._brokers.servers}, {said(key)} since "
+                f"{self._since}: {found.error.str()}"
+            )
+        return found.offset if 0 <= found.offset < high else high
 
     def _fill(self, consumer: Any, part: _Partition, cut: int) -> bool:
         """Waits for all messages below an offset; False: it was stopped."""

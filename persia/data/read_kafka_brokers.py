@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +13,17 @@ from functools import cache
 from typing import Any, TypeVar
 
 from persia import errors
+from persia.base.check import kind
 
-__all__ = ["Brokers", "DeadLetters", "Key", "library", "log", "said"]
+__all__ = [
+    "Brokers",
+    "DeadLetters",
+    "Key",
+    "library",
+    "log",
+    "said",
+    "settings",
+]
 
 log = logging.getLogger("persia.data.kafka")
 
@@ -38,6 +48,35 @@ def library(name: str = "confluent_kafka") -> Any:
 def said(key: Key) -> str:
     """A partition as the keys of a state and of stats() have it."""
     return f"{key[0]}/{key[1]}"
+
+
+def settings(config: Any) -> dict[str, Any]:
+    """Settings of librdkafka, or those of a file with NAME=VALUE lines.
+
+    Raises:
+        InvalidArgument: they are another thing, or no such file.
+    """
+    if not isinstance(config, str | os.PathLike):
+        need = "settings of librdkafka, or the path of a file of them"
+        kind("config", config or {}, (Mapping,), need)
+        return dict(config or {})
+    path = os.fspath(config)
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.strip() for line in file]
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.InvalidArgument(f"config is {path!r}: {error}") from None
+    found = {}
+    for i, line in enumerate(lines, 1):
+        if not line or line[0] in "#!":
+            continue
+        name, equals, value = line.partition("=")
+        if not equals or not name.strip():
+            raise errors.InvalidArgument(
+                f"config: line {i} of {path!r} is not NAME=VALUE"
+            )
+        found[name.strip()] = value.strip()
+    return found
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -32,6 +32,7 @@ _DRIFT: dict[str, Any] = {
     "vocabulary": 10_000,
     "features": 8,
 }
+_BOOLS = {"true": True, "false": False}
 _NAMED: dict[str, Callable[..., Files]] = {
     "avazu": Avazu,
     "criteo": Criteo,
@@ -185,15 +186,18 @@ def _kafka(
     options: dict[str, Any] = dict(
         parse_qsl(url.query, keep_blank_values=True)
     )
-    known = {"group", "value", "dead_letter"} | {
-        f"value_{part}" for part in ("schema", "message", "registry")
+    known = {
+        *("group", "since", "config", "timeout", "strict", "dead_letter"),
+        *("value", "value_schema", "value_message", "value_registry"),
     }
     if "group" not in options or not set(options) <= known or not url.netloc:
         raise errors.InvalidArgument(
             f"--data {config.data}: need kafka://BROKER:PORT/TOPIC?group=NAME,"
-            " and after it &value=arrow, &value=avro&value_schema=FILE or "
-            "&dead_letter=TOPIC as wanted"
+            " and after it &value=arrow, &value=avro&value_schema=FILE, "
+            "&since=2026-11-25T08:00Z, &config=FILE, &timeout=SECONDS, "
+            "&strict=true or &dead_letter=TOPIC as wanted"
         )
+    options |= _typed(config, options)
     if config.table_schema is None:
         raise errors.InvalidArgument(
             "--data kafka://: need --schema, as messages to infer one from "
@@ -223,6 +227,23 @@ def _kafka(
         config.eval_data, data.schema, config.batch_size, shard=shard
     )
     return data, test
+
+
+def _typed(
+    config: TrainConfig, options: Mapping[str, str]
+) -> dict[str, float | bool]:
+    """Those options of the URL that are no texts."""
+    found: dict[str, float | bool] = {}
+    for name, read in (("timeout", float), ("strict", _BOOLS.__getitem__)):
+        try:
+            if name in options:
+                found[name] = read(options[name])
+        except (KeyError, ValueError):
+            raise errors.InvalidArgument(
+                f"--data {config.data}: {name} is {options[name]!r}, need "
+                + ("seconds" if name == "timeout" else "true or false")
+            ) from None
+    return found
 
 
 def schema_of(data: Dataset) -> str | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime
 import json
 import pickle
 import re
@@ -18,6 +19,7 @@ from persia.data import read_kafka as reading
 from persia.data.read_kafka_brokers import Brokers
 from persia.train.config import resolve
 from persia.train.run import Run
+from persia.train.sources import open_data
 from tests.kafka import PARTITIONS, Cluster, cluster
 from tests.sources.test_table import same
 
@@ -79,6 +81,37 @@ def left_out(monkeypatch: pytest.MonkeyPatch, gone: set[int]) -> None:
             ]
 
     monkeypatch.setattr(Brokers, "consumer", lambda self: Gaps(real(self)))
+
+
+def answer_times(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
+    """What brokers say of times: the first message that is not before one.
+    This cluster answers all such questions with -1, as of times to come."""
+    real = Brokers.consumer
+
+    class Times:
+        def __init__(self, consumer: Any) -> None:
+            self._consumer = consumer
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._consumer, name)
+
+        def offsets_for_times(self, places: Any, timeout: float) -> list[Any]:
+            real_answer = self._consumer.offsets_for_times(places, timeout)
+            assert [place.offset for place in real_answer] == [-1]
+            (place,) = places
+            data = open_(cluster)
+            blocks = data._reader(threading.Event()).blocks(0, 1, None)
+            later = [
+                message.offset()
+                for messages, _ in blocks
+                for message in messages
+                if message.partition() == place.partition
+                and message.timestamp()[1] >= place.offset
+            ]
+            offset = min(later, default=-1)
+            return [kafka.TopicPartition(place.topic, place.partition, offset)]
+
+    monkeypatch.setattr(Brokers, "consumer", lambda self: Times(real(self)))
 
 
 # ---- batches
@@ -145,6 +178,34 @@ def test_a_restart_cuts_the_same_batches(
 
 
 @pytest.mark.slow
+def test_since_a_time(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no position is loaded, also of partitions with nothing since."""
+    noon = datetime.datetime(2026, 11, 25, 12, tzinfo=datetime.UTC)
+    for hour in range(3):
+        at = int(noon.timestamp() * 1000) + 3_600_000 * hour
+        cluster.produce("t", texts(rows(10, hour)), 0, timestamp=at)
+    cluster.produce("t", texts(rows(4, 7)), 1, timestamp=at - 1)
+    answer_times(monkeypatch, cluster)
+    late = open_(cluster, since="2026-11-25T14:00+00:00")
+    assert [numbers(b) for b in late] == [
+        [2000, 2001, 2002, 2003],  # the batch that offset 20 is in
+        [2004, 2005, 2006, 2007, 2008, 2009],
+    ]
+    state = late.state_dict()
+    cluster.produce("t", texts(rows(2, 8)), 1)
+    late.load_state_dict(state)
+    assert [numbers(b) for b in late] == [[8000, 8001]]
+    for since in (noon, noon.replace(tzinfo=None), "2026-11-25T12:00Z"):
+        assert sum(map(len, open_(cluster, since=since))) == 36
+    assert list(open_(cluster, since="2026-11-26")) == []
+    (part, *_) = open_(cluster, since="2026-11-25T14:00Z").partitions().items()
+    assert part[0] == "t/0"
+    found = [(n, numbers(b)[0]) for n, b in part[1].numbered(0)]
+    assert found == [(3, 2000)]  # of offsets 16 to 24
+
+
 def test_ranks_and_workers_share_the_partitions(cluster: Cluster) -> None:
     for p in range(PARTITIONS):
         cluster.produce("t", texts(rows(20, p)), p)
@@ -399,9 +460,24 @@ def test_persia_train(cluster: Cluster, tmp_path: Path) -> None:
     # Behind the batches that were trained, not those taken ahead.
     other = str(tmp_path / "other")
     assert train(saved / "step-4", save=other) == sum(batches[4:]) + 10
+    (tmp_path / "client.properties").write_text("# ours\n\nclient.id = us\n")
+    config = f"&config={tmp_path / 'client.properties'}"
+    url = options["data"] + config + "&timeout=7.5&strict=true"
+    data, _ = open_data(resolve(options | {"data": url + "&since=2026-11-25"}))
+    assert isinstance(data, Kafka)
+    assert data.since == datetime.datetime(2026, 11, 25, tzinfo=datetime.UTC)
+    assert data._brokers.config == {"client.id": "us"}
+    assert data._brokers.timeout == 7.5
+    with pytest.raises(errors.MalformedData):  # it is strict
+        list(open_data(resolve(options | {"data": url}))[0])
     for wrong in (
         {"data": f"kafka://{cluster.servers}/t"},
         {"data": f"kafka://{cluster.servers}/t?group=g&until=noon"},
+        {"data": options["data"] + "&since=noon"},
+        {"data": options["data"] + "&timeout=soon"},
+        {"data": options["data"] + "&strict=1"},
+        {"data": options["data"] + f"&config={tmp_path / 'none'}"},
+        {"data": options["data"] + f"&config={tmp_path / 't.yaml'}"},
         {"schema": None},
         {"shuffle": 100},
         {"eval_split": 0.5},
@@ -461,6 +537,9 @@ def test_bad_arguments() -> None:
         {"topics": []},
         {"brokers": ""},
         {"group": 3},
+        {"since": 3},
+        {"since": "noon"},
+        {"config": 3},
         {
             "schema": Schema(
                 label="y",

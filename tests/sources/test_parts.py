@@ -61,7 +61,7 @@ def test_partitions_by_number(
     left_out(monkeypatch, {*range(16), 20})
     cluster.produce("t", texts(messages(44)))  # 5 whole batches
     cluster.produce("t", texts(messages(9)), 1)
-    parts = open_(cluster, 8).partitions()
+    parts = list(open_(cluster, 8).partitions().values())
     assert len(parts) == PARTITIONS
     first = [(n, numbers(b)) for n, b in parts[0].numbered(0)]
     assert [n for n, _ in first] == [3, 4, 5]

@@ -171,6 +171,7 @@ def test_topics(
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     trainer.most = 1 << 62
+    url += "&timeout=50&dead_letter=dead"  # of the same streams
     ends_well(feed(workers, tmp_path, url))
     whole = 25 * BATCH * PARTITIONS
     n = half * PARTITIONS
