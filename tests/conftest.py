@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if "not slow" in config.option.markexpr:
         sys.addaudithook(refuse)
+
+
+@pytest.fixture(autouse=True)
+def torch_threads() -> Iterator[None]:
+    """Each test has as many as the first one: of them depends what is done
+    ahead."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=[True, False], ids=["idle", "busy"])

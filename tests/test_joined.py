@@ -200,7 +200,9 @@ def test_ids_are_found_in_columns_of_floats_and_in_dicts() -> None:
     assert store_of(twin).stats()["loader"]["prefetched"] == STEPS - 1
 
 
-def test_a_module_that_is_left_out_gets_no_more_updates() -> None:
+def test_a_module_that_is_left_out_gets_no_more_updates(
+    idle_core: bool,
+) -> None:
     _, model = twins(Fields)
     loop = iter(persia.DataLoader(dicts(), model, staleness=0))
     fit(model, [next(loop)])
@@ -250,7 +252,7 @@ def test_a_forward_that_is_repeated_in_the_backward() -> None:
     assert fit(twin, loader) == expected
 
 
-def test_two_forwards_of_a_batch() -> None:
+def test_two_forwards_of_a_batch(idle_core: bool) -> None:
     model, twin = twins(MatrixFactors)
 
     def both(one: nn.Module, data: Iterable[Any]) -> list[float]:

@@ -625,6 +625,22 @@ def test_several_forwards_share_a_permit() -> None:
     assert c.stats["staleness"] == {0: 10}
 
 
+def test_several_backwards_of_a_batch(idle_core: bool) -> None:
+    """The next lookup begins after the first; it has all of them in the end,
+    and those of ids that no batch has."""
+    c = Counter()
+    for t, batch in enumerate(c.loader(20, 0)):
+        for i in range(2):
+            seen, loss = c.forward(batch)
+            assert seen == 3 * t + i
+            loss.backward()
+        other = c.model(JaggedBatch(["f"], torch.tensor([7]))).values()
+        assert int(other[0, 0]) == 3 * t + 2
+        (-other.sum()).backward()
+    assert c.value == 60
+    assert c.stats["staleness"] == {0: 20}
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_forwards_hold_no_permit(reentrant: bool) -> None:
     from torch.utils.checkpoint import checkpoint

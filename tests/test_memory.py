@@ -24,6 +24,7 @@ with open("/proc/self/statm") as file:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["", "MALLOC_TRIM_THRESHOLD_"])
 def test_memory_is_kept_unless_the_user_says_how(given: str) -> None:
     more = {given: "131072"} if given else {}

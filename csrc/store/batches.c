@@ -279,6 +279,7 @@ void batches_start(const batches *all, batch *b)
     b->after = c.after;
     b->seen = all->trained + c.behind;
     b->began = all->clock;
+    b->strays = all->strays;
     batch_event(b, BATCH_ALLOW);
 }
 
@@ -303,6 +304,11 @@ uint64_t batches_missed(const batches *all, const batch *b)
 {
     uint64_t n = all->trained + updated_since(all, b, b->began);
     return n > b->seen ? n - b->seen : 0; /* less: an update failed */
+}
+
+int batches_missed_strays(const batches *all, const batch *b)
+{
+    return !b->pass->staleness && b->strays != all->strays;
 }
 
 uint64_t batches_missed_now(const batches *all, const batch *b)

@@ -98,6 +98,7 @@ typedef struct batch {
     uint64_t after;    /* its lookups wait for this update at the shards */
     uint64_t seen;     /* batches.trained that its lookups see */
     uint64_t began;    /* batches.clock when they were allowed */
+    uint64_t strays;   /* batches.strays at that time */
     uint64_t trained;  /* batches.clock at its last update; 0: none */
     uint64_t step;     /* the update of several backwards that it is in; 0 */
     int64_t staleness; /* at its first forward; -1: there was none */
@@ -112,6 +113,7 @@ typedef struct batches {
     uint64_t trained; /* batches that ended with an update; those of one
                          step of several backwards count as one */
     uint64_t clock;   /* updates that ended */
+    uint64_t strays;  /* ... of no batch, or of one that had ended before */
     uint64_t steps;   /* updates of several backwards that began */
     uint64_t places;  /* batches that loops have taken in passes that train,
                          counted on from the last number of the stream */
@@ -160,6 +162,9 @@ void batches_start(const batches *all, batch *b);
 /* How many batches that were taken have updates which the lookups of b miss,
  * if they began when they were allowed; if they begin now. */
 uint64_t batches_missed(const batches *all, const batch *b);
+/* Whether the lookups of b, in a pass without staleness, may miss updates that
+ * nothing waits for: further backwards of a batch, or of other ids. */
+int batches_missed_strays(const batches *all, const batch *b);
 uint64_t batches_missed_now(const batches *all, const batch *b);
 
 /* Whether an update of a batch that was taken before b is not through. */

@@ -20,15 +20,16 @@ void persia_store_batch_bind(store *s, uint64_t number, uint64_t ticket)
     prefetch_leave(p);
 }
 
-/* The lookup of b for this plan that was not taken, unless it misses more
- * updates than the bound allows: then it is dropped. */
+/* The lookup of b for this plan that was not taken, unless it misses updates
+ * that the bound does not allow: then it is dropped. */
 static lookup *take(prefetch *p, batch *b, uint32_t plan)
 {
     lookup *l = batch_may_run(b) ? b->lookups : NULL;
     while (l && (l->want.take || l->want.plan != plan ||
                  l->state == LOOKUP_TAKEN))
         l = l->next;
-    if (l && batches_missed(&p->all, b) > b->pass->staleness) {
+    if (l && (batches_missed(&p->all, b) > b->pass->staleness ||
+              batches_missed_strays(&p->all, b))) {
         l->state = LOOKUP_TAKEN;
         l = NULL;
     }

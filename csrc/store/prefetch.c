@@ -334,8 +334,10 @@ static void settle(prefetch *p, const store_grad *grads, size_t n,
     for (size_t i = 0; i < n; i++) {
         batch *b;
         forward *f = batches_find(&p->all, grads[i].ticket, &b);
-        if (!f)
+        if (!f) {
+            p->all.strays += state != GRAD_DISCARDED;
             continue;
+        }
         f->state = state;
         if (state == GRAD_APPLIED)
             b->trained = p->all.clock;

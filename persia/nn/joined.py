@@ -210,12 +210,15 @@ class Joined:
         one.start(number)
         return one
 
-    def give(self, one: Given) -> None:
-        """A loop gets a batch: the one before has had its forward."""
+    def settle(self) -> None:
+        """A loop asks for a batch: the one before has had its forward."""
         for before in self._given:
             unused = set(before.calls) - before.used
             if before.used and unused:  # a forward without them
                 self._set([c for c in self._calls if c not in unused])
+
+    def give(self, one: Given) -> None:
+        """A loop gets a batch."""
         one.gives_out()
         self._given.appendleft(one)
 

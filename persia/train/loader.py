@@ -332,6 +332,8 @@ class _Pass(Iterator[T]):
                     return self._end_of_stream(one.number)
                 received.ids.given_by = weakref.ref(self)
                 one.batch = received
+            for join in self._joins:
+                join.settle()
             # The first forward shows what there is to look up.
             if self._began or all(one.knows for one in self._joins):
                 self._fetch(self._depth)

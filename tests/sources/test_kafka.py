@@ -206,6 +206,7 @@ def test_since_a_time(
     assert found == [(3, 2000)]  # of offsets 16 to 24
 
 
+@pytest.mark.slow
 def test_ranks_and_workers_share_the_partitions(cluster: Cluster) -> None:
     for p in range(PARTITIONS):
         cluster.produce("t", texts(rows(20, p)), p)
