@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,18 @@ def wait_until(condition: Callable[[], T], seconds: float = 60.0) -> T:
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds} s: {condition}")
         time.sleep(0.02)
+
+
+def freeze(pid: int) -> None:
+    """Stops a process; none of its threads runs when this returns."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+    wait_until(
+        lambda: all(
+            (one / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+            for one in threads.iterdir()
+        )
+    )
 
 
 def shard_of(i: int, shards: int) -> int:

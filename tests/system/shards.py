@@ -13,6 +13,7 @@ from pathlib import Path
 from persia import _core
 from persia.distributed.security import Security
 from persia.distributed.server import ServeConfig, Server
+from tests.system.processes import freeze
 from tests.system.test_serve import Serving
 
 
@@ -105,7 +106,7 @@ class Shards:
     @contextlib.contextmanager
     def frozen(self, shard: int) -> Iterator[None]:
         """It is there, and does nothing."""
-        os.kill(self.pid(shard), signal.SIGSTOP)
+        freeze(self.pid(shard))
         try:
             yield
         finally:

@@ -31,7 +31,7 @@ from persia import _core, errors
 from persia.distributed import certs
 from persia.distributed.security import Security
 from tests.protobuf import stubs
-from tests.system.processes import environment, wait_until
+from tests.system.processes import environment, freeze, wait_until
 
 if not _core.GRPC[0].isdigit():
     pytest.skip("built without gRPC", allow_module_level=True)
@@ -570,7 +570,7 @@ def test_tls_and_tokens(tmp_path: Path) -> None:
 def test_a_second_signal_does_not_wait() -> None:
     with serving("--grace", "600") as server:
         # Frozen, it notices both at once.
-        os.kill(server.process.pid, signal.SIGSTOP)
+        freeze(server.process.pid)
         server.process.send_signal(signal.SIGTERM)
         server.process.send_signal(signal.SIGINT)
         os.kill(server.process.pid, signal.SIGCONT)
