@@ -477,10 +477,11 @@ static PyObject *rank_counts_of(PyObject *self, PyObject *unused)
     rank_counts c;
     (void)unused;
     persia_rank_get_counts(((rank_object *)self)->rank, &c);
-    return Py_BuildValue("{sKsKsKsK}", "late", (unsigned long long)c.late,
+    return Py_BuildValue("{sKsKsKsKsK}", "late", (unsigned long long)c.late,
                          "lost", (unsigned long long)c.lost, "given_up",
                          (unsigned long long)c.given_up, "away",
-                         (unsigned long long)c.away);
+                         (unsigned long long)c.away, "epochs",
+                         (unsigned long long)c.epochs);
 }
 
 static PyObject *rank_cancel(PyObject *self, PyObject *unused)

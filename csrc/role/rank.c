@@ -123,6 +123,9 @@ void persia_rank_get_counts(role_rank *r, rank_counts *out)
     *out = (rank_counts){.late = atomic_load(&r->late_n),
                          .lost = atomic_load(&r->lost_n),
                          .given_up = atomic_load(&r->given_up_n)};
+    pthread_mutex_lock(&r->lock);
+    out->epochs = r->epoch ? r->epoch - 1 : 0;
+    pthread_mutex_unlock(&r->lock);
     for (size_t i = 0; i < r->c.links_n; i++)
         out->away += (uint64_t)link_is_away(&r->c.links[i]);
 }

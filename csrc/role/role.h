@@ -100,6 +100,8 @@ typedef struct rank_counts {
     uint64_t given_up; /* of late: batches that no worker had within the
                           timeout, after theirs had died */
     uint64_t away; /* workers, now */
+    uint64_t epochs; /* of the loaders, that are over for this rank; those
+                        before its first pass among them */
 } rank_counts;
 PERSIA_API void persia_rank_get_counts(role_rank *r, rank_counts *out);
 

@@ -104,12 +104,6 @@ class Run:
         )
         self._log = _open_log(config.log) if self.rank == 0 else None
         workers = config.workers or os.environ.get("PERSIA_WORKERS")
-        if workers and resume is not None:
-            raise errors.InvalidArgument(
-                "--resume: with --workers the data loaders decide where the "
-                "training goes on; load the rows with persia serve ps "
-                "--restore"
-            )
         self.source: Dataset | persia.Stream = (
             persia.Stream(workers) if workers else self.train
         )
@@ -508,7 +502,9 @@ class Run:
         # Before the load: rows of servers that it replaces do not come back.
         extra = checkpoint.read_extra(folder)
         trainer, place = self.trainer, self._place()
-        if not isinstance(place, position.InTopics):
+        if self.source is not self.train:  # data loaders know what is left
+            trainer.epoch, trainer.batch = extra["epoch"], extra["batch"]
+        elif not isinstance(place, position.InTopics):
             trainer.epoch, trainer.batch, trainer.offset = position.find(
                 extra, self.config, self.train, self.ranks
             )

@@ -102,9 +102,11 @@ class Stream:
         ``given_up``: of those, batches that no worker had within the timeout
         after theirs had died. ``lost``: how often workers reported updates
         that servers had lost. ``away``: workers that cannot be reached
-        now."""
+        now. ``epochs``: of the data loaders, that are over for this process;
+        those before its first pass among them."""
         if self._rank is None:
-            return {"late": 0, "lost": 0, "given_up": 0, "away": 0}
+            names = "late", "lost", "given_up", "away", "epochs"
+            return dict.fromkeys(names, 0)
         return self._rank.counts()
 
     def _connect(self, store: Store) -> _core.Rank:

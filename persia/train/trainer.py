@@ -229,9 +229,9 @@ class Trainer:
         """Trains until ``epochs`` epochs are done, counted from the first.
 
         ``dataset`` gives the same batches each time it is iterated over, or
-        it is a Stream, whose data loaders end the epochs.  Before each epoch
-        its ``set_epoch`` is called with the number of the epoch, or its
-        ``epoch`` is set, if it has one of them.
+        it is a Stream, whose data loaders count and end the epochs. Before
+        each epoch its ``set_epoch`` is called with the number of the epoch,
+        or its ``epoch`` is set, if it has one of them.
         ``on_progress`` is called about every ``every`` seconds and at the
         end of an epoch, ``hooks`` when they are due.
 
@@ -251,7 +251,7 @@ class Trainer:
                 dataset.epoch = self.epoch
             if not self._fit_epoch(dataset, on_progress, every, due):
                 return False
-            self.epoch, self.offset = self.epoch + 1, 0
+            self.epoch, self.offset = self._next_epoch(dataset), 0
             if not isinstance(dataset, Kafka):  # that continues
                 self.batch = 0
         return True
@@ -381,6 +381,17 @@ class Trainer:
         if any(now_due):
             due.call(now_due, self.step)
         return time.perf_counter() - began
+
+    def _next_epoch(self, dataset: Iterable[Batch] | Stream) -> int:
+        """Of a stream not the next one if this process, or its data loaders,
+        were started again."""
+        if not isinstance(dataset, Stream):
+            return self.epoch + 1
+        over = torch.tensor(dataset.stats()["epochs"], device="cpu")
+        if self._ranks > 1:
+            group = torch.distributed
+            group.all_reduce(over, group.ReduceOp.MAX, group=side_group(group))
+        return max(self.epoch, int(over))
 
     def _agree(self, *flags: bool) -> list[bool]:
         """Of each flag whether it is set on any rank."""

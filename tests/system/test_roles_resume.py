@@ -1,0 +1,110 @@
+"""``persia train --resume`` where data loaders send the batches."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from persia import _core, checkpoint
+from tests.system.processes import wait_until
+from tests.system.test_roles import finish, serving, start
+
+if not _core.GRPC[0].isdigit():
+    pytest.skip("built without gRPC", allow_module_level=True)
+
+pytestmark = pytest.mark.timeout(300)
+
+DATA = ["--data", "synthetic", "--samples", "20000", "--epochs", "2"]
+DATA += ["--batch-size", "50", "--eval-split", "0"]
+BATCHES = 2 * 20000 // 50
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[tuple[str, str]]:
+    """The addresses of two servers, and of a worker."""
+    with contextlib.ExitStack() as stack:
+        at = ["--checkpoints", str(folder)]
+        servers = ",".join(
+            stack.enter_context(serving("ps", "--shard", f"{i}/2", *at))
+            for i in range(2)
+        )
+        yield (
+            servers,
+            stack.enter_context(serving("worker", "--servers", servers)),
+        )
+
+
+def feed(workers: str) -> subprocess.Popen[str]:
+    return start(
+        *("-m", "persia", "feed", *DATA, "--job", "j", "--workers", workers)
+    )
+
+
+def train(
+    root: Path, servers: str, workers: str, *more: str
+) -> subprocess.Popen[str]:
+    """A trainer that saves, begun or (``more``) continued."""
+    return start(
+        *("-m", "persia", "train", "--servers", servers, "--save", str(root)),
+        *("--workers", workers, "--save-every", "100", "--threads", "1"),
+        *(more or DATA),
+    )
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def step_of(root: Path) -> int:
+    """Optimizer steps in the latest checkpoint; each is of a batch."""
+    step: int = checkpoint.read_extra(root)["step"]
+    return step
+
+
+def wait_for(root: Path, step: int) -> None:
+    folder = root / f"step-{step}"
+    wait_until(lambda: (folder / "manifest.json").exists(), 120)
+
+
+def test_a_trainer_is_killed(tmp_path: Path) -> None:
+    """The others run on: what its checkpoint lacks is trained again, or
+    counted by the loader, which has it no more."""
+    root = tmp_path / "out"
+    with cluster(tmp_path) as (servers, workers):
+        loader = feed(workers)
+        trainer = train(root, servers, workers)
+        wait_for(root, 100)
+        kill(trainer)
+        saved = step_of(root)
+        assert 100 <= saved < BATCHES
+        output = finish(train(root, servers, workers, "--resume", str(root)))
+        assert "batches from embedding workers" in output
+        told = finish(loader)
+    lost = re.search(r"([\d,]+) batches that were trained are not", told)
+    gone = int(lost[1].replace(",", "")) if lost else 0
+    assert step_of(root) == BATCHES - gone
+    assert step_of(root) > saved
+
+
+def test_all_are_killed(tmp_path: Path) -> None:
+    """In the second epoch; each batch is trained once in the end."""
+    root = tmp_path / "out"
+    with cluster(tmp_path) as (servers, workers):
+        loader = feed(workers)
+        trainer = train(root, servers, workers)
+        wait_for(root, BATCHES // 2 + 100)
+        kill(trainer)
+        kill(loader)
+    saved = step_of(root)
+    assert BATCHES // 2 < saved < BATCHES
+    with cluster(tmp_path) as (servers, workers):
+        loader = feed(workers)
+        finish(train(root, servers, workers, "--resume", str(root)))
+        finish(loader)
+    assert step_of(root) == BATCHES
