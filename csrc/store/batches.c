@@ -306,14 +306,14 @@ uint64_t batches_missed(const batches *all, const batch *b)
     return n > b->seen ? n - b->seen : 0; /* less: an update failed */
 }
 
-int batches_missed_strays(const batches *all, const batch *b)
-{
-    return !b->pass->staleness && b->strays != all->strays;
-}
-
 uint64_t batches_missed_now(const batches *all, const batch *b)
 {
     return updated_since(all, b, all->clock);
+}
+
+int batches_missed_strays(const batches *all, const batch *b)
+{
+    return !b->pass->staleness && b->strays != all->strays;
 }
 
 int batches_update_before(const batches *all, const batch *b)

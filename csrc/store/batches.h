@@ -113,7 +113,8 @@ typedef struct batches {
     uint64_t trained; /* batches that ended with an update; those of one
                          step of several backwards count as one */
     uint64_t clock;   /* updates that ended */
-    uint64_t strays;  /* ... of no batch, or of one that had ended before */
+    uint64_t strays;  /* gradients in updates, of no batch, or of one that had
+                         ended before */
     uint64_t steps;   /* updates of several backwards that began */
     uint64_t places;  /* batches that loops have taken in passes that train,
                          counted on from the last number of the stream */
@@ -162,10 +163,10 @@ void batches_start(const batches *all, batch *b);
 /* How many batches that were taken have updates which the lookups of b miss,
  * if they began when they were allowed; if they begin now. */
 uint64_t batches_missed(const batches *all, const batch *b);
+uint64_t batches_missed_now(const batches *all, const batch *b);
 /* Whether the lookups of b, in a pass without staleness, may miss updates that
  * nothing waits for: further backwards of a batch, or of other ids. */
 int batches_missed_strays(const batches *all, const batch *b);
-uint64_t batches_missed_now(const batches *all, const batch *b);
 
 /* Whether an update of a batch that was taken before b is not through. */
 int batches_update_before(const batches *all, const batch *b);
