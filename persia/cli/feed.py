@@ -117,12 +117,13 @@ class FeedConfig(pydantic.BaseModel):
         kafka = self.data.startswith("kafka://")
         if not self.job_name or (kafka and part is None):
             return None
-        of = {*_DATA, "shard", "namespace"} - {"epochs"}
+        of = {*_DATA, "namespace"} - {"epochs"}
         if kafka:  # whose batches are cut by offsets alone
-            of = {"batch_size", "namespace", "shard"}
+            of = {"batch_size", "namespace"}
+        if part is None:
+            of.add("shard")
         options = self.model_dump(mode="json", include=of)
         if part is not None:
-            del options["shard"]
             options["part"] = part
         return json.dumps([self.job_name, options], sort_keys=True)
 

@@ -65,14 +65,18 @@ def files(tmp_path: Path) -> str:
 
 
 def feed(
-    workers: Workers, tmp_path: Path, data: str, *more: str
+    workers: Workers,
+    tmp_path: Path,
+    data: str,
+    *more: str,
+    parts: int = PARTS,
 ) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "persia", "feed", data, "--job", "test"),
             *("--schema", str(schema(tmp_path)), "--batch-size", str(BATCH)),
             *("--workers", ",".join(workers.addresses), *more),
-            *("--parts", str(PARTS)),
+            *("--parts", str(parts)),
         ],
         env=environment(OMP_NUM_THREADS="1"),
         stdout=subprocess.PIPE,
@@ -139,14 +143,16 @@ def test_epochs(servers: Servers, workers: Workers, tmp_path: Path) -> None:
     assert trainer.counts(FILES * ROWS) == [3.0] * FILES * ROWS
 
 
-def produce(cluster: Cluster, first: int, per_partition: int) -> None:
+def produce(
+    cluster: Cluster, first: int, per_partition: int, topic: str = "clicks"
+) -> None:
     """Message i of all is in partition i % PARTITIONS."""
     for p in range(PARTITIONS):
         ids = range(first + p, first + per_partition * PARTITIONS, PARTITIONS)
         values: list[Any] = [
             json.dumps({"click": 1, "user": i}).encode() for i in ids
         ]
-        cluster.produce("clicks", values, p)
+        cluster.produce(topic, values, p)
 
 
 def test_topics(
@@ -183,6 +189,29 @@ def test_topics(
     total = n + 13 * PARTITIONS
     assert trainer.counts(total) == [1.0] * total
     assert cluster.committed("clicks") == [half + 13] * PARTITIONS
+
+
+def test_more_partitions(
+    servers: Servers, tmp_path: Path, cluster: Cluster
+) -> None:
+    """The same job has another topic, too: no message is trained again."""
+    url, n = f"kafka://{cluster.servers}/clicks?group=g", 5 * BATCH
+    first = n * PARTITIONS
+    with contextlib.closing(
+        Workers(servers.addresses, loaders=PARTITIONS)
+    ) as workers:
+        trainer = CountingTrainer(servers, workers)
+        produce(cluster, 0, n)
+        ends_well(feed(workers, tmp_path, url))
+        assert trainer.counts(first) == [1.0] * first
+    produce(cluster, first, n, "views")
+    url = url.replace("clicks", "clicks,views")
+    with contextlib.closing(
+        Workers(servers.addresses, loaders=2 * PARTITIONS)
+    ) as workers:
+        trainer = CountingTrainer(servers, workers)
+        ends_well(feed(workers, tmp_path, url, parts=2 * PARTITIONS))
+        assert trainer.counts(2 * first) == [1.0] * 2 * first
 
 
 def test_topics_without_an_end(
