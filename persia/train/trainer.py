@@ -383,8 +383,8 @@ class Trainer:
         return time.perf_counter() - began
 
     def _next_epoch(self, dataset: Iterable[Batch] | Stream) -> int:
-        """Of a stream not the next one if this process, or its data loaders,
-        were started again."""
+        """What follows this epoch. Data loaders count those of a stream, so
+        that a trainer that was started again is in theirs."""
         if not isinstance(dataset, Stream):
             return self.epoch + 1
         over = torch.tensor(dataset.stats()["epochs"], device="cpu")

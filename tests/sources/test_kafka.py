@@ -62,17 +62,21 @@ def numbers(batch: persia.Batch) -> list[int]:
     return batch.dense[:, 0].int().tolist()
 
 
+class Consumer:
+    """A real one, of which a test answers some questions."""
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+
 def left_out(monkeypatch: pytest.MonkeyPatch, gone: set[int]) -> None:
     """Offsets that partition 0 lacks, as after compaction."""
     real = Brokers.consumer
 
-    class Gaps:
-        def __init__(self, consumer: Any) -> None:
-            self._consumer = consumer
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._consumer, name)
-
+    class Gaps(Consumer):
         def consume(self, *args: Any) -> list[Any]:
             return [
                 m
@@ -88,13 +92,7 @@ def answer_times(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
     This cluster answers all such questions with -1, as of times to come."""
     real = Brokers.consumer
 
-    class Times:
-        def __init__(self, consumer: Any) -> None:
-            self._consumer = consumer
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._consumer, name)
-
+    class Times(Consumer):
         def offsets_for_times(self, places: Any, timeout: float) -> list[Any]:
             real_answer = self._consumer.offsets_for_times(places, timeout)
             assert [place.offset for place in real_answer] == [-1]
