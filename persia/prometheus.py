@@ -301,8 +301,8 @@ _FEED = {
     "sent": "Batches that it sent, or passed over.",
     "passed": "Of them, those that all servers had already.",
     "moved": "Batches that were sent to another worker, too.",
-    "refused": "Of them, those that it refused for good.",
-    "lost": "Batches that were trained, but not in a checkpoint loaded since.",
+    "failed": "Batches that ended without an update.",
+    "lost": "Batches that were trained, but are not in the servers' rows.",
     "malformed": "Messages of Kafka that were left out.",
     "dead_letters": "Of them, those sent to the topic for them.",
 }

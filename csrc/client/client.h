@@ -212,11 +212,19 @@ static inline int client_is_loss(int rc)
 {
     return rc == PERSIA_ELOST || rc == PERSIA_EREPLACED;
 }
+/* An embedding worker has made this update of another stream, and all servers
+ * have it.  persia_client_look() finds out whether they still do. */
+PERSIA_API int persia_client_witness(ps_client *c, uint64_t stream,
+                                     uint64_t number);
+
 /* PERSIA_ELOST once if updates were lost, as persia_client_push() reports it.
  */
 PERSIA_API int persia_client_tell_lost(ps_client *c);
 /* The same, after asking all shards whether they were started again. */
 PERSIA_API int persia_client_look(ps_client *c);
+/* The same, if embedding workers made updates for this client: its own calls
+ * find out what became of its own. */
+PERSIA_API int persia_client_check_lost(ps_client *c);
 
 /* The restore that the rows of shard 0 stem from, as it last said; 0: none. */
 PERSIA_API uint64_t persia_client_restore(ps_client *c);

@@ -363,6 +363,7 @@ int persia_client_destroy(ps_client *r)
         r->calls = k->next;
         call_free(k);
     }
+    client_witnesses_end(r);
     persia_index_pool_free(&r->indexes);
     for (uint32_t i = 0; i < r->servers_n; i++) {
         server *s = r->servers[i];

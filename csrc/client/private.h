@@ -184,6 +184,8 @@ enum restores {
                         store has begun */
 };
 
+typedef struct witness witness;
+
 struct ps_client {
     sched *s; /* the client's */
     embedded *embedded; /* its own shard, which has the threads s; or NULL */
@@ -222,6 +224,8 @@ struct ps_client {
     uint8_t left[SYNC_RANKS];  /* 1: a server told that this rank has left */
     char lost_text[FAN_TEXT];  /* not told yet; "": none */
     int lost_code;             /* of lost_text */
+    uint64_t lost_elsewhere;   /* not told yet: see witness.c */
+    witness *witnesses;        /* a stream each */
     uint64_t replaced_by;      /* the restore that was counted last */
     uint64_t replaced_lost;    /* updates that went with it */
     call *calls;               /* free */
@@ -254,11 +258,24 @@ int server_repair(ps_client *r, server *to, uint64_t boot, uint64_t deadline);
 uint32_t server_table(server *to, uint32_t no);
 /* Counts updates that a restarted server does not have. */
 void client_note_lost(ps_client *r, const server *to, uint64_t lost);
+/* The same, of updates that embedding workers made. */
+void client_note_elsewhere(ps_client *r, uint64_t lost);
 /* Adds what persia_client_tell_lost() tells. */
 void client_note_text(ps_client *r, const char *text);
 /* How many updates it had acknowledged and that are not in `there`; its lock
  * is held. */
 uint64_t server_acked_beyond(const server *to, const window *there);
+
+/* A server's Hello of a stream; without tables and slots. */
+int client_ask_ledger(const ps_client *r, server *to, uint64_t stream,
+                      uint64_t deadline, wire_hello_reply *out);
+
+/* ---- witness.c ---- */
+
+/* Counts the updates of persia_client_witness() that a server lacks. */
+int client_compare_witnesses(ps_client *r, uint64_t deadline);
+/* Forgets all of them. */
+void client_witnesses_end(ps_client *r);
 
 /* ---- complete.c ---- */
 

@@ -46,10 +46,18 @@ int persia_client_tell_lost(ps_client *r)
     char text[FAN_TEXT];
     pthread_mutex_lock(&r->lock);
     const int code = r->lost_code;
+    const uint64_t elsewhere = r->lost_elsewhere;
     memcpy(text, r->lost_text, sizeof text);
     r->lost_text[0] = 0;
     r->lost_code = PERSIA_ELOST;
+    r->lost_elsewhere = 0;
     pthread_mutex_unlock(&r->lock);
+    const size_t n = strlen(text);
+    if (elsewhere)
+        snprintf(text + n, sizeof text - n,
+                 "%sservers have lost %llu updates that embedding workers had "
+                 "acknowledged", n ? "; " : "",
+                 (unsigned long long)elsewhere);
     return text[0] ? persia_err_set(code,
                                     "%s; load a checkpoint, or go on "
                                     "without them (lost=\"continue\")",
@@ -186,14 +194,15 @@ static int is_other_training(const ps_client *r, server *to, uint64_t lineage)
 }
 
 /* Rows with updates that this client has not made since it loaded others:
- * its next ones would be taken for these. */
+ * its next ones would be taken for these.  In a stream that is shared others
+ * make updates, too. */
 static int check_history(ps_client *r, const server *to,
                          const wire_hello_reply *m)
 {
     pthread_mutex_lock(&r->lock);
     const uint64_t last = r->next_number, top = numbers_wire_top(&m->ledger);
     pthread_mutex_unlock(&r->lock);
-    if (top <= last)
+    if (top <= last || r->shared)
         return PERSIA_OK;
     return persia_err_set(
         PERSIA_EMISMATCH,
@@ -243,6 +252,14 @@ static int ask_hello(const ps_client *r, server *to, enum claim claim,
     return send_hello(r, to, &m, deadline, out);
 }
 
+int client_ask_ledger(const ps_client *r, server *to, uint64_t stream,
+                      uint64_t deadline, wire_hello_reply *out)
+{
+    wire_hello m = make_hello(r, CLAIM_LOOK);
+    m.stream = stream;
+    return send_hello(r, to, &m, deadline, out);
+}
+
 /* Declares all tables at a server of this boot; numbers: [tables]. */
 static int declare_again(ps_client *r, server *to, wire_caller who,
                          uint64_t deadline, uint32_t *numbers)
@@ -274,6 +291,16 @@ void client_note_text(ps_client *r, const char *text)
     size_t n = strlen(r->lost_text);
     snprintf(r->lost_text + n, sizeof r->lost_text - n, "%s%s",
              n ? "; " : "", text);
+    pthread_mutex_unlock(&r->lock);
+}
+
+void client_note_elsewhere(ps_client *r, uint64_t lost)
+{
+    r->counts.lost += lost;
+    if (r->policy != LOST_RAISE)
+        return;
+    pthread_mutex_lock(&r->lock);
+    r->lost_elsewhere += lost;
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -466,6 +493,7 @@ int persia_client_greet(ps_client *r, int restored)
         return rc;
     persia_client_set_last_number(r, last);
     if (restored) {
+        client_witnesses_end(r);
         client_compare_restores(r);
         client_set_t_after(r, client_servers_t(r), last);
         (void)persia_client_tell_lost(r);
@@ -483,6 +511,7 @@ int persia_client_go_on(ps_client *r, uint64_t stream, uint64_t number,
         rc = client_greet_each(r, GREET_LOADED, &last);
     if (rc)
         return rc;
+    client_witnesses_end(r);
     atomic_store(&r->resumed, 1);
     persia_client_set_last_number(r, number == NUMBER_LAST ? last : number);
     atomic_store(&r->missing, lost);
@@ -557,8 +586,18 @@ int persia_client_look(ps_client *r)
     for (uint32_t i = 0; i < r->servers_n && !rc; i++)
         rc = look_at(r, r->servers[i], deadline);
     if (!rc)
+        rc = client_compare_witnesses(r, deadline);
+    if (!rc)
         rc = persia_client_tell_lost(r);
     return rc ? rc : client_check_mixture(r, 0);
+}
+
+int persia_client_check_lost(ps_client *r)
+{
+    pthread_mutex_lock(&r->lock);
+    const int has = r->witnesses != NULL;
+    pthread_mutex_unlock(&r->lock);
+    return has ? persia_client_look(r) : persia_client_tell_lost(r);
 }
 
 /* ---- one request of the caller's ---- */

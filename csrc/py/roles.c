@@ -478,7 +478,7 @@ static PyObject *rank_counts_of(PyObject *self, PyObject *unused)
     (void)unused;
     persia_rank_get_counts(((rank_object *)self)->rank, &c);
     return Py_BuildValue("{sKsKsKsKsK}", "late", (unsigned long long)c.late,
-                         "lost", (unsigned long long)c.lost, "given_up",
+                         "failed", (unsigned long long)c.failed, "given_up",
                          (unsigned long long)c.given_up, "away",
                          (unsigned long long)c.away, "epochs",
                          (unsigned long long)c.epochs);
@@ -488,6 +488,13 @@ static PyObject *rank_cancel(PyObject *self, PyObject *unused)
 {
     (void)unused;
     persia_rank_cancel(((rank_object *)self)->rank);
+    Py_RETURN_NONE;
+}
+
+static PyObject *rank_again(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    persia_rank_again(((rank_object *)self)->rank);
     Py_RETURN_NONE;
 }
 
@@ -501,6 +508,9 @@ static PyMethodDef rank_methods[] = {
      "counts()\n--\n\nBatches that were late, and losses of servers."},
     {"cancel", rank_cancel, METH_NOARGS,
      "cancel()\n--\n\nBatches so far are not wanted any more."},
+    {"again", rank_again, METH_NOARGS,
+     "again()\n--\n\nThe end of this pass is an error: the next one ends, "
+     "too."},
     {NULL, NULL, 0, NULL},
 };
 

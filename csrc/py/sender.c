@@ -54,19 +54,18 @@ int py_role_client(PyObject *dict, role_client_config *out)
 {
     static char *words[] = {"addresses", "namespace",     "rank",
                             "world",     "timeout",       "message_limit",
-                            "dtype",     "lost",          "security",
-                            "move_after", "stream",       NULL};
+                            "dtype",     "security",      "move_after",
+                            "stream",    "job",           NULL};
     PyObject *addresses, *security, *none = PyTuple_New(0);
     const char *name_space;
     double timeout, move;
-    unsigned long long limit, stream;
-    unsigned lost;
+    unsigned long long limit, stream, job;
     if (!none)
         return -1;
     int ok = PyArg_ParseTupleAndKeywords(
-        none, dict, "OsIIdKIIOdK", words, &addresses, &name_space, &out->rank,
-        &out->world, &timeout, &limit, &out->dtype, &lost, &security, &move,
-        &stream);
+        none, dict, "OsIIdKIOdKK", words, &addresses, &name_space, &out->rank,
+        &out->world, &timeout, &limit, &out->dtype, &security, &move, &stream,
+        &job);
     Py_DECREF(none);
     if (!ok || py_security(security, &out->security) ||
         py_name(name_space, out->name_space, sizeof out->name_space) ||
@@ -75,7 +74,7 @@ int py_role_client(PyObject *dict, role_client_config *out)
         return -1;
     out->stream = stream;
     out->message_limit = limit;
-    out->lost = lost ? LOST_CONTINUE : LOST_RAISE;
+    out->job = job;
     out->addresses = py_texts(addresses, &out->addresses_n);
     return out->addresses ? 0 : -1;
 }
@@ -337,7 +336,7 @@ static PyObject *sender_counts_of(PyObject *self, PyObject *unused)
         "position", (unsigned long long)c.position, "sent",
         (unsigned long long)c.sent, "done", (unsigned long long)c.done,
         "passed", (unsigned long long)c.passed, "moved",
-        (unsigned long long)c.moved, "refused", (unsigned long long)c.refused,
+        (unsigned long long)c.moved, "failed", (unsigned long long)c.failed,
         "lost", (unsigned long long)c.lost,
         "away", (unsigned long long)c.away);
 }

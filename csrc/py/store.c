@@ -310,6 +310,8 @@ static PyObject *py_store_flush(PyObject *self, PyObject *arg)
         return NULL;
     BEGIN(self, "Store.flush");
     Py_BEGIN_ALLOW_THREADS rc = persia_store_flush(s, timeout);
+    if (!rc)
+        rc = persia_client_check_lost(c);
     END();
     Py_END_ALLOW_THREADS
     if (rc)

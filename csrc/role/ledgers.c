@@ -1,7 +1,9 @@
 /* ledgers.c: what servers have of the batches of a loader. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "role/private.h"
+#include "shard/gaps.h"
 
 /* The ledger of a stream at one server. */
 static int ask_server(role_service *s, uint32_t shard, uint64_t stream,
@@ -24,9 +26,7 @@ static int ask_server(role_service *s, uint32_t shard, uint64_t stream,
 
 int ledger_lists(const wire_ledger *l, uint64_t number)
 {
-    const uint64_t bit = number - l->watermark - 1;
-    return number <= l->watermark ||
-           (bit < 64 * WIRE_WINDOW_MAX && l->window[bit / 64] >> bit % 64 & 1);
+    return number <= l->watermark || !ledger_lacks(l, number);
 }
 
 /* What all servers have of a stream. */
@@ -45,6 +45,8 @@ static int ask_servers(role_service *s, uint64_t stream, wire_ledger *out)
             if (ledger_lists(&own, number) && ledger_lists(out, number))
                 both.window[bit / 64] |= (uint64_t)1 << bit % 64;
         }
+        memcpy(both.gaps, out->gaps, sizeof both.gaps);
+        gaps_join(both.gaps, own.gaps);
         *out = both;
     }
     return rc;

@@ -11,41 +11,30 @@
 
 #include "role/private.h"
 
-/* Jobs may have some of its batches, and end them. */
-static void end_stream(role_service *s, role_stream *t)
-{
-    t->old = 1;
-    t->next = s->old;
-    s->old = t;
-}
-
-static void end_batches(role_service *s)
-{
-    while (s->queue)
-        offer_end(s, s->queue);
-    for (offer *o = s->leased, *next; o; o = next) {
-        next = o->next;
-        if (o->state == OFFER_LEASED)
-            offer_end(s, o);
-    }
-}
-
 static void begin_again(role_service *s, uint64_t lineage, uint64_t boot)
 {
-    end_batches(s);
-    for (role_stream *t = s->streams, *next; t; t = next) {
-        next = t->next;
-        end_stream(s, t);
-    }
-    s->streams = NULL;
-    s->stats.streams = s->streams_ever = 0;
-    s->stats.restores++;
-    s->counts = 0;
-    s->over = 0;
+    while (s->streams)
+        stream_end(s, s->streams);
     s->began = persia_clock_ns();
+    for (role_job *j = s->job_list; j; j = j->next) {
+        j->counts = 0;
+        j->over = 0;
+        j->streams_ever = 0;
+        j->began = s->began;
+    }
+    s->stats.restores++;
     s->lineage = lineage;
     s->boot = boot;
     waits_end(s);
+}
+
+/* Of the lives of all servers, as they last said. */
+static uint64_t servers_now(const role_service *s)
+{
+    uint64_t all = 1;
+    for (uint32_t i = 0; i < persia_client_shards(s->look); i++)
+        all = all * 31 + persia_client_caller(s->look, i).boot;
+    return all ? all : 1;
 }
 
 static int look(role_service *s)
@@ -58,6 +47,7 @@ static int look(role_service *s)
         return rc;
     const uint64_t lineage = persia_client_restore(s->look);
     service_enter(s);
+    s->servers = servers_now(s);
     if (lineage != s->lineage)
         begin_again(s, lineage, boot);
     service_leave(s);

@@ -175,7 +175,8 @@ static int say_hello(const role_client *c, role_link *l, uint64_t stream,
                     .version_min = WIRE_VERSION_MIN,
                     .rank = c->rank,
                     .world = c->world,
-                    .stream = stream};
+                    .stream = stream,
+                    .job = c->job};
     wire_out o;
     memcpy(m.name_space, c->name_space, sizeof m.name_space);
     persia_wire_out_init(&o);
@@ -393,6 +394,7 @@ int role_client_open(const role_client_config *config, role_client *out)
 {
     int rc = persia_fork_check("a connection to an embedding worker");
     *out = (role_client){.rank = config->rank, .world = config->world,
+                         .job = config->job,
                          .timeout_ns = config->timeout_ns,
                          .move_ns = config->move_ns};
     pthread_mutex_init(&out->lock, NULL);

@@ -1,5 +1,6 @@
 /* offers.c: the states of a batch, and lists of batches. */
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +14,8 @@ static const unsigned char next[OFFER_STATES][OFFER_EVENTS] = {
     [OFFER_LOOKING] = {NEVER, OFFER_LEASED, OFFER_QUEUED, NEVER, OFFER_DONE},
     [OFFER_LEASED] = {OFFER_LOOKING, NEVER, OFFER_QUEUED, OFFER_RETURNING,
                       OFFER_DONE},
-    [OFFER_RETURNING] = {NEVER, OFFER_LEASED, NEVER, NEVER, OFFER_DONE},
+    [OFFER_RETURNING] = {NEVER, OFFER_LEASED, OFFER_QUEUED, NEVER,
+                         OFFER_DONE},
     [OFFER_DONE] = {NEVER, NEVER, NEVER, NEVER, NEVER},
 };
 
@@ -87,10 +89,16 @@ size_t offer_feature(const offer *o, const char *name)
     return at;
 }
 
-int offer_check(const offer *o, const wire_plan *plan)
+const role_plan *offer_plan(const offer *o)
+{
+    return o->stream->job->plan;
+}
+
+int offer_check(const offer *o, const role_plan *p)
 {
     const wire_submit *m = &o->m;
-    for (size_t i = 0; i < plan->features_n; i++)
+    const wire_plan *plan = p ? &p->plan : NULL;
+    for (size_t i = 0; plan && i < plan->features_n; i++)
         if (offer_feature(o, plan->features[i].name) == m->features_n)
             return persia_err_set(PERSIA_EFEATURE,
                                   "the batch has no feature %s, which the "
@@ -122,6 +130,7 @@ static void drop_index(offer *o)
     persia_batch_index_put(o->index);
     o->index = NULL;
     row_ids_free(&o->rows);
+    o->planned = 0;
 }
 
 void offer_release(role_service *s, offer *o)
@@ -131,19 +140,45 @@ void offer_release(role_service *s, offer *o)
         offer_free(s, o);
 }
 
-void offer_end(role_service *s, offer *o)
+static void end(role_service *s, offer *o)
 {
     const int queued = o->state == OFFER_QUEUED;
     offer_event(o, OFFER_END);
     offers_remove(queued ? &s->queue : &s->leased, o);
     s->stats.queued -= (uint64_t)queued;
     s->stats.leased -= (uint64_t)!queued;
-    if (!queued)
-        (void)window_add(&s->leases, o->lease);
     (void)window_add(&o->stream->done, o->m.number);
     drop_index(o);
     if (!o->users)
         offer_free(s, o);
+}
+
+void offer_end(role_service *s, offer *o)
+{
+    if (o->state != OFFER_QUEUED)
+        (void)window_add(&s->leases, o->lease);
+    end(s, o);
+}
+
+/* The loader learns of all that are kept: few fail without an error that ends
+ * its run. */
+static void keep_failure(role_stream *t, uint64_t number, int code,
+                         const char *text)
+{
+    if (!t->failed)
+        t->failed = calloc(ROLE_FAILED, sizeof *t->failed);
+    if (!t->failed)
+        return;
+    role_failure *f = &t->failed[t->failed_n++ % ROLE_FAILED];
+    *f = (role_failure){.number = number, .code = code};
+    snprintf(f->text, sizeof f->text, "%s", text);
+}
+
+void offer_fail(role_service *s, offer *o, int code, const char *text)
+{
+    s->stats.failed++;
+    keep_failure(o->stream, o->m.number, code, text);
+    end(s, o);
 }
 
 int offer_found(role_service *s, offer *o)
@@ -164,7 +199,9 @@ void offer_again(role_service *s, offer *o, int failed)
     o->offers += failed != 0;
     if (o->offers >= ROLE_OFFERS) {
         s->stats.given_up++;
-        offer_end(s, o);
+        offer_fail(s, o, PERSIA_ELOST,
+                   "trainers took it four times and returned no gradients "
+                   "that were applied: it is not trained");
         return;
     }
     offer_event(o, OFFER_AGAIN);

@@ -85,7 +85,8 @@ static void forget(at_link *at)
 
 int pass_end(role_rank *r)
 {
-    int over = r->over;
+    int over = r->over && !r->again;
+    r->again = 0;
     for (const role_taken *t = r->held; t; t = t->held_next)
         over &= t->generation != r->generation || atomic_load(&t->used);
     for (size_t i = 0; i < r->c.links_n; i++)
@@ -175,12 +176,40 @@ static int keep_parts(at_link *at, const wire_take_reply *m)
     return PERSIA_OK;
 }
 
+/* The loaders are of another job than it knew: a pass that has not begun is of
+ * that one. */
+static void change_job(role_rank *r, uint64_t job)
+{
+    r->job = job;
+    r->epoch = r->first = r->begun = 0;
+    r->place = r->used = (uint64_t)r->c.rank + 1;
+    for (size_t i = 0; i < r->c.links_n; i++)
+        forget(&r->at[i]);
+}
+
+/* Takes in which job an answer is of.  Whether that is the rank's. */
+static int learn_job(const role_taken *t)
+{
+    role_rank *r = t->r;
+    const wire_take_reply *m = &t->m;
+    const int asked = t->job == r->job || (!t->job && m->job == r->job);
+    if (t->generation != r->generation || !asked)
+        return 0;
+    if (m->job && m->job != r->job && !r->c.job &&
+        (!r->epoch || r->begun != r->epoch))
+        change_job(r, m->job);
+    if (m->job && m->job != r->job)
+        return 0;
+    r->first = m->first ? m->first : r->first;
+    return 1;
+}
+
 int pass_learn(role_taken *t)
 {
     role_rank *r = t->r;
     at_link *at = &r->at[t->from - r->c.links];
     pthread_mutex_lock(&r->lock);
-    int own = t->generation == r->generation;
+    int own = learn_job(t);
     if (own && !r->epoch)
         r->epoch = t->m.epoch;
     own = own && t->m.epoch <= r->epoch;

@@ -1,8 +1,10 @@
 /* private.h: what the parts of the service share (private).
  *
  *   service.c  its life; requests and answers; the timer
- *   streams.c  loaders and their epochs
- *   queue.c    ranks, batches; what waits
+ *   jobs.c     jobs, their ranks, and what these look up
+ *   epochs.c   epochs of a job
+ *   streams.c  loaders
+ *   queue.c    batches; what waits
  *   offers.c   the states of a batch
  *   work.c     lookups and updates
  *   ledgers.c  what servers have
@@ -23,6 +25,8 @@ enum {
     ROLE_WINDOW = 4 * WIRE_BATCHES_MAX,
     ROLE_WAITING = 1024, /* threads, at most: one a part that waits */
     ROLE_LEASES = 65536, /* of which is known how they ended */
+    ROLE_PLANS = 64,
+    ROLE_FAILED = WIRE_BATCHES_MAX, /* those that loaders may not know */
     ROLE_OFFERS = 4 /* of a batch; then it is given up */
 };
 #define ROLE_WAIT_NS ((uint64_t)1000000000) /* of Submit and Take */
@@ -36,14 +40,14 @@ enum {
  *  QUEUED      LOOKING                  RETURNING  DONE
  *  LOOKING              LEASED  QUEUED             DONE
  *  LEASED      LOOKING          QUEUED  RETURNING  DONE
- *  RETURNING            LEASED                     DONE
+ *  RETURNING            LEASED  QUEUED             DONE
  *
  *     Submit ──► QUEUED ──Take──► LOOKING ──answer──► LEASED
  *                  │ ▲                                 │  │
- *                  │ └──lease over, rank dead, UNUSED──┘  │
- *                  │                                   Return
- *                  └─Return of a rank that has it──►      ▼
- *                    from another worker             RETURNING ──► DONE
+ *                  │ ├──lease over, rank dead, UNUSED──┘  │
+ *                  │ └──gradients refused──────────┐   Return
+ *                  └─Return of a rank that has it──┼─►    ▼
+ *                    from another worker           └─RETURNING ──► DONE
  *
  * QUEUED: a batch that its loader sent before, to this worker or another one,
  * is withheld until no rank has it: see is_withheld().
@@ -62,15 +66,56 @@ enum offer_event {
     OFFER_FOUND,  /* it is looked up; or its gradients may arrive again */
     OFFER_AGAIN,  /* back to the queue */
     OFFER_RETURN, /* its gradients arrive */
-    OFFER_END,    /* trained, skipped, or given up (queued: its epoch is over
+    OFFER_END,    /* trained, skipped, or failed (queued: its epoch is over
                      for the one rank that may take it) */
     OFFER_EVENTS
 };
+
+/* Tables whose distinct rows go to the ranks, and the features that want
+ * them: each name once, a *key*.  Tables that share a feature are a group:
+ * each has a row for all ids of the group, in one order. */
+typedef struct row_plan {
+    uint32_t keys_n, tables_n, groups;
+    uint32_t *feature;     /* [keys_n] the first one of the key */
+    uint32_t *group;       /* [keys_n] */
+    uint32_t *table;       /* [tables_n] its place in the plan */
+    uint32_t *table_group; /* [tables_n] */
+} row_plan;
+
+/* What ranks look up; constant. */
+typedef struct role_plan {
+    struct role_plan *next;
+    wire_plan plan;
+    row_plan rows;
+    wire_memory memory;
+} role_plan;
+
+/* Loaders and ranks that belong together.  An epoch is of the loaders of a
+ * job. */
+typedef struct role_job {
+    struct role_job *next;
+    uint64_t id;
+    uint64_t began;        /* here, or when servers got other rows */
+    uint64_t joined;       /* order in which a loader joined one last */
+    uint32_t world;        /* of the ranks, as the last one said */
+    uint32_t streams_ever;
+    int counts;            /* epochs as others do: a rank has asked */
+    uint64_t over;         /* epochs that ranks heard the end of */
+    const role_plan *plan; /* of its ranks; NULL: none has asked */
+} role_job;
+
+/* A batch that ended without an update. */
+typedef struct role_failure {
+    uint64_t number;
+    int code;
+    char text[WIRE_TEXT_MAX + 1];
+} role_failure;
 
 /* A loader. */
 typedef struct role_stream {
     struct role_stream *next;
     uint64_t name;
+    role_job *job;
     /* As its last heartbeat said: */
     uint64_t client;   /* its process */
     uint64_t former;   /* the one before: what it still says is late */
@@ -91,25 +136,14 @@ typedef struct role_stream {
     size_t offers;     /* that are not freed */
     int settling;      /* servers are asked which of them they have */
     uint64_t used;     /* when it was heard of last */
-    int lost;          /* code of lost_text, for the next Return; or 0 */
-    char lost_text[512];
+    role_failure *failed; /* [failed_n] a ring of ROLE_FAILED, or NULL */
+    size_t failed_n;      /* all that were put there */
     pthread_mutex_t opening; /* guards all below until it is open */
     int open;
     ps_client *c;      /* that pushes in this stream */
     worker *w;
     uint32_t *tables;  /* [tables of the plan] their numbers */
 } role_stream;
-
-/* Tables whose distinct rows go to the ranks, and the features that want
- * them: each name once, a *key*.  Tables that share a feature are a group:
- * each has a row for all ids of the group, in one order. */
-typedef struct row_plan {
-    uint32_t keys_n, tables_n, groups;
-    uint32_t *feature;     /* [keys_n] the first one of the key */
-    uint32_t *group;       /* [keys_n] */
-    uint32_t *table;       /* [tables_n] its place in the plan */
-    uint32_t *table_group; /* [tables_n] */
-} row_plan;
 
 /* The distinct ids that these tables are asked for. */
 typedef struct row_ids {
@@ -143,7 +177,7 @@ typedef struct offer {
     int settled;        /* of attempt 2: servers do not have it */
     /* Of its lease: */
     uint64_t lease;
-    uint32_t rank;
+    uint64_t client;    /* of the rank */
     uint64_t request;   /* number of the Take; 0: it was returned only */
     uint64_t expires;
     /* Of the lookup; jobs have it in the states LOOKING and RETURNING. */
@@ -155,8 +189,12 @@ typedef struct offer {
 
 typedef struct role_known_rank {
     struct role_known_rank *next;
-    uint32_t rank;
-    uint64_t client;
+    uint64_t named;  /* the job that it named, or 0 */
+    uint32_t rank, world;
+    uint64_t client, former; /* its process, and the one before */
+    const role_plan *plan;   /* what it looks up; NULL: it has not said */
+    role_job *job;   /* that it takes batches of; NULL: of none yet */
+    uint64_t seen;  /* its Hello, or its last Take */
     uint64_t heard; /* its last Take */
     wire_batch_name *held; /* [held_n] batches that it had then, from other
                               workers or earlier processes of this one */
@@ -192,6 +230,9 @@ typedef struct asking {
     size_t parts_n;
     wire_ledger *ledger;    /* of a loader's Hello, or NULL */
     uint64_t lineage;       /* of the rows that it is of, or before */
+    uint64_t in_job, loaders_first; /* of a Take: see TakeReply */
+    wire_failed_batch *failed;      /* [failed_n] of a Submit */
+    size_t failed_n;
     worker_counts counts; /* of a Return */
     void *floats;    /* of a Take or Return */
     wire_take_reply taken;
@@ -215,18 +256,14 @@ struct role_service {
     uint64_t boot, began;      /* random; when: see lineage.c */
     uint64_t lineage;          /* of the servers' rows: the restore that they
                                   stem from */
+    uint64_t servers;          /* of their boots: changes with one */
     int looks;                 /* a job asks servers for that */
     uint64_t looked;           /* when the last one did */
-    wire_plan plan;            /* constant once declared */
-    row_plan rows;             /* of it */
-    wire_memory plan_memory;
-    _Atomic(int) declared;
+    role_plan *plans;
+    role_job *job_list;
+    uint64_t joins;            /* of loaders */
     role_stream *streams, *old;
-    size_t streams_ever;
     role_known_rank *ranks;
-    uint32_t world;            /* of the ranks, as the last one said */
-    int counts;                /* epochs as others do: a rank has asked */
-    uint64_t over;             /* epochs that ranks heard the end of */
     offer *queue, *leased;     /* by seq */
     asking *takes, *submits;   /* that wait, oldest first */
     asking *ready;              /* to be answered without the lock */
@@ -255,6 +292,8 @@ void offers_insert(offer **list, offer *o);
 void offers_remove(offer **list, offer *o);
 /* It is done, for good; it is freed when nothing uses it. */
 void offer_end(role_service *s, offer *o);
+/* The same, without an update: its loader is told why. */
+void offer_fail(role_service *s, offer *o, int code, const char *text);
 /* Back to the queue; or given up, if too many offers `failed`. */
 void offer_again(role_service *s, offer *o, int failed);
 /* One user less. */
@@ -265,8 +304,11 @@ int offer_found(role_service *s, offer *o);
 int offer_make(const void *data, size_t n, offer **out);
 void offer_free(role_service *s, offer *o);
 uint64_t offer_epoch(const offer *o);
-/* Whether its ids add up, and all features of the plan are there. */
-int offer_check(const offer *o, const wire_plan *plan);
+/* Whether its ids add up, and all features of the plan (NULL: none) are
+ * there. */
+int offer_check(const offer *o, const role_plan *plan);
+/* What its ranks look up. */
+const role_plan *offer_plan(const offer *o);
 /* The place of a feature in it, or features_n. */
 size_t offer_feature(const offer *o, const char *name);
 
@@ -289,10 +331,42 @@ void service_take(asking *a);
 void service_return(asking *a);
 void service_sums(asking *a);
 void service_hello(asking *a);
-/* Whether the rank held it at its last Take. */
-int rank_has(const role_known_rank *r, const offer *o);
 /* Whether a rank may have it, or none has said that it does not. */
 int is_withheld(const role_service *s, const offer *o, uint64_t now);
+
+/* ---- jobs.c ---- */
+
+/* The job of this id, made if need be.  NULL: no memory. */
+role_job *job_find(role_service *s, uint64_t id);
+/* NULL: it is not known. */
+role_job *job_named(const role_service *s, uint64_t id);
+/* Whether one of its loaders is there. */
+int job_is_fed(const role_service *s, const role_job *j);
+/* A loader of it joins. */
+void job_join(role_service *s, role_job *j);
+/* The job whose batches a rank is to have; *j NULL: none has loaders.
+ * PERSIA_ESTALE: it is to say Hello, and what it looks up.
+ * PERSIA_EMISMATCH: other ranks look up otherwise. */
+int job_of_rank(role_service *s, role_known_rank *r, uint64_t id, int begun,
+                role_job **j);
+/* A batch has arrived: a job without a plan has that of ranks that wait. */
+void job_expect(role_service *s, role_job *j);
+/* Drops what jobs without loaders and ranks have left behind.  Whether that
+ * gives room. */
+int jobs_drop(role_service *s);
+/* Forgets jobs of which nothing is left. */
+void role_jobs_tick(role_service *s, uint64_t now);
+void role_jobs_free(role_service *s);
+/* A rank's process says Hello. */
+int rank_hello(role_service *s, const wire_hello *m);
+/* Of this process; or NULL. */
+role_known_rank *rank_find(const role_service *s, uint64_t client);
+/* Whether a later process has its place. */
+int rank_is_replaced(const role_service *s, uint64_t client);
+/* Whether it held the batch at its last Take. */
+int rank_has(const role_known_rank *r, const offer *o);
+/* A rank says what it looks up.  *created: it had not, or otherwise. */
+int rank_declare(role_service *s, const wire_plan *m, uint32_t *created);
 
 /* ---- streams.c ---- */
 
@@ -301,8 +375,11 @@ void stream_free(role_stream *t);
 void stream_drop(role_service *s, role_stream *t);
 /* NULL: it is not known. */
 role_stream *stream_named(const role_service *s, uint64_t name);
-/* The same, made if need be. */
-int stream_find(role_service *s, uint64_t name, role_stream **out);
+/* The same, made for a job if need be. */
+int stream_find(role_service *s, uint64_t name, uint64_t job,
+                role_stream **out);
+/* It begins anew, if it is heard of again; its batches end. */
+void stream_end(role_service *s, role_stream *t);
 /* Its loader is alive; what it said is done. */
 void stream_hear(role_stream *t, uint64_t settled);
 /* A message of this process: whether that has the stream (now). */
@@ -315,24 +392,34 @@ void stream_learn(role_service *s, role_stream *t, const wire_heartbeat *m);
 int stream_claim(role_service *s, const wire_heartbeat *m, uint32_t *status);
 /* Loaders that have been silent for too long are gone. */
 void streams_tick(role_service *s, uint64_t now);
+/* Whether its loader has epochs to come, or has them ended. */
+int stream_is_there(const role_stream *t);
+
+/* ---- epochs.c: of a job ---- */
+
 /* What ranks and workers call a loader's own epoch; 0: it is not known. */
 uint64_t stream_epoch(const role_stream *t, uint64_t own);
+/* That of its next batch; 0: it is not known. */
+uint64_t stream_epoch_now(const role_stream *t);
 /* A rank is beyond these. */
-void epochs_count(role_service *s, uint64_t over);
+void epochs_count(role_service *s, role_job *j, uint64_t over);
 /* So many loaders as there are have ended it.  begun: the rank that asks had
  * batches of it. */
-int epoch_is_over(const role_service *s, uint64_t epoch, int begun);
+int epoch_is_over(const role_service *s, const role_job *j, uint64_t epoch,
+                  int begun);
 /* The first one of which new loaders may send. */
-uint64_t epoch_first(const role_service *s);
+uint64_t epoch_first(const role_service *s, const role_job *j);
+/* The first one of the loaders that are there; 0: it is not known. */
+uint64_t epoch_of_loaders(const role_service *s, const role_job *j);
 /* That of a rank without one; 0: it is not known.  *sure: it is that also if
  * nothing of it is in the queue. */
-uint64_t epoch_next(const role_service *s, int *sure);
+uint64_t epoch_next(const role_service *s, const role_job *j, int *sure);
 /* Whether there may be no more batches before ranks have trained what other
  * workers have: a loader waits for that, or (none) there is no loader. */
-int epoch_is_idle(const role_service *s, int none);
+int epoch_is_idle(const role_service *s, const role_job *j, int none);
 /* What a rank is to know of an epoch that is over: [WIRE_LOADERS_MAX].  Their
  * number. */
-size_t epoch_parts(const role_service *s, uint64_t epoch,
+size_t epoch_parts(const role_service *s, const role_job *j, uint64_t epoch,
                    const role_known_rank *r, wire_loader_part *out);
 
 /* ---- rows.c ---- */
@@ -340,16 +427,16 @@ size_t epoch_parts(const role_service *s, uint64_t epoch,
 /* PERSIA_EARG: features of one table that do not travel alike. */
 int row_plan_make(const wire_plan *p, wire_memory *memory, row_plan *out);
 /* Elements of the widest row. */
-uint32_t row_plan_width(const role_service *s);
+uint32_t row_plan_width(const role_plan *p);
 /* The ids of a batch whose stream is open. */
-int row_ids_find(const role_service *s, const offer *o, row_ids *ids,
+int row_ids_find(const role_plan *p, const offer *o, row_ids *ids,
                  row_places *places);
 void row_ids_free(row_ids *ids);
 void row_places_free(row_places *places);
 /* As the worker takes them: a plan of PLAN_ROWS whose keys are the tables, and
  * its batch. */
-int row_ids_plan(const role_service *s, const offer *o, uint32_t *plan);
-id_batch row_ids_batch(const role_service *s, const row_ids *ids);
+int row_ids_plan(const role_plan *p, const offer *o, uint32_t *plan);
+id_batch row_ids_batch(const role_plan *p, const row_ids *ids);
 
 /* ---- lineage.c ---- */
 

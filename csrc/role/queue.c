@@ -1,4 +1,4 @@
-/* queue.c: what the service knows of ranks, and which Take gets which batch.
+/* queue.c: which Take gets which batch; Return.
  * The lock is held in all of it. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,6 +69,28 @@ static void wait_in(asking **list, asking *a)
 
 /* ---- Submit ---- */
 
+/* Those of the done batches that have no update. */
+static int list_failed(asking *a, const role_stream *t, uint64_t settled)
+{
+    const size_t n = t->failed_n < ROLE_FAILED ? t->failed_n : ROLE_FAILED;
+    a->failed_n = 0;
+    if (!n)
+        return PERSIA_OK;
+    a->failed = persia_wire_memory_take(&a->memory, n * sizeof *a->failed);
+    if (!a->failed)
+        return PERSIA_ENOMEM;
+    for (size_t i = 0; i < n; i++) {
+        const role_failure *f = &t->failed[i];
+        if (f->number <= settled || f->number > settled + WIRE_BATCHES_MAX)
+            continue;
+        wire_failed_batch *to = &a->failed[a->failed_n++];
+        *to = (wire_failed_batch){.number = f->number};
+        snprintf(to->error, sizeof to->error, "%s", persia_err_name(f->code));
+        snprintf(to->text, sizeof to->text, "%s", f->text);
+    }
+    return PERSIA_OK;
+}
+
 /* What the loader need not keep any more, behind what it knows. */
 static int list_done(asking *a, const role_stream *t, uint64_t settled)
 {
@@ -81,7 +103,7 @@ static int list_done(asking *a, const role_stream *t, uint64_t settled)
     for (uint64_t i = 1; i <= WIRE_BATCHES_MAX; i++)
         if (window_has(&t->done, settled + i))
             a->done[a->done_n++] = settled + i;
-    return PERSIA_OK;
+    return list_failed(a, t, settled);
 }
 
 static void submit_done(asking *a, role_stream *t, uint32_t status)
@@ -96,17 +118,23 @@ static void submit_done(asking *a, role_stream *t, uint32_t status)
         ready_status(a, status);
 }
 
-/* Also where nothing else that ranks may ask for is in the queue: what is of
- * later epochs leaves it only when this one has been there. */
-static int has_room(const role_service *s, const role_stream *t,
-                    const offer *o)
+static int fits(const role_service *s, const offer *o)
+{
+    return !s->stats.bytes ||
+           s->stats.bytes + o->bytes_n <= s->config.queue_limit;
+}
+
+/* Also where nothing else that ranks of its job may ask for is in the queue:
+ * what is of later epochs, or of other jobs, leaves it only when this one has
+ * been there. */
+static int has_room(role_service *s, const role_stream *t, const offer *o)
 {
     const uint64_t epoch = stream_epoch(t, o->m.epoch);
-    const offer *first = s->queue;
-    if (!s->stats.bytes ||
-        s->stats.bytes + o->bytes_n <= s->config.queue_limit)
+    if (fits(s, o) || (jobs_drop(s) && fits(s, o)))
         return 1;
-    while (first && offer_epoch(first) > epoch)
+    const offer *first = s->queue;
+    while (first && (first->stream->job != t->job ||
+                     offer_epoch(first) > epoch))
         first = first->next;
     return epoch && s->queue && !first;
 }
@@ -131,7 +159,7 @@ static int submit_enter(asking *a)
     role_service *s = a->s;
     offer *o = a->o;
     role_stream *t;
-    int rc = stream_find(s, o->m.stream, &t);
+    int rc = stream_find(s, o->m.stream, o->m.job, &t);
     if (rc) {
         ready_error(a, rc);
         return 1;
@@ -146,7 +174,8 @@ static int submit_enter(asking *a)
         submit_done(a, t, SUBMIT_QUEUED);
         return 1;
     }
-    rc = offer_check(o, &s->plan);
+    job_expect(s, t->job);
+    rc = offer_check(o, t->job->plan);
     if (rc) {
         ready_error(a, rc);
         return 1;
@@ -161,7 +190,7 @@ static int submit_enter(asking *a)
 static void submit_full(asking *a)
 {
     role_stream *t;
-    int rc = stream_find(a->s, a->o->m.stream, &t);
+    int rc = stream_find(a->s, a->o->m.stream, a->o->m.job, &t);
     if (rc)
         ready_error(a, rc);
     else
@@ -175,7 +204,7 @@ void service_heartbeat(asking *a)
     uint32_t status = SUBMIT_QUEUED;
     role_stream *t;
     int rc = m->claims ? stream_claim(s, m, &status)
-                       : stream_find(s, m->stream, &t);
+                       : stream_find(s, m->stream, m->job, &t);
     if (!rc && !m->claims) {
         stream_learn(s, t, m);
         rc = list_done(a, t, m->settled);
@@ -211,49 +240,6 @@ void service_declare(asking *a)
 
 /* ---- ranks ---- */
 
-static role_known_rank *rank_find(role_service *s, uint32_t rank)
-{
-    role_known_rank *r = s->ranks;
-    while (r && r->rank != rank)
-        r = r->next;
-    return r;
-}
-
-/* What an earlier process of the rank had is offered again. */
-static void rank_forget(role_service *s, uint32_t rank)
-{
-    for (offer *o = s->leased, *next; o; o = next) {
-        next = o->next;
-        if (o->rank != rank)
-            continue;
-        if (o->state == OFFER_LEASED)
-            offer_again(s, o, 1);
-        else
-            o->expires = 0;
-    }
-}
-
-static int rank_hello(role_service *s, const wire_hello *m)
-{
-    role_known_rank *r = rank_find(s, m->rank);
-    s->world = m->world;
-    if (r && r->client == m->caller.client)
-        return PERSIA_OK;
-    if (r) {
-        rank_forget(s, m->rank);
-    } else {
-        if (!(r = calloc(1, sizeof *r)))
-            return persia_err_set(PERSIA_ENOMEM, "no memory for a rank");
-        r->next = s->ranks;
-        s->ranks = r;
-        s->stats.ranks++;
-    }
-    r->rank = m->rank;
-    r->client = m->caller.client;
-    r->heard = r->held_n = 0;
-    return PERSIA_OK;
-}
-
 void service_hello(asking *a)
 {
     const wire_hello *m = &a->m.hello;
@@ -279,41 +265,36 @@ static void rank_hear(role_known_rank *r, const wire_take *m)
     free(r->held);
     r->held = held;
     r->held_n = m->held_n;
-    r->heard = persia_clock_ns();
-}
-
-int rank_has(const role_known_rank *r, const offer *o)
-{
-    size_t i = 0;
-    while (i < r->held_n && (r->held[i].stream != o->m.stream ||
-                             r->held[i].number != o->m.number))
-        i++;
-    return i < r->held_n;
+    r->seen = r->heard = persia_clock_ns();
 }
 
 int is_withheld(const role_service *s, const offer *o, uint64_t now)
 {
+    const role_job *j = o->stream->job;
     uint32_t without = 0;
     if (o->m.attempt < 2 || now - o->since >= s->config.lease_ns)
         return 0;
     for (const role_known_rank *r = s->ranks; r; r = r->next)
-        without += r->rank < s->world && r->heard > o->since &&
+        without += r->job == j && r->rank < j->world && r->heard > o->since &&
                    !rank_has(r, o);
-    return without < s->world;
+    return without < j->world;
 }
 
 /* ---- Take ---- */
 
 /* The epoch that is asked for; 0: it is not known.  *sure: see
  * epoch_next(). */
-static uint64_t epoch_of(const role_service *s, const wire_take *m, int *sure)
+static uint64_t epoch_of(const role_service *s, const role_job *j,
+                         const wire_take *m, int *sure)
 {
     *sure = 1;
-    return m->epoch ? m->epoch : epoch_next(s, sure);
+    return m->epoch && (!m->job || m->job == j->id)
+               ? m->epoch
+               : epoch_next(s, j, sure);
 }
 
 /* A job has the batch, for a Take or a Return. */
-static void lease_to(asking *a, offer *o, uint32_t rank, uint64_t request)
+static void lease_to(asking *a, offer *o, uint64_t client, uint64_t request)
 {
     role_service *s = a->s;
     if (o->state == OFFER_QUEUED) {
@@ -325,7 +306,7 @@ static void lease_to(asking *a, offer *o, uint32_t rank, uint64_t request)
         if (o->lease > ROLE_LEASES)
             window_settle(&s->leases, o->lease - ROLE_LEASES);
     }
-    o->rank = rank;
+    o->client = client;
     o->request = request;
     o->expires = persia_clock_ns() + s->config.lease_ns;
     o->users++;
@@ -338,7 +319,7 @@ static void lease(asking *a, offer *o)
     a->s->stats.taken++;
     a->job = work_take;
     a->epoch = offer_epoch(o);
-    lease_to(a, o, a->m.take.rank, a->m.take.number);
+    lease_to(a, o, a->m.take.caller.client, a->m.take.number);
     offer_event(o, OFFER_TAKE);
 }
 
@@ -349,7 +330,7 @@ static void take_nothing(asking *a, uint32_t status, uint64_t epoch)
     ready_status(a, status);
 }
 
-static void take_end(asking *a, uint64_t epoch)
+static void take_end(asking *a, role_job *j, uint64_t epoch)
 {
     role_service *s = a->s;
     a->parts = persia_wire_memory_take(&a->memory,
@@ -358,8 +339,9 @@ static void take_end(asking *a, uint64_t epoch)
         ready_error(a, PERSIA_ENOMEM);
         return;
     }
-    a->parts_n = epoch_parts(s, epoch, rank_find(s, a->m.take.rank), a->parts);
-    epochs_count(s, epoch);
+    a->parts_n = epoch_parts(s, j, epoch,
+                             rank_find(s, a->m.take.caller.client), a->parts);
+    epochs_count(s, j, epoch);
     take_nothing(a, TAKE_END, epoch);
 }
 
@@ -374,15 +356,15 @@ typedef struct places {
     int is_done;   /* the one that it asks for */
 } places;
 
-static void look_for_place(const role_service *s, const wire_take *m,
+static void look_for_place(const role_job *j, const wire_take *m,
                            uint64_t epoch, offer *list, places *out)
 {
     for (offer *o = list; o; o = o->next) {
-        if (o->stream->old || offer_epoch(o) != epoch)
+        if (o->stream->old || o->stream->job != j || offer_epoch(o) != epoch)
             continue;
         out->unplaced |= !o->m.place;
-        out->later |= o->m.place > m->place && s->world &&
-                      (o->m.place - m->place) % s->world == 0;
+        out->later |= o->m.place > m->place && j->world &&
+                      (o->m.place - m->place) % j->world == 0;
         /* Numbers of an epoch follow one another. */
         out->is_done |= window_has(&o->stream->done,
                                    o->m.number - o->m.place + m->place);
@@ -397,63 +379,69 @@ static void look_for_place(const role_service *s, const wire_take *m,
 
 /* Only this rank would take them, and it asks for a later one.  Of what was
  * sent again servers are asked first. */
-static void give_up_earlier(role_service *s, const wire_take *m,
-                            uint64_t epoch)
+static void give_up_earlier(role_service *s, const role_job *j,
+                            const wire_take *m, uint64_t epoch)
 {
     for (offer *o = s->queue, *next; o; o = next) {
         next = o->next;
-        if (offer_epoch(o) > epoch ||
+        if (o->stream->job != j || offer_epoch(o) > epoch ||
             (offer_epoch(o) == epoch && o->m.place >= m->place))
             continue;
-        if (!s->world || !o->m.place ||
-            (o->m.place - 1) % s->world != m->rank ||
+        if (!j->world || !o->m.place ||
+            (o->m.place - 1) % j->world != m->rank ||
             (o->m.attempt > 1 && !o->settled))
             continue;
         s->stats.given_up++;
-        offer_end(s, o);
+        offer_fail(s, o, PERSIA_ELOST,
+                   "its rank passed it over in a step of all ranks: it is not "
+                   "trained");
     }
 }
 
-static int check_places(const role_service *s, const places *p)
+static int check_loaders(const role_service *s)
 {
-    if (s->config.loaders > 1)
-        return persia_err_set(PERSIA_EARG,
-                              "steps of all ranks (staleness=0) take the "
-                              "batches of one data loader, and this worker "
-                              "is of %u: start it with --loaders 1, or use a "
-                              "staleness of 1 or more",
-                              s->config.loaders);
-    if (p->unplaced)
-        return persia_err_set(PERSIA_EARG,
-                              "steps of all ranks (staleness=0) need the "
-                              "place of each batch, and the data loader does "
-                              "not send it: see SubmitRequest.place");
-    return PERSIA_OK;
+    return s->config.loaders == 1
+               ? PERSIA_OK
+               : persia_err_set(PERSIA_EARG,
+                                "steps of all ranks (staleness=0) take the "
+                                "batches of one data loader, and this worker "
+                                "is of %u: start it with --loaders 1, or use "
+                                "a staleness of 1 or more",
+                                s->config.loaders);
+}
+
+static int check_placed(const places *p)
+{
+    return p->unplaced
+               ? persia_err_set(PERSIA_EARG,
+                                "steps of all ranks (staleness=0) need the "
+                                "place of each batch, and the data loader "
+                                "does not send it: see SubmitRequest.place")
+               : PERSIA_OK;
 }
 
 /* The batch of a place is of one rank: no other one may have it. */
-static int take_place(asking *a)
+static int take_place(asking *a, const role_known_rank *r, role_job *j)
 {
     role_service *s = a->s;
     const wire_take *m = &a->m.take;
     int sure;
-    const uint64_t epoch = epoch_of(s, m, &sure);
+    const uint64_t epoch = epoch_of(s, j, m, &sure);
     places p = {0};
     if (!epoch && !m->look)
         return 0;
-    give_up_earlier(s, m, epoch);
-    look_for_place(s, m, epoch, s->queue, &p);
-    look_for_place(s, m, epoch, s->leased, &p);
-    if (check_places(s, &p))
+    give_up_earlier(s, j, m, epoch);
+    look_for_place(j, m, epoch, s->queue, &p);
+    look_for_place(j, m, epoch, s->leased, &p);
+    if (check_placed(&p))
         ready_error(a, PERSIA_EARG);
-    else if (p.queued && atomic_load(&s->declared) &&
-             !rank_has(rank_find(s, m->rank), p.queued))
+    else if (p.queued && !rank_has(r, p.queued))
         lease(a, p.queued);
     else if (!p.queued && !p.leased && p.is_done)
         take_nothing(a, TAKE_DONE, epoch);
     else if (sure && !p.queued && !p.leased && !p.later &&
-             epoch_is_over(s, epoch, (int)m->begun))
-        take_end(a, epoch);
+             epoch_is_over(s, j, epoch, (int)m->begun))
+        take_end(a, j, epoch);
     else if (m->look || (sure && !m->epoch))
         take_nothing(a, TAKE_EMPTY, sure ? epoch : 0);
     else
@@ -462,27 +450,26 @@ static int take_place(asking *a)
 }
 
 /* 0: it has to wait. */
-static int take_enter(asking *a)
+static int take_any(asking *a, const role_known_rank *r, role_job *j)
 {
     role_service *s = a->s;
     const wire_take *m = &a->m.take;
-    const role_known_rank *r = rank_find(s, m->rank);
     const uint64_t now = persia_clock_ns();
     int sure, left = 0;
-    if (m->place)
-        return take_place(a);
-    const uint64_t epoch = epoch_of(s, m, &sure);
-    const int idle = epoch_is_idle(s, 1), waits = epoch_is_idle(s, 0);
-    offer *o = atomic_load(&s->declared) ? s->queue : NULL;
-    while (o && (offer_epoch(o) > epoch || is_withheld(s, o, now))) {
-        left |= offer_epoch(o) <= epoch && !rank_has(r, o);
+    const uint64_t epoch = epoch_of(s, j, m, &sure);
+    const int idle = epoch_is_idle(s, j, 1), waits = epoch_is_idle(s, j, 0);
+    offer *o = s->queue;
+    while (o && (o->stream->job != j || offer_epoch(o) > epoch ||
+                 is_withheld(s, o, now))) {
+        left |= o->stream->job == j && offer_epoch(o) <= epoch &&
+                !rank_has(r, o);
         o = o->next;
     }
     if (o && (idle || !m->look || !m->epoch))
         lease(a, o);
     else if (!o && epoch && sure && !left &&
-             epoch_is_over(s, epoch, (int)m->begun))
-        take_end(a, epoch);
+             epoch_is_over(s, j, epoch, (int)m->begun))
+        take_end(a, j, epoch);
     else if (m->look || (!o && waits))
         take_nothing(a, !o && idle ? TAKE_IDLE : TAKE_EMPTY, sure ? epoch : 0);
     else if (epoch && sure && !m->epoch)
@@ -492,42 +479,86 @@ static int take_enter(asking *a)
     return 1;
 }
 
+/* What the rank takes batches of.  0: it has to wait, or has an error. */
+static int take_job(asking *a, role_known_rank **r, role_job **j, int *rc)
+{
+    const wire_take *m = &a->m.take;
+    *r = rank_find(a->s, m->caller.client);
+    *j = NULL;
+    *rc = *r ? job_of_rank(a->s, *r, m->job, (int)m->begun, j)
+             : persia_err_set(PERSIA_ESTALE, "rank %u has not said Hello",
+                              m->rank);
+    if (!*j)
+        return 0;
+    epochs_count(a->s, *j,
+                 m->epoch && (!m->job || m->job == (*j)->id) ? m->epoch - 1
+                                                             : 0);
+    a->in_job = (*j)->id;
+    a->loaders_first = epoch_of_loaders(a->s, *j);
+    return 1;
+}
+
+static int take_enter(asking *a)
+{
+    role_known_rank *r;
+    role_job *j;
+    int rc;
+    const int found = take_job(a, &r, &j, &rc);
+    if (rc)
+        ready_error(a, rc);
+    else if (!found && a->m.take.look)
+        take_nothing(a, TAKE_EMPTY, 0);
+    if (!found)
+        return rc || a->m.take.look;
+    return a->m.take.place ? take_place(a, r, j) : take_any(a, r, j);
+}
+
+/* Whether the process is that of its rank. */
+static int check_rank(const role_service *s, uint64_t client, uint32_t rank)
+{
+    if (rank_find(s, client))
+        return PERSIA_OK;
+    if (rank_is_replaced(s, client))
+        return persia_err_set(PERSIA_ECLOSED,
+                              "another process takes the batches of rank %u "
+                              "now",
+                              rank);
+    return persia_err_set(PERSIA_ESTALE, "rank %u has not said Hello", rank);
+}
+
 void service_take(asking *a)
 {
     role_service *s = a->s;
     const wire_take *m = &a->m.take;
-    role_known_rank *r = rank_find(s, m->rank);
+    role_known_rank *r = rank_find(s, m->caller.client);
+    int rc = check_rank(s, m->caller.client, m->rank);
+    if (!rc && m->place)
+        rc = check_loaders(s);
     offer *o = s->leased;
-    if (r && r->client == m->caller.client)
+    if (r)
         rank_hear(r, m);
-    while (o && (o->rank != m->rank || o->request != m->number))
+    while (o && (o->client != m->caller.client || o->request != m->number))
         o = o->next;
-    if (!r)
-        ready_error(a, persia_err_set(PERSIA_ESTALE,
-                                      "rank %u has not said Hello", m->rank));
-    else if (r->client != m->caller.client)
-        ready_error(a, persia_err_set(PERSIA_ECLOSED,
-                                      "another process takes the batches of "
-                                      "rank %u now",
-                                      m->rank));
+    role_job *j = o ? o->stream->job : m->job ? job_named(s, m->job) : NULL;
+    a->in_job = j ? j->id : 0;
+    a->loaders_first = j ? epoch_of_loaders(s, j) : 0;
+    if (rc)
+        ready_error(a, rc);
     else if (o && o->state == OFFER_LEASED)
         lease(a, o);
     else if (o)
         take_nothing(a, TAKE_EMPTY, m->epoch); /* its Return has not ended */
     else
         wait_in(&s->takes, a);
-    if (r && r->client == m->caller.client)
-        epochs_count(s, m->epoch ? m->epoch - 1 : 0);
     service_match(s);
 }
 
 /* ---- Return ---- */
 
-/* Whether it is of the rank's present process. */
-static int is_of_rank(role_service *s, const wire_return *m)
+/* Whether it is of a rank's present process. */
+static int is_of_rank(const role_service *s, const wire_return *m)
 {
-    const role_known_rank *r = rank_find(s, m->rank);
-    return r && r->client == m->caller.client;
+    return rank_find(s, m->caller.client) != NULL;
 }
 
 static offer *leased(role_service *s, const wire_return *m)
@@ -535,7 +566,9 @@ static offer *leased(role_service *s, const wire_return *m)
     offer *o = s->leased;
     while (o && o->lease != m->lease)
         o = o->next;
-    return m->caller.boot == s->boot && o && o->rank == m->rank ? o : NULL;
+    return m->caller.boot == s->boot && o && o->client == m->caller.client
+               ? o
+               : NULL;
 }
 
 /* The batch by its name, in one of the lists. */
@@ -551,13 +584,18 @@ static offer *named(offer *o, const wire_return *m)
  * process of this one: it was sent again, and is not offered yet. */
 static offer *returned(role_service *s, const wire_return *m)
 {
-    if (m->reason != RETURN_TRAINED || !atomic_load(&s->declared) ||
-        m->caller.lineage != s->lineage)
+    role_known_rank *r = rank_find(s, m->caller.client);
+    role_job *j = NULL;
+    if (m->reason != RETURN_TRAINED || m->caller.lineage != s->lineage)
         return NULL;
     offer *o = named(s->leased, m); /* its Return has failed before */
-    if (o && (o->rank != m->rank || o->request))
-        o = NULL;
-    return o ? o : named(s->queue, m);
+    if (o)
+        return o->client == m->caller.client && !o->request ? o : NULL;
+    o = named(s->queue, m);
+    if (!o || !r || job_of_rank(s, r, o->stream->job->id, 1, &j))
+        return NULL;
+    o = named(s->queue, m); /* it may be none for this model */
+    return o && o->stream->job == j ? o : NULL;
 }
 
 static int is_done(const role_service *s, const wire_return *m)
@@ -597,11 +635,12 @@ static void return_to(asking *a, offer *o)
     } else if (m->reason == RETURN_TRAINED) {
         a->job = work_return;
         a->waits = m->parts > 1;
-        lease_to(a, o, m->rank, o->state == OFFER_LEASED ? o->request : 0);
+        lease_to(a, o, m->caller.client,
+                 o->state == OFFER_LEASED ? o->request : 0);
         offer_event(o, OFFER_RETURN);
     } else if (m->reason == RETURN_SKIPPED) {
         a->job = work_skip;
-        lease_to(a, o, m->rank, o->request);
+        lease_to(a, o, m->caller.client, o->request);
         offer_event(o, OFFER_RETURN);
     } else {
         offer_again(s, o, 0);
@@ -616,8 +655,8 @@ void service_return(asking *a)
     offer *o = is_of_rank(s, m) ? leased(s, m) : NULL;
     if (!o && is_of_rank(s, m))
         o = returned(s, m);
-    if (!o && m->stream && m->reason == RETURN_TRAINED &&
-        !rank_find(s, m->rank))
+    if (!o && m->stream && m->reason == RETURN_TRAINED && !is_of_rank(s, m) &&
+        !rank_is_replaced(s, m->caller.client))
         ready_error(a, persia_err_set(PERSIA_ESTALE,
                                       "rank %u has not said Hello", m->rank));
     else if (!o)
@@ -674,9 +713,15 @@ static int match_list(role_service *s, asking **list, uint64_t now,
 
 static void take_empty(asking *a)
 {
-    int sure;
-    const uint64_t epoch = epoch_of(a->s, &a->m.take, &sure);
-    take_nothing(a, epoch_is_idle(a->s, 1) ? TAKE_IDLE : TAKE_EMPTY,
+    role_known_rank *r;
+    role_job *j;
+    int sure = 0, rc;
+    if (!take_job(a, &r, &j, &rc)) {
+        take_nothing(a, TAKE_EMPTY, 0);
+        return;
+    }
+    const uint64_t epoch = epoch_of(a->s, j, &a->m.take, &sure);
+    take_nothing(a, epoch_is_idle(a->s, j, 1) ? TAKE_IDLE : TAKE_EMPTY,
                  sure ? epoch : 0);
 }
 
@@ -711,6 +756,7 @@ void service_tick(role_service *s)
             offer_again(s, o, 1);
     }
     streams_tick(s, now);
+    role_jobs_tick(s, now);
     lineage_tick(s, now);
     ledger_settle(s);
     service_match(s);

@@ -71,8 +71,8 @@ int persia_rank_open(const role_client_config *config, role_rank **out)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a rank");
     atomic_init(&r->references, 1);
     r->dtype = config->dtype;
-    r->lost = config->lost;
     r->generation = 1;
+    r->job = config->job;
     persia_wire_memory_init(&r->plan_memory);
     r->place = r->used = (uint64_t)config->rank + 1;
     pthread_mutex_init(&r->lock, NULL);
@@ -111,6 +111,13 @@ void persia_rank_cancel(role_rank *r)
     pthread_mutex_unlock(&r->lock);
 }
 
+void persia_rank_again(role_rank *r)
+{
+    pthread_mutex_lock(&r->lock);
+    r->again = 1;
+    pthread_mutex_unlock(&r->lock);
+}
+
 void persia_rank_order(role_rank *r, int ordered)
 {
     pthread_mutex_lock(&r->lock);
@@ -121,10 +128,11 @@ void persia_rank_order(role_rank *r, int ordered)
 void persia_rank_get_counts(role_rank *r, rank_counts *out)
 {
     *out = (rank_counts){.late = atomic_load(&r->late_n),
-                         .lost = atomic_load(&r->lost_n),
+                         .failed = atomic_load(&r->failed_n),
                          .given_up = atomic_load(&r->given_up_n)};
     pthread_mutex_lock(&r->lock);
-    out->epochs = r->epoch ? r->epoch - 1 : 0;
+    const uint64_t first = r->first ? r->first : 1;
+    out->epochs = r->epoch > first ? r->epoch - first : 0;
     pthread_mutex_unlock(&r->lock);
     for (size_t i = 0; i < r->c.links_n; i++)
         out->away += (uint64_t)link_is_away(&r->c.links[i]);
@@ -177,6 +185,15 @@ int rank_prepare(role_rank *r, role_link *l)
         at->boot = atomic_load(&l->boot);
     pthread_mutex_unlock(&r->lock);
     return rc;
+}
+
+void rank_unprepare(role_rank *r, const role_link *l, int rc)
+{
+    if (rc != PERSIA_ESTALE)
+        return;
+    pthread_mutex_lock(&r->lock);
+    r->at[l - r->c.links].boot = 0;
+    pthread_mutex_unlock(&r->lock);
 }
 
 int persia_rank_declare(role_rank *r, const wire_plan *plan)
@@ -307,6 +324,7 @@ static int ask(role_taken *t)
     wire_out o;
     m.held = pass_held(r, t->from, &m.held_n);
     pthread_mutex_lock(&r->lock);
+    m.job = t->job = r->job;
     m.epoch = r->epoch;
     m.begun = r->epoch && r->begun == r->epoch;
     pthread_mutex_unlock(&r->lock);
@@ -417,6 +435,7 @@ static int take_once(role_taken *t, int *taken)
     if (!t->from)
         return take_again(t->r);
     int rc = ask(t);
+    rank_unprepare(t->r, t->from, rc);
     if (rc)
         return link_failed(&t->r->c, t->from, rc) ? PERSIA_OK : rc;
     const int own = pass_learn(t);

@@ -36,8 +36,8 @@ enum take_state {
 struct role_rank {
     role_client c;
     uint32_t dtype;
-    enum client_lost lost;
-    _Atomic(uint64_t) late_n, lost_n, given_up_n;
+    _Atomic(uint64_t) late_n, failed_n, given_up_n;
+    _Atomic(uint64_t) servers; /* see TakeReply */
     _Atomic(unsigned) references; /* of the caller, batches, messages */
     wire_plan plan;           /* constant once declared */
     wire_memory plan_memory;
@@ -45,8 +45,11 @@ struct role_rank {
     pthread_mutex_t lock;     /* guards all below */
     uint64_t number;          /* of the last Take */
     uint64_t generation;      /* that are not cancelled */
+    uint64_t job;             /* whose batches it takes; 0: not known yet */
+    uint64_t first;           /* epoch of its loaders; 0: not known yet */
     uint64_t epoch;           /* of the open pass; 0: it is not known */
     int over;                 /* the loop has heard that it is */
+    int again;                /* ... and is to hear it once more */
     uint64_t begun;           /* the last one that had a batch */
     uint64_t missing_since;   /* a batch of it is at no worker; or 0 */
     int ordered;              /* Takes are by place: see persia_rank_order() */
@@ -66,6 +69,7 @@ struct role_taken {
     uint64_t boot, lineage; /* of the worker that gave it */
     _Atomic(unsigned) references;
     uint64_t number, generation;
+    uint64_t job;         /* that it asked for */
     uint64_t place;       /* that it asks for; 0: any */
     size_t tries;         /* links that have none */
     int look;             /* it is not this link's turn */
@@ -84,6 +88,8 @@ struct role_taken {
 
 /* Says what is wanted to a worker that does not know it. */
 int rank_prepare(role_rank *r, role_link *l);
+/* A call has ended with rc: whether the worker is to be told again. */
+void rank_unprepare(role_rank *r, const role_link *l, int rc);
 
 /* ---- source.c ---- */
 

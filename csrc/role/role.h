@@ -70,9 +70,10 @@ typedef struct role_client_config {
                              others */
     uint64_t stream;      /* loaders: the name of what they send, see
                              SubmitRequest; 0: a random one */
+    uint64_t job;         /* loaders and ranks that belong together; 0: see
+                             HelloRequest */
     uint64_t message_limit;
     uint32_t dtype;       /* enum wire_dtype of embeddings and gradients */
-    enum client_lost lost; /* ranks: see client_config */
     rpc_security security;
 } role_client_config;
 
@@ -93,15 +94,19 @@ PERSIA_API void persia_rank_order(role_rank *r, int ordered);
  * ended. */
 PERSIA_API void persia_rank_cancel(role_rank *r);
 
+/* The end of this pass is an error of the loop: so the next one is of the same
+ * epoch, and is over at once. */
+PERSIA_API void persia_rank_again(role_rank *r);
+
 typedef struct rank_counts {
     uint64_t late; /* batches whose gradients arrived after their lease, so
                       that they were not applied */
-    uint64_t lost; /* times that workers reported updates that servers lost */
+    uint64_t failed; /* batches whose gradients workers refused */
     uint64_t given_up; /* of late: batches that no worker had within the
                           timeout, after theirs had died */
     uint64_t away; /* workers, now */
-    uint64_t epochs; /* of the loaders, that are over for this rank; those
-                        before its first pass among them */
+    uint64_t epochs; /* of the loaders that are there, that are over for this
+                        rank; those before its first pass among them */
 } rank_counts;
 PERSIA_API void persia_rank_get_counts(role_rank *r, rank_counts *out);
 
@@ -140,7 +145,8 @@ PERSIA_API int persia_sender_send(role_sender *s, wire_submit *m);
 /* Ends an epoch. */
 PERSIA_API int persia_sender_end(role_sender *s);
 /* Waits until all batches are done.  PERSIA_ETIMEOUT: none was for so long (0:
- * no limit).  PERSIA_EINTR. */
+ * no limit).  PERSIA_EINTR.  Once the error of a batch that ended without an
+ * update. */
 PERSIA_API int persia_sender_flush(role_sender *s, uint64_t timeout_ns);
 /* Asks workers for the stream, which has so many epochs, and keeps it from
  * other loaders that ask.  *status: SUBMIT_QUEUED: it is this sender's;
@@ -159,9 +165,9 @@ typedef struct sender_counts {
     uint64_t done; /* that need not be sent again, from the first on */
     uint64_t passed; /* over: an earlier process had sent them */
     uint64_t moved;  /* that another worker got, or one that had lost them */
-    uint64_t refused; /* of them, for good: they are not trained */
-    uint64_t lost;   /* done, but not in the rows of a checkpoint that was
-                        loaded since */
+    uint64_t failed; /* done, but without an update: refused, or given up */
+    uint64_t lost;   /* done, but not in the rows of servers that were started
+                        again, or of a checkpoint that was loaded, since */
     uint64_t away;   /* workers, now */
 } sender_counts;
 PERSIA_API void persia_sender_get_counts(role_sender *s, sender_counts *out);

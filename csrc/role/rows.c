@@ -122,12 +122,12 @@ typedef struct placing {
     uint32_t *places;
 } placing;
 
-static void list_ids(const role_service *s, const offer *o, key_ids *keys)
+static void list_ids(const role_plan *p, const offer *o, key_ids *keys)
 {
     const size_t samples = o->m.samples;
     size_t at = 0;
-    for (uint32_t k = 0; k < s->rows.keys_n; k++) {
-        const char *name = s->plan.features[s->rows.feature[k]].name;
+    for (uint32_t k = 0; k < p->rows.keys_n; k++) {
+        const char *name = p->plan.features[p->rows.feature[k]].name;
         const size_t bag = offer_feature(o, name) * samples;
         const uint64_t *offsets = o->m.offsets.offsets;
         keys[k] = o->m.offsets.n
@@ -138,10 +138,10 @@ static void list_ids(const role_service *s, const offer *o, key_ids *keys)
 }
 
 /* The distinct ids of each group: a unit of the index. */
-static int find_distinct(const role_service *s, const offer *o,
+static int find_distinct(const role_plan *p, const offer *o,
                          const key_ids *keys, batch_index *x)
 {
-    const row_plan *r = &s->rows;
+    const row_plan *r = &p->rows;
     index_segment *segments = calloc(r->keys_n, sizeof *segments);
     uint32_t *groups = calloc(r->groups, sizeof *groups);
     size_t n = 0;
@@ -191,10 +191,10 @@ static size_t count_of(const row_plan *r, const batch_index *x, uint32_t table)
 }
 
 /* Copies them, table after table: the index is of this thread alone. */
-static int copy_distinct(const role_service *s, const batch_index *x,
+static int copy_distinct(const role_plan *p, const batch_index *x,
                          row_ids *out)
 {
-    const row_plan *r = &s->rows;
+    const row_plan *r = &p->rows;
     size_t n = 0;
     for (uint32_t t = 0; t < r->tables_n; t++)
         n += count_of(r, x, t);
@@ -214,11 +214,11 @@ static int copy_distinct(const role_service *s, const batch_index *x,
     return PERSIA_OK;
 }
 
-static int put_places(const role_service *s, const offer *o,
+static int put_places(const role_plan *plan, const offer *o,
                       const key_ids *keys, const batch_index *x,
                       row_places *out)
 {
-    const uint32_t keys_n = s->rows.keys_n;
+    const uint32_t keys_n = plan->rows.keys_n;
     const size_t n = keys[keys_n - 1].at + keys[keys_n - 1].to -
                      keys[keys_n - 1].from;
     out->n = n;
@@ -238,18 +238,18 @@ static int put_places(const role_service *s, const offer *o,
 }
 
 /* Nothing, if the batch has one id a bag. */
-static int put_offsets(const role_service *s, const offer *o,
+static int put_offsets(const role_plan *p, const offer *o,
                        const key_ids *keys, row_places *out)
 {
-    const size_t samples = o->m.samples, bags = s->rows.keys_n * samples;
+    const size_t samples = o->m.samples, bags = p->rows.keys_n * samples;
     if (!o->m.offsets.n)
         return PERSIA_OK;
     out->offsets = malloc((bags + 1) * sizeof *out->offsets);
     if (!out->offsets)
         return persia_err_set(PERSIA_ENOMEM, "no memory for offsets");
     out->offsets_n = bags + 1;
-    for (uint32_t k = 0; k < s->rows.keys_n; k++) {
-        const char *name = s->plan.features[s->rows.feature[k]].name;
+    for (uint32_t k = 0; k < p->rows.keys_n; k++) {
+        const char *name = p->plan.features[p->rows.feature[k]].name;
         const uint64_t *from =
             o->m.offsets.offsets + offer_feature(o, name) * samples;
         for (size_t i = 0; i <= samples; i++)
@@ -259,24 +259,24 @@ static int put_offsets(const role_service *s, const offer *o,
     return PERSIA_OK;
 }
 
-int row_ids_find(const role_service *s, const offer *o, row_ids *ids,
+int row_ids_find(const role_plan *p, const offer *o, row_ids *ids,
                  row_places *places)
 {
     index_pool *pool = persia_client_indexes(o->stream->c);
-    key_ids *keys = malloc(s->rows.keys_n * sizeof *keys);
+    key_ids *keys = malloc(p->rows.keys_n * sizeof *keys);
     batch_index *x = keys ? persia_index_pool_new(pool) : NULL;
     int rc = x ? PERSIA_OK
                : persia_err_set(PERSIA_ENOMEM, "no memory for ids");
     if (!rc) {
-        list_ids(s, o, keys);
-        rc = find_distinct(s, o, keys, x);
+        list_ids(p, o, keys);
+        rc = find_distinct(p, o, keys, x);
     }
     if (!rc)
-        rc = copy_distinct(s, x, ids);
+        rc = copy_distinct(p, x, ids);
     if (!rc)
-        rc = put_places(s, o, keys, x, places);
+        rc = put_places(p, o, keys, x, places);
     if (!rc)
-        rc = put_offsets(s, o, keys, places);
+        rc = put_offsets(p, o, keys, places);
     persia_batch_index_put(x);
     free(keys);
     return rc;
@@ -298,15 +298,15 @@ void row_places_free(row_places *places)
     *places = (row_places){0};
 }
 
-int row_ids_plan(const role_service *s, const offer *o, uint32_t *out)
+int row_ids_plan(const role_plan *p, const offer *o, uint32_t *out)
 {
-    const row_plan *r = &s->rows;
+    const row_plan *r = &p->rows;
     plan_feature *features = calloc(r->tables_n, sizeof *features);
     if (!features)
         return persia_err_set(PERSIA_ENOMEM, "no memory for a plan");
     for (uint32_t t = 0; t < r->tables_n; t++) {
         plan_feature *f = &features[t];
-        memcpy(f->name, s->plan.tables[r->table[t]].name, sizeof f->name);
+        memcpy(f->name, p->plan.tables[r->table[t]].name, sizeof f->name);
         f->key = t;
         f->table = o->stream->tables[r->table[t]];
         f->pooling = POOL_NONE;
@@ -318,19 +318,19 @@ int row_ids_plan(const role_service *s, const offer *o, uint32_t *out)
     return rc;
 }
 
-id_batch row_ids_batch(const role_service *s, const row_ids *ids)
+id_batch row_ids_batch(const role_plan *p, const row_ids *ids)
 {
-    return (id_batch){.n = (size_t)ids->offsets[s->rows.tables_n],
+    return (id_batch){.n = (size_t)ids->offsets[p->rows.tables_n],
                       .bags = 1,
                       .values = (const int64_t *)ids->ids,
                       .offsets = ids->offsets};
 }
 
-uint32_t row_plan_width(const role_service *s)
+uint32_t row_plan_width(const role_plan *p)
 {
     uint32_t width = 0;
-    for (uint32_t t = 0; t < s->rows.tables_n; t++) {
-        const uint32_t dim = s->plan.tables[s->rows.table[t]].dim;
+    for (uint32_t t = 0; t < p->rows.tables_n; t++) {
+        const uint32_t dim = p->plan.tables[p->rows.table[t]].dim;
         width = dim > width ? dim : width;
     }
     return width;

@@ -2,11 +2,13 @@
  * until it is done.  A worker that was started again gets its own once more;
  * those of one that is away for long go to the others.  A thread does that,
  * and tells workers that the loader is alive. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "role/link.h"
 #include "role/private.h"
+#include "shard/acks.h"
 
 #define BEAT_NS ((uint64_t)5 * 1000000000)
 
@@ -45,6 +47,13 @@ struct role_sender {
     uint64_t lineage;     /* of the rows that have what is done */
     window done;
     uint64_t ring[ROLE_WINDOW / 64];
+    acks acked;           /* those of done that servers have, as far as it
+                             knows */
+    uint64_t servers, compared; /* as workers say now; when the ledgers were
+                                   compared last */
+    int failed;           /* the error of a batch that the caller has not
+                             heard of; or 0 */
+    char failed_text[WIRE_TEXT_MAX + 64];
     sender_counts counts;
 };
 
@@ -64,12 +73,50 @@ static void forget(role_sender *s, uint64_t number)
     }
 }
 
+/* A batch ends without an update: the caller is told of the first one. */
+static void note_failed(role_sender *s, uint64_t number, int code,
+                        const char *text)
+{
+    s->counts.failed++;
+    if (s->failed)
+        return;
+    s->failed = code;
+    snprintf(s->failed_text, sizeof s->failed_text, "batch %llu: %s",
+             (unsigned long long)number, text);
+}
+
+static int code_of(const char *error)
+{
+    int code = PERSIA_OK + 1;
+    while (code < PERSIA_ERROR_COUNT && strcmp(persia_err_name(code), error))
+        code++;
+    return code < PERSIA_ERROR_COUNT ? code : PERSIA_EINTERNAL;
+}
+
+/* NULL: it has an update. */
+static const wire_failed_batch *failure_of(const wire_submit_reply *m,
+                                           uint64_t number)
+{
+    size_t i = 0;
+    while (i < m->failed_n && m->failed[i].number != number)
+        i++;
+    return i < m->failed_n ? &m->failed[i] : NULL;
+}
+
 /* What a worker says is done, in rows of this lineage. */
 static void note_done(role_sender *s, const wire_submit_reply *m,
                       uint64_t lineage)
 {
-    for (size_t i = 0; i < m->done_n && lineage == s->lineage; i++)
-        (void)window_add(&s->done, m->done[i]);
+    for (size_t i = 0; i < m->done_n && lineage == s->lineage; i++) {
+        if (window_add(&s->done, m->done[i]) != WINDOW_ADDED)
+            continue;
+        const wire_failed_batch *f = failure_of(m, m->done[i]);
+        if (f)
+            note_failed(s, f->number, code_of(f->error), f->text);
+        else /* without memory it is not compared later */
+            (void)acks_add(&s->acked, m->done[i]);
+    }
+    s->servers = m->servers ? m->servers : s->servers;
     s->first = s->first ? s->first : m->first;
     window_advance(&s->done);
     forget(s, s->done.watermark);
@@ -124,6 +171,7 @@ static int send_once(role_sender *s, role_link *l, wire_submit *m,
     pthread_mutex_lock(&s->lock);
     m->settled = settled_before(s, m->number);
     m->first = s->first;
+    m->job = s->c.job;
     pthread_mutex_unlock(&s->lock);
     persia_wire_out_init(&o);
     int rc = persia_wire_put_submit(&o, m);
@@ -206,7 +254,7 @@ static int place_again(role_sender *s, kept *k, size_t to)
         k->boot = m.caller.boot;
         s->counts.moved++;
     } else if (rc && !may_pass(rc)) {
-        s->counts.refused++;
+        note_failed(s, k->number, rc, persia_err_text());
         (void)window_add(&s->done, k->number);
     }
     pthread_mutex_unlock(&s->lock);
@@ -270,6 +318,7 @@ static wire_heartbeat beat_of(role_sender *s, const role_link *l, int leaves)
                         .ends_n = s->ends_n,
                         .waits = (uint32_t)s->waits,
                         .shared = (uint32_t)s->claimed,
+                        .job = s->c.job,
                         .leaves = (uint32_t)leaves};
     for (uint64_t i = 0; i < WIRE_BATCHES_MAX; i++)
         if (window_has(&s->done, m.settled + 1 + i))
@@ -319,6 +368,8 @@ static int beat(role_sender *s, role_link *l, int leaves)
     return rc == PERSIA_ESTALE ? beat_as(s, l, leaves, 0, &status) : rc;
 }
 
+static void compare(role_sender *s);
+
 /* Whether workers are to know of it. */
 static int has_begun(role_sender *s)
 {
@@ -338,9 +389,52 @@ static void tick(void *owner)
             (void)(begun ? beat(s, l, 0) : link_hello(&s->c, l, BEAT_NS));
     }
     tend(s);
+    pthread_mutex_lock(&s->lock);
+    const int changed = s->servers != s->compared;
+    pthread_mutex_unlock(&s->lock);
+    if (changed)
+        compare(s);
 }
 
 /* ---- what servers have ---- */
+
+static int compare_with(role_sender *s, const acks *before, uint64_t servers,
+                        const wire_hello_reply *m)
+{
+    acks lost;
+    int rc = acks_like(before, &lost);
+    if (rc)
+        return rc;
+    acks_lacking(before, &m->ledger, &lost);
+    pthread_mutex_lock(&s->lock);
+    if (m->lineage == s->lineage) { /* else: see fall_back() */
+        s->counts.lost += acks_take(&s->acked, &lost);
+        s->compared = servers;
+    }
+    pthread_mutex_unlock(&s->lock);
+    acks_free(&lost);
+    return PERSIA_OK;
+}
+
+/* Servers may have been started again without what they had.  Asks a worker
+ * that is there; if it cannot tell, a later call finds out. */
+static void compare(role_sender *s)
+{
+    wire_hello_reply reply;
+    acks before;
+    pthread_mutex_lock(&s->lock);
+    const uint64_t servers = s->servers;
+    int rc = acks_copy(&s->acked, &before);
+    pthread_mutex_unlock(&s->lock);
+    int asked = 0;
+    for (size_t i = 0; i < s->c.links_n && !rc && !asked; i++) {
+        role_link *l = &s->c.links[i];
+        asked = !link_is_away(l) && !link_ask(&s->c, l, s->stream, &reply);
+    }
+    if (asked)
+        (void)compare_with(s, &before, servers, &reply);
+    acks_free(&before);
+}
 
 static void add_ledger(window *w, const wire_ledger *l)
 {
@@ -375,6 +469,7 @@ static void fall_back(role_sender *s, const wire_hello_reply *m)
     window_init(&s->done, s->ring, ROLE_WINDOW / 64);
     window_settle(&s->done, settled);
     add_ledger(&s->done, &m->ledger);
+    (void)acks_read(&s->acked, &m->ledger);
     forget(s, s->done.watermark);
 }
 
@@ -415,8 +510,10 @@ static int learn(role_sender *s, uint64_t stream)
         role_link *l = &s->c.links[i];
         if (link_is_away(l) || (rc = link_ask(&s->c, l, stream, &reply)))
             continue;
-        if (stream && !known)
+        if (stream && !known) {
             learn_done(s, &reply.ledger);
+            (void)acks_read(&s->acked, &reply.ledger);
+        }
         if (!known)
             s->lineage = reply.lineage;
         known = 1;
@@ -467,6 +564,7 @@ void persia_sender_close(role_sender *s, int leaves)
             (void)beat(s, &s->c.links[i], 1);
     role_client_close(&s->c);
     forget(s, UINT64_MAX);
+    acks_free(&s->acked);
     pthread_cond_destroy(&s->heard);
     pthread_mutex_destroy(&s->lock);
     pthread_mutex_destroy(&s->sending);
@@ -596,6 +694,17 @@ static size_t count_left(const role_sender *s)
     return n;
 }
 
+/* Once the error of a batch. */
+static int tell_failed(role_sender *s)
+{
+    pthread_mutex_lock(&s->lock);
+    const int rc = s->failed ? persia_err_set(s->failed, "%s", s->failed_text)
+                             : PERSIA_OK;
+    s->failed = 0;
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
 static int flush_locked(role_sender *s, uint64_t timeout_ns)
 {
     size_t before = count_left(s);
@@ -630,7 +739,10 @@ int persia_sender_flush(role_sender *s, uint64_t timeout_ns)
     pthread_mutex_unlock(&s->lock);
     atomic_store(&s->c.hurry, 0);
     role_client_wake(&s->c); /* it tells workers */
-    return rc;
+    if (rc)
+        return rc;
+    compare(s);
+    return tell_failed(s);
 }
 
 int persia_sender_claim(role_sender *s, uint64_t epochs, uint32_t *status)

@@ -45,6 +45,14 @@ static uint64_t boot_now(role_service *s)
     return boot;
 }
 
+static uint64_t servers_of(role_service *s)
+{
+    service_enter(s);
+    const uint64_t servers = s->servers;
+    service_leave(s);
+    return servers;
+}
+
 static int put_hello(const asking *a, wire_out *o)
 {
     role_service *s = a->s;
@@ -58,10 +66,11 @@ static int put_hello(const asking *a, wire_out *o)
         m.ledger = *a->ledger;
     service_enter(s);
     const role_stream *t = stream_named(s, a->m.hello.stream);
+    const role_job *j = job_named(s, a->m.hello.job);
     m.boot = s->boot;
     m.lineage = a->ledger ? a->lineage : s->lineage;
-    m.first = t ? t->first : 0;
-    m.epoch = s->counts ? epoch_first(s) : 0;
+    m.first = t && t->job == j ? t->first : 0;
+    m.epoch = j && j->counts ? epoch_first(s, j) : 0;
     service_leave(s);
     return persia_wire_put_hello_reply(o, &m);
 }
@@ -80,12 +89,17 @@ static int put(asking *a, wire_out *o)
     case ROLE_SUBMIT:
     case ROLE_HEARTBEAT:
         return persia_wire_put_submit_reply(
-            o, &(wire_submit_reply){a->status, a->done, a->done_n, a->first});
+            o, &(wire_submit_reply){a->status, a->done, a->done_n, a->first,
+                                    a->failed, a->failed_n,
+                                    servers_of(s)});
     case ROLE_TAKE:
         a->taken.status = a->status;
         a->taken.epoch = a->epoch;
         a->taken.loaders = a->parts;
         a->taken.loaders_n = a->parts_n;
+        a->taken.job = a->in_job;
+        a->taken.first = a->loaders_first;
+        a->taken.servers = servers_of(s);
         return persia_wire_put_take_reply(o, &a->taken);
     case ROLE_RETURN:
         return persia_wire_put_return_reply(
@@ -94,7 +108,8 @@ static int put(asking *a, wire_out *o)
                                     .refused = c->refused,
                                     .evicted = c->evicted,
                                     .nonfinite = c->nonfinite,
-                                    .touched = c->touched});
+                                    .touched = c->touched,
+                                    .servers = servers_of(s)});
     case ROLE_SUMS:
         return persia_wire_put_sums_reply(o, &a->summed);
     default:
@@ -315,7 +330,6 @@ int persia_role_create(const role_config *config, role_service **out)
     s->config = *config;
     s->born = s->began = persia_clock_ns();
     s->stats.bytes_limit = config->queue_limit;
-    persia_wire_memory_init(&s->plan_memory);
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->declaring, NULL);
     pthread_mutex_init(&s->looking, NULL);
@@ -364,6 +378,7 @@ static void free_all(role_service *s)
     }
     free_streams(s->streams);
     free_streams(s->old);
+    role_jobs_free(s);
     while (s->ranks) {
         role_known_rank *r = s->ranks;
         s->ranks = r->next;
@@ -383,7 +398,6 @@ void persia_role_destroy(role_service *s)
     persia_sched_destroy(s->jobs);
     free_all(s);
     persia_client_destroy(s->look);
-    persia_wire_memory_free(&s->plan_memory);
     pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->declaring);
     pthread_mutex_destroy(&s->looking);

@@ -186,6 +186,7 @@ static int return_to(role_taken *t, role_link *l, wire_return *m,
         return rc;
     }
     rc = link_call(&r->c, l, ROLE_RETURN, &o, 0, r->c.timeout_ns, &answer);
+    rank_unprepare(r, l, rc);
     if (!rc)
         rc = persia_wire_get_return_reply(answer.bytes.data, answer.bytes.n,
                                           &answer.memory, reply);
@@ -272,6 +273,19 @@ wire_return rank_return(const role_taken *t, uint32_t reason)
                          .dtype = t->r->dtype};
 }
 
+/* The batch is at all servers now.  If one of them was started again, it may
+ * lack others.  A server that cannot be reached is asked later. */
+static int note_trained(const role_taken *t, const taken_update *u,
+                        uint64_t servers)
+{
+    int rc = persia_client_witness(u->c, t->m.stream, t->m.number);
+    const uint64_t known =
+        servers ? atomic_exchange(&t->r->servers, servers) : 0;
+    if (!rc && known && known != servers)
+        rc = persia_client_look(u->c);
+    return rc == PERSIA_ENOMEM || client_is_loss(rc) ? rc : PERSIA_OK;
+}
+
 static int push(worker_source *source, const taken_update *u,
                 worker_counts *counts, int *late)
 {
@@ -299,10 +313,10 @@ static int push(worker_source *source, const taken_update *u,
     *late = !rc && reply.status == RETURNED_GONE;
     if (*late)
         atomic_fetch_add(&t->r->late_n, 1);
-    if (client_is_loss(rc)) /* of earlier updates: this one is applied */
-        atomic_fetch_add(&t->r->lost_n, 1);
-    if (client_is_loss(rc) && t->r->lost == LOST_CONTINUE)
-        rc = PERSIA_OK;
+    else if (rc)
+        atomic_fetch_add(&t->r->failed_n, 1);
+    else
+        rc = note_trained(t, u, reply.servers);
     *counts = (worker_counts){reply.created, reply.refused, reply.evicted,
                               reply.nonfinite, reply.touched};
     return rc;

@@ -13,24 +13,6 @@ _Static_assert(POOL_SUM == (int)ROLE_POOL_SUM &&
 
 /* ---- Declare ---- */
 
-static int same_plan(const wire_plan *a, const wire_plan *b)
-{
-    if (a->features_n != b->features_n || a->tables_n != b->tables_n ||
-        memcmp(a->features, b->features,
-               a->features_n * sizeof *a->features))
-        return persia_err_set(PERSIA_EMISMATCH,
-                              "the ranks of this worker look up other "
-                              "features; models of other features need "
-                              "workers of their own");
-    for (size_t i = 0; i < a->tables_n; i++)
-        if (memcmp(&a->tables[i], &b->tables[i], sizeof *a->tables))
-            return persia_err_set(PERSIA_EMISMATCH,
-                                  "table %s: another rank of this worker has "
-                                  "declared it otherwise",
-                                  b->tables[i].name);
-    return PERSIA_OK;
-}
-
 static int declare_tables(ps_client *c, const wire_plan *plan,
                           uint32_t *numbers)
 {
@@ -48,42 +30,19 @@ static int declare_tables(ps_client *c, const wire_plan *plan,
     return rc;
 }
 
-static int copy_plan(role_service *s, const wire_plan *m)
-{
-    wire_plan *p = &s->plan;
-    const size_t tables = m->tables_n * sizeof *m->tables;
-    const size_t features = m->features_n * sizeof *m->features;
-    p->tables = persia_wire_memory_take(&s->plan_memory, tables);
-    p->features = persia_wire_memory_take(&s->plan_memory, features);
-    if (!p->tables || !p->features)
-        return PERSIA_ENOMEM;
-    memcpy(p->tables, m->tables, tables);
-    memcpy(p->features, m->features, features);
-    p->tables_n = m->tables_n;
-    p->features_n = m->features_n;
-    return row_plan_make(p, &s->plan_memory, &s->rows);
-}
-
 void work_declare(void *ctx)
 {
     asking *a = ctx;
     role_service *s = a->s;
     const wire_plan *m = &a->m.plan;
     pthread_mutex_lock(&s->declaring);
-    int rc = PERSIA_OK, created = !atomic_load(&s->declared);
-    if (created) {
-        rc = declare_tables(s->look, m, NULL);
-        service_enter(s);
-        if (!rc)
-            rc = copy_plan(s, m);
-        atomic_store(&s->declared, !rc);
-        service_match(s);
-        service_leave(s);
-    } else {
-        rc = same_plan(&s->plan, m);
-    }
+    int rc = declare_tables(s->look, m, NULL);
+    service_enter(s);
+    if (!rc)
+        rc = rank_declare(s, m, &a->status);
+    service_match(s);
+    service_leave(s);
     pthread_mutex_unlock(&s->declaring);
-    a->status = (uint32_t)created;
     asking_answer(a, rc);
 }
 
@@ -98,6 +57,7 @@ static int may_pass(int rc)
 
 static int stream_open(role_service *s, role_stream *t)
 {
+    const wire_plan *plan = &t->job->plan->plan;
     int rc = PERSIA_OK;
     pthread_mutex_lock(&t->opening);
     client_config config = s->config.servers;
@@ -108,12 +68,12 @@ static int stream_open(role_service *s, role_stream *t)
     if (!rc && !t->w)
         rc = persia_worker_create(t->c, &t->w);
     if (!rc && !t->tables) {
-        t->tables = calloc(s->plan.tables_n + 1, sizeof *t->tables);
+        t->tables = calloc(plan->tables_n + 1, sizeof *t->tables);
         if (!t->tables)
             rc = persia_err_set(PERSIA_ENOMEM, "no memory for tables");
     }
     if (!rc && !t->open)
-        rc = declare_tables(t->c, &s->plan, t->tables);
+        rc = declare_tables(t->c, plan, t->tables);
     t->open |= !rc;
     pthread_mutex_unlock(&t->opening);
     return rc;
@@ -121,10 +81,9 @@ static int stream_open(role_service *s, role_stream *t)
 
 /* A plan of some of the features that are pooled here (NULL: of all) for the
  * batch's keys; their columns follow one another. */
-static int plan_of(const role_service *s, const offer *o,
-                   const uint8_t *wanted, uint32_t *out)
+static int plan_of(const offer *o, const uint8_t *wanted, uint32_t *out)
 {
-    const wire_plan *plan = &s->plan;
+    const wire_plan *plan = &offer_plan(o)->plan;
     plan_feature *features = calloc(plan->features_n, sizeof *features);
     uint32_t n = 0;
     if (!features)
@@ -166,7 +125,7 @@ static size_t column_of(const wire_plan *plan, size_t feature)
 
 /* Between fp32 here and what a Take is answered with. */
 typedef struct packing {
-    const role_service *s;
+    const role_plan *plan;
     const float *pooled, *rows;  /* [samples, width]; [n, row_width] */
     size_t width, row_width;
     const row_ids *ids;
@@ -181,7 +140,7 @@ static int pack(void *ctx, size_t i)
     const size_t at = pooled ? i : i - m->values_n;
     const wire_values *v = pooled ? &m->values[at] : &m->rows[at];
     const float *from =
-        pooled ? p->pooled + column_of(&p->s->plan, v->no)
+        pooled ? p->pooled + column_of(&p->plan->plan, v->no)
                : p->rows + (size_t)p->ids->offsets[at] * p->row_width;
     persia_wire_narrow(m->dtype, v->n, v->dim, from,
                        pooled ? p->width : p->row_width,
@@ -192,9 +151,9 @@ static int pack(void *ctx, size_t i)
 
 static int list_values(asking *a)
 {
-    const role_service *s = a->s;
     const offer *o = a->o;
-    const wire_plan *plan = &s->plan;
+    const wire_plan *plan = &offer_plan(o)->plan;
+    const row_plan *rows = &offer_plan(o)->rows;
     wire_take_reply *m = &a->taken;
     m->values = persia_wire_memory_take(&a->memory,
                                         plan->features_n * sizeof *m->values);
@@ -208,10 +167,10 @@ static int list_values(asking *a)
                 .no = (uint32_t)i,
                 .dim = plan->tables[plan->features[i].table].dim,
                 .n = o->m.samples};
-    for (uint32_t t = 0; t < s->rows.tables_n; t++)
+    for (uint32_t t = 0; t < rows->tables_n; t++)
         m->rows[m->rows_n++] = (wire_values){
-            .no = s->rows.table[t],
-            .dim = plan->tables[s->rows.table[t]].dim,
+            .no = rows->table[t],
+            .dim = plan->tables[rows->table[t]].dim,
             .n = (size_t)(o->rows.offsets[t + 1] - o->rows.offsets[t])};
     return PERSIA_OK;
 }
@@ -226,8 +185,8 @@ static void give_memory(wire_values *v, uint32_t dtype, char **at)
 /* The answer's values, one feature after the other, then the rows. */
 static int pack_all(asking *a, const float *pooled, const float *rows)
 {
-    const role_service *s = a->s;
     const offer *o = a->o;
+    const role_plan *plan = offer_plan(o);
     wire_take_reply *m = &a->taken;
     size_t bytes = 64, n = 0;
     *m = (wire_take_reply){.lease = o->lease,
@@ -259,21 +218,11 @@ static int pack_all(asking *a, const float *pooled, const float *rows)
         give_memory(&m->values[i], m->dtype, &at);
     for (size_t i = 0; i < m->rows_n; i++)
         give_memory(&m->rows[i], m->dtype, &at);
-    packing p = {s, pooled, rows, column_of(&s->plan, s->plan.features_n),
-                 row_plan_width(s), &o->rows, m};
+    packing p = {plan, pooled, rows,
+                 column_of(&plan->plan, plan->plan.features_n),
+                 row_plan_width(plan), &o->rows, m};
     return persia_sched_for_rows(persia_client_sched(o->stream->c),
                                  m->values_n + m->rows_n, n, pack, &p);
-}
-
-/* The next Return reports updates that servers lost, with this thread's
- * text. */
-static void keep_loss(role_service *s, role_stream *t, int rc,
-                      const char *text)
-{
-    service_enter(s);
-    t->lost = rc;
-    snprintf(t->lost_text, sizeof t->lost_text, "%s", text);
-    service_leave(s);
 }
 
 /* A call of the stream ended with rc: whether servers have other rows than it
@@ -303,27 +252,25 @@ static int forward(asking *a, uint32_t plan, const id_batch *b, float *out,
     const offer *o = a->o;
     int rc = persia_worker_forward(o->stream->w, plan, b, 0, out, width, NULL,
                                    index);
-    if (client_is_loss(rc)) {
-        char text[512];
-        snprintf(text, sizeof text, "%s", persia_err_text());
-        if (!is_replaced(a->s, o->stream, rc))
-            keep_loss(a->s, o->stream, rc, text);
+    if (client_is_loss(rc)) { /* ranks and loaders find out what is lost */
+        (void)is_replaced(a->s, o->stream, rc);
         rc = persia_worker_forward(o->stream->w, plan, b, 0, out, width, NULL,
                                    index);
     }
     return rc;
 }
 
-static int make_plans(const role_service *s, offer *o, row_places *places)
+static int make_plans(offer *o, row_places *places)
 {
+    const role_plan *plan = offer_plan(o);
     int rc = PERSIA_OK;
-    if (column_of(&s->plan, s->plan.features_n))
-        rc = plan_of(s, o, NULL, &o->plan);
+    if (column_of(&plan->plan, plan->plan.features_n))
+        rc = plan_of(o, NULL, &o->plan);
     row_ids_free(&o->rows);
-    if (!rc && s->rows.tables_n)
-        rc = row_ids_find(s, o, &o->rows, places);
-    if (!rc && s->rows.tables_n)
-        rc = row_ids_plan(s, o, &o->rows.plan);
+    if (!rc && plan->rows.tables_n)
+        rc = row_ids_find(plan, o, &o->rows, places);
+    if (!rc && plan->rows.tables_n)
+        rc = row_ids_plan(plan, o, &o->rows.plan);
     o->planned = !rc;
     return rc;
 }
@@ -331,9 +278,9 @@ static int make_plans(const role_service *s, offer *o, row_places *places)
 /* What is pooled here; *out is the caller's. */
 static int look_up_pooled(asking *a, float **out)
 {
-    const role_service *s = a->s;
     const offer *o = a->o;
-    const size_t width = column_of(&s->plan, s->plan.features_n);
+    const wire_plan *plan = &offer_plan(o)->plan;
+    const size_t width = column_of(plan, plan->features_n);
     const id_batch b = batch_of(o);
     *out = NULL;
     if (!width)
@@ -346,13 +293,13 @@ static int look_up_pooled(asking *a, float **out)
 /* The distinct rows of the other tables. */
 static int look_up_rows(asking *a, float **out)
 {
-    const role_service *s = a->s;
     offer *o = a->o;
-    const size_t width = row_plan_width(s);
+    const role_plan *plan = offer_plan(o);
+    const size_t width = row_plan_width(plan);
     *out = NULL;
     if (!width)
         return PERSIA_OK;
-    const id_batch b = row_ids_batch(s, &o->rows);
+    const id_batch b = row_ids_batch(plan, &o->rows);
     *out = malloc((b.n * width + 1) * sizeof **out);
     if (!*out)
         return persia_err_set(PERSIA_ENOMEM, "no memory for embeddings");
@@ -360,13 +307,32 @@ static int look_up_rows(asking *a, float **out)
                : PERSIA_OK;
 }
 
-static int look_up(asking *a)
+/* An answer that ranks would refuse: the batch is too large. */
+static int check_answer(const asking *a)
 {
-    const role_service *s = a->s;
+    const uint64_t limit = a->s->config.message_limit;
+    wire_out o;
+    persia_wire_out_init(&o);
+    int rc = persia_wire_put_take_reply(&o, &a->taken);
+    if (!rc && limit && o.bytes > limit)
+        rc = persia_err_set(PERSIA_ELIMIT,
+                            "the embeddings of the batch are a message of %zu "
+                            "bytes, over the embedding worker's limit of "
+                            "%llu; make the batch smaller, or the limit "
+                            "larger",
+                            o.bytes, (unsigned long long)limit);
+    persia_wire_out_free(&o);
+    return rc;
+}
+
+/* *bad: the error is about the batch. */
+static int look_up(asking *a, int *bad)
+{
     offer *o = a->o;
     float *pooled = NULL, *rows = NULL;
     int have = 0;
-    int rc = offer_check(o, &s->plan);
+    int rc = offer_check(o, offer_plan(o));
+    *bad = rc != PERSIA_OK;
     if (!rc)
         rc = stream_open(a->s, o->stream);
     if (!rc)
@@ -376,7 +342,7 @@ static int look_up(asking *a)
         return rc;
     persia_batch_index_put(o->index); /* it is looked up again */
     o->index = NULL;
-    rc = make_plans(s, o, &a->places);
+    rc = make_plans(o, &a->places);
     if (!rc)
         rc = look_up_pooled(a, &pooled);
     if (!rc)
@@ -385,7 +351,28 @@ static int look_up(asking *a)
         rc = pack_all(a, pooled, rows);
     free(pooled);
     free(rows);
+    if (!rc) {
+        rc = check_answer(a);
+        *bad = rc == PERSIA_ELIMIT;
+    }
     return rc;
+}
+
+/* Its lookup has ended with rc.  The lock is held. */
+static void end_lookup(asking *a, int rc, int bad, const char *text)
+{
+    role_service *s = a->s;
+    offer *o = a->o;
+    if (bad) {
+        offer_fail(s, o, rc, text);
+    } else if (rc) {
+        offer_again(s, o, !may_pass(rc));
+    } else if (a->status == TAKE_BATCH) {
+        a->status = offer_found(s, o) ? TAKE_BATCH : TAKE_EMPTY;
+    } else {
+        s->stats.had++;
+        offer_end(s, o);
+    }
 }
 
 void work_take(void *ctx)
@@ -394,22 +381,19 @@ void work_take(void *ctx)
     role_service *s = a->s;
     offer *o = a->o;
     char text[512];
-    int rc = look_up(a);
+    int bad, rc = look_up(a, &bad);
     snprintf(text, sizeof text, "%s", rc ? persia_err_text() : "");
     if (rc && is_replaced(s, o->stream, rc))
         rc = PERSIA_EUNAVAILABLE; /* its loader sends it again */
     service_enter(s);
-    if (!rc && a->status == TAKE_BATCH) {
-        a->status = offer_found(s, o) ? TAKE_BATCH : TAKE_EMPTY;
-    } else if (may_pass(rc)) {
-        offer_again(s, o, 0);
-    } else {
-        s->stats.failed += rc != PERSIA_OK;
-        s->stats.had += rc == PERSIA_OK;
-        offer_end(s, o);
+    end_lookup(a, rc, bad, text);
+    if (bad) { /* the loader's error: the rank asks for another one */
+        rc = PERSIA_OK;
+        a->status = TAKE_EMPTY;
     }
     if (rc || a->status == TAKE_EMPTY) {
         a->o = NULL;
+        a->taken = (wire_take_reply){0};
         offer_release(s, o);
     }
     service_match(s);
@@ -429,10 +413,9 @@ typedef struct returned {
     float *floats;
 } returned;
 
-static int check_pooled(const role_service *s, const offer *o,
-                        const wire_return *m, returned *r)
+static int check_pooled(const offer *o, const wire_return *m, returned *r)
 {
-    const wire_plan *plan = &s->plan;
+    const wire_plan *plan = &offer_plan(o)->plan;
     for (size_t i = 0; i < m->grads_n; i++) {
         const wire_values *g = &m->grads[i];
         const wire_plan_feature *f =
@@ -467,14 +450,14 @@ static uint32_t rows_of(const row_plan *r, uint32_t table)
     return t;
 }
 
-static int check_rows(const role_service *s, const offer *o,
-                      const wire_return *m, returned *r)
+static int check_rows(const offer *o, const wire_return *m, returned *r)
 {
+    const role_plan *p = offer_plan(o);
     for (size_t i = 0; i < m->rows_n; i++) {
         const wire_values *g = &m->rows[i];
-        const uint32_t t = rows_of(&s->rows, g->no);
-        int good = t < s->rows.tables_n && o->rows.ids && !r->rows[t] &&
-                   g->dim == s->plan.tables[g->no].dim;
+        const uint32_t t = rows_of(&p->rows, g->no);
+        int good = t < p->rows.tables_n && o->rows.ids && !r->rows[t] &&
+                   g->dim == p->plan.tables[g->no].dim;
         const size_t n =
             good ? (size_t)(o->rows.offsets[t + 1] - o->rows.offsets[t]) : 0;
         good = good && (g->rows ? g->n <= n : g->n == n);
@@ -491,10 +474,10 @@ static int check_rows(const role_service *s, const offer *o,
 }
 
 /* The gradients as the output of the plan has them. */
-static void widen_pooled(const role_service *s, const wire_return *m,
+static void widen_pooled(const role_plan *p, const wire_return *m,
                          const returned *r, size_t rows)
 {
-    const wire_plan *plan = &s->plan;
+    const wire_plan *plan = &p->plan;
     for (size_t i = 0; i < m->grads_n; i++) {
         const wire_values *g = &m->grads[i];
         size_t column = 0;
@@ -507,25 +490,26 @@ static void widen_pooled(const role_service *s, const wire_return *m,
 }
 
 /* The gradients of a table's rows, by its place among such tables; or NULL. */
-static const wire_values *rows_in(const role_service *s, const wire_return *m,
+static const wire_values *rows_in(const role_plan *p, const wire_return *m,
                                   uint32_t t)
 {
     size_t i = 0;
-    while (i < m->rows_n && m->rows[i].no != s->rows.table[t])
+    while (i < m->rows_n && m->rows[i].no != p->rows.table[t])
         i++;
     return i < m->rows_n ? &m->rows[i] : NULL;
 }
 
 /* The ids of the rows that have gradients: a batch of its own, unless all
  * have. */
-static int find_rows(const role_service *s, const offer *o,
-                     const wire_return *m, returned *r, const row_ids **out)
+static int find_rows(const offer *o, const wire_return *m, returned *r,
+                     const row_ids **out)
 {
-    const uint32_t tables = s->rows.tables_n;
+    const role_plan *p = offer_plan(o);
+    const uint32_t tables = p->rows.tables_n;
     size_t n = 0;
     int all = 1;
     for (uint32_t t = 0; t < tables; t++) {
-        const wire_values *g = rows_in(s, m, t);
+        const wire_values *g = rows_in(p, m, t);
         all &= g && !g->rows;
         n += g ? g->n : 0;
     }
@@ -540,7 +524,7 @@ static int find_rows(const role_service *s, const offer *o,
         return persia_err_set(PERSIA_ENOMEM, "no memory for ids");
     n = 0;
     for (uint32_t t = 0; t < tables; t++) {
-        const wire_values *g = rows_in(s, m, t);
+        const wire_values *g = rows_in(p, m, t);
         const uint64_t *from = o->rows.ids + o->rows.offsets[t];
         for (size_t k = 0; g && k < g->n; k++)
             r->ids.ids[n++] = from[g->rows ? g->rows[k] : k];
@@ -549,11 +533,11 @@ static int find_rows(const role_service *s, const offer *o,
     return PERSIA_OK;
 }
 
-static void widen_rows(const role_service *s, const wire_return *m,
+static void widen_rows(const role_plan *p, const wire_return *m,
                        const row_ids *ids, size_t width, float *to)
 {
-    for (uint32_t t = 0; t < s->rows.tables_n; t++) {
-        const wire_values *g = rows_in(s, m, t);
+    for (uint32_t t = 0; t < p->rows.tables_n; t++) {
+        const wire_values *g = rows_in(p, m, t);
         if (g)
             persia_wire_widen(m->dtype, g->n, g->dim, g->values, g->scales,
                               to + (size_t)ids->offsets[t] * width, width);
@@ -562,19 +546,19 @@ static void widen_rows(const role_service *s, const wire_return *m,
 
 static int push(asking *a, const worker_grad *g, size_t n)
 {
-    const role_service *s = a->s;
     const offer *o = a->o;
     const wire_return *m = &a->m.back;
+    const wire_plan *plan = &offer_plan(o)->plan;
     const uint32_t tables = persia_client_tables(o->stream->c);
-    if (m->hypers_n != s->plan.tables_n)
+    if (m->hypers_n != plan->tables_n)
         return persia_err_set(PERSIA_EARG,
                               "hyper-parameters of %zu tables, but there are "
                               "%zu",
-                              m->hypers_n, s->plan.tables_n);
+                              m->hypers_n, plan->tables_n);
     optim_args *optim = calloc(tables + (size_t)1, sizeof *optim);
     if (!optim)
         return persia_err_set(PERSIA_ENOMEM, "no memory for an update");
-    for (size_t i = 0; i < s->plan.tables_n; i++)
+    for (size_t i = 0; i < plan->tables_n; i++)
         optim[o->stream->tables[i]].hyper = m->hypers[i];
     const client_update update = {.number = o->m.number,
                                   .step = m->step,
@@ -594,11 +578,11 @@ static int push(asking *a, const worker_grad *g, size_t n)
 static int plan_again(role_service *s, offer *o)
 {
     row_places places = {0};
-    int rc = offer_check(o, &s->plan);
+    int rc = offer_check(o, offer_plan(o));
     if (!rc)
         rc = stream_open(s, o->stream);
     if (!rc)
-        rc = make_plans(s, o, &places);
+        rc = make_plans(o, &places);
     row_places_free(&places);
     return rc;
 }
@@ -606,43 +590,43 @@ static int plan_again(role_service *s, offer *o)
 /* The gradients as the worker takes them: up to two. */
 static int make_grads(asking *a, returned *r, worker_grad *out, size_t *n)
 {
-    const role_service *s = a->s;
     offer *o = a->o;
+    const role_plan *plan = offer_plan(o);
     const wire_return *m = &a->m.back;
     const row_ids *ids = NULL;
-    const size_t row_width = row_plan_width(s);
+    const size_t row_width = row_plan_width(plan);
     worker_grad *g = out;
     *n = 0;
     int rc = o->planned ? PERSIA_OK : plan_again(a->s, o);
     if (!rc)
-        rc = check_pooled(s, o, m, r);
+        rc = check_pooled(o, m, r);
     if (!rc)
-        rc = check_rows(s, o, m, r);
+        rc = check_rows(o, m, r);
     if (!rc && m->rows_n)
-        rc = find_rows(s, o, m, r, &ids);
+        rc = find_rows(o, m, r, &ids);
     if (rc)
         return rc;
     const size_t pooled = o->m.samples * r->width;
     const size_t rows =
-        ids ? (size_t)ids->offsets[s->rows.tables_n] * row_width : 0;
+        ids ? (size_t)ids->offsets[plan->rows.tables_n] * row_width : 0;
     r->floats = calloc(pooled + rows + 1, sizeof *r->floats);
     if (!r->floats)
         return persia_err_set(PERSIA_ENOMEM, "no memory for gradients");
     if (m->grads_n) {
-        widen_pooled(s, m, r, o->m.samples);
+        widen_pooled(plan, m, r, o->m.samples);
         *g = (worker_grad){.plan = o->plan,
                            .batch = batch_of(o),
                            .index = r->all ? o->index : NULL,
                            .grad = r->floats,
                            .stride = r->width};
         if (!r->all) /* the index is of all features */
-            rc = plan_of(s, o, r->pooled, &g->plan);
+            rc = plan_of(o, r->pooled, &g->plan);
         g++;
     }
     if (ids) {
-        widen_rows(s, m, ids, row_width, r->floats + pooled);
+        widen_rows(plan, m, ids, row_width, r->floats + pooled);
         *g++ = (worker_grad){.plan = ids->plan,
-                             .batch = row_ids_batch(s, ids),
+                             .batch = row_ids_batch(plan, ids),
                              .index = ids->index,
                              .grad = r->floats + pooled,
                              .stride = row_width};
@@ -653,8 +637,8 @@ static int make_grads(asking *a, returned *r, worker_grad *out, size_t *n)
 
 static int put_sums(asking *a, const worker_grad *g, size_t n)
 {
-    const role_service *s = a->s;
     const role_stream *t = a->o->stream;
+    const wire_plan *plan = &t->job->plan->plan;
     int finite;
     int rc = persia_worker_sums(t->w, g, n, &a->sums, &a->sums_n, &finite);
     a->summed.tables =
@@ -667,7 +651,7 @@ static int put_sums(asking *a, const worker_grad *g, size_t n)
     for (size_t i = 0; i < a->sums_n; i++) {
         const client_sum *from = &a->sums[i];
         uint32_t no = 0;
-        while (no < s->plan.tables_n && t->tables[no] != from->table)
+        while (no < plan->tables_n && t->tables[no] != from->table)
             no++;
         a->summed.tables[i] = (wire_table_sum){
             no, from->dim, from->n, from->ids, from->grads};
@@ -679,11 +663,11 @@ static int put_sums(asking *a, const worker_grad *g, size_t n)
 static int with_grads(asking *a,
                       int (*use)(asking *a, const worker_grad *g, size_t n))
 {
-    const role_service *s = a->s;
+    const wire_plan *plan = &offer_plan(a->o)->plan;
     worker_grad grads[2];
     size_t n = 0;
-    returned r = {.pooled = calloc(s->plan.features_n + 1, 1),
-                  .rows = calloc(s->plan.tables_n + 1, 1)};
+    returned r = {.pooled = calloc(plan->features_n + 1, 1),
+                  .rows = calloc(plan->tables_n + 1, 1)};
     int rc = r.pooled && r.rows
                  ? make_grads(a, &r, grads, &n)
                  : persia_err_set(PERSIA_ENOMEM, "no memory for an update");
@@ -697,6 +681,23 @@ static int with_grads(asking *a,
     return rc;
 }
 
+/* Its update has ended with rc: it is done only if it is at all servers, or if
+ * it can never be.  Else the rank sends these gradients again, or other ones
+ * are made.  The lock is held. */
+static void end_update(role_service *s, offer *o, int rc, const char *text)
+{
+    if (may_pass(rc)) {
+        (void)offer_found(s, o);
+    } else if (rc == PERSIA_ENONFINITE) {
+        offer_fail(s, o, rc, text);
+    } else if (rc) {
+        offer_again(s, o, 1);
+    } else {
+        s->stats.trained++;
+        offer_end(s, o);
+    }
+}
+
 void work_return(void *ctx)
 {
     asking *a = ctx;
@@ -706,20 +707,14 @@ void work_return(void *ctx)
     int rc = with_grads(a, push);
     snprintf(text, sizeof text, "%s", rc ? persia_err_text() : "");
     const int gone = is_replaced(s, o->stream, rc);
-    rc = gone ? PERSIA_OK : rc;
+    if (gone || client_is_loss(rc)) /* of earlier updates: see forward() */
+        rc = PERSIA_OK;
     service_enter(s);
-    if (may_pass(rc)) {
-        (void)offer_found(s, o);
-    } else {
-        if (!rc && o->stream->lost) {
-            rc = o->stream->lost;
-            snprintf(text, sizeof text, "%s", o->stream->lost_text);
-            o->stream->lost = 0;
-        }
-        s->stats.trained += !gone && (!rc || client_is_loss(rc));
-        s->stats.late += (uint64_t)gone;
-        s->stats.failed += rc && !client_is_loss(rc);
+    if (gone) {
+        s->stats.late++;
         offer_end(s, o);
+    } else {
+        end_update(s, o, rc, text);
     }
     a->o = NULL;
     offer_release(s, o);

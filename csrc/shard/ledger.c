@@ -7,12 +7,14 @@
 #include <string.h>
 
 #include "ids/ids.h"
+#include "shard/gaps.h"
 #include "shard/numbers.h"
 
 typedef struct stream {
     struct stream *next; /* of the same bucket */
     uint64_t name;
     numbers_set set; /* what was applied; what was not is skipped */
+    uint64_t gaps[WIRE_GAPS_MAX]; /* the last that were skipped */
     uint64_t used; /* when it was used last, in uses of the ledger */
     ledger_owner owner; /* {0, 0}: none since the rows were restored */
     uint64_t forgotten; /* no refusal behind this number was forgotten */
@@ -120,10 +122,12 @@ static stream *find_locked(ledger *l, uint64_t name)
 
 static void mark(stream *s, uint64_t number)
 {
-    if (number <= s->set.w.watermark) /* settled while it was in flight */
+    if (number <= s->set.w.watermark) { /* settled while it was in flight */
         s->set.w.skipped--;
-    else
+        gaps_fill(s->gaps, number);
+    } else {
         numbers_add(&s->set, number);
+    }
 }
 
 static void export_stream(const stream *s, wire_ledger *out)
@@ -131,6 +135,7 @@ static void export_stream(const stream *s, wire_ledger *out)
     out->stream = s->name;
     out->incarnation = s->owner.incarnation;
     numbers_to_wire(&s->set, out);
+    memcpy(out->gaps, s->gaps, sizeof out->gaps);
 }
 
 static void import_stream(stream *s, const wire_ledger *from)
@@ -405,6 +410,7 @@ void ledger_commit(ledger *l, const ledger_key *key)
     /* It is there: streams with an update in flight do not expire. */
     stream *s = find_locked(l, key->stream);
     if (s) {
+        gaps_settle(s->gaps, &s->set.w, key->settled);
         numbers_settle(&s->set, key->settled);
         mark(s, key->number);
     }

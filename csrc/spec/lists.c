@@ -203,7 +203,9 @@ static const spec_field role_stats_fields[] = {
       .offset = offsetof(role_stats, oldest_ns) },
     { .name = "restores", .config = "restores", .kind = SPEC_U64,
       .offset = offsetof(role_stats, restores) },
+    { .name = "jobs", .config = "jobs", .kind = SPEC_U64,
+      .offset = offsetof(role_stats, jobs) },
 };
 const spec_list persia_role_stats_list = {
-    role_stats_fields, 23
+    role_stats_fields, 24
 };

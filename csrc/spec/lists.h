@@ -192,8 +192,8 @@ typedef struct role_stats {
     uint64_t skipped;
     uint64_t again; /* leases that ended without gradients */
     uint64_t late; /* gradients of such */
-    uint64_t failed; /* that could not be looked up or applied */
-    uint64_t given_up; /* offered too often without gradients */
+    uint64_t failed; /* that ended without an update: see FailedBatch */
+    uint64_t given_up; /* of those: offered too often without gradients */
     uint64_t resent; /* of those submitted: for a second time or more */
     uint64_t had; /* not offered: all servers had them */
     uint64_t withheld; /* now, of those queued: a rank may have them */
@@ -202,6 +202,7 @@ typedef struct role_stats {
     uint64_t loaders_gone; /* that are taken for dead */
     uint64_t oldest_ns; /* since the first of them arrived */
     uint64_t restores; /* times that it began again: servers had other rows */
+    uint64_t jobs; /* that have loaders */
 } role_stats;
 
 extern PERSIA_API const spec_list persia_role_stats_list;

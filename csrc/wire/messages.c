@@ -40,10 +40,11 @@ static const wire_field hello_fields[] = {
     [14] = F(wire_hello, restore, FIXED64, "restore"),
     [8] = F(wire_hello, version_min, U32, "version_min", .limit = UINT32_MAX),
     [9] = F(wire_hello, features, U64, "features"),
+    [22] = F(wire_hello, job, FIXED64, "job"),
 };
 static const wire_type hello_type = {
     .name = "HelloRequest", .size = sizeof(wire_hello), .fields = hello_fields,
-    .fields_n = 14, .check = at_check_hello
+    .fields_n = 22, .check = at_check_hello
 };
 
 static const wire_field ledger_fields[] = {
@@ -52,10 +53,11 @@ static const wire_field ledger_fields[] = {
     [3] = F(wire_ledger, window, WORDS, "window", .limit = 64),
     [4] = F(wire_ledger, skipped, U64, "skipped"),
     [5] = F(wire_ledger, incarnation, U64, "incarnation"),
+    [6] = F(wire_ledger, gaps, WORDS, "gaps", .limit = 32),
 };
 static const wire_type ledger_type = {
     .name = "Ledger", .size = sizeof(wire_ledger), .fields = ledger_fields,
-    .fields_n = 5
+    .fields_n = 6
 };
 
 static const wire_field table_spec_fields[] = {
@@ -549,10 +551,11 @@ static const wire_field submit_fields[] = {
     [21] = F(wire_submit, epoch, U64, "epoch"),
     [22] = F(wire_submit, place, U64, "place"),
     [23] = F(wire_submit, first, U64, "first"),
+    [24] = F(wire_submit, job, FIXED64, "job"),
 };
 static const wire_type submit_type = {
     .name = "SubmitRequest", .size = sizeof(wire_submit),
-    .fields = submit_fields, .fields_n = 23, .check = at_check_submit
+    .fields = submit_fields, .fields_n = 24, .check = at_check_submit
 };
 
 static const wire_field heartbeat_fields[] = {
@@ -568,10 +571,11 @@ static const wire_field heartbeat_fields[] = {
     [9] = F(wire_heartbeat, waits, U32, "waits", .limit = 1),
     [10] = F(wire_heartbeat, claims, U64, "claims"),
     [11] = F(wire_heartbeat, shared, U32, "shared", .limit = 1),
+    [12] = F(wire_heartbeat, job, FIXED64, "job"),
 };
 static const wire_type heartbeat_type = {
     .name = "HeartbeatRequest", .size = sizeof(wire_heartbeat),
-    .fields = heartbeat_fields, .fields_n = 11, .check = at_check_heartbeat
+    .fields = heartbeat_fields, .fields_n = 12, .check = at_check_heartbeat
 };
 
 static const wire_field batch_name_fields[] = {
@@ -583,15 +587,29 @@ static const wire_type batch_name_type = {
     .fields = batch_name_fields, .fields_n = 2
 };
 
+static const wire_field failed_batch_fields[] = {
+    [1] = F(wire_failed_batch, number, U64, "number"),
+    [2] = F(wire_failed_batch, error, NAME, "error", .limit = 256),
+    [3] = F(wire_failed_batch, text, NAME, "text", .limit = 512),
+};
+static const wire_type failed_batch_type = {
+    .name = "FailedBatch", .size = sizeof(wire_failed_batch),
+    .fields = failed_batch_fields, .fields_n = 3
+};
+
 static const wire_field submit_reply_fields[] = {
     [1] = F(wire_submit_reply, status, U32, "status", .limit = 3),
     [2] = F(wire_submit_reply, done, NUMBERS, "done",
         COUNT(wire_submit_reply, done_n), .limit = 1024),
     [3] = F(wire_submit_reply, first, U64, "first"),
+    [4] = F(wire_submit_reply, failed, MESSAGES, "failed",
+        COUNT(wire_submit_reply, failed_n), .limit = 1024,
+        .type = &failed_batch_type),
+    [5] = F(wire_submit_reply, servers, FIXED64, "servers"),
 };
 static const wire_type submit_reply_type = {
     .name = "SubmitReply", .size = sizeof(wire_submit_reply),
-    .fields = submit_reply_fields, .fields_n = 3
+    .fields = submit_reply_fields, .fields_n = 5
 };
 
 static const wire_field take_fields[] = {
@@ -605,10 +623,11 @@ static const wire_field take_fields[] = {
     [21] = F(wire_take, begun, U32, "begun", .limit = 1),
     [22] = F(wire_take, place, U64, "place"),
     [23] = F(wire_take, look, U32, "look", .limit = 1),
+    [24] = F(wire_take, job, FIXED64, "job"),
 };
 static const wire_type take_type = {
     .name = "TakeRequest", .size = sizeof(wire_take), .fields = take_fields,
-    .fields_n = 23, .dtype = 5, .check = at_check_take
+    .fields_n = 24, .dtype = 5, .check = at_check_take
 };
 
 static const wire_field row_ids_fields[] = {
@@ -663,10 +682,13 @@ static const wire_field take_reply_fields[] = {
     [21] = F(wire_take_reply, loaders, MESSAGES, "loaders",
         COUNT(wire_take_reply, loaders_n), .limit = 256,
         .type = &loader_part_type),
+    [22] = F(wire_take_reply, job, FIXED64, "job"),
+    [23] = F(wire_take_reply, first, U64, "first"),
+    [24] = F(wire_take_reply, servers, FIXED64, "servers"),
 };
 static const wire_type take_reply_type = {
     .name = "TakeReply", .size = sizeof(wire_take_reply),
-    .fields = take_reply_fields, .fields_n = 21, .dtype = 6
+    .fields = take_reply_fields, .fields_n = 24, .dtype = 6
 };
 
 static const wire_field table_sum_fields[] = {
@@ -727,10 +749,11 @@ static const wire_field return_reply_fields[] = {
     [4] = F(wire_return_reply, evicted, U64, "evicted"),
     [5] = F(wire_return_reply, nonfinite, U64, "nonfinite"),
     [6] = F(wire_return_reply, touched, U64, "touched"),
+    [7] = F(wire_return_reply, servers, FIXED64, "servers"),
 };
 static const wire_type return_reply_type = {
     .name = "ReturnReply", .size = sizeof(wire_return_reply),
-    .fields = return_reply_fields, .fields_n = 6
+    .fields = return_reply_fields, .fields_n = 7
 };
 
 static const wire_field worker_stats_fields[] = {
@@ -757,10 +780,11 @@ static const wire_field worker_stats_fields[] = {
     [21] = F(role_stats, loaders_gone, U64, "loaders_gone"),
     [22] = F(role_stats, oldest_ns, U64, "oldest_ns"),
     [23] = F(role_stats, restores, U64, "restores"),
+    [24] = F(role_stats, jobs, U64, "jobs"),
 };
 static const wire_type worker_stats_type = {
     .name = "WorkerStats", .size = sizeof(role_stats),
-    .fields = worker_stats_fields, .fields_n = 23
+    .fields = worker_stats_fields, .fields_n = 24
 };
 
 static const wire_field worker_stats_reply_fields[] = {

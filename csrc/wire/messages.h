@@ -10,6 +10,7 @@ enum {
     WIRE_DIM_MAX = 4096,
     WIRE_STATE_MAX = 8192,
     WIRE_WINDOW_MAX = 64,
+    WIRE_GAPS_MAX = 32,
     WIRE_LEDGERS_MAX = 65536,
     WIRE_FILES_MAX = 131072,
     WIRE_PARTS_MAX = 65536,
@@ -22,7 +23,8 @@ enum {
     WIRE_BITS_MAX = 16,
     WIRE_EPOCHS_MAX = 256,
     WIRE_LOADERS_MAX = 256,
-    WIRE_FIELDS_MAX = 23
+    WIRE_TEXT_MAX = 511,
+    WIRE_FIELDS_MAX = 24
 };
 
 /* Numbers of the methods; X(METHOD, Name). */
@@ -156,6 +158,10 @@ typedef struct wire_hello {
     /* Bits of what a side can beyond its version; the other one passes over
      * those that it does not know. None has a meaning yet. */
     uint64_t features;
+    /* To a worker: whose batches a rank trains, or a loader sends. 0: a rank
+     * takes those of the job that has loaders; a loader is of the job that has
+     * no name. */
+    uint64_t job;
 } wire_hello;
 
 /* Which updates of a stream have been applied: numbers 1 .. watermark, and
@@ -172,6 +178,9 @@ typedef struct wire_ledger {
     /* Of the owner; of a stream that is not there: what a new owner's must
      * exceed, for there may have been one that expired. */
     uint64_t incarnation;
+    /* The last of the skipped numbers, as ranges: first, last, first, last. Of
+     * a server that was started again only those skipped since. */
+    uint64_t gaps[32];
 } wire_ledger;
 
 /* Slots that follow one another; of one version, which only the owner of a
@@ -526,6 +535,7 @@ typedef struct wire_submit {
     /* In its epoch, from 1; their numbers follow one another. 0: not known. */
     uint64_t place;
     uint64_t first; /* see HeartbeatRequest */
+    uint64_t job; /* see HelloRequest */
 } wire_submit;
 
 /* What a loader knows of its own epochs: the last one that a worker heard
@@ -551,12 +561,19 @@ typedef struct wire_heartbeat {
      * HELD: another client was heard of a moment ago; or ENDED. */
     uint64_t claims;
     uint32_t shared; /* it was claimed */
+    uint64_t job; /* see HelloRequest */
 } wire_heartbeat;
 
 typedef struct wire_batch_name {
     uint64_t stream;
     uint64_t number;
 } wire_batch_name;
+
+typedef struct wire_failed_batch {
+    uint64_t number;
+    char error[256]; /* as of persia-error */
+    char text[512];
+} wire_failed_batch;
 
 typedef struct wire_submit_reply {
     uint32_t status;
@@ -565,6 +582,10 @@ typedef struct wire_submit_reply {
     uint64_t *done;
     size_t done_n;
     uint64_t first; /* of the stream, see HeartbeatRequest; 0: not known */
+    /* Those of `done` that have no update, and why. */
+    wire_failed_batch *failed;
+    size_t failed_n;
+    uint64_t servers; /* changes when a server was started again */
 } wire_submit_reply;
 
 typedef struct wire_take {
@@ -585,6 +606,7 @@ typedef struct wire_take {
     /* Does not wait. Without a place: for a batch of a worker whose turn it is
      * not, which gives one only where it would answer IDLE without any. */
     uint32_t look;
+    uint64_t job; /* that `epoch` is of; 0: the rank takes that of the reply */
 } wire_take;
 
 /* Each id as its place among the distinct rows of its table. */
@@ -637,6 +659,9 @@ typedef struct wire_take_reply {
      * when all their batches are at workers that are alive. */
     wire_loader_part *loaders;
     size_t loaders_n;
+    uint64_t job; /* that the epoch is of; 0: it is not known */
+    uint64_t first; /* epoch of the loaders that the job has; 0: not known */
+    uint64_t servers; /* changes when a server was started again */
 } wire_take_reply;
 
 typedef struct wire_table_sum {
@@ -688,6 +713,7 @@ typedef struct wire_return_reply {
     uint64_t evicted;
     uint64_t nonfinite;
     uint64_t touched;
+    uint64_t servers; /* changes when a server was started again */
 } wire_return_reply;
 
 typedef struct wire_worker_stats_reply {

@@ -15,6 +15,7 @@ from persia.base.check import kind, number, whole
 from persia.data.jagged import Batch, tensors_of
 from persia.distributed.addresses import (
     MESSAGE_LIMIT,
+    job_of,
     namespace_of,
     resolve_workers,
 )
@@ -51,6 +52,9 @@ class Sender:
             passed over by :meth:`send`. Without a name batches that an earlier
             process had sent are trained again. Another job on the same servers
             needs another name.
+        job: the job that this loader is of: trainers of the same job train
+            its batches. Default: PERSIA_RUN_ID, which ``persia launch`` sets,
+            else none.
         timeout: seconds after which it is an error that no worker can be
             reached.
         move_after: seconds after which the batches of a worker that cannot be
@@ -70,6 +74,7 @@ class Sender:
         *,
         namespace: str | None = None,
         name: str | None = None,
+        job: str | None = None,
         timeout: float = 60.0,
         move_after: float | None = None,
         security: Security | None = None,
@@ -85,12 +90,12 @@ class Sender:
                 "timeout": timeout,
                 "message_limit": MESSAGE_LIMIT,
                 "dtype": 0,
-                "lost": 0,
                 "security": security.arguments(),
                 "move_after": timeout / 6
                 if move_after is None
                 else number("move_after", move_after, 0, 1e9),
                 "stream": 0 if name is None else _stream(name),
+                "job": job_of(job),
             }
         )
         self._open = False  # batches were sent since the last end
@@ -164,7 +169,7 @@ class Sender:
         self._open = False
 
     def flush(self, timeout: float | None = None) -> None:
-        """Returns when every batch that was sent is trained, or given up.
+        """Returns when every batch that was sent is trained.
 
         A loader that must lose none flushes before it ends: a worker that is
         killed loses its queue, and only the loader has its batches then.
@@ -177,6 +182,11 @@ class Sender:
             DeadlineExceeded: no batch was trained for ``timeout``.
             Unavailable: no worker can be reached for the timeout of the
                 sender.
+            MissingFeature, LimitReached, NonFinite, ...: a batch ended
+                without an update for that reason, since the last call; the
+                text has its number. ``stats()["failed"]`` counts all of them.
+            UpdatesLost: the same, as trainers took a batch four times and
+                returned no gradients that were applied.
         """
         if timeout is not None:
             timeout = number("timeout", timeout, 1e-9, 1e9)
@@ -186,11 +196,12 @@ class Sender:
         """Batches. ``sent``: in all. ``done``: of them, from the first on,
         those that need not be sent again, as far as workers have reported.
         ``passed``: over, as all servers have them. ``moved``: sent again,
-        after a worker was started again or could not be reached. ``refused``:
-        of those, by the worker. ``lost``: batches that were trained, and are
-        not in the rows of a checkpoint that was loaded into the servers
-        since; a new sender of this name sends them. ``away``: workers that
-        cannot be reached now."""
+        after a worker was started again or could not be reached. ``failed``: of
+        ``done``, batches without an update; :meth:`flush` raises why.
+        ``lost``: batches that were trained, and are not in the rows of the
+        servers any more: a server was started again without them, or a
+        checkpoint was loaded. ``away``: workers that cannot be reached
+        now."""
         counts = self._core.counts()
         del counts["stream"], counts["position"]
         return counts

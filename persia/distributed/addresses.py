@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import socket
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ __all__ = [
     "WIRE_DTYPES",
     "addresses_of",
     "bracketed",
+    "job_of",
     "namespace_of",
     "resolve",
     "resolve_workers",
@@ -32,6 +34,18 @@ def namespace_of(given: str | None = None) -> str:
     if given is not None:
         return kind("namespace", given, str, "a string")
     return os.environ.get("PERSIA_NAMESPACE") or "default"
+
+
+def job_of(given: str | None = None) -> int:
+    """The number by which embedding workers know a job: of the name that was
+    given, else of the run of ``persia launch`` (PERSIA_RUN_ID); 0: it has
+    none."""
+    name = os.environ.get("PERSIA_RUN_ID") if given is None else given
+    if not name:
+        return 0
+    text = kind("job", name, str, "a string").encode()
+    digest = hashlib.blake2b(text, digest_size=8, person=b"persia-job")
+    return max(2, int.from_bytes(digest.digest(), "little"))
 
 
 def resolve_workers(

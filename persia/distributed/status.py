@@ -169,10 +169,10 @@ def ask_embedding(
             "timeout": timeout,
             "message_limit": _MESSAGE_LIMIT,
             "dtype": 0,
-            "lost": 0,
             "security": secret,
             "move_after": timeout,
             "stream": 0,
+            "job": 0,
         }
         try:
             before = _core.worker_stats(config)

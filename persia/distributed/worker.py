@@ -123,7 +123,7 @@ class Worker:
                 "timeout": config.timeout,
                 "message_limit": config.message_limit,
                 "dtype": WIRE_DTYPES.index(config.wire_dtype),
-                "lost": 0,  # it tells the trainer, who decides
+                "lost": 0,  # see is_replaced(): trainers say what is lost
                 "security": theirs.arguments(),
             },
             threads=self._threads,

@@ -16,6 +16,7 @@ from persia.data.jagged import Batch, JaggedBatch
 from persia.distributed.addresses import (
     MESSAGE_LIMIT,
     WIRE_DTYPES,
+    job_of,
     resolve_workers,
 )
 from persia.distributed.security import Security
@@ -59,6 +60,9 @@ class Stream:
         move_after: seconds that the first pass waits for workers that cannot
             be reached, before it begins with the others. Default: a third of
             ``timeout``.
+        job: the job whose loaders' batches this trainer takes. Default:
+            PERSIA_RUN_ID, which ``persia launch`` sets, else the job that has
+            loaders.
         security: TLS and tokens; default: as the environment says, see
             :meth:`persia.distributed.Security.from_environment`.
 
@@ -76,9 +80,11 @@ class Stream:
         *,
         timeout: float = 60.0,
         move_after: float | None = None,
+        job: str | None = None,
         security: Security | None = None,
     ) -> None:
         self.workers = workers
+        self.job = job
         self.timeout = number("timeout", timeout, 1e-9, 1e9)
         self.move_after = (
             self.timeout / 3
@@ -88,6 +94,7 @@ class Stream:
         self.security = security
         self._rank: _core.Rank | None = None
         self._taking: weakref.ref[Taking] | None = None  # the last pass
+        self._store: Store | None = None
 
     def __iter__(self) -> NoReturn:
         raise errors.InvalidArgument(
@@ -100,14 +107,16 @@ class Stream:
         had their lease. It does not apply them: another process trains the
         batch, or the worker that had the lease applied them before it ended.
         ``given_up``: of those, batches that no worker had within the timeout
-        after theirs had died. ``lost``: how often workers reported updates
-        that servers had lost. ``away``: workers that cannot be reached
-        now. ``epochs``: of the data loaders, that are over for this process;
-        those before its first pass among them."""
-        if self._rank is None:
-            names = "late", "lost", "given_up", "away", "epochs"
+        after theirs had died. ``failed``: batches whose gradients workers or
+        servers refused. ``lost``: updates that servers had, and lost; as
+        ``Store.stats()["client"]["lost"]``. ``away``: workers that cannot be
+        reached now. ``epochs``: of the data loaders that are there, that are
+        over for this process; those before its first pass among them."""
+        if self._rank is None or self._store is None:
+            names = "late", "failed", "given_up", "away", "epochs", "lost"
             return dict.fromkeys(names, 0)
-        return self._rank.counts()
+        client = _core.cluster_counts(engine_of(self._store).handle)
+        return self._rank.counts() | {"lost": client["lost"]}
 
     def _connect(self, store: Store) -> _core.Rank:
         addresses, security = resolve_workers(self.workers, self.security)
@@ -121,10 +130,10 @@ class Stream:
                 "timeout": self.timeout,
                 "message_limit": MESSAGE_LIMIT,
                 "dtype": WIRE_DTYPES.index(settings.wire_dtype),
-                "lost": int(settings.lost == "continue"),
                 "security": security.arguments(),
                 "move_after": self.move_after,
                 "stream": 0,
+                "job": job_of(self.job),
             }
         )
 
@@ -142,6 +151,7 @@ def open_pass(
         )
     if stream._rank is None:
         stream._rank = stream._connect(store)
+    stream._store = store
     features = _features(modules)
     tables = list({f.config.name: f.config for f in features}.values())
     places = {c.name: i for i, c in enumerate(tables)}
@@ -291,7 +301,8 @@ class Taking(Iterator[_core.Taken]):
         self, rank: _core.Rank, store: Store, features: Sequence[_Feature]
     ) -> None:
         self._rank = rank
-        self._handle = engine_of(store).handle
+        self._engine = engine_of(store)
+        self._handle = self._engine.handle
         rows = dict.fromkeys(f.name for f in features if f.rows)
         self._rows = len(rows)
         self._keys = list(rows | dict.fromkeys(f.name for f in features))
@@ -309,6 +320,7 @@ class Taking(Iterator[_core.Taken]):
         """Waits for a batch; None: the pass has ended."""
         _core.taken_wait(self._handle, number)
         if taken.end:
+            self._look()
             return None
         taken.use()
         tensors = {
@@ -324,6 +336,15 @@ class Taking(Iterator[_core.Taken]):
             tensors.get("weight"),
             tensors.get("timestamp"),
         )
+
+    def _look(self) -> None:
+        """What servers lost since is an error of this pass. The next one has
+        nothing left."""
+        try:
+            self._engine.core.look()
+        except errors.PersiaError:
+            self._rank.again()
+            raise
 
     def _ids(self, taken: _core.Taken) -> TakenIds:
         """The places of ids whose rows travel; empty bags of the others."""

@@ -1,0 +1,31 @@
+/* acks.h: numbers of a stream that were acknowledged to somebody, who compares
+ * them with what servers have (private).
+ *
+ * A bit each, from `base` on.  The last 134 million are kept.
+ */
+#ifndef PERSIA_SHARD_ACKS_H
+#define PERSIA_SHARD_ACKS_H
+
+#include "wire/wire.h"
+
+typedef struct acks {
+    uint64_t base;  /* a multiple of 64 */
+    uint64_t *bits; /* [words] */
+    size_t words;
+} acks;
+
+void acks_free(acks *a);
+int acks_add(acks *a, uint64_t number);
+/* Instead of what was in: what this ledger has, its last million at most. */
+int acks_read(acks *a, const wire_ledger *from);
+/* The same numbers; none: *out is to be freed, too. */
+int acks_copy(const acks *from, acks *out);
+/* The same shape without numbers. */
+int acks_like(const acks *from, acks *out);
+/* Adds to lost, which is acks_like(a), what the ledger lacks. */
+void acks_lacking(const acks *a, const wire_ledger *l, acks *lost);
+/* Takes these numbers out; returns how many were in. */
+uint64_t acks_take(acks *a, const acks *lost);
+void acks_remove(acks *a, uint64_t number);
+
+#endif
