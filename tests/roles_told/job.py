@@ -69,7 +69,7 @@ class Trainer:
         workers: Workers | None,
         *,
         rows: bool = False,
-        timeout: float = 20.0,
+        timeout: float = 8.0,
         namespace: str = "default",
         **more: Any,
     ) -> None:
@@ -213,7 +213,7 @@ def fed(
 ) -> Iterator[Sender]:
     """A loader that sends batches 0 to n - 1, each epoch; its error is raised
     at the end."""
-    with Sender(workers.addresses, timeout=20, **more) as sender:
+    with Sender(workers.addresses, timeout=8, **more) as sender:
 
         def run() -> None:
             for _ in range(epochs):

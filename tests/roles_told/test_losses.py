@@ -58,7 +58,7 @@ def told(trainer: Trainer, servers: Servers, n: int, times: int = 1) -> None:
 def trained(trainer: Trainer, workers: Workers, *senders: Sender) -> None:
     """All that was sent is at the servers, and the loaders know."""
     for sender in senders:
-        sender.flush(20)
+        sender.flush(8)
     trainer.flush()
     assert not trainer.told
     assert trainer.lost == 0
@@ -130,7 +130,7 @@ def test_servers_and_workers_die_together(
 ) -> None:
     """Whoever is left tells of all updates."""
     with job(workers, lost) as (servers, some, trainer):
-        with Sender(some.addresses, name=name, timeout=20) as sender:
+        with Sender(some.addresses, name=name, timeout=8) as sender:
             send(sender, 0, FIRST)
             trainer.open()
             trainer.train(FIRST)
@@ -143,7 +143,7 @@ def test_servers_and_workers_die_together(
             send(sender, FIRST, FIRST + REST)
             sender.end()
             assert trainer.train() == REST
-            sender.flush(20)
+            sender.flush(8)
         trainer.flush()
         told(trainer, servers, FIRST + REST)
         assert trainer.lost == FIRST * len(shards)
@@ -159,7 +159,7 @@ def test_losses_before_a_return_add_up(
     """Two servers one after the other, and one server twice, which had nothing
     to lose then."""
     with job(workers, lost) as (servers, some, trainer):
-        with Sender(some.addresses, timeout=20) as sender:
+        with Sender(some.addresses, timeout=8) as sender:
             send(sender, 0, FIRST)
             trainer.open(staleness=0)
             trainer.train(FIRST)
@@ -168,7 +168,7 @@ def test_losses_before_a_return_add_up(
             send(sender, FIRST, FIRST + REST)
             sender.end()
             assert trainer.train() == REST
-            sender.flush(20)
+            sender.flush(8)
         trainer.flush()
         told(trainer, servers, FIRST + REST)
         assert trainer.lost == FIRST * len(set(shards))
@@ -178,7 +178,7 @@ def test_losses_at_two_lookups_before_a_return() -> None:
     """The batch in hand was looked up; then a server lost its rows, and the
     next batch was looked up; then the other server."""
     with job(1, "raise") as (servers, some, trainer):
-        with Sender(some.addresses, timeout=20) as sender:
+        with Sender(some.addresses, timeout=8) as sender:
             send(sender, 0, FIRST)
             trainer.open(staleness=8)
             trainer.train(FIRST)
@@ -191,7 +191,7 @@ def test_losses_at_two_lookups_before_a_return() -> None:
                 wait_for(lambda: some.stats("looking") == 0)
             sender.end()
             assert trainer.train() == 2
-            sender.flush(20)
+            sender.flush(8)
         trainer.flush()
         told(trainer, servers, FIRST + 2)
         assert trainer.lost == 2 * FIRST
@@ -228,12 +228,12 @@ def test_a_loss_after_the_loader_has_left(
             for n in range(FIRST):
                 trainer.step(batch(n))
         else:
-            with Sender(some.addresses, timeout=20) as sender:
+            with Sender(some.addresses, timeout=8) as sender:
                 send(sender, 0, FIRST)
                 sender.end()
                 trainer.open()
                 trainer.train(FIRST)
-                sender.flush(20)
+                sender.flush(8)
                 if through != "end":
                     assert trainer.train() == 0
         trainer.flush()
@@ -259,7 +259,7 @@ def test_a_loss_of_a_stream_that_sends_no_more(
     """Of two loaders one goes on: the updates of the other are told, too."""
     with cluster(workers, loaders=2) as (servers, some):
         trainer = Trainer(servers, some, lost=lost)
-        one, other = (Sender(some.addresses, timeout=20) for _ in range(2))
+        one, other = (Sender(some.addresses, timeout=8) for _ in range(2))
         send(one, 0, FIRST)
         send(other, FIRST, 2 * FIRST)
         trainer.open()
@@ -289,10 +289,10 @@ def test_a_loss_of_parts_that_have_ended(workers: int) -> None:
         trainer = Trainer(servers, some)
         trainer.open()
         for part in range(parts):
-            with Sender(some.addresses, name=f"{part}", timeout=20) as sender:
+            with Sender(some.addresses, name=f"{part}", timeout=8) as sender:
                 send(sender, part * REST, (part + 1) * REST)
                 trainer.train(REST)
-                sender.flush(20)
+                sender.flush(8)
                 sender.close(ended=False)
         trained(trainer, some)
         some.workers[0].close()
@@ -307,7 +307,7 @@ def test_a_loss_of_parts_that_have_ended(workers: int) -> None:
 def test_the_loader_reports_what_a_server_lost(victims: list[int]) -> None:
     """Of its own batches: those that were trained."""
     with job(1, "continue") as (servers, some, trainer):
-        with Sender(some.addresses, timeout=20) as sender:
+        with Sender(some.addresses, timeout=8) as sender:
             send(sender, 0, FIRST)
             trainer.open()
             trainer.train(FIRST)
@@ -321,7 +321,7 @@ def test_the_loader_reports_what_a_server_lost(victims: list[int]) -> None:
             send(sender, FIRST, FIRST + REST)
             sender.end()
             assert trainer.train() == REST
-            sender.flush(20)
+            sender.flush(8)
             wait_for(lambda: sender.stats()["lost"] == FIRST)
         assert sender.stats()["lost"] == FIRST
 
@@ -333,7 +333,7 @@ def test_an_idle_loader_reports_what_a_server_lost(
     """It sends nothing more, and its trainer is gone."""
     with (
         job(1, "continue") as (servers, some, trainer),
-        Sender(some.addresses, timeout=20) as sender,
+        Sender(some.addresses, timeout=8) as sender,
     ):
         send(sender, 0, FIRST)
         trainer.open()
@@ -352,7 +352,7 @@ def test_an_idle_loader_reports_what_a_server_lost(
 def test_nothing_is_told_where_nothing_was_lost() -> None:
     """Workers that start again, and a server that has not: control."""
     with job(2, "raise") as (servers, some, trainer):
-        with Sender(some.addresses, timeout=20) as sender:
+        with Sender(some.addresses, timeout=8) as sender:
             send(sender, 0, FIRST)
             trainer.open()
             trainer.train(FIRST)
@@ -361,7 +361,7 @@ def test_nothing_is_told_where_nothing_was_lost() -> None:
             send(sender, FIRST, FIRST + REST)
             sender.end()
             assert trainer.train() == REST
-            sender.flush(20)
+            sender.flush(8)
         trainer.flush()
         assert not trainer.told
         assert trainer.lost == trainer.stream.stats()["lost"] == 0
@@ -371,7 +371,7 @@ def test_nothing_is_told_where_nothing_was_lost() -> None:
 def test_lost_is_a_number_of_updates() -> None:
     """Not of reports, and raised once."""
     with job(1, "raise") as (servers, some, trainer):
-        with Sender(some.addresses, timeout=20) as sender:
+        with Sender(some.addresses, timeout=8) as sender:
             send(sender, 0, FIRST)
             trainer.open()
             trainer.train(FIRST)
@@ -380,7 +380,7 @@ def test_lost_is_a_number_of_updates() -> None:
             send(sender, FIRST, FIRST + REST)
             sender.end()
             assert trainer.train() == REST
-            sender.flush(20)
+            sender.flush(8)
         trainer.flush()
         assert len(trainer.told) == 1
         assert isinstance(trainer.told[0], persia.errors.UpdatesLost)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from persia import _core
+from tests.remote import Servers
 from tests.roles_told.job import cluster, counts, fed, missing
 from tests.roles_told.ranks import Ranks, threads_are_ranks
 from tests.test_roles_failures import wait_for
@@ -41,7 +42,7 @@ def test_ranks_in_a_step_are_killed(workers: int, shape: str) -> None:
             ranks.kill()
             ranks.start()
             ranks.end()
-            sender.flush(20)
+            sender.flush(8)
             assert sender.stats()["done"] == BATCHES
         assert missing(counts(servers, BATCHES)) == 0
         assert some.stats("failed") == some.stats("given_up") == 0
@@ -59,6 +60,46 @@ def test_ranks_are_killed_in_step_after_step(workers: int) -> None:
                 ranks.kill()
                 ranks.start()
             ranks.end()
-            sender.flush(20)
+            sender.flush(8)
         assert missing(counts(servers, BATCHES)) == 0
         assert some.stats("failed") == some.stats("given_up") == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kills", [True, False], ids=["ranks-too", "alone"])
+def test_a_server_starts_again_within_a_step(
+    workers: int, kills: bool
+) -> None:
+    """One server has applied the step, the other was away, and returns
+    without rows.  The step is completed; what the ranks, or the loader, knew
+    to be trained is counted."""
+    with cluster(workers) as (servers, some):
+        with fed(some, BATCHES) as sender:
+            ranks = Ranks(servers, some, lost="continue")
+            ranks.step(5, 5)
+            wait_for(lambda: sender.stats()["done"] == 10)
+            servers.kill(1)
+            ranks.step(6, 6)
+            wait_for(lambda: step_of(servers, 0) == 6)
+            if kills:
+                ranks.kill()
+                ranks.start()
+            servers.restart(1)
+            ranks.end()
+            sender.flush(8)
+            gone = missing(counts(servers, BATCHES))
+            wait_for(lambda: sender.stats()["lost"] == gone)
+        assert gone == 10
+        if not kills:
+            assert sum(one.trainer.lost for one in ranks.now) == gone
+        assert some.stats("failed") == some.stats("given_up") == 0
+
+
+def step_of(servers: Servers, shard: int) -> int:
+    """The last one that this server has applied."""
+    way = servers.shards[shard].channel(5.0)
+    try:
+        step: int = way.stats()["step"]
+        return step
+    finally:
+        way.close()
