@@ -1,0 +1,67 @@
+"""A connection that a test can hold up: what a paused process, or a slow
+network, looks like to the others."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+
+class Gate:
+    """Passes bytes on to an address, unless it is shut.
+
+    While it is shut nothing passes; what has arrived is passed on later. Where
+    the other side has closed its connection, this one is closed then, too.
+    """
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._to = (host, int(port))
+        self._open = threading.Event()
+        self._open.set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def shut(self) -> None:
+        """From now on nothing passes."""
+        self._open.clear()
+
+    def open(self) -> None:
+        """All passes again."""
+        self._open.set()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(
+                    target=self._connect, args=(client,), daemon=True
+                ).start()
+
+    def _connect(self, client: socket.socket) -> None:
+        self._open.wait()
+        try:
+            server = socket.create_connection(self._to)
+        except OSError:
+            client.close()
+            return
+        for pair in (client, server), (server, client):
+            threading.Thread(target=self._pass, args=pair, daemon=True).start()
+
+    def _pass(self, source: socket.socket, to: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self._open.wait()
+                to.sendall(data)
+        self._open.wait()
+        for one in source, to:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+                one.close()
+
+    def close(self) -> None:
+        """No more connections."""
+        self._open.set()
+        self._listener.close()

@@ -1,0 +1,238 @@
+"""A loop that is left before its end: the next one has the rest of the epoch,
+all of it, before the epoch ends. And the end of a pass for ranks that find no
+batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import persia
+from persia import _core
+from persia.data import Sender
+from tests.remote import Servers
+from tests.roles import Workers
+from tests.roles_told.job import (
+    Trainer,
+    batch,
+    cluster,
+    counts,
+    missing,
+    number_of,
+    send,
+)
+from tests.test_roles import in_thread
+from tests.test_roles_failures import wait_for
+
+if not _core.GRPC[0].isdigit():
+    pytest.skip("built without gRPC", allow_module_level=True)
+
+pytestmark = pytest.mark.timeout(60)
+
+EPOCHS, BATCHES = 12, 7
+
+
+class Stop(Exception):
+    """Of a loop's body."""
+
+
+def broken(trainer: Trainer, staleness: int) -> list[int] | None:
+    """A loop that breaks; None: it was at its end."""
+    seen = []
+    for one in trainer.open(staleness):
+        trainer.step(one)
+        seen.append(number_of(one))
+        if len(seen) == 3:
+            return seen
+    return seen if seen else None
+
+
+def raised(trainer: Trainer, staleness: int) -> list[int] | None:
+    """One whose body raises."""
+    seen = []
+    try:
+        for one in trainer.open(staleness):
+            trainer.step(one)
+            seen.append(number_of(one))
+            if len(seen) == 3:
+                raise Stop
+    except Stop:
+        pass
+    return seen if seen else None
+
+
+def in_hand(trainer: Trainer, staleness: int) -> list[int] | None:
+    """One that breaks with a batch that it does not train."""
+    seen = []
+    for one in trainer.open(staleness):
+        if len(seen) == 3:
+            one.skip()
+            seen.append(number_of(one))
+            return seen
+        trainer.step(one)
+        seen.append(number_of(one))
+    return seen if seen else None
+
+
+@pytest.mark.parametrize("leave", [broken, raised, in_hand])
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("staleness", [0, 8])
+def test_the_rest_of_an_epoch(
+    staleness: int,
+    workers: int,
+    leave: Callable[[Trainer, int], list[int] | None],
+) -> None:
+    """Each epoch ends with all of its batches, however often it is left, and
+    the loader's flush() ends."""
+    with cluster(workers) as (servers, some):
+        trainer = Trainer(servers, some)
+        with Sender(some.addresses, timeout=8) as sender:
+
+            def feed() -> None:
+                for epoch in range(EPOCHS):
+                    send(sender, epoch * BATCHES, (epoch + 1) * BATCHES)
+                    sender.end()
+
+            join = in_thread(feed)
+            for epoch in range(EPOCHS):
+                seen: list[int] = []
+                while not trainer_is_through(trainer, epoch):
+                    seen += leave(trainer, staleness) or []
+                want = range(epoch * BATCHES, (epoch + 1) * BATCHES)
+                assert sorted(seen) == list(want)
+            join()
+            sender.flush(8)
+        trainer.flush()
+        if leave is not in_hand:
+            assert missing(counts(servers, EPOCHS * BATCHES)) == 0
+
+
+def trainer_is_through(trainer: Trainer, epoch: int) -> bool:
+    """Whether it has heard the end of this epoch, from 0."""
+    return bool(trainer.stream.stats()["epochs"] > epoch)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("staleness", [0, 8])
+def test_a_loop_that_a_loss_ends(staleness: int, workers: int) -> None:
+    """UpdatesLost in the middle of an epoch: the loop that follows has the
+    rest; nothing is trained twice but what the server lost."""
+    with cluster(workers) as (servers, some):
+        trainer = Trainer(servers, some)
+        with Sender(some.addresses, timeout=8) as sender:
+            for epoch in range(4):
+                first = epoch * BATCHES
+                send(sender, first, first + BATCHES)
+                sender.end()
+                trainer.open(staleness)
+                assert trainer.train(3) == 3
+                trainer.store.flush()
+                servers.kill(epoch % 2)
+                servers.restart(epoch % 2)
+                assert trainer.train() == BATCHES - 3
+                trainer.flush()
+                want = range(first + BATCHES)
+                assert sorted(trainer.seen) == list(want)
+            sender.flush(8)
+        assert trainer.told
+
+
+# ---- ranks that find no batch ----------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("later", [False, True], ids=["held", "trained"])
+def test_a_rank_that_begins_when_another_holds_the_rest(
+    later: bool, workers: int
+) -> None:
+    """Its pass has no batch, and ends: before or when the other one's are
+    trained."""
+    with cluster(workers) as (servers, some):
+        first = Trainer(servers, some, job="two", rank=0, world=2)
+        with Sender(some.addresses, timeout=8) as sender:
+            send(sender, 0, 3)
+            sender.end()
+            first.open(staleness=8)
+            held = [first.next() for _ in range(3)]
+            second = Trainer(servers, some, job="two", rank=1, world=2)
+            ended: list[int] = []
+            join = in_thread(lambda: ended.append(second.epoch(8)))
+            if not later:
+                wait_for(lambda: ended, 8)
+            for one in held:
+                assert one is not None
+                first.step(one)
+            del one, held
+            assert first.train() == 0
+            first.flush()
+            wait_for(lambda: ended, 8)
+            join()
+            sender.flush(8)
+        assert ended == [0]
+        assert missing(counts(servers, 3)) == 0
+
+
+def test_both_ranks_start_again_at_the_end() -> None:
+    """With three batches left: one may get them all, and both passes end."""
+    with cluster() as (servers, some):
+        with Sender(some.addresses, timeout=8) as sender:
+            send(sender, 0, 9)
+            sender.end()
+            ranks = pair(servers, some)
+            for rank in ranks:
+                rank.open(staleness=2)
+                assert rank.train(3) == 3
+                rank.flush()
+            ranks = pair(servers, some)
+            ended: list[int] = []
+            joins = [
+                in_thread(lambda rank=rank: ended.append(rank.epoch(8)))  # type: ignore[misc]
+                for rank in ranks
+            ]
+            wait_for(lambda: len(ended) == 2, 10)
+            for join in joins:
+                join()
+            sender.flush(8)
+        assert sum(ended) == 3
+        assert missing(counts(servers, 9)) == 0
+
+
+def pair(servers: Servers, some: Workers) -> list[Trainer]:
+    """Two ranks."""
+    return [
+        Trainer(servers, some, job="two", rank=rank, world=2)
+        for rank in range(2)
+    ]
+
+
+# ---- what a loss means for the batch in hand -------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loss_in_forward_and_backward(workers: int) -> None:
+    """Of the forward: the batch is not trained yet, and is looked up when it
+    is called again. Of the backward: it is trained."""
+    with cluster(1) as (servers, some):
+        trainer = Trainer(servers, some if workers else None)
+        plain = persia.Store(
+            persia.optim.SGD(lr=1.0), servers=servers.text, job="direct"
+        )
+        model = persia.EmbeddingBagCollection(
+            store=plain,
+            tables=[persia.EmbeddingBagConfig("t", 4, ["user"], init=0.0)],
+        )
+        del trainer
+        for n in range(4):
+            (-model(batch(n).ids).values().sum()).backward()
+        plain.flush()
+        servers.kill(0)
+        servers.restart(0)
+        one = batch(4)
+        with pytest.raises(persia.errors.UpdatesLost):
+            model(one.ids)
+        out: torch.Tensor = model(one.ids).values()
+        (-out.sum()).backward()
+        plain.flush()
+        assert counts(servers, 5)[4] == (1, 1)
