@@ -3,7 +3,7 @@
  * A worker's death must not hide what a server has lost, so who returned the
  * gradients keeps the numbers that workers have acknowledged, by stream.
  * persia_client_look() compares them with the ledgers of all servers: what one
- * of them lacks is lost.  Each number is counted once.
+ * of them lacks is lost.  Each is counted once a server.
  */
 #include "client/private.h"
 
@@ -17,11 +17,16 @@ enum { STREAMS_MAX = 4096 };
 struct witness {
     witness *next;
     uint64_t stream;
-    acks acked; /* and not known to be lost */
+    acks acked;
+    acks *lost; /* [servers] those that were counted; or NULL: none was */
+    uint32_t servers_n;
 };
 
 static void witness_free(witness *w)
 {
+    for (uint32_t i = 0; i < w->servers_n; i++)
+        acks_free(&w->lost[i]);
+    free(w->lost);
     acks_free(&w->acked);
     free(w);
 }
@@ -97,30 +102,43 @@ static int copy_of(ps_client *r, size_t index, witness *out, int *any)
     return rc;
 }
 
-/* How many of them no other thread has counted. */
-static uint64_t count_lost(ps_client *r, uint64_t stream, const acks *lost)
+/* Those that were not counted before. */
+static int count_locked(const ps_client *r, witness *w, uint32_t shard,
+                        const acks *lost, uint64_t *n)
 {
+    if (!w->lost && !(w->lost = calloc(r->servers_n, sizeof *w->lost)))
+        return persia_err_set(PERSIA_ENOMEM, "no memory to compare updates");
+    w->servers_n = r->servers_n;
+    return acks_count(&w->acked, lost, &w->lost[shard], n);
+}
+
+static int compare_with(ps_client *r, const witness *w, uint32_t shard,
+                        uint64_t deadline, uint64_t *n)
+{
+    wire_hello_reply reply;
+    acks lost;
+    int rc = client_ask_ledger(r, r->servers[shard], w->stream, deadline,
+                               &reply);
+    if (!rc)
+        rc = acks_like(&w->acked, &lost);
+    if (rc)
+        return rc;
+    acks_lacking(&w->acked, &reply.ledger, &lost);
     pthread_mutex_lock(&r->lock);
-    witness *w = find_locked(r, stream);
-    const uint64_t n = w ? acks_take(&w->acked, lost) : 0;
+    witness *now = find_locked(r, w->stream);
+    if (now)
+        rc = count_locked(r, now, shard, &lost, n);
     pthread_mutex_unlock(&r->lock);
-    return n;
+    acks_free(&lost);
+    return rc;
 }
 
 static int compare(ps_client *r, const witness *w, uint64_t deadline,
                    uint64_t *n)
 {
-    acks lost;
-    int rc = acks_like(&w->acked, &lost);
-    for (uint32_t i = 0; i < r->servers_n && !rc; i++) {
-        wire_hello_reply reply;
-        rc = client_ask_ledger(r, r->servers[i], w->stream, deadline, &reply);
-        if (!rc)
-            acks_lacking(&w->acked, &reply.ledger, &lost);
-    }
-    if (!rc)
-        *n += count_lost(r, w->stream, &lost);
-    acks_free(&lost);
+    int rc = PERSIA_OK;
+    for (uint32_t i = 0; i < r->servers_n && !rc; i++)
+        rc = compare_with(r, w, i, deadline, n);
     return rc;
 }
 

@@ -63,10 +63,26 @@ static wire_batch_name missing(const role_rank *r)
     return (wire_batch_name){0};
 }
 
+/* Whether a batch that the loop has left is on its way back, or will be: a
+ * pass that follows has it. */
+static int is_leaving(const role_rank *r)
+{
+    int is = r->backs != 0;
+    for (const role_taken *t = r->takes; t; t = t->takes_next)
+        is |= t->generation != r->generation && t->state != TAKE_IS_NEW &&
+              t->state != TAKE_IS_DONE;
+    for (const role_taken *t = r->held; t; t = t->held_next)
+        is |= t->generation != r->generation && !atomic_load(&t->used) &&
+              atomic_load(&t->has_lease);
+    return is;
+}
+
 /* The lock is held. */
 static int pass_is_over(const role_rank *r)
 {
     size_t n = 0;
+    if (is_leaving(r))
+        return 0;
     for (size_t i = 0; i < r->c.links_n; i++) {
         const role_link *l = &r->c.links[i];
         if (has_ended(r, i))
@@ -81,6 +97,23 @@ static void forget(at_link *at)
 {
     at->ended = at->idle = 0;
     at->parts_n = 0;
+}
+
+void pass_give_back(role_rank *r)
+{
+    pthread_mutex_lock(&r->lock);
+    r->backs++;
+    pthread_mutex_unlock(&r->lock);
+}
+
+void pass_gave_back(role_rank *r)
+{
+    pthread_mutex_lock(&r->lock);
+    r->backs--;
+    r->backs_ended++;
+    for (size_t i = 0; i < r->c.links_n; i++)
+        forget(&r->at[i]);
+    pthread_mutex_unlock(&r->lock);
 }
 
 int pass_end(role_rank *r)
@@ -214,7 +247,7 @@ int pass_learn(role_taken *t)
         r->epoch = t->m.epoch;
     own = own && t->m.epoch <= r->epoch;
     if (own && t->m.status == TAKE_END && t->m.epoch == r->epoch &&
-        !keep_parts(at, &t->m))
+        t->backs_ended == r->backs_ended && !keep_parts(at, &t->m))
         at->ended = t->boot;
     at->idle = own && t->m.status == TAKE_IDLE ? t->boot : 0;
     if (own && t->m.status == TAKE_BATCH) {

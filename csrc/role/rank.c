@@ -325,6 +325,7 @@ static int ask(role_taken *t)
     m.held = pass_held(r, t->from, &m.held_n);
     pthread_mutex_lock(&r->lock);
     m.job = t->job = r->job;
+    t->backs_ended = r->backs_ended;
     m.epoch = r->epoch;
     m.begun = r->epoch && r->begun == r->epoch;
     pthread_mutex_unlock(&r->lock);
@@ -358,6 +359,12 @@ static void pause_a_little(void)
     nanosleep(&pause, NULL);
 }
 
+static void gave_back(void *ctx)
+{
+    pass_gave_back(ctx);
+    rank_put(ctx);
+}
+
 /* Ends the lease without gradients. */
 static void give_back(role_taken *t, uint32_t reason)
 {
@@ -368,8 +375,9 @@ static void give_back(role_taken *t, uint32_t reason)
         persia_wire_out_free(&o);
         return;
     }
+    pass_give_back(t->r);
     atomic_fetch_add(&t->r->references, 1);
-    link_send(t->from, ROLE_RETURN, &o, RPC_NS, rank_put, t->r);
+    link_send(t->from, ROLE_RETURN, &o, RPC_NS, gave_back, t->r);
 }
 
 /* Whether a batch that arrived is that of this Take, whose pass may have ended

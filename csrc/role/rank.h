@@ -52,6 +52,8 @@ struct role_rank {
     int again;                /* ... and is to hear it once more */
     uint64_t begun;           /* the last one that had a batch */
     uint64_t missing_since;   /* a batch of it is at no worker; or 0 */
+    unsigned backs;           /* batches on their way back */
+    uint64_t backs_ended;     /* that arrived there */
     int ordered;              /* Takes are by place: see persia_rank_order() */
     uint64_t place;           /* of the next one, from 1 */
     uint64_t used;            /* ... behind the last that the loop has */
@@ -70,6 +72,7 @@ struct role_taken {
     _Atomic(unsigned) references;
     uint64_t number, generation;
     uint64_t job;         /* that it asked for */
+    uint64_t backs_ended; /* when it asked */
     uint64_t place;       /* that it asks for; 0: any */
     size_t tries;         /* links that have none */
     int look;             /* it is not this link's turn */
@@ -117,6 +120,10 @@ int pass_again(role_rank *r);
 /* The loop has ended.  Whether it had the whole epoch: then the next pass is
  * of the next one.  The rank's lock is held. */
 int pass_end(role_rank *r);
+/* A batch goes back unused; until it has arrived workers may say that a rank
+ * has it. */
+void pass_give_back(role_rank *r);
+void pass_gave_back(role_rank *r);
 /* Takes in what an answer says of epochs.  Whether the answer is of this pass:
  * a batch of another one is to be given back. */
 int pass_learn(role_taken *t);

@@ -49,6 +49,7 @@ struct role_sender {
     uint64_t ring[ROLE_WINDOW / 64];
     acks acked;           /* those of done that servers have, as far as it
                              knows */
+    acks lost;            /* of acked, those that were counted */
     uint64_t servers, compared; /* as workers say now; when the ledgers were
                                    compared last */
     int failed;           /* the error of a batch that the caller has not
@@ -408,7 +409,7 @@ static int compare_with(role_sender *s, const acks *before, uint64_t servers,
     acks_lacking(before, &m->ledger, &lost);
     pthread_mutex_lock(&s->lock);
     if (m->lineage == s->lineage) { /* else: see fall_back() */
-        s->counts.lost += acks_take(&s->acked, &lost);
+        (void)acks_count(&s->acked, &lost, &s->lost, &s->counts.lost);
         s->compared = servers;
     }
     pthread_mutex_unlock(&s->lock);
@@ -470,6 +471,7 @@ static void fall_back(role_sender *s, const wire_hello_reply *m)
     window_settle(&s->done, settled);
     add_ledger(&s->done, &m->ledger);
     (void)acks_read(&s->acked, &m->ledger);
+    acks_free(&s->lost);
     forget(s, s->done.watermark);
 }
 
@@ -565,6 +567,7 @@ void persia_sender_close(role_sender *s, int leaves)
     role_client_close(&s->c);
     forget(s, UINT64_MAX);
     acks_free(&s->acked);
+    acks_free(&s->lost);
     pthread_cond_destroy(&s->heard);
     pthread_mutex_destroy(&s->lock);
     pthread_mutex_destroy(&s->sending);

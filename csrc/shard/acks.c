@@ -96,22 +96,23 @@ void acks_lacking(const acks *a, const wire_ledger *l, acks *lost)
         }
 }
 
-uint64_t acks_take(acks *a, const acks *lost)
+int acks_have(const acks *a, uint64_t number)
 {
-    uint64_t n = 0;
-    for (size_t i = 0; i < lost->words; i++) {
-        const uint64_t from = lost->base + 64 * i;
-        if (from < a->base || (from - a->base) / 64 >= a->words)
-            continue;
-        uint64_t *bits = &a->bits[(from - a->base) / 64];
-        n += (uint64_t)__builtin_popcountll(*bits & lost->bits[i]);
-        *bits &= ~lost->bits[i];
-    }
-    return n;
+    return number >= a->base && (number - a->base) / 64 < a->words &&
+           (a->bits[(number - a->base) / 64] >> number % 64 & 1);
 }
 
-void acks_remove(acks *a, uint64_t number)
+int acks_count(const acks *a, const acks *lost, acks *counted, uint64_t *n)
 {
-    if (number >= a->base && (number - a->base) / 64 < a->words)
-        a->bits[(number - a->base) / 64] &= ~((uint64_t)1 << number % 64);
+    int rc = PERSIA_OK;
+    for (size_t i = 0; i < lost->words; i++)
+        for (uint64_t left = lost->bits[i]; left && !rc; left &= left - 1) {
+            const uint64_t number = lost->base + 64 * i +
+                                    (uint64_t)__builtin_ctzll(left);
+            if (!acks_have(a, number) || acks_have(counted, number))
+                continue;
+            rc = acks_add(counted, number);
+            *n += !rc;
+        }
+    return rc;
 }

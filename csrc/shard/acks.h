@@ -24,8 +24,8 @@ int acks_copy(const acks *from, acks *out);
 int acks_like(const acks *from, acks *out);
 /* Adds to lost, which is acks_like(a), what the ledger lacks. */
 void acks_lacking(const acks *a, const wire_ledger *l, acks *lost);
-/* Takes these numbers out; returns how many were in. */
-uint64_t acks_take(acks *a, const acks *lost);
-void acks_remove(acks *a, uint64_t number);
+int acks_have(const acks *a, uint64_t number);
+/* Adds to `counted` those of lost that are in a; *n: how many were new. */
+int acks_count(const acks *a, const acks *lost, acks *counted, uint64_t *n);
 
 #endif
