@@ -4,10 +4,11 @@ batch."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-import torch
 
 import persia
 from persia import _core
@@ -31,43 +32,48 @@ if not _core.GRPC[0].isdigit():
 
 pytestmark = pytest.mark.timeout(60)
 
-EPOCHS, BATCHES = 12, 7
+EPOCHS, BATCHES = 60, 7
 
 
 class Stop(Exception):
     """Of a loop's body."""
 
 
-def broken(trainer: Trainer, staleness: int) -> list[int] | None:
+def loop(trainer: Trainer, staleness: int) -> Any:
+    """Over the rest of the epoch."""
+    return persia.DataLoader(trainer.stream, trainer.model, staleness)
+
+
+def broken(trainer: Trainer, staleness: int, most: int) -> list[int] | None:
     """A loop that breaks; None: it was at its end."""
     seen = []
-    for one in trainer.open(staleness):
+    for one in loop(trainer, staleness):
         trainer.step(one)
         seen.append(number_of(one))
-        if len(seen) == 3:
+        if len(seen) == most:
             return seen
     return seen if seen else None
 
 
-def raised(trainer: Trainer, staleness: int) -> list[int] | None:
+def raised(trainer: Trainer, staleness: int, most: int) -> list[int] | None:
     """One whose body raises."""
     seen = []
     try:
-        for one in trainer.open(staleness):
+        for one in loop(trainer, staleness):
             trainer.step(one)
             seen.append(number_of(one))
-            if len(seen) == 3:
+            if len(seen) == most:
                 raise Stop
     except Stop:
         pass
     return seen if seen else None
 
 
-def in_hand(trainer: Trainer, staleness: int) -> list[int] | None:
+def in_hand(trainer: Trainer, staleness: int, most: int) -> list[int] | None:
     """One that breaks with a batch that it does not train."""
     seen = []
-    for one in trainer.open(staleness):
-        if len(seen) == 3:
+    for one in loop(trainer, staleness):
+        if len(seen) == most:
             one.skip()
             seen.append(number_of(one))
             return seen
@@ -82,7 +88,7 @@ def in_hand(trainer: Trainer, staleness: int) -> list[int] | None:
 def test_the_rest_of_an_epoch(
     staleness: int,
     workers: int,
-    leave: Callable[[Trainer, int], list[int] | None],
+    leave: Callable[[Trainer, int, int], list[int] | None],
 ) -> None:
     """Each epoch ends with all of its batches, however often it is left, and
     the loader's flush() ends."""
@@ -99,7 +105,7 @@ def test_the_rest_of_an_epoch(
             for epoch in range(EPOCHS):
                 seen: list[int] = []
                 while not trainer_is_through(trainer, epoch):
-                    seen += leave(trainer, staleness) or []
+                    seen += leave(trainer, staleness, 1 + epoch % 6) or []
                 want = range(epoch * BATCHES, (epoch + 1) * BATCHES)
                 assert sorted(seen) == list(want)
             join()
@@ -210,29 +216,26 @@ def pair(servers: Servers, some: Workers) -> list[Trainer]:
 # ---- what a loss means for the batch in hand -------------------------------
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_loss_in_forward_and_backward(workers: int) -> None:
-    """Of the forward: the batch is not trained yet, and is looked up when it
-    is called again. Of the backward: it is trained."""
-    with cluster(1) as (servers, some):
-        trainer = Trainer(servers, some if workers else None)
-        plain = persia.Store(
-            persia.optim.SGD(lr=1.0), servers=servers.text, job="direct"
-        )
-        model = persia.EmbeddingBagCollection(
-            store=plain,
-            tables=[persia.EmbeddingBagConfig("t", 4, ["user"], init=0.0)],
-        )
-        del trainer
+def test_a_loss_in_forward_and_backward() -> None:
+    """Of the forward: the batch is not trained yet, and the same call does it
+    now. Of the backward: it is trained."""
+    with contextlib.closing(Servers(2)) as servers:
+        trainer = Trainer(servers, None)
         for n in range(4):
-            (-model(batch(n).ids).values().sum()).backward()
-        plain.flush()
+            trainer.step(batch(n))
+        trainer.flush()
         servers.kill(0)
         servers.restart(0)
         one = batch(4)
         with pytest.raises(persia.errors.UpdatesLost):
-            model(one.ids)
-        out: torch.Tensor = model(one.ids).values()
-        (-out.sum()).backward()
-        plain.flush()
-        assert counts(servers, 5)[4] == (1, 1)
+            trainer.forward(one)
+        trainer.forward(one).backward()
+        trainer.flush()
+        loss = trainer.forward(batch(5))
+        servers.kill(1)
+        servers.restart(1)
+        with trainer.telling():
+            loss.backward()
+        trainer.flush()
+        assert trainer.told
+        assert counts(servers, 6)[4:] == [(1, 0), (1, 1)]
