@@ -63,22 +63,32 @@ static int has_leased(const role_service *s, const role_job *j)
     return o != NULL;
 }
 
-/* The loaders before have left: those that begin now are others. */
-static int all_left(const role_service *s, const role_job *j)
+/* What loaders left behind that were there before the others, where the ranks
+ * of that time are not there any more either: it is of a job before. */
+static void drop_generations(role_service *s, const role_job *j)
 {
-    const role_stream *t = s->streams;
-    while (t && (t->job != j || t->left))
-        t = t->next;
-    return !t;
+    for (const role_known_rank *r = s->ranks; r; r = r->next)
+        if (r->job == j && r->generation != j->generation)
+            return;
+    for (role_stream *t = s->streams, *next; t; t = next) {
+        next = t->next;
+        if (t->job == j && t->generation != j->generation && !t->shared &&
+            (t->gone || t->left))
+            stream_end(s, t);
+    }
 }
 
-void job_join(role_service *s, role_job *j)
+void job_join(role_service *s, role_job *j, role_stream *t)
 {
-    if (all_left(s, j)) {
+    if (!job_is_fed(s, j)) { /* those that begin now are others */
+        j->generation++;
         j->streams_ever = 0;
         if (!has_queued(s, j) && !has_leased(s, j))
             j->plan = NULL; /* there may be another model */
+        drop_generations(s, j);
     }
+    t->job = j;
+    t->generation = j->generation;
     j->streams_ever++;
     j->joined = ++s->joins;
 }
@@ -386,9 +396,12 @@ int rank_hello(role_service *s, const wire_hello *m)
     r->world = m->world;
     r->client = m->caller.client;
     r->plan = NULL;
-    r->job = NULL;
     r->seen = persia_clock_ns();
     r->heard = r->held_n = 0;
+    const role_job *before = r->job;
+    r->job = NULL;
+    if (before)
+        drop_generations(s, before);
     return PERSIA_OK;
 }
 
@@ -475,6 +488,8 @@ int job_of_rank(role_service *s, role_known_rank *r, uint64_t id, int begun,
     if (rc)
         return rc;
     j->world = r->world;
+    if (r->job != j)
+        r->generation = j->generation;
     r->job = j;
     *out = j;
     return PERSIA_OK;

@@ -97,6 +97,8 @@ typedef struct role_job {
     uint64_t id;
     uint64_t began;        /* here, or when servers got other rows */
     uint64_t joined;       /* order in which a loader joined one last */
+    uint32_t generation;   /* of loaders: when one joined, those before were
+                              not there any more */
     uint32_t world;        /* of the ranks, as the last one said */
     uint32_t streams_ever;
     int counts;            /* epochs as others do: a rank has asked */
@@ -116,6 +118,7 @@ typedef struct role_stream {
     struct role_stream *next;
     uint64_t name;
     role_job *job;
+    uint32_t generation;   /* of its job, when it joined */
     /* As its last heartbeat said: */
     uint64_t client;   /* its process */
     uint64_t former;   /* the one before: what it still says is late */
@@ -194,6 +197,7 @@ typedef struct role_known_rank {
     uint64_t client, former; /* its process, and the one before */
     const role_plan *plan;   /* what it looks up; NULL: it has not said */
     role_job *job;   /* that it takes batches of; NULL: of none yet */
+    uint32_t generation; /* of the job, when it took the first one */
     uint64_t seen;  /* its Hello, or its last Take */
     uint64_t heard; /* its last Take */
     wire_batch_name *held; /* [held_n] batches that it had then, from other
@@ -343,7 +347,7 @@ role_job *job_named(const role_service *s, uint64_t id);
 /* Whether one of its loaders is there. */
 int job_is_fed(const role_service *s, const role_job *j);
 /* A loader of it joins. */
-void job_join(role_service *s, role_job *j);
+void job_join(role_service *s, role_job *j, role_stream *t);
 /* The job whose batches a rank is to have; *j NULL: none has loaders.
  * PERSIA_ESTALE: it is to say Hello, and what it looks up.
  * PERSIA_EMISMATCH: other ranks look up otherwise. */

@@ -79,11 +79,9 @@ role_stream *stream_named(const role_service *s, uint64_t name)
 /* A loader is of another job now. */
 static void stream_move(role_service *s, role_stream *t, role_job *j)
 {
-    t->job = j;
+    t->job = NULL; /* those of the job are the others */
+    job_join(s, j, t);
     t->first = j->counts ? epoch_first(s, j) : 0;
-    t->left = 1; /* those of the job are the others */
-    job_join(s, j);
-    t->left = 0;
 }
 
 static int find_job(role_service *s, uint64_t id, role_job **out)
@@ -108,8 +106,7 @@ int stream_find(role_service *s, uint64_t name, uint64_t job,
     if (!(t = calloc(1, sizeof *t)))
         return persia_err_set(PERSIA_ENOMEM, "no memory for a data loader");
     replace_gone(s, j);
-    job_join(s, j);
-    t->job = j;
+    job_join(s, j, t);
     t->name = name;
     t->used = persia_clock_ns();
     windows_init(t);

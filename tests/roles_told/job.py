@@ -71,6 +71,7 @@ class Trainer:
         rows: bool = False,
         timeout: float = 8.0,
         namespace: str = "default",
+        of: str | None = None,
         **more: Any,
     ) -> None:
         self.store = persia.Store(
@@ -89,7 +90,7 @@ class Trainer:
             )
         )
         self.stream: Any = workers and persia.Stream(
-            workers.addresses, timeout=timeout, move_after=1
+            workers.addresses, timeout=timeout, move_after=1, job=of
         )
         self._rows = rows
         self._pass: Any = None
