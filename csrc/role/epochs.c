@@ -181,6 +181,9 @@ uint64_t epoch_next(const role_service *s, const role_job *j, int *sure)
     for (const offer *o = s->queue; o; o = o->next)
         if (o->stream->job == j && offer_epoch(o) < epoch)
             epoch = offer_epoch(o);
+    for (const offer *o = s->leased; o; o = o->next) /* others are in it */
+        if (!o->stream->old && o->stream->job == j && offer_epoch(o) < epoch)
+            epoch = offer_epoch(o);
     if (epoch == UINT64_MAX)
         epoch = 0;
     *sure = epoch && is_sure(s, j, epoch);

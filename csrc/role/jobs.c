@@ -397,7 +397,7 @@ int rank_hello(role_service *s, const wire_hello *m)
     r->client = m->caller.client;
     r->plan = NULL;
     r->seen = persia_clock_ns();
-    r->heard = r->held_n = 0;
+    r->heard = r->held_n = r->epoch = 0;
     const role_job *before = r->job;
     r->job = NULL;
     if (before)
@@ -452,6 +452,17 @@ static const role_plan *plan_of_rank(const role_service *s,
 {
     const role_known_rank *other = r->plan ? r : fellow(s, r);
     return other ? other->plan : s->plans && !s->plans->next ? s->plans : NULL;
+}
+
+uint64_t rank_epoch(const role_service *s, const role_known_rank *of)
+{
+    const uint64_t now = persia_clock_ns();
+    uint64_t epoch = 0;
+    for (const role_known_rank *r = s->ranks; r; r = r->next)
+        if (r != of && r->job == of->job && r->generation == of->generation &&
+            now - r->seen <= s->config.lease_ns && r->epoch > epoch)
+            epoch = r->epoch;
+    return epoch;
 }
 
 /* The job that a rank without a name takes batches of. */

@@ -103,7 +103,8 @@ void work_skip(void *ctx)
                                   .parts = 1,
                                   .through = o->m.settled,
                                   .t = 1};
-    (void)persia_client_note(o->stream->c, &update);
+    if (offer_plan(o) && !stream_open(s, o->stream))
+        (void)persia_client_note(o->stream->c, &update);
     service_enter(s);
     s->stats.skipped++;
     offer_end(s, o);

@@ -177,6 +177,7 @@ static void keep_failure(role_stream *t, uint64_t number, int code,
 void offer_fail(role_service *s, offer *o, int code, const char *text)
 {
     s->stats.failed++;
+    o->stream->job->failed++;
     keep_failure(o->stream, o->m.number, code, text);
     end(s, o);
 }

@@ -237,12 +237,23 @@ static int learn_job(const role_taken *t)
     return 1;
 }
 
+/* Batches of the job that have no update. */
+static void learn_failed(const role_taken *t, at_link *at)
+{
+    const uint64_t known = at->failed_boot == t->boot ? at->failed : 0;
+    if (t->m.failed > known)
+        atomic_fetch_add(&t->r->failed_n, t->m.failed - known);
+    at->failed = t->m.failed > known ? t->m.failed : known;
+    at->failed_boot = t->boot;
+}
+
 int pass_learn(role_taken *t)
 {
     role_rank *r = t->r;
     at_link *at = &r->at[t->from - r->c.links];
     pthread_mutex_lock(&r->lock);
     int own = learn_job(t);
+    learn_failed(t, at);
     if (own && !r->epoch)
         r->epoch = t->m.epoch;
     own = own && t->m.epoch <= r->epoch;
@@ -289,19 +300,18 @@ void pass_drop(role_taken *t)
     pthread_mutex_unlock(&r->lock);
 }
 
-wire_batch_name *pass_held(role_rank *r, const role_link *l, size_t *n)
+wire_batch_name *pass_held(role_rank *r, size_t *n)
 {
-    const uint64_t boot = atomic_load(&l->boot);
     wire_batch_name *out = NULL;
     size_t most = 0;
     *n = 0;
     pthread_mutex_lock(&r->lock);
     for (const role_taken *t = r->held; t; t = t->held_next)
-        most += t->from != l || t->boot != boot;
+        most++;
     if (most)
         out = calloc(most, sizeof *out);
     for (const role_taken *t = r->held; t && out; t = t->held_next)
-        if ((t->from != l || t->boot != boot) && *n < WIRE_HELD_MAX)
+        if (*n < WIRE_HELD_MAX)
             out[(*n)++] = (wire_batch_name){t->m.stream, t->m.number};
     pthread_mutex_unlock(&r->lock);
     return out;

@@ -103,6 +103,7 @@ typedef struct role_job {
     uint32_t streams_ever;
     int counts;            /* epochs as others do: a rank has asked */
     uint64_t over;         /* epochs that ranks heard the end of */
+    uint64_t failed;       /* batches */
     const role_plan *plan; /* of its ranks; NULL: none has asked */
 } role_job;
 
@@ -177,6 +178,8 @@ typedef struct offer {
     uint64_t seq;       /* order of arrival */
     uint64_t since;     /* of its arrival */
     unsigned offers;    /* that ended without its gradients */
+    uint64_t expired;   /* when its last lease did, whose rank may have it yet;
+                           0: it has not */
     int settled;        /* of attempt 2: servers do not have it */
     /* Of its lease: */
     uint64_t lease;
@@ -199,6 +202,7 @@ typedef struct role_known_rank {
     role_job *job;   /* that it takes batches of; NULL: of none yet */
     uint32_t generation; /* of the job, when it took the first one */
     uint64_t seen;  /* its Hello, or its last Take */
+    uint64_t epoch; /* of that Take; 0: it did not know */
     uint64_t heard; /* its last Take */
     wire_batch_name *held; /* [held_n] batches that it had then, from other
                               workers or earlier processes of this one */
@@ -234,7 +238,7 @@ typedef struct asking {
     size_t parts_n;
     wire_ledger *ledger;    /* of a loader's Hello, or NULL */
     uint64_t lineage;       /* of the rows that it is of, or before */
-    uint64_t in_job, loaders_first; /* of a Take: see TakeReply */
+    uint64_t loaders_first, job_id, job_failed; /* see TakeReply */
     wire_failed_batch *failed;      /* [failed_n] of a Submit */
     size_t failed_n;
     worker_counts counts; /* of a Return */
@@ -369,6 +373,8 @@ role_known_rank *rank_find(const role_service *s, uint64_t client);
 int rank_is_replaced(const role_service *s, uint64_t client);
 /* Whether it held the batch at its last Take. */
 int rank_has(const role_known_rank *r, const offer *o);
+/* The epoch that the others of its job are in; 0: there are none. */
+uint64_t rank_epoch(const role_service *s, const role_known_rank *of);
 /* A rank says what it looks up.  *created: it had not, or otherwise. */
 int rank_declare(role_service *s, const wire_plan *m, uint32_t *created);
 
@@ -455,6 +461,8 @@ void lineage_tick(role_service *s, uint64_t now);
 
 /* ---- work.c: jobs ---- */
 
+/* Its connection to servers; the lock is not held. */
+int stream_open(role_service *s, role_stream *t);
 void work_declare(void *asking_of_plan);
 void work_take(void *asking_of_take);
 void work_return(void *asking_of_return);

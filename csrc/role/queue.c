@@ -254,7 +254,7 @@ void service_hello(asking *a)
 }
 
 /* What the rank holds now. */
-static void rank_hear(role_known_rank *r, const wire_take *m)
+static void rank_hear(role_service *s, role_known_rank *r, const wire_take *m)
 {
     const size_t bytes = m->held_n * sizeof *m->held;
     wire_batch_name *held = bytes ? malloc(bytes) : NULL;
@@ -266,6 +266,9 @@ static void rank_hear(role_known_rank *r, const wire_take *m)
     r->held = held;
     r->held_n = m->held_n;
     r->seen = r->heard = persia_clock_ns();
+    for (offer *o = s->leased; o; o = o->next)
+        if (o->client == r->client && rank_has(r, o))
+            o->expires = r->heard + s->config.lease_ns;
 }
 
 int is_withheld(const role_service *s, const offer *o, uint64_t now)
@@ -284,13 +287,25 @@ int is_withheld(const role_service *s, const offer *o, uint64_t now)
 
 /* The epoch that is asked for; 0: it is not known.  *sure: see
  * epoch_next(). */
-static uint64_t epoch_of(const role_service *s, const role_job *j,
+static uint64_t epoch_of(const role_service *s, const role_known_rank *r,
                          const wire_take *m, int *sure)
 {
+    const role_job *j = r->job;
     *sure = 1;
-    return m->epoch && (!m->job || m->job == j->id)
-               ? m->epoch
-               : epoch_next(s, j, sure);
+    if (m->epoch && (!m->job || m->job == j->id))
+        return m->epoch;
+    const uint64_t next = epoch_next(s, j, sure), now = rank_epoch(s, r);
+    if (!now || (next && next < now))
+        return next;
+    *sure = 1; /* the others are there: it may be at its end */
+    return now;
+}
+
+/* Whether the rank may have a batch whose lease is over. */
+static int may_have(const role_known_rank *r, const offer *o)
+{
+    return rank_has(r, o) || (o->expired && o->client == r->client &&
+                              r->heard <= o->expired);
 }
 
 /* A job has the batch, for a Take or a Return. */
@@ -307,6 +322,7 @@ static void lease_to(asking *a, offer *o, uint64_t client, uint64_t request)
             window_settle(&s->leases, o->lease - ROLE_LEASES);
     }
     o->client = client;
+    o->expired = 0;
     o->request = request;
     o->expires = persia_clock_ns() + s->config.lease_ns;
     o->users++;
@@ -426,7 +442,7 @@ static int take_place(asking *a, const role_known_rank *r, role_job *j)
     role_service *s = a->s;
     const wire_take *m = &a->m.take;
     int sure;
-    const uint64_t epoch = epoch_of(s, j, m, &sure);
+    const uint64_t epoch = epoch_of(s, r, m, &sure);
     places p = {0};
     if (!epoch && !m->look)
         return 0;
@@ -435,7 +451,7 @@ static int take_place(asking *a, const role_known_rank *r, role_job *j)
     look_for_place(j, m, epoch, s->leased, &p);
     if (check_placed(&p))
         ready_error(a, PERSIA_EARG);
-    else if (p.queued && !rank_has(r, p.queued))
+    else if (p.queued && !may_have(r, p.queued))
         lease(a, p.queued);
     else if (!p.queued && !p.leased && p.is_done)
         take_nothing(a, TAKE_DONE, epoch);
@@ -456,11 +472,11 @@ static int take_any(asking *a, const role_known_rank *r, role_job *j)
     const wire_take *m = &a->m.take;
     const uint64_t now = persia_clock_ns();
     int sure, left = 0;
-    const uint64_t epoch = epoch_of(s, j, m, &sure);
+    const uint64_t epoch = epoch_of(s, r, m, &sure);
     const int idle = epoch_is_idle(s, j, 1), waits = epoch_is_idle(s, j, 0);
     offer *o = s->queue;
     while (o && (o->stream->job != j || offer_epoch(o) > epoch ||
-                 is_withheld(s, o, now))) {
+                 may_have(r, o) || is_withheld(s, o, now))) {
         left |= o->stream->job == j && offer_epoch(o) <= epoch &&
                 !rank_has(r, o);
         o = o->next;
@@ -479,6 +495,13 @@ static int take_any(asking *a, const role_known_rank *r, role_job *j)
     return 1;
 }
 
+static void take_note(asking *a, const role_job *j)
+{
+    a->job_id = j->id;
+    a->job_failed = j->failed;
+    a->loaders_first = epoch_of_loaders(a->s, j);
+}
+
 /* What the rank takes batches of.  0: it has to wait, or has an error. */
 static int take_job(asking *a, role_known_rank **r, role_job **j, int *rc)
 {
@@ -493,8 +516,9 @@ static int take_job(asking *a, role_known_rank **r, role_job **j, int *rc)
     epochs_count(a->s, *j,
                  m->epoch && (!m->job || m->job == (*j)->id) ? m->epoch - 1
                                                              : 0);
-    a->in_job = (*j)->id;
-    a->loaders_first = epoch_of_loaders(a->s, *j);
+    if (m->epoch && (!m->job || m->job == (*j)->id))
+        (*r)->epoch = m->epoch;
+    take_note(a, *j);
     return 1;
 }
 
@@ -536,12 +560,11 @@ void service_take(asking *a)
         rc = check_loaders(s);
     offer *o = s->leased;
     if (r)
-        rank_hear(r, m);
+        rank_hear(s, r, m);
     while (o && (o->client != m->caller.client || o->request != m->number))
         o = o->next;
-    role_job *j = o ? o->stream->job : m->job ? job_named(s, m->job) : NULL;
-    a->in_job = j ? j->id : 0;
-    a->loaders_first = j ? epoch_of_loaders(s, j) : 0;
+    if (o)
+        take_note(a, o->stream->job);
     if (rc)
         ready_error(a, rc);
     else if (o && o->state == OFFER_LEASED)
@@ -586,7 +609,7 @@ static offer *returned(role_service *s, const wire_return *m)
 {
     role_known_rank *r = rank_find(s, m->caller.client);
     role_job *j = NULL;
-    if (m->reason != RETURN_TRAINED || m->caller.lineage != s->lineage)
+    if (m->reason == RETURN_UNUSED || m->caller.lineage != s->lineage)
         return NULL;
     offer *o = named(s->leased, m); /* its Return has failed before */
     if (o)
@@ -720,7 +743,7 @@ static void take_empty(asking *a)
         take_nothing(a, TAKE_EMPTY, 0);
         return;
     }
-    const uint64_t epoch = epoch_of(a->s, j, &a->m.take, &sure);
+    const uint64_t epoch = epoch_of(a->s, r, &a->m.take, &sure);
     take_nothing(a, epoch_is_idle(a->s, j, 1) ? TAKE_IDLE : TAKE_EMPTY,
                  sure ? epoch : 0);
 }
@@ -752,8 +775,10 @@ void service_tick(role_service *s)
     const uint64_t now = persia_clock_ns();
     for (offer *o = s->leased, *next; o; o = next) {
         next = o->next;
-        if (o->state == OFFER_LEASED && o->expires <= now)
+        if (o->state == OFFER_LEASED && o->expires <= now) {
+            o->expired = now;
             offer_again(s, o, 1);
+        }
     }
     streams_tick(s, now);
     role_jobs_tick(s, now);

@@ -322,7 +322,7 @@ static int ask(role_taken *t)
                    .place = t->place,
                    .dtype = r->dtype};
     wire_out o;
-    m.held = pass_held(r, t->from, &m.held_n);
+    m.held = pass_held(r, &m.held_n);
     pthread_mutex_lock(&r->lock);
     m.job = t->job = r->job;
     t->backs_ended = r->backs_ended;

@@ -19,6 +19,7 @@ typedef struct at_link {
     uint64_t boot;  /* of the worker that has the plan */
     uint64_t ended; /* of the one that has ended the epoch; or 0 */
     uint64_t idle;  /* of the one that had nothing, and expects nothing */
+    uint64_t failed, failed_boot; /* batches, as that one said */
     wire_loader_part *parts; /* [parts_n] what that one said of loaders */
     size_t parts_n;
 } at_link;
@@ -127,9 +128,8 @@ void pass_gave_back(role_rank *r);
 /* Takes in what an answer says of epochs.  Whether the answer is of this pass:
  * a batch of another one is to be given back. */
 int pass_learn(role_taken *t);
-/* The batches that the rank holds and others than this worker gave: [*n], or
- * NULL.  The caller frees them. */
-wire_batch_name *pass_held(role_rank *r, const role_link *l, size_t *n);
+/* The batches that the rank holds: [*n], or NULL.  The caller frees them. */
+wire_batch_name *pass_held(role_rank *r, size_t *n);
 /* The rank has it: it has a lease. */
 void pass_hold(role_taken *t);
 void pass_drop(role_taken *t);

@@ -101,7 +101,8 @@ PERSIA_API void persia_rank_again(role_rank *r);
 typedef struct rank_counts {
     uint64_t late; /* batches whose gradients arrived after their lease, so
                       that they were not applied */
-    uint64_t failed; /* batches whose gradients workers refused */
+    uint64_t failed; /* batches of the job that ended without an update, as
+                        workers have said */
     uint64_t given_up; /* of late: batches that no worker had within the
                           timeout, after theirs had died */
     uint64_t away; /* workers, now */

@@ -97,7 +97,8 @@ static int put(asking *a, wire_out *o)
         a->taken.epoch = a->epoch;
         a->taken.loaders = a->parts;
         a->taken.loaders_n = a->parts_n;
-        a->taken.job = a->in_job;
+        a->taken.job = a->job_id;
+        a->taken.failed = a->job_failed;
         a->taken.first = a->loaders_first;
         a->taken.servers = servers_of(s);
         return persia_wire_put_take_reply(o, &a->taken);

@@ -313,9 +313,7 @@ static int push(worker_source *source, const taken_update *u,
     *late = !rc && reply.status == RETURNED_GONE;
     if (*late)
         atomic_fetch_add(&t->r->late_n, 1);
-    else if (rc)
-        atomic_fetch_add(&t->r->failed_n, 1);
-    else
+    else if (!rc)
         rc = note_trained(t, u, reply.servers);
     *counts = (worker_counts){reply.created, reply.refused, reply.evicted,
                               reply.nonfinite, reply.touched};

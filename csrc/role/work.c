@@ -55,7 +55,7 @@ static int may_pass(int rc)
 
 /* ---- lookups ---- */
 
-static int stream_open(role_service *s, role_stream *t)
+int stream_open(role_service *s, role_stream *t)
 {
     const wire_plan *plan = &t->job->plan->plan;
     int rc = PERSIA_OK;
@@ -691,7 +691,8 @@ static void end_update(role_service *s, offer *o, int rc, const char *text)
     } else if (rc == PERSIA_ENONFINITE) {
         offer_fail(s, o, rc, text);
     } else if (rc) {
-        offer_again(s, o, 1);
+        /* Another rank's end is not the batch's fault. */
+        offer_again(s, o, rc != PERSIA_ECLOSED);
     } else {
         s->stats.trained++;
         offer_end(s, o);

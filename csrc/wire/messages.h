@@ -24,7 +24,7 @@ enum {
     WIRE_EPOCHS_MAX = 256,
     WIRE_LOADERS_MAX = 256,
     WIRE_TEXT_MAX = 511,
-    WIRE_FIELDS_MAX = 24
+    WIRE_FIELDS_MAX = 25
 };
 
 /* Numbers of the methods; X(METHOD, Name). */
@@ -596,7 +596,9 @@ typedef struct wire_take {
     uint64_t epoch;
     uint64_t number; /* of this request, from 1 */
     uint32_t dtype; /* of the reply */
-    wire_batch_name *held; /* by this rank: their gradients come from it */
+    /* By this rank: their gradients come from it, also when their leases are
+     * over. */
+    wire_batch_name *held;
     size_t held_n;
     uint32_t begun; /* the rank has had batches in this epoch */
     /* The batch of this place in its epoch and no other: for steps of all
@@ -662,6 +664,7 @@ typedef struct wire_take_reply {
     uint64_t job; /* that the epoch is of; 0: it is not known */
     uint64_t first; /* epoch of the loaders that the job has; 0: not known */
     uint64_t servers; /* changes when a server was started again */
+    uint64_t failed; /* batches of the job that ended without an update here */
 } wire_take_reply;
 
 typedef struct wire_table_sum {

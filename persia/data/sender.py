@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from persia import _core
+from persia import _core, errors
 from persia.base.check import kind, number, whole
 from persia.data.jagged import Batch, tensors_of
 from persia.distributed.addresses import (
@@ -106,6 +106,8 @@ class Sender:
         Raises:
             MissingFeature: the model looks up a feature that the batch has
                 not.
+            ShapeError: dense values, labels, weights or timestamps are not of
+                as many samples as the ids.
             LimitReached: the batch is larger than the worker's queue or
                 message limit.
             Unavailable: no worker can be reached within the timeout.
@@ -114,6 +116,7 @@ class Sender:
         """
         kind("batch", batch, Batch, "a persia.Batch")
         ids = batch.ids
+        _check_samples(batch)
         tensors = [
             (
                 name,
@@ -229,6 +232,17 @@ class Sender:
         trace: TracebackType | None,
     ) -> None:
         self.close(ended=error is None)
+
+
+def _check_samples(batch: Batch) -> None:
+    samples = batch.ids.stride()
+    for name in _TENSORS:
+        tensor = getattr(batch, name)
+        if tensor is not None and (not tensor.ndim or len(tensor) != samples):
+            raise errors.ShapeError(
+                f"{name}: its shape is {list(tensor.shape)}, and the ids are "
+                f"of {samples} samples"
+            )
 
 
 def _stream(name: str) -> int:

@@ -107,8 +107,8 @@ class Stream:
         had their lease. It does not apply them: another process trains the
         batch, or the worker that had the lease applied them before it ended.
         ``given_up``: of those, batches that no worker had within the timeout
-        after theirs had died. ``failed``: batches whose gradients workers or
-        servers refused. ``lost``: updates that servers had, and lost; as
+        after theirs had died. ``failed``: batches of the job that ended
+        without an update; their loader has the reason. ``lost``: updates that servers had, and lost; as
         ``Store.stats()["client"]["lost"]``. ``away``: workers that cannot be
         reached now. ``epochs``: of the data loaders that are there, that are
         over for this process; those before its first pass among them."""

@@ -230,7 +230,7 @@ def take_again(rank: Client) -> Any:
     until = time.monotonic() + 5
     number = 2
     while time.monotonic() < until:
-        reply = rank.take(number, look=True)
+        reply = rank.take(number)
         if reply.status == pb.TakeReply.BATCH:
             return reply
         number += 1
