@@ -175,6 +175,22 @@ def _latest(root: Root, listed: str) -> str:
     return name
 
 
+def local_files(path: str | os.PathLike[str]) -> list[Path]:
+    """The files of all checkpoints of a root, or of one step, that are on
+    this machine."""
+    root = root_of(path)
+    if not isinstance(root, LocalRoot):
+        return []
+    folders = [root.at(f"step-{step}") for step in root.steps()]
+    if root.read(MANIFEST) is not None:
+        folders.append(root.path)
+    there = [root.path / LATEST]
+    for folder in folders:
+        with contextlib.suppress(OSError):  # another process removes some
+            there += folder.iterdir()
+    return there
+
+
 # ---- the local file system -------------------------------------------------
 
 

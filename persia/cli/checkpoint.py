@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from json import dumps
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from persia.cli.options import to_json
 from persia.errors import CorruptFile
 
 __all__ = ["commands"]
@@ -51,7 +51,7 @@ def ls(
         one["latest"] = latest.strip() == f"step-{step}"
         found.append(one)
     if json:
-        print(dumps(found))
+        print(to_json(found))
         return
     table = _table("step", "saved", "updates", "rows", "bytes", "")
     for one in found:
@@ -76,7 +76,7 @@ def inspect(root: _Root, step: _Step = None, json: _Json = False) -> None:
 
     one = _described(files.find(files.root_of(root), step))
     if json:
-        print(dumps(one))
+        print(to_json(one))
         return
     for name in ("step", "id", "saved", "job", "updates", "shards", "torch"):
         console.print(f"{name:<8} {one[name]}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from json import dumps
 from typing import Annotated
 
 import typer
+
+from persia.cli.options import to_json
 
 __all__ = ["command"]
 
@@ -27,7 +28,7 @@ def command(
 
     found = examine()
     if json:
-        print(dumps([dataclasses.asdict(one) for one in found]))
+        print(to_json([dataclasses.asdict(one) for one in found]))
     else:
         print(show(found))
     if any(one.state == "broken" for one in found):

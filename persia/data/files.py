@@ -190,6 +190,11 @@ class Files(Source):
         """(name, bytes) of the files; None where that is not known."""
         return [(file.name, file.size) for file in self._files]
 
+    @property
+    def local_paths(self) -> list[str]:
+        """The paths of those files that are on this machine."""
+        return [path for file in self._files if (path := file.local)]
+
     # ---- what is known without reading
 
     def _units(self) -> list[_Unit]:

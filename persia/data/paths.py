@@ -65,6 +65,12 @@ class File:
         """What its name says of it."""
         return COMPRESSED.get(suffix_of(self.path)[1])
 
+    @property
+    def local(self) -> str | None:
+        """Its path, where it is on this machine."""
+        where = "local" if self.system is None else self.system.type_name
+        return self.path if "local" in where else None
+
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
         """Its bytes as they are, for reading at any place."""

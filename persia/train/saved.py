@@ -18,7 +18,7 @@ from persia.train.config import TrainConfig, resolve
 from persia.train.model import make_model, make_optimizer
 from persia.train.sources import open_data, open_files
 
-__all__ = ["Trained", "load", "saved_options"]
+__all__ = ["Trained", "load", "no_sample", "saved_options"]
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,17 @@ class Trained:
 
         Raises:
             InvalidArgument: a batch has no label.
+            MalformedData: there is no sample.
         """
         metrics = BinaryMetrics()
         for batch in batches:
             if batch.label is None:
                 raise errors.InvalidArgument("the data have no label")
             metrics.update(self.model(batch.dense, batch.ids), batch.label)
-        return metrics.compute()
+        scores = metrics.compute()
+        if not scores.rows:
+            raise errors.MalformedData(no_sample(batches))
+        return scores
 
 
 def load(path: str | os.PathLike[str], step: int | None = None) -> Trained:
@@ -109,6 +113,8 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Trained:
     store = persia.Store(
         seed=config.seed,
         servers="embedded",
+        rank=0,  # under torchrun, too: this process alone
+        world=1,
         optimizer=make_optimizer(config),
     )
     model = make_model(config, store, extra["keys"], extra["dense_features"])
@@ -116,6 +122,17 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Trained:
     saved = extra["schema"]
     schema = None if saved is None else Schema.model_validate_json(saved)
     return Trained(model.eval(), store, config, schema)
+
+
+def no_sample(batches: Any) -> str:
+    """Why there is nothing in a source that was read to its end."""
+    text = "there is no sample"
+    if names := getattr(batches, "files", None):
+        text += f" in {names[0]!r}" + (", ..." if len(names) > 1 else "")
+    if count := getattr(batches, "malformed", 0):
+        text += f": {count:,} malformed, the first of them "
+        text += batches.malformed_lines[0]
+    return text
 
 
 def saved_options(
