@@ -594,6 +594,20 @@ def _check_table(
         )
 
 
+def _on_host(state: Any) -> Any:
+    """A copy of a state that takes no memory of the device."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().clone() if state.is_cpu else state.detach().cpu()
+    if isinstance(state, dict):
+        out = copy.copy(state)  # with what torch keeps beside the entries
+        for key, value in state.items():
+            out[key] = _on_host(value)
+        return out
+    if type(state) in (list, tuple):
+        return type(state)(map(_on_host, state))
+    return copy.deepcopy(state)
+
+
 def _apply(
     ranks: Ranks,
     staged: Sequence[Staged],
@@ -603,7 +617,7 @@ def _apply(
 ) -> None:
     """Changes states, then rows and counters: on all ranks or none."""
     before = {
-        name: copy.deepcopy(part.state_dict()) for name, part in parts.items()
+        name: _on_host(part.state_dict()) for name, part in parts.items()
     }
 
     def commit() -> None:
