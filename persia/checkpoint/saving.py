@@ -224,6 +224,7 @@ def _save(
         "version": manifests.VERSION,
         "id": secrets.token_hex(16),
         "lineage": lineages_of(store)[0],
+        "training": engine_of(store).training,
         "job": engine_of(store).connection.run,
         "saved": datetime.datetime.now(datetime.UTC).isoformat(),
         "torch": torch.__version__,
@@ -434,6 +435,7 @@ def _go_on(
         store
     ).core.drop_error()  # what failed before does not matter any more
     engine_of(store).checkpoint_id = manifest.id
+    engine_of(store).training = manifest.training
     engine_of(store).saved = updates = updates_of(store)
     engine_of(store).loaded = manifest.lineage
     engine_of(store).rename_rows(updates)
