@@ -49,7 +49,7 @@ def command(
     from persia.base.output import new_file
     from persia.checkpoint.files import local_files
     from persia.train import load
-    from persia.train.saved import no_sample
+    from persia.train.sources import no_sample
 
     trained = load(root, step)
     if trained.schema is None:

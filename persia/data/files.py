@@ -348,6 +348,14 @@ class Files(Source):
                 "by files, or mix them before"
             )
 
+    def of_files(self, first: int, end: int | None) -> Self:
+        """Those of some files, by their number, as of a slice."""
+        part = self._copy()
+        part._files = self._files[first:end]
+        part.files = self.files[first:end]
+        part._all = part._lines = None
+        return part
+
     def _range(self, first: int, end: int) -> Files:
         part = self._copy()
         part.rows = (first, end)

@@ -24,7 +24,8 @@ from persia.data.jagged import Batch
 from persia.metrics.clicks import auc_of, sigmoid
 from persia.train.charts import STYLE, Points, bars, lines
 from persia.train.logs import read_csv
-from persia.train.saved import Trained, load, no_sample
+from persia.train.saved import Trained, load
+from persia.train.sources import no_sample
 
 __all__ = ["report"]
 

@@ -16,9 +16,9 @@ from persia.data.jagged import Batch
 from persia.metrics import BinaryMetrics, Scores
 from persia.train.config import TrainConfig, resolve
 from persia.train.model import make_model, make_optimizer
-from persia.train.sources import open_data, open_files
+from persia.train.sources import no_sample, open_data, open_files
 
-__all__ = ["Trained", "load", "no_sample", "saved_options"]
+__all__ = ["Trained", "load", "saved_options"]
 
 
 @dataclass(frozen=True)
@@ -122,17 +122,6 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Trained:
     saved = extra["schema"]
     schema = None if saved is None else Schema.model_validate_json(saved)
     return Trained(model.eval(), store, config, schema)
-
-
-def no_sample(batches: Any) -> str:
-    """Why there is nothing in a source that was read to its end."""
-    text = "there is no sample"
-    if names := getattr(batches, "files", None):
-        text += f" in {names[0]!r}" + (", ..." if len(names) > 1 else "")
-    if count := getattr(batches, "malformed", 0):
-        text += f": {count:,} malformed, the first of them "
-        text += batches.malformed_lines[0]
-    return text
 
 
 def saved_options(
