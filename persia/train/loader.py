@@ -162,6 +162,7 @@ class DataLoader(Generic[T]):
         self._joins: dict[int, Joined] = {}  # by store
         self._given = 0  # batches given out by the latest iteration
         self._begin = 0  # batches that the next iteration leaves out
+        self._ended: int | None = None  # the epoch whose end was reached
 
     def __iter__(self) -> _Pass[T]:
         return _Pass(self)
@@ -178,18 +179,25 @@ class DataLoader(Generic[T]):
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the data: how many batches the latest iteration
-        gave out (0 after its end), and ``epoch`` of the source if it has one.
+        gave out, and ``epoch`` of the source if it has one. After the end of
+        an epoch that is the beginning of the next one, whether the source's
+        ``epoch`` was set to it already or not.
         Of a source that continues, such as :class:`persia.data.Kafka`:
         ``source``, its own position after these batches; the end is one.
         """
-        epoch = getattr(self.batches, "epoch", None)
-        state: dict[str, Any] = {
-            "batches": self._given,
-            "epoch": epoch if isinstance(epoch, int) else None,
-        }
+        epoch = self._epoch
+        if epoch is not None and epoch == self._ended:
+            epoch += 1
+        state: dict[str, Any] = {"batches": self._given, "epoch": epoch}
         if (source := self._continuing) is not None:
             state["source"] = source.state_dict(self._given)
         return state
+
+    @property
+    def _epoch(self) -> int | None:
+        """Of the source, if it has one."""
+        epoch = getattr(self.batches, "epoch", None)
+        return epoch if isinstance(epoch, int) else None
 
     @property
     def _continuing(self) -> Any:
@@ -218,6 +226,7 @@ class DataLoader(Generic[T]):
         if epoch is not None and hasattr(self.batches, "epoch"):
             self.batches.epoch = whole("epoch", epoch, 0, 2**63 - 1)
         self._given = self._begin = batches
+        self._ended = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -265,6 +274,7 @@ class _Pass(Iterator[T]):
         self._end: BaseException | None = None  # what the source ended with
         self._loader = loader
         begin, loader._begin = loader._begin, 0
+        self._epoch, loader._ended = loader._epoch, None
         if (source := loader._continuing) is not None:
             loader._given = source.rewind(loader._given)
         else:
@@ -319,6 +329,7 @@ class _Pass(Iterator[T]):
                 ended = isinstance(self._end, StopIteration)
                 if ended and self._loader._continuing is None:
                     self._loader._given = 0
+                    self._loader._ended = self._epoch
                 raise self._end
             one = self._ahead[0]
             reading = not torch.is_grad_enabled()
