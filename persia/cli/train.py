@@ -105,6 +105,7 @@ def command(
         lines.append(f"--resume auto: {there} {resume or root}")
     saved: dict[str, Any] = {}
     if resume is not None:
+        resume = newest(resume) or resume  # the folder of a step has none
         saved, more = give_way(saved_options(resume), options | flags)
         lines += more
     keep_memory()

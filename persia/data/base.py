@@ -202,8 +202,8 @@ class Dataset(IterableDataset[Batch]):
         """The position: after the batches that the latest iteration gave out.
 
         Workers of torch's DataLoader have positions of their own, of which
-        this process knows none: give their loader to :class:`persia.DataLoader`
-        and save that.
+        this process knows none: save a :class:`persia.DataLoader` over their
+        loader.
 
         Args:
             batches: the position after so many batches instead, for a

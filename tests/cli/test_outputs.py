@@ -24,6 +24,7 @@ from persia.base.output import new_file, new_folder
 from persia.cli.app import app
 from persia.cli.options import to_json
 from persia.data import Schema, prepare
+from persia.train import CSVLog
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = "{label: y, categorical: [c], timestamp: t}"
@@ -395,6 +396,15 @@ def test_predict_and_report_that_fail_leave_the_former_output(
     data.write_text(good)
     call("predict", root, data, "--out", out)
     assert len(out.read_text().split()) == 400
+
+
+@pytest.mark.parametrize("text", ["\n", "\nuser,item\n", "user,item\n", "a"])
+def test_a_log_changes_no_other_file(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    with pytest.raises(errors.StorageError):
+        CSVLog(path)
+    assert path.read_text() == text
 
 
 def test_certificates_are_replaced_together(

@@ -172,6 +172,8 @@ def test_auto_begins_or_continues(
     monkeypatch.undo()
     assert steps(root) == [4, 8]
     (root / "LATEST").unlink()  # killed before that was written
+    run("--resume", root, "--save", tmp_path / "copy", "--save-every", 99)
+    assert steps(tmp_path / "copy") == [12]
     run(*options)
     assert steps(root) == [4, 8, 12]
     whole = tmp_path / "whole"
