@@ -17,6 +17,8 @@ from persia.data import Files, Schema, Table
 from persia.datasets import SyntheticCTR
 from tests.loaders import Counter
 
+pytestmark = pytest.mark.usefixtures("idle_core")  # ahead, or not
+
 
 class Source:
     """Five batches an epoch, which say where they are."""
@@ -108,6 +110,26 @@ def test_the_end_of_an_epoch_is_the_beginning_of_the_next() -> None:
     with torch.no_grad():
         list(plain)
     assert plain.state_dict() == {"batches": 0, "epoch": None}
+
+
+def test_a_loop_that_is_left() -> None:
+    """Where it was, until the source is set to another epoch."""
+    counter = Counter()
+    loader = persia.DataLoader(Source(), counter.model, 1)
+    iterator = iter(loader)
+    with torch.no_grad():
+        next(iterator)
+        next(iterator)
+        del iterator
+        assert loader.state_dict() == {"batches": 2, "epoch": 0}
+        loader.batches.epoch = 1
+        assert loader.state_dict() == {"batches": 0, "epoch": 1}
+        # Of two iterators the one that began last counts.
+        first, second = iter(loader), iter(loader)
+        next(second)
+        del first
+        assert loader.state_dict()["epoch"] == 1
+        del second
 
 
 def test_a_save_after_an_epoch_of_a_data_set(tmp_path: Path) -> None:
