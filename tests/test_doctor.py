@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from persia import _core, doctor, errors
 from persia.base import requirements as module
-from persia.base.requirements import requirements
+from persia.base.requirements import required
 from persia.cli.app import app
 from persia.data.paths import find_files
 from persia.data.read_kafka_brokers import library
@@ -276,13 +276,13 @@ def test_remedies_install_what_the_project_states(
 def test_an_installed_persia_states_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    there = requirements(), requirements("kafka")
+    there = required(), required("kafka")
     lines = [*there[0]]
     lines += [f'{one}; extra == "kafka"' for one in there[1]]
     monkeypatch.setattr(module, "source_tree", lambda: None)
     monkeypatch.setattr(module.metadata, "requires", lambda _: lines)
-    assert (requirements(), requirements("kafka")) == there
-    assert requirements("remote") == []
+    assert (required(), required("kafka")) == there
+    assert required("remote") == []
 
 
 @pytest.mark.slow

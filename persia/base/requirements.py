@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["AGAIN", "install", "requirements", "source_tree"]
+__all__ = ["AGAIN", "install", "required", "source_tree"]
 
 #: How to get another Persia. PyPI has another program of its name.
 AGAIN = (
@@ -29,7 +29,7 @@ def source_tree() -> Path | None:
     return tree if here else None
 
 
-def requirements(extra: str | None = None) -> list[str]:
+def required(extra: str | None = None) -> list[str]:
     """What pip installs with Persia, or with one of its extras beside, such
     as ``torch>=2.10,<3``; empty if it is not known."""
     if (tree := source_tree()) is not None:
@@ -54,7 +54,7 @@ def requirements(extra: str | None = None) -> list[str]:
 def install(names: Iterable[str] = (), extra: str | None = None) -> str:
     """The command that installs packages in versions that Persia works
     with: those named, or all of an extra."""
-    known = {_name(one): one for one in requirements(extra)}
+    known = {_name(one): one for one in required(extra)}
     chosen = [known.get(_name(name), name) for name in names]
     return "pip install " + " ".join(
         f"'{one}'" for one in chosen or known.values()
