@@ -117,3 +117,10 @@ def _import_core() -> Any:
             "built: run 'make build' there, or start Python in another folder "
             "to import the Persia that is installed"
         ) from None
+    except ImportError as error:
+        from persia.doctor import remedy_of
+
+        raise ImportError(
+            f"the C core of Persia cannot be loaded: {error}: "
+            f"{remedy_of(error)}"
+        ) from error

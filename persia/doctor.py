@@ -17,10 +17,20 @@ import platform
 import resource
 import sys
 from collections.abc import Callable, Iterator
+from json import dumps
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Finding", "cpu_quota", "examine", "show"]
+from persia.base.requirements import AGAIN, install, source_tree
+
+__all__ = [
+    "Finding",
+    "cpu_quota",
+    "examine",
+    "main",
+    "remedy_of",
+    "show",
+]
 
 #: What a finding means: ``broken`` stops something that every user needs.
 State = Literal["ok", "note", "warning", "broken"]
@@ -30,15 +40,25 @@ _SHM = 1 << 30  # bytes that workers of a DataLoader soon need
 
 _CUDA = Path(__file__).parent / "libpersia_cuda.so"
 
-# What pip installs with persia, by the names of their imports.
-_PACKAGES = (
-    *("cryptography", "numpy", "prometheus_client", "pyarrow", "pydantic"),
-    *("rich", "typer", "yaml"),
-)
+# What pip installs with persia: distributions by the names of their imports.
+_PACKAGES = {
+    name: name
+    for name in (
+        *("cryptography", "numpy", "prometheus_client", "pyarrow"),
+        *("pydantic", "rich", "typer"),
+    )
+} | {"yaml": "PyYAML"}
 # A package, the extra that brings it, and what for.
 _EXTRAS = (
     ("fsspec", "remote", "data at URLs that pyarrow does not read"),
     ("aiohttp", "remote", "data over HTTP"),
+)
+
+
+# Where a library of the system is not there.
+_LIBRARY = (
+    "install that library, in the version that Persia was built with (Debian "
+    "12 has gRPC's in libgrpc29), or a wheel of Persia, which has its own"
 )
 
 
@@ -112,10 +132,11 @@ def _versions() -> Iterator[Finding]:
     yield Finding(
         "system", "ok", f"{platform.system()} {platform.release()}, {system}"
     )
+    tree = source_tree()
     try:
-        version = metadata.version("persia")
+        version = metadata.version("persia") if tree is None else str(tree)
     except metadata.PackageNotFoundError:
-        version = f"source tree {Path(__file__).parents[1]}"
+        version = str(Path(__file__).parent)
     if version.startswith("0.1"):
         yield Finding(
             "persia",
@@ -135,28 +156,47 @@ def _torch() -> Iterator[Finding]:
             "torch",
             "broken",
             f"cannot be imported: {error}",
-            "pip install 'torch>=2.10,<2.14'",
+            install(["torch"]),
         )
         return
     yield Finding("torch", "ok", torch.__version__)
     try:
-        import persia
-
-        rows = persia.EmbeddingBagCollection(
-            tables=[persia.EmbeddingBagConfig("t", 4, ["t"])]
-        )
-        rows({"t": torch.tensor([1, 2])}).values().sum().backward()
-        updates = rows.store.stats()["updates"]
-        rows.store.close()
+        updates = _step()
     except Exception as error:
         yield Finding(
             "a step",
             "broken",
             f"{type(error).__name__}: {error}",
-            "pip install --force-reinstall persia for this torch",
+            AGAIN,
         )
         return
     yield Finding("a step", "ok", f"{updates} update of embedding rows")
+
+
+def _step() -> int:
+    """Trains a table of this process, and counts the updates: whatever the
+    environment names, no server or rank of a job takes part."""
+    import torch
+
+    import persia
+
+    store = persia.Store(
+        servers="embedded", namespace="doctor", rank=0, world=1
+    )
+    try:
+        rows = persia.EmbeddingBagCollection(
+            store=store, tables=[persia.EmbeddingBagConfig("t", 4, ["t"])]
+        )
+        rows({"t": torch.tensor([1, 2])}).values().sum().backward()
+        return store.stats()["updates"]
+    finally:
+        store.close()
+
+
+def remedy_of(error: BaseException) -> str:
+    """What to do where the C core could not be loaded."""
+    missing = "cannot open shared object file" in str(error)
+    return _LIBRARY if missing else AGAIN
 
 
 def _core() -> Iterator[Finding]:
@@ -167,8 +207,7 @@ def _core() -> Iterator[Finding]:
             "C core",
             "broken",
             f"cannot be loaded: {error}",
-            "pip install --force-reinstall persia; in a source tree: make "
-            "build",
+            remedy_of(error),
         )
         return
     yield Finding("C core", "ok", str(Path(__file__).parent))
@@ -205,7 +244,7 @@ def _packages() -> Iterator[Finding]:
             "packages",
             "broken",
             f"missing: {', '.join(missing)}",
-            "pip install --upgrade persia, without --no-deps",
+            install(_PACKAGES[name] for name in missing),
         )
     else:
         yield Finding("packages", "ok", "all that persia needs")
@@ -217,7 +256,7 @@ def _packages() -> Iterator[Finding]:
                 package,
                 "note",
                 f"is not installed; serves {purpose}",
-                f"pip install 'persia[{extra}]'",
+                install([package], extra),
             )
 
 
@@ -359,7 +398,15 @@ def _gpu(root: Path) -> Iterator[Finding]:
         )
 
 
+def main(json: bool = False) -> int:
+    """Prints the findings; 1 if something is broken, else 0."""
+    found = examine()
+    if json:
+        print(dumps([dataclasses.asdict(one) for one in found]))
+    else:
+        print(show(found))
+    return int(any(one.state == "broken" for one in found))
+
+
 if __name__ == "__main__":
-    _found = examine()
-    print(show(_found))
-    sys.exit(any(one.state == "broken" for one in _found))
+    sys.exit(main())

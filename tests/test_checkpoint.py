@@ -398,6 +398,79 @@ def test_a_model_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         assert_same(snapshot(other), before)
 
 
+class OnDevice(torch.Tensor):
+    """A tensor that says it is on a device, and counts its copies."""
+
+    copies: list[str] = []  # noqa: RUF012
+
+    @property
+    def is_cpu(self) -> bool:
+        return False
+
+    def detach(self) -> OnDevice:
+        return self
+
+    def cpu(self, *args: Any, **more: Any) -> torch.Tensor:
+        self.copies.append("host")
+        return self.as_subclass(torch.Tensor).clone()
+
+    def __deepcopy__(self, memo: Any) -> OnDevice:
+        self.copies.append("device")
+        return self.clone()
+
+
+def test_a_load_takes_no_memory_of_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For what it sets back if it fails."""
+
+    class Part:
+        def __init__(self) -> None:
+            values = torch.ones(3).as_subclass(OnDevice)
+            self.state: Any = {"w": values, "more": [{"m": values}, 7]}
+            self.back: Any = None
+
+        def state_dict(self) -> Any:
+            return self.state
+
+        def load_state_dict(self, state: Any) -> None:
+            if self.back is None:
+                self.back = False
+                raise RuntimeError("does not fit")
+            self.back = state
+
+    store = persia.Store()
+    part = Part()
+    part.state = {"w": torch.zeros(3), "more": [{"m": torch.zeros(3)}, 7]}
+    store.save(tmp_path, loader=part)
+    part = Part()
+    monkeypatch.setattr(OnDevice, "copies", [])
+    with pytest.raises(errors.PersiaError):
+        store.load(tmp_path, loader=part)
+    assert OnDevice.copies == ["host"] * 2
+    assert type(part.back["w"]) is torch.Tensor
+    assert part.back["w"].tolist() == [1.0] * 3
+    assert part.back["more"][0]["m"].tolist() == [1.0] * 3
+    assert part.back["more"][1] == 7
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_the_memory_of_a_gpu_in_a_load(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2048, 2048).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2048, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    store = persia.Store()
+    store.save(tmp_path, model=model, optimizer=optimizer)
+    size = 3 * sum(p.nbytes for p in model.parameters())
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    store.load(tmp_path, model=model, optimizer=optimizer)
+    # The states that an optimizer loads are new tensors: two thirds of it.
+    assert torch.cuda.max_memory_allocated() - before < 0.9 * size
+
+
 def test_too_many_rows_for_the_capacity(tmp_path: Path) -> None:
     a = make_store()
     fill(a, "t", 100)

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
 import json
 import os
+import re
 import resource
+import shlex
+import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
-from persia import _core, doctor
+from persia import _core, doctor, errors
+from persia.base import requirements as module
+from persia.base.requirements import required
 from persia.cli.app import app
+from persia.data.paths import find_files
+from persia.data.read_kafka_brokers import library
 from persia.doctor import Finding, cpu_quota, examine
 
 ROOT = Path(__file__).parents[1]
@@ -154,11 +165,12 @@ def test_a_missing_extra_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     one = found("no_such_package")
     assert one.state == "note"
-    assert "persia[remote]" in one.remedy
+    assert "no_such_package" in one.remedy
 
 
 def test_a_missing_package_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_PACKAGES", ("numpy", "no_such_package"))
+    packages = {"numpy": "numpy", "no_such_package": "no_such_package"}
+    monkeypatch.setattr(doctor, "_PACKAGES", packages)
     one = found("packages")
     assert one.state == "broken"
     assert "no_such_package" in one.value and "numpy" not in one.value
@@ -185,6 +197,134 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
         doctor, "examine", lambda: [Finding("torch", "broken", "gone")]
     )
     assert CliRunner().invoke(app, ["doctor"]).exit_code == 1
+
+
+def test_it_touches_no_server_of_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the environment names."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        for name, value in {
+            "PERSIA_SERVERS": address,
+            "PERSIA_WORKERS": address,
+            "PERSIA_NAMESPACE": "job",
+            "PERSIA_RUN_ID": "run",
+            "PERSIA_TOKEN": "secret",
+            "PERSIA_TLS_CA": str(tmp_path / "none.pem"),
+            "PERSIA_CHECKPOINTS": str(tmp_path / "none"),
+            "RANK": "1",
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": address.rpartition(":")[2],
+            "TORCHELASTIC_RUN_ID": "run",
+            "TORCHELASTIC_RESTART_COUNT": "no number",
+        }.items():
+            monkeypatch.setenv(name, value)
+        assert found("a step").state == "ok"
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    monkeypatch.setenv("PERSIA_NAMESPACE", "x" * 999)
+    monkeypatch.setenv("RANK", "none")
+    assert found("a step").state == "ok"
+    assert not list(tmp_path.iterdir())
+
+
+def requirement(remedy: str) -> list[Requirement]:
+    """What the commands of a remedy install."""
+    found = re.findall(r"pip install (.*)", remedy)
+    return [Requirement(word) for line in found for word in shlex.split(line)]
+
+
+def test_remedies_install_what_the_project_states(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And never another project's package of the name."""
+    text = (ROOT / "pyproject.toml").read_text()
+    project = tomllib.loads(text)["project"]
+    extras = project["optional-dependencies"].values()
+    stated = {
+        Requirement(one).name: Requirement(one).specifier
+        for one in itertools.chain(project["dependencies"], *extras)
+    }
+    real = importlib.util.find_spec
+    lacks = {*doctor._PACKAGES, *(name for name, _, _ in doctor._EXTRAS)}
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: None if name in lacks else real(name),
+    )
+    for name in ("torch", "persia._torch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    remedies = [one.remedy for one in examine()]
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(errors.StorageError) as caught:
+        find_files("http://127.0.0.1:1/a.csv")
+    remedies.append(str(caught.value))
+    with pytest.raises(errors.InvalidArgument) as wrong:
+        library("no_such_library")
+    remedies.append(str(wrong.value))
+    wanted = [one for text in remedies for one in requirement(text)]
+    assert {one.name for one in wanted} >= {"torch", "PyYAML", "fsspec"}
+    for one in wanted:
+        assert one.specifier == stated[one.name]
+        assert one.name != "persia"
+
+
+def test_an_installed_persia_states_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = required(), required("kafka")
+    lines = [*there[0]]
+    lines += [f'{one}; extra == "kafka"' for one in there[1]]
+    monkeypatch.setattr(module, "source_tree", lambda: None)
+    monkeypatch.setattr(module.metadata, "requires", lambda _: lines)
+    assert (required(), required("kafka")) == there
+    assert required("remote") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_a_library_that_is_missing_is_a_line(
+    words: list[str], tmp_path: Path
+) -> None:
+    """In every command; doctor works all the same."""
+    text = "libgrpc.so.29: cannot open shared object file: No such file"
+    (tmp_path / "run.py").write_text(
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'persia._core':\n"
+        f"            raise ImportError({text!r})\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "from persia.cli import main\n"
+        "main()\n"
+    )
+
+    def call(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(tmp_path / "run.py"), *args],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    for command in (["train"], ["--version"], ["checkpoint", "ls", "x"]):
+        done = call(*command, *words)
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("persia: error[ImportError]: ")
+        assert "libgrpc.so.29" in line and "libgrpc29" in line
+        assert not requirement(line)
+    done = call("doctor", *words)
+    assert done.returncode == 1 and not done.stderr
+    assert "libgrpc.so.29" in done.stdout
+    if words:
+        states = {one["name"]: one for one in json.loads(done.stdout)}
+        assert states["C core"]["state"] == "broken"
 
 
 @pytest.mark.slow

@@ -37,6 +37,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
             f"--config {path}: resume is {resume!r}, need the path of a "
             "checkpoint"
         )
+    if not isinstance(options.get("overwrite", False), bool):
+        raise errors.InvalidArgument(
+            f"--config {path}: overwrite is {options['overwrite']!r}, need "
+            "true or false"
+        )
     return options
 
 

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import tempfile
 import urllib.parse
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +26,7 @@ from persia.checkpoint.manifest import (
     decode_manifest,
     encode_manifest,
     part_of,
+    training_of,
 )
 from persia.errors import CorruptFile, InvalidArgument, StorageError
 
@@ -73,8 +74,12 @@ class Root(Protocol):
         self, temporary: Path, document: dict[str, Any], keep: int | None
     ) -> Path | str:
         """Makes a checkpoint of the folder and the entries of its manifest,
-        and removes all but the newest ``keep``; its folder.
+        and removes all but the newest ``keep`` of the same training; its
+        folder.
         """
+
+    def keep_only(self, name: str) -> None:
+        """Removes all checkpoints but one."""
 
     def steps(self) -> list[int]:
         """The complete checkpoints, in the order of their saving."""
@@ -173,6 +178,34 @@ def _latest(root: Root, listed: str) -> str:
             f"{root}/{LATEST} names no step: it holds {name[:40]!r}"
         )
     return name
+
+
+def outdated(root: Root, newest: str, training: str, keep: int) -> list[str]:
+    """The checkpoints that a save as ``newest`` with ``keep`` removes. Those
+    of other trainings stay: an earlier run may have a better model."""
+    old = [
+        name
+        for step in root.steps()
+        if (name := f"step-{step}") != newest
+        and training_of(root.read(f"{name}/{MANIFEST}")) == training
+    ]
+    return old[: max(0, len(old) - (keep - 1))]
+
+
+def local_files(path: str | os.PathLike[str]) -> list[Path]:
+    """The files of all checkpoints of a root, or of one step, that are on
+    this machine."""
+    root = root_of(path)
+    if not isinstance(root, LocalRoot):
+        return []
+    folders = [root.at(f"step-{step}") for step in root.steps()]
+    if root.read(MANIFEST) is not None:
+        folders.append(root.path)
+    there = [root.path / LATEST]
+    for folder in folders:
+        with contextlib.suppress(OSError):  # another process removes some
+            there += folder.iterdir()
+    return there
 
 
 # ---- the local file system -------------------------------------------------
@@ -315,14 +348,18 @@ class LocalRoot:
         latest.rename(self.path / LATEST)
         sync_folder(self.path)
         if keep is not None:
-            self._prune(keep, name)
+            training = document.get("training", "")
+            self._remove(outdated(self, name, training, keep))
         return self.path / name
 
-    def _prune(self, keep: int, newest: str) -> None:
+    def keep_only(self, name: str) -> None:
+        with self._locked():
+            every = (f"step-{step}" for step in self.steps())
+            self._remove(other for other in every if other != name)
+
+    def _remove(self, names: Iterable[str]) -> None:
         """A folder vanishes in one step."""
-        old = [f"step-{step}" for step in self.steps()]
-        old.remove(newest)
-        for name in old[: max(0, len(old) - (keep - 1))]:
+        for name in names:
             away = self.path / f"{TEMPORARY}old-{secrets.token_hex(8)}"
             (self.path / name).rename(away)
             shutil.rmtree(away)

@@ -137,15 +137,19 @@ class Shard(_Entry):
 
 
 class Manifest(_Entry):
-    """What a checkpoint holds. Of S slots (65536 before shards had slots)
-    shard i of N has i * S / N up to (i + 1) * S / N; the slot of an id is the
-    low 16 bits of its hash, times S / 65536.
+    """What a checkpoint holds. `training` names the training that it is of: a
+    store that has loaded a checkpoint continues its training.
+
+    Of S slots (65536 before shards had slots) shard i of N has i * S / N up to
+    (i + 1) * S / N; the slot of an id is the low 16 bits of its hash, times
+    S / 65536.
     """
 
     format: Literal["persia.checkpoint"]
     version: Literal[2]
     id: str
     lineage: str
+    training: str = ""
     job: str = ""
     step: int = pydantic.Field(ge=0)
     saved: str
@@ -178,6 +182,16 @@ class Manifest(_Entry):
     def t(self) -> int:
         """The highest of an update."""
         return max(shard.highest_t for shard in self.shards)
+
+
+def training_of(raw: bytes | None) -> str | None:
+    """The training that a manifest names; None: it cannot be read."""
+    try:
+        return str(json.loads(raw or b"")["training"])
+    except KeyError:  # of an earlier version
+        return ""
+    except (ValueError, TypeError):
+        return None
 
 
 def _upgrade(document: dict[str, Any]) -> dict[str, Any]:

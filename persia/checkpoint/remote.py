@@ -31,6 +31,7 @@ from persia.checkpoint.files import (
     TEMPORARY,
     Found,
     LocalRoot,
+    outdated,
 )
 from persia.checkpoint.manifest import MANIFEST, File, encode_manifest
 from persia.errors import InvalidArgument, StorageError
@@ -149,8 +150,14 @@ class RemoteRoot:
             self._write(LATEST, f"{name}\n".encode())
             self._remove_others(folder, prefix)
             if keep is not None:
-                self._prune(keep, name)
+                training = document.get("training", "")
+                self._remove(outdated(self, name, training, keep))
         return self.at(name)
+
+    def keep_only(self, name: str) -> None:
+        every = (f"step-{step}" for step in self.steps())
+        with self._calls("written"):
+            self._remove(other for other in every if other != name)
 
     def _write(self, name: str, data: bytes) -> None:
         with self._fs.open_output_stream(f"{self._path}/{name}") as file:
@@ -162,10 +169,8 @@ class RemoteRoot:
             if not info.base_name.startswith((prefix, MANIFEST)):
                 self._fs.delete_file(info.path)
 
-    def _prune(self, keep: int, newest: str) -> None:
-        old = [f"step-{step}" for step in self.steps()]
-        old.remove(newest)
-        for name in old[: max(0, len(old) - (keep - 1))]:
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
             self._fs.delete_file(f"{self._path}/{name}/{MANIFEST}")
             self._fs.delete_dir(f"{self._path}/{name}")
 

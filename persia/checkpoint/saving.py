@@ -224,6 +224,7 @@ def _save(
         "version": manifests.VERSION,
         "id": secrets.token_hex(16),
         "lineage": lineages_of(store)[0],
+        "training": engine_of(store).training,
         "job": engine_of(store).connection.run,
         "saved": datetime.datetime.now(datetime.UTC).isoformat(),
         "torch": torch.__version__,
@@ -434,6 +435,7 @@ def _go_on(
         store
     ).core.drop_error()  # what failed before does not matter any more
     engine_of(store).checkpoint_id = manifest.id
+    engine_of(store).training = manifest.training
     engine_of(store).saved = updates = updates_of(store)
     engine_of(store).loaded = manifest.lineage
     engine_of(store).rename_rows(updates)
@@ -594,6 +596,20 @@ def _check_table(
         )
 
 
+def _on_host(state: Any) -> Any:
+    """A copy of a state that takes no memory of the device."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().clone() if state.is_cpu else state.detach().cpu()
+    if isinstance(state, dict):
+        out = copy.copy(state)  # with what torch keeps beside the entries
+        for key, value in state.items():
+            out[key] = _on_host(value)
+        return out
+    if type(state) in (list, tuple):
+        return type(state)(map(_on_host, state))
+    return copy.deepcopy(state)
+
+
 def _apply(
     ranks: Ranks,
     staged: Sequence[Staged],
@@ -603,7 +619,7 @@ def _apply(
 ) -> None:
     """Changes states, then rows and counters: on all ranks or none."""
     before = {
-        name: copy.deepcopy(part.state_dict()) for name, part in parts.items()
+        name: _on_host(part.state_dict()) for name, part in parts.items()
     }
 
     def commit() -> None:

@@ -1,5 +1,27 @@
 """The command line: ``persia`` and ``python -m persia``."""
 
-from persia.cli.app import main
+from __future__ import annotations
+
+import os
+import sys
 
 __all__ = ["main"]
+
+
+def main() -> None:
+    """Runs a command. Where a part of the installation cannot be loaded, that
+    is one line, and ``persia doctor`` works all the same."""
+    try:
+        from persia.cli.app import main as run
+    except ImportError as error:
+        if sys.argv[1:2] == ["doctor"]:
+            from persia import doctor
+
+            sys.exit(doctor.main("--json" in sys.argv))
+        if os.environ.get("PERSIA_DEBUG", "0") not in ("", "0"):
+            raise
+        text = " ".join(str(error).splitlines())
+        line = f"persia: error[{type(error).__name__}]: {text}"
+        print(f"{line}; persia doctor examines all parts", file=sys.stderr)
+        sys.exit(1)
+    run()

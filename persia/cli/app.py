@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import metadata
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+import persia
 from persia import errors
+from persia.base.requirements import source_tree
 from persia.cli import (
     certs,
     checkpoint,
@@ -50,11 +50,9 @@ app = typer.Typer(
 def _print_version(asked: bool) -> None:
     if not asked:
         return
-    try:
-        print(f"persia {metadata.version('persia')}")
-    except metadata.PackageNotFoundError:
-        source = Path(__file__).parents[2]
-        print(f"persia of the source tree {source}, which is not installed")
+    tree = source_tree()
+    where = f", of the source tree {tree}" if tree is not None else ""
+    print(f"persia {persia.__version__}{where}")
     raise typer.Exit
 
 
@@ -113,12 +111,20 @@ def main() -> None:
     try:
         app()
     except errors.PersiaError as e:
-        if os.environ.get(_DEBUG, "0") not in ("", "0"):
-            raise
-        console = Console(stderr=True, emoji=False)
-        line = Text(errors.line_of(e))
-        line.highlight_regex(r"^persia: error\[\w+\]:", "bold red")
-        console.print(line, soft_wrap=True)  # at once: ranks fail together
-        # As an uncaught error: a rank that failed waits for no other one.
-        sys.last_value = e
-        sys.exit(1)
+        _fail(e, errors.line_of(e))
+    except ImportError as e:  # of what commands import when they need it
+        text = " ".join(str(e).splitlines())
+        line = f"persia: error[{type(e).__name__}]: {text}"
+        _fail(e, f"{line}; persia doctor examines all parts")
+
+
+def _fail(error: Exception, text: str) -> NoReturn:
+    if os.environ.get(_DEBUG, "0") not in ("", "0"):
+        raise error
+    console = Console(stderr=True, emoji=False)
+    line = Text(text)
+    line.highlight_regex(r"^persia: error\[\w+\]:", "bold red")
+    console.print(line, soft_wrap=True)  # at once: ranks fail together
+    # As an uncaught error: a rank that failed waits for no other one.
+    sys.last_value = error
+    sys.exit(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from json import dumps
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from persia.errors import CorruptFile
+from persia.cli.options import to_json
+from persia.errors import CorruptFile, SchemaMismatch, StorageError
 
 __all__ = ["commands"]
 
@@ -37,7 +37,9 @@ def ls(
     root: Annotated[str, typer.Argument(help="Checkpoint root.")],
     json: _Json = False,
 ) -> None:
-    """List the checkpoints of a root, the oldest first.
+    """List the checkpoints of a root, by their steps.
+
+    One that is damaged is a line, too: inspect and verify say more of it.
 
     persia checkpoint ls out
     """
@@ -45,24 +47,32 @@ def ls(
 
     place = files.root_of(root)
     latest = (place.read(files.LATEST) or b"").decode("ascii", "replace")
-    found = []
+    found: list[dict[str, Any]] = []
     for step in sorted(place.steps()):
-        one = _described(files.find(place, step))
+        try:
+            one = _described(files.find(place, step))
+        except (CorruptFile, SchemaMismatch) as error:
+            path = str(place.at(f"step-{step}"))
+            one = {"path": path, "step": step, "damaged": str(error)}
         one["latest"] = latest.strip() == f"step-{step}"
         found.append(one)
+    if not found:
+        raise StorageError(f"{place} has no checkpoints; give their root")
     if json:
-        print(dumps(found))
+        print(to_json(found))
         return
     table = _table("step", "saved", "updates", "rows", "bytes", "")
     for one in found:
-        table.add_row(
-            str(one["step"]),
-            one["saved"][:19].replace("T", " "),
-            f"{one['updates']:,}",
-            f"{sum(t['rows'] for t in one['tables']):,}",
-            f"{one['bytes']:,}",
-            "latest" if one["latest"] else "",
-        )
+        cells = [""] * 4
+        if "damaged" not in one:
+            cells = [
+                one["saved"][:19].replace("T", " "),
+                f"{one['updates']:,}",
+                f"{sum(t['rows'] for t in one['tables']):,}",
+                f"{one['bytes']:,}",
+            ]
+        notes = [note for note in ("damaged", "latest") if one.get(note)]
+        table.add_row(str(one["step"]), *cells, ", ".join(notes))
     console.print(table)
 
 
@@ -76,7 +86,7 @@ def inspect(root: _Root, step: _Step = None, json: _Json = False) -> None:
 
     one = _described(files.find(files.root_of(root), step))
     if json:
-        print(dumps(one))
+        print(to_json(one))
         return
     for name in ("step", "id", "saved", "job", "updates", "shards", "torch"):
         console.print(f"{name:<8} {one[name]}")

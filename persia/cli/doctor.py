@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from json import dumps
 from typing import Annotated
 
 import typer
@@ -18,17 +16,12 @@ def command(
 ) -> None:
     """Examine this installation and machine; a remedy for what is wrong.
 
-    The exit status is 1 if something is broken. Where the command itself does
-    not start, "python -m persia.doctor" shows the same.
+    The exit status is 1 if something is broken. It trains a small table in its
+    own process, and reaches no server, whatever the environment says. "python
+    -m persia.doctor" shows the same.
 
     persia doctor
     """
-    from persia.doctor import examine, show
+    from persia.doctor import main
 
-    found = examine()
-    if json:
-        print(dumps([dataclasses.asdict(one) for one in found]))
-    else:
-        print(show(found))
-    if any(one.state == "broken" for one in found):
-        raise typer.Exit(1)
+    raise typer.Exit(main(json))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from json import dumps
 from typing import Annotated
 
 import typer
 
+from persia.cli.options import to_json
 from persia.errors import InvalidArgument
 
 __all__ = ["command"]
@@ -40,6 +40,9 @@ def command(
 ) -> None:
     """Score a saved model: AUC, log loss, normalised entropy, calibration.
 
+    Malformed lines are left out and counted. It is an error if no line is
+    left.
+
     persia evaluate out day_23.parquet
     """
     from persia.train import load
@@ -53,8 +56,10 @@ def command(
             f"the training of {root} held out no samples: name a file"
         )
     scores = dataclasses.asdict(trained.evaluate(batches))
+    # Known once all of them were read.
+    scores["malformed"] = getattr(batches, "malformed", 0)
     if json:
-        print(dumps(scores))
+        print(to_json(scores))
         return
     for name, value in scores.items():
         text = f"{value:,}" if isinstance(value, int) else f"{value:.5f}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import typer
 
-from persia.errors import InvalidArgument, StorageError
+from persia.errors import InvalidArgument, MalformedData
 
 __all__ = ["command"]
 
@@ -42,10 +42,14 @@ def command(
     """Write the probability of a click for each sample, one a line.
 
     A malformed line is an error: lines of the output are those of the data.
+    The file of --out appears when it is complete.
 
     persia predict out day_23.parquet --out clicks.txt
     """
+    from persia.base.output import new_file
+    from persia.checkpoint.files import local_files
     from persia.train import load
+    from persia.train.sources import no_sample
 
     trained = load(root, step)
     if trained.schema is None:
@@ -55,13 +59,16 @@ def command(
             "persia.train.load"
         )
     batches = trained.read(data, batch_size, labels=False, strict=True)
+    samples = 0
     with contextlib.ExitStack() as stack:
-        file = sys.stdout
+        file: IO[str] = sys.stdout
         if out is not None:
-            try:
-                file = stack.enter_context(out.open("w", encoding="ascii"))
-            except OSError as e:
-                raise StorageError(f"--out {out}: {e.strerror or e}") from e
+            inputs: list[str | Path] = [*batches.local_paths]
+            inputs += local_files(root)
+            file = stack.enter_context(new_file(out, inputs=inputs))
         for batch in batches:
+            samples += len(batch)
             for p in trained.predict(batch).tolist():
                 print(f"{p:.6g}", file=file)
+        if not samples:
+            raise MalformedData(no_sample(batches))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from persia.cli.options import seconds
+from persia.cli.options import seconds, to_json
 from persia.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def get(
         )
     ]
     if json:
-        print(dumps(rows))
+        print(to_json(rows))
         return
     for row in rows:
         print(f"{row['id']}{'' if row['present'] else ' (no row)'}")
@@ -128,7 +127,7 @@ def explain(
         if checkpoint is not None:
             del one["shard"]  # all rows are in this process
     if json:
-        print(dumps(found))
+        print(to_json(found))
         return
     for one in found:
         print("  ".join(f"{name}={value}" for name, value in one.items()))
@@ -185,7 +184,7 @@ def top(
         best.sort(key=lambda row: -row[by])
         del best[count:]
     if json:
-        print(dumps(best))
+        print(to_json(best))
         return
     print(f"{'id':>20} {'norm':>10} {'state':>10} {'age':>10}")
     for row in best:

@@ -7,7 +7,6 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from persia.cli.options import seconds
+from persia.cli.options import seconds, to_json
 
 if TYPE_CHECKING:
     from persia.distributed.status import (
@@ -137,7 +136,7 @@ def _look(
     failed += [(w.url, w.error) for w in trainers if w.error]
     if json:
         print(
-            dumps(
+            to_json(
                 {
                     "servers": [dataclasses.asdict(s) for s in found],
                     "tables": [dataclasses.asdict(t) for t in tables],

@@ -19,8 +19,8 @@ from rich.table import Table
 from persia.base.memory import keep_memory
 from persia.base.options import read_yaml
 from persia.cli.flags import positional, with_flags
-from persia.errors import PersiaError
-from persia.train.config import TrainConfig, check_used, resolve
+from persia.errors import InvalidArgument, PersiaError
+from persia.train.config import TrainConfig, check_used, give_way, resolve
 
 if TYPE_CHECKING:  # importing them takes seconds that no other command needs
     from persia.train.run import Result, Run
@@ -59,9 +59,18 @@ def command(
         str | None,
         typer.Option(
             help="Checkpoint root, or the folder of a step, to continue from; "
-            "its options hold where no flag and no --config says otherwise."
+            "all of its options hold where no flag and no --config says "
+            "otherwise. auto: that of --save if there is one, else begin."
         ),
     ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Remove the checkpoints of an earlier run in --save, at the "
+            "first save of this one; without it they are an error.",
+        ),
+    ] = False,
     **flags: Any,
 ) -> None:
     """Train a click model, then score it on samples it has not seen.
@@ -70,8 +79,11 @@ def command(
 
     persia train clicks.parquet --save out
 
+    persia train clicks.parquet --save out --resume auto
+
     torchrun --nproc-per-node 2 -m persia train clicks.parquet
     """
+    from persia.train.roots import newest
     from persia.train.run import Run
     from persia.train.saved import saved_options
 
@@ -80,12 +92,32 @@ def command(
     options = read_yaml(config) if config is not None else {}
     in_file = options.pop("resume", None)
     resume = in_file if resume is None else resume
-    saved = saved_options(resume) if resume is not None else {}
+    overwrite |= options.pop("overwrite", False)
+    lines: list[str] = []
+    if auto := resume == "auto":
+        root = resolve(options, flags).save
+        if root is None or overwrite:
+            raise InvalidArgument(
+                "--resume auto goes with --save, and without --overwrite"
+            )
+        resume = newest(root)
+        there = "no checkpoint in" if resume is None else "continues from"
+        lines.append(f"--resume auto: {there} {resume or root}")
+    saved: dict[str, Any] = {}
+    if resume is not None:
+        resume = newest(resume) or resume  # the folder of a step has none
+        saved, more = give_way(saved_options(resume), options | flags)
+        lines += more
     keep_memory()
-    run = Run(resolve(saved, options, flags), resume)
+    run = Run(resolve(saved, options, flags), resume, overwrite)
     check_used(run.config, options | flags, run.may_be_remote)
     console.quiet = run.rank > 0
     console.print(run.describe())
+    for line in [*lines, *run.roots.lines()]:
+        console.print(line)
+    if auto and resume is None and run.outlived:
+        # What is started again after a failure finds the rows changed.
+        console.print(f"saved to {run.save()}")
     gc.freeze()  # what was imported need not be searched for garbage again
     was_finished = run.finished
     with _progress(run) as show, _interrupts(run.trainer):

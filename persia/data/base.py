@@ -4,6 +4,9 @@ reading ahead."""
 from __future__ import annotations
 
 import copy
+import itertools
+import mmap
+import os
 import queue
 import threading
 from abc import abstractmethod
@@ -11,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
+from multiprocessing.context import get_spawning_popen
 from typing import Any, Self, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -24,6 +28,16 @@ __all__ = ["Dataset", "pair", "read_ahead", "value_hash"]
 T = TypeVar("T")
 
 _STATES = 256  # positions kept, for a loader that takes batches ahead
+
+# A byte for each source: whether workers of torch's DataLoader read it.
+# Processes that are forked share it, so that theirs is known here.
+_in_workers = mmap.mmap(-1, 1 << 16)
+_numbers = itertools.count()
+
+_REMEDY = (
+    "save and load a persia.DataLoader over torch's DataLoader "
+    "(store.save(loader=...)), or read without workers (num_workers=0)"
+)
 
 
 def value_hash(value: str | bytes, salt: int = 0) -> int:
@@ -112,8 +126,12 @@ class Dataset(IterableDataset[Batch]):
 
     def forget_position(self) -> None:
         """Begins at the first batch, as a copy of another one does."""
-        # Where the next iteration begins: (batches, position or None).
+        # Where the next iteration begins: (batches, position or None), and
+        # the process that was told so.
         self._begin: tuple[int, Any] | None = None
+        self._begin_in = 0
+        self._number = next(_numbers) % len(_in_workers)
+        _in_workers[self._number] = 0
         self._given = 0  # batches that the latest iteration gave out
         self._states: deque[tuple[int, Any]] = deque(maxlen=_STATES)
 
@@ -149,7 +167,13 @@ class Dataset(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         rank, world = self.shard
         worker = get_worker_info()
+        _in_workers[self._number] = worker is not None
         if worker is not None:
+            if self.begins and self._begin_in != os.getpid():
+                raise errors.InvalidArgument(
+                    "a position in a data source cannot be loaded for worker "
+                    f"processes, each of which has a share of it: {_REMEDY}"
+                )
             rank = rank * worker.num_workers + worker.id
             world *= worker.num_workers
         (begin, at), self._begin = self._begin or (0, None), None
@@ -169,8 +193,17 @@ class Dataset(IterableDataset[Batch]):
                 self._states.append((self._given, at))
                 yield batch
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if get_spawning_popen() is not None:  # for a process that is started
+            _in_workers[self._number] = 1
+        return super().__reduce_ex__(protocol)
+
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """The position: after the batches that the latest iteration gave out.
+
+        Workers of torch's DataLoader have positions of their own, of which
+        this process knows none: save a :class:`persia.DataLoader` over their
+        loader.
 
         Args:
             batches: the position after so many batches instead, for a
@@ -179,7 +212,15 @@ class Dataset(IterableDataset[Batch]):
         Returns:
             ``epoch``, ``batches`` (of this shard) and ``at``: where that is
             in the data, or None where it is not known any more.
+
+        Raises:
+            InvalidArgument: worker processes read the data.
         """
+        if _in_workers[self._number] and get_worker_info() is None:
+            raise errors.InvalidArgument(
+                "worker processes of torch's DataLoader read this data "
+                f"source, so its position is not known here: {_REMEDY}"
+            )
         count = self._given if batches is None else batches
         states = tuple(self._states)  # another thread may add to them
         at = next((a for n, a in states if n == count), None)
@@ -204,6 +245,9 @@ class Dataset(IterableDataset[Batch]):
         batches = whole("batches", batches, 0, 2**63 - 1)
         self._given = batches
         self._begin = (batches, state.get("at"))
+        self._begin_in = os.getpid()
+        if get_worker_info() is None:
+            _in_workers[self._number] = 0
         self._states.clear()
         self._states.append(self._begin)
 

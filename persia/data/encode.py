@@ -40,6 +40,14 @@ _YES = ["1", "yes", "true", "y", "t"]
 _RARE = 0.01  # more labels of other values mean another schema
 _NO = ["0", "no", "false", "n", "f"]
 
+# What may be a number or a time; a cast of pyarrow decides it. So texts that
+# are none, which it finds one at a time, are left out at once.
+_NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?$"
+_DAY = r"^[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
+_CLOCK = r"[ T](?:[01][0-9]|2[0-3])(?::?[0-5][0-9]){0,2}(?:[.,][0-9]+)?"
+_TIME = rf"{_DAY}(?:{_CLOCK})?$"
+_ZONED = rf"{_DAY}(?:{_CLOCK})?(?:Z|[+-][0-9:]+)$"
+
 
 def column_of(table: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
     """A column in one piece."""
@@ -192,8 +200,8 @@ class Encoder:
             numbers = filled.cast(pa.float64()).to_numpy()
         except pa.ArrowInvalid:
             known = filled.dictionary_encode()
-            each = [_number(x) for x in known.dictionary.to_pylist()]
-            numbers = np.array(each)[known.indices.to_numpy()]
+            each = _numbers(known.dictionary)
+            numbers = each[known.indices.to_numpy()]
         return numbers, missing, ~np.isfinite(numbers), column
 
     def _dense(
@@ -649,13 +657,41 @@ def _looked_up(
     return found, wrong
 
 
-def _number(text: str) -> float:
-    if text.lower() in ("true", "false"):
-        return float(text.lower() == "true")
+def _numbers(column: pa.Array) -> npt.NDArray[np.float64]:
+    """The numbers that texts are; NaN where one is none."""
+    words = pc.utf8_lower(column)
+    out = np.full(len(column), np.nan)
+    out[_where(pc.equal(words, "true"))] = 1.0
+    out[_where(pc.equal(words, "false"))] = 0.0
+    some = _where(pc.match_substring_regex(words, _NUMBER))
+    out[some] = _cast(column.take(some), pa.float64(), _raw)[0]
+    return out
+
+
+def _where(mask: pa.Array) -> Ints:
+    found: Ints = np.flatnonzero(mask.to_numpy(zero_copy_only=False))
+    return found
+
+
+def _cast(
+    column: pa.Array,
+    kind: pa.DataType,
+    read: Callable[[pa.Array], npt.NDArray[np.float64]],
+) -> tuple[npt.NDArray[np.float64], Mask]:
+    """(values, which are none) of texts, most of which are of a type: halves
+    where one is not, so that a few cost a few casts."""
     try:
-        return float(pa.scalar(text).cast(pa.float64()).as_py())
+        return read(column.cast(kind)), np.zeros(len(column), bool)
     except pa.ArrowInvalid:
-        return float("nan")
+        if len(column) == 1:
+            return np.full(1, np.nan), np.ones(1, bool)
+    half = len(column) // 2
+    parts = [
+        _cast(part, kind, read)
+        for part in (column.slice(0, half), column.slice(half))
+    ]
+    values, wrong = (np.concatenate(both) for both in zip(*parts))
+    return values, wrong
 
 
 def _integer(value: str | bytes) -> int | None:
@@ -674,19 +710,18 @@ def _seconds(column: pa.Array) -> tuple[npt.NDArray[np.float64], Mask]:
 
 
 def _times(column: pa.Array) -> tuple[npt.NDArray[np.float64], Mask]:
-    """Texts in ISO 8601, with a zone or in UTC, as seconds since 1970."""
-    for kind in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
-        try:
-            return _seconds(column.cast(kind))
-        except pa.ArrowInvalid:
-            continue
-    if len(column) == 1:
-        return np.zeros(1), np.ones(1, bool)
-    # Some are none, or some only have a zone.
-    parts = [_times(column.slice(i, 1)) for i in range(len(column))]
-    return np.concatenate([a for a, _ in parts]), np.concatenate(
-        [b for _, b in parts]
-    )
+    """Texts in ISO 8601, with a zone or in UTC, as seconds since 1970; zero
+    where one is none."""
+    known = column.dictionary_encode()
+    texts = known.dictionary
+    out, wrong = np.zeros(len(texts)), np.ones(len(texts), bool)
+    for pattern, zone in (_TIME, None), (_ZONED, "UTC"):
+        some = _where(pc.match_substring_regex(texts, pattern))
+        kind = pa.timestamp("us", zone)
+        found, none = _cast(texts.take(some), kind, lambda c: _seconds(c)[0])
+        out[some], wrong[some] = np.where(none, 0.0, found), none
+    at = known.indices.to_numpy()
+    return out[at], wrong[at]
 
 
 def _stripped(column: pa.Array) -> pa.Array:

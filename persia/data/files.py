@@ -190,6 +190,11 @@ class Files(Source):
         """(name, bytes) of the files; None where that is not known."""
         return [(file.name, file.size) for file in self._files]
 
+    @property
+    def local_paths(self) -> list[str]:
+        """The paths of those files that are on this machine."""
+        return [path for file in self._files if (path := file.local)]
+
     # ---- what is known without reading
 
     def _units(self) -> list[_Unit]:
@@ -342,6 +347,14 @@ class Files(Source):
                 f"are {found.pop():g}; are the rows sorted by it? Split them "
                 "by files, or mix them before"
             )
+
+    def of_files(self, first: int, end: int | None) -> Self:
+        """Those of some files, by their number, as of a slice."""
+        part = self._copy()
+        part._files = self._files[first:end]
+        part.files = self.files[first:end]
+        part._all = part._lines = None
+        return part
 
     def _range(self, first: int, end: int) -> Files:
         part = self._copy()

@@ -19,6 +19,7 @@ from pyarrow import fs
 
 from persia import errors
 from persia.base.check import kind
+from persia.base.requirements import install
 from persia.data.magic import HEAD_BYTES, compression_of
 
 __all__ = ["File", "Paths", "find_files", "suffix_of", "unread"]
@@ -64,6 +65,12 @@ class File:
     def compression(self) -> str | None:
         """What its name says of it."""
         return COMPRESSED.get(suffix_of(self.path)[1])
+
+    @property
+    def local(self) -> str | None:
+        """Its path, where it is on this machine."""
+        where = "local" if self.system is None else self.system.type_name
+        return self.path if "local" in where else None
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
@@ -398,14 +405,17 @@ def _system(url: str, scheme: str) -> tuple[Any, str]:
         import fsspec
     except ImportError:
         raise errors.StorageError(
-            f"{scheme}:// needs fsspec, which is not installed: pip install "
-            "'persia[remote]'"
+            f"{scheme}:// needs fsspec, which is not installed: "
+            f"{install(extra='remote')}"
         ) from None
     try:
         system, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
+        remedy = ""
+        if isinstance(error, ImportError):  # of what fsspec needs itself
+            remedy = f": {install(extra='remote')}"
         raise errors.StorageError(
-            f"cannot read {scheme}://: {error}"
+            f"cannot read {scheme}://: {error}{remedy}"
         ) from None
     return fs.PyFileSystem(fs.FSSpecHandler(system)), path
 

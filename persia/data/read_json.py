@@ -132,11 +132,10 @@ def read_objects(chunk: bytes, ids: set[str]) -> pa.Table | None:
 
     try:
         table = read(None)
-        # Texts that look like a time are texts.
         given = {
-            f.name: pa.string()
+            f.name: kind
             for f in table.schema
-            if pa.types.is_timestamp(f.type)
+            if (kind := _written(f.type)) != f.type
         }
         # pyarrow makes doubles of integers that have more than 64 bits.
         for name in ids & set(table.column_names):
@@ -148,6 +147,18 @@ def read_objects(chunk: bytes, ids: set[str]) -> pa.Table | None:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
     return table
+
+
+def _written(kind: pa.DataType) -> pa.DataType:
+    """The type of values as they are written: texts that look like a time
+    are texts, also in lists and objects."""
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_written(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(f.name, _written(f.type)) for f in kind])
+    return kind
 
 
 def _exact(column: pa.ChunkedArray) -> pa.DataType | None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from persia import errors
 from persia.base.check import kind
+from persia.base.requirements import install
 
 __all__ = [
     "Brokers",
@@ -41,7 +42,7 @@ def library(name: str = "confluent_kafka") -> Any:
         return importlib.import_module(name)
     except ImportError:
         raise errors.InvalidArgument(
-            f"these messages of Kafka need {name}: pip install 'persia[kafka]'"
+            f"these messages of Kafka need {name}: {install(extra='kafka')}"
         ) from None
 
 

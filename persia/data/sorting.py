@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from pyarrow import parquet as pq
 
 from persia import errors
 from persia.base.check import whole
+from persia.base.output import new_folder
 from persia.data.encode import Encoder, LabelError, column_of
 from persia.data.faults import Faults
 from persia.data.files import Files
@@ -31,6 +32,7 @@ __all__ = ["Prepared", "prepare"]
 FAN_IN = 32  # runs that are merged at once
 GROUP_ROWS = 1 << 16
 SCHEMA = "schema.yaml"
+_PART = re.compile(r"part-[0-9]{5,}\.parquet")
 _TIME, _ROW = "timestamp", "__row"
 
 Join = Callable[[pa.Table], pa.Table]
@@ -70,62 +72,73 @@ def prepare(
     Labels become 0 and 1, numbers float64, times timestamps in UTC; values
     that are hashed stay as they are, so their ids do too. Rows of the same
     time keep their order. It sorts ``chunk_rows`` rows at a time, writes them
-    to temporary files in ``out``, and merges these: memory does not depend
-    on the number of rows; the disk holds them twice for a while.
+    to temporary files, and merges these: memory does not depend on the number
+    of rows; the disk holds them twice for a while.
+
+    The files appear together when all are complete, and then replace those
+    of an earlier call. An error, Ctrl-C or a kill leaves these as they were.
 
     Args:
         paths: a path, a URL, a glob, or a list of them.
         schema: of the log: a :class:`Schema`, the path of a YAML file, or a
             preset. It names a timestamp.
-        out: a folder, which is made; its files part-00000.parquet, ... and
-            schema.yaml are replaced.
+        out: a folder for part-00000.parquet, ... and schema.yaml. Other files
+            in it stay. It must hold none of the files that are read.
         chunk_rows: rows sorted at a time.
         file_rows: most rows of a file that is written.
         join: adds columns to a piece of the log before the schema is applied.
         encoding: of text files.
 
     Raises:
-        InvalidArgument: the schema has no timestamp.
+        InvalidArgument: the schema has no timestamp, or ``out`` holds a file
+            that is read.
         SchemaMismatch: a file lacks a column, or labels are no labels.
+        MalformedData: no row is well-formed.
         StorageError: a file cannot be read or written.
     """
-    schema = schema if isinstance(schema, Schema) else Schema.load(schema)
+    inputs: list[str | os.PathLike[str]] = list(getattr(join, "files", ()))
+    if not isinstance(schema, Schema):
+        inputs += [schema] if os.path.isfile(schema) else []  # no preset
+        schema = Schema.load(schema)
     if schema.timestamp is None:
         raise errors.InvalidArgument(
             "the schema names no timestamp to sort by; add timestamp: COLUMN"
         )
     chunk_rows = whole("chunk_rows", chunk_rows, 1, 2**31)
     file_rows = whole("file_rows", file_rows, 1, 2**31)
-    folder = Path(out)
+    known = schema if join is None else _before_join(schema, join)
+    data = Files(paths, known, encoding=encoding)
+    inputs += data.local_paths
     faults = Faults(False)
-    with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("part-*.parquet"):
-            old.unlink()
-        work = Path(tempfile.mkdtemp(prefix=".prepare-", dir=folder))
-        try:
-            tables = _read(paths, schema, encoding, join, faults)
-            runs = _runs(tables, chunk_rows, work)
-            while len(runs) > FAN_IN:
-                runs = _merge_some(runs, work)
-            files, rows = _write(_merge(runs), folder, file_rows)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-        target = folder / SCHEMA
-        target.write_text(_after(schema).to_yaml(), encoding="utf-8")
-    return Prepared(files, target, rows, faults.count, faults.lines)
+    tables = _read(data, schema, join, faults)
+    first = list(islice(tables, 1))  # opens the data, or fails
+    with new_folder(out, inputs=inputs, own=_is_own) as folder:
+        work = folder / "runs"
+        work.mkdir()
+        runs = _runs(chain(first, tables), chunk_rows, work)
+        while len(runs) > FAN_IN:
+            runs = _merge_some(runs, work)
+        names, rows = _write(_merge(runs), folder, file_rows)
+        shutil.rmtree(work)
+        if not rows:
+            raise errors.MalformedData(_why_nothing(data, faults))
+        text = _after(schema).to_yaml()
+        (folder / SCHEMA).write_text(text, encoding="utf-8")
+    files = [Path(out, name) for name in names]
+    return Prepared(files, Path(out, SCHEMA), rows, faults.count, faults.lines)
 
 
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except errors.PersiaError:
-        raise
-    except OSError as error:
-        raise errors.StorageError(
-            f"cannot write to {str(folder)!r}: {error}"
-        ) from error
+def _is_own(name: str) -> bool:
+    return name == SCHEMA or bool(_PART.fullmatch(name))
+
+
+def _why_nothing(data: Files, faults: Faults) -> str:
+    text = f"no usable row in {data.files[0]!r}"
+    if len(data.files) > 1:
+        text += f" and {len(data.files) - 1} other files"
+    if faults.count:
+        text += f": {faults.count:,} malformed, the first {faults.lines[0]}"
+    return f"{text}; nothing was written"
 
 
 def _after(schema: Schema) -> Schema:
@@ -149,15 +162,9 @@ def _after(schema: Schema) -> Schema:
 
 
 def _read(
-    paths: Paths,
-    schema: Schema,
-    encoding: str | None,
-    join: Join | None,
-    faults: Faults,
+    data: Files, schema: Schema, join: Join | None, faults: Faults
 ) -> Iterator[pa.Table]:
     """Pieces of the log with the columns that are written, in its order."""
-    known = schema if join is None else _before_join(schema, join)
-    data = Files(paths, known, encoding=encoding)
     encoder = Encoder(schema, text=data.format == "csv" and join is None)
     first = 0
     for table, numbers, where, early in data.tables():
@@ -353,18 +360,18 @@ def _merge_some(runs: list[Path], work: Path) -> list[Path]:
 
 def _write(
     tables: Iterator[pa.Table], folder: Path, most: int
-) -> tuple[list[Path], int]:
-    """Files of at most so many rows; (their paths, all rows)."""
-    files: list[Path] = []
+) -> tuple[list[str], int]:
+    """Files of at most so many rows; (their names, all rows)."""
+    names: list[str] = []
     writer: Any = None
     total = written = 0
     for table in tables:
         table = table.drop_columns([_ROW])
         while table.num_rows:
             if writer is None:
-                files.append(folder / f"part-{len(files):05}.parquet")
+                names.append(f"part-{len(names):05}.parquet")
                 writer = pq.ParquetWriter(
-                    files[-1], table.schema, compression="zstd"
+                    folder / names[-1], table.schema, compression="zstd"
                 )
                 written = 0
             part = table.slice(0, most - written)
@@ -377,4 +384,4 @@ def _write(
                 writer = None
     if writer is not None:
         writer.close()
-    return files, total
+    return names, total

@@ -61,13 +61,14 @@ class _Joined:
 
     Attributes:
         columns: those of the log.
+        files: what is joined to it.
     """
 
     columns = ("user", "time_stamp", "adgroup_id", "pid", "clk")
 
     def __init__(self, folder: Path) -> None:
-        self._ads = _texts_of(folder / ADS)
-        self._users = _texts_of(folder / USERS)
+        self.files = folder / ADS, folder / USERS
+        self._ads, self._users = map(_texts_of, self.files)
         self._ad_ids = self._key(self._ads, "adgroup_id", ADS)
         self._user_ids = self._key(self._users, "userid", USERS)
 

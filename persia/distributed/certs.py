@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from persia.base.output import new_files
 from persia.distributed.security import Security
 from persia.errors import InvalidArgument, StorageError
 
@@ -174,19 +174,12 @@ def write_set(
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in zip(FILES, texts):
-            _write(folder / name, text, public=name in _PUBLIC)
     except OSError as error:
         raise StorageError(f"writing {folder} failed: {error}") from error
-    return [folder / name for name in FILES]
-
-
-def _write(path: Path, text: str, public: bool) -> None:
-    path.unlink(missing_ok=True)  # so that the new mode holds
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    mode = 0o644 if public else 0o600
-    with open(os.open(path, flags, mode), "w", encoding="ascii") as file:
-        file.write(text)
+    modes = (0o644 if name in _PUBLIC else 0o600 for name in FILES)
+    paths = [folder / name for name in FILES]
+    new_files(list(zip(paths, texts, modes)))
+    return paths
 
 
 def _name(common: str) -> x509.Name:

@@ -108,6 +108,8 @@ class Engine:
         loaded_updates: of each table then; None: the rows were changed
             otherwise since.
         checkpoint_id: of the checkpoint saved or loaded last, or "".
+        training: the name of what this store trains; that of the checkpoint
+            that it loaded.
         saved: updates of each table then.
         loading: states are saved or loaded with their rows.
         anchor: float32 [1] that requires grad, so that autograd visits every
@@ -139,6 +141,7 @@ class Engine:
         self.loaded = ""
         self.rename_rows()
         self.checkpoint_id = ""
+        self.training = secrets.token_hex(8)
         self.saved: dict[str, int] = {}
         self.loading = False
         self._waiting = Waiting()

@@ -334,7 +334,10 @@ class Store(Rows, Stats):
             scheduler: of any optimizer.
             loader: for its position in the data.
             extra: tensors, numbers, strings, lists and dicts of them.
-            keep: remove all but so many checkpoints, the oldest first.
+            keep: remove all but so many checkpoints, the oldest first, of
+                those of this training: what it saved, and what the training
+                saved whose checkpoint it has loaded. Those of other trainings
+                stay.
             step: the number N; default: :attr:`updates`. A checkpoint of the
                 same number is replaced.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from persia.base.options import seconds_of, validated
 __all__ = [
     "TrainConfig",
     "check_used",
+    "give_way",
     "is_made",
     "of_train",
     "resolve",
@@ -33,8 +35,12 @@ LEARNING_RATES = {
 
 _MADE = {"synthetic", "drift", "kwai-video", "criteo-syn"}
 
-# Options that tell where a run is, not what it does.
-_PLACES = {"servers", "namespace", "wire_dtype", "workers", "device", "log"}
+# Options that say where a run is, and variables that say it as well.
+_PLACES = {
+    "servers": "PERSIA_SERVERS",
+    "namespace": "PERSIA_NAMESPACE",
+    "workers": "PERSIA_WORKERS",
+}
 
 
 class TrainConfig(pydantic.BaseModel):
@@ -370,11 +376,10 @@ class TrainConfig(pydantic.BaseModel):
         return ALGORITHMS[self.optimizer]().defaults
 
     def options(self) -> dict[str, Any]:
-        """What :func:`resolve` makes this configuration of again, wherever
-        the tables will be then."""
-        return self.model_dump(
-            by_alias=True, exclude_none=True, exclude=_PLACES
-        ) | ({"staleness": "async"} if self.staleness is None else {})
+        """What :func:`resolve` makes this configuration of again."""
+        return self.model_dump(by_alias=True, exclude_none=True) | (
+            {"staleness": "async"} if self.staleness is None else {}
+        )
 
 
 def is_made(data: str) -> bool:
@@ -397,6 +402,28 @@ def resolve(*layers: dict[str, Any]) -> TrainConfig:
             options.pop("eval_split", None)
         options |= layer
     return validated(TrainConfig, options)
+
+
+def give_way(
+    saved: dict[str, Any], given: Iterable[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """The options of a run that is continued, without those of places that
+    the environment names now; and a line for each of these.
+
+    Args:
+        saved: of the run.
+        given: names of options that are given now.
+    """
+    lines = []
+    for name, variable in _PLACES.items():
+        here, there = os.environ.get(variable), saved.get(name)
+        if here and there not in (None, here) and name not in given:
+            lines.append(
+                f"--{name} {there} of the run that is continued gives way to "
+                f"{variable}={here}"
+            )
+            saved = {k: v for k, v in saved.items() if k != name}
+    return saved, lines
 
 
 def check_used(

@@ -162,6 +162,10 @@ class DataLoader(Generic[T]):
         self._joins: dict[int, Joined] = {}  # by store
         self._given = 0  # batches given out by the latest iteration
         self._begin = 0  # batches that the next iteration leaves out
+        self._passes = 0  # iterations; of the latest one:
+        self._at: int | None = None  # the epoch where it began
+        self._left_at: int | None = None  # and where it was left
+        self._ended = False  # it reached the end
 
     def __iter__(self) -> _Pass[T]:
         return _Pass(self)
@@ -178,18 +182,33 @@ class DataLoader(Generic[T]):
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the data: how many batches the latest iteration
-        gave out (0 after its end), and ``epoch`` of the source if it has one.
+        gave out, and ``epoch`` of the source if it has one. After the end of
+        an epoch that is the beginning of the next one, whether the source's
+        ``epoch`` was set to it already or not.
         Of a source that continues, such as :class:`persia.data.Kafka`:
         ``source``, its own position after these batches; the end is one.
         """
-        epoch = getattr(self.batches, "epoch", None)
-        state: dict[str, Any] = {
-            "batches": self._given,
-            "epoch": epoch if isinstance(epoch, int) else None,
-        }
+        batches, epoch = self._position()
+        state: dict[str, Any] = {"batches": batches, "epoch": epoch}
         if (source := self._continuing) is not None:
             state["source"] = source.state_dict(self._given)
         return state
+
+    def _position(self) -> tuple[int, int | None]:
+        """(batches given out, epoch). The source itself may be in the next
+        epoch, as its batches are taken ahead."""
+        now, at = self._epoch, self._at
+        if at is None or now is None or self._continuing is not None:
+            return self._given, now
+        if self._left_at not in (None, now):  # it was set since
+            return 0, now
+        return (0, at + 1) if self._ended else (self._given, at)
+
+    @property
+    def _epoch(self) -> int | None:
+        """Of the source, if it has one."""
+        epoch = getattr(self.batches, "epoch", None)
+        return epoch if isinstance(epoch, int) else None
 
     @property
     def _continuing(self) -> Any:
@@ -218,6 +237,7 @@ class DataLoader(Generic[T]):
         if epoch is not None and hasattr(self.batches, "epoch"):
             self.batches.epoch = whole("epoch", epoch, 0, 2**63 - 1)
         self._given = self._begin = batches
+        self._at = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -265,6 +285,10 @@ class _Pass(Iterator[T]):
         self._end: BaseException | None = None  # what the source ended with
         self._loader = loader
         begin, loader._begin = loader._begin, 0
+        loader._passes += 1
+        self._number = loader._passes
+        loader._at, loader._left_at = loader._epoch, None
+        loader._ended = False
         if (source := loader._continuing) is not None:
             loader._given = source.rewind(loader._given)
         else:
@@ -319,6 +343,7 @@ class _Pass(Iterator[T]):
                 ended = isinstance(self._end, StopIteration)
                 if ended and self._loader._continuing is None:
                     self._loader._given = 0
+                    self._loader._ended = True
                 raise self._end
             one = self._ahead[0]
             reading = not torch.is_grad_enabled()
@@ -458,6 +483,10 @@ class _Pass(Iterator[T]):
         self._close(settle=True)
 
     def _close(self, settle: bool) -> None:
+        if self._source is not None and (
+            self._loader._passes == self._number
+        ):
+            self._loader._left_at = self._loader._epoch
         self._source = None
         self._end = None
         self._ahead.clear()

@@ -45,12 +45,12 @@ class CSVLog:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a+", encoding="utf-8", newline="") as file:
                 file.seek(0)
-                first = file.readline().rstrip("\r\n")
+                first = file.readline()
                 if not first:
                     csv.writer(file).writerow(_COLUMNS)
         except (OSError, UnicodeDecodeError) as error:
             raise errors.StorageError(f"{path}: {error}") from None
-        if first and first != ",".join(_COLUMNS):
+        if first and first.rstrip("\r\n") != ",".join(_COLUMNS):
             raise errors.StorageError(
                 f"{path} has the columns {first[:80]!r}, not "
                 f"{','.join(_COLUMNS)!r}; choose another file"

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from persia import errors
+from persia.base.output import new_file
 from persia.checkpoint import files
 from persia.checkpoint.manifest import Table
 from persia.checkpoint.rows import read_rows
@@ -24,6 +25,7 @@ from persia.metrics.clicks import auc_of, sigmoid
 from persia.train.charts import STYLE, Points, bars, lines
 from persia.train.logs import read_csv
 from persia.train.saved import Trained, load
+from persia.train.sources import no_sample
 
 __all__ = ["report"]
 
@@ -67,7 +69,7 @@ def report(
 
     Args:
         path: the checkpoint root, or the folder of a step.
-        out: the file.
+        out: the file, which appears when it is complete; none that is read.
         step: of the checkpoint in the root; default: the latest.
         log: the CSV file of ``persia train --log``; None: no curves.
         data: a file, glob or URL of samples with labels; default: those that
@@ -82,7 +84,9 @@ def report(
 
     Raises:
         InvalidArgument: the training held out no samples and ``data`` is
-            None, or a slice is no feature with one id a sample.
+            None, a slice is no feature with one id a sample, or ``out`` is a
+            file that is read.
+        MalformedData: there is no well-formed sample.
         StorageError: something cannot be read or written.
     """
     curves = _curves(Path(log)) if log is not None else ""
@@ -94,6 +98,21 @@ def report(
         raise errors.InvalidArgument(
             f"the training of {path} held out no samples: name a file"
         )
+    inputs = [*getattr(batches, "local_paths", ()), *files.local_files(path)]
+    inputs += [] if log is None else [log]
+    with new_file(out, inputs=inputs) as file:
+        file.write(_page(trained, batches, path, step, slices, curves))
+    return Path(out)
+
+
+def _page(
+    trained: Trained,
+    batches: Any,
+    path: str | os.PathLike[str],
+    step: int | None,
+    slices: Sequence[str],
+    curves: str,
+) -> str:
     root = files.root_of(path)
     found = files.find(root, step)
     samples = _Samples(trained, batches)
@@ -109,12 +128,7 @@ def report(
         "<h2>Tables</h2>" + _tables(root, found, manifest.tables),
     ]
     title = html.escape(f"Report of {found.folder}")
-    page = _PAGE.format(title=title, style=STYLE, body="\n".join(body))
-    try:
-        Path(out).write_text(page, encoding="utf-8")
-    except OSError as e:
-        raise errors.StorageError(f"{out}: {e.strerror or e}") from e
-    return Path(out)
+    return _PAGE.format(title=title, style=STYLE, body="\n".join(body))
 
 
 class _Samples:
@@ -157,7 +171,7 @@ class _Samples:
             key: np.concatenate(ids) for key, ids in features.items() if ids
         }
         if not len(self.labels):
-            raise errors.MalformedData("there is no sample to report on")
+            raise errors.MalformedData(no_sample(batches))
 
 
 def _scores(samples: _Samples) -> str:

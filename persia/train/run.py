@@ -15,15 +15,22 @@ from torch.nn.parallel import DistributedDataParallel
 import persia
 from persia import checkpoint, errors, prometheus
 from persia.base.options import seconds_of
+from persia.checkpoint import files
 from persia.data import Files, Kafka
 from persia.datasets import ClickStream, Dataset, SyntheticCTR
 from persia.metrics import Scores
 from persia.train import position
-from persia.train.best import Best
+from persia.train.best import METRICS, Best
 from persia.train.config import TrainConfig, resolve
 from persia.train.logs import CSVLog, Log, TensorBoardLog, health
 from persia.train.model import make_model, make_optimizer
-from persia.train.sources import open_data, schema_of
+from persia.train.roots import Roots, agreed, best_root
+from persia.train.sources import (
+    check_test,
+    no_sample,
+    open_data,
+    schema_of,
+)
 from persia.train.trainer import Clock, Every, Progress, Trainer
 from persia.train.windows import Windows
 
@@ -62,17 +69,32 @@ class Run:
     Args:
         config: what to do.
         resume: the folder of a checkpoint to go on from, or its URI.
+        overwrite: the first save removes what the roots of ``config`` hold.
+
+    Raises:
+        StorageError: the roots hold checkpoints that this run does not
+            continue, and ``overwrite`` is False.
     """
 
-    def __init__(self, config: TrainConfig, resume: Path | str | None = None):
+    def __init__(
+        self,
+        config: TrainConfig,
+        resume: Path | str | None = None,
+        overwrite: bool = False,
+    ):
         if config.save == "":  # the save would find out after the training
             raise errors.InvalidArgument("--save: the path is empty")
         self.config = config
         self.rank, self.ranks = join_ranks(config.device)
+        from_ = None if resume is None else os.fspath(resume)
+        self.roots = agreed(
+            self.ranks, lambda: Roots.of(config, from_, overwrite)
+        )
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
         self.train, self.test = open_data(config, (self.rank, self.ranks))
+        check_test(config, self.test)
         self.store = persia.Store(
             make_optimizer(config),
             seed=config.seed,
@@ -87,6 +109,8 @@ class Run:
         self.model = make_model(config, self.store, keys, dense).to(device)
         # Of earlier jobs; asked before any rank may train.
         self._found = self._rows() if self.store.remote else 0
+        if resume is None and self._found and self.outlived:
+            self._check_first_life()
         if self.ranks > 1:
             self.model = DistributedDataParallel(self.model)
         self.optimizer = torch.optim.Adam(
@@ -147,6 +171,30 @@ class Run:
         """Whether the tables are not in this process, or would not be with
         more ranks."""
         return self.store.remote or self.config.servers == "ranks"
+
+    @property
+    def outlived(self) -> bool:
+        """Whether the rows outlive this process, on servers."""
+        return (
+            self.store.remote
+            and self.config.servers != "ranks"
+            and (
+                self.config.servers is not None
+                or bool(os.environ.get("PERSIA_SERVERS"))
+            )
+        )
+
+    def _check_first_life(self) -> None:
+        """A life that torchrun starts again does not begin anew on rows that
+        the one before has trained."""
+        if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") in ("", "0"):
+            return
+        raise errors.StorageError(
+            f"torchrun started this run again: servers hold {self._found:,} "
+            "rows, which the life before may have trained, and there is no "
+            "checkpoint to return to: give --save and --resume auto, which "
+            "saves before the first step, and start on servers without rows"
+        )
 
     @property
     def finished(self) -> bool:
@@ -291,12 +339,20 @@ class Run:
             return
         self._judged = step
         if self.best.update(scores, step):
-            if self.config.keep_best:
+            if self.config.keep_best and self._is_best():
                 root = best_root(str(self.config.save))
                 self._save(root, 1, self._place())
         elif self.best.stalled:
             self._gave_up = True
             self.trainer.stop()
+
+    def _is_best(self) -> bool:
+        """Whether no checkpoint of the best model, of a life before this one
+        that went further, has a better score."""
+        there, now = self.roots.best, self.best.value
+        if there is None or now is None:
+            return True
+        return METRICS[self.best.metric](there, now) == now
 
     def _hooks(self, tell: Callable[[str], object]) -> list[Every]:
         config = self.config
@@ -418,7 +474,7 @@ class Run:
         place: position.InTopics | position.InFiles | None,
     ) -> Path | str:
         at, samples = self.trainer, self.config.batch_size * self.ranks
-        return self.store.save(
+        folder = self.store.save(
             root,
             model=self.model,
             optimizer=self.optimizer,
@@ -441,6 +497,10 @@ class Run:
                 "best": self.best.state_dict(),
             },
         )
+        if self.roots.removed.pop(root, None) and self.rank == 0:
+            there = files.root_of(root)
+            there.keep_only(files.find(there, None).name)
+        return folder
 
     def _place(self) -> position.InTopics | position.InFiles | None:
         """The position of this rank, where the source has one."""
@@ -453,8 +513,15 @@ class Run:
         return None
 
     def result(self) -> Result:
-        """Scores the model on the samples held out."""
+        """Scores the model on the samples held out.
+
+        Raises:
+            MalformedData: all of these are malformed.
+        """
         scores = self._score()
+        if scores is not None and not scores.rows:
+            self._check_no_score()
+            scores = None
         target = self.config.target_auc
         auc = math.nan if scores is None else scores.auc
         if self._reached is None and auc >= (target or math.inf):
@@ -480,6 +547,16 @@ class Run:
             target=None if target is None else (target, self._reached),
             best=self.best if self.config.seeks_best else None,
         )
+
+    def _check_no_score(self) -> None:
+        """Held out were none, or all were malformed, which is an error."""
+        wrong = torch.tensor(getattr(self.test, "malformed", 0))
+        if self.ranks > 1:
+            torch.distributed.all_reduce(wrong)
+        if int(wrong):
+            raise errors.MalformedData(
+                f"nothing to score the model on: {no_sample(self.test)}"
+            )
 
     def _rows(self) -> int:
         tables = self.store.stats()["tables"].values()
@@ -527,12 +604,6 @@ class Run:
         if here.dense_lr != there.dense_lr:
             for group in self.optimizer.param_groups:
                 group["lr"] = here.dense_lr
-
-
-def best_root(root: str) -> str:
-    """The path or URI of the best model of runs that save to ``root``."""
-    path, mark, query = root.partition("?")
-    return f"{path.rstrip('/')}-best{mark}{query}"
 
 
 def _device(name: str) -> torch.device:

@@ -16,7 +16,7 @@ from persia.data.jagged import Batch
 from persia.metrics import BinaryMetrics, Scores
 from persia.train.config import TrainConfig, resolve
 from persia.train.model import make_model, make_optimizer
-from persia.train.sources import open_data, open_files
+from persia.train.sources import no_sample, open_data, open_files
 
 __all__ = ["Trained", "load", "saved_options"]
 
@@ -78,13 +78,17 @@ class Trained:
 
         Raises:
             InvalidArgument: a batch has no label.
+            MalformedData: there is no sample.
         """
         metrics = BinaryMetrics()
         for batch in batches:
             if batch.label is None:
                 raise errors.InvalidArgument("the data have no label")
             metrics.update(self.model(batch.dense, batch.ids), batch.label)
-        return metrics.compute()
+        scores = metrics.compute()
+        if not scores.rows:
+            raise errors.MalformedData(no_sample(batches))
+        return scores
 
 
 def load(path: str | os.PathLike[str], step: int | None = None) -> Trained:
@@ -109,6 +113,8 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Trained:
     store = persia.Store(
         seed=config.seed,
         servers="embedded",
+        rank=0,  # under torchrun, too: this process alone
+        world=1,
         optimizer=make_optimizer(config),
     )
     model = make_model(config, store, extra["keys"], extra["dense_features"])

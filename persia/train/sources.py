@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -23,7 +25,13 @@ from persia.datasets.criteo import is_criteo
 from persia.train import position
 from persia.train.config import TrainConfig, is_made
 
-__all__ = ["open_data", "open_files", "schema_of"]
+__all__ = [
+    "check_test",
+    "no_sample",
+    "open_data",
+    "open_files",
+    "schema_of",
+]
 
 SYNTHETIC_TEST_ROWS = 200_000
 _DRIFT: dict[str, Any] = {
@@ -55,7 +63,7 @@ def open_data(
     if config.data.startswith("kafka://"):
         return _kafka(config, shard)
 
-    def read(paths: str | list[str], schema: Schema | str | None) -> Files:
+    def read(paths: str, schema: Schema | str | None) -> Files:
         return open_files(
             paths,
             schema,
@@ -65,15 +73,16 @@ def open_data(
             shard=shard,
         )
 
-    paths: str | list[str] = config.data
-    held: str | list[str] | None = config.eval_data
+    held = config.eval_data
     told = held is not None or config.eval_split is not None
-    if config.target_auc is not None and not told and config.window is None:
-        most, last = _but_last(config.data)
-        if most:  # as MLPerf has it: the last day is the test
-            paths, held = most, last
-    data = read(paths, config.table_schema)
+    data = read(config.data, config.table_schema)
     _check_label(config, data)
+    wants_last = config.target_auc is not None and not told
+    if wants_last and config.window is None and len(data.files) > 1:
+        # As MLPerf has it: the last day is the test.
+        train, test = data.of_files(0, -1), data.of_files(-1, None)
+        test.shuffle = 0
+        return train, test
     if config.window is not None:
         return data, None
     if held is not None:
@@ -93,16 +102,15 @@ def open_data(
 
 
 def open_files(
-    paths: str | list[str],
+    paths: str,
     schema: Schema | str | None,
     batch_size: int,
     **options: Any,
 ) -> Files:
     """Files of a schema; None: that of NAME:PATH, Criteo's if they look like
     it, else it is inferred. ``options``: of :class:`persia.data.Files`."""
-    listed = [paths] if isinstance(paths, str) else paths
-    split = [_named(path) for path in listed]
-    paths, make = [path for _, path in split], _NAMED.get(split[0][0])
+    name, paths = _named(paths)
+    make = _NAMED.get(name)
     if schema is None and make is not None:
         return make(paths, batch_size, **options)
     if schema is None and is_criteo(find_files(paths)[0]):
@@ -116,12 +124,42 @@ def _named(path: str) -> tuple[str, str]:
     return (name, rest) if colon and name in _NAMED else ("", path)
 
 
-def _but_last(path: str) -> tuple[list[str], list[str]]:
-    """(all files but the last, the last one), as open_files() takes them."""
-    name, plain = _named(path)
-    files = [file.name for file in find_files(plain)]
-    files = [f"{name}:{file}" if name else file for file in files]
-    return files[:-1], files[-1:]
+def check_test(config: TrainConfig, test: Dataset | None) -> None:
+    """Finds out before the training whether it can be scored on the files of
+    ``--eval-data``: reads the first samples of each.
+
+    Raises:
+        SchemaMismatch: a file has other columns.
+        MalformedData: no line of them is usable.
+        StorageError, CorruptFile: one cannot be read.
+    """
+    if config.eval_data is None or not isinstance(test, Files):
+        return
+    found, part = False, test
+    for i, name in enumerate(test.files):
+        if os.path.exists(name) and not os.path.isfile(name):
+            return  # a pipe is read once
+        part = test.of_files(i, i + 1)
+        part.shard = (0, 1)  # a rank may have none of the lines
+        batches: Any = iter(part)
+        with closing(batches):
+            batch = next(batches, None)
+        if batch is not None and batch.label is None:
+            raise errors.SchemaMismatch(f"--eval-data: {name!r} has no label")
+        found |= batch is not None
+    if not found:
+        raise errors.MalformedData(f"--eval-data: {no_sample(part)}")
+
+
+def no_sample(batches: Any) -> str:
+    """Why there is nothing in a source that was read to its end."""
+    text = "there is no sample"
+    if names := getattr(batches, "files", None):
+        text += f" in {names[0]!r}" + (", ..." if len(names) > 1 else "")
+    if count := getattr(batches, "malformed", 0):
+        text += f": {count:,} malformed, the first of them "
+        text += batches.malformed_lines[0]
+    return text
 
 
 def _check_label(config: TrainConfig, data: Files) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 import persia
 from persia import errors
+from persia.checkpoint.manifest import encode_manifest
 from persia.cli.app import app
 from persia.train import load
 
@@ -133,6 +135,64 @@ def test_checkpoint_ls_and_inspect(
     assert "latest" in call("checkpoint", "ls", out)
     text = call("checkpoint", "inspect", out / "step-11")
     assert "adagrad" in text and "user" in text
+
+
+def test_checkpoint_ls_of_damaged_ones(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """The others are listed all the same."""
+    out = tmp_path / "out"
+    shutil.copytree(trained[0], out)
+    whole = json.loads(call("checkpoint", "ls", out, "--json"))
+    manifest = out / "step-11" / "manifest.json"
+    good = manifest.read_bytes()
+    other = json.loads(good) | {"version": 99}
+    for bad in (
+        b"",
+        good[:-9],
+        good.replace(b"adagrad", b"adagrae"),
+        b"[1]",
+        encode_manifest(other),
+    ):
+        manifest.write_bytes(bad)
+        listed = json.loads(call("checkpoint", "ls", out, "--json"))
+        assert [one["step"] for one in listed] == [11, 22]
+        assert listed[0]["damaged"] and "damaged" not in listed[1]
+        assert listed[1]["bytes"] == whole[1]["bytes"]
+        assert listed[1]["latest"]
+        lines = call("checkpoint", "ls", out).splitlines()
+        assert sum("damaged" in line for line in lines) == 1
+        with pytest.raises((errors.CorruptFile, errors.SchemaMismatch)):
+            call("checkpoint", "verify", out, "--step", 11)
+
+
+def test_what_is_no_root(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    out, _ = trained
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "half" / "step-3").mkdir(parents=True)  # no manifest
+    for root in ("none", "empty", "file", "half"):
+        for words in (
+            ("checkpoint", "ls", tmp_path / root),
+            ("checkpoint", "ls", tmp_path / root, "--json"),
+            ("checkpoint", "inspect", tmp_path / root),
+            ("checkpoint", "verify", tmp_path / root),
+            ("rows", "get", "user", 1, "--checkpoint", tmp_path / root),
+            ("rows", "explain", "user", 1, "--checkpoint", tmp_path / root),
+            ("rows", "top", "user", "--checkpoint", tmp_path / root),
+            ("evaluate", tmp_path / root),
+            ("report", tmp_path / root, "--out", tmp_path / "r.html"),
+            ("predict", tmp_path / root, out, "--out", tmp_path / "p.txt"),
+            ("train", "--resume", tmp_path / root),
+        ):
+            with pytest.raises(errors.StorageError):
+                call(*words)
+    with pytest.raises(errors.StorageError):
+        call("checkpoint", "ls", out / "step-11")
+    with pytest.raises(errors.PersiaError):
+        call("checkpoint", "ls", "")
 
 
 def test_verify_names_what_is_damaged(

@@ -31,7 +31,8 @@ from persia.metrics import Scores
 from persia.optim import ALGORITHMS
 from persia.train import Trainer, position
 from persia.train.config import TrainConfig, resolve
-from persia.train.run import Run, best_root
+from persia.train.roots import best_root
+from persia.train.run import Run
 from persia.train.saved import saved_options
 from persia.train.sources import open_data
 
@@ -658,7 +659,8 @@ def test_saves_scores_and_logs_on_the_way(tmp_path: Path) -> None:
 def test_a_schedule_goes_on_where_it_was(tmp_path: Path) -> None:
     options = [*TINY, "--warmup", "30", "--dense-lr", "0.01"]
     run(*options, "--save", str(tmp_path), "--save-every", "10")
-    there = Run(resolve(saved_options(tmp_path)), tmp_path / "step-10")
+    saved = saved_options(tmp_path) | {"save": str(tmp_path / "other")}
+    there = Run(resolve(saved), tmp_path / "step-10")
     assert there.trainer.step == there.trainer.batch == 10
     assert there.optimizer.param_groups[0]["lr"] == pytest.approx(
         0.01 * 11 / 30

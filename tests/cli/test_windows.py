@@ -245,5 +245,5 @@ def test_an_auc_to_reach(tmp_path: Path) -> None:
     assert found is not None
     assert int(found[1]) < 9 * 24
     assert "of 600 samples held out" in output  # the last day
-    output = run("--target-auc", "0.99")
+    output = run("--target-auc", "0.99", "--overwrite")
     assert "0.99 │ not reached" in output

@@ -16,6 +16,7 @@ from persia import errors, hash_ids
 from persia.data import Files, Schema, Table, infer
 from persia.data.paths import find_files
 from persia.data.read_arrow import open_units
+from persia.data.read_json import read_objects
 from tests.sources.test_files import SCHEMA, rows, write
 from tests.sources.test_table import same
 
@@ -43,6 +44,63 @@ def test_integers_of_any_size_have_ids(tmp_path: Path) -> None:
     (b,) = data
     assert b.ids.values().tolist() == [2**53 + 1]
     assert data.malformed == 4
+
+
+TEXTS = [
+    *("2024-01-01", "2024-01-01 10:00:00", "2024-01-01T10:00:00Z"),
+    *("2024-01-01 10:00", "2024-01-01T10:00:00+02:00", "1999-12-31"),
+]
+
+
+@pytest.mark.parametrize("other", [None, "a", "2024-1-1", "12:30"])
+def test_texts_that_look_like_times_are_texts(
+    other: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In lists, too, whatever else is read with them, in all formats."""
+    lists = [TEXTS[i : i + 1 + i % 3] for i in range(len(TEXTS))] + [[]]
+    if other is not None:
+        lists[1] = [*lists[1], other]
+    singles = [part[0] if part else "x" for part in lists]
+    expected = hash_ids([value for part in lists for value in part])
+    schema = Schema(label="y", categorical=["u"], multivalued=["m"])
+    split = Schema(
+        label="y",
+        categorical=["u"],
+        multivalued=[{"column": "m", "separator": "|"}],
+    )
+    data = {"u": singles, "m": lists, "y": [i % 2 for i in range(len(lists))]}
+    lines = [dict(zip(data, row)) for row in zip(*data.values())]
+    text = "".join(json.dumps(one) + "\n" for one in lines)
+    (tmp_path / "a.jsonl").write_text(text)
+    frame = pandas.DataFrame(data)
+    frame.to_parquet(tmp_path / "a.parquet")
+    flat = frame.assign(m=["|".join(part) for part in lists])
+    flat.to_csv(tmp_path / "a.csv", index=False)
+    found = [
+        Files(tmp_path / "a.jsonl", schema),
+        Files(tmp_path / "a.parquet", schema),
+        Files(tmp_path / "a.csv", split),
+        Table(data, schema),
+        Table(frame, schema),
+    ]
+    for source in found:
+        (batch,) = source
+        assert torch.equal(batch.ids["m"][0], expected)
+        assert batch.ids["m"][1].tolist() == list(map(len, lists))
+        assert torch.equal(batch.ids["u"][0], hash_ids(singles))
+    # A line at a time, so that each is inferred by itself.
+    monkeypatch.setattr("persia.data.read_json.CHUNK_BYTES", 40)
+    (batch,) = Files(tmp_path / "a.jsonl", schema)
+    assert torch.equal(batch.ids["m"][0], expected)
+    # What is inferred is the same, too.
+    assert infer(read_objects(text.encode(), set())) == infer(frame)
+
+
+def test_objects_keep_their_texts() -> None:
+    line = '{"a": {"b": "2024-01-01"}, "c": [[{"d": "2024-01-01 10:00"}]]}'
+    table = read_objects(line.encode(), set())
+    assert table is not None
+    assert table.to_pylist() == [json.loads(line)]
 
 
 def test_missing_values_among_others() -> None:

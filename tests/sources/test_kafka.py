@@ -482,7 +482,7 @@ def test_persia_train(cluster: Cluster, tmp_path: Path) -> None:
         {"eval_split": 0.5},
     ):
         with pytest.raises(errors.InvalidArgument):
-            train(**wrong)
+            train(save=other + "-wrong", **wrong)
 
 
 # ---- brokers

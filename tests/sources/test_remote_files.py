@@ -15,6 +15,8 @@ from pyarrow import fs
 
 from persia import errors
 from persia.data import Files, Table
+from persia.train.config import resolve
+from persia.train.sources import check_test, open_data
 from tests.sources.test_files import SCHEMA, rows, write
 from tests.sources.test_table import same
 
@@ -46,6 +48,32 @@ def test_s3(
         Files(uri("logs/none_*.csv"), SCHEMA)
     with pytest.raises(errors.StorageError):
         Files(uri("logs"), SCHEMA)
+
+
+@pytest.mark.slow
+def test_the_last_of_several_remote_files_is_the_test(
+    uri: Callable[[str], str], bucket: fs.FileSystem
+) -> None:
+    """It is where the others are: at the endpoint that the URL names."""
+    text = "user,item,click\n" + "u1,2,0\nu2,3,1\n" * 20
+    for i in range(3):
+        name = f"bucket/days/day_{i}.csv"
+        with bucket.open_output_stream(name, compression=None) as out:
+            out.write(text.encode())
+    options = {"data": uri("days/day_*.csv"), "target_auc": 0.9}
+    train, test = open_data(resolve(options))
+    assert test is not None
+    assert (sum(map(len, train)), sum(map(len, test))) == (80, 40)
+    held = resolve(
+        {
+            "data": uri("days/day_0.csv"),
+            "eval_data": uri("days/day_[12].csv"),
+        }
+    )
+    train, test = open_data(held)
+    check_test(held, test)
+    assert test is not None
+    assert (sum(map(len, train)), sum(map(len, test))) == (40, 80)
 
 
 def test_fsspec(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def step_of(root: Path) -> int:
 
 
 def wait_for(root: Path, step: int) -> None:
-    folder = root / f"step-{step}"
-    wait_until(lambda: (folder / "manifest.json").exists(), 120)
+    whole = root / f"step-{step}" / "manifest.json"
+    wait_until(lambda: whole.exists() and (root / "LATEST").exists(), 120)
 
 
 def test_a_trainer_is_killed(tmp_path: Path) -> None:

@@ -138,6 +138,21 @@ def test_an_error_of_one_rank_ends_all(mark: str) -> None:
     assert lines and all(re.match(told, line) for line in lines), lines
 
 
+def test_ranks_do_not_begin_in_an_older_root(
+    mark: str, tmp_path: Path
+) -> None:
+    options = [*TRAIN, "--samples", "2048", "--save", str(tmp_path / "out")]
+    output(mark, *PERSIA, *options)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    done = ended(mark, *RANKS, *options, "--keep", "1")
+    assert done.returncode == 1
+    assert "persia: error[StorageError]: " in done.stderr
+    assert "batch" not in done.stdout
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
+    output(mark, *RANKS, *options, "--resume", "auto", "--epochs", "2")
+    assert checkpoint.read_extra(tmp_path / "out")["epoch"] == 2
+
+
 def launched(folder: Path, *options: str) -> list[str]:
     return [*PERSIA, "launch", "--checkpoints", str(folder), *options, "--"]
 
