@@ -9,8 +9,6 @@
 
 #include <stdlib.h>
 
-#include "shard/acks.h"
-
 /* The stream that was added first is forgotten beyond. */
 enum { STREAMS_MAX = 4096 };
 

@@ -1,10 +1,11 @@
 /* epochs.c: epochs of the loaders of a job.  The lock is held in all of it.
  *
- * Workers and ranks of a job count the same epochs, from 1.  Each loader counts its own
- * and says what the others call its first one.  It learns that from the first
- * worker that knows: one that was started again does when a rank has asked it
- * for an epoch.  Heartbeats say all that is to be known of a loader, and the
- * last one counts: one is enough for a worker that was started again.
+ * Workers and ranks of a job count the same epochs, from 1.  Each loader
+ * counts its own and says what the others call its first one.  It learns that
+ * from the first worker that knows: one that was started again does when a
+ * rank has asked it for an epoch.  Heartbeats say all that is to be known of a
+ * loader, and the last one counts: one is enough for a worker that was started
+ * again.
  *
  *   who      keeps, of (loader, epoch)            tells
  *   loader   the number of the epoch's last       workers: that, and what is

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "role/private.h"
-#include "shard/gaps.h"
 
 /* The ledger of a stream at one server. */
 static int ask_server(role_service *s, uint32_t shard, uint64_t stream,
@@ -27,6 +26,15 @@ static int ask_server(role_service *s, uint32_t shard, uint64_t stream,
 int ledger_lists(const wire_ledger *l, uint64_t number)
 {
     return number <= l->watermark || !ledger_lacks(l, number);
+}
+
+void ledger_add_to(window *w, const wire_ledger *l)
+{
+    window_settle(w, l->watermark);
+    for (uint64_t i = 0; i < 64 * (uint64_t)WIRE_WINDOW_MAX; i++)
+        if (l->window[i / 64] >> i % 64 & 1)
+            (void)window_add(w, l->watermark + 1 + i);
+    window_advance(w);
 }
 
 /* What all servers have of a stream. */

@@ -300,7 +300,7 @@ void offers_insert(offer **list, offer *o);
 void offers_remove(offer **list, offer *o);
 /* It is done, for good; it is freed when nothing uses it. */
 void offer_end(role_service *s, offer *o);
-/* The same, without an update: its loader is told why. */
+/* The same, without an update: its loader gets the error. */
 void offer_fail(role_service *s, offer *o, int code, const char *text);
 /* Back to the queue; or given up, if too many offers `failed`. */
 void offer_again(role_service *s, offer *o, int failed);
@@ -388,7 +388,7 @@ role_stream *stream_named(const role_service *s, uint64_t name);
 /* The same, made for a job if need be. */
 int stream_find(role_service *s, uint64_t name, uint64_t job,
                 role_stream **out);
-/* It begins anew, if it is heard of again; its batches end. */
+/* It begins again, if its loader sends once more; its batches end. */
 void stream_end(role_service *s, role_stream *t);
 /* Its loader is alive; what it said is done. */
 void stream_hear(role_stream *t, uint64_t settled);
@@ -402,7 +402,7 @@ void stream_learn(role_service *s, role_stream *t, const wire_heartbeat *m);
 int stream_claim(role_service *s, const wire_heartbeat *m, uint32_t *status);
 /* Loaders that have been silent for too long are gone. */
 void streams_tick(role_service *s, uint64_t now);
-/* Whether its loader has epochs to come, or has them ended. */
+/* Whether its loader has further epochs, or has them ended. */
 int stream_is_there(const role_stream *t);
 
 /* ---- epochs.c: of a job ---- */
@@ -471,6 +471,8 @@ void work_sums(void *asking_of_return);
 /* ---- ledgers.c ---- */
 
 int ledger_lists(const wire_ledger *l, uint64_t number);
+/* What it has. */
+void ledger_add_to(window *w, const wire_ledger *l);
 /* A job: a loader's Hello: what all servers have of its stream. */
 void work_hello(void *asking_of_hello);
 /* A job: a Return of a batch that is not here. */

@@ -49,8 +49,8 @@ struct role_rank {
     uint64_t job;             /* whose batches it takes; 0: not known yet */
     uint64_t first;           /* epoch of its loaders; 0: not known yet */
     uint64_t epoch;           /* of the open pass; 0: it is not known */
-    int over;                 /* the loop has heard that it is */
-    int again;                /* ... and is to hear it once more */
+    int over;                 /* the loop knows that it is */
+    int again;                /* ... and is to get that once more */
     uint64_t begun;           /* the last one that had a batch */
     uint64_t missing_since;   /* a batch of it is at no worker; or 0 */
     unsigned backs;           /* batches on their way back */
@@ -92,7 +92,7 @@ struct role_taken {
 
 /* Says what is wanted to a worker that does not know it. */
 int rank_prepare(role_rank *r, role_link *l);
-/* A call has ended with rc: whether the worker is to be told again. */
+/* A call has ended with rc: whether the worker needs it again. */
 void rank_unprepare(role_rank *r, const role_link *l, int rc);
 
 /* ---- source.c ---- */

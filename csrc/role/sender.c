@@ -8,7 +8,6 @@
 
 #include "role/link.h"
 #include "role/private.h"
-#include "shard/acks.h"
 
 #define BEAT_NS ((uint64_t)5 * 1000000000)
 
@@ -52,8 +51,7 @@ struct role_sender {
     acks lost;            /* of acked, those that were counted */
     uint64_t servers, compared; /* as workers say now; when the ledgers were
                                    compared last */
-    int failed;           /* the error of a batch that the caller has not
-                             heard of; or 0 */
+    int failed;           /* a batch's error that no flush has raised; or 0 */
     char failed_text[WIRE_TEXT_MAX + 64];
     sender_counts counts;
 };
@@ -74,7 +72,7 @@ static void forget(role_sender *s, uint64_t number)
     }
 }
 
-/* A batch ends without an update: the caller is told of the first one. */
+/* A batch ends without an update: the caller gets the error of the first. */
 static void note_failed(role_sender *s, uint64_t number, int code,
                         const char *text)
 {
@@ -369,36 +367,6 @@ static int beat(role_sender *s, role_link *l, int leaves)
     return rc == PERSIA_ESTALE ? beat_as(s, l, leaves, 0, &status) : rc;
 }
 
-static void compare(role_sender *s);
-
-/* Whether workers are to know of it. */
-static int has_begun(role_sender *s)
-{
-    pthread_mutex_lock(&s->lock);
-    int has = s->number || s->epoch > 1 || s->claimed;
-    pthread_mutex_unlock(&s->lock);
-    return has;
-}
-
-static void tick(void *owner)
-{
-    role_sender *s = owner;
-    const int begun = has_begun(s);
-    for (size_t i = 0; i < s->c.links_n; i++) {
-        role_link *l = &s->c.links[i];
-        if (!link_is_away(l)) /* before it begins it only learns of a load */
-            (void)(begun ? beat(s, l, 0) : link_hello(&s->c, l, BEAT_NS));
-    }
-    tend(s);
-    pthread_mutex_lock(&s->lock);
-    const int changed = s->servers != s->compared;
-    pthread_mutex_unlock(&s->lock);
-    if (changed)
-        compare(s);
-}
-
-/* ---- what servers have ---- */
-
 static int compare_with(role_sender *s, const acks *before, uint64_t servers,
                         const wire_hello_reply *m)
 {
@@ -437,14 +405,33 @@ static void compare(role_sender *s)
     acks_free(&before);
 }
 
-static void add_ledger(window *w, const wire_ledger *l)
+/* Whether workers are to know of it. */
+static int has_begun(role_sender *s)
 {
-    window_settle(w, l->watermark);
-    for (uint64_t i = 0; i < 64 * (uint64_t)WIRE_WINDOW_MAX; i++)
-        if (l->window[i / 64] >> i % 64 & 1)
-            (void)window_add(w, l->watermark + 1 + i);
-    window_advance(w);
+    pthread_mutex_lock(&s->lock);
+    int has = s->number || s->epoch > 1 || s->claimed;
+    pthread_mutex_unlock(&s->lock);
+    return has;
 }
+
+static void tick(void *owner)
+{
+    role_sender *s = owner;
+    const int begun = has_begun(s);
+    for (size_t i = 0; i < s->c.links_n; i++) {
+        role_link *l = &s->c.links[i];
+        if (!link_is_away(l)) /* before it begins it only learns of a load */
+            (void)(begun ? beat(s, l, 0) : link_hello(&s->c, l, BEAT_NS));
+    }
+    tend(s);
+    pthread_mutex_lock(&s->lock);
+    const int changed = s->servers != s->compared;
+    pthread_mutex_unlock(&s->lock);
+    if (changed)
+        compare(s);
+}
+
+/* ---- what servers have ---- */
 
 /* Batches up to this number, which are not kept, that it lacks. */
 static uint64_t count_lost(const role_sender *s, const wire_ledger *l,
@@ -469,7 +456,7 @@ static void fall_back(role_sender *s, const wire_hello_reply *m)
     memset(s->ring, 0, sizeof s->ring);
     window_init(&s->done, s->ring, ROLE_WINDOW / 64);
     window_settle(&s->done, settled);
-    add_ledger(&s->done, &m->ledger);
+    ledger_add_to(&s->done, &m->ledger);
     (void)acks_read(&s->acked, &m->ledger);
     acks_free(&s->lost);
     forget(s, s->done.watermark);
@@ -496,7 +483,7 @@ static int meet(void *owner, role_link *l, const wire_hello_reply *m)
 /* What an earlier process with this name has sent. */
 static void learn_done(role_sender *s, const wire_ledger *l)
 {
-    add_ledger(&s->done, l);
+    ledger_add_to(&s->done, l);
     if (window_top(&s->done))
         s->unsure = window_top(&s->done) + WIRE_BATCHES_MAX;
 }

@@ -1,5 +1,5 @@
-/* acks.h: numbers of a stream that were acknowledged to somebody, who compares
- * them with what servers have (private).
+/* acks.h: numbers of a stream that were acknowledged to a client, which
+ * compares them with what servers have.
  *
  * A bit each, from `base` on.  The last 134 million are kept.
  */

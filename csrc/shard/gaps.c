@@ -131,5 +131,6 @@ int ledger_lacks(const wire_ledger *l, uint64_t number)
     const uint64_t bit = number - l->watermark - 1;
     if (number <= l->watermark)
         return gaps_have(l->gaps, number);
-    return bit >= 64 * WIRE_WINDOW_MAX || !(l->window[bit / 64] >> bit % 64 & 1);
+    return bit >= 64 * WIRE_WINDOW_MAX ||
+           !(l->window[bit / 64] >> bit % 64 & 1);
 }

@@ -1,16 +1,16 @@
-/* gaps.h: the last numbers of a stream that its window has skipped, as ranges
- * (private).
+/* gaps.h: the last numbers of a stream that its window has skipped, as
+ * ranges.
  *
  * A window only counts what it skips.  Others must know which numbers these
  * are: they lost those that had been acknowledged to them.  A list of gaps is
- * that of a wire_ledger: first, last, first, last, in order; then zeros.  Where
- * there are too many the two that are closest become one, and the numbers
- * between them are taken for skipped, too.
+ * that of a wire_ledger: first, last, first, last, in order; then zeros.
+ * Where there are too many the two that are closest become one, and the
+ * numbers between them are taken for skipped, too.
  */
 #ifndef PERSIA_SHARD_GAPS_H
 #define PERSIA_SHARD_GAPS_H
 
-#include "base/window.h"
+#include "base/base.h"
 #include "wire/wire.h"
 
 /* Before window_settle(w, number): adds what that skips. */

@@ -3,6 +3,8 @@
  *   ops.h      one shard, wherever it is: the calls
  *   tables.h   named tables that share threads and a memory limit
  *   ledger.h   which updates of each stream were applied
+ *   gaps.h     which of them were skipped
+ *   acks.h     which of them a client knows as applied
  *   sync.h     the parts of one step of all ranks
  *   numbers.h  a window of numbers, of the size that travels
  *
@@ -31,6 +33,8 @@
 #define PERSIA_SHARD_H
 
 #include "ckpt/ckpt.h"
+#include "shard/acks.h"
+#include "shard/gaps.h"
 #include "shard/ledger.h"
 #include "shard/numbers.h"
 #include "shard/ops.h"

@@ -199,12 +199,12 @@ class Sender:
         """Batches. ``sent``: in all. ``done``: of them, from the first on,
         those that need not be sent again, as far as workers have reported.
         ``passed``: over, as all servers have them. ``moved``: sent again,
-        after a worker was started again or could not be reached. ``failed``: of
-        ``done``, batches without an update; :meth:`flush` raises why.
-        ``lost``: batches that were trained, and are not in the rows of the
-        servers any more: a server was started again without them, or a
-        checkpoint was loaded. ``away``: workers that cannot be reached
-        now."""
+        after a worker was started again or could not be reached.
+        ``failed``: of ``done``, batches without an update; :meth:`flush`
+        raises why. ``lost``: batches that were trained, and are not in the
+        rows of the servers any more: a server was started again without
+        them, or a checkpoint was loaded. ``away``: workers that cannot be
+        reached now."""
         counts = self._core.counts()
         del counts["stream"], counts["position"]
         return counts

@@ -483,9 +483,7 @@ class _Pass(Iterator[T]):
         self._close(settle=True)
 
     def _close(self, settle: bool) -> None:
-        if self._source is not None and (
-            self._loader._passes == self._number
-        ):
+        if self._source is not None and (self._loader._passes == self._number):
             self._loader._left_at = self._loader._epoch
         self._source = None
         self._end = None

@@ -108,10 +108,11 @@ class Stream:
         batch, or the worker that had the lease applied them before it ended.
         ``given_up``: of those, batches that no worker had within the timeout
         after theirs had died. ``failed``: batches of the job that ended
-        without an update; their loader has the reason. ``lost``: updates that servers had, and lost; as
-        ``Store.stats()["client"]["lost"]``. ``away``: workers that cannot be
-        reached now. ``epochs``: of the data loaders that are there, that are
-        over for this process; those before its first pass among them."""
+        without an update; their loader has the reason. ``lost``: updates that
+        servers had, and lost; as ``Store.stats()["client"]["lost"]``.
+        ``away``: workers that cannot be reached now. ``epochs``: of the data
+        loaders that are there, that are over for this process; those before
+        its first pass among them."""
         if self._rank is None or self._store is None:
             names = "late", "failed", "given_up", "away", "epochs", "lost"
             return dict.fromkeys(names, 0)

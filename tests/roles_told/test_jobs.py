@@ -43,9 +43,7 @@ class Job:
         self._name = f"job {n}" if names else None
         self.ids = range(n * BATCHES, (n + 1) * BATCHES)
         self.seen: list[list[int]] = []
-        self.trainer = Trainer(
-            servers, workers, job=f"job {n}", of=self._name
-        )
+        self.trainer = Trainer(servers, workers, job=f"job {n}", of=self._name)
         self.flushed = False
 
     def sender(self) -> Sender:

@@ -307,23 +307,25 @@ def test_a_loss_of_parts_that_have_ended(workers: int) -> None:
 @pytest.mark.parametrize("victims", [[], [0]], ids=["a-server", "and-worker"])
 def test_the_loader_reports_what_a_server_lost(victims: list[int]) -> None:
     """Of its own batches: those that were trained."""
-    with job(1, "continue") as (servers, some, trainer):
-        with Sender(some.addresses, timeout=8) as sender:
-            send(sender, 0, FIRST)
-            trainer.open()
-            trainer.train(FIRST)
-            trained(trainer, some, sender)
-            assert sender.stats()["lost"] == 0
-            for at in victims:
-                some.workers[at].close()
-            restart(servers, 0)
-            for at in victims:
-                some.restart(at)
-            send(sender, FIRST, FIRST + REST)
-            sender.end()
-            assert trainer.train() == REST
-            sender.flush(8)
-            wait_for(lambda: sender.stats()["lost"] == FIRST)
+    with (
+        job(1, "continue") as (servers, some, trainer),
+        Sender(some.addresses, timeout=8) as sender,
+    ):
+        send(sender, 0, FIRST)
+        trainer.open()
+        trainer.train(FIRST)
+        trained(trainer, some, sender)
+        assert sender.stats()["lost"] == 0
+        for at in victims:
+            some.workers[at].close()
+        restart(servers, 0)
+        for at in victims:
+            some.restart(at)
+        send(sender, FIRST, FIRST + REST)
+        sender.end()
+        assert trainer.train() == REST
+        sender.flush(8)
+        wait_for(lambda: sender.stats()["lost"] == FIRST)
 
 
 @pytest.mark.parametrize("victims", [[], [0]], ids=["a-server", "and-worker"])
