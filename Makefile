@@ -155,9 +155,12 @@ test-long: test-c wheel
 	        -artifact_prefix=$$found- $$found $$seeds || exit 1; \
 	done
 	$(RUN) -m pytest -m long
+	$(RUN) -m tests.chaos --rounds $(CHAOS)
 	$(RUN) -m benchmarks.accuracy
 
 FUZZ_SECONDS ?= 30
+# Rounds of random kills, each of a minute; python -m tests.chaos --help
+CHAOS ?= 200
 
 # ---- care ------------------------------------------------------------------
 PYFILES := $(wildcard persia tests examples benchmarks docs csrc setup.py)

@@ -19,6 +19,7 @@ from tests.protobuf import stubs
 from tests.remote import Servers
 from tests.roles import Workers, servers, workers
 from tests.roles_told.job import Trainer, batch, cluster, counts, missing, send
+from tests.test_roles import in_thread
 from tests.test_roles_failures import wait_for
 from tests.test_roles_proto import DIM, Client, plan_of, refusal
 
@@ -267,3 +268,26 @@ def test_status_shows_what_failed() -> None:
         )
         assert shown.exit_code == 0
         assert '"failed": 3' in shown.output
+
+
+def test_persia_feed_fails() -> None:
+    """A batch that no trainer can use: exit status 1, and a line."""
+    with cluster() as (servers, some):
+        trainer = Trainer(servers, some)
+        done: list[Any] = []
+
+        def run() -> None:
+            flags = ["--data", "synthetic", "--samples", "300"]
+            flags += ["--batch-size", "100", "--eval-split", "0"]
+            flags += ["--workers", some.addresses[0], "--timeout", "20"]
+            done.append(CliRunner().invoke(app, ["feed", *flags]))
+
+        join = in_thread(run)
+        wait_for(lambda: some.stats("queued") == 3, 8)
+        trainer.epoch()
+        join()
+        assert done[0].exit_code == 1
+        assert isinstance(
+            done[0].exception, errors.MissingFeature | SystemExit
+        )
+        assert trainer.stream.stats()["failed"] == 3

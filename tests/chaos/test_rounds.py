@@ -1,0 +1,35 @@
+"""Short rounds of random kills; ``make test-long`` has more and longer ones."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from persia import _core
+from tests.system.processes import ROOT, environment
+
+if not _core.GRPC[0].isdigit():
+    pytest.skip("built without gRPC", allow_module_level=True)
+
+SEEDS = range(1, 11)
+
+
+@pytest.mark.timeout(400)
+def test_short_rounds() -> None:
+    """No row is above its count, no update is torn, what is missing was told,
+    and all ends."""
+    seeds = [flag for seed in SEEDS for flag in ("--seed", str(seed))]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.chaos", "--short", *seeds],
+        env=environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=380,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"rounds +{len(SEEDS)}\n", done.stdout)

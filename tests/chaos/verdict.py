@@ -1,0 +1,130 @@
+"""What the rows say of a round."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.plan import ROLLBACK, Round
+from tests.system.processes import shard_of
+
+
+@dataclasses.dataclass
+class Verdict:
+    """Of a round. Updates are counted at each server.
+
+    Attributes:
+        trained: updates that are in the rows.
+        missing: that are not.
+        told: by trainers.
+        loaders: batches that loaders told to be lost.
+        wrong: violations.
+    """
+
+    trained: int = 0
+    missing: int = 0
+    told: int = 0
+    loaders: int = 0
+    wrong: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+
+def judge(made: Round, folder: Path) -> Verdict:
+    """All but how the processes ended."""
+    out = Verdict()
+    found = json.loads((folder / "rows.json").read_text())
+    applied = _rows(made, found, out)
+    _sites(made, found, applied, out)
+    _logs(made, folder, out)
+    for stats in found["workers"]:
+        for name in ("failed", "given_up"):
+            if stats[name]:
+                out.notes.append(f"{name} {stats[name]}")
+    _compare(made, out)
+    return out
+
+
+def _rows(
+    made: Round, found: dict[str, Any], out: Verdict
+) -> dict[tuple[int, int], int]:
+    """How often each batch was applied at each server."""
+    applied = {}
+    for n, batch in enumerate(found["batches"]):
+        counts = defaultdict(set)
+        for i in batch["device_ip"]:
+            counts[shard_of(i, made.servers)].add(found["rows"][i])
+        for shard, values in counts.items():
+            if len(values) > 1:
+                out.wrong.append(f"torn: batch {n} at server {shard}")
+            value = int(max(values))
+            if value > made.epochs:
+                out.wrong.append(f"doubled: batch {n} at server {shard}")
+            applied[n, shard] = value
+            out.trained += value
+            out.missing += max(0, made.epochs - value)
+    return applied
+
+
+def _sites(
+    made: Round,
+    found: dict[str, Any],
+    applied: dict[tuple[int, int], int],
+    out: Verdict,
+) -> None:
+    """Rows that batches share have the sum of what was applied."""
+    want: Counter[int] = Counter()
+    unknown = set()
+    for n, batch in enumerate(found["batches"]):
+        for site in batch["site_id"]:
+            times = applied.get((n, shard_of(site, made.servers)))
+            if times is None:
+                unknown.add(site)
+            else:
+                want[site] += times
+    for site, value in enumerate(found["sites"]):
+        if site not in unknown and value != want[site]:
+            out.wrong.append(
+                f"torn: site {site} has {value:g}, need {want[site]}"
+            )
+
+
+def _logs(made: Round, folder: Path, out: Verdict) -> None:
+    for log in sorted(folder.glob("*.log")):
+        text = log.read_text(errors="replace")
+        if "Traceback" in text and "KeyboardInterrupt" not in text:
+            out.notes.append(f"traceback in {log.name}")
+        if log.name.startswith("rank"):
+            lost = [int(n) for n in re.findall(r"(?m)^lost (\d+)$", text)]
+            out.told += max(lost, default=0)
+            seen = re.findall(r"(?m)^staleness (\d+)$", text)
+            if any(int(n) > made.staleness for n in seen):
+                out.wrong.append(f"staleness: {max(map(int, seen))}")
+        elif log.name.startswith("loader"):
+            lost = [int(n) for n in re.findall(r"(?m)^lost (\d+)$", text)]
+            lost += [
+                int(n.replace(",", ""))
+                for n in re.findall(
+                    r"([\d,]+) batches that were trained", text
+                )
+            ]
+            out.loaders += max(lost, default=0)
+
+
+def _compare(made: Round, out: Verdict) -> None:
+    """What is missing was told."""
+    if made.fate == ROLLBACK:
+        if out.missing:
+            out.wrong.append(f"missing: {out.missing} after a rollback")
+        return
+    if out.missing == out.told:
+        return
+    text = f"missing {out.missing}, told {out.told} (loaders {out.loaders})"
+    dies = made.has("KILL", "rank") or made.has("TERM", "rank")
+    if not dies or out.missing > max(out.told, out.loaders * made.servers):
+        out.wrong.append(text)
+    else:
+        out.notes.append(text)
