@@ -1,6 +1,10 @@
 /* Messages made of arbitrary bytes, the first of which tells their type:
  * they are refused with an error, or what they mean can be written and read
- * again without loss. */
+ * again without loss.  Writing reads each byte that a message promises.
+ *
+ * With PAIR in the first byte there are two messages of the type: the next two
+ * bytes are the length of the first.  Each is read alone, then both into one
+ * struct, as parts of one message. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,7 +34,7 @@ WIRE_MESSAGES(MESSAGE)
 #define MESSAGE(id) { #id, sizeof(wire_##id), put_##id, get_##id },
 static const message messages[] = { WIRE_MESSAGES(MESSAGE) };
 #undef MESSAGE
-enum { MESSAGES_N = sizeof messages / sizeof messages[0] };
+enum { MESSAGES_N = sizeof messages / sizeof messages[0], PAIR = 128 };
 
 /* Reads the n bytes at data and writes what they mean to a block of *bytes,
  * which the caller frees; NULL if they are refused. */
@@ -62,13 +66,11 @@ static unsigned char *rewrite(const message *type, const void *data, size_t n,
     return written;
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+/* Whether the message is accepted. */
+static int check(const message *type, const uint8_t *data, size_t n)
 {
     size_t once_n, again_n;
-    if (!size)
-        return 0;
-    const message *type = &messages[data[0] % MESSAGES_N];
-    unsigned char *once = rewrite(type, data + 1, size - 1, &once_n);
+    unsigned char *once = rewrite(type, data, n, &once_n);
     if (!once)
         return 0;
     unsigned char *again = rewrite(type, once, once_n, &again_n);
@@ -76,5 +78,23 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         abort();
     free(again);
     free(once);
+    return 1;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (!size)
+        return 0;
+    const message *type = &messages[data[0] % PAIR % MESSAGES_N];
+    if (data[0] < PAIR) {
+        (void)check(type, data + 1, size - 1);
+        return 0;
+    }
+    if (size < 3)
+        return 0;
+    const size_t both = size - 3, n = data[1] | (size_t)data[2] << 8;
+    if (n <= both && check(type, data + 3, n) &&
+        check(type, data + 3 + n, both - n))
+        (void)check(type, data + 3, both);
     return 0;
 }

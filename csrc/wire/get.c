@@ -290,6 +290,7 @@ static int make_arrays(const wire_at *at, target *t, int *repeated)
                 return at_refuse(at, no, "has %zu elements, %s has %zu", n,
                                  type->fields[twin].name, t->counts[twin]);
         memcpy(t->m + f->count, &n, sizeof n);
+        memset(t->m + f->offset, 0, sizeof(void *));
         if (!n)
             continue;
         size_t size = f->kind == KIND_NUMBERS ? sizeof(uint64_t)
@@ -323,7 +324,8 @@ static int get_element(const wire_at *at, const wire_field *f,
 }
 
 /* Bulk data: their lengths must agree; they stay where they lie, if that is
- * aligned. */
+ * aligned.  The count is that of this part of the message, so a field that it
+ * leaves out is absent, even if an earlier part had it. */
 static int get_bulk(const wire_at *at, target *t)
 {
     const wire_type *type = at->type;
@@ -339,7 +341,10 @@ static int get_bulk(const wire_at *at, target *t)
         f = &type->fields[no];
         const payload *p = &t->bulk[no];
         const void *data = p->data;
-        if (f->kind != KIND_BULK || !p->n)
+        if (f->kind != KIND_BULK)
+            continue;
+        memset(t->m + f->offset, 0, sizeof(void *));
+        if (!p->n)
             continue;
         item = bulk_item(f, t->m, t->dtype);
         if (p->n != n * item)

@@ -415,6 +415,75 @@ static void an_altered_message_harms_nobody(void **state)
     }
 }
 
+/* Both messages as parts of one, as the fuzzer has them; the result is what
+ * it accepts.  Each byte of the accepted ones was read. */
+static bytes pair_of(size_t i, bytes a, bytes b)
+{
+    bytes both = { test_malloc(3 + a.n + b.n), 3 + a.n + b.n };
+    assert_true(a.n < 65536);
+    both.data[0] = (unsigned char)(PAIR + i);
+    both.data[1] = (unsigned char)a.n;
+    both.data[2] = (unsigned char)(a.n >> 8);
+    memcpy(both.data + 3, a.data, a.n);
+    memcpy(both.data + 3 + a.n, b.data, b.n);
+    return both;
+}
+
+/* A sub-message given twice: what the later part leaves out does not stay
+ * beside the later count. */
+static void a_part_given_twice_promises_what_it_has(void **state)
+{
+    enum { TAKE_REPLY = 23 };
+    wire_take_reply little = take_reply, much = take_reply, got;
+    static uint32_t many[20000];
+    (void)state;
+    little.ids = (wire_row_ids){ 1, places, floats };
+    much.ids = (wire_row_ids){ 20000, many, NULL };
+    assert_string_equal(messages[TAKE_REPLY].name, "take_reply");
+    for (size_t shift = 0; shift < 8; shift++) {
+        bytes a = encode(&messages[TAKE_REPLY], &little);
+        bytes b = encode(&messages[TAKE_REPLY], &much);
+        bytes both = pair_of(TAKE_REPLY, a, b);
+        (void)LLVMFuzzerTestOneInput(both.data, both.n);
+        unsigned char *at = malloc(both.n + shift);
+        wire_memory memory;
+        assert_non_null(at);
+        memcpy(at + shift, both.data + 3, both.n - 3);
+        persia_wire_memory_init(&memory);
+        assert_int_equal(persia_wire_get_take_reply(at + shift, both.n - 3,
+                                                    &memory, &got),
+                         PERSIA_OK);
+        assert_int_equal(got.ids.n, 20000);
+        assert_memory_equal(got.ids.places, many, sizeof many);
+        assert_null(got.ids.weights);
+        assert_int_equal(got.offsets.n, 7);
+        assert_memory_equal(got.offsets.offsets, places, 28);
+        persia_wire_memory_free(&memory);
+        free(at);
+        free(a.data);
+        free(b.data);
+        test_free(both.data);
+    }
+}
+
+/* The same for each message, and each place where its first part may end. */
+static void two_parts_of_a_message_harm_nobody(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < MESSAGES_N; i++) {
+        bytes b = encode(&messages[i], samples[i]);
+        for (size_t n = 0; n <= b.n; n += n > 500 ? 37 : 1) {
+            bytes both = pair_of(i, (bytes){ b.data, n }, b);
+            (void)LLVMFuzzerTestOneInput(both.data, both.n);
+            test_free(both.data);
+            both = pair_of(i, b, (bytes){ b.data, n });
+            (void)LLVMFuzzerTestOneInput(both.data, both.n);
+            test_free(both.data);
+        }
+        free(b.data);
+    }
+}
+
 static void refuse(const message *type, const void *m, const char *text)
 {
     wire_out out;
@@ -486,6 +555,8 @@ int main(void)
         cmocka_unit_test(numbers_come_packed_or_one_by_one),
         cmocka_unit_test(a_part_of_a_message_harms_nobody),
         cmocka_unit_test(an_altered_message_harms_nobody),
+        cmocka_unit_test(a_part_given_twice_promises_what_it_has),
+        cmocka_unit_test(two_parts_of_a_message_harm_nobody),
         cmocka_unit_test(what_nobody_would_read_is_not_written),
     };
     return cmocka_run_group_tests(tests, fill_arrays, NULL);
