@@ -45,6 +45,7 @@ if(PERSIA_TESTS)
     foreach(room IN LISTS rooms ITEMS data)
         add_room_tests(${room})
     endforeach()
+    target_link_options(test_role_link PRIVATE -Wl,--wrap=persia_rpc_start)
     # Calls that this one lets fail, and those that must not make them.
     foreach(call malloc calloc realloc aligned_alloc mmap mremap persia_thread_start
             push_change stripe_add_locked stripe_touch_slow)

@@ -65,6 +65,8 @@ int persia_wire_out_add(wire_out *o, const void *data, size_t bytes)
 
 int persia_wire_out_refer(wire_out *o, const void *data, size_t bytes)
 {
-    return bytes < POINT_FROM ? persia_wire_out_add(o, data, bytes)
-                              : add_span(o, data, bytes);
+    if (bytes < POINT_FROM)
+        return persia_wire_out_add(o, data, bytes);
+    o->referred += bytes;
+    return add_span(o, data, bytes);
 }

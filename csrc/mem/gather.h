@@ -18,6 +18,7 @@ typedef struct wire_out {
     wire_span *spans;
     size_t spans_n;
     size_t bytes; /* of all spans */
+    size_t referred; /* of these, bytes that others must keep */
     struct wire_chunk *chunks; /* private: memory of small fields */
     size_t spans_room;
 } wire_out;

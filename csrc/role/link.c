@@ -22,6 +22,7 @@ typedef struct calling {
     rpc_reply reply;
     char text[512];
     void *copy; /* of the message, or NULL */
+    int refers; /* the message refers to the caller's memory */
 } calling;
 
 static void calling_free(calling *k)
@@ -68,7 +69,10 @@ static int wait_for(calling *k, link_answer *out)
     int rc = PERSIA_OK;
     pthread_mutex_lock(&k->lock);
     while (!rc && !k->done)
-        rc = persia_cond_wait_poll(&k->came, &k->lock, UINT64_MAX);
+        if (k->refers)
+            persia_cond_wait(&k->came, &k->lock);
+        else
+            rc = persia_cond_wait_poll(&k->came, &k->lock, UINT64_MAX);
     k->left = !k->done;
     const int done = k->done;
     if (done && !rc && !(rc = k->rc)) {
@@ -103,6 +107,7 @@ int link_call(const role_client *c, role_link *l, uint32_t method, wire_out *o,
     if (k) {
         pthread_mutex_init(&k->lock, NULL);
         persia_cond_init(&k->came);
+        k->refers = !copies && o->referred;
         rc = copies ? make_copy(k, o) : PERSIA_OK;
     }
     if (rc) {

@@ -67,8 +67,8 @@ typedef struct link_answer {
 void link_answer_free(link_answer *a);
 
 /* One message and its answer; waits at most `timeout_ns`.  Takes o over.
- * copies: its bulk data may go before the answer arrives, for the wait may be
- * interrupted; else it must not be. */
+ * copies: of its bulk data, so that the wait can be interrupted; without one a
+ * message that refers to the caller's memory is waited for to its end. */
 int link_call(const role_client *c, role_link *l, uint32_t method, wire_out *o,
               int copies, uint64_t timeout_ns, link_answer *out);
 /* Says Hello (again); then it is not away. */

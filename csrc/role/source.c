@@ -251,7 +251,7 @@ static int ask_for_sums(role_taken *t, const wire_return *m,
             persia_wire_out_free(&o);
             return rc;
         }
-        rc = link_call(&r->c, t->from, ROLE_SUMS, &o, 0, r->c.timeout_ns,
+        rc = link_call(&r->c, t->from, ROLE_SUMS, &o, 1, r->c.timeout_ns,
                        answer);
         if (rc)
             link_answer_free(answer);
