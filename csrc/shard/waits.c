@@ -199,16 +199,16 @@ void wait_part(shard *s, const push_call *part)
             push_reply_state(s, c, p.state);
         return;
     }
+    if (p.whole) /* first: other answers would replace the text of whole_rc */
+        wait_apply(s, p.whole, p.n, p.whole_rc);
     if (p.replaced) {
         atomic_fetch_sub(&s->parked_n, 1);
         push_fail(p.replaced, p.again ? PERSIA_EUNAVAILABLE : PERSIA_ECLOSED,
                   "this part of the step came once more; the later one waits "
                   "now");
     }
-    if (p.whole) {
-        wait_apply(s, p.whole, p.n, p.whole_rc);
+    if (p.whole)
         wait_go_on(s);
-    }
 }
 
 int wait_open(shard *s, const wire_hello *m, wire_hello_reply *out)

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "shard/shard.h"
+#include "shard/private.h"
 
 enum { DIM = 4, STREAM = 7 };
 
@@ -26,6 +26,7 @@ typedef struct store {
 /* What a call was answered. */
 typedef struct answered {
     int n, code;
+    char text[256];
     wire_push_reply push;
     wire_hello_reply hello;
 } answered;
@@ -45,6 +46,7 @@ static void on_push(void *ctx, int rc, shard_reply *reply)
     answered *a = ctx;
     a->n++;
     a->code = rc;
+    snprintf(a->text, sizeof a->text, "%s", rc ? persia_err_text() : "");
     if (!rc)
         a->push = *(const wire_push_reply *)reply->message;
     assert_null(reply->release);
@@ -265,6 +267,79 @@ static void parts_of_a_step_are_added(void **state)
     persia_store_close(&e);
 }
 
+/* A step whose parts wait while the one before is applied. */
+typedef struct follower {
+    store *e;
+    given part[2], again;
+    answered got[2], got_again;
+    given before;
+    answered applied;
+    pthread_t thread;
+} follower;
+
+/* Of the step before: one of the parts arrives once more. */
+static void on_applied(void *ctx, int rc, shard_reply *reply)
+{
+    follower *f = ctx;
+    on_push(&f->applied, rc, reply);
+    push(f->e, &f->again, &f->got_again);
+}
+
+static void *apply_before(void *ctx)
+{
+    follower *f = ctx;
+    f->e->ref->ops->push(f->e->ref, &f->before.a, f->e->now + 100, on_applied,
+                         f);
+    return NULL;
+}
+
+/* With the gate held. */
+static int add_parts(void *ctx)
+{
+    follower *f = ctx;
+    uint64_t applying = 0;
+    assert_int_equal(pthread_create(&f->thread, NULL, apply_before, f), 0);
+    while (!applying) {
+        pthread_mutex_lock(&f->e->s->wait_lock);
+        applying = f->e->s->sync.applying;
+        pthread_mutex_unlock(&f->e->s->wait_lock);
+    }
+    for (int i = 0; i < 2; i++) {
+        push(f->e, &f->part[i], &f->got[i]);
+        assert_int_equal(f->got[i].n, 0);
+    }
+    return PERSIA_OK;
+}
+
+/* Each part of a step that cannot begin is answered why, also where one of
+ * them has taken the place of an earlier copy. */
+static void a_step_that_cannot_begin_says_why(void **state)
+{
+    store e;
+    follower f = {.e = &e};
+    (void)state;
+    persia_store_open(&e, 1);
+    give(&f.before, 1, 1, -1);
+    f.before.m.step = 1;
+    for (uint32_t i = 0; i < 2; i++) { /* both have one stream: refused */
+        give(&f.part[i], 1, 2, -1);
+        f.part[i].m.step = 2;
+        f.part[i].m.parts = 2;
+        f.part[i].m.part = i;
+    }
+    give(&f.again, 1, 2, -1);
+    f.again.m = f.part[0].m;
+    assert_int_equal(persia_ps_between(e.p, add_parts, &f), PERSIA_OK);
+    pthread_join(f.thread, NULL);
+    assert_int_equal(f.applied.push.status, PUSH_APPLIED);
+    assert_int_equal(f.got[0].code, PERSIA_EUNAVAILABLE);
+    assert_int_equal(f.got[1].code, PERSIA_EARG);
+    assert_int_equal(f.got_again.code, PERSIA_EARG);
+    assert_string_equal(f.got[1].text, f.got_again.text);
+    assert_string_not_equal(f.got[1].text, f.got[0].text);
+    persia_store_close(&e);
+}
+
 static void what_waits_ends(void **state)
 {
     store e;
@@ -419,6 +494,7 @@ int main(void)
         cmocka_unit_test(an_update_is_applied_once),
         cmocka_unit_test(an_older_owner_and_other_rows_are_refused),
         cmocka_unit_test(parts_of_a_step_are_added),
+        cmocka_unit_test(a_step_that_cannot_begin_says_why),
         cmocka_unit_test(what_waits_ends),
         cmocka_unit_test(a_pull_waits_for_an_update),
         cmocka_unit_test(copies_at_once_are_applied_once),
