@@ -447,18 +447,18 @@ static int name_update(pushing *p, const client_update *update)
     uint64_t settled = r->settled.w.watermark;
     if (!out->number)
         out->number = r->next_number + 1;
-    if (out->number > r->next_number)
-        r->next_number = out->number;
     if (out->number > settled + NUMBERS_WINDOW)
         rc = persia_err_set(
             PERSIA_EARG,
             "update %llu, but update %llu was not sent yet; at most "
-            "%d may be under way",
+            "%d may be in flight",
             (unsigned long long)out->number, (unsigned long long)settled + 1,
             NUMBERS_WINDOW);
+    else if (out->number > r->next_number) /* a refused one takes none */
+        r->next_number = out->number;
     p->t = t_of(r, out);
     p->moves = r->moves;
-    if (r->joined && out->step > r->joined_step + 1)
+    if (!rc && r->joined && out->step > r->joined_step + 1)
         r->joined_step = out->step - 1;
     pthread_mutex_unlock(&r->lock);
     return rc;
