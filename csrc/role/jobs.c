@@ -376,6 +376,9 @@ static void give_back(role_service *s, uint64_t client)
 
 int rank_hello(role_service *s, const wire_hello *m)
 {
+    if (m->world > WIRE_PARTS_MAX) /* the rank is below the world */
+        return persia_err_set(PERSIA_EARG, "rank %u of %u: a job has at most "
+                              "%d ranks", m->rank, m->world, WIRE_PARTS_MAX);
     role_known_rank *r = s->ranks;
     while (r && (r->named != m->job || r->rank != m->rank))
         r = r->next;

@@ -342,6 +342,27 @@ static void what_is_wrong_is_refused(void **state)
     assert_int_equal(stats_of(w).leased, 0);
 }
 
+/* What the worker keeps of ranks is bounded by what a job can have. */
+static void ranks_that_no_job_has_are_refused(void **state)
+{
+    world *w = *state;
+    const uint32_t wrong[][2] = {{0, WIRE_PARTS_MAX + 1},
+                                 {7, UINT32_MAX},
+                                 {UINT32_MAX - 1, UINT32_MAX}};
+    hello(w, 1);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        const wire_hello m = {.caller = {.client = 2 + i},
+                              .version = WIRE_VERSION,
+                              .name_space = "test",
+                              .rank = wrong[i][0],
+                              .world = wrong[i][1]};
+        pending *c = START(w->s, HELLO, hello, &m);
+        assert_int_equal(wait_for(c), PERSIA_EARG);
+        end_call(c);
+    }
+    assert_int_equal(stats_of(w).ranks, 1);
+}
+
 static void what_servers_have_is_not_offered(void **state)
 {
     world *w = *state;
@@ -401,6 +422,7 @@ int main(void)
         cmocka_unit_test(a_full_queue_makes_loaders_wait),
         TEST(a_pass_ends_with_its_loaders),
         TEST(what_is_wrong_is_refused),
+        TEST(ranks_that_no_job_has_are_refused),
         TEST(what_servers_have_is_not_offered),
         TEST(the_end_fails_what_waits),
     };
