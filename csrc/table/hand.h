@@ -1,7 +1,8 @@
 /* hand.h: the hand that moves over a stripe's slots and evicts (private).
  *
- * Of the rows of a window of slots a sixteenth goes, those with the highest
- * scores: they are listed, and are removed one by one as rows need a place.
+ * Of the rows of a window of slots one in HAND_PART is evicted, those with the
+ * highest scores: they are listed, and removed one by one as rows need a
+ * place.
  * One that was touched meanwhile stays.
  */
 #ifndef PERSIA_TABLE_HAND_H
