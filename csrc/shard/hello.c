@@ -66,18 +66,32 @@ static int declare_locked(shard *s, const table_spec *spec,
     return PERSIA_OK;
 }
 
+typedef struct declaring {
+    shard *s;
+    const wire_declare *m;
+    wire_declare_reply *out;
+} declaring;
+
+/* With the gate held.  A shard whose rows are not whole takes tables: those
+ * that the next restore fills. */
+static int declare_gated(void *ctx)
+{
+    const declaring *d = ctx;
+    int rc = check_lineage(d->s, &d->m->caller);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&d->s->declare_lock);
+    rc = declare_locked(d->s, &d->m->table, d->out);
+    pthread_mutex_unlock(&d->s->declare_lock);
+    return rc;
+}
+
 int declare_answer(shard *s, const wire_declare *m, wire_memory *memory,
                    wire_declare_reply *out)
 {
     (void)memory;
     *out = (wire_declare_reply){0};
-    int rc = persia_shard_check_boot(s, &m->caller);
-    if (rc)
-        return rc;
-    pthread_mutex_lock(&s->declare_lock);
-    rc = declare_locked(s, &m->table, out);
-    pthread_mutex_unlock(&s->declare_lock);
-    return rc;
+    return persia_ps_change(s->p, declare_gated, &(declaring){s, m, out});
 }
 
 /* ---- Hello and Stats ---------------------------------------------------- */

@@ -145,7 +145,9 @@ struct shard {
 /* PERSIA_EUNAVAILABLE while a restore replaces rows in place, and
  * PERSIA_EINCOMPLETE if it failed. */
 int check_whole(const shard *s);
-/* persia_shard_check_boot(), check_whole(), and these rows. */
+/* persia_shard_check_boot(), and the rows that the caller knows. */
+int check_lineage(const shard *s, const wire_caller *caller);
+/* Both. */
 int check_rows(const shard *s, const wire_caller *caller);
 int is_stale(const shard *s, const wire_caller *caller);
 ledger_owner owner_of(const wire_caller *caller);

@@ -58,11 +58,24 @@ void get_rows_run(shard *s, const shard_call *c, const wire_rows *m)
     int rc = answer_make(&a);
     if (!rc)
         rc = get_rows(s, m, a);
+    if (!rc) /* and not of tables that were emptied or replaced meanwhile */
+        rc = check_rows(s, &m->caller);
     answer_give(c, rc, a);
 }
 
-static int put_rows(shard *s, const wire_rows *m, uint64_t *erased)
+typedef struct putting {
+    shard *s;
+    const wire_rows *m;
+    uint64_t erased;
+} putting;
+
+/* With the gate held: no restore has replaced the rows, nor will before they
+ * are changed. */
+static int put_rows(void *ctx)
 {
+    putting *p = ctx;
+    shard *s = p->s;
+    const wire_rows *m = p->m;
     table *t;
     int rc = check_rows(s, &m->caller);
     if (!rc && m->drop)
@@ -71,7 +84,7 @@ static int put_rows(shard *s, const wire_rows *m, uint64_t *erased)
         (rc = check_ids_here(s, t, m->ids, m->n)))
         return rc;
     if (m->erase)
-        return persia_table_erase(t, m->n, m->ids, erased);
+        return persia_table_erase(t, m->n, m->ids, &p->erased);
     const table_config *c = persia_table_get_config(t);
     if (m->n && (m->dim != c->dim || !m->vectors))
         return persia_err_set(PERSIA_ESHAPE,
@@ -95,6 +108,9 @@ static int put_rows(shard *s, const wire_rows *m, uint64_t *erased)
 
 void put_rows_run(shard *s, const shard_call *c, const wire_rows *m)
 {
-    wire_rows reply = {.no = m->no};
-    call_reply(c, put_rows(s, m, &reply.erased), &reply);
+    putting p = {.s = s, .m = m};
+    int rc = m->drop ? persia_ps_between(s->p, put_rows, &p)
+                     : persia_ps_change(s->p, put_rows, &p);
+    const wire_rows reply = {.no = m->no, .erased = p.erased};
+    call_reply(c, rc, &reply);
 }

@@ -133,16 +133,22 @@ int check_whole(const shard *s)
                           "while it read them; load a checkpoint");
 }
 
-int check_rows(const shard *s, const wire_caller *caller)
+int check_lineage(const shard *s, const wire_caller *caller)
 {
     int rc = persia_shard_check_boot(s, caller);
-    if (!rc)
-        rc = check_whole(s);
     if (!rc && is_stale(s, caller))
         rc = persia_err_set(PERSIA_ESTALE,
                             "other rows were restored in the server "
                             "meanwhile: say Hello and see which");
     return rc;
+}
+
+int check_rows(const shard *s, const wire_caller *caller)
+{
+    int rc = persia_shard_check_boot(s, caller);
+    if (!rc)
+        rc = check_whole(s);
+    return rc ? rc : check_lineage(s, caller);
 }
 
 ledger_owner owner_of(const wire_caller *caller)

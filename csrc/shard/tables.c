@@ -120,12 +120,6 @@ table *persia_ps_table(const ps *p, uint32_t no)
     return no < persia_ps_tables(p) ? p->tables[no] : NULL;
 }
 
-/* Between two updates. */
-static int drop_table(void *ctx)
-{
-    return persia_table_clear(ctx);
-}
-
 int persia_ps_drop(ps *p, uint32_t no)
 {
     table *t = persia_ps_table(p, no);
@@ -133,7 +127,7 @@ int persia_ps_drop(ps *p, uint32_t no)
         return PERSIA_OK;
     pthread_mutex_lock(&p->declaring);
     atomic_store(&p->dropped[no], 1);
-    int rc = persia_ps_between(p, drop_table, t);
+    int rc = persia_table_clear(t);
     pthread_mutex_unlock(&p->declaring);
     return rc;
 }
@@ -181,6 +175,14 @@ int persia_ps_push_noted(ps *p, push_job *jobs, size_t jobs_n,
     pthread_rwlock_unlock(&p->gate);
     if (rc && jobs_n && !push_started(jobs, jobs_n))
         jobs[0].touched = 0;
+    return rc;
+}
+
+int persia_ps_change(ps *p, int (*fn)(void *ctx), void *ctx)
+{
+    pthread_rwlock_rdlock(&p->gate);
+    int rc = fn(ctx);
+    pthread_rwlock_unlock(&p->gate);
     return rc;
 }
 

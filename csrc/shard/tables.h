@@ -38,7 +38,8 @@ PERSIA_API uint32_t persia_ps_tables(const ps *p);
 /* NULL if there is no such table. */
 PERSIA_API table *persia_ps_table(const ps *p, uint32_t no);
 /* Removes a table's rows and frees its name.  Its number stays its own: who
- * still knows it does not reach the next table of that name. */
+ * still knows it does not reach the next table of that name.  To be called by
+ * persia_ps_between()'s fn. */
 PERSIA_API int persia_ps_drop(ps *p, uint32_t no);
 PERSIA_API int persia_ps_dropped(const ps *p, uint32_t no);
 PERSIA_API sched *persia_ps_sched(const ps *p);
@@ -63,6 +64,9 @@ typedef struct ps_note {
  * or NULL. */
 PERSIA_API int persia_ps_push_noted(ps *p, push_job *jobs, size_t jobs_n,
                                     const ps_note *note);
+/* Runs fn(ctx) as an update: what runs between two updates is before it or
+ * after it.  Its result is returned. */
+PERSIA_API int persia_ps_change(ps *p, int (*fn)(void *ctx), void *ctx);
 /* Runs fn(ctx) between two updates: none is in flight meanwhile.  Its result
  * is returned. */
 PERSIA_API int persia_ps_between(ps *p, int (*fn)(void *ctx), void *ctx);

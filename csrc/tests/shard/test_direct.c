@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "shard/private.h"
 
@@ -340,6 +341,83 @@ static void a_step_that_cannot_begin_says_why(void **state)
     persia_store_close(&e);
 }
 
+/* A write of rows, or of tables, that meets a restore. */
+typedef struct writer {
+    store *e;
+    wire_rows m;
+    answered a;
+    _Atomic(int) done;
+    pthread_t thread;
+} writer;
+
+static void *write_rows(void *ctx)
+{
+    writer *w = ctx;
+    const wire_caller caller = {.client = 1, .boot = 1, .lineage = 2};
+    const wire_declare d = {.caller = caller,
+                            .table = {.name = "new", .dim = DIM,
+                                      .admission = 1}};
+    w->m.caller = caller;
+    if (w->m.no)
+        w->e->ref->ops->declare(w->e->ref, &d, UINT64_MAX, on_code, &w->a);
+    else
+        w->e->ref->ops->put_rows(w->e->ref, &w->m, UINT64_MAX, on_code,
+                                 &w->a);
+    atomic_store(&w->done, 1);
+    return NULL;
+}
+
+/* Between two updates, as a restore is committed. */
+static int restore_meanwhile(void *ctx)
+{
+    writer *w = ctx;
+    const struct timespec moment = {.tv_nsec = 5000000};
+    assert_int_equal(pthread_create(&w->thread, NULL, write_rows, w), 0);
+    /* Enough for one that does not wait. */
+    for (int i = 0; i < 20 && !atomic_load(&w->done); i++)
+        nanosleep(&moment, NULL);
+    atomic_store(&w->e->s->lineage, 3);
+    return PERSIA_OK;
+}
+
+static void writes_do_not_pass_a_restore(void **state)
+{
+    static const uint64_t some[2] = {1, 5};
+    static const float sevens[2 * DIM] = {7, 7, 7, 7, 7, 7, 7, 7};
+    const wire_rows writes[] = {
+        {.n = 2, .ids = some, .dim = DIM, .vectors = sevens},
+        {.n = 2, .ids = some, .erase = 1},
+        {.clear = 1},
+        {.drop = 1},
+        {.no = 1}, /* a Declare */
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof writes / sizeof *writes; i++) {
+        store e;
+        given g;
+        answered a;
+        float rows[2 * DIM];
+        table_stats stats;
+        persia_store_open(&e, 1);
+        give(&g, 1, 1, -1);
+        push(&e, &g, &a);
+        assert_int_equal(a.push.status, PUSH_APPLIED);
+        writer w = {.e = &e, .m = writes[i]};
+        assert_int_equal(persia_ps_between(e.p, restore_meanwhile, &w),
+                         PERSIA_OK);
+        pthread_join(w.thread, NULL);
+        assert_int_equal(w.a.n, 1);
+        assert_int_equal(w.a.code, PERSIA_ESTALE);
+        pull(&e, 0, rows, &a);
+        persia_table_get_stats(persia_ps_table(e.p, 0), &stats);
+        assert_int_equal(stats.rows, 2);
+        assert_true(rows[0] == 1 && rows[DIM] == 2);
+        assert_false(persia_ps_dropped(e.p, 0));
+        assert_int_equal(persia_ps_tables(e.p), 2);
+        persia_store_close(&e);
+    }
+}
+
 static void what_waits_ends(void **state)
 {
     store e;
@@ -495,6 +573,7 @@ int main(void)
         cmocka_unit_test(an_older_owner_and_other_rows_are_refused),
         cmocka_unit_test(parts_of_a_step_are_added),
         cmocka_unit_test(a_step_that_cannot_begin_says_why),
+        cmocka_unit_test(writes_do_not_pass_a_restore),
         cmocka_unit_test(what_waits_ends),
         cmocka_unit_test(a_pull_waits_for_an_update),
         cmocka_unit_test(copies_at_once_are_applied_once),
