@@ -94,6 +94,10 @@ typedef struct push_call {
     push_job *jobs; /* see shard_push */
     ledger_key key;
     ledger_flight flight;
+    /* Why it is not applied, of this part alone: */
+    enum ledger_state state; /* other than LEDGER_NEW */
+    int stale;               /* its sender knows other rows */
+    int in_flight;           /* `flight` is the ledger's */
     struct push_call *kept; /* itself, or NULL: it lies on the stack */
 } push_call;
 
@@ -185,7 +189,8 @@ void push_reply_state(shard *s, push_call *c, enum ledger_state state);
 /* Off the stack; NULL: it was answered that there is no memory. */
 push_call *push_keep(const push_call *c);
 /* Applies n whole updates' parts as one (the parts of a step in the order of
- * their ranks; or one update), and answers. */
+ * their ranks; or one update), and answers.  Parts that were applied or
+ * settled before are answered so, and the others are applied without them. */
 void push_apply(shard *s, push_call **parts, uint32_t n);
 
 /* Counts one more that is parked; 0 if there are `most` already. */
@@ -205,8 +210,9 @@ int wait_refuses_locked(const direct *from);
 /* The tick is due at this time, or before. */
 void wait_wake_locked(shard *s, uint64_t at);
 /* Marks parts as in flight in the ledger: from now on copies of them wait for
- * their answers.  If it fails none is in flight, and the copies that each part
- * got meanwhile are chained to its waiter. */
+ * their answers.  One that the ledger has meanwhile, or refuses, has its state
+ * and is not in flight.  If it fails none is in flight, and the copies that
+ * each part got meanwhile are chained to its waiter. */
 int wait_begin_locked(shard *s, void **parts, uint32_t n);
 /* When the first of the groups, or of their parts, is late. */
 uint64_t groups_deadline_locked(const shard *s);

@@ -173,8 +173,7 @@ typedef struct update {
     optim_args *few;   /* [FEW] */
     wire_memory memory;
     buffer *wide;      /* gradients that were sent narrower than fp32 */
-    int stale;         /* the rows are others than those of the sender */
-    enum ledger_state state; /* why it was refused */
+    int some_are_out;  /* is_out() */
     uint64_t step;     /* 0: none */
     uint64_t t;        /* of its parts with tables; 0: it has none */
     int applied;       /* as a whole or in part */
@@ -421,25 +420,30 @@ static int check_tables(const update *u, const wire_push *m)
     return rc;
 }
 
+/* Whether a part is not applied, for a reason of its own. */
+static int is_out(const push_call *c)
+{
+    return c->stale || c->state != LEDGER_NEW;
+}
+
 /* With the gate held: the last look before rows change. */
 static int update_before(void *ctx)
 {
     update *u = ctx;
     int rc = check_whole(u->s);
-    if (rc)
-        return rc;
-    for (uint32_t i = 0; i < u->n; i++) {
-        if (is_stale(u->s, &u->calls[i]->m->caller)) {
-            u->stale = 1;
-            return persia_err_set(PERSIA_ESTALE, "other rows were restored");
-        }
-        u->state = ledger_check(u->s->ledger, &u->calls[i]->key);
-        if (u->state != LEDGER_NEW)
-            return persia_err_set(PERSIA_ESTALE, "the ledger was restored");
-        if ((rc = check_tables(u, u->calls[i]->m)))
-            return rc;
+    for (uint32_t i = 0; i < u->n && !rc; i++) {
+        push_call *c = u->calls[i];
+        c->stale = is_stale(u->s, &c->m->caller);
+        if (!c->stale)
+            c->state = ledger_check(u->s->ledger, &c->key);
+        if (is_out(c))
+            u->some_are_out = 1;
+        else
+            rc = check_tables(u, c->m);
     }
-    return PERSIA_OK;
+    if (!rc && u->some_are_out)
+        rc = persia_err_set(PERSIA_ESTALE, "a part is not to be applied");
+    return rc;
 }
 
 static void update_after(void *ctx, int rc)
@@ -456,33 +460,54 @@ static void update_after(void *ctx, int rc)
 }
 
 /* The same answer for a call and for its copies that arrived meanwhile. */
-static void update_answer(update *u, push_call *c, int rc, const char *text,
-                          const wire_push_reply *reply)
+static void part_answer(shard *s, push_call *c, int rc, const char *text,
+                        const wire_push_reply *reply)
 {
-    ledger_waiter *copies = ledger_end(u->s->ledger, &c->key);
+    const int stale = c->stale;
+    const enum ledger_state state = c->state;
+    ledger_waiter *copies =
+        c->in_flight ? ledger_end(s->ledger, &c->key) : NULL;
     for (push_call *one = c; one;) {
-        if (u->stale)
-            push_reply_status(u->s, one, PUSH_STALE_LINEAGE);
-        else if (u->state != LEDGER_NEW)
-            push_reply_state(u->s, one, u->state);
+        if (stale)
+            push_reply_status(s, one, PUSH_STALE_LINEAGE);
+        else if (state != LEDGER_NEW)
+            push_reply_state(s, one, state);
         else if (rc)
             push_fail(one, rc, text);
         else
-            push_reply(u->s, one, reply);
+            push_reply(s, one, reply);
         one = (push_call *)copies;
         if (one) {
             copies = copies->next;
-            atomic_fetch_sub(&u->s->parked_n, 1);
+            atomic_fetch_sub(&s->parked_n, 1);
         }
     }
+}
+
+/* Answers the parts that are out, each for itself; how many are left in
+ * `calls`.  A part that the ledger has is through, and the others are applied
+ * without it.  Any other may be sent again, so they are sent back, too. */
+static uint32_t parts_out(shard *s, push_call **calls, uint32_t n)
+{
+    uint32_t left = 0;
+    int open = 0;
+    for (uint32_t i = 0; i < n; i++)
+        open |= calls[i]->stale || (calls[i]->state != LEDGER_NEW &&
+                                    calls[i]->state != LEDGER_DONE);
+    for (uint32_t i = 0; i < n; i++)
+        if (open || is_out(calls[i]))
+            part_answer(s, calls[i], PERSIA_EUNAVAILABLE, "another part of "
+                        "this update was not applied: send it again", NULL);
+        else
+            calls[left++] = calls[i];
+    return left;
 }
 
 /* Whether this shard may be the only one that refuses the update: for its
  * rows or its memory. */
 static int is_refused_here(const update *u, int rc)
 {
-    return u->s->shards > 1 && !u->applied && !u->stale &&
-           u->state == LEDGER_NEW &&
+    return u->s->shards > 1 && !u->applied &&
            (rc == PERSIA_ECAPACITY || rc == PERSIA_ELIMIT ||
             rc == PERSIA_ENOMEM || rc == PERSIA_ENONFINITE);
 }
@@ -511,12 +536,13 @@ static void update_answer_all(update *u, int rc, const char *text)
         reply.touched += u->jobs[j].touched;
     }
     for (uint32_t i = 0; i < u->n; i++) {
-        update_answer(u, u->calls[i], rc, text, &reply);
+        part_answer(u->s, u->calls[i], rc, text, &reply);
         reply = applied;
     }
 }
 
-void push_apply(shard *s, push_call **calls, uint32_t n)
+/* 0: nothing was done, for some parts are out. */
+static int apply_parts(shard *s, push_call **calls, uint32_t n)
 {
     optim_args few[FEW];
     update u = {.s = s, .calls = calls, .n = n, .step = calls[0]->m->step,
@@ -527,7 +553,8 @@ void push_apply(shard *s, push_call **calls, uint32_t n)
     int rc = build(&u);
     if (!rc)
         rc = persia_ps_push_noted(s->p, u.jobs, u.jobs_n, &note);
-    if (rc) {
+    const int whole = !u.some_are_out;
+    if (rc && whole) {
         int here = is_refused_here(&u, rc);
         snprintf(text, sizeof text, "%.900s%s", persia_err_text(),
                  here ? " (other shards may have applied their part)" : "");
@@ -535,6 +562,10 @@ void push_apply(shard *s, push_call **calls, uint32_t n)
             apply_empty(&u, &note);
     }
     buffer_give(u.wide);
+    if (!whole) {
+        persia_wire_memory_free(&u.memory);
+        return 0;
+    }
     if (u.step && !u.applied)
         wait_failed(s);
     /* Before copies of it stop waiting for this answer. */
@@ -544,6 +575,17 @@ void push_apply(shard *s, push_call **calls, uint32_t n)
         atomic_fetch_add(&s->pushes, n);
     update_answer_all(&u, rc, text);
     persia_wire_memory_free(&u.memory);
+    return 1;
+}
+
+void push_apply(shard *s, push_call **calls, uint32_t n)
+{
+    const uint64_t step = calls[0]->m->step;
+    do
+        n = parts_out(s, calls, n);
+    while (n && !apply_parts(s, calls, n));
+    if (!n && step)
+        wait_failed(s);
 }
 
 /* ---- the call ----------------------------------------------------------- */
@@ -558,7 +600,8 @@ static void apply_and_go_on(shard *s, push_call *c)
 /* Applies an update that is in flight, or says why it is not. */
 static void apply_or_answer(shard *s, push_call *c, enum ledger_state state)
 {
-    if (state == LEDGER_NEW)
+    c->in_flight = state == LEDGER_NEW;
+    if (c->in_flight)
         apply_and_go_on(s, c);
     else
         push_reply_state(s, c, state);

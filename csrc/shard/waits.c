@@ -86,16 +86,19 @@ int wait_begin_locked(shard *s, void **parts, uint32_t n)
     int rc = PERSIA_OK;
     for (uint32_t i = 0; i < n && !rc; i++) {
         push_call *c = parts[i];
-        if (ledger_begin(s->ledger, &c->key, &c->flight, NULL) != LEDGER_NEW)
+        c->state = ledger_begin(s->ledger, &c->key, &c->flight, NULL);
+        c->in_flight = c->state == LEDGER_NEW;
+        if (c->state == LEDGER_BUSY)
             rc = persia_err_set(
                 PERSIA_EARG,
                 "update %llu of the stream of rank %u "
-                "is under way twice: every rank needs a stream of "
+                "is in flight twice: every rank needs a stream of "
                 "its own",
                 (unsigned long long)c->key.number, c->m->part);
         for (uint32_t k = 0; rc && k < i; k++) {
             c = parts[k];
-            c->waiter.next = ledger_end(s->ledger, &c->key);
+            if (c->in_flight)
+                c->waiter.next = ledger_end(s->ledger, &c->key);
         }
     }
     return rc;

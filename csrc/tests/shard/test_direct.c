@@ -341,6 +341,116 @@ static void a_step_that_cannot_begin_says_why(void **state)
     persia_store_close(&e);
 }
 
+/* Two parts of an update; the first one's stream moves past it meanwhile. */
+typedef struct meeting {
+    store *e;
+    given part[2];
+    answered got[2];
+    _Atomic(int) sent;
+    pthread_t thread;
+} meeting;
+
+static void meeting_make(meeting *x, store *e, int group)
+{
+    *x = (meeting){.e = e};
+    for (uint32_t i = 0; i < 2; i++) {
+        give(&x->part[i], 1, 1, i ? -10 : -1);
+        x->part[i].m.stream = STREAM + i;
+        x->part[i].m.step = !group;
+        x->part[i].m.group = group ? 77 : 0;
+        x->part[i].m.parts = 2;
+        x->part[i].m.part = i;
+    }
+}
+
+static void *send_both(void *ctx)
+{
+    meeting *x = ctx;
+    for (int i = 0; i < 2; i++) {
+        atomic_store(&x->sent, i + 1);
+        push(x->e, &x->part[i], &x->got[i]);
+    }
+    return NULL;
+}
+
+/* The stream says that this update is through, or will never be made. */
+static void settle_first(const meeting *x)
+{
+    const ledger_key later = {STREAM, 2, 1, {1, 1}};
+    ledger_commit(x->e->s->ledger, &later);
+}
+
+/* With the gate held: once both parts are in flight. */
+static int settle_in_flight(void *ctx)
+{
+    meeting *x = ctx;
+    const ledger_key second = {STREAM + 1, 1, 0, {1, 1}};
+    assert_int_equal(pthread_create(&x->thread, NULL, send_both, x), 0);
+    while (atomic_load(&x->sent) < 2 ||
+           ledger_look(x->e->s->ledger, &second, NULL) != LEDGER_BUSY)
+        sched_yield();
+    settle_first(x);
+    return PERSIA_OK;
+}
+
+static void a_settled_part_does_not_answer_for_others(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < 4; kind++) {
+        const int group = kind & 1, in_flight = kind & 2;
+        store e;
+        meeting x;
+        answered a;
+        float rows[2 * DIM];
+        persia_store_open(&e, 1);
+        (void)hello(&e, 1, STREAM + 1);
+        meeting_make(&x, &e, group);
+        if (in_flight) {
+            assert_int_equal(persia_ps_between(e.p, settle_in_flight, &x),
+                             PERSIA_OK);
+            pthread_join(x.thread, NULL);
+        } else {
+            push(&e, &x.part[0], &x.got[0]);
+            assert_int_equal(x.got[0].n, 0);
+            settle_first(&x);
+            push(&e, &x.part[1], &x.got[1]);
+        }
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(x.got[i].n, 1);
+            assert_int_equal(x.got[i].code, PERSIA_OK);
+        }
+        assert_int_equal(x.got[0].push.status, PUSH_DUPLICATE);
+        assert_int_equal(x.got[1].push.status, PUSH_APPLIED);
+        pull(&e, 0, rows, &a);
+        assert_true(rows[0] == 10 && rows[DIM] == 20);
+        push(&e, &x.part[1], &a);
+        assert_int_equal(a.push.status, PUSH_DUPLICATE);
+        persia_store_close(&e);
+    }
+}
+
+/* A part of a process that was replaced: the others are sent back. */
+static void a_part_of_an_older_owner_does_not_answer_for_others(void **state)
+{
+    store e;
+    meeting x;
+    answered a;
+    float rows[2 * DIM];
+    (void)state;
+    persia_store_open(&e, 1);
+    (void)hello(&e, 1, STREAM + 1);
+    meeting_make(&x, &e, 1);
+    push(&e, &x.part[0], &x.got[0]);
+    (void)hello(&e, 2, STREAM);
+    push(&e, &x.part[1], &x.got[1]);
+    assert_int_equal(x.got[0].code, PERSIA_ECLOSED);
+    assert_int_equal(x.got[1].code, PERSIA_EUNAVAILABLE);
+    pull(&e, 0, rows, &a);
+    assert_true(rows[0] == 0 && rows[DIM] == 0);
+    assert_int_equal(hello(&e, 1, STREAM + 1).ledger.watermark, 0);
+    persia_store_close(&e);
+}
+
 /* A write of rows, or of tables, that meets a restore. */
 typedef struct writer {
     store *e;
@@ -573,6 +683,8 @@ int main(void)
         cmocka_unit_test(an_older_owner_and_other_rows_are_refused),
         cmocka_unit_test(parts_of_a_step_are_added),
         cmocka_unit_test(a_step_that_cannot_begin_says_why),
+        cmocka_unit_test(a_settled_part_does_not_answer_for_others),
+        cmocka_unit_test(a_part_of_an_older_owner_does_not_answer_for_others),
         cmocka_unit_test(writes_do_not_pass_a_restore),
         cmocka_unit_test(what_waits_ends),
         cmocka_unit_test(a_pull_waits_for_an_update),
